@@ -83,6 +83,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 		return err
 	}
 	cc.TLS, cc.TrustDomain = m.certs.ServerConfig("h2"), fleet.Fleet.TLS.TrustDomain
+	cc.FleetDigest = file.Digest()
 	edge, err := fleet.DownstreamCertificate(m.log)
 	if err != nil {
 		return err
@@ -118,7 +119,8 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 		})
 	}
 	g.Go(func() error {
-		return watch(ctx, path, file, m.log, func(f wiring.Fleet) error { return c.SetReplicas(f.Registry()) })
+		return watch(ctx, path, file, m.log, func(f wiring.Fleet) error { return c.SetReplicas(f.Registry()) },
+			func(f wiring.Fleet, err error) { c.SetFleetFile(f.Digest(), err) })
 	})
 	return g.Wait()
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,9 @@ func writeStatus(w io.Writer, st control.Status) error {
 	line := fmt.Sprintf("epoch %d, policy %s; proxies are shown epoch %d (%s)", st.Epoch, st.Policy, st.PublishedEpoch, st.Phase)
 	if p := st.Planner; p.Shared {
 		line += "\n" + plannerLine(p)
+		for _, other := range st.Planes {
+			line += "\n" + planeLine(other)
+		}
 	}
 	if _, err := fmt.Fprintf(w, "%s%s\n\n", faultLines(st.Faults), line); err != nil {
 		return err
@@ -97,10 +101,30 @@ func plannerLine(p control.Planner) string {
 	return fmt.Sprintf("this control plane, %s, follows %s, heard of %.1f s ago", p.Self, p.Holder, p.Since)
 }
 
+// planeLine describes another control plane.
+func planeLine(p control.Plane) string {
+	role, file := "follows", "the same fleet file"
+	if p.Leads {
+		role = "plans"
+	}
+	if !p.SameFile {
+		file = fmt.Sprintf("another fleet file, of %s", plural(p.Replicas, "replica"))
+	}
+	return fmt.Sprintf("control plane %s (http://%s) %s, has %s and %s; heard of %.1f s ago", p.Name, p.Admin, role, file, proxies(p.Nodes), p.Age)
+}
+
+// proxies returns a count of proxies.
+func proxies(n int) string {
+	if n == 1 {
+		return "1 proxy"
+	}
+	return fmt.Sprintf("%d proxies", n)
+}
+
 // modelTable returns a model's stages and replicas.
 func modelTable(m control.Model) report.Table {
 	t := report.Table{
-		Title:  fmt.Sprintf("%s: epoch %d, %s", m.Name, m.Epoch, m.Reason),
+		Title:  fmt.Sprintf("%s: epoch %d, %s", m.Name, m.Epoch, cmp.Or(m.Reason, "no reason is stored")),
 		Header: []string{"stage", "lengths", "replica", "health", "weight", "running", "waiting", "held", "promised", "iteration", "proxies", "report", "transports"}, Left: 4,
 	}
 	for _, st := range m.Stages {
@@ -245,10 +269,14 @@ func nodeTable(st control.Status) report.Table {
 	}
 	t.Notes = append(t.Notes, nodeReasons(st)...)
 	for _, r := range st.Refused {
-		t.Notes = append(t.Notes, fmt.Sprintf("%s %s %s is refused by %s and not sent again: %s", r.Type, r.Name, r.Version, r.Node, r.Text))
+		t.Notes = append(t.Notes, fmt.Sprintf("%s %s %s is refused by %s and not sent again: %s", r.Type, r.Name, r.Version, r.Node, cmp.Or(r.Text, "no reason was given")))
 	}
 	if len(st.Nodes) == 0 {
-		t.Notes = []string{"No proxy has connected yet."}
+		none := "No proxy has connected yet."
+		if st.Planner.Shared {
+			none = "No proxy is connected to this control plane or to another one that has left a note."
+		}
+		t.Notes = []string{none}
 	}
 	return t
 }

@@ -186,7 +186,7 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 					return err
 				}
 				return f.Control().SetReplicas(now.Registry())
-			})
+			}, func(now wiring.Fleet, err error) { f.Control().SetFleetFile(now.Digest(), err) })
 		})
 	}
 	return errors.Join(g.Wait(), cards.Close())

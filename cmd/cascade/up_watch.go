@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 )
 
@@ -32,7 +34,9 @@ const pollPeriod = 5 * time.Second
 //
 // It watches the directory, because editors replace the file and Kubernetes replaces a link beside
 // it.
-func watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, apply func(wiring.Fleet) error) error {
+//
+// report is called after each attempt with the file in force, and with the error; nil is not called.
+func watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, apply func(wiring.Fleet) error, report func(wiring.Fleet, error)) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", path, err)
@@ -41,7 +45,10 @@ func watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, 
 	if err := w.Add(filepath.Dir(path)); err != nil {
 		return fmt.Errorf("watch %s: %w", path, err)
 	}
-	f := follower{path: path, log: log, apply: apply, in: in, seen: in}
+	if report == nil {
+		report = func(wiring.Fleet, error) {}
+	}
+	f := follower{path: path, log: log, apply: apply, report: report, in: in, seen: in}
 	f.run(ctx, w.Events, w.Errors)
 	return nil
 }
@@ -101,13 +108,14 @@ func statFile(path string) fileState {
 
 // follower applies changes of a fleet file.
 type follower struct {
-	path  string
-	log   *slog.Logger
-	apply func(wiring.Fleet) error
-	in    wiring.Fleet // the configuration in force
-	seen  wiring.Fleet // the configuration last read
-	stamp fileState    // state of the file at the last check; owned by run
-	bad   string       // the error that was logged last; "" after a successful read
+	path   string
+	log    *slog.Logger
+	apply  func(wiring.Fleet) error
+	report func(wiring.Fleet, error)
+	in     wiring.Fleet // the configuration in force
+	seen   wiring.Fleet // the configuration last read
+	stamp  fileState    // state of the file at the last check; owned by run
+	bad    string       // the error that was logged last; "" after a successful read
 }
 
 // reload reads the file and applies its differences to the configuration last read.
@@ -126,6 +134,8 @@ func (f *follower) reload() {
 		return
 	}
 	f.bad = ""
+	f.report(fleet, nil)
+	f.logRemoved(fleet)
 	f.log.Info("fleet file reloaded", "file", f.path, "replicas", len(fleet.Fleet.Replicas))
 	if !sameButReplicas(fleet, f.in) {
 		f.log.Warn("fleet file has changes that need a restart; only changes of replicas were applied", "file", f.path)
@@ -140,7 +150,22 @@ func (f *follower) refuse(err error) {
 		return
 	}
 	f.bad = err.Error()
+	f.report(f.in, err)
 	f.log.Error("fleet file rejected, keeping the last valid one", "error", err)
+}
+
+// logRemoved names the replicas that a file no longer has: a file that was cut looks like one that
+// removes them.
+func (f *follower) logRemoved(next wiring.Fleet) {
+	var gone []string
+	for _, r := range f.in.Fleet.Replicas {
+		if !slices.ContainsFunc(next.Fleet.Replicas, func(n config.Replica) bool { return n.ID == r.ID }) {
+			gone = append(gone, r.ID)
+		}
+	}
+	if len(gone) > 0 {
+		f.log.Warn("fleet file removes replicas", "file", f.path, "replicas", gone)
+	}
 }
 
 // sameButReplicas reports whether two fleets differ only in their replicas.

@@ -44,7 +44,7 @@ func follow(t *testing.T, text string) (f *follower, applied *[]int, refusal *er
 	in, err := wiring.Load(path)
 	testkit.NoError(t, err)
 	applied, refusal, log = new([]int), new(error), newOutput()
-	return &follower{path: path, log: slog.New(slog.NewTextHandler(log, nil)), in: in, seen: in, apply: func(w wiring.Fleet) error {
+	return &follower{path: path, log: slog.New(slog.NewTextHandler(log, nil)), in: in, seen: in, report: func(wiring.Fleet, error) {}, apply: func(w wiring.Fleet) error {
 		*applied = append(*applied, len(w.Fleet.Replicas))
 		return *refusal
 	}}, applied, refusal, log
@@ -84,17 +84,17 @@ func TestFollowerKeepsLastValidFile(t *testing.T) {
 	*refusal = nil
 	f.reload()
 	f.reload()
-	if got := lines(log); len(*applied) != 4 || len(got) != 4 {
+	if got := lines(log); len(*applied) != 4 || len(got) != 5 || !strings.Contains(got[3], "removes replicas") || !strings.Contains(got[3], "r1") {
 		t.Fatalf("the same list, taken later: applied %v, log %q", *applied, got)
 	}
 	replace(t, f.path, "speed: 2\n"+watched)
 	f.reload()
-	if got := lines(log); len(got) != 6 || !strings.Contains(got[5], "need a restart") {
+	if got := lines(log); len(got) != 7 || !strings.Contains(got[6], "need a restart") {
 		t.Fatalf("other changes: log %q", got)
 	}
 	testkit.NoError(t, os.Remove(f.path))
 	f.reload()
-	if got := lines(log); len(got) != 7 || !strings.Contains(got[6], "no such file") {
+	if got := lines(log); len(got) != 8 || !strings.Contains(got[7], "no such file") {
 		t.Fatalf("no file: log %q", got)
 	}
 }
@@ -126,7 +126,7 @@ func TestWatchReplacedFilesAndLinks(t *testing.T) {
 			case <-ctx.Done():
 			}
 			return nil
-		})
+		}, nil)
 	}()
 	next := func(want int) {
 		t.Helper()
@@ -147,7 +147,7 @@ func TestWatchReplacedFilesAndLinks(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if err := watch(t.Context(), filepath.Join(dir, "nowhere", "fleet.yaml"), in, slog.New(slog.DiscardHandler), nil); err == nil {
+	if err := watch(t.Context(), filepath.Join(dir, "nowhere", "fleet.yaml"), in, slog.New(slog.DiscardHandler), nil, nil); err == nil {
 		t.Error("a directory that is not there is watched")
 	}
 }

@@ -37,8 +37,9 @@ type Status struct {
 	// nothing; they are not among the Nodes.
 	Observers int      `json:"observers,omitempty"`
 	History   []Change `json:"history"` // changes of plan, oldest first
-	// Planner says which control plane plans.
+	// Planner says which control plane plans, and Planes lists the others of the store.
 	Planner Planner `json:"planner"`
+	Planes  []Plane `json:"planes,omitempty"`
 	// Policies are the policy slots that have ever had a module or that a host
 	// reports, by name; GET /policies has more of each.
 	Policies []PolicySummary `json:"policies,omitempty"`

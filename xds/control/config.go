@@ -95,6 +95,12 @@ type Config struct {
 	// Records answers GET /policies/records?slot=KIND with the recorded calls
 	// of a slot of this process. nil: 404.
 	Records http.Handler
+	// FleetDigest identifies the fleet file of this configuration; control planes of one
+	// store compare theirs. "" means the digest of Replicas. See Control.SetFleetFile.
+	FleetDigest string
+	// Planes is where the control planes of the Store leave notes about themselves; nil:
+	// they know nothing of each other but who leads.
+	Planes *store.NoteFolder
 	// Counters keeps flows, weights and byte ratios across restarts; nil
 	// forgets them.
 	Counters fleet.Counters

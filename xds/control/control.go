@@ -44,6 +44,7 @@ type Control struct {
 	loads     *proxyLoads
 	adapters  adapterIndex
 	slots     *slotManager
+	planes    *planeNotes
 	uploads   chan struct{} // capacity maxUploads: bodies that are read at a time
 	pushes    chan struct{} // capacity 1: one push is admitted at a time
 	health    *health.Server
@@ -110,6 +111,7 @@ func (c *Control) init() error {
 	groupOf := func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) }
 	c.cache = &servingCache{Cache: cache.New(cache.Config{Group: groupOf, SecretsFor: c.maySeeSecrets}), onServing: c.setServing, sets: make(map[string]resources.Set)}
 	c.slots = newSlotManager(c)
+	c.planes = &planeNotes{folder: c.cfg.Planes, file: fleetFile{digest: fleetDigest(c.cfg)}}
 	c.ledger = publish.NewLedger(c.log)
 	c.xds, err = server.New(server.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, Logger: c.log})
 	if err != nil {
@@ -214,6 +216,7 @@ func (c *Control) Ready() bool { return c.cache.served.Load() }
 func (c *Control) Status() Status {
 	now := time.Now()
 	s := statusOf(c.fleet.Snapshot(), c.publisher.Status(), c.cfg.Policy, now)
+	c.planes.addPlanes(&s, now)
 	s.Policies, s.Faults = c.policySummaries(now), c.faults(now)
 	return s
 }
@@ -233,6 +236,7 @@ func (c *Control) Run(ctx context.Context) error {
 	g.Go(func() error { return c.publisher.Run(ctx) })
 	g.Go(func() error { return c.fleet.Run(ctx) })
 	g.Go(func() error { return c.slots.run(ctx) })
+	g.Go(func() error { return c.runPlanes(ctx) })
 	c.serveGRPC(ctx, g)
 	c.serveAdmin(ctx, g)
 	c.log.Info("control plane listening", "grpc", c.Addr().String(), "admin", c.AdminAddr().String())

@@ -26,13 +26,16 @@ type Fault struct {
 
 // The kinds of faults.
 const (
-	FaultStore   = "store"     // an operation of the plan store fails
-	FaultLeader  = "no_leader" // no control plane plans
-	FaultName    = "name"      // another control plane has the name of this one
-	FaultPublish = "publish"   // the newest state is not published
-	FaultRemoval = "removal"   // a fleet file is not applied until an operator confirms what it removes
-	FaultModel   = "model"     // no replica of it takes requests
-	FaultReplica = "replica"   // it is unhealthy
+	FaultStore       = "store"              // an operation of the plan store fails
+	FaultLeader      = "no_leader"          // no control plane plans
+	FaultName        = "name"               // another control plane has the name of this one
+	FaultPublish     = "publish"            // the newest state is not published
+	FaultPlane       = "control_plane"      // another control plane writes no notes
+	FaultFile        = "fleet_file"         // a fleet file is refused, here ("refused") or by another control plane
+	FaultFileDiffers = "fleet_file_differs" // another control plane has another fleet file in force
+	FaultRemoval     = "removal"            // a fleet file is not applied until an operator confirms what it removes
+	FaultModel       = "model"              // no replica of it takes requests
+	FaultReplica     = "replica"            // it is unhealthy
 )
 
 // fleetFaults lists the faults of a fleet, the most serious first.
@@ -110,6 +113,7 @@ const shownReplicas = 8
 // faults lists the present faults.
 func (c *Control) faults(now time.Time) []Fault {
 	out := fleetFaults(c.fleet.Snapshot(), c.fleet.StoreFaults(), now)
+	out = append(out, c.planes.faults(now)...)
 	if err := c.publisher.Status().Err; err != nil {
 		out = append(out, Fault{Kind: FaultPublish, Object: "resources", Text: "the newest state is not published: " + err.Error()})
 	}

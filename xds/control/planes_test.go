@@ -1,11 +1,16 @@
 package control
 
 import (
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -77,4 +82,43 @@ func TestRefusalsReachAll(t *testing.T) {
 	b.storeRefusals([]publish.Refusal{{Type: resources.ClusterType, Name: "c", Version: "v1", Node: "edge", Text: "bad", At: time.Now()}})
 	barred(a)
 	barred(run("c"))
+}
+
+// TestPlanesCompare checks that control planes of one store show each other's proxies and fleet
+// files, a file that is refused, and one that has died; and that each names it in a metric.
+func TestPlanesCompare(t *testing.T) {
+	f := newFakeFleet(t, 2)
+	st, dir := new(store.Memory), filepath.Join(t.TempDir(), "planes")
+	run := func(name string) *runningControl {
+		r := rulesWithoutReports()
+		r.Name, r.Shared = name, true
+		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Planes: testkit.Must(store.NewNoteFolder(dir))})
+	}
+	a, b := run("a"), run("b")
+	p := newProxy(t, a)
+	p.waitFor(t, "a plan", func(s *client.Snapshot) bool { return len(members(s, 0)) == 2 })
+	waitFor(t, b, "the proxy of a, with the same file", func(s Status) bool {
+		return len(s.Nodes) == 1 && s.Nodes[0].Connected && len(s.Planes) == 1 && s.Planes[0].Name == "a" &&
+			s.Planes[0].SameFile && s.Planes[0].Nodes == 1 && s.Planes[0].Admin == a.AdminAddr().String()
+	})
+	if s := b.Status(); hasFault(s, FaultFileDiffers, "a") || hasFault(s, FaultPlane, "a") {
+		t.Errorf("%+v", s.Faults)
+	}
+
+	a.SetFleetFile("", errors.New("fleet.yaml:3: bad"))
+	waitFor(t, a, "its own refused file", func(s Status) bool { return hasFault(s, FaultFile, "refused") })
+	requireNamed(t, a, FaultFile, "refused", true)
+	waitFor(t, b, "a's refused file", func(s Status) bool { return hasFault(s, FaultFile, "a") })
+	requireNamed(t, b, FaultFile, "a", true)
+	a.SetFleetFile("another", nil)
+	waitFor(t, b, "a's other file", func(s Status) bool { return hasFault(s, FaultFileDiffers, "a") && !hasFault(s, FaultFile, "a") })
+	requireNamed(t, b, FaultFileDiffers, "a", true)
+
+	note := testkit.Must(json.Marshal(planeNote{Name: "c", FleetDigest: "x"}))
+	testkit.NoError(t, testkit.Must(store.NewNoteFolder(dir)).Put("c", note)) // a plane that then dies
+	waitFor(t, b, "c is dead", func(s Status) bool { return hasFault(s, FaultPlane, "c") })
+	a.stop()
+	waitFor(t, b, "a has stopped", func(s Status) bool {
+		return !slices.ContainsFunc(s.Planes, func(p Plane) bool { return p.Name == "a" })
+	})
 }

@@ -9,6 +9,8 @@ package wiring
 
 import (
 	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net"
@@ -18,6 +20,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/engine/cost"
@@ -222,6 +226,11 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		if c.Shared {
 			counters = "counters-" + url.PathEscape(c.Name) + ".json" // each has its own
 		}
+		if c.Shared {
+			if c.Planes, err = store.NewNoteFolder(filepath.Join(dir, "control-planes")); err != nil {
+				return c, fmt.Errorf("state: %w", err)
+			}
+		}
 		c.Store, c.Counters = file, fleet.CounterFile{Path: filepath.Join(dir, counters)}
 	}
 	return c, nil
@@ -243,6 +252,17 @@ func DefaultNodeID(kind string) string {
 		return kind
 	}
 	return kind + "@" + host
+}
+
+// Digest identifies the content of the fleet file, so that control planes can compare what
+// they have read.
+func (f *Fleet) Digest() string {
+	text, err := yaml.Marshal(f.Fleet)
+	if err != nil {
+		return "" // what was decoded can be encoded
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
 }
 
 // ControlPlanes returns the addresses of all control planes of the fleet, that of

@@ -1,0 +1,273 @@
+package control
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+const (
+	// planeInterval is the time between two notes of a control plane.
+	planeInterval = time.Second
+	// planeLate is how old the last note of a control plane that works may be.
+	planeLate = 3 * planeInterval
+	// fileSettling is how long control planes may have read different fleet files: they
+	// read a changed one at different times.
+	fileSettling = 3 * time.Second
+	// maxPlaneNodes bounds the proxies in a note.
+	maxPlaneNodes = 256
+)
+
+// planeNote is what a control plane leaves for the others of its store, as JSON.
+type planeNote struct {
+	Name     string `json:"name"`
+	Admin    string `json:"admin"` // host:port of its admin server
+	Sequence uint64 `json:"sequence"`
+	Leads    bool   `json:"leads"`
+	Epoch    uint64 `json:"epoch"`
+	// FleetDigest identifies the fleet file that is in force there, Replicas counts its
+	// replicas.
+	FleetDigest string `json:"fleet_digest"`
+	Replicas    int    `json:"replicas"`
+	// FleetFault says why the newest file is not in force; absent: it is.
+	FleetFault string `json:"fleet_fault,omitempty"`
+	Nodes      []Node `json:"nodes,omitempty"` // connected there
+}
+
+// peerPlane is another control plane, as its notes describe it.
+type peerPlane struct {
+	text    []byte
+	note    planeNote
+	at      time.Time // when a new note was last read here: clocks differ between hosts
+	differs time.Time // since when its fleet file differs; zero: it does not
+}
+
+// planeNotes exchanges notes between the control planes of a store. It also shows every
+// second whether this one can write the directory of the store.
+type planeNotes struct {
+	folder   *store.NoteFolder // nil: the store is not shared
+	sequence uint64            // owned by Run
+
+	mu    sync.Mutex
+	all   map[string]peerPlane // by name, without this one
+	fault error                // of the last exchange
+	since time.Time            // when fault began
+	file  fleetFile
+}
+
+// fleetFile is what this control plane last read of its fleet file.
+type fleetFile struct {
+	digest  string // of the one in force
+	refused string // why the last one is not in force; "": it is
+	since   time.Time
+}
+
+// SetFleetFile says what the fleet file has become: the digest of the file in force, and
+// why the last one that was read is refused (nil: it is in force).
+func (c *Control) SetFleetFile(digest string, refused error) {
+	n := c.planes
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	text := ""
+	if refused != nil {
+		text = refused.Error()
+	}
+	if text != n.file.refused {
+		n.file.refused, n.file.since = text, time.Now()
+	}
+	if refused == nil {
+		n.file.digest = digest
+	}
+}
+
+// own returns this control plane's note.
+func (c *Control) ownNote() planeNote {
+	c.planes.mu.Lock()
+	note := planeNote{Name: c.cfg.Name, Admin: c.AdminAddr().String(), FleetDigest: c.planes.file.digest, FleetFault: c.planes.file.refused}
+	c.planes.mu.Unlock()
+	if s := c.fleet.Snapshot(); s != nil {
+		note.Leads, note.Epoch = s.Leadership.Leading, uint64(s.Epoch)
+		for _, m := range s.Models {
+			note.Replicas += len(m.Replicas)
+		}
+		if s.Held != nil {
+			note.FleetFault = cmp.Or(note.FleetFault, "it removes "+s.Held.Text)
+		}
+	}
+	for _, n := range c.publisher.Status().Nodes {
+		if n.Connected && !n.Observer && len(note.Nodes) < maxPlaneNodes {
+			note.Nodes = append(note.Nodes, n)
+		}
+	}
+	return note
+}
+
+// runPlanes writes a note and reads those of the others once a second, until ctx ends.
+func (c *Control) runPlanes(ctx context.Context) error {
+	n := c.planes
+	if n.folder == nil {
+		return nil
+	}
+	tick := time.NewTicker(planeInterval)
+	defer tick.Stop()
+	for {
+		n.sequence++
+		note := c.ownNote()
+		note.Sequence = n.sequence
+		n.exchange(time.Now(), note)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			// The others then know that it has stopped.
+			if err := n.folder.Put(c.cfg.Name, nil); err != nil {
+				c.log.Debug("own note not removed", "error", err)
+			}
+			return nil
+		}
+	}
+}
+
+// exchange writes a note and reads the others.
+func (n *planeNotes) exchange(now time.Time, own planeNote) {
+	text, err := json.Marshal(own)
+	if err == nil {
+		err = n.folder.Put(own.Name, text)
+	}
+	notes, problem := n.folder.All()
+	err = cmp.Or(err, problem)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err != nil && n.fault == nil {
+		n.since = now
+	}
+	if n.fault = err; problem != nil {
+		return // what could not be read is as it was, and gets late
+	}
+	next := make(map[string]peerPlane)
+	for _, text := range notes {
+		note, err := parsePlaneNote(text)
+		if err != nil || note.Name == own.Name || len(next) == maxPeers {
+			continue
+		}
+		p := n.all[note.Name]
+		if !bytes.Equal(p.text, text) {
+			p.text, p.note, p.at = text, note, now
+		}
+		if note.FleetDigest == own.FleetDigest {
+			p.differs = time.Time{}
+		} else if p.differs.IsZero() {
+			p.differs = now
+		}
+		next[note.Name] = p
+	}
+	n.all = next
+}
+
+// parsePlaneNote decodes a note, which any process that writes the directory may have
+// written.
+func parsePlaneNote(text []byte) (planeNote, error) {
+	var note planeNote
+	if err := json.Unmarshal(text, &note); err != nil {
+		return planeNote{}, err
+	}
+	if note.Name == "" || policyslots.Clip(note.Name, policyslots.MaxName) != note.Name || len(note.Nodes) > maxPlaneNodes {
+		return planeNote{}, fmt.Errorf("not a note of a control plane")
+	}
+	note.FleetFault = policyslots.Clip(note.FleetFault, policyslots.MaxName)
+	for i := range note.Nodes {
+		note.Nodes[i].Connected = true
+	}
+	return note, nil
+}
+
+// peers returns the other control planes, sorted by name.
+func (n *planeNotes) peers() []peerPlane {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make([]peerPlane, 0, len(n.all))
+	for _, p := range n.all {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b peerPlane) int { return cmp.Compare(a.note.Name, b.note.Name) })
+	return out
+}
+
+// Plane is another control plane of a Status, as its last note describes it.
+type Plane struct {
+	Name  string  `json:"name"`
+	Admin string  `json:"admin"` // host:port of its admin server, on its host
+	Age   float64 `json:"age_seconds"`
+	Leads bool    `json:"leads"`
+	Epoch uint64  `json:"epoch"`
+	// Replicas counts the replicas of its fleet file, SameFile says that the file is the
+	// one of the control plane that answers.
+	Replicas int  `json:"replicas"`
+	SameFile bool `json:"same_file"`
+	// Nodes counts the proxies that are connected to it.
+	Nodes int `json:"nodes"`
+}
+
+// addPlanes adds to a status what the other control planes have noted: themselves, and
+// the proxies that are connected to them.
+func (n *planeNotes) addPlanes(out *Status, now time.Time) {
+	for _, p := range n.peers() {
+		out.Planes = append(out.Planes, Plane{
+			Name: p.note.Name, Admin: p.note.Admin, Age: now.Sub(p.at).Seconds(), Leads: p.note.Leads, Epoch: p.note.Epoch,
+			Replicas: p.note.Replicas, SameFile: p.differs.IsZero(), Nodes: len(p.note.Nodes),
+		})
+		if now.Sub(p.at) >= planeLate {
+			continue
+		}
+		for _, node := range p.note.Nodes {
+			i := slices.IndexFunc(out.Nodes, func(own Node) bool { return own.ID == node.ID })
+			if i < 0 {
+				out.Nodes = append(out.Nodes, node)
+			} else if !out.Nodes[i].Connected {
+				out.Nodes[i] = node
+			}
+		}
+	}
+}
+
+// faults lists what the notes and the fleet file show.
+func (n *planeNotes) faults(now time.Time) (out []Fault) {
+	n.mu.Lock()
+	if n.file.refused != "" {
+		out = append(out, Fault{Kind: FaultFile, Object: "refused", Text: "the last valid fleet file stays in force: " + n.file.refused, Seconds: now.Sub(n.file.since).Seconds()})
+	}
+	if n.fault != nil {
+		out = append(out, Fault{Kind: FaultStore, Object: "notes", Seconds: now.Sub(n.since).Seconds(),
+			Text: "control planes cannot exchange notes through the directory of the store: " + n.fault.Error()})
+	}
+	n.mu.Unlock()
+	for _, p := range n.peers() {
+		switch late := now.Sub(p.at); {
+		case late >= planeLate:
+			out = append(out, Fault{Kind: FaultPlane, Object: p.note.Name, Text: "the control plane has written no note: it has died, hangs, or cannot write the store", Seconds: late.Seconds()})
+			continue
+		case p.note.FleetFault != "":
+			out = append(out, Fault{Kind: FaultFile, Object: p.note.Name, Text: "the control plane does not apply its newest fleet file: " + p.note.FleetFault})
+		}
+		if !p.differs.IsZero() && now.Sub(p.differs) >= fileSettling {
+			out = append(out, Fault{
+				Kind: FaultFileDiffers, Object: p.note.Name, Seconds: now.Sub(p.differs).Seconds(),
+				Text: fmt.Sprintf("the control plane has another fleet file in force, with %d replicas: give all control planes the same file", p.note.Replicas),
+			})
+		}
+	}
+	return out
+}
+
+// fleetDigest returns the digest of a configuration without a file of its own.
+func fleetDigest(c Config) string {
+	return cmp.Or(c.FleetDigest, fleet.DigestReplicas(c.Replicas))
+}
