@@ -7,9 +7,11 @@ import (
 	"log/slog"
 	"net"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
@@ -99,7 +101,9 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
-	cc.Listener = headroom.New(headroom.Read(), m.log).Listener(l)
+	room := headroom.New(headroom.Read(), m.log)
+	cc.Listener = room.Listener(l)
+	cc.Collectors = []prometheus.Collector{room, certs.Expiries{Own: m.certs, Edge: edge}}
 	c, err := control.New(cc)
 	if err != nil {
 		return err

@@ -81,7 +81,7 @@ func (m controlConns) dial() (conns []grpc.ClientConnInterface, close func(), er
 		}
 	}
 	for _, address := range m.control {
-		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(certs.TransportCredentials(m.certs.ControlClientConfig(address))), loadreport.ConnectParams())
+		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(m.certs.ControlCredentials(address)), loadreport.ConnectParams())
 		if err != nil {
 			close()
 			return nil, nil, fmt.Errorf("control plane %s: %w", address, err)
@@ -94,7 +94,7 @@ func (m controlConns) dial() (conns []grpc.ClientConnInterface, close func(), er
 // servers returns all control planes but the first, for an xDS client.
 func (m controlConns) servers() (others []client.Server) {
 	for _, address := range m.control[1:] {
-		others = append(others, client.Server{Target: address, TLS: m.certs.ControlClientConfig(address)})
+		others = append(others, client.Server{Target: address, Credentials: m.certs.ControlCredentials(address)})
 	}
 	return others
 }

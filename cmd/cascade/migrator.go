@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
 	"github.com/cascadeinfer/cascade/cmd/internal/handover"
@@ -136,7 +137,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	}
 	front := d.Frontend()
 	metrics := newRegistry()
-	metrics.MustRegister(room, newFrontendCollector(d.Status, r.ID, r.Model))
+	metrics.MustRegister(room, certs.Expiries{Own: fm.certs}, newFrontendCollector(d.Status, r.ID, r.Model))
 	if d.Market() != nil {
 		metrics.MustRegister(newMigrationCollector(func() migrationSample {
 			return migrationSample{market: d.Market().Status(), executor: d.Executor().Stats(), maxConcurrent: fleet.Migration.MaxConcurrent}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies/identity"
@@ -70,7 +71,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	metrics, room := newRegistry(), headroom.New(headroom.Read(), m.log)
 	metrics.MustRegister(room)
 	cfg := proxy.Config{
-		Client:       client.Config{Target: m.control[0], TLS: m.certs.ControlClientConfig(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
+		Client:       client.Config{Target: m.control[0], Credentials: m.certs.ControlCredentials(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
 		DrainTimeout: p.drain, Admit: room.Admit, WrapListener: room.Listener, Registry: metrics, Logger: m.log,
 	}
 	if p.listen != "" {
@@ -83,6 +84,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	if err != nil {
 		return err
 	}
+	metrics.MustRegister(certs.Expiries{Own: m.certs, Edge: edge})
 	if edge != nil {
 		cfg.TLS = edge.TLS()
 	}

@@ -21,6 +21,21 @@ func FromCertificate(c *x509.Certificate) (ID, error) {
 	return Parse(c.URIs[0].String())
 }
 
+// Describe names a certificate that may not be verified, and its issuer, for messages to
+// operators.
+func Describe(c *x509.Certificate) string {
+	name := c.Subject.String()
+	if len(c.URIs) > 0 {
+		name = c.URIs[0].String()
+	} else if name == "" && len(c.DNSNames) > 0 {
+		name = c.DNSNames[0]
+	}
+	const most = 256 // bytes: whoever made it may have chosen any name
+	return cut(name, most) + ", issued by " + strconv.Quote(cut(c.Issuer.String(), most))
+}
+
+func cut(s string, most int) string { return s[:min(len(s), most)] }
+
 // Matcher describes the identities that a peer may have.
 type Matcher struct {
 	TrustDomain string // required

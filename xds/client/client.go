@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"crypto/tls"
-
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
@@ -49,9 +47,9 @@ type Config struct {
 	// Target is the gRPC target of the ADS server, such as "127.0.0.1:18000".
 	// Required unless Conn is given.
 	Target string
-	// TLS is the client side of the connection; nil means plain text.
-	TLS *tls.Config
-	// Conn is an open connection to use instead of Target and TLS. The client does not
+	// Credentials secure the connection; nil means plain text.
+	Credentials credentials.TransportCredentials
+	// Conn is an open connection to use instead of Target and Credentials. The client does not
 	// close it.
 	Conn grpc.ClientConnInterface
 	// OtherServers are further control planes of the same fleet, tried in order while those
@@ -86,11 +84,11 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Server is another control plane: Target and TLS, or Conn, as in Config.
+// Server is another control plane: Target and Credentials, or Conn, as in Config.
 type Server struct {
-	Target string
-	TLS    *tls.Config
-	Conn   grpc.ClientConnInterface
+	Target      string
+	Credentials credentials.TransportCredentials
+	Conn        grpc.ClientConnInterface
 }
 
 func (c *Config) validate() error {
@@ -154,7 +152,7 @@ func (c *Client) Connected() bool { return c.connected.Load() }
 
 // Run keeps the stream open until ctx ends, and then returns nil.
 func (c *Client) Run(ctx context.Context) error {
-	servers := append([]Server{{c.cfg.Target, c.cfg.TLS, c.cfg.Conn}}, c.cfg.OtherServers...)
+	servers := append([]Server{{c.cfg.Target, c.cfg.Credentials, c.cfg.Conn}}, c.cfg.OtherServers...)
 	for i, s := range servers {
 		if s.Conn != nil {
 			continue
@@ -211,9 +209,9 @@ func (c *Client) logDisconnect(server Server, err error) {
 }
 
 func (c *Client) dial(s Server) (*grpc.ClientConn, error) {
-	creds := insecure.NewCredentials()
-	if s.TLS != nil {
-		creds = credentials.NewTLS(s.TLS)
+	creds := s.Credentials
+	if creds == nil {
+		creds = insecure.NewCredentials()
 	}
 	// gRPC's default backoff would dial only every two minutes after a long outage.
 	pause := connectbackoff.DefaultConfig

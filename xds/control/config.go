@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
@@ -49,6 +51,8 @@ type Config struct {
 	Admin string
 	// AdminListener is used instead of Admin, and closed by Run, if not nil.
 	AdminListener net.Listener
+	// Collectors are further metrics for /metrics, about the process.
+	Collectors []prometheus.Collector
 	// AdminHosts are the host names, in lower case and without a port, that requests to
 	// the admin server may name besides loopback, for instance the names of a proxy in
 	// front of it. Requests for any other name are refused.

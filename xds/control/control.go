@@ -88,6 +88,11 @@ func (c *Control) init() error {
 	}
 	c.registry = prometheus.NewRegistry()
 	c.registry.MustRegister(collector{c})
+	for _, more := range c.cfg.Collectors {
+		if err := c.registry.Register(more); err != nil {
+			return fmt.Errorf("Collectors: %w", err)
+		}
+	}
 	if c.cfg.TrustDomain != "" {
 		if c.auth, err = nodeauth.New(nodeauth.Config{TrustDomain: c.cfg.TrustDomain, TLS: c.cfg.TLS, Logger: c.log}); err != nil {
 			return err

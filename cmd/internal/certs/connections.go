@@ -99,8 +99,11 @@ func (k *Provider) clientConfig(address string, want identity.Matcher) *tls.Conf
 			for _, c := range cs.PeerCertificates[1:] {
 				opts.Intermediates.AddCert(c)
 			}
-			if _, err := cs.PeerCertificates[0].Verify(opts); err != nil || want.TrustDomain == "" {
-				return err
+			if _, err := cs.PeerCertificates[0].Verify(opts); err != nil {
+				return refused(address, cs.PeerCertificates[0], err)
+			}
+			if want.TrustDomain == "" {
+				return nil
 			}
 			if _, err := want.CheckCertificate(cs.PeerCertificates[0]); err != nil {
 				return fmt.Errorf("%s: %w", address, err)

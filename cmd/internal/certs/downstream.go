@@ -56,7 +56,7 @@ func (d *Downstream) TLS() *tls.Config {
 // Run follows the files until ctx ends, and then returns nil. It calls changed,
 // which may be nil, with every new certificate.
 func (d *Downstream) Run(ctx context.Context, changed func(*resources.Certificate)) error {
-	d.files.run(ctx, func(p *downstreamPair) {
+	d.files.run(ctx, d.expiries, func(p *downstreamPair) {
 		d.files.log.Info("downstream certificate rotated", "file", d.cfg.Cert)
 		if changed != nil {
 			changed(p.pem)

@@ -54,6 +54,8 @@ type material struct {
 	cert  tls.Certificate
 	roots *x509.CertPool
 	id    identity.ID // zero without a trust domain
+	// authority is the authority whose certificate expires first.
+	authority *x509.Certificate
 }
 
 // New reads the files; an error names the file and the problem. Rotations are
@@ -76,7 +78,7 @@ func (k *Provider) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	k.files.run(ctx, func(m *material) {
+	k.files.run(ctx, k.expiries, func(m *material) {
 		k.files.log.Info("certificate rotated", "file", k.cfg.Cert, "identity", m.name(), "until", m.cert.Leaf.NotAfter)
 	})
 	return nil
@@ -106,6 +108,7 @@ func (c Config) parse(contents []string, now time.Time) (*material, error) {
 	if !m.roots.AppendCertsFromPEM([]byte(contents[2])) {
 		return nil, fmt.Errorf("%s contains no PEM certificate", c.CA)
 	}
+	m.authority = earliest(authorities(contents[2]))
 	if c.Self.TrustDomain != "" {
 		if m.id, err = c.Self.CheckCertificate(cert.Leaf); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.Cert, err)

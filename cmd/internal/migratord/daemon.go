@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/migrator/api"
@@ -233,7 +232,7 @@ func (d *Daemon) newTransports() error {
 
 // credentials returns the credentials of a connection to a peer.
 func (d *Daemon) credentials(peer policies.ReplicaID, address string) credentials.TransportCredentials {
-	return certs.TransportCredentials(d.cfg.TLS.MigratorClientConfig(string(peer), address))
+	return d.cfg.TLS.MigratorCredentials(string(peer), address)
 }
 
 // owner returns the replica with the given peer address, as the control plane reports it, or "" if

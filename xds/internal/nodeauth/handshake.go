@@ -1,7 +1,9 @@
 package nodeauth
 
 import (
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 
@@ -20,6 +22,10 @@ type loggingCredentials struct {
 // ServerHandshake implements credentials.TransportCredentials.
 func (h loggingCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secure, info, err := h.TransportCredentials.ServerHandshake(conn)
+	var unverified *tls.CertificateVerificationError
+	if errors.As(err, &unverified) && len(unverified.UnverifiedCertificates) > 0 {
+		err = fmt.Errorf("certificate %s is not accepted: %w", identity.Describe(unverified.UnverifiedCertificates[0]), unverified.Err)
+	}
 	if err != nil && isReportable(err) {
 		h.refusals.record(conn.RemoteAddr(), identity.ID{}, "", err)
 	}

@@ -1,0 +1,112 @@
+package certs
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+const (
+	// maxExpiryNotice is how long before its end a certificate is warned of; earlier than
+	// the last quarter of its lifetime none is.
+	maxExpiryNotice = 14 * 24 * time.Hour
+	// expiryReminder is the time between two warnings.
+	expiryReminder = 24 * time.Hour
+)
+
+// expiry is the end of one certificate in a file.
+type expiry struct {
+	file string
+	cert *x509.Certificate
+}
+
+// expiryWatch warns of certificates that expire. Its zero value has warned of none.
+type expiryWatch struct {
+	log    *slog.Logger
+	warned time.Time // when it last did
+}
+
+// check warns of the certificates that expire soon, or have, once a day.
+func (w *expiryWatch) check(all []expiry, now time.Time) {
+	if now.Sub(w.warned) < expiryReminder {
+		return
+	}
+	for _, e := range all {
+		left := e.cert.NotAfter.Sub(now)
+		if left >= min(maxExpiryNotice, e.cert.NotAfter.Sub(e.cert.NotBefore)/4) {
+			continue
+		}
+		w.warned = now
+		at := []any{"file", e.file, "certificate", identity.Describe(e.cert), "until", e.cert.NotAfter}
+		if left <= 0 {
+			w.log.Error("certificate has expired; connections fail until the file has a new one", at...)
+		} else {
+			w.log.Warn("certificate expires soon; replace the file", append(at, "left", left.Round(time.Minute))...)
+		}
+	}
+}
+
+// authorities returns the certificates in a PEM file.
+func authorities(text string) (out []*x509.Certificate) {
+	for rest := []byte(text); ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return out
+		}
+		if c, err := x509.ParseCertificate(block.Bytes); err == nil {
+			out = append(out, c)
+		}
+	}
+}
+
+// earliest returns the certificate that expires first.
+func earliest(all []*x509.Certificate) (first *x509.Certificate) {
+	for _, c := range all {
+		if first == nil || c.NotAfter.Before(first.NotAfter) {
+			first = c
+		}
+	}
+	return first
+}
+
+var expiresAt = prometheus.NewDesc("cascade_certificate_expiry_timestamp_seconds", "When the certificate in a file expires; of several in one file, the first.", []string{"file"}, nil)
+
+// Expiries is the metric of when certificates expire. Each of both may be nil.
+type Expiries struct {
+	Own  *Provider
+	Edge *Downstream
+}
+
+var _ prometheus.Collector = Expiries{}
+
+// Describe implements prometheus.Collector.
+func (Expiries) Describe(to chan<- *prometheus.Desc) { to <- expiresAt }
+
+// Collect implements prometheus.Collector.
+func (x Expiries) Collect(to chan<- prometheus.Metric) {
+	var all []expiry
+	if x.Own != nil {
+		all = x.Own.expiries()
+	}
+	if x.Edge != nil {
+		all = append(all, x.Edge.expiries()...)
+	}
+	for _, e := range all {
+		to <- prometheus.MustNewConstMetric(expiresAt, prometheus.GaugeValue, float64(e.cert.NotAfter.Unix()), e.file)
+	}
+}
+
+// expiries returns the ends of the own certificate and of the authorities.
+func (k *Provider) expiries() []expiry {
+	m := k.files.current()
+	return []expiry{{k.cfg.Cert, m.cert.Leaf}, {k.cfg.CA, m.authority}}
+}
+
+func (d *Downstream) expiries() []expiry {
+	return []expiry{{d.cfg.Cert, d.files.current().cert.Leaf}}
+}
