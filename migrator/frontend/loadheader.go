@@ -22,7 +22,8 @@ var loadHeaders = map[string]bool{
 func (srv *Server) updateLoadHeader() {
 	l := srv.tracker.State().Load
 	srv.updateCrowded(l)
-	if srv.cfg.KVTokens <= 0 {
+	if srv.cfg.KVTokens <= 0 || !srv.ready.Load() {
+		srv.loadHeader.Store(nil) // the load of an engine that is away is not low but unknown
 		return
 	}
 	text := fmt.Sprintf("TEXT named_metrics.kv_cache_usage_perc=%.4f,named_metrics.num_requests_running=%d,named_metrics.num_requests_waiting=%d",

@@ -53,7 +53,7 @@ func (s *State) updateWeights(now time.Time, m *model) (changed bool) {
 				loads = append(loads, weights.Replica{
 					ID: id, Work: e.Work, KV: r.Capacity.KV, Weight: s.registry.ServedWeight(r),
 					Known:    r.Ready() && e.Source != loadestimate.Unknown,
-					Requests: e.Requests, Counted: e.Counted, Drift: e.Drift,
+					Requests: e.Requests, Counted: e.Counted, Drift: e.Drift, Distrusted: e.Distrusted != "",
 				})
 			}
 		}

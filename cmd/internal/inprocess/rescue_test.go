@@ -2,6 +2,7 @@ package inprocess
 
 import (
 	"bytes"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -114,6 +116,46 @@ func TestEngineHangs(t *testing.T) {
 		before := r.counts()["r0"]
 		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
 		r.WaitForGrowth(fixed)
+		load.WaitForRequests(6)
+		load.Stop()
+		load.Report()
+		r.WaitForGrowth(own)
+		r.WaitForGrowth(others)
+		r.RequireTexts(own)
+		r.RequireTexts(fixed)
+		r.RequireTexts(others)
+		r.tally()
+	})
+}
+
+// TestEngineCoreHangs stops the core of an engine whose health check still passes. Running streams and
+// requests without a token go on elsewhere, its replica gets no new ones and no higher weight, and it
+// serves again when the core does.
+func TestEngineCoreHangs(t *testing.T) {
+	planes(t, onProxy, func(t *testing.T, envoy string) {
+		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{}, 4
+		}})
+		r.teachShapes()
+		load := r.newLoad(6, 100, 200, 2000)
+		own, fixed, others := r.startResidents("r0", 3)
+		load.WaitForRequests(6)
+		fault := func(what string) {
+			resp, err := http.Post(r.replica("r0").Engine+"/emulator/"+what, "", nil)
+			testkit.NoError(t, err)
+			resp.Body.Close()
+		}
+		fault("hang")
+		r.WaitForGrowth(own)
+		before := r.counts()
+		load.WaitForRequests(12)
+		if who := r.countsSince(before); who["r0"] > 0 {
+			t.Errorf("the next requests went to %v, want none at r0", who)
+		}
+		r.waitForStatus("r0 is reported as unhealthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "unhealthy" })
+		fault("resume")
+		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before["r0"] })
+		r.WaitForGrowth(fixed) // they waited for it
 		load.WaitForRequests(6)
 		load.Stop()
 		load.Report()

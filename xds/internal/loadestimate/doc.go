@@ -9,6 +9,6 @@
 // Invariants:
 //  1. a migrator's report counts only while it is fresh and not contradicted,
 //  2. the estimate for a replica without such a report comes from the proxies or is
-//     Unknown; it is never an extreme value,
+//     Unknown; it is never an extreme value, and it does not fall because answers stop,
 //  3. the same events at the same times give the same estimates.
 package loadestimate

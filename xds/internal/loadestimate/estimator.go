@@ -61,8 +61,8 @@ const (
 	// proxiesLate is how long a report of the proxies counts: three of their
 	// intervals.
 	proxiesLate = 3 * time.Second
-	// shareLate is how long the last share of the KV cache counts. Only responses carry
-	// the share.
+	// shareLate is how long the last share of the KV cache counts alone. Only responses
+	// carry the share. After that, the requests in progress count too.
 	shareLate = 5 * time.Second
 )
 
@@ -78,8 +78,9 @@ type Estimator struct {
 	proxies   ProxyReport
 	proxiesAt time.Time
 
-	share   float64
-	shareAt time.Time
+	share         float64
+	shareAt       time.Time
+	shareRequests int // in progress at that time
 
 	// The last eight claims and comparisons, the newest in bit 0; 1 is bad.
 	claims, comparisons uint8
@@ -138,8 +139,12 @@ func (e *Estimator) handleProxyReport(now time.Time, r Replica, p ProxyReport) {
 		e.comparisons = e.recordVerdict(now, e.comparisons, p.contradicts(max(e.mostClaimed, e.claim.requests())))
 	}
 	e.proxies, e.proxiesAt, e.mostClaimed = p, now, 0
-	if p.Answers > 0 {
-		e.share, e.shareAt = min(max(p.Share, 0), 1), now
+	switch {
+	case p.Answers > 0:
+		e.share, e.shareAt, e.shareRequests = min(max(p.Share, 0), 1), now, p.Requests
+	case p.Requests < e.shareRequests && now.Sub(e.shareAt) > shareLate:
+		// What has ended holds nothing any more.
+		e.share, e.shareRequests = e.share*float64(p.Requests)/float64(e.shareRequests), p.Requests
 	}
 }
 
@@ -177,11 +182,13 @@ func (e *Estimator) estimate(now time.Time, r Replica) Estimate {
 		// replicas. Requests in progress are therefore a load only if it never
 		// reported.
 		out.Source = Proxies
-		if !e.shareAt.IsZero() && now.Sub(e.shareAt) <= shareLate {
-			out.Work = policies.Tokens(float64(e.share * float64(r.KV)))
-			return out
+		fresh := !e.shareAt.IsZero() && now.Sub(e.shareAt) <= shareLate
+		out.Work, out.Counted = r.KV/policies.Tokens(max(r.Batch, 1))*policies.Tokens(out.Requests), !fresh
+		// Requests that get no answer hold at least what they held: an engine that is
+		// silent has no room for others.
+		if work := policies.Tokens(float64(e.share * float64(r.KV))); fresh || work > out.Work {
+			out.Work, out.Counted = work, false
 		}
-		out.Work, out.Counted = r.KV/policies.Tokens(max(r.Batch, 1))*policies.Tokens(out.Requests), true
 	}
 	return out
 }

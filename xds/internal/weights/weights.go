@@ -44,8 +44,11 @@ type Replica struct {
 	// from them and only compares such replicas with each other.
 	Requests int
 	Counted  bool
-	// Drift moves a replica whose Work is unknown a step towards its neutral weight.
-	Drift bool
+	// Drift moves a replica whose Work is unknown a step towards its neutral weight. While
+	// others of the stage are known, it moves up only if it is Distrusted: silence is no
+	// spare capacity.
+	Drift      bool
+	Distrusted bool // its Work is unknown because its reports are ignored
 	// Weight is served now; a number that is not in Steps, such as 0, stands for
 	// Neutral.
 	Weight uint32
@@ -78,7 +81,7 @@ func Next(stage []Replica) map[policies.ReplicaID]uint32 {
 			small := 1./32 + float64(known)/caches
 			target := size + 2*math.Log2((work/caches+small)/(BoundedWork(r.Work, r.KV)/cache(r)+small))
 			step = towards(step, target-present)
-		case r.Drift && !r.Known:
+		case r.Drift && !r.Known && (size < present || r.Distrusted || known == 0):
 			step = towards(step, size-present)
 		}
 		out[r.ID] = Steps[step]

@@ -130,8 +130,14 @@ func TestNextEvensOutUse(t *testing.T) {
 		{ID: "a", Work: 60_000, KV: 400_000, Known: true, Weight: Neutral},
 		{ID: "b", KV: 400_000, Drift: true, Weight: 400},
 		{ID: "c", KV: 400_000, Weight: 25},
+		{ID: "d", KV: 400_000, Drift: true, Weight: 25},
+		{ID: "e", KV: 400_000, Drift: true, Distrusted: true, Weight: 25},
 	})
-	if got["b"] != Neutral || got["c"] != 25 {
+	if got["b"] != Neutral || got["c"] != 25 || got["d"] != 25 || got["e"] != Neutral {
 		t.Errorf("drifting: %v", got)
+	}
+	got = settle(t, []Replica{{ID: "a", KV: 400_000, Drift: true, Weight: 25}, {ID: "b", KV: 400_000, Drift: true, Weight: 400}})
+	if got["a"] != Neutral || got["b"] != Neutral {
+		t.Errorf("all are silent: %v", got)
 	}
 }
