@@ -114,7 +114,6 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, boo
 	tooLarge := openai.Problem{Status: http.StatusRequestEntityTooLarge,
 		Message: "the request body has more than " + strconv.FormatInt(srv.cfg.MaxBody, 10) + " bytes"}
 	if r.ContentLength > srv.cfg.MaxBody {
-		w.Header().Set("Connection", "close")
 		writeProblem(w, tooLarge)
 		return nil, false
 	}
@@ -128,11 +127,9 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, boo
 	case err == nil:
 		return b, true
 	case errors.As(err, &large):
-		w.Header().Set("Connection", "close")
 		writeProblem(w, tooLarge)
-	case r.Context().Err() != nil: // see answerUnanswered
+	case errors.Is(context.Cause(r.Context()), errStopping): // see answerUnanswered
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		w.Header().Set("Connection", "close")
 		writeProblem(w, openai.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("the request body did not arrive within %v", srv.cfg.BodyTimeout)})
 	default:
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body was cut: " + err.Error()})

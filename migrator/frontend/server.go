@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
@@ -100,7 +101,7 @@ func (srv *Server) Handler() http.Handler {
 	mux.HandleFunc("POST "+openai.Chat.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.serveGenerate(w, r, openai.Chat) }))
 	mux.HandleFunc("GET /health", srv.serveHealth)
 	mux.HandleFunc("/", srv.withAdmission(srv.passThrough))
-	return srv.withLoadHeaders(srv.withAnswer(mux))
+	return srv.withLoadHeaders(httpserver.Handler(srv.withAnswer(mux)))
 }
 
 // PeerHandler returns the handler for other migrators: for their gRPC, and for
@@ -110,7 +111,7 @@ func (srv *Server) PeerHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+openai.Completions.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Completions) }))
 	mux.HandleFunc("POST "+openai.Chat.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Chat) }))
-	legs := srv.withAnswer(srv.withPeerIdentity(mux))
+	legs := httpserver.Handler(srv.withAnswer(srv.withPeerIdentity(mux)))
 	if srv.cfg.PeerRPC == nil {
 		return legs
 	}

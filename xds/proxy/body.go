@@ -4,30 +4,33 @@ import (
 	"errors"
 	"io"
 	"sync"
-	"sync/atomic"
 )
 
 // body is a request's body that can be sent more than once: what was read from the client
 // is kept, up to a limit, until a response has started.
 //
-// Readers share the client's connection. Only the newest one matters; an older one that
-// an abandoned attempt still reads cannot take bytes away, because everything read is
-// kept for the newest.
+// One goroutine, fill, reads the client's connection when a reader has nothing left.
+// Readers only wait for it, so that closing one ends its Read at once: a transport
+// whose endpoint has answered, or refused the request, returns only after its last Read.
+// A client that sends nothing delays neither a retry nor the answer. Several readers
+// exist while an abandoned attempt still reads; each gets all bytes.
 type body struct {
-	limit  int64
-	keep   atomic.Bool // a retry is still possible
-	done   atomic.Bool // src is at its end
-	closed atomic.Bool // src must not be read any more
-	touch  func()      // called after every read
-	pool   *bufferPool
-
-	mu    sync.Mutex // held while reading src
 	src   io.Reader
-	held  []byte // the first total bytes, unless lost
-	total int64  // read from src
-	end   error  // how src ended
-	lost  bool   // total exceeded limit: held was dropped
-	users int    // readers that may still use held
+	limit int64
+	touch func() // called after every read
+	pool  *bufferPool
+
+	mu      sync.Mutex
+	changed sync.Cond // broadcast when what follows has changed
+	filling bool      // fill has been started
+	wanted  bool      // a reader waits for more
+	keep    bool      // a retry is still possible
+	closed  bool      // the request is over: src must not be read any more
+	held    []byte    // the bytes from base to total
+	base    int64     // 0 unless bytes were dropped
+	total   int64     // read from src
+	end     error     // how src ended
+	users   int       // those that use held: the request, its readers, and fill
 }
 
 var (
@@ -38,27 +41,19 @@ var (
 
 // newBody wraps a client's body. size is its length, -1 when unknown.
 func newBody(src io.Reader, size, limit int64, touch func(), pool *bufferPool) *body {
-	b := &body{limit: limit, src: src, touch: touch, pool: pool, users: 1}
-	b.keep.Store(true)
+	b := &body{src: src, limit: limit, touch: touch, pool: pool, keep: true, users: 1}
+	b.changed.L = &b.mu
 	b.held = pool.get(min(max(size, 0), limit))
 	return b
 }
 
 // readAll reads the whole body into memory and passes each piece to see. The error is
-// errTooLarge beyond the limit, or the client's.
+// errTooLarge beyond the limit, or the client's. It is called before newReader.
 func (b *body) readAll(see func([]byte)) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for b.end == nil {
-		if len(b.held) == cap(b.held) {
-			b.held = grow(b.held)
-		}
-		n, err := b.src.Read(b.held[len(b.held):cap(b.held)])
-		b.touch()
-		see(b.held[len(b.held) : len(b.held)+n])
-		b.held = b.held[:len(b.held)+n]
-		b.total += int64(n)
-		b.finish(err)
+		see(b.readLocked())
 		if b.total > b.limit {
 			return errTooLarge
 		}
@@ -69,18 +64,79 @@ func (b *body) readAll(see func([]byte)) error {
 	return nil
 }
 
-func (b *body) finish(err error) {
-	if err != nil {
-		b.end = err
-		b.done.Store(true)
+// readLocked reads src once, without the lock, and returns the new bytes.
+func (b *body) readLocked() []byte {
+	if len(b.held) == cap(b.held) {
+		b.held = grow(b.held)
 	}
+	space := b.held[len(b.held):cap(b.held)]
+	b.mu.Unlock()
+	n, err := b.src.Read(space)
+	b.touch()
+	b.mu.Lock()
+	b.held = b.held[:len(b.held)+n]
+	b.total += int64(n)
+	b.end = err
+	return space[:n]
+}
+
+// fill reads src whenever a reader waits, until its end or that of the request.
+func (b *body) fill() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	defer b.releaseLocked()
+	for b.end == nil && !b.closed {
+		if !b.wanted {
+			b.changed.Wait()
+			continue
+		}
+		if !b.keep || b.total > b.limit {
+			// The reader that waits has everything, and there will be no other.
+			b.pool.put(b.held)
+			b.held, b.base = b.pool.get(0), b.total
+		}
+		b.readLocked()
+		b.wanted = false
+		b.changed.Broadcast()
+	}
+}
+
+// waitLocked waits until more was read, or until something else has changed.
+func (b *body) waitLocked() {
+	if !b.filling {
+		b.filling = true
+		b.users++
+		go b.fill()
+	}
+	if !b.wanted {
+		b.wanted = true
+		b.changed.Broadcast()
+	}
+	b.changed.Wait()
+}
+
+// pending reports whether more of the body may come; false without a body.
+func (b *body) pending() bool {
+	if b == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.end == nil
+}
+
+// failed reports whether the client broke the body; false without a body.
+func (b *body) failed() bool {
+	if b == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.end != nil && b.end != io.EOF
 }
 
 // size returns the body's length once it is known.
 func (b *body) size() (int64, bool) {
-	if !b.done.Load() {
-		return 0, false
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.total, b.end == io.EOF
@@ -94,63 +150,49 @@ func (b *body) newReader() *bodyReader {
 	return &bodyReader{b: b}
 }
 
-// repeatable reports whether another attempt could send all of it.
+// repeatable reports whether another attempt could send all of it; true without a body.
 func (b *body) repeatable() bool {
+	if b == nil {
+		return true
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return !b.lost && (b.end == nil || b.end == io.EOF)
+	return b.keep && b.base == 0 && b.total <= b.limit && (b.end == nil || b.end == io.EOF)
 }
 
 // commit says that there will be no further attempt.
 func (b *body) commit() {
-	if b.keep.Swap(false) {
-		b.release()
-	}
-}
-
-// release frees the memory after the last user. If a read is under way, the garbage
-// collector frees it instead.
-func (b *body) release() {
-	if b.mu.TryLock() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.keep {
+		b.keep = false
 		b.releaseLocked()
-		b.mu.Unlock()
 	}
 }
 
+// close says that the request is over: readers get no further bytes. A read of src that
+// is under way is the caller's to end.
+func (b *body) close() {
+	b.commit()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	b.changed.Broadcast()
+}
+
+// releaseLocked frees the memory after the last user.
 func (b *body) releaseLocked() {
 	if b.users--; b.users == 0 {
 		b.pool.put(b.held)
-		b.held, b.lost = nil, true
+		b.held, b.base = nil, b.total
 	}
 }
 
-// drain stops the reading of src, waits for a read that is under way, and reads up to
-// most further bytes. It reports whether src is at its end.
-//
-// It is needed for net/http's server: with both directions of an HTTP/1.1 connection in
-// use, a body that is not at its end when the handler returns makes the server read the
-// next request while it still reads this one (panic "invalid concurrent Body.Read
-// call").
-func (b *body) drain(most int) bool {
-	b.closed.Store(true)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var scrap [4 << 10]byte
-	for b.end == nil && most > 0 {
-		n, err := b.src.Read(scrap[:])
-		b.total += int64(n)
-		b.lost = true
-		most -= n
-		b.finish(err)
-	}
-	return b.end == io.EOF
-}
-
-// bodyReader reads a body for one attempt.
+// bodyReader reads a body for one attempt. What follows b is guarded by b.mu.
 type bodyReader struct {
 	b      *body
 	off    int64
-	closed atomic.Bool
+	closed bool
 }
 
 // Read implements io.Reader.
@@ -158,47 +200,36 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 	b := r.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if r.closed.Load() {
-		return 0, errors.New("body: read after close")
-	}
-	if r.off < b.total {
-		if b.lost {
+	for {
+		switch {
+		case r.closed:
+			return 0, errors.New("body: read after close")
+		case r.off < b.base:
 			return 0, errNotRepeated
+		case r.off < b.total:
+			n := copy(p, b.held[r.off-b.base:])
+			if r.off += int64(n); r.off == b.total {
+				return n, b.end
+			}
+			return n, nil
+		case b.end != nil:
+			return 0, b.end
+		case b.closed:
+			return 0, errRequestOver
 		}
-		n := copy(p, b.held[r.off:])
-		r.off += int64(n)
-		if r.off == b.total && b.end != nil {
-			return n, b.end
-		}
-		return n, nil
+		b.waitLocked()
 	}
-	if b.end != nil {
-		return 0, b.end
-	}
-	if b.closed.Load() {
-		return 0, errRequestOver
-	}
-	n, err := b.src.Read(p)
-	b.touch()
-	switch {
-	case n == 0:
-	case b.lost:
-	case b.keep.Load() && b.total+int64(n) <= b.limit:
-		b.held = append(b.held, p[:n]...)
-	default:
-		// Too long to keep, or no longer needed.
-		b.lost = true
-	}
-	b.total += int64(n)
-	r.off += int64(n)
-	b.finish(err)
-	return n, err
 }
 
-// Close implements io.Closer. It never waits for a Read.
+// Close implements io.Closer. A Read that waits returns.
 func (r *bodyReader) Close() error {
-	if !r.closed.Swap(true) {
-		r.b.release()
+	b := r.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !r.closed {
+		r.closed = true
+		b.changed.Broadcast()
+		b.releaseLocked()
 	}
 	return nil
 }

@@ -80,7 +80,6 @@ func (x *exchange) setLength(m *resources.LengthMeta, tokens policies.Tokens) {
 }
 
 func (x *exchange) replyTooLarge() {
-	x.w.Header().Set("Connection", "close") // do not read the rest of the body
 	x.replyError(413, codeTooLarge, fmt.Sprintf("The request body has to be read to find its model and length, and is larger than %d bytes. Send a smaller one, or use the host name of one model.", x.bufferLimit()))
 }
 

@@ -49,13 +49,12 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	x.ctx = ctx
-	x.watchdog = &watchdog{idle: l.StreamIdle, begun: x.begun, cancel: cancel, control: http.NewResponseController(w), reading: x.bodyPending}
+	x.watchdog = &watchdog{idle: l.StreamIdle, begun: x.begun, cancel: cancel, control: http.NewResponseController(w), reading: func() bool { return x.body.pending() }}
 	metrics := p.metrics.none
 	defer func() {
 		x.watchdog.stop()
 		if x.body != nil {
-			x.body.commit()
-			x.releaseClientBody()
+			x.body.close()
 		}
 		metrics.answered(x.code)
 		metrics.duration.Observe(time.Since(x.begun).Seconds())
@@ -170,30 +169,6 @@ func (x *exchange) openBody() {
 		x.body = newBody(x.r.Body, x.size, x.bufferLimit(), func() { x.watchdog.recordProgress() }, &x.p.buffers)
 	}
 }
-
-// After an early response, the rest of the request's body is read within these bounds, to
-// keep the connection usable.
-const (
-	lingerBytes = 256 << 10
-	lingerTime  = time.Second
-)
-
-// releaseClientBody ensures that nothing reads the client's body after the handler. An
-// HTTP/2 stream can be left as it is; an HTTP/1.1 connection can serve another request
-// only after the end of the body.
-func (x *exchange) releaseClientBody() {
-	if !x.bodyPending() || x.r.ProtoMajor != 1 {
-		x.body.closed.Store(true)
-		return
-	}
-	_ = x.watchdog.control.SetReadDeadline(time.Now().Add(lingerTime))
-	if x.body.drain(lingerBytes) {
-		_ = x.watchdog.control.SetReadDeadline(time.Time{})
-	}
-}
-
-// bodyPending reports whether the request's body has not been read to its end.
-func (x *exchange) bodyPending() bool { return x.body != nil && !x.body.done.Load() }
 
 // clientLeft reports whether the client left, as opposed to a limit of the proxy ending
 // the request.

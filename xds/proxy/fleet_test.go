@@ -160,6 +160,10 @@ func newFront(t testing.TB, name string) *front {
 			io.Copy(io.Discard, r.Body)
 			w.Header().Set(length.RefusedHeader, "1")
 			w.WriteHeader(503)
+		case "/refused-at-once":
+			w.Header().Set(length.RefusedHeader, "1")
+			w.WriteHeader(503)
+			io.WriteString(w, "refused")
 		case "/sink":
 			io.Copy(io.Discard, r.Body)
 		case "/abort":
@@ -169,6 +173,9 @@ func newFront(t testing.TB, name string) *front {
 		default:
 			if code, err := strconv.Atoi(strings.TrimPrefix(r.URL.Path, "/status/")); err == nil {
 				w.WriteHeader(code)
+				if code != 200 {
+					io.WriteString(w, "an answer")
+				}
 				return
 			}
 			n, _ := io.Copy(io.Discard, r.Body)

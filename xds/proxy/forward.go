@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -32,8 +31,8 @@ func (x *exchange) forward(c *cluster) {
 	}()
 	x.watchdog.stop() // of the body's arrival, if it had to be read
 	x.watchdog = x.watchdog.forUpstream(x.route, x.listener.StreamIdle)
-	x.watchdog.start()
 	x.openBody()
+	x.watchdog.start()
 	answer, host, err := x.tryHosts(c, view)
 	if err != nil {
 		x.replyUnanswered(c, host, err)
@@ -117,14 +116,14 @@ func (x *exchange) retriable(k upstream.Kind) bool {
 		return false
 	}
 	ok := k == upstream.NotConnected && p.ConnectFailure || k == upstream.Refused && p.RefusedStream || k == upstream.BeforeRequest && p.ResetBeforeRequest || k == upstream.Reset && p.Reset
-	return ok && (x.body == nil || x.body.repeatable())
+	return ok && x.body.repeatable()
 }
 
 // refusedByReplica reports whether the route retries a response on another host and the
 // body can be resent.
 func (x *exchange) refusedByReplica(answer *http.Response) bool {
 	p := x.route.Retry
-	if p == nil || x.body != nil && !x.body.repeatable() {
+	if p == nil || !x.body.repeatable() {
 		return false
 	}
 	for _, name := range p.Headers {
@@ -196,7 +195,7 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	switch {
 	case x.clientLeft():
 		x.code = statusClientGone
-	case errors.Is(err, errIdle) && (x.bodyPending() || x.body.failed()):
+	case errors.Is(err, errIdle) && (x.body.pending() || x.body.failed()):
 		x.replyError(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
 	case errors.Is(err, errIdle), errors.Is(err, errTimeout), errors.Is(err, errDuration):
 		x.replyError(504, codeTimeout, fmt.Sprintf("Upstream %s of cluster %q: %v.", host.Address, c.name, err))
@@ -220,14 +219,4 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 func (x *exchange) replyExhausted() {
 	x.w.Header().Set("X-Envoy-Overloaded", "true")
 	x.replyError(503, codeOverload, "This proxy is out of resources.")
-}
-
-// failed reports whether the client broke the body; false without a body.
-func (b *body) failed() bool {
-	if b == nil || !b.done.Load() {
-		return false
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.end != nil && b.end != io.EOF
 }

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 )
 
 // bindRetry is the delay before another attempt to bind an address.
@@ -124,7 +126,7 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	s := &server{address: l.Address, secure: l.Secret != "", ended: make(chan struct{}), http: &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(name, w, r) }),
+		Handler:           httpserver.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(name, w, r) })),
 		Protocols:         protocols,
 		ReadHeaderTimeout: l.HeadersTimeout,
 		IdleTimeout:       l.ConnectionIdle,

@@ -49,7 +49,7 @@ func (p *pipes) dial() net.Conn {
 const (
 	testHead = 10 * time.Second
 	testIdle = time.Hour
-	question = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+	question = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" // without a body, whose early answer ends the connection
 )
 
 // TestFirstRequest checks that a connection that is dialled ahead of its request still

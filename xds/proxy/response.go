@@ -1,89 +1,81 @@
 package proxy
 
 import (
-	"encoding/json"
-	"math/rand/v2"
+	"errors"
+	"io"
 	"net/http"
-	"strconv"
+
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
 )
 
-// statusClientGone is the status counted for a client that left before the response; it
-// is never sent.
-const statusClientGone = 499
+// chunkBytes is the size of the pieces in which an answer is copied: two
+// HTTP/2 frames.
+const chunkBytes = 32 << 10
 
-// Codes of the errors that the proxy itself answers with.
-const (
-	codeNoHost      = "no_virtual_host"
-	codeNoRoute     = "no_route"
-	codeNoCluster   = "no_cluster"
-	codeNoUpstream  = "no_healthy_upstream"
-	codeOverload    = "upstream_overloaded"
-	codeUnreachable = "upstream_unreachable"
-	codeReset       = "upstream_reset"
-	codeTimeout     = "upstream_timeout"
-	codeTooLarge    = "request_too_large"
-	codeNoFilter    = "filter_missing"
-	codeBadBody     = "bad_request_body"
-)
-
-// apiError is an error in the shape of the OpenAI API.
-type apiError struct {
-	Message string  `json:"message"`
-	Type    string  `json:"type"`
-	Param   *string `json:"param"`
-	Code    string  `json:"code"`
-}
-
-// replyError answers with an error of the proxy's own.
-func (x *exchange) replyError(status int, code, message string) {
-	kind := "invalid_request_error"
-	if status >= 500 {
-		kind = "server_error"
-	}
-	body, err := json.Marshal(map[string]apiError{"error": {Message: message, Type: kind, Code: code}})
-	if err != nil {
-		panic("internal error: " + err.Error())
-	}
+// forwardResponse copies a response to the client as it arrives.
+func (x *exchange) forwardResponse(resp *http.Response, host *balance.Host) {
+	defer resp.Body.Close()
 	h := x.w.Header()
-	h.Set("Content-Type", "application/json")
-	x.mutateResponse(h, "")
-	x.replyLocal(status, body)
-}
-
-// replyLocal sends a whole answer.
-func (x *exchange) replyLocal(status int, body []byte) {
-	x.code = status
-	x.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	x.w.WriteHeader(status)
-	if x.r.Method != http.MethodHead {
-		// An error here is a client that left; the server closes for it.
-		_, _ = x.w.Write(body)
+	for name, values := range resp.Header {
+		if !hopByHop(name) {
+			h[name] = values
+		}
+	}
+	if h["Content-Type"] == nil {
+		h["Content-Type"] = nil // keeps net/http from guessing
+	}
+	x.mutateResponse(h, host.Address)
+	x.code = resp.StatusCode
+	x.watchdog.answering.Store(true)
+	x.w.WriteHeader(resp.StatusCode)
+	if err := x.copyBody(resp); err != nil {
+		if x.clientLeft() {
+			return // the client left
+		}
+		// The status was sent: only cutting the stream can signal the error.
+		panic(http.ErrAbortHandler)
+	}
+	for name, values := range resp.Trailer {
+		h[http.TrailerPrefix+name] = values
 	}
 }
 
-// newRequestID returns a random UUID (RFC 9562, version 4). It identifies, it
-// protects nothing, so the fast generator will do.
-func newRequestID() string {
-	const hex = "0123456789abcdef"
-	var out [36]byte
-	bits, left := uint64(0), 0
-	for i := range out {
-		if i == 8 || i == 13 || i == 18 || i == 23 {
-			out[i] = '-'
-			continue
-		}
-		if left == 0 {
-			bits, left = rand.Uint64(), 16
-		}
-		d := bits & 15
-		bits, left = bits>>4, left-1
-		switch i {
-		case 14:
-			d = 4
-		case 19:
-			d = 8 | d&3
-		}
-		out[i] = hex[d]
+// copyBody copies the body. A body without a length is a stream, and every chunk of it is
+// flushed at once: a token must not wait for the next one.
+func (x *exchange) copyBody(resp *http.Response) error {
+	if x.r.Method == http.MethodHead || resp.Body == http.NoBody {
+		return nil
 	}
-	return string(out[:])
+	chunk, ok := x.p.chunks.Get().(*[]byte)
+	if !ok {
+		b := make([]byte, chunkBytes)
+		chunk = &b
+	}
+	defer x.p.chunks.Put(chunk)
+	streams := resp.ContentLength < 0
+	flush := func() error { return nil }
+	if streams {
+		flush = x.watchdog.control.Flush
+		if err := flush(); err != nil { // the headers
+			return err
+		}
+	}
+	for {
+		n, err := resp.Body.Read(*chunk)
+		if n > 0 {
+			x.watchdog.recordProgress()
+			if _, err := x.w.Write((*chunk)[:n]); err != nil {
+				return err
+			}
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }

@@ -1,0 +1,20 @@
+// Package httpserver is what Cascade's HTTP servers share that face clients: the embedded
+// proxy and the front end of a replica. Handler wraps such a server's handler; package
+// servertest checks servers that use it.
+//
+// Invariants:
+//
+//  1. No request gets an answer that its handler did not write. net/http answers 200 for
+//     a handler that returns without an answer; Handler aborts the request instead.
+//  2. An answer never waits for the rest of the request's body, and what follows on the
+//     connection of a body that was not read is never taken for a request: over HTTP/1 an
+//     answer that begins before the end of the body says "Connection: close". net/http
+//     reads up to 256 KiB of the body first, without a deadline, and reuses the
+//     connection if that read fails.
+//  3. A client that sends the whole body before it reads gets such an answer, too: the
+//     rest is read and discarded within lingerTime and lingerBytes before the connection
+//     is closed. After that nothing reads the body.
+//
+// The package uses net/http only, so it lies beside the folders that share it: policies,
+// which they share otherwise, do no I/O.
+package httpserver
