@@ -18,7 +18,8 @@
 //     once and ends once, however often it migrates.
 //  4. Nothing that a client sends names another engine's memory or another
 //     request: kv_transfer_params and x-cascade-* never reach an engine from
-//     outside.
+//     outside, because every request passes one gate, which lists the methods
+//     and paths that are served and reads all bodies.
 //  5. An answer that is cut ends with an error event and without [DONE]; one
 //     that has not begun is refused in a way that proxies retry elsewhere. A
 //     request that no handler has answered is never taken for a success

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestLocalFaultIsNotTheEngines: a front end that can open no connection keeps its
@@ -86,7 +87,11 @@ func TestAdmit(t *testing.T) {
 					t.Errorf("full %v: %s is answered %d %v", state, path, resp.StatusCode, resp.Header)
 				}
 			}
-			if resp, _ := post(t, f.client, f.peer, "/v1/completions", "{}"); (resp.StatusCode == 503) != state {
+			leg := jsonRequest(f.peer, "/v1/completions", "{}")
+			leg.Header.Set(ForwardHeader, "r1")
+			resp, err := f.client.Do(leg)
+			testkit.NoError(t, err)
+			if resp.Body.Close(); (resp.StatusCode == 503) != state {
 				t.Errorf("full %v: a peer's leg is answered %d", state, resp.StatusCode)
 			}
 		}

@@ -5,8 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httputil"
-	"path"
-	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -79,58 +77,34 @@ func (srv *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 	}
 }
 
-// passthroughPaths are the paths below which requests go to the engine without
-// being parsed. Engines have more paths, for their operator: those that pause the
-// engine, load into it or reach its memory stay closed to clients.
-var passthroughPaths = []string{"/v1/models", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score",
-	"/v1/completions/render", "/v1/chat/completions/render", "/v1/audio",
-	"/tokenize", "/detokenize", "/version", "/ping", "/load", "/metrics", "/rerank", "/score", "/pooling", "/classify"}
-
-// formPaths are those of them that take a form instead of JSON.
-var formPaths = []string{"/v1/audio/transcriptions", "/v1/audio/translations"}
-
-// isBelow reports whether a path is one of roots or below one. A path with dot
-// segments or empty ones is below none: the engine would resolve them, and they
-// may be escaped, which http.ServeMux does not resolve.
-func isBelow(roots []string, at string) bool {
-	clean := path.Clean(at)
-	if clean != at && clean+"/" != at {
-		return false
-	}
-	for _, root := range roots {
-		if at == root || strings.HasPrefix(at, root+"/") {
-			return true
-		}
-	}
-	return false
-}
-
-// passThrough passes a request to the engine without parsing it.
-func (srv *Server) passThrough(w http.ResponseWriter, r *http.Request) {
-	if !isBelow(passthroughPaths, r.URL.Path) {
-		writeProblem(w, openai.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "path not served: " + r.Method + " " + r.URL.Path})
-		return
-	}
-	if r.Method == http.MethodPost {
-		body, ok := srv.readBody(w, r)
-		if !ok {
+// passJSON passes a request with a JSON body, or without a body, to the engine, except for
+// what is withheld from engines.
+//
+// Engines accept as JSON what is not valid JSON (NaN, a byte order mark, UTF-16), whatever
+// Content-Type says. A body that cannot be parsed here may hold a withheld field, so it is
+// refused.
+func (srv *Server) passJSON(w http.ResponseWriter, r *http.Request, body []byte) {
+	if len(body) > 0 {
+		req, err := openai.Parse(openai.Completions, body)
+		if err != nil {
+			writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 			return
 		}
-		// Engines accept as JSON what is not valid JSON (NaN, a byte order mark,
-		// UTF-16), whatever Content-Type says. A body that cannot be parsed here
-		// may hold a withheld field, so it is refused.
-		if len(body) > 0 && !isBelow(formPaths, r.URL.Path) {
-			req, err := openai.Parse(openai.Completions, body)
-			if err != nil {
-				writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
-				return
-			}
-			body = req.PlainBody()
-		}
-		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-		r.TransferEncoding = nil
+		body = req.PlainBody()
 	}
-	srv.passthrough.ServeHTTP(w, r)
+	srv.pass(w, r, body)
+}
+
+// passForm passes a request whose body is a form to the engine, except for what is
+// withheld from engines.
+func (srv *Server) passForm(w http.ResponseWriter, r *http.Request, body []byte) {
+	kind, form, err := openai.PlainForm(r.Header.Get("Content-Type"), body)
+	if err != nil {
+		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
+		return
+	}
+	r.Header.Set("Content-Type", kind)
+	srv.pass(w, r, form)
 }
 
 func (srv *Server) newPassthrough() *httputil.ReverseProxy {

@@ -12,19 +12,11 @@ import (
 // servePeerLeg runs a peer's leg on the own engine and relays the engine's bytes,
 // which the front end that owns the client parses. It adds the count of the
 // tokens here.
-func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
+func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte) {
 	lr, err := readLegRequest(e, r.Header)
-	if err == errNoForward {
-		writeProblem(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
-		return
-	}
 	if err != nil {
 		srv.log.Warn("peer's leg refused", "error", err)
 		refuseRequest(w, err.Error())
-		return
-	}
-	body, ok := srv.readBody(w, r)
-	if !ok {
 		return
 	}
 	req, err := openai.Parse(e, body)

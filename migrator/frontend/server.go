@@ -14,7 +14,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
-	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/flow"
 )
@@ -96,22 +95,13 @@ func New(cfg Config) (*Server, error) {
 // Handler returns the handler for clients: what the proxies send to the
 // replica's address.
 func (srv *Server) Handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+openai.Completions.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.serveGenerate(w, r, openai.Completions) }))
-	mux.HandleFunc("POST "+openai.Chat.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.serveGenerate(w, r, openai.Chat) }))
-	mux.HandleFunc("GET /health", srv.serveHealth)
-	mux.HandleFunc("/", srv.withAdmission(srv.passThrough))
-	return srv.withLoadHeaders(httpserver.Handler(srv.withAnswer(mux)))
+	return srv.withLoadHeaders(httpserver.Handler(srv.withAnswer(gate{srv, srv.clientRoutes()})))
 }
 
 // PeerHandler returns the handler for other migrators: for their gRPC, and for
-// their legs, which always run on the own engine, so that a request is forwarded
-// at most once.
+// their legs.
 func (srv *Server) PeerHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+openai.Completions.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Completions) }))
-	mux.HandleFunc("POST "+openai.Chat.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Chat) }))
-	legs := httpserver.Handler(srv.withAnswer(srv.withPeerIdentity(mux)))
+	legs := httpserver.Handler(srv.withAnswer(srv.withPeerIdentity(gate{srv, srv.peerRoutes()})))
 	if srv.cfg.PeerRPC == nil {
 		return legs
 	}
@@ -229,41 +219,6 @@ func (srv *Server) stream(id string) *Stream {
 	return srv.streams[id]
 }
 
-// withAdmission refuses requests while the engine is away, the server drains or the
-// process has no resources left,
-// and counts those that it admits. After Retire it asks the client of each answer
-// to use another connection.
-func (srv *Server) withAdmission(next http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		srv.inFlight.begin()
-		defer srv.inFlight.end()
-		if srv.retiring() {
-			w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
-		}
-		switch {
-		case srv.draining():
-			refuseRequest(w, "the replica is draining; send the request to another one")
-		case !srv.ready.Load():
-			refuseRequest(w, "the replica's engine is away; send the request to another one")
-		case srv.admit() != nil:
-			if r.ProtoMajor == 1 {
-				w.Header().Set("Connection", "close") // it holds a descriptor
-			}
-			refuseRequest(w, "the replica is out of resources; send the request to another one")
-		default:
-			next(w, r)
-		}
-	}
-}
-
-// admit returns why this process accepts no new request.
-func (srv *Server) admit() error {
-	if srv.cfg.Admit == nil {
-		return nil
-	}
-	return srv.cfg.Admit()
-}
-
 // inFlight counts requests in progress.
 type inFlight struct {
 	requests atomic.Int64
@@ -306,7 +261,7 @@ func (srv *Server) probeNow() {
 	}
 }
 
-func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
+func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request, _ []byte) {
 	status := http.StatusOK
 	if srv.draining() || !srv.ready.Load() {
 		status = http.StatusServiceUnavailable

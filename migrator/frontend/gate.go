@@ -1,0 +1,167 @@
+package frontend
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"path"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+)
+
+// route is a request that a listener serves.
+type route struct {
+	method string
+	// path is a pattern of path.Match for the unescaped path.
+	path string
+	// takesBody is true if the request may have a body; always is true if it is served
+	// whatever the state of the replica.
+	takesBody, always bool
+	// serve answers the request, whose body has been read: r has none.
+	serve func(w http.ResponseWriter, r *http.Request, body []byte)
+}
+
+// gate is the only way into a server: it serves the routes that it lists and no others,
+// refuses bodies where none belongs, and reads every other body before its handler runs.
+// So no handler waits for a client, and what an engine gets has passed one place.
+type gate struct {
+	server *Server
+	routes []route
+}
+
+// ServeHTTP implements http.Handler.
+func (g gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	to, problem := findRoute(g.routes, r)
+	switch {
+	case problem != nil:
+		writeProblem(w, *problem)
+	case to.always:
+		to.serve(w, r, nil)
+	default:
+		g.server.admitted(w, r, to)
+	}
+}
+
+// findRoute returns the route of a request, or why there is none.
+func findRoute(routes []route, r *http.Request) (route, *openai.Problem) {
+	at := r.URL.Path
+	known := false
+	if clean := path.Clean(at); clean != at && clean+"/" != at {
+		// An engine would resolve dot segments and empty ones, to a path that is not
+		// served here.
+		routes = nil
+	}
+	for _, to := range routes {
+		if to.path != at && !matches(to.path, at) {
+			continue
+		}
+		known = true
+		if to.method != r.Method { // which is case-sensitive (RFC 9110, section 9.1)
+			continue
+		}
+		if !to.takesBody && r.ContentLength != 0 {
+			return route{}, &openai.Problem{Status: http.StatusBadRequest, Message: r.Method + " " + at + " takes no body"}
+		}
+		return to, nil
+	}
+	if known {
+		return route{}, &openai.Problem{Status: http.StatusMethodNotAllowed, Kind: "MethodNotAllowedError", Message: "method not served: " + r.Method + " " + at}
+	}
+	return route{}, &openai.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "path not served: " + r.Method + " " + at}
+}
+
+func matches(pattern, at string) bool {
+	if !strings.Contains(pattern, "*") {
+		return false
+	}
+	ok, err := path.Match(pattern, at)
+	return ok && err == nil
+}
+
+// admitted serves a request unless the engine is away, the server drains or the process
+// has no resources left, and counts it. After Retire it asks the client of each answer to
+// use another connection.
+func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route) {
+	srv.inFlight.begin()
+	defer srv.inFlight.end()
+	if srv.retiring() {
+		w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
+	}
+	switch {
+	case srv.draining():
+		refuseRequest(w, "the replica is draining; send the request to another one")
+		return
+	case !srv.ready.Load():
+		refuseRequest(w, "the replica's engine is away; send the request to another one")
+		return
+	case srv.admit() != nil:
+		if r.ProtoMajor == 1 {
+			w.Header().Set("Connection", "close") // it holds a descriptor
+		}
+		refuseRequest(w, "the replica is out of resources; send the request to another one")
+		return
+	}
+	body, ok := srv.readBody(w, r)
+	if !ok {
+		return
+	}
+	r.Body, r.ContentLength, r.TransferEncoding, r.Trailer = http.NoBody, 0, nil, nil
+	to.serve(w, r, body)
+}
+
+// admit returns why this process accepts no new request.
+func (srv *Server) admit() error {
+	if srv.cfg.Admit == nil {
+		return nil
+	}
+	return srv.cfg.Admit()
+}
+
+// clientRoutes lists what clients may ask for. Engines have more paths, for their
+// operators: those that pause the engine, load into it, show its metrics or reach its
+// memory stay closed to clients.
+func (srv *Server) clientRoutes() []route {
+	routes := []route{
+		{method: "POST", path: openai.Completions.Path(), takesBody: true, serve: srv.generate(openai.Completions)},
+		{method: "POST", path: openai.Chat.Path(), takesBody: true, serve: srv.generate(openai.Chat)},
+		{method: "GET", path: "/health", always: true, serve: srv.serveHealth},
+		{method: "HEAD", path: "/health", always: true, serve: srv.serveHealth},
+		{method: "POST", path: "/v1/audio/transcriptions", takesBody: true, serve: srv.passForm},
+		{method: "POST", path: "/v1/audio/translations", takesBody: true, serve: srv.passForm},
+	}
+	for _, at := range []string{"/v1/models", "/v1/models/*", "/v1/models/*/*", "/v1/responses/*", "/version", "/ping"} {
+		routes = append(routes, route{method: "GET", path: at, serve: srv.pass})
+	}
+	for _, at := range []string{"/v1/completions/render", "/v1/chat/completions/render", "/v1/embeddings", "/v1/responses", "/v1/responses/*/cancel",
+		"/v1/messages", "/v1/messages/count_tokens", "/v1/rerank", "/v2/rerank", "/v1/score", "/v1/audio/speech",
+		"/tokenize", "/detokenize", "/rerank", "/score", "/pooling", "/classify", "/ping"} {
+		routes = append(routes, route{method: "POST", path: at, takesBody: true, serve: srv.passJSON})
+	}
+	return routes
+}
+
+// peerRoutes lists what other migrators may ask for besides their gRPC: legs, which
+// always run on the own engine, so that a request is forwarded at most once.
+func (srv *Server) peerRoutes() []route {
+	leg := func(e openai.Endpoint) func(http.ResponseWriter, *http.Request, []byte) {
+		return func(w http.ResponseWriter, r *http.Request, body []byte) { srv.servePeerLeg(w, r, e, body) }
+	}
+	return []route{
+		{method: "POST", path: openai.Completions.Path(), takesBody: true, serve: leg(openai.Completions)},
+		{method: "POST", path: openai.Chat.Path(), takesBody: true, serve: leg(openai.Chat)},
+	}
+}
+
+// generate returns the handler of a generating endpoint.
+func (srv *Server) generate(e openai.Endpoint) func(http.ResponseWriter, *http.Request, []byte) {
+	return func(w http.ResponseWriter, r *http.Request, body []byte) { srv.serveGenerate(w, r, e, body) }
+}
+
+// pass passes a request to the engine without parsing it.
+func (srv *Server) pass(w http.ResponseWriter, r *http.Request, body []byte) {
+	if len(body) > 0 {
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	}
+	srv.passthrough.ServeHTTP(w, r)
+}
