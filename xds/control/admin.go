@@ -28,7 +28,7 @@ const (
 )
 
 // adminServer returns the HTTP server for operators and their tools. It listens
-// on loopback, because every client that can connect can also change the fleet.
+// on loopback, where AdmitOrder decides which clients can also change the fleet.
 func (c *Control) adminServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
@@ -70,7 +70,7 @@ func (c *Control) adminServer() *http.Server {
 		_, _ = w.Write([]byte("ready\n"))
 	})
 	return &http.Server{
-		Handler:           drainBody(maxPush, RestrictHosts(c.cfg.AdminHosts, mux)),
+		Handler:           drainBody(maxPush, RestrictHosts(c.cfg.AdminHosts, c.restrictOrders(mux))),
 		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
 		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
 		ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -41,6 +42,29 @@ func RestrictHosts(names []string, next http.Handler) http.Handler {
 		if !isLoopbackHost(r.Host) && !slices.Contains(names, hostName(r.Host)) {
 			writeJSON(w, http.StatusForbidden, errorBody{fmt.Sprintf("host %q: use localhost or a loopback address, or add the name to the admin hosts", r.Host)})
 			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// restrictOrders refuses requests that change something to clients that may not give
+// orders.
+func (c *Control) restrictOrders(next http.Handler) http.Handler {
+	if c.cfg.AdmitOrder == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			client, err := netip.ParseAddrPort(r.RemoteAddr)
+			server, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+			if err == nil && server != nil {
+				err = c.cfg.AdmitOrder(client, server.AddrPort())
+			}
+			if err != nil || server == nil {
+				c.log.Warn("order refused", "path", r.URL.Path, "client", r.RemoteAddr, "error", err)
+				writeJSON(w, http.StatusForbidden, errorBody{fmt.Sprintf("order refused: %v; use the control plane's own user, or add the user to control.admin_users", err)})
+				return
+			}
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -57,6 +57,9 @@ type Config struct {
 	// the admin server may name besides loopback, for instance the names of a proxy in
 	// front of it. Requests for any other name are refused.
 	AdminHosts []string
+	// AdmitOrder returns why the client of a connection to the admin server may not give
+	// orders: requests that change something. nil: every client that can connect may.
+	AdmitOrder func(client, server netip.AddrPort) error
 	// TLS secures the gRPC server and decides whether it asks for client
 	// certificates. nil is plain text, which is allowed on loopback addresses
 	// only. The admin server is always plain text, and on loopback.

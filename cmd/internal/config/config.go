@@ -165,6 +165,10 @@ type Control struct {
 	// lower case and without a port: the names of a proxy of your own in front of
 	// them.
 	AdminHosts []string `yaml:"admin_hosts,omitempty"`
+	// AdminUsers are the users of the host, by name or number, that may give orders
+	// through admin, such as "cascade drain", besides root; "*" stands for all. Name
+	// the user of a proxy of your own in front of it.
+	AdminUsers []string `yaml:"admin_users,omitempty" default:"the control plane's own user"`
 	// Name is the name of the control plane at listen, among several. Those that
 	// are started with a --listen of their own have a --name of their own or this
 	// default.

@@ -163,6 +163,9 @@ func (f *Fleet) validatePeers(c *checker) {
 			c.fail(fmt.Sprintf("control.admin_hosts[%d]", i), "%q: must be a host name in lower case, without a port", h)
 		}
 	}
+	if i := slices.Index(f.Control.AdminUsers, ""); i >= 0 {
+		c.fail(fmt.Sprintf("control.admin_users[%d]", i), "must be the name or number of a user, or *")
+	}
 	for i, p := range f.Control.Peers {
 		at := fmt.Sprintf("control.peers[%d]", i)
 		checkAddress(c, at, p)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/localuser"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -32,6 +33,8 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 		_, err := readData(f.resolvePath(name))
 		fail("policies.data", err)
 	}
+	_, err := localuser.New(f.Fleet.Control.AdminUsers)
+	fail("control.admin_users", err)
 	fail("control.module", f.loadEstimator(&resources.Settings{}))
 	if t := f.Fleet.Proxy.TLS; t.Cert != "" {
 		cert, key := f.resolvePath(t.Cert), f.resolvePath(t.Key)

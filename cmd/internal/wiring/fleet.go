@@ -24,6 +24,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/localuser"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
@@ -209,6 +210,11 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	if err := f.loadEstimator(&c.Settings); err != nil {
 		return c, err
 	}
+	operators, err := localuser.New(f.Fleet.Control.AdminUsers)
+	if err != nil {
+		return c, fmt.Errorf("control.admin_users: %w", err)
+	}
+	c.AdmitOrder = operators.Admit
 	l := f.Fleet.Control.Limits
 	c.Limits = server.Limits{Streams: l.Streams, StreamNames: l.StreamNames, NodeNames: l.NodeNames, Rate: l.Rate, Burst: l.Burst, Nodes: l.Nodes}
 	c.Groups, c.Watch = f.Fleet.Control.NodeGroups(), f.scaled(f.Fleet.Control.Soak)

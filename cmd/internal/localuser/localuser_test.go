@@ -1,0 +1,85 @@
+package localuser
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+func addressOf(a net.Addr) netip.AddrPort { return a.(*net.TCPAddr).AddrPort() }
+
+// TestOwnerOf finds the user of this process behind connections of both families.
+func TestOwnerOf(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Logf("%s: %v", address, err) // a host without IPv6
+			continue
+		}
+		defer l.Close()
+		_, port, err := net.SplitHostPort(l.Addr().String())
+		testkit.NoError(t, err)
+		targets := []string{l.Addr().String()}
+		if address == "[::]:0" {
+			targets = []string{"127.0.0.1:" + port, "[::1]:" + port}
+		}
+		for _, target := range targets {
+			conn := testkit.Must(net.Dial("tcp", target))
+			defer conn.Close()
+			served := testkit.Must(l.Accept())
+			defer served.Close()
+			uid, err := OwnerOf(addressOf(served.RemoteAddr()), addressOf(served.LocalAddr()))
+			if err != nil || uid != os.Geteuid() {
+				t.Errorf("%s: user %d, %v", target, uid, err)
+			}
+			if uid, err := OwnerOf(addressOf(served.RemoteAddr()), netip.MustParseAddrPort("127.0.0.1:1")); err == nil {
+				t.Errorf("%s: user %d of a connection to another server", target, uid)
+			}
+		}
+	}
+	if uid, err := OwnerOf(netip.MustParseAddrPort("127.0.0.1:1"), netip.MustParseAddrPort("127.0.0.1:2")); err == nil {
+		t.Errorf("user %d of a connection that does not exist", uid)
+	}
+}
+
+func TestNew(t *testing.T) {
+	own := strconv.Itoa(os.Geteuid())
+	for _, c := range []struct {
+		users []string
+		any   bool
+		uids  string
+	}{{nil, false, "[0 " + own + "]"}, {[]string{"4242", "root"}, false, "[0 4242 0]"}, {[]string{Any}, true, "[0]"}} {
+		p := testkit.Must(New(c.users))
+		if got := "[" + join(p.uids) + "]"; p.any != c.any || got != c.uids {
+			t.Errorf("%v: any %v, %s", c.users, p.any, got)
+		}
+	}
+	_, err := New([]string{"no-such-user"})
+	testkit.WantError(t, err, "no-such-user")
+}
+
+func join(uids []int) (s string) {
+	for i, u := range uids {
+		if i > 0 {
+			s += " "
+		}
+		s += strconv.Itoa(u)
+	}
+	return s
+}
+
+// FuzzFindOwner reads arbitrary tables.
+func FuzzFindOwner(f *testing.F) {
+	f.Add("  sl  local_address rem_address st\n   1: 0100007F:8C7B 0100007F:9536 01 0:0 0:0 0 1000 0 7\n")
+	f.Add("0: 00000000000000000000000001000000:0001 : 1 1 1 1 -1")
+	client, server := netip.MustParseAddrPort("127.0.0.1:35963"), netip.MustParseAddrPort("127.0.0.1:38198")
+	f.Fuzz(func(t *testing.T, table string) {
+		if uid, ok := findOwner(table, client, server); ok && uid < 0 {
+			t.Errorf("user %d", uid)
+		}
+	})
+}

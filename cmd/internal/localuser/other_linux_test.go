@@ -1,0 +1,56 @@
+package localuser
+
+import (
+	"net"
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// dialAs connects as another user: a socket belongs to the user that its thread acts as.
+func dialAs(t *testing.T, uid int, address string) net.Conn {
+	t.Helper()
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		err := syscall.Setfsuid(uid)
+		var conn net.Conn
+		if err == nil {
+			conn, err = net.Dial("tcp", address)
+		}
+		done <- result{conn, err}
+	}()
+	r := <-done
+	testkit.NoError(t, r.err)
+	return r.conn
+}
+
+// TestAttackOtherUser connects as another user of the host.
+func TestAttackOtherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can act as another user")
+	}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
+	defer l.Close()
+	for _, c := range []struct {
+		uid   int
+		users []string
+		want  string
+	}{{4242, nil, "user 4242 is not admitted"}, {4242, []string{"4243"}, "user 4242 is not admitted"}, {4242, []string{"4242"}, ""}, {4242, []string{Any}, ""}, {0, []string{"4242"}, ""}} {
+		conn := dialAs(t, c.uid, l.Addr().String())
+		served := testkit.Must(l.Accept())
+		err := testkit.Must(New(c.users)).Admit(addressOf(served.RemoteAddr()), addressOf(served.LocalAddr()))
+		if got := ""; err != nil && err.Error() != c.want || err == nil && c.want != got {
+			t.Errorf("user %d of %q: %v, want %q", c.uid, c.users, err, c.want)
+		}
+		conn.Close()
+		served.Close()
+	}
+}
