@@ -37,6 +37,7 @@ const (
 	// control plane counts silent replicas as ready: after a long outage it must not find
 	// the fleet gone.
 	maxRetryDelay = time.Second
+	logEvery      = time.Minute // between two log lines of one outage, if its error changes
 	maxDialDelay  = time.Second // between two dials
 	dialTimeout   = 5 * time.Second
 	// replyTimeout is how long reports may stay unanswered before the stream is closed. The

@@ -36,18 +36,19 @@ func (l *reportStream) reportNow() {
 func (l *reportStream) run(ctx context.Context) {
 	log := l.reporter.cfg.Logger.With("replica", string(l.reporter.cfg.Replica))
 	pause, was := minRetryDelay, ""
+	var logged time.Time // when was was logged; zero without an outage
 	for {
 		answered, err := l.runStream(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		if answered {
-			pause, was = minRetryDelay, ""
+			pause, was, logged = minRetryDelay, "", time.Time{}
 		}
-		// Log once per outage and cause.
-		if err.Error() != was {
+		// Log an outage, and new causes once a minute: they may alternate, and have ports in their texts.
+		if now := time.Now(); err.Error() != was && now.Sub(logged) >= logEvery {
 			log.Warn("reporting to control plane failed; retrying", "error", err)
-			was = err.Error()
+			was, logged = err.Error(), now
 		}
 		wait := time.NewTimer(pause/2 + rand.N(pause/2+1))
 		select {

@@ -34,6 +34,9 @@ const keepaliveTimeout = 5 * time.Second
 // connectTimeout bounds a connection attempt.
 const connectTimeout = 10 * time.Second
 
+// logEvery is the time between two log lines of one outage of a server, if its error changes.
+const logEvery = time.Minute
+
 // Watcher receives every change.
 type Watcher interface {
 	// Update receives the newest snapshot. The calls come in order on one goroutine, which
@@ -173,7 +176,8 @@ func (c *Client) Run(ctx context.Context) error {
 	})
 	m.subscribeSlots(c.cfg.Slots, c.cfg.CheckSlot)
 	c.publish(m)
-	said := make([]string, len(servers)) // by server: the last logged error of this outage, so that an outage logs one line
+	said := make([]string, len(servers))      // by server: the last logged error of this outage
+	logged := make([]time.Time, len(servers)) // by server: when it was logged
 	for attempt := 0; ; attempt++ {
 		at := attempt % len(servers)
 		server := servers[at]
@@ -186,12 +190,14 @@ func (c *Client) Run(ctx context.Context) error {
 		if heard {
 			attempt = -1 // continue with the first server
 			clear(said)
+			clear(logged)
 		}
 		// The backoff grows after each round of all servers.
 		pause := backoff(c.cfg.BackoffMin, c.cfg.BackoffMax, max(attempt, 0)/len(servers))
-		if err.Error() != said[at] {
+		// An outage is logged, and new causes once a minute: they may alternate, and have ports in their texts.
+		if now := time.Now(); err.Error() != said[at] && now.Sub(logged[at]) >= logEvery {
 			c.logDisconnect(server, err)
-			said[at] = err.Error()
+			said[at], logged[at] = err.Error(), now
 		}
 		if !c.waitForRetry(ctx, m, pause) {
 			return nil

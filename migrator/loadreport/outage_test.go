@@ -1,0 +1,42 @@
+package loadreport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// brokenConn is a connection whose calls fail, each with another text.
+type brokenConn struct {
+	grpc.ClientConnInterface
+	calls int
+}
+
+func (c *brokenConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	c.calls++
+	return nil, errors.New(fmt.Sprint("write tcp 127.0.0.1:", 30000+c.calls, ": broken pipe"))
+}
+
+// TestOutageIsLoggedOnceAMinute: whatever its errors say.
+func TestOutageIsLoggedOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log testkit.Log
+		conn := &brokenConn{}
+		r, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Status: func() frontend.Status { return frontend.Status{} }, Logger: log.Logger()})
+		testkit.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+		defer cancel()
+		r.Run(ctx)
+		if n := log.Count("reporting to control plane failed"); n != 2 || conn.calls < 50 {
+			t.Errorf("%d lines of %d failures:\n%s", n, conn.calls, &log)
+		}
+	})
+}
