@@ -48,6 +48,7 @@ func (s *service) Exchange(stream api.Peer_ExchangeServer) error {
 		return status.Error(codes.Unavailable, "the migrator is not running")
 	case n.incoming >= maxIncoming:
 		n.mu.Unlock()
+		n.log.Warn("stream of peer refused: too many are open", "limit", maxIncoming)
 		return status.Errorf(codes.ResourceExhausted, "too many streams of peers: %d are open", maxIncoming)
 	}
 	n.incoming++
