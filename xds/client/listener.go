@@ -8,8 +8,10 @@ import (
 	"strings"
 	"time"
 
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	filelogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
@@ -49,6 +51,7 @@ type Listener struct {
 	MaxStreams       uint32 // HTTP/2 streams per connection
 	StreamWindow     int    // HTTP/2 receive window of a stream, in bytes; 0 = the server's own
 	ConnectionWindow int    // of a connection
+	AccessLog        string // file for one line per request; "" for none
 	RequestID        bool   // add x-request-id when it is missing
 	ForwardedFor     bool   // append the peer to x-forwarded-for
 	StripPort        bool   // drop any port from the host before the lookup
@@ -134,7 +137,7 @@ func decodeAddress(f *faults, at string, a *corev3.Address) string {
 }
 
 func (l *Listener) decodeManager(f *faults, at string, m *hcmv3.HttpConnectionManager) {
-	// Access logs and tracing change no answer and are left out silently.
+	// Access logs but those to one file, and tracing, change no answer and are left out silently.
 	f.only(at, m, "codec_type", "stat_prefix", "rds", "route_config", "http_filters", "tracing", "common_http_protocol_options",
 		"http_protocol_options", "http2_protocol_options", "server_name", "server_header_transformation", "max_request_headers_kb",
 		"stream_idle_timeout", "request_headers_timeout", "drain_timeout", "delayed_close_timeout", "access_log", "access_log_options",
@@ -159,6 +162,7 @@ func (l *Listener) decodeManager(f *faults, at string, m *hcmv3.HttpConnectionMa
 	l.StreamWindow = int(min(h2.GetInitialStreamWindowSize().GetValue(), math.MaxInt32))
 	l.ConnectionWindow = int(min(h2.GetInitialConnectionWindowSize().GetValue(), math.MaxInt32))
 	l.ForwardedFor = m.GetUseRemoteAddress().GetValue() && !m.GetSkipXffAppend()
+	l.AccessLog = accessLogFile(m.GetAccessLog())
 	l.RequestID = m.GetGenerateRequestId() == nil || m.GetGenerateRequestId().GetValue()
 	l.StripPort = m.GetStripAnyHostPort()
 	for i, e := range m.GetEarlyHeaderMutationExtensions() {
@@ -168,6 +172,17 @@ func (l *Listener) decodeManager(f *faults, at string, m *hcmv3.HttpConnectionMa
 	}
 	l.decodeRoutes(f, at, m)
 	l.decodeFilters(f, at, m.GetHttpFilters())
+}
+
+// accessLogFile returns the file of the first access log that is a file and has no filter.
+func accessLogFile(all []*accesslogv3.AccessLog) string {
+	for _, a := range all {
+		var file filelogv3.FileAccessLog
+		if a.GetFilter() == nil && a.GetTypedConfig().UnmarshalTo(&file) == nil {
+			return file.GetPath()
+		}
+	}
+	return ""
 }
 
 func (l *Listener) decodeRoutes(f *faults, at string, m *hcmv3.HttpConnectionManager) {

@@ -31,6 +31,9 @@ type exchange struct {
 	host  *client.VirtualHost
 	route *client.Route
 	code  int // status answered
+
+	upstream string // host:port of the last attempt
+	attempts int
 }
 
 // serve handles one request of an LDS listener.
@@ -57,6 +60,9 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 			x.body.close()
 		}
 		metrics.answered(x.code)
+		if path := x.listener.AccessLog; path != "" {
+			p.accessLog.write(path, x.accessRecord(time.Now()), p.cfg.Logger)
+		}
 		metrics.duration.Observe(time.Since(x.begun).Seconds())
 	}()
 	if c := x.prepare(); c != nil {

@@ -69,7 +69,8 @@ func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *bal
 		if host == nil {
 			return nil, last, errNoHost
 		}
-		last = host
+		last, x.upstream = host, host.Address
+		x.attempts++
 		answer, err := x.p.pool(view, host).RoundTrip(x.upstreamRequest(host))
 		if err == nil {
 			if c.balancer.ReportStatus(time.Now(), host, answer.StatusCode) {

@@ -28,7 +28,8 @@ type Proxy struct {
 	once    sync.Once     // closes ready
 	noTLS   sync.Once     // logs a listener without a certificate
 
-	inflight sync.WaitGroup // handlers
+	inflight  sync.WaitGroup // handlers
+	accessLog accessLog
 
 	mu    sync.Mutex
 	addrs map[string]net.Addr // by listener
@@ -64,6 +65,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	err := g.Wait()
 	p.inflight.Wait()
 	p.pools.Close()
+	p.accessLog.close()
 	return err
 }
 

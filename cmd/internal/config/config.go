@@ -219,6 +219,16 @@ type Proxy struct {
 	// certificate, stops the roll-out of a plan that it refuses; what other clients
 	// refuse or report changes nothing.
 	Nodes []string `yaml:"nodes,omitempty" default:"without tls.trust_domain: proxy@HOST and envoy@HOST"`
+	// AccessLog is a file, such as /dev/stdout, to which every Envoy and embedded proxy
+	// writes a line of JSON for each request: its id (x-request-id), stage, replica,
+	// status and duration. It must be an absolute path. "" writes none.
+	AccessLog string `yaml:"access_log,omitempty"`
+	// TraceCollector is the host:port, as an IP address, of an OpenTelemetry collector
+	// (OTLP over gRPC) that Envoys export spans of requests to. They begin the traces
+	// that migrators continue. "" traces nothing there.
+	TraceCollector string `yaml:"trace_collector,omitempty"`
+	// TraceShare is the share of requests whose traces Envoys begin, in (0, 1].
+	TraceShare float64 `yaml:"trace_share,omitempty" default:"0.01"`
 	// TLS makes the listener serve HTTPS; without it clients connect in plain text.
 	// The control plane sends the certificate to the Envoys (SDS), and "cascade
 	// proxy" reads it itself; a renewed one takes effect within 10 s, without a

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -112,6 +113,7 @@ func (f *Fleet) validate() []*FieldError {
 	checkAddress(c, "proxy.listen", f.Proxy.Listen)
 	checkIP(c, "proxy.listen", f.Proxy.Listen)
 	f.Proxy.validateNodes(c, f.TLS.TrustDomain)
+	f.Proxy.validateObservation(c)
 	if len(f.Topology) > maxMachineFiles {
 		c.fail("topology", "%d files exceed the limit of %d: put several machines into one file", len(f.Topology), maxMachineFiles)
 	}
@@ -149,6 +151,20 @@ func (p Proxy) validateNodes(c *checker, trustDomain string) {
 	}
 	if err := nodegroup.CheckSpecific(p.Nodes); err != nil {
 		c.fail("proxy.nodes", "%v, because these proxies get the key of proxy.tls", err)
+	}
+}
+
+// validateObservation checks where requests are logged and traced.
+func (p Proxy) validateObservation(c *checker) {
+	if p.AccessLog != "" && !filepath.IsAbs(p.AccessLog) {
+		c.fail("proxy.access_log", "%q: must be an absolute path, for instance /dev/stdout: proxies on every host write it", p.AccessLog)
+	}
+	if p.TraceCollector != "" {
+		checkAddress(c, "proxy.trace_collector", p.TraceCollector)
+		checkIP(c, "proxy.trace_collector", p.TraceCollector)
+	}
+	if !(p.TraceShare >= 0 && p.TraceShare <= 1) {
+		c.fail("proxy.trace_share", "%v: must be in (0, 1]", p.TraceShare)
 	}
 }
 
