@@ -162,6 +162,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	g.Go(func() error { return seen.Run(back) })
 	g.Go(func() error {
 		mux := adminHandler(metrics, func() string { return frontendReadiness(front.Status(), room.Err()) })
+		mux.Handle("GET /plan", planHandler(d.Plans))
 		mux.Handle("GET /policies/records", onlyLocal(control.RestrictHosts(nil, policyhost.Records(d.Hosts()...))))
 		return serveAdmin(back, listeners.admin, mux, adminAccess{fleet.Fleet.Control.AdminHosts, fm.certs, fleet.Fleet.TLS.TrustDomain})
 	})

@@ -74,7 +74,7 @@ Its subcommands are about the plans of a running control plane.`,
 	completeFrom(c, "profile", cost.Names())
 	completeFrom(c, "policy", []string{"exact", "recursion", "two-phase", "paper"})
 	f.StringVar(&p.plot, "plot", "", "write a picture of the plan to this file (.svg or .png)")
-	c.AddCommand(newPlanHistory(s), newPlanPin(s), newPlanUnpin(s), newPlanRollback(s))
+	c.AddCommand(newPlanHistory(s), newPlanPin(s), newPlanUnpin(s), newPlanRollback(s), newPlanRepair(s))
 	return c
 }
 

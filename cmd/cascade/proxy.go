@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/proxy"
@@ -113,7 +114,19 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	}
 	g.Go(func() error { s.logReadiness(ctx, px, strings.Join(m.control, " and ")); return nil })
 	g.Go(func() error {
-		return serveAdmin(back, admin, adminHandler(metrics, func() string { return proxyReady(ctx, px, room.Err()) }),
+		mux := adminHandler(metrics, func() string { return proxyReady(ctx, px, room.Err()) })
+		mux.Handle("GET /plan", planHandler(func() []policies.Plan {
+			s := px.Snapshot()
+			if s == nil {
+				return nil
+			}
+			plans, err := client.ReadPlans(s)
+			if err != nil {
+				return nil // a roll-out is in progress: ask again
+			}
+			return plans
+		}))
+		return serveAdmin(back, admin, mux,
 			adminAccess{fleet.Fleet.Control.AdminHosts, m.certs, fleet.Fleet.TLS.TrustDomain})
 	})
 	return g.Wait()

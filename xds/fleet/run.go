@@ -92,7 +92,10 @@ func (f *Fleet) restore(ctx context.Context, updates <-chan store.Update) error 
 		case !ok:
 			return errors.New("fleet: the watch of the plan store ended")
 		case u.Err != nil:
-			return fmt.Errorf("fleet: read the stored plan: %w", u.Err)
+			if errors.Is(u.Err, store.ErrFormat) {
+				return fmt.Errorf("fleet: read the stored plan: %w", u.Err)
+			}
+			return fmt.Errorf("fleet: read the stored plan: %w; restore it from a backup, or rebuild it with \"cascade plan repair\"", u.Err)
 		}
 		f.version = u.Version
 		f.step(ctx, time.Now(), Stored{u.Object})

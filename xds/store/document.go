@@ -19,6 +19,9 @@ const (
 	maxSize = 8 << 20 // twenty times the size of 10,000 replicas with long names
 )
 
+// ErrFormat says that a newer version wrote the stored object.
+var ErrFormat = errors.New("the plan was written by a newer version")
+
 // document is the stored form. Epoch and Plans stand for those of Object.
 type document struct {
 	Format   int            `json:"format"`
@@ -70,6 +73,13 @@ func encode(o Object, revision uint64) ([]byte, error) {
 
 // decode decodes an object that encode wrote and that an operator may have edited.
 func decode(body []byte) (o Object, revision uint64, err error) {
+	// The format first: another one may have other fields.
+	var head struct {
+		Format int `json:"format"`
+	}
+	if json.Unmarshal(body, &head) == nil && head.Format > format {
+		return Object{}, 0, fmt.Errorf("%w: format %d, and this program reads up to %d: start a version that reads it", ErrFormat, head.Format, format)
+	}
 	var d document
 	dec := json.NewDecoder(bytes.NewReader(body))
 	dec.DisallowUnknownFields()
@@ -80,7 +90,7 @@ func decode(body []byte) (o Object, revision uint64, err error) {
 		return Object{}, 0, fmt.Errorf("byte %d: more than one JSON object", dec.InputOffset())
 	}
 	if d.Format != format {
-		return Object{}, 0, fmt.Errorf("format %d is not supported; this program reads format %d", d.Format, format)
+		return Object{}, 0, fmt.Errorf("format %d: must be %d", d.Format, format)
 	}
 	o = d.Object.inUTC()
 	o.Epoch = d.Epoch

@@ -62,7 +62,8 @@ func TestFileErrors(t *testing.T) {
 	for name, c := range map[string]struct{ body, want string }{
 		"empty":         {"", "byte 0: EOF"},
 		"cut":           {`{"format":1,`, "unexpected EOF"},
-		"other format":  {`{"format":2}`, "format 2 is not supported"},
+		"other format":  {`{"format":0}`, "format 0: must be 1"},
+		"newer format":  {`{"format":2,"color":"red"}`, "the plan was written by a newer version: format 2, and this program reads up to 1"},
 		"unknown field": {`{"format":1,"color":"red"}`, `unknown field "color"`},
 		"two objects":   {`{"format":1}{}`, "more than one JSON object"},
 		"wrong type":    {`{"format":1,"epoch":-1}`, "epoch"},

@@ -19,6 +19,14 @@ type controlView struct {
 	mu    sync.Mutex
 	view  market.View
 	peers map[policies.ReplicaID]policies.Replica
+	plans []policies.Plan // of all models, as last published
+}
+
+// Plans returns the plans of all models that the daemon follows.
+func (d *Daemon) Plans() []policies.Plan {
+	d.controlView.mu.Lock()
+	defer d.controlView.mu.Unlock()
+	return d.controlView.plans
 }
 
 // peer returns a replica of the model; the zero value if it is unknown.
@@ -70,6 +78,9 @@ func (w snapshotWatcher) Update(s *client.Snapshot) {
 	if err != nil {
 		return // a rollout is in progress: a later snapshot completes it
 	}
+	d.controlView.mu.Lock()
+	d.controlView.plans = plans
+	d.controlView.mu.Unlock()
 	var plan policies.Plan
 	for _, p := range plans {
 		if p.Model == d.model {

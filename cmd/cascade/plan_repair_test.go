@@ -1,0 +1,69 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// following is the admin server of a daemon that follows a plan.
+func following(t *testing.T, plans ...policies.Plan) string {
+	mux := http.NewServeMux()
+	mux.Handle("GET /plan", planHandler(func() []policies.Plan { return plans }))
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// TestPlanRepair rebuilds a corrupt plan.json from the newest plan that a migrator or a proxy
+// follows, and changes nothing where there is nothing to repair or nothing to repair it with.
+func TestPlanRepair(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "fleet.yaml")
+	replace(t, path, "state: state\n"+watched)
+	plan := filepath.Join(dir, "state", "plan.json")
+	testkit.NoError(t, os.Mkdir(filepath.Dir(plan), 0o700))
+	repair := func(args ...string) (string, int) {
+		out := newOutput()
+		code := run(t.Context(), append([]string{"plan", "repair", "-c", path}, args...), out, out)
+		text, _ := out.read()
+		return text, code
+	}
+	of := func(epoch policies.Epoch, ids ...policies.ReplicaID) policies.Plan {
+		p := policies.OneStagePlan("m", ids)
+		p.Epoch = epoch
+		return p
+	}
+	corrupt := []byte(`{"format": 1, "epo`)
+	testkit.NoError(t, os.WriteFile(plan, corrupt, 0o600))
+	if text, code := repair("--from", "http://127.0.0.1:1"); code != 1 || !strings.Contains(text, "no migrator and no proxy named a plan") {
+		t.Errorf("no daemon: %d %s", code, text)
+	}
+	if got := testkit.Must(os.ReadFile(plan)); string(got) != string(corrupt) {
+		t.Errorf("the file was changed: %s", got)
+	}
+
+	old, newest, other := following(t, of(7, "r0")), following(t, of(9, "r0", "r1")), following(t, policies.Plan{Model: "m", Epoch: 99})
+	text, code := repair("--from", old, "--from", newest, "--from", other)
+	if code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "plan.json.corrupt-") {
+		t.Fatalf("%d %s", code, text)
+	}
+	u := <-testkit.Must(store.NewFile(plan)).Watch(t.Context())
+	if u.Err != nil || u.Object.Epoch != 9 || len(u.Object.Plans) != 1 || len(u.Object.Plans[0].Stages[0].Replicas) != 2 {
+		t.Errorf("%+v", u)
+	}
+	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "nothing to repair") {
+		t.Errorf("a good file: %d %s", code, text)
+	}
+	testkit.NoError(t, os.WriteFile(plan, []byte(`{"format": 2, "color": "red"}`), 0o600))
+	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "written by a newer version") {
+		t.Errorf("a newer file: %d %s", code, text)
+	}
+}
