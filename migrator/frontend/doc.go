@@ -17,8 +17,8 @@
 //  3. A request is counted at the one replica whose engine runs it; it arrives
 //     once and ends once, however often it migrates.
 //  4. Nothing that a client sends names another engine's memory or another
-//     request: kv_transfer_params and x-cascade-* never reach an engine from
-//     outside, because every request passes one gate, which lists the methods
+//     request: kv_transfer_params, request ids and header fields that are not
+//     listed never reach an engine from outside, because every request passes one gate, which lists the methods
 //     and paths that are served and reads all bodies.
 //  5. An answer that is cut ends with an error event and without [DONE]; one
 //     that has not begun is refused in a way that proxies retry elsewhere. A

@@ -1,6 +1,8 @@
 package frontend
 
 import (
+	"crypto/rand"
+	"encoding/hex"
 	"net/http"
 	"strings"
 
@@ -15,32 +17,42 @@ var hopByHop = map[string]bool{
 	"Content-Length": true, "Expect": true, "Accept-Encoding": true, "Host": true,
 }
 
+// forEngines are the fields of a client's request that an engine may see: what it needs to
+// read the body, to know the caller and to join its trace. Engines act on more fields than
+// are documented: vLLM reads the addresses of its peers from X-Request-Id (P2pNccl), and
+// from X-data-parallel-rank which of its processes serves the request.
+var forEngines = [...]string{"Accept", "Authorization", "Content-Type", "Traceparent", "Tracestate", "User-Agent"}
+
+const requestIDHeader = "X-Request-Id"
+
 // engineHeaders returns the fields of a client's request that an engine may see.
-func engineHeaders(h http.Header) http.Header { return withoutHeaders(h, length.IsControlHeader) }
+func engineHeaders(h http.Header) http.Header {
+	out := make(http.Header, len(forEngines)+2)
+	for _, name := range forEngines {
+		if values := h[name]; len(values) > 0 {
+			out[name] = values[:1:1]
+		}
+	}
+	eachConnectionHeader(h, func(name string) { delete(out, name) })
+	return out
+}
 
 // peerHeaders returns the fields of a client's request that a peer may see. The
 // estimate is one of them: the peer counts the request by it.
 func peerHeaders(h http.Header) http.Header {
-	return withoutHeaders(h, func(name string) bool { return length.IsControlHeader(name) && name != length.TokensHeader })
-}
-
-// resumeHeaders returns the fields for a leg that is not the client's first:
-// without the estimate, and without x-request-id, which the first leg's engine
-// may still have in use.
-func resumeHeaders(h http.Header) http.Header {
-	return withoutHeaders(h, func(name string) bool { return length.IsControlHeader(name) || name == "x-request-id" })
-}
-
-func withoutHeaders(h http.Header, drop func(lower string) bool) http.Header {
-	out := make(http.Header, len(h))
-	for name, values := range h {
-		if hopByHop[name] || drop(strings.ToLower(name)) {
-			continue
-		}
-		out[name] = values
+	out := engineHeaders(h)
+	if n := h.Get(length.TokensHeader); n != "" {
+		out.Set(length.TokensHeader, n)
 	}
-	eachConnectionHeader(h, func(name string) { delete(out, name) })
 	return out
+}
+
+// setRequestID gives an engine's request an id of its own: clients choose none, because
+// engines take their requests apart by it, and no two legs share one.
+func setRequestID(h http.Header) {
+	var id [16]byte
+	rand.Read(id[:]) // never fails
+	h[requestIDHeader] = []string{hex.EncodeToString(id[:])}
 }
 
 // copyToClient copies the fields of an engine's answer that a client may see into

@@ -74,15 +74,13 @@ func (lr *legRequest) name() string {
 // goes to.
 func (lr *legRequest) headers() http.Header {
 	var h http.Header
-	switch {
-	case lr.arrival.Input > 0:
-		h = resumeHeaders(lr.header)
-	case lr.target.Address == "":
+	if lr.target.Address == "" || lr.arrival.Input > 0 { // a later leg needs no estimate
 		h = engineHeaders(lr.header)
-	default:
+	} else {
 		h = peerHeaders(lr.header)
 	}
 	if lr.target.Address == "" {
+		setRequestID(h)
 		if leg := lr.name(); leg != "" {
 			h[LegHeader] = []string{leg}
 		}

@@ -114,6 +114,7 @@ func (srv *Server) newPassthrough() *httputil.ReverseProxy {
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.SetURL(srv.engine)
 			p.Out.Header = engineHeaders(p.In.Header)
+			setRequestID(p.Out.Header)
 			p.Out.ContentLength = p.In.ContentLength
 		},
 		ModifyResponse: func(resp *http.Response) error {

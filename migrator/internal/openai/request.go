@@ -39,11 +39,11 @@ type member struct {
 	value span
 }
 
-// withheld are the fields that only the fleet itself may send to an engine: they
-// name other engines' memory.
-var withheld = [...]string{"kv_transfer_params", "ec_transfer_params"}
-
-func isWithheld(name string) bool { return name == withheld[0] || name == withheld[1] }
+// isWithheld reports whether only the fleet itself may send a field to an engine: it
+// names other engines' memory, or the request at its engine.
+func isWithheld(name string) bool {
+	return name == "kv_transfer_params" || name == "ec_transfer_params" || name == "request_id"
+}
 
 // Parse parses a body, which the Request refers to. The error says what is wrong
 // with the JSON text and where, in words for the client. Fields that an engine
@@ -113,7 +113,7 @@ func (r *Request) field(name string, value span) (edited bool) {
 	case "return_token_ids":
 		r.WantsIDs = r.boolean(v)
 		return true
-	case "kv_transfer_params", "ec_transfer_params":
+	case "kv_transfer_params", "ec_transfer_params", "request_id":
 		r.hasWithheld = true
 		return true
 	case "vllm_xargs":
@@ -140,7 +140,7 @@ func (r *Request) field(name string, value span) (edited bool) {
 		r.MinOutput = r.count(v)
 		r.Features |= featureOf(name, v)
 		return true
-	case "request_id", "truncate_prompt_tokens", "chat_template", "documents", "add_generation_prompt", "continue_final_message":
+	case "truncate_prompt_tokens", "chat_template", "documents", "add_generation_prompt", "continue_final_message":
 		return true
 	case "logits_processors":
 		r.tied = r.tied || v.Type != gjson.Null

@@ -120,10 +120,10 @@ func FuzzRequest(f *testing.F) {
 			}
 			for k, v := range got {
 				switch k {
-				case "kv_transfer_params", "ec_transfer_params":
+				case "kv_transfer_params", "ec_transfer_params", "request_id":
 					t.Fatalf("%s of %q lets %s through", name, body, k)
 				case "vllm_xargs":
-					if m, ok := v.(map[string]any); ok && (m[withheld[0]] != nil || m[withheld[1]] != nil) {
+					if m, ok := v.(map[string]any); ok && (m["kv_transfer_params"] != nil || m["ec_transfer_params"] != nil || m["request_id"] != nil) {
 						t.Fatalf("%s of %q lets %s through", name, body, k)
 					}
 				case "stream", "stream_options", "return_token_ids":
