@@ -25,7 +25,7 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, boo
 	control := http.NewResponseController(w)
 	control.SetReadDeadline(time.Now().Add(srv.cfg.BodyTimeout)) // fails only on servers that have a deadline of their own
 	defer control.SetReadDeadline(time.Time{})
-	defer context.AfterFunc(r.Context(), func() { control.SetReadDeadline(time.Unix(1, 0)) })()
+	defer afterFunc(r.Context(), func() { control.SetReadDeadline(time.Unix(1, 0)) })()
 	b, err := readSized(http.MaxBytesReader(w, r.Body, srv.cfg.MaxBody), r.ContentLength)
 	var large *http.MaxBytesError
 	switch {
@@ -40,6 +40,21 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, boo
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body was cut: " + err.Error()})
 	}
 	return nil, false
+}
+
+// afterFunc is context.AfterFunc, but stop waits for f if it has begun: f may use a
+// ResponseWriter, which is not valid once its handler has returned.
+func afterFunc(ctx context.Context, f func()) (stop func()) {
+	ended := make(chan struct{})
+	stopped := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		f()
+	})
+	return func() {
+		if !stopped() {
+			<-ended
+		}
+	}
 }
 
 // readSized reads a body of a declared size, −1 for unknown. It allocates for
