@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -36,7 +37,9 @@ func (x *exchange) estimateLength() bool {
 	var scanner length.Scanner
 	x.openBody()
 	x.watchdog.start()
+	ended := context.AfterFunc(x.ctx, func() { _ = x.watchdog.control.SetReadDeadline(time.Unix(1, 0)) })
 	err := x.body.readAll(func(piece []byte) { scanner.Write(piece) })
+	ended()
 	switch {
 	case errors.Is(err, errTooLarge):
 		x.replyTooLarge()
@@ -87,6 +90,10 @@ func (x *exchange) replyTooLarge() {
 func (x *exchange) replyBadBody(err error) {
 	if x.clientLeft() {
 		x.code = statusClientGone
+		return
+	}
+	if errors.Is(context.Cause(x.ctx), errStopping) {
+		x.replyStopping()
 		return
 	}
 	if x.ctx.Err() != nil {

@@ -45,7 +45,7 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 	if l == nil {
 		// Removed while this connection was still open.
 		w.Header().Set("Connection", "close")
-		w.WriteHeader(http.StatusServiceUnavailable)
+		(&exchange{p: p, w: w, r: r}).replyStopping()
 		return
 	}
 	x := &exchange{p: p, state: s, listener: l, w: w, r: r, begun: time.Now(), size: r.ContentLength}
@@ -176,14 +176,14 @@ func (x *exchange) openBody() {
 	}
 }
 
-// clientLeft reports whether the client left, as opposed to a limit of the proxy ending
-// the request.
+// clientLeft reports whether the client left, as opposed to a limit or the end of the
+// proxy ending the request.
 func (x *exchange) clientLeft() bool {
 	if x.r.Context().Err() == nil {
 		return false
 	}
 	cause := context.Cause(x.ctx)
-	return !errors.Is(cause, errIdle) && !errors.Is(cause, errTimeout) && !errors.Is(cause, errDuration)
+	return !errors.Is(cause, errIdle) && !errors.Is(cause, errTimeout) && !errors.Is(cause, errDuration) && !errors.Is(cause, errStopping)
 }
 
 // mutateResponse changes the headers of a response: the route's operations first, the

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/localfault"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
@@ -195,7 +196,9 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	var failure *upstream.Error
 	switch {
 	case x.clientLeft():
-		x.code = statusClientGone
+		x.code = statusClientGone // without an answer, which aborts the request
+	case errors.Is(err, errStopping):
+		x.replyStopping()
 	case errors.Is(err, errIdle) && (x.body.pending() || x.body.failed()):
 		x.replyError(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
 	case errors.Is(err, errIdle), errors.Is(err, errTimeout), errors.Is(err, errDuration):
@@ -214,6 +217,13 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	default:
 		x.replyError(503, codeUnreachable, fmt.Sprintf("Cluster %q: %v.", c.name, err))
 	}
+}
+
+// replyStopping answers that another proxy should serve the request.
+func (x *exchange) replyStopping() {
+	x.w.Header().Set(length.RefusedHeader, "1")
+	x.w.Header().Set("Retry-After", "1")
+	x.replyError(503, codeStopping, "This proxy is stopping. Send the request again.")
 }
 
 // replyExhausted answers that this proxy has no resources for the request.

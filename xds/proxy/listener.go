@@ -18,11 +18,18 @@ import (
 // bindRetry is the delay before another attempt to bind an address.
 const bindRetry = time.Second
 
+// closeGrace is how long requests that are ended have for their answers.
+const closeGrace = time.Second
+
+// errStopping ends the requests that outlive the drain timeout.
+var errStopping = errors.New("the proxy is stopping")
+
 // server is a bound listener.
 type server struct {
 	http    *http.Server
 	address string // from LDS
 	secure  bool   // with TLS
+	stop    context.CancelCauseFunc
 	ended   chan struct{}
 }
 
@@ -125,7 +132,9 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
-	s := &server{address: l.Address, secure: l.Secret != "", ended: make(chan struct{}), http: &http.Server{
+	ctx, stop := context.WithCancelCause(context.Background())
+	s := &server{address: l.Address, secure: l.Secret != "", stop: stop, ended: make(chan struct{}), http: &http.Server{
+		BaseContext:       func(net.Listener) context.Context { return ctx },
 		Handler:           httpserver.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(name, w, r) })),
 		Protocols:         protocols,
 		ReadHeaderTimeout: l.HeadersTimeout,
@@ -158,12 +167,18 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	return s
 }
 
-// drain stops accepting, waits for the streams, and cuts the remaining ones.
+// drain stops accepting and waits for the streams. What remains after the drain timeout
+// is ended: a request without an answer is refused, and a stream is cut.
 func (p *Proxy) drain(s *server) {
+	defer s.stop(nil)
 	ctx, cancel := context.WithTimeout(context.Background(), p.cfg.DrainTimeout)
 	defer cancel()
 	if err := s.http.Shutdown(ctx); err != nil {
 		p.cfg.Logger.Warn("streams cut at the end of the drain timeout", "timeout", p.cfg.DrainTimeout)
+		s.stop(errStopping)
+		grace, cancel := context.WithTimeout(context.Background(), closeGrace)
+		defer cancel()
+		_ = s.http.Shutdown(grace) // what is left is closed
 		s.http.Close()
 	}
 	<-s.ended

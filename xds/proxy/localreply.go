@@ -24,6 +24,7 @@ const (
 	codeTooLarge    = "request_too_large"
 	codeNoFilter    = "filter_missing"
 	codeBadBody     = "bad_request_body"
+	codeStopping    = "proxy_stopping"
 )
 
 // apiError is an error in the shape of the OpenAI API.

@@ -29,10 +29,8 @@ func (x *exchange) forwardResponse(resp *http.Response, host *balance.Host) {
 	x.watchdog.answering.Store(true)
 	x.w.WriteHeader(resp.StatusCode)
 	if err := x.copyBody(resp); err != nil {
-		if x.clientLeft() {
-			return // the client left
-		}
-		// The status was sent: only cutting the stream can signal the error.
+		// The status was sent: only cutting the stream can signal the error, also to a client
+		// that has closed its own direction only.
 		panic(http.ErrAbortHandler)
 	}
 	for name, values := range resp.Trailer {
