@@ -29,7 +29,7 @@ func (srv *Server) withAnswer(next http.Handler) http.Handler {
 func (srv *Server) answerUnanswered(w http.ResponseWriter, r *http.Request) {
 	switch cause := context.Cause(r.Context()); {
 	case cause == nil:
-		srv.log.Error("internal error: request left unanswered", "method", r.Method, "path", r.URL.Path)
+		srv.requestLog(r.Header).Error("internal error: request left unanswered", "method", r.Method, "path", r.URL.Path)
 		writeProblem(w, openai.Problem{Status: http.StatusInternalServerError, Message: "internal error: the request was left unanswered; send it again"})
 	case errors.Is(cause, errStopping):
 		refuseRequest(w, "the replica is stopping; send the request to another one")

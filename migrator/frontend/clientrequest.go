@@ -3,6 +3,7 @@ package frontend
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"strconv"
 
@@ -67,7 +68,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	switch {
 	case err != nil && r.Context().Err() != nil: // see answerUnanswered
 	case err != nil:
-		srv.refuseEngineFailure(w, err)
+		srv.refuseEngineFailure(w, s.log(), err)
 	case b.leg == nil:
 		srv.relayResponse(w, b, key, assemblable && template == nil)
 	case out == nil:
@@ -79,24 +80,24 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 }
 
 // refuseEngineFailure answers a request for which the engine produced no token.
-func (srv *Server) refuseEngineFailure(w http.ResponseWriter, err error) {
+func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, err error) {
 	var bad *session.MalformedError
 	if errors.As(err, &bad) || errors.Is(err, openai.ErrEventTooLarge) {
-		srv.log.Error("engine sent a malformed answer", "error", err)
+		log.Error("engine sent a malformed answer", "error", err)
 		writeProblem(w, engineLostProblem(err))
 		return
 	}
 	if errors.Is(err, errLostEverywhere) {
-		srv.log.Error("request not begun: several replicas lost it", "error", err)
+		log.Error("request not begun: several replicas lost it", "error", err)
 		writeProblem(w, openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError", Message: errLostEverywhere.Error() + "; send it again later"})
 		return
 	}
 	if localfault.Is(err) {
-		srv.log.Warn("request refused: this process ran out of a resource", "error", err)
+		log.Warn("request refused: this process ran out of a resource", "error", err)
 		refuseRequest(w, "the replica is out of resources; send the request to another one")
 		return
 	}
-	srv.log.Warn("engine did not answer", "error", err)
+	log.Warn("engine did not answer", "error", err)
 	refuseRequest(w, "the replica's engine does not answer; send the request to another one")
 }
 
@@ -135,7 +136,7 @@ func (srv *Server) serveStream(r *http.Request, s *Stream, b openedLeg) {
 		panic(http.ErrAbortHandler)
 	}
 	if err != nil {
-		srv.log.Warn("stream ended early", "stream", s.id, "error", err)
+		s.log().Warn("stream ended early", "error", err)
 		if s.currentHolder().Replica == srv.cfg.Replica {
 			srv.probeNow()
 		}

@@ -162,7 +162,7 @@ func (srv *Server) openLeg(ctx context.Context, lr *legRequest) (openedLeg, erro
 		if !ok {
 			return b, err
 		}
-		srv.log.Warn("request not begun; sending it to another replica", "stream", lr.request.ID, "from", tried[len(tried)-1], "to", srv.replicaOf(next), "error", err)
+		srv.requestLog(lr.header).Warn("request not begun; sending it to another replica", "request", lr.request.ID, "from", tried[len(tried)-1], "to", srv.replicaOf(next), "error", err)
 		lr.target = next
 	}
 }

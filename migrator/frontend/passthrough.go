@@ -131,7 +131,7 @@ func (srv *Server) newPassthrough() *httputil.ReverseProxy {
 			if !localfault.Is(err) {
 				srv.probeNow()
 			}
-			srv.refuseEngineFailure(w, err)
+			srv.refuseEngineFailure(w, srv.requestLog(r.Header), err)
 		},
 		ErrorLog: discardLog,
 	}

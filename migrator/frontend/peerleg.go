@@ -24,7 +24,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		body, err = srv.adopt(lr, body)
 	}
 	if err != nil {
-		srv.log.Warn("peer's leg refused", "frontend", lr.frontEnd, "request", lr.request.ID, "error", err)
+		srv.requestLog(r.Header).Warn("peer's leg refused", "frontend", lr.frontEnd, "request", lr.request.ID, "error", err)
 		refuseRequest(w, err.Error())
 		return
 	}
@@ -39,7 +39,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	switch {
 	case err != nil && r.Context().Err() != nil: // see answerUnanswered
 	case err != nil:
-		srv.refuseEngineFailure(w, err)
+		srv.refuseEngineFailure(w, srv.requestLog(r.Header).With("request", lr.request.ID), err)
 	case b.leg == nil:
 		srv.relayResponse(w, b, templateKey{}, false)
 	default:

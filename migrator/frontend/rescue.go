@@ -48,7 +48,7 @@ type rescue struct {
 
 // reportLoss logs what becomes of a lost leg.
 func (s *Stream) reportLoss(a *session.Action) {
-	log := s.server.log.With("stream", s.id, "error", a.Err)
+	log := s.log().With("error", a.Err)
 	switch a.Loss {
 	case session.Rescuing:
 		s.rescue = rescue{start: time.Now(), probes: s.server.probesPassed.Load()}
@@ -62,6 +62,12 @@ func (s *Stream) reportLoss(a *session.Action) {
 
 // reportRescue reports the outcome of a rescue.
 func (s *Stream) reportRescue(r *session.Rescue) {
+	log := s.log().With("from", r.From, "to", r.To, "tokens", r.Length, "after", time.Since(s.rescue.start).Round(time.Millisecond))
+	if r.Err != nil {
+		log.Warn("stream not rescued", "error", r.Err)
+	} else {
+		log.Info("stream goes on at another replica")
+	}
 	if report := s.server.cfg.OnRescue; report != nil {
 		report(Rescue{Stream: s.id, Epoch: r.Epoch, From: r.From, To: r.To, Length: policies.Tokens(r.Length),
 			Start: s.rescue.start, Duration: time.Since(s.rescue.start), Err: r.Err})
@@ -111,7 +117,7 @@ func (s *Stream) openRescueLeg(a *session.Action) session.Event {
 		leg, first, err = s.openLaterLeg(ctx, lr, len(a.IDs))
 	}
 	if err != nil {
-		s.server.log.Warn("rescue failed at a replica", "stream", s.id, "replica", a.Replica, "error", err)
+		s.log().Warn("rescue failed at a replica", "replica", a.Replica, "error", err)
 		return session.Event{Kind: session.OpenFailed, Err: err}
 	}
 	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: a.Replica, Fingerprint: s.loadFingerprint()}
