@@ -26,7 +26,8 @@ var attacker = net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: net.IPv
 const sentinel = "GET /sentinel HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 // exchange sends an attack on a connection of its own and returns what came of it: the statuses
-// of the answers, and whether the connection could be used further.
+// of the answers. Whether the connection stays open afterwards does not matter: the sentinel shows
+// that what follows the attack is not taken for a request of its own.
 func exchange(address string, attack []byte, halfClose bool) (string, error) {
 	conn, err := attacker.Dial("tcp", address)
 	if err != nil {
@@ -54,11 +55,11 @@ func exchange(address string, attack []byte, halfClose bool) (string, error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return strings.Join(append(answers, "waits"), ", "), nil
 		case err != nil && sent && last == http.StatusNotFound:
-			return strings.Join(append(answers[:len(answers)-1], "open"), ", "), nil
+			return strings.Join(answers[:len(answers)-1], ", "), nil // without the sentinel's
 		case err != nil && len(answers) == 0:
 			return "no answer", nil
 		case err != nil:
-			return strings.Join(append(answers, "closed"), ", "), nil
+			return strings.Join(answers, ", "), nil
 		case resp.StatusCode == http.StatusContinue:
 			continue
 		}
@@ -68,7 +69,7 @@ func exchange(address string, attack []byte, halfClose bool) (string, error) {
 			continue
 		}
 		if resp.Close {
-			return strings.Join(append(answers, "closed"), ", "), nil // a client reads no further
+			return strings.Join(answers, ", "), nil // a client reads no further
 		}
 		sent = true
 		io.WriteString(conn, sentinel)

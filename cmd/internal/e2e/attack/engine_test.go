@@ -15,7 +15,8 @@ import (
 // evil marks what an engine must not see.
 const evil = "evil"
 
-// guardedEngine answers as an emulated engine does, and remembers where requests had the mark.
+// guardedEngine answers as an emulated engine does, and remembers where requests had the mark. It
+// never answers a request that has the word "hang".
 type guardedEngine struct {
 	emulator http.Handler
 	mu       sync.Mutex
@@ -46,6 +47,10 @@ func (e *guardedEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	e.seen = append(e.seen, found...)
 	e.mu.Unlock()
+	if bytes.Contains(body, []byte("hang")) {
+		<-r.Context().Done() // until the front end gives the request up
+		return
+	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	e.emulator.ServeHTTP(w, r)
 }

@@ -66,8 +66,9 @@ const tableHead = `# What has been attacked
 ` + "`make attack`" + ` sends these to a running fleet, and runs every test of the repository whose name begins
 with TestAttack. The tests write this table. Ports are those of the front end of a replica (front, and peer for other
 migrators), its KV transport (kv), the embedded proxy, Envoy, the control plane (xds, admin), and the admin
-ports of the migrator and the proxy. An outcome is the statuses of the answers, and whether the connection was closed
-after them; "engine saw evil" would name what came through.
+ports of the migrator and the proxy. An outcome is the statuses of all answers on the attacker's connection; "engine saw
+evil" would name what came through. Attacks on other hosts, identities, keys and processes are the tests
+of their packages: ` + "`git grep 'func TestAttack'`" + ` lists them.
 `
 
 // appendRows adds a directive and its outcome to the table.
