@@ -3,7 +3,9 @@ package inprocess
 import (
 	"bytes"
 	"net/http"
+	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -165,5 +167,34 @@ func TestEngineCoreHangs(t *testing.T) {
 		r.RequireTexts(fixed)
 		r.RequireTexts(others)
 		r.tally()
+	})
+}
+
+// TestOverloadedKV sends an engine three times what its KV cache holds: it preempts requests, which
+// pause for longer than HangTimeout while it generates for others. None of them is taken for lost.
+func TestOverloadedKV(t *testing.T) {
+	planes(t, onProxy, func(t *testing.T, envoy string) {
+		const workers, input, output = 12, 100, 500
+		var rescues atomic.Int64
+		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 1, edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{}, 20
+			f.Models[0].Context = 1024
+			f.Replicas[0].KVTokens = workers * (input + output) / 3
+		}, front: func(_ string, c *frontend.Config) {
+			c.HangTimeout = 100 * time.Millisecond
+			c.OnRescue = func(frontend.Rescue) { rescues.Add(1) }
+		}})
+		load := r.newLoad(workers, output, input)
+		load.WaitForRequests(2 * workers)
+		load.Stop()
+		load.Report()
+		metrics, err := r.Get(r.replica("r0").Engine + "/metrics")
+		testkit.NoError(t, err)
+		if !regexp.MustCompile(`(?m)^vllm:num_preemptions_total\{.*\} [1-9]`).MatchString(metrics) {
+			t.Error("the engine preempted no request: the test proves nothing")
+		}
+		if n := rescues.Load(); n > 0 || !r.fronts["r0"].Status().EngineReady || r.fronts["r0"].Status().EngineHangs > 0 {
+			t.Errorf("%d streams that waited for their engine were taken for lost; it is %+v", n, r.fronts["r0"].Status())
+		}
 	})
 }
