@@ -109,6 +109,7 @@ var frontendMetrics = []metric[frontend.Status]{
 	gauge("arrivals_per_second", "Arriving requests per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Arrivals) }),
 	gauge("generated_tokens_per_second", "Generated tokens per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Tokens) }),
 	gauge("prefill_tokens_per_second", "Uncached prompt tokens per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Prefill) }),
+	gauge("cached_tokens_estimated", "1 while the engine reports no cached tokens and prefill_tokens_per_second is estimated from the prompts it got.", func(s frontend.Status) float64 { return boolValue(s.CachedEstimated) }),
 	gauge("bytes_per_token", "Prompt bytes per token, learnt from exact counts; 0 before the first.", func(s frontend.Status) float64 { return s.BytesPerToken }),
 	gauge("estimate_error_ratio", "Mean relative error of the length estimates.", func(s frontend.Status) float64 { return s.EstimateError }),
 }

@@ -24,6 +24,7 @@ type engine struct {
 	last           atomic.Pointer[http.Request]
 	body           atomic.Pointer[string]
 	unhealthy      atomic.Bool
+	hidesCached    atomic.Bool                                              // it reports no cached tokens, like stock vLLM
 	ignoresProbes  atomic.Bool                                              // it does not answer health checks
 	ignoredProbes  atomic.Int64                                             // health checks that it did not answer
 	tokensPerEvent atomic.Int64                                             // tokens of one event, as for a slow reader; 0 means 1
@@ -480,7 +481,11 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		ids, text = nil, ""
 	}
 	if usage {
-		send(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d%s}},"system_fingerprint":"vllm-fake"}`, head, len(prompt), len(it.ids), max, len(prompt)/16*16, e.moreUsage)
+		details := fmt.Sprintf(`{"cached_tokens":%d%s}`, len(prompt)/16*16, e.moreUsage)
+		if e.hidesCached.Load() {
+			details = "null"
+		}
+		send(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":%s},"system_fingerprint":"vllm-fake"}`, head, len(prompt), len(it.ids), max, details)
 	}
 	send("[DONE]")
 }

@@ -84,6 +84,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	work := l.local.work
 	if c.HasPromptIDs() {
 		work.SetInput(policies.Tokens(c.PromptTokens()))
+		l.local.estimateCached(c)
 	}
 	n := c.Tokens
 	if c.HasText && !c.ListsIDs() {
@@ -95,7 +96,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 		l.local.server.brought.Add(uint64(n))
 	}
 	if u, ok := c.Usage(); ok {
-		work.SetUsage(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
+		l.local.setUsage(u)
 	}
 }
 

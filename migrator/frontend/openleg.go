@@ -139,7 +139,7 @@ func (b openedLeg) release() {
 // tracker.
 func (b openedLeg) recordUsage(answer []byte) {
 	if u, ok := openai.ParseUsage(answer); ok && b.local != nil {
-		b.local.work.SetUsage(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
+		b.local.setUsage(u)
 	}
 }
 

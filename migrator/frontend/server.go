@@ -14,6 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
+	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/flow"
 )
@@ -50,6 +51,11 @@ type Server struct {
 	hangs        atomic.Uint64 // how often it was
 	crowded      atomic.Bool   // the engine may have preempted requests
 
+	prefixes        *prefixes.Index // of the prompts that the own engine has computed
+	reportsCached   atomic.Bool     // the engine has reported cached tokens
+	estimatesCached atomic.Bool     // it has not, and prompts began like former ones
+	cachedLog       sync.Once
+
 	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress
 	loadHeader     atomic.Pointer[string] // the load that answers report; nil for none
@@ -82,6 +88,7 @@ func New(cfg Config) (*Server, error) {
 		streams:        make(map[string]*Stream),
 		localLegs:      make(map[*localLeg]struct{}),
 		inFlight:       newInFlight(),
+		prefixes:       prefixes.New(cfg.KVTokens),
 		// No two processes of a replica give a stream the same id.
 		lastStream: uint64(time.Now().UnixMicro()),
 	}
@@ -185,6 +192,9 @@ type Status struct {
 	EngineHung  bool
 	EngineHangs uint64
 	Draining    bool
+	// CachedEstimated says that the engine reports no cached tokens, so that Flow's
+	// prefill is estimated from the prompts that it got.
+	CachedEstimated bool
 	// BytesPerToken and EstimateError are as in loadtracker.State.
 	BytesPerToken float64
 	EstimateError float64
@@ -195,7 +205,7 @@ func (srv *Server) Status() Status {
 	r := srv.tracker.State()
 	return Status{
 		Load: r.Load, Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
-		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(),
+		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), CachedEstimated: srv.estimatesCached.Load(),
 	}
 }
 

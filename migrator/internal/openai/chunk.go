@@ -287,7 +287,10 @@ func (c *Chunk) Identity() Identity {
 }
 
 // Usage is the token counts of an answer.
-type Usage struct{ Prompt, Output, Cached int }
+type Usage struct {
+	Prompt, Output, Cached int
+	HasCached              bool // the engine reports Cached
+}
 
 // ParseUsage returns the counts of an unstreamed answer; ok is false if it has
 // none.
@@ -310,7 +313,8 @@ func usageOf(v gjson.Result) (Usage, bool) {
 		case "completion_tokens":
 			u.Output = int(n.Int())
 		case "prompt_tokens_details":
-			u.Cached = int(n.Get("cached_tokens").Int())
+			cached := n.Get("cached_tokens")
+			u.Cached, u.HasCached = int(cached.Int()), cached.Type == gjson.Number
 		}
 		return true
 	})

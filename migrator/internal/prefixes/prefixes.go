@@ -1,0 +1,66 @@
+// Package prefixes estimates how much of a prompt an engine finds in its prefix cache, for
+// engines that do not report it: stock vLLM does so only with --enable-prompt-tokens-details.
+//
+// An Index remembers the prompts that the engine has computed, in blocks and as far as its
+// KV cache reaches. It does not see outputs, which engines cache too, nor what makes an
+// engine evict early, nor cache salts: it is an estimate.
+package prefixes
+
+import (
+	"container/list"
+	"sync"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// blockTokens is the length of a block. Prefixes are known in whole blocks.
+const blockTokens = 64
+
+// defaultCapacity is the capacity for a KV cache of unknown size.
+const defaultCapacity policies.Tokens = 1 << 18
+
+// Index is the prefixes that an engine has computed. It is safe for concurrent use.
+type Index struct {
+	capacity int // blocks
+
+	mu     sync.Mutex
+	blocks map[tokenhash.Hash]*list.Element
+	used   *list.List // of hashes, the latest first
+}
+
+// New returns an empty Index for a KV cache of that size; 0 stands for an unknown one.
+func New(kv policies.Tokens) *Index {
+	if kv <= 0 {
+		kv = defaultCapacity
+	}
+	return &Index{capacity: int(max(kv/blockTokens, 1)), blocks: make(map[tokenhash.Hash]*list.Element), used: list.New()}
+}
+
+// Add records a prompt for a model or adapter and returns how many of its tokens were known
+// before. At least the last one was not: its successor is sampled from it.
+func (x *Index) Add(model string, ids []uint32) (known policies.Tokens) {
+	var h tokenhash.Hash
+	for _, c := range []byte(model) {
+		h = h.Add(uint32(c))
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	prefix := true
+	for end := blockTokens; end <= len(ids); end += blockTokens {
+		h = h.Add(ids[end-blockTokens : end]...)
+		e, ok := x.blocks[h]
+		if prefix = prefix && ok; prefix && end < len(ids) {
+			known = policies.Tokens(end)
+		}
+		if ok {
+			x.used.MoveToFront(e)
+			continue
+		}
+		x.blocks[h] = x.used.PushFront(h)
+		if len(x.blocks) > x.capacity {
+			delete(x.blocks, x.used.Remove(x.used.Back()).(tokenhash.Hash))
+		}
+	}
+	return known
+}
