@@ -166,6 +166,8 @@ func newFront(t testing.TB, name string) *front {
 			io.WriteString(w, "refused")
 		case "/sink":
 			io.Copy(io.Discard, r.Body)
+		case "/cut":
+			panic(http.ErrAbortHandler)
 		case "/abort":
 			io.WriteString(w, "half")
 			w.(http.Flusher).Flush()

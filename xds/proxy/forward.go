@@ -191,9 +191,13 @@ func (x *exchange) upstreamRequest(h *balance.Host) *http.Request {
 	return r
 }
 
-// replyUnanswered answers a request to which no host has responded.
+// replyUnanswered answers a request to which no host has responded. Clients do not see
+// the addresses of hosts, which transport errors contain; the log does.
 func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	var failure *upstream.Error
+	if host != nil {
+		x.p.cfg.Logger.Debug("request got no response", "cluster", c.name, "host", host.Address, "error", err)
+	}
 	switch {
 	case x.clientLeft():
 		x.code = statusClientGone // without an answer, which aborts the request
@@ -202,7 +206,7 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	case errors.Is(err, errIdle) && (x.body.pending() || x.body.failed()):
 		x.replyError(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
 	case errors.Is(err, errIdle), errors.Is(err, errTimeout), errors.Is(err, errDuration):
-		x.replyError(504, codeTimeout, fmt.Sprintf("Upstream %s of cluster %q: %v.", host.Address, c.name, err))
+		x.replyError(504, codeTimeout, fmt.Sprintf("Cluster %q: %v.", c.name, err))
 	case localfault.Is(err):
 		x.replyExhausted()
 	case errors.Is(err, errNoHost):
@@ -213,9 +217,11 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	case x.body.failed():
 		x.replyError(400, codeBadBody, "The request body ended before its length.")
 	case errors.As(err, &failure) && failure.Kind == upstream.Reset:
-		x.replyError(503, codeReset, fmt.Sprintf("Upstream %s of cluster %q ended the request without a response.", host.Address, c.name))
+		x.replyError(503, codeReset, fmt.Sprintf("Cluster %q ended the request without a response.", c.name))
+	case errors.As(err, &failure):
+		x.replyError(503, codeUnreachable, fmt.Sprintf("Cluster %q: %v.", c.name, failure.Kind))
 	default:
-		x.replyError(503, codeUnreachable, fmt.Sprintf("Cluster %q: %v.", c.name, err))
+		x.replyError(503, codeUnreachable, fmt.Sprintf("Cluster %q cannot be reached.", c.name))
 	}
 }
 
