@@ -88,7 +88,7 @@ func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugi
 			return nil, fmt.Errorf("--plugins: %w; \"make plugins\" builds it, --native does without", err)
 		}
 		one := policyPlugin{BuiltinModule: b, Module: code, Statement: sign.Statement{
-			Digest: lifecycle.Sum(code), ABI: abi.Name, Name: b.Name, Version: semanticVersion(version()), Generation: lifecycle.Generation(time.Now().Unix()),
+			Fleet: f.ModuleFleet(), Digest: lifecycle.Sum(code), ABI: abi.Name, Name: b.Name, Version: semanticVersion(version()), Generation: lifecycle.Generation(time.Now().Unix()),
 			Configuration: sign.SumOf(b.Configuration),
 		}}
 		for _, k := range b.Kinds {
@@ -143,7 +143,7 @@ func signingKey(dir string) (ed25519.PrivateKey, error) {
 // semanticVersion returns a version of three numbers, as statements require.
 func semanticVersion(v string) string {
 	v, _, _ = strings.Cut(strings.TrimPrefix(v, "v"), "+")
-	if (sign.Statement{Digest: lifecycle.Digest{1}, ABI: abi.Name, Name: "x", Version: v, Grants: []sign.Grant{{Kind: abi.Place}}, Generation: 1}).Validate() != nil {
+	if (sign.Statement{Fleet: sign.DefaultFleet, Digest: lifecycle.Digest{1}, ABI: abi.Name, Name: "x", Version: v, Grants: []sign.Grant{{Kind: abi.Place}}, Generation: 1}).Validate() != nil {
 		return "0.0.0"
 	}
 	return v

@@ -74,6 +74,7 @@ func writeNew(path string, text []byte, mode os.FileMode) error {
 type policySignFlags struct {
 	policyBuildFlags
 	key, name, version string
+	fleet              string
 	generation         uint64
 	notAfter           string
 	kinds, limits      []string
@@ -122,6 +123,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 	l.StringVar(&f.key, "key", "", "file with the secret key")
 	l.StringVar(&f.name, "name", "", "the policy's name")
 	l.StringVar(&f.version, "version", "", "its version, as in 1.2.0")
+	l.StringVar(&f.fleet, "fleet", sign.DefaultFleet, "name of the only fleet that may admit the module (policies.fleet, or else its tls.trust_domain)")
 	l.Uint64Var(&f.generation, "generation", 0, "orders statements; 0: the current Unix time in seconds")
 	l.StringVar(&f.notAfter, "not-after", "", "last day (2027-06-30) or instant (RFC 3339) at which it may come to decide; what decides by then goes on; empty: no end")
 	l.StringSliceVar(&f.kinds, "kind", nil, "kinds that it may decide; empty: all that it exports")
@@ -134,7 +136,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 
 // newStatement reports whether the flags ask for a new statement rather than only a signature.
 func (f *policySignFlags) newStatement(cmd *cobra.Command) bool {
-	for _, name := range []string{"name", "version", "generation", "not-after", "kind", "limit", "configuration", "golden"} {
+	for _, name := range []string{"name", "fleet", "version", "generation", "not-after", "kind", "limit", "configuration", "golden"} {
 		if cmd.Flags().Changed(name) {
 			return true
 		}
@@ -216,7 +218,7 @@ func (f *policySignFlags) readGolden(path string, code []byte) ([]byte, error) {
 
 // statement returns the statement that the flags describe.
 func (f *policySignFlags) statement(cmd *cobra.Command, path string, code []byte) (sign.Statement, error) {
-	st := sign.Statement{Digest: lifecycle.Sum(code), ABI: abi.Name, Name: f.name, Version: f.version, Generation: lifecycle.Generation(f.generation)}
+	st := sign.Statement{Fleet: f.fleet, Digest: lifecycle.Sum(code), ABI: abi.Name, Name: f.name, Version: f.version, Generation: lifecycle.Generation(f.generation)}
 	if st.Generation == 0 {
 		st.Generation = lifecycle.Generation(time.Now().Unix())
 	}

@@ -38,12 +38,12 @@ func newPolicyVerify(s *settings) *cobra.Command {
 	b := &policyBuildFlags{}
 	var keys []string
 	var threshold int
-	var signature, configuration string
+	var signature, configuration, fleet string
 	c := &cobra.Command{
 		Use:   "verify FILE|DIR",
 		Short: "Check a module's signatures as a host does",
-		Long: `Verify checks that FILE.sig is about this module and about what --configuration has, is
-signed by enough of the keys given, and has not expired, and prints what it says. A folder
+		Long: `Verify checks that FILE.sig is about this module, about what --configuration has and for
+the fleet, is signed by enough of the keys given, and has not expired, and prints what it says. A folder
 is built first: that the signature is of what these sources give is checked, too, and
 nothing of it is changed. That runs compilers over the sources, though none of what they
 give: if you do not trust their author, build them in a sandbox, or verify the module.
@@ -56,7 +56,7 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 			if len(keys) == 0 {
 				return usageErrorf(cmd, "name the public keys that you trust with --keys")
 			}
-			ring := sign.Ring{Threshold: threshold}
+			ring := sign.Ring{Fleet: fleet, Threshold: threshold}
 			for _, k := range keys {
 				text, err := os.ReadFile(k)
 				if err != nil {
@@ -97,6 +97,7 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 	b.flags(c)
 	c.Flags().StringSliceVar(&keys, "keys", nil, "files with public keys")
 	c.Flags().IntVar(&threshold, "threshold", 1, "how many of the keys must have signed")
+	c.Flags().StringVar(&fleet, "fleet", sign.DefaultFleet, "name of the fleet that is to admit the module (policies.fleet)")
 	c.Flags().StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
 	c.Flags().StringVar(&configuration, "configuration", "", "file with what the module is to be configured with; empty: nothing")
 	return c
@@ -104,9 +105,6 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 
 // printStatement prints the statement of a signature file.
 func (s *settings) printStatement(path string, f sign.File) error {
-	if f.Statement.Format1 {
-		fmt.Fprintf(s.stderr, "warning: %s has format %s, which does not bind the configuration: anyone who configures the module can change its decisions; sign it again\n", path, sign.PreviousFormat)
-	}
 	if s.json {
 		text, err := f.Encode()
 		if err != nil {
@@ -124,10 +122,8 @@ func (s *settings) printStatement(path string, f sign.File) error {
 	if st.NotAfter > 0 {
 		end = "until " + time.Unix(st.NotAfter, 0).UTC().Format(time.RFC3339)
 	}
-	fmt.Fprintf(s.stdout, "  generation %d, %s\n", st.Generation, end)
+	fmt.Fprintf(s.stdout, "  for fleet %s, generation %d, %s\n", st.Fleet, st.Generation, end)
 	switch {
-	case st.Format1:
-		fmt.Fprintf(s.stdout, "  configured with anything\n")
 	case st.Configuration != lifecycle.Digest{}:
 		fmt.Fprintf(s.stdout, "  configured with sha256 %s, and nothing else\n", st.Configuration)
 	default:

@@ -12,8 +12,9 @@
 //
 // NAME.wasm.sig is JSON of at most MaxFile bytes, without unknown fields:
 //
-//	{"format": "cascade-policy-signature/2",
+//	{"format": "cascade-policy-signature/3",
 //	 "statement": {
+//	   "fleet": "example.org",
 //	   "sha256": "…64 hex digits…",
 //	   "abi": "cascade-policy/1",
 //	   "name": "my-refiner",
@@ -26,6 +27,8 @@
 //	 "signatures": [{"key": "…16 hex digits…", "signature": "…base64…"}],
 //	 "golden": "…base64…"}
 //
+// "fleet" is the name of the only fleet that admits the module (Ring.Fleet), so that a
+// statement for a test fleet is worth nothing in another one that trusts the same keys.
 // "configuration" is the digest of the module's configuration; it is omitted for a
 // module without one. "golden" in the statement is the digest of the file's own
 // "golden": the expected answers, as a call log compressed with DEFLATE, which every
@@ -50,8 +53,8 @@
 // # Invariants
 //
 //  1. At least Ring.Threshold different keys of the ring have signed every field of a
-//     Statement that Verify returns; it applies to exactly the given module and
-//     configuration, and has not expired at the given time.
+//     Statement that Verify returns; it applies to exactly the given module,
+//     configuration and fleet, and has not expired at the given time.
 //  2. Two different valid statements have different canonical texts.
 //  3. A slot's Mark never decreases: an older statement is refused, however many valid
 //     signatures it has. To return to an older module, sign a new statement about it.
@@ -59,6 +62,7 @@
 // # History
 //
 //	2026-11-21  cascade-policy-signature/1
-//	2026-11-21  cascade-policy-signature/2: configuration, golden. Files of /1 are
-//	            read as before; their modules may be configured with anything.
+//	2026-11-21  cascade-policy-signature/2: configuration, golden
+//	2026-11-22  cascade-policy-signature/3: fleet. Files of /1, which permit any
+//	            configuration, and of /2 are refused.
 package sign

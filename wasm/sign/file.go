@@ -48,16 +48,16 @@ type (
 		Golden     []byte          `json:"golden,omitempty"` // by DEFLATE
 	}
 	jsonStatement struct {
-		Digest     string               `json:"sha256"`
-		ABI        string               `json:"abi"`
-		Name       string               `json:"name"`
-		Version    string               `json:"version"`
-		Grants     []jsonGrant          `json:"kinds"`
-		NotAfter   int64                `json:"not_after"`
-		Generation lifecycle.Generation `json:"generation"`
-		// Since format 2.
-		Configuration string `json:"configuration,omitempty"`
-		Golden        string `json:"golden,omitempty"`
+		Fleet         string               `json:"fleet"`
+		Digest        string               `json:"sha256"`
+		ABI           string               `json:"abi"`
+		Name          string               `json:"name"`
+		Version       string               `json:"version"`
+		Grants        []jsonGrant          `json:"kinds"`
+		NotAfter      int64                `json:"not_after"`
+		Generation    lifecycle.Generation `json:"generation"`
+		Configuration string               `json:"configuration,omitempty"`
+		Golden        string               `json:"golden,omitempty"`
 	}
 	jsonGrant struct {
 		Kind   string `json:"kind"`
@@ -78,8 +78,8 @@ func (f File) Encode() ([]byte, error) {
 		return nil, err
 	}
 	s := f.Statement
-	out := jsonFile{Format: s.format(), Golden: deflate(f.Golden), Statement: jsonStatement{
-		Digest: s.Digest.String(), ABI: s.ABI, Name: s.Name, Version: s.Version, NotAfter: s.NotAfter, Generation: s.Generation}}
+	out := jsonFile{Format: Format, Golden: deflate(f.Golden), Statement: jsonStatement{
+		Fleet: s.Fleet, Digest: s.Digest.String(), ABI: s.ABI, Name: s.Name, Version: s.Version, NotAfter: s.NotAfter, Generation: s.Generation}}
 	if s.Configuration != (lifecycle.Digest{}) {
 		out.Statement.Configuration = s.Configuration.String()
 	}
@@ -143,8 +143,8 @@ func Decode(b []byte) (File, error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return File{}, errors.New("signature file: there is something after the JSON object")
 	}
-	if in.Format != Format && in.Format != PreviousFormat {
-		return File{}, fmt.Errorf("signature file: format %.80q, this version reads %s and %s", in.Format, PreviousFormat, Format)
+	if in.Format != Format {
+		return File{}, fmt.Errorf("signature file: format %.80q, this version reads %s: sign the module anew", in.Format, Format)
 	}
 	f, err := in.file()
 	if err != nil {
@@ -155,8 +155,8 @@ func Decode(b []byte) (File, error) {
 
 // file converts the JSON form. It does not check the invariants, which validate does.
 func (in jsonFile) file() (File, error) {
-	s := Statement{ABI: in.Statement.ABI, Name: in.Statement.Name, Version: in.Statement.Version,
-		NotAfter: in.Statement.NotAfter, Generation: in.Statement.Generation, Format1: in.Format == PreviousFormat}
+	s := Statement{Fleet: in.Statement.Fleet, ABI: in.Statement.ABI, Name: in.Statement.Name, Version: in.Statement.Version,
+		NotAfter: in.Statement.NotAfter, Generation: in.Statement.Generation}
 	for name, d := range map[string]struct {
 		text string
 		to   *lifecycle.Digest

@@ -5,43 +5,42 @@ import (
 	"crypto/ed25519"
 	"math/rand/v2"
 	"os"
-	"reflect"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// TestFirstFormat checks that files of the first format are still valid, have the same
-// meaning, and are written unchanged.
-func TestFirstFormat(t *testing.T) {
-	text := testkit.Must(os.ReadFile("testdata/first.wasm.sig"))
-	f := testkit.Must(Decode(text))
-	want := statement()
-	want.Format1, want.Configuration, want.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
-	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
-	for _, with := range [][]byte{nil, configuration} {
-		if s, err := Verify(f, module, with, ring, now); err != nil || !reflect.DeepEqual(s, want) {
-			t.Errorf("with %q: %+v, %v", with, s, err)
-		}
+// TestAttackOldFormats checks that files which bind no configuration, or no fleet, are
+// refused, whoever signed them.
+func TestAttackOldFormats(t *testing.T) {
+	for _, format := range []string{"cascade-policy-signature/1", "cascade-policy-signature/2", ""} {
+		text := bytes.Replace(testkit.Must(signed(t, statement(), 1).Encode()), []byte(Format), []byte(format), 1)
+		_, err := Decode(text)
+		testkit.WantError(t, err, "sign the module anew")
 	}
-	if again, err := f.Encode(); err != nil || !bytes.Equal(again, text) {
-		t.Errorf("%s, %v", again, err)
-	}
-	canonical, err := os.ReadFile("testdata/first.txt")
-	if err != nil || !bytes.Equal(canonical, f.Statement.Canonical()) {
-		t.Errorf("%s, %v", f.Statement.Canonical(), err)
-	}
-	// Its signatures are not valid for the second format.
-	f.Statement.Format1 = false
-	if _, err := Verify(f, module, nil, ring, now); err == nil {
-		t.Error("a signature of the first format is good for the second")
-	}
+	first := testkit.Must(os.ReadFile("testdata/first.wasm.sig"))
+	_, err := Decode(first)
+	testkit.WantError(t, err, "cascade-policy-signature/1")
+}
+
+// TestAttackOtherFleet checks that a statement for one fleet is refused by another that
+// trusts the same keys, and cannot be renamed.
+func TestAttackOtherFleet(t *testing.T) {
+	ring := Ring{Fleet: "production", Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
+	f := signed(t, statement(), 1)
+	_, err := Verify(f, module, configuration, ring, now)
+	testkit.WantError(t, err, `signed for fleet "default", and this is fleet "production"`)
+	f.Statement.Fleet = ring.Fleet
+	_, err = Verify(f, module, configuration, ring, now)
+	testkit.WantError(t, err, "changed after it was signed")
+	ring.Fleet = ""
+	testkit.WantError(t, ring.Validate(), "fleet")
 }
 
 // TestConfigured checks that only the signed configuration is accepted.
 func TestConfigured(t *testing.T) {
-	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
+	ring := Ring{Fleet: DefaultFleet, Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
 	bare := statement()
 	bare.Configuration = lifecycle.Digest{}
 	for _, c := range []struct {

@@ -29,14 +29,19 @@ func IDOf(key ed25519.PublicKey) KeyID {
 //
 // Invariants, checked by Validate:
 //  1. every key is an ed25519 public key, and no two have the same ID,
-//  2. Threshold is from 1 to the number of keys.
+//  2. Threshold is from 1 to the number of keys,
+//  3. Fleet is the name of a fleet (CheckFleet): statements for others are refused.
 type Ring struct {
+	Fleet     string
 	Keys      []ed25519.PublicKey
 	Threshold int
 }
 
 // Validate reports the first broken invariant, or nil.
 func (r Ring) Validate() error {
+	if err := CheckFleet(r.Fleet); err != nil {
+		return err
+	}
 	for i, k := range r.Keys {
 		if len(k) != ed25519.PublicKeySize {
 			return fmt.Errorf("keys[%d]: %d bytes, an ed25519 public key has %d", i, len(k), ed25519.PublicKeySize)

@@ -37,7 +37,7 @@ var (
 
 func statement() Statement {
 	return Statement{
-		Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "my-refiner", Version: "1.2.0-rc.1",
+		Fleet: DefaultFleet, Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "my-refiner", Version: "1.2.0-rc.1",
 		Grants:   []Grant{{Kind: abi.Refine, Fuel: 5_000_000, Micros: 20_000, Pages: 128}, {Kind: abi.Guard}},
 		NotAfter: 1_790_000_000, Generation: 1_763_721_600,
 		Configuration: SumOf(configuration), Golden: SumOf(golden),
@@ -72,7 +72,7 @@ func TestGolden(t *testing.T) {
 }
 
 func TestThreshold(t *testing.T) {
-	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2), public(3)}, Threshold: 2}
+	ring := Ring{Fleet: DefaultFleet, Keys: []ed25519.PublicKey{public(1), public(2), public(3)}, Threshold: 2}
 	for _, c := range []struct {
 		keys []byte
 		want string
@@ -93,7 +93,7 @@ func TestThreshold(t *testing.T) {
 
 // TestOneKeyCountsOnce checks a file in which one key's signature appears under two key IDs.
 func TestOneKeyCountsOnce(t *testing.T) {
-	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
+	ring := Ring{Fleet: DefaultFleet, Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
 	f := signed(t, statement(), 1)
 	f.Signatures = append(f.Signatures, f.Signatures[0])
 	if _, err := Verify(f, module, configuration, ring, now); err == nil {
@@ -103,14 +103,14 @@ func TestOneKeyCountsOnce(t *testing.T) {
 	if _, err := Verify(f, module, configuration, ring, now); err == nil {
 		t.Error("a signature under another key's name is that key's")
 	}
-	if err := (Ring{Keys: []ed25519.PublicKey{public(1), public(1)}, Threshold: 2}).Validate(); err == nil {
+	if err := (Ring{Fleet: DefaultFleet, Keys: []ed25519.PublicKey{public(1), public(1)}, Threshold: 2}).Validate(); err == nil {
 		t.Error("a ring may hold a key twice")
 	}
 }
 
 // TestEveryFieldIsSigned changes each field of a signed file in turn.
 func TestEveryFieldIsSigned(t *testing.T) {
-	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
+	ring := Ring{Fleet: DefaultFleet, Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
 	changes := map[string]func(*Statement){
 		"digest":        func(s *Statement) { s.Digest[31]++ },
 		"abi":           func(s *Statement) { s.ABI = "cascade-policy/2" },
@@ -125,7 +125,7 @@ func TestEveryFieldIsSigned(t *testing.T) {
 		"generation":    func(s *Statement) { s.Generation++ },
 		"configuration": func(s *Statement) { s.Configuration[0]++ },
 		"golden":        func(s *Statement) { s.Golden[0]++ },
-		"format":        func(s *Statement) { s.Format1 = true },
+		"fleet":         func(s *Statement) { s.Fleet = "other" },
 	}
 	fields := reflect.TypeFor[Statement]().NumField() - 1 + reflect.TypeFor[Grant]().NumField() + 1
 	if len(changes) != fields {
@@ -144,7 +144,7 @@ func TestEveryFieldIsSigned(t *testing.T) {
 }
 
 func TestVerifyRefuses(t *testing.T) {
-	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
+	ring := Ring{Fleet: DefaultFleet, Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
 	foreign := statement()
 	foreign.ABI = "cascade-policy/9"
 	for _, c := range []struct {
@@ -158,8 +158,8 @@ func TestVerifyRefuses(t *testing.T) {
 		{"another module", signed(t, statement(), 1), []byte("x"), ring, now, "the module's sha256 is"},
 		{"another abi", signed(t, foreign, 1), module, ring, now, "this host speaks"},
 		{"too late", signed(t, statement(), 1), module, ring, time.Unix(1_790_000_001, 0), "expired at 2026-"},
-		{"no ring", signed(t, statement(), 1), module, Ring{}, now, "threshold 0"},
-		{"zero", File{}, module, ring, now, "abi"},
+		{"no ring", signed(t, statement(), 1), module, Ring{Fleet: DefaultFleet}, now, "threshold 0"},
+		{"zero", File{}, module, ring, now, "fleet"},
 	} {
 		_, err := Verify(c.f, c.mod, configuration, c.ring, c.now)
 		testkit.WantError(t, err, c.want)
@@ -211,7 +211,8 @@ func TestStatementInvariants(t *testing.T) {
 		"not in order":       func(s *Statement) { s.Grants = []Grant{{Kind: abi.Guard}, {Kind: abi.Refine}} },
 		"generation":         func(s *Statement) { s.Generation = 0 },
 		"negative end":       func(s *Statement) { s.NotAfter = -1 },
-		"more than /1 has":   func(s *Statement) { s.Format1 = true },
+		"no fleet":           func(s *Statement) { s.Fleet = "" },
+		"line in fleet":      func(s *Statement) { s.Fleet = "a\nb" },
 	} {
 		s := statement()
 		change(&s)
@@ -233,7 +234,7 @@ func TestDecodeRefuses(t *testing.T) {
 	for name, bad := range map[string]string{
 		"unknown field": strings.Replace(text, `"abi"`, `"root": true, "abi"`, 1),
 		"more":          text + "{}",
-		"format":        strings.Replace(text, "signature/2", "signature/3", 1),
+		"format":        strings.Replace(text, "signature/3", "signature/4", 1),
 		"short digest":  strings.Replace(text, statement().Digest.String(), "00", 1),
 		"kind":          strings.Replace(text, `"refine"`, `"refiner"`, 1),
 		"short key":     strings.Replace(text, IDOf(public(1)).String(), "00", 1),
@@ -243,7 +244,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"bomb":          strings.Replace(text, base64.StdEncoding.EncodeToString(deflate(golden)), base64.StdEncoding.EncodeToString(deflate(make([]byte, 5<<20))), 1),
 		"torn golden":   strings.Replace(text, base64.StdEncoding.EncodeToString(deflate(golden)), base64.StdEncoding.EncodeToString(deflate(golden)[:5]), 1),
 		"zero golden":   strings.Replace(text, SumOf(golden).String(), lifecycle.Digest{}.String(), 1),
-		"first, with":   strings.Replace(text, "signature/2", "signature/1", 1),
+		"first, with":   strings.Replace(text, "signature/3", "signature/1", 1),
 		"long":          text + strings.Repeat(" ", MaxFile),
 		"empty":         "",
 		"null":          "null",
@@ -289,10 +290,8 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"format":"cascade-policy-signature/1"}`))
 	first := testkit.Must(os.ReadFile("testdata/first.wasm.sig"))
 	f.Add(first)
-	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
-	old := statement()
-	old.Format1, old.Configuration, old.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
-	want := []string{string(statement().Canonical()), string(old.Canonical())}
+	ring := Ring{Fleet: DefaultFleet, Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
+	want := []string{string(statement().Canonical())}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		file, err := Decode(b)
 		if err != nil {
@@ -320,7 +319,7 @@ func BenchmarkVerify(b *testing.B) {
 	s := statement()
 	s.Digest = lifecycle.Sum(big)
 	f := signed(b, s, 1, 2)
-	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
+	ring := Ring{Fleet: DefaultFleet, Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
 	b.SetBytes(int64(len(big)))
 	for b.Loop() {
 		if _, err := Verify(f, big, configuration, ring, now); err != nil {

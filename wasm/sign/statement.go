@@ -12,16 +12,17 @@ import (
 )
 
 // Format names the file format. The canonical text begins with it, so that a signature
-// that the same key made for another protocol is not valid here. Files of
-// PreviousFormat can still be read and written.
-const (
-	Format         = "cascade-policy-signature/2"
-	PreviousFormat = "cascade-policy-signature/1"
-)
+// that the same key made for another protocol is not valid here. Files of earlier
+// formats, which bind less, are refused.
+const Format = "cascade-policy-signature/3"
+
+// DefaultFleet is the name of a fleet that has no other.
+const DefaultFleet = "default"
 
 const (
 	maxName    = 64
 	maxVersion = 64
+	maxFleet   = 255 // a trust domain fits
 )
 
 // SumOf returns the digest of a configuration or of expectations, the zero digest for
@@ -52,9 +53,10 @@ type Grant struct {
 //     for kinds that decide (configure does not),
 //  5. NotAfter is not negative,
 //  6. Generation is positive,
-//  7. a statement with Format1 has neither Configuration nor Golden.
+//  7. Fleet is 1–255 printable characters without spaces.
 type Statement struct {
 	Digest  lifecycle.Digest
+	Fleet   string // the only fleet that may admit the module
 	ABI     string // abi.Name
 	Name    string // the policy's name, for display
 	Version string // semantic version, for display
@@ -70,15 +72,12 @@ type Statement struct {
 	Configuration lifecycle.Digest
 	// Golden is the digest of File.Golden, zero if there is none.
 	Golden lifecycle.Digest
-	// Format1 is set in statements of PreviousFormat, which have no digests of
-	// configuration and expectations and permit any configuration.
-	Format1 bool
 }
 
 // CheckConfiguration returns an error if the statement does not permit a configuration.
 func (s Statement) CheckConfiguration(with []byte) error {
 	switch got := SumOf(with); {
-	case s.Format1 || got == s.Configuration:
+	case got == s.Configuration:
 		return nil
 	case s.Configuration == lifecycle.Digest{}:
 		return fmt.Errorf("%s is signed without a configuration, and is given one of %d bytes: sign it with --configuration", s.Name, len(with))
@@ -107,7 +106,9 @@ func (s Statement) Expired(now time.Time) bool {
 // Validate reports the first broken invariant, or nil.
 func (s Statement) Validate() error {
 	switch {
-	case !plain(s.ABI):
+	case CheckFleet(s.Fleet) != nil:
+		return fmt.Errorf("statement: %w", CheckFleet(s.Fleet))
+	case !plain(s.ABI, maxName):
 		return fmt.Errorf("statement: abi %.80q: write %s", s.ABI, abi.Name)
 	case !named(s.Name):
 		return fmt.Errorf("statement: name %.80q: use 1 to %d of a-z, 0-9 and -_./, the first a letter or digit", s.Name, maxName)
@@ -119,8 +120,6 @@ func (s Statement) Validate() error {
 		return fmt.Errorf("statement: not_after %d is before 1970: 0 means no end", s.NotAfter)
 	case s.Generation == 0:
 		return fmt.Errorf("statement: generation 0: they count from 1")
-	case s.Format1 && (s.Configuration != lifecycle.Digest{} || s.Golden != lifecycle.Digest{}):
-		return fmt.Errorf("statement: %s binds neither a configuration nor expectations", PreviousFormat)
 	}
 	last := abi.Configure
 	for _, g := range s.Grants {
@@ -137,7 +136,8 @@ func (s Statement) Validate() error {
 // make it ambiguous.
 func (s Statement) Canonical() []byte {
 	b := make([]byte, 0, 512)
-	b = append(b, s.format()...)
+	b = append(b, Format...)
+	b = append(append(b, "\nfleet "...), s.Fleet...)
 	b = append(b, "\nsha256 "...)
 	b = append(b, s.Digest.String()...)
 	b = append(b, "\nabi "...)
@@ -155,18 +155,9 @@ func (s Statement) Canonical() []byte {
 	}
 	b = strconv.AppendInt(append(b, "\nnot-after "...), s.NotAfter, 10)
 	b = strconv.AppendUint(append(b, "\ngeneration "...), uint64(s.Generation), 10)
-	if !s.Format1 {
-		b = append(append(b, "\nconfiguration "...), orNone(s.Configuration)...)
-		b = append(append(b, "\ngolden "...), orNone(s.Golden)...)
-	}
+	b = append(append(b, "\nconfiguration "...), orNone(s.Configuration)...)
+	b = append(append(b, "\ngolden "...), orNone(s.Golden)...)
 	return append(b, '\n')
-}
-
-func (s Statement) format() string {
-	if s.Format1 {
-		return PreviousFormat
-	}
-	return Format
 }
 
 // orNone formats a digest for the canonical text: "none" for the zero digest.
@@ -178,13 +169,21 @@ func orNone(d lifecycle.Digest) string {
 }
 
 // plain reports whether s is short, printable ASCII without spaces.
-func plain(s string) bool {
+func plain(s string, most int) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] > '~' {
 			return false
 		}
 	}
-	return len(s) > 0 && len(s) <= maxName
+	return len(s) > 0 && len(s) <= most
+}
+
+// CheckFleet returns an error for text that cannot be the name of a fleet.
+func CheckFleet(name string) error {
+	if !plain(name, maxFleet) {
+		return fmt.Errorf("fleet %.80q: use 1 to %d printable characters without spaces", name, maxFleet)
+	}
+	return nil
 }
 
 func named(s string) bool {

@@ -42,6 +42,9 @@ func VerifyStatement(f File, r Ring, now time.Time) (Statement, error) {
 	if s.ABI != abi.Name {
 		return Statement{}, fmt.Errorf("verify %s: built for %s, this host speaks %s", s.Name, s.ABI, abi.Name)
 	}
+	if s.Fleet != r.Fleet {
+		return Statement{}, fmt.Errorf("verify %s: signed for fleet %q, and this is fleet %q: sign it with --fleet %s", s.Name, s.Fleet, r.Fleet, r.Fleet)
+	}
 	if s.Expired(now) {
 		return Statement{}, fmt.Errorf("verify %s: expired at %s: sign it anew", s.Name, time.Unix(s.NotAfter, 0).UTC().Format(time.RFC3339))
 	}

@@ -23,6 +23,9 @@ type Policies struct {
 	Keys []string `yaml:"keys,omitempty"`
 	// Threshold is how many different keys must have signed a module, 1 to 16.
 	Threshold int `yaml:"threshold,omitempty" default:"1" unit:"keys"`
+	// Fleet is the name of this fleet in signatures: a module that was signed for
+	// another one is refused. Fleets that trust the same keys need different names.
+	Fleet string `yaml:"fleet,omitempty" default:"tls.trust_domain, or else \"default\""`
 	// Native switches all modules off, whatever else is configured: the built-in
 	// policies decide as soon as a process restarts.
 	Native bool `yaml:"native,omitempty"`
@@ -150,6 +153,11 @@ func (p Policies) validate(c *checker) {
 		c.fail("policies.threshold", "there are no keys; name the files of the public keys in policies.keys")
 	case len(p.Keys) > 0:
 		checkRange(c, "policies.threshold", p.Threshold, 1, maxThreshold)
+	}
+	if p.Fleet != "" {
+		if err := sign.CheckFleet(p.Fleet); err != nil {
+			c.fail("policies.fleet", "%v", err)
+		}
 	}
 	for i, r := range p.Rules {
 		if r == "" {

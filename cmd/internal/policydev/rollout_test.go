@@ -166,7 +166,7 @@ const scope = "first"
 func (r *trial) rollOut(code, configuration []byte) {
 	r.Helper()
 	file := sign.File{Statement: sign.Statement{
-		Digest: lifecycle.Sum(code), ABI: abi.Name, Name: "mine", Version: "1.0.0", Generation: 1, Grants: []sign.Grant{{Kind: r.kind}},
+		Fleet: sign.DefaultFleet, Digest: lifecycle.Sum(code), ABI: abi.Name, Name: "mine", Version: "1.0.0", Generation: 1, Grants: []sign.Grant{{Kind: r.kind}},
 	}}
 	if len(configuration) > 0 {
 		file.Statement.Configuration = lifecycle.Sum(configuration)

@@ -87,7 +87,7 @@ func (stubborn) Partition(w policies.Workload) (policies.Partition, error) {
 func TestSlotsDecide(t *testing.T) {
 	key, _, err := ed25519.GenerateKey(nil)
 	testkit.NoError(t, err)
-	set, err := slothost.New(slothost.Config{Kinds: ControlKinds, Native: policy.Native{Partitioner: stubborn{}, Guard: stubborn{}}, Ring: sign.Ring{Keys: []ed25519.PublicKey{key}, Threshold: 1}})
+	set, err := slothost.New(slothost.Config{Kinds: ControlKinds, Native: policy.Native{Partitioner: stubborn{}, Guard: stubborn{}}, Ring: sign.Ring{Fleet: sign.DefaultFleet, Keys: []ed25519.PublicKey{key}, Threshold: 1}})
 	testkit.NoError(t, err)
 	c, err := NewControl(t.Context(), ControlConfig{Set: set})
 	testkit.NoError(t, err)

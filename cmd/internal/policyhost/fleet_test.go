@@ -121,7 +121,7 @@ func (s *site) push(goal string, code ...[]byte) lifecycle.Generation {
 func (s *site) pushSigned(goal string, module []byte, secret ed25519.PrivateKey, kinds ...abi.Kind) (int, string) {
 	s.t.Helper()
 	s.number++
-	st := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "stay", Version: "1.0.0", Generation: s.number}
+	st := sign.Statement{Fleet: sign.DefaultFleet, Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "stay", Version: "1.0.0", Generation: s.number}
 	for _, k := range kinds {
 		st.Grants = append(st.Grants, sign.Grant{Kind: k})
 	}

@@ -1,6 +1,7 @@
 package wiring
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -53,11 +54,16 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 	return bad
 }
 
+// ModuleFleet returns the name of the fleet in the statements of its modules.
+func (f *Fleet) ModuleFleet() string {
+	return cmp.Or(f.Fleet.Policies.Fleet, f.Fleet.TLS.TrustDomain, sign.DefaultFleet)
+}
+
 // keyRing returns the keys whose signatures count, and an error for each file that
 // cannot be read, or for too few keys.
 func (f *Fleet) keyRing() (r sign.Ring, bad []*config.FieldError) {
 	c := f.Fleet.Policies
-	r.Threshold = max(c.Threshold, 1)
+	r.Fleet, r.Threshold = f.ModuleFleet(), max(c.Threshold, 1)
 	for i, file := range c.Keys {
 		keys, err := readKeys(f.resolvePath(file))
 		if err != nil {

@@ -97,11 +97,11 @@ func Key(n byte) ed25519.PrivateKey {
 }
 
 // Ring accepts statements that Key(0) signed.
-var Ring = sign.Ring{Keys: []ed25519.PublicKey{Key(0).Public().(ed25519.PublicKey)}, Threshold: 1}
+var Ring = sign.Ring{Fleet: sign.DefaultFleet, Keys: []ed25519.PublicKey{Key(0).Public().(ed25519.PublicKey)}, Threshold: 1}
 
 // Statement returns a statement about a module, for the kinds.
 func Statement(generation lifecycle.Generation, module []byte, kinds ...abi.Kind) sign.Statement {
-	s := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: generation}
+	s := sign.Statement{Fleet: sign.DefaultFleet, Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: generation}
 	for _, k := range kinds {
 		s.Grants = append(s.Grants, sign.Grant{Kind: k})
 	}

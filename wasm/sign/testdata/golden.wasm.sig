@@ -1,6 +1,7 @@
 {
-  "format": "cascade-policy-signature/2",
+  "format": "cascade-policy-signature/3",
   "statement": {
+    "fleet": "default",
     "sha256": "93a44bbb96c751218e4c00d479e4c14358122a389acca16205b1e4d0dc5f9476",
     "abi": "cascade-policy/1",
     "name": "my-refiner",
@@ -27,11 +28,11 @@
   "signatures": [
     {
       "key": "34750f98bd59fcfc",
-      "signature": "vgbUdpjcXt1JupFxDhs/N+Ro7uKLgWoVEykYYn8Yqmi4uyrbnEAAhbhK5I4u1JZOuTEOc0xPfxaWrAlwUGUCDA=="
+      "signature": "ZDiOsHy1XdFS/ErhiabL4bQ5GsJ15zFcKAuPUPzBG1KIuRImet7K+dxoiBXqKxumUfhYy6M6jGC5OtU+yQwsCg=="
     },
     {
       "key": "6a3803d5f059902a",
-      "signature": "cYoRyB/2kXk0upcECjlvbGr5/n1epuYWuLgF5j72PbvsUf/rl5xQ2dK4zBHwqMIV4sb17npQi3N4tl71RCj4BA=="
+      "signature": "OrrKQKLIpCQ3t3f9282ncGE2MGQ1W6d4JmcbGxpN6rfTYXUOYeDOfL6ZWSNwF/lmpD9CkOgatDFA2Xtox9Q/Cw=="
     }
   ],
   "golden": "Ks9ILFHILFFIzCsuTy0qBgQAAP//"
