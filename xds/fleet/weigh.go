@@ -25,6 +25,8 @@ func (s *State) handleProxyLoads(now time.Time, loads map[netip.AddrPort]loadest
 	for _, r := range s.registry.All() {
 		if a, err := netip.ParseAddrPort(r.Address); err == nil {
 			s.estimateLoad(now, r, loads[a])
+			r.HandleProxyReport(now, loads[a])
+			s.refresh(now, r)
 		}
 	}
 }

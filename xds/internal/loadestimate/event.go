@@ -41,6 +41,9 @@ type ProxyReport struct {
 	// cache in use, and Share is their mean, from 0 to 1.
 	Answers uint64
 	Share   float64
+	// Succeeded and Failed are how many requests ended since the last report, the
+	// latter by an answer 5xx, or without one.
+	Succeeded, Failed uint64
 }
 
 // Tick says that time has passed and that weights are about to be computed: at

@@ -45,6 +45,8 @@ type total struct {
 	answers uint64
 	share   float64
 	streams int // that report it
+
+	succeeded, failed uint64
 }
 
 // streamState is one stream of a node. gRPC clients open several under one node id.
@@ -207,6 +209,8 @@ func (b *Book) countLocked(d *streamState) {
 			t.active += e.active
 			t.answers += e.answers
 			t.share += e.share
+			t.succeeded += e.succeeded
+			t.failed += e.failed
 		}
 	}
 }
@@ -223,6 +227,8 @@ func (b *Book) uncountLocked(d *streamState) {
 			t.active -= e.active
 			t.answers -= e.answers
 			t.share -= e.share
+			t.succeeded -= e.succeeded
+			t.failed -= e.failed
 			if t.streams--; t.streams == 0 {
 				delete(b.totals, e.address)
 			}
@@ -252,7 +258,7 @@ func (b *Book) Loads(now time.Time) map[netip.AddrPort]loadestimate.ProxyReport 
 	}
 	out := make(map[netip.AddrPort]loadestimate.ProxyReport, len(b.totals))
 	for a, t := range b.totals {
-		s := loadestimate.ProxyReport{Requests: t.active, Answers: t.answers}
+		s := loadestimate.ProxyReport{Requests: t.active, Answers: t.answers, Succeeded: t.succeeded, Failed: t.failed}
 		if t.answers > 0 {
 			s.Share = t.share / float64(t.answers)
 		}

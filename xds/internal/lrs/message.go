@@ -61,6 +61,8 @@ type endpoint struct {
 	// is their sum.
 	answers uint64
 	share   float64
+	// succeeded and failed count the requests that ended since the message before.
+	succeeded, failed uint64
 }
 
 // The methods that gRPC requires of a message that it receives.
@@ -180,6 +182,7 @@ func clusterOf(m *endpointv3.ClusterStats) cluster {
 				continue
 			}
 			out := endpoint{address: a, active: count(e.GetTotalRequestsInProgress())}
+			out.succeeded, out.failed = min(e.GetTotalSuccessfulRequests(), maxCount), min(e.GetTotalErrorRequests(), maxCount)
 			left -= out.active
 			for _, metric := range e.GetLoadMetricStats() {
 				if metric.GetMetricName() == ShareMetric {

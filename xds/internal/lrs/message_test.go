@@ -86,7 +86,7 @@ func TestMessage(t *testing.T) {
 	if c.name != "cascade/m/s0/rr" || c.success != 5 || c.errors != 2 || c.issued != 9 || len(c.endpoints) != 2 {
 		t.Errorf("%+v", c)
 	}
-	want := endpoint{address: netip.MustParseAddrPort("127.0.0.1:1000"), active: 7, answers: 4, share: 1.5}
+	want := endpoint{address: netip.MustParseAddrPort("127.0.0.1:1000"), active: 7, answers: 4, share: 1.5, succeeded: 5, failed: 2}
 	if c.endpoints[0] != want {
 		t.Errorf("%+v, want %+v", c.endpoints[0], want)
 	}

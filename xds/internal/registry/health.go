@@ -88,6 +88,8 @@ func (r *Replica) assess(now time.Time, grace time.Duration) (resources.Health, 
 		return resources.Unhealthy, ReasonLate
 	case !r.Report.EngineReady:
 		return resources.Unhealthy, ReasonEngine
+	case now.Before(r.reach.downUntil):
+		return resources.Unhealthy, ReasonUnreachable
 	}
 	return resources.Healthy, ReasonReady
 }

@@ -127,6 +127,9 @@ func (g *Registry) Configure(now time.Time, list []policies.Replica) {
 		if r.Model != "" && r.Model != c.Model {
 			r.reset()
 		}
+		if r.Address != c.Address {
+			r.reach = reach{seen: r.Seen()}
+		}
 		r.Replica, r.Removed = c, false
 		if !g.configured {
 			r.restore(now, g.restored[c.ID])

@@ -35,6 +35,7 @@ type Replica struct {
 	assumedReady time.Time // until then a replica that has not reported counts as ready
 	earlierSeen  uint64    // requests seen by earlier processes of the front end
 	stored       served    // what the stored object says
+	reach        reach     // as proxies see it
 	note         string    // what is wrong with its reports
 	estimator    loadestimate.Estimator
 	topology     links.Topology // as last reported; the zero value: never

@@ -1,0 +1,75 @@
+package fleet
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestUnreachableReplica checks that a replica whose migrator reports that it is well is unhealthy
+// while all requests of proxies to its address fail and its front end counts none, that it is tried
+// again later, and that a front end which refuses requests is not unreachable.
+func TestUnreachableReplica(t *testing.T) {
+	s := testState(t, PolicyDefault)
+	now := start
+	s.Step(now, Stored{})
+	list := []policies.Replica{testReplica("r0"), testReplica("r1")}
+	if e := s.Step(now, Replicas{list}); e.Propose != nil {
+		s.Step(now, Stored{e.Propose.Object})
+	}
+	seen := uint64(100)
+	second := func(p loadestimate.ProxyReport) {
+		now = now.Add(time.Second)
+		for _, r := range list {
+			report := loadreport.Report{Replica: r.ID, Model: "m", EngineReady: true}
+			report.Flow.Seen = seen
+			s.Step(now, Reported{report})
+		}
+		s.Step(now, ProxiesReported{map[netip.AddrPort]loadestimate.ProxyReport{
+			netip.MustParseAddrPort(list[0].Address): {Succeeded: 5},
+			netip.MustParseAddrPort(list[1].Address): p,
+		}})
+	}
+	health := func() (resources.Health, registry.Reason) {
+		r := s.registry.Get("r1")
+		return r.Health, r.Reason
+	}
+	require := func(what string, want resources.Health) {
+		t.Helper()
+		if h, reason := health(); h != want || (want == resources.Unhealthy) != (reason == registry.ReasonUnreachable) {
+			t.Fatalf("%s: %v, %v", what, h, reason)
+		}
+	}
+	second(loadestimate.ProxyReport{})
+	for range 5 {
+		seen++
+		second(loadestimate.ProxyReport{Failed: 9})
+	}
+	require("a front end that counts the requests", resources.Healthy)
+	for range 2 {
+		second(loadestimate.ProxyReport{Failed: 9})
+	}
+	require("two seconds of failures", resources.Healthy)
+	for range 2 {
+		second(loadestimate.ProxyReport{Failed: 9})
+	}
+	require("four seconds of failures", resources.Unhealthy)
+	for range 20 {
+		second(loadestimate.ProxyReport{})
+	}
+	require("no requests, no evidence", resources.Unhealthy)
+	for range 11 {
+		second(loadestimate.ProxyReport{})
+	}
+	require("tried again", resources.Healthy)
+	second(loadestimate.ProxyReport{Failed: 9})
+	require("the address fails still", resources.Unhealthy)
+	second(loadestimate.ProxyReport{Succeeded: 1})
+	require("a request succeeded", resources.Healthy)
+}
