@@ -12,10 +12,12 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -25,6 +27,8 @@ const (
 	pushTimeout    = 30 * time.Second // the control plane checks a module within 25 s
 	maxResponse    = 64 << 20         // bytes; 10,000 replicas take about 4 MiB
 	maxErrorBody   = 4 << 10          // bytes of an error response
+	// answerTimeout is how long one of several control planes may take to answer.
+	answerTimeout = time.Second
 	// minEvery is the shortest interval of --watch.
 	minEvery = 100 * time.Millisecond
 )
@@ -38,20 +42,49 @@ type controlFlags struct {
 
 func (f *controlFlags) flags(c *cobra.Command) {
 	f.file.flag(c, "fleet file, to find the control plane by its control.admin")
-	c.Flags().StringVar(&f.control, "control", "http://"+upAdmin, "base URL of the control plane's admin server")
+	c.Flags().StringVar(&f.control, "control", "http://"+upAdmin, "base URL of the control plane's admin server, or a comma-separated list; the first that answers is asked")
 }
 
-// baseURL returns the URL of the control plane that the flags name.
+// baseURL returns the URL of the control plane to ask: of those that the flags name, or that the
+// file's control planes have noted, the first that answers. Any of them answers for the fleet.
 func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
-	control := f.control
+	candidates := strings.Split(f.control, ",")
 	if f.file.path != "" && !cmd.Flags().Changed("control") {
 		fleet, err := f.file.load(cmd)
 		if err != nil {
 			return nil, err
 		}
-		control = "http://" + fleet.Fleet.Control.Admin
+		candidates = []string{"http://" + fleet.Fleet.Control.Admin}
+		if len(fleet.Fleet.Control.Peers) > 0 {
+			for _, admin := range control.PlaneAdmins(wiring.PlaneNotes(fleet.StateDir())) {
+				candidates = append(candidates, "http://"+admin)
+			}
+		}
 	}
-	return parseBaseURL(cmd, control)
+	var urls []*url.URL
+	for _, text := range candidates {
+		u, err := parseBaseURL(cmd, strings.TrimSpace(text))
+		if err != nil {
+			return nil, err
+		}
+		urls = append(urls, u)
+	}
+	if len(urls) > 1 {
+		for _, u := range urls {
+			if answers(cmd.Context(), u) {
+				return u, nil
+			}
+		}
+	}
+	return urls[0], nil
+}
+
+// answers reports whether the admin server of a control plane answers.
+func answers(ctx context.Context, base *url.URL) bool {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	_, _, err := controlRequest{base: base, path: "healthz"}.exchange(ctx)
+	return err == nil
 }
 
 // parseBaseURL parses the value of --control.

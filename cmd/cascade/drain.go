@@ -15,6 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // drainPollPeriod is the time between two status requests of --wait. It is slightly longer than the
@@ -290,8 +291,10 @@ func describeUndrained(state control.DrainResult) string {
 	switch {
 	case len(state.Drain) > 0:
 		return "still drained by " + strings.Join(state.Drain, " and ")
+	case state.Stage == "" && state.Health == resources.Healthy.String():
+		return "healthy; no control plane has given it a stage yet, see \"cascade status\""
 	case state.Stage == "":
-		return state.Health + "; it joins a stage with the next plan"
+		return state.Health + "; it joins a stage once it is healthy"
 	}
 	return fmt.Sprintf("%s, in stage %s of %s", state.Health, state.Stage, state.Model)
 }

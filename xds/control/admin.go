@@ -37,7 +37,7 @@ func (c *Control) adminServer() *http.Server {
 	mux.HandleFunc("GET /devices", c.devices)
 	mux.HandleFunc("GET /migrations", c.migrations)
 	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
-	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.replicaStatus)))
+	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.undrainedStatus)))
 	mux.Handle("POST /replicas/confirm", handleCommand(c.confirmRemoval))
 	mux.HandleFunc("GET /plan/history", c.planHistory)
 	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {

@@ -3,9 +3,11 @@ package control
 import (
 	"context"
 	"net/url"
+	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // drainCommand returns a command about the replica of ?replica=.
@@ -41,6 +43,25 @@ func (c *Control) replicaStatus(id policies.ReplicaID) DrainResult {
 		}
 	}
 	return out
+}
+
+// joinTimeout is how long the answer to an undrain waits for the plan with the replica, and
+// joinPoll the time between two looks.
+const (
+	joinTimeout = 2 * time.Second
+	joinPoll    = 20 * time.Millisecond
+)
+
+// undrainedStatus is replicaStatus once the replica is in a stage, if it takes requests: the
+// leader's next plan has it in a moment.
+func (c *Control) undrainedStatus(id policies.ReplicaID) DrainResult {
+	for deadline := time.Now().Add(joinTimeout); ; time.Sleep(joinPoll) {
+		out := c.replicaStatus(id)
+		joins := len(out.Drain) == 0 && out.Stage == "" && (out.Health == resources.Healthy.String() || out.Health == resources.Draining.String())
+		if !joins || time.Now().After(deadline) {
+			return out
+		}
+	}
 }
 
 // DrainResult is what POST /drain and POST /undrain answer, as JSON: the

@@ -271,3 +271,14 @@ func (n *planeNotes) faults(now time.Time) (out []Fault) {
 func fleetDigest(c Config) string {
 	return cmp.Or(c.FleetDigest, fleet.DigestReplicas(c.Replicas))
 }
+
+// PlaneAdmins returns the admin addresses in notes of control planes.
+func PlaneAdmins(notes [][]byte) (admins []string) {
+	for _, text := range notes {
+		if note, err := parsePlaneNote(text); err == nil && checkLoopback(note.Admin) == nil {
+			admins = append(admins, note.Admin)
+		}
+	}
+	slices.Sort(admins)
+	return slices.Compact(admins)
+}

@@ -233,7 +233,7 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 			counters = "counters-" + url.PathEscape(c.Name) + ".json" // each has its own
 		}
 		if c.Shared {
-			if c.Planes, err = store.NewNoteFolder(filepath.Join(dir, "control-planes")); err != nil {
+			if c.Planes, err = store.NewNoteFolder(filepath.Join(dir, planeFolder)); err != nil {
 				return c, fmt.Errorf("state: %w", err)
 			}
 		}
@@ -258,6 +258,24 @@ func DefaultNodeID(kind string) string {
 		return kind
 	}
 	return kind + "@" + host
+}
+
+// planeFolder is the folder of the state directory for the notes of control planes.
+const planeFolder = "control-planes"
+
+// PlaneNotes returns the notes of the control planes that share a state directory; none if
+// it is on another host, or cannot be read.
+func PlaneNotes(state string) [][]byte {
+	path := filepath.Join(state, planeFolder)
+	if _, err := os.Stat(path); err != nil {
+		return nil
+	}
+	folder, err := store.NewNoteFolder(path)
+	if err != nil {
+		return nil
+	}
+	notes, _ := folder.All() // those that can be read
+	return notes
 }
 
 // Digest identifies the content of the fleet file, so that control planes can compare what
