@@ -64,7 +64,8 @@ status" shows the reason. New requests still begin there, while the engine accep
 
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
 are served there and, to this host, the calls for "cascade policy records". With
-OTEL_EXPORTER_OTLP_ENDPOINT set, every migration is a trace, exported by OTLP over gRPC;
+OTEL_EXPORTER_OTLP_ENDPOINT set, every request is a span, below that of its proxy or
+client (W3C traceparent), and its migrations belong to its trace, exported by OTLP over gRPC;
 the other OpenTelemetry variables apply, too.`,
 		Example: `  cascade migrator -c fleet.yaml --replica r0
   cascade migrator -c fleet.yaml --replica r0 --control 10.0.0.5:18000 --drain 2m

@@ -190,7 +190,7 @@ func (b *breaking) Pull(context.Context, transport.Plan) (transport.Stats, error
 }
 
 // TestSpans checks that each side records its part of a migration as a span, with its steps as
-// child spans.
+// child spans, and that what the source and the front end do belongs to the request's trace.
 func TestSpans(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	tracer = sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
@@ -216,8 +216,12 @@ func TestSpans(t *testing.T) {
 	for _, s := range spans.Ended() {
 		if p, ok := parents[s.Parent().SpanID().String()]; ok {
 			children = append(children, p+"/"+s.Name())
-		} else if s.Parent().IsValid() {
+		} else if parent := s.Parent(); parent.IsValid() && !strings.Contains(requestTrace, parent.TraceID().String()+"-"+parent.SpanID().String()) {
 			t.Errorf("%s is below nothing", s.Name())
+		}
+		inTrace := strings.Contains(requestTrace, s.SpanContext().TraceID().String())
+		if (s.Name() == "migration.source" || s.Name() == "migration.commit") && !inTrace {
+			t.Errorf("%s is not in the request's trace", s.Name())
 		}
 	}
 	slices.Sort(children)

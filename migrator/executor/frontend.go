@@ -25,7 +25,8 @@ func (m *Executor) switchHolder(a transfer.Action) {
 	until := m.clockTime(a.Deadline)
 	m.records.setState(key{source, a.Deal}, msg.Kind.String())
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
-		ctx, span := m.startSwitchSpan(ctx, "migration.commit", a.Deal, msg.Request, msg.Mode)
+		h, _ := m.cfg.FrontEnd.Holder(msg.Request)
+		ctx, span := m.startSwitchSpan(frontend.ContextWithTrace(ctx, h.Trace), "migration.commit", a.Deal, msg.Request, msg.Mode)
 		defer span.End()
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()

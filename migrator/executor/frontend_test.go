@@ -304,6 +304,9 @@ func (f *frontEnd) open(ctx context.Context, s *clientStream, m frontend.Migrati
 	})
 }
 
+// requestTrace is the traceparent of every request.
+const requestTrace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 func (f *frontEnd) Holder(name string) (frontend.Holder, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -311,7 +314,7 @@ func (f *frontEnd) Holder(name string) (frontend.Holder, bool) {
 	if s == nil || s.over {
 		return frontend.Holder{}, false
 	}
-	return frontend.Holder{Replica: s.holder.id, Epoch: s.epoch, Pending: s.pending}, true
+	return frontend.Holder{Replica: s.holder.id, Epoch: s.epoch, Pending: s.pending, Trace: requestTrace}, true
 }
 
 // LocalLegs returns the requests of this replica's engine.
@@ -322,7 +325,7 @@ func (f *frontEnd) LocalLegs() []frontend.LocalLeg {
 	var out []frontend.LocalLeg
 	for _, q := range e.seqs {
 		out = append(out, frontend.LocalLeg{Request: policies.Request{ID: q.conn.stream, Input: policies.Tokens(q.prompt), Output: policies.Tokens(len(q.ids) - q.prompt)},
-			Name: q.leg, FrontEnd: q.conn.front.id, Epoch: q.conn.epoch, Since: q.since})
+			Name: q.leg, FrontEnd: q.conn.front.id, Epoch: q.conn.epoch, Since: q.since, Trace: requestTrace})
 	}
 	return out
 }

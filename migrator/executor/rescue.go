@@ -13,7 +13,7 @@ import (
 // RecordRescue records the rescue of a stream of this replica's front end that had lost
 // its engine. It never blocks and may be called concurrently, even when Run does not run.
 func (m *Executor) RecordRescue(r frontend.Rescue) {
-	_, span := m.cfg.Tracer.Start(context.Background(), "migration.rescue", trace.WithTimestamp(r.Start), trace.WithAttributes(
+	_, span := m.cfg.Tracer.Start(frontend.ContextWithTrace(context.Background(), r.Trace), "migration.rescue", trace.WithTimestamp(r.Start), trace.WithAttributes(
 		attribute.String("cascade.request", r.Stream), attribute.String("cascade.from", string(r.From)), attribute.String("cascade.to", string(r.To)),
 		attribute.Int64("cascade.tokens", int64(r.Length)), attribute.Float64("cascade.stall_seconds", r.Duration.Seconds())))
 	if r.Err != nil {

@@ -48,8 +48,9 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 		request.Features |= policies.Unreadable
 	}
 	s := srv.newStream(ctx, session.Config{Request: request, MinTokens: req.MinOutput, Endpoint: e, Asked: asked, Resume: resume}, out, cancel)
-	s.header = engineHeaders(r.Header) // what later legs need
-	req, body = openai.Request{}, nil  // only the payload is still needed
+	s.header, s.requestID = engineHeaders(r.Header), r.Header.Get(requestIDHeader) // what later legs and the log need
+	nameSpan(ctx, s.request)
+	req, body = openai.Request{}, nil // only the payload is still needed
 
 	lr := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
 		request: s.request, minTokens: s.minTokens, epoch: 1, hangTimeout: s.hangTimeout(), plain: out == nil}

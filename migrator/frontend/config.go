@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/flow"
 	"github.com/cascadeinfer/cascade/policies/identity"
@@ -144,6 +146,9 @@ type Config struct {
 	// 0 means 2 s.
 	RecentWindow time.Duration
 
+	// Tracer creates a span for each request and each peer's leg; nil creates none, and
+	// passes traceparent on as it is.
+	Tracer trace.Tracer
 	// OnRescue, unless it is nil, is called for every stream that lost its engine
 	// once its outcome is decided. It is called on the stream's goroutine, by
 	// several at once, and must not block.

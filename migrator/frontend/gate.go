@@ -39,7 +39,7 @@ func (g gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case to.always:
 		to.serve(w, r, nil)
 	default:
-		g.server.admitted(w, r, to)
+		g.server.withSpan(w, r, r.Method+" "+to.path, func(w http.ResponseWriter, r *http.Request) { g.server.admitted(w, r, to) })
 	}
 }
 

@@ -24,6 +24,7 @@ type LocalLeg struct {
 	// Pinned says why the request cannot migrate; policies.NotPinned if it can.
 	Pinned policies.PinReason
 	Since  time.Time // when it came to this engine
+	Trace  string    // the traceparent of the span that it belongs to; "" for none
 }
 
 // LocalLegs returns what runs on the own engine: requests of own clients and legs
@@ -68,7 +69,8 @@ type localLeg struct {
 	minTokens policies.Tokens
 	name      string
 	since     time.Time
-	warmup    bool // a later leg without a name, whose tokens are discarded
+	trace     string // as in LocalLeg
+	warmup    bool   // a later leg without a name, whose tokens are discarded
 	work      *loadtracker.Work
 	call      *call
 
@@ -81,7 +83,7 @@ type localLeg struct {
 
 // registerLeg registers a leg that is about to be sent to the own engine.
 func (srv *Server) registerLeg(lr *legRequest, l *call) *localLeg {
-	r := &localLeg{server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain,
+	r := &localLeg{server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain,
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)
@@ -112,7 +114,7 @@ func (r *localLeg) snapshot() LocalLeg {
 	if r.stream != nil {
 		epoch = r.stream.currentHolder().Epoch
 	}
-	return LocalLeg{Request: q, Name: r.name, FrontEnd: r.frontEnd, Epoch: epoch, Pinned: r.pinReason(), Since: r.since}
+	return LocalLeg{Request: q, Name: r.name, FrontEnd: r.frontEnd, Epoch: epoch, Pinned: r.pinReason(), Since: r.since, Trace: r.trace}
 }
 
 // pinReason returns why the request must stay.

@@ -68,6 +68,8 @@ type Holder struct {
 	// Pending is true while a migration or a rescue is under way: the holder may be
 	// about to change.
 	Pending bool
+	// Trace is the traceparent of the request's span; "" for none.
+	Trace string
 }
 
 // Holder returns where a stream of this front end's clients runs; false if there
@@ -77,7 +79,9 @@ func (srv *Server) Holder(stream string) (Holder, bool) {
 	if s == nil {
 		return Holder{}, false
 	}
-	return s.currentHolder(), true
+	h := s.currentHolder()
+	h.Trace = s.header.Get(traceparent)
+	return h, true
 }
 
 // Migrate moves a stream to another replica and returns when it runs there, or

@@ -11,12 +11,18 @@ const maxLoggedID = 128
 // requestLog returns the logger for lines about a request. They carry the id that the
 // proxy has given it, or its client, as the proxy's access log does.
 func (srv *Server) requestLog(h http.Header) *slog.Logger {
-	if id := h.Get("X-Request-Id"); id != "" {
-		return srv.log.With("request_id", id[:min(len(id), maxLoggedID)])
+	return withRequestID(srv.log, h.Get(requestIDHeader))
+}
+
+func withRequestID(log *slog.Logger, id string) *slog.Logger {
+	if id == "" {
+		return log
 	}
-	return srv.log
+	return log.With("request_id", id[:min(len(id), maxLoggedID)])
 }
 
 // log returns the logger for lines about the stream. Its id is the request's name in the
 // logs of all migrators.
-func (s *Stream) log() *slog.Logger { return s.server.requestLog(s.header).With("request", s.id) }
+func (s *Stream) log() *slog.Logger {
+	return withRequestID(s.server.log, s.requestID).With("request", s.id)
+}

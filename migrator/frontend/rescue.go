@@ -37,6 +37,7 @@ type Rescue struct {
 	Start    time.Time          // when the front end noticed the loss
 	Duration time.Duration      // until the first token of another engine, or until the rescue was given up
 	Err      error              // why the stream must end; nil if it goes on
+	Trace    string             // the traceparent of the request's span; "" for none
 }
 
 // rescue is what the pump knows of the rescue in progress.
@@ -70,7 +71,7 @@ func (s *Stream) reportRescue(r *session.Rescue) {
 	}
 	if report := s.server.cfg.OnRescue; report != nil {
 		report(Rescue{Stream: s.id, Epoch: r.Epoch, From: r.From, To: r.To, Length: policies.Tokens(r.Length),
-			Start: s.rescue.start, Duration: time.Since(s.rescue.start), Err: r.Err})
+			Start: s.rescue.start, Duration: time.Since(s.rescue.start), Err: r.Err, Trace: s.header.Get(traceparent)})
 	}
 }
 

@@ -29,7 +29,8 @@ type Stream struct {
 	request   policies.Request // as it arrived
 	minTokens policies.Tokens
 	endpoint  openai.Endpoint
-	header    http.Header // the client's
+	header    http.Header // of the client, what engines may see
+	requestID string      // of the client's request, for the log
 	resume    openai.Resume
 	ctx       context.Context    // of the client's request
 	cancel    context.CancelFunc // ends ctx

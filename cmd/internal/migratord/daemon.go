@@ -97,7 +97,7 @@ func (d *Daemon) newFrontend() error {
 			d.executor.RecordRescue(r)
 		}
 	}
-	c.Admit = d.cfg.Room.Admit
+	c.Admit, c.Tracer = d.cfg.Room.Admit, d.cfg.Tracer
 	if d.cfg.EditFrontend != nil {
 		d.cfg.EditFrontend(&c)
 	}

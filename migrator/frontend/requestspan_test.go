@@ -1,0 +1,87 @@
+package frontend
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// TestOneTraceARequest: the spans of a request at its front end, and of its legs at other
+// migrators, belong to the trace that its client began; engines see it, and what executors
+// need to continue it is with the stream, its legs and its rescue.
+func TestOneTraceARequest(t *testing.T) {
+	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+	synctest.Test(t, func(t *testing.T) {
+		spans := tracetest.NewSpanRecorder()
+		tracer := sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
+		rescues := make(chan Rescue, 1)
+		f, _ := newRescueFleet(t, 2, func(c *Config) {
+			c.Tracer, c.OnRescue = tracer, func(r Rescue) { rescues <- r }
+		})
+		f.setPace(20 * time.Millisecond)
+		req := testkit.Must(http.NewRequest("POST", "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest)))
+		req.Header.Set("Traceparent", "00-"+trace+"-00f067aa0ba902b7-01")
+		req.Header.Set("X-Request-Id", "q")
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			resp := testkit.Must(f.servers[0].client.Do(req))
+			io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}()
+		s := f.waitForStream(3)
+		h, leg, _ := f.findLeg(s.id)
+		f.engines[0].killAll()
+		rescue := <-rescues
+		_, second, _ := f.findLeg(s.id)
+		for name, parent := range map[string]string{"stream": h.Trace, "leg": leg.Trace, "rescue": rescue.Trace, "leg after the rescue": second.Trace,
+			"first engine": f.engines[0].last.Load().Header.Get("Traceparent"), "second engine": f.engines[1].last.Load().Header.Get("Traceparent")} {
+			if !strings.Contains(parent, trace) {
+				t.Errorf("%s: traceparent %q", name, parent)
+			}
+		}
+		<-done
+		f.requireIdle()
+		var own, peer int
+		spanOf := make(map[string]string) // by replica
+		for _, span := range spans.Ended() {
+			for _, a := range span.Attributes() {
+				if a.Key == "cascade.replica" {
+					spanOf[a.Value.Emit()] = span.SpanContext().SpanID().String()
+				}
+			}
+		}
+		for _, span := range spans.Ended() {
+			if got := span.SpanContext().TraceID().String(); got != trace {
+				t.Errorf("span %s has the trace %s", span.Name(), got)
+			}
+			attrs := map[string]string{}
+			for _, a := range span.Attributes() {
+				attrs[string(a.Key)] = a.Value.Emit()
+			}
+			switch attrs["cascade.replica"] {
+			case "r0":
+				own++
+				if attrs["cascade.request"] != s.id || attrs["cascade.request_id"] != "q" || attrs["http.response.status_code"] != "200" || span.Parent().SpanID().String() != "00f067aa0ba902b7" {
+					t.Errorf("the request's span: %v below %s", attrs, span.Parent().SpanID())
+				}
+			case "r1":
+				peer++
+				if parent := span.Parent().SpanID().String(); parent != spanOf["r0"] {
+					t.Errorf("the leg's span is below %s, want the request's, %s", parent, spanOf["r0"])
+				}
+			}
+		}
+		if own != 1 || peer == 0 {
+			t.Errorf("%d spans of the request, %d of its legs elsewhere", own, peer)
+		}
+	})
+}
