@@ -62,6 +62,7 @@ func plane(t *testing.T, replicas []policies.Replica, st store.Store, m *resourc
 			Name: "m", Context: 32768, Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 		}}},
 		Groups:   []nodegroup.Rule{{Name: "first", Nodes: []string{"envoy"}}},
+		Proxies:  []string{"envoy"},
 		Settings: resources.Settings{Listen: "127.0.0.1:0", Estimator: resources.Wasm, Module: m},
 	})
 	testkit.NoError(t, err)
