@@ -51,6 +51,7 @@ func TestAttackScripts(t *testing.T) {
 			})
 		})
 	}
+	table.WriteString(packageTests(t))
 	if !t.Failed() {
 		testkit.CompareGolden(t, "README.md", []byte(table.String()))
 	}
@@ -67,8 +68,8 @@ const tableHead = `# What has been attacked
 with TestAttack. The tests write this table. Ports are those of the front end of a replica (front, and peer for other
 migrators), its KV transport (kv), the embedded proxy, Envoy, the control plane (xds, admin), and the admin
 ports of the migrator and the proxy. An outcome is the statuses of all answers on the attacker's connection; "engine saw
-evil" would name what came through. Attacks on other hosts, identities, keys and processes are the tests
-of their packages: ` + "`git grep 'func TestAttack'`" + ` lists them.
+evil" would name what came through. The tests of packages, below, attack what one
+fleet on one host does not have: keys, identities, other users, broken peers.
 `
 
 // appendRows adds a directive and its outcome to the table.
