@@ -35,7 +35,7 @@
 //	plan_epoch                        model                 epoch of the plan in force
 //	plan_stages                       model                 stages of it
 //	stage_low_tokens                  model, stage          start of the stage's range
-//	requests_seen_total               model                 requests that front ends counted
+//	requests_seen_total               model                 requests that front ends counted; of several control planes take the max
 //	request_rate                      model                 requests/s now
 //	bytes_per_token                   model                 used by routes and estimators
 //	estimate_error_ratio              model                 mean relative error of estimates

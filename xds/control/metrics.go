@@ -27,7 +27,7 @@ var (
 	planEpoch     = desc("plan_epoch", "Epoch of the model's plan in force.", "model")
 	planStages    = desc("plan_stages", "Stages of the model's plan.", "model")
 	stageLow      = desc("stage_low_tokens", "Start of the stage's range of lengths.", "model", "stage")
-	seenTotal     = desc("requests_seen_total", "Requests that the front ends have counted.", "model")
+	seenTotal     = desc("requests_seen_total", "Requests that the front ends have counted, the same at every control plane of a store: aggregate with max.", "model")
 	requestRate   = desc("request_rate", "Requests per second, from the flow counters.", "model")
 	bytesPerToken = desc("bytes_per_token", "Prompt bytes per token that routes and estimators use.", "model")
 	estimateError = desc("estimate_error_ratio", "Mean relative error of the length estimate against exact counts.", "model")

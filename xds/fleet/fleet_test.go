@@ -61,6 +61,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 //	for 1s                    time passes
 //	drain a r0, undrain a r0, pin a  an operator's order to a
 //	confirm a [DIGEST]        an operator confirms the list that a holds back
+//	requests a …              prints how many requests were counted
 //	refuse a VERSION          a proxy of a refused this version of a cluster
 //	store works|conflict|full|read-only|unreadable|slow|hung  what the store does; slow:
 //	                          the watch delivers only with the command deliver; hung:
@@ -250,6 +251,10 @@ func (w *world) do(d *datadriven.TestData) {
 			digest = h.Digest
 		}
 		w.printError(p.Order(w.t.Context(), orders.ConfirmRemoval{Digest: cmp.Or(strings.Join(words[1:], ""), digest)}))
+	case "requests":
+		for _, name := range words {
+			fmt.Fprintf(&w.out, "%s: %d\n", name, w.planes[name].Snapshot().Models[0].Seen)
+		}
 	case "refuse":
 		p.RecordRefusals([]store.Refusal{{Type: "Cluster", Name: "c", Version: words[1], Text: "bad"}})
 	case "store":

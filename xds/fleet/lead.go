@@ -48,6 +48,11 @@ func (s *State) applyObject(now time.Time, o store.Object, own bool) {
 				ratio = length.Ratio(r.Milli).Clamp()
 			}
 		}
+		for _, c := range o.Counts {
+			if c.Model == m.Name {
+				m.requests = max(m.requests, c.Requests)
+			}
+		}
 		if m.ratio != ratio {
 			m.ratio, s.publishPending = ratio, true
 		}
@@ -74,8 +79,9 @@ func (s *State) takeOver(now time.Time) {
 // an object that it stores as the leader.
 func (s *State) recordReplicas(o *store.Object) {
 	s.registry.Record(o)
-	o.Ratios = nil
+	o.Ratios, o.Counts = nil, nil
 	for _, m := range s.models {
+		o.Counts = append(o.Counts, store.RequestCount{Model: m.Name, Requests: m.requests})
 		if m.wantedRatio != m.BytesPerToken {
 			o.Ratios = append(o.Ratios, store.Ratio{Model: m.Name, Milli: int64(m.wantedRatio)})
 		}

@@ -46,7 +46,7 @@ type ModelState struct {
 	// EstimateError is the mean relative error of the length estimate.
 	EstimateError float64
 	Refining      bool          // replicas propose boundaries between two plans
-	Seen          uint64        // requests counted so far
+	Seen          uint64        // requests counted so far; it never decreases
 	Flow          policies.Flow // summed over the replicas
 	Replicas      []ReplicaState
 	// Links are the rates for replicas that report no links; the zero value where links
@@ -123,7 +123,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			Refining: s.rules.Refine == RefineOn, Pin: orders.PinOf(s.object, m.Name), Links: m.Links,
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)
-		state.Seen = state.Flow.Seen
+		state.Seen = m.requests
 		for _, r := range s.registry.All() {
 			if r.Model != m.Name || r.Removed && r.Stage < 0 {
 				continue

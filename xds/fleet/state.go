@@ -69,12 +69,15 @@ type State struct {
 // model is one model's part of a State.
 type model struct {
 	Model
-	planner     *planner.Planner
-	reason      string             // why the plan in force replaced the one before
-	storeAgain  planhistory.Change // see State.storeAgainChange; no stages: none
-	ratio       length.Ratio       // bytes per token served
-	wantedRatio length.Ratio       // to be served; ratio follows when this is stored
-	planOrder   *orders.PlanOrder  // commanded by an operator, until it is stored; nil: none
+	planner    *planner.Planner
+	reason     string             // why the plan in force replaced the one before
+	storeAgain planhistory.Change // see State.storeAgainChange; no stages: none
+	ratio      length.Ratio       // bytes per token served
+	// requests are those that front ends have counted. It never decreases, and continues
+	// at the leader's count where several control planes share a store.
+	requests    uint64
+	wantedRatio length.Ratio      // to be served; ratio follows when this is stored
+	planOrder   *orders.PlanOrder // commanded by an operator, until it is stored; nil: none
 }
 
 // pendingWrite is the most urgent reason to write the object apart from plans.
@@ -280,12 +283,16 @@ func (s *State) configure(now time.Time, list []policies.Replica) {
 		return
 	}
 	s.held = nil
+	first := !s.registry.Configured()
 	s.registry.Configure(now, list)
 	s.resetDistances()
 	s.needsRepair, s.publishPending = true, true
 	s.resetOrders(now)
 	for _, m := range s.models {
 		m.planner.RecordStages()
+		if first {
+			m.requests = max(m.requests, s.registry.Seen(m.Name)) // those of an earlier process
+		}
 	}
 	s.registry.Forget(now)
 }
@@ -304,8 +311,12 @@ func (s *State) handleReport(now time.Time, report *loadreport.Report) {
 	}
 	edges := report.Flow.Edges
 	sameBuckets := len(edges) == 0 || slices.Equal(edges, s.model(r.Model).Edges)
+	before, known := r.Seen(), !r.ReportedAt.IsZero()
 	if topologyChanged := r.HandleReport(now, report, sameBuckets); topologyChanged {
 		s.resetDistances()
+	}
+	if known || s.lease == nil { // of requests before the first report, others may have counted some
+		s.model(r.Model).requests += r.Seen() - before
 	}
 	s.estimateLoad(now, r, r.Claim())
 	s.refresh(now, r)

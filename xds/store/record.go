@@ -23,6 +23,8 @@ const (
 	maxWeight = 1 << 20
 	// maxRatio bounds bytes per token, in thousandths.
 	maxRatio = 64_000
+	// maxRequests bounds the requests counted.
+	maxRequests = 1 << 62
 	// maxHold bounds how long new plans are held off.
 	maxHold = 30 * 24 * time.Hour
 )
@@ -37,6 +39,12 @@ type Weight struct {
 type Ratio struct {
 	Model string `json:"model"`
 	Milli int64  `json:"milli"` // bytes per 1,000 tokens, at least 1
+}
+
+// RequestCount is how many requests of a model the front ends have counted.
+type RequestCount struct {
+	Model    string `json:"model"`
+	Requests uint64 `json:"requests"` // at most 2^62
 }
 
 // FormerPlan is a plan that was once in force: how it divided the lengths, and among
@@ -80,7 +88,7 @@ func (o Object) validateRecords() error {
 		err  error
 	}{
 		{"drained", checkReplicaIDs(o.Drained)}, {"unready", checkReplicaIDs(o.Unready)}, {"stopping", checkReplicaIDs(o.Stopping)},
-		{"weights", o.validateWeights()}, {"ratios", o.validateRatios()}, {"pins", o.validatePins()},
+		{"weights", o.validateWeights()}, {"ratios", o.validateRatios()}, {"requests_seen", o.validateCounts()}, {"pins", o.validatePins()},
 		{"former_plans", o.validateFormerPlans()}, {"holds", o.validateHolds()}, {"refused", o.validateRefused()},
 		{"slots", policyslots.ValidateAll(o.Slots)},
 	}
@@ -141,6 +149,19 @@ func (o Object) validateRatios() error {
 		}
 		if r.Milli < 1 || r.Milli > maxRatio {
 			return fmt.Errorf("model %.60q: %d bytes per 1,000 tokens: must be 1 to %d", r.Model, r.Milli, maxRatio)
+		}
+	}
+	return nil
+}
+
+func (o Object) validateCounts() error {
+	seen := make(map[string]bool, len(o.Counts))
+	for _, c := range o.Counts {
+		if err := checkUniqueName(seen, "model", c.Model); err != nil {
+			return err
+		}
+		if c.Requests > maxRequests {
+			return fmt.Errorf("model %.60q: %d requests: must be at most %d", c.Model, c.Requests, uint64(maxRequests))
 		}
 	}
 	return nil

@@ -69,6 +69,9 @@ type Object struct {
 	Unready  []policies.ReplicaID `json:"unready,omitempty"`
 	Stopping []policies.ReplicaID `json:"stopping,omitempty"`
 	Ratios   []Ratio              `json:"bytes_per_token,omitempty"`
+	// Counts are the requests that the leader has counted, so that the counter of a
+	// control plane that takes over goes on from there.
+	Counts []RequestCount `json:"requests_seen,omitempty"`
 }
 
 // Reason explains one decision about a model's plan: to change it, or to keep it. Only

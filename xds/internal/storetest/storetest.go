@@ -86,6 +86,7 @@ func Object(epoch policies.Epoch) store.Object {
 		Unready:  []policies.ReplicaID{"r1"},
 		Stopping: []policies.ReplicaID{"r3"},
 		Ratios:   []store.Ratio{{Model: "org/a", Milli: 3900}},
+		Counts:   []store.RequestCount{{Model: "org/a", Requests: 12345}},
 	}
 }
 
@@ -241,6 +242,7 @@ func testInvalid(t *testing.T, open func() store.Store) {
 		"a former plan twice":    func(o *store.Object) { o.FormerPlans = append(o.FormerPlans, o.FormerPlans[0]) },
 		"a refusal twice":        func(o *store.Object) { o.Refused = append(o.Refused, o.Refused[0]) },
 		"a negative hold":        func(o *store.Object) { o.Holds[0].For = -1 },
+		"too many requests":      func(o *store.Object) { o.Counts[0].Requests = 1<<62 + 1 },
 		"a ratio of 0":           func(o *store.Object) { o.Ratios[0].Milli = 0 },
 		"a gain of NaN":          func(o *store.Object) { o.Reasons[0].Gain = math.NaN() },
 		"too many refusals":      func(o *store.Object) { o.Refused = manyRefusals(store.MaxRefused + 1) },
@@ -346,7 +348,7 @@ func testNotShared(t *testing.T, open func() store.Store) {
 	given.Reasons[0].Text = "changed"
 	given.Drained[0] = "changed"
 	given.Pins[1].Cuts[0], given.FormerPlans[1].Counts[0], given.Weights[0].Weight = 8, 9, 10
-	given.Refused[0].Text, given.Unready[0], given.Stopping[0], given.Ratios[0].Milli = "changed", "changed", "changed", 1
+	given.Refused[0].Text, given.Unready[0], given.Stopping[0], given.Ratios[0].Milli, given.Counts[0].Requests = "changed", "changed", "changed", 1, 1
 	got := startWatch(t, s).next().Object
 	requireEqual(t, got, Object(1))
 	got.Plans[0].Stages[1].Replicas[0] = "changed"
