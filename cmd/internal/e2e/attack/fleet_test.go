@@ -20,7 +20,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -91,13 +90,8 @@ func newFleet(t testing.TB) *fleet {
 func (f *fleet) waitUntilServing() {
 	f.t.Helper()
 	testkit.WaitFor(f.t, "the replica is healthy", func() bool {
-		resp, err := f.http.Get("http://" + f.ports["admin"] + "/status")
-		if err != nil {
-			return false
-		}
-		defer resp.Body.Close()
-		var s control.Status
-		return json.NewDecoder(resp.Body).Decode(&s) == nil && clienttest.Find(s, "r0").Weight > 0
+		s, err := f.status(f.t.Context())
+		return err == nil && clienttest.Find(s, "r0").Weight > 0
 	})
 	for _, port := range []string{"front", "proxy", "envoy"} {
 		testkit.WaitFor(f.t, port+" serves", func() bool { return f.served(port) == nil })

@@ -25,6 +25,7 @@ var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 //	send PORT… half-closed     which the attacker closes for writing afterwards
 //	hold N PORT…               the attack on N connections that stay open; is another client served?
 //	hold N PORT… one-address   which come from that client's own address
+//	refuse N xds               N proxies that the fleet does not have refuse all that they are sent
 //	peak DAEMON… MIB           the most memory that a daemon has used so far is below so much
 //	log DAEMON… N              a daemon has logged at most so many lines so far
 //
@@ -128,6 +129,8 @@ func (f *fleet) play(t *testing.T, d *datadriven.TestData) string {
 			outcome, err = exchange(f.address(t, port), attack, halfClosed)
 		case "hold":
 			outcome, err = f.hold(dial, port, n, attack)
+		case "refuse":
+			outcome, err = f.refuse(t.Context(), n)
 		case "peak":
 			outcome = fmt.Sprintf("below %d", n)
 			if peak := f.daemons[port].Peak() >> 20; peak >= int64(n) {
