@@ -302,8 +302,12 @@ func nodeState(n control.Node) string {
 	switch {
 	case !n.Connected:
 		return "gone"
+	case n.Refusing:
+		return "refuses"
 	case n.Fenced:
 		return "late"
+	case n.Unlisted:
+		return "unlisted" // proxy.nodes does not have it
 	case n.Current:
 		return "current"
 	}
