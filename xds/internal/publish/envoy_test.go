@@ -214,7 +214,7 @@ func (c *client) post(n int, header ...string) (replica, stage string, err error
 		return "", "", err
 	}
 	if resp.StatusCode != 200 || string(body) != fmt.Sprint(n) {
-		return "", "", fmt.Errorf("status %d, body %.100q", resp.StatusCode, body)
+		return "", "", fmt.Errorf("status %d, body %.300q", resp.StatusCode, body)
 	}
 	if forged := resp.Header.Values("x-forged"); len(forged) > 0 {
 		return "", "", fmt.Errorf("replica received forged header %q", forged)
@@ -325,6 +325,8 @@ func TestEnvoyFailsOverAlone(t *testing.T) {
 	backends["d"].kill()
 	if replica, _, err := c.post(10); err == nil {
 		t.Fatalf("served by %q after all replicas were killed", replica)
+	} else if t.Log(err); strings.Contains(err.Error(), "127.0.0.1") {
+		t.Errorf("clients see the address of a replica: %v", err)
 	}
 	// All replicas are ejected; one that returns is tried at once.
 	backends["a"] = startBackend(t, "a", backends["a"].address)
