@@ -4,6 +4,9 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/intake"
 )
 
 // body is a request's body that can be sent more than once: what was read from the client
@@ -31,28 +34,42 @@ type body struct {
 	total   int64     // read from src
 	end     error     // how src ended
 	users   int       // those that use held: the request, its readers, and fill
+
+	memory  intake.Share  // of the proxy's budget, for held
+	pace    intake.Pace   // counts the time for which src was read
+	waited  time.Duration // that time, without the read under way
+	late    time.Duration // when waited gets too long
+	reading time.Time     // since when src is read; zero if it is not
 }
 
 var (
 	errTooLarge    = errors.New("the body is larger than the buffer limit")
 	errRequestOver = errors.New("the request is over")
 	errNotRepeated = errors.New("the body is too large to be sent again")
+	errNoRoom      = errors.New("the request bodies in progress use all memory that they may")
 )
 
 // newBody wraps a client's body. size is its length, -1 when unknown.
 func newBody(src io.Reader, size, limit int64, touch func(), pool *bufferPool) *body {
-	b := &body{src: src, limit: limit, touch: touch, pool: pool, keep: true, users: 1}
+	b := &body{src: src, limit: limit, touch: touch, pool: pool, keep: true, users: 1, memory: pool.budget.Share(), late: intake.Window}
 	b.changed.L = &b.mu
 	b.held = pool.get(min(max(size, 0), limit))
+	if !b.memory.Resize(int64(cap(b.held))) {
+		pool.put(b.held)
+		b.held = nil
+	}
 	return b
 }
 
 // readAll reads the whole body into memory and passes each piece to see. The error is
-// errTooLarge beyond the limit, or the client's. It is called before newReader.
+// errTooLarge beyond the limit, errNoRoom beyond the budget, or the client's. It is called before newReader.
 func (b *body) readAll(see func([]byte)) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for b.end == nil {
+		if !b.growLocked() {
+			return errNoRoom
+		}
 		see(b.readLocked())
 		if b.total > b.limit {
 			return errTooLarge
@@ -64,16 +81,30 @@ func (b *body) readAll(see func([]byte)) error {
 	return nil
 }
 
+// growLocked makes room for further bytes; it returns false if the budget has none.
+func (b *body) growLocked() bool {
+	if len(b.held) < cap(b.held) {
+		return true
+	}
+	if !b.memory.Resize(2 * max(int64(cap(b.held)), minBuffer)) {
+		return false
+	}
+	b.held = grow(b.held)
+	return true
+}
+
 // readLocked reads src once, without the lock, and returns the new bytes.
 func (b *body) readLocked() []byte {
-	if len(b.held) == cap(b.held) {
-		b.held = grow(b.held)
-	}
 	space := b.held[len(b.held):cap(b.held)]
+	b.reading = time.Now()
 	b.mu.Unlock()
 	n, err := b.src.Read(space)
 	b.touch()
 	b.mu.Lock()
+	b.waited += time.Since(b.reading)
+	b.reading = time.Time{}
+	late, _ := b.pace.Arrived(n, int64(b.waited))
+	b.late = time.Duration(late)
 	b.held = b.held[:len(b.held)+n]
 	b.total += int64(n)
 	b.end = err
@@ -90,10 +121,11 @@ func (b *body) fill() {
 			b.changed.Wait()
 			continue
 		}
-		if !b.keep || b.total > b.limit {
+		if !b.keep || b.total > b.limit || !b.growLocked() {
 			// The reader that waits has everything, and there will be no other.
 			b.pool.put(b.held)
-			b.held, b.base = b.pool.get(0), b.total
+			b.held, b.base = make([]byte, 0, chunkBytes), b.total
+			b.memory.Resize(chunkBytes) // without it, a body still passes
 		}
 		b.readLocked()
 		b.wanted = false
@@ -113,6 +145,27 @@ func (b *body) waitLocked() {
 		b.changed.Broadcast()
 	}
 	b.changed.Wait()
+}
+
+// untilLate returns how much longer the client may take for its next bytes, which is
+// negative when it is too slow; 0 without a limit. Only the time for which the proxy
+// reads counts, so a slow upstream makes no client late.
+func (b *body) untilLate() time.Duration {
+	if b == nil {
+		return 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.end != nil:
+		return 0
+	case b.reading.IsZero():
+		return intake.Window
+	}
+	if left := b.late - b.waited - time.Since(b.reading); left > 0 {
+		return left
+	}
+	return -1
 }
 
 // pending reports whether more of the body may come; false without a body.
@@ -185,6 +238,7 @@ func (b *body) releaseLocked() {
 	if b.users--; b.users == 0 {
 		b.pool.put(b.held)
 		b.held, b.base = nil, b.total
+		b.memory.Release()
 	}
 }
 
@@ -235,10 +289,15 @@ func (r *bodyReader) Close() error {
 }
 
 // bufferPool recycles the memory of bodies.
-type bufferPool struct{ pool sync.Pool }
+type bufferPool struct {
+	pool   sync.Pool
+	budget *intake.Budget
+}
 
 const (
 	minBuffer = 4 << 10
+	// What a client announces costs no more before it arrives.
+	maxFirstBuffer = 64 << 10
 	// A few huge bodies must not keep their memory for ever.
 	maxPooledBuffer = 1 << 20
 )
@@ -246,11 +305,11 @@ const (
 // get returns an empty buffer for n bytes, within what may be allocated before any byte
 // has arrived.
 func (p *bufferPool) get(n int64) []byte {
-	if b, ok := p.pool.Get().(*[]byte); ok && int64(cap(*b)) >= n {
+	if b, ok := p.pool.Get().(*[]byte); ok && int64(cap(*b)) >= min(n, maxFirstBuffer) {
 		return (*b)[:0]
 	}
 	// One more byte than announced, for the read that returns the end.
-	return make([]byte, 0, max(minBuffer, min(n+1, maxPooledBuffer)))
+	return make([]byte, 0, max(minBuffer, min(n+1, maxFirstBuffer)))
 }
 
 // grow returns the same bytes with a larger capacity.

@@ -9,10 +9,12 @@ import (
 	"sync"
 	"testing"
 	"testing/iotest"
+
+	"github.com/cascadeinfer/cascade/policies/intake"
 )
 
 func bodyOf(src io.Reader, size, limit int64) *body {
-	return newBody(src, size, limit, func() {}, new(bufferPool))
+	return newBody(src, size, limit, func() {}, &bufferPool{budget: intake.NewBudget(1 << 30)})
 }
 
 // TestBodyAgain checks that an attempt sends the whole body, however much the previous

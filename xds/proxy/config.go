@@ -15,6 +15,9 @@ import (
 // DefaultDrainTimeout is the default of Config.DrainTimeout.
 const DefaultDrainTimeout = 30 * time.Second
 
+// DefaultBodyMemory is the default of Config.BodyMemory.
+const DefaultBodyMemory = 512 << 20
+
 // Config is what a Proxy needs.
 type Config struct {
 	// Client says how to reach the control plane and under which NodeID. Its Watcher, if
@@ -37,6 +40,10 @@ type Config struct {
 	// DrainTimeout is how long streams may continue after Run's context has ended, and after
 	// their listener was removed; default DefaultDrainTimeout.
 	DrainTimeout time.Duration
+	// BodyMemory bounds the memory of all request bodies together, in bytes; default
+	// DefaultBodyMemory. A body that must be read to be routed is refused beyond it, and any
+	// other one is passed on but can no longer be sent again to another endpoint.
+	BodyMemory int64
 	// Registry registers the proxy's metrics; nil means none.
 	Registry prometheus.Registerer
 	// Logger gets listener changes, ejections and refused resources; nil discards them.
@@ -46,6 +53,12 @@ type Config struct {
 func (c *Config) validate() error {
 	if c.DrainTimeout < 0 {
 		return errors.New("proxy: DrainTimeout must not be negative")
+	}
+	if c.BodyMemory < 0 {
+		return errors.New("proxy: BodyMemory must not be negative")
+	}
+	if c.BodyMemory == 0 {
+		c.BodyMemory = DefaultBodyMemory
 	}
 	if c.ListenerName != "" && c.Listener == nil {
 		return errors.New("proxy: ListenerName needs a Listener")

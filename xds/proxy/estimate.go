@@ -44,6 +44,9 @@ func (x *exchange) estimateLength() bool {
 	case errors.Is(err, errTooLarge):
 		x.replyTooLarge()
 		return false
+	case errors.Is(err, errNoRoom):
+		x.replyExhausted()
+		return false
 	case err != nil:
 		x.replyBadBody(err)
 		return false
@@ -94,6 +97,10 @@ func (x *exchange) replyBadBody(err error) {
 	}
 	if errors.Is(context.Cause(x.ctx), errStopping) {
 		x.replyStopping()
+		return
+	}
+	if errors.Is(context.Cause(x.ctx), errSlowBody) {
+		x.replyError(408, codeTimeout, "The request body arrives too slowly.")
 		return
 	}
 	if x.ctx.Err() != nil {

@@ -52,7 +52,8 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	x.ctx = ctx
-	x.watchdog = &watchdog{idle: l.StreamIdle, begun: x.begun, cancel: cancel, control: http.NewResponseController(w), reading: func() bool { return x.body.pending() }}
+	x.watchdog = &watchdog{idle: l.StreamIdle, begun: x.begun, cancel: cancel, control: http.NewResponseController(w), reading: func() bool { return x.body.pending() },
+		untilLate: func() time.Duration { return x.body.untilLate() }}
 	metrics := p.metrics.none
 	defer func() {
 		x.watchdog.stop()
@@ -183,7 +184,7 @@ func (x *exchange) clientLeft() bool {
 		return false
 	}
 	cause := context.Cause(x.ctx)
-	return !errors.Is(cause, errIdle) && !errors.Is(cause, errTimeout) && !errors.Is(cause, errDuration) && !errors.Is(cause, errStopping)
+	return !errors.Is(cause, errIdle) && !errors.Is(cause, errSlowBody) && !errors.Is(cause, errTimeout) && !errors.Is(cause, errDuration) && !errors.Is(cause, errStopping)
 }
 
 // mutateResponse changes the headers of a response: the route's operations first, the

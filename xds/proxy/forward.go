@@ -51,7 +51,7 @@ func (w *watchdog) forUpstream(r *client.Route, idle time.Duration) *watchdog {
 	if r.IdleTimeout >= 0 {
 		idle = r.IdleTimeout
 	}
-	out := &watchdog{idle: idle, timeout: r.Timeout, duration: r.MaxDuration, begun: w.begun, cancel: w.cancel, control: w.control, reading: w.reading}
+	out := &watchdog{idle: idle, timeout: r.Timeout, duration: r.MaxDuration, begun: w.begun, cancel: w.cancel, control: w.control, reading: w.reading, untilLate: w.untilLate}
 	out.recordProgress()
 	return out
 }
@@ -203,7 +203,7 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 		x.code = statusClientGone // without an answer, which aborts the request
 	case errors.Is(err, errStopping):
 		x.replyStopping()
-	case errors.Is(err, errIdle) && (x.body.pending() || x.body.failed()):
+	case errors.Is(err, errSlowBody), errors.Is(err, errIdle) && (x.body.pending() || x.body.failed()):
 		x.replyError(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
 	case errors.Is(err, errIdle), errors.Is(err, errTimeout), errors.Is(err, errDuration):
 		x.replyError(504, codeTimeout, fmt.Sprintf("Cluster %q: %v.", c.name, err))

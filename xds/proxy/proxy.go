@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
 )
@@ -44,6 +45,7 @@ func New(cfg Config) (*Proxy, error) {
 		cfg: cfg, pools: upstream.NewPools(),
 		changed: make(chan struct{}, 1), ready: make(chan struct{}), addrs: make(map[string]net.Addr),
 	}
+	p.buffers.budget = intake.NewBudget(cfg.BodyMemory)
 	p.state.Store(&state{})
 	cfg.Client.Watcher = watcher{p, cfg.Client.Watcher}
 	var err error

@@ -10,6 +10,7 @@ import (
 
 // Causes of the request's context when the watchdog ends it.
 var (
+	errSlowBody = errors.New("the request body arrives too slowly")
 	errIdle     = errors.New("no data in either direction for the idle timeout")
 	errTimeout  = errors.New("no complete response within the route's timeout")
 	errDuration = errors.New("the stream reached its maximum duration")
@@ -24,8 +25,9 @@ type watchdog struct {
 	lastProgress            atomic.Int64 // time of the last byte, since begun
 	cancel                  func(error)
 	control                 *http.ResponseController
-	reading                 func() bool // the request's body is still to come
-	answering               atomic.Bool // the response headers were sent
+	reading                 func() bool          // the request's body is still to come
+	untilLate               func() time.Duration // see body.untilLate
+	answering               atomic.Bool          // the response headers were sent
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -46,7 +48,7 @@ func (w *watchdog) recordProgress() { w.lastProgress.Store(int64(time.Since(w.be
 
 // nextTimeout returns the time until a limit may be reached; 0 if there is none.
 func (w *watchdog) nextTimeout(age, alive time.Duration) time.Duration {
-	var least time.Duration
+	least := max(w.untilLate(), 0)
 	for _, left := range [...]struct{ limit, used time.Duration }{{w.idle, age - alive}, {w.timeout, age}, {w.duration, age}} {
 		if left.limit > 0 {
 			if d := max(left.limit-left.used, 1); least == 0 || d < least {
@@ -71,6 +73,8 @@ func (w *watchdog) fire() {
 		w.endRequest(errDuration)
 	case w.idle > 0 && age-alive >= w.idle:
 		w.endRequest(errIdle)
+	case w.untilLate() < 0:
+		w.endRequest(errSlowBody)
 	default:
 		w.timer.Reset(w.nextTimeout(age, alive))
 	}

@@ -13,7 +13,8 @@ import (
 func watched(idle, timeout, duration time.Duration) (*watchdog, func() error) {
 	var cause atomic.Pointer[error]
 	return &watchdog{
-			idle: idle, timeout: timeout, duration: duration, begun: time.Now(), reading: func() bool { return false },
+			untilLate: func() time.Duration { return 0 },
+			idle:      idle, timeout: timeout, duration: duration, begun: time.Now(), reading: func() bool { return false },
 			cancel: func(err error) { cause.Store(&err) }, control: http.NewResponseController(httptest.NewRecorder()),
 		}, func() error {
 			if err := cause.Load(); err != nil {

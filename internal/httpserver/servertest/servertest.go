@@ -33,7 +33,7 @@ type EarlyAnswer struct {
 
 // answerTimeout is how long an answer may take. It does not depend on the body, which
 // never ends.
-const answerTimeout = 20 * time.Second
+const answerTimeout = time.Minute
 
 // smuggled is what an attacker sends in a body to have it served as a request.
 const smuggled = "GET /smuggled HTTP/1.1\r\nHost: test\r\n\r\n"

@@ -1,0 +1,80 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// endless is a body that brings n bytes at a time.
+type endless struct {
+	n    int
+	wait time.Duration
+}
+
+func (e endless) Read(p []byte) (int, error) {
+	time.Sleep(e.wait)
+	return min(e.n, len(p)), nil
+}
+
+// TestAttackBodyMemory checks that bodies never hold more memory together than they may:
+// one that must be read is refused, another one is passed on without being kept.
+func TestAttackBodyMemory(t *testing.T) {
+	pool := &bufferPool{budget: intake.NewBudget(1 << 20)}
+	big := newBody(endless{1 << 10, 0}, 16<<20, 16<<20, func() {}, pool)
+	if n := pool.budget.Held(); n > maxFirstBuffer+1 {
+		t.Errorf("the announcement of a body costs %d bytes", n)
+	}
+	if err := big.readAll(func([]byte) {}); !errors.Is(err, errNoRoom) {
+		t.Errorf("a body beyond the budget: %v", err)
+	}
+	passed := newBody(endless{1 << 10, 0}, 16<<20, 16<<20, func() {}, pool)
+	r := passed.newReader()
+	if n, err := io.CopyN(io.Discard, r, 4<<20); err != nil || passed.repeatable() {
+		t.Errorf("%d bytes passed, %v; repeatable %v", n, err, passed.repeatable())
+	}
+	if n := pool.budget.Held(); n > 1<<20 {
+		t.Errorf("%d bytes are held", n)
+	}
+	r.Close()
+	big.close()
+	passed.close()
+	testkit.WaitFor(t, "the release of all memory", func() bool { return pool.budget.Held() == 0 })
+}
+
+// TestAttackSlowBody checks that a body which arrives byte by byte, and so is never idle,
+// ends its request after one window, and that time in which nothing reads it is not the client's.
+func TestAttackSlowBody(t *testing.T) {
+	for _, c := range []struct {
+		bytes int
+		late  bool
+	}{{1, true}, {intake.WindowBytes / 8, false}} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBody(endless{c.bytes, time.Second}, -1, 1<<30, func() {}, &bufferPool{budget: intake.NewBudget(1 << 30)})
+			w, cause := watched(time.Hour, 0, 0)
+			w.untilLate = b.untilLate
+			r := b.newReader()
+			w.start()
+			time.Sleep(10 * intake.Window)
+			if cause() != nil {
+				t.Errorf("a body that was not read is late: %v", cause())
+			}
+			for begun := time.Now(); cause() == nil && time.Since(begun) < 3*intake.Window; {
+				if _, err := r.Read(make([]byte, 64<<10)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.stop()
+			if errors.Is(cause(), errSlowBody) != c.late {
+				t.Errorf("%d bytes a second: %v", c.bytes, cause())
+			}
+			r.Close()
+			b.close()
+		})
+	}
+}
