@@ -586,7 +586,9 @@ type Transfer struct {
 	Prompt      uint64                 `protobuf:"varint,28,opt,name=prompt,proto3" json:"prompt,omitempty"`
 	// Committed of a reprompt: microseconds between the front end's cut and the first token
 	// of the new holder; 0 if unknown.
-	StallMicros   uint64 `protobuf:"varint,29,opt,name=stall_micros,json=stallMicros,proto3" json:"stall_micros,omitempty"`
+	StallMicros uint64 `protobuf:"varint,29,opt,name=stall_micros,json=stallMicros,proto3" json:"stall_micros,omitempty"`
+	// Accept: traceparent (W3C) of the migration's span at the source; "" for none.
+	Trace         string `protobuf:"bytes,30,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -824,6 +826,13 @@ func (x *Transfer) GetStallMicros() uint64 {
 	return 0
 }
 
+func (x *Transfer) GetTrace() string {
+	if x != nil {
+		return x.Trace
+	}
+	return ""
+}
+
 // Offer is one transport over which a source's blocks can be pulled.
 type Offer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -927,7 +936,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\awaiting\x18\b \x01(\rR\awaiting\";\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
-	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xa8\x06\n" +
+	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xbe\x06\n" +
 	"\bTransfer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +
@@ -966,7 +975,8 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"generation\x18\x1b \x01(\x04R\n" +
 	"generation\x12\x16\n" +
 	"\x06prompt\x18\x1c \x01(\x04R\x06prompt\x12!\n" +
-	"\fstall_micros\x18\x1d \x01(\x04R\vstallMicros\"W\n" +
+	"\fstall_micros\x18\x1d \x01(\x04R\vstallMicros\x12\x14\n" +
+	"\x05trace\x18\x1e \x01(\tR\x05trace\"W\n" +
 	"\x05Offer\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +

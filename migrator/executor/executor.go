@@ -175,7 +175,7 @@ func (m *Executor) Receive(from policies.ReplicaID, t *api.Transfer) {
 	}
 	m.postLocked(func() {
 		if msg.Kind == transfer.Accept {
-			m.records.recordAccept(key{target, msg.Deal}, msg)
+			m.records.recordAccept(key{target, msg.Deal}, msg, t.GetTrace())
 		}
 		if msg.Kind != transfer.Open && len(msg.Transports) == 1 {
 			m.records.setTransport(key{source, msg.Deal}, msg.Transports[0])
@@ -296,7 +296,11 @@ func (m *Executor) send(a transfer.Action) {
 	case transfer.Accept, transfer.Round, transfer.Manifest, transfer.Commit, transfer.Query:
 		m.records.recordMessage(key{source, msg.Deal}, msg)
 	}
-	m.cfg.Network.Send(msg.To, &api.Envelope{Body: &api.Envelope_Transfer{Transfer: encode(msg)}})
+	t := encode(msg)
+	if msg.Kind == transfer.Accept {
+		t.Trace = m.records.traceOf(key{source, msg.Deal})
+	}
+	m.cfg.Network.Send(msg.To, &api.Envelope{Body: &api.Envelope_Transfer{Transfer: t}})
 }
 
 // endMigration records the end of a migration and reports it to the market.

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -62,8 +63,18 @@ type Stats struct {
 // record is a migration with its span and its freeze.
 type record struct {
 	Migration
-	span     trace.Span
+	span     trace.Span // nil until it is begun
 	frozenAt time.Time
+}
+
+// beginSpan begins the record's span, below that of ctx, unless it is begun.
+func (rec *record) beginSpan(ctx context.Context, tracer trace.Tracer) {
+	if rec.span != nil {
+		return
+	}
+	_, rec.span = tracer.Start(ctx, "migration."+rec.Role, trace.WithTimestamp(rec.StartedAt), trace.WithAttributes(
+		attribute.String("cascade.migration", rec.ID), attribute.String("cascade.request", rec.Request), attribute.String("cascade.cause", rec.Cause.String()),
+		attribute.String("cascade.from", string(rec.From)), attribute.String("cascade.to", string(rec.To))))
 }
 
 // records is the history of migrations. Its methods are safe for concurrent use.
@@ -82,7 +93,8 @@ func newRecords(c Config) records {
 		stats: Stats{Sent: map[string]uint64{}, Received: map[string]uint64{}, Failed: map[string]uint64{}}}
 }
 
-// begin creates the record and the span of a migration.
+// begin creates the record of a migration and, at the source, its span. At the target
+// the span begins with the Accept, which says to which trace it belongs.
 func (r *records) begin(ctx context.Context, k key, a bidask.Action, from, to, front policies.ReplicaID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,9 +103,9 @@ func (r *records) begin(ctx context.Context, k key, a bidask.Action, from, to, f
 	}
 	rec := &record{Migration: Migration{ID: a.Deal.String(), Role: k.role.String(), Request: a.Migration.Request, Cause: a.Migration.Cause, FrontEnd: front, From: from, To: to,
 		State: "opening", Tokens: int(a.Migration.Length), StartedAt: time.Now()}}
-	_, rec.span = r.tracer.Start(ctx, "migration."+rec.Role, trace.WithAttributes(
-		attribute.String("cascade.migration", rec.ID), attribute.String("cascade.request", rec.Request), attribute.String("cascade.cause", rec.Cause.String()),
-		attribute.String("cascade.from", string(from)), attribute.String("cascade.to", string(to))))
+	if k.role == source {
+		rec.beginSpan(ctx, r.tracer)
+	}
 	r.running[k], r.order = rec, append(r.order, k)
 }
 
@@ -140,9 +152,22 @@ func (r *records) transportOf(k key) []string {
 	return nil
 }
 
-// recordAccept records the source's Accept.
-func (r *records) recordAccept(k key, msg transfer.Message) {
-	r.update(k, func(rec *record) { rec.FrontEnd, rec.Mode = msg.FrontEnd, msg.Mode.String() })
+// recordAccept records the source's Accept, with the traceparent of its span.
+func (r *records) recordAccept(k key, msg transfer.Message, trace string) {
+	r.update(k, func(rec *record) {
+		rec.FrontEnd, rec.Mode = msg.FrontEnd, msg.Mode.String()
+		rec.beginSpan(frontend.ContextWithTrace(context.Background(), trace), r.tracer)
+	})
+}
+
+// traceOf returns the traceparent of a migration's span; "" for none.
+func (r *records) traceOf(k key) (parent string) {
+	r.update(k, func(rec *record) {
+		if rec.span != nil {
+			parent = frontend.TraceOf(trace.ContextWithSpan(context.Background(), rec.span))
+		}
+	})
+	return parent
 }
 
 // recordFreeze records when a request was frozen, its length and its size.
@@ -212,6 +237,7 @@ func (r *records) end(k key, a transfer.Action) (Migration, bool) {
 	delete(r.running, k)
 	r.order = slices.DeleteFunc(r.order, func(o key) bool { return o == k })
 	rec.Seconds = time.Since(rec.StartedAt).Seconds()
+	rec.beginSpan(context.Background(), r.tracer)
 	switch {
 	case a.Kind == transfer.Completed && k.role == source:
 		rec.State = "moved"
@@ -243,6 +269,7 @@ func (r *records) end(k key, a transfer.Action) (Migration, bool) {
 func (r *records) startSpan(ctx context.Context, k key, step string) (context.Context, trace.Span) {
 	r.mu.Lock()
 	if rec := r.running[k]; rec != nil {
+		rec.beginSpan(ctx, r.tracer)
 		ctx = trace.ContextWithSpan(ctx, rec.span)
 	}
 	r.mu.Unlock()

@@ -28,6 +28,13 @@ func ContextWithTrace(ctx context.Context, parent string) context.Context {
 	return traceContext.Extract(ctx, propagation.HeaderCarrier{traceparent: {parent}})
 }
 
+// TraceOf returns the traceparent of ctx's span; "" for none.
+func TraceOf(ctx context.Context) string {
+	h := make(propagation.HeaderCarrier)
+	traceContext.Inject(ctx, h)
+	return h.Get(traceparent)
+}
+
 // withSpan serves a request as a span, which continues the trace of the client or of the
 // front end that has sent the leg. Engines and other migrators see it as their parent,
 // because legs carry the request's header.
