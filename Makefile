@@ -24,7 +24,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all attack bench bench-peers bench-xds bench-estimators gpu-check check generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all attack bench bench-peers bench-xds bench-estimators bench-overload gpu-check check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -123,6 +123,10 @@ bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1
 	$(GO) test -run '^$$' -bench Boundary -benchtime 100x -timeout 30m ./xds/server
 	$(GO) test -run '^$$' -bench Set -benchtime 1000x -benchmem ./xds/cache
 	CASCADE_TEST_ALL=1 $(GO) test -run TestMemory -count 1 -v ./xds/server
+
+bench-overload: ## requests that end in time beyond capacity, with admission and without
+	CASCADE_TEST_ALL=1 $(GO) test -run TestGoodput -count 1 -v -timeout 30m ./cmd/internal/inprocess
+	CASCADE_TEST_ALL=1 CASCADE_BENCH_OVERLOAD=off $(GO) test -run TestGoodput -count 1 -v -timeout 30m ./cmd/internal/inprocess
 
 # What each learns a request's length from, on stock Envoy; CPU is Envoy's own and the service's.
 bench-estimators: envoy ## content-length, ext_proc and wasm side by side

@@ -106,6 +106,7 @@ var frontendMetrics = []metric[frontend.Status]{
 	gauge("promised_tokens", "Tokens of requests that are accepted and not yet running.", func(s frontend.Status) float64 { return float64(s.Load.Promised) }),
 	gauge("iteration_seconds", "Recent mean time between a request's tokens.", func(s frontend.Status) float64 { return s.Load.Iteration }),
 	counter("requests_seen_total", "Requests that were counted.", func(s frontend.Status) float64 { return float64(s.Flow.Seen) }),
+	counter("requests_refused_total", "Requests that this replica's engine was not given because they would have waited for too long.", func(s frontend.Status) float64 { return float64(s.Refused) }),
 	gauge("arrivals_per_second", "Arriving requests per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Arrivals) }),
 	gauge("generated_tokens_per_second", "Generated tokens per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Tokens) }),
 	gauge("prefill_tokens_per_second", "Uncached prompt tokens per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Prefill) }),

@@ -22,11 +22,11 @@ func TestFrontendMetrics(t *testing.T) {
 	state := frontend.Status{
 		Load:        policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5},
 		Flow:        policies.Flow{Arrivals: []float64{1, 5}, Tokens: []float64{3, 4}, Prefill: []float64{2, 6}, Seen: 9},
-		EngineReady: true, EngineHangs: 10, CachedEstimated: true, BytesPerToken: 4.5, EstimateError: 0.25,
+		EngineReady: true, EngineHangs: 10, Refused: 11, CachedEstimated: true, BytesPerToken: 4.5, EstimateError: 0.25,
 	}
 	want := map[string]float64{
 		"engine_ready": 1, "engine_hung": 0, "engine_hangs_total": 10, "draining": 0, "running": 1, "waiting": 2, "held_tokens": 3, "promised_tokens": 4, "iteration_seconds": 0.5,
-		"requests_seen_total": 9, "arrivals_per_second": 6, "generated_tokens_per_second": 7, "prefill_tokens_per_second": 8, "cached_tokens_estimated": 1, "bytes_per_token": 4.5, "estimate_error_ratio": 0.25,
+		"requests_seen_total": 9, "requests_refused_total": 11, "arrivals_per_second": 6, "generated_tokens_per_second": 7, "prefill_tokens_per_second": 8, "cached_tokens_estimated": 1, "bytes_per_token": 4.5, "estimate_error_ratio": 0.25,
 	}
 	checkMetrics(t, newFrontendCollector(func() frontend.Status { return state }, "r0", "m"), want)
 }

@@ -82,6 +82,10 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 
 // refuseEngineFailure answers a request for which the engine produced no token.
 func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, err error) {
+	if busy := overloaded(err); busy != nil {
+		refuseOverload(w, busy)
+		return
+	}
 	var bad *session.MalformedError
 	if errors.As(err, &bad) || errors.Is(err, openai.ErrEventTooLarge) {
 		log.Error("engine sent a malformed answer", "error", err)

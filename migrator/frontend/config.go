@@ -103,6 +103,10 @@ type Config struct {
 	// verify their chains.
 	TrustDomain string
 
+	// Overload configures which requests are refused because they would wait for too
+	// long. Without Cost and KVTokens none is.
+	Overload Overload
+
 	// Admit, unless it is nil, is called for every new request and every peer's leg;
 	// with an error the request is refused, so that proxies send it to another
 	// replica. It must not block.

@@ -74,7 +74,8 @@ func (l *wireLeg) Next() (*openai.Chunk, error) {
 
 // track reports what an event brings to the load tracker.
 func (l *wireLeg) track(c *openai.Chunk) {
-	if !l.hasToken && (c.Tokens > 0 || c.HasText) {
+	first := !l.hasToken && (c.Tokens > 0 || c.HasText)
+	if first {
 		l.hasToken = true
 		l.watch.hasToken.Store(true)
 	}
@@ -82,6 +83,9 @@ func (l *wireLeg) track(c *openai.Chunk) {
 		return
 	}
 	work := l.local.work
+	if first {
+		l.local.server.admitted.begin(&l.local.share)
+	}
 	if c.HasPromptIDs() {
 		work.SetInput(policies.Tokens(c.PromptTokens()))
 		l.local.estimateCached(c)

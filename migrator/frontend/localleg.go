@@ -74,7 +74,8 @@ type localLeg struct {
 	work      *loadtracker.Work
 	call      *call
 
-	plain     bool // its answer comes as a whole
+	share     share // of the admitted work; under the lock of that
+	plain     bool  // its answer comes as a whole
 	epoch     atomic.Uint64
 	idsHidden atomic.Bool             // its tokens come without ids
 	frozen    atomic.Bool             // a migration has stopped it between two steps
@@ -82,8 +83,8 @@ type localLeg struct {
 }
 
 // registerLeg registers a leg that is about to be sent to the own engine.
-func (srv *Server) registerLeg(lr *legRequest, l *call) *localLeg {
-	r := &localLeg{server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain,
+func (srv *Server) registerLeg(lr *legRequest, l *call, admitted share) *localLeg {
+	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain,
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)
@@ -101,6 +102,7 @@ func (r *localLeg) unregister(moved bool) {
 	} else {
 		r.work.End()
 	}
+	r.server.admitted.end(&r.share, r.work.Counts().Output, !moved && !r.warmup)
 	r.server.mu.Lock()
 	delete(r.server.localLegs, r)
 	r.server.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"mime"
 	"net"
 	"net/http"
@@ -149,12 +150,19 @@ func (b openedLeg) recordUsage(answer []byte) {
 func (srv *Server) openLeg(ctx context.Context, lr *legRequest) (openedLeg, error) {
 	defer lr.body.release()
 	var tried []policies.ReplicaID
+	var busy *overloadedError // of the own engine
 	for {
 		b, err := srv.openLegAt(ctx, lr)
 		if err == nil || ctx.Err() != nil {
 			return b, err
 		}
 		tried = append(tried, srv.replicaOf(lr.target))
+		if found := overloaded(err); found != nil {
+			busy = found
+		}
+		if busy != nil && len(tried) == 2 {
+			return b, busy // the fleet is as busy; one more body costs what it lacks
+		}
 		if len(tried) == session.MaxAttempts {
 			return b, fmt.Errorf("%w: %w", errLostEverywhere, err)
 		}
@@ -162,7 +170,11 @@ func (srv *Server) openLeg(ctx context.Context, lr *legRequest) (openedLeg, erro
 		if !ok {
 			return b, err
 		}
-		srv.requestLog(lr.header).Warn("request not begun; sending it to another replica", "request", lr.request.ID, "from", tried[len(tried)-1], "to", srv.replicaOf(next), "error", err)
+		level := slog.LevelWarn
+		if overloaded(err) != nil {
+			level = slog.LevelDebug
+		}
+		srv.requestLog(lr.header).Log(ctx, level, "request not begun; sending it to another replica", "request", lr.request.ID, "from", tried[len(tried)-1], "to", srv.replicaOf(next), "error", err)
 		lr.target = next
 	}
 }
@@ -179,7 +191,7 @@ func (srv *Server) nextTarget(lr *legRequest, tried []policies.ReplicaID, err er
 	switch ownTried := slices.Contains(tried, self); {
 	case !ownTried && srv.ready.Load():
 		return Target{}, true
-	case srv.cfg.Rescuer == nil || ownTried && tried[len(tried)-1] == self && !errors.Is(err, errEngineAway):
+	case srv.cfg.Rescuer == nil || ownTried && tried[len(tried)-1] == self && !errors.Is(err, errEngineAway) && overloaded(err) == nil:
 		return Target{}, false
 	case !ownTried:
 		tried = append(slices.Clip(tried), self)
@@ -196,7 +208,12 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	b := openedLeg{call: &call{cancel: cancel}, target: lr.target}
 	local := lr.target.Address == ""
 	if local {
-		b.local = srv.registerLeg(lr, b.call)
+		admitted, err := srv.admitted.admit(lr)
+		if err != nil {
+			cancel()
+			return openedLeg{}, err
+		}
+		b.local = srv.registerLeg(lr, b.call, admitted)
 	}
 	if lr.stream != nil {
 		lr.stream.setOpening(lr.target.Replica, b.call) // until the stream has the leg or the client its answer

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // servePeerLeg runs a peer's leg on the own engine and relays the engine's bytes,
@@ -39,6 +40,9 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	switch {
 	case err != nil && r.Context().Err() != nil: // see answerUnanswered
 	case err != nil:
+		if overloaded(err) != nil {
+			w.Header().Set(length.RefusedHeader, "1") // to the front end that forwards it
+		}
 		srv.refuseEngineFailure(w, srv.requestLog(r.Header).With("request", lr.request.ID), err)
 	case b.leg == nil:
 		srv.relayResponse(w, b, templateKey{}, false)

@@ -56,6 +56,7 @@ type Server struct {
 	estimatesCached atomic.Bool     // it has not, and prompts began like former ones
 	cachedLog       sync.Once
 
+	admitted       *admittedWork          // by the own engine
 	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress
 	loadHeader     atomic.Pointer[string] // the load that answers report; nil for none
@@ -89,6 +90,7 @@ func New(cfg Config) (*Server, error) {
 		localLegs:      make(map[*localLeg]struct{}),
 		inFlight:       newInFlight(),
 		prefixes:       prefixes.New(cfg.KVTokens),
+		admitted:       newAdmittedWork(cfg),
 		// No two processes of a replica give a stream the same id.
 		lastStream: uint64(time.Now().UnixMicro()),
 	}
@@ -195,6 +197,9 @@ type Status struct {
 	// CachedEstimated says that the engine reports no cached tokens, so that Flow's
 	// prefill is estimated from the prompts that it got.
 	CachedEstimated bool
+	// Refused is how many requests the own engine was not given because they would
+	// have waited for too long.
+	Refused uint64
 	// BytesPerToken and EstimateError are as in loadtracker.State.
 	BytesPerToken float64
 	EstimateError float64
@@ -205,7 +210,7 @@ func (srv *Server) Status() Status {
 	r := srv.tracker.State()
 	return Status{
 		Load: r.Load, Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
-		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), CachedEstimated: srv.estimatesCached.Load(),
+		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), CachedEstimated: srv.estimatesCached.Load(),
 	}
 }
 

@@ -53,6 +53,8 @@ type Fleet struct {
 	Planner Planner `yaml:"planner,omitempty"`
 	// Migration configures how running requests migrate between replicas.
 	Migration Migration `yaml:"migration,omitempty"`
+	// Overload configures which requests are refused when the fleet has too many.
+	Overload Overload `yaml:"overload,omitempty"`
 	// CUDA configures how GPUs copy KV blocks, on hosts that have GPUs.
 	CUDA CUDA `yaml:"cuda,omitempty"`
 	// RDMA configures how KV blocks travel by RDMA, on hosts that have RDMA

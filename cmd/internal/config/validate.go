@@ -40,6 +40,7 @@ func (f *Fleet) setDefaults() {
 	}
 	setDefault(&f.Planner.Refine, RefineOff)
 	f.Migration.setDefaults(f.Preset)
+	f.Overload.setDefaults()
 	f.Policies.setDefaults()
 	for i := range f.Models {
 		setDefault(&f.Models[i].BytesPerToken, 4)
@@ -122,6 +123,7 @@ func (f *Fleet) validate() []*FieldError {
 	}
 	f.validatePlanner(c)
 	f.Migration.validate(c)
+	f.Overload.validate(c)
 	f.CUDA.validate(c)
 	f.RDMA.validate(c)
 	f.Policies.validate(c)

@@ -30,6 +30,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/admission"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -322,8 +323,19 @@ func (f *Fleet) Frontend(r config.Replica, log *slog.Logger) frontend.Config {
 	m, _ := f.Model(r.Model)
 	return frontend.Config{
 		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV,
-		Cost: f.profile(r).TensorParallel(r.TP).Cost(), Logger: log,
+		Cost: f.profile(r).TensorParallel(r.TP).Cost(), Overload: f.overload(r), Logger: log,
 	}
+}
+
+// overload returns which requests a front end refuses because they would wait for too long.
+func (f *Fleet) overload(r config.Replica) frontend.Overload {
+	o := f.Fleet.Overload
+	out := frontend.Overload{Off: o.Admission == config.AdmissionOff, Slowdown: o.Slowdown, Batch: f.capacity(r).Batch, TenantHeader: o.TenantHeader,
+		Tenants: make(map[string]admission.Tenant, len(o.Tenants))}
+	for _, t := range o.Tenants {
+		out.Tenants[t.Name] = admission.Tenant{Weight: t.Weight, Level: t.Priority}
+	}
+	return out
 }
 
 // Engine returns the Config of an emulated engine, without the vocabulary, which

@@ -184,6 +184,17 @@ func (t *Tracker) countLocked(w *Work, now float64) {
 	}
 }
 
+// Iteration returns the recent mean time between a request's tokens in seconds, as of the
+// last Update; 0 if none is known.
+func (t *Tracker) Iteration() float64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.gapN <= 0 {
+		return 0
+	}
+	return t.gapSum / t.gapN
+}
+
 // State is the state of a replica at one moment.
 type State struct {
 	Load policies.Load
