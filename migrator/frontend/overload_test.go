@@ -18,7 +18,15 @@ func busyEngine(c *Config) {
 	c.KVTokens, c.Cost = 300, policies.Cost{D0: 0.1, D2: 0.0001}
 }
 
-const busyRequest = `{"model":"m","prompt":"x","max_tokens":90,"stream":true}`
+const busyRequest = `{"model":"m","prompt":"once upon a time there was a replica","max_tokens":90,"stream":true}`
+
+// overloadEngine makes a server count more work than any engine can have.
+func (srv *testServer) overloadEngine() {
+	srv.admitted.mu.Lock()
+	defer srv.admitted.mu.Unlock()
+	srv.admitted.decider = admission.Decider{Cost: policies.Cost{D0: 0.1}, Capacity: 300}
+	srv.admitted.work = admission.Work{Requests: 1, Demand: 1 << 30, Output: 100}
+}
 
 // fill starts streams of a tenant until the server refuses one, and returns its answer and how many
 // were admitted. No stream ends before the test.
@@ -138,12 +146,30 @@ func TestOverloadedPeer(t *testing.T) {
 		}
 		stream := f.servers[0].LocalLegs()[0].Request.ID
 		waitFor(t, func() bool { _, leg, ok := f.findLeg(stream); return ok && leg.Request.Output > 4 })
-		f.servers[2].Server.admitted.work.Demand = 1 << 30
+		f.servers[2].overloadEngine()
 		for _, e := range f.engines {
 			e.set(nil, nil)
 		}
 		if _, err := f.migrateLive(t.Context(), stream, 2, nil); err != nil {
 			t.Errorf("a running request was not taken over: %v", err)
+		}
+	})
+}
+
+// TestOverloadedPlacement checks that a request which was placed at a peer runs at the own engine if
+// the peer does not take it.
+func TestOverloadedPlacement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fa, fb, a, b, pa, _ := newForwardingPair(t)
+		pa.peer.Store(&fb.peer)
+		fb.overloadEngine()
+		resp, answer := post(t, fa.client, fa.url, "/v1/completions", busyRequest)
+		if resp.StatusCode != http.StatusOK || a.calls.Load() != 1 || b.calls.Load() != 0 {
+			t.Errorf("%s after %d calls of the own engine and %d of the peer's: %s", resp.Status, a.calls.Load(), b.calls.Load(), answer)
+		}
+		fa.overloadEngine()
+		if resp, answer = post(t, fa.client, fa.url, "/v1/completions", busyRequest); resp.StatusCode != http.StatusTooManyRequests {
+			t.Errorf("both are overloaded: %s: %s", resp.Status, answer)
 		}
 	})
 }
