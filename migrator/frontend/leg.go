@@ -84,7 +84,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	}
 	work := l.local.work
 	if first {
-		l.local.server.admitted.begin(&l.local.share)
+		l.local.server.admission.begin(&l.local.share)
 	}
 	if c.HasPromptIDs() {
 		work.SetInput(policies.Tokens(c.PromptTokens()))

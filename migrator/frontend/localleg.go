@@ -102,7 +102,7 @@ func (r *localLeg) unregister(moved bool) {
 	} else {
 		r.work.End()
 	}
-	r.server.admitted.end(&r.share, r.work.Counts().Output, !moved && !r.warmup)
+	r.server.admission.end(&r.share, r.work.Counts().Output, !moved && !r.warmup)
 	r.server.mu.Lock()
 	delete(r.server.localLegs, r)
 	r.server.mu.Unlock()

@@ -208,7 +208,7 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	b := openedLeg{call: &call{cancel: cancel}, target: lr.target}
 	local := lr.target.Address == ""
 	if local {
-		admitted, err := srv.admitted.admit(lr)
+		admitted, err := srv.admission.admit(lr)
 		if err != nil {
 			cancel()
 			return openedLeg{}, err

@@ -185,9 +185,9 @@ func (a *admittedWork) setIteration(seconds float64) {
 
 // refused returns how many legs were refused because they would have waited for too long.
 func (srv *Server) refused() uint64 {
-	srv.admitted.mu.Lock()
-	defer srv.admitted.mu.Unlock()
-	return srv.admitted.refused
+	srv.admission.mu.Lock()
+	defer srv.admission.mu.Unlock()
+	return srv.admission.refused
 }
 
 // overloaded returns the refusal in an error, nil for none.

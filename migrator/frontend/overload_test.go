@@ -22,10 +22,10 @@ const busyRequest = `{"model":"m","prompt":"once upon a time there was a replica
 
 // overloadEngine makes a server count more work than any engine can have.
 func (srv *testServer) overloadEngine() {
-	srv.admitted.mu.Lock()
-	defer srv.admitted.mu.Unlock()
-	srv.admitted.decider = admission.Decider{Cost: policies.Cost{D0: 0.1}, Capacity: 300}
-	srv.admitted.work = admission.Work{Requests: 1, Demand: 1 << 30, Output: 100}
+	srv.admission.mu.Lock()
+	defer srv.admission.mu.Unlock()
+	srv.admission.decider = admission.Decider{Cost: policies.Cost{D0: 0.1}, Capacity: 300}
+	srv.admission.work = admission.Work{Requests: 1, Demand: 1 << 30, Output: 100}
 }
 
 // fill starts streams of a tenant until the server refuses one, and returns its answer and how many
@@ -76,7 +76,7 @@ func TestOverloadRefuses(t *testing.T) {
 		}
 		close(proceed)
 		waitFor(t, func() bool { return len(srv.LocalLegs()) == 0 })
-		if w := srv.admitted.work; w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 || len(srv.admitted.byTenant) != 0 {
+		if w := srv.admission.work; w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 || len(srv.admission.byTenant) != 0 {
 			t.Errorf("an idle engine still has %+v", w)
 		}
 	})

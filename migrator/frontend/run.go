@@ -65,7 +65,7 @@ func (srv *Server) Run(parent context.Context) error {
 		case <-sweep.C:
 			srv.tracker.Update()
 			srv.updateLoadHeader()
-			srv.admitted.setIteration(srv.tracker.Iteration())
+			srv.admission.setIteration(srv.tracker.Iteration())
 			switch state := watch.check(time.Now()); {
 			case state == progress.Quiet:
 				watch.sample(ctx, &probes)

@@ -56,7 +56,7 @@ type Server struct {
 	estimatesCached atomic.Bool     // it has not, and prompts began like former ones
 	cachedLog       sync.Once
 
-	admitted       *admittedWork          // by the own engine
+	admission      *admittedWork          // by the own engine
 	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress
 	loadHeader     atomic.Pointer[string] // the load that answers report; nil for none
@@ -90,7 +90,7 @@ func New(cfg Config) (*Server, error) {
 		localLegs:      make(map[*localLeg]struct{}),
 		inFlight:       newInFlight(),
 		prefixes:       prefixes.New(cfg.KVTokens),
-		admitted:       newAdmittedWork(cfg),
+		admission:      newAdmittedWork(cfg),
 		// No two processes of a replica give a stream the same id.
 		lastStream: uint64(time.Now().UnixMicro()),
 	}
