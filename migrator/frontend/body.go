@@ -11,35 +11,87 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies/intake"
 )
 
-// readBody reads a request's body. If it returns false it has answered the
-// request.
-func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
-	tooLarge := openai.Problem{Status: http.StatusRequestEntityTooLarge,
-		Message: "the request body has more than " + strconv.FormatInt(srv.cfg.MaxBody, 10) + " bytes"}
-	if r.ContentLength > srv.cfg.MaxBody {
-		writeProblem(w, tooLarge)
-		return nil, false
-	}
-	control := http.NewResponseController(w)
-	control.SetReadDeadline(time.Now().Add(srv.cfg.BodyTimeout)) // fails only on servers that have a deadline of their own
-	defer control.SetReadDeadline(time.Time{})
-	defer afterFunc(r.Context(), func() { control.SetReadDeadline(time.Unix(1, 0)) })()
-	b, err := readSized(http.MaxBytesReader(w, r.Body, srv.cfg.MaxBody), r.ContentLength)
+// Why bodies are refused that are not wrong.
+var (
+	errNoMemory = errors.New("the memory for request bodies is in use")
+	errTooSlow  = fmt.Errorf("the request body arrived too slowly: it must bring %d KiB in every %v, or end", intake.WindowBytes>>10, time.Duration(intake.Window))
+)
+
+// readBody reads a request's body into memory that it takes from the share. If it
+// returns false it has answered the request, or answerUnanswered does.
+func (srv *Server) readBody(w http.ResponseWriter, r *http.Request, memory *intake.Share) ([]byte, bool) {
+	b, err := srv.readAll(w, r, memory)
 	var large *http.MaxBytesError
 	switch {
 	case err == nil:
 		return b, true
 	case errors.As(err, &large):
-		writeProblem(w, tooLarge)
+		writeProblem(w, openai.Problem{Status: http.StatusRequestEntityTooLarge,
+			Message: "the request body has more than " + strconv.FormatInt(srv.cfg.MaxBody, 10) + " bytes"})
+	case err == errNoMemory:
+		refuseForMemory(w)
 	case errors.Is(context.Cause(r.Context()), errStopping): // see answerUnanswered
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		writeProblem(w, openai.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("the request body did not arrive within %v", srv.cfg.BodyTimeout)})
+		writeProblem(w, openai.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("%v, and be whole after %v", errTooSlow, srv.cfg.BodyTimeout)})
 	default:
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body was cut: " + err.Error()})
 	}
 	return nil, false
+}
+
+func refuseForMemory(w http.ResponseWriter) {
+	refuseRequest(w, "the replica holds as many request bodies as it has memory for; send the request to another one")
+}
+
+// readAll reads a body, whose declared size is −1 for unknown. It allocates for what
+// arrives, not for what is declared, and not before the share has grown.
+func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *intake.Share) ([]byte, error) {
+	if r.ContentLength == 0 {
+		return nil, nil
+	}
+	if r.ContentLength > srv.cfg.MaxBody {
+		return nil, &http.MaxBytesError{Limit: srv.cfg.MaxBody}
+	}
+	most := srv.cfg.MaxBody
+	if r.ContentLength > 0 {
+		most = r.ContentLength
+	}
+	control, begun := http.NewResponseController(w), time.Now()
+	var pace intake.Pace
+	setDeadline := func(at int64) { // fails only on servers that have a deadline of their own
+		control.SetReadDeadline(begun.Add(min(time.Duration(at), srv.cfg.BodyTimeout)))
+	}
+	setDeadline(intake.Window)
+	defer control.SetReadDeadline(time.Time{})
+	defer afterFunc(r.Context(), func() { control.SetReadDeadline(time.Unix(1, 0)) })()
+
+	src := http.MaxBytesReader(w, r.Body, srv.cfg.MaxBody)
+	var b []byte
+	for {
+		if len(b) == cap(b) {
+			size := min(max(2*int64(cap(b)), 4<<10), most+1) // one byte more, to see the end
+			if !memory.Resize(size) {
+				return nil, errNoMemory
+			}
+			grown := make([]byte, len(b), size)
+			copy(grown, b)
+			b = grown
+		}
+		n, err := src.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case err == io.EOF:
+			return b, nil
+		case err != nil:
+			return nil, err
+		}
+		if at, later := pace.Arrived(n, int64(time.Since(begun))); later {
+			setDeadline(at)
+		}
+	}
 }
 
 // afterFunc is context.AfterFunc, but stop waits for f if it has begun: f may use a
@@ -57,23 +109,13 @@ func afterFunc(ctx context.Context, f func()) (stop func()) {
 	}
 }
 
-// readSized reads a body of a declared size, −1 for unknown. It allocates for
-// what arrives, not for what is declared.
-func readSized(src io.Reader, size int64) ([]byte, error) {
-	const atOnce = 1 << 20
-	b := make([]byte, 0, min(max(size, 512), atOnce)+1) // one byte more than the size, to see the end
-	for {
-		n, err := src.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		switch {
-		case err == io.EOF:
-			return b, nil
-		case err != nil:
-			return nil, err
-		case len(b) == cap(b):
-			grown := make([]byte, len(b), 2*cap(b))
-			copy(grown, b)
-			b = grown
+// headerSize returns about how much memory a request's header takes.
+func headerSize(h http.Header) (n int64) {
+	for name, values := range h {
+		n += int64(len(name))
+		for _, v := range values {
+			n += int64(len(v))
 		}
 	}
+	return n
 }

@@ -11,15 +11,20 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // serveGenerate serves a client's request on one of the two generating endpoints.
-func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte) {
+func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *intake.Share) {
 	req, err := openai.Parse(e, body)
 	if err != nil {
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
+		return
+	}
+	if !memory.Resize(2*int64(cap(body)) + 1<<10) { // for the engine's body, which is a copy
+		refuseForMemory(w)
 		return
 	}
 	arrival := srv.estimateArrival(r.Header, body)
@@ -51,6 +56,8 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	s.header, s.requestID = engineHeaders(r.Header), r.Header.Get(requestIDHeader) // what later legs and the log need
 	nameSpan(ctx, s.request)
 	req, body = openai.Request{}, nil // only the payload is still needed
+	p.memory = memory
+	memory.Resize(int64(len(p.bytes)))
 
 	lr := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
 		request: s.request, minTokens: s.minTokens, epoch: 1, hangTimeout: s.hangTimeout(), plain: out == nil}

@@ -19,6 +19,7 @@ import (
 // Defaults, and bounds of every boundary.
 const (
 	defaultMaxBody          = 16 << 20         // bytes: what the proxies buffer for a retry
+	defaultBodies           = 16               // times MaxBody
 	defaultBodyTimeout      = 30 * time.Second // for a request's body to arrive
 	defaultIdleTimeout      = 10 * time.Minute // between two events of an engine; queueing and prefill included
 	defaultWriteTimeout     = time.Minute      // for a client to take some bytes
@@ -113,7 +114,12 @@ type Config struct {
 	Admit func() error
 	// MaxBody bounds a request's body in bytes; 0 means 16 MiB.
 	MaxBody int64
+	// MaxBodies bounds the memory, in bytes, of all requests that arrive or wait for the
+	// engine's answer, copies included; those beyond it are refused. As much again is for
+	// peers' legs. 0 means 16 times MaxBody.
+	MaxBodies int64
 	// BodyTimeout bounds the reading of a body; 0 means 30 s.
+	// Package intake has the slowest pace at which it may arrive.
 	BodyTimeout time.Duration
 	// IdleTimeout is how long an engine may send nothing before its answer is
 	// given up, the wait for the first token included. The first byte of an
@@ -192,6 +198,12 @@ func (c Config) validate() (Config, *url.URL, error) {
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = defaultMaxBody
+	}
+	if c.MaxBodies < 0 || c.MaxBodies > 0 && c.MaxBodies < 2*c.MaxBody {
+		return c, nil, fmt.Errorf("frontend of %s: MaxBodies: %d: must be at least twice MaxBody, %d", c.Replica, c.MaxBodies, c.MaxBody)
+	}
+	if c.MaxBodies == 0 {
+		c.MaxBodies = defaultBodies * c.MaxBody
 	}
 	for _, d := range []struct {
 		name  string

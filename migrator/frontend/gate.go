@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies/intake"
 )
 
 // route is a request that a listener serves.
@@ -18,9 +19,12 @@ type route struct {
 	// takesBody is true if the request may have a body; always is true if it is served
 	// whatever the state of the replica.
 	takesBody, always bool
-	// serve answers the request, whose body has been read: r has none.
-	serve func(w http.ResponseWriter, r *http.Request, body []byte)
+	serve             handler
 }
+
+// handler answers a request whose body has been read: r has none. The body's memory goes
+// back when the handler returns, or earlier if the handler gives it back.
+type handler func(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share)
 
 // gate is the only way into a server: it serves the routes that it lists and no others,
 // refuses bodies where none belongs, and reads every other body before its handler runs.
@@ -28,6 +32,7 @@ type route struct {
 type gate struct {
 	server *Server
 	routes []route
+	bodies *intake.Budget // of the memory of all requests that pass
 }
 
 // ServeHTTP implements http.Handler.
@@ -37,9 +42,9 @@ func (g gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case problem != nil:
 		writeProblem(w, *problem)
 	case to.always:
-		to.serve(w, r, nil)
+		to.serve(w, r, nil, nil)
 	default:
-		g.server.withSpan(w, r, r.Method+" "+to.path, func(w http.ResponseWriter, r *http.Request) { g.server.admitted(w, r, to) })
+		g.server.withSpan(w, r, r.Method+" "+to.path, func(w http.ResponseWriter, r *http.Request) { g.server.admitted(w, r, to, g.bodies) })
 	}
 }
 
@@ -82,7 +87,7 @@ func matches(pattern, at string) bool {
 // admitted serves a request unless the engine is away, the server drains or the process
 // has no resources left, and counts it. After Retire it asks the client of each answer to
 // use another connection.
-func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route) {
+func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route, bodies *intake.Budget) {
 	srv.inFlight.begin()
 	defer srv.inFlight.end()
 	if srv.retiring() {
@@ -102,12 +107,19 @@ func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route) {
 		refuseRequest(w, "the replica is out of resources; send the request to another one")
 		return
 	}
-	body, ok := srv.readBody(w, r)
+	header, memory := bodies.Share(), bodies.Share()
+	defer header.Release()
+	defer memory.Release()
+	if !header.Resize(headerSize(r.Header)) {
+		refuseForMemory(w)
+		return
+	}
+	body, ok := srv.readBody(w, r, &memory)
 	if !ok {
 		return
 	}
 	r.Body, r.ContentLength, r.TransferEncoding, r.Trailer = http.NoBody, 0, nil, nil
-	to.serve(w, r, body)
+	to.serve(w, r, body, &memory)
 }
 
 // admit returns why this process accepts no new request.
@@ -144,8 +156,10 @@ func (srv *Server) clientRoutes() []route {
 // peerRoutes lists what other migrators may ask for besides their gRPC: legs, which
 // always run on the own engine, so that a request is forwarded at most once.
 func (srv *Server) peerRoutes() []route {
-	leg := func(e openai.Endpoint) func(http.ResponseWriter, *http.Request, []byte) {
-		return func(w http.ResponseWriter, r *http.Request, body []byte) { srv.servePeerLeg(w, r, e, body) }
+	leg := func(e openai.Endpoint) handler {
+		return func(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
+			srv.servePeerLeg(w, r, e, body, memory)
+		}
 	}
 	return []route{
 		{method: "POST", path: openai.Completions.Path(), takesBody: true, serve: leg(openai.Completions)},
@@ -154,12 +168,14 @@ func (srv *Server) peerRoutes() []route {
 }
 
 // generate returns the handler of a generating endpoint.
-func (srv *Server) generate(e openai.Endpoint) func(http.ResponseWriter, *http.Request, []byte) {
-	return func(w http.ResponseWriter, r *http.Request, body []byte) { srv.serveGenerate(w, r, e, body) }
+func (srv *Server) generate(e openai.Endpoint) handler {
+	return func(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
+		srv.serveGenerate(w, r, e, body, memory)
+	}
 }
 
 // pass passes a request to the engine without parsing it.
-func (srv *Server) pass(w http.ResponseWriter, r *http.Request, body []byte) {
+func (srv *Server) pass(w http.ResponseWriter, r *http.Request, body []byte, _ *intake.Share) {
 	if len(body) > 0 {
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}

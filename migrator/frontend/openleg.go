@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/localfault"
 )
@@ -26,8 +27,9 @@ var dialer = &net.Dialer{Timeout: dialTimeout}
 // payload is the body of an engine's request. It is released as soon as the
 // engine has brought the first event: a prompt is large and a stream is long.
 type payload struct {
-	mu    sync.Mutex
-	bytes []byte
+	mu     sync.Mutex
+	bytes  []byte
+	memory *intake.Share // that the bytes are counted in; nil for those of the own streams
 }
 
 func (p *payload) size() int64 { return int64(len(p.bytes)) }
@@ -45,6 +47,9 @@ func (p *payload) release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bytes = nil
+	if p.memory != nil {
+		p.memory.Release()
+	}
 }
 
 // payloadReader reads a payload and releases it at its end.

@@ -7,6 +7,7 @@ import (
 	"net/http/httputil"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/localfault"
 )
@@ -83,28 +84,36 @@ func (srv *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 // Engines accept as JSON what is not valid JSON (NaN, a byte order mark, UTF-16), whatever
 // Content-Type says. A body that cannot be parsed here may hold a withheld field, so it is
 // refused.
-func (srv *Server) passJSON(w http.ResponseWriter, r *http.Request, body []byte) {
+func (srv *Server) passJSON(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
 	if len(body) > 0 {
 		req, err := openai.Parse(openai.Completions, body)
 		if err != nil {
 			writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 			return
 		}
+		if !memory.Resize(2 * int64(cap(body))) { // for a copy without the withheld fields
+			refuseForMemory(w)
+			return
+		}
 		body = req.PlainBody()
 	}
-	srv.pass(w, r, body)
+	srv.pass(w, r, body, memory)
 }
 
 // passForm passes a request whose body is a form to the engine, except for what is
 // withheld from engines.
-func (srv *Server) passForm(w http.ResponseWriter, r *http.Request, body []byte) {
+func (srv *Server) passForm(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
+	if !memory.Resize(2*int64(cap(body)) + 1<<10) { // for the form that is written anew
+		refuseForMemory(w)
+		return
+	}
 	kind, form, err := openai.PlainForm(r.Header.Get("Content-Type"), body)
 	if err != nil {
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 		return
 	}
 	r.Header.Set("Content-Type", kind)
-	srv.pass(w, r, form)
+	srv.pass(w, r, form, memory)
 }
 
 func (srv *Server) newPassthrough() *httputil.ReverseProxy {

@@ -7,13 +7,14 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // servePeerLeg runs a peer's leg on the own engine and relays the engine's bytes,
 // which the front end that owns the client parses. It adds the count of the
 // tokens here.
-func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte) {
+func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *intake.Share) {
 	lr, err := readLegRequest(e, r.Header)
 	if err != nil {
 		srv.log.Warn("peer's leg refused", "error", err)
@@ -35,7 +36,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	} else if lr.request.MaxOutput > 0 {
 		lr.request.MaxOutput += lr.arrival.Output // which the client's limit includes
 	}
-	lr.body, lr.plain = &payload{bytes: body}, !req.Stream
+	lr.body, lr.plain = &payload{bytes: body, memory: memory}, !req.Stream
 	b, err := srv.openLegAt(r.Context(), lr)
 	switch {
 	case err != nil && r.Context().Err() != nil: // see answerUnanswered

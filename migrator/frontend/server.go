@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/flow"
+	"github.com/cascadeinfer/cascade/policies/intake"
 )
 
 // Server is the front end of one replica: the HTTP server that owns its clients'
@@ -32,6 +33,9 @@ type Server struct {
 	peers       http.RoundTripper
 	passthrough *httputil.ReverseProxy // for requests that are passed through
 	templates   templateCache
+	// The memory of clients' requests, and that of peers' legs: what clients send must not
+	// keep the streams of other replicas from going on here.
+	bodies, peerBodies *intake.Budget
 	// engineFingerprint is the engine's system_fingerprint, nil until it was seen.
 	engineFingerprint atomic.Pointer[[]byte]
 	outputLimits      atomic.Pointer[outputLimits] // of the engine; nil until it was asked
@@ -82,6 +86,8 @@ func New(cfg Config) (*Server, error) {
 		local:          newTransport(cfg.IdleTimeout),
 		probe:          &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
 		peers:          cfg.Peers,
+		bodies:         intake.NewBudget(cfg.MaxBodies),
+		peerBodies:     intake.NewBudget(cfg.MaxBodies),
 		changed:        make(chan struct{}, 1),
 		probeRequested: make(chan struct{}, 1),
 		drain:          make(chan struct{}),
@@ -104,13 +110,13 @@ func New(cfg Config) (*Server, error) {
 // Handler returns the handler for clients: what the proxies send to the
 // replica's address.
 func (srv *Server) Handler() http.Handler {
-	return srv.withLoadHeaders(httpserver.Handler(srv.withAnswer(gate{srv, srv.clientRoutes()})))
+	return srv.withLoadHeaders(httpserver.Handler(srv.withAnswer(gate{srv, srv.clientRoutes(), srv.bodies})))
 }
 
 // PeerHandler returns the handler for other migrators: for their gRPC, and for
 // their legs.
 func (srv *Server) PeerHandler() http.Handler {
-	legs := httpserver.Handler(srv.withAnswer(srv.withPeerIdentity(gate{srv, srv.peerRoutes()})))
+	legs := httpserver.Handler(srv.withAnswer(srv.withPeerIdentity(gate{srv, srv.peerRoutes(), srv.peerBodies})))
 	if srv.cfg.PeerRPC == nil {
 		return legs
 	}
@@ -276,7 +282,7 @@ func (srv *Server) probeNow() {
 	}
 }
 
-func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request, _ []byte) {
+func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request, _ []byte, _ *intake.Share) {
 	status := http.StatusOK
 	if srv.draining() || !srv.ready.Load() {
 		status = http.StatusServiceUnavailable

@@ -79,6 +79,9 @@ func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 		if err := <-fr.done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
+		if n := f.bodies.Held() + f.peerBodies.Held(); n != 0 {
+			t.Errorf("%d bytes of requests that have ended are still held", n)
+		}
 	})
 	fr.waitForReady(t, true)
 	return fr

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"fmt"
 	"math"
 	"strings"
 
@@ -45,6 +46,13 @@ func isWithheld(name string) bool {
 	return name == "kv_transfer_params" || name == "ec_transfer_params" || name == "request_id"
 }
 
+// What a body may make its readers keep: an engine knows some hundred members, and the
+// name of the model is kept for as long as the stream lives, and sent to peers.
+const (
+	MaxMembers = 1024 // of the body
+	MaxModel   = 1024 // bytes
+)
+
 // Parse parses a body, which the Request refers to. The error says what is wrong
 // with the JSON text and where, in words for the client. Fields that an engine
 // would refuse are left for the engine to refuse.
@@ -54,10 +62,14 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 		return r, err
 	}
 	r.members = make([]member, 0, 16)
+	tooMany := false
 	greedy := false
 	// Of equal names the last one counts, as in the engines' parsers. Every
 	// occurrence is examined, because a forged first one must not hide a second.
 	eachMember(body, span{0, len(body)}, func(name []byte, whole, value span) bool {
+		if tooMany = len(r.members) == MaxMembers; tooMany {
+			return false
+		}
 		m := member{span: whole, value: value}
 		if string(name) == "temperature" {
 			v := gjson.Parse(unsafeString(value.of(body)))
@@ -69,6 +81,12 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 		r.members = append(r.members, m)
 		return true
 	})
+	switch {
+	case tooMany:
+		return r, fmt.Errorf("an object with more than %d members", MaxMembers)
+	case len(r.Model) > MaxModel:
+		return r, fmt.Errorf("an object whose model has a name of more than %d bytes", MaxModel)
+	}
 	if greedy {
 		r.Features &^= policies.Seed
 	}

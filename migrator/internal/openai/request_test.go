@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/json"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -184,4 +185,25 @@ func FuzzEachMember(f *testing.F) {
 			t.Fatalf("%q is walked as %q, want %q", text, got, want)
 		}
 	})
+}
+
+// TestAttackMembers checks that a body of many small members, or with a model whose name
+// is long, is refused, and that reading it costs no memory beyond the body's own.
+func TestAttackMembers(t *testing.T) {
+	for name, body := range map[string]string{
+		"members": `{"":0` + strings.Repeat(`,"":0`, 16<<20/5-1) + "}",
+		"model":   `{"model":"` + strings.Repeat("m", MaxModel+1) + `"}`,
+	} {
+		text := []byte(body)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Parse(Chat, text)
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; err == nil || used > 1<<20 {
+			t.Errorf("%s: %v; %d bytes of memory", name, err, used)
+		}
+	}
+	if _, err := Parse(Chat, []byte(`{"":0`+strings.Repeat(`,"":0`, MaxMembers-1)+"}")); err != nil {
+		t.Error(err)
+	}
 }
