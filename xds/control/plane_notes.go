@@ -184,7 +184,7 @@ func parsePlaneNote(text []byte) (planeNote, error) {
 	}
 	note.FleetFault = policyslots.Clip(note.FleetFault, policyslots.MaxName)
 	for i := range note.Nodes {
-		note.Nodes[i].Connected = true
+		note.Nodes[i].Connected, note.Nodes[i].Plane = true, note.Name
 	}
 	return note, nil
 }

@@ -98,7 +98,7 @@ func TestPlanesCompare(t *testing.T) {
 	p := newProxy(t, a)
 	p.waitFor(t, "a plan", func(s *client.Snapshot) bool { return len(members(s, 0)) == 2 })
 	waitFor(t, b, "the proxy of a, with the same file", func(s Status) bool {
-		return len(s.Nodes) == 1 && s.Nodes[0].Connected && len(s.Planes) == 1 && s.Planes[0].Name == "a" &&
+		return len(s.Nodes) == 1 && s.Nodes[0].Connected && s.Nodes[0].Plane == "a" && len(s.Planes) == 1 && s.Planes[0].Name == "a" &&
 			s.Planes[0].SameFile && s.Planes[0].Nodes == 1 && s.Planes[0].Admin == a.AdminAddr().String()
 	})
 	if s := b.Status(); hasFault(s, FaultFileDiffers, "a") || hasFault(s, FaultPlane, "a") {

@@ -44,6 +44,9 @@ type Node struct {
 	ID      string `json:"id"`
 	Cluster string `json:"cluster,omitempty"`
 	Group   string `json:"group,omitempty"` // empty: the default group
+	// Plane is the other control plane to which it is connected; empty: the one that
+	// answers.
+	Plane string `json:"control_plane,omitempty"`
 	// Reason is why it has no newer plan; empty if it is current.
 	Reason string `json:"reason,omitempty"`
 	// Connected says that it has an open stream; Since is when that changed.

@@ -101,7 +101,7 @@ func envoyHasPlan(node string) func(control.Status) bool {
 	return func(s control.Status) bool {
 		for _, n := range s.Nodes {
 			if n.ID == node {
-				return n.Connected && n.Current && n.Epoch == s.Epoch
+				return n.Connected && n.Plane == "" && n.Current && n.Epoch == s.Epoch
 			}
 		}
 		return false
