@@ -6,7 +6,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -189,5 +191,14 @@ func TestNoAnswerIsNoSuccess(t *testing.T) {
 		if rec.Code != want || (rec.Body.Len() == 0) != (want == http.StatusOK) {
 			t.Errorf("answered %d %s, want %d", rec.Code, rec.Body, want)
 		}
+	}
+}
+
+// TestAttackAddresses checks that clients do not learn the addresses of engines from errors.
+func TestAttackAddresses(t *testing.T) {
+	at := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.1.2.3:8000"))
+	err := fmt.Errorf("read the answer: %w", &net.OpError{Op: "read", Net: "tcp", Source: at, Addr: at, Err: syscall.ECONNRESET})
+	if body := string(engineLostProblem(err).Body()); strings.Contains(body, "10.1.2.3") || !strings.Contains(body, errConnectionLost.Error()) {
+		t.Errorf("the client gets %s", body)
 	}
 }

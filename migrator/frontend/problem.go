@@ -2,6 +2,7 @@ package frontend
 
 import (
 	"errors"
+	"net"
 	"net/http"
 	"strconv"
 
@@ -40,10 +41,15 @@ func markRefusal(h http.Header, status int) {
 	}
 }
 
+var errConnectionLost = errors.New("its connection was lost")
+
 // engineLostProblem returns the problem of a stream whose engine was lost.
 func engineLostProblem(err error) openai.Problem {
 	if errors.Is(err, errStopping) {
 		return refusalProblem(err.Error() + "; send the request again")
+	}
+	if network := new(net.OpError); errors.As(err, &network) {
+		err = errConnectionLost // without the addresses, which the log has
 	}
 	return openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError",
 		Message: "the engine's answer was cut: " + err.Error() + "; send the request again"}
