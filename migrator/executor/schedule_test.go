@@ -14,7 +14,7 @@ func TestFreezeAwaitsTarget(t *testing.T) {
 		runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
 			a, b := w.replicas[0], w.replicas[1]
 			a.frontEnd.startStream("a/1", prompt(1, length), 400, a)
-			time.Sleep(time.Duration(2*length) * time.Millisecond)
+			time.Sleep(time.Duration(10*length) * time.Millisecond)
 			b.engine.prefillUntil(time.Now().Add(3 * time.Second))
 			begun := time.Now()
 			w.move("a/1", a, b, policies.Outlier)
