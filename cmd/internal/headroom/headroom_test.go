@@ -86,6 +86,7 @@ func TestListener(t *testing.T) {
 	inner := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	l := m.Listener(inner)
 	defer l.Close()
+	*open = 1024 - 128
 	accepted := make(chan net.Conn, 4)
 	go func() {
 		defer close(accepted)
@@ -98,7 +99,6 @@ func TestListener(t *testing.T) {
 		}
 	}()
 	dial := func() net.Conn { return testkit.Must(net.Dial("tcp", inner.Addr().String())) }
-	*open = 1024 - 128
 	kept := dial()
 	defer kept.Close()
 	(<-accepted).Close()
