@@ -50,18 +50,22 @@ func (f *fleet) refuse(ctx context.Context, n int) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		refusing := 0
+		refusing, counted := 0, 0
 		for _, node := range s.Nodes {
-			if strings.HasPrefix(node.ID, "evil-") && node.NACKs > 0 {
-				refusing++
+			if !strings.HasPrefix(node.ID, "evil-") || node.NACKs == 0 {
+				continue
+			}
+			refusing++
+			if !node.Unlisted {
+				counted++
 			}
 		}
 		switch {
 		case refusing < n: // the control plane has not read all refusals
-		case len(s.Refused) > 0 || s.Error != "":
-			return fmt.Sprintf("%d resources are held back, error %q", len(s.Refused), s.Error), nil
+		case counted > 0 || len(s.Refused) > 0 || s.Error != "":
+			return fmt.Sprintf("%d of %d count, %d resources are held back, error %q", counted, n, len(s.Refused), s.Error), nil
 		default:
-			return "nothing is held back", nil
+			return "they do not count, and nothing is held back", nil
 		}
 	}
 }
