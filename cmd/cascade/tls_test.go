@@ -64,7 +64,8 @@ func TestFleetUnderTLS(t *testing.T) {
 			awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
 			s.sendRequest(t)
 
-			// Between migrators: in with the fleet's certificate.
+			// Between migrators: in with the fleet's certificate, where a request that names no
+			// front end is refused.
 			peers, scheme := keysOf(t, files).PeerTransport(func(string) string { return "" })
 			client := &http.Client{Transport: peers, Timeout: patience}
 			resp, err := client.Get(scheme + "://" + s.peers + "/nothing")
@@ -73,7 +74,7 @@ func TestFleetUnderTLS(t *testing.T) {
 			}
 			resp.Body.Close()
 			client.CloseIdleConnections()
-			if resp.StatusCode != http.StatusNotFound {
+			if resp.StatusCode != http.StatusForbidden {
 				t.Errorf("a peer: %s", resp.Status)
 			}
 

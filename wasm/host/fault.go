@@ -11,8 +11,8 @@ import (
 type Cause uint8
 
 // The causes. What follows a fault (the native answer, a new instance, the rollback of
-// the module) is decided by package policy, fallback.go. After Refused, TooLarge and Unknown the instance stays usable; after the
-// others it is dead.
+// the module) is decided in wasm/policy/fallback.go. After Refused, TooLarge and Unknown
+// the instance stays usable; after the others it is dead.
 const (
 	Trapped   Cause = iota + 1 // the module trapped: unreachable, out of bounds, a Go panic
 	OutOfFuel                  // the module consumed all its fuel

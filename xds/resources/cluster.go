@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// A plan reaches the clusters by build.go, stage_endpoints.go and route.go: clusters
+// A plan reaches the clusters by plan.go, stage_endpoints.go and route.go: clusters
 // themselves do not change with it.
 
 // Outlier detection of stage clusters. It ejects a dead replica when the control plane

@@ -24,8 +24,9 @@ import (
 // Retries happen only before the first byte of a response, or on a response by which a
 // replica reports that it has not started the request, for example because its engine
 // has just died. Of a connection that is reset it is not known whether an engine has
-// started; generating the same text again harms no client, an error does. One priority is tried once: the dead replica of a one-replica stage
-// must not use up all attempts, and the next longer stage can always serve.
+// started; generating the same text again harms no client, an error does. One priority
+// is tried once: the dead replica of a one-replica stage must not use up all attempts,
+// and the next longer stage can always serve.
 const (
 	retryOn           = "connect-failure,refused-stream,reset,retriable-headers"
 	retries           = 3

@@ -4,10 +4,7 @@
 // A connection serves one pull. The receiver presents its ticket (package handshake) and
 // receives the layout of the source's pool. Then it asks for lists of blocks, up to two
 // lists ahead, and the source answers each with the bytes of all regions of all blocks,
-// in order. All integers are little-endian:
-//
-//	ask      receiver → source: 1 u8, 0 u24, count u32, block u32 × count
-//	answer   source → receiver: 2 u8, 0 u24, count u32, bytes
+// in order (frame.go).
 //
 // Invariants:
 //

@@ -6,8 +6,12 @@ import (
 	"io"
 )
 
-// Heads of frames. The whole format is in doc.go; the blocks behind the head of an answer
-// are written by blockwriter.go.
+// The frames, with little-endian integers:
+//
+//	ask      receiver → source: 1 u8, 0 u24, count u32, block u32 × count
+//	answer   source → receiver: 2 u8, 0 u24, count u32, the bytes of the blocks
+//
+// The blocks are written by blockwriter.go and read by blockreader.go.
 const (
 	headSize   = 8
 	kindAsk    = 1
