@@ -83,7 +83,7 @@ REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd 
 # Folders of packages whose code or tests start goroutines. The race detector has nothing
 # to find in the others.
 GOROUTINES := '(^|[[:space:]{;])go [a-zA-Z.]+\(|\.Go\(|\.Parallel\(\)|RunParallel\(|AfterFunc|httptest\.New|\.Serve\(|grpc\.New|"testing/synctest"'
-CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata $(GOROUTINES) cmd engine internal migrator policies xds | xargs -n1 dirname | sort -u | sed 's|^|./|'
+CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata $(GOROUTINES) cmd engine migrator policies xds | xargs -n1 dirname | sort -u | sed 's|^|./|'
 # As shell commands: the packages that "make test" runs with the race detector, and all
 # others. "make test-all" runs all packages with it, and those in real time without it, too.
 RACED   = $$($(GO) list $$($(CONCURRENT)) | grep -vxF "$$($(GO) list $(REALTIME))")
@@ -102,7 +102,7 @@ test-all: envoy zig ptxas ## test, and the slow rest; all packages with the race
 # The tests of all packages whose names begin with TestAttack, slow ones too, and the scripts
 # against a running fleet. "make test" has the quick ones.
 attack: envoy ## attack a running fleet on every port; the table is in cmd/internal/e2e/attack
-	CASCADE_TEST_ALL=1 $(TESTSUM) -count=1 -timeout 20m -run '^TestAttack' $$(grep -rl --include='*_test.go' '^func TestAttack' cmd engine internal migrator policies wasm xds | xargs -n1 dirname | sort -u | sed 's|^|./|')
+	CASCADE_TEST_ALL=1 $(TESTSUM) -count=1 -timeout 20m -run '^TestAttack' $$(grep -rl --include='*_test.go' '^func TestAttack' cmd engine migrator policies wasm xds | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
 # A guest with RDMA in software; the tests of verbs run in it on the real library.
 # "make test" runs them on a fake one. It needs Debian, gcc and qemu-system-x86.

@@ -12,11 +12,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/flow"
+	"github.com/cascadeinfer/cascade/policies/httpserver"
 	"github.com/cascadeinfer/cascade/policies/intake"
 )
 

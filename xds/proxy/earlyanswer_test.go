@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/cascadeinfer/cascade/internal/httpserver/servertest"
+	"github.com/cascadeinfer/cascade/policies/httpserver/servertest"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )

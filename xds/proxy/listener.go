@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/policies/httpserver"
 )
 
 // bindRetry is the delay before another attempt to bind an address.

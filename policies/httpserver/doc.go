@@ -15,6 +15,6 @@
 //     rest is read and discarded within lingerTime and lingerBytes before the connection
 //     is closed. After that nothing reads the body.
 //
-// The package uses net/http only, so it lies beside the folders that share it: policies,
-// which they share otherwise, do no I/O.
+// The package decides nothing. It lies here because the front end (migrator) and the
+// embedded proxy (xds) share it, and policies is what both may import.
 package httpserver

@@ -12,17 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
-	"github.com/cascadeinfer/cascade/internal/httpserver"
-	"github.com/cascadeinfer/cascade/internal/httpserver/servertest"
+	"github.com/cascadeinfer/cascade/policies/httpserver"
+	"github.com/cascadeinfer/cascade/policies/httpserver/servertest"
 )
-
-// TestMain checks for goroutine leaks. net/http lingers for half a second on a connection
-// that it closes before the client does.
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
-}
 
 // serve serves a handler on real sockets, over HTTP/1.1 and h2c, until the test ends.
 func serve(t *testing.T, h http.HandlerFunc) (address string) {
