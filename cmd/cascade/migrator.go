@@ -44,8 +44,8 @@ func newMigrator(s *settings) *cobra.Command {
 		Short: "Run the migrator of one replica, the front end of its streams",
 		Long: `Migrator runs beside one engine and is what Envoy connects to in its place. It owns
 every client's stream, counts tokens exactly, and reports load and flow to the
-control plane. While its engine does not answer /health, it refuses connections, so
-that proxies use the next replica without the control plane.
+control plane. While its engine does not answer /health, or makes no progress, it
+refuses connections, so that proxies use the next replica without the control plane.
 
 On SIGTERM it drains: it accepts no new request, and ends when the last stream has
 ended, or after --drain. A second signal ends it at once, and cuts its streams.
@@ -175,6 +175,8 @@ func frontendReadiness(s frontend.Status, room error) string {
 	switch {
 	case s.Draining:
 		return "draining"
+	case s.EngineHung:
+		return "the engine answers /health and makes no progress: restart it"
 	case !s.EngineReady:
 		return "the engine does not answer /health"
 	case room != nil:

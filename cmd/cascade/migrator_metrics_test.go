@@ -107,6 +107,9 @@ func TestFrontendReadiness(t *testing.T) {
 			t.Errorf("ready %v, draining %v: %q", c.ready, c.draining, got)
 		}
 	}
+	if got := frontendReadiness(frontend.Status{EngineHung: true}, nil); got != "the engine answers /health and makes no progress: restart it" {
+		t.Errorf("a hung engine: %q", got)
+	}
 }
 
 // TestAdmin checks that a daemon is healthy while it runs, and ready when it has no reason not to be.

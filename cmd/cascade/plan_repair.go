@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -83,9 +84,12 @@ func (s *settings) repairPlan(ctx context.Context, fleet wiring.Fleet, from []st
 		return err
 	}
 	u := <-file.Watch(ctx)
+	var unreadable *fs.PathError
 	switch {
 	case errors.Is(u.Err, store.ErrFormat):
 		return u.Err
+	case errors.As(u.Err, &unreadable): // what it contains may be well
+		return fmt.Errorf("%w: let this user read the file, or run this command as the control plane's user", u.Err)
 	case u.Err == nil && u.Version != "":
 		return fmt.Errorf("%s can be read: there is nothing to repair", path)
 	}

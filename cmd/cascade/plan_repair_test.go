@@ -66,4 +66,9 @@ func TestPlanRepair(t *testing.T) {
 	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "written by a newer version") {
 		t.Errorf("a newer file: %d %s", code, text)
 	}
+	testkit.NoError(t, os.Remove(plan))
+	testkit.NoError(t, os.Mkdir(plan, 0o700)) // a file that the system does not let us read
+	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "let this user read the file") {
+		t.Errorf("an unreadable file: %d %s", code, text)
+	}
 }

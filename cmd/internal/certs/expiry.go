@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// maxExpiryNotice is how long before its end a certificate is warned of; earlier than
-	// the last quarter of its lifetime none is.
+	// maxExpiryNotice is how long before the end of a certificate the warnings begin, or in
+	// the last quarter of its lifetime, whichever is later.
 	maxExpiryNotice = 14 * 24 * time.Hour
-	// expiryReminder is the time between two warnings.
+	// expiryReminder is the time between two warnings about one file.
 	expiryReminder = 24 * time.Hour
 )
 
@@ -25,23 +25,32 @@ type expiry struct {
 	cert *x509.Certificate
 }
 
-// expiryWatch warns of certificates that expire. Its zero value has warned of none.
+// expiryWatch warns of certificates that expire.
 type expiryWatch struct {
 	log    *slog.Logger
-	warned time.Time // when it last did
+	warned map[expiryWarning]time.Time // when it last did
 }
 
-// check warns of the certificates that expire soon, or have, once a day.
+// expiryWarning is one of the two warnings about a file.
+type expiryWarning struct {
+	file    string
+	expired bool
+}
+
+func newExpiryWatch(log *slog.Logger) *expiryWatch {
+	return &expiryWatch{log: log, warned: make(map[expiryWarning]time.Time)}
+}
+
+// check warns of the certificates that expire soon, or have, once a day. The end of a
+// certificate is logged at once, however recent the warning before it is.
 func (w *expiryWatch) check(all []expiry, now time.Time) {
-	if now.Sub(w.warned) < expiryReminder {
-		return
-	}
 	for _, e := range all {
 		left := e.cert.NotAfter.Sub(now)
-		if left >= min(maxExpiryNotice, e.cert.NotAfter.Sub(e.cert.NotBefore)/4) {
+		warning := expiryWarning{e.file, left <= 0}
+		if left >= min(maxExpiryNotice, e.cert.NotAfter.Sub(e.cert.NotBefore)/4) || now.Sub(w.warned[warning]) < expiryReminder {
 			continue
 		}
-		w.warned = now
+		w.warned[warning] = now
 		at := []any{"file", e.file, "certificate", identity.Describe(e.cert), "until", e.cert.NotAfter}
 		if left <= 0 {
 			w.log.Error("certificate has expired; connections fail until the file has a new one", at...)

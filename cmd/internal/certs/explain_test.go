@@ -66,7 +66,7 @@ func TestExpiryIsAnnounced(t *testing.T) {
 	lead := min(maxExpiryNotice, lifetime/4)
 	synctest.Test(t, func(t *testing.T) {
 		var log testkit.Log
-		w := expiryWatch{log: log.Logger()}
+		w := newExpiryWatch(log.Logger())
 		at := func(before time.Duration) { w.check(k.expiries(), leaf.NotAfter.Add(-before)) }
 		at(lead + time.Minute)
 		if log.Count("certificate") != 0 {
@@ -81,7 +81,8 @@ func TestExpiryIsAnnounced(t *testing.T) {
 		if log.Count("certificate expires soon") != 2 {
 			t.Errorf("on the second day:\n%s", &log)
 		}
-		at(-time.Second)
+		at(time.Minute)
+		at(-time.Second) // although the last warning was a minute ago
 		if log.Count("certificate has expired") != 1 {
 			t.Errorf("afterwards:\n%s", &log)
 		}

@@ -45,10 +45,10 @@ func (w *watcher[T]) start() error {
 func (w *watcher[T]) current() *T { return w.value.Load() }
 
 // run reads the files at every Interval until ctx ends, calls changed with every new
-// valid value, and warns of certificates that expire. It logs a problem when a second read finds it again: the
-// files are not replaced all at once.
+// valid value, and warns of certificates that expire. It logs a problem when a second
+// read finds it again: the files are not replaced all at once.
 func (w *watcher[T]) run(ctx context.Context, expiries func() []expiry, changed func(*T)) {
-	expiring := expiryWatch{log: w.log}
+	expiring := newExpiryWatch(w.log)
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()
 	for {

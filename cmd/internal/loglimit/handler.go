@@ -37,6 +37,8 @@ const (
 	maxEvents = 1024
 	// notLogged is the message of the line with the count.
 	notLogged = "similar events not logged"
+	// otherEvents is the name of all events beyond maxEvents.
+	otherEvents = "other events"
 )
 
 // subjects are the attributes that name what an event is about.
@@ -56,11 +58,12 @@ type state struct {
 
 	mu     sync.Mutex
 	events map[string]*event
-	wg     sync.WaitGroup // reports under way
+	wg     sync.WaitGroup // reports that are due
 }
 
 // event is the lines of one event in one Interval.
 type event struct {
+	name     string // its message, or otherEvents
 	level    slog.Level
 	began    time.Time
 	logged   int
@@ -134,7 +137,8 @@ func (s *state) allow(message, subject string, level slog.Level, now time.Time) 
 		return true
 	}
 	if e.dropped++; e.report == nil {
-		e.report = time.AfterFunc(e.began.Add(Interval).Sub(now), func() { s.endInterval(message, e) })
+		s.wg.Add(1)
+		e.report = time.AfterFunc(e.began.Add(Interval).Sub(now), func() { s.endInterval(e) })
 	}
 	return false
 }
@@ -152,34 +156,31 @@ func (s *state) eventLocked(message string, now time.Time) *event {
 			}
 		}
 		if len(s.events) >= maxEvents {
-			message = notLogged
+			message = otherEvents
 		}
 	}
 	if e = s.events[message]; e == nil || e.report == nil && now.Sub(e.began) >= Interval {
-		e = &event{began: now, level: slog.LevelInfo, subjects: make(map[string]int)}
+		e = &event{name: message, began: now, level: slog.LevelInfo, subjects: make(map[string]int)}
 		s.events[message] = e
 	}
 	return e
 }
 
 // endInterval logs how many lines of an event were not logged, and forgets it.
-func (s *state) endInterval(message string, e *event) {
-	s.mu.Lock()
-	if s.events[message] == e {
-		delete(s.events, message)
-	}
-	s.wg.Add(1)
-	s.mu.Unlock()
+func (s *state) endInterval(e *event) {
 	defer s.wg.Done()
-	s.reportDropped(message, e)
+	s.mu.Lock()
+	if s.events[e.name] == e {
+		delete(s.events, e.name)
+	}
+	s.mu.Unlock()
+	s.reportDropped(e)
 }
 
-func (s *state) reportDropped(message string, e *event) {
-	if e.dropped == 0 {
-		return
-	}
+// reportDropped logs how many lines of an event that is forgotten were not logged.
+func (s *state) reportDropped(e *event) {
 	r := slog.NewRecord(time.Now(), e.level, notLogged, 0)
-	r.AddAttrs(slog.String("event", message), slog.Int("count", e.dropped), slog.Duration("within", Interval))
+	r.AddAttrs(slog.String("event", e.name), slog.Int("count", e.dropped), slog.Duration("within", Interval))
 	_ = s.root.Handle(context.Background(), r) // a log that cannot be written has no reader
 }
 
@@ -189,14 +190,12 @@ func (h *Handler) Close() {
 	s.mu.Lock()
 	all := s.events
 	s.events = make(map[string]*event)
-	for message, e := range all {
-		if e.report == nil || !e.report.Stop() {
-			delete(all, message) // nothing was dropped, or endInterval reports it
-		}
-	}
 	s.mu.Unlock()
-	for message, e := range all {
-		s.reportDropped(message, e)
+	for _, e := range all {
+		if e.report != nil && e.report.Stop() { // otherwise nothing was dropped, or endInterval reports it
+			s.reportDropped(e)
+			s.wg.Done()
+		}
 	}
 	s.wg.Wait()
 }

@@ -100,9 +100,26 @@ func TestBounded(t *testing.T) {
 			t.Errorf("%d events are remembered", n)
 		}
 		time.Sleep(Interval)
+		synctest.Wait()
 		log.Error("later")
 		if n := len(h.state.events); n > 2 || out.Count("msg=later") != 1 {
 			t.Errorf("a minute later %d events are remembered", n)
+		}
+	})
+}
+
+// TestBoundedAgain: what exceeds the memory is reported in every Interval, not only in the first.
+func TestBoundedAgain(t *testing.T) {
+	logged(t, func(t *testing.T, log *slog.Logger, _ *Handler, out *testkit.Log) {
+		for round := range 3 {
+			for i := range 2 * maxEvents {
+				log.Error(fmt.Sprint("invented ", round, " ", i))
+			}
+			time.Sleep(Interval)
+			synctest.Wait()
+			if n := out.Count(`event="other events"`); n != round+1 {
+				t.Fatalf("round %d: %d reports", round, n)
+			}
 		}
 	})
 }
