@@ -148,13 +148,13 @@ func TestEngineCoreHangs(t *testing.T) {
 			resp.Body.Close()
 		}
 		fault("hang")
-		r.WaitForGrowth(own)
+		r.waitForStatus("r0 is reported as unhealthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "unhealthy" })
+		r.WaitForGrowth(own) // elsewhere
 		before := r.counts()
 		load.WaitForRequests(12)
 		if who := r.countsSince(before); who["r0"] > 0 {
 			t.Errorf("the next requests went to %v, want none at r0", who)
 		}
-		r.waitForStatus("r0 is reported as unhealthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "unhealthy" })
 		fault("resume")
 		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before["r0"] })
 		r.WaitForGrowth(fixed) // they waited for it
