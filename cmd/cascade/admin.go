@@ -27,18 +27,6 @@ const (
 	adminMaxHeader    = 16 << 10
 )
 
-// listenAdmin opens the admin address of a daemon; nil for an empty address.
-func listenAdmin(addr string) (net.Listener, error) {
-	if addr == "" {
-		return nil, nil
-	}
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("admin: %w", err)
-	}
-	return l, nil
-}
-
 // newRegistry returns a registry with the metrics of the process itself.
 func newRegistry() *prometheus.Registry {
 	r := prometheus.NewRegistry()

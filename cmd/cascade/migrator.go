@@ -15,7 +15,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
-	"github.com/cascadeinfer/cascade/cmd/internal/handover"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
@@ -87,8 +86,7 @@ the other OpenTelemetry variables apply, too.`,
 	m.file.replicaFlag(c, &m.replica)
 	f := c.Flags()
 	f.StringVar(&m.control, "control", "", controlUsage)
-	f.StringVar(&m.runtime, "runtime-dir", handover.RuntimeDir(), "private directory of the sockets for upgrades")
-	f.Lookup("runtime-dir").DefValue = "$XDG_RUNTIME_DIR/cascade, or cascade-<uid> in the temporary directory"
+	runtimeDirFlag(c, &m.runtime)
 	f.DurationVar(&m.drain, "drain", 10*time.Minute, "how long streams may go on after SIGTERM; what is left is cut")
 	return c
 }
@@ -158,7 +156,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		defer stop()
 		return d.Serve(back)
 	})
-	g.Go(func() error { return next.run(back, d, fm.log) })
+	g.Go(func() error { return next.runMigrator(back, d, fm.log) })
 	g.Go(func() error { return all.Run(back) })
 	g.Go(func() error { return seen.Run(back) })
 	g.Go(func() error {
@@ -195,7 +193,6 @@ type replicaListeners struct {
 const (
 	clientsListener = "clients"
 	peersListener   = "peers"
-	adminListener   = "admin"
 )
 
 // openReplicaListeners opens the listeners of a replica, or takes over those of

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"strings"
@@ -26,6 +28,7 @@ const noticeAfter = 2 * time.Second
 type proxyFlags struct {
 	file                    fleetFile
 	nodeID, control, listen string
+	runtime                 string
 	drain                   time.Duration
 }
 
@@ -40,9 +43,15 @@ control plane. It listens on the address of the published listener (proxy.listen
 fleet file), and routes by its last tables while the control plane is down.
 
 On SIGTERM it stops accepting and ends when the last stream has ended, or after
---drain. A second signal ends it at once.`,
+--drain. A second signal ends it at once.
+
+To upgrade, start the new one beside the old, as the same user, with the same --node-id,
+--listen and --runtime-dir: once it has its configuration it takes over the listening
+sockets, so that no connection is refused, and the old one ends with its last stream,
+however long that takes.`,
 		Example: `  cascade proxy -c fleet.yaml
   cascade proxy -c fleet.yaml --node-id edge-2 --listen 127.0.0.1:8090
+  cascade proxy -c fleet.yaml    # again, from the new binary: upgrades
   curl 127.0.0.1:8080/v1/models`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -59,6 +68,7 @@ On SIGTERM it stops accepting and ends when the last stream has ended, or after
 	f.StringVar(&p.control, "control", "", controlUsage)
 	f.StringVar(&p.listen, "listen", "", "host:port to serve on instead of the published one")
 	f.DurationVar(&p.drain, "drain", proxy.DefaultDrainTimeout, "how long streams may go on after SIGTERM; what is left is cut")
+	runtimeDirFlag(c, &p.runtime)
 	f.Lookup("node-id").DefValue = "proxy@<host name>"
 	return c
 }
@@ -75,11 +85,25 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 		Client:       client.Config{Target: m.control[0], Credentials: m.certs.ControlCredentials(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
 		DrainTimeout: p.drain, Admit: room.Admit, WrapListener: room.Listener, Registry: metrics, Logger: m.log,
 	}
+	next, err := beginUpgrade(ctx, p.runtime, "proxy:"+p.nodeID, cmp.Or(p.listen, fleet.Proxy.Listen))
+	if err != nil {
+		return fmt.Errorf("proxy %s: %w", p.nodeID, err)
+	}
+	defer next.abandon()
 	if p.listen != "" {
-		if cfg.Listener, err = net.Listen("tcp", p.listen); err != nil {
+		if cfg.Listener, err = next.listen(clientsListener, p.listen); err != nil {
 			return err
 		}
 		defer cfg.Listener.Close()
+	}
+	var px *proxy.Proxy
+	cfg.Listen = func(network, address string) (net.Listener, error) {
+		select {
+		case <-px.Ready(): // the takeover is over
+			return next.reopen(address)(network, address)
+		default:
+			return next.listen(address, address)
+		}
 	}
 	edge, err := fleet.DownstreamCertificate(m.log)
 	if err != nil {
@@ -89,13 +113,14 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	if edge != nil {
 		cfg.TLS = edge.TLS()
 	}
-	px, err := proxy.New(cfg)
-	if err != nil {
+	if px, err = proxy.New(cfg); err != nil {
 		return err
 	}
-	admin, err := listenAdmin(fleet.Proxy.Admin)
-	if err != nil {
-		return err
+	var admin net.Listener
+	if fleet.Proxy.Admin != "" {
+		if admin, err = next.listen(adminListener, fleet.Proxy.Admin); err != nil {
+			return err
+		}
 	}
 	// The admin server outlives the proxy, so that operators can observe a drain.
 	back, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -112,6 +137,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	if edge != nil {
 		g.Go(func() error { return edge.Run(ctx, nil) })
 	}
+	g.Go(func() error { return next.runProxy(back, px, m.log) })
 	g.Go(func() error { s.logReadiness(ctx, px, strings.Join(m.control, " and ")); return nil })
 	g.Go(func() error {
 		mux := adminHandler(metrics, func() string { return proxyReady(ctx, px, room.Err()) })

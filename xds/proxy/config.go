@@ -29,6 +29,9 @@ type Config struct {
 	Listener net.Listener
 	// ListenerName is the LDS listener that Listener serves; "" means the first by name.
 	ListenerName string
+	// Listen opens the address of an LDS listener; nil means net.Listen. Calls do not overlap, and
+	// Ready is closed after the calls for the first configuration.
+	Listen func(network, address string) (net.Listener, error)
 	// Admit, unless it is nil, is called for every new request, which is refused on an
 	// error. It must not block.
 	Admit func() error
@@ -65,6 +68,9 @@ func (c *Config) validate() error {
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = DefaultDrainTimeout
+	}
+	if c.Listen == nil {
+		c.Listen = net.Listen
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

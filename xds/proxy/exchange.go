@@ -39,7 +39,12 @@ type exchange struct {
 // serve handles one request of an LDS listener.
 func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 	p.inflight.Add(1)
+	p.active.Add(1)
 	defer p.inflight.Done()
+	defer p.active.Add(-1)
+	if p.retiring() {
+		w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
+	}
 	s := p.state.Load()
 	l := s.listeners[name]
 	if l == nil {

@@ -21,6 +21,10 @@ const bindRetry = time.Second
 // closeGrace is how long requests that are ended have for their answers.
 const closeGrace = time.Second
 
+// retireGrace is how long a retired proxy has had no request when it closes its connections. A client
+// that has just read an answer may be about to send its next request.
+const retireGrace = 500 * time.Millisecond
+
 // errStopping ends the requests that outlive the drain timeout.
 var errStopping = errors.New("the proxy is stopping")
 
@@ -34,30 +38,55 @@ type server struct {
 }
 
 // serveListeners runs one server per listener of the state until ctx ends, and then
-// drains all of them.
+// drains all of them. After Retire it returns when no request is left.
 func (p *Proxy) serveListeners(ctx context.Context) error {
 	running := make(map[string]*server)
 	var draining sync.WaitGroup
-	stop := func(name string) {
+	drain := func(ctx context.Context, name string) {
 		s := running[name]
 		delete(running, name)
 		p.setAddr(name, nil)
-		draining.Go(func() { p.drain(s) })
+		draining.Go(func() { p.drain(ctx, s) })
 	}
-	for {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	stop := func(name string) { drain(now, name) }
+	for serving := true; serving; {
 		retry := p.reconcile(running, stop)
 		select {
 		case <-ctx.Done():
-			for name := range running {
-				stop(name)
-			}
-			draining.Wait()
-			if p.cfg.Listener != nil {
-				p.cfg.Listener.Close()
-			}
-			return nil
+			serving = false
+		case <-p.retire:
+			// The successor has the sockets, so that no other listener is opened.
+			p.awaitQuiet(ctx)
+			serving = false
 		case <-p.changed:
 		case <-retry:
+		}
+	}
+	for name := range running {
+		drain(ctx, name)
+	}
+	draining.Wait()
+	if p.cfg.Listener != nil {
+		p.cfg.Listener.Close()
+	}
+	return nil
+}
+
+// awaitQuiet returns when no request is in progress at two checks in succession, or when ctx ends. A
+// request that begins and ends between them asks its client to use another connection.
+func (p *Proxy) awaitQuiet(ctx context.Context) {
+	tick := time.NewTicker(retireGrace)
+	defer tick.Stop()
+	for quiet := 0; quiet < 2; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if quiet++; p.active.Load() > 0 {
+				quiet = 0
+			}
 		}
 	}
 }
@@ -78,7 +107,7 @@ func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry 
 		bound := p.cfg.Listener
 		if bound == nil {
 			var err error
-			if bound, err = net.Listen("tcp", l.Address); err != nil {
+			if bound, err = p.cfg.Listen("tcp", l.Address); err != nil {
 				p.cfg.Logger.Error("listener not bound", "listener", name, "error", err, "retry_in", bindRetry)
 				retry = time.After(bindRetry)
 				continue
@@ -87,6 +116,8 @@ func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry 
 		running[name] = p.start(name, l, bound)
 		p.setAddr(name, bound.Addr())
 		p.cfg.Logger.Info("listener started", "listener", name, "address", bound.Addr().String())
+	}
+	if len(running) > 0 {
 		p.once.Do(func() { close(p.ready) })
 	}
 	return retry
@@ -167,11 +198,16 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	return s
 }
 
-// drain stops accepting and waits for the streams. What remains after the drain timeout
-// is ended: a request without an answer is refused, and a stream is cut.
-func (p *Proxy) drain(s *server) {
+// drain stops accepting and waits for the streams. What remains after the drain timeout,
+// which begins when ctx ends, is ended: a request without an answer is refused, and a
+// stream is cut.
+func (p *Proxy) drain(ctx context.Context, s *server) {
 	defer s.stop(nil)
-	ctx, cancel := context.WithTimeout(context.Background(), p.cfg.DrainTimeout)
+	if s.http.Shutdown(ctx) == nil {
+		<-s.ended
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.DrainTimeout)
 	defer cancel()
 	if err := s.http.Shutdown(ctx); err != nil {
 		p.cfg.Logger.Warn("streams cut at the end of the drain timeout", "timeout", p.cfg.DrainTimeout)

@@ -1,6 +1,9 @@
 package proxy
 
 import (
+	"bytes"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -58,6 +61,49 @@ func TestBindsWhatLDSSays(t *testing.T) {
 	// The listener is removed.
 	c.set(v, func(all map[string][]types.Resource) { delete(all, resources.ListenerType) })
 	testkit.WaitFor(t, "the closed socket", func() bool { return p.Addr("") == nil && get(taken.Addr()) != nil })
+}
+
+// TestRetire checks that a retired proxy serves open connections and asks their clients to use another
+// one, and that it ends with its last stream however short DrainTimeout is.
+func TestRetire(t *testing.T) {
+	for _, h2 := range []bool{false, true} {
+		t.Run(fmt.Sprint("http2 ", h2), func(t *testing.T) {
+			c := newControl(t)
+			v := twoStages([]*front{newFront(t, "r0"), newFront(t, "r1")})
+			v.Settings.Listen = "127.0.0.1:0"
+			c.set(v, nil)
+			p, _ := c.runProxy(t, Config{})
+			<-p.Ready()
+			url := "http://" + p.Addr("").String()
+			client := http.Client{Transport: transport(t, h2)}
+			post := func(client http.Client, path string) *http.Response {
+				t.Helper()
+				resp, err := client.Post(url+path, "", bytes.NewReader(prompt("m", 100)))
+				testkit.NoError(t, err)
+				if resp.StatusCode != http.StatusOK {
+					t.Errorf("%s answers %s", path, resp.Status)
+				}
+				return resp
+			}
+			idle := http.Client{Transport: transport(t, h2)}
+			post(idle, "/sink").Body.Close()
+			// The stream lasts longer than the drain timeout of one second.
+			stream := post(client, "/sse?n=15&gap=100ms")
+			p.Retire()
+			p.Retire()
+			resp := post(idle, "/sink")
+			resp.Body.Close()
+			if !h2 && !resp.Close {
+				t.Error("the client is not asked to use another connection")
+			}
+			events, err := io.ReadAll(stream.Body)
+			stream.Body.Close()
+			if err != nil || strings.Count(string(events), "data:") != 16 {
+				t.Errorf("the stream was cut: %v, %q", err, events)
+			}
+			testkit.WaitFor(t, "the closed socket", func() bool { return p.Addr("") == nil })
+		})
+	}
 }
 
 // FuzzTrustBoundary checks that the listener removes every header that controls

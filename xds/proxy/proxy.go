@@ -29,7 +29,11 @@ type Proxy struct {
 	once    sync.Once     // closes ready
 	noTLS   sync.Once     // logs a listener without a certificate
 
+	retire  chan struct{} // closed by Retire
+	retired sync.Once
+
 	inflight  sync.WaitGroup // handlers
+	active    atomic.Int64   // their number
 	accessLog accessLog
 
 	mu    sync.Mutex
@@ -43,7 +47,7 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p := &Proxy{
 		cfg: cfg, pools: upstream.NewPools(),
-		changed: make(chan struct{}, 1), ready: make(chan struct{}), addrs: make(map[string]net.Addr),
+		changed: make(chan struct{}, 1), ready: make(chan struct{}), retire: make(chan struct{}), addrs: make(map[string]net.Addr),
 	}
 	p.buffers.budget = intake.NewBudget(cfg.BodyMemory)
 	p.state.Store(&state{})
@@ -59,11 +63,15 @@ func New(cfg Config) (*Proxy, error) {
 }
 
 // Run serves until ctx ends, then stops accepting, lets streams finish for
-// DrainTimeout, cuts the rest and returns nil.
+// DrainTimeout, cuts the rest and returns nil. After Retire it returns when its last stream
+// has ended.
 func (p *Proxy) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return p.client.Run(ctx) })
-	g.Go(func() error { return p.serveListeners(ctx) })
+	// A retired proxy still routes, so that the client runs until the listeners end.
+	configured, stop := context.WithCancel(ctx)
+	defer stop()
+	g.Go(func() error { return p.client.Run(configured) })
+	g.Go(func() error { defer stop(); return p.serveListeners(ctx) })
 	err := g.Wait()
 	p.inflight.Wait()
 	p.pools.Close()
@@ -71,7 +79,22 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return err
 }
 
-// Ready is closed when the first listener serves with its routes.
+// Retire ends Run when the last stream has ended, however long it takes: another process serves the
+// addresses from now on. Requests on open connections are served, and each client is asked to use
+// another connection (Connection: close, GOAWAY).
+func (p *Proxy) Retire() { p.retired.Do(func() { close(p.retire) }) }
+
+func (p *Proxy) retiring() bool {
+	select {
+	case <-p.retire:
+		return true
+	default:
+		return false
+	}
+}
+
+// Ready is closed when the listeners of the first configuration serve with their routes, or all that
+// could be bound.
 func (p *Proxy) Ready() <-chan struct{} { return p.ready }
 
 // Addr returns where an LDS listener is bound, of any listener when name is

@@ -36,7 +36,7 @@ func newServingProcess(t *testing.T) *servingProcess {
 	_, h.listener = addListener(t, &listeners, "clients")
 	server, _ := takeOver(t, h.path)
 	go func() {
-		_, err := server.Serve(ctx, Config{Listeners: &listeners, Stopped: func() { h.left++ }})
+		_, err := server.Serve(ctx, Config{Listeners: &listeners, Stopped: func(int) { h.left++ }})
 		h.served <- err
 	}()
 	t.Cleanup(func() {
@@ -247,7 +247,7 @@ func TestStoppedEndsContext(t *testing.T) {
 		server, _ := takeOver(t, path)
 		served := make(chan error, 1)
 		go func() {
-			link, err := server.Serve(ctx, Config{Listeners: &Listeners{}, Stopped: stop})
+			link, err := server.Serve(ctx, Config{Listeners: &Listeners{}, Stopped: func(int) { stop() }})
 			link.Close()
 			served <- err
 		}()

@@ -15,8 +15,8 @@ type Config struct {
 	Listeners *Listeners
 	// Stopped is called when the successor accepts, after this process has stopped accepting and
 	// before the successor receives the last packet. It ends, within seconds, the tasks that the
-	// successor continues. nil does nothing.
-	Stopped func()
+	// successor, whose process id it gets, continues. nil does nothing.
+	Stopped func(successor int)
 	// Logger logs events for operators; nil discards them.
 	Logger *slog.Logger
 }
@@ -135,7 +135,7 @@ func (p *Server) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) e
 	stop() // Stopped may end ctx, but the successor must still get the last packet
 	cfg.Listeners.StopAccepting()
 	if cfg.Stopped != nil {
-		cfg.Stopped()
+		cfg.Stopped(m.Process)
 	}
 	// Whether or not the successor receives this, it accepts, and this process does not.
 	_ = send(conn, packet{Step: "stopped"})

@@ -163,7 +163,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		boot := command(t, "envoy-bootstrap", "-c", f.tapped(shown, s.planes > 1), "--node-id", "edge", "--admin", "127.0.0.1:0")
 		f.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: boot})
 	} else {
-		f.proxy = start(t, append([]string{"proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge"}, f.logArgs("--log", "error")...)...)
+		f.startProxy()
 	}
 	f.awaitURL(f.DataPlane+"/v1/models", llm)
 	for _, r := range f.replicas {
@@ -207,6 +207,13 @@ func (f *fleet) startControl() {
 	f.T.Helper()
 	f.control = start(f.T, append([]string{"control", "-c", f.path("fleet.yaml")}, f.logArgs()...)...)
 	f.control.await("control plane of")
+}
+
+// startProxy starts the embedded proxy. Another one may still run.
+func (f *fleet) startProxy(more ...string) {
+	f.T.Helper()
+	args := append([]string{"proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--runtime-dir", f.path("run")}, more...)
+	f.proxy = start(f.T, append(args, f.logArgs("--log", "error")...)...)
 }
 
 func (r *replica) startEngine() {

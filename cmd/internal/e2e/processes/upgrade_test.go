@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -63,6 +64,35 @@ func TestRollingUpgrade(t *testing.T) {
 		}
 		f.awaitEmpty(f.replicas...)
 	})
+}
+
+// TestProxyUpgrade replaces the embedded proxy under load, twice: no request fails, and a stream ends
+// with its last token at the process that has begun it, whatever --drain says.
+func TestProxyUpgrade(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, setup{replicas: 2, log: []string{"--log", "info"}})
+	load := f.newLoad(8, 40, 300, 1000)
+	load.WaitForRequests(10)
+	for i := range 2 {
+		stream := f.Stream(clienttest.Prompt(99+i, 350, 500))
+		old := f.proxy
+		f.startProxy("--drain", "1ms")
+		old.await("another process has taken over")
+		f.proxy.await("proxy serves on")
+		load.WaitForAll()
+		select {
+		case <-stream.Ended:
+			t.Error("the stream did not outlast the hand-over")
+		case <-old.gone:
+			t.Error("the old process did not wait for its stream")
+		default:
+		}
+		stream.Wait()
+		testkit.NoError(t, stream.Whole())
+		old.wait()
+	}
+	load.Stop()
+	load.Report()
 }
 
 // TestPredecessorMigrates replaces a migrator whose clients' streams run on its own engine and outlast it:
