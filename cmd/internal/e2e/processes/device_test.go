@@ -22,7 +22,7 @@ func TestDeviceFaults(t *testing.T) {
 	for _, r := range h.replicas { // this takes a moment, in which TCP carries them
 		r.migrator.await("transport changed.*transport=shm")
 	}
-	h.requireMigrations("r1 to r2, live by cuda")
+	h.requireMigrations("r1 to r2, live by cuda", "r2 to r1, live by cuda")
 	for i, s := range map[int]step{0: liveSteps[2], 1: liveSteps[3]} { // the source's engine at round, the target's at pulled
 		h.injectFault(s, killed(victims[i]))
 	}
