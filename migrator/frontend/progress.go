@@ -56,13 +56,16 @@ type counterSample struct {
 }
 
 func newProgressWatch(srv *Server) *progressWatch {
-	return &progressWatch{server: srv, monitor: progress.New(srv.cfg.Cost), start: time.Now(), seed: maphash.MakeSeed(), samples: make(chan counterSample)}
+	return &progressWatch{server: srv, monitor: progress.New(srv.cfg.Cost, srv.brought.Load()), start: time.Now(), seed: maphash.MakeSeed(), samples: make(chan counterSample)}
 }
 
 // reset begins anew for an engine that has just become ready.
 func (w *progressWatch) reset() {
-	w.monitor, w.hasLast, w.readable = progress.New(w.server.cfg.Cost), false, false
+	w.monitor, w.hasLast, w.readable = progress.New(w.server.cfg.Cost, w.brought()), false, false
 }
+
+// brought returns a count that grows with all that the engine brings.
+func (w *progressWatch) brought() uint64 { return w.server.brought.Load() + w.moved }
 
 // check judges the engine by what it has brought and has to do now.
 func (w *progressWatch) check(now time.Time) progress.State {
@@ -70,7 +73,7 @@ func (w *progressWatch) check(now time.Time) progress.State {
 	for n := srv.givenUp.Load(); w.givenUp < n; w.givenUp++ {
 		w.monitor.GiveUp(now.Sub(w.start))
 	}
-	return w.monitor.Check(now.Sub(w.start), srv.brought.Load()+w.moved, srv.engineWork(w.readable))
+	return w.monitor.Check(now.Sub(w.start), w.brought(), srv.engineWork(w.readable))
 }
 
 // sample reads the engine's counters on another goroutine, one of reads, unless one does
@@ -124,6 +127,8 @@ func (srv *Server) engineWork(counters bool) (w progress.Work) {
 
 // hashCounters hashes the engine's counters. It returns an error if it has none.
 func (srv *Server) hashCounters(ctx context.Context, seed maphash.Seed) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout)
+	defer cancel()
 	resp, err := srv.probeCall(ctx, http.MethodGet, "/metrics", "")
 	if err != nil {
 		return 0, err

@@ -1,7 +1,9 @@
 package frontend
 
 import (
+	"context"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"net/http"
 	"strings"
@@ -245,6 +247,41 @@ func TestEngineCounters(t *testing.T) {
 		began := time.Now()
 		if got := <-f.start(notStreamed); !strings.HasPrefix(got, "200 ") || time.Since(began) > 2*progress.MinPause {
 			t.Errorf("after %v: %s", time.Since(began), got)
+		}
+	})
+}
+
+// TestRestartedEngineIsCold checks that an engine that starts again gets as much time for its first
+// requests as at its first start, whatever the one before it has generated.
+func TestRestartedEngineIsCold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 2, nil)
+		<-f.start(longRequest)
+		f.engines[0].unhealthy.Store(true)
+		f.servers[0].waitForReady(t, false)
+		f.engines[0].unhealthy.Store(false)
+		f.servers[0].waitForReady(t, true)
+		f.engines[0].set(func(n int, _ *http.Request) {
+			if n == 0 {
+				time.Sleep(3 * progress.MinPause)
+			}
+		}, nil)
+		if got := <-f.start(longRequest); !strings.HasPrefix(got, "200 ") || f.servers[0].Status().EngineHangs > 0 {
+			t.Errorf("an engine that compiles its kernels counts as hung: %.200s", got)
+		}
+	})
+}
+
+// TestCountersDeadline checks that an engine that does not answer is not asked for its counters for
+// longer than for its health: no other sample is taken meanwhile.
+func TestCountersDeadline(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		e.passthrough.Store(ptr(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+		defer within(t, 2*f.cfg.HealthTimeout)()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if _, err := f.hashCounters(ctx, maphash.MakeSeed()); err == nil || ctx.Err() != nil {
+			t.Errorf("ended with %v, %v", err, ctx.Err())
 		}
 	})
 }

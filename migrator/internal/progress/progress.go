@@ -111,9 +111,11 @@ type Monitor struct {
 	givenUp []time.Duration
 }
 
-// New returns the Monitor of an engine that has just started. A cost of zero predicts nothing,
-// so that MinPause decides.
-func New(c policies.Cost) *Monitor { return &Monitor{cost: c, slack: maxSlack, cold: true} }
+// New returns the Monitor of an engine that has just started, when brought (see Check) has
+// this value. A cost of zero predicts nothing, so that MinPause decides.
+func New(c policies.Cost, brought uint64) *Monitor {
+	return &Monitor{cost: c, brought: brought, slack: maxSlack, cold: true}
+}
 
 // Check takes note of the state at now, which must not go back, and returns whether the
 // engine makes progress. brought grows with everything that the engine brings; w is its
