@@ -64,7 +64,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 			f.handleWritten(ctx, r)
 		case m := <-f.events:
 			f.handleMessage(ctx, m)
-		case u, ok := <-f.updates:
+		case u, ok := <-f.readableUpdates():
 			if !ok {
 				f.updates = nil // never ready: the watch has ended, and ctx ends soon
 				continue
@@ -126,6 +126,16 @@ func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) {
 		f.latest.Store(e.Publish)
 		f.cfg.Publisher.Publish(e.Publish)
 	}
+}
+
+// readableUpdates returns the store's watch; nil while a write waits for its answer. An
+// object of another control plane that was applied before that answer would be taken for
+// the proposal, or the proposal would replace it although it is newer.
+func (f *Fleet) readableUpdates() <-chan store.Update {
+	if f.writing != nil && !f.writing.abandoned {
+		return nil
+	}
+	return f.updates
 }
 
 // handleUpdate applies an update of the store's watch. The watch may have read a
