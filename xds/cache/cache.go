@@ -33,7 +33,8 @@ type Config struct {
 	// into the group "".
 	Group func(*corev3.Node) string
 	// SecretsFor reports whether a node may have the secrets of its set. For every
-	// other node no secret exists. It must be pure. nil: no node may.
+	// other node no secret exists. It must always return the same for a node, and is
+	// called for each watch of secrets. nil: no node may.
 	SecretsFor func(node string) bool
 }
 

@@ -89,7 +89,7 @@ func (c *Control) SetFleetFile(digest string, refused error) {
 	}
 }
 
-// own returns this control plane's note.
+// ownNote returns this control plane's note.
 func (c *Control) ownNote() planeNote {
 	c.planes.mu.Lock()
 	note := planeNote{Name: c.cfg.Name, Admin: c.AdminAddr().String(), FleetDigest: c.planes.file.digest, FleetFault: c.planes.file.refused}

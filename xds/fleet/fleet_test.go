@@ -71,6 +71,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 //	write 9 r0 | r1           another server writes a plan
 //	show a …                  prints the state of the control planes, and whether all
 //	                          publish the same
+//	leaders a …               prints how many of the control planes lead
 //	migrations a              prints the reported migrations
 //	log a                     prints what was logged at warn since the last call
 func TestFleetScenarios(t *testing.T) {
@@ -286,6 +287,14 @@ func (w *world) do(d *datadriven.TestData) {
 		w.write(words)
 	case "show":
 		w.show(words)
+	case "leaders":
+		n := 0
+		for _, name := range words {
+			if w.planes[name].Snapshot().Leadership.Leading {
+				n++
+			}
+		}
+		fmt.Fprintln(&w.out, n)
 	case "migrations":
 		for _, m := range p.Migrations(time.Time{}, 10) {
 			fmt.Fprintf(&w.out, "%s %s\n", m.ID, m.State)

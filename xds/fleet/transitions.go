@@ -17,7 +17,8 @@ func (f *Fleet) logChanges(e Effects) {
 }
 
 // logHealth logs changes of replicas' health, each once. An unhealthy replica, and its
-// return, are logged at warn, so that they are in the log at its usual level.
+// return, are logged at warn, so that they are in the log at its usual level; one that is
+// merely starting is not.
 func (f *Fleet) logHealth(list []registry.HealthChange) {
 	for _, c := range list {
 		args := []any{"replica", c.Replica, "model", c.Model, "was", c.From, "for", c.Lasted.Round(time.Millisecond)}
@@ -27,6 +28,10 @@ func (f *Fleet) logHealth(list []registry.HealthChange) {
 		switch {
 		case c.From == c.To:
 			f.log.Info("replica's health has another reason", args...)
+		case c.Starting && c.To == resources.Unhealthy:
+			f.log.Info("replica is not ready yet", "replica", c.Replica, "model", c.Model, "reason", c.Reason)
+		case c.Starting && c.To == resources.Healthy:
+			f.log.Info("replica is ready", "replica", c.Replica, "model", c.Model)
 		case c.To == resources.Unhealthy:
 			f.log.Warn("replica is unhealthy", args...)
 		case c.To == resources.Draining:

@@ -12,8 +12,8 @@ import (
 
 // accessLog writes one JSON object per request to the files that listeners name, with the
 // fields of Envoy's access log. A file is opened again a minute after it could not be
-// written, so that a rotation or a full disk ends no log for good. The zero accessLog has
-// no files open.
+// written, so that a full disk ends no log for good; rotate it by copying and truncating.
+// The zero accessLog has no files open.
 type accessLog struct {
 	mu    sync.Mutex
 	files map[string]*logFile // by path

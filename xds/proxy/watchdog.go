@@ -76,7 +76,9 @@ func (w *watchdog) fire() {
 	case w.untilLate() < 0:
 		w.endRequest(errSlowBody)
 	default:
-		w.timer.Reset(w.nextTimeout(age, alive))
+		if next := w.nextTimeout(age, alive); next > 0 {
+			w.timer.Reset(next)
+		}
 	}
 }
 

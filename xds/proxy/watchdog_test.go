@@ -77,6 +77,29 @@ func TestWatchIsExact(t *testing.T) {
 	})
 }
 
+// TestWatchEndsWithBody: where only the arrival of the body is limited, the timer does not
+// run on once the body has ended.
+func TestWatchEndsWithBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, cause := watched(0, 0, 0)
+		asked := 0
+		w.untilLate = func() time.Duration {
+			if asked++; asked == 1 {
+				return time.Second
+			}
+			return 0
+		}
+		w.cancel = func(err error) { t.Error(err) }
+		w.start()
+		time.Sleep(2 * time.Second)
+		w.stop()
+		synctest.Wait()
+		if cause() != nil || asked != 3 {
+			t.Errorf("cause %v, limit asked for %d times, want 3", cause(), asked)
+		}
+	})
+}
+
 func TestWatchStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, cause := watched(time.Second, 0, 0)

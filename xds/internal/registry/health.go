@@ -67,6 +67,9 @@ type HealthChange struct {
 	From, To resources.Health
 	Reason   string        // see Replica.HealthReason
 	Lasted   time.Duration // how long the state before it lasted
+	// Starting says that the replica has not been healthy before, as far as is known: From
+	// was only assumed, or To is Healthy for the first time.
+	Starting bool
 }
 
 // assess returns the health that the replica has now, and why.
@@ -104,7 +107,13 @@ func (r *Replica) refresh(now time.Time, grace time.Duration) (changed bool, cha
 		return false, nil
 	}
 	changed = health != r.Health
-	was, since := r.Health, r.HealthSince
+	was, since, starting := r.Health, r.HealthSince, r.starting
+	switch {
+	case first:
+		r.starting = reason == ReasonNoReport || reason == ReasonEngine
+	case changed:
+		r.starting = r.Reason == ReasonAssumed && reason == ReasonEngine
+	}
 	r.Health, r.Reason = health, reason
 	if changed || first {
 		r.HealthSince = now
@@ -115,5 +124,5 @@ func (r *Replica) refresh(now time.Time, grace time.Duration) (changed bool, cha
 	if changed {
 		r.HealthChanges[health]++
 	}
-	return changed, &HealthChange{Replica: r.ID, Model: r.Model, From: was, To: health, Reason: r.HealthReason(), Lasted: now.Sub(since)}
+	return changed, &HealthChange{Replica: r.ID, Model: r.Model, From: was, To: health, Reason: r.HealthReason(), Lasted: now.Sub(since), Starting: starting || r.starting}
 }

@@ -36,6 +36,7 @@ type Replica struct {
 	earlierSeen  uint64    // requests seen by earlier processes of the front end
 	stored       served    // what the stored object says
 	reach        reach     // as proxies see it
+	starting     bool      // unhealthy, and not known to have been healthy before
 	note         string    // what is wrong with its reports
 	estimator    loadestimate.Estimator
 	topology     links.Topology // as last reported; the zero value: never
