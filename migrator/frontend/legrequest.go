@@ -32,6 +32,8 @@ const (
 	OutputHeader = "X-Cascade-Output"
 	// MigrationHeader names the reservation that holds the stream's KV.
 	MigrationHeader = "X-Cascade-Migration"
+	// TenantHeader is the tenant of the client's request, for a peer that counts tenants.
+	TenantHeader = "X-Cascade-Tenant"
 	// OutputLimitHeader is in the answer to a client's first leg: how many tokens
 	// the engine generates for the request at most.
 	OutputLimitHeader = "X-Cascade-Output-Limit"
@@ -58,6 +60,7 @@ type legRequest struct {
 	request     policies.Request // as it is now; ID is "" for one without a name
 	minTokens   policies.Tokens  // min_tokens
 	epoch       policies.Epoch
+	tenant      string        // of the client's request
 	reservation string        // of the KV blocks; "" for none
 	hangTimeout time.Duration // how long the engine may pause after the first token; 0 for the idle timeout
 }
@@ -96,6 +99,9 @@ func (lr *legRequest) headers() http.Header {
 		h[PromptHeader] = []string{strconv.FormatInt(int64(lr.arrival.Input), 10)}
 		h[OutputHeader] = []string{strconv.FormatInt(int64(lr.arrival.Output), 10)}
 	}
+	if lr.tenant != "" {
+		h[TenantHeader] = []string{lr.tenant}
+	}
 	if lr.reservation != "" {
 		h[MigrationHeader] = []string{lr.reservation}
 	}
@@ -109,7 +115,7 @@ var errNoForward = errors.New("this port is for migrators; clients use the repli
 // readLegRequest reads the header fields of a peer's request. The error names the
 // field that is wrong.
 func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
-	lr := &legRequest{endpoint: e, header: h, frontEnd: policies.ReplicaID(h.Get(ForwardHeader)), reservation: h.Get(MigrationHeader)}
+	lr := &legRequest{endpoint: e, header: h, frontEnd: policies.ReplicaID(h.Get(ForwardHeader)), tenant: h.Get(TenantHeader), reservation: h.Get(MigrationHeader)}
 	lr.request.ID = h.Get(RequestHeader)
 	if lr.frontEnd == "" {
 		return nil, errNoForward
@@ -153,7 +159,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 // carries the client's headers, and its length is known.
 func (s *Stream) laterLeg(to Target, epoch policies.Epoch, prompt, output int) *legRequest {
 	return &legRequest{
-		endpoint: s.endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), epoch: epoch,
+		endpoint: s.endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), epoch: epoch, tenant: s.tenant,
 		arrival:     loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
 		hangTimeout: s.hangTimeout(),
 	}

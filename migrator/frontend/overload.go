@@ -76,6 +76,14 @@ func newAdmittedWork(cfg Config) *admittedWork {
 	return a
 }
 
+// tenantOf returns the tenant of a client's request, "" if all requests are of one.
+func (a *admittedWork) tenantOf(h http.Header) string {
+	if a.overload.TenantHeader == "" {
+		return ""
+	}
+	return h.Get(a.overload.TenantHeader)
+}
+
 // admit counts a leg. A client's first one is refused if it would wait for too long.
 func (a *admittedWork) admit(lr *legRequest) (share, error) {
 	first := lr.arrival.Input == 0
@@ -85,7 +93,7 @@ func (a *admittedWork) admit(lr *legRequest) (share, error) {
 	}
 	s := share{}
 	if a.overload.TenantHeader != "" {
-		s.tenant = lr.header.Get(a.overload.TenantHeader)
+		s.tenant = lr.tenant
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -156,6 +156,45 @@ func TestOverloadedPeer(t *testing.T) {
 	})
 }
 
+// TestOverloadTenantOfPeersLegs checks that a replica counts a leg for the tenant of the client's
+// request, also if another front end has sent it on, or a stream goes on there.
+func TestOverloadTenantOfPeersLegs(t *testing.T) {
+	for name, leave := range map[string]func(*fleet){
+		"first": func(*fleet) {},
+		"later": func(f *fleet) {
+			waitFor(t, func() bool { legs := f.servers[0].LocalLegs(); return len(legs) == 1 && legs[0].Request.Output > 4 })
+			f.engines[0].killAll()
+		},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			f, r := newRescueFleet(t, 2, func(c *Config) { c.Overload.TenantHeader = "X-Tenant" })
+			r.setTargets(f.target(1))
+			if name == "first" {
+				f.servers[0].overloadEngine()
+			}
+			for _, e := range f.engines {
+				defer close(e.blockAt(6))
+			}
+			req := jsonRequest(f.servers[0].url, "/v1/completions", busyRequest)
+			req.Header.Set("X-Tenant", "loud")
+			go func() {
+				if resp, err := f.servers[0].client.Do(req); err == nil {
+					io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+				}
+			}()
+			leave(f)
+			waitFor(t, func() bool { return len(f.servers[1].LocalLegs()) == 1 })
+			at := f.servers[1].admission
+			at.mu.Lock()
+			defer at.mu.Unlock()
+			if at.byTenant["loud"] == nil || len(at.byTenant) != 1 {
+				t.Errorf("the peer's tenants are %v", at.byTenant)
+			}
+		})
+	}
+}
+
 // TestOverloadedPlacement checks that a request which was placed at a peer runs at the own engine if
 // the peer does not take it.
 func TestOverloadedPlacement(t *testing.T) {

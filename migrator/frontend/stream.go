@@ -31,6 +31,7 @@ type Stream struct {
 	endpoint  openai.Endpoint
 	header    http.Header // of the client, what engines may see
 	requestID string      // of the client's request, for the log
+	tenant    string      // of the client's request
 	resume    openai.Resume
 	ctx       context.Context    // of the client's request
 	cancel    context.CancelFunc // ends ctx
