@@ -21,11 +21,13 @@ func newConfigConfirm(s *settings) *cobra.Command {
 		Long: `Confirm lets the control planes apply a changed fleet file although it lacks more than half
 of a model's replicas. They hold such a file back, because one that was cut, or copied from
 another fleet, looks the same; "cascade status" shows what it would remove. All control
-planes of the state directory then apply that list of replicas, and no other one.
+planes of the state directory then apply that list of replicas, and no other one. If the
+file is wrong, mend it instead: until then the former list stays in force.
 
 With control.any_removal in the fleet file nothing has to be confirmed.
 
-Exit codes: 0 when the list is confirmed, 1 when none is held back, or it is not stored.`,
+Exit codes: 0 when the list is confirmed, 1 when none is held back, or the confirmation
+cannot be stored.`,
 		Example: `  cascade status | grep removal
   cascade config confirm`,
 		Args: exactArgs(0),

@@ -32,7 +32,8 @@ through it: while it is down, proxies route by the last plan.
 
 The fleet file is watched. Replicas that are added, removed or marked "drain: true"
 take effect at once; a file with an error is rejected, the error is logged, and the
-last valid file stays in force. Other changes need a restart, which affects no request:
+last valid file stays in force. A file that removes more than half of a model's replicas
+waits for "cascade config confirm". Other changes need a restart, which affects no request:
 with "state" set, the plan and the counters are kept.
 
 With "control.peers" set, several control planes share the state directory and serve

@@ -45,8 +45,8 @@ func (f *controlFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&f.control, "control", "http://"+upAdmin, "base URL of the control plane's admin server, or a comma-separated list; the first that answers is asked")
 }
 
-// baseURL returns the URL of the control plane to ask: of those that the flags name, or that the
-// file's control planes have noted, the first that answers. Any of them answers for the fleet.
+// baseURL returns the URL of the control plane to ask: the first that answers, of those that the
+// flags name or that share the state directory of the file. Any of them answers for the fleet.
 func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 	candidates := strings.Split(f.control, ",")
 	if f.file.path != "" && !cmd.Flags().Changed("control") {

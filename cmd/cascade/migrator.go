@@ -63,9 +63,9 @@ status" shows the reason. New requests still begin there, while the engine accep
 
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
 are served there and, to this host, the calls for "cascade policy records". With
-OTEL_EXPORTER_OTLP_ENDPOINT set, every request is a span, below that of its proxy or
-client (W3C traceparent), and its migrations belong to its trace, exported by OTLP over gRPC;
-the other OpenTelemetry variables apply, too.`,
+OTEL_EXPORTER_OTLP_ENDPOINT set, every request is a span, in the trace that its
+proxy or client began (W3C traceparent), and its migrations belong to that trace. Spans
+are exported by OTLP over gRPC; the other OpenTelemetry variables apply, too.`,
 		Example: `  cascade migrator -c fleet.yaml --replica r0
   cascade migrator -c fleet.yaml --replica r0 --control 10.0.0.5:18000 --drain 2m
   cascade migrator -c fleet.yaml --replica r0    # again, from the new binary: upgrades`,

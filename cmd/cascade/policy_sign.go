@@ -123,7 +123,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 	l.StringVar(&f.key, "key", "", "file with the secret key")
 	l.StringVar(&f.name, "name", "", "the policy's name")
 	l.StringVar(&f.version, "version", "", "its version, as in 1.2.0")
-	l.StringVar(&f.fleet, "fleet", sign.DefaultFleet, "name of the only fleet that may admit the module (policies.fleet, or else its tls.trust_domain)")
+	l.StringVar(&f.fleet, "fleet", sign.DefaultFleet, "name of the only fleet that may admit the module (its policies.fleet, or else its tls.trust_domain)")
 	l.Uint64Var(&f.generation, "generation", 0, "orders statements; 0: the current Unix time in seconds")
 	l.StringVar(&f.notAfter, "not-after", "", "last day (2027-06-30) or instant (RFC 3339) at which it may come to decide; what decides by then goes on; empty: no end")
 	l.StringSliceVar(&f.kinds, "kind", nil, "kinds that it may decide; empty: all that it exports")

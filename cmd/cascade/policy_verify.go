@@ -43,9 +43,9 @@ func newPolicyVerify(s *settings) *cobra.Command {
 		Use:   "verify FILE|DIR",
 		Short: "Check a module's signatures as a host does",
 		Long: `Verify checks that FILE.sig is about this module, about what --configuration has and for
-the fleet, is signed by enough of the keys given, and has not expired, and prints what it says. A folder
-is built first: that the signature is of what these sources give is checked, too, and
-nothing of it is changed. That runs compilers over the sources, though none of what they
+the fleet of --fleet, is signed by enough of the keys given, and has not expired, and
+prints what it says. A folder is built first: that the signature is of what these sources
+give is checked, too, and nothing of it is changed. That runs compilers over the sources, though none of what they
 give: if you do not trust their author, build them in a sandbox, or verify the module.
 
 Exit codes: 0 when a host that trusts these keys would load the module, 1 when not.`,

@@ -18,8 +18,9 @@ func newStatus(s *settings) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show a running fleet: stages, ranges, replicas, load, epochs, ACKs",
-		Long: `Status shows, for every model, the plan in force and its reason, each stage's range and replicas with their load, the proxies with the
-epoch that each has acknowledged and what it refused, the policies, and the latest plans.
+		Long: `Status shows, for every model, the plan in force and its reason, each stage's range and
+replicas with their load; then the proxies, with the epoch that each has acknowledged and
+what it refused; then the policies and the latest plans.
 
 Columns: weight is the EDS weight (100 is neutral); held and promised are KV tokens
 in use and accepted but not begun; iteration is the mean time between a request's
@@ -30,13 +31,18 @@ A line for each policy slot shows what decides there and on how many hosts, with
 problems; hosts that differ from most others have a line each. "cascade policy
 status" has every host, and what its modules have done.
 
-What does not work is listed first: a FAULT line for each, under the headline NOT READY
-if requests or orders fail because of one. Each is a sample of the metric cascade_fault,
-too.
+What does not work comes first: a FAULT line each, under the headline NOT READY if
+requests or operators' orders fail because of it. The metric cascade_fault has a sample
+for each of them.
+
+States of a proxy: current (it has the newest routes), refuses (it refuses what others of
+its group run), late (the roll-out does not wait for it), unlisted (it is no proxy of the
+fleet by proxy.nodes, and the roll-out ignores it), gone (it is not connected).
 
 --json prints the control plane's answer as it is, with every slot of every host.
 
-Exit codes: 0 when the fleet is ready, 1 when it is not, or no control plane answers.`,
+Exit codes: 0 when the fleet is ready, 1 when it is not, or no control plane answers. With
+--watch, 0 when it is interrupted.`,
 		Example: `  cascade status
   cascade status --watch
   cascade status --control http://127.0.0.1:18001 --json | jq '.models[].stages'`,

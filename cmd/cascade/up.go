@@ -78,8 +78,8 @@ With --device cuda the emulated engines keep their KV in the memory of a GPU: th
 "gpu" in the fleet file says, else the first. Migrations between them then use transport
 cuda, as between real engines.
 
-With OTEL_EXPORTER_OTLP_ENDPOINT set, every migration is a trace, exported by OTLP
-over gRPC.
+With OTEL_EXPORTER_OTLP_ENDPOINT set, every request is a span, and its migrations belong
+to its trace, exported by OTLP over gRPC.
 
 SIGINT or SIGTERM ends it: no new request is taken, running streams get --drain to
 end. A second signal ends it at once.`,

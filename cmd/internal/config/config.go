@@ -217,9 +217,10 @@ type Proxy struct {
 	// replicas.admin does.
 	Admin string `yaml:"admin,omitempty"`
 	// Nodes are the node ids of the fleet's own proxies, as patterns: * matches any
-	// characters but "/". A proxy that is listed, or that with tls.trust_domain has a
-	// certificate, stops the roll-out of a plan that it refuses; what other clients
-	// refuse or report changes nothing.
+	// characters but "/". A new plan waits until they have acknowledged it, and stops if
+	// one refuses it. With tls.trust_domain every proxy that has a certificate counts
+	// as listed. Other clients are not waited for, and what they refuse or report
+	// changes nothing.
 	Nodes []string `yaml:"nodes,omitempty" default:"without tls.trust_domain: proxy@HOST and envoy@HOST"`
 	// AccessLog is a file, such as /dev/stdout, to which every Envoy and embedded proxy
 	// writes a line of JSON for each request: its id (x-request-id), stage, replica,

@@ -30,8 +30,8 @@ type Overload struct {
 	// Admission is "on" or "off" (a replica takes all requests, which then wait in its
 	// engine).
 	Admission string `yaml:"admission,omitempty" default:"on"`
-	// Slowdown is how many times longer than on an idle replica a request may take by the
-	// prediction before it is refused, 1 to 1000. A request that need not wait is never
+	// Slowdown is from 1 to 1000: a request is refused if by prediction it would take more
+	// than this many times as long as on an idle replica. One that need not wait is never
 	// refused.
 	Slowdown float64 `yaml:"slowdown,omitempty" default:"5"`
 	// TenantHeader is the header field that names the tenant of a request. Your gateway
@@ -50,8 +50,8 @@ type Tenant struct {
 	// Weight is the tenant's share of a busy replica, relative to others, 1 to 2^20. A
 	// tenant beyond its share is refused sooner.
 	Weight int `yaml:"weight,omitempty" default:"1"`
-	// Priority is 0 for the first, up to 100: priority n is refused at a slowdown n+1
-	// times less than priority 0.
+	// Priority is 0 to 100; 0 is refused last. Requests of priority n are refused at the
+	// slowdown divided by n+1.
 	Priority int `yaml:"priority,omitempty" default:"0"`
 }
 

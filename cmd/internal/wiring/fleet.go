@@ -232,8 +232,6 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		counters := "counters.json"
 		if c.Shared {
 			counters = "counters-" + url.PathEscape(c.Name) + ".json" // each has its own
-		}
-		if c.Shared {
 			if c.Planes, err = store.NewNoteFolder(filepath.Join(dir, planeFolder)); err != nil {
 				return c, fmt.Errorf("state: %w", err)
 			}
