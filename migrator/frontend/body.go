@@ -61,12 +61,16 @@ func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *intak
 	}
 	control, begun := http.NewResponseController(w), time.Now()
 	var pace intake.Pace
+	stop := func() { control.SetReadDeadline(time.Unix(1, 0)) }
 	setDeadline := func(at int64) { // fails only on servers that have a deadline of their own
 		control.SetReadDeadline(begun.Add(min(time.Duration(at), srv.cfg.BodyTimeout)))
+		if r.Context().Err() != nil {
+			stop() // again: it may have run before this deadline
+		}
 	}
 	setDeadline(intake.Window)
 	defer control.SetReadDeadline(time.Time{})
-	defer afterFunc(r.Context(), func() { control.SetReadDeadline(time.Unix(1, 0)) })()
+	defer afterFunc(r.Context(), stop)()
 
 	src := http.MaxBytesReader(w, r.Body, srv.cfg.MaxBody)
 	var b []byte

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -137,6 +138,69 @@ func TestBodyPace(t *testing.T) {
 			})
 		}
 	}
+}
+
+// deadlineRecorder is a ResponseWriter that knows its read deadline.
+type deadlineRecorder struct {
+	*httptest.ResponseRecorder
+	mu sync.Mutex
+	at time.Time
+}
+
+func (w *deadlineRecorder) SetReadDeadline(at time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.at = at
+	return nil
+}
+
+func (w *deadlineRecorder) deadline() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.at
+}
+
+// lastWindowBody is a body that ends its request and then brings a whole window.
+type lastWindowBody struct {
+	stop  func()
+	after func() error // the reads after that
+	sent  bool
+}
+
+func (b *lastWindowBody) Read(p []byte) (int, error) {
+	if len(p) < intake.WindowBytes {
+		return len(p), nil
+	}
+	if b.sent {
+		return 0, b.after()
+	}
+	b.sent = true
+	b.stop()
+	synctest.Wait() // until the deadline of the stop is set
+	return len(p), nil
+}
+
+func (b *lastWindowBody) Close() error { return nil }
+
+// TestStopWhileBodyArrives checks that bytes that arrive while the server stops do not prolong the
+// deadline that the stop has ended.
+func TestStopWhileBodyArrives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		w := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
+		body := &lastWindowBody{stop: stop, after: func() error {
+			if at := w.deadline(); at.After(time.Now()) {
+				t.Errorf("the body may arrive for another %v", time.Until(at))
+			}
+			return errors.New("timeout")
+		}}
+		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/completions", body)
+		memory := intake.NewBudget(1 << 20).Share()
+		srv := &Server{cfg: Config{MaxBody: 1 << 19, BodyTimeout: time.Minute}}
+		if _, ok := srv.readBody(w, r, &memory); ok {
+			t.Error("a cut body was read")
+		}
+	})
 }
 
 // lateWriter is a ResponseWriter whose read deadline takes a second to set, so that the
