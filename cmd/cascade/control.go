@@ -111,6 +111,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	}
 	s.announce(slog.LevelInfo, "control plane of %d replicas: xDS and load reports on %s, status at http://%s/status",
 		len(fleet.Fleet.Replicas), c.Addr(), c.AdminAddr())
+	notifySystemd(m.log, systemdReady)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.Run(ctx) })
 	g.Go(func() error { return plane.Run(ctx) })

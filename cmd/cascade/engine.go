@@ -105,6 +105,7 @@ func (s *settings) runEngine(ctx context.Context, listen string, c emulator.Conf
 		return err
 	}
 	s.announce(slog.LevelInfo, "emulating %s (%s) on http://%s", c.Model, c.Profile.Name, l.Addr())
+	notifySystemd(c.Logger, systemdReady)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.Run(ctx) })
 	// A stream may take any time to write.

@@ -49,6 +49,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		log, err := s.logger()
 		if _, ok := c.Annotations[daemonMark]; ok && err == nil {
 			stopHangups = ignoreHangups(log)
+			context.AfterFunc(ctx, func() { notifySystemd(log, systemdStopping) })
 		}
 		return err
 	}

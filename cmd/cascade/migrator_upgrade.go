@@ -29,6 +29,7 @@ func (s *upgrade) runMigrator(ctx context.Context, d *migratord.Daemon, log *slo
 	if err != nil && ctx.Err() == nil {
 		return err
 	}
+	notifySystemd(log, systemdReady)
 	var links sync.WaitGroup
 	defer links.Wait()
 	links.Go(func() {
@@ -50,7 +51,8 @@ func (s *upgrade) runMigrator(ctx context.Context, d *migratord.Daemon, log *slo
 	}
 	after, err := server.Serve(leading, handover.Config{
 		Listeners: s.listeners, Logger: log,
-		Stopped: func(int) {
+		Stopped: func(successor int) {
+			notifySystemd(log, mainProcess(successor))
 			stepDown()
 			led <- <-led
 		},

@@ -24,7 +24,11 @@ func (s *upgrade) runProxy(ctx context.Context, px *proxy.Proxy, log *slog.Logge
 		return err
 	}
 	before.Close() // the processes of a proxy exchange nothing further
-	after, err := server.Serve(ctx, handover.Config{Listeners: s.listeners, Logger: log})
+	notifySystemd(log, systemdReady)
+	after, err := server.Serve(ctx, handover.Config{
+		Listeners: s.listeners, Logger: log,
+		Stopped: func(successor int) { notifySystemd(log, mainProcess(successor)) },
+	})
 	switch {
 	case err == nil:
 		after.Close()

@@ -52,6 +52,7 @@ type fleet struct {
 	rdma     string // see setup
 	limits   map[string]int
 	log      []string
+	proxyEnv []string // additional environment variables of proxies that are started from now on
 }
 
 // logArgs returns a daemon's arguments about its log: those of the setup, else its defaults.
@@ -213,7 +214,7 @@ func (f *fleet) startControl() {
 func (f *fleet) startProxy(more ...string) {
 	f.T.Helper()
 	args := append([]string{"proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--runtime-dir", f.path("run")}, more...)
-	f.proxy = start(f.T, append(args, f.logArgs("--log", "error")...)...)
+	f.proxy = startWith(f.T, f.proxyEnv, append(args, f.logArgs("--log", "error")...)...)
 }
 
 func (r *replica) startEngine() {

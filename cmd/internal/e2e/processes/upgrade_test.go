@@ -1,9 +1,12 @@
 package processes
 
 import (
+	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
@@ -67,18 +70,34 @@ func TestRollingUpgrade(t *testing.T) {
 }
 
 // TestProxyUpgrade replaces the embedded proxy under load, twice: no request fails, and a stream ends
-// with its last token at the process that has begun it, whatever --drain says.
+// with its last token at the process that has begun it, whatever --drain says. systemd follows the process that serves.
 func TestProxyUpgrade(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 2, log: []string{"--log", "info"}})
 	load := f.newLoad(8, 40, 300, 1000)
 	load.WaitForRequests(10)
+	path := f.path("notify")
+	systemd := testkit.Must(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))
+	defer systemd.Close()
+	f.proxyEnv = []string{"NOTIFY_SOCKET=" + path}
+	receive := func(want string) {
+		t.Helper()
+		b := make([]byte, 100)
+		testkit.NoError(t, systemd.SetReadDeadline(time.Now().Add(patience)))
+		if n, err := systemd.Read(b); err != nil || string(b[:n]) != want {
+			t.Errorf("systemd received %q, %v, want %q", b[:n], err, want)
+		}
+	}
 	for i := range 2 {
 		stream := f.Stream(clienttest.Prompt(99+i, 350, 500))
 		old := f.proxy
 		f.startProxy("--drain", "1ms")
 		old.await("another process has taken over")
 		f.proxy.await("proxy serves on")
+		if i > 0 { // the first process does not run under systemd
+			receive(fmt.Sprintf("MAINPID=%d", f.proxy.cmd.Process.Pid))
+		}
+		receive("READY=1")
 		load.WaitForAll()
 		select {
 		case <-stream.Ended:
