@@ -36,7 +36,7 @@ type watchdog struct {
 
 // start starts the timer. The limits must be set.
 func (w *watchdog) start() {
-	if first := w.nextTimeout(0, 0); first > 0 {
+	if first := w.nextTimeout(0, 0, w.untilLate()); first > 0 {
 		w.mu.Lock()
 		w.timer = time.AfterFunc(first, w.fire)
 		w.mu.Unlock()
@@ -46,9 +46,10 @@ func (w *watchdog) start() {
 // recordProgress records that a byte was read or written.
 func (w *watchdog) recordProgress() { w.lastProgress.Store(int64(time.Since(w.begun))) }
 
-// nextTimeout returns the time until a limit may be reached; 0 if there is none.
-func (w *watchdog) nextTimeout(age, alive time.Duration) time.Duration {
-	least := max(w.untilLate(), 0)
+// nextTimeout returns the time until a limit may be reached; 0 if there is none. late is
+// what untilLate returned, at least 0.
+func (w *watchdog) nextTimeout(age, alive, late time.Duration) time.Duration {
+	least := late
 	for _, left := range [...]struct{ limit, used time.Duration }{{w.idle, age - alive}, {w.timeout, age}, {w.duration, age}} {
 		if left.limit > 0 {
 			if d := max(left.limit-left.used, 1); least == 0 || d < least {
@@ -65,7 +66,7 @@ func (w *watchdog) fire() {
 	if w.stopped {
 		return
 	}
-	age, alive := time.Since(w.begun), time.Duration(w.lastProgress.Load())
+	age, alive, late := time.Since(w.begun), time.Duration(w.lastProgress.Load()), w.untilLate()
 	switch {
 	case w.timeout > 0 && age >= w.timeout:
 		w.endRequest(errTimeout)
@@ -73,10 +74,10 @@ func (w *watchdog) fire() {
 		w.endRequest(errDuration)
 	case w.idle > 0 && age-alive >= w.idle:
 		w.endRequest(errIdle)
-	case w.untilLate() < 0:
+	case late < 0:
 		w.endRequest(errSlowBody)
 	default:
-		if next := w.nextTimeout(age, alive); next > 0 {
+		if next := w.nextTimeout(age, alive, late); next > 0 {
 			w.timer.Reset(next)
 		}
 	}
