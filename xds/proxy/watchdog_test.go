@@ -94,8 +94,8 @@ func TestWatchEndsWithBody(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		w.stop()
 		synctest.Wait()
-		if cause() != nil || asked != 3 {
-			t.Errorf("cause %v, limit asked for %d times, want 3", cause(), asked)
+		if cause() != nil || asked != 2 {
+			t.Errorf("cause %v, limit asked for %d times, want 2", cause(), asked)
 		}
 	})
 }
