@@ -117,6 +117,9 @@ func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFla
 	if err != nil {
 		return err
 	}
+	// Both runs must serve the same requests: round robin would be compared without those that
+	// its overloaded replicas refuse.
+	fleet.Overload.Admission = config.AdmissionOff
 	c := &presetComparison{fleet: fleet, plugins: p, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, device: e.device, moves: e.moves, out: e.out}
 	last := requests[len(requests)-1].At.Seconds() / e.speed
 	proxy := "the embedded proxy"
