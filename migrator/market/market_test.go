@@ -242,6 +242,29 @@ func TestDoesNotReceive(t *testing.T) {
 	}
 }
 
+// TestBidsByMeasuredThroughput checks that the start in a bid is what has been won and not yet
+// received, at the rate that this replica's transfers have had.
+func TestBidsByMeasuredThroughput(t *testing.T) {
+	m, network := newTwoStages(t, func(c *Config) { c.Capacity = 1 << 20 })
+	ask := func(what string, want policies.Micros) {
+		t.Helper()
+		m.scan()
+		network.sent = nil
+		m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Number: 9, Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
+		m.drainMailbox()
+		if bid := network.sent[0].GetMarket(); bid.GetKind() != uint32(bidask.Bid) || bid.GetStartMicros() != int64(want) {
+			t.Errorf("%s: %v, want a bid that starts in %d µs", what, bid, want)
+		}
+	}
+	m.scan()
+	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 7, Handover: &api.Handover{Request: "q2", Length: 20_000, Cause: 1}})
+	m.drainMailbox()
+	ask("nothing measured", policies.Micros(20_000*policies.Tokens(policies.Second)/bidask.DefaultThroughput))
+	m.throughput.begin(0)
+	m.throughput.end(policies.Second, 4000)
+	ask("4000 tokens in a second", 5*policies.Second)
+}
+
 // recorder is an Executor that records its actions.
 type recorder struct{ done []bidask.Action }
 

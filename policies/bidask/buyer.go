@@ -156,7 +156,7 @@ func (m *Machine) handleRefused(d Deal) {
 // startPulls fills the free receive slots, sellers with the greatest load first. It
 // skips sellers that were busy a moment ago or have promised a slot.
 func (m *Machine) startPulls() {
-	for m.receiving < m.config.MaxConcurrentReceives {
+	for m.receiving < m.config.MaxConcurrentReceives && !m.waitsForPromise() {
 		var best *win
 		for _, w := range m.wins {
 			if w.state != queued || w.promiseDeadline != 0 || w.retryAt > m.now {
@@ -173,6 +173,11 @@ func (m *Machine) startPulls() {
 	}
 }
 
+// waitsForPromise reports whether no pull may start before a promised slot comes.
+func (m *Machine) waitsForPromise() bool {
+	return m.config.WaitForPromise && slices.ContainsFunc(m.wins, func(w *win) bool { return w.promiseDeadline != 0 })
+}
+
 // startPull takes a receive slot and asks the seller for a send slot.
 func (m *Machine) startPull(w *win) {
 	m.receiving++
@@ -186,7 +191,9 @@ func (m *Machine) handleBusy(w *win) {
 	m.receiving--
 	w.state, w.answerDeadline, w.retryAt = queued, 0, m.now+m.config.RetryDelay
 	w.skips++
-	if w.skips >= m.config.MaxSkips {
+	// A buyer that waits does so for one promise: replicas that wait for several at once
+	// could wait for each other.
+	if w.skips >= m.config.MaxSkips && !m.waitsForPromise() {
 		w.promiseDeadline = m.now + m.config.PromiseTimeout
 		m.sendTo(Starving, w.deal.Seller, w.deal)
 	}

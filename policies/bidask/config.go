@@ -9,8 +9,8 @@ import (
 // AskAll as Config.Sample means that every candidate is asked, as in the paper.
 const AskAll = -1
 
-// Config configures a Machine. The paper's settings are Sample AskAll, Selector Paper{}
-// and three concurrent transfers each way.
+// Config configures a Machine. The paper's settings are Sample AskAll, Selector Paper{},
+// three concurrent transfers each way and WaitForPromise.
 type Config struct {
 	// Self is the own replica. Required.
 	Self policies.ReplicaID
@@ -41,6 +41,10 @@ type Config struct {
 	RetryDelay policies.Micros
 	// PromiseTimeout is how long a buyer waits for a promised slot. 0 means 1 s.
 	PromiseTimeout policies.Micros
+	// WaitForPromise makes a buyer that was promised a slot start no other pull until it
+	// gets the slot, as in the paper. By default it serves its other entries meanwhile:
+	// one long transfer of the seller would delay them all.
+	WaitForPromise bool
 	// Lease is how long a reservation waits for its transfer to start. 0 means 10 s.
 	Lease policies.Micros
 	// TransferTimeout is how long a transfer may take before it is aborted. 0 means

@@ -55,9 +55,9 @@
 // A buyer that got Busy MaxSkips times stops pulling from that seller and sends
 // Starving. The seller promises its next free slot: it sends Ready before it gives
 // a slot to another buyer. Unlike the paper's buyer, this one does not wait for the
-// Ready: it serves its other entries, and if it has no free slot when the Ready
-// arrives, it sends Pass, and the entry comes first when a slot is free. Promises
-// end with a deadline.
+// Ready (unless Config.WaitForPromise says so): it serves its other entries, and if it
+// has no free slot when the Ready arrives, it sends Pass, and the entry comes first
+// when a slot is free. Promises end with a deadline.
 //
 // If links differ, the driver gives the transfer time to each candidate
 // (Event.Costs). Then half of the candidates asked are near ones, and a bid counts

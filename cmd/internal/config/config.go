@@ -72,6 +72,13 @@ type Fleet struct {
 	TLS TLS `yaml:"tls,omitempty"`
 }
 
+// The values of Fleet.Preset.
+const (
+	PresetDefault    = "default"
+	PresetPaper      = "paper"
+	PresetRoundRobin = "round-robin"
+)
+
 // Model is one served model.
 type Model struct {
 	// Name is what clients put into "model". 1 to 256 bytes, unique.

@@ -51,9 +51,9 @@ type Migration struct {
 func (m *Migration) setDefaults(preset string) {
 	mode, concurrent := MigrationLive, 4
 	switch preset {
-	case "paper":
+	case PresetPaper:
 		concurrent = 3
-	case "round-robin":
+	case PresetRoundRobin:
 		mode = MigrationOff
 	}
 	setDefault(&m.Mode, mode)

@@ -18,7 +18,7 @@ import (
 
 // setDefaults writes the documented defaults into empty fields.
 func (f *Fleet) setDefaults() {
-	setDefault(&f.Preset, "default")
+	setDefault(&f.Preset, PresetDefault)
 	setDefault(&f.Speed, 1)
 	setDefault(&f.Control.Listen, "127.0.0.1:18000")
 	setDefault(&f.Control.Admin, "127.0.0.1:18001")
@@ -35,7 +35,7 @@ func (f *Fleet) setDefaults() {
 	setDefault(&f.Planner.Period, 10*time.Second)
 	setDefault(&f.Planner.Window, 45*time.Second)
 	setDefault(&f.Planner.MinRequests, 1000)
-	if f.Preset == "paper" {
+	if f.Preset == PresetPaper {
 		setDefault(&f.Planner.Refine, RefineOn)
 	}
 	setDefault(&f.Planner.Refine, RefineOff)
@@ -85,7 +85,7 @@ func (f *Fleet) Validate() []*FieldError {
 
 func (f *Fleet) validate() []*FieldError {
 	c := &checker{}
-	checkOneOf(c, "preset", f.Preset, "default", "paper", "round-robin")
+	checkOneOf(c, "preset", f.Preset, PresetDefault, PresetPaper, PresetRoundRobin)
 	checkRange(c, "speed", f.Speed, 0.01, 1000)
 	f.validateModels(c)
 	f.validateReplicas(c)

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/partition"
@@ -20,7 +21,7 @@ func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 		Partitioner: partition.Exact{}, Guard: allowAll{}, Refiner: m.Refiner,
 		Quoter: m.Machine.Quoter, Selector: m.Machine.Selector, Detector: m.Detector, Placer: m.Placer,
 	}
-	if f.Preset == "paper" {
+	if f.Preset == config.PresetPaper {
 		n.Partitioner = partition.TwoPhase{Objective: partition.Snapshot}
 	}
 	if n.Refiner == nil {
@@ -33,7 +34,7 @@ func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 		n.Selector = bidask.LeastLoad{}
 	}
 	if n.Detector == nil {
-		n.Detector = outlierDetector
+		n.Detector = f.outlierDetector()
 	}
 	if n.Placer == nil {
 		n.Placer = place.Policy{}
@@ -59,13 +60,14 @@ type BuiltinModule struct {
 // kind that this fleet calls and that has a module.
 func (f *Fleet) BuiltinModules() []BuiltinModule {
 	partitioner, bids, refiner := "partition-exact", "bid-least-load", "refine-weighted"
-	if f.Preset == "paper" {
+	if f.Preset == config.PresetPaper {
 		partitioner, bids, refiner = "partition-paper", "bid-paper", "refine-paper"
 	}
+	detector := f.outlierDetector()
 	all := []BuiltinModule{
 		{Name: partitioner, Kinds: []abi.Kind{abi.Partition}},
 		{Name: bids, Kinds: []abi.Kind{abi.Quote, abi.Select}},
-		{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}, Configuration: fmt.Appendf(nil, "percent %d\nleast %d\n", outlierPercent, minExcess)},
+		{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}, Configuration: fmt.Appendf(nil, "percent %d\nleast %d\n", detector.Percent, detector.MinExcess)},
 		{Name: "place", Kinds: []abi.Kind{abi.Place}},
 		{Name: refiner, Kinds: []abi.Kind{abi.Refine}},
 	}
@@ -76,7 +78,7 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 // what to change so that they are called; "" where they are called.
 func (f *Fleet) UnusedReason(k abi.Kind) string {
 	switch {
-	case k == abi.Partition && f.Preset == "round-robin":
+	case k == abi.Partition && f.Preset == config.PresetRoundRobin:
 		return "preset round-robin always has one stage"
 	case k == abi.Partition, k == abi.Guard:
 		return ""

@@ -40,8 +40,17 @@ const (
 	minExcess policies.Tokens = 4096
 )
 
-// outlierDetector is the built-in detector of overloaded replicas.
-var outlierDetector = outlier.Detector{Percent: outlierPercent, MinExcess: minExcess}
+// neverSpill is a market.Config.SpillPercent that no replica reaches.
+const neverSpill = 101
+
+// outlierDetector returns the built-in detector of overloaded replicas. The paper's has
+// no least excess.
+func (f *Fleet) outlierDetector() outlier.Detector {
+	if f.Preset == config.PresetPaper {
+		return outlier.Detector{Percent: outlierPercent}
+	}
+	return outlier.Detector{Percent: outlierPercent, MinExcess: minExcess}
+}
 
 // Migrates reports whether requests of this fleet migrate.
 func (f *Fleet) Migrates() bool { return f.Migration.Mode != config.MigrationOff }
@@ -52,7 +61,7 @@ func (f *Fleet) Refines() bool { return f.Planner.Refine == config.RefineOn }
 
 // builtinRefiner returns the refiner of the preset.
 func (f *Fleet) builtinRefiner() policies.Refiner {
-	if f.Preset == "paper" {
+	if f.Preset == config.PresetPaper {
 		return refine.Paper{}
 	}
 	return refine.Weighted{}
@@ -74,7 +83,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 			BidTimeout: bidTimeout, AnswerTimeout: answerTimeout,
 		},
 		Capacity:        f.capacity(r).KV,
-		Detector:        outlierDetector,
+		Detector:        f.outlierDetector(),
 		Placer:          place.Policy{},
 		Cost:            p.Cost(),
 		BucketEdges:     Edges(m),
@@ -82,8 +91,11 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		SummaryInterval: max(minSummaryPeriod, f.scaled(time.Second)),
 		Logger:          log,
 	}
-	if f.Preset == "paper" {
-		c.Machine.Sample, c.Machine.Selector = bidask.AskAll, bidask.Paper{}
+	if f.Preset == config.PresetPaper {
+		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true
+		// A request migrates when its length exceeds its stage's range, and otherwise only
+		// from overloaded outliers.
+		c.BucketEdges, c.SpillPercent = nil, neverSpill
 	}
 	if f.Refines() {
 		c.Refiner, c.RefineInterval = f.builtinRefiner(), max(minScanPeriod, f.scaled(time.Second))

@@ -87,8 +87,8 @@ func (f *Fleet) describe(w *strings.Builder, what string, args []string) error {
 		fmt.Fprintf(w, "registry: model %s, peer %s, host %s, %+v, adapters %q, draining %v\n", p.Model, p.Peer, p.Host, p.Capacity, p.Adapters, p.Draining)
 		fmt.Fprintf(w, "front end: window %v\n", f.Frontend(r, nil).FlowTau)
 		m := f.Market(r, nil)
-		fmt.Fprintf(w, "market: capacity %d, sample %d, sends %d, receives %d, selector %T, detector %+v, refiner %T\n",
-			m.Capacity, m.Machine.Sample, m.Machine.MaxConcurrentSends, m.Machine.MaxConcurrentReceives, m.Machine.Selector, m.Detector, m.Refiner)
+		fmt.Fprintf(w, "market: capacity %d, sample %d, sends %d, receives %d, selector %T, detector %+v, refiner %T; waits for promises %v, %d buckets of slack, spills at %d %%\n",
+			m.Capacity, m.Machine.Sample, m.Machine.MaxConcurrentSends, m.Machine.MaxConcurrentReceives, m.Machine.Selector, m.Detector, m.Refiner, m.Machine.WaitForPromise, len(m.BucketEdges), m.SpillPercent)
 		fmt.Fprintf(w, "executor: link %d bytes/s\n", f.Executor(r, nil).LinkRate)
 		fmt.Fprintf(w, "links: distance %v, %+v, %.0f bytes per token\n", f.UsesDistance(), f.Links(), f.TokenBytes(r))
 		e := f.Engine(r, nil)
@@ -120,7 +120,7 @@ func (f *Fleet) describe(w *strings.Builder, what string, args []string) error {
 		return f.describePolicies(w, args)
 	case "modules":
 		for _, b := range f.BuiltinModules() {
-			fmt.Fprintf(w, "%s\n", b.Name)
+			fmt.Fprintln(w, strings.TrimSpace(b.Name+" "+strings.ReplaceAll(string(b.Configuration), "\n", " ")))
 		}
 		for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 			if why := f.UnusedReason(k); why != "" {

@@ -81,11 +81,15 @@ func TestState(t *testing.T) {
 		if l.generated != 21 || l.arrived != 0 {
 			t.Errorf("counted %+v", l)
 		}
-		w.SetUsage(100, 23, 64)
+		w.AddOutput(9)
+		if b := tr.State().Snapshot[policies.BucketOf(edges, 130)]; b.N != 1 || b.SumI != 100 || b.SumI2 != 1e4 || b.SumL != 130 {
+			t.Errorf("a request that has grown counts by its present length: %+v", b)
+		}
+		w.SetUsage(100, 32, 64)
 		w.End()
 		w.End()
 		v.End()
-		if l.generated != 23 || l.arrived != 1 || l.cached != 64 || l.output != 23 {
+		if l.generated != 32 || l.arrived != 1 || l.cached != 64 || l.output != 32 {
 			t.Errorf("at the end: %+v", l)
 		}
 		if got := tr.State(); got.Load != (policies.Load{}) {
