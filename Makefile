@@ -24,7 +24,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all attack bench bench-peers bench-xds bench-estimators bench-overload gpu-check check generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all attack bench bench-peers bench-xds bench-estimators bench-overload gpu-check check mutate generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -143,6 +143,12 @@ check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
 	cd wasm/host/peers && $(GO) mod tidy -diff && $(GO) vet ./...
+
+# A seeded sample of 300 mutants a package. .cache/mutate keeps the results: a run that was
+# interrupted continues. After a change of tests: make mutate MUTATE="-again ./policies/refine".
+MUTATE ?= ./policies/... ./migrator/transfer ./xds/internal/planner ./xds/internal/orders ./xds/internal/planrollout ./xds/internal/publish ./wasm/meter ./wasm/policy ./wasm/promotion ./wasm/slothost
+mutate: ## change what decides in one place at a time: does a test fail? The scores are in BENCHMARKS.md
+	$(GO) run ./cmd/internal/mutate $(MUTATE)
 
 generate: ## regenerate the wire types from their .proto files, and the C header of policies
 	$(GO) generate ./wasm/guest/c

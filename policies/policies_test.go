@@ -3,6 +3,8 @@ package policies_test
 import (
 	"errors"
 	"math"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,7 +53,16 @@ func TestValidate(t *testing.T) {
 	type P = policies.Plan
 	type W = policies.Workload
 	type R = policies.Replica
-	eight := make([]policies.Stage, 9)
+	stages := func(n int) func(*P) {
+		return func(p *P) {
+			p.Stages = make([]policies.Stage, n)
+			for i := range p.Stages {
+				low := policies.Tokens(100 * i)
+				p.Stages[i] = policies.Stage{Low: low, High: low + 100, Replicas: []policies.ReplicaID{policies.ReplicaID(rune('a' + i))}}
+			}
+			p.Stages[n-1].High = policies.Unbounded
+		}
+	}
 	for _, c := range []struct {
 		name string
 		v    validator
@@ -74,6 +85,7 @@ func TestValidate(t *testing.T) {
 		{"capacity rate NaN", policies.Capacity{KV: 1, Batch: 1, TransferRate: nan}, "2:"},
 
 		{"load", policies.Load{Running: 1, Iteration: .1}, ""},
+		{"load idle", policies.Load{}, ""},
 		{"load running", policies.Load{Running: -1}, "1:"},
 		{"load waiting", policies.Load{Waiting: -1}, "1:"},
 		{"load held", policies.Load{Held: -1}, "1:"},
@@ -91,7 +103,12 @@ func TestValidate(t *testing.T) {
 		{"plan one stage", policies.OneStagePlan("m", []policies.ReplicaID{"a"}), ""},
 		{"plan model", plan(func(p *P) { p.Model = "" }), "1:"},
 		{"plan no stage", plan(func(p *P) { p.Stages = nil }), "2:"},
-		{"plan nine stages", plan(func(p *P) { p.Stages = eight }), "2:"},
+		{"plan nine stages", plan(stages(9)), "2:"},
+		{"plan eight stages", plan(stages(8)), ""},
+		{"plan empty range between two", plan(func(p *P) {
+			stages(3)(p)
+			p.Stages[1].High, p.Stages[2].Low = 100, 100
+		}), "3:"},
 		{"plan start", plan(func(p *P) { p.Stages[0].Low = 1 }), "3:"},
 		{"plan gap", plan(func(p *P) { p.Stages[1].Low = 101 }), "3:"},
 		{"plan overlap", plan(func(p *P) { p.Stages[1].Low = 99 }), "3:"},
@@ -118,6 +135,7 @@ func TestValidate(t *testing.T) {
 		{"workload stages", workload(func(w *W) { w.Limits.Stages = -1 }), "4:"},
 		{"workload iteration", workload(func(w *W) { w.Limits.Iteration = nan }), "4:"},
 		{"workload pooling", workload(func(w *W) { w.Limits.Pooling = -1 }), "4:"},
+		{"workload full utilisation", workload(func(w *W) { w.Limits.Utilisation = 1 }), ""},
 		{"workload utilisation", workload(func(w *W) { w.Limits.Utilisation = 1.1 }), "4:"},
 		{"workload utilisation NaN", workload(func(w *W) { w.Limits.Utilisation = nan }), "4:"},
 	} {
@@ -189,6 +207,9 @@ func TestEdges(t *testing.T) {
 			}
 		}
 	}
+	if !slices.Equal(policies.BucketEdges(4096, 0), policies.BucketEdges(4096, 1)) {
+		t.Error("0 buckets an octave are not 1")
+	}
 	if n := len(policies.BucketEdges(131072, 8)); n != 106 {
 		t.Errorf("128K tokens at 8 an octave have %d buckets", n)
 	}
@@ -229,6 +250,36 @@ func TestPlanLookups(t *testing.T) {
 		if got := p.StageOfReplica(id); got != want {
 			t.Errorf("replica %s is in stage %d, want %d", id, got, want)
 		}
+	}
+}
+
+// TestReplicaEqual changes every field of a replica once.
+func TestReplicaEqual(t *testing.T) {
+	r := replica(func(*policies.Replica) {})
+	if !r.Equal(r) {
+		t.Error("a replica does not equal itself")
+	}
+	for i := range reflect.TypeFor[policies.Replica]().NumField() {
+		o := r
+		switch f := reflect.ValueOf(&o).Elem().Field(i); f.Kind() {
+		case reflect.String:
+			f.SetString("other")
+		case reflect.Bool:
+			f.SetBool(true)
+		case reflect.Slice:
+			o.Adapters = []string{"other"}
+		case reflect.Struct:
+			o.Capacity.KV++
+		}
+		if r.Equal(o) || o.Equal(r) {
+			t.Errorf("a replica equals one with another %s", reflect.TypeFor[policies.Replica]().Field(i).Name)
+		}
+	}
+}
+
+func TestRequestLength(t *testing.T) {
+	if got := (policies.Request{Input: 5, Output: 3}).Length(); got != 8 {
+		t.Errorf("five tokens and three: %v", got)
 	}
 }
 

@@ -1,0 +1,133 @@
+// Command mutate measures how much of a package its tests notice: it changes the
+// package in one place at a time (a mutant) and runs the tests, which should fail.
+//
+//	go run ./cmd/internal/mutate -budget 5m ./policies/... ./wasm/meter
+//
+// For each package it draws a seeded sample of the mutants, compiles all of them into one
+// test binary, and starts that binary once per mutant, with $CASCADE_MUTANT naming it. The
+// working tree is not written: the changed files are an overlay of the go command.
+// The results are kept in .cache/mutate, so that a run which was interrupted or ran out of
+// its budget continues, until a file of the package changes; -again runs the survivors
+// again, after the tests have changed. The survivors go to cmd/internal/mutate/survivors,
+// where a reason that was added to one of them is kept.
+//
+// A mutant that runs out of CPU time counts as killed, one that does not compile is none.
+// Lock and log calls are not removed: the former are the race detector's, and the latter
+// change no behavior. RATIONALE.md says why this is not an existing tool.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+const module = "github.com/cascadeinfer/cascade/"
+
+// tests lists the packages whose tests run, where a package's own are not those that
+// judge it. The fleet's state machine is what the planner is tested through.
+var tests = map[string][]string{
+	"policies/policytest":      {"policies/partition"},
+	"policies/lifecycle":       {"wasm/promotion", "xds/policyslots"},
+	"xds/internal/planner":     {"xds/internal/planner", "xds/fleet"},
+	"xds/internal/orders":      {"xds/fleet"},
+	"xds/internal/planhistory": {"xds/fleet"},
+}
+
+// outside matches the tests that start processes, or compile modules by the go command.
+const outside = "Envoy|Split|Federation|Lossy|FlipsWith|Guest|Overhead|Plugin|UnderFire|Process|Memory"
+
+func main() {
+	sample := flag.Int("n", 300, "sampled mutants of a package; 0 means all")
+	seed := flag.Uint64("seed", 1, "seed of the sample")
+	budget := flag.Duration("budget", time.Hour, "time after which no mutant is started")
+	again := flag.Bool("again", false, "run survivors again")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r := runner{sample: *sample, seed: *seed, again: *again, until: time.Now().Add(*budget)}
+	if err := r.runAll(ctx, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+		os.Exit(1)
+	}
+}
+
+type runner struct {
+	sample int
+	seed   uint64
+	again  bool
+	until  time.Time
+}
+
+// runAll judges the packages that match the patterns, and prints a line of each.
+func (r runner) runAll(ctx context.Context, patterns []string) error {
+	if len(patterns) == 0 {
+		return errors.New("name the packages, for example ./policies/...")
+	}
+	dirs, err := goList(ctx, append([]string{"-f", "{{if .GoFiles}}{{.ImportPath}}{{end}}"}, patterns...)...)
+	if err != nil {
+		return err
+	}
+	fmt.Println("| package | mutants | run | killed | score |\n|---|---|---|---|---|")
+	for _, path := range strings.Fields(string(dirs)) {
+		if err := r.runPackage(ctx, strings.TrimPrefix(path, module)); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// runPackage judges one package, as far as the budget allows.
+func (r runner) runPackage(ctx context.Context, dir string) error {
+	p, err := load(ctx, dir)
+	if err != nil || len(p.mutants) == 0 {
+		return err
+	}
+	drawn := slices.Clone(p.mutants)
+	rand.New(rand.NewPCG(r.seed, 0)).Shuffle(len(drawn), func(i, j int) { drawn[i], drawn[j] = drawn[j], drawn[i] })
+	if r.sample > 0 {
+		drawn = drawn[:min(r.sample, len(drawn))]
+	}
+	results, err := openResults(p)
+	if err != nil {
+		return err
+	}
+	var bins []testBinary
+	for _, m := range drawn {
+		if done := results.verdicts[m.id]; ctx.Err() != nil || done == killed || done == survived && !r.again || time.Now().After(r.until) {
+			continue
+		}
+		if bins == nil {
+			if bins, err = build(ctx, p); err != nil {
+				return err
+			}
+			defer os.RemoveAll(filepath.Dir(bins[0].file))
+		}
+		verdict := survived
+		if slices.ContainsFunc(bins, func(b testBinary) bool { return !b.pass(ctx, m) }) {
+			verdict = killed
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := results.add(m, verdict); err != nil {
+			return err
+		}
+	}
+	return results.report(p, drawn)
+}
+
+func goList(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list"}, args...)...)
+	cmd.Stderr = os.Stderr
+	return cmd.Output()
+}

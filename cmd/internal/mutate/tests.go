@@ -1,0 +1,177 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// testBinary is a test package that was compiled with all mutants of one package.
+type testBinary struct {
+	file, dir string
+	tests     []test // quick ones first
+}
+
+// test is one test function: the CPU time that it takes, and what it covers.
+type test struct {
+	name    string
+	seconds float64
+	covers  map[block]bool
+}
+
+// block is a part of a file that the go command counts the executions of.
+type block struct {
+	file                               string
+	line, column, lastLine, lastColumn int
+}
+
+func (b block) contains(m mutant) bool {
+	at := func(line, column int) int { return cmp.Or(cmp.Compare(m.line, line), cmp.Compare(m.column, column)) }
+	return b.file == m.file && at(b.line, b.column) >= 0 && at(b.lastLine, b.lastColumn) < 0
+}
+
+// build compiles the tests of a package with all of its mutants.
+func build(ctx context.Context, p *pkg) (out []testBinary, err error) {
+	temp, err := os.MkdirTemp("", "mutate-")
+	if err != nil {
+		return nil, err
+	}
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	for name, text := range p.instrumented() {
+		file := filepath.Join(temp, filepath.Base(name))
+		overlay.Replace[name] = file
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	text, err := json.Marshal(overlay)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(temp, "overlay.json"), text, 0o600)
+	}
+	if err != nil {
+		return nil, err
+	}
+	by := tests[p.dir]
+	if by == nil {
+		by = []string{p.dir}
+	}
+	for i, dir := range by {
+		b := testBinary{file: filepath.Join(temp, fmt.Sprint(i, ".test")), dir: dir}
+		covered := testBinary{file: b.file + ".cover", dir: dir}
+		for file, flags := range map[string][]string{b.file: {"-overlay", filepath.Join(temp, "overlay.json")}, covered.file: {"-cover", "-coverpkg", module + p.dir}} {
+			cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"test", "-c", "-vet=off", "-o", file}, flags, []string{"./" + dir})...)
+			if text, err := cmd.CombinedOutput(); err != nil {
+				return nil, fmt.Errorf("compiling the mutants in %s: %w\n%s", temp, err, text)
+			}
+		}
+		if _, err := os.Stat(b.file); err != nil {
+			continue // no tests
+		}
+		if b.tests, err = covered.measure(ctx); err != nil {
+			return nil, err
+		}
+		if text, err := b.command(ctx, 0, b.tests).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("tests of %s without a mutant: %w\n%s", dir, err, text)
+		}
+		out = append(out, b)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("no tests")
+	}
+	return out, nil
+}
+
+// measure runs every test alone, and returns what each takes and covers.
+func (b testBinary) measure(ctx context.Context) ([]test, error) {
+	list := exec.CommandContext(ctx, b.file, "-test.list", ".")
+	list.Dir = b.dir
+	names, err := list.Output()
+	if err != nil {
+		return nil, err
+	}
+	skip := regexp.MustCompile("^Benchmark|" + outside)
+	var out []test
+	for _, name := range strings.Fields(string(names)) {
+		if skip.MatchString(name) {
+			continue
+		}
+		t, profile := test{name, 100, map[block]bool{}}, b.file+".profile"
+		cmd := b.command(ctx, 0, []test{t}, "-test.coverprofile", profile)
+		if text, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%s: %w\n%s", name, err, text)
+		}
+		t.seconds = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+		text, err := os.ReadFile(profile)
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			path, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+			at, count := block{file: filepath.Base(path)}, 0
+			if n, _ := fmt.Sscanf(rest, "%d.%d,%d.%d %d %d", &at.line, &at.column, &at.lastLine, &at.lastColumn, new(int), &count); n == 6 {
+				t.covers[at] = t.covers[at] || count > 0
+			}
+		}
+		out = append(out, t)
+	}
+	slices.SortStableFunc(out, func(a, b test) int { return cmp.Compare(a.seconds, b.seconds) })
+	return out, nil
+}
+
+// pass reports whether all tests that reach a mutant pass with it. The quickest run first.
+func (b testBinary) pass(ctx context.Context, m mutant) bool {
+	var reach []test
+	for _, t := range b.tests {
+		outsideFunctions := true
+		for at, covered := range t.covers {
+			if at.contains(m) {
+				outsideFunctions = false
+				if covered {
+					reach = append(reach, t)
+					break
+				}
+			}
+		}
+		if outsideFunctions {
+			reach = append(reach, t)
+		}
+	}
+	for most := 0.1; len(reach) > 0; most *= 8 {
+		n, sum := 1, reach[0].seconds
+		for ; n < len(reach) && sum+reach[n].seconds < most; n++ {
+			sum += reach[n].seconds
+		}
+		limited, cancel := context.WithTimeout(ctx, time.Duration(60+60*sum)*time.Second)
+		err := b.command(limited, m.id, reach[:n]).Run()
+		cancel()
+		if err != nil {
+			return false
+		}
+		reach = reach[n:]
+	}
+	return true
+}
+
+// command returns the command that runs tests on a mutant; 0 is none. The limit is one of
+// CPU time, so that other work on the machine kills no mutant.
+func (b testBinary) command(ctx context.Context, mutant int, tests []test, flags ...string) *exec.Cmd {
+	seconds, names := 0.0, []string(nil)
+	for _, t := range tests {
+		seconds, names = seconds+t.seconds, append(names, t.name)
+	}
+	script := fmt.Sprintf(`ulimit -t %d -v 16000000; exec "$@"`, 3+int(6*seconds))
+	args := []string{"-c", script, "sh", b.file, "-test.failfast", "-test.short", "-test.timeout=10m", "-test.run=^(" + strings.Join(names, "|") + ")$"}
+	cmd := exec.CommandContext(ctx, "sh", append(args, flags...)...)
+	cmd.Dir = b.dir
+	cmd.Env = append(os.Environ(), fmt.Sprint("CASCADE_MUTANT=", mutant))
+	return cmd
+}
