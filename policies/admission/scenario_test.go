@@ -13,17 +13,21 @@ import (
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The commands:
 //
-//	decider Capacity=1000 Batch=8 Slowdown=5    on an engine of 20 ms a step and 10,000 prompt tokens a second
+//	engine D0=0.02 D2=0.0001    which is also the engine without this command
+//	decider Capacity=1000 Batch=8 Slowdown=5    on the engine named last
 //	work Requests=4 Demand=900 Waiting=0 Output=50 Iteration=0.02 Alone=1
 //	ask Input=100 Output=50 Share=1
 //	share own=500 all=1000 weights=2 Weight=1 Level=0
 func TestScenarios(t *testing.T) {
 	testkit.TestScenarios(t, "testdata", func(*testing.T) testkit.Player {
-		d, w := admission.Decider{}, admission.Work{}
+		d, w, engine := admission.Decider{}, admission.Work{}, cost
 		return func(words []string) ([]string, error) {
 			switch words[0] {
+			case "engine":
+				engine = policies.Cost{}
+				return nil, testkit.SetFields(&engine, words[1:])
 			case "decider":
-				d = admission.Decider{Cost: cost}
+				d = admission.Decider{Cost: engine}
 				return nil, testkit.SetFields(&d, words[1:])
 			case "work":
 				w = admission.Work{}

@@ -28,6 +28,7 @@ func TestExcess(t *testing.T) {
 		{0, 0, 1, 0, 1},
 		{0, 0, policies.Unbounded, policies.Unbounded / 2, policies.Unbounded/2 + 1},
 		{0, 0, 5, -1, 0},
+		{0, 0, -1, -2, 0},
 	} {
 		if got := (outlier.Detector{Percent: c.percent, MinExcess: c.least}).Excess(c.own, c.mean); got != c.want {
 			t.Errorf("%d %%, least %v: %v against %v gives %v, want %v", c.percent, c.least, c.own, c.mean, got, c.want)

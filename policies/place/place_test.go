@@ -35,6 +35,9 @@ func TestPlace(t *testing.T) {
 	}{
 		{"at home", func(*policies.Arrival) {}, ""},
 		{"draining: least load among equals", func(a *policies.Arrival) { a.Own.Draining = true }, "far"},
+		{"draining: least load, wherever it is listed", func(a *policies.Arrival) { a.Own.Draining, a.Peers[0].Load = true, 3 }, "near"},
+		{"draining: the first among equals", func(a *policies.Arrival) { a.Own.Draining, a.Peers[0].Load = true, 4 }, "near"},
+		{"just long enough", func(a *policies.Arrival) { a.Own.Low = 500 }, ""},
 		{"draining: a longer stage when the own is empty", func(a *policies.Arrival) { a.Own.Draining, a.Peers = true, a.Peers[2:] }, "long2"},
 		{"draining: never a shorter stage", func(a *policies.Arrival) { a.Own.Draining, a.Peers, a.Request.Input = true, a.Peers[:2], 2000 }, ""},
 		{"draining: not to who drains", func(a *policies.Arrival) { a.Own.Draining, a.Peers[1].Draining = true, true }, "near"},
@@ -51,6 +54,7 @@ func TestPlace(t *testing.T) {
 		{"prefix: but a long queue", func(a *policies.Arrival) { a.Peers[0].Prefix, a.Peers[0].Waiting = 1024, 8193 }, ""},
 		{"queue", func(a *policies.Arrival) { a.Own.Waiting = 8193 }, "far"},
 		{"queue: at the bound", func(a *policies.Arrival) { a.Own.Waiting = 8192 }, ""},
+		{"queue: half as long is short enough", func(a *policies.Arrival) { a.Own.Waiting, a.Peers[0].Waiting, a.Peers[1].Waiting = 8194, 5000, 4097 }, "far"},
 		{"queue: neighbours no better", func(a *policies.Arrival) {
 			a.Own.Waiting, a.Peers = 8193, a.Peers[:2]
 			a.Peers[0].Waiting, a.Peers[1].Waiting = 5000, 5000
