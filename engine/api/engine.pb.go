@@ -661,8 +661,8 @@ func (*ScheduleRequest) Descriptor() ([]byte, []int) {
 
 type ScheduleReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Microseconds until a request that is adopted now has its next token: the rest of the
-	// step in progress and the step after it, with the prompts that it will compute.
+	// Microseconds until the end of the step after the one in progress, with the prompts that
+	// it will compute: a request that is adopted soon has its next token by then.
 	NextTokenUs   uint64 `protobuf:"varint,1,opt,name=next_token_us,json=nextTokenUs,proto3" json:"next_token_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

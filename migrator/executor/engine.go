@@ -43,8 +43,8 @@ type Reservations interface {
 	// MarkFilled reports that ids, which continue those of the last call, belong to the
 	// reservation, and that the KV of positions [0, computed) is in place and verified.
 	MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error
-	// NextToken returns how long a request that adopts its reservation now waits for its
-	// next token; 0 if the engine does not know.
+	// NextToken returns the longest that a request which adopts its reservation soon waits for
+	// its next token; 0 if the engine does not know.
 	NextToken(ctx context.Context) (time.Duration, error)
 	// Release frees a reservation, unless a request has adopted it.
 	Release(ctx context.Context, id string) error

@@ -204,7 +204,9 @@ func (m *Executor) pullRound(a transfer.Action) {
 		if err := m.cfg.Engine.MarkFilled(ctx, a.Deal.String(), int(a.Span.From), a.Table.IDs, int(a.Span.Computed)); err != nil {
 			return m.reportFailure(a.Deal, transfer.OutOfBlocks, err)
 		}
-		m.awaitSchedule(ctx, in.scheduleBy)
+		if !a.Last { // now its client waits: it has its token with the next step, or later
+			m.awaitSchedule(ctx, in.scheduleBy)
+		}
 		name, moved := in.transport, int64(len(plan.Src))*in.memory.BlockBytes()
 		return func() {
 			m.records.setTransport(k, name)

@@ -382,3 +382,50 @@ func BenchmarkAdopt(b *testing.B) {
 		})
 	}
 }
+
+// TestAdoptedAwaitsNoPrompts adds a long prompt at each step around the one at which a sequence is
+// adopted: the adopted one has its token with the next step, which computes no prompts, and then
+// one with every step, as the sequences that run here. A prompt loses one step.
+func TestAdoptedAwaitsNoPrompts(t *testing.T) {
+	const adoptedAt, last = 4, 12
+	m := newModel(t)
+	for promptAt := range last {
+		s := setup{Blocks: 128, Block: 4, Batch: 8, Tokens: 16}.scheduler(t, m)
+		add := func(n, output int) *Sequence {
+			q := NewSequence(Request{Prompt: prompt(n, 0, n), MaxOutput: output, IgnoreEOS: true}, 4)
+			s.Add(q)
+			return q
+		}
+		moved, stays := add(9, 40), add(6, 40)
+		s.Step()
+		s.Settle()
+		var r Reservation
+		testkit.NoError(t, errors.Join(s.Freeze(moved, 1), s.Reserve(&r, 40), fill(s, &r, s, moved, 10, 9)))
+		var adopted, long *Sequence
+		lost := 0 // steps that the prompt waited
+		for step := range last {
+			if step == promptAt {
+				long = add(100, 1)
+			}
+			if step == adoptedAt {
+				q, err := s.Adopt(&r, Request{MaxOutput: 40, IgnoreEOS: true})
+				testkit.NoError(t, err)
+				adopted = q
+			}
+			waits := long != nil && long.Output() == 0
+			st := s.Step()
+			if waits && st.Prefill == 0 {
+				lost++
+			}
+			if adopted != nil && adopted.Output() != step-adoptedAt+1 {
+				t.Errorf("prompt at step %d: after %d steps the adopted sequence has %d tokens", promptAt, step-adoptedAt+1, adopted.Output())
+			}
+			if step == adoptedAt && st.Prefill > 0 || stays.Output() != step+2 {
+				t.Errorf("prompt at step %d: step %d computes %d tokens of prompts; a sequence that runs has %d tokens", promptAt, step, st.Prefill, stays.Output())
+			}
+		}
+		if (lost == 1) != (promptAt <= adoptedAt) || lost > 1 {
+			t.Errorf("prompt at step %d: it waited for %d steps", promptAt, lost)
+		}
+	}
+}

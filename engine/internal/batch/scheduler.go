@@ -2,6 +2,11 @@
 // vLLM's V1 engine does it. First come, first served; chunked prefill; prefix caching;
 // preemption by recompute when blocks run out.
 //
+// What vLLM does not have are sequences that are adopted: they have stopped elsewhere, and
+// their clients wait. The step that admits one computes no prompts, so that an adopted
+// sequence waits for no more than the step in progress and a step of decodes. Without this
+// rule it would wait until a long prompt, which takes all tokens of every step, is computed.
+//
 // It reads no clock and starts nothing: Step does one iteration's work and returns how long a
 // real engine would have taken. Invariant: what a sequence generates depends on its ids alone,
 // never on how it was scheduled.
@@ -129,9 +134,10 @@ func (s *Scheduler) Stats() Stats {
 func (s *Scheduler) Step() Step {
 	s.Settle()
 	s.events = s.events[:0]
-	budget, pressed := s.planRunning(s.MaxTokens)
+	noPrompts := s.admitsAdopted()
+	budget, pressed := s.planRunning(s.MaxTokens, noPrompts)
 	if !pressed || len(s.planned) == 0 {
-		s.planWaiting(budget)
+		s.planWaiting(budget, noPrompts)
 	}
 	var it cost.Iteration
 	for _, c := range s.planned {
@@ -149,23 +155,36 @@ func (s *Scheduler) Step() Step {
 	return Step{Iteration: it, Seconds: s.Profile.Seconds(it), Events: s.events}
 }
 
+// admitsAdopted reports whether the next step admits an adopted sequence.
+func (s *Scheduler) admitsAdopted() bool {
+	if len(s.waiting) == 0 || len(s.running)+len(s.frozen) >= s.MaxBatch {
+		return false
+	}
+	q := s.waiting[0]
+	return len(q.blocks) > 0 && s.blocksFor(len(q.ids))-len(q.blocks) <= s.blocks.Free()
+}
+
 // Forecast returns the work of the next Step if the sequences of arriving are added before it. It
 // leaves out what it cannot know: preemptions, and blocks of the prefix cache that two of them share.
 func (s *Scheduler) Forecast(arriving []*Sequence) (it cost.Iteration) {
 	budget, free, places := s.MaxTokens, s.blocks.Free(), s.MaxBatch-len(s.running)-len(s.frozen)
+	noPrompts := s.admitsAdopted()
 	plan := func(q Sequence, blocks int) {
 		n := min(len(q.ids)-q.computed, budget)
 		s.account(&it, chunk{&q, n})
 		budget, free = budget-n, free-max(0, s.blocksFor(q.computed+n)-blocks)
 	}
 	for _, q := range s.running {
-		if budget > 0 {
+		if budget > 0 && !(noPrompts && q.isPrompt()) {
 			plan(*q, len(q.blocks))
 		}
 	}
 	for _, queue := range [][]*Sequence{s.waiting, arriving} {
 		for _, q := range queue {
 			next, blocks := *q, len(q.blocks)
+			if blocks == 0 && noPrompts {
+				return it
+			}
 			if blocks == 0 {
 				blocks = len(s.match(q))
 				next.computed = blocks * s.Pool.BlockTokens
@@ -188,12 +207,15 @@ func (s *Scheduler) Settle() {
 	s.planned = s.planned[:0]
 }
 
-// planRunning plans every running sequence's next positions within the budget, and preempts the
-// youngest sequences when blocks run out. It returns the remaining budget and whether a sequence
+// planRunning plans every running sequence's next positions within the budget, those of prompts
+// unless noPrompts is true, and preempts the youngest sequences when blocks run out. It returns the remaining budget and whether a sequence
 // was preempted.
-func (s *Scheduler) planRunning(budget int) (left int, pressed bool) {
+func (s *Scheduler) planRunning(budget int, noPrompts bool) (left int, pressed bool) {
 	for i := 0; i < len(s.running) && budget > 0; i++ {
 		q := s.running[i]
+		if noPrompts && q.isPrompt() {
+			continue
+		}
 		n := min(len(q.ids)-q.computed, budget)
 		for !s.grow(q, q.computed+n) {
 			pressed = true
@@ -213,9 +235,9 @@ func (s *Scheduler) planRunning(budget int) (left int, pressed bool) {
 }
 
 // planWaiting admits sequences in order of arrival until the budget, the batch or the blocks are
-// full. A sequence is admitted only if all its current ids fit, although its prefill may take
-// several iterations.
-func (s *Scheduler) planWaiting(budget int) {
+// full, only adopted ones if noPrompts is true. A sequence is admitted only if all its current ids
+// fit, although its prefill may take several iterations.
+func (s *Scheduler) planWaiting(budget int, noPrompts bool) {
 	for len(s.waiting) > 0 && len(s.running)+len(s.frozen) < s.MaxBatch && budget > 0 {
 		q := s.waiting[0]
 		if len(q.blocks) > 0 && s.blocksFor(len(q.ids))-len(q.blocks) > s.blocks.Free() {
@@ -224,6 +246,9 @@ func (s *Scheduler) planWaiting(budget int) {
 			s.waiting = s.waiting[1:]
 			s.preempt(q)
 			continue
+		}
+		if noPrompts && len(q.blocks) == 0 {
+			return
 		}
 		hit := s.match(q)
 		idle := 0 // hit blocks without references: they are taken off the free list too
@@ -237,15 +262,35 @@ func (s *Scheduler) planWaiting(budget int) {
 		}
 		s.waiting[0] = nil
 		s.waiting = s.waiting[1:]
+		adopted := len(q.blocks) > 0
 		s.admit(q, hit)
 		n := min(len(q.ids)-q.computed, budget)
 		if !s.grow(q, q.computed+n) {
 			panic("internal error: blocks that were counted are gone")
 		}
 		s.running = append(s.running, q)
+		if adopted {
+			s.moveBeforePrompts(q)
+		}
 		s.planned = append(s.planned, chunk{q, n})
 		budget -= n
 	}
+}
+
+// moveBeforePrompts gives the sequence that was admitted last the place before those whose prompts
+// are being computed: these take what is left of a step's tokens.
+func (s *Scheduler) moveBeforePrompts(q *Sequence) {
+	at := slices.IndexFunc(s.running, (*Sequence).isPrompt)
+	if at < 0 || at == len(s.running)-1 {
+		return
+	}
+	q.order = s.running[at].order
+	for _, x := range slices.Concat(s.running[at:len(s.running)-1], s.frozen) {
+		if x.order >= q.order {
+			x.order++
+		}
+	}
+	s.running = slices.Insert(s.running[:len(s.running)-1], at, q)
 }
 
 // match returns the cached blocks that hold a prefix of a sequence. At least one token is left to

@@ -114,6 +114,9 @@ func (s *Sequence) Output() int { return len(s.ids) - len(s.Prompt) }
 // Length returns the number of prompt and output tokens.
 func (s *Sequence) Length() int { return len(s.ids) }
 
+// isPrompt reports whether a sequence has more to compute than its last token.
+func (s *Sequence) isPrompt() bool { return len(s.ids)-s.computed > 1 }
+
 // hash extends the chain to all full blocks of ids.
 func (s *Sequence) hash() { s.chain = extend(s.chain, s.ids, s.blockSize) }
 

@@ -56,8 +56,8 @@ type Engine interface {
 	// Do runs f on the goroutine that drives the scheduler. If the error is nil, f ran to
 	// its end, otherwise it never runs: ctx has ended or the engine has stopped.
 	Do(ctx context.Context, when RunPoint, f func(*batch.Scheduler)) error
-	// NextToken returns the time until a request that is adopted now has its next token. It
-	// is called within Do.
+	// NextToken returns the time until the end of the step after the one in progress. It is
+	// called within Do.
 	NextToken(*batch.Scheduler) time.Duration
 	// Leg returns the sequence whose request has this leg name, while its client is
 	// connected. It is safe for concurrent use.
