@@ -65,8 +65,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 //	refuse a VERSION          a proxy of a refused this version of a cluster
 //	store works|conflict|full|read-only|unreadable|slow|hung|late  what the store does;
 //	                          slow: the watch delivers only with the command deliver;
-//	                          hung: writes do not return; late: they return 0.5 s after
-//	                          the watch has their objects
+//	                          hung: writes do not return; late: they are made after
+//	                          0.1 s, and return 0.5 s after the watch has their objects
 //	deliver                   delivers what the watch has read
 //	write 9 r0 | r1           another server writes a plan
 //	show a …                  prints the state of the control planes, and whether all
@@ -165,17 +165,21 @@ func (c connection) CompareAndSwap(ctx context.Context, old store.Version, o sto
 	case failing: // as on a full disk: each error names another temporary file
 		return "", fmt.Errorf("plan file x: %w", &fs.PathError{Op: "open", Path: fmt.Sprint("x.tmp", c.writes), Err: why})
 	}
-	version, err := c.Memory.CompareAndSwap(ctx, old, o)
 	if c.fault == "late" {
 		c.mu.Unlock()
-		time.Sleep(answersLate)
-		c.mu.Lock()
+		defer c.mu.Lock()
+		time.Sleep(writesLate)
+		defer time.Sleep(answersLate)
 	}
-	return version, err
+	return c.Memory.CompareAndSwap(ctx, old, o)
 }
 
-// answersLate is how long after its writes a late store answers.
-const answersLate = 500 * time.Millisecond
+// A late store writes after writesLate, so that all control planes that read the same
+// object begin their writes before the first one is made, and answers after answersLate.
+const (
+	writesLate  = 100 * time.Millisecond
+	answersLate = 500 * time.Millisecond
+)
 
 func (c connection) Watch(ctx context.Context) <-chan store.Update {
 	in, out := c.Memory.Watch(ctx), make(chan store.Update)

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -73,14 +72,16 @@ func newFleet(t testing.TB) *fleet {
 	path := filepath.Join(dir, "fleet.yaml")
 	testkit.NoError(t, os.WriteFile(path, testkit.Must(yaml.Marshal(file)), 0o600))
 
-	f.daemons["control"] = daemontest.Start(t, binary, "control", "-c", path)
+	start := func(args ...string) *daemontest.Daemon {
+		return daemontest.Command{Binary: binary, Args: args}.Start(t)
+	}
+	f.daemons["control"] = start("control", "-c", path)
 	f.daemons["control"].WaitForLog("control plane of")
-	f.daemons["front"] = daemontest.Start(t, binary, "migrator", "-c", path, "--replica", "r0", "--log", "info", "--runtime-dir", filepath.Join(dir, "run"))
+	f.daemons["front"] = start("migrator", "-c", path, "--replica", "r0", "--log", "info", "--runtime-dir", filepath.Join(dir, "run"))
 	f.daemons["front"].WaitForLog("migrator of r0: .*reports to")
-	f.daemons["proxy"] = daemontest.Start(t, binary, "proxy", "-c", path, "--node-id", "proxy", "--listen", a[3])
-	boot, err := exec.Command(binary, "envoy-bootstrap", "-c", path, "--node-id", "envoy", "--admin", "127.0.0.1:0").Output()
-	testkit.NoError(t, err)
-	envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	f.daemons["proxy"] = start("proxy", "-c", path, "--node-id", "proxy", "--listen", a[3])
+	bootstrap := daemontest.Command{Binary: binary, Args: []string{"envoy-bootstrap", "-c", path, "--node-id", "envoy", "--admin", "127.0.0.1:0"}}
+	envoytest.Start(t, envoytest.Config{Bootstrap: bootstrap.Output(t)})
 	f.waitUntilServing()
 	f.ports["kv"] = f.kvPort()
 	return f

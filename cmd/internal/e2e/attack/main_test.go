@@ -1,7 +1,6 @@
 package attack
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
@@ -11,17 +10,4 @@ import (
 // binary is the path of the command line, built once for all tests.
 var binary string
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
-
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "attack")
-	if err == nil {
-		defer os.RemoveAll(dir)
-		binary, err = daemontest.Build(dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(daemontest.Main(m, &binary)) }

@@ -20,7 +20,7 @@ func TestDeviceFaults(t *testing.T) {
 	t.Parallel()
 	h := newHop(t, liveOnGPU, setup{})
 	for _, r := range h.replicas { // this takes a moment, in which TCP carries them
-		r.migrator.await("transport changed.*transport=shm")
+		r.migrator.WaitForLog("transport changed.*transport=shm")
 	}
 	h.requireMigrations("r1 to r2, live by cuda", "r2 to r1, live by cuda")
 	for i, s := range map[int]step{0: liveSteps[2], 1: liveSteps[3]} { // the source's engine at round, the target's at pulled
@@ -46,7 +46,7 @@ func (h *hop) requireMigrations(want ...string) {
 			}
 		}
 	}
-	missed := func(r *replica) bool { return strings.Contains(r.migrator.out.String(), "peer gone") }
+	missed := func(r *replica) bool { return strings.Contains(r.migrator.Log.String(), "peer gone") }
 	if slices.ContainsFunc(want, missing) || len(by) != len(want) && !slices.ContainsFunc(h.replicas, missed) {
 		h.T.Errorf("migrations: %v, want only %q", by, want)
 	}
@@ -78,7 +78,7 @@ func TestDeviceErrors(t *testing.T) {
 	failed := regexp.MustCompile(`(cuLaunchKernel|cuEventRecord|cuMemcpyHtoDAsync_v2|cuMemImportFromShareableHandle|cuStreamCreateWithPriority): CUDA_ERROR_\w+ \(\d+\)`)
 	said := func() (n int) {
 		for _, r := range h.replicas {
-			n += len(failed.FindAllString(r.migrator.out.String(), -1))
+			n += len(failed.FindAllString(r.migrator.Log.String(), -1))
 		}
 		return n
 	}
@@ -104,7 +104,7 @@ func TestDeviceDown(t *testing.T) {
 	h := newHop(t, liveOnGPU, setup{faults: map[string]string{"r2": "cuMemImportFromShareableHandle:2:719,cuDevicePrimaryCtxRetain:-2:46"}})
 	running := h.begin(forever)
 	h.leaveSource()
-	h.target.migrator.await("stopped receiving KV: the engine's memory is unusable.*gpu 0 is down")
+	h.target.migrator.WaitForLog("stopped receiving KV: the engine's memory is unusable.*gpu 0 is down")
 	h.awaitStatus("r2 reports that its GPU is down", func(s control.Status) bool {
 		list := clienttest.Find(s, "r2").Transports
 		return len(list) > 0 && !slices.ContainsFunc(list, func(tr control.Transport) bool {
@@ -132,7 +132,7 @@ func TestDeviceDown(t *testing.T) {
 		}
 	}
 	h.RequireTexts(running)
-	if out := h.target.migrator.out.String(); strings.Count(out, "transport changed") > 50 {
+	if out := h.target.migrator.Log.String(); strings.Count(out, "transport changed") > 50 {
 		t.Errorf("its migrator does not come to rest:\n%s", out)
 	}
 }

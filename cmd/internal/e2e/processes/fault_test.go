@@ -12,6 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 )
 
@@ -29,7 +30,7 @@ var victims = []victim{
 	{"source's engine", toSource, true}, {"target's engine", toTarget, true}, {"source's migrator", toSource, false}, {"target's migrator", toTarget, false},
 }
 
-func (v victim) process(h *hop) *process {
+func (v victim) process(h *hop) *daemontest.Daemon {
 	if v.engine {
 		return v.of(h).engine
 	}
@@ -40,7 +41,7 @@ func (v victim) process(h *hop) *process {
 func killed(v victim) fault {
 	return fault{
 		name:   v.name + " killed",
-		strike: func(h *hop, _ crossing) bool { v.process(h).kill(); return true },
+		strike: func(h *hop, _ crossing) bool { v.process(h).Kill(); return true },
 		lasts:  time.Second,
 		heal: func(h *hop) {
 			if v.engine {
@@ -56,9 +57,9 @@ func killed(v victim) fault {
 func frozen(v victim) fault {
 	return fault{
 		name:   v.name + " stopped",
-		strike: func(h *hop, _ crossing) bool { v.process(h).signal(syscall.SIGSTOP); return true },
+		strike: func(h *hop, _ crossing) bool { v.process(h).Signal(syscall.SIGSTOP); return true },
 		lasts:  stopped,
-		heal:   func(h *hop) { v.process(h).signal(syscall.SIGCONT) },
+		heal:   func(h *hop) { v.process(h).Signal(syscall.SIGCONT) },
 	}
 }
 
@@ -190,7 +191,7 @@ func TestFrontEndDies(t *testing.T) {
 			for _, s := range steps {
 				h.injectFault(s, fault{
 					name:   "front killed",
-					strike: func(h *hop, _ crossing) bool { h.front.migrator.kill(); return true },
+					strike: func(h *hop, _ crossing) bool { h.front.migrator.Kill(); return true },
 					cuts:   true,
 					heal: func(h *hop) {
 						h.awaitEmpty(h.replicas...)
@@ -236,7 +237,7 @@ func noRoom(t *testing.T, mode string) {
 		h.awaitEmpty(h.replicas...)
 		h.swap()
 	}
-	if !strings.Contains(h.source.migrator.out.String()+h.target.migrator.out.String(), "reservation refused") {
+	if !strings.Contains(h.source.migrator.Log.String()+h.target.migrator.Log.String(), "reservation refused") {
 		t.Error("no reservation was refused")
 	}
 	if h.tally() == 0 {

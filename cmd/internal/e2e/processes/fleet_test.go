@@ -15,6 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
@@ -41,13 +42,13 @@ type fleet struct {
 	dir      string // directory of the files; its path is short
 	file     config.Fleet
 	replicas []*replica
-	control  *process // the only control plane
-	planes   []*plane // the control planes, if there are several
-	wire     *wiretap // between the control planes and Envoy
+	control  *daemontest.Daemon // the only control plane
+	planes   []*plane           // the control planes, if there are several
+	wire     *wiretap           // between the control planes and Envoy
 	envoy    *envoytest.Process
-	proxy    *process          // nil if Envoy is the data plane
-	library  string            // of the GPUs that hold the engines' KV; "": host memory does
-	faults   map[string]string // see setup
+	proxy    *daemontest.Daemon // nil if Envoy is the data plane
+	library  string             // of the GPUs that hold the engines' KV; "": host memory does
+	faults   map[string]string  // see setup
 	onHost   string
 	rdma     string // see setup
 	limits   map[string]int
@@ -68,7 +69,7 @@ type replica struct {
 	f *fleet
 	config.Replica
 	file             string // the fleet file of its processes
-	engine, migrator *process
+	engine, migrator *daemontest.Daemon
 }
 
 // setup configures a fleet.
@@ -207,14 +208,14 @@ func (f *fleet) writeFleet(name string, c config.Fleet) {
 func (f *fleet) startControl() {
 	f.T.Helper()
 	f.control = start(f.T, append([]string{"control", "-c", f.path("fleet.yaml")}, f.logArgs()...)...)
-	f.control.await("control plane of")
+	f.control.WaitForLog("control plane of")
 }
 
 // startProxy starts the embedded proxy. Another one may still run.
 func (f *fleet) startProxy(more ...string) {
 	f.T.Helper()
 	args := append([]string{"proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--runtime-dir", f.path("run")}, more...)
-	f.proxy = startWith(f.T, f.proxyEnv, append(args, f.logArgs("--log", "error")...)...)
+	f.proxy = daemontest.Command{Binary: cascade, Args: append(args, f.logArgs("--log", "error")...), Env: f.proxyEnv}.Start(f.T)
 }
 
 func (r *replica) startEngine() {
@@ -223,8 +224,8 @@ func (r *replica) startEngine() {
 	if r.f.library != "" && r.f.onHost != r.ID {
 		args = append(args, "--device", "cuda")
 	}
-	r.engine = startWith(r.f.T, r.f.env(), args...)
-	r.engine.await("emulating")
+	r.engine = daemontest.Command{Binary: cascade, Args: args, Env: r.f.env()}.Start(r.f.T)
+	r.engine.WaitForLog("emulating")
 }
 
 // env returns the environment variables that describe a fleet's GPUs and RDMA devices to its
@@ -247,12 +248,8 @@ func (r *replica) startMigrator() {
 		env = append(env, "FAKE_CUDA_FAIL="+faults)
 	}
 	args := append([]string{"migrator", "-c", r.file, "--replica", r.ID, "--runtime-dir", r.f.path("run")}, r.f.logArgs("--log", "info")...)
-	if n := r.f.limits[r.ID]; n > 0 {
-		r.migrator = startLimited(r.f.T, n, env, args...)
-	} else {
-		r.migrator = startWith(r.f.T, env, args...)
-	}
-	r.migrator.await("migrator of " + r.ID + ": .*reports to")
+	r.migrator = daemontest.Command{Binary: cascade, Args: args, Env: env, Descriptors: r.f.limits[r.ID]}.Start(r.f.T)
+	r.migrator.WaitForLog("migrator of " + r.ID + ": .*reports to")
 }
 
 // awaitServing waits until the replica receives requests.

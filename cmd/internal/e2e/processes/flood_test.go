@@ -147,7 +147,7 @@ func TestFloods(t *testing.T) {
 	if after := connections(); after != before {
 		t.Errorf("the Envoy had to come again: %s, before %s", after, before)
 	}
-	text := f.control.out.String()
+	text := f.control.Log.String()
 	minutes := 1 + int(time.Since(began)/loglimit.Interval)
 	most := minutes * loglimit.PerSubject
 	// A node that was not admitted is not trusted to be that node: the log names its address.

@@ -18,7 +18,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	const limit = 256
 	f := newFleet(t, setup{replicas: 2, limits: map[string]int{"r0": limit}})
 	r0 := f.replicas[0]
-	r0.migrator.await("file descriptor limit is low.*limit=256")
+	r0.migrator.WaitForLog("file descriptor limit is low.*limit=256")
 	var running []*clienttest.Stream
 	for i := range 16 { // at one replica and the other
 		running = append(running, f.Stream(clienttest.Prompt(i, 200, forever)))
@@ -37,7 +37,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 		testkit.NoError(t, err)
 		held = append(held, c)
 	}
-	r0.migrator.await("connection closed: few file descriptors are left")
+	r0.migrator.WaitForLog("connection closed: few file descriptors are left")
 	f.WaitFor("r0 is not ready", func() bool {
 		_, err := f.Get("http://" + r0.Admin + "/readyz")
 		return err != nil && strings.Contains(err.Error(), "few file descriptors are left")
@@ -58,7 +58,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	}
 	f.awaitURL("http://"+r0.Admin+"/readyz", "ready")
 	f.awaitURL("http://"+r0.Admin+"/metrics", `cascade_headroom_refusals_total\{resource="descriptors"\} [1-9]`)
-	text := r0.migrator.out.String()
+	text := r0.migrator.Log.String()
 	for _, wrong := range []string{"engine stopped answering", "lost its engine", "too many open files"} {
 		if strings.Contains(text, wrong) {
 			t.Errorf("%q was logged", wrong)

@@ -35,7 +35,7 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade/.*\.update_success)$`
 	before := f.envoy.Stats(counted)
-	a.process.kill()
+	a.process.Kill()
 	if s := b.await("has the Envoy", envoyHasPlan("edge")); !hasFreshReports(s) {
 		t.Error("b does not know the loads")
 	}
@@ -68,8 +68,8 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 	load.Stop()
 	load.Report()
 	for _, p := range f.planes {
-		if strings.Contains(p.process.out.String(), "client refused: its certificate does not match") {
-			t.Errorf("%s refuses the fleet's own parts: %s", p.name, p.process.out)
+		if strings.Contains(p.process.Log.String(), "client refused: its certificate does not match") {
+			t.Errorf("%s refuses the fleet's own parts: %s", p.name, p.process.Log)
 		}
 	}
 }

@@ -4,9 +4,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 )
 
 // everything makes the slow tests run, too.
@@ -24,20 +24,5 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(testMain(m))
-}
-
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "processes")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	cascade = filepath.Join(dir, "daemon")
-	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", cascade, "../../../cascade").CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
+	os.Exit(daemontest.Main(m, &cascade))
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -16,19 +17,19 @@ func TestHangup(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 1, log: []string{"--log", "warn", "--log-format", "json"}})
 	running := []*clienttest.Stream{f.Stream(clienttest.Prompt(1, 200, forever))}
-	daemons := []*process{f.control, f.proxy, f.replicas[0].engine, f.replicas[0].migrator}
+	daemons := []*daemontest.Daemon{f.control, f.proxy, f.replicas[0].engine, f.replicas[0].migrator}
 	for _, p := range daemons {
-		p.signal(syscall.SIGHUP)
-		p.await("SIGHUP ignored")
+		p.Signal(syscall.SIGHUP)
+		p.WaitForLog("SIGHUP ignored")
 	}
 	f.WaitForGrowth(running)
 	testkit.NoError(t, f.Stream(clienttest.Prompt(2, 200, 10)).Whole())
 	f.RequireTexts(running)
 	for _, p := range daemons {
-		for line := range strings.Lines(p.out.String()) {
+		for line := range strings.Lines(p.Log.String()) {
 			var record struct{ Time, Level, Msg string }
 			if err := json.Unmarshal([]byte(line), &record); err != nil || record.Time == "" || record.Level == "" || record.Msg == "" {
-				t.Errorf("cascade %s writes %q: %v", p.args, line, err)
+				t.Errorf("%v writes %q: %v", p.Command, line, err)
 			}
 		}
 	}
@@ -39,15 +40,15 @@ func TestHangupUp(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 1})
 	c := f.file
-	f.control.end()
-	f.proxy.end()
-	f.replicas[0].migrator.end()
-	f.replicas[0].engine.end()
+	f.control.Stop()
+	f.proxy.Stop()
+	f.replicas[0].migrator.Stop()
+	f.replicas[0].engine.Stop()
 	f.writeFleet("up.yaml", c)
 	p := start(t, "up", "-c", f.path("up.yaml"), "--native")
-	p.await("serve m on")
-	p.signal(syscall.SIGHUP)
-	p.await("SIGHUP ignored")
+	p.WaitForLog("serve m on")
+	p.Signal(syscall.SIGHUP)
+	p.WaitForLog("SIGHUP ignored")
 	testkit.NoError(t, f.Stream(clienttest.Prompt(2, 200, 10)).Whole())
-	p.end()
+	p.Stop()
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -23,14 +24,14 @@ import (
 type plane struct {
 	f                   *fleet
 	name, listen, admin string
-	process             *process
+	process             *daemontest.Daemon
 }
 
 // start restarts the control plane after its process has ended.
 func (p *plane) start() {
 	p.f.T.Helper()
 	p.process = start(p.f.T, "control", "-c", p.f.path("fleet.yaml"), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info")
-	p.process.await("control plane of")
+	p.process.WaitForLog("control plane of")
 }
 
 // status fetches the state of the control plane once.
@@ -69,7 +70,7 @@ func (p *plane) freeze() {
 		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
 	}
 	testkit.NoError(p.f.T, err)
-	p.process.signal(syscall.SIGSTOP)
+	p.process.Signal(syscall.SIGSTOP)
 	time.Sleep(tick) // until the signal takes effect
 }
 

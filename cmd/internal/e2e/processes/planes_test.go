@@ -114,7 +114,7 @@ func TestPlannerDies(t *testing.T) {
 		t.Fatalf("%d resources were sent at first, %d of them twice", before.sent, before.again)
 	}
 	heart, at := newPulse(t), time.Now()
-	a.process.kill()
+	a.process.Kill()
 	reached := b.await("has the Envoy", envoyHasPlan("edge"))
 	t.Logf("the Envoy is at b after %v", time.Since(at))
 	if !hasFreshReports(reached) {
@@ -148,8 +148,8 @@ func TestPlannerDies(t *testing.T) {
 		long.Go(func() { load.Send(clienttest.Prompt(100+i, 400, 1200), true) })
 	}
 	load.WaitForRequests(4)
-	a.process.kill()
-	b.process.kill()
+	a.process.Kill()
+	b.process.Kill()
 	load.WaitForRequests(10)
 	before = f.wire.count()
 	b.start()
@@ -229,7 +229,7 @@ func TestControlPlanesRoll(t *testing.T) {
 	for range 3 {
 		for i, p := range f.planes {
 			other := f.planes[1-i]
-			p.process.end()
+			p.process.Stop()
 			other.await("plans alone", isLeading)
 			load.WaitForRequests(5)
 			p.start()
@@ -246,7 +246,7 @@ func TestControlPlanesRoll(t *testing.T) {
 		heart, at := newPulse(t), time.Now()
 		heart.within(t, planner.name+" stands still; "+other.name+" has the lease after", plans.await(other.name).Sub(at), takeover)
 		load.WaitForRequests(20)
-		planner.process.signal(syscall.SIGCONT)
+		planner.process.Signal(syscall.SIGCONT)
 		planner.await("hears of all, and follows", isFollowing(other.name))
 		load.WaitForRequests(10)
 		if got := plans.held(); !slices.Equal(got, []string{planner.name, other.name}) {

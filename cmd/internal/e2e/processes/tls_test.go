@@ -4,9 +4,7 @@ import (
 	"bufio"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -124,7 +122,7 @@ func tryAllPorts(t *testing.T, f *fleet, keys *certs.Provider) {
 	stranger := migratorKeys(t, identities(t, "--migrator", "r2"), "r2").MigratorClientConfig("r0", r.Peer)
 	stranger.InsecureSkipVerify, stranger.VerifyConnection = true, nil
 	transports := 0
-	for _, address := range listeningAddresses(t, r.migrator.cmd.Process.Pid) {
+	for _, address := range r.migrator.Listeners() {
 		if address == r.Address || address == r.Admin {
 			continue
 		}
@@ -183,34 +181,4 @@ func dialWithTicket(address string, c *tls.Config, ticket []byte) error {
 	}
 	_, _, err = handshake.ReadWelcome(bufio.NewReaderSize(conn, handshake.MaxWelcome))
 	return err
-}
-
-// listeningAddresses lists the loopback addresses on which a process listens, according to the kernel.
-func listeningAddresses(t *testing.T, pid int) []string {
-	t.Helper()
-	own := map[string]bool{}
-	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	if err != nil || len(links) == 0 {
-		t.Skip("no /proc lists the sockets of a process")
-	}
-	for _, l := range links {
-		if to, err := os.Readlink(l); err == nil {
-			own[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
-		}
-	}
-	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", pid))
-	testkit.NoError(t, err)
-	var out []string
-	for line := range strings.Lines(string(table)) {
-		// sl, local address, remote address, state (0A: listening), …, inode
-		c := strings.Fields(line)
-		if len(c) < 10 || c[3] != "0A" || !own[c[9]] {
-			continue
-		}
-		_, hex, _ := strings.Cut(c[1], ":")
-		port, err := strconv.ParseUint(hex, 16, 16)
-		testkit.NoError(t, err)
-		out = append(out, fmt.Sprintf("127.0.0.1:%d", port))
-	}
-	return out
 }

@@ -1,0 +1,83 @@
+package daemontest
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// Command is a command line to run. Binary is required.
+type Command struct {
+	Binary string
+	Args   []string
+	// Env is what the process has in its environment besides that of the test.
+	Env []string
+	// Descriptors is how many file descriptors the process may open; 0: as many as the test.
+	Descriptors int
+}
+
+// String returns the command line without its environment.
+func (c Command) String() string { return "cascade " + strings.Join(c.Args, " ") }
+
+// cmd returns what os/exec runs.
+func (c Command) cmd() *exec.Cmd {
+	words := append([]string{c.Binary}, c.Args...)
+	if c.Descriptors > 0 {
+		words = append([]string{"/bin/sh", "-c", `ulimit -n "$1" && shift && exec "$@"`, "limited", strconv.Itoa(c.Descriptors)}, words...)
+	}
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Env = append(append(os.Environ(), "GOTRACEBACK=all"), c.Env...)
+	cmd.SysProcAttr = dieWithParent()
+	return cmd
+}
+
+// Start runs the command line until the end of the test at the latest.
+func (c Command) Start(t testing.TB) *Daemon {
+	t.Helper()
+	d := &Daemon{Command: c, Log: &testkit.Log{}, t: t, cmd: c.cmd(), ended: make(chan struct{})}
+	d.cmd.Stdout, d.cmd.Stderr = d.Log, d.Log
+	begun := make(chan error)
+	// For the kernel, the parent dies when the thread that forked ends.
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := d.cmd.Start()
+		begun <- err
+		if err == nil {
+			d.cmd.Wait() // ProcessState has the exit code
+			close(d.ended)
+		}
+	}()
+	testkit.NoError(t, <-begun)
+	t.Cleanup(func() {
+		d.Signal(syscall.SIGKILL)
+		<-d.ended
+		if text := d.Log.String(); t.Failed() && text != "" {
+			t.Logf("%v:\n%s", c, text[max(0, len(text)-tail):])
+		}
+	})
+	return d
+}
+
+// Output runs the command line to its end, which must be success, and returns what it writes to
+// standard output.
+func (c Command) Output(t testing.TB) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd := c.cmd()
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	// Otherwise the thread could end before the process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v: %v\n%s%s", c, err, &out, &errs)
+	}
+	return out.String()
+}

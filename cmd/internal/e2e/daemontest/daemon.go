@@ -1,0 +1,132 @@
+package daemontest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// Daemon is one running process of the command line.
+type Daemon struct {
+	Command Command      // what runs
+	Log     *testkit.Log // standard output and error
+
+	t     testing.TB
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when the process has ended
+}
+
+// PID returns the process id.
+func (d *Daemon) PID() int { return d.cmd.Process.Pid }
+
+// Signal sends a signal, unless the process has ended.
+func (d *Daemon) Signal(s syscall.Signal) { d.cmd.Process.Signal(s) }
+
+// Kill ends the process without a shutdown and waits for its end.
+func (d *Daemon) Kill() {
+	d.Signal(syscall.SIGKILL)
+	<-d.ended
+}
+
+// Stop terminates the process and waits for its end.
+func (d *Daemon) Stop() {
+	d.t.Helper()
+	d.Signal(syscall.SIGTERM)
+	d.Wait()
+}
+
+// Wait waits until the process has ended by itself with exit code 0. If it does not end, its log
+// has its goroutines.
+func (d *Daemon) Wait() {
+	d.t.Helper()
+	select {
+	case <-d.ended:
+	case <-time.After(endTimeout):
+		d.Signal(syscall.SIGQUIT)
+		select {
+		case <-d.ended:
+		case <-time.After(dumpTimeout):
+		}
+		d.t.Fatalf("%v has not ended for %v", d.Command, endTimeout)
+	}
+	if code := d.cmd.ProcessState.ExitCode(); code != 0 { // -1: ended by a signal
+		d.t.Fatalf("%v ended with code %d:\n%s", d.Command, code, d.Log)
+	}
+}
+
+// WaitForLog waits until the process has written text that matches.
+func (d *Daemon) WaitForLog(pattern string) {
+	d.t.Helper()
+	re := regexp.MustCompile(pattern)
+	testkit.WaitFor(d.t, fmt.Sprintf("%v writes %s", d.Command, pattern), func() bool {
+		running := d.Running() // before the log is read, which is complete once it has ended
+		matches := re.MatchString(d.Log.String())
+		if !running && !matches {
+			d.t.Fatalf("%v has ended, %v, and has not written %s", d.Command, d.cmd.ProcessState, pattern)
+		}
+		return matches
+	})
+}
+
+// Running reports whether the process has not ended.
+func (d *Daemon) Running() bool {
+	select {
+	case <-d.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// Peak returns the most memory that the running process has used at a time, in bytes, as the
+// kernel counted it.
+func (d *Daemon) Peak() int64 {
+	d.t.Helper()
+	page, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
+	if err != nil {
+		d.t.Skip("no /proc has the peak of a process's memory")
+	}
+	m := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(page)
+	if m == nil {
+		d.t.Fatalf("%v has no peak: %s", d.Command, page)
+	}
+	return testkit.Must(strconv.ParseInt(string(m[1]), 10, 64)) << 10
+}
+
+// Listeners returns the loopback addresses on which the process listens.
+func (d *Daemon) Listeners() []string {
+	d.t.Helper()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.PID()))
+	if err != nil || len(links) == 0 {
+		d.t.Skip("no /proc lists the sockets of a process")
+	}
+	own := map[string]bool{}
+	for _, l := range links {
+		if to, err := os.Readlink(l); err == nil {
+			own[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
+		}
+	}
+	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", d.PID()))
+	testkit.NoError(d.t, err)
+	var out []string
+	for line := range strings.Lines(string(table)) {
+		// sl, local address, remote address, state (0A: listening), …, inode
+		c := strings.Fields(line)
+		if len(c) < 10 || c[3] != "0A" || !own[c[9]] {
+			continue
+		}
+		_, hex, _ := strings.Cut(c[1], ":")
+		port := testkit.Must(strconv.ParseUint(hex, 16, 16))
+		out = append(out, fmt.Sprintf("127.0.0.1:%d", port))
+	}
+	return out
+}
