@@ -2,8 +2,6 @@ package loadreport
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,15 +12,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// brokenConn is a connection whose calls fail, each with another text.
+// brokenConn is a connection whose calls fail.
 type brokenConn struct {
 	grpc.ClientConnInterface
-	calls int
+	testkit.Outage
 }
 
 func (c *brokenConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-	c.calls++
-	return nil, errors.New(fmt.Sprint("write tcp 127.0.0.1:", 30000+c.calls, ": broken pipe"))
+	return nil, c.Err()
 }
 
 // TestOutageIsLoggedOnceAMinute: whatever its errors say.
@@ -35,8 +32,8 @@ func TestOutageIsLoggedOnceAMinute(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 		defer cancel()
 		r.Run(ctx)
-		if n := log.Count("reporting to control plane failed"); n != 2 || conn.calls < 50 {
-			t.Errorf("%d lines of %d failures:\n%s", n, conn.calls, &log)
+		if n := log.Count("reporting to control plane failed"); n != 2 || conn.Calls < 50 {
+			t.Errorf("%d lines of %d failures:\n%s", n, conn.Calls, &log)
 		}
 	})
 }

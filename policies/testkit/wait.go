@@ -7,7 +7,7 @@ import (
 
 // waitTimeout is how long a wait takes before it fails. No working test comes near it,
 // on a slow machine with other work and the race detector either.
-const waitTimeout = 5 * time.Minute
+const waitTimeout = 4 * time.Minute
 
 // WaitFor waits until a condition holds that other goroutines or processes bring about
 // without an event for it. It fails the test, with the name of the condition, after
@@ -31,5 +31,16 @@ func WaitForValue[T any](t testing.TB, what string, read func() T, fits func(T) 
 			t.Fatalf("timed out waiting for %s; last: %+v", what, v)
 		}
 		time.Sleep(pause)
+	}
+}
+
+// WaitForEvent waits until a channel is closed, or has a value. It fails the test, with
+// the name of the event, after waitTimeout.
+func WaitForEvent[T any](t testing.TB, what string, event <-chan T) {
+	t.Helper()
+	select {
+	case <-event:
+	case <-time.After(waitTimeout):
+		t.Fatalf("timed out waiting until %s", what)
 	}
 }

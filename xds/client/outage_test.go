@@ -2,8 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,15 +11,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// brokenConn is a connection whose calls fail, each with another text.
+// brokenConn is a connection whose calls fail.
 type brokenConn struct {
 	grpc.ClientConnInterface
-	calls int
+	testkit.Outage
 }
 
 func (c *brokenConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-	c.calls++
-	return nil, errors.New(fmt.Sprint("write tcp 127.0.0.1:", 30000+c.calls, ": broken pipe"))
+	return nil, c.Err()
 }
 
 // TestOutageIsLoggedOnceAMinute: for each server, whatever the errors say.
@@ -34,8 +31,8 @@ func TestOutageIsLoggedOnceAMinute(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 		defer cancel()
 		testkit.NoError(t, c.Run(ctx))
-		if n := log.Count("control plane unreachable"); n != 4 || conns[0].calls < 50 || conns[1].calls < 50 {
-			t.Errorf("%d lines of %d and %d failures:\n%s", n, conns[0].calls, conns[1].calls, &log)
+		if n := log.Count("control plane unreachable"); n != 4 || conns[0].Calls < 50 || conns[1].Calls < 50 {
+			t.Errorf("%d lines of %d and %d failures:\n%s", n, conns[0].Calls, conns[1].Calls, &log)
 		}
 	})
 }

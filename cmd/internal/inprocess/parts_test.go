@@ -8,6 +8,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // parts runs the components of a fleet so that a test can end each of them as a crash would, and
@@ -66,7 +69,7 @@ func (p *parts) halt(t testing.TB, name string, between func()) {
 		between()
 	}
 	life.end()
-	<-life.down
+	testkit.WaitForEvent(t, name+" ends", life.down)
 }
 
 // alive reports whether a part runs.
@@ -83,7 +86,11 @@ func (p *parts) revive(t testing.TB, name string, run func(context.Context) erro
 	p.mu.Lock()
 	life := p.by[name]
 	p.mu.Unlock()
-	life.next <- run
+	select {
+	case life.next <- run:
+	case <-time.After(patience):
+		t.Fatalf("the fleet does not start %s again", name)
+	}
 }
 
 // sockets opens listeners and records the accepted connections, to break them.

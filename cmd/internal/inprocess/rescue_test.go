@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -57,6 +58,21 @@ func (r *fleetHarness) startResidents(id string, movable int) (movables, pinned,
 	return movables, pinned, others
 }
 
+// requireRecovery waits until a replica whose engine was away serves new requests again, and checks that no
+// request of the load failed and that every stream has continued with the right text, wherever it runs now.
+func (r *fleetHarness) requireRecovery(id string, load *clienttest.Load, streams ...[]*clienttest.Stream) {
+	r.T.Helper()
+	before := r.counts()[id]
+	r.WaitFor(id+" serves again", func() bool { return r.counts()[id] > before })
+	all := slices.Concat(streams...)
+	r.WaitForGrowth(all)
+	load.WaitForRequests(6)
+	load.Stop()
+	load.Report()
+	r.RequireTexts(all)
+	r.tally()
+}
+
 // TestEngineKilled kills an engine under load, without a drain. Requests that may migrate continue on
 // other engines; pinned ones end with the error event. The replica receives no requests until its engine is back.
 func TestEngineKilled(t *testing.T) {
@@ -85,16 +101,8 @@ func TestEngineKilled(t *testing.T) {
 		}
 		r.waitForStatus("r0 is reported as unhealthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "unhealthy" })
 		r.startEngine("r0")
-		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before["r0"] })
+		r.requireRecovery("r0", load, own, others)
 		r.waitForStatus("r0 is reported as healthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "healthy" })
-		load.WaitForRequests(6)
-		load.Stop()
-		load.Report()
-		r.WaitForGrowth(own)
-		r.WaitForGrowth(others)
-		r.RequireTexts(own)
-		r.RequireTexts(others)
-		r.tally()
 	})
 }
 
@@ -115,18 +123,7 @@ func TestEngineHangs(t *testing.T) {
 		r.WaitForGrowth(own)
 		load.WaitForRequests(12)
 		resume()
-		before := r.counts()["r0"]
-		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
-		r.WaitForGrowth(fixed)
-		load.WaitForRequests(6)
-		load.Stop()
-		load.Report()
-		r.WaitForGrowth(own)
-		r.WaitForGrowth(others)
-		r.RequireTexts(own)
-		r.RequireTexts(fixed)
-		r.RequireTexts(others)
-		r.tally()
+		r.requireRecovery("r0", load, own, fixed, others)
 	})
 }
 
@@ -156,17 +153,7 @@ func TestEngineCoreHangs(t *testing.T) {
 			t.Errorf("the next requests went to %v, want none at r0", who)
 		}
 		fault("resume")
-		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before["r0"] })
-		r.WaitForGrowth(fixed) // they waited for it
-		load.WaitForRequests(6)
-		load.Stop()
-		load.Report()
-		r.WaitForGrowth(own)
-		r.WaitForGrowth(others)
-		r.RequireTexts(own)
-		r.RequireTexts(fixed)
-		r.RequireTexts(others)
-		r.tally()
+		r.requireRecovery("r0", load, own, fixed, others)
 	})
 }
 
