@@ -3,40 +3,27 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"log/slog"
 	"maps"
-	"net"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/datadriven"
 	"go.uber.org/goleak"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/plantest"
-	"github.com/cascadeinfer/cascade/xds/internal/reportstream"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
-	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -79,14 +66,12 @@ func TestFleetScenarios(t *testing.T) {
 		counters := CounterFile{filepath.Join(t.TempDir(), "counters.json")}
 		synctest.Test(t, func(t *testing.T) {
 			w := &world{t: t, counters: counters, planes: map[string]*plane{}, streams: map[string]api.Fleet_ReportClient{}, loads: map[string]loadreport.Report{}}
+			defer w.end()
 			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 				w.out.Reset()
 				w.do(d)
 				return w.out.String()
 			})
-			for _, p := range w.planes {
-				p.end()
-			}
 		})
 	})
 }
@@ -102,110 +87,11 @@ type world struct {
 	out      strings.Builder
 }
 
-// plane is a control plane. It is a Publisher that records the last snapshot.
-type plane struct {
-	*Fleet
-	t    *testing.T
-	api  api.FleetClient
-	log  testkit.Log
-	seen int // bytes of log that were printed
-	end  func()
-	dead bool // killed: its writes fail
-
-	mu   sync.Mutex
-	last *Snapshot
-}
-
-// Publish implements Publisher.
-func (p *plane) Publish(s *Snapshot) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.last != nil && s.Epoch < p.last.Epoch {
-		p.t.Errorf("%s publishes epoch %d after %d", p.cfg.Name, s.Epoch, p.last.Epoch)
+// end ends the control planes, after a failure too: goroutines that outlive the bubble would hide it.
+func (w *world) end() {
+	for _, p := range w.planes {
+		p.end()
 	}
-	p.last = s
-}
-
-func (p *plane) published() *Snapshot {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.last
-}
-
-// faultyStore is a store whose writes fail or whose watch is slow.
-type faultyStore struct {
-	store.Memory
-	mu        sync.Mutex
-	fault     string
-	writes    int
-	delivered chan struct{} // nil: the watch is not slow
-	works     chan struct{} // closed when a hung store works again
-}
-
-// connection is the store as one control plane uses it.
-type connection struct {
-	*faultyStore
-	plane *plane
-}
-
-func (c connection) CompareAndSwap(ctx context.Context, old store.Version, o store.Object) (store.Version, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.writes++
-	if c.fault == "hung" { // as a write in the kernel, which no context ends
-		works := c.works
-		c.mu.Unlock()
-		<-works
-		c.mu.Lock()
-	}
-	why, failing := map[string]error{"full": syscall.ENOSPC, "read-only": syscall.EROFS}[c.fault]
-	switch {
-	case c.plane.dead:
-		return "", errors.New("dead")
-	case failing: // as on a full disk: each error names another temporary file
-		return "", fmt.Errorf("plan file x: %w", &fs.PathError{Op: "open", Path: fmt.Sprint("x.tmp", c.writes), Err: why})
-	}
-	if c.fault == "late" {
-		c.mu.Unlock()
-		defer c.mu.Lock()
-		time.Sleep(writesLate)
-		defer time.Sleep(answersLate)
-	}
-	return c.Memory.CompareAndSwap(ctx, old, o)
-}
-
-// A late store writes after writesLate, so that all control planes that read the same
-// object begin their writes before the first one is made, and answers after answersLate.
-const (
-	writesLate  = 100 * time.Millisecond
-	answersLate = 500 * time.Millisecond
-)
-
-func (c connection) Watch(ctx context.Context) <-chan store.Update {
-	in, out := c.Memory.Watch(ctx), make(chan store.Update)
-	go func() {
-		defer close(out)
-		for u := range in {
-			c.mu.Lock()
-			delivered, unreadable := c.delivered, c.fault == "unreadable"
-			c.mu.Unlock()
-			if unreadable {
-				u.Err = errors.New("garbage")
-			}
-			if delivered != nil {
-				select {
-				case <-delivered:
-				case <-ctx.Done():
-					continue
-				}
-			}
-			select {
-			case out <- u:
-			case <-ctx.Done():
-			}
-		}
-	}()
-	return out
 }
 
 func (w *world) do(d *datadriven.TestData) {
@@ -348,52 +234,6 @@ func replicas(ids []string) (list []policies.Replica) {
 	return list
 }
 
-// start starts a control plane behind a server.
-func (w *world) start(name string, list []policies.Replica, shared, counters bool) {
-	rules := testRules(PolicyDefault)
-	rules.Name, rules.Shared = name, shared
-	p := &plane{t: w.t}
-	cfg := Config{
-		Rules: rules, Replicas: list, Store: connection{&w.store, p}, Publisher: p,
-		Logger: slog.New(slog.NewTextHandler(&p.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
-	}
-	if counters {
-		cfg.Counters = w.counters
-	}
-	f, err := New(cfg)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	p.Fleet = f
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := f.Run(ctx); err != nil {
-			w.printError(err)
-		}
-	})
-	server, lis := grpc.NewServer(), bufconn.Listen(1<<16)
-	api.RegisterFleetServer(server, f.Service())
-	wg.Go(func() { _ = server.Serve(lis) })
-	conn, err := grpc.NewClient("passthrough:///fleet", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	p.api = api.NewFleetClient(conn)
-	p.end = func() {
-		cancel()
-		synctest.Wait()
-		conn.Close()
-		server.Stop()
-		wg.Wait()
-		if err := f.Drain(context.Background(), "r0"); !errors.Is(err, reportstream.ErrStopped) {
-			w.t.Errorf("an order to a control plane that has ended: %v", err)
-		}
-	}
-	w.planes[name] = p
-}
-
 // report sends reports over a stream and prints the last reply.
 func (w *world) report(p *plane, id string, options []string) {
 	name := id
@@ -469,65 +309,4 @@ func (w *world) write(words []string) {
 	}
 	_, err := w.store.Memory.CompareAndSwap(w.t.Context(), u.Version, store.Object{Epoch: plan.Epoch, Plans: []policies.Plan{plan}})
 	w.printError(err)
-}
-
-func (w *world) show(names []string) {
-	var first *Snapshot
-	for _, name := range names {
-		p := w.planes[name]
-		now, last := p.Snapshot(), p.published()
-		if last == nil {
-			fmt.Fprintf(&w.out, "%s publishes nothing\n", name)
-			continue
-		}
-		role := map[bool]string{true: "leads", false: "follows " + cmp.Or(now.Leadership.Holder, "no control plane")}[now.Leadership.Leading]
-		fmt.Fprintf(&w.out, "%s %s, epoch %d: %s\n ", name, role, last.Epoch, plantest.Format(last.Models[0].Plan))
-		var connected, notes []string
-		m := now.Models[0]
-		for _, r := range m.Replicas {
-			if r.Connected {
-				connected = append(connected, string(r.ID))
-			}
-			if r.Residents > 0 {
-				notes = append(notes, fmt.Sprintf("%s has %d requests", r.ID, r.Residents))
-			}
-			if r.Health == resources.Unhealthy {
-				notes = append(notes, fmt.Sprintf("%s for %v: %s", r.ID, now.Time.Sub(r.HealthSince).Round(time.Second), r.Reason))
-			}
-			if r.Drained {
-				notes = append(notes, fmt.Sprintf("%s is drained, in stage %d", r.ID, r.Stage))
-			}
-		}
-		if m.Pin != nil {
-			notes = append(notes, "pinned by "+m.Pin.By)
-		}
-		if h := now.Held; h != nil {
-			notes = append(notes, "held: "+h.Text)
-		}
-		for _, fault := range p.StoreFaults() {
-			notes = append(notes, fmt.Sprintf("store: %s fails for %v", fault.Operation, time.Since(fault.Since).Round(time.Second)))
-		}
-		if n := len(now.Refused); n > 0 {
-			notes = append(notes, fmt.Sprintf("%d resources refused", n))
-		}
-		if accepted, refused := p.ReportCounts(); accepted+refused > 0 {
-			notes = append(notes, fmt.Sprintf("%d reports accepted, %d streams refused", accepted, refused))
-		}
-		fmt.Fprintf(&w.out, "%s; connected %v; %s\n", routing(last), connected, m.Reason)
-		for _, n := range notes {
-			fmt.Fprintf(&w.out, "  %s\n", n)
-		}
-		if first == nil {
-			first = last
-		}
-		v, want := last.View(resources.Settings{}), first.View(resources.Settings{})
-		if !reflect.DeepEqual(v, want) {
-			fmt.Fprintf(&w.out, "%s publishes something else than %s:\n%+v\n%+v\n", name, names[0], v, want)
-		}
-		set, err := resources.Build(v)
-		wanted, _ := resources.Build(want)
-		if err != nil || !set.Equal(wanted) {
-			fmt.Fprintf(&w.out, "the resources differ: %v\n", err)
-		}
-	}
 }
