@@ -1,9 +1,9 @@
 package policies
 
-// Cost holds the coefficients of an engine's iteration and prefill time, the
-// D0…D4 of the paper's eq. 1 in seconds, and the attention penalty for
-// unequal lengths in one batch. An iteration that decodes n sequences of
-// total length ΣL and prefills uncached prompt parts takes about
+// Cost is the iteration model of an engine: the coefficients of its iteration and
+// prefill time, in seconds, and the attention penalty for unequal lengths in one batch.
+// What requests experience is another model, QoE. An iteration that decodes n sequences
+// of total length ΣL and prefills uncached prompt parts takes about
 //
 //	D0 + D1·n + D2·ΣI + D3·ΣI² + D4·(ΣL + Kappa·n·(Lmax − Lmean)/n)
 //

@@ -5,13 +5,15 @@ package policies
 //
 // Invariants, checked by Validate:
 //  1. Flow, Cost and Capacity are valid,
-//  2. Snapshot is nil or has one valid batch per bucket: sums finite, not negative,
+//  2. Snapshot is nil, or has one valid batch per bucket (sums finite, not negative) and
+//     QoE is valid,
 //  3. Replicas is positive,
 //  4. Transfer and Limits are valid.
 type Workload struct {
 	Flow     Flow
 	Snapshot []Batch // in-flight requests by bucket of Flow.Edges; nil unless the policy plans on snapshots
-	Cost     Cost
+	QoE      QoE     // prices the snapshot; not read without one
+	Cost     Cost    // prices the flow
 	Capacity Capacity
 	Replicas int // to divide among the stages; ≥ 1
 	Transfer Transfer
@@ -27,6 +29,11 @@ func (w Workload) Validate() error {
 	}
 	if w.Snapshot != nil && len(w.Snapshot) != len(w.Flow.Edges) {
 		return &Violation{"workload", "2: the snapshot must have one batch per bucket"}
+	}
+	if w.Snapshot != nil {
+		if err := w.QoE.Validate(); err != nil {
+			return &Violation{"workload", "2: a snapshot needs a QoE model: " + err.Error()}
+		}
 	}
 	for _, b := range w.Snapshot {
 		for _, x := range [...]float64{b.N, b.SumI, b.SumI2, b.SumL} {

@@ -34,6 +34,7 @@ func workload(edit func(*policies.Workload)) policies.Workload {
 	w := policies.Workload{
 		Flow:     policies.NewFlow([]policies.Tokens{0, 16, 32}),
 		Snapshot: make([]policies.Batch, 3),
+		QoE:      policies.QoE{D0: 1},
 		Cost:     policies.Cost{D0: 1},
 		Capacity: policies.Capacity{KV: 1, Batch: 1},
 		Replicas: 1,
@@ -77,6 +78,14 @@ func TestValidate(t *testing.T) {
 		{"cost D3 infinite", policies.Cost{D0: 1, D3: inf}, "2:"},
 		{"cost D4 negative", policies.Cost{D0: 1, D4: -1}, "2:"},
 		{"cost kappa negative", policies.Cost{D0: 1, Kappa: -1}, "2:"},
+
+		{"QoE", policies.QoE{D0: 1}, ""},
+		{"QoE of the input alone", policies.QoE{D2: 1}, ""},
+		{"QoE D0 negative", policies.QoE{D0: -1, D1: 2}, "1:"},
+		{"QoE D1 NaN", policies.QoE{D1: nan}, "1:"},
+		{"QoE D3 infinite", policies.QoE{D3: inf}, "1:"},
+		{"QoE D4 negative", policies.QoE{D0: 1, D4: -1}, "1:"},
+		{"QoE without a coefficient", policies.QoE{}, "2:"},
 
 		{"capacity", policies.Capacity{KV: 1, Batch: 1, TransferRate: 2}, ""},
 		{"capacity no KV", policies.Capacity{Batch: 1}, "1:"},
@@ -124,7 +133,8 @@ func TestValidate(t *testing.T) {
 		{"flow short column", policies.Flow{Edges: []policies.Tokens{0}}, "2:"},
 
 		{"workload", workload(func(*W) {}), ""},
-		{"workload no snapshot", workload(func(w *W) { w.Snapshot = nil }), ""},
+		{"workload no snapshot", workload(func(w *W) { w.Snapshot, w.QoE = nil, policies.QoE{} }), ""},
+		{"workload a snapshot without QoE", workload(func(w *W) { w.QoE = policies.QoE{} }), "2:"},
 		{"workload flow", workload(func(w *W) { w.Flow.Tokens[1] = nan }), "1:"},
 		{"workload cost", workload(func(w *W) { w.Cost.D0 = 0 }), "1:"},
 		{"workload capacity", workload(func(w *W) { w.Capacity.KV = 0 }), "1:"},

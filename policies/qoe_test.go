@@ -15,7 +15,7 @@ func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(math.Abs(a), mat
 func TestQoE(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
-		c := policies.Cost{D0: 1 + rng.Float64(), D1: rng.Float64(), D2: rng.Float64(), D3: rng.Float64(), D4: rng.Float64()}
+		c := policies.QoE{D0: 1 + rng.Float64(), D1: rng.Float64(), D2: rng.Float64(), D3: rng.Float64(), D4: rng.Float64()}
 		var whole, left, right policies.Batch
 		n := 1 + rng.IntN(20)
 		request := c.D0
@@ -30,27 +30,27 @@ func TestQoE(t *testing.T) {
 				right = right.Add(input, length)
 			}
 		}
-		if got := c.RequestQoE(whole); !near(got, request) {
+		if got := c.OfRequest(whole); !near(got, request) {
 			t.Fatalf("request QoE %v, want %v", got, request)
 		}
-		if got := c.BatchQoE(whole); !near(got, float64(n)*request) {
+		if got := c.OfBatch(whole); !near(got, float64(n)*request) {
 			t.Fatalf("batch QoE %v, want n times %v", got, request)
 		}
 		if sum := left.Plus(right); sum != whole {
 			t.Fatalf("halves add to %+v, want %+v", sum, whole)
 		}
 		// k parts cost n·D0 + w/k together: convex in k, falling.
-		w := c.BatchQoE(whole) - float64(n)*c.D0
+		w := c.OfBatch(whole) - float64(n)*c.D0
 		for k := 1; k < 5; k++ {
-			if got, want := float64(k)*c.BatchQoE(whole.Divide(k)), float64(n)*c.D0+w/float64(k); !near(got, want) {
+			if got, want := float64(k)*c.OfBatch(whole.Divide(k)), float64(n)*c.D0+w/float64(k); !near(got, want) {
 				t.Fatalf("%d parts cost %v, want %v", k, got, want)
 			}
 		}
-		if got := c.Scale(2).BatchQoE(whole); !near(got, 2*c.BatchQoE(whole)) {
+		if got := c.Scale(2).OfBatch(whole); !near(got, 2*c.OfBatch(whole)) {
 			t.Fatalf("twice the cost gives %v", got)
 		}
 	}
-	if q := (policies.Cost{D0: 3}).BatchQoE(policies.Batch{}); q != 0 {
+	if q := (policies.QoE{D0: 3}).OfBatch(policies.Batch{}); q != 0 {
 		t.Errorf("the empty batch costs %v", q)
 	}
 }

@@ -19,7 +19,7 @@ type BoundaryView struct {
 	Next       []Sequence // requests of all replicas of the next stage
 	Peers      int        // replicas of the own stage
 	Successors int        // replicas of the next stage
-	Cost       Cost
+	QoE        QoE        // prices both sides
 }
 
 // Refiner proposes where the boundary between two stages should lie.

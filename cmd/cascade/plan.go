@@ -153,7 +153,7 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 	}
 	w := policies.Workload{
 		Flow: countFlow(requests, policies.BucketEdges(policies.Tokens(p.context), planBuckets), !p.noPrefixCache),
-		Cost: profile.Cost(), Capacity: profile.Capacity(), Transfer: profile.Transfer(), Replicas: p.replicas,
+		QoE:  profile.QoEModel(), Cost: profile.Cost(), Capacity: profile.Capacity(), Transfer: profile.Transfer(), Replicas: p.replicas,
 		Limits: policies.Limits{Stages: p.stages, Iteration: p.iteration.Seconds(), Pooling: p.pooling},
 	}
 	w.Snapshot = steadyBatches(w, requests)

@@ -13,7 +13,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Profile is the cost model of one engine: one model on one kind of device.
+// Profile is the cost model of one engine: one model on one kind of device. It holds two
+// models that must not be confused: the coefficients D0…D4 and Kappa price an iteration, and
+// QoE predicts what requests experience.
 // It is inert data and is passed by value.
 //
 // Invariants, checked by Validate:
@@ -21,7 +23,8 @@ import (
 //  2. the coefficients form a valid policies.Cost,
 //  3. KVTokens, KVBytesPerToken and MaxBatch are positive,
 //  4. Ranks ≥ 1, and the remaining quantities are finite and not negative,
-//  5. WeightSeconds ≤ D0.
+//  5. WeightSeconds ≤ D0,
+//  6. QoE is zero, or its coefficients form a valid policies.QoE.
 type Profile struct {
 	Name   string `json:"name"`   // for instance "h200-llama-3.1-8b"
 	Source string `json:"source"` // where the measurements come from, by public name
@@ -56,6 +59,10 @@ type Profile struct {
 	LinkRate float64 `json:"link_rate"`
 
 	FitError FitError `json:"fit_error"`
+
+	// QoE is what requests experience, as regressed; omitted where nothing was regressed. Use
+	// QoEModel.
+	QoE QoE `json:"qoe,omitzero"`
 }
 
 // FitError is the relative error of the decode part of a fitted profile
@@ -115,6 +122,7 @@ func (p Profile) Validate() error {
 		{"weight_seconds", p.WeightSeconds}, {"reduce_seconds", p.ReduceSeconds},
 		{"transfer_base", p.TransferBase}, {"link_rate", p.LinkRate},
 		{"fit_error.p50", p.FitError.P50}, {"fit_error.p90", p.FitError.P90},
+		{"qoe.fit_error.p50", p.QoE.FitError.P50}, {"qoe.fit_error.p90", p.QoE.FitError.P90},
 	} {
 		if !(f.value >= 0) || math.IsInf(f.value, 0) {
 			return fmt.Errorf(`%s: field %q: must be finite and not negative, not %v`, at, f.name, f.value)
@@ -122,6 +130,11 @@ func (p Profile) Validate() error {
 	}
 	if p.WeightSeconds > p.D0 {
 		return fmt.Errorf(`%s: field "weight_seconds": is %v, more than d0 (%v), of which it is a part`, at, p.WeightSeconds, p.D0)
+	}
+	if p.QoE != (QoE{}) {
+		if err := p.QoE.Coefficients().Validate(); err != nil {
+			return fmt.Errorf(`%s: field "qoe": %w`, at, err)
+		}
 	}
 	return p.Cost().Validate()
 }
@@ -131,6 +144,8 @@ func (p Profile) Validate() error {
 func (p Profile) Scale(speed float64) Profile {
 	c := p.Cost().Scale(1 / speed)
 	p.D0, p.D1, p.D2, p.D3, p.D4 = c.D0, c.D1, c.D2, c.D3, c.D4
+	q := p.QoE.Coefficients().Scale(1 / speed)
+	p.QoE.D0, p.QoE.D1, p.QoE.D2, p.QoE.D3, p.QoE.D4 = q.D0, q.D1, q.D2, q.D3, q.D4
 	p.WeightSeconds /= speed
 	p.ReduceSeconds /= speed
 	p.TransferBase /= speed
@@ -142,7 +157,7 @@ func (p Profile) Scale(speed float64) Profile {
 // times as many ranks: weights, attention and KV cache are divided evenly, the
 // fixed rest of an iteration is not, and every iteration pays ReduceSeconds.
 // n below 2 returns the profile unchanged. It is an extrapolation: no table of
-// ours measures it.
+// ours measures it, and a regressed QoE model is dropped.
 func (p Profile) TensorParallel(n int) Profile {
 	if n < 2 {
 		return p
@@ -160,6 +175,7 @@ func (p Profile) TensorParallel(n int) Profile {
 	spare := policies.Tokens(float64(p.WeightBytes) * (f - 1) / float64(p.KVBytesPerToken))
 	p.KVTokens = p.KVTokens*policies.Tokens(n) + spare
 	p.Ranks *= n
+	p.QoE = QoE{}
 	return p
 }
 

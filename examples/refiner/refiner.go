@@ -90,5 +90,5 @@ func cost(b policies.BoundaryView, at policies.Tokens) float64 {
 	own, next := max(b.Peers, 1), max(b.Successors, 1)
 	put(b.Local, float64(own))
 	put(b.Next, 1)
-	return float64(float64(own)*b.Cost.BatchQoE(lower.Divide(own))) + float64(float64(next)*b.Cost.BatchQoE(upper.Divide(next)))
+	return float64(float64(own)*b.QoE.OfBatch(lower.Divide(own))) + float64(float64(next)*b.QoE.OfBatch(upper.Divide(next)))
 }

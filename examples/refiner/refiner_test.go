@@ -26,7 +26,7 @@ func TestEven(t *testing.T) {
 		}
 		return list
 	}
-	crowd := policies.BoundaryView{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Cost: policies.Cost{D0: 0.01, D1: 0.001}, Local: same(99, 600), Next: append(same(60, 1100), same(60, 3000)...)}
+	crowd := policies.BoundaryView{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, QoE: policies.QoE{D0: 0.01, D1: 0.001}, Local: same(99, 600), Next: append(same(60, 1100), same(60, 3000)...)}
 	for _, c := range []struct {
 		name string
 		b    policies.BoundaryView

@@ -64,11 +64,11 @@ type Config struct {
 	// requests may still start there. It is called once per scan. nil: always.
 	CanReceive func() bool
 	// Detector finds outliers, Placer chooses where requests start, Refiner proposes
-	// the boundary to the next stage, priced by Cost. nil disables each.
+	// the boundary to the next stage, priced by QoE. nil disables each.
 	Detector policies.Detector
 	Placer   policies.Placer
 	Refiner  policies.Refiner
-	Cost     policies.Cost
+	QoE      policies.QoE
 	// MigrationCost estimates the time to migrate so many tokens to a peer over the
 	// link between the two; sellers prefer cheap peers. It must be a pure function.
 	// nil: all peers cost the same.
@@ -107,8 +107,8 @@ func (c Config) validate() (Config, error) {
 		return c, fmt.Errorf("market of %s: Capacity, MaxOffers and SampleSize must not be negative", c.Self)
 	}
 	if c.Refiner != nil {
-		if err := c.Cost.Validate(); err != nil {
-			return c, fmt.Errorf("market of %s: Cost of the Refiner: %w", c.Self, err)
+		if err := c.QoE.Validate(); err != nil {
+			return c, fmt.Errorf("market of %s: QoE of the Refiner: %w", c.Self, err)
 		}
 	}
 	for _, d := range [...]struct {

@@ -56,7 +56,7 @@ func TestConfig(t *testing.T) {
 		"Self": func(c *Config) { c.Self = "" }, "Executor": func(c *Config) { c.Executor = nil }, "Network": func(c *Config) { c.Network = nil },
 		"Residents": func(c *Config) { c.Residents = nil }, "Load": func(c *Config) { c.Load = nil }, "Capacity": func(c *Config) { c.Capacity = -1 },
 		"MaxOffers": func(c *Config) { c.MaxOffers = -1 }, "ScanInterval": func(c *Config) { c.ScanInterval = -1 }, "SummaryMaxAge": func(c *Config) { c.SummaryMaxAge = -1 },
-		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "MaxConcurrentSends": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "SpillPercent": func(c *Config) { c.SpillPercent = -1 },
+		"QoE": func(c *Config) { c.Refiner = refine.Paper{} }, "MaxConcurrentSends": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "SpillPercent": func(c *Config) { c.SpillPercent = -1 },
 	} {
 		c := good()
 		change(&c)
@@ -173,7 +173,7 @@ func TestProposal(t *testing.T) {
 		residents = append(residents, frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 50 * i}})
 	}
 	c := good(residents...)
-	c.Refiner, c.Cost = refine.Paper{}, policies.Cost{D0: 0.01, D1: 1e-4, D4: 1e-7}
+	c.Refiner, c.QoE = refine.Paper{}, policies.QoE{D0: 0.01, D1: 1e-4, D4: 1e-7}
 	m, err := New(c)
 	if err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ func (m *Market) buildBorder(ask *xds.Refine) (policies.BoundaryView, bool) {
 	}
 	b := policies.BoundaryView{
 		Low: policies.Tokens(ask.GetLow()), Boundary: policies.Tokens(ask.GetBoundary()), High: policies.Tokens(ask.GetHigh()),
-		Peers: int(ask.GetPeers()), Successors: int(ask.GetSuccessors()), Cost: m.cfg.Cost, Next: sequences(ask.GetNext()),
+		Peers: int(ask.GetPeers()), Successors: int(ask.GetSuccessors()), QoE: m.cfg.QoE, Next: sequences(ask.GetNext()),
 	}
 	if b.High == 0 {
 		b.High = policies.Unbounded

@@ -20,8 +20,9 @@ const (
 	// ν/φ where the request crosses.
 	Latency
 	// Snapshot minimises the paper's QoE of the in-flight requests (eq. 1)
-	// in policies.Workload.Snapshot. Crossings are charged for the requests
-	// that cross in one iteration, which is the period that eq. 1 prices.
+	// in policies.Workload.Snapshot, by policies.Workload.QoE. Its unit is a delay per
+	// output token, summed over requests. So a crossing is charged its delay over the
+	// output length: by Little's law the requests that cross while one token takes.
 	// Pooling and utilisation limits do not apply: the model has no load.
 	Snapshot
 )
@@ -71,9 +72,8 @@ func (s stage) countAtPrice(lambda, limit float64) float64 {
 type load struct {
 	tokens  float64 // φ, or n of the snapshot
 	held    float64 // ψ, or ΣL of the snapshot
-	work    float64 // u: replicas' worth of work; in the snapshot ΣD·F, F1…F4, in seconds
+	work    float64 // u: replicas' worth of work; in the snapshot Σ Dk·Fk of F1…F4, in seconds
 	weight  float64 // ν
-	decode  float64 // snapshot only: D1·n + D4·ΣL, the part of work in every iteration
 	longest float64 // largest length that occurs
 	squares float64 // Σ φ·L², L being each bucket's mean length
 }
@@ -114,11 +114,9 @@ func (p *pricing) cell(b int) load {
 	c, f := p.w.Cost, p.w.Flow
 	if p.model == Snapshot {
 		x := p.w.Snapshot[b]
-		decode := float64(c.D1*x.N) + float64(c.D4*x.SumL)
-		return load{
-			tokens: x.N, held: x.SumL, weight: x.N, decode: decode,
-			work: decode + float64(c.D2*x.SumI) + float64(c.D3*x.SumI2),
-		}
+		m := p.w.QoE
+		m.D0 = 0 // paid by every request, whatever its batch: base
+		return load{tokens: x.N, held: x.SumL, weight: x.N, work: m.OfRequest(x)}
 	}
 	l := load{tokens: f.Tokens[b], held: f.Reads[b], weight: f.Tokens[b]}
 	l.work = float64(c.D1*f.Tokens[b]) + float64(c.D4*f.Reads[b]) + float64(c.D2*f.Prefill[b]) + float64(c.D3*f.Prefill2[b])
@@ -157,12 +155,12 @@ func (p *pricing) crossingWeight(b int) float64 {
 		}
 		return 0
 	case Snapshot:
-		// One iteration of the whole set on all replicas.
+		// The time of one token with the whole set on all replicas.
 		work := 0.0
 		for _, c := range p.cells {
 			work += c.work
 		}
-		return p.w.Cost.D0 + work/float64(p.w.Replicas)
+		return p.w.QoE.D0 + work/float64(p.w.Replicas)
 	}
 	return 1
 }
@@ -182,7 +180,7 @@ func (p *pricing) stages() int {
 func (l load) plus(o load) load {
 	return load{
 		tokens: l.tokens + o.tokens, held: l.held + o.held, work: l.work + o.work,
-		weight: l.weight + o.weight, decode: l.decode + o.decode, longest: max(l.longest, o.longest), squares: l.squares + o.squares,
+		weight: l.weight + o.weight, longest: max(l.longest, o.longest), squares: l.squares + o.squares,
 	}
 }
 
@@ -203,13 +201,16 @@ func (p *pricing) over(i, j int) load {
 const batchSpread = 2
 
 // base returns the part of an iteration's time, as a request experiences it, that does
-// not depend on the number of replicas: D0, the request's own share, and the penalty of
-// unequal lengths in one batch. The own share is included because requests arrive at
+// not depend on the number of replicas: D0 and, in the flow models, the request's own
+// share and the penalty of unequal lengths in one batch. The own share is included because requests arrive at
 // random: each finds the other requests of an average moment, plus itself. It is the
 // waiting time in a nearly idle stage.
 func (p *pricing) base(l load) float64 {
 	c := p.w.Cost
-	if p.model == Snapshot || l.tokens == 0 {
+	switch {
+	case p.model == Snapshot:
+		return p.w.QoE.D0
+	case l.tokens == 0:
 		return c.D0
 	}
 	mean := l.held / l.tokens
@@ -222,11 +223,12 @@ func (p *pricing) base(l load) float64 {
 	return c.D0 + own + float64(float64(c.Kappa*c.D4)*above)
 }
 
-// iteration predicts the iteration time of a load on k replicas.
+// iteration predicts the iteration time of a load on k replicas, as a request experiences
+// it: the seconds per output token, prefills included.
 func (p *pricing) iteration(l load, k float64) float64 {
 	base := p.base(l)
 	if p.model == Snapshot {
-		return base + l.decode/k
+		return base + l.work/k
 	}
 	if k <= l.work {
 		return math.Inf(1)
@@ -268,7 +270,7 @@ func (p *pricing) need(l load, base float64, j int) float64 {
 		grows := u // what k divides, as a share of the limit's slack
 		slack := 1 - base/limit
 		if p.model == Snapshot {
-			grows, slack = l.decode, limit-base
+			grows, slack = l.work, limit-base
 		}
 		switch {
 		case slack < 0 || slack == 0 && grows > 0:

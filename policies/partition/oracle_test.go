@@ -99,12 +99,12 @@ func stagePrice(m partition.Objective, w policies.Workload, low, high policies.T
 	}
 	if m == partition.Snapshot {
 		one := batch.Divide(int(k))
-		iteration := w.Cost.D0 + w.Cost.D1*one.N + w.Cost.D4*one.SumL
+		iteration := w.QoE.OfRequest(one)
 		if one.N > float64(w.Capacity.Batch) || one.SumL > float64(w.Capacity.KV) ||
 			w.Limits.Iteration > 0 && iteration > w.Limits.Iteration {
 			return none
 		}
-		return k*w.Cost.BatchQoE(one) + transfer
+		return k*w.QoE.OfBatch(one) + transfer
 	}
 	u := work
 	if k <= u || k < u+w.Limits.Pooling*math.Sqrt(u) || w.Limits.Utilisation > 0 && u/k > w.Limits.Utilisation {
@@ -161,7 +161,7 @@ func crossingWeight(m partition.Objective, w policies.Workload, b int) float64 {
 		for _, s := range w.Snapshot {
 			all = all.Plus(s)
 		}
-		return w.Cost.RequestQoE(all.Divide(w.Replicas))
+		return w.QoE.OfRequest(all.Divide(w.Replicas))
 	}
 	return 1
 }

@@ -77,6 +77,7 @@ func TestPartitioner(t *testing.T, p policies.Partitioner) {
 		for name, edit := range map[string]func(*policies.Workload){
 			"edges":       func(w *policies.Workload) { w.Flow.Edges = []policies.Tokens{1, 2, 3, 4} },
 			"rate":        func(w *policies.Workload) { w.Flow.Tokens[0] = math.NaN() },
+			"QoE":         func(w *policies.Workload) { w.QoE = policies.QoE{} },
 			"cost":        func(w *policies.Workload) { w.Cost.D0 = 0 },
 			"capacity":    func(w *policies.Workload) { w.Capacity.KV = 0 },
 			"replicas":    func(w *policies.Workload) { w.Replicas = 0 },
@@ -149,6 +150,7 @@ func idle() policies.Workload {
 	return policies.Workload{
 		Flow:     policies.NewFlow([]policies.Tokens{0, 16, 32, 64}),
 		Snapshot: make([]policies.Batch, 4),
+		QoE:      policies.QoE{D0: 0.01, D1: 1e-5, D4: 1e-8},
 		Cost:     policies.Cost{D0: 0.01, D1: 1e-5, D4: 1e-8},
 		Capacity: policies.Capacity{KV: 100000, Batch: 100},
 		Replicas: 4,

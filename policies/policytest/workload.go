@@ -7,10 +7,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// H20Cost is a cost similar to a 3B model on one H20 GPU: round numbers for tests, not a
-// measurement.
-func H20Cost() policies.Cost {
-	return policies.Cost{D0: 6e-3, D1: 15e-6, D2: 72e-6, D3: 1.9e-9, D4: 41e-9}
+// H200Cost is the iteration model of the built-in profile h200-llama-3.1-8b, which this
+// package cannot import; a test of package engine/cost compares both.
+func H200Cost() policies.Cost {
+	return policies.Cost{D0: 0.0047037, D1: 4.2016e-6, D2: 2.7064e-5, D3: 6.6265e-10, D4: 3.135e-8}
+}
+
+// H200QoE is the QoE model of the same profile.
+func H200QoE() policies.QoE {
+	c := H200Cost()
+	return policies.QoE{D0: c.D0, D1: c.D1, D2: c.D2 / 324, D3: c.D3 / 324, D4: c.D4}
 }
 
 // RandomWorkload returns a valid random workload with 1–7 buckets and 1–7 replicas, from
@@ -24,7 +30,8 @@ func RandomWorkload(rng *rand.Rand) policies.Workload {
 	w := policies.Workload{
 		Flow:     policies.NewFlow(edges),
 		Snapshot: make([]policies.Batch, n),
-		Cost:     H20Cost(),
+		QoE:      H200QoE(),
+		Cost:     H200Cost(),
 		Replicas: 1 + rng.IntN(7),
 	}
 	spread := 3 * rng.Float64() // 0: all buckets alike
@@ -86,7 +93,8 @@ func ChatWorkload(edges []policies.Tokens, replicas int, share float64, seed uin
 	w := policies.Workload{
 		Flow:     policies.NewFlow(edges),
 		Snapshot: make([]policies.Batch, len(edges)),
-		Cost:     H20Cost(),
+		QoE:      H200QoE(),
+		Cost:     H200Cost(),
 		Capacity: policies.Capacity{KV: 1 << 20, Batch: 512},
 		Replicas: replicas,
 		Transfer: policies.Transfer{Base: 5e-3, PerToken: 4.6e-6},

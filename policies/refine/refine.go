@@ -84,7 +84,7 @@ func (d Damping) moveBoundary(b policies.BoundaryView, set []item, seen, left, r
 	if seen < cmp.Or(d.Freeze, DefaultFreeze) || len(set) == 0 {
 		return b.Boundary
 	}
-	way := bestSplit(b.Cost, set, left, right) - b.Boundary
+	way := bestSplit(b.QoE, set, left, right) - b.Boundary
 	smoothing := policies.Tokens(min(cmp.Or(max(d.Smoothing, 0), DefaultSmoothing), 1000))
 	to := b.Boundary + way/1000*smoothing + way%1000*smoothing/1000
 	return min(max(to, b.Low+1), b.High-1)
@@ -124,7 +124,7 @@ func weigh(s policies.Sequence, n int) item {
 //
 // The sums are whole numbers, exact in a float64 up to 2^53, so a part is the whole
 // minus the rest without rounding.
-func bestSplit(c policies.Cost, set []item, left, right int) policies.Tokens {
+func bestSplit(m policies.QoE, set []item, left, right int) policies.Tokens {
 	slices.SortFunc(set, func(a, b item) int { return cmp.Compare(a.length, b.length) })
 	var whole, below policies.Batch
 	for _, s := range set {
@@ -135,7 +135,7 @@ func bestSplit(c policies.Cost, set []item, left, right int) policies.Tokens {
 		// A boundary cannot separate equal lengths.
 		if i == 0 || s.length != set[i-1].length {
 			above := policies.Batch{N: whole.N - below.N, SumI: whole.SumI - below.SumI, SumI2: whole.SumI2 - below.SumI2, SumL: whole.SumL - below.SumL}
-			q := quality(c, below, left) + quality(c, above, right)
+			q := quality(m, below, left) + quality(m, above, right)
 			if i == 0 || q < best {
 				at, best = s.length, q
 			}
@@ -147,6 +147,6 @@ func bestSplit(c policies.Cost, set []item, left, right int) policies.Tokens {
 
 // quality is the QoE of a set divided evenly among k replicas (paper, eq. 1 and
 // the planner's recursion): k·Q^(set/k) = n·D0 + w/k.
-func quality(c policies.Cost, b policies.Batch, k int) float64 {
-	return float64(k) * c.BatchQoE(b.Divide(k))
+func quality(m policies.QoE, b policies.Batch, k int) float64 {
+	return float64(k) * m.OfBatch(b.Divide(k))
 }

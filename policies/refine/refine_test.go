@@ -8,9 +8,10 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var cost = policies.Cost{D0: 0.01, D1: 1e-5, D2: 1e-7, D3: 1e-12, D4: 2e-8}
+var model = policytest.H200QoE()
 
 // random makes n sequences; few distinct lengths, so that ties are common.
 func random(rng *rand.Rand, n int) []policies.Sequence {
@@ -40,7 +41,7 @@ func brute(local, next []policies.Sequence, wl, wr, left, right int) (best float
 			for _, s := range next {
 				add(s, wr)
 			}
-			sum += n*cost.D0 + n*(cost.D1*n+cost.D2*i1+cost.D3*i2+cost.D4*l)/float64(k)
+			sum += n*model.D0 + n*(model.D1*n+model.D2*i1+model.D3*i2+model.D4*l)/float64(k)
 		}
 		return sum
 	}
@@ -56,7 +57,7 @@ func brute(local, next []policies.Sequence, wl, wr, left, right int) (best float
 
 // border is undamped, so that the proposal is the split itself.
 func border(local, next []policies.Sequence, k1, k2 int) policies.BoundaryView {
-	return policies.BoundaryView{Boundary: 1000, Low: -1, High: 1 << 40, Local: local, Next: next, Peers: k1, Successors: k2, Cost: cost}
+	return policies.BoundaryView{Boundary: 1000, Low: -1, High: 1 << 40, Local: local, Next: next, Peers: k1, Successors: k2, QoE: model}
 }
 
 var undamped = Damping{Smoothing: 1000, Freeze: 1}

@@ -117,4 +117,6 @@
 //	2026-11-21  1.1  adds cs_run_deferred_v1 (first called cs_rest_v1)
 //	2026-11-21  1.2  documents which kinds have state
 //	2026-11-21  1.3  documents that vector instructions are refused
+//	2026-11-22  1.4  partition gets the QoE model, beside the iteration model; refine gets it in place of
+//	                 the iteration model, with which guests computed the same sums, and loses kappa
 package abi

@@ -37,6 +37,7 @@ func goldenWorkload() policies.Workload {
 	f.Seen = 123_456
 	return policies.Workload{
 		Flow: f, Snapshot: []policies.Batch{{N: 10, SumI: 3000, SumI2: 1e6, SumL: 5000}, {N: 4, SumI: 9000, SumI2: 2.2e7, SumL: 11_000}, {}},
+		QoE:      policies.QoE{D0: 0.009, D1: 0.00012, D2: 1e-7, D3: 5e-13, D4: 4e-8},
 		Cost:     policies.Cost{D0: 0.008, D1: 0.00011, D2: 2e-5, D3: 1e-10, D4: 3e-8, Kappa: 0.5},
 		Capacity: policies.Capacity{KV: 400_000, Batch: 256, TransferRate: 12.5}, Replicas: 8,
 		Transfer: policies.Transfer{Base: 0.01, PerToken: 1e-6}, Limits: policies.Limits{Stages: 4, Iteration: 0.1, Pooling: 1.5, Utilisation: 0.9},
@@ -72,7 +73,7 @@ var vectors = []vector{
 		func(f []byte) uint64 { return EncodePartitionResult(f, policies.Partition{}, false) }},
 	{"refine", "two own requests, one of the next stage, an open end; the boundary moves", Refine,
 		func(a []byte) (int, error) {
-			return EncodeRefineCall(a, goldenCall, policies.BoundaryView{Boundary: 2048, Low: 0, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: goldenWorkload().Cost,
+			return EncodeRefineCall(a, goldenCall, policies.BoundaryView{Boundary: 2048, Low: 0, High: policies.Unbounded, Peers: 4, Successors: 2, QoE: goldenWorkload().QoE,
 				Local: []policies.Sequence{{Input: 100, Length: 150}, {Input: 1000, Length: 2000}}, Next: []policies.Sequence{{Input: 4000, Length: 4100}}})
 		},
 		func(f []byte) uint64 { return EncodeRefineResult(f, 1900) }},
@@ -135,13 +136,22 @@ const headerTable = `0 u32 magic
 
 const costTable = "%d f64 d0,%d f64 d1,%d f64 d2,%d f64 d3,%d f64 d4,%d f64 kappa"
 
+// qoeLines lists the coefficients of a QoE model, with a prefix to their names.
+func qoeLines(at int, prefix string) string {
+	var lines []string
+	for i := range 5 {
+		lines = append(lines, fmt.Sprintf("%d f64 %sd%d", at+8*i, prefix, i))
+	}
+	return strings.Join(lines, ",")
+}
+
 func costLines(at int) string {
 	return fmt.Sprintf(costTable, at, at+8, at+16, at+24, at+32, at+40)
 }
 
 var argTables = map[Kind]string{
-	Partition: "0 i64 kv,8 i64 batch,16 f64 transfer_rate,24 i64 replicas," + costLines(32) + ",80 f64 transfer_base,88 f64 transfer_per_token,96 i64 stages,104 f64 iteration,112 f64 pooling,120 f64 utilisation,128 u64 seen,136 u64 bits",
-	Refine:    "0 i64 boundary,8 i64 low,16 i64 high,24 i64 peers,32 i64 successors," + costLines(40) + ",88 i64 local",
+	Partition: "0 i64 kv,8 i64 batch,16 f64 transfer_rate,24 i64 replicas," + costLines(32) + ",80 f64 transfer_base,88 f64 transfer_per_token,96 i64 stages,104 f64 iteration,112 f64 pooling,120 f64 utilisation,128 u64 seen,136 u64 bits," + qoeLines(144, "qoe_"),
+	Refine:    "0 i64 boundary,8 i64 low,16 i64 high,24 i64 peers,32 i64 successors," + qoeLines(40, "") + ",80 f64 zero,88 i64 local",
 	Quote:     "0 i64 capacity,8 i64 held,16 i64 promised,24 i64 incoming,32 i64 throughput,40 i64 length,48 text request,56 u32 cause,60 u32 bits",
 	Outlier:   "0 i64 own,8 i64 mean",
 	Place:     "0 text request,8 text model,16 i64 input,24 i64 cached,32 i64 output,40 i64 max_output,48 u32 features,52 u32 bits,56 i64 hops",

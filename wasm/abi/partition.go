@@ -17,6 +17,7 @@ import "github.com/cascadeinfer/cascade/policies"
 //	      120 f64  utilisation, 0 means 1
 //	      128 u64  requests seen
 //	      136 u64  bit 0: the records have a snapshot
+//	      144 f64  D0, D1, D2, D3, D4: see policies.QoE; since 1.4
 //	record  0 i64  edge: where the length bucket starts
 //	        8 f64  arrivals, tokens, reads, prefill, prefill2, weight, crossings:
 //	               rates per second, see policies.Flow
@@ -36,10 +37,11 @@ import "github.com/cascadeinfer/cascade/policies"
 //	          all replicas; the cost is finite, the cost of one stage not NaN;
 //	          iteration times are finite and not negative
 const (
-	partitionArgs = 144
-	bucketSize    = 96
-	partitionHead = 32
-	stageSize     = 24
+	partitionArgs   = 184
+	partitionArgs10 = 144 // the arguments of 1.0
+	bucketSize      = 96
+	partitionHead   = 32
+	stageSize       = 24
 )
 
 // stageLimit bounds the stages of an answer, whatever limit a workload sets.
@@ -86,6 +88,7 @@ func EncodePartitionCall(arena []byte, c Call, w policies.Workload) (int, error)
 	putFloat(a[120:], w.Limits.Utilisation)
 	put64(a[128:], f.Seen)
 	put64(a[136:], uint64(flagIf(w.Snapshot != nil, 1)))
+	encodeQoE(a[144:], w.QoE)
 	for i := range count {
 		r := p.records[i*bucketSize:][:bucketSize]
 		put64(r, uint64(f.Edges[i]))
@@ -109,11 +112,11 @@ func EncodePartitionCall(arena []byte, c Call, w policies.Workload) (int, error)
 // policies.Workload.Validate.
 func DecodePartitionCall(frame []byte, w *policies.Workload) Status {
 	var p frameAreas
-	s := p.parse(frame, Partition, partitionArgs, bucketSize)
+	s := p.parse(frame, Partition, partitionArgs10, bucketSize)
 	if s != OK {
 		return s
 	}
-	a := p.args[:partitionArgs]
+	a := p.args[:partitionArgs10]
 	f := &w.Flow
 	if cap(f.Edges) < p.count || cap(f.Arrivals) < p.count {
 		*f = policies.NewFlow(make([]policies.Tokens, p.count))
@@ -146,7 +149,10 @@ func DecodePartitionCall(frame []byte, w *policies.Workload) Status {
 	}
 	w.Capacity = policies.Capacity{KV: policies.Tokens(u64(a)), Batch: int(u64(a[8:])), TransferRate: f64(a[16:])}
 	w.Replicas = int(u64(a[24:]))
-	w.Cost = decodeCost(a[32:])
+	w.Cost, w.QoE = decodeCost(a[32:]), policies.QoE{}
+	if len(p.args) >= partitionArgs {
+		w.QoE = decodeQoE(p.args[144:])
+	}
 	w.Transfer = policies.Transfer{Base: f64(a[80:]), PerToken: f64(a[88:])}
 	w.Limits = policies.Limits{Stages: int(u64(a[96:])), Iteration: f64(a[104:]), Pooling: f64(a[112:]), Utilisation: f64(a[120:])}
 	return OK
@@ -240,4 +246,19 @@ func DecodePartitionResult(frame []byte, result uint64, w policies.Workload) (po
 		return policies.Partition{}, ErrRule
 	}
 	return p, nil
+}
+
+func encodeCost(b []byte, c policies.Cost) {
+	b = b[:48]
+	putFloat(b, c.D0)
+	putFloat(b[8:], c.D1)
+	putFloat(b[16:], c.D2)
+	putFloat(b[24:], c.D3)
+	putFloat(b[32:], c.D4)
+	putFloat(b[40:], c.Kappa)
+}
+
+func decodeCost(b []byte) policies.Cost {
+	b = b[:48]
+	return policies.Cost{D0: f64(b), D1: f64(b[8:]), D2: f64(b[16:]), D3: f64(b[24:]), D4: f64(b[32:]), Kappa: f64(b[40:])}
 }

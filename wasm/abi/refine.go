@@ -9,7 +9,8 @@ import "github.com/cascadeinfer/cascade/policies"
 //	       16 i64  high: end of the next; 2^63−1 is open
 //	       24 i64  peers: replicas of the own stage
 //	       32 i64  successors: replicas of the next stage
-//	       40 f64  D0, D1, D2, D3, D4, kappa: see policies.Cost
+//	       40 f64  D0, D1, D2, D3, D4: see policies.QoE
+//	       80 f64  0; before 1.4 kappa
 //	       88 i64  local: number of records that are the own replica's requests
 //	record  0 i64  input tokens
 //	        8 i64  length
@@ -22,6 +23,7 @@ import "github.com/cascadeinfer/cascade/policies"
 const (
 	refineArgs   = 96
 	sequenceSize = 16
+	qoeSize      = 40
 )
 
 // EncodeRefineCall writes a frame into an arena and returns its length; with ErrShort,
@@ -37,7 +39,8 @@ func EncodeRefineCall(arena []byte, c Call, b policies.BoundaryView) (int, error
 	put64(a[16:], uint64(b.High))
 	put64(a[24:], uint64(b.Peers))
 	put64(a[32:], uint64(b.Successors))
-	encodeCost(a[40:], b.Cost)
+	encodeQoE(a[40:], b.QoE)
+	putFloat(a[80:], 0)
 	put64(a[88:], uint64(len(b.Local)))
 	putSequences(p.records, b.Local)
 	putSequences(p.records[sequenceSize*len(b.Local):], b.Next)
@@ -73,7 +76,7 @@ func DecodeRefineCall(frame []byte, dst []policies.Sequence) (policies.BoundaryV
 	}
 	return policies.BoundaryView{
 		Boundary: policies.Tokens(u64(a)), Low: policies.Tokens(u64(a[8:])), High: policies.Tokens(u64(a[16:])),
-		Peers: int(u64(a[24:])), Successors: int(u64(a[32:])), Cost: decodeCost(a[40:]),
+		Peers: int(u64(a[24:])), Successors: int(u64(a[32:])), QoE: decodeQoE(a[40:]),
 		Local: dst[:local:local], Next: dst[local:],
 	}, dst, OK
 }
@@ -96,17 +99,16 @@ func DecodeRefineResult(frame []byte, result uint64, b policies.BoundaryView) (p
 	return t, nil
 }
 
-func encodeCost(b []byte, c policies.Cost) {
-	b = b[:48]
-	putFloat(b, c.D0)
-	putFloat(b[8:], c.D1)
-	putFloat(b[16:], c.D2)
-	putFloat(b[24:], c.D3)
-	putFloat(b[32:], c.D4)
-	putFloat(b[40:], c.Kappa)
+func encodeQoE(b []byte, m policies.QoE) {
+	b = b[:qoeSize]
+	putFloat(b, m.D0)
+	putFloat(b[8:], m.D1)
+	putFloat(b[16:], m.D2)
+	putFloat(b[24:], m.D3)
+	putFloat(b[32:], m.D4)
 }
 
-func decodeCost(b []byte) policies.Cost {
-	b = b[:48]
-	return policies.Cost{D0: f64(b), D1: f64(b[8:]), D2: f64(b[16:]), D3: f64(b[24:]), D4: f64(b[32:]), Kappa: f64(b[40:])}
+func decodeQoE(b []byte) policies.QoE {
+	b = b[:qoeSize]
+	return policies.QoE{D0: f64(b), D1: f64(b[8:]), D2: f64(b[16:]), D3: f64(b[24:]), D4: f64(b[32:])}
 }

@@ -91,15 +91,19 @@ func (s *source) cost() policies.Cost {
 	return policies.Cost{D0: s.float(), D1: s.float(), D2: s.float(), D3: s.float(), D4: s.float(), Kappa: s.float()}
 }
 
+func (s *source) qoe() policies.QoE {
+	return policies.QoE{D0: s.float(), D1: s.float(), D2: s.float(), D3: s.float(), D4: s.float()}
+}
+
 func (s *source) border() policies.BoundaryView {
 	return policies.BoundaryView{Boundary: s.tokens(), Low: s.tokens(), High: s.tokens(), Peers: int(s.word()), Successors: int(s.word()),
-		Cost: s.cost(), Local: s.sequences(), Next: s.sequences()}
+		QoE: s.qoe(), Local: s.sequences(), Next: s.sequences()}
 }
 
 func (s *source) workload() policies.Workload {
 	n := s.below(8)
 	f := policies.NewFlow(make([]policies.Tokens, n))
-	w := policies.Workload{Flow: f, Cost: s.cost(),
+	w := policies.Workload{Flow: f, QoE: s.qoe(), Cost: s.cost(),
 		Capacity: policies.Capacity{KV: s.tokens(), Batch: int(s.word()), TransferRate: s.float()}, Replicas: int(s.word()),
 		Transfer: policies.Transfer{Base: s.float(), PerToken: s.float()},
 		Limits:   policies.Limits{Stages: s.below(20), Iteration: s.float(), Pooling: s.float(), Utilisation: s.float()}}

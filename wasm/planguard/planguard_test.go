@@ -133,7 +133,7 @@ func TestSlack(t *testing.T) {
 
 // border returns a random border.
 func border(rng *rand.Rand) policies.BoundaryView {
-	b := policies.BoundaryView{Boundary: policies.Tokens(200 + rng.IntN(4000)), High: policies.Unbounded, Peers: 1 + rng.IntN(4), Successors: 1 + rng.IntN(4), Cost: policytest.H20Cost()}
+	b := policies.BoundaryView{Boundary: policies.Tokens(200 + rng.IntN(4000)), High: policies.Unbounded, Peers: 1 + rng.IntN(4), Successors: 1 + rng.IntN(4), QoE: policytest.H200QoE()}
 	some := func(n int) (out []policies.Sequence) {
 		for range n {
 			in := policies.Tokens(1 + rng.IntN(4000))

@@ -78,5 +78,5 @@ func Quality(b policies.BoundaryView, t policies.Tokens) float64 {
 	for _, s := range b.Next {
 		put(s, 1)
 	}
-	return float64(float64(own)*b.Cost.BatchQoE(below.Divide(own))) + float64(float64(next)*b.Cost.BatchQoE(above.Divide(next)))
+	return float64(float64(own)*b.QoE.OfBatch(below.Divide(own))) + float64(float64(next)*b.QoE.OfBatch(above.Divide(next)))
 }

@@ -14,7 +14,7 @@ import (
 
 // border returns the view of a boundary between stages with n requests in total.
 func border(requests int) policies.BoundaryView {
-	b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 3, Cost: policytest.H20Cost()}
+	b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 3, QoE: policytest.H200QoE()}
 	for i := range policies.Tokens(requests) / 2 {
 		b.Local = append(b.Local, policies.Sequence{Input: i * 7 % 50, Length: i * 7919 % 5000})
 		b.Next = append(b.Next, policies.Sequence{Input: i * 7 % 50, Length: 5000 + i*7919%9000})

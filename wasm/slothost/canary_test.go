@@ -6,6 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
@@ -113,8 +114,7 @@ func TestWorseInScope(t *testing.T) {
 	cand := offer(t, 9, lifecycle.ToActive, low, abi.Refine)
 	cand.Scope = "rack-7"
 	apply(t, s, specOf(abi.Refine, cand))
-	cost := policies.Cost{D0: 0.008, D1: 0.00011, D2: 2e-5, D3: 1e-10, D4: 3e-8, Kappa: 0.5}
-	quiet := policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: cost}
+	quiet := policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2, QoE: policytest.H200QoE()}
 	busy := quiet
 	for i := range 64 {
 		busy.Local = append(busy.Local, policies.Sequence{Input: 2000, Length: policies.Tokens(2000 + i)})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -22,7 +23,7 @@ func newLargeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Re
 	b.Helper()
 	rules := Rules{Models: []Model{{
 		Name: "m", Context: 32768, Edges: policies.BucketEdges(32768, 4),
-		Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+		QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 	}}}
 	if withLinks {
 		rules.Models[0].TokenBytes, rules.Models[0].Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}

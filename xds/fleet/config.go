@@ -23,6 +23,9 @@ type Model struct {
 	Hosts   []string        // host names that belong to this model alone
 	// Cost of one replica, at the fleet's speed (a profile scaled by 1/speed).
 	Cost policies.Cost
+	// QoE is what its requests experience, at the fleet's speed; policies that plan on
+	// snapshots price by it.
+	QoE policies.QoE
 	// Transfer is the cost of the migration of a running request where the links are
 	// not known; the zero value is free.
 	Transfer policies.Transfer
@@ -215,6 +218,9 @@ func (m Model) validate() error {
 		}
 	}
 	if err := m.Cost.Validate(); err != nil {
+		return err
+	}
+	if err := m.QoE.Validate(); err != nil {
 		return err
 	}
 	if err := m.Transfer.Validate(); err != nil {

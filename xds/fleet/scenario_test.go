@@ -248,7 +248,7 @@ func (p *player) option(name string) (value string, ok bool) {
 func (p *player) begin() {
 	m := Model{
 		Name: "m", Context: 32768, Edges: policies.BucketEdges(32768, 4),
-		Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+		QoE: policies.QoE{D0: 0.008, D1: 5e-5, D2: 2e-7, D3: 3e-12, D4: 6e-8}, Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 	}
 	if _, ok := p.option("links"); ok {
 		m.TokenBytes, m.Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}
@@ -402,6 +402,10 @@ func mix(name string) (policies.Flow, []policies.Batch) {
 	case "skewed":
 		add(4, 200, 150)
 		add(0.15, 20000, 400)
+	case "crowded":
+		add(20, 200, 150)
+		add(5, 600, 300)
+		add(1, 4000, 400)
 	case "idle":
 	default:
 		panic("unknown mix " + name)

@@ -52,6 +52,9 @@ func newRandom(seed uint64, k abi.Kind) random { return random{rand.New(rand.New
 // cost has approximately the coefficients of a small model on one GPU.
 var cost = policies.Cost{D0: 6e-3, D1: 15e-6, D2: 72e-6, D3: 1.9e-9, D4: 41e-9, Kappa: 0.5}
 
+// qoe is its QoE model for outputs of 300 tokens.
+var qoe = policies.QoE{D0: 6e-3, D1: 15e-6, D2: 240e-9, D3: 6.3e-12, D4: 41e-9}
+
 func (r random) tokens(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
 
 // typical returns a call of usual size, for benchmarks.
@@ -79,7 +82,7 @@ func replica(i int) policies.ReplicaID { return policies.ReplicaID(fmt.Sprintf("
 
 func (r random) border(n int) policies.BoundaryView {
 	at := 1000 + r.tokens(30_000)
-	b := policies.BoundaryView{Boundary: at, High: policies.Unbounded, Peers: 1 + r.IntN(8), Successors: 1 + r.IntN(8), Cost: cost}
+	b := policies.BoundaryView{Boundary: at, High: policies.Unbounded, Peers: 1 + r.IntN(8), Successors: 1 + r.IntN(8), QoE: qoe}
 	if r.IntN(2) == 0 {
 		b.Low, b.High = at/2, at*4
 	}
@@ -110,7 +113,7 @@ func (r random) arrival(peers int) policies.Arrival {
 func (r random) workload() policies.Workload {
 	edges := policies.BucketEdges(policies.Tokens(1)<<(10+r.IntN(7)), 1+r.IntN(4))
 	w := policies.Workload{
-		Flow: policies.NewFlow(edges), Snapshot: make([]policies.Batch, len(edges)), Cost: cost, Replicas: 1 + r.IntN(16),
+		Flow: policies.NewFlow(edges), Snapshot: make([]policies.Batch, len(edges)), QoE: qoe, Cost: cost, Replicas: 1 + r.IntN(16),
 		Capacity: policies.Capacity{KV: 100_000 + r.tokens(1e6), Batch: 32 + r.IntN(224)},
 		Transfer: policies.Transfer{Base: 5e-3 * r.Float64(), PerToken: 5e-6 * r.Float64()},
 		Limits:   policies.Limits{Stages: r.IntN(policies.MaxStages + 1)},

@@ -85,7 +85,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		Capacity:        f.capacity(r).KV,
 		Detector:        f.outlierDetector(),
 		Placer:          place.Policy{},
-		Cost:            p.Cost(),
+		QoE:             p.QoEModel(),
 		BucketEdges:     Edges(m),
 		ScanInterval:    max(minScanPeriod, f.scaled(100*time.Millisecond)),
 		SummaryInterval: max(minSummaryPeriod, f.scaled(time.Second)),

@@ -105,8 +105,13 @@ typedef struct {
   double utilisation; /* 120 */
   uint64_t seen; /* 128 */
   uint64_t bits; /* 136 */
+  double qoe_d0; /* 144 */
+  double qoe_d1; /* 152 */
+  double qoe_d2; /* 160 */
+  double qoe_d3; /* 168 */
+  double qoe_d4; /* 176 */
 } cs_partition_args;
-CS_CHECK(sizeof(cs_partition_args) == 144, "partition_args has holes");
+CS_CHECK(sizeof(cs_partition_args) == 184, "partition_args has holes");
 
 typedef struct {
   int64_t edge; /* 0 */
@@ -152,7 +157,7 @@ typedef struct {
   double d2; /* 56 */
   double d3; /* 64 */
   double d4; /* 72 */
-  double kappa; /* 80 */
+  double zero; /* 80 */
   int64_t local; /* 88 */
 } cs_refine_args;
 CS_CHECK(sizeof(cs_refine_args) == 96, "refine_args has holes");

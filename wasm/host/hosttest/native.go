@@ -122,7 +122,7 @@ func (r Random) Arrival() policies.Arrival {
 // Boundary returns a view of a boundary, sometimes with more requests than a guest's arena
 // has room for at first.
 func (r Random) Boundary() policies.BoundaryView {
-	b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1 + r.IntN(4), Successors: 1 + r.IntN(4), Cost: policytest.H20Cost()}
+	b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1 + r.IntN(4), Successors: 1 + r.IntN(4), QoE: policytest.H200QoE()}
 	if r.IntN(2) == 0 {
 		b.Low, b.High = 4000, 9000
 	}

@@ -44,7 +44,7 @@ func TestJudge(t *testing.T) {
 	}
 	bad := policies.Partition{Cuts: []policies.Tokens{16_384}, Counts: []int{1, 7}}
 	border := func(l *policy.NativeRecorder) {
-		l.Refine(policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: policytest.H20Cost(),
+		l.Refine(policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1, Successors: 1, QoE: policytest.H200QoE(),
 			Local: sequences(64, 1000), Next: sequences(4, 9000)})
 	}
 	arrival := func(l *policy.NativeRecorder) {

@@ -16,11 +16,11 @@ func vectors(k abi.Kind) [][]byte {
 			add(&all, &abi.PartitionCodec, w)
 		}
 	case abi.Refine:
-		cost := usualCost
-		add(&all, &abi.RefineCodec, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: cost})
-		add(&all, &abi.RefineCodec, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: cost,
+		qoe := usualQoE
+		add(&all, &abi.RefineCodec, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 1, Successors: 1, QoE: qoe})
+		add(&all, &abi.RefineCodec, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 4, Successors: 2, QoE: qoe,
 			Local: []policies.Sequence{{Input: 100, Length: 150}, {Input: 1000, Length: 2000}}, Next: []policies.Sequence{{Input: 4000, Length: 4100}}})
-		add(&all, &abi.RefineCodec, policies.BoundaryView{Boundary: 5000, Low: 4999, High: 5001, Peers: 2, Successors: 2, Cost: cost,
+		add(&all, &abi.RefineCodec, policies.BoundaryView{Boundary: 5000, Low: 4999, High: 5001, Peers: 2, Successors: 2, QoE: qoe,
 			Local: sequences(64, 4000), Next: sequences(64, 90_000)})
 	case abi.Quote:
 		for _, pos := range []policies.Occupancy{{}, {Draining: true}, {Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
@@ -73,6 +73,8 @@ func add[Q, A any](all *vectorList, k *abi.Codec[Q, A], q Q) {
 
 var usualCost = policies.Cost{D0: 0.008, D1: 0.00011, D2: 2e-5, D3: 1e-10, D4: 3e-8, Kappa: 0.5}
 
+var usualQoE = policies.QoE{D0: 0.008, D1: 0.00011, D2: 1e-7, D3: 5e-13, D4: 3e-8}
+
 func sequences(n int, length policies.Tokens) []policies.Sequence {
 	all := make([]policies.Sequence, n)
 	for i := range all {
@@ -91,7 +93,7 @@ func workloads() []policies.Workload {
 	f.Seen = 123_456
 	usual := policies.Workload{
 		Flow: f, Snapshot: []policies.Batch{{N: 10, SumI: 3000, SumI2: 1e6, SumL: 5000}, {N: 4, SumI: 9000, SumI2: 2.2e7, SumL: 11_000}, {}},
-		Cost: usualCost, Capacity: policies.Capacity{KV: 400_000, Batch: 256, TransferRate: 12.5}, Replicas: 8,
+		QoE: usualQoE, Cost: usualCost, Capacity: policies.Capacity{KV: 400_000, Batch: 256, TransferRate: 12.5}, Replicas: 8,
 		Transfer: policies.Transfer{Base: 0.01, PerToken: 1e-6}, Limits: policies.Limits{Stages: 4, Utilisation: 0.9},
 	}
 	idle, tight := usual, usual

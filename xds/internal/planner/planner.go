@@ -35,7 +35,8 @@ type Config struct {
 	Model    string
 	Context  policies.Tokens // the longest sequence
 	Edges    []policies.Tokens
-	Cost     policies.Cost
+	QoE      policies.QoE  // prices snapshots
+	Cost     policies.Cost // prices flows
 	Transfer policies.Transfer
 	// TokenBytes is the size of one token's KV in bytes; 0: all migrations cost Transfer,
 	// wherever the replicas are.
@@ -303,7 +304,7 @@ func describe(d adoption.Decision) string {
 // workload returns the input of a planner for the eligible replicas.
 func (p *Planner) workload(now time.Time, eligible []policies.Replica) policies.Workload {
 	w := policies.Workload{
-		Flow: p.cfg.Registry.Flow(now, p.cfg.Model, p.cfg.Edges), Cost: p.cfg.Cost, Transfer: p.transfer(eligible), Limits: p.cfg.Limits,
+		Flow: p.cfg.Registry.Flow(now, p.cfg.Model, p.cfg.Edges), QoE: p.cfg.QoE, Cost: p.cfg.Cost, Transfer: p.transfer(eligible), Limits: p.cfg.Limits,
 		Replicas: len(eligible), Capacity: eligible[0].Capacity,
 	}
 	for _, r := range eligible[1:] {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -59,7 +60,7 @@ func plane(t *testing.T, replicas []policies.Replica, st store.Store, m *resourc
 	c, err := control.New(control.Config{
 		Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Store: st, Replicas: replicas,
 		Rules: fleet.Rules{Speed: 1, Seen: 1, Grace: time.Hour, Models: []fleet.Model{{
-			Name: "m", Context: 32768, Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+			Name: "m", Context: 32768, QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 		}}},
 		Groups:   []nodegroup.Rule{{Name: "first", Nodes: []string{"envoy"}}},
 		Proxies:  []string{"envoy"},
