@@ -76,6 +76,26 @@ func TestLatencies(t *testing.T) {
 	})
 }
 
+// TestLastAnswer checks that one long answer at the end of a run changes its latencies, not its rates.
+func TestLastAnswer(t *testing.T) {
+	records := make([]Record, 200)
+	for i := range records {
+		records[i] = Record{Due: 0.1 * float64(i), E2E: 0.1, Tokens: 10, Input: 100}
+	}
+	records[199].E2E = 60
+	records[3].Error = "cut"
+	m := measure(records, 80, 2)
+	near(t, "seconds", m.Seconds, 160)
+	near(t, "most seconds", m.MostSeconds, 2*19.8)
+	near(t, "requests/s", m.RequestsPerSecond, 197/39.6)
+	near(t, "tokens/s", m.TokensPerSecond, 1970/39.6)
+	near(t, "prompt tokens/s", m.InputPerSecond, 19700/39.6)
+	near(t, "slowest", m.E2E.Max, 120)
+	if empty := measure(nil, 1, 1); empty.RequestsPerSecond != 0 || empty.MostSeconds != 0 {
+		t.Errorf("of no requests: %+v", empty)
+	}
+}
+
 func TestRequestAsSent(t *testing.T) {
 	for _, prompt := range []Prompt{PromptText, PromptIDs} {
 		synctest.Test(t, func(t *testing.T) {

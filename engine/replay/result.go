@@ -71,10 +71,14 @@ type StageShare struct {
 
 // Metrics are the figures of a run in one time base. Times are in seconds.
 type Metrics struct {
-	Seconds           float64 `json:"seconds"` // from the start to the last end
-	RequestsPerSecond float64 `json:"requests_per_second"`
-	TokensPerSecond   float64 `json:"tokens_per_second"` // generated
-	InputPerSecond    float64 `json:"input_per_second"`  // prompt tokens of completed requests
+	Seconds float64 `json:"seconds"` // from the start to the last end
+	// MostSeconds is the time in which 99 % of the requests ended. The rates are those of this
+	// time: the last answer, which is one long one, says nothing of how many requests per second a
+	// system serves.
+	MostSeconds       float64 `json:"most_seconds"`
+	RequestsPerSecond float64 `json:"requests_per_second"` // completed
+	TokensPerSecond   float64 `json:"tokens_per_second"`   // generated
+	InputPerSecond    float64 `json:"input_per_second"`    // prompt tokens
 	Latency
 	Lag Summary `json:"lag"` // how late the client sent
 	// Deciles divides the completed requests by the length of their prompts,
@@ -169,20 +173,16 @@ func summarise(cfg Config, records []Record, wall time.Duration) Result {
 func measure(records []Record, seconds, speed float64) Metrics {
 	m := Metrics{Seconds: seconds * speed}
 	var completed []Record
-	var output, input float64
-	var lag []float64
+	var lag, ends []float64
 	for _, r := range records {
-		lag = append(lag, r.Lag*speed)
+		lag, ends = append(lag, r.Lag*speed), append(ends, r.Due+r.E2E)
 		if r.Error == "" {
 			completed = append(completed, r)
-			output += float64(r.Tokens)
-			input += float64(r.Input)
 		}
 	}
-	if m.Seconds > 0 {
-		m.RequestsPerSecond = float64(len(completed)) / m.Seconds
-		m.TokensPerSecond = output / m.Seconds
-		m.InputPerSecond = input / m.Seconds
+	if len(ends) > 0 {
+		slices.Sort(ends)
+		m.rate(completed, stat.Quantile(0.99, stat.Empirical, ends, nil), speed)
 	}
 	m.Lag = summary(lag)
 	m.Latency = latency(completed, speed)
@@ -192,6 +192,21 @@ func measure(records []Record, seconds, speed float64) Metrics {
 	}
 	m.Timeline = timeline(records, seconds, speed)
 	return m
+}
+
+// rate sets the rates of the time until end, in wall time.
+func (m *Metrics) rate(completed []Record, end, speed float64) {
+	m.MostSeconds = end * speed
+	if !(m.MostSeconds > 0) {
+		return
+	}
+	for _, r := range completed {
+		if r.Due+r.E2E <= end {
+			m.RequestsPerSecond += 1 / m.MostSeconds
+			m.TokensPerSecond += float64(r.Tokens) / m.MostSeconds
+			m.InputPerSecond += float64(r.Input) / m.MostSeconds
+		}
+	}
 }
 
 // latency summarises completed requests.

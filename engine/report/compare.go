@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/policies"
@@ -27,13 +28,22 @@ func Runs(results []replay.Result) Table {
 			digits(r.Engine.RequestsPerSecond), digits(r.Engine.TokensPerSecond), idle(r.IdleCPU), idle(r.IdleCPUWorst),
 		})
 	}
-	t.Notes = notes(results)
+	t.Notes = append(notes(results), rates(results))
 	for _, r := range results {
 		for _, f := range r.Failures {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s: %d × %s, first: %s", r.Name, f.Count, f.Kind, f.First))
 		}
 	}
 	return t
+}
+
+// rates says of which time the rates are.
+func rates(results []replay.Result) string {
+	var times []string
+	for _, r := range results {
+		times = append(times, fmt.Sprintf("%s %s, and the last after %s", r.Name, seconds(r.Engine.MostSeconds), seconds(r.Engine.Seconds)))
+	}
+	return "Requests and tokens per second are rates of the time in which 99 % of the requests ended: " + strings.Join(times, "; ") + "."
 }
 
 // notes returns what a reader of any figure must know.
