@@ -42,3 +42,11 @@ func (r *localLeg) setUsage(u openai.Usage) {
 	}
 	r.work.SetUsage(policies.Tokens(u.Prompt), policies.Tokens(u.Output), cached)
 }
+
+// forgetCached begins the estimate anew, for an engine that has just become ready: its cache
+// is empty, and it may report cached tokens where the one before did not, or the reverse.
+func (srv *Server) forgetCached() {
+	srv.prefixes.Clear()
+	srv.reportsCached.Store(false)
+	srv.estimatesCached.Store(false)
+}

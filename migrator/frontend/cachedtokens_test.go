@@ -35,3 +35,43 @@ func TestCachedTokensEstimated(t *testing.T) {
 		})
 	}
 }
+
+// TestCachedTokensOfNewEngine restarts the engine: what the one before had cached is
+// forgotten, and whether it reported cached tokens says nothing about the new one.
+func TestCachedTokensOfNewEngine(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		ids := make([]uint32, 256)
+		send := func(hides bool) {
+			e.hidesCached.Store(hides)
+			body := fmt.Sprintf(`{"model":"m","max_tokens":1,"stream":true,"prompt":[%s0]}`, strings.Repeat("0,", len(ids)-1))
+			if _, got := post(t, f.client, f.url, "/v1/completions", body); !strings.HasSuffix(got, "[DONE]\n\n") {
+				t.Fatal(got)
+			}
+		}
+		restart := func() {
+			e.unhealthy.Store(true)
+			f.waitForReady(t, false)
+			e.unhealthy.Store(false)
+			f.waitForReady(t, true)
+		}
+		send(true)
+		send(true)
+		if known := f.prefixes.Add("m", ids); known == 0 || !f.Status().CachedEstimated {
+			t.Fatalf("%d tokens of a prompt are known that was sent twice", known)
+		}
+		restart()
+		if known := f.prefixes.Add("m", ids); known != 0 || f.Status().CachedEstimated {
+			t.Errorf("a new engine has %d tokens cached", known)
+		}
+		send(false)
+		send(false)
+		if !f.reportsCached.Load() {
+			t.Fatal("an engine that reports cached tokens is not known to")
+		}
+		restart()
+		send(true)
+		if send(true); !f.Status().CachedEstimated {
+			t.Error("a new engine that reports nothing is taken for the one before, which did")
+		}
+	})
+}

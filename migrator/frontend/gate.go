@@ -4,22 +4,19 @@ import (
 	"bytes"
 	"io"
 	"net/http"
-	"path"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/policies/publicapi"
 )
 
 // route is a request that a listener serves.
 type route struct {
-	method string
-	// path is a pattern of path.Match for the unescaped path.
-	path string
-	// takesBody is true if the request may have a body; always is true if it is served
-	// whatever the state of the replica.
-	takesBody, always bool
-	serve             handler
+	publicapi.Endpoint
+	// always is true if it is served whatever the state of the replica.
+	always bool
+	serve  handler
 }
 
 // handler answers a request whose body has been read: r has none. The body's memory goes
@@ -40,11 +37,14 @@ func (g gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to, problem := findRoute(g.routes, r)
 	switch {
 	case problem != nil:
+		if problem.Status == http.StatusMethodNotAllowed {
+			w.Header().Set("Allow", strings.Join(methodsOf(g.routes, r.URL.Path), ", "))
+		}
 		writeProblem(w, *problem)
 	case to.always:
 		to.serve(w, r, nil, nil)
 	default:
-		g.server.withSpan(w, r, r.Method+" "+to.path, func(w http.ResponseWriter, r *http.Request) { g.server.admitted(w, r, to, g.bodies) })
+		g.server.withSpan(w, r, r.Method+" "+to.Path, func(w http.ResponseWriter, r *http.Request) { g.server.admitted(w, r, to, g.bodies) })
 	}
 }
 
@@ -52,20 +52,15 @@ func (g gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func findRoute(routes []route, r *http.Request) (route, *openai.Problem) {
 	at := r.URL.Path
 	known := false
-	if clean := path.Clean(at); clean != at && clean+"/" != at {
-		// An engine would resolve dot segments and empty ones, to a path that is not
-		// served here.
-		routes = nil
-	}
 	for _, to := range routes {
-		if to.path != at && !matches(to.path, at) {
+		if !to.Covers(at) {
 			continue
 		}
 		known = true
-		if to.method != r.Method { // which is case-sensitive (RFC 9110, section 9.1)
+		if to.Method != r.Method { // which is case-sensitive (RFC 9110, section 9.1)
 			continue
 		}
-		if !to.takesBody && r.ContentLength != 0 {
+		if !to.Body && r.ContentLength != 0 {
 			return route{}, &openai.Problem{Status: http.StatusBadRequest, Message: r.Method + " " + at + " takes no body"}
 		}
 		return to, nil
@@ -76,12 +71,14 @@ func findRoute(routes []route, r *http.Request) (route, *openai.Problem) {
 	return route{}, &openai.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "path not served: " + r.Method + " " + at}
 }
 
-func matches(pattern, at string) bool {
-	if !strings.Contains(pattern, "*") {
-		return false
+// methodsOf returns the methods that are served for a path.
+func methodsOf(routes []route, at string) (methods []string) {
+	for _, to := range routes {
+		if to.Covers(at) {
+			methods = append(methods, to.Method)
+		}
 	}
-	ok, err := path.Match(pattern, at)
-	return ok && err == nil
+	return methods
 }
 
 // admitted serves a request unless the engine is away, the server drains or the process
@@ -130,25 +127,26 @@ func (srv *Server) admit() error {
 	return srv.cfg.Admit()
 }
 
-// clientRoutes lists what clients may ask for. Engines have more paths, for their
-// operators: those that pause the engine, load into it, show its metrics or reach its
-// memory stay closed to clients.
+// clientRoutes returns what clients may ask for: the public API.
 func (srv *Server) clientRoutes() []route {
-	routes := []route{
-		{method: "POST", path: openai.Completions.Path(), takesBody: true, serve: srv.generate(openai.Completions)},
-		{method: "POST", path: openai.Chat.Path(), takesBody: true, serve: srv.generate(openai.Chat)},
-		{method: "GET", path: "/health", always: true, serve: srv.serveHealth},
-		{method: "HEAD", path: "/health", always: true, serve: srv.serveHealth},
-		{method: "POST", path: "/v1/audio/transcriptions", takesBody: true, serve: srv.passForm},
-		{method: "POST", path: "/v1/audio/translations", takesBody: true, serve: srv.passForm},
-	}
-	for _, at := range []string{"/v1/models", "/v1/models/*", "/v1/models/*/*", "/v1/responses/*", "/version", "/ping"} {
-		routes = append(routes, route{method: "GET", path: at, serve: srv.pass})
-	}
-	for _, at := range []string{"/v1/completions/render", "/v1/chat/completions/render", "/v1/embeddings", "/v1/responses", "/v1/responses/*/cancel",
-		"/v1/messages", "/v1/messages/count_tokens", "/v1/rerank", "/v2/rerank", "/v1/score", "/v1/audio/speech",
-		"/tokenize", "/detokenize", "/rerank", "/score", "/pooling", "/classify", "/ping"} {
-		routes = append(routes, route{method: "POST", path: at, takesBody: true, serve: srv.passJSON})
+	var routes []route
+	for _, e := range publicapi.Endpoints() {
+		to := route{Endpoint: e}
+		switch {
+		case e.Path == "/health":
+			to.always, to.serve = true, srv.serveHealth
+		case e.Path == openai.Completions.Path():
+			to.serve = srv.generate(openai.Completions)
+		case e.Path == openai.Chat.Path():
+			to.serve = srv.generate(openai.Chat)
+		case e.Path == "/v1/audio/transcriptions", e.Path == "/v1/audio/translations":
+			to.serve = srv.passForm
+		case e.Body:
+			to.serve = srv.passJSON
+		default:
+			to.serve = srv.pass
+		}
+		routes = append(routes, to)
 	}
 	return routes
 }
@@ -162,8 +160,8 @@ func (srv *Server) peerRoutes() []route {
 		}
 	}
 	return []route{
-		{method: "POST", path: openai.Completions.Path(), takesBody: true, serve: leg(openai.Completions)},
-		{method: "POST", path: openai.Chat.Path(), takesBody: true, serve: leg(openai.Chat)},
+		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Completions.Path(), Body: true}, serve: leg(openai.Completions)},
+		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Chat.Path(), Body: true}, serve: leg(openai.Chat)},
 	}
 }
 

@@ -31,7 +31,7 @@ func TestRoutes(t *testing.T) {
 			{"POST /tokenize, POST /v1/responses/x/cancel, POST /v1/messages/count_tokens, POST /v2/rerank", 200},
 			{"GET /v1/models/%2e%2e/%2e%2e/pause, GET /v1/models/..%2f..%2fpause, GET /v1/models/%2e%2e/%2e%2e/pause/, GET /v1/models/%2e, GET /v1/models/%2fpause", 404},
 			{"GET /pause, POST /pause, POST /v1/kv_connector/rpc, POST /inference/v1/generate, POST /abort_requests, POST /v1/load_lora_adapter", 404},
-			{"GET /metrics, GET /metrics/, GET /load, GET /server_info, GET /docs, GET /openapi.json, GET /, POST //tokenize, GET /v1/responses//cancel", 404},
+			{"GET /metrics, GET /metrics/, GET /load, GET /server_info, GET /docs, GET /openapi.json, GET /, POST //tokenize, GET /v1/responses//cancel, GET /v1/models/..;/pause, GET /v1/models/a%3Bb, GET /v1/models/a%5Cb, GET /v1/models/a%253Fb, GET /v1/models/a%00", 404},
 			{"PUT /tokenize, post /tokenize, Post /v1/completions, GET /v1/completions, DELETE /v1/models, PATCH /v1/chat/completions, HEAD /v1/models, OPTIONS /tokenize, POST /health", 405},
 		} {
 			for _, request := range strings.Split(test.requests, ", ") {
@@ -43,6 +43,9 @@ func TestRoutes(t *testing.T) {
 					resp, err := c.Do(req)
 					testkit.NoError(t, err)
 					resp.Body.Close()
+					if allow := resp.Header.Get("Allow"); (allow != "") != (test.want == 405) || strings.Contains(allow, method) {
+						t.Errorf("HTTP/%d %s: %d, allowed are %q", major, request, resp.StatusCode, allow)
+					}
 					if reached := passed.Load() + e.calls.Load() - before; resp.StatusCode != test.want || (reached == 1) != (test.want == 200) {
 						t.Errorf("HTTP/%d %s: %d, want %d; the engine got %d requests", major, request, resp.StatusCode, test.want, reached)
 					}

@@ -60,6 +60,7 @@ func (ls *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) 
 	protocols.SetHTTP2(true) // on a listener with TLS that offers it
 	protocols.SetUnencryptedHTTP2(true)
 	s := &http.Server{
+		DisableGeneralOptionsHandler: true, // OPTIONS * passes the gate as any other request
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			ls.inFlight.begin()
 			defer ls.inFlight.end()

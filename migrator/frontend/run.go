@@ -134,6 +134,7 @@ func (srv *Server) Run(parent context.Context) error {
 					watch.monitor.Resume()
 				} else if !srv.ready.Load() {
 					watch.reset()
+					srv.forgetCached()
 				}
 				if !srv.setReady(true) {
 					srv.log.Info("engine became ready")

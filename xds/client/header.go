@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/textproto"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -21,6 +22,8 @@ const (
 	MatchRange   MatchKind = iota // an integer in [Start, End)
 	MatchExact                    // equal to Exact
 	MatchPresent                  // the header exists
+	MatchPrefix                   // it begins with Exact
+	MatchRegex                    // Regex matches all of it
 )
 
 // HeaderMatch is one condition of a route. A header with several lines
@@ -28,10 +31,11 @@ const (
 type HeaderMatch struct {
 	Name       string // canonical MIME form; pseudo headers as they are, ":path"
 	Kind       MatchKind
-	Start, End int64  // MatchRange: half open; MaxInt64 itself is in no range
-	Exact      string // MatchExact
-	FoldCase   bool   // MatchExact ignores ASCII case
-	Invert     bool   // the condition holds when the test fails
+	Start, End int64          // MatchRange: half open; MaxInt64 itself is in no range
+	Exact      string         // MatchExact, MatchPrefix
+	FoldCase   bool           // MatchExact ignores ASCII case
+	Regex      *regexp.Regexp // MatchRegex; anchored at both ends
+	Invert     bool           // the condition holds when the test fails
 }
 
 // decodeHeaderMatch refuses every test that a length route does not need.
@@ -52,12 +56,23 @@ func decodeHeaderMatch(f *faults, at string, m *routev3.HeaderMatcher) HeaderMat
 		h.Kind = MatchPresent
 		h.Invert = h.Invert != !t.PresentMatch
 	case *routev3.HeaderMatcher_StringMatch:
-		s, ok := t.StringMatch.GetMatchPattern().(*matcherv3.StringMatcher_Exact)
-		if !ok {
-			f.addf("%s.string_match: only exact is supported by this client", at)
-			return h
+		switch s := t.StringMatch.GetMatchPattern().(type) {
+		case *matcherv3.StringMatcher_Exact:
+			h.Kind, h.Exact, h.FoldCase = MatchExact, s.Exact, t.StringMatch.GetIgnoreCase()
+		case *matcherv3.StringMatcher_Prefix:
+			h.Kind, h.Exact = MatchPrefix, s.Prefix
+			if s.Prefix == "" || t.StringMatch.GetIgnoreCase() {
+				f.addf("%s.string_match.prefix: must not be empty, and ignore_case is not supported by this client", at)
+			}
+		case *matcherv3.StringMatcher_SafeRegex: // Envoy ignores ignore_case here, too
+			var err error
+			if h.Regex, err = regexp.Compile(`^(?:` + s.SafeRegex.GetRegex() + `)$`); err != nil {
+				f.addf("%s.string_match.safe_regex: %w", at, err)
+			}
+			h.Kind = MatchRegex
+		default:
+			f.addf("%s.string_match: only exact, prefix and safe_regex are supported by this client", at)
 		}
-		h.Kind, h.Exact, h.FoldCase = MatchExact, s.Exact, t.StringMatch.GetIgnoreCase()
 	default:
 		// Envoy treats a matcher without a specifier as a test for presence.
 		h.Kind = MatchPresent

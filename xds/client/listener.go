@@ -55,6 +55,7 @@ type Listener struct {
 	RequestID        bool   // add x-request-id when it is missing
 	ForwardedFor     bool   // append the peer to x-forwarded-for
 	StripPort        bool   // drop any port from the host before the lookup
+	UnescapeSlashes  bool   // decode %2F and %5C of the path before the lookup
 
 	fetchTimeout time.Duration // of the route table
 }
@@ -165,6 +166,7 @@ func (l *Listener) decodeManager(f *faults, at string, m *hcmv3.HttpConnectionMa
 	l.AccessLog = accessLogFile(m.GetAccessLog())
 	l.RequestID = m.GetGenerateRequestId() == nil || m.GetGenerateRequestId().GetValue()
 	l.StripPort = m.GetStripAnyHostPort()
+	l.UnescapeSlashes = m.GetPathWithEscapedSlashesAction() == hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD
 	for i, e := range m.GetEarlyHeaderMutationExtensions() {
 		at := fmt.Sprintf("%s.early_header_mutation_extensions[%d]", at, i)
 		early := open(f, at, e.GetTypedConfig(), &earlyv3.HeaderMutation{})

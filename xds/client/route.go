@@ -3,6 +3,7 @@ package client
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -65,6 +66,8 @@ type Route struct {
 	Request  HeaderOps
 	Response HeaderOps
 	Metadata *corev3.Metadata
+	// DisabledFilters are the names of filters that do not run on the route.
+	DisabledFilters []string
 }
 
 // DirectResponse is an answer without an upstream.
@@ -145,7 +148,7 @@ func newRoute(f *faults, at string, r *routev3.Route, bodyLimit uint32) *Route {
 	}
 	out.decodeMatch(f, at+".match", r.GetMatch())
 	out.Request, out.Response = decodeHeaders(f, at, r)
-	checkPerFilter(f, at, r.GetTypedPerFilterConfig())
+	out.DisabledFilters = checkPerFilter(f, at, r.GetTypedPerFilterConfig())
 	switch a := r.GetAction().(type) {
 	case *routev3.Route_Route:
 		out.decodeAction(f, at+".route", a.Route)
@@ -214,19 +217,24 @@ func (r *Route) decodeDirect(f *faults, at string, d *routev3.DirectResponseActi
 	}
 }
 
-// checkPerFilter accepts what switches ext_proc on or off per route, which
-// means nothing to this client, and refuses every other override.
-func checkPerFilter(f *faults, at string, configs map[string]*anypb.Any) {
+// checkPerFilter returns the filters that are disabled, sorted. It accepts what configures
+// ext_proc per route, which means nothing to this client, and refuses every other override.
+func checkPerFilter(f *faults, at string, configs map[string]*anypb.Any) (disabled []string) {
 	for name, a := range configs {
 		switch a.GetTypeUrl() {
 		case extProcPerRouteType:
 			continue
 		case filterConfigType:
 			c := open(f, at+".typed_per_filter_config", a, &routev3.FilterConfig{})
+			if c.GetDisabled() {
+				disabled = append(disabled, name)
+			}
 			if t := c.GetConfig().GetTypeUrl(); t == "" || t == extProcPerRouteType || c.GetIsOptional() {
 				continue
 			}
 		}
 		f.addf("%s.typed_per_filter_config[%q]: only ext_proc overrides are supported by this client", at, name)
 	}
+	slices.Sort(disabled)
+	return disabled
 }

@@ -58,7 +58,7 @@ func startUpstreams(t *testing.T, n int) (list []policies.Replica, kill map[poli
 				return
 			}
 			w.Header().Set("replica", id)
-			if r.URL.Path != "/stream" {
+			if r.URL.Path != "/v1/chat/completions" {
 				fmt.Fprintf(w, "%d bytes\n[DONE]\n", n)
 				return
 			}
@@ -238,7 +238,7 @@ func startTraffic(t *testing.T, url string) *trafficLoad {
 			for i := w; ctx.Err() == nil; i++ {
 				path := "/v1/completions"
 				if i%3 == 0 {
-					path = "/stream"
+					path = "/v1/chat/completions"
 				}
 				got := l.send(path, 100+(i*379)%6000)
 				l.done.Add(1)

@@ -25,8 +25,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// holdServer is an h2c upstream that keeps /hold open until it is released,
-// fails /fail, and reports its KV use with every response.
+// holdServer is an h2c upstream that keeps /v1/completions open until it is released,
+// fails /version, and reports its KV use with every response.
 type holdServer struct {
 	policies.Replica
 	release chan struct{}
@@ -44,7 +44,7 @@ func (h *holdServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	w.Header().Set("endpoint-load-metrics", "TEXT named_metrics.kv_cache_usage_perc=0.25")
 	switch r.URL.Path {
-	case "/hold":
+	case "/v1/completions":
 		_, _ = io.WriteString(w, "data: 1\n\n")
 		w.(http.Flusher).Flush()
 		h.began <- struct{}{}
@@ -52,7 +52,7 @@ func (h *holdServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case <-h.release:
 		case <-r.Context().Done():
 		}
-	case "/fail":
+	case "/version":
 		w.WriteHeader(http.StatusInternalServerError)
 	}
 }
@@ -82,7 +82,7 @@ func (c *clients) hold(n int) {
 	errs := make(chan error, n)
 	for range n {
 		c.wg.Go(func() {
-			resp, err := c.client.Post(c.url+"/hold", "application/json", strings.NewReader("{}"))
+			resp, err := c.client.Post(c.url+"/v1/completions", "application/json", strings.NewReader("{}"))
 			if err == nil {
 				if resp.StatusCode != 200 || resp.Header.Get("endpoint-load-metrics") != "" {
 					err = fmt.Errorf("%s, %v", resp.Status, resp.Header)
@@ -196,7 +196,7 @@ func TestEnvoyLoad(t *testing.T) {
 	began := time.Now()
 	reported := make(map[string]bool) // addresses with a reported KV use
 	testkit.WaitFor(t, "reports of failures and KV use", func() bool {
-		if s := first.get("/fail"); s != 500 {
+		if s := first.get("/version"); s != 500 {
 			t.Fatalf("status %d", s)
 		}
 		for addr, s := range c.loads.book.Loads(time.Now()) {
@@ -359,7 +359,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 		if !has(b.Address) {
 			t.Fatalf("removed with %d streams on it", len(b.began))
 		}
-		if s := held.get("/"); s != 200 {
+		if s := held.get("/v1/models"); s != 200 {
 			t.Fatalf("status %d", s)
 		}
 	}

@@ -40,10 +40,17 @@ func randomTable(r *rand.Rand) *routev3.RouteConfiguration {
 			}
 			for range r.IntN(3) {
 				hm := &routev3.HeaderMatcher{Name: []string{"X-One", "x-two", ":method", ":path", ":authority", "host"}[r.IntN(6)], InvertMatch: r.IntN(4) == 0}
-				switch r.IntN(4) {
+				switch r.IntN(5) {
 				case 0:
 					hm.HeaderMatchSpecifier = &routev3.HeaderMatcher_PresentMatch{PresentMatch: r.IntN(3) > 0}
 				case 1:
+					hm.Name = []string{"X-One", ":path"}[r.IntN(2)]
+					m := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: []string{"5", "a", "/v1", "/v1/c"}[r.IntN(4)]}}
+					if r.IntN(2) == 0 {
+						m.MatchPattern = &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: []string{"5|50", "[a-z]+", `/v1(?:\?.*)?`, "/v1/c", ".*"}[r.IntN(5)]}}
+					}
+					hm.HeaderMatchSpecifier = &routev3.HeaderMatcher_StringMatch{StringMatch: m}
+				case 2:
 					hm.HeaderMatchSpecifier = &routev3.HeaderMatcher_StringMatch{StringMatch: &matcherv3.StringMatcher{IgnoreCase: r.IntN(2) == 0,
 						MatchPattern: &matcherv3.StringMatcher_Exact{Exact: []string{"50", "abc", "GET", "/v1", "a.b"}[r.IntN(5)]}}}
 				default:
@@ -85,7 +92,8 @@ func ask(t *testing.T, address, request string) string {
 	if _, err := io.WriteString(c, request); err != nil {
 		t.Fatal(err)
 	}
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	method, _, _ := strings.Cut(request, " ")
+	resp, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: method})
 	if err != nil {
 		t.Fatalf("%q: %v", request, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -125,6 +126,9 @@ func (x *exchange) prepare() *cluster {
 func (x *exchange) runFilters() bool {
 	for i := range x.listener.ECDSFilters {
 		slot := &x.listener.ECDSFilters[i]
+		if x.route != nil && slices.Contains(x.route.DisabledFilters, slot.Name) {
+			continue
+		}
 		e := x.state.extensions[slot.Name]
 		if e == nil {
 			e = slot.Default
@@ -149,8 +153,16 @@ func (x *exchange) runFilters() bool {
 func (x *exchange) pickRoute() {
 	t := target(x.r)
 	path, _, _ := strings.Cut(t, "?")
+	if x.listener.UnescapeSlashes && strings.Contains(path, "%") {
+		query := t[len(path):]
+		path = unescapeSlashes.Replace(path)
+		t = path + query
+	}
 	x.route = route.Pick(x.host, &route.Request{Method: x.r.Method, Authority: x.authority(), Path: path, Target: t, Header: x.header})
 }
+
+// unescapeSlashes decodes escaped slashes of a path. The replica decodes the rest.
+var unescapeSlashes = strings.NewReplacer("%2f", "/", "%2F", "/", "%5c", `\`, "%5C", `\`)
 
 func (x *exchange) authority() string {
 	if x.listener.StripPort {

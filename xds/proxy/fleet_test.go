@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,6 +48,18 @@ type control struct {
 	grpc  *grpc.Server
 	stop  func()
 	turn  atomic.Int64
+	// public publishes the refusals of what is not in the public API.
+	public bool
+}
+
+// serveEveryPath removes the refusals of what is not in the public API, so that a front's
+// answer can be chosen by the path.
+func serveEveryPath(tables []types.Resource) {
+	for _, t := range tables {
+		for _, h := range t.(*routev3.RouteConfiguration).VirtualHosts {
+			h.Routes = slices.DeleteFunc(h.Routes, func(r *routev3.Route) bool { return strings.HasPrefix(r.Name, "refused/") })
+		}
+	}
 }
 
 func newControl(t testing.TB) *control {
@@ -95,6 +108,9 @@ func (c *control) set(v resources.View, edit func(map[string][]types.Resource)) 
 	add(resources.EndpointType, func() types.Resource { return new(endpointv3.ClusterLoadAssignment) })
 	add(resources.ListenerType, func() types.Resource { return new(listenerv3.Listener) })
 	add(resources.RouteType, func() types.Resource { return new(routev3.RouteConfiguration) })
+	if !c.public {
+		serveEveryPath(all[resources.RouteType])
+	}
 	if edit != nil {
 		edit(all)
 	}

@@ -165,14 +165,15 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	protocols.SetUnencryptedHTTP2(true)
 	ctx, stop := context.WithCancelCause(context.Background())
 	s := &server{address: l.Address, secure: l.Secret != "", stop: stop, ended: make(chan struct{}), http: &http.Server{
-		BaseContext:       func(net.Listener) context.Context { return ctx },
-		Handler:           httpserver.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(name, w, r) })),
-		Protocols:         protocols,
-		ReadHeaderTimeout: l.HeadersTimeout,
-		IdleTimeout:       l.ConnectionIdle,
-		ConnState:         markRequestRead,
-		MaxHeaderBytes:    l.MaxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
+		BaseContext:                  func(net.Listener) context.Context { return ctx },
+		Handler:                      httpserver.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(name, w, r) })),
+		Protocols:                    protocols,
+		DisableGeneralOptionsHandler: true, // OPTIONS * is routed as any other request
+		ReadHeaderTimeout:            l.HeadersTimeout,
+		IdleTimeout:                  l.ConnectionIdle,
+		ConnState:                    markRequestRead,
+		MaxHeaderBytes:               l.MaxHeaderBytes,
+		ErrorLog:                     slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          int(min(l.MaxStreams, math.MaxInt32)),
 			MaxReceiveBufferPerStream:     l.StreamWindow,

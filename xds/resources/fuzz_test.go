@@ -17,7 +17,7 @@ func FuzzMetadata(f *testing.F) {
 	s := build(f, twoModels())
 	rc := message(f, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
 	for _, vh := range rc.VirtualHosts {
-		for _, md := range []*corev3.Metadata{vh.Metadata, vh.Routes[0].Metadata} {
+		for _, md := range []*corev3.Metadata{vh.Metadata, vh.Routes[7].Metadata} {
 			body, err := proto.Marshal(md)
 			if err != nil {
 				f.Fatal(err)

@@ -58,7 +58,6 @@ func addressListener(s Settings) *listenerv3.Listener {
 		},
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{StripControlHeaders()},
 		UseRemoteAddress:              wrapperspb.Bool(true),
-		NormalizePath:                 wrapperspb.Bool(true),
 		StreamIdleTimeout:             durationpb.New(s.IdleTimeout),
 		RequestHeadersTimeout:         durationpb.New(headersTimeout),
 		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
@@ -67,6 +66,7 @@ func addressListener(s Settings) *listenerv3.Listener {
 			InitialConnectionWindowSize: wrapperspb.UInt32(connectionWindow),
 		},
 	}
+	NormalizePaths(hcm)
 	if s.AccessLog != "" {
 		hcm.AccessLog = []*accesslogv3.AccessLog{accessLog(s.AccessLog)}
 	}
@@ -88,6 +88,14 @@ func addressListener(s Settings) *listenerv3.Listener {
 		l.FilterChains[0].TransportSocket = edgeSocket()
 	}
 	return l
+}
+
+// NormalizePaths has a listener decode escaped slashes and resolve dot segments before the
+// first route lookup, so that the route table judges the path that a replica will see. Empty
+// segments stay: no path of the public API has one.
+func NormalizePaths(hcm *hcmv3.HttpConnectionManager) {
+	hcm.NormalizePath = wrapperspb.Bool(true)
+	hcm.PathWithEscapedSlashesAction = hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD
 }
 
 // StripControlHeaders removes headers that only Cascade may set from a client's

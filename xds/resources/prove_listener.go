@@ -87,6 +87,9 @@ func proveEdge(hcm *hcmv3.HttpConnectionManager) error {
 	if !model || !control {
 		return fmt.Errorf("a client's %s* and %s must be removed before routing", length.ControlPrefix, length.ModelHeader)
 	}
+	if !hcm.GetNormalizePath().GetValue() || hcm.MergeSlashes || hcm.PathWithEscapedSlashesAction != hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD {
+		return errors.New("paths must be normalised before routing: dot segments and escaped slashes, and nothing else")
+	}
 	if hcm.GetStreamIdleTimeout().AsDuration() <= 0 {
 		return errors.New("stream idle timeout is missing")
 	}

@@ -81,6 +81,7 @@ type modelProof struct {
 
 func (h *hostProof) prove() error {
 	h.seen = make(map[string]*modelProof)
+	routes := h.host.Routes
 	if h.edge {
 		if err := proveRetry(h.host.RetryPolicy); err != nil {
 			return err
@@ -90,10 +91,13 @@ func (h *hostProof) prove() error {
 			return err
 		}
 		h.models = models
+		if routes, err = provePublic(h.kind, routes); err != nil {
+			return err
+		}
 	}
-	for i, r := range h.host.Routes {
+	for i, r := range routes {
 		if err := h.proveRoute(r); err != nil {
-			return fmt.Errorf("route %d %q: %w", i, r.Name, err)
+			return fmt.Errorf("route %d %q: %w", len(h.host.Routes)-len(routes)+i, r.Name, err)
 		}
 	}
 	return h.proveComplete()

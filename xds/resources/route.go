@@ -84,7 +84,7 @@ func planOf(v View, model string) policies.Plan {
 func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost {
 	p, s := planOf(v, m.Name), v.Settings
 	last := len(p.Stages) - 1
-	routes := headerRoutes(y, p, s)
+	routes := append(publicRoutes(y.kind), headerRoutes(y, p, s)...)
 	cuts := length.Estimator{BytesPerToken: m.BytesPerToken}
 	for k, st := range p.Stages {
 		low, high := cuts.CutBytes(st.Low), cuts.CutBytes(st.High)
@@ -111,7 +111,7 @@ func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost
 // Only an estimator, which reads the model from the body, can route them; without it
 // the response is an error, because guessing a model is wrong.
 func sharedHost(y naming, v View) *routev3.VirtualHost {
-	var routes []*routev3.Route
+	routes := publicRoutes(y.kind)
 	for _, m := range v.Models {
 		routes = append(routes, headerRoutes(y, planOf(v, m.Name), v.Settings)...)
 	}

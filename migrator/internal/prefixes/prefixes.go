@@ -64,3 +64,11 @@ func (x *Index) Add(model string, ids []uint32) (known policies.Tokens) {
 	}
 	return known
 }
+
+// Clear forgets all prompts: the engine has started anew, with an empty cache.
+func (x *Index) Clear() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	clear(x.blocks)
+	x.used.Init()
+}

@@ -77,3 +77,14 @@ func BenchmarkAdd(b *testing.B) {
 		x.Add("m", ids)
 	}
 }
+
+// TestClear checks that a cleared index knows nothing, and fills up again.
+func TestClear(t *testing.T) {
+	x := New(4 * blockTokens)
+	prompt := make([]uint32, 3*blockTokens)
+	x.Add("m", prompt)
+	x.Clear()
+	if first, second := x.Add("m", prompt), x.Add("m", prompt); first != 0 || second != 2*blockTokens || len(x.blocks) != x.used.Len() {
+		t.Errorf("%d tokens known, then %d; %d blocks, %d in order of use", first, second, len(x.blocks), x.used.Len())
+	}
+}

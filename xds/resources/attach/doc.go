@@ -9,6 +9,14 @@
 // cluster and leaves their listeners, route tables and filters unchanged; it can
 // name a fallback cluster that serves while Cascade has no route.
 //
+// The public API holds in both ways: Cascade's route table begins with routes that refuse
+// other methods and paths (package policies/publicapi), and the configuration rendered here
+// normalises paths before they are looked up. The bounds of what the owner's listener takes
+// before that (connections, headers, bodies, upgrades) stay the owner's, and so do routes that
+// do not lead to Cascade. A refusal is an answer: no fallback cluster serves the request. An
+// owner who rewrites paths must do so before Cascade's table sees them, in the route that
+// leads to the internal listener.
+//
 // The package is pure: it reads no file and opens no connection. It renders no
 // plan; package resources does that, under the names for these clients.
 //

@@ -94,6 +94,7 @@ func (c Config) connectionManager() (*hcmv3.HttpConnectionManager, error) {
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{resources.StripControlHeaders()},
 		LocalReplyConfig:              unroutedReply(),
 	}
+	resources.NormalizePaths(m)
 	if c.EstimatorFilter {
 		m.HttpFilters = append(m.HttpFilters, resources.DiscoveredLengthFilter(source))
 	}

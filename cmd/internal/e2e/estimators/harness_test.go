@@ -273,7 +273,11 @@ func (r *harness) post(host string, body io.Reader, headers ...string) served {
 }
 
 func (r *harness) send(method, host string, body io.Reader, headers ...string) (served, error) {
-	q, err := http.NewRequestWithContext(context.Background(), method, r.url+"/v1/completions", body)
+	path := "/v1/completions"
+	if method == http.MethodGet {
+		path = "/v1/models"
+	}
+	q, err := http.NewRequestWithContext(context.Background(), method, r.url+path, body)
 	if err != nil {
 		return served{}, err
 	}

@@ -157,8 +157,13 @@ func headerMatches(m *client.HeaderMatch, r *Request) bool {
 }
 
 func lineMatches(m *client.HeaderMatch, line string) bool {
-	if m.Kind == client.MatchExact {
+	switch m.Kind {
+	case client.MatchExact:
 		return line == m.Exact || m.FoldCase && strings.EqualFold(line, m.Exact)
+	case client.MatchPrefix:
+		return strings.HasPrefix(line, m.Exact)
+	case client.MatchRegex:
+		return m.Regex.MatchString(line)
 	}
 	// A sign and leading zeros are allowed; the value must fit an int64.
 	n, err := strconv.ParseInt(textproto.TrimString(line), 10, 64)
