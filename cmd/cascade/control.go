@@ -105,6 +105,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	room := headroom.New(headroom.Read(), m.log)
 	cc.Listener = room.Listener(l)
 	cc.Collectors = []prometheus.Collector{room, certs.Expiries{Own: m.certs, Edge: edge}}
+	cc.Problems = problems(room, certs.Expiries{Own: m.certs, Edge: edge})
 	c, err := control.New(cc)
 	if err != nil {
 		return err

@@ -128,7 +128,8 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 			l, err := reopen(network, address)
 			return room.Listener(l), err
 		},
-		Room: room, TLS: fm.certs, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		Problems: problems(room, certs.Expiries{Own: fm.certs}),
+		Room:     room, TLS: fm.certs, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
 		listeners.close()

@@ -113,6 +113,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	if edge != nil {
 		cfg.TLS = edge.TLS()
 	}
+	cfg.Problems = problems(room, certs.Expiries{Own: m.certs, Edge: edge})
 	if px, err = proxy.New(cfg); err != nil {
 		return err
 	}

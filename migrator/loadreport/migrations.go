@@ -12,6 +12,9 @@ const maxMigrations = 64
 // maxSlots bounds LoadReport.slots.
 const maxSlots = 16
 
+// maxProblems bounds LoadReport.problems.
+const maxProblems = 8
+
 // maxRoutes bounds LoadReport.routes.
 const maxRoutes = 32
 

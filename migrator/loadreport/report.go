@@ -32,6 +32,7 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		},
 		Snapshot:      snapshot,
 		EngineReady:   s.EngineReady,
+		EngineHung:    s.EngineHung,
 		Draining:      s.Draining,
 		BytesPerToken: s.BytesPerToken,
 		EstimateError: s.EstimateError,
@@ -44,6 +45,7 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		Routes:        x.Routes[:min(len(x.Routes), maxRoutes)],
 		Slots:         x.Slots[:min(len(x.Slots), maxSlots)],
 		Topology:      x.Topology,
+		Problems:      x.Problems[:min(len(x.Problems), maxProblems)],
 	}
 }
 

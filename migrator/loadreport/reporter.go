@@ -102,6 +102,9 @@ type Extra struct {
 	// every time, as a new pointer when it has changed: it is reported when it is new to
 	// the stream, until the control plane has acknowledged it.
 	Topology *api.Topology
+	// Problems are what this process lacks or will lack soon; the excess over
+	// LoadReport.problems is left out.
+	Problems []*api.Problem
 }
 
 // ConnectParams is the dial option for Config.Conn. With gRPC's defaults, a connection to a

@@ -69,7 +69,11 @@ type LoadReport struct {
 	// Where the replica's KV cache is and which links lead away from it. It is sent
 	// with the first report of a stream and when it has changed, until a report with
 	// it was answered. Absent: the last one sent is still right.
-	Topology      *Topology `protobuf:"bytes,20,opt,name=topology,proto3" json:"topology,omitempty"`
+	Topology *Topology `protobuf:"bytes,20,opt,name=topology,proto3" json:"topology,omitempty"`
+	// What this migrator lacks or will lack soon; at most 8.
+	Problems []*Problem `protobuf:"bytes,21,rep,name=problems,proto3" json:"problems,omitempty"`
+	// The engine answers its health check, but makes no progress; engine_ready is then false.
+	EngineHung    bool `protobuf:"varint,22,opt,name=engine_hung,json=engineHung,proto3" json:"engine_hung,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -244,6 +248,73 @@ func (x *LoadReport) GetTopology() *Topology {
 	return nil
 }
 
+func (x *LoadReport) GetProblems() []*Problem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *LoadReport) GetEngineHung() bool {
+	if x != nil {
+		return x.EngineHung
+	}
+	return false
+}
+
+// Problem is something that does not work in a daemon, apart from its engine.
+type Problem struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // descriptors, memory or certificate
+	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"` // what is wrong, and what to do
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Problem) Reset() {
+	*x = Problem{}
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Problem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Problem) ProtoMessage() {}
+
+func (x *Problem) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Problem.ProtoReflect.Descriptor instead.
+func (*Problem) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Problem) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Problem) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // Route is one transport, in general or from one peer.
 type Route struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -259,7 +330,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +342,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +355,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Route) GetTransport() string {
@@ -354,7 +425,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -366,7 +437,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -379,7 +450,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Migration) GetId() string {
@@ -506,7 +577,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -518,7 +589,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -531,7 +602,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Proposal) GetEpoch() uint64 {
@@ -569,7 +640,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +652,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +665,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Load) GetRunning() uint32 {
@@ -650,7 +721,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -662,7 +733,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -675,7 +746,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Flow) GetEdges() []int64 {
@@ -754,7 +825,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +837,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +850,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Batch) GetN() float64 {
@@ -830,7 +901,7 @@ type LoadReply struct {
 
 func (x *LoadReply) Reset() {
 	*x = LoadReply{}
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +913,7 @@ func (x *LoadReply) String() string {
 func (*LoadReply) ProtoMessage() {}
 
 func (x *LoadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +926,7 @@ func (x *LoadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadReply.ProtoReflect.Descriptor instead.
 func (*LoadReply) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LoadReply) GetSequence() uint64 {
@@ -910,7 +981,7 @@ type Refine struct {
 
 func (x *Refine) Reset() {
 	*x = Refine{}
-	mi := &file_xds_api_fleet_proto_msgTypes[8]
+	mi := &file_xds_api_fleet_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +993,7 @@ func (x *Refine) String() string {
 func (*Refine) ProtoMessage() {}
 
 func (x *Refine) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[8]
+	mi := &file_xds_api_fleet_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1006,7 @@ func (x *Refine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refine.ProtoReflect.Descriptor instead.
 func (*Refine) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{8}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Refine) GetEpoch() uint64 {
@@ -991,7 +1062,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\x8b\x06\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xe1\x06\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -1016,7 +1087,13 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\x06routes\x18\x11 \x03(\v2\x15.cascade.xds.v1.RouteR\x06routes\x12\x1a\n" +
 	"\badapters\x18\x12 \x03(\tR\badapters\x123\n" +
 	"\x05slots\x18\x13 \x03(\v2\x1d.cascade.policy.v1.SlotStatusR\x05slots\x124\n" +
-	"\btopology\x18\x14 \x01(\v2\x18.cascade.xds.v1.TopologyR\btopology\"\xa5\x01\n" +
+	"\btopology\x18\x14 \x01(\v2\x18.cascade.xds.v1.TopologyR\btopology\x123\n" +
+	"\bproblems\x18\x15 \x03(\v2\x17.cascade.xds.v1.ProblemR\bproblems\x12\x1f\n" +
+	"\vengine_hung\x18\x16 \x01(\bR\n" +
+	"engineHung\"1\n" +
+	"\aProblem\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"\xa5\x01\n" +
 	"\x05Route\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x14\n" +
@@ -1101,38 +1178,40 @@ func file_xds_api_fleet_proto_rawDescGZIP() []byte {
 	return file_xds_api_fleet_proto_rawDescData
 }
 
-var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_xds_api_fleet_proto_goTypes = []any{
 	(*LoadReport)(nil), // 0: cascade.xds.v1.LoadReport
-	(*Route)(nil),      // 1: cascade.xds.v1.Route
-	(*Migration)(nil),  // 2: cascade.xds.v1.Migration
-	(*Proposal)(nil),   // 3: cascade.xds.v1.Proposal
-	(*Load)(nil),       // 4: cascade.xds.v1.Load
-	(*Flow)(nil),       // 5: cascade.xds.v1.Flow
-	(*Batch)(nil),      // 6: cascade.xds.v1.Batch
-	(*LoadReply)(nil),  // 7: cascade.xds.v1.LoadReply
-	(*Refine)(nil),     // 8: cascade.xds.v1.Refine
-	(*SlotStatus)(nil), // 9: cascade.policy.v1.SlotStatus
-	(*Topology)(nil),   // 10: cascade.xds.v1.Topology
+	(*Problem)(nil),    // 1: cascade.xds.v1.Problem
+	(*Route)(nil),      // 2: cascade.xds.v1.Route
+	(*Migration)(nil),  // 3: cascade.xds.v1.Migration
+	(*Proposal)(nil),   // 4: cascade.xds.v1.Proposal
+	(*Load)(nil),       // 5: cascade.xds.v1.Load
+	(*Flow)(nil),       // 6: cascade.xds.v1.Flow
+	(*Batch)(nil),      // 7: cascade.xds.v1.Batch
+	(*LoadReply)(nil),  // 8: cascade.xds.v1.LoadReply
+	(*Refine)(nil),     // 9: cascade.xds.v1.Refine
+	(*SlotStatus)(nil), // 10: cascade.policy.v1.SlotStatus
+	(*Topology)(nil),   // 11: cascade.xds.v1.Topology
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
-	4,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
-	5,  // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
-	6,  // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
-	2,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
-	3,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
-	1,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
-	9,  // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
-	10, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
-	8,  // 8: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
-	6,  // 9: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
-	0,  // 10: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
-	7,  // 11: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
-	11, // [11:12] is the sub-list for method output_type
-	10, // [10:11] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	5,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
+	6,  // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
+	7,  // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
+	3,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
+	4,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
+	2,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
+	10, // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
+	11, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
+	1,  // 8: cascade.xds.v1.LoadReport.problems:type_name -> cascade.xds.v1.Problem
+	9,  // 9: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
+	7,  // 10: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
+	0,  // 11: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
+	8,  // 12: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
+	12, // [12:13] is the sub-list for method output_type
+	11, // [11:12] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_fleet_proto_init() }
@@ -1148,7 +1227,7 @@ func file_xds_api_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xds_api_fleet_proto_rawDesc), len(file_xds_api_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -77,6 +78,10 @@ type Config struct {
 	CheckSlot func(name string, typed *anypb.Any) error
 	// Watcher receives every snapshot; optional.
 	Watcher Watcher
+	// OnStream is called, on a goroutine of its own, when a control plane has answered on a
+	// stream, with the connection to it. Its context ends with the stream, which waits for it to
+	// return. nil: not called.
+	OnStream func(context.Context, grpc.ClientConnInterface)
 	// BackoffMin and BackoffMax bound the jittered exponential backoff between two
 	// connections; defaults DefaultBackoffMin and DefaultBackoffMax.
 	BackoffMin, BackoffMax time.Duration
@@ -300,8 +305,10 @@ func (c *Client) runStream(ctx context.Context, server Server, m *machine) (hear
 	}()
 	// The receiver ends with the context; wait for it.
 	ended := false
+	var beside sync.WaitGroup
 	defer func() {
 		cancel()
+		beside.Wait()
 		if !ended {
 			<-failed
 		}
@@ -331,6 +338,9 @@ func (c *Client) runStream(ctx context.Context, server Server, m *machine) (hear
 				heard = true
 				c.connected.Store(true)
 				c.cfg.Logger.Info("control plane connected", "target", server.Target)
+				if c.cfg.OnStream != nil {
+					beside.Go(func() { c.cfg.OnStream(ctx, server.Conn) })
+				}
 			}
 			var refused error
 			if out, refused = m.receive(time.Now(), r); refused != nil {

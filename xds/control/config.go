@@ -14,6 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
@@ -51,6 +52,8 @@ type Config struct {
 	Admin string
 	// AdminListener is used instead of Admin, and closed by Run, if not nil.
 	AdminListener net.Listener
+	// Problems returns what this process lacks or will lack soon; nil returns nothing.
+	Problems func() []loadreport.Problem
 	// Collectors are further metrics for /metrics, about the process.
 	Collectors []prometheus.Collector
 	// AdminHosts are the host names, in lower case and without a port, that requests to

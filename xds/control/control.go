@@ -221,6 +221,7 @@ func (c *Control) Ready() bool { return c.cache.served.Load() }
 func (c *Control) Status() Status {
 	now := time.Now()
 	s := statusOf(c.fleet.Snapshot(), c.publisher.Status(), c.cfg.Policy, now)
+	s.Nodes = c.withProblems(s.Nodes, now)
 	c.planes.addPlanes(&s, now)
 	s.Policies, s.Faults = c.policySummaries(now), c.faults(now)
 	return s

@@ -1,11 +1,14 @@
 package control
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -36,6 +39,10 @@ const (
 	FaultRemoval     = "removal"            // a fleet file is not applied until an operator confirms what it removes
 	FaultModel       = "model"              // no replica of it takes requests
 	FaultReplica     = "replica"            // it is unhealthy
+	FaultRollout     = "rollout"            // a plan is stopped or rolled back ("plan"), or a proxy does not have what it was sent
+	FaultClients     = "refused_clients"    // clients with certificates that do not match were refused a moment ago
+	// The kinds of loadreport.Problem are kinds of faults, too: descriptors, memory, certificate. Their
+	// object is a daemon, such as "migrator r0".
 )
 
 // fleetFaults lists the faults of a fleet, the most serious first.
@@ -61,16 +68,55 @@ func fleetFaults(s *fleet.Snapshot, stores []fleet.StoreFault, now time.Time) (o
 		})
 	}
 	if h := s.Held; h != nil {
+		text := "the fleet file is not applied, because it removes "
+		if h.AtStart {
+			text = "this control plane has started and serves nothing, because compared with the stored plan its fleet file removes "
+		}
 		out = append(out, Fault{
-			Kind: FaultRemoval, Object: h.Digest, Seconds: now.Sub(h.Since).Seconds(),
-			Text: "the fleet file is not applied, because it removes " + h.Text + "; if that is meant, run \"cascade config confirm\", else mend the file",
+			Kind: FaultRemoval, Object: h.Digest, Seconds: now.Sub(h.Since).Seconds(), NotReady: h.AtStart,
+			Text: text + h.Text + "; if that is meant, run \"cascade config confirm\", else mend the file",
 		})
 	}
 	for _, m := range s.Models {
 		for _, r := range m.Replicas {
+			out = append(out, problemFaults("migrator "+string(r.ID), r.Problems)...)
 			if r.Health == resources.Unhealthy {
 				out = append(out, Fault{Kind: FaultReplica, Object: string(r.ID), Text: r.HealthReason, Seconds: now.Sub(r.HealthSince).Seconds()})
 			}
+		}
+	}
+	return out
+}
+
+// problemFaults lists what a daemon lacks.
+func problemFaults(daemon string, problems []loadreport.Problem) (out []Fault) {
+	for _, p := range problems {
+		out = append(out, Fault{Kind: p.Kind, Object: daemon, Text: p.Text})
+	}
+	return out
+}
+
+// refusalSettles is how long after a proxy's refusal it may still have accepted a newer version.
+const refusalSettles = 10 * time.Second
+
+// rolloutFaults lists the plan that goes no further because proxies refuse it, and the proxies that
+// do not have what the others of their group have.
+func rolloutFaults(p publish.Status, now time.Time) (out []Fault) {
+	switch {
+	case p.Blocked:
+		out = append(out, Fault{Kind: FaultRollout, Object: "plan", Text: "the newest plan is not rolled out: " + p.Err.Error()})
+	case p.Err != nil:
+		out = append(out, Fault{Kind: FaultPublish, Object: "resources", Text: "the newest state is not published: " + p.Err.Error()})
+	}
+	for _, n := range p.Nodes {
+		since := now.Sub(n.LastErrorAt)
+		refuses := n.Refusing || !n.Current && n.LastError != "" && since < refusalSettles
+		if n.Connected && !n.Unlisted && !n.Observer && (refuses || n.Fenced) {
+			f := Fault{Kind: FaultRollout, Object: n.ID, Text: "the proxy does not have what it was sent: " + cmp.Or(n.Reason, n.LastError)}
+			if refuses {
+				f.Text, f.Seconds = "the proxy refuses what it is sent, and keeps its last good version: "+n.LastError, since.Seconds()
+			}
+			out = append(out, f)
 		}
 	}
 	return out
@@ -107,6 +153,14 @@ func modelFaults(s *fleet.Snapshot, now time.Time) (out []Fault) {
 	return out
 }
 
+const (
+	// refusalShown is how long a refused client is shown: longer than clients wait before they try
+	// again.
+	refusalShown = 35 * time.Second
+	// maxFaultText bounds a text that clients can influence, in bytes.
+	maxFaultText = 512
+)
+
 // shownReplicas is how many replicas a fault names.
 const shownReplicas = 8
 
@@ -114,10 +168,30 @@ const shownReplicas = 8
 func (c *Control) faults(now time.Time) []Fault {
 	out := fleetFaults(c.fleet.Snapshot(), c.fleet.StoreFaults(), now)
 	out = append(out, c.planes.faults(now)...)
-	if err := c.publisher.Status().Err; err != nil {
-		out = append(out, Fault{Kind: FaultPublish, Object: "resources", Text: "the newest state is not published: " + err.Error()})
+	published := c.publisher.Status()
+	out = append(out, rolloutFaults(published, now)...)
+	if c.cfg.Problems != nil {
+		out = append(out, problemFaults("control "+c.cfg.Name, c.cfg.Problems())...)
+	}
+	if c.auth != nil {
+		if r := c.auth.LastRefusal(); r != nil && now.Sub(r.At) < refusalShown {
+			out = append(out, Fault{Kind: FaultClients, Object: "certificates", Text: loadreport.Truncate(fmt.Sprintf(
+				"a client was refused %.0f s ago, %d since the start, because its certificate does not match: %s: %v", now.Sub(r.At).Seconds(), c.auth.Refused(), r.Client, r.Err), maxFaultText)})
+		}
+	}
+	for _, n := range c.withProblems(published.Nodes, now) {
+		out = append(out, problemFaults("proxy "+n.ID, n.Problems)...)
 	}
 	return out
+}
+
+// withProblems returns nodes with the problems that they report.
+func (c *Control) withProblems(nodes []Node, now time.Time) []Node {
+	problems := c.loads.book.Problems(now)
+	for i, n := range nodes {
+		nodes[i].Problems = problems[n.ID]
+	}
+	return nodes
 }
 
 // notReady returns why this control plane is not ready, one reason a line; "" when it is.

@@ -5,12 +5,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -27,6 +29,12 @@ const (
 	maxPlaneNodes = 256
 )
 
+// noNotes is the message of notes that cannot be exchanged, and errNotesHang the error of a file system
+// that does not answer.
+const noNotes = "control planes cannot exchange notes through the directory of the store"
+
+var errNotesHang = errors.New("the file system has not answered: check the disk or the file server")
+
 // planeNote is what a control plane leaves for the others of its store, as JSON.
 type planeNote struct {
 	Name     string `json:"name"`
@@ -40,7 +48,9 @@ type planeNote struct {
 	Replicas    int    `json:"replicas"`
 	// FleetFault says why the newest file is not in force; absent: it is.
 	FleetFault string `json:"fleet_fault,omitempty"`
-	Nodes      []Node `json:"nodes,omitempty"` // connected there
+	// Problems are what the process lacks.
+	Problems []loadreport.Problem `json:"problems,omitempty"`
+	Nodes    []Node               `json:"nodes,omitempty"` // connected there
 }
 
 // peerPlane is another control plane, as its notes describe it.
@@ -56,11 +66,14 @@ type peerPlane struct {
 type planeNotes struct {
 	folder   *store.NoteFolder // nil: the store is not shared
 	sequence uint64            // owned by Run
+	logged   bool              // notes cannot be exchanged, which was logged; owned by Run
+	answered chan struct{}     // capacity 1: the exchange in progress has ended; owned by Run
 
 	mu    sync.Mutex
 	all   map[string]peerPlane // by name, without this one
-	fault error                // of the last exchange
+	fault error                // of the last exchange that has ended
 	since time.Time            // when fault began
+	began time.Time            // of the exchange in progress; zero: none
 	file  fleetFile
 }
 
@@ -103,7 +116,10 @@ func (c *Control) ownNote() planeNote {
 			note.FleetFault = cmp.Or(note.FleetFault, "it removes "+s.Held.Text)
 		}
 	}
-	for _, n := range c.publisher.Status().Nodes {
+	if c.cfg.Problems != nil {
+		note.Problems = c.cfg.Problems()
+	}
+	for _, n := range c.withProblems(c.publisher.Status().Nodes, time.Now()) {
 		if n.Connected && !n.Observer && len(note.Nodes) < maxPlaneNodes {
 			note.Nodes = append(note.Nodes, n)
 		}
@@ -111,7 +127,9 @@ func (c *Control) ownNote() planeNote {
 	return note
 }
 
-// runPlanes writes a note and reads those of the others once a second, until ctx ends.
+// runPlanes writes a note and reads those of the others once a second, until ctx ends. A file system
+// that does not answer delays neither ctx's end nor a status: the exchange is left to itself, and
+// none is begun beside it.
 func (c *Control) runPlanes(ctx context.Context) error {
 	n := c.planes
 	if n.folder == nil {
@@ -119,21 +137,86 @@ func (c *Control) runPlanes(ctx context.Context) error {
 	}
 	tick := time.NewTicker(planeInterval)
 	defer tick.Stop()
-	for {
+	n.answered = make(chan struct{}, 1)
+	for ctx.Err() == nil {
 		n.sequence++
 		note := c.ownNote()
 		note.Sequence = n.sequence
-		n.exchange(time.Now(), note)
+		n.do(func() { n.exchange(time.Now(), note) })
+		if !c.awaitNotes(ctx) {
+			return nil
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			// The others then know that it has stopped.
-			if err := n.folder.Put(c.cfg.Name, nil); err != nil {
-				c.log.Debug("own note not removed", "error", err)
-			}
-			return nil
 		}
 	}
+	// The others then know that it has stopped.
+	n.do(func() {
+		if err := n.folder.Put(c.cfg.Name, nil); err != nil {
+			c.log.Debug("own note not removed", "error", err)
+		}
+	})
+	n.hangs()
+	return nil
+}
+
+// awaitNotes waits until the exchange in progress has ended, and logs the beginning and the end of a
+// fault. It returns false if the exchange hangs when ctx ends: the note then gets late.
+func (c *Control) awaitNotes(ctx context.Context) bool {
+	n := c.planes
+	late := time.NewTimer(planeLate)
+	defer late.Stop()
+	for {
+		select {
+		case <-n.answered:
+			n.mu.Lock()
+			fault := n.fault
+			n.mu.Unlock()
+			c.logNotes(fault)
+			return true
+		case <-late.C:
+			c.logNotes(errNotesHang)
+		case <-ctx.Done():
+			return !n.hangs()
+		}
+	}
+}
+
+// logNotes logs that notes cannot be exchanged, and that they can again.
+func (c *Control) logNotes(fault error) {
+	n := c.planes
+	switch {
+	case fault != nil && !n.logged:
+		c.log.Error(noNotes, "error", fault)
+	case fault == nil && n.logged:
+		c.log.Warn("control planes exchange notes again")
+	}
+	n.logged = fault != nil
+}
+
+// hangs waits a moment for the exchange in progress, and reports whether it still has not ended.
+func (n *planeNotes) hangs() bool {
+	select {
+	case <-n.answered:
+		return false
+	case <-time.After(planeInterval):
+		return true
+	}
+}
+
+// do begins to use the folder, and signals the end in answered.
+func (n *planeNotes) do(use func()) {
+	n.mu.Lock()
+	n.began = time.Now()
+	n.mu.Unlock()
+	go func() {
+		use()
+		n.mu.Lock()
+		n.began = time.Time{}
+		n.mu.Unlock()
+		n.answered <- struct{}{}
+	}()
 }
 
 // exchange writes a note and reads the others.
@@ -182,11 +265,21 @@ func parsePlaneNote(text []byte) (planeNote, error) {
 	if note.Name == "" || policyslots.Clip(note.Name, policyslots.MaxName) != note.Name || len(note.Nodes) > maxPlaneNodes {
 		return planeNote{}, fmt.Errorf("not a note of a control plane")
 	}
+	note.Problems = boundProblems(note.Problems)
 	note.FleetFault = policyslots.Clip(note.FleetFault, policyslots.MaxName)
 	for i := range note.Nodes {
+		note.Nodes[i].Problems = boundProblems(note.Nodes[i].Problems)
 		note.Nodes[i].Connected, note.Nodes[i].Plane = true, note.Name
 	}
 	return note, nil
+}
+
+// boundProblems returns problems as a daemon may report them.
+func boundProblems(list []loadreport.Problem) (out []loadreport.Problem) {
+	for _, p := range list[:min(len(list), loadreport.MaxProblems)] {
+		out = append(out, loadreport.NewProblem(p.Kind, p.Text))
+	}
+	return out
 }
 
 // peers returns the other control planes, sorted by name.
@@ -244,9 +337,11 @@ func (n *planeNotes) faults(now time.Time) (out []Fault) {
 	if n.file.refused != "" {
 		out = append(out, Fault{Kind: FaultFile, Object: "refused", Text: "the last valid fleet file stays in force: " + n.file.refused, Seconds: now.Sub(n.file.since).Seconds()})
 	}
-	if n.fault != nil {
-		out = append(out, Fault{Kind: FaultStore, Object: "notes", Seconds: now.Sub(n.since).Seconds(),
-			Text: "control planes cannot exchange notes through the directory of the store: " + n.fault.Error()})
+	if hangs := now.Sub(n.began); !n.began.IsZero() && hangs >= planeLate {
+		out = append(out, Fault{Kind: FaultStore, Object: "notes", Seconds: hangs.Seconds(),
+			Text: noNotes + ": " + errNotesHang.Error()})
+	} else if n.fault != nil {
+		out = append(out, Fault{Kind: FaultStore, Object: "notes", Seconds: now.Sub(n.since).Seconds(), Text: noNotes + ": " + n.fault.Error()})
 	}
 	n.mu.Unlock()
 	for _, p := range n.peers() {
@@ -256,6 +351,10 @@ func (n *planeNotes) faults(now time.Time) (out []Fault) {
 			continue
 		case p.note.FleetFault != "":
 			out = append(out, Fault{Kind: FaultFile, Object: p.note.Name, Text: "the control plane does not apply its newest fleet file: " + p.note.FleetFault})
+		}
+		out = append(out, problemFaults("control "+p.note.Name, p.note.Problems)...)
+		for _, node := range p.note.Nodes {
+			out = append(out, problemFaults("proxy "+node.ID, node.Problems)...)
 		}
 		if !p.differs.IsZero() && now.Sub(p.differs) >= fileSettling {
 			out = append(out, Fault{

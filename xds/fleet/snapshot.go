@@ -72,6 +72,8 @@ type ReplicaState struct {
 	// Connected says that a report stream is open.
 	Connected bool
 	Note      string // what is wrong with its reports; usually empty
+	// Problems are what its migrator lacks, as far as its last report still counts.
+	Problems []loadreport.Problem
 	// Estimate is the estimate of its load; its weight follows it.
 	Estimate loadestimate.Estimate
 	// Drained says that an operator drains it; Replica.Draining says that the
@@ -133,7 +135,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 				Replica: r.Replica, Stage: r.Stage, Health: health, Weight: weight,
 				HealthSince: r.HealthSince, Reason: r.Reason.String(), HealthReason: r.HealthReason(), HealthChanges: r.HealthChanges,
 				Load: r.Report.Load, Reported: r.ReportedAt, Connected: r.Connected, Note: r.Note(), Estimate: r.Estimate,
-				Drained: r.Drained, Stopping: r.Report.Draining, DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),
+				Problems: s.registry.Problems(now, r), Drained: r.Drained, Stopping: r.Report.Draining, DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),
 			})
 		}
 		snap.Models = append(snap.Models, state)

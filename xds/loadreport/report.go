@@ -56,6 +56,8 @@ type Report struct {
 	Snapshot []policies.Batch
 	// EngineReady is false while the engine does not answer health checks.
 	EngineReady bool
+	// EngineHung is true while it is not ready because it makes no progress.
+	EngineHung bool
 	// Draining is true once the migrator accepts no new request.
 	Draining bool
 	// BytesPerToken is learnt from exact counts; 0 when there were none.
@@ -77,6 +79,8 @@ type Report struct {
 	// Topology is where the replica's KV cache is and which links it has; nil means that
 	// the last reported one is still valid. It is shared and must not be changed.
 	Topology *links.Topology
+	// Problems are what the migrator lacks, at most 8.
+	Problems []Problem
 	// LoadBounded says that Decode had to bound figures of Load that requests cannot
 	// push out of bounds: counts, and the tokens held.
 	LoadBounded bool
@@ -116,6 +120,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 		Model:         m.GetModel(),
 		Sequence:      m.GetSequence(),
 		EngineReady:   m.GetEngineReady(),
+		EngineHung:    m.GetEngineHung(),
 		Draining:      m.GetDraining(),
 		BytesPerToken: m.GetBytesPerToken(),
 		EstimateError: m.GetEstimateError(),
@@ -148,6 +153,9 @@ func Decode(m *api.LoadReport) (Report, error) {
 	}
 	if r.Slots, dropped = policyslots.DecodeStatuses(m.GetSlots()); dropped > 0 {
 		bounded = append(bounded, "slots")
+	}
+	if r.Problems, dropped = decodeProblems(m.GetProblems()); dropped > 0 {
+		bounded = append(bounded, "problems")
 	}
 	if m.GetTopology() != nil {
 		if t, err := topology.Decode(m.GetTopology()); err == nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // DefaultDrainTimeout is the default of Config.DrainTimeout.
@@ -35,6 +36,9 @@ type Config struct {
 	// Admit, unless it is nil, is called for every new request, which is refused on an
 	// error. It must not block.
 	Admit func() error
+	// Problems returns what this process lacks or will lack soon, for the load reports to the control
+	// plane; nil reports nothing.
+	Problems func() []loadreport.Problem
 	// WrapListener wraps every listener before it is served; nil changes none.
 	WrapListener func(net.Listener) net.Listener
 	// TLS is used for listeners with TLS; it holds their certificate. If it is nil, such a

@@ -43,8 +43,12 @@ func (x *exchange) forward(c *cluster) {
 		x.body.commit() // a response has started: no retry from here on
 	}
 	c.metrics.firstByte.Observe(time.Since(x.begun).Seconds())
+	defer host.Load.End(succeeded(answer))
 	x.forwardResponse(answer, host)
 }
+
+// succeeded reports whether an answer counts as one in load reports, as Envoy counts them.
+func succeeded(answer *http.Response) bool { return answer.StatusCode < 500 }
 
 // forUpstream returns a watchdog for the upstream part of the request.
 func (w *watchdog) forUpstream(r *client.Route, idle time.Duration) *watchdog {
@@ -72,6 +76,7 @@ func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *bal
 		}
 		last, x.upstream = host, host.Address
 		x.attempts++
+		host.Load.Begin()
 		answer, err := x.p.pool(view, host).RoundTrip(x.upstreamRequest(host))
 		if err == nil {
 			if c.balancer.ReportStatus(time.Now(), host, answer.StatusCode) {
@@ -81,6 +86,7 @@ func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *bal
 				return answer, host, nil
 			}
 			answer.Body.Close()
+			host.Load.End(succeeded(answer))
 			c.metrics.failed("refused answer")
 			tried.Add(host)
 			if err := x.waitBeforeRetry(c, view, n); err != nil {
@@ -92,14 +98,24 @@ func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *bal
 		if !errors.As(err, &failure) {
 			// The client left, or a limit of this proxy was reached. Only a timeout counts against
 			// the host.
-			if errors.Is(err, errTimeout) && c.balancer.ReportFailure(time.Now(), host) {
+			if !errors.Is(err, errTimeout) {
+				host.Load.Abandon()
+				return nil, host, err
+			}
+			host.Load.End(false)
+			if c.balancer.ReportFailure(time.Now(), host) {
 				x.logEjection(c, host)
 			}
 			return nil, host, err
 		}
 		c.metrics.failed(failure.Kind.String())
-		if !localfault.Is(err) && c.balancer.ReportFailure(time.Now(), host) {
-			x.logEjection(c, host)
+		if localfault.Is(err) {
+			host.Load.Abandon()
+		} else {
+			host.Load.End(false)
+			if c.balancer.ReportFailure(time.Now(), host) {
+				x.logEjection(c, host)
+			}
 		}
 		if !x.retriable(failure.Kind) || n >= x.route.Retry.Retries {
 			return nil, host, err

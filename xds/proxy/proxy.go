@@ -52,6 +52,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.buffers.budget = intake.NewBudget(cfg.BodyMemory)
 	p.state.Store(&state{})
 	cfg.Client.Watcher = watcher{p, cfg.Client.Watcher}
+	cfg.Client.OnStream = p.reportLoads
 	var err error
 	if p.client, err = client.New(cfg.Client); err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)

@@ -21,6 +21,8 @@ const (
 	// pollInterval is how often a watch reads the file even without an event: events do
 	// not cross network file systems.
 	pollInterval = time.Second
+	// readTimeout is how long a watch waits for the file system before it reports an error.
+	readTimeout = 3 * time.Second
 	// lockRetryDelay is the pause between two attempts to take the lock, which is held
 	// for the milliseconds of one write.
 	lockRetryDelay = 5 * time.Millisecond
@@ -160,12 +162,15 @@ func (f *File) watch(ctx context.Context, updates chan<- Update) {
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
 	var last Update
+	var reader boundedReader
 	first := true
 	for {
-		o, _, v, err := f.read()
-		u := Update{Object: o, Version: v}
-		if err != nil {
-			u = Update{Object: last.Object.clone(), Version: last.Version, Err: err}
+		u := reader.read(ctx, f)
+		if ctx.Err() != nil {
+			return
+		}
+		if u.Err != nil {
+			u.Object, u.Version = last.Object.clone(), last.Version
 		}
 		if first || u.Version != last.Version || errorText(u.Err) != errorText(last.Err) {
 			last, first = u, false
@@ -188,6 +193,35 @@ func (f *File) watch(ctx context.Context, updates chan<- Update) {
 				return
 			}
 		}
+	}
+}
+
+// boundedReader reads the file, and does not wait for a file system that hangs.
+type boundedReader struct {
+	pending chan Update // capacity 1: of the read that has not returned; nil: none
+}
+
+// read returns an error, and leaves the read to itself, if it takes longer than readTimeout. The next
+// call waits for the same read.
+func (r *boundedReader) read(ctx context.Context, f *File) Update {
+	if r.pending == nil {
+		pending := make(chan Update, 1)
+		r.pending = pending
+		go func() {
+			o, _, v, err := f.read()
+			pending <- Update{Object: o, Version: v, Err: err}
+		}()
+	}
+	late := time.NewTimer(readTimeout)
+	defer late.Stop()
+	select {
+	case u := <-r.pending:
+		r.pending = nil
+		return u
+	case <-late.C:
+		return Update{Err: fmt.Errorf("plan file %s: its file system has not answered: check the disk or the file server", f.path)}
+	case <-ctx.Done():
+		return Update{}
 	}
 }
 

@@ -3,12 +3,14 @@ package certs
 import (
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 const (
@@ -23,6 +25,12 @@ const (
 type expiry struct {
 	file string
 	cert *x509.Certificate
+}
+
+// left returns how long the certificate is valid, and whether its end is near enough for a warning.
+func (e expiry) left(now time.Time) (left time.Duration, due bool) {
+	left = e.cert.NotAfter.Sub(now)
+	return left, left < min(maxExpiryNotice, e.cert.NotAfter.Sub(e.cert.NotBefore)/4)
 }
 
 // expiryWatch warns of certificates that expire.
@@ -45,9 +53,9 @@ func newExpiryWatch(log *slog.Logger) *expiryWatch {
 // certificate is logged at once, however recent the warning before it is.
 func (w *expiryWatch) check(all []expiry, now time.Time) {
 	for _, e := range all {
-		left := e.cert.NotAfter.Sub(now)
+		left, due := e.left(now)
 		warning := expiryWarning{e.file, left <= 0}
-		if left >= min(maxExpiryNotice, e.cert.NotAfter.Sub(e.cert.NotBefore)/4) || now.Sub(w.warned[warning]) < expiryReminder {
+		if !due || now.Sub(w.warned[warning]) < expiryReminder {
 			continue
 		}
 		w.warned[warning] = now
@@ -98,16 +106,35 @@ func (Expiries) Describe(to chan<- *prometheus.Desc) { to <- expiresAt }
 
 // Collect implements prometheus.Collector.
 func (x Expiries) Collect(to chan<- prometheus.Metric) {
-	var all []expiry
+	for _, e := range x.all() {
+		to <- prometheus.MustNewConstMetric(expiresAt, prometheus.GaugeValue, float64(e.cert.NotAfter.Unix()), e.file)
+	}
+}
+
+func (x Expiries) all() (all []expiry) {
 	if x.Own != nil {
 		all = x.Own.expiries()
 	}
 	if x.Edge != nil {
 		all = append(all, x.Edge.expiries()...)
 	}
-	for _, e := range all {
-		to <- prometheus.MustNewConstMetric(expiresAt, prometheus.GaugeValue, float64(e.cert.NotAfter.Unix()), e.file)
+	return all
+}
+
+// Problems returns the certificates that expire soon, or have.
+func (x Expiries) Problems(now time.Time) (out []loadreport.Problem) {
+	for _, e := range x.all() {
+		left, due := e.left(now)
+		switch {
+		case !due:
+			continue
+		case left <= 0:
+			out = append(out, loadreport.Problem{Kind: loadreport.ProblemCertificate, Text: fmt.Sprintf("%s: the certificate %s has expired; connections fail until the file has a new one", e.file, identity.Describe(e.cert))})
+		default:
+			out = append(out, loadreport.Problem{Kind: loadreport.ProblemCertificate, Text: fmt.Sprintf("%s: the certificate %s expires at %s; replace the file", e.file, identity.Describe(e.cert), e.cert.NotAfter.UTC().Format(time.RFC3339))})
+		}
 	}
+	return out
 }
 
 // expiries returns the ends of the own certificate and of the authorities.

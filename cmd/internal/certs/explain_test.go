@@ -87,6 +87,15 @@ func TestExpiryIsAnnounced(t *testing.T) {
 			t.Errorf("afterwards:\n%s", &log)
 		}
 	})
+	for before, want := range map[time.Duration]string{lead + time.Minute: "", lead - time.Minute: "expires at", -time.Second: "has expired"} {
+		text := ""
+		for _, p := range (Expiries{Own: k}).Problems(leaf.NotAfter.Add(-before)) {
+			text += p.Kind + " " + p.Text
+		}
+		if want == "" && text != "" || !strings.Contains(text, want) || want != "" && !strings.Contains(text, "certificate "+files.Cert) {
+			t.Errorf("problems %v before the end: %q, want %q", before, text, want)
+		}
+	}
 	if n := testutil.CollectAndCount(Expiries{Own: k}); n != 2 { // the authority's, too
 		t.Errorf("%d metrics", n)
 	}

@@ -11,18 +11,29 @@ package headroom
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 const (
 	// window is the time between two counts of the open descriptors. What was admitted
 	// in it and in the one before may still be about to open its own.
 	window = 50 * time.Millisecond
+	// collectInterval is the time between two garbage collections that a shortage of memory
+	// asks for: the size of the live heap is that of the last collection, and a process that
+	// refuses all requests allocates nothing that would begin the next one.
+	collectInterval = time.Second
+	// shownFor is how long after a refusal the shortage is shown: a shortage that comes and
+	// goes is one problem.
+	shownFor = 5 * time.Second
 	// Share of the descriptors that is reserved, and its bounds.
 	reserveShare = 8
 	minReserve   = 64
@@ -50,6 +61,7 @@ type Monitor struct {
 	now     func() time.Time
 	open    func() int   // open descriptors
 	live    func() int64 // bytes of live objects
+	collect func()       // begins a garbage collection, and does not wait for it
 
 	mu       sync.Mutex
 	counted  time.Time // when used and heap were read
@@ -57,12 +69,15 @@ type Monitor struct {
 	heap     int64
 	admitted [2]int // since counted, and in the window before
 	full     error  // what the last request was refused for; nil if it was admitted
+	short    error  // what anything was last refused for, at shortAt
+	shortAt  time.Time
+	cleaned  time.Time // when collect was last called
 	refused  map[error]float64
 }
 
 // New returns a Monitor, and logs limits that are low.
 func New(l Limits, log *slog.Logger) *Monitor {
-	m := &Monitor{limits: l, log: log, now: time.Now, open: openDescriptors, live: liveMemory, refused: map[error]float64{ErrDescriptors: 0, ErrMemory: 0}}
+	m := &Monitor{limits: l, log: log, now: time.Now, open: openDescriptors, live: liveMemory, collect: func() { go runtime.GC() }, refused: map[error]float64{ErrDescriptors: 0, ErrMemory: 0}}
 	m.reserve = min(max(l.Descriptors/reserveShare, minReserve), maxReserve, l.Descriptors/2)
 	if l.Descriptors > 0 && l.Descriptors < lowDescriptors {
 		log.Warn("file descriptor limit is low; raise it with ulimit -n or LimitNOFILE=", "limit", l.Descriptors, "reserved", m.reserve)
@@ -85,7 +100,7 @@ func (m *Monitor) Admit() error {
 	if err == nil {
 		m.admitted[0]++
 	} else {
-		m.refused[err]++
+		m.noteRefusedLocked(err)
 	}
 	if (err == nil) != (m.full == nil) {
 		m.logLocked(err)
@@ -113,6 +128,32 @@ func (m *Monitor) Err() error {
 	return m.roomLocked(m.reserve)
 }
 
+func (m *Monitor) noteRefusedLocked(err error) {
+	m.refused[err]++
+	m.short, m.shortAt = err, m.now()
+}
+
+// Problems returns the shortage because of which something is refused now, or was a moment ago;
+// nil for none.
+func (m *Monitor) Problems() []loadreport.Problem {
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err := m.roomLocked(m.reserve)
+	if err == nil && m.now().Sub(m.shortAt) < shownFor {
+		err = m.short
+	}
+	switch err {
+	case ErrDescriptors:
+		return []loadreport.Problem{{Kind: loadreport.ProblemDescriptors, Text: fmt.Sprintf("new requests are refused: %v; %d of %d are open", err, m.used, m.limits.Descriptors)}}
+	case ErrMemory:
+		return []loadreport.Problem{{Kind: loadreport.ProblemMemory, Text: fmt.Sprintf("new requests are refused: %v; %d of %d MiB are in use", err, m.heap>>20, m.limits.Memory>>20)}}
+	}
+	return nil
+}
+
 // roomLocked returns nil if, besides the reserve, something is left.
 func (m *Monitor) roomLocked(reserve int) error {
 	if now := m.now(); now.Sub(m.counted) >= window || now.Before(m.counted) {
@@ -125,6 +166,10 @@ func (m *Monitor) roomLocked(reserve int) error {
 	case m.limits.Descriptors > 0 && m.used+m.admitted[0]+m.admitted[1] >= m.limits.Descriptors-reserve:
 		return ErrDescriptors
 	case m.limits.Memory > 0 && m.heap >= m.limits.Memory/100*usableMemory:
+		if m.counted.Sub(m.cleaned) >= collectInterval {
+			m.cleaned = m.counted
+			m.collect()
+		}
 		return ErrMemory
 	}
 	return nil
@@ -162,7 +207,7 @@ func (m *Monitor) admitConn() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.roomLocked(m.reserve/2) == ErrDescriptors {
-		m.refused[ErrDescriptors]++
+		m.noteRefusedLocked(ErrDescriptors)
 		return false
 	}
 	m.admitted[0]++

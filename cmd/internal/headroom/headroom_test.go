@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +62,50 @@ func TestDescriptors(t *testing.T) {
 	`)))
 	if refused, again := log.Count("new requests are refused"), log.Count("new requests are accepted again"); refused != 2 || again != 1 {
 		t.Errorf("%d and %d lines:\n%s", refused, again, log)
+	}
+}
+
+// TestProblems: a shortage is a problem while something is refused, and for a moment afterwards; one
+// of memory asks for a garbage collection, because without one the live heap stays what it was.
+func TestProblems(t *testing.T) {
+	m, _, now, open, live := clocked(Limits{Descriptors: 1024, Memory: 1 << 30})
+	collections := 0
+	m.collect = func() { collections++ }
+	require := func(what string, want ...string) {
+		t.Helper()
+		var got []string
+		for _, p := range m.Problems() {
+			got = append(got, p.Kind)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	require("idle")
+	*open, *now = 1000, now.Add(window)
+	require("few descriptors", "descriptors")
+	if m.Admit() == nil {
+		t.Error("admitted")
+	}
+	*open, *now = 10, now.Add(window)
+	require("a moment later", "descriptors")
+	*now = now.Add(shownFor)
+	require("later")
+	*live, *now = 1<<30, now.Add(window)
+	require("little memory", "memory")
+	*now = now.Add(window)
+	require("the same", "memory")
+	if collections != 1 {
+		t.Errorf("%d collections", collections)
+	}
+	*now = now.Add(collectInterval)
+	require("a second later", "memory")
+	if collections != 2 {
+		t.Errorf("%d collections a second later", collections)
+	}
+	var none *Monitor
+	if none.Problems() != nil {
+		t.Error("no monitor has a problem")
 	}
 }
 

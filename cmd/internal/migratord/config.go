@@ -28,6 +28,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // Config configures a Daemon.
@@ -68,6 +69,8 @@ type Config struct {
 	// a moment ago. If it is not 0, the caller calls FollowPredecessor. 0 means that there is no
 	// predecessor.
 	Predecessor int
+	// Problems returns what the process lacks or will lack soon, for the load reports; nil reports nothing.
+	Problems func() []loadreport.Problem
 	// Room decides whether the process has resources for another request; nil admits all.
 	Room *headroom.Monitor
 	// Drain bounds how long streams continue after Drain; 0 means 10 min.

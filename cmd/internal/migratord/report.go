@@ -24,7 +24,13 @@ func (d *Daemon) newReporter() error {
 // reportExtra returns the report data that the front end does not provide, including the preceding
 // process's.
 func (d *Daemon) reportExtra() loadreport.Extra {
-	return d.predecessor.currentState().addToExtra(d.ownExtra())
+	x := d.predecessor.currentState().addToExtra(d.ownExtra())
+	if d.cfg.Problems != nil {
+		for _, p := range d.cfg.Problems() {
+			x.Problems = append(x.Problems, &api.Problem{Kind: p.Kind, Text: p.Text})
+		}
+	}
+	return x
 }
 
 // ownExtra returns this process's report data that the front end does not provide.

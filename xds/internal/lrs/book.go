@@ -9,6 +9,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 
 	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 const (
@@ -58,6 +59,7 @@ type streamState struct {
 	counted     bool      // its clusters are in the totals
 	clusters    []cluster
 	size        int // bytes of them
+	problems    []loadreport.Problem
 }
 
 // NewBook returns an empty book. interval is the time between two reports; 0 means
@@ -114,10 +116,10 @@ func (b *Book) streams(id string) (n int) {
 	return n
 }
 
-// report applies a message, which replaces the stream's last one and those of the
+// report applies a message with the node's problems, which replaces the stream's last one and those of the
 // node's ended streams. It returns false, and applies nothing, if the reports of the
 // node would exceed maxNodeBytes.
-func (b *Book) report(now time.Time, number uint64, clusters []cluster) bool {
+func (b *Book) report(now time.Time, number uint64, clusters []cluster, problems ...loadreport.Problem) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	d := b.byID[number]
@@ -140,7 +142,7 @@ func (b *Book) report(now time.Time, number uint64, clusters []cluster) bool {
 		return false
 	}
 	b.uncountLocked(d)
-	d.at, d.clusters, d.size = now, clusters, size
+	d.at, d.clusters, d.size, d.problems = now, clusters, size, problems
 	b.countLocked(d)
 	var s sample
 	for _, c := range clusters {
@@ -309,6 +311,19 @@ func (b *Book) Active(now time.Time, name string, addresses []string) (requests 
 		}
 	}
 	return requests, known && any
+}
+
+// Problems returns what embedded proxies lack, by node, as far as their last reports still count.
+func (b *Book) Problems(now time.Time) map[string][]loadreport.Problem {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := make(map[string][]loadreport.Problem)
+	for _, d := range b.byID {
+		if len(d.problems) > 0 && b.counts(now, d) {
+			out[d.node] = d.problems
+		}
+	}
+	return out
 }
 
 // Reporting returns the ids of the nodes whose last report still counts.

@@ -3,6 +3,7 @@ package lrs
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -12,6 +13,9 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // Bounds of one message. A proxy reports an endpoint only while it has requests for
@@ -32,6 +36,10 @@ const (
 	requestClusterStats = 2 // LoadStatsRequest.cluster_stats
 	nodeID              = 1 // Node.id
 	nodeCluster         = 2 // Node.cluster
+	nodeMetadata        = 3 // Node.metadata
+	structFields        = 1 // Struct.fields
+	entryKey            = 1 // of a map
+	entryValue          = 2
 	clusterStatsName    = 1 // ClusterStats.cluster_name
 )
 
@@ -40,6 +48,7 @@ const (
 // once. Its methods make gRPC accept it as a message.
 type message struct {
 	node     *corev3.Node // id and cluster alone; nil when the message has none
+	problems []loadreport.Problem
 	clusters []cluster
 }
 
@@ -113,6 +122,8 @@ func (f *message) decodeNode(b []byte) error {
 	return fields(b, func(n protowire.Number, v []byte) error {
 		to := &f.node.Id
 		switch n {
+		case nodeMetadata:
+			return f.decodeMetadata(v)
 		case nodeID:
 		case nodeCluster:
 			to = &f.node.Cluster
@@ -123,6 +134,39 @@ func (f *message) decodeNode(b []byte) error {
 			return fmt.Errorf("node: a name has more than %d bytes", maxName)
 		}
 		*to = strings.ToValidUTF8(string(v), "?")
+		return nil
+	})
+}
+
+// decodeMetadata decodes the problems of an embedded proxy; other fields are skipped.
+func (f *message) decodeMetadata(b []byte) error {
+	return fields(b, func(n protowire.Number, entry []byte) error {
+		if n != structFields {
+			return nil
+		}
+		var key, value []byte
+		err := fields(entry, func(n protowire.Number, v []byte) error {
+			switch n {
+			case entryKey:
+				key = v
+			case entryValue:
+				value = v
+			}
+			return nil
+		})
+		if err != nil || string(key) != loadreport.ProblemsField {
+			return err
+		}
+		var text structpb.Value
+		if err := proto.Unmarshal(value, &text); err != nil {
+			return errors.New("node: " + loadreport.ProblemsField + ": not a valid Value")
+		}
+		list := text.GetStructValue().GetFields()
+		for _, kind := range slices.Sorted(maps.Keys(list)) {
+			if len(f.problems) < loadreport.MaxProblems {
+				f.problems = append(f.problems, loadreport.NewProblem(kind, list[kind].GetStringValue()))
+			}
+		}
 		return nil
 	})
 }

@@ -12,6 +12,10 @@ import (
 	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // fatNode returns a node message as large as an Envoy's.
@@ -63,6 +67,35 @@ func unpack(t testing.TB, m proto.Message) *message {
 		t.Fatal(err)
 	}
 	return f
+}
+
+// TestProblems: an embedded proxy reports in its metadata what it lacks, bounded; they count as long as
+// its last report does.
+func TestProblems(t *testing.T) {
+	kinds := map[string]any{"descriptors": strings.Repeat("x", 4096), "invented": "?"}
+	for i := range 20 {
+		kinds[fmt.Sprint("z", i)] = "too many"
+	}
+	m := request("e1")
+	m.Node.Metadata = testkit.Must(structpb.NewStruct(map[string]any{"else": 1, loadreport.ProblemsField: kinds}))
+	f := unpack(t, m)
+	if len(f.problems) != loadreport.MaxProblems || f.problems[0].Kind != "descriptors" || len(f.problems[0].Text) > 600 || f.problems[1].Kind != "other" {
+		t.Errorf("%d problems: %.300v", len(f.problems), f.problems)
+	}
+	b := NewBook(0, nil)
+	stream := b.open(at(0), "e1", "")
+	b.report(at(1), stream, nil, f.problems...)
+	if got := b.Problems(at(2))["e1"]; len(got) != loadreport.MaxProblems {
+		t.Errorf("%v", got)
+	}
+	b.report(at(2), stream, nil)
+	if got := b.Problems(at(2)); len(got) != 0 {
+		t.Errorf("after the next report: %v", got)
+	}
+	b.report(at(3), stream, nil, f.problems...)
+	if got := b.Problems(at(7)); len(got) != 0 {
+		t.Errorf("of a late report: %v", got)
+	}
 }
 
 func TestMessage(t *testing.T) {

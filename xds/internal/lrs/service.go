@@ -133,7 +133,7 @@ func (s *Service) serve(stream loadstatsv3.LoadReportingService_StreamLoadStatsS
 		case !budget.Spend(now):
 			return status.Errorf(codes.ResourceExhausted, "load report: more than %d messages a second", reportRate)
 		}
-		if !s.cfg.Book.report(now, number, f.clusters) {
+		if !s.cfg.Book.report(now, number, f.clusters, f.problems...) {
 			return status.Errorf(codes.ResourceExhausted, "load report: node %.80q reports more than %d MiB of clusters and endpoints", node, maxNodeBytes>>20)
 		}
 		s.counter.Accept()

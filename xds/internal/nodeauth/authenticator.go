@@ -80,6 +80,9 @@ func (b *Authenticator) Options() []grpc.ServerOption {
 // Refused counts the handshakes and calls that were refused.
 func (b *Authenticator) Refused() uint64 { return b.refusals.total() }
 
+// LastRefusal returns the last refusal; nil if there was none.
+func (b *Authenticator) LastRefusal() *Refusal { return b.refusals.last.Load() }
+
 // The services that have rules of their own below.
 const (
 	adsService        = "envoy.service.discovery.v3.AggregatedDiscoveryService"

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net"
 	"sync/atomic"
+	"time"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
@@ -12,6 +13,14 @@ import (
 type refusalLog struct {
 	log   *slog.Logger
 	count atomic.Uint64
+	last  atomic.Pointer[Refusal]
+}
+
+// Refusal is the refusal of a client.
+type Refusal struct {
+	At     time.Time
+	Client string // its identity, or its host if it has none
+	Err    error
 }
 
 func newRefusalLog(log *slog.Logger) *refusalLog {
@@ -37,5 +46,6 @@ func (n *refusalLog) record(from net.Addr, id identity.ID, method string, why er
 		}
 	}
 	n.count.Add(1)
+	n.last.Store(&Refusal{time.Now(), client, why})
 	n.log.Warn("client refused: its certificate does not match", "client", client, "peer", address, "method", method, "error", why)
 }

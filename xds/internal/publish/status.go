@@ -11,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -24,6 +25,7 @@ type Status struct {
 	// its rollout is in progress.
 	Err     error
 	Stopped bool    // the rollout goes no further, because a node refuses it
+	Blocked bool    // Err is the reason why the last view must not be rolled out, or goes no further
 	Groups  []Group // in the order of the rollout
 	Nodes   []Node  // sorted by id
 	Refused []Refusal
@@ -69,6 +71,9 @@ type Node struct {
 	// LastError is the text of its last NACK, redacted.
 	LastError   string    `json:"last_error,omitempty"`
 	LastErrorAt time.Time `json:"last_error_at,omitzero"`
+	// Problems are what an embedded proxy lacks, as it reports with its load; the publisher leaves
+	// them empty.
+	Problems []loadreport.Problem `json:"problems,omitempty"`
 	// Observer says that it routes nothing; rollouts never wait for it. Slots are its last
 	// replies about policy slots.
 	Observer bool                         `json:"-"`
@@ -91,7 +96,7 @@ func (p *Publisher) Status() Status {
 	now := time.Now()
 	s := Status{Phase: planrollout.Idle.String(), Err: st.err, Stopped: st.report.Stopped, Refused: refusals}
 	if s.Err == nil && st.report.Blocked != "" {
-		s.Err = errors.New(st.report.Blocked)
+		s.Err, s.Blocked = errors.New(st.report.Blocked), true
 	}
 	groups := make(map[string]groupView, len(st.report.Groups))
 	for i, g := range st.report.Groups {

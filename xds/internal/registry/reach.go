@@ -9,9 +9,10 @@ import (
 // When proxies' failures count as a wrong or unreachable address.
 const (
 	// unreachableAfter is how long all requests must fail, and minFailures how many of
-	// them there must be at least.
+	// them there must be at least: two, after which a proxy ejects the address, and the one
+	// with which it tries again.
 	unreachableAfter = 3 * time.Second
-	minFailures      = 5
+	minFailures      = 3
 	// unreachableFor is how long the replica then gets no request. Nothing else shows
 	// that its address works again: without requests proxies report nothing.
 	unreachableFor = 30 * time.Second

@@ -110,6 +110,14 @@ func (r *Replica) Claim() loadestimate.Claim {
 // Seen counts the requests of all processes of the front end.
 func (r *Replica) Seen() uint64 { return r.earlierSeen + r.Report.Flow.Seen }
 
+// Problems returns what the replica's migrator lacks; nil once its last report is too old.
+func (g *Registry) Problems(now time.Time, r *Replica) []loadreport.Problem {
+	if !r.reported || !r.fresh(now, g.cfg.Grace) {
+		return nil
+	}
+	return r.Report.Problems
+}
+
 // Work returns the tokens that the replica holds or has promised to hold.
 func (r *Replica) Work() policies.Tokens { return r.Report.Load.Held + r.Report.Load.Promised }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -146,6 +147,13 @@ func (l *Load) Report() {
 		}
 		l.c.T.Errorf("%d of %d requests failed; the first:\n%s", len(l.failed), l.sent.Load(), &first)
 	}
+}
+
+// Failures returns the errors of the requests that failed so far.
+func (l *Load) Failures() []error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.failed)
 }
 
 // WaitForRequests waits until n more requests have been answered.

@@ -68,7 +68,8 @@ func (f *fleet) logArgs(defaults ...string) []string {
 type replica struct {
 	f *fleet
 	config.Replica
-	file             string // the fleet file of its processes
+	file             string   // the fleet file of its processes
+	env              []string // additional environment variables of its migrators from now on
 	engine, migrator *daemontest.Daemon
 }
 
@@ -243,7 +244,7 @@ func (f *fleet) env() (env []string) {
 // startMigrator starts the replica's migrator. Another one may still run.
 func (r *replica) startMigrator() {
 	r.f.T.Helper()
-	env := r.f.env()
+	env := append(r.f.env(), r.env...)
 	if faults := r.f.faults[r.ID]; faults != "" {
 		env = append(env, "FAKE_CUDA_FAIL="+faults)
 	}

@@ -1,6 +1,7 @@
 package processes
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"os"
@@ -24,14 +25,22 @@ import (
 type plane struct {
 	f                   *fleet
 	name, listen, admin string
+	file                string // the fleet file, in the fleet's directory; "": fleet.yaml
 	process             *daemontest.Daemon
 }
 
 // start restarts the control plane after its process has ended.
 func (p *plane) start() {
 	p.f.T.Helper()
-	p.process = start(p.f.T, "control", "-c", p.f.path("fleet.yaml"), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info")
+	p.launch()
 	p.process.WaitForLog("control plane of")
+}
+
+// launch is start without waiting for the control plane.
+func (p *plane) launch() {
+	p.f.T.Helper()
+	file := cmp.Or(p.file, "fleet.yaml")
+	p.process = start(p.f.T, "control", "-c", p.f.path(file), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info")
 }
 
 // status fetches the state of the control plane once.

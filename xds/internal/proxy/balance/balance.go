@@ -20,6 +20,7 @@ import (
 // exported fields do not change.
 type Host struct {
 	Address  string
+	Load     Load         // of the requests that are sent to it
 	priority atomic.Int32 // of the last update; retries leave it out
 
 	// consecutive failures; reset by a success

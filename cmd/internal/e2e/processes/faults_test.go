@@ -1,0 +1,345 @@
+package processes
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	xdsfleet "github.com/cascadeinfer/cascade/xds/fleet"
+)
+
+// fewDescriptors is how many descriptors the migrator may open that the table lets run out of them.
+const fewDescriptors = 256
+
+// TestFaults injects every fault that an operator meets into a running fleet: "cascade status" and
+// a metric name it, requests that have not begun are not lost, and both forget it once it is
+// mended. "make faults" prints the table.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	t.Run("proxy", func(t *testing.T) {
+		t.Parallel()
+		f := newFleet(t, setup{replicas: 3, planes: 2, log: []string{"--log", "info"}, limits: map[string]int{"r2": fewDescriptors}, edit: func(c *config.Fleet) {
+			c.Proxy.Admin = loopback.Addresses(t, 1)[0]
+		}})
+		f.runFaults(t, "proxy", f.replicaFaults, f.addressFaults, f.resourceFaults, f.planeFaults, f.storeFaults, f.fileFaults, f.rolloutFaults)
+	})
+	t.Run("envoy", func(t *testing.T) {
+		t.Parallel()
+		if !everything {
+			t.Skip("takes a minute; set CASCADE_TEST_ALL=1")
+		}
+		envoytest.Binary(t)
+		f := newFleet(t, setup{envoy: true, replicas: 3, planes: 2, log: []string{"--log", "info"}})
+		f.runFaults(t, "envoy", f.replicaFaults, f.addressFaults)
+	})
+}
+
+// runFaults runs rows on a fleet, all of them or the quick ones, and logs the table.
+func (f *fleet) runFaults(t *testing.T, dataPlane string, lists ...func(*testing.T) []faultRow) {
+	for _, p := range f.planes {
+		p.await("has reports and no fault", func(s control.Status) bool { return hasFreshReports(s) && len(s.Faults) == 0 })
+	}
+	table := newFaultTable(f, dataPlane)
+	defer func() { t.Log("the table:\n" + faultTableHead + "\n" + strings.Join(table.lines, "\n")) }()
+	for _, list := range lists {
+		for _, r := range list(t) {
+			if (everything || r.quick) && onlyFault.MatchString(r.name) {
+				table.run(t, r)
+			}
+		}
+	}
+	table.load.Stop()
+}
+
+// onlyFault selects rows by name while one of them is worked on.
+var onlyFault = regexp.MustCompile(os.Getenv("CASCADE_FAULT"))
+
+// replicaFaults are those of engines and migrators.
+func (f *fleet) replicaFaults(t *testing.T) []faultRow {
+	r := f.replicas[0]
+	replica := func(name, text string, inject func(), witness func() func() bool, heal func()) faultRow {
+		return faultRow{name: name, inject: inject, witness: witness, kind: control.FaultReplica, object: r.ID, text: text, heal: heal}
+	}
+	unhealthy := f.planesLog("replica is unhealthy.*replica=r0")
+	rows := []faultRow{
+		replica("engine killed (SIGKILL)", "engine does not answer health checks",
+			func() { r.engine.Kill() }, r.logs("engine stopped answering"), r.startEngine),
+		replica("engine hangs: /health answers 200", "answers health checks and makes no progress",
+			func() { f.postEngine(r, "/emulator/hang") }, r.logs("engine makes no progress"), func() { r.engine.Kill(); r.startEngine() }),
+		replica("engine suspended (SIGSTOP)", "(engine does not answer health checks|makes no progress)",
+			func() { r.engine.Signal(syscall.SIGSTOP) }, r.logs("engine (makes no progress|stopped answering)"), func() { r.engine.Signal(syscall.SIGCONT) }),
+		replica("migrator suspended (SIGSTOP)", "stopped reporting; its report stream is open",
+			func() { r.migrator.Signal(syscall.SIGSTOP) }, unhealthy, func() { r.migrator.Signal(syscall.SIGCONT) }),
+		replica("migrator killed (SIGKILL)", "stopped reporting; its report stream is closed",
+			func() { r.migrator.Kill() }, unhealthy, r.startMigrator),
+		{
+			name: "all engines killed", kind: control.FaultModel, object: llm, text: "no replica takes requests", notReady: true, down: true,
+			inject: func() {
+				for _, r := range f.replicas {
+					r.engine.Kill()
+				}
+			},
+			witness: f.replicas[2].logs("engine stopped answering"),
+			heal: func() {
+				for _, r := range f.replicas {
+					r.startEngine()
+				}
+			},
+		},
+	}
+	rows[0].quick = true
+	return rows
+}
+
+// postEngine sends a command to an emulated engine.
+func (f *fleet) postEngine(r *replica, path string) {
+	f.T.Helper()
+	resp, err := f.HTTP.Post(r.Engine+path, "application/json", nil)
+	testkit.NoError(f.T, err)
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNoContent {
+		f.T.Fatalf("POST %s: %s", path, resp.Status)
+	}
+}
+
+// edited writes the fleet file with changes, and returns a function that restores it.
+func (f *fleet) edited(name string, edit func(*config.Fleet)) (restore func()) {
+	f.T.Helper()
+	c := f.file
+	c.Replicas = append([]config.Replica(nil), c.Replicas...)
+	edit(&c)
+	f.writeFleet(name, c)
+	return func() { f.writeFleet(name, f.file) }
+}
+
+// addressFaults are those of what proxies see.
+func (f *fleet) addressFaults(t *testing.T) []faultRow {
+	var restore func()
+	return []faultRow{{
+		name: "wrong address of a replica in the fleet file", kind: control.FaultReplica, object: "r0", text: "every request that proxies sent to its address",
+		inject: func() {
+			restore = f.edited("fleet.yaml", func(c *config.Fleet) { c.Replicas[0].Address = loopback.Addresses(t, 1)[0] })
+		},
+		witness: f.planesLog("replica is unhealthy.*replica=r0"),
+		heal:    func() { restore() },
+	}}
+}
+
+// resourceFaults are those of a process that runs out of something.
+func (f *fleet) resourceFaults(t *testing.T) []faultRow {
+	var held []net.Conn
+	r2, r1 := f.replicas[2], f.replicas[1]
+	return []faultRow{
+		{
+			name: "file descriptors of a migrator run out", kind: "descriptors", object: "migrator r2", text: "few file descriptors are left", quick: true,
+			inject: func() {
+				for range 2 * fewDescriptors {
+					c, err := net.Dial("tcp", r2.Address)
+					testkit.NoError(t, err)
+					held = append(held, c)
+				}
+			},
+			witness: r2.logs("connection closed: few file descriptors are left"),
+			heal: func() {
+				for _, c := range held {
+					c.Close()
+				}
+			},
+		},
+		{
+			name: "memory of a migrator runs out", kind: "memory", object: "migrator r1", text: "little memory is left",
+			inject:  func() { r1.env = []string{"GOMEMLIMIT=4MiB"}; r1.startMigrator() },
+			witness: r1.logs("new requests are refused"),
+			heal:    func() { r1.env = nil; r1.startMigrator() },
+		},
+	}
+}
+
+// planeFaults are those of control planes.
+func (f *fleet) planeFaults(t *testing.T) []faultRow {
+	a, b := f.planes[0], f.planes[1]
+	proxyMetrics := "http://" + f.file.Proxy.Admin + "/metrics"
+	leader, other := a, b
+	choose := func() {
+		if s, err := b.status(); err == nil && s.Planner.Leads {
+			leader, other = b, a
+		} else {
+			leader, other = a, b
+		}
+	}
+	choose()
+	return []faultRow{
+		{
+			name: "leading control plane killed", kind: control.FaultPlane, object: leader.name, text: "has written no note", ask: other,
+			inject: func() { leader.process.Kill() }, witness: f.planesLog("became the leader after another"), heal: leader.start,
+		},
+		{
+			name: "following control plane suspended", kind: control.FaultPlane, object: leader.name, text: "has written no note", ask: other,
+			inject: func() { leader.freeze() }, heal: func() { leader.process.Signal(syscall.SIGCONT) },
+		},
+		{
+			name: "all control planes killed", kind: "", object: "cascade_proxy_control_plane_connected 0", text: "exit 1: no control plane answers",
+			inject:  func() { a.process.Kill(); b.process.Kill() },
+			witness: logs("control plane unreachable", func() []*daemontest.Daemon { return []*daemontest.Daemon{f.proxy} }),
+			named: func() (bool, bool) {
+				_, code := commandCode("status", "--control", "http://"+a.admin+",http://"+b.admin)
+				page, err := f.Get(proxyMetrics)
+				return code == 1, err == nil && strings.Contains(page, "cascade_proxy_control_plane_connected 0")
+			},
+			heal: func() { a.start(); b.start() },
+		},
+	}
+}
+
+// storeFaults are those of the state directory.
+func (f *fleet) storeFaults(t *testing.T) []faultRow {
+	plan, lock, notes := f.path("state/plan.json"), f.path("state/plan.json.lock"), f.path("state/control-planes")
+	var kept []byte
+	keep := func() { kept = testkit.Must(os.ReadFile(plan)) }
+	replace := func(text []byte) {
+		testkit.NoError(t, os.WriteFile(plan+".new", text, 0o644))
+		testkit.NoError(t, os.Rename(plan+".new", plan))
+	}
+	store := func(operation, name, text string, inject, heal func()) faultRow {
+		return faultRow{name: name, kind: control.FaultStore, object: operation, text: text, inject: inject, heal: heal, notReady: operation != "notes"}
+	}
+	hang := func(path string) func() {
+		return func() {
+			testkit.NoError(t, syscall.Mkfifo(path+".new", 0o600))
+			testkit.NoError(t, os.Rename(path+".new", path))
+		}
+	}
+	// unblock ends the reads of a pipe that was in the way.
+	unblock := func(path string) {
+		p, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
+		testkit.NoError(t, err)
+		testkit.NoError(t, os.Remove(path))
+		p.Close()
+	}
+	rows := []faultRow{
+		store("write", "plan store cannot be written", "plan not stored", func() {
+			testkit.NoError(t, os.Rename(lock, lock+".old"))
+			testkit.NoError(t, os.Mkdir(lock, 0o700))
+		}, func() {
+			testkit.NoError(t, os.Remove(lock))
+			testkit.NoError(t, os.Rename(lock+".old", lock))
+		}),
+		store("read", "plan store cannot be read", "stored plan cannot be read", func() {
+			testkit.NoError(t, os.Rename(f.path("state"), f.path("away")))
+		}, func() { testkit.NoError(t, os.Rename(f.path("away"), f.path("state"))) }),
+		store("read", "plan.json is corrupt", "stored plan cannot be read", func() { keep(); replace(kept[:len(kept)/2]) }, func() { replace(kept) }),
+		store("read", "plan.json is of a future version", "stored plan cannot be read.*newer", func() {
+			keep()
+			replace([]byte(strings.Replace(string(kept), `"format": 1`, `"format": 99`, 1)))
+		}, func() { replace(kept) }),
+		store("read", "plan store hangs", "has not answered", func() { keep(); hang(plan)() }, func() {
+			p, err := os.OpenFile(plan, os.O_RDWR|syscall.O_NONBLOCK, 0)
+			testkit.NoError(t, err)
+			replace(kept)
+			p.Close()
+		}),
+		store("notes", "directory of notes hangs", "has not answered", hang(notes+"/hung.note"), func() { unblock(notes + "/hung.note") }),
+	}
+	rows[0].quick, rows[2].quick = true, true
+	for i := range rows {
+		rows[i].witness = f.planesLog("(plan not stored|stored plan cannot be read|cannot exchange notes)")
+	}
+	return rows
+}
+
+// fileFaults are those of the fleet file.
+func (f *fleet) fileFaults(t *testing.T) []faultRow {
+	b := f.planes[1]
+	var restore func()
+	edit := func(name string, change func(*config.Fleet)) func() {
+		return func() { restore = f.edited(name, change) }
+	}
+	two := func(c *config.Fleet) { c.Replicas = c.Replicas[:1] }
+	mend := func() { restore() }
+	restart := func(file string) {
+		b.process.Stop()
+		b.file = file
+		b.launch()
+	}
+	return []faultRow{
+		{
+			name: "fleet file is invalid", kind: control.FaultFile, object: "refused", text: "the last valid fleet file stays in force", quick: true,
+			inject: func() { f.write("fleet.yaml", []byte("models: [\n")) }, witness: f.planesLog("fleet file rejected"), heal: func() { f.writeFleet("fleet.yaml", f.file) },
+		},
+		{
+			name: "fleet file removes two of three replicas", kind: control.FaultRemoval, object: f.removalDigest(1), text: "removes 2 of the 3 replicas of m", quick: true,
+			inject: edit("fleet.yaml", two), witness: f.planesLog("fleet file not applied"), heal: mend,
+		},
+		{
+			name: "control plane started with two of three replicas cut off", kind: control.FaultRemoval, object: f.removalDigest(1), text: "removes 2 of the 3 replicas of m", ask: b, notReady: true,
+			inject: func() {
+				f.edited("cut.yaml", two)
+				restart("cut.yaml")
+			},
+			heal: func() { restart("fleet.yaml") },
+		},
+		{
+			name: "control planes with different fleet files", kind: control.FaultFileDiffers, object: "b", text: "another fleet file in force, with 2 replicas",
+			inject: func() {
+				f.edited("other.yaml", func(c *config.Fleet) { c.Replicas = c.Replicas[:2] })
+				restart("other.yaml")
+			},
+			heal: func() { restart("fleet.yaml") },
+		},
+	}
+}
+
+// rolloutFaults are those of proxies that refuse what they are sent.
+func (f *fleet) rolloutFaults(t *testing.T) []faultRow {
+	var node *refuser
+	connect := func(id string) {
+		node = startRefuser(t, f.planes[0].listen, id)
+		f.planes[0].await(id+" is current", func(s control.Status) bool {
+			return slices.ContainsFunc(s.Nodes, func(n control.Node) bool { return n.ID == id && n.Current })
+		})
+	}
+	return []faultRow{
+		{
+			name: "a proxy refuses what the others run", kind: control.FaultRollout, object: "edge-2", text: "refused by the test",
+			inject: func() {
+				node = startRefuser(t, f.planes[0].listen, "edge-2")
+				node.refusing.Store(true)
+			},
+			witness: f.planesLog("node refused a response"), heal: func() { node.stop() },
+		},
+		{
+			name: "a proxy refuses a new plan", kind: control.FaultRollout, object: "plan", text: "refused by the test",
+			inject: func() {
+				connect("edge-3")
+				node.refusing.Store(true)
+				f.planes[0].cascade("drain", "r2")
+			},
+			witness: f.planesLog("node refused a response"),
+			heal: func() {
+				node.stop()
+				f.planes[0].cascade("undrain", "r2")
+			},
+		},
+	}
+}
+
+// removalDigest returns the digest of the first n replicas as a control plane knows them.
+func (f *fleet) removalDigest(n int) string {
+	f.T.Helper()
+	f.edited("first.yaml", func(c *config.Fleet) { c.Replicas = c.Replicas[:n] })
+	file, err := wiring.Load(f.path("first.yaml"))
+	testkit.NoError(f.T, err)
+	return xdsfleet.DigestReplicas(file.Registry())
+}

@@ -1,0 +1,59 @@
+package control
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/proxy"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestEmbeddedProxyReports checks that the embedded proxy reports its load as Envoy does, requests in
+// progress and failures, and what it lacks.
+func TestEmbeddedProxyReports(t *testing.T) {
+	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
+	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: []policies.Replica{a.Replica, b.Replica}})
+	var short atomic.Bool
+	p := testkit.Must(proxy.New(proxy.Config{
+		Client: client.Config{Target: c.Addr().String(), NodeID: "e1"},
+		Problems: func() []loadreport.Problem {
+			if !short.Load() {
+				return nil
+			}
+			return []loadreport.Problem{{Kind: loadreport.ProblemDescriptors, Text: "few are left"}}
+		},
+	}))
+	testkit.Run(t, p.Run)
+	<-p.Ready()
+	streams := newClients(t, "http://"+p.Addr("").String(), 10)
+	active := func() int {
+		n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{a.Address, b.Address})
+		if !known {
+			return -1
+		}
+		return n
+	}
+	testkit.WaitFor(t, "the report of an idle proxy", func() bool { return active() == 0 })
+	streams.hold(7)
+	testkit.WaitFor(t, "seven requests in progress", func() bool { return active() == 7 })
+	began := time.Now()
+	testkit.WaitFor(t, "failures", func() bool {
+		streams.get("/fail")
+		bad, _ := c.loads.Regression("", began)
+		return bad
+	})
+	short.Store(true)
+	waitFor(t, c, "the shortage", func(s Status) bool { return hasFault(s, "descriptors", "proxy e1") })
+	requireNamed(t, c, "descriptors", "proxy e1", true)
+	short.Store(false)
+	waitFor(t, c, "its end", func(s Status) bool { return !hasFault(s, "descriptors", "proxy e1") })
+	close(a.release)
+	close(b.release)
+	streams.end()
+	testkit.WaitFor(t, "the end of all streams", func() bool { return active() == 0 })
+}

@@ -1,0 +1,126 @@
+package proxy
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+)
+
+const (
+	// loadReportRetry is the pause before another load report stream on the same connection.
+	loadReportRetry = time.Second
+	// minLoadReportInterval bounds how often a control plane may ask for reports.
+	minLoadReportInterval = 100 * time.Millisecond
+)
+
+// reportLoads reports the load of the endpoints and the proxy's own problems to a control plane, as
+// Envoy does by LRS, until ctx ends. A control plane may refuse that; the proxy serves without it.
+func (p *Proxy) reportLoads(ctx context.Context, conn grpc.ClientConnInterface) {
+	for {
+		err := p.reportLoadsOnce(ctx, conn)
+		if ctx.Err() == nil {
+			p.cfg.Logger.Debug("load report stream ended", "error", err)
+		}
+		select {
+		case <-time.After(loadReportRetry):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// reportLoadsOnce runs one report stream until it fails.
+func (p *Proxy) reportLoadsOnce(ctx context.Context, conn grpc.ClientConnInterface) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := loadstatsv3.NewLoadReportingServiceClient(conn).StreamLoadStats(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(&loadstatsv3.LoadStatsRequest{Node: p.reportingNode()}); err != nil {
+		return err
+	}
+	asked, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := stream.Recv(); err != nil { // the server only repeats what it asked for
+				ended <- err
+				return
+			}
+		}
+	}()
+	interval := max(asked.GetLoadReportingInterval().AsDuration(), minLoadReportInterval)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if err := stream.Send(&loadstatsv3.LoadStatsRequest{Node: p.reportingNode(), ClusterStats: p.clusterStats(interval)}); err != nil {
+				cancel()
+				return <-ended
+			}
+		case err := <-ended:
+			return err
+		}
+	}
+}
+
+// reportingNode returns the node of a report, with the problems in its metadata.
+func (p *Proxy) reportingNode() *corev3.Node {
+	n := &corev3.Node{Id: p.cfg.Client.NodeID, Cluster: p.cfg.Client.Cluster}
+	if p.cfg.Problems == nil {
+		return n
+	}
+	fields := make(map[string]*structpb.Value)
+	for _, problem := range p.cfg.Problems() {
+		fields[problem.Kind] = structpb.NewStringValue(problem.Text)
+	}
+	if len(fields) > 0 {
+		n.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{loadreport.ProblemsField: structpb.NewStructValue(&structpb.Struct{Fields: fields})}}
+	}
+	return n
+}
+
+// clusterStats returns the loads of the endpoints since the last call. Those that have had no request are
+// left out.
+func (p *Proxy) clusterStats(interval time.Duration) (out []*endpointv3.ClusterStats) {
+	for name, c := range p.state.Load().clusters {
+		l := &endpointv3.UpstreamLocalityStats{Locality: &corev3.Locality{}}
+		for h, s := range c.balancer.Loads() {
+			a, err := netip.ParseAddrPort(h.Address)
+			if err != nil {
+				continue
+			}
+			l.TotalRequestsInProgress += s.Active
+			l.TotalIssuedRequests += s.Issued
+			l.TotalSuccessfulRequests += s.Succeeded
+			l.TotalErrorRequests += s.Failed
+			l.UpstreamEndpointStats = append(l.UpstreamEndpointStats, &endpointv3.UpstreamEndpointStats{
+				Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+					Address: a.Addr().String(), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())},
+				}}},
+				TotalRequestsInProgress: s.Active, TotalIssuedRequests: s.Issued, TotalSuccessfulRequests: s.Succeeded, TotalErrorRequests: s.Failed,
+			})
+		}
+		if len(l.UpstreamEndpointStats) > 0 {
+			out = append(out, &endpointv3.ClusterStats{
+				ClusterName: name, ClusterServiceName: c.view.Load().EDSName, LoadReportInterval: durationpb.New(interval),
+				UpstreamLocalityStats: []*endpointv3.UpstreamLocalityStats{l},
+			})
+		}
+	}
+	return out
+}
