@@ -99,6 +99,34 @@ func readSources(t *testing.T) []source {
 	return all
 }
 
+// skips matches a call that skips a test and does not say why by testkit.Skip.
+var skips = regexp.MustCompile(`\b(?:t|b|f|tb|[a-z]\.[tT])\.Skip(?:f|Now)?\(`)
+
+// TestSkipsSayWhy checks that a skipped test says what is missing and what to do, and fails
+// where continuous integration must have it: only policies/testkit skips tests.
+func TestSkipsSayWhy(t *testing.T) {
+	for bad, want := range map[string]bool{`t.Skip(err)`: true, `d.t.Skipf("no %s", x)`: true, `testkit.Skip(t, u)`: false, `SkipSlow(t)`: false} {
+		if skips.MatchString(bad) != want {
+			t.Errorf("%s: found %v, want %v", bad, !want, want)
+		}
+	}
+	err := walkGo(func(file string) error {
+		text, err := os.ReadFile(file)
+		if err != nil || filepath.Base(file) == "house_test.go" || strings.HasPrefix(filepath.ToSlash(file), "../policies/testkit/") {
+			return err
+		}
+		for n, line := range strings.Split(string(text), "\n") {
+			if skips.MatchString(line) {
+				t.Errorf("%s:%d: %s: call testkit.Skip, or one of its kind, with the reason", file, n+1, strings.TrimSpace(line))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestImportsFollowTheArrows(t *testing.T) {
 	for _, s := range readSources(t) {
 		for _, imp := range s.imports {

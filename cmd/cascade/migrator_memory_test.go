@@ -25,9 +25,8 @@ import (
 // TestMigratorMemory logs the memory of a migrator's process without modules and with four of the
 // built-in ones. It runs with CASCADE_TEST_ALL=1 only.
 func TestMigratorMemory(t *testing.T) {
-	if os.Getenv("CASCADE_TEST_ALL") == "" || underRace {
-		t.Skip("it is measured with CASCADE_TEST_ALL=1, and not under the race detector")
-	}
+	testkit.SkipSlow(t)
+	testkit.SkipUnderRace(t)
 	dir, root := t.TempDir(), filepath.Join("..", "..")
 	program := filepath.Join(dir, "cascade")
 	if said, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {

@@ -180,7 +180,7 @@ func runPolicyScripts(t *testing.T, dir string) {
 		Condition: func(name string) (bool, error) {
 			switch name {
 			case "guest":
-				return noGo == nil && !underRace, nil
+				return noGo == nil && !testkit.RaceEnabled, nil
 			case "c":
 				_, err := os.Stat(filepath.Join(checkout, ".cache", "zig", "bin", "python"))
 				if err != nil && os.Getenv("CI") != "" {

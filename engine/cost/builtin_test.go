@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var (
@@ -42,7 +44,7 @@ func fits(open func(string) io.Reader) []FitConfig {
 // repository.
 func TestBuiltinIsTheFit(t *testing.T) {
 	if *tables == "" {
-		t.Skip("give -tables FOLDER to refit the built-in profiles")
+		testkit.Skip(t, testkit.Unavailable{What: "the public tables are not in the repository", Remedy: "give their folder: -tables FOLDER"})
 	}
 	open := func(name string) io.Reader {
 		f, err := os.Open(filepath.Join(*tables, name))

@@ -33,9 +33,7 @@ func FuzzListen(f *testing.F) {
 
 // Allocations matter because the client shares the machine with the fleet that it measures.
 func TestListenAllocations(t *testing.T) {
-	if testkit.RaceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	const n = 1000
 	stream := strings.Repeat(chunk, n) + "data: [DONE]\n\n"
 	allocs := testing.AllocsPerRun(10, func() {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // These flags name the public traces, from which the test fits the built-in mixes again:
@@ -25,7 +27,7 @@ var (
 // generated trace differs too much from the real one.
 func TestFitOfPublicTraces(t *testing.T) {
 	if *chatFile == "" || *conversationFile == "" {
-		t.Skip("needs -chat and -conversation, files of the public traces")
+		testkit.Skip(t, testkit.Unavailable{What: "the public traces are not in the repository", Remedy: "give their files: -chat FILE -conversation FILE"})
 	}
 	mixes := make(map[string]Generator)
 	var report strings.Builder

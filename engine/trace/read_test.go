@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func zipped(t testing.TB, text string) string {
@@ -163,7 +164,7 @@ func FuzzMooncake(f *testing.F) {
 // TestPublicTrace reads a whole real trace, if one is available.
 func TestPublicTrace(t *testing.T) {
 	if *conversationFile == "" {
-		t.Skip("needs -conversation, a file of the public trace")
+		testkit.Skip(t, testkit.Unavailable{What: "the public trace is not in the repository", Remedy: "give its file: -conversation FILE"})
 	}
 	file, err := os.Open(*conversationFile)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -48,10 +49,7 @@ func build(t testing.TB) []byte {
 	if path := os.Getenv("ZIG"); path != "" {
 		zig = []string{path}
 	} else if _, err := os.Stat(zig[0]); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("there is no Zig to compile C with: make zig")
-		}
-		t.Skip("there is no Zig to compile C with: make zig")
+		testkit.Skip(t, testkit.Unavailable{What: "Zig, which compiles C to WebAssembly, is not installed", Remedy: "run `make zig`", InCI: true})
 	}
 	out := filepath.Join(t.TempDir(), "near.wasm")
 	args := append(zig[1:], "cc", "-target", "wasm32-freestanding", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-nostdlib",

@@ -38,9 +38,7 @@ func TestAttackEngineDirectory(t *testing.T) {
 // TestAttackEngineOfAnotherUser listens as another user in a directory that becomes private
 // afterwards. It requires root.
 func TestAttackEngineOfAnotherUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root: cannot listen as another user")
-	}
+	testkit.SkipUnlessRoot(t)
 	dir, err := os.MkdirTemp("", "blocks") // where another user may go
 	testkit.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })

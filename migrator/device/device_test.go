@@ -4,11 +4,13 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestLoad(t *testing.T) {
 	if _, err := Load("libnothing-at-all.so.7"); errors.Is(err, ErrNoCgo) {
-		t.Skip(err)
+		testkit.Skip(t, testkit.Unavailable{What: err.Error(), Remedy: "set CGO_ENABLED=1", InCI: true})
 	} else if !errors.Is(err, ErrNoLibrary) || !strings.Contains(err.Error(), "libnothing-at-all.so.7") {
 		t.Errorf("a library that is not there: %v", err)
 	}

@@ -13,12 +13,13 @@ import (
 	_ "github.com/cascadeinfer/cascade/migrator/device/measure"
 	"github.com/cascadeinfer/cascade/migrator/device/nvml"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestWithoutCgo runs TestWithoutLibraries in a test binary of this package without cgo.
 func TestWithoutCgo(t *testing.T) {
 	if os.Getenv("CGO_ENABLED") == "0" {
-		t.Skip("this is the run without cgo")
+		testkit.Skip(t, testkit.Unavailable{What: "this is the run without cgo", Remedy: "unset CGO_ENABLED"})
 	}
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-run", "^TestWithoutLibraries$", ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -30,7 +31,7 @@ func TestWithoutCgo(t *testing.T) {
 // TestWithoutLibraries checks that a program without cgo builds, and says that it has none.
 func TestWithoutLibraries(t *testing.T) {
 	if os.Getenv("CGO_ENABLED") != "0" {
-		t.Skip("run by TestWithoutCgo")
+		testkit.Skip(t, testkit.Unavailable{What: "this is a build with cgo", Remedy: "run TestWithoutCgo, which builds one without"})
 	}
 	_, loaded := device.Load("libc.so.6")
 	_, found := (&device.Library{}).Symbol("getpid")

@@ -13,11 +13,11 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	libibverbs "github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // onDevices are the faults of a fake RDMA device; a real device injects none of them.
@@ -36,7 +36,7 @@ func TestFaultAtEveryStepOverRDMA(t *testing.T) {
 // The blocks then pass through host memory.
 func TestFaultAtEveryStepByHost(t *testing.T) {
 	if os.Getenv("CASCADE_TEST_VERBS") != "" {
-		t.Skip("the fake device has the same, and is faster")
+		testkit.Skip(t, testkit.Unavailable{What: "the device is a real one, and the fake one is faster", Remedy: "unset CASCADE_TEST_VERBS"})
 	}
 	overRDMA(t, func(e *engine, fails *atomic.Bool) transport.Pool {
 		return &farPool{e, &transport.Memory{Layout: e.memory.Layout, Device: unreachableDevice{e.memory, fails}}}
@@ -129,11 +129,8 @@ func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, mor
 	}
 	kinds = append(kinds, more...)
 	var err error
-	if f.library, err = libibverbs.Open(path); errors.Is(err, device.ErrNoCgo) {
-		t.Skip(err)
-	} else if err != nil {
-		t.Fatal(err)
-	}
+	f.library, err = libibverbs.Open(path)
+	fake.RequireOpened(t, err)
 	f.open(t)
 	t.Run("kinds", func(t *testing.T) {
 		faultAtEveryStep(t, kinds, stride, func(n *replica) carrier { return f.carry(n, pool) })

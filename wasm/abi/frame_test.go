@@ -254,9 +254,7 @@ func TestState(t *testing.T) {
 }
 
 func TestCallPathDoesNotAllocate(t *testing.T) {
-	if testkit.RaceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	s := &source{random(3, 2000)}
 	arena, out := make([]byte, 1<<14), make([]policies.Bid, 0, 64)
 	peers, seqs := make([]policies.Candidate, 0, 64), make([]policies.Sequence, 0, 64)

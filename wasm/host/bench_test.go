@@ -19,9 +19,7 @@ import (
 // TestCallsDoNotAllocate covers the kinds that are decided per request, in small modules
 // and in Go.
 func TestCallsDoNotAllocate(t *testing.T) {
-	if testkit.RaceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	bids := sixteen()
 	r := hosttest.NewRandom(1)
 	ask, a := r.QuoteArgs(), r.Arrival()

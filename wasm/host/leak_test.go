@@ -24,7 +24,7 @@ func executable(t *testing.T) int {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
 	if errors.Is(err, os.ErrNotExist) {
-		t.Skip("this system does not show its mappings")
+		testkit.Skip(t, testkit.Unavailable{What: "this system does not list the mappings of a process", Remedy: "run it on Linux"})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -233,9 +233,7 @@ func TestFailuresAreRecorded(t *testing.T) {
 }
 
 func TestCallsDoNotAllocate(t *testing.T) {
-	if testkit.RaceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	p := running(t, Config{Every: 16}, host.Config{}, hosttest.LeastLoadModule())
 	b := bids(16)
 	for range 4096 { // so that the memory of the records is allocated
@@ -249,9 +247,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 // TestFirstCallsDoNotAllocate checks that the first calls after Warm do not allocate, nor do
 // their records.
 func TestFirstCallsDoNotAllocate(t *testing.T) {
-	if testkit.RaceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	// A record is used for the first time only once: each try takes a new policy.
 	least := math.Inf(1)
 	for range 3 {

@@ -90,9 +90,7 @@ func TestNativeRecorderPassesErrorsOn(t *testing.T) {
 }
 
 func TestNativeRecorderDoesNotAllocate(t *testing.T) {
-	if testkit.RaceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	l := NewNativeRecorder(natives, 1, 4, nil)
 	b := bids(16)
 	a := policies.Arrival{Own: policies.Candidate{ID: "own"}, Peers: []policies.Candidate{{ID: "a"}, {ID: "b"}}}

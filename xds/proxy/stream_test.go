@@ -235,9 +235,7 @@ func TestEarlyAnswers(t *testing.T) {
 // TestAllocations bounds the allocations of one request, without those of the client
 // and the front.
 func TestAllocations(t *testing.T) {
-	if testkit.RaceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	f := newFleet(t, 2, nil)
 	c := http.Client{Transport: transport(t, false)}
 	body := prompt("m", 1000)

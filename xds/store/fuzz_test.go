@@ -48,7 +48,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		once, err := encode(o, revision)
 		if err != nil {
-			t.Skip(err) // a year beyond 9999, for instance
+			return // it cannot be stored: a year beyond 9999, for instance
 		}
 		o2, revision2, err := decode(once)
 		if err != nil || revision2 != revision {

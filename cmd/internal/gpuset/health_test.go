@@ -2,14 +2,12 @@ package gpuset
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -48,11 +46,8 @@ func startWatch(t *testing.T) *watchedSet {
 	})
 	for i := range w.gpu {
 		var err error
-		if w.gpu[i], err = w.Open(i); errors.Is(err, device.ErrNoCgo) {
-			t.Skip(err)
-		} else if err != nil {
-			t.Fatal(err)
-		}
+		w.gpu[i], err = w.Open(i)
+		fake.RequireOpened(t, err)
 	}
 	return w
 }
@@ -155,24 +150,15 @@ func TestNoNVML(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		said := &testkit.Log{}
 		g := New(Config{CUDA: fake.CUDA(t), NVML: "libnone.so.1", Logger: said.Logger()})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- g.Run(ctx) }()
+		stop := testkit.Run(t, g.Run)
 		if open {
-			if _, err := g.Open(0); errors.Is(err, device.ErrNoCgo) {
-				cancel()
-				<-done
-				t.Skip(err)
-			} else if err != nil {
-				t.Fatal(err)
-			}
+			_, err := g.Open(0)
+			fake.RequireOpened(t, err)
 			testkit.WaitFor(t, "the log that GPU health is not watched", func() bool {
 				return strings.Contains(said.String(), "GPU health is not watched")
 			})
 		}
-		cancel()
-		if err := errors.Join(<-done, g.Close()); err != nil {
-			t.Error(err)
-		}
+		stop()
+		testkit.NoError(t, g.Close())
 	}
 }

@@ -72,7 +72,7 @@ func (h *servingProcess) connect(t *testing.T) *net.UnixConn {
 func TestSuccessorFails(t *testing.T) {
 	h := newServingProcess(t)
 	ctx := t.Context()
-	before := openFiles(t)
+	before := testkit.OpenFiles(t)
 	for name, fail := range map[string]func(){
 		"after it has connected": func() { h.connect(t).Close() },
 		"after it has asked": func() {
@@ -317,14 +317,15 @@ func TestSilentPredecessor(t *testing.T) {
 
 // TestOtherUsers checks that other users get no socket.
 func TestOtherUsers(t *testing.T) {
-	if os.Geteuid() != 0 || runtime.GOOS != "linux" {
-		t.Skip("only root can become another user")
+	if runtime.GOOS != "linux" {
+		testkit.Skip(t, testkit.Unavailable{What: "this system does not name the user of a Unix socket's client", Remedy: "run it on Linux"})
 	}
+	testkit.SkipUnlessRoot(t)
 	h := newServingProcess(t)
 	path := filepath.Join("/tmp", filepath.Base(filepath.Dir(h.path))+".sock")
 	// Other users cannot access the test's own directories.
 	if err := os.Link(h.path, path); err != nil {
-		t.Skip(err)
+		testkit.Skip(t, testkit.Unavailable{What: err.Error(), Remedy: "set TMPDIR to a directory on the file system of /tmp"})
 	}
 	defer os.Remove(path)
 	testkit.NoError(t, os.Chmod(path, 0o666))

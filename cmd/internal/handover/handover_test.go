@@ -248,20 +248,10 @@ func answeringProcess(t *testing.T, address string) string {
 	return string(name)
 }
 
-// openFiles counts the descriptors of this process.
-func openFiles(t *testing.T) int {
-	t.Helper()
-	all, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Skip(err)
-	}
-	return len(all)
-}
-
 // waitForFiles waits until no more descriptors are open than before.
 func waitForFiles(t *testing.T, before int) {
 	t.Helper()
-	testkit.WaitFor(t, fmt.Sprintf("%d open files", before), func() bool { return openFiles(t) <= before })
+	testkit.WaitFor(t, fmt.Sprintf("%d open files", before), func() bool { return testkit.OpenFiles(t) <= before })
 }
 
 // takeOver takes over at a path, and returns the server of the new process and the link to the
@@ -293,7 +283,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
 	warm := startProcess(t, path, address, "warm")
 	warm.end()
-	before := openFiles(t)
+	before := testkit.OpenFiles(t)
 	now := startProcess(t, path, address, "0")
 	c := ask(t, address)
 	c.await(t, 20)

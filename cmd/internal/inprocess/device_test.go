@@ -1,7 +1,6 @@
 package inprocess
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -10,7 +9,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
-	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -34,11 +32,8 @@ func TestDevice(t *testing.T) {
 	t.Parallel()
 	cuda, libnvml := fake.CUDA(t), fake.NVML(t)
 	g := gpuset.New(gpuset.Config{CUDA: cuda, NVML: libnvml})
-	if _, err := g.Open(0); errors.Is(err, device.ErrNoCgo) {
-		t.Skip(err)
-	} else if err != nil {
-		t.Fatal(err)
-	}
+	_, err := g.Open(0)
+	fake.RequireOpened(t, err)
 	driver, nvml := fake.Open(t, cuda), fake.Open(t, libnvml)
 	before := driver.Live("")
 	t.Run("fleet", func(t *testing.T) {

@@ -106,9 +106,7 @@ func (r *fleetHarness) offer(rate float64, lasts time.Duration, alone [3]time.Du
 // TestGoodput offers a replica more than it can serve: the requests per second that end in time
 // stay at what they are at their best. CASCADE_BENCH_OVERLOAD=off shows a replica that takes all.
 func TestGoodput(t *testing.T) {
-	if !everything {
-		t.Skip("takes minutes: set CASCADE_TEST_ALL=1")
-	}
+	testkit.SkipSlow(t)
 	const lasts = 20 * time.Second
 	admission := config.AdmissionOn
 	if os.Getenv("CASCADE_BENCH_OVERLOAD") == "off" {

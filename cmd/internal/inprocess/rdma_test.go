@@ -1,7 +1,6 @@
 package inprocess
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -9,7 +8,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
-	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -23,11 +21,7 @@ func TestRDMA(t *testing.T) {
 	path := fake.Verbs(t)
 	cable := fake.Open(t, path)
 	lib, err := verbs.Open(path)
-	if errors.Is(err, device.ErrNoCgo) {
-		t.Skip(err)
-	} else if err != nil {
-		t.Fatal(err)
-	}
+	fake.RequireOpened(t, err)
 	list := script(t, 10, 1, time.Second)
 	var want []string
 	t.Run("still", func(t *testing.T) {

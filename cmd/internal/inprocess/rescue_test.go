@@ -160,9 +160,7 @@ func TestEngineCoreHangs(t *testing.T) {
 // TestOverloadedKV sends an engine three times what its KV cache holds: it preempts requests, which
 // pause for longer than HangTimeout while it generates for others. None of them is taken for lost.
 func TestOverloadedKV(t *testing.T) {
-	if !everything { // TestPreemption of migrator/frontend shows it in virtual time
-		t.Skip("compares pauses with real time: set CASCADE_TEST_ALL=1")
-	}
+	testkit.SkipSlow(t) // TestPreemption of migrator/frontend shows it in virtual time
 	planes(t, onProxy, func(t *testing.T, envoy string) {
 		const workers, input, output = 12, 100, 500
 		var rescues atomic.Int64

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // starve takes the CPU away from everything else for a while, except for one share in busy+1.
@@ -29,9 +30,7 @@ func starve(busy int, d time.Duration) {
 // TestStarved checks that a host that stalls for seconds, repeatedly, only makes the fleet slow. No
 // component counts as failed in a way that fails a request.
 func TestStarved(t *testing.T) {
-	if !everything {
-		t.Skip("starves the machine that other tests run on; set CASCADE_TEST_ALL=1")
-	}
+	testkit.SkipSlow(t)
 	hard := []int{4, 8, 16, 32, 64, 128}
 	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Speed = 1 })

@@ -2,7 +2,6 @@ package localuser
 
 import (
 	"net"
-	"os"
 	"runtime"
 	"syscall"
 	"testing"
@@ -34,9 +33,7 @@ func dialAs(t *testing.T, uid int, address string) net.Conn {
 
 // TestAttackOtherUser connects as another user of the host.
 func TestAttackOtherUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can act as another user")
-	}
+	testkit.SkipUnlessRoot(t)
 	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	for _, c := range []struct {

@@ -16,13 +16,7 @@ import (
 // run runs a command in a folder and returns its output.
 func run(t *testing.T, dir, name string, args ...string) {
 	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("no %s command", name)
-		}
-		t.Skipf("no %s command", name)
-	}
+	path := testkit.Tool(t, name)
 	cmd := exec.Command(path, args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")

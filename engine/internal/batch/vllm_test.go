@@ -12,6 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var vllmLog = flag.String("vllm-log", "", "LLMServingSim's request log of a real vLLM run on RTX PRO 6000 (jsonl.gz), to compare with")
@@ -30,7 +31,7 @@ type logged struct {
 // log is not in the repository.
 func TestAgainstVLLM(t *testing.T) {
 	if *vllmLog == "" {
-		t.Skip("give -vllm-log FILE to compare with a real run")
+		testkit.Skip(t, testkit.Unavailable{What: "the log of a real run is not in the repository", Remedy: "give its file: -vllm-log FILE"})
 	}
 	f, err := os.Open(*vllmLog)
 	if err != nil {

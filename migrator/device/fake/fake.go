@@ -19,8 +19,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 //go:embed libcuda/libcuda.c libnvml/libnvidia-ml.c libverbs/libibverbs.c
@@ -51,11 +53,21 @@ func Verbs(t testing.TB) string {
 	return library(t, "libverbs/libibverbs.c", "abi.h", verbs.ABI)
 }
 
+// RequireOpened fails the test for an error of opening a library. In a build without cgo,
+// which opens none, it skips the test.
+func RequireOpened(t testing.TB, err error) {
+	t.Helper()
+	if errors.Is(err, device.ErrNoCgo) {
+		testkit.Skip(t, testkit.Unavailable{What: err.Error(), Remedy: "set CGO_ENABLED=1", InCI: true})
+	}
+	testkit.NoError(t, err)
+}
+
 func library(t testing.TB, source, header, text string) string {
 	t.Helper()
 	path, err := build(source, header, text)
-	if errors.Is(err, errNoCompiler) && os.Getenv("CI") == "" {
-		t.Skip(err)
+	if errors.Is(err, errNoCompiler) {
+		testkit.Skip(t, testkit.Unavailable{What: err.Error(), Remedy: "install gcc", InCI: true})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -138,8 +150,8 @@ func CheckShim(t testing.TB, library string) {
 	exe := filepath.Join(t.TempDir(), "asan")
 	out, err := exec.CommandContext(t.Context(), "gcc", "-g", "-O1", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined",
 		"-fno-sanitize-recover=all", "-o", exe, filepath.Join("testdata", "asan.c"), "shim.c", "-ldl", "-lpthread").CombinedOutput()
-	if err != nil && strings.Contains(string(out), "libasan") && os.Getenv("CI") == "" {
-		t.Skip("gcc has no address sanitizer: install libasan")
+	if err != nil && strings.Contains(string(out), "libasan") {
+		testkit.Skip(t, testkit.Unavailable{What: "gcc has no address sanitizer", Remedy: "install libasan", InCI: true})
 	}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 )
@@ -40,12 +39,7 @@ func opened(t *testing.T) (*cuda.Driver, *fake.Control, string) {
 	t.Helper()
 	library := fake.CUDA(t)
 	d, err := cuda.Open(library)
-	if errors.Is(err, device.ErrNoCgo) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	fake.RequireOpened(t, err)
 	return d, fake.Open(t, library), library
 }
 

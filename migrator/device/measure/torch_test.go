@@ -7,19 +7,14 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // python is an interpreter, or a skipped test.
 func python(t *testing.T) string {
 	t.Helper()
-	path, err := exec.LookPath("python3")
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("there is no python3")
-		}
-		t.Skip("there is no python3")
-	}
-	return path
+	return testkit.Tool(t, "python3")
 }
 
 // ask runs a piece of Python with the script as module m.
@@ -167,7 +162,7 @@ except Exception as e:
 func TestScriptWithoutTorch(t *testing.T) {
 	path := python(t)
 	if exec.Command(path, "-c", "import torch").Run() == nil {
-		t.Skip("PyTorch is here")
+		testkit.Skip(t, testkit.Unavailable{What: "this python3 has PyTorch", Remedy: "choose a python3 without PyTorch"})
 	}
 	_, err := StartOwner(t.Context(), TorchCommand(path, Config{Shape: Shape{Regions: 1, BlockBytes: 16, Pool: 1, Plan: 1}}))
 	if err == nil || !strings.Contains(err.Error(), "torch") {

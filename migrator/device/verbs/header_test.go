@@ -5,18 +5,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestHeader compares the layouts of the shim with those of the library's header, if that
 // is installed or was downloaded by "make rdma-check".
 func TestHeader(t *testing.T) {
-	gcc, err := exec.LookPath("gcc")
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("there is no gcc")
-		}
-		t.Skip("there is no gcc")
-	}
+	gcc := testkit.Tool(t, "gcc")
 	for _, include := range []string{"/usr/include", filepath.Join("..", "..", "..", ".cache", "rdma", "root", "usr", "include")} {
 		if _, err := os.Stat(filepath.Join(include, "infiniband", "verbs.h")); err != nil {
 			continue
@@ -27,5 +23,5 @@ func TestHeader(t *testing.T) {
 		}
 		return
 	}
-	t.Skip("infiniband/verbs.h is not installed (Debian: libibverbs-dev; make rdma-check fetches it)")
+	testkit.Skip(t, testkit.Unavailable{What: "infiniband/verbs.h is not installed", Remedy: "install it (Debian: apt-get install libibverbs-dev), or run `make rdma-check`"})
 }

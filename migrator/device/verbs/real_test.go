@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestRealDevice reads on the machine's first RDMA device: in the
 // guest of "make rdma-check", or if CASCADE_TEST_VERBS is set.
 func TestRealDevice(t *testing.T) {
 	if os.Getenv("CASCADE_TEST_VERBS") == "" {
-		t.Skip("it needs an RDMA device: run make rdma-check")
+		testkit.Skip(t, testkit.Unavailable{What: "there is no RDMA device", Remedy: "run `make rdma-check`"})
 	}
 	l, err := verbs.Open("")
 	if err != nil {
@@ -41,15 +42,15 @@ func TestRealDevice(t *testing.T) {
 		t.Error(err)
 	}
 	const cycles = 100
-	before := descriptors(t)
+	before := testkit.OpenFiles(t)
 	for range cycles {
 		r := &harness{lib: l, withoutDMABuf: true}
 		if err := errors.Join(r.setUp(""), r.close()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := l.OpenResources(); n != (verbs.Resources{}) || descriptors(t) > before {
-		t.Errorf("%+v are open, %d files of %d", n, descriptors(t), before)
+	if n := l.OpenResources(); n != (verbs.Resources{}) || testkit.OpenFiles(t) > before {
+		t.Errorf("%+v are open, %d files of %d", n, testkit.OpenFiles(t), before)
 	}
 	fmt.Printf("\nrdma-check: device | opened and closed with regions, queues and pairs | %d times, nothing left\n", cycles)
 }

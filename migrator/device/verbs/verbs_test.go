@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func open(t testing.TB) (*verbs.Library, *fake.Control) {
@@ -271,7 +272,7 @@ func TestNothingLeaks(t *testing.T) {
 	if testing.Short() {
 		cycles = 100
 	}
-	before := descriptors(t)
+	before := testkit.OpenFiles(t)
 	for range cycles {
 		r := &harness{lib: l, withoutDMABuf: true}
 		if err := errors.Join(r.setUp(""), r.close()); err != nil {
@@ -281,17 +282,9 @@ func TestNothingLeaks(t *testing.T) {
 	if n := c.Live(""); n != 0 || l.OpenResources() != (verbs.Resources{}) {
 		t.Errorf("%d handles are left, %+v", n, l.OpenResources())
 	}
-	if after := descriptors(t); after > before {
+	if after := testkit.OpenFiles(t); after > before {
 		t.Errorf("%d files were open before, %d are after", before, after)
 	}
-}
-
-func descriptors(t *testing.T) int {
-	names, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Skip(err)
-	}
-	return len(names)
 }
 
 func BenchmarkRead(b *testing.B) {

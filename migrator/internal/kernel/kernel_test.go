@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // findTool returns a file of the wheels that "make ptxas" installs, or skips the test;
@@ -22,11 +24,7 @@ func findTool(t *testing.T, pattern ...string) string {
 	if len(found) > 0 {
 		return found[0]
 	}
-	const why = "the NVIDIA assembler is not installed: run make ptxas"
-	if os.Getenv("CI") != "" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
+	testkit.Skip(t, testkit.Unavailable{What: "NVIDIA's assembler is not installed", Remedy: "run `make ptxas`", InCI: true})
 	return ""
 }
 

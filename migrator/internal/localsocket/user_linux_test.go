@@ -11,13 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestOtherUser checks that both ends reject a peer of another user. It requires root.
 func TestOtherUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root: cannot run a source as another user")
-	}
+	testkit.SkipUnlessRoot(t)
 	const otherUser = 65534
 	top, err := os.MkdirTemp("", "local") // the path of t.TempDir is too long for sockets
 	if err != nil {

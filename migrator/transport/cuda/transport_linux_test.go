@@ -3,18 +3,18 @@ package cuda
 import (
 	"bytes"
 	"encoding/hex"
-	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // driverPath returns the driver that the tests run on: the fake, or with
@@ -30,7 +30,7 @@ func driverPath(t testing.TB) string {
 func newControl(t testing.TB) *fake.Control {
 	t.Helper()
 	if os.Getenv("CASCADE_TEST_CUDA") != "" {
-		t.Skip("a real driver cannot be made to fail")
+		testkit.Skip(t, testkit.Unavailable{What: "a real driver cannot be made to fail", Remedy: "unset CASCADE_TEST_CUDA"})
 	}
 	return fake.Open(t, driverPath(t))
 }
@@ -41,14 +41,9 @@ func newGPU(t testing.TB) *GPU { return newGPUAt(t, 0) }
 func newGPUAt(t testing.TB, ordinal int) *GPU {
 	t.Helper()
 	d, err := cuda.Open(driverPath(t))
-	if errors.Is(err, device.ErrNoCgo) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	fake.RequireOpened(t, err)
 	if n, err := d.Count(); err != nil || ordinal >= n {
-		t.Skipf("there is no GPU %d: %d, %v", ordinal, n, err)
+		testkit.Skip(t, testkit.Unavailable{What: fmt.Sprintf("there is no GPU %d: %d, %v", ordinal, n, err), Remedy: "run it on a machine with more GPUs, or unset CASCADE_TEST_CUDA"})
 	}
 	g, err := NewGPU(GPUConfig{Driver: d, Ordinal: ordinal})
 	if err != nil {
@@ -161,7 +156,7 @@ func TestConformance(t *testing.T) { transporttest.Run(t, newPairFunc(t)) }
 func TestConformanceOfPeers(t *testing.T) {
 	here, there := newWarmGPU(t, 0), newWarmGPU(t, 1)
 	if can, err := here.config.Driver.CanAccess(0, 1); err != nil || !can {
-		t.Skipf("GPU 0 has no peer access to GPU 1: %v", err)
+		testkit.Skip(t, testkit.Unavailable{What: fmt.Sprintf("GPU 0 has no peer access to GPU 1: %v", err), Remedy: "run it on a machine with NVLink, or unset CASCADE_TEST_CUDA"})
 	}
 	transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		dir := transporttest.SocketDir(t)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // openPuller returns a layout, and two ends of it with an open puller.
@@ -45,7 +46,7 @@ func BenchmarkPeers(b *testing.B) {
 		perftest = "ucx_perftest"
 	}
 	if _, err := exec.LookPath(perftest); err != nil {
-		b.Skipf("%v: install it (Debian: apt-get install ucx-utils)", err)
+		testkit.Skip(b, testkit.Unavailable{What: err.Error(), Remedy: "install UCX (Debian: apt-get install ucx-utils), or set UCX_PERFTEST"})
 	}
 	for _, bytes := range []int64{32 << 10, 256 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("block=%dKiB", bytes>>10), func(b *testing.B) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func testShuffled(t *testing.T, b *suite) {
@@ -146,9 +147,7 @@ func testConcurrent(t *testing.T, b *suite) {
 // RunAllocations checks that the allocations of a pull, at both ends, do not grow with
 // its blocks. TLS cannot pass it: package crypto/tls allocates for each record.
 func RunAllocations(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
-	if raced {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	b := &suite{T: t, make: make}
 	b.start(large, large)
 	defer b.Stop()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func testTickets(t *testing.T, b *suite) {
@@ -64,7 +65,7 @@ func testTickets(t *testing.T, b *suite) {
 func testUnannounced(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	if b.Source.Unbound {
-		t.Skip("receivers read the pool themselves")
+		testkit.Skip(t, testkit.Unavailable{What: "over this transport, receivers read the pool themselves", Remedy: "choose another transport"})
 	}
 	before := slices.Clone(b.Target.Read())
 	source := b.Source.Transport

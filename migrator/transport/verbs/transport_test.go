@@ -2,16 +2,15 @@ package verbs
 
 import (
 	"context"
-	"errors"
 	"os"
 	"sync"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestMain is also a source in another process, on the library of its argument.
@@ -51,12 +50,7 @@ func openLibrary(t testing.TB) *verbs.Library {
 		path = fake.Verbs(t)
 	}
 	l, err := verbs.Open(path)
-	if errors.Is(err, device.ErrNoCgo) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	fake.RequireOpened(t, err)
 	shared.lib = l
 	return l
 }
@@ -65,7 +59,7 @@ func openLibrary(t testing.TB) *verbs.Library {
 func newControl(t testing.TB) *fake.Control {
 	t.Helper()
 	if real() {
-		t.Skip("a real device cannot be made to fail")
+		testkit.Skip(t, testkit.Unavailable{What: "a real device cannot be made to fail", Remedy: "unset CASCADE_TEST_VERBS"})
 	}
 	c := fake.Open(t, fake.Verbs(t))
 	return c
@@ -139,7 +133,7 @@ func TestConformance(t *testing.T) {
 
 func TestAllocations(t *testing.T) {
 	if real() {
-		t.Skip("the fake has the same")
+		testkit.Skip(t, testkit.Unavailable{What: "the device is a real one, and the fake one shows the same", Remedy: "unset CASCADE_TEST_VERBS"})
 	}
 	requireNothingOpen(t)
 	transporttest.RunAllocations(t, newPair)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -31,13 +32,7 @@ func TestHeaderIsUpToDate(t *testing.T) {
 // compile builds a C file with the header, with warnings as errors.
 func compile(t *testing.T, source string, flags ...string) string {
 	t.Helper()
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("no C compiler")
-		}
-		t.Skip("no C compiler")
-	}
+	cc := testkit.Tool(t, "cc")
 	out := filepath.Join(t.TempDir(), "program")
 	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-I.", "-o", out, source}, flags...)
 	if msg, err := exec.Command(cc, args...).CombinedOutput(); err != nil {

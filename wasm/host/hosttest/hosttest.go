@@ -22,9 +22,7 @@ import (
 // its 2 MB takes ten times as long: modules run on one goroutine.
 func SkipUnderRace(t testing.TB) {
 	t.Helper()
-	if testkit.RaceEnabled {
-		t.Skip("modules in Go are tested without the race detector")
-	}
+	testkit.SkipUnderRace(t)
 }
 
 var (
@@ -49,12 +47,7 @@ func Guest(t testing.TB) []byte {
 func build(t testing.TB, dir, pkg string) []byte {
 	t.Helper()
 	SkipUnderRace(t)
-	if _, err := exec.LookPath("go"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("no go command to build a module with")
-		}
-		t.Skip("no go command to build a module with")
-	}
+	testkit.Tool(t, "go")
 	buildMu.Lock()
 	defer buildMu.Unlock()
 	if code := built[dir+pkg]; code != nil {

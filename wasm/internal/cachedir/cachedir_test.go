@@ -42,7 +42,7 @@ func left(t *testing.T, paths []string) (text string) {
 
 func TestEvict(t *testing.T) {
 	if !locks {
-		t.Skip("nothing is removed here")
+		testkit.Skip(t, testkit.Unavailable{What: "this system has no file locks, so that nothing is removed", Remedy: "run it on a Unix"})
 	}
 	for _, c := range []struct {
 		limits Limits
@@ -132,9 +132,7 @@ func TestOtherProcesses(t *testing.T) {
 	cmd.Env = append(os.Environ(), "CACHEDIR_HOLD="+dir)
 	in := testkit.Must(cmd.StdinPipe())
 	out := testkit.Must(cmd.StdoutPipe())
-	if err := cmd.Start(); err != nil {
-		t.Skip("cannot start another process:", err)
-	}
+	testkit.NoError(t, cmd.Start())
 	if line := make([]byte, 4); true {
 		if _, err := io.ReadFull(out, line); err != nil || string(line) != "open" {
 			t.Fatalf("%q, %v", line, err)
@@ -205,7 +203,7 @@ func TestFoldersOfOthersAreRefused(t *testing.T) {
 	if os.Geteuid() == 0 {
 		dir := t.TempDir()
 		if err := os.Chown(dir, 12345, -1); err != nil {
-			t.Skip(err)
+			testkit.Skip(t, testkit.Unavailable{What: err.Error(), Remedy: "run it as root with CAP_CHOWN"})
 		}
 		_, err := Open(dir, "1", key(1))
 		testkit.WantError(t, err, "another user")

@@ -323,9 +323,7 @@ func TestScopes(t *testing.T) {
 }
 
 func TestEnterDoesNotAllocate(t *testing.T) {
-	if testkit.RaceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testkit.SkipUnderRace(t)
 	l := &loader{}
 	s := newSlot(t, promotion.Config{}, l)
 	testkit.NoError(t, s.Offer(stable(5)))

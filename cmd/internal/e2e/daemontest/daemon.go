@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -92,9 +93,7 @@ func (d *Daemon) Running() bool {
 func (d *Daemon) Peak() int64 {
 	d.t.Helper()
 	page, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
-	if err != nil {
-		d.t.Skip("no /proc has the peak of a process's memory")
-	}
+	d.requireProc(err == nil)
 	m := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(page)
 	if m == nil {
 		d.t.Fatalf("%v has no peak: %s", d.Command, page)
@@ -106,9 +105,7 @@ func (d *Daemon) Peak() int64 {
 func (d *Daemon) Listeners() []string {
 	d.t.Helper()
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.PID()))
-	if err != nil || len(links) == 0 {
-		d.t.Skip("no /proc lists the sockets of a process")
-	}
+	d.requireProc(err == nil && len(links) > 0)
 	own := map[string]bool{}
 	for _, l := range links {
 		if to, err := os.Readlink(l); err == nil {
@@ -129,4 +126,17 @@ func (d *Daemon) Listeners() []string {
 		out = append(out, fmt.Sprintf("127.0.0.1:%d", port))
 	}
 	return out
+}
+
+// requireProc fails the test unless the kernel has shown the process; where none does, it skips
+// the test.
+func (d *Daemon) requireProc(shown bool) {
+	d.t.Helper()
+	switch {
+	case shown:
+	case runtime.GOOS == "linux":
+		d.t.Fatalf("%v has no entry in /proc: it has ended, %v", d.Command, d.cmd.ProcessState)
+	default:
+		testkit.Skip(d.t, testkit.Unavailable{What: "this system does not show the memory and the sockets of a process", Remedy: "run it on Linux"})
+	}
 }

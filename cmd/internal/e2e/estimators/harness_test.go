@@ -58,12 +58,7 @@ var built = sync.OnceValues(func() ([]byte, error) {
 
 func module(t testing.TB) *resources.EstimatorModule {
 	t.Helper()
-	if _, err := exec.LookPath("go"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("no go command to build the module with")
-		}
-		t.Skip("no go command to build the module with")
-	}
+	testkit.Tool(t, "go")
 	code, err := built()
 	testkit.NoError(t, err)
 	m, err := resources.NewModule(code)

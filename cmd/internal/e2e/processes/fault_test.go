@@ -14,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // stopped is how long a suspended process stays so: longer than any lease.
@@ -63,17 +64,16 @@ func frozen(v victim) fault {
 	}
 }
 
-// skipUnlessSlow skips a slow test unless slow tests are enabled.
-func skipUnlessSlow(t *testing.T) {
-	if !everything {
-		t.Skip("takes minutes; set CASCADE_TEST_ALL=1")
-	}
+// skipSlow skips a slow test unless slow tests are enabled, and lets it run in parallel.
+func skipSlow(t *testing.T) {
+	t.Helper()
+	testkit.SkipSlow(t)
 	t.Parallel()
 }
 
 // live runs a slow test for both modes of live migration.
 func live(t *testing.T, test func(t *testing.T, mode string)) {
-	skipUnlessSlow(t)
+	skipSlow(t)
 	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
 		t.Run(mode, func(t *testing.T) { t.Parallel(); test(t, mode) })
 	}
@@ -85,7 +85,7 @@ var ways = map[string][]step{config.MigrationLive: liveSteps, liveOnGPU: liveSte
 // TestProcessesDie kills and suspends the processes of both sides of a migration, at each of its
 // steps.
 func TestProcessesDie(t *testing.T) {
-	skipUnlessSlow(t)
+	skipSlow(t)
 	for mode, steps := range ways {
 		for _, v := range victims {
 			t.Run(mode+"/"+v.name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func broken(name string, s step, how state, lasts time.Duration) fault {
 // TestLinksBreak loses messages on the links between migrators, and cuts, silences and delays the
 // links, at each step of a migration.
 func TestLinksBreak(t *testing.T) {
-	skipUnlessSlow(t)
+	skipSlow(t)
 	for mode, steps := range ways {
 		for name, faults := range map[string]func(s step) []fault{
 			"short": func(s step) []fault {
@@ -183,7 +183,7 @@ func (h *hop) done(from string) (n int) {
 // TestFrontEndDies kills the front end at each step of its requests' migrations: nothing of them
 // remains, frozen or reserved, on any replica.
 func TestFrontEndDies(t *testing.T) {
-	skipUnlessSlow(t)
+	skipSlow(t)
 	for mode, steps := range ways {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()

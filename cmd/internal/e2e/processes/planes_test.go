@@ -187,7 +187,7 @@ func TestPlannerDies(t *testing.T) {
 // operator sends commands to whichever runs, and suspends the leader for longer than its lease:
 // nothing is planned twice, nothing is sent twice, and no request fails.
 func TestControlPlanesRoll(t *testing.T) {
-	skipUnlessSlow(t)
+	skipSlow(t)
 	envoytest.Binary(t)
 	f := newFleet(t, setup{envoy: true, replicas: 4, planes: 2, edit: func(c *config.Fleet) {
 		c.Planner = config.Planner{Period: 2 * time.Second, MinRequests: 20}

@@ -1,6 +1,0 @@
-//go:build race
-
-package transporttest
-
-// raced reports whether the race detector is on, which allocates by itself.
-const raced = true
