@@ -20,11 +20,11 @@ func (b Batch) Plus(o Batch) Batch {
 	return Batch{b.N + o.N, b.SumI + o.SumI, b.SumI2 + o.SumI2, b.SumL + o.SumL}
 }
 
+// Scale multiplies the number of requests by f.
+func (b Batch) Scale(f float64) Batch { return Batch{b.N * f, b.SumI * f, b.SumI2 * f, b.SumL * f} }
+
 // Divide returns the k-th part of the batch, evenly divided. k must be positive.
-func (b Batch) Divide(k int) Batch {
-	f := 1 / float64(k)
-	return Batch{b.N * f, b.SumI * f, b.SumI2 * f, b.SumL * f}
-}
+func (b Batch) Divide(k int) Batch { return b.Scale(1 / float64(k)) }
 
 // QoE holds the coefficients D0…D4 of the paper's eq. 1: a regression of the normalised
 // latency of requests (seconds from arrival to the last token, divided by the number of

@@ -21,6 +21,8 @@ import (
 // migrations is taken (proximity.Map.Improve). Replicas that are alike keep their
 // order: that of prev, then alternating between hosts, then by ID.
 //
+// With PackHosts, replicas of a stage go in the order of their hosts instead.
+//
 // The partition's cuts become the plan's. Its counts should add up to the number of
 // replicas that are not draining; otherwise the last stages get more or fewer, and the
 // plan may be invalid. If prev has no stages, all replicas join. Model and epoch are
@@ -40,6 +42,9 @@ func (n Assigner) Assign(prev policies.Plan, p policies.Partition, replicas []po
 		low = high
 	}
 	stayers, homes, joiners := splitReplicas(prev, replicas)
+	if n.PackHosts {
+		sortByHost(stayers, homes, joiners, replicas)
+	}
 	counts := fitCounts(p.Counts, len(stayers)+len(joiners))
 	d := assignment{stages: make([][]proximity.Member, len(counts)), order: make(map[policies.ReplicaID]int, len(replicas))}
 	for s, joining := range placeJoiners(prev, next, homes, counts, len(joiners)) {
@@ -52,8 +57,10 @@ func (n Assigner) Assign(prev policies.Plan, p policies.Partition, replicas []po
 		}
 		stayers, homes, joiners = stayers[old:], homes[old:], joiners[joining:]
 	}
-	d.spreadOverHosts(replicas)
-	if n.Map != nil {
+	if !n.PackHosts {
+		d.spreadOverHosts(replicas)
+	}
+	if n.Map != nil && !n.PackHosts {
 		n.Map.Improve(d.stages, p.Cuts, n.crossings(p.Cuts))
 	}
 	for s := range next.Stages {
@@ -134,6 +141,25 @@ func splitReplicas(prev policies.Plan, replicas []policies.Replica) (stayers []p
 		}
 	}
 	return stayers, homes, alternateHosts(joining)
+}
+
+// sortByHost orders the stayers of each stage, and the joiners, by host. Stages that are
+// filled in this order are on as few hosts as the moves allow.
+func sortByHost(stayers []policies.ReplicaID, homes []int, joiners []policies.ReplicaID, replicas []policies.Replica) {
+	host := make(map[policies.ReplicaID]string, len(replicas))
+	for _, r := range replicas {
+		host[r.ID] = r.Host
+	}
+	byHost := func(a, b policies.ReplicaID) int { return cmp.Compare(host[a], host[b]) }
+	slices.SortStableFunc(joiners, byHost)
+	for from := 0; from < len(stayers); {
+		to := from
+		for to < len(homes) && homes[to] == homes[from] {
+			to++
+		}
+		slices.SortStableFunc(stayers[from:to], byHost)
+		from = to
+	}
 }
 
 // alternateHosts orders replicas by ID and then takes one from each host in turn.

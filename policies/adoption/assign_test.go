@@ -1,14 +1,17 @@
 package adoption_test
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // assign assigns replicas that are all alike.
@@ -247,5 +250,42 @@ func TestScale(t *testing.T) {
 	}
 	if !slices.Equal(p.Counts, []int{2, 1, 1}) {
 		t.Error("the partition was changed")
+	}
+}
+
+// TestAssignPacksHosts checks that adjacent stages are on one host where possible, from the
+// first plan on and when replicas change stages later.
+func TestAssignPacksHosts(t *testing.T) {
+	var replicas []policies.Replica
+	for i := range 8 {
+		replicas = append(replicas, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m", Host: []string{"b", "a"}[i%2]})
+	}
+	plan := policies.OneStagePlan("m", []policies.ReplicaID{"r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7"})
+	for _, c := range []struct {
+		counts []int
+		want   string
+	}{
+		{[]int{2, 2, 2, 2}, "aa aa bb bb"},
+		{[]int{3, 2, 2, 1}, "aaa ab bb b"},
+		{[]int{4, 4}, "aaaa bbbb"},
+		{[]int{1, 2, 1, 1, 3}, "a aa a b bbb"},
+	} {
+		p := policies.Partition{Counts: c.counts}
+		for i := range len(c.counts) - 1 {
+			p.Cuts = append(p.Cuts, policies.Tokens(100<<i))
+		}
+		plan = adoption.Assigner{PackHosts: true}.Assign(plan, p, slices.Clone(replicas))
+		testkit.NoError(t, plan.Validate())
+		var hosts []string
+		for _, s := range plan.Stages {
+			at := ""
+			for _, id := range s.Replicas {
+				at += replicas[id[1]-'0'].Host
+			}
+			hosts = append(hosts, at)
+		}
+		if got := strings.Join(hosts, " "); got != c.want {
+			t.Errorf("%v: hosts %q, want %q", c.counts, got, c.want)
+		}
 	}
 }

@@ -11,6 +11,10 @@ type Assigner struct {
 	Map *proximity.Map
 	// Flow provides the crossings that weight the boundaries.
 	Flow policies.Flow
+	// PackHosts fills one host after the other, short to long, so that adjacent stages are
+	// on one host where possible, as in the paper. By default every stage is spread over
+	// the hosts, and adjacent stages share them: a host that fails takes no whole stage.
+	PackHosts bool
 }
 
 // crossings returns the requests per second across each cut; nil if the flow has none.

@@ -8,6 +8,11 @@ import "github.com/cascadeinfer/cascade/policies"
 type Config struct {
 	// Planner proposes and prices plans. Required.
 	Planner Planner
+	// Follow adopts every proposal that differs from the one before, as in the paper: no
+	// least gain, no charge for moves and no rollback. Boundaries that were refined since
+	// the last proposal stay while the proposal does. Gain, SplitGain, MoveCost, Horizon,
+	// Excess and Windows have no effect then.
+	Follow bool
 	// Period is the time between comparisons, and the length of a measurement window. 0
 	// means 10.
 	Period float64

@@ -1,6 +1,6 @@
 // Package adoption is plan adoption with hysteresis and plan rollback: it decides when
 // a partitioner's proposal replaces the plan in force, and when a plan that performs
-// worse than predicted is rolled back.
+// worse than predicted is rolled back. With Config.Follow it adopts every new proposal.
 //
 // It makes no proposals and changes no plan itself; it compares a Planner's
 // predictions with each other and with measurements. A Machine is a pure state
@@ -38,6 +38,7 @@ type Reason string
 const (
 	FirstPlan       Reason = "first plan"                     // there was no plan: one stage
 	BetterPlan      Reason = "better plan"                    // the predicted gain is large enough
+	NewProposal     Reason = "plan for the next period"       // Config.Follow adopts what the planner proposes
 	OverLimits      Reason = "plan in force over its limits"  // and the new plan is not
 	Merged          Reason = "stages not worth it"            // the stages gain too little: one stage
 	RolledBack      Reason = "iterations slower than planned" // the previous plan again
@@ -71,10 +72,14 @@ type Input struct {
 	// Workload.Transfer, because their stages have no replicas yet. If it is nil, every
 	// migration costs Workload.Transfer.
 	Proximity *proximity.Map
+	// PackHosts is Assigner.PackHosts.
+	PackHosts bool
 }
 
 // assigner returns the Assigner for this input.
-func (in Input) assigner() Assigner { return Assigner{in.Proximity, in.Workload.Flow} }
+func (in Input) assigner() Assigner {
+	return Assigner{Map: in.Proximity, Flow: in.Workload.Flow, PackHosts: in.PackHosts}
+}
 
 // Decision is the result of a Step.
 type Decision struct {
@@ -107,6 +112,8 @@ type Machine struct {
 	// 1: it stands for what the cost model leaves out, which slows every plan. 0 means
 	// that it was never measured.
 	bias float64
+
+	followed proposal // the last one that Config.Follow adopted
 
 	heldUntil     float64 // no new plan is adopted before this time
 	holdOffLength float64 // length of the last hold-off; 0: none, or reset
@@ -152,12 +159,18 @@ func (m *Machine) Step(in Input) Decision {
 			return keepPlan(in.Plan, WaitingForPeriod)
 		}
 		m.nextPeriod = in.Now + m.config.Period
+		if m.config.Follow {
+			return m.follow(in, w)
+		}
 		return m.comparePlans(in, w, in.Plan)
 	}
 	// The measurements belong to the old stages, and the change cannot wait for a period.
 	m.nextPeriod = in.Now + m.config.Period
 	in.Iterations = nil
-	d := m.comparePlans(in, w, present)
+	d := keepPlan(present, ReplicasChanged)
+	if !m.config.Follow {
+		d = m.comparePlans(in, w, present)
+	}
 	if !d.Adopt {
 		d.Adopt, d.Reason, d.Gain, d.Moved = true, ReplicasChanged, 0, CountMoves(in.Plan, present)
 		m.cuts = cutsOf(present)
@@ -201,7 +214,7 @@ func (m *Machine) recordPlan(now float64, before, plan policies.Plan) {
 // as the last time. It is for rollbacks that were not decided here.
 func (m *Machine) HoldOff(now float64) {
 	m.holdOffLength = min(max(2*m.holdOffLength, m.config.HoldOff), m.config.HoldOffMax)
-	m.heldUntil = now + m.holdOffLength
+	m.heldUntil, m.followed = now+m.holdOffLength, proposal{}
 }
 
 // HoldOffState returns the end of the last hold-off, which may have passed, and its

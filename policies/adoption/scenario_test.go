@@ -91,7 +91,9 @@ func newPlayer(*testing.T) testkit.Player {
 			_, err = fmt.Sscan(args[0], &in.Workload.Flow.Seen)
 		case "flow":
 			f := &in.Workload.Flow
-			f.Edges, f.Tokens = make([]policies.Tokens, len(args)), make([]float64, len(args))
+			seen := f.Seen
+			*f = policies.NewFlow(make([]policies.Tokens, len(args)))
+			f.Seen = seen
 			for i, arg := range args {
 				if _, err := fmt.Sscanf(arg, "%d:%g", &f.Edges[i], &f.Tokens[i]); err != nil {
 					return nil, err
@@ -102,7 +104,9 @@ func newPlayer(*testing.T) testkit.Player {
 		case "measured":
 			err = testkit.SetFields(&in, []string{"Iterations=" + strings.Join(args, ",")})
 		case "plan":
+			epoch := in.Plan.Epoch + 1
 			in.Plan, err = parsePlan(args)
+			in.Plan.Epoch = epoch
 		case "holdoff", "restore", "step", "lose":
 			if m == nil || words[0] == "restore" {
 				if m, err = adoption.New(c); err != nil {
@@ -131,6 +135,7 @@ func newPlayer(*testing.T) testkit.Player {
 			if d.Adopt {
 				err = d.Plan.Validate()
 				if words[0] == "step" {
+					d.Plan.Epoch++
 					in.Plan = d.Plan
 				}
 			}

@@ -40,6 +40,10 @@ type Model struct {
 	// Edges are the length buckets of the flows. The flows of reports with others are
 	// ignored. nil means policies.BucketEdges(Context, 4).
 	Edges []policies.Tokens
+	// History is what the first plan is made for: the flow and the in-flight requests of
+	// earlier traffic, by these Edges; its other fields are ignored. Without it the first
+	// plan is one stage.
+	History policies.Workload
 	// BytesPerToken is served until enough requests were counted. 0 means
 	// length.DefaultRatio.
 	BytesPerToken length.Ratio
@@ -49,7 +53,7 @@ type Model struct {
 type Rules struct {
 	Models []Model
 	// Policy names how plans are made: "default" (exact planner on flows),
-	// "paper" (the paper's two-phase planner on snapshots), "round-robin"
+	// "paper" (the paper's two-phase planner on the requests of a period), "round-robin"
 	// (always one stage), or a partitioner by its own name, such as
 	// "recursion". "" means "default".
 	Policy string
@@ -58,6 +62,11 @@ type Rules struct {
 	// which is "on" for "paper" and "off" for all others, whose planning makes it
 	// pointless.
 	Refine string
+	// Adopt says which proposals of the planner replace the plan in force: "gain" (those
+	// that gain enough; a plan that is slower than predicted is rolled back), "always"
+	// (all, each period), or "" for the policy's default, which is "always" for "paper"
+	// and "gain" for all others.
+	Adopt string
 	// Speed divides Period and HalfLife: emulated fleets run faster. Times about
 	// reports are wall clock and stay. 0 means 1.
 	Speed float64
@@ -113,6 +122,12 @@ const (
 	RefineOff = "off"
 )
 
+// Values of Rules.Adopt.
+const (
+	AdoptGain   = "gain"
+	AdoptAlways = "always"
+)
+
 // Defaults of Rules, and bounds that follow from them.
 const (
 	defaultPeriod   = 10 * time.Second
@@ -151,6 +166,12 @@ func (r Rules) withDefaults() Rules {
 		r.Refine = RefineOff
 		if r.Policy == PolicyPaper {
 			r.Refine = RefineOn
+		}
+	}
+	if r.Adopt == "" {
+		r.Adopt = AdoptGain
+		if r.Policy == PolicyPaper {
+			r.Adopt = AdoptAlways
 		}
 	}
 	r.Speed = cmp.Or(r.Speed, 1)
@@ -199,6 +220,11 @@ func (r Rules) validate() error {
 	default:
 		return fmt.Errorf("refine %q: must be %q, %q or empty", r.Refine, RefineOn, RefineOff)
 	}
+	switch r.Adopt {
+	case "", AdoptGain, AdoptAlways:
+	default:
+		return fmt.Errorf("adopt %q: must be %q, %q or empty", r.Adopt, AdoptGain, AdoptAlways)
+	}
 	_, err := planner.PolicyNamed(r.Policy)
 	return err
 }
@@ -215,6 +241,11 @@ func (m Model) validate() error {
 	if m.Edges != nil {
 		if err := policies.NewFlow(m.Edges).Validate(); err != nil {
 			return err
+		}
+	}
+	if h := m.History; len(h.Flow.Edges) > 0 {
+		if err := h.Flow.Validate(); err != nil {
+			return fmt.Errorf("history: %w", err)
 		}
 	}
 	if err := m.Cost.Validate(); err != nil {

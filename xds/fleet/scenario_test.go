@@ -27,7 +27,7 @@ import (
 // TestScenarios runs testdata/state/*.txt (package datadriven; -rewrite rewrites the
 // expected output). The output of a command is the effects of the State:
 //
-//	policy NAME [links] [n] [refine=on] [shared=NAME] [halves]
+//	policy NAME [links] [n] [refine=on] [period=TIME] [shared=NAME] [halves]
 //	                          creates the State; must be the first command. With links
 //	                          a token has 1 MB of KV, and the rates are 100 GB/s
 //	                          within a host and 1 GB/s between hosts; with n there
@@ -259,6 +259,12 @@ func (p *player) begin() {
 		rules.Models = append(rules.Models, m)
 	}
 	rules.Refine, _ = p.option("refine")
+	if period, ok := p.option("period"); ok {
+		var err error
+		if rules.Period, err = time.ParseDuration(period); err != nil {
+			p.t.Fatal(err)
+		}
+	}
 	rules.Name, rules.Shared = p.option("shared")
 	s, err := NewState(rules)
 	if err != nil {
@@ -402,10 +408,6 @@ func mix(name string) (policies.Flow, []policies.Batch) {
 	case "skewed":
 		add(4, 200, 150)
 		add(0.15, 20000, 400)
-	case "crowded":
-		add(20, 200, 150)
-		add(5, 600, 300)
-		add(1, 4000, 400)
 	case "idle":
 	default:
 		panic("unknown mix " + name)

@@ -30,8 +30,10 @@ var Example string
 // rejected.
 type Fleet struct {
 	// Preset selects the built-in policies: "default" (exact planner on flow
-	// counters), "paper" (the paper's two-phase planner on snapshots, and its
-	// migration market) or "round-robin" (always one stage; the baseline).
+	// counters), "paper" (the published system: its two-phase planner on the requests
+	// of each period, every new proposal adopted, adjacent stages on one host,
+	// boundaries refined, and its migration market) or "round-robin" (always one
+	// stage; the baseline). Fields whose default depends on it can be set one by one.
 	Preset string `yaml:"preset,omitempty"`
 	// Speed makes emulated engines run this many times faster than real ones;
 	// planner periods and predicted times shrink with it. Real engines need 1. At
@@ -258,16 +260,23 @@ type DownstreamTLS struct {
 
 // Planner configures planning. The defaults are right for most fleets.
 type Planner struct {
-	// Period is the time between two plans; it is divided by speed.
-	Period time.Duration `yaml:"period,omitempty"`
+	// Period is the time between two plans; it is divided by speed. With preset paper
+	// a plan is made from the requests of one period.
+	Period time.Duration `yaml:"period,omitempty" default:"10s; 1m0s for preset paper"`
 	// Window is the time constant with which the flow counters forget; it is
 	// divided by speed. Fleets with few requests per second need a longer one.
-	Window time.Duration `yaml:"window,omitempty"`
+	Window time.Duration `yaml:"window,omitempty" default:"45s; the period for preset paper"`
+	// Adopt says which proposals of the planner come into force: "gain" (those that
+	// save enough, moves included; a plan whose iterations are slower than predicted is
+	// rolled back) or "always" (each period's, as in the paper, if the requests of
+	// the period suffice to show that it is better).
+	Adopt string `yaml:"adopt,omitempty" default:"gain; always for preset paper"`
 	// Iteration bounds every stage's predicted iteration time at speed 1: it keeps
 	// the longest requests from being slowed down, at the cost of the others.
 	Iteration time.Duration `yaml:"iteration,omitempty"`
-	// MinRequests is how many requests must be counted before the first stages.
-	MinRequests uint64 `yaml:"min_requests,omitempty" unit:"requests"`
+	// MinRequests is how many requests must be counted before the planner replaces the
+	// first plan.
+	MinRequests uint64 `yaml:"min_requests,omitempty" unit:"requests" default:"1000; 1 for preset paper"`
 	// Refine is "on" to also move boundaries between two plans, every second, as
 	// the replicas themselves propose; with plans every period that rarely gains
 	// anything. The next plan is compared with the boundaries as they are then, and
@@ -276,6 +285,12 @@ type Planner struct {
 	// "on".
 	Refine string `yaml:"refine,omitempty" default:"off; on for preset paper"`
 }
+
+// The values of Planner.Adopt.
+const (
+	AdoptGain   = "gain"
+	AdoptAlways = "always"
+)
 
 // The values of Planner.Refine.
 const (

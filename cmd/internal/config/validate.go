@@ -32,13 +32,7 @@ func (f *Fleet) setDefaults() {
 		setDefault(&f.Control.Estimator, "ext_proc")
 	}
 	setDefault(&f.Control.Estimator, "content-length")
-	setDefault(&f.Planner.Period, 10*time.Second)
-	setDefault(&f.Planner.Window, 45*time.Second)
-	setDefault(&f.Planner.MinRequests, 1000)
-	if f.Preset == PresetPaper {
-		setDefault(&f.Planner.Refine, RefineOn)
-	}
-	setDefault(&f.Planner.Refine, RefineOff)
+	f.Planner.setDefaults(f.Preset)
 	f.Migration.setDefaults(f.Preset)
 	f.Overload.setDefaults()
 	f.Policies.setDefaults()
@@ -53,6 +47,22 @@ func (f *Fleet) setDefaults() {
 			setDefault(&r.Model, f.Models[0].Name)
 		}
 	}
+}
+
+// setDefaults writes the defaults of the preset into empty fields.
+func (p *Planner) setDefaults(preset string) {
+	if preset == PresetPaper {
+		setDefault(&p.Period, time.Minute)
+		setDefault(&p.Window, p.Period)
+		setDefault(&p.Adopt, AdoptAlways)
+		setDefault(&p.MinRequests, 1)
+		setDefault(&p.Refine, RefineOn)
+	}
+	setDefault(&p.Period, 10*time.Second)
+	setDefault(&p.Window, 45*time.Second)
+	setDefault(&p.Adopt, AdoptGain)
+	setDefault(&p.MinRequests, 1000)
+	setDefault(&p.Refine, RefineOff)
 }
 
 // setDefault sets a zero value to its default.
@@ -293,6 +303,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 
 func (f *Fleet) validatePlanner(c *checker) {
 	p := f.Planner
+	checkOneOf(c, "planner.adopt", p.Adopt, AdoptGain, AdoptAlways)
 	checkOneOf(c, "planner.refine", p.Refine, RefineOn, RefineOff)
 	checkRange(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
 	checkRange(c, "planner.window", p.Window, time.Second, 24*time.Hour)

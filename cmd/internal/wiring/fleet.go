@@ -40,9 +40,12 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// BucketsPerOctave is how finely flows are counted: front ends and planner must
-// agree on it.
-const BucketsPerOctave = 4
+// bucketsPerOctave is how finely flows are counted: front ends and planner must
+// agree on it. The paper cuts at powers of two.
+const (
+	bucketsPerOctave      = 4
+	paperBucketsPerOctave = 1
+)
 
 // poolingFactor is β in k ≥ u + β·√u: the head room that u replicas' worth of work
 // needs against bursts.
@@ -134,8 +137,11 @@ func (f *Fleet) scaled(d time.Duration) time.Duration {
 }
 
 // Edges returns the length buckets of a model.
-func Edges(m config.Model) []policies.Tokens {
-	return policies.BucketEdges(m.Context, BucketsPerOctave)
+func (f *Fleet) Edges(m config.Model) []policies.Tokens {
+	if f.Preset == config.PresetPaper {
+		return policies.BucketEdges(m.Context, paperBucketsPerOctave)
+	}
+	return policies.BucketEdges(m.Context, bucketsPerOctave)
 }
 
 // profile returns a replica's cost profile on one rank.
@@ -173,13 +179,13 @@ func (f *Fleet) Registry() []policies.Replica {
 
 // Rules returns the models and how the control plane plans them.
 func (f *Fleet) Rules() fleet.Rules {
-	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.MinRequests, AnyRemoval: f.Fleet.Control.AnyRemoval}
+	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Adopt: f.Planner.Adopt, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.MinRequests, AnyRemoval: f.Fleet.Control.AnyRemoval}
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.minTensorParallel(m.Name))
 		model := fleet.Model{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
 			Limits:        policies.Limits{Stages: policies.MaxStages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: poolingFactor},
-			Edges:         Edges(m),
+			Edges:         f.Edges(m),
 			BytesPerToken: length.RatioOf(m.BytesPerToken),
 		}
 		f.setLinks(&model, p)
@@ -320,7 +326,7 @@ func (f *Fleet) controlPlaneName() string {
 func (f *Fleet) Frontend(r config.Replica, log *slog.Logger) frontend.Config {
 	m, _ := f.Model(r.Model)
 	return frontend.Config{
-		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV,
+		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: f.Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV,
 		Cost: f.profile(r).TensorParallel(r.TP).Cost(), Overload: f.overload(r), Logger: log,
 	}
 }

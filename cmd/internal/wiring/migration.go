@@ -86,7 +86,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		Detector:        f.outlierDetector(),
 		Placer:          place.Policy{},
 		QoE:             p.QoEModel(),
-		BucketEdges:     Edges(m),
+		BucketEdges:     f.Edges(m),
 		ScanInterval:    max(minScanPeriod, f.scaled(100*time.Millisecond)),
 		SummaryInterval: max(minSummaryPeriod, f.scaled(time.Second)),
 		Logger:          log,

@@ -6,11 +6,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
-// near returns the assigner that knows the distances between the model's replicas. The
-// map is kept until ResetDistances.
+// near returns the assigner of the policy, with the distances between the model's replicas
+// where migrations are priced by them. The map is kept until ResetDistances.
 func (p *Planner) near() adoption.Assigner {
+	assigner := adoption.Assigner{PackHosts: p.cfg.Policy.paper}
 	if p.cfg.TokenBytes == 0 {
-		return adoption.Assigner{}
+		return assigner
 	}
 	if p.distances == nil {
 		c := proximity.Config{Rates: p.cfg.Links, TokenBytes: p.cfg.TokenBytes, Base: p.cfg.Transfer.Base}
@@ -21,7 +22,8 @@ func (p *Planner) near() adoption.Assigner {
 		}
 		p.distances = proximity.New(c)
 	}
-	return adoption.Assigner{Map: p.distances}
+	assigner.Map = p.distances
+	return assigner
 }
 
 // ResetDistances is called when the topology of a replica or the configuration has changed.

@@ -21,6 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/proximity"
 	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
 	"github.com/cascadeinfer/cascade/xds/internal/planrepair"
@@ -47,12 +48,16 @@ type Config struct {
 	Registry *registry.Registry
 	Policy   Policy
 	Refine   bool // the replicas move boundaries between two planning periods
+	Follow   bool // every new proposal is adopted; see adoption.Config
 	Speed    float64
 	Period   time.Duration
 	// Grace is how long a stage may be without a ready replica while most replicas
 	// are missing.
 	Grace time.Duration
-	Seen  uint64 // requests counted before the fleet leaves its first, single stage
+	Seen  uint64 // requests counted before the fleet leaves its first plan
+	// History is the workload that the first plan is made for: its Flow, with these Edges,
+	// and its Snapshot. Without edges the first plan is one stage.
+	History policies.Workload
 	// Author is the name of this control plane in the history.
 	Author string
 	// Check returns an error for stages that the site's rules deny as the next plan;
@@ -66,10 +71,12 @@ type Config struct {
 type Planner struct {
 	cfg     Config
 	machine *adoption.Machine // nil: one stage, always
+	native  adoption.Planner  // of the machine
 	zero    time.Time         // time 0 of the adoption machine
 
 	plan    policies.Plan         // in force; no stages: none yet
 	window  []registry.Pace       // per stage: the sum of the ticks' paces since the last reset
+	period  registry.Period       // the requests since the last planning period; only for the paper's policy
 	held    []float64             // mean held tokens per stage, as of the last tick; -1: unknown
 	bounds  []loadreport.Boundary // between the stages, as of the last tick; none: not refined
 	nextAt  time.Time             // of the next period
@@ -90,18 +97,18 @@ const (
 // New returns a planner without a plan.
 func New(cfg Config) (*Planner, error) {
 	p := &Planner{cfg: cfg}
-	native := cfg.Policy.planner
-	if native == nil {
+	p.native = cfg.Policy.planner
+	if p.native == nil {
 		return p, nil
 	}
 	if cfg.Wrap != nil {
-		native = cfg.Wrap(cfg.Model, native)
+		p.native = cfg.Wrap(cfg.Model, p.native)
 	}
 	var err error
 	p.machine, err = adoption.New(adoption.Config{
 		// Replan is called once a period. The machine's own period is a little shorter,
 		// so that a tick that comes slightly early does not lose one.
-		Planner: native, Period: 0.9 * cfg.Period.Seconds(), Seen: cfg.Seen,
+		Planner: p.native, Follow: cfg.Follow, Period: 0.9 * cfg.Period.Seconds(), Seen: cfg.Seen,
 		HoldOff: holdOff / cfg.Speed, HoldOffMax: holdOffMax / cfg.Speed,
 		MoveCost: moveCost / cfg.Speed, Horizon: horizon / cfg.Speed,
 	})
@@ -137,7 +144,7 @@ func (p *Planner) RecordStages() {
 // TakeOver prepares the planner of a control plane that becomes the leader: the next
 // period begins now, and earlier measurements are dropped.
 func (p *Planner) TakeOver(now time.Time) {
-	p.nextAt, p.lacking = now.Add(p.cfg.Period), time.Time{}
+	p.nextAt, p.lacking, p.period = now.Add(p.cfg.Period), time.Time{}, registry.Period{}
 	p.resetMeasurements()
 }
 
@@ -149,6 +156,9 @@ func (p *Planner) Tick(now time.Time) {
 	for i, pace := range p.cfg.Registry.Paces(now, p.plan) {
 		p.window[i].Running += pace.Running
 		p.window[i].Tokens += pace.Tokens
+	}
+	if p.cfg.Policy.paper {
+		p.cfg.Registry.AddToPeriod(now, p.cfg.Model, p.cfg.Edges, &p.period)
 	}
 	p.measure(now)
 }
@@ -218,9 +228,10 @@ func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 	measured := p.iterations()
 	d := p.machine.Step(adoption.Input{
 		Now: now.Sub(p.zero).Seconds(), Plan: present, Model: p.cfg.Model, Replicas: eligible,
-		Workload: p.workload(now, eligible), Iterations: measured, Proximity: p.near().Map,
+		Workload: p.workload(now, eligible), Iterations: measured, Proximity: p.near().Map, PackHosts: p.cfg.Policy.paper,
 	})
 	p.resetMeasurements()
+	p.period = registry.Period{}
 	p.status = describe(d)
 	entry := planhistory.Change{
 		Time: now, Model: p.cfg.Model, Epoch: p.plan.Epoch, Decision: planhistory.DecisionOf(d), Reason: string(d.Reason), By: p.cfg.Author,
@@ -303,18 +314,22 @@ func describe(d adoption.Decision) string {
 
 // workload returns the input of a planner for the eligible replicas.
 func (p *Planner) workload(now time.Time, eligible []policies.Replica) policies.Workload {
-	w := policies.Workload{
-		Flow: p.cfg.Registry.Flow(now, p.cfg.Model, p.cfg.Edges), QoE: p.cfg.QoE, Cost: p.cfg.Cost, Transfer: p.transfer(eligible), Limits: p.cfg.Limits,
-		Replicas: len(eligible), Capacity: eligible[0].Capacity,
+	w := p.workloadOf(eligible)
+	w.Flow = p.cfg.Registry.Flow(now, p.cfg.Model, p.cfg.Edges)
+	if p.cfg.Policy.paper {
+		w.Snapshot = p.period.Batches(p.cfg.Edges, partition.InFlight(w))
 	}
+	return w
+}
+
+// workloadOf returns the part of a planner's input that does not depend on requests.
+func (p *Planner) workloadOf(eligible []policies.Replica) policies.Workload {
+	w := policies.Workload{QoE: p.cfg.QoE, Cost: p.cfg.Cost, Transfer: p.transfer(eligible), Limits: p.cfg.Limits, Replicas: len(eligible), Capacity: eligible[0].Capacity}
 	for _, r := range eligible[1:] {
 		// Replicas of one model are equal; where they are not, the smallest counts.
 		w.Capacity.KV = min(w.Capacity.KV, r.Capacity.KV)
 		w.Capacity.Batch = min(w.Capacity.Batch, r.Capacity.Batch)
 		w.Capacity.TransferRate = min(w.Capacity.TransferRate, r.Capacity.TransferRate)
-	}
-	if p.cfg.Policy.snapshot {
-		w.Snapshot = p.cfg.Registry.InFlight(now, p.cfg.Model, p.cfg.Edges)
 	}
 	return w
 }

@@ -10,14 +10,14 @@ import (
 // Names of policies.
 const (
 	PolicyDefault    = "default"     // exact, priced on flows
-	PolicyPaper      = "paper"       // the paper's two phases, priced on snapshots
+	PolicyPaper      = "paper"       // the paper's two phases, priced on the requests of a period
 	PolicyRoundRobin = "round-robin" // one stage, always
 )
 
 // Policy is how plans are made.
 type Policy struct {
-	planner  adoption.Planner // nil: one stage
-	snapshot bool             // plans on in-flight snapshots
+	planner adoption.Planner // nil: one stage
+	paper   bool             // plans, adopts and assigns as the paper does
 }
 
 // PolicyNamed looks a policy up by its name: one of the constants, or the name of a
@@ -34,5 +34,5 @@ func PolicyNamed(name string) (Policy, error) {
 	if !ok {
 		return Policy{}, fmt.Errorf("policy %q: must be %q, %q, %q or a partitioner's name", name, PolicyDefault, PolicyPaper, PolicyRoundRobin)
 	}
-	return Policy{planner: planner, snapshot: name == PolicyPaper}, nil
+	return Policy{planner: planner, paper: name == PolicyPaper}, nil
 }

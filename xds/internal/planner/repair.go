@@ -112,18 +112,36 @@ func (p *Planner) repaired(members []planrepair.Member) policies.Plan {
 	if len(p.plan.Stages) > 0 && p.namesReplica() && (p.cfg.Policy.planner != nil || len(p.plan.Stages) == 1) {
 		return planrepair.Repair(p.plan, members)
 	}
-	var ids []policies.ReplicaID
+	// A first plan has all replicas: those that are not ready are listed as such.
+	var all []policies.Replica
 	for _, r := range p.cfg.Registry.All() {
-		// A first stage has all replicas: those that are not ready are listed as such.
 		if r.Model == p.cfg.Model && !r.DrainingNow() {
-			ids = append(ids, r.ID)
+			all = append(all, r.Replica)
 		}
 	}
 	for _, r := range p.cfg.Registry.All() {
-		if len(ids) == 0 && r.Model == p.cfg.Model && !r.Removed {
-			ids = append(ids, r.ID)
+		if len(all) == 0 && r.Model == p.cfg.Model && !r.Removed {
+			all = append(all, r.Replica)
 			break
 		}
+	}
+	return p.firstPlan(all)
+}
+
+// firstPlan returns the plan that the planner proposes for Config.History, or one stage.
+func (p *Planner) firstPlan(replicas []policies.Replica) policies.Plan {
+	if p.native != nil && len(p.cfg.History.Flow.Edges) > 0 && len(replicas) > 0 {
+		w := p.workloadOf(replicas)
+		w.Flow, w.Snapshot = p.cfg.History.Flow, p.cfg.History.Snapshot
+		if proposed, err := p.native.Partition(w); err == nil {
+			assigner := p.near()
+			assigner.Flow = w.Flow
+			return assigner.Assign(policies.Plan{Model: p.cfg.Model}, proposed, replicas)
+		}
+	}
+	ids := make([]policies.ReplicaID, len(replicas))
+	for i, r := range replicas {
+		ids[i] = r.ID
 	}
 	return policies.OneStagePlan(p.cfg.Model, ids)
 }

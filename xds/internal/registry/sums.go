@@ -64,19 +64,8 @@ func (g *Registry) Seen(model string) (n uint64) {
 	return n
 }
 
-// InFlight sums the snapshots of fresh reports by bucket.
-func (g *Registry) InFlight(now time.Time, model string, edges []policies.Tokens) []policies.Batch {
-	sum := make([]policies.Batch, len(edges))
-	for _, r := range g.replicas {
-		if r.Model == model && r.fresh(now, g.cfg.Grace) {
-			r.addSnapshot(sum, edges)
-		}
-	}
-	return sum
-}
-
-// InFlightByStage is like InFlight, for each stage of a plan, over the replicas that
-// serve.
+// InFlightByStage sums the snapshots of fresh reports by bucket, for each stage of a plan,
+// over the replicas that serve.
 func (g *Registry) InFlightByStage(now time.Time, plan policies.Plan, edges []policies.Tokens) [][]policies.Batch {
 	sums := make([][]policies.Batch, len(plan.Stages))
 	for i := range sums {

@@ -1,0 +1,122 @@
+package wiring
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// paperFleet is a fleet of eight replicas on two hosts with the paper's preset.
+func paperFleet(t *testing.T, more string) *Fleet {
+	var text strings.Builder
+	text.WriteString("preset: paper\nmodels: [{name: m, context: 131072, profile: h200-llama-3.1-8b}]\nreplicas:\n")
+	for i := range 8 {
+		fmt.Fprintf(&text, "- {id: r%d, host: h%d, address: \"127.0.0.1:%d\", peer: \"127.0.0.1:%d\", engine: \"http://127.0.0.1:%d\"}\n", i, i%2, 9000+i, 9100+i, 8000+i)
+	}
+	c, err := config.Read(strings.NewReader(text.String() + more))
+	testkit.NoError(t, err)
+	f, err := Resolve(c, t.TempDir())
+	testkit.NoError(t, err)
+	return &f
+}
+
+// generated returns the lengths of requests that a generator draws.
+func generated(t *testing.T, g trace.Generator) []trace.Request {
+	g.Requests, g.Seed = 20_000, 3
+	lengths, err := g.Generate()
+	testkit.NoError(t, err)
+	return lengths
+}
+
+// shareGPT has the lengths of 58,787 conversations of ShareGPT (efeslab/Nanoflow, Apache-2.0),
+// the paper's data set, as trace.Fit finds them.
+var shareGPT = trace.Generator{Name: "sharegpt", Rate: 1, Classes: []trace.Class{{Share: 1, Input: trace.Range{Min: 1, Max: 100_000}, Output: trace.Range{Min: 1, Max: 16_000}, Lengths: []trace.Lognormal{
+	{Weight: 0.0654, Input: 2.1507, Output: 3.7944, InputSD: 1.0259, OutputSD: 1.0749, Corr: 0.8042},
+	{Weight: 0.2765, Input: 2.788, Output: 5.692, InputSD: 0.5143, OutputSD: 0.5339, Corr: 0.3284},
+	{Weight: 0.1268, Input: 3.5881, Output: 4.0227, InputSD: 1.0095, OutputSD: 1.1816, Corr: -0.0167},
+	{Weight: 0.2381, Input: 4.0906, Output: 6.027, InputSD: 1.2311, OutputSD: 0.3584, Corr: 0.1691},
+	{Weight: 0.0509, Input: 4.9427, Output: 6.7781, InputSD: 1.6423, OutputSD: 0.1082, Corr: 0.1482},
+	{Weight: 0.1419, Input: 4.9549, Output: 5.1776, InputSD: 1.5006, OutputSD: 0.5767, Corr: 0.0517},
+	{Weight: 0.0351, Input: 7.0804, Output: 3.2467, InputSD: 0.8334, OutputSD: 1.4385, Corr: 0.3076},
+	{Weight: 0.0652, Input: 7.1345, Output: 5.8995, InputSD: 0.6872, OutputSD: 0.5649, Corr: -0.1913},
+}}}}
+
+// mix returns the lengths of one of the generators that are fitted to traces.
+func mix(t *testing.T, name string) []trace.Request {
+	if name == shareGPT.Name {
+		return generated(t, shareGPT)
+	}
+	g, ok := trace.Named(name)
+	if !ok {
+		t.Fatalf("no mix %q", name)
+	}
+	return generated(t, g)
+}
+
+// TestPaperKeepsPlan checks that the paper's preset keeps its plan while the requests stay the
+// same: at most two changes in 30 periods.
+func TestPaperKeepsPlan(t *testing.T) {
+	for _, name := range []string{"chat", "conversation", "sharegpt"} {
+		t.Run(name, func(t *testing.T) { keepsPlan(t, mix(t, name), 0.5) })
+	}
+}
+
+func keepsPlan(t *testing.T, lengths []trace.Request, load float64) {
+	f := paperFleet(t, "")
+	v := newVirtualFleet(t, f, 1)
+	v.run(lengths, rateFor(v, lengths, load), 30*f.Planner.Period)
+	v.logChanges()
+	if n := len(v.changes) - 1; n > 2 {
+		t.Errorf("%d changes of plan after the first one, at a load of %v", n, load)
+	}
+}
+
+// TestPaperFollowsStep checks that the paper's preset has another plan within three periods
+// after the requests have become others, and again when they have become the first ones.
+func TestPaperFollowsStep(t *testing.T) {
+	f := paperFleet(t, "")
+	v := newVirtualFleet(t, f, 1)
+	for i, name := range []string{"sharegpt", "conversation", "sharegpt"} {
+		lengths := mix(t, name)
+		rate, before := rateFor(v, lengths, 0.5), v.changes[len(v.changes)-1].stages
+		v.run(lengths, rate, 3*f.Planner.Period)
+		if after := v.changes[len(v.changes)-1].stages; after == before {
+			t.Errorf("three periods after step %d the plan is still %s", i, before)
+		}
+		v.run(lengths, rate, 5*f.Planner.Period)
+	}
+	v.logChanges()
+}
+
+// TestPaperKeepsPlanOnTraces is TestPaperKeepsPlan with real traces, at several loads.
+// CASCADE_TRACES lists their files, as PATH does, in the formats of "cascade replay".
+func TestPaperKeepsPlanOnTraces(t *testing.T) {
+	files := filepath.SplitList(os.Getenv("CASCADE_TRACES"))
+	if os.Getenv("CASCADE_TEST_ALL") == "" || len(files) == 0 {
+		t.Skip("needs CASCADE_TEST_ALL=1 and CASCADE_TRACES, a list of files of traces")
+	}
+	for _, name := range files {
+		file, err := os.Open(name)
+		testkit.NoError(t, err)
+		defer file.Close()
+		lengths, err := trace.Read(file, filepath.Base(name))
+		testkit.NoError(t, err)
+		for _, load := range []float64{0.3, 0.5} {
+			t.Run(fmt.Sprint(filepath.Base(name), " at ", load), func(t *testing.T) { keepsPlan(t, lengths, load) })
+		}
+	}
+}
+
+func (v *virtualFleet) logChanges() {
+	for _, c := range v.changes {
+		v.t.Logf("%v: %s, %s", c.at.Round(time.Second), c.stages, c.reason)
+	}
+	v.t.Logf("boundaries refined %d times", v.refined)
+}
