@@ -69,7 +69,7 @@ func TestFitRecoversLayers(t *testing.T) {
 		fmt.Fprintf(&dense, "mlp,%v,%v\n", tokens, 200+0.5*tokens)
 		fmt.Fprintf(&dense, "embedding,%v,%v\n", tokens, 3+0.001*tokens)
 	}
-	perSequence.WriteString("layer,sequences,time_us\nlm_head,1,701\nlm_head,64,764\nlm_head,256,956\n")
+	perSequence.WriteString("layer,sequences,time_us\nlm_head,1,701\nlm_head,64,764\nlm_head,256,956\nlm_head,512,9999\n") // the last one is beyond the batch: ignored
 	skew.WriteString("regime,n,kv_big,kv_mean,t_mean_us,t_max_us,t_skew_us\n")
 	for _, big := range []int{1024, 4096} {
 		mean := big / 2

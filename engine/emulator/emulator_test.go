@@ -230,6 +230,22 @@ func TestMetricsOfStats(t *testing.T) {
 	}
 }
 
+// A stop string ends the generation of an answer that is not streamed, too.
+func TestStopStringEndsWholeAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{})
+		defer stop()
+		if got := complete(t, e, `{"prompt":"speak up","max_tokens":4000,"ignore_eos":true,"stop":["e"]}`); got.Choices[0].FinishReason != "stop" {
+			t.Fatalf("ended by %q", got.Choices[0].FinishReason)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := metric(t, e, "vllm:generation_tokens_total"); n >= 400 {
+			t.Errorf("%v tokens were generated although the first ones have the stop string", n)
+		}
+	})
+}
+
 // The blocks of a client that disconnects are freed at the next iteration.
 func TestAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -105,6 +105,39 @@ func TestMarketIsNotified(t *testing.T) {
 }
 
 // TestAdoptRefuses requests blocks that were not transferred.
+// TestReservationHasSlack checks how far a request may grow while it migrates: by an eighth of its
+// length and by 256 tokens at least, or by one token where the engine has no more.
+func TestReservationHasSlack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFleet(2, 0, carryInside)
+		defer w.close()
+		buyer := w.replicas[1]
+		for b := range uint32(8 * poolBlocks) { // nothing reads them
+			buyer.engine.free = append(buyer.engine.free, poolBlocks+b)
+		}
+		for i, c := range []struct{ length, free, want int }{
+			{16, 9 * poolBlocks, 16 + 256},
+			{4096, 9 * poolBlocks, 4096 + 512},
+			{16, 6, 20}, // in whole blocks
+		} {
+			buyer.engine.mu.Lock()
+			buyer.engine.free = buyer.engine.free[:min(c.free, len(buyer.engine.free))]
+			buyer.engine.mu.Unlock()
+			deal := bidask.Deal{Seller: w.replicas[0].id, Number: uint64(i + 1)}
+			answer := buyer.expect(deal)
+			buyer.executor.Execute(bidask.Action{Kind: bidask.Reserve, Deal: deal, Peer: w.replicas[0].id, Migration: policies.Migration{Request: "q", Length: policies.Tokens(c.length)}})
+			if got := buyer.await(answer); got != bidask.Reserved {
+				t.Fatalf("%d tokens: %v", c.length, got)
+			}
+			buyer.engine.mu.Lock()
+			if got := len(buyer.engine.held[deal.String()].blocks) * blockTokens; got != c.want {
+				t.Errorf("%d tokens: room for %d is reserved, want %d", c.length, got, c.want)
+			}
+			buyer.engine.mu.Unlock()
+		}
+	})
+}
+
 func TestAdoptRefuses(t *testing.T) {
 	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
 		for _, move := range []string{"", "a", "/1", "a/", "a/x", "a/1", "a/-1", "a/b/1", "a/99999999999999999999"} {

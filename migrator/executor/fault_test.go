@@ -234,7 +234,8 @@ func faultAtEveryStep(t *testing.T, kinds []faultKind, stride int, carry func(*r
 	}
 }
 
-// TestRandomFaults injects up to three random faults at random steps.
+// TestRandomFaults injects up to three random faults at random steps. Every fifth run also damages a
+// block on its way: there are so many kinds and steps that chance alone would rarely do so.
 func TestRandomFaults(t *testing.T) {
 	runs := uint64(500)
 	if os.Getenv("CASCADE_TEST_ALL") != "" {
@@ -250,6 +251,9 @@ func TestRandomFaults(t *testing.T) {
 				var faults []string
 				for range rng.IntN(4) {
 					faults = append(faults, kinds[rng.IntN(len(kinds))].name+" at "+points[rng.IntN(len(points))])
+				}
+				if seed/lanes%5 == 0 {
+					faults = append(faults, "corrupt at pull")
 				}
 				synctest.Test(t, func(t *testing.T) {
 					broken, _, n := playScene(carryInside, 1_000_000+seed, false, faults...)

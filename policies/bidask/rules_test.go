@@ -26,7 +26,7 @@ func TestPaperRule(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	for range 5000 {
 		in := bids(rng, 1+rng.IntN(12))
-		keep := rng.IntN(5)
+		keep := rng.IntN(6) - 1
 		// Drop the more loaded half: of n bids, remove n/2, beginning with the highest
 		// load; of equal loads, a later reply is removed before an earlier one.
 		rest := slices.Clone(in)
@@ -43,7 +43,7 @@ func TestPaperRule(t *testing.T) {
 		// start before it.
 		want := ""
 		k := keep
-		if k == 0 {
+		if k <= 0 {
 			k = 3
 		}
 		for i, b := range rest {
@@ -109,6 +109,8 @@ func TestBacklog(t *testing.T) {
 		{bidask.Backlog{}, policies.Occupancy{Incoming: 1400}, 1400, 10000},                 // 14 ms
 		{bidask.Backlog{}, policies.Occupancy{Incoming: 1400, Throughput: 1400}, 1400, 1000000},
 		{bidask.Backlog{Quantum: 1, Throughput: 1000}, policies.Occupancy{Incoming: 3}, 3, 3000},
+		{bidask.Backlog{Quantum: -1, Throughput: -5}, policies.Occupancy{Incoming: 1400, Throughput: -3}, 1400, 10000}, // the defaults
+		{bidask.Backlog{Throughput: 1000}, policies.Occupancy{Incoming: 1400, Throughput: -3}, 1400, 1400000},
 		{bidask.Backlog{}, policies.Occupancy{Incoming: policies.Unbounded, Throughput: 1}, policies.Unbounded, 9223372036854000000},
 	} {
 		got, ok := c.quote.Quote(c.position, policies.Migration{})

@@ -95,6 +95,7 @@ func prepare(dir string) error {
 type listener struct {
 	*net.UnixListener
 	table *Table
+	user  int // whose connections it accepts
 	path  string
 	made  os.FileInfo // the socket's file, to avoid removing another one
 }
@@ -128,7 +129,7 @@ func (t *Table) listen(name string) (*listener, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	return &listener{UnixListener: l, table: t, path: path, made: made}, nil
+	return &listener{UnixListener: l, table: t, user: os.Geteuid(), path: path, made: made}, nil
 }
 
 // Accept returns the next connection of the same user.
@@ -141,7 +142,7 @@ func (l *listener) next() (*net.UnixConn, error) {
 			return nil, err
 		}
 		uid, err := peerUser(c)
-		if err == nil && uid == os.Geteuid() {
+		if err == nil && uid == l.user {
 			return c, nil
 		}
 		l.table.cfg.Logger.Warn("block table: a client is turned away", "socket", l.path, "uid", uid, "error", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -278,6 +279,32 @@ func TestSockets(t *testing.T) {
 	if err := run()(); err == nil || !strings.Contains(err.Error(), "chmod 700") {
 		t.Errorf("an open directory: %v", err)
 	}
+}
+
+// A connection of another user is closed, and the next one is served.
+func TestAttackOtherUser(t *testing.T) {
+	table, _ := newTable(t, t.TempDir())
+	l := testkit.Must(table.listen("s"))
+	defer l.Close()
+	l.user++ // the test's own user is another one now
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.Accept()
+		done <- err
+	}()
+	c := testkit.Must(net.Dial("unix", l.path))
+	defer c.Close()
+	testkit.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("another user read %d bytes, error %v", n, err)
+	}
+	select {
+	case err := <-done:
+		t.Errorf("another user's connection was accepted (error %v)", err)
+	default:
+	}
+	testkit.NoError(t, l.Close())
+	testkit.WantError(t, <-done, "closed")
 }
 
 // An unknown user is not 0, which is root.

@@ -178,7 +178,7 @@ func (p *Planner) planOf(keep func(*registry.Replica) bool) policies.Plan {
 // replicas, and is the plan in force where none is ready.
 func (p *Planner) Revive(former store.FormerPlan) policies.Plan {
 	g := p.cfg.Registry
-	present := p.planOf(g.TakesRequests)
+	present := p.planOf((*registry.Replica).Ready)
 	var eligible []policies.Replica
 	for _, stage := range present.Stages {
 		for _, id := range stage.Replicas {
@@ -191,7 +191,7 @@ func (p *Planner) Revive(former store.FormerPlan) policies.Plan {
 	divided := adoption.ScaleCounts(policies.Partition{Cuts: former.Cuts, Counts: former.Counts}, len(eligible))
 	var unready []planrepair.Member
 	for _, r := range g.All() {
-		if r.Model == p.cfg.Model && r.Stage >= 0 && !r.Removed && !r.DrainOrdered() && !g.TakesRequests(r) {
+		if r.Model == p.cfg.Model && r.Stage >= 0 && !r.Removed && !r.DrainOrdered() && !r.Ready() {
 			unready = append(unready, planrepair.Member{ID: r.ID})
 		}
 	}

@@ -34,12 +34,6 @@ func (g *Registry) ServedWeight(r *Replica) uint32 {
 	return weight
 }
 
-// TakesRequests reports whether a replica is published as one that takes requests.
-func (g *Registry) TakesRequests(r *Replica) bool {
-	_, health := g.Served(r)
-	return health == resources.Healthy
-}
-
 // ApplyStored applies what a stored object records of the replicas, and reports whether
 // a weight has changed.
 func (g *Registry) ApplyStored(o store.Object) (changed bool) {
