@@ -303,23 +303,7 @@ func BenchmarkBoundary(b *testing.B) {
 	for _, n := range []int{100, 1000} {
 		b.Run(fmt.Sprint(n, " nodes"), func(b *testing.B) {
 			sets := []resources.Set{fleetSet(b, 1000, 1000), fleetSet(b, 1000, 1001)}
-			var nodes []string
-			for i := range n {
-				nodes = append(nodes, fmt.Sprint("node-", i))
-			}
-			planes := []*benchServer{
-				newServer(b, new(meter), sets),
-				newStockServer(b, new(meter), "stock", gcp.IDHash{}, nodes, sets),
-				newStockServer(b, new(meter), "stock-one", oneHash{}, []string{"all"}, sets),
-			}
-			c := startClientProcess(b)
-			for _, p := range planes {
-				p.meter.arm(1 << 30)
-				p.set(0)
-				c.command("connect", p.address, fmt.Sprint(n))
-				c.command(append([]string{"subscribe", p.address}, subscriptionWords(sets[0])...)...)
-				settle(b, p.meter, 8*n)
-			}
+			planes := startComparison(b, n, sets)
 			samples := make([][]sample, len(planes))
 			for i := 1; b.Loop(); i++ {
 				for j, p := range planes {
@@ -344,6 +328,30 @@ func BenchmarkBoundary(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
+}
+
+// startComparison returns our server and go-control-plane's, each with n clients that have
+// the first of the sets.
+func startComparison(tb testing.TB, n int, sets []resources.Set) []*benchServer {
+	tb.Helper()
+	var nodes []string
+	for i := range n {
+		nodes = append(nodes, fmt.Sprint("node-", i))
+	}
+	planes := []*benchServer{
+		newServer(tb, new(meter), sets),
+		newStockServer(tb, new(meter), "stock", gcp.IDHash{}, nodes, sets),
+		newStockServer(tb, new(meter), "stock-one", oneHash{}, []string{"all"}, sets),
+	}
+	c := startClientProcess(tb)
+	for _, p := range planes {
+		p.meter.arm(1 << 30)
+		p.set(0)
+		c.command("connect", p.address, fmt.Sprint(n))
+		c.command(append([]string{"subscribe", p.address}, subscriptionWords(sets[0])...)...)
+		settle(tb, p.meter, 8*n)
+	}
+	return planes
 }
 
 // settle waits until a server has received n requests.

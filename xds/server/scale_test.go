@@ -40,6 +40,29 @@ func memoryInUse() uint64 {
 	return m.HeapAlloc + m.StackInuse
 }
 
+// TestWorkPerChange counts what one changed boundary costs: each node gets one message with
+// one resource and sends one acknowledgement (measureChange), and our server allocates at
+// most a bound per node, and a quarter of what go-control-plane's snapshot cache does.
+// Counts do not depend on how busy the machine is; BenchmarkBoundary has the times.
+func TestWorkPerChange(t *testing.T) {
+	testkit.SkipUnderRace(t)
+	const nodes, most, rounds = 50, 45, 3
+	sets := []resources.Set{fleetSet(t, 100, 1000), fleetSet(t, 100, 1001)}
+	planes := startComparison(t, nodes, sets)
+	perNode := make([]uint64, len(planes))
+	for j, p := range planes {
+		var samples []sample
+		for i := range rounds {
+			samples = append(samples, p.measureChange(t, (i+1)%2, nodes))
+		}
+		perNode[j] = median(samples, func(s sample) uint64 { return s.allocs }) / nodes
+	}
+	t.Logf("allocations per node: %d; go-control-plane with a snapshot per node %d, with one %d", perNode[0], perNode[1], perNode[2])
+	if perNode[0] > most || 4*perNode[0] > min(perNode[1], perNode[2]) {
+		t.Errorf("one boundary costs %d allocations per node, want at most %d and a quarter of %v", perNode[0], most, perNode[1:])
+	}
+}
+
 // TestMemory bounds what a node costs that has sent an Envoy's node message of
 // 61 KB, subscribes to everything and has acknowledged it: on one stream, and
 // on a stream for each type.
