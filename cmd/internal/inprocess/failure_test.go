@@ -24,6 +24,9 @@ func TestLastReplica(t *testing.T) {
 		if who := r.countsSince(before); who["r0"] != 1 {
 			t.Fatalf("before: a short request went to %v", who)
 		}
+		// Envoy may still wait for the end of that answer's stream, and then closes the client's connection
+		// a second after the kill, with the next request unread: see "Why retries" in RATIONALE.md.
+		r.HTTP.CloseIdleConnections()
 		r.stopControl()
 		r.killFront("r0")
 		r.killEngine("r0")
@@ -50,12 +53,7 @@ func TestLastReplica(t *testing.T) {
 		// However long the control plane was stopped, its front ends soon reconnect, and the plan
 		// is the same.
 		r.startControl()
-		r.waitForStatus("every replica is heard, under the same plan", func(s control.Status) bool {
-			if s.Epoch > p.Epoch {
-				t.Fatal("the fleet was planned anew:", summarize(s))
-			}
-			return inUse(s, p.Epoch) && allHealthy(s)
-		})
+		r.waitForPlan("every replica is heard, under the same plan", p.Epoch, allHealthy)
 	})
 }
 
@@ -73,8 +71,9 @@ func (r *fleetHarness) sendShort() error {
 func TestControlRestart(t *testing.T) {
 	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		dir := t.TempDir()
-		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) { f.State = dir }})
-		p := r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, edit: func(f *config.Fleet) { f.State = dir }})
+		// Each stage has two replicas: one that counts as away for a moment, on a busy host, is no reason to plan anew.
+		p := r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2, 3))...)
 		var streams []*clienttest.Stream
 		for n := range 4 {
 			streams = append(streams, r.Stream(prompt(120+n, forever)))
@@ -86,14 +85,14 @@ func TestControlRestart(t *testing.T) {
 			r.stopControl()
 			load.WaitForRequests(50)
 			r.startControl()
-			s := r.waitForStatus("the data plane is back", func(s control.Status) bool { return inUse(s, p.Epoch) })
+			s := r.waitForPlan("the data plane is back", p.Epoch, func(control.Status) bool { return true })
 			if m := s.Models[0]; m.Epoch != p.Epoch || len(m.Stages) != 2 || m.Stages[1].Low != 1000 || len(m.Stages[0].Replicas) != 2 {
 				t.Errorf("after the restart:\n%s", summarize(s))
 			}
 			load.WaitForRequests(50)
 		}
 		// The restarted control plane plans again.
-		p = policies.Plan{Model: llm, Stages: stages([]policies.Tokens{500}, ids(0), ids(1, 2))}
+		p = policies.Plan{Model: llm, Stages: stages([]policies.Tokens{500}, ids(0, 1), ids(2, 3))}
 		r.plan(p.Stages...)
 		load.WaitForRequests(20)
 		load.Stop()

@@ -277,7 +277,7 @@ func summarize(s control.Status) string {
 		for _, st := range m.Stages {
 			fmt.Fprintf(&b, "  from %d:", st.Low)
 			for _, n := range st.Replicas {
-				fmt.Fprintf(&b, " %s (%s, weight %d, %d running)", n.ID, n.Health, n.Weight, n.Running)
+				fmt.Fprintf(&b, " %s (%s %s, weight %d, %d running)", n.ID, n.Health, n.HealthReason, n.Weight, n.Running)
 			}
 			b.WriteByte('\n')
 		}
@@ -320,8 +320,20 @@ func (r *fleetHarness) expect(p policies.Plan) { r.plans.Store(p.Epoch, p) }
 func (r *fleetHarness) plan(stages ...policies.Stage) policies.Plan {
 	r.T.Helper()
 	p := r.write(policies.Plan{Model: llm, Stages: stages})
-	r.waitForStatus(fmt.Sprintf("epoch %d in use", p.Epoch), func(s control.Status) bool { return inUse(s, p.Epoch) })
+	r.waitForPlan(fmt.Sprintf("epoch %d in use", p.Epoch), p.Epoch, func(control.Status) bool { return true })
 	return p
+}
+
+// waitForPlan waits until a plan is in use and a condition holds. It fails the test at once if the control plane
+// has replaced the plan, and shows why: the plan would never be in use again.
+func (r *fleetHarness) waitForPlan(what string, epoch policies.Epoch, holds func(control.Status) bool) control.Status {
+	r.T.Helper()
+	return r.waitForStatus(what, func(s control.Status) bool {
+		if s.Epoch > epoch {
+			r.T.Fatalf("waiting for: %s: epoch %d has been replaced:\n%s", what, epoch, summarize(s))
+		}
+		return inUse(s, epoch) && holds(s)
+	})
 }
 
 // inUse reports whether a plan's routes are acknowledged and its rollout is complete.
