@@ -102,6 +102,11 @@ type Model struct {
 	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the profile's"`
 	// Batch overrides the profile's limit of sequences that a replica runs at once.
 	Batch int `yaml:"batch,omitempty" unit:"sequences" default:"the profile's"`
+	// History is a file of earlier requests, in one of the formats of "cascade replay
+	// --trace", from which the first plan is made. Of requests without times, as many
+	// are assumed as keep the replicas half busy. Without it a fleet without state
+	// begins with one stage.
+	History string `yaml:"history,omitempty"`
 	// Adapters are LoRA adapters of the model. Clients ask for one by putting its
 	// name into "model"; lengths, stages and costs are the model's.
 	Adapters []Adapter `yaml:"adapters,omitempty"`

@@ -61,7 +61,8 @@ type Fleet struct {
 	// Trusted are public keys besides those of policies.keys, of a program that signs
 	// modules itself.
 	Trusted         []ed25519.PublicKey
-	replicaProfiles map[string]cost.Profile // by replica, where it differs from the model's
+	replicaProfiles map[string]cost.Profile      // by replica, where it differs from the model's
+	histories       map[string]policies.Workload // by model; see readHistories
 }
 
 // Load reads a fleet file and resolves its profiles.
@@ -186,7 +187,7 @@ func (f *Fleet) Rules() fleet.Rules {
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
 			Limits:        policies.Limits{Stages: policies.MaxStages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: poolingFactor},
 			Edges:         f.Edges(m),
-			BytesPerToken: length.RatioOf(m.BytesPerToken),
+			BytesPerToken: length.RatioOf(m.BytesPerToken), History: f.histories[m.Name],
 		}
 		f.setLinks(&model, p)
 		rules.Models = append(rules.Models, model)
@@ -207,8 +208,11 @@ func (f *Fleet) minTensorParallel(model string) int {
 }
 
 // Control returns the control plane's Config, without listeners and TLS. It
-// creates the state directory where it is missing.
+// creates the state directory where it is missing, and reads the models' histories.
 func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
+	if err := f.readHistories(); err != nil {
+		return control.Config{}, err
+	}
 	c := control.Config{
 		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.AdminHosts, Logger: log,
 		Proxies:  f.proxyNodes(),

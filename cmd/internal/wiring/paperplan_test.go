@@ -120,3 +120,57 @@ func (v *virtualFleet) logChanges() {
 	}
 	v.t.Logf("boundaries refined %d times", v.refined)
 }
+
+// TestFirstPlanOfHistory checks that the first plan is made for the requests of the model's
+// history, if it has one, with times and without, and that it is the plan of the traffic.
+func TestFirstPlanOfHistory(t *testing.T) {
+	requests := mix(t, "sharegpt")
+	lengths := filepath.Join(t.TempDir(), "lengths.csv")
+	var text strings.Builder
+	text.WriteString("arrival_ms,input_tokens,output_tokens\n")
+	for _, r := range requests {
+		fmt.Fprintf(&text, "-1,%d,%d\n", r.Input, r.Output)
+	}
+	writeFile(t, lengths, text.String())
+	for _, preset := range []string{config.PresetPaper, config.PresetDefault} {
+		f := paperFleet(t, "")
+		f.Preset, f.Models[0].History = preset, lengths
+		testkit.NoError(t, f.readHistories())
+		first := newVirtualFleet(t, f, 1).changes
+		if len(first) != 1 || !strings.Contains(first[0].stages, "|") {
+			t.Fatalf("preset %s: the first plans are %v", preset, first)
+		}
+		f.histories = nil
+		if plain := newVirtualFleet(t, f, 1).changes; plain[0].stages != "8" {
+			t.Errorf("preset %s, without history: %v", preset, plain)
+		}
+		if preset == config.PresetPaper {
+			v := newVirtualFleet(t, f, 1)
+			v.run(requests, rateFor(v, requests, untimedLoad), 2*f.Planner.Period)
+			if then := v.changes[len(v.changes)-1].stages; then != first[0].stages {
+				t.Errorf("planned %s for the history, %s for its requests", first[0].stages, then)
+			}
+		}
+	}
+	// The same requests at the same rate, with times.
+	f := paperFleet(t, "")
+	v := newVirtualFleet(t, f, 1)
+	timed, err := trace.Shape{Rate: rateFor(v, requests, untimedLoad), Seed: 2}.Apply(requests)
+	testkit.NoError(t, err)
+	a, err := f.history(f.Models[0], timed)
+	testkit.NoError(t, err)
+	for i := range requests {
+		requests[i].At = trace.NoArrival
+	}
+	b, err := f.history(f.Models[0], requests)
+	testkit.NoError(t, err)
+	for i := range a.Snapshot {
+		if x, y := a.Snapshot[i].N, b.Snapshot[i].N; x > 1.1*y || y > 1.1*x {
+			t.Errorf("bucket %d: %.4g requests in flight with times, %.4g without", i, x, y)
+		}
+	}
+	f.Models[0].History = "none.csv"
+	if err := f.readHistories(); err == nil || !strings.Contains(err.Error(), "models[0].history") {
+		t.Errorf("a file that does not exist: %v", err)
+	}
+}
