@@ -129,7 +129,10 @@ type Config struct {
 	// one answer before that stream is rescued; the pause is noticed up to a quarter of
 	// it later. It applies while the requests at the engine take less than half of
 	// KVTokens: a fuller engine may have preempted the request, and IdleTimeout applies,
-	// as it does to streams that cannot be rescued. 0 means 15 s.
+	// as it does to streams that cannot be rescued. After an engine was found to make no
+	// progress at all, HangTimeout is how long those wait for it to go on. It is also how
+	// long an engine may take to begin an answer that its core does not compute. 0 means
+	// 15 s.
 	HangTimeout time.Duration
 	// MigrationTimeout is how long a client may wait for its stream's first token
 	// from another replica before the migration is given up; 0 means 10 s.

@@ -44,6 +44,8 @@
 // it ends without [DONE], reports that its engine failed, or runs at a replica that is
 // gone or whose engine makes no progress; the pump then rescues the stream, and the
 // client sees a pause. One leg's own pause counts only while the engine has room (see
-// HangTimeout), because a full engine preempts requests. If the client's text ended inside a character
-// and the client sees no ids, the tokens of that character are generated again.
+// HangTimeout), because a full engine preempts requests. A stream that no other engine can
+// continue waits for a hung one for HangTimeout, and then ends with an error. If the
+// client's text ended inside a character and the client sees no ids, the tokens of that
+// character are generated again.
 package frontend

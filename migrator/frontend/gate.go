@@ -1,8 +1,6 @@
 package frontend
 
 import (
-	"bytes"
-	"io"
 	"net/http"
 	"strings"
 
@@ -142,7 +140,7 @@ func (srv *Server) clientRoutes() []route {
 		case e.Path == "/v1/audio/transcriptions", e.Path == "/v1/audio/translations":
 			to.serve = srv.passForm
 		case e.Body:
-			to.serve = srv.passJSON
+			to.serve = srv.passJSON(e.Computed)
 		default:
 			to.serve = srv.pass
 		}
@@ -170,12 +168,4 @@ func (srv *Server) generate(e openai.Endpoint) handler {
 	return func(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
 		srv.serveGenerate(w, r, e, body, memory)
 	}
-}
-
-// pass passes a request to the engine without parsing it.
-func (srv *Server) pass(w http.ResponseWriter, r *http.Request, body []byte, _ *intake.Share) {
-	if len(body) > 0 {
-		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	}
-	srv.passthrough.ServeHTTP(w, r)
 }

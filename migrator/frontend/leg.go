@@ -30,6 +30,7 @@ type Leg interface {
 var (
 	errIdle        = errors.New("the engine sent nothing for too long")
 	errHung        = errors.New("the engine stopped in the middle of an answer although it has room for it")
+	errNoProgress  = errors.New("the engine makes no progress")
 	errEngineAway  = errors.New("the engine is away")
 	errReplicaGone = errors.New("the replica is gone")
 )

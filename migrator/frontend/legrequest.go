@@ -55,6 +55,7 @@ type legRequest struct {
 	arrival  loadtracker.Arrival // with Input and Output if the leg is a later one
 
 	plain       bool // the answer is no stream, or one that cannot be parsed
+	passed      bool // it is passed through unparsed
 	frontEnd    policies.ReplicaID
 	stream      *Stream          // of the own front end; nil for a peer's
 	request     policies.Request // as it is now; ID is "" for one without a name

@@ -76,6 +76,7 @@ type localLeg struct {
 
 	share     share // of the admitted work; under the lock of that
 	plain     bool  // its answer comes as a whole
+	passed    bool  // its answer is not parsed
 	epoch     atomic.Uint64
 	idsHidden atomic.Bool             // its tokens come without ids
 	frozen    atomic.Bool             // a migration has stopped it between two steps
@@ -84,7 +85,7 @@ type localLeg struct {
 
 // registerLeg registers a leg that is about to be sent to the own engine.
 func (srv *Server) registerLeg(lr *legRequest, l *call, admitted share) *localLeg {
-	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain,
+	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed,
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)

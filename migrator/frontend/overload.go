@@ -84,7 +84,8 @@ func (a *admittedWork) tenantOf(h http.Header) string {
 	return h.Get(a.overload.TenantHeader)
 }
 
-// admit counts a leg. A client's first one is refused if it would wait for too long.
+// admit counts a leg. A client's first one is refused if it would wait for too long, unless
+// it is passed through: how much it computes is not known.
 func (a *admittedWork) admit(lr *legRequest) (share, error) {
 	first := lr.arrival.Input == 0
 	input, sent := lr.arrival.Estimate, policies.Tokens(0)
@@ -110,7 +111,7 @@ func (a *admittedWork) admit(lr *legRequest) (share, error) {
 		s.tenant = ""
 		own = a.byTenant[""]
 	}
-	if first {
+	if first && !lr.passed {
 		v := a.decider.Decide(a.work, admission.Request{Input: input, Output: output, Share: a.shareLocked(s.tenant, own)})
 		a.work.Alone = mean(a.work.Alone, v.Alone)
 		if !v.Admit {

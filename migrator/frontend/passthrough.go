@@ -2,10 +2,13 @@ package frontend
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net/http"
 	"net/http/httputil"
+	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -19,7 +22,7 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, key templat
 	defer b.release()
 	if b.local != nil {
 		b.local.work.AddOutput(0)
-		srv.brought.Add(1)
+		srv.noteAnswer(b.response)
 	}
 	copyToClient(w, b.header)
 	if size := b.response.Header.Get("Content-Length"); size != "" {
@@ -78,26 +81,33 @@ func (srv *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 	}
 }
 
-// passJSON passes a request with a JSON body, or without a body, to the engine, except for
-// what is withheld from engines.
+// passJSON returns the handler of requests with a JSON body, or without a body, that pass on
+// to the engine, except for what is withheld from engines. computed says that the engine's
+// core computes them.
 //
 // Engines accept as JSON what is not valid JSON (NaN, a byte order mark, UTF-16), whatever
 // Content-Type says. A body that cannot be parsed here may hold a withheld field, so it is
 // refused.
-func (srv *Server) passJSON(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
-	if len(body) > 0 {
-		req, err := openai.Parse(openai.Completions, body)
-		if err != nil {
-			writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
-			return
+func (srv *Server) passJSON(computed bool) handler {
+	return func(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
+		if len(body) > 0 {
+			req, err := openai.Parse(openai.Completions, body)
+			if err != nil {
+				writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
+				return
+			}
+			if !memory.Resize(2 * int64(cap(body))) { // for a copy without the withheld fields
+				refuseForMemory(w)
+				return
+			}
+			body = req.PlainBody()
 		}
-		if !memory.Resize(2 * int64(cap(body))) { // for a copy without the withheld fields
-			refuseForMemory(w)
-			return
+		if computed {
+			srv.passWork(w, r, body, srv.estimateArrival(r.Header, body))
+		} else {
+			srv.pass(w, r, body, memory)
 		}
-		body = req.PlainBody()
 	}
-	srv.pass(w, r, body, memory)
 }
 
 // passForm passes a request whose body is a form to the engine, except for what is
@@ -113,11 +123,56 @@ func (srv *Server) passForm(w http.ResponseWriter, r *http.Request, body []byte,
 		return
 	}
 	r.Header.Set("Content-Type", kind)
-	srv.pass(w, r, form, memory)
+	srv.passWork(w, r, form, loadtracker.Arrival{}) // how many tokens a recording has is not known
 }
 
-func (srv *Server) newPassthrough() *httputil.ReverseProxy {
-	return &httputil.ReverseProxy{
+// pass passes a request to the engine that its core does not compute: the answer begins at
+// once, or the engine does not serve.
+func (srv *Server) pass(w http.ResponseWriter, r *http.Request, body []byte, _ *intake.Share) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	l := &call{cancel: cancel}
+	late := time.AfterFunc(srv.cfg.HangTimeout, func() { l.abort(errIdle) })
+	defer late.Stop()
+	srv.passCall(ctx, w, r, body, l, func(*http.Response) { late.Stop() })
+}
+
+// passWork passes a request to the engine that its core computes: it is a part of the
+// replica's load, and of the work by which the engine's progress is judged.
+func (srv *Server) passWork(w http.ResponseWriter, r *http.Request, body []byte, arrival loadtracker.Arrival) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	lr := &legRequest{header: r.Header, frontEnd: srv.cfg.Replica, plain: true, passed: true, arrival: arrival, tenant: srv.admission.tenantOf(r.Header)}
+	admitted, err := srv.admission.admit(lr)
+	if err != nil {
+		srv.refuseEngineFailure(w, srv.requestLog(r.Header), err)
+		return
+	}
+	l := &call{cancel: cancel}
+	local := srv.registerLeg(lr, l, admitted)
+	defer local.unregister(false)
+	srv.passCall(ctx, w, r, body, l, func(resp *http.Response) {
+		local.work.AddOutput(0)
+		srv.noteAnswer(resp)
+	})
+}
+
+// noteAnswer notes that the engine brought something. A refusal comes from the engine's
+// HTTP server, which also works when the core hangs.
+func (srv *Server) noteAnswer(resp *http.Response) {
+	if resp.StatusCode == http.StatusOK {
+		srv.brought.Add(1)
+	}
+}
+
+// passCall passes a request to the engine and relays the answer. begun is called when the
+// answer begins.
+func (srv *Server) passCall(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, l *call, begun func(*http.Response)) {
+	if len(body) > 0 {
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	}
+	client := r.Context()
+	proxy := &httputil.ReverseProxy{
 		Transport:     srv.local,
 		FlushInterval: -1,
 		Rewrite: func(p *httputil.ProxyRequest) {
@@ -127,21 +182,23 @@ func (srv *Server) newPassthrough() *httputil.ReverseProxy {
 			p.Out.ContentLength = p.In.ContentLength
 		},
 		ModifyResponse: func(resp *http.Response) error {
+			begun(resp)
 			for name := range loadHeaders {
 				resp.Header.Del(name)
 			}
 			resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout)
 			return nil
 		},
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if r.Context().Err() != nil {
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			if client.Err() != nil {
 				return
 			}
 			if !localfault.Is(err) {
 				srv.probeNow()
 			}
-			srv.refuseEngineFailure(w, srv.requestLog(r.Header), err)
+			srv.refuseEngineFailure(w, srv.requestLog(r.Header), l.causeOr(err))
 		},
 		ErrorLog: discardLog,
 	}
+	proxy.ServeHTTP(w, r.WithContext(ctx))
 }

@@ -114,6 +114,9 @@ func (srv *Server) engineWork(counters bool) (w progress.Work) {
 			continue
 		}
 		n := r.work.Length()
+		if r.passed {
+			n = min(n, progress.StepTokens) // its counters move with each step
+		}
 		if r.work.Begun() {
 			w.Running++
 			w.Held, w.Longest = w.Held+n, max(w.Longest, n)

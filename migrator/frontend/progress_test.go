@@ -226,10 +226,7 @@ func TestEngineCounters(t *testing.T) {
 		}
 		f, _ := newRescueFleet(t, 2, nil)
 		f.engines[0].passthrough.Store(ptr(counters))
-		f.engines[0].unhealthy.Store(true) // it starts again, with metrics
-		f.servers[0].waitForReady(t, false)
-		f.engines[0].unhealthy.Store(false)
-		f.servers[0].waitForReady(t, true)
+		f.servers[0].restart(t, f.engines[0])
 		<-f.start(longRequest)
 		f.engines[0].set(nil, func(w http.ResponseWriter, r *http.Request) {
 			io.Copy(io.Discard, r.Body)
@@ -257,10 +254,7 @@ func TestRestartedEngineIsCold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, _ := newRescueFleet(t, 2, nil)
 		<-f.start(longRequest)
-		f.engines[0].unhealthy.Store(true)
-		f.servers[0].waitForReady(t, false)
-		f.engines[0].unhealthy.Store(false)
-		f.servers[0].waitForReady(t, true)
+		f.servers[0].restart(t, f.engines[0])
 		f.engines[0].set(func(n int, _ *http.Request) {
 			if n == 0 {
 				time.Sleep(3 * progress.MinPause)

@@ -42,7 +42,7 @@ func (srv *Server) Run(parent context.Context) error {
 	health := make(chan probeResult)
 	probing, failures, brought := false, 0, uint64(0)
 	watch := newProgressWatch(srv)
-	var away time.Time                     // since when the engine has failed its health checks
+	var away, hung time.Time               // since when the engine has failed its health checks, and has hung
 	drain, retire := srv.drain, srv.retire // nil once received
 	var retireTimer, deadline <-chan time.Time
 	var drained <-chan struct{} // closed when the servers have no connections, then nil
@@ -71,6 +71,7 @@ func (srv *Server) Run(parent context.Context) error {
 				watch.sample(ctx, &probes)
 			case state == progress.Hung && !srv.hung.Swap(true):
 				srv.hangs.Add(1)
+				hung = time.Now()
 				srv.log.Warn("engine makes no progress; sending its requests to other replicas",
 					"pause", watch.monitor.Pause(), "limit", watch.monitor.Limit())
 				srv.setReady(false)
@@ -79,6 +80,9 @@ func (srv *Server) Run(parent context.Context) error {
 			}
 			if srv.hung.Load() {
 				srv.evacuate()
+				if time.Since(hung) > srv.cfg.HangTimeout {
+					srv.cancelLegs(errNoProgress, func(*localLeg) bool { return true })
+				}
 			}
 		case s := <-watch.samples:
 			watch.handleSample(s)

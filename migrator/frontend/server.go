@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
-	"net/http/httputil"
 	"net/url"
 	"slices"
 	"strings"
@@ -24,15 +23,14 @@ import (
 // streams. Its methods are safe for concurrent use. It serves while Run runs.
 type Server struct {
 	// Fixed after New.
-	cfg         Config
-	engine      *url.URL
-	log         *slog.Logger
-	tracker     *loadtracker.Tracker
-	local       *http.Transport // to the engine
-	probe       *http.Transport // to the engine's health check
-	peers       http.RoundTripper
-	passthrough *httputil.ReverseProxy // for requests that are passed through
-	templates   templateCache
+	cfg       Config
+	engine    *url.URL
+	log       *slog.Logger
+	tracker   *loadtracker.Tracker
+	local     *http.Transport // to the engine
+	probe     *http.Transport // to the engine's health check
+	peers     http.RoundTripper
+	templates templateCache
 	// The memory of clients' requests, and that of peers' legs: what clients send must not
 	// keep the streams of other replicas from going on here.
 	bodies, peerBodies *intake.Budget
@@ -103,7 +101,6 @@ func New(cfg Config) (*Server, error) {
 	if srv.peers == nil {
 		srv.peers = newTransport(cfg.IdleTimeout)
 	}
-	srv.passthrough = srv.newPassthrough()
 	return srv, nil
 }
 

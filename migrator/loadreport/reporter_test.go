@@ -275,6 +275,11 @@ func TestReportsChangesAtOnce(t *testing.T) {
 		if r := <-w.got; !r.Draining || r.at != 10*time.Millisecond {
 			t.Errorf("after %v: %v", r.at, r.LoadReport)
 		}
+		w.status.Store(&frontend.Status{EngineHung: true})
+		w.changed <- struct{}{}
+		if r := <-w.got; !r.EngineHung || r.EngineReady {
+			t.Errorf("a hung engine is reported as %v", r.LoadReport)
+		}
 	})
 }
 

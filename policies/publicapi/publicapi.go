@@ -24,21 +24,26 @@ type Endpoint struct {
 	Path string
 	// Body is true if such a request may have a body.
 	Body bool
+	// Computed is true if the engine's core computes the answer, in a time that depends on
+	// the request; other answers begin at once.
+	Computed bool
 }
 
 // Endpoints returns the API, that of OpenAI as engines serve it, the most used ones first.
 func Endpoints() []Endpoint {
 	all := []Endpoint{
-		{Method: "POST", Path: "/v1/chat/completions", Body: true}, {Method: "POST", Path: "/v1/completions", Body: true},
+		{Method: "POST", Path: "/v1/chat/completions", Body: true, Computed: true}, {Method: "POST", Path: "/v1/completions", Body: true, Computed: true},
 		{Method: "GET", Path: "/health"}, {Method: "HEAD", Path: "/health"},
 	}
 	for _, at := range []string{"/v1/models", "/v1/models/*", "/v1/models/*/*", "/v1/responses/*", "/version", "/ping"} {
 		all = append(all, Endpoint{Method: "GET", Path: at})
 	}
-	for _, at := range []string{"/v1/completions/render", "/v1/chat/completions/render",
-		"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/embeddings", "/v1/responses", "/v1/responses/*/cancel",
-		"/v1/messages", "/v1/messages/count_tokens", "/v1/rerank", "/v2/rerank", "/v1/score",
-		"/tokenize", "/detokenize", "/rerank", "/score", "/pooling", "/classify", "/ping"} {
+	for _, at := range []string{"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/embeddings", "/v1/responses", "/v1/messages",
+		"/v1/rerank", "/v2/rerank", "/v1/score", "/rerank", "/score", "/pooling", "/classify"} {
+		all = append(all, Endpoint{Method: "POST", Path: at, Body: true, Computed: true})
+	}
+	for _, at := range []string{"/v1/completions/render", "/v1/chat/completions/render", "/v1/responses/*/cancel", "/v1/messages/count_tokens",
+		"/tokenize", "/detokenize", "/ping"} {
 		all = append(all, Endpoint{Method: "POST", Path: at, Body: true})
 	}
 	return all

@@ -52,7 +52,11 @@ func TestFaults(t *testing.T) {
 	if _, metrics := get(t, c, "/metrics"); !strings.Contains(metrics, `cascade_replica_health{health="unhealthy",model="m",reason="engine_down",replica="r1"} 1`) {
 		t.Error("no metric of the health of r1")
 	}
-	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineReady = true })
+	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineHung = true })
+	waitFor(t, c, "r1 hung", func(s Status) bool {
+		return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Object == "r1" && strings.Contains(f.Text, "makes no progress") })
+	})
+	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineReady, m.EngineHung = true, false })
 	waitFor(t, c, "r1 healthy", func(s Status) bool { return len(s.Faults) == 0 })
 
 	testkit.NoError(t, os.Rename(state, state+".away"))

@@ -33,9 +33,9 @@ const (
 	MaxGap = 500 * time.Millisecond
 	// patience is how many times longer than predicted a step may take.
 	patience = 3
-	// stepTokens is the most prompt tokens that a step computes: vLLM's default for
+	// StepTokens is the most prompt tokens that a step computes: vLLM's default for
 	// large GPUs (max_num_batched_tokens).
-	stepTokens = 8192
+	StepTokens = 8192
 
 	// minLearnt is the shortest predicted step that teaches how slow an engine is:
 	// shorter ones take as long as the driver's clock is coarse.
@@ -69,7 +69,7 @@ func (w Work) Idle() bool { return w.Running+w.Waiting == 0 }
 func Predict(c policies.Cost, w Work) float64 {
 	prompt, longest := float64(w.Promised), float64(w.LongestPrompt)
 	if w.Running > 0 {
-		chunk := min(prompt, stepTokens)
+		chunk := min(prompt, StepTokens)
 		n, held := float64(w.Running), float64(w.Held)
 		skew := float64(w.Longest) - held/n
 		return c.D0 + float64(c.D1*n) + float64(c.D4*(held+float64(c.Kappa*skew))) + float64(c.D2*chunk) + float64(c.D3*2*longest*chunk)
@@ -77,8 +77,8 @@ func Predict(c policies.Cost, w Work) float64 {
 	if w.Waiting == 0 {
 		return 0
 	}
-	tokens := min(prompt, longest+stepTokens)
-	steps := math.Ceil(max(tokens, 1) / stepTokens)
+	tokens := min(prompt, longest+StepTokens)
+	steps := math.Ceil(max(tokens, 1) / StepTokens)
 	return float64(steps*c.D0) + float64(c.D2*tokens) + float64(c.D3*(longest*longest+2*longest*(tokens-longest)))
 }
 

@@ -85,7 +85,7 @@ func (e *engine) runUntil(now time.Duration) {
 			e.running[i]++
 			e.tokens++
 		}
-		budget, start := policies.Tokens(stepTokens), float64(0)
+		budget, start := policies.Tokens(StepTokens), float64(0)
 		n, held, longest := len(e.running), policies.Tokens(0), policies.Tokens(0)
 		for _, l := range e.running {
 			held, longest = held+l, max(longest, l)
