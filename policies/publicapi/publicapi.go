@@ -13,6 +13,7 @@ package publicapi
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -29,6 +30,9 @@ type Endpoint struct {
 	Computed bool
 }
 
+// immediate are the paths of POST whose answers the engine's core does not compute.
+var immediate = []string{"/v1/completions/render", "/v1/chat/completions/render", "/v1/responses/*/cancel", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/ping"}
+
 // Endpoints returns the API, that of OpenAI as engines serve it, the most used ones first.
 func Endpoints() []Endpoint {
 	all := []Endpoint{
@@ -38,13 +42,11 @@ func Endpoints() []Endpoint {
 	for _, at := range []string{"/v1/models", "/v1/models/*", "/v1/models/*/*", "/v1/responses/*", "/version", "/ping"} {
 		all = append(all, Endpoint{Method: "GET", Path: at})
 	}
-	for _, at := range []string{"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/embeddings", "/v1/responses", "/v1/messages",
-		"/v1/rerank", "/v2/rerank", "/v1/score", "/rerank", "/score", "/pooling", "/classify"} {
-		all = append(all, Endpoint{Method: "POST", Path: at, Body: true, Computed: true})
-	}
-	for _, at := range []string{"/v1/completions/render", "/v1/chat/completions/render", "/v1/responses/*/cancel", "/v1/messages/count_tokens",
-		"/tokenize", "/detokenize", "/ping"} {
-		all = append(all, Endpoint{Method: "POST", Path: at, Body: true})
+	for _, at := range []string{"/v1/completions/render", "/v1/chat/completions/render",
+		"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/embeddings", "/v1/responses", "/v1/responses/*/cancel",
+		"/v1/messages", "/v1/messages/count_tokens", "/v1/rerank", "/v2/rerank", "/v1/score",
+		"/tokenize", "/detokenize", "/rerank", "/score", "/pooling", "/classify", "/ping"} {
+		all = append(all, Endpoint{Method: "POST", Path: at, Body: true, Computed: !slices.Contains(immediate, at)})
 	}
 	return all
 }
