@@ -192,25 +192,35 @@ func cachedPrefix(seen map[uint64]bool, r trace.Request) policies.Tokens {
 	return min(policies.Tokens(hit)*trace.BlockTokens, r.Input-1)
 }
 
-// steadyBatches returns the in-flight snapshot of one stage under the flow: φ·T
-// requests per bucket by Little's law. Only the paper's policy uses it.
+// steadyBatches returns the in-flight snapshot of one stage under the flow: φ·T requests
+// per bucket by Little's law, with the inputs of the requests that pass through the bucket.
+// Only the paper's policy uses it.
 func steadyBatches(w policies.Workload, requests []trace.Request) []policies.Batch {
 	iteration := w.Cost.D0
 	if one, err := partition.Flow.Price(w, nil, []int{w.Replicas}); err == nil {
 		iteration = one.Iterations[0]
 	}
-	var input, input2, output float64
+	edges := w.Flow.Edges
+	seen := make([]policies.Batch, len(edges)) // one request for each token generated in the bucket
 	for _, r := range requests {
-		input += float64(r.Input) * float64(r.Output)
-		input2 += float64(r.Input) * float64(r.Input) * float64(r.Output)
-		output += float64(r.Output)
+		input := float64(r.Input)
+		first, last := r.Input+1, r.Input+r.Output // present lengths while the request generates
+		for b := policies.BucketOf(edges, first); b < len(edges) && edges[b] <= last; b++ {
+			low, high := max(first, edges[b]), last
+			if b+1 < len(edges) {
+				high = min(last, edges[b+1]-1)
+			}
+			n := float64(high - low + 1)
+			seen[b] = seen[b].Plus(policies.Batch{N: n, SumI: n * input, SumI2: n * input * input, SumL: n * float64(low+high) / 2})
+		}
 	}
-	batches := make([]policies.Batch, len(w.Flow.Edges))
-	for b := range batches {
-		n := w.Flow.Tokens[b] * iteration
-		batches[b] = policies.Batch{N: n, SumI: n * input / output, SumI2: n * input2 / output, SumL: w.Flow.Reads[b] * iteration}
+	for b, x := range seen {
+		if x.N > 0 {
+			f := w.Flow.Tokens[b] * iteration / x.N
+			seen[b] = policies.Batch{N: f * x.N, SumI: f * x.SumI, SumI2: f * x.SumI2, SumL: f * x.SumL}
+		}
 	}
-	return batches
+	return seen
 }
 
 // describePartition returns the stages of a partition with their share of the
