@@ -27,8 +27,9 @@ import (
 // TestScenarios runs testdata/state/*.txt (package datadriven; -rewrite rewrites the
 // expected output). The output of a command is the effects of the State:
 //
-//	policy NAME [links] [n] [refine=on] [period=TIME] [shared=NAME] [halves]
-//	                          creates the State; must be the first command. With links
+//	policy NAME [links] [dear] [n] [refine=on] [period=TIME] [shared=NAME] [halves]
+//	                          creates the State; must be the first command. With dear
+//	                          migrations have a cost. With links
 //	                          a token has 1 MB of KV, and the rates are 100 GB/s
 //	                          within a host and 1 GB/s between hosts; with n there
 //	                          is a second model, n; with shared the control plane has
@@ -252,6 +253,9 @@ func (p *player) begin() {
 	}
 	if _, ok := p.option("links"); ok {
 		m.TokenBytes, m.Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}
+	}
+	if _, ok := p.option("dear"); ok {
+		m.Transfer = policies.Transfer{Base: 0.25, PerToken: 1e-4}
 	}
 	rules := Rules{Policy: p.policy[0], Check: p.check, Wrap: p.wrap, Models: []Model{m}}
 	if _, ok := p.option("n"); ok {
