@@ -36,14 +36,16 @@ type Damping struct {
 }
 
 // Paper splits the replica's own requests and those of an average successor at the
-// length where the QoE of both parts is best, exactly as in the paper. The zero value
-// has the defaults.
+// length where the QoE of both parts is best, exactly as in the paper. That includes
+// splits between requests of equal length, which no boundary can make: the boundary is
+// then that length. The zero value has the defaults.
 type Paper struct{ Damping }
 
 // Weighted splits the requests of both stages: each own request counts as often as the
 // stage has replicas, the successors' requests count once, and each side is served by
-// its own number of replicas. Paper and Weighted agree on the best split at the
-// optimum; before that, Paper moves too far if the stages differ in size.
+// its own number of replicas. It splits only where a boundary can: between different
+// lengths. Paper and Weighted agree on the best split at the optimum; before that, Paper
+// moves too far if the stages differ in size.
 type Weighted struct{ Damping }
 
 var (
@@ -61,7 +63,7 @@ func (p Paper) Refine(b policies.BoundaryView) policies.Tokens {
 	for _, s := range average {
 		set = append(set, weigh(s, 1))
 	}
-	return p.moveBoundary(b, set, len(set), 1, 1)
+	return p.moveBoundary(b, len(set), func() policies.Tokens { return bestSplit(b.QoE, set, everySplit, 1, 1) })
 }
 
 // Refine implements policies.Refiner.
@@ -76,15 +78,18 @@ func (p Weighted) Refine(b policies.BoundaryView) policies.Tokens {
 	// The sums describe whole stages; whether they are significant depends on the requests
 	// that a pair of replicas has really seen.
 	seen := len(b.Local) + len(b.Next)/max(b.Successors, 1)
-	return p.moveBoundary(b, set, seen, max(b.Peers, 1), max(b.Successors, 1))
+	return p.moveBoundary(b, seen, func() policies.Tokens {
+		return bestSplit(b.QoE, set, possibleSplit, max(b.Peers, 1), max(b.Successors, 1))
+	})
 }
 
-// moveBoundary moves from the boundary in force towards the best split of the set.
-func (d Damping) moveBoundary(b policies.BoundaryView, set []item, seen, left, right int) policies.Tokens {
-	if seen < cmp.Or(d.Freeze, DefaultFreeze) || len(set) == 0 {
+// moveBoundary moves from the boundary in force towards the best split, if enough requests
+// were seen.
+func (d Damping) moveBoundary(b policies.BoundaryView, seen int, best func() policies.Tokens) policies.Tokens {
+	if seen < max(1, cmp.Or(d.Freeze, DefaultFreeze)) {
 		return b.Boundary
 	}
-	way := bestSplit(b.QoE, set, left, right) - b.Boundary
+	way := best() - b.Boundary
 	smoothing := policies.Tokens(min(cmp.Or(max(d.Smoothing, 0), DefaultSmoothing), 1000))
 	to := b.Boundary + way/1000*smoothing + way%1000*smoothing/1000
 	return min(max(to, b.Low+1), b.High-1)
@@ -118,22 +123,28 @@ func weigh(s policies.Sequence, n int) item {
 	return item{s.Length, policies.Batch{N: f, SumI: f * one.SumI, SumI2: f * one.SumI2, SumL: f * one.SumL}}
 }
 
-// bestSplit returns the length that splits a set into two parts which, divided evenly
-// among left and right replicas, have the best QoE together; the shortest such length
-// among equals. It sorts the set and then visits each element once.
+// everySplit and possibleSplit say whether a sorted set may be split between two of its
+// elements.
+func everySplit(item, item) bool   { return true }
+func possibleSplit(a, b item) bool { return a.length != b.length }
+
+// bestSplit returns the length that splits a set, which is not empty, into two parts
+// which, divided evenly among left and right replicas, have the best QoE together; the
+// shortest such length among equals. It sorts the set and then visits each element once.
 //
 // The sums are whole numbers, exact in a float64 up to 2^53, so a part is the whole
 // minus the rest without rounding.
-func bestSplit(m policies.QoE, set []item, left, right int) policies.Tokens {
-	slices.SortFunc(set, func(a, b item) int { return cmp.Compare(a.length, b.length) })
+func bestSplit(m policies.QoE, set []item, may func(a, b item) bool, left, right int) policies.Tokens {
+	slices.SortFunc(set, func(a, b item) int {
+		return cmp.Or(cmp.Compare(a.length, b.length), cmp.Compare(a.batch.SumI, b.batch.SumI))
+	})
 	var whole, below policies.Batch
 	for _, s := range set {
 		whole = whole.Plus(s.batch)
 	}
 	at, best := set[0].length, 0.0
 	for i, s := range set {
-		// A boundary cannot separate equal lengths.
-		if i == 0 || s.length != set[i-1].length {
+		if i == 0 || may(set[i-1], s) {
 			above := policies.Batch{N: whole.N - below.N, SumI: whole.SumI - below.SumI, SumI2: whole.SumI2 - below.SumI2, SumL: whole.SumL - below.SumL}
 			q := quality(m, below, left) + quality(m, above, right)
 			if i == 0 || q < best {

@@ -62,18 +62,14 @@ func border(local, next []policies.Sequence, k1, k2 int) policies.BoundaryView {
 
 var undamped = Damping{Smoothing: 1000, Freeze: 1}
 
-// TestSplit compares both policies with a search over all boundaries.
+// TestSplit compares Weighted with a search over all boundaries.
 func TestSplit(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 2))
 	for range 60 {
 		k1, k2 := 1+rng.IntN(4), 1+rng.IntN(4)
 		local, next := random(rng, 1+rng.IntN(25)), random(rng, rng.IntN(60))
 
-		at := Paper{undamped}.Refine(border(local, next, k1, k2))
-		if best, q := brute(local, samplePart(next, k2), 1, 1, 1, 1); q(at) > best*(1+1e-12) {
-			t.Fatalf("paper: boundary %v costs %v, the best %v", at, q(at), best)
-		}
-		at = Weighted{undamped}.Refine(border(local, next, k1, k2))
+		at := Weighted{undamped}.Refine(border(local, next, k1, k2))
 		if best, q := brute(local, next, k1, 1, k1, k2); q(at) > best*(1+1e-12) {
 			t.Fatalf("weighted: boundary %v costs %v, the best %v", at, q(at), best)
 		}
