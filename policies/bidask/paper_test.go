@@ -1,0 +1,194 @@
+package bidask_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// The tests of this file compare the paper's settings with section "Decentralized Load
+// (Re)Balancing" of the paper, written once more as directly as possible.
+
+// TestPaperChoice: a bid's start is the length of the receiver's buffered requests divided by its
+// measured throughput; the sender drops the half of the receivers with the higher load, keeps the
+// three earliest starts, and takes the first reply of these.
+func TestPaperChoice(t *testing.T) {
+	rng := rand.New(rand.NewPCG(15, 5))
+	for i := range 10_000 {
+		n := 2 * (1 + rng.IntN(6)) // the paper does not say which half has the middle one
+		replies := make([]policies.Bid, n)
+		for r, load := range rng.Perm(n) {
+			o := policies.Occupancy{Held: 1000 * policies.Tokens(load+1), Throughput: 1 + policies.Tokens(rng.IntN(1_000_000)), Incoming: policies.Tokens(rng.IntN(1000))}
+			b, ok := bidask.Backlog{Quantum: 1}.Quote(o, policies.Migration{})
+			if start := float64(o.Incoming) / float64(o.Throughput) * 1e6; !ok || b.Load != o.Held+o.Incoming || float64(b.Start) > start || float64(b.Start) < start-1.000001 {
+				t.Fatalf("bid %+v at %+v, want a start after %.1f µs", b, o, start)
+			}
+			b.From, b.Start = policies.ReplicaID(fmt.Sprint(r)), b.Start*100+policies.Micros(r) // no ties
+			replies[r] = b
+		}
+		rest := slices.Clone(replies)
+		sort.Slice(rest, func(i, j int) bool { return rest[i].Load < rest[j].Load })
+		rest = rest[:n/2]
+		sort.Slice(rest, func(i, j int) bool { return rest[i].Start < rest[j].Start })
+		rest = rest[:min(3, len(rest))]
+		first := slices.IndexFunc(replies, func(b policies.Bid) bool { return slices.Contains(rest, b) })
+		if got := (bidask.Paper{}).Select(replies); got != first {
+			t.Fatalf("input %d: reply %d of %+v, by the paper %d", i, got, replies, first)
+		}
+	}
+}
+
+// paperReceiver is the paper's receiver: it repeatedly dequeues the request with the highest
+// priority, which is its sender's load, and skips those whose sender is transmitting. A request
+// that failed too often is announced to its sender as starving, and the receiver waits for it.
+type paperReceiver struct {
+	slots, patience int
+	delay           policies.Micros
+	now             policies.Micros
+	loads           map[policies.ReplicaID]policies.Tokens
+	queue           []bidask.Deal // in order of arrival
+	failed          map[bidask.Deal]int
+	skipped         map[bidask.Deal]policies.Micros // until when
+	taken           map[bidask.Deal]bool            // being asked for, or transmitted
+	waiting         *bidask.Deal
+	sent            []string
+}
+
+func (r *paperReceiver) send(what string, d bidask.Deal) {
+	r.sent = append(r.sent, what+" "+d.String())
+}
+
+func (r *paperReceiver) dequeue() {
+	for r.waiting == nil && len(r.taken) < r.slots {
+		var next *bidask.Deal
+		for i, d := range r.queue {
+			if r.taken[d] || r.skipped[d] > r.now {
+				continue
+			}
+			if next == nil || r.loads[d.Seller] > r.loads[next.Seller] {
+				next = &r.queue[i]
+			}
+		}
+		if next == nil {
+			return
+		}
+		r.taken[*next] = true
+		r.send("pull", *next)
+	}
+}
+
+func (r *paperReceiver) busy(d bidask.Deal) {
+	delete(r.taken, d)
+	r.failed[d]++
+	r.skipped[d] = r.now + r.delay
+	if r.failed[d] >= r.patience && r.waiting == nil {
+		r.waiting = &d
+		r.send("starving", d)
+	}
+	r.dequeue()
+}
+
+func (r *paperReceiver) ready(d bidask.Deal) {
+	r.waiting = nil
+	r.taken[d] = true
+	r.send("pull", d)
+	r.dequeue()
+}
+
+func (r *paperReceiver) done(d bidask.Deal) {
+	delete(r.taken, d)
+	r.queue = slices.DeleteFunc(r.queue, func(o bidask.Deal) bool { return o == d })
+	r.dequeue()
+}
+
+// TestPaperReceiver plays random sequences of replies to both receivers; 10,000 with
+// CASCADE_TEST_ALL=1.
+func TestPaperReceiver(t *testing.T) {
+	starved, skips := 0, 0
+	inputs := testkit.Size(1000, 10_000)
+	for i := range uint64(inputs) {
+		rng := rand.New(rand.NewPCG(15, i))
+		const hour = 3600 * policies.Second
+		r := &paperReceiver{
+			slots: 1 + rng.IntN(3), patience: 1 + rng.IntN(3), delay: 5 * policies.Millisecond,
+			loads: map[policies.ReplicaID]policies.Tokens{}, failed: map[bidask.Deal]int{}, skipped: map[bidask.Deal]policies.Micros{}, taken: map[bidask.Deal]bool{},
+		}
+		m := testkit.Must(bidask.New(bidask.Config{
+			Self: "buyer", WaitForPromise: true, MaxConcurrentReceives: r.slots, MaxSkips: r.patience,
+			RetryDelay: r.delay, AnswerTimeout: hour, PromiseTimeout: hour, Lease: hour, TransferTimeout: hour,
+		}))
+		var got []string
+		var played []bidask.Event
+		step := func(ev bidask.Event) {
+			ev.Now = r.now
+			played = append(played, ev)
+			for _, a := range m.Step(ev, nil) {
+				if a.Kind == bidask.Send && (a.Message.Kind == bidask.Pull || a.Message.Kind == bidask.Starving) {
+					got = append(got, a.Message.Kind.String()+" "+a.Message.Deal.String())
+				}
+			}
+		}
+		message := func(kind bidask.MessageKind, d bidask.Deal) {
+			step(bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{
+				Kind: kind, From: d.Seller, To: "buyer", Deal: d, Load: r.loads[d.Seller], Migration: policies.Migration{Request: d.String(), Length: 10},
+			}})
+		}
+		step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1 << 40}})
+		transmitted := map[bidask.Deal]bool{}
+		for n := uint64(1); n <= 40; n++ {
+			var asked, moving []bidask.Deal
+			for _, d := range r.queue {
+				switch {
+				case transmitted[d]:
+					moving = append(moving, d)
+				case r.taken[d]:
+					asked = append(asked, d)
+				}
+			}
+			switch x := rng.IntN(8); {
+			case x < 2 && n < 25: // a sender hands a request over
+				d := bidask.Deal{Seller: policies.ReplicaID(rune('a' + rng.IntN(4))), Number: n}
+				r.loads[d.Seller] = policies.Tokens(rng.IntN(1_000_000))
+				message(bidask.Confirm, d)
+				step(bidask.Event{Kind: bidask.Reserved, Deal: d})
+				r.queue = append(r.queue, d)
+				r.dequeue()
+			case x < 4 && len(asked) > 0: // it is transmitting
+				skips++
+				d := asked[rng.IntN(len(asked))]
+				message(bidask.Busy, d)
+				r.busy(d)
+			case x < 5 && len(asked) > 0:
+				d := asked[rng.IntN(len(asked))]
+				message(bidask.Grant, d)
+				transmitted[d] = true
+			case x < 6 && len(moving) > 0:
+				d := moving[rng.IntN(len(moving))]
+				step(bidask.Event{Kind: bidask.TransferDone, Deal: d})
+				r.done(d)
+			case x < 7 && r.waiting != nil && len(r.taken) < r.slots: // the promised slot
+				starved++
+				d := *r.waiting
+				message(bidask.Ready, d)
+				r.ready(d)
+			default:
+				r.now += r.delay
+				step(bidask.Event{Kind: bidask.DeadlineReached})
+				r.dequeue()
+			}
+			if !slices.Equal(got, r.sent) {
+				t.Fatalf("input %d: sent %v, by the paper %v\nafter %+v", i, got, r.sent, played)
+			}
+		}
+	}
+	t.Logf("%d busy senders, %d promised slots", skips, starved)
+	if skips < inputs || starved < inputs {
+		t.Error("the inputs are too easy")
+	}
+}
