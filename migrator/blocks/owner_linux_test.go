@@ -1,18 +1,15 @@
 package blocks
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
-
-// otherUser is a user that the tests do not run as.
-const otherUser = 65534
 
 // TestAttackEngineDirectory starts engines in directories that other users may enter, or own: the
 // client uses none of them, and says what to do.
@@ -23,7 +20,7 @@ func TestAttackEngineDirectory(t *testing.T) {
 			if os.Geteuid() != 0 {
 				return os.Chmod(dir, 0o777)
 			}
-			return os.Chown(dir, otherUser, otherUser)
+			return os.Chown(dir, testkit.OtherUser, testkit.OtherUser)
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -43,23 +40,14 @@ func TestAttackEngineOfAnotherUser(t *testing.T) {
 	testkit.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	testkit.NoError(t, os.Chmod(dir, 0o777))
-	listening := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // forever: the thread ends with the goroutine
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, otherUser, otherUser, otherUser); errno != 0 {
-			listening <- errno
-			return
-		}
+	testkit.RunAs(t, testkit.OtherUser, func() error {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err == nil {
-			t.Cleanup(func() { unix.Close(fd) })
-			if err = unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, blocksSocket)}); err == nil {
-				err = unix.Listen(fd, 8)
-			}
+		if err != nil {
+			return err
 		}
-		listening <- err
-	}()
-	testkit.NoError(t, <-listening)
+		t.Cleanup(func() { unix.Close(fd) })
+		return errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, blocksSocket)}), unix.Listen(fd, 8))
+	})
 	testkit.NoError(t, os.Chmod(dir, 0o700))
 	requireRefused(t, dir, "the peer runs as user 65534")
 }

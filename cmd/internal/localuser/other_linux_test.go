@@ -2,33 +2,19 @@ package localuser
 
 import (
 	"net"
-	"runtime"
-	"syscall"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// dialAs connects as another user: a socket belongs to the user that its thread acts as.
-func dialAs(t *testing.T, uid int, address string) net.Conn {
+// dialAs connects as another user.
+func dialAs(t *testing.T, uid int, address string) (conn net.Conn) {
 	t.Helper()
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	done := make(chan result)
-	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
-		err := syscall.Setfsuid(uid)
-		var conn net.Conn
-		if err == nil {
-			conn, err = net.Dial("tcp", address)
-		}
-		done <- result{conn, err}
-	}()
-	r := <-done
-	testkit.NoError(t, r.err)
-	return r.conn
+	testkit.RunAs(t, uid, func() (err error) {
+		conn, err = net.Dial("tcp", address)
+		return err
+	})
+	return conn
 }
 
 // TestAttackOtherUser connects as another user of the host.
@@ -44,7 +30,7 @@ func TestAttackOtherUser(t *testing.T) {
 		conn := dialAs(t, c.uid, l.Addr().String())
 		served := testkit.Must(l.Accept())
 		err := testkit.Must(New(c.users)).Admit(addressOf(served.RemoteAddr()), addressOf(served.LocalAddr()))
-		if got := ""; err != nil && err.Error() != c.want || err == nil && c.want != got {
+		if err != nil && err.Error() != c.want || err == nil && c.want != "" {
 			t.Errorf("user %d of %q: %v, want %q", c.uid, c.users, err, c.want)
 		}
 		conn.Close()

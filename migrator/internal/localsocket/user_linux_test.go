@@ -4,7 +4,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -17,51 +16,27 @@ import (
 // TestOtherUser checks that both ends reject a peer of another user. It requires root.
 func TestOtherUser(t *testing.T) {
 	testkit.SkipUnlessRoot(t)
-	const otherUser = 65534
 	top, err := os.MkdirTemp("", "local") // the path of t.TempDir is too long for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer os.RemoveAll(top)
 	dir := filepath.Join(top, "pull")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(top, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(dir, otherUser, otherUser); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.MkdirAll(dir, 0o700))
+	testkit.NoError(t, os.Chmod(top, 0o755))
+	testkit.NoError(t, os.Chown(dir, testkit.OtherUser, testkit.OtherUser))
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(filepath.Dir(dir), "pair.sock"), Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer l.Close()
-	if err := os.Chmod(l.Addr().String(), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	connected := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // forever: the thread ends with the goroutine
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, otherUser, otherUser, otherUser); errno != 0 {
-			connected <- errno
-			return
-		}
+	testkit.NoError(t, os.Chmod(l.Addr().String(), 0o777))
+	testkit.RunAs(t, testkit.OtherUser, func() error {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err == nil {
-			err = unix.Connect(fd, &unix.SockaddrUnix{Name: l.Addr().String()})
-			unix.Close(fd)
+		if err != nil {
+			return err
 		}
-		connected <- err
-	}()
-	if err := <-connected; err != nil {
-		t.Fatal(err)
-	}
+		defer unix.Close(fd)
+		return unix.Connect(fd, &unix.SockaddrUnix{Name: l.Addr().String()})
+	})
 	conn, err := l.AcceptUnix()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if err := CheckPeer(conn); err == nil || !strings.Contains(err.Error(), "65534") {
 		t.Errorf("another user's connection: %v", err)
 	}
