@@ -2,6 +2,7 @@ package identity
 
 import (
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"net/url"
 	"strings"
 	"testing"
@@ -165,4 +166,42 @@ func FuzzParse(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestDescribe checks by what name a certificate is shown: its first URI, its subject, or
+// its first DNS name.
+func TestDescribe(t *testing.T) {
+	u := &url.URL{Scheme: "spiffe", Host: "td", Path: "/proxy/x"}
+	subject, issuer := pkix.Name{CommonName: "s"}, pkix.Name{CommonName: "ca"}
+	for want, c := range map[string]x509.Certificate{
+		"spiffe://td/proxy/x": {URIs: []*url.URL{u, {Host: "other"}}, Subject: subject, DNSNames: []string{"d"}},
+		"CN=s":                {Subject: subject, DNSNames: []string{"d"}},
+		"d":                   {DNSNames: []string{"d", "e"}},
+		"":                    {},
+	} {
+		c.Issuer = issuer
+		if got := Describe(&c); got != want+`, issued by "CN=ca"` {
+			t.Errorf("%s, want %q", got, want)
+		}
+	}
+	if got := Describe(&x509.Certificate{DNSNames: []string{strings.Repeat("x", 10_000)}}); len(got) > 300 {
+		t.Errorf("a name of 10,000 bytes is shown in %d", len(got))
+	}
+}
+
+// TestUnescaped checks every byte of a name.
+func TestUnescaped(t *testing.T) {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_"
+	for b := range 256 {
+		text := Escape(string([]byte{'x', byte(b)}))
+		if stands := strings.IndexByte(plain, byte(b)) >= 0; stands != (len(text) == 2) {
+			t.Errorf("byte %#x is written %q", b, text)
+		}
+	}
+	if got := quote(strings.Repeat("x", maxQuoted)); strings.HasSuffix(got, "…") {
+		t.Error("a text of the bound is cut")
+	}
+	if got := quote(strings.Repeat("x", maxQuoted+1)); !strings.HasSuffix(got, "…") || len(got) > maxQuoted+8 {
+		t.Errorf("a longer text is shown as %s", got)
+	}
 }
