@@ -149,3 +149,30 @@ func BenchmarkStep(b *testing.B) {
 		})
 	}
 }
+
+// TestConfigBounds checks values that are just valid.
+func TestConfigBounds(t *testing.T) {
+	for _, c := range []adoption.Config{{Gain: 0.2, SplitGain: 0.2}, {HoldOff: 60, HoldOffMax: 60}, {Windows: 1}} {
+		c.Planner = partition.Exact{}
+		if _, err := adoption.New(c); err != nil {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestDecisionShowsProposal checks that a decision has the planner's proposal and the price
+// of the plan in force, adopted or not.
+func TestDecisionShowsProposal(t *testing.T) {
+	w := policytest.ChatWorkload(policies.BucketEdges(16384, 1), 8, 0.5, 1)
+	w.Flow.Seen = 5000
+	var fleet []policies.Replica
+	for i := range 8 {
+		fleet = append(fleet, policies.Replica{ID: policies.ReplicaID(rune('a' + i)), Model: "m"})
+	}
+	m := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}}))
+	d := m.Step(adoption.Input{Plan: policies.OneStagePlan("m", ids(fleet)), Replicas: fleet, Workload: w})
+	w.Replicas = len(fleet)
+	if best := testkit.Must(partition.Exact{}.Partition(w)); !reflect.DeepEqual(d.Proposal, best) || d.Present.Cost != best.OneStage {
+		t.Errorf("%s: proposal %+v, want %+v; the plan in force costs %v", d.Reason, d.Proposal, best, d.Present.Cost)
+	}
+}

@@ -37,7 +37,7 @@ const module = "github.com/cascadeinfer/cascade/"
 // judge it. The fleet's state machine is what the planner is tested through.
 var tests = map[string][]string{
 	"policies/policytest":      {"policies/partition"},
-	"policies/lifecycle":       {"wasm/promotion", "xds/policyslots"},
+	"policies/lifecycle":       {"policies/lifecycle", "wasm/promotion", "xds/policyslots"},
 	"xds/internal/planner":     {"xds/internal/planner", "xds/fleet"},
 	"xds/internal/orders":      {"xds/fleet"},
 	"xds/internal/planhistory": {"xds/fleet"},
