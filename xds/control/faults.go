@@ -40,7 +40,7 @@ const (
 	FaultModel       = "model"              // no replica of it takes requests
 	FaultReplica     = "replica"            // it is unhealthy
 	FaultRollout     = "rollout"            // a plan is stopped or rolled back ("plan"), or a proxy does not have what it was sent
-	FaultClients     = "refused_clients"    // clients with certificates that do not match were refused a moment ago
+	FaultClients     = "refused_clients"    // clients were refused a moment ago, because of their "certificates" or of "limits"
 	// The kinds of loadreport.Problem are kinds of faults, too: descriptors, memory, certificate. Their
 	// object is a daemon, such as "migrator r0".
 )
@@ -173,14 +173,28 @@ func (c *Control) faults(now time.Time) []Fault {
 	if c.cfg.Problems != nil {
 		out = append(out, problemFaults("control "+c.cfg.Name, c.cfg.Problems())...)
 	}
-	if c.auth != nil {
-		if r := c.auth.LastRefusal(); r != nil && now.Sub(r.At) < refusalShown {
-			out = append(out, Fault{Kind: FaultClients, Object: "certificates", Text: loadreport.Truncate(fmt.Sprintf(
-				"a client was refused %.0f s ago, %d since the start, because its certificate does not match: %s: %v", now.Sub(r.At).Seconds(), c.auth.Refused(), r.Client, r.Err), maxFaultText)})
-		}
-	}
+	out = append(out, c.refusedClients(now)...)
 	for _, n := range c.withProblems(published.Nodes, now) {
 		out = append(out, problemFaults("proxy "+n.ID, n.Problems)...)
+	}
+	return out
+}
+
+// refusedClients lists why clients were refused a moment ago: the last refusal of each kind.
+func (c *Control) refusedClients(now time.Time) (out []Fault) {
+	note := func(object, text string, at time.Time, all uint64, client string, err error) {
+		if now.Sub(at) < refusalShown {
+			text = fmt.Sprintf("%s; %d since the start, the last one %.0f s ago: %s: %v", text, all, now.Sub(at).Seconds(), client, err)
+			out = append(out, Fault{Kind: FaultClients, Object: object, Text: loadreport.Truncate(text, maxFaultText)})
+		}
+	}
+	if c.auth != nil {
+		if r := c.auth.LastRefusal(); r != nil {
+			note("certificates", "clients are refused, because their certificates do not match", r.At, c.auth.Refused(), r.Client, r.Err)
+		}
+	}
+	if r := c.xds.LastRefusal(); r != nil {
+		note("limits", "xDS streams are refused, because of a limit of control.limits or an invalid request", r.At, c.xds.Refused(), r.Client, r.Err)
 	}
 	return out
 }

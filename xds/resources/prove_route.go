@@ -340,13 +340,13 @@ func (h *hostProof) proveComplete() error {
 // proveRetry checks that a request whose replica is gone is retried on another one.
 func proveRetry(r *routev3.RetryPolicy) error {
 	on := strings.Split(r.GetRetryOn(), ",")
-	for _, need := range strings.Split(retryOn, ",") {
+	for _, need := range strings.Split(RetryOn, ",") {
 		if !slices.Contains(on, need) {
 			return fmt.Errorf("retry policy: must retry on %s", need)
 		}
 	}
 	for _, c := range on {
-		if !slices.Contains(strings.Split(retryOn, ","), c) {
+		if !slices.Contains(strings.Split(RetryOn, ","), c) {
 			return fmt.Errorf("retry policy: %s may repeat a request that a replica has answered", c)
 		}
 	}

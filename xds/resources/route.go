@@ -28,7 +28,8 @@ import (
 // is tried once: the dead replica of a one-replica stage must not use up all attempts,
 // and the next longer stage can always serve.
 const (
-	retryOn           = "connect-failure,refused-stream,reset,retriable-headers"
+	// RetryOn are the conditions under which a request that has no answer yet is sent again.
+	RetryOn           = "connect-failure,refused-stream,reset,retriable-headers"
 	retries           = 3
 	retryBackoff      = 5 * time.Millisecond
 	retryMaxBackoff   = 100 * time.Millisecond
@@ -187,7 +188,7 @@ func estimatorOverride(y naming, s Settings) map[string]*anypb.Any {
 
 func retryPolicy() *routev3.RetryPolicy {
 	return &routev3.RetryPolicy{
-		RetryOn:    retryOn,
+		RetryOn:    RetryOn,
 		NumRetries: wrapperspb.UInt32(retries),
 		RetriableHeaders: []*routev3.HeaderMatcher{{
 			Name: length.RefusedHeader, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true},

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	clusterservice "github.com/envoyproxy/go-control-plane/envoy/service/cluster/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -115,6 +116,14 @@ func (s *Server) Register(ctx context.Context, to grpc.ServiceRegistrar) {
 type refusalLog struct {
 	log   *slog.Logger
 	total atomic.Uint64
+	last  atomic.Pointer[Refusal]
+}
+
+// Refusal is a stream that was refused or ended because of a limit or an invalid request.
+type Refusal struct {
+	At     time.Time
+	Client string // its node, or its host if that is not trusted
+	Err    error
 }
 
 func newRefusalLog(log *slog.Logger) *refusalLog { return &refusalLog{log: log} }
@@ -122,9 +131,13 @@ func newRefusalLog(log *slog.Logger) *refusalLog { return &refusalLog{log: log} 
 // record counts and logs a refusal.
 func (j *refusalLog) record(client, peer string, why error) {
 	j.total.Add(1)
+	j.last.Store(&Refusal{time.Now(), client, why})
 	j.log.Warn("xds stream refused", "node", client, "peer", peer, "error", why)
 }
 
 // Refused counts the streams that were refused or ended because of a limit or
 // an invalid request.
 func (s *Server) Refused() uint64 { return s.refusals.total.Load() }
+
+// LastRefusal returns the last of them; nil if there was none.
+func (s *Server) LastRefusal() *Refusal { return s.refusals.last.Load() }

@@ -123,7 +123,8 @@ func TransportCredentials(c *tls.Config) credentials.TransportCredentials {
 }
 
 // PeerTransport returns a transport of HTTP requests to other migrators, and the
-// URL scheme to use; nil and "" stand for plain HTTP. owner returns the replica at
+// URL scheme to use; nil and "" stand for plain HTTP. If the other migrator refuses the own
+// certificate, the error says so. owner returns the replica at
 // an address, "" for none; with a trust domain, connections to an address without
 // a replica fail.
 func (k *Provider) PeerTransport(owner func(address string) string) (http.RoundTripper, string) {
@@ -137,7 +138,12 @@ func (k *Provider) PeerTransport(owner func(address string) string) (http.RoundT
 			if replica == "" && k.cfg.Self.TrustDomain != "" {
 				return nil, fmt.Errorf("no replica is known at %s, so its identity cannot be verified", address)
 			}
-			return (&tls.Dialer{NetDialer: dialer, Config: k.MigratorClientConfig(replica, address)}).DialContext(ctx, network, address)
+			conn, err := (&tls.Dialer{NetDialer: dialer, Config: k.MigratorClientConfig(replica, address)}).DialContext(ctx, network, address)
+			explain := func(err error) error { return k.explain(address, err) }
+			if err != nil {
+				return nil, explain(err)
+			}
+			return &explainingConn{Conn: conn, explain: explain}, nil
 		},
 		DisableCompression:  true,
 		MaxIdleConnsPerHost: maxIdle,

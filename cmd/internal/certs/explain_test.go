@@ -1,7 +1,10 @@
 package certs
 
 import (
+	"io"
+	"log"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -52,6 +55,29 @@ func TestRefusalsNameTheCertificate(t *testing.T) {
 			}
 		}
 		server.Stop()
+	}
+}
+
+// TestPeerRefusalNamesTheCertificate: so does each HTTP request to another migrator.
+func TestPeerRefusalNamesTheCertificate(t *testing.T) {
+	a, dir := authority(t), t.TempDir()
+	own := keys(t, issue(t, a, dir+"/r0", identity.Migrator, "r0"))
+	l := own.WrapListener(testkit.Must(net.Listen("tcp", "127.0.0.1:0")))
+	server := &http.Server{Handler: http.NotFoundHandler(), ErrorLog: log.New(io.Discard, "", 0)}
+	go server.Serve(l)
+	defer server.Close()
+	strange := issue(t, authority(t), t.TempDir()+"/r1", identity.Migrator, "r1")
+	testkit.NoError(t, os.WriteFile(strange.CA, testkit.Must(os.ReadFile(own.cfg.CA)), 0o600))
+	transport, scheme := keys(t, strange).PeerTransport(func(string) string { return "r0" })
+	client := &http.Client{Transport: transport}
+	defer client.CloseIdleConnections()
+	for range 50 { // whichever end of the connection is first
+		_, err := client.Post(scheme+"://"+l.Addr().String(), "text/plain", strings.NewReader("a leg"))
+		for _, want := range []string{l.Addr().String(), "refused the own certificate spiffe://example.org/migrator/r1, issued by ", "unknown certificate authority"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Fatalf("%v\nwant %q", err, want)
+			}
+		}
 	}
 }
 

@@ -176,15 +176,15 @@ func route(cluster string) *routev3.Route {
 	}
 }
 
-// fallbackRetryPolicy retries a request once, on the fallback cluster, when the
-// internal listener marks it as unrouted.
+// fallbackRetryPolicy retries a request once, on the fallback cluster, when the internal
+// listener marks it as unrouted, or ends without an answer, as it does when it is removed.
 func fallbackRetryPolicy() (*routev3.RetryPolicy, error) {
 	behind, err := pack(&previousprioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 1})
 	if err != nil {
 		return nil, err
 	}
 	return &routev3.RetryPolicy{
-		RetryOn:    "retriable-headers,connect-failure",
+		RetryOn:    resources.RetryOn,
 		NumRetries: wrapperspb.UInt32(1),
 		RetriableHeaders: []*routev3.HeaderMatcher{{
 			Name: UnroutedHeader, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true},

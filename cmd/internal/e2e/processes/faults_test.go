@@ -4,16 +4,24 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -33,7 +41,15 @@ func TestFaults(t *testing.T) {
 		f := newFleet(t, setup{replicas: 3, planes: 2, log: []string{"--log", "info"}, limits: map[string]int{"r2": fewDescriptors}, edit: func(c *config.Fleet) {
 			c.Proxy.Admin = loopback.Addresses(t, 1)[0]
 		}})
-		f.runFaults(t, "proxy", f.replicaFaults, f.addressFaults, f.resourceFaults, f.planeFaults, f.storeFaults, f.fileFaults, f.rolloutFaults)
+		f.runFaults(t, "proxy", f.replicaFaults, f.addressFaults, f.resourceFaults, f.planeFaults, f.startFaults, f.storeFaults, f.fileFaults, f.rolloutFaults, f.limitFaults)
+	})
+	t.Run("certificates", func(t *testing.T) {
+		t.Parallel()
+		if !everything {
+			t.Skip("takes a minute; set CASCADE_TEST_ALL=1")
+		}
+		f, authority := newCertificateFleet(t)
+		f.runFaults(t, "proxy, mTLS", func(t *testing.T) []faultRow { return f.certificateFaults(t, authority) })
 	})
 	t.Run("envoy", func(t *testing.T) {
 		t.Parallel()
@@ -44,6 +60,14 @@ func TestFaults(t *testing.T) {
 		f := newFleet(t, setup{envoy: true, replicas: 3, planes: 2, log: []string{"--log", "info"}})
 		f.runFaults(t, "envoy", f.replicaFaults, f.addressFaults)
 	})
+}
+
+// newCertificateFleet runs a fleet whose components have certificates, and returns it with their authority.
+func newCertificateFleet(t *testing.T) (*fleet, *devca.Authority) {
+	files := identities(t, "--control", "a", "--control", "b", "--proxy", "edge", "--migrator", "r0", "--migrator", "r1")
+	authority := testkit.Must(devca.Load(filepath.Dir(files.CA)))
+	f := newFleet(t, setup{replicas: 2, planes: 2, log: []string{"--log", "info"}, edit: func(c *config.Fleet) { c.TLS = files }})
+	return f, authority
 }
 
 // runFaults runs rows on a fleet, all of them or the quick ones, and logs the table.
@@ -91,7 +115,12 @@ func (f *fleet) replicaFaults(t *testing.T) []faultRow {
 					r.engine.Kill()
 				}
 			},
-			witness: f.replicas[2].logs("engine stopped answering"),
+			witness: logs("engine stopped answering", func() (list []*daemontest.Daemon) {
+				for _, r := range f.replicas {
+					list = append(list, r.migrator)
+				}
+				return list
+			}),
 			heal: func() {
 				for _, r := range f.replicas {
 					r.startEngine()
@@ -128,11 +157,11 @@ func (f *fleet) edited(name string, edit func(*config.Fleet)) (restore func()) {
 func (f *fleet) addressFaults(t *testing.T) []faultRow {
 	var restore func()
 	return []faultRow{{
-		name: "wrong address of a replica in the fleet file", kind: control.FaultReplica, object: "r0", text: "every request that proxies sent to its address",
+		name: "wrong address of a replica in the fleet file", kind: control.FaultReplica, object: "r1", text: "every request that proxies sent to its address",
 		inject: func() {
-			restore = f.edited("fleet.yaml", func(c *config.Fleet) { c.Replicas[0].Address = loopback.Addresses(t, 1)[0] })
+			restore = f.edited("fleet.yaml", func(c *config.Fleet) { c.Replicas[1].Address = loopback.Addresses(t, 1)[0] })
 		},
-		witness: f.planesLog("replica is unhealthy.*replica=r0"),
+		witness: f.planesLog("replica is unhealthy.*replica=r1"),
 		heal:    func() { restore() },
 	}}
 }
@@ -165,6 +194,94 @@ func (f *fleet) resourceFaults(t *testing.T) []faultRow {
 			heal:    func() { r1.env = nil; r1.startMigrator() },
 		},
 	}
+}
+
+// certificateFaults are those of certificates.
+func (f *fleet) certificateFaults(t *testing.T, authority *devca.Authority) []faultRow {
+	dir := filepath.Dir(f.file.TLS.CA)
+	issue := func(from *devca.Authority, role identity.Role, name string, age time.Duration) func() {
+		return func() {
+			id := identity.ID{TrustDomain: "fleet.test", Role: role, Name: name}
+			testkit.NoError(t, from.Issue(filepath.Join(dir, string(role), name), id, nil, time.Now().Add(-age)))
+		}
+	}
+	const nearEnd = devca.LeafLifetime - time.Hour
+	r1 := f.replicas[1]
+	restart := func() { r1.migrator.Kill(); r1.startMigrator() }
+	stranger := testkit.Must(devca.New("fleet.test", time.Now()))
+	return []faultRow{
+		{
+			name: "certificate of a migrator expires within the hour", kind: "certificate", object: "migrator r0", text: "migrator/r0.*expires at",
+			inject: issue(authority, identity.Migrator, "r0", nearEnd), witness: f.replicas[0].logs("certificate expires soon"), heal: issue(authority, identity.Migrator, "r0", 0),
+		},
+		{
+			name: "certificate of a proxy expires within the hour", kind: "certificate", object: "proxy edge", text: "proxy/edge.*expires at",
+			inject:  issue(authority, identity.Proxy, "edge", nearEnd),
+			witness: logs("certificate expires soon", func() []*daemontest.Daemon { return []*daemontest.Daemon{f.proxy} }), heal: issue(authority, identity.Proxy, "edge", 0),
+		},
+		{
+			name: "certificate of a control plane expires within the hour", kind: "certificate", object: "control b", text: "control/b.*expires at",
+			inject: issue(authority, identity.Control, "b", nearEnd), witness: f.planesLog("certificate expires soon"), heal: issue(authority, identity.Control, "b", 0),
+		},
+		{
+			name: "certificate of a migrator from a wrong CA", kind: control.FaultClients, object: "certificates", text: "migrator/r1",
+			inject:  func() { issue(stranger, identity.Migrator, "r1", 0)(); restart() },
+			witness: f.planesLog("client refused: its certificate does not match"),
+			heal:    func() { issue(authority, identity.Migrator, "r1", 0)(); restart() },
+		},
+	}
+}
+
+// startFaults are those with which no control plane starts.
+func (f *fleet) startFaults(t *testing.T) []faultRow {
+	a, b := f.planes[0], f.planes[1]
+	plan := f.path("state/plan.json")
+	row := func(name, says string, spoil func(good string) string) faultRow {
+		var good []byte
+		return faultRow{
+			name: name, text: "the control plane ends: …" + says, object: "cascade_proxy_control_plane_connected 0",
+			inject: func() {
+				a.process.Kill()
+				b.process.Kill()
+				good = testkit.Must(os.ReadFile(plan))
+				testkit.NoError(t, os.WriteFile(plan, []byte(spoil(string(good))), 0o644))
+				a.launch()
+			},
+			named: func() (bool, bool) {
+				page, err := f.Get("http://" + f.file.Proxy.Admin + "/metrics")
+				return !a.process.Running() && strings.Contains(a.process.Log.String(), says), err == nil && strings.Contains(page, "cascade_proxy_control_plane_connected 0")
+			},
+			heal: func() {
+				if strings.Contains(says, "repair") {
+					command(t, "plan", "repair", "-c", f.path("fleet.yaml"))
+				} else {
+					testkit.NoError(t, os.WriteFile(plan, good, 0o644))
+				}
+				a.start()
+				b.start()
+			},
+		}
+	}
+	return []faultRow{
+		row("plan.json is corrupt when all control planes start", `rebuild it with "cascade plan repair"`, func(good string) string { return good[:len(good)/2] }),
+		row("plan.json is of a future version when all control planes start", "start a version that reads it", func(good string) string { return strings.Replace(good, `"format": 1`, `"format": 99`, 1) }),
+	}
+}
+
+// limitFaults are those of clients beyond a limit.
+func (f *fleet) limitFaults(t *testing.T) []faultRow {
+	stop := func() {}
+	return []faultRow{{
+		name: "a client exceeds control.limits", kind: control.FaultClients, object: "limits", text: "edge-9",
+		inject: func() {
+			conn := testkit.Must(grpc.NewClient(f.planes[0].listen, grpc.WithTransportCredentials(insecure.NewCredentials())))
+			x := &flood{ads: discoveryv3.NewAggregatedDiscoveryServiceClient(conn)}
+			x.ask(t.Context(), "edge-9", 1, 9000)
+			stop = func() { conn.Close() }
+		},
+		witness: f.planesLog("xds stream refused"),
+		heal:    func() { stop() },
+	}}
 }
 
 // planeFaults are those of control planes.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -76,18 +77,8 @@ func TestProxyUpgrade(t *testing.T) {
 	f := newFleet(t, setup{replicas: 2, log: []string{"--log", "info"}})
 	load := f.newLoad(8, 40, 300, 1000)
 	load.WaitForRequests(10)
-	path := f.path("notify")
-	systemd := testkit.Must(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))
-	defer systemd.Close()
-	f.proxyEnv = []string{"NOTIFY_SOCKET=" + path}
-	receive := func(want string) {
-		t.Helper()
-		b := make([]byte, 100)
-		testkit.NoError(t, systemd.SetReadDeadline(time.Now().Add(patience)))
-		if n, err := systemd.Read(b); err != nil || string(b[:n]) != want {
-			t.Errorf("systemd received %q, %v, want %q", b[:n], err, want)
-		}
-	}
+	socket, receive := f.notifySocket(t)
+	f.proxyEnv = []string{socket}
 	for i := range 2 {
 		stream := f.Stream(clienttest.Prompt(99+i, 350, 500))
 		old := f.proxy
@@ -114,6 +105,44 @@ func TestProxyUpgrade(t *testing.T) {
 	}
 	load.Stop()
 	load.Report()
+}
+
+// notifySocket listens in place of systemd. It returns the environment variable of the daemons, and a
+// function that requires the next message.
+func (f *fleet) notifySocket(t *testing.T) (variable string, receive func(want string)) {
+	path := f.path("notify")
+	systemd := testkit.Must(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))
+	t.Cleanup(func() { systemd.Close() })
+	return "NOTIFY_SOCKET=" + path, func(want string) {
+		t.Helper()
+		b := make([]byte, 100)
+		testkit.NoError(t, systemd.SetReadDeadline(time.Now().Add(patience)))
+		if n, err := systemd.Read(b); err != nil || string(b[:n]) != want {
+			t.Errorf("systemd received %q, %v, want %q", b[:n], err, want)
+		}
+	}
+}
+
+// TestMigratorUnderSystemd replaces a migrator twice: systemd is sent the successor's process id by the
+// process that it follows, before that one ends, and the successor's readiness.
+func TestMigratorUnderSystemd(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, setup{replicas: 1})
+	r := f.replicas[0]
+	socket, receive := f.notifySocket(t)
+	r.env = []string{socket}
+	for i := range 2 {
+		old := r.migrator
+		r.startMigrator()
+		if i > 0 { // the first process does not run under systemd
+			receive(fmt.Sprintf("MAINPID=%d", r.migrator.PID()))
+		}
+		receive("READY=1")
+		old.Wait()
+	}
+	r.migrator.Signal(syscall.SIGTERM)
+	receive("STOPPING=1")
+	r.migrator.Wait()
 }
 
 // TestPredecessorMigrates replaces a migrator whose clients' streams run on its own engine and outlast it:
