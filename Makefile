@@ -24,7 +24,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all attack bench bench-peers bench-xds bench-estimators bench-overload gpu-check check mutate generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all attack faults bench bench-peers bench-xds bench-estimators bench-overload gpu-check check mutate generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -103,6 +103,10 @@ test-all: envoy zig ptxas ## test, and the slow rest; all packages with the race
 # against a running fleet. "make test" has the quick ones.
 attack: envoy ## attack a running fleet on every port; the table is in cmd/internal/e2e/attack
 	CASCADE_TEST_ALL=1 $(TESTSUM) -count=1 -timeout 20m -run '^TestAttack' $$(grep -rl --include='*_test.go' '^func TestAttack' cmd engine migrator policies wasm xds | xargs -n1 dirname | sort -u | sed 's|^|./|')
+
+# Each fault is injected into a running fleet of processes; "make test" has the quick ones.
+faults: envoy ## inject every fault into a running fleet; prints who names it, after how long, and what was lost
+	CASCADE_TEST_ALL=1 $(GO) test -count=1 -timeout 20m -run '^TestFaults$$' -v ./cmd/internal/e2e/processes | grep -E '^ +\| |faulttable|^(---|FAIL|ok|panic)'
 
 # A guest with RDMA in software; the tests of verbs run in it on the real library.
 # "make test" runs them on a fake one. It needs Debian, gcc and qemu-system-x86.

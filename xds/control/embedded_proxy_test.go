@@ -1,6 +1,7 @@
 package control
 
 import (
+	"net/http"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,7 +44,9 @@ func TestEmbeddedProxyReports(t *testing.T) {
 	testkit.WaitFor(t, "seven requests in progress", func() bool { return active() == 7 })
 	began := time.Now()
 	testkit.WaitFor(t, "failures", func() bool {
-		streams.get("/fail")
+		if code := streams.get("/version"); code != http.StatusInternalServerError {
+			t.Fatalf("status %d", code)
+		}
 		bad, _ := c.loads.Regression("", began)
 		return bad
 	})

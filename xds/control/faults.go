@@ -41,6 +41,7 @@ const (
 	FaultReplica     = "replica"            // it is unhealthy
 	FaultRollout     = "rollout"            // a plan is stopped or rolled back ("plan"), or a proxy does not have what it was sent
 	FaultClients     = "refused_clients"    // clients were refused a moment ago, because of their "certificates" or of "limits"
+	FaultPolicy      = "policy"             // hosts refuse what a policy slot should run
 	// The kinds of loadreport.Problem are kinds of faults, too: descriptors, memory, certificate. Their
 	// object is a daemon, such as "migrator r0".
 )
@@ -96,6 +97,23 @@ func problemFaults(daemon string, problems []loadreport.Problem) (out []Fault) {
 	return out
 }
 
+// policyFaults lists the policy slots whose module some hosts refuse.
+func policyFaults(slots []PolicySummary) (out []Fault) {
+	for _, s := range slots {
+		var texts []string
+		for _, host := range s.Hosts {
+			if host.Refused != "" && len(texts) < shownReplicas {
+				texts = append(texts, host.Node+": "+host.Refused)
+			}
+		}
+		if s.Refusing > 0 {
+			out = append(out, Fault{Kind: FaultPolicy, Object: string(s.Slot), Text: loadreport.Truncate(fmt.Sprintf(
+				"%d of %d hosts refuse the module that they should run, and keep the one before: %s", s.Refusing, s.Nodes, strings.Join(texts, "; ")), maxFaultText)})
+		}
+	}
+	return out
+}
+
 // refusalSettles is how long after a proxy's refusal it may still have accepted a newer version.
 const refusalSettles = 10 * time.Second
 
@@ -105,6 +123,10 @@ func rolloutFaults(p publish.Status, now time.Time) (out []Fault) {
 	switch {
 	case p.Blocked:
 		out = append(out, Fault{Kind: FaultRollout, Object: "plan", Text: "the newest plan is not rolled out: " + p.Err.Error()})
+	case p.Err == nil && len(p.Refused) > 0 && now.Sub(p.Refused[len(p.Refused)-1].At) < refusalShown:
+		r := p.Refused[len(p.Refused)-1]
+		out = append(out, Fault{Kind: FaultRollout, Object: "plan", Seconds: now.Sub(r.At).Seconds(), Text: loadreport.Truncate(fmt.Sprintf(
+			"a plan was rolled back, because the proxy %s refused %s: %s", r.Node, r.Name, r.Text), maxFaultText)})
 	case p.Err != nil:
 		out = append(out, Fault{Kind: FaultPublish, Object: "resources", Text: "the newest state is not published: " + p.Err.Error()})
 	}
@@ -154,8 +176,8 @@ func modelFaults(s *fleet.Snapshot, now time.Time) (out []Fault) {
 }
 
 const (
-	// refusalShown is how long a refused client is shown: longer than clients wait before they try
-	// again.
+	// refusalShown is how long a refused client, or plan, is shown: longer than clients wait before they
+	// try again.
 	refusalShown = 35 * time.Second
 	// maxFaultText bounds a text that clients can influence, in bytes.
 	maxFaultText = 512
@@ -173,6 +195,7 @@ func (c *Control) faults(now time.Time) []Fault {
 	if c.cfg.Problems != nil {
 		out = append(out, problemFaults("control "+c.cfg.Name, c.cfg.Problems())...)
 	}
+	out = append(out, policyFaults(c.policySummaries(now))...)
 	out = append(out, c.refusedClients(now)...)
 	for _, n := range c.withProblems(published.Nodes, now) {
 		out = append(out, problemFaults("proxy "+n.ID, n.Problems)...)

@@ -83,6 +83,31 @@ func TestFaults(t *testing.T) {
 	requireNamed(t, c, FaultModel, "m", false)
 }
 
+// TestFaultsOfHosts checks that the status and a metric name an engine that hangs, what a migrator
+// lacks, and a module that a host refuses.
+func TestFaultsOfHosts(t *testing.T) {
+	f := newFakeFleet(t, 2)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
+	f.startReports(t, c)
+	waitFor(t, c, "no fault", func(s Status) bool { return s.Epoch > 0 && len(s.Faults) == 0 })
+	testkit.WaitFor(t, "ready", func() bool { code, _ := get(t, c, "/readyz"); return code == http.StatusOK })
+	f.replicas[0].setReport(func(m *api.LoadReport) { m.EngineReady, m.EngineHung = false, true })
+	f.replicas[1].setReport(func(m *api.LoadReport) {
+		m.Problems = []*api.Problem{{Kind: "memory", Text: "little is left"}, {Kind: "invented", Text: "?"}}
+		m.Slots = []*api.SlotStatus{{Kind: "bid-select", Refused: "the module imports what does not exist"}}
+	})
+	for kind, object := range map[string]string{FaultReplica: "r0", "memory": "migrator r1", "other": "migrator r1", FaultPolicy: "bid-select"} {
+		waitFor(t, c, kind+" "+object, func(s Status) bool { return hasFault(s, kind, object) })
+		requireNamed(t, c, kind, object, true)
+	}
+	if _, metrics := get(t, c, "/metrics"); !strings.Contains(metrics, `cascade_replica_health{health="unhealthy",model="m",reason="engine_hung",replica="r0"} 1`) {
+		t.Error("no metric of the health of r0")
+	}
+	f.replicas[0].setReport(func(m *api.LoadReport) { m.EngineReady, m.EngineHung = true, false })
+	f.replicas[1].setReport(func(m *api.LoadReport) { m.Problems, m.Slots = nil, nil })
+	waitFor(t, c, "no fault again", func(s Status) bool { return len(s.Faults) == 0 })
+}
+
 // TestVanishedPlan checks that a plan object that disappears is stored again, with the drains.
 func TestVanishedPlan(t *testing.T) {
 	f := newFakeFleet(t, 2)
