@@ -7,6 +7,6 @@ func commands(s *settings) []*cobra.Command {
 	return []*cobra.Command{
 		daemon(newUp(s)), newDemo(s), newStatus(s), newMigrations(s), newDrain(s), newUndrain(s), newPlan(s), newTrace(s), newReplay(s),
 		daemon(newControl(s)), daemon(newMigrator(s)), daemon(newProxy(s)), newEnvoyBootstrap(s), newAttach(s), daemon(newEngine(s)),
-		newConfig(s), newDevices(s), newTLS(s), newPolicy(s), newProfiles(s),
+		newConfig(s), newDevices(s), newTLS(s), newPolicy(s), newProfile(s),
 	}
 }

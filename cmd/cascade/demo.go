@@ -35,7 +35,7 @@ type emulationFlags struct {
 func (e *emulationFlags) flags(c *cobra.Command, speed float64) {
 	f := c.Flags()
 	f.IntVar(&e.replicas, "replicas", 8, "emulated replicas")
-	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profiles\")")
+	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profile list\")")
 	f.Int64Var(&e.context, "context", 131072, "the model's context in tokens; longer requests are dropped")
 	f.Float64Var(&e.speed, "speed", speed, "run engines, arrivals and the planner this many times faster than real time")
 	f.DurationVar(&e.window, "window", 45*time.Second, "time constant of the flow counters, in engine time; longer for few requests per second")

@@ -82,7 +82,7 @@ else the first. It runs no kernels there.`,
 	file.flag(c, "fleet file; with --replica, everything else comes from it")
 	file.replicaFlag(c, &replica)
 	f.StringVar(&model.Name, "model", "demo", "name of the served model")
-	f.StringVar(&model.Profile, "profile", "h200-llama-3.1-8b", "cost profile: built-in name or JSON file (see \"cascade profiles\")")
+	f.StringVar(&model.Profile, "profile", "h200-llama-3.1-8b", "cost profile: built-in name or JSON file (see \"cascade profile list\")")
 	completeFrom(c, "profile", cost.Names())
 	f.StringVar(&listen, "listen", "127.0.0.1:8000", "address to serve on")
 	f.Float64Var(&speed, "speed", 1, "run this many times faster than the real engine")

@@ -61,7 +61,7 @@ Its subcommands are about the plans of a running control plane.`,
 	}
 	src.flags(c, 20000)
 	f := c.Flags()
-	f.StringVar(&p.profile, "profile", "h200-llama-3.1-8b", "cost profile: built-in name or JSON file (see \"cascade profiles\")")
+	f.StringVar(&p.profile, "profile", "h200-llama-3.1-8b", "cost profile: built-in name or JSON file (see \"cascade profile list\")")
 	f.IntVar(&p.replicas, "replicas", 8, "replicas to divide")
 	f.StringVar(&p.policy, "policy", "exact", "exact, recursion, two-phase (all on flows) or paper (two-phase on a snapshot)")
 	f.Int64Var(&p.context, "context", 131072, "the model's context; longer requests of the trace are dropped")

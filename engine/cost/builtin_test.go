@@ -59,6 +59,7 @@ func TestBuiltinIsTheFit(t *testing.T) {
 		return z
 	}
 	for _, c := range fits(open) {
+		c.Command = "go test ./engine/cost -run TestBuiltinIsTheFit -tables FOLDER -update"
 		got, err := Fit(c)
 		if err != nil {
 			t.Fatal(err)

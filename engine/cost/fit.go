@@ -56,6 +56,7 @@ const (
 // Generation, or Attention with Dense and PerSequence.
 type FitConfig struct {
 	Name, Source string
+	Command      string // Profile.Command
 	Model        Model
 	Device       Device
 
@@ -97,7 +98,7 @@ func Fit(c FitConfig) (Profile, error) {
 		return Profile{}, fmt.Errorf("fit profile: %w", err)
 	}
 	p := Profile{
-		Name: c.Name, Source: c.Source, Unit: "seconds", Ranks: 1,
+		Name: c.Name, Source: c.Source, Command: c.Command, Unit: "seconds", Ranks: 1,
 		KVBytesPerToken: c.Model.kvBytesPerToken(),
 		WeightBytes:     policies.Bytes(c.Model.Parameters) * elementBytes,
 		MaxBatch:        256,

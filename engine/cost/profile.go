@@ -32,6 +32,8 @@ type Profile struct {
 	// How explains which coefficients were fitted, which derived from data sheets and which
 	// assumed.
 	How []string `json:"how,omitempty"`
+	// Command makes the profile again, from its measurements.
+	Command string `json:"command,omitempty"`
 
 	D0    float64 `json:"d0"`    // seconds per iteration
 	D1    float64 `json:"d1"`    // seconds per decoding sequence per iteration
@@ -65,12 +67,12 @@ type Profile struct {
 	QoE QoE `json:"qoe,omitzero"`
 }
 
-// FitError is the relative error of the decode part of a fitted profile
-// against the points it was fitted to.
+// FitError is the relative error of the decode part of a fitted profile: against the points that it was fitted
+// to if these come from a table, and against requests that were held out if How says so.
 type FitError struct {
 	P50    float64 `json:"p50"` // median, 0.06 is 6 %
 	P90    float64 `json:"p90"`
-	Points int     `json:"points"` // how many points were fitted; 0: nothing was fitted
+	Points int     `json:"points"` // that the errors are of; 0: nothing was fitted
 }
 
 // Cost returns the coefficients as a policies.Cost.

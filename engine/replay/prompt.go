@@ -78,6 +78,18 @@ func newWords() *words {
 	return w
 }
 
+// RandomText returns n random words, each with the space before it: one token each in OpenAI's vocabularies, and
+// nearly so in others. Two texts have no prefix in common that an engine's cache could hold.
+func RandomText(rng *rand.Rand, n int) string {
+	list := strings.Fields(shortWords + " " + longWords)
+	var b strings.Builder
+	for range n {
+		b.WriteByte(' ')
+		b.WriteString(list[rng.IntN(len(list))])
+	}
+	return b.String()
+}
+
 // block returns the id of a request's b-th block. A block that the trace does not name is unique to the
 // request.
 func block(r trace.Request, index, b int) uint64 {

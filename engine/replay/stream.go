@@ -21,6 +21,23 @@ type answer struct {
 	completion  int64     // usage.completion_tokens
 }
 
+// Usage is what a stream's last event says about its tokens.
+type Usage struct {
+	Reported                   bool // false: the engine sent no usage
+	Prompt, Cached, Completion int64
+}
+
+// ReadStream reads a stream of completion or chat chunks to its end, and calls token with the time of every
+// event that has tokens.
+func ReadStream(body io.Reader, token func(time.Time)) (Usage, error) {
+	a, err := listen(body, func() time.Time {
+		now := time.Now()
+		token(now)
+		return now
+	})
+	return Usage{a.usage, a.prompt, a.cached, a.completion}, err
+}
+
 // tokens returns the length of the answer: the server's count, or the number of events.
 func (a answer) tokens() int64 {
 	if a.usage {
@@ -76,6 +93,9 @@ func (a *answer) take(event sse.Event, now func() time.Time) error {
 			known = true
 			if !value.Get("0").Exists() {
 				break // the last event has usage only
+			}
+			if delta := value.Get("0.delta"); delta.Get("role").Exists() && delta.Get("content").Str == "" && !value.Get("0.finish_reason").Exists() {
+				break // the first event of a chat has its role only
 			}
 			a.last = now()
 			if a.events++; a.events == 1 {

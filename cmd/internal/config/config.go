@@ -93,7 +93,7 @@ type Model struct {
 	// a fleet owns every host.
 	Hosts []string `yaml:"hosts,omitempty"`
 	// Profile is the engine's cost profile: the name of a built-in one ("cascade
-	// profiles" lists them) or a JSON file.
+	// profile list" lists them) or a JSON file, such as "cascade profile fit" writes.
 	Profile string `yaml:"profile"`
 	// BytesPerToken is the first estimate of prompt bytes per token, 0.5 to 16; it
 	// is learnt from exact counts once requests finish.

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"math"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/engine/profiling"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// emulate serves an emulated engine on loopback.
+func emulate(t *testing.T, c emulator.Config) string {
+	t.Helper()
+	e := testkit.Must(emulator.New(c))
+	testkit.Run(t, e.Run)
+	server := httptest.NewServer(e.Handler())
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// runProfile runs "cascade profile" and returns its exit code and output.
+func runProfile(ctx context.Context, args ...string) (code int, stdout, stderr string) {
+	var out, errs testkit.Log
+	code = run(ctx, append([]string{"profile"}, args...), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// cells returns the number of cells of a record file, 0 while it does not exist.
+func cells(path string) int {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	r, err := profiling.ReadRecord(f)
+	if err != nil {
+		return 0
+	}
+	return len(r.Logs)
+}
+
+// TestProfileOfAnEngine measures an engine on a real socket, is interrupted, goes on after a torn last line, adds
+// mixed cells, fits, and plans by the profile. It asserts no times: the machine may be busy.
+func TestProfileOfAnEngine(t *testing.T) {
+	t.Parallel()
+	url := emulate(t, emulator.Config{Model: "m", Profile: testkit.Must(cost.Builtin("h100-llama-3.1-8b")), Speed: 100})
+	dir := t.TempDir()
+	record, profile, plot := filepath.Join(dir, "r.jsonl"), filepath.Join(dir, "mine.json"), filepath.Join(dir, "errors.svg")
+	args := []string{"measure", url, "--record", record, "--lengths", "50:800", "--factor", "4", "--max-batch", "4", "--output", "40", "--seconds", "300ms"}
+
+	ctx, interrupt := context.WithCancel(t.Context())
+	ended := make(chan string, 1)
+	go func() {
+		code, _, errs := runProfile(ctx, args...)
+		if code != 0 {
+			t.Errorf("an interrupted measurement ends with code %d: %s", code, errs)
+		}
+		ended <- errs
+	}()
+	testkit.WaitFor(t, "the first cell", func() bool { return cells(record) > 0 })
+	interrupt()
+	if errs := <-ended; cells(record) == 4 || !strings.Contains(errs, "the same command goes on from there") {
+		t.Logf("was not interrupted before the last cell: %s", errs)
+	}
+	f := testkit.Must(os.OpenFile(record, os.O_APPEND|os.O_WRONLY, 0))
+	testkit.Must(f.WriteString(`{"low":50,"hi`))
+	testkit.NoError(t, f.Close())
+	before := testkit.Must(os.ReadFile(record))
+	before = before[:bytes.LastIndexByte(before, '\n')+1]
+
+	if code, _, errs := runProfile(t.Context(), append(args, "--mixed")...); code != 0 {
+		t.Fatalf("code %d: %s", code, errs)
+	}
+	if n := cells(record); n != 4+4 {
+		t.Errorf("the record has %d cells", n)
+	}
+	if after := testkit.Must(os.ReadFile(record)); !bytes.HasPrefix(after, before) {
+		t.Error("what had been measured was not kept")
+	}
+	if code, _, errs := runProfile(t.Context(), append(args, "--seed", "2")...); code != 1 || !strings.Contains(errs, "another grid") {
+		t.Errorf("another grid, code %d: %s", code, errs)
+	}
+
+	code, out, errs := runProfile(t.Context(), "fit", record, "--kv-bytes", "131072", "--out", profile, "--plot", plot)
+	if code != 0 || !strings.Contains(out, "always the mean") {
+		t.Fatalf("code %d: %s%s", code, out, errs)
+	}
+	p := testkit.Must(cost.Read(testkit.Must(os.Open(profile))))
+	if p.Name != "mine" || p.QoE == (cost.QoE{}) || p.KVTokens < 100_000 || !strings.Contains(p.Command, "cascade profile fit r.jsonl") {
+		t.Errorf("%+v", p)
+	}
+	if svg := testkit.Must(os.ReadFile(plot)); !bytes.Contains(svg, []byte("<svg")) {
+		t.Errorf("the picture is %.40q", svg)
+	}
+	if _, out, _ := runProfile(t.Context(), "fit", record, "--json"); !json.Valid([]byte(out)) {
+		t.Errorf("--json prints %s", out)
+	}
+	var log testkit.Log
+	if code := run(t.Context(), []string{"plan", "--profile", profile, "--mix", "chat", "--requests", "200", "--rate", "1", "--replicas", "2"}, &log, &log); code != 0 {
+		t.Errorf("plan with the profile: %s", log.String())
+	}
+}
+
+// TestProfileInRealTime recovers an engine's iteration model over real sockets.
+func TestProfileInRealTime(t *testing.T) {
+	if os.Getenv("CASCADE_TEST_ALL") == "" {
+		t.Skip("takes minutes of real time; set CASCADE_TEST_ALL=1")
+	}
+	want := testkit.Must(cost.Builtin("rtxpro6000-llama-3.1-8b"))
+	url := emulate(t, emulator.Config{Model: "m", Profile: want})
+	record := filepath.Join(t.TempDir(), "r.jsonl")
+	began := time.Now()
+	if code, out, errs := runProfile(t.Context(), "measure", url, "--record", record, "--factor", "4", "--max-batch", "64", "--seconds", "6s", "--mixed"); code != 0 {
+		t.Fatalf("code %d: %s%s", code, out, errs)
+	}
+	t.Logf("measured for %v", time.Since(began))
+	r := testkit.Must(profiling.ReadRecord(testkit.Must(os.Open(record))))
+	f := testkit.Must(profiling.Fit(r.Logs, profiling.FitOptions{}))
+	for name, x := range map[string][2]float64{"d0": {f.D0, want.D0}, "d1": {f.D1, want.D1}, "d2": {f.D2, want.D2}, "d3": {f.D3, want.D3}, "d4": {f.D4, want.D4}} {
+		t.Logf("%s is %.4g, given %.4g: %+.2f %%", name, x[0], x[1], 100*(x[0]/x[1]-1))
+		if math.Abs(x[0]-x[1]) > 0.05*x[1] {
+			t.Errorf("%s is %v, not %v within 5 %%", name, x[0], x[1])
+		}
+	}
+	t.Logf("kappa is %.3g ± %.2g, given %.3g; normalised latency: %v; time between tokens: %v", f.Kappa, *f.KappaError, want.Kappa, f.Normalised, f.InterToken)
+}

@@ -1,0 +1,93 @@
+package profiler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strconv"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Served is what an endpoint says about itself.
+type Served struct {
+	Model    string          // the first that it lists
+	Context  policies.Tokens // max_model_len of the model; 0: not listed
+	KVTokens policies.Tokens // from vLLM's metrics; 0: not served
+}
+
+// Discover asks an endpoint for its model, unless one is given, its context and the size of its KV cache.
+func Discover(ctx context.Context, c Config) (Served, error) {
+	p := &Profiler{cfg: c, client: &http.Client{Transport: c.Transport}}
+	ctx, cancel := context.WithTimeoutCause(ctx, connectTimeout, fmt.Errorf("no answer within %v", connectTimeout))
+	defer cancel()
+	text, err := p.get(ctx, "v1/models")
+	if err != nil {
+		return Served{}, fmt.Errorf("list the models of %s: %w", c.Endpoint, err)
+	}
+	s := Served{Model: c.Model}
+	for _, m := range gjson.GetBytes(text, "data").Array() {
+		if id := m.Get("id").Str; id != "" && (s.Model == "" || s.Model == id) {
+			s.Model, s.Context = id, policies.Tokens(m.Get("max_model_len").Int())
+			break
+		}
+	}
+	if s.Model == "" {
+		return Served{}, fmt.Errorf("%s lists no model: name one with --model", c.Endpoint)
+	}
+	// Other engines have no such metrics, which is no error.
+	if text, err := p.get(ctx, "metrics"); err == nil {
+		s.KVTokens = kvTokens(text)
+	} else if ctx.Err() != nil {
+		return Served{}, err
+	}
+	return s, nil
+}
+
+// get returns the body of a resource.
+func (p *Profiler) get(ctx context.Context, path string) ([]byte, error) {
+	r, err := p.request(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := p.client.Do(r)
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = errors.Join(cause, err)
+		}
+		return nil, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = &statusError{response.StatusCode, string(text)}
+	}
+	return text, err
+}
+
+// The labels of vLLM's info metric about its cache.
+var (
+	cacheInfo   = regexp.MustCompile(`(?m)^vllm:cache_config_info\{.*\}`)
+	blockLabel  = regexp.MustCompile(`[{,]block_size="(\d+)"`)
+	blocksLabel = regexp.MustCompile(`[{,]num_gpu_blocks="(\d+)"`)
+)
+
+// kvTokens reads the size of the KV cache from vLLM's metrics, 0 if they do not have it.
+func kvTokens(metrics []byte) policies.Tokens {
+	line := cacheInfo.Find(metrics)
+	size, blocks := blockLabel.FindSubmatch(line), blocksLabel.FindSubmatch(line)
+	if size == nil || blocks == nil {
+		return 0
+	}
+	a, errA := strconv.ParseInt(string(size[1]), 10, 32)
+	b, errB := strconv.ParseInt(string(blocks[1]), 10, 32)
+	if errA != nil || errB != nil {
+		return 0
+	}
+	return policies.Tokens(a * b)
+}

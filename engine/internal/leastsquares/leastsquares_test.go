@@ -1,0 +1,101 @@
+package leastsquares
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// TestNoBetterSolution compares the minimum with random other coefficients, and the coefficients of data without
+// noise with those that made it.
+func TestNoBetterSolution(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		k := 1 + rng.IntN(5)
+		truth, noise := make([]float64, k), float64(rng.IntN(2))
+		for j := range truth {
+			truth[j] = rng.Float64() - 0.3*noise
+		}
+		rows := make([]Row, k+rng.IntN(20))
+		for i := range rows {
+			rows[i] = Row{X: make([]float64, k), Y: noise * rng.NormFloat64(), Weight: 0.5 + rng.Float64()}
+			for j := range k {
+				rows[i].X[j] = math.Pow(10, float64(2*j)) * rng.Float64()
+				rows[i].Y += truth[j] * rows[i].X[j]
+			}
+		}
+		squares := func(c []float64) (sum float64) {
+			for _, r := range rows {
+				e := -r.Y
+				for j, x := range r.X {
+					e += x * c[j]
+				}
+				sum += e * e * r.Weight * r.Weight
+			}
+			return sum
+		}
+		s, err := NonNegative(rows)
+		if err != nil && noise > 0 {
+			continue // all coefficients would be negative
+		}
+		testkit.NoError(t, err)
+		least := squares(s.Coefficients)
+		if math.Abs(least-s.Squares) > 1e-6*(1+least) {
+			t.Fatalf("the sum of squares is %v, not %v", least, s.Squares)
+		}
+		for range 200 {
+			other := make([]float64, k)
+			for j := range other {
+				other[j] = max(0, s.Coefficients[j]+math.Pow(10, -float64(2*j)-3*rng.Float64())*rng.NormFloat64())
+			}
+			if squares(other) < least-1e-6*(1+least) {
+				t.Fatalf("%v is better than %v", other, s.Coefficients)
+			}
+		}
+		for j, c := range s.Coefficients {
+			if noise == 0 && math.Abs(c-truth[j]) > 1e-6 {
+				t.Fatalf("coefficient %d is %v, not %v", j, c, truth[j])
+			}
+		}
+	}
+}
+
+// TestCovariance estimates it from many noisy data sets.
+func TestCovariance(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	var estimates []float64
+	predicted := 0.0
+	const sets = 2000
+	for range sets {
+		rows := make([]Row, 30)
+		for i := range rows {
+			x := float64(i)
+			rows[i] = Row{X: []float64{1, x}, Y: 50 + 2*x + rng.NormFloat64(), Weight: 1}
+		}
+		s := testkit.Must(NonNegative(rows))
+		estimates = append(estimates, s.Coefficients[1])
+		predicted += s.Covariance.At(1, 1) / sets
+	}
+	variance := 0.0
+	for _, e := range estimates {
+		variance += (e - 2) * (e - 2) / sets
+	}
+	if math.Abs(variance/predicted-1) > 0.1 {
+		t.Errorf("the variance is %v, predicted %v", variance, predicted)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	one := Row{X: []float64{1, 1}, Y: 1, Weight: 1}
+	for want, rows := range map[string][]Row{
+		"no measurements":                      nil,
+		"fewer measurements":                   {one},
+		"no non-negative coefficients":         {{X: []float64{1}, Y: -1, Weight: 1}},
+		"internal error: 9 coefficients, more": {{X: make([]float64, 9)}},
+	} {
+		_, err := NonNegative(rows)
+		testkit.WantError(t, err, want)
+	}
+}

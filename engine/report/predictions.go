@@ -1,0 +1,141 @@
+package report
+
+import (
+	"fmt"
+	"strconv"
+
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+
+	"github.com/cascadeinfer/cascade/engine/profiling"
+)
+
+// predictions lists what a fit predicts, in the order of tables.
+func predictions(f profiling.Fitted) []struct {
+	name string
+	profiling.Prediction
+} {
+	return []struct {
+		name string
+		profiling.Prediction
+	}{{"normalised latency", f.Normalised}, {"time between tokens", f.InterToken}, {"time to first token", f.TTFT}}
+}
+
+// Cells is a table of measured cells.
+func Cells(logs []profiling.Log) Table {
+	t := Table{Header: []string{"prompts", "in flight", "ran at once", "requests", "failed", "time to first token", "time per token"}, Left: 1,
+		Notes: []string{"Means of complete requests; time per token is end to end, over the tokens generated. A cell that ran fewer at once than were in flight has queued, and is not fitted."}}
+	for _, l := range logs {
+		n, first, normalised := 0.0, 0.0, 0.0
+		for _, r := range l.Requests {
+			if !r.Cut {
+				n++
+				first += r.First - r.Start
+				normalised += r.Normalised()
+			}
+		}
+		prompts := fmt.Sprintf("[%d, %d)", l.Low, l.High)
+		if l.Mixed {
+			prompts = fmt.Sprintf("mean %d, spread %.2g", l.Low, l.Spread)
+		}
+		t.Rows = append(t.Rows, []string{prompts, fmt.Sprint(l.Batch), fmt.Sprint(l.Running), fmt.Sprint(n), fmt.Sprint(l.Failed), seconds(first / max(n, 1)), seconds(normalised / max(n, 1))})
+	}
+	return t
+}
+
+// Coefficients is a table of what a fit has found.
+func Coefficients(f profiling.Fitted) Table {
+	row := func(name, meaning string, value float64) []string {
+		return []string{name, meaning, strconv.FormatFloat(value, 'g', 5, 64)}
+	}
+	t := Table{Title: "Coefficients, in seconds", Header: []string{"", "", "value"}, Left: 2, Rows: [][]string{
+		row("D_0", "QoE: per output token", f.QoE[0]),
+		row("D_1", "QoE: … and request in the batch", f.QoE[1]),
+		row("D_2", "QoE: … and prompt token in the batch", f.QoE[2]),
+		row("D_3", "QoE: … and squared prompt token in the batch", f.QoE[3]),
+		row("D_4", "QoE: … and token of present length in the batch", f.QoE[4]),
+		row("d0", "iteration", f.D0),
+		row("d1", "iteration: per decoding sequence", f.D1),
+		row("d2", "iteration: per prompt token", f.D2),
+		row("d3", "iteration: per squared prompt token", f.D3),
+		row("d4", "iteration: per KV token", f.D4),
+	}}
+	kappa := "not measured, or d4 is 0: give \"cascade profile measure\" --mixed"
+	if f.KappaError != nil {
+		kappa = fmt.Sprintf("%.4g ± %.2g", f.Kappa, *f.KappaError)
+	}
+	t.Rows = append(t.Rows, []string{"κ", "weight of longest less mean length, a ratio", kappa})
+	t.Notes = []string{fmt.Sprintf("Prompts are computed in chunks of %d tokens; a first token takes %s besides its prompt's tokens.", f.Chunk, seconds(f.FirstToken))}
+	return t
+}
+
+// PredictionErrors is a table of the errors of a fit beside those of the static predictor.
+func PredictionErrors(f profiling.Fitted) Table {
+	t := Table{
+		Title:  fmt.Sprintf("Relative errors on %d requests that were not fitted (%d were)", f.HeldOut, f.Requests),
+		Header: []string{"predicted", "by", "mean", "p50", "p90", "p99", "requests"}, Left: 2, Group: 2,
+		Notes: []string{"time to first token: of requests that are alone in the engine."},
+	}
+	for _, p := range predictions(f) {
+		for i, e := range []profiling.Errors{p.Model, p.Static} {
+			t.Rows = append(t.Rows, []string{p.name, [...]string{"the fit", "always the mean"}[i], percent(e.Mean), percent(e.P50), percent(e.P90), percent(e.P99), fmt.Sprint(e.Count)})
+		}
+	}
+	return t
+}
+
+// ErrorHistogram is the distribution of a fit's errors as a table. Bins without a prediction are left out.
+func ErrorHistogram(f profiling.Fitted) Table {
+	t := Table{Title: "Share of predictions by error, (predicted − measured) / measured", Header: []string{"error"}, Left: 1}
+	all := predictions(f)
+	for _, p := range all {
+		t.Header = append(t.Header, p.name, "always the mean")
+	}
+	for bin := range f.Normalised.Model.Histogram {
+		b := f.Normalised.Model.Histogram[bin]
+		row, most := []string{fmt.Sprintf("%+.0f … %+.0f %%", 100*b.Low, 100*b.High)}, 0.0
+		if bin == len(f.Normalised.Model.Histogram)-1 {
+			row[0] = fmt.Sprintf("%+.0f %% and more", 100*b.Low)
+		}
+		for _, p := range all {
+			for _, e := range []profiling.Errors{p.Model, p.Static} {
+				most = max(most, e.Histogram[bin].Share)
+				row = append(row, percent(e.Histogram[bin].Share))
+			}
+		}
+		if most > 0 {
+			t.Rows = append(t.Rows, row)
+		}
+	}
+	return t
+}
+
+// PredictionPicture draws the distribution of a fit's errors beside that of the static predictor.
+func PredictionPicture(f profiling.Fitted) (Picture, error) {
+	pic := Picture{width: vg.Points(520)}
+	for _, one := range predictions(f) {
+		p := newPlot(one.name, "", "share of requests")
+		p.X.Tick.Marker, p.Y.Tick.Marker = even{share}, even{share}
+		p.Y.Min = 0
+		p.Legend.Top = true
+		for i, e := range []profiling.Errors{one.Static, one.Model} {
+			if e.Count == 0 {
+				return Picture{}, fmt.Errorf("draw the errors of %s: %w", one.name, ErrNoData)
+			}
+			var points plotter.XYs
+			for _, b := range e.Histogram {
+				points = append(points, plotter.XY{X: b.Low, Y: b.Share}, plotter.XY{X: b.High, Y: b.Share})
+			}
+			curve, err := line(points, i)
+			if err != nil {
+				return Picture{}, fmt.Errorf("draw the errors of %s: %w", one.name, err)
+			}
+			p.Add(curve)
+			p.Legend.Add([...]string{"always the mean", "the fit"}[i]+": "+percent(e.Mean)+" on average", curve)
+		}
+		pic.plots = append(pic.plots, p)
+		pic.height += vg.Points(190)
+	}
+	pic.plots[len(pic.plots)-1].X.Label.Text = "relative error, (predicted − measured) / measured"
+	return pic, nil
+}
