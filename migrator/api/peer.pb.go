@@ -397,17 +397,22 @@ func (x *Handover) GetCause() uint32 {
 	return 0
 }
 
-// Summary is a replica's load, sent to a sample of its peers.
+// Summary is a replica's load, sent to samples of its stage, of the stage before it and of
+// all others.
 type Summary struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Held          int64                  `protobuf:"varint,2,opt,name=held,proto3" json:"held,omitempty"`
-	Promised      int64                  `protobuf:"varint,3,opt,name=promised,proto3" json:"promised,omitempty"`
-	Incoming      int64                  `protobuf:"varint,4,opt,name=incoming,proto3" json:"incoming,omitempty"`
-	Capacity      int64                  `protobuf:"varint,5,opt,name=capacity,proto3" json:"capacity,omitempty"`
-	Draining      bool                   `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
-	Running       uint32                 `protobuf:"varint,7,opt,name=running,proto3" json:"running,omitempty"`
-	Waiting       uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Held     int64                  `protobuf:"varint,2,opt,name=held,proto3" json:"held,omitempty"`
+	Promised int64                  `protobuf:"varint,3,opt,name=promised,proto3" json:"promised,omitempty"`
+	Incoming int64                  `protobuf:"varint,4,opt,name=incoming,proto3" json:"incoming,omitempty"`
+	Capacity int64                  `protobuf:"varint,5,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Draining bool                   `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
+	Running  uint32                 `protobuf:"varint,7,opt,name=running,proto3" json:"running,omitempty"`
+	Waiting  uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// The requests that run on the replica, prompt and present length of each; only to the
+	// replicas of the stage before its own, while boundaries are refined.
+	Inputs        []int64 `protobuf:"varint,9,rep,packed,name=inputs,proto3" json:"inputs,omitempty"`
+	Lengths       []int64 `protobuf:"varint,10,rep,packed,name=lengths,proto3" json:"lengths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -496,6 +501,20 @@ func (x *Summary) GetWaiting() uint32 {
 		return x.Waiting
 	}
 	return 0
+}
+
+func (x *Summary) GetInputs() []int64 {
+	if x != nil {
+		return x.Inputs
+	}
+	return nil
+}
+
+func (x *Summary) GetLengths() []int64 {
+	if x != nil {
+		return x.Lengths
+	}
+	return nil
 }
 
 // Heartbeat shows that the sender is alive, to peers that hold its requests or whose
@@ -924,7 +943,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\bHandover\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x14\n" +
-	"\x05cause\x18\x03 \x01(\rR\x05cause\"\xdd\x01\n" +
+	"\x05cause\x18\x03 \x01(\rR\x05cause\"\x8f\x02\n" +
 	"\aSummary\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
 	"\x04held\x18\x02 \x01(\x03R\x04held\x12\x1a\n" +
@@ -933,7 +952,10 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\bcapacity\x18\x05 \x01(\x03R\bcapacity\x12\x1a\n" +
 	"\bdraining\x18\x06 \x01(\bR\bdraining\x12\x18\n" +
 	"\arunning\x18\a \x01(\rR\arunning\x12\x18\n" +
-	"\awaiting\x18\b \x01(\rR\awaiting\";\n" +
+	"\awaiting\x18\b \x01(\rR\awaiting\x12\x16\n" +
+	"\x06inputs\x18\t \x03(\x03R\x06inputs\x12\x18\n" +
+	"\alengths\x18\n" +
+	" \x03(\x03R\alengths\";\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
 	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xbe\x06\n" +

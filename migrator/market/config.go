@@ -30,6 +30,7 @@ type Network interface {
 const (
 	defaultScan    = 100 * time.Millisecond
 	defaultSummary = time.Second
+	defaultMaxAge  = 3 * defaultSummary
 	defaultRefine  = time.Second
 	defaultOffers  = 16
 	maxMailbox     = 1 << 12 // waiting messages of peers; further ones are dropped
@@ -83,8 +84,8 @@ type Config struct {
 	// ScanInterval is the time between two scans of the residents; 0 means 100 ms.
 	ScanInterval time.Duration
 	// SummaryInterval is the time between two summaries of this replica's load, each sent to
-	// SampleSize random peers. The market ignores summaries of peers older than SummaryMaxAge,
-	// which is a few times as long. 0 means 1 s, 8 and 3 s.
+	// SampleSize random peers of its stage, of the stage before it and of all others. The market
+	// ignores summaries and stage means older than SummaryMaxAge, which is a few times as long. 0 means 1 s, 8 and 3 s.
 	SummaryInterval, SummaryMaxAge time.Duration
 	SampleSize                     int
 	// RefineInterval is the time between two proposals; 0 means 1 s.
@@ -117,7 +118,7 @@ func (c Config) validate() (Config, error) {
 		or    time.Duration
 	}{
 		{"ScanInterval", &c.ScanInterval, defaultScan}, {"SummaryInterval", &c.SummaryInterval, defaultSummary}, {"RefineInterval", &c.RefineInterval, defaultRefine},
-		{"SummaryMaxAge", &c.SummaryMaxAge, 0}, {"Cooldown", &c.Cooldown, 0}, // the packages that use them set their defaults
+		{"SummaryMaxAge", &c.SummaryMaxAge, defaultMaxAge}, {"Cooldown", &c.Cooldown, 0}, // the packages that use them set their defaults
 	} {
 		if *d.value < 0 {
 			return c, fmt.Errorf("market of %s: %s %v must not be negative", c.Self, d.name, *d.value)

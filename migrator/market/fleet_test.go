@@ -251,7 +251,7 @@ func TestSummaries(t *testing.T) {
 		w.run(func() {
 			time.Sleep(5 * time.Second)
 			r0 := w.nodes["r0"]
-			if s := r0.Status(); s.FreshPeers < 7 || s.SummariesSent != 8*4 && s.SummariesSent != 8*5 {
+			if s := r0.Status(); s.FreshPeers < 7 || s.SummariesSent != 9*4 && s.SummariesSent != 9*5 {
 				t.Errorf("heard of %d, sent %d", s.FreshPeers, s.SummariesSent)
 			}
 			if at := r0.Place(policies.Request{Input: 5000}); at.Replica == "" || at.Replica == "r1" || at.Address != string(at.Replica) {

@@ -163,7 +163,7 @@ func (w *fleet) sendMeans(ctx context.Context) {
 			for _, id := range members {
 				sum += w.nodes[id].load().Held
 			}
-			r.view.StageMean, r.view.MeanKnown = sum/policies.Tokens(len(members)), true
+			r.view.StageMean, r.view.MeanAt = sum/policies.Tokens(len(members)), time.Now()
 			r.SetView(r.view)
 		}
 		time.Sleep(500 * time.Millisecond)

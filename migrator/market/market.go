@@ -30,9 +30,11 @@ type View struct {
 	// Retired reports whether another process serves the replica. If so, this process sells its
 	// remaining requests, but neither buys, nor sends its load, nor proposes boundaries.
 	Retired bool
-	// StageMean is the mean of Load.Held over this replica's stage, if MeanKnown.
+	// StageMean is the mean of Load.Held over this replica's stage as of MeanAt, as the control
+	// plane knows it; a zero MeanAt: unknown. It is used while the peers' summaries give none,
+	// up to Config.SummaryMaxAge.
 	StageMean policies.Tokens
-	MeanKnown bool
+	MeanAt    time.Time
 	// Refine is the input of the Refiner; nil while boundaries are not refined.
 	Refine *xds.Refine
 }
@@ -140,7 +142,12 @@ func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 		return
 	}
 	m.counts.summariesReceived++
-	m.loads.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Draining: s.GetDraining()})
+	m.loads.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Held: held, Draining: s.GetDraining()})
+	if running, ok := decodeSequences(s); ok {
+		m.loads.SetPeerRunning(from, running)
+	} else {
+		m.counts.ignored++
+	}
 }
 
 // Notify handles a result of the Executor: Reserved, ReservationRefused, TransferDone or

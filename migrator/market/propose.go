@@ -3,6 +3,7 @@ package market
 import (
 	"math"
 
+	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
@@ -29,7 +30,8 @@ func (m *Market) updateProposal() {
 	m.mu.Unlock()
 }
 
-// buildBorder combines the residents with the control plane's data about the next stage.
+// buildBorder combines the residents with the requests of the next stage: those that its
+// replicas have sent, or else what the control plane knows of them, which is each bucket's mean.
 // It returns false if the control plane does not ask or its data is invalid.
 func (m *Market) buildBorder(ask *xds.Refine) (policies.BoundaryView, bool) {
 	if ask == nil || m.cfg.Refiner == nil {
@@ -45,10 +47,53 @@ func (m *Market) buildBorder(ask *xds.Refine) (policies.BoundaryView, bool) {
 	if b.Low < 0 || b.Low >= b.Boundary || b.Boundary >= b.High || b.Peers < 1 || b.Successors < 1 {
 		return policies.BoundaryView{}, false
 	}
-	for _, r := range m.cfg.Residents() {
-		b.Local = append(b.Local, policies.Sequence{Input: r.Request.Input, Length: r.Request.Length()})
+	b.Local = m.runningSequences()
+	if running, replicas := m.loads.Successors(m.now()); replicas > 0 {
+		b.Next = extendSet(running, replicas, b.Successors)
 	}
 	return b, true
+}
+
+// extendSet returns the requests that all replicas of a stage run, if heard of them run the
+// given ones and the others as many alike.
+func extendSet(running []policies.Sequence, heard, all int) []policies.Sequence {
+	n := len(running)
+	for more := n * max(all-heard, 0) / heard; more > 0; more-- {
+		running = append(running, running[len(running)-n])
+	}
+	return running
+}
+
+// maxRunning bounds the requests in a summary.
+const maxRunning = 4096
+
+// encodeSequences returns the prompts and the present lengths of requests, of at most maxRunning.
+func encodeSequences(running []policies.Sequence) (inputs, lengths []int64) {
+	for _, s := range running[:min(len(running), maxRunning)] {
+		inputs, lengths = append(inputs, int64(s.Input)), append(lengths, int64(s.Length))
+	}
+	return inputs, lengths
+}
+
+// decodeSequences returns the running requests of a summary, nil if it does not say; false if
+// they are invalid.
+func decodeSequences(s *api.Summary) ([]policies.Sequence, bool) {
+	inputs, lengths := s.GetInputs(), s.GetLengths()
+	if len(inputs) != len(lengths) || len(inputs) > maxRunning {
+		return nil, false
+	}
+	if len(inputs) == 0 && s.GetRunning() > 0 {
+		return nil, true // they were not sent
+	}
+	out := make([]policies.Sequence, 0, len(inputs))
+	for i, input := range inputs {
+		const most = 1 << 40
+		if input < 0 || lengths[i] < input || lengths[i] > most {
+			return nil, false
+		}
+		out = append(out, policies.Sequence{Input: policies.Tokens(input), Length: policies.Tokens(lengths[i])})
+	}
+	return out, true
 }
 
 // sequences expands each bucket's batch to as many sequences of its mean lengths, scaled

@@ -1,6 +1,8 @@
 package market
 
 import (
+	"google.golang.org/protobuf/proto"
+
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/internal/candidates"
@@ -20,11 +22,12 @@ func (m *Market) scan() {
 		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.throughput.rate(), Draining: m.leaving || !m.cfg.CanReceive(),
 	}
 	m.step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: m.position})
-	m.loads.SetOwnLoad(loadview.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.leaving})
+	m.loads.SetOwnLoad(loadview.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Held: load.Held, Draining: m.leaving})
+	mean, meanKnown := m.stageMean(now, &view)
 
 	s := &candidates.Situation{
 		Now: now, Plan: view.Plan, Available: func(id policies.ReplicaID) bool { return m.loads.Available(now, id) },
-		Draining: view.Draining, Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Mean: view.StageMean, MeanKnown: view.MeanKnown,
+		Draining: view.Draining, Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Mean: mean, MeanKnown: meanKnown,
 	}
 	here := m.buildResidents(s, residents)
 	m.recordResidents(residents, load)
@@ -37,6 +40,17 @@ func (m *Market) scan() {
 		m.countOffer(o.Handover.Cause)
 		m.step(bidask.Event{Kind: bidask.Offered, Migration: o.Handover, Candidates: o.Candidates, Costs: m.migrationCosts(o), Seed: m.rng.Uint64()})
 	}
+}
+
+// stageMean returns the mean load of this replica's stage, by its peers' summaries or else by
+// the control plane's last reply. Without a recent one it is unknown: the stage may have changed
+// since, and a replica that compares itself with an old mean sells what its peers cannot take.
+func (m *Market) stageMean(now policies.Micros, view *View) (mean policies.Tokens, ok bool) {
+	if mean, ok := m.loads.StageMean(now); ok {
+		return mean, true
+	}
+	recent := !view.MeanAt.IsZero() && now-micros(view.MeanAt.Sub(m.start)) <= micros(m.cfg.SummaryMaxAge)
+	return view.StageMean, recent
 }
 
 // migrationCosts returns the costs of an offer's candidates, or nil if unknown.
@@ -90,31 +104,49 @@ func (m *Market) cancelStaleSales(s *candidates.Situation, here map[string]bool)
 	}
 }
 
-// sendSummaries sends this replica's load to a sample of peers.
+// sendSummaries sends this replica's load to samples of its stage, of the stage before it and
+// of all others. While boundaries are refined, the stage before also gets the running requests.
 func (m *Market) sendSummaries() {
 	m.mu.Lock()
-	peers, retired := m.view.Peers, m.view.Retired
+	retired := m.view.Retired
 	m.mu.Unlock()
 	if retired {
 		return
 	}
-	ids := make([]policies.ReplicaID, 0, len(peers))
-	for _, p := range peers {
-		if p.ID != m.cfg.Self && p.Peer != "" {
-			ids = append(ids, p.ID)
-		}
-	}
 	load := m.cfg.Load()
 	m.summarySequence++
-	body := &api.Envelope_Summary{Summary: &api.Summary{
+	summary := &api.Summary{
 		Sequence: m.summarySequence, Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.machine.Incoming()),
 		Capacity: int64(m.cfg.Capacity), Draining: m.leaving, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
-	}}
+	}
+	stage, before, others := m.loads.Neighbours()
+	m.sendSummary(stage, summary)
+	m.sendSummary(others, summary)
+	if m.cfg.Refiner != nil && len(before) > 0 {
+		summary = proto.CloneOf(summary)
+		summary.Inputs, summary.Lengths = encodeSequences(m.runningSequences())
+	}
+	m.sendSummary(before, summary)
+}
+
+// sendSummary sends a summary to a sample of peers.
+func (m *Market) sendSummary(ids []policies.ReplicaID, s *api.Summary) {
 	ids = m.sampleIDs(ids, m.cfg.SampleSize)
 	m.mu.Lock()
 	m.counts.summariesSent += uint64(len(ids))
 	m.mu.Unlock()
+	body := &api.Envelope_Summary{Summary: s}
 	for _, id := range ids {
 		m.cfg.Network.Send(id, &api.Envelope{Body: body})
 	}
+}
+
+// runningSequences returns the requests that run here.
+func (m *Market) runningSequences() []policies.Sequence {
+	residents := m.cfg.Residents()
+	out := make([]policies.Sequence, len(residents))
+	for i, r := range residents {
+		out[i] = policies.Sequence{Input: r.Request.Input, Length: r.Request.Length()}
+	}
+	return out
 }

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
@@ -121,13 +122,18 @@ func (d *Daemon) updateView(change func(*market.View)) {
 func (o *controlView) update() controlUpdate {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return controlUpdate{Drain: o.view.Draining, StageMean: o.view.StageMean, MeanKnown: o.view.MeanKnown}
+	return controlUpdate{Drain: o.view.Draining, StageMean: o.view.StageMean, MeanKnown: !o.view.MeanAt.IsZero()}
 }
 
 // applyControlUpdate applies an update from the later process. Only a process that has handed over
 // receives it.
 func (d *Daemon) applyControlUpdate(x controlUpdate) {
-	d.updateView(func(v *market.View) { v.Draining, v.StageMean, v.MeanKnown = x.Drain, x.StageMean, x.MeanKnown })
+	d.updateView(func(v *market.View) {
+		v.Draining, v.StageMean, v.MeanAt = x.Drain, x.StageMean, time.Time{}
+		if x.MeanKnown {
+			v.MeanAt = time.Now()
+		}
+	})
 }
 
 // stepDown records that another process leads the replica from now on.
@@ -138,7 +144,7 @@ func (d *Daemon) stepDown() {
 // handleReply applies a reply to a load report.
 func (d *Daemon) handleReply(r loadreport.Reply) {
 	d.updateView(func(v *market.View) {
-		v.StageMean, v.MeanKnown = policies.Tokens(r.StageMeanHeld), true
+		v.StageMean, v.MeanAt = policies.Tokens(r.StageMeanHeld), time.Now()
 		v.Draining, v.Refine = r.Drain, r.Refine
 	})
 }

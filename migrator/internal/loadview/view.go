@@ -47,6 +47,7 @@ type Config struct {
 type Load struct {
 	Waiting  policies.Tokens // prompts accepted but not yet prefilled
 	Total    policies.Tokens // KV in use and promised
+	Held     policies.Tokens // KV of running requests
 	Draining bool            // or unable to serve
 }
 
@@ -75,6 +76,7 @@ type peerEntry struct {
 	load     Load
 	loadedAt policies.Micros // of load
 	hasLoad  bool            // load is set
+	running  []policies.Sequence
 }
 
 // New returns an empty View. The caller has validated c.
@@ -130,6 +132,16 @@ func (b *View) SetPeerLoad(now policies.Micros, from policies.ReplicaID, l Load)
 	defer b.mu.Unlock()
 	if e := b.peers[from]; e != nil {
 		e.load, e.loadedAt, e.hasLoad, e.gone = l, now, true, false
+	}
+}
+
+// SetPeerRunning sets the requests that run on a peer, which must not be changed afterwards.
+// They are as old as its load.
+func (b *View) SetPeerRunning(from policies.ReplicaID, running []policies.Sequence) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.peers[from]; e != nil {
+		e.running = running
 	}
 }
 
