@@ -3,10 +3,16 @@ package proxy
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/client"
@@ -49,14 +55,70 @@ func TestAccessLog(t *testing.T) {
 
 // TestAccessLogFails: a file that cannot be written is logged once, and fails no request.
 func TestAccessLogFails(t *testing.T) {
-	var a accessLog
 	var log testkit.Log
+	drops := prometheus.NewCounter(prometheus.CounterOpts{Name: "drops"})
+	a := newAccessLog(log.Logger(), drops)
+	go a.run()
 	path := filepath.Join(t.TempDir(), "missing", "access.log")
 	for range 3 {
-		a.write(path, accessRecord{}, log.Logger())
+		a.write(path, accessRecord{})
 	}
+	a.close()
 	if n := log.Count("access log not written"); n != 1 {
 		t.Errorf("%d lines:\n%s", n, &log)
 	}
-	a.close()
+	if n := testutil.ToFloat64(drops); n != 3 {
+		t.Errorf("%v lines were dropped, want 3", n)
+	}
+}
+
+// hungFile blocks writes until it is released.
+type hungFile struct {
+	bytes.Buffer
+	began, release chan struct{}
+}
+
+func (f *hungFile) Write(b []byte) (int, error) {
+	f.began <- struct{}{}
+	<-f.release
+	return f.Buffer.Write(b)
+}
+
+func (*hungFile) Close() error { return nil }
+
+// TestAccessLogHangs: while the disk does not answer, requests are answered, what the queue
+// cannot hold is dropped and counted, and the rest is written when the disk is back. A proxy
+// that stops waits for a disk for a bounded time.
+func TestAccessLogHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log testkit.Log
+		drops := prometheus.NewCounter(prometheus.CounterOpts{Name: "drops"})
+		a := newAccessLog(log.Logger(), drops)
+		file := &hungFile{began: make(chan struct{}), release: make(chan struct{})}
+		a.open = func(string) (io.WriteCloser, error) { return file, nil }
+		go a.run()
+		a.write("f", accessRecord{})
+		<-file.began
+		for range accessQueue + 10 {
+			a.write("f", accessRecord{}) // would deadlock here, virtual time or not
+		}
+		if n := testutil.ToFloat64(drops); n != 10 {
+			t.Errorf("%v lines were dropped, want 10", n)
+		}
+		begun := time.Now()
+		a.close()
+		if took := time.Since(begun); took != flushTime || log.Count("disk does not answer") != 1 {
+			t.Errorf("stopping took %v:\n%s", took, &log)
+		}
+		go func() {
+			for range file.began {
+			}
+		}()
+		close(file.release)
+		<-a.ended
+		close(file.began)
+		if n := bytes.Count(file.Bytes(), []byte("\n")); n != accessQueue+1 || log.Count("lines of the access log dropped") != 1 {
+			t.Errorf("%d lines were written, want %d:\n%s", n, accessQueue+1, &log)
+		}
+	})
 }

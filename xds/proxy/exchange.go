@@ -68,7 +68,7 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 		}
 		metrics.answered(x.code)
 		if path := x.listener.AccessLog; path != "" {
-			p.accessLog.write(path, x.accessRecord(time.Now()), p.cfg.Logger)
+			p.accessLog.write(path, x.accessRecord(time.Now()))
 		}
 		metrics.duration.Observe(time.Since(x.begun).Seconds())
 	}()

@@ -20,6 +20,7 @@ type metrics struct {
 	duration  *prometheus.HistogramVec
 	firstByte *prometheus.HistogramVec
 	active    *prometheus.GaugeVec
+	unlogged  prometheus.Counter
 	none      *clusterMetrics
 }
 
@@ -42,6 +43,8 @@ func newMetrics(r prometheus.Registerer, connected func() bool) (*metrics, error
 		active: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "cascade", Subsystem: "proxy", Name: "active_requests",
 			Help: "Requests in flight by cluster."}, []string{"cluster"}),
 	}
+	m.unlogged = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "cascade", Subsystem: "proxy", Name: "access_log_dropped_total",
+		Help: "Lines of the access log that were dropped because its disk was too slow or failed."})
 	m.none = m.cluster(noCluster)
 	if r == nil {
 		return m, nil
@@ -54,7 +57,7 @@ func newMetrics(r prometheus.Registerer, connected func() bool) (*metrics, error
 		return 0
 	})
 	var errs []error
-	for _, c := range []prometheus.Collector{m.requests, m.retries, m.failures, m.ejections, m.duration, m.firstByte, m.active, up} {
+	for _, c := range []prometheus.Collector{m.requests, m.retries, m.failures, m.ejections, m.duration, m.firstByte, m.active, m.unlogged, up} {
 		errs = append(errs, r.Register(c))
 	}
 	return m, errors.Join(errs...)

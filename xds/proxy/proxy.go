@@ -34,7 +34,7 @@ type Proxy struct {
 
 	inflight  sync.WaitGroup // handlers
 	active    atomic.Int64   // their number
-	accessLog accessLog
+	accessLog *accessLog
 
 	mu    sync.Mutex
 	addrs map[string]net.Addr // by listener
@@ -60,6 +60,7 @@ func New(cfg Config) (*Proxy, error) {
 	if p.metrics, err = newMetrics(cfg.Registry, p.client.Connected); err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
+	p.accessLog = newAccessLog(cfg.Logger, p.metrics.unlogged)
 	return p, nil
 }
 
@@ -67,6 +68,7 @@ func New(cfg Config) (*Proxy, error) {
 // DrainTimeout, cuts the rest and returns nil. After Retire it returns when its last stream
 // has ended.
 func (p *Proxy) Run(ctx context.Context) error {
+	go p.accessLog.run() // close ends it
 	g, ctx := errgroup.WithContext(ctx)
 	// A retired proxy still routes, so that the client runs until the listeners end.
 	configured, stop := context.WithCancel(ctx)

@@ -10,10 +10,12 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -29,9 +31,10 @@ type outcome struct {
 	worst                               float64 // latency over that on an idle replica
 }
 
-// overload is a fleet of one replica whose KV cache holds some forty requests.
-func overload(t *testing.T, admission string) (r *fleetHarness, alone [3]time.Duration) {
-	r = newFleetHarness(t, harnessConfig{replicas: 1, edit: func(f *config.Fleet) {
+// overload is a fleet of replicas whose KV caches hold some forty requests each.
+func overload(t *testing.T, replicas int, admission string) (r *overloadedFleet, alone [3]time.Duration) {
+	r = new(overloadedFleet)
+	r.fleetHarness = newFleetHarness(t, harnessConfig{replicas: replicas, front: r.countRescues, edit: func(f *config.Fleet) {
 		f.Speed, f.Overload.Admission = 2, admission
 		f.Models[0].Profile, f.Models[0].KVTokens, f.Models[0].Context = "rtxpro6000-llama-3.1-8b", 32_768, 8192
 	}})
@@ -48,7 +51,30 @@ func overload(t *testing.T, admission string) (r *fleetHarness, alone [3]time.Du
 	return r, alone
 }
 
-func (r *fleetHarness) complete(ctx context.Context, body []byte) (status int, answer []byte) {
+// overloadedFleet is a fleet whose front ends count the streams that lost their engine.
+type overloadedFleet struct {
+	*fleetHarness
+	rescues atomic.Int64
+}
+
+func (r *overloadedFleet) countRescues(_ string, c *frontend.Config) {
+	report := c.OnRescue
+	c.OnRescue = func(s frontend.Rescue) {
+		r.rescues.Add(1)
+		report(s)
+	}
+}
+
+// lost returns how often front ends have taken an engine for hung, or for lost with a stream.
+func (r *overloadedFleet) lost() int {
+	n := int(r.rescues.Load())
+	for _, f := range r.fronts {
+		n += int(f.Status().EngineHangs)
+	}
+	return n
+}
+
+func (r *overloadedFleet) complete(ctx context.Context, body []byte) (status int, answer []byte) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+"/v1/completions", bytes.NewReader(body))
 	testkit.NoError(r.T, err)
 	req.Header.Set("Content-Type", "application/json")
@@ -66,7 +92,7 @@ func (r *fleetHarness) complete(ctx context.Context, body []byte) (status int, a
 
 // offer sends requests at a mean rate per second for some time, whatever the answers are, and
 // returns what became of them.
-func (r *fleetHarness) offer(rate float64, lasts time.Duration, alone [3]time.Duration, seed uint64) (o outcome) {
+func (r *overloadedFleet) offer(rate float64, lasts time.Duration, alone [3]time.Duration, seed uint64) (o outcome) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -103,8 +129,9 @@ func (r *fleetHarness) offer(rate float64, lasts time.Duration, alone [3]time.Du
 	return o
 }
 
-// TestGoodput offers a replica more than it can serve: the requests per second that end in time
-// stay at what they are at their best. CASCADE_BENCH_OVERLOAD=off shows a replica that takes all.
+// TestGoodput offers a replica, and a fleet of four, more than they can serve: the requests per
+// second that end in time stay at what they are at their best. CASCADE_BENCH_OVERLOAD=off shows
+// replicas that take all.
 func TestGoodput(t *testing.T) {
 	testkit.SkipSlow(t)
 	const lasts = 20 * time.Second
@@ -112,17 +139,29 @@ func TestGoodput(t *testing.T) {
 	if os.Getenv("CASCADE_BENCH_OVERLOAD") == "off" {
 		admission = config.AdmissionOff
 	}
-	r, alone := overload(t, admission)
-	saturated := r.offer(40, lasts, alone, 1)
+	for _, replicas := range []int{1, 4} {
+		t.Run(fmt.Sprintf("%d replicas", replicas), func(t *testing.T) { measureGoodput(t, replicas, admission, lasts) })
+	}
+}
+
+func measureGoodput(t *testing.T, replicas int, admission string, lasts time.Duration) {
+	r, alone := overload(t, replicas, admission)
+	saturated := r.offer(40*float64(replicas), lasts, alone, 1)
 	capacity := float64(saturated.inTime+saturated.late) / lasts.Seconds()
 	var table strings.Builder
-	fmt.Fprintf(&table, "alone: %v; capacity %.1f requests/s; admission %s\n%8s %8s %9s %6s %8s %7s %9s\n", alone, capacity, admission, "offered", "sent", "in time/s", "late", "refused", "failed", "slowest")
+	fmt.Fprintf(&table, "%d replicas; alone: %v; capacity %.1f requests/s; admission %s\n%8s %8s %9s %6s %8s %7s %9s %9s\n", replicas, alone, capacity, admission,
+		"offered", "sent", "in time/s", "late", "refused", "failed", "slowest", "lost")
 	best, goodput := 0.0, map[float64]float64{}
 	for i, load := range []float64{0.5, 0.8, 1, 1.5, 2, 4} {
+		before := r.lost()
 		o := r.offer(load*capacity, lasts, alone, uint64(i+2))
 		goodput[load] = float64(o.inTime) / lasts.Seconds()
 		best = max(best, goodput[load])
-		fmt.Fprintf(&table, "%7.1fx %8d %9.1f %6d %8d %7d %8.1fx\n", load, o.sent, goodput[load], o.late, o.refused, o.failed, o.worst)
+		lost := r.lost() - before
+		fmt.Fprintf(&table, "%7.1fx %8d %9.1f %6d %8d %7d %8.1fx %9d\n", load, o.sent, goodput[load], o.late, o.refused, o.failed, o.worst, lost)
+		if lost > 0 {
+			t.Errorf("replicas that live were taken for lost %d times at %.1f times the capacity", lost, load)
+		}
 		if o.failed > 0 && admission == config.AdmissionOn {
 			t.Errorf("%d requests failed at %.1f times the capacity", o.failed, load)
 		}
