@@ -16,7 +16,7 @@ import (
 // Readers only wait for it, so that closing one ends its Read at once: a transport
 // whose endpoint has answered, or refused the request, returns only after its last Read.
 // A client that sends nothing delays neither a retry nor the answer. Several readers
-// exist while an abandoned attempt still reads; each gets all bytes.
+// exist while an abandoned attempt still reads; the newest gets all bytes.
 type body struct {
 	src   io.Reader
 	limit int64
@@ -24,16 +24,17 @@ type body struct {
 	pool  *bufferPool
 
 	mu      sync.Mutex
-	changed sync.Cond // broadcast when what follows has changed
-	filling bool      // fill has been started
-	wanted  bool      // a reader waits for more
-	keep    bool      // a retry is still possible
-	closed  bool      // the request is over: src must not be read any more
-	held    []byte    // the bytes from base to total
-	base    int64     // 0 unless bytes were dropped
-	total   int64     // read from src
-	end     error     // how src ended
-	users   int       // those that use held: the request, its readers, and fill
+	changed sync.Cond   // broadcast when what follows has changed
+	filling bool        // fill has been started
+	wanted  bool        // a reader waits for more
+	keep    bool        // a retry is still possible
+	closed  bool        // the request is over: src must not be read any more
+	held    []byte      // the bytes from base to total
+	base    int64       // 0 unless bytes were dropped
+	total   int64       // read from src
+	end     error       // how src ended
+	users   int         // those that use held: the request, its readers, and fill
+	last    *bodyReader // the newest, which must get all bytes; the others are abandoned
 
 	memory  intake.Share  // of the proxy's budget, for held
 	pace    intake.Pace   // counts the time for which src was read
@@ -122,7 +123,12 @@ func (b *body) fill() {
 			continue
 		}
 		if !b.keep || b.total > b.limit || !b.growLocked() {
-			// The reader that waits has everything, and there will be no other.
+			if b.last.behindLocked() {
+				// An abandoned reader waits; the last one still needs what is held.
+				b.wanted = false
+				continue
+			}
+			// The last reader has everything, and there will be no other.
 			b.pool.put(b.held)
 			b.held, b.base = make([]byte, 0, chunkBytes), b.total
 			b.memory.Resize(chunkBytes) // without it, a body still passes
@@ -200,7 +206,8 @@ func (b *body) newReader() *bodyReader {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.users++
-	return &bodyReader{b: b}
+	b.last = &bodyReader{b: b}
+	return b.last
 }
 
 // repeatable reports whether another attempt could send all of it; true without a body.
@@ -274,6 +281,9 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 		b.waitLocked()
 	}
 }
+
+// behindLocked reports whether the reader has yet to read some of what is held.
+func (r *bodyReader) behindLocked() bool { return !r.closed && r.off < r.b.total }
 
 // Close implements io.Closer. A Read that waits returns.
 func (r *bodyReader) Close() error {

@@ -11,6 +11,7 @@ import (
 	"testing/iotest"
 
 	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func bodyOf(src io.Reader, size, limit int64) *body {
@@ -111,5 +112,45 @@ func TestBodyStaleReader(t *testing.T) {
 		next.Close()
 		b.commit()
 		wg.Wait()
+	}
+}
+
+// TestBodyStaleWish checks that what an abandoned reader was waiting for costs the next one no
+// bytes: neither when the memory is used up, nor when the answer has begun.
+func TestBodyStaleWish(t *testing.T) {
+	for name, test := range map[string]struct {
+		budget int64
+		commit bool
+	}{"no memory": {minBuffer, false}, "committed": {1 << 30, true}} {
+		t.Run(name, func(t *testing.T) {
+			want := strings.Repeat("0123456789", 3000)
+			b := newBody(strings.NewReader(want), -1, 1<<20, func() {}, &bufferPool{budget: intake.NewBudget(test.budget)})
+			stale := b.newReader()
+			begun := make([]byte, minBuffer)
+			if _, err := io.ReadFull(stale, begun); err != nil {
+				t.Fatal(err)
+			}
+			if !b.repeatable() {
+				t.Fatal("what was read is not kept")
+			}
+			b.mu.Lock() // fill has not seen yet that the stale reader waits
+			b.wanted = true
+			b.keep = !test.commit
+			b.changed.Broadcast()
+			b.users++
+			b.last = &bodyReader{b: b}
+			r := b.last
+			b.mu.Unlock()
+			testkit.WaitFor(t, "fill answers the stale reader's wish", func() bool {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				return !b.wanted
+			})
+			stale.Close()
+			if got, err := io.ReadAll(r); err != nil || string(got) != want {
+				t.Errorf("the next attempt sends %d of %d bytes: %v", len(got), len(want), err)
+			}
+			r.Close()
+		})
 	}
 }
