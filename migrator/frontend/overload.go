@@ -58,6 +58,7 @@ type admittedWork struct {
 	work     admission.Work
 	output   float64                     // mean of recent requests
 	byTenant map[string]*policies.Tokens // demand; of tenants that have any
+	weights  int                         // Σ of the weights of these tenants
 	refused  uint64
 }
 
@@ -126,6 +127,7 @@ func (a *admittedWork) admit(lr *legRequest) (share, error) {
 	if own == nil {
 		own = new(policies.Tokens)
 		a.byTenant[s.tenant] = own
+		a.weights += a.weight(s.tenant)
 	}
 	*own += s.demand
 	a.work.Requests++
@@ -139,15 +141,15 @@ func (a *admittedWork) shareLocked(tenant string, own *policies.Tokens) float64 
 	if a.overload.TenantHeader == "" {
 		return 1
 	}
-	weights, demand := 0, policies.Tokens(0)
-	for name := range a.byTenant {
-		weights += max(a.overload.Tenants[name].Weight, 1)
-	}
+	demand := policies.Tokens(0)
 	if own != nil {
 		demand = *own
 	}
-	return admission.Share(a.overload.Tenants[tenant], demand, a.work.Demand, weights)
+	return admission.Share(a.overload.Tenants[tenant], demand, a.work.Demand, a.weights)
 }
+
+// weight returns the weight of a tenant's share.
+func (a *admittedWork) weight(tenant string) int { return max(a.overload.Tenants[tenant].Weight, 1) }
 
 // begin notes that a leg has its first token.
 func (a *admittedWork) begin(s *share) {
@@ -167,6 +169,7 @@ func (a *admittedWork) end(s *share, output policies.Tokens, all bool) {
 	if own := a.byTenant[s.tenant]; own != nil {
 		if *own -= s.demand; *own <= 0 {
 			delete(a.byTenant, s.tenant)
+			a.weights -= a.weight(s.tenant)
 		}
 	}
 	if *s = (share{}); !all || output == 0 {

@@ -1,8 +1,11 @@
 package frontend
 
 import (
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -76,7 +79,7 @@ func TestOverloadRefuses(t *testing.T) {
 		}
 		close(proceed)
 		waitFor(t, func() bool { return len(srv.LocalLegs()) == 0 })
-		if w := srv.admission.work; w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 || len(srv.admission.byTenant) != 0 {
+		if w := srv.admission.work; w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 || len(srv.admission.byTenant) != 0 || srv.admission.weights != 0 {
 			t.Errorf("an idle engine still has %+v", w)
 		}
 	})
@@ -211,4 +214,41 @@ func TestOverloadedPlacement(t *testing.T) {
 			t.Errorf("both are overloaded: %s: %s", resp.Status, answer)
 		}
 	})
+}
+
+// TestTenantWeights checks that the sum of the weights is that of the tenants that have requests,
+// whoever begins and ends in which order, and beyond the tenants that are counted apart.
+func TestTenantWeights(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 14))
+	tenants := map[string]admission.Tenant{"t1": {Weight: 5}, "t2": {Weight: 0}, "": {Weight: 3}}
+	a := newAdmittedWork(Config{Overload: Overload{TenantHeader: "X-Tenant", Tenants: tenants}})
+	var running []share
+	for range 20_000 {
+		if n := len(running); n > 0 && r.IntN(3) == 0 {
+			i := r.IntN(n)
+			a.end(&running[i], 0, false)
+			running = slices.Delete(running, i, i+1)
+			continue
+		}
+		lr := &legRequest{tenant: fmt.Sprint("t", r.IntN(2*maxTenants))}
+		lr.arrival.Estimate = 1
+		s, err := a.admit(lr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		running = append(running, s)
+	}
+	want := 0
+	for name := range a.byTenant {
+		want += max(tenants[name].Weight, 1)
+	}
+	if a.weights != want || len(a.byTenant) <= maxTenants/2 {
+		t.Errorf("the weights of %d tenants sum up to %d, want %d", len(a.byTenant), a.weights, want)
+	}
+	for i := range running {
+		a.end(&running[i], 0, false)
+	}
+	if a.weights != 0 || len(a.byTenant) != 0 {
+		t.Errorf("weights of %d are left, and %d tenants", a.weights, len(a.byTenant))
+	}
 }
