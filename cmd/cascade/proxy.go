@@ -84,6 +84,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	cfg := proxy.Config{
 		Client:       client.Config{Target: m.control[0], Credentials: m.certs.ControlCredentials(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
 		DrainTimeout: p.drain, Admit: room.Admit, WrapListener: room.Listener, Registry: metrics, Logger: m.log,
+		BodyMemory: int64(fleet.Bodies.Proxy) << 20, BodyRate: int64(fleet.Bodies.Rate),
 	}
 	next, err := beginUpgrade(ctx, p.runtime, "proxy:"+p.nodeID, cmp.Or(p.listen, fleet.Proxy.Listen))
 	if err != nil {

@@ -14,11 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/intake"
 )
 
-// Why bodies are refused that are not wrong.
-var (
-	errNoMemory = errors.New("the memory for request bodies is in use")
-	errTooSlow  = fmt.Errorf("the request body arrived too slowly: it must bring %d KiB in every %v, or end", intake.WindowBytes>>10, time.Duration(intake.Window))
-)
+// errNoMemory refuses a body that is not wrong.
+var errNoMemory = errors.New("the memory for request bodies is in use")
 
 // readBody reads a request's body into memory that it takes from the share. If it
 // returns false it has answered the request, or answerUnanswered does.
@@ -35,7 +32,8 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request, memory *inta
 		refuseForMemory(w)
 	case errors.Is(context.Cause(r.Context()), errStopping): // see answerUnanswered
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		writeProblem(w, openai.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("%v, and be whole after %v", errTooSlow, srv.cfg.BodyTimeout)})
+		writeProblem(w, openai.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("the request body arrived too slowly: it must bring %d bytes in every %v, or end, and be whole after %v",
+			intake.BytesAt(srv.cfg.BodyRate), time.Duration(intake.Window), srv.cfg.BodyTimeout)})
 	default:
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body was cut: " + err.Error()})
 	}
@@ -60,7 +58,7 @@ func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *intak
 		most = r.ContentLength
 	}
 	control, begun := http.NewResponseController(w), time.Now()
-	var pace intake.Pace
+	pace := intake.Pace{Least: intake.BytesAt(srv.cfg.BodyRate)}
 	stop := func() { control.SetReadDeadline(time.Unix(1, 0)) }
 	setDeadline := func(at int64) { // fails only on servers that have a deadline of their own
 		control.SetReadDeadline(begun.Add(min(time.Duration(at), srv.cfg.BodyTimeout)))

@@ -109,8 +109,13 @@ func TestAttackBodyMemorySparesPeers(t *testing.T) {
 // that it is bounded as a whole.
 func TestBodyPace(t *testing.T) {
 	for _, major := range []int{1, 2} {
-		for pieces, want := range map[int]int{2: http.StatusOK, 100: http.StatusRequestTimeout} {
-			runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		for _, test := range []struct {
+			pieces int
+			rate   int64 // configured; 0 for the default
+			want   int
+		}{{2, 0, http.StatusOK}, {100, 0, http.StatusRequestTimeout}, {2, intake.WindowBytes, http.StatusRequestTimeout}} {
+			pieces, want := test.pieces, test.want
+			runServer(t, func(c *Config) { c.BodyRate = test.rate }, func(t *testing.T, e *engine, f *testServer) {
 				body, w := io.Pipe()
 				written := make(chan struct{})
 				defer func() {

@@ -118,6 +118,9 @@ type Config struct {
 	// engine's answer, copies included; those beyond it are refused. As much again is for
 	// peers' legs. 0 means 16 times MaxBody.
 	MaxBodies int64
+	// BodyRate is the slowest rate of a body, in bytes per second: every 10 s must bring that
+	// much. 0 means 32 KiB in 10 s.
+	BodyRate int64
 	// BodyTimeout bounds the reading of a body; 0 means 30 s.
 	// Package intake has the slowest pace at which it may arrive.
 	BodyTimeout time.Duration
@@ -198,6 +201,9 @@ func (c Config) validate() (Config, *url.URL, error) {
 	}
 	if c.MaxBody < 0 {
 		return c, nil, fmt.Errorf("frontend of %s: MaxBody: %d: must not be negative", c.Replica, c.MaxBody)
+	}
+	if c.BodyRate < 0 {
+		return c, nil, fmt.Errorf("frontend of %s: BodyRate: %d: must not be negative", c.Replica, c.BodyRate)
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = defaultMaxBody

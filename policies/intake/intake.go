@@ -10,15 +10,27 @@
 // Everything here is decided from arguments: no clock, no connection, no goroutine.
 package intake
 
-import "sync/atomic"
+import (
+	"cmp"
+	"sync/atomic"
+)
 
-// A body must bring WindowBytes, or end, within every Window, in nanoseconds: one that
-// stalls occupies its memory for one Window at most, and a client on a slow mobile
-// connection still gets through.
+// A body must bring Window's worth of its least rate, or end, within every Window, in
+// nanoseconds: one that stalls occupies its memory for one Window at most. At the default,
+// 32 KiB in 10 s, a client on a slow mobile connection still gets through.
 const (
 	Window      = 10_000_000_000
 	WindowBytes = 32 << 10
 )
+
+// BytesAt returns what a body must bring in every Window at a rate in bytes per second; 0
+// stands for the default.
+func BytesAt(rate int64) int64 {
+	if rate <= 0 {
+		return WindowBytes
+	}
+	return rate * (Window / 1_000_000_000)
+}
 
 // Budget bounds the memory of request bodies in one process. It is safe for concurrent
 // use.
@@ -70,6 +82,9 @@ func (s *Share) Release() {
 // Pace is the pace at which one body arrives. Times are nanoseconds since the body
 // began.
 type Pace struct {
+	// Least is how many bytes every window must bring; 0 means WindowBytes.
+	Least int64
+
 	window int64 // when the present window began
 	bytes  int64 // of it
 }
@@ -79,7 +94,7 @@ type Pace struct {
 // Window.
 func (p *Pace) Arrived(n int, now int64) (deadline int64, changed bool) {
 	p.bytes += int64(n)
-	if changed = p.bytes >= WindowBytes; changed {
+	if changed = p.bytes >= cmp.Or(p.Least, WindowBytes); changed {
 		p.window, p.bytes = now, 0
 	}
 	return p.window + Window, changed

@@ -57,6 +57,20 @@ func TestBudgetIsNeverExceeded(t *testing.T) {
 	}
 }
 
+// TestPaceOfRate checks the pace at a rate of the operator's.
+func TestPaceOfRate(t *testing.T) {
+	p := Pace{Least: BytesAt(1000)}
+	if _, changed := p.Arrived(9999, 5); changed {
+		t.Error("9,999 bytes in 10 s are enough at 1,000 bytes per second")
+	}
+	if deadline, changed := p.Arrived(1, 6); !changed || deadline != 6+Window {
+		t.Errorf("10,000 bytes in 10 s: until %d, changed %v", deadline, changed)
+	}
+	if BytesAt(0) != WindowBytes {
+		t.Errorf("the default is %d bytes", BytesAt(0))
+	}
+}
+
 func TestPace(t *testing.T) {
 	const second = 1_000_000_000
 	var p Pace

@@ -52,7 +52,7 @@ var (
 
 // newBody wraps a client's body. size is its length, -1 when unknown.
 func newBody(src io.Reader, size, limit int64, touch func(), pool *bufferPool) *body {
-	b := &body{src: src, limit: limit, touch: touch, pool: pool, keep: true, users: 1, memory: pool.budget.Share(), late: intake.Window}
+	b := &body{src: src, limit: limit, touch: touch, pool: pool, keep: true, users: 1, memory: pool.budget.Share(), pace: intake.Pace{Least: pool.leastPace}, late: intake.Window}
 	b.changed.L = &b.mu
 	b.held = pool.get(min(max(size, 0), limit))
 	if !b.memory.Resize(int64(cap(b.held))) {
@@ -300,8 +300,9 @@ func (r *bodyReader) Close() error {
 
 // bufferPool recycles the memory of bodies.
 type bufferPool struct {
-	pool   sync.Pool
-	budget *intake.Budget
+	pool      sync.Pool
+	budget    *intake.Budget
+	leastPace int64 // intake.Pace.Least of the bodies
 }
 
 const (

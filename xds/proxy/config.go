@@ -51,6 +51,9 @@ type Config struct {
 	// DefaultBodyMemory. A body that must be read to be routed is refused beyond it, and any
 	// other one is passed on but can no longer be sent again to another endpoint.
 	BodyMemory int64
+	// BodyRate is the slowest rate of a request body, in bytes per second: every 10 s in which
+	// it is read must bring that much; default 32 KiB in 10 s.
+	BodyRate int64
 	// Registry registers the proxy's metrics; nil means none.
 	Registry prometheus.Registerer
 	// Logger gets listener changes, ejections and refused resources; nil discards them.
@@ -61,8 +64,8 @@ func (c *Config) validate() error {
 	if c.DrainTimeout < 0 {
 		return errors.New("proxy: DrainTimeout must not be negative")
 	}
-	if c.BodyMemory < 0 {
-		return errors.New("proxy: BodyMemory must not be negative")
+	if c.BodyMemory < 0 || c.BodyRate < 0 {
+		return errors.New("proxy: BodyMemory and BodyRate must not be negative")
 	}
 	if c.BodyMemory == 0 {
 		c.BodyMemory = DefaultBodyMemory

@@ -52,10 +52,11 @@ func TestAttackBodyMemory(t *testing.T) {
 func TestAttackSlowBody(t *testing.T) {
 	for _, c := range []struct {
 		bytes int
+		rate  int64 // configured; 0 for the default
 		late  bool
-	}{{1, true}, {intake.WindowBytes / 8, false}} {
+	}{{1, 0, true}, {intake.WindowBytes / 8, 0, false}, {20, 10, false}, {20, 30, true}} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newBody(endless{c.bytes, time.Second}, -1, 1<<30, func() {}, &bufferPool{budget: intake.NewBudget(1 << 30)})
+			b := newBody(endless{c.bytes, time.Second}, -1, 1<<30, func() {}, &bufferPool{budget: intake.NewBudget(1 << 30), leastPace: intake.BytesAt(c.rate)})
 			w, cause := watched(time.Hour, 0, 0)
 			w.untilLate = b.untilLate
 			r := b.newReader()

@@ -49,7 +49,7 @@ func New(cfg Config) (*Proxy, error) {
 		cfg: cfg, pools: upstream.NewPools(),
 		changed: make(chan struct{}, 1), ready: make(chan struct{}), retire: make(chan struct{}), addrs: make(map[string]net.Addr),
 	}
-	p.buffers.budget = intake.NewBudget(cfg.BodyMemory)
+	p.buffers.budget, p.buffers.leastPace = intake.NewBudget(cfg.BodyMemory), intake.BytesAt(cfg.BodyRate)
 	p.state.Store(&state{})
 	cfg.Client.Watcher = watcher{p, cfg.Client.Watcher}
 	cfg.Client.OnStream = p.reportLoads

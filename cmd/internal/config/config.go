@@ -55,6 +55,8 @@ type Fleet struct {
 	Planner Planner `yaml:"planner,omitempty"`
 	// Migration configures how running requests migrate between replicas.
 	Migration Migration `yaml:"migration,omitempty"`
+	// Bodies bounds what the bodies of requests cost a process.
+	Bodies Bodies `yaml:"bodies,omitempty"`
 	// Overload configures which requests are refused when the fleet has too many.
 	Overload Overload `yaml:"overload,omitempty"`
 	// CUDA configures how GPUs copy KV blocks, on hosts that have GPUs.

@@ -34,6 +34,7 @@ func (f *Fleet) setDefaults() {
 	setDefault(&f.Control.Estimator, "content-length")
 	f.Planner.setDefaults(f.Preset)
 	f.Migration.setDefaults(f.Preset)
+	f.Bodies.setDefaults()
 	f.Overload.setDefaults()
 	f.Policies.setDefaults()
 	for i := range f.Models {
@@ -133,6 +134,7 @@ func (f *Fleet) validate() []*FieldError {
 	}
 	f.validatePlanner(c)
 	f.Migration.validate(c)
+	f.Bodies.validate(c)
 	f.Overload.validate(c)
 	f.CUDA.validate(c)
 	f.RDMA.validate(c)

@@ -85,7 +85,8 @@ func (f *Fleet) describe(w *strings.Builder, what string, args []string) error {
 		i := slices.IndexFunc(f.Fleet.Replicas, func(o config.Replica) bool { return o.ID == r.ID })
 		p := f.Registry()[i]
 		fmt.Fprintf(w, "registry: model %s, peer %s, host %s, %+v, adapters %q, draining %v\n", p.Model, p.Peer, p.Host, p.Capacity, p.Adapters, p.Draining)
-		fmt.Fprintf(w, "front end: window %v\n", f.Frontend(r, nil).FlowTau)
+		front := f.Frontend(r, nil)
+		fmt.Fprintf(w, "front end: window %v; bodies %d MiB, %d B/s\n", front.FlowTau, front.MaxBodies>>20, front.BodyRate)
 		m := f.Market(r, nil)
 		fmt.Fprintf(w, "market: capacity %d, sample %d, sends %d, receives %d, selector %T, detector %+v, refiner %T; waits for promises %v, %d buckets of slack, spills at %d %%\n",
 			m.Capacity, m.Machine.Sample, m.Machine.MaxConcurrentSends, m.Machine.MaxConcurrentReceives, m.Machine.Selector, m.Detector, m.Refiner, m.Machine.WaitForPromise, len(m.BucketEdges), m.SpillPercent)
