@@ -14,6 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
+	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
@@ -79,11 +80,16 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 		return err
 	}
 	defer m.close()
+	spans, err := tracing.New(ctx, tracing.Config{Version: version(), Logger: m.log})
+	if err != nil {
+		return err
+	}
+	defer spans.Close()
 	metrics, room := newRegistry(), headroom.New(headroom.Read(), m.log)
 	metrics.MustRegister(room)
 	cfg := proxy.Config{
 		Client:       client.Config{Target: m.control[0], Credentials: m.certs.ControlCredentials(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
-		DrainTimeout: p.drain, Admit: room.Admit, WrapListener: room.Listener, Registry: metrics, Logger: m.log,
+		DrainTimeout: p.drain, Admit: room.Admit, WrapListener: room.Listener, Registry: metrics, Tracer: spans.Tracer("proxy"), Logger: m.log,
 		BodyMemory: int64(fleet.Bodies.Proxy) << 20, BodyRate: int64(fleet.Bodies.Rate),
 	}
 	next, err := beginUpgrade(ctx, p.runtime, "proxy:"+p.nodeID, cmp.Or(p.listen, fleet.Proxy.Listen))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
@@ -54,6 +55,9 @@ type Config struct {
 	// BodyRate is the slowest rate of a request body, in bytes per second: every 10 s in which
 	// it is read must bring that much; default 32 KiB in 10 s.
 	BodyRate int64
+	// Tracer creates the spans of requests, which continue their clients' traces and which
+	// replicas continue; nil creates none.
+	Tracer trace.Tracer
 	// Registry registers the proxy's metrics; nil means none.
 	Registry prometheus.Registerer
 	// Logger gets listener changes, ejections and refused resources; nil discards them.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/internal/proxy/route"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -31,7 +33,8 @@ type exchange struct {
 
 	host  *client.VirtualHost
 	route *client.Route
-	code  int // status answered
+	code  int        // status answered
+	span  trace.Span // nil without tracing
 
 	upstream string // host:port of the last attempt
 	attempts int
@@ -66,6 +69,7 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 		if x.body != nil {
 			x.body.close()
 		}
+		x.endSpan()
 		metrics.answered(x.code)
 		if path := x.listener.AccessLog; path != "" {
 			p.accessLog.write(path, x.accessRecord(time.Now()))
@@ -88,6 +92,7 @@ func (x *exchange) prepare() *cluster {
 		return nil
 	}
 	x.header = upstreamHeader(x.r, x.listener.Listener)
+	x.beginSpan()
 	if x.listener.table != nil {
 		x.host = x.listener.table.Host(x.authority())
 	}

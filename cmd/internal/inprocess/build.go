@@ -169,7 +169,7 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 	f.proxy, err = proxy.New(proxy.Config{
 		Client: client.Config{Target: xds, NodeID: embeddedProxy}, Listener: f.proxyListener,
 		DrainTimeout: f.cfg.Drain, Admit: f.cfg.Room.Admit, WrapListener: f.cfg.Room.Listener, Logger: f.log.With("part", "proxy"),
-		BodyMemory: int64(f.cfg.Fleet.Bodies.Proxy) << 20, BodyRate: int64(f.cfg.Fleet.Bodies.Rate),
+		Tracer: f.cfg.Tracer, BodyMemory: int64(f.cfg.Fleet.Bodies.Proxy) << 20, BodyRate: int64(f.cfg.Fleet.Bodies.Rate),
 	})
 	return err
 }
