@@ -15,41 +15,50 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// clocked returns a Monitor whose clock, descriptors and memory the test sets.
-func clocked(l Limits) (m *Monitor, log *testkit.Log, now *time.Time, open *int, live *int64) {
-	log, now, open, live = &testkit.Log{}, new(time.Time), new(int), new(int64)
-	*now = time.Unix(1000, 0)
-	m = New(l, log.Logger())
-	m.now, m.open, m.live = func() time.Time { return *now }, func() int { return *open }, func() int64 { return *live }
-	return m, log, now, open, live
+// process is what a Monitor sees of its process.
+type process struct {
+	now  time.Time
+	open int   // descriptors
+	live int64 // bytes of live objects
+	log  testkit.Log
 }
 
-// TestDescriptors: a burst between two counts is not admitted beyond the reserve, whether
-// or not its connections are counted yet.
+// newMonitor returns a Monitor of a process that the test changes.
+func newMonitor(l Limits) (*Monitor, *process) {
+	p := &process{now: time.Unix(1000, 0)}
+	m := New(l, p.log.Logger())
+	m.now, m.open, m.live = func() time.Time { return p.now }, func() int { return p.open }, func() int64 { return p.live }
+	return m, p
+}
+
+// TestDescriptors checks that a burst of requests is admitted up to the reserve and not beyond,
+// also while its connections are not open yet, and so not counted.
 func TestDescriptors(t *testing.T) {
-	m, log, now, open, _ := clocked(Limits{Descriptors: 1024}) // 128 are reserved
+	m, p := newMonitor(Limits{Descriptors: 1024})
+	const usable = 1024 - 128 // the rest is reserved
+	log := &p.log
 	if !strings.Contains(log.String(), "file descriptor limit is low") || !strings.Contains(log.String(), "limit=1024 reserved=128") {
 		t.Errorf("at the start: %s", log)
 	}
-	*open = 800
+	p.open = 800
 	admit := func() (n int) {
 		for m.Admit() == nil {
 			n++
 		}
 		return n
 	}
-	if n := admit(); n != 96 {
-		t.Errorf("%d of 96 admitted", n)
+	if n := admit(); n != usable-800 {
+		t.Errorf("%d requests are admitted, want %d", n, usable-800)
 	}
-	// None has its connection yet: they still count.
-	*now = now.Add(window)
+	// None of them has its connection yet, and they still count.
+	p.now = p.now.Add(window)
 	if n := admit(); n != 0 {
-		t.Errorf("%d more admitted", n)
+		t.Errorf("%d more requests are admitted, want none", n)
 	}
-	// All have theirs, and half of the others are closed.
-	*now, *open = now.Add(2*window), 496
+	// All of them have their connections, and half of the 800 others are closed.
+	p.now, p.open = p.now.Add(2*window), usable-400
 	if n := admit(); n != 400 {
-		t.Errorf("%d of 400 admitted", n)
+		t.Errorf("%d requests are admitted, want 400", n)
 	}
 	if err := m.Err(); !errors.Is(err, ErrDescriptors) {
 		t.Error(err)
@@ -65,43 +74,44 @@ func TestDescriptors(t *testing.T) {
 	}
 }
 
-// TestProblems: a shortage is a problem while something is refused, and for a moment afterwards; one
-// of memory asks for a garbage collection, because without one the live heap stays what it was.
+// TestProblems checks that a shortage is reported while requests are refused and for a moment
+// afterwards, and that one of memory starts garbage collections: without them, the measured live
+// heap does not shrink.
 func TestProblems(t *testing.T) {
-	m, _, now, open, live := clocked(Limits{Descriptors: 1024, Memory: 1 << 30})
+	m, p := newMonitor(Limits{Descriptors: 1024, Memory: 1 << 30})
 	collections := 0
 	m.collect = func() { collections++ }
 	require := func(what string, want ...string) {
 		t.Helper()
 		var got []string
-		for _, p := range m.Problems() {
-			got = append(got, p.Kind)
+		for _, problem := range m.Problems() {
+			got = append(got, problem.Kind)
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
 	}
 	require("idle")
-	*open, *now = 1000, now.Add(window)
+	p.open, p.now = 1000, p.now.Add(window)
 	require("few descriptors", "descriptors")
 	if m.Admit() == nil {
 		t.Error("admitted")
 	}
-	*open, *now = 10, now.Add(window)
+	p.open, p.now = 10, p.now.Add(window)
 	require("a moment later", "descriptors")
-	*now = now.Add(shownFor)
+	p.now = p.now.Add(shownFor)
 	require("later")
-	*live, *now = 1<<30, now.Add(window)
+	p.live, p.now = 1<<30, p.now.Add(window)
 	require("little memory", "memory")
-	*now = now.Add(window)
-	require("the same", "memory")
+	p.now = p.now.Add(window)
+	require("little memory still", "memory")
 	if collections != 1 {
-		t.Errorf("%d collections", collections)
+		t.Errorf("%d garbage collections, want 1", collections)
 	}
-	*now = now.Add(collectInterval)
+	p.now = p.now.Add(collectInterval)
 	require("a second later", "memory")
 	if collections != 2 {
-		t.Errorf("%d collections a second later", collections)
+		t.Errorf("%d garbage collections a second later, want 2", collections)
 	}
 	var none *Monitor
 	if none.Problems() != nil {
@@ -109,29 +119,29 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// TestMemory: live objects near the limit refuse requests.
+// TestMemory checks that requests are refused while the live objects are near the limit.
 func TestMemory(t *testing.T) {
-	m, _, now, _, live := clocked(Limits{Memory: 1 << 30})
+	m, p := newMonitor(Limits{Memory: 1 << 30})
 	testkit.NoError(t, m.Admit())
-	*live, *now = 900<<20, now.Add(window)
+	p.live, p.now = 900<<20, p.now.Add(window)
 	if err := m.Admit(); !errors.Is(err, ErrMemory) {
 		t.Errorf("near the limit: %v", err)
 	}
-	*live, *now = 700<<20, now.Add(window)
+	p.live, p.now = 700<<20, p.now.Add(window)
 	testkit.NoError(t, m.Admit())
 	var none *Monitor
 	testkit.NoError(t, none.Admit())
 	testkit.NoError(t, none.Err())
 }
 
-// TestListener: connections are accepted into the first half of the reserve and closed
-// in the second.
+// TestListener checks that connections may use the first half of the reserve, and are closed
+// at once when they would use the second half.
 func TestListener(t *testing.T) {
-	m, _, now, open, _ := clocked(Limits{Descriptors: 1024})
+	m, p := newMonitor(Limits{Descriptors: 1024})
 	inner := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	l := m.Listener(inner)
 	defer l.Close()
-	*open = 1024 - 128
+	p.open = 1024 - 128
 	accepted := make(chan net.Conn, 4)
 	go func() {
 		defer close(accepted)
@@ -148,15 +158,15 @@ func TestListener(t *testing.T) {
 	defer kept.Close()
 	(<-accepted).Close()
 	m.mu.Lock()
-	*open, *now = 1024-64, now.Add(window)
+	p.open, p.now = 1024-64, p.now.Add(window)
 	m.mu.Unlock()
 	closed := dial()
 	defer closed.Close()
 	if _, err := closed.Read(make([]byte, 1)); err == nil {
-		t.Error("a connection into the second half stays open")
+		t.Error("a connection that uses the second half of the reserve stays open")
 	}
 	if len(accepted) != 0 {
-		t.Error("it was accepted")
+		t.Error("a connection that uses the second half of the reserve reaches the server")
 	}
 	if got := (*Monitor)(nil).Listener(inner); got != inner {
 		t.Error("without a Monitor the listener is another one")
@@ -180,7 +190,7 @@ func TestOpenDescriptors(t *testing.T) {
 	}
 }
 
-// TestContainerMemory: the smallest limit on the way up counts.
+// TestContainerMemory checks that the smallest limit of a cgroup and its parents counts.
 func TestContainerMemory(t *testing.T) {
 	root := t.TempDir()
 	for dir, limit := range map[string]string{"a/b": "max\n", "a": "1048576\n", "": "4194304\n", "c": "max\n"} {

@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// logged runs a test in virtual time with a limited logger and what it writes.
-func logged(t *testing.T, test func(t *testing.T, log *slog.Logger, h *Handler, out *testkit.Log)) {
+// runLimited runs a test in virtual time with a limited logger, its Handler, and what it writes.
+func runLimited(t *testing.T, test func(t *testing.T, log *slog.Logger, h *Handler, out *testkit.Log)) {
 	synctest.Test(t, func(t *testing.T) {
 		out := &testkit.Log{}
 		h := New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -22,10 +22,10 @@ func logged(t *testing.T, test func(t *testing.T, log *slog.Logger, h *Handler, 
 	})
 }
 
-// TestAttackLogFlood: what differs in a line's attributes makes it no other event: not an
-// error that alternates, nor a port, nor the id of a stream.
+// TestAttackLogFlood checks that lines with one message are one event, although their errors
+// alternate and each names another port or stream.
 func TestAttackLogFlood(t *testing.T) {
-	logged(t, func(t *testing.T, log *slog.Logger, _ *Handler, out *testkit.Log) {
+	runLimited(t, func(t *testing.T, log *slog.Logger, _ *Handler, out *testkit.Log) {
 		replica := log.With("replica", "r0")
 		for i := range 1000 {
 			err := errors.New([]string{"dial 127.0.0.1: refused", "dial 127.0.0.1: reset"}[i%2])
@@ -51,15 +51,16 @@ func TestAttackLogFlood(t *testing.T) {
 	})
 }
 
-// TestSubjects: each replica has its lines, and all of them have no more than an event may.
+// TestSubjects checks that each replica has a limit of its own, and that all of them together do
+// not exceed the limit of the event.
 func TestSubjects(t *testing.T) {
-	logged(t, func(t *testing.T, log *slog.Logger, h *Handler, out *testkit.Log) {
+	runLimited(t, func(t *testing.T, log *slog.Logger, h *Handler, out *testkit.Log) {
 		for range 100 {
 			log.Warn("replica died", "replica", "r1")
 		}
 		log.Warn("replica died", "replica", "r2")
 		if out.Count("replica=r1") != PerSubject || out.Count("replica=r2") != 1 {
-			t.Errorf("one hides the other:\n%s", out)
+			t.Errorf("the lines about r1 hide that about r2:\n%s", out)
 		}
 		for i := range 1000 {
 			log.Warn("replica died", "replica", fmt.Sprint("invented", i))
@@ -74,9 +75,9 @@ func TestSubjects(t *testing.T) {
 	})
 }
 
-// TestLevels: information has a limit of its own, debugging none.
+// TestLevels checks that lines of information have a higher limit, and lines for debugging none.
 func TestLevels(t *testing.T) {
-	logged(t, func(t *testing.T, log *slog.Logger, _ *Handler, out *testkit.Log) {
+	runLimited(t, func(t *testing.T, log *slog.Logger, _ *Handler, out *testkit.Log) {
 		for range 2 * PerInfo {
 			log.Info("migration ended")
 			log.Debug("frame read")
@@ -94,9 +95,10 @@ func remembered(h *Handler) int {
 	return len(h.state.events)
 }
 
-// TestBounded: messages that are not constant fill neither log nor memory.
+// TestBounded checks that messages which are not constant, as they should be, fill neither the log
+// nor the memory.
 func TestBounded(t *testing.T) {
-	logged(t, func(t *testing.T, log *slog.Logger, h *Handler, out *testkit.Log) {
+	runLimited(t, func(t *testing.T, log *slog.Logger, h *Handler, out *testkit.Log) {
 		for i := range 10 * maxEvents {
 			log.Error(fmt.Sprint("invented ", i))
 		}
@@ -115,9 +117,10 @@ func TestBounded(t *testing.T) {
 	})
 }
 
-// TestBoundedAgain: what exceeds the memory is reported in every Interval, not only in the first.
+// TestBoundedAgain checks that the events beyond maxEvents are reported in every Interval, not only
+// in the first.
 func TestBoundedAgain(t *testing.T) {
-	logged(t, func(t *testing.T, log *slog.Logger, _ *Handler, out *testkit.Log) {
+	runLimited(t, func(t *testing.T, log *slog.Logger, _ *Handler, out *testkit.Log) {
 		for round := range 3 {
 			for i := range 2 * maxEvents {
 				log.Error(fmt.Sprint("invented ", round, " ", i))
@@ -131,8 +134,9 @@ func TestBoundedAgain(t *testing.T) {
 	})
 }
 
-// TestSpiffe: an identity is no address.
-func TestSpiffe(t *testing.T) {
+// TestAddSubject checks that the port of an address is left out of a subject, and that nothing is
+// left out of an identity (spiffe://…) or a name, which have colons, too.
+func TestAddSubject(t *testing.T) {
 	for value, want := range map[string]string{
 		"spiffe://fleet.test/proxy/a": "client=spiffe://fleet.test/proxy/a ", "[::1]:80": "client=::1 ", "r1": "client=r1 ", "host:port": "client=host:port ",
 	} {

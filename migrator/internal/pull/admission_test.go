@@ -12,10 +12,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
+// at returns the address of a receiver on a host.
 func at(host string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(host), Port: 1} }
 
-// TestAttackWaitingReceivers enters connections without a ticket from hosts that have ever more of
-// them: the oldest of the busiest host are dropped, and the single one of another host never is.
+// TestAttackWaitingReceivers opens far more connections than may wait for their ticket, from many
+// hosts. The oldest connections of the host that has most are dropped; the only connection of another
+// host never is, and one that was admitted does not wait any more.
 func TestAttackWaitingReceivers(t *testing.T) {
 	var a Admission
 	dropped := map[int]bool{}
@@ -63,7 +65,8 @@ func TestAttackWaitingReceivers(t *testing.T) {
 	}
 }
 
-// TestAdmissionOfPulls admits as many pulls of one host, and of all, as there may be.
+// TestAdmissionOfPulls admits as many pulls as one host may have, and then as many as all hosts
+// together may have. The next one is refused until another one ends.
 func TestAdmissionOfPulls(t *testing.T) {
 	var a Admission
 	admit := func(host string) (*Connection, error) {
@@ -88,6 +91,8 @@ func TestAdmissionOfPulls(t *testing.T) {
 	testkit.NoError(t, err)
 }
 
+// TestHostOf checks which addresses count as one host: for IPv6 a network of 64 bits, of which a
+// machine may use any address.
 func TestHostOf(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1", "::ffff:10.0.0.1": "10.0.0.1", "2001:db8:1:2:3::4": "2001:db8:1:2::/64", "2001:db8:1:2:ffff::1": "2001:db8:1:2::/64",
@@ -101,8 +106,8 @@ func TestHostOf(t *testing.T) {
 	}
 }
 
-// TestAttackIdleReceivers opens more connections that present no ticket than there may be pulls: a
-// receiver that comes afterwards is served, and little is logged.
+// TestAttackIdleReceivers opens more connections than there may be pulls and presents no ticket on
+// any of them. A receiver that comes afterwards is served, and nothing is logged.
 func TestAttackIdleReceivers(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.NoError(t, err)

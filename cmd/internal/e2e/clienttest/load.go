@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // LoadConfig configures a Load.
@@ -64,7 +66,15 @@ func (c *Clients) NewLoad(cfg LoadConfig) *Load {
 			}
 		})
 	}
-	l.Stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	l.Stop = sync.OnceFunc(func() {
+		cancel()
+		answered := make(chan struct{})
+		go func() {
+			wg.Wait()
+			close(answered)
+		}()
+		testkit.WaitForEvent(c.T, "every request of the load is answered", answered)
+	})
 	c.T.Cleanup(l.Stop)
 	return l
 }
