@@ -16,8 +16,8 @@ import (
 func at(host string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(host), Port: 1} }
 
 // TestAttackWaitingReceivers opens far more connections than may wait for their ticket, from many
-// hosts. The oldest connections of the host that has most are dropped; the only connection of another
-// host never is, and one that was admitted does not wait any more.
+// hosts: the oldest ones of the host that has most are dropped, and the only one of another host
+// never is.
 func TestAttackWaitingReceivers(t *testing.T) {
 	var a Admission
 	dropped := map[int]bool{}
@@ -107,7 +107,7 @@ func TestHostOf(t *testing.T) {
 }
 
 // TestAttackIdleReceivers opens more connections than there may be pulls and presents no ticket on
-// any of them. A receiver that comes afterwards is served, and nothing is logged.
+// any of them: a receiver that comes afterwards is served, and nothing is logged.
 func TestAttackIdleReceivers(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.NoError(t, err)
