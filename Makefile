@@ -76,9 +76,9 @@ TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-
 
 # Packages whose tests run in real time: processes, sockets and engines of emulated speed,
 # which the race detector slows down; and WebAssembly modules, which take ten times as
-# long to compile under it, and what imports the engines of policies. Those that wait
+# long to compile under it, and what imports the engines of policies or emulates engines. Those that wait
 # longest come first.
-REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord \
+REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord ./cmd/internal/profiler \
 	./xds/control ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
 # Folders of packages whose code or tests start goroutines. The race detector has nothing
 # to find in the others.
