@@ -39,6 +39,13 @@ replicas:
 	if e.KVTokens != 30000 || e.MaxBatch != 32 || e.Profile.Name == w.Profiles["m"].Name || !slices.Equal(e.Adapters, []string{"sql", "all"}) {
 		t.Errorf("the emulated engine: %+v", e)
 	}
+	// What replicas experience comes from the QoE model, in plans and in refined boundaries.
+	if got, want := w.Rules().Models[0].QoE, w.Profiles["m"].QoEModel(); got != want || got.D2 > w.Profiles["m"].D2/100 {
+		t.Errorf("the planner's QoE is %+v, want %+v", got, want)
+	}
+	if got, want := w.Market(w.Fleet.Replicas[0], nil).QoE, w.Profiles["m"].TensorParallel(w.Fleet.Replicas[0].TP).QoEModel(); got != want {
+		t.Errorf("the market's QoE is %+v, want %+v", got, want)
+	}
 	if got, want := w.Rules().Models[0].Cost, w.Profiles["m"].TensorParallel(1).Cost(); got != want {
 		t.Errorf("priced by %+v, want %+v", got, want)
 	}
