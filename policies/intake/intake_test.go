@@ -24,6 +24,7 @@ func TestBudget(t *testing.T) {
 	}
 	one.Release()
 	one.Release()
+	new(Share).Release() // of no budget: it holds nothing
 	if b.Held() != 0 {
 		t.Errorf("%d bytes are held by no share", b.Held())
 	}

@@ -168,7 +168,7 @@ func (b testBinary) command(ctx context.Context, mutant int, tests []test, flags
 	for _, t := range tests {
 		seconds, names = seconds+t.seconds, append(names, t.name)
 	}
-	script := fmt.Sprintf(`ulimit -t %d -v 16000000; exec "$@"`, 3+int(6*seconds))
+	script := fmt.Sprintf(`ulimit -t %d && ulimit -v 16000000 && exec "$@"`, 3+int(6*seconds))
 	args := []string{"-c", script, "sh", b.file, "-test.failfast", "-test.short", "-test.timeout=10m", "-test.run=^(" + strings.Join(names, "|") + ")$"}
 	cmd := exec.CommandContext(ctx, "sh", append(args, flags...)...)
 	cmd.Dir = b.dir
