@@ -18,7 +18,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// refuser is a proxy that refuses what it is sent once refusing is set.
+// refuser is a proxy that refuses the routes that it is sent once refusing is set. Weights, which
+// change with the load, it accepts: the first refusal is then that of a plan.
 type refuser struct {
 	refusing atomic.Bool
 	stop     func()
@@ -51,7 +52,7 @@ func startRefuser(t testing.TB, target, node string) *refuser {
 				return
 			}
 			answer := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}
-			if out.refusing.Load() {
+			if out.refusing.Load() && r.GetTypeUrl() == resources.RouteType {
 				answer.ErrorDetail = &rpcstatus.Status{Code: int32(codes.InvalidArgument), Message: "refused by the test"}
 			}
 			_ = stream.Send(answer) // an error of Send is Recv's, too
