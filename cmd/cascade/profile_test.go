@@ -113,9 +113,7 @@ func TestProfileOfAnEngine(t *testing.T) {
 
 // TestProfileInRealTime recovers an engine's iteration model over real sockets.
 func TestProfileInRealTime(t *testing.T) {
-	if os.Getenv("CASCADE_TEST_ALL") == "" {
-		t.Skip("takes minutes of real time; set CASCADE_TEST_ALL=1")
-	}
+	testkit.SkipSlow(t)
 	want := testkit.Must(cost.Builtin("rtxpro6000-llama-3.1-8b"))
 	url := emulate(t, emulator.Config{Model: "m", Profile: want})
 	record := filepath.Join(t.TempDir(), "r.jsonl")

@@ -113,7 +113,7 @@ func TestEngineHangs(t *testing.T) {
 		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{}, 4
 		}, front: func(_ string, c *frontend.Config) {
-			c.HealthTimeout, c.HangTimeout = time.Second, 2*time.Second
+			c.HealthTimeout, c.HangTimeout = time.Second, time.Minute // pinned streams wait for the engine for so long
 		}})
 		r.teachShapes()
 		load := r.newLoad(6, 100, 200, 2000)
@@ -134,7 +134,7 @@ func TestEngineCoreHangs(t *testing.T) {
 	planes(t, onProxy, func(t *testing.T, envoy string) {
 		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{}, 4
-		}})
+		}, front: func(_ string, c *frontend.Config) { c.HangTimeout = time.Minute }})
 		r.teachShapes()
 		load := r.newLoad(6, 100, 200, 2000)
 		own, fixed, others := r.startResidents("r0", 3)

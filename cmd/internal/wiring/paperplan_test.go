@@ -98,9 +98,10 @@ func TestPaperFollowsStep(t *testing.T) {
 // TestPaperKeepsPlanOnTraces is TestPaperKeepsPlan with real traces, at several loads.
 // CASCADE_TRACES lists their files, as PATH does, in the formats of "cascade replay".
 func TestPaperKeepsPlanOnTraces(t *testing.T) {
+	testkit.SkipSlow(t)
 	files := filepath.SplitList(os.Getenv("CASCADE_TRACES"))
-	if os.Getenv("CASCADE_TEST_ALL") == "" || len(files) == 0 {
-		t.Skip("needs CASCADE_TEST_ALL=1 and CASCADE_TRACES, a list of files of traces")
+	if len(files) == 0 {
+		testkit.Skip(t, testkit.Unavailable{What: "there are no traces", Remedy: "list their files in CASCADE_TRACES"})
 	}
 	for _, name := range files {
 		file, err := os.Open(name)

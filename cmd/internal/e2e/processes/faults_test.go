@@ -45,17 +45,13 @@ func TestFaults(t *testing.T) {
 	})
 	t.Run("certificates", func(t *testing.T) {
 		t.Parallel()
-		if !everything {
-			t.Skip("takes a minute; set CASCADE_TEST_ALL=1")
-		}
+		testkit.SkipSlow(t)
 		f, authority := newCertificateFleet(t)
 		f.runFaults(t, "proxy, mTLS", func(t *testing.T) []faultRow { return f.certificateFaults(t, authority) })
 	})
 	t.Run("envoy", func(t *testing.T) {
 		t.Parallel()
-		if !everything {
-			t.Skip("takes a minute; set CASCADE_TEST_ALL=1")
-		}
+		testkit.SkipSlow(t)
 		envoytest.Binary(t)
 		f := newFleet(t, setup{envoy: true, replicas: 3, planes: 2, log: []string{"--log", "info"}})
 		f.runFaults(t, "envoy", f.replicaFaults, f.addressFaults)
