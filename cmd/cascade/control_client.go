@@ -56,7 +56,9 @@ func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 		}
 		candidates = []string{"http://" + fleet.Fleet.Control.Admin}
 		if len(fleet.Fleet.Control.Peers) > 0 {
-			for _, admin := range control.PlaneAdmins(wiring.PlaneNotes(fleet.StateDir())) {
+			ctx, cancel := context.WithTimeout(cmd.Context(), answerTimeout)
+			defer cancel()
+			for _, admin := range control.PlaneAdmins(wiring.PlaneNotes(ctx, fleet.StateDir())) {
 				candidates = append(candidates, "http://"+admin)
 			}
 		}

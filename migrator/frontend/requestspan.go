@@ -3,6 +3,7 @@ package frontend
 import (
 	"context"
 	"net/http"
+	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -47,8 +48,8 @@ func (srv *Server) withSpan(w http.ResponseWriter, r *http.Request, name string,
 	ctx, span := srv.cfg.Tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(
 		attribute.String("cascade.replica", string(srv.cfg.Replica)), attribute.String("url.path", r.URL.Path)))
 	defer span.End()
-	if id := r.Header.Get(requestIDHeader); id != "" {
-		span.SetAttributes(attribute.String("cascade.request_id", id[:min(len(id), maxLoggedID)]))
+	if id := r.Header.Get(requestIDHeader); id != "" { // an exporter refuses text that is not UTF-8
+		span.SetAttributes(attribute.String("cascade.request_id", strings.ToValidUTF8(id[:min(len(id), maxLoggedID)], "\uFFFD")))
 	}
 	r = r.WithContext(ctx)
 	r.Header = r.Header.Clone()
@@ -66,7 +67,7 @@ func (srv *Server) withSpan(w http.ResponseWriter, r *http.Request, name string,
 // nameSpan adds a request's name in logs and migrations to its span.
 func nameSpan(ctx context.Context, q policies.Request) {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(attribute.String("cascade.request", q.ID), attribute.String("cascade.model", q.Model))
+		span.SetAttributes(attribute.String("cascade.request", q.ID), attribute.String("cascade.model", strings.ToValidUTF8(q.Model, "\uFFFD")))
 	}
 }
 

@@ -29,7 +29,7 @@ func TestOneTraceARequest(t *testing.T) {
 		f.setPace(20 * time.Millisecond)
 		req := testkit.Must(http.NewRequest("POST", "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest)))
 		req.Header.Set("Traceparent", "00-"+trace+"-00f067aa0ba902b7-01")
-		req.Header.Set("X-Request-Id", "q")
+		req.Header.Set("X-Request-Id", "q\xff")
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -70,7 +70,7 @@ func TestOneTraceARequest(t *testing.T) {
 			switch attrs["cascade.replica"] {
 			case "r0":
 				own++
-				if attrs["cascade.request"] != s.id || attrs["cascade.request_id"] != "q" || attrs["http.response.status_code"] != "200" || span.Parent().SpanID().String() != "00f067aa0ba902b7" {
+				if attrs["cascade.request"] != s.id || attrs["cascade.request_id"] != "q\uFFFD" || attrs["http.response.status_code"] != "200" || span.Parent().SpanID().String() != "00f067aa0ba902b7" {
 					t.Errorf("the request's span: %v below %s", attrs, span.Parent().SpanID())
 				}
 			case "r1":

@@ -72,4 +72,11 @@ func TestUnreachableReplica(t *testing.T) {
 	require("the address fails still", resources.Unhealthy)
 	second(loadestimate.ProxyReport{Succeeded: 1})
 	require("a request succeeded", resources.Healthy)
+	for range 4 {
+		now = now.Add(time.Second)
+		s.Step(now, StreamClosed{"r1"})
+		s.Step(now, ProxiesReported{map[netip.AddrPort]loadestimate.ProxyReport{netip.MustParseAddrPort(list[1].Address): {Failed: 9}}})
+	}
+	second(loadestimate.ProxyReport{})
+	require("its migrator has restarted", resources.Healthy)
 }

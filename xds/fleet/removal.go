@@ -100,9 +100,10 @@ func DigestReplicas(list []policies.Replica) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// configureConfirmed applies the list that is held if the stored object confirms it.
-func (s *State) configureConfirmed(now time.Time) {
-	if h := s.held; h != nil && h.Digest == s.object.ConfirmedRemoval {
-		s.configure(now, h.list)
+// configureHeld applies the list that is held if the stored object confirms it, or if the stored plan
+// has lost the replicas meanwhile.
+func (s *State) configureHeld(now time.Time) {
+	if s.held != nil {
+		s.configure(now, s.held.list)
 	}
 }

@@ -30,6 +30,14 @@ func TestRemovalAtStart(t *testing.T) {
 	if s, _ := begin(testReplica("r0"), testReplica("r1")); s.held != nil || !s.registry.Configured() {
 		t.Errorf("half of them: held %+v", s.held)
 	}
+	// Another control plane has removed the replicas meanwhile, a few at a time.
+	s, _ = begin(testReplica("r0"))
+	smaller := stored
+	smaller.Plans = []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r0"})}
+	smaller.Plans[0].Epoch = stored.Epoch + 1
+	if s.Step(start, Stored{smaller}); s.held != nil || len(s.registry.All()) != 1 {
+		t.Errorf("removed by another control plane: held %+v", s.held)
+	}
 	// The mended file is applied at once.
 	s, _ = begin(testReplica("r0"))
 	s.Step(start, Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1"), testReplica("r2"), testReplica("r3")}})

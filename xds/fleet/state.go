@@ -253,7 +253,7 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 	}
 	s.proposal, s.needsRepair, s.vanished = nil, true, false
 	s.resetOrders(now)
-	s.configureConfirmed(now)
+	s.configureHeld(now)
 	s.registry.Forget(now)
 }
 

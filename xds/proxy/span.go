@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/http"
+	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -50,4 +51,8 @@ func methodOf(r *http.Request) string {
 	return "other"
 }
 
-func bounded(text string) string { return text[:min(len(text), maxSpanText)] }
+// bounded returns the beginning of a client's text as UTF-8: an exporter refuses all spans of a batch
+// with one that holds anything else.
+func bounded(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxSpanText)], "\uFFFD")
+}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -29,8 +30,9 @@ func TestSpans(t *testing.T) {
 	_, alone := f.see("POST", "/v1/completions", "", bytes.NewReader(prompt("m", 100)))
 	fronts[0].kill()
 	fronts[1].kill()
-	f.send("PUT", "/v1/completions", "", bytes.NewReader(prompt("m", 100)))
-	testkit.WaitFor(t, "the last span", func() bool { return len(spans.Ended()) == 3 }) // it ends after the answer
+	f.send("PUT", "/v1/completions%ff", "", bytes.NewReader(prompt("m", 100)), "X-Request-Id", strings.Repeat("ü", 64)+"\xff")
+	f.send("PUT", "/v1/completions%ff", "", bytes.NewReader(prompt("m", 100)), "X-Request-Id", "\xff"+strings.Repeat("ü", 64))
+	testkit.WaitFor(t, "the last span", func() bool { return len(spans.Ended()) == 4 }) // it ends after the answer
 	ended := spans.Ended()
 	attributes := func(i int) map[string]string {
 		out := map[string]string{}
@@ -54,6 +56,13 @@ func TestSpans(t *testing.T) {
 	}
 	if a := attributes(2); a["http.response.status_code"] != "503" || ended[2].Name() != "proxy other" || ended[2].Status().Description == "" {
 		t.Errorf("%s: %v, %v", ended[2].Name(), a, ended[2].Status())
+	}
+	for _, s := range ended {
+		for _, a := range s.Attributes() {
+			if text := a.Value.Emit(); !utf8.ValidString(text) {
+				t.Errorf("%s: %s is %q, with which no exporter sends the batch", s.Name(), a.Key, text)
+			}
+		}
 	}
 	// Without a tracer the client's own trace passes.
 	g := newFleet(t, 2, nil)

@@ -8,6 +8,7 @@
 package wiring
 
 import (
+	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
@@ -273,8 +274,19 @@ func DefaultNodeID(kind string) string {
 const planeFolder = "control-planes"
 
 // PlaneNotes returns the notes of the control planes that share a state directory; none if
-// it is on another host, or cannot be read.
-func PlaneNotes(state string) [][]byte {
+// it is on another host, cannot be read, or has not answered when ctx ends.
+func PlaneNotes(ctx context.Context, state string) [][]byte {
+	notes := make(chan [][]byte, 1)
+	go func() { notes <- readPlaneNotes(state) }() // which is left to itself if the file system hangs
+	select {
+	case all := <-notes:
+		return all
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func readPlaneNotes(state string) [][]byte {
 	path := filepath.Join(state, planeFolder)
 	if _, err := os.Stat(path); err != nil {
 		return nil

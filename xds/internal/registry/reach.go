@@ -29,9 +29,10 @@ type reach struct {
 
 // HandleProxyReport applies what the proxies report of the replica's address. Failures
 // count while no request succeeds and the front end counts none: a front end that
-// refuses requests is reachable.
+// refuses requests is reachable. They do not count while its migrator is away: a migrator
+// that restarts explains them, and its replica must take requests once it is back.
 func (r *Replica) HandleProxyReport(now time.Time, p loadestimate.ProxyReport) {
-	if p.Succeeded > 0 || r.Seen() != r.reach.seen || r.Report.DrainProgress.Streams > 0 {
+	if !r.Connected || p.Succeeded > 0 || r.Seen() != r.reach.seen || r.Report.DrainProgress.Streams > 0 {
 		r.reach = reach{seen: r.Seen()}
 		return
 	}
