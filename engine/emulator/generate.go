@@ -210,11 +210,11 @@ func (e *Engine) writeStream(w http.ResponseWriter, r *http.Request, st *stream,
 			}
 			return
 		}
+		if len(ids) == 0 {
+			continue // woken for tokens that it took with earlier ones
+		}
 		out = out[:0]
 		if ans.sent == 0 {
-			if len(ids) == 0 {
-				continue
-			}
 			h := w.Header()
 			h.Set("Content-Type", "text/event-stream; charset=utf-8")
 			h.Set("Cache-Control", "no-cache")
