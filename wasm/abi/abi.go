@@ -93,7 +93,7 @@ func (s Status) Error() string {
 	case None:
 		return "policy decided for none"
 	case Unsupported:
-		return "policy does not support this kind of call"
+		return "policy does not support this kind of call, or needs a newer host"
 	case BadFrame:
 		return "policy could not parse the frame"
 	case Short:

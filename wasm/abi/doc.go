@@ -50,7 +50,8 @@
 //	0 OK           decided; the meaning of value depends on the kind
 //	1 None         decided for none: no bid, no winner, own replica, no
 //	               partition, plan denied
-//	2 Unsupported  this guest does not know the kind or a flag
+//	2 Unsupported  this guest does not know the kind or a flag, or needs fields
+//	               that this host, which is older, does not send
 //	3 BadFrame     this guest cannot parse the frame
 //	4 Short        the space for output is too small; value is the size needed
 //	5 Failed       the guest gave up on this call; fail may have given the reason
@@ -103,7 +104,9 @@
 // Within version 1, fields are only added, at the end of the header, of arguments,
 // of records and of outputs, in multiples of 8 bytes. A reader uses hdr_len, arg_len
 // and rec_stride, skips fields that it does not know, and takes fields that the writer
-// did not know as 0. A frame with smaller areas than those of 1.0 is malformed. New
+// did not know as 0, or refuses the frame (Unsupported) if it cannot decide without them:
+// a host refuses a module that does so when it loads it. A frame with smaller areas than
+// those of 1.0 is malformed. New
 // kinds get new numbers and exports. A flag changes the meaning of existing fields.
 // Any other change is a new version, with a new magic and new export names.
 //

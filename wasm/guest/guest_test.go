@@ -2,6 +2,7 @@ package guest_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -175,6 +176,17 @@ func TestUnregistered(t *testing.T) {
 		if s, _ := abi.Unpack(f(frame)); s != abi.Unsupported {
 			t.Errorf("%s without a policy: %v", kind, s)
 		}
+	}
+}
+
+// TestOlderHost checks that the frame of a host that sends a snapshot without the QoE model, as
+// those before 1.4 do, is refused as a whole, whatever the policy needs.
+func TestOlderHost(t *testing.T) {
+	register(&answers{partition: policies.Partition{Counts: []int{8}, Iterations: []float64{0.01}}})
+	frame, _ := read(t, "partition")
+	binary.LittleEndian.PutUint32(frame[20:], 144) // arg_len
+	if s, _ := abi.Unpack(partition.Decide(frame)); s != abi.Unsupported {
+		t.Errorf("the status is %v, want %v", s, abi.Unsupported)
 	}
 }
 

@@ -61,7 +61,8 @@ type Fault struct {
 	Err error
 }
 
-// Error returns one line: kind, cause, and the first line of Err.
+// Error returns one line: kind, cause, the first line of Err and, if the module refused the
+// call, its reason.
 func (f *Fault) Error() string {
 	text := f.Kind.String() + ": " + f.Cause.String()
 	if f.Starved {
@@ -70,6 +71,9 @@ func (f *Fault) Error() string {
 	if f.Err != nil {
 		line, _, _ := strings.Cut(f.Err.Error(), "\n")
 		text += ": " + strings.TrimSuffix(line, " (recovered by wazero)")
+	}
+	if f.Cause == Refused && f.Text != "" {
+		text += fmt.Sprintf(": %q", f.Text)
 	}
 	return text
 }

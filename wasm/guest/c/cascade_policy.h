@@ -56,7 +56,7 @@ enum {
 enum {
   CS_OK = 0, /* policy answered */
   CS_NONE = 1, /* policy decided for none */
-  CS_UNSUPPORTED = 2, /* policy does not support this kind of call */
+  CS_UNSUPPORTED = 2, /* policy does not support this kind of call, or needs a newer host */
   CS_BAD_FRAME = 3, /* policy could not parse the frame */
   CS_SHORT = 4, /* policy needs more space for its output */
   CS_FAILED = 5, /* policy gave up */
@@ -297,18 +297,21 @@ static inline int cs_in(uint64_t off, uint64_t n, uint32_t len) {
 
 /* Checks the frame of len bytes and sets *h to its header: of that kind, with
    arguments and records of at least these sizes, and all areas inside. For a kind
-   without records the size is 0. Returns CS_OK, or the status to answer with. */
+   without records the size is 0. Returns CS_OK, or the status to answer with:
+   CS_UNSUPPORTED also if the host is older than this file and sends less. A policy
+   that does without the newer fields, such as those of the QoE model, gives the
+   offset of the first one as the size: offsetof(cs_partition_args, qoe_d0). */
 static inline int cs_open(uint32_t len, int kind, uint32_t args, uint32_t record, cs_header **h) {
   cs_header *f = (cs_header *)(void *)cs_arena;
   if (len > cs_arena_size || len < CS_HEADER_SIZE || f->magic != CS_MAGIC || f->hdr_len < CS_HEADER_SIZE || f->hdr_len > len)
     return CS_BAD_FRAME;
   if (f->kind != kind || f->flags != 0) return CS_UNSUPPORTED;
-  if (f->arg_len < args || !cs_in(f->arg_off, f->arg_len, len) || !cs_in(f->aux_off, f->aux_len, len) ||
+  if (!cs_in(f->arg_off, f->arg_len, len) || !cs_in(f->aux_off, f->aux_len, len) ||
       !cs_in(f->state_off, f->state_cap, len) || f->state_len > f->state_cap || !cs_in(f->out_off, f->out_cap, len))
     return CS_BAD_FRAME;
-  if (record > 0 && f->rec_count > 0 && (f->rec_stride < record || f->rec_stride % 8 != 0 ||
-                                         !cs_in(f->rec_off, (uint64_t)f->rec_count * f->rec_stride, len)))
+  if (record > 0 && f->rec_count > 0 && (f->rec_stride % 8 != 0 || !cs_in(f->rec_off, (uint64_t)f->rec_count * f->rec_stride, len)))
     return CS_BAD_FRAME;
+  if (f->arg_len < args || (record > 0 && f->rec_count > 0 && f->rec_stride < record)) return CS_UNSUPPORTED;
   *h = f;
   return CS_OK;
 }

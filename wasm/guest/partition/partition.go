@@ -25,6 +25,10 @@ func decide(frame []byte) uint64 {
 	if s := abi.DecodePartitionCall(frame, &workload); s != abi.OK {
 		return abi.Result(s, 0)
 	}
+	if workload.Snapshot != nil && workload.QoE == (policies.QoE{}) {
+		call.Fail("the host is older than cascade-policy/1.4: it sends requests in flight without a QoE model")
+		return abi.Result(abi.Unsupported, 0)
+	}
 	p, err := policy.Partition(workload)
 	if err != nil && err != policies.ErrInfeasible {
 		call.Fail(err.Error())

@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
     return 1;
   }
   if (open_frame(frame, len, kind + 1, args, record) != CS_UNSUPPORTED) return 1;
-  if (open_frame(frame, len, kind, args + 8, record) != CS_BAD_FRAME) return 1;
+  if (open_frame(frame, len, kind, args + 8, record) != CS_UNSUPPORTED) return 1;
   for (uint32_t n = 0; n < CS_HEADER_SIZE; n++)
     if (open_frame(frame, n, kind, args, record) != CS_BAD_FRAME) return 1;
   for (uint32_t n = CS_HEADER_SIZE; n < len; n++) open_frame(frame, n, kind, args, record);

@@ -57,7 +57,7 @@ func Frame() []byte {
 	return frame(length)
 }
 
-// Fail gives the host the reason for a status Failed.
+// Fail gives the host the reason for a status Failed or Unsupported.
 func Fail(why string) { hostFail(uint32(abi.Failed), why) }
 
 // Log writes a line to the host's log.
