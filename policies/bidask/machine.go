@@ -128,11 +128,12 @@ func (m *Machine) Next() (policies.Micros, bool) {
 		earlier(s.holdDeadline)
 		earlier(s.promiseDeadline)
 	}
+	mayPull := m.receiving < m.config.MaxConcurrentReceives && !m.waitsForPromise()
 	for _, w := range m.wins {
 		earlier(w.deadline)
 		earlier(w.answerDeadline)
 		earlier(w.promiseDeadline)
-		if w.state == queued && w.promiseDeadline == 0 && m.receiving < m.config.MaxConcurrentReceives {
+		if w.state == queued && w.promiseDeadline == 0 && mayPull {
 			earlier(w.retryAt)
 		}
 	}

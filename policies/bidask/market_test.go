@@ -84,7 +84,7 @@ func newMarket(seed uint64, f faults, slots int) *market {
 func (m *market) boot(n *node, slots int) {
 	c := bidask.Config{Self: n.id, FirstDeal: uint64(n.life) << 32, MaxConcurrentSends: slots, MaxConcurrentReceives: slots, Sample: 1 + m.rng.IntN(4), MaxWins: 8, MaxOffers: 12, MaxSkips: 1 + m.rng.IntN(3)}
 	if m.rng.IntN(2) == 0 {
-		c.Selector = bidask.Paper{}
+		c.Selector, c.WaitForPromise = bidask.Paper{}, m.rng.IntN(2) == 0
 	}
 	machine, err := bidask.New(c)
 	if err != nil {

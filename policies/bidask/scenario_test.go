@@ -69,6 +69,9 @@ func newPlayer(*testing.T) testkit.Player {
 		for _, a := range m.Step(ev, nil) {
 			out = append(out, describe(a))
 		}
+		if at, ok := m.Next(); ev.Kind == bidask.DeadlineReached && ok && at <= now {
+			return out, fmt.Errorf("Next is %v after the tick at %v: its driver would tick without end", at, now)
+		}
 		return out, m.Check()
 	}
 }
