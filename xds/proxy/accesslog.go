@@ -45,8 +45,10 @@ type logFile struct {
 }
 
 const (
-	// accessQueue is how many records wait for the disk at most, about 2 MiB.
-	accessQueue = 4096
+	// accessQueue is how many records wait for the disk at most, and maxAccessText is what a record
+	// holds of each text that a client chooses, in bytes: about 2 MiB, and 8 MiB at most.
+	accessQueue   = 4096
+	maxAccessText = 512
 	// reopenAfter is the time from a failure to the next attempt, and between two warnings.
 	reopenAfter = time.Minute
 	// flushTime is how long the end of the proxy waits for the disk.
@@ -81,8 +83,9 @@ type accessRecord struct {
 // accessRecord returns the line of a request that has ended.
 func (x *exchange) accessRecord(now time.Time) accessRecord {
 	r := accessRecord{
-		Start: x.begun.UTC().Format(time.RFC3339Nano), Method: x.r.Method, Path: x.r.URL.RequestURI(), Status: x.code, Millis: now.Sub(x.begun).Milliseconds(),
-		Upstream: x.upstream, Attempts: x.attempts, Model: x.header.Get(length.ModelHeader), Tokens: x.header.Get(length.TokensHeader), ID: x.header.Get("X-Request-Id"),
+		Start: x.begun.UTC().Format(time.RFC3339Nano), Method: bounded(x.r.Method, maxAccessText), Path: bounded(x.r.URL.RequestURI(), maxAccessText), Status: x.code, Millis: now.Sub(x.begun).Milliseconds(),
+		Upstream: x.upstream, Attempts: x.attempts, Model: bounded(x.header.Get(length.ModelHeader), maxAccessText), Tokens: x.header.Get(length.TokensHeader),
+		ID: bounded(x.header.Get("X-Request-Id"), maxAccessText),
 	}
 	if x.route != nil {
 		r.Route, r.Cluster = x.route.Name, x.route.Cluster

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/client"
 )
@@ -121,4 +124,16 @@ func TestAccessLogHangs(t *testing.T) {
 			t.Errorf("%d lines were written, want %d:\n%s", n, accessQueue+1, &log)
 		}
 	})
+}
+
+// TestAccessRecordIsBounded checks that a record of what clients choose is small: thousands wait for a
+// disk that hangs.
+func TestAccessRecordIsBounded(t *testing.T) {
+	long := strings.Repeat("x", 60<<10)
+	x := exchange{r: httptest.NewRequest(long, "/v1/models?"+long, nil), header: make(http.Header)}
+	x.header.Set("X-Request-Id", long)
+	x.header.Set(length.ModelHeader, long)
+	if line := testkit.Must(json.Marshal(x.accessRecord(time.Now()))); len(line) > 4*maxAccessText+256 || !bytes.Contains(line, []byte(`"path":"/v1/models?x`)) {
+		t.Errorf("a line of %d bytes: %.200s", len(line), line)
+	}
 }

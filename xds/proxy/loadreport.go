@@ -16,8 +16,10 @@ import (
 )
 
 const (
-	// loadReportRetry is the pause before another load report stream on the same connection.
-	loadReportRetry = time.Second
+	// loadReportRetry is the pause before another load report stream on the same connection. It
+	// doubles while streams end early, up to maxLoadReportRetry.
+	loadReportRetry    = time.Second
+	maxLoadReportRetry = 30 * time.Second
 	// minLoadReportInterval bounds how often a control plane may ask for reports.
 	minLoadReportInterval = 100 * time.Millisecond
 )
@@ -25,13 +27,19 @@ const (
 // reportLoads reports the load of the endpoints and the proxy's own problems to a control plane, as
 // Envoy does by LRS, until ctx ends. A control plane may refuse that; the proxy serves without it.
 func (p *Proxy) reportLoads(ctx context.Context, conn grpc.ClientConnInterface) {
+	pause := loadReportRetry
 	for {
+		begun := time.Now()
 		err := p.reportLoadsOnce(ctx, conn)
+		if time.Since(begun) >= maxLoadReportRetry {
+			pause = loadReportRetry
+		}
 		if ctx.Err() == nil {
 			p.cfg.Logger.Debug("load report stream ended", "error", err)
 		}
 		select {
-		case <-time.After(loadReportRetry):
+		case <-time.After(pause):
+			pause = min(2*pause, maxLoadReportRetry)
 		case <-ctx.Done():
 			return
 		}

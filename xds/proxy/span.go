@@ -22,7 +22,7 @@ func (x *exchange) beginSpan() {
 	var traceContext propagation.TraceContext
 	ctx := traceContext.Extract(x.ctx, propagation.HeaderCarrier(x.r.Header))
 	ctx, x.span = x.p.cfg.Tracer.Start(ctx, "proxy "+methodOf(x.r), trace.WithSpanKind(trace.SpanKindServer),
-		trace.WithAttributes(attribute.String("url.path", bounded(x.r.URL.Path))))
+		trace.WithAttributes(attribute.String("url.path", bounded(x.r.URL.Path, maxSpanText))))
 	traceContext.Inject(ctx, propagation.HeaderCarrier(x.header))
 }
 
@@ -32,7 +32,7 @@ func (x *exchange) endSpan() {
 		return
 	}
 	x.span.SetAttributes(attribute.Int("http.response.status_code", x.code), attribute.Int("cascade.attempts", x.attempts),
-		attribute.String("cascade.request_id", bounded(x.header.Get("X-Request-Id"))), attribute.String("server.address", x.upstream))
+		attribute.String("cascade.request_id", bounded(x.header.Get("X-Request-Id"), maxSpanText)), attribute.String("server.address", x.upstream))
 	if x.route != nil {
 		x.span.SetAttributes(attribute.String("cascade.route", x.route.Name), attribute.String("cascade.cluster", x.route.Cluster))
 	}
@@ -51,8 +51,11 @@ func methodOf(r *http.Request) string {
 	return "other"
 }
 
-// bounded returns the beginning of a client's text as UTF-8: an exporter refuses all spans of a batch
-// with one that holds anything else.
-func bounded(text string) string {
-	return strings.ToValidUTF8(text[:min(len(text), maxSpanText)], "\uFFFD")
+// bounded returns the beginning of a client's text, in memory of its own, as UTF-8: an exporter
+// refuses all spans of a batch with one that holds anything else.
+func bounded(text string, most int) string {
+	if len(text) > most {
+		text = strings.Clone(text[:most])
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
 }
