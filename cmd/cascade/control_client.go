@@ -65,7 +65,7 @@ func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 	}
 	var urls []*url.URL
 	for _, text := range candidates {
-		u, err := parseBaseURL(cmd, strings.TrimSpace(text))
+		u, err := parseBaseURL(cmd, "--control", strings.TrimSpace(text), upAdmin)
 		if err != nil {
 			return nil, err
 		}
@@ -89,11 +89,11 @@ func answers(ctx context.Context, base *url.URL) bool {
 	return err == nil
 }
 
-// parseBaseURL parses the value of --control.
-func parseBaseURL(cmd *cobra.Command, control string) (*url.URL, error) {
-	u, err := url.Parse(control)
+// parseBaseURL parses the base URL of a server; example is the usual address of such a server.
+func parseBaseURL(cmd *cobra.Command, name, text, example string) (*url.URL, error) {
+	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, usageErrorf(cmd, "--control %q is not a base URL such as http://%s", control, upAdmin)
+		return nil, usageErrorf(cmd, "%s %q is not a base URL such as http://%s", name, text, example)
 	}
 	return u, nil
 }

@@ -55,7 +55,7 @@ type fleetReport struct {
 
 // fleetDevices is "cascade devices --control".
 func (s *settings) fleetDevices(cmd *cobra.Command, f *devicesFlags) error {
-	base, err := parseBaseURL(cmd, f.control)
+	base, err := parseBaseURL(cmd, "--control", f.control, upAdmin)
 	if err != nil {
 		return err
 	}

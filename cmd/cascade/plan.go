@@ -16,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/flow"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
@@ -151,76 +150,14 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 	if p.linkGbps > 0 {
 		profile.LinkRate = p.linkGbps * 1e9 / 8
 	}
+	edges := policies.BucketEdges(policies.Tokens(p.context), planBuckets)
 	w := policies.Workload{
-		Flow: countFlow(requests, policies.BucketEdges(policies.Tokens(p.context), planBuckets), !p.noPrefixCache),
+		Flow: trace.Flow(requests, edges, !p.noPrefixCache),
 		QoE:  profile.QoEModel(), Cost: profile.Cost(), Capacity: profile.Capacity(), Transfer: profile.Transfer(), Replicas: p.replicas,
 		Limits: policies.Limits{Stages: p.stages, Iteration: p.iteration.Seconds(), Pooling: p.pooling},
 	}
-	w.Snapshot = steadyBatches(w, requests)
+	w.Snapshot = trace.InFlight(requests, edges, partition.InFlight(w)) // which only the paper's policy uses
 	return w, w.Validate()
-}
-
-// countFlow counts a whole trace without decay. Prefix hits are those of one unbounded cache, which
-// is an upper bound of the hits in replicas.
-func countFlow(requests []trace.Request, edges []policies.Tokens, prefixes bool) policies.Flow {
-	last := requests[len(requests)-1].At.Seconds()
-	count := flow.New(edges, 1000*(last+1))
-	count.Rates(0)
-	seen := map[uint64]bool{}
-	for _, r := range requests {
-		at, cached := r.At.Seconds(), policies.Tokens(0)
-		if prefixes {
-			cached = cachedPrefix(seen, r)
-		}
-		count.CountArrival(at, r.Input, cached)
-		count.CountTokens(at, r.Input+r.Output, int(r.Output))
-		count.CountFinish(at, r.Input, r.Output)
-	}
-	return count.Rates(last)
-}
-
-// cachedPrefix returns how many tokens at the beginning of the prompt are in seen, and records the
-// prompt's blocks.
-func cachedPrefix(seen map[uint64]bool, r trace.Request) policies.Tokens {
-	hit := 0
-	for hit < len(r.Prefix) && seen[r.Prefix[hit]] {
-		hit++
-	}
-	for _, id := range r.Prefix {
-		seen[id] = true
-	}
-	return min(policies.Tokens(hit)*trace.BlockTokens, r.Input-1)
-}
-
-// steadyBatches returns the in-flight snapshot of one stage under the flow: φ·T requests
-// per bucket by Little's law, with the inputs of the requests that pass through the bucket.
-// Only the paper's policy uses it.
-func steadyBatches(w policies.Workload, requests []trace.Request) []policies.Batch {
-	iteration := w.Cost.D0
-	if one, err := partition.Flow.Price(w, nil, []int{w.Replicas}); err == nil {
-		iteration = one.Iterations[0]
-	}
-	edges := w.Flow.Edges
-	seen := make([]policies.Batch, len(edges)) // one request for each token generated in the bucket
-	for _, r := range requests {
-		input := float64(r.Input)
-		first, last := r.Input+1, r.Input+r.Output // present lengths while the request generates
-		for b := policies.BucketOf(edges, first); b < len(edges) && edges[b] <= last; b++ {
-			low, high := max(first, edges[b]), last
-			if b+1 < len(edges) {
-				high = min(last, edges[b+1]-1)
-			}
-			n := float64(high - low + 1)
-			seen[b] = seen[b].Plus(policies.Batch{N: n, SumI: n * input, SumI2: n * input * input, SumL: n * float64(low+high) / 2})
-		}
-	}
-	for b, x := range seen {
-		if x.N > 0 {
-			f := w.Flow.Tokens[b] * iteration / x.N
-			seen[b] = policies.Batch{N: f * x.N, SumI: f * x.SumI, SumI2: f * x.SumI2, SumL: f * x.SumL}
-		}
-	}
-	return seen
 }
 
 // describePartition returns the stages of a partition with their share of the

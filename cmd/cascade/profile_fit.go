@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,6 +85,9 @@ func (s *settings) fitProfile(path string, f *fitFlags) error {
 	}
 	defer file.Close()
 	record, err := profiling.ReadRecord(file)
+	if errors.Is(err, io.EOF) {
+		err = errors.New("the file is empty; \"cascade profile measure\" writes it")
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}

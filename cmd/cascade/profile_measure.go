@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/profiler"
 	"github.com/cascadeinfer/cascade/engine/profiling"
@@ -35,14 +36,17 @@ func newProfileMeasure(s *settings) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "measure ENDPOINT",
 		Short: "Measure an engine with any OpenAI endpoint, for a cost profile",
-		Long: `Measure sends streams of random words to an engine and records when each token comes. It
-measures cells: prompts of [100, 200), [200, 400), [400, 800) … tokens, each with 1, 2, 4 …
-requests in flight. In a cell there are always exactly so many: when one ends, the next is
-sent. A cell ends when its mean time per token is known to 2 %, or after --seconds, but not
-before as many requests have ended as are in flight at once.
+		Long: `Measure sends streams of random words to an engine and records when each token comes.
+ENDPOINT is its base URL, without /v1.
+
+It measures cells: prompts of [100, 200), [200, 400), [400, 800) … tokens, each with 1, 2,
+4 … requests in flight. In a cell there are always exactly so many: when one ends, the next
+is sent. A cell ends when its mean time per token is known to 2 %, or after --seconds, but
+not before as many requests have ended as are in flight at once.
 
 Nothing else may use the engine meanwhile, and nothing may be in between that limits or
-batches requests. Random words share no prefix, so that prefix caching does not help.
+batches requests. Random words share no prefix, so that prefix caching does not help; they
+are others in every run.
 
 A cell in which the engine never ran all requests at once is recorded as queued, and larger
 ones are left out: so the batches end where the engine's memory or its limit does. For vLLM,
@@ -63,6 +67,9 @@ than the others, by more and more: for κ, what unequal lengths cost a batch.`,
   cascade profile measure http://127.0.0.1:8000 --record engine.jsonl --mixed   # the same grid, and cells for κ`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := parseBaseURL(cmd, "ENDPOINT", args[0], "127.0.0.1:8000"); err != nil {
+				return err
+			}
 			if err := f.parse(cmd); err != nil {
 				return err
 			}
@@ -80,7 +87,7 @@ than the others, by more and more: for κ, what unequal lengths cost a batch.`,
 	fl.Int64Var(&f.output, "output", 128, "mean number of tokens to generate; requests have half to three halves of it")
 	fl.DurationVar(&f.seconds, "seconds", 10*time.Second, "time of a cell that is not steady before")
 	fl.Int64Var(&f.kvTokens, "kv-tokens", 0, "tokens that the engine's KV cache holds; default: as vLLM's metrics have it")
-	fl.Uint64Var(&f.grid.Seed, "seed", 1, "seed of lengths and words")
+	fl.Uint64Var(&f.grid.Seed, "seed", 1, "seed of the lengths")
 	fl.BoolVar(&f.mixed, "mixed", false, "also measure batches of unequal lengths, for κ")
 	completeFrom(c, "api", []string{string(profiler.Completions), string(profiler.Chat)})
 	return c
@@ -155,10 +162,7 @@ func (s *settings) measureEngine(ctx context.Context, endpoint string, f *measur
 func (s *settings) measureCells(ctx context.Context, p *profiler.Profiler, cells []profiling.Cell, done []profiling.Log, file io.Writer) ([]profiling.Log, error) {
 	fmt.Fprintf(s.stderr, "%d cells, %d of them measured already; Ctrl-C keeps what has been measured\n", len(cells), len(done))
 	bar := newProgressBar(s, "measure", len(cells))
-	defer func() {
-		bar.Finish()
-		fmt.Fprintln(s.stderr)
-	}()
+	defer fmt.Fprintln(s.stderr)
 	for i, cell := range cells {
 		bar.Describe(fmt.Sprintf("%-28s", cell))
 		bar.Set(i)
@@ -178,11 +182,18 @@ func (s *settings) measureCells(ctx context.Context, p *profiler.Profiler, cells
 	return done, nil
 }
 
-// openRecord opens a record file to continue it, or creates it with a header.
+// openRecord opens a record file to continue it, or creates it with a header. Until it is closed,
+// no other measurement can open it.
 func openRecord(path string, h profiling.Header) (*os.File, profiling.Record, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, profiling.Record{}, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = errors.New("another measurement is writing this file; name another with --record")
+		}
+		return nil, profiling.Record{}, errors.Join(fmt.Errorf("%s: %w", path, err), f.Close())
 	}
 	record, err := profiling.ReadRecord(f)
 	if errors.Is(err, io.EOF) {

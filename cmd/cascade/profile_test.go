@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"math"
 	"net/http/httptest"
 	"os"
@@ -68,6 +69,9 @@ func TestProfileOfAnEngine(t *testing.T) {
 		ended <- errs
 	}()
 	testkit.WaitFor(t, "the first cell", func() bool { return cells(record) > 0 })
+	if f, _, err := openRecord(record, profiling.Header{}); err == nil || !strings.Contains(err.Error(), "another measurement is writing") {
+		t.Errorf("two measurements write one record: %v", errors.Join(err, f.Close()))
+	}
 	interrupt()
 	if errs := <-ended; cells(record) == 4 || !strings.Contains(errs, "the same command goes on from there") {
 		t.Logf("was not interrupted before the last cell: %s", errs)

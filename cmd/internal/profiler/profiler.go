@@ -59,6 +59,8 @@ type Config struct {
 type Profiler struct {
 	cfg    Config
 	client *http.Client
+	// run makes the words others in every run: the engine's prefix cache may have the prompts of an earlier one.
+	run uint64
 
 	// Set by WarmUp.
 	fields string // optional fields of a request that the endpoint accepts
@@ -92,7 +94,7 @@ func New(c Config) (*Profiler, error) {
 			DisableCompression: true, WriteBufferSize: 64 << 10,
 		}
 	}
-	return &Profiler{cfg: c, client: &http.Client{Transport: c.Transport}, rng: rand.New(rand.NewPCG(c.Grid.Seed, 2))}, nil
+	return &Profiler{cfg: c, client: &http.Client{Transport: c.Transport}, run: uint64(time.Now().UnixNano()), rng: rand.New(rand.NewPCG(c.Grid.Seed, 2))}, nil
 }
 
 // Run measures a cell. When ctx ends, it returns its cause, and the cell is not measured.
@@ -171,7 +173,7 @@ func (p *Profiler) lengths(cell profiling.Cell, slot int) (prompt, output polici
 	defer p.mu.Unlock()
 	prompt, output = cell.Prompt(slot, p.rng), p.cfg.Grid.OutputLength(p.rng)
 	words = max(1, int(float64(prompt)/p.perWord()))
-	return prompt, output, words, rand.New(rand.NewPCG(p.rng.Uint64(), 3))
+	return prompt, output, words, rand.New(rand.NewPCG(p.rng.Uint64(), p.run))
 }
 
 // perWord returns the tokens of a word, from all prompts so far.

@@ -8,7 +8,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/flow"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
@@ -72,43 +71,7 @@ func (f *Fleet) history(m config.Model, requests []trace.Request) (policies.Work
 		return policies.Workload{}, err
 	}
 	edges := f.Edges(m)
-	w := policies.Workload{Flow: flowOf(requests, edges), Cost: cost, Capacity: policies.Capacity{KV: 1, Batch: 1}, Replicas: replicas}
-	w.Snapshot = inFlight(requests, edges, partition.InFlight(w))
+	w := policies.Workload{Flow: trace.Flow(requests, edges, false), Cost: cost, Capacity: policies.Capacity{KV: 1, Batch: 1}, Replicas: replicas}
+	w.Snapshot = trace.InFlight(requests, edges, partition.InFlight(w))
 	return w, nil
-}
-
-// flowOf counts requests, each with its whole prompt.
-func flowOf(requests []trace.Request, edges []policies.Tokens) policies.Flow {
-	last := requests[len(requests)-1].At.Seconds()
-	count := flow.New(edges, 1000*(last+1)) // which forgets nothing
-	count.Rates(0)
-	for _, r := range requests {
-		at := r.At.Seconds()
-		count.CountArrival(at, r.Input, 0)
-		count.CountTokens(at, r.Input+r.Output, int(r.Output))
-		count.CountFinish(at, r.Input, r.Output)
-	}
-	return count.Rates(max(last, 1))
-}
-
-// inFlight returns n requests in flight, each as often at a length as it generates tokens there.
-func inFlight(requests []trace.Request, edges []policies.Tokens, n float64) []policies.Batch {
-	out := make([]policies.Batch, len(edges))
-	total := 0.0
-	for _, r := range requests {
-		i, end := float64(r.Input), r.Input+r.Output
-		for b := policies.BucketOf(edges, r.Input+1); b < len(edges) && edges[b] <= end; b++ {
-			first, last := max(r.Input+1, edges[b]), end
-			if b+1 < len(edges) {
-				last = min(last, edges[b+1]-1)
-			}
-			k := float64(last - first + 1)
-			out[b] = out[b].Plus(policies.Batch{N: k, SumI: k * i, SumI2: k * i * i, SumL: k * float64(first+last) / 2})
-			total += k
-		}
-	}
-	for b := range out {
-		out[b] = out[b].Scale(n / total)
-	}
-	return out
 }
