@@ -122,6 +122,24 @@ func (v *virtualFleet) logChanges() {
 	v.t.Logf("boundaries refined %d times", v.refined)
 }
 
+// checkFirstPlanReturns checks that replicas which start one after another have the first plan
+// once all are ready, though it was repaired meanwhile for those that were.
+func checkFirstPlanReturns(t *testing.T, f *Fleet, first string) {
+	v := newVirtualFleet(t, f, 1)
+	for _, starting := range []int{6, 4, 2, 0} {
+		for i, e := range v.engines {
+			e.starting = i >= len(v.engines)-starting
+		}
+		v.idle(5 * f.Planner.Period)
+		if merged := show(v.plan.Stages) != first; merged != (starting > 0) {
+			t.Errorf("preset %s, %d replicas are starting: the plan is %s, the first one %s", f.Preset, starting, show(v.plan.Stages), first)
+		}
+	}
+	if n := len(v.changes); n > 10 {
+		t.Errorf("preset %s: %d plans for four sets of replicas: %v", f.Preset, n, v.changes)
+	}
+}
+
 // TestFirstPlanOfHistory checks that the first plan is made for the requests of the model's
 // history, if it has one, with times and without, and that it is the plan of the traffic.
 func TestFirstPlanOfHistory(t *testing.T) {
@@ -141,6 +159,7 @@ func TestFirstPlanOfHistory(t *testing.T) {
 		if len(first) != 1 || !strings.Contains(first[0].stages, "|") {
 			t.Fatalf("preset %s: the first plans are %v", preset, first)
 		}
+		checkFirstPlanReturns(t, f, first[0].stages)
 		f.histories = nil
 		if plain := newVirtualFleet(t, f, 1).changes; plain[0].stages != "8" {
 			t.Errorf("preset %s, without history: %v", preset, plain)

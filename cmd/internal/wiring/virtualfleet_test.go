@@ -45,6 +45,7 @@ type planChange struct {
 type virtualEngine struct {
 	id       policies.ReplicaID
 	capacity policies.Capacity
+	starting bool // not ready yet
 	requests []*virtualRequest
 	counter  *flow.Counter
 	tokens   float64 // since the last report: Σ requests·seconds/iteration, and
@@ -105,7 +106,7 @@ func (v *virtualFleet) step(ev fleet.Event) {
 // report reports from every engine, ticks, and applies the replies.
 func (v *virtualFleet) report() {
 	for _, e := range v.engines {
-		r := loadreport.Report{Replica: e.id, Model: v.model, EngineReady: true, Flow: e.counter.Rates(v.seconds()), Snapshot: make([]policies.Batch, len(v.edges)), Proposal: e.proposal}
+		r := loadreport.Report{Replica: e.id, Model: v.model, EngineReady: !e.starting, Flow: e.counter.Rates(v.seconds()), Snapshot: make([]policies.Batch, len(v.edges)), Proposal: e.proposal}
 		for _, q := range e.requests {
 			if q.prefill > 0 {
 				r.Load.Waiting, r.Load.Promised = r.Load.Waiting+1, r.Load.Promised+q.length()
@@ -183,6 +184,13 @@ func (v *virtualFleet) run(lengths []trace.Request, rate float64, duration time.
 		if n%4 == 3 {
 			v.report()
 		}
+	}
+}
+
+// idle lets time pass in which no request arrives.
+func (v *virtualFleet) idle(duration time.Duration) {
+	for end := v.now.Add(duration); v.now.Before(end); v.report() {
+		v.now = v.now.Add(4 * virtualStep)
 	}
 }
 

@@ -75,6 +75,7 @@ type Planner struct {
 	zero    time.Time         // time 0 of the adoption machine
 
 	plan    policies.Plan         // in force; no stages: none yet
+	initial bool                  // plan is the first one, or a repair of it
 	window  []registry.Pace       // per stage: the sum of the ticks' paces since the last reset
 	period  registry.Period       // the requests since the last planning period; only for the paper's policy
 	held    []float64             // mean held tokens per stage, as of the last tick; -1: unknown
@@ -233,6 +234,12 @@ func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 	p.resetMeasurements()
 	p.period = registry.Period{}
 	p.status = describe(d)
+	if d.Reason == adoption.WarmingUp {
+		if c := p.remakeFirstPlan(now, present, eligible, members); c != nil {
+			return Result{Change: c}
+		}
+	}
+	p.initial = p.initial && !d.Adopt
 	entry := planhistory.Change{
 		Time: now, Model: p.cfg.Model, Epoch: p.plan.Epoch, Decision: planhistory.DecisionOf(d), Reason: string(d.Reason), By: p.cfg.Author,
 	}

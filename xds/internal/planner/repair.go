@@ -22,6 +22,7 @@ func (p *Planner) Repair(now time.Time) (c *planhistory.Change, again bool) {
 	reason, again := p.repairReason(now, members)
 	if reason != "" {
 		c = p.Propose(now, p.repaired(members), reason)
+		p.initial = p.initial || len(p.plan.Stages) == 0
 	}
 	return c, again
 }
@@ -125,18 +126,35 @@ func (p *Planner) repaired(members []planrepair.Member) policies.Plan {
 			break
 		}
 	}
-	return p.firstPlan(all)
+	return p.firstPlan(policies.Plan{Model: p.cfg.Model}, all)
 }
 
-// firstPlan returns the plan that the planner proposes for Config.History, or one stage.
-func (p *Planner) firstPlan(replicas []policies.Replica) policies.Plan {
-	if p.native != nil && len(p.cfg.History.Flow.Edges) > 0 && len(replicas) > 0 {
+// remakeFirstPlan proposes the first plan anew if repairs have changed it while its replicas
+// started, before the fleet has seen requests to judge it by.
+func (p *Planner) remakeFirstPlan(now time.Time, present policies.Plan, eligible []policies.Replica, members []planrepair.Member) *planhistory.Change {
+	if !p.initial || !p.hasHistory() || p.cfg.Registry.Flow(now, p.cfg.Model, p.cfg.Edges).Seen >= p.cfg.Seen {
+		return nil
+	}
+	next := planrepair.PlaceUnready(p.firstPlan(present, eligible), p.plan, members)
+	c := p.Propose(now, next, "first plan, for the replicas that are ready now")
+	if c != nil {
+		c.Decision = planhistory.Adopted
+	}
+	return c
+}
+
+func (p *Planner) hasHistory() bool { return p.native != nil && len(p.cfg.History.Flow.Edges) > 0 }
+
+// firstPlan returns the plan that the planner proposes for Config.History, or one stage. It
+// keeps replicas where they are in the plan before.
+func (p *Planner) firstPlan(before policies.Plan, replicas []policies.Replica) policies.Plan {
+	if p.hasHistory() && len(replicas) > 0 {
 		w := p.workloadOf(replicas)
 		w.Flow, w.Snapshot = p.cfg.History.Flow, p.cfg.History.Snapshot
 		if proposed, err := p.native.Partition(w); err == nil {
 			assigner := p.near()
 			assigner.Flow = w.Flow
-			return assigner.Assign(policies.Plan{Model: p.cfg.Model}, proposed, replicas)
+			return assigner.Assign(before, proposed, replicas)
 		}
 	}
 	ids := make([]policies.ReplicaID, len(replicas))
