@@ -14,7 +14,7 @@
 //     progress that is expected. An engine that was slower, and one that has just
 //     started, gets more time.
 //  3. An engine without work is never found hung, nor is the process's own pause the
-//     engine's: a call counts for at most MaxGap of time.
+//     engine's: time between two calls that are more than MaxGap apart does not count.
 //  4. A hung engine is hung until Resume: until it has answered a request.
 package progress
 
@@ -28,8 +28,8 @@ import (
 const (
 	// MinPause is the least time without progress after which an engine is hung.
 	MinPause = 2 * time.Second
-	// MaxGap is how much time counts between two calls of Check, which come more
-	// often unless the process was suspended.
+	// MaxGap is the longest time between two calls of Check that counts. They come more
+	// often unless this process got no CPU, and then it has not read what the engine brought.
 	MaxGap = 500 * time.Millisecond
 	// patience is how many times longer than predicted a step may take.
 	patience = 3
@@ -121,8 +121,10 @@ func New(c policies.Cost, brought uint64) *Monitor {
 // engine makes progress. brought grows with everything that the engine brings; w is its
 // present work.
 func (m *Monitor) Check(now time.Duration, brought uint64, w Work) State {
-	gap := min(now-m.last, MaxGap)
-	m.last = now
+	gap := now - m.last
+	if m.last = now; gap > MaxGap {
+		gap = 0
+	}
 	if !m.cold {
 		m.slack -= (m.slack - 1) * float64(gap) / float64(forget)
 	}
