@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestDrainInterrupted interrupts a wait. Script drain.txt has the rest.
@@ -21,9 +23,9 @@ func TestDrainInterrupted(t *testing.T) {
 		fmt.Fprint(w, `{"id": "mute"}`)
 	}))
 	defer server.Close()
-	out := newOutput()
+	out := new(testkit.Log)
 	code := run(ctx, []string{"drain", "mute", "--wait", "--control", server.URL}, out, out)
-	if text, _ := out.read(); code != 1 || !strings.Contains(text, "mute: interrupted") {
+	if text := out.String(); code != 1 || !strings.Contains(text, "mute: interrupted") {
 		t.Errorf("code %d, %s", code, text)
 	}
 }
@@ -35,9 +37,9 @@ func TestDrainUnanswered(t *testing.T) {
 	defer server.Close()
 	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
-	out := newOutput()
+	out := new(testkit.Log)
 	code := run(ctx, []string{"drain", "busy", "--control", server.URL}, out, out)
-	if text, _ := out.read(); code != 1 || !strings.Contains(text, "did not answer") || strings.Contains(text, "cascade up") {
+	if text := out.String(); code != 1 || !strings.Contains(text, "did not answer") || strings.Contains(text, "cascade up") {
 		t.Errorf("code %d, %s", code, text)
 	}
 }

@@ -31,10 +31,9 @@ func TestPlanRepair(t *testing.T) {
 	plan := filepath.Join(dir, "state", "plan.json")
 	testkit.NoError(t, os.Mkdir(filepath.Dir(plan), 0o700))
 	repair := func(args ...string) (string, int) {
-		out := newOutput()
+		out := new(testkit.Log)
 		code := run(t.Context(), append([]string{"plan", "repair", "-c", path}, args...), out, out)
-		text, _ := out.read()
-		return text, code
+		return out.String(), code
 	}
 	of := func(epoch policies.Epoch, ids ...policies.ReplicaID) policies.Plan {
 		p := policies.OneStagePlan("m", ids)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/http"
@@ -17,35 +16,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// output collects what a daemon writes. It is safe for concurrent use.
-type output struct {
-	mu      sync.Mutex
-	text    bytes.Buffer
-	written chan struct{} // closed and replaced at every write
-}
-
-func newOutput() *output { return &output{written: make(chan struct{})} }
-
-// Write implements io.Writer.
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	close(o.written)
-	o.written = make(chan struct{})
-	return o.text.Write(p)
-}
-
-func (o *output) read() (string, <-chan struct{}) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String(), o.written
-}
-
 // running is a command line that runs inside the test.
 type running struct {
 	t    *testing.T
 	args string
-	out  *output // standard output and error
+	out  testkit.Log // standard output and error
 	stop context.CancelFunc
 	code chan int
 	once sync.Once
@@ -55,12 +30,12 @@ type running struct {
 func start(t *testing.T, args ...string) *running {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	d := &running{t: t, args: strings.Join(args, " "), out: newOutput(), stop: stop, code: make(chan int, 1)}
-	go func() { d.code <- run(ctx, args, d.out, d.out) }()
+	d := &running{t: t, args: strings.Join(args, " "), stop: stop, code: make(chan int, 1)}
+	go func() { d.code <- run(ctx, args, &d.out, &d.out) }()
 	t.Cleanup(func() {
 		d.end()
-		if text, _ := d.out.read(); t.Failed() {
-			t.Logf("cascade %s:\n%s", d.args, text)
+		if t.Failed() {
+			t.Logf("cascade %s:\n%s", d.args, d.out.String())
 		}
 	})
 	return d
@@ -85,18 +60,7 @@ func (d *running) end() {
 func (d *running) await(pattern string) {
 	d.t.Helper()
 	re := regexp.MustCompile(pattern)
-	alarm := time.After(patience)
-	for {
-		text, written := d.out.read()
-		if re.MatchString(text) {
-			return
-		}
-		select {
-		case <-written:
-		case <-alarm:
-			d.t.Fatalf("cascade %s did not write %q", d.args, pattern)
-		}
-	}
+	testkit.WaitFor(d.t, fmt.Sprintf("cascade %s to write %q", d.args, pattern), func() bool { return re.MatchString(d.out.String()) })
 }
 
 // site has the fleet file of one replica and its addresses.

@@ -105,11 +105,11 @@ func TestUpRefusesUnsupportedEdits(t *testing.T) {
 func TestUpFailsWithDataPlane(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "")
-	out := newOutput()
+	out := new(testkit.Log)
 	if code := run(t.Context(), []string{"up", "-c", s.file, "--envoy", "/bin/false"}, out, out); code != 1 {
 		t.Errorf("code %d", code)
 	}
-	if text, _ := out.read(); !strings.Contains(text, "envoy /bin/false: ") {
+	if text := out.String(); !strings.Contains(text, "envoy /bin/false: ") {
 		t.Errorf("it says %q", text)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var update = flag.Bool("update", false, "write the expected output of scripts anew")
@@ -28,7 +30,7 @@ func TestStatusWatch(t *testing.T) {
 	defer close(looks)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	out, code := newOutput(), make(chan int, 1)
+	out, code := new(testkit.Log), make(chan int, 1)
 	go func() {
 		code <- run(ctx, []string{"status", "--watch", "--every", "100ms", "--control", server.URL}, out, out)
 	}()
@@ -43,7 +45,7 @@ func TestStatusWatch(t *testing.T) {
 	if c := <-code; c != 0 {
 		t.Errorf("code %d", c)
 	}
-	text, _ := out.read()
+	text := out.String()
 	if n := strings.Count(text, "epoch 42"); n < 2 || !strings.Contains(text, "503 Service Unavailable") {
 		t.Errorf("shown %d times:\n%s", n, text)
 	}

@@ -20,9 +20,9 @@ import (
 // runCommand runs a command line, which must succeed, and returns its output.
 func runCommand(t *testing.T, args ...string) string {
 	t.Helper()
-	out := newOutput()
+	out := new(testkit.Log)
 	code := run(t.Context(), args, out, out)
-	text, _ := out.read()
+	text := out.String()
 	if code != 0 {
 		t.Fatalf("cascade %s ends with code %d: %s", strings.Join(args, " "), code, text)
 	}
@@ -71,7 +71,7 @@ const notThem = "client refused: its certificate does not match"
 
 // refused counts the log lines about refused clients.
 func (d *running) refused() int {
-	text, _ := d.out.read()
+	text := d.out.String()
 	return strings.Count(text, notThem)
 }
 
@@ -86,18 +86,18 @@ func TestFleetWithIdentities(t *testing.T) {
 	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
 	s.sendRequest(t)
 
-	out := newOutput()
+	out := new(testkit.Log)
 	if code := run(t.Context(), []string{"proxy", "-c", s.file, "--node-id", "unknown"}, out, out); code == 0 {
 		t.Error("a proxy without a certificate starts")
 	}
 	fixed := filepath.Join(t.TempDir(), "fleet.yaml")
 	elsewhere := site{file: fixed, proxy: loopback.Addresses(t, 1)[0], control: s.control, admin: s.admin, engine: s.engine, front: s.front, peers: s.peers}
 	elsewhere.write(t, strings.NewReplacer("{role}", "proxy", "{name}", "edge-2").Replace(identities(dir, dir)))
-	out = newOutput()
+	out = new(testkit.Log)
 	if code := run(t.Context(), []string{"proxy", "-c", fixed, "--node-id", "edge"}, out, out); code == 0 {
 		t.Error("a proxy with another's certificate starts")
 	}
-	if text, _ := out.read(); !strings.Contains(text, "is spiffe://fleet.test/proxy/edge-2, and spiffe://fleet.test/proxy/edge is wanted") {
+	if text := out.String(); !strings.Contains(text, "is spiffe://fleet.test/proxy/edge-2, and spiffe://fleet.test/proxy/edge is wanted") {
 		t.Errorf("the output is %s", text)
 	}
 	if got := c.refused(); got != 0 {
@@ -178,7 +178,7 @@ func TestEnvoyIdentity(t *testing.T) {
 
 	s.sendRequest(t)
 	sum, most := 0, loglimit.PerSubject*(1+int(time.Since(began)/loglimit.Interval))
-	text, _ := c.out.read()
+	text := c.out.String()
 	for _, who := range []string{"client=spiffe://fleet.test/proxy/edge-2 ", "client=127.0.0.1 "} {
 		n := strings.Count(text, who)
 		if sum += n; n < 1 || n > most {
@@ -205,11 +205,11 @@ func TestAttackEdgeKeyEnvoy(t *testing.T) {
 	}
 	s.write(t, downstream("edge"))
 	c := s.serve(t)
-	out := newOutput()
+	out := new(testkit.Log)
 	if code := run(t.Context(), []string{"envoy-bootstrap", "-c", s.file, "--node-id", "edge-2"}, out, out); code == 0 {
 		t.Error("a bootstrap for a proxy that is not listed")
 	}
-	if text, _ := out.read(); !strings.Contains(text, `node id "edge-2" is not in proxy.nodes`) {
+	if text := out.String(); !strings.Contains(text, `node id "edge-2" is not in proxy.nodes`) {
 		t.Errorf("the output is %s", text)
 	}
 	own := s

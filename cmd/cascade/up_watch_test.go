@@ -37,21 +37,21 @@ func replace(t *testing.T, path, text string) {
 
 // follow makes a follower of a file with the text; applied counts the replicas
 // of each list that was handed over.
-func follow(t *testing.T, text string) (f *follower, applied *[]int, refusal *error, log *output) {
+func follow(t *testing.T, text string) (f *follower, applied *[]int, refusal *error, log *testkit.Log) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	replace(t, path, text)
 	in, err := wiring.Load(path)
 	testkit.NoError(t, err)
-	applied, refusal, log = new([]int), new(error), newOutput()
+	applied, refusal, log = new([]int), new(error), new(testkit.Log)
 	return &follower{path: path, log: slog.New(slog.NewTextHandler(log, nil)), in: in, seen: in, report: func(wiring.Fleet, error) {}, apply: func(w wiring.Fleet) error {
 		*applied = append(*applied, len(w.Fleet.Replicas))
 		return *refusal
 	}}, applied, refusal, log
 }
 
-func lines(o *output) []string {
-	text, _ := o.read()
+func lines(o *testkit.Log) []string {
+	text := o.String()
 	return strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 }
 
@@ -153,7 +153,7 @@ func TestWatchReplacedFilesAndLinks(t *testing.T) {
 }
 
 // runFollower runs a test in a synctest bubble with a follower that runs.
-func runFollower(t *testing.T, test func(t *testing.T, f *follower, events chan<- fsnotify.Event, applied *[]int, log *output)) {
+func runFollower(t *testing.T, test func(t *testing.T, f *follower, events chan<- fsnotify.Event, applied *[]int, log *testkit.Log)) {
 	synctest.Test(t, func(t *testing.T) {
 		f, applied, _, log := follow(t, watched)
 		ctx, stop := context.WithCancel(t.Context())
@@ -174,7 +174,7 @@ func runFollower(t *testing.T, test func(t *testing.T, f *follower, events chan<
 // TestWatchDebounceIsBounded checks that events without a pause delay the reading for a limited
 // time.
 func TestWatchDebounceIsBounded(t *testing.T) {
-	runFollower(t, func(t *testing.T, f *follower, events chan<- fsnotify.Event, applied *[]int, _ *output) {
+	runFollower(t, func(t *testing.T, f *follower, events chan<- fsnotify.Event, applied *[]int, _ *testkit.Log) {
 		replace(t, f.path, watched+second)
 		for range debounceMax / (debounce / 2) {
 			events <- fsnotify.Event{}
@@ -190,7 +190,7 @@ func TestWatchDebounceIsBounded(t *testing.T) {
 // TestWatchPolls checks that a change without an event is found by the file's size or time, and so
 // is the removal of the file.
 func TestWatchPolls(t *testing.T) {
-	runFollower(t, func(t *testing.T, f *follower, _ chan<- fsnotify.Event, applied *[]int, log *output) {
+	runFollower(t, func(t *testing.T, f *follower, _ chan<- fsnotify.Event, applied *[]int, log *testkit.Log) {
 		replace(t, f.path, watched+second)
 		time.Sleep(pollPeriod + debounce)
 		synctest.Wait()
