@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -104,7 +105,6 @@ func TestMarketIsNotified(t *testing.T) {
 	})
 }
 
-// TestAdoptRefuses requests blocks that were not transferred.
 // TestReservationHasSlack checks how far a request may grow while it migrates: by an eighth of its
 // length and by 256 tokens at least, or by one token where the engine has no more.
 func TestReservationHasSlack(t *testing.T) {
@@ -138,6 +138,7 @@ func TestReservationHasSlack(t *testing.T) {
 	})
 }
 
+// TestAdoptRefuses requests blocks that were not transferred.
 func TestAdoptRefuses(t *testing.T) {
 	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
 		for _, move := range []string{"", "a", "/1", "a/", "a/x", "a/1", "a/-1", "a/b/1", "a/99999999999999999999"} {
@@ -284,6 +285,41 @@ func TestConfig(t *testing.T) {
 		spoil(&c)
 		if _, err := executor.New(c); err == nil {
 			t.Errorf("a bad %s is taken", name)
+		}
+	}
+}
+
+// TestCancelledMigrationWarnsNot checks that a transport whose migration is cancelled while it is opened
+// or pulls is not logged as one that fails, and that one that fails is.
+func TestCancelledMigrationWarnsNot(t *testing.T) {
+	defer func() { logger = nil }()
+	for point, event := range map[string]string{"ticket": "opening a transport failed", "pull": "pull failed"} {
+		for _, cancelled := range []bool{true, false} {
+			var log testkit.Log
+			logger = log.Logger()
+			runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
+				a, b := w.replicas[0], w.replicas[1]
+				a.frontEnd.startStream("a/1", prompt(1, 50), 400, a)
+				time.Sleep(100 * time.Millisecond)
+				w.faults = append(w.faults, &fault{point: point, act: func() verdict {
+					if !cancelled {
+						return refuse
+					}
+					w.slow(a, b, time.Second)
+					w.wg.Go(func() {
+						time.Sleep(100 * time.Millisecond)
+						b.withdraw(b.executor.Migrations()[0].ID)
+					})
+					return goOn
+				}})
+				w.move("a/1", a, b, policies.Outlier)
+				if m := a.waitForEnd(t); cancelled && m.State != "failed" {
+					t.Errorf("%s: %+v", point, m)
+				}
+			})
+			if got := strings.Contains(log.String(), "level=WARN msg=\""+event); got == cancelled {
+				t.Errorf("%s, cancelled %v:\n%s", point, cancelled, &log)
+			}
 		}
 	}
 }

@@ -3,6 +3,7 @@ package executor_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -68,6 +69,7 @@ const (
 var (
 	better *unreliable // the transport to prefer
 	tracer trace.Tracer
+	logger *slog.Logger
 
 	envelope int
 )
@@ -97,7 +99,7 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 		}
 		var err error
 		n.executor, err = executor.New(executor.Config{Self: n.id, Engine: n.engine, FrontEnd: n.frontEnd, Network: n, Transports: transports,
-			Address: func(r policies.ReplicaID) string { return string(r) }, LinkRate: link, Notify: n.notify, MaxEnvelope: envelope, Transfer: transfer.Config{TailBlocks: 1 + i%2}, Tracer: tracer})
+			Address: func(r policies.ReplicaID) string { return string(r) }, LinkRate: link, Notify: n.notify, MaxEnvelope: envelope, Transfer: transfer.Config{TailBlocks: 1 + i%2}, Tracer: tracer, Logger: logger})
 		if err != nil {
 			panic(err)
 		}

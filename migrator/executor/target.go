@@ -152,7 +152,7 @@ func (m *Executor) openTransport(ctx context.Context, in *importState) error {
 		in.offers = slices.Delete(in.offers, at, at+1)
 		puller, err := order[0].Open(ctx, m.cfg.Self, offer)
 		if err != nil {
-			m.log.Warn("opening a transport failed", "transport", offer.Transport, "error", err)
+			m.logTransport(ctx, "opening a transport failed", offer.Transport, err)
 			m.paths.recordFailure(ctx, in.pair, offer.Transport, err)
 			last = err
 			continue
@@ -297,10 +297,17 @@ func (m *Executor) pullPlan(ctx context.Context, in *importState, plan transport
 			return err
 		}
 		in.puller.Close()
-		m.log.Warn("pull failed", "transport", in.transport, "error", err)
+		m.logTransport(ctx, "pull failed", in.transport, err)
 		if ctx.Err() != nil || m.openTransport(ctx, in) != nil {
 			return err
 		}
+	}
+}
+
+// logTransport logs that a transport failed. One whose migration was cancelled did not fail.
+func (m *Executor) logTransport(ctx context.Context, event, transport string, err error) {
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		m.log.Warn(event, "transport", transport, "error", err)
 	}
 }
 

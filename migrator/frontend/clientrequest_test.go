@@ -18,14 +18,14 @@ import (
 
 // postSlowly sends a request and returns the answer, whose body arrives as fast as the
 // caller reads it.
-func (f *fleet) postSlowly(body string) *http.Response {
+func (f *fleet) postSlowly(path, body string) *http.Response {
 	f.t.Helper()
 	here, err := memory.dial(f.t.Context(), "tcp", f.servers[0].url)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { here.Close() })
-	go fmt.Fprintf(here, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	go fmt.Fprintf(here, "POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
 	resp, err := http.ReadResponse(bufio.NewReaderSize(here, 16), nil)
 	if err != nil {
 		f.t.Fatal(err)
@@ -41,7 +41,7 @@ func TestSlowReader(t *testing.T) {
 		body := strings.Replace(longRequest, "70", "200", 1)
 		want := f.directAnswer("/v1/completions", body)
 		f.setPace(time.Millisecond)
-		resp := f.postSlowly(body)
+		resp := f.postSlowly("/v1/completions", body)
 		first := make([]byte, 10)
 		if _, err := io.ReadFull(resp.Body, first); err != nil {
 			t.Fatal(err)

@@ -53,7 +53,7 @@ func readLeg(body io.ReadCloser, l *call, home *localLeg, idle, hang time.Durati
 	if home == nil {
 		hang = 0 // the replica that runs it judges its engine
 	} else {
-		home.leg.Store(leg)
+		home.reads.Store(&leg.watch.reads)
 	}
 	leg.watch.start(leg, idle, hang)
 	return leg
@@ -226,17 +226,24 @@ type idleBody struct {
 	io.ReadCloser
 	idle  time.Duration
 	timer *time.Timer
+	reads callWatch
 }
 
-func newIdleBody(body io.ReadCloser, idle time.Duration) *idleBody {
+// newIdleBody returns an idleBody. local is the leg whose answer it is, nil for none.
+func newIdleBody(body io.ReadCloser, idle time.Duration, local *localLeg) *idleBody {
 	b := &idleBody{ReadCloser: body, idle: idle, timer: time.AfterFunc(idle, func() { body.Close() })}
 	b.timer.Stop()
+	if local != nil {
+		local.reads.Store(&b.reads)
+	}
 	return b
 }
 
 func (b *idleBody) Read(p []byte) (int, error) {
 	b.timer.Reset(b.idle)
+	b.reads.begin()
 	n, err := b.ReadCloser.Read(p)
+	b.reads.end()
 	if !b.timer.Stop() && err != nil {
 		err = errIdle
 	}

@@ -78,9 +78,9 @@ type localLeg struct {
 	plain     bool  // its answer comes as a whole
 	passed    bool  // its answer is not parsed
 	epoch     atomic.Uint64
-	idsHidden atomic.Bool             // its tokens come without ids
-	frozen    atomic.Bool             // a migration has stopped it between two steps
-	leg       atomic.Pointer[wireLeg] // that reads its answer; nil before it begins, and if that is no stream
+	idsHidden atomic.Bool               // its tokens come without ids
+	frozen    atomic.Bool               // a migration has stopped it between two steps
+	reads     atomic.Pointer[callWatch] // of its answer; nil before it begins
 }
 
 // registerLeg registers a leg that is about to be sent to the own engine.

@@ -252,7 +252,7 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	}
 	b.header = resp.Header
 	if !isEventStream(resp) {
-		resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout)
+		resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout, b.local)
 		b.response = resp
 		lr.body.release()
 		return b, nil

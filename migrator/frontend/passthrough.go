@@ -134,7 +134,7 @@ func (srv *Server) pass(w http.ResponseWriter, r *http.Request, body []byte, _ *
 	l := &call{cancel: cancel}
 	late := time.AfterFunc(srv.cfg.HangTimeout, func() { l.abort(errIdle) })
 	defer late.Stop()
-	srv.passCall(ctx, w, r, body, l, func(*http.Response) { late.Stop() })
+	srv.passCall(ctx, w, r, body, l, nil, func(*http.Response) { late.Stop() })
 }
 
 // passWork passes a request to the engine that its core computes: it is a part of the
@@ -151,7 +151,7 @@ func (srv *Server) passWork(w http.ResponseWriter, r *http.Request, body []byte,
 	l := &call{cancel: cancel}
 	local := srv.registerLeg(lr, l, admitted)
 	defer local.unregister(false)
-	srv.passCall(ctx, w, r, body, l, func(resp *http.Response) {
+	srv.passCall(ctx, w, r, body, l, local, func(resp *http.Response) {
 		local.work.AddOutput(0)
 		srv.noteAnswer(resp)
 	})
@@ -165,9 +165,9 @@ func (srv *Server) noteAnswer(resp *http.Response) {
 	}
 }
 
-// passCall passes a request to the engine and relays the answer. begun is called when the
-// answer begins.
-func (srv *Server) passCall(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, l *call, begun func(*http.Response)) {
+// passCall passes a request to the engine and relays the answer. local is its leg if it counts
+// as work, else nil; begun is called when the answer begins.
+func (srv *Server) passCall(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, l *call, local *localLeg, begun func(*http.Response)) {
 	if len(body) > 0 {
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
@@ -186,7 +186,7 @@ func (srv *Server) passCall(ctx context.Context, w http.ResponseWriter, r *http.
 			for name := range loadHeaders {
 				resp.Header.Del(name)
 			}
-			resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout)
+			resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout, local)
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {

@@ -103,14 +103,14 @@ func (w *progressWatch) handleSample(s counterSample) {
 }
 
 // engineWork sums the requests at the own engine from which something is to be expected.
-// Streams that their reader does not wait for and frozen ones are left out; so are answers
+// Answers that their reader does not wait for and frozen streams are left out; so are answers
 // that come as a whole, unless the engine's counters show how they get on.
 func (srv *Server) engineWork(counters bool) (w progress.Work) {
 	for _, r := range srv.registeredLegs() {
 		if r.frozen.Load() || r.plain && !counters {
 			continue
 		}
-		if leg := r.leg.Load(); leg != nil && !leg.watch.reads.inCall() {
+		if reads := r.reads.Load(); reads != nil && !reads.inCall() {
 			continue
 		}
 		n := r.work.Length()

@@ -200,17 +200,35 @@ func TestFrozenStreamIsNoHang(t *testing.T) {
 	})
 }
 
-// TestSlowClientIsNoHang checks that an engine whose only client does not read is not found hung.
-func TestSlowClientIsNoHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, nil)
-		resp := f.postSlowly(`{"prompt":"x","max_tokens":4000,"stream":true}`)
-		time.Sleep(10 * progress.MinPause)
-		if s := f.servers[0].Status(); s.EngineHangs > 0 || s.Load.Running != 1 {
-			t.Errorf("the engine of a client that does not read counts as hung: %+v", s)
-		}
-		resp.Body.Close()
-	})
+// TestAttackSlowClientIsNoHang checks that an engine whose only client does not read is not found hung,
+// whatever kind of answer it is: that client would empty the whole replica.
+func TestAttackSlowClientIsNoHang(t *testing.T) {
+	for name, c := range map[string][2]string{
+		"stream":         {"/v1/completions", `{"prompt":"x","max_tokens":4000,"stream":true}`},
+		"whole answer":   {"/v1/completions", notStreamed},
+		"passed through": {"/v1/embeddings", `{"input":"x"}`},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 1, nil)
+			large := func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Type", "application/json")
+				io.WriteString(w, strings.Repeat(" ", 4<<20))
+			}
+			f.engines[0].countSteps(new(atomic.Int64), large)
+			f.servers[0].restart(t, f.engines[0])
+			<-f.start(longRequest)
+			if name == "whole answer" {
+				f.engines[0].set(nil, large)
+			}
+			resp := f.postSlowly(c[0], c[1])
+			time.Sleep(10 * progress.MinPause)
+			if s := f.servers[0].Status(); s.EngineHangs > 0 || s.Load.Running != 1 {
+				t.Errorf("%s: the engine of a client that does not read counts as hung: %+v", name, s)
+			}
+			resp.Body.Close()
+		})
+	}
 }
 
 // TestEngineCounters checks an engine from which no token is to be expected for long, because its answers

@@ -135,19 +135,16 @@ func (m *Market) Receive(from policies.ReplicaID, message *api.Market) {
 func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 	held, promised, incoming := policies.Tokens(s.GetHeld()), policies.Tokens(s.GetPromised()), policies.Tokens(s.GetIncoming())
 	const most = policies.Unbounded / 4 // the sum of three does not overflow
+	running, ok := decodeSequences(s)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if held < 0 || promised < 0 || incoming < 0 || held > most || promised > most || incoming > most {
+	if !ok || held < 0 || promised < 0 || incoming < 0 || held > most || promised > most || incoming > most {
 		m.counts.ignored++
 		return
 	}
 	m.counts.summariesReceived++
 	m.loads.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Held: held, Draining: s.GetDraining()})
-	if running, ok := decodeSequences(s); ok {
-		m.loads.SetPeerRunning(from, running)
-	} else {
-		m.counts.ignored++
-	}
+	m.loads.SetPeerRunning(from, running)
 }
 
 // Notify handles a result of the Executor: Reserved, ReservationRefused, TransferDone or

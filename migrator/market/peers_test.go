@@ -1,15 +1,20 @@
 package market
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/refine"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -109,6 +114,9 @@ func TestProposalBySequences(t *testing.T) {
 	want("the other one is idle", propose(set))
 	m.ReceiveSummary("c", &api.Summary{Running: 6})
 	want("the other one runs requests and does not say which", both)
+	if n := len(extendSet(set, 1, 1<<20)); n != maxSequences {
+		t.Errorf("a million silent successors are %d requests", n)
+	}
 	for what, bad := range map[string]*api.Summary{
 		"a length is missing": {Running: 1, Inputs: []int64{5}}, "shorter than its prompt": {Running: 1, Inputs: []int64{5}, Lengths: []int64{4}},
 		"a negative prompt": {Running: 1, Inputs: []int64{-5}, Lengths: []int64{4}}, "too long": {Running: 1, Inputs: []int64{5}, Lengths: []int64{1 << 41}},
@@ -154,6 +162,76 @@ func TestSummariesToNeighbours(t *testing.T) {
 			}
 		}
 	}
+}
+
+// FuzzSummary shows that the sequences of a peer's summary are refused or valid, and are kept on the wire.
+func FuzzSummary(f *testing.F) {
+	for _, s := range []*api.Summary{{}, {Running: 1}, {Running: 2, Inputs: []int64{5, 6}, Lengths: []int64{5, 70}}, {Inputs: []int64{5}, Lengths: []int64{-4}}, {Held: -1}, {Held: 1 << 62, Promised: 1 << 62}} {
+		f.Add(testkit.Must(proto.Marshal(s)))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var s api.Summary
+		if proto.Unmarshal(b, &s) != nil {
+			return
+		}
+		m, err := New(good())
+		testkit.NoError(t, err)
+		m.SetView(View{Plan: policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}}, Peers: []policies.Replica{{ID: "b", Peer: "b"}}})
+		m.ReceiveSummary("b", &s)
+		running, _ := m.loads.Successors(m.now())
+		inputs, lengths := encodeSequences(running)
+		if len(running) > maxRunning || !slices.Equal(inputs, s.GetInputs()[:len(inputs)]) || !slices.Equal(lengths, s.GetLengths()[:len(inputs)]) {
+			t.Errorf("%v is read as %v", &s, running)
+		}
+		for _, q := range running {
+			if q.Input < 0 || q.Length < q.Input {
+				t.Errorf("a request of %d tokens has a prompt of %d", q.Length, q.Input)
+			}
+		}
+		if n := m.Status(); n.Ignored+n.SummariesReceived != 1 || n.Ignored == 1 && m.loads.CountFresh(m.now()) > 0 {
+			t.Errorf("%v is neither refused nor kept: %+v", &s, n)
+		}
+	})
+}
+
+// BenchmarkSummaries measures what summaries cost a replica of a thousand per second: 24 are sent, a third
+// of them with 256 running requests, and as many are read.
+func BenchmarkSummaries(b *testing.B) {
+	var residents []frontend.LocalLeg
+	for i := range policies.Tokens(256) {
+		residents = append(residents, frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 1000 + i, Output: 50 * i}})
+	}
+	c := good(residents...)
+	bytes, messages := 0, [][]byte{}
+	c.Network = network(func(_ policies.ReplicaID, e *api.Envelope) {
+		messages = append(messages, testkit.Must(proto.Marshal(e)))
+	})
+	c.Refiner, c.QoE = refine.Paper{}, policies.QoE{D0: 1}
+	m := testkit.Must(New(c))
+	const stage = 333
+	v := View{Plan: policies.Plan{Model: "m", Stages: make([]policies.Stage, 3)}}
+	for i := range 3 * stage {
+		id := policies.ReplicaID(fmt.Sprint("r", i))
+		if i == stage {
+			id = c.Self
+		}
+		v.Plan.Stages[i/stage].Replicas = append(v.Plan.Stages[i/stage].Replicas, id)
+		v.Peers = append(v.Peers, policies.Replica{ID: id, Peer: string(id)})
+	}
+	m.SetView(v)
+	for b.Loop() {
+		messages = messages[:0]
+		m.sendSummaries()
+		bytes = 0
+		for i, raw := range messages {
+			bytes += len(raw)
+			var e api.Envelope
+			testkit.NoError(b, proto.Unmarshal(raw, &e))
+			m.ReceiveSummary(v.Peers[i].ID, e.GetSummary())
+		}
+	}
+	b.ReportMetric(float64(len(messages)), "messages/round")
+	b.ReportMetric(float64(bytes), "bytes/round")
 }
 
 // network is a Network that calls a function.

@@ -55,10 +55,10 @@ func (m *Market) buildBorder(ask *xds.Refine) (policies.BoundaryView, bool) {
 }
 
 // extendSet returns the requests that all replicas of a stage run, if heard of them run the
-// given ones and the others as many alike.
+// given ones and the others as many alike, up to maxSequences.
 func extendSet(running []policies.Sequence, heard, all int) []policies.Sequence {
 	n := len(running)
-	for more := n * max(all-heard, 0) / heard; more > 0; more-- {
+	for more := min(n*max(all-heard, 0)/heard, maxSequences-n); more > 0; more-- {
 		running = append(running, running[len(running)-n])
 	}
 	return running

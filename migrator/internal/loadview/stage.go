@@ -67,7 +67,7 @@ func (b *View) Neighbours() (stage, before, others []policies.ReplicaID) {
 		}
 	}
 	for id, e := range b.peers {
-		if e.address != "" && b.plan.StageOfReplica(id) < 0 {
+		if e.address != "" && !e.planned {
 			others = append(others, id)
 		}
 	}

@@ -72,6 +72,7 @@ type peerEntry struct {
 	id       policies.ReplicaID
 	address  string
 	draining bool // as the control plane says
+	planned  bool // it is in the plan
 	gone     bool
 	load     Load
 	loadedAt policies.Micros // of load
@@ -104,7 +105,7 @@ func (b *View) SetView(plan policies.Plan, replicas []policies.Replica) {
 		if e == nil {
 			e = &peerEntry{id: r.ID}
 		}
-		e.address, e.draining = r.Peer, r.Draining
+		e.address, e.draining, e.planned = r.Peer, r.Draining, false
 		named[r.ID] = e
 	}
 	b.peers, b.plan, b.own = named, plan, plan.StageOfReplica(b.cfg.Self)
@@ -113,6 +114,7 @@ func (b *View) SetView(plan policies.Plan, replicas []policies.Replica) {
 	for k, s := range plan.Stages {
 		for _, id := range s.Replicas {
 			if e := named[id]; e != nil {
+				e.planned = true
 				b.stages[k] = append(b.stages[k], e)
 			}
 		}
