@@ -44,7 +44,7 @@ func summarise(signed []float64) Errors {
 	absolute := make([]float64, len(signed))
 	for i, v := range signed {
 		absolute[i] = math.Abs(v)
-		// A bin has its middle at a round value's edge: −0 and 0 are in different ones.
+		// Floor keeps errors just below and just above 0 in different bins.
 		bin := min(max(int(math.Floor(v/binWidth)), lowBin), highBin-1) - lowBin
 		e.Histogram[bin].Share += 1 / float64(len(signed))
 	}

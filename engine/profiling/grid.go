@@ -1,7 +1,6 @@
 package profiling
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -32,14 +31,14 @@ type Grid struct {
 // Validate returns the first problem of a grid, or nil.
 func (g Grid) Validate() error {
 	switch {
-	case g.Shortest < 1 || g.Longest <= g.Shortest:
-		return fmt.Errorf("prompt lengths must grow from at least 1 token, not [%d, %d)", g.Shortest, g.Longest)
-	case g.Factor < 2:
-		return fmt.Errorf("the factor between buckets is %d; it must be at least 2", g.Factor)
+	case g.Shortest < 1 || g.Longest <= g.Shortest || g.Longest > maxTokens:
+		return fmt.Errorf("prompt lengths must grow from at least 1 token to at most %d, not [%d, %d)", maxTokens, g.Shortest, g.Longest)
+	case g.Factor < 2 || g.Factor > maxBatch:
+		return fmt.Errorf("the factor between buckets is %d; it must be 2 to %d", g.Factor, maxBatch)
 	case g.MaxBatch < 1 || g.MaxBatch > maxBatch:
 		return fmt.Errorf("the largest batch is %d; it must be 1 to %d", g.MaxBatch, maxBatch)
-	case g.Output < 2:
-		return errors.New("the mean output must be at least 2 tokens: the time between tokens is measured")
+	case g.Output < 2 || g.Output > maxTokens:
+		return fmt.Errorf("the mean output is %d tokens; it must be 2, since the time between tokens is measured, to %d", g.Output, maxTokens)
 	}
 	if len(g.Cells()) == 0 {
 		return fmt.Errorf("no cell fits the engine's context of %d tokens and its KV cache of %d: lower the shortest length or the output", g.Context, g.KVTokens)

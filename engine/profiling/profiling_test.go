@@ -29,6 +29,25 @@ func TestCells(t *testing.T) {
 	}
 }
 
+// TestGridBounds checks that every grid is refused whose cells cannot be listed: lengths and
+// batches would grow past the integers, and start again.
+func TestGridBounds(t *testing.T) {
+	good := Grid{Shortest: 256, Longest: 4096, Factor: 2, MaxBatch: 8, Output: 128}
+	testkit.NoError(t, good.Validate())
+	for want, edit := range map[string]func(*Grid){
+		"grow from at least 1 token": func(g *Grid) { g.Shortest = 0 },
+		"to at most 1000000000":      func(g *Grid) { g.Longest = math.MaxInt64 },
+		"the factor":                 func(g *Grid) { g.Factor = 1 << 56 },
+		"the largest batch":          func(g *Grid) { g.MaxBatch = 5000 },
+		"the mean output":            func(g *Grid) { g.Output, g.Context = 1<<62, 8192 },
+		"no cell fits":               func(g *Grid) { g.Context = 300 },
+	} {
+		g := good
+		edit(&g)
+		testkit.WantError(t, g.Validate(), want)
+	}
+}
+
 // TestLengths checks the prompts of both kinds of cells, and the outputs.
 func TestLengths(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -238,6 +257,7 @@ func TestRecord(t *testing.T) {
 	head := string(record(t, Record{Header: Header{Format: Format}}))
 	for text, want := range map[string]string{
 		"{}\n":                           `line 1: the format is ""`,
+		`{"name":"a profile"}`:           "no record of measurements", // not a cut header: whoever continues it would overwrite it
 		head + "{\"batch\":0}\n":         "line 2: the batch is 0",
 		head + "{\"batch\":1,\"x\":1}\n": "unknown field",
 		head + `{"batch":1,"requests":[{"start":2,"end":1}]}` + "\n":                   "request 0: start 2",

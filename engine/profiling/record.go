@@ -60,13 +60,16 @@ type Record struct {
 }
 
 // ReadRecord reads a record file. A last line without an end is ignored: it was being written when the
-// measurement was interrupted. An empty file is io.EOF.
+// measurement was interrupted. An empty file, or one with a part of a header, is io.EOF.
 func ReadRecord(r io.Reader) (Record, error) {
 	var rec Record
 	in := bufio.NewReaderSize(r, 1<<20)
 	for n := 1; ; n++ {
 		line, err := readLine(in)
 		if errors.Is(err, io.EOF) {
+			if n == 1 && !beginsHeader(line) {
+				return Record{}, fmt.Errorf("it is no record of measurements: it does not begin with %s", headerStart)
+			}
 			if n == 1 {
 				return Record{}, io.EOF
 			}
@@ -80,6 +83,15 @@ func ReadRecord(r io.Reader) (Record, error) {
 		}
 		rec.Size += int64(len(line))
 	}
+}
+
+// headerStart is the beginning of every record file.
+const headerStart = `{"format":"` + Format + `"`
+
+// beginsHeader reports whether a line that has no end may be a header that was being written.
+func beginsHeader(line []byte) bool {
+	n := min(len(line), len(headerStart))
+	return string(line[:n]) == headerStart[:n]
 }
 
 // readLine returns a line with its end.

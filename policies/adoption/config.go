@@ -9,7 +9,9 @@ type Config struct {
 	// Planner proposes and prices plans. Required.
 	Planner Planner
 	// Follow adopts every proposal that differs from the one before, as in the paper: no
-	// least gain, no charge for moves and no rollback. Boundaries that were refined since
+	// least gain, no charge for moves and no rollback. Only a gain that the requests of one
+	// period cannot show, two standard errors of their work, is not adopted: the planner
+	// would choose between equally good plans at random. Boundaries that were refined since
 	// the last proposal stay while the proposal does. Gain, SplitGain, MoveCost, Horizon,
 	// Excess and Windows have no effect then.
 	Follow bool
