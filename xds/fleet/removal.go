@@ -13,8 +13,9 @@ import (
 )
 
 // HeldRemoval is a configured list that is not applied, because it lacks more than half
-// of a model's replicas, also those of the stored plan if the control plane has just started: a file that was cut, or that another fleet's replaced, looks
-// like that. An operator confirms it by its digest, for all control planes of the store.
+// of a model's replicas: those of the list in force or, at the start, of the stored plan. A
+// file that was cut, or that another fleet's replaced, looks like that. An operator confirms
+// it by its digest, for all control planes of the store.
 type HeldRemoval struct {
 	Digest string
 	Text   string // which replicas would leave

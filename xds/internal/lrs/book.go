@@ -116,9 +116,9 @@ func (b *Book) streams(id string) (n int) {
 	return n
 }
 
-// report applies a message with the node's problems, which replaces the stream's last one and those of the
-// node's ended streams. It returns false, and applies nothing, if the reports of the
-// node would exceed maxNodeBytes.
+// report applies a message with the node's problems, which replaces the stream's last one
+// and those of the node's ended streams. It returns false, and applies nothing, if the
+// reports of the node would exceed maxNodeBytes.
 func (b *Book) report(now time.Time, number uint64, clusters []cluster, problems ...loadreport.Problem) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
