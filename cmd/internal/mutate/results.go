@@ -47,31 +47,40 @@ func (r *results) add(m mutant, verdict string) error {
 }
 
 // report prints the score of a package and writes the list of its survivors. What was
-// written below a survivor, indented, stays with it.
+// written below a survivor, indented, stays with it, and what was listed stays until it runs.
 func (r *results) report(p *pkg, drawn []mutant) error {
 	name := filepath.Join("cmd", "internal", "mutate", "survivors", strings.ReplaceAll(p.dir, "/", "_")+".txt")
 	old, err := os.ReadFile(name)
 	if err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	reasons, key := map[string]string{}, ""
+	listed, key := map[string][]string{}, "" // the reasons of the survivors with one text, in their order
 	for line := range strings.Lines(string(old)) {
-		if strings.HasPrefix(line, "\t") {
-			reasons[key] += line
-		} else {
+		if !strings.HasPrefix(line, "\t") {
 			key = withoutLine(line)
+			listed[key] = append(listed[key], "")
+		} else if n := len(listed[key]); n > 0 {
+			listed[key][n-1] += line
 		}
 	}
 	var b strings.Builder
 	run, dead := 0, 0
 	for _, m := range p.mutants {
-		switch r.verdicts[m.id] {
-		case killed:
+		line, verdict := m.String()+"\n", r.verdicts[m.id]
+		key := withoutLine(line)
+		switch {
+		case verdict == killed:
 			run, dead = run+1, dead+1
-		case survived:
+			continue
+		case verdict == survived:
 			run++
-			line := m.String() + "\n"
-			b.WriteString(line + reasons[withoutLine(line)])
+		case len(listed[key]) == 0: // not run, and not listed
+			continue
+		}
+		b.WriteString(line)
+		if reasons := listed[key]; len(reasons) > 0 {
+			b.WriteString(reasons[0])
+			listed[key] = reasons[1:]
 		}
 	}
 	if run == 0 {
