@@ -38,8 +38,10 @@ type progressWatch struct {
 	server  *Server
 	monitor *progress.Monitor
 	start   time.Time
-	givenUp uint64 // of Server.givenUp, what the monitor knows
-	moved   uint64 // how many samples of the counters differed from the one before
+	checked time.Time // the last call of check
+	late    uint64    // calls of check that came too late
+	givenUp uint64    // of Server.givenUp, what the monitor knows
+	moved   uint64    // how many samples of the counters differed from the one before
 
 	seed     maphash.Seed
 	counters uint64 // the last sample
@@ -56,7 +58,8 @@ type counterSample struct {
 }
 
 func newProgressWatch(srv *Server) *progressWatch {
-	return &progressWatch{server: srv, monitor: progress.New(srv.cfg.Cost, srv.brought.Load()), start: time.Now(), seed: maphash.MakeSeed(), samples: make(chan counterSample)}
+	now := time.Now()
+	return &progressWatch{server: srv, monitor: progress.New(srv.cfg.Cost, srv.brought.Load()), start: now, checked: now, seed: maphash.MakeSeed(), samples: make(chan counterSample)}
 }
 
 // reset begins anew for an engine that has just become ready.
@@ -67,9 +70,19 @@ func (w *progressWatch) reset() {
 // brought returns a count that grows with all that the engine brings.
 func (w *progressWatch) brought() uint64 { return w.server.brought.Load() + w.moved }
 
+// starvations counts how often this process got too little CPU to judge its engine by what
+// did not come in time.
+func (w *progressWatch) starvations(now time.Time) uint64 {
+	if now.Sub(w.checked) > progress.MaxGap {
+		return w.late + 1 // a check is late now
+	}
+	return w.late
+}
+
 // check judges the engine by what it has brought and has to do now.
 func (w *progressWatch) check(now time.Time) progress.State {
 	srv := w.server
+	w.late, w.checked = w.starvations(now), now
 	for n := srv.givenUp.Load(); w.givenUp < n; w.givenUp++ {
 		w.monitor.GiveUp(now.Sub(w.start))
 	}

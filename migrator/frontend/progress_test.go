@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/progress"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // hang stops the engine's core as a stuck GPU kernel does: no token comes any more, while
@@ -299,3 +301,36 @@ func TestCountersDeadline(t *testing.T) {
 }
 
 func ptr[T any](v T) *T { return &v }
+
+// slowDisk is a log whose writer waits: the goroutine that writes a record stands still, as all
+// do in a process that gets no CPU.
+type slowDisk struct {
+	testkit.Log
+	wait atomic.Int64
+}
+
+func (d *slowDisk) Write(b []byte) (int, error) {
+	n, err := d.Log.Write(b)
+	time.Sleep(time.Duration(d.wait.Load()))
+	return n, err
+}
+
+// TestStarvedHealthChecks checks that a health check that times out while the server itself stands
+// still says nothing about the engine, and that two that time out afterwards do.
+func TestStarvedHealthChecks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := new(slowDisk)
+		f := newFleet(t, 1, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) })
+		defer f.postSlowly("/v1/completions", `{"prompt":"x","max_tokens":4000,"stream":true}`).Body.Close()
+		e, srv, began := f.engines[0], f.servers[0], time.Now()
+		log.wait.Store(int64(2 * srv.cfg.HealthTimeout))
+		e.ignoresProbes.Store(true)
+		time.Sleep(srv.cfg.HealthTimeout / 2) // a check waits for its answer
+		srv.Retire()                          // which the server logs
+		srv.waitForReady(t, false)
+		// A check, with the time for which the server stands still, and two checks.
+		if took := time.Since(began); took < 4*srv.cfg.HealthTimeout {
+			t.Errorf("the engine is away after %v\n%s", took, log)
+		}
+	})
+}

@@ -40,7 +40,8 @@ func (srv *Server) Run(parent context.Context) error {
 	defer probe.Stop()
 
 	health := make(chan probeResult)
-	probing, failures, brought := false, 0, uint64(0)
+	probing, failures := false, 0
+	var brought, starvations uint64 // when the present health check began
 	watch := newProgressWatch(srv)
 	var away, hung time.Time               // since when the engine has failed its health checks, and has hung
 	drain, retire := srv.drain, srv.retire // nil once received
@@ -117,7 +118,7 @@ func (srv *Server) Run(parent context.Context) error {
 			if probing {
 				continue
 			}
-			probing, brought = true, srv.brought.Load()
+			probing, brought, starvations = true, srv.brought.Load(), watch.starvations(time.Now())
 			probes.Go(func() {
 				result := srv.probeEngine(ctx)
 				select {
@@ -156,9 +157,9 @@ func (srv *Server) Run(parent context.Context) error {
 				continue
 			}
 			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
-			if slow && srv.brought.Load() != brought {
+			if slow && (srv.brought.Load() != brought || watch.starvations(time.Now()) != starvations) {
 				probe.Reset(healthRetry)
-				continue // it does not answer, but generates
+				continue // it does not answer, but generates; or this process was too late to read the answer
 			}
 			failures++
 			if failures >= 2 || dead || !srv.ready.Load() {

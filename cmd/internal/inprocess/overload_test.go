@@ -33,11 +33,7 @@ type outcome struct {
 
 // overload is a fleet of replicas whose KV caches hold some forty requests each.
 func overload(t *testing.T, replicas int, admission string) (r *overloadedFleet, alone [3]time.Duration) {
-	r = new(overloadedFleet)
-	r.fleetHarness = newFleetHarness(t, harnessConfig{replicas: replicas, front: r.countRescues, edit: func(f *config.Fleet) {
-		f.Speed, f.Overload.Admission = 2, admission
-		f.Models[0].Profile, f.Models[0].KVTokens, f.Models[0].Context = "rtxpro6000-llama-3.1-8b", 32_768, 8192
-	}})
+	r = newOverloadedFleet(t, replicas, 2, admission)
 	for i, kind := range overloadKinds {
 		for n := range 2 { // the first one teaches the front end the shape of answers
 			begun := time.Now()
@@ -49,6 +45,15 @@ func overload(t *testing.T, replicas int, admission string) (r *overloadedFleet,
 		}
 	}
 	return r, alone
+}
+
+func newOverloadedFleet(t *testing.T, replicas int, speed float64, admission string) *overloadedFleet {
+	r := new(overloadedFleet)
+	r.fleetHarness = newFleetHarness(t, harnessConfig{replicas: replicas, front: r.countRescues, edit: func(f *config.Fleet) {
+		f.Speed, f.Overload.Admission = speed, admission
+		f.Models[0].Profile, f.Models[0].KVTokens, f.Models[0].Context = "rtxpro6000-llama-3.1-8b", 32_768, 8192
+	}})
+	return r
 }
 
 // overloadedFleet is a fleet whose front ends count the streams that lost their engine.
@@ -175,5 +180,46 @@ func measureGoodput(t *testing.T, replicas int, admission string, lasts time.Dur
 		if load > 1 && g < 0.9*best && admission == config.AdmissionOn {
 			t.Errorf("goodput %.1f requests/s at %.1f times the capacity, less than 90 %% of %.1f", g, load, best)
 		}
+	}
+}
+
+// TestOverloadLosesNoReplica offers a replica four times what it can serve, with and without admission:
+// however its requests wait, it makes progress, and so it is never taken for hung or away, and no
+// stream for lost. The slow test also takes the CPU away from all of it.
+func TestOverloadLosesNoReplica(t *testing.T) {
+	for _, admission := range []string{config.AdmissionOn, config.AdmissionOff} {
+		t.Run("admission "+admission, func(t *testing.T) {
+			if !everything {
+				t.Parallel()
+			}
+			r := newOverloadedFleet(t, 1, 8, admission)
+			const requests = 160 // four times what the replica holds
+			rng := rand.New(rand.NewPCG(1, 1))
+			var wg sync.WaitGroup
+			for n := range requests {
+				body := prompt(2000+rng.IntN(4000), 100)
+				body = bytes.Replace(body, []byte(`"prompt":"`), fmt.Appendf(nil, `"prompt":"%d `, n), 1) // no shared prefix
+				wg.Go(func() {
+					if status, answer := r.complete(context.Background(), body); status != http.StatusOK && status != http.StatusTooManyRequests {
+						t.Errorf("status %d: %.200s", status, answer)
+					}
+				})
+			}
+			if everything {
+				starve(64, 6*time.Second)
+			}
+			wg.Wait()
+			if n := r.lost(); n > 0 {
+				t.Errorf("a replica that lives was taken for lost %d times", n)
+			}
+			for _, c := range r.server.Load().Status().History {
+				if c.Epoch > 1 {
+					t.Errorf("the plan changed: %s", c.Reason)
+				}
+			}
+			if s := r.server.Load().Status(); !allHealthy(s) {
+				t.Error(summarize(s))
+			}
+		})
 	}
 }
