@@ -15,6 +15,7 @@ import (
 type answer struct {
 	first, last time.Time // of the events that carried tokens
 	events      int       // that carried tokens
+	role        bool      // the first event of a chat came, which has its role only
 	usage       bool      // the server sent exact counts:
 	prompt      int64     // usage.prompt_tokens
 	cached      int64     // usage.prompt_tokens_details.cached_tokens
@@ -94,8 +95,9 @@ func (a *answer) take(event sse.Event, now func() time.Time) error {
 			if !value.Get("0").Exists() {
 				break // the last event has usage only
 			}
-			if delta := value.Get("0.delta"); delta.Get("role").Exists() && delta.Get("content").Str == "" && !value.Get("0.finish_reason").Exists() {
-				break // the first event of a chat has its role only
+			if delta := value.Get("0.delta"); !a.role && a.events == 0 && delta.Get("role").Exists() && delta.Get("content").Str == "" && value.Get("0.finish_reason").Str == "" {
+				a.role = true
+				break
 			}
 			a.last = now()
 			if a.events++; a.events == 1 {

@@ -55,3 +55,22 @@ func BenchmarkListen(b *testing.B) {
 		}
 	}
 }
+
+// TestRoleIsNoToken checks that the first event of a chat counts as no token, and that of an
+// engine which repeats the role all others do: those of a model that reasons have no content.
+func TestRoleIsNoToken(t *testing.T) {
+	const start, end = `data: {"choices":[{"delta":{"role":"assistant","content":`, `},"finish_reason":null}]}` + "\n\n"
+	for body, want := range map[string]int{
+		start + `""` + end + `data: {"choices":[{"delta":{"content":"a"}}]}` + "\n\n":                     1,
+		start + `""` + end + strings.Repeat(start+`null,"reasoning_content":"a"`+end, 2):                  2,
+		start + `""` + end + start + `""` + end + `data: {"choices":[{"delta":{"content":""}}]}` + "\n\n": 2,
+		start + `"a"` + end + start + `"b"` + end:                                                         2,
+	} {
+		n := 0
+		_, err := ReadStream(strings.NewReader(body+"data: [DONE]\n\n"), func(time.Time) { n++ })
+		testkit.NoError(t, err)
+		if n != want {
+			t.Errorf("%d events with tokens, want %d:\n%s", n, want, body)
+		}
+	}
+}
