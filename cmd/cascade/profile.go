@@ -16,7 +16,7 @@ func newProfile(s *settings) *cobra.Command {
 		Short: "Cost profiles of engines: list the built-in ones, measure an engine, fit what was measured",
 		Long: `A cost profile says how long an engine's iterations and prompts take, what its KV cache
 holds, and how long requests take per token (the QoE model). The planner, the admission
-of requests and the emulator work by it. Profiles of some GPUs are built in; a profile of
+of requests and the emulator use it. Profiles of some GPUs are built in; a profile of
 your own engine takes two commands:
 
   cascade profile measure http://127.0.0.1:8000 --record engine.jsonl

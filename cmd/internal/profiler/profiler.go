@@ -1,8 +1,8 @@
 // Package profiler measures a live inference engine for a cost profile: it sends the requests of a
 // profiling.Grid to an OpenAI endpoint and records when each token comes.
 //
-// It is a closed-loop client: in each cell exactly so many requests are in flight; when one ends, the next is
-// sent. Package profiling decides what is measured, when a cell is steady, and what follows from it.
+// It is a closed-loop client: in each cell the number of requests in flight is constant; when one ends, the next
+// is sent. Package profiling decides what is measured, when a cell is steady, and what follows from it.
 package profiler
 
 import (

@@ -34,6 +34,12 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 		_, err := readData(f.resolvePath(name))
 		fail("policies.data", err)
 	}
+	for i, m := range f.Models {
+		if m.History != "" {
+			_, err := f.readHistory(m)
+			fail(fmt.Sprintf("models[%d].history", i), err)
+		}
+	}
 	_, err := localuser.New(f.Fleet.Control.AdminUsers)
 	fail("control.admin_users", err)
 	fail("control.module", f.loadEstimator(&resources.Settings{}))

@@ -22,18 +22,27 @@ func (f *Fleet) readHistories() error {
 		if m.History == "" {
 			continue
 		}
-		path := f.resolvePath(m.History)
-		requests, err := readRequests(path)
+		w, err := f.readHistory(m)
 		if err != nil {
 			return fmt.Errorf("models[%d].history: %w", i, err)
-		}
-		w, err := f.history(m, requests)
-		if err != nil {
-			return fmt.Errorf("models[%d].history: %s: %w", i, path, err)
 		}
 		f.histories[m.Name] = w
 	}
 	return nil
+}
+
+// readHistory reads the earlier requests of a model that has some.
+func (f *Fleet) readHistory(m config.Model) (policies.Workload, error) {
+	path := f.resolvePath(m.History)
+	requests, err := readRequests(path)
+	if err != nil {
+		return policies.Workload{}, err
+	}
+	w, err := f.history(m, requests)
+	if err != nil {
+		return policies.Workload{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return w, nil
 }
 
 func readRequests(path string) ([]trace.Request, error) {
