@@ -13,8 +13,8 @@ import (
 // TestAttackEarlyAnswers checks every answer that a front end gives before a request's
 // body has arrived.
 func TestAttackEarlyAnswers(t *testing.T) {
-	serve := func(ready bool) (address string) {
-		srv, err := New(Config{Replica: "r0", Engine: "http://127.0.0.1:1", Edges: policies.BucketEdges(1<<16, 4), MaxBody: 1 << 20, BodyTimeout: 100 * time.Millisecond})
+	serve := func(ready bool, bodyTimeout time.Duration) (address string) {
+		srv, err := New(Config{Replica: "r0", Engine: "http://127.0.0.1:1", Edges: policies.BucketEdges(1<<16, 4), MaxBody: 1 << 20, BodyTimeout: bodyTimeout})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -31,12 +31,14 @@ func TestAttackEarlyAnswers(t *testing.T) {
 		t.Cleanup(func() { s.Close(); <-done })
 		return l.Addr().String()
 	}
-	servertest.TestEarlyAnswers(t, serve(false),
+	servertest.TestEarlyAnswers(t, serve(false, time.Minute),
 		servertest.EarlyAnswer{Name: "engine away", Path: "/v1/completions", Status: 503})
-	servertest.TestEarlyAnswers(t, serve(true),
+	servertest.TestEarlyAnswers(t, serve(true, time.Minute),
 		servertest.EarlyAnswer{Name: "path not served", Path: "/nothing/here", Status: 404},
 		servertest.EarlyAnswer{Name: "too large", Path: "/v1/completions", Status: 413, Size: 1<<20 + 1, KnownSize: true},
 		servertest.EarlyAnswer{Name: "too large", Path: "/v1/completions", Status: 413, Send: 1<<20 + 1, UnknownSize: true},
+	)
+	servertest.TestEarlyAnswers(t, serve(true, 100*time.Millisecond),
 		servertest.EarlyAnswer{Name: "body too slow", Path: "/v1/completions", Status: 408, Send: 100},
 	)
 }
