@@ -33,7 +33,7 @@ var _ policies.Detector = Detector{}
 // outlier again.
 func (d Detector) Excess(own, mean policies.Tokens) policies.Tokens {
 	excess := own - mean
-	if mean < 0 || excess <= 0 || excess < d.MinExcess {
+	if mean < 0 || excess < max(d.MinExcess, 1) {
 		return 0
 	}
 	percent := uint64(DefaultPercent)

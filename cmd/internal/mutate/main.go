@@ -119,11 +119,15 @@ func (r runner) runPackage(ctx context.Context, dir string) error {
 			defer os.RemoveAll(filepath.Dir(bins[0].file))
 		}
 		verdict := survived
-		if slices.ContainsFunc(bins, func(b testBinary) bool { return !b.pass(ctx, m) }) {
-			verdict = killed
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
+		for _, b := range bins {
+			ok, err := b.pass(ctx, m)
+			if err != nil {
+				return errors.Join(err, ctx.Err())
+			}
+			if !ok {
+				verdict = killed
+				break
+			}
 		}
 		if err := results.add(m, verdict); err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -55,7 +56,7 @@ func TestSum(t *testing.T) {
 	defer os.RemoveAll(filepath.Dir(bins[0].file))
 	var lived []string
 	for _, m := range p.mutants {
-		if bins[0].pass(t.Context(), m) {
+		if testkit.Must(bins[0].pass(t.Context(), m)) {
 			lived = append(lived, m.String())
 		}
 	}
@@ -98,5 +99,27 @@ func TestReport(t *testing.T) {
 	p.digest = "2"
 	if r = testkit.Must(openResults(p)); len(r.verdicts) != 0 {
 		t.Errorf("another package has %v", r.verdicts)
+	}
+}
+
+// TestRun checks that only a failed test, a crash or used up CPU time kill a mutant.
+func TestRun(t *testing.T) {
+	for script, want := range map[string]end{
+		"exit 0": passed,
+		"echo '--- FAIL: TestX'; echo FAIL; exit 1": failed,
+		"echo 'panic: index out of range'; exit 2":  failed,
+		"while :; do :; done":                       failed,
+		"echo 'ulimit: bad number'; exit 2":         broken,
+		"exec sleep 600":                            late,
+	} {
+		limit := time.Minute
+		if want == late {
+			limit = 100 * time.Millisecond
+		}
+		b := testBinary{file: filepath.Join(t.TempDir(), "test"), dir: "."}
+		testkit.NoError(t, os.WriteFile(b.file, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
+		if got, text := b.run(t.Context(), 0, nil, limit); got != want {
+			t.Errorf("%s: ended as %d, want %d: %s", script, got, want, text)
+		}
 	}
 }

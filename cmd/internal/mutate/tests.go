@@ -128,7 +128,7 @@ func (b testBinary) measure(ctx context.Context) ([]test, error) {
 }
 
 // pass reports whether all tests that reach a mutant pass with it. The quickest run first.
-func (b testBinary) pass(ctx context.Context, m mutant) bool {
+func (b testBinary) pass(ctx context.Context, m mutant) (bool, error) {
 	var reach []test
 	for _, t := range b.tests {
 		outsideFunctions := true
@@ -150,25 +150,77 @@ func (b testBinary) pass(ctx context.Context, m mutant) bool {
 		for ; n < len(reach) && sum+reach[n].seconds < most; n++ {
 			sum += reach[n].seconds
 		}
-		limited, cancel := context.WithTimeout(ctx, time.Duration(60+60*sum)*time.Second)
-		err := b.command(limited, m.id, reach[:n]).Run()
-		cancel()
-		if err != nil {
-			return false
+		limit := time.Duration(60+60*sum) * time.Second
+		end, text := b.run(ctx, m.id, reach[:n], limit)
+		if end == late {
+			// Only a mutant that waits for ever is killed, not one on a busy machine.
+			if control, _ := b.run(ctx, 0, reach[:n], limit); control == passed {
+				end = failed
+			}
+		}
+		switch end {
+		case failed:
+			return false, nil
+		case late, broken:
+			return false, fmt.Errorf("%s: no verdict on %s: the machine is too busy, or the tests did not run\n%s", b.dir, m, text)
 		}
 		reach = reach[n:]
 	}
-	return true
+	return true, nil
+}
+
+// end is how a run of tests ended.
+type end int
+
+const (
+	passed end = iota
+	failed     // a test failed or the CPU time was used up
+	late       // the time on the clock was used up
+	broken     // the tests did not run
+)
+
+// run runs tests on a mutant, for at most limit on the clock.
+func (b testBinary) run(ctx context.Context, mutant int, tests []test, limit time.Duration) (end, []byte) {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := b.command(limited, mutant, tests)
+	text, err := cmd.CombinedOutput()
+	switch {
+	case err == nil:
+		return passed, text
+	case limited.Err() != nil:
+		return late, text
+	case cmd.ProcessState == nil:
+		return broken, []byte(err.Error())
+	}
+	// The kernel kills for CPU time at less than the time that it reports.
+	used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	if used > time.Duration(cpuSeconds(tests))*time.Second/2 && err.Error() == "signal: killed" || testFailed.Match(text) {
+		return failed, text
+	}
+	return broken, text
+}
+
+// testFailed matches the output of a test binary of which a test failed or crashed.
+var testFailed = regexp.MustCompile(`(?m)^(FAIL|panic: |fatal error: |runtime: |unexpected fault address)`)
+
+// cpuSeconds is the limit of CPU time for tests.
+func cpuSeconds(tests []test) int {
+	seconds := 0.0
+	for _, t := range tests {
+		seconds += t.seconds
+	}
+	return 3 + int(6*seconds)
 }
 
 // command returns the command that runs tests on a mutant; 0 is none. The limit is one of
 // CPU time, so that other work on the machine kills no mutant.
 func (b testBinary) command(ctx context.Context, mutant int, tests []test, flags ...string) *exec.Cmd {
-	seconds, names := 0.0, []string(nil)
+	var names []string
 	for _, t := range tests {
-		seconds, names = seconds+t.seconds, append(names, t.name)
+		names = append(names, t.name)
 	}
-	script := fmt.Sprintf(`ulimit -t %d && ulimit -v 16000000 && exec "$@"`, 3+int(6*seconds))
+	script := fmt.Sprintf(`ulimit -t %d && ulimit -v 16000000 && exec "$@"`, cpuSeconds(tests))
 	args := []string{"-c", script, "sh", b.file, "-test.failfast", "-test.short", "-test.timeout=10m", "-test.run=^(" + strings.Join(names, "|") + ")$"}
 	cmd := exec.CommandContext(ctx, "sh", append(args, flags...)...)
 	cmd.Dir = b.dir

@@ -37,7 +37,7 @@ func (p *Planner) repairReason(now time.Time, members []planrepair.Member) (reas
 	case !p.namesReplica():
 		return "the stored plan names none of the replicas", false
 	}
-	ready := make([]int, len(p.plan.Stages))
+	ready := make([]bool, len(p.plan.Stages))
 	total := 0
 	for _, r := range p.cfg.Registry.All() {
 		if r.Model != p.cfg.Model {
@@ -56,11 +56,11 @@ func (p *Planner) repairReason(now time.Time, members []planrepair.Member) (reas
 			if r.Stage < 0 {
 				return "replica " + string(r.ID) + " joined", false
 			}
-			ready[r.Stage]++
+			ready[r.Stage] = true
 			total++
 		}
 	}
-	if i := slices.Index(ready, 0); i < 0 || total == 0 {
+	if i := slices.Index(ready, false); i < 0 || total == 0 {
 		p.lacking = time.Time{}
 	} else {
 		if p.lacking.IsZero() {
@@ -232,9 +232,5 @@ func (p *Planner) restorePinned(now time.Time, pin *store.Pin) *planhistory.Chan
 		p.status += ", which needs more ready replicas"
 		return nil
 	}
-	c := p.Propose(now, next, fmt.Sprintf("back to the pinned plan of epoch %d", pin.Epoch))
-	if c != nil {
-		c.Decision = planhistory.Repaired
-	}
-	return c
+	return p.Propose(now, next, fmt.Sprintf("back to the pinned plan of epoch %d", pin.Epoch))
 }
