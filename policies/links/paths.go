@@ -96,14 +96,6 @@ func (d Rates) BestPath(from, to Topology) Path {
 	return w
 }
 
-// unknown names the end whose topology is unknown.
-func unknown(a, b *Topology) string {
-	if a.Known {
-		a = b
-	}
-	return "the topology of host " + a.Host + " is unknown"
-}
-
 func number(n int) string { return strconv.Itoa(n) }
 
 // pcie returns the rate of the GPU's slot; 0 for host memory.
@@ -156,7 +148,7 @@ func one(a, b *GPU) (same bool, contradiction string) {
 // cuda returns the path from GPU to GPU on one host.
 func cuda(a, b *Topology) Path {
 	if !a.Known || !b.Known {
-		return closedPath(SameGPU, TransportCUDA, unknown(a, b))
+		return closedPath(SameGPU, TransportCUDA, "the topology of host "+a.Host+" is unknown")
 	}
 	if a.GPU == nil || b.GPU == nil {
 		return closedPath(SameGPU, TransportCUDA, "not both replicas are on a GPU")
