@@ -169,6 +169,19 @@ func TestAssign(t *testing.T) {
 		if again := assign(prev, p, replicas); !reflect.DeepEqual(again, next) {
 			t.Fatalf("%d: equal arguments give two plans", i)
 		}
+		// On several hosts others may go, but no more, and each stage keeps the order.
+		for r := range replicas {
+			replicas[r].Host = string(rune('a' + rng.IntN(3)))
+		}
+		spread := assign(prev, p, replicas)
+		if err := spread.Validate(); err != nil || adoption.CountMoves(prev, spread) != want {
+			t.Fatalf("%d: %d moves from %+v to %+v, want %d; %v", i, adoption.CountMoves(prev, spread), prev, spread, want, err)
+		}
+		for s, x := range spread.Stages {
+			if len(x.Replicas) != p.Counts[s] || !inOrder(prev, policies.Plan{Stages: spread.Stages[s : s+1]}) {
+				t.Fatalf("%d: stage %d of %+v, want %d replicas in the order of %+v", i, s, spread, p.Counts[s], prev)
+			}
+		}
 	}
 	if moved < 300 {
 		t.Errorf("only %d of 3000 plans move a replica", moved)
@@ -233,9 +246,61 @@ func TestMoves(t *testing.T) {
 		"overlapping": {plan(1000), swap(plan(1500)), 2}, // 0.6 of 10 doublings
 		"joined":      {policies.OneStagePlan("m", []policies.ReplicaID{"a"}), plan(1000), 0},
 		"from none":   {policies.Plan{}, plan(1000), 0},
+		"half":        {ranged(0, 3), ranged(1, 7), 0}, // 1 of 2 doublings
+		"less":        {ranged(0, 7), ranged(3, 31), 1},
+		"apart":       {ranged(0, 3), ranged(7, 31), 1},
 	} {
 		if got := adoption.CountMoves(c.prev, c.next); got != c.want {
 			t.Errorf("%s: %d moves, want %d", name, got, c.want)
+		}
+	}
+	home := make(map[policies.ReplicaID]policies.Stage)
+	adoption.CountMovesIn(home, ranged(0, 3), ranged(0, 3))
+	if got := adoption.CountMovesIn(home, policies.Plan{}, ranged(7, 31)); got != 0 {
+		t.Errorf("%d moves from the plan of an earlier call", got)
+	}
+}
+
+// ranged is a plan of one replica with a range.
+func ranged(low, high policies.Tokens) policies.Plan {
+	return policies.Plan{Stages: []policies.Stage{{Low: low, High: high, Replicas: []policies.ReplicaID{"a"}}}}
+}
+
+// TestLostStage checks that a stage which has lost all its replicas gets one of the stage
+// that is furthest above its share.
+func TestLostStage(t *testing.T) {
+	m := testkit.Must(adoption.New(adoption.Config{Planner: &script{Best: 100, One: 100, Present: 100}}))
+	stages := func(counts ...int) (p policies.Plan, list []policies.Replica) {
+		p.Model = "m"
+		for i, n := range counts {
+			s := policies.Stage{Low: policies.Tokens(100 * i), High: policies.Tokens(100 * (i + 1))}
+			if i == len(counts)-1 {
+				s.High = policies.Unbounded
+			}
+			for k := range n {
+				id := policies.ReplicaID(fmt.Sprintf("r%d-%d", i, k))
+				s.Replicas, list = append(s.Replicas, id), append(list, policies.Replica{ID: id, Model: "m"})
+			}
+			p.Stages = append(p.Stages, s)
+		}
+		return p, list
+	}
+	for _, c := range []struct {
+		counts []int
+		lost   int
+		want   []int
+	}{
+		{[]int{3, 2, 1}, 2, []int{2, 2, 1}}, {[]int{2, 3, 1}, 2, []int{2, 2, 1}}, {[]int{1, 3, 2}, 0, []int{1, 2, 2}}, {[]int{2, 1, 3}, 1, []int{2, 1, 2}},
+	} {
+		plan, list := stages(c.counts...)
+		list = slices.DeleteFunc(list, func(r policies.Replica) bool { return slices.Contains(plan.Stages[c.lost].Replicas, r.ID) })
+		d := m.Step(adoption.Input{Model: "m", Plan: plan, Replicas: list})
+		var got []int
+		for _, s := range d.Plan.Stages {
+			got = append(got, len(s.Replicas))
+		}
+		if !d.Adopt || !slices.Equal(got, c.want) {
+			t.Errorf("%v without stage %d: %v, want %v", c.counts, c.lost, got, c.want)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 // of a period are enough to show it: with a hundred of them, two standard errors are a fifth,
 // with a thousand 6 %, and fewer if most of the work is that of a few long requests.
 func TestFollowNeedsEvidence(t *testing.T) {
+	cost := policies.Cost{D0: 1, D1: 1, D2: 1, D3: 1, D4: 1}
 	for _, c := range []struct {
 		what        string
 		short, long float64 // requests in a period, with equal shares of the work
@@ -21,20 +22,42 @@ func TestFollowNeedsEvidence(t *testing.T) {
 		{"a thousand alike", 500, 500, true},
 		{"a thousand, of which a few long ones are half of the work", 990, 10, false},
 	} {
-		s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 90, One: 100, Present: 100, Iterations: []float64{1}}
-		m, err := adoption.New(adoption.Config{Planner: s, Follow: true, Seen: 1, Period: 10})
-		testkit.NoError(t, err)
+		// Whatever the work is made of.
+		for part := range 4 {
+			s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 90, One: 100, Present: 100, Iterations: []float64{1}}
+			m, err := adoption.New(adoption.Config{Planner: s, Follow: true, Seen: 1, Period: 10})
+			testkit.NoError(t, err)
+			in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
+			in.Workload.Cost = cost
+			in.Workload.Flow = policies.NewFlow([]policies.Tokens{0, 100})
+			in.Plan = m.Step(in).Plan
+			in.Plan.Epoch++
+			f := in.Workload.Flow
+			in.Workload.Flow.Seen, in.Now = 1, 10
+			in.Workload.Snapshot = []policies.Batch{{N: 1}, {N: 1}}
+			copy([][]float64{f.Tokens, f.Reads, f.Prefill, f.Prefill2}[part], []float64{50, 50})
+			copy(f.Arrivals, []float64{c.short / 10, 0})
+			copy(f.Crossings, []float64{0, c.long / 10})
+			if d := m.Step(in); d.Adopt != c.adopt {
+				t.Errorf("%s, part %d: %s, gain %.3g", c.what, part, d.Reason, d.Gain)
+			}
+		}
+	}
+}
+
+// TestFollowIdle checks that no plan is made for no work.
+func TestFollowIdle(t *testing.T) {
+	for n, reason := range map[float64]adoption.Reason{0: adoption.WarmingUp, 1: adoption.NewProposal} {
+		s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 50, One: 100, Present: 100, Iterations: []float64{1}}
+		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Follow: true, Seen: 1, Period: 10}))
 		in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
-		in.Workload.Cost = policies.Cost{D0: 1, D1: 1}
-		in.Workload.Flow = policies.NewFlow([]policies.Tokens{0, 100})
 		in.Plan = m.Step(in).Plan
 		in.Plan.Epoch++
+		in.Workload.Flow = policies.NewFlow([]policies.Tokens{0, 100})
 		in.Workload.Flow.Seen, in.Now = 1, 10
-		copy(in.Workload.Flow.Tokens, []float64{50, 50})
-		copy(in.Workload.Flow.Arrivals, []float64{c.short / 10, 0})
-		copy(in.Workload.Flow.Crossings, []float64{0, c.long / 10})
-		if d := m.Step(in); d.Adopt != c.adopt {
-			t.Errorf("%s: %s, gain %.3g", c.what, d.Reason, d.Gain)
+		in.Workload.Snapshot = []policies.Batch{{N: n}, {}}
+		if d := m.Step(in); d.Reason != reason {
+			t.Errorf("%v requests in flight: %s, want %s", n, d.Reason, reason)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -159,4 +160,71 @@ func ids(fleet []policies.Replica) (out []policies.ReplicaID) {
 		out = append(out, r.ID)
 	}
 	return out
+}
+
+// TestLaterStagesFindEveryHost checks that the first stages take from the host with the
+// most replicas left, so that a stage of two is on two hosts.
+func TestLaterStagesFindEveryHost(t *testing.T) {
+	for _, c := range []struct{ hosts, want string }{{"aaab", "a a ab"}, {"abbb", "b b ab"}, {"abcc", "c a bc"}} {
+		var fleet []policies.Replica
+		for i, h := range c.hosts {
+			fleet = append(fleet, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m", Host: string(h)})
+		}
+		plan := assign(policies.OneStagePlan("m", ids(fleet)), policies.Partition{Cuts: []policies.Tokens{100, 200}, Counts: []int{1, 1, 2}}, fleet)
+		var got []string
+		for _, s := range plan.Stages {
+			hosts := ""
+			for _, id := range s.Replicas {
+				hosts += string(c.hosts[id[1]-'0'])
+			}
+			got = append(got, hosts)
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("hosts %s: %q, want %q", c.hosts, got, c.want)
+		}
+	}
+}
+
+// pricing is a planner that notes the migrations that a division is priced with.
+type pricing struct {
+	script
+	priced policies.Transfer
+}
+
+func (p *pricing) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
+	if len(counts) == 3 {
+		p.priced = w.Transfer
+	}
+	return p.script.Price(w, cuts, counts)
+}
+
+// TestCrossingsWeighTheBoundaries checks that a proposal is priced with the links between its
+// stages, each boundary by the requests that cross it, and that this is its cost.
+func TestCrossingsWeighTheBoundaries(t *testing.T) {
+	fleet := racks(2, 2)
+	for i := range fleet {
+		fleet[i].Model = "m"
+	}
+	near := bridges(fleet)
+	p := &pricing{script: script{Cuts: []policies.Tokens{100, 1000}, Counts: []int{1, 1, 2}, Best: 50, One: 100, Present: 75, Iterations: []float64{1, 1, 1}}}
+	m, err := adoption.New(adoption.Config{Planner: p, Seen: 1, Period: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := adoption.Input{Model: "m", Replicas: fleet, Proximity: near}
+	in.Plan = m.Step(in).Plan
+	in.Now = 10
+	in.Workload.Flow = policies.NewFlow([]policies.Tokens{0, 100, 1000})
+	in.Workload.Flow.Seen = 10
+	copy(in.Workload.Flow.Crossings, []float64{0, 9, 1})
+	d := m.Step(in)
+	if !d.Adopt {
+		t.Fatalf("%+v, want the proposal", d)
+	}
+	if want := near.PlanTransfer(d.Plan, []float64{9, 1}); p.priced != want || want == near.PlanTransfer(d.Plan, nil) {
+		t.Errorf("priced with %+v, want %+v", p.priced, want)
+	}
+	if d.Gain != 0.25 {
+		t.Errorf("gain %v, want that of the cost with these links, 0.25", d.Gain)
+	}
 }
