@@ -176,8 +176,9 @@ func TestPairs(t *testing.T) {
 	for _, nodes := range []int{1, 2, 8, 40} {
 		kinds := slices.Repeat([]string{"bridged"}, nodes)
 		p := problem{seats: fleet(8, kinds...), cuts: []policies.Tokens{4000}, crossings: []float64{1}, stages: make([][]proximity.Member, 2)}
-		for i, s := range p.seats {
-			p.stages[i%8/4] = append(p.stages[i%8/4], proximity.Member{ID: s.ID})
+		for i, s := range p.seats { // each node's members in another way
+			at := (i%8 + i/8%4) % 8 / 4
+			p.stages[at] = append(p.stages[at], proximity.Member{ID: s.ID})
 		}
 		newMap(p.seats).Improve(p.stages, p.cuts, p.crossings)
 		next := map[policies.ReplicaID]bool{}
@@ -194,6 +195,74 @@ func TestPairs(t *testing.T) {
 		}
 		if apart > 0 {
 			t.Errorf("%d nodes: %d of %d have no neighbour in the next stage", nodes, apart, len(p.stages[0]))
+		}
+	}
+}
+
+// TestNoBetterPair checks that no exchange of two members that keeps origins and spread is
+// left which makes migrations cheaper.
+func TestNoBetterPair(t *testing.T) {
+	tried, better := 0, 0
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 11))
+		p := random(r, 16)
+		if len(p.crossings) == 2 {
+			p.crossings[r.IntN(2)] *= 20
+		}
+		m := newMap(p.seats)
+		price := func() (sum float64) {
+			for l, cut := range p.cuts {
+				for _, a := range p.stages[l] {
+					least := math.Inf(1)
+					for _, b := range p.stages[l+1] {
+						c := m.Transfer(a.ID, b.ID)
+						least = min(least, c.Base+c.PerToken*float64(cut))
+					}
+					sum += p.crossings[l] / float64(len(p.stages[l])) * least
+				}
+			}
+			return sum
+		}
+		before := price()
+		m.Improve(p.stages, p.cuts, p.crossings)
+		now, spread := price(), p.squares(p.stages)
+		if now > before*(1+1e-9) {
+			t.Errorf("seed %d: cost went from %v to %v", seed, before, now)
+		}
+		for s := range p.stages {
+			for o := s + 1; o < len(p.stages); o++ {
+				for i := range p.stages[s] {
+					for k := range p.stages[o] {
+						a, b := &p.stages[s][i], &p.stages[o][k]
+						if a.Origin != b.Origin {
+							continue
+						}
+						*a, *b = *b, *a
+						tried++
+						if price() < now*(1-1e-6) {
+							if even := p.squares(p.stages); even[s] <= spread[s] && even[o] <= spread[o] {
+								better++
+							}
+						}
+						*a, *b = *b, *a
+					}
+				}
+			}
+		}
+	}
+	if better > 0 {
+		t.Errorf("%d of %d exchanges are better", better, tried)
+	}
+}
+
+// TestWrongCuts checks that stages without their boundaries stay.
+func TestWrongCuts(t *testing.T) {
+	p := badlyDealt("bridged", "bridged")
+	was := fmt.Sprint(p.stages)
+	for _, cuts := range [][]policies.Tokens{nil, p.cuts[:1], {1, 2, 3}} {
+		newMap(p.seats).Improve(p.stages, cuts, nil)
+		if now := fmt.Sprint(p.stages); now != was {
+			t.Errorf("cuts %v: %s became %s", cuts, was, now)
 		}
 	}
 }

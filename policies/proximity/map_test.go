@@ -185,3 +185,30 @@ func TestManyClasses(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestPlanWithoutCrossings checks that boundaries which nothing crosses count alike, that
+// replicas without a known location have no price, and that Config.Base is added.
+func TestPlanWithoutCrossings(t *testing.T) {
+	seats := fleet(4, "bridged", "switched")
+	plan := policies.Plan{Stages: []policies.Stage{
+		{High: 1000, Replicas: []policies.ReplicaID{"n0-0", "n1-0"}}, {High: 16000, Replicas: []policies.ReplicaID{"n0-1"}}, {High: policies.Unbounded, Replicas: []policies.ReplicaID{"n1-2"}},
+	}}
+	m := newMap(seats)
+	want := m.PlanTransfer(plan, nil)
+	if got := m.PlanTransfer(plan, []float64{0, 0}); got != want || want.PerToken == 0 {
+		t.Errorf("nothing crosses: %+v, want %+v", got, want)
+	}
+	if got := m.PlanTransfer(plan, []float64{0, 1}); got == want {
+		t.Error("the crossings change nothing")
+	}
+	for s := range plan.Stages {
+		plan.Stages[s].Replicas = append(plan.Stages[s].Replicas, "unknown")
+	}
+	if got := m.PlanTransfer(plan, nil); got != want {
+		t.Errorf("with unknown replicas: %+v, want %+v", got, want)
+	}
+	slow := proximity.New(proximity.Config{Replicas: seats, Rates: rates, TokenBytes: tokenBytes, Base: 0.5})
+	if got := slow.PlanTransfer(plan, nil); math.Abs(got.Base-want.Base-0.5) > 1e-12 || got.PerToken != want.PerToken {
+		t.Errorf("half a second more: %+v, want that more than %+v", got, want)
+	}
+}
