@@ -98,3 +98,14 @@ func TestControl(t *testing.T) {
 		}
 	}
 }
+
+// TestHugeCut checks the smallest cut whose bytes do not fit.
+func TestHugeCut(t *testing.T) {
+	e := Estimator{BytesPerToken: MaxRatio}
+	if got := e.CutBytes(1 << 60); got != int64(policies.Unbounded) {
+		t.Errorf("%d bytes, want the largest number", got)
+	}
+	if got := e.CutBytes(1 << 58); got != 1<<62 {
+		t.Errorf("%d bytes, want %d", got, 1<<62)
+	}
+}

@@ -127,3 +127,16 @@ func BenchmarkLearner(b *testing.B) {
 		l.Observe(4321, 1000)
 	}
 }
+
+// TestZeroLearner checks that the zero value learns as one that starts at the default.
+func TestZeroLearner(t *testing.T) {
+	var zero Learner
+	other := NewLearner(DefaultRatio)
+	for i := range 5 {
+		zero.Observe(int64(100*i), 40)
+		other.Observe(int64(100*i), 40)
+		if zero.Ratio() != other.Ratio() || zero.RelativeError() != other.RelativeError() {
+			t.Errorf("after %d: ratio %v, want %v", i, zero.Ratio(), other.Ratio())
+		}
+	}
+}

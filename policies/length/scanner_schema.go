@@ -49,9 +49,9 @@ type size struct {
 	found  bool
 }
 
+// add adds a part of a message, which has no token ids.
 func (z *size) add(o size) {
 	z.text += o.text
-	z.tokens += o.tokens
 	z.media += o.media
 }
 

@@ -37,6 +37,8 @@ var bodies = []struct {
 	{"parts", `{"messages":[{"role":"user","content":[{"type":"text","text":"see"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA","text":"no"}},{"type":"input_audio","input_audio":{"data":"BBBB"}}]}]}`, "",
 		Count{Text: 3, Media: 2, Found: true}},
 	{"tool calls", `{"messages":[{"role":"assistant","content":null,"tool_calls":[ {"a": "\n"} ]}]}`, "", Count{Text: int64(len(`[{"a":"\n"}]`)), Found: true}},
+	{"function call", `{"messages":[{"content":"a","function_call":{"b":1}}]}`, "", Count{Text: 1 + int64(len(`{"b":1}`)), Found: true}},
+	{"last limit wins, null", `{"prompt":"","max_tokens":5,"max_tokens":null}`, "", Count{Found: true}},
 	{"tools", `{"messages":[],"tools":[{"type":"function", "function": {"name":"f"}}]}`, "", Count{Text: int64(len(`[{"type":"function","function":{"name":"f"}}]`)), Found: true}},
 	{"last key wins", `{"model":"a","prompt":"long long","model":"b","prompt":"s","max_tokens":5,"max_tokens":6}`, "b", Count{Text: 1, MaxTokens: 6, Found: true}},
 	{"last key wins in a message", `{"messages":[{"content":"aaaa","content":"b"},{"content":[{"text":"ccc","text":"d"}]}]}`, "", Count{Text: 2, Found: true}},
@@ -116,6 +118,52 @@ func TestOracleAgrees(t *testing.T) {
 	for range testkit.Size(600, 1500) {
 		check(t, []byte(document(r, 0)), 7)
 	}
+}
+
+// texts calls f with every text of at most n of the parts.
+func texts(parts []string, n int, f func(string)) {
+	var more func(text string, n int)
+	more = func(text string, n int) {
+		f(text)
+		for _, p := range parts {
+			if n > 0 {
+				more(text+p, n-1)
+			}
+		}
+	}
+	more("", n)
+}
+
+// TestEveryShortText checks every number, list, nesting and literal that is short, and every
+// escape, sound or not, where it counts and where it does not.
+func TestEveryShortText(t *testing.T) {
+	in := func(contexts ...string) func(string) {
+		return func(text string) {
+			for _, c := range contexts {
+				check(t, []byte(strings.Replace(c, "%", text, 1)), 1)
+			}
+		}
+	}
+	n := testkit.Size(3, 4)
+	texts([]string{"0", "1", "9", "-", "+", ".", "e", "E", ":"}, n, in(`%`, `{"prompt":[%]}`))
+	texts([]string{"0", "9", "/", ",", " ", "]"}, 4, in(`{"prompt":[%,1]}`, `{"prompt":[[%,1]]}`))
+	texts([]string{"{", "}", "[", "]", ",", ":", `"a"`, "1"}, n, in(`%`, `[%`, `{"a":%`))
+	for _, limit := range []string{"9223372036854775806", "9223372036854775807", "9223372036854775808", "05", "-0", "1.5e+3"} {
+		in(`{"prompt":"","max_tokens":%}`)(limit)
+	}
+	for _, word := range []string{"true", "false", "null"} {
+		for i := range word {
+			in(`%`, `[%]`)(word[:i] + "x" + word[i+1:])
+			in(`%`, `[%]`)(word[:i])
+		}
+	}
+	strs := in(`{"prompt":"a%b"}`, `{"model":"%"}`, `{"%prompt":"a"}`)
+	for c := range 128 {
+		strs(`\` + string(rune(c)))
+		strs(`\u00` + string(rune(c)) + "0")
+	}
+	halves := []string{`\u0000`, `\u0041`, `\ud7ff`, `\ud800`, `\uD8FF`, `\udbff`, `\udc00`, `\uDEAD`, `\udfff`, `\ue000`, `\uffff`}
+	texts(halves, 2, strs)
 }
 
 // document returns a random JSON value, sometimes with a fault.
