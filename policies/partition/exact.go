@@ -108,7 +108,7 @@ func (s *search) proved() bool { return s.bound >= s.best-float64(tolerance*s.be
 // division with at most E replicas.
 func (s *search) searchPrice(high line) {
 	// Bracket: lower the price until the best division buys too many replicas.
-	lambda := s.initialPrice()
+	lambda := priceIfDivisible(s.division(s.nodes), s.replicas)
 	var low line
 	for {
 		low = s.tryPrice(lambda)
@@ -137,20 +137,6 @@ func (s *search) searchPrice(high line) {
 			high = l
 		}
 	}
-}
-
-// initialPrice returns the price at which the best partition so far would buy E replicas
-// if they were divisible: by Kleinrock's rule, stage i gets the share √num_i of those
-// left after every stage's u.
-func (s *search) initialPrice() float64 {
-	roots, left := 0.0, s.replicas
-	for h := 1; h < len(s.nodes); h++ {
-		st := s.row(s.nodes[h])[s.nodes[h-1]]
-		roots += math.Sqrt(st.num)
-		left -= st.u
-	}
-	share := roots / left // left > 0: the partition is feasible
-	return float64(share * share)
 }
 
 // tryPrice finds the best division at a price, tries it as a plan and returns its line.
@@ -187,14 +173,19 @@ func (s *search) reprice(lambda float64) {
 // tryDivision fills a division with E replicas and keeps it if it is the best. Among
 // equals the first is kept, so one stage wins over divisions of equal cost.
 func (s *search) tryDivision(nodes []int) {
+	counts, cost, ok := fill(s.division(nodes), s.replicas)
+	if ok {
+		s.keepBest(nodes, counts, cost)
+	}
+}
+
+// division returns the stages between nodes.
+func (s *search) division(nodes []int) []stage {
 	stages := make([]stage, len(nodes)-1)
 	for h := range stages {
 		stages[h] = s.row(nodes[h+1])[nodes[h]]
 	}
-	counts, cost, ok := fill(stages, s.replicas)
-	if ok {
-		s.keepBest(nodes, counts, cost)
-	}
+	return stages
 }
 
 // keepBest keeps a partition if it is cheaper than the best one by more than rounding.

@@ -10,11 +10,9 @@ import "math"
 // the greedy division of their own sum, so only the few replicas by which the sum
 // differs from e are placed one by one.
 func fill(stages []stage, e float64) (counts []int, cost float64, ok bool) {
-	need, spare, roots := 0.0, e, 0.0
+	need := 0.0
 	for _, st := range stages {
 		need += st.kmin
-		spare -= st.u
-		roots += math.Sqrt(st.num)
 	}
 	if !(need <= e) {
 		return nil, 0, false
@@ -24,9 +22,8 @@ func fill(stages []stage, e float64) (counts []int, cost float64, ok bool) {
 	for i, st := range stages {
 		ks[i] = st.kmin
 	}
-	if roots > 0 {
-		share := roots / spare
-		sum = buyAll(stages, ks, e, float64(share*share))
+	if lambda := priceIfDivisible(stages, e); lambda > 0 {
+		sum = buyAll(stages, ks, e, lambda)
 	}
 	for ; sum < e; sum++ {
 		at := 0
@@ -52,6 +49,19 @@ func fill(stages []stage, e float64) (counts []int, cost float64, ok bool) {
 		cost += st.price(ks[i])
 	}
 	return counts, cost, true
+}
+
+// priceIfDivisible returns the price at which the stages would buy e replicas if these were
+// divisible: by Kleinrock's rule, stage i gets the share √num_i of those left after every
+// stage's u, of which there must be some.
+func priceIfDivisible(stages []stage, e float64) float64 {
+	roots, left := 0.0, e
+	for _, st := range stages {
+		roots += math.Sqrt(st.num)
+		left -= st.u
+	}
+	share := roots / left
+	return float64(share * share)
 }
 
 // buyAll sets ks to the stages' purchases at a price near lambda at which they add up to

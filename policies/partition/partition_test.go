@@ -281,3 +281,46 @@ func TestPriceBetweenEdges(t *testing.T) {
 		t.Error("an unknown model prices")
 	}
 }
+
+// TestInFlight checks Little's law for one stage of all replicas, whatever the limits, and
+// the bound for an overloaded fleet.
+func TestInFlight(t *testing.T) {
+	w := policytest.ChatWorkload(policies.BucketEdges(4096, 2), 8, 0.5, 1)
+	tokens := 0.0
+	for _, rate := range w.Flow.Tokens {
+		tokens += rate
+	}
+	one, err := partition.Flow.Price(w, nil, []int{8})
+	if err != nil || tokens == 0 {
+		t.Fatal(err)
+	}
+	if got, want := partition.InFlight(w), tokens*one.Iterations[0]; !equal(got, want) {
+		t.Errorf("%v in flight, want %v", got, want)
+	}
+	w.Limits.Iteration = one.Iterations[0] / 2
+	if got, want := partition.InFlight(w), tokens*min(one.Iterations[0], 20*w.Cost.D0); !equal(got, want) {
+		t.Errorf("over the limit: %v in flight, want %v", got, want)
+	}
+	w.Replicas, w.Limits = 1, policies.Limits{}
+	if got, want := partition.InFlight(w), tokens*20*w.Cost.D0; !equal(got, want) {
+		t.Errorf("overloaded: %v in flight, want %v", got, want)
+	}
+	w.Replicas = 0
+	if got := partition.InFlight(w); got != 0 {
+		t.Errorf("without replicas: %v in flight", got)
+	}
+}
+
+func TestObjectiveNames(t *testing.T) {
+	for m, want := range map[partition.Objective]string{-1: "unknown", partition.Flow: "flow", partition.Latency: "latency", partition.Snapshot: "snapshot", 3: "unknown"} {
+		if got := m.String(); got != want {
+			t.Errorf("%d is %q, want %q", int(m), got, want)
+		}
+		w := policytest.ChatWorkload(policies.BucketEdges(4096, 2), 8, 0.5, 1)
+		w.Snapshot = nil
+		_, err := m.Price(w, nil, []int{8})
+		if known := want == "flow" || want == "latency"; (err == nil) != known {
+			t.Errorf("%s without a snapshot: %v", want, err)
+		}
+	}
+}
