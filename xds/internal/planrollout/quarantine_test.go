@@ -1,10 +1,12 @@
 package planrollout
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -52,6 +54,103 @@ func TestFirstSnapshotIsApplied(t *testing.T) {
 	for _, s := range r.Step(now, SetTarget{Snapshot: snapshot(2)}).Applies {
 		if c := s.Set.Get(resources.ClusterType, "c"); c != nil && c.Version == "2" {
 			t.Error("applied a quarantined version of the second snapshot")
+		}
+	}
+}
+
+func version(typ, name, version string) *resources.Resource {
+	return &resources.Resource{Type: typ, Name: name, Version: version}
+}
+
+// TestQuarantineBound checks that the oldest quarantined version is dropped first, and that
+// one is counted once.
+func TestQuarantineBound(t *testing.T) {
+	q := newVersionTracker()
+	for i := range maxQuarantined + 2 {
+		f := Refusal{Type: resources.ClusterType, Name: "c", Version: strconv.Itoa(i), Node: "n"}
+		if first, again := q.quarantine(f), q.quarantine(f); !first || again {
+			t.Fatalf("version %d: new is %v, and then %v", i, first, again)
+		}
+		if want := min(i+1, maxQuarantined); len(q.order) != want || len(q.quarantined) != want {
+			t.Fatalf("after version %d: %d are quarantined (%d), want %d", i, len(q.quarantined), len(q.order), want)
+		}
+	}
+	if q.quarantine(Refusal{Type: resources.ClusterType, Name: "c"}) {
+		t.Error("no version was quarantined")
+	}
+	if q.order[0].version != "2" || q.quarantineCount != maxQuarantined+2 {
+		t.Errorf("the oldest is %+v of %d ever", q.order[0], q.quarantineCount)
+	}
+	set := testkit.Must(resources.NewSet(version(resources.ClusterType, "c", "5"), version(resources.ClusterType, "d", "5"), version(resources.RouteType, "c", "5")))
+	if n := q.countQuarantined(set); n != 1 {
+		t.Errorf("%d of the set are quarantined, want 1", n)
+	}
+}
+
+// TestReplaceRefused checks what becomes of quarantined and of suspended versions in a set.
+func TestReplaceRefused(t *testing.T) {
+	good, bad := version(resources.ClusterType, "c", "1"), version(resources.ClusterType, "c", "2")
+	other, slot := version(resources.ClusterType, "d", "1"), version(resources.ExtensionType, "s", "2")
+	quarantine := func(list ...*resources.Resource) versionTracker {
+		q := newVersionTracker()
+		for _, r := range list {
+			q.quarantine(Refusal{Type: r.Type, Name: r.Name, Version: r.Version, Node: "odd", Text: "no"})
+		}
+		return q
+	}
+	for name, c := range map[string]struct {
+		q       versionTracker
+		set     []*resources.Resource
+		h       groupSets
+		want    []*resources.Resource
+		lost    bool
+		refused bool
+	}{
+		"nothing is refused":        {q: quarantine(), set: []*resources.Resource{bad, other}, want: []*resources.Resource{bad, other}},
+		"another is refused":        {q: quarantine(good), set: []*resources.Resource{bad, other}, want: []*resources.Resource{bad, other}},
+		"replaced":                  {q: quarantine(bad), set: []*resources.Resource{bad, other}, h: groupSets{acked: testkit.Must(resources.NewSet(good))}, want: []*resources.Resource{good, other}, lost: true},
+		"no other version":          {q: quarantine(bad), set: []*resources.Resource{bad, other}, refused: true},
+		"it is in force":            {q: quarantine(bad), set: []*resources.Resource{bad, other}, h: groupSets{applied: testkit.Must(resources.NewSet(bad))}, want: []*resources.Resource{bad, other}},
+		"another is in force":       {q: quarantine(bad), set: []*resources.Resource{bad, other}, h: groupSets{applied: testkit.Must(resources.NewSet(other))}, refused: true},
+		"a slot's is left out":      {q: quarantine(slot), set: []*resources.Resource{slot, version(resources.ExtensionType, "u", "1")}, want: []*resources.Resource{version(resources.ExtensionType, "u", "1")}},
+		"suspended, sent once more": {q: quarantine(), set: []*resources.Resource{good, other}, h: groupSets{suspended: map[key]bool{keyOf(good): true}}, want: []*resources.Resource{version(resources.ClusterType, "c", "1+"), other}},
+		"suspended and quarantined": {q: quarantine(bad), set: []*resources.Resource{bad}, h: groupSets{applied: testkit.Must(resources.NewSet(bad)), suspended: map[key]bool{keyOf(bad): true}}, want: []*resources.Resource{bad}},
+	} {
+		set := testkit.Must(resources.NewSet(c.set...))
+		got, lost, err := c.q.replaceRefused(set, c.h)
+		if (err != nil) != c.refused || (lost != "") != c.lost {
+			t.Errorf("%s: lost %q, %v", name, lost, err)
+			continue
+		}
+		n := 0
+		for _, typ := range got.Types() {
+			n += len(got.All(typ))
+		}
+		for _, r := range c.want {
+			if !c.refused && (n != len(c.want) || !holdsVersion(got, r)) {
+				t.Errorf("%s: %d resources without %s %s", name, n, r.Name, r.Version)
+			}
+		}
+	}
+}
+
+// TestOmitRefused checks that refused routes are left out where a group has none, and
+// endpoints only if asked.
+func TestOmitRefused(t *testing.T) {
+	route, end := version(resources.RouteType, "r", "1"), version(resources.EndpointType, "e", "1")
+	q := newVersionTracker()
+	for _, r := range []*resources.Resource{route, end} {
+		q.quarantine(Refusal{Type: r.Type, Name: r.Name, Version: r.Version})
+	}
+	set := testkit.Must(resources.NewSet(route, end, version(resources.RouteType, "s", "1"), version(resources.EndpointType, "f", "1")))
+	for _, c := range []struct {
+		applied       []*resources.Resource
+		withEndpoints bool
+		routes, ends  int
+	}{{nil, false, 1, 2}, {nil, true, 1, 1}, {[]*resources.Resource{version(resources.RouteType, "r", "0")}, true, 2, 1}, {[]*resources.Resource{route, end}, true, 2, 2}} {
+		got, omitted := q.omitRefused(set, testkit.Must(resources.NewSet(c.applied...)), c.withEndpoints)
+		if r, e := len(got.All(resources.RouteType)), len(got.All(resources.EndpointType)); r != c.routes || e != c.ends || omitted != (r+e < 4) {
+			t.Errorf("%+v: %d routes, %d endpoints, omitted %v", c, r, e, omitted)
 		}
 	}
 }
