@@ -223,9 +223,14 @@ func TestNoBetterPair(t *testing.T) {
 			}
 			return sum
 		}
-		before := price()
+		before, had := price(), p.squares(p.stages)
 		m.Improve(p.stages, p.cuts, p.crossings)
 		now, spread := price(), p.squares(p.stages)
+		for l, n := range spread {
+			if n > had[l] {
+				t.Errorf("seed %d: stage %d is less even", seed, l)
+			}
+		}
 		if now > before*(1+1e-9) {
 			t.Errorf("seed %d: cost went from %v to %v", seed, before, now)
 		}
@@ -252,6 +257,25 @@ func TestNoBetterPair(t *testing.T) {
 	}
 	if better > 0 {
 		t.Errorf("%d of %d exchanges are better", better, tried)
+	}
+}
+
+// TestLargeHost checks that the members of a host of a large fleet are exchanged if they are
+// few enough to compare.
+func TestLargeHost(t *testing.T) {
+	for _, c := range []struct {
+		each    int
+		changes bool
+	}{{34, true}, {64, true}, {66, false}} {
+		p := problem{seats: fleet(c.each, "bridged"), cuts: []policies.Tokens{4000}, crossings: []float64{1}, stages: make([][]proximity.Member, 2)}
+		for i, s := range p.seats { // one pair in the first stage
+			p.stages[min(1, i/2)] = append(p.stages[min(1, i/2)], proximity.Member{ID: s.ID})
+		}
+		was := p.cost(p.stages)
+		newMap(p.seats).Improve(p.stages, p.cuts, p.crossings)
+		if now := p.cost(p.stages); (now < was) != c.changes {
+			t.Errorf("%d on one host: cost went from %v to %v", c.each, was, now)
+		}
 	}
 }
 
