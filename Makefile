@@ -106,7 +106,9 @@ attack: envoy ## attack a running fleet on every port; the table is in cmd/inter
 
 # Each fault is injected into a running fleet of processes; "make test" has the quick ones.
 faults: envoy ## inject every fault into a running fleet; prints who names it, after how long, and what was lost
-	CASCADE_TEST_ALL=1 $(GO) test -count=1 -timeout 20m -run '^TestFaults$$' -v ./cmd/internal/e2e/processes | grep -E '^ +\| |faulttable|^(---|FAIL|ok|panic)'
+	@mkdir -p out
+	CASCADE_TEST_ALL=1 $(GO) test -count=1 -timeout 20m -run '^TestFaults$$' -v ./cmd/internal/e2e/processes > out/faults.log 2>&1; code=$$?; \
+		grep -E '^ +\| |faulttable|^(---|FAIL|ok|panic)' out/faults.log; exit $$code
 
 # A guest with RDMA in software; the tests of verbs run in it on the real library.
 # "make test" runs them on a fake one. It needs Debian, gcc and qemu-system-x86.

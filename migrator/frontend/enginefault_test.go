@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 const cutErrorPrefix = `data: {"error":{"message":"the engine's answer was cut: `
@@ -304,5 +305,23 @@ func TestEngineKilled(t *testing.T) {
 		// check.
 		f.waitForReady(t, false)
 		waitFor(t, f.refusesConnections)
+	})
+}
+
+// TestDeadEngineIsNamed checks that the log names an engine that is found dead by a request that it
+// refuses, as it names one found dead by a health check.
+func TestDeadEngineIsNamed(t *testing.T) {
+	var log testkit.Log
+	runServer(t, func(c *Config) { c.HealthInterval, c.Logger = time.Hour, log.Logger() }, func(t *testing.T, e *engine, f *testServer) {
+		e.Listener.Close()
+		e.CloseClientConnections()
+		if got := <-f.call("POST", "/v1/completions", longRequest); !strings.HasPrefix(got, "503 1 ") {
+			t.Error(got)
+		}
+		waitFor(t, func() bool { return strings.Contains(log.String(), "engine stopped answering") })
+		time.Sleep(time.Minute)
+		if n := strings.Count(log.String(), "engine stopped answering"); n != 1 {
+			t.Errorf("the log names the fault %d times:\n%s", n, &log)
+		}
 	})
 }

@@ -43,7 +43,7 @@ func (srv *Server) Run(parent context.Context) error {
 	probing, failures := false, 0
 	var brought, starvations uint64 // when the present health check began
 	watch := newProgressWatch(srv)
-	var away, hung time.Time               // since when the engine has failed its health checks, and has hung
+	away := time.Now()                     // since when the engine has not been ready; zero while it is
 	drain, retire := srv.drain, srv.retire // nil once received
 	var retireTimer, deadline <-chan time.Time
 	var drained <-chan struct{} // closed when the servers have no connections, then nil
@@ -72,7 +72,7 @@ func (srv *Server) Run(parent context.Context) error {
 				watch.sample(ctx, &probes)
 			case state == progress.Hung && !srv.hung.Swap(true):
 				srv.hangs.Add(1)
-				hung = time.Now()
+				away = time.Now()
 				srv.log.Warn("engine makes no progress; sending its requests to other replicas",
 					"pause", watch.monitor.Pause(), "limit", watch.monitor.Limit())
 				srv.setReady(false)
@@ -81,7 +81,7 @@ func (srv *Server) Run(parent context.Context) error {
 			}
 			if srv.hung.Load() {
 				srv.evacuate()
-				if time.Since(hung) > srv.cfg.HangTimeout {
+				if time.Since(away) > srv.cfg.HangTimeout {
 					srv.cancelLegs(errNoProgress, func(*localLeg) bool { return true })
 				}
 			}
@@ -141,6 +141,7 @@ func (srv *Server) Run(parent context.Context) error {
 					watch.reset()
 					srv.forgetCached()
 				}
+				away = time.Time{}
 				if !srv.setReady(true) {
 					srv.log.Info("engine became ready")
 					watch.sample(ctx, &probes)
@@ -163,7 +164,8 @@ func (srv *Server) Run(parent context.Context) error {
 			}
 			failures++
 			if failures >= 2 || dead || !srv.ready.Load() {
-				if srv.setReady(false) || l.clients != nil {
+				srv.setReady(false) // a request that was refused may have done so
+				if away.IsZero() {
 					srv.log.Warn("engine stopped answering health checks; refusing new requests", "error", err)
 					away = time.Now()
 				}
