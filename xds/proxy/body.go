@@ -166,7 +166,8 @@ func (b *body) untilLate() time.Duration {
 	case b.end != nil:
 		return 0
 	case b.reading.IsZero():
-		return intake.Window
+		// Between two reads; the watchdog asks again, but not for each byte.
+		return max(b.late-b.waited, intake.Window/16)
 	}
 	if left := b.late - b.waited - time.Since(b.reading); left > 0 {
 		return left
