@@ -152,7 +152,7 @@ check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 
 # A seeded sample of 300 mutants a package. .cache/mutate keeps the results: a run that was
 # interrupted continues. After a change of tests: make mutate MUTATE="-again ./policies/refine".
-MUTATE ?= ./policies/... ./migrator/transfer ./xds/internal/planner ./xds/internal/orders ./xds/internal/planrollout ./xds/internal/publish ./wasm/meter ./wasm/policy ./wasm/promotion ./wasm/slothost
+MUTATE ?= ./policies/... ./migrator/transfer ./xds/internal/planner ./xds/internal/orders ./xds/internal/planhistory ./xds/internal/planrollout ./xds/internal/publish ./wasm/meter ./wasm/policy ./wasm/promotion ./wasm/slothost
 mutate: ## change what decides in one place at a time: does a test fail? The scores are in BENCHMARKS.md
 	$(GO) run ./cmd/internal/mutate $(MUTATE)
 
