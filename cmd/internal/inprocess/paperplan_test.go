@@ -25,25 +25,21 @@ var mixedLengths = trace.Generator{Name: "mixed", Requests: 400, Rate: 1, Seed: 
 // TestPaperKeepsPlan checks that the planner of preset paper keeps its stages while the requests stay
 // the same: there is at most one other plan in several periods, though the stages' boundaries are refined.
 // Requests migrate when they outgrow their stage, and none fails. The first stages are those for the
-// requests' lengths in models.history; a slow test has none, and the planner makes stages from the
-// requests that it sees.
+// requests' lengths in models.history, or those that the planner makes from the requests that it sees.
 func TestPaperKeepsPlan(t *testing.T) {
+	testkit.SkipSlow(t)
 	lengths, err := mixedLengths.Generate()
 	testkit.NoError(t, err)
 	t.Run("first plan from history", func(t *testing.T) {
 		planes(t, onProxy, func(t *testing.T, envoy string) { keepsPlan(t, envoy, lengths, writeHistory(t, lengths)) })
 	})
 	t.Run("no history", func(t *testing.T) {
-		testkit.SkipSlow(t)
 		planes(t, onProxy, func(t *testing.T, envoy string) { keepsPlan(t, envoy, lengths, "") })
 	})
 }
 
 func keepsPlan(t *testing.T, envoy string, lengths []trace.Request, history string) {
-	period, periods := 6*time.Second, 5 // at speed 1
-	if history == "" {
-		period, periods = 16*time.Second, 10 // as many requests as show which plan is better
-	}
+	const period, periods = 16 * time.Second, 10 // at speed 1; as many requests as show which plan is better
 	r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 4, edit: func(f *config.Fleet) {
 		f.Preset, f.Speed, f.Migration, f.Planner = config.PresetPaper, 4, config.Migration{}, config.Planner{Period: period}
 		f.Models[0].Profile, f.Models[0].History = "testdata/longcontext.json", history
