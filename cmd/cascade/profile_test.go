@@ -54,7 +54,7 @@ func cells(path string) int {
 // mixed cells, fits, and plans by the profile. It asserts no times: the machine may be busy.
 func TestProfileOfAnEngine(t *testing.T) {
 	t.Parallel()
-	url := emulate(t, emulator.Config{Model: "m", Profile: testkit.Must(cost.Builtin("h100-llama-3.1-8b")), Speed: 100})
+	url := emulate(t, emulator.Config{Model: "m", Profile: testkit.Must(cost.Builtin("h100-llama-3.1-8b")), Speed: 10})
 	dir := t.TempDir()
 	record, profile, plot := filepath.Join(dir, "r.jsonl"), filepath.Join(dir, "mine.json"), filepath.Join(dir, "errors.svg")
 	args := []string{"measure", url, "--record", record, "--lengths", "50:800", "--factor", "4", "--max-batch", "4", "--output", "40", "--seconds", "300ms"}

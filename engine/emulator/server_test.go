@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -15,58 +16,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// pipeListener accepts the connections that its dial makes, without sockets: their reads and
-// writes are in the bubble's time. bufconn's connections do not suit HTTP: a read deadline that
-// has passed may take effect after it was replaced, and the server then takes the client of the
-// next request on the connection for gone.
-type pipeListener struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newPipeListener() *pipeListener {
-	return &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return nil
-}
-
-func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }
-
-func (l *pipeListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	here, there := net.Pipe()
-	select {
-	case l.conns <- there:
-		return here, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
 // Every stream of a server on virtual time is complete, also the later ones on a connection.
 func TestStreamsOfOneConnectionAreComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})
 		defer stop()
-		listener := newPipeListener()
+		listener := testkit.NewPipeListener(netip.MustParseAddrPort("127.0.0.1:1"))
 		server := &http.Server{Handler: e.Handler()}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()
-		transport := &http.Transport{DialContext: listener.dial}
+		transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return listener.Dial(ctx) }}
 		client := http.Client{Transport: transport}
 		var clients sync.WaitGroup
 		for i := range 16 {

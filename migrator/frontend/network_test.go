@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // network is a network in memory: tests that use it run in the virtual time of
@@ -53,7 +55,7 @@ func (n *network) listenAt(_, address string) (net.Listener, error) {
 	if n.listeners[address] != nil {
 		return nil, syscall.EADDRINUSE
 	}
-	l := &memListener{address: address, conns: make(chan net.Conn), closed: make(chan struct{})}
+	l := &memListener{testkit.NewPipeListener(netip.MustParseAddrPort(address)), address}
 	n.listeners[address] = l
 	return l, nil
 }
@@ -68,15 +70,7 @@ func (n *network) dial(ctx context.Context, _, address string) (net.Conn, error)
 	if l == nil {
 		return nil, syscall.ECONNREFUSED
 	}
-	here, there := net.Pipe()
-	select {
-	case l.conns <- there:
-		return here, nil
-	case <-l.closed:
-		return nil, syscall.ECONNREFUSED
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	return l.Dial(ctx)
 }
 
 // transport returns a transport of a version of HTTP over the network.
@@ -90,31 +84,16 @@ func (n *network) transport(t testing.TB, major int) *http.Transport {
 
 // memListener is a listener of the network.
 type memListener struct {
+	*testkit.PipeListener
 	address string
-	conns   chan net.Conn
-	closed  chan struct{}
-	once    sync.Once
 }
 
-func (l *memListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
+// Close implements net.Listener. The address is free again.
 func (l *memListener) Close() error {
-	l.once.Do(func() {
-		memory.mu.Lock()
-		defer memory.mu.Unlock()
+	memory.mu.Lock()
+	defer memory.mu.Unlock()
+	if memory.listeners[l.address] == l {
 		delete(memory.listeners, l.address)
-		close(l.closed)
-	})
-	return nil
-}
-
-func (l *memListener) Addr() net.Addr {
-	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(l.address))
+	}
+	return l.PipeListener.Close()
 }

@@ -10,40 +10,27 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
-// pipes is a listener in memory.
+// pipes is a listener in memory that keeps the client's ends of its connections.
 type pipes struct {
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-	ends  []net.Conn // the client ends
+	*testkit.PipeListener
+	ends []net.Conn
 }
 
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.done:
-		return nil, net.ErrClosed
-	}
-}
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
-
-// dial returns the client end of a new connection.
+// dial returns the client's end of a new connection.
 func (p *pipes) dial() net.Conn {
-	here, there := net.Pipe()
-	p.conns <- there
-	p.ends = append(p.ends, here)
-	return here
+	c := testkit.Must(p.Dial(context.Background()))
+	p.ends = append(p.ends, c)
+	return c
 }
 
 const (
@@ -147,7 +134,7 @@ func TestFirstRequest(t *testing.T) {
 			}
 			p.state.Store(&state{listeners: map[string]*listener{"l": l}}) // no routes: 404
 			synctest.Test(t, func(t *testing.T) {
-				lis := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
+				lis := &pipes{PipeListener: testkit.NewPipeListener(netip.MustParseAddrPort("127.0.0.1:1"))}
 				s := p.start("l", l, lis)
 				defer func() {
 					// Over TLS, a server's Close sends an alert to each client that

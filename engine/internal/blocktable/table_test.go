@@ -4,17 +4,12 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
-	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -25,7 +20,6 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -179,144 +173,6 @@ func TestNewRefuses(t *testing.T) {
 		if _, err := New(c); err == nil {
 			t.Errorf("%s was accepted", name)
 		}
-	}
-}
-
-// TestAttackDirectory prepares directories that other users may enter, or own.
-func TestAttackDirectory(t *testing.T) {
-	for what, mode := range map[string]os.FileMode{"open to other users": 0o711, "belongs to user 65534": 0o700} {
-		dir := filepath.Join(t.TempDir(), "blocks")
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(dir, mode); err != nil {
-			t.Fatal(err)
-		}
-		if mode == 0o700 && os.Chown(dir, 65534, 65534) != nil {
-			continue // only root can
-		}
-		if err := prepare(dir); err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("error %v, want %q", err, what)
-		}
-	}
-}
-
-// Stale sockets are replaced, another engine's sockets are not touched, and no socket remains in
-// the end.
-func TestSockets(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "a", "b")
-	run := func() (stop func() error) {
-		table, _ := newTable(t, dir)
-		ctx, cancel := context.WithCancel(context.Background())
-		over := make(chan error, 1)
-		go func() { over <- table.Run(ctx) }()
-		for {
-			if c, err := net.Dial("unix", filepath.Join(dir, PoolSocket)); err == nil {
-				c.Close()
-				break
-			}
-			select {
-			case err := <-over:
-				over <- err
-				return func() error { cancel(); return <-over }
-			case <-time.After(time.Millisecond):
-			}
-		}
-		return func() error { cancel(); return <-over }
-	}
-	stop := run()
-	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("the directory: %v, %v", info.Mode(), err)
-	}
-	for _, name := range []string{BlocksSocket, PoolSocket} {
-		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %v", name, info.Mode(), err)
-		}
-	}
-	if err := run()(); err == nil || !strings.Contains(err.Error(), "another engine") {
-		t.Errorf("two engines in one directory: %v", err)
-	}
-	conn, err := net.Dial("unix", filepath.Join(dir, PoolSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, rights := make([]byte, 8), make([]byte, unix.CmsgSpace(4))
-	n, m, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(b, rights)
-	if err != nil || n != 1 || m == 0 {
-		t.Errorf("%d bytes, %d of rights, %v", n, m, err)
-	}
-	conn.Close()
-	if messages, err := unix.ParseSocketControlMessage(rights[:m]); err == nil {
-		fds, _ := unix.ParseUnixRights(&messages[0])
-		for _, fd := range fds {
-			if err := unix.Ftruncate(fd, 0); err == nil {
-				t.Error("a client can take the memory away")
-			}
-			unix.Close(fd)
-		}
-	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-	if left, _ := os.ReadDir(dir); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
-	}
-	// A killed engine leaves these files.
-	for _, name := range []string{BlocksSocket, PoolSocket} {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.SetUnlinkOnClose(false)
-		l.Close()
-	}
-	if err := run()(); err != nil {
-		t.Errorf("stale sockets: %v", err)
-	}
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := run()(); err == nil || !strings.Contains(err.Error(), "chmod 700") {
-		t.Errorf("an open directory: %v", err)
-	}
-}
-
-// A connection of another user is closed, and the next one is served.
-func TestAttackOtherUser(t *testing.T) {
-	table, _ := newTable(t, t.TempDir())
-	l := testkit.Must(table.listen("s"))
-	defer l.Close()
-	l.user++ // the test's own user is another one now
-	done := make(chan error, 1)
-	go func() {
-		_, err := l.Accept()
-		done <- err
-	}()
-	c := testkit.Must(net.Dial("unix", l.path))
-	defer c.Close()
-	testkit.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
-	if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
-		t.Errorf("another user read %d bytes, error %v", n, err)
-	}
-	select {
-	case err := <-done:
-		t.Errorf("another user's connection was accepted (error %v)", err)
-	default:
-	}
-	testkit.NoError(t, l.Close())
-	testkit.WantError(t, <-done, "closed")
-}
-
-// An unknown user is not 0, which is root.
-func TestUnknownPeer(t *testing.T) {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
-	testkit.NoError(t, err)
-	defer l.Close()
-	c, err := net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
-	testkit.NoError(t, err)
-	testkit.NoError(t, c.Close())
-	if uid, err := peerUser(c); uid != -1 || err == nil {
-		t.Errorf("a closed connection: user %d, error %v", uid, err)
 	}
 }
 
