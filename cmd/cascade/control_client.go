@@ -98,6 +98,17 @@ func parseBaseURL(cmd *cobra.Command, name, text, example string) (*url.URL, err
 	return u, nil
 }
 
+// parseEndpoint parses the URL of an OpenAI endpoint and returns it without the /v1 that clients of
+// such endpoints write at its end.
+func parseEndpoint(cmd *cobra.Command, name, text, example string) (string, error) {
+	u, err := parseBaseURL(cmd, name, text, example)
+	if err != nil {
+		return "", err
+	}
+	u.Path = strings.TrimSuffix(strings.TrimRight(u.Path, "/"), "/v1")
+	return u.String(), nil
+}
+
 // operatorFlag adds --by.
 func operatorFlag(c *cobra.Command, by *string) {
 	host, _ := os.Hostname()

@@ -8,7 +8,26 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
+
+// TestEndpointsWithV1 checks that an endpoint may be written as clients of OpenAI's API write it.
+func TestEndpointsWithV1(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"http://h:8000": "http://h:8000", "http://h:8000/": "http://h:8000", "http://h:8000/v1": "http://h:8000", "https://h/v1/": "https://h",
+		"http://h/team/v1": "http://h/team", "http://h/v1/v1": "http://h/v1", "http://h/dev1": "http://h/dev1", "http://v1": "http://v1",
+	} {
+		if got := testkit.Must(parseEndpoint(&cobra.Command{}, "ENDPOINT", text, "h:8000")); got != want {
+			t.Errorf("%s: %s, not %s", text, got, want)
+		}
+	}
+	_, err := parseEndpoint(&cobra.Command{}, "ENDPOINT", "h:8000/v1", "h:8000")
+	testkit.WantError(t, err, "is not a base URL such as http://h:8000")
+}
 
 // TestConnectionCut checks that the error of a closed connection does not suggest to start a control
 // plane.

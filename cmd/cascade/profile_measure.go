@@ -37,7 +37,7 @@ func newProfileMeasure(s *settings) *cobra.Command {
 		Use:   "measure ENDPOINT",
 		Short: "Measure an engine with any OpenAI endpoint, for a cost profile",
 		Long: `Measure sends streams of random words to an engine and records when each token comes.
-ENDPOINT is its base URL, without /v1.
+ENDPOINT is its base URL, with or without /v1.
 
 It measures cells: prompts of [100, 200), [200, 400), [400, 800) … tokens, each with 1, 2,
 4 … requests in flight. In a cell there are always exactly so many: when one ends, the next
@@ -67,13 +67,14 @@ than the others, by more and more: for κ, what unequal lengths cost a batch.`,
   cascade profile measure http://127.0.0.1:8000 --record engine.jsonl --mixed   # the same grid, and cells for κ`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := parseBaseURL(cmd, "ENDPOINT", args[0], "127.0.0.1:8000"); err != nil {
+			endpoint, err := parseEndpoint(cmd, "ENDPOINT", args[0], "127.0.0.1:8000")
+			if err != nil {
 				return err
 			}
 			if err := f.parse(cmd); err != nil {
 				return err
 			}
-			return s.measureEngine(cmd.Context(), args[0], f)
+			return s.measureEngine(cmd.Context(), endpoint, f)
 		},
 	}
 	fl := c.Flags()

@@ -57,7 +57,7 @@ func TestProfileOfAnEngine(t *testing.T) {
 	url := emulate(t, emulator.Config{Model: "m", Profile: testkit.Must(cost.Builtin("h100-llama-3.1-8b")), Speed: 10})
 	dir := t.TempDir()
 	record, profile, plot := filepath.Join(dir, "r.jsonl"), filepath.Join(dir, "mine.json"), filepath.Join(dir, "errors.svg")
-	args := []string{"measure", url, "--record", record, "--lengths", "50:800", "--factor", "4", "--max-batch", "4", "--output", "40", "--seconds", "300ms"}
+	args := []string{"measure", url + "/v1/", "--record", record, "--lengths", "50:800", "--factor", "4", "--max-batch", "4", "--output", "40", "--seconds", "300ms"}
 
 	ctx, interrupt := context.WithCancel(t.Context())
 	ended := make(chan string, 1)

@@ -68,6 +68,11 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 					return usageErrorf(cmd, "--%s describes an emulated fleet; --target is one that runs already", name)
 				}
 			}
+			endpoint, err := parseEndpoint(cmd, "--target", r.target, "127.0.0.1:8080")
+			if err != nil {
+				return err
+			}
+			r.target = endpoint
 			if r.model == "" {
 				return usageErrorf(cmd, "--target needs --model, the name to put into the requests")
 			}
@@ -86,7 +91,7 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 	p.flags(c)
 	e.results(c)
 	f := c.Flags()
-	f.StringVar(&r.target, "target", "", "base URL of an OpenAI endpoint, such as http://127.0.0.1:8080; empty emulates a fleet")
+	f.StringVar(&r.target, "target", "", "base URL of an OpenAI endpoint, such as http://127.0.0.1:8080, with or without /v1; empty emulates a fleet")
 	f.StringVar(&r.model, "model", "", "model to ask --target for")
 	f.StringVar(&r.name, "name", "", "name of the run in tables and plots; default: the target")
 	f.StringVar(&r.host, "host", "", "Host header, for targets that choose the model by it")

@@ -383,7 +383,7 @@ func checkIP(c *checker, path, v string) {
 func checkEngineURL(c *checker, path, v string) {
 	u, err := url.Parse(v)
 	if err != nil || u.Scheme != "http" || u.Port() == "" || (u.Path != "" && u.Path != "/") || u.RawQuery != "" {
-		c.fail(path, "%q: must be a base URL like http://127.0.0.1:8000", v)
+		c.fail(path, "%q: must be a base URL without a path, like http://127.0.0.1:8000", v)
 		return
 	}
 	if !isLoopback(u.Hostname()) {
