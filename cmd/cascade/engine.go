@@ -29,6 +29,7 @@ func newEngine(s *settings) *cobra.Command {
 		tp              int
 		ctxLen          int64
 		blocks, device  string
+		sideChannel     string
 	)
 	c := &cobra.Command{
 		Use:   "engine",
@@ -40,6 +41,9 @@ text is meaningless, and depends on every KV byte that it attends to.
 
 With "blocks" in the fleet file, or --blocks, it serves its block table on Unix sockets
 in that directory, so that its migrator can migrate running requests with their KV.
+
+With --kv-transfer it answers kv_transfer_params like vLLM with a NixlConnector. Other
+emulated engines pull KV from that address without authentication: keep it on loopback.
 
 With --device cuda its KV is in the memory of a GPU: the one of "gpu" in the fleet file,
 else the first. It runs no kernels there.`,
@@ -75,6 +79,13 @@ else the first. It runs no kernels there.`,
 			}
 			e := w.Engine(r, log)
 			e.Blocks, e.Device = cmp.Or(blocks, w.Blocks(r)), memory
+			if sideChannel != "" {
+				l, err := net.Listen("tcp", sideChannel)
+				if err != nil {
+					return errors.Join(fmt.Errorf("--kv-transfer: %w", err), gpus.Close())
+				}
+				e.KVTransfer = &emulator.KVTransfer{Listener: l}
+			}
 			return errors.Join(s.runEngine(cmd.Context(), u.Host, e), gpus.Close())
 		},
 	}
@@ -89,6 +100,7 @@ else the first. It runs no kernels there.`,
 	f.IntVar(&tp, "tp", 1, "tensor-parallel ranks")
 	f.Int64Var(&ctxLen, "context", 131072, "longest sequence in tokens")
 	f.StringVar(&blocks, "blocks", "", "private directory for the sockets of the block table, instead of \"blocks\" of the fleet file")
+	f.StringVar(&sideChannel, "kv-transfer", "", "address of the KV connector's side channel, such as 127.0.0.1:5600; \"\" is no connector")
 	deviceFlag(c, &device)
 	c.PreRun = func(*cobra.Command, []string) { model.Context = policies.Tokens(ctxLen) }
 	return c

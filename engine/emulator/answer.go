@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/kvtransfer"
 )
 
 // answer writes the JSON of one request's response in vLLM's format, field by field without
@@ -18,6 +19,7 @@ type answer struct {
 	// prompt is set until the client has received its ids, if it wants them.
 	prompt       []model.Token
 	promptTokens int
+	transfer     *kvtransfer.Params // of an answer whose KV is kept for another engine; else nil
 
 	sent   int // output tokens written
 	cached int
@@ -144,7 +146,13 @@ func (a *answer) writeBody(b []byte, text []byte, ids []model.Token, end ending)
 	if a.api == chat {
 		b = append(b, prompt...)
 	}
-	return append(b, `,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
+	b = append(b, `,"kv_transfer_params":`...)
+	if a.transfer != nil {
+		b = a.transfer.Append(b)
+	} else {
+		b = append(b, "null"...)
+	}
+	return append(b, `,"ec_transfer_params":null,"metrics":null}`...)
 }
 
 // writeUsage starts a usage object; the caller closes it.

@@ -79,6 +79,10 @@ type Config struct {
 	// the pool in shared memory.
 	Device func(bytes int64) (kv.Memory, error)
 
+	// KVTransfer is the KV connector, with which a request's KV goes to another engine as with
+	// stock vLLM. nil is an engine without one: it ignores kv_transfer_params.
+	KVTransfer *KVTransfer
+
 	// Vocabulary may be shared by the replicas of a process, to save 5 MB each. nil loads one.
 	Vocabulary *model.Vocabulary
 	// Logger logs starts, stops and lag. nil discards.
@@ -96,6 +100,10 @@ func (c Config) withDefaults() Config {
 	c.SlotBytes = cmp.Or(c.SlotBytes, defaultSlotBytes)
 	c.MaxBatch = cmp.Or(c.MaxBatch, p.MaxBatch)
 	c.MaxBatchedTokens = max(cmp.Or(c.MaxBatchedTokens, defaultBatchedTokens), c.MaxBatch)
+	if c.KVTransfer != nil {
+		t := c.KVTransfer.withDefaults()
+		c.KVTransfer = &t
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -128,6 +136,8 @@ func (c Config) validate() error {
 		return bad("Context", "is %d tokens, but the KV cache holds %d; raise KVTokens or lower Context", int64(c.Context), int64(c.KVTokens))
 	case c.MaxNewTokens < 0:
 		return bad("MaxNewTokens", "must not be negative, not %d", c.MaxNewTokens)
+	case c.KVTransfer != nil && (c.KVTransfer.Listener == nil || c.KVTransfer.Lease < 0 || c.KVTransfer.HandshakeTimeout < 0):
+		return bad("KVTransfer", "needs a Listener, and no negative time")
 	case c.MaxBatch < 1:
 		return bad("MaxBatch", "must be positive, not %d", c.MaxBatch)
 	case c.MaxBatchedTokens < 1:

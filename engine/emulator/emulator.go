@@ -12,6 +12,9 @@
 // frozen, read and continued from KV bytes that another replica computed, with a reservation
 // in place of a prompt (kv_transfer_params.cascade_reservation).
 //
+// With Config.KVTransfer it hands KV over as stock vLLM does with a NixlConnector: package
+// kvtransfer.
+//
 // Invariant: equal token ids get equal continuations from every replica of the same model
 // name, whatever else runs there.
 package emulator
@@ -52,6 +55,7 @@ type Engine struct {
 	created     time.Time
 	handler     http.Handler
 	metrics     *metrics
+	transfer    *transfer     // nil: no KV connector
 	wake        chan struct{} // holds a token when the inbox is not empty
 	done        chan struct{} // closed when Run returns
 
@@ -61,6 +65,7 @@ type Engine struct {
 	cancel []*stream // to be aborted
 	calls  []*call   // to be run
 	stats  batch.Stats
+	died   bool          // stopped by an error of the core
 	hung   chan struct{} // closed by Resume; nil while the core runs
 	// legs are the requests by the leg names of their clients.
 	legs map[string]*stream
@@ -112,6 +117,7 @@ func New(c Config) (*Engine, error) {
 	// Like vLLM's, the fingerprint identifies the version and the configuration.
 	e.fingerprint = fmt.Sprintf("vllm-%s-%08x", version, uint32(xxhash.Sum64String(fmt.Sprint(c.Model, c.layout(), c.TensorParallel))))
 	e.metrics = newMetrics(e)
+	e.transfer = newTransfer(e)
 	e.handler = e.routes()
 	return e, nil
 }
@@ -153,9 +159,19 @@ func (e *Engine) Run(ctx context.Context) error {
 		}
 	}
 	group, ctx := errgroup.WithContext(ctx)
+	if t := e.transfer; t != nil {
+		t.group = group
+		group.Go(func() error { return t.serve(ctx) })
+	}
 	group.Go(func() error {
-		defer e.stop() // waiting callers must not wait longer than the loop runs
-		return e.loop(ctx, s)
+		err := e.loop(ctx, s)
+		if err != nil {
+			e.mu.Lock()
+			e.died = true
+			e.mu.Unlock()
+		}
+		e.stop() // waiting callers must not wait longer than the loop runs
+		return err
 	})
 	if t := e.table; t != nil {
 		group.Go(func() error { return t.Run(ctx) })

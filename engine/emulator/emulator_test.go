@@ -192,13 +192,13 @@ func metricsOf(e *Engine) string {
 	return serveRequest(e, httptest.NewRequest("GET", "/metrics", nil)).Body.String()
 }
 
-// metric reads one sample without further labels.
+// metric reads the first sample of a name, or the one with exactly the labels in the name.
 func metric(t *testing.T, e *Engine, name string) float64 {
 	t.Helper()
 	for line := range strings.Lines(metricsOf(e)) {
-		if rest, ok := strings.CutPrefix(line, name+"{"); ok {
+		if strings.HasPrefix(line, name+"{") || strings.HasPrefix(line, name+" ") {
 			var v float64
-			if _, err := fmt.Sscan(rest[strings.Index(rest, "} ")+2:], &v); err != nil {
+			if _, err := fmt.Sscan(line[strings.Index(line, "} ")+2:], &v); err != nil {
 				t.Fatal(err)
 			}
 			return v

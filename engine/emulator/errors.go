@@ -42,6 +42,17 @@ func unavailable(err error) *apiError {
 	return &apiError{Message: err.Error(), Type: "ServiceUnavailableError", Code: http.StatusServiceUnavailable}
 }
 
+// notServing is the answer to a request that the engine does not take: a 503, or a 500 once its core
+// has died.
+func (e *Engine) notServing(err error) *apiError {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.died {
+		return &apiError{Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.", Type: "InternalServerError", Code: http.StatusInternalServerError}
+	}
+	return unavailable(err)
+}
+
 // body is {"error": …}.
 func (e *apiError) body() []byte {
 	b, err := json.Marshal(struct {

@@ -38,6 +38,8 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 		return bad
 	}
 	defer e.releaseLeg(st)
+	id := requestID(a, r)
+	e.transfer.prepare(&q, st, id)
 	var prompt []model.Token // echoed in the answer
 	if q.reservation == "" {
 		prompt, bad = e.submitPrompt(a, &q, st)
@@ -49,7 +51,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 	}
 	e.registerLeg(st)
 	ans := &answer{
-		api: a, id: requestID(a, r), model: cmp.Or(q.model, e.cfg.Model), fingerprint: e.fingerprint,
+		api: a, id: id, model: cmp.Or(q.model, e.cfg.Model), fingerprint: e.fingerprint,
 		created: time.Now().Unix(), request: &q, promptTokens: st.prompt,
 	}
 	if q.tokenIDs {
@@ -83,7 +85,7 @@ func (e *Engine) submitPrompt(a api, q *request, st *stream) ([]model.Token, *ap
 	}
 	st.prompt, st.sequence = len(prompt), batch.NewSequence(asked, e.cfg.BlockTokens)
 	if err := e.submit(st); err != nil {
-		return nil, unavailable(err)
+		return nil, e.notServing(err)
 	}
 	return prompt, nil
 }
@@ -95,6 +97,7 @@ func (e *Engine) schedulerRequest(a api, q *request, st *stream, prompt int) (ba
 	return batch.Request{
 		MaxOutput: limit, MinOutput: q.minTokens, IgnoreEOS: q.ignoreEOS,
 		StopTokens: q.stopIDs, Salt: q.salt ^ adapter, Adapter: adapter, Receiver: st,
+		Load: st.remote != nil, Pin: st.handoffID != "",
 	}, bad
 }
 
@@ -257,11 +260,11 @@ func clearWriteDeadline(control *http.ResponseController) {
 // failStream ends a stream whose engine has stopped: with an error event if the answer has
 // begun, else with a status.
 func (e *Engine) failStream(w http.ResponseWriter, ans *answer) {
-	err := &apiError{Message: errEngineStopped.Error(), Type: "InternalServerError", Code: http.StatusInternalServerError}
 	if ans.sent == 0 {
-		writeError(w, unavailable(errStopped))
+		writeError(w, e.notServing(errStopped))
 		return
 	}
+	err := &apiError{Message: errEngineStopped.Error(), Type: "InternalServerError", Code: http.StatusInternalServerError}
 	fmt.Fprintf(w, "data: %s\n\ndata: [DONE]\n\n", err.body())
 }
 
@@ -276,7 +279,7 @@ func (e *Engine) writeWhole(w http.ResponseWriter, r *http.Request, st *stream, 
 	for end.reason == "" {
 		if err := e.wait(r, st); err != nil {
 			if errors.Is(err, errEngineStopped) {
-				writeError(w, unavailable(errStopped))
+				writeError(w, e.notServing(errStopped))
 			}
 			return
 		}
@@ -293,6 +296,7 @@ func (e *Engine) writeWhole(w http.ResponseWriter, r *http.Request, st *stream, 
 	if end.by == byString {
 		e.abort(st)
 	}
+	ans.transfer = st.handoffParams()
 	e.releaseLeg(st)
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))

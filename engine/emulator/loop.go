@@ -38,6 +38,9 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 			e.due = start
 		}
 		step := s.Step()
+		if err := e.transfer.startPulls(ctx, step.Loads); err != nil {
+			return err
+		}
 		if err := s.Pool.Err(); err != nil {
 			return err
 		}
@@ -105,6 +108,9 @@ func (e *Engine) takeInbox(s *batch.Scheduler) {
 	}
 	for _, st := range cancel {
 		s.Abort(st.sequence)
+		if st.stopPull != nil {
+			st.stopPull()
+		}
 	}
 	e.publish(s)
 }

@@ -33,6 +33,7 @@ type metrics struct {
 	promptLength, outputLength       prometheus.Histogram
 	ends                             *prometheus.CounterVec
 	lag                              prometheus.Counter
+	transfer                         *transferMetrics
 
 	samples []sample
 }
@@ -75,22 +76,36 @@ func newMetrics(e *Engine) *metrics {
 		}
 		m.samples = append(m.samples, sample{prometheus.NewDesc(name, help, nil, all), kind, read})
 	}
-	waiting := func(s batch.Stats) float64 { return float64(s.Waiting) }
+	waiting := func(s batch.Stats) float64 { return float64(s.Waiting + s.Loading) }
+	capacity := func(s batch.Stats) float64 { return float64(s.Waiting) }
+	deferred := func(s batch.Stats) float64 { return float64(s.Loading) }
 	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
 	add(gauge, "vllm:num_requests_running", "Requests in the batch.", func(s batch.Stats) float64 { return float64(s.Running) })
 	add(gauge, "vllm:num_requests_waiting", "Requests waiting to be scheduled.", waiting)
-	add(gauge, "vllm:num_requests_waiting_by_reason", "Requests waiting to be scheduled, by reason.", waiting, "reason", "capacity")
-	add(gauge, "vllm:num_requests_waiting_by_reason", "Requests waiting to be scheduled, by reason.", func(batch.Stats) float64 { return 0 }, "reason", "deferred")
+	add(gauge, "vllm:num_requests_waiting_by_reason", "Requests waiting to be scheduled, by reason.", capacity, "reason", "capacity")
+	add(gauge, "vllm:num_requests_waiting_by_reason", "Requests waiting to be scheduled, by reason.", deferred, "reason", "deferred")
 	add(gauge, "vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.", func(s batch.Stats) float64 { return float64(s.UsedBlocks) / float64(blocks) })
 	add(counter, "vllm:num_preemptions_total", "Requests preempted because KV blocks ran out.", func(s batch.Stats) float64 { return float64(s.Preemptions) })
 	add(counter, "vllm:prompt_tokens_total", "Prompt tokens of requests that have begun to generate.", func(s batch.Stats) float64 { return float64(s.PromptTokens) })
+	const bySource = "Prompt tokens of requests that have begun to generate, by where their KV came from."
+	add(counter, "vllm:prompt_tokens_by_source_total", bySource, func(s batch.Stats) float64 { return float64(s.PromptTokens - s.PromptLocal - s.PromptExternal) }, "source", "local_compute")
+	add(counter, "vllm:prompt_tokens_by_source_total", bySource, func(s batch.Stats) float64 { return float64(s.PromptLocal) }, "source", "local_cache_hit")
+	add(counter, "vllm:prompt_tokens_by_source_total", bySource, func(s batch.Stats) float64 { return float64(s.PromptExternal) }, "source", "external_kv_transfer")
 	add(counter, "vllm:generation_tokens_total", "Tokens generated.", func(s batch.Stats) float64 { return float64(s.GenerationTokens) })
 	add(counter, "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", func(s batch.Stats) float64 { return float64(s.PrefixQueries) })
 	add(counter, "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", func(s batch.Stats) float64 { return float64(s.PrefixHits) })
+	if e.cfg.KVTransfer != nil {
+		add(counter, "vllm:external_prefix_cache_queries_total", "Prompt tokens asked of other engines.", func(s batch.Stats) float64 { return float64(s.ExternalQueries) })
+		add(counter, "vllm:external_prefix_cache_hits_total", "Prompt tokens that other engines promised, also if they did not come.", func(s batch.Stats) float64 { return float64(s.ExternalHits) })
+	}
 	add(gauge, "cascade_emulator_frozen_requests", "Requests that are frozen while they migrate.", func(s batch.Stats) float64 { return float64(s.Frozen) })
 	add(gauge, "cascade_emulator_reserved_blocks", "KV blocks reserved for requests that migrate to this engine.", func(s batch.Stats) float64 { return float64(s.Reserved) })
 	add(gauge, "vllm:cache_config_info", "The KV cache's configuration.", func(batch.Stats) float64 { return 1 }, "block_size", strconv.Itoa(e.cfg.BlockTokens),
 		"num_gpu_blocks", strconv.Itoa(blocks), "kv_cache_size_tokens", strconv.Itoa(blocks*e.cfg.BlockTokens), "enable_prefix_caching", caching)
+	m.transfer = newTransferMetrics(labels)
+	if e.cfg.KVTransfer != nil {
+		m.transfer.register(registry)
+	}
 	m.ends = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Requests finished, by reason.", ConstLabels: labels}, []string{"finished_reason"})
 	m.lag = prometheus.NewCounter(prometheus.CounterOpts{Name: "cascade_emulator_lag_seconds_total", Help: "Time that this machine was too slow to emulate; a run with any is not to be trusted.", ConstLabels: labels})
 	registry.MustRegister(m.ends, m.lag, m)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
+	"github.com/cascadeinfer/cascade/engine/internal/kvtransfer"
 )
 
 // Limits of a request.
@@ -42,6 +43,7 @@ type request struct {
 	stopIDs   []model.Token
 	salt      uint64
 
+	transfer    kvtransfer.Params
 	reservation string // of the block table, in place of a prompt
 	from        int    // ids from this index on are output of an earlier leg; 0: none
 
@@ -138,7 +140,7 @@ func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
 			err = r.conversation(v)
 		}
 	case "kv_transfer_params":
-		err = r.transfer(a, v)
+		err = r.transferParams(a, v)
 	case "max_tokens", "max_completion_tokens":
 		var n int
 		if n, err = integer(key, v, 1); err == nil && (key != "max_tokens" || r.maxTokens == 0) {
@@ -185,8 +187,11 @@ func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
 	return err
 }
 
-// transfer decodes kv_transfer_params and ignores fields that other engines define.
-func (r *request) transfer(a api, v gjson.Result) (err *apiError) {
+// transferParams decodes kv_transfer_params and ignores fields that other engines define.
+func (r *request) transferParams(a api, v gjson.Result) (err *apiError) {
+	if !v.IsObject() {
+		return invalid("kv_transfer_params", "kv_transfer_params must be an object")
+	}
 	v.ForEach(func(key, v gjson.Result) bool {
 		at := "kv_transfer_params." + key.Str
 		switch {
@@ -200,6 +205,10 @@ func (r *request) transfer(a api, v gjson.Result) (err *apiError) {
 			}
 		case key.Str == "cascade_prompt":
 			r.from, err = integer(at, v, 0)
+		default:
+			if bad := r.transfer.Field(key.Str, v); bad != nil {
+				err = invalid(at, "%s %v", at, bad)
+			}
 		}
 		return err == nil
 	})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/internal/kvtransfer"
 )
 
 // stream carries a request's tokens from the loop to its handler. The loop never blocks on it:
@@ -13,12 +14,14 @@ import (
 // of them, and are taken together.
 type stream struct {
 	// Fixed before submit.
-	engine   *Engine
-	sequence *batch.Sequence
-	arrived  time.Time
-	prompt   int           // number of ids of the sequence's prompt
-	tail     []model.Token // last prompt ids of a sequence that continues another leg
-	atEnd    bool          // nothing reads single tokens: the handler is woken once
+	engine    *Engine
+	sequence  *batch.Sequence
+	arrived   time.Time
+	prompt    int                // number of ids of the sequence's prompt
+	tail      []model.Token      // last prompt ids of a sequence that continues another leg
+	remote    *kvtransfer.Params // where the prompt's KV is; nil: it is computed
+	handoffID string             // names the blocks that are kept after the end; "": none
+	atEnd     bool               // nothing reads single tokens: the handler is woken once
 
 	ready chan struct{} // capacity 1
 
@@ -30,9 +33,11 @@ type stream struct {
 	pending []model.Token
 	finish  batch.Finish
 	cached  int
+	handoff *kvtransfer.Params // set with finish
 
 	// Owned by the loop.
-	last time.Time // when the previous token was generated; zero before the first
+	last     time.Time // when the previous token was generated; zero before the first
+	stopPull func()    // nil: no pull has begun
 }
 
 var _ batch.Receiver = (*stream)(nil)
@@ -58,6 +63,9 @@ func (st *stream) Receive(ev batch.Event) {
 		st.mu.Unlock()
 		return
 	}
+	if ev.Finish == batch.AtLength && st.handoffID != "" {
+		st.handoff = st.engine.transfer.grant(st)
+	}
 	st.pending = append(st.pending, ev.Token)
 	st.finish, st.cached = ev.Finish, ev.Cached
 	st.mu.Unlock()
@@ -67,6 +75,13 @@ func (st *stream) Receive(ev batch.Event) {
 	if ev.Finish != batch.Unfinished || !st.atEnd {
 		st.wake()
 	}
+}
+
+// handoffParams describes the blocks that are kept after the end of a stream; nil: none.
+func (st *stream) handoffParams() *kvtransfer.Params {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.handoff
 }
 
 // wake wakes the handler.

@@ -190,7 +190,7 @@ func (s *Scheduler) Adopt(r *Reservation, q Request) (*Sequence, error) {
 	q.Prompt = f.ids
 	x := &Sequence{
 		Request: q, ids: f.ids, chain: f.chain, blocks: r.blocks,
-		computed: f.computed, digest: f.digest + model.Digest(q.Adapter), cached: f.computed,
+		computed: f.computed, digest: f.digest + model.Digest(q.Adapter), cached: f.computed, external: f.computed,
 		admitted: true, adopted: true, blockSize: s.Pool.BlockTokens,
 		settled: extent{len(f.ids), f.computed},
 	}

@@ -40,6 +40,7 @@ type Config struct {
 type Stats struct {
 	Running, Waiting int
 	Frozen           int
+	Loading          int // sequences of Loads
 	UsedBlocks       int
 	Reserved         int             // blocks of reservations that are not adopted; included in used
 	Held             policies.Tokens // Σ length of the running sequences
@@ -49,6 +50,10 @@ type Stats struct {
 	GenerationTokens uint64
 	PrefixQueries    uint64 // prompt tokens looked up
 	PrefixHits       uint64 // prompt tokens found
+	ExternalQueries  uint64 // prompt tokens asked of another engine
+	ExternalHits     uint64 // prompt tokens that it promised
+	PromptLocal      uint64 // of PromptTokens: found in the prefix cache
+	PromptExternal   uint64 // of PromptTokens: loaded from another engine
 	Iterations       uint64
 }
 
@@ -57,6 +62,7 @@ type Step struct {
 	cost.Iteration
 	Seconds float64 // by the profile; 0 if there was nothing to do
 	Events  []Event // in the order of admission
+	Loads   []Load  // to be started at once
 }
 
 // Scheduler runs sequences on one pool. One goroutine drives it.
@@ -69,11 +75,14 @@ type Scheduler struct {
 	running  []*Sequence // in order of admission
 	frozen   []*Sequence
 	reserved int    // blocks of reservations
+	pinned   int    // blocks of sequences that ended
+	loading  int    // sequences of Loads
 	order    uint64 // of the latest admission
 	stats    Stats
 
 	planned []chunk // of the latest Step
 	events  []Event
+	loads   []Load
 }
 
 // chunk is n positions of a sequence to compute in this iteration.
@@ -110,6 +119,11 @@ func (s *Scheduler) Abort(q *Sequence) {
 		s.running = slices.DeleteFunc(s.running, func(x *Sequence) bool { return x == q })
 	case frozen:
 		s.frozen = slices.DeleteFunc(s.frozen, func(x *Sequence) bool { return x == q })
+	case loading: // its blocks are freed by EndLoad
+		q.state = ended
+		return
+	case ended:
+		return
 	}
 	s.drop(q)
 }
@@ -121,6 +135,7 @@ func (s *Scheduler) Idle() bool { return len(s.running)+len(s.waiting) == 0 }
 func (s *Scheduler) Stats() Stats {
 	t := s.stats
 	t.Running, t.Waiting, t.Frozen, t.Reserved = len(s.running), len(s.waiting), len(s.frozen), s.reserved
+	t.Loading = s.loading
 	t.UsedBlocks = s.blocks.Total() - s.blocks.Free()
 	for _, q := range s.running {
 		t.Held += policies.Tokens(q.Length())
@@ -133,7 +148,7 @@ func (s *Scheduler) Stats() Stats {
 // wait for.
 func (s *Scheduler) Step() Step {
 	s.Settle()
-	s.events = s.events[:0]
+	s.events, s.loads = s.events[:0], nil
 	noPrompts := s.admitsAdopted()
 	budget, pressed := s.planRunning(s.MaxTokens, noPrompts)
 	if !pressed || len(s.planned) == 0 {
@@ -145,14 +160,14 @@ func (s *Scheduler) Step() Step {
 		s.compute(c)
 	}
 	if len(s.planned) == 0 {
-		if !s.Idle() && len(s.frozen) == 0 && s.reserved == 0 {
+		if !s.Idle() && len(s.frozen) == 0 && s.reserved == 0 && s.pinned == 0 && s.loading == 0 {
 			panic("internal error: sequences wait and none can run")
 		}
-		return Step{}
+		return Step{Loads: s.loads}
 	}
 	s.stats.Iterations++
 	s.running = slices.DeleteFunc(s.running, func(q *Sequence) bool { return q.state != running })
-	return Step{Iteration: it, Seconds: s.Profile.Seconds(it), Events: s.events}
+	return Step{Iteration: it, Seconds: s.Profile.Seconds(it), Events: s.events, Loads: s.loads}
 }
 
 // admitsAdopted reports whether the next step admits an adopted sequence.
@@ -262,6 +277,10 @@ func (s *Scheduler) planWaiting(budget int, noPrompts bool) {
 		}
 		s.waiting[0] = nil
 		s.waiting = s.waiting[1:]
+		if q.Load {
+			s.startLoad(q, hit)
+			continue
+		}
 		adopted := len(q.blocks) > 0
 		s.admit(q, hit)
 		n := min(len(q.ids)-q.computed, budget)
@@ -328,7 +347,7 @@ func (s *Scheduler) admit(q *Sequence, hit []kv.Block) {
 	s.order++
 	q.order = s.order
 	if !q.admitted {
-		q.admitted, q.cached = true, q.computed
+		q.admitted, q.cached, q.local = true, q.computed, q.computed
 		s.stats.PrefixQueries += uint64(len(q.ids))
 		s.stats.PrefixHits += uint64(q.computed)
 	}
@@ -413,12 +432,17 @@ func (s *Scheduler) compute(c chunk) {
 	}
 	if q.Output() == 0 {
 		s.stats.PromptTokens += uint64(len(q.Prompt))
+		s.stats.PromptLocal += uint64(q.local)
+		s.stats.PromptExternal += uint64(q.external)
 	}
 	s.stats.GenerationTokens++
 	t := s.Model.Next(q.digest, q.ids[q.computed-1], q.ending())
 	q.push(t)
 	f := q.finish(t)
 	if f != Unfinished {
+		if q.Pin && f == AtLength {
+			s.pin(q)
+		}
 		s.drop(q)
 	}
 	s.events = append(s.events, Event{Sequence: q, Token: t, Finish: f, Cached: q.cached})

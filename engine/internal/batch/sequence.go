@@ -32,6 +32,10 @@ type Request struct {
 	// Adapter seeds the KV bytes of every position, and so the text; 0 is the base model.
 	// Requests of different adapters need different salts.
 	Adapter uint64
+	// Load makes the sequence wait for KV bytes that another engine computed (Step.Loads).
+	Load bool
+	// Pin keeps the blocks of a sequence that ends at MaxOutput, until Unpin.
+	Pin bool
 	// Receiver receives the tokens. nil discards them.
 	Receiver Receiver
 }
@@ -59,7 +63,8 @@ const (
 	waiting
 	running
 	frozen
-	ended // finished, aborted or dropped
+	loading // a Load fills its blocks
+	ended   // finished, aborted or dropped
 )
 
 // Sequence is a request in the engine. NewSequence may be called on any goroutine; after
@@ -74,6 +79,9 @@ type Sequence struct {
 	registered int           // full blocks that were offered to the prefix cache
 	digest     model.Digest  // of the adapter and positions [0, computed)
 	cached     int           // prefix hit of the first admission
+	local      int           // prompt tokens that were found and not computed again
+	external   int           // prompt tokens that a Load or an adoption brought
+	pinned     []kv.Block    // kept after the end
 	admitted   bool          // has been running
 	adopted    bool          // its first blocks were filled elsewhere
 	blockSize  int
