@@ -12,21 +12,14 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"google.golang.org/grpc/test/bufconn"
-
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// memoryListener is an in-memory listener with an address.
-type memoryListener struct {
-	*bufconn.Listener
-	address string
-}
-
-func (l memoryListener) Addr() net.Addr {
-	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(l.address))
+// listenAt opens a listener in memory at an address.
+func listenAt(address string) *testkit.PipeListener {
+	return testkit.NewPipeListener(netip.MustParseAddrPort(address))
 }
 
 func testAdminHandler() http.Handler {
@@ -42,9 +35,9 @@ func TestAttackSlowAdmin(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := memoryListener{bufconn.Listen(1 << 20), "127.0.0.1:9200"}
+				l := listenAt("127.0.0.1:9200")
 				stop := testkit.Run(t, func(ctx context.Context) error { return serveAdmin(ctx, l, testAdminHandler(), adminAccess{}) })
-				conn := testkit.Must(l.Dial())
+				conn := testkit.Must(l.Dial(t.Context()))
 				testkit.Must(io.WriteString(conn, request))
 				_, _ = io.Copy(io.Discard, conn) // until it is cut; synctest fails the test if it never is
 				conn.Close()
@@ -79,8 +72,8 @@ func TestAttackAdminHost(t *testing.T) {
 // TestAttackAdminRemote checks that an admin server off loopback does not start without
 // TLS, and with it serves operators alone.
 func TestAttackAdminRemote(t *testing.T) {
-	remote := func() net.Listener { return memoryListener{bufconn.Listen(1 << 20), "10.0.0.7:9200"} }
-	testkit.WantError(t, serveAdmin(t.Context(), remote(), testAdminHandler(), adminAccess{}), "not a loopback address")
+	const remote = "10.0.0.7:9200"
+	testkit.WantError(t, serveAdmin(t.Context(), listenAt(remote), testAdminHandler(), adminAccess{}), "not a loopback address")
 	dir := t.TempDir()
 	runCommand(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "--migrator", "r0", "--operator", "ops", "--proxy", "edge")
 	certificate := func(role identity.Role, name string) (*certs.Provider, tls.Certificate) {
@@ -90,8 +83,7 @@ func TestAttackAdminRemote(t *testing.T) {
 		return p, testkit.Must(tls.LoadX509KeyPair(cert, key))
 	}
 	own, _ := certificate(identity.Migrator, "r0")
-	l := remote().(memoryListener)
-	mux := http.NewServeMux()
+	l, mux := listenAt(remote), http.NewServeMux()
 	mux.Handle("/", testAdminHandler())
 	mux.Handle("/policies/records", onlyLocal(testAdminHandler()))
 	stop := testkit.Run(t, func(ctx context.Context) error {
@@ -102,14 +94,14 @@ func TestAttackAdminRemote(t *testing.T) {
 	_, edge := certificate(identity.Proxy, "edge")
 	get := func(path string, certificate tls.Certificate) string {
 		tr := &http.Transport{DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			conn, err := l.DialContext(ctx)
+			conn, err := l.Dial(ctx)
 			if err != nil {
 				return nil, err
 			}
 			return tls.Client(conn, &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{certificate}}), nil
 		}}
 		defer tr.CloseIdleConnections()
-		r := testkit.Must(http.NewRequest(http.MethodGet, "https://10.0.0.7:9200"+path, nil))
+		r := testkit.Must(http.NewRequest(http.MethodGet, "https://"+remote+path, nil))
 		r.Host = "localhost"
 		resp, err := tr.RoundTrip(r)
 		if err != nil {
@@ -119,7 +111,7 @@ func TestAttackAdminRemote(t *testing.T) {
 		return resp.Status + " " + string(testkit.Must(io.ReadAll(resp.Body)))
 	}
 	// A request would race with the server, which closes the connection after its alert.
-	conn := tls.Client(testkit.Must(l.DialContext(t.Context())), &tls.Config{InsecureSkipVerify: true})
+	conn := tls.Client(testkit.Must(l.Dial(t.Context())), &tls.Config{InsecureSkipVerify: true})
 	_, refusal := conn.Read(make([]byte, 1))
 	testkit.WantError(t, refusal, "certificate required")
 	for _, c := range []struct{ got, want string }{

@@ -6,15 +6,16 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -85,7 +86,7 @@ func run(t *testing.T, f *fake, cfg Config) (Result, error) {
 
 func runContext(t *testing.T, ctx context.Context, f *fake, cfg Config) (Result, error) {
 	t.Helper()
-	listener := bufconn.Listen(1 << 16)
+	listener := testkit.NewPipeListener(netip.MustParseAddrPort("127.0.0.1:1"))
 	server := &http.Server{Handler: f}
 	stopped := make(chan struct{})
 	go func() {
@@ -100,7 +101,7 @@ func runContext(t *testing.T, ctx context.Context, f *fake, cfg Config) (Result,
 	}()
 	cfg.Target, cfg.Model = "http://fake", "m"
 	transport := transport(cfg.withDefaults())
-	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
+	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return listener.Dial(ctx) }
 	cfg.Transport = transport
 	if cfg.CPU == nil {
 		cfg.CPU = func() (CPUTimes, error) { return CPUTimes{}, errNoCPU }
