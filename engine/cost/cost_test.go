@@ -64,9 +64,13 @@ func TestFitRecoversLayers(t *testing.T) {
 		}
 	}
 	dense.WriteString("layer,tokens,time_us\n")
-	for _, tokens := range []float64{1, 64, 256, 512, 2048} {
+	for _, tokens := range []float64{1, 64, 128, 512, 2048} {
+		perToken := 0.5
+		if tokens > 256 { // beyond the largest batch: of prompts alone
+			perToken = 0.8
+		}
 		fmt.Fprintf(&dense, "layernorm,%v,%v\n", tokens, 2+0.01*tokens)
-		fmt.Fprintf(&dense, "mlp,%v,%v\n", tokens, 200+0.5*tokens)
+		fmt.Fprintf(&dense, "mlp,%v,%v\n", tokens, 200+perToken*tokens)
 		fmt.Fprintf(&dense, "embedding,%v,%v\n", tokens, 3+0.001*tokens)
 	}
 	perSequence.WriteString("layer,sequences,time_us\nlm_head,1,701\nlm_head,64,764\nlm_head,256,956\nlm_head,512,9999\n") // the last one is beyond the batch: ignored
@@ -91,7 +95,7 @@ func TestFitRecoversLayers(t *testing.T) {
 	}{
 		{"D0", p.D0, (layers*(2*2+200) + 3 + 700 + layers*8) * us},
 		{"D1", p.D1, (layers*(2*0.01+0.5) + 0.001 + 1 + layers*0.5) * us},
-		{"D2", p.D2, (layers*(2*0.01+0.5) + 0.001 + layers*0.02) * us},
+		{"D2", p.D2, (layers*(2*0.01+0.8) + 0.001 + layers*0.02) * us},
 		{"D3", p.D3, layers * 4e-6 * us},
 		{"D4", p.D4, layers * 0.003 * us},
 		{"Kappa", p.Kappa, kappa},
@@ -99,6 +103,20 @@ func TestFitRecoversLayers(t *testing.T) {
 		if !near(x.got, x.want, 1e-3) {
 			t.Errorf("%s = %v, want %v", x.name, x.got, x.want)
 		}
+	}
+}
+
+// TestRowsByBatch checks which rows decodes are fitted to, up to the largest batch, and
+// which prompts, from the smallest chunk.
+func TestRowsByBatch(t *testing.T) {
+	c := FitConfig{Dense: strings.NewReader("layer,tokens,time_us\nmlp,1,1\nmlp,255,2\nmlp,256,3\nmlp,300,4\nmlp,301,5\n")}
+	small, large, err := c.readDense(300)
+	if err != nil || len(small) != 4 || small[3].x[1] != 300 || len(large) != 3 || large[0].x[1] != minPrefillChunk {
+		t.Errorf("decodes %v, prompts %v, %v", small, large, err)
+	}
+	c = FitConfig{PerSequence: strings.NewReader("layer,sequences,time_us\nlm_head,299,1\nlm_head,300,2\nlm_head,301,3\n")}
+	if rows, err := c.readPerSequence(300); err != nil || len(rows) != 2 || rows[1].x[1] != 300 {
+		t.Errorf("sequences %v, %v", rows, err)
 	}
 }
 

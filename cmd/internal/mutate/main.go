@@ -28,18 +28,21 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
 const module = "github.com/cascadeinfer/cascade/"
 
 // tests lists the packages whose tests run, where a package's own are not those that
-// judge it. The fleet's state machine is what the planner is tested through.
+// judge it. The fleet's state machine is what the planner is tested through, and the
+// publisher's simulations are what roll-outs are.
 var tests = map[string][]string{
 	"policies/lifecycle":       {"policies/lifecycle", "wasm/promotion", "xds/policyslots"},
 	"xds/internal/planner":     {"xds/internal/planner", "xds/fleet"},
 	"xds/internal/orders":      {"xds/fleet"},
-	"xds/internal/planhistory": {"xds/fleet"},
+	"xds/internal/planhistory": {"xds/internal/planhistory", "xds/fleet"},
+	"xds/internal/planrollout": {"xds/internal/planrollout", "xds/internal/publish"},
 }
 
 // forTests are the packages that only tests use.
@@ -54,7 +57,7 @@ func main() {
 	budget := flag.Duration("budget", time.Hour, "time after which no mutant is started")
 	again := flag.Bool("again", false, "run survivors again")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	r := runner{sample: *sample, seed: *seed, again: *again, until: time.Now().Add(*budget)}
 	if err := r.runAll(ctx, flag.Args()); err != nil {

@@ -74,6 +74,27 @@ func TestSum(t *testing.T) {
 	}
 }
 
+// TestFailedBuildLeavesNothing checks that a package whose tests do not compile or fail
+// without a mutant is refused, and that no temporary files stay.
+func TestFailedBuildLeavesNothing(t *testing.T) {
+	for name, body := range map[string]string{"does not compile": "undefined()", "fails": `t.Error("fails")`} {
+		t.Run(name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			t.Setenv("TMPDIR", t.TempDir())
+			testkit.NoError(t, os.WriteFile("go.mod", []byte("module github.com/cascadeinfer/cascade\n\ngo 1.26\n"), 0o644))
+			testkit.NoError(t, os.Mkdir("m", 0o755))
+			testkit.NoError(t, os.WriteFile("m/m.go", []byte("package m\n\nfunc add(a, b int) int { return a + b }\n"), 0o644))
+			testkit.NoError(t, os.WriteFile("m/m_test.go", []byte("package m\n\nimport \"testing\"\n\nfunc TestX(t *testing.T) { "+body+" }\n"), 0o644))
+			if _, err := build(t.Context(), testkit.Must(load(t.Context(), "m"))); err == nil {
+				t.Fatal("built")
+			}
+			if left := testkit.Must(os.ReadDir(os.TempDir())); len(left) > 0 {
+				t.Errorf("%v stays", left)
+			}
+		})
+	}
+}
+
 // TestReport checks that a run continues, and that the list of survivors keeps reasons
 // while lines move.
 func TestReport(t *testing.T) {

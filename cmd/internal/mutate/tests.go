@@ -21,10 +21,11 @@ type testBinary struct {
 	tests     []test // quick ones first
 }
 
-// test is one test function: the CPU time that it takes, and what it covers.
+// test is one test function: the CPU time and the time that it takes, and what it covers.
 type test struct {
 	name    string
 	seconds float64
+	took    time.Duration
 	covers  map[block]bool
 }
 
@@ -39,12 +40,18 @@ func (b block) contains(m mutant) bool {
 	return b.file == m.file && at(b.line, b.column) >= 0 && at(b.lastLine, b.lastColumn) < 0
 }
 
-// build compiles the tests of a package with all of its mutants.
+// build compiles the tests of a package with all of its mutants, into a temporary folder
+// that the caller removes; there is none after an error.
 func build(ctx context.Context, p *pkg) (out []testBinary, err error) {
 	temp, err := os.MkdirTemp("", "mutate-")
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			os.RemoveAll(temp)
+		}
+	}()
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	for name, text := range p.instrumented() {
 		file := filepath.Join(temp, filepath.Base(name))
@@ -70,7 +77,7 @@ func build(ctx context.Context, p *pkg) (out []testBinary, err error) {
 		for file, flags := range map[string][]string{b.file: {"-overlay", filepath.Join(temp, "overlay.json")}, covered.file: {"-cover", "-coverpkg", module + p.dir}} {
 			cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"test", "-c", "-vet=off", "-o", file}, flags, []string{"./" + dir})...)
 			if text, err := cmd.CombinedOutput(); err != nil {
-				return nil, fmt.Errorf("compiling the mutants in %s: %w\n%s", temp, err, text)
+				return nil, fmt.Errorf("compiling the tests of %s with the mutants: %w\n%s", dir, err, text)
 			}
 		}
 		if _, err := os.Stat(b.file); err != nil {
@@ -104,11 +111,13 @@ func (b testBinary) measure(ctx context.Context) ([]test, error) {
 		if skip.MatchString(name) {
 			continue
 		}
-		t, profile := test{name, 100, map[block]bool{}}, b.file+".profile"
+		t, profile := test{name: name, seconds: 100, covers: map[block]bool{}}, b.file+".profile"
+		start := time.Now()
 		cmd := b.command(ctx, 0, []test{t}, "-test.coverprofile", profile)
 		if text, err := cmd.CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("%s: %w\n%s", name, err, text)
 		}
+		t.took = time.Since(start)
 		t.seconds = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 		text, err := os.ReadFile(profile)
 		if err != nil {
@@ -150,7 +159,10 @@ func (b testBinary) pass(ctx context.Context, m mutant) (bool, error) {
 		for ; n < len(reach) && sum+reach[n].seconds < most; n++ {
 			sum += reach[n].seconds
 		}
-		limit := time.Duration(60+60*sum) * time.Second
+		limit := 15 * time.Second
+		for _, t := range reach[:n] {
+			limit += 20 * t.took
+		}
 		end, text := b.run(ctx, m.id, reach[:n], limit)
 		if end == late {
 			// Only a mutant that waits for ever is killed, not one on a busy machine.

@@ -77,7 +77,6 @@ func (r *Rollout) retire(now time.Time, g *group) {
 	}
 	if g.requestsUnknown {
 		r.enterPhase(now, g)
-		r.out.ObserveNow = true
 		return
 	}
 	r.reapply(now, g)

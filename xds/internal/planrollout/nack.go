@@ -34,7 +34,7 @@ func (r *Rollout) handleNACK(now time.Time, e NACK) {
 	if fresh && alone != "" {
 		r.note(Note{Warn: true, Text: "node refused a version", Group: e.Group, Node: e.Node, Why: alone})
 	}
-	if len(suspects) > 0 && !fresh && (g.isFenced(e.Node) || alone != "") && holdsAny(g.set, keysOf(suspects)) {
+	if !fresh && (g.isFenced(e.Node) || alone != "") && holdsAny(g.set, keysOf(suspects)) {
 		return // it has no replacement, and every response that holds it is refused again
 	}
 	// The node may not have applied the rest of the response, although the server
@@ -85,7 +85,7 @@ func (r *Rollout) suspects(g *group, e NACK) (keys []key) {
 // enforceQuarantine withdraws newly quarantined versions from every group, and
 // fails or reverts the plans that need them.
 func (r *Rollout) enforceQuarantine(now time.Time, newlyQuarantined map[key]bool) {
-	if r.rolling != nil && len(newlyQuarantined) > 0 {
+	if r.rolling != nil {
 		bad := holdsAny(r.rolling.snapshot.Set, newlyQuarantined)
 		for _, g := range r.groups {
 			bad = bad || g.revision == r.rolling && holdsAny(g.set, newlyQuarantined)

@@ -65,6 +65,9 @@ func TestPhaseMachine(t *testing.T) {
 			for _, l := range l.live {
 				out += " + " + names[l]
 			}
+			if m.isFull() {
+				out += " (full)"
+			}
 			return out + "\n"
 		})
 	})

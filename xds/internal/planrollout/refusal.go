@@ -1,7 +1,9 @@
 package planrollout
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -50,17 +52,17 @@ func (s refusals) prune(set resources.Set, behind map[string]bool) {
 	}
 }
 
-// first returns the refusal that sorts first by node, type and name.
+// first returns the refusal that sorts first by node, type, name and version, of at
+// least one, and how many nodes at most refuse one version.
 func (s refusals) first() (first Refusal, refusing int) {
+	var all []Refusal
 	for _, by := range s {
-		for _, f := range by {
-			if first.Node == "" || f.Node+f.Type+f.Name < first.Node+first.Type+first.Name {
-				first = f
-			}
-		}
+		all = slices.AppendSeq(all, maps.Values(by))
 		refusing = max(refusing, len(by))
 	}
-	return first, refusing
+	return slices.MinFunc(all, func(a, b Refusal) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version))
+	}), refusing
 }
 
 // byNode describes one refusal of each node.

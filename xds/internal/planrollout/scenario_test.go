@@ -31,7 +31,9 @@ import (
 //	regression a text  the monitor reports a regression in group a
 //	requests 3         sets the requests on removed endpoints; "requests ?": unknown
 //	wait 1.5s          advances the clock, with an Observe at every Wake
-//	reset              starts a new rollout; in retire.txt, removed endpoints drain
+//	report             prints the report
+//	reset              starts a new rollout; in retire.txt, removed endpoints drain, and
+//	                   in timers.txt for 3.3s, after a watch of 2.7s
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/rollouts", func(t *testing.T, path string) {
 		s := newScenario(t, path)
@@ -69,6 +71,9 @@ func newScenario(t *testing.T, path string) *scenario {
 	}
 	if strings.HasSuffix(path, "retire.txt") {
 		cfg.DrainTimeout = 30 * time.Second
+	}
+	if strings.HasSuffix(path, "timers.txt") {
+		cfg.Watch, cfg.DrainTimeout = 2700*time.Millisecond, 3300*time.Millisecond
 	}
 	r, err := New(cfg)
 	if err != nil {
@@ -193,6 +198,8 @@ func (s *scenario) run(command, arg string) string {
 			}
 		}
 		s.step(e)
+	case "report":
+		s.report()
 	case "quarantine":
 		name, version, _ := strings.Cut(arg, " ")
 		typ := resources.EndpointType
@@ -217,6 +224,25 @@ func (s *scenario) run(command, arg string) string {
 	}
 	s.observe()
 	return s.out.String()
+}
+
+// report prints the report of the rollout.
+func (s *scenario) report() {
+	rep := s.r.Report()
+	fmt.Fprintf(&s.out, "target %d, rolling %d, stopped %v, blocked %q\n", rep.Target, rep.Rolling, rep.Stopped, rep.Blocked)
+	for _, g := range rep.Groups {
+		fmt.Fprintf(&s.out, "  %q %s: routes %d, nodes %d", g.Name, g.Phase, g.Epoch, g.Nodes)
+		if !g.Until.IsZero() {
+			fmt.Fprintf(&s.out, ", until %s", g.Until.UTC().Format("04:05.0"))
+		}
+		if g.KeptRefused > 0 || g.Reverting {
+			fmt.Fprintf(&s.out, ", keeps %d refused, reverting %v", g.KeptRefused, g.Reverting)
+		}
+		if len(g.Fenced)+len(g.Refusing) > 0 {
+			fmt.Fprintf(&s.out, ", fenced %v, refusing %v", g.Fenced, g.Refusing)
+		}
+		s.out.WriteString("\n")
+	}
 }
 
 // observe passes the observations of the file to the rollout.

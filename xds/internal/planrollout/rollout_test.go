@@ -1,0 +1,258 @@
+package planrollout
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestDefaults checks that a rollout with the least configuration renders and proves real
+// plans, and does not poll without a pause.
+func TestDefaults(t *testing.T) {
+	r := testkit.Must(New(Config{Groups: []string{""}, AckTimeout: time.Second, DrainTimeout: time.Minute}))
+	target := func(epoch policies.Epoch, text string) *Snapshot {
+		return testkit.Must(NewSnapshot(realView(epoch, text), resources.Prove))
+	}
+	now := time.Unix(100, 0)
+	r.Step(now, SetTarget{Snapshot: target(1, "a b | c")})
+	out := r.Step(now, SetTarget{Snapshot: target(2, "a | c")})
+	for range 9 {
+		if !out.ObserveNow {
+			break
+		}
+		q := r.Queries()[0]
+		out = r.Step(now, Observe{map[string]Observation{"": {Serial: q.Serial, Nodes: 1, Acked: 1, Requests: 2, RequestsKnown: true}}})
+	}
+	rep := r.Report()
+	if rep.Blocked != "" || rep.Groups[0].Epoch != 2 || rep.Groups[0].Phase != Retire {
+		t.Fatalf("plan 2 is not in force: %+v", rep)
+	}
+	if out.Wake != now.Add(defaultPoll) {
+		t.Errorf("the next look at the requests of b is at %v, now is %v", out.Wake, now)
+	}
+	r = testkit.Must(New(Config{Groups: []string{""}, AckTimeout: time.Second}))
+	broken := target(3, "a | c")
+	broken.Set = broken.Set.WithTypes(resources.Set{}, resources.ClusterType)
+	if out := r.Step(now, SetTarget{Snapshot: broken}); len(out.Applies) > 0 || r.Report().Blocked == "" {
+		t.Errorf("a set whose routes name no cluster is applied: %+v", r.Report())
+	}
+}
+
+// realView returns a view of model m with the stages, from which package resources makes
+// real resources. They are divided at 100, 200, …
+func realView(epoch policies.Epoch, text string) resources.View {
+	p, ids := policies.Plan{Model: "m", Epoch: epoch}, map[policies.ReplicaID]bool{}
+	v := resources.View{Models: []resources.Model{{Name: "m", Context: 1000}}}
+	for k, stage := range strings.Split(text, " | ") {
+		st := policies.Stage{Low: policies.Tokens(100 * k), High: policies.Tokens(100 * (k + 1))}
+		for _, id := range strings.Fields(stage) {
+			id := policies.ReplicaID(id)
+			st.Replicas = append(st.Replicas, id)
+			if !ids[id] {
+				ids[id] = true
+				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: "10.0.0." + string('0'+id[0]-'a') + ":1"})
+			}
+		}
+		p.Stages = append(p.Stages, st)
+	}
+	p.Stages[len(p.Stages)-1].High = policies.Unbounded
+	v.Plans = []policies.Plan{p}
+	return v
+}
+
+// TestCheckMembers checks which sets hold the members of a plan. The next longer stage's
+// replicas, which take over from a stage without any, are no members of it.
+func TestCheckMembers(t *testing.T) {
+	v := realView(1, "a b | c")
+	set := testkit.Must(resources.Build(v))
+	testkit.NoError(t, checkMembers(set, v))
+	swapped := realView(1, "a c | b")
+	testkit.WantError(t, checkMembers(set, swapped), "lacks replica c of plan 1")
+	gone := realView(1, "a b d | c")
+	gone.Endpoints = slices.DeleteFunc(gone.Endpoints, func(e resources.Endpoint) bool { return e.ID == "d" })
+	testkit.NoError(t, checkMembers(set, gone))
+	testkit.WantError(t, checkMembers(testkit.Must(resources.NewSet()), v), "has no endpoints")
+	name := resources.EndpointName("m", 0)
+	bad := testkit.Must(resources.NewSet(&resources.Resource{Type: resources.EndpointType, Name: name, Version: "1", Body: []byte("no message")}))
+	if checkMembers(bad, v) == nil {
+		t.Error("endpoints that cannot be decoded have all members")
+	}
+}
+
+// TestSameExceptHealth checks which changes of a view keep a plan's rollout.
+func TestSameExceptHealth(t *testing.T) {
+	for name, c := range map[string]struct {
+		edit func(*resources.View)
+		same bool
+	}{
+		"nothing":          {func(*resources.View) {}, true},
+		"health":           {func(v *resources.View) { v.Endpoints[0].Health, v.Endpoints[1].Weight = resources.Unhealthy, 7 }, true},
+		"an address":       {func(v *resources.View) { v.Endpoints[0].Address = "10.0.0.9:1" }, false},
+		"a host":           {func(v *resources.View) { v.Endpoints[0].Host = "x" }, false},
+		"one in no plan":   {func(v *resources.View) { v.Endpoints = v.Endpoints[:3] }, false},
+		"one instead":      {func(v *resources.View) { v.Endpoints[3].ID = "e" }, false},
+		"members":          {func(v *resources.View) { v.Plans[0].Stages[0].Replicas = []policies.ReplicaID{"a", "d"} }, false},
+		"the second model": {func(v *resources.View) { v.Plans = v.Plans[:1] }, false},
+		"another model":    {func(v *resources.View) { v.Plans[1].Model = "o" }, false},
+	} {
+		view := func() resources.View {
+			v := realView(1, "a b | c")
+			v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: "d", Model: "m", Address: "10.0.0.3:1"})
+			v.Plans = append(v.Plans, policies.OneStagePlan("n", nil))
+			return v
+		}
+		other := view()
+		c.edit(&other)
+		one, two := &Snapshot{View: view()}, &Snapshot{View: other}
+		if got := one.sameExceptHealth(two); got != c.same || two.sameExceptHealth(one) != c.same {
+			t.Errorf("%s: same is %v, and %v the other way round", name, got, two.sameExceptHealth(one))
+		}
+	}
+}
+
+// TestHealthOfOthers checks that an endpoint takes over health and weight from itself only,
+// not from another one with its id.
+func TestHealthOfOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		edit func(*resources.Endpoint)
+		took bool
+	}{
+		"itself":           {func(*resources.Endpoint) {}, true},
+		"another spelling": {func(e *resources.Endpoint) { e.Address = "[::ffff:10.0.0.0]:1" }, false},
+		"another address":  {func(e *resources.Endpoint) { e.Address = "10.0.0.7:1" }, false},
+		"another model":    {func(e *resources.Endpoint) { e.Model = "n" }, false},
+		"another id":       {func(e *resources.Endpoint) { e.ID = "z" }, false},
+	} {
+		s, latest := &Snapshot{View: realView(1, "a b | c")}, realView(1, "a b | c")
+		latest.Endpoints[0].Health, latest.Endpoints[0].Weight = resources.Unhealthy, 9
+		c.edit(&latest.Endpoints[0])
+		v, changed := s.withHealthOf(latest)
+		if took := v.Endpoints[0].Health == resources.Unhealthy && v.Endpoints[0].Weight == 9; took != c.took || changed != c.took {
+			t.Errorf("%s: took %v, changed %v", name, took, changed)
+		}
+		if s.View.Endpoints[0].Health != resources.Healthy {
+			t.Errorf("%s: changed the snapshot", name)
+		}
+	}
+}
+
+// TestSuspects checks to which versions of a refused response a NACK may refer.
+func TestSuspects(t *testing.T) {
+	r := testkit.Must(New(Config{Groups: []string{""}, AckTimeout: time.Second}))
+	g := r.groups[""]
+	g.ackedSet = testkit.Must(resources.NewSet(version(resources.ClusterType, "acked", "1"), version(resources.ClusterType, "changed", "0")))
+	r.recordAcked(testkit.Must(resources.NewSet(version(resources.ClusterType, "good", "1"))), nil)
+	for _, c := range []struct{ held, blamed, want string }{
+		{"acked", "", "acked"},
+		{"good", "", ""},
+		{"acked new", "", "new"},
+		{"acked changed new", "", "changed new"},
+		{"acked changed+ good", "", "changed"},
+		{"acked good", "", "acked"},
+		{"acked new", "acked new", "acked new"},
+		{"acked new good", "acked", "acked"},
+		{"acked new good", "good", ""},
+		{"new other", "", "new other"},
+	} {
+		e := NACK{Type: resources.ClusterType, Blamed: strings.Fields(c.blamed)}
+		for _, name := range strings.Fields(c.held) {
+			name, again := strings.CutSuffix(name, resendMark)
+			v := Version{name, "1"}
+			if again {
+				v.Version += resendMark
+			}
+			e.Resources = append(e.Resources, v)
+		}
+		var got []string
+		for _, k := range r.suspects(g, e) {
+			got = append(got, k.name)
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("of %q, blamed %q: %v are suspects, want %q", c.held, c.blamed, got, c.want)
+		}
+	}
+	if out := r.Step(time.Unix(0, 0), NACK{Group: "unknown", Node: "n"}); len(out.Notes) > 0 {
+		t.Errorf("a NACK of an unknown group: %+v", out.Notes)
+	}
+}
+
+// TestPassedWithoutAck checks that versions which no node has acknowledged, because all have
+// left, do not count as acknowledged, nor do those of the phase before.
+func TestPassedWithoutAck(t *testing.T) {
+	g := &group{machine: phaseMachine{phase: Flip}, hasAck: true}
+	g.set = testkit.Must(resources.NewSet(version(resources.RouteType, "r", "1"), version(resources.ClusterType, "c", "1")))
+	g.recordPassed()
+	if g.ackedSet.Get(resources.RouteType, "r") == nil || g.ackedSet.Get(resources.ClusterType, "c") != nil {
+		t.Errorf("acknowledged are %v, want the routes", g.ackedSet.Types())
+	}
+	g.hasAck, g.set = false, testkit.Must(resources.NewSet(version(resources.RouteType, "r", "2")))
+	g.recordPassed()
+	if r := g.ackedSet.Get(resources.RouteType, "r"); r != nil || g.passedSet.Get(resources.RouteType, "r").Version != "2" {
+		t.Errorf("%+v is acknowledged", r)
+	}
+}
+
+// TestWakes checks when a rollout is due next without an event: at the end of a drain, not
+// only at the next poll, and never for what it does not wait for.
+func TestWakes(t *testing.T) {
+	s := newScenario(t, "timers.txt")
+	for _, c := range [][2]string{{"nodes", "a=1 rest=1"}, {"requests", "2"}, {"target", "1 ab|c"}} {
+		s.run(c[0], c[1])
+	}
+	quiet := make(map[string]Observation)
+	for _, q := range s.r.Queries() {
+		if q.WantBehind {
+			t.Errorf("group %q compares all versions of its nodes, and none has refused any", q.Group)
+		}
+		quiet[q.Group] = Observation{Serial: q.Serial, Nodes: 1, Acked: 1, OthersLate: true}
+	}
+	if out := s.r.Step(s.now, Observe{quiet}); !out.Wake.IsZero() {
+		t.Errorf("a rollout that waits for nothing is due at %v", out.Wake)
+	}
+	s.run("target", "2 a|c")
+	s.run("wait", "5.5s") // the watch ended at 2.7 s, the drain ends at 6 s
+	if want := time.Unix(6, 0); !s.wake.Equal(want) {
+		t.Errorf("due at %v, want the end of the drain at %v", s.wake, want)
+	}
+	out := s.r.Step(s.now, SetTarget{Snapshot: s.snapshot("2 a|c a=sick")})
+	if len(out.Applies) != 3 || !out.ObserveNow {
+		t.Errorf("new health: applied to %d groups, to be observed now is %v", len(out.Applies), out.ObserveNow)
+	}
+}
+
+// TestHealthIsProven checks that health of a plan in force is applied only if it is proven.
+func TestHealthIsProven(t *testing.T) {
+	s := newScenario(t, "")
+	s.r.cfg.Prove = func(set resources.Set) error {
+		if r := set.Get(resources.EndpointType, "e0"); r != nil && strings.Contains(r.Version, "!") {
+			return errors.New("a stage is sick")
+		}
+		return nil
+	}
+	s.run("nodes", "a=1")
+	s.run("target", "1 ab|c")
+	got := s.run("target", "2 a|bc b=sick a=sick")
+	if !strings.Contains(got, "plan 1: health update not applied: a stage is sick") {
+		t.Error(got)
+	}
+}
+
+// TestOtherGroupsDoNotStop checks that a rollout is stopped by refusals of what came with
+// its plan, in the groups that have it.
+func TestOtherGroupsDoNotStop(t *testing.T) {
+	s := newScenario(t, "")
+	s.run("nodes", "a=1 b=5")
+	s.run("target", "1 ab|c")
+	s.run("target", "2 a|bc")
+	k := key{resources.EndpointType, "e1", "old"}
+	s.r.groups["b"].refusals.add(k, Refusal{Type: k.typ, Name: k.name, Version: k.version, Node: "n"})
+	if why := s.r.whyStopped(); why != "" {
+		t.Errorf("plan 2, which group b does not have yet, is %s", why)
+	}
+}
