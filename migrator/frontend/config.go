@@ -58,9 +58,18 @@ type Config struct {
 	// flow.DefaultTau seconds.
 	FlowTau time.Duration
 
-	// KVTokens is the size of the engine's KV cache. Answers report the share of
-	// it that is in use; if it is 0 they report no load.
+	// Model is the name under which the engine must serve the replica's model, and Context
+	// the longest sequence that it must take. An engine that states otherwise is not ready.
+	// If Model is "" neither is checked.
+	Model   string
+	Context policies.Tokens
+	// KVTokens is the size of the engine's KV cache, where the engine does not report it;
+	// 0 means unknown. Answers report the share of the cache that is in use, if its size is
+	// known.
 	KVTokens policies.Tokens
+	// KVStated says that an operator has stated KVTokens: then it counts if the engine
+	// reports a larger cache, and a difference is warned of.
+	KVStated bool
 
 	// Cost is what the engine's steps cost. An engine that brings nothing for much longer
 	// than its present work should take counts as away (package progress). If it is zero,

@@ -99,6 +99,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	if n > 0 {
 		work.AddOutput(n)
 		l.local.server.brought.Add(uint64(n))
+		l.local.server.engineState.noteChunk(n)
 	}
 	if u, ok := c.Usage(); ok {
 		l.local.setUsage(u)

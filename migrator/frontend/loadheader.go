@@ -3,6 +3,7 @@ package frontend
 import (
 	"fmt"
 	"net/http"
+	"time"
 )
 
 // loadHeader is the field in which an answer reports the replica's load to
@@ -20,14 +21,15 @@ var loadHeaders = map[string]bool{
 // updateLoadHeader updates the load that answers report. The names are vLLM's, so
 // that engines with and without a front end can be compared.
 func (srv *Server) updateLoadHeader() {
-	l := srv.tracker.State().Load
+	l := srv.engineState.addLoad(srv.tracker.State().Load, time.Now())
 	srv.updateCrowded(l)
-	if srv.cfg.KVTokens <= 0 || !srv.ready.Load() {
+	capacity := srv.engineState.capacity()
+	if capacity <= 0 || !srv.ready.Load() {
 		srv.loadHeader.Store(nil) // the load of an engine that is away is not low but unknown
 		return
 	}
 	text := fmt.Sprintf("TEXT named_metrics.kv_cache_usage_perc=%.4f,named_metrics.num_requests_running=%d,named_metrics.num_requests_waiting=%d",
-		min(float64(l.Held)/float64(srv.cfg.KVTokens), 1), l.Running, l.Waiting)
+		min(float64(l.KV())/float64(capacity), 1), l.Running, l.Waiting)
 	srv.loadHeader.Store(&text)
 }
 

@@ -188,6 +188,15 @@ func mean(old, value float64) float64 {
 	return keep*old + (1-keep)*value
 }
 
+// setCapacity sets the size of the KV cache.
+func (a *admittedWork) setCapacity(kv policies.Tokens) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.overload.Off {
+		a.decider.Capacity = kv
+	}
+}
+
 // setIteration notes the recent time between tokens.
 func (a *admittedWork) setIteration(seconds float64) {
 	a.mu.Lock()

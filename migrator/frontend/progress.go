@@ -11,16 +11,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/progress"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-const (
-	maxMetrics = 4 << 20 // bytes of an engine's metrics that are read
-	// crowdedShare is the divisor of KVTokens above which a stream that pauses may have
-	// been preempted: the counts here are not exactly the engine's.
-	crowdedShare = 2
-)
+// crowdedShare is the divisor of the KV cache above which a stream that pauses may have been
+// preempted: the counts here are not exactly the engine's.
+const crowdedShare = 2
 
 // probeRequest makes an engine generate one token. Its default model answers it.
 const probeRequest = `{"prompt":[1],"max_tokens":1,"temperature":0}`
@@ -51,10 +49,14 @@ type progressWatch struct {
 	samples  chan counterSample
 }
 
-// counterSample is a hash of an engine's counters; found says that it has any.
+// counterSample is one answer of the engine's /metrics: a hash of its counters, and what it
+// says. found says that it has counters.
 type counterSample struct {
-	hash  uint64
-	found bool
+	hash    uint64
+	found   bool
+	metrics engineinfo.Metrics
+	err     error // of metrics
+	took    time.Duration
 }
 
 func newProgressWatch(srv *Server) *progressWatch {
@@ -97,9 +99,9 @@ func (w *progressWatch) sample(ctx context.Context, reads *sync.WaitGroup) {
 	}
 	w.sampling = true
 	reads.Go(func() {
-		hash, err := w.server.hashCounters(ctx, w.seed)
+		s := w.server.readCounters(ctx, w.seed)
 		select {
-		case w.samples <- counterSample{hash, err == nil}:
+		case w.samples <- s:
 		case <-ctx.Done():
 		}
 	})
@@ -141,22 +143,25 @@ func (srv *Server) engineWork(counters bool) (w progress.Work) {
 	return w
 }
 
-// hashCounters hashes the engine's counters. It returns an error if it has none.
-func (srv *Server) hashCounters(ctx context.Context, seed maphash.Seed) (uint64, error) {
+// readCounters reads the engine's metrics.
+func (srv *Server) readCounters(ctx context.Context, seed maphash.Seed) (s counterSample) {
 	ctx, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout)
 	defer cancel()
-	resp, err := srv.probeCall(ctx, http.MethodGet, "/metrics", "")
-	if err != nil {
-		return 0, err
+	start := time.Now()
+	text, err := engineinfo.Get(srv.getFromEngine).Read(ctx, "/metrics")
+	if s.took = time.Since(start); err != nil {
+		s.err = err
+		return s
 	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxMetrics))
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("GET /metrics of the engine: status %s, %v", resp.Status, err)
-	}
+	s.metrics, s.err = engineinfo.DecodeMetrics(text)
+	s.hash, s.found = hashCounters(text, seed)
+	return s
+}
+
+// hashCounters hashes an engine's counters. It returns false if there are none.
+func hashCounters(text []byte, seed maphash.Seed) (hash uint64, found bool) {
 	var h maphash.Hash
 	h.SetSeed(seed)
-	found := false
 	for line := range bytes.Lines(text) {
 		for _, name := range coreCounters {
 			if bytes.HasPrefix(line, []byte(name)) {
@@ -165,10 +170,12 @@ func (srv *Server) hashCounters(ctx context.Context, seed maphash.Seed) (uint64,
 			}
 		}
 	}
-	if !found {
-		return 0, fmt.Errorf("GET /metrics of the engine: none of the counters of its core")
-	}
-	return h.Sum64(), nil
+	return h.Sum64(), found
+}
+
+// getFromEngine sends a GET request of the server's own to the engine.
+func (srv *Server) getFromEngine(ctx context.Context, path string) (*http.Response, error) {
+	return srv.probeCall(ctx, http.MethodGet, path, "")
 }
 
 // probeGeneration checks that the engine answers a request.
@@ -213,5 +220,6 @@ func (srv *Server) FreezeLeg(name string, frozen bool) {
 
 // updateCrowded records whether the engine may have preempted requests.
 func (srv *Server) updateCrowded(l policies.Load) {
-	srv.crowded.Store(srv.cfg.KVTokens <= 0 || l.Held+l.Promised > srv.cfg.KVTokens/crowdedShare)
+	capacity := srv.engineState.capacity()
+	srv.crowded.Store(capacity <= 0 || l.KV()+l.Promised > capacity/crowdedShare)
 }

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/progress"
 	"github.com/cascadeinfer/cascade/policies/localfault"
 )
@@ -68,7 +69,7 @@ func (srv *Server) Run(parent context.Context) error {
 			srv.updateLoadHeader()
 			srv.admission.setIteration(srv.tracker.Iteration())
 			switch state := watch.check(time.Now()); {
-			case state == progress.Quiet:
+			case state == progress.Quiet, srv.ready.Load() && srv.engineState.due(time.Now()):
 				watch.sample(ctx, &probes)
 			case state == progress.Hung && !srv.hung.Swap(true):
 				srv.hangs.Add(1)
@@ -87,6 +88,7 @@ func (srv *Server) Run(parent context.Context) error {
 			}
 		case s := <-watch.samples:
 			watch.handleSample(s)
+			srv.handleMetrics(s, time.Now())
 		case <-drain:
 			srv.log.Info("drain started")
 			leave()
@@ -157,6 +159,7 @@ func (srv *Server) Run(parent context.Context) error {
 				probe.Reset(healthRetry)
 				continue
 			}
+			mismatch := errors.As(err, new(*engineinfo.MismatchError))
 			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
 			if slow && (srv.brought.Load() != brought || watch.starvations(time.Now()) != starvations) {
 				probe.Reset(healthRetry)
@@ -166,8 +169,9 @@ func (srv *Server) Run(parent context.Context) error {
 			if failures >= 2 || dead || !srv.ready.Load() {
 				srv.setReady(false) // a request that was refused may have done so
 				if away.IsZero() {
-					srv.log.Warn("engine stopped answering health checks; refusing new requests", "error", err)
-					away = time.Now()
+					if away = time.Now(); !mismatch {
+						srv.log.Warn("engine stopped answering health checks; refusing new requests", "error", err)
+					}
 				}
 				// An engine that reports that it is unhealthy, or whose port is
 				// closed, is believed; one that does not answer may be busy.
@@ -177,6 +181,10 @@ func (srv *Server) Run(parent context.Context) error {
 				srv.templates.clear() // the next engine may be another one
 				srv.engineFingerprint.Store(nil)
 				l.shutClients(ctx)
+			}
+			if mismatch {
+				probe.Reset(srv.cfg.HealthInterval)
+				continue
 			}
 			probe.Reset(healthRetry)
 		}
@@ -207,7 +215,9 @@ func (srv *Server) probeEngine(ctx context.Context) probeResult {
 		srv.askOutputLimits(ctx) // the engine may be another one than before
 	}
 	if generate {
-		err = srv.probeGeneration(ctx)
+		if err = srv.probeGeneration(ctx); err != nil {
+			return probeResult{err, generate}
+		}
 	}
-	return probeResult{err, generate}
+	return probeResult{srv.learnEngine(ctx, !srv.ready.Load()), generate}
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/policies"
@@ -37,6 +38,7 @@ type Server struct {
 	// engineFingerprint is the engine's system_fingerprint, nil until it was seen.
 	engineFingerprint atomic.Pointer[[]byte]
 	outputLimits      atomic.Pointer[outputLimits] // of the engine; nil until it was asked
+	engineState       *engineState
 
 	ready          atomic.Bool   // the engine answers its health check
 	changed        chan struct{} // holds a token when ready or draining has changed
@@ -95,6 +97,7 @@ func New(cfg Config) (*Server, error) {
 		inFlight:       newInFlight(),
 		prefixes:       prefixes.New(cfg.KVTokens),
 		admission:      newAdmittedWork(cfg),
+		engineState:    newEngineState(cfg),
 		// No two processes of a replica give a stream the same id.
 		lastStream: uint64(time.Now().UnixMicro()),
 	}
@@ -196,7 +199,14 @@ type Status struct {
 	// EngineHangs is how often it was.
 	EngineHung  bool
 	EngineHangs uint64
-	Draining    bool
+	// EngineProblem says why an engine that answers is not ready: it is not the one that
+	// the configuration says. It is usually empty.
+	EngineProblem string
+	// Engine is what is known of the engine, and CapacityWarning says how its KV cache
+	// differs from the configuration; usually empty.
+	Engine          engineinfo.Info
+	CapacityWarning string
+	Draining        bool
 	// CachedEstimated says that the engine reports no cached tokens, so that Flow's
 	// prefill is estimated from the prompts that it got.
 	CachedEstimated bool
@@ -212,7 +222,8 @@ type Status struct {
 func (srv *Server) Status() Status {
 	r := srv.tracker.State()
 	return Status{
-		Load: r.Load, Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
+		Engine: srv.Engine(), EngineProblem: srv.engineState.problemText(), CapacityWarning: srv.engineState.capacityWarning(),
+		Load: srv.engineState.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
 		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), CachedEstimated: srv.estimatesCached.Load(),
 	}
 }

@@ -6,11 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"regexp"
-	"strconv"
 
 	"github.com/tidwall/gjson"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -18,7 +17,7 @@ import (
 type Served struct {
 	Model    string          // the first that it lists
 	Context  policies.Tokens // max_model_len of the model; 0: not listed
-	KVTokens policies.Tokens // from vLLM's metrics; 0: not served
+	KVTokens policies.Tokens // from the engine's metrics; 0: not served
 }
 
 // Discover asks an endpoint for its model, unless one is given, its context and the size of its KV cache.
@@ -42,7 +41,9 @@ func Discover(ctx context.Context, c Config) (Served, error) {
 	}
 	// Other engines have no such metrics, which is no error.
 	if text, err := p.get(ctx, "metrics"); err == nil {
-		s.KVTokens = kvTokens(text)
+		if m, err := engineinfo.DecodeMetrics(text); err == nil {
+			s.KVTokens = m.KVTokens
+		}
 	} else if ctx.Err() != nil {
 		return Served{}, err
 	}
@@ -68,26 +69,4 @@ func (p *Profiler) get(ctx context.Context, path string) ([]byte, error) {
 		err = &statusError{response.StatusCode, string(text)}
 	}
 	return text, err
-}
-
-// The labels of vLLM's info metric about its cache.
-var (
-	cacheInfo   = regexp.MustCompile(`(?m)^vllm:cache_config_info\{.*\}`)
-	blockLabel  = regexp.MustCompile(`[{,]block_size="(\d+)"`)
-	blocksLabel = regexp.MustCompile(`[{,]num_gpu_blocks="(\d+)"`)
-)
-
-// kvTokens reads the size of the KV cache from vLLM's metrics, 0 if they do not have it.
-func kvTokens(metrics []byte) policies.Tokens {
-	line := cacheInfo.Find(metrics)
-	size, blocks := blockLabel.FindSubmatch(line), blocksLabel.FindSubmatch(line)
-	if size == nil || blocks == nil {
-		return 0
-	}
-	a, errA := strconv.ParseInt(string(size[1]), 10, 32)
-	b, errB := strconv.ParseInt(string(blocks[1]), 10, 32)
-	if errA != nil || errB != nil {
-		return 0
-	}
-	return policies.Tokens(a * b)
 }

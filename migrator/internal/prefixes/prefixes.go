@@ -22,19 +22,38 @@ const defaultCapacity policies.Tokens = 1 << 18
 
 // Index is the prefixes that an engine has computed. It is safe for concurrent use.
 type Index struct {
+	mu       sync.Mutex
 	capacity int // blocks
-
-	mu     sync.Mutex
-	blocks map[tokenhash.Hash]*list.Element
-	used   *list.List // of hashes, the latest first
+	blocks   map[tokenhash.Hash]*list.Element
+	used     *list.List // of hashes, the latest first
 }
 
 // New returns an empty Index for a KV cache of that size; 0 stands for an unknown one.
 func New(kv policies.Tokens) *Index {
+	return &Index{capacity: blocksOf(kv), blocks: make(map[tokenhash.Hash]*list.Element), used: list.New()}
+}
+
+// blocksOf returns how many blocks a KV cache holds; 0 stands for an unknown size.
+func blocksOf(kv policies.Tokens) int {
 	if kv <= 0 {
 		kv = defaultCapacity
 	}
-	return &Index{capacity: int(max(kv/blockTokens, 1)), blocks: make(map[tokenhash.Hash]*list.Element), used: list.New()}
+	return int(max(kv/blockTokens, 1))
+}
+
+// SetCapacity sets the size of the KV cache, as New does.
+func (x *Index) SetCapacity(kv policies.Tokens) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.capacity = blocksOf(kv)
+	x.trim()
+}
+
+// trim forgets the oldest blocks beyond the capacity, x.mu held.
+func (x *Index) trim() {
+	for len(x.blocks) > x.capacity {
+		delete(x.blocks, x.used.Remove(x.used.Back()).(tokenhash.Hash))
+	}
 }
 
 // Add records a prompt for a model or adapter and returns how many of its tokens were known
@@ -58,9 +77,7 @@ func (x *Index) Add(model string, ids []uint32) (known policies.Tokens) {
 			continue
 		}
 		x.blocks[h] = x.used.PushFront(h)
-		if len(x.blocks) > x.capacity {
-			delete(x.blocks, x.used.Remove(x.used.Back()).(tokenhash.Hash))
-		}
+		x.trim()
 	}
 	return known
 }

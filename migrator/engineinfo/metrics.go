@@ -1,0 +1,175 @@
+package engineinfo
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Metrics is what one answer of /metrics says of its engine.
+type Metrics struct {
+	Load                  policies.EngineLoad
+	BlockTokens, KVTokens policies.Tokens
+	Connector             Presence // Present or Unknown
+	DraftTokens           int
+	StartedAt             float64 // process_start_time_seconds; 0: not stated
+}
+
+// ErrNoMetrics is returned for metrics of which none is known here.
+var ErrNoMetrics = errors.New("no metrics of an engine: known are vLLM's and SGLang's")
+
+// Bounds of what metrics may say; beyond them a value is not taken.
+const (
+	maxRequests = 1 << 24
+	maxTokens   = 1 << 40
+	maxDraft    = 1 << 10
+)
+
+// names are the samples that are read, by their name in the text. Histograms and the like
+// are never parsed: an engine has hundreds of them.
+var names = map[string]bool{
+	"vllm:num_requests_running": true, "vllm:num_requests_waiting": true, "vllm:kv_cache_usage_perc": true,
+	"vllm:num_preemptions_total": true, "vllm:cache_config_info": true, "vllm:spec_decode_num_accepted_tokens_per_pos_total": true,
+	"sglang:num_running_reqs": true, "sglang:num_queue_reqs": true, "sglang:token_usage": true, "sglang:max_total_num_tokens": true,
+	"process_start_time_seconds": true,
+}
+
+// nixlPrefix begins the names of the metrics of vLLM's NIXL connector, which an engine has
+// from its start if it has the connector.
+const nixlPrefix = "vllm:nixl_"
+
+// DecodeMetrics decodes metrics in Prometheus's text format.
+func DecodeMetrics(text []byte) (Metrics, error) {
+	var m Metrics
+	samples := samplesByName(text, &m)
+	perBlock, blocks, tokens := cacheConfig(samples["vllm:cache_config_info"])
+	m.BlockTokens, m.KVTokens = perBlock, tokens
+	if m.KVTokens == 0 {
+		m.KVTokens = blocks * perBlock
+	}
+	usage, known := mean(samples["vllm:kv_cache_usage_perc"])
+	if m.KVTokens == 0 {
+		m.KVTokens = policies.Tokens(sum(samples["sglang:max_total_num_tokens"], maxTokens))
+	}
+	if !known {
+		usage, known = mean(samples["sglang:token_usage"])
+	}
+	if known && m.KVTokens > 0 {
+		m.Load.Capacity = m.KVTokens
+		m.Load.KVUsed = policies.Tokens(math.Round(min(usage, 1) * float64(m.KVTokens)))
+	}
+	m.Load.Running = int(sum(samples["vllm:num_requests_running"], maxRequests) + sum(samples["sglang:num_running_reqs"], maxRequests))
+	m.Load.Waiting = int(sum(samples["vllm:num_requests_waiting"], maxRequests) + sum(samples["sglang:num_queue_reqs"], maxRequests))
+	m.Load.Preemptions = uint64(sum(samples["vllm:num_preemptions_total"], 1<<53))
+	m.DraftTokens = draftTokens(samples["vllm:spec_decode_num_accepted_tokens_per_pos_total"])
+	m.StartedAt = sum(samples["process_start_time_seconds"], math.MaxFloat64)
+	delete(samples, "process_start_time_seconds") // any process has it
+	if len(samples) == 0 && m.Connector == Unknown {
+		return Metrics{}, ErrNoMetrics
+	}
+	return m, nil
+}
+
+// samplesByName parses the lines of the known names, each on its own, so that a bad one costs
+// no other. It also notes which families there are.
+func samplesByName(text []byte, m *Metrics) map[string][]*dto.Metric {
+	out := make(map[string][]*dto.Metric)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	for line := range bytes.Lines(text) {
+		end := bytes.IndexAny(line, "{ \t")
+		if end < 0 {
+			continue
+		}
+		name := string(line[:end])
+		if strings.HasPrefix(name, nixlPrefix) {
+			m.Connector = Present
+		}
+		if !names[name] {
+			continue
+		}
+		// Without a TYPE line every sample is a family of its own.
+		families, err := parser.TextToMetricFamilies(bytes.NewReader(append(bytes.TrimSpace(line), '\n')))
+		if err == nil && families[name] != nil {
+			out[name] = append(out[name], families[name].GetMetric()...)
+		}
+	}
+	return out
+}
+
+// value returns a sample's value, and whether it is a number from 0 to most.
+func value(s *dto.Metric, most float64) (float64, bool) {
+	v := s.GetUntyped().GetValue()
+	return v, v >= 0 && v <= most
+}
+
+// sum adds up the samples of the engines behind one address (data parallelism).
+func sum(samples []*dto.Metric, most float64) (total float64) {
+	for _, s := range samples {
+		if v, ok := value(s, most); ok {
+			total += v
+		}
+	}
+	return min(total, most)
+}
+
+// mean returns the mean of the samples of the engines behind one address, which are alike.
+func mean(samples []*dto.Metric) (float64, bool) {
+	total, n := 0.0, 0
+	for _, s := range samples {
+		if v, ok := value(s, math.MaxInt32); ok {
+			total, n = total+v, n+1
+		}
+	}
+	return total / float64(max(n, 1)), n > 0
+}
+
+// cacheConfig returns what vLLM's info metrics about its KV caches say: the length of a block,
+// and the sums of blocks and tokens over the engines behind one address.
+func cacheConfig(samples []*dto.Metric) (perBlock, blocks, tokens policies.Tokens) {
+	for _, s := range samples {
+		perBlock = max(perBlock, label(s, "block_size"))
+		blocks += label(s, "num_gpu_blocks")
+		tokens += label(s, "kv_cache_size_tokens")
+	}
+	if perBlock > maxTokens/max(blocks, 1) {
+		return 0, 0, min(tokens, maxTokens)
+	}
+	return perBlock, blocks, min(tokens, maxTokens)
+}
+
+// label returns the number in a label, 0 if it has none ("None" in vLLM's).
+func label(s *dto.Metric, name string) policies.Tokens {
+	for _, l := range s.GetLabel() {
+		if l.GetName() == name {
+			n, err := strconv.ParseInt(l.GetValue(), 10, 64)
+			if err != nil || n < 0 || n > maxRequests*64 {
+				return 0
+			}
+			return policies.Tokens(n)
+		}
+	}
+	return 0
+}
+
+// draftTokens counts the positions that vLLM speculates on.
+func draftTokens(samples []*dto.Metric) (n int) {
+	for _, s := range samples {
+		for _, l := range s.GetLabel() {
+			if l.GetName() != "position" {
+				continue
+			}
+			if at, err := strconv.Atoi(l.GetValue()); err == nil && at >= 0 && at < maxDraft {
+				n = max(n, at+1)
+			}
+		}
+	}
+	return n
+}

@@ -1,0 +1,255 @@
+package frontend
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+const (
+	maxAsks = 5 // times that an engine is asked what it is, if it leaves a question without an answer
+	// engineLoadAge is the age beyond which an engine's report of its load does not count.
+	engineLoadAge = 10 * time.Second
+)
+
+// engineState is what the server knows of its engine: what it is, and what it reports of its
+// load. It is safe for concurrent use.
+type engineState struct {
+	// Fixed.
+	model           string
+	context         policies.Tokens
+	stated, assumed policies.Tokens // size of the KV cache; at most one is not 0
+	start           time.Time
+
+	tokensPerChunk atomic.Int64
+	promptDetails  atomic.Uint32 // an engineinfo.Presence
+
+	mu          sync.Mutex
+	info        engineinfo.Info // without what is counted above
+	problem     string          // why the engine is not the expected one
+	asks        int             // since it started
+	complete    bool            // all questions were answered
+	pace        engineinfo.Pace
+	load        policies.EngineLoad // as last reported
+	loadAt      time.Time           // zero: never
+	correction  policies.Tokens     // of the lengths counted here, to get the KV in use
+	processFrom float64             // when the engine's process started, by its metrics
+	warned      string              // the last warning of another capacity
+}
+
+func newEngineState(cfg Config) *engineState {
+	s := &engineState{model: cfg.Model, context: cfg.Context, start: time.Now()}
+	if s.assumed = cfg.KVTokens; cfg.KVStated {
+		s.stated, s.assumed = cfg.KVTokens, 0
+	}
+	return s
+}
+
+// Engine returns what is known of the engine.
+func (srv *Server) Engine() engineinfo.Info {
+	s := srv.engineState
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.info
+	i.TokensPerChunk, i.PromptDetails = int(s.tokensPerChunk.Load()), engineinfo.Presence(s.promptDetails.Load())
+	return i
+}
+
+// EngineLoad returns what the engine reports of its load; the zero value if it reports none.
+func (srv *Server) EngineLoad() policies.EngineLoad {
+	return srv.engineState.addLoad(srv.tracker.State().Load, time.Now()).Engine
+}
+
+// NoteConnector records whether the engine has answered a request for a handover with its
+// parameters: that is how an engine shows that it has no KV connector.
+func (srv *Server) NoteConnector(has engineinfo.Presence) {
+	s := srv.engineState
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.info.Connector = has
+}
+
+// learnEngine asks the engine what it is, if it has just started or left a question without
+// an answer. It returns why it is not the expected one.
+func (srv *Server) learnEngine(ctx context.Context, started bool) error {
+	s := srv.engineState
+	if !s.beginAsking(started) {
+		return nil
+	}
+	// What it does not answer now must not make its health check late.
+	asking, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout/4)
+	defer cancel()
+	info, err := engineinfo.Ask(asking, srv.getFromEngine)
+	mismatch := info.Check(s.model, s.context)
+	if problem := s.learn(info, mismatch, err == nil); problem != "" {
+		srv.log.Warn("engine does not match the fleet file; refusing requests", "problem", problem)
+	}
+	srv.applyCapacity()
+	srv.log.Debug("engine asked what it is", "version", info.Version, "kv_tokens", info.KVTokens, "connector", info.Connector, "error", err)
+	return mismatch
+}
+
+// beginAsking reports whether the engine is to be asked now. If it has started, what was known
+// of it is forgotten.
+func (s *engineState) beginAsking(started bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if started {
+		s.forgetLocked()
+	}
+	if s.complete || s.asks >= maxAsks {
+		return false
+	}
+	s.asks++
+	return true
+}
+
+// forgetLocked forgets the engine, with s.mu held: another life of it begins.
+func (s *engineState) forgetLocked() {
+	s.info = engineinfo.Info{Start: s.info.Start + 1}
+	s.asks, s.complete, s.load, s.loadAt, s.processFrom = 0, false, policies.EngineLoad{}, time.Time{}, 0
+	s.pace.Reset()
+	s.tokensPerChunk.Store(0)
+	s.promptDetails.Store(uint32(engineinfo.Unknown))
+}
+
+// learn records what the engine has answered. It returns the problem if it is a new one.
+func (s *engineState) learn(info engineinfo.Info, mismatch error, complete bool) (problem string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	info.Start = s.info.Start
+	if info.Connector == engineinfo.Unknown {
+		info.Connector = s.info.Connector
+	}
+	s.info, s.complete = info, complete
+	was := s.problem
+	s.problem = ""
+	if mismatch != nil {
+		s.problem = mismatch.Error()
+	}
+	if s.problem == was {
+		return ""
+	}
+	return s.problem
+}
+
+// problemText returns why the engine is not the expected one; "" if it is.
+func (s *engineState) problemText() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.problem
+}
+
+// capacity returns the size of the KV cache to count with, 0 for unknown.
+func (s *engineState) capacity() policies.Tokens {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.info.Capacity(s.stated, s.assumed)
+}
+
+// capacityWarning returns how the engine's KV cache differs from the configured one.
+func (s *engineState) capacityWarning() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.info.CheckCapacity(s.stated)
+}
+
+// applyCapacity passes the size of the KV cache on to what counts with it, and warns once if it
+// is not the configured one.
+func (srv *Server) applyCapacity() {
+	s := srv.engineState
+	kv, warning := s.capacity(), s.capacityWarning()
+	srv.admission.setCapacity(kv)
+	srv.prefixes.SetCapacity(kv)
+	s.mu.Lock()
+	log := warning != "" && warning != s.warned
+	s.warned = warning
+	s.mu.Unlock()
+	if log {
+		srv.log.Warn("engine's KV cache differs from the fleet file", "problem", warning)
+	}
+}
+
+// due reports whether the engine's metrics are to be read.
+func (s *engineState) due(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pace.Due(now.Sub(s.start))
+}
+
+// handleMetrics records what an answer of the engine's /metrics says.
+func (srv *Server) handleMetrics(sample counterSample, now time.Time) {
+	restarted, resized := srv.engineState.handleMetrics(sample, srv.tracker.State().Load, now)
+	if resized {
+		srv.applyCapacity()
+	}
+	if restarted {
+		srv.log.Info("engine has started anew")
+		srv.forgetCached()
+		srv.probeNow()
+	}
+}
+
+// handleMetrics records a sample that was read while the requests counted here had a load. It
+// returns whether the engine has started anew since the last one, and whether the size of its
+// KV cache is another one.
+func (s *engineState) handleMetrics(sample counterSample, counted policies.Load, now time.Time) (restarted, resized bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pace.Done(now.Sub(s.start), sample.took, sample.err)
+	if sample.err != nil {
+		return false, false
+	}
+	m := sample.metrics
+	if restarted = s.processFrom > 0 && m.StartedAt > s.processFrom; restarted {
+		s.forgetLocked()
+		s.pace.Done(now.Sub(s.start), sample.took, nil)
+	}
+	s.processFrom = m.StartedAt
+	was := s.info.KVTokens
+	s.info.Update(m)
+	s.load, s.loadAt = m.Load, now
+	// What the engine uses beyond the lengths of running requests belongs to waiting ones,
+	// as far as they reach; what it uses less is shared.
+	used := m.Load.KVUsed
+	s.correction = used - min(max(used, counted.Held), counted.Held+counted.Promised)
+	return restarted, s.info.KVTokens != was
+}
+
+// addLoad adds the engine's report to the load that is counted here. Since the report, the KV
+// in use has changed as the lengths counted here have.
+func (s *engineState) addLoad(l policies.Load, now time.Time) policies.Load {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.loadAt.IsZero() || now.Sub(s.loadAt) > engineLoadAge {
+		return l
+	}
+	l.Engine = s.load
+	if l.Engine.Capacity > 0 {
+		l.Engine.Capacity = s.info.Capacity(s.stated, s.assumed)
+		l.Engine.KVUsed = min(max(l.Held+s.correction, 0), l.Engine.Capacity)
+	}
+	return l
+}
+
+// noteChunk records that an event of the engine has carried that many tokens.
+func (s *engineState) noteChunk(tokens int) {
+	if n := int64(tokens); n > s.tokensPerChunk.Load() {
+		s.tokensPerChunk.Store(n) // of two at once, either is right soon
+	}
+}
+
+// notePromptDetails records whether the usage of an answer contained the cached tokens.
+func (s *engineState) notePromptDetails(has bool) {
+	p := engineinfo.Absent
+	if has {
+		p = engineinfo.Present
+	}
+	if old := engineinfo.Presence(s.promptDetails.Load()); old != engineinfo.Present && old != p {
+		s.promptDetails.Store(uint32(p)) // engines leave the number out when it is 0
+	}
+}
