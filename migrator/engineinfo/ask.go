@@ -45,7 +45,7 @@ func (get Get) Read(ctx context.Context, path string) ([]byte, error) {
 }
 
 // Ask asks an engine what it is. The error is the first of a request that had no answer:
-// then the result is what was learnt, and asking again may tell more.
+// then the result is what was learnt, and asking again may show more.
 func Ask(ctx context.Context, get Get) (i Info, err error) {
 	read := func(path string, take func([]byte)) {
 		text, failed := get.Read(ctx, path)
