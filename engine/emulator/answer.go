@@ -19,6 +19,7 @@ type answer struct {
 	// prompt is set until the client has received its ids, if it wants them.
 	prompt       []model.Token
 	promptTokens int
+	noDetails    bool               // of prompt tokens
 	transfer     *kvtransfer.Params // of an answer whose KV is kept for another engine; else nil
 
 	sent   int // output tokens written
@@ -118,8 +119,10 @@ func (a *answer) writeLast(b []byte) []byte {
 		}
 		b = a.writeHead(append(b, "data: "...), object)
 		b = a.writeUsage(append(b, `,"choices":[],"usage":`...))
-		b = fmt.Appendf(b, `,"prompt_tokens_details":{"cached_tokens":%d}},"system_fingerprint":`, a.cached)
-		b = append(quote(b, a.fingerprint), "}\n\n"...)
+		if !a.noDetails {
+			b = fmt.Appendf(b, `,"prompt_tokens_details":{"cached_tokens":%d}`, a.cached)
+		}
+		b = append(quote(append(b, `},"system_fingerprint":`...), a.fingerprint), "}\n\n"...)
 	}
 	return append(b, "data: [DONE]\n\n"...)
 }
@@ -142,7 +145,12 @@ func (a *answer) writeBody(b []byte, text []byte, ids []model.Token, end ending)
 	}
 	b = quote(append(b, `}],"service_tier":null,"system_fingerprint":`...), a.fingerprint)
 	b = a.writeUsage(append(b, `,"usage":`...))
-	b = fmt.Appendf(b, `,"prompt_tokens_details":{"cached_tokens":%d,"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null}`, a.cached)
+	if a.noDetails {
+		b = append(b, `,"prompt_tokens_details":null`...)
+	} else {
+		b = fmt.Appendf(b, `,"prompt_tokens_details":{"cached_tokens":%d,"created_cache_tokens":null,"multimodal_tokens":null}`, a.cached)
+	}
+	b = append(b, `,"completion_tokens_details":null}`...)
 	if a.api == chat {
 		b = append(b, prompt...)
 	}

@@ -30,7 +30,7 @@ func BenchmarkLoop256(b *testing.B) {
 	}
 	streams := make([]*stream, 256)
 	for i := range streams {
-		streams[i] = &stream{engine: e, ready: make(chan struct{}, 1)}
+		streams[i] = &stream{engine: e, faults: new(Faults), ready: make(chan struct{}, 1)}
 		prompt := make([]model.Token, 1000)
 		for j := range prompt {
 			prompt[j] = model.Token(i*7 + j)

@@ -45,9 +45,6 @@ type Config struct {
 	// Context is the maximum number of tokens of prompt and output together (vLLM's
 	// max_model_len). 0 means 131072, or the size of the KV cache if that is less.
 	Context policies.Tokens
-	// MaxNewTokens bounds the output of every request, whatever its max_tokens (vLLM's
-	// max_new_tokens of --override-generation-config). 0 means that only the context does.
-	MaxNewTokens int
 	// KVTokens is the size of the KV cache in tokens, rounded down to whole
 	// blocks. 0 means the profile's, all ranks together.
 	KVTokens policies.Tokens
@@ -82,6 +79,9 @@ type Config struct {
 	// KVTransfer is the KV connector, with which a request's KV goes to another engine as with
 	// stock vLLM. nil is an engine without one: it ignores kv_transfer_params.
 	KVTransfer *KVTransfer
+
+	// Faults are the faults until SetFaults.
+	Faults Faults
 
 	// Vocabulary may be shared by the replicas of a process, to save 5 MB each. nil loads one.
 	Vocabulary *model.Vocabulary
@@ -134,14 +134,15 @@ func (c Config) validate() error {
 		return bad("Context", "must be at least 2 tokens, one in and one out, not %d", int64(c.Context))
 	case c.Context > c.KVTokens/policies.Tokens(c.BlockTokens)*policies.Tokens(c.BlockTokens):
 		return bad("Context", "is %d tokens, but the KV cache holds %d; raise KVTokens or lower Context", int64(c.Context), int64(c.KVTokens))
-	case c.MaxNewTokens < 0:
-		return bad("MaxNewTokens", "must not be negative, not %d", c.MaxNewTokens)
 	case c.KVTransfer != nil && (c.KVTransfer.Listener == nil || c.KVTransfer.Lease < 0 || c.KVTransfer.HandshakeTimeout < 0):
 		return bad("KVTransfer", "needs a Listener, and no negative time")
 	case c.MaxBatch < 1:
 		return bad("MaxBatch", "must be positive, not %d", c.MaxBatch)
 	case c.MaxBatchedTokens < 1:
 		return bad("MaxBatchedTokens", "must be positive, not %d", c.MaxBatchedTokens)
+	}
+	if err := c.Faults.validate(); err != nil {
+		return bad("Faults", "%w", err)
 	}
 	if block := c.BlockTokens * c.SlotBytes; c.Blocks != "" && block%c.TensorParallel != 0 {
 		return bad("Blocks", "a block of %d bytes (BlockTokens · SlotBytes) cannot be divided among %d ranks; choose SlotBytes so that it can", block, c.TensorParallel)

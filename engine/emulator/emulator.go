@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -55,7 +56,8 @@ type Engine struct {
 	created     time.Time
 	handler     http.Handler
 	metrics     *metrics
-	transfer    *transfer     // nil: no KV connector
+	transfer    *transfer // nil: no KV connector
+	faults      atomic.Pointer[Faults]
 	wake        chan struct{} // holds a token when the inbox is not empty
 	done        chan struct{} // closed when Run returns
 
@@ -116,6 +118,7 @@ func New(c Config) (*Engine, error) {
 	}
 	// Like vLLM's, the fingerprint identifies the version and the configuration.
 	e.fingerprint = fmt.Sprintf("vllm-%s-%08x", version, uint32(xxhash.Sum64String(fmt.Sprint(c.Model, c.layout(), c.TensorParallel))))
+	e.faults.Store(&c.Faults)
 	e.metrics = newMetrics(e)
 	e.transfer = newTransfer(e)
 	e.handler = e.routes()

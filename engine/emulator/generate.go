@@ -30,7 +30,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 	if bad == nil {
 		bad = e.checkModel(q.model)
 	}
-	st := &stream{engine: e, arrived: time.Now(), ready: make(chan struct{}, 1), atEnd: !q.stream && len(q.stops) == 0}
+	st := &stream{engine: e, arrived: time.Now(), ready: make(chan struct{}, 1), atEnd: !q.stream && len(q.stops) == 0, faults: e.faults.Load()}
 	if bad == nil {
 		bad = e.claimLeg(r.Header.Get(legHeader), st)
 	}
@@ -52,7 +52,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 	e.registerLeg(st)
 	ans := &answer{
 		api: a, id: id, model: cmp.Or(q.model, e.cfg.Model), fingerprint: e.fingerprint,
-		created: time.Now().Unix(), request: &q, promptTokens: st.prompt,
+		created: time.Now().Unix(), request: &q, promptTokens: st.prompt, noDetails: st.faults.NoPromptDetails,
 	}
 	if q.tokenIDs {
 		ans.prompt = prompt
@@ -115,8 +115,8 @@ func (e *Engine) outputLimit(a api, q *request, prompt int) (int, *apiError) {
 	case a == completions && !q.unlimited:
 		limit = min(room, max(defaultCompletion, q.minTokens))
 	}
-	if e.cfg.MaxNewTokens > 0 {
-		limit = min(limit, e.cfg.MaxNewTokens)
+	if most := e.faults.Load().MaxNewTokens; most > 0 {
+		limit = min(limit, most)
 	}
 	if q.minTokens > limit {
 		// In vLLM's words, in which front ends read the limit.

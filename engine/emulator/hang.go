@@ -2,7 +2,8 @@ package emulator
 
 import (
 	"context"
-	"net/http"
+
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
 // Hang stops the replica's core in the middle of its iteration, as a stuck GPU kernel or
@@ -16,13 +17,17 @@ func (e *Engine) Hang() {
 	}
 }
 
-// Resume ends what Hang began; the iteration in progress ends at once.
+// Resume ends what Hang and FillKV began; the iteration in progress ends at once.
 func (e *Engine) Resume() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.hung != nil {
 		close(e.hung)
 		e.hung = nil
+	}
+	if e.phase == serving {
+		e.calls = append(e.calls, &call{ctx: context.Background(), run: (*batch.Scheduler).EndFull, done: make(chan struct{})})
+		e.poke()
 	}
 }
 
@@ -41,11 +46,4 @@ func (e *Engine) waitWhileHung(ctx context.Context) bool {
 			return false
 		}
 	}
-}
-
-// faultRoutes let the tests and demos of other processes hang a replica. A front end serves
-// neither path to clients.
-func (e *Engine) faultRoutes(handle func(method, path string, h http.HandlerFunc)) {
-	handle("POST", "/emulator/hang", func(http.ResponseWriter, *http.Request) { e.Hang() })
-	handle("POST", "/emulator/resume", func(http.ResponseWriter, *http.Request) { e.Resume() })
 }

@@ -31,6 +31,7 @@ type metrics struct {
 	firstToken, interToken, endToEnd prometheus.Histogram
 	iterationTokens                  prometheus.Histogram
 	promptLength, outputLength       prometheus.Histogram
+	promptComputed                   prometheus.Histogram
 	ends                             *prometheus.CounterVec
 	lag                              prometheus.Counter
 	transfer                         *transferMetrics
@@ -62,6 +63,7 @@ func newMetrics(e *Engine) *metrics {
 		endToEnd:        histogram("e2e_request_latency_seconds", "Time from arrival to the last token.", endToEndBuckets),
 		iterationTokens: histogram("iteration_tokens_total", "Tokens computed per iteration.", tokenBuckets),
 		promptLength:    histogram("request_prompt_tokens", "Prompt tokens of finished requests.", lengthBuckets),
+		promptComputed:  histogram("request_prefill_kv_computed_tokens", "Prompt tokens of finished requests without the cached ones.", lengthBuckets),
 		outputLength:    histogram("request_generation_tokens", "Generated tokens of finished requests.", lengthBuckets),
 	}
 	blocks := e.cfg.layout().Blocks
@@ -116,6 +118,7 @@ func newMetrics(e *Engine) *metrics {
 func (m *metrics) ended(took time.Duration, ev batch.Event) {
 	m.endToEnd.Observe(took.Seconds())
 	m.promptLength.Observe(float64(ev.Sequence.Length() - ev.Sequence.Output()))
+	m.promptComputed.Observe(float64(ev.Sequence.Length() - ev.Sequence.Output() - ev.Cached))
 	m.outputLength.Observe(float64(ev.Sequence.Output()))
 	reason := "stop"
 	if ev.Finish == batch.AtLength {

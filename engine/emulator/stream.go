@@ -20,8 +20,9 @@ type stream struct {
 	prompt    int                // number of ids of the sequence's prompt
 	tail      []model.Token      // last prompt ids of a sequence that continues another leg
 	remote    *kvtransfer.Params // where the prompt's KV is; nil: it is computed
-	handoffID string             // names the blocks that are kept after the end; "": none
-	atEnd     bool               // nothing reads single tokens: the handler is woken once
+	faults    *Faults
+	handoffID string // names the blocks that are kept after the end; "": none
+	atEnd     bool   // nothing reads single tokens: the handler is woken once
 
 	ready chan struct{} // capacity 1
 
@@ -36,8 +37,10 @@ type stream struct {
 	handoff *kvtransfer.Params // set with finish
 
 	// Owned by the loop.
-	last     time.Time // when the previous token was generated; zero before the first
-	stopPull func()    // nil: no pull has begun
+	last     time.Time     // when the previous token was generated; zero before the first
+	stopPull func()        // nil: no pull has begun
+	held     []model.Token // of the next chunk, with Faults only
+	due      int           // size of that chunk; 0: it has no token
 }
 
 var _ batch.Receiver = (*stream)(nil)
@@ -58,6 +61,9 @@ func (st *stream) Receive(ev batch.Event) {
 		m.interToken.Observe(now.Sub(st.last).Seconds())
 	}
 	st.last = now
+	if ev.Finish == batch.Unfinished && st.hold(ev) {
+		return
+	}
 	st.mu.Lock()
 	if st.finish == batch.Dropped { // during the iteration of this token
 		st.mu.Unlock()
@@ -66,7 +72,8 @@ func (st *stream) Receive(ev batch.Event) {
 	if ev.Finish == batch.AtLength && st.handoffID != "" {
 		st.handoff = st.engine.transfer.grant(st)
 	}
-	st.pending = append(st.pending, ev.Token)
+	st.pending = append(append(st.pending, st.held...), ev.Token)
+	st.held = st.held[:0]
 	st.finish, st.cached = ev.Finish, ev.Cached
 	st.mu.Unlock()
 	if ev.Finish != batch.Unfinished {
@@ -75,6 +82,22 @@ func (st *stream) Receive(ev batch.Event) {
 	if ev.Finish != batch.Unfinished || !st.atEnd {
 		st.wake()
 	}
+}
+
+// hold keeps a token for a later one's chunk. It returns false when the chunk is due.
+func (st *stream) hold(ev batch.Event) bool {
+	if st.atEnd || st.faults.StreamInterval <= 1 && st.faults.DraftTokens == 0 {
+		return false
+	}
+	if st.due == 0 {
+		st.due = st.faults.chunkSize(ev.Sequence.Output() == 1, ev.Token)
+	}
+	if len(st.held)+1 < st.due {
+		st.held = append(st.held, ev.Token)
+		return true
+	}
+	st.due = 0
+	return false
 }
 
 // handoffParams describes the blocks that are kept after the end of a stream; nil: none.

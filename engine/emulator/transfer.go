@@ -82,7 +82,7 @@ func (t *transfer) prepare(q *request, st *stream, id string) {
 	if q.transfer.Complete() {
 		st.remote = &q.transfer
 	}
-	if q.transfer.RemoteDecode {
+	if q.transfer.RemoteDecode && !st.faults.NoTransferParams {
 		st.handoffID = id + "-0-" + rand.Text()[:8]
 	}
 }
@@ -116,7 +116,7 @@ func (t *transfer) grant(st *stream) *kvtransfer.Params {
 		panic("internal error: " + errors.Join(err, bad).Error())
 	}
 	p := &kvtransfer.Params{
-		EngineID: t.cfg.EngineID, RequestID: st.handoffID, Host: host, Port: number, Tokens: q.Length() - 1,
+		EngineID: t.cfg.EngineID, RequestID: st.handoffID, Host: host, Port: number, Tokens: q.Length() - 1 + st.faults.TransferTokens,
 	}
 	for _, b := range q.Pinned() {
 		p.Blocks = append(p.Blocks, int(b))

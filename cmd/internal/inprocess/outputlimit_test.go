@@ -19,7 +19,7 @@ func TestOutputLimitOfEngine(t *testing.T) {
 	t.Parallel()
 	const most = 400
 	r := newFleetHarness(t, harnessConfig{replicas: 2, edit: func(f *config.Fleet) { f.Speed = 2 },
-		engine: func(c *emulator.Config) { c.MaxNewTokens = most }})
+		engine: func(c *emulator.Config) { c.Faults.MaxNewTokens = most }})
 	body := `{"model":"` + llm + `","messages":[{"role":"user","content":"x"}],"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`
 	answer := make(chan string, 1)
 	go func() {

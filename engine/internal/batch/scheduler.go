@@ -77,6 +77,7 @@ type Scheduler struct {
 	reserved int    // blocks of reservations
 	pinned   int    // blocks of sequences that ended
 	loading  int    // sequences of Loads
+	full     bool   // as of SetFull
 	order    uint64 // of the latest admission
 	stats    Stats
 
@@ -137,6 +138,9 @@ func (s *Scheduler) Stats() Stats {
 	t.Running, t.Waiting, t.Frozen, t.Reserved = len(s.running), len(s.waiting), len(s.frozen), s.reserved
 	t.Loading = s.loading
 	t.UsedBlocks = s.blocks.Total() - s.blocks.Free()
+	if s.full {
+		t.UsedBlocks = s.blocks.Total()
+	}
 	for _, q := range s.running {
 		t.Held += policies.Tokens(q.Length())
 	}
@@ -160,7 +164,7 @@ func (s *Scheduler) Step() Step {
 		s.compute(c)
 	}
 	if len(s.planned) == 0 {
-		if !s.Idle() && len(s.frozen) == 0 && s.reserved == 0 && s.pinned == 0 && s.loading == 0 {
+		if !s.Idle() && len(s.frozen) == 0 && s.reserved == 0 && s.pinned == 0 && s.loading == 0 && !s.full {
 			panic("internal error: sequences wait and none can run")
 		}
 		return Step{Loads: s.loads}
@@ -172,7 +176,7 @@ func (s *Scheduler) Step() Step {
 
 // admitsAdopted reports whether the next step admits an adopted sequence.
 func (s *Scheduler) admitsAdopted() bool {
-	if len(s.waiting) == 0 || len(s.running)+len(s.frozen) >= s.MaxBatch {
+	if s.full || len(s.waiting) == 0 || len(s.running)+len(s.frozen) >= s.MaxBatch {
 		return false
 	}
 	q := s.waiting[0]
@@ -253,7 +257,7 @@ func (s *Scheduler) planRunning(budget int, noPrompts bool) (left int, pressed b
 // full, only adopted ones if noPrompts is true. A sequence is admitted only if all its current ids
 // fit, although its prefill may take several iterations.
 func (s *Scheduler) planWaiting(budget int, noPrompts bool) {
-	for len(s.waiting) > 0 && len(s.running)+len(s.frozen) < s.MaxBatch && budget > 0 {
+	for !s.full && len(s.waiting) > 0 && len(s.running)+len(s.frozen) < s.MaxBatch && budget > 0 {
 		q := s.waiting[0]
 		if len(q.blocks) > 0 && s.blocksFor(len(q.ids))-len(q.blocks) > s.blocks.Free() {
 			// An adopted sequence that cannot get its next block holds no others: two
@@ -379,6 +383,20 @@ func (s *Scheduler) preempt(q *Sequence) {
 	q.generation++
 	s.queueFirst(q)
 }
+
+// SetFull makes the scheduler behave as if other sequences held all its blocks: it preempts all
+// running sequences but the oldest ones, as many as keep, and admits none until EndFull.
+func (s *Scheduler) SetFull(keep int) {
+	s.full = true
+	for last := len(s.running) - 1; last >= max(0, keep); last-- {
+		victim := s.running[last]
+		s.running = s.running[:last]
+		s.preempt(victim)
+	}
+}
+
+// EndFull ends what SetFull began.
+func (s *Scheduler) EndFull() { s.full = false }
 
 // queueFirst queues a sequence before all others, but after those that hold blocks: these need no
 // further blocks, and may hold those that it waits for.

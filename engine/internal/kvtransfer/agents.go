@@ -45,7 +45,7 @@ func (a *Agents) Pull(ctx context.Context, p *Params, blocks []int, blockBytes i
 	per := min(maxRead, max(1, maxBody/blockBytes))
 	for at := 0; at < len(blocks); at += per {
 		part := blocks[at:min(at+per, len(blocks))]
-		body, err := ask(conn, message{Read: part})
+		body, err := ask(conn, message{Read: part}, len(part)*blockBytes)
 		if err != nil {
 			return nil, fmt.Errorf("KV pull from %s: %w", p.Address(), err)
 		}
@@ -55,7 +55,7 @@ func (a *Agents) Pull(ctx context.Context, p *Params, blocks []int, blockBytes i
 		all = append(all, body...)
 	}
 	// A lost notification costs the other engine the rest of its lease.
-	_, _ = ask(conn, message{Done: p.RequestID})
+	_, _ = ask(conn, message{Done: p.RequestID}, 0)
 	return all, nil
 }
 
@@ -117,7 +117,7 @@ func (a *Agents) handshake(ctx context.Context, p *Params) (net.Conn, string, er
 		return nil, "", err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	process, err := ask(conn, message{Hello: p.EngineID})
+	process, err := ask(conn, message{Hello: p.EngineID}, 0)
 	if err == nil && !stop() {
 		err = ctx.Err()
 	}
@@ -129,10 +129,10 @@ func (a *Agents) handshake(ctx context.Context, p *Params) (net.Conn, string, er
 	return conn, string(process), nil
 }
 
-// ask sends a message and reads the answer, without a deadline: see Agents.
-func ask(conn net.Conn, m message) ([]byte, error) {
+// ask sends a message and reads the answer of at most so many bytes, without a deadline: see Agents.
+func ask(conn net.Conn, m message, most int) ([]byte, error) {
 	if err := writeMessage(conn, m); err != nil {
 		return nil, err
 	}
-	return readAnswer(conn)
+	return readAnswer(conn, most)
 }

@@ -14,8 +14,8 @@ const (
 	maxMessage = 64 << 10
 	// maxRead bounds the blocks of one message.
 	maxRead = 256
-	// maxBody bounds an answer: maxRead blocks of 256 KiB.
-	maxBody = 64 << 20
+	// maxBody bounds an answer of blocks, and maxText one of text.
+	maxBody, maxText = 64 << 20, 1 << 10
 )
 
 // message is what a client asks. One field is set.
@@ -61,6 +61,7 @@ func writeAnswer(w io.Writer, body []byte, failed error) error {
 	status := byte(statusOK)
 	if failed != nil {
 		status, body = statusFailed, []byte(failed.Error())
+		body = body[:min(len(body), maxText)]
 	}
 	head := binary.BigEndian.AppendUint32([]byte{status}, uint32(len(body)))
 	if _, err := w.Write(head); err != nil {
@@ -73,14 +74,15 @@ func writeAnswer(w io.Writer, body []byte, failed error) error {
 // errRefused is an answer with a reason.
 var errRefused = errors.New("refused")
 
-func readAnswer(r io.Reader) ([]byte, error) {
+// readAnswer reads an answer of at most so many bytes, or of maxText if that is more.
+func readAnswer(r io.Reader, most int) ([]byte, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, err
 	}
 	n := binary.BigEndian.Uint32(head[1:])
-	if n > maxBody {
-		return nil, fmt.Errorf("an answer of %d bytes, more than %d", n, maxBody)
+	if most = max(most, maxText); n > uint32(most) {
+		return nil, fmt.Errorf("an answer of %d bytes, more than %d", n, most)
 	}
 	body := make([]byte, n)
 	if _, err := io.ReadFull(r, body); err != nil {
