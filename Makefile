@@ -24,7 +24,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all attack faults bench bench-peers bench-xds bench-estimators bench-overload gpu-check check mutate generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload gpu-check check mutate generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -98,6 +98,12 @@ test-all: envoy zig ptxas ## test, and the slow rest; all packages with the race
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
+	$(MAKE) test-vllm
+
+# Two engines fill two cores. The first run installs vLLM into .cache/vllm, 2.7 GB, or uses
+# the directory that $$CASCADE_TEST_VLLM names.
+test-vllm: envoy ## Cascade in front of stock vLLM on the CPU; skipped without Python 3.12, gcc, libnuma or AVX2
+	CASCADE_TEST_VLLM=$(or $(CASCADE_TEST_VLLM),1) $(TESTSUM) -count=1 -timeout 40m ./cmd/internal/e2e/vllm
 
 # The tests of all packages whose names begin with TestAttack, slow ones too, and the scripts
 # against a running fleet. "make test" has the quick ones.

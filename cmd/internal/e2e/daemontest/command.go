@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -21,10 +22,12 @@ type Command struct {
 	Env []string
 	// Descriptors is how many file descriptors the process may open; 0: as many as the test.
 	Descriptors int
+	// Group makes the process the leader of a process group: signals go to its children, too.
+	Group bool
 }
 
 // String returns the command line without its environment.
-func (c Command) String() string { return "cascade " + strings.Join(c.Args, " ") }
+func (c Command) String() string { return filepath.Base(c.Binary) + " " + strings.Join(c.Args, " ") }
 
 // cmd returns what os/exec runs.
 func (c Command) cmd() *exec.Cmd {
@@ -35,6 +38,12 @@ func (c Command) cmd() *exec.Cmd {
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Env = append(append(os.Environ(), "GOTRACEBACK=all"), c.Env...)
 	cmd.SysProcAttr = dieWithParent()
+	if c.Group {
+		if cmd.SysProcAttr == nil {
+			cmd.SysProcAttr = &syscall.SysProcAttr{}
+		}
+		cmd.SysProcAttr.Setpgid = true
+	}
 	return cmd
 }
 

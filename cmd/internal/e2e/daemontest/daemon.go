@@ -29,8 +29,14 @@ type Daemon struct {
 // PID returns the process id.
 func (d *Daemon) PID() int { return d.cmd.Process.Pid }
 
-// Signal sends a signal, unless the process has ended.
-func (d *Daemon) Signal(s syscall.Signal) { d.cmd.Process.Signal(s) }
+// Signal sends a signal to the process, unless it has ended, or to its group.
+func (d *Daemon) Signal(s syscall.Signal) {
+	if d.Command.Group {
+		syscall.Kill(-d.PID(), s) // children may outlive the process
+		return
+	}
+	d.cmd.Process.Signal(s)
+}
 
 // Kill ends the process without a shutdown and waits for its end.
 func (d *Daemon) Kill() {

@@ -1,0 +1,183 @@
+package vllm
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+const (
+	// model is the name under which the engines serve the tiny model.
+	model = "tiny"
+	// context is the longest sequence of an engine, kvTokens what its KV cache holds, and batch how many sequences it
+	// runs at once.
+	context, kvTokens, batch = 4096, 32768, 8
+	// block is the size of a KV block in tokens, the smallest on CPUs.
+	block = 32
+)
+
+// options are what tests vary about engines.
+type options struct {
+	// connector loads NIXL's KV connector, so that requests can be handed over with their KV. An idle engine then
+	// uses a whole core.
+	connector bool
+	args      []string // additional arguments of "vllm serve"
+}
+
+// nixl configures the connector. engine_id is unset, so that it differs between two lives of an engine: a peer keeps
+// what it knows of an id, and every pull from a restarted engine of the same id would fail.
+const nixl = `{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu", "kv_load_failure_policy": "recompute"}`
+
+// engine is one instance of vLLM.
+type engine struct {
+	*daemontest.Daemon
+	URL string
+
+	t    testing.TB
+	http *http.Client
+}
+
+// newEngines starts engines and returns once all of them serve. They end with the test.
+func newEngines(t testing.TB, n int, o options) []*engine {
+	t.Helper()
+	dir := installed(t)
+	var out []*engine
+	addresses := loopback.Addresses(t, 2*n)
+	for i := range n {
+		out = append(out, startEngine(t, dir, addresses[2*i], addresses[2*i+1], o))
+	}
+	began := time.Now()
+	for _, e := range out {
+		e.awaitHealthy()
+	}
+	t.Logf("%d engines started within %.0f s", n, time.Since(began).Seconds())
+	return out
+}
+
+// startEngine starts an engine at an address; with a connector, its side channel is at another one.
+func startEngine(t testing.TB, dir, address, side string, o options) *engine {
+	t.Helper()
+	host, port, _ := strings.Cut(address, ":")
+	_, sidePort, _ := strings.Cut(side, ":")
+	args := []string{"serve", filepath.Join(dir, model), "--served-model-name", model, "--host", host, "--port", port,
+		"--dtype", "float32", "--max-model-len", fmt.Sprint(context), "--block-size", fmt.Sprint(block),
+		"--num-gpu-blocks-override", fmt.Sprint(kvTokens / block), "--max-num-seqs", fmt.Sprint(batch), "--max-num-batched-tokens", fmt.Sprint(context),
+		"--enforce-eager",                       // compiles nothing
+		"--distributed-executor-backend", "uni", // the default loses wake-ups on CPUs, and stalls for seconds
+		"--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-access-log-for-endpoints", "/health,/metrics"}
+	if o.connector {
+		args = append(args, "--kv-transfer-config", nixl)
+	}
+	e := &engine{URL: "http://" + address, t: t, http: clienttest.NewHTTP()}
+	e.Daemon = daemontest.Command{Binary: filepath.Join(dir, "bin/vllm"), Args: append(args, o.args...), Group: true, Env: []string{
+		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
+		"VLLM_ENABLE_V1_MULTIPROCESSING=0", // otherwise the executor becomes the default
+		"VLLM_HOST_IP=" + host, "VLLM_NIXL_SIDE_CHANNEL_HOST=" + host, "VLLM_NIXL_SIDE_CHANNEL_PORT=" + sidePort, "UCX_TLS=tcp,self", "UCX_NET_DEVICES=lo",
+		"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1",
+	}}.Start(t)
+	t.Cleanup(e.http.CloseIdleConnections)
+	return e
+}
+
+// awaitHealthy waits until the engine serves.
+func (e *engine) awaitHealthy() {
+	e.t.Helper()
+	testkit.WaitFor(e.t, e.URL+" is healthy", func() bool {
+		if !e.Running() {
+			e.t.Fatalf("the engine has ended while it started:\n%s", e.Log)
+		}
+		resp, err := e.http.Get(e.URL + "/health")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+}
+
+// completion is a request of text that follows a prompt, without randomness and of an exact length.
+type completion struct {
+	prompt string
+	output int
+}
+
+// body returns the request's body. Options are pairs of JSON field and value, such as `"stream"`, true.
+func (c completion) body(more map[string]any) []byte {
+	fields := map[string]any{"model": model, "prompt": c.prompt, "max_tokens": c.output, "temperature": 0, "ignore_eos": true}
+	for name, value := range more {
+		fields[name] = value
+	}
+	return testkit.Must(json.Marshal(fields))
+}
+
+// text returns the text that the engine itself answers.
+func (e *engine) text(t testing.TB, c completion) string {
+	t.Helper()
+	answer := post(t, e.http, e.URL+"/v1/completions", c.body(nil))
+	text := gjson.GetBytes(answer, "choices.0.text").Str
+	if text == "" {
+		t.Fatalf("%s: %s", e.URL, answer)
+	}
+	return text
+}
+
+// counter returns the sum of the engine's series of a metric that contain a text.
+func (e *engine) counter(t testing.TB, metric, label string) (sum float64) {
+	t.Helper()
+	resp, err := e.http.Get(e.URL + "/metrics")
+	testkit.NoError(t, err)
+	defer resp.Body.Close()
+	page, err := io.ReadAll(resp.Body)
+	testkit.NoError(t, err)
+	for line := range strings.Lines(string(page)) {
+		var v float64
+		if rest, found := strings.CutPrefix(line, metric+"{"); found && strings.Contains(rest, label) {
+			if _, err := fmt.Sscan(rest[strings.LastIndexByte(rest, ' ')+1:], &v); err == nil {
+				sum += v
+			}
+		}
+	}
+	return sum
+}
+
+// post sends a JSON body and returns that of the answer, which must have status 200.
+func post(t testing.TB, client *http.Client, url string, body []byte) []byte {
+	t.Helper()
+	resp, err := client.Post(url, "application/json", bytes.NewReader(body))
+	testkit.NoError(t, err)
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	testkit.NoError(t, err)
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s: %s", url, resp.Status, answer)
+	}
+	return answer
+}
+
+// prompt returns a text of made-up words that is different for each seed from its first word on, about size bytes.
+func prompt(seed, size int) string {
+	const consonants, vowels = "bdfgklmnprstvz", "aeiou"
+	var b strings.Builder
+	for state := uint32(seed)*2654435761 + 1; b.Len() < size; {
+		state = state*1664525 + 1013904223
+		b.WriteByte(consonants[state>>8%uint32(len(consonants))%uint32(len(consonants))])
+		b.WriteByte(vowels[state>>16%uint32(len(vowels))%uint32(len(vowels))])
+		if state>>28 < 5 {
+			b.WriteByte(' ')
+		}
+	}
+	return b.String()
+}
