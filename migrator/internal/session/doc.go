@@ -37,8 +37,9 @@
 // then on the chunks of the present leg are held back. The first token of the
 // migration's leg commits: the stream goes on with that leg in epoch+1 and what was
 // held is dropped. On any failure before it the held chunks are written and the
-// stream goes on with the old leg in epoch+2. A stream that ends while it migrates
-// ends where it was.
+// stream goes on with the old leg in epoch+2. A migration that has discarded a leg may
+// open another one, whose epoch is one higher, as are then those above. A stream that
+// ends while it migrates ends where it was.
 //
 // # A rescue
 //

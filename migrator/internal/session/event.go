@@ -31,6 +31,7 @@ const (
 	FreezeRequested    // the target of Migration is ready for a frozen stream
 	MigrationLegOpened // Leg runs at Replica for Migration; Chunk has its first token
 	MigrationFailed    // Migration cannot go on, because of Err
+	MigrationRetried   // the leg under the number Migration was discarded; Migration opens another one
 	RequestEnded       // the context of the client's request ended, because of Err
 	HandlerReturned    // nothing can be written to the client any more
 )
@@ -46,7 +47,7 @@ type Event struct {
 	// Limit is, with the first LegOpened, how many tokens the leg's engine generates
 	// at most, whatever the request asks for; 0 for unknown.
 	Limit policies.Tokens
-	// Migration is the number that MigrationBegan gave.
+	// Migration is the number that MigrationBegan, or MigrationRenewed after it, gave.
 	Migration policies.Epoch
 	// Fingerprint is what the engine of the first leg calls its build, as raw JSON;
 	// nil while it is unknown. With LegEnded, LegOpened and MigrationLegOpened.
@@ -90,13 +91,14 @@ const (
 	Leave            // close Leg, whose request continues elsewhere
 	MigrationBegan   // the request is accepted; Migration is its number and the epoch of its leg
 	MigrationRefused // it is not, because of Err
+	MigrationRenewed // the migration goes on under the number Migration, which is the epoch of its next leg
 	StreamFrozen     // for Migration: the client has exactly IDs, of which Prompt are the prompt's
 	MigrationEnded   // Migration ended; Err is nil if its leg took over; the stream goes on in Epoch
 	RescueEnded      // the rescue ended: Rescue
 )
 
 var actionNames = [...]string{"", "write", "write-done", "write-error", "probe", "report", "read", "resume", "wait", "seek", "open", "end",
-	"close", "leave", "migration-began", "migration-refused", "stream-frozen", "migration-ended", "rescue-ended"}
+	"close", "leave", "migration-began", "migration-refused", "migration-renewed", "stream-frozen", "migration-ended", "rescue-ended"}
 
 // String names the action, for tests.
 func (k ActionKind) String() string {

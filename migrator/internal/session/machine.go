@@ -61,8 +61,8 @@ type Config struct {
 //     one, nor writes.
 //  4. There is at most one migration or rescue at a time. Each MigrationBegan is
 //     followed by one MigrationEnded, and a rescue by one RescueEnded.
-//  5. The epoch never goes back. A migration's leg and each attempt of a rescue
-//     have an epoch that no other attempt has.
+//  5. The epoch never goes back. Each leg of a migration and each attempt of a
+//     rescue have an epoch that no other attempt has.
 //  6. Every leg that opened is either the present one or was given back by Close or
 //     Leave.
 //  7. Ended is final. A step then only answers: the pump with End, a migration
@@ -130,6 +130,8 @@ func (m *Machine) Step(ev *Event, out []Action) []Action {
 		m.migrationLegOpened(ev)
 	case MigrationFailed:
 		m.migrationFailed(ev)
+	case MigrationRetried:
+		m.renewMigration(ev.Migration)
 	case RequestEnded:
 		m.requestEnded(ev.Err)
 	case HandlerReturned:

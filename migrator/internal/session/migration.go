@@ -139,6 +139,16 @@ func (m *Machine) migrationFailed(ev *Event) {
 	}
 }
 
+// renewMigration gives a migration whose leg was discarded another number, so that no
+// two legs have one epoch.
+func (m *Machine) renewMigration(number policies.Epoch) {
+	if m.migrating() && m.migration.number == number {
+		m.epoch++
+		m.migration.number++
+		m.do(Action{Kind: MigrationRenewed, Detail: &Detail{Migration: m.migration.number}})
+	}
+}
+
 // endMigration ends the migration, if there is one. Unless err is nil the stream
 // goes on with the present leg.
 func (m *Machine) endMigration(err error) {

@@ -28,6 +28,7 @@ import (
 //	client-failed
 //	migrate from=r0 epoch=1 length=6    of=11,12,… are the ids whose hash it names
 //	freeze 2 | migration-failed 2 why   a migration's number is the epoch in which it takes over
+//	migration-retried 2
 //	migration-open 2 b at=r1 cached=3 CHUNK
 //	request-ended why                   canceled has a special meaning
 //	returned                            the handler has returned
@@ -151,6 +152,8 @@ func (l line) event(t *testing.T) Event {
 		return Event{Kind: FreezeRequested, Migration: number}
 	case "migration-failed":
 		return Event{Kind: MigrationFailed, Migration: number, Err: l.err(1)}
+	case "migration-retried":
+		return Event{Kind: MigrationRetried, Migration: number}
 	case "migration-open":
 		return Event{Kind: MigrationLegOpened, Migration: number, Leg: l.word(1), Chunk: l.chunk(t, l.word(1)), Replica: replica, Cached: l.number("cached")}
 	case "request-ended":
@@ -183,7 +186,7 @@ func formatAction(a Action) string {
 		add("at=%s epoch=%d prompt=%d ids=%v aligned=%v", a.Replica, a.Epoch, a.Prompt, a.IDs, a.Aligned)
 	case StreamFrozen:
 		add("%d prompt=%d ids=%v", a.Migration, a.Prompt, a.IDs)
-	case MigrationBegan:
+	case MigrationBegan, MigrationRenewed:
 		add("%d", a.Migration)
 	case MigrationEnded:
 		add("%d epoch=%d", a.Migration, a.Epoch)

@@ -267,6 +267,8 @@ func (s *simulation) step(ev Event) {
 			}
 		case MigrationBegan:
 			s.migration, s.live, s.frozen = a.Migration, ev.Length > 0, nil
+		case MigrationRenewed:
+			s.migration = a.Migration
 		case StreamFrozen:
 			s.frozen = a.IDs
 		case MigrationEnded:
@@ -360,7 +362,10 @@ func (s *simulation) disturb() {
 		e := s.newEngine(s.frozen, s.live)
 		s.step(Event{Kind: MigrationLegOpened, Migration: s.migration, Leg: e, Chunk: e.next(1).parse(s.t), Replica: s.replica(), Cached: -1})
 	case 4:
-		if s.choose(3) == 0 {
+		switch s.choose(4) {
+		case 0:
+			s.step(Event{Kind: MigrationRetried, Migration: s.migration})
+		case 1:
 			s.step(Event{Kind: MigrationFailed, Migration: s.migration, Err: errEngine})
 		}
 	case 5:

@@ -84,6 +84,10 @@ func (c *checker) step(ev Event) ([]Action, error) {
 			if c.migrations++; c.migrations+c.rescues > 1 || !c.newEpoch(uint64(a.Migration)) {
 				return acts, fmt.Errorf("invariants 4, 5: %v with %d migrations and %d rescues", describe(acts), c.migrations, c.rescues)
 			}
+		case MigrationRenewed:
+			if c.migrations != 1 || !c.newEpoch(uint64(a.Migration)) {
+				return acts, fmt.Errorf("invariants 4, 5: %v with %d migrations", describe(acts), c.migrations)
+			}
 		case MigrationEnded:
 			thawed = true
 			if c.migrations--; c.migrations < 0 {
