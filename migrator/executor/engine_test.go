@@ -52,6 +52,7 @@ type engine struct {
 	mu         sync.Mutex
 	away       bool
 	blind      bool // it serves no blocks
+	connector  bool // it has a KV connector
 	memory     *transport.Memory
 	free       []uint32
 	limbo      []uint32        // freed at this instant: must not be read later

@@ -316,6 +316,9 @@ func (m *Executor) endMigration(a transfer.Action) {
 	if a.Request != "" {
 		m.cfg.FrontEnd.AdvanceEpoch(a.Request, a.Epoch)
 	}
+	if a.Mode == transfer.Handoff {
+		m.records.setMode(k, a.Mode)
+	}
 	m.records.recordStall(k, time.Duration(a.Stall)*time.Microsecond)
 	if ended, ok := m.records.end(k, a); ok {
 		m.cfg.OnEnd(ended)

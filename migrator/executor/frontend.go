@@ -15,7 +15,7 @@ import (
 // switchHolder continues a stream of this replica's front end at another replica.
 func (m *Executor) switchHolder(a transfer.Action) {
 	k, msg := key{front, a.Deal}, a.Message
-	migration := frontend.Migration{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: frontend.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)},
+	migration := frontend.Migration{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: frontend.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)}, FromAddress: m.cfg.Address(msg.From),
 		Length: int(msg.Length), Hash: msg.Hash, Cached: int(msg.Cached)}
 	if msg.Mode == transfer.Live {
 		migration.Reservation = a.Deal.String()
@@ -35,6 +35,10 @@ func (m *Executor) switchHolder(a transfer.Action) {
 		switch {
 		case err == nil:
 			ev.Answer, ev.Stall = transfer.Committed, policies.Micros(result.Stall/time.Microsecond)
+			if result.Handoff {
+				ev.Mode = transfer.Handoff
+				span.SetAttributes(attribute.String("cascade.mode", ev.Mode.String()))
+			}
 			span.SetAttributes(attribute.Float64("cascade.stall_seconds", result.Stall.Seconds()))
 		case errors.Is(err, frontend.ErrNoStream):
 			ev.Answer = transfer.Ended

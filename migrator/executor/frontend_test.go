@@ -220,7 +220,7 @@ func (f *frontEnd) Migrate(ctx context.Context, m frontend.Migration) (frontend.
 	s.first = nil
 	current.hangUp()
 	f.w.countMoved(m.Reservation != "")
-	return frontend.MigrationResult{Epoch: epoch, Stall: time.Since(began)}, nil
+	return frontend.MigrationResult{Epoch: epoch, Stall: time.Since(began), Handoff: m.Reservation == "" && m.FromAddress == string(m.From) && f.w.replica(m.From).engine.connector}, nil
 }
 
 // open opens the leg at the target and waits for its first token.

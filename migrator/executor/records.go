@@ -25,7 +25,7 @@ type Migration struct {
 	Cause     policies.MigrationCause
 	FrontEnd  policies.ReplicaID // "" as long as the target does not know it
 	From, To  policies.ReplicaID
-	Mode      string // "live", "reprompt", or "" while undecided
+	Mode      string // "live", "reprompt", "handoff" (known at the end), or "" while undecided
 	Transport string // name of the transport that carries the blocks; the source learns it from the target
 	State     string // the current step, then "moved" or "failed"
 	Rounds    int    // tables that were sent or pulled
@@ -119,6 +119,10 @@ func (r *records) update(k key, edit func(*record)) {
 }
 
 func (r *records) setState(k key, s string) { r.update(k, func(rec *record) { rec.State = s }) }
+
+func (r *records) setMode(k key, mode transfer.Mode) {
+	r.update(k, func(rec *record) { rec.Mode = mode.String() })
+}
 
 func (r *records) setTransport(k key, name string) {
 	r.update(k, func(rec *record) { rec.Transport = name })

@@ -107,7 +107,7 @@ func (w *fleet) do(t *testing.T, d *datadriven.TestData) string {
 		e := w.replica(policies.ReplicaID(first)).engine
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.blind, e.stubborn = e.blind || d.HasArg("blind"), d.HasArg("stubborn")
+		e.blind, e.stubborn, e.connector = e.blind || d.HasArg("blind"), d.HasArg("stubborn"), d.HasArg("connector")
 		if n["context"] > 0 {
 			e.context = n["context"]
 		}

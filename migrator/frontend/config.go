@@ -92,6 +92,10 @@ type Config struct {
 	// Placer chooses where a request starts; if it is nil all requests start at
 	// the own engine.
 	Placer Placer
+	// Handoff lets streams move with their KV between engines that have a KV connector
+	// (package handoff); whether they have is learnt from their answers. If it is false,
+	// a stream that moves without a Reservation is always computed anew.
+	Handoff bool
 	// Adopter knows the reservations of live migrations to the own engine; if it
 	// is nil the server adopts none.
 	Adopter Adopter

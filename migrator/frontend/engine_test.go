@@ -37,6 +37,7 @@ type engine struct {
 	probeAnswer    atomic.Pointer[func(http.ResponseWriter)] // answers requests for the limit; nil states it
 	moreUsage      string                                    // more of the prompt's usage; set before requests
 	override       http.HandlerFunc                          // answers generating requests instead if not nil
+	connector      *connector                                // nil for none
 }
 
 func newEngine(t testing.TB) *engine {
@@ -128,6 +129,7 @@ type engineRequest struct {
 		IDs         []uint32 `json:"prompt_token_ids"`
 		Prompt      int      `json:"cascade_prompt"`
 		Reservation string   `json:"cascade_reservation"`
+		transferParams
 	} `json:"kv_transfer_params"`
 }
 
@@ -251,6 +253,10 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if req.KV != nil && req.KV.IDs != nil {
 		prompt, origin = req.KV.IDs, len(req.KV.IDs)
 	}
+	offer := "null"
+	if req.KV != nil && e.connector != nil {
+		prompt, offer = e.connector.serve(r, req.KV.transferParams, prompt)
+	}
 	if req.KV != nil && req.KV.Reservation == "" && req.KV.Prompt > 0 {
 		for _, id := range prompt[min(req.KV.Prompt, len(prompt)):] {
 			v.add(id)
@@ -306,8 +312,8 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			id, object, created, req.Model, quote(said), formatIDs(out, req.IDs), usage, formatIDs(prompt, req.IDs))
 		return
 	}
-	fmt.Fprintf(w, `{"id":%q,"object":%q,"created":%d,"model":%q,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":%s,"prompt_logprobs":null,"prompt_token_ids":%s,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-fake","usage":%s,"kv_transfer_params":null,"metrics":null}`,
-		id, object, created, req.Model, quote(said), formatIDs(out, req.IDs), formatIDs(prompt, req.IDs), usage)
+	fmt.Fprintf(w, `{"id":%q,"object":%q,"created":%d,"model":%q,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":%s,"prompt_logprobs":null,"prompt_token_ids":%s,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-fake","usage":%s,"kv_transfer_params":%s,"metrics":null}`,
+		id, object, created, req.Model, quote(said), formatIDs(out, req.IDs), formatIDs(prompt, req.IDs), usage, offer)
 }
 
 func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v detokenizer, max int, pace func(int, *http.Request)) {

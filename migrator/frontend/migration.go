@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
@@ -16,9 +14,7 @@ import (
 
 const (
 	catchUpTimeout = 2 * time.Second // for the tokens of a live migration to reach the front end
-	warmupTokens   = 512             // token ids that a target computes before the stream is frozen
-	warmupTimeout  = time.Minute
-	maxExcerpt     = 512 // bytes of an engine's refusal that an error quotes
+	maxExcerpt     = 512             // bytes of an engine's refusal that an error quotes
 )
 
 // What Migrate returns, beside errors after which the stream goes on at From.
@@ -40,8 +36,12 @@ type Migration struct {
 	From   policies.ReplicaID // the replica that holds it
 	Epoch  policies.Epoch     // in which it holds it
 	To     Target
+	// FromAddress is the address of From's peer listener; "" for the own replica, or if
+	// it is unknown.
+	FromAddress string
 	// Reservation names the KV blocks at To that hold the stream's KV; "" means that
-	// To is given all token ids and computes it anew.
+	// To is given all token ids. Its engine then fetches the KV from From's, where both
+	// can, or computes it anew.
 	Reservation string
 	// Length is how many ids the stream has where From stopped, prompt included,
 	// and Hash is theirs. For a migration with a Reservation only.
@@ -59,6 +59,8 @@ type MigrationResult struct {
 	// Stall is how long the client got nothing because of a migration that
 	// succeeded: from the freeze to the first token of the new leg; else 0.
 	Stall time.Duration
+	// Handoff says that the target's engine was to fetch the KV from From's.
+	Handoff bool
 }
 
 // Holder says where a stream runs.
@@ -85,10 +87,10 @@ func (srv *Server) Holder(stream string) (Holder, bool) {
 }
 
 // Migrate moves a stream to another replica and returns when it runs there, or
-// when the migration has failed. If the error is nil the stream goes on at m.To in
-// m.Epoch+1. ErrNoStream and ErrStaleEpoch come without an epoch. After any other
-// error the stream goes on at m.From as if nothing had happened: in m.Epoch if
-// nothing was tried, else in m.Epoch+2. ctx bounds the whole, and
+// when the migration has failed. If the error is nil the stream goes on at m.To.
+// ErrNoStream and ErrStaleEpoch come without an epoch. After any other error the
+// stream goes on at m.From as if nothing had happened. The result has the epoch in
+// which it goes on: m.Epoch if nothing was tried. ctx bounds the whole, and
 // Config.MigrationTimeout the time for which the client waits.
 func (srv *Server) Migrate(ctx context.Context, m Migration) (MigrationResult, error) {
 	s := srv.stream(m.Stream)
@@ -133,32 +135,23 @@ func (srv *Server) executeMigration(ctx context.Context, g *migration, m Migrati
 		return fmt.Errorf("the address of %s is not known", m.To.Replica)
 	}
 	if m.Reservation == "" {
-		if err := srv.warmUp(ctx, g, m); err != nil {
-			return err
-		}
+		return srv.moveIDs(ctx, g, m)
 	}
 	ctx, cancel := context.WithTimeout(ctx, srv.cfg.MigrationTimeout)
 	defer cancel()
-	if err := srv.freeze(ctx, g, m); err != nil {
+	lr, err := srv.freeze(ctx, g, m)
+	if err != nil {
 		return err
 	}
-	s := g.stream
-	output := len(g.ids) - g.prompt
-	if s.resume.Remaining(output) == 0 {
-		return errors.New("no token is left to generate")
-	}
-	lr := s.laterLeg(m.To, g.number, g.prompt, output)
-	body := s.resume.AdoptBody(output)
-	if lr.reservation, lr.arrival.HasKV = m.Reservation, m.Reservation != ""; m.Reservation == "" {
-		body = s.resume.PromptBody(g.ids, output)
-	} else if m.To.Address == "" {
-		var err error
+	body := g.stream.resume.AdoptBody(len(g.ids) - g.prompt)
+	lr.reservation, lr.arrival.HasKV = m.Reservation, true
+	if m.To.Address == "" {
 		if body, err = srv.adopt(lr, body); err != nil {
 			return fmt.Errorf("%s does not take over: %w", srv.replicaOf(m.To), err)
 		}
 	}
 	lr.body = &payload{bytes: body}
-	leg, first, err := s.openLaterLeg(ctx, lr, len(g.ids))
+	leg, first, err := g.stream.openLaterLeg(ctx, lr, len(g.ids))
 	if err != nil {
 		return fmt.Errorf("%s gives no token: %w", srv.replicaOf(m.To), err)
 	}
@@ -166,67 +159,32 @@ func (srv *Server) executeMigration(ctx context.Context, g *migration, m Migrati
 	return nil
 }
 
-// freeze has the stream frozen and waits until it is. A live migration waits for
-// the tokens that From has sent already, and not longer.
-func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) error {
+// freeze has the stream frozen, waits until it is, and returns the request for the leg
+// at the target, without a body. A live migration waits for the tokens that From has sent
+// already, and not longer.
+func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) (*legRequest, error) {
 	g.stream.step(&session.Event{Kind: session.FreezeRequested, Migration: g.number}, nil)
 	if m.Reservation != "" {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, catchUpTimeout, errShort)
 		defer cancel()
 	}
-	return g.awaitFreeze(ctx)
-}
-
-// warmUp lets a target compute the KV of the present ids of a long stream while
-// the client reads on. It returns an error when the target is lost, and none when
-// the stream is frozen meanwhile because the holder was.
-func (srv *Server) warmUp(ctx context.Context, g *migration, m Migration) error {
-	s := g.stream
-	ctx, cancel := context.WithTimeout(ctx, warmupTimeout)
-	defer cancel()
-	s.mu.Lock()
-	ids, prompt := s.machine.IDs()
-	frozen := g.isFrozen()
-	g.stopWarmup = cancel
-	s.mu.Unlock()
-	if frozen || len(ids) < warmupTokens {
-		return nil
+	if err := g.awaitFreeze(ctx); err != nil {
+		return nil, err
 	}
-	l := &call{cancel: cancel}
-	s.setOpening(m.To.Replica, l) // so that the target is watched and its loss noticed
-	defer s.clearOpening(l)
-	lr := s.laterLeg(m.To, 0, prompt, len(ids)-prompt)
-	lr.stream, lr.request.ID = nil, "" // it is no leg of the stream
-	lr.body = &payload{bytes: s.resume.WarmupBody(ids)}
-	b, err := srv.openLegAt(ctx, lr)
-	if err != nil && l.causeOr(nil) == nil && g.isFrozen() {
-		return nil // the new leg finds what was computed
+	output := len(g.ids) - g.prompt
+	if g.stream.resume.Remaining(output) == 0 {
+		return nil, errors.New("no token is left to generate")
 	}
-	if err != nil {
-		return fmt.Errorf("%s does not warm up: %w", m.To.Replica, l.causeOr(err))
-	}
-	if b.response == nil {
-		b.leg.closeMoved()
-		return nil // an engine that streams unasked has computed it too
-	}
-	defer b.release()
-	if b.response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s does not warm up: %w", srv.replicaOf(m.To), refusal(b.response))
-	}
-	if b.local != nil {
-		b.local.work.AddOutput(0)
-	}
-	answer, _ := io.ReadAll(io.LimitReader(b.response.Body, maxInspected))
-	b.recordUsage(answer)
-	return l.causeOr(nil)
+	return g.stream.laterLeg(m.To, g.number, g.prompt, output), nil
 }
 
 // migration is a migration of a stream that the machine has accepted.
 type migration struct {
 	stream *Stream
-	number policies.Epoch // the machine's for it, and the epoch of its leg
+	number policies.Epoch // the machine's for it, and the epoch of its leg; of the goroutine that migrates
 	frozen chan struct{}  // closed when the stream is frozen
+	lost   chan struct{}  // closed when the pump waits for the migration because it has lost its leg
 	over   chan struct{}  // closed when the migration has ended
 
 	// Guarded by stream.mu; ids and prompt are fixed once frozen is closed.
@@ -274,6 +232,18 @@ func (g *migration) endLocked(epoch policies.Epoch, err error, now time.Time) {
 	close(g.over)
 }
 
+// loseHolderLocked notes that the pump has lost the leg of the present holder.
+func (g *migration) loseHolderLocked() {
+	if !isClosed(g.lost) {
+		close(g.lost)
+	}
+}
+
+// renew gives the migration the number of its next leg, after one was discarded.
+func (g *migration) renew() {
+	g.stream.step(&session.Event{Kind: session.MigrationRetried, Migration: g.number}, nil)
+}
+
 // isFrozen reports whether the client waits for the migration's leg.
 func (g *migration) isFrozen() bool { return isClosed(g.frozen) && !isClosed(g.over) }
 
@@ -300,8 +270,11 @@ func (g *migration) splice(leg Leg, first *openai.Chunk, at policies.ReplicaID, 
 func (g *migration) end(err error) (MigrationResult, error) {
 	g.stream.step(&session.Event{Kind: session.MigrationFailed, Migration: g.number, Err: err}, nil)
 	<-g.over
-	if g.err == ErrNoStream {
+	switch {
+	case g.err == ErrNoStream:
 		return MigrationResult{}, ErrNoStream
+	case g.err != nil:
+		g.result.Handoff = false
 	}
 	return g.result, g.err
 }

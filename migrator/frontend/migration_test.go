@@ -135,11 +135,19 @@ func (f *fleet) migrateReprompt(ctx context.Context, stream string, to int) (pol
 	if !ok {
 		return 0, ErrStaleEpoch
 	}
-	moved, err := f.servers[0].Migrate(ctx, Migration{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16})
-	if err != nil {
-		f.servers[f.index(h.Replica)].AdvanceEpoch(stream, moved.Epoch)
-	}
+	moved, err := f.migrateIDs(ctx, stream, h, r, to)
 	return moved.Epoch, err
+}
+
+// migrateIDs migrates a stream without a reservation.
+func (f *fleet) migrateIDs(ctx context.Context, stream string, h Holder, r LocalLeg, to int) (MigrationResult, error) {
+	from := f.index(h.Replica)
+	moved, err := f.servers[0].Migrate(ctx, Migration{Stream: stream, From: h.Replica, FromAddress: f.servers[from].peer, Epoch: h.Epoch, To: f.target(to),
+		Cached: int(r.Request.Input) / 16 * 16})
+	if err != nil {
+		f.servers[from].AdvanceEpoch(stream, moved.Epoch)
+	}
+	return moved, err
 }
 
 // requireIdle fails if anything is left of the requests that ran.

@@ -60,6 +60,7 @@ type Server struct {
 	estimatesCached atomic.Bool     // it has not, and prompts began like former ones
 	cachedLog       sync.Once
 
+	connectors     connectors             // engines that hand no KV over
 	admission      *admittedWork          // by the own engine
 	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress

@@ -224,7 +224,9 @@ func (s *Stream) stepLocked(ev *session.Event, buf []session.Action) []session.A
 	for i := range buf {
 		switch a := &buf[i]; a.Kind {
 		case session.MigrationBegan:
-			s.migration = &migration{stream: s, number: a.Migration, frozen: make(chan struct{}), over: make(chan struct{})}
+			s.migration = &migration{stream: s, number: a.Migration, frozen: make(chan struct{}), lost: make(chan struct{}), over: make(chan struct{})}
+		case session.MigrationRenewed:
+			s.migration.number = a.Migration
 		case session.StreamFrozen:
 			s.migration.freezeLocked(a.IDs, a.Prompt, time.Now())
 		case session.MigrationEnded:
@@ -232,6 +234,7 @@ func (s *Stream) stepLocked(ev *session.Event, buf []session.Action) []session.A
 			s.migration = nil
 		case session.Wait:
 			s.awaited = s.migration
+			s.awaited.loseHolderLocked()
 		}
 	}
 	return buf

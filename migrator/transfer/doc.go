@@ -50,7 +50,9 @@
 // A Round that does not fit into one message is split into several, each of them
 // pulled as a Round of its own; together they count as one.
 //
-// Committed carries the time for which the front end's client received no token.
+// Committed carries the time for which the front end's client received no token, and
+// whether a Reprompt has become a Handoff: the front end decides that, after Commit, and
+// the engines copy the KV among themselves.
 //
 // Commit starts the switch at the front end, once. Query never starts it: a front end
 // that has not seen the Commit answers Query from its register, and treats a Commit

@@ -64,6 +64,7 @@ type Event struct {
 	Answer Kind
 	Epoch  policies.Epoch
 	Stall  policies.Micros // SwitchResult with Committed: how long the client received no token
+	Mode   Mode            // SwitchResult with Committed: Handoff if the migration became one
 }
 
 // ActionKind is the kind of an Action.
@@ -114,4 +115,5 @@ type Action struct {
 	Deadline policies.Micros    // Prepare, Pull, Freeze, SwitchHolder: when the answer is of no use any more
 	Failure  Failure            // Failed
 	Stall    policies.Micros    // Completed, at the source: how long the front end's client received no token; 0 if unknown
+	Mode     Mode               // Completed: Handoff if the migration became one
 }

@@ -78,7 +78,7 @@ func (m *Machine) handleResult(ev Event) {
 		m.send(Message{Kind: Pending, To: c.source, Deal: c.deal})
 		return
 	}
-	end := Message{Kind: ev.Answer, To: c.source, Deal: c.deal, Epoch: ev.Epoch, Stall: ev.Stall}
+	end := Message{Kind: ev.Answer, To: c.source, Deal: c.deal, Epoch: ev.Epoch, Stall: ev.Stall, Mode: ev.Mode}
 	m.commits = without(m.commits, c)
 	m.commitResults.put(c.deal, end, m.now+resultRetention)
 	m.send(end)

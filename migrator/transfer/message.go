@@ -54,6 +54,7 @@ type Mode uint8
 const (
 	Reprompt Mode = iota + 1 // the target recomputes the KV from the token ids
 	Live                     // the target pulls the source's KV blocks
+	Handoff                  // as Reprompt, but the target's engine fetched the KV from the source's; known at the end only
 )
 
 // String returns the name of the mode, for tables and metrics.
@@ -63,6 +64,8 @@ func (w Mode) String() string {
 		return "reprompt"
 	case Live:
 		return "live"
+	case Handoff:
+		return "handoff"
 	}
 	return "unknown"
 }
@@ -126,7 +129,7 @@ type Message struct {
 	Request  string             // Accept, Commit, Query
 	FrontEnd policies.ReplicaID // Accept
 	Target   policies.ReplicaID // Commit
-	Mode     Mode               // Accept, Commit
+	Mode     Mode               // Accept, Commit; Committed: Handoff if the migration became one
 	// Engine is the sender's engine, with Open and Accept.
 	Engine                 Engine
 	VersionMin, VersionMax uint32            // Open

@@ -146,7 +146,7 @@ func (l *line) event(name string) (ev transfer.Event, err error) {
 		ev.Message = transfer.Message{
 			Kind: named(transfer.Open, transfer.Abort+1, l.plain[1]), From: policies.ReplicaID(l.plain[0]), To: "a", Round: round, Failure: failure, Epoch: epoch,
 			Request: l.text("request"), FrontEnd: l.replica("frontend"), Target: l.replica("target"),
-			Mode: map[string]transfer.Mode{"live": transfer.Live, "reprompt": transfer.Reprompt}[l.text("mode")], Engine: engine, Transports: l.fields["via"], Span: span, Stall: stall,
+			Mode: map[string]transfer.Mode{"live": transfer.Live, "reprompt": transfer.Reprompt, "handoff": transfer.Handoff}[l.text("mode")], Engine: engine, Transports: l.fields["via"], Span: span, Stall: stall,
 		}
 		if ev.Message.Kind == transfer.Open {
 			ev.Message.VersionMin, ev.Message.VersionMax = transfer.VersionMin, transfer.VersionMax
@@ -170,6 +170,9 @@ func (l *line) event(name string) (ev transfer.Event, err error) {
 		ev.Request.ID = l.text("request")
 	case transfer.SwitchResult, transfer.HolderResult:
 		ev.Answer, ev.Epoch, ev.Stall = named(transfer.Open, transfer.Abort, l.plain[1]), epoch, stall
+		if l.text("mode") == "handoff" {
+			ev.Mode = transfer.Handoff
+		}
 	default:
 		ev.Span, ev.Round, ev.Failure, ev.Partial = span, round, failure, l.text("partial") != ""
 	}
@@ -257,6 +260,7 @@ func describe(a transfer.Action) string {
 	}
 	duration(" until %s", a.Deadline)
 	duration(" stall=%s", a.Stall)
+	add(" mode=%v", a.Mode)
 	add(": %v", a.Failure)
 	return b.String()
 }

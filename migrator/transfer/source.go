@@ -222,8 +222,8 @@ func (m *Machine) handleFrontEndMessage(msg Message) {
 	switch msg.Kind {
 	case Committed:
 		m.unfreeze(x, Drop)
-		m.endExport(x, Message{Kind: Committed, Epoch: msg.Epoch})
-		m.emit(Action{Kind: Completed, Deal: x.deal, Peer: x.target, Stall: msg.Stall})
+		m.endExport(x, Message{Kind: Committed, Epoch: msg.Epoch, Mode: msg.Mode})
+		m.emit(Action{Kind: Completed, Deal: x.deal, Peer: x.target, Stall: msg.Stall, Mode: msg.Mode})
 	case Reverted:
 		m.unfreeze(x, Thaw)
 		m.endExport(x, Message{Kind: Abort, Failure: TargetFailed})

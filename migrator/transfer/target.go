@@ -131,7 +131,7 @@ func (m *Machine) handleSourceMessage(msg Message) {
 	case Committed:
 		if i.state >= ready {
 			m.endImport(i)
-			m.emit(Action{Kind: Completed, Deal: i.deal, Peer: i.source})
+			m.emit(Action{Kind: Completed, Deal: i.deal, Peer: i.source, Mode: msg.Mode})
 		}
 	case Abort:
 		if i.state == adopted && msg.Failure == UnknownToPeer {

@@ -25,8 +25,9 @@ const (
 // Migration configures how running requests migrate between replicas. The
 // defaults are right for most fleets.
 type Migration struct {
-	// Mode is "live" (copy the KV blocks while the request decodes, where both
-	// engines serve their block tables, else re-prompt), "reprompt" (the target
+	// Mode is "live" (copy the KV blocks while the request decodes, where both engines
+	// serve their block tables; else let the engines hand the KV over, where both have a
+	// KV connector, as vLLM has with --kv-transfer-config; else re-prompt), "reprompt" (the target
 	// always recomputes the KV) or "off" (a request ends where it began; a drain
 	// then waits for it).
 	Mode string `yaml:"mode,omitempty" default:"live; off for preset round-robin"`

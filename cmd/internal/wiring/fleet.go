@@ -344,7 +344,7 @@ func (f *Fleet) Frontend(r config.Replica, log *slog.Logger) frontend.Config {
 	return frontend.Config{
 		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: f.Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV,
 		Cost: f.profile(r).TensorParallel(r.TP).Cost(), Overload: f.overload(r), Logger: log,
-		MaxBodies: int64(f.Bodies.Replica) << 20, BodyRate: int64(f.Bodies.Rate),
+		Handoff: f.Migration.Mode == config.MigrationLive, MaxBodies: int64(f.Bodies.Replica) << 20, BodyRate: int64(f.Bodies.Rate),
 	}
 }
 

@@ -1,0 +1,275 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+const (
+	computeTimeout = time.Minute      // for a target to compute the KV of a stream that goes on
+	connectorRetry = 10 * time.Minute // until an engine without a KV connector is asked again
+	fetchRetry     = time.Minute      // until a pair of engines is tried again that could not hand over
+	maxPairs       = 1 << 12          // pairs of engines that are remembered
+)
+
+// idMove moves a stream to a target that is given its token ids. It drives a
+// handoff.Machine.
+type idMove struct {
+	srv   *Server
+	g     *migration
+	m     Migration
+	start time.Time
+
+	ids     []uint32    // that the holder was last asked for, or the target computes
+	params  []byte      // for these ids
+	request *legRequest // of the target's leg; nil until the stream is frozen
+	leg     *wireLeg
+	first   *openai.Chunk
+}
+
+// moveIDs executes a migration without a Reservation; a splice ends it.
+func (srv *Server) moveIDs(ctx context.Context, g *migration, m Migration) error {
+	v := &idMove{srv: srv, g: g, m: m, start: time.Now()}
+	from, to := m.From, srv.replicaOf(m.To)
+	known := from == srv.cfg.Replica || m.FromAddress != ""
+	machine := handoff.New(handoff.Config{Handoff: srv.cfg.Handoff && known && srv.connectors.mayHandOff(from, to, v.start), Patience: srv.cfg.MigrationTimeout})
+	ev := handoff.Event{Kind: handoff.Started}
+	for {
+		v.complete(&ev)
+		a := machine.Step(ev)
+		if a.Discard {
+			v.leg.closeMoved()
+		}
+		var err error
+		done := handoff.Copied
+		switch a.Kind {
+		case handoff.KeepKV:
+			done, err = handoff.Kept, v.keepKV(ctx, a.Within)
+		case handoff.CopyKV:
+			err = v.warmUp(ctx, a.Within, func(ids []uint32) []byte { return g.stream.resume.PullBody(ids, v.params) })
+		case handoff.Compute:
+			v.snapshot()
+			err = v.warmUp(ctx, computeTimeout, g.stream.resume.WarmupBody)
+		case handoff.Freeze:
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, srv.cfg.MigrationTimeout)
+			defer cancel()
+			done = handoff.Frozen
+			v.request, err = srv.freeze(ctx, g, m)
+		case handoff.OpenHandoff:
+			done, err = handoff.Opened, v.openHandoff(ctx, a.Within)
+		case handoff.OpenReprompt:
+			if a.Renew {
+				g.renew()
+			}
+			v.logFallback(machine.Failure())
+			done, err = handoff.Opened, v.open(ctx, g.stream.resume.PromptBody(g.ids, len(g.ids)-g.prompt), false)
+		case handoff.Splice:
+			g.result.Handoff = machine.Handoff()
+			g.splice(v.leg, v.first, to, m.Cached)
+			return nil
+		case handoff.Fail:
+			return a.Err
+		}
+		ev = handoff.Event{Kind: done}
+		if err != nil {
+			ev = handoff.Event{Kind: handoff.Failed, Err: err, TargetLost: errors.Is(err, errReplicaGone)}
+		}
+		srv.connectors.learn(from, to, a.Kind, err, time.Now())
+	}
+}
+
+// complete adds to an event how the stream is now.
+func (v *idMove) complete(ev *handoff.Event) {
+	s := v.g.stream
+	s.mu.Lock()
+	ids, _ := s.machine.IDs()
+	ev.IDs, ev.Frozen = len(ids), v.g.isFrozen()
+	s.mu.Unlock()
+	ev.Now, ev.HolderLost = time.Since(v.start), isClosed(v.g.lost)
+}
+
+// snapshot takes the stream's present ids as those that are kept or computed next.
+func (v *idMove) snapshot() (prompt int) {
+	s := v.g.stream
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v.ids, prompt = s.machine.IDs()
+	return prompt
+}
+
+// keepKV asks the holder's engine to keep the KV of the present ids for another engine.
+func (v *idMove) keepKV(ctx context.Context, within time.Duration) error {
+	ctx, cancel := v.whileHeld(ctx, within)
+	defer cancel()
+	prompt := v.snapshot()
+	s := v.g.stream
+	lr := s.laterLeg(v.srv.normalize(Target{v.m.From, v.m.FromAddress}), 0, prompt, len(v.ids)-prompt)
+	lr.endpoint, lr.stream, lr.request.ID = openai.Completions, nil, "" // it is no leg of the stream
+	lr.plain, lr.arrival.HasKV = true, true
+	lr.body = &payload{bytes: s.resume.HandoffBody(v.ids)}
+	answer, err := v.srv.callOnce(ctx, lr)
+	if err == nil {
+		v.params, err = openai.ParseHandoff(answer, len(v.ids))
+	}
+	if err != nil {
+		return fmt.Errorf("%s does not hand the KV over: %w", v.m.From, causeOf(ctx, err))
+	}
+	return nil
+}
+
+// warmUp has the target compute or fetch the KV of v.ids while the client reads on. It
+// stops when the stream is frozen, because its holder was lost.
+func (v *idMove) warmUp(ctx context.Context, within time.Duration, body func(ids []uint32) []byte) error {
+	s, g := v.g.stream, v.g
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	s.mu.Lock()
+	_, prompt := s.machine.IDs()
+	g.stopWarmup = cancel
+	frozen := g.isFrozen()
+	s.mu.Unlock()
+	if frozen {
+		return nil
+	}
+	l := &call{cancel: cancel}
+	s.setOpening(v.m.To.Replica, l) // so that the target is watched and its loss noticed
+	defer s.clearOpening(l)
+	lr := s.laterLeg(v.m.To, 0, prompt, len(v.ids)-prompt)
+	lr.stream, lr.request.ID = nil, "" // it is no leg of the stream
+	lr.body = &payload{bytes: body(v.ids)}
+	_, lr.arrival.HasKV = openai.TransferOf(lr.body.bytes)
+	if _, err := v.srv.callOnce(ctx, lr); err != nil {
+		return fmt.Errorf("%s does not warm up: %w", v.srv.replicaOf(v.m.To), l.causeOr(causeOf(ctx, err)))
+	}
+	return l.causeOr(nil)
+}
+
+// openHandoff opens the target's leg, whose engine fetches the KV. It gives up when the
+// holder is lost.
+func (v *idMove) openHandoff(ctx context.Context, within time.Duration) error {
+	ctx, cancel := v.whileHeld(ctx, within)
+	defer cancel()
+	return v.open(ctx, v.g.stream.resume.PulledPromptBody(v.ids, len(v.ids)-v.g.prompt, v.params), true)
+}
+
+// open opens the target's leg and reads it up to its first token.
+func (v *idMove) open(ctx context.Context, body []byte, hasKV bool) (err error) {
+	lr := *v.request
+	lr.epoch, lr.body, lr.arrival.HasKV = v.g.number, &payload{bytes: body}, hasKV
+	if v.leg, v.first, err = v.g.stream.openLaterLeg(ctx, &lr, len(v.g.ids)); err != nil {
+		return fmt.Errorf("%s gives no token: %w", v.srv.replicaOf(v.m.To), err)
+	}
+	return nil
+}
+
+// whileHeld returns a context that ends with ctx, after within, or when the holder is lost.
+func (v *idMove) whileHeld(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
+	ctx, lost := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithTimeout(ctx, within)
+	go func() {
+		select {
+		case <-v.g.lost:
+		case <-ctx.Done():
+		}
+		lost(handoff.ErrHolderLost)
+	}()
+	return ctx, cancel
+}
+
+// logFallback logs why a handoff has become a reprompt.
+func (v *idMove) logFallback(err error) {
+	if err != nil && !errors.Is(err, openai.ErrNoConnector) {
+		v.g.stream.log().Info("KV not handed over; the target computes it", "from", v.m.From, "to", v.srv.replicaOf(v.m.To), "error", err)
+	}
+}
+
+// callOnce sends a request that is no leg of a stream, and returns the whole answer.
+func (srv *Server) callOnce(ctx context.Context, lr *legRequest) ([]byte, error) {
+	b, err := srv.openLegAt(ctx, lr)
+	if err != nil {
+		return nil, err
+	}
+	if b.response == nil {
+		b.leg.closeMoved()
+		return nil, nil // an engine that streams unasked has computed it too
+	}
+	defer b.release()
+	if b.response.StatusCode != http.StatusOK {
+		return nil, refusal(b.response)
+	}
+	if b.local != nil {
+		b.local.work.AddOutput(0)
+	}
+	answer, err := io.ReadAll(io.LimitReader(b.response.Body, maxInspected))
+	b.recordUsage(answer)
+	return answer, err
+}
+
+// causeOf returns why ctx ended, else err.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// connectors remembers which engines have no KV connector, and which pairs of them could
+// not hand KV over. The zero value knows none.
+type connectors struct {
+	mu    sync.Mutex
+	retry map[enginePair]time.Time // when they may be tried again
+}
+
+// enginePair is the engines of two replicas; to is "" for from alone.
+type enginePair struct{ from, to policies.ReplicaID }
+
+// mayHandOff reports whether a handoff may be tried.
+func (c *connectors) mayHandOff(from, to policies.ReplicaID, now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !slices.ContainsFunc([]enginePair{{from: from}, {from: to}, {from, to}}, func(p enginePair) bool { return now.Before(c.retry[p]) })
+}
+
+// learn takes note of what became of an action.
+func (c *connectors) learn(from, to policies.ReplicaID, kind handoff.ActionKind, err error, now time.Time) {
+	var until time.Time
+	pair := enginePair{from, to}
+	switch {
+	case err == nil || errors.Is(err, handoff.ErrHolderLost) || errors.Is(err, errReplicaGone) || errors.Is(err, context.Canceled):
+		return
+	case errors.Is(err, openai.ErrNoConnector):
+		pair.to, until = "", now.Add(connectorRetry)
+	case kind == handoff.CopyKV || kind == handoff.OpenHandoff:
+		until = now.Add(fetchRetry)
+	default:
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.retry == nil || len(c.retry) >= maxPairs {
+		c.retry = make(map[enginePair]time.Time)
+	}
+	c.retry[pair] = until
+}
+
+// forget forgets what is known of a replica's engine, which is another one now.
+func (c *connectors) forget(replica policies.ReplicaID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for p := range c.retry {
+		if p.from == replica || p.to == replica {
+			delete(c.retry, p)
+		}
+	}
+}

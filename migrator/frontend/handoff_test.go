@@ -1,0 +1,311 @@
+package frontend
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
+)
+
+// transferParams is what the fake engine reads of vLLM's kv_transfer_params.
+type transferParams struct {
+	Decode  bool   `json:"do_remote_decode"`
+	Prefill bool   `json:"do_remote_prefill"`
+	Request string `json:"remote_request_id"`
+	Tokens  int    `json:"remote_num_tokens"`
+}
+
+// connector is the KV connector of all engines of a fleet. Like vLLM's it verifies nothing:
+// an engine that fetches blocks which are not those of its prompt continues other ids.
+type connector struct {
+	mu     sync.Mutex
+	kept   map[string][]uint32 // by remote_request_id
+	serial int
+	lie    func(params string) string // changes what the holder answers
+
+	asked, fetched atomic.Int64 // requests to keep, and to fetch
+	fetching       func(*http.Request)
+	keeping        func(*http.Request)
+}
+
+func (c *connector) serve(r *http.Request, p transferParams, prompt []uint32) (read []uint32, offer string) {
+	switch {
+	case p.Decode:
+		c.asked.Add(1)
+		if c.keeping != nil {
+			c.keeping(r)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.serial++
+		name := fmt.Sprint("cmpl-", c.serial)
+		c.kept[name] = prompt
+		offer = fmt.Sprintf(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_request_id":%q,"remote_num_tokens":%d}`, name, len(prompt))
+		if c.lie != nil {
+			offer = c.lie(offer)
+		}
+		return prompt, offer
+	case p.Prefill:
+		c.fetched.Add(1)
+		if c.fetching != nil {
+			c.fetching(r)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if kept, ok := c.kept[p.Request]; !ok || formatIDs(kept, true) != formatIDs(prompt, true) {
+			prompt = append([]uint32{prompt[0] + 1}, prompt[1:]...)
+		}
+		delete(c.kept, p.Request)
+	}
+	return prompt, "null"
+}
+
+// reuse gives the blocks that are kept to other requests.
+func (c *connector) reuse() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.kept)
+}
+
+// newHandoffFleet returns a fleet whose engines have KV connectors.
+func newHandoffFleet(t *testing.T, n int, change func(*Config)) (*fleet, *connector) {
+	f := newFleet(t, n, func(c *Config) {
+		if c.Handoff = true; change != nil {
+			change(c)
+		}
+	})
+	c := &connector{kept: make(map[string][]uint32)}
+	for _, e := range f.engines {
+		e.connector = c
+	}
+	return f, c
+}
+
+// handOff migrates a stream without a reservation.
+func (f *fleet) handOff(stream string, to int) (MigrationResult, error) {
+	h, r, ok := f.findLeg(stream)
+	if !ok {
+		return MigrationResult{}, ErrStaleEpoch
+	}
+	return f.migrateIDs(f.t.Context(), stream, h, r, to)
+}
+
+// TestHandoffs hands answers of every kind from replica to replica, the front end's own among them
+// in each role, and compares them with the engine's own. Nothing is computed anew.
+func TestHandoffs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newHandoffFleet(t, 3, nil)
+		f.learnTemplates()
+		for _, kind := range requestKinds() {
+			s := f.startKind(kind, 3)
+			hops := 0
+			waitFor(t, func() bool {
+				moved, err := f.handOff(s.id, (hops+1)%3)
+				if err == nil && !moved.Handoff {
+					t.Fatalf("%s: hop %d is no handoff", kind, hops)
+				}
+				if err == nil {
+					hops++
+				} else if err != ErrStaleEpoch {
+					t.Fatalf("%s: hop %d: %v", kind, hops, err)
+				}
+				return hops == 5
+			})
+			if body := <-s.got; withoutIDs(body) != withoutIDs(s.want) {
+				t.Fatalf("%s: handed over\n got %s\nwant %s", kind, body, s.want)
+			}
+		}
+		f.requireIdle()
+		if n := int64(5 * len(requestKinds())); c.asked.Load() != n || c.fetched.Load() != n {
+			t.Errorf("%d times kept and %d times fetched, want %d", c.asked.Load(), c.fetched.Load(), n)
+		}
+		for _, s := range f.servers[1:] { // clients' requests arrive at r0
+			for _, rate := range s.Status().Flow.Prefill {
+				if rate != 0 {
+					t.Error("handoffs count as prefill")
+				}
+			}
+		}
+	})
+}
+
+// startSlowStream starts a stream that lasts for more than a minute; other requests, and legs
+// that continue it, are answered at once.
+func (f *fleet) startSlowStream(body string) runningStream {
+	f.t.Helper()
+	b := runningStream{got: make(chan string, 1), want: f.directAnswer("/v1/completions", body)}
+	f.engines[0].set(func(_ int, r *http.Request) {
+		if strings.HasSuffix(r.Header.Get(LegHeader), "#1") {
+			time.Sleep(time.Second)
+		}
+	}, nil)
+	go func() {
+		_, body := post(f.t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
+		b.got <- body
+	}()
+	b.Stream = f.waitForStream(4)
+	return b
+}
+
+const longPrompt = 2 * handoff.MinCopy
+
+// longHandoff is a request whose KV is copied before the freeze.
+var longHandoff = `{"model":"m","prompt":"` + strings.Repeat("x", longPrompt) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`
+
+// TestHandoffRounds copies the KV of a long stream before it freezes.
+func TestHandoffRounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newHandoffFleet(t, 2, nil)
+		b := f.startStream(longHandoff)
+		if moved, err := f.handOff(b.id, 1); err != nil || !moved.Handoff || c.asked.Load() != 2 || c.fetched.Load() != 2 {
+			t.Errorf("%+v, %v; %d times kept and %d times fetched, want 2", moved, err, c.asked.Load(), c.fetched.Load())
+		}
+		f.requireAnswer(b)
+	})
+}
+
+// TestHandoffFails makes each step of a handoff fail: the stream moves by reprompt, and the
+// answer is that of one engine.
+func TestHandoffFails(t *testing.T) {
+	hang := func(r *http.Request) { <-r.Context().Done() }
+	for name, test := range map[string]struct {
+		request string
+		spoil   func(*fleet, *connector)
+		again   bool // the next handoff between the two is tried, too
+	}{
+		"no connector": {longRequest, func(f *fleet, c *connector) { f.engines[0].connector = nil }, false},
+		"other ids":    {longRequest, func(_ *fleet, c *connector) { c.lie = replacing(`"remote_num_tokens":`, `"remote_num_tokens":1`) }, true},
+		"no count":     {longRequest, func(_ *fleet, c *connector) { c.lie = replacing(`"remote_num_tokens"`, `"other"`) }, true},
+		"no offer": {longRequest, func(_ *fleet, c *connector) {
+			c.lie = replacing(`"do_remote_prefill":true`, `"do_remote_prefill":false`)
+		}, true},
+		"the holder hangs":            {longRequest, func(_ *fleet, c *connector) { c.keeping = hang }, true},
+		"the holder hangs in a round": {longHandoff, func(_ *fleet, c *connector) { c.keeping = hang }, true},
+		"the fetch hangs":             {longRequest, func(_ *fleet, c *connector) { c.fetching = hang }, false},
+		"the fetch hangs in a round":  {longHandoff, func(_ *fleet, c *connector) { c.fetching = hang }, false},
+		"the target's engine fails":   {longRequest, func(_ *fleet, c *connector) { c.fetching = func(*http.Request) { panic(http.ErrAbortHandler) } }, false},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			f, c := newHandoffFleet(t, 2, nil)
+			b := f.startSlowStream(test.request)
+			test.spoil(f, c)
+			moved, err := f.handOff(b.id, 1)
+			if err != nil || moved.Handoff || moved.Stall > f.servers[0].cfg.MigrationTimeout {
+				t.Errorf("%+v, %v; want a reprompt", moved, err)
+			}
+			f.requireAnswer(b)
+			if again := f.servers[0].connectors.mayHandOff("r0", "r1", time.Now()); again != test.again {
+				t.Errorf("the next handoff is tried: %v, want %v", again, test.again)
+			}
+			if !f.servers[0].connectors.mayHandOff("r0", "r1", time.Now().Add(connectorRetry)) {
+				t.Error("no handoff is tried ever again")
+			}
+		})
+	}
+}
+
+func replacing(old, text string) func(string) string {
+	return func(params string) string { return strings.Replace(params, old, text, 1) }
+}
+
+// TestHandoffDeadline lets the target's engine fetch when the holder's blocks have other
+// owners: it continues other ids, and its tokens are not used.
+func TestHandoffDeadline(t *testing.T) {
+	for name, after := range map[string]time.Duration{"deadline": handoff.Deadline + time.Second, "lease": handoff.Lease + time.Second} {
+		runInBubble(t, name, func(t *testing.T) {
+			f, c := newHandoffFleet(t, 2, func(c *Config) { c.MigrationTimeout = 2 * time.Minute })
+			b := f.startSlowStream(longRequest)
+			c.fetching = func(*http.Request) { time.Sleep(after); c.reuse() }
+			moved, err := f.handOff(b.id, 1)
+			if err != nil || moved.Handoff || moved.Stall < handoff.Deadline || moved.Stall > handoff.Lease {
+				t.Errorf("%+v, %v; want a reprompt after the deadline", moved, err)
+			}
+			f.requireAnswer(b)
+		})
+	}
+}
+
+// TestHandoffHolderLost loses the holder after it has handed over: its memory may be that of
+// another process then.
+func TestHandoffHolderLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newHandoffFleet(t, 2, nil)
+		b := f.startStream(longRequest)
+		var once sync.Once
+		c.fetching = func(r *http.Request) {
+			once.Do(func() {
+				f.engines[0].kill(b.id + "#1")
+				<-r.Context().Done() // or it would continue other ids
+			})
+			c.reuse()
+		}
+		start := time.Now()
+		if moved, err := f.handOff(b.id, 1); err != nil || moved.Handoff || moved.Epoch != 3 {
+			t.Errorf("%+v, %v; want a reprompt in epoch 3", moved, err)
+		}
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("the loss was noticed after %v", d)
+		}
+		f.requireAnswer(b)
+	})
+}
+
+// TestHandoffEpochs makes a leg fail twice: the stream goes on at its holder in an epoch that no
+// leg had, and moves again.
+func TestHandoffEpochs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newHandoffFleet(t, 2, nil)
+		b := f.startStream(longRequest)
+		f.engines[1].set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			http.Error(w, "no", http.StatusBadRequest)
+		})
+		if moved, err := f.handOff(b.id, 1); err == nil || moved != (MigrationResult{Epoch: 4}) {
+			t.Errorf("%+v, %v; want an error and epoch 4", moved, err)
+		}
+		f.setPace(2 * time.Millisecond)
+		if moved, err := f.handOff(b.id, 1); err != nil || moved.Epoch != 5 {
+			t.Errorf("%+v, %v; want epoch 5", moved, err)
+		}
+		f.requireAnswer(b)
+	})
+}
+
+// TestHandoffEnds ends the stream while the holder is asked, and the client's request while the
+// target fetches.
+func TestHandoffEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newHandoffFleet(t, 2, nil)
+		b := f.startStream(longRequest)
+		c.keeping = func(*http.Request) { time.Sleep(300 * time.Millisecond) } // the answer takes 140
+		if moved, err := f.handOff(b.id, 1); err != ErrNoStream {
+			t.Errorf("%+v, %v", moved, err)
+		}
+		f.requireAnswer(b)
+		c.keeping = nil
+
+		ctx, cancel := context.WithCancel(t.Context())
+		c.fetching = func(r *http.Request) { cancel(); <-r.Context().Done() }
+		f.setPace(2 * time.Millisecond)
+		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest))
+		go func() {
+			if resp, err := f.servers[0].client.Do(req); err == nil {
+				io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		}()
+		s := f.waitForStream(4)
+		if moved, err := f.handOff(s.id, 1); err != ErrNoStream {
+			t.Errorf("%+v, %v", moved, err)
+		}
+		f.requireIdle()
+	})
+}

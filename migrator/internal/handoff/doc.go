@@ -1,0 +1,41 @@
+// Package handoff is the state machine of one move of a stream between two engines
+// that keep their own KV caches (the mode Reprompt of migrator/transfer): how its KV
+// gets to the target. A Machine is pure: Step takes what became of the last action and
+// returns the next one; it reads no clock and calls no engine. The driver is
+// migrator/frontend.
+//
+// # The ways
+//
+// By handoff, the holder's engine is asked for one more token of exactly the stream's
+// ids and answers with parameters for the target's engine, which fetches the KV with
+// them (vLLM's kv_transfer_params). By reprompt, the target's engine computes the KV of
+// the ids anew. A handoff that cannot go on becomes a reprompt; it is never the reason
+// why a stream does not move.
+//
+//	        ┌──────────── while many ids are new: at most MaxRounds ─────────────┐
+//	        ▼                                                                    │
+//	──► KeepKV ──Kept──► CopyKV ──Copied──► Freeze ──Frozen──► KeepKV ──Kept──► OpenHandoff ──Opened──► Splice
+//	        │ Failed         │ Failed          ▲                   │ Failed         │ Failed, too late, holder lost
+//	        └───────┬────────┘                 │                   ▼                ▼
+//	                └──────► Compute ──────────┘               OpenReprompt ──Opened──► Splice
+//
+// The rounds before the freeze (CopyKV) copy what there is while the client reads on,
+// so that the last one fetches little; they also show, before any client waits, that
+// the holder answers and the target can fetch.
+//
+// # Guards
+//
+// vLLM's target reads blocks of the holder's memory by number and verifies nothing, so
+// a leg that fetches KV is used only if what it read was certainly the stream's:
+//
+//  1. The parameters are for exactly the ids that the target is given
+//     (openai.ParseHandoff). The holder's one token is discarded.
+//  2. The leg's first token comes within Deadline of the request to the holder, of
+//     whose lease of the blocks the answer does not say how long it is. A later token
+//     is not used, whatever it is.
+//  3. The holder has not been lost since: its engine may have restarted, and its memory
+//     belong to other requests.
+//  4. Parameters are used for one leg.
+//  5. The holder answers within AnswerWithin: an engine that is too busy for one token
+//     would make the client wait for longer than a reprompt.
+package handoff
