@@ -27,7 +27,7 @@ func (q *Resume) HandoffBody(ids []uint32) []byte {
 	rest := "{" + string(q.rest[min(1, len(q.rest)):]) + "}"
 	for _, name := range [...]string{"model", "cache_salt", "priority"} {
 		if v := gjson.Get(rest, name); v.Exists() {
-			dst = append(append(append(dst, `,"`+name+`":`...), v.Raw...))
+			dst = append(append(dst, `,"`+name+`":`...), v.Raw...)
 		}
 	}
 	return append(dst, '}')
