@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -88,6 +89,9 @@ type Config struct {
 	PeerListener net.Listener
 	// Listen opens a listener; nil means net.Listen.
 	Listen func(network, address string) (net.Listener, error)
+	// Dial opens connections to the engine, and to other migrators if Peers is nil; nil
+	// means a net.Dialer with a timeout of 5 s.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// Placer chooses where a request starts; if it is nil all requests start at
 	// the own engine.
@@ -253,6 +257,9 @@ func (c Config) validate() (Config, *url.URL, error) {
 	}
 	if c.Listen == nil {
 		c.Listen = net.Listen
+	}
+	if c.Dial == nil {
+		c.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

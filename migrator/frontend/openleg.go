@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"mime"
-	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -21,8 +20,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/localfault"
 )
-
-var dialer = &net.Dialer{Timeout: dialTimeout}
 
 // payload is the body of an engine's request. It is released as soon as the
 // engine has brought the first event: a prompt is large and a stream is long.

@@ -84,8 +84,8 @@ func New(cfg Config) (*Server, error) {
 		engine:         engine,
 		log:            cfg.Logger.With("replica", string(cfg.Replica)),
 		tracker:        loadtracker.New(loadtracker.Config{Edges: cfg.Edges, Counter: flow.New(cfg.Edges, cfg.FlowTau.Seconds()), Recent: cfg.RecentWindow}),
-		local:          newTransport(cfg.IdleTimeout),
-		probe:          &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
+		local:          newTransport(cfg),
+		probe:          &http.Transport{DialContext: cfg.Dial, DisableKeepAlives: true},
 		peers:          cfg.Peers,
 		bodies:         intake.NewBudget(cfg.MaxBodies),
 		peerBodies:     intake.NewBudget(cfg.MaxBodies),
@@ -103,7 +103,7 @@ func New(cfg Config) (*Server, error) {
 		lastStream: uint64(time.Now().UnixMicro()),
 	}
 	if srv.peers == nil {
-		srv.peers = newTransport(cfg.IdleTimeout)
+		srv.peers = newTransport(cfg)
 	}
 	return srv, nil
 }
@@ -301,10 +301,10 @@ func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request, _ []byte,
 
 // newTransport returns the transport for one engine, or for peers. Its buffers
 // are small because each stream holds two and a token is smaller still. An answer
-// must begin within idle.
-func newTransport(idle time.Duration) *http.Transport {
+// must begin within the idle timeout.
+func newTransport(cfg Config) *http.Transport {
 	return &http.Transport{
-		DialContext:           dialer.DialContext,
+		DialContext:           cfg.Dial,
 		DisableCompression:    true,
 		MaxIdleConns:          1024,
 		MaxIdleConnsPerHost:   1024,
@@ -312,6 +312,6 @@ func newTransport(idle time.Duration) *http.Transport {
 		ReadBufferSize:        1 << 10,
 		WriteBufferSize:       1 << 10,
 		ExpectContinueTimeout: time.Second,
-		ResponseHeaderTimeout: idle,
+		ResponseHeaderTimeout: cfg.IdleTimeout,
 	}
 }

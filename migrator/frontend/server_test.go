@@ -59,16 +59,13 @@ func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 	t.Helper()
 	lis, peers := listen(), listen()
 	cfg := Config{Replica: "r0", Engine: url, Edges: policies.BucketEdges(1<<16, 4), Listener: lis, PeerListener: peers,
-		Listen: memory.listenAt, HealthInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
+		Listen: memory.listenAt, Dial: memory.dial, HealthInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
 	if change != nil {
 		change(&cfg)
 	}
 	f, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
-	}
-	for _, transport := range []*http.Transport{f.local, f.probe, f.peers.(*http.Transport)} {
-		transport.DialContext = memory.dial
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	fr := &testServer{Server: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
