@@ -37,7 +37,11 @@ func newProfileFit(s *settings) *cobra.Command {
   the tokens generated) and its average batch loads;
 - the coefficients of an iteration, d0, d1 and d4, on the times between tokens, and d2 and d3
   on the times to the first token of requests that were alone in the engine;
-- κ, if the record has mixed cells, with its standard error.
+- κ, if the record has mixed cells.
+
+Standard errors come from fits that each leave one cell out. Fit warns of coefficients that
+are not above theirs, and of cells whose tokens came in bursts, of which it uses only the
+end-to-end times.
 
 A fifth of the requests, chosen by --seed, is held out: the errors are those of predicting
 them, beside those of a static predictor that always predicts the mean.
@@ -110,6 +114,9 @@ func (s *settings) fitProfile(path string, f *fitFlags) error {
 		if err := writePicture(f.plot, pic); err != nil {
 			return err
 		}
+	}
+	for _, warning := range out.Warnings() {
+		fmt.Fprintln(s.stderr, warning)
 	}
 	if s.json {
 		return s.print(out)

@@ -115,7 +115,8 @@ func TestProfileOfAnEngine(t *testing.T) {
 	}
 }
 
-// TestProfileInRealTime recovers an engine's iteration model over real sockets.
+// TestProfileInRealTime recovers an engine's iteration model over real sockets: within 5 %, or within three standard
+// errors, which are larger on a machine that does other work.
 func TestProfileInRealTime(t *testing.T) {
 	testkit.SkipSlow(t)
 	want := testkit.Must(cost.Builtin("rtxpro6000-llama-3.1-8b"))
@@ -128,11 +129,16 @@ func TestProfileInRealTime(t *testing.T) {
 	t.Logf("measured for %v", time.Since(began))
 	r := testkit.Must(profiling.ReadRecord(testkit.Must(os.Open(record))))
 	f := testkit.Must(profiling.Fit(r.Logs, profiling.FitOptions{}))
-	for name, x := range map[string][2]float64{"d0": {f.D0, want.D0}, "d1": {f.D1, want.D1}, "d2": {f.D2, want.D2}, "d3": {f.D3, want.D3}, "d4": {f.D4, want.D4}} {
-		t.Logf("%s is %.4g, given %.4g: %+.2f %%", name, x[0], x[1], 100*(x[0]/x[1]-1))
-		if math.Abs(x[0]-x[1]) > 0.05*x[1] {
-			t.Errorf("%s is %v, not %v within 5 %%", name, x[0], x[1])
+	given := map[string]float64{"d0": want.D0, "d1": want.D1, "d2": want.D2, "d3": want.D3, "d4": want.D4, "κ": want.Kappa}
+	for _, c := range f.Coefficients() {
+		x, ok := given[c.Name]
+		if !ok {
+			continue
+		}
+		t.Logf("%s is %.4g ± %.2g, given %.4g: %+.2f %%", c.Name, c.Value, c.Error, x, 100*(c.Value/x-1))
+		if off := math.Abs(c.Value - x); off > 0.05*x && off > 3*float64(c.Error) || float64(c.Error) > x {
+			t.Errorf("%s is %v ± %v, not %v", c.Name, c.Value, c.Error, x)
 		}
 	}
-	t.Logf("kappa is %.3g ± %.2g, given %.3g; normalised latency: %v; time between tokens: %v", f.Kappa, *f.KappaError, want.Kappa, f.Normalised, f.InterToken)
+	t.Logf("normalised latency: %v; time between tokens: %v; %q", f.Normalised, f.InterToken, f.Warnings())
 }

@@ -17,16 +17,20 @@ type Fitted struct {
 	Requests int `json:"requests"` // fitted
 	HeldOut  int `json:"held_out"` // requests that the errors are of
 
+	Bursty int `json:"bursty"` // cells of which only the normalised latency is fitted: see Log.Bursty
+
 	// QoE are D_0 … D_4 of the paper: coefficients of a request's normalised latency, in seconds per token.
 	QoE [5]float64 `json:"qoe"`
-	// D0 … D4 are the coefficients of an iteration, as in a cost.Profile, and Kappa with its standard error.
-	D0         float64  `json:"d0"`
-	D1         float64  `json:"d1"`
-	D2         float64  `json:"d2"`
-	D3         float64  `json:"d3"`
-	D4         float64  `json:"d4"`
-	Kappa      float64  `json:"kappa"`
-	KappaError *float64 `json:"kappa_error,omitempty"` // null: no mixed cells were measured
+	// D0 … D4 and Kappa are the coefficients of an iteration, as in a cost.Profile.
+	D0    float64 `json:"d0"`
+	D1    float64 `json:"d1"`
+	D2    float64 `json:"d2"`
+	D3    float64 `json:"d3"`
+	D4    float64 `json:"d4"`
+	Kappa float64 `json:"kappa"`
+	Mixed bool    `json:"mixed"` // cells for Kappa were measured
+	// StandardErrors are those of QoE, D0 … D4 and Kappa.
+	StandardErrors StandardErrors `json:"standard_errors"`
 	// FirstToken is what an iteration with a prompt takes besides its tokens, the engine's server included, and
 	// Chunk the number of prompt tokens that an iteration computes at most.
 	FirstToken float64 `json:"first_token"`
@@ -56,10 +60,12 @@ type FitOptions struct {
 type sample struct {
 	Request
 	log     *Log
+	cell    int
 	heldOut bool
 }
 
-// Fit fits the logs. Cells in which requests queued, and requests that were cut, are ignored.
+// Fit fits the logs. Cells in which requests queued, and requests that were cut, are ignored. Cells whose tokens
+// came in bursts count only for the normalised latency.
 func Fit(logs []Log, o FitOptions) (Fitted, error) {
 	if o.HeldOut == 0 {
 		o.HeldOut = 0.2
@@ -73,7 +79,7 @@ func Fit(logs []Log, o FitOptions) (Fitted, error) {
 		for _, r := range logs[i].Requests {
 			heldOut := rng.Float64() < o.HeldOut
 			if !logs[i].Queued() && !r.Cut && r.First > r.Start && r.End >= r.First && r.Output > 0 {
-				samples = append(samples, sample{r, &logs[i], heldOut})
+				samples = append(samples, sample{r, &logs[i], i, heldOut})
 			}
 		}
 	}
@@ -91,7 +97,13 @@ func Fit(logs []Log, o FitOptions) (Fitted, error) {
 	if f.HeldOut == 0 {
 		return Fitted{}, errors.New("fit: too few requests to hold some out; measure for longer")
 	}
-	err := errors.Join(f.fitQoE(samples), f.fitTTFT(samples))
+	err := f.fitQoE(samples)
+	if err == nil {
+		samples, err = f.leaveOutBursts(samples)
+	}
+	if err == nil {
+		err = f.fitTTFT(samples)
+	}
 	if err == nil {
 		err = f.fitInterToken(samples)
 	}
@@ -110,8 +122,15 @@ type term struct {
 	outlier bool // not fitted; if it is held out, its error counts
 }
 
+// regression is a fit of terms.
+type regression struct {
+	leastsquares.Solution
+	Prediction
+	rows []leastsquares.Row // that were fitted
+}
+
 // regress fits the terms that are not held out, and evaluates the fit on the others.
-func regress(terms []term) (leastsquares.Solution, Prediction, error) {
+func regress(terms []term) (regression, error) {
 	var rows []leastsquares.Row
 	mean := 0.0
 	for _, t := range terms {
@@ -122,7 +141,7 @@ func regress(terms []term) (leastsquares.Solution, Prediction, error) {
 	}
 	s, err := leastsquares.NonNegative(rows)
 	if err != nil {
-		return s, Prediction{}, err
+		return regression{}, err
 	}
 	mean /= float64(len(rows))
 	var model, static []float64
@@ -137,7 +156,7 @@ func regress(terms []term) (leastsquares.Solution, Prediction, error) {
 		model = append(model, (predicted-t.value)/t.value)
 		static = append(static, (mean-t.value)/t.value)
 	}
-	return s, Prediction{summarise(model), summarise(static)}, nil
+	return regression{s, Prediction{summarise(model), summarise(static)}, rows}, nil
 }
 
 // fitQoE regresses the normalised latency on the average loads and minimises absolute errors, as the paper does.
@@ -148,44 +167,64 @@ func (f *Fitted) fitQoE(samples []sample) error {
 			continue
 		}
 		q, l := s.Normalised(), s.Load
-		terms = append(terms, term{Row: leastsquares.Row{X: []float64{1, l.N, l.SumI, l.SumI2, l.SumL}, Y: q, Weight: 1}, value: q, heldOut: s.heldOut})
+		terms = append(terms, term{Row: leastsquares.Row{X: []float64{1, l.N, l.SumI, l.SumI2, l.SumL}, Y: q, Weight: 1, Group: s.cell}, value: q, heldOut: s.heldOut})
 	}
-	solution, prediction, err := regress(terms)
+	r, err := regress(terms)
 	if err != nil {
 		return fmt.Errorf("normalised latency: %w", err)
 	}
-	copy(f.QoE[:], solution.Coefficients)
-	f.Normalised = prediction
+	copy(f.QoE[:], r.Coefficients)
+	copy(f.StandardErrors.QoE[:], r.standardErrors())
+	f.Normalised = r.Prediction
 	return nil
+}
+
+// leaveOutBursts returns the samples of the cells whose tokens did not come in bursts, and counts the others.
+func (f *Fitted) leaveOutBursts(samples []sample) ([]sample, error) {
+	bursty := make(map[*Log]bool)
+	for _, s := range samples {
+		if _, ok := bursty[s.log]; !ok {
+			bursty[s.log] = s.log.Bursty()
+			if bursty[s.log] {
+				f.Bursty++
+			}
+		}
+	}
+	if f.Bursty == len(bursty) {
+		return nil, errors.New("in every cell most tokens came in bursts: measure the engine itself, without a proxy that collects tokens, on a machine that does little else")
+	}
+	return slices.DeleteFunc(samples, func(s sample) bool { return bursty[s.log] }), nil
 }
 
 // fitTTFT regresses the time to the first token of requests that are alone in the engine on the tokens that
 // were not cached. Engines compute a long prompt in several iterations; the number of tokens for each is the power
 // of two that fits best.
 func (f *Fitted) fitTTFT(samples []sample) error {
-	least := math.Inf(1)
+	best := regression{Solution: leastsquares.Solution{Squares: math.Inf(1)}}
 	for chunk := smallestChunk; chunk <= largestChunk; chunk *= 2 {
 		var terms []term
-		for _, s := range samples {
+		for i, s := range samples {
 			if s.log.Batch != 1 || s.log.Mixed {
 				continue
 			}
 			tokens, squares := s.prefill()
+			// Requests that are alone share no iteration: each is a group of its own.
 			t := s.First - s.Start
 			x := []float64{math.Ceil(tokens / float64(chunk)), tokens, squares}
-			terms = append(terms, term{Row: leastsquares.Row{X: x, Y: t, Weight: 1 / t}, value: t, heldOut: s.heldOut})
+			terms = append(terms, term{Row: leastsquares.Row{X: x, Y: t, Weight: 1 / t, Group: i}, value: t, heldOut: s.heldOut})
 		}
-		solution, prediction, err := regress(terms)
+		r, err := regress(terms)
 		if err != nil {
 			return fmt.Errorf("time to the first token, of %d requests that were alone in the engine: %w", len(terms), err)
 		}
-		// Of equal fits, that without chunks.
-		if solution.Squares <= least {
-			least = solution.Squares
-			f.FirstToken, f.D2, f.D3 = solution.Coefficients[0], solution.Coefficients[1], solution.Coefficients[2]
-			f.Chunk, f.TTFT = chunk, prediction
+		if r.Squares <= best.Squares { // of equal fits, that without chunks
+			best, f.Chunk = r, chunk
 		}
 	}
+	e := best.standardErrors()
+	f.FirstToken, f.D2, f.D3 = best.Coefficients[0], best.Coefficients[1], best.Coefficients[2]
+	f.StandardErrors.D2, f.StandardErrors.D3 = e[1], e[2]
+	f.TTFT = best.Prediction
 	return nil
 }
 
@@ -206,11 +245,10 @@ func (r Request) prefill() (tokens, squares float64) {
 // prefills took meanwhile is subtracted, by D2 and D3.
 func (f *Fitted) fitInterToken(samples []sample) error {
 	timelines := make(map[*Log]timeline)
-	mixed := false
 	for _, s := range samples {
 		if _, ok := timelines[s.log]; !ok {
 			timelines[s.log] = newTimeline(*s.log)
-			mixed = mixed || s.log.Mixed
+			f.Mixed = f.Mixed || s.log.Mixed
 		}
 	}
 	var terms []term
@@ -236,12 +274,12 @@ func (f *Fitted) fitInterToken(samples []sample) error {
 			continue
 		}
 		x := []float64{1, sum.decoding / sum.n, sum.held / sum.n}
-		if mixed {
+		if f.Mixed {
 			x = append(x, sum.spread/sum.n)
 		}
 		byCell[s.log] = append(byCell[s.log], len(terms))
 		terms = append(terms, term{
-			Row:   leastsquares.Row{X: x, Y: (sum.seconds - sum.prefill) / sum.n, Weight: math.Sqrt(sum.n)},
+			Row:   leastsquares.Row{X: x, Y: (sum.seconds - sum.prefill) / sum.n, Weight: math.Sqrt(sum.n), Group: s.cell},
 			known: sum.prefill / sum.n, value: sum.seconds / sum.n, heldOut: s.heldOut,
 		})
 	}
@@ -253,19 +291,20 @@ func (f *Fitted) fitInterToken(samples []sample) error {
 			terms[i].outlier = terms[i].value > outlierFactor*median || terms[i].value*outlierFactor < median
 		}
 	}
-	solution, prediction, err := regress(terms)
+	r, err := regress(terms)
 	if err != nil {
 		return fmt.Errorf("time between tokens: %w", err)
 	}
-	c := solution.Coefficients
+	c, e := r.Coefficients, r.standardErrors()
 	f.D0, f.D1, f.D4 = c[0], c[1], c[2]
-	f.InterToken = prediction
-	if mixed && f.D4 > 0 {
-		// κ is the ratio of two coefficients: its error is that of a quotient.
-		f.Kappa = c[3] / f.D4
-		v := solution.Covariance
-		e := math.Sqrt(max(0, v.At(3, 3)-2*f.Kappa*v.At(2, 3)+f.Kappa*f.Kappa*v.At(2, 2))) / f.D4
-		f.KappaError = &e
+	f.StandardErrors.D0, f.StandardErrors.D1, f.StandardErrors.D4 = e[0], e[1], e[2]
+	f.InterToken = r.Prediction
+	if f.Mixed {
+		ratio := func(c []float64) float64 { return c[3] / c[2] }
+		f.StandardErrors.Kappa = r.standardError(ratio)
+		if f.D4 > 0 {
+			f.Kappa = ratio(c)
+		}
 	}
 	return nil
 }

@@ -71,6 +71,30 @@ func (r Request) perEvent() float64 { return float64(r.Output) / float64(1+len(r
 // or for a place in the batch. Such a cell is not fitted, since what it measures is its queue.
 func (l Log) Queued() bool { return l.Running < l.Batch }
 
+// Most steps of a cell whose tokens came in bursts are shorter than burstStep, in microseconds, and than
+// burstShare of the mean step. No engine has such short iterations, but an emulated one may.
+const (
+	burstStep  = 100
+	burstShare = 0.1
+)
+
+// Bursty reports whether most tokens of a cell came together with the one before: a proxy or a server collected
+// them, or the client did not run. Their times say nothing about iterations.
+func (l Log) Bursty() bool {
+	var all []float64
+	for _, r := range l.Requests {
+		for _, step := range r.Steps {
+			all = append(all, float64(step))
+		}
+	}
+	if len(all) == 0 {
+		return false
+	}
+	slices.Sort(all)
+	median := stat.Quantile(0.5, stat.Empirical, all, nil)
+	return median < burstStep && median < burstShare*stat.Mean(all, nil)
+}
+
 // steadyError is the standard error of the mean normalised latency, relative to it, at which a cell is steady.
 const steadyError = 0.02
 

@@ -51,10 +51,20 @@ func (f Fitted) Profile(rec Record, g Given) (cost.Profile, error) {
 		fmt.Sprintf("d2, d3 fitted: time to the first token of requests that are alone, in chunks of %d tokens; %s", f.Chunk, f.TTFT),
 		"qoe fitted: normalised latency; " + f.Normalised.String(),
 	}
-	if f.KappaError != nil {
-		p.How = append(p.How, fmt.Sprintf("kappa fitted: batches of one size and one sum of lengths, %.3g with a standard error of %.2g", f.Kappa, *f.KappaError))
-	} else {
+	switch kappa := f.kappa(); {
+	case !f.Mixed:
 		p.How = append(p.How, "kappa not measured: 0")
+	case kappa.Determined():
+		p.How = append(p.How, fmt.Sprintf("kappa fitted: batches of one size and one sum of lengths, %.3g with a standard error of %.2g", kappa.Value, kappa.Error))
+	default:
+		p.Kappa = 0
+		p.How = append(p.How, fmt.Sprintf("kappa not determined by the measurements, %.3g with a standard error of %.2g: 0", kappa.Value, kappa.Error))
+	}
+	if names := undetermined(f.Coefficients()); names != "" {
+		p.How = append(p.How, "not determined by the measurements one by one, with standard errors above the value: "+names)
+	}
+	if f.Bursty > 0 {
+		p.How = append(p.How, fmt.Sprintf("of %d cells, whose tokens came in bursts, only the normalised latency is fitted", f.Bursty))
 	}
 	p.How = append(p.How, "kv_bytes_per_token is given; weight_bytes is unknown; transfer_base and link_rate are assumptions")
 	for _, x := range []*float64{&p.D0, &p.D1, &p.D2, &p.D3, &p.D4, &p.Kappa, &p.QoE.D0, &p.QoE.D1, &p.QoE.D2, &p.QoE.D3, &p.QoE.D4,

@@ -185,7 +185,7 @@ func TestFit(t *testing.T) {
 	near("d4", f.D4, 10e-6)
 	// In batches of one, the part of each sequence is not to be distinguished from the fixed part.
 	near("d0 + d1", f.D0+f.D1, 5e-3)
-	if f.KappaError != nil || f.Kappa != 0 {
+	if f.Mixed || f.Kappa != 0 {
 		t.Errorf("kappa %v without mixed cells", f.Kappa)
 	}
 	if f.InterToken.Model.Mean > 1e-3 || f.InterToken.Static.Mean < 0.01 || f.HeldOut < 5 || f.HeldOut+f.Requests != 80 {

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 
 	"gonum.org/v1/plot/plotter"
@@ -43,28 +44,34 @@ func Cells(logs []profiling.Log) Table {
 	return t
 }
 
+// meanings of the coefficients of a fit, in their order.
+var meanings = [...]string{
+	"QoE: per output token",
+	"QoE: … and request in the batch",
+	"QoE: … and prompt token in the batch",
+	"QoE: … and squared prompt token in the batch",
+	"QoE: … and token of present length in the batch",
+	"iteration",
+	"iteration: per decoding sequence",
+	"iteration: per prompt token",
+	"iteration: per squared prompt token",
+	"iteration: per KV token",
+	"weight of longest less mean length, a ratio",
+}
+
 // Coefficients is a table of what a fit has found.
 func Coefficients(f profiling.Fitted) Table {
-	row := func(name, meaning string, value float64) []string {
-		return []string{name, meaning, strconv.FormatFloat(value, 'g', 5, 64)}
+	t := Table{Title: "Coefficients, in seconds", Header: []string{"", "", "value", "standard error"}, Left: 2}
+	for i, c := range f.Coefficients() {
+		deviation := "not determined"
+		if !math.IsInf(float64(c.Error), 0) {
+			deviation = strconv.FormatFloat(float64(c.Error), 'g', 2, 64)
+		}
+		t.Rows = append(t.Rows, []string{c.Name, meanings[i], strconv.FormatFloat(c.Value, 'g', 5, 64), deviation})
 	}
-	t := Table{Title: "Coefficients, in seconds", Header: []string{"", "", "value"}, Left: 2, Rows: [][]string{
-		row("D_0", "QoE: per output token", f.QoE[0]),
-		row("D_1", "QoE: … and request in the batch", f.QoE[1]),
-		row("D_2", "QoE: … and prompt token in the batch", f.QoE[2]),
-		row("D_3", "QoE: … and squared prompt token in the batch", f.QoE[3]),
-		row("D_4", "QoE: … and token of present length in the batch", f.QoE[4]),
-		row("d0", "iteration", f.D0),
-		row("d1", "iteration: per decoding sequence", f.D1),
-		row("d2", "iteration: per prompt token", f.D2),
-		row("d3", "iteration: per squared prompt token", f.D3),
-		row("d4", "iteration: per KV token", f.D4),
-	}}
-	kappa := "not measured, or d4 is 0: give \"cascade profile measure\" --mixed"
-	if f.KappaError != nil {
-		kappa = fmt.Sprintf("%.4g ± %.2g", f.Kappa, *f.KappaError)
+	if !f.Mixed {
+		t.Rows = append(t.Rows, []string{"κ", meanings[len(meanings)-1], "not measured: give \"cascade profile measure\" --mixed", ""})
 	}
-	t.Rows = append(t.Rows, []string{"κ", "weight of longest less mean length, a ratio", kappa})
 	t.Notes = []string{fmt.Sprintf("Prompts are computed in chunks of %d tokens; a first token takes %s besides its prompt's tokens.", f.Chunk, seconds(f.FirstToken))}
 	return t
 }

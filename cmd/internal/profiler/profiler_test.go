@@ -60,7 +60,7 @@ func TestFindsTheEnginesModel(t *testing.T) {
 						t.Errorf("%s is %v, not %v within 5 %%", x.name, x.got, x.want)
 					}
 				}
-				t.Logf("kappa is %.4g ± %.2g, given %.4g; %v", got.Kappa, *got.KappaError, want.Kappa, got.Normalised)
+				t.Logf("kappa is %.4g ± %.2g, given %.4g; %v", got.Kappa, got.StandardErrors.Kappa, want.Kappa, got.Normalised)
 				if math.Abs(got.Kappa-want.Kappa) > 0.05*want.Kappa+0.05 {
 					t.Errorf("kappa is %v, not %v", got.Kappa, want.Kappa)
 				}

@@ -7,9 +7,12 @@ package leastsquares
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 
 	"gonum.org/v1/gonum/mat"
+	"gonum.org/v1/gonum/stat"
 )
 
 // MaxColumns bounds the coefficients: there are 2^MaxColumns subsets of them.
@@ -21,15 +24,14 @@ type Row struct {
 	Y float64
 	// Weight multiplies the row's error: 1/Y minimises relative errors, 1 absolute ones. It must be positive.
 	Weight float64
+	// Group numbers rows that were disturbed together: see LeaveOneOut.
+	Group int
 }
 
 // Solution is the best fit.
 type Solution struct {
 	Coefficients []float64
 	Squares      float64 // Σ (Weight·(Σ X·c − Y))², the minimum
-	// Covariance is that of the coefficients without the bound of 0, if the errors of the rows are independent
-	// and, by their weights, of one variance. It is zero if the rows do not determine it.
-	Covariance *mat.SymDense
 }
 
 // NonNegative minimises Σ (Weight·(Σ X·c − Y))² over all c ≥ 0. All rows must have the same number of columns.
@@ -62,10 +64,6 @@ func NonNegative(rows []Row) (Solution, error) {
 	}
 	if best.Coefficients == nil {
 		return Solution{}, errors.New("the measurements determine no non-negative coefficients")
-	}
-	best.Covariance = mat.NewSymDense(k, nil)
-	if len(rows) > k {
-		covariance(best.Covariance, r, scale, best.Squares/float64(len(rows)-k))
 	}
 	return best, nil
 }
@@ -128,18 +126,66 @@ func solve(r *mat.Dense, scale []float64, columns []int) (Solution, bool) {
 	return s, true
 }
 
-// covariance sets c to variance·(AᵀA)⁻¹, A being all but the last column of r before it was scaled.
-func covariance(c *mat.SymDense, r *mat.Dense, scale []float64, variance float64) {
-	k := len(scale)
-	a := r.Slice(0, k+1, 0, k)
-	var product, inverse mat.Dense
-	product.Mul(a.T(), a)
-	if err := inverse.Inverse(&product); err != nil {
-		return
+// LeaveOneOut fits the rows once for every group, without the rows of that group and without the bound of 0, and
+// returns the coefficients of each fit. The result is nil if there are fewer than two groups, or if the rows of
+// all but one do not determine the coefficients.
+func LeaveOneOut(rows []Row) [][]float64 {
+	groups := make(map[int]bool)
+	for _, r := range rows {
+		groups[r.Group] = true
 	}
-	for i := range k {
-		for j := range i + 1 {
-			c.SetSym(i, j, variance*inverse.At(i, j)/scale[i]/scale[j])
+	var fits [][]float64
+	for _, g := range slices.Sorted(maps.Keys(groups)) {
+		rest := slices.DeleteFunc(slices.Clone(rows), func(r Row) bool { return r.Group == g })
+		if len(rest) < len(rows[0].X) {
+			return nil
+		}
+		c, ok := unbounded(rest)
+		if !ok {
+			return nil
+		}
+		fits = append(fits, c)
+	}
+	if len(fits) < 2 {
+		return nil
+	}
+	return fits
+}
+
+// singular is what rounding leaves of a column that depends on the others.
+const singular = 1e-10
+
+// unbounded fits the rows without the bound of 0.
+func unbounded(rows []Row) ([]float64, bool) {
+	k := len(rows[0].X)
+	r, scale := reduce(rows, k)
+	for j := range k { // r is triangular, and no column was longer than the number of rows
+		if !(math.Abs(r.At(j, j)) > singular) {
+			return nil, false
 		}
 	}
+	var x mat.VecDense
+	if x.SolveVec(r.Slice(0, k+1, 0, k), r.ColView(k)) != nil {
+		return nil, false
+	}
+	for j, s := range scale {
+		x.SetVec(j, x.AtVec(j)/s)
+	}
+	return x.RawVector().Data, true
+}
+
+// StandardError returns the standard error of a quantity that is computed from the coefficients, by the jackknife:
+// from the differences between the fits of LeaveOneOut. It allows for errors that the rows of a group have in
+// common. It is +Inf if there are no fits, or if one of them does not determine the quantity.
+func StandardError(fits [][]float64, quantity func(coefficients []float64) float64) float64 {
+	values := make([]float64, len(fits))
+	for i, c := range fits {
+		values[i] = quantity(c)
+	}
+	n := float64(len(fits))
+	e := math.Sqrt((n - 1) / n * (n - 1) * stat.Variance(values, nil))
+	if len(fits) < 2 || math.IsNaN(e) {
+		return math.Inf(1)
+	}
+	return e
 }

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"gonum.org/v1/gonum/stat"
+
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -62,28 +64,51 @@ func TestNoBetterSolution(t *testing.T) {
 	}
 }
 
-// TestCovariance estimates it from many noisy data sets.
-func TestCovariance(t *testing.T) {
+// TestStandardError compares the standard error of a slope, and of a ratio, with the spread of the estimates from
+// many data sets, whose rows have errors of their own or in common with their group.
+func TestStandardError(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	var estimates []float64
-	predicted := 0.0
-	const sets = 2000
-	for range sets {
-		rows := make([]Row, 30)
-		for i := range rows {
-			x := float64(i)
-			rows[i] = Row{X: []float64{1, x}, Y: 50 + 2*x + rng.NormFloat64(), Weight: 1}
+	slope := func(c []float64) float64 { return c[1] }
+	ratio := func(c []float64) float64 { return c[1] / c[0] }
+	for name, common := range map[string]float64{"independent": 0, "common": 1} {
+		for _, quantity := range []func([]float64) float64{slope, ratio} {
+			var estimates []float64
+			predicted := 0.0
+			const sets = 500
+			for range sets {
+				rows := make([]Row, 60)
+				shared := 0.0
+				for i := range rows {
+					if i%5 == 0 {
+						shared = rng.NormFloat64()
+					}
+					x := float64(i)
+					rows[i] = Row{X: []float64{1, x}, Y: 50 + 2*x + common*shared + (1-common)*rng.NormFloat64(), Weight: 1, Group: i / 5}
+				}
+				estimates = append(estimates, quantity(testkit.Must(NonNegative(rows)).Coefficients))
+				e := StandardError(LeaveOneOut(rows), quantity)
+				predicted += e * e / sets
+			}
+			// The jackknife errs on the side of caution, above all at the ends.
+			if r := stat.Variance(estimates, nil) / predicted; r < 0.6 || r > 1.2 {
+				t.Errorf("%s errors: the variance is %.2f times the predicted one", name, r)
+			}
 		}
-		s := testkit.Must(NonNegative(rows))
-		estimates = append(estimates, s.Coefficients[1])
-		predicted += s.Covariance.At(1, 1) / sets
 	}
-	variance := 0.0
-	for _, e := range estimates {
-		variance += (e - 2) * (e - 2) / sets
+}
+
+// TestUndetermined leaves a group out that alone determines a coefficient.
+func TestUndetermined(t *testing.T) {
+	rows := []Row{{X: []float64{1, 1}, Y: 1, Weight: 1}, {X: []float64{1, 1}, Y: 1, Weight: 1, Group: 1}, {X: []float64{1, 1}, Y: 2, Weight: 1, Group: 1}, {X: []float64{1, 5}, Y: 2, Weight: 1, Group: 2}}
+	first := func(c []float64) float64 { return c[0] }
+	if e := StandardError(LeaveOneOut(rows), first); !math.IsInf(e, 1) {
+		t.Errorf("one group determines the slope: standard error %v", e)
 	}
-	if math.Abs(variance/predicted-1) > 0.1 {
-		t.Errorf("the variance is %v, predicted %v", variance, predicted)
+	for i := range rows {
+		rows[i].Group = 0
+	}
+	if e := StandardError(LeaveOneOut(rows), first); !math.IsInf(e, 1) {
+		t.Errorf("one group: standard error %v", e)
 	}
 }
 
