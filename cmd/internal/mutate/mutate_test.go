@@ -123,7 +123,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestRun checks that only a failed test, a crash or used up CPU time kill a mutant.
+// TestRun checks that only a failed test, a crash, used up CPU time or a wait without an
+// end kill a mutant.
 func TestRun(t *testing.T) {
 	for script, want := range map[string]end{
 		"exit 0": passed,
@@ -131,16 +132,20 @@ func TestRun(t *testing.T) {
 		"echo 'panic: index out of range'; exit 2":  failed,
 		"while :; do :; done":                       failed,
 		"echo 'ulimit: bad number'; exit 2":         broken,
-		"exec sleep 600":                            late,
+		"exec sleep 600":                            failed,
+		"exec sleep 601":                            late,
 	} {
-		limit := time.Minute
-		if want == late {
-			limit = 100 * time.Millisecond
-		}
-		b := testBinary{file: filepath.Join(t.TempDir(), "test"), dir: "."}
-		testkit.NoError(t, os.WriteFile(b.file, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
-		if got, text := b.run(t.Context(), 0, nil, limit); got != want {
-			t.Errorf("%s: ended as %d, want %d: %s", script, got, want, text)
-		}
+		t.Run(script, func(t *testing.T) {
+			t.Parallel()
+			limit := time.Minute
+			if want == late {
+				limit = 100 * time.Millisecond
+			}
+			b := testBinary{file: filepath.Join(t.TempDir(), "test"), dir: "."}
+			testkit.NoError(t, os.WriteFile(b.file, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
+			if got, text := b.run(t.Context(), 0, nil, limit); got != want {
+				t.Errorf("ended as %d, want %d: %s", got, want, text)
+			}
+		})
 	}
 }

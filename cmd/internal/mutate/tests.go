@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -159,10 +160,7 @@ func (b testBinary) pass(ctx context.Context, m mutant) (bool, error) {
 		for ; n < len(reach) && sum+reach[n].seconds < most; n++ {
 			sum += reach[n].seconds
 		}
-		limit := 15 * time.Second
-		for _, t := range reach[:n] {
-			limit += 20 * t.took
-		}
+		limit := time.Duration(60+60*sum) * time.Second
 		end, text := b.run(ctx, m.id, reach[:n], limit)
 		if end == late {
 			// Only a mutant that waits for ever is killed, not one on a busy machine.
@@ -186,7 +184,7 @@ type end int
 
 const (
 	passed end = iota
-	failed     // a test failed or the CPU time was used up
+	failed     // a test failed, the CPU time was used up, or it waited for much longer than without a mutant
 	late       // the time on the clock was used up
 	broken     // the tests did not run
 )
@@ -196,21 +194,31 @@ func (b testBinary) run(ctx context.Context, mutant int, tests []test, limit tim
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := b.command(limited, mutant, tests)
-	text, err := cmd.CombinedOutput()
-	switch {
-	case err == nil:
-		return passed, text
-	case limited.Err() != nil:
-		return late, text
-	case cmd.ProcessState == nil:
+	var text bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &text, &text
+	err := cmd.Start()
+	if err != nil {
 		return broken, []byte(err.Error())
+	}
+	idle := make(chan bool, 1)
+	go func() { idle <- stopIdle(limited, cmd.Process, idleTime(tests)) }()
+	err = cmd.Wait()
+	tooLong := limited.Err() != nil
+	cancel()
+	switch wasIdle := <-idle; {
+	case err == nil:
+		return passed, text.Bytes()
+	case wasIdle:
+		return failed, text.Bytes()
+	case tooLong:
+		return late, text.Bytes()
 	}
 	// The kernel kills for CPU time at less than the time that it reports.
 	used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-	if used > time.Duration(cpuSeconds(tests))*time.Second/2 && err.Error() == "signal: killed" || testFailed.Match(text) {
-		return failed, text
+	if used > time.Duration(cpuSeconds(tests))*time.Second/2 && err.Error() == "signal: killed" || testFailed.Match(text.Bytes()) {
+		return failed, text.Bytes()
 	}
-	return broken, text
+	return broken, text.Bytes()
 }
 
 // testFailed matches the output of a test binary of which a test failed or crashed.

@@ -311,9 +311,7 @@ func (p *Publisher) observe() planrollout.Observe {
 				f.Regression = sanitize(why, maxErrorText)
 			}
 		}
-		if len(n.Removed) > 0 {
-			f.Requests, f.RequestsKnown = p.countRequests(n.Removed)
-		}
+		f.Requests, f.RequestsKnown = p.countRequests(n.Removed)
 		facts[n.Group] = f
 	}
 	return planrollout.Observe{Groups: facts}

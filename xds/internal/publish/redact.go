@@ -30,10 +30,7 @@ var quotedField = regexp.MustCompile(`^\s*[a-z][a-z0-9_]*(?:: *(?:"[^"]*"|[^\s"]
 func redact(text string) string {
 	text = strings.ReplaceAll(sanitize(text, maxRawText), truncationMark, "")
 	before, after, quotes := strings.Cut(text, debugMark)
-	if quotes && strings.TrimSpace(before) != "" {
-		text = before // the quoted message follows
-	}
-	text = withoutBraces(text)
+	text = withoutBraces(before) // the quoted message follows
 	if quotes && strings.TrimSpace(before) == "" {
 		// The quoted message comes first, and the reason after it unless it was
 		// cut.

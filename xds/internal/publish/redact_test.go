@@ -26,6 +26,9 @@ func TestRedact(t *testing.T) {
 		{`Failed: {private_key { inline_string: "` + key, "Failed: {…"},
 		{`cannot read "` + key + `" of "x"`, `cannot read "…" of "x"`},
 		{`cannot read "` + key, `cannot read "…"`},
+		{`cannot read "` + key[:maxQuoted] + `"`, `cannot read "` + key[:maxQuoted] + `"`},
+		{strings.Repeat("é", maxErrorText/2), strings.Repeat("é", maxErrorText/2)},
+		{"x" + strings.Repeat("é", maxErrorText/2), "x" + strings.Repeat("é", maxErrorText/2-1) + "…"},
 		{"goo.gle/debugproto", "the proxy quotes the resource and gives no reason; see its log"},
 	} {
 		got := redact(x.text)
@@ -60,6 +63,7 @@ func TestBlamed(t *testing.T) {
 		{"Error adding/updating cluster(s) cascade/m/s1/rr: no, cascade/m/s10/rr: neither", []string{"cascade/m/s1/rr", "cascade/m/s10/rr"}},
 		{"Error adding/updating cluster(s) bad: malformed", []string{"bad"}},
 		{"badly done", nil},
+		{"abad zbad Abad Zbad 0bad 9bad bada badz badA badZ bad0 bad9 bad-bad bad_ ~bad", nil},
 		{"", nil},
 		{"cascade/m/s1", []string{"cascade/m/s1"}},
 	} {
