@@ -246,7 +246,7 @@ func TestInvalidStaysInvalid(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	for _, c := range []Config{{Size: -1}, {Depth: 1 << 28}, {Pages: 65_537}, {Table: 1 << 28}, {Slice: -1}, {StartFuel: MaxFuel + 1}} {
+	for _, c := range []Config{{Size: -1}, {Depth: 1 << 28}, {Pages: 65_537}, {Table: 1 << 28}, {Slice: -1}, {Slice: MaxFuel + 1}, {StartFuel: -1}, {StartFuel: MaxFuel + 1}, {Stack: -1}, {Stack: MaxFuel + 1}} {
 		_, _, err := Instrument(with(0x01), c)
 		var refused *Error
 		if err == nil || errors.As(err, &refused) {

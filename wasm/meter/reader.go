@@ -61,7 +61,7 @@ func (r *reader) u32() uint32 {
 	}
 	start := r.at
 	var v uint32
-	for shift := 0; shift < 35; shift += 7 {
+	for shift := 0; ; shift += 7 {
 		b := r.byte()
 		if r.err != nil {
 			return 0

@@ -8,34 +8,35 @@ import (
 	"time"
 )
 
-// idleTime is for how long tests may do nothing: they may wait for twice as long as they
-// took without a mutant.
-func idleTime(tests []test) time.Duration {
-	most := 3 * time.Second
+// mayIdle returns for how long tests may do nothing at a stretch: three times as long as
+// they did without a mutant.
+func mayIdle(tests []test) time.Duration {
+	longest := time.Duration(0)
 	for _, t := range tests {
-		most += 2 * t.took
+		longest = max(longest, t.idle)
 	}
-	return most
+	return 3*time.Second + 3*longest
 }
 
-// stopIdle kills a process that does nothing for a time, and reports whether it did: one
-// that neither runs nor waits for a processor, however busy the machine is. It returns when
-// the context ends.
-func stopIdle(ctx context.Context, p *os.Process, most time.Duration) bool {
-	tick := time.NewTicker(most / 8)
+// watchIdle returns how long a process did nothing at a stretch, at most. That is one which
+// neither runs nor waits for a processor, however busy the machine is. It kills the process
+// after most. It returns when the context ends.
+func watchIdle(ctx context.Context, p *os.Process, most time.Duration) (longest time.Duration) {
+	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	busy, since := time.Duration(0), time.Now()
 	for {
 		select {
 		case <-ctx.Done():
-			return false
+			return longest
 		case now := <-tick.C:
-			b := busyTime(p.Pid)
-			switch {
-			case b == 0 || b < busy || b-busy > now.Sub(since)/10: // unknown, a thread has ended, or busy
+			b, idle := busyTime(p.Pid), now.Sub(since)
+			if b == 0 || b < busy || b-busy > idle/10 { // unknown, a thread has ended, or busy
 				busy, since = b, now
-			case now.Sub(since) >= most:
-				return p.Kill() == nil
+				continue
+			}
+			if longest = max(longest, idle); idle >= most {
+				p.Kill()
 			}
 		}
 	}

@@ -11,8 +11,8 @@
 // again, after the tests have changed. The survivors go to cmd/internal/mutate/survivors,
 // where a reason that was added to one of them is kept.
 //
-// A mutant that runs out of CPU time counts as killed, and so does one that waits for much
-// longer than the tests without it; one that does not compile is none.
+// A mutant that runs out of CPU time counts as killed, and so does one with which the tests
+// do nothing for much longer than without; one that does not compile is none.
 // Lock and log calls are not removed: the former are the race detector's, and the latter
 // change no behavior. RATIONALE.md says why this is not an existing tool.
 package main

@@ -22,11 +22,12 @@ type testBinary struct {
 	tests     []test // quick ones first
 }
 
-// test is one test function: the CPU time and the time that it takes, and what it covers.
+// test is one test function: the CPU time that it takes, how long it does nothing at a
+// stretch, and what it covers.
 type test struct {
 	name    string
 	seconds float64
-	took    time.Duration
+	idle    time.Duration
 	covers  map[block]bool
 }
 
@@ -113,15 +114,14 @@ func (b testBinary) measure(ctx context.Context) ([]test, error) {
 			continue
 		}
 		t, profile := test{name: name, seconds: 100, covers: map[block]bool{}}, b.file+".profile"
-		start := time.Now()
 		cmd := b.command(ctx, 0, []test{t}, "-test.coverprofile", profile)
-		if text, err := cmd.CombinedOutput(); err != nil {
+		text, idle, err := runWatched(ctx, cmd, time.Hour)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w\n%s", name, err, text)
 		}
-		t.took = time.Since(start)
+		t.idle = idle
 		t.seconds = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
-		text, err := os.ReadFile(profile)
-		if err != nil {
+		if text, err = os.ReadFile(profile); err != nil {
 			return nil, err
 		}
 		for line := range strings.Lines(string(text)) {
@@ -184,7 +184,7 @@ type end int
 
 const (
 	passed end = iota
-	failed     // a test failed, the CPU time was used up, or it waited for much longer than without a mutant
+	failed     // a test failed, the CPU time was used up, or it did nothing for much longer than without a mutant
 	late       // the time on the clock was used up
 	broken     // the tests did not run
 )
@@ -194,31 +194,40 @@ func (b testBinary) run(ctx context.Context, mutant int, tests []test, limit tim
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := b.command(limited, mutant, tests)
-	var text bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &text, &text
-	err := cmd.Start()
-	if err != nil {
-		return broken, []byte(err.Error())
-	}
-	idle := make(chan bool, 1)
-	go func() { idle <- stopIdle(limited, cmd.Process, idleTime(tests)) }()
-	err = cmd.Wait()
-	tooLong := limited.Err() != nil
-	cancel()
-	switch wasIdle := <-idle; {
+	most := mayIdle(tests)
+	text, idle, err := runWatched(limited, cmd, most)
+	switch {
 	case err == nil:
-		return passed, text.Bytes()
-	case wasIdle:
-		return failed, text.Bytes()
-	case tooLong:
-		return late, text.Bytes()
+		return passed, text
+	case idle >= most:
+		return failed, text
+	case limited.Err() != nil:
+		return late, text
+	case cmd.ProcessState == nil:
+		return broken, []byte(err.Error())
 	}
 	// The kernel kills for CPU time at less than the time that it reports.
 	used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-	if used > time.Duration(cpuSeconds(tests))*time.Second/2 && err.Error() == "signal: killed" || testFailed.Match(text.Bytes()) {
-		return failed, text.Bytes()
+	if used > time.Duration(cpuSeconds(tests))*time.Second/2 && err.Error() == "signal: killed" || testFailed.Match(text) {
+		return failed, text
 	}
-	return broken, text.Bytes()
+	return broken, text
+}
+
+// runWatched runs a command, and returns its output and for how long it did nothing at a
+// stretch. It is killed after most of that.
+func runWatched(ctx context.Context, cmd *exec.Cmd, most time.Duration) (text []byte, idle time.Duration, err error) {
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		return nil, 0, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	longest := make(chan time.Duration, 1)
+	go func() { longest <- watchIdle(ctx, cmd.Process, most) }()
+	err = cmd.Wait()
+	cancel()
+	return out.Bytes(), <-longest, err
 }
 
 // testFailed matches the output of a test binary of which a test failed or crashed.
