@@ -24,11 +24,12 @@ const (
 	// node may have (server.Limits), whose further streams are to be refused
 	// instead of waiting; the length service has its own bound.
 	maxStreams = 2048
-	// pingAfter and pingTimeout detect dead peers; minPing is the shortest
-	// interval of a client's own pings.
+	// pingAfter and pingTimeout detect dead peers; minPing is the shortest interval of
+	// a client's own pings, below that of Envoys (resources.HTTP2Options): a client
+	// that pings more often while it gets no messages is disconnected.
 	pingAfter   = 30 * time.Second
 	pingTimeout = 5 * time.Second
-	minPing     = 5 * time.Second
+	minPing     = time.Second
 	// handshakeTimeout bounds the TLS and HTTP/2 setup of a connection.
 	handshakeTimeout = 10 * time.Second
 	maxHeaderList    = 16 << 10

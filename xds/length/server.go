@@ -45,6 +45,8 @@ const (
 	maxStreams = 100_000
 	// pingAfter and pingTimeout detect a dead Envoy.
 	pingAfter, pingTimeout = 30 * time.Second, 5 * time.Second
+	// minPing is below the interval of Envoy's own pings.
+	minPing = time.Second
 )
 
 // Config lists the models and sets the bounds.
@@ -154,7 +156,7 @@ func (s *Server) Options() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(s.config.MaxBody + maxHeaders),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
-		// Envoy pings idle connections; without this the server would close them.
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingTimeout, PermitWithoutStream: true}),
+		// Envoy pings idle connections every 2 s; without this the server would close them.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 	}
 }

@@ -25,7 +25,7 @@ def ask(client):
     yield "chat stream", ["".join(c.choices[0].delta.content or "" for c in chunks if c.choices), usage.prompt_tokens, usage.completion_tokens]
     yield "choices", [c.message.content for c in client.chat.completions.create(messages=MESSAGES, max_tokens=20, n=2, seed=3, model="tiny").choices]
     with client.chat.completions.stream(messages=MESSAGES, max_tokens=20, **GREEDY) as stream:
-        yield "chat helper", stream.get_final_completion().choices[0].message.content
+        yield "chat helper", "".join(e.delta for e in stream if e.type == "content.delta")
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {
         "type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}}}
     yield "schema", client.chat.completions.create(messages=MESSAGES, max_tokens=30, response_format=schema, model="tiny", temperature=0).choices[0].message.content
