@@ -14,6 +14,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/engine/profiling"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -109,8 +110,11 @@ func now() float64 { return time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UT
 func (s *serverLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body := readAll(r)
 	r.Body = io.NopCloser(strings.NewReader(body))
-	// A word is a token of the emulated model.
-	q := &served{log: s, start: now(), prompt: float64(len(strings.Fields(gjson.Get(body, "prompt").Str))), ResponseWriter: w}
+	// A word is a token of the emulated model. Requests that are sent at one time arrive in the order of their
+	// lengths, in every run.
+	words := len(strings.Fields(gjson.Get(body, "prompt").Str))
+	time.Sleep(time.Duration(words))
+	q := &served{log: s, start: now(), prompt: float64(words), ResponseWriter: w}
 	s.mu.Lock()
 	s.requests = append(s.requests, q)
 	s.mu.Unlock()
@@ -132,14 +136,21 @@ func (q *served) Write(b []byte) (int, error) {
 	return q.ResponseWriter.Write(b)
 }
 
-// loads returns F_0 … F_4 and the normalised latency of every complete request, from the overlaps of its time
-// with the times of each other request and token.
-func (s *serverLog) loads() (features [][5]float64, latencies []float64) {
+// loads returns F_0 … F_4 and the normalised latency of every request that the client saw end, from the overlaps of
+// its time with the times of each other request and token.
+func (s *serverLog) loads(client profiling.Log) (features [][5]float64, latencies []float64) {
 	synctest.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// A request that ends when the cell does may be cut by the client.
+	ended := make(map[[2]int]bool)
+	for _, r := range client.Requests {
+		if !r.Cut {
+			ended[[2]int{int(r.Prompt), int(r.Output)}] = true
+		}
+	}
 	for _, r := range s.requests {
-		if !r.complete || len(r.tokens) <= 2 { // 2: not of a cell
+		if !r.complete || !ended[[2]int{int(r.prompt), len(r.tokens)}] {
 			continue
 		}
 		overlap := func(from, to float64) float64 {

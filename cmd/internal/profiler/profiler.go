@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -66,9 +67,9 @@ type Profiler struct {
 	fields string // optional fields of a request that the endpoint accepts
 
 	mu    sync.Mutex
-	rng   *rand.Rand
-	words float64 // sent, and
-	seen  float64 // the prompt tokens that the endpoint counted in them
+	rng   *rand.Rand // of the texts
+	words float64    // sent, and
+	seen  float64    // the prompt tokens that the endpoint counted in them
 }
 
 // New validates the Config and sends nothing.
@@ -108,9 +109,11 @@ func (p *Profiler) Run(ctx context.Context, cell profiling.Cell) (profiling.Log,
 	c := &cellRun{profiler: p, log: profiling.Log{Cell: cell}, began: time.Now(), stop: stop}
 	var slots sync.WaitGroup
 	for slot := range cell.Batch {
+		// The lengths of a slot do not depend on which slot is faster.
+		rng := rand.New(rand.NewPCG(p.cfg.Grid.Seed, uint64(cell.Low)<<32|uint64(cell.Batch)<<16|uint64(slot)))
 		slots.Go(func() {
 			for ctx.Err() == nil {
-				c.add(p.send(ctx, c, slot))
+				c.add(p.send(ctx, c, slot, rng))
 			}
 		})
 	}
@@ -119,6 +122,10 @@ func (p *Profiler) Run(ctx context.Context, cell profiling.Cell) (profiling.Log,
 		return profiling.Log{}, err
 	}
 	c.log.Seconds = c.seconds(time.Now())
+	// Requests that end at one time come in any order, and the order decides which are held out of a fit.
+	slices.SortFunc(c.log.Requests, func(a, b profiling.Request) int {
+		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Slot, b.Slot))
+	})
 	c.log.SetLoads()
 	return c.log, nil
 }
@@ -168,10 +175,10 @@ func (c *cellRun) add(r profiling.Request, err error) {
 }
 
 // lengths draws the next request of a slot: its prompt's tokens and words, and its output.
-func (p *Profiler) lengths(cell profiling.Cell, slot int) (prompt, output policies.Tokens, words int, text *rand.Rand) {
+func (p *Profiler) lengths(cell profiling.Cell, slot int, rng *rand.Rand) (prompt, output policies.Tokens, words int, text *rand.Rand) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	prompt, output = cell.Prompt(slot, p.rng), p.cfg.Grid.OutputLength(p.rng)
+	prompt, output = cell.Prompt(slot, rng), p.cfg.Grid.OutputLength(rng)
 	words = max(1, int(float64(prompt)/p.perWord()))
 	return prompt, output, words, rand.New(rand.NewPCG(p.rng.Uint64(), p.run))
 }

@@ -76,7 +76,9 @@ func TestFindsTheEnginesModel(t *testing.T) {
 }
 
 // TestQoEAgreesWithTheEnginesLog compares D_0 … D_4 with a fit that is computed from the server's side of the
-// same requests by other code: see serverLog.
+// same requests by other code: see serverLog. Every run has the same requests at the same times. The two fits
+// differ by times in whole microseconds, some 1e-4 of a step, and by the one request that Fit holds out: its seed
+// chooses one that determines no coefficient by itself.
 func TestQoEAgreesWithTheEnginesLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, stop := serveEngine(t, emulator.Config{Profile: testkit.Must(cost.Builtin("h100-llama-3.1-8b"))})
@@ -87,12 +89,15 @@ func TestQoEAgreesWithTheEnginesLog(t *testing.T) {
 		c.Grid = profiling.Grid{Shortest: 100, Longest: 6400, Factor: 4, MaxBatch: 16, Output: 64}
 		var features [][5]float64
 		var latencies []float64
-		logs := measure(t, c, c.Grid.Cells(), func(profiling.Log) {
-			f, q := server.loads()
+		logs := measure(t, c, c.Grid.Cells(), func(l profiling.Log) {
+			f, q := server.loads(l)
 			features, latencies = append(features, f...), append(latencies, q...)
 			server.requests = nil
 		})
-		got := testkit.Must(profiling.Fit(logs, profiling.FitOptions{HeldOut: 0.02}))
+		got := testkit.Must(profiling.Fit(logs, profiling.FitOptions{HeldOut: 0.004, Seed: 2}))
+		if got.HeldOut != 1 || got.Requests+1 != len(features) {
+			t.Errorf("%d requests fitted and %d held out of %d", got.Requests, got.HeldOut, len(features))
+		}
 		want := fitByDescent(features, latencies)
 		mean := 0.0
 		for _, q := range latencies {
@@ -104,7 +109,7 @@ func TestQoEAgreesWithTheEnginesLog(t *testing.T) {
 				load += f[k] / float64(len(features))
 			}
 			t.Logf("D_%d is %.5g, by the engine's log %.5g: %.1f %% of the mean latency", k, got.QoE[k], want[k], 100*want[k]*load/mean)
-			if math.Abs(got.QoE[k]-want[k]) > 0.05*want[k] && math.Abs(got.QoE[k]-want[k])*load > 0.01*mean {
+			if math.Abs(got.QoE[k]-want[k]) > 0.002*want[k] {
 				t.Errorf("D_%d is %v, not %v", k, got.QoE[k], want[k])
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"time"
@@ -18,8 +19,8 @@ import (
 
 // send sends the next request of a slot and returns what it measured. A request that is in flight when the cell
 // ends, or that fails, is cut; an error means that it failed.
-func (p *Profiler) send(ctx context.Context, c *cellRun, slot int) (profiling.Request, error) {
-	prompt, output, words, rng := p.lengths(c.log.Cell, slot)
+func (p *Profiler) send(ctx context.Context, c *cellRun, slot int, lengths *rand.Rand) (profiling.Request, error) {
+	prompt, output, words, rng := p.lengths(c.log.Cell, slot, lengths)
 	body, err := p.body(replay.RandomText(rng, words), output, p.fields)
 	if err != nil {
 		return profiling.Request{}, err
