@@ -156,6 +156,9 @@ func modelTable(m control.Model) report.Table {
 		t.Notes = append(t.Notes, "Some transports are not ready, or not from all peers: see --json for the reasons.")
 	}
 	for _, r := range all {
+		if note := describeEngine(r); note != "" {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s.", r.ID, note))
+		}
 		if r.Note != "" {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s.", r.ID, r.Note))
 		}
@@ -191,6 +194,30 @@ func replicaCells(r control.Replica) []string {
 	}
 	return []string{string(r.ID), r.Health, fmt.Sprint(r.Weight), fmt.Sprint(r.Running), fmt.Sprint(r.Waiting),
 		fmt.Sprint(int64(r.Held)), fmt.Sprint(int64(r.Promised)), iteration, proxied, report, transports(r.Transports)}
+}
+
+// describeEngine returns what a replica's engine says of itself, "" for nothing.
+func describeEngine(r control.Replica) string {
+	var out []string
+	add := func(given bool, format string, args ...any) {
+		if given {
+			out = append(out, fmt.Sprintf(format, args...))
+		}
+	}
+	e := r.Engine
+	add(e.Version != "", "engine %s", e.Version)
+	add(e.Context > 0, "context %d", e.Context)
+	if l := r.EngineLoad; l != nil {
+		add(l.Capacity > 0, "KV %d of %d", l.KVUsed, l.Capacity)
+		add(l.Waiting > 0, "%d waiting", l.Waiting)
+		add(l.Preemptions > 0, "%d preempted", l.Preemptions)
+	}
+	add(e.BlockTokens > 0, "blocks of %d", e.BlockTokens)
+	add(e.Connector != "" && e.Connector != "unknown", "KV connector: %s", e.Connector)
+	add(e.TokensPerChunk > 1, "up to %d tokens a chunk", e.TokensPerChunk)
+	add(e.DraftTokens > 0, "speculates on %d tokens", e.DraftTokens)
+	add(e.PromptDetails == "no", "reports no cached tokens")
+	return strings.Join(out, ", ")
 }
 
 // maxReasonLength is how many characters of a reason fit into a table.

@@ -76,6 +76,12 @@ func (i Info) model(name string) (Model, bool) {
 	return Model{}, false
 }
 
+// Context returns the longest sequence of a model, 0 if it is not stated.
+func (i Info) Context(model string) policies.Tokens {
+	m, _ := i.model(model)
+	return m.Context
+}
+
 // maxNamed is how many models an error names.
 const maxNamed = 4
 

@@ -30,7 +30,7 @@ type engineState struct {
 
 	mu          sync.Mutex
 	info        engineinfo.Info // without what is counted above
-	problem     string          // why the engine is not the expected one
+	mismatch    error           // why the engine is not the expected one; nil if it is
 	asks        int             // since it started
 	complete    bool            // all questions were answered
 	pace        engineinfo.Pace
@@ -78,15 +78,15 @@ func (srv *Server) NoteConnector(has engineinfo.Presence) {
 func (srv *Server) learnEngine(ctx context.Context, started bool) error {
 	s := srv.engineState
 	if !s.beginAsking(started) {
-		return nil
+		return s.mismatched()
 	}
 	// What it does not answer now must not make its health check late.
 	asking, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout/4)
 	defer cancel()
 	info, err := engineinfo.Ask(asking, srv.getFromEngine)
 	mismatch := info.Check(s.model, s.context)
-	if problem := s.learn(info, mismatch, err == nil); problem != "" {
-		srv.log.Warn("engine does not match the fleet file; refusing requests", "problem", problem)
+	if isNew := s.learn(info, mismatch, err == nil); isNew {
+		srv.log.Warn("engine does not match the fleet file; refusing requests", "problem", mismatch)
 	}
 	srv.applyCapacity()
 	srv.log.Debug("engine asked what it is", "version", info.Version, "kv_tokens", info.KVTokens, "connector", info.Connector, "error", err)
@@ -117,31 +117,39 @@ func (s *engineState) forgetLocked() {
 	s.promptDetails.Store(uint32(engineinfo.Unknown))
 }
 
-// learn records what the engine has answered. It returns the problem if it is a new one.
-func (s *engineState) learn(info engineinfo.Info, mismatch error, complete bool) (problem string) {
+// learn records what the engine has answered. It returns true for a mismatch that is new.
+func (s *engineState) learn(info engineinfo.Info, mismatch error, complete bool) (isNew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	info.Start = s.info.Start
 	if info.Connector == engineinfo.Unknown {
 		info.Connector = s.info.Connector
 	}
-	s.info, s.complete = info, complete
-	was := s.problem
-	s.problem = ""
-	if mismatch != nil {
-		s.problem = mismatch.Error()
-	}
-	if s.problem == was {
-		return ""
-	}
-	return s.problem
+	isNew = mismatch != nil && (s.mismatch == nil || s.mismatch.Error() != mismatch.Error())
+	s.info, s.complete, s.mismatch = info, complete, mismatch
+	return isNew
 }
 
-// problemText returns why the engine is not the expected one; "" if it is.
-func (s *engineState) problemText() string {
+// mismatched returns why the engine is not the expected one; nil if it is, or is away.
+func (s *engineState) mismatched() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.problem
+	return s.mismatch
+}
+
+// problemText is mismatched as a text, "" for none.
+func (s *engineState) problemText() string {
+	if err := s.mismatched(); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// noteAway records that the engine does not answer: what it is like does not matter now.
+func (s *engineState) noteAway() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mismatch = nil
 }
 
 // capacity returns the size of the KV cache to count with, 0 for unknown.

@@ -167,7 +167,10 @@ func (srv *Server) Run(parent context.Context) error {
 				continue // it does not answer, but generates; or this process was too late to read the answer
 			}
 			failures++
-			if failures >= 2 || dead || !srv.ready.Load() {
+			if failures >= 2 || dead || mismatch || !srv.ready.Load() {
+				if !mismatch {
+					srv.engineState.noteAway()
+				}
 				srv.setReady(false) // a request that was refused may have done so
 				if away.IsZero() {
 					if away = time.Now(); !mismatch {

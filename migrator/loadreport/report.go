@@ -3,6 +3,7 @@ package loadreport
 import (
 	"math"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -25,6 +26,7 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		Load: &api.Load{
 			Running: uint32(s.Load.Running), Waiting: uint32(s.Load.Waiting),
 			HeldTokens: int64(s.Load.Held), PromisedTokens: int64(s.Load.Promised), IterationSeconds: s.Load.Iteration,
+			Engine: encodeEngineLoad(s.Load.Engine),
 		},
 		Flow: &api.Flow{
 			Edges: edges, Arrivals: s.Flow.Arrivals, Tokens: s.Flow.Tokens, Reads: s.Flow.Reads, Prefill: s.Flow.Prefill,
@@ -33,6 +35,8 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		Snapshot:      snapshot,
 		EngineReady:   s.EngineReady,
 		EngineHung:    s.EngineHung,
+		Engine:        encodeEngine(s.Engine, model),
+		EngineProblem: s.EngineProblem,
 		Draining:      s.Draining,
 		BytesPerToken: s.BytesPerToken,
 		EstimateError: s.EstimateError,
@@ -46,6 +50,28 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		Slots:         x.Slots[:min(len(x.Slots), maxSlots)],
 		Topology:      x.Topology,
 		Problems:      x.Problems[:min(len(x.Problems), maxProblems)],
+	}
+}
+
+// encodeEngineLoad converts what the engine reports of its load; nil for nothing.
+func encodeEngineLoad(e policies.EngineLoad) *api.EngineLoad {
+	if e == (policies.EngineLoad{}) {
+		return nil
+	}
+	return &api.EngineLoad{
+		CapacityTokens: int64(e.Capacity), KvUsedTokens: int64(e.KVUsed),
+		Running: count(e.Running), Waiting: count(e.Waiting), Preemptions: e.Preemptions,
+	}
+}
+
+// encodeEngine converts what is known of the engine; nil while it has not been asked.
+func encodeEngine(i engineinfo.Info, model string) *api.Engine {
+	if i.Start == 0 {
+		return nil
+	}
+	return &api.Engine{
+		Version: i.Version, Context: int64(i.Context(model)), BlockTokens: int64(i.BlockTokens), KvTokens: int64(i.KVTokens),
+		Connector: i.Connector.String(), TokensPerChunk: count(i.TokensPerChunk), DraftTokens: count(i.DraftTokens), PromptDetails: i.PromptDetails.String(),
 	}
 }
 

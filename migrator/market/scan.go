@@ -1,6 +1,8 @@
 package market
 
 import (
+	"cmp"
+
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
@@ -18,8 +20,9 @@ func (m *Market) scan() {
 	m.mu.Unlock()
 	now, load, residents, ready := m.now(), m.cfg.Load(), m.cfg.Residents(), m.cfg.Ready()
 	m.leaving = view.Draining || view.Retired || !ready
+	capacity := m.capacity(load)
 	m.position = policies.Occupancy{
-		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.throughput.rate(), Draining: m.leaving || !m.cfg.CanReceive(),
+		Capacity: capacity, Held: load.KV(), Promised: load.Promised, Throughput: m.throughput.rate(), Draining: m.leaving || !m.cfg.CanReceive(),
 	}
 	m.step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: m.position})
 	m.loads.SetOwnLoad(loadview.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Held: load.Held, Draining: m.leaving})
@@ -27,7 +30,7 @@ func (m *Market) scan() {
 
 	s := &candidates.Situation{
 		Now: now, Plan: view.Plan, Available: func(id policies.ReplicaID) bool { return m.loads.Available(now, id) },
-		Draining: view.Draining, Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Mean: mean, MeanKnown: meanKnown,
+		Draining: view.Draining, Capacity: capacity, KV: load.KV(), Held: load.Held, Promised: load.Promised, Mean: mean, MeanKnown: meanKnown,
 	}
 	here := m.buildResidents(s, residents)
 	m.recordResidents(residents, load)
@@ -40,6 +43,11 @@ func (m *Market) scan() {
 		m.countOffer(o.Handover.Cause)
 		m.step(bidask.Event{Kind: bidask.Offered, Migration: o.Handover, Candidates: o.Candidates, Costs: m.migrationCosts(o), Seed: m.rng.Uint64()})
 	}
+}
+
+// capacity returns the size of the KV cache: by the engine's report, else by Config.
+func (m *Market) capacity(load policies.Load) policies.Tokens {
+	return cmp.Or(load.Engine.Capacity, m.cfg.Capacity)
 }
 
 // stageMean returns the mean load of this replica's stage, by its peers' summaries or else by
@@ -117,7 +125,7 @@ func (m *Market) sendSummaries() {
 	m.summarySequence++
 	summary := &api.Summary{
 		Sequence: m.summarySequence, Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.machine.Incoming()),
-		Capacity: int64(m.cfg.Capacity), Draining: m.leaving, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
+		Capacity: int64(m.capacity(load)), Draining: m.leaving, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
 	}
 	stage, before, others := m.loads.Neighbours()
 	m.sendSummary(stage, summary)

@@ -73,7 +73,11 @@ type LoadReport struct {
 	// What this migrator lacks or will lack soon; at most 8.
 	Problems []*Problem `protobuf:"bytes,21,rep,name=problems,proto3" json:"problems,omitempty"`
 	// The engine answers its health check, but makes no progress; engine_ready is then false.
-	EngineHung    bool `protobuf:"varint,22,opt,name=engine_hung,json=engineHung,proto3" json:"engine_hung,omitempty"`
+	EngineHung bool `protobuf:"varint,22,opt,name=engine_hung,json=engineHung,proto3" json:"engine_hung,omitempty"`
+	// What is known of the engine; absent while it has not been asked.
+	Engine *Engine `protobuf:"bytes,23,opt,name=engine,proto3" json:"engine,omitempty"`
+	// Why an engine that answers is not ready: it is not the one that the configuration says.
+	EngineProblem string `protobuf:"bytes,24,opt,name=engine_problem,json=engineProblem,proto3" json:"engine_problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -262,10 +266,125 @@ func (x *LoadReport) GetEngineHung() bool {
 	return false
 }
 
+func (x *LoadReport) GetEngine() *Engine {
+	if x != nil {
+		return x.Engine
+	}
+	return nil
+}
+
+func (x *LoadReport) GetEngineProblem() string {
+	if x != nil {
+		return x.EngineProblem
+	}
+	return ""
+}
+
+// Engine is what an engine says of itself. Zero values are not stated.
+type Engine struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Version        string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	Context        int64                  `protobuf:"varint,2,opt,name=context,proto3" json:"context,omitempty"` // max_model_len of the replica's model
+	BlockTokens    int64                  `protobuf:"varint,3,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
+	KvTokens       int64                  `protobuf:"varint,4,opt,name=kv_tokens,json=kvTokens,proto3" json:"kv_tokens,omitempty"`                     // size of the KV cache
+	Connector      string                 `protobuf:"bytes,5,opt,name=connector,proto3" json:"connector,omitempty"`                                    // of KV to other engines: yes, no or unknown
+	TokensPerChunk uint32                 `protobuf:"varint,6,opt,name=tokens_per_chunk,json=tokensPerChunk,proto3" json:"tokens_per_chunk,omitempty"` // the most in one event of an answer
+	DraftTokens    uint32                 `protobuf:"varint,7,opt,name=draft_tokens,json=draftTokens,proto3" json:"draft_tokens,omitempty"`            // speculated on in each step
+	PromptDetails  string                 `protobuf:"bytes,8,opt,name=prompt_details,json=promptDetails,proto3" json:"prompt_details,omitempty"`       // usage contains cached tokens: yes, no or unknown
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Engine) Reset() {
+	*x = Engine{}
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Engine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Engine) ProtoMessage() {}
+
+func (x *Engine) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Engine.ProtoReflect.Descriptor instead.
+func (*Engine) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Engine) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Engine) GetContext() int64 {
+	if x != nil {
+		return x.Context
+	}
+	return 0
+}
+
+func (x *Engine) GetBlockTokens() int64 {
+	if x != nil {
+		return x.BlockTokens
+	}
+	return 0
+}
+
+func (x *Engine) GetKvTokens() int64 {
+	if x != nil {
+		return x.KvTokens
+	}
+	return 0
+}
+
+func (x *Engine) GetConnector() string {
+	if x != nil {
+		return x.Connector
+	}
+	return ""
+}
+
+func (x *Engine) GetTokensPerChunk() uint32 {
+	if x != nil {
+		return x.TokensPerChunk
+	}
+	return 0
+}
+
+func (x *Engine) GetDraftTokens() uint32 {
+	if x != nil {
+		return x.DraftTokens
+	}
+	return 0
+}
+
+func (x *Engine) GetPromptDetails() string {
+	if x != nil {
+		return x.PromptDetails
+	}
+	return ""
+}
+
 // Problem is something that does not work in a daemon, apart from its engine.
 type Problem struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // descriptors, memory or certificate
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // descriptors, memory, certificate or capacity
 	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"` // what is wrong, and what to do
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -273,7 +392,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -285,7 +404,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -298,7 +417,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Problem) GetKind() string {
@@ -330,7 +449,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -342,7 +461,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -355,7 +474,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Route) GetTransport() string {
@@ -425,7 +544,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -437,7 +556,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -450,7 +569,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Migration) GetId() string {
@@ -577,7 +696,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +708,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +721,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Proposal) GetEpoch() uint64 {
@@ -634,13 +753,15 @@ type Load struct {
 	HeldTokens       int64                  `protobuf:"varint,3,opt,name=held_tokens,json=heldTokens,proto3" json:"held_tokens,omitempty"`
 	PromisedTokens   int64                  `protobuf:"varint,4,opt,name=promised_tokens,json=promisedTokens,proto3" json:"promised_tokens,omitempty"`
 	IterationSeconds float64                `protobuf:"fixed64,5,opt,name=iteration_seconds,json=iterationSeconds,proto3" json:"iteration_seconds,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// What the engine itself reports; absent where it reports nothing.
+	Engine        *EngineLoad `protobuf:"bytes,6,opt,name=engine,proto3" json:"engine,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -652,7 +773,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -665,7 +786,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Load) GetRunning() uint32 {
@@ -703,6 +824,90 @@ func (x *Load) GetIterationSeconds() float64 {
 	return 0
 }
 
+func (x *Load) GetEngine() *EngineLoad {
+	if x != nil {
+		return x.Engine
+	}
+	return nil
+}
+
+// EngineLoad mirrors policies.EngineLoad.
+type EngineLoad struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	CapacityTokens int64                  `protobuf:"varint,1,opt,name=capacity_tokens,json=capacityTokens,proto3" json:"capacity_tokens,omitempty"` // 0: the engine does not report its KV
+	KvUsedTokens   int64                  `protobuf:"varint,2,opt,name=kv_used_tokens,json=kvUsedTokens,proto3" json:"kv_used_tokens,omitempty"`
+	Running        uint32                 `protobuf:"varint,3,opt,name=running,proto3" json:"running,omitempty"`
+	Waiting        uint32                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Preemptions    uint64                 `protobuf:"varint,5,opt,name=preemptions,proto3" json:"preemptions,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *EngineLoad) Reset() {
+	*x = EngineLoad{}
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EngineLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EngineLoad) ProtoMessage() {}
+
+func (x *EngineLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EngineLoad.ProtoReflect.Descriptor instead.
+func (*EngineLoad) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *EngineLoad) GetCapacityTokens() int64 {
+	if x != nil {
+		return x.CapacityTokens
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetKvUsedTokens() int64 {
+	if x != nil {
+		return x.KvUsedTokens
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetRunning() uint32 {
+	if x != nil {
+		return x.Running
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetPreemptions() uint64 {
+	if x != nil {
+		return x.Preemptions
+	}
+	return 0
+}
+
 // Flow mirrors policies.Flow: rates per second by length bucket.
 type Flow struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -721,7 +926,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +938,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +951,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Flow) GetEdges() []int64 {
@@ -825,7 +1030,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +1042,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +1055,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Batch) GetN() float64 {
@@ -901,7 +1106,7 @@ type LoadReply struct {
 
 func (x *LoadReply) Reset() {
 	*x = LoadReply{}
-	mi := &file_xds_api_fleet_proto_msgTypes[8]
+	mi := &file_xds_api_fleet_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1118,7 @@ func (x *LoadReply) String() string {
 func (*LoadReply) ProtoMessage() {}
 
 func (x *LoadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[8]
+	mi := &file_xds_api_fleet_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1131,7 @@ func (x *LoadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadReply.ProtoReflect.Descriptor instead.
 func (*LoadReply) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{8}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LoadReply) GetSequence() uint64 {
@@ -981,7 +1186,7 @@ type Refine struct {
 
 func (x *Refine) Reset() {
 	*x = Refine{}
-	mi := &file_xds_api_fleet_proto_msgTypes[9]
+	mi := &file_xds_api_fleet_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1198,7 @@ func (x *Refine) String() string {
 func (*Refine) ProtoMessage() {}
 
 func (x *Refine) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[9]
+	mi := &file_xds_api_fleet_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1211,7 @@ func (x *Refine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refine.ProtoReflect.Descriptor instead.
 func (*Refine) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{9}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Refine) GetEpoch() uint64 {
@@ -1062,7 +1267,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xe1\x06\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xb8\a\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -1090,7 +1295,18 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\btopology\x18\x14 \x01(\v2\x18.cascade.xds.v1.TopologyR\btopology\x123\n" +
 	"\bproblems\x18\x15 \x03(\v2\x17.cascade.xds.v1.ProblemR\bproblems\x12\x1f\n" +
 	"\vengine_hung\x18\x16 \x01(\bR\n" +
-	"engineHung\"1\n" +
+	"engineHung\x12.\n" +
+	"\x06engine\x18\x17 \x01(\v2\x16.cascade.xds.v1.EngineR\x06engine\x12%\n" +
+	"\x0eengine_problem\x18\x18 \x01(\tR\rengineProblem\"\x8e\x02\n" +
+	"\x06Engine\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
+	"\acontext\x18\x02 \x01(\x03R\acontext\x12!\n" +
+	"\fblock_tokens\x18\x03 \x01(\x03R\vblockTokens\x12\x1b\n" +
+	"\tkv_tokens\x18\x04 \x01(\x03R\bkvTokens\x12\x1c\n" +
+	"\tconnector\x18\x05 \x01(\tR\tconnector\x12(\n" +
+	"\x10tokens_per_chunk\x18\x06 \x01(\rR\x0etokensPerChunk\x12!\n" +
+	"\fdraft_tokens\x18\a \x01(\rR\vdraftTokens\x12%\n" +
+	"\x0eprompt_details\x18\b \x01(\tR\rpromptDetails\"1\n" +
 	"\aProblem\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"\xa5\x01\n" +
@@ -1122,14 +1338,22 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\bProposal\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x10\n" +
 	"\x03low\x18\x02 \x01(\x03R\x03low\x12\x1a\n" +
-	"\bboundary\x18\x03 \x01(\x03R\bboundary\"\xb1\x01\n" +
+	"\bboundary\x18\x03 \x01(\x03R\bboundary\"\xe5\x01\n" +
 	"\x04Load\x12\x18\n" +
 	"\arunning\x18\x01 \x01(\rR\arunning\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\rR\awaiting\x12\x1f\n" +
 	"\vheld_tokens\x18\x03 \x01(\x03R\n" +
 	"heldTokens\x12'\n" +
 	"\x0fpromised_tokens\x18\x04 \x01(\x03R\x0epromisedTokens\x12+\n" +
-	"\x11iteration_seconds\x18\x05 \x01(\x01R\x10iterationSeconds\"\xe6\x01\n" +
+	"\x11iteration_seconds\x18\x05 \x01(\x01R\x10iterationSeconds\x122\n" +
+	"\x06engine\x18\x06 \x01(\v2\x1a.cascade.xds.v1.EngineLoadR\x06engine\"\xb1\x01\n" +
+	"\n" +
+	"EngineLoad\x12'\n" +
+	"\x0fcapacity_tokens\x18\x01 \x01(\x03R\x0ecapacityTokens\x12$\n" +
+	"\x0ekv_used_tokens\x18\x02 \x01(\x03R\fkvUsedTokens\x12\x18\n" +
+	"\arunning\x18\x03 \x01(\rR\arunning\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\x12 \n" +
+	"\vpreemptions\x18\x05 \x01(\x04R\vpreemptions\"\xe6\x01\n" +
 	"\x04Flow\x12\x14\n" +
 	"\x05edges\x18\x01 \x03(\x03R\x05edges\x12\x1a\n" +
 	"\barrivals\x18\x02 \x03(\x01R\barrivals\x12\x16\n" +
@@ -1178,40 +1402,44 @@ func file_xds_api_fleet_proto_rawDescGZIP() []byte {
 	return file_xds_api_fleet_proto_rawDescData
 }
 
-var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_xds_api_fleet_proto_goTypes = []any{
 	(*LoadReport)(nil), // 0: cascade.xds.v1.LoadReport
-	(*Problem)(nil),    // 1: cascade.xds.v1.Problem
-	(*Route)(nil),      // 2: cascade.xds.v1.Route
-	(*Migration)(nil),  // 3: cascade.xds.v1.Migration
-	(*Proposal)(nil),   // 4: cascade.xds.v1.Proposal
-	(*Load)(nil),       // 5: cascade.xds.v1.Load
-	(*Flow)(nil),       // 6: cascade.xds.v1.Flow
-	(*Batch)(nil),      // 7: cascade.xds.v1.Batch
-	(*LoadReply)(nil),  // 8: cascade.xds.v1.LoadReply
-	(*Refine)(nil),     // 9: cascade.xds.v1.Refine
-	(*SlotStatus)(nil), // 10: cascade.policy.v1.SlotStatus
-	(*Topology)(nil),   // 11: cascade.xds.v1.Topology
+	(*Engine)(nil),     // 1: cascade.xds.v1.Engine
+	(*Problem)(nil),    // 2: cascade.xds.v1.Problem
+	(*Route)(nil),      // 3: cascade.xds.v1.Route
+	(*Migration)(nil),  // 4: cascade.xds.v1.Migration
+	(*Proposal)(nil),   // 5: cascade.xds.v1.Proposal
+	(*Load)(nil),       // 6: cascade.xds.v1.Load
+	(*EngineLoad)(nil), // 7: cascade.xds.v1.EngineLoad
+	(*Flow)(nil),       // 8: cascade.xds.v1.Flow
+	(*Batch)(nil),      // 9: cascade.xds.v1.Batch
+	(*LoadReply)(nil),  // 10: cascade.xds.v1.LoadReply
+	(*Refine)(nil),     // 11: cascade.xds.v1.Refine
+	(*SlotStatus)(nil), // 12: cascade.policy.v1.SlotStatus
+	(*Topology)(nil),   // 13: cascade.xds.v1.Topology
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
-	5,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
-	6,  // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
-	7,  // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
-	3,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
-	4,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
-	2,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
-	10, // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
-	11, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
-	1,  // 8: cascade.xds.v1.LoadReport.problems:type_name -> cascade.xds.v1.Problem
-	9,  // 9: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
-	7,  // 10: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
-	0,  // 11: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
-	8,  // 12: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
-	12, // [12:13] is the sub-list for method output_type
-	11, // [11:12] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	6,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
+	8,  // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
+	9,  // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
+	4,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
+	5,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
+	3,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
+	12, // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
+	13, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
+	2,  // 8: cascade.xds.v1.LoadReport.problems:type_name -> cascade.xds.v1.Problem
+	1,  // 9: cascade.xds.v1.LoadReport.engine:type_name -> cascade.xds.v1.Engine
+	7,  // 10: cascade.xds.v1.Load.engine:type_name -> cascade.xds.v1.EngineLoad
+	11, // 11: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
+	9,  // 12: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
+	0,  // 13: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
+	10, // 14: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
+	14, // [14:15] is the sub-list for method output_type
+	13, // [13:14] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_fleet_proto_init() }
@@ -1227,7 +1455,7 @@ func file_xds_api_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xds_api_fleet_proto_rawDesc), len(file_xds_api_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -7,6 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -125,9 +126,25 @@ type Replica struct {
 	Pinned        int     `json:"pinned,omitempty"`
 	PinnedSeconds float64 `json:"pinned_seconds,omitempty"`
 	Streams       int     `json:"streams"`
+	// Engine is what its engine says of itself.
+	Engine loadreport.Engine `json:"engine,omitzero"`
+	// EngineLoad is what the engine reports of its load; absent: nothing.
+	EngineLoad *EngineLoad `json:"engine_load,omitempty"`
 	// Transports are those by which KV blocks may be pulled to it, best first, then the
 	// measurements peer by peer.
 	Transports []Transport `json:"transports,omitempty"`
+}
+
+// EngineLoad is an engine's own report of its load.
+type EngineLoad struct {
+	// Capacity is the size of the KV cache that counts: the smaller of the engine's and the
+	// fleet file's, if it states one. Absent: the engine does not report its KV.
+	Capacity policies.Tokens `json:"capacity_tokens,omitempty"`
+	// KVUsed is the KV in use, where requests that share a prefix count it once.
+	KVUsed      policies.Tokens `json:"kv_used_tokens"`
+	Running     int             `json:"running"`
+	Waiting     int             `json:"waiting"`
+	Preemptions uint64          `json:"preemptions"`
 }
 
 // Transport is a transport by which a replica may pull KV blocks.
@@ -255,7 +272,10 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
 		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
 		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,
-		Load: r.Estimate.Source.String(),
+		Load: r.Estimate.Source.String(), Engine: r.Engine,
+	}
+	if e := r.Load.Engine; e != (policies.EngineLoad{}) {
+		out.EngineLoad = &EngineLoad{e.Capacity, e.KVUsed, e.Running, e.Waiting, e.Preemptions}
 	}
 	if r.Estimate.Visible {
 		out.ProxyRequests = &r.Estimate.Requests

@@ -312,8 +312,12 @@ func (s *State) handleReport(now time.Time, report *loadreport.Report) {
 	edges := report.Flow.Edges
 	sameBuckets := len(edges) == 0 || slices.Equal(edges, s.model(r.Model).Edges)
 	before, known := r.Seen(), !r.ReportedAt.IsZero()
-	if topologyChanged := r.HandleReport(now, report, sameBuckets); topologyChanged {
+	topologyChanged, resized := r.HandleReport(now, report, sameBuckets)
+	if topologyChanged {
 		s.resetDistances()
+	}
+	if resized {
+		s.publishPending = true // other migrators need to know
 	}
 	if known || s.lease == nil { // of requests before the first report, others may have counted some
 		s.model(r.Model).requests += r.Seen() - before

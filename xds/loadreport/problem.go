@@ -14,6 +14,7 @@ const (
 	ProblemDescriptors = "descriptors" // few file descriptors are left, so that new requests are refused
 	ProblemMemory      = "memory"      // little memory is left, so that new requests are refused
 	ProblemCertificate = "certificate" // a certificate expires soon, or has
+	ProblemCapacity    = "capacity"    // the fleet file states another KV cache than the engine has
 	problemOther       = "other"       // a kind of a later version
 )
 
@@ -27,7 +28,7 @@ const ProblemsField = "cascade.problems"
 // is shown as "other": kinds are labels of metrics.
 func NewProblem(kind, text string) Problem {
 	switch kind {
-	case ProblemDescriptors, ProblemMemory, ProblemCertificate:
+	case ProblemDescriptors, ProblemMemory, ProblemCertificate, ProblemCapacity:
 	default:
 		kind = problemOther
 	}

@@ -58,6 +58,10 @@ type Report struct {
 	EngineReady bool
 	// EngineHung is true while it is not ready because it makes no progress.
 	EngineHung bool
+	// Engine is what the engine says of itself, and EngineProblem why one that answers is
+	// not ready: it is not the one that the configuration says.
+	Engine        Engine
+	EngineProblem string
 	// Draining is true once the migrator accepts no new request.
 	Draining bool
 	// BytesPerToken is learnt from exact counts; 0 when there were none.
@@ -121,6 +125,8 @@ func Decode(m *api.LoadReport) (Report, error) {
 		Sequence:      m.GetSequence(),
 		EngineReady:   m.GetEngineReady(),
 		EngineHung:    m.GetEngineHung(),
+		Engine:        decodeEngine(m.GetEngine()),
+		EngineProblem: Truncate(m.GetEngineProblem(), maxReason),
 		Draining:      m.GetDraining(),
 		BytesPerToken: m.GetBytesPerToken(),
 		EstimateError: m.GetEstimateError(),
@@ -233,6 +239,15 @@ func decodeLoad(m *api.Load) (l policies.Load, bounded []string) {
 	if !Within(l.Iteration, maxIteration) {
 		bounded = append(bounded, "iteration_seconds")
 		l.Iteration = 0 // unknown
+	}
+	if e := m.GetEngine(); e != nil {
+		l.Engine = policies.EngineLoad{
+			Capacity: tokens("engine.capacity_tokens", e.GetCapacityTokens()),
+			KVUsed:   tokens("engine.kv_used_tokens", e.GetKvUsedTokens()),
+			Running:  count("engine.running", e.GetRunning()), Waiting: count("engine.waiting", e.GetWaiting()),
+			Preemptions: e.GetPreemptions(),
+		}
+		l.Engine.KVUsed = min(l.Engine.KVUsed, l.Engine.Capacity)
 	}
 	return l, bounded
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
@@ -55,7 +56,13 @@ func describe(t *testing.T, r loadreport.Report) string {
 		t.Error(err)
 	}
 	var out strings.Builder
-	fmt.Fprintf(&out, "%s of %s: %+v, %v bytes/token, %d seen, ready %v\n", r.Replica, r.Model, r.Load, r.BytesPerToken, r.Flow.Seen, r.EngineReady)
+	engine := r.Load.Engine
+	r.Load.Engine = policies.EngineLoad{}
+	load := strings.Replace(fmt.Sprintf("%+v", r.Load), fmt.Sprintf(" Engine:%+v", r.Load.Engine), "", 1)
+	fmt.Fprintf(&out, "%s of %s: %s, %v bytes/token, %d seen, ready %v\n", r.Replica, r.Model, load, r.BytesPerToken, r.Flow.Seen, r.EngineReady)
+	if engine != (policies.EngineLoad{}) || r.Engine != (loadreport.Engine{}) || r.EngineProblem != "" {
+		fmt.Fprintf(&out, "engine %+v, load %+v, problem %q\n", r.Engine, engine, r.EngineProblem)
+	}
 	if len(r.Snapshot) > 0 {
 		fmt.Fprintf(&out, "arrivals %v, in flight %+v\n", r.Flow.Arrivals, r.Snapshot[0])
 	}

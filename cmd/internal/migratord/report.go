@@ -30,6 +30,9 @@ func (d *Daemon) reportExtra() loadreport.Extra {
 			x.Problems = append(x.Problems, &api.Problem{Kind: p.Kind, Text: p.Text})
 		}
 	}
+	if warning := d.frontend.Status().CapacityWarning; warning != "" {
+		x.Problems = append(x.Problems, &api.Problem{Kind: fleetreport.ProblemCapacity, Text: warning})
+	}
 	return x
 }
 

@@ -343,6 +343,7 @@ func (f *Fleet) Frontend(r config.Replica, log *slog.Logger) frontend.Config {
 	m, _ := f.Model(r.Model)
 	return frontend.Config{
 		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: f.Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV,
+		KVStated: r.KVTokens > 0 || m.KVTokens > 0, Model: m.Name, Context: m.Context,
 		Cost: f.profile(r).TensorParallel(r.TP).Cost(), Overload: f.overload(r), Logger: log,
 		Handoff: f.Migration.Mode == config.MigrationLive, MaxBodies: int64(f.Bodies.Replica) << 20, BodyRate: int64(f.Bodies.Rate),
 	}

@@ -23,7 +23,7 @@ import (
 //	plan 1000:a,b 4000:c -:d                  stages by their ends, "-" for open
 //	away b c                                  replicas that cannot be asked; none: all can be asked
 //	draining yes | draining no
-//	kv capacity=1000 held=10 promised=0 mean=5
+//	kv capacity=1000 held=10 shared=0 promised=0 mean=5    held counts shared tokens twice
 //	r1 500 epoch=2 only=b,c            only these replicas can run it; in any order with:
 //	r1 500 epoch=2 since=100 fixed            a resident; held counts it only where kv does not
 //	gone r1
@@ -48,6 +48,7 @@ type replica struct {
 	selector *candidates.Selector
 	away     []string
 	forSale  map[string]policies.Migration
+	shared   policies.Tokens
 }
 
 // resident returns a resident, which it adds if there is none of that name.
@@ -127,6 +128,8 @@ func (r *replica) do(t *testing.T, d *datadriven.TestData) (out string) {
 				r.Capacity = v
 			case "held":
 				r.Held = v
+			case "shared":
+				r.shared = v
 			case "promised":
 				r.Promised = v
 			case "mean":
@@ -145,8 +148,10 @@ func (r *replica) do(t *testing.T, d *datadriven.TestData) (out string) {
 		r.selector.RecordReturn(r.Now, r.forSale[words[0]], why)
 		delete(r.forSale, words[0])
 	case "stands":
+		r.KV = r.Held - r.shared
 		out = fmt.Sprintln(r.selector.StillValid(&r.Situation, r.forSale[words[0]]))
 	case "scan":
+		r.KV = r.Held - r.shared
 		for _, o := range r.selector.SelectOffers(&r.Situation, int(number(words[0]))) {
 			out += fmt.Sprintln(o.Handover.Request, o.Handover.Length, o.Handover.Cause, o.Candidates)
 			r.forSale[o.Handover.Request] = o.Handover

@@ -111,7 +111,7 @@ func (c *selection) selectSpill() {
 	// than many short ones; the last one may free more than is needed.
 	c.offerMatching(policies.Spill, func(Resident) []int { return slices.Clone(chain) },
 		func(r Resident) bool {
-			return c.situation.Held+c.situation.Promised-c.leaving > full && c.longEnoughHere(r)
+			return c.situation.KV+c.situation.Promised-c.leaving > full && c.longEnoughHere(r)
 		})
 }
 

@@ -84,7 +84,8 @@ type Situation struct {
 	Available func(policies.ReplicaID) bool
 	Draining  bool
 	Capacity  policies.Tokens // of KV; 0 if unknown
-	Held      policies.Tokens
+	KV        policies.Tokens // in use, where a shared prefix counts once
+	Held      policies.Tokens // Σ length over running requests
 	Promised  policies.Tokens // accepted but not yet running
 	Mean      policies.Tokens // of Held over the replica's stage, slightly old
 	MeanKnown bool

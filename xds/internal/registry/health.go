@@ -19,6 +19,7 @@ const (
 	ReasonLate               // its last report is older than the grace
 	ReasonEngine             // its engine does not answer health checks
 	ReasonHung               // its engine answers health checks, and makes no progress
+	ReasonMismatch           // its engine is not the one of the fleet file
 	ReasonUnreachable        // all requests that proxies send to its address fail
 	ReasonFile               // the fleet file drains it
 	ReasonOperator           // an operator drains it
@@ -29,7 +30,7 @@ const (
 
 // String returns the reason as a label of metrics.
 func (r Reason) String() string {
-	return [reasons]string{"ready", "assumed_ready", "no_report", "report_late", "engine_down", "engine_hung", "unreachable", "drained_by_file", "drained_by_operator", "migrator_stops", "removed"}[r]
+	return [reasons]string{"ready", "assumed_ready", "no_report", "report_late", "engine_down", "engine_hung", "engine_mismatch", "unreachable", "drained_by_file", "drained_by_operator", "migrator_stops", "removed"}[r]
 }
 
 // HealthReason explains the replica's health; it is empty for one that is ready.
@@ -49,6 +50,8 @@ func (r *Replica) HealthReason() string {
 		return "its engine does not answer health checks"
 	case ReasonHung:
 		return "its engine answers health checks and makes no progress: restart it"
+	case ReasonMismatch:
+		return r.Report.EngineProblem
 	case ReasonUnreachable:
 		return fmt.Sprintf("every request that proxies sent to its address, %s, failed, and its front end counted none: check its address in the fleet file, and the network", r.Address)
 	case ReasonFile:
@@ -94,6 +97,8 @@ func (r *Replica) assess(now time.Time, grace time.Duration) (resources.Health, 
 		return resources.Unhealthy, ReasonLate
 	case r.Report.EngineHung:
 		return resources.Unhealthy, ReasonHung
+	case !r.Report.EngineReady && r.Report.EngineProblem != "":
+		return resources.Unhealthy, ReasonMismatch
 	case !r.Report.EngineReady:
 		return resources.Unhealthy, ReasonEngine
 	case now.Before(r.reach.downUntil):

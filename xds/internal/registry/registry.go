@@ -131,6 +131,7 @@ func (g *Registry) Configure(now time.Time, list []policies.Replica) {
 			r.reach = reach{seen: r.Seen()}
 		}
 		r.Replica, r.Removed = c, false
+		r.applyReportedKV()
 		if !g.configured {
 			r.restore(now, g.restored[c.ID])
 		}

@@ -39,7 +39,8 @@ type Replica struct {
 	starting     bool      // unhealthy, and not known to have been healthy before
 	note         string    // what is wrong with its reports
 	estimator    loadestimate.Estimator
-	topology     links.Topology // as last reported; the zero value: never
+	topology     links.Topology  // as last reported; the zero value: never
+	kv           policies.Tokens // size of the KV cache as last reported; 0: never
 }
 
 // fresh reports whether the last report is recent enough to count.
@@ -65,9 +66,13 @@ func (r *Replica) DrainOrdered() bool { return r.Draining || r.Drained }
 
 // HandleReport replaces the last report. sameBuckets says that its flow has the
 // buckets of the control plane, or none. It returns true if the replica reported
-// another topology than before.
-func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuckets bool) (topologyChanged bool) {
+// another topology than before, or another size of its KV cache.
+func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuckets bool) (topologyChanged, resized bool) {
 	r.note = report.Note
+	if kv := report.Load.Engine.Capacity; kv > 0 && kv != r.kv {
+		r.kv = kv
+		resized = r.applyReportedKV()
+	}
 	if !sameBuckets {
 		r.note = "flow ignored: its buckets are not those of the control plane; configure the same context for both"
 	}
@@ -84,7 +89,17 @@ func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuc
 	if !sameBuckets {
 		r.Report.Snapshot = nil
 	}
-	return topologyChanged
+	return topologyChanged, resized
+}
+
+// applyReportedKV replaces the configured size of the KV cache by the reported one, in which
+// the migrator has respected what the fleet file states. It returns true if it differs.
+func (r *Replica) applyReportedKV() bool {
+	if r.kv == 0 || r.Capacity.KV == r.kv {
+		return false
+	}
+	r.Capacity.KV = r.kv
+	return true
 }
 
 // reset forgets what was reported while the replica served another model: it is

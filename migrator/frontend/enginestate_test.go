@@ -1,0 +1,210 @@
+package frontend
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// stated is what an engine states of itself; it has a KV cache of 1,000 tokens.
+type stated struct {
+	model   string
+	context int
+	started int // process_start_time_seconds
+	usage   float64
+	waiting int
+	silent  bool // /metrics fails
+}
+
+var expected = stated{model: "m", context: 4096, started: 100}
+
+// statingEngine answers what a server asks an engine.
+type statingEngine struct {
+	mu    sync.Mutex
+	now   stated
+	reads int // of /metrics
+}
+
+func (s *statingEngine) set(now stated) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now, s.reads = now, 0
+}
+
+func (s *statingEngine) readCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reads
+}
+
+func (s *statingEngine) answer(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch r.URL.Path {
+	case "/version":
+		io.WriteString(w, `{"version":"0.32.0"}`)
+	case "/v1/models":
+		fmt.Fprintf(w, `{"data":[{"id":%q,"max_model_len":%d}]}`, s.now.model, s.now.context)
+	case "/metrics":
+		if s.reads++; s.now.silent {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintf(w, "vllm:cache_config_info{block_size=\"10\",num_gpu_blocks=\"100\"} 1\nvllm:kv_cache_usage_perc %g\nvllm:num_requests_waiting %d\n"+
+			"vllm:num_preemptions_total 2\nprocess_start_time_seconds %d\n", s.now.usage, s.now.waiting, s.now.started)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// runStated runs a server in front of an engine that states what is expected.
+func runStated(t *testing.T, change func(*Config), test func(t *testing.T, s *statingEngine, f *testServer)) {
+	runServer(t, func(c *Config) {
+		c.Model, c.Context = "m", 4096
+		if change != nil {
+			change(c)
+		}
+	}, func(t *testing.T, e *engine, f *testServer) {
+		s := &statingEngine{now: expected}
+		e.passthrough.Store(ptr(s.answer))
+		e.unhealthy.Store(true)
+		f.waitForReady(t, false)
+		e.unhealthy.Store(false)
+		f.waitForReady(t, true)
+		waitFor(t, func() bool { return f.EngineLoad().Capacity > 0 }) // its first metrics
+		test(t, s, f)
+	})
+}
+
+// TestMismatchedEngine restarts an engine with another model, and then with a shorter context. The
+// replica is not ready and says why, once, although no health check failed in between; it is
+// ready again when the engine is the right one.
+func TestMismatchedEngine(t *testing.T) {
+	log := new(testkit.Log)
+	runStated(t, func(c *Config) { c.Logger = log.Logger() }, func(t *testing.T, s *statingEngine, f *testServer) {
+		if got := f.Status(); !got.EngineReady || got.EngineProblem != "" || got.Engine.Version != "0.32.0" || got.Engine.Context("m") != 4096 {
+			t.Errorf("the right engine: %+v, problem %q", got.Engine, got.EngineProblem)
+		}
+		for i, test := range []struct {
+			engine stated
+			want   string
+		}{
+			{stated{model: "other", context: 4096, started: 200}, `serves ["other"], not "m"`},
+			{stated{model: "m", context: 4095, started: 300}, "sequences of 4095 tokens"},
+		} {
+			start := f.Engine().Start
+			s.set(test.engine)
+			f.waitForReady(t, false)
+			waitFor(t, f.refusesConnections)
+			time.Sleep(time.Minute)
+			if got := f.Status(); got.EngineReady || !strings.Contains(got.EngineProblem, test.want) {
+				t.Errorf("%s: ready %v, problem %q", test.want, got.EngineReady, got.EngineProblem)
+			}
+			if log.Count("does not match") != i+1 || log.Count("stopped answering") != 1 { // that one by runStated
+				t.Errorf("%s: the log is %s", test.want, log)
+			}
+			s.set(expected)
+			f.waitForReady(t, true)
+			waitFor(t, func() bool { return f.EngineLoad().Capacity > 0 })
+			if got := f.Status(); got.EngineProblem != "" || got.Engine.Start <= start {
+				t.Errorf("the right engine again: problem %q, start %d after %d", got.EngineProblem, got.Engine.Start, start)
+			}
+		}
+	})
+}
+
+// TestEngineLoadRate bounds how often an engine's metrics are read: once a second, and rarely
+// while they fail.
+func TestEngineLoadRate(t *testing.T) {
+	runStated(t, nil, func(t *testing.T, s *statingEngine, f *testServer) {
+		s.set(stated{model: "m", context: 4096, started: 100, usage: 0.5, waiting: 3})
+		time.Sleep(time.Minute)
+		if n := s.readCount(); n < 40 || n > 60 {
+			t.Errorf("read %d times a minute", n)
+		}
+		want := policies.EngineLoad{Capacity: 1000, KVUsed: 500, Waiting: 3, Preemptions: 2}
+		if got := f.EngineLoad(); got != want || !got.Busy() || f.Status().Load.KV() != 500 {
+			t.Errorf("load %+v, want %+v", got, want)
+		}
+		s.set(stated{model: "m", context: 4096, silent: true})
+		time.Sleep(time.Minute)
+		if n := s.readCount(); n > 7 {
+			t.Errorf("metrics that fail were read %d times a minute", n)
+		}
+		if got := f.EngineLoad(); got != (policies.EngineLoad{}) {
+			t.Errorf("a load of a minute ago counts: %+v", got)
+		}
+		if !f.Status().EngineReady {
+			t.Error("an engine without metrics is not ready")
+		}
+	})
+}
+
+// TestEngineCapacity compares the engine's KV cache of 1,000 tokens with the configured one: the
+// smaller of the two counts, and a difference is warned of once.
+func TestEngineCapacity(t *testing.T) {
+	for _, test := range []struct {
+		kv     policies.Tokens
+		stated bool
+		want   policies.Tokens
+		warned int
+	}{{0, false, 1000, 0}, {5000, false, 1000, 0}, {5000, true, 1000, 1}, {400, true, 400, 1}, {1009, true, 1000, 0}} {
+		t.Run(fmt.Sprint(test), func(t *testing.T) {
+			log := new(testkit.Log)
+			runStated(t, func(c *Config) { c.KVTokens, c.KVStated, c.Logger = test.kv, test.stated, log.Logger() }, func(t *testing.T, s *statingEngine, f *testServer) {
+				s.set(stated{model: "m", context: 4096, started: 100, usage: 0.2})
+				waitFor(t, func() bool { return f.EngineLoad().KVUsed == 200 })
+				time.Sleep(time.Minute)
+				if got := f.Status(); got.Load.Engine.Capacity != test.want || (got.CapacityWarning != "") != (test.warned > 0) {
+					t.Errorf("capacity %d, want %d; warning %q", got.Load.Engine.Capacity, test.want, got.CapacityWarning)
+				}
+				if n := log.Count("KV cache differs"); n != test.warned {
+					t.Errorf("warned %d times, want %d: %s", n, test.warned, log)
+				}
+				want := fmt.Sprintf("kv_cache_usage_perc=%.4f", 200/float64(test.want))
+				waitFor(t, func() bool { return strings.Contains(*f.loadHeader.Load(), want) })
+			})
+		})
+	}
+}
+
+// TestSharedPrefixes checks the KV in use when the engine reports less, or more, than the lengths
+// that are counted here.
+func TestSharedPrefixes(t *testing.T) {
+	now := time.Now()
+	sample := func(used policies.Tokens) counterSample {
+		return counterSample{metrics: engineinfo.Metrics{KVTokens: 8192, Load: policies.EngineLoad{Capacity: 8192, KVUsed: used}}}
+	}
+	for _, test := range []struct {
+		name         string
+		at           policies.Load // counted here when the engine reports used
+		used         policies.Tokens
+		then         policies.Load
+		want, wantKV policies.Tokens // with what waits, and without
+	}{
+		{"nothing shared", policies.Load{Held: 3000}, 3000, policies.Load{Held: 3500}, 3500, 3500},
+		{"a shared prefix counts once", policies.Load{Held: 22549}, 4000, policies.Load{Held: 22600}, 4051, 4051},
+		{"what waits is not counted twice", policies.Load{Held: 1000, Promised: 500}, 1400, policies.Load{Held: 1000, Promised: 500}, 1500, 1000},
+		{"requests of others", policies.Load{Held: 100}, 900, policies.Load{Held: 150}, 950, 950},
+		{"requests that shared have ended", policies.Load{Held: 9000}, 1000, policies.Load{Held: 500}, 0, 0},
+		{"more than there is", policies.Load{Held: 100}, 8192, policies.Load{Held: 9000}, 8192, 8192},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newEngineState(Config{})
+			s.handleMetrics(sample(test.used), test.at, now)
+			l := s.addLoad(test.then, now.Add(time.Second))
+			if l.KV() != test.wantKV || l.KV()+l.Promised != test.want {
+				t.Errorf("%d in use, with what waits %d; want %d, %d", l.KV(), l.KV()+l.Promised, test.wantKV, test.want)
+			}
+			testkit.NoError(t, l.Validate())
+		})
+	}
+}

@@ -1,0 +1,33 @@
+package loadreport
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// Engine is what an engine says of itself, as its migrator reports it. Zero values are not
+// stated.
+type Engine struct {
+	Version     string          `json:"version,omitempty"`
+	Context     policies.Tokens `json:"context,omitempty"` // the longest sequence of the replica's model
+	BlockTokens policies.Tokens `json:"block_tokens,omitempty"`
+	KVTokens    policies.Tokens `json:"kv_tokens,omitempty"` // size of the KV cache
+	// Connector says whether the engine hands KV over to other engines: yes, no or unknown.
+	Connector string `json:"connector,omitempty"`
+	// TokensPerChunk is the most tokens that one event of an answer has carried.
+	TokensPerChunk int `json:"tokens_per_chunk,omitempty"`
+	// DraftTokens is how many tokens it speculates on in each step.
+	DraftTokens int `json:"draft_tokens,omitempty"`
+	// PromptDetails says whether usage contains cached tokens: yes, no or unknown.
+	PromptDetails string `json:"prompt_details,omitempty"`
+}
+
+// decodeEngine bounds what is only informative: an Engine decides nothing here.
+func decodeEngine(m *api.Engine) Engine {
+	tokens := func(n int64) policies.Tokens { return policies.Tokens(min(max(n, 0), MaxTokens)) }
+	return Engine{
+		Version: Truncate(m.GetVersion(), maxKeyword), Context: tokens(m.GetContext()), BlockTokens: tokens(m.GetBlockTokens()),
+		KVTokens: tokens(m.GetKvTokens()), Connector: Truncate(m.GetConnector(), maxKeyword), PromptDetails: Truncate(m.GetPromptDetails(), maxKeyword),
+		TokensPerChunk: int(min(m.GetTokensPerChunk(), maxCount)), DraftTokens: int(min(m.GetDraftTokens(), maxCount)),
+	}
+}
