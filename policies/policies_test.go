@@ -162,6 +162,15 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// TestScaleCost checks that an engine at half the speed takes twice as long in every part,
+// and that the penalty of unequal lengths keeps its share.
+func TestScaleCost(t *testing.T) {
+	c := policies.Cost{D0: 1, D1: 2, D2: 3, D3: 4, D4: 5, Kappa: 6}
+	if got, want := c.Scale(2), (policies.Cost{D0: 2, D1: 4, D2: 6, D3: 8, D4: 10, Kappa: 6}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
 // TestFlowColumns checks the order of the columns: package flow and its test index them.
 func TestFlowColumns(t *testing.T) {
 	f := policies.NewFlow([]policies.Tokens{0})

@@ -44,14 +44,12 @@ type QoE struct {
 
 // Validate reports the first broken invariant, or nil.
 func (q QoE) Validate() error {
-	sum := 0.0
 	for _, d := range [...]float64{q.D0, q.D1, q.D2, q.D3, q.D4} {
 		if !finite(d) || d < 0 {
 			return &Violation{"QoE", "1: D0…D4 must be finite and not negative"}
 		}
-		sum += d
 	}
-	if sum == 0 {
+	if q == (QoE{}) {
 		return &Violation{"QoE", "2: at least one of D0…D4 must be positive"}
 	}
 	return nil

@@ -52,7 +52,7 @@ func unreached(e int) []float64 {
 	return out
 }
 
-// combine lowers out[k] to the least below[m] + price(k−m), over all m.
+// combine lowers out[k] to the least below[m] + price(k−m), over all m. kmin is finite.
 func combine(out, below []float64, st stage) {
 	var starts []int // the m that are possible at all
 	for m, v := range below {
@@ -60,7 +60,7 @@ func combine(out, below []float64, st stage) {
 			starts = append(starts, m)
 		}
 	}
-	if len(starts) == 0 || st.kmin >= float64(len(out)) {
+	if len(starts) == 0 {
 		return
 	}
 	kmin := int(st.kmin)

@@ -45,9 +45,7 @@ func (x Exact) Partition(w policies.Workload) (policies.Partition, error) {
 		return policies.Partition{}, policies.ErrInfeasible
 	}
 	s.searchPrice(high)
-	if !s.proved() && !s.searchLabels(labelBudget) {
-		s.convolve()
-	}
+	s.closeGap(labelBudget)
 	out := p.propose(s.nodes, s.counts)
 	out.Exact = true
 	return out, nil
@@ -136,6 +134,14 @@ func (s *search) searchPrice(high line) {
 		} else {
 			high = l
 		}
+	}
+}
+
+// closeGap finds the best partition if the price search has not proved that it is the plan:
+// by labels within a budget, and otherwise by convolve.
+func (s *search) closeGap(budget int) {
+	if !s.proved() && !s.searchLabels(budget) {
+		s.convolve()
 	}
 }
 

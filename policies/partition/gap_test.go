@@ -78,10 +78,12 @@ func TestGap(t *testing.T) {
 				}
 			},
 			func(s *search) {
-				if !s.proved() && s.searchLabels(0) && s.limit > 1 {
-					t.Fatalf("table %d: labels end without a budget", i)
+				for h := range s.within { // convolve prices them anew
+					for j := range s.within[h] {
+						s.within[h][j] = math.Inf(1)
+					}
 				}
-				s.convolve()
+				s.closeGap(0)
 			},
 		} {
 			first := newSearch(tab, stages, e)

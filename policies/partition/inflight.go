@@ -1,10 +1,6 @@
 package partition
 
-import (
-	"math"
-
-	"github.com/cascadeinfer/cascade/policies"
-)
+import "github.com/cascadeinfer/cascade/policies"
 
 // maxSlowdown bounds the iteration time that InFlight predicts for an overloaded fleet, as a
 // multiple of that of an idle one.
@@ -20,7 +16,7 @@ func InFlight(w policies.Workload) float64 {
 		return 0
 	}
 	iteration := one.Iterations[0]
-	if err != nil || math.IsInf(iteration, 1) {
+	if err != nil {
 		iteration = min(iteration, maxSlowdown*w.Cost.D0)
 	}
 	tokens := 0.0

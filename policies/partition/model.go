@@ -245,7 +245,7 @@ func (p *pricing) stage(l load, j int) stage {
 	if p.model != Snapshot {
 		s.u, s.num = l.work, float64(s.num*base)
 	}
-	if sum := s.fixed + s.num; !(sum <= math.MaxFloat64) {
+	if sum := s.fixed + s.num; !(sum < math.Inf(1)) {
 		return stage{kmin: math.Inf(1)} // rates past what a float64 can price
 	}
 	return s
@@ -273,10 +273,10 @@ func (p *pricing) need(l load, base float64, j int) float64 {
 			grows, slack = l.work, limit-base
 		}
 		switch {
-		case slack < 0 || slack == 0 && grows > 0:
+		case slack < 0:
 			return math.Inf(1)
 		case grows > 0:
-			need = max(need, math.Ceil(grows/slack))
+			need = max(need, math.Ceil(grows/slack)) // +Inf without slack
 		}
 	}
 	if p.model != Snapshot {

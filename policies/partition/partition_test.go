@@ -245,6 +245,24 @@ func TestPrice(t *testing.T) {
 	}
 }
 
+// TestIdleFleet checks that stages without work cost nothing under every objective, and that
+// an iteration may take as long as its limit.
+func TestIdleFleet(t *testing.T) {
+	edges := policies.BucketEdges(4096, 2)
+	w := policies.Workload{
+		Flow: policies.NewFlow(edges), Snapshot: make([]policies.Batch, len(edges)), Cost: policytest.H200Cost(), QoE: policytest.H200QoE(),
+		Capacity: policies.Capacity{KV: 1 << 20, Batch: 256}, Replicas: 8,
+	}
+	for _, m := range models {
+		if w.Limits.Iteration = w.Cost.D0; m == partition.Snapshot {
+			w.Limits.Iteration = w.QoE.D0
+		}
+		if got, err := m.Price(w, []policies.Tokens{512}, []int{4, 4}); err != nil || got.Cost != 0 {
+			t.Errorf("%v: cost %v, %v", m, got.Cost, err)
+		}
+	}
+}
+
 func TestPriceBetweenEdges(t *testing.T) {
 	w := policytest.ChatWorkload(policies.BucketEdges(4096, 2), 8, 0.2, 1)
 	at, err := partition.Flow.Price(w, []policies.Tokens{512, 1024}, []int{3, 3, 2})
@@ -304,6 +322,17 @@ func TestInFlight(t *testing.T) {
 	w.Replicas, w.Limits = 1, policies.Limits{}
 	if got, want := partition.InFlight(w), tokens*20*w.Cost.D0; !equal(got, want) {
 		t.Errorf("overloaded: %v in flight, want %v", got, want)
+	}
+	busy := policytest.ChatWorkload(policies.BucketEdges(4096, 2), 8, 0.99, 1)
+	busy.Capacity = policies.Capacity{KV: 1 << 40, Batch: 1 << 40}
+	free := partition.InFlight(busy)
+	busy.Limits.Iteration = busy.Cost.D0
+	if got := partition.InFlight(busy); got != free {
+		t.Errorf("the limit of iterations changes what is in flight from %v to %v", free, got)
+	}
+	busy.Capacity.Batch = 1
+	if got := partition.InFlight(busy); got >= free {
+		t.Errorf("%v in flight, more than replicas of one request each can hold: as bounded as overload, less than %v", got, free)
 	}
 	w.Replicas = 0
 	if got := partition.InFlight(w); got != 0 {

@@ -59,7 +59,8 @@ func (p *paths) shortest() ([]int, float64) {
 	return nodes, p.dist[p.last]
 }
 
-// shortestWithin is shortest by number of stages.
+// shortestWithin is shortest by number of stages. Among equals it returns the path of fewest
+// stages.
 func (p *paths) shortestWithin() ([]int, float64) {
 	p.layers()
 	stages := 1
@@ -92,7 +93,7 @@ func (p *paths) layers() {
 			dist[j] = math.Inf(1)
 		}
 		for j := h; j <= p.last; j++ {
-			best, from := math.Inf(1), h-1
+			best, from := math.Inf(1), 0
 			for i, w := range p.arcs(j)[h-1:] {
 				if d := below[h-1+i] + w; d < best {
 					best, from = d, h-1+i

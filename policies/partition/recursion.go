@@ -54,9 +54,6 @@ func recurse(t table, stages, e int) (nodes, counts []int, ok bool) {
 				st := t.row(l)[low]
 				for k := 1; k <= e-(s-1); k++ {
 					q := st.price(float64(k))
-					if math.IsInf(q, 1) {
-						continue
-					}
 					for used := s - 1; used+k <= e; used++ {
 						if v := f[s-1][low*width+used] + q; v < f[s][l*width+used+k] {
 							f[s][l*width+used+k] = v

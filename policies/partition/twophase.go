@@ -89,7 +89,7 @@ func oneReplicaChain(t table, s int) []link {
 	for h := 1; h <= s; h++ {
 		from[h] = make([]int, t.n+1)
 		// Descending, so that best[i] for i < j still counts h−1 stages.
-		for j := t.n; j >= 0; j-- {
+		for j := t.n; j >= h; j-- {
 			now := worst
 			for i := h - 1; i < j; i++ {
 				if v := best[i].plus(t.row(j)[i].judge(1)); v.less(now) {
@@ -143,7 +143,7 @@ func mergeNeighbours(t table, links []link, limit int) []link {
 		lack := 0.0
 		var best link
 		var most verdict
-		at := -1
+		at := 0 // none: links[0] has no neighbour before it
 		for i, l := range links {
 			lack += l.verdict.lack
 			if i == 0 {
@@ -152,7 +152,7 @@ func mergeNeighbours(t table, links []link, limit int) []link {
 			a := links[i-1]
 			one := link{low: a.low, high: l.high, k: a.k + l.k}
 			one.verdict = t.row(one.high)[one.low].judge(one.k)
-			if gain := a.verdict.plus(l.verdict).minus(one.verdict); at < 0 || most.less(gain) {
+			if gain := a.verdict.plus(l.verdict).minus(one.verdict); at == 0 || most.less(gain) {
 				at, most, best = i, gain, one
 			}
 		}

@@ -36,7 +36,7 @@ const (
 // In a fleet of more than 32 members only members of one host are exchanged: the time
 // is linear in the number of hosts, and equal hosts are solved once.
 func (m *Map) Improve(stages [][]Member, cuts []policies.Tokens, crossings []float64) {
-	if len(stages) < 2 || len(cuts) != len(stages)-1 || len(m.classes) == 1 && m.hosts == 1 {
+	if len(stages) < 2 || len(cuts) != len(stages)-1 {
 		return
 	}
 	i := improver{m: m, cuts: cuts, weights: make([]float64, len(cuts))}
@@ -165,8 +165,8 @@ func (i *improver) improveSmallFleet(spots []spot) {
 	})
 }
 
-// unevenness returns the sum of the squared counts of a stage's members per host: the
-// smaller, the more even.
+// unevenness returns how many pairs of a stage's members share a host: the fewer, the more
+// even.
 func unevenness(spots []spot, stage int) (n int) {
 	var count [smallFleet]struct {
 		node  int32
@@ -185,7 +185,7 @@ func unevenness(spots []spot, stage int) (n int) {
 			count[at].node = spots[k].host
 			used++
 		}
-		n += 2*count[at].count + 1
+		n += count[at].count
 		count[at].count++
 	}
 	return n
@@ -199,14 +199,14 @@ func (i *improver) improveByHost(spots []spot) {
 	})
 	known := map[string][]int{} // the result for hosts that look alike
 	var key []byte
-	for from := 0; from < len(spots); {
-		to := from + 1
-		for to < len(spots) && spots[to].host == spots[from].host {
-			to++
+	for rest := spots; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n].host == rest[0].host {
+			n++
 		}
-		node := spots[from:to]
-		from = to
-		if len(node) < 2 || len(node) > maxPerHost || node[0].stage == node[len(node)-1].stage {
+		var node []spot
+		node, rest = rest[:n], rest[n:]
+		if n > maxPerHost || node[0].stage == node[n-1].stage {
 			continue
 		}
 		key = key[:0]

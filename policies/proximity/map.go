@@ -45,7 +45,6 @@ type Map struct {
 	config    Config
 	locations map[policies.ReplicaID]location
 	classes   []links.Topology // one topology of each class, without a host; the first is the unknown one
-	hosts     int
 	// same and between hold the cost of a transfer between two classes on one host and on
 	// two, by first·len(classes)+second; NaN: not computed yet.
 	same, between []policies.Transfer
@@ -73,7 +72,6 @@ func New(c Config) *Map {
 		}
 		m.locations[s.ID] = location{node, class}
 	}
-	m.hosts = len(nodes)
 	n := len(m.classes) * len(m.classes)
 	m.same, m.between = make([]policies.Transfer, n), make([]policies.Transfer, n)
 	for i := range n {
@@ -142,7 +140,7 @@ func (m *Map) PlanTransfer(p policies.Plan, crossings []float64) policies.Transf
 		all += x
 		tokens += float64(x * cut)
 	}
-	if all == 0 || tokens == 0 {
+	if tokens == 0 {
 		return policies.Transfer{}
 	}
 	return policies.Transfer{Base: sum.Base / all, PerToken: sum.PerToken / tokens}

@@ -174,6 +174,12 @@ func TestManyClasses(t *testing.T) {
 	if got := m.Transfer("r0", "r1").PerToken; got != tokenBytes/float64(360*links.Gigabyte) {
 		t.Errorf("the first ones are %v s a token apart", got)
 	}
+	if got := m.Transfer("r253", "r254").PerToken; got != tokenBytes/float64(360*links.Gigabyte) {
+		t.Errorf("the last two that 256 classes distinguish, with the unknown one, are %v s a token apart", got)
+	}
+	if got := m.Transfer("r254", "r255").PerToken; got != tokenBytes/float64(rates.SameHost) {
+		t.Errorf("the first of the others is %v s a token apart", got)
+	}
 	if got := m.Transfer("r992", "r993").PerToken; got != tokenBytes/float64(rates.SameHost) {
 		t.Errorf("the last ones are %v s a token apart", got)
 	}

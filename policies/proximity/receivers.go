@@ -2,6 +2,7 @@ package proximity
 
 import (
 	"math"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -27,14 +28,10 @@ func (m *Map) receivers(ids []policies.ReplicaID, length policies.Tokens) *recei
 		if !ok {
 			continue
 		}
-		here, found := r.on[s.host], false
-		for i := range here {
-			if here[i].class == s.class {
-				here[i].count++
-				found = true
-			}
-		}
-		if !found {
+		here := r.on[s.host]
+		if i := slices.IndexFunc(here, func(h classCount) bool { return h.class == s.class }); i >= 0 {
+			here[i].count++
+		} else {
 			r.on[s.host] = append(here, classCount{s.class, 1})
 			r.spread[s.class]++
 		}

@@ -1,6 +1,7 @@
 // Package servertest checks that an HTTP server keeps the invariants of package
 // httpserver. The tests of a server call TestEarlyAnswers with the ways in which it
-// answers before it has read the request's body.
+// answers before it has read the request's body; TestEarlyAnswersOf checks a handler
+// without sockets.
 package servertest
 
 import (
@@ -11,10 +12,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // EarlyAnswer is a POST request that a server answers without the end of its body.
@@ -38,9 +43,43 @@ const answerTimeout = time.Minute
 // smuggled is what an attacker sends in a body to have it served as a request.
 const smuggled = "GET /smuggled HTTP/1.1\r\nHost: test\r\n\r\n"
 
+// dial connects to a server.
+type dial func(context.Context) (net.Conn, error)
+
 // TestEarlyAnswers checks each early answer of the server at address over HTTP/1.1 and
 // over HTTP/2 without TLS.
 func TestEarlyAnswers(t *testing.T, address string, cases ...EarlyAnswer) {
+	var dialer net.Dialer
+	forEach(t, cases, func(t *testing.T, test func(*testing.T, dial)) {
+		t.Parallel()
+		test(t, func(ctx context.Context) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", address) })
+	})
+}
+
+// TestEarlyAnswersOf checks each early answer of a handler in the virtual time of
+// testing/synctest, so that an answer that does not come costs no time.
+func TestEarlyAnswersOf(t *testing.T, h http.Handler, cases ...EarlyAnswer) {
+	forEach(t, cases, func(t *testing.T, test func(*testing.T, dial)) {
+		synctest.Test(t, func(t *testing.T) {
+			l := testkit.NewPipeListener(netip.AddrPort{})
+			s := &http.Server{Handler: h, Protocols: new(http.Protocols)}
+			s.Protocols.SetHTTP1(true)
+			s.Protocols.SetUnencryptedHTTP2(true)
+			go s.Serve(l)
+			defer s.Close()
+			test(t, func(ctx context.Context) (net.Conn, error) {
+				c, err := l.Dial(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return buffer(c), nil
+			})
+		})
+	})
+}
+
+// forEach calls run with each test of each case.
+func forEach(t *testing.T, cases []EarlyAnswer, run func(*testing.T, func(*testing.T, dial))) {
 	for _, c := range cases {
 		if c.Host == "" {
 			c.Host = "test"
@@ -48,29 +87,26 @@ func TestEarlyAnswers(t *testing.T, address string, cases ...EarlyAnswer) {
 		if c.Size == 0 {
 			c.Size = 64 << 10
 		}
-		run := func(name string, test func(*testing.T)) {
-			t.Run(c.Name+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				test(t)
-			})
+		runNamed := func(name string, test func(*testing.T, dial)) {
+			t.Run(c.Name+"/"+name, func(t *testing.T) { run(t, test) })
 		}
 		if !c.UnknownSize {
-			run("stalled body", func(t *testing.T) { c.testStalled(t, address, false) })
+			runNamed("stalled body", func(t *testing.T, d dial) { c.testStalled(t, d, false) })
 		}
 		if !c.UnknownSize && c.Status != http.StatusRequestTimeout {
-			run("whole body first", func(t *testing.T) { c.testWholeFirst(t, address) })
+			runNamed("whole body first", c.testWholeFirst)
 		}
 		if !c.KnownSize {
-			run("stalled chunked body", func(t *testing.T) { c.testStalled(t, address, true) })
+			runNamed("stalled chunked body", func(t *testing.T, d dial) { c.testStalled(t, d, true) })
 		}
-		run("HTTP2", func(t *testing.T) { c.testHTTP2(t, address) })
+		runNamed("HTTP2", c.testHTTP2)
 	}
 }
 
-// dial connects to the server until the test ends.
-func dial(t *testing.T, address string) *net.TCPConn {
+// connect connects to the server until the test ends.
+func (d dial) connect(t *testing.T) net.Conn {
 	t.Helper()
-	conn, err := net.Dial("tcp", address)
+	conn, err := d(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +114,7 @@ func dial(t *testing.T, address string) *net.TCPConn {
 	if err := conn.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
 		t.Fatal(err)
 	}
-	return conn.(*net.TCPConn)
+	return conn
 }
 
 func (c EarlyAnswer) head(length string) string {
@@ -87,8 +123,8 @@ func (c EarlyAnswer) head(length string) string {
 
 // testStalled sends a part of the body. The answer must come, must announce that the
 // connection ends, and what is sent afterwards must not be served.
-func (c EarlyAnswer) testStalled(t *testing.T, address string, chunked bool) {
-	conn := dial(t, address)
+func (c EarlyAnswer) testStalled(t *testing.T, d dial, chunked bool) {
+	conn := d.connect(t)
 	part := strings.Repeat(" ", int(c.Send))
 	rest := strings.Repeat(smuggled, 3)
 	if chunked {
@@ -103,7 +139,9 @@ func (c EarlyAnswer) testStalled(t *testing.T, address string, chunked bool) {
 	r := bufio.NewReader(conn)
 	c.read(t, r)
 	fmt.Fprint(conn, rest) // fails if the server has closed the connection, as it may
-	conn.CloseWrite()      // so that the server need not wait for more
+	if c, ok := conn.(*net.TCPConn); ok {
+		c.CloseWrite() // so that the server need not wait for more
+	}
 	more, err := io.ReadAll(r)
 	if len(more) > 0 {
 		t.Errorf("the rest of the body was served as a request: %.200q", more)
@@ -130,8 +168,8 @@ func (c EarlyAnswer) read(t *testing.T, r *bufio.Reader) {
 }
 
 // testWholeFirst sends the whole body before it reads, as simple clients do.
-func (c EarlyAnswer) testWholeFirst(t *testing.T, address string) {
-	conn := dial(t, address)
+func (c EarlyAnswer) testWholeFirst(t *testing.T, d dial) {
+	conn := d.connect(t)
 	fmt.Fprint(conn, c.head(fmt.Sprintf("Content-Length: %d", c.Size)))
 	if n, err := io.CopyN(conn, spaces{}, c.Size); err != nil {
 		t.Fatalf("the server took %d of %d bytes of a body that it refuses, so the client does not see why: %v", n, c.Size, err)
@@ -157,12 +195,11 @@ func (spaces) Read(p []byte) (int, error) {
 
 // testHTTP2 sends a part of the body. The answer must come, and the connection must
 // serve further requests.
-func (c EarlyAnswer) testHTTP2(t *testing.T, address string) {
+func (c EarlyAnswer) testHTTP2(t *testing.T, d dial) {
 	dials := 0
-	var dialer net.Dialer
-	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		dials++
-		return dialer.DialContext(ctx, network, address)
+		return d(ctx)
 	}}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	defer transport.CloseIdleConnections()

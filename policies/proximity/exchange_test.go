@@ -1,0 +1,166 @@
+package proximity_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/proximity"
+)
+
+// deal is a fleet whose replicas have no GPU, only a network: what sets them apart is its rate.
+type deal struct {
+	problem
+	rates map[policies.ReplicaID]links.Rate
+}
+
+func newDeal(stages int, crossings ...float64) *deal {
+	d := &deal{problem{crossings: crossings, stages: make([][]proximity.Member, stages)}, map[policies.ReplicaID]links.Rate{}}
+	for l := range stages - 1 {
+		d.cuts = append(d.cuts, 4096<<l)
+	}
+	return d
+}
+
+// add puts a replica into a stage.
+func (d *deal) add(host string, stage int, rate links.Rate) {
+	id := policies.ReplicaID(fmt.Sprint("r", len(d.seats)))
+	d.seats = append(d.seats, proximity.Replica{ID: id, Topology: links.Topology{Host: host, Known: true, TCP: rate}})
+	d.stages[stage] = append(d.stages[stage], proximity.Member{ID: id})
+	d.rates[id] = rate
+}
+
+const (
+	slow = 5 << 20 // a fifth is lost
+	fast = 5 << 28
+)
+
+// TestReceiversElsewhere checks that a host of a large fleet whose receivers are all on other
+// hosts gives its fast network to the stage that sends most, whichever it gave it to before.
+func TestReceiversElsewhere(t *testing.T) {
+	d := newDeal(3, 100, 1)
+	for n := range 24 {
+		host := fmt.Sprint("n", n)
+		switch n % 4 {
+		case 0:
+			d.add(host, 0, fast)
+			d.add(host, 2, slow)
+		case 2:
+			d.add(host, 0, slow)
+			d.add(host, 2, fast)
+		default:
+			d.add(host, 1, fast)
+			d.add(host, 1, fast)
+		}
+	}
+	newMap(d.seats).Improve(d.stages, d.cuts, d.crossings)
+	for s, rate := range []links.Rate{fast, fast, slow} {
+		for _, m := range d.stages[s] {
+			if d.rates[m.ID] != rate {
+				t.Errorf("%s in stage %d has %v, want %v", m.ID, s, d.rates[m.ID], rate)
+			}
+		}
+	}
+}
+
+// TestNoMoveWithoutGain checks that a host's exchange that costs other hosts' migrations as
+// much as it saves its own is not made.
+func TestNoMoveWithoutGain(t *testing.T) {
+	d := newDeal(3, 4, 1) // two senders in stage 0, at half of the length
+	d.add("n0", 0, slow)
+	d.add("n0", 2, fast)
+	d.add("n1", 0, fast)
+	for n := range 64 {
+		d.add(fmt.Sprint("m", n), 1, fast)
+	}
+	// The latency is made half a second, and the rates are powers of two: no sum is rounded.
+	m := proximity.New(proximity.Config{Replicas: d.seats, TokenBytes: tokenBytes, Base: 0.5 - 100e-6})
+	was := fmt.Sprint(d.stages)
+	m.Improve(d.stages, d.cuts, d.crossings)
+	if now := fmt.Sprint(d.stages); now != was {
+		t.Errorf("%s became %s", was, now)
+	}
+	d.crossings[0] *= 1.01 // the least gain
+	m.Improve(d.stages, d.cuts, d.crossings)
+	if now := fmt.Sprint(d.stages); now == was {
+		t.Error("an exchange that gains was not made")
+	}
+}
+
+// TestFewestMoves checks that only the members that gain change places.
+func TestFewestMoves(t *testing.T) {
+	for _, hosts := range []int{4, 40} {
+		p := problem{seats: fleet(4, slices.Repeat([]string{"bridged"}, hosts)...), cuts: []policies.Tokens{4000}, crossings: []float64{1}, stages: make([][]proximity.Member, 2)}
+		for i, s := range p.seats { // one of each pair in each stage, but for one host
+			at := i % 2
+			if i/4 == hosts/2 {
+				at = i / 2 % 2
+			}
+			p.stages[at] = append(p.stages[at], proximity.Member{ID: s.ID})
+		}
+		had, was := slices.Clone(p.stages[0]), p.cost(p.stages)
+		newMap(p.seats).Improve(p.stages, p.cuts, p.crossings)
+		moved := 0
+		for _, m := range had {
+			if !slices.Contains(p.stages[0], m) {
+				moved++
+			}
+		}
+		if now := p.cost(p.stages); now >= was || moved != 1 {
+			t.Errorf("%d hosts: %d members left the first stage, want 1; the cost went from %v to %v", hosts, moved, was, now)
+		}
+	}
+}
+
+// TestAcrossHosts checks that in fleets of at most 32 members, and only there, members of
+// different hosts change places: here every host has one stage.
+func TestAcrossHosts(t *testing.T) {
+	for _, hosts := range []int{16, 18} {
+		p := problem{seats: fleet(2, slices.Repeat([]string{"bridged"}, hosts)...), cuts: []policies.Tokens{4000}, crossings: []float64{1}, stages: make([][]proximity.Member, 2)}
+		for i, s := range p.seats {
+			p.stages[i/2%2] = append(p.stages[i/2%2], proximity.Member{ID: s.ID})
+		}
+		was := p.cost(p.stages)
+		newMap(p.seats).Improve(p.stages, p.cuts, p.crossings)
+		if now := p.cost(p.stages); (now < was) != (len(p.seats) <= 32) {
+			t.Errorf("%d members: the cost went from %v to %v", len(p.seats), was, now)
+		}
+	}
+}
+
+// TestEvenSpread checks that no stage gets less even, where that would make migrations
+// cheaper: each of three stages keeps a member on each of two hosts.
+func TestEvenSpread(t *testing.T) {
+	d := newDeal(3, 1, 1)
+	for _, host := range []string{"n0", "n1"} {
+		for s := range 3 {
+			d.add(host, s, []links.Rate{fast, slow, slow}[s])
+		}
+	}
+	spread := d.squares(d.stages)
+	newMap(d.seats).Improve(d.stages, d.cuts, d.crossings)
+	if got := d.squares(d.stages); !slices.Equal(got, spread) {
+		t.Errorf("the stages have %v pairs on one host, want %v", got, spread)
+	}
+}
+
+// TestEqualHostsOnce checks that the members of hosts that look alike are compared once: pair
+// by pair, those of 400 hosts take a minute.
+func TestEqualHostsOnce(t *testing.T) {
+	d := newDeal(2, 1)
+	for n := range 400 {
+		for k := range 64 {
+			d.add(fmt.Sprint("n", n), k/32, links.Rate(1+k%4)*fast)
+		}
+	}
+	newMap(d.seats).Improve(d.stages, d.cuts, d.crossings)
+	for s, members := range d.stages {
+		for k, m := range members {
+			if first := members[k%32]; d.rates[m.ID] != d.rates[first.ID] {
+				t.Fatalf("stage %d, member %d has %v, on the first host %v", s, k, d.rates[m.ID], d.rates[first.ID])
+			}
+		}
+	}
+}
