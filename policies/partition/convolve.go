@@ -101,7 +101,7 @@ func (s *search) retrace(cost [][][]float64, h int) (nodes, counts []int) {
 func (s *search) step(below [][]float64, want float64, j, e int) (node, used int) {
 	for i := range s.row(j) {
 		for m, v := range below[i] {
-			if m < e && v+s.row(j)[i].price(float64(e-m)) == want {
+			if v+s.row(j)[i].price(float64(e-m)) == want {
 				return i, m
 			}
 		}

@@ -12,11 +12,12 @@ import (
 // prices are hardly related often leave a gap between bound and plan.
 func randomTable(rng *rand.Rand, n int) table {
 	t := table{n: n, stages: make([]stage, n*(n+1)/2)}
+	unit := []float64{1e-9, 1, 1e9}[rng.IntN(3)]
 	dear := math.Exp(2 * rng.NormFloat64())
 	for j := 1; j <= n; j++ {
 		for i := range t.row(j) {
 			u := rng.Float64() * float64(j-i) / 3
-			st := stage{fixed: dear * rng.Float64(), u: u, num: float64(j-i) * math.Exp(2*rng.NormFloat64()), kmin: math.Floor(u) + 1}
+			st := stage{fixed: unit * dear * rng.Float64(), u: u, num: unit * float64(j-i) * math.Exp(2*rng.NormFloat64()), kmin: math.Floor(u) + 1}
 			switch rng.IntN(12) {
 			case 0:
 				st.kmin = math.Inf(1)
@@ -174,7 +175,7 @@ func TestBuyAll(t *testing.T) {
 func TestHighestBound(t *testing.T) {
 	rng := rand.New(rand.NewPCG(10, 10))
 	searched := 0
-	for i := range 300 {
+	for i := range 900 {
 		tab := randomTable(rng, 1+rng.IntN(14))
 		stages := 1 + rng.IntN(min(8, tab.n))
 		s := newSearch(tab, stages, stages+rng.IntN(20))

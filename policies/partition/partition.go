@@ -59,8 +59,7 @@ func (m Objective) Price(w policies.Workload, cuts []policies.Tokens, counts []i
 	if err := validDivision(cuts, counts); err != nil {
 		return policies.Partition{}, err
 	}
-	nodes := make([]int, 0, len(counts)+1)
-	nodes = append(nodes, 0)
+	nodes := []int{0}
 	for _, cut := range cuts {
 		// Keep the first bucket non-empty; otherwise the cut would move to 0.
 		nodes = append(nodes, min(max(nearest(w.Flow.Edges, cut), 1), p.buckets()))

@@ -112,7 +112,7 @@ func TestExactEqualsRecursion(t *testing.T) {
 			m := models[n%len(models)]
 			want, err := partition.Recursion{Objective: m}.Partition(w)
 			got, err2 := partition.Exact{Objective: m}.Partition(w)
-			if err != err2 || !equal(got.Cost, want.Cost) {
+			if err != err2 || !equal(got.Cost, want.Cost) || got.Exact != want.Exact {
 				t.Fatalf("size %d, %d (%v): exact %v (%v), recursion %v (%v)", i, n, m, got, err2, want, err)
 			}
 			if len(got.Counts) == policies.MaxStages {
@@ -188,6 +188,11 @@ func TestHugeFleet(t *testing.T) {
 	if _, err := (partition.Exact{}).Partition(w); !errors.Is(err, policies.ErrInfeasible) {
 		t.Errorf("rates past every replica give %v", err)
 	}
+	w.Snapshot, w.QoE = make([]policies.Batch, len(w.Flow.Edges)), policies.QoE{D0: 1, D3: 1}
+	w.Snapshot[0] = policies.Batch{N: 1e10, SumI2: 1e300}
+	if _, err := (partition.Exact{Objective: partition.Snapshot}).Partition(w); !errors.Is(err, policies.ErrInfeasible) {
+		t.Errorf("a price past every number gives %v", err)
+	}
 }
 
 // TestSplits checks what the models reward: different length classes are separated when
@@ -260,6 +265,25 @@ func TestIdleFleet(t *testing.T) {
 		if got, err := m.Price(w, []policies.Tokens{512}, []int{4, 4}); err != nil || got.Cost != 0 {
 			t.Errorf("%v: cost %v, %v", m, got.Cost, err)
 		}
+		if got, err := (partition.Exact{Objective: m}).Partition(w); err != nil || got.Cost != 0 || len(got.Counts) != 1 {
+			t.Errorf("%v: planned %+v, %v", m, got, err)
+		}
+	}
+}
+
+// TestPrefillOnly checks that replicas whose whole time goes into prompts are overloaded, and
+// that one more suffices.
+func TestPrefillOnly(t *testing.T) {
+	w := policies.Workload{
+		Flow: policies.NewFlow([]policies.Tokens{0}), Cost: policies.Cost{D0: 1, D2: 0.5},
+		Capacity: policies.Capacity{KV: 1 << 20, Batch: 256}, Replicas: 2,
+	}
+	w.Flow.Prefill[0] = 4
+	if got, err := partition.Flow.Price(w, nil, []int{2}); !errors.Is(err, policies.ErrInfeasible) {
+		t.Errorf("two replicas of two busy ones: %+v, %v", got, err)
+	}
+	if got, err := partition.Flow.Price(w, nil, []int{3}); err != nil {
+		t.Errorf("three replicas: %+v, %v", got, err)
 	}
 }
 

@@ -14,7 +14,7 @@ type paths struct {
 	prev []int
 	hops []int
 
-	// Per number of stages h ≤ limit: distance and predecessor by exactly h.
+	// Per number of stages h ≤ limit: distance and predecessor by exactly h, from node h on.
 	within [][]float64
 	before [][]int
 }
@@ -53,7 +53,7 @@ func (p *paths) shortest() ([]int, float64) {
 		return p.shortestWithin()
 	}
 	nodes := make([]int, p.hops[p.last]+1)
-	for h, j := len(nodes)-1, p.last; h >= 0; h, j = h-1, p.prev[j] {
+	for h, j := len(nodes)-1, p.last; j > 0; h, j = h-1, p.prev[j] {
 		nodes[h] = j
 	}
 	return nodes, p.dist[p.last]
@@ -74,14 +74,14 @@ func (p *paths) shortestWithin() ([]int, float64) {
 		return nil, length
 	}
 	nodes := make([]int, stages+1)
-	for h, j := stages, p.last; h >= 0; h-- {
+	for h, j := stages, p.last; j > 0; h-- {
 		nodes[h] = j
 		j = p.before[h][j]
 	}
 	return nodes, length
 }
 
-// layers fills within: the shortest path to every node by exactly h stages.
+// layers fills within: the shortest path by exactly h stages to every node from h on.
 func (p *paths) layers() {
 	for j := range p.within[0] {
 		p.within[0][j] = math.Inf(1)
@@ -89,9 +89,6 @@ func (p *paths) layers() {
 	p.within[0][0] = 0
 	for h := 1; h <= p.limit; h++ {
 		below, dist, before := p.within[h-1], p.within[h], p.before[h]
-		for j := range h {
-			dist[j] = math.Inf(1)
-		}
 		for j := h; j <= p.last; j++ {
 			best, from := math.Inf(1), 0
 			for i, w := range p.arcs(j)[h-1:] {

@@ -52,7 +52,7 @@ func recurse(t table, stages, e int) (nodes, counts []int, ok bool) {
 		for l := s; l <= t.n; l++ {
 			for low := s - 1; low < l; low++ {
 				st := t.row(l)[low]
-				for k := 1; k <= e-(s-1); k++ {
+				for k := 1; k <= e; k++ {
 					q := st.price(float64(k))
 					for used := s - 1; used+k <= e; used++ {
 						if v := f[s-1][low*width+used] + q; v < f[s][l*width+used+k] {

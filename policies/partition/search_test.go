@@ -29,11 +29,20 @@ func ranges(n int, given map[[2]int]stage) table {
 // TestOneStageWinsTies checks that at equal cost one stage wins, even if it needs the whole
 // fleet.
 func TestOneStageWinsTies(t *testing.T) {
-	tab := ranges(2, map[[2]int]stage{{0, 2}: {fixed: 2, kmin: 4}, {0, 1}: {fixed: 1, kmin: 1}, {1, 2}: {fixed: 1, kmin: 1}})
+	for _, fixed := range []float64{0, 1} {
+		testOneStage(t, ranges(2, map[[2]int]stage{{0, 2}: {fixed: 2 * fixed, kmin: 4}, {0, 1}: {fixed: fixed, kmin: 1}, {1, 2}: {fixed: fixed, kmin: 1}}))
+	}
+}
+
+func testOneStage(t *testing.T, tab table) {
 	s := newSearch(tab, 2, 4)
 	high, ok := s.firstPartition()
 	s.searchPrice(high)
+	if !s.proved() {
+		t.Errorf("the bound is %v, the cost %v", s.bound, s.best)
+	}
 	s.closeGap(labelBudget)
+	s.tryDivision([]int{0, 1, 2})
 	if got := fmt.Sprint(s.nodes, s.counts, ok); got != "[0 2] [4] true" {
 		t.Errorf("Exact: %s", got)
 	}
@@ -63,6 +72,28 @@ func TestMergeUntilNothingLacks(t *testing.T) {
 	got := mergeNeighbours(tab, oneReplicaChain(tab, 3), 3)
 	if len(got) != 1 || got[0].verdict.lack > 0 {
 		t.Errorf("%+v, want one stage that lacks nothing", got)
+	}
+}
+
+// TestChainLacksLeast checks that the first chain is the one that lacks the fewest replicas,
+// although another is cheaper.
+func TestChainLacksLeast(t *testing.T) {
+	tab := ranges(3, map[[2]int]stage{{0, 1}: {kmin: 1}, {1, 3}: {kmin: 2}, {0, 2}: {fixed: 9, kmin: 1}, {2, 3}: {fixed: 9, kmin: 1}})
+	if got := oneReplicaChain(tab, 2); got[0].high != 2 {
+		t.Errorf("%+v, want a cut after two buckets", got)
+	}
+}
+
+// TestMergeWhatLacks checks that TwoPhase merges first where replicas are lacking, if the
+// merged stage lacks fewer, although another merge is cheaper.
+func TestMergeWhatLacks(t *testing.T) {
+	tab := ranges(3, map[[2]int]stage{
+		{0, 1}: {fixed: 1, kmin: 1}, {1, 2}: {fixed: 1, kmin: 2}, {2, 3}: {fixed: 1, kmin: 1},
+		{0, 2}: {fixed: 1, kmin: 3}, {1, 3}: {fixed: 9, kmin: 2}, {0, 3}: {fixed: 99, kmin: 3},
+	})
+	got := mergeNeighbours(tab, oneReplicaChain(tab, 3), 3)
+	if len(got) != 2 || got[0].high != 1 {
+		t.Errorf("%+v, want the second and the third bucket merged", got)
 	}
 }
 
@@ -118,18 +149,18 @@ func TestShortest(t *testing.T) {
 	}
 }
 
-// TestPriceSearchSuffices checks that the price search leaves little to visit: without it the
-// label search would end by its budget.
+// TestPriceSearchSuffices checks that Exact's price search leaves little to visit: without it
+// the label search visits millions.
 func TestPriceSearchSuffices(t *testing.T) {
-	p, err := newPricing(Flow, policytest.ChatWorkload(policies.BucketEdges(131072, 4), 64, 0.6, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newSearch(p.table(), p.stages(), 64)
-	high, _ := s.firstPartition()
-	s.searchPrice(high)
-	if !s.proved() && !s.searchLabels(10_000) {
-		t.Error("ten thousand labels do not close the gap")
+	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 64, 0.6, 1)
+	allocations := testing.AllocsPerRun(1, func() {
+		if _, err := (Exact{}).Partition(w); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Logf("%v allocations", allocations)
+	if allocations > 1000 {
+		t.Errorf("%v allocations", allocations)
 	}
 }
 
@@ -159,6 +190,12 @@ func TestConvolveSkipsRanges(t *testing.T) {
 		}
 		proved++
 		frame := testing.AllocsPerRun(1, func() { s.costToEnd(); make2D(s.limit, s.n) })
+		if got := testing.AllocsPerRun(1, func() { s.closeGap(labelBudget) }); got > 0 {
+			t.Fatalf("table %d: the plan is proved, and the search goes on", i)
+		}
+		if !s.searchLabels(0) {
+			t.Fatalf("table %d: the plan is proved, and the labels need a budget", i)
+		}
 		if got := testing.AllocsPerRun(1, s.convolve); got > frame+5 {
 			t.Fatalf("table %d: %v allocations, want those of the frame, %v", i, got, frame)
 		}
@@ -189,9 +226,9 @@ func TestConvolveWithoutEnough(t *testing.T) {
 	}
 }
 
-// TestLabelsExtendOnce checks that the label search extends every beginning once: the number
-// of all steps from all beginnings is budget enough, and then it finds the best plan.
-func TestLabelsExtendOnce(t *testing.T) {
+// TestLabelsWithinBudget checks that a label search that ends within its budget, whatever
+// that is, has found the best plan.
+func TestLabelsWithinBudget(t *testing.T) {
 	rng := rand.New(rand.NewPCG(13, 13))
 	for i := range 300 {
 		n := 1 + rng.IntN(6)
@@ -205,60 +242,63 @@ func TestLabelsExtendOnce(t *testing.T) {
 		for h, k := range counts {
 			want += tab.row(nodes[h+1])[nodes[h]].price(float64(k))
 		}
-		s := newSearch(tab, stages, e)
-		s.firstPartition()
-		s.best *= 1e6 // nothing is dropped for its value
-		s.top = 0
-		if !s.searchLabels(steps(s)) {
-			t.Fatalf("table %d: more than %d steps", i, steps(s))
-		}
-		if s.best > want*(1+1e-9) {
-			t.Fatalf("table %d: found %v, the best is %v", i, s.best, want)
+		for budget := 0; ; budget++ {
+			s := newSearch(tab, stages, e)
+			s.firstPartition()
+			s.best *= 1e6
+			if s.searchLabels(budget) {
+				if s.best > want*(1+1e-9) {
+					t.Fatalf("table %d, budget %d: found %v, the best is %v", i, budget, s.best, want)
+				}
+				break
+			}
 		}
 	}
 }
 
-// steps counts the stages that can follow a beginning, over all beginnings of equal number of
-// stages, buckets and replicas that have enough replicas left for the rest.
-func steps(s *search) (n int) {
-	type beginning struct{ stages, node, used int }
-	least := func(node, stages int) float64 { // replicas that the buckets from node need
-		rest := newPaths(s.n-node, min(stages, max(1, s.n-node)))
-		if node == s.n {
-			return 0
-		}
-		if stages == 0 {
-			return math.Inf(1)
-		}
-		for j := node + 1; j <= s.n; j++ {
-			for i := node; i < j; i++ {
-				rest.arcs(j - node)[i-node] = s.row(j)[i].kmin
+// TestLabelsExtendOnce checks that the label search extends every beginning once: all steps
+// from all beginnings, each of a number of stages, buckets and replicas, are budget enough.
+// What would end the search early does not happen: the last stage is cheap enough only with
+// the whole fleet, of which every beginning takes a part.
+func TestLabelsExtendOnce(t *testing.T) {
+	const n, stages, e = 6, 4, 8
+	tab := ranges(n, nil)
+	for j := 1; j <= n; j++ {
+		for i := range j {
+			if j < n {
+				tab.row(j)[i] = stage{kmin: 1}
+			} else if i > 0 { // one stage is infeasible
+				tab.row(j)[i] = stage{num: e, kmin: 1}
 			}
 		}
-		_, need := rest.shortest()
-		return need
 	}
-	seen := map[beginning]bool{{}: true}
+	type beginning struct{ stages, node, used int }
+	seen, steps := map[beginning]bool{{}: true}, 0
 	for todo := []beginning{{}}; len(todo) > 0; todo = todo[1:] {
 		at := todo[0]
-		if at.stages == s.limit {
-			continue
-		}
-		for j := at.node + 1; j <= s.n; j++ {
-			for k := 1; k <= int(s.replicas)-at.used; k++ {
-				left := s.replicas - float64(at.used+k)
-				if left < least(j, s.limit-at.stages-1) || j == s.n && left > 0 || j < s.n && float64(k) < s.row(j)[at.node].kmin {
-					continue
+		for j := at.node + 1; j <= n; j++ {
+			if j == n {
+				if at.node > 0 {
+					steps++ // the last stage, with what is left
 				}
-				n++ // the last stage is tried with what is left, enough or not
-				if next := (beginning{at.stages + 1, j, at.used + k}); !seen[next] && j < s.n {
+				continue
+			}
+			for k := 1; k < e-at.used && at.stages+1 < stages; k++ { // one is for the rest
+				steps++
+				if next := (beginning{at.stages + 1, j, at.used + k}); !seen[next] {
 					seen[next] = true
 					todo = append(todo, next)
 				}
 			}
 		}
 	}
-	return n
+	for budget, want := range map[int]bool{steps: true, steps - 1: false} {
+		s := newSearch(tab, stages, e)
+		s.best = 1.1 // between the last stage with the whole fleet and with one less
+		if got := s.searchLabels(budget); got != want {
+			t.Errorf("within %d of %d steps: %v", budget, steps, got)
+		}
+	}
 }
 
 // TestLabelsStayNearThePurchase checks that of a fleet of a million replicas only the numbers

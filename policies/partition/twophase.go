@@ -129,23 +129,20 @@ func addSurplus(t table, links []link, surplus int) {
 			}
 		}
 		links[at].k++
-		links[at].verdict = links[at].verdict.minus(saves[at])
+		links[at].verdict = t.row(links[at].high)[links[at].low].judge(links[at].k)
 		save(at)
-	}
-	for i, l := range links { // without the rounding of many differences
-		links[i].verdict = t.row(l.high)[l.low].judge(l.k)
 	}
 }
 
 // mergeNeighbours merges neighbours, those that gain most first.
 func mergeNeighbours(t table, links []link, limit int) []link {
 	for len(links) > 1 {
-		lack := 0.0
+		lacking := false
 		var best link
 		var most verdict
 		at := 0 // none: links[0] has no neighbour before it
 		for i, l := range links {
-			lack += l.verdict.lack
+			lacking = lacking || l.verdict.lack > 0
 			if i == 0 {
 				continue
 			}
@@ -156,7 +153,7 @@ func mergeNeighbours(t table, links []link, limit int) []link {
 				at, most, best = i, gain, one
 			}
 		}
-		if len(links) <= limit && lack == 0 && !(verdict{}).less(most) {
+		if len(links) <= limit && !lacking && !(verdict{}).less(most) {
 			break
 		}
 		links[at-1] = best
