@@ -89,16 +89,14 @@ func TestNoMoveWithoutGain(t *testing.T) {
 	}
 }
 
-// TestFewestMoves checks that only the members that gain change places.
+// TestFewestMoves checks that only members that gain change places: on the one host whose
+// GPUs 0 and 1 have a bridge one of these two goes to the other stage, and on the others, where
+// all GPUs are alike, every member stays.
 func TestFewestMoves(t *testing.T) {
-	for _, hosts := range []int{4, 40} {
-		p := problem{seats: fleet(4, slices.Repeat([]string{"bridged"}, hosts)...), cuts: []policies.Tokens{4000}, crossings: []float64{1}, stages: make([][]proximity.Member, 2)}
-		for i, s := range p.seats { // one of each pair in each stage, but for one host
-			at := i % 2
-			if i/4 == hosts/2 {
-				at = i / 2 % 2
-			}
-			p.stages[at] = append(p.stages[at], proximity.Member{ID: s.ID})
+	for _, others := range []int{5, 40} {
+		p := problem{seats: fleet(3, append([]string{"bridged"}, slices.Repeat([]string{"switched"}, others)...)...), cuts: []policies.Tokens{4000}, crossings: []float64{1}, stages: make([][]proximity.Member, 2)}
+		for i, s := range p.seats {
+			p.stages[i%3/2] = append(p.stages[i%3/2], proximity.Member{ID: s.ID})
 		}
 		had, was := slices.Clone(p.stages[0]), p.cost(p.stages)
 		newMap(p.seats).Improve(p.stages, p.cuts, p.crossings)
@@ -109,7 +107,7 @@ func TestFewestMoves(t *testing.T) {
 			}
 		}
 		if now := p.cost(p.stages); now >= was || moved != 1 {
-			t.Errorf("%d hosts: %d members left the first stage, want 1; the cost went from %v to %v", hosts, moved, was, now)
+			t.Errorf("%d other hosts: %d members left the first stage, want 1; the cost went from %v to %v", others, moved, was, now)
 		}
 	}
 }
@@ -130,37 +128,42 @@ func TestAcrossHosts(t *testing.T) {
 	}
 }
 
-// TestEvenSpread checks that no stage gets less even, where that would make migrations
-// cheaper: each of three stages keeps a member on each of two hosts.
+// TestEvenSpread checks that a stage with a member on each of two hosts keeps them, although
+// an exchange would make migrations cheaper: on host n0 the second stage could send to the
+// third.
 func TestEvenSpread(t *testing.T) {
-	d := newDeal(3, 1, 1)
-	for _, host := range []string{"n0", "n1"} {
-		for s := range 3 {
-			d.add(host, s, []links.Rate{fast, slow, slow}[s])
-		}
+	d := newDeal(3, 1, 10)
+	d.add("n0", 0, fast)
+	d.add("n0", 2, fast)
+	d.stages[2][0].Origin = 1 // it stays
+	d.add("n1", 0, fast)
+	for range 3 {
+		d.add("n1", 1, fast)
 	}
-	spread := d.squares(d.stages)
+	was := fmt.Sprint(d.stages)
 	newMap(d.seats).Improve(d.stages, d.cuts, d.crossings)
-	if got := d.squares(d.stages); !slices.Equal(got, spread) {
-		t.Errorf("the stages have %v pairs on one host, want %v", got, spread)
+	if now := fmt.Sprint(d.stages); now != was {
+		t.Errorf("%s became %s", was, now)
 	}
 }
 
 // TestEqualHostsOnce checks that the members of hosts that look alike are compared once: pair
-// by pair, those of 400 hosts take a minute.
+// by pair, those of 700 hosts take many seconds.
 func TestEqualHostsOnce(t *testing.T) {
-	d := newDeal(2, 1)
-	for n := range 400 {
+	d := newDeal(3, 1, 1)
+	d.add("m", 1, 4*fast)
+	for n := range 700 {
 		for k := range 64 {
-			d.add(fmt.Sprint("n", n), k/32, links.Rate(1+k%4)*fast)
+			d.add(fmt.Sprint("n", n), k/32*2, links.Rate(1+k%4)*fast)
 		}
 	}
+	d.crossings[0] = 1000 // the senders on all hosts need a fast network, the receivers do not
 	newMap(d.seats).Improve(d.stages, d.cuts, d.crossings)
-	for s, members := range d.stages {
-		for k, m := range members {
-			if first := members[k%32]; d.rates[m.ID] != d.rates[first.ID] {
-				t.Fatalf("stage %d, member %d has %v, on the first host %v", s, k, d.rates[m.ID], d.rates[first.ID])
-			}
-		}
+	count := map[links.Rate]int{}
+	for _, m := range d.stages[0] {
+		count[d.rates[m.ID]]++
+	}
+	if count[3*fast] != 700*16 || count[4*fast] != 700*16 {
+		t.Errorf("the senders have %v, want the two fastest networks", count)
 	}
 }
