@@ -149,8 +149,8 @@ func TestShortest(t *testing.T) {
 	}
 }
 
-// TestPriceSearchSuffices checks that Exact's price search leaves little to visit: without it
-// the label search visits millions.
+// TestPriceSearchSuffices checks that Exact's price search finds the plan, and that it leaves
+// little to visit: without it the label search visits millions.
 func TestPriceSearchSuffices(t *testing.T) {
 	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 64, 0.6, 1)
 	allocations := testing.AllocsPerRun(1, func() {
@@ -159,8 +159,19 @@ func TestPriceSearchSuffices(t *testing.T) {
 		}
 	})
 	t.Logf("%v allocations", allocations)
-	if allocations > 1000 {
+	if allocations > 200 {
 		t.Errorf("%v allocations", allocations)
+	}
+	p, err := newPricing(Flow, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSearch(p.table(), p.stages(), w.Replicas)
+	high, _ := s.firstPartition()
+	first := s.best
+	s.searchPrice(high)
+	if s.best >= first || s.best > s.bound*(1+1e-3) {
+		t.Errorf("the plan costs %v, the first %v, the bound is %v", s.best, first, s.bound)
 	}
 }
 
@@ -304,10 +315,10 @@ func TestLabelsExtendOnce(t *testing.T) {
 // TestLabelsStayNearThePurchase checks that of a fleet of a million replicas only the numbers
 // near the best are visited when the gap is narrow.
 func TestLabelsStayNearThePurchase(t *testing.T) {
-	tab := ranges(2, map[[2]int]stage{{0, 1}: {num: 1, kmin: 1}, {1, 2}: {num: 3, kmin: 1}})
-	s := priced(tab, 2, 1<<20, 1+1e-9)
-	if s == nil || !s.searchLabels(1000) {
-		t.Error("a thousand labels do not close a gap of one part in 10⁹")
+	tab := ranges(3, map[[2]int]stage{{0, 1}: {num: 1, kmin: 1}, {1, 2}: {num: 3, kmin: 1}, {2, 3}: {num: 2, kmin: 1}})
+	s := priced(tab, 3, 1<<20, 1+1e-9)
+	if s == nil || !s.searchLabels(10_000) {
+		t.Error("ten thousand labels do not close a gap of one part in 10⁹")
 	}
 }
 
