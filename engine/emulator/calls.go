@@ -68,9 +68,13 @@ func (e *Engine) withdrawCall(c *call) bool {
 }
 
 // takeCalls runs the calls that may run now, in order. It skips calls whose callers have
-// given up.
+// given up. A core that hangs runs none.
 func (e *Engine) takeCalls(s *batch.Scheduler, now blocktable.RunPoint) {
 	e.mu.Lock()
+	if e.hung != nil {
+		e.mu.Unlock()
+		return
+	}
 	var take []*call
 	e.calls = slices.DeleteFunc(e.calls, func(c *call) bool {
 		if c.when <= now {

@@ -148,7 +148,8 @@ func (v *idMove) warmUp(ctx context.Context, within time.Duration, body func(ids
 	lr := s.laterLeg(v.m.To, 0, prompt, len(v.ids)-prompt)
 	lr.stream, lr.request.ID = nil, "" // it is no leg of the stream
 	lr.body = &payload{bytes: body(v.ids)}
-	_, lr.arrival.HasKV = openai.TransferOf(lr.body.bytes)
+	_, lr.fetches = openai.TransferOf(lr.body.bytes)
+	lr.arrival.HasKV = lr.fetches
 	if _, err := v.srv.callOnce(ctx, lr); err != nil {
 		return fmt.Errorf("%s does not warm up: %w", v.srv.replicaOf(v.m.To), l.causeOr(causeOf(ctx, err)))
 	}
@@ -166,7 +167,7 @@ func (v *idMove) openHandoff(ctx context.Context, within time.Duration) error {
 // open opens the target's leg and reads it up to its first token.
 func (v *idMove) open(ctx context.Context, body []byte, hasKV bool) (err error) {
 	lr := *v.request
-	lr.epoch, lr.body, lr.arrival.HasKV = v.g.number, &payload{bytes: body}, hasKV
+	lr.epoch, lr.body, lr.arrival.HasKV, lr.fetches = v.g.number, &payload{bytes: body}, hasKV, hasKV
 	if v.leg, v.first, err = v.g.stream.openLaterLeg(ctx, &lr, len(v.g.ids)); err != nil {
 		return fmt.Errorf("%s gives no token: %w", v.srv.replicaOf(v.m.To), err)
 	}

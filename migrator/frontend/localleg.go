@@ -74,9 +74,11 @@ type localLeg struct {
 	work      *loadtracker.Work
 	call      *call
 
-	share     share // of the admitted work; under the lock of that
-	plain     bool  // its answer comes as a whole
-	passed    bool  // its answer is not parsed
+	share     share           // of the admitted work; under the lock of that
+	plain     bool            // its answer comes as a whole
+	passed    bool            // its answer is not parsed
+	fetches   bool            // its engine fetches the prompt's KV from another one
+	earlier   policies.Tokens // output of earlier legs
 	epoch     atomic.Uint64
 	idsHidden atomic.Bool               // its tokens come without ids
 	frozen    atomic.Bool               // a migration has stopped it between two steps
@@ -85,7 +87,7 @@ type localLeg struct {
 
 // registerLeg registers a leg that is about to be sent to the own engine.
 func (srv *Server) registerLeg(lr *legRequest, l *call, admitted share) *localLeg {
-	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed,
+	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed, fetches: lr.fetches, earlier: lr.arrival.Output,
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)
@@ -94,6 +96,10 @@ func (srv *Server) registerLeg(lr *legRequest, l *call, admitted share) *localLe
 	srv.mu.Unlock()
 	return r
 }
+
+// awaitsKV reports whether the leg has no token yet because its engine fetches KV from another one,
+// which may take for ever and says nothing about its own engine.
+func (r *localLeg) awaitsKV() bool { return r.fetches && r.work.Counts().Output <= r.earlier }
 
 // unregister removes the leg; moved says that another engine continues the
 // request. The end of a warm-up is never the end of a request.

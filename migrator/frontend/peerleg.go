@@ -32,7 +32,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	}
 	lr.request.Model, lr.request.MaxOutput, lr.minTokens = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
 	if keeps, fetches := openai.TransferOf(body); (keeps || fetches) && lr.arrival.Input > 0 {
-		lr.arrival.HasKV = true // nothing is computed for it here
+		lr.arrival.HasKV, lr.fetches = true, fetches // nothing is computed for it here
 	}
 	if lr.arrival.Input == 0 {
 		lr.arrival = srv.estimateArrival(r.Header, body)

@@ -118,11 +118,12 @@ func (w *progressWatch) handleSample(s counterSample) {
 }
 
 // engineWork sums the requests at the own engine from which something is to be expected.
-// Answers that their reader does not wait for and frozen streams are left out; so are answers
-// that come as a whole, unless the engine's counters show how they get on.
+// Answers that their reader does not wait for, frozen streams and requests that wait for another
+// engine's KV are left out; so are answers that come as a whole, unless the engine's counters show
+// how they get on.
 func (srv *Server) engineWork(counters bool) (w progress.Work) {
 	for _, r := range srv.registeredLegs() {
-		if r.frozen.Load() || r.plain && !counters {
+		if r.frozen.Load() || r.plain && !counters || r.awaitsKV() {
 			continue
 		}
 		if reads := r.reads.Load(); reads != nil && !reads.inCall() {
