@@ -1,17 +1,24 @@
 package testkit
 
 import (
+	"os"
 	"testing"
 	"time"
 )
 
-// waitTimeout is how long a wait takes before it fails. No working test comes near it,
-// on a slow machine with other work and the race detector either.
-const waitTimeout = 4 * time.Minute
+// WaitTimeout returns how long a wait takes before it fails. No working test comes near it,
+// on a slow machine with other work and the race detector either. Only make mutate, whose
+// tests are to fail, sets $CASCADE_WAIT to less.
+func WaitTimeout() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("CASCADE_WAIT")); err == nil {
+		return d
+	}
+	return 4 * time.Minute
+}
 
 // WaitFor waits until a condition holds that other goroutines or processes bring about
 // without an event for it. It fails the test, with the name of the condition, after
-// waitTimeout.
+// WaitTimeout.
 func WaitFor(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	WaitForValue(t, what, holds, func(ok bool) bool { return ok })
@@ -21,7 +28,7 @@ func WaitFor(t testing.TB, what string, holds func() bool) {
 // shows the last value.
 func WaitForValue[T any](t testing.TB, what string, read func() T, fits func(T) bool) T {
 	t.Helper()
-	end := time.Now().Add(waitTimeout)
+	end := time.Now().Add(WaitTimeout())
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		v := read()
 		if fits(v) {
@@ -35,12 +42,12 @@ func WaitForValue[T any](t testing.TB, what string, read func() T, fits func(T) 
 }
 
 // WaitForEvent waits until a channel is closed, or has a value. It fails the test, with
-// the name of the event, after waitTimeout.
+// the name of the event, after WaitTimeout.
 func WaitForEvent[T any](t testing.TB, what string, event <-chan T) {
 	t.Helper()
 	select {
 	case <-event:
-	case <-time.After(waitTimeout):
+	case <-time.After(WaitTimeout()):
 		t.Fatalf("timed out waiting until %s", what)
 	}
 }

@@ -102,9 +102,9 @@ func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 // waitFor waits for a condition that the calls which it makes bring about.
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(100 * time.Microsecond) {
+	for end := time.Now().Add(testkit.WaitTimeout()); !ok(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(end) {
-			t.Fatal("not in five minutes: " + what)
+			t.Fatal("timed out waiting for " + what)
 		}
 	}
 }

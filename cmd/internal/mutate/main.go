@@ -122,22 +122,29 @@ func (r runner) runPackage(ctx context.Context, dir string) error {
 			}
 			defer os.RemoveAll(filepath.Dir(bins[0].file))
 		}
-		verdict := survived
-		for _, b := range bins {
-			ok, err := b.pass(ctx, m)
-			if err != nil {
-				return errors.Join(err, ctx.Err())
-			}
-			if !ok {
-				verdict = killed
-				break
-			}
+		verdict, err := judge(ctx, bins, m)
+		if errors.Is(err, errNoVerdict) && ctx.Err() == nil {
+			fmt.Fprintln(os.Stderr, "mutate:", err)
+			continue
 		}
-		if err := results.add(m, verdict); err != nil {
-			return err
+		if err == nil {
+			err = results.add(m, verdict)
+		}
+		if err != nil {
+			return errors.Join(err, ctx.Err())
 		}
 	}
 	return results.report(p, drawn)
+}
+
+// judge runs tests on a mutant until one fails.
+func judge(ctx context.Context, bins []testBinary, m mutant) (verdict string, err error) {
+	for _, b := range bins {
+		if ok, err := b.pass(ctx, m); err != nil || !ok {
+			return killed, err
+		}
+	}
+	return survived, nil
 }
 
 func goList(ctx context.Context, args ...string) ([]byte, error) {

@@ -137,6 +137,9 @@ func (b testBinary) measure(ctx context.Context) ([]test, error) {
 	return out, nil
 }
 
+// errNoVerdict is the error about a mutant that has to run again, with less other work.
+var errNoVerdict = errors.New("no verdict")
+
 // pass reports whether all tests that reach a mutant pass with it. The quickest run first.
 func (b testBinary) pass(ctx context.Context, m mutant) (bool, error) {
 	var reach []test
@@ -162,17 +165,19 @@ func (b testBinary) pass(ctx context.Context, m mutant) (bool, error) {
 		}
 		limit := time.Duration(60+60*sum) * time.Second
 		end, text := b.run(ctx, m.id, reach[:n], limit)
-		if end == late {
+		if end == late || end == failed && waitFailed.Match(text) {
 			// Only a mutant that waits for ever is killed, not one on a busy machine.
 			if control, _ := b.run(ctx, 0, reach[:n], limit); control == passed {
 				end = failed
+			} else {
+				end = late
 			}
 		}
 		switch end {
 		case failed:
 			return false, nil
 		case late, broken:
-			return false, fmt.Errorf("%s: no verdict on %s: the machine is too busy, or the tests did not run\n%s", b.dir, m, text)
+			return false, fmt.Errorf("%s: %w on %s: the machine is too busy, or the tests did not run\n%s", b.dir, errNoVerdict, m, text)
 		}
 		reach = reach[n:]
 	}
@@ -230,6 +235,10 @@ func runWatched(ctx context.Context, cmd *exec.Cmd, most time.Duration) (text []
 	return out.Bytes(), <-longest, err
 }
 
+// waitFailed matches the output of a test that package testkit ended, because what it waited
+// for did not happen for $CASCADE_WAIT.
+var waitFailed = regexp.MustCompile(`timed out waiting`)
+
 // testFailed matches the output of a test binary of which a test failed or crashed.
 var testFailed = regexp.MustCompile(`(?m)^(FAIL|panic: |fatal error: |runtime: |unexpected fault address)`)
 
@@ -253,6 +262,6 @@ func (b testBinary) command(ctx context.Context, mutant int, tests []test, flags
 	args := []string{"-c", script, "sh", b.file, "-test.failfast", "-test.short", "-test.timeout=10m", "-test.run=^(" + strings.Join(names, "|") + ")$"}
 	cmd := exec.CommandContext(ctx, "sh", append(args, flags...)...)
 	cmd.Dir = b.dir
-	cmd.Env = append(os.Environ(), fmt.Sprint("CASCADE_MUTANT=", mutant))
+	cmd.Env = append(os.Environ(), fmt.Sprint("CASCADE_MUTANT=", mutant), "CASCADE_WAIT=15s")
 	return cmd
 }
