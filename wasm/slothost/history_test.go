@@ -80,6 +80,9 @@ func TestBadFile(t *testing.T) {
 		"unknown kind":   `{"format": "cascade-policy-slots/1", "slots": {"coffee": {}}}`,
 		"hexadecimal":    `{"format": "cascade-policy-slots/1", "slots": {"place": {"mark": {"generation": 1, "sha256": "ab"}}}}`,
 		"above the mark": `{"format": "cascade-policy-slots/1", "slots": {"place": {"ran": [{"generation": 1, "sha256": "` + strings.Repeat("0", 64) + `"}]}}}`,
+		"too many or":    `{"format": "cascade-policy-slots/1", "slots": {"place": {"rolled_back": [2, 1]}}}`,
+		"too many":       `{"format": "cascade-policy-slots/1", "slots": {"place": {"mark": {"generation": 9, "sha256": "` + strings.Repeat("0", 64) + `"}, "ran": [` + strings.Repeat(`{"generation": 1, "sha256": "`+strings.Repeat("0", 64)+`"}, `, maxRan) + `{"generation": 1, "sha256": "` + strings.Repeat("0", 64) + `"}]}}}`,
+		"unsorted":       `{"format": "cascade-policy-slots/1", "slots": {"place": {"rolled_back": [` + strings.Repeat("1, ", maxEnded) + `1]}}}`,
 		"longer than":    strings.Repeat(" ", maxHistory+1),
 		"data after":     `{"format": "cascade-policy-slots/1"} {}`,
 	} {
