@@ -15,6 +15,15 @@ type proposal struct {
 	epoch  policies.Epoch // of the plan that it replaces
 }
 
+// FollowFirst says that a first plan was made of a proposal, for Config.Follow: its boundaries may be refined, and if
+// a repair merges its stages, as the replicas are not ready yet, the next better proposal is adopted however small
+// its gain. Of several proposals, as replicas become ready, the one with most stages counts.
+func (m *Machine) FollowFirst(p policies.Partition, replaces policies.Epoch) {
+	if len(p.Counts) > len(m.followed.counts) {
+		m.followed = proposal{p.Cuts, p.Counts, replaces}
+	}
+}
+
 // follow adopts what the planner proposes if that differs from its last proposal; see
 // Config.Follow. The boundaries of the plan in force may have been refined since then.
 func (m *Machine) follow(in Input, w policies.Workload) Decision {
@@ -36,6 +45,8 @@ func (m *Machine) follow(in Input, w policies.Workload) Decision {
 	d := keepPlan(in.Plan, AlreadyBest)
 	d.Proposal = best
 	last := m.followed
+	// No planner chose a plan in which a repair has merged the stages of the last proposal.
+	merged := in.Plan.Epoch != last.epoch && len(in.Plan.Stages) < len(last.counts)
 	if in.Plan.Epoch == last.epoch || !slices.Equal(countsOf(in.Plan), last.counts) {
 		// The last proposal did not come into force, or others have changed the plan.
 		last = proposal{cuts: cutsOf(in.Plan), counts: countsOf(in.Plan)}
@@ -44,7 +55,11 @@ func (m *Machine) follow(in Input, w policies.Workload) Decision {
 		return d
 	}
 	d.Present, err = m.config.Planner.Price(w, last.cuts, last.counts)
-	if d.Gain = gain(best.Cost, d.Present.Cost); err == nil && d.Gain <= samplingError(w, m.config.Period) {
+	least := samplingError(w, m.config.Period)
+	if merged {
+		least = 0
+	}
+	if d.Gain = gain(best.Cost, d.Present.Cost); err == nil && d.Gain <= least {
 		d.Reason = SmallGain
 		return d
 	}

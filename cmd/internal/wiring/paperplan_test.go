@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -137,6 +138,48 @@ func checkFirstPlanReturns(t *testing.T, f *Fleet, first string) {
 	}
 	if n := len(v.changes); n > 10 {
 		t.Errorf("preset %s: %d plans for four sets of replicas: %v", f.Preset, n, v.changes)
+	}
+}
+
+// TestMergedPlanBecomesWhole checks that a first plan which was merged, because replicas were not ready when traffic
+// began, is whole again once they are, and so is a plan of which a stage lost its replicas for a while; and that it
+// is then kept.
+func TestMergedPlanBecomesWhole(t *testing.T) {
+	requests := mix(t, "conversation")
+	for i := range requests {
+		requests[i].At = trace.NoArrival
+	}
+	for seed := range uint64(testkit.Size(1, 4)) {
+		f := paperFleet(t, "")
+		f.histories = map[string]policies.Workload{"m": testkit.Must(f.history(f.Models[0], requests))}
+		v := newVirtualFleet(t, f, seed)
+		stages := len(v.plan.Stages)
+		// without starts all replicas but one anew: traffic goes on meanwhile.
+		without := func(periods time.Duration) {
+			for _, e := range v.engines {
+				e.starting = e != v.engines[0]
+			}
+			v.run(requests, rateFor(v, requests, 0.05), periods*f.Planner.Period)
+			if len(v.plan.Stages) >= stages {
+				t.Fatalf("seed %d: with one replica the plan is %s", seed, show(v.plan.Stages))
+			}
+			for _, e := range v.engines {
+				e.starting = false
+			}
+		}
+		for _, when := range []string{"at the start", "later"} {
+			without(3)
+			v.run(requests, rateFor(v, requests, 0.25), 3*f.Planner.Period)
+			if len(v.plan.Stages) < stages {
+				t.Errorf("seed %d, %s: three periods after all replicas are ready the plan is %s, of %d stages before", seed, when, show(v.plan.Stages), stages)
+			}
+			before := len(v.changes)
+			v.run(requests, rateFor(v, requests, 0.25), 5*f.Planner.Period)
+			if n := len(v.changes) - before; n > 2 {
+				t.Errorf("seed %d, %s: %d changes of plan in 5 periods of equal traffic", seed, when, n)
+			}
+		}
+		v.logChanges()
 	}
 }
 

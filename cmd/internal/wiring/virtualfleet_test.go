@@ -1,6 +1,7 @@
 package wiring
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -149,20 +150,26 @@ func (v *virtualFleet) report() {
 
 func (v *virtualFleet) seconds() float64 { return v.now.Sub(time.Unix(0, 0)).Seconds() }
 
-// place adds a request to the engine of the stage of its length that holds least.
+// place adds a request to the engine that holds least, of the ready ones in the stage of its length or, if it has
+// none, of all.
 func (v *virtualFleet) place(q *virtualRequest) *virtualEngine {
 	members := v.plan.Stages[v.plan.StageOf(q.length())].Replicas
-	var best *virtualEngine
-	least := policies.Unbounded
+	var best, other *virtualEngine
+	least, leastOther := policies.Unbounded, policies.Unbounded
 	for _, e := range v.engines {
 		held := policies.Tokens(0)
 		for _, o := range e.requests {
 			held += o.length()
 		}
-		if slices.Contains(members, e.id) && held < least {
+		switch {
+		case e.starting:
+		case slices.Contains(members, e.id) && held < least:
 			best, least = e, held
+		case held < leastOther:
+			other, leastOther = e, held
 		}
 	}
+	best = cmp.Or(best, other)
 	best.requests = append(best.requests, q)
 	return best
 }

@@ -152,6 +152,7 @@ func (p *Planner) firstPlan(before policies.Plan, replicas []policies.Replica) p
 		w := p.workloadOf(replicas)
 		w.Flow, w.Snapshot = p.cfg.History.Flow, p.cfg.History.Snapshot
 		if proposed, err := p.native.Partition(w); err == nil {
+			p.machine.FollowFirst(proposed, before.Epoch)
 			assigner := p.near()
 			assigner.Flow = w.Flow
 			return assigner.Assign(before, proposed, replicas)
