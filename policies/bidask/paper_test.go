@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sort"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -189,6 +190,126 @@ func TestPaperReceiver(t *testing.T) {
 	}
 	t.Logf("%d busy senders, %d promised slots", skips, starved)
 	if skips < inputs || starved < inputs {
+		t.Error("the inputs are too easy")
+	}
+}
+
+// paperSender is the paper's sender: it transmits so many requests at once, and the others fail. A receiver of which
+// a request fails too often notifies it of the starvation, and it sends that request immediately after completing a
+// current transmission, before any other; of several, the first notified.
+type paperSender struct {
+	slots    int
+	starving []bidask.Deal        // notified, in this order
+	next     map[bidask.Deal]bool // the slot that was freed is theirs
+	sending  map[bidask.Deal]bool // being transmitted
+	sent     []string
+}
+
+func (s *paperSender) send(what string, d bidask.Deal) {
+	s.sent = append(s.sent, what+" "+d.String())
+}
+
+func (s *paperSender) serveStarving() {
+	for len(s.starving) > 0 && len(s.sending)+len(s.next) < s.slots {
+		d := s.starving[0]
+		s.starving, s.next[d] = s.starving[1:], true
+		s.send("ready", d)
+	}
+}
+
+func (s *paperSender) requested(d bidask.Deal) {
+	if !s.next[d] && len(s.sending)+len(s.next) >= s.slots {
+		s.send("busy", d)
+		return
+	}
+	delete(s.next, d)
+	s.sending[d] = true
+	s.send("grant", d)
+}
+
+func (s *paperSender) starves(d bidask.Deal) {
+	if !s.next[d] && !slices.Contains(s.starving, d) {
+		s.starving = append(s.starving, d)
+	}
+	s.serveStarving()
+}
+
+func (s *paperSender) completed(d bidask.Deal) {
+	delete(s.sending, d)
+	s.serveStarving()
+}
+
+// TestPaperSender plays random sequences of requests, notifications of starvation and ends of transmissions to both
+// senders; 10,000 with CASCADE_TEST_ALL=1.
+func TestPaperSender(t *testing.T) {
+	busy, promised := 0, 0
+	inputs := testkit.Size(1000, 10_000)
+	for i := range uint64(inputs) {
+		rng := rand.New(rand.NewPCG(16, i))
+		const hour = 3600 * policies.Second
+		s := &paperSender{slots: 1 + rng.IntN(3), next: map[bidask.Deal]bool{}, sending: map[bidask.Deal]bool{}}
+		m := testkit.Must(bidask.New(bidask.Config{
+			Self: "seller", Sample: bidask.AskAll, Selector: bidask.Paper{}, WaitForPromise: true, MaxConcurrentSends: s.slots,
+			BidTimeout: hour, AnswerTimeout: hour, PromiseTimeout: hour, Lease: hour, TransferTimeout: hour,
+		}))
+		var got, played []string
+		var out []bidask.Action
+		step := func(ev bidask.Event) {
+			out = m.Step(ev, nil)
+			for _, a := range out {
+				if k := a.Message.Kind; a.Kind == bidask.Send && (k == bidask.Busy || k == bidask.Grant || k == bidask.Ready) {
+					got = append(got, k.String()+" "+a.Message.Deal.String())
+				}
+			}
+		}
+		message := func(kind bidask.MessageKind, from policies.ReplicaID, d bidask.Deal) {
+			played = append(played, kind.String()+" "+d.String())
+			step(bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: kind, From: from, To: "seller", Deal: d}})
+		}
+		buyers := map[bidask.Deal]policies.ReplicaID{}
+		var open []bidask.Deal // handed over, and not transmitted yet
+		for n := range 40 {
+			var idle []bidask.Deal
+			for _, d := range open {
+				if !s.sending[d] {
+					idle = append(idle, d)
+				}
+			}
+			moving := slices.DeleteFunc(slices.Clone(open), func(d bidask.Deal) bool { return !s.sending[d] })
+			switch x := rng.IntN(8); {
+			case x < 2 && n < 25: // a receiver wins a request
+				buyer := policies.ReplicaID(rune('a' + rng.IntN(4)))
+				step(bidask.Event{Kind: bidask.Offered, Migration: policies.Migration{Request: fmt.Sprint(n), Length: 10}, Candidates: []policies.ReplicaID{buyer}})
+				d := out[0].Message.Deal
+				message(bidask.Bid, buyer, d)
+				message(bidask.Accept, buyer, d)
+				open, buyers[d] = append(open, d), buyer
+			case x < 5 && len(idle) > 0:
+				d := idle[rng.IntN(len(idle))]
+				message(bidask.Pull, buyers[d], d)
+				s.requested(d)
+			case x < 6 && len(idle) > 0:
+				d := idle[rng.IntN(len(idle))]
+				message(bidask.Starving, buyers[d], d)
+				s.starves(d)
+			case len(moving) > 0:
+				d := moving[rng.IntN(len(moving))]
+				played = append(played, "completed "+d.String())
+				step(bidask.Event{Kind: bidask.TransferDone, Deal: d})
+				open = slices.DeleteFunc(open, func(o bidask.Deal) bool { return o == d })
+				s.completed(d)
+			}
+			if !slices.Equal(got, s.sent) {
+				t.Fatalf("input %d, %d slots: sent %v, by the paper %v\nafter %v", i, s.slots, got, s.sent, played)
+			}
+		}
+		for _, line := range s.sent {
+			busy += strings.Count(line, "busy")
+			promised += strings.Count(line, "ready")
+		}
+	}
+	t.Logf("%d busy, %d promised slots", busy, promised)
+	if busy < inputs || promised < inputs {
 		t.Error("the inputs are too easy")
 	}
 }
