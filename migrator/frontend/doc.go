@@ -37,7 +37,8 @@
 // # Sessions
 //
 // What a stream does next is decided by migrator/internal/session, a pure state
-// machine; its package comment specifies migrations and rescues. Stream is the
+// machine; its package comment specifies migrations and rescues, that of
+// migrator/internal/handoff how KV gets to a target that has no reservation. Stream is the
 // driver: it owns the pump, the locks and the legs, and turns what happens into
 // events. Migrate drives one migration: it claims the stream, warms the target up,
 // freezes the stream, opens the target's leg and splices it in. A leg is lost when

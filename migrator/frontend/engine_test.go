@@ -38,6 +38,8 @@ type engine struct {
 	moreUsage      string                                    // more of the prompt's usage; set before requests
 	override       http.HandlerFunc                          // answers generating requests instead if not nil
 	connector      *connector                                // nil for none
+	noDetokenize   atomic.Bool                               // it cannot turn ids into text
+	detokenized    atomic.Int64                              // how often it was asked to
 }
 
 func newEngine(t testing.TB) *engine {
@@ -103,6 +105,24 @@ func (v *detokenizer) add(id uint32) string {
 	s := v.pending + fmt.Sprintf(" w%d\"\n<", id)
 	v.pending = ""
 	return s
+}
+
+// detokenize answers with the text of ids; incomplete bytes at its end become U+FFFD.
+func (e *engine) detokenize(w http.ResponseWriter, r *http.Request) {
+	e.detokenized.Add(1)
+	var req struct{ Tokens []uint32 }
+	if json.NewDecoder(r.Body).Decode(&req) != nil || e.noDetokenize.Load() {
+		http.Error(w, "no", http.StatusNotFound)
+		return
+	}
+	text, v := "", detokenizer{}
+	for _, id := range req.Tokens {
+		text += v.add(id)
+	}
+	if v.pending != "" {
+		text += incomplete
+	}
+	fmt.Fprintf(w, `{"prompt":%s}`, quote(text))
 }
 
 func quote(s string) string {
@@ -206,6 +226,9 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	case "/v1/completions", "/v1/chat/completions":
+	case "/detokenize":
+		e.detokenize(w, r)
+		return
 	default:
 		if rest := e.passthrough.Load(); rest != nil {
 			(*rest)(w, r)

@@ -169,7 +169,7 @@ func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) (*legR
 		ctx, cancel = context.WithTimeoutCause(ctx, catchUpTimeout, errShort)
 		defer cancel()
 	}
-	if err := g.awaitFreeze(ctx); err != nil {
+	if err := g.awaitFreeze(ctx, srv.endsWithCharacter); err != nil {
 		return nil, err
 	}
 	output := len(g.ids) - g.prompt
@@ -184,6 +184,7 @@ type migration struct {
 	stream *Stream
 	number policies.Epoch // the machine's for it, and the epoch of its leg; of the goroutine that migrates
 	frozen chan struct{}  // closed when the stream is frozen
+	checks chan []uint32  // ids of which the machine must know whether they end with a character
 	lost   chan struct{}  // closed when the pump waits for the migration because it has lost its leg
 	over   chan struct{}  // closed when the migration has ended
 
@@ -247,15 +248,24 @@ func (g *migration) renew() {
 // isFrozen reports whether the client waits for the migration's leg.
 func (g *migration) isFrozen() bool { return isClosed(g.frozen) && !isClosed(g.over) }
 
-// awaitFreeze waits until the stream is frozen.
-func (g *migration) awaitFreeze(ctx context.Context) error {
-	select {
-	case <-g.frozen:
-		return nil
-	case <-g.over:
-		return g.err
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// awaitFreeze waits until the stream is frozen. check finds out whether ids end with a
+// character.
+func (g *migration) awaitFreeze(ctx context.Context, check func(context.Context, []uint32) (bool, error)) error {
+	for {
+		select {
+		case <-g.frozen:
+			return nil
+		case <-g.over:
+			return g.err
+		case ids := <-g.checks:
+			aligned, err := check(ctx, ids)
+			if err != nil {
+				g.stream.log().Info("text not checked; the stream moves after an event of one token", "error", err)
+			}
+			g.stream.step(&session.Event{Kind: session.TextChecked, Migration: g.number, Aligned: aligned, Err: err}, nil)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 }
 

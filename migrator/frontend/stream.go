@@ -224,9 +224,11 @@ func (s *Stream) stepLocked(ev *session.Event, buf []session.Action) []session.A
 	for i := range buf {
 		switch a := &buf[i]; a.Kind {
 		case session.MigrationBegan:
-			s.migration = &migration{stream: s, number: a.Migration, frozen: make(chan struct{}), lost: make(chan struct{}), over: make(chan struct{})}
+			s.migration = &migration{stream: s, number: a.Migration, frozen: make(chan struct{}), checks: make(chan []uint32, 1), lost: make(chan struct{}), over: make(chan struct{})}
 		case session.MigrationRenewed:
 			s.migration.number = a.Migration
+		case session.CheckText:
+			s.migration.checks <- a.IDs // the one before was taken before it was answered
 		case session.StreamFrozen:
 			s.migration.freezeLocked(a.IDs, a.Prompt, time.Now())
 		case session.MigrationEnded:

@@ -19,10 +19,10 @@
 //
 // # States
 //
-//	starting ──LegOpened──► relaying ──MigrationRequested──► claimed ──FreezeRequested──► freezing ──► frozen
-//	                         ▲  ▲ └────────LegEnded───────► seeking ⇄ opening                            │
-//	                         │  └──LegOpened, NoReplica────────┘─────────┘                               │
-//	                         └───────MigrationLegOpened, MigrationFailed─────────────────────────────────┘
+//	starting ──LegOpened──► relaying ──MigrationRequested──► claimed ──FreezeRequested──► freezing ⇄ checking ──► frozen
+//	                         ▲  ▲ └────────LegEnded───────► seeking ⇄ opening                                       │
+//	                         │  └──LegOpened, NoReplica────────┘─────────┘                                          │
+//	                         └───────MigrationLegOpened, MigrationFailed────────────────────────────────────────────┘
 //	                                                  every state ──► ended
 //
 // A lost leg leaves the state as it is while chunks that were held back are still
@@ -33,7 +33,8 @@
 // MigrationRequested claims the stream in the holder and epoch that it names; all
 // other requests are stale until the migration has ended. A live migration freezes
 // the stream when the client has exactly the ids that the target's engine was
-// given, one by re-prompting when the client's text ends with a character. From
+// given, one by re-prompting when the client's text ends with a character. After a
+// chunk with several tokens, the driver finds that out while the next ones wait. From
 // then on the chunks of the present leg are held back. The first token of the
 // migration's leg commits: the stream goes on with that leg in epoch+1 and what was
 // held is dropped. On any failure before it the held chunks are written and the

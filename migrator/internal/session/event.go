@@ -29,6 +29,7 @@ const (
 	// Everyone's.
 	MigrationRequested // a migration away from From in Epoch
 	FreezeRequested    // the target of Migration is ready for a frozen stream
+	TextChecked        // answers CheckText of Migration: Aligned, or Err if that cannot be found out
 	MigrationLegOpened // Leg runs at Replica for Migration; Chunk has its first token
 	MigrationFailed    // Migration cannot go on, because of Err
 	MigrationRetried   // the leg under the number Migration was discarded; Migration opens another one
@@ -52,6 +53,9 @@ type Event struct {
 	// Fingerprint is what the engine of the first leg calls its build, as raw JSON;
 	// nil while it is unknown. With LegEnded, LegOpened and MigrationLegOpened.
 	Fingerprint []byte
+
+	// Aligned is, with TextChecked, whether the last of the ids ends with a character.
+	Aligned bool
 
 	// Of MigrationRequested.
 	From  policies.ReplicaID
@@ -92,13 +96,14 @@ const (
 	MigrationBegan   // the request is accepted; Migration is its number and the epoch of its leg
 	MigrationRefused // it is not, because of Err
 	MigrationRenewed // the migration goes on under the number Migration, which is the epoch of its next leg
+	CheckText        // for Migration: find out whether the last of IDs ends with a character
 	StreamFrozen     // for Migration: the client has exactly IDs, of which Prompt are the prompt's
 	MigrationEnded   // Migration ended; Err is nil if its leg took over; the stream goes on in Epoch
 	RescueEnded      // the rescue ended: Rescue
 )
 
 var actionNames = [...]string{"", "write", "write-done", "write-error", "probe", "report", "read", "resume", "wait", "seek", "open", "end",
-	"close", "leave", "migration-began", "migration-refused", "migration-renewed", "stream-frozen", "migration-ended", "rescue-ended"}
+	"close", "leave", "migration-began", "migration-refused", "migration-renewed", "check-text", "stream-frozen", "migration-ended", "rescue-ended"}
 
 // String names the action, for tests.
 func (k ActionKind) String() string {

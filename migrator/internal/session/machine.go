@@ -20,13 +20,14 @@ const (
 	Relaying              // the chunks of the present leg go to the client
 	Claimed               // as Relaying, while a migration prepares its target
 	Freezing              // as Relaying, until the client has the ids that a migration needs
+	Checking              // chunks are held back until it is known whether the client's text ends where its ids end
 	Frozen                // chunks are held back until the migration's leg has its first token
 	Seeking               // the leg is lost; a replica is sought
 	Opening               // the leg is lost; another one is being opened
 	Ended                 // nothing is written to the client any more
 )
 
-var stateNames = [...]string{"starting", "relaying", "claimed", "freezing", "frozen", "seeking", "opening", "ended"}
+var stateNames = [...]string{"starting", "relaying", "claimed", "freezing", "checking", "frozen", "seeking", "opening", "ended"}
 
 // String names the state, for tests.
 func (s State) String() string {
@@ -54,7 +55,7 @@ type Config struct {
 //  1. ids are the prompt's and then, once and in order, those of the chunks that
 //     were written, except the ids that takeBack removed. No chunk of a leg other
 //     than the present one is written.
-//  2. From Frozen to the end of the migration, nothing is written and ids do not
+//  2. In Checking, and from Frozen to the end of the migration, nothing is written and ids do not
 //     change. What is held back is the present leg's and at most MaxHeld bytes
 //     when the freeze ends.
 //  3. A step of a pump's event ends with exactly one directive; no other step has
@@ -88,7 +89,7 @@ type Machine struct {
 	done    bool          // the leg brought [DONE]
 	cause   error         // why the request's context ended; nil while it lives
 
-	migration   migration // in Claimed, Freezing and Frozen
+	migration   migration // in Claimed, Freezing, Checking and Frozen
 	rescue      *rescue   // in Seeking and Opening
 	losses      int       // engines lost without getting further
 	lastLoss    int       // how many ids there were at the last one
@@ -130,6 +131,8 @@ func (m *Machine) Step(ev *Event, out []Action) []Action {
 		m.migrationLegOpened(ev)
 	case MigrationFailed:
 		m.migrationFailed(ev)
+	case TextChecked:
+		m.textChecked(ev)
 	case MigrationRetried:
 		m.renewMigration(ev.Migration)
 	case RequestEnded:
@@ -183,7 +186,7 @@ func (m *Machine) relay(c *openai.Chunk) {
 		m.lose(&reportedError{m.failure})
 		return
 	}
-	if m.state == Frozen {
+	if m.holding() {
 		err := m.hold(c)
 		if err == nil {
 			m.read()
@@ -240,7 +243,7 @@ func (m *Machine) proceed() {
 		m.relay(c)
 	case m.lost != nil:
 		m.settle()
-	case len(m.held) > 0 && m.state != Frozen:
+	case len(m.held) > 0 && !m.holding():
 		m.deliverHeld()
 	default:
 		m.read()

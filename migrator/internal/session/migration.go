@@ -40,8 +40,11 @@ type migration struct {
 }
 
 func (m *Machine) migrating() bool {
-	return m.state == Claimed || m.state == Freezing || m.state == Frozen
+	return m.state == Claimed || m.state == Freezing || m.holding()
 }
+
+// holding reports whether chunks of the present leg are held back.
+func (m *Machine) holding() bool { return m.state == Checking || m.state == Frozen }
 
 // requestMigration claims the stream if it is where the event says.
 func (m *Machine) requestMigration(ev *Event) {
@@ -62,7 +65,7 @@ func (m *Machine) requestMigration(ev *Event) {
 		m.do(Action{Kind: MigrationRefused, Err: err})
 		return
 	}
-	m.state = Claimed
+	m.state, m.uncheckable = Claimed, false
 	m.migration = migration{number: ev.Epoch + 1, length: ev.Length, hash: ev.Hash}
 	m.do(Action{Kind: MigrationBegan, Detail: &Detail{Migration: m.migration.number}})
 }
@@ -86,6 +89,9 @@ func (m *Machine) freezeIfReady() {
 	case !m.complete:
 		m.endMigration(ErrHiddenIDs)
 	case m.state != Freezing:
+	case length == 0 && m.mayBeAligned && !m.uncheckable:
+		m.state = Checking
+		m.do(Action{Kind: CheckText, Detail: &Detail{Migration: m.migration.number, IDs: m.shared()}})
 	case length == 0 && m.aligned, length > 0 && length == len(m.ids):
 		m.freeze()
 	case length > 0 && len(m.ids) > length:
@@ -100,6 +106,24 @@ func (m *Machine) freeze() {
 	}
 	m.state = Frozen
 	m.do(Action{Kind: StreamFrozen, Detail: &Detail{Migration: m.migration.number, IDs: m.shared(), Prompt: m.prompt}})
+}
+
+// textChecked freezes a stream whose text ends where its ids end, and lets another go on
+// to the next place where it may.
+func (m *Machine) textChecked(ev *Event) {
+	if m.state != Checking || m.migration.number != ev.Migration {
+		return
+	}
+	m.mayBeAligned, m.uncheckable = false, ev.Err != nil
+	switch {
+	case ev.Aligned && ev.Err == nil:
+		m.aligned, m.textAligned = true, true
+		m.freeze()
+	case m.lost != nil:
+		m.endMigration(ErrHolderLost)
+	default:
+		m.state = Freezing
+	}
 }
 
 // hold keeps back a chunk of a frozen stream. The error says why it must not wait:
@@ -124,12 +148,13 @@ func (m *Machine) keep(c *openai.Chunk) {
 }
 
 // survivesLoss reports whether the migration can go on without the present leg
-// because the client has all ids that it needs. A stream that can be frozen is.
+// because the client has all ids that it needs, or may have. A stream that can be
+// frozen is.
 func (m *Machine) survivesLoss() bool {
-	if m.state != Frozen && m.migration.length == 0 && m.aligned {
+	if !m.holding() && m.migration.length == 0 && m.aligned {
 		m.freeze()
 	}
-	return m.state == Frozen
+	return m.holding()
 }
 
 // migrationFailed ends a migration whose target gives no leg.

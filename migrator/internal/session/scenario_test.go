@@ -29,6 +29,7 @@ import (
 //	migrate from=r0 epoch=1 length=6    of=11,12,… are the ids whose hash it names
 //	freeze 2 | migration-failed 2 why   a migration's number is the epoch in which it takes over
 //	migration-retried 2
+//	text-checked 2 aligned | text-checked 2 unaligned | text-checked 2 fails
 //	migration-open 2 b at=r1 cached=3 CHUNK
 //	request-ended why                   canceled has a special meaning
 //	returned                            the handler has returned
@@ -152,6 +153,12 @@ func (l line) event(t *testing.T) Event {
 		return Event{Kind: FreezeRequested, Migration: number}
 	case "migration-failed":
 		return Event{Kind: MigrationFailed, Migration: number, Err: l.err(1)}
+	case "text-checked":
+		ev := Event{Kind: TextChecked, Migration: number, Aligned: l.word(1) == "aligned"}
+		if l.word(1) == "fails" {
+			ev.Err = errEngine
+		}
+		return ev
 	case "migration-retried":
 		return Event{Kind: MigrationRetried, Migration: number}
 	case "migration-open":
@@ -184,7 +191,7 @@ func formatAction(a Action) string {
 		add("tried=%v", a.Tried)
 	case Open:
 		add("at=%s epoch=%d prompt=%d ids=%v aligned=%v", a.Replica, a.Epoch, a.Prompt, a.IDs, a.Aligned)
-	case StreamFrozen:
+	case StreamFrozen, CheckText:
 		add("%d prompt=%d ids=%v", a.Migration, a.Prompt, a.IDs)
 	case MigrationBegan, MigrationRenewed:
 		add("%d", a.Migration)

@@ -182,6 +182,7 @@ type simulation struct {
 	migration policies.Epoch // epoch of the latest migration
 	live      bool           // whether that migration is live
 	frozen    []uint32       // the request's ids at the freeze, nil before it
+	checked   []uint32       // the ids whose text is to be checked, nil for none
 
 	migrated, rescued, concluded, finished int
 }
@@ -271,6 +272,8 @@ func (s *simulation) step(ev Event) {
 			s.migration = a.Migration
 		case StreamFrozen:
 			s.frozen = a.IDs
+		case CheckText:
+			s.checked = a.IDs
 		case MigrationEnded:
 			if a.Err == nil {
 				s.migrated++
@@ -339,6 +342,10 @@ func (s *simulation) answer() {
 
 // disturb steps the machine with an event that may come from any goroutine.
 func (s *simulation) disturb() {
+	if s.checked != nil && s.choose(2) == 0 {
+		s.answerCheck()
+		return
+	}
 	switch s.choose(6) {
 	case 0, 1:
 		ev := Event{Kind: MigrationRequested, From: s.m.Holder(), Epoch: s.m.Epoch()}
@@ -373,6 +380,16 @@ func (s *simulation) disturb() {
 			s.step(Event{Kind: RequestEnded, Err: context.Canceled})
 		}
 	}
+}
+
+// answerCheck answers CheckText. Most ids end with a character.
+func (s *simulation) answerCheck() {
+	ev := Event{Kind: TextChecked, Migration: s.migration, Aligned: s.checked[len(s.checked)-1]%3 != 0}
+	if s.choose(8) == 7 {
+		ev.Err = errEngine
+	}
+	s.checked = nil
+	s.step(ev)
 }
 
 // run plays the script, and then chooses success until the stream has ended.

@@ -16,11 +16,15 @@ type transcript struct {
 	hash   tokenhash.Hash // of ids[:hashed]
 	hashed int
 
-	complete    bool // every token so far came with its id
-	aligned     bool // the client's text ends where ids end
-	textIDs     int  // how many ids there were at the last text
-	textAligned bool // that text ended with a character
-	repeated    int  // tokens without text that the client has and that the present leg generates again
+	complete bool // every token so far came with its id
+	aligned  bool // the client's text ends where ids end, as is known
+	// mayBeAligned is true after a chunk with text and several tokens, the last of which
+	// may have begun a character.
+	mayBeAligned bool
+	uncheckable  bool // whether it has cannot be found out
+	textIDs      int  // how many ids there were at the last text
+	textAligned  bool // that text ended with a character
+	repeated     int  // tokens without text that the client has and that the present leg generates again
 
 	finished  bool // the client has the finish reason
 	usageSent bool // and the usage after it
@@ -67,6 +71,7 @@ func (t *transcript) add(c *openai.Chunk, first bool, asked openai.Edit) (shown 
 		}
 		// Text after one token ends where the token ends. After several, the last
 		// token may have begun a character.
+		t.mayBeAligned = c.HasText && c.Tokens > 1
 		if t.aligned = c.HasText && c.Tokens == 1; c.HasText {
 			t.textIDs, t.textAligned = len(t.ids), t.aligned
 		}
@@ -75,7 +80,7 @@ func (t *transcript) add(c *openai.Chunk, first bool, asked openai.Edit) (shown 
 			t.repeated = 0
 		}
 	case c.HasText:
-		t.aligned = true
+		t.aligned, t.mayBeAligned = true, false
 		t.textIDs, t.textAligned = len(t.ids), true
 		t.complete = t.complete && c.ListsIDs()
 	}

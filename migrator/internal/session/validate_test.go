@@ -52,7 +52,7 @@ func (k EventKind) pumps() bool { return k >= LegOpened && k <= ClientFailed }
 
 // step steps the machine and checks its actions.
 func (c *checker) step(ev Event) ([]Action, error) {
-	wasFrozen, wasLeg, before := c.m.state == Frozen, c.m.leg, len(c.m.ids)
+	wasFrozen, wasLeg, before := c.m.holding(), c.m.leg, len(c.m.ids)
 	wasEnded := c.m.state == Ended
 	if ev.Kind == LegOpened || ev.Kind == MigrationLegOpened {
 		c.legs[ev.Leg] = true
@@ -61,7 +61,7 @@ func (c *checker) step(ev Event) ([]Action, error) {
 	if err := c.m.Validate(); err != nil {
 		return acts, err
 	}
-	directives, thawed := 0, false
+	directives, thawed := 0, ev.Kind == TextChecked
 	for i, a := range acts {
 		if a.Kind.directive() {
 			if directives++; i != len(acts)-1 {

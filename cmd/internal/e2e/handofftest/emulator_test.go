@@ -1,0 +1,92 @@
+package handofftest_test
+
+import (
+	"math/rand/v2"
+	"net"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// profile is an engine that takes a millisecond for a token.
+var profile = cost.Profile{Name: "tiny", Unit: "seconds", D0: 0.001, D1: 1e-6, D2: 1e-9, D3: 0, D4: 1e-6, KVBytesPerToken: 1024, KVTokens: 1 << 15, MaxBatch: 8, Ranks: 1}
+
+// newPair runs two emulated engines with KV connectors, and front ends for them.
+func newPair(t *testing.T, faults emulator.Faults, edit func(*frontend.Config)) (*handofftest.Pair, [2]*emulator.Engine) {
+	var urls [2]string
+	var engines [2]*emulator.Engine
+	for i := range engines {
+		engines[i] = testkit.Must(emulator.New(emulator.Config{Model: "tiny", Profile: profile, BlockTokens: 32, Faults: faults,
+			KVTransfer: &emulator.KVTransfer{Listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))}}))
+		t.Cleanup(testkit.Run(t, engines[i].Run))
+		s := httptest.NewServer(engines[i].Handler())
+		t.Cleanup(s.Close)
+		urls[i] = s.URL
+	}
+	return handofftest.New(t, "tiny", urls, edit), engines
+}
+
+// ids returns n token ids that no other seed has.
+func ids(seed uint64, n int) []uint32 {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	out := make([]uint32, n)
+	for i := range out {
+		out[i] = 1000 + rng.Uint32N(20000)
+	}
+	return out
+}
+
+// TestHandoff hands streams over between engines that each keep their own KV: what the client
+// reads is the engine's own answer, and the target computes nothing of it.
+func TestHandoff(t *testing.T) {
+	p, _ := newPair(t, emulator.Faults{}, nil)
+	for i, n := range []int{95, 96, 97, 1000, 3000} {
+		before := p.Sources(1 - i%2)
+		for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 150, Moves: []int{20}}) {
+			if m.Err != nil || !m.Handoff {
+				t.Errorf("%d tokens: %+v\n%s", n, m, &p.Log)
+			}
+		}
+		if got := p.Sources(1 - i%2).Sub(before); got.Computed != 0 || got.Fetched == 0 {
+			t.Errorf("%d tokens: the target got %+v", n, got)
+		}
+	}
+}
+
+// TestHandoffOfSeveralTokens hands streams over that get several tokens at once.
+func TestHandoffOfSeveralTokens(t *testing.T) {
+	for name, faults := range map[string]emulator.Faults{"stream interval": {StreamInterval: 8}, "speculation": {DraftTokens: 4}} {
+		t.Run(name, func(t *testing.T) {
+			p, _ := newPair(t, faults, nil)
+			for i := range 2 {
+				for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), 100), Output: 300, Moves: []int{20, 120}}) {
+					if m.Err != nil || !m.Handoff {
+						t.Errorf("%+v\n%s", m, &p.Log)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestHandoffFaults gives the holder's engine the faults that a front end finds out from its
+// answers: streams move by reprompt, and are right.
+func TestHandoffFaults(t *testing.T) {
+	for name, faults := range map[string]emulator.Faults{"null": {NoTransferParams: true}, "one token more": {TransferTokens: 1}, "one token less": {TransferTokens: -1}} {
+		t.Run(name, func(t *testing.T) {
+			p, _ := newPair(t, faults, nil)
+			for i, n := range []int{100, 1000} {
+				for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 150, Moves: []int{20}}) {
+					if m.Err != nil || m.Handoff {
+						t.Errorf("%+v\n%s", m, &p.Log)
+					}
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,88 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+)
+
+// TestMovesOfSeveralTokens moves streams whose engines send several tokens at once, as with
+// --stream-interval and speculative decoding: answers of every kind are the engine's own.
+func TestMovesOfSeveralTokens(t *testing.T) {
+	for name, tokens := range map[string]int64{"two": 2, "eight": 8} {
+		runInBubble(t, name, func(t *testing.T) {
+			f, _ := newHandoffFleet(t, 3, nil)
+			f.learnTemplates()
+			for _, e := range f.engines {
+				e.tokensPerEvent.Store(tokens)
+			}
+			for _, kind := range requestKinds() {
+				s := f.startKind(kind, 3)
+				hops := 0
+				waitFor(t, func() bool {
+					moved, err := f.handOff(s.id, (hops+1)%3)
+					switch {
+					case err == nil && moved.Handoff:
+						hops++
+					case err != ErrStaleEpoch:
+						t.Fatalf("%s: hop %d: %+v, %v", kind, hops, moved, err)
+					}
+					return hops == 3
+				})
+				if body := <-s.got; withoutIDs(body) != withoutIDs(s.want) {
+					t.Fatalf("%s:\n got %s\nwant %s", kind, body, s.want)
+				}
+			}
+			if f.engines[0].detokenized.Load() == 0 {
+				t.Error("no text was checked")
+			}
+			f.requireIdle()
+		})
+	}
+}
+
+// TestTextNotChecked moves a stream of several tokens per event whose engine turns no ids into
+// text: it stays where it is.
+func TestTextNotChecked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		f.engines[0].tokensPerEvent.Store(2)
+		f.engines[0].noDetokenize.Store(true)
+		b := f.startStream(longRequest)
+		if _, err := f.migrateReprompt(t.Context(), b.id, 1); !errors.Is(err, ErrNoStream) {
+			t.Errorf("the migration ends with %v", err)
+		}
+		f.requireAnswer(b)
+	})
+}
+
+// TestEndsWithCharacter checks what counts as an answer.
+func TestEndsWithCharacter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		srv, e := f.servers[0].Server, f.engines[0]
+		long := make([]uint32, 1000)
+		for i := range long {
+			long[i] = 1
+		}
+		for _, test := range []struct {
+			ids  []uint32
+			want bool
+		}{{[]uint32{1, 2}, true}, {[]uint32{1, 7}, false}, {[]uint32{7, 1}, true}, {nil, false}, {long, true}} {
+			if got, err := srv.endsWithCharacter(t.Context(), test.ids); err != nil || got != test.want {
+				t.Errorf("%.3v: %v, %v", test.ids, got, err)
+			}
+		}
+		e.noDetokenize.Store(true)
+		if _, err := srv.endsWithCharacter(t.Context(), []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
+			t.Errorf("an engine without /detokenize: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := srv.endsWithCharacter(ctx, []uint32{1}); err == nil {
+			t.Error("no error after the end")
+		}
+	})
+}
