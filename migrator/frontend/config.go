@@ -155,7 +155,8 @@ type Config struct {
 	// 15 s.
 	HangTimeout time.Duration
 	// MigrationTimeout is how long a client may wait for its stream's first token
-	// from another replica before the migration is given up; 0 means 10 s.
+	// from another replica before the migration is given up; 0 means 10 s. The holder of
+	// the KV has a twentieth of it to hand the KV over.
 	MigrationTimeout time.Duration
 	// RescueTimeout is how long a stream that lost its engine waits for the first
 	// token of each other engine, and for the own engine to come back if the

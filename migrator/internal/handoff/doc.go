@@ -36,6 +36,6 @@
 //  3. The holder has not been lost since: its engine may have restarted, and its memory
 //     belong to other requests.
 //  4. Parameters are used for one leg.
-//  5. The holder answers within AnswerWithin: an engine that is too busy for one token
+//  5. The holder answers within a small share of the client's patience: an engine that is too busy for one token
 //     would make the client wait for longer than a reprompt.
 package handoff

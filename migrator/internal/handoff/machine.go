@@ -12,8 +12,9 @@ const (
 	// Deadline is how long after the request to the holder the first token of a leg that
 	// fetches KV may come.
 	Deadline = Lease / 2
-	// AnswerWithin is how long the holder may take to answer.
-	AnswerWithin = 500 * time.Millisecond
+	// answerShare is the divisor of the client's patience for which the holder may take to
+	// answer.
+	answerShare = 20
 	// MaxRounds is how often KV is copied before the freeze.
 	MaxRounds = 2
 	// MinCopy is how many ids must be new for a copy before the freeze, by handoff or
@@ -201,7 +202,7 @@ func (m *Machine) prepare(ev Event) Action {
 
 func (m *Machine) keep(ev Event) Action {
 	m.asked, m.askedAt = ev.IDs, ev.Now
-	return m.next(Action{Kind: KeepKV, Within: AnswerWithin})
+	return m.next(Action{Kind: KeepKV, Within: m.cfg.Patience / answerShare})
 }
 
 // fetch has the target fetch what was kept, in time for a reprompt after it.

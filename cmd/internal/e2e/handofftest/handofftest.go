@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -63,7 +64,9 @@ func New(t testing.TB, model string, engines [2]string, edit func(*frontend.Conf
 func replica(i int) policies.ReplicaID { return policies.ReplicaID(fmt.Sprint("r", i)) }
 
 // target returns a replica as a target of migrations.
-func (p *Pair) target(i int) frontend.Target { return frontend.Target{Replica: replica(i), Address: p.peers[i]} }
+func (p *Pair) target(i int) frontend.Target {
+	return frontend.Target{Replica: replica(i), Address: p.peers[i]}
+}
 
 // Rescue implements frontend.Rescuer.
 func (p *Pair) Rescue(_ policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
@@ -82,6 +85,8 @@ type Stream struct {
 	Text   string   // of a chat, if there is no Prompt
 	Output int      // tokens of the answer, exactly
 	Moves  []int    // after how many tokens the client has, each time to the other replica
+	// After is how many tokens the client reads after the last move before it leaves; 0 for all.
+	After int
 }
 
 // Moved is a move of a stream.
@@ -133,15 +138,21 @@ func (a *answer) add(event gjson.Result) {
 // stream where it is.
 func (p *Pair) Play(s Stream) []Moved {
 	p.t.Helper()
-	resp := p.post(p.clients[s.At]+s.path(), s.body(p.Model, true))
+	ctx, leave := context.WithCancel(p.t.Context())
+	defer leave()
+	resp := p.post(ctx, p.clients[s.At]+s.path(), s.body(p.Model, true))
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, maxEvent)
 	var got answer
 	results := make(chan Moved)
 	var moves []Moved
-	moving, done := false, false
-	for events := readEvents(lines); ; {
+	moving, done, enough := false, false, math.MaxInt
+	for events := readEvents(ctx, lines); ; {
+		if len(got.ids) >= enough {
+			done = true
+			break
+		}
 		if !moving && len(moves) < len(s.Moves) && len(got.ids) >= s.Moves[len(moves)] {
 			moving = true
 			id := p.streamOf(s.At)
@@ -149,23 +160,24 @@ func (p *Pair) Play(s Stream) []Moved {
 		}
 		select {
 		case m := <-results:
-			moves, moving = append(moves, m), false
+			if moves, moving = append(moves, m), false; s.After > 0 && len(moves) == len(s.Moves) {
+				enough = len(got.ids) + s.After
+			}
 			continue
 		case e, ok := <-events:
 			if ok && e != "[DONE]" {
 				got.add(gjson.Parse(e))
 				continue
 			}
-			done = done || ok
-			if ok {
-				continue
-			}
+			done = ok
 		}
 		break
 	}
+	leave()
 	if moving {
 		moves = append(moves, <-results)
 	}
+	s.Output = len(got.ids)
 	want := p.ask(s)
 	if !done || !slices.Equal(got.ids, want.ids) || got.text.String() != want.text.String() {
 		at := 0
@@ -178,14 +190,18 @@ func (p *Pair) Play(s Stream) []Moved {
 	return moves
 }
 
-// readEvents sends the data of a stream's events, until it ends.
-func readEvents(lines *bufio.Scanner) <-chan string {
+// readEvents sends the data of a stream's events, until it ends or ctx does.
+func readEvents(ctx context.Context, lines *bufio.Scanner) <-chan string {
 	events := make(chan string)
 	go func() {
 		defer close(events)
 		for lines.Scan() {
 			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
-				events <- data
+				select {
+				case events <- data:
+				case <-ctx.Done():
+					return
+				}
 			}
 		}
 	}()
@@ -194,15 +210,15 @@ func readEvents(lines *bufio.Scanner) <-chan string {
 
 // ask returns the engine's own answer.
 func (p *Pair) ask(s Stream) (a answer) {
-	resp := p.post(p.Engines[s.At]+s.path(), s.body(p.Model, false))
+	resp := p.post(p.t.Context(), p.Engines[s.At]+s.path(), s.body(p.Model, false))
 	defer resp.Body.Close()
 	a.add(gjson.ParseBytes(testkit.Must(io.ReadAll(resp.Body))))
 	return a
 }
 
-func (p *Pair) post(url string, body []byte) *http.Response {
+func (p *Pair) post(ctx context.Context, url string, body []byte) *http.Response {
 	p.t.Helper()
-	req := testkit.Must(http.NewRequestWithContext(p.t.Context(), http.MethodPost, url, bytes.NewReader(body)))
+	req := testkit.Must(http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body)))
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	testkit.NoError(p.t, err)
