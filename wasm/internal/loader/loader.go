@@ -176,6 +176,7 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	if err != nil {
 		return swap.Module[Policy]{}, errors.Join(err, m.Close())
 	}
+	l.warnOfOldPartition(m, c.Configuration, log.Warn)
 	made.policy = p
 	made.run()
 	l.mu.Lock()
