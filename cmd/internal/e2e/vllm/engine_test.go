@@ -41,6 +41,14 @@ type options struct {
 // what it knows of an id, and every pull from a restarted engine of the same id would fail.
 const nixl = `{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu", "kv_load_failure_policy": "recompute"}`
 
+// engineEnv is what an engine needs in its environment on CPUs, and without a network.
+var engineEnv = []string{
+	"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
+	"VLLM_ENABLE_V1_MULTIPROCESSING=0", // otherwise the executor becomes the default
+	"VLLM_HOST_IP=127.0.0.1", "UCX_TLS=tcp,self", "UCX_NET_DEVICES=lo",
+	"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1",
+}
+
 // engine is one instance of vLLM.
 type engine struct {
 	*daemontest.Daemon
@@ -82,12 +90,9 @@ func startEngine(t testing.TB, dir, address, side string, o options) *engine {
 		args = append(args, "--kv-transfer-config", nixl)
 	}
 	e := &engine{URL: "http://" + address, t: t, http: clienttest.NewHTTP()}
-	e.Daemon = daemontest.Command{Binary: filepath.Join(dir, "bin/vllm"), Args: append(args, o.args...), Group: true, Env: []string{
-		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
-		"VLLM_ENABLE_V1_MULTIPROCESSING=0", // otherwise the executor becomes the default
-		"VLLM_HOST_IP=" + host, "VLLM_NIXL_SIDE_CHANNEL_HOST=" + host, "VLLM_NIXL_SIDE_CHANNEL_PORT=" + sidePort, "UCX_TLS=tcp,self", "UCX_NET_DEVICES=lo",
-		"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1",
-	}}.Start(t)
+	e.Daemon = daemontest.Command{Binary: filepath.Join(dir, "bin/vllm"), Args: append(args, o.args...), Group: true, Env: append([]string{
+		"VLLM_NIXL_SIDE_CHANNEL_HOST=" + host, "VLLM_NIXL_SIDE_CHANNEL_PORT=" + sidePort,
+	}, engineEnv...)}.Start(t)
 	t.Cleanup(e.http.CloseIdleConnections)
 	return e
 }
