@@ -104,6 +104,8 @@ func newMetrics(e *Engine) *metrics {
 	add(gauge, "cascade_emulator_reserved_blocks", "KV blocks reserved for requests that migrate to this engine.", func(s batch.Stats) float64 { return float64(s.Reserved) })
 	add(gauge, "vllm:cache_config_info", "The KV cache's configuration.", func(batch.Stats) float64 { return 1 }, "block_size", strconv.Itoa(e.cfg.BlockTokens),
 		"num_gpu_blocks", strconv.Itoa(blocks), "kv_cache_size_tokens", strconv.Itoa(blocks*e.cfg.BlockTokens), "enable_prefix_caching", caching)
+	started := float64(e.created.UnixMicro()) / 1e6
+	m.samples = append(m.samples, sample{prometheus.NewDesc("process_start_time_seconds", "When the engine started, in seconds since 1970.", nil, nil), gauge, func(batch.Stats) float64 { return started }})
 	m.transfer = newTransferMetrics(labels)
 	if e.cfg.KVTransfer != nil {
 		m.transfer.register(registry)
