@@ -47,6 +47,15 @@ func TestFirstSnapshotIsApplied(t *testing.T) {
 	if len(out.Applies) != 1 || out.Applies[0].Set.Get(resources.ClusterType, "c") == nil || out.Applies[0].Set.Get(resources.ListenerType, "l") == nil {
 		t.Fatalf("first snapshot not applied: %+v, %+v", out, r.Report())
 	}
+	released := 0
+	for _, n := range out.Notes {
+		if n.Warn && n.Text == "refused version applied because nothing can replace it" {
+			released++
+		}
+	}
+	if released != 2 {
+		t.Errorf("%d of two released versions are noted: %+v", released, out.Notes)
+	}
 	// A repeated refusal, as with every change of the store, changes nothing.
 	if out = r.Step(now, Quarantine{[]Refusal{refusal(resources.ClusterType, "c", "1")}}); len(out.Applies) != 0 {
 		t.Errorf("repeated refusal applied %+v", out.Applies)

@@ -256,3 +256,52 @@ func TestOtherGroupsDoNotStop(t *testing.T) {
 		t.Errorf("plan 2, which group b does not have yet, is %s", why)
 	}
 }
+
+// TestReplacedVersionIsObserved checks that a version which replaces a quarantined one in a
+// group that is idle is applied, and its acknowledgement observed.
+func TestReplacedVersionIsObserved(t *testing.T) {
+	s := newScenario(t, "")
+	s.run("nodes", "a=1")
+	s.run("target", "1 ab|c")
+	s.run("target", "1 ab|c b=sick")
+	out := s.r.Step(s.now, Quarantine{[]Refusal{{Type: resources.EndpointType, Name: "e0", Version: "ab!", Node: "n"}}})
+	if len(out.Applies) == 0 || !out.ObserveNow {
+		t.Errorf("%+v", out)
+	}
+}
+
+// TestRecordAcked checks which versions count as good, and their order.
+func TestRecordAcked(t *testing.T) {
+	q := newVersionTracker()
+	record := func(v string, refused refusals) {
+		q.recordAcked(testkit.Must(resources.NewSet(version(resources.ClusterType, "c", v))), refused)
+	}
+	for _, v := range []string{"1", "2", "2", "3", "4", "2", "5+"} {
+		record(v, nil)
+	}
+	record("6", refusals{key{resources.ClusterType, "c", "6"}: {"n": Refusal{}}})
+	var got []string
+	for _, r := range q.goodVersions[Version{resources.ClusterType, "c"}] {
+		got = append(got, r.Version)
+	}
+	if !slices.Equal(got, []string{"2", "4", "3"}) {
+		t.Errorf("good are %q, newest first", got)
+	}
+}
+
+// TestNegativeTimes checks that no time of a configuration may be negative.
+func TestNegativeTimes(t *testing.T) {
+	base := Config{Groups: []string{""}, AckTimeout: 1}
+	for name, edit := range map[string]func(*Config){
+		"ack timeout":   func(c *Config) { c.AckTimeout = -1 },
+		"watch":         func(c *Config) { c.Watch = -1 },
+		"drain timeout": func(c *Config) { c.DrainTimeout = -1 },
+		"poll interval": func(c *Config) { c.PollInterval = -1 },
+	} {
+		c := base
+		edit(&c)
+		_, err := New(c)
+		testkit.WantError(t, err, name)
+	}
+	testkit.Must(New(base))
+}
