@@ -58,6 +58,12 @@ func TestIdle(t *testing.T) {
 	if m.Idle() {
 		t.Error("idle with an import and a commit")
 	}
+	for _, msg := range []transfer.Message{{From: "b", To: "z"}, {To: "a"}} {
+		msg.Kind, msg.Deal = transfer.Open, bidask.Deal{Seller: "a", Number: 9}
+		if out := m.Step(transfer.Event{Kind: transfer.Received, Message: msg}, nil); len(out) > 0 {
+			t.Errorf("a message from %q to %q causes %+v", msg.From, msg.To, out)
+		}
+	}
 }
 
 // TestNames checks the names of what does not exist.

@@ -61,6 +61,7 @@ func TestUnion(t *testing.T) {
 			live = append(live, &Snapshot{View: v})
 		}
 		c.newest.Endpoints = slices.Grow(c.newest.Endpoints, 9) // what is appended must not be seen
+		c.newest.Plans = slices.Grow(c.newest.Plans, 9)
 		u, more := union(c.newest, live)
 		var models []string
 		for _, m := range u.Models {
@@ -68,6 +69,9 @@ func TestUnion(t *testing.T) {
 		}
 		if got := endpointsOf(u.Endpoints); got != c.endpoints || strings.Join(models, " ") != c.models || len(u.Previous) != c.previous || more != c.more || len(u.Plans) != len(u.Models) {
 			t.Errorf("%s: %q, models %q, %d previous plans, more %v", name, got, models, len(u.Previous), more)
+		}
+		if n := len(c.newest.Plans); c.newest.Plans[:n+1][n].Model != "" {
+			t.Errorf("%s: a plan was appended to those of the newest view", name)
 		}
 		if len(u.Endpoints) > 0 {
 			if u.Endpoints[0].Weight++; c.newest.Endpoints[0].Weight != 0 {

@@ -33,6 +33,9 @@ func TestDefaults(t *testing.T) {
 	if rep.Blocked != "" || rep.Groups[0].Epoch != 2 || rep.Groups[0].Phase != Retire {
 		t.Fatalf("plan 2 is not in force: %+v", rep)
 	}
+	if r.groups[""].requestsUnknown {
+		t.Error("it was not asked for the requests of b")
+	}
 	if out.Wake != now.Add(defaultPoll) {
 		t.Errorf("the next look at the requests of b is at %v, now is %v", out.Wake, now)
 	}
@@ -146,7 +149,7 @@ func TestHealthOfOthers(t *testing.T) {
 func TestSuspects(t *testing.T) {
 	r := testkit.Must(New(Config{Groups: []string{""}, AckTimeout: time.Second}))
 	g := r.groups[""]
-	g.ackedSet = testkit.Must(resources.NewSet(version(resources.ClusterType, "acked", "1"), version(resources.ClusterType, "changed", "0")))
+	g.ackedSet = testkit.Must(resources.NewSet(version(resources.ClusterType, "acked", "1"), version(resources.ClusterType, "also", "1"), version(resources.ClusterType, "changed", "0")))
 	r.recordAcked(testkit.Must(resources.NewSet(version(resources.ClusterType, "good", "1"))), nil)
 	for _, c := range []struct{ held, blamed, want string }{
 		{"acked", "", "acked"},
@@ -155,6 +158,7 @@ func TestSuspects(t *testing.T) {
 		{"acked changed new", "", "changed new"},
 		{"acked changed+ good", "", "changed"},
 		{"acked good", "", "acked"},
+		{"acked also", "", "acked also"},
 		{"acked new", "acked new", "acked new"},
 		{"acked new good", "acked", "acked"},
 		{"acked new good", "good", ""},
@@ -214,6 +218,10 @@ func TestWakes(t *testing.T) {
 	}
 	if out := s.r.Step(s.now, Observe{quiet}); !out.Wake.IsZero() {
 		t.Errorf("a rollout that waits for nothing is due at %v", out.Wake)
+	}
+	s.r.Step(s.now, Observe{map[string]Observation{"a": {Serial: 999, Nodes: 77}}})
+	if n := s.r.Report().Groups[0].Nodes; n != 1 {
+		t.Errorf("an answer to another query counts: %d nodes", n)
 	}
 	s.run("target", "2 a|c")
 	s.run("wait", "5.5s") // the watch ended at 2.7 s, the drain ends at 6 s
