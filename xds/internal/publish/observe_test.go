@@ -94,18 +94,21 @@ func TestObservationCounts(t *testing.T) {
 		w.open(6, "gone", "edge", resources.ClusterType)
 		w.open(7, "routes", "edge", resources.RouteType)
 		w.OnDeltaStreamClosed(6, nil)
+		w.open(8, "nothing", "edge") // it asks for what does not exist
+		testkit.NoError(t, w.OnStreamDeltaRequest(8, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "nothing", Cluster: "edge"},
+			TypeUrl: resources.ClusterType, ResourceNamesSubscribe: []string{"none"}}))
 		w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1"), "")
 		w.reply(7, resources.RouteType, w.send(7, resources.RouteType, "r@1"), "")
 		f := w.ask("g", "a@1", clusterTypes, "foreign")
-		if f.Nodes != 3 || f.Acked != 1 || !f.OthersLate || !f.Late["late"] || !f.Late["gone"] || len(f.Late) != 2 {
-			t.Errorf("%+v, want 3 nodes of which early has a, and late and gone do not", f)
+		if f.Nodes != 4 || f.Acked != 1 || !f.OthersLate || !f.Late["late"] || !f.Late["gone"] || len(f.Late) != 2 {
+			t.Errorf("%+v, want 4 nodes of which early has a, and late and gone do not", f)
 		}
 		time.Sleep(reconnectTime - 1)
 		if f := w.ask("g", "a@1", clusterTypes); !f.Late["gone"] {
 			t.Error("a node that lost its stream is not waited for")
 		}
 		time.Sleep(1)
-		if f := w.ask("g", "a@1", clusterTypes); f.Late["gone"] || f.Nodes != 3 || f.OthersLate {
+		if f := w.ask("g", "a@1", clusterTypes); f.Late["gone"] || f.Nodes != 4 || f.OthersLate {
 			t.Errorf("%+v: gone is waited for longer than %v", f, reconnectTime)
 		}
 	})
@@ -354,7 +357,8 @@ func TestLedgerWakesPublisher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log testkit.Log
 		w := &wire{Ledger: NewLedger(nil), t: t}
-		p := testkit.Must(New(Config{Cache: noCache{}, Ledger: w.Ledger, Logger: log.Logger()}))
+		var refused [][]Refusal
+		p := testkit.Must(New(Config{Cache: noCache{}, Ledger: w.Ledger, Logger: log.Logger(), OnRefusal: func(r []Refusal) { refused = append(refused, r) }}))
 		stop := testkit.Run(t, func(ctx context.Context) error { return p.Run(ctx) })
 		defer stop()
 		w.open(1, "n", "", resources.ClusterType)
@@ -362,6 +366,9 @@ func TestLedgerWakesPublisher(t *testing.T) {
 		synctest.Wait()
 		if len(p.Quarantined()) != 1 || log.Count("version quarantined") != 1 {
 			t.Errorf("%+v are quarantined:\n%s", p.Quarantined(), &log)
+		}
+		if len(refused) != 1 || len(refused[0]) != 1 {
+			t.Errorf("refusals were passed on as %+v", refused)
 		}
 	})
 }
