@@ -80,9 +80,9 @@ else the first. It runs no kernels there.`,
 			e := w.Engine(r, log)
 			e.Blocks, e.Device = cmp.Or(blocks, w.Blocks(r)), memory
 			if sideChannel != "" {
-				l, err := net.Listen("tcp", sideChannel)
+				l, err := listenSideChannel(sideChannel)
 				if err != nil {
-					return errors.Join(fmt.Errorf("--kv-transfer: %w", err), gpus.Close())
+					return errors.Join(err, gpus.Close())
 				}
 				e.KVTransfer = &emulator.KVTransfer{Listener: l}
 			}
@@ -100,10 +100,27 @@ else the first. It runs no kernels there.`,
 	f.IntVar(&tp, "tp", 1, "tensor-parallel ranks")
 	f.Int64Var(&ctxLen, "context", 131072, "longest sequence in tokens")
 	f.StringVar(&blocks, "blocks", "", "private directory for the sockets of the block table, instead of \"blocks\" of the fleet file")
-	f.StringVar(&sideChannel, "kv-transfer", "", "address of the KV connector's side channel, such as 127.0.0.1:5600; \"\" is no connector")
+	f.StringVar(&sideChannel, "kv-transfer", "", "address of the KV connector's side channel, such as :5600, on loopback unless it names another host; \"\" is no connector")
 	deviceFlag(c, &device)
 	c.PreRun = func(*cobra.Command, []string) { model.Context = policies.Tokens(ctxLen) }
 	return c
+}
+
+// listenSideChannel opens an engine's side channel, which is on loopback unless another host is named:
+// whoever can connect reads KV.
+func listenSideChannel(address string) (net.Listener, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("--kv-transfer: %w", err)
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		return nil, fmt.Errorf("--kv-transfer %s: name the address that other engines connect to", address)
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
+	if err != nil {
+		return nil, fmt.Errorf("--kv-transfer: %w", err)
+	}
+	return l, nil
 }
 
 // runEngine runs an engine.

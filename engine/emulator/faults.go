@@ -29,13 +29,15 @@ type Faults struct {
 	NoPromptDetails bool `json:"no_prompt_details"`
 	// NoTransferParams answers handoff legs with null, as connectors do that keep nothing.
 	NoTransferParams bool `json:"no_transfer_params"`
+	// LeaseSeconds replaces KVTransfer.Lease, unless it is 0.
+	LeaseSeconds float64 `json:"kv_lease_seconds"`
 	// TransferTokens is added to the remote_num_tokens of answers to handoff legs, as of engines
 	// that shorten a prompt or compute more than it.
 	TransferTokens int `json:"transfer_tokens"`
 }
 
-// maxChunk bounds the tokens of one chunk.
-const maxChunk = 1024
+// maxChunk bounds the tokens of one chunk, maxLease a lease in seconds.
+const maxChunk, maxLease = 1024, 3600
 
 func (f Faults) validate() error {
 	switch {
@@ -43,6 +45,8 @@ func (f Faults) validate() error {
 		return fmt.Errorf("MaxNewTokens: must not be negative, not %d", f.MaxNewTokens)
 	case f.StreamInterval < 0 || f.StreamInterval > maxChunk:
 		return fmt.Errorf("StreamInterval: must be 0 to %d, not %d", maxChunk, f.StreamInterval)
+	case !(f.LeaseSeconds >= 0) || f.LeaseSeconds > maxLease:
+		return fmt.Errorf("LeaseSeconds: must be 0 to %d, not %v", maxLease, f.LeaseSeconds)
 	case f.DraftTokens < 0 || f.DraftTokens >= maxChunk:
 		return fmt.Errorf("DraftTokens: must be 0 to %d, not %d", maxChunk-1, f.DraftTokens)
 	}

@@ -132,6 +132,28 @@ func TestTransferParamsFaults(t *testing.T) {
 	})
 }
 
+// The lease can be shortened for handoffs from then on.
+func TestLeaseAtRunTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := sideChannels{}
+		e, stop := net.start(t, 5601, Config{}, KVTransfer{})
+		defer stop()
+		handoff(t, e, promptOf(100, 1))
+		testkit.NoError(t, e.SetFaults(Faults{LeaseSeconds: 0.5}))
+		handoff(t, e, promptOf(100, 2))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := metric(t, e, "vllm:nixl_num_kv_expired_reqs_total"); n != 1 {
+			t.Errorf("%v leases have ended, want 1", n)
+		}
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		if n := metric(t, e, "vllm:nixl_num_kv_expired_reqs_total"); n != 2 || metric(t, e, "vllm:kv_cache_usage_perc") != 0 {
+			t.Errorf("%v leases have ended, want 2", n)
+		}
+	})
+}
+
 // A full KV cache preempts the younger of two streams, which pauses until there is room, in the
 // middle of its text, and is counted as waiting.
 func TestPreemptionPause(t *testing.T) {
@@ -171,7 +193,7 @@ func TestPreemptionPause(t *testing.T) {
 func TestFaultsRejected(t *testing.T) {
 	e := newEngine(t, Config{})
 	for path, bodies := range map[string][]string{
-		"/emulator/faults": {`{"stream_interval":-1}`, `{"draft_tokens":5000}`, `{"max_new_tokens":-1}`, `{"interval":1}`, `[]`, ``},
+		"/emulator/faults": {`{"stream_interval":-1}`, `{"draft_tokens":5000}`, `{"max_new_tokens":-1}`, `{"kv_lease_seconds":-1}`, `{"kv_lease_seconds":1e9}`, `{"interval":1}`, `[]`, ``},
 		"/emulator/full":   {`{"keep":"x"}`, `{"keep":1}`}, // the second one: the engine does not run
 	} {
 		for _, body := range bodies {

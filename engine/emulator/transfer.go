@@ -28,7 +28,8 @@ type KVTransfer struct {
 	// EngineID is the engine's name on the side channel. "" is a new name for every process, which
 	// others need after a restart: see kvtransfer.Agents.
 	EngineID string
-	// Lease is how long the blocks of a handoff are kept for a reader. 0 means 30 s.
+	// Lease is how long the blocks of a handoff are kept for a reader. 0 means 30 s. It is never
+	// extended: vLLM does that while the request waits at the reader.
 	Lease time.Duration
 	// HandshakeTimeout bounds the first contact with another engine. 0 means 5 s.
 	HandshakeTimeout time.Duration
@@ -121,7 +122,8 @@ func (t *transfer) grant(st *stream) *kvtransfer.Params {
 	for _, b := range q.Pinned() {
 		p.Blocks = append(p.Blocks, int(b))
 	}
-	t.leases[st.handoffID] = &lease{sequence: q, end: time.AfterFunc(t.cfg.Lease, func() {
+	duration := cmp.Or(time.Duration(st.faults.LeaseSeconds*float64(time.Second)), t.cfg.Lease)
+	t.leases[st.handoffID] = &lease{sequence: q, end: time.AfterFunc(duration, func() {
 		_ = t.engine.do(context.Background(), blocktable.Immediately, func(s *batch.Scheduler) {
 			if t.release(s, st.handoffID) {
 				t.engine.metrics.transfer.expired.Inc()

@@ -178,6 +178,15 @@ func failures() []row {
 		},
 		after: func(s *stream) { s.holder.Resume() },
 	}, {
+		name: "holder's batch is full", want: reprompted, stall: time.Second, // a short stream asks once, when it is frozen
+		before: func(s *stream) { s.fill(s.holder) },
+	}, {
+		name: "holder's batch is full, long prompt", prompt: 1500, want: reprompted,
+		before: func(s *stream) { s.fill(s.holder) },
+	}, {
+		name: "target's batch is full", long: true, want: stayed,
+		before: func(s *stream) { s.fill(s.target) },
+	}, {
 		name: "several tokens a chunk", settings: faults(emulator.Faults{StreamInterval: 8}), stall: time.Second,
 	}, {
 		name: "varying numbers of tokens a chunk", settings: faults(emulator.Faults{DraftTokens: 4}), stall: time.Second,
@@ -254,6 +263,15 @@ func (row row) play(t *testing.T, holder int) {
 			t.Errorf("afterwards, of r%d's engine: %v", i, err)
 		}
 	}
+}
+
+// fill has other requests take all places of an engine's batch for 15 s, and more of them wait.
+func (s *stream) fill(e *engine) {
+	s.t.Helper()
+	for i := range 12 {
+		go s.ask(e.api, "/v1/completions", completion(10+i, 1000))
+	}
+	testkit.WaitFor(s.t, "requests that wait", func() bool { return e.metric("vllm:num_requests_waiting", "") > 3 })
 }
 
 // fetchOnce has the target's engine fetch KV from the holder's, so that it knows it then.
