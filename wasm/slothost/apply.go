@@ -313,6 +313,9 @@ func (k *kindSlot) offerAll() error {
 	var errs []error
 	phases := k.phases()
 	for i := range k.spec.Candidates {
+		if i > 0 && k.phases()[k.spec.Candidates[i-1].Generation] == lifecycle.Waiting {
+			break
+		}
 		c := &k.spec.Candidates[i]
 		g := c.Generation
 		o := swap.Candidate{Offer: offerOf(*c), Module: c.Module, Signature: c.Signature, Configuration: c.Configuration}
@@ -331,9 +334,6 @@ func (k *kindSlot) offerAll() error {
 		if err := k.slot.Offer(o); err != nil {
 			k.refused[g] = err
 			errs = append(errs, fmt.Errorf("slot %s: %w", k.kind, err))
-		}
-		if k.phases()[g] == lifecycle.Waiting {
-			break
 		}
 	}
 	return errors.Join(errs...)

@@ -244,3 +244,49 @@ func TestHistoryIsCopied(t *testing.T) {
 		t.Errorf("it has %v", all)
 	}
 }
+
+// TestWaitingCandidateIsOffered checks that a candidate which had to wait for the build of
+// an older one is offered when that one is done, without another spec.
+func TestWaitingCandidateIsOffered(t *testing.T) {
+	s, _ := idle(t, config(t))
+	apply(t, s, want(candidate(t, 5, lifecycle.ToShadow, other(1))))
+	apply(t, s, want(stable(t, 10, other(2)), candidate(t, 20, lifecycle.ToShadow, other(3))))
+	testkit.Run(t, s.Run)
+	waitFor(t, "10 is active and 20 in shadow", func() bool { return phase(s, 10) == "active" && phase(s, 20) == "shadow" })
+}
+
+// TestRefusedOfferIsReturned checks that a module which was withdrawn after it had answered
+// calls is refused when a spec has it again, once.
+func TestRefusedOfferIsReturned(t *testing.T) {
+	log := new(testkit.Log)
+	c := config(t)
+	c.Gates[abi.Select].Canary.Calls, c.Logger = 1<<40, log.Logger()
+	s, _ := running(t, c)
+	spec := want(candidate(t, 5, lifecycle.ToActive, other(1)))
+	apply(t, s, spec)
+	calls := 0
+	waitFor(t, "5 is in canary", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "canary" })
+	apply(t, s, want())
+	if got := phase(s, 5); got != "withdrawn" {
+		t.Fatal(got)
+	}
+	testkit.WantError(t, s.Apply(spec), "sign the module anew")
+	s.reconcile()
+	if log.Count("policy module refused") > 0 {
+		t.Errorf("it is offered again:\n%s", log)
+	}
+}
+
+// TestExpiryIsLoggedAtOnce checks that a module which becomes active and expires soon is in
+// the log without waiting for the next check.
+func TestExpiryIsLoggedAtOnce(t *testing.T) {
+	now, log := new(clock), new(testkit.Log)
+	now.set(time.Unix(1_800_000_000, 0))
+	c := config(t)
+	c.Now, c.Logger = now.now, log.Logger()
+	s, _ := running(t, c)
+	soon := ending(t, 10, other(1), now.now().Add(time.Hour))
+	soon.Stable = true
+	apply(t, s, want(soon))
+	waitFor(t, "it is logged", func() bool { return log.Count("policy statement expires") == 1 })
+}
