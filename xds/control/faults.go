@@ -42,7 +42,7 @@ const (
 	FaultRollout     = "rollout"            // a plan is stopped or rolled back ("plan"), or a proxy does not have what it was sent
 	FaultClients     = "refused_clients"    // clients were refused a moment ago, because of their "certificates" or of "limits"
 	FaultPolicy      = "policy"             // hosts refuse what a policy slot should run
-	// The kinds of loadreport.Problem are kinds of faults, too: descriptors, memory, certificate. Their
+	// The kinds of loadreport.Problem are kinds of faults, too: descriptors, memory, certificate, capacity. Their
 	// object is a daemon, such as "migrator r0".
 )
 

@@ -100,8 +100,9 @@ type Model struct {
 	// BytesPerToken is the first estimate of prompt bytes per token, 0.5 to 16; it
 	// is learnt from exact counts once requests finish.
 	BytesPerToken float64 `yaml:"bytes_per_token,omitempty" unit:"bytes"`
-	// KVTokens overrides the profile's KV capacity of a replica.
-	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the profile's"`
+	// KVTokens is the KV capacity of a replica. Where the engine reports its own, the
+	// smaller of the two counts, and a difference is the fault "capacity".
+	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the engine's, or else the profile's"`
 	// Batch overrides the profile's limit of sequences that a replica runs at once.
 	Batch int `yaml:"batch,omitempty" unit:"sequences" default:"the profile's"`
 	// History is a file of earlier requests, in one of the formats of "cascade replay
@@ -160,11 +161,12 @@ type Replica struct {
 	TP int `yaml:"tp,omitempty" unit:"ranks"`
 	// Profile is the engine's cost profile where it differs from the model's.
 	Profile string `yaml:"profile,omitempty" default:"the model's"`
-	// KVTokens is the KV capacity of the engine, all ranks together. Where the
+	// KVTokens is the KV capacity of the engine, all ranks together; where the engine
+	// reports its own, the smaller of the two counts. Where the
 	// replicas of a model differ in profile or tp, all of them must set kv_tokens
 	// and batch: the planner counts each as the smallest, prices it by the model's
 	// own profile at the smallest tp, and distributes new requests by capacity.
-	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the profile's"`
+	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the engine's, or else the profile's"`
 	// Batch is the number of sequences that the engine runs at once; see kv_tokens.
 	Batch int `yaml:"batch,omitempty" unit:"sequences" default:"the profile's"`
 	// Drain takes the replica out of its stage: it gets no new request, and running
