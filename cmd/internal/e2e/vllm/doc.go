@@ -6,6 +6,6 @@
 // next token depends on the whole prefix; greedy answers are the same at every instance, so that a direct call shows
 // what a client must read.
 //
-// The tests run with "make test-vllm" only. They install vLLM into .cache once, by setup/install.sh, and are skipped
+// The tests of real engines run with "make test-vllm" only. They install vLLM into .cache once, by setup/install.sh, and are skipped
 // where it does not run.
 package vllm
