@@ -74,7 +74,7 @@ func runREADME(t *testing.T, shims map[string]string, modelDir string, env []str
 	}
 	testkit.NoError(t, os.Symlink(envoy, filepath.Join(work, "bin/envoy")))
 	testkit.NoError(t, os.Symlink(modelDir, filepath.Join(work, model)))
-	script := "cd " + work + "\nPATH=" + work + "/bin:$PATH\nset -ex\n"
+	script := "cd " + work + "\nPATH=" + work + "/bin:$PATH\nset -ex\ntrap 'kill -KILL 0' ERR\n" // or else children keep the log open
 	blocks := shellBlock.FindAllStringSubmatch(adapt("README.md"), -1)
 	for i, b := range blocks {
 		script += fmt.Sprintf("%s\necho block %d has run\n", b[1], i)
