@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
@@ -41,8 +42,7 @@ type idMove struct {
 func (srv *Server) moveIDs(ctx context.Context, g *migration, m Migration) error {
 	v := &idMove{srv: srv, g: g, m: m, start: time.Now()}
 	from, to := m.From, srv.replicaOf(m.To)
-	known := from == srv.cfg.Replica || m.FromAddress != ""
-	machine := handoff.New(handoff.Config{Handoff: srv.cfg.Handoff && known && srv.connectors.mayHandOff(from, to, v.start), Patience: srv.cfg.MigrationTimeout})
+	machine := handoff.New(handoff.Config{Handoff: srv.mayHandOff(m, v.start), Patience: srv.cfg.MigrationTimeout})
 	ev := handoff.Event{Kind: handoff.Started}
 	for {
 		v.complete(&ev)
@@ -86,6 +86,31 @@ func (srv *Server) moveIDs(ctx context.Context, g *migration, m Migration) error
 			ev = handoff.Event{Kind: handoff.Failed, Err: err, TargetLost: errors.Is(err, errReplicaGone)}
 		}
 		srv.connectors.learn(from, to, a.Kind, err, time.Now())
+		if a.Kind == handoff.KeepKV && from == srv.cfg.Replica {
+			srv.noteConnector(err)
+		}
+	}
+}
+
+// mayHandOff reports whether a handoff may be tried: from the engines' answers to earlier
+// ones, and of the own one from what it says of itself.
+func (srv *Server) mayHandOff(m Migration, now time.Time) bool {
+	if !srv.cfg.Handoff || !srv.connectors.mayHandOff(m.From, srv.replicaOf(m.To), now) {
+		return false
+	}
+	if m.From == srv.cfg.Replica {
+		return !srv.EngineLoad().Busy() // or its answer takes longer than a reprompt
+	}
+	return m.FromAddress != ""
+}
+
+// noteConnector records what the own engine's answer says of its KV connector.
+func (srv *Server) noteConnector(err error) {
+	switch {
+	case err == nil:
+		srv.NoteConnector(engineinfo.Present)
+	case errors.Is(err, openai.ErrNoConnector):
+		srv.NoteConnector(engineinfo.Absent)
 	}
 }
 

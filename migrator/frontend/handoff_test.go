@@ -12,7 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // transferParams is what the fake engine reads of vLLM's kv_transfer_params.
@@ -211,6 +213,9 @@ func TestHandoffFails(t *testing.T) {
 				t.Errorf("%+v, %v; want a reprompt", moved, err)
 			}
 			f.requireAnswer(b)
+			if has := f.servers[0].Engine().Connector; name == "no connector" && has != engineinfo.Absent {
+				t.Errorf("the engine's connector is %v", has)
+			}
 			if again := f.servers[0].connectors.mayHandOff("r0", "r1", time.Now()); again != test.again {
 				t.Errorf("the next handoff is tried: %v, want %v", again, test.again)
 			}
@@ -223,6 +228,22 @@ func TestHandoffFails(t *testing.T) {
 
 func replacing(old, text string) func(string) string {
 	return func(params string) string { return strings.Replace(params, old, text, 1) }
+}
+
+// TestHandoffFromBusyEngine does not ask an engine that has a queue.
+func TestHandoffFromBusyEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newHandoffFleet(t, 2, nil)
+		b := f.startStream(longRequest)
+		state := f.servers[0].engineState
+		state.mu.Lock()
+		state.load, state.loadAt = policies.EngineLoad{Waiting: 1}, time.Now()
+		state.mu.Unlock()
+		if moved, err := f.handOff(b.id, 1); err != nil || moved.Handoff || c.asked.Load() != 0 {
+			t.Errorf("%+v, %v; asked %d times", moved, err, c.asked.Load())
+		}
+		f.requireAnswer(b)
+	})
 }
 
 // TestHandoffDeadline lets the target's engine fetch when the holder's blocks have other
