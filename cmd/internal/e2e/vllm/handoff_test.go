@@ -1,0 +1,68 @@
+package vllm
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// handoffs is how many moves TestHandoffs must see.
+const handoffs = 50
+
+// TestHandoffs hands running streams over between two unmodified engines: of 100, 1,000 and 3,000 tokens, in both
+// directions, completions and chats. What the client reads is the engine's own answer, and the target computes nothing
+// of it. cached_tokens are no proof: engines state them also after a fetch that failed.
+func TestHandoffs(t *testing.T) {
+	engines := newEngines(t, 2, options{connector: true})
+	// Two engines with NIXL fill two cores, so everything takes long.
+	p := handofftest.New(t, model, [2]string{engines[0].URL, engines[1].URL}, func(c *frontend.Config) {
+		c.MigrationTimeout, c.HealthTimeout, c.HangTimeout, c.Cost.D0 = 40*time.Second, time.Minute, time.Minute, 1
+	})
+	rng := rand.New(rand.NewPCG(1, 2))
+	stalls := map[string][]time.Duration{}
+	for i, done := 0, 0; done < handoffs; i++ {
+		if i == 3*handoffs {
+			t.Fatalf("%d of %d moves were handoffs\n%s", done, i, &p.Log)
+		}
+		n := []int{100, 1000, 3000}[i%3]
+		s := handofftest.Stream{At: i / 3 % 2, Output: 4000 - n, Moves: []int{20 + rng.IntN(block)}, After: 60}
+		if i/6%2 == 0 {
+			s.Prompt = make([]uint32, n)
+			for k := range s.Prompt {
+				s.Prompt[k] = 3 + rng.Uint32N(1000)
+			}
+		} else {
+			s.Text = prompt(i, 2*n)
+		}
+		target := 1 - s.At
+		before := p.Sources(target)
+		moves := p.Play(s)
+		if len(moves) == 0 || moves[0].Err != nil {
+			t.Logf("not moved: %+v", moves)
+			continue
+		}
+		way := "reprompt"
+		if moves[0].Handoff {
+			way = "handoff"
+			done++
+			got := testkit.WaitForValue(t, "the target's counters", func() handofftest.Sources { return p.Sources(target).Sub(before) },
+				func(s handofftest.Sources) bool { return s.Computed+s.Cached+s.Fetched >= float64(moves[0].Length) })
+			if got.Computed != 0 || got.Fetched == 0 {
+				t.Errorf("%d tokens: the target got %+v", moves[0].Length, got)
+			}
+		}
+		kind := fmt.Sprintf("%s of %d", way, n)
+		stalls[kind] = append(stalls[kind], moves[0].Stall)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(stalls)) {
+		slices.Sort(stalls[kind])
+		t.Logf("%s tokens: %d moves, the client waited %v at least, %v at the median, %v at most", kind, len(stalls[kind]), stalls[kind][0], stalls[kind][len(stalls[kind])/2], stalls[kind][len(stalls[kind])-1])
+	}
+}
