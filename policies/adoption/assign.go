@@ -99,21 +99,15 @@ func CountMovesIn(home map[policies.ReplicaID]policies.Stage, prev, next policie
 // keepsRange reports whether a replica that changes from range a to range b keeps its
 // place.
 func keepsRange(a, b policies.Stage) bool {
-	if a.Low == b.Low && a.High == b.High {
-		return true
-	}
 	shared := logWidth(max(a.Low, b.Low), min(a.High, b.High))
 	return 2*shared >= min(logWidth(a.Low, a.High), logWidth(b.Low, b.High))
 }
 
-// logWidth is the width of a range of lengths in doublings. An open range is as wide as
+// logWidth is the width of a range of lengths in doublings, 0 if it is empty. An open range is as wide as
 // an int64 allows; this is sufficient, because of two open ranges one contains the
 // other.
 func logWidth(low, high policies.Tokens) float64 {
-	if high <= low {
-		return 0
-	}
-	return math.Log2((float64(high) + 1) / (float64(low) + 1))
+	return max(0, math.Log2((float64(high)+1)/(float64(low)+1)))
 }
 
 // splitReplicas divides the replicas that are not draining into those of prev, short
@@ -231,7 +225,7 @@ func placeJoiners(prev, next policies.Plan, homes, counts []int, joiners int) []
 				if from < 0 || to > len(homes) || best[j-take] < 0 {
 					continue
 				}
-				if v := best[j-take] + kept[s][to] - kept[s][from]; v > now[j] {
+				if v := best[j-take] + kept[s][to] - kept[s][from]; v >= now[j] { // among equals the longer stage takes more
 					now[j], took[s][j] = v, take
 				}
 			}

@@ -146,7 +146,6 @@ func (m *Machine) Step(in Input) Decision {
 	}
 	if in.Plan.Validate() != nil {
 		one := in.assigner().Assign(policies.Plan{Model: in.Model, Epoch: in.Plan.Epoch}, oneStage(w.Replicas), in.Replicas)
-		m.recordPlan(in.Now, policies.Plan{}, one)
 		m.nextPeriod = in.Now + m.config.Period
 		return Decision{Adopt: true, Plan: one, Reason: FirstPlan}
 	}

@@ -150,6 +150,26 @@ func BenchmarkStep(b *testing.B) {
 	}
 }
 
+// TestUnevenPlanStays checks that replicas are not spread over the hosts again while they are
+// the same: that costs moves which no plan gains.
+func TestUnevenPlanStays(t *testing.T) {
+	m := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}}))
+	in := adoption.Input{Model: "m", Workload: policytest.ChatWorkload(policies.BucketEdges(16384, 1), 4, 0.5, 1)}
+	in.Workload.Flow.Seen = 0 // too few for another plan
+	for _, id := range []policies.ReplicaID{"a1", "a2", "b1", "b2"} {
+		in.Replicas = append(in.Replicas, policies.Replica{ID: id, Model: "m", Host: string(id[:1])})
+	}
+	in.Plan = policies.Plan{Model: "m", Stages: []policies.Stage{
+		{High: 1000, Replicas: []policies.ReplicaID{"a1", "a2"}}, {Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b1", "b2"}},
+	}}
+	for range 3 {
+		if d := m.Step(in); d.Adopt {
+			t.Fatalf("adopted (%s) %+v", d.Reason, d.Plan)
+		}
+		in.Now += 10
+	}
+}
+
 // TestConfigBounds checks values that are just valid.
 func TestConfigBounds(t *testing.T) {
 	for _, c := range []adoption.Config{{Gain: 0.2, SplitGain: 0.2}, {HoldOff: 60, HoldOffMax: 60}, {Windows: 1}} {

@@ -81,11 +81,11 @@ func (m *Machine) inFlightUndivided(w policies.Workload) float64 {
 // calibrate learns from windows of a single stage by how much the engines are slower
 // than the model, averaged over about four windows.
 func (m *Machine) calibrate(in Input, priced policies.Partition, stages int) {
-	if stages != 1 || len(in.Iterations) != 1 || in.Iterations[0] <= 0 || len(priced.Iterations) != 1 {
+	if stages != 1 || len(in.Iterations) != 1 || len(priced.Iterations) != 1 {
 		return
 	}
 	ratio := in.Iterations[0] / priced.Iterations[0]
-	if !(ratio > 0) { // the prediction is infinite: the stage is overloaded
+	if !(ratio > 0) { // not measured, or the prediction is infinite: the stage is overloaded
 		return
 	}
 	ratio = min(max(ratio, 1), biasMax)
