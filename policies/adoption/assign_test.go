@@ -229,7 +229,7 @@ func TestAssignMiscount(t *testing.T) {
 // in turn, each once, in the longest stage.
 func TestJoiners(t *testing.T) {
 	var replicas []policies.Replica
-	for _, r := range []string{"a1", "a2", "a3", "b4", "b5", "c6", "a1"} {
+	for _, r := range []string{"a3", "b5", "a2", "b4", "a1", "c6", "a1"} {
 		replicas = append(replicas, policies.Replica{ID: policies.ReplicaID(r), Model: "m", Host: r[:1]})
 	}
 	p := assign(policies.Plan{}, policies.Partition{Counts: []int{6}}, slices.Clone(replicas))
@@ -346,7 +346,11 @@ func TestAssignPacksHosts(t *testing.T) {
 	for i := range 8 {
 		replicas = append(replicas, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m", Host: []string{"b", "a"}[i%2]})
 	}
-	var plan policies.Plan
+	first := adoption.Assigner{PackHosts: true}.Assign(policies.Plan{}, policies.Partition{Cuts: []policies.Tokens{100}, Counts: []int{4, 4}}, slices.Clone(replicas))
+	if got := fmt.Sprint(first.Stages[0].Replicas, first.Stages[1].Replicas); got != "[r1 r3 r5 r7] [r0 r2 r4 r6]" {
+		t.Errorf("the first plan has %s", got)
+	}
+	plan := policies.OneStagePlan("m", []policies.ReplicaID{"r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7"})
 	for _, c := range []struct {
 		counts []int
 		want   string

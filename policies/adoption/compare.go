@@ -22,7 +22,7 @@ func (m *Machine) decide(in Input, w policies.Workload, present policies.Plan, p
 		return keepPlan(present, WarmingUp)
 	}
 	if in.Now < m.heldUntil {
-		if over && stages > 1 && !math.IsInf(priced.OneStage, 1) {
+		if over && !math.IsInf(priced.OneStage, 1) {
 			return m.adopt(in, present, oneStage(w.Replicas), OverLimits)
 		}
 		return keepPlan(present, HeldOff)

@@ -77,7 +77,7 @@ func (c Config) complete() (Config, error) {
 	switch {
 	case c.Windows < 0:
 		return c, &policies.Violation{Subject: "adoption", Invariant: "Windows must be positive, or 0 for its default"}
-	case c.Gain >= 1 || c.SplitGain >= 1 || c.SplitGain < c.Gain:
+	case c.SplitGain >= 1 || c.SplitGain < c.Gain:
 		return c, &policies.Violation{Subject: "adoption", Invariant: "Gain and SplitGain must be shares below 1, SplitGain not below Gain"}
 	case c.HoldOffMax < c.HoldOff:
 		return c, &policies.Violation{Subject: "adoption", Invariant: "HoldOffMax must not be below HoldOff"}

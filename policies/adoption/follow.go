@@ -69,7 +69,6 @@ func (m *Machine) follow(in Input, w policies.Workload) Decision {
 		return d
 	}
 	d.Adopt, d.Plan, d.Reason, d.Moved = true, next, NewProposal, CountMoves(in.Plan, next)
-	m.recordPlan(in.Now, in.Plan, next)
 	return d
 }
 

@@ -172,7 +172,6 @@ func (m *Machine) Step(in Input) Decision {
 	}
 	if !d.Adopt {
 		d.Adopt, d.Reason, d.Gain, d.Moved = true, ReplicasChanged, 0, CountMoves(in.Plan, present)
-		m.cuts = cutsOf(present)
 	}
 	return d
 }
