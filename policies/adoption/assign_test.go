@@ -223,6 +223,9 @@ func TestAssignMiscount(t *testing.T) {
 	if p.Validate() == nil {
 		t.Error("a plan with an empty stage validates")
 	}
+	if p := assign(policies.Plan{}, policies.Partition{}, nil); len(p.Stages) != 0 {
+		t.Errorf("without replicas: %+v", p)
+	}
 }
 
 // TestJoiners checks which replicas join which stage where no other moves: those of the hosts

@@ -170,6 +170,34 @@ func TestUnevenPlanStays(t *testing.T) {
 	}
 }
 
+// broken is a planner that refuses every workload.
+type broken struct{ partition.Exact }
+
+func (broken) Partition(policies.Workload) (policies.Partition, error) {
+	return policies.Partition{}, &policies.Violation{Subject: "workload", Invariant: "broken"}
+}
+
+// TestInForce checks what a decision shows of a plan in force: its price without the headroom
+// that new plans need, the planner's proposal, and why the planner refuses the workload.
+func TestInForce(t *testing.T) {
+	in := adoption.Input{Model: "m", Workload: policytest.ChatWorkload(policies.BucketEdges(16384, 1), 4, 0.6, 1), Plan: policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"})}
+	for _, id := range in.Plan.Stages[0].Replicas {
+		in.Replicas = append(in.Replicas, policies.Replica{ID: id, Model: "m"})
+	}
+	for _, follow := range []bool{false, true} {
+		if d := testkit.Must(adoption.New(adoption.Config{Planner: broken{}, Follow: follow})).Step(in); d.Err == nil || d.Reason != adoption.InvalidWorkload {
+			t.Errorf("a refused workload gives %s, %v", d.Reason, d.Err)
+		}
+		if d := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}, Follow: follow})).Step(in); len(d.Proposal.Counts) == 0 {
+			t.Errorf("follow %v: no proposal is shown", follow)
+		}
+	}
+	in.Workload.Limits.Utilisation = 0.1
+	if d := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}})).Step(in); d.Reason != adoption.Infeasible || math.IsInf(d.Present.Cost, 1) {
+		t.Errorf("without headroom the plan in force costs %v: %s", d.Present.Cost, d.Reason)
+	}
+}
+
 // TestConfigBounds checks values that are just valid.
 func TestConfigBounds(t *testing.T) {
 	for _, c := range []adoption.Config{{Gain: 0.2, SplitGain: 0.2}, {HoldOff: 60, HoldOffMax: 60}, {Windows: 1}} {
