@@ -3,6 +3,7 @@ package kvtransfer
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +18,7 @@ const (
 	maxConns      = 256
 	idleTimeout   = 30 * time.Second // between two messages
 	answerTimeout = 30 * time.Second // to send one answer
+	acceptRetry   = 100 * time.Millisecond
 )
 
 // Server answers the engines that pull from this one. All fields are required.
@@ -50,8 +52,15 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 				}
 				return nil
 			}
-			if err != nil {
+			if errors.Is(err, net.ErrClosed) {
 				return fmt.Errorf("KV side channel: %w", err)
+			}
+			if err != nil { // out of descriptors, for instance
+				select {
+				case <-time.After(acceptRetry):
+				case <-ctx.Done():
+				}
+				continue
 			}
 			select {
 			case places <- struct{}{}:

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"reflect"
+	"syscall"
 	"testing"
 	"time"
 
@@ -74,6 +75,36 @@ func TestPull(t *testing.T) {
 	if testkit.WantError(t, err, `this is engine "A", not "B"`); !errors.Is(err, ErrHandshake) {
 		t.Errorf("%v is not a failed handshake", err)
 	}
+}
+
+// failing is a listener that fails once.
+type failing struct {
+	net.Listener
+	failed bool
+}
+
+func (l *failing) Accept() (net.Conn, error) {
+	if !l.failed {
+		l.failed = true
+		return nil, syscall.EMFILE
+	}
+	return l.Listener.Accept()
+}
+
+// A process that runs out of descriptors for a while serves again.
+func TestServerGoesOnAfterFailedAccept(t *testing.T) {
+	l := &failing{Listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))}
+	s := Server{EngineID: "A"}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, l) }()
+	conn := testkit.Must(net.Dial("tcp", l.Addr().String()))
+	defer conn.Close()
+	if process, err := ask(conn, message{Hello: "A"}, 0); err != nil || len(process) == 0 {
+		t.Errorf("%q, %v", process, err)
+	}
+	cancel()
+	testkit.NoError(t, <-ended)
 }
 
 // A server closes a connection that sends what is no message.
