@@ -215,3 +215,14 @@ func TestBoundsOfVersion(t *testing.T) {
 		}
 	}
 }
+
+// TestShortestNumbers checks that numbers are written in their shortest form.
+func TestShortestNumbers(t *testing.T) {
+	for v, want := range map[int64]int{0: 1, 63: 1, 64: 2, -1: 1, -64: 1, -65: 2, 8191: 2, 8192: 3, -8192: 2, -8193: 3, 1<<63 - 1: 10, -1 << 63: 10} {
+		b := appendSigned(nil, v)
+		r := reader{b: b, end: len(b)}
+		if got := r.signed(64); len(b) != want || got != v || r.err != nil {
+			t.Errorf("%d: %d bytes, read as %d, %v, want %d bytes", v, len(b), got, r.err, want)
+		}
+	}
+}
