@@ -22,7 +22,8 @@ type Command struct {
 	Env []string
 	// Descriptors is how many file descriptors the process may open; 0: as many as the test.
 	Descriptors int
-	// Group makes the process the leader of a process group: signals go to its children, too.
+	// Group makes the process the leader of a process group: signals go to its children, too, and all of them end with
+	// the test process.
 	Group bool
 }
 
@@ -34,6 +35,10 @@ func (c Command) cmd() *exec.Cmd {
 	words := append([]string{c.Binary}, c.Args...)
 	if c.Descriptors > 0 {
 		words = append([]string{"/bin/sh", "-c", `ulimit -n "$1" && shift && exec "$@"`, "limited", strconv.Itoa(c.Descriptors)}, words...)
+	}
+	if c.Group {
+		// Only the leader dies with its parent by itself; the group's guard waits for the end of the pipe.
+		words = append([]string{"/bin/sh", "-c", `(cat; kill -KILL 0) <&3 >/dev/null 2>&1 & exec 3<&- "$@"`, "group"}, words...)
 	}
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Env = append(append(os.Environ(), "GOTRACEBACK=all"), c.Env...)
@@ -52,6 +57,13 @@ func (c Command) Start(t testing.TB) *Daemon {
 	t.Helper()
 	d := &Daemon{Command: c, Log: &testkit.Log{}, t: t, cmd: c.cmd(), ended: make(chan struct{})}
 	d.cmd.Stdout, d.cmd.Stderr = d.Log, d.Log
+	if c.Group {
+		r, w, err := os.Pipe()
+		testkit.NoError(t, err)
+		defer r.Close()
+		t.Cleanup(func() { w.Close() }) // after the process has ended
+		d.cmd.ExtraFiles = []*os.File{r}
+	}
 	begun := make(chan error)
 	// For the kernel, the parent dies when the thread that forked ends.
 	go func() {
