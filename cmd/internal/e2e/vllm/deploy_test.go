@@ -33,7 +33,7 @@ exec "$CASCADE" "$@"`,
 }
 
 var emulatedShims = map[string]string{
-	"vllm": `exec "$CASCADE" engine --model "$2" --context 4096 --speed 4 --listen "$4:$6" --kv-transfer "$VLLM_NIXL_SIDE_CHANNEL_HOST:$VLLM_NIXL_SIDE_CHANNEL_PORT"`,
+	"vllm": `exec "$CASCADE" engine --model "$2" --context 4096 --speed 2 --listen "$4:$6" --kv-transfer "$VLLM_NIXL_SIDE_CHANNEL_HOST:$VLLM_NIXL_SIDE_CHANNEL_PORT"`,
 	"cascade": `if [ "$1 $2" = "profile measure" ]; then set -- "$@" --lengths 100:1600 --max-batch 4 --output 16 --seconds 500ms; fi
 exec "$CASCADE" "$@"`,
 }
