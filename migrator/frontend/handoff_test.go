@@ -206,8 +206,8 @@ func TestHandoffFails(t *testing.T) {
 	} {
 		runInBubble(t, name, func(t *testing.T) {
 			f, c := newHandoffFleet(t, 2, nil)
-			b := f.startSlowStream(test.request)
 			test.spoil(f, c)
+			b := f.startSlowStream(test.request)
 			moved, err := f.handOff(b.id, 1)
 			if err != nil || moved.Handoff || moved.Stall > f.servers[0].cfg.MigrationTimeout {
 				t.Errorf("%+v, %v; want a reprompt", moved, err)
@@ -252,8 +252,8 @@ func TestHandoffDeadline(t *testing.T) {
 	for name, after := range map[string]time.Duration{"deadline": handoff.Deadline + time.Second, "lease": handoff.Lease + time.Second} {
 		runInBubble(t, name, func(t *testing.T) {
 			f, c := newHandoffFleet(t, 2, func(c *Config) { c.MigrationTimeout = 2 * time.Minute })
-			b := f.startSlowStream(longRequest)
 			c.fetching = func(*http.Request) { time.Sleep(after); c.reuse() }
+			b := f.startSlowStream(longRequest)
 			moved, err := f.handOff(b.id, 1)
 			if err != nil || moved.Handoff || moved.Stall < handoff.Deadline || moved.Stall > handoff.Lease {
 				t.Errorf("%+v, %v; want a reprompt after the deadline", moved, err)
@@ -309,19 +309,23 @@ func TestHandoffEpochs(t *testing.T) {
 	})
 }
 
-// TestHandoffEnds ends the stream while the holder is asked, and the client's request while the
-// target fetches.
+// TestHandoffEnds ends the stream while the holder is asked.
 func TestHandoffEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, c := newHandoffFleet(t, 2, nil)
-		b := f.startStream(longRequest)
 		c.keeping = func(*http.Request) { time.Sleep(300 * time.Millisecond) } // the answer takes 140
+		b := f.startStream(longRequest)
 		if moved, err := f.handOff(b.id, 1); err != ErrNoStream {
 			t.Errorf("%+v, %v", moved, err)
 		}
 		f.requireAnswer(b)
-		c.keeping = nil
+	})
+}
 
+// TestClientLeavesDuringHandoff ends the client's request while the target fetches.
+func TestClientLeavesDuringHandoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newHandoffFleet(t, 2, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		c.fetching = func(r *http.Request) { cancel(); <-r.Context().Done() }
 		f.setPace(2 * time.Millisecond)
