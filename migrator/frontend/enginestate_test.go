@@ -1,6 +1,8 @@
 package frontend
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -206,5 +209,18 @@ func TestSharedPrefixes(t *testing.T) {
 			}
 			testkit.NoError(t, l.Validate())
 		})
+	}
+}
+
+// TestNoteConnector checks what the answers to requests for a handover show of an engine.
+func TestNoteConnector(t *testing.T) {
+	srv := &Server{engineState: newEngineState(Config{})}
+	for _, test := range []struct {
+		err  error
+		want engineinfo.Presence
+	}{{context.DeadlineExceeded, engineinfo.Unknown}, {fmt.Errorf("r0: %w", openai.ErrNoConnector), engineinfo.Absent}, {errors.New("busy"), engineinfo.Absent}, {nil, engineinfo.Present}} {
+		if srv.noteConnector(test.err); srv.Engine().Connector != test.want {
+			t.Errorf("after %v: %v, want %v", test.err, srv.Engine().Connector, test.want)
+		}
 	}
 }

@@ -265,6 +265,27 @@ func TestBidsByMeasuredThroughput(t *testing.T) {
 	ask("4000 tokens in a second", 5*policies.Second)
 }
 
+// TestOccupancyByEngine checks that bids, summaries and spills follow the KV that the engine
+// reports, of the size that it reports; and outliers the lengths, which cost it time.
+func TestOccupancyByEngine(t *testing.T) {
+	load := policies.Load{Held: 22_549, Promised: 10, Engine: policies.EngineLoad{Capacity: 8192, KVUsed: 4000}}
+	m, network := newTwoStages(t, func(c *Config) { c.Capacity, c.Load = 1<<20, func() policies.Load { return load } })
+	m.scan()
+	if p := m.position; p.Capacity != 8192 || p.Held != 4000 || p.Promised != 10 || !p.Fits(4000) || p.Fits(4200) {
+		t.Errorf("occupancy %+v", p)
+	}
+	network.sent = nil
+	m.sendSummaries()
+	if s := network.sent[0].GetSummary(); s.GetHeld() != 22_549 || s.GetCapacity() != 8192 {
+		t.Errorf("summary %v", s)
+	}
+	load.Engine = policies.EngineLoad{}
+	m.scan()
+	if p := m.position; p.Capacity != 1<<20 || p.Held != 22_549 {
+		t.Errorf("without the engine's report: %+v", p)
+	}
+}
+
 // recorder is an Executor that records its actions.
 type recorder struct{ done []bidask.Action }
 

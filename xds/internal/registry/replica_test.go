@@ -34,3 +34,56 @@ func TestNote(t *testing.T) {
 		}
 	}
 }
+
+// TestReportedCapacity checks that the KV cache that a migrator reports counts, also after the
+// fleet file was read again, until the replica serves another model.
+func TestReportedCapacity(t *testing.T) {
+	g := New(Config{Grace: time.Minute, HalfLife: time.Minute})
+	now := time.Unix(1, 0)
+	configure := func(model string) *Replica {
+		g.Configure(now, []policies.Replica{{ID: "r", Model: model, Capacity: policies.Capacity{KV: 5000, Batch: 8}}})
+		return g.Get("r")
+	}
+	r := configure("m")
+	for _, test := range []struct {
+		reported, want policies.Tokens
+		resized        bool
+	}{{0, 5000, false}, {4096, 4096, true}, {4096, 4096, false}, {0, 4096, false}, {2048, 2048, true}} {
+		report := &loadreport.Report{Load: policies.Load{Engine: policies.EngineLoad{Capacity: test.reported}}}
+		if _, resized := r.HandleReport(now, report, true); resized != test.resized || r.Capacity != (policies.Capacity{KV: test.want, Batch: 8}) {
+			t.Errorf("reported %d: capacity %+v, resized %v", test.reported, r.Capacity, resized)
+		}
+	}
+	if r = configure("m"); r.Capacity.KV != 2048 {
+		t.Errorf("after a reload of the file: %+v", r.Capacity)
+	}
+	if r = configure("other"); r.Capacity.KV != 5000 {
+		t.Errorf("of another model: %+v", r.Capacity)
+	}
+}
+
+// TestMismatchReason checks that a replica whose engine is not the expected one says so, and one
+// whose engine does not answer does not repeat what its former engine was.
+func TestMismatchReason(t *testing.T) {
+	now := time.Unix(1, 0)
+	for _, test := range []struct {
+		report loadreport.Report
+		reason Reason
+		text   string
+	}{
+		{loadreport.Report{EngineReady: true}, ReasonReady, ""},
+		{loadreport.Report{EngineProblem: "the engine serves another model"}, ReasonMismatch, "the engine serves another model"},
+		{loadreport.Report{}, ReasonEngine, "its engine does not answer health checks"},
+		{loadreport.Report{EngineHung: true, EngineProblem: "x"}, ReasonHung, "its engine answers health checks and makes no progress: restart it"},
+	} {
+		r := &Replica{Replica: policies.Replica{ID: "r"}}
+		r.HandleReport(now, &test.report, true)
+		r.refresh(now, time.Minute)
+		if r.Reason != test.reason || r.HealthReason() != test.text || r.Ready() != (test.reason == ReasonReady) {
+			t.Errorf("%+v: %v, %q", test.report, r.Reason, r.HealthReason())
+		}
+	}
+	if got := ReasonMismatch.String(); got != "engine_mismatch" {
+		t.Error(got)
+	}
+}
