@@ -62,8 +62,8 @@ func border(local, next []policies.Sequence, k1, k2 int) policies.BoundaryView {
 
 var undamped = Damping{Smoothing: 1000, Freeze: 1}
 
-// TestSplit compares Weighted with a search over all boundaries.
-func TestSplit(t *testing.T) {
+// TestWeighted compares Weighted with a search over all boundaries.
+func TestWeighted(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 2))
 	for range 60 {
 		k1, k2 := 1+rng.IntN(4), 1+rng.IntN(4)
