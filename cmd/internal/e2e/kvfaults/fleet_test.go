@@ -198,6 +198,13 @@ func (s *stream) waitFor(tokens int) {
 	})
 }
 
+// waitForIdle waits until r0's front end has seen its engine with no request that waits: one that was
+// just arriving when its metrics were read makes it ask for no handoff for a second.
+func (s *stream) waitForIdle() {
+	s.t.Helper()
+	testkit.WaitFor(s.t, "an idle engine", func() bool { return !s.fronts[0].EngineLoad().Busy() })
+}
+
 // move migrates the stream to a replica. It is repeated while the stream's present leg has no token.
 func (s *stream) move(to int) (moved frontend.MigrationResult, err error) {
 	s.t.Helper()

@@ -33,9 +33,9 @@ func conversation(output int) string {
 // block: each move is a handoff, and no engine computes a token of a prompt that it fetched.
 func TestHandoffs(t *testing.T) {
 	for name, request := range map[string]struct{ path, body string }{
-		"completions":       {"/v1/completions", completion(90, 1000)},
-		"a long completion": {"/v1/completions", completion(3000, 300)},
-		"chat":              {"/v1/chat/completions", conversation(500)},
+		"completions":       {"/v1/completions", completion(90, 3000)},
+		"a long completion": {"/v1/completions", completion(3000, 3000)},
+		"chat":              {"/v1/chat/completions", conversation(3000)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -43,6 +43,7 @@ func TestHandoffs(t *testing.T) {
 				s := f.startStream(request.path, request.body, 1)
 				for hop := range 33 { // 7 and a block's size have no common factor
 					s.waitFor(2 + 7*hop)
+					s.waitForIdle()
 					if moved, err := s.move(1 - hop%2); err != nil || !moved.Handoff {
 						t.Errorf("hop %d: %+v, %v", hop, moved, err)
 					}
@@ -220,7 +221,7 @@ func TestFailures(t *testing.T) {
 
 func (row row) play(t *testing.T, holder int) {
 	f := newFleet(t, row.settings)
-	output := 400
+	output := 800
 	if row.long {
 		output = 2500
 	}
@@ -239,6 +240,9 @@ func (row row) play(t *testing.T, holder int) {
 	}
 	if row.before != nil {
 		row.before(s)
+	}
+	if row.want == handedOver {
+		s.waitForIdle()
 	}
 	moved, err := s.move(1 - holder)
 	got := reprompted
@@ -284,6 +288,9 @@ func (s *stream) fetchOnce() {
 // fetchInto moves the stream to an engine's replica.
 func (s *stream) fetchInto(e *engine, handoff bool) {
 	s.t.Helper()
+	if handoff {
+		s.waitForIdle()
+	}
 	moved, err := s.move(slices.Index(s.engines, e))
 	if err != nil || handoff && !moved.Handoff {
 		s.t.Errorf("to engine %s: %+v, %v", e.id, moved, err)
