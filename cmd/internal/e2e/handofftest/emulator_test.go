@@ -47,7 +47,7 @@ func TestHandoff(t *testing.T) {
 	p, _ := newPair(t, emulator.Faults{}, nil)
 	for i, n := range []int{95, 96, 97, 1000, 3000} {
 		before := p.Sources(1 - i%2)
-		for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 150, Moves: []int{20}}) {
+		for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}) {
 			if m.Err != nil || !m.Handoff {
 				t.Errorf("%d tokens: %+v\n%s", n, m, &p.Log)
 			}
@@ -64,7 +64,7 @@ func TestHandoffOfSeveralTokens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, _ := newPair(t, faults, nil)
 			for i := range 2 {
-				for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), 100), Output: 300, Moves: []int{20, 120}}) {
+				for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), 100), Output: 10_000, After: 50, Moves: []int{20, 120}}) {
 					if m.Err != nil || !m.Handoff {
 						t.Errorf("%+v\n%s", m, &p.Log)
 					}
@@ -81,7 +81,7 @@ func TestHandoffFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, _ := newPair(t, faults, nil)
 			for i, n := range []int{100, 1000} {
-				for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 150, Moves: []int{20}}) {
+				for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}) {
 					if m.Err != nil || m.Handoff {
 						t.Errorf("%+v\n%s", m, &p.Log)
 					}

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tidwall/gjson"
 
@@ -47,7 +48,8 @@ func New(t testing.TB, model string, engines [2]string, edit func(*frontend.Conf
 	for i := range engines {
 		clients, peers := testkit.Must(net.Listen("tcp", "127.0.0.1:0")), testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 		c := frontend.Config{Replica: replica(i), Engine: engines[i], Edges: policies.BucketEdges(1<<16, 4), Listener: clients, PeerListener: peers,
-			Handoff: true, Rescuer: p, Logger: p.Log.Logger()}
+			Handoff: true, Rescuer: p, Logger: p.Log.Logger(),
+			MigrationTimeout: time.Minute, HealthTimeout: time.Minute, HangTimeout: time.Minute} // the host may be busy
 		if edit != nil {
 			edit(&c)
 		}
@@ -179,7 +181,8 @@ func (p *Pair) Play(s Stream) []Moved {
 	}
 	s.Output = len(got.ids)
 	want := p.ask(s)
-	if !done || !slices.Equal(got.ids, want.ids) || got.text.String() != want.text.String() {
+	if !done || !slices.Equal(got.ids, want.ids) || !strings.HasPrefix(want.text.String(), got.text.String()) ||
+		enough == math.MaxInt && got.text.String() != want.text.String() { // who leaves may lack the rest of a character
 		at := 0
 		for at < min(len(got.ids), len(want.ids)) && got.ids[at] == want.ids[at] {
 			at++
