@@ -99,7 +99,12 @@ var frontendMetrics = []metric[frontend.Status]{
 	gauge("engine_ready", "1 while the engine answers its health check and makes progress.", func(s frontend.Status) float64 { return boolValue(s.EngineReady) }),
 	gauge("engine_hung", "1 while the engine makes no progress although it has work.", func(s frontend.Status) float64 { return boolValue(s.EngineHung) }),
 	gauge("engine_mismatch", "1 while the engine answers and is not ready, because it is not the one of the fleet file.", func(s frontend.Status) float64 { return boolValue(s.EngineProblem != "") }),
-	gauges("engine_info", "1, by the version that the engine states.", "version", func(s frontend.Status) map[string]float64 { return map[string]float64{s.Engine.Version: 1} }),
+	gauges("engine_info", "1, by the version that the engine states.", "version", func(s frontend.Status) map[string]float64 {
+		if s.Engine.Version == "" {
+			return nil
+		}
+		return map[string]float64{s.Engine.Version: 1}
+	}),
 	gauge("engine_kv_tokens", "Size of the engine's KV cache as the engine reports it; 0 if it does not.", func(s frontend.Status) float64 { return float64(s.Engine.KVTokens) }),
 	gauge("engine_kv_used_tokens", "KV tokens in use by the engine's report, where a shared prefix counts once; 0 if it reports none.", func(s frontend.Status) float64 { return float64(s.Load.Engine.KVUsed) }),
 	gauge("engine_running", "Requests in the engine's batch by its report.", func(s frontend.Status) float64 { return float64(s.Load.Engine.Running) }),

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/market"
@@ -20,12 +21,15 @@ import (
 // TestFrontendMetrics collects every metric from a state whose fields all have different values.
 func TestFrontendMetrics(t *testing.T) {
 	state := frontend.Status{
-		Load:        policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5},
+		Load: policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5,
+			Engine: policies.EngineLoad{KVUsed: 12, Running: 13, Waiting: 14, Preemptions: 15}},
+		Engine: engineinfo.Info{Version: "0.32.0", KVTokens: 16}, EngineProblem: "another model",
 		Flow:        policies.Flow{Arrivals: []float64{1, 5}, Tokens: []float64{3, 4}, Prefill: []float64{2, 6}, Seen: 9},
 		EngineReady: true, EngineHangs: 10, Refused: 11, CachedEstimated: true, BytesPerToken: 4.5, EstimateError: 0.25,
 	}
 	want := map[string]float64{
-		"engine_ready": 1, "engine_hung": 0, "engine_hangs_total": 10, "draining": 0, "running": 1, "waiting": 2, "held_tokens": 3, "promised_tokens": 4, "iteration_seconds": 0.5,
+		"engine_ready": 1, "engine_hung": 0, "engine_hangs_total": 10, "engine_mismatch": 1, "engine_info 0.32.0": 1,
+		"engine_kv_tokens": 16, "engine_kv_used_tokens": 12, "engine_running": 13, "engine_waiting": 14, "engine_preemptions_total": 15, "draining": 0, "running": 1, "waiting": 2, "held_tokens": 3, "promised_tokens": 4, "iteration_seconds": 0.5,
 		"requests_seen_total": 9, "requests_refused_total": 11, "arrivals_per_second": 6, "generated_tokens_per_second": 7, "prefill_tokens_per_second": 8, "cached_tokens_estimated": 1, "bytes_per_token": 4.5, "estimate_error_ratio": 0.25,
 	}
 	checkMetrics(t, newFrontendCollector(func() frontend.Status { return state }, "r0", "m"), want)

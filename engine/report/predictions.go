@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"gonum.org/v1/plot/plotter"
@@ -11,15 +12,17 @@ import (
 	"github.com/cascadeinfer/cascade/engine/profiling"
 )
 
-// predictions lists what a fit predicts, in the order of tables.
-func predictions(f profiling.Fitted) []struct {
+// prediction is something that a fit predicts.
+type prediction struct {
 	name string
 	profiling.Prediction
-} {
-	return []struct {
-		name string
-		profiling.Prediction
-	}{{"normalised latency", f.Normalised}, {"time between tokens", f.InterToken}, {"time to first token", f.TTFT}}
+}
+
+// predictions lists what a fit predicts, in the order of tables. A record in which all tokens came in bursts, or no
+// request was alone, has fewer.
+func predictions(f profiling.Fitted) []prediction {
+	all := []prediction{{"normalised latency", f.Normalised}, {"time between tokens", f.InterToken}, {"time to first token", f.TTFT}}
+	return slices.DeleteFunc(all, func(p prediction) bool { return p.Model.Count == 0 || p.Static.Count == 0 })
 }
 
 // Cells is a table of measured cells.
@@ -126,9 +129,6 @@ func PredictionPicture(f profiling.Fitted) (Picture, error) {
 		p.Y.Min = 0
 		p.Legend.Top = true
 		for i, e := range []profiling.Errors{one.Static, one.Model} {
-			if e.Count == 0 {
-				return Picture{}, fmt.Errorf("draw the errors of %s: %w", one.name, ErrNoData)
-			}
 			var points plotter.XYs
 			for _, b := range e.Histogram {
 				points = append(points, plotter.XY{X: b.Low, Y: b.Share}, plotter.XY{X: b.High, Y: b.Share})
@@ -142,6 +142,9 @@ func PredictionPicture(f profiling.Fitted) (Picture, error) {
 		}
 		pic.plots = append(pic.plots, p)
 		pic.height += vg.Points(190)
+	}
+	if len(pic.plots) == 0 {
+		return Picture{}, ErrNoData
 	}
 	pic.plots[len(pic.plots)-1].X.Label.Text = "relative error, (predicted − measured) / measured"
 	return pic, nil

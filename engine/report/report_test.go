@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/engine/profiling"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
@@ -260,6 +261,7 @@ func TestNothingToDraw(t *testing.T) {
 		"distribution of empty": func() (Picture, error) { return Distribution(make([]replay.Result, 2), TTFT) },
 		"bars":                  func() (Picture, error) { return ByLength(make([]replay.Result, 1), TTFT) },
 		"timeline":              func() (Picture, error) { return Timeline(make([]replay.Result, 1)) },
+		"predictions":           func() (Picture, error) { return PredictionPicture(profiling.Fitted{}) },
 		"fitted":                func() (Picture, error) { return Fitted("", "", "", nil, 0, 0) },
 	} {
 		if _, err := draw(); !errors.Is(err, ErrNoData) {
