@@ -60,6 +60,13 @@ func (n *network) listenAt(_, address string) (net.Listener, error) {
 	return l, nil
 }
 
+// listensAt reports whether a listener is open at an address.
+func (n *network) listensAt(address string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.listeners[address] != nil
+}
+
 func (n *network) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	n.mu.Lock()
 	l, failure := n.listeners[address], n.failures[address]

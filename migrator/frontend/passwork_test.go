@@ -54,6 +54,7 @@ func (s *testServer) restart(t testing.TB, e *engine) {
 	s.waitForReady(t, false)
 	e.unhealthy.Store(false)
 	s.waitForReady(t, true)
+	waitFor(t, func() bool { return memory.listensAt(s.url) }) // a moment later
 }
 
 // TestHungEnginePassThrough hangs an engine that computes requests which are passed through
