@@ -38,6 +38,7 @@ func TestPlacement(t *testing.T) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) {
 			f.Models[0].Profile = "testdata/skewed.json"
 			f.Planner = config.Planner{MinRequests: 100}
+			f.Overload.Admission = config.AdmissionOff // engines are slower than their profile on a busy host
 		}})
 		run, err := replay.New(replay.Config{
 			Target: r.URL(), Model: llm, Requests: skewedTrace(6, 60*time.Second), Speed: r.cfg.Fleet.Speed,
