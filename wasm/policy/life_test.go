@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -18,21 +19,23 @@ import (
 // TestOldInstancesAreReplaced checks that old instances are replaced, and that the module
 // answers every call meanwhile.
 func TestOldInstancesAreReplaced(t *testing.T) {
-	p := running(t, Config{Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
-	p.Select(bids(3))
-	s := &p.slots[0]
-	p.takeSlot(s)
-	s.served = mostServed - mostServed%lookEvery + lookEvery - 1
-	p.release(s, free)
-	calls := uint64(1)
-	testkit.WaitFor(t, "a new instance", func() bool {
+	synctest.Test(t, func(t *testing.T) {
+		p := running(t, Config{Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
 		p.Select(bids(3))
-		calls++
-		return p.Stats().Replaced == 1
+		s := &p.slots[0]
+		p.takeSlot(s)
+		s.served = mostServed - mostServed%lookEvery + lookEvery - 1
+		p.release(s, free)
+		calls := uint64(1)
+		testkit.WaitFor(t, "a new instance", func() bool {
+			p.Select(bids(3))
+			calls++
+			return p.Stats().Replaced == 1
+		})
+		if st := p.Stats(); st.Calls != calls || st.Faults != [host.NumCauses]uint64{} || st.Alive != 1 {
+			t.Errorf("after %d calls: %+v", calls, st)
+		}
 	})
-	if st := p.Stats(); st.Calls != calls || st.Faults != [host.NumCauses]uint64{} || st.Alive != 1 {
-		t.Errorf("after %d calls: %+v", calls, st)
-	}
 }
 
 // TestEndWhileCalled checks that calls during and after the end of Run are answered.
@@ -69,25 +72,27 @@ func TestEndWhileCalled(t *testing.T) {
 // TestBreakerLetsWaitersGo checks that calls that wait for an instance when the breaker opens
 // are answered.
 func TestBreakerLetsWaitersGo(t *testing.T) {
-	p := running(t, Config{Instances: 1, Failures: 1}, host.Config{}, hosttest.LeastLoadModule(hosttest.Unreachable))
-	p.takeSlot(&p.slots[0])
-	var wg sync.WaitGroup
-	for range 5 {
-		wg.Go(func() {
-			if p.Select(bids(4)) != (bidask.LeastLoad{}).Select(bids(4)) {
-				t.Error("wrong")
-			}
-		})
-	}
-	testkit.WaitFor(t, "five wait", func() bool { return p.waiting.Load() == 5 })
-	p.release(&p.slots[0], free)
-	wg.Wait()
-	if st := p.Stats(); !st.Open || st.Calls != 1 {
-		t.Errorf("%+v", st)
-	}
-	if n := p.waiting.Load(); n != 0 {
-		t.Errorf("%d wait", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		p := running(t, Config{Instances: 1, Failures: 1}, host.Config{}, hosttest.LeastLoadModule(hosttest.Unreachable))
+		p.takeSlot(&p.slots[0])
+		var wg sync.WaitGroup
+		for range 5 {
+			wg.Go(func() {
+				if p.Select(bids(4)) != (bidask.LeastLoad{}).Select(bids(4)) {
+					t.Error("wrong")
+				}
+			})
+		}
+		testkit.WaitFor(t, "five wait", func() bool { return p.waiting.Load() == 5 })
+		p.release(&p.slots[0], free)
+		wg.Wait()
+		if st := p.Stats(); !st.Open || st.Calls != 1 {
+			t.Errorf("%+v", st)
+		}
+		if n := p.waiting.Load(); n != 0 {
+			t.Errorf("%d wait", n)
+		}
+	})
 }
 
 // TestLateCalls checks that a call that timed out is repeated, and counts as a fault only if
@@ -131,39 +136,43 @@ func TestLateCalls(t *testing.T) {
 // TestStarvedCalls checks that calls that the host did not run in time are counted
 // separately, are no faults, and never open the breaker.
 func TestStarvedCalls(t *testing.T) {
-	var reported atomic.Int32
-	p := running(t, Config{Instances: 1, Failures: 1, Faulted: func() { reported.Add(1) }}, host.Config{}, hosttest.LeastLoadModule())
-	s := &p.slots[0]
-	const times = 20
-	for n := range uint64(times) {
-		p.takeSlot(s) // the state after a call that a Watchdog ended
-		s.call(p)
-		s.instance.Close()
-		p.endFailed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, frameOf(&selectAdapter, abi.Call{}, bids(4)))
-		testkit.WaitFor(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
-	}
-	if b := bids(4); p.Select(b) != natives.Selector.Select(b) {
-		t.Error("wrong")
-	}
-	st := p.Stats()
-	if reported.Load() != 0 || st.Open || st.Starved != times || st.Faults != [host.NumCauses]uint64{} || st.Calls != times+1 {
-		t.Errorf("reported %d times: %+v", reported.Load(), st)
-	}
-	if r := p.Records(); len(r) != times || r[0].Cause != host.TimedOut {
-		t.Errorf("%d records", len(r))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var reported atomic.Int32
+		p := running(t, Config{Instances: 1, Failures: 1, Faulted: func() { reported.Add(1) }}, host.Config{}, hosttest.LeastLoadModule())
+		s := &p.slots[0]
+		const times = 20
+		for n := range uint64(times) {
+			p.takeSlot(s) // the state after a call that a Watchdog ended
+			s.call(p)
+			s.instance.Close()
+			p.endFailed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, frameOf(&selectAdapter, abi.Call{}, bids(4)))
+			testkit.WaitFor(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
+		}
+		if b := bids(4); p.Select(b) != natives.Selector.Select(b) {
+			t.Error("wrong")
+		}
+		st := p.Stats()
+		if reported.Load() != 0 || st.Open || st.Starved != times || st.Faults != [host.NumCauses]uint64{} || st.Calls != times+1 {
+			t.Errorf("reported %d times: %+v", reported.Load(), st)
+		}
+		if r := p.Records(); len(r) != times || r[0].Cause != host.TimedOut {
+			t.Errorf("%d records", len(r))
+		}
+	})
 }
 
 // TestWarm checks that every instance answers, that nothing is counted, and that a failed
 // instance is replaced.
 func TestWarm(t *testing.T) {
-	p := running(t, Config{Instances: 3, Every: 1}, host.Config{}, hosttest.LeastLoadModule(hosttest.OneIn(7, hosttest.Unreachable)))
-	good, bad := frameOf(&selectAdapter, abi.Call{ID: 1}, bids(4)), frameOf(&selectAdapter, abi.Call{ID: 7}, bids(4))
-	if err := p.Warm([][]byte{good, good}); err != nil || p.Stats().Calls != 0 || len(p.Records()) != 0 {
-		t.Errorf("%v: %+v", err, p.Stats())
-	}
-	if err := p.Warm([][]byte{good, bad}); host.CauseOf(err) != host.Trapped {
-		t.Error(err)
-	}
-	testkit.WaitFor(t, "it is replaced", func() bool { return p.Stats().Replaced == 1 && p.Stats().Alive == 3 })
+	synctest.Test(t, func(t *testing.T) {
+		p := running(t, Config{Instances: 3, Every: 1}, host.Config{}, hosttest.LeastLoadModule(hosttest.OneIn(7, hosttest.Unreachable)))
+		good, bad := frameOf(&selectAdapter, abi.Call{ID: 1}, bids(4)), frameOf(&selectAdapter, abi.Call{ID: 7}, bids(4))
+		if err := p.Warm([][]byte{good, good}); err != nil || p.Stats().Calls != 0 || len(p.Records()) != 0 {
+			t.Errorf("%v: %+v", err, p.Stats())
+		}
+		if err := p.Warm([][]byte{good, bad}); host.CauseOf(err) != host.Trapped {
+			t.Error(err)
+		}
+		testkit.WaitFor(t, "it is replaced", func() bool { return p.Stats().Replaced == 1 && p.Stats().Alive == 3 })
+	})
 }

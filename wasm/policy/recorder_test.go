@@ -123,3 +123,22 @@ func TestFaultedIsCalled(t *testing.T) {
 		t.Errorf("reported %d times: %+v", reported, st)
 	}
 }
+
+// TestNativeRecorderSamples checks that one call in Every is recorded on average, all for 1
+// and none for 0 and below.
+func TestNativeRecorderSamples(t *testing.T) {
+	const calls = 10_000
+	for _, c := range []struct{ every, least, most uint64 }{{0, 0, 0}, {1, calls, calls}, {10, calls / 20, calls / 5}} {
+		r := NewNativeRecorder(natives, int(c.every), 4, nil)
+		for range calls {
+			r.Excess(1000, 10)
+		}
+		if n := r.calls.Load(); n < c.least || n > c.most {
+			t.Errorf("one in %d: %d of %d recorded", c.every, n, calls)
+		}
+	}
+	r := NewNativeRecorder(natives, -1, 4, nil)
+	if r.Excess(1000, 10); len(r.Records()) != 0 {
+		t.Error("a rate below 0 records")
+	}
+}

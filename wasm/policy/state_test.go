@@ -49,6 +49,19 @@ func TestStatesOfModules(t *testing.T) {
 	want(three, "c")
 }
 
+// TestStatesReuseMemory checks that a state that replaces one of the same size does not
+// allocate.
+func TestStatesReuseMemory(t *testing.T) {
+	testkit.SkipUnderRace(t)
+	var m Memory
+	state := make([]byte, abi.MaxState)
+	m.keep([32]byte{1}, state, nil)
+	m.keep([32]byte{2}, state, nil)
+	if n := testing.AllocsPerRun(100, func() { m.keep([32]byte{1}, state, nil) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 // TestSeeds checks that the seed of a call is that of splitmix64, on every host.
 func TestSeeds(t *testing.T) {
 	for x, want := range map[uint64]uint64{0: 0xe220a8397b1dcdaf, 1: 0x910a2dec89025cc1, 1 << 63: 0x481ec0a212a9f3db} {

@@ -1,0 +1,231 @@
+package policy
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+// refusesCalls is a module that answers every call for bids with a refusal.
+var refusesCalls = hosttest.LeastLoadModule(hosttest.Result(5, 0), hosttest.Return)
+
+// stopped makes a policy with one instance per slot whose Run is not called.
+func stopped(t *testing.T, c Config, code []byte) *Policy {
+	t.Helper()
+	m := testkit.Must(host.Load(t.Context(), host.Config{}, code))
+	c.Module, c.Native = m, natives
+	p := testkit.Must(New(c))
+	t.Cleanup(func() {
+		p.free()
+		if m.Instances() != 0 {
+			t.Errorf("%d instances are left", m.Instances())
+		}
+		m.Close()
+	})
+	return p
+}
+
+// wantSlot checks the state of a slot, and whether its deferred work is due.
+func wantSlot(t *testing.T, s *slot, state uint64, deferredDue bool) {
+	t.Helper()
+	if got := s.state.Load() & what; got != state || s.deferredDue.Load() != deferredDue {
+		t.Errorf("state %d, deferred work due %v; want %d, %v", got, s.deferredDue.Load(), state, deferredDue)
+	}
+}
+
+// TestReplacementIsRetried checks that a failed attempt to make an instance counts as a
+// fault and is repeated after a second, and that a replaced instance stays.
+func TestReplacementIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		configuration := make([]byte, 8) // the module refuses it while the first byte is 1
+		faults := 0
+		faulted := func() { // first of a call, then of two attempts to make an instance
+			configuration[0] = []byte{1, 1, 0}[faults]
+			faults++
+		}
+		p := running(t, Config{Instances: 1, Failures: -1, Configuration: configuration, Faulted: faulted}, host.Config{}, hosttest.Policy(
+			hosttest.Function(abi.Configure.Export(), nil, hosttest.I32(0), hosttest.Load32(hosttest.Arena+abi.HeaderSize),
+				hosttest.If(hosttest.Result(5, 0), hosttest.Return), hosttest.Result(0, 0)),
+			hosttest.LeastLoad(hosttest.OneIn(2, hosttest.Unreachable))).Encode())
+		want := func(refused, replaced uint64, alive int) {
+			t.Helper()
+			synctest.Wait()
+			if st := p.Stats(); st.Faults[host.Refused] != refused || st.Replaced != replaced || st.Alive != alive {
+				t.Fatalf("%+v; want %d refused, %d replaced, %d alive", st, refused, replaced, alive)
+			}
+		}
+		p.Select(bids(3))
+		want(0, 0, 1)
+		p.Select(bids(3))
+		want(1, 0, 0)
+		time.Sleep(retry)
+		want(2, 0, 0)
+		time.Sleep(retry - 1)
+		want(2, 0, 0)
+		time.Sleep(1)
+		want(2, 1, 1)
+		p.refillSoon()
+		time.Sleep(10 * retry)
+		want(2, 1, 1)
+	})
+}
+
+// TestReplacementIsDue checks that the age of an instance is looked at in every lookEvery
+// calls, and that Run is woken once.
+func TestReplacementIsDue(t *testing.T) {
+	p := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule())
+	s := &p.slots[0]
+	woken := func() bool {
+		select {
+		case <-p.refill:
+			return true
+		default:
+			return false
+		}
+	}
+	s.served = mostServed - mostServed%lookEvery + lookEvery - 3
+	for n, want := range []bool{false, false, true, false} {
+		if p.Select(bids(3)); woken() != want || s.replaceDue.Load() != (n >= 2) {
+			t.Errorf("call %d: replacement due %v; woken: want %v", n, s.replaceDue.Load(), want)
+		}
+	}
+	s.served = s.served - s.served%lookEvery + lookEvery - 1
+	if p.Select(bids(3)); woken() {
+		t.Error("Run is woken again")
+	}
+	s.served = mostServed - mostServed%lookEvery - 1
+	s.replaceDue.Store(false)
+	if p.Select(bids(3)); s.replaceDue.Load() {
+		t.Errorf("replaced after %d calls", s.served)
+	}
+}
+
+// TestLargeInstancesAreReplaced checks that an instance is replaced when its memory is above
+// 15/16 of the module's limit.
+func TestLargeInstancesAreReplaced(t *testing.T) {
+	for most, want := range map[uint32]bool{16: true, 17: true, 18: false} {
+		m := hosttest.Policy(hosttest.LeastLoad())
+		m.Pages, m.Most = 16, most
+		p := stopped(t, Config{Instances: 1}, m.Encode())
+		p.slots[0].served = lookEvery - 1
+		if p.Select(bids(3)); p.slots[0].replaceDue.Load() != want {
+			t.Errorf("16 pages of %d: replaced %v", most, !want)
+		}
+	}
+}
+
+// TestDeferredWorkOfDeadInstances checks that deferred work is dropped for a dead instance,
+// which replace replaces, and that the slot stays empty.
+func TestDeferredWorkOfDeadInstances(t *testing.T) {
+	p := stopped(t, Config{Instances: 1}, tiring(restMost))
+	s := &p.slots[0]
+	s.instance.Close()
+	s.state.Store(empty)
+	s.deferredDue.Store(true)
+	p.runAllDeferred()
+	wantSlot(t, s, empty, false)
+}
+
+// TestDeferredWorkIsRunOnce checks that Run leaves deferred work that a caller has run
+// meanwhile, runs it otherwise, and frees the slot in both cases.
+func TestDeferredWorkIsRunOnce(t *testing.T) {
+	for _, meanwhile := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			p := stopped(t, Config{Instances: 1}, tiring(restMost))
+			s := &p.slots[0]
+			p.takeSlot(s)
+			s.served = 700
+			s.deferredDue.Store(true)
+			go p.runAllDeferred()
+			synctest.Wait()
+			wantSlot(t, s, busy, true)
+			s.deferredDue.Store(!meanwhile)
+			p.release(s, free)
+			time.Sleep(2 * patience)
+			synctest.Wait()
+			wantSlot(t, s, free, false)
+			p.takeSlot(s)
+			if (s.rested == 700) == meanwhile {
+				t.Errorf("rested at call %d; a caller had run it: %v", s.rested, meanwhile)
+			}
+			p.release(s, free)
+		})
+	}
+}
+
+// TestWarmTakesSlots checks that Warm waits for a call in progress, and stops at the first
+// frame that fails.
+func TestWarmTakesSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule(hosttest.OneIn(7, hosttest.Result(5, 0), hosttest.Return)))
+		s := &p.slots[0]
+		p.takeSlot(s)
+		calls := s.instance.Calls()
+		var err error
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			var frames [][]byte
+			for _, id := range []uint64{1, 7, 1, 1} {
+				frames = append(frames, frameOf(&selectAdapter, abi.Call{ID: id}, bids(4)))
+			}
+			err = p.Warm(frames)
+		}()
+		time.Sleep(time.Second)
+		if s.instance.Calls() != calls {
+			t.Error("a frame was replayed during a call")
+		}
+		p.release(s, free)
+		testkit.WaitForEvent(t, "Warm returns", done)
+		if host.CauseOf(err) != host.Refused || s.instance.Calls() != calls+2 {
+			t.Errorf("%v after %d calls, want a refusal after two", err, s.instance.Calls()-calls)
+		}
+		wantSlot(t, s, free, false)
+	})
+}
+
+// TestWarmIsReady checks that a slow module is no error of Warm, that its dead instance
+// is replaced, and that only recording policies reserve memory for records.
+func TestWarmIsReady(t *testing.T) {
+	for _, every := range []int{0, 3} {
+		p := stopped(t, Config{Instances: 1, Every: every}, hosttest.LeastLoadModule())
+		testkit.NoError(t, p.Warm([][]byte{frameOf(&selectAdapter, abi.Call{ID: 1}, bids(4))}))
+		r := p.slots[0].ring
+		if reserved := cap(r[:1][0].Frame) > 0; reserved != (every > 0) {
+			t.Errorf("one in %d is recorded; memory reserved: %v", every, reserved)
+		}
+	}
+}
+
+// TestRecordsOfDeadInstances checks that Records leaves the slot of a dead instance empty.
+func TestRecordsOfDeadInstances(t *testing.T) {
+	p := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule(hosttest.Unreachable))
+	p.Select(bids(4))
+	if n := len(p.Records()); n != 1 {
+		t.Errorf("%d records", n)
+	}
+	wantSlot(t, &p.slots[0], empty, false)
+	if st := p.Stats(); st.Alive != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestNumbersOfCalls checks that calls of all instances have different numbers, that the
+// seed follows from the number, and that the time is that of the configuration.
+func TestNumbersOfCalls(t *testing.T) {
+	p := stopped(t, Config{Instances: 3}, hosttest.LeastLoadModule())
+	for n := range p.slots {
+		s := &p.slots[n]
+		for i := range uint64(3) {
+			id := uint64(n)<<48 | i + 1
+			if c := s.call(p); c.ID != id || c.Seed != mix(id) || c.Now != 0 || s.calls != i+1 || s.served != i+1 {
+				t.Errorf("instance %d: %+v", n, c)
+			}
+		}
+	}
+}
