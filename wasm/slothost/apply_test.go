@@ -144,25 +144,62 @@ func TestSizeOfModules(t *testing.T) {
 }
 
 // TestPreviousIsChecked checks that only a previous module with a good statement may come
-// back, and that a spec without candidates has none.
+// back, that it must be older than the candidate and not rolled back, and that a spec without
+// candidates has none.
 func TestPreviousIsChecked(t *testing.T) {
 	good := stable(t, 10, other(1))
 	forged := signed(t, hosttest.Statement(10, other(1), abi.Select), 200)
 	for name, c := range map[string]struct {
 		previous []byte
+		back     []lifecycle.Generation
 		wanted   int
-	}{"good": {good.Signature, 2}, "by an unknown key": {forged, 1}, "none": {nil, 1}} {
+	}{
+		"good":              {good.Signature, nil, 2},
+		"by an unknown key": {forged, nil, 1},
+		"none":              {nil, nil, 1},
+		"the candidate":     {stable(t, 20, other(2)).Signature, nil, 1},
+		"rolled back":       {good.Signature, []lifecycle.Generation{10}, 1},
+	} {
 		s, k := idle(t, config(t))
 		spec := want()
 		spec.Previous = c.previous
 		apply(t, s, spec)
-		spec = want(stable(t, 20, other(2)))
+		spec = without(want(stable(t, 20, other(2))), c.back...)
 		spec.Previous = c.previous
 		apply(t, s, spec)
 		if got := len(k.history.Wanted); got != c.wanted {
 			t.Errorf("%s: %d may run, want %d", name, got, c.wanted)
 		}
 	}
+}
+
+// TestUnwantedIsRolledBack checks that an active module which the spec does not have is
+// rolled back at once, unless a newer module is stable.
+func TestUnwantedIsRolledBack(t *testing.T) {
+	for name, c := range map[string]struct {
+		next   lifecycle.Candidate
+		active lifecycle.Generation
+	}{
+		"a newer stable one":   {stable(t, 20, other(2)), 10},
+		"a newer one on trial": {candidate(t, 20, lifecycle.ToShadow, other(2)), lifecycle.Native},
+	} {
+		config := config(t)
+		s, stop := running(t, config)
+		apply(t, s, want(stable(t, 10, other(1))))
+		waitFor(t, "10 is active", func() bool { return s.Status()[0].Active == 10 })
+		stop()
+		s.slots[abi.Select].spec = want(c.next)
+		s.slots[abi.Select].rollBackUnwanted()
+		if got := s.Status()[0].Active; got != c.active {
+			t.Errorf("%s: %d is active, want %d", name, got, c.active)
+		}
+	}
+}
+
+// TestOrderOfCandidates checks that a spec lists a generation once.
+func TestOrderOfCandidates(t *testing.T) {
+	s, _ := idle(t, config(t))
+	testkit.WantError(t, s.Check(want(stable(t, 10, other(1)), candidate(t, 10, lifecycle.ToShadow, other(1)))), "ascending generation")
 }
 
 // TestRolledBackIsKept checks that what is rolled back is written, though nothing was ever
