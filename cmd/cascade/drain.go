@@ -37,7 +37,7 @@ func newDrain(s *settings) *cobra.Command {
 		Short: "Empty replicas: no new request, running ones migrate",
 		Long: `Drain takes replicas out of their stages: they get no new request, and what runs on
 them migrates to other replicas while its clients continue reading. Requests that cannot
-migrate (pinned: several choices, logprobs, and so on) stay to their end, which is
+migrate (pinned: several choices, tools, and so on) stay to their end, which is
 estimated from their max_tokens. The drain is kept across restarts of the control
 plane, until "cascade undrain".
 

@@ -40,8 +40,8 @@ func newProfileFit(s *settings) *cobra.Command {
 - κ, if the record has mixed cells.
 
 Standard errors come from fits that each leave one cell out. Fit warns of coefficients that
-are not above theirs, and of cells whose tokens came in bursts, of which it uses only the
-end-to-end times.
+are not larger than their standard error, and of cells whose tokens came in bursts, of which
+it uses only the end-to-end times.
 
 A fifth of the requests, chosen by --seed, is held out: the errors are those of predicting
 them, beside those of a static predictor that always predicts the mean.

@@ -48,8 +48,8 @@ Nothing else may use the engine meanwhile, and nothing may be in between that li
 batches requests. Random words share no prefix, so that prefix caching does not help; they
 are others in every run.
 
-A cell in which the engine never ran all requests at once, twice, is recorded as queued, and
-larger ones are left out: so the batches end where the engine's memory or its limit does. For vLLM,
+A cell in which the engine never ran all requests at once, in two attempts, is recorded as
+queued, and larger ones are left out: so the batches end where the engine's memory or its limit does. For vLLM,
 cells that exceed the KV cache are left out from the start, by its metrics.
 
 Each cell is a line of the record file when it has been measured. After Ctrl-C, or when the

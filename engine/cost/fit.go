@@ -124,7 +124,7 @@ func Fit(c FitConfig) (Profile, error) {
 		fmt.Sprintf("kv_tokens derived: (%.0f %% of %.0f GB − weights − %.0f GB) / kv_bytes_per_token", memoryShare*100, c.Device.Memory/1e9, activations/1e9),
 		"reduce_seconds, transfer_base and link_rate are assumptions",
 		fmt.Sprintf("d0 has %.0f µs outside the kernels: %s", c.Device.Overhead*1e6, cmp.Or(c.Device.OverheadFrom, "an assumption")),
-		fmt.Sprintf("qoe not regressed: a regression on an emulated engine predicts ShareGPT's requests less well than the iteration model with prefills over %d output tokens (CASCADE_TEST_ALL=1 go test ./engine/profiling -run ClosedFormIsCloser)", MeanOutput))
+		fmt.Sprintf("qoe not regressed: a regression on the log of a simulated engine predicts ShareGPT's requests less well than the iteration model with prefills over %d output tokens (CASCADE_TEST_ALL=1 go test ./engine/profiling -run ClosedFormIsCloser)", MeanOutput))
 	if err := p.Validate(); err != nil {
 		return Profile{}, fmt.Errorf("fit profile: %w", err)
 	}

@@ -1,11 +1,11 @@
 package emulator
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
@@ -86,25 +86,27 @@ func (e *Engine) FillKV(ctx context.Context, keep int) error {
 func (e *Engine) faultRoutes(handle func(method, path string, h http.HandlerFunc)) {
 	handle("POST", "/emulator/hang", func(http.ResponseWriter, *http.Request) { e.Hang() })
 	handle("POST", "/emulator/resume", func(http.ResponseWriter, *http.Request) { e.Resume() })
-	post := func(path string, into func() any, set func(ctx context.Context, v any) error) {
-		handle("POST", path, func(w http.ResponseWriter, r *http.Request) {
-			body, bad := readBody(w, r)
-			if bad != nil {
-				writeError(w, bad)
-				return
-			}
-			decoder := json.NewDecoder(strings.NewReader(string(body)))
-			decoder.DisallowUnknownFields()
-			v := into()
-			err := decoder.Decode(v)
-			if err == nil {
-				err = set(r.Context(), v)
-			}
-			if err != nil {
-				writeError(w, malformed("%v", err))
-			}
-		})
+	handle("POST", "/emulator/faults", handleFault(func(_ context.Context, f Faults) error { return e.SetFaults(f) }))
+	handle("POST", "/emulator/full", handleFault(func(ctx context.Context, full struct{ Keep int }) error { return e.FillKV(ctx, full.Keep) }))
+}
+
+// handleFault decodes a body, which has no fields but those of a T, and sets what it says.
+func handleFault[T any](set func(context.Context, T) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, bad := readBody(w, r)
+		if bad != nil {
+			writeError(w, bad)
+			return
+		}
+		decoder := json.NewDecoder(bytes.NewReader(body))
+		decoder.DisallowUnknownFields()
+		var v T
+		err := decoder.Decode(&v)
+		if err == nil {
+			err = set(r.Context(), v)
+		}
+		if err != nil {
+			writeError(w, malformed("%v", err))
+		}
 	}
-	post("/emulator/faults", func() any { return new(Faults) }, func(_ context.Context, v any) error { return e.SetFaults(*v.(*Faults)) })
-	post("/emulator/full", func() any { return new(struct{ Keep int }) }, func(ctx context.Context, v any) error { return e.FillKV(ctx, v.(*struct{ Keep int }).Keep) })
 }

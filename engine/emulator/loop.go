@@ -44,7 +44,7 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 		if err := s.Pool.Err(); err != nil {
 			return err
 		}
-		if step.Seconds == 0 { // until a frozen or reserved sequence frees blocks
+		if step.Seconds == 0 { // until blocks are freed, loaded or not full any more
 			e.due = time.Time{}
 			e.publish(s)
 			e.waitForWork(ctx)

@@ -31,7 +31,8 @@ type KVTransfer struct {
 	// Lease is how long the blocks of a handoff are kept for a reader. 0 means 30 s. It is never
 	// extended: vLLM does that while the request waits at the reader.
 	Lease time.Duration
-	// HandshakeTimeout bounds the first contact with another engine. 0 means 5 s.
+	// HandshakeTimeout bounds the first contact with another engine, and the notification that a pull
+	// has ended. 0 means 5 s.
 	HandshakeTimeout time.Duration
 }
 
@@ -91,7 +92,8 @@ func (t *transfer) prepare(q *request, st *stream, id string) {
 // serve runs the side channel until ctx ends.
 func (t *transfer) serve(ctx context.Context) error {
 	server := kvtransfer.Server{
-		EngineID: t.cfg.EngineID,
+		EngineID:   t.cfg.EngineID,
+		BlockBytes: t.engine.cfg.layout().BlockBytes(),
 		Read: func(ctx context.Context, blocks []int) (bytes []byte, err error) {
 			err = errors.Join(t.engine.do(ctx, blocktable.Immediately, func(s *batch.Scheduler) { bytes, err = s.ReadBlocks(blocks) }), err)
 			return bytes, err

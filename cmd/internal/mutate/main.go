@@ -27,6 +27,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -49,8 +50,9 @@ var tests = map[string][]string{
 // forTests are the packages that only tests use.
 var forTests = []string{"policies/policytest", "policies/testkit", "policies/testkit/issuer", "policies/httpserver/servertest"}
 
-// outside matches the tests that start processes, or compile modules by the go command.
-const outside = "Envoy|Split|Federation|Lossy|FlipsWith|Guest|Overhead|Plugin|UnderFire|Process|Memory"
+// outside matches the tests, by package and name, that start processes or compile modules by
+// the go command.
+var outside = regexp.MustCompile(`^(xds/.*\.Test.*(Envoy|Split|Federation|Lossy)|wasm/.*\.Test.*(Guest|Plugin|UnderFire|Process))`)
 
 func main() {
 	sample := flag.Int("n", 300, "sampled mutants of a package; 0 means all")

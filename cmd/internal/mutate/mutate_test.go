@@ -95,6 +95,20 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestOutside checks which tests are left out: those with real processes, and no others of
+// such names.
+func TestOutside(t *testing.T) {
+	for name, want := range map[string]bool{
+		"xds/internal/publish.TestEnvoyRoutes": true, "xds/internal/publish.TestSplitWithoutControl": true, "xds/internal/publish.TestFlipsWithLossyAcks": true,
+		"wasm/meter.TestGoGuestIsUnchanged": true, "wasm/slothost.TestPlugin": true,
+		"policies/partition.TestSplits": false, "wasm/meter.TestSplit": false, "wasm/host.TestMemoryIsClean": false,
+	} {
+		if got := outside.MatchString(name); got != want {
+			t.Errorf("%s is left out: %v, want %v", name, got, want)
+		}
+	}
+}
+
 // TestReport checks that a run continues, and that the list of survivors keeps reasons
 // while lines move.
 func TestReport(t *testing.T) {

@@ -21,8 +21,8 @@ const maxAgents = 1024
 // was restarted with the same id all fail, as NIXL's do.
 type Agents struct {
 	Dial func(ctx context.Context, address string) (net.Conn, error)
-	// HandshakeTimeout bounds the first handshake with an engine. Nothing else is bounded: a pull
-	// from a frozen engine waits until its caller gives up.
+	// HandshakeTimeout bounds the first handshake with an engine, and the notification after a pull.
+	// Nothing else is bounded: a pull from a frozen engine waits until its caller gives up.
 	HandshakeTimeout time.Duration
 
 	mu    sync.Mutex
@@ -42,7 +42,7 @@ func (a *Agents) Pull(ctx context.Context, p *Params, blocks []int, blockBytes i
 	var all []byte
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	defer conn.Close()
-	per := min(maxRead, max(1, maxBody/blockBytes))
+	per := maxBlocksPerMessage(blockBytes)
 	for at := 0; at < len(blocks); at += per {
 		part := blocks[at:min(at+per, len(blocks))]
 		body, err := ask(conn, message{Read: part}, len(part)*blockBytes)
@@ -54,7 +54,8 @@ func (a *Agents) Pull(ctx context.Context, p *Params, blocks []int, blockBytes i
 		}
 		all = append(all, body...)
 	}
-	// A lost notification costs the other engine the rest of its lease.
+	// The bytes are here: a notification that is late or lost costs the other engine the rest of its lease.
+	conn.SetDeadline(time.Now().Add(a.HandshakeTimeout))
 	_, _ = ask(conn, message{Done: p.RequestID}, 0)
 	return all, nil
 }
@@ -129,7 +130,7 @@ func (a *Agents) handshake(ctx context.Context, p *Params) (net.Conn, string, er
 	return conn, string(process), nil
 }
 
-// ask sends a message and reads the answer of at most so many bytes, without a deadline: see Agents.
+// ask sends a message and reads the answer of at most so many bytes. It sets no deadline: see Agents.
 func ask(conn net.Conn, m message, most int) ([]byte, error) {
 	if err := writeMessage(conn, m); err != nil {
 		return nil, err

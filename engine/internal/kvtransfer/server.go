@@ -24,6 +24,8 @@ const (
 // Server answers the engines that pull from this one. All fields are required.
 type Server struct {
 	EngineID string
+	// BlockBytes is the size of a block.
+	BlockBytes int
 	// Read returns the bytes of blocks, whatever they contain.
 	Read func(ctx context.Context, blocks []int) ([]byte, error)
 	// Done is called when a reader no longer needs the blocks of a request, which may be unknown.
@@ -95,14 +97,15 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn, process string) {
 }
 
 func (s *Server) answer(ctx context.Context, m message, process string) ([]byte, error) {
+	most := maxBlocksPerMessage(s.BlockBytes)
 	switch {
 	case m.Hello != "":
 		if m.Hello != s.EngineID {
 			return nil, fmt.Errorf("this is engine %q, not %q", s.EngineID, m.Hello)
 		}
 		return []byte(process), nil
-	case len(m.Read) > maxRead:
-		return nil, fmt.Errorf("%d blocks, more than %d", len(m.Read), maxRead)
+	case len(m.Read) > most:
+		return nil, fmt.Errorf("%d blocks, more than %d", len(m.Read), most)
 	case len(m.Read) > 0:
 		return s.Read(ctx, m.Read)
 	case m.Done != "":

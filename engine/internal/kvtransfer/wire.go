@@ -14,9 +14,12 @@ const (
 	maxMessage = 64 << 10
 	// maxRead bounds the blocks of one message.
 	maxRead = 256
-	// maxBody bounds an answer of blocks, and maxText one of text.
-	maxBody, maxText = 64 << 20, 1 << 10
+	// maxBody bounds an answer of several blocks, and maxText one of text.
+	maxBody, maxText = 4 << 20, 1 << 10
 )
+
+// maxBlocksPerMessage returns how many blocks one message may ask for.
+func maxBlocksPerMessage(blockBytes int) int { return min(maxRead, max(1, maxBody/blockBytes)) }
 
 // message is what a client asks. One field is set.
 type message struct {
@@ -63,11 +66,7 @@ func writeAnswer(w io.Writer, body []byte, failed error) error {
 		status, body = statusFailed, []byte(failed.Error())
 		body = body[:min(len(body), maxText)]
 	}
-	head := binary.BigEndian.AppendUint32([]byte{status}, uint32(len(body)))
-	if _, err := w.Write(head); err != nil {
-		return err
-	}
-	_, err := w.Write(body)
+	_, err := w.Write(append(binary.BigEndian.AppendUint32([]byte{status}, uint32(len(body))), body...))
 	return err
 }
 

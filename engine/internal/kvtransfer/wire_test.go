@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"reflect"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -24,7 +26,8 @@ func serve(t *testing.T, engine string) (address *net.TCPAddr, done chan string,
 	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	done = make(chan string, 1)
 	s := Server{
-		EngineID: engine,
+		EngineID:   engine,
+		BlockBytes: 2,
 		Read: func(_ context.Context, blocks []int) (all []byte, err error) {
 			for _, b := range blocks {
 				if b > 999 {
@@ -94,7 +97,7 @@ func (l *failing) Accept() (net.Conn, error) {
 // A process that runs out of descriptors for a while serves again.
 func TestServerGoesOnAfterFailedAccept(t *testing.T) {
 	l := &failing{Listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))}
-	s := Server{EngineID: "A"}
+	s := Server{EngineID: "A", BlockBytes: 2}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(ctx, l) }()
@@ -130,6 +133,43 @@ func TestServerRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// TestMessagesAreBounded checks that large blocks do not make large answers.
+func TestMessagesAreBounded(t *testing.T) {
+	for blockBytes, want := range map[int]int{2: maxRead, maxBody / 3: 3, maxBody: 1, 2 * maxBody: 1} {
+		s := Server{BlockBytes: blockBytes, Read: func(_ context.Context, blocks []int) ([]byte, error) { return make([]byte, len(blocks)), nil }}
+		if body, err := s.answer(t.Context(), message{Read: make([]int, want)}, ""); err != nil || len(body) != want {
+			t.Errorf("%d blocks of %d bytes: %v", want, blockBytes, err)
+		}
+		_, err := s.answer(t.Context(), message{Read: make([]int, want+1)}, "")
+		testkit.WantError(t, err, fmt.Sprintf("%d blocks, more than %d", want+1, want))
+	}
+}
+
+// TestPullFromServerThatFreezesAfterIt: a pull that has its bytes does not wait for the answer to its
+// notification.
+func TestPullFromServerThatFreezesAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		defer there.Close()
+		go func() { // answers everything but the notification
+			for {
+				m, err := readMessage(there)
+				if err != nil || m.Done != "" {
+					return
+				}
+				if writeAnswer(there, make([]byte, 2*len(m.Read)), nil) != nil {
+					return
+				}
+			}
+		}()
+		agents := &Agents{HandshakeTimeout: time.Second, Dial: func(context.Context, string) (net.Conn, error) { return here, nil }}
+		got, err := agents.Pull(t.Context(), &Params{EngineID: "A", RequestID: "r", Host: "127.0.0.1", Port: 1}, []int{1, 2}, 2)
+		if err != nil || len(got) != 4 {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+	})
 }
 
 // FuzzReadMessage checks that what readMessage accepts survives writeMessage.

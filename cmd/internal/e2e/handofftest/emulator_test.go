@@ -41,17 +41,27 @@ func ids(seed uint64, n int) []uint32 {
 	return out
 }
 
+// requireMoves plays a stream, all of whose moves must be done, by handoff or not.
+func requireMoves(t *testing.T, p *handofftest.Pair, s handofftest.Stream, handoff bool) {
+	t.Helper()
+	moves := p.Play(s)
+	if len(moves) != len(s.Moves) {
+		t.Errorf("%d of %d moves\n%s", len(moves), len(s.Moves), &p.Log)
+	}
+	for _, m := range moves {
+		if m.Err != nil || m.Handoff != handoff {
+			t.Errorf("a prompt of %d: %+v\n%s", len(s.Prompt), m, &p.Log)
+		}
+	}
+}
+
 // TestHandoff hands streams over between engines that each keep their own KV: what the client
 // reads is the engine's own answer, and the target computes nothing of it.
 func TestHandoff(t *testing.T) {
 	p, _ := newPair(t, emulator.Faults{}, nil)
 	for i, n := range []int{95, 96, 97, 1000, 3000} {
 		before := p.Sources(1 - i%2)
-		for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}) {
-			if m.Err != nil || !m.Handoff {
-				t.Errorf("%d tokens: %+v\n%s", n, m, &p.Log)
-			}
-		}
+		requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}, true)
 		if got := p.Sources(1 - i%2).Sub(before); got.Computed != 0 || got.Fetched == 0 {
 			t.Errorf("%d tokens: the target got %+v", n, got)
 		}
@@ -64,11 +74,7 @@ func TestHandoffOfSeveralTokens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, _ := newPair(t, faults, nil)
 			for i := range 2 {
-				for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), 100), Output: 10_000, After: 50, Moves: []int{20, 120}}) {
-					if m.Err != nil || !m.Handoff {
-						t.Errorf("%+v\n%s", m, &p.Log)
-					}
-				}
+				requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), 100), Output: 10_000, After: 50, Moves: []int{20, 120}}, true)
 			}
 		})
 	}
@@ -81,11 +87,7 @@ func TestHandoffFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, _ := newPair(t, faults, nil)
 			for i, n := range []int{100, 1000} {
-				for _, m := range p.Play(handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}) {
-					if m.Err != nil || m.Handoff {
-						t.Errorf("%+v\n%s", m, &p.Log)
-					}
-				}
+				requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}, false)
 			}
 		})
 	}

@@ -91,6 +91,10 @@ type Stream struct {
 	After int
 }
 
+// busy reports whether an engine's latest report shows requests that wait, so that its front end
+// asks it for no handoff. The stream itself may have been one when its engine was asked.
+func (p *Pair) busy() bool { return p.Front[0].EngineLoad().Busy() || p.Front[1].EngineLoad().Busy() }
+
 // Moved is a move of a stream.
 type Moved struct {
 	frontend.MigrationResult
@@ -155,7 +159,7 @@ func (p *Pair) Play(s Stream) []Moved {
 			done = true
 			break
 		}
-		if !moving && len(moves) < len(s.Moves) && len(got.ids) >= s.Moves[len(moves)] {
+		if !moving && len(moves) < len(s.Moves) && len(got.ids) >= s.Moves[len(moves)] && !p.busy() {
 			moving = true
 			id := p.streamOf(s.At)
 			go func() { results <- p.move(s.At, id, got.prompt+len(got.ids)) }()

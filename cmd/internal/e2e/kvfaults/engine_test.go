@@ -38,11 +38,10 @@ type engine struct {
 	side   string
 	config func(*emulator.Config)
 
-	// keeping and fetching are called before the engine gets a handoff leg, and a leg that fetches
-	// KV. answer changes the answer to a handoff leg. All may be nil, and are set before the
-	// request.
-	keeping, fetching func(*http.Request)
-	answer            func(body string) string
+	// fetching is called before the engine gets a leg that fetches KV. answer changes the answer to a
+	// handoff leg. Both may be nil, and are set before the request.
+	fetching func(*http.Request)
+	answer   func(body string) string
 
 	*emulator.Engine // the process
 	kill             func()
@@ -177,9 +176,6 @@ func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
 
 // serveHandoff serves a handoff leg.
 func (e *engine) serveHandoff(w http.ResponseWriter, r *http.Request) {
-	if e.keeping != nil {
-		e.keeping(r)
-	}
 	got := httptest.NewRecorder()
 	e.Handler().ServeHTTP(got, r)
 	text := got.Body.String()

@@ -16,7 +16,6 @@ type exchange struct {
 	method string
 	path   string
 	body   []byte
-	stream bool
 }
 
 // common are options that completions and chats have in common, by name. Those with randomness have a seed.
@@ -154,6 +153,5 @@ func generation(name, path string, base, more fields, stream bool) exchange {
 	}
 	maps.Copy(body, more)
 	maps.DeleteFunc(body, func(_ string, v any) bool { return v == nil })
-	streamed, _ := body["stream"].(bool)
-	return exchange{name: name, method: "POST", path: path, body: testkit.Must(json.Marshal(body)), stream: streamed}
+	return exchange{name: name, method: "POST", path: path, body: testkit.Must(json.Marshal(body))}
 }
