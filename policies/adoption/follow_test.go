@@ -61,3 +61,42 @@ func TestFollowIdle(t *testing.T) {
 		}
 	}
 }
+
+// TestFollowFirst checks that the next better proposal replaces a plan in which a repair has merged the stages of the
+// first one, however few requests show the gain, and that no other plan is replaced so.
+func TestFollowFirst(t *testing.T) {
+	type first struct {
+		stages   int
+		replaces policies.Epoch
+	}
+	for _, c := range []struct {
+		what   string
+		first  []first
+		reason adoption.Reason
+	}{
+		{"no first plan", nil, adoption.SmallGain},
+		{"two stages were merged", []first{{2, 4}}, adoption.NewProposal},
+		{"the first plan has one stage", []first{{1, 4}}, adoption.SmallGain},
+		{"the first plan did not come into force", []first{{2, 5}}, adoption.SmallGain},
+		{"a proposal of as many stages did not come into force", []first{{2, 4}, {2, 5}}, adoption.NewProposal},
+		{"a proposal of fewer stages did not come into force", []first{{2, 4}, {1, 5}}, adoption.NewProposal},
+		{"a proposal of more stages did not come into force", []first{{2, 4}, {3, 5}}, adoption.SmallGain},
+	} {
+		s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 90, One: 100, Present: 100}
+		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Follow: true, Seen: 1, Period: 10}))
+		for _, f := range c.first {
+			m.FollowFirst(policies.Partition{Cuts: make([]policies.Tokens, f.stages-1), Counts: make([]int, f.stages)}, f.replaces)
+		}
+		in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
+		in.Plan = policies.OneStagePlan("m", []policies.ReplicaID{"a", "b"})
+		in.Plan.Epoch = 5
+		in.Workload.Cost = policies.Cost{D0: 1, D1: 1}
+		in.Workload.Flow = policies.NewFlow([]policies.Tokens{0, 100})
+		in.Workload.Flow.Seen = 1
+		copy(in.Workload.Flow.Tokens, []float64{50, 50})
+		copy(in.Workload.Flow.Arrivals, []float64{5, 5}) // a hundred in a period show a gain of a fifth
+		if d := m.Step(in); d.Reason != c.reason {
+			t.Errorf("%s: %s, want %s", c.what, d.Reason, c.reason)
+		}
+	}
+}
