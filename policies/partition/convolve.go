@@ -52,7 +52,8 @@ func unreached(e int) []float64 {
 	return out
 }
 
-// combine lowers out[k] to the least below[m] + price(k−m), over all m. kmin is finite.
+// combine lowers out[k] to the least below[m] + price(k−m), over all m. kmin is at most E:
+// the weight of a range that needs more is +Inf, and the bound excludes it.
 func combine(out, below []float64, st stage) {
 	var starts []int // the m that are possible at all
 	for m, v := range below {

@@ -236,6 +236,10 @@ func (p *pricing) iteration(l load, k float64) float64 {
 	return base + float64(base*l.work)/(k-l.work)
 }
 
+// maxPrice bounds the rates that are priced: sums of stages stay finite, even if k−u is no more
+// than a rounding error.
+const maxPrice = 1e280
+
 // stage prices load l of a range that ends where bucket j starts. In the flow
 // models T = base·k/(k−u), so ν·T = ν·base + ν·base·u/(k−u); in the snapshot
 // k batches of S/k cost n·D0 + n·w/k.
@@ -245,8 +249,8 @@ func (p *pricing) stage(l load, j int) stage {
 	if p.model != Snapshot {
 		s.u, s.num = l.work, float64(s.num*base)
 	}
-	if sum := s.fixed + s.num; !(sum < math.Inf(1)) {
-		return stage{kmin: math.Inf(1)} // rates past what a float64 can price
+	if sum := s.fixed + s.num; !(sum <= maxPrice) {
+		return stage{kmin: math.Inf(1)} // NaN, too
 	}
 	return s
 }

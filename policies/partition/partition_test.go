@@ -193,6 +193,20 @@ func TestHugeFleet(t *testing.T) {
 	if _, err := (partition.Exact{Objective: partition.Snapshot}).Partition(w); !errors.Is(err, policies.ErrInfeasible) {
 		t.Errorf("a price past every number gives %v", err)
 	}
+	// Each of two stages has a price, but not both together.
+	w = policies.Workload{
+		Flow: policies.NewFlow([]policies.Tokens{0, 1000}), Snapshot: []policies.Batch{{N: 1e18}, {N: 1e18}},
+		Cost: policies.Cost{D0: 1}, QoE: policies.QoE{D0: 1e290}, Capacity: w.Capacity, Replicas: 2,
+	}
+	copy(w.Flow.Tokens, []float64{1, 1})
+	copy(w.Flow.Weight, []float64{1e308, 1e308})
+	for _, m := range []partition.Objective{partition.Latency, partition.Snapshot} {
+		for _, p := range []policies.Partitioner{partition.Exact{Objective: m}, partition.Recursion{Objective: m}, partition.TwoPhase{Objective: m}} {
+			if _, err := p.Partition(w); !errors.Is(err, policies.ErrInfeasible) {
+				t.Errorf("%T, %v: a sum past every number gives %v", p, m, err)
+			}
+		}
+	}
 }
 
 // TestSplits checks what the models reward: different length classes are separated when
