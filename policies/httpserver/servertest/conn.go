@@ -1,17 +1,13 @@
 package servertest
 
-import (
-	"io"
-	"net"
-	"os"
-	"time"
-)
+import "net"
 
 // bufferedConn is a client's end of a net.Pipe that buffers what it receives, as a socket
 // does: the server's writes do not wait for the client to read.
 type bufferedConn struct {
 	net.Conn
 	chunks chan []byte // closed at the end of the stream
+	err    error       // of that end, written before
 	rest   []byte      // of the last chunk
 }
 
@@ -24,7 +20,7 @@ func buffer(conn net.Conn) *bufferedConn {
 			chunk := make([]byte, 4<<10)
 			n, err := conn.Read(chunk)
 			c.chunks <- chunk[:n]
-			if err != nil {
+			if c.err = err; err != nil {
 				return
 			}
 		}
@@ -32,18 +28,14 @@ func buffer(conn net.Conn) *bufferedConn {
 	return c
 }
 
-// Read implements net.Conn. It waits for answerTimeout at most.
+// Read implements net.Conn.
 func (c *bufferedConn) Read(p []byte) (int, error) {
 	for len(c.rest) == 0 {
-		select {
-		case chunk, ok := <-c.chunks:
-			if !ok {
-				return 0, io.EOF
-			}
-			c.rest = chunk
-		case <-time.After(answerTimeout):
-			return 0, os.ErrDeadlineExceeded
+		chunk, open := <-c.chunks
+		if !open {
+			return 0, c.err
 		}
+		c.rest = chunk
 	}
 	n := copy(p, c.rest)
 	c.rest = c.rest[n:]
