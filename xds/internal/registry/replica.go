@@ -39,9 +39,16 @@ type Replica struct {
 	starting     bool      // unhealthy, and not known to have been healthy before
 	note         string    // what is wrong with its reports
 	estimator    loadestimate.Estimator
-	topology     links.Topology  // as last reported; the zero value: never
-	kv           policies.Tokens // size of the KV cache as last reported; 0: never
+	topology     links.Topology // as last reported; the zero value: never
+	// kv is the reported size of the KV cache that counts; 0: never reported. kvReported is the
+	// last reported one, and kvSince since when it has been the same.
+	kv, kvReported policies.Tokens
+	kvSince        time.Time
 }
+
+// steadyKV is how long a replica must have reported another size of its KV cache before that
+// counts. An engine changes it only by a restart: one that swings would make and unmake plans.
+const steadyKV = 10 * time.Second
 
 // fresh reports whether the last report is recent enough to count.
 func (r *Replica) fresh(now time.Time, grace time.Duration) bool {
@@ -66,12 +73,17 @@ func (r *Replica) DrainOrdered() bool { return r.Draining || r.Drained }
 
 // HandleReport replaces the last report. sameBuckets says that its flow has the
 // buckets of the control plane, or none. It returns true if the replica reported
-// another topology than before, or another size of its KV cache.
+// another topology than before, or if another size of its KV cache counts now.
 func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuckets bool) (topologyChanged, resized bool) {
 	r.note = report.Note
-	if kv := report.Load.Engine.Capacity; kv > 0 && kv != r.kv {
-		r.kv = kv
-		resized = r.applyReportedKV()
+	if kv := report.Load.Engine.Capacity; kv > 0 {
+		if kv != r.kvReported {
+			r.kvReported, r.kvSince = kv, now
+		}
+		if r.kv == 0 || now.Sub(r.kvSince) >= steadyKV {
+			r.kv = kv
+			resized = r.applyReportedKV()
+		}
 	}
 	if !sameBuckets {
 		r.note = "flow ignored: its buckets are not those of the control plane; configure the same context for both"

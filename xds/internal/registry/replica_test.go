@@ -35,8 +35,8 @@ func TestNote(t *testing.T) {
 	}
 }
 
-// TestReportedCapacity checks that the KV cache that a migrator reports counts, also after the
-// fleet file was read again, until the replica serves another model.
+// TestReportedCapacity checks that the KV cache that a migrator reports counts once it is steady,
+// also after the fleet file was read again, until the replica serves another model.
 func TestReportedCapacity(t *testing.T) {
 	g := New(Config{Grace: time.Minute, HalfLife: time.Minute})
 	now := time.Unix(1, 0)
@@ -46,9 +46,15 @@ func TestReportedCapacity(t *testing.T) {
 	}
 	r := configure("m")
 	for _, test := range []struct {
+		after          time.Duration
 		reported, want policies.Tokens
 		resized        bool
-	}{{0, 5000, false}, {4096, 4096, true}, {4096, 4096, false}, {0, 4096, false}, {2048, 2048, true}} {
+	}{
+		{0, 0, 5000, false}, {0, 4096, 4096, true}, {0, 4096, 4096, false}, {0, 0, 4096, false}, // the first one at once
+		{time.Hour, 1, 4096, false}, {steadyKV - 1, 1 << 40, 4096, false}, {steadyKV - 1, 1, 4096, false}, // one that swings never
+		{time.Hour, 2048, 4096, false}, {steadyKV - 1, 2048, 4096, false}, {0, 0, 4096, false}, {1, 2048, 2048, true}, {1, 2048, 2048, false},
+	} {
+		now = now.Add(test.after)
 		report := &loadreport.Report{Load: policies.Load{Engine: policies.EngineLoad{Capacity: test.reported}}}
 		if _, resized := r.HandleReport(now, report, true); resized != test.resized || r.Capacity != (policies.Capacity{KV: test.want, Batch: 8}) {
 			t.Errorf("reported %d: capacity %+v, resized %v", test.reported, r.Capacity, resized)

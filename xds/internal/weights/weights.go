@@ -56,10 +56,10 @@ type Replica struct {
 
 // Next returns the next weight of each replica of one stage. New requests are
 // shared out so that all replicas come to use the same part of their KV caches: a
-// replica gets more of them the larger its cache is, and the less of it is in use
-// compared with the stage. Next is pure.
+// replica gets more of them the larger its cache is, up to four times the stage's median,
+// and the less of it is in use compared with the stage. Next is pure.
 func Next(stage []Replica) map[policies.ReplicaID]uint32 {
-	stage = onOneScale(stage)
+	stage = onOneScale(boundCaches(stage))
 	var work, caches, all float64
 	known := 0
 	for _, r := range stage {
@@ -96,6 +96,31 @@ func Valid(weight uint32) uint32 { return Steps[stepOf(weight)] }
 // absurd report cannot raise the mean of a whole stage.
 func BoundedWork(work, kv policies.Tokens) float64 {
 	return float64(min(max(work, 0), 2*max(kv, 1)))
+}
+
+// maxCache bounds a replica's cache, which may be a false report, as a multiple of the stage's
+// median: to four shares, as Steps do.
+const maxCache = 4
+
+// boundCaches bounds the caches of a stage. It returns a new slice when it changes anything.
+func boundCaches(stage []Replica) []Replica {
+	if len(stage) == 0 {
+		return nil
+	}
+	caches := make([]policies.Tokens, len(stage))
+	for i, r := range stage {
+		caches[i] = max(r.KV, 1)
+	}
+	slices.Sort(caches)
+	bound := maxCache * caches[(len(caches)-1)/2]
+	if caches[len(caches)-1] <= bound {
+		return stage
+	}
+	stage = slices.Clone(stage)
+	for i := range stage {
+		stage[i].KV = min(stage[i].KV, bound)
+	}
+	return stage
 }
 
 // towards returns the step that follows step on the way to a target at this distance.

@@ -141,3 +141,22 @@ func TestNextEvensOutUse(t *testing.T) {
 		t.Errorf("all are silent: %v", got)
 	}
 }
+
+// TestNextBoundsCaches checks that a replica gains at most four shares by a cache that it
+// reports, and costs the others no more.
+func TestNextBoundsCaches(t *testing.T) {
+	for _, others := range []int{1, 2, 9} {
+		stage := []Replica{{ID: "false", KV: 1 << 40, Known: true, Weight: Neutral}}
+		for i := range others {
+			stage = append(stage, Replica{ID: policies.ReplicaID(rune('a' + i)), Work: 50_000, KV: 100_000, Known: true, Weight: Neutral})
+		}
+		stage[0].Work = 200_000 // a half of what counts
+		got := settle(t, stage)
+		if got["false"] > 6*got["a"] {
+			t.Errorf("%d others: %v", others, got)
+		}
+	}
+	if got := Next(nil); len(got) != 0 {
+		t.Errorf("no replicas: %v", got)
+	}
+}
