@@ -49,9 +49,9 @@ func TestStatesOfModules(t *testing.T) {
 	want(three, "c")
 }
 
-// TestStatesReuseMemory checks that a state that replaces one of the same size does not
+// TestStatesReuseBuffers checks that a state that replaces one of the same size does not
 // allocate.
-func TestStatesReuseMemory(t *testing.T) {
+func TestStatesReuseBuffers(t *testing.T) {
 	testkit.SkipUnderRace(t)
 	var m Memory
 	state := make([]byte, abi.MaxState)
