@@ -202,6 +202,81 @@ func TestWarmIsReady(t *testing.T) {
 	}
 }
 
+// TestDeferredWorkIsDue checks that Run is to do deferred work after restEvery calls, that
+// the caller does it after restMost calls, and that calls count from the last time.
+func TestDeferredWorkIsDue(t *testing.T) {
+	for _, c := range []struct {
+		served, rested uint64 // before a call
+		due, ran       bool
+	}{
+		{restEvery - 2, 0, false, false}, {restEvery - 1, 0, true, false}, {restMost - 2, 0, true, false}, {restMost - 1, 0, false, true},
+		{5*restMost + restEvery - 2, 5 * restMost, false, false}, {5*restMost + restEvery - 1, 5 * restMost, true, false},
+	} {
+		p := stopped(t, Config{Instances: 1}, tiring(restMost))
+		s := &p.slots[0]
+		s.served, s.rested = c.served, c.rested
+		p.Select(bids(3))
+		wantSlot(t, s, free, c.due)
+		if ran := s.rested == s.served; ran != c.ran || len(p.refill) != map[bool]int{true: 1}[c.due] {
+			t.Errorf("%+v: ran %v, Run is woken %d times", c, ran, len(p.refill))
+		}
+	}
+	plain := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule())
+	plain.slots[0].served = restMost
+	plain.Select(bids(3))
+	wantSlot(t, &plain.slots[0], free, false)
+}
+
+// TestTakenSlots checks that calls leave a slot to a goroutine that waits in takeSlot for
+// it, and that Records waits for the call in progress.
+func TestTakenSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule())
+		s := &p.slots[0]
+		p.takeSlot(s)
+		done := make(chan struct{})
+		go func() { p.Records(); close(done) }()
+		synctest.Wait()
+		if n := s.wanted.Load(); n != 1 {
+			t.Errorf("%d wait for the slot", n)
+		}
+		select {
+		case <-done:
+			t.Error("records were read during a call")
+		default:
+		}
+		p.release(s, free)
+		if got, alive := p.try(); got != nil || !alive {
+			t.Errorf("a call got the slot: %v; alive %v", got != nil, alive)
+		}
+		testkit.WaitForEvent(t, "Records returns", done)
+		if got, _ := p.try(); got != s || s.wanted.Load() != 0 {
+			t.Errorf("the slot is not free; %d wait for it", s.wanted.Load())
+		}
+		p.release(s, free)
+	})
+}
+
+// TestEndTakesEffectAtOnce checks that the native policy answers calls while Run waits for
+// one in progress before it ends.
+func TestEndTakesEffectAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := testkit.Must(host.Load(t.Context(), host.Config{}, hosttest.LeastLoadModule()))
+		defer m.Close()
+		p := testkit.Must(New(Config{Module: m, Native: natives, Instances: 2}))
+		p.takeSlot(&p.slots[0])
+		end := make(chan struct{})
+		stop := testkit.Run(t, p.Run)
+		go func() { stop(); close(end) }()
+		synctest.Wait()
+		if b := bids(4); p.Select(b) != natives.Selector.Select(b) || p.Stats().Calls != 0 {
+			t.Errorf("%+v", p.Stats())
+		}
+		p.release(&p.slots[0], free)
+		testkit.WaitForEvent(t, "Run ends", end)
+	})
+}
+
 // TestRecordsOfDeadInstances checks that Records leaves the slot of a dead instance empty.
 func TestRecordsOfDeadInstances(t *testing.T) {
 	p := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule(hosttest.Unreachable))
