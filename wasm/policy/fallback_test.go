@@ -100,3 +100,41 @@ func TestRetryThatFails(t *testing.T) {
 		t.Errorf("%v: %+v", i.Dead(), st)
 	}
 }
+
+// TestBreakerOpensOnce checks that faults after the breaker has opened are reported and do
+// not open it again.
+func TestBreakerOpensOnce(t *testing.T) {
+	log, reported := new(testkit.Log), 0
+	p := stopped(t, Config{Instances: 1, Failures: 2, Logger: log.Logger(), Faulted: func() { reported++ }}, refusesAll())
+	for n := range 5 {
+		p.countFault()
+		if open := p.Stats().Open; open != (n >= 1) {
+			t.Errorf("after %d faults: open %v", n+1, open)
+		}
+	}
+	if p.Select(bids(4)); p.Stats().Calls != 0 || reported != 5 || log.Count("the breaker is open") != 1 {
+		t.Errorf("%+v, reported %d times:\n%s", p.Stats(), reported, log)
+	}
+}
+
+// TestRecordOfAFailure checks the fuel, the kind and the cause of a failed call's record,
+// whether it was to be recorded or not, and that one that was not sent has no fuel.
+func TestRecordOfAFailure(t *testing.T) {
+	for _, every := range []int{0, 1} {
+		p := stopped(t, Config{Instances: 1, Failures: -1, Every: every}, refusesAll())
+		p.Select(bids(4))
+		p.Select(bids(5000))
+		got := p.Records()
+		if len(got) != 2 || got[0].Cause != host.Refused || got[0].Fuel == 0 || got[1].Cause != host.TooLarge || got[1].Fuel != 0 {
+			t.Fatalf("%+v", got)
+		}
+		for _, r := range got {
+			if r.Kind != abi.Select || r.Module != p.config.Module.SHA256() {
+				t.Errorf("%s of module %x", r.Kind, r.Module)
+			}
+		}
+		if st := p.Stats(); st.Fuel.Last != 0 || st.Fuel.Max != got[0].Fuel {
+			t.Errorf("%+v", st.Fuel)
+		}
+	}
+}

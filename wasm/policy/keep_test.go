@@ -61,3 +61,11 @@ func TestLargeRecordsAreFew(t *testing.T) {
 		}
 	}
 }
+
+// TestSizeOfRecords checks what counts as the memory of a record.
+func TestSizeOfRecords(t *testing.T) {
+	r := host.Record{Frame: make([]byte, 3, 10), Output: make([]byte, 1, 30)}
+	if got := held(&r) + held(&host.Record{}); got != 40 {
+		t.Errorf("%d bytes, want 40", got)
+	}
+}

@@ -91,7 +91,7 @@ func TestNativeRecorderPassesErrorsOn(t *testing.T) {
 
 func TestNativeRecorderDoesNotAllocate(t *testing.T) {
 	testkit.SkipUnderRace(t)
-	l := NewNativeRecorder(natives, 1, 4, nil)
+	l := NewNativeRecorder(natives, 1, 3, nil) // each record holds frames of several sizes
 	b := bids(16)
 	a := policies.Arrival{Own: policies.Candidate{ID: "own"}, Peers: []policies.Candidate{{ID: "a"}, {ID: "b"}}}
 	all := func() {

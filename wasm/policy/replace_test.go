@@ -257,6 +257,45 @@ func TestTakenSlots(t *testing.T) {
 	})
 }
 
+// TestEveryInstanceIsCalled checks that calls are spread over the instances, and that the
+// search for a free one goes round.
+func TestEveryInstanceIsCalled(t *testing.T) {
+	p := stopped(t, Config{Instances: 3}, hosttest.LeastLoadModule())
+	for range 200 {
+		p.Select(bids(3))
+	}
+	for n := range p.slots {
+		if calls := p.slots[n].calls; calls < 20 {
+			t.Errorf("instance %d got %d of 200 calls", n, calls)
+		}
+	}
+	if len(p.wake) > 0 {
+		t.Error("a wake-up though no call waits")
+	}
+	for range 20 {
+		for range p.slots {
+			if s, alive := p.try(); s == nil || !alive {
+				t.Fatal("no slot, though one is free")
+			}
+		}
+		for n := range p.slots {
+			p.release(&p.slots[n], free)
+		}
+	}
+	for n := range p.slots {
+		p.takeSlot(&p.slots[n])
+	}
+	if s, alive := p.try(); s != nil || !alive {
+		t.Errorf("a slot though all are busy: %v; alive %v", s != nil, alive)
+	}
+	for n := range p.slots {
+		p.release(&p.slots[n], empty)
+	}
+	if s, alive := p.try(); s != nil || alive {
+		t.Errorf("a slot though all are empty: %v; alive %v", s != nil, alive)
+	}
+}
+
 // TestEndTakesEffectAtOnce checks that the native policy answers calls while Run waits for
 // one in progress before it ends.
 func TestEndTakesEffectAtOnce(t *testing.T) {
