@@ -11,8 +11,12 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// refusesCalls is a module that answers every call for bids with a refusal.
-var refusesCalls = hosttest.LeastLoadModule(hosttest.Result(5, 0), hosttest.Return)
+// picky is a module that refuses its configuration while the first byte of that is 1, and
+// traps in every second call for bids.
+var picky = hosttest.Policy(
+	hosttest.Function(abi.Configure.Export(), nil, hosttest.I32(0), hosttest.Load32(hosttest.Arena+abi.HeaderSize),
+		hosttest.If(hosttest.Result(5, 0), hosttest.Return), hosttest.Result(0, 0)),
+	hosttest.LeastLoad(hosttest.OneIn(2, hosttest.Unreachable))).Encode()
 
 // stopped makes a policy with one instance per slot whose Run is not called.
 func stopped(t *testing.T, c Config, code []byte) *Policy {
@@ -42,16 +46,13 @@ func wantSlot(t *testing.T, s *slot, state uint64, deferredDue bool) {
 // fault and is repeated after a second, and that a replaced instance stays.
 func TestReplacementIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		configuration := make([]byte, 8) // the module refuses it while the first byte is 1
+		configuration := make([]byte, 8)
 		faults := 0
 		faulted := func() { // first of a call, then of two attempts to make an instance
 			configuration[0] = []byte{1, 1, 0}[faults]
 			faults++
 		}
-		p := running(t, Config{Instances: 1, Failures: -1, Configuration: configuration, Faulted: faulted}, host.Config{}, hosttest.Policy(
-			hosttest.Function(abi.Configure.Export(), nil, hosttest.I32(0), hosttest.Load32(hosttest.Arena+abi.HeaderSize),
-				hosttest.If(hosttest.Result(5, 0), hosttest.Return), hosttest.Result(0, 0)),
-			hosttest.LeastLoad(hosttest.OneIn(2, hosttest.Unreachable))).Encode())
+		p := running(t, Config{Instances: 1, Failures: -1, Configuration: configuration, Faulted: faulted}, host.Config{}, picky)
 		want := func(refused, replaced uint64, alive int) {
 			t.Helper()
 			synctest.Wait()
@@ -73,6 +74,27 @@ func TestReplacementIsRetried(t *testing.T) {
 		time.Sleep(10 * retry)
 		want(2, 1, 1)
 	})
+}
+
+// TestLateCallIsKept checks that a call that timed out is repeated once there is a new
+// instance, if making one fails first.
+func TestLateCallIsKept(t *testing.T) {
+	configuration := make([]byte, 8)
+	p := stopped(t, Config{Instances: 1, Failures: -1, Configuration: configuration}, picky)
+	s := &p.slots[0]
+	s.late, s.served, s.rested = frameOf(&selectAdapter, abi.Call{ID: 2}, bids(4)), 9, 8
+	s.replaceDue.Store(true)
+	configuration[0] = 1
+	if p.replace() || s.late == nil || !s.replaceDue.Load() {
+		t.Errorf("replaced by an instance that refused its configuration: %+v", p.Stats())
+	}
+	configuration[0] = 0
+	if !p.replace() || s.late != nil || s.replaceDue.Load() || s.served != 0 || s.rested != 0 {
+		t.Errorf("not replaced: %+v", p.Stats())
+	}
+	if st := p.Stats(); st.Faults[host.Refused] != 1 || st.Faults[host.Trapped] != 1 || st.Replaced != 1 {
+		t.Errorf("%+v; want one refusal, and a trap of the repeated call", st)
+	}
 }
 
 // TestReplacementIsDue checks that the age of an instance is looked at in every lookEvery
