@@ -249,6 +249,22 @@ func TestDeferredWorkIsDue(t *testing.T) {
 	wantSlot(t, &plain.slots[0], free, false)
 }
 
+// TestDeferredWorkByKind checks that only modules that decide per request run deferred work
+// between calls, if they have any.
+func TestDeferredWorkByKind(t *testing.T) {
+	guard := hosttest.Policy(
+		hosttest.Function(abi.Guard.Export(), nil, hosttest.Result(0, 0)),
+		hosttest.Function(abi.ExportDeferred, nil, hosttest.I64(0))).Encode()
+	for name, c := range map[string]struct {
+		code []byte
+		want bool
+	}{"bids": {tiring(restMost), true}, "bids without deferred work": {hosttest.LeastLoadModule(), false}, "plans": {guard, false}} {
+		if p := stopped(t, Config{Instances: 1}, c.code); p.rests != c.want {
+			t.Errorf("%s: %v", name, p.rests)
+		}
+	}
+}
+
 // TestTakenSlots checks that calls leave a slot to a goroutine that waits in takeSlot for
 // it, and that Records waits for the call in progress.
 func TestTakenSlots(t *testing.T) {
