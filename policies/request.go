@@ -34,7 +34,8 @@ type Load struct {
 	Engine EngineLoad
 }
 
-// EngineLoad is the load of an engine by its own report, which is up to a second old.
+// EngineLoad is the load of an engine by its own report, which is as old as the last read of
+// its metrics: a second, or half a minute if reading them takes the engine long.
 type EngineLoad struct {
 	// Capacity is the size of the KV cache to count with; 0: the engine does not report
 	// its KV.
@@ -42,7 +43,8 @@ type EngineLoad struct {
 	// KVUsed is the KV in use, where a prefix that requests share counts once. What began
 	// or ended since the engine's report is added or subtracted.
 	KVUsed           Tokens
-	Running, Waiting int    // requests in the batch, and in the engine's queue
+	Running, Waiting int    // requests in the batch, and those that are not
+	Queued           int    // of Waiting, how many waited for room at this report and at the one before
 	Preemptions      uint64 // of requests, for want of KV, since the engine started
 }
 
@@ -52,7 +54,7 @@ const crowdedPercent = 95
 // Busy reports whether the engine has requests in its queue or hardly any free KV: then it
 // answers no other request soon.
 func (e EngineLoad) Busy() bool {
-	return e.Waiting > 0 || e.Capacity > 0 && e.KVUsed > e.Capacity-e.Capacity/100*(100-crowdedPercent)
+	return e.Queued > 0 || e.Capacity > 0 && e.KVUsed > e.Capacity-e.Capacity/100*(100-crowdedPercent)
 }
 
 // KV returns the KV in use: by the engine's report if there is one, else the sum of lengths,
@@ -71,7 +73,7 @@ func (l Load) Validate() error {
 		return &Violation{"load", "1: counts must not be negative"}
 	case !finite(l.Iteration) || l.Iteration < 0:
 		return &Violation{"load", "2: iteration time must be finite and not negative"}
-	case l.Engine.Running < 0 || l.Engine.Waiting < 0 || l.Engine.KVUsed < 0 || l.Engine.Capacity < 0:
+	case l.Engine.Running < 0 || l.Engine.Waiting < 0 || l.Engine.Queued < 0 || l.Engine.KVUsed < 0 || l.Engine.Capacity < 0:
 		return &Violation{"load", "1: counts must not be negative"}
 	case l.Engine.KVUsed > l.Engine.Capacity:
 		return &Violation{"load", "3: the engine must not use more than its capacity"}

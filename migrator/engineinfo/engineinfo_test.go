@@ -52,7 +52,7 @@ func TestScenarios(t *testing.T) {
 				}
 				l := m.Load
 				return []string{
-					fmt.Sprintf("load: %d of %d tokens, running %d, waiting %d, preemptions %d, busy %v", l.KVUsed, l.Capacity, l.Running, l.Waiting, l.Preemptions, l.Busy()),
+					fmt.Sprintf("load: %d of %d tokens, running %d, waiting %d, queued %d, preemptions %d, busy %v", l.KVUsed, l.Capacity, l.Running, l.Waiting, l.Queued, l.Preemptions, l.Busy()),
 					fmt.Sprintf("engine: kv %d, block %d, connector %v, drafts %d, started at %.0f", m.KVTokens, m.BlockTokens, m.Connector, m.DraftTokens, m.StartedAt),
 				}, nil
 			case "engine":

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,7 +17,7 @@ import (
 
 // Metrics is what one answer of /metrics says of its engine.
 type Metrics struct {
-	Load                  policies.EngineLoad
+	Load                  policies.EngineLoad // Queued is that of this report alone
 	BlockTokens, KVTokens policies.Tokens
 	Connector             Presence // Present or Unknown
 	DraftTokens           int
@@ -36,7 +37,7 @@ const (
 // names are the samples that are read, by their name in the text. Histograms and the like
 // are never parsed: an engine has hundreds of them.
 var names = map[string]bool{
-	"vllm:num_requests_running": true, "vllm:num_requests_waiting": true, "vllm:kv_cache_usage_perc": true,
+	"vllm:num_requests_running": true, "vllm:num_requests_waiting": true, "vllm:num_requests_waiting_by_reason": true, "vllm:kv_cache_usage_perc": true,
 	"vllm:num_preemptions_total": true, "vllm:cache_config_info": true, "vllm:spec_decode_num_accepted_tokens_per_pos_total": true,
 	"sglang:num_running_reqs": true, "sglang:num_queue_reqs": true, "sglang:token_usage": true, "sglang:max_total_num_tokens": true,
 	"process_start_time_seconds": true,
@@ -68,6 +69,11 @@ func DecodeMetrics(text []byte) (Metrics, error) {
 	}
 	m.Load.Running = int(sum(samples["vllm:num_requests_running"], maxRequests) + sum(samples["sglang:num_running_reqs"], maxRequests))
 	m.Load.Waiting = int(sum(samples["vllm:num_requests_waiting"], maxRequests) + sum(samples["sglang:num_queue_reqs"], maxRequests))
+	m.Load.Queued = m.Load.Waiting
+	if byReason := samples["vllm:num_requests_waiting_by_reason"]; len(byReason) > 0 {
+		byReason = slices.DeleteFunc(byReason, func(s *dto.Metric) bool { return !hasLabel(s, "reason", "capacity") })
+		m.Load.Queued = min(int(sum(byReason, maxRequests)), m.Load.Waiting)
+	}
 	m.Load.Preemptions = uint64(sum(samples["vllm:num_preemptions_total"], 1<<53))
 	m.DraftTokens = draftTokens(samples["vllm:spec_decode_num_accepted_tokens_per_pos_total"])
 	m.StartedAt = sum(samples["process_start_time_seconds"], math.MaxFloat64)
@@ -157,6 +163,11 @@ func label(s *dto.Metric, name string) policies.Tokens {
 		}
 	}
 	return 0
+}
+
+// hasLabel reports whether a sample has a label with a value.
+func hasLabel(s *dto.Metric, name, value string) bool {
+	return slices.ContainsFunc(s.GetLabel(), func(l *dto.LabelPair) bool { return l.GetName() == name && l.GetValue() == value })
 }
 
 // draftTokens counts the positions that vLLM speculates on.

@@ -4,8 +4,9 @@ import "time"
 
 // Limits of how often metrics are read.
 const (
-	interval    = time.Second      // between two reads
-	maxInterval = 30 * time.Second // after failures, or of a slow engine
+	interval = time.Second // between two reads
+	// MaxInterval is the longest time between two reads: after failures, or of a slow engine.
+	MaxInterval = 30 * time.Second
 	// readShare is the largest share of the time, as a divisor, that reads may take: an
 	// engine renders its metrics on the loop that serves its requests.
 	readShare = 20
@@ -30,7 +31,7 @@ func (p *Pace) Done(now, took time.Duration, err error) {
 		p.failures = min(p.failures+1, 8)
 		pause = max(pause, interval<<p.failures)
 	}
-	p.next = now + min(pause, maxInterval)
+	p.next = now + min(pause, MaxInterval)
 }
 
 // Reset makes a read due at once: the engine has started.

@@ -43,8 +43,11 @@ func (srv *Server) endsWithCharacter(ctx context.Context, ids []uint32) (bool, e
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxDetokenized))
 	text := gjson.GetBytes(answer, "prompt")
-	if err != nil || resp.StatusCode != http.StatusOK || !gjson.ValidBytes(answer) || text.Type != gjson.String {
-		return false, fmt.Errorf("POST /detokenize of the engine: status %s, %v: %.100q", resp.Status, err, answer)
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("POST /detokenize of the engine: %w", err)
+	case resp.StatusCode != http.StatusOK || !gjson.ValidBytes(answer) || text.Type != gjson.String:
+		return false, fmt.Errorf("POST /detokenize of the engine: status %s: %.100q", resp.Status, answer)
 	}
 	return text.Str != "" && !strings.HasSuffix(text.Str, incomplete), nil
 }

@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -12,8 +13,9 @@ import (
 
 const (
 	maxAsks = 5 // times that an engine is asked what it is, if it leaves a question without an answer
-	// engineLoadAge is the age beyond which an engine's report of its load does not count.
-	engineLoadAge = 10 * time.Second
+	// engineLoadAge is the age beyond which an engine's report of its load does not count. A
+	// busy engine reports rarely: its load must not be unknown in between.
+	engineLoadAge = engineinfo.MaxInterval + 10*time.Second
 )
 
 // engineState is what the server knows of its engine: what it is, and what it reports of its
@@ -35,6 +37,7 @@ type engineState struct {
 	complete    bool            // all questions were answered
 	pace        engineinfo.Pace
 	load        policies.EngineLoad // as last reported
+	queued      int                 // requests in the queue at the last report
 	loadAt      time.Time           // zero: never
 	correction  policies.Tokens     // of the lengths counted here, to get the KV in use
 	processFrom float64             // when the engine's process started, by its metrics
@@ -64,10 +67,9 @@ func (srv *Server) EngineLoad() policies.EngineLoad {
 	return srv.engineState.addLoad(srv.tracker.State().Load, time.Now()).Engine
 }
 
-// NoteConnector records whether the engine has answered a request for a handover with its
+// setConnector records whether the engine has answered a request for a handover with its
 // parameters: that is how an engine shows that it has no KV connector.
-func (srv *Server) NoteConnector(has engineinfo.Presence) {
-	s := srv.engineState
+func (s *engineState) setConnector(has engineinfo.Presence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.info.Connector = has
@@ -84,8 +86,8 @@ func (srv *Server) learnEngine(ctx context.Context, started bool) error {
 	asking, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout/4)
 	defer cancel()
 	info, err := engineinfo.Ask(asking, srv.getFromEngine)
-	mismatch := info.Check(s.model, s.context)
-	if isNew := s.learn(info, mismatch, err == nil); isNew {
+	mismatch, isNew := s.learn(info, err == nil)
+	if isNew {
 		srv.log.Warn("engine does not match the fleet file; refusing requests", "problem", mismatch)
 	}
 	srv.applyCapacity()
@@ -111,23 +113,30 @@ func (s *engineState) beginAsking(started bool) bool {
 // forgetLocked forgets the engine, with s.mu held: another life of it begins.
 func (s *engineState) forgetLocked() {
 	s.info = engineinfo.Info{Start: s.info.Start + 1}
-	s.asks, s.complete, s.load, s.loadAt, s.processFrom = 0, false, policies.EngineLoad{}, time.Time{}, 0
+	s.asks, s.complete, s.load, s.queued, s.loadAt, s.processFrom = 0, false, policies.EngineLoad{}, 0, time.Time{}, 0
 	s.pace.Reset()
 	s.tokensPerChunk.Store(0)
 	s.promptDetails.Store(uint32(engineinfo.Unknown))
 }
 
-// learn records what the engine has answered. It returns true for a mismatch that is new.
-func (s *engineState) learn(info engineinfo.Info, mismatch error, complete bool) (isNew bool) {
+// learn records what the engine has answered; what it has answered before stays. It returns
+// why it is not the expected engine, and whether that is new.
+func (s *engineState) learn(info engineinfo.Info, complete bool) (mismatch error, isNew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	info.Start = s.info.Start
-	if info.Connector == engineinfo.Unknown {
-		info.Connector = s.info.Connector
+	known := &s.info
+	known.Version, known.Connector = cmp.Or(info.Version, known.Version), cmp.Or(info.Connector, known.Connector)
+	known.DraftTokens = max(info.DraftTokens, known.DraftTokens)
+	if info.KVTokens > 0 {
+		known.KVTokens, known.BlockTokens = info.KVTokens, info.BlockTokens
 	}
+	if len(info.Models) > 0 {
+		known.Models = info.Models
+	}
+	mismatch = known.Check(s.model, s.context)
 	isNew = mismatch != nil && (s.mismatch == nil || s.mismatch.Error() != mismatch.Error())
-	s.info, s.complete, s.mismatch = info, complete, mismatch
-	return isNew
+	s.complete, s.mismatch = complete, mismatch
+	return mismatch, isNew
 }
 
 // mismatched returns why the engine is not the expected one; nil if it is, or is away.
@@ -198,6 +207,7 @@ func (srv *Server) handleMetrics(sample counterSample, now time.Time) {
 	if restarted {
 		srv.log.Info("engine has started anew")
 		srv.forgetCached()
+		srv.connectors.forget(srv.cfg.Replica)
 		srv.probeNow()
 	}
 }
@@ -221,6 +231,7 @@ func (s *engineState) handleMetrics(sample counterSample, counted policies.Load,
 	was := s.info.KVTokens
 	s.info.Update(m)
 	s.load, s.loadAt = m.Load, now
+	s.load.Queued, s.queued = min(m.Load.Queued, s.queued), m.Load.Queued // twice: a request that arrives is no queue
 	// What the engine uses beyond the lengths of running requests belongs to waiting ones,
 	// as far as they reach; what it uses less is shared.
 	used := m.Load.KVUsed

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -133,7 +134,7 @@ func TestEngineLoadRate(t *testing.T) {
 		if n := s.readCount(); n < 40 || n > 60 {
 			t.Errorf("read %d times a minute", n)
 		}
-		want := policies.EngineLoad{Capacity: 1000, KVUsed: 500, Waiting: 3, Preemptions: 2}
+		want := policies.EngineLoad{Capacity: 1000, KVUsed: 500, Waiting: 3, Queued: 3, Preemptions: 2}
 		if got := f.EngineLoad(); got != want || !got.Busy() || f.Status().Load.KV() != 500 {
 			t.Errorf("load %+v, want %+v", got, want)
 		}
@@ -210,6 +211,62 @@ func TestSharedPrefixes(t *testing.T) {
 			testkit.NoError(t, l.Validate())
 		})
 	}
+}
+
+// TestQueue checks that requests which wait at one report only are no queue: they have just arrived.
+func TestQueue(t *testing.T) {
+	s, now := newEngineState(Config{}), time.Now()
+	for i, test := range []struct {
+		queued int
+		busy   bool
+	}{{1, false}, {0, false}, {2, false}, {1, true}, {3, true}, {0, false}} {
+		s.handleMetrics(counterSample{metrics: engineinfo.Metrics{Load: policies.EngineLoad{Waiting: 4, Queued: test.queued}}}, policies.Load{}, now)
+		if got := s.addLoad(policies.Load{}, now).Engine; got.Busy() != test.busy || got.Waiting != 4 {
+			t.Errorf("report %d: %+v, want busy %v", i, got, test.busy)
+		}
+	}
+}
+
+// TestLoadBetweenReports checks that the load of an engine whose metrics are read as rarely as may be
+// is known at all times.
+func TestLoadBetweenReports(t *testing.T) {
+	s, now := newEngineState(Config{}), time.Now()
+	used := func(after time.Duration) policies.Tokens {
+		return s.addLoad(policies.Load{Held: 5000}, now.Add(after)).KV()
+	}
+	s.handleMetrics(counterSample{took: time.Minute, metrics: engineinfo.Metrics{KVTokens: 1000, Load: policies.EngineLoad{Capacity: 1000, KVUsed: 400}}}, policies.Load{Held: 5000}, now)
+	for after := time.Duration(0); !s.due(now.Add(after)); after += time.Second {
+		if got := used(after); got != 400 {
+			t.Fatalf("after %v %d tokens are in use, want 400", after, got)
+		}
+	}
+	if got := used(2 * engineLoadAge); got != 5000 {
+		t.Errorf("a report of long ago counts: %d", got)
+	}
+}
+
+// TestUnansweredQuestions checks that what an engine does not answer when it is asked again stays known.
+func TestUnansweredQuestions(t *testing.T) {
+	s := newEngineState(Config{Model: "m"})
+	info := engineinfo.Info{Version: "1", Models: []engineinfo.Model{{Name: "other"}}, KVTokens: 1000, BlockTokens: 10, Connector: engineinfo.Present}
+	for i, answer := range []engineinfo.Info{info, {}} {
+		mismatch, isNew := s.learn(answer, false)
+		if mismatch == nil || isNew != (i == 0) || fmt.Sprint(s.info) != fmt.Sprint(info) {
+			t.Errorf("answer %d: %+v is known; %v, new %v", i, s.info, mismatch, isNew)
+		}
+	}
+}
+
+// TestRestartForgetsConnectors restarts an engine that had no connector, between two health checks.
+func TestRestartForgetsConnectors(t *testing.T) {
+	runStated(t, nil, func(t *testing.T, s *statingEngine, f *testServer) {
+		f.connectors.learn(f.cfg.Replica, "other", handoff.KeepKV, openai.ErrNoConnector, time.Now())
+		now := expected
+		now.started = 200
+		s.set(now)
+		defer within(t, connectorRetry/2)()
+		waitFor(t, func() bool { return f.connectors.mayHandOff(f.cfg.Replica, "other", time.Now()) })
+	})
 }
 
 // TestNoteConnector checks what the answers to requests for a handover show of an engine.

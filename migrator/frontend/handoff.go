@@ -108,9 +108,9 @@ func (srv *Server) mayHandOff(m Migration, now time.Time) bool {
 func (srv *Server) noteConnector(err error) {
 	switch {
 	case err == nil:
-		srv.NoteConnector(engineinfo.Present)
+		srv.engineState.setConnector(engineinfo.Present)
 	case errors.Is(err, openai.ErrNoConnector):
-		srv.NoteConnector(engineinfo.Absent)
+		srv.engineState.setConnector(engineinfo.Absent)
 	}
 }
 

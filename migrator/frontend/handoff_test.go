@@ -237,7 +237,7 @@ func TestHandoffFromBusyEngine(t *testing.T) {
 		b := f.startStream(longRequest)
 		state := f.servers[0].engineState
 		state.mu.Lock()
-		state.load, state.loadAt = policies.EngineLoad{Waiting: 1}, time.Now()
+		state.load, state.loadAt = policies.EngineLoad{Waiting: 1, Queued: 1}, time.Now()
 		state.mu.Unlock()
 		if moved, err := f.handOff(b.id, 1); err != nil || moved.Handoff || c.asked.Load() != 0 {
 			t.Errorf("%+v, %v; asked %d times", moved, err, c.asked.Load())

@@ -59,7 +59,8 @@ type MigrationResult struct {
 	// Stall is how long the client got nothing because of a migration that
 	// succeeded: from the freeze to the first token of the new leg; else 0.
 	Stall time.Duration
-	// Handoff says that the target's engine was to fetch the KV from From's.
+	// Handoff says that the target's engine was given what it needs to fetch the KV from
+	// From's. An engine without a KV connector computes it all the same, which no answer shows.
 	Handoff bool
 }
 

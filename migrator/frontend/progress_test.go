@@ -112,6 +112,31 @@ func TestHungEngineWithoutRefuge(t *testing.T) {
 	})
 }
 
+// TestHungEngineWithoutMetrics hangs an engine as a whole while its metrics are being read, which must not
+// delay the finding.
+func TestHungEngineWithoutMetrics(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		post(t, f.client, f.url, "/v1/completions", longRequest) // the engine is not cold any more
+		revive := e.hang(t)
+		e.passthrough.Store(ptr(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+		f.engineState.mu.Lock()
+		f.engineState.pace.Reset() // a read is due
+		f.engineState.mu.Unlock()
+		answered := make(chan struct{})
+		go func() {
+			defer close(answered)
+			post(t, f.client, f.url, "/v1/completions", longRequest)
+		}()
+		began := time.Now()
+		f.waitForReady(t, false)
+		if took := time.Since(began); took > progress.MinPause+time.Second || !f.Status().EngineHung {
+			t.Errorf("not ready after %v, hung: %v", took, f.Status().EngineHung)
+		}
+		revive()
+		<-answered
+	})
+}
+
 // TestHungPeer checks a request that was placed at a peer whose engine hangs, and then at the own
 // engine, which hangs too: a third one serves it. A request that three engines have lost is not sent to
 // a fourth, by proxies neither: it may be the one that hangs them.

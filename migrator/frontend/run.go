@@ -68,10 +68,11 @@ func (srv *Server) Run(parent context.Context) error {
 			srv.tracker.Update()
 			srv.updateLoadHeader()
 			srv.admission.setIteration(srv.tracker.Iteration())
-			switch state := watch.check(time.Now()); {
-			case state == progress.Quiet, srv.ready.Load() && srv.engineState.due(time.Now()):
+			state := watch.check(time.Now())
+			if state == progress.Quiet || srv.ready.Load() && srv.engineState.due(time.Now()) {
 				watch.sample(ctx, &probes)
-			case state == progress.Hung && !srv.hung.Swap(true):
+			}
+			if state == progress.Hung && !srv.hung.Swap(true) {
 				srv.hangs.Add(1)
 				away = time.Now()
 				srv.log.Warn("engine makes no progress; sending its requests to other replicas",

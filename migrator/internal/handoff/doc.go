@@ -30,12 +30,12 @@
 //
 //  1. The parameters are for exactly the ids that the target is given
 //     (openai.ParseHandoff). The holder's one token is discarded.
-//  2. The leg's first token comes within Deadline of the request to the holder, of
-//     whose lease of the blocks the answer does not say how long it is. A later token
-//     is not used, whatever it is.
+//  2. The leg's first token comes within Deadline of the request to the holder. A later
+//     one is not used: the holder keeps the blocks for a time that its answer does not
+//     state.
 //  3. The holder has not been lost since: its engine may have restarted, and its memory
 //     belong to other requests.
 //  4. Parameters are used for one leg.
-//  5. The holder answers within a small share of the client's patience: an engine that is too busy for one token
-//     would make the client wait for longer than a reprompt.
+//  5. The holder answers within a small share of the client's patience: an engine that is
+//     too busy for one token would make the client wait for longer than a reprompt.
 package handoff
