@@ -44,7 +44,7 @@ type EngineLoad struct {
 	// or ended since the engine's report is added or subtracted.
 	KVUsed           Tokens
 	Running, Waiting int    // requests in the batch, and those that are not
-	Queued           int    // of Waiting, how many waited for room at this report and at the one before
+	Queued           int    // of Waiting, how many waited for room at this report and the one before; known at the replica only
 	Preemptions      uint64 // of requests, for want of KV, since the engine started
 }
 
