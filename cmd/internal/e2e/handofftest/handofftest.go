@@ -161,8 +161,8 @@ func (p *Pair) Play(s Stream) []Moved {
 		}
 		if !moving && len(moves) < len(s.Moves) && len(got.ids) >= s.Moves[len(moves)] && !p.busy() {
 			moving = true
-			id := p.streamOf(s.At)
-			go func() { results <- p.move(s.At, id, got.prompt+len(got.ids)) }()
+			id, length := p.streamOf(s.At), got.prompt+len(got.ids)
+			go func() { results <- p.move(s.At, id, length) }()
 		}
 		select {
 		case m := <-results:
