@@ -3,6 +3,7 @@ package policy
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -62,10 +63,48 @@ func TestLargeRecordsAreFew(t *testing.T) {
 	}
 }
 
+// TestSmallRecordsStay checks that a large record of a plan displaces no records of bids.
+func TestSmallRecordsStay(t *testing.T) {
+	r := NewNativeRecorder(natives, 1, 5, nil)
+	r.keep = 1
+	for range 3 {
+		r.Select(bids(9))
+	}
+	r.Guard(change(100))
+	if got := r.Records(); len(got) != 4 || got[0].Kind != abi.Select || got[3].Kind != abi.Guard {
+		t.Errorf("%d records", len(got))
+	}
+}
+
 // TestSizeOfRecords checks what counts as the memory of a record.
 func TestSizeOfRecords(t *testing.T) {
 	r := host.Record{Frame: make([]byte, 3, 10), Output: make([]byte, 1, 30)}
 	if got := held(&r) + held(&host.Record{}); got != 40 {
 		t.Errorf("%d bytes, want 40", got)
+	}
+}
+
+// TestRecordedCalls checks that the record of a small call after a large one has the frame of
+// the small one, and that recorded calls count in the fuel.
+func TestRecordedCalls(t *testing.T) {
+	m := stopped(t, Config{Instances: 1, Every: 1, Keep: 1}, hosttest.LeastLoadModule())
+	linked := NewNativeRecorder(natives, 1, 1, nil)
+	for _, p := range []interface {
+		policies.Selector
+		Records() []host.Record
+	}{m, linked} {
+		p.Select(bids(30))
+		p.Select(bids(3))
+		got := p.Records()
+		frame := slices.Clone(got[0].Frame)
+		if p.Select(bids(7)); !slices.Equal(got[0].Frame, frame) {
+			t.Errorf("%T: a record that was returned has changed", p)
+		}
+		if want := len(frameOf(&selectAdapter, abi.Call{}, bids(3))); len(got) != 1 || len(got[0].Frame) != want {
+			t.Errorf("%T: %d records, with a frame of %d bytes, want %d", p, len(got), len(got[0].Frame), want)
+		}
+	}
+	if st := m.Stats(); st.Fuel.Last <= 0 || st.Fuel.Max < st.Fuel.Last {
+		t.Errorf("%+v", st.Fuel)
 	}
 }

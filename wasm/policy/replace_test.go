@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -130,13 +131,16 @@ func TestReplacementIsDue(t *testing.T) {
 // TestLargeInstancesAreReplaced checks that an instance is replaced when its memory is above
 // 15/16 of the module's limit.
 func TestLargeInstancesAreReplaced(t *testing.T) {
-	for most, want := range map[uint32]bool{16: true, 17: true, 18: false} {
+	for _, c := range []struct {
+		pages, most uint32
+		want        bool
+	}{{16, 16, true}, {16, 17, true}, {15, 16, false}, {16, 18, false}} {
 		m := hosttest.Policy(hosttest.LeastLoad())
-		m.Pages, m.Most = 16, most
+		m.Pages, m.Most = c.pages, c.most
 		p := stopped(t, Config{Instances: 1}, m.Encode())
 		p.slots[0].served = lookEvery - 1
-		if p.Select(bids(3)); p.slots[0].replaceDue.Load() != want {
-			t.Errorf("16 pages of %d: replaced %v", most, !want)
+		if p.Select(bids(3)); p.slots[0].replaceDue.Load() != c.want {
+			t.Errorf("%d pages of %d: replaced %v", c.pages, c.most, !c.want)
 		}
 	}
 }
@@ -247,6 +251,42 @@ func TestDeferredWorkIsDue(t *testing.T) {
 	plain.slots[0].served = restMost
 	plain.Select(bids(3))
 	wantSlot(t, &plain.slots[0], free, false)
+}
+
+// TestRunDoesDeferredWork checks that Run does deferred work that is due.
+func TestRunDoesDeferredWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := running(t, Config{Instances: 1}, host.Config{}, tiring(restMost))
+		for range restEvery {
+			p.Select(bids(3))
+		}
+		synctest.Wait()
+		s := &p.slots[0]
+		wantSlot(t, s, free, false)
+		p.takeSlot(s)
+		if s.rested != restEvery {
+			t.Errorf("done at call %d, want %d", s.rested, restEvery)
+		}
+		p.release(s, free)
+	})
+}
+
+// TestReplacementWaits checks that an instance is not replaced during a call.
+func TestReplacementWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := running(t, Config{Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
+		s := &p.slots[0]
+		p.takeSlot(s)
+		before := s.instance
+		s.replaceDue.Store(true)
+		p.refillSoon()
+		time.Sleep(time.Second)
+		if s.instance != before || p.Stats().Replaced != 0 {
+			t.Error("replaced during a call")
+		}
+		p.release(s, free)
+		testkit.WaitFor(t, "a new instance", func() bool { return p.Stats().Replaced == 1 })
+	})
 }
 
 // TestDeferredWorkByKind checks that only modules that decide per request run deferred work
@@ -370,12 +410,12 @@ func TestRecordsOfDeadInstances(t *testing.T) {
 // TestNumbersOfCalls checks that calls of all instances have different numbers, that the
 // seed follows from the number, and that the time is that of the configuration.
 func TestNumbersOfCalls(t *testing.T) {
-	p := stopped(t, Config{Instances: 3}, hosttest.LeastLoadModule())
+	p := stopped(t, Config{Instances: 3, Now: func() policies.Micros { return 77 }}, hosttest.LeastLoadModule())
 	for n := range p.slots {
 		s := &p.slots[n]
 		for i := range uint64(3) {
 			id := uint64(n)<<48 | i + 1
-			if c := s.call(p); c.ID != id || c.Seed != mix(id) || c.Now != 0 || s.calls != i+1 || s.served != i+1 {
+			if c := s.call(p); c.ID != id || c.Seed != mix(id) || c.Now != 77 || s.calls != i+1 || s.served != i+1 {
 				t.Errorf("instance %d: %+v", n, c)
 			}
 		}

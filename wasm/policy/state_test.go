@@ -103,3 +103,22 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// TestLimitsOfConfig checks the limits themselves, which are accepted, and what is beyond
+// them.
+func TestLimitsOfConfig(t *testing.T) {
+	m := testkit.Must(host.Load(t.Context(), host.Config{}, hosttest.LeastLoadModule()))
+	defer m.Close()
+	for _, c := range []struct {
+		Config
+		want string
+	}{
+		{Config{Instances: mostInstances, Keep: mostKeep, Window: 1, KeepBytes: 1, Every: 1}, ""},
+		{Config{Instances: mostInstances + 1}, "Instances"}, {Config{Instances: -1}, "Instances"}, {Config{Window: -1}, "Window"},
+		{Config{Keep: mostKeep + 1}, "Keep"}, {Config{Keep: -1}, "Keep"}, {Config{KeepBytes: -1}, "KeepBytes"}, {Config{Every: -1}, "Every"},
+	} {
+		c.Module, c.Native = m, natives
+		_, err := c.filled()
+		testkit.WantError(t, err, c.want)
+	}
+}
