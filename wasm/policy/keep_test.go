@@ -76,6 +76,27 @@ func TestSmallRecordsStay(t *testing.T) {
 	}
 }
 
+// TestBusyRecordsStay checks that a record which is being written is not dropped, nor
+// released.
+func TestBusyRecordsStay(t *testing.T) {
+	r := NewNativeRecorder(natives, 1, 2, nil)
+	r.keep = 1
+	r.Guard(change(100))
+	first := &r.ring[1]
+	first.busy.Store(true)
+	r.Guard(change(100))
+	if !first.busy.Load() || first.call != 1 {
+		t.Errorf("busy %v, of call %d", first.busy.Load(), first.call)
+	}
+	if got := r.Records(); len(got) != 1 || number(got[0]) != 2 {
+		t.Errorf("%d records", len(got))
+	}
+	first.busy.Store(false)
+	if r.trim(); first.call != 0 {
+		t.Error("the oldest record is still there")
+	}
+}
+
 // TestSizeOfRecords checks what counts as the memory of a record.
 func TestSizeOfRecords(t *testing.T) {
 	r := host.Record{Frame: make([]byte, 3, 10), Output: make([]byte, 1, 30)}

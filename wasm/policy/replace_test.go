@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
 // picky is a module that refuses its configuration while the first byte of that is 1, and
@@ -215,183 +216,33 @@ func TestWarmTakesSlots(t *testing.T) {
 	})
 }
 
-// TestWarmIsReady checks that a slow module is no error of Warm, that its dead instance
-// is replaced, and that only recording policies reserve memory for records.
+// TestWarmIsReady checks that Warm calls every instance, and that only recording policies
+// reserve memory for records.
 func TestWarmIsReady(t *testing.T) {
 	for _, every := range []int{0, 3} {
-		p := stopped(t, Config{Instances: 1, Every: every}, hosttest.LeastLoadModule())
+		p := stopped(t, Config{Instances: 3, Every: every}, hosttest.LeastLoadModule())
+		before := p.slots[0].instance.Calls()
 		testkit.NoError(t, p.Warm([][]byte{frameOf(&selectAdapter, abi.Call{ID: 1}, bids(4))}))
-		r := p.slots[0].ring
-		if reserved := cap(r[:1][0].Frame) > 0; reserved != (every > 0) {
-			t.Errorf("one in %d is recorded; memory reserved: %v", every, reserved)
-		}
-	}
-}
-
-// TestDeferredWorkIsDue checks that Run is to do deferred work after restEvery calls, that
-// the caller does it after restMost calls, and that calls count from the last time.
-func TestDeferredWorkIsDue(t *testing.T) {
-	for _, c := range []struct {
-		served, rested uint64 // before a call
-		due, ran       bool
-	}{
-		{restEvery - 2, 0, false, false}, {restEvery - 1, 0, true, false}, {restMost - 2, 0, true, false}, {restMost - 1, 0, false, true},
-		{5*restMost + restEvery - 2, 5 * restMost, false, false}, {5*restMost + restEvery - 1, 5 * restMost, true, false},
-	} {
-		p := stopped(t, Config{Instances: 1}, tiring(restMost))
-		s := &p.slots[0]
-		s.served, s.rested = c.served, c.rested
-		p.Select(bids(3))
-		wantSlot(t, s, free, c.due)
-		if ran := s.rested == s.served; ran != c.ran || len(p.refill) != map[bool]int{true: 1}[c.due] {
-			t.Errorf("%+v: ran %v, Run is woken %d times", c, ran, len(p.refill))
-		}
-	}
-	plain := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule())
-	plain.slots[0].served = restMost
-	plain.Select(bids(3))
-	wantSlot(t, &plain.slots[0], free, false)
-}
-
-// TestRunDoesDeferredWork checks that Run does deferred work that is due.
-func TestRunDoesDeferredWork(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := running(t, Config{Instances: 1}, host.Config{}, tiring(restMost))
-		for range restEvery {
-			p.Select(bids(3))
-		}
-		synctest.Wait()
-		s := &p.slots[0]
-		wantSlot(t, s, free, false)
-		p.takeSlot(s)
-		if s.rested != restEvery {
-			t.Errorf("done at call %d, want %d", s.rested, restEvery)
-		}
-		p.release(s, free)
-	})
-}
-
-// TestReplacementWaits checks that an instance is not replaced during a call.
-func TestReplacementWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := running(t, Config{Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
-		s := &p.slots[0]
-		p.takeSlot(s)
-		before := s.instance
-		s.replaceDue.Store(true)
-		p.refillSoon()
-		time.Sleep(time.Second)
-		if s.instance != before || p.Stats().Replaced != 0 {
-			t.Error("replaced during a call")
-		}
-		p.release(s, free)
-		testkit.WaitFor(t, "a new instance", func() bool { return p.Stats().Replaced == 1 })
-	})
-}
-
-// TestDeferredWorkByKind checks that only modules that decide per request run deferred work
-// between calls, if they have any.
-func TestDeferredWorkByKind(t *testing.T) {
-	guard := hosttest.Policy(
-		hosttest.Function(abi.Guard.Export(), nil, hosttest.Result(0, 0)),
-		hosttest.Function(abi.ExportDeferred, nil, hosttest.I64(0))).Encode()
-	for name, c := range map[string]struct {
-		code []byte
-		want bool
-	}{"bids": {tiring(restMost), true}, "bids without deferred work": {hosttest.LeastLoadModule(), false}, "plans": {guard, false}} {
-		if p := stopped(t, Config{Instances: 1}, c.code); p.rests != c.want {
-			t.Errorf("%s: %v", name, p.rests)
-		}
-	}
-}
-
-// TestTakenSlots checks that calls leave a slot to a goroutine that waits in takeSlot for
-// it, and that Records waits for the call in progress.
-func TestTakenSlots(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule())
-		s := &p.slots[0]
-		p.takeSlot(s)
-		done := make(chan struct{})
-		go func() { p.Records(); close(done) }()
-		synctest.Wait()
-		if n := s.wanted.Load(); n != 1 {
-			t.Errorf("%d wait for the slot", n)
-		}
-		select {
-		case <-done:
-			t.Error("records were read during a call")
-		default:
-		}
-		p.release(s, free)
-		if got, alive := p.try(); got != nil || !alive {
-			t.Errorf("a call got the slot: %v; alive %v", got != nil, alive)
-		}
-		testkit.WaitForEvent(t, "Records returns", done)
-		if got, _ := p.try(); got != s || s.wanted.Load() != 0 {
-			t.Errorf("the slot is not free; %d wait for it", s.wanted.Load())
-		}
-		p.release(s, free)
-	})
-}
-
-// TestEveryInstanceIsCalled checks that calls are spread over the instances, and that the
-// search for a free one goes round.
-func TestEveryInstanceIsCalled(t *testing.T) {
-	p := stopped(t, Config{Instances: 3}, hosttest.LeastLoadModule())
-	for range 200 {
-		p.Select(bids(3))
-	}
-	for n := range p.slots {
-		if calls := p.slots[n].calls; calls < 20 {
-			t.Errorf("instance %d got %d of 200 calls", n, calls)
-		}
-	}
-	if len(p.wake) > 0 {
-		t.Error("a wake-up though no call waits")
-	}
-	for range 20 {
-		for range p.slots {
-			if s, alive := p.try(); s == nil || !alive {
-				t.Fatal("no slot, though one is free")
+		for n := range p.slots {
+			s := &p.slots[n]
+			reserved := cap(s.ring[:1][0].Frame) > 0
+			if calls := s.instance.Calls() - before; calls != 1 || reserved != (every > 0) {
+				t.Errorf("one in %d is recorded: instance %d was called %d times; memory reserved: %v", every, n, calls, reserved)
 			}
 		}
-		for n := range p.slots {
-			p.release(&p.slots[n], free)
-		}
-	}
-	for n := range p.slots {
-		p.takeSlot(&p.slots[n])
-	}
-	if s, alive := p.try(); s != nil || !alive {
-		t.Errorf("a slot though all are busy: %v; alive %v", s != nil, alive)
-	}
-	for n := range p.slots {
-		p.release(&p.slots[n], empty)
-	}
-	if s, alive := p.try(); s != nil || alive {
-		t.Errorf("a slot though all are empty: %v; alive %v", s != nil, alive)
 	}
 }
 
-// TestEndTakesEffectAtOnce checks that the native policy answers calls while Run waits for
-// one in progress before it ends.
-func TestEndTakesEffectAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := testkit.Must(host.Load(t.Context(), host.Config{}, hosttest.LeastLoadModule()))
-		defer m.Close()
-		p := testkit.Must(New(Config{Module: m, Native: natives, Instances: 2}))
-		p.takeSlot(&p.slots[0])
-		end := make(chan struct{})
-		stop := testkit.Run(t, p.Run)
-		go func() { stop(); close(end) }()
-		synctest.Wait()
-		if b := bids(4); p.Select(b) != natives.Selector.Select(b) || p.Stats().Calls != 0 {
-			t.Errorf("%+v", p.Stats())
-		}
-		p.release(&p.slots[0], free)
-		testkit.WaitForEvent(t, "Run ends", end)
-	})
+// TestWarmOfSlowModules checks that a module that times out is no error of Warm, and that
+// its dead instance is replaced.
+func TestWarmOfSlowModules(t *testing.T) {
+	w := host.NewWatchdog()
+	testkit.Run(t, w.Run)
+	hc := host.Config{Watchdog: w}
+	hc.Limits[abi.Select] = host.Limit{Fuel: meter.MaxFuel, Wall: time.Millisecond}
+	p := running(t, Config{Instances: 2}, hc, hosttest.LeastLoadModule(hosttest.Forever))
+	testkit.NoError(t, p.Warm([][]byte{frameOf(&selectAdapter, abi.Call{ID: 1}, bids(4))}))
+	testkit.WaitFor(t, "both instances are replaced", func() bool { return p.Stats().Replaced == 2 })
 }
 
 // TestRecordsOfDeadInstances checks that Records leaves the slot of a dead instance empty.
