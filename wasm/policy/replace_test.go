@@ -146,45 +146,6 @@ func TestLargeInstancesAreReplaced(t *testing.T) {
 	}
 }
 
-// TestDeferredWorkOfDeadInstances checks that deferred work is dropped for a dead instance,
-// which replace replaces, and that the slot stays empty.
-func TestDeferredWorkOfDeadInstances(t *testing.T) {
-	p := stopped(t, Config{Instances: 1}, tiring(restMost))
-	s := &p.slots[0]
-	s.instance.Close()
-	s.state.Store(empty)
-	s.deferredDue.Store(true)
-	p.runAllDeferred()
-	wantSlot(t, s, empty, false)
-}
-
-// TestDeferredWorkIsRunOnce checks that Run leaves deferred work that a caller has run
-// meanwhile, runs it otherwise, and frees the slot in both cases.
-func TestDeferredWorkIsRunOnce(t *testing.T) {
-	for _, meanwhile := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			p := stopped(t, Config{Instances: 1}, tiring(restMost))
-			s := &p.slots[0]
-			p.takeSlot(s)
-			s.served = 700
-			s.deferredDue.Store(true)
-			go p.runAllDeferred()
-			synctest.Wait()
-			wantSlot(t, s, busy, true)
-			s.deferredDue.Store(!meanwhile)
-			p.release(s, free)
-			time.Sleep(2 * patience)
-			synctest.Wait()
-			wantSlot(t, s, free, false)
-			p.takeSlot(s)
-			if (s.rested == 700) == meanwhile {
-				t.Errorf("rested at call %d; a caller had run it: %v", s.rested, meanwhile)
-			}
-			p.release(s, free)
-		})
-	}
-}
-
 // TestWarmTakesSlots checks that Warm waits for a call in progress, and stops at the first
 // frame that fails.
 func TestWarmTakesSlots(t *testing.T) {
@@ -243,6 +204,113 @@ func TestWarmOfSlowModules(t *testing.T) {
 	p := running(t, Config{Instances: 2}, hc, hosttest.LeastLoadModule(hosttest.Forever))
 	testkit.NoError(t, p.Warm([][]byte{frameOf(&selectAdapter, abi.Call{ID: 1}, bids(4))}))
 	testkit.WaitFor(t, "both instances are replaced", func() bool { return p.Stats().Replaced == 2 })
+}
+
+// TestReplacementWaits checks that an instance is not replaced during a call.
+func TestReplacementWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := running(t, Config{Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
+		s := &p.slots[0]
+		p.takeSlot(s)
+		before := s.instance
+		s.replaceDue.Store(true)
+		p.refillSoon()
+		time.Sleep(time.Second)
+		if s.instance != before || p.Stats().Replaced != 0 {
+			t.Error("replaced during a call")
+		}
+		p.release(s, free)
+		testkit.WaitFor(t, "a new instance", func() bool { return p.Stats().Replaced == 1 })
+	})
+}
+
+// TestTakenSlots checks that calls leave a slot to a goroutine that waits in takeSlot for
+// it, and that Records waits for the call in progress.
+func TestTakenSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule())
+		s := &p.slots[0]
+		p.takeSlot(s)
+		done := make(chan struct{})
+		go func() { p.Records(); close(done) }()
+		synctest.Wait()
+		if n := s.wanted.Load(); n != 1 {
+			t.Errorf("%d wait for the slot", n)
+		}
+		select {
+		case <-done:
+			t.Error("records were read during a call")
+		default:
+		}
+		p.release(s, free)
+		if got, alive := p.try(); got != nil || !alive {
+			t.Errorf("a call got the slot: %v; alive %v", got != nil, alive)
+		}
+		testkit.WaitForEvent(t, "Records returns", done)
+		if got, _ := p.try(); got != s || s.wanted.Load() != 0 {
+			t.Errorf("the slot is not free; %d wait for it", s.wanted.Load())
+		}
+		p.release(s, free)
+	})
+}
+
+// TestEveryInstanceIsCalled checks that calls are spread over the instances, and that the
+// search for a free one goes round.
+func TestEveryInstanceIsCalled(t *testing.T) {
+	p := stopped(t, Config{Instances: 3}, hosttest.LeastLoadModule())
+	for range 200 {
+		p.Select(bids(3))
+	}
+	for n := range p.slots {
+		if calls := p.slots[n].calls; calls < 20 {
+			t.Errorf("instance %d got %d of 200 calls", n, calls)
+		}
+	}
+	if len(p.wake) > 0 {
+		t.Error("a wake-up though no call waits")
+	}
+	for range 20 {
+		for range p.slots {
+			if s, alive := p.try(); s == nil || !alive {
+				t.Fatal("no slot, though one is free")
+			}
+		}
+		for n := range p.slots {
+			p.release(&p.slots[n], free)
+		}
+	}
+	for n := range p.slots {
+		p.takeSlot(&p.slots[n])
+	}
+	if s, alive := p.try(); s != nil || !alive {
+		t.Errorf("a slot though all are busy: %v; alive %v", s != nil, alive)
+	}
+	for n := range p.slots {
+		p.release(&p.slots[n], empty)
+	}
+	if s, alive := p.try(); s != nil || alive {
+		t.Errorf("a slot though all are empty: %v; alive %v", s != nil, alive)
+	}
+}
+
+// TestEndTakesEffectAtOnce checks that the native policy answers calls while Run waits for
+// one in progress before it ends.
+func TestEndTakesEffectAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := testkit.Must(host.Load(t.Context(), host.Config{}, hosttest.LeastLoadModule()))
+		defer m.Close()
+		p := testkit.Must(New(Config{Module: m, Native: natives, Instances: 2}))
+		p.takeSlot(&p.slots[0])
+		end := make(chan struct{})
+		stop := testkit.Run(t, p.Run)
+		go func() { stop(); close(end) }()
+		synctest.Wait()
+		if b := bids(4); p.Select(b) != natives.Selector.Select(b) || p.Stats().Calls != 0 {
+			t.Errorf("%+v", p.Stats())
+		}
+		p.release(&p.slots[0], free)
+		testkit.WaitForEvent(t, "Run ends", end)
+	})
 }
 
 // TestRecordsOfDeadInstances checks that Records leaves the slot of a dead instance empty.

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -100,5 +101,103 @@ func TestGarbageOfBids(t *testing.T) {
 	}
 	if st := p.Stats(); st.Calls != calls || st.Faults != [host.NumCauses]uint64{} || st.Replaced != 0 {
 		t.Errorf("%+v", st)
+	}
+}
+
+// TestDeferredWorkOfDeadInstances checks that deferred work is dropped for a dead instance,
+// which replace replaces, and that the slot stays empty.
+func TestDeferredWorkOfDeadInstances(t *testing.T) {
+	p := stopped(t, Config{Instances: 1}, tiring(restMost))
+	s := &p.slots[0]
+	s.instance.Close()
+	s.state.Store(empty)
+	s.deferredDue.Store(true)
+	p.runAllDeferred()
+	wantSlot(t, s, empty, false)
+}
+
+// TestDeferredWorkIsRunOnce checks that Run leaves deferred work that a caller has run
+// meanwhile, runs it otherwise, and frees the slot in both cases.
+func TestDeferredWorkIsRunOnce(t *testing.T) {
+	for _, meanwhile := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			p := stopped(t, Config{Instances: 1}, tiring(restMost))
+			s := &p.slots[0]
+			p.takeSlot(s)
+			s.served = 700
+			s.deferredDue.Store(true)
+			go p.runAllDeferred()
+			synctest.Wait()
+			wantSlot(t, s, busy, true)
+			s.deferredDue.Store(!meanwhile)
+			p.release(s, free)
+			time.Sleep(2 * patience)
+			synctest.Wait()
+			wantSlot(t, s, free, false)
+			p.takeSlot(s)
+			if (s.rested == 700) == meanwhile {
+				t.Errorf("rested at call %d; a caller had run it: %v", s.rested, meanwhile)
+			}
+			p.release(s, free)
+		})
+	}
+}
+
+// TestDeferredWorkIsDue checks that Run is to do deferred work after restEvery calls, that
+// the caller does it after restMost calls, and that calls count from the last time.
+func TestDeferredWorkIsDue(t *testing.T) {
+	for _, c := range []struct {
+		served, rested uint64 // before a call
+		due, ran       bool
+	}{
+		{restEvery - 2, 0, false, false}, {restEvery - 1, 0, true, false}, {restMost - 2, 0, true, false}, {restMost - 1, 0, false, true},
+		{5*restMost + restEvery - 2, 5 * restMost, false, false}, {5*restMost + restEvery - 1, 5 * restMost, true, false},
+	} {
+		p := stopped(t, Config{Instances: 1}, tiring(restMost))
+		s := &p.slots[0]
+		s.served, s.rested = c.served, c.rested
+		p.Select(bids(3))
+		wantSlot(t, s, free, c.due)
+		if ran := s.rested == s.served; ran != c.ran || len(p.refill) != map[bool]int{true: 1}[c.due] {
+			t.Errorf("%+v: ran %v, Run is woken %d times", c, ran, len(p.refill))
+		}
+	}
+	plain := stopped(t, Config{Instances: 1}, hosttest.LeastLoadModule())
+	plain.slots[0].served = restMost
+	plain.Select(bids(3))
+	wantSlot(t, &plain.slots[0], free, false)
+}
+
+// TestRunDoesDeferredWork checks that Run does deferred work that is due.
+func TestRunDoesDeferredWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := running(t, Config{Instances: 1}, host.Config{}, tiring(restMost))
+		for range restEvery {
+			p.Select(bids(3))
+		}
+		synctest.Wait()
+		s := &p.slots[0]
+		wantSlot(t, s, free, false)
+		p.takeSlot(s)
+		if s.rested != restEvery {
+			t.Errorf("done at call %d, want %d", s.rested, restEvery)
+		}
+		p.release(s, free)
+	})
+}
+
+// TestDeferredWorkByKind checks that only modules that decide per request run deferred work
+// between calls, if they have any.
+func TestDeferredWorkByKind(t *testing.T) {
+	guard := hosttest.Policy(
+		hosttest.Function(abi.Guard.Export(), nil, hosttest.Result(0, 0)),
+		hosttest.Function(abi.ExportDeferred, nil, hosttest.I64(0))).Encode()
+	for name, c := range map[string]struct {
+		code []byte
+		want bool
+	}{"bids": {tiring(restMost), true}, "bids without deferred work": {hosttest.LeastLoadModule(), false}, "plans": {guard, false}} {
+		if p := stopped(t, Config{Instances: 1}, c.code); p.rests != c.want {
+			t.Errorf("%s: %v", name, p.rests)
+		}
 	}
 }
