@@ -39,6 +39,15 @@ func (n sideChannels) start(t *testing.T, port uint16, c Config, k KVTransfer) (
 	return start(t, c)
 }
 
+// startPair runs two engines with KV connectors that reach each other.
+func startPair(t *testing.T) (a, b *Engine, stop func()) {
+	t.Helper()
+	net := sideChannels{}
+	a, stopA := net.start(t, 5601, Config{}, KVTransfer{EngineID: "A"})
+	b, stopB := net.start(t, 5602, Config{}, KVTransfer{EngineID: "B"})
+	return a, b, func() { stopB(); stopA() }
+}
+
 // reply is what the tests read of an answer.
 type reply struct {
 	completion
@@ -108,11 +117,8 @@ func TestHandoff(t *testing.T) {
 	for _, n := range []int{1, 2, 100, 127, 128, 129, 160, 1060} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				net := sideChannels{}
-				a, stopA := net.start(t, 5601, Config{}, KVTransfer{EngineID: "A"})
-				defer stopA()
-				b, stopB := net.start(t, 5602, Config{}, KVTransfer{EngineID: "B"})
-				defer stopB()
+				a, b, stop := startPair(t)
+				defer stop()
 				ids := promptOf(n, n)
 				params := handoff(t, a, ids)
 				for field, want := range map[string]any{
@@ -154,11 +160,8 @@ func TestHandoff(t *testing.T) {
 // Pre-copy rounds leave the difference to the last pull, as measured on vLLM.
 func TestHandoffPullsWhatIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := sideChannels{}
-		a, stopA := net.start(t, 5601, Config{}, KVTransfer{})
-		defer stopA()
-		b, stopB := net.start(t, 5602, Config{}, KVTransfer{})
-		defer stopB()
+		a, b, stop := startPair(t)
+		defer stop()
 		ids := promptOf(1100, 1)
 		send(t, b, ids[:1060], 1, handoff(t, a, ids[:1060]))
 		_, r := send(t, b, ids, 60, handoff(t, a, ids))
@@ -177,11 +180,8 @@ func TestHandoffPullsWhatIsMissing(t *testing.T) {
 // A chat continues from ids in kv_transfer_params.
 func TestHandoffOfChat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := sideChannels{}
-		a, stopA := net.start(t, 5601, Config{}, KVTransfer{})
-		defer stopA()
-		b, stopB := net.start(t, 5602, Config{}, KVTransfer{})
-		defer stopB()
+		a, b, stop := startPair(t)
+		defer stop()
 		ids := promptOf(100, 1)
 		params := handoff(t, a, ids)
 		params["prompt_token_ids"] = ids
@@ -250,11 +250,8 @@ func TestHandoffFailures(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				net := sideChannels{}
-				a, stopA := net.start(t, 5601, Config{}, KVTransfer{EngineID: "A"})
-				defer stopA()
-				b, stopB := net.start(t, 5602, Config{}, KVTransfer{EngineID: "B"})
-				defer stopB()
+				a, b, stop := startPair(t)
+				defer stop()
 				params := handoff(t, a, ids)
 				if tc.between != nil {
 					tc.between(t, a, params)
@@ -362,11 +359,8 @@ func TestHandoffFromRestartedEngine(t *testing.T) {
 // client closes the connection.
 func TestHandoffFromFrozenEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := sideChannels{}
-		a, stopA := net.start(t, 5601, Config{}, KVTransfer{})
-		defer stopA()
-		b, stopB := net.start(t, 5602, Config{}, KVTransfer{})
-		defer stopB()
+		a, b, stop := startPair(t)
+		defer stop()
 		ids := promptOf(100, 1)
 		params := handoff(t, a, ids)
 		a.Hang()

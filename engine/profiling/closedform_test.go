@@ -1,8 +1,10 @@
 package profiling
 
 import (
+	"encoding/json"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
@@ -11,19 +13,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
-
-// shareGPT has the lengths of 58,787 conversations of ShareGPT (efeslab/Nanoflow, Apache-2.0), the paper's data set,
-// as trace.Fit finds them.
-var shareGPT = trace.Generator{Name: "sharegpt", Rate: 1, Requests: 20_000, Seed: 3, Classes: []trace.Class{{Share: 1, Input: trace.Range{Min: 1, Max: 100_000}, Output: trace.Range{Min: 1, Max: 16_000}, Lengths: []trace.Lognormal{
-	{Weight: 0.0654, Input: 2.1507, Output: 3.7944, InputSD: 1.0259, OutputSD: 1.0749, Corr: 0.8042},
-	{Weight: 0.2765, Input: 2.788, Output: 5.692, InputSD: 0.5143, OutputSD: 0.5339, Corr: 0.3284},
-	{Weight: 0.1268, Input: 3.5881, Output: 4.0227, InputSD: 1.0095, OutputSD: 1.1816, Corr: -0.0167},
-	{Weight: 0.2381, Input: 4.0906, Output: 6.027, InputSD: 1.2311, OutputSD: 0.3584, Corr: 0.1691},
-	{Weight: 0.0509, Input: 4.9427, Output: 6.7781, InputSD: 1.6423, OutputSD: 0.1082, Corr: 0.1482},
-	{Weight: 0.1419, Input: 4.9549, Output: 5.1776, InputSD: 1.5006, OutputSD: 0.5767, Corr: 0.0517},
-	{Weight: 0.0351, Input: 7.0804, Output: 3.2467, InputSD: 0.8334, OutputSD: 1.4385, Corr: 0.3076},
-	{Weight: 0.0652, Input: 7.1345, Output: 5.8995, InputSD: 0.6872, OutputSD: 0.5649, Corr: -0.1913},
-}}}}
 
 // queue is an engine in virtual time with the iteration model of a profile. Prompts are computed in chunks, as in
 // the emulator, together with the decoding requests.
@@ -124,6 +113,8 @@ func meanError(logs []Log, q policies.QoE) float64 {
 // for which the regression is closer should contain it.
 func TestClosedFormIsCloser(t *testing.T) {
 	testkit.SkipSlow(t)
+	shareGPT := trace.Generator{Requests: 20_000, Seed: 3}
+	testkit.NoError(t, json.Unmarshal(testkit.Must(os.ReadFile("../trace/testdata/sharegpt.json")), &shareGPT))
 	requests := testkit.Must(shareGPT.Generate())
 	for _, name := range cost.Names() {
 		p := testkit.Must(cost.Builtin(name))
