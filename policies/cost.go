@@ -48,8 +48,8 @@ func (c Cost) Scale(f float64) Cost {
 type Capacity struct {
 	KV    Tokens // KV cache size, in tokens
 	Batch int    // sequences that can run at once
-	// TransferRate is how many migrations a replica can send per second; 0 means
-	// that no limit is known.
+	// TransferRate is how many migrations a replica can send per second, and receive at the
+	// same time; 0 means that no limit is known.
 	TransferRate float64
 }
 

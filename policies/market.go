@@ -19,14 +19,15 @@ const (
 	Outlier                           // its replica has far more load than the stage's mean; it stays in the stage
 	Drain                             // its replica is draining
 	Spill                             // its replica is full; it moves to another one, of its own stage if possible
+	Prefill                           // a prefill replica has computed its prompt; it moves to a replica of the stage of its length
 )
 
 // String names the cause, for tables and metrics.
 func (c MigrationCause) String() string {
-	if c < Growth || c > Spill {
+	if c < Growth || c > Prefill {
 		return "unknown cause"
 	}
-	return [...]string{Growth: "growth", Outlier: "outlier", Drain: "drain", Spill: "spill"}[c]
+	return [...]string{Growth: "growth", Outlier: "outlier", Drain: "drain", Spill: "spill", Prefill: "prefill"}[c]
 }
 
 // Migration is one running request that should move to another replica.

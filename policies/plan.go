@@ -22,13 +22,18 @@ type Replica struct {
 	Adapters []string
 	// Draining replicas accept no new requests and belong to no stage.
 	Draining bool
+	// Prefill replicas compute the prompts of new requests, which then move to a replica of
+	// the stage of their length. They belong to no stage and take no running request.
+	// The JSON of other replicas lacks the field: the digest of a list without prefill
+	// replicas does not depend on it.
+	Prefill bool `json:",omitempty"`
 }
 
 // Equal reports whether two replicas are equal, including the order of their
 // adapters.
 func (r Replica) Equal(o Replica) bool {
 	return r.ID == o.ID && r.Model == o.Model && r.Address == o.Address && r.Peer == o.Peer && r.Host == o.Host &&
-		r.Capacity == o.Capacity && r.Draining == o.Draining && slices.Equal(r.Adapters, o.Adapters)
+		r.Capacity == o.Capacity && r.Draining == o.Draining && r.Prefill == o.Prefill && slices.Equal(r.Adapters, o.Adapters)
 }
 
 // Validate reports the first broken invariant, or nil.
@@ -118,6 +123,15 @@ func (p Plan) StageOfReplica(id ReplicaID) int {
 		}
 	}
 	return -1
+}
+
+// Cuts lists the interior boundaries, ascending.
+func (p Plan) Cuts() []Tokens {
+	var cuts []Tokens
+	for i := 1; i < len(p.Stages); i++ {
+		cuts = append(cuts, p.Stages[i].Low)
+	}
+	return cuts
 }
 
 // OneStagePlan returns the plan that serves all lengths on all replicas. It routes

@@ -81,11 +81,12 @@ func newDemo(s *settings) *cobra.Command {
 	src, e, p := &traceFlags{}, &emulationFlags{}, &pluginFlags{}
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Compare stages with round robin: eight emulated replicas, a realistic mix of requests",
+		Short: "Compare stages with round robin and least load: eight emulated replicas, a realistic mix of requests",
 		Long: `Demo starts eight emulated replicas, their migrators, the control plane and a proxy
 on loopback, replays a mix of short and long requests through the OpenAI API, first
-with all replicas in one stage (round robin), then with planned stages between which
-running requests migrate, and compares the two. The policies are WebAssembly modules,
+with all replicas in one stage (round robin), then in one stage with requests placed on
+the replica with the least load, then with planned stages between which running requests
+migrate, and compares the three. The policies are WebAssembly modules,
 whose decisions are compared with those of the native policies; --native uses native
 policies only. Everything runs in this process and talks over real sockets and real xDS;
 --envoy puts a real Envoy process in front.
@@ -107,7 +108,7 @@ traffic; on uniform lengths the planner stays with one stage.`,
 	return c
 }
 
-// compare replays the requests with round robin and with planned stages.
+// compare replays the requests with round robin, with placement by least load, and with planned stages.
 func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFlags, p pluginFlags) error {
 	requests, name, err := src.readWithin(e.context)
 	if err != nil {
@@ -126,11 +127,11 @@ func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFla
 	if e.envoy != "" {
 		proxy = e.envoy
 	}
-	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s, %d replicas of %s, speed %g, through %s: about %.0f s for each of two runs\n",
-		len(requests), name, trace.Rate(requests), e.replicas, e.profile, e.speed, proxy, last+5)
+	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s, %d replicas of %s, speed %g, through %s: about %.0f s for each of %d runs\n",
+		len(requests), name, trace.Rate(requests), e.replicas, e.profile, e.speed, proxy, last+5, len(comparedFleets))
 	var outcomes []presetResult
-	for _, run := range []struct{ name, preset string }{{"round robin", "round-robin"}, {"cascade", "default"}} {
-		o, err := c.run(ctx, s, run.name, run.preset)
+	for _, of := range comparedFleets {
+		o, err := c.run(ctx, s, of)
 		if err != nil {
 			return err
 		}

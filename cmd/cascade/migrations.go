@@ -37,10 +37,12 @@ newest first: those in progress and the latest that have ended.
 
 Columns:
   cause    growth (longer than its stage), outlier (its replica carries more than its
-           share), drain, spill (its replica is full) or engine lost
+           share), drain, spill (its replica is full), prefill (a prefill replica has
+           computed its prompt) or engine lost
   front    the replica that keeps the client's connection, whichever replica generates
-  method   live (KV blocks copied while it decodes, with the transport) or reprompt (KV
-           computed again from the token ids)
+  method   live (KV blocks copied while it decodes, with the transport), handoff (KV
+           fetched by the engines' own connector) or reprompt (KV computed again from
+           the token ids)
   tokens   the request's length when the migration began
   rounds   how often blocks were sent; copied: their bytes
   stall    how long the client waited for the first token after the freeze

@@ -17,6 +17,8 @@ import (
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/prefillpool"
 )
 
 // planBuckets is the number of length buckets per octave in offline planning.
@@ -51,6 +53,9 @@ predicted iteration time, and what the same traffic costs in one stage.
 The cost is the predicted number of requests in the system (Little's law), or the
 paper's QoE with --policy paper. "exact" is proven optimal for its model.
 
+It also prices prefill replicas (role: prefill in the fleet file), which compute long
+prompts for the others, and says whether they would pay.
+
 Its subcommands are about the plans of a running control plane.`,
 		Example: `  cascade plan --mix mixed --rate 12 --replicas 8 --profile rtxpro6000-llama-3.1-8b
   cascade plan --trace conversation_trace.jsonl --spread 3s --replicas 16 --plot plan.svg
@@ -79,17 +84,20 @@ Its subcommands are about the plans of a running control plane.`,
 
 // planResult is the result of "cascade plan".
 type planResult struct {
-	Source    string        `json:"source"`
-	Policy    string        `json:"policy"`
-	Profile   string        `json:"profile"`
-	Replicas  int           `json:"replicas"`
-	Requests  int           `json:"requests"`
-	Rate      float64       `json:"requests_per_second"`
-	Cost      float64       `json:"cost"`
-	OneStage  *float64      `json:"one_stage_cost"` // null: one stage cannot carry the load
-	Exact     bool          `json:"exact"`
-	Elapsed   float64       `json:"elapsed_seconds"`
-	Stages    []stageResult `json:"stages"`
+	Source   string        `json:"source"`
+	Policy   string        `json:"policy"`
+	Profile  string        `json:"profile"`
+	Replicas int           `json:"replicas"`
+	Requests int           `json:"requests"`
+	Rate     float64       `json:"requests_per_second"`
+	Cost     float64       `json:"cost"`
+	OneStage *float64      `json:"one_stage_cost"` // null: one stage cannot carry the load
+	Exact    bool          `json:"exact"`
+	Elapsed  float64       `json:"elapsed_seconds"`
+	Stages   []stageResult `json:"stages"`
+	// Prefill is what prefill replicas would cost and save; absent with policy paper, which
+	// prices no flows.
+	Prefill   *prefillResult `json:"prefill,omitempty"`
 	plan      policies.Plan
 	partition policies.Partition
 }
@@ -103,6 +111,81 @@ type stageResult struct {
 	Generated float64          `json:"tokens_per_second"`
 	Work      float64          `json:"busy_replicas"` // in replicas, before the fixed cost of iterations
 	Iteration float64          `json:"iteration_seconds,omitempty"`
+}
+
+// prefillResult is the price of prefill replicas beside that of none.
+type prefillResult struct {
+	Moved   float64         `json:"moved_per_second"` // requests whose prompts they would compute
+	Pays    bool            `json:"pays"`
+	Gain    float64         `json:"gain"` // share of the cost that the best number saves
+	Best    int             `json:"best"` // prefill replicas
+	Options []prefillOption `json:"options"`
+}
+
+// prefillOption is one number of prefill replicas. A cost is null where the replicas cannot
+// carry the load so.
+type prefillOption struct {
+	Prefill     int      `json:"prefill_replicas"`
+	Stages      int      `json:"stages"`
+	Utilisation float64  `json:"utilisation"`
+	Decode      float64  `json:"decode"`
+	Wait        float64  `json:"wait"`
+	Move        float64  `json:"move"`
+	Cost        *float64 `json:"cost"`
+}
+
+// describeQuote returns the prices of prefill replicas.
+func describeQuote(q prefillpool.Quote) *prefillResult {
+	out := &prefillResult{Moved: q.Moved, Pays: q.Pays(), Gain: q.Gain(), Best: q.Options[q.Best].Prefill}
+	for _, o := range q.Options {
+		row := prefillOption{Prefill: o.Prefill, Stages: o.Stages, Utilisation: o.Utilisation, Decode: o.Decode, Wait: o.Wait, Move: o.Move}
+		if !math.IsInf(o.Cost, 1) {
+			row.Cost = &o.Cost
+		} else {
+			row.Decode, row.Wait, row.Move = 0, 0, 0
+		}
+		out.Options = append(out.Options, row)
+	}
+	return out
+}
+
+// notes says whether prefill replicas pay for a fleet of so many replicas, and why.
+func (r *prefillResult) notes(replicas int) []string {
+	if r.Moved == 0 {
+		return []string{fmt.Sprintf("Prefill replicas do not pay: no bucket of prompts has %d uncached tokens on average.", place.MinUncached)}
+	}
+	notes := []string{"Without prefill replicas: " + r.Options[0].describe() + "."}
+	split := r.bestSplit()
+	if split == nil {
+		return append(notes, "Prefill replicas do not pay: the other replicas could not carry this load.")
+	}
+	notes = append(notes, fmt.Sprintf("With %d of %d, %.0f %% busy, for %.2f requests/s: %s.", split.Prefill, replicas, 100*split.Utilisation, r.Moved, split.describe()))
+	switch {
+	case r.Pays:
+		return append(notes, fmt.Sprintf("Prefill replicas: %d of %d would save %.0f %%.", split.Prefill, replicas, 100*r.Gain))
+	case r.Best == 0:
+		return append(notes, "Prefill replicas do not pay: none is cheaper.")
+	}
+	return append(notes, fmt.Sprintf("Prefill replicas do not pay: %d of %d would save %.1f %%, and less than %.0f %% is within the model's error.", split.Prefill, replicas, 100*r.Gain, 100*prefillpool.MinGain))
+}
+
+// bestSplit returns the cheapest option with prefill replicas, even if none at all is cheaper. It
+// returns nil if no such option can carry the load.
+func (r *prefillResult) bestSplit() (best *prefillOption) {
+	for i := range r.Options {
+		if o := &r.Options[i]; o.Prefill > 0 && o.Cost != nil && (best == nil || *o.Cost < *best.Cost) {
+			best = o
+		}
+	}
+	return best
+}
+
+// describe returns the option's cost and its parts.
+func (o prefillOption) describe() string {
+	if o.Cost == nil {
+		return "cannot carry this load"
+	}
+	return fmt.Sprintf("%.4g requests in the system: %.4g generate, %.3g wait for their first token, %.3g move", *o.Cost, o.Decode, o.Wait, o.Move)
 }
 
 func (s *settings) plan(src *traceFlags, p *planFlags) error {
@@ -131,6 +214,13 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	out := describePartition(w, part)
 	out.Source, out.Policy, out.Profile, out.Replicas = name, p.policy, p.profile, p.replicas
 	out.Requests, out.Rate, out.Elapsed = len(requests), trace.Rate(requests), elapsed
+	if p.policy != "paper" {
+		quote, err := prefillpool.Price(w)
+		if err != nil {
+			return err
+		}
+		out.Prefill = describeQuote(quote)
+	}
 	if p.plot != "" {
 		if err := drawPlan(p.plot, out.plan, requests); err != nil {
 			return err
@@ -226,6 +316,9 @@ func (p planResult) table() report.Table {
 		proof = "proven optimal for its model"
 	}
 	t.Notes = []string{note + ".", fmt.Sprintf("Policy %s, %s; planned in %.2f ms.", p.Policy, proof, p.Elapsed*1e3)}
+	if p.Prefill != nil {
+		t.Notes = append(t.Notes, p.Prefill.notes(p.Replicas)...)
+	}
 	return t
 }
 

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"encoding/json"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/prefillpool"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -50,6 +53,49 @@ func TestPlanOnOwnLengths(t *testing.T) {
 		}
 		if got.Cost < 0.7*got.OneStage {
 			t.Errorf("%s: a gain of %.0f %% at this load: every token pays a whole prefill?", profile, 100*(1-got.Cost/got.OneStage))
+		}
+	}
+}
+
+// TestPrefillNotes checks what "cascade plan" says of prefill replicas, for each outcome of their prices.
+func TestPrefillNotes(t *testing.T) {
+	option := func(k int, cost float64) prefillpool.Option {
+		return prefillpool.Option{Prefill: k, Stages: 1, Decode: cost - 1, Wait: 0.75, Move: 0.25, Utilisation: 0.5, Cost: cost}
+	}
+	inf := math.Inf(1)
+	for _, c := range []struct {
+		name string
+		q    prefillpool.Quote
+		want []string
+	}{
+		{"short prompts", prefillpool.Quote{Options: []prefillpool.Option{option(0, 8), option(1, 9)}}, []string{
+			"Prefill replicas do not pay: no bucket of prompts has 1024 uncached tokens on average."}},
+		{"they pay", prefillpool.Quote{Moved: 3, Best: 1, Options: []prefillpool.Option{option(0, 8), option(1, 6), option(2, 7)}}, []string{
+			"Without prefill replicas: 8 requests in the system: 7 generate, 0.75 wait for their first token, 0.25 move.",
+			"With 1 of 3, 50 % busy, for 3.00 requests/s: 6 requests in the system: 5 generate, 0.75 wait for their first token, 0.25 move.",
+			"Prefill replicas: 1 of 3 would save 25 %."}},
+		{"too little", prefillpool.Quote{Moved: 3, Best: 2, Options: []prefillpool.Option{option(0, 8), option(1, inf), option(2, 7.5)}}, []string{
+			"Without prefill replicas: 8 requests in the system: 7 generate, 0.75 wait for their first token, 0.25 move.",
+			"With 2 of 3, 50 % busy, for 3.00 requests/s: 7.5 requests in the system: 6.5 generate, 0.75 wait for their first token, 0.25 move.",
+			"Prefill replicas do not pay: 2 of 3 would save 6.2 %, and less than 10 % is within the model's error."}},
+		{"nothing", prefillpool.Quote{Moved: 3, Options: []prefillpool.Option{option(0, 8), option(1, 10), option(2, 9)}}, []string{
+			"Without prefill replicas: 8 requests in the system: 7 generate, 0.75 wait for their first token, 0.25 move.",
+			"With 2 of 3, 50 % busy, for 3.00 requests/s: 9 requests in the system: 8 generate, 0.75 wait for their first token, 0.25 move.",
+			"Prefill replicas do not pay: none is cheaper."}},
+		{"only without", prefillpool.Quote{Moved: 3, Options: []prefillpool.Option{option(0, 8), option(1, inf)}}, []string{
+			"Without prefill replicas: 8 requests in the system: 7 generate, 0.75 wait for their first token, 0.25 move.",
+			"Prefill replicas do not pay: the other replicas could not carry this load."}},
+		{"only with", prefillpool.Quote{Moved: 3, Best: 1, Options: []prefillpool.Option{option(0, inf), option(1, 9)}}, []string{
+			"Without prefill replicas: cannot carry this load.",
+			"With 1 of 2, 50 % busy, for 3.00 requests/s: 9 requests in the system: 8 generate, 0.75 wait for their first token, 0.25 move.",
+			"Prefill replicas: 1 of 2 would save 100 %."}},
+	} {
+		r := describeQuote(c.q)
+		if got := r.notes(len(c.q.Options)); !slices.Equal(got, c.want) {
+			t.Errorf("%s:\n%q, want\n%q", c.name, got, c.want)
+		}
+		if _, err := json.Marshal(r); err != nil {
+			t.Errorf("%s: --json: %v", c.name, err)
 		}
 	}
 }

@@ -32,14 +32,14 @@ func newReplay(s *settings) *cobra.Command {
 	src, e, r, p := &traceFlags{}, &emulationFlags{}, &replayFlags{}, &pluginFlags{}
 	c := &cobra.Command{
 		Use:   "replay",
-		Short: "Replay a trace: stages against round robin, or any OpenAI endpoint",
+		Short: "Replay a trace: stages against round robin and least load, or any OpenAI endpoint",
 		Long: `Replay sends the requests of a trace (or a generated mix) at their times, whatever is
 outstanding, and reports what the clients see: time to the first token, time between
 tokens, latency per token, all by length. Latency counts from when a request was due.
 A run whose machine had less than 30 % idle CPU is marked void.
 
-Without --target it emulates a fleet, replays twice, first with all replicas in one
-stage (round robin), then with planned stages, and compares, as "cascade demo" does.
+Without --target it emulates a fleet, replays three times (round robin, least load,
+planned stages) and compares, as "cascade demo" does.
 Times are then those of the emulated engines: speed is taken out.
 
 With --target and --model it replays against any endpoint of the OpenAI API, such as a

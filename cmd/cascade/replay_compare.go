@@ -54,8 +54,35 @@ type stageHits struct {
 	Unknown int `json:"unknown"` // the response named no stage, or an epoch that the history no longer holds
 }
 
-// run starts a fleet with the preset, replays, and stops it.
-func (c *presetComparison) run(ctx context.Context, s *settings, name, preset string) (presetResult, error) {
+// comparedFleet is one of the fleets that are compared.
+type comparedFleet struct {
+	name, preset string
+	// leastLoad leaves of the preset only its placement: one stage, and no migrations.
+	leastLoad bool
+}
+
+// comparedFleets are compared in this order; ratios are to the first one.
+var comparedFleets = [...]comparedFleet{
+	{name: "round robin", preset: config.PresetRoundRobin},
+	{name: "least load", preset: config.PresetDefault, leastLoad: true},
+	{name: "cascade", preset: config.PresetDefault},
+}
+
+// configure writes what differs between the fleets into f. moves is how requests migrate; empty
+// means as the preset defines.
+func (of comparedFleet) configure(f *config.Fleet, moves string) {
+	// The migration defaults depend on the preset.
+	f.Preset, f.Migration = of.preset, config.Migration{}
+	if of.preset != config.PresetRoundRobin {
+		f.Migration.Mode = moves
+	}
+	if of.leastLoad {
+		f.Planner.MinRequests, f.Migration.Mode = config.KeepFirstPlan, config.MigrationOff
+	}
+}
+
+// run starts a fleet, replays, and stops it.
+func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFleet) (presetResult, error) {
 	log, err := s.logger()
 	if err != nil {
 		return presetResult{}, err
@@ -66,23 +93,19 @@ func (c *presetComparison) run(ctx context.Context, s *settings, name, preset st
 	}
 	defer spans.Close()
 	f := c.fleet
-	// The migration defaults depend on the preset.
-	f.Preset, f.Migration = preset, config.Migration{}
-	if preset != "round-robin" {
-		f.Migration.Mode = c.moves
-	}
+	of.configure(&f.Fleet, c.moves)
 	if errs := f.Validate(); len(errs) > 0 {
 		return presetResult{}, errs[0]
 	}
 	f.Fleet.Replicas = append(f.Fleet.Replicas[:0:0], f.Fleet.Replicas...)
 	plugins := c.plugins
-	plugins.native = plugins.native || preset == "round-robin" // which uses no policies
+	plugins.native = plugins.native || of.preset == config.PresetRoundRobin // which uses no policies
 	all, err := s.preparePlugins(&f, plugins)
 	if err != nil {
 		return presetResult{}, err
 	}
 	cards := newGPUs(f.Fleet.CUDA, log)
-	fleet, err := inprocess.New(inprocess.Config{Fleet: f, Envoy: c.envoy, GPUs: cards, Device: c.device, Tracer: spans.Tracer(preset), Logger: log})
+	fleet, err := inprocess.New(inprocess.Config{Fleet: f, Envoy: c.envoy, GPUs: cards, Device: c.device, Tracer: spans.Tracer(of.name), Logger: log})
 	if err != nil {
 		return presetResult{}, err
 	}
@@ -96,8 +119,8 @@ func (c *presetComparison) run(ctx context.Context, s *settings, name, preset st
 		}
 		done <- err
 	}()
-	out := presetResult{Preset: preset}
-	out.Result, err = c.replay(ctx, s, fleet, name, all)
+	out := presetResult{Preset: of.preset}
+	out.Result, err = c.replay(ctx, s, fleet, of.name, all)
 	out.Status = fleet.Control().Status()
 	out.Modules = collectDecisions(fleet, all)
 	out.Placed = countStageHits(out.Result, out.Status)

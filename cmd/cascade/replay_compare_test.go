@@ -82,6 +82,32 @@ func TestAnnounceEachPlanOnce(t *testing.T) {
 	}
 }
 
+// TestComparedFleets checks that each fleet has only what it is named for.
+func TestComparedFleets(t *testing.T) {
+	got := map[string]config.Fleet{}
+	for _, of := range comparedFleets {
+		made, err := (&emulationFlags{replicas: 2, profile: "h200-llama-3.1-8b", context: 8192, speed: 1, tp: 1}).buildFleet()
+		if err != nil {
+			t.Fatal(err)
+		}
+		of.configure(&made.Fleet, config.MigrationReprompt)
+		if errs := made.Fleet.Validate(); len(errs) > 0 {
+			t.Fatal(errs[0])
+		}
+		got[of.name] = made.Fleet
+	}
+	plain, least, stages := got["round robin"], got["least load"], got["cascade"]
+	if plain.Preset != config.PresetRoundRobin || plain.Migration.Mode != config.MigrationOff {
+		t.Errorf("round robin: %s, %+v", plain.Preset, plain.Migration)
+	}
+	if least.Preset != config.PresetDefault || least.Migration.Mode != config.MigrationOff || least.Planner.MinRequests != config.KeepFirstPlan {
+		t.Errorf("least load: %s, %+v, %+v", least.Preset, least.Migration, least.Planner)
+	}
+	if stages.Preset != config.PresetDefault || stages.Migration.Mode != config.MigrationReprompt || stages.Planner.MinRequests == config.KeepFirstPlan {
+		t.Errorf("cascade: %s, %+v, %+v", stages.Preset, stages.Migration, stages.Planner)
+	}
+}
+
 func TestFinalPlan(t *testing.T) {
 	c := threeStages(7)
 	p := finalPlan([]presetResult{{}, {Status: control.Status{Models: []control.Model{{Name: "m", Epoch: 7, Stages: c.Stages}}}}})

@@ -138,7 +138,7 @@ func modelTable(m control.Model) report.Table {
 		}
 	}
 	for _, r := range m.Unassigned {
-		t.Rows = append(t.Rows, append([]string{"–", ""}, replicaCells(r)...))
+		t.Rows = append(t.Rows, append([]string{cmp.Or(r.Role, "–"), ""}, replicaCells(r)...))
 	}
 	note := fmt.Sprintf("%d requests seen, %.2f/s now; %.2f bytes per token", m.Seen, m.Rate, m.BytesPerToken)
 	if m.EstimateError > 0 {

@@ -107,7 +107,8 @@ type BlocksClient interface {
 	Table(ctx context.Context, in *TableRequest, opts ...grpc.CallOption) (*TableReply, error)
 	// Freeze stops a request at the next step boundary and answers like Table. The request
 	// keeps its blocks and generates nothing until Thaw; tokens generated before still reach
-	// its HTTP response. Freezing a frozen request returns the same answer.
+	// its HTTP response, also those that the engine keeps for a later chunk: the front end
+	// waits for them. Freezing a frozen request returns the same answer.
 	Freeze(ctx context.Context, in *TableRequest, opts ...grpc.CallOption) (*TableReply, error)
 	// Thaw lets a frozen request continue as if it had not been frozen.
 	Thaw(ctx context.Context, in *LegRequest, opts ...grpc.CallOption) (*LegReply, error)
@@ -264,7 +265,8 @@ type BlocksServer interface {
 	Table(context.Context, *TableRequest) (*TableReply, error)
 	// Freeze stops a request at the next step boundary and answers like Table. The request
 	// keeps its blocks and generates nothing until Thaw; tokens generated before still reach
-	// its HTTP response. Freezing a frozen request returns the same answer.
+	// its HTTP response, also those that the engine keeps for a later chunk: the front end
+	// waits for them. Freezing a frozen request returns the same answer.
 	Freeze(context.Context, *TableRequest) (*TableReply, error)
 	// Thaw lets a frozen request continue as if it had not been frozen.
 	Thaw(context.Context, *LegRequest) (*LegReply, error)

@@ -7,6 +7,8 @@ import (
 	"io"
 	"slices"
 	"strconv"
+
+	"github.com/cascadeinfer/cascade/engine/internal/gunzip"
 )
 
 // maxTableRows bounds a measurement table; the largest public one has 62,000.
@@ -22,9 +24,14 @@ type table struct {
 	err    error // the first one of fail
 }
 
-// readTable calls each with every record of a file that has the required columns.
+// readTable calls each with every record of a file that has the required columns. The file may
+// be compressed with gzip.
 func readTable(name string, r io.Reader, each func(t *table), required ...string) error {
-	c := csv.NewReader(r)
+	unzipped, err := gunzip.NewReader(r)
+	if err != nil {
+		return fmt.Errorf("%s table: %w", name, err)
+	}
+	c := csv.NewReader(unzipped)
 	c.ReuseRecord = true
 	header, err := c.Read()
 	if err != nil {

@@ -141,6 +141,11 @@ func (c Config) validate() error {
 	case c.MaxBatchedTokens < 1:
 		return bad("MaxBatchedTokens", "must be positive, not %d", c.MaxBatchedTokens)
 	}
+	if c.KVTransfer != nil {
+		if _, _, err := c.KVTransfer.address(); err != nil {
+			return bad("KVTransfer", "%w", err)
+		}
+	}
 	if err := c.Faults.validate(); err != nil {
 		return bad("Faults", "%w", err)
 	}

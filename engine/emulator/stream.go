@@ -43,7 +43,10 @@ type stream struct {
 	due      int           // size of that chunk; 0: it has no token
 }
 
-var _ batch.Receiver = (*stream)(nil)
+var (
+	_ batch.Receiver = (*stream)(nil)
+	_ batch.Flusher  = (*stream)(nil)
+)
 
 // Receive takes a token, or the end of the sequence, from the loop.
 func (st *stream) Receive(ev batch.Event) {
@@ -98,6 +101,19 @@ func (st *stream) hold(ev batch.Event) bool {
 	}
 	st.due = 0
 	return false
+}
+
+// Flush passes on the tokens that are kept for the next chunk: a front end waits for them before
+// it moves a frozen request.
+func (st *stream) Flush() {
+	if len(st.held) == 0 {
+		return
+	}
+	st.mu.Lock()
+	st.pending = append(st.pending, st.held...)
+	st.mu.Unlock()
+	st.held, st.due = st.held[:0], 0
+	st.wake()
 }
 
 // handoffParams describes the blocks that are kept after the end of a stream; nil: none.

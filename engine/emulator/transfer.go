@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"strconv"
 	"time"
@@ -21,7 +22,8 @@ import (
 // kv_load_failure_policy "recompute".
 type KVTransfer struct {
 	// Listener is the side channel, from which other engines read KV without authentication: it
-	// belongs on loopback or a network of engines only. Required; Run closes it.
+	// belongs on loopback or a network of engines only. Its address is given to other engines,
+	// and must be that of a TCP port. Required; Run closes it.
 	Listener net.Listener
 	// Dial connects to other engines' side channels. nil means TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
@@ -48,10 +50,27 @@ func (c KVTransfer) withDefaults() KVTransfer {
 	return c
 }
 
+// address returns where other engines reach the side channel.
+func (c KVTransfer) address() (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(c.Listener.Addr().String())
+	if err == nil {
+		port, err = strconv.Atoi(text)
+	}
+	if err == nil && (host == "" || port < 1 || port > math.MaxUint16) {
+		err = errors.New("no host or no port")
+	}
+	if err != nil {
+		return "", 0, fmt.Errorf("the Listener's address %q is not that of a TCP port, which other engines connect to: %w", c.Listener.Addr(), err)
+	}
+	return host, port, nil
+}
+
 // transfer is an engine's KV connector. Every method does nothing on nil.
 type transfer struct {
 	engine *Engine
 	cfg    KVTransfer
+	host   string // of the side channel
+	port   int
 	agents kvtransfer.Agents
 	group  *errgroup.Group // of Run
 
@@ -70,8 +89,9 @@ func newTransfer(e *Engine) *transfer {
 		return nil
 	}
 	c := *e.cfg.KVTransfer
+	host, port, _ := c.address() // validated
 	return &transfer{
-		engine: e, cfg: c, leases: make(map[string]*lease),
+		engine: e, cfg: c, host: host, port: port, leases: make(map[string]*lease),
 		agents: kvtransfer.Agents{Dial: c.Dial, HandshakeTimeout: c.HandshakeTimeout},
 	}
 }
@@ -113,13 +133,8 @@ func (t *transfer) serve(ctx context.Context) error {
 // loop.
 func (t *transfer) grant(st *stream) *kvtransfer.Params {
 	q := st.sequence
-	host, port, err := net.SplitHostPort(t.cfg.Listener.Addr().String())
-	number, bad := strconv.Atoi(port)
-	if errors.Join(err, bad) != nil {
-		panic("internal error: " + errors.Join(err, bad).Error())
-	}
 	p := &kvtransfer.Params{
-		EngineID: t.cfg.EngineID, RequestID: st.handoffID, Host: host, Port: number, Tokens: q.Length() - 1 + st.faults.TransferTokens,
+		EngineID: t.cfg.EngineID, RequestID: st.handoffID, Host: t.host, Port: t.port, Tokens: q.Length() - 1 + st.faults.TransferTokens,
 	}
 	for _, b := range q.Pinned() {
 		p.Blocks = append(p.Blocks, int(b))

@@ -130,6 +130,10 @@ type Moment struct {
 // classes are the bounds of the length classes of a result.
 var classes = [...]policies.Tokens{0, 1 << 10, 4 << 10, 16 << 10, 64 << 10, policies.Unbounded}
 
+// ClassBounds returns the bounds of the length classes of a result: class i has the prompts from bound i
+// up to bound i+1, exclusively.
+func ClassBounds() []policies.Tokens { return classes[:] }
+
 // moments is the number of parts of a timeline.
 const moments = 60
 

@@ -25,7 +25,7 @@ func Runs(results []replay.Result) Table {
 	for _, r := range results {
 		t.Rows = append(t.Rows, []string{
 			name(r), strconv.Itoa(r.Requests), strconv.Itoa(r.Completed), strconv.Itoa(r.Failed()), strconv.Itoa(r.Truncated),
-			digits(r.Engine.RequestsPerSecond), digits(r.Engine.TokensPerSecond), idle(r.IdleCPU), idle(r.IdleCPUWorst),
+			FormatNumber(r.Engine.RequestsPerSecond), FormatNumber(r.Engine.TokensPerSecond), idle(r.IdleCPU), idle(r.IdleCPUWorst),
 		})
 	}
 	t.Notes = append(notes(results), rates(results))
@@ -107,7 +107,7 @@ func ratio(a, b float64) string {
 	if a == 0 || b == 0 {
 		return "–"
 	}
-	return "× " + digits(a/b)
+	return "× " + FormatNumber(a/b)
 }
 
 // Classes compares the systems within each class of prompt lengths, to show gains of one class at the

@@ -70,15 +70,15 @@ func seconds(s float64) string {
 	case s == 0:
 		return "0"
 	case s < 1e-3:
-		return digits(s*1e6) + " µs"
+		return FormatNumber(s*1e6) + " µs"
 	case s < 1:
-		return digits(s*1e3) + " ms"
+		return FormatNumber(s*1e3) + " ms"
 	}
-	return digits(s) + " s"
+	return FormatNumber(s) + " s"
 }
 
-// digits prints three significant digits and no exponent.
-func digits(x float64) string {
+// FormatNumber returns x with three significant digits, or all digits before the point, and no exponent.
+func FormatNumber(x float64) string {
 	switch {
 	case x >= 100:
 		return strconv.FormatFloat(x, 'f', 0, 64)
@@ -99,8 +99,8 @@ func tokens(t policies.Tokens) string {
 	case t%(1<<10) == 0:
 		return strconv.FormatInt(int64(t>>10), 10) + "Ki"
 	}
-	return digits(float64(t)/(1<<10)) + "Ki"
+	return FormatNumber(float64(t)/(1<<10)) + "Ki"
 }
 
 // percent prints a share.
-func percent(share float64) string { return digits(100*share) + " %" }
+func percent(share float64) string { return FormatNumber(100*share) + " %" }

@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/engine/interval"
 	"github.com/cascadeinfer/cascade/engine/profiling"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
@@ -210,6 +211,11 @@ func TestPictures(t *testing.T) {
 		}, []string{"Lmax"}},
 		{"plan", func() (Picture, error) { return Plan(plan, lengths) }, []string{"Plan of llama-3-8b, epoch 7", "stage 2", "4 replicas", "1 replica", "[1536, 12288)", "[12288, ∞)"}},
 		{"stages", func() (Picture, error) { return Plan(plan, nil) }, []string{"stage 0", "length in tokens"}},
+		{"intervals", func() (Picture, error) {
+			wide, none := interval.Interval{Mean: 0.1, Low: -0.2, High: 0.4, Runs: 5}, interval.Interval{}
+			return Intervals([]Panel{{"not measured", []string{"a"}, []IntervalSeries{{"10/s", []interval.Interval{none}}}},
+				{"TTFT p95", []string{"first", "second"}, []IntervalSeries{{"10/s", []interval.Interval{wide, none}}, {"15/s", []interval.Interval{none, wide}}}}})
+		}, []string{"TTFT p95", "first", "second", "10/s", "15/s", "400 ms"}},
 		{"narrow", func() (Picture, error) { return Plan(narrow, nil) }, []string{"1×"}},
 		{"one", func() (Picture, error) { return Plan(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil) }, []string{"[0, ∞)"}},
 		{"one-histogram", func() (Picture, error) {
@@ -262,7 +268,10 @@ func TestNothingToDraw(t *testing.T) {
 		"bars":                  func() (Picture, error) { return ByLength(make([]replay.Result, 1), TTFT) },
 		"timeline":              func() (Picture, error) { return Timeline(make([]replay.Result, 1)) },
 		"predictions":           func() (Picture, error) { return PredictionPicture(profiling.Fitted{}) },
-		"fitted":                func() (Picture, error) { return Fitted("", "", "", nil, 0, 0) },
+		"intervals": func() (Picture, error) {
+			return Intervals([]Panel{{"x", []string{"a"}, []IntervalSeries{{"y", make([]interval.Interval, 1)}}}})
+		},
+		"fitted": func() (Picture, error) { return Fitted("", "", "", nil, 0, 0) },
 	} {
 		if _, err := draw(); !errors.Is(err, ErrNoData) {
 			t.Errorf("%s: %v", name, err)

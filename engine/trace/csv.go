@@ -2,7 +2,9 @@ package trace
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
+	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -31,10 +33,11 @@ type csvReader struct {
 	epoch             time.Time
 }
 
-func readCSV(lines *lineReader) ([]Request, error) {
+// newCSV reads the header and returns how the lines after it are decoded.
+func newCSV(lines *lineReader) (func(line []byte) (Request, error), error) {
 	header, ok := lines.next()
 	if !ok {
-		return nil, lines.finish()
+		return nil, cmp.Or(lines.finish(), io.EOF)
 	}
 	// Some published files begin with a byte order mark.
 	columns := splitCSV(bytes.TrimPrefix(header, []byte("\ufeff")))
@@ -42,7 +45,7 @@ func readCSV(lines *lineReader) ([]Request, error) {
 	if !c.name(columns) {
 		return nil, lines.fail("", "the header must name arrival_ms, input_tokens and output_tokens (or TIMESTAMP, ContextTokens and GeneratedTokens); it is %.80q", header)
 	}
-	return lines.decodeAll(c.decode)
+	return c.decode, nil
 }
 
 // splitCSV splits a line of plain cells: trace columns are numbers and times,

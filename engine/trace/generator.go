@@ -3,6 +3,7 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -152,36 +153,63 @@ func (c Class) validate() error {
 
 // Generate draws a trace. The error names a bad field.
 func (g Generator) Generate() ([]Request, error) {
-	if err := g.validate(); err != nil {
+	d, err := g.Open()
+	if err != nil {
 		return nil, err
 	}
-	// Arrivals, classes and lengths have streams of their own, so that a
-	// change of one class leaves the arrivals of a comparison alone.
-	when := newArrivals(g, rand.New(rand.NewPCG(g.Seed, 1)))
-	which := rand.New(rand.NewPCG(g.Seed, 2))
-	shares := make([]float64, len(g.Classes))
-	sources := make([]*source, len(g.Classes))
-	var ids uint64
-	for i, c := range g.Classes {
-		shares[i] = c.Share
-		sources[i] = newSource(c, rand.New(rand.NewPCG(g.Seed, uint64(i)+3)), &ids)
-	}
-	pick := newPicker(shares)
-	requests := make([]Request, 0, g.Requests)
-	for g.Requests == 0 || len(requests) < g.Requests {
-		at := when.next()
-		if g.Duration > 0 && at > g.Duration || at > maxArrival {
-			break
-		}
-		if len(requests) == maxRequests {
-			return nil, fmt.Errorf("generator %q: more than %d requests in %v; lower the rate or the duration", g.Name, maxRequests, g.Duration)
-		}
-		r := sources[pick.pick(which)].next()
-		r.At = at
-		requests = append(requests, r)
+	requests, err := collect(d)
+	if err != nil {
+		return nil, err
 	}
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("generator %q: %w within %v", g.Name, ErrEmpty, g.Duration)
 	}
 	return requests, nil
+}
+
+// Drawing draws the requests of a Generator, one by one. Its memory does not grow with their
+// number, except by the conversations that may be continued.
+type Drawing struct {
+	g       Generator
+	when    *arrivals
+	which   *rand.Rand
+	sources []*source
+	pick    picker
+	ids     uint64 // of blocks so far
+	count   int
+}
+
+// Open starts to draw a trace. The error names a bad field.
+func (g Generator) Open() (*Drawing, error) {
+	if err := g.validate(); err != nil {
+		return nil, err
+	}
+	// Arrivals, classes and lengths have streams of their own, so that a
+	// change of one class leaves the arrivals of a comparison alone.
+	d := &Drawing{g: g, when: newArrivals(g, rand.New(rand.NewPCG(g.Seed, 1))), which: rand.New(rand.NewPCG(g.Seed, 2))}
+	shares := make([]float64, len(g.Classes))
+	for i, c := range g.Classes {
+		shares[i] = c.Share
+		d.sources = append(d.sources, newSource(c, rand.New(rand.NewPCG(g.Seed, uint64(i)+3)), &d.ids))
+	}
+	d.pick = newPicker(shares)
+	return d, nil
+}
+
+// Next returns the next request, in order of arrival, and io.EOF after the last one.
+func (d *Drawing) Next() (Request, error) {
+	if d.g.Requests > 0 && d.count == d.g.Requests {
+		return Request{}, io.EOF
+	}
+	at := d.when.next()
+	if d.g.Duration > 0 && at > d.g.Duration || at > maxArrival {
+		return Request{}, io.EOF
+	}
+	if d.count == maxRequests {
+		return Request{}, fmt.Errorf("generator %q: more than %d requests in %v; lower the rate or the duration", d.g.Name, maxRequests, d.g.Duration)
+	}
+	d.count++
+	r := d.sources[d.pick.pick(d.which)].next()
+	r.At = at
+	return r, nil
 }

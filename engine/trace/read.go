@@ -3,7 +3,6 @@ package trace
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -57,26 +56,11 @@ func (e *Error) Error() string {
 // fault, and wraps ErrEmpty for a trace without requests. Requests come back
 // in order of arrival, in file order where arrivals are equal.
 func Read(r io.Reader, name string) ([]Request, error) {
-	buffered := bufio.NewReader(r)
-	if magic, _ := buffered.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
-		unzipped, err := gzip.NewReader(buffered)
-		if err != nil {
-			return nil, fmt.Errorf("%s: read the gzip header: %w", name, err)
-		}
-		buffered = bufio.NewReader(unzipped)
+	reader, err := NewReader(r, name)
+	if err != nil {
+		return nil, err
 	}
-	lines := &lineReader{name: name, scanner: bufio.NewScanner(io.LimitReader(buffered, maxFile+1))}
-	lines.scanner.Buffer(make([]byte, 0, 64<<10), maxLine)
-	first, err := buffered.Peek(1)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	var requests []Request
-	if bytes.Equal(first, []byte("{")) {
-		requests, err = lines.decodeAll(lines.decodeMooncake)
-	} else {
-		requests, err = readCSV(lines)
-	}
+	requests, err := collect(reader)
 	if err != nil {
 		return nil, err
 	}
@@ -109,21 +93,6 @@ func (l *lineReader) next() ([]byte, bool) {
 		}
 	}
 	return nil, false
-}
-
-// decodeAll decodes the remaining lines.
-func (l *lineReader) decodeAll(decode func(line []byte) (Request, error)) (requests []Request, err error) {
-	for {
-		line, ok := l.next()
-		if !ok {
-			return requests, l.finish()
-		}
-		r, err := decode(line)
-		if err != nil {
-			return nil, err
-		}
-		requests = append(requests, r)
-	}
 }
 
 // finish returns the error that ended the reading, if any.

@@ -128,8 +128,13 @@ func Rate(requests []Request) float64 {
 func rescale(requests []Request, f float64) {
 	origin := requests[0].At
 	for i := range requests {
-		requests[i].At = time.Duration(math.Round(float64(requests[i].At-origin) * f))
+		requests[i].At = scaled(requests[i].At-origin, f)
 	}
+}
+
+// scaled returns d × f, rounded.
+func scaled(d time.Duration, f float64) time.Duration {
+	return time.Duration(math.Round(float64(d) * f))
 }
 
 // poisson gives the requests exponential gaps of mean 1/rate.

@@ -607,7 +607,12 @@ type Transfer struct {
 	// of the new holder; 0 if unknown.
 	StallMicros uint64 `protobuf:"varint,29,opt,name=stall_micros,json=stallMicros,proto3" json:"stall_micros,omitempty"`
 	// Accept: traceparent (W3C) of the migration's span at the source; "" for none.
-	Trace         string `protobuf:"bytes,30,opt,name=trace,proto3" json:"trace,omitempty"`
+	Trace           string       `protobuf:"bytes,30,opt,name=trace,proto3" json:"trace,omitempty"`
+	Connector       *KVConnector `protobuf:"bytes,31,opt,name=connector,proto3" json:"connector,omitempty"`                                    // Open and Commit: that of the sender's engine
+	TargetConnector *KVConnector `protobuf:"bytes,32,opt,name=target_connector,json=targetConnector,proto3" json:"target_connector,omitempty"` // Commit: that of the target's engine, from its Open
+	// Commit: the sender's engine has a queue or hardly any free KV, so it would take long to
+	// hand KV over.
+	EngineBusy    bool `protobuf:"varint,33,opt,name=engine_busy,json=engineBusy,proto3" json:"engine_busy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -852,6 +857,97 @@ func (x *Transfer) GetTrace() string {
 	return ""
 }
 
+func (x *Transfer) GetConnector() *KVConnector {
+	if x != nil {
+		return x.Connector
+	}
+	return nil
+}
+
+func (x *Transfer) GetTargetConnector() *KVConnector {
+	if x != nil {
+		return x.TargetConnector
+	}
+	return nil
+}
+
+func (x *Transfer) GetEngineBusy() bool {
+	if x != nil {
+		return x.EngineBusy
+	}
+	return false
+}
+
+// KVConnector is how an engine that keeps its own KV cache hands KV over to another one
+// (migrator/engineinfo). What is absent is unknown. Each text has at most 128 bytes.
+type KVConnector struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Presence      uint32                 `protobuf:"varint,1,opt,name=presence,proto3" json:"presence,omitempty"` // engineinfo.Presence
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	EngineVersion string                 `protobuf:"bytes,3,opt,name=engine_version,json=engineVersion,proto3" json:"engine_version,omitempty"`
+	Layout        string                 `protobuf:"bytes,4,opt,name=layout,proto3" json:"layout,omitempty"` // of the KV blocks
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KVConnector) Reset() {
+	*x = KVConnector{}
+	mi := &file_migrator_api_peer_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KVConnector) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KVConnector) ProtoMessage() {}
+
+func (x *KVConnector) ProtoReflect() protoreflect.Message {
+	mi := &file_migrator_api_peer_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KVConnector.ProtoReflect.Descriptor instead.
+func (*KVConnector) Descriptor() ([]byte, []int) {
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *KVConnector) GetPresence() uint32 {
+	if x != nil {
+		return x.Presence
+	}
+	return 0
+}
+
+func (x *KVConnector) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *KVConnector) GetEngineVersion() string {
+	if x != nil {
+		return x.EngineVersion
+	}
+	return ""
+}
+
+func (x *KVConnector) GetLayout() string {
+	if x != nil {
+		return x.Layout
+	}
+	return ""
+}
+
 // Offer is one transport over which a source's blocks can be pulled.
 type Offer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -864,7 +960,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_migrator_api_peer_proto_msgTypes[7]
+	mi := &file_migrator_api_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +972,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[7]
+	mi := &file_migrator_api_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +985,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{7}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Offer) GetTransport() string {
@@ -958,7 +1054,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	" \x03(\x03R\alengths\";\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
-	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xbe\x06\n" +
+	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xec\a\n" +
 	"\bTransfer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +
@@ -998,7 +1094,16 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"generation\x12\x16\n" +
 	"\x06prompt\x18\x1c \x01(\x04R\x06prompt\x12!\n" +
 	"\fstall_micros\x18\x1d \x01(\x04R\vstallMicros\x12\x14\n" +
-	"\x05trace\x18\x1e \x01(\tR\x05trace\"W\n" +
+	"\x05trace\x18\x1e \x01(\tR\x05trace\x12>\n" +
+	"\tconnector\x18\x1f \x01(\v2 .cascade.migrator.v1.KVConnectorR\tconnector\x12K\n" +
+	"\x10target_connector\x18  \x01(\v2 .cascade.migrator.v1.KVConnectorR\x0ftargetConnector\x12\x1f\n" +
+	"\vengine_busy\x18! \x01(\bR\n" +
+	"engineBusy\"|\n" +
+	"\vKVConnector\x12\x1a\n" +
+	"\bpresence\x18\x01 \x01(\rR\bpresence\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
+	"\x0eengine_version\x18\x03 \x01(\tR\rengineVersion\x12\x16\n" +
+	"\x06layout\x18\x04 \x01(\tR\x06layout\"W\n" +
 	"\x05Offer\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
@@ -1018,7 +1123,7 @@ func file_migrator_api_peer_proto_rawDescGZIP() []byte {
 	return file_migrator_api_peer_proto_rawDescData
 }
 
-var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_migrator_api_peer_proto_goTypes = []any{
 	(*Envelope)(nil),     // 0: cascade.migrator.v1.Envelope
 	(*Hello)(nil),        // 1: cascade.migrator.v1.Hello
@@ -1027,25 +1132,28 @@ var file_migrator_api_peer_proto_goTypes = []any{
 	(*Summary)(nil),      // 4: cascade.migrator.v1.Summary
 	(*Heartbeat)(nil),    // 5: cascade.migrator.v1.Heartbeat
 	(*Transfer)(nil),     // 6: cascade.migrator.v1.Transfer
-	(*Offer)(nil),        // 7: cascade.migrator.v1.Offer
-	(*api.Topology)(nil), // 8: cascade.xds.v1.Topology
+	(*KVConnector)(nil),  // 7: cascade.migrator.v1.KVConnector
+	(*Offer)(nil),        // 8: cascade.migrator.v1.Offer
+	(*api.Topology)(nil), // 9: cascade.xds.v1.Topology
 }
 var file_migrator_api_peer_proto_depIdxs = []int32{
-	1, // 0: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
-	2, // 1: cascade.migrator.v1.Envelope.market:type_name -> cascade.migrator.v1.Market
-	6, // 2: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
-	4, // 3: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
-	5, // 4: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
-	8, // 5: cascade.migrator.v1.Hello.topology:type_name -> cascade.xds.v1.Topology
-	3, // 6: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
-	7, // 7: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
-	0, // 8: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
-	0, // 9: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
-	9, // [9:10] is the sub-list for method output_type
-	8, // [8:9] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	1,  // 0: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
+	2,  // 1: cascade.migrator.v1.Envelope.market:type_name -> cascade.migrator.v1.Market
+	6,  // 2: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
+	4,  // 3: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
+	5,  // 4: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
+	9,  // 5: cascade.migrator.v1.Hello.topology:type_name -> cascade.xds.v1.Topology
+	3,  // 6: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
+	8,  // 7: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
+	7,  // 8: cascade.migrator.v1.Transfer.connector:type_name -> cascade.migrator.v1.KVConnector
+	7,  // 9: cascade.migrator.v1.Transfer.target_connector:type_name -> cascade.migrator.v1.KVConnector
+	0,  // 10: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
+	0,  // 11: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
+	11, // [11:12] is the sub-list for method output_type
+	10, // [10:11] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_migrator_api_peer_proto_init() }
@@ -1066,7 +1174,7 @@ func file_migrator_api_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_migrator_api_peer_proto_rawDesc), len(file_migrator_api_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,6 +1,7 @@
 package engineinfo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,6 +75,10 @@ func (i *Info) Update(m Metrics) {
 	if m.Connector == Present && i.Connector == Unknown {
 		i.Connector = Present
 	}
+	if m.Connector == Present {
+		i.ConnectorName = NIXL
+	}
+	i.Layout = cmp.Or(m.Layout, i.Layout)
 	i.DraftTokens = max(i.DraftTokens, m.DraftTokens)
 }
 

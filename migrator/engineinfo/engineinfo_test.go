@@ -53,7 +53,7 @@ func TestScenarios(t *testing.T) {
 				l := m.Load
 				return []string{
 					fmt.Sprintf("load: %d of %d tokens, running %d, waiting %d, queued %d, preemptions %d, busy %v", l.KVUsed, l.Capacity, l.Running, l.Waiting, l.Queued, l.Preemptions, l.Busy()),
-					fmt.Sprintf("engine: kv %d, block %d, connector %v, drafts %d, started at %.0f", m.KVTokens, m.BlockTokens, m.Connector, m.DraftTokens, m.StartedAt),
+					fmt.Sprintf("engine: kv %d, block %d, connector %v, layout %q, drafts %d, started at %.0f", m.KVTokens, m.BlockTokens, m.Connector, m.Layout, m.DraftTokens, m.StartedAt),
 				}, nil
 			case "engine":
 				info = engineinfo.Info{KVTokens: number("kv"), BlockTokens: number("block")}
@@ -127,6 +127,35 @@ func TestAsk(t *testing.T) {
 	}
 }
 
+// TestCheckHandoff checks which engines hand KV over to each other: only those that are known to
+// differ do not.
+func TestCheckHandoff(t *testing.T) {
+	nixl := engineinfo.KVConnector{Presence: engineinfo.Present, Name: engineinfo.NIXL, Version: "0.32.0", Layout: "block_size=16"}
+	with := func(change func(*engineinfo.KVConnector)) engineinfo.KVConnector {
+		c := nixl
+		change(&c)
+		return c
+	}
+	for _, test := range []struct {
+		name, want string
+		to         engineinfo.KVConnector
+	}{
+		{"the same", "", nixl},
+		{"unknown", "", engineinfo.KVConnector{}},
+		{"unknown presence", "", with(func(c *engineinfo.KVConnector) { c.Presence = engineinfo.Unknown })},
+		{"none", engineinfo.ErrNoConnector.Error(), engineinfo.KVConnector{Presence: engineinfo.Absent}},
+		{"other connector", `different KV connectors: "nixl"`, with(func(c *engineinfo.KVConnector) { c.Name = "CascadeConnector" })},
+		{"other version", "different engine versions", with(func(c *engineinfo.KVConnector) { c.Version = "0.33.0" })},
+		{"other layout", "different KV layouts", with(func(c *engineinfo.KVConnector) { c.Layout = "block_size=32" })},
+	} {
+		for _, pair := range [][2]engineinfo.KVConnector{{nixl, test.to}, {test.to, nixl}} {
+			if err := engineinfo.CheckHandoff(pair[0], pair[1]); (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), strings.TrimSuffix(test.want, `: "nixl"`)) {
+				t.Errorf("%s: %v", test.name, err)
+			}
+		}
+	}
+}
+
 // FuzzDecodeMetrics checks that no metrics break the invariants of a load, or take long.
 func FuzzDecodeMetrics(f *testing.F) {
 	files, err := filepath.Glob("testdata/metrics/*.prom")
@@ -145,7 +174,7 @@ func FuzzDecodeMetrics(f *testing.F) {
 		if err != nil && m != (engineinfo.Metrics{}) {
 			t.Errorf("metrics %+v with %v", m, err)
 		}
-		if m.KVTokens < 0 || m.BlockTokens < 0 || m.DraftTokens < 0 || !(m.StartedAt >= 0) {
+		if len(m.Layout) > engineinfo.MaxConnectorText || m.KVTokens < 0 || m.BlockTokens < 0 || m.DraftTokens < 0 || !(m.StartedAt >= 0) {
 			t.Errorf("%+v", m)
 		}
 	})

@@ -53,6 +53,10 @@ type Info struct {
 	// some connectors (NIXL's); that there is none shows only when a request that asks for
 	// a handover is answered without its parameters.
 	Connector Presence
+	// ConnectorName is NIXL, or the name that the connector gives itself in the parameters
+	// of a handover ("kv_connector"); "" if unknown. Layout is what the engine states of its
+	// KV blocks that another engine must have in common; "" if unknown.
+	ConnectorName, Layout string
 	// TokensPerChunk is the most token ids that one event of an answer has carried: more
 	// than 1 with vLLM's --stream-interval, or with speculation. 0: no answer seen yet.
 	TokensPerChunk int

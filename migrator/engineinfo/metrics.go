@@ -19,7 +19,8 @@ import (
 type Metrics struct {
 	Load                  policies.EngineLoad // Queued is that of this report alone
 	BlockTokens, KVTokens policies.Tokens
-	Connector             Presence // Present or Unknown
+	Connector             Presence // Present (of NIXL) or Unknown
+	Layout                string   // as Info.Layout
 	DraftTokens           int
 	StartedAt             float64 // process_start_time_seconds; 0: not stated
 }
@@ -32,6 +33,7 @@ const (
 	maxRequests = 1 << 24
 	maxTokens   = 1 << 40
 	maxDraft    = 1 << 10
+	maxLabel    = 32 // bytes of one that describes a KV block
 )
 
 // names are the samples that are read, by their name in the text. Histograms and the like
@@ -52,7 +54,7 @@ func DecodeMetrics(text []byte) (Metrics, error) {
 	var m Metrics
 	samples := samplesByName(text, &m)
 	perBlock, blocks, tokens := cacheConfig(samples["vllm:cache_config_info"])
-	m.BlockTokens, m.KVTokens = perBlock, tokens
+	m.BlockTokens, m.KVTokens, m.Layout = perBlock, tokens, layout(samples["vllm:cache_config_info"])
 	if m.KVTokens == 0 {
 		m.KVTokens = blocks * perBlock
 	}
@@ -149,6 +151,22 @@ func cacheConfig(samples []*dto.Metric) (perBlock, blocks, tokens policies.Token
 		return 0, 0, min(tokens, maxTokens)
 	}
 	return perBlock, blocks, min(tokens, maxTokens)
+}
+
+// layout returns what vLLM's info metrics say of a KV block, for engines that read each other's.
+func layout(samples []*dto.Metric) string {
+	if len(samples) == 0 {
+		return ""
+	}
+	var out []string
+	for _, name := range [...]string{"block_size", "cache_dtype"} {
+		for _, l := range samples[0].GetLabel() {
+			if l.GetName() == name && len(l.GetValue()) <= maxLabel {
+				out = append(out, name+"="+l.GetValue())
+			}
+		}
+	}
+	return strings.Join(out, " ")
 }
 
 // label returns the number in a label, 0 if it has none ("None" in vLLM's).

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
@@ -125,6 +126,9 @@ func (d *fakeFrontEnd) LocalLegs() []frontend.LocalLeg {
 }
 func (*fakeFrontEnd) AdvanceEpoch(string, policies.Epoch) {}
 func (*fakeFrontEnd) FreezeLeg(string, bool)              {}
+func (*fakeFrontEnd) KVConnector() (engineinfo.KVConnector, bool) {
+	return engineinfo.KVConnector{}, false
+}
 
 // directNetwork encodes envelopes and delivers them to one executor.
 type directNetwork struct{ to func() *executor.Executor }

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -52,7 +53,8 @@ type Streams interface {
 	Holder(id string) (frontend.Holder, bool)
 }
 
-// LocalLegs provides the requests that run on this replica's engine.
+// LocalLegs provides what the front end knows of this replica's engine, and the requests that
+// run on it.
 type LocalLegs interface {
 	LocalLegs() []frontend.LocalLeg
 	// AdvanceEpoch sets the epoch of a request whose migration failed.
@@ -60,6 +62,9 @@ type LocalLegs interface {
 	// FreezeLeg records that the engine has stopped a leg between two steps, or that the
 	// leg goes on: meanwhile its silence is not the engine's.
 	FreezeLeg(name string, frozen bool)
+	// KVConnector returns what is known of the engine's KV connector, and whether the engine
+	// is too busy to hand KV over soon.
+	KVConnector() (c engineinfo.KVConnector, busy bool)
 }
 
 // FrontEnd is the replica's own front end, a frontend.Server.

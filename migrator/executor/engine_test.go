@@ -51,8 +51,9 @@ func (d digest) next() uint32 { return uint32(mix(uint64(d))>>33) % 50_000 }
 type engine struct {
 	mu         sync.Mutex
 	away       bool
-	blind      bool // it serves no blocks
-	connector  bool // it has a KV connector
+	blind      bool   // it serves no blocks
+	connector  string // the name of its KV connector, "" for none
+	busy       bool   // it has a queue
 	memory     *transport.Memory
 	free       []uint32
 	limbo      []uint32        // freed at this instant: must not be read later

@@ -287,6 +287,11 @@ func (m *Executor) send(a transfer.Action) {
 	if msg.Kind == transfer.Accept && msg.Mode == transfer.Live {
 		msg.Offers = m.transportOffers(msg)
 	}
+	if msg.Kind == transfer.Open || msg.Kind == transfer.Commit {
+		var busy bool
+		msg.Connector, busy = m.cfg.FrontEnd.KVConnector()
+		msg.EngineBusy = busy && msg.Kind == transfer.Commit
+	}
 	switch msg.Kind {
 	case transfer.Open:
 		m.records.recordMessage(key{target, msg.Deal}, msg)
@@ -325,7 +330,7 @@ func (m *Executor) endMigration(a transfer.Action) {
 		m.log.Info("migration ended", "migration", ended.ID, "role", ended.Role, "request", ended.Request, "from", ended.From, "to", ended.To, "mode", ended.Mode,
 			"state", ended.State, "rounds", ended.Rounds, "tokens", ended.Tokens, "stall", ended.Stall, "failure", ended.Failure)
 	}
-	m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal})
+	m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal, Over: a.Failure == transfer.RequestEnded || a.Failure == transfer.Withdrawn})
 }
 
 // Migrations returns the running migrations of which this replica is source or target, then the

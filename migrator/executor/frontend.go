@@ -16,11 +16,11 @@ import (
 func (m *Executor) switchHolder(a transfer.Action) {
 	k, msg := key{front, a.Deal}, a.Message
 	migration := frontend.Migration{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: frontend.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)}, FromAddress: m.cfg.Address(msg.From),
-		Length: int(msg.Length), Hash: msg.Hash, Cached: int(msg.Cached)}
+		FromConnector: msg.Connector, ToConnector: msg.TargetConnector, FromBusy: msg.EngineBusy, Length: int(msg.Length), Hash: msg.Hash, Cached: int(msg.Cached)}
 	if msg.Mode == transfer.Live {
 		migration.Reservation = a.Deal.String()
 	} else {
-		migration.Cached = -1
+		migration.Cached, migration.KeepsKV = -1, msg.Mode == transfer.Handoff
 	}
 	until := m.clockTime(a.Deadline)
 	m.records.setState(key{source, a.Deal}, msg.Kind.String())

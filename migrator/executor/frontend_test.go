@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
@@ -219,8 +220,11 @@ func (f *frontEnd) Migrate(ctx context.Context, m frontend.Migration) (frontend.
 	}
 	s.first = nil
 	current.hangUp()
+	if m.From == f.node.id { // its own engine, of which it knows better
+		m.FromConnector, m.FromBusy = f.KVConnector()
+	}
 	f.w.countMoved(m.Reservation != "")
-	return frontend.MigrationResult{Epoch: epoch, Stall: time.Since(began), Handoff: m.Reservation == "" && m.FromAddress == string(m.From) && f.w.replica(m.From).engine.connector}, nil
+	return frontend.MigrationResult{Epoch: epoch, Stall: time.Since(began), Handoff: m.Reservation == "" && m.FromAddress == string(m.From) && !m.FromBusy && engineinfo.CheckHandoff(m.FromConnector, m.ToConnector) == nil}, nil
 }
 
 // open opens the leg at the target and waits for its first token.
@@ -340,6 +344,18 @@ func (f *frontEnd) AdvanceEpoch(name string, epoch policies.Epoch) {
 			q.conn.epoch = max(q.conn.epoch, epoch)
 		}
 	}
+}
+
+// KVConnector names an engine's connector after the version that it needs, in the scenarios.
+func (f *frontEnd) KVConnector() (c engineinfo.KVConnector, busy bool) {
+	e := f.node.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c.Presence = engineinfo.Absent
+	if e.connector != "" {
+		c.Presence, c.Name = engineinfo.Present, e.connector
+	}
+	return c, e.busy
 }
 
 // FreezeLeg is called by the source around a freeze.

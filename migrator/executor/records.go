@@ -243,15 +243,16 @@ func (r *records) end(k key, a transfer.Action) (Migration, bool) {
 	rec.Seconds = time.Since(rec.StartedAt).Seconds()
 	rec.beginSpan(context.Background(), r.tracer)
 	switch {
-	case a.Kind == transfer.Completed && k.role == source:
-		rec.State = "moved"
-		r.stats.Sent[rec.Mode]++
 	case a.Kind == transfer.Completed:
 		rec.State = "moved"
-		if rec.Mode == "" {
-			rec.Mode = transfer.Reprompt.String()
+		if rec.Mode == "" || rec.Mode == transfer.Handoff.String() && a.Mode != transfer.Handoff {
+			rec.Mode = transfer.Reprompt.String() // of a handoff: the source's engine was lost during it
 		}
-		r.stats.Received[rec.Mode]++
+		counts := r.stats.Received
+		if k.role == source {
+			counts = r.stats.Sent
+		}
+		counts[rec.Mode]++
 	default:
 		rec.State, rec.Failure = "failed", a.Failure.String()
 		if k.role == source {

@@ -107,7 +107,10 @@ func (w *fleet) do(t *testing.T, d *datadriven.TestData) string {
 		e := w.replica(policies.ReplicaID(first)).engine
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.blind, e.stubborn, e.connector = e.blind || d.HasArg("blind"), d.HasArg("stubborn"), d.HasArg("connector")
+		e.blind, e.stubborn, e.busy, e.connector = e.blind || d.HasArg("blind"), d.HasArg("stubborn"), d.HasArg("busy"), ""
+		if d.HasArg("connector") {
+			d.ScanArgs(t, "connector", &e.connector)
+		}
 		if n["context"] > 0 {
 			e.context = n["context"]
 		}

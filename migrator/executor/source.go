@@ -82,7 +82,8 @@ func (m *Executor) beginExport(a bidask.Action) {
 	m.exports[a.Deal] = &exportState{leg: r.Name, peer: a.Peer}
 	m.records.begin(frontend.ContextWithTrace(m.ctx, r.Trace), key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.FrontEnd)
 	m.step(transfer.Event{Kind: transfer.ExportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: transportNames(m.exportTransports(a.Peer)),
-		Request: transfer.Request{ID: r.Request.ID, FrontEnd: r.FrontEnd, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Pinned: r.Pinned}})
+		Request: transfer.Request{ID: r.Request.ID, FrontEnd: r.FrontEnd, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Pinned: r.Pinned,
+			KeepsKV: a.Migration.Cause == policies.Prefill}})
 }
 
 // abortIfRequestEnded ends a migration whose request has ended or left while the target

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -28,7 +29,7 @@ func encode(m transfer.Message) *api.Transfer {
 		Fingerprint: m.Engine.Fingerprint, TokenBytes: m.Engine.TokenBytes, BlockTokens: m.Engine.BlockTokens,
 		VersionMin: m.VersionMin, VersionMax: m.VersionMax, Transports: m.Transports,
 		From: m.Span.From, Computed: m.Computed, Length: m.Length, IdsHash: uint64(m.Hash), Cached: m.Cached, Generation: m.Generation, Prompt: m.Prompt,
-		StallMicros: uint64(max(0, m.Stall)),
+		StallMicros: uint64(max(0, m.Stall)), Connector: encodeConnector(m.Connector), TargetConnector: encodeConnector(m.TargetConnector), EngineBusy: m.EngineBusy,
 	}
 	for _, o := range m.Offers {
 		t.Offers = append(t.Offers, &api.Offer{Transport: o.Transport, Address: o.Address, Ticket: append([]byte(nil), o.Ticket[:]...)})
@@ -49,8 +50,8 @@ func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, err
 		FrontEnd: policies.ReplicaID(t.GetFrontEnd()), Target: policies.ReplicaID(t.GetTarget()), Round: t.GetRound(),
 		Engine:     transfer.Engine{Fingerprint: t.GetFingerprint(), TokenBytes: t.GetTokenBytes(), BlockTokens: t.GetBlockTokens()},
 		VersionMin: t.GetVersionMin(), VersionMax: t.GetVersionMax(), Transports: t.GetTransports(),
-		Stall: policies.Micros(min(t.GetStallMicros(), maxStall)),
-		Span:  transfer.Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: tokenhash.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration(), Prompt: t.GetPrompt()},
+		Stall: policies.Micros(min(t.GetStallMicros(), maxStall)), Connector: decodeConnector(t.GetConnector()), TargetConnector: decodeConnector(t.GetTargetConnector()), EngineBusy: t.GetEngineBusy(),
+		Span: transfer.Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: tokenhash.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration(), Prompt: t.GetPrompt()},
 	}
 	switch {
 	case m.Deal.Seller == "":
@@ -71,4 +72,19 @@ func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, err
 		m.Table = &transfer.Table{IDs: t.GetIds(), Blocks: t.GetBlocks(), Sums: t.GetSums()}
 	}
 	return m, nil
+}
+
+// encodeConnector converts a KV connector to protobuf, nil if nothing is known of it.
+func encodeConnector(c engineinfo.KVConnector) *api.KVConnector {
+	if c == (engineinfo.KVConnector{}) {
+		return nil
+	}
+	return &api.KVConnector{Presence: uint32(c.Presence), Name: c.Name, EngineVersion: c.Version, Layout: c.Layout}
+}
+
+// decodeConnector converts a KV connector from protobuf. A peer of an older version states none.
+func decodeConnector(c *api.KVConnector) engineinfo.KVConnector {
+	return engineinfo.KVConnector{
+		Presence: engineinfo.Presence(min(c.GetPresence(), maxByte)), Name: c.GetName(), Version: c.GetEngineVersion(), Layout: c.GetLayout(),
+	}.Bounded()
 }

@@ -2,11 +2,13 @@ package executor
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/peer"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -18,7 +20,8 @@ func full(k transfer.Kind) transfer.Message {
 	m := transfer.Message{Kind: k, From: "b", To: "a", Deal: bidask.Deal{Seller: "b/x", Number: 7}, Round: 3, Failure: transfer.PeerTimeout, Epoch: 9, Request: "f/1", FrontEnd: "f", Target: "a",
 		Mode: transfer.Live, Engine: transfer.Engine{Fingerprint: 1 << 63, BlockTokens: 16, TokenBytes: 114_688}, VersionMin: 1, VersionMax: 2, Transports: []string{"shm", "tcp"},
 		Offers: []transport.Offer{{Transport: "tcp", Address: "host:1", Ticket: [transport.TicketSize]byte{1, 2, 15: 9}, Source: "b"}},
-		Span:   transfer.Span{From: 32, Computed: 99, Length: 100, Generation: 4, Hash: 1<<64 - 1, Prompt: 50, Cached: 16}, Stall: 31_000}
+		Span:   transfer.Span{From: 32, Computed: 99, Length: 100, Generation: 4, Hash: 1<<64 - 1, Prompt: 50, Cached: 16}, Stall: 31_000,
+		Connector: engineinfo.KVConnector{Presence: engineinfo.Present, Name: "nixl", Version: "0.32.0", Layout: "block_size=16"}, TargetConnector: engineinfo.KVConnector{Presence: engineinfo.Absent}, EngineBusy: true}
 	if k == transfer.Round || k == transfer.Manifest {
 		m.Table = &transfer.Table{IDs: []uint32{1, 2}, Blocks: []uint32{3}, Sums: []uint32{4, 5}}
 	}
@@ -55,6 +58,13 @@ func TestWireRefusesNonsense(t *testing.T) {
 	long.StallMicros = 1 << 63
 	if m, err := decode("b", "a", long); err != nil || m.Stall != maxStall {
 		t.Errorf("a stall of 2⁶³ µs is read as %d, %v", m.Stall, err)
+	}
+	odd := encode(full(transfer.Commit))
+	odd.Connector.Presence, odd.Connector.Name, odd.TargetConnector = 1<<31, strings.Repeat("é", engineinfo.MaxConnectorText)+"x", nil
+	odd.Connector.Layout = "\xff"
+	want := engineinfo.KVConnector{Version: "0.32.0", Name: strings.Repeat("é", engineinfo.MaxConnectorText/2)}
+	if m, err := decode("b", "a", odd); err != nil || m.Connector != want || m.TargetConnector != (engineinfo.KVConnector{}) {
+		t.Errorf("an odd connector is read as %+v and %+v, %v", m.Connector, m.TargetConnector, err)
 	}
 	for name, spoil := range map[string]func(*api.Transfer){
 		"no move":         func(t *api.Transfer) { t.Seller = "" },

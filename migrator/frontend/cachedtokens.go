@@ -48,6 +48,7 @@ func (r *localLeg) setUsage(u openai.Usage) {
 // is empty, and it may report cached tokens where the one before did not, or the reverse.
 func (srv *Server) forgetCached() {
 	srv.prefixes.Clear()
+	srv.promptTexts.Clear()
 	srv.reportsCached.Store(false)
 	srv.estimatesCached.Store(false)
 }

@@ -56,15 +56,14 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	s.header, s.requestID = engineHeaders(r.Header), r.Header.Get(requestIDHeader) // what later legs and the log need
 	s.tenant = srv.admission.tenantOf(r.Header)
 	nameSpan(ctx, s.request)
+	text := srv.promptText(&req)
 	req, body = openai.Request{}, nil // only the payload is still needed
 	p.memory = memory
 	memory.Resize(int64(len(p.bytes)))
 
 	lr := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
 		request: s.request, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, hangTimeout: s.hangTimeout(), plain: out == nil}
-	if srv.cfg.Placer != nil {
-		lr.target = srv.normalize(srv.cfg.Placer.Place(s.request))
-	}
+	lr.target = srv.place(s.request, text, lr.plain)
 	srv.mu.Lock()
 	srv.streams[s.id] = s
 	srv.mu.Unlock()

@@ -180,7 +180,7 @@ func TestReadLegRequest(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 	// What is read is what was written.
-	o.target, o.header = Target{"r2", "x:1"}, http.Header{"X-Request-Id": {"mine"}, "X-Cascade-Tokens": {"5"}}
+	o.target, o.header = Target{Replica: "r2", Address: "x:1"}, http.Header{"X-Request-Id": {"mine"}, "X-Cascade-Tokens": {"5"}}
 	again, err := readLegRequest(0, o.headers())
 	if err != nil || again.name() != o.name() || again.arrival != o.arrival || again.reservation != o.reservation || again.request != o.request {
 		t.Errorf("%+v, %v", again, err)
@@ -217,7 +217,7 @@ func FuzzReadLegRequest(f *testing.F) {
 		if err != nil {
 			return
 		}
-		o.target, o.header = Target{"r2", "x:1"}, http.Header{}
+		o.target, o.header = Target{Replica: "r2", Address: "x:1"}, http.Header{}
 		again, err := readLegRequest(0, o.headers())
 		if err != nil || again.name() != o.name() || again.arrival != o.arrival || again.reservation != o.reservation || again.request != o.request {
 			t.Fatalf("%+v, again %+v, %v", o, again, err)

@@ -1,15 +1,20 @@
 package frontend
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/policies/intake"
 )
 
 const (
@@ -21,22 +26,36 @@ const (
 // incomplete is what tokenizers make of bytes that are no whole character.
 const incomplete = "\uFFFD"
 
-// endsWithCharacter asks the own engine whether the text of ids ends with a character. An
-// event with several tokens does not show it: the engine withholds the bytes of a
-// character that the last of them has begun.
-func (srv *Server) endsWithCharacter(ctx context.Context, ids []uint32) (bool, error) {
+// detokenizePath is the engines' endpoint. Front ends serve it to peers, too.
+const detokenizePath = "/detokenize"
+
+// endsWithCharacter asks an engine whether the text of ids of a stream ends with a character.
+// An event with several tokens does not show it: the engine withholds the bytes of a character
+// that the last of them has begun. The own engine is asked, whose model is the holder's as
+// long as it is ready; if it is not, or does not answer, the holder's is.
+func (srv *Server) endsWithCharacter(ctx context.Context, holder Target, ids []uint32) (ends bool, err error) {
+	if holder.Address == "" || srv.ready.Load() {
+		ends, err = srv.endsAt(ctx, Target{}, ids)
+		if err == nil || holder.Address == "" || ctx.Err() != nil {
+			return ends, err
+		}
+	}
+	ends, atHolder := srv.endsAt(ctx, holder, ids)
+	if atHolder != nil {
+		return false, errors.Join(err, fmt.Errorf("at the holder, %s: %w", holder.Replica, atHolder))
+	}
+	return ends, nil
+}
+
+// endsAt asks the engine at a replica.
+func (srv *Server) endsAt(ctx context.Context, at Target, ids []uint32) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, detokenizeTimeout)
 	defer cancel()
 	body, err := json.Marshal(map[string][]uint32{"tokens": ids[max(0, len(ids)-detokenizeIDs):]})
 	if err != nil {
 		return false, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, srv.engine.JoinPath("/detokenize").String(), strings.NewReader(string(body)))
-	if err != nil {
-		return false, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := srv.local.RoundTrip(req)
+	resp, err := srv.detokenize(ctx, at, body)
 	if err != nil {
 		return false, err
 	}
@@ -50,4 +69,37 @@ func (srv *Server) endsWithCharacter(ctx context.Context, ids []uint32) (bool, e
 		return false, fmt.Errorf("POST /detokenize of the engine: status %s: %.100q", resp.Status, answer)
 	}
 	return text.Str != "" && !strings.HasSuffix(text.Str, incomplete), nil
+}
+
+// detokenize sends a request for a text to the own engine or to a peer.
+func (srv *Server) detokenize(ctx context.Context, at Target, body []byte) (*http.Response, error) {
+	target, transport := srv.engine.JoinPath(detokenizePath), http.RoundTripper(srv.local)
+	if at.Address != "" {
+		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: at.Address, Path: detokenizePath}, srv.peers
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if at.Address != "" {
+		req.Header.Set(ForwardHeader, string(srv.cfg.Replica))
+	}
+	return transport.RoundTrip(req)
+}
+
+// servePeerDetokenize lets the front end of a stream that runs here ask the own engine. Only
+// peers get here: see withPeerIdentity.
+func (srv *Server) servePeerDetokenize(w http.ResponseWriter, r *http.Request, body []byte, _ *intake.Share) {
+	ctx, cancel := context.WithTimeout(r.Context(), detokenizeTimeout)
+	defer cancel()
+	resp, err := srv.detokenize(ctx, Target{}, body)
+	if err != nil {
+		srv.refuseEngineFailure(w, srv.requestLog(r.Header), err)
+		return
+	}
+	defer resp.Body.Close()
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(resp.StatusCode)
+	io.Copy(w, io.LimitReader(resp.Body, maxDetokenized)) // one that is cut is invalid there
 }

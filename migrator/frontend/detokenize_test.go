@@ -3,9 +3,11 @@ package frontend
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // TestMovesOfSeveralTokens moves streams whose engines send several tokens at once, as with
@@ -58,6 +60,60 @@ func TestTextNotChecked(t *testing.T) {
 	})
 }
 
+// TestTextCheckedAtHolder moves a stream of several tokens per event between two peers while the
+// own engine cannot be asked: the holder's is, and the client's text is cut at a character.
+func TestTextCheckedAtHolder(t *testing.T) {
+	for name, test := range map[string]struct {
+		spoil  func(*engine)
+		holder bool // is asked
+	}{
+		"the own engine answers": {func(*engine) {}, false},
+		"without /detokenize":    {func(e *engine) { e.noDetokenize.Store(true) }, true},
+		"away, or another model": {func(e *engine) { e.unhealthy.Store(true); e.detokenizesWrong.Store(true) }, true},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 3, nil)
+			for _, e := range f.engines {
+				e.tokensPerEvent.Store(2)
+			}
+			b := f.startSlowStream(longRequest)
+			f.engines[1].slowLegs("#2")
+			if _, err := f.migrateReprompt(t.Context(), b.id, 1); err != nil {
+				t.Fatal(err)
+			}
+			test.spoil(f.engines[0])
+			time.Sleep(time.Second) // the own server finds out
+			before := f.engines[1].detokenized.Load()
+			if _, err := f.migrateReprompt(t.Context(), b.id, 2); err != nil {
+				t.Error(err)
+			}
+			if asked := f.engines[1].detokenized.Load() > before; asked != test.holder {
+				t.Errorf("the holder was asked: %v", asked)
+			}
+			f.requireAnswer(b)
+		})
+	}
+}
+
+// TestPeerDetokenize refuses clients at the peers' port, and passes an engine's refusal on.
+func TestPeerDetokenize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		srv := f.servers[0]
+		if resp, body := post(t, srv.client, f.servers[1].peer, detokenizePath, `{"tokens":[1]}`); resp.StatusCode == http.StatusOK || !strings.Contains(body, "for migrators") || f.engines[1].detokenized.Load() > 0 {
+			t.Errorf("a client's request: %s %s", resp.Status, body)
+		}
+		f.engines[1].noDetokenize.Store(true)
+		if _, err := srv.endsAt(t.Context(), f.target(1), []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
+			t.Errorf("an engine without /detokenize: %v", err)
+		}
+		f.engines[1].Close()
+		if _, err := srv.endsAt(t.Context(), f.target(1), []uint32{1}); err == nil {
+			t.Error("a dead engine answers")
+		}
+	})
+}
+
 // TestEndsWithCharacter checks what counts as an answer.
 func TestEndsWithCharacter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -71,17 +127,17 @@ func TestEndsWithCharacter(t *testing.T) {
 			ids  []uint32
 			want bool
 		}{{[]uint32{1, 2}, true}, {[]uint32{1, 7}, false}, {[]uint32{7, 1}, true}, {nil, false}, {long, true}} {
-			if got, err := srv.endsWithCharacter(t.Context(), test.ids); err != nil || got != test.want {
+			if got, err := srv.endsWithCharacter(t.Context(), Target{}, test.ids); err != nil || got != test.want {
 				t.Errorf("%.3v: %v, %v", test.ids, got, err)
 			}
 		}
 		e.noDetokenize.Store(true)
-		if _, err := srv.endsWithCharacter(t.Context(), []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
+		if _, err := srv.endsWithCharacter(t.Context(), Target{}, []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
 			t.Errorf("an engine without /detokenize: %v", err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := srv.endsWithCharacter(ctx, []uint32{1}); err == nil {
+		if _, err := srv.endsWithCharacter(ctx, Target{}, []uint32{1}); err == nil {
 			t.Error("no error after the end")
 		}
 	})

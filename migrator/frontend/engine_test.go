@@ -19,27 +19,28 @@ import (
 // detected.
 type engine struct {
 	*httptest.Server
-	calls          atomic.Int64 // generating requests
-	last           atomic.Pointer[http.Request]
-	body           atomic.Pointer[string]
-	unhealthy      atomic.Bool
-	hidesCached    atomic.Bool                                              // it reports no cached tokens, like stock vLLM
-	ignoresProbes  atomic.Bool                                              // it does not answer health checks
-	ignoredProbes  atomic.Int64                                             // health checks that it did not answer
-	tokensPerEvent atomic.Int64                                             // tokens of one event, as for a slow reader; 0 means 1
-	passthrough    atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers passed-through requests; nil echoes the method and path
-	mu             sync.Mutex
-	runs           map[string]*run                           // by leg
-	reserved       map[string]reservation                    // by name
-	pace           func(n int, r *http.Request)              // called before token n; nil for none
-	maxNewTokens   atomic.Int64                              // bounds every answer, as vLLM's generation config does; 0 does not
-	limitsDefault  atomic.Bool                               // maxNewTokens bounds only chats without max_tokens
-	probeAnswer    atomic.Pointer[func(http.ResponseWriter)] // answers requests for the limit; nil states it
-	moreUsage      string                                    // more of the prompt's usage; set before requests
-	override       http.HandlerFunc                          // answers generating requests instead if not nil
-	connector      *connector                                // nil for none
-	noDetokenize   atomic.Bool                               // it cannot turn ids into text
-	detokenized    atomic.Int64                              // how often it was asked to
+	calls            atomic.Int64 // generating requests
+	last             atomic.Pointer[http.Request]
+	body             atomic.Pointer[string]
+	unhealthy        atomic.Bool
+	hidesCached      atomic.Bool                                              // it reports no cached tokens, like stock vLLM
+	ignoresProbes    atomic.Bool                                              // it does not answer health checks
+	ignoredProbes    atomic.Int64                                             // health checks that it did not answer
+	tokensPerEvent   atomic.Int64                                             // tokens of one event, as for a slow reader; 0 means 1
+	passthrough      atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers passed-through requests; nil echoes the method and path
+	mu               sync.Mutex
+	runs             map[string]*run                           // by leg
+	reserved         map[string]reservation                    // by name
+	pace             func(n int, r *http.Request)              // called before token n; nil for none
+	maxNewTokens     atomic.Int64                              // bounds every answer, as vLLM's generation config does; 0 does not
+	limitsDefault    atomic.Bool                               // maxNewTokens bounds only chats without max_tokens
+	probeAnswer      atomic.Pointer[func(http.ResponseWriter)] // answers requests for the limit; nil states it
+	moreUsage        string                                    // more of the prompt's usage; set before requests
+	override         http.HandlerFunc                          // answers generating requests instead if not nil
+	connector        *connector                                // nil for none
+	noDetokenize     atomic.Bool                               // it cannot turn ids into text
+	detokenized      atomic.Int64                              // how often it was asked to
+	detokenizesWrong atomic.Bool                               // as an engine of another model
 }
 
 func newEngine(t testing.TB) *engine {
@@ -118,6 +119,9 @@ func (e *engine) detokenize(w http.ResponseWriter, r *http.Request) {
 	text, v := "", detokenizer{}
 	for _, id := range req.Tokens {
 		text += v.add(id)
+	}
+	if e.detokenizesWrong.Load() {
+		text, v.pending = "x", ""
 	}
 	if v.pending != "" {
 		text += incomplete
@@ -232,6 +236,10 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		if rest := e.passthrough.Load(); rest != nil {
 			(*rest)(w, r)
+			return
+		}
+		if r.URL.Path == "/metrics" && e.connector != nil && !e.connector.hidden {
+			io.WriteString(w, "vllm:nixl_num_failed_transfers_total 0\n")
 			return
 		}
 		fmt.Fprintf(w, "passed %s %s", r.Method, r.URL.Path)

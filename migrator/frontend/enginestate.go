@@ -3,6 +3,7 @@ package frontend
 import (
 	"cmp"
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,11 +69,12 @@ func (srv *Server) EngineLoad() policies.EngineLoad {
 }
 
 // setConnector records whether the engine has answered a request for a handover with its
-// parameters: that is how an engine shows that it has no KV connector.
-func (s *engineState) setConnector(has engineinfo.Presence) {
+// parameters, and the connector's name, "" for none: that is how an engine shows that it has no
+// KV connector.
+func (s *engineState) setConnector(has engineinfo.Presence, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.info.Connector = has
+	s.info.Connector, s.info.ConnectorName = has, cmp.Or(name, s.info.ConnectorName)
 }
 
 // learnEngine asks the engine what it is, if it has just started or left a question without
@@ -87,11 +89,15 @@ func (srv *Server) learnEngine(ctx context.Context, started bool) error {
 	defer cancel()
 	info, err := engineinfo.Ask(asking, srv.getFromEngine)
 	mismatch, isNew := s.learn(info, err == nil)
+	if failed := srv.askConnector(asking); failed != nil {
+		s.askAgain()
+		err = errors.Join(err, failed)
+	}
 	if isNew {
 		srv.log.Warn("engine does not match the fleet file; refusing requests", "problem", mismatch)
 	}
 	srv.applyCapacity()
-	srv.log.Debug("engine asked what it is", "version", info.Version, "kv_tokens", info.KVTokens, "connector", info.Connector, "error", err)
+	srv.log.Debug("engine asked what it is", "version", info.Version, "kv_tokens", info.KVTokens, "connector", srv.Engine().Connector, "error", err)
 	return mismatch
 }
 
@@ -125,7 +131,8 @@ func (s *engineState) learn(info engineinfo.Info, complete bool) (mismatch error
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := &s.info
-	known.Version, known.Connector = cmp.Or(info.Version, known.Version), cmp.Or(info.Connector, known.Connector)
+	known.Version, known.Layout = cmp.Or(info.Version, known.Version), cmp.Or(info.Layout, known.Layout)
+	known.Connector, known.ConnectorName = cmp.Or(info.Connector, known.Connector), cmp.Or(info.ConnectorName, known.ConnectorName)
 	known.DraftTokens = max(info.DraftTokens, known.DraftTokens)
 	if info.KVTokens > 0 {
 		known.KVTokens, known.BlockTokens = info.KVTokens, info.BlockTokens
@@ -137,6 +144,13 @@ func (s *engineState) learn(info engineinfo.Info, complete bool) (mismatch error
 	isNew = mismatch != nil && (s.mismatch == nil || s.mismatch.Error() != mismatch.Error())
 	s.complete, s.mismatch = complete, mismatch
 	return mismatch, isNew
+}
+
+// askAgain records that the engine has left a question without an answer.
+func (s *engineState) askAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.complete = false
 }
 
 // mismatched returns why the engine is not the expected one; nil if it is, or is away.
@@ -182,6 +196,7 @@ func (srv *Server) applyCapacity() {
 	kv, warning := s.capacity(), s.capacityWarning()
 	srv.admission.setCapacity(kv)
 	srv.prefixes.SetCapacity(kv)
+	srv.promptTexts.SetCapacity(kv)
 	s.mu.Lock()
 	log := warning != "" && warning != s.warned
 	s.warned = warning
@@ -207,7 +222,7 @@ func (srv *Server) handleMetrics(sample counterSample, now time.Time) {
 	if restarted {
 		srv.log.Info("engine has started anew")
 		srv.forgetCached()
-		srv.connectors.forget(srv.cfg.Replica)
+		srv.backoffs.forget(srv.cfg.Replica)
 		srv.probeNow()
 	}
 }

@@ -1,8 +1,6 @@
 package frontend
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -260,24 +258,11 @@ func TestUnansweredQuestions(t *testing.T) {
 // TestRestartForgetsConnectors restarts an engine that had no connector, between two health checks.
 func TestRestartForgetsConnectors(t *testing.T) {
 	runStated(t, nil, func(t *testing.T, s *statingEngine, f *testServer) {
-		f.connectors.learn(f.cfg.Replica, "other", handoff.KeepKV, openai.ErrNoConnector, time.Now())
+		f.backoffs.learn(f.cfg.Replica, "other", handoff.KeepKV, openai.ErrNoConnector, time.Now())
 		now := expected
 		now.started = 200
 		s.set(now)
 		defer within(t, connectorRetry/2)()
-		waitFor(t, func() bool { return f.connectors.mayHandOff(f.cfg.Replica, "other", time.Now()) })
+		waitFor(t, func() bool { return f.backoffs.mayHandOff(f.cfg.Replica, "other", time.Now()) })
 	})
-}
-
-// TestNoteConnector checks what the answers to requests for a handover show of an engine.
-func TestNoteConnector(t *testing.T) {
-	srv := &Server{engineState: newEngineState(Config{})}
-	for _, test := range []struct {
-		err  error
-		want engineinfo.Presence
-	}{{context.DeadlineExceeded, engineinfo.Unknown}, {fmt.Errorf("r0: %w", openai.ErrNoConnector), engineinfo.Absent}, {errors.New("busy"), engineinfo.Absent}, {nil, engineinfo.Present}} {
-		if srv.noteConnector(test.err); srv.Engine().Connector != test.want {
-			t.Errorf("after %v: %v, want %v", test.err, srv.Engine().Connector, test.want)
-		}
-	}
 }

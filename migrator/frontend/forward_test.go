@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -13,14 +14,17 @@ import (
 
 // placer is a fake Placer: it sends every request to one peer.
 type placer struct {
-	peer atomic.Pointer[string]
-	last atomic.Pointer[policies.Request]
+	peer    atomic.Pointer[string]
+	last    atomic.Pointer[policies.Request]
+	prefill atomic.Bool // the peer is a prefill replica
 }
+
+func (p *placer) Prefills() bool { return p.prefill.Load() }
 
 func (p *placer) Place(r policies.Request) Target {
 	p.last.Store(&r)
 	if s := p.peer.Load(); s != nil {
-		return Target{"r1", *s}
+		return Target{Replica: "r1", Address: *s, Prefill: p.prefill.Load()}
 	}
 	return Target{}
 }
@@ -124,6 +128,59 @@ func TestForwardFallsBack(t *testing.T) {
 		serve("it drains", fb.peer)
 		if got := fb.Status().Load; got.Running+got.Waiting != 0 {
 			t.Errorf("the peer still counts %+v", got)
+		}
+	})
+}
+
+// TestPlaceKnowsCachedPrompts checks what a Placer that may choose prefill replicas learns of a request:
+// how much of its prompt's text the own engine has computed, or will get, and whether it can move.
+func TestPlaceKnowsCachedPrompts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fa, fb, _, _, p, _ := newForwardingPair(t)
+		text := strings.Repeat("over the hill and far away ", 400)
+		ask := func(path, format string, args ...any) policies.Request {
+			t.Helper()
+			resp, got := post(t, fa.client, fa.url, path, fmt.Sprintf(format, args...))
+			if resp.StatusCode != 200 {
+				t.Fatalf("%d %s", resp.StatusCode, got)
+			}
+			return *p.last.Load()
+		}
+		completion := func(model, text string) policies.Request {
+			t.Helper()
+			return ask("/v1/completions", `{"model":%q,"max_tokens":3,"stream":true,"prompt":%q}`, model, text)
+		}
+		share := func(what string, r policies.Request, least, most float64) {
+			t.Helper()
+			if got := float64(r.Cached) / float64(r.Input); got < least || got > most {
+				t.Errorf("%s: %d of %d tokens are cached, want %v to %v", what, r.Cached, r.Input, least, most)
+			}
+		}
+		share("without prefill replicas", completion("m", text), 0, 0)
+		share("without prefill replicas", completion("m", text), 0, 0)
+		p.prefill.Store(true)
+		share("the first", completion("m", text), 0, 0)
+		share("again", completion("m", text), 0.95, 1)
+		share("longer", completion("m", text+text), 0.45, 0.5)
+		share("from another place on", completion("m", "x"+text), 0, 0)
+		share("of another model", completion("n", text), 0, 0)
+		chat := `{"model":"m","max_tokens":3,"stream":true,"messages":[{"role":"user","content":%q}%s]}`
+		share("a conversation", ask("/v1/chat/completions", chat, text, ""), 0, 0)
+		share("its next turn", ask("/v1/chat/completions", chat, text, `,{"role":"assistant","content":"yes"}`), 0.9, 1)
+
+		// What a prefill replica computes will be here.
+		p.peer.Store(&fb.peer)
+		share("for the prefill replica", completion("m", "p"+text), 0, 0)
+		share("for the prefill replica, again", completion("m", "p"+text), 0.95, 1)
+		p.peer.Store(nil)
+		fa.forgetCached()
+		share("the engine has restarted", completion("m", text), 0, 0)
+
+		if r := completion("m", text); policies.Movable(r) != policies.NotPinned {
+			t.Errorf("a stream is %v", policies.Movable(r))
+		}
+		if r := ask("/v1/completions", `{"model":"m","max_tokens":3,"prompt":"x"}`); policies.Movable(r) == policies.NotPinned {
+			t.Error("a request whose answer is no stream can move")
 		}
 	})
 }

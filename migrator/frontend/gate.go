@@ -160,6 +160,7 @@ func (srv *Server) peerRoutes() []route {
 	return []route{
 		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Completions.Path(), Body: true}, serve: leg(openai.Completions)},
 		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Chat.Path(), Body: true}, serve: leg(openai.Chat)},
+		{Endpoint: publicapi.Endpoint{Method: "POST", Path: detokenizePath, Body: true}, serve: srv.servePeerDetokenize},
 	}
 }
 

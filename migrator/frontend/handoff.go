@@ -6,22 +6,15 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
-const (
-	computeTimeout = time.Minute      // for a target to compute the KV of a stream that goes on
-	connectorRetry = 10 * time.Minute // until an engine without a KV connector is asked again
-	fetchRetry     = time.Minute      // until a pair of engines is tried again that could not hand over
-	maxPairs       = 1 << 12          // pairs of engines that are remembered
-)
+// computeTimeout is for a target to compute the KV of a stream that goes on.
+const computeTimeout = time.Minute
 
 // idMove moves a stream to a target that is given its token ids. It drives a
 // handoff.Machine.
@@ -42,7 +35,11 @@ type idMove struct {
 func (srv *Server) moveIDs(ctx context.Context, g *migration, m Migration) error {
 	v := &idMove{srv: srv, g: g, m: m, start: time.Now()}
 	from, to := m.From, srv.replicaOf(m.To)
-	machine := handoff.New(handoff.Config{Handoff: srv.mayHandOff(m, v.start), Patience: srv.cfg.MigrationTimeout})
+	whyNot := srv.checkHandoff(m, v.start)
+	if !m.KeepsKV {
+		v.logReprompt(whyNot)
+	}
+	machine := handoff.New(handoff.Config{NoHandoff: whyNot, KeepsKV: m.KeepsKV, Patience: srv.cfg.MigrationTimeout})
 	ev := handoff.Event{Kind: handoff.Started}
 	for {
 		v.complete(&ev)
@@ -72,7 +69,7 @@ func (srv *Server) moveIDs(ctx context.Context, g *migration, m Migration) error
 			if a.Renew {
 				g.renew()
 			}
-			v.logFallback(machine.Failure())
+			v.logReprompt(machine.Failure())
 			done, err = handoff.Opened, v.open(ctx, g.stream.resume.PromptBody(g.ids, len(g.ids)-g.prompt), false)
 		case handoff.Splice:
 			g.result.Handoff = machine.Handoff()
@@ -85,32 +82,7 @@ func (srv *Server) moveIDs(ctx context.Context, g *migration, m Migration) error
 		if err != nil {
 			ev = handoff.Event{Kind: handoff.Failed, Err: err, TargetLost: errors.Is(err, errReplicaGone)}
 		}
-		srv.connectors.learn(from, to, a.Kind, err, time.Now())
-		if a.Kind == handoff.KeepKV && from == srv.cfg.Replica {
-			srv.noteConnector(err)
-		}
-	}
-}
-
-// mayHandOff reports whether a handoff may be tried: from the engines' answers to earlier
-// ones, and of the own one from what it says of itself.
-func (srv *Server) mayHandOff(m Migration, now time.Time) bool {
-	if !srv.cfg.Handoff || !srv.connectors.mayHandOff(m.From, srv.replicaOf(m.To), now) {
-		return false
-	}
-	if m.From == srv.cfg.Replica {
-		return !srv.EngineLoad().Busy() // or its answer takes longer than a reprompt
-	}
-	return m.FromAddress != ""
-}
-
-// noteConnector records what the own engine's answer says of its KV connector.
-func (srv *Server) noteConnector(err error) {
-	switch {
-	case err == nil:
-		srv.engineState.setConnector(engineinfo.Present)
-	case errors.Is(err, openai.ErrNoConnector):
-		srv.engineState.setConnector(engineinfo.Absent)
+		srv.backoffs.learn(from, to, a.Kind, err, time.Now())
 	}
 }
 
@@ -139,13 +111,16 @@ func (v *idMove) keepKV(ctx context.Context, within time.Duration) error {
 	defer cancel()
 	prompt := v.snapshot()
 	s := v.g.stream
-	lr := s.laterLeg(v.srv.normalize(Target{v.m.From, v.m.FromAddress}), 0, prompt, len(v.ids)-prompt)
+	lr := s.laterLeg(v.srv.normalize(Target{Replica: v.m.From, Address: v.m.FromAddress}), 0, prompt, len(v.ids)-prompt)
 	lr.endpoint, lr.stream, lr.request.ID = openai.Completions, nil, "" // it is no leg of the stream
 	lr.plain, lr.arrival.HasKV = true, true
 	lr.body = &payload{bytes: s.resume.HandoffBody(v.ids)}
 	answer, err := v.srv.callOnce(ctx, lr)
 	if err == nil {
 		v.params, err = openai.ParseHandoff(answer, len(v.ids))
+		if v.m.From == v.srv.cfg.Replica {
+			v.srv.noteConnector(answer, err)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("%s does not hand the KV over: %w", v.m.From, causeOf(ctx, err))
@@ -213,9 +188,10 @@ func (v *idMove) whileHeld(ctx context.Context, within time.Duration) (context.C
 	return ctx, cancel
 }
 
-// logFallback logs why a handoff has become a reprompt.
-func (v *idMove) logFallback(err error) {
-	if err != nil && !errors.Is(err, openai.ErrNoConnector) {
+// logReprompt logs why no handoff is tried, or why one has become a reprompt, unless that is how the
+// engines are configured.
+func (v *idMove) logReprompt(err error) {
+	if err != nil && !errors.Is(err, errNoHandoff) && !errors.Is(err, engineinfo.ErrNoConnector) && !errors.Is(err, openai.ErrNoConnector) {
 		v.g.stream.log().Info("KV not handed over; the target computes it", "from", v.m.From, "to", v.srv.replicaOf(v.m.To), "error", err)
 	}
 }
@@ -248,54 +224,4 @@ func causeOf(ctx context.Context, err error) error {
 		return cause
 	}
 	return err
-}
-
-// connectors remembers which engines have no KV connector, and which pairs of them could
-// not hand KV over. The zero value knows none.
-type connectors struct {
-	mu    sync.Mutex
-	retry map[enginePair]time.Time // when they may be tried again
-}
-
-// enginePair is the engines of two replicas; to is "" for from alone.
-type enginePair struct{ from, to policies.ReplicaID }
-
-// mayHandOff reports whether a handoff may be tried.
-func (c *connectors) mayHandOff(from, to policies.ReplicaID, now time.Time) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !slices.ContainsFunc([]enginePair{{from: from}, {from: to}, {from, to}}, func(p enginePair) bool { return now.Before(c.retry[p]) })
-}
-
-// learn takes note of what became of an action.
-func (c *connectors) learn(from, to policies.ReplicaID, kind handoff.ActionKind, err error, now time.Time) {
-	var until time.Time
-	pair := enginePair{from, to}
-	switch {
-	case err == nil || errors.Is(err, handoff.ErrHolderLost) || errors.Is(err, errReplicaGone) || errors.Is(err, context.Canceled):
-		return
-	case errors.Is(err, openai.ErrNoConnector):
-		pair.to, until = "", now.Add(connectorRetry)
-	case kind == handoff.CopyKV || kind == handoff.OpenHandoff:
-		until = now.Add(fetchRetry)
-	default:
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.retry == nil || len(c.retry) >= maxPairs {
-		c.retry = make(map[enginePair]time.Time)
-	}
-	c.retry[pair] = until
-}
-
-// forget forgets what is known of a replica's engine, which is another one now.
-func (c *connectors) forget(replica policies.ReplicaID) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for p := range c.retry {
-		if p.from == replica || p.to == replica {
-			delete(c.retry, p)
-		}
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
@@ -39,6 +40,11 @@ type Migration struct {
 	// FromAddress is the address of From's peer listener; "" for the own replica, or if
 	// it is unknown.
 	FromAddress string
+	// FromConnector and ToConnector are what the two replicas state of their engines' KV
+	// connectors, and FromBusy that From's engine would take long to hand KV over. Of the own
+	// engine the server knows better.
+	FromConnector, ToConnector engineinfo.KVConnector
+	FromBusy                   bool
 	// Reservation names the KV blocks at To that hold the stream's KV; "" means that
 	// To is given all token ids. Its engine then fetches the KV from From's, where both
 	// can, or computes it anew.
@@ -47,6 +53,9 @@ type Migration struct {
 	// and Hash is theirs. For a migration with a Reservation only.
 	Length int
 	Hash   tokenhash.Hash
+	// KeepsKV, without a Reservation, says that the stream stays where it is if To's engine
+	// cannot fetch its KV. If From is lost meanwhile, To computes it all the same.
+	KeepsKV bool
 	// Cached is how many prompt tokens the first leg found in its engine's
 	// cache, −1 for unknown. The usage at the stream's end reports it.
 	Cached int
@@ -170,7 +179,8 @@ func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) (*legR
 		ctx, cancel = context.WithTimeoutCause(ctx, catchUpTimeout, errShort)
 		defer cancel()
 	}
-	if err := g.awaitFreeze(ctx, srv.endsWithCharacter); err != nil {
+	holder := srv.normalize(Target{Replica: m.From, Address: m.FromAddress})
+	if err := g.awaitFreeze(ctx, func(ctx context.Context, ids []uint32) (bool, error) { return srv.endsWithCharacter(ctx, holder, ids) }); err != nil {
 		return nil, err
 	}
 	output := len(g.ids) - g.prompt

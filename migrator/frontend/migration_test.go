@@ -40,10 +40,17 @@ type fleet struct {
 }
 
 func newFleet(t *testing.T, n int, change func(*Config)) *fleet {
-	f := &fleet{t: t}
-	for i := range n {
-		e := newEngine(t)
-		f.engines = append(f.engines, e)
+	var engines []*engine
+	for range n {
+		engines = append(engines, newEngine(t))
+	}
+	return newFleetOf(t, engines, change)
+}
+
+// newFleetOf returns a fleet of these engines.
+func newFleetOf(t *testing.T, engines []*engine, change func(*Config)) *fleet {
+	f := &fleet{t: t, engines: engines}
+	for i, e := range engines {
 		f.servers = append(f.servers, startServer(t, e.URL, func(c *Config) {
 			c.Replica, c.Adopter = policies.ReplicaID(fmt.Sprint("r", i)), new(adopter)
 			if change != nil {
@@ -67,7 +74,7 @@ func (f *fleet) setPace(d time.Duration) {
 }
 
 func (f *fleet) target(i int) Target {
-	return Target{policies.ReplicaID(fmt.Sprint("r", i)), f.servers[i].peer}
+	return Target{Replica: policies.ReplicaID(fmt.Sprint("r", i)), Address: f.servers[i].peer}
 }
 
 func (f *fleet) index(r policies.ReplicaID) (i int) {
@@ -139,13 +146,21 @@ func (f *fleet) migrateReprompt(ctx context.Context, stream string, to int) (pol
 	return moved.Epoch, err
 }
 
+// idMigration returns what the executors ask of the front end to move a stream without a
+// reservation.
+func (f *fleet) idMigration(stream string, h Holder, r LocalLeg, to int) Migration {
+	from := f.servers[f.index(h.Replica)]
+	m := Migration{Stream: stream, From: h.Replica, FromAddress: from.peer, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16}
+	m.FromConnector, m.FromBusy = from.KVConnector()
+	m.ToConnector, _ = f.servers[to].KVConnector()
+	return m
+}
+
 // migrateIDs migrates a stream without a reservation.
 func (f *fleet) migrateIDs(ctx context.Context, stream string, h Holder, r LocalLeg, to int) (MigrationResult, error) {
-	from := f.index(h.Replica)
-	moved, err := f.servers[0].Migrate(ctx, Migration{Stream: stream, From: h.Replica, FromAddress: f.servers[from].peer, Epoch: h.Epoch, To: f.target(to),
-		Cached: int(r.Request.Input) / 16 * 16})
+	moved, err := f.servers[0].Migrate(ctx, f.idMigration(stream, h, r, to))
 	if err != nil {
-		f.servers[from].AdvanceEpoch(stream, moved.Epoch)
+		f.servers[f.index(h.Replica)].AdvanceEpoch(stream, moved.Epoch)
 	}
 	return moved, err
 }

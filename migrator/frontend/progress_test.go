@@ -270,6 +270,9 @@ func TestEngineCounters(t *testing.T) {
 		var steps, noise atomic.Int64
 		counters := func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/metrics" {
+				if e := r.Header.Get("Accept-Encoding"); e != "" {
+					t.Errorf("the engine is asked to encode its metrics: %s", e)
+				}
 				fmt.Fprintf(w, "# HELP x\nvllm:num_requests_waiting{} %d\nvllm:iteration_tokens_total_count{engine=\"0\"} %d\n", noise.Add(1), steps.Load())
 			}
 		}

@@ -143,7 +143,7 @@ func (srv *Server) Run(parent context.Context) error {
 				} else if !srv.ready.Load() {
 					watch.reset()
 					srv.forgetCached()
-					srv.connectors.forget(srv.cfg.Replica)
+					srv.backoffs.forget(srv.cfg.Replica)
 				}
 				away = time.Time{}
 				if !srv.setReady(true) {

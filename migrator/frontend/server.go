@@ -56,11 +56,12 @@ type Server struct {
 	crowded      atomic.Bool   // the engine may have preempted requests
 
 	prefixes        *prefixes.Index // of the prompts that the own engine has computed
+	promptTexts     *prefixes.Index // of the same, by their text, while there are prefill replicas
 	reportsCached   atomic.Bool     // the engine has reported cached tokens
 	estimatesCached atomic.Bool     // it has not, and prompts began like former ones
 	cachedLog       sync.Once
 
-	connectors     connectors             // engines that hand no KV over
+	backoffs       backoffs               // after handoffs that failed
 	admission      *admittedWork          // by the own engine
 	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress
@@ -85,7 +86,7 @@ func New(cfg Config) (*Server, error) {
 		log:            cfg.Logger.With("replica", string(cfg.Replica)),
 		tracker:        loadtracker.New(loadtracker.Config{Edges: cfg.Edges, Counter: flow.New(cfg.Edges, cfg.FlowTau.Seconds()), Recent: cfg.RecentWindow}),
 		local:          newTransport(cfg),
-		probe:          &http.Transport{DialContext: cfg.Dial, DisableKeepAlives: true},
+		probe:          &http.Transport{DialContext: cfg.Dial, DisableKeepAlives: true, DisableCompression: true},
 		peers:          cfg.Peers,
 		bodies:         intake.NewBudget(cfg.MaxBodies),
 		peerBodies:     intake.NewBudget(cfg.MaxBodies),
@@ -97,6 +98,7 @@ func New(cfg Config) (*Server, error) {
 		localLegs:      make(map[*localLeg]struct{}),
 		inFlight:       newInFlight(),
 		prefixes:       prefixes.New(cfg.KVTokens),
+		promptTexts:    prefixes.New(cfg.KVTokens),
 		admission:      newAdmittedWork(cfg),
 		engineState:    newEngineState(cfg),
 		// No two processes of a replica give a stream the same id.

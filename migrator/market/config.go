@@ -8,9 +8,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/internal/loadview"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/loadview"
 )
 
 // Executor executes migrations.
@@ -32,9 +32,7 @@ const (
 	defaultSummary = time.Second
 	defaultMaxAge  = 3 * defaultSummary
 	defaultRefine  = time.Second
-	defaultOffers  = 16
 	maxMailbox     = 1 << 12 // waiting messages of peers; further ones are dropped
-	maxSequences   = 1 << 14 // sequences that represent the next stage in a refinement
 )
 
 // Config configures a Market. Durations are wall-clock time: the caller has divided them
@@ -68,8 +66,11 @@ type Config struct {
 	// the boundary to the next stage, priced by QoE. nil disables each.
 	Detector policies.Detector
 	Placer   policies.Placer
-	Refiner  policies.Refiner
-	QoE      policies.QoE
+	// Prefill chooses the prefill replica that computes a prompt before the request moves
+	// here; nil: none, even if there are some.
+	Prefill policies.Placer
+	Refiner policies.Refiner
+	QoE     policies.QoE
 	// MigrationCost estimates the time to migrate so many tokens to a peer over the
 	// link between the two; sellers prefer cheap peers. It must be a pure function.
 	// nil: all peers cost the same.
@@ -126,9 +127,6 @@ func (c Config) validate() (Config, error) {
 		if *d.value == 0 {
 			*d.value = d.or
 		}
-	}
-	if c.MaxOffers == 0 {
-		c.MaxOffers = defaultOffers
 	}
 	if c.SampleSize == 0 {
 		c.SampleSize = loadview.DefaultSampleSize

@@ -4,17 +4,15 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/internal/candidates"
-	"github.com/cascadeinfer/cascade/migrator/internal/loadview"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/trader"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -46,22 +44,15 @@ type Market struct {
 	cfg   Config
 	log   *slog.Logger
 	start time.Time
-	loads *loadview.View
+	peers *peers
 	wake  chan struct{} // holds a token when the mailbox is not empty
 
 	// Owned by Run's goroutine.
-	machine         *bidask.Machine
-	selector        *candidates.Selector
-	rng             *rand.Rand
-	sales           map[string]*sale // by request
-	exports         map[bidask.Deal]string
-	imports         map[bidask.Deal]policies.Tokens // running transfers to here, with their lengths
-	departed        map[string]policies.Micros      // requests that left, and the time until which they do not count as residents
-	throughput      throughputMeter
-	position        policies.Occupancy // as last measured
-	leaving         bool               // nothing new may run here, as last measured
-	summarySequence uint64             // of the last summary
-	actions         []bidask.Action    // scratch
+	trader          *trader.Trader
+	leaving         bool              // nothing new may run here, as last measured
+	summarySequence uint64            // of the last summary
+	actions         []bidask.Action   // scratch
+	residents       []trader.Resident // scratch
 
 	mu       sync.Mutex
 	mailbox  []bidask.Event
@@ -70,10 +61,43 @@ type Market struct {
 	counts   counts
 }
 
-// sale is a request for sale.
-type sale struct {
-	handover  policies.Migration
-	exporting bool
+// peers is a load view that several goroutines use.
+type peers struct {
+	mu   sync.Mutex
+	view *loadview.View
+}
+
+// do calls use with the view while no other goroutine uses it.
+func (p *peers) do(use func(*loadview.View)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	use(p.view)
+}
+
+// SetOwnLoad implements trader.Peers.
+func (p *peers) SetOwnLoad(l loadview.Load) { p.do(func(v *loadview.View) { v.SetOwnLoad(l) }) }
+
+// StageMean implements trader.Peers.
+func (p *peers) StageMean(now policies.Micros) (mean policies.Tokens, ok bool) {
+	p.do(func(v *loadview.View) { mean, ok = v.StageMean(now) })
+	return mean, ok
+}
+
+// Available implements trader.Peers.
+func (p *peers) Available(now policies.Micros, id policies.ReplicaID) (ok bool) {
+	p.do(func(v *loadview.View) { ok = v.Available(now, id) })
+	return ok
+}
+
+// IsPrefill implements trader.Peers.
+func (p *peers) IsPrefill() (is bool) {
+	p.do(func(v *loadview.View) { is = v.IsPrefill() })
+	return is
+}
+
+// RecordPrefillMove implements trader.Peers.
+func (p *peers) RecordPrefillMove(now policies.Micros, from policies.ReplicaID, moved bool) {
+	p.do(func(v *loadview.View) { v.RecordPrefillMove(now, from, moved) })
 }
 
 // New returns a market without a view: it bids once Run measures the load, and offers nothing
@@ -83,21 +107,16 @@ func New(cfg Config) (*Market, error) {
 	if err != nil {
 		return nil, err
 	}
-	machine, err := bidask.New(cfg.Machine)
-	if err != nil {
-		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
-	}
-	book, err := candidates.New(candidates.Config{Self: cfg.Self, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges, Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent})
+	p := &peers{view: loadview.New(loadview.Config{Self: cfg.Self, Placer: cfg.Placer, Prefill: cfg.Prefill, MaxAge: micros(cfg.SummaryMaxAge), SampleSize: cfg.SampleSize, Seed: cfg.Seed})}
+	t, err := trader.New(trader.Config{
+		Self: cfg.Self, Peers: p, Machine: cfg.Machine, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges, Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent,
+		MaxOffers: cfg.MaxOffers, MigrationCost: cfg.MigrationCost, Seed: cfg.Seed,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
 	}
 	return &Market{
-		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), machine: machine, selector: book,
-		loads: loadview.New(loadview.Config{Self: cfg.Self, Placer: cfg.Placer, MaxAge: micros(cfg.SummaryMaxAge), SampleSize: cfg.SampleSize, Seed: cfg.Seed}),
-		wake:  make(chan struct{}, 1),
-		rng:   rand.New(rand.NewPCG(cfg.Seed, 0)),
-		sales: make(map[string]*sale), exports: make(map[bidask.Deal]string), imports: make(map[bidask.Deal]policies.Tokens),
-		departed: make(map[string]policies.Micros),
+		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), peers: p, trader: t, wake: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -112,7 +131,7 @@ func (m *Market) SetView(v View) {
 	m.mu.Lock()
 	m.view = v
 	m.mu.Unlock()
-	m.loads.SetView(v.Plan, v.Peers)
+	m.peers.do(func(known *loadview.View) { known.SetView(v.Plan, v.Peers) })
 }
 
 // Receive handles a message of a peer and keeps it.
@@ -143,8 +162,10 @@ func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 		return
 	}
 	m.counts.summariesReceived++
-	m.loads.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Held: held, Draining: s.GetDraining()})
-	m.loads.SetPeerRunning(from, running)
+	m.peers.do(func(v *loadview.View) {
+		v.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Held: held, Draining: s.GetDraining()})
+		v.SetPeerRunning(from, running)
+	})
 }
 
 // Notify handles a result of the Executor: Reserved, ReservationRefused, TransferDone or
@@ -153,12 +174,14 @@ func (m *Market) Notify(ev bidask.Event) { m.post(ev) }
 
 // PeerGone reports that a peer left or died.
 func (m *Market) PeerGone(peer policies.ReplicaID) {
-	m.loads.MarkGone(peer)
+	m.peers.do(func(v *loadview.View) { v.MarkGone(peer) })
 	m.post(bidask.Event{Kind: bidask.PeerGone, Peer: peer})
 }
 
 // PeerBack reports that a peer that was gone is back and may be asked again.
-func (m *Market) PeerBack(peer policies.ReplicaID) { m.loads.MarkBack(peer) }
+func (m *Market) PeerBack(peer policies.ReplicaID) {
+	m.peers.do(func(v *loadview.View) { v.MarkBack(peer) })
+}
 
 func (m *Market) post(ev bidask.Event) {
 	m.mu.Lock()
@@ -170,12 +193,26 @@ func (m *Market) post(ev bidask.Event) {
 	}
 }
 
+// Prefills implements frontend.Placer.
+func (m *Market) Prefills() (may bool) {
+	m.peers.do(func(v *loadview.View) { may = v.Prefills() })
+	return may
+}
+
 // Place implements frontend.Placer.
-func (m *Market) Place(r policies.Request) frontend.Target { return m.loads.Place(m.now(), r) }
+func (m *Market) Place(r policies.Request) (at frontend.Target) {
+	m.peers.do(func(v *loadview.View) { at = frontend.Target(v.Place(m.now(), r)) })
+	return at
+}
 
 // Rescue implements frontend.Rescuer.
-func (m *Market) Rescue(r policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
-	return m.loads.Rescue(m.now(), r, tried)
+func (m *Market) Rescue(r policies.Request, tried []policies.ReplicaID) (at frontend.Target, ok bool) {
+	m.peers.do(func(v *loadview.View) {
+		var target loadview.Target
+		target, ok = v.Rescue(m.now(), r, tried)
+		at = frontend.Target(target)
+	})
+	return at, ok
 }
 
 var (
@@ -195,7 +232,7 @@ func (m *Market) Run(ctx context.Context) error {
 	deadline := time.NewTimer(time.Hour)
 	defer deadline.Stop()
 	for {
-		if next, ok := m.machine.Next(); ok {
+		if next, ok := m.trader.Next(); ok {
 			deadline.Reset(max(0, time.Duration(next-m.now())*time.Microsecond))
 		} else {
 			deadline.Stop()
@@ -221,17 +258,7 @@ func (m *Market) Run(ctx context.Context) error {
 // market until its streams have ended.
 func (m *Market) cancelSales() {
 	m.drainMailbox()
-	var sales []policies.Migration
-	for _, s := range m.sales {
-		if !s.exporting {
-			sales = append(sales, s.handover)
-		}
-	}
-	for _, h := range sales {
-		m.step(bidask.Event{Kind: bidask.Withdrawn, Migration: h})
-	}
-	m.position.Draining = true
-	m.step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: m.position})
+	m.execute(m.trader.Close(m.now(), m.actions[:0]))
 }
 
 // drainMailbox handles the events in the mailbox.
@@ -241,87 +268,31 @@ func (m *Market) drainMailbox() {
 	m.mailbox = nil
 	m.mu.Unlock()
 	for _, ev := range mail {
-		if ev.Kind == bidask.TransferDone || ev.Kind == bidask.TransferFailed {
-			m.recordTransferEnd(ev)
+		if sold, ok := m.trader.Exporting(ev.Deal); ok && ev.Kind == bidask.TransferDone {
+			m.log.Debug("request migrated", "request", sold.Request, "cause", sold.Cause.String(), "deal", ev.Deal.String())
 		}
 		m.step(ev)
 	}
 }
 
-// step passes an event to the machine and executes the resulting actions.
+// step passes an event to the trader and executes the resulting actions.
 func (m *Market) step(ev bidask.Event) {
 	ev.Now = m.now()
-	m.actions = m.machine.Step(ev, m.actions[:0])
-	for _, a := range m.actions {
-		m.execute(ev.Now, a)
-	}
-	clear(m.actions)
+	m.execute(m.trader.Step(ev, m.actions[:0]))
 }
 
-// execute executes one action.
-func (m *Market) execute(now policies.Micros, a bidask.Action) {
-	m.countAction(a)
-	switch a.Kind {
-	case bidask.Send:
-		m.cfg.Network.Send(a.Message.To, encode(a.Message))
-		return
-	case bidask.Return:
-		delete(m.sales, a.Migration.Request)
-		delete(m.exports, a.Deal)
-		m.selector.RecordReturn(now, a.Migration, a.Reason)
-		return
-	case bidask.Export:
-		if s := m.sales[a.Migration.Request]; s != nil {
-			s.exporting = true
-			m.exports[a.Deal] = a.Migration.Request
+// execute executes the trader's actions, and keeps their memory.
+func (m *Market) execute(actions []bidask.Action) {
+	for _, a := range actions {
+		switch a.Kind {
+		case bidask.Send:
+			m.cfg.Network.Send(a.Message.To, encode(a.Message))
+		case bidask.Return:
+		default:
+			m.cfg.Executor.Execute(a)
 		}
-	case bidask.Import:
-		m.throughput.begin(now)
-		m.imports[a.Deal] = a.Migration.Length
 	}
-	m.cfg.Executor.Execute(a)
-}
-
-// recordTransferEnd records the end of a transfer. The machine decides what follows: it returns a
-// sale after a failed transfer.
-func (m *Market) recordTransferEnd(ev bidask.Event) {
-	now, moved := m.now(), ev.Kind == bidask.TransferDone
-	if length, ok := m.imports[ev.Deal]; ok {
-		delete(m.imports, ev.Deal)
-		if !moved {
-			length = 0
-		}
-		m.throughput.end(now, length)
-		m.countMove(0, moved, false)
-		return
-	}
-	request, ok := m.exports[ev.Deal]
-	if !ok {
-		return
-	}
-	cause := m.sales[request].handover.Cause
-	m.countMove(cause, moved, true)
-	delete(m.exports, ev.Deal)
-	if !moved {
-		return
-	}
-	delete(m.sales, request)
-	// The front end may report for another moment that the request runs here.
-	m.departed[request] = now + departedRetention
-	m.log.Debug("request migrated", "request", request, "cause", cause.String(), "deal", ev.Deal.String())
-}
-
-// departedRetention is how long a request that left does not count as a resident, unless it
-// disappears from the residents earlier.
-const departedRetention = policies.Second
-
-// sampleIDs returns at most n random ids.
-func (m *Market) sampleIDs(ids []policies.ReplicaID, n int) []policies.ReplicaID {
-	ids = slices.Clone(ids)
-	n = min(n, len(ids))
-	for i := range n {
-		at := i + m.rng.IntN(len(ids)-i)
-		ids[i], ids[at] = ids[at], ids[i]
-	}
-	return ids[:n]
+	clear(actions)
+	m.actions = actions
+	m.recordDeals()
 }

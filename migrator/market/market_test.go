@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -131,41 +132,6 @@ func TestIgnores(t *testing.T) {
 	}
 }
 
-func TestMeter(t *testing.T) {
-	var m throughputMeter
-	if m.rate() != 0 {
-		t.Error("a rate from nothing")
-	}
-	second := policies.Second
-	m.begin(0)
-	m.end(second, 1000)
-	if got := m.rate(); got != 1000 {
-		t.Errorf("one transfer: %d", got)
-	}
-	// Two concurrent transfers double the rate; idle time does not count.
-	at := 10 * second
-	for range 20 {
-		m.begin(at)
-		m.begin(at)
-		at += second
-		m.end(at, 1000)
-		m.end(at, 1000)
-		at += 5 * second
-	}
-	if got := m.rate(); got < 1900 || got > 2300 {
-		t.Errorf("two at once: %d", got)
-	}
-	// Failed transfers take time and transfer no tokens.
-	for range 5 {
-		m.begin(at)
-		at += second
-		m.end(at, 0)
-	}
-	if got := m.rate(); got <= 0 || got > 1700 {
-		t.Errorf("failures: %d", got)
-	}
-}
-
 // TestProposal requests a proposal with a load far to one side of the boundary.
 func TestProposal(t *testing.T) {
 	var residents []frontend.LocalLeg
@@ -205,9 +171,6 @@ func TestProposal(t *testing.T) {
 			t.Errorf("%v is answered with %v", bad, p)
 		}
 	}
-	if n := len(sequences([]*xds.Batch{{N: 1 << 40, SumInput: 1 << 45, SumLength: 1 << 45}, {N: 1 << 40, SumInput: 1, SumLength: 1}})); n > maxSequences {
-		t.Errorf("%d sequences", n)
-	}
 }
 
 // TestNotReady buys and sells nothing while the engine is unavailable.
@@ -244,7 +207,9 @@ func TestDoesNotReceive(t *testing.T) {
 
 // TestBidsByMeasuredThroughput checks that the start in a bid is what has been won and not yet
 // received, at the rate that this replica's transfers have had.
-func TestBidsByMeasuredThroughput(t *testing.T) {
+func TestBidsByMeasuredThroughput(t *testing.T) { synctest.Test(t, testBidsByMeasuredThroughput) }
+
+func testBidsByMeasuredThroughput(t *testing.T) {
 	m, network := newTwoStages(t, func(c *Config) { c.Capacity = 1 << 20 })
 	ask := func(what string, want policies.Micros) {
 		t.Helper()
@@ -260,9 +225,15 @@ func TestBidsByMeasuredThroughput(t *testing.T) {
 	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 7, Handover: &api.Handover{Request: "q2", Length: 20_000, Cause: 1}})
 	m.drainMailbox()
 	ask("nothing measured", policies.Micros(20_000*policies.Tokens(policies.Second)/bidask.DefaultThroughput))
-	m.throughput.begin(0)
-	m.throughput.end(policies.Second, 4000)
-	ask("4000 tokens in a second", 5*policies.Second)
+	m.Notify(bidask.Event{Kind: bidask.Reserved, Deal: bidask.Deal{Seller: "b", Number: 7}})
+	m.Receive("b", &api.Market{Kind: uint32(bidask.Grant), Seller: "b", Number: 7})
+	m.drainMailbox()
+	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 8, Handover: &api.Handover{Request: "q3", Length: 20_000, Cause: 1}})
+	m.drainMailbox()
+	time.Sleep(5 * time.Second)
+	m.Notify(bidask.Event{Kind: bidask.TransferDone, Deal: bidask.Deal{Seller: "b", Number: 7}})
+	m.drainMailbox()
+	ask("20,000 tokens in five seconds", 5*policies.Second)
 }
 
 // TestOccupancyByEngine checks that bids, summaries and spills follow the KV that the engine
@@ -271,18 +242,10 @@ func TestOccupancyByEngine(t *testing.T) {
 	load := policies.Load{Held: 22_549, Promised: 10, Engine: policies.EngineLoad{Capacity: 8192, KVUsed: 4000}}
 	m, network := newTwoStages(t, func(c *Config) { c.Capacity, c.Load = 1<<20, func() policies.Load { return load } })
 	m.scan()
-	if p := m.position; p.Capacity != 8192 || p.Held != 4000 || p.Promised != 10 || !p.Fits(4000) || p.Fits(4200) {
-		t.Errorf("occupancy %+v", p)
-	}
 	network.sent = nil
 	m.sendSummaries()
 	if s := network.sent[0].GetSummary(); s.GetHeld() != 22_549 || s.GetCapacity() != 8192 {
 		t.Errorf("summary %v", s)
-	}
-	load.Engine = policies.EngineLoad{}
-	m.scan()
-	if p := m.position; p.Capacity != 1<<20 || p.Held != 22_549 {
-		t.Errorf("without the engine's report: %+v", p)
 	}
 }
 
@@ -300,8 +263,8 @@ func TestGivesUp(t *testing.T) {
 	m.scan()
 	m.drainMailbox()
 	m.Notify(bidask.Event{Kind: bidask.Reserved, Deal: executor.done[0].Deal})
-	if len(m.sales) != 1 {
-		t.Fatalf("%d sales", len(m.sales))
+	if n, _, _ := m.trader.Deals(); n != 1 {
+		t.Fatalf("%d sales", n)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
@@ -314,8 +277,8 @@ func TestGivesUp(t *testing.T) {
 	if last := network.sent[len(network.sent)-1].GetMarket(); last.GetKind() != uint32(bidask.Drop) || last.GetNumber() != 7 {
 		t.Errorf("the last message to the seller is %v", last)
 	}
-	if len(m.sales) != 0 || !m.machine.Idle() {
-		t.Errorf("%d sales are left", len(m.sales))
+	if n, _, _ := m.trader.Deals(); n != 0 || m.trader.Incoming() != 0 {
+		t.Errorf("%d sales and %d reserved tokens are left", n, m.trader.Incoming())
 	}
 }
 

@@ -1,10 +1,10 @@
 package market
 
 import (
-	"math"
-
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/loadview"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -22,46 +22,38 @@ func (m *Market) updateProposal() {
 	ask := m.view.Refine
 	m.mu.Unlock()
 	var p *xds.Proposal
-	if border, ok := m.buildBorder(ask); ok {
-		p = &xds.Proposal{Epoch: ask.GetEpoch(), Low: int64(border.Low), Boundary: int64(m.cfg.Refiner.Refine(border))}
+	if boundary, ok := m.boundaryView(ask); ok {
+		p = &xds.Proposal{Epoch: ask.GetEpoch(), Low: int64(boundary.Low), Boundary: int64(m.cfg.Refiner.Refine(boundary))}
 	}
 	m.mu.Lock()
 	m.proposal = p
 	m.mu.Unlock()
 }
 
-// buildBorder combines the residents with the requests of the next stage: those that its
-// replicas have sent, or else what the control plane knows of them, which is each bucket's mean.
-// It returns false if the control plane does not ask or its data is invalid.
-func (m *Market) buildBorder(ask *xds.Refine) (policies.BoundaryView, bool) {
+// boundaryView returns the input of the Refiner. It returns false if the control plane does not
+// ask or its data is invalid.
+func (m *Market) boundaryView(ask *xds.Refine) (b policies.BoundaryView, ok bool) {
 	if ask == nil || m.cfg.Refiner == nil {
 		return policies.BoundaryView{}, false
 	}
-	b := policies.BoundaryView{
-		Low: policies.Tokens(ask.GetLow()), Boundary: policies.Tokens(ask.GetBoundary()), High: policies.Tokens(ask.GetHigh()),
-		Peers: int(ask.GetPeers()), Successors: int(ask.GetSuccessors()), QoE: m.cfg.QoE, Next: sequences(ask.GetNext()),
+	running := m.runningSequences()
+	m.peers.do(func(v *loadview.View) { b, ok = v.BoundaryView(m.now(), decodeBoundary(ask), running, m.cfg.QoE) })
+	return b, ok
+}
+
+// decodeBoundary returns the boundary that the control plane describes.
+func decodeBoundary(m *xds.Refine) fleetview.Boundary {
+	b := fleetview.Boundary{
+		Epoch: policies.Epoch(m.GetEpoch()), At: policies.Tokens(m.GetBoundary()), Low: policies.Tokens(m.GetLow()), High: policies.Tokens(m.GetHigh()),
+		Peers: int(m.GetPeers()), Successors: int(m.GetSuccessors()), Next: make([]policies.Batch, len(m.GetNext())),
 	}
 	if b.High == 0 {
 		b.High = policies.Unbounded
 	}
-	if b.Low < 0 || b.Low >= b.Boundary || b.Boundary >= b.High || b.Peers < 1 || b.Successors < 1 {
-		return policies.BoundaryView{}, false
+	for i, x := range m.GetNext() {
+		b.Next[i] = policies.Batch{N: x.GetN(), SumI: x.GetSumInput(), SumI2: x.GetSumInput2(), SumL: x.GetSumLength()}
 	}
-	b.Local = m.runningSequences()
-	if running, replicas := m.loads.Successors(m.now()); replicas > 0 {
-		b.Next = extendSet(running, replicas, b.Successors)
-	}
-	return b, true
-}
-
-// extendSet returns the requests that all replicas of a stage run, if heard of them run the
-// given ones and the others as many alike, up to maxSequences.
-func extendSet(running []policies.Sequence, heard, all int) []policies.Sequence {
-	n := len(running)
-	for more := min(n*max(all-heard, 0)/heard, maxSequences-n); more > 0; more-- {
-		running = append(running, running[len(running)-n])
-	}
-	return running
+	return b
 }
 
 // maxRunning bounds the requests in a summary.
@@ -94,34 +86,4 @@ func decodeSequences(s *api.Summary) ([]policies.Sequence, bool) {
 		out = append(out, policies.Sequence{Input: policies.Tokens(input), Length: policies.Tokens(lengths[i])})
 	}
 	return out, true
-}
-
-// sequences expands each bucket's batch to as many sequences of its mean lengths, scaled
-// down to at most maxSequences.
-func sequences(batches []*xds.Batch) []policies.Sequence {
-	total := 0.0
-	for _, b := range batches {
-		if validBatch(b) {
-			total += b.GetN()
-		}
-	}
-	share := min(1, maxSequences/max(total, 1))
-	var out []policies.Sequence
-	for _, b := range batches {
-		if !validBatch(b) {
-			continue
-		}
-		s := policies.Sequence{Input: policies.Tokens(math.Round(b.GetSumInput() / b.GetN())), Length: policies.Tokens(math.Round(b.GetSumLength() / b.GetN()))}
-		for range int(math.Round(b.GetN() * share)) {
-			out = append(out, s)
-		}
-	}
-	return out
-}
-
-// validBatch reports whether a batch is not empty and its numbers are usable.
-func validBatch(b *xds.Batch) bool {
-	const most = 1 << 50
-	return b.GetN() > 0 && b.GetN() < most && b.GetSumInput() >= 0 && b.GetSumLength() >= 0 &&
-		b.GetSumInput()/b.GetN() < most && b.GetSumLength()/b.GetN() < most
 }

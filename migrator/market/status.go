@@ -1,17 +1,16 @@
 package market
 
 import (
-	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/trader"
 )
 
 // counts holds the counters of Status; guarded by Market.mu.
 type counts struct {
-	offered, movedOut, failedOut     [policies.Spill + 1]uint64 // by cause
-	movedIn, failedIn                uint64
-	sent, received                   [bidask.Drop + 1]uint64                // by kind
-	returned                         [bidask.ReturnTooManyOffers + 1]uint64 // by reason
+	trader.Counts                                            // as of the last step of the trader
+	received                         [bidask.Drop + 1]uint64 // by kind
 	summariesSent, summariesReceived uint64
 	ignored                          uint64
 	offers, exporting, importing     int
@@ -54,14 +53,16 @@ type Status struct {
 
 // Status returns the current state; residents are as of the last scan.
 func (m *Market) Status() Status {
-	heard, forwards := m.loads.CountFresh(m.now()), m.loads.Forwards()
+	var heard int
+	var forwards uint64
+	m.peers.do(func(v *loadview.View) { heard, forwards = v.CountFresh(m.now()), v.Forwards() })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &m.counts
 	return Status{
-		Offered: nonZero[policies.MigrationCause](c.offered[:]), MovedOut: nonZero[policies.MigrationCause](c.movedOut[:]), FailedOut: nonZero[policies.MigrationCause](c.failedOut[:]),
-		MovedIn: c.movedIn, FailedIn: c.failedIn, Returned: nonZero[bidask.ReturnReason](c.returned[:]),
-		Sent: nonZero[bidask.MessageKind](c.sent[:]), Received: nonZero[bidask.MessageKind](c.received[:]),
+		Offered: nonZero[policies.MigrationCause](c.Offered[:]), MovedOut: nonZero[policies.MigrationCause](c.MovedOut[:]), FailedOut: nonZero[policies.MigrationCause](c.FailedOut[:]),
+		MovedIn: c.MovedIn, FailedIn: c.FailedIn, Returned: nonZero[bidask.ReturnReason](c.Returned[:]),
+		Sent: nonZero[bidask.MessageKind](c.Sent[:]), Received: nonZero[bidask.MessageKind](c.received[:]),
 		SummariesSent: c.summariesSent, SummariesReceived: c.summariesReceived, Ignored: c.ignored,
 		Offers: c.offers, Exporting: c.exporting, Importing: c.importing, Incoming: c.incoming, Throughput: c.throughput,
 		FreshPeers: heard, Forwards: forwards, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
@@ -79,44 +80,20 @@ func nonZero[K ~uint8](counts []uint64) map[K]uint64 {
 	return out
 }
 
-// countAction counts an action.
-func (m *Market) countAction(a bidask.Action) {
+// recordDeals makes the trader's counts visible to Status.
+func (m *Market) recordDeals() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	switch a.Kind {
-	case bidask.Send:
-		m.counts.sent[a.Message.Kind]++
-	case bidask.Return:
-		m.counts.returned[a.Reason]++
-	}
-}
-
-func (m *Market) countOffer(c policies.MigrationCause) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.counts.offered[c]++
-}
-
-// countMove counts the end of a transfer.
-func (m *Market) countMove(c policies.MigrationCause, moved, out bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case out && moved:
-		m.counts.movedOut[c]++
-	case out:
-		m.counts.failedOut[c]++
-	case moved:
-		m.counts.movedIn++
-	default:
-		m.counts.failedIn++
-	}
+	c := &m.counts
+	c.Counts, c.incoming, c.throughput = m.trader.Counts(), m.trader.Incoming(), m.trader.Throughput()
+	c.offers, c.exporting, c.importing = m.trader.Deals()
 }
 
 // recordResidents counts the requests that run here.
-func (m *Market) recordResidents(residents []frontend.LocalLeg, load policies.Load) {
+func (m *Market) recordResidents(s *trader.Situation) {
 	pinned, last, limited := 0, policies.Tokens(0), true
-	for _, r := range residents {
+	for i := range s.Residents {
+		r := &s.Residents[i]
 		if r.Pinned == policies.NotPinned {
 			continue
 		}
@@ -127,10 +104,8 @@ func (m *Market) recordResidents(residents []frontend.LocalLeg, load policies.Lo
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &m.counts
-	c.offers, c.exporting, c.importing = len(m.sales), len(m.exports), len(m.imports)
-	c.incoming, c.throughput = m.machine.Incoming(), m.position.Throughput
-	c.residents, c.pinned, c.pinnedSeconds = len(residents), pinned, 0
+	c.residents, c.pinned, c.pinnedSeconds = len(s.Residents), pinned, 0
 	if limited {
-		c.pinnedSeconds = float64(last) * load.Iteration
+		c.pinnedSeconds = float64(last) * s.Load.Iteration
 	}
 }

@@ -45,7 +45,10 @@
 // sends all token ids to the target, which recomputes the KV. The source chooses Live
 // when both engines serve blocks of one fingerprint, the protocol versions overlap,
 // the two have a transport in common and the request has at least one full block. A
-// request that policies.Movable pins does not migrate in either mode.
+// request that policies.Movable pins does not migrate in either mode. A request that keeps
+// its KV (Request.KeepsKV) migrates in the mode Handoff instead of Reprompt: the same
+// messages, but the front end leaves the stream where it is if the target's engine cannot
+// fetch the KV.
 //
 // A Round that does not fit into one message is split into several, each of them
 // pulled as a Round of its own; together they count as one.

@@ -35,6 +35,9 @@ type Request struct {
 	Epoch    policies.Epoch
 	Length   uint64
 	Pinned   policies.PinReason // MayMove, or why the request must stay
+	// KeepsKV says that the request stays unless its KV moves with it: the target must not
+	// recompute it.
+	KeepsKV bool
 }
 
 // Event is something that happened at this replica.

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
@@ -54,7 +55,9 @@ type Mode uint8
 const (
 	Reprompt Mode = iota + 1 // the target recomputes the KV from the token ids
 	Live                     // the target pulls the source's KV blocks
-	Handoff                  // as Reprompt, but the target's engine fetched the KV from the source's; known at the end only
+	// Handoff is as Reprompt, but the target's engine fetches the KV from the source's. With
+	// Accept and Commit: it must, or the request stays. With Committed: it has.
+	Handoff
 )
 
 // String returns the name of the mode, for tables and metrics.
@@ -137,6 +140,12 @@ type Message struct {
 	Offers                 []transport.Offer // Accept: filled in by the driver
 	Span                                     // Accept (Length only), Round, Manifest, Commit
 	Table                  *Table            // Round, Manifest
+	// Connector is the KV connector of the sender's engine, with Open and Commit, and EngineBusy
+	// says, with Commit, that this engine would take long to hand KV over. TargetConnector is
+	// what Open said. The driver fills in the others; a front end that is the source itself gets
+	// its own Commit without them.
+	Connector, TargetConnector engineinfo.KVConnector
+	EngineBusy                 bool
 }
 
 // Engine is what the two sides compare of their engines.

@@ -21,7 +21,7 @@ import (
 //
 //	config tail=20               sets Config.TailBlocks, before the first event
 //	at 5                         time of the events from here on
-//	export a/1 b q frontend=f epoch=3 length=100 engine=7 via=(shm, tcp) pinned=seed
+//	export a/1 b q frontend=f epoch=3 length=100 engine=7 via=(shm, tcp) pinned=seed keeps-kv=1
 //	import b/1 b engine=7 via=shm
 //	from b open a/1 engine=7 via=shm     a message, with its fields
 //	listed a/1 from=0 computed=64 generation=1 partial=1 | frozen …
@@ -148,6 +148,7 @@ func (l *line) event(name string) (ev transfer.Event, err error) {
 			Request: l.text("request"), FrontEnd: l.replica("frontend"), Target: l.replica("target"),
 			Mode: map[string]transfer.Mode{"live": transfer.Live, "reprompt": transfer.Reprompt, "handoff": transfer.Handoff}[l.text("mode")], Engine: engine, Transports: l.fields["via"], Span: span, Stall: stall,
 		}
+		ev.Message.Connector.Name = l.text("connector")
 		if ev.Message.Kind == transfer.Open {
 			ev.Message.VersionMin, ev.Message.VersionMax = transfer.VersionMin, transfer.VersionMax
 			if v := uint32(l.number("version")); v != 0 {
@@ -162,6 +163,7 @@ func (l *line) event(name string) (ev transfer.Event, err error) {
 	case transfer.ExportStarted:
 		ev.Peer, ev.Engine, ev.Transports = policies.ReplicaID(l.plain[1]), engine, l.fields["via"]
 		ev.Request = transfer.Request{ID: l.plain[2], FrontEnd: l.replica("frontend"), Epoch: epoch, Length: span.Length}
+		ev.Request.KeepsKV = l.number("keeps-kv") > 0
 		if l.text("pinned") != "" {
 			ev.Request.Pinned = policies.PinReasonOf(policies.Seed)
 		}
@@ -243,6 +245,7 @@ func describe(a transfer.Action) string {
 		add(" via=%s", strings.Join(msg.Transports, ","))
 		span(msg.Span)
 		duration(" stall=%s", msg.Stall)
+		add(" target-connector=%s", msg.TargetConnector.Name)
 		add(" %d offers", len(msg.Offers))
 		add(": %v", msg.Failure)
 		duration(" until %s", a.Deadline)

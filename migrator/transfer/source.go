@@ -3,6 +3,7 @@ package transfer
 import (
 	"slices"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -30,6 +31,7 @@ type exportState struct {
 	request       Request
 	engine        Engine
 	transports    []string
+	connector     engineinfo.KVConnector // of the target's engine
 	state         sourceState
 	mode          Mode
 	round         uint32 // the last one sent
@@ -126,7 +128,7 @@ func (m *Machine) handleTargetMessage(msg Message) {
 		switch {
 		case x.state == committing:
 			m.send(Message{Kind: Pending, To: x.target, Deal: x.deal})
-		case x.state == verifying && msg.Round == x.round, x.state == copying && x.mode == Reprompt:
+		case x.state == verifying && msg.Round == x.round, x.state == copying && x.mode != Live:
 			m.sendCommit(x)
 		}
 	}
@@ -135,7 +137,10 @@ func (m *Machine) handleTargetMessage(msg Message) {
 // acceptOpen chooses the mode and sends Accept.
 func (m *Machine) acceptOpen(x *exportState, open Message) {
 	common := slices.ContainsFunc(x.transports, func(t string) bool { return slices.Contains(open.Transports, t) })
-	x.mode = Reprompt
+	x.mode, x.connector = Reprompt, open.Connector
+	if x.request.KeepsKV {
+		x.mode = Handoff
+	}
 	if x.engine.Fingerprint != 0 && x.engine.Fingerprint == open.Engine.Fingerprint && x.engine.BlockTokens == open.Engine.BlockTokens &&
 		common && open.VersionMin <= VersionMax && open.VersionMax >= VersionMin && x.request.Length >= uint64(x.engine.BlockTokens) {
 		x.mode = Live
@@ -208,7 +213,7 @@ func (m *Machine) sendCommit(x *exportState) {
 	span := x.last.Span
 	x.state, x.deadline = committing, 0
 	x.retry, x.queryFrom = m.now+retryInterval, m.now+m.cfg.PeerTimeout
-	x.last = Message{Kind: Commit, To: x.request.FrontEnd, Deal: x.deal, Request: x.request.ID, Epoch: x.request.Epoch, Target: x.target, Mode: x.mode,
+	x.last = Message{Kind: Commit, To: x.request.FrontEnd, Deal: x.deal, Request: x.request.ID, Epoch: x.request.Epoch, Target: x.target, Mode: x.mode, TargetConnector: x.connector,
 		Span: Span{Length: span.Length, Hash: span.Hash, Cached: span.Cached, Prompt: span.Prompt}}
 	m.send(x.last)
 }

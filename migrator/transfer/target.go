@@ -149,7 +149,7 @@ func (m *Machine) handleSourceMessage(msg Message) {
 func (m *Machine) handleAccept(i *importState, msg Message) {
 	i.mode, i.frontEnd, i.request = msg.Mode, msg.FrontEnd, msg.Request
 	switch {
-	case msg.Mode == Reprompt:
+	case msg.Mode == Reprompt, msg.Mode == Handoff:
 		// The engine finds cached blocks by itself when the ids arrive.
 		m.emit(Action{Kind: Release, Deal: i.deal, Peer: i.source})
 		m.enterState(i, ready)

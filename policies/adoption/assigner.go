@@ -35,5 +35,5 @@ func (n Assigner) transfer(plan policies.Plan, otherwise policies.Transfer) poli
 	if n.Map == nil || len(plan.Stages) < 2 {
 		return otherwise
 	}
-	return n.Map.PlanTransfer(plan, n.crossings(cutsOf(plan)))
+	return n.Map.PlanTransfer(plan, n.crossings(plan.Cuts()))
 }

@@ -147,7 +147,7 @@ func withReplicas(near Assigner, p policies.Plan, replicas []policies.Replica, n
 	if size == n && staying == n {
 		return p
 	}
-	return near.Assign(p, distributeReplicas(policies.Partition{Cuts: cutsOf(p), Counts: countsOf(p)}, there, n), replicas)
+	return near.Assign(p, distributeReplicas(policies.Partition{Cuts: p.Cuts(), Counts: countsOf(p)}, there, n), replicas)
 }
 
 // ScaleCounts distributes n replicas to the stages of a partition in its proportions,
@@ -193,15 +193,6 @@ func distributeReplicas(p policies.Partition, there []int, n int) policies.Parti
 		out[s]++
 	}
 	return policies.Partition{Cuts: p.Cuts, Counts: out}
-}
-
-// cutsOf lists a plan's interior boundaries.
-func cutsOf(p policies.Plan) []policies.Tokens {
-	var cuts []policies.Tokens
-	for i := 1; i < len(p.Stages); i++ {
-		cuts = append(cuts, p.Stages[i].Low)
-	}
-	return cuts
 }
 
 // countsOf lists the sizes of a plan's stages.

@@ -49,7 +49,7 @@ func (m *Machine) follow(in Input, w policies.Workload) Decision {
 	merged := in.Plan.Epoch != last.epoch && len(in.Plan.Stages) < len(last.counts)
 	if in.Plan.Epoch == last.epoch || !slices.Equal(countsOf(in.Plan), last.counts) {
 		// The last proposal did not come into force, or others have changed the plan.
-		last = proposal{cuts: cutsOf(in.Plan), counts: countsOf(in.Plan)}
+		last = proposal{cuts: in.Plan.Cuts(), counts: countsOf(in.Plan)}
 	}
 	if slices.Equal(best.Cuts, last.cuts) && slices.Equal(best.Counts, last.counts) {
 		return d

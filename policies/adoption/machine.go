@@ -149,7 +149,7 @@ func (m *Machine) Step(in Input) Decision {
 		m.nextPeriod = in.Now + m.config.Period
 		return Decision{Adopt: true, Plan: one, Reason: FirstPlan}
 	}
-	if cuts := cutsOf(in.Plan); !slices.Equal(cuts, m.cuts) {
+	if cuts := in.Plan.Cuts(); !slices.Equal(cuts, m.cuts) {
 		m.recordPlan(in.Now, policies.Plan{}, in.Plan) // adopted by another planner
 	}
 	present := withReplicas(in.assigner(), in.Plan, in.Replicas, w.Replicas)
@@ -184,7 +184,7 @@ func (m *Machine) comparePlans(in Input, w policies.Workload, present policies.P
 	inForce := w
 	inForce.Limits.Pooling, inForce.Limits.Utilisation = 0, 0
 	inForce.Transfer = in.assigner().transfer(present, w.Transfer)
-	priced, err := m.config.Planner.Price(inForce, cutsOf(present), countsOf(present))
+	priced, err := m.config.Planner.Price(inForce, present.Cuts(), countsOf(present))
 	over := errors.Is(err, policies.ErrInfeasible)
 	if err != nil && !over {
 		d := keepPlan(present, InvalidWorkload)
@@ -204,7 +204,7 @@ func (m *Machine) comparePlans(in Input, w policies.Workload, present policies.P
 
 // recordPlan records that plan replaces before.
 func (m *Machine) recordPlan(now float64, before, plan policies.Plan) {
-	m.cuts, m.previous, m.adoptedAt = cutsOf(plan), before, now
+	m.cuts, m.previous, m.adoptedAt = plan.Cuts(), before, now
 	m.settlingWindows, m.slowWindows = 1, 0
 }
 

@@ -9,11 +9,17 @@ import (
 // rollBack is the rollback of a plan that is slower than predicted. (An operator rolls back
 // by xds/internal/orders; xds/internal/planrollout reverts a plan that proxies refuse.)
 // It returns to the previous plan, scaled to the present replicas, or to one
-// stage if that was the previous plan, and starts a hold-off.
+// stage if that was the previous plan or the previous one is over its limits by now, and
+// starts a hold-off. One stage is within its limits: else slowerThanPredicted, which
+// compares with it, is false.
 func (m *Machine) rollBack(in Input, w policies.Workload, present policies.Plan) Decision {
 	back := oneStage(w.Replicas)
 	if len(m.previous.Stages) > 1 {
-		back = ScaleCounts(policies.Partition{Cuts: cutsOf(m.previous), Counts: countsOf(m.previous)}, w.Replicas)
+		before := ScaleCounts(policies.Partition{Cuts: m.previous.Cuts(), Counts: countsOf(m.previous)}, w.Replicas)
+		w.Limits.Pooling, w.Limits.Utilisation = 0, 0 // as for a plan in force
+		if _, err := m.config.Planner.Price(w, before.Cuts, before.Counts); err == nil {
+			back = before
+		}
 	}
 	m.HoldOff(in.Now)
 	return m.adopt(in, present, back, RolledBack)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,7 +22,8 @@ import (
 //	planner cuts=100,900 counts=1,2,1 best=70 one=100 present=90 iterations=1,2,3
 //	                                  what the planner will say: its proposal and
 //	                                  its cost (inf: infeasible), the cost of one
-//	                                  stage, and the price of any other plan;
+//	                                  stage, and the price of any other plan; over=1000
+//	                                  are the cuts of one that is beyond its limits;
 //	                                  keeps what it does not name
 //	seen 1000                         requests counted
 //	flow 0:90 100:10                  tokens generated per second, by length bucket
@@ -41,6 +43,7 @@ type script struct {
 	Best, One, Present float64
 	Iterations         []float64
 	Invalid            bool
+	Over               []policies.Tokens // the cuts of a plan beyond its limits
 	undivided          float64
 }
 
@@ -62,7 +65,7 @@ func (s *script) Price(w policies.Workload, cuts []policies.Tokens, counts []int
 			p.Iterations = []float64{s.undivided}
 		}
 	}
-	if math.IsInf(p.Cost, 1) {
+	if math.IsInf(p.Cost, 1) || len(cuts) > 0 && slices.Equal(cuts, s.Over) {
 		return p, policies.ErrInfeasible
 	}
 	return p, nil

@@ -88,6 +88,9 @@ type Event struct {
 	Message Message
 	Deal    Deal
 	Peer    policies.ReplicaID
+	// Over says, with TransferFailed, that the request had ended or was no longer for sale:
+	// the failure says nothing of the two replicas. The machine ignores it.
+	Over bool
 	// Occupancy as measured; its Incoming is ignored, because the machine computes it.
 	Occupancy policies.Occupancy
 }

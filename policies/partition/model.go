@@ -240,12 +240,11 @@ func (p *pricing) iteration(l load, k float64) float64 {
 // than a rounding error.
 const maxPrice = 1e280
 
-// stage prices load l of a range that ends where bucket j starts. In the flow
-// models T = base·k/(k−u), so ν·T = ν·base + ν·base·u/(k−u); in the snapshot
-// k batches of S/k cost n·D0 + n·w/k.
-func (p *pricing) stage(l load, j int) stage {
+// stage prices load l of the buckets [i, j). In the flow models T = base·k/(k−u), so
+// ν·T = ν·base + ν·base·u/(k−u); in the snapshot k batches of S/k cost n·D0 + n·w/k.
+func (p *pricing) stage(l load, i, j int) stage {
 	base := p.base(l)
-	s := stage{fixed: float64(l.weight*base) + p.cut[j], num: float64(l.weight * l.work), kmin: p.need(l, base, j)}
+	s := stage{fixed: float64(l.weight*base) + p.cut[j], num: float64(l.weight * l.work), kmin: p.need(l, base, i, j)}
 	if p.model != Snapshot {
 		s.u, s.num = l.work, float64(s.num*base)
 	}
@@ -255,10 +254,10 @@ func (p *pricing) stage(l load, j int) stage {
 	return s
 }
 
-// need returns the smallest number of replicas within every limit, or +Inf. A limit on
-// what a replica holds is a limit on k−u, because by Little's law a replica holds
-// φ·T/k = φ·base/(k−u) requests and ψ·base/(k−u) tokens.
-func (p *pricing) need(l load, base float64, j int) float64 {
+// need returns the smallest number of replicas within every limit for the buckets [i, j),
+// or +Inf. A limit on what a replica holds is a limit on k−u, because by Little's law a
+// replica holds φ·T/k = φ·base/(k−u) requests and ψ·base/(k−u) tokens.
+func (p *pricing) need(l load, base float64, i, j int) float64 {
 	w := p.w
 	u, hold := l.work, base // tokens·hold/(k−u) is what a replica holds
 	if p.model == Snapshot {
@@ -267,8 +266,13 @@ func (p *pricing) need(l load, base float64, j int) float64 {
 	need := max(1, math.Floor(u)+1, // strictly above u
 		math.Ceil(u+float64(l.tokens*hold)/float64(w.Capacity.Batch)),
 		math.Ceil(u+float64(l.held*hold)/float64(w.Capacity.KV)))
-	if rate := w.Capacity.TransferRate; rate > 0 && j < p.buckets() {
-		need = max(need, math.Ceil(w.Flow.Crossings[j]/rate))
+	if rate := w.Capacity.TransferRate; rate > 0 {
+		if i > 0 && i < j {
+			need = max(need, math.Ceil(w.Flow.Crossings[i]/rate)) // received
+		}
+		if j < p.buckets() {
+			need = max(need, math.Ceil(w.Flow.Crossings[j]/rate)) // sent
+		}
 	}
 	if limit := w.Limits.Iteration; limit > 0 {
 		grows := u // what k divides, as a share of the limit's slack
@@ -312,10 +316,10 @@ func (p *pricing) predict(nodes, counts []int) policies.Partition {
 	for s, k := range counts {
 		i, j := nodes[s], nodes[s+1]
 		l := p.over(i, j)
-		out.Cost += p.stage(l, j).price(float64(k))
+		out.Cost += p.stage(l, i, j).price(float64(k))
 		out.Iterations[s] = p.iteration(l, float64(k))
 	}
-	out.OneStage = p.stage(p.over(0, p.buckets()), p.buckets()).price(float64(p.w.Replicas))
+	out.OneStage = p.stage(p.over(0, p.buckets()), 0, p.buckets()).price(float64(p.w.Replicas))
 	return out
 }
 
@@ -334,7 +338,7 @@ func (p *pricing) table() table {
 		var l load
 		for i := j - 1; i >= 0; i-- {
 			l = p.cells[i].plus(l)
-			row[i] = p.stage(l, j)
+			row[i] = p.stage(l, i, j)
 		}
 	}
 	return t

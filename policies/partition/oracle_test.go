@@ -66,7 +66,7 @@ func price(m partition.Objective, w policies.Workload, cuts []policies.Tokens, c
 func stagePrice(m partition.Objective, w policies.Workload, low, high policies.Tokens, k float64) float64 {
 	var phi, psi, work, weight, longest float64
 	var batch policies.Batch
-	crossings, transfer := 0.0, 0.0
+	crossings, received, transfer := 0.0, 0.0, 0.0
 	for b, edge := range w.Flow.Edges {
 		if edge == high { // the stage ends here
 			crossings = w.Flow.Crossings[b]
@@ -74,6 +74,9 @@ func stagePrice(m partition.Objective, w policies.Workload, low, high policies.T
 		}
 		if edge < low || edge >= high {
 			continue
+		}
+		if edge == low && low > 0 { // the stage begins here
+			received = w.Flow.Crossings[b]
 		}
 		phi += w.Flow.Tokens[b]
 		psi += w.Flow.Reads[b]
@@ -94,7 +97,7 @@ func stagePrice(m partition.Objective, w policies.Workload, low, high policies.T
 		}
 	}
 	none := math.Inf(1)
-	if r := w.Capacity.TransferRate; r > 0 && crossings/k > r {
+	if r := w.Capacity.TransferRate; r > 0 && max(crossings, received)/k > r {
 		return none
 	}
 	if m == partition.Snapshot {

@@ -6,7 +6,7 @@ import "github.com/cascadeinfer/cascade/policies"
 //
 //	args    0 i64  KV tokens that a replica holds
 //	        8 i64  batch: sequences that it runs concurrently
-//	       16 f64  transfer rate: migrations that it can send per second
+//	       16 f64  transfer rate: migrations that it can send per second, and receive
 //	       24 i64  replicas to divide
 //	       32 f64  D0, D1, D2, D3, D4, kappa: see policies.Cost
 //	       80 f64  seconds per migration

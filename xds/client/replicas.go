@@ -28,7 +28,7 @@ func ReadReplicas(s *Snapshot) []policies.Replica {
 				}
 				byID[m.ID] = policies.Replica{
 					ID: m.ID, Model: model, Address: e.Address, Peer: m.Peer, Host: m.Host,
-					Capacity: m.Capacity, Adapters: m.Adapters, Draining: !e.Healthy,
+					Capacity: m.Capacity, Adapters: m.Adapters, Draining: !e.Healthy, Prefill: m.Prefill,
 				}
 			}
 		}

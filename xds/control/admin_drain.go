@@ -57,7 +57,7 @@ const (
 func (c *Control) undrainedStatus(id policies.ReplicaID) DrainResult {
 	for deadline := time.Now().Add(joinTimeout); ; time.Sleep(joinPoll) {
 		out := c.replicaStatus(id)
-		joins := len(out.Drain) == 0 && out.Stage == "" && (out.Health == resources.Healthy.String() || out.Health == resources.Draining.String())
+		joins := len(out.Drain) == 0 && out.Stage == "" && out.Role == "" && (out.Health == resources.Healthy.String() || out.Health == resources.Draining.String())
 		if !joins || time.Now().After(deadline) {
 			return out
 		}

@@ -58,7 +58,7 @@ type Model struct {
 	// Pinned is the plan that an operator has pinned; absent: none.
 	Pinned *Pinned `json:"pinned,omitempty"`
 	Stages []Stage `json:"stages"`
-	// Unassigned replicas are in no stage: new and not ready, or drained.
+	// Unassigned replicas are in no stage: new and not ready, drained, or prefill replicas.
 	Unassigned []Replica `json:"unassigned,omitempty"`
 	// Seen is the number of requests so far, Rate the requests per second now.
 	Seen uint64  `json:"seen"`
@@ -87,7 +87,9 @@ type Replica struct {
 	ID      policies.ReplicaID `json:"id"`
 	Address string             `json:"address"`
 	Host    string             `json:"host,omitempty"`
-	Health  string             `json:"health"` // healthy, draining, unhealthy
+	// Role is "prefill" for a prefill replica, which is in no stage; absent for others.
+	Role   string `json:"role,omitempty"`
+	Health string `json:"health"` // healthy, draining, unhealthy
 	// Reason is a label for why, HealthReason a sentence (absent: it is ready), and
 	// HealthSeconds how long the health has lasted.
 	Reason        string          `json:"reason,omitempty"`
@@ -279,6 +281,9 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	}
 	if r.Estimate.Visible {
 		out.ProxyRequests = &r.Estimate.Requests
+	}
+	if r.Prefill {
+		out.Role = "prefill"
 	}
 	out.Reason, out.HealthReason = r.Reason, r.HealthReason
 	if !r.HealthSince.IsZero() {

@@ -18,10 +18,10 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/policies/weights"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/internal/weights"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )

@@ -97,7 +97,7 @@ func checkRenderable(settings resources.Settings, edge *resources.Certificate, m
 		for _, r := range replicas {
 			if r.Model == m.Name {
 				ids = append(ids, r.ID)
-				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host, Capacity: r.Capacity, Adapters: r.Adapters})
+				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host, Capacity: r.Capacity, Adapters: r.Adapters, Prefill: r.Prefill})
 			}
 		}
 		v.Plans = append(v.Plans, policies.OneStagePlan(m.Name, ids))

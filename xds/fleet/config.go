@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/xds/internal/planner"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/internal/registry"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
@@ -128,23 +128,11 @@ const (
 	AdoptAlways = "always"
 )
 
-// Defaults of Rules, and bounds that follow from them.
+// Bounds of Rules; their defaults are those of package planner.
 const (
-	defaultPeriod   = 10 * time.Second
-	defaultHalfLife = 30 * time.Second
-	defaultGrace    = 5 * time.Second
-	defaultSeen     = 1000
-	// bucketsPerOctave is the number of buckets per doubling of length in the default
-	// edges.
-	bucketsPerOctave = 4
 	// minPeriod bounds Period divided by Speed: each plan costs milliseconds and a
 	// synced file.
 	minPeriod = 50 * time.Millisecond
-	// weighInterval is the least time between two changes of EDS weights.
-	weighInterval = time.Second
-	// refineInterval is the least time between two changes of boundaries: each costs a
-	// synced file and a route table for every proxy.
-	refineInterval = time.Second
 	// minSeenForRatio is how many requests must be counted before learnt bytes per
 	// token are served.
 	minSeenForRatio = 100
@@ -157,7 +145,7 @@ func (r Rules) withDefaults() Rules {
 	for i := range r.Models {
 		m := &r.Models[i]
 		if m.Edges == nil {
-			m.Edges = policies.BucketEdges(m.Context, bucketsPerOctave)
+			m.Edges = policies.BucketEdges(m.Context, planner.BucketsPerOctave)
 		}
 		m.BytesPerToken = cmp.Or(m.BytesPerToken, length.DefaultRatio)
 	}
@@ -175,11 +163,11 @@ func (r Rules) withDefaults() Rules {
 		}
 	}
 	r.Speed = cmp.Or(r.Speed, 1)
-	r.Seen = cmp.Or(r.Seen, defaultSeen)
+	r.Seen = cmp.Or(r.Seen, planner.DefaultSeen)
 	scaled := func(d time.Duration) time.Duration { return max(time.Duration(float64(d)/r.Speed), minPeriod) }
-	r.Period = scaled(cmp.Or(r.Period, defaultPeriod))
-	r.HalfLife = scaled(cmp.Or(r.HalfLife, defaultHalfLife))
-	r.Grace = cmp.Or(r.Grace, defaultGrace)
+	r.Period = scaled(cmp.Or(r.Period, duration(planner.DefaultPeriod)))
+	r.HalfLife = scaled(cmp.Or(r.HalfLife, duration(planner.DefaultHalfLife)))
+	r.Grace = cmp.Or(r.Grace, duration(planner.DefaultGrace))
 	return r
 }
 

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/policies/loadestimate"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
 	"github.com/cascadeinfer/cascade/xds/internal/registry"

@@ -19,9 +19,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
-	"github.com/cascadeinfer/cascade/xds/internal/plantest"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -36,7 +36,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 //	start a r0 r1 [shared] [counters]  starts a control plane with these replicas; with
 //	                          counters it has a file for them
 //	stop a, kill a            it ends; killed, it does not release the lease
-//	configure a r0 r1*        replaces its configured list; * marks draining
+//	configure a r0 r1* r2+    replaces its configured list; * marks draining, + a prefill
+//	                          replica
 //	report a r0 [over=s] [not-ready] [held=N] [model=x] [migrations] [times=N]
 //	                          sends a report over the stream s, or else the one with
 //	                          the replica's name, and prints the reply, or how the
@@ -227,8 +228,9 @@ func option(options []string, name string) (n int64) {
 func replicas(ids []string) (list []policies.Replica) {
 	for _, id := range ids {
 		id, draining := strings.CutSuffix(id, "*")
+		id, prefill := strings.CutSuffix(id, "+")
 		r := testReplica(id)
-		r.Draining = draining
+		r.Draining, r.Prefill = draining, prefill
 		list = append(list, r)
 	}
 	return list

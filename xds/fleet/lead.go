@@ -70,7 +70,7 @@ func (s *State) applyObject(now time.Time, o store.Object, own bool) {
 func (s *State) takeOver(now time.Time) {
 	s.registry.TakeOver()
 	for _, m := range s.models {
-		m.planner.TakeOver(now)
+		m.planner.TakeOver(s.micros(now))
 	}
 	s.needsRepair = true
 }

@@ -137,7 +137,7 @@ func (s *State) resolvePlanOrder(now time.Time, o orders.Order) (*orders.PlanOrd
 	if m == nil {
 		return nil, fmt.Errorf("model %.60q: %w", name, orders.ErrUnknownModel)
 	}
-	return orders.ResolvePlan(now, o, s.object, m.planner)
+	return orders.ResolvePlan(now, o, s.object, m.planner, s.registry.View(now, name))
 }
 
 // handleOrder keeps an order until it is stored; then it comes into force together with
@@ -164,7 +164,7 @@ func (s *State) handleOrder(now time.Time, o orders.Order) {
 		}
 		m := s.model(orders.Model(o))
 		if m.planOrder, s.toStore = plan, writeOrder; plan.HoldOff {
-			m.planner.HoldOff(now)
+			m.planner.HoldOff(s.micros(now))
 		}
 	}
 }

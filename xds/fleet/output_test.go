@@ -7,7 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/outlier"
-	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -157,6 +157,9 @@ func (p *player) show() {
 			}
 			if len(r.Routes) > 0 {
 				fmt.Fprintf(&p.out, "%s: %d routes\n", r.ID, len(r.Routes))
+			}
+			for _, problem := range r.Problems {
+				fmt.Fprintf(&p.out, "%s: %s: %s\n", r.ID, problem.Kind, problem.Text)
 			}
 			if r.Note != "" {
 				fmt.Fprintf(&p.out, "%s: %s\n", r.ID, r.Note)

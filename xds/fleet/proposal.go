@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -39,7 +40,7 @@ func (s *State) duePropose(now time.Time, ev Event) *Proposal {
 // change.
 func (s *State) planChanges(now time.Time, ev Event, ordered []planhistory.Change) (changes []planhistory.Change) {
 	_, tick := ev.(Tick)
-	refining := tick && now.Sub(s.refinedAt) >= refineInterval // of all models together
+	refining := tick && now.Sub(s.refinedAt) >= duration(planner.RefineInterval) // of all models together
 	repairAgain := false
 	for _, m := range s.models {
 		if slices.ContainsFunc(ordered, func(c planhistory.Change) bool { return c.Model == m.Name }) {
@@ -63,35 +64,36 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *pla
 		return c, false
 	}
 	if s.needsRepair {
-		if c, again = m.planner.Repair(now); c != nil {
-			return c, again
+		var proposed *planner.Change
+		if proposed, again = m.planner.Repair(s.micros(now), s.registry.View(now, m.Name)); proposed != nil {
+			return s.sign(now, *proposed), again
 		}
 	}
 	if !tick {
 		return nil, again
 	}
 	pin := orders.PinOf(s.object, m.Name)
-	if m.planner.PeriodDue(now) {
+	if m.planner.PeriodDue(s.micros(now)) {
 		s.updateRatio(now, m)
-		r := m.planner.Replan(now, pin)
+		r := m.planner.Replan(s.micros(now), s.registry.View(now, m.Name), planPin(pin))
 		if r.Entry != nil {
 			// It is stored with the next object.
-			s.history = planhistory.Append(s.history, *r.Entry)
+			s.history = planhistory.Append(s.history, *s.sign(now, *r.Entry))
 		}
 		if r.Change != nil {
-			return r.Change, again
+			return s.sign(now, *r.Change), again
 		}
 	}
 	if refining && pin == nil {
-		r := m.planner.Refine(now)
+		r := m.planner.Refine(s.registry.View(now, m.Name))
 		if r.Entry != nil {
-			s.history = planhistory.Append(s.history, *r.Entry)
+			s.history = planhistory.Append(s.history, *s.sign(now, *r.Entry))
 		}
 		if r.Entry != nil || r.Change != nil {
 			s.refinedAt = now
 		}
 		if r.Change != nil {
-			return r.Change, again
+			return s.sign(now, *r.Change), again
 		}
 	}
 	return nil, again
@@ -106,8 +108,21 @@ func (s *State) storeAgainChange(now time.Time, m *model) *planhistory.Change {
 		return nil
 	}
 	c := m.storeAgain
-	c.Time, c.Model, c.Decision, c.By = now, m.Name, planhistory.Restated, s.rules.Name
-	return &c
+	c.Model, c.Decision = m.Name, planhistory.Restated
+	return s.sign(now, c)
+}
+
+// sign returns a decision of this control plane as an entry of the history.
+func (s *State) sign(now time.Time, c planner.Change) *planhistory.Change {
+	return &planhistory.Change{Change: c, Time: now, By: s.rules.Name}
+}
+
+// planPin returns a stored pin for the planner; nil: none.
+func planPin(pin *store.Pin) *planner.Pin {
+	if pin == nil {
+		return nil
+	}
+	return &planner.Pin{Epoch: pin.Epoch, Former: policies.Partition{Cuts: pin.Cuts, Counts: pin.Counts}, By: pin.By}
 }
 
 // updateRatio computes the bytes per token that a model should be served with.
@@ -197,8 +212,11 @@ func (s *State) pinsToStore() []store.Pin {
 // holdsToStore lists the planners' hold-offs.
 func (s *State) holdsToStore() (holds []store.Hold) {
 	for _, m := range s.models {
-		if h, ok := m.planner.Hold(); ok {
-			holds = append(holds, h)
+		if until, length, ok := m.planner.Hold(); ok {
+			holds = append(holds, store.Hold{
+				Model: m.Name, For: duration(length),
+				Until: s.started.Add(duration(until)).UTC().Round(time.Second),
+			})
 		}
 	}
 	return holds

@@ -7,8 +7,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
-	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/planner"
+	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -63,12 +64,12 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 		plan := s.models[0].planner.Plan()
 		for _, id := range []string{"r0", "r1", "r2", "r3"} {
 			r := stagedReport(id)
-			r.Proposal = loadreport.Proposal{Epoch: plan.Epoch, Boundary: policies.Tokens(rng.Int64N(64))}
+			r.Proposal = fleetview.Proposal{Epoch: plan.Epoch, Boundary: policies.Tokens(rng.Int64N(64))}
 			if i := plan.StageOfReplica(r.Replica); i >= 0 {
 				r.Proposal.Low = plan.Stages[i].Low
 			}
 			if rng.IntN(10) == 0 {
-				r.Proposal = loadreport.Proposal{Epoch: policies.Epoch(rng.IntN(20)), Low: policies.Tokens(rng.Int64()), Boundary: policies.Tokens(rng.Int64())}
+				r.Proposal = fleetview.Proposal{Epoch: policies.Epoch(rng.IntN(20)), Low: policies.Tokens(rng.Int64()), Boundary: policies.Tokens(rng.Int64())}
 			}
 			settleState(s, now, Reported{r})
 		}
@@ -91,7 +92,7 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 	}
 	// One entry says that the planner kept the plan meanwhile, the other is the last
 	// refinement.
-	if n := len(s.history); n != 2 || s.history[0].Decision != planhistory.Kept || s.history[1].Epoch != s.models[0].planner.Plan().Epoch {
+	if n := len(s.history); n != 2 || s.history[0].Decision != planner.Kept || s.history[1].Epoch != s.models[0].planner.Plan().Epoch {
 		t.Errorf("%d entries in the history: %+v", n, s.history)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/policies/weights"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -48,7 +49,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 			f.stepDown(ctx)
 			return nil
 		case now := <-ticker.C:
-			if f.cfg.Proxies != nil && now.Sub(proxiesAt) >= weighInterval {
+			if f.cfg.Proxies != nil && now.Sub(proxiesAt) >= duration(weights.Interval) {
 				proxiesAt = now
 				f.step(ctx, now, ProxiesReported{f.cfg.Proxies.Loads(now)})
 			}

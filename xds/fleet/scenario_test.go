@@ -13,11 +13,12 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
-	"github.com/cascadeinfer/cascade/xds/internal/plantest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -35,10 +36,10 @@ import (
 //	                          is a second model, n; with shared the control plane has
 //	                          this name and shares its store; with halves the site's
 //	                          own planner makes two equal stages
-//	replicas r0 r1@b r2* r3:n the configured list; * marks draining, @ the host, : the
-//	                          model
+//	replicas r0 r1@b r2* r3:n the configured list; * marks draining, + a prefill
+//	                          replica, @ the host, : the model
 //	report r0 r1 [not-ready] [draining] [held=N] [running=N] [iter=SECONDS]
-//	       [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS] [seen=N] [model=n]
+//	       [kv=TOKENS] [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS] [seen=N] [model=n]
 //	       [gpu=N] [host=b] [topology=none|unknown] [routes=N] [bounded]
 //	                          the same report from each replica; a missing field keeps
 //	                          its value of the previous report. GPUs 0 and 1, and 2
@@ -68,6 +69,7 @@ import (
 //	resources                 prints which resources have changed since the last call
 //	migration-cost            prints the cost of a migration that the planner was last
 //	                          asked with
+//	asked                     prints the flow that the planner was last asked to serve
 //	restart                   a new State with the stored plans and the counters
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/state", func(t *testing.T, path string) {
@@ -90,6 +92,7 @@ type player struct {
 	most   int // stages that the site's rules allow; 0: any number
 	stored Stored
 	cost   policies.Transfer // that the planner was last asked with
+	flow   policies.Flow     // likewise
 	set    resources.Set     // as of the last command resources
 	out    strings.Builder
 }
@@ -108,10 +111,11 @@ func (p *player) do(d *datadriven.TestData) string {
 		p.list = nil
 		for _, id := range f[1:] {
 			id, draining := strings.CutSuffix(id, "*")
+			id, prefill := strings.CutSuffix(id, "+")
 			id, model, other := strings.Cut(id, ":")
 			id, host, _ := strings.Cut(id, "@")
 			r := scenarioReplica(id)
-			if r.Draining, r.Host = draining, host; other {
+			if r.Draining, r.Prefill, r.Host = draining, prefill, host; other {
 				r.Model = model
 			}
 			p.list = append(p.list, r)
@@ -222,6 +226,14 @@ func (p *player) do(d *datadriven.TestData) string {
 		p.show()
 	case "migration-cost":
 		fmt.Fprintf(&p.out, "%.0f µs a token\n", 1e6*p.cost.PerToken)
+	case "asked":
+		sum := func(column []float64) (all float64) {
+			for _, x := range column {
+				all += x
+			}
+			return all
+		}
+		fmt.Fprintf(&p.out, "%.2f requests/s, prefill %.0f tokens/s, %.3g squared; %.0f tokens/s\n", sum(p.flow.Arrivals), sum(p.flow.Prefill), sum(p.flow.Prefill2), sum(p.flow.Tokens))
 	default:
 		d.Fatalf(p.t, "unknown command %q", d.Cmd)
 	}
@@ -286,7 +298,7 @@ type asked struct {
 }
 
 func (a asked) Partition(w policies.Workload) (policies.Partition, error) {
-	a.p.cost = w.Transfer
+	a.p.cost, a.p.flow = w.Transfer, w.Flow
 	if a.halves {
 		return a.Price(w, []policies.Tokens{512}, []int{w.Replicas / 2, w.Replicas - w.Replicas/2})
 	}
@@ -341,6 +353,8 @@ func (p *player) report(words []string) {
 				r.Draining = true
 			case "held":
 				r.Load.Held = policies.Tokens(x)
+			case "kv":
+				r.Load.Engine.Capacity = policies.Tokens(x)
 			case "running":
 				r.Load.Running = int(x)
 			case "iter":
@@ -353,7 +367,7 @@ func (p *player) report(words []string) {
 				r.Flow.Seen = seen
 			case "propose":
 				plan := p.state.models[0].planner.Plan()
-				r.Proposal = loadreport.Proposal{Epoch: plan.Epoch, Low: plan.Stages[max(plan.StageOfReplica(r.Replica), 0)].Low, Boundary: policies.Tokens(x)}
+				r.Proposal = fleetview.Proposal{Epoch: plan.Epoch, Low: plan.Stages[max(plan.StageOfReplica(r.Replica), 0)].Low, Boundary: policies.Tokens(x)}
 			case "gpu":
 				n := int(x)
 				g := &links.GPU{Index: n, Address: fmt.Sprint("g", n), Peers: []links.Peer{

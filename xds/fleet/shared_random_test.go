@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/planrepair"
+	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
-	"github.com/cascadeinfer/cascade/xds/internal/planrepair"
-	"github.com/cascadeinfer/cascade/xds/internal/plantest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"

@@ -7,7 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/policies/loadestimate"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
@@ -96,7 +96,7 @@ func (s *Snapshot) View(settings resources.Settings) resources.View {
 		for _, r := range m.Replicas {
 			v.Endpoints = append(v.Endpoints, resources.Endpoint{
 				ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host,
-				Weight: r.Weight, Health: r.Health, Capacity: r.Capacity, Adapters: r.Adapters,
+				Weight: r.Weight, Health: r.Health, Capacity: r.Capacity, Adapters: r.Adapters, Prefill: r.Prefill,
 			})
 		}
 	}
@@ -122,7 +122,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 	for _, m := range s.models {
 		state := ModelState{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.planner.Plan(),
-			Reason: m.reason, Planner: m.planner.Status(), BytesPerToken: m.ratio, Flow: s.registry.Flow(now, m.Name, m.Edges),
+			Reason: m.reason, Planner: m.planner.Status(), BytesPerToken: m.ratio, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
 			Refining: s.rules.Refine == RefineOn, Pin: orders.PinOf(s.object, m.Name), Links: m.Links,
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)

@@ -7,13 +7,13 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/planner"
+	"github.com/cascadeinfer/cascade/policies/planrepair"
+	"github.com/cascadeinfer/cascade/policies/weights"
 	"github.com/cascadeinfer/cascade/xds/internal/lease"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
-	"github.com/cascadeinfer/cascade/xds/internal/planner"
-	"github.com/cascadeinfer/cascade/xds/internal/planrepair"
 	"github.com/cascadeinfer/cascade/xds/internal/registry"
-	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -70,9 +70,9 @@ type State struct {
 type model struct {
 	Model
 	planner    *planner.Planner
-	reason     string             // why the plan in force replaced the one before
-	storeAgain planhistory.Change // see State.storeAgainChange; no stages: none
-	ratio      length.Ratio       // bytes per token served
+	reason     string         // why the plan in force replaced the one before
+	storeAgain planner.Change // see State.storeAgainChange; no stages: none
+	ratio      length.Ratio   // bytes per token served
 	// requests are those that front ends have counted. It never decreases, and continues
 	// at the leader's count where several control planes share a store.
 	requests    uint64
@@ -118,8 +118,8 @@ func NewState(rules Rules) (*State, error) {
 	for _, m := range rules.Models {
 		p, err := planner.New(planner.Config{
 			Model: m.Name, Context: m.Context, Edges: m.Edges, QoE: m.QoE, Cost: m.Cost, Transfer: m.Transfer, TokenBytes: m.TokenBytes, Links: m.Links, Limits: m.Limits,
-			Registry: s.registry, Policy: policy, Refine: rules.Refine == RefineOn, Follow: rules.Adopt == AdoptAlways, History: m.History, Speed: rules.Speed, Period: rules.Period, Grace: rules.Grace, Seen: rules.Seen,
-			Author: rules.Name, Check: s.checkPlan, Wrap: rules.Wrap,
+			Policy: policy, Refine: rules.Refine == RefineOn, Follow: rules.Adopt == AdoptAlways, History: m.History, Speed: rules.Speed, Period: micros(rules.Period), Grace: micros(rules.Grace), Seen: rules.Seen,
+			Check: s.checkPlan, Wrap: rules.Wrap,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("fleet: %w", err)
@@ -128,6 +128,13 @@ func NewState(rules Rules) (*State, error) {
 	}
 	return s, nil
 }
+
+// micros returns a time as policies count it, since the first step.
+func (s *State) micros(t time.Time) policies.Micros { return micros(t.Sub(s.started)) }
+
+func duration(t policies.Micros) time.Duration { return time.Duration(t) * time.Microsecond }
+
+func micros(d time.Duration) policies.Micros { return policies.Micros(d.Microseconds()) }
 
 // checkPlan returns an error if Rules.Check denies the stages as the next plan.
 func (s *State) checkPlan(before policies.Plan, next []policies.Stage) error {
@@ -141,9 +148,6 @@ func (s *State) checkPlan(before policies.Plan, next []policies.Stage) error {
 func (s *State) Step(now time.Time, ev Event) Effects {
 	if s.started.IsZero() {
 		s.started = now
-		for _, m := range s.models {
-			m.planner.Start(now)
-		}
 	}
 	switch ev := ev.(type) {
 	case Tick:
@@ -207,7 +211,7 @@ func (s *State) handleNotStored(now time.Time) {
 	}
 	for _, m := range s.models {
 		if m.planOrder != nil {
-			m.planner.RestoreHold(s.object.Holds)
+			s.restoreHold(m, s.object.Holds)
 		}
 	}
 	s.proposal, s.retryAt, s.needsRepair = nil, now.Add(retryDelay), true
@@ -223,28 +227,29 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 	s.applyObject(now, o, own)
 	if !own {
 		for _, m := range s.models {
-			m.planner.RestoreHold(o.Holds)
+			s.restoreHold(m, o.Holds)
 		}
 	}
 	for _, m := range s.models {
-		m.storeAgain = planhistory.Change{}
+		m.storeAgain = planner.Change{}
 		inForce := m.planner.Plan()
 		i := slices.IndexFunc(o.Plans, func(p policies.Plan) bool { return p.Model == m.Name })
 		if i < 0 || o.Plans[i].Validate() != nil {
 			if o.Epoch < s.epoch && len(inForce.Stages) > 0 {
-				m.storeAgain = planhistory.Change{Reason: "the stored object was older and without the plan", Stages: inForce.Stages}
+				m.storeAgain = planner.Change{Reason: "the stored object was older and without the plan", Stages: inForce.Stages}
 			}
 			continue
 		}
 		p := o.Plans[i]
 		switch {
 		case p.Epoch > inForce.Epoch || len(inForce.Stages) == 0:
-			m.planner.SetPlan(now, p)
+			s.registry.RecordStages(m.Name, p)
+			m.planner.SetPlan(s.registry.View(now, m.Name), p)
 			s.publishPending = true
 		case p.Epoch < inForce.Epoch:
-			m.storeAgain = planhistory.Change{Reason: "the stored plan was older", Stages: inForce.Stages}
+			m.storeAgain = planner.Change{Reason: "the stored plan was older", Stages: inForce.Stages}
 		case !planrepair.SameRouting(p, inForce):
-			m.storeAgain = planhistory.Change{Reason: "the stored plan was edited under its epoch", Stages: p.Stages}
+			m.storeAgain = planner.Change{Reason: "the stored plan was edited under its epoch", Stages: p.Stages}
 		}
 	}
 	if o.Epoch >= s.epoch {
@@ -255,6 +260,17 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 	s.resetOrders(now)
 	s.configureHeld(now)
 	s.registry.Forget(now)
+}
+
+// restoreHold sets the hold-off of a model's planner to the stored one, or to none.
+func (s *State) restoreHold(m *model, holds []store.Hold) {
+	var until, length policies.Micros
+	for _, h := range holds {
+		if h.Model == m.Name {
+			until, length = s.micros(h.Until), micros(h.For)
+		}
+	}
+	m.planner.RestoreHold(until, length)
 }
 
 // restoreHistory replaces the history by that of a stored object.
@@ -289,7 +305,7 @@ func (s *State) configure(now time.Time, list []policies.Replica) {
 	s.needsRepair, s.publishPending = true, true
 	s.resetOrders(now)
 	for _, m := range s.models {
-		m.planner.RecordStages()
+		s.registry.RecordStages(m.Name, m.planner.Plan())
 		if first {
 			m.requests = max(m.requests, s.registry.Seen(m.Name)) // those of an earlier process
 		}
@@ -303,49 +319,15 @@ func (s *State) resetDistances() {
 	}
 }
 
-// handleReport applies a replica's report.
-func (s *State) handleReport(now time.Time, report *loadreport.Report) {
-	r := s.registry.Get(report.Replica)
-	if r == nil {
-		return
-	}
-	edges := report.Flow.Edges
-	sameBuckets := len(edges) == 0 || slices.Equal(edges, s.model(r.Model).Edges)
-	before, known := r.Seen(), !r.ReportedAt.IsZero()
-	topologyChanged, resized := r.HandleReport(now, report, sameBuckets)
-	if topologyChanged {
-		s.resetDistances()
-	}
-	if resized {
-		s.publishPending = true // other migrators need to know
-	}
-	if known || s.lease == nil { // of requests before the first report, others may have counted some
-		s.model(r.Model).requests += r.Seen() - before
-	}
-	s.estimateLoad(now, r, r.Claim())
-	s.refresh(now, r)
-}
-
-// refresh recomputes a replica's health.
-func (s *State) refresh(now time.Time, r *registry.Replica) {
-	changed, change := s.registry.Refresh(now, r)
-	if changed {
-		s.needsRepair, s.healthChanged, s.publishPending = true, true, true
-	}
-	if change != nil {
-		s.healthChanges = append(s.healthChanges, *change)
-	}
-}
-
 // handleTick updates health, weights and measurements as time passes.
 func (s *State) handleTick(now time.Time) {
 	for _, r := range s.registry.All() {
 		s.refresh(now, r)
 	}
 	for _, m := range s.models {
-		m.planner.Tick(now)
+		m.planner.Tick(s.registry.View(now, m.Name))
 	}
-	if now.Sub(s.weighedAt) >= weighInterval {
+	if now.Sub(s.weighedAt) >= duration(weights.Interval) {
 		s.weighedAt = now
 		for _, m := range s.models {
 			if s.updateWeights(now, m) && s.lease == nil {
@@ -363,29 +345,6 @@ func (s *State) model(name string) *model {
 		}
 	}
 	return nil
-}
-
-// CheckReport returns an error for a report whose replica is not configured or
-// serves another model.
-func (s *State) CheckReport(report loadreport.Report) error { return s.registry.CheckReport(report) }
-
-// Reply answers the last report of a replica; ok is false for one that is not
-// configured.
-func (s *State) Reply(id policies.ReplicaID) (reply loadreport.Reply, ok bool) {
-	r := s.registry.Get(id)
-	if r == nil || r.Removed {
-		return loadreport.Reply{}, false
-	}
-	m := s.model(r.Model)
-	reply = loadreport.Reply{Epoch: m.planner.Plan().Epoch, MeanHeld: float64(r.Report.Load.Held), Drain: r.DrainOrdered()}
-	if mean, ok := m.planner.MeanHeld(r.Stage); ok {
-		reply.MeanHeld = mean
-	}
-	// A replica with other buckets could not use the batches of the boundary.
-	if slices.Equal(r.Report.Flow.Edges, m.Edges) {
-		reply.Boundary = m.planner.Boundary(r.Stage)
-	}
-	return reply, true
 }
 
 // EncodeCounters returns what a restart of the State would lose apart from its plans.

@@ -4,9 +4,9 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/policies/loadestimate"
+	"github.com/cascadeinfer/cascade/policies/weights"
 	"github.com/cascadeinfer/cascade/xds/internal/registry"
-	"github.com/cascadeinfer/cascade/xds/internal/weights"
 )
 
 // Proxies returns the load of the replicas as reported by the proxies in front of them.
@@ -33,15 +33,11 @@ func (s *State) handleProxyLoads(now time.Time, loads map[netip.AddrPort]loadest
 
 // estimateLoad updates the estimate of a replica's load.
 func (s *State) estimateLoad(now time.Time, r *registry.Replica, ev loadestimate.Event) {
-	limits := loadestimate.Replica{KV: r.Capacity.KV, Batch: r.Capacity.Batch, Late: s.rules.Grace}
-	if m := s.model(r.Model); m != nil {
-		limits.Context = m.Context
-		if m.Cost.D2 > 0 && r.Capacity.TransferRate > 0 {
-			// Tokens arrive as its engine computes them and as migrations bring them.
-			limits.Rate = 1/m.Cost.D2 + float64(r.Capacity.TransferRate*float64(m.Context))
-		}
+	var m Model
+	if known := s.model(r.Model); known != nil {
+		m = known.Model
 	}
-	r.EstimateLoad(now, limits, ev)
+	r.EstimateLoad(s.micros(now), loadestimate.NewReplica(r.Replica, m.Cost, m.Context, micros(s.rules.Grace)), ev)
 }
 
 // updateWeights computes the stages' next weights and reports whether any changed.
@@ -51,12 +47,7 @@ func (s *State) updateWeights(now time.Time, m *model) (changed bool) {
 		for _, id := range stage.Replicas {
 			if r := s.registry.OfModel(m.Name, id); r != nil {
 				s.estimateLoad(now, r, loadestimate.Tick{})
-				e := r.Estimate
-				loads = append(loads, weights.Replica{
-					ID: id, Work: e.Work, KV: r.Capacity.KV, Weight: s.registry.ServedWeight(r),
-					Known:    r.Ready() && e.Source != loadestimate.Unknown,
-					Requests: e.Requests, Counted: e.Counted, Drift: e.Drift, Distrusted: e.Distrusted != "",
-				})
+				loads = append(loads, weights.NewReplica(r.Replica, r.Estimate, r.Ready(), s.registry.ServedWeight(r)))
 			}
 		}
 		for id, w := range weights.Next(loads) {

@@ -14,8 +14,8 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
-	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/policies/loadestimate"
+	"github.com/cascadeinfer/cascade/policies/weights"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -270,7 +270,7 @@ func TestWeightsAreBounded(t *testing.T) {
 				if d := stepIndex(was) - stepIndex(r.Weight); d > 1 || d < -1 || weights.Steps[stepIndex(r.Weight)] != r.Weight {
 					t.Fatalf("seed %d: %s moves from %d to %d", seed, r.ID, was, r.Weight)
 				}
-				if at, ok := moved[r.ID]; ok && now.Sub(at) < weighInterval {
+				if at, ok := moved[r.ID]; ok && now.Sub(at) < duration(weights.Interval) {
 					t.Fatalf("seed %d: %s moves twice within %v", seed, r.ID, now.Sub(at))
 				}
 				moved[r.ID] = now

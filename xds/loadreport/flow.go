@@ -32,7 +32,7 @@ func CheckFlow(f policies.Flow) error {
 		return fmt.Errorf("seen: more than %d requests", int64(MaxSeen))
 	}
 	if len(f.Edges) == 0 {
-		for _, column := range Columns(f) {
+		for _, column := range f.Columns() {
 			if len(column) > 0 {
 				return errors.New("rates without edges")
 			}
@@ -48,7 +48,7 @@ func CheckFlow(f policies.Flow) error {
 	if f.Edges[len(f.Edges)-1] > MaxTokens {
 		return fmt.Errorf("edges: above %d", int64(MaxTokens))
 	}
-	for _, column := range Columns(f) {
+	for _, column := range f.Columns() {
 		for _, x := range column {
 			if x > MaxRate {
 				return errors.New("a rate is above 1e18 per second")
@@ -56,9 +56,4 @@ func CheckFlow(f policies.Flow) error {
 		}
 	}
 	return nil
-}
-
-// Columns lists the rates of a flow, one slice with a value per bucket each.
-func Columns(f policies.Flow) [7][]float64 {
-	return [7][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings}
 }

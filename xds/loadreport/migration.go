@@ -12,7 +12,7 @@ import (
 type Migration struct {
 	ID       string // reporter/number; the same in every report of the migration
 	Request  string // the stream that it moves
-	Cause    string // growth, outlier, drain, spill, engine lost
+	Cause    string // growth, outlier, drain, spill, prefill, engine lost
 	FrontEnd policies.ReplicaID
 	From     policies.ReplicaID
 	To       policies.ReplicaID

@@ -2,6 +2,7 @@ package loadreport
 
 import (
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -13,20 +14,8 @@ type Reply struct {
 	// mean, because the replica is in no stage or no report of the stage counts, it is
 	// the replica's own figure, so that the replica is no outlier.
 	MeanHeld float64
-	Drain    bool      // the configuration or an operator drains the replica
-	Boundary *Boundary // nil unless boundaries are refined and its stage has one; read-only
-}
-
-// Boundary describes the boundary between two stages to the replicas of the first
-// one, so that their refiners can propose a better one.
-type Boundary struct {
-	Epoch     policies.Epoch  // of the plan; proposals for another one are ignored
-	At        policies.Tokens // in force: the end of the first stage
-	Low, High policies.Tokens // start of the first stage, end of the second
-	// Peers and Successors count the replicas of the first and the second stage
-	// that take requests; at least 1.
-	Peers, Successors int
-	Next              []policies.Batch // in flight on the second stage, all replicas together, by bucket
+	Drain    bool                // the configuration or an operator drains the replica
+	Boundary *fleetview.Boundary // nil unless boundaries are refined and its stage has one; read-only
 }
 
 // Encode returns the message for a reply to the report with this sequence number.

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -70,7 +71,7 @@ type Report struct {
 	EstimateError float64
 	// Proposal is the end of its stage that the replica's refiner proposes; the
 	// zero value when there is none.
-	Proposal Proposal
+	Proposal fleetview.Proposal
 	// DrainProgress is the progress of a drain.
 	DrainProgress DrainProgress
 	// Migrations are those that the replica began.
@@ -101,15 +102,6 @@ type DrainProgress struct {
 	// unknown or none.
 	PinnedSeconds float64
 	Streams       int // of its own clients, wherever their requests run
-}
-
-// Proposal is one replica's proposal for the end of its stage. A replica that sees no
-// reason to move the boundary proposes the one in force; a missing proposal does not
-// count.
-type Proposal struct {
-	Epoch    policies.Epoch // of the plan that it was made for
-	Low      policies.Tokens
-	Boundary policies.Tokens // 0: none
 }
 
 // Decode checks a message and returns a Report that shares the message's slices. The
@@ -206,10 +198,10 @@ func decodeDrainProgress(m *api.LoadReport, bounded *[]string) DrainProgress {
 }
 
 // decodeProposal drops a proposal that is for no boundary.
-func decodeProposal(m *api.Proposal) Proposal {
-	p := Proposal{Epoch: policies.Epoch(m.GetEpoch()), Low: policies.Tokens(m.GetLow()), Boundary: policies.Tokens(m.GetBoundary())}
+func decodeProposal(m *api.Proposal) fleetview.Proposal {
+	p := fleetview.Proposal{Epoch: policies.Epoch(m.GetEpoch()), Low: policies.Tokens(m.GetLow()), Boundary: policies.Tokens(m.GetBoundary())}
 	if p.Low < 0 || p.Boundary <= p.Low {
-		return Proposal{}
+		return fleetview.Proposal{}
 	}
 	return p
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
@@ -69,7 +70,7 @@ func describe(t *testing.T, r loadreport.Report) string {
 	if r.DrainProgress != (loadreport.DrainProgress{}) {
 		fmt.Fprintf(&out, "drain %+v\n", r.DrainProgress)
 	}
-	if r.Proposal != (loadreport.Proposal{}) {
+	if r.Proposal != (fleetview.Proposal{}) {
 		fmt.Fprintf(&out, "proposal %+v\n", r.Proposal)
 	}
 	for i, m := range r.Migrations {

@@ -85,6 +85,8 @@ type EndpointMeta struct {
 	// Capacity is the replica's capacity; the zero value if unknown.
 	Capacity policies.Capacity
 	Adapters []string // LoRA adapters that it has loaded, sorted
+	// Prefill says that it is a prefill replica.
+	Prefill bool
 }
 
 func (m EndpointMeta) metadata() *corev3.Metadata {
@@ -103,6 +105,9 @@ func (m EndpointMeta) metadata() *corev3.Metadata {
 	if len(m.Adapters) > 0 {
 		fields["adapters"] = encodeNames(m.Adapters)
 	}
+	if m.Prefill {
+		fields["prefill"] = structpb.NewBoolValue(true)
+	}
 	return cascadeMetadata(fields)
 }
 
@@ -115,6 +120,7 @@ func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 		Peer:     f["peer"].GetStringValue(),
 		Host:     f["host"].GetStringValue(),
 		Adapters: readNames(f["adapters"]),
+		Prefill:  f["prefill"].GetBoolValue(),
 	}
 	if m.ID == "" {
 		return m, fmt.Errorf("endpoint metadata %q names no id", MetadataKey)

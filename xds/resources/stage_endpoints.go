@@ -25,8 +25,8 @@ func zoneOf(e Endpoint) string { return cmp.Or(e.Host, unknownHost) }
 
 // stageAssignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
 // replicas, priority 1 the next longer stage, whose replicas have room for such lengths
-// by definition, and priority 2 all others. A proxy fails over from one to the next
-// without a control plane.
+// by definition, priority 2 all others, and priority 3 the prefill replicas. A proxy fails
+// over from one to the next without a control plane.
 //
 // A stage that no plan uses holds the whole fleet, so that it is never empty. Replicas
 // of the last priority have equal weights: weights follow the load every second, and
@@ -46,7 +46,7 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 	}
 	own, used := members(k)
 	next, _ := members(k + 1)
-	var tiers [3][]Endpoint
+	var tiers [4][]Endpoint
 	for _, e := range endpoints {
 		tier := 2
 		switch {
@@ -54,8 +54,10 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 			tier = 0
 		case next[e.ID]:
 			tier = 1
+		case e.Prefill:
+			tier = 3
 		}
-		if tier == 2 || !used {
+		if tier >= 2 || !used {
 			e.Weight = 1
 		}
 		tiers[tier] = append(tiers[tier], e)
@@ -105,7 +107,7 @@ func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 	}
 	out := endpointAt(netip.MustParseAddrPort(e.Address))
 	out.HealthStatus, out.LoadBalancingWeight = status, wrapperspb.UInt32(e.Weight)
-	out.Metadata = EndpointMeta{ID: e.ID, Peer: e.Peer, Host: e.Host, Capacity: e.Capacity, Adapters: e.Adapters}.metadata()
+	out.Metadata = EndpointMeta{ID: e.ID, Peer: e.Peer, Host: e.Host, Capacity: e.Capacity, Adapters: e.Adapters, Prefill: e.Prefill}.metadata()
 	return out
 }
 

@@ -83,6 +83,9 @@ type Endpoint struct {
 	Capacity policies.Capacity
 	// Adapters are the LoRA adapters of Model that the replica has loaded.
 	Adapters []string
+	// Prefill says that the replica computes prompts for others: it gets requests of clients
+	// only when no other replica is left.
+	Prefill bool
 }
 
 // Estimator says how the length of a request is determined.

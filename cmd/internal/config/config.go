@@ -169,10 +169,19 @@ type Replica struct {
 	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the engine's, or else the profile's"`
 	// Batch is the number of sequences that the engine runs at once; see kv_tokens.
 	Batch int `yaml:"batch,omitempty" unit:"sequences" default:"the profile's"`
+	// Role "prefill" makes the replica compute prompts for the others: it is in no stage,
+	// long prompts that a replica of a stage has not cached are computed here, and with its
+	// first token the request moves to that replica, KV included. Engines that cannot hand
+	// KV over gain nothing by it. migration.mode must be live, and each model needs a replica
+	// without this role.
+	Role string `yaml:"role,omitempty" default:"none: it prefills and decodes"`
 	// Drain takes the replica out of its stage: it gets no new request, and running
 	// ones migrate or end there.
 	Drain bool `yaml:"drain,omitempty"`
 }
+
+// RolePrefill is a value of Replica.Role.
+const RolePrefill = "prefill"
 
 // Control configures the control plane.
 type Control struct {
@@ -266,6 +275,10 @@ type DownstreamTLS struct {
 	// Key is the private key of the leaf.
 	Key string `yaml:"key,omitempty"`
 }
+
+// KeepFirstPlan is a value of Planner.MinRequests that is never reached: the fleet keeps its first
+// plan, which is one stage unless the model has a History.
+const KeepFirstPlan = 1 << 40
 
 // Planner configures planning. The defaults are right for most fleets.
 type Planner struct {

@@ -16,7 +16,7 @@ func (f *Fleet) ReplicaProfiles(dir string) (map[string]cost.Profile, error) {
 		if r.Profile == "" {
 			continue
 		}
-		p, err := loadProfile(r.Profile, dir)
+		p, err := LoadProfile(r.Profile, dir)
 		if err != nil {
 			return nil, &FieldError{Path: fmt.Sprintf("replicas[%d].profile", i), Msg: err.Error()}
 		}
@@ -31,7 +31,7 @@ func (f *Fleet) ReplicaProfiles(dir string) (map[string]cost.Profile, error) {
 func (f *Fleet) Profiles(dir string) (map[string]cost.Profile, error) {
 	out := make(map[string]cost.Profile, len(f.Models))
 	for i, m := range f.Models {
-		p, err := loadProfile(m.Profile, dir)
+		p, err := LoadProfile(m.Profile, dir)
 		if err != nil {
 			return nil, &FieldError{Path: fmt.Sprintf("models[%d].profile", i), Msg: err.Error()}
 		}
@@ -50,7 +50,8 @@ func (f *Fleet) Profiles(dir string) (map[string]cost.Profile, error) {
 	return out, nil
 }
 
-func loadProfile(name, dir string) (cost.Profile, error) {
+// LoadProfile returns a built-in profile by name, or reads a .json file, relative to dir.
+func LoadProfile(name, dir string) (cost.Profile, error) {
 	if filepath.Ext(name) != ".json" {
 		return cost.Builtin(name)
 	}

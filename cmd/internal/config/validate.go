@@ -4,15 +4,11 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"net/netip"
-	"net/url"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
 )
 
@@ -79,13 +75,6 @@ const maxGPU = 1023
 
 // maxMachineFiles is how many topology files a fleet file may name.
 const maxMachineFiles = 64
-
-// checker collects the errors of one validation.
-type checker struct{ errs []*FieldError }
-
-func (c *checker) fail(path, format string, args ...any) {
-	c.errs = append(c.errs, &FieldError{Path: path, Msg: fmt.Sprintf(format, args...)})
-}
 
 // Validate fills in the defaults of a fleet that was built by a program, and
 // returns an error for every invalid field.
@@ -253,7 +242,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 	if len(f.Replicas) == 0 {
 		c.fail("replicas", "name at least one replica")
 	}
-	models, serving := map[string]bool{}, map[string]bool{}
+	models, serving, decoding := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, m := range f.Models {
 		models[m.Name] = true
 	}
@@ -280,7 +269,12 @@ func (f *Fleet) validateReplicas(c *checker) {
 		if !models[r.Model] {
 			c.fail(at+".model", "%q is not in models", r.Model)
 		}
+		checkOneOf(c, at+".role", r.Role, "", RolePrefill)
+		if r.Role == RolePrefill && f.Migration.Mode != MigrationLive {
+			c.fail(at+".role", "requests leave a prefill replica with their KV, which migration.mode %q does not move: set it to %q", f.Migration.Mode, MigrationLive)
+		}
 		serving[r.Model] = serving[r.Model] || !r.Drain
+		decoding[r.Model] = decoding[r.Model] || !r.Drain && r.Role != RolePrefill
 		listen(at+".address", r.Address)
 		checkIP(c, at+".address", r.Address)
 		listen(at+".peer", r.Peer)
@@ -297,6 +291,8 @@ func (f *Fleet) validateReplicas(c *checker) {
 	for i, m := range f.Models {
 		if !serving[m.Name] && len(f.Replicas) > 0 {
 			c.fail(fmt.Sprintf("models[%d]", i), "no replica that is not draining serves %q", m.Name)
+		} else if !decoding[m.Name] && len(f.Replicas) > 0 {
+			c.fail(fmt.Sprintf("models[%d]", i), "all replicas of %q that are not draining have the role %q: at least one must generate the answers", m.Name, RolePrefill)
 		}
 	}
 	f.validateCapacity(c)
@@ -339,62 +335,4 @@ func (f *Fleet) validateTLS(c *checker) {
 			c.fail(path, "%s is not loopback; set tls, or listen on 127.0.0.1", addresses[path])
 		}
 	}
-}
-
-// checkOneOf checks that a value is one of the allowed ones.
-func checkOneOf(c *checker, path, v string, allowed ...string) {
-	for _, a := range allowed {
-		if v == a {
-			return
-		}
-	}
-	c.fail(path, "%q: must be one of %q", v, allowed)
-}
-
-// checkRange checks lo ≤ v ≤ hi; it also catches NaN.
-func checkRange[T int | float64 | policies.Tokens | time.Duration](c *checker, path string, v, lo, hi T) {
-	if !(v >= lo && v <= hi) {
-		c.fail(path, "%v: must be from %v to %v", v, lo, hi)
-	}
-}
-
-// checkAddress checks host:port with a numeric port.
-func checkAddress(c *checker, path, v string) {
-	host, port, err := net.SplitHostPort(v)
-	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || perr != nil {
-		c.fail(path, "%q: must be host:port, for instance 127.0.0.1:9000", v)
-	}
-}
-
-// checkIP checks that the host of an address that xDS carries is an IP address:
-// proxies accept nothing else.
-func checkIP(c *checker, path, v string) {
-	host, _, err := net.SplitHostPort(v)
-	if err != nil || host == "" {
-		return // checkAddress reports it
-	}
-	if _, err := netip.ParseAddr(host); err != nil {
-		c.fail(path, "%q: proxies get this address over xDS, which needs an IP address, for instance 127.0.0.1:9000", v)
-	}
-}
-
-// checkEngineURL checks that an engine's URL is plain HTTP on loopback: engines have
-// no authentication of their own, so only their migrator may reach them.
-func checkEngineURL(c *checker, path, v string) {
-	u, err := url.Parse(v)
-	if err != nil || u.Scheme != "http" || u.Port() == "" || (u.Path != "" && u.Path != "/") || u.RawQuery != "" {
-		c.fail(path, "%q: must be a base URL without a path, like http://127.0.0.1:8000", v)
-		return
-	}
-	if !isLoopback(u.Hostname()) {
-		c.fail(path, "%s is not on loopback; only the migrator on the same host may reach an engine", u.Host)
-	}
-}
-
-func isLoopback(host string) bool {
-	if host == "localhost" {
-		return true
-	}
-	a, err := netip.ParseAddr(host)
-	return err == nil && a.IsLoopback()
 }

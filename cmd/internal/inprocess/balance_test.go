@@ -58,6 +58,9 @@ type away struct {
 	peer string
 }
 
+// Prefills implements frontend.Placer.
+func (*away) Prefills() bool { return false }
+
 // Place implements frontend.Placer.
 func (a *away) Place(policies.Request) frontend.Target {
 	if a.on.Load() {

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -50,7 +51,7 @@ func (e *envoyProcess) run(ctx context.Context) error {
 	defer kill()
 	cmd := exec.CommandContext(alive, e.binary, "-c", path, "--disable-hot-restart", "--concurrency", "2", "-l", "error", "--admin-address-path", admin)
 	cmd.Stdout, cmd.Stderr = logWriter{e.log}, logWriter{e.log}
-	cmd.SysProcAttr = killWithParent()
+	cmd.SysProcAttr = childprocess.DieWithParent()
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = envoyStopTimeout
 	drained := make(chan struct{})

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -69,16 +70,17 @@ func planes(t *testing.T, on plane, test func(t *testing.T, envoy string)) {
 type fleetHarness struct {
 	*Fleet
 	*clienttest.Clients
-	parts   *parts
-	sockets *sockets
-	store   store.Store
-	plans   sync.Map                        // by epoch, of the requests whose stage a load checks
-	placed  map[string]*atomic.Int64        // requests that each front end received from clients
-	server  atomic.Pointer[control.Control] // the running control plane
-	fronts  map[string]*frontend.Server     // the running front ends
-	daemons map[string]*migratord.Daemon    // the running migrators, to which the front ends belong
-	object  store.Object                    // last stored
-	version store.Version
+	parts    *parts
+	sockets  *sockets
+	store    store.Store
+	plans    sync.Map                        // by epoch, of the requests whose stage a load checks
+	placed   map[string]*atomic.Int64        // requests that each front end received from clients
+	server   atomic.Pointer[control.Control] // the running control plane
+	fronts   map[string]*frontend.Server     // the running front ends
+	daemons  map[string]*migratord.Daemon    // the running migrators, to which the front ends belong
+	handOver bool                            // of its configuration
+	object   store.Object                    // last stored
+	version  store.Version
 }
 
 // harnessConfig configures a fleet for a test.
@@ -90,6 +92,7 @@ type harnessConfig struct {
 	engine   func(*emulator.Config)              // called before an engine is built
 	migrator func(*migratord.Config)             // called before a migrator is built
 	control  func(*control.Config)               // called before the control plane is built
+	handOver bool                                // engines have KV connectors in place of block tables
 	gpus     *gpuset.Set                         // hold the engines' KV; nil: shared memory holds it
 }
 
@@ -128,6 +131,15 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	if s.gpus != nil {
 		cfg.Device = gpuset.CUDA
 	}
+	if s.handOver {
+		edit := s.engine
+		s.engine = func(c *emulator.Config) {
+			c.Blocks, c.KVTransfer = "", &emulator.KVTransfer{Listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))}
+			if edit != nil {
+				edit(c)
+			}
+		}
+	}
 	cfg.hooks = hooks{listen: r.sockets.listen, part: r.parts.run, engine: s.engine, migrator: s.migrator, front: func(c *frontend.Config) {
 		if s.front != nil {
 			s.front(string(c.Replica), c)
@@ -165,6 +177,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	for _, n := range r.replicas {
 		r.fronts[string(n.id)], r.daemons[string(n.id)] = n.migrator.Frontend(), n.migrator
 	}
+	r.handOver = s.handOver
 	r.run()
 	return r
 }
@@ -214,7 +227,7 @@ func (r *fleetHarness) run() {
 		t.Fatal("not ready:", err)
 	}
 	r.waitForStatus("every replica is heard", allHealthy)
-	if r.cfg.Fleet.Migrates() && r.cfg.Fleet.Migration.Mode == config.MigrationLive {
+	if r.cfg.Fleet.Migrates() && r.cfg.Fleet.Migration.Mode == config.MigrationLive && !r.handOver {
 		// Before that, requests migrate by re-prompting.
 		r.WaitFor("every engine shows its block table", func() bool {
 			for _, d := range r.daemons {
@@ -250,6 +263,9 @@ type counting struct {
 	n    *atomic.Int64
 	next frontend.Placer
 }
+
+// Prefills implements frontend.Placer.
+func (c counting) Prefills() bool { return c.next != nil && c.next.Prefills() }
 
 // Place implements frontend.Placer.
 func (c counting) Place(q policies.Request) frontend.Target {

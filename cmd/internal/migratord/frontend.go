@@ -3,6 +3,7 @@ package migratord
 import (
 	"context"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -19,6 +20,9 @@ func (f frontendAdapter) Migrate(ctx context.Context, m frontend.Migration) (fro
 func (f frontendAdapter) Holder(id string) (frontend.Holder, bool) { return f.d.frontend.Holder(id) }
 func (f frontendAdapter) LocalLegs() []frontend.LocalLeg           { return f.d.frontend.LocalLegs() }
 func (f frontendAdapter) FreezeLeg(name string, frozen bool)       { f.d.frontend.FreezeLeg(name, frozen) }
+func (f frontendAdapter) KVConnector() (engineinfo.KVConnector, bool) {
+	return f.d.frontend.KVConnector()
+}
 func (f frontendAdapter) AdvanceEpoch(id string, epoch policies.Epoch) {
 	f.d.frontend.AdvanceEpoch(id, epoch)
 }

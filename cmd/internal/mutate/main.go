@@ -41,14 +41,15 @@ const module = "github.com/cascadeinfer/cascade/"
 // publisher's simulations are what roll-outs are.
 var tests = map[string][]string{
 	"policies/lifecycle":       {"policies/lifecycle", "wasm/promotion", "xds/policyslots"},
-	"xds/internal/planner":     {"xds/internal/planner", "xds/fleet"},
+	"policies/fleetview":       {"policies/fleetview", "policies/planner", "xds/fleet"},
+	"policies/planner":         {"policies/planner", "xds/fleet"},
 	"xds/internal/orders":      {"xds/fleet"},
 	"xds/internal/planhistory": {"xds/internal/planhistory", "xds/fleet"},
 	"xds/internal/planrollout": {"xds/internal/planrollout", "xds/internal/publish"},
 }
 
 // forTests are the packages that only tests use.
-var forTests = []string{"policies/policytest", "policies/testkit", "policies/testkit/issuer", "policies/httpserver/servertest"}
+var forTests = []string{"policies/policytest", "policies/testkit", "policies/testkit/issuer", "policies/testkit/plantest", "policies/httpserver/servertest"}
 
 // outside matches the tests, by package and name, that start processes or compile modules by
 // the go command.

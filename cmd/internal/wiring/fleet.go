@@ -173,7 +173,7 @@ func (f *Fleet) Registry() []policies.Replica {
 	for i, r := range f.Fleet.Replicas {
 		out[i] = policies.Replica{
 			ID: policies.ReplicaID(r.ID), Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host,
-			Capacity: f.capacity(r), Adapters: f.AdaptersOf(r), Draining: r.Drain,
+			Capacity: f.capacity(r), Adapters: f.AdaptersOf(r), Draining: r.Drain, Prefill: r.Role == config.RolePrefill,
 		}
 	}
 	return out

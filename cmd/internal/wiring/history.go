@@ -60,7 +60,7 @@ func (f *Fleet) history(m config.Model, requests []trace.Request) (policies.Work
 	cost := f.Profiles[m.Name].TensorParallel(f.minTensorParallel(m.Name)).Cost()
 	replicas := 0
 	for _, r := range f.Registry() {
-		if r.Model == m.Name && !r.Draining {
+		if r.Model == m.Name && !r.Draining && !r.Prefill {
 			replicas++
 		}
 	}

@@ -85,6 +85,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		Capacity:        f.capacity(r).KV,
 		Detector:        f.outlierDetector(),
 		Placer:          place.Policy{},
+		Prefill:         place.Prefill{},
 		QoE:             p.QoEModel(),
 		BucketEdges:     f.Edges(m),
 		ScanInterval:    max(minScanPeriod, f.scaled(100*time.Millisecond)),
@@ -96,6 +97,9 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		// A request migrates when its length exceeds its stage's range, and otherwise only
 		// from overloaded outliers.
 		c.BucketEdges, c.SpillPercent = nil, neverSpill
+	}
+	if r.Role == config.RolePrefill {
+		c.ScanInterval = minScanPeriod // every token that it generates delays prompts
 	}
 	if f.Refines() {
 		c.Refiner, c.RefineInterval = f.builtinRefiner(), max(minScanPeriod, f.scaled(time.Second))

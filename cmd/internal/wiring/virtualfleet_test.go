@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/flow"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -51,7 +52,7 @@ type virtualEngine struct {
 	counter  *flow.Counter
 	tokens   float64 // since the last report: Σ requests·seconds/iteration, and
 	busy     float64 // Σ requests·seconds
-	proposal loadreport.Proposal
+	proposal fleetview.Proposal
 }
 
 type virtualRequest struct {
@@ -125,7 +126,7 @@ func (v *virtualFleet) report() {
 	}
 	v.step(fleet.Tick{})
 	for _, e := range v.engines {
-		e.proposal = loadreport.Proposal{}
+		e.proposal = fleetview.Proposal{}
 		reply, _ := v.state.Reply(e.id)
 		b := reply.Boundary
 		if b == nil || v.refiner == nil {
@@ -144,7 +145,7 @@ func (v *virtualFleet) report() {
 				}
 			}
 		}
-		e.proposal = loadreport.Proposal{Epoch: b.Epoch, Low: b.Low, Boundary: v.refiner.Refine(view)}
+		e.proposal = fleetview.Proposal{Epoch: b.Epoch, Low: b.Low, Boundary: v.refiner.Refine(view)}
 	}
 }
 

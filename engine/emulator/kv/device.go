@@ -120,6 +120,31 @@ func (p *Pool) Load(blocks []Block) error {
 	})
 }
 
+// Read returns the bytes of blocks, one after the other, as other processes see them: with
+// what was written here, and on a device also with what others have written. Its error is
+// also returned by Err.
+func (p *Pool) Read(blocks []Block) ([]byte, error) {
+	if err := p.Flush(blocks); err != nil {
+		return nil, err
+	}
+	size := p.BlockBytes()
+	out := make([]byte, len(blocks)*size)
+	for i := 0; i < len(blocks); {
+		n := 1
+		for i+n < len(blocks) && n < maxRun && blocks[i+n] == blocks[i]+Block(n) {
+			n++
+		}
+		part, at := out[i*size:][:n*size], int(blocks[i])*size
+		if p.device == nil {
+			copy(part, p.mem[at:])
+		} else if _, err := p.device.ReadAt(part, int64(at)); err != nil {
+			return nil, p.fail(err)
+		}
+		i += n
+	}
+	return out, nil
+}
+
 // forEachRun sorts blocks and calls f for each run of consecutive ones.
 func (p *Pool) forEachRun(blocks []Block, f func(part []byte, at int64) error) error {
 	slices.Sort(blocks)

@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"slices"
@@ -108,6 +109,43 @@ func TestDeviceLoad(t *testing.T) {
 	}
 }
 
+// Read returns what others have written and what was written here, and changes no copy.
+func TestDeviceRead(t *testing.T) {
+	p, c := newDevicePool(t)
+	host, err := NewPool(p.Layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	for i := range c.bytes {
+		c.bytes[i] = byte(i % 251)
+	}
+	copy(host.mem, c.bytes)
+	for _, pool := range []*Pool{p, host} {
+		copy(pool.Slot(4, 1), "own slot")
+		pool.Changed(4, 1, 2)
+	}
+	for name, list := range map[string][]Block{"none": nil, "runs": {7, 2, 3, 4, 2, 599}, "all": nil} {
+		if name == "all" {
+			for b := range Block(600) {
+				list = append(list, b)
+			}
+		}
+		c.reads = 0
+		got, err := p.Read(list)
+		want, bad := host.Read(list)
+		if err != nil || bad != nil || !bytes.Equal(got, want) || len(got) != len(list)*p.BlockBytes() || len(list) > 0 && !bytes.Contains(got, []byte("own slot")) {
+			t.Errorf("%s: %v, %v", name, err, bad)
+		}
+		if most := map[string]int{"runs": 4, "all": 3}[name]; c.reads > most {
+			t.Errorf("%s: %d reads", name, c.reads)
+		}
+	}
+	if got := p.Slot(7, 0)[1]; got != 0 {
+		t.Errorf("the copy of block 7 has changed: %d", got)
+	}
+}
+
 // A device that fails once is not used again, and is closed once.
 func TestDeviceFails(t *testing.T) {
 	p, c := newDevicePool(t)
@@ -117,6 +155,7 @@ func TestDeviceFails(t *testing.T) {
 	c.fail = errors.New("the GPU has fallen off the bus")
 	for name, f := range map[string]func() error{
 		"Load":          func() error { return p.Load([]Block{1}) },
+		"Read":          func() error { _, err := p.Read([]Block{1}); return err },
 		"Flush":         func() error { p.Changed(1, 0, 4); return p.Flush([]Block{1}) },
 		"Flush of some": func() error { p.Changed(2, 0, 1); return p.Flush([]Block{2}) },
 	} {

@@ -41,7 +41,7 @@ func (s *Scheduler) Table(q *Sequence, from int) (Table, error) {
 	}
 	t := Table{
 		Generation: q.generation, Computed: q.settled.computed, Length: q.settled.length,
-		Cached: q.cached, Prompt: len(q.Prompt),
+		Cached: q.cached, Prompt: q.prompt,
 		IDs: q.ids[from:q.settled.length:q.settled.length], First: from / s.Pool.BlockTokens,
 	}
 	if last := s.blocksFor(t.Computed); t.First < last {
@@ -58,7 +58,7 @@ func (q *Sequence) checkTable() error {
 	switch {
 	case q.state == ended:
 		return ErrEnded
-	case q.state != running && q.state != frozen || q.settled.length <= len(q.Prompt):
+	case q.state != running && q.state != frozen || q.settled.length <= q.prompt:
 		return ErrWaiting
 	}
 	return nil
@@ -74,6 +74,9 @@ func (s *Scheduler) Freeze(q *Sequence, owner uint64) error {
 	s.running = slices.DeleteFunc(s.running, func(x *Sequence) bool { return x == q })
 	s.frozen = append(s.frozen, q)
 	q.state, q.owner = frozen, owner
+	if f, ok := q.Receiver.(Flusher); ok {
+		f.Flush()
+	}
 	return nil
 }
 

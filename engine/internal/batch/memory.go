@@ -14,7 +14,7 @@ func (s *Scheduler) match(q *Sequence) []kv.Block {
 		return nil // an adopted sequence has its blocks already
 	}
 	var hit []kv.Block
-	for n := range min(len(q.chain), (len(q.ids)-1)/s.Pool.BlockTokens) {
+	for n := range min(len(q.chain), (q.length-1)/s.Pool.BlockTokens) {
 		b, ok := s.blocks.Find(q.key(n))
 		if !ok {
 			break
@@ -30,6 +30,9 @@ func (s *Scheduler) admit(q *Sequence, hit []kv.Block) {
 	s.Pool.Load(hit) // an error is recorded in the Pool and ends the engine
 	for i, b := range hit {
 		s.blocks.Share(b)
+		if s.Model == nil {
+			continue
+		}
 		for j := range s.Pool.BlockTokens {
 			q.digest += model.Read(s.Pool.Slot(b, j), i*s.Pool.BlockTokens+j)
 		}
@@ -43,7 +46,7 @@ func (s *Scheduler) admit(q *Sequence, hit []kv.Block) {
 	q.order = s.order
 	if !q.admitted {
 		q.admitted, q.cached, q.local = true, q.computed, q.computed
-		s.stats.PrefixQueries += uint64(len(q.ids))
+		s.stats.PrefixQueries += uint64(q.length)
 		s.stats.PrefixHits += uint64(q.computed)
 	}
 }
@@ -70,10 +73,27 @@ func (s *Scheduler) grow(q *Sequence, n int) bool {
 // cache has evicted by then.
 func (s *Scheduler) preempt(q *Sequence) {
 	s.stats.Preemptions++
+	if s.Model == nil && !s.NoPrefixCache {
+		s.registerOwn(q)
+	}
 	s.drop(q)
 	q.generation++
 	s.queueFirst(q)
 }
+
+// registerOwn registers the full blocks of a sequence of lengths that no other can share, under
+// hashes of its own: as with content, it finds them again if they are not evicted. Before it loses
+// them nothing looks for them.
+func (s *Scheduler) registerOwn(q *Sequence) {
+	for len(q.chain) < q.computed/s.Pool.BlockTokens {
+		s.own++
+		q.chain = append(q.chain, ownHash|kv.Hash(s.own))
+	}
+	s.register(q, len(q.chain))
+}
+
+// ownHash marks the hashes of registerOwn.
+const ownHash kv.Hash = 1 << 63
 
 // SetFull makes the scheduler behave as if other sequences held all its blocks: it preempts all
 // running sequences but the oldest ones, as many as keep, and admits none until EndFull.

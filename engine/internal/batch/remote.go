@@ -39,14 +39,14 @@ func (l *Load) Read(bytes []byte, slotBytes int) *Loaded {
 // are cached.
 func (s *Scheduler) startLoad(q *Sequence, hit []kv.Block) {
 	s.admit(q, hit)
-	if !s.grow(q, len(q.ids)) {
+	if !s.grow(q, q.length) {
 		panic("internal error: blocks that were counted are gone")
 	}
 	q.state = loading
 	s.loading++
-	s.stats.ExternalQueries += uint64(len(q.ids) - q.computed)
-	s.stats.ExternalHits += uint64(len(q.ids) - q.computed)
-	s.loads = append(s.loads, Load{Sequence: q, Blocks: len(q.blocks) - len(hit), First: q.computed, prompt: len(q.ids)})
+	s.stats.ExternalQueries += uint64(q.length - q.computed)
+	s.stats.ExternalHits += uint64(q.length - q.computed)
+	s.loads = append(s.loads, Load{Sequence: q, Blocks: len(q.blocks) - len(hit), First: q.computed, prompt: q.length})
 }
 
 // EndLoad ends a Load. The sequence goes on as if it had computed what was loaded, which nothing
@@ -60,11 +60,11 @@ func (s *Scheduler) EndLoad(l Load, loaded *Loaded) {
 		s.drop(q)
 		return
 	}
-	last := len(q.ids) - 1
+	last := q.length - 1
 	q.Load, q.cached = false, last/s.Pool.BlockTokens*s.Pool.BlockTokens
 	if loaded != nil {
 		s.store(q.blocks[len(q.blocks)-l.Blocks:], loaded.bytes)
-		q.external, q.adopted = len(q.ids)-q.computed, true
+		q.external, q.adopted = q.length-q.computed, true
 		q.digest += loaded.digest
 		q.computed = last
 	} else {
@@ -86,18 +86,17 @@ func (s *Scheduler) store(blocks []kv.Block, bytes []byte) {
 	s.Pool.Flush(blocks) // an error is recorded in the Pool and ends the engine
 }
 
-// ReadBlocks returns the bytes of blocks, whether they are in use or not.
+// ReadBlocks returns the bytes of blocks, whether they are in use or not, as another process
+// would read them. If a device fails, so does the engine.
 func (s *Scheduler) ReadBlocks(blocks []int) ([]byte, error) {
-	bytes := make([]byte, 0, len(blocks)*s.Pool.BlockBytes())
-	for _, b := range blocks {
+	list := make([]kv.Block, len(blocks))
+	for i, b := range blocks {
 		if b < 0 || b >= s.Pool.Blocks {
 			return nil, fmt.Errorf("block %d of %d", b, s.Pool.Blocks)
 		}
-		for slot := range s.Pool.BlockTokens {
-			bytes = append(bytes, s.Pool.Slot(kv.Block(b), slot)...)
-		}
+		list[i] = kv.Block(b)
 	}
-	return bytes, nil
+	return s.Pool.Read(list)
 }
 
 // Pinned returns the blocks of a sequence with Pin that has ended at its MaxOutput. They stay

@@ -189,11 +189,34 @@ func (s *Scheduler) Adopt(r *Reservation, q Request) (*Sequence, error) {
 	}
 	q.Prompt = f.ids
 	x := &Sequence{
-		Request: q, ids: f.ids, chain: f.chain, blocks: r.blocks,
+		Request: q, ids: f.ids, length: len(f.ids), prompt: len(f.ids), chain: f.chain, blocks: r.blocks,
 		computed: f.computed, digest: f.digest + model.Digest(q.Adapter), cached: f.computed, external: f.computed,
 		admitted: true, adopted: true, blockSize: s.Pool.BlockTokens,
 		settled: extent{len(f.ids), f.computed},
 	}
+	s.reserved -= len(r.blocks)
+	*r = Reservation{status: adopted, sequence: x}
+	s.queueFirst(x)
+	return x, nil
+}
+
+// AdoptLength is Adopt for a scheduler without a Model: the reservation becomes the blocks of a
+// sequence that goes on where from stopped, which is of another scheduler or of this one. All its
+// positions but the last are taken as computed. The reservation must have blocks for its length.
+func (s *Scheduler) AdoptLength(r *Reservation, q Request, from *Sequence) (*Sequence, error) {
+	if err := r.checkOpen(); err != nil {
+		return nil, err
+	}
+	if s.blocksFor(from.length-1) > len(r.blocks) {
+		return nil, ErrUnfilled
+	}
+	chain := from.chain
+	if own := slices.IndexFunc(chain, func(h kv.Hash) bool { return h >= ownHash }); own >= 0 {
+		chain = chain[:own]
+	}
+	x := NewLength(q, from.length, chain)
+	x.blocks, x.computed, x.cached, x.external = r.blocks, from.length-1, from.length-1, from.length-1
+	x.admitted, x.adopted, x.settled.computed = true, true, from.length-1
 	s.reserved -= len(r.blocks)
 	*r = Reservation{status: adopted, sequence: x}
 	s.queueFirst(x)

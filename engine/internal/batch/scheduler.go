@@ -22,11 +22,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Config configures a Scheduler. All fields but NoPrefixCache are required.
+// Config configures a Scheduler. Pool, MaxBatch, MaxTokens and one of Profile and Time are required.
 type Config struct {
-	Model    *model.Model
-	Pool     *kv.Pool
-	Profile  cost.Profile
+	// Model generates the tokens. Without it, sequences have lengths only (NewLength): scheduling
+	// is the same, and nothing reads or writes the memory of the Pool, which may have none. There
+	// are no Tables, Loads and Fills then.
+	Model   *model.Model
+	Pool    *kv.Pool
+	Profile cost.Profile
+	// Time prices iterations in seconds; nil is Profile.Seconds.
+	Time     func(cost.Iteration) float64
 	MaxBatch int // sequences running at once
 	// MaxTokens is the maximum number of tokens that one iteration computes, decodes and
 	// prompt chunks together; at least MaxBatch.
@@ -79,6 +84,7 @@ type Scheduler struct {
 	loading  int    // sequences of Loads
 	full     bool   // as of SetFull
 	order    uint64 // of the latest admission
+	own      uint64 // hashes of registerOwn so far
 	stats    Stats
 
 	planned []chunk // of the latest Step
@@ -95,10 +101,13 @@ type chunk struct {
 // New returns an empty scheduler.
 func New(c Config) (*Scheduler, error) {
 	switch {
-	case c.Model == nil || c.Pool == nil:
-		return nil, errors.New("scheduler: Model and Pool are required")
+	case c.Pool == nil:
+		return nil, errors.New("scheduler: Pool is required")
 	case c.MaxBatch <= 0 || c.MaxTokens < c.MaxBatch:
 		return nil, errors.New("scheduler: MaxBatch must be positive and MaxTokens at least as large")
+	}
+	if c.Time == nil {
+		c.Time = c.Profile.Seconds
 	}
 	return &Scheduler{Config: c, blocks: kv.NewBlocks(c.Pool.Blocks)}, nil
 }
@@ -171,7 +180,7 @@ func (s *Scheduler) Step() Step {
 	}
 	s.stats.Iterations++
 	s.running = slices.DeleteFunc(s.running, func(q *Sequence) bool { return q.state != running })
-	return Step{Iteration: it, Seconds: s.Profile.Seconds(it), Events: s.events, Loads: s.loads}
+	return Step{Iteration: it, Seconds: s.Time(it), Events: s.events, Loads: s.loads}
 }
 
 // admitsAdopted reports whether the next step admits an adopted sequence.
@@ -180,7 +189,7 @@ func (s *Scheduler) admitsAdopted() bool {
 		return false
 	}
 	q := s.waiting[0]
-	return len(q.blocks) > 0 && s.blocksFor(len(q.ids))-len(q.blocks) <= s.blocks.Free()
+	return len(q.blocks) > 0 && s.blocksFor(q.length)-len(q.blocks) <= s.blocks.Free()
 }
 
 // Forecast returns the work of the next Step if the sequences of arriving are added before it. It
@@ -189,7 +198,7 @@ func (s *Scheduler) Forecast(arriving []*Sequence) (it cost.Iteration) {
 	budget, free, places := s.MaxTokens, s.blocks.Free(), s.MaxBatch-len(s.running)-len(s.frozen)
 	noPrompts := s.admitsAdopted()
 	plan := func(q Sequence, blocks int) {
-		n := min(len(q.ids)-q.computed, budget)
+		n := min(q.length-q.computed, budget)
 		s.account(&it, chunk{&q, n})
 		budget, free = budget-n, free-max(0, s.blocksFor(q.computed+n)-blocks)
 	}
@@ -208,7 +217,7 @@ func (s *Scheduler) Forecast(arriving []*Sequence) (it cost.Iteration) {
 				blocks = len(s.match(q))
 				next.computed = blocks * s.Pool.BlockTokens
 			}
-			if places--; places < 0 || budget == 0 || s.blocksFor(len(q.ids))-blocks > free {
+			if places--; places < 0 || budget == 0 || s.blocksFor(q.length)-blocks > free {
 				return it
 			}
 			plan(next, blocks)
@@ -221,7 +230,7 @@ func (s *Scheduler) Forecast(arriving []*Sequence) (it cost.Iteration) {
 // the iteration before.
 func (s *Scheduler) Settle() {
 	for _, c := range s.planned {
-		c.s.settled = extent{len(c.s.ids), c.s.computed}
+		c.s.settled = extent{c.s.length, c.s.computed}
 	}
 	s.planned = s.planned[:0]
 }
@@ -235,7 +244,7 @@ func (s *Scheduler) planRunning(budget int, noPrompts bool) (left int, pressed b
 		if noPrompts && q.isPrompt() {
 			continue
 		}
-		n := min(len(q.ids)-q.computed, budget)
+		n := min(q.length-q.computed, budget)
 		for !s.grow(q, q.computed+n) {
 			pressed = true
 			last := len(s.running) - 1
@@ -259,7 +268,7 @@ func (s *Scheduler) planRunning(budget int, noPrompts bool) (left int, pressed b
 func (s *Scheduler) planWaiting(budget int, noPrompts bool) {
 	for !s.full && len(s.waiting) > 0 && len(s.running)+len(s.frozen) < s.MaxBatch && budget > 0 {
 		q := s.waiting[0]
-		if len(q.blocks) > 0 && s.blocksFor(len(q.ids))-len(q.blocks) > s.blocks.Free() {
+		if len(q.blocks) > 0 && s.blocksFor(q.length)-len(q.blocks) > s.blocks.Free() {
 			// An adopted sequence that cannot get its next block holds no others: two
 			// of them would wait for each other.
 			s.waiting = s.waiting[1:]
@@ -276,7 +285,7 @@ func (s *Scheduler) planWaiting(budget int, noPrompts bool) {
 				idle++
 			}
 		}
-		if s.blocksFor(len(q.ids))-len(hit)-len(q.blocks) > s.blocks.Free()-idle {
+		if s.blocksFor(q.length)-len(hit)-len(q.blocks) > s.blocks.Free()-idle {
 			return
 		}
 		s.waiting[0] = nil
@@ -287,7 +296,7 @@ func (s *Scheduler) planWaiting(budget int, noPrompts bool) {
 		}
 		adopted := len(q.blocks) > 0
 		s.admit(q, hit)
-		n := min(len(q.ids)-q.computed, budget)
+		n := min(q.length-q.computed, budget)
 		if !s.grow(q, q.computed+n) {
 			panic("internal error: blocks that were counted are gone")
 		}
@@ -320,7 +329,7 @@ func (s *Scheduler) moveBeforePrompts(q *Sequence) {
 func (s *Scheduler) account(it *cost.Iteration, c chunk) {
 	start, end := c.s.computed, c.s.computed+c.n
 	// The last token of an adopted sequence's ids is a generated one.
-	if c.n == 1 && (end > len(c.s.Prompt) || c.s.adopted && end == len(c.s.Prompt)) {
+	if c.n == 1 && (end > c.s.prompt || c.s.adopted && end == c.s.prompt) {
 		it.Decodes++
 		it.Held += policies.Tokens(end)
 		it.Longest = max(it.Longest, policies.Tokens(end))
@@ -333,30 +342,25 @@ func (s *Scheduler) account(it *cost.Iteration, c chunk) {
 // compute writes a chunk's KV bytes and, if the sequence has no id left to compute, samples its next
 // token.
 func (s *Scheduler) compute(c chunk) {
-	q, size := c.s, s.Pool.BlockTokens
-	first := q.computed / size
-	for range c.n {
-		p := q.computed
-		q.digest = s.Model.Fill(s.Pool.Slot(q.blocks[p/size], p%size), q.digest, q.ids[p], p)
-		s.Pool.Changed(q.blocks[p/size], p%size, p%size+1)
-		q.computed++
+	q := c.s
+	if s.Model == nil {
+		q.computed += c.n
+	} else {
+		s.fill(q, c.n)
 	}
-	s.Pool.Flush(q.blocks[first : q.computed/size]) // as of Load
 	if !s.NoPrefixCache {
-		s.register(q, c.n/size+catchUp)
+		s.register(q, c.n/s.Pool.BlockTokens+catchUp)
 	}
-	if q.computed < len(q.ids) {
+	if q.computed < q.length {
 		return
 	}
 	if q.Output() == 0 {
-		s.stats.PromptTokens += uint64(len(q.Prompt))
+		s.stats.PromptTokens += uint64(q.prompt)
 		s.stats.PromptLocal += uint64(q.local)
 		s.stats.PromptExternal += uint64(q.external)
 	}
 	s.stats.GenerationTokens++
-	t := s.Model.Next(q.digest, q.ids[q.computed-1], q.ending())
-	q.push(t)
-	f := q.finish(t)
+	t, f := s.sample(q)
 	if f != Unfinished {
 		if q.Pin && f == AtLength {
 			s.pin(q)
@@ -364,6 +368,33 @@ func (s *Scheduler) compute(c chunk) {
 		s.drop(q)
 	}
 	s.events = append(s.events, Event{Sequence: q, Token: t, Finish: f, Cached: q.cached})
+}
+
+// fill writes the KV bytes of a sequence's next n positions.
+func (s *Scheduler) fill(q *Sequence, n int) {
+	size := s.Pool.BlockTokens
+	first := q.computed / size
+	for range n {
+		p := q.computed
+		q.digest = s.Model.Fill(s.Pool.Slot(q.blocks[p/size], p%size), q.digest, q.ids[p], p)
+		s.Pool.Changed(q.blocks[p/size], p%size, p%size+1)
+		q.computed++
+	}
+	s.Pool.Flush(q.blocks[first : q.computed/size]) // as of Load
+}
+
+// sample appends a sequence's next token and returns whether it ends the sequence.
+func (s *Scheduler) sample(q *Sequence) (model.Token, Finish) {
+	if s.Model == nil {
+		q.length++
+		if q.Output() >= q.MaxOutput {
+			return 0, AtLength
+		}
+		return 0, Unfinished
+	}
+	t := s.Model.Next(q.digest, q.ids[q.computed-1], q.ending())
+	q.push(t)
+	return t, q.finish(t)
 }
 
 // catchUp is the number of full blocks of an adopted sequence that are registered in the prefix cache
@@ -374,7 +405,9 @@ const catchUp = 64
 // of its ids.
 func (s *Scheduler) register(q *Sequence, n int) {
 	full := min(q.computed/s.Pool.BlockTokens, q.registered+n)
-	if q.registered < full {
+	if s.Model == nil {
+		full = min(full, len(q.chain))
+	} else if q.registered < full {
 		q.hash()
 	}
 	for ; q.registered < full; q.registered++ {

@@ -2,6 +2,7 @@ package batch
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -47,6 +48,13 @@ type Receiver interface {
 	Receive(Event)
 }
 
+// Flusher is a Receiver that may keep tokens for a later one.
+type Flusher interface {
+	// Flush is called when the sequence is frozen, like Receive: all tokens that were received
+	// must reach their reader, because no later one may come.
+	Flush()
+}
+
 // Event is one generated token.
 type Event struct {
 	Sequence *Sequence
@@ -72,7 +80,9 @@ const (
 type Sequence struct {
 	Request
 	state      state
-	ids        []model.Token // prompt and output; only ever appended to
+	ids        []model.Token // prompt and output; only ever appended to; nil without content
+	length     int           // prompt and output tokens
+	prompt     int           // prompt tokens
 	computed   int           // positions whose KV bytes are in the pool
 	blocks     []kv.Block    // that hold them, in order
 	chain      []kv.Hash     // hashes of the full blocks of ids, without the salt
@@ -101,8 +111,19 @@ func NewSequence(r Request, blockTokens int) *Sequence {
 	s := &Sequence{Request: r, blockSize: blockTokens, digest: model.Digest(r.Adapter)}
 	s.ids = append(make([]model.Token, 0, len(r.Prompt)+min(r.MaxOutput, reserve)), r.Prompt...)
 	s.Prompt = s.ids[:len(r.Prompt)]
-	s.settled.length = len(s.ids)
+	s.prompt, s.length = len(s.ids), len(s.ids)
+	s.settled.length = s.length
 	s.hash()
+	return s
+}
+
+// NewLength prepares a request of a Scheduler without a Model: it has a prompt of so many tokens,
+// at least one, and generates MaxOutput tokens. chain are the hashes of the leading full blocks of
+// the prompt that other requests may share, below 1<<63, and may be shorter than the prompt.
+func NewLength(r Request, prompt int, chain []kv.Hash) *Sequence {
+	r.Prompt = nil
+	s := &Sequence{Request: r, length: prompt, prompt: prompt, chain: slices.Clip(chain)}
+	s.settled.length = prompt
 	return s
 }
 
@@ -114,16 +135,17 @@ const reserve = 256
 func (s *Sequence) push(t model.Token) {
 	s.ids = append(s.ids, t)
 	s.Prompt = s.ids[:len(s.Prompt)] // one array, also after it has grown
+	s.length++
 }
 
 // Output returns the number of generated tokens.
-func (s *Sequence) Output() int { return len(s.ids) - len(s.Prompt) }
+func (s *Sequence) Output() int { return s.length - s.prompt }
 
 // Length returns the number of prompt and output tokens.
-func (s *Sequence) Length() int { return len(s.ids) }
+func (s *Sequence) Length() int { return s.length }
 
 // isPrompt reports whether a sequence has more to compute than its last token.
-func (s *Sequence) isPrompt() bool { return len(s.ids)-s.computed > 1 }
+func (s *Sequence) isPrompt() bool { return s.length-s.computed > 1 }
 
 // hash extends the chain to all full blocks of ids.
 func (s *Sequence) hash() { s.chain = extend(s.chain, s.ids, s.blockSize) }

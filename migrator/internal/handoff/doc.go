@@ -10,7 +10,9 @@
 // ids and answers with parameters for the target's engine, which fetches the KV with
 // them (vLLM's kv_transfer_params). By reprompt, the target's engine computes the KV of
 // the ids anew. A handoff that cannot go on becomes a reprompt; it is never the reason
-// why a stream does not move.
+// why a stream does not move, except with Config.KeepsKV: a stream that leaves the replica
+// that has just computed its prompt must not have it computed again, and stays instead
+// (Fail) until its holder is lost.
 //
 //	        ┌──────────── while many ids are new: at most MaxRounds ─────────────┐
 //	        ▼                                                                    │

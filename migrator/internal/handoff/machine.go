@@ -2,6 +2,7 @@ package handoff
 
 import (
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -22,8 +23,9 @@ const (
 	MinCopy = 512
 )
 
-// Why a leg that has fetched KV is discarded.
+// Why a leg that has fetched KV is discarded, or a stream stays.
 var (
+	ErrNoHandoff  = errors.New("the stream moves only with its KV, which is not handed over")
 	ErrLate       = errors.New("the target's first token came too late after the holder handed the KV over")
 	ErrHolderLost = errors.New("the holder was lost after it handed the KV over")
 )
@@ -92,8 +94,11 @@ type Event struct {
 
 // Config is what a Machine needs to know of its move. All fields are fixed.
 type Config struct {
-	// Handoff says that both engines may have a KV connector.
-	Handoff bool
+	// NoHandoff is why no handoff is tried; nil: both engines may have a KV connector.
+	NoHandoff error
+	// KeepsKV says that the stream stays if its KV cannot be handed over, unless its holder
+	// was lost.
+	KeepsKV bool
 	// Patience is how long the client may wait for the target's first token, from the
 	// freeze on. Half of it is left for a reprompt.
 	Patience time.Duration
@@ -114,7 +119,7 @@ type Machine struct {
 }
 
 // New returns the machine of a move that is about to begin.
-func New(c Config) *Machine { return &Machine{cfg: c, handoff: c.Handoff} }
+func New(c Config) *Machine { return &Machine{cfg: c, handoff: c.NoHandoff == nil} }
 
 // Handoff reports whether the leg that was spliced has fetched the KV.
 func (m *Machine) Handoff() bool { return m.last == Splice && m.handoff }
@@ -166,6 +171,9 @@ func (m *Machine) Step(ev Event) Action {
 		case m.expired(ev, Deadline):
 			m.giveUp(ErrLate)
 		}
+		if m.stays(ev) {
+			return m.stay(ev)
+		}
 		if !m.handoff {
 			return m.next(Action{Kind: OpenReprompt, Renew: true, Discard: !failed})
 		}
@@ -183,6 +191,8 @@ func (m *Machine) Step(ev Event) Action {
 func (m *Machine) prepare(ev Event) Action {
 	grown := ev.IDs-m.copied >= MinCopy && m.rounds < MaxRounds
 	switch {
+	case m.stays(ev):
+		return m.stay(ev)
 	case m.frozen && m.handoff:
 		return m.keep(ev)
 	case m.frozen:
@@ -202,7 +212,11 @@ func (m *Machine) prepare(ev Event) Action {
 
 func (m *Machine) keep(ev Event) Action {
 	m.asked, m.askedAt = ev.IDs, ev.Now
-	return m.next(Action{Kind: KeepKV, Within: m.cfg.Patience / answerShare})
+	within := m.cfg.Patience / answerShare
+	if m.cfg.KeepsKV && !m.frozen {
+		within = m.cfg.Patience / 2 // the client does not wait, and the holder may have prompts to compute
+	}
+	return m.next(Action{Kind: KeepKV, Within: within})
 }
 
 // fetch has the target fetch what was kept, in time for a reprompt after it.
@@ -219,6 +233,17 @@ func (m *Machine) fetch(ev Event) Action {
 // lease, the target may have fetched blocks of other requests and cached them as the
 // stream's: then not even a reprompt there can be trusted.
 func (m *Machine) expired(ev Event, d time.Duration) bool { return ev.Now-m.askedAt > d }
+
+// stays reports whether the stream stays at its holder because its KV cannot follow.
+func (m *Machine) stays(ev Event) bool { return m.cfg.KeepsKV && !m.handoff && !ev.HolderLost }
+
+// stay ends the move of a stream that stays.
+func (m *Machine) stay(ev Event) Action {
+	if ev.Err = m.failure; ev.Err == nil {
+		ev.Err = fmt.Errorf("%w: %w", ErrNoHandoff, m.cfg.NoHandoff)
+	}
+	return m.fail(ev)
+}
 
 func (m *Machine) fail(ev Event) Action {
 	a := Action{Kind: Fail, Discard: ev.Kind == Opened, Err: ev.Err}

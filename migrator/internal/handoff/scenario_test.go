@@ -13,7 +13,7 @@ import (
 // TestScenarios runs every testdata/*.txt (package datadriven; -rewrite rewrites the
 // expected output) on one machine. A command is an event, and its output the next action:
 //
-//	config no-handoff patience=10s   before the first event
+//	config no-handoff keeps-kv patience=10s   before the first event
 //	start | kept | copied | frozen | opened | failed why
 //	result                           how the move went
 //
@@ -22,7 +22,7 @@ import (
 func TestScenarios(t *testing.T) {
 	kinds := map[string]EventKind{"start": Started, "kept": Kept, "copied": Copied, "frozen": Frozen, "opened": Opened, "failed": Failed}
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
-		cfg, ev := Config{Handoff: true, Patience: 10 * time.Second}, Event{}
+		cfg, ev := Config{Patience: 10 * time.Second}, Event{}
 		var m *Machine
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			field := func(name string) (value string) {
@@ -42,7 +42,9 @@ func TestScenarios(t *testing.T) {
 				}
 			}
 			if d.Cmd == "config" {
-				cfg.Handoff = !d.HasArg("no-handoff")
+				if cfg.KeepsKV = d.HasArg("keeps-kv"); d.HasArg("no-handoff") {
+					cfg.NoHandoff = errors.New("no connector")
+				}
 				duration("patience", &cfg.Patience)
 				return ""
 			}

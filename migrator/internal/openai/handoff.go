@@ -12,6 +12,21 @@ import (
 // engine.
 const handoffRequest = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
+// ConnectorRequest is the body of a request to /v1/completions whose answer shows, to
+// ParseHandoff, whether the engine's default model has a KV connector. It costs one token,
+// and one block until the engine's lease ends.
+const ConnectorRequest = `{"prompt":[1],"max_tokens":1,"temperature":0,"ignore_eos":true,"kv_transfer_params":` + handoffRequest + `}`
+
+// ConnectorName returns the name that a KV connector gives itself in its parameters, as
+// "kv_connector", "" for none.
+func ConnectorName(answer []byte) string {
+	name := gjson.GetBytes(answer, "kv_transfer_params.kv_connector")
+	if name.Type != gjson.String {
+		return ""
+	}
+	return name.Str
+}
+
 // ErrNoConnector is returned for the answer of an engine that hands no KV over.
 var ErrNoConnector = errors.New("the engine has no KV connector")
 

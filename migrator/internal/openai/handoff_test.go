@@ -35,6 +35,22 @@ func TestParseHandoff(t *testing.T) {
 	}
 }
 
+func TestConnectorRequest(t *testing.T) {
+	if keeps, fetches := TransferOf([]byte(ConnectorRequest)); !keeps || fetches || checkObject([]byte(ConnectorRequest)) != nil {
+		t.Errorf("%s", ConnectorRequest)
+	}
+	for answer, want := range map[string]string{
+		`{"kv_transfer_params":{"kv_connector":"CascadeConnector"}}`: "CascadeConnector",
+		`{"kv_transfer_params":{"kv_connector":7}}`:                  "",
+		`{"kv_transfer_params":null}`:                                "",
+		`{`:                                                          "",
+	} {
+		if got := ConnectorName([]byte(answer)); got != want {
+			t.Errorf("%s: %q", answer, got)
+		}
+	}
+}
+
 func TestHandoffBodies(t *testing.T) {
 	ids := []uint32{1, 2, 3}
 	for e, want := range map[Endpoint][2]string{

@@ -26,6 +26,7 @@ type Request struct {
 	body        []byte
 	members     []member
 	options     span // stream_options' value, if an object
+	prompt      span // prompt's or messages' value
 	hasWithheld bool // a member must not reach the engine
 	logprobs    bool // the answer has log probabilities
 	tied        bool // a second engine may answer differently, for a reason that is no feature
@@ -96,13 +97,24 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 	return r, nil
 }
 
+// Prompt returns the JSON text of the prompt or the messages, a part of the body; nil if
+// there is none.
+func (r *Request) Prompt() []byte {
+	if r.prompt.to == 0 {
+		return nil
+	}
+	return r.prompt.of(r.body)
+}
+
 // field records one member and reports whether an edit may concern it.
 func (r *Request) field(name string, value span) (edited bool) {
 	switch name { // the large ones, which are not parsed further
 	case "prompt":
+		r.prompt = value
 		r.Features |= promptFeature(r.body, value)
 		return true
 	case "messages":
+		r.prompt = value
 		r.Features |= messagesFeature(r.body, value)
 		return true
 	}

@@ -56,13 +56,33 @@ func (x *Index) trim() {
 	}
 }
 
-// Add records a prompt for a model or adapter and returns how many of its tokens were known
-// before. At least the last one was not: its successor is sampled from it.
-func (x *Index) Add(model string, ids []uint32) (known policies.Tokens) {
-	var h tokenhash.Hash
+// hashModel returns the hash that those of a model's or adapter's blocks extend.
+func hashModel(model string) (h tokenhash.Hash) {
 	for _, c := range []byte(model) {
 		h = h.Add(uint32(c))
 	}
+	return h
+}
+
+// Known returns how many tokens of a prompt Add would return, and records nothing.
+func (x *Index) Known(model string, ids []uint32) (known policies.Tokens) {
+	h := hashModel(model)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for end := blockTokens; end < len(ids); end += blockTokens {
+		h = h.Add(ids[end-blockTokens : end]...)
+		if _, ok := x.blocks[h]; !ok {
+			break
+		}
+		known = policies.Tokens(end)
+	}
+	return known
+}
+
+// Add records a prompt for a model or adapter and returns how many of its tokens were known
+// before. At least the last one was not: its successor is sampled from it.
+func (x *Index) Add(model string, ids []uint32) (known policies.Tokens) {
+	h := hashModel(model)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	prefix := true

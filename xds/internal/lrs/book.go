@@ -8,7 +8,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 
-	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/policies/loadestimate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 

@@ -59,7 +59,7 @@ func (h *Histogram) observe(x float64) {
 
 // The causes and methods that are counted under their own names.
 var (
-	knownCauses  = []string{"growth", "outlier", "drain", "spill", "engine lost"}
+	knownCauses  = []string{"growth", "outlier", "drain", "spill", "prefill", "engine lost"}
 	knownMethods = []string{"live", "reprompt", "handoff"}
 )
 

@@ -92,7 +92,7 @@ func CheckDrain(g *registry.Registry, id policies.ReplicaID) error {
 		return nil // it is drained already
 	}
 	for _, o := range g.All() {
-		if o != r && o.Model == r.Model && o.Ready() {
+		if o != r && o.Model == r.Model && o.Ready() && !o.Prefill {
 			return nil
 		}
 	}

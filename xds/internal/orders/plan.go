@@ -7,9 +7,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/planner"
+	"github.com/cascadeinfer/cascade/policies/planrepair"
 	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
-	"github.com/cascadeinfer/cascade/xds/internal/planner"
-	"github.com/cascadeinfer/cascade/xds/internal/planrepair"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -37,9 +38,9 @@ func Model(o Order) string {
 }
 
 // ResolvePlan works out what a Pin, Unpin or Rollback of the planner's model changes,
-// given the stored object. It returns nil for an order that changes nothing, and an
-// error for one that cannot be executed.
-func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner) (*PlanOrder, error) {
+// given the stored object and the replicas. It returns nil for an order that changes
+// nothing, and an error for one that cannot be executed.
+func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner, v *fleetview.View) (*PlanOrder, error) {
 	model, plan := Model(o), p.Plan()
 	if len(plan.Stages) == 0 {
 		return nil, fmt.Errorf("model %q: %w: there is none yet", model, ErrNoPlan)
@@ -56,7 +57,7 @@ func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner
 		if o.Epoch != 0 && o.Epoch != plan.Epoch {
 			var next policies.Plan
 			var err error
-			if former, next, err = find(object, p, o.Epoch); err != nil {
+			if former, next, err = find(object, p, v, o.Epoch); err != nil {
 				return nil, err
 			}
 			if err := checkRules(p, former, next); err != nil {
@@ -72,7 +73,7 @@ func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner
 		if pin := PinOf(object, model); pin != nil && !o.Keep {
 			return nil, fmt.Errorf("model %q, epoch %d: %w", model, pin.Epoch, ErrPinned)
 		}
-		former, next, err := find(object, p, o.To)
+		former, next, err := find(object, p, v, o.To)
 		switch {
 		case err != nil:
 			return nil, err
@@ -95,7 +96,7 @@ func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner
 
 // find returns a former plan by its epoch, 0 for the last one, and the plan that
 // revives it.
-func find(object store.Object, p *planner.Planner, epoch policies.Epoch) (former store.FormerPlan, next policies.Plan, err error) {
+func find(object store.Object, p *planner.Planner, v *fleetview.View, epoch policies.Epoch) (former store.FormerPlan, next policies.Plan, err error) {
 	plan := p.Plan()
 	former, ok := planhistory.FindFormer(object.FormerPlans, plan.Model, epoch)
 	switch {
@@ -106,7 +107,7 @@ func find(object store.Object, p *planner.Planner, epoch policies.Epoch) (former
 	case !ok:
 		return former, next, fmt.Errorf("model %q, epoch %d: %w: there are %s", plan.Model, epoch, ErrNoPlan, formerEpochs(object, plan.Model))
 	}
-	return former, p.Revive(former), nil
+	return former, p.Revive(v, policies.Partition{Cuts: former.Cuts, Counts: former.Counts}), nil
 }
 
 // checkRules returns an error for a revived plan that the site's rules deny.
@@ -123,16 +124,16 @@ func checkRules(p *planner.Planner, former store.FormerPlan, next policies.Plan)
 // revert returns the change to a revived plan; one without stages where the plan routes
 // like the plan in force.
 func revert(now time.Time, p *planner.Planner, next policies.Plan, reason, by string) planhistory.Change {
-	c := p.Propose(now, next, reason)
+	c := p.Propose(next, reason)
 	if c == nil {
 		return planhistory.Change{}
 	}
-	c.Decision, c.By = planhistory.RolledBack, by
-	return *c
+	c.Decision = planner.RolledBack
+	return planhistory.Change{Change: *c, Time: now, By: by}
 }
 
 func entry(now time.Time, plan policies.Plan, decision, reason, by string) planhistory.Change {
-	return planhistory.Change{Time: now, Model: plan.Model, Epoch: plan.Epoch, Decision: decision, Reason: reason, By: by}
+	return planhistory.Change{Change: planner.Change{Model: plan.Model, Epoch: plan.Epoch, Decision: decision, Reason: reason}, Time: now, By: by}
 }
 
 // formerEpochs lists the epochs that an operator may return to.

@@ -9,11 +9,8 @@ import (
 
 // FormerPlan returns the part of a plan that the history keeps.
 func FormerPlan(p policies.Plan) store.FormerPlan {
-	out := store.FormerPlan{Model: p.Model, Epoch: p.Epoch}
-	for i, st := range p.Stages {
-		if i > 0 {
-			out.Cuts = append(out.Cuts, st.Low)
-		}
+	out := store.FormerPlan{Model: p.Model, Epoch: p.Epoch, Cuts: p.Cuts()}
+	for _, st := range p.Stages {
 		out.Counts = append(out.Counts, len(st.Replicas))
 	}
 	return out

@@ -7,48 +7,29 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Decisions about a plan; see Change.Decision.
+// Decisions beside those of package planner; see Change.Decision.
 const (
-	Adopted    = "adopted"     // a plan for its gain, or the first one
-	RolledBack = "rolled back" // to an earlier plan
-	Repaired   = "repaired"    // other replicas serve; boundaries stay where they can
-	Refined    = "refined"     // boundaries alone, as the replicas propose
-	Restated   = "restated"    // the store was edited; its plan gets an epoch of its own
-	Pinned     = "pinned"
-	Unpinned   = "unpinned"
-	Kept       = "kept"     // the plan in force stays
-	HeldOff    = "held off" // it stays, because another one was rolled back recently
-	Denied     = "denied"   // it stays, because the site's rules deny another one
+	Restated = "restated" // the store was edited; its plan gets an epoch of its own
+	Pinned   = "pinned"
+	Unpinned = "unpinned"
 )
 
 // maxChanges bounds the history.
 const maxChanges = 64
 
 // Change is one entry of the history: a model's plan was replaced, or another one
-// was considered and the plan is kept; see Replaces.
+// was considered and the plan is kept; see Replaces. Its Decision may be "", for a change of
+// plan that an earlier version of the program stored, and its Stages nil, for one before the
+// last restart.
 type Change struct {
-	Time  time.Time
-	Model string
-	Epoch policies.Epoch // of the plan in force after it
-	// Decision is one of the constants above; "" is a change of plan that an earlier
-	// version of the program stored.
-	Decision string
-	Reason   string // what happened, in a few words
-	By       string // the operator, or the control plane; "" for one without a name
-	// Stages is what came into force; nil for a change before the last restart.
-	Stages []policies.Stage
-	// Gain is the predicted gain over the previous plan, as a share of its cost; 0
-	// where nothing was compared.
-	Gain float64
-	// Predicted and Observed are the seconds of an iteration, at the flow of that time,
-	// in the stage where the two differed most; 0 where nothing was measured.
-	Predicted, Observed float64
+	planner.Change
+	Time time.Time
+	By   string // the operator, or the control plane; "" for one without a name
 	// Times is how often in a row this was decided, the last time at Until; 0 means
 	// once.
 	Times int
@@ -58,25 +39,10 @@ type Change struct {
 // Replaces reports whether the decision replaced a plan.
 func (c Change) Replaces() bool {
 	switch c.Decision {
-	case Kept, HeldOff, Denied, Pinned, Unpinned:
+	case planner.Kept, planner.HeldOff, planner.Denied, Pinned, Unpinned:
 		return false
 	}
 	return true
-}
-
-// DecisionOf names the decision of an adoption machine.
-func DecisionOf(d adoption.Decision) string {
-	switch {
-	case d.Reason == adoption.RolledBack:
-		return RolledBack
-	case d.Adopt && d.Reason == adoption.ReplicasChanged:
-		return Repaired
-	case d.Adopt:
-		return Adopted
-	case d.Reason == adoption.HeldOff:
-		return HeldOff
-	}
-	return Kept
 }
 
 // Append returns the history with the changes appended, bounded. Only the last
@@ -90,7 +56,7 @@ func Append(history []Change, changes ...Change) []Change {
 		switch {
 		case i < 0:
 			all = append(all, c)
-		case c.Decision == Refined:
+		case c.Decision == planner.Refined:
 			all = append(slices.Delete(all, i, i+1), c)
 		default:
 			c.Until, c.Times = c.Time, max(all[i].Times, 1)+1
@@ -103,7 +69,7 @@ func Append(history []Change, changes ...Change) []Change {
 
 // routine reports whether a decision is repeated in every period or second.
 func routine(decision string) bool {
-	return decision == Kept || decision == HeldOff || decision == Denied || decision == Refined
+	return decision == planner.Kept || decision == planner.HeldOff || decision == planner.Denied || decision == planner.Refined
 }
 
 // mergeable returns the index of the model's earlier change with the same routine
@@ -128,8 +94,8 @@ func FromStored(o store.Object, known []Change) []Change {
 	history := make([]Change, 0, len(o.Reasons))
 	for _, r := range o.Reasons {
 		c := Change{
-			Time: r.At, Model: r.Model, Epoch: r.Epoch, Reason: r.Text, Decision: r.Decision,
-			Gain: r.Gain, Predicted: r.Predicted, Observed: r.Observed, By: r.By, Times: r.Times, Until: r.Until,
+			Change: planner.Change{Model: r.Model, Epoch: r.Epoch, Reason: r.Text, Decision: r.Decision, Gain: r.Gain, Predicted: r.Predicted, Observed: r.Observed},
+			Time:   r.At, By: r.By, Times: r.Times, Until: r.Until,
 		}
 		for _, k := range known {
 			if k.Model == c.Model && k.Epoch == c.Epoch && k.Reason == c.Reason && k.Time.Equal(c.Time) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -76,14 +77,14 @@ func TestFormerPlansAreBounded(t *testing.T) {
 func TestFromStored(t *testing.T) {
 	at := time.Unix(100, 0)
 	own, stored, other := cut(1), cut(2), cut(3)
-	change := Change{Time: at, Model: "m", Epoch: 5, Reason: "gain", Stages: own}
+	change := Change{Change: planner.Change{Model: "m", Epoch: 5, Reason: "gain", Stages: own}, Time: at}
 	known := func(edit func(*Change)) []Change {
 		c := change
 		c.Stages = other
 		edit(&c)
 		return []Change{c, change, c}
 	}
-	reason := store.Reason{Model: "m", Epoch: 5, At: at, Text: "gain", Decision: Adopted, Gain: 0.5, By: "me"}
+	reason := store.Reason{Model: "m", Epoch: 5, At: at, Text: "gain", Decision: planner.Adopted, Gain: 0.5, By: "me"}
 	plans := []policies.Plan{{Model: "n", Epoch: 5, Stages: other}, {Model: "m", Epoch: 5, Stages: stored}, {Model: "m", Epoch: 4, Stages: other}}
 	for name, c := range map[string]struct {
 		decision string
@@ -91,15 +92,15 @@ func TestFromStored(t *testing.T) {
 		known    []Change
 		want     []policies.Stage
 	}{
-		"of another model":      {Adopted, plans, known(func(c *Change) { c.Model = "n" }), own},
-		"of another epoch":      {Adopted, plans, known(func(c *Change) { c.Epoch = 6 }), own},
-		"for another reason":    {Adopted, plans, known(func(c *Change) { c.Reason = "edit" }), own},
-		"of another time":       {Adopted, plans, known(func(c *Change) { c.Time = at.Add(1) }), own},
-		"in another time zone":  {Adopted, plans, []Change{{Time: at.In(time.FixedZone("x", 60)), Model: "m", Epoch: 5, Reason: "gain", Stages: own}}, own},
-		"the stored plan's":     {Adopted, plans, nil, stored},
-		"of a plan long gone":   {Adopted, plans[:1], nil, nil},
-		"of one that was kept":  {Kept, plans, nil, nil},
-		"known of one kept":     {Kept, plans, []Change{change}, own},
+		"of another model":      {planner.Adopted, plans, known(func(c *Change) { c.Model = "n" }), own},
+		"of another epoch":      {planner.Adopted, plans, known(func(c *Change) { c.Epoch = 6 }), own},
+		"for another reason":    {planner.Adopted, plans, known(func(c *Change) { c.Reason = "edit" }), own},
+		"of another time":       {planner.Adopted, plans, known(func(c *Change) { c.Time = at.Add(1) }), own},
+		"in another time zone":  {planner.Adopted, plans, []Change{{Change: change.Change, Time: at.In(time.FixedZone("x", 60))}}, own},
+		"the stored plan's":     {planner.Adopted, plans, nil, stored},
+		"of a plan long gone":   {planner.Adopted, plans[:1], nil, nil},
+		"of one that was kept":  {planner.Kept, plans, nil, nil},
+		"known of one kept":     {planner.Kept, plans, []Change{change}, own},
 		"of an earlier version": {"", plans, nil, stored},
 	} {
 		r := reason

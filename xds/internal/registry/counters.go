@@ -7,7 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/policies/weights"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 

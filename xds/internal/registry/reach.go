@@ -3,7 +3,7 @@ package registry
 import (
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/policies/loadestimate"
 )
 
 // When proxies' failures count as a wrong or unreachable address.

@@ -1,5 +1,5 @@
 // Package registry keeps the configured replicas of a fleet with the last report of
-// each, and sums up what they report. A Registry is fed by its owner with the
+// each, from which View makes what policies decide on. A Registry is fed by its owner with the
 // configured list (Configure), reports (Replica.HandleReport) and stored objects
 // (ApplyStored), reads no clock and does no I/O. It is not safe for concurrent use.
 //
@@ -16,16 +16,17 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/weights"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // Check returns an error for a list of replicas that cannot serve the models. Replicas
 // must be valid, have distinct ids and distinct addresses that are IP:port, and serve
-// known models; each model must have a replica.
+// known models; each model must have a replica that is not a prefill replica.
 func Check(models []string, list []policies.Replica) error {
-	count := make(map[string]int, len(models))
+	count, decoding := make(map[string]int, len(models)), make(map[string]bool, len(models))
 	for _, m := range models {
 		count[m] = 0
 	}
@@ -53,10 +54,16 @@ func Check(models []string, list []policies.Replica) error {
 		}
 		ids[r.ID], addresses[a] = true, r.ID
 		count[r.Model]++
+		if !r.Prefill {
+			decoding[r.Model] = true
+		}
 	}
 	for _, m := range models {
-		if count[m] == 0 {
+		switch {
+		case count[m] == 0:
 			return fmt.Errorf("model %q has no replica: keep one, or remove the model too", m)
+		case !decoding[m]:
+			return fmt.Errorf("model %q has only prefill replicas: one at least must generate the answers", m)
 		}
 	}
 	return nil
@@ -81,11 +88,15 @@ type Registry struct {
 	configured bool                                   // a first list was applied
 	restored   map[policies.ReplicaID]replicaCounters // until configured
 	stored     map[policies.ReplicaID]served          // in the last stored object; missing: neutral and healthy
+	view       fleetview.View                         // of the last call of View
 }
 
 // New returns an empty registry.
 func New(cfg Config) *Registry {
-	return &Registry{cfg: cfg, byID: make(map[policies.ReplicaID]*Replica)}
+	return &Registry{
+		cfg: cfg, byID: make(map[policies.ReplicaID]*Replica),
+		view: fleetview.View{Grace: micros(cfg.Grace), HalfLife: micros(cfg.HalfLife)},
+	}
 }
 
 // Configured reports whether a list of replicas has been configured.
@@ -130,7 +141,7 @@ func (g *Registry) Configure(now time.Time, list []policies.Replica) {
 		if r.Address != c.Address {
 			r.reach = reach{seen: r.Seen()}
 		}
-		r.Replica, r.Removed = c, false
+		r.Replica, r.configuredKV, r.Removed = c, c.Capacity.KV, false
 		r.applyReportedKV()
 		if !g.configured {
 			r.restore(now, g.restored[c.ID])
@@ -153,7 +164,7 @@ func (g *Registry) Refresh(now time.Time, r *Replica) (changed bool, change *Hea
 // has faded.
 func (g *Registry) Forget(now time.Time) {
 	g.replicas = slices.DeleteFunc(g.replicas, func(r *Replica) bool {
-		drop := r.Removed && r.Stage < 0 && (r.ReportedAt.IsZero() || fade(now.Sub(r.ReportedAt), g.cfg.Grace, g.cfg.HalfLife) == 0)
+		drop := r.Removed && r.Stage < 0 && g.faded(now, r)
 		if drop {
 			delete(g.byID, r.ID)
 		}
@@ -161,16 +172,17 @@ func (g *Registry) Forget(now time.Time) {
 	})
 }
 
-// RecordStages records for each replica of a plan's model which stage it is in.
-func (g *Registry) RecordStages(plan policies.Plan) {
+// RecordStages records for each replica of a model which stage of its plan it is in; a plan
+// without stages is none.
+func (g *Registry) RecordStages(model string, plan policies.Plan) {
 	for _, r := range g.replicas {
-		if r.Model == plan.Model {
+		if r.Model == model {
 			r.Stage = -1
 		}
 	}
 	for i, stage := range plan.Stages {
 		for _, id := range stage.Replicas {
-			if r := g.OfModel(plan.Model, id); r != nil {
+			if r := g.OfModel(model, id); r != nil {
 				r.Stage = i
 			}
 		}

@@ -1,12 +1,13 @@
 package registry
 
 import (
+	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
-	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/policies/loadestimate"
+	"github.com/cascadeinfer/cascade/policies/weights"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -40,25 +41,13 @@ type Replica struct {
 	note         string    // what is wrong with its reports
 	estimator    loadestimate.Estimator
 	topology     links.Topology // as last reported; the zero value: never
-	// kv is the reported size of the KV cache that counts; 0: never reported. kvReported is the
-	// last reported one, and kvSince since when it has been the same.
-	kv, kvReported policies.Tokens
-	kvSince        time.Time
+	kv           kvCache
+	configuredKV policies.Tokens // the configuration's Capacity.KV
 }
-
-// steadyKV is how long a replica must have reported another size of its KV cache before that
-// counts. An engine changes it only by a restart: one that swings would make and unmake plans.
-const steadyKV = 10 * time.Second
 
 // fresh reports whether the last report is recent enough to count.
 func (r *Replica) fresh(now time.Time, grace time.Duration) bool {
 	return !r.ReportedAt.IsZero() && now.Sub(r.ReportedAt) <= grace
-}
-
-// loadKnown reports whether the replica serves and its load is known: restored counters
-// are no load.
-func (r *Replica) loadKnown(now time.Time, grace time.Duration) bool {
-	return r.Ready() && r.reported && r.fresh(now, grace)
 }
 
 // Ready reports whether the replica may take new requests.
@@ -72,19 +61,13 @@ func (r *Replica) DrainingNow() bool { return r.Health == resources.Draining }
 func (r *Replica) DrainOrdered() bool { return r.Draining || r.Drained }
 
 // HandleReport replaces the last report. sameBuckets says that its flow has the
-// buckets of the control plane, or none. It returns true if the replica reported
-// another topology than before, or if another size of its KV cache counts now.
-func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuckets bool) (topologyChanged, resized bool) {
+// buckets of the control plane, or none; context is its model's longest sequence. It
+// returns true if the replica reported another topology than before, or if another size of
+// its KV cache counts now.
+func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuckets bool, context policies.Tokens) (topologyChanged, resized bool) {
 	r.note = report.Note
-	if kv := report.Load.Engine.Capacity; kv > 0 {
-		if kv != r.kvReported {
-			r.kvReported, r.kvSince = kv, now
-		}
-		if r.kv == 0 || now.Sub(r.kvSince) >= steadyKV {
-			r.kv = kv
-			resized = r.applyReportedKV()
-		}
-	}
+	r.kv.record(now, report, context)
+	resized = r.applyReportedKV()
 	if !sameBuckets {
 		r.note = "flow ignored: its buckets are not those of the control plane; configure the same context for both"
 	}
@@ -104,16 +87,6 @@ func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuc
 	return topologyChanged, resized
 }
 
-// applyReportedKV replaces the configured size of the KV cache by the reported one, in which
-// the migrator has respected what the fleet file states. It returns true if it differs.
-func (r *Replica) applyReportedKV() bool {
-	if r.kv == 0 || r.Capacity.KV == r.kv {
-		return false
-	}
-	r.Capacity.KV = r.kv
-	return true
-}
-
 // reset forgets what was reported while the replica served another model: it is
 // unready until its migrator reports for the new one.
 func (r *Replica) reset() {
@@ -121,7 +94,7 @@ func (r *Replica) reset() {
 }
 
 // EstimateLoad feeds the replica's load estimator with an event.
-func (r *Replica) EstimateLoad(now time.Time, limits loadestimate.Replica, ev loadestimate.Event) {
+func (r *Replica) EstimateLoad(now policies.Micros, limits loadestimate.Replica, ev loadestimate.Event) {
 	r.Estimate = r.estimator.Step(now, limits, ev)
 }
 
@@ -137,16 +110,17 @@ func (r *Replica) Claim() loadestimate.Claim {
 // Seen counts the requests of all processes of the front end.
 func (r *Replica) Seen() uint64 { return r.earlierSeen + r.Report.Flow.Seen }
 
-// Problems returns what the replica's migrator lacks; nil once its last report is too old.
+// Problems returns what the replica's migrator lacks, and what is wrong with its reported KV
+// cache; nil once its last report is too old.
 func (g *Registry) Problems(now time.Time, r *Replica) []loadreport.Problem {
 	if !r.reported || !r.fresh(now, g.cfg.Grace) {
 		return nil
 	}
+	if p, ok := r.kvProblem(); ok {
+		return append(slices.Clone(r.Report.Problems), p)
+	}
 	return r.Report.Problems
 }
-
-// Work returns the tokens that the replica holds or has promised to hold.
-func (r *Replica) Work() policies.Tokens { return r.Report.Load.Held + r.Report.Load.Promised }
 
 // Topology returns where the replica is: as reported, except for the host, which the
 // configuration determines.

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/policies/weights"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )

@@ -26,9 +26,10 @@ var ErrCut = errors.New("the stream ended early")
 // Events are the content of a completions stream.
 type Events struct {
 	Text   strings.Builder
-	Tokens int    // at least the number of events with text
-	Failed string // the error event, if any
-	Done   bool   // received [DONE]
+	IDs    []string // of the tokens, if the request asks for them
+	Tokens int      // at least the number of events with text
+	Failed string   // the error event, if any
+	Done   bool     // received [DONE]
 }
 
 // Read reads events until the stream ends, and calls each, if not nil, after every event.
@@ -46,7 +47,11 @@ func (e *Events) Read(body io.Reader, each func()) error {
 		case v.Get("error").Exists():
 			e.Failed = string(data)
 		default:
-			e.Text.WriteString(v.Get("choices.0.text").Str)
+			choice := v.Get("choices.0")
+			e.Text.WriteString(choice.Get("text").Str)
+			for _, id := range choice.Get("token_ids").Array() {
+				e.IDs = append(e.IDs, id.Raw)
+			}
 			e.Tokens++
 		}
 		if each != nil {

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -36,19 +37,10 @@ func (c Command) cmd() *exec.Cmd {
 	if c.Descriptors > 0 {
 		words = append([]string{"/bin/sh", "-c", `ulimit -n "$1" && shift && exec "$@"`, "limited", strconv.Itoa(c.Descriptors)}, words...)
 	}
-	if c.Group {
-		// Only the leader dies with its parent by itself; the group's guard waits for the end of the pipe.
-		words = append([]string{"/bin/sh", "-c", `(cat; kill -KILL 0) <&3 >/dev/null 2>&1 & exec 3<&- "$@"`, "group"}, words...)
-	}
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Env = append(append(os.Environ(), "GOTRACEBACK=all"), c.Env...)
-	cmd.SysProcAttr = dieWithParent()
-	if c.Group {
-		if cmd.SysProcAttr == nil {
-			cmd.SysProcAttr = &syscall.SysProcAttr{}
-		}
-		cmd.SysProcAttr.Setpgid = true
-	}
+	cmd.SysProcAttr = childprocess.DieWithParent()
+	cmd.SysProcAttr.Setpgid = c.Group
 	return cmd
 }
 
@@ -57,13 +49,6 @@ func (c Command) Start(t testing.TB) *Daemon {
 	t.Helper()
 	d := &Daemon{Command: c, Log: &testkit.Log{}, t: t, cmd: c.cmd(), ended: make(chan struct{})}
 	d.cmd.Stdout, d.cmd.Stderr = d.Log, d.Log
-	if c.Group {
-		r, w, err := os.Pipe()
-		testkit.NoError(t, err)
-		defer r.Close()
-		t.Cleanup(func() { w.Close() }) // after the process has ended
-		d.cmd.ExtraFiles = []*os.File{r}
-	}
 	begun := make(chan error)
 	// For the kernel, the parent dies when the thread that forked ends.
 	go func() {
@@ -77,6 +62,9 @@ func (c Command) Start(t testing.TB) *Daemon {
 		}
 	}()
 	testkit.NoError(t, <-begun)
+	if c.Group {
+		d.guardGroup()
+	}
 	t.Cleanup(func() {
 		d.Signal(syscall.SIGKILL)
 		<-d.ended
@@ -85,6 +73,21 @@ func (c Command) Start(t testing.TB) *Daemon {
 		}
 	})
 	return d
+}
+
+// guardGroup starts a process that kills the group when the test process ends in any way before the daemon: only the
+// leader dies with its parent by itself. The guard waits for the end of a pipe, outside of the group, which may be frozen.
+func (d *Daemon) guardGroup() {
+	d.t.Helper()
+	guard := exec.Command("/bin/sh", "-c", `cat; kill -s KILL -- "-$1"`, "guard", strconv.Itoa(d.PID()))
+	guard.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // not the terminal's
+	pipe := testkit.Must(guard.StdinPipe())
+	testkit.NoError(d.t, guard.Start())
+	d.t.Cleanup(func() { // when the daemon has ended
+		guard.Process.Kill()
+		guard.Wait()
+		pipe.Close()
+	})
 }
 
 // Output runs the command line to its end, which must be success, and returns what it writes to

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
 	"github.com/cascadeinfer/cascade/engine/cost"
@@ -24,11 +25,16 @@ func newPair(t *testing.T, faults emulator.Faults, edit func(*frontend.Config)) 
 		engines[i] = testkit.Must(emulator.New(emulator.Config{Model: "tiny", Profile: profile, BlockTokens: 32, Faults: faults,
 			KVTransfer: &emulator.KVTransfer{Listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))}}))
 		t.Cleanup(testkit.Run(t, engines[i].Run))
-		s := httptest.NewServer(engines[i].Handler())
-		t.Cleanup(s.Close)
-		urls[i] = s.URL
+		urls[i] = serveEngine(t, engines[i])
 	}
 	return handofftest.New(t, "tiny", urls, edit), engines
+}
+
+// serveEngine serves an engine until the test ends, and returns its base URL.
+func serveEngine(t *testing.T, e *emulator.Engine) string {
+	s := httptest.NewServer(e.Handler())
+	t.Cleanup(s.Close)
+	return s.URL
 }
 
 // ids returns n token ids that no other seed has.
@@ -58,6 +64,7 @@ func requireMoves(t *testing.T, p *handofftest.Pair, s handofftest.Stream, hando
 // TestHandoff hands streams over between engines that each keep their own KV: what the client
 // reads is the engine's own answer, and the target computes nothing of it.
 func TestHandoff(t *testing.T) {
+	t.Parallel()
 	p, _ := newPair(t, emulator.Faults{}, nil)
 	for i, n := range []int{95, 96, 97, 1000, 3000} {
 		before := p.Sources(1 - i%2)
@@ -70,6 +77,7 @@ func TestHandoff(t *testing.T) {
 
 // TestHandoffOfSeveralTokens hands streams over that get several tokens at once.
 func TestHandoffOfSeveralTokens(t *testing.T) {
+	t.Parallel()
 	for name, faults := range map[string]emulator.Faults{"stream interval": {StreamInterval: 8}, "speculation": {DraftTokens: 4}} {
 		t.Run(name, func(t *testing.T) {
 			p, _ := newPair(t, faults, nil)
@@ -83,6 +91,7 @@ func TestHandoffOfSeveralTokens(t *testing.T) {
 // TestHandoffFaults gives the holder's engine the faults that a front end finds out from its
 // answers: streams move by reprompt, and are right.
 func TestHandoffFaults(t *testing.T) {
+	t.Parallel()
 	for name, faults := range map[string]emulator.Faults{"null": {NoTransferParams: true}, "one token more": {TransferTokens: 1}, "one token less": {TransferTokens: -1}} {
 		t.Run(name, func(t *testing.T) {
 			p, _ := newPair(t, faults, nil)
@@ -91,4 +100,12 @@ func TestHandoffFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestBlockEdges hands streams over at the edges of blocks, through proxies of the engines that hold them there.
+func TestBlockEdges(t *testing.T) {
+	t.Parallel()
+	_, engines := newPair(t, emulator.Faults{}, nil)
+	urls := [2]string{serveEngine(t, engines[0]), serveEngine(t, engines[1])}
+	handofftest.PlayBlockEdges(t, "tiny", urls, 32, func(c *frontend.Config) { c.HealthInterval = 20 * time.Millisecond })
 }

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -28,6 +29,9 @@ import (
 
 // maxEvent bounds an event of a stream: the first one has the ids of the prompt.
 const maxEvent = 1 << 20
+
+// readyInterval is how often a client looks whether its stream may move.
+const readyInterval = 20 * time.Millisecond
 
 // Pair is two front ends, r0 and r1, each with an engine.
 type Pair struct {
@@ -89,6 +93,18 @@ type Stream struct {
 	Moves  []int    // after how many tokens the client has, each time to the other replica
 	// After is how many tokens the client reads after the last move before it leaves; 0 for all.
 	After int
+	// Gate, if not nil, is one of the proxy of the present holder's engine: the move is asked for when
+	// the stream is held there.
+	Gate *Gate
+	// Leave, if not nil, ends the stream from the client's side once it is closed.
+	Leave <-chan struct{}
+	// Ready, if not nil, says when a move that is due is asked for; otherwise it is when no engine is
+	// busy. It is called until it returns true.
+	Ready func() bool
+	// More are further fields of the request.
+	More map[string]any
+	// AskOther says that the engine of the other replica is asked for the uninterrupted answer.
+	AskOther bool
 }
 
 // busy reports whether an engine's latest report shows requests that wait, so that its front end
@@ -100,6 +116,11 @@ type Moved struct {
 	frontend.MigrationResult
 	Length int // of the stream when the move was asked for
 	Err    error
+	// Pause is the longest that the client waited for an event between the request for the move and
+	// the first event after its end.
+	Pause time.Duration
+	// Reasoning says that the client had reasoning only when the move was asked for.
+	Reasoning bool
 }
 
 // path and body are the request, which asks for ids.
@@ -110,8 +131,9 @@ func (s Stream) path() string {
 	return "/v1/completions"
 }
 
-func (s Stream) body(model string, stream bool) []byte {
-	fields := map[string]any{"model": model, "max_tokens": s.Output, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "stream": stream}
+func (s Stream) body(model string) []byte {
+	fields := map[string]any{"model": model, "max_tokens": s.Output, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "stream": true}
+	maps.Copy(fields, s.More)
 	if s.Prompt == nil {
 		fields["messages"] = []map[string]string{{"role": "user", "content": s.Text}}
 	} else {
@@ -122,9 +144,10 @@ func (s Stream) body(model string, stream bool) []byte {
 
 // answer is what a client reads.
 type answer struct {
-	ids    []uint32
-	text   strings.Builder
-	prompt int
+	ids             []uint32
+	text, reasoning strings.Builder
+	prompt          int
+	last            gjson.Result // for a Proxy
 }
 
 func (a *answer) add(event gjson.Result) {
@@ -134,9 +157,24 @@ func (a *answer) add(event gjson.Result) {
 	for _, id := range event.Get("choices.0.token_ids").Array() {
 		a.ids = append(a.ids, uint32(id.Uint()))
 	}
-	for _, field := range [...]string{"text", "delta.content", "delta.reasoning", "message.content", "message.reasoning"} {
-		a.text.WriteString(event.Get("choices.0." + field).Str)
+	choice := event.Get("choices.0")
+	for _, field := range [...]string{"text", "delta.content"} {
+		a.text.WriteString(choice.Get(field).Str)
 	}
+	a.reasoning.WriteString(choice.Get("delta.reasoning").Str)
+}
+
+// from shows the answer from one of its tokens on.
+func (a *answer) from(token int) string {
+	return fmt.Sprintf("%v…\nreasoning %q\ntext %q", a.ids[token:], a.reasoning.String(), a.text.String())
+}
+
+// isBeginningOf reports whether a client that has left has read the beginning of an answer; it may lack the rest of a
+// character. complete says that it has read all of it.
+func (a *answer) isBeginningOf(all *answer, complete bool) bool {
+	text, reasoning := a.text.String(), a.reasoning.String()
+	return slices.Equal(a.ids, all.ids) && strings.HasPrefix(all.text.String(), text) && strings.HasPrefix(all.reasoning.String(), reasoning) &&
+		(!complete || text == all.text.String()) && (text == "" && !complete || reasoning == all.reasoning.String())
 }
 
 // Play plays a stream with its moves, and compares it with the engine's own answer to the same
@@ -146,55 +184,115 @@ func (p *Pair) Play(s Stream) []Moved {
 	p.t.Helper()
 	ctx, leave := context.WithCancel(p.t.Context())
 	defer leave()
-	resp := p.post(ctx, p.clients[s.At]+s.path(), s.body(p.Model, true))
+	resp := p.post(ctx, p.clients[s.At]+s.path(), s.body(p.Model))
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, maxEvent)
-	var got answer
-	results := make(chan Moved)
-	var moves []Moved
-	moving, done, enough := false, false, math.MaxInt
-	for events := readEvents(ctx, lines); ; {
-		if len(got.ids) >= enough {
-			done = true
-			break
-		}
-		if !moving && len(moves) < len(s.Moves) && len(got.ids) >= s.Moves[len(moves)] && !p.busy() {
-			moving = true
-			id, length := p.streamOf(s.At), got.prompt+len(got.ids)
-			go func() { results <- p.move(s.At, id, length) }()
-		}
-		select {
-		case m := <-results:
-			if moves, moving = append(moves, m), false; s.After > 0 && len(moves) == len(s.Moves) {
-				enough = len(got.ids) + s.After
-			}
-			continue
-		case e, ok := <-events:
-			if ok && e != "[DONE]" {
-				got.add(gjson.Parse(e))
-				continue
-			}
-			done = ok
-		}
-		break
-	}
+	c := client{pair: p, stream: s, results: make(chan Moved)}
+	done, left := c.read(readEvents(ctx, lines))
 	leave()
-	if moving {
-		moves = append(moves, <-results)
+	if c.moving {
+		c.moves = append(c.moves, <-c.results)
 	}
-	s.Output = len(got.ids)
-	want := p.ask(s)
-	if !done || !slices.Equal(got.ids, want.ids) || !strings.HasPrefix(want.text.String(), got.text.String()) ||
-		enough == math.MaxInt && got.text.String() != want.text.String() { // who leaves may lack the rest of a character
+	s.Output = len(c.got.ids)
+	if s.Output == 0 {
+		p.t.Fatalf("no token, ended %v, moves %+v\n%s", done, c.moves, &p.Log)
+	}
+	if want := p.ask(s); !done || !c.got.isBeginningOf(&want, !left) {
 		at := 0
-		for at < min(len(got.ids), len(want.ids)) && got.ids[at] == want.ids[at] {
+		for at < min(len(c.got.ids), len(want.ids)) && c.got.ids[at] == want.ids[at] {
 			at++
 		}
-		p.t.Fatalf("%d tokens of a prompt of %d, ended %v, moves %+v: the client reads\n%v…\n%q\nwant\n%v…\n%q\n%s", len(got.ids), got.prompt, done, moves,
-			got.ids[at:], got.text.String(), want.ids[at:], want.text.String(), &p.Log)
+		p.t.Fatalf("%d tokens of a prompt of %d, ended %v, moves %+v: the client reads\n%s\nwant\n%s\n%s", s.Output, c.got.prompt, done, c.moves,
+			c.got.from(at), want.from(at), &p.Log)
 	}
-	return moves
+	return c.moves
+}
+
+// client is the client of a stream that moves.
+type client struct {
+	pair    *Pair
+	stream  Stream
+	got     answer
+	moves   []Moved
+	moving  bool
+	results chan Moved
+
+	last  time.Time     // of the event before
+	pause time.Duration // the longest since the latest move was asked for
+}
+
+// read reads events and asks for the moves. done says that the stream is complete, or that the client has left as it
+// was to.
+func (c *client) read(events <-chan string) (done, left bool) {
+	s, enough := c.stream, math.MaxInt
+	var held <-chan int
+	least := 0 // ids that the client has before a move
+	if s.Gate != nil {
+		held, least = s.Gate.held, math.MaxInt
+	}
+	ready := s.Ready
+	if ready == nil {
+		ready = func() bool { return !c.pair.busy() }
+	}
+	tick := time.NewTicker(readyInterval)
+	defer tick.Stop()
+	for {
+		if len(c.got.ids) >= enough {
+			return true, true
+		}
+		select {
+		case <-s.Leave:
+			return true, true
+		case least = <-held:
+		case <-tick.C: // a stream that is held has no events
+			if c.mayMove(least) && ready() {
+				c.move()
+			}
+		case m := <-c.results:
+			if c.moves, c.moving = append(c.moves, m), false; s.After > 0 && len(c.moves) == len(s.Moves) {
+				enough = len(c.got.ids) + s.After
+			}
+			if s.Gate != nil {
+				s.Gate.Open()
+			}
+		case e, ok := <-events:
+			if !ok || e == "[DONE]" {
+				return ok, false
+			}
+			c.got.add(gjson.Parse(e))
+			c.measure()
+		}
+	}
+}
+
+// mayMove reports whether the next move is due, once the client has so many ids.
+func (c *client) mayMove(least int) bool {
+	return !c.moving && len(c.moves) < len(c.stream.Moves) && len(c.got.ids) >= c.stream.Moves[len(c.moves)] && c.got.prompt+len(c.got.ids) >= least
+}
+
+// move asks for the next move.
+func (c *client) move() {
+	c.moving, c.pause, c.last = true, 0, time.Now()
+	id, length := c.pair.streamOf(c.stream.At), c.got.prompt+len(c.got.ids)
+	reasoning := c.got.reasoning.Len() > 0 && c.got.text.Len() == 0
+	go func() {
+		m := c.pair.move(c.stream.At, id, length)
+		m.Reasoning = reasoning
+		c.results <- m
+	}()
+}
+
+// measure notes how long the client has waited for an event.
+func (c *client) measure() {
+	if c.last.IsZero() {
+		return
+	}
+	now := time.Now()
+	c.pause, c.last = max(c.pause, now.Sub(c.last)), now
+	if !c.moving && len(c.moves) > 0 {
+		c.moves[len(c.moves)-1].Pause, c.last = c.pause, time.Time{}
+	}
 }
 
 // readEvents sends the data of a stream's events, until it ends or ctx does.
@@ -215,11 +313,22 @@ func readEvents(ctx context.Context, lines *bufio.Scanner) <-chan string {
 	return events
 }
 
-// ask returns the engine's own answer.
+// ask returns the engine's own answer. It is streamed, too: vLLM loses the beginning of a character before the end of
+// the reasoning in streams only.
 func (p *Pair) ask(s Stream) (a answer) {
-	resp := p.post(p.t.Context(), p.Engines[s.At]+s.path(), s.body(p.Model, false))
+	at := s.At
+	if s.AskOther {
+		at = 1 - at
+	}
+	resp := p.post(p.t.Context(), p.Engines[at]+s.path(), s.body(p.Model))
 	defer resp.Body.Close()
-	a.add(gjson.ParseBytes(testkit.Must(io.ReadAll(resp.Body))))
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, maxEvent)
+	for lines.Scan() {
+		if data, ok := strings.CutPrefix(lines.Text(), "data: {"); ok {
+			a.add(gjson.Parse("{" + data))
+		}
+	}
 	return a
 }
 
@@ -253,7 +362,7 @@ func (p *Pair) move(front int, id string, length int) Moved {
 		from, to = 1, 0
 	}
 	result, err := p.Front[front].Migrate(context.Background(), frontend.Migration{Stream: id, From: h.Replica, FromAddress: p.peers[from], Epoch: h.Epoch, To: p.target(to), Cached: -1})
-	return Moved{result, length, err}
+	return Moved{MigrationResult: result, Length: length, Err: err}
 }
 
 // Sources is how many prompt tokens an engine got from where.
@@ -271,9 +380,15 @@ func (s Sources) Sub(before Sources) Sources {
 }
 
 // Counter returns the sum of an engine's series of a metric that have a label.
-func (p *Pair) Counter(engine int, metric, label string) (sum float64) {
-	resp, err := http.Get(p.Engines[engine] + "/metrics")
-	testkit.NoError(p.t, err)
+func (p *Pair) Counter(engine int, metric, label string) float64 {
+	return Counter(p.t, http.DefaultClient, p.Engines[engine], metric, label)
+}
+
+// Counter returns the sum of the series of a metric, of the engine with a base URL, whose labels contain a text.
+func Counter(t testing.TB, client *http.Client, engine, metric, label string) (sum float64) {
+	t.Helper()
+	resp, err := client.Get(engine + "/metrics")
+	testkit.NoError(t, err)
 	defer resp.Body.Close()
 	for line := range strings.Lines(string(testkit.Must(io.ReadAll(resp.Body)))) {
 		var v float64

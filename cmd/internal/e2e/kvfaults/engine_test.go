@@ -17,6 +17,7 @@ import (
 	prom "github.com/prometheus/common/model"
 	"github.com/tidwall/gjson"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
@@ -157,13 +158,7 @@ func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
 		e.serveHandoff(w, r)
 		return
 	case params.Get("do_remote_prefill").Bool():
-		prompt := gjson.GetBytes(body, "prompt")
-		if chat := params.Get("prompt_token_ids"); chat.Exists() {
-			prompt = chat
-		}
-		if n, kv := len(prompt.Array()), params.Get("remote_num_tokens").Int(); int64(n) != kv {
-			e.t.Errorf("a prompt of %d ids for the KV of %d", n, kv)
-		}
+		handofftest.CheckFetch(e.t, body, params)
 		if e.fetching != nil {
 			e.fetching(r)
 		}

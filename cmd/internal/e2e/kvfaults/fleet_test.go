@@ -2,6 +2,7 @@ package kvfaults
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,7 +28,7 @@ import (
 type fleet struct {
 	t       *testing.T
 	net     *network
-	engine  func(*emulator.Config) // of settings
+	oracle  *oracle // of settings
 	engines []*engine
 	fronts  []*frontend.Server
 	peers   []string // addresses of the front ends
@@ -39,12 +41,35 @@ const clients = "127.0.0.1:7000" // where r0 serves them
 type settings struct {
 	engine func(*emulator.Config) // of all engines
 	front  func(*frontend.Config) // of both front ends
+	oracle *oracle                // of these engines; nil means a new one
+}
+
+// oracle knows what an engine answers that was never asked for anything else. Fleets with engines
+// of one configuration can share one, one after another.
+type oracle struct {
+	engine  func(*emulator.Config)
+	answers map[string]answer // by path and body
+}
+
+// ask returns the answer, of an engine that runs until the test ends unless it is known already.
+func (o *oracle) ask(t *testing.T, path, body string) answer {
+	t.Helper()
+	a, ok := o.answers[path+body]
+	if !ok {
+		alone := &fleet{t: t, net: new(network)}
+		a = alone.ask(newEngine(t, alone.net, 0, o.engine).api, path, body)
+		if o.answers == nil {
+			o.answers = make(map[string]answer)
+		}
+		o.answers[path+body] = a
+	}
+	return a
 }
 
 // newFleet runs a fleet until the test ends.
 func newFleet(t *testing.T, s settings) *fleet {
 	t.Helper()
-	f := &fleet{t: t, net: new(network), engine: s.engine}
+	f := &fleet{t: t, net: new(network), oracle: cmp.Or(s.oracle, &oracle{engine: s.engine})}
 	for i := range 2 {
 		e := newEngine(t, f.net, i, s.engine)
 		f.engines, f.peers = append(f.engines, e), append(f.peers, fmt.Sprintf("127.0.0.1:%d", 7100+i))
@@ -115,6 +140,8 @@ func (f *fleet) ask(address, path, body string) (a answer) {
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	last := time.Time{}
+	var text strings.Builder
+	defer func() { a.text = text.String() }()
 	for lines.Scan() {
 		data, ok := strings.CutPrefix(lines.Text(), "data: ")
 		if !ok {
@@ -135,7 +162,8 @@ func (f *fleet) ask(address, path, body string) (a answer) {
 		}
 		choice := ev.Get("choices.0")
 		a.ids = append(a.ids, choice.Get("token_ids").Array()...)
-		a.text += choice.Get("text").Str + choice.Get("delta.content").Str
+		text.WriteString(choice.Get("text").Str)
+		text.WriteString(choice.Get("delta.content").Str)
 		if reason := choice.Get("finish_reason").Str; reason != "" {
 			a.finish = reason
 		}
@@ -164,25 +192,19 @@ type stream struct {
 	got  chan answer
 	want answer
 
+	keepsKV        bool                // its moves are those of a prefill replica
 	holder, target *engine             // of a row
 	computed       map[*engine]float64 // prompt tokens, before it
+	background     sync.WaitGroup      // what it does on other goroutines
 }
 
 // startStream starts a stream at r0 and waits for some tokens of it. Nothing else runs at r0.
 func (f *fleet) startStream(path, body string, tokens int) *stream {
 	f.t.Helper()
-	s := &stream{fleet: f, got: make(chan answer, 1), want: f.oracle(path, body)}
+	s := &stream{fleet: f, got: make(chan answer, 1), want: f.oracle.ask(f.t, path, body)}
 	go func() { s.got <- f.ask(clients, path, body) }()
 	s.waitFor(tokens)
 	return s
-}
-
-// oracle is the answer of an engine of the fleet's configuration that was never asked for anything
-// else.
-func (f *fleet) oracle(path, body string) answer {
-	n := new(network)
-	alone := &fleet{t: f.t, net: n}
-	return alone.ask(newEngine(f.t, n, 0, f.engine).api, path, body)
 }
 
 // waitFor waits until the front end has so many tokens of the stream.
@@ -221,7 +243,7 @@ func (s *stream) move(to int) (moved frontend.MigrationResult, err error) {
 			from = 1
 		}
 		moved, err = s.fronts[0].Migrate(s.t.Context(), frontend.Migration{
-			Stream: id, From: h.Replica, FromAddress: s.peers[from], Epoch: h.Epoch, To: s.address(to), Cached: -1,
+			Stream: id, From: h.Replica, FromAddress: s.peers[from], Epoch: h.Epoch, To: s.address(to), Cached: -1, KeepsKV: s.keepsKV,
 		})
 		if err != nil && moved.Epoch > 0 {
 			s.fronts[from].AdvanceEpoch(id, moved.Epoch)

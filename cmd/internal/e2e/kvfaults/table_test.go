@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,11 +18,11 @@ import (
 
 // completion returns a request with a prompt of so many ids.
 func completion(prompt, output int) string {
-	ids := ""
-	for i := range prompt {
-		ids += fmt.Sprint(",", 100+i*7919%20000)
+	ids := make([]string, prompt)
+	for i := range ids {
+		ids[i] = strconv.Itoa(100 + i*7919%20000)
 	}
-	return fmt.Sprintf(`{"model":"m","prompt":[%s],"max_tokens":%d,"ignore_eos":true,"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}}`, ids[1:], output)
+	return fmt.Sprintf(`{"model":"m","prompt":[%s],"max_tokens":%d,"ignore_eos":true,"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}}`, strings.Join(ids, ","), output)
 }
 
 // conversation returns a chat request.
@@ -80,6 +81,7 @@ type row struct {
 	long     bool // the stream must last for longer than 20 s
 	before   func(s *stream)
 	want     way
+	lost     bool          // the holder is, so that the target has to compute the KV
 	stall    time.Duration // at most; 0 means 100 ms
 	after    func(s *stream)
 }
@@ -111,18 +113,18 @@ func failures() []row {
 		name: "unknown request", want: handedOver,
 		before: func(s *stream) { s.holder.answer = replacing(`"remote_request_id":"`, `"remote_request_id":"x`) },
 	}, {
-		name: "holder killed after the handoff", want: reprompted, stall: time.Second,
+		name: "holder killed after the handoff", lost: true, want: reprompted, stall: time.Second,
 		before: func(s *stream) { s.target.fetching = func(*http.Request) { s.holder.kill() } },
 		after:  func(s *stream) { s.holder.start() },
 	}, {
-		name: "holder killed after the handoff, known to the target", want: reprompted, stall: time.Second,
+		name: "holder killed after the handoff, known to the target", lost: true, want: reprompted, stall: time.Second,
 		before: func(s *stream) {
 			s.fetchOnce()
 			s.target.fetching = func(*http.Request) { s.holder.kill() }
 		},
 		after: func(s *stream) { s.holder.start() },
 	}, {
-		name: "holder frozen after the handoff", long: true, want: reprompted, stall: 6 * time.Second,
+		name: "holder frozen after the handoff", lost: true, long: true, want: reprompted, stall: 6 * time.Second,
 		before: func(s *stream) { s.target.fetching = func(*http.Request) { s.holder.freeze() } },
 		after:  func(s *stream) { s.holder.thaw() },
 	}, {
@@ -146,23 +148,28 @@ func failures() []row {
 	}, {
 		name: "target fetches after the lease, blocks reused", settings: settings{front: patient}, long: true, want: reprompted, stall: 16 * time.Second,
 		before: func(s *stream) {
-			s.target.fetching = func(*http.Request) { time.Sleep(31 * time.Second); s.holder.overwrite() }
+			s.target.fetching = func(*http.Request) {
+				s.background.Add(1)
+				defer s.background.Done()
+				time.Sleep(31 * time.Second)
+				s.holder.overwrite()
+			}
 		},
-		after: func(*stream) { time.Sleep(time.Minute) },
+		after: (*stream).awaitLateFetch,
 	}, {
 		name: "target hangs until the lease is over, blocks reused", settings: settings{front: patient}, long: true, want: stayed,
 		before: func(s *stream) {
 			s.target.fetching = func(*http.Request) {
 				s.target.fetching = nil
 				s.target.Hang()
-				go func() {
+				s.background.Go(func() {
 					time.Sleep(40 * time.Second)
 					s.holder.overwrite()
 					s.target.Resume()
-				}()
+				})
 			}
 		},
-		after: func(*stream) { time.Sleep(time.Minute) },
+		after: (*stream).awaitLateFetch,
 	}, {
 		name: "holder hangs, its health is good", want: reprompted, stall: time.Second,
 		before: func(s *stream) { s.holder.Hang() },
@@ -208,18 +215,30 @@ func failures() []row {
 
 // TestFailures moves a stream between the replicas, each in both roles, while something is wrong.
 // The stream always goes on with the ids of the uninterrupted run, and the client waits for no
-// longer than it may; no engine dies; and both answer further requests right.
+// longer than it may; no engine dies; and both answer further requests right. A stream that
+// leaves a prefill replica stays there where another one is reprompted, unless its engine is
+// lost.
 func TestFailures(t *testing.T) {
+	healthy := new(oracle)
 	for _, row := range failures() {
+		if row.settings.oracle = healthy; row.settings.engine != nil {
+			row.settings.oracle = &oracle{engine: row.settings.engine}
+		}
 		for holder := range 2 {
 			t.Run(fmt.Sprintf("%s/from r%d", row.name, holder), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) { row.play(t, holder) })
+				synctest.Test(t, func(t *testing.T) { row.play(t, holder, false) })
 			})
 		}
+		t.Run(row.name+"/from a prefill replica", func(t *testing.T) {
+			if row.want == reprompted && !row.lost {
+				row.want = stayed
+			}
+			synctest.Test(t, func(t *testing.T) { row.play(t, 1, true) })
+		})
 	}
 }
 
-func (row row) play(t *testing.T, holder int) {
+func (row row) play(t *testing.T, holder int, keepsKV bool) {
 	f := newFleet(t, row.settings)
 	output := 800
 	if row.long {
@@ -234,6 +253,7 @@ func (row row) play(t *testing.T, holder int) {
 		s.holder, s.target = s.target, s.holder
 		s.waitFor(40)
 	}
+	s.keepsKV = keepsKV
 	s.computed = make(map[*engine]float64)
 	for _, e := range f.engines {
 		s.computed[e] = e.metric("vllm:prompt_tokens_by_source_total", "local_compute")
@@ -263,10 +283,17 @@ func (row row) play(t *testing.T, holder int) {
 	}
 	s.end()
 	for i, e := range f.engines {
-		if err := f.same(f.ask(e.api, "/v1/completions", completion(250, 20)), f.oracle("/v1/completions", completion(250, 20))); err != nil {
+		if err := f.same(f.ask(e.api, "/v1/completions", completion(250, 20)), f.oracle.ask(t, "/v1/completions", completion(250, 20))); err != nil {
 			t.Errorf("afterwards, of r%d's engine: %v", i, err)
 		}
 	}
+}
+
+// awaitLateFetch waits until the target's engine has fetched, if it ever does, blocks that were
+// overwritten in the background.
+func (s *stream) awaitLateFetch() {
+	s.background.Wait()
+	time.Sleep(5 * time.Second)
 }
 
 // fill has other requests take all places of an engine's batch for 15 s, and more of them wait.

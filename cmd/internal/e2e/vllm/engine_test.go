@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -34,12 +36,15 @@ type options struct {
 	// connector loads NIXL's KV connector, so that requests can be handed over with their KV. An idle engine then
 	// uses a whole core.
 	connector bool
+	lease     int      // seconds for which an engine keeps KV that it hands over; 0: vLLM's default
+	model     string   // its folder; "": the installation's
 	args      []string // additional arguments of "vllm serve"
+	env       []string // in the environment besides engineEnv
 }
 
 // nixl configures the connector. engine_id is unset, so that it differs between two lives of an engine: a peer keeps
 // what it knows of an id, and every pull from a restarted engine of the same id would fail.
-const nixl = `{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu", "kv_load_failure_policy": "recompute"}`
+const nixl = `{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {%s}}`
 
 // engineEnv is what an engine needs in its environment on CPUs, and without a network.
 var engineEnv = []string{
@@ -80,21 +85,32 @@ func startEngine(t testing.TB, dir, address, side string, o options) *engine {
 	t.Helper()
 	host, port, _ := strings.Cut(address, ":")
 	_, sidePort, _ := strings.Cut(side, ":")
-	args := []string{"serve", filepath.Join(dir, model), "--served-model-name", model, "--host", host, "--port", port,
+	args := []string{"serve", cmp.Or(o.model, filepath.Join(dir, model)), "--served-model-name", model, "--host", host, "--port", port,
 		"--dtype", "float32", "--max-model-len", fmt.Sprint(context), "--block-size", fmt.Sprint(block),
 		"--num-gpu-blocks-override", fmt.Sprint(kvTokens / block), "--max-num-seqs", fmt.Sprint(batch), "--max-num-batched-tokens", fmt.Sprint(context),
 		"--enforce-eager",                       // compiles nothing
 		"--distributed-executor-backend", "uni", // the default loses wake-ups on CPUs, and stalls for seconds
 		"--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-access-log-for-endpoints", "/health,/metrics"}
 	if o.connector {
-		args = append(args, "--kv-transfer-config", nixl)
+		extra := ""
+		if o.lease > 0 {
+			extra = fmt.Sprintf(`"kv_lease_duration": %d`, o.lease)
+		}
+		args = append(args, "--kv-transfer-config", fmt.Sprintf(nixl, extra))
 	}
 	e := &engine{URL: "http://" + address, t: t, http: clienttest.NewHTTP()}
 	e.Daemon = daemontest.Command{Binary: filepath.Join(dir, "bin/vllm"), Args: append(args, o.args...), Group: true, Env: append([]string{
 		"VLLM_NIXL_SIDE_CHANNEL_HOST=" + host, "VLLM_NIXL_SIDE_CHANNEL_PORT=" + sidePort,
-	}, engineEnv...)}.Start(t)
+	}, append(o.env, engineEnv...)...)}.Start(t)
 	t.Cleanup(e.http.CloseIdleConnections)
 	return e
+}
+
+// restart starts the engine anew, after its end, and waits until it serves.
+func (e *engine) restart() {
+	e.t.Helper()
+	e.Daemon = e.Command.Start(e.t)
+	e.awaitHealthy()
 }
 
 // awaitHealthy waits until the engine serves.
@@ -140,22 +156,9 @@ func (e *engine) text(t testing.TB, c completion) string {
 }
 
 // counter returns the sum of the engine's series of a metric that contain a text.
-func (e *engine) counter(t testing.TB, metric, label string) (sum float64) {
+func (e *engine) counter(t testing.TB, metric, label string) float64 {
 	t.Helper()
-	resp, err := e.http.Get(e.URL + "/metrics")
-	testkit.NoError(t, err)
-	defer resp.Body.Close()
-	page, err := io.ReadAll(resp.Body)
-	testkit.NoError(t, err)
-	for line := range strings.Lines(string(page)) {
-		var v float64
-		if rest, found := strings.CutPrefix(line, metric+"{"); found && strings.Contains(rest, label) {
-			if _, err := fmt.Sscan(rest[strings.LastIndexByte(rest, ' ')+1:], &v); err == nil {
-				sum += v
-			}
-		}
-	}
-	return sum
+	return handofftest.Counter(t, e.http, e.URL, metric, label)
 }
 
 // post sends a JSON body and returns that of the answer, which must have status 200.

@@ -13,18 +13,38 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// handoffs is how many moves TestHandoffs must see.
-const handoffs = 50
+// handoffs is how many moves testLengths must see.
+const handoffs = 30
 
-// TestHandoffs hands running streams over between two unmodified engines: of 100, 1,000 and 3,000 tokens, in both
-// directions, completions and chats. What the client reads is the engine's own answer, and the target computes nothing
-// of it. cached_tokens are no proof: engines state them also after a fetch that failed.
+// lease is for how long the engines of TestHandoffs keep KV, in seconds: shorter than by default, so that the tests
+// need not wait for its end for long. The patience of these front ends is such that a target has half as long at most.
+const lease = 10
+
+// handoffKV is what these engines' KV caches hold.
+const handoffKV = 16384
+
+// TestHandoffs hands running streams over between two unmodified engines: what the client reads is the engine's own
+// answer, and the target computes nothing of it. cached_tokens are no proof: engines state them also after a fetch
+// that failed.
 func TestHandoffs(t *testing.T) {
-	engines := newEngines(t, 2, options{connector: true})
-	// Two engines with NIXL fill two cores, so everything takes long.
-	p := handofftest.New(t, model, [2]string{engines[0].URL, engines[1].URL}, func(c *frontend.Config) {
-		c.MigrationTimeout, c.HealthTimeout, c.HangTimeout, c.Cost.D0 = 40*time.Second, time.Minute, time.Minute, 1
-	})
+	engines := newEngines(t, 2, options{connector: true, lease: lease, model: thinkingModel(t), args: []string{"--reasoning-parser", "deepseek_v3", "--num-gpu-blocks-override", fmt.Sprint(handoffKV / block)}})
+	urls := [2]string{engines[0].URL, engines[1].URL}
+	t.Run("lengths", func(t *testing.T) { testLengths(t, urls) })
+	t.Run("block edges", func(t *testing.T) { handofftest.PlayBlockEdges(t, model, urls, block, patient) })
+	t.Run("reasoning", func(t *testing.T) { testReasoning(t, urls) })
+	t.Run("Envoy", func(t *testing.T) { testThroughEnvoy(t, engines) })
+	t.Run("late fetch", func(t *testing.T) { testLateFetch(t, engines) })
+	t.Run("faults", func(t *testing.T) { testFaults(t, engines) }) // the last one: it kills an engine
+}
+
+// patient lets moves take long: two engines with NIXL fill two cores.
+func patient(c *frontend.Config) {
+	c.MigrationTimeout, c.HealthTimeout, c.HangTimeout, c.Cost.D0 = 2*lease*time.Second, time.Minute, time.Minute, 1
+}
+
+// testLengths hands streams of 100, 1,000 and 3,000 tokens over, in both directions, completions and chats.
+func testLengths(t *testing.T, urls [2]string) {
+	p := handofftest.New(t, model, urls, patient)
 	rng := rand.New(rand.NewPCG(1, 2))
 	stalls := map[string][]time.Duration{}
 	for i, done := 0, 0; done < handoffs; i++ {
@@ -36,7 +56,7 @@ func TestHandoffs(t *testing.T) {
 		if i/6%2 == 0 {
 			s.Prompt = make([]uint32, n)
 			for k := range s.Prompt {
-				s.Prompt[k] = 3 + rng.Uint32N(1000)
+				s.Prompt[k] = 5 + rng.Uint32N(1000)
 			}
 		} else {
 			s.Text = prompt(i, 2*n)

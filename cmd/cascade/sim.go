@@ -1,0 +1,277 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/sim"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// simFlags are the flags of "cascade sim" beside those of the trace.
+type simFlags struct {
+	policies    []string
+	replicas    int
+	profile     string
+	tp          int
+	attention   string
+	skew        string
+	kvTokens    int64
+	batch       int
+	noCache     bool
+	proxies     int
+	reportEvery time.Duration
+	reportDelay time.Duration
+	healthDelay time.Duration
+	fail, drain []string
+	skipInvalid bool
+	out         string
+}
+
+// newSim is "cascade sim": it simulates fleets in virtual time.
+func newSim(s *settings) *cobra.Command {
+	src, e := &traceFlags{}, &simFlags{}
+	c := &cobra.Command{
+		Use:   "sim",
+		Short: "Simulate a fleet in virtual time: routers and Cascade compared on any trace, hundreds of replicas in seconds",
+		Long: `Sim replays the requests of a trace (or of a generated mix) on a simulated fleet and reports
+what clients would see, with the tables of "cascade replay". Every replica runs the
+emulator's scheduler (continuous batching, chunked prefill, prefix cache, preemption) at
+the times of a cost profile. The same flags and seed give the same bytes.
+
+Policies, one or several with --policy. Routers that users would pick:
+  round-robin   one replica after the other
+  least-load    the least KV in use and promised, as the replicas report it (--report-every,
+                --report-delay), with what this proxy has sent since
+  power-of-two  of two random replicas the one with fewer requests of this proxy (Envoy's
+                LEAST_REQUEST)
+  prefix-hash   the same replica for the same beginning of a prompt, whatever its load
+  prefix-tree   the replica that has seen most of the prompt, unless the replicas' requests
+                differ by more than 64 and by half (cache_aware of sglang-router and
+                vllm-router)
+Cascade, by the packages that production runs (proxies pick by weights, front ends place,
+the control plane plans from the flow that it counts, running requests are sold by bid and
+ask, and move by live transfers over the profile's link):
+  cascade       planned stages, placement and moves
+  one-stage     the same without stages
+  without-moves planned stages and placement; running requests stay
+  static-split  the same with the first stages for ever: a static split by length
+  paper         "preset: paper": plans from the requests of a minute, refined each second,
+                and the market as published
+Plans and weights take effect at once, and reports to the control plane are never late.
+Failures, drains, --proxies and --report-* are simulated for routers only; so far Cascade
+does not see which prefixes its engines hold.
+
+What a batch of unequal lengths costs beyond their sum depends on the attention kernel;
+show every claim for all cases of --attention:
+  sum           nothing
+  ten-percent   attention takes 1.1 times as long in every batch of two or more
+  measured      what --skew, a table of measured batches in LLMServingSim's format, says;
+                outside of the table its nearest point, and the share of such iterations is
+                printed
+  stress        half of the way to attention that is paid for the longest request by all
+
+Not simulated are networks and HTTP. Traces are read line by line, in order of arrival;
+a bad line ends the run with its file, line and field, or is counted and dropped with
+--skip-invalid. Percentiles are within 0.25 %.`,
+		Example: `  cascade sim --mix chat --requests 100000 --rate 400 --replicas 50 --policy round-robin,least-load
+  cascade sim --trace conversation_trace.jsonl --spread 3s --replicas 8 --policy prefix-tree --json
+  cascade sim --mix mixed --requests 20000 --replicas 16 --rate 40 --fail 3@60s..120s
+  cascade sim --mix mixed --requests 20000 --replicas 16 --attention measured --skew decode_skew.csv.gz`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if src.file == "" && src.requests == 0 && src.duration == 0 {
+				src.requests = defaultMix
+			}
+			return s.simulate(cmd, src, e)
+		},
+	}
+	src.flags(c, 0)
+	f := c.Flags()
+	f.StringSliceVar(&e.policies, "policy", []string{"least-load"}, "policies to simulate, the first being the baseline: "+strings.Join(sim.Policies(), ", "))
+	f.IntVar(&e.replicas, "replicas", 8, "replicas of the fleet")
+	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profile list\"), or a .json file")
+	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of a replica, extrapolated from the profile")
+	f.StringVar(&e.attention, "attention", "sum", "what batches of unequal lengths cost: "+strings.Join(cost.AttentionCases(), ", "))
+	f.StringVar(&e.skew, "skew", "", "table of measured batches of unequal lengths (CSV, gzipped or not), for --attention measured")
+	f.Int64Var(&e.kvTokens, "kv-tokens", 0, "tokens that a replica's KV cache holds; 0 is the profile's")
+	f.IntVar(&e.batch, "batch", 0, "sequences that a replica runs at once; 0 is the profile's")
+	f.BoolVar(&e.noCache, "no-prefix-cache", false, "replicas reuse no prefixes")
+	f.IntVar(&e.proxies, "proxies", 1, "proxies in front of the fleet, each of which knows only the requests that it sent")
+	f.DurationVar(&e.reportEvery, "report-every", sim.DefaultReportInterval, "time between two reports of the replicas' loads")
+	f.DurationVar(&e.reportDelay, "report-delay", 0, "time until a report reaches the proxies")
+	f.DurationVar(&e.healthDelay, "health-delay", sim.DefaultHealthDelay, "time until the proxies notice that a replica failed or is back")
+	f.StringArrayVar(&e.fail, "fail", nil, "fail a replica and all its requests: REPLICA@FROM or REPLICA@FROM..UNTIL, such as 3@60s..120s; may be repeated")
+	f.StringArrayVar(&e.drain, "drain", nil, "send a replica no new requests, like --fail; may be repeated")
+	f.BoolVar(&e.skipInvalid, "skip-invalid", false, "count and drop invalid lines of the trace")
+	f.StringVar(&e.out, "out", "", "write results, tables and plots, and every request, into this directory")
+	completeFrom(c, "policy", sim.Policies())
+	completeFrom(c, "attention", cost.AttentionCases())
+	completeFrom(c, "profile", cost.Names())
+	return c
+}
+
+// config returns what all policies have in common.
+func (e *simFlags) config(cmd *cobra.Command, seed uint64) (sim.Config, error) {
+	c := sim.Config{
+		Replicas: e.replicas, KVTokens: policies.Tokens(e.kvTokens), MaxBatch: e.batch, NoPrefixCache: e.noCache, Proxies: e.proxies,
+		ReportInterval: e.reportEvery, ReportDelay: e.reportDelay, HealthDelay: e.healthDelay, Seed: seed,
+	}
+	p, err := config.LoadProfile(e.profile, ".")
+	if err != nil {
+		return c, err
+	}
+	c.Profile = p.TensorParallel(e.tp)
+	if c.Attention, err = cost.ParseAttentionCase(e.attention); err != nil {
+		return c, usageErrorf(cmd, "--attention: %w", err)
+	}
+	if (c.Attention == cost.MeasuredSkew) != (e.skew != "") {
+		return c, usageErrorf(cmd, "--attention measured and --skew FILE go together")
+	}
+	if e.skew != "" {
+		if c.Skew, err = readSkew(e.skew); err != nil {
+			return c, err
+		}
+	}
+	for kind, texts := range map[sim.FaultKind][]string{sim.Fail: e.fail, sim.Drain: e.drain} {
+		for _, text := range texts {
+			fault, err := parseFault(kind, text)
+			if err != nil {
+				return c, usageErrorf(cmd, "--%s %q: %w", kind, text, err)
+			}
+			c.Faults = append(c.Faults, fault)
+		}
+	}
+	return c, nil
+}
+
+// readSkew reads a table of measured skew.
+func readSkew(path string) (*cost.SkewTable, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	t, err := cost.ReadSkew(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return t, nil
+}
+
+// parseFault parses REPLICA@FROM or REPLICA@FROM..UNTIL.
+func parseFault(kind sim.FaultKind, text string) (sim.Fault, error) {
+	f := sim.Fault{Kind: kind}
+	replica, times, ok := strings.Cut(text, "@")
+	from, until, ends := strings.Cut(times, "..")
+	var errs [3]error
+	f.Replica, errs[0] = strconv.Atoi(replica)
+	f.At, errs[1] = time.ParseDuration(from)
+	if ends {
+		f.Until, errs[2] = time.ParseDuration(until)
+	}
+	if !ok || errors.Join(errs[:]...) != nil {
+		return f, errors.New("write REPLICA@FROM or REPLICA@FROM..UNTIL, such as 3@60s..120s")
+	}
+	return f, nil
+}
+
+// simulate runs every policy on the same requests, as many at a time as there are processors.
+func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) error {
+	shared, err := e.config(cmd, src.seed)
+	if err != nil {
+		return err
+	}
+	for i, policy := range e.policies { // all of them, before the first one runs
+		if slices.Contains(e.policies[:i], policy) {
+			return usageErrorf(cmd, "--policy: %q is named twice", policy)
+		}
+		shared.Policy = policy
+		if err := shared.Validate(); err != nil {
+			return err
+		}
+	}
+	bar := newProgressBar(s, "simulate", cmp.Or(src.requests, -1))
+	var mu sync.Mutex
+	ended := map[int]uint64{}
+	results, skipped := make([]sim.Result, len(e.policies)), make([]invalidLines, len(e.policies))
+	group, ctx := errgroup.WithContext(cmd.Context())
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for i, policy := range e.policies {
+		group.Go(func() error {
+			c := shared
+			c.Policy = policy
+			c.Progress = func(p sim.Progress) {
+				mu.Lock()
+				defer mu.Unlock()
+				ended[i] = p.Ended
+				sum := uint64(0)
+				for _, n := range ended {
+					sum += n
+				}
+				bar.Set(int(sum) / len(e.policies))
+			}
+			var err error
+			results[i], err = e.runOne(ctx, c, src, &skipped[i])
+			return err
+		})
+	}
+	err = group.Wait()
+	bar.Finish()
+	fmt.Fprintln(s.stderr)
+	if err != nil {
+		return err
+	}
+	if n := skipped[0]; n.count > 0 {
+		fmt.Fprintf(s.stderr, "%d invalid lines were dropped; first: %s\n", n.count, n.first)
+	}
+	return s.showSimulation(results, e.out)
+}
+
+// invalidLines counts the lines of a trace that --skip-invalid dropped.
+type invalidLines struct {
+	count int
+	first error
+}
+
+// runOne simulates one policy.
+func (e *simFlags) runOne(ctx context.Context, c sim.Config, src *traceFlags, skipped *invalidLines) (_ sim.Result, err error) {
+	source, closeSource, err := src.stream(e.skipInvalid, skipped)
+	if err != nil {
+		return sim.Result{}, err
+	}
+	defer closeSource()
+	records, err := createRecords(e.out, c.Policy)
+	if err != nil {
+		return sim.Result{}, err
+	}
+	out := bufio.NewWriter(records)
+	defer func() { err = errors.Join(err, out.Flush(), records.Close()) }()
+	if e.out != "" {
+		encoder := json.NewEncoder(out)
+		c.Record = func(r *replay.Record) { _ = encoder.Encode(r) } // Flush reports the error
+	}
+	c.Source = source
+	run, err := sim.New(c)
+	if err != nil {
+		return sim.Result{}, err
+	}
+	return run.Run(ctx)
+}

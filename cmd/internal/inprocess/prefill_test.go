@@ -1,0 +1,188 @@
+package inprocess
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// prefillMoves counts the requests that have left prefill replicas with their first tokens, and those that
+// reached the replica of their front end.
+func (r *fleetHarness) prefillMoves() (all, home int) {
+	done, _ := r.migrations()
+	for _, m := range done {
+		if m.Cause != policies.Prefill {
+			continue
+		}
+		if all++; m.FrontEnd == m.To {
+			home++
+		}
+	}
+	return all, home
+}
+
+// newPrefillLoad starts a load of long prompts, which differ, with answers of so many tokens or a few more, and of
+// short prompts.
+func (r *fleetHarness) newPrefillLoad(workers, output int) *clienttest.Load {
+	var number atomic.Int64
+	return r.NewLoad(clienttest.LoadConfig{Workers: workers, Streamed: func(n int) bool { return n%4 != 0 }, Body: func(worker int, rng *rand.Rand) []byte {
+		if worker%3 == 2 {
+			return clienttest.Prompt(0, 100+100*rng.IntN(4), 30)
+		}
+		return clienttest.Prompt(int(number.Add(1)), 12_000+1000*rng.IntN(8), output+rng.IntN(30))
+	}})
+}
+
+// TestPrefillReplica runs a fleet with a prefill replica. Long prompts are computed there, and the requests move to
+// the replica of their front end; short ones never go there. Every client reads what one engine would answer. When
+// the prefill replica is lost, comes back, drains, and when all others are lost, no request fails.
+func TestPrefillReplica(t *testing.T) {
+	planes(t, onProxy, func(t *testing.T, envoy string) {
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Replicas[0].Role = config.RolePrefill })
+		s := r.waitForStatus("the plan has the other replicas", func(s control.Status) bool { return len(s.Models[0].Stages[0].Replicas) == 2 })
+		if u := s.Models[0].Unassigned; len(u) != 1 || u[0].ID != "r0" || u[0].Role != "prefill" {
+			t.Errorf("in no stage: %+v, want r0, the prefill replica", u)
+		}
+		r.teachShapes()
+		clients := r.counts()
+		load := r.newPrefillLoad(3, 60)
+		moved := func(more int) func() bool {
+			before, _ := r.prefillMoves()
+			return func() bool { all, _ := r.prefillMoves(); return all >= before+more }
+		}
+		r.WaitFor("requests move with their first token", moved(6))
+		if all, home := r.prefillMoves(); home < all {
+			t.Errorf("%d of %d went to the replica of their front end, which had room", home, all)
+		}
+		if n := r.countsSince(clients)["r0"]; n > 0 {
+			t.Errorf("clients reached the prefill replica %d times", n)
+		}
+		for _, leg := range r.fronts["r0"].LocalLegs() {
+			if leg.Request.Input < 1024 && !leg.Request.Estimated {
+				t.Errorf("a prompt of %d tokens is at the prefill replica", leg.Request.Input)
+			}
+		}
+
+		r.killEngine("r0")
+		r.WaitFor("the loss is noticed", func() bool { return !r.fronts["r0"].Status().EngineReady })
+		load.WaitForAll()
+		load.WaitForRequests(6)
+		r.startEngine("r0")
+		r.WaitFor("requests move again", moved(4))
+
+		r.Order("drain", "r0")
+		r.waitForStatus("the prefill replica is empty", func(s control.Status) bool {
+			n := clienttest.Find(s, "r0")
+			return len(n.Drain) > 0 && n.Running+n.Waiting+n.Residents == 0
+		})
+		load.WaitForRequests(6)
+		r.Order("undrain", "r0")
+		r.WaitFor("requests move again", moved(4))
+
+		r.Order("drain", "r1")
+		r.WaitFor("requests move to the other replica", moved(4))
+		r.Order("undrain", "r1")
+
+		// Clients leave while their prompts are computed, while they move, and after it.
+		for i := range 12 {
+			s := r.Start(r.DataPlane, clienttest.Prompt(10_000+i, 15_000, forever))
+			if i%3 > 0 {
+				r.WaitFor("it begins", func() bool { return s.Count() > int64(i) })
+			}
+			s.Leave()
+		}
+		load.Stop()
+		load.Report()
+		r.tally()
+	})
+}
+
+// TestPrefillReplicaHandsOver is TestPrefillReplica for engines without block tables: the KV moves by handoff, and
+// only the prefill replica computes long prompts.
+func TestPrefillReplicaHandsOver(t *testing.T) {
+	t.Parallel()
+	r := newCheckedFleet(t, harnessConfig{replicas: 3, handOver: true, edit: func(f *config.Fleet) {
+		f.Migration, f.Speed = config.Migration{}, 4
+		f.Replicas[0].Role = config.RolePrefill
+	}})
+	r.teachShapes()
+	load := r.newPrefillLoad(3, 60)
+	r.WaitFor("requests move", func() bool { all, _ := r.prefillMoves(); return all >= 6 })
+	load.Stop()
+	load.Report()
+	r.tally()
+	done, _ := r.migrations()
+	for _, m := range done {
+		if m.Cause == policies.Prefill && m.Mode != "handoff" {
+			t.Errorf("a request left the prefill replica by %s", m.Mode)
+		}
+	}
+}
+
+// TestPrefillReplicaWithoutConnector has engines that cannot hand KV over at all. The first requests stay where their
+// prompts were computed, and the next ones are not sent there.
+func TestPrefillReplicaWithoutConnector(t *testing.T) {
+	t.Parallel()
+	r := newCheckedFleet(t, harnessConfig{replicas: 3, handOver: true, engine: func(c *emulator.Config) { c.KVTransfer = nil }, edit: func(f *config.Fleet) {
+		f.Migration, f.Speed = config.Migration{}, 4
+		f.Replicas[0].Role = config.RolePrefill
+	}})
+	load := r.newPrefillLoad(3, 300)
+	load.WaitForRequests(24)
+	load.Stop()
+	load.Report()
+	done, failed := r.migrations()
+	if r.tally(); len(done) > 0 || len(failed) == 0 {
+		t.Errorf("%d requests have moved, %d have not; want none, and some", len(done), len(failed))
+	}
+	forwards := uint64(0)
+	for _, id := range []string{"r1", "r2"} {
+		forwards += r.daemons[id].Market().Status().Forwards
+	}
+	if forwards == 0 || forwards > 12 {
+		t.Errorf("%d prompts were given to the prefill replica, want a few", forwards)
+	}
+}
+
+// TestPrefillReplicaIsLastResort loses all engines but that of the prefill replica, which then serves everything.
+func TestPrefillReplicaIsLastResort(t *testing.T) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Replicas[0].Role = config.RolePrefill })
+		for _, id := range []string{"r1", "r2"} {
+			r.WaitFor(id+" knows the others' loads", func() bool { return r.daemons[id].Market().Status().FreshPeers == 2 })
+		}
+		var streams []*clienttest.Stream
+		someMove := func() bool { all, _ := r.prefillMoves(); return all >= 2 }
+		// On a slow machine a front end may have no recent load of the prefill replica, and compute a prompt itself.
+		for i := 0; i < 4 || i < 12 && !someMove(); i++ {
+			streams = append(streams, r.Stream(clienttest.Prompt(i+1, 12_000, forever)))
+		}
+		r.WaitFor("some move", someMove)
+		for _, id := range []string{"r1", "r2"} {
+			r.killEngine(id)
+		}
+		r.WaitForGrowth(streams)
+		r.WaitFor("the losses are noticed", func() bool { return !r.fronts["r1"].Status().EngineReady && !r.fronts["r2"].Status().EngineReady })
+		load := r.newPrefillLoad(3, 60)
+		load.WaitForRequests(9)
+		if n := r.counts()["r0"]; n == 0 {
+			t.Error("no client reached the prefill replica")
+		}
+		r.startEngine("r1")
+		before, _ := r.prefillMoves()
+		r.WaitFor(fmt.Sprint("streams leave it again, after ", before), func() bool { all, _ := r.prefillMoves(); return all >= before+2 })
+		r.WaitForGrowth(streams)
+		load.Stop()
+		load.Report()
+		r.RequireTexts(streams)
+		r.startEngine("r2")
+		r.tally()
+	})
+}

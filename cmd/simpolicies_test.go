@@ -1,0 +1,36 @@
+package cmd_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestSimulatorRunsProductionPolicies checks that the simulator imports every policy that decides in
+// production, and that production imports the same packages: neither has a copy of its own. Not in the
+// simulator are admission, proximity and links, adapters, and what guards against false reports.
+func TestSimulatorRunsProductionPolicies(t *testing.T) {
+	shared := []string{
+		"policies/bidask", "policies/flow", "policies/fleetview", "policies/loadview", "policies/outlier", "policies/place",
+		"policies/planner", "policies/refine", "policies/trader", "policies/weights",
+	}
+	isSimulator := func(path string) bool { return strings.HasPrefix(path, "engine/sim/") }
+	isProduction := func(path string) bool {
+		return strings.HasPrefix(path, "migrator/") || strings.HasPrefix(path, "xds/") || strings.HasPrefix(path, "cmd/internal/wiring/")
+	}
+	all := readSources(t)
+	for _, policy := range shared {
+		for place, isThere := range map[string]func(string) bool{"the simulator": isSimulator, "production": isProduction} {
+			if !slices.ContainsFunc(all, func(s source) bool {
+				return isThere(s.path) && !strings.HasSuffix(s.path, "_test.go") && slices.Contains(s.imports, module+policy)
+			}) {
+				t.Errorf("%s does not import %s", place, policy)
+			}
+		}
+	}
+	if !slices.ContainsFunc(all, func(s source) bool {
+		return isSimulator(s.path) && !strings.HasSuffix(s.path, "_test.go") && slices.Contains(s.imports, module+"engine/internal/batch")
+	}) {
+		t.Error("the simulator does not run the emulator's scheduler")
+	}
+}

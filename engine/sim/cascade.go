@@ -1,0 +1,138 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/planner"
+	"github.com/cascadeinfer/cascade/policies/trader"
+)
+
+// cascade is Cascade's control plane, proxies and migrators.
+type cascade struct {
+	variant
+	sim      *Sim
+	edges    []policies.Tokens
+	plans    *planner.Planner
+	view     planView
+	plan     policies.Plan
+	replicas []policies.Replica // as the control plane lists them
+	fronts   []*front           // one for each replica
+	index    map[policies.ReplicaID]int
+	// turn is the state of the proxies' weighted round robin, by replica.
+	turn    []int64
+	running map[bidask.Deal]*transfer
+	// copiedTokens is the KV that was transferred, stallTime the time in which moving requests were frozen.
+	copiedTokens policies.Tokens
+	stallTime    time.Duration
+	// residents is scratch memory of scan.
+	residents []trader.Resident
+}
+
+// newCascade makes the parts of a policy of Cascade, with its first plan.
+func newCascade(s *Sim) (*cascade, error) {
+	c := &cascade{
+		variant: variants[s.cfg.Policy], sim: s,
+		index: map[policies.ReplicaID]int{}, turn: make([]int64, s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
+	}
+	c.edges = policies.BucketEdges(min(maxContext, s.cfg.KVTokens), c.perOctave())
+	seeds := rand.New(rand.NewPCG(s.cfg.Seed, 0xca5))
+	for i, r := range s.replicas {
+		id := policies.ReplicaID(fmt.Sprintf("r%04d", i))
+		f, err := c.newFront(id, r, seeds.Uint64())
+		if err != nil {
+			return nil, fmt.Errorf("simulate: %w", err)
+		}
+		c.fronts = append(c.fronts, f)
+		c.index[id] = i
+		c.replicas = append(c.replicas, policies.Replica{
+			ID: id, Model: modelName, Address: string(id), Peer: string(id), Capacity: policies.Capacity{KV: s.cfg.KVTokens, Batch: s.cfg.MaxBatch},
+		})
+	}
+	return c, c.startPlanning()
+}
+
+// start schedules what happens regularly, each replica at another moment.
+func (c *cascade) start() {
+	n := time.Duration(len(c.fronts))
+	for i := range c.fronts {
+		c.sim.queue.push(event{at: summaryInterval * time.Duration(i) / n, kind: summary, index: int32(i)})
+		c.sim.queue.push(event{at: scanInterval * time.Duration(i) / n, kind: scan, index: int32(i)})
+	}
+	c.sim.queue.push(event{at: tickInterval, kind: planTick})
+}
+
+func (c *cascade) now() policies.Micros { return policies.Micros(c.sim.now.Microseconds()) }
+
+// route returns the replica where a request starts: the proxy picks a front end of the stage of its
+// prompt's length, which may forward it once.
+func (c *cascade) route(q *request) int {
+	f := c.fronts[c.pick(c.plan.Stages[c.plan.StageOf(q.Input)].Replicas)]
+	f.seen++
+	if to := f.peers.Place(c.now(), policies.Request{Input: q.Input, MaxOutput: q.Output}); to.Replica != "" {
+		return c.index[to.Replica]
+	}
+	return f.replica.index
+}
+
+// pick is a proxy's smooth weighted round robin.
+func (c *cascade) pick(stage []policies.ReplicaID) int {
+	best, sum := -1, int64(0)
+	for _, id := range stage {
+		i := c.index[id]
+		w := int64(c.fronts[i].weight)
+		c.turn[i] += w
+		sum += w
+		if best < 0 || c.turn[i] > c.turn[best] {
+			best = i
+		}
+	}
+	c.turn[best] -= sum
+	return best
+}
+
+// handle handles an event of Cascade.
+func (c *cascade) handle(e event) {
+	switch e.kind {
+	case scan:
+		c.scan(c.fronts[e.index])
+	case summary:
+		c.summarise(c.fronts[e.index])
+	case message:
+		c.deliver(e.arg.(*bidask.Message))
+	case deadline:
+		c.reachDeadline(c.fronts[e.index])
+	case copied:
+		c.endRound(e.arg.(*transfer))
+	case planTick:
+		c.tick()
+	}
+}
+
+// countToken counts a token that a replica generated for a request.
+func (c *cascade) countToken(r *replica, q *request, last bool) {
+	f, now := c.fronts[r.index], c.sim.now.Seconds()
+	if q.tokens == 1 {
+		f.counter.CountArrival(now, q.Input, policies.Tokens(q.cached))
+	}
+	f.counter.CountTokens(now, q.length(), 1)
+	f.tokens++
+	f.seconds += r.step.Seconds
+	if !last {
+		return
+	}
+	f.counter.CountFinish(now, q.Input, policies.Tokens(q.tokens))
+	if q.transfer != nil {
+		c.failTransfer(q.transfer) // a request that ends while it moves has its answer
+	}
+}
+
+// endIteration freezes the requests that waited for the end of a replica's iteration.
+func (c *cascade) endIteration(r *replica) {
+	if len(r.freezing) > 0 {
+		c.freezePending(r)
+	}
+}

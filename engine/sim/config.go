@@ -1,0 +1,140 @@
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Defaults and limits of a Config.
+const (
+	DefaultReportInterval = time.Second
+	DefaultHealthDelay    = 2 * time.Second
+
+	defaultBlockTokens   = 16
+	defaultBatchedTokens = 8192
+	maxReplicas          = 10_000
+	maxProxies           = 1_000
+)
+
+// Config configures a simulation. Replicas, Profile, Policy and Source are required.
+type Config struct {
+	Name     string // of the run, in tables; empty means the policy's
+	Replicas int
+	// Profile is one replica's, on all its ranks.
+	Profile cost.Profile
+	// Attention is what batches of unequal lengths cost; Skew is required for cost.MeasuredSkew.
+	Attention cost.AttentionCase
+	Skew      *cost.SkewTable
+
+	// KVTokens, MaxBatch and MaxBatchedTokens are the engine's limits, as in emulator.Config; 0 means
+	// the profile's, the profile's and 8192.
+	KVTokens         policies.Tokens
+	MaxBatch         int
+	MaxBatchedTokens int
+	NoPrefixCache    bool
+
+	// Policy is one of Policies.
+	Policy string
+	// Proxies is the number of proxies in front of the fleet, each with a router of its own that knows
+	// only what it sent; requests come to a random one. 0 means 1. Cascade's pick by weights, which need
+	// no count.
+	Proxies int
+	// ReportInterval is the time between two reports of the replicas' loads, and ReportDelay the time
+	// until they reach the proxies, at most ReportInterval. 0 means DefaultReportInterval and none.
+	ReportInterval, ReportDelay time.Duration
+	// HealthDelay is the time until the proxies notice that a replica failed or is back. 0 means
+	// DefaultHealthDelay.
+	HealthDelay time.Duration
+	Faults      []Fault
+
+	// Source yields the requests in order of arrival.
+	Source trace.Source
+	// Seed decides everything random.
+	Seed uint64
+	// Record is called with every request that has ended, and must not keep it; nil for none.
+	Record func(*replay.Record)
+	// Progress is called every progressEvery events and at the end; nil for none.
+	Progress func(Progress)
+}
+
+// FaultKind is what happens to a replica.
+type FaultKind string
+
+// The kinds of faults.
+const (
+	// Fail loses the replica with all its requests, whose clients see a cut; it comes back empty.
+	Fail FaultKind = "fail"
+	// Drain sends the replica no further requests; it finishes those that it has.
+	Drain FaultKind = "drain"
+)
+
+// Fault happens to one replica.
+type Fault struct {
+	Kind    FaultKind
+	Replica int // from 0
+	At      time.Duration
+	Until   time.Duration // 0: until the end
+}
+
+// Progress is the state of a run.
+type Progress struct {
+	Arrived, Ended uint64
+	Virtual        time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	c.Name = cmp.Or(c.Name, c.Policy)
+	c.KVTokens = cmp.Or(c.KVTokens, c.Profile.KVTokens)
+	c.MaxBatch = cmp.Or(c.MaxBatch, c.Profile.MaxBatch)
+	c.MaxBatchedTokens = max(cmp.Or(c.MaxBatchedTokens, defaultBatchedTokens), c.MaxBatch)
+	c.Proxies = cmp.Or(c.Proxies, 1)
+	c.ReportInterval = cmp.Or(c.ReportInterval, DefaultReportInterval)
+	c.HealthDelay = cmp.Or(c.HealthDelay, DefaultHealthDelay)
+	return c
+}
+
+// Validate checks everything but the Source, before a caller opens one. The error names the field.
+func (c Config) Validate() error { return c.withDefaults().validate() }
+
+// validate checks a Config after its defaults are filled in.
+func (c Config) validate() error {
+	switch {
+	case c.Replicas < 1 || c.Replicas > maxReplicas:
+		return fmt.Errorf("simulate: %d replicas; give 1 … %d", c.Replicas, maxReplicas)
+	case c.Proxies < 1 || c.Proxies > maxProxies:
+		return fmt.Errorf("simulate: %d proxies; give 1 … %d", c.Proxies, maxProxies)
+	case c.KVTokens < defaultBlockTokens:
+		return fmt.Errorf("simulate: a KV cache of %d tokens holds no block of %d", c.KVTokens, defaultBlockTokens)
+	case c.MaxBatch < 1:
+		return fmt.Errorf("simulate: batch of %d; give at least 1", c.MaxBatch)
+	case c.ReportInterval < time.Millisecond || c.ReportDelay < 0 || c.ReportDelay > c.ReportInterval || c.HealthDelay < 0:
+		return fmt.Errorf("simulate: reports every %v after %v, health after %v; reports need at least 1ms, and a delay up to their interval", c.ReportInterval, c.ReportDelay, c.HealthDelay)
+	}
+	if err := c.Profile.Validate(); err != nil {
+		return fmt.Errorf("simulate: %w", err)
+	}
+	if !slices.Contains(Policies(), c.Policy) {
+		return fmt.Errorf("simulate: policy %q: must be one of %q", c.Policy, Policies())
+	}
+	if isCascade(c.Policy) && len(c.Faults) > 0 {
+		return fmt.Errorf("simulate: policy %q: failures and drains are simulated for routers only", c.Policy)
+	}
+	for i, f := range c.Faults {
+		switch {
+		case f.Kind != Fail && f.Kind != Drain:
+			return fmt.Errorf("simulate: fault %d: kind %q must be %q or %q", i, f.Kind, Fail, Drain)
+		case f.Replica < 0 || f.Replica >= c.Replicas:
+			return fmt.Errorf("simulate: fault %d: replica %d of %d", i, f.Replica, c.Replicas)
+		case f.At < 0 || f.Until != 0 && f.Until <= f.At:
+			return fmt.Errorf("simulate: fault %d: from %v until %v", i, f.At, f.Until)
+		}
+	}
+	return nil
+}

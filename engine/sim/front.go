@@ -1,0 +1,223 @@
+package sim
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/flow"
+	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/trader"
+	"github.com/cascadeinfer/cascade/policies/weights"
+)
+
+// front is one replica's migrator: what migrator/market is in production, around the same trader and
+// the same view of the peers' loads.
+type front struct {
+	id       policies.ReplicaID
+	replica  *replica
+	stage    int // in the plan in force
+	weight   uint32
+	counter  *flow.Counter
+	seen     uint64
+	peers    *loadview.View
+	trader   *trader.Trader
+	reserved map[bidask.Deal]*reservation
+	mailbox  []bidask.Event
+	stepping bool
+	wakeAt   time.Duration // of the next deadline event
+	// sending and receiving count the transfers under way, which share the replica's link.
+	sending, receiving int
+	// tokens and seconds are those since the last report: their quotient is the iteration time.
+	tokens, seconds float64
+	proposal        fleetview.Proposal
+}
+
+func (c *cascade) newFront(id policies.ReplicaID, r *replica, seed uint64) (*front, error) {
+	peers := loadview.New(loadview.Config{Self: id, Placer: place.Policy{}, SampleSize: sampleSize, Seed: seed})
+	market, err := trader.New(c.marketOf(id, peers, c.edges, seed))
+	if err != nil {
+		return nil, err
+	}
+	return &front{
+		id: id, replica: r, weight: weights.Neutral, counter: flow.New(c.edges, c.window().Seconds()),
+		peers: peers, trader: market, reserved: map[bidask.Deal]*reservation{},
+	}, nil
+}
+
+// frontOf returns the front end of a replica.
+func (c *cascade) frontOf(id policies.ReplicaID) *front { return c.fronts[c.index[id]] }
+
+// measure returns the present situation of a replica, without its residents.
+func (c *cascade) measure(f *front) trader.Situation {
+	load := f.replica.load()
+	load.Engine = policies.EngineLoad{Capacity: c.sim.cfg.KVTokens, KVUsed: f.replica.usedKV()}
+	return trader.Situation{Load: load, Ready: true, CanReceive: true, Plan: c.plan}
+}
+
+// scan lets a trader examine the requests that run on its replica. Without the market the front end
+// only measures its load.
+func (c *cascade) scan(f *front) {
+	s := c.measure(f)
+	if c.market {
+		s.Residents = c.listResidents(f.replica)
+		c.execute(f, f.trader.Scan(c.now(), &s, nil))
+	} else {
+		f.peers.SetOwnLoad(f.trader.OwnLoad(&s))
+	}
+	c.sim.queue.push(event{at: c.sim.now + scanInterval, kind: scan, index: int32(f.replica.index)})
+}
+
+// listResidents returns a replica's requests for a scan. The next call overwrites them.
+func (c *cascade) listResidents(r *replica) []trader.Resident {
+	c.residents = c.residents[:0]
+	for _, q := range r.resident {
+		if q.id == "" {
+			q.id = strconv.FormatUint(q.index, 10)
+		}
+		c.residents = append(c.residents, trader.Resident{
+			Request: policies.Request{ID: q.id, Input: q.Input, Output: policies.Tokens(q.tokens)}, Epoch: q.epoch, Since: q.since,
+		})
+	}
+	return c.residents
+}
+
+// summarise sends a replica's load to samples of its stage, of the stage before and of the others. While
+// boundaries are refined, the stage before also gets the running requests.
+func (c *cascade) summarise(f *front) {
+	s := c.measure(f)
+	load, now := f.trader.OwnLoad(&s), c.now()
+	send := func(to []policies.ReplicaID, running []policies.Sequence) {
+		for _, id := range to {
+			peers := c.frontOf(id).peers
+			peers.SetPeerLoad(now, f.id, load)
+			peers.SetPeerRunning(f.id, running)
+		}
+	}
+	stage, before, others := f.peers.SampleNeighbours()
+	send(stage, nil)
+	send(others, nil)
+	if c.paper && len(before) > 0 {
+		send(before, sequences(f.replica))
+	} else {
+		send(before, nil)
+	}
+	c.sim.queue.push(event{at: c.sim.now + summaryInterval, kind: summary, index: int32(f.replica.index)})
+}
+
+// sequences returns the requests that run on a replica; not nil.
+func sequences(r *replica) []policies.Sequence {
+	out := make([]policies.Sequence, 0, len(r.resident))
+	for _, q := range r.resident {
+		if q.tokens > 0 {
+			out = append(out, policies.Sequence{Input: q.Input, Length: q.length()})
+		}
+	}
+	return out
+}
+
+// post passes an event to a front's trader and executes what follows from it.
+func (c *cascade) post(f *front, ev bidask.Event) {
+	f.mailbox = append(f.mailbox, ev)
+	if !f.stepping {
+		c.execute(f, nil)
+	}
+}
+
+// execute executes a trader's actions, and those of the events that they post.
+func (c *cascade) execute(f *front, actions []bidask.Action) {
+	f.stepping = true
+	for {
+		for i := range actions {
+			c.executeAction(f, &actions[i])
+		}
+		if len(f.mailbox) == 0 {
+			break
+		}
+		ev := f.mailbox[0]
+		f.mailbox = f.mailbox[1:]
+		ev.Now = c.now()
+		actions = f.trader.Step(ev, actions[:0])
+	}
+	f.stepping, f.mailbox = false, nil
+	if next, ok := f.trader.Next(); ok {
+		c.wake(f, time.Duration(next)*time.Microsecond)
+	}
+}
+
+// executeAction executes one action of a front's trader.
+func (c *cascade) executeAction(f *front, a *bidask.Action) {
+	switch a.Kind {
+	case bidask.Send:
+		m := a.Message
+		m.From = f.id
+		c.sim.queue.push(event{at: c.sim.now + messageDelay, kind: message, arg: &m})
+	case bidask.Reserve:
+		c.reserve(f, a)
+	case bidask.Release:
+		c.release(f, a.Deal)
+	case bidask.Import:
+		c.startTransfer(f, a)
+	case bidask.Abort:
+		if t := c.running[a.Deal]; t != nil {
+			c.failTransfer(t)
+		}
+	case bidask.Export, bidask.Return: // the buyer pulls; the trader has recorded the return
+	}
+}
+
+// wake schedules a front's next deadline, unless one is scheduled that is not later.
+func (c *cascade) wake(f *front, at time.Duration) {
+	at = max(at, c.sim.now+time.Microsecond)
+	if f.wakeAt > c.sim.now && f.wakeAt <= at {
+		return
+	}
+	f.wakeAt = at
+	c.sim.queue.push(event{at: at, kind: deadline, index: int32(f.replica.index)})
+}
+
+// reachDeadline steps a front's trader if its deadline has come.
+func (c *cascade) reachDeadline(f *front) {
+	next, ok := f.trader.Next()
+	switch {
+	case !ok:
+	case next <= c.now():
+		c.post(f, bidask.Event{Kind: bidask.DeadlineReached})
+	default:
+		c.wake(f, time.Duration(next)*time.Microsecond)
+	}
+}
+
+// deliver hands a message to its receiver.
+func (c *cascade) deliver(m *bidask.Message) {
+	if i, ok := c.index[m.To]; ok {
+		c.post(c.fronts[i], bidask.Event{Kind: bidask.MessageReceived, Message: *m})
+	}
+}
+
+// moves counts what became of running requests, by the counts of the traders.
+func (c *cascade) moves() Moves {
+	m := Moves{Tokens: c.copiedTokens, StallSeconds: c.stallTime.Seconds()}
+	for _, f := range c.fronts {
+		x := f.trader.Counts()
+		m.Placed += f.peers.Forwards()
+		m.Offered += sum(x.Offered[:])
+		m.Messages += sum(x.Sent[:])
+		m.Moved += x.MovedIn
+		m.Failed += x.FailedIn
+		m.Growth += x.MovedOut[policies.Growth]
+		m.Outlier += x.MovedOut[policies.Outlier]
+		m.Spill += x.MovedOut[policies.Spill]
+	}
+	return m
+}
+
+func sum(counts []uint64) (total uint64) {
+	for _, n := range counts {
+		total += n
+	}
+	return total
+}

@@ -1,0 +1,189 @@
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/planner"
+	"github.com/cascadeinfer/cascade/policies/refine"
+	"github.com/cascadeinfer/cascade/policies/weights"
+)
+
+// The control plane's settings besides the planner's defaults, as in production at speed 1.
+const (
+	tickInterval   = 250 * time.Millisecond
+	ticksPerReport = 4 // a report and new weights come every so many ticks
+	paperPeriod    = time.Minute
+	poolingFactor  = 0.3
+)
+
+// planView is what the control plane knows, and when it learnt it.
+type planView struct {
+	fleetview.View
+	ticks int
+}
+
+// period is the time between two plans.
+func (v variant) period() time.Duration {
+	if v.paper {
+		return paperPeriod
+	}
+	return time.Duration(planner.DefaultPeriod) * time.Microsecond
+}
+
+// window is the time constant with which flows are forgotten.
+func (v variant) window() time.Duration {
+	if v.paper {
+		return paperPeriod
+	}
+	return flowWindow
+}
+
+// minSeen is how many requests must come before the first stages.
+func (v variant) minSeen() uint64 {
+	if v.paper {
+		return 1
+	}
+	return planner.DefaultSeen
+}
+
+// PlanChange is a plan that came into force.
+type PlanChange struct {
+	Seconds  float64 `json:"seconds"`
+	Decision string  `json:"decision"`
+	Reason   string  `json:"reason"`
+	// Gain is the predicted gain, as a share of the cost of the plan before; 0 where nothing was compared.
+	Gain   float64           `json:"gain"`
+	Cuts   []policies.Tokens `json:"cuts"`
+	Counts []int             `json:"counts"`
+}
+
+// startPlanning makes the planner and the first plan.
+func (c *cascade) startPlanning() error {
+	policy, err := planner.PolicyNamed(c.variant.planner)
+	if err != nil {
+		return fmt.Errorf("simulate: %w", err)
+	}
+	p := c.sim.cfg.Profile
+	c.plans, err = planner.New(planner.Config{
+		Model: modelName, Context: min(maxContext, c.sim.cfg.KVTokens), Edges: c.edges, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
+		Limits: policies.Limits{Stages: policies.MaxStages, Pooling: poolingFactor},
+		Policy: policy, Speed: 1, Period: policies.Micros(c.period().Microseconds()), Grace: planner.DefaultGrace, Seen: c.minSeen(), Refine: c.paper, Follow: c.paper,
+	})
+	if err != nil {
+		return fmt.Errorf("simulate: %w", err)
+	}
+	c.view.Grace, c.view.HalfLife = planner.DefaultGrace, planner.DefaultHalfLife
+	c.report()
+	change, _ := c.plans.Repair(0, &c.view.View)
+	if change == nil {
+		return fmt.Errorf("simulate: internal error: no first plan")
+	}
+	c.adopt(change)
+	return nil
+}
+
+// tick measures the stages, four times a second; every second the replicas report and get new weights;
+// at the end of a period the planner decides.
+func (c *cascade) tick() {
+	if c.view.ticks++; c.view.ticks%ticksPerReport == 0 {
+		c.report()
+		c.weigh()
+		if c.paper {
+			c.refine()
+		}
+	}
+	c.plans.Tick(&c.view.View)
+	if now := c.now(); c.plans.PeriodDue(now) && !(c.static && len(c.plan.Stages) > 1) {
+		if r := c.plans.Replan(now, &c.view.View, nil); r.Change != nil && r.Change.Stages != nil {
+			c.adopt(r.Change)
+		}
+	}
+	c.sim.queue.push(event{at: c.sim.now + tickInterval, kind: planTick})
+}
+
+// report fills the view with the replicas' loads and flows.
+func (c *cascade) report() {
+	c.view.Reset()
+	for i, f := range c.fronts {
+		load := f.replica.load()
+		if f.tokens > 0 {
+			load.Iteration = f.seconds / f.tokens
+		}
+		f.tokens, f.seconds = 0, 0
+		c.view.Replicas = append(c.view.Replicas, fleetview.Replica{
+			Replica: c.replicas[i], Stage: c.plan.StageOfReplica(f.id), Ready: true, Reported: true, Seen: f.seen, Load: load, Flow: f.counter.Rates(c.sim.now.Seconds()),
+			Snapshot: c.snapshot(f), Proposal: f.proposal,
+		})
+	}
+}
+
+// snapshot returns a replica's requests in flight by bucket, which only the paper plans on.
+func (c *cascade) snapshot(f *front) []policies.Batch {
+	if !c.paper {
+		return nil
+	}
+	out := make([]policies.Batch, len(c.edges))
+	for _, q := range f.replica.resident {
+		b := policies.BucketOf(c.edges, q.length())
+		out[b] = out[b].Add(q.Input, q.length())
+	}
+	return out
+}
+
+// refine puts the boundaries in force on which the replicas agree, and lets them propose the next ones.
+func (c *cascade) refine() {
+	if r := c.plans.Refine(&c.view.View); r.Change != nil && r.Change.Stages != nil {
+		c.adopt(r.Change)
+	}
+	for _, f := range c.fronts {
+		f.proposal = fleetview.Proposal{}
+		b := c.plans.Boundary(f.stage)
+		if b == nil {
+			continue
+		}
+		view, ok := f.peers.BoundaryView(c.now(), *b, sequences(f.replica), c.sim.cfg.Profile.QoEModel())
+		if !ok {
+			continue
+		}
+		f.proposal = fleetview.Proposal{Epoch: b.Epoch, Low: b.Low, Boundary: refine.Paper{}.Refine(view)}
+	}
+}
+
+// weigh computes the proxies' weights.
+func (c *cascade) weigh() {
+	for _, stage := range c.plan.Stages {
+		members := make([]weights.Replica, 0, len(stage.Replicas))
+		for _, id := range stage.Replicas {
+			f := c.frontOf(id)
+			load := f.replica.load()
+			members = append(members, weights.Replica{ID: id, Work: load.Held + load.Promised, KV: c.sim.cfg.KVTokens, Known: true, Weight: f.weight})
+		}
+		for id, w := range weights.Next(members) {
+			c.frontOf(id).weight = w
+		}
+	}
+}
+
+// adopt puts a plan in force, at once for everyone. It moves no request.
+func (c *cascade) adopt(change *planner.Change) {
+	c.plan = policies.Plan{Model: modelName, Epoch: c.plan.Epoch + 1, Stages: change.Stages}
+	done := PlanChange{Seconds: c.sim.now.Seconds(), Decision: change.Decision, Reason: change.Reason, Gain: change.Gain}
+	for k, stage := range c.plan.Stages {
+		done.Counts = append(done.Counts, len(stage.Replicas))
+		if k > 0 {
+			done.Cuts = append(done.Cuts, stage.Low)
+		}
+		for _, id := range stage.Replicas {
+			c.frontOf(id).stage = k
+			c.view.Get(id).Stage = k
+		}
+	}
+	for _, f := range c.fronts {
+		f.peers.SetView(c.plan, c.replicas)
+	}
+	c.plans.SetPlan(&c.view.View, c.plan)
+	c.sim.plans = append(c.sim.plans, done)
+}

@@ -1,0 +1,331 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/internal/latencystats"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/baseline"
+)
+
+// progressEvery is the number of events between two calls of Config.Progress, and between two checks of
+// the context.
+const progressEvery = 1 << 14
+
+// TooLong is the kind of failure of a request that no replica's KV cache can hold.
+const TooLong replay.Kind = "too long"
+
+// Sim is one simulation.
+type Sim struct {
+	cfg      Config
+	prices   *cost.Attention
+	replicas []*replica
+	proxies  []proxy
+	loads    []policies.Tokens // scratch
+	rng      *rand.Rand
+
+	queue       queue
+	now         time.Duration
+	next        request // the request that is due next
+	sourceEnded bool
+	read        uint64 // requests, with the next one
+	ended       uint64
+	events      uint64
+
+	stats    latencystats.Collector
+	failures map[replay.Kind]*replay.Failure
+
+	cascade *cascade // nil: the proxies' routers decide
+	plans   []PlanChange
+}
+
+// New returns a simulation that has not begun. The error names the invalid field of the Config, or what
+// is wrong with a profile.
+func New(c Config) (*Sim, error) {
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	if c.Source == nil {
+		return nil, errors.New("simulate: Source is required: the requests")
+	}
+	prices, err := cost.NewAttention(c.Profile, c.Attention, c.Skew)
+	if err != nil {
+		return nil, fmt.Errorf("simulate: %w", err)
+	}
+	s := &Sim{cfg: c, prices: prices, rng: rand.New(rand.NewPCG(c.Seed, 0x51b)), failures: map[replay.Kind]*replay.Failure{}, loads: make([]policies.Tokens, c.Replicas)}
+	for i := range c.Replicas {
+		r, err := newReplica(i, &c, prices.Seconds)
+		if err != nil {
+			return nil, fmt.Errorf("simulate: %w", err)
+		}
+		s.replicas = append(s.replicas, r)
+	}
+	if isCascade(c.Policy) {
+		if s.cascade, err = newCascade(s); err != nil {
+			return nil, err
+		}
+		return s, nil
+	}
+	for range c.Proxies {
+		router, _ := baseline.New(c.Policy) // validate has checked the name
+		s.proxies = append(s.proxies, newProxy(router, c.Replicas))
+	}
+	return s, nil
+}
+
+// Run simulates until the last request has ended. It returns the error of the source or the context's
+// cause, with the Result so far. It may be called once.
+func (s *Sim) Run(ctx context.Context) (Result, error) {
+	if err := s.scheduleArrival(); err != nil {
+		return s.result(), err
+	}
+	for i, f := range s.cfg.Faults {
+		s.queue.push(event{at: f.At, kind: fault, index: int32(i * faultPhases)})
+	}
+	if s.cascade != nil {
+		s.cascade.start()
+	} else {
+		s.queue.push(event{at: s.cfg.ReportInterval, kind: report})
+	}
+	for !s.over() {
+		e, ok := s.queue.pop()
+		if !ok {
+			return s.result(), errors.New("internal error: requests are in flight and nothing is scheduled")
+		}
+		s.now = e.at
+		if err := s.handle(e); err != nil {
+			return s.result(), err
+		}
+		if s.events++; s.events%progressEvery == 0 {
+			s.showProgress()
+			if ctx.Err() != nil {
+				return s.result(), context.Cause(ctx)
+			}
+		}
+	}
+	s.showProgress()
+	return s.result(), nil
+}
+
+// over reports whether all requests have ended.
+func (s *Sim) over() bool { return s.sourceEnded && s.ended == s.read }
+
+func (s *Sim) showProgress() {
+	if s.cfg.Progress != nil {
+		s.cfg.Progress(Progress{Arrived: s.read, Ended: s.ended, Virtual: s.now})
+	}
+}
+
+func (s *Sim) handle(e event) error {
+	switch e.kind {
+	case arrival:
+		q := s.next
+		s.route(&q)
+		return s.scheduleArrival()
+	case iteration:
+		if r := s.replicas[e.index]; r.life == e.life { // an engine that failed since ends no iteration
+			s.endIteration(r)
+			s.beginIteration(r)
+		}
+	case report:
+		s.measureLoads()
+		s.queue.push(event{at: s.now + s.cfg.ReportDelay, kind: reported})
+		s.queue.push(event{at: s.now + s.cfg.ReportInterval, kind: report})
+	case reported:
+		for i := range s.proxies {
+			s.proxies[i].applyLoads()
+		}
+	case fault:
+		return s.handleFault(int(e.index)/faultPhases, faultPhase(int(e.index)%faultPhases))
+	default:
+		s.cascade.handle(e)
+	}
+	return nil
+}
+
+// measureLoads measures the replicas' loads, which reach the proxies later.
+func (s *Sim) measureLoads() {
+	for i, r := range s.replicas {
+		load := r.load()
+		s.loads[i] = load.Held + load.Promised
+	}
+	for i := range s.proxies {
+		s.proxies[i].recordLoads(s.loads)
+	}
+}
+
+// scheduleArrival reads the next request from the source and schedules its arrival.
+func (s *Sim) scheduleArrival() error {
+	next, err := s.cfg.Source.Next()
+	if errors.Is(err, io.EOF) {
+		s.sourceEnded = true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if next.At < s.now {
+		return fmt.Errorf("simulate: request %d is due at %v, after one at %v; sort the trace by arrival", s.read, next.At, s.now)
+	}
+	s.next = request{Request: next, index: s.read}
+	s.read++
+	s.queue.push(event{at: next.At, kind: arrival})
+	return nil
+}
+
+// route sends a request that is due to a replica.
+func (s *Sim) route(q *request) {
+	s.stats.AddArrival(s.now)
+	if s.cascade != nil {
+		s.submit(q, s.cascade.route(q))
+		return
+	}
+	if s.cfg.Proxies > 1 {
+		q.proxy = s.rng.IntN(s.cfg.Proxies)
+	}
+	to := s.proxies[q.proxy].route(q, s.rng)
+	if to < 0 {
+		q.replica = -1
+		s.endRequest(q, replay.Connect, "no replica is up")
+		return
+	}
+	q.replica = to
+	s.proxies[q.proxy].send(q)
+	s.submit(q, to)
+}
+
+// submit sends a request to the replica that was chosen.
+func (s *Sim) submit(q *request, to int) {
+	switch r := s.replicas[to]; {
+	case r.failed:
+		s.endRequest(q, replay.Connect, fmt.Sprintf("replica %d does not answer", to))
+	case !r.fits(q.Request):
+		s.endRequest(q, TooLong, fmt.Sprintf("%d + %d tokens, but the KV cache holds %d", q.Input, q.Output, s.cfg.KVTokens))
+	default:
+		r.submit(q)
+		s.resume(r)
+	}
+}
+
+// resume starts a replica's next iteration unless one is under way.
+func (s *Sim) resume(r *replica) {
+	if !r.running {
+		s.beginIteration(r)
+	}
+}
+
+// beginIteration starts a replica's next iteration if it has something to do.
+func (s *Sim) beginIteration(r *replica) {
+	if takes := r.begin(); r.running {
+		s.queue.push(event{at: s.now + takes, kind: iteration, index: int32(r.index), life: r.life})
+	}
+}
+
+// endIteration hands out the tokens of an iteration.
+func (s *Sim) endIteration(r *replica) {
+	s.stats.AddTokens(s.now, len(r.step.Events))
+	for i := range r.step.Events {
+		e := &r.step.Events[i]
+		q := e.Sequence.Receiver.(*request)
+		q.last = s.now
+		if q.tokens++; q.tokens == 1 {
+			q.first, q.cached = s.now, e.Cached
+		}
+		if s.cascade != nil {
+			s.cascade.countToken(r, q, e.Finish != 0)
+		}
+		if e.Finish != 0 {
+			r.remove(q)
+			s.endRequest(q, "", "")
+		}
+	}
+	if s.cascade != nil {
+		s.cascade.endIteration(r)
+	}
+}
+
+// endRequest records the end of a request; kind is empty if it was answered in full.
+func (s *Sim) endRequest(q *request, kind replay.Kind, message string) {
+	s.ended++
+	if s.cascade == nil && q.replica >= 0 {
+		s.proxies[q.proxy].end(q)
+	}
+	r := replay.Record{
+		Index: int(q.index), Due: q.At.Seconds(), Input: q.Input, Output: q.Output, E2E: (s.now - q.At).Seconds(), Error: kind, Message: message,
+	}
+	if q.tokens > 0 {
+		r.TTFT, r.Last, r.Tokens, r.Cached = (q.first - q.At).Seconds(), (q.last - q.At).Seconds(), q.tokens, int64(q.cached)
+	}
+	s.stats.AddEnd(&r)
+	if s.cfg.Record != nil {
+		s.cfg.Record(&r)
+	}
+	if kind == "" {
+		return
+	}
+	f := s.failures[kind]
+	if f == nil {
+		f = &replay.Failure{Kind: kind, First: message}
+		s.failures[kind] = f
+	}
+	f.Count++
+}
+
+// faultPhase is one of the times at which a fault changes something. The index of a fault's event is
+// that of the fault times faultPhases, plus the phase.
+type faultPhase int
+
+const (
+	faultBegins faultPhase = iota
+	faultNoticed
+	faultEnds
+	faultEndNoticed
+	faultPhases = iota // how many there are
+)
+
+// handleFault handles one phase of a fault. The proxies notice a drain and its end at once, a failure
+// and its end after HealthDelay.
+func (s *Sim) handleFault(index int, phase faultPhase) error {
+	f := s.cfg.Faults[index]
+	r := s.replicas[f.Replica]
+	after := func(d time.Duration, phase faultPhase) {
+		s.queue.push(event{at: s.now + d, kind: fault, index: int32(index*faultPhases + int(phase))})
+	}
+	switch phase {
+	case faultBegins:
+		delay := time.Duration(0)
+		if f.Kind == Fail {
+			delay = s.cfg.HealthDelay
+			gone, err := r.lose()
+			if err != nil {
+				return err
+			}
+			for _, q := range gone {
+				s.endRequest(q, replay.Cut, fmt.Sprintf("replica %d failed", r.index))
+			}
+		}
+		after(delay, faultNoticed)
+		if f.Until > 0 {
+			after(f.Until-f.At, faultEnds)
+		}
+	case faultEnds:
+		delay := time.Duration(0)
+		if f.Kind == Fail {
+			delay, r.failed = s.cfg.HealthDelay, false
+		}
+		after(delay, faultEndNoticed)
+	case faultNoticed, faultEndNoticed:
+		for i := range s.proxies {
+			s.proxies[i].setDown(f.Replica, phase == faultNoticed)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/baseline"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/planner"
+	"github.com/cascadeinfer/cascade/policies/trader"
+)
+
+// The policies of Cascade, beside the routers of package baseline.
+const (
+	// Cascade has planned stages, placement before the first token, and the market.
+	Cascade = "cascade"
+	// OneStage is Cascade without stages: weights, placement and the market.
+	OneStage = "one-stage"
+	// WithoutMoves is Cascade without the market: no running request migrates.
+	WithoutMoves = "without-moves"
+	// StaticSplit is WithoutMoves with the first planned stages for ever: a static split by length.
+	StaticSplit = "static-split"
+	// Paper is "preset: paper": plans from the requests of a minute, every one adopted, boundaries
+	// refined each second, and the market as published.
+	Paper = "paper"
+)
+
+// variants are the parts of Cascade that each policy has.
+var variants = map[string]variant{
+	Cascade:      {planner: planner.PolicyDefault, market: true},
+	OneStage:     {planner: planner.PolicyRoundRobin, market: true},
+	WithoutMoves: {planner: planner.PolicyDefault},
+	StaticSplit:  {planner: planner.PolicyDefault, static: true},
+	Paper:        {planner: planner.PolicyPaper, market: true, paper: true},
+}
+
+type variant struct {
+	planner string
+	market  bool // running requests are sold
+	static  bool // no plan follows the first stages
+	paper   bool
+}
+
+// perOctave is how finely lengths are counted.
+func (v variant) perOctave() int {
+	if v.paper {
+		return 1
+	}
+	return bucketsPerOctave
+}
+
+// marketOf returns the settings of a replica's part in the market.
+func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []policies.Tokens, seed uint64) trader.Config {
+	c := trader.Config{
+		Self: self, Peers: peers, Detector: outlier.Detector{Percent: outlierPercent, MinExcess: minExcess}, BucketEdges: edges, Seed: seed,
+		Machine: bidask.Config{FirstDeal: 1, Sample: sampleSize, BidTimeout: bidTimeout, AnswerTimeout: answerTimeout},
+	}
+	if v.paper {
+		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true
+		c.Machine.MaxConcurrentSends, c.Machine.MaxConcurrentReceives = 3, 3
+		c.Detector, c.BucketEdges, c.SpillPercent = outlier.Detector{Percent: outlierPercent}, nil, neverSpill
+	}
+	return c
+}
+
+// Policies lists what Config.Policy may be.
+func Policies() []string {
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, StaticSplit, Paper)
+}
+
+// isCascade reports whether a policy is one of Cascade's.
+func isCascade(policy string) bool {
+	_, ok := variants[policy]
+	return ok
+}
+
+// The settings of production (cmd/internal/wiring), at speed 1.
+const (
+	bucketsPerOctave                 = 4
+	maxContext       policies.Tokens = 131_072
+	flowWindow                       = 45 * time.Second
+	scanInterval                     = 100 * time.Millisecond
+	summaryInterval                  = time.Second
+	sampleSize                       = 8
+	outlierPercent                   = 25
+	minExcess        policies.Tokens = 4096
+	neverSpill                       = 101 // percent
+	bidTimeout                       = policies.Second
+	answerTimeout                    = 2 * policies.Second
+	messageDelay                     = time.Millisecond // of the market's messages
+	modelName                        = "simulated"
+)

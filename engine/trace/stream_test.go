@@ -1,0 +1,124 @@
+package trace
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+func readAll(t *testing.T, from Source) []Request {
+	t.Helper()
+	var all []Request
+	for {
+		r, err := from.Next()
+		if errors.Is(err, io.EOF) {
+			if _, again := from.Next(); !errors.Is(again, io.EOF) {
+				t.Fatalf("after the end: %v", again)
+			}
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+}
+
+// TestStreamShapesAsApply shapes random traces both ways.
+func TestStreamShapesAsApply(t *testing.T) {
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		requests := make([]Request, 1+rng.IntN(60))
+		at := time.Duration(0)
+		for i := range requests {
+			requests[i] = Request{At: at, Input: policies.Tokens(1 + rng.IntN(100)), Output: policies.Tokens(1 + rng.IntN(50))}
+			if rng.IntN(3) > 0 {
+				at += time.Duration(rng.IntN(2000)) * time.Millisecond
+			}
+			if seed%5 == 0 {
+				requests[i].At = NoArrival
+			}
+		}
+		shape := Shape{Seed: seed, Limit: rng.IntN(2) * (1 + rng.IntN(50)), MaxLength: policies.Tokens(rng.IntN(2) * (30 + rng.IntN(100)))}
+		switch seed % 3 {
+		case 0:
+			shape.Rate = 1 + rng.Float64()
+		case 1:
+			shape.Speed = 1 + rng.Float64()
+		}
+		shape.Spread, shape.Until = time.Duration(rng.IntN(2)*rng.IntN(5000))*time.Millisecond, time.Duration(rng.IntN(2)*rng.IntN(40))*time.Second
+		var text bytes.Buffer
+		if err := Write(&text, requests); err != nil {
+			t.Fatal(err)
+		}
+		want, wantErr := shape.Apply(requests)
+		from, err := shape.Stream(func() (Source, error) { return NewReader(bytes.NewReader(text.Bytes()), "t") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if errors.Is(wantErr, ErrNoRate) {
+			if _, err := from.Next(); !errors.Is(err, ErrNoRate) && !errors.Is(err, io.EOF) {
+				t.Fatalf("seed %d: %v, want %v", seed, err, wantErr)
+			}
+			continue
+		}
+		if got := readAll(t, from); !slices.EqualFunc(got, want, func(a, b Request) bool { return reflect.DeepEqual(a, b) }) {
+			t.Fatalf("seed %d, %+v:\n got %v\nwant %v", seed, shape, got, want)
+		}
+	}
+}
+
+// TestSkipInvalid reads a trace with a bad number, a zero output, and a line out of order.
+func TestSkipInvalid(t *testing.T) {
+	const text = "arrival_ms,input_tokens,output_tokens\n0,10,5\n100,x,5\n200,10,0\n150,7,7\n90000,8,8\n80,9,9\n90001,1,1\n"
+	open := func() (Source, error) { return NewReader(strings.NewReader(text), "t.csv") }
+	for _, shape := range []Shape{{}, {Rate: 3}} {
+		from, err := shape.Stream(open)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var skipped []string
+		got := readAll(t, SkipInvalid(from, func(e *Error) { skipped = append(skipped, e.Error()) }))
+		want := []string{
+			`t.csv:3: input_tokens: "x" is not a whole number of tokens`,
+			"t.csv:4: output_tokens: 0 tokens is not in 1 … 16777216; drop the line or correct it",
+			"t.csv:7: a request arrives at 80ms, after one at 1m30s; sort the trace by arrival",
+		}
+		if len(got) != 4 || !slices.Equal(skipped, want) {
+			t.Errorf("%d requests, skipped %q; want 4 and %q", len(got), skipped, want)
+		}
+		if from, err = shape.Stream(open); err != nil {
+			t.Fatal(err)
+		}
+		if _, err = from.Next(); err != nil && err.Error() != want[0] {
+			t.Errorf("without skipping: %v", err)
+		}
+	}
+}
+
+// TestMixesAreDrawnOneByOne compares Open with Generate.
+func TestMixesAreDrawnOneByOne(t *testing.T) {
+	for _, name := range Names() {
+		g, _ := Named(name)
+		g.Requests, g.Seed = 300, 5
+		want, err := g.Generate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := g.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := readAll(t, d); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: drawn one by one, other requests come", name)
+		}
+	}
+}

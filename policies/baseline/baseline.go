@@ -1,0 +1,94 @@
+// Package baseline holds the routers that users would pick instead of Cascade, for comparisons.
+//
+// Each is one small state machine behind Router; New makes one by name. They read no clock and draw
+// random numbers only from the argument, so that equal calls give equal choices. A router that is not
+// available to requests (it counts those that it sent, and learns loads late) sees that through Replica.
+package baseline
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Request is what a router knows of a request.
+type Request struct {
+	Input policies.Tokens
+	// Prefix names the prompt's leading blocks of BlockTokens tokens; equal ids mean equal blocks after
+	// equal prefixes. Empty where nothing is known. It is not kept.
+	Prefix []uint64
+}
+
+// BlockTokens is the length of a block of Request.Prefix.
+const BlockTokens = 512
+
+// Replica is what a router knows of a replica.
+type Replica struct {
+	// Requests is the number of requests that this router has sent there and that have not ended.
+	Requests int
+	// Load is the KV in use and promised, as the replica reported last, with the prompts that this
+	// router has sent since.
+	Load policies.Tokens
+	// Down excludes the replica: it drains, or failed its health checks.
+	Down bool
+}
+
+// Router chooses the replica of a request.
+type Router interface {
+	// Route returns the index of a replica that is not Down, or −1 if all are. rng is not kept.
+	Route(r Request, replicas []Replica, rng *rand.Rand) int
+}
+
+// routers makes each by name.
+var routers = []struct {
+	name string
+	make func() Router
+}{
+	{"round-robin", func() Router { return &RoundRobin{} }},
+	{"least-load", func() Router { return LeastLoad{} }},
+	{"power-of-two", func() Router { return PowerOfTwo{} }},
+	{"prefix-hash", func() Router { return PrefixHash{} }},
+	{"prefix-tree", func() Router { return &PrefixTree{} }},
+}
+
+// Names lists the routers.
+func Names() []string {
+	var names []string
+	for _, r := range routers {
+		names = append(names, r.name)
+	}
+	return names
+}
+
+// New returns a router by name; false if it is none of Names.
+func New(name string) (Router, bool) {
+	for _, r := range routers {
+		if r.name == name {
+			return r.make(), true
+		}
+	}
+	return nil, false
+}
+
+// best returns the first replica that is not Down and that less puts before all others; −1 if all are.
+// less compares replicas by index.
+func best(replicas []Replica, less func(a, b int) bool) int {
+	at := -1
+	for i := range replicas {
+		if !replicas[i].Down && (at < 0 || less(i, at)) {
+			at = i
+		}
+	}
+	return at
+}
+
+// fewestRequests returns the replica with the fewest requests; −1 if all are Down.
+func fewestRequests(replicas []Replica) int {
+	return best(replicas, func(a, b int) bool { return replicas[a].Requests < replicas[b].Requests })
+}
+
+// allDown reports whether no replica is left.
+func allDown(replicas []Replica) bool {
+	return !slices.ContainsFunc(replicas, func(r Replica) bool { return !r.Down })
+}

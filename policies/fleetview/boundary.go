@@ -1,0 +1,73 @@
+package fleetview
+
+import "github.com/cascadeinfer/cascade/policies"
+
+// Proposal is one replica's proposal for the end of its stage. A replica that sees no
+// reason to move the boundary proposes the one in force; a missing proposal does not
+// count.
+type Proposal struct {
+	Epoch    policies.Epoch // of the plan that it was made for
+	Low      policies.Tokens
+	Boundary policies.Tokens // 0: none
+}
+
+// Boundary describes the boundary between two stages to the replicas of the first
+// one, so that their refiners can propose a better one.
+type Boundary struct {
+	Epoch     policies.Epoch  // of the plan; proposals for another one are ignored
+	At        policies.Tokens // in force: the end of the first stage
+	Low, High policies.Tokens // start of the first stage, end of the second
+	// Peers and Successors count the replicas of the first and the second stage
+	// that take requests; at least 1.
+	Peers, Successors int
+	Next              []policies.Batch // in flight on the second stage, all replicas together, by bucket
+}
+
+// Boundaries describes the boundaries of the plan in force, in ascending order. It
+// returns a new slice each time.
+func (v *View) Boundaries(plan policies.Plan, edges []policies.Tokens) []Boundary {
+	stages := plan.Stages
+	ready := make([]int, len(stages))
+	for i := range v.Replicas {
+		if r := &v.Replicas[i]; r.Stage >= 0 && r.Ready {
+			ready[r.Stage]++
+		}
+	}
+	batches := v.InFlightByStage(plan, edges)
+	out := make([]Boundary, len(stages)-1)
+	for i := range out {
+		out[i] = Boundary{
+			Epoch: plan.Epoch, At: stages[i].High, Low: stages[i].Low, High: stages[i+1].High,
+			Peers: max(ready[i], 1), Successors: max(ready[i+1], 1), Next: batches[i+1],
+		}
+	}
+	return out
+}
+
+// Proposals lists the valid proposals for the end of each stage but the last, or nil
+// for a stage while no more than half of its serving replicas have made one: an epoch
+// ends with the first new boundary, and the fastest replica must not decide for all.
+func (v *View) Proposals(plan policies.Plan, context policies.Tokens) [][]policies.Tokens {
+	stages := plan.Stages
+	proposals := make([][]policies.Tokens, len(stages)-1)
+	serving := make([]int, len(stages)-1)
+	for n := range v.Replicas {
+		r := &v.Replicas[n]
+		i := r.Stage
+		if i < 0 || i >= len(proposals) || !v.loadKnown(r) {
+			continue
+		}
+		serving[i]++
+		p := r.Proposal
+		longest := max(context, stages[i].High) // no request is longer than the context
+		if p.Epoch == plan.Epoch && p.Low == stages[i].Low && p.Boundary > p.Low && p.Boundary < stages[i+1].High && p.Boundary <= longest {
+			proposals[i] = append(proposals[i], p.Boundary)
+		}
+	}
+	for i := range proposals {
+		if 2*len(proposals[i]) <= serving[i] {
+			proposals[i] = nil
+		}
+	}
+	return proposals
+}

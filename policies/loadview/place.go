@@ -1,0 +1,138 @@
+package loadview
+
+import (
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Place returns where a request starts: at a peer, or with the zero Target here. A request
+// that cannot migrate later is placed by the length that it may grow to. A request for a
+// LoRA adapter that this replica's engine lacks starts at a peer that has it, if any. A
+// request that Config.Prefill gives to a prefill replica starts there, and moves here later.
+func (b *View) Place(now policies.Micros, r policies.Request) Target {
+	if b.cfg.Placer == nil || len(b.stages) == 0 {
+		return b.placeHere(r)
+	}
+	grown := r
+	if policies.Movable(r) != policies.NotPinned {
+		grown.Output = max(r.Output, r.MaxOutput)
+	}
+	own := policies.Candidate{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Draining: b.self.Draining || !b.adapters.CanServe(b.cfg.Self, r.Model)}
+	if b.own >= 0 {
+		own.Low, own.High = b.plan.Stages[b.own].Low, b.plan.Stages[b.own].High
+	}
+	if e := b.placePrefill(now, r, own); e != nil {
+		b.forwards++
+		to := b.placeAtPeer(e, r)
+		to.Prefill = true
+		return to
+	}
+	id := b.askPlacer(now, grown, own, b.fresh)
+	if id == "" && (own.Draining || grown.Length() < own.Low || grown.Length() >= own.High) {
+		// It should not start here and no suitable peer has a recent load: choose among
+		// those with an unknown load.
+		id = b.askPlacer(now, grown, own, func(policies.Micros, *peerEntry) bool { return true })
+	}
+	if e := b.peers[id]; e != nil && e.address != "" {
+		b.forwards++
+		return b.placeAtPeer(e, r)
+	}
+	return b.placeHere(r)
+}
+
+// askPlacer lets the Placer choose from a sample of the peers that pass.
+func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.Candidate, pass func(policies.Micros, *peerEntry) bool) policies.ReplicaID {
+	at := b.plan.StageOf(r.Length())
+	b.sites = b.sites[:0]
+	narrow := b.adapters.Restricts(r.Model)
+	fits := func(now policies.Micros, e *peerEntry) bool {
+		return pass(now, e) && (!narrow || b.adapters.CanServe(e.id, r.Model))
+	}
+	addStage := func(k int) { b.addSample(now, b.stages[k], b.plan.Stages[k].Low, b.plan.Stages[k].High, fits) }
+	addStage(at)
+	for k := at + 1; k < len(b.stages) && len(b.sites) < 2*b.cfg.SampleSize; k++ {
+		addStage(k)
+	}
+	for k := at - 1; k >= 0 && narrow && len(b.sites) == 0; k-- {
+		// The adapter is loaded in shorter stages only: use them.
+		addStage(k)
+		for i := range b.sites {
+			b.sites[i].High = policies.Unbounded
+		}
+	}
+	return b.cfg.Placer.Place(policies.Arrival{Request: r, Own: own, Peers: b.sites})
+}
+
+// addSample adds a random sample of the replicas, which are for the lengths [low, high), to the
+// sites.
+func (b *View) addSample(now policies.Micros, all []*peerEntry, low, high policies.Tokens, pass func(policies.Micros, *peerEntry) bool) {
+	if len(all) == 0 {
+		return
+	}
+	start, found := b.rng.IntN(len(all)), 0
+	for i := range min(len(all), maxExamined) {
+		e := all[(start+i)%len(all)]
+		if !b.open(now, e) || !pass(now, e) {
+			continue
+		}
+		b.sites = append(b.sites, policies.Candidate{ID: e.id, Low: low, High: high, Waiting: e.load.Waiting, Load: e.load.Total})
+		if found++; found == b.cfg.SampleSize {
+			return
+		}
+	}
+}
+
+// Rescue returns where to continue a stream whose engine was lost: the least loaded replica
+// of the stage that holds its length, else of a longer stage, else of a shorter one. Within
+// a stage, peers without a recent load come last. If none is left, the least loaded prefill
+// replica continues it. It returns false if all have been tried.
+func (b *View) Rescue(now policies.Micros, r policies.Request, tried []policies.ReplicaID) (Target, bool) {
+	self := !b.self.Draining && !slices.Contains(tried, b.cfg.Self) && b.adapters.CanServe(b.cfg.Self, r.Model)
+	at := b.plan.StageOf(r.Length())
+	for i := range len(b.stages) {
+		k := at + i
+		if k >= len(b.stages) {
+			k = len(b.stages) - 1 - i // the shorter ones, longest first
+		}
+		e, heard := b.leastLoaded(now, b.stages[k], r, tried)
+		switch here := self && k == b.own; {
+		case here && (!heard || b.self.Total <= e.load.Total):
+			return b.placeHere(r), true
+		case e != nil:
+			return b.placeAtPeer(e, r), true
+		}
+	}
+	if self {
+		return b.placeHere(r), true
+	}
+	if e, _ := b.leastLoaded(now, b.prefill, r, tried); e != nil {
+		return b.placeAtPeer(e, r), true
+	}
+	return Target{}, false
+}
+
+// leastLoaded returns the least loaded of the replicas that has not been tried; heard
+// reports whether its load is known.
+func (b *View) leastLoaded(now policies.Micros, all []*peerEntry, r policies.Request, tried []policies.ReplicaID) (best *peerEntry, heard bool) {
+	if len(all) == 0 {
+		return nil, false
+	}
+	start := b.rng.IntN(len(all))
+	for i := range all {
+		e := all[(start+i)%len(all)]
+		if !b.open(now, e) || slices.Contains(tried, e.id) || !b.adapters.CanServe(e.id, r.Model) {
+			continue
+		}
+		fresh := b.fresh(now, e)
+		if best == nil || fresh && !heard || fresh == heard && fresh && e.load.Total < best.load.Total {
+			best, heard = e, fresh
+		}
+	}
+	return best, heard
+}
+
+// Forwards counts the requests that Place sent to a peer.
+func (b *View) Forwards() uint64 {
+	return b.forwards
+}

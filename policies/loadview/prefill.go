@@ -1,0 +1,50 @@
+package loadview
+
+import "github.com/cascadeinfer/cascade/policies"
+
+const (
+	// prefillPause is for how long no request is placed at a prefill replica after a move
+	// from it has failed; it doubles with every further one, up to maxPauseDoublings times.
+	prefillPause      = policies.Second
+	maxPauseDoublings = 6
+)
+
+// IsPrefill reports whether this replica is a prefill replica.
+func (b *View) IsPrefill() bool {
+	return b.prefillSelf
+}
+
+// Prefills reports whether requests of this replica's front end may start at prefill replicas.
+func (b *View) Prefills() bool {
+	return b.cfg.Prefill != nil && b.own >= 0 && len(b.prefill) > 0
+}
+
+// placePrefill returns the prefill replica that computes a request's prompt before it moves
+// here, nil if this replica should.
+func (b *View) placePrefill(now policies.Micros, r policies.Request, own policies.Candidate) *peerEntry {
+	misplaced := own.Draining || !r.Estimated && (r.Length() < own.Low || r.Length() >= own.High)
+	if !b.Prefills() || misplaced || policies.Movable(r) != policies.NotPinned {
+		return nil
+	}
+	b.sites = b.sites[:0]
+	b.addSample(now, b.prefill, 0, policies.Unbounded, func(now policies.Micros, e *peerEntry) bool {
+		full := e.capacity > 0 && e.load.Total+r.Length() > e.capacity
+		return !full && now >= e.retryAt && b.fresh(now, e) && b.adapters.CanServe(e.id, r.Model)
+	})
+	return b.peers[b.cfg.Prefill.Place(policies.Arrival{Request: r, Own: own, Peers: b.sites})]
+}
+
+// RecordPrefillMove records whether a request moved here from the prefill replica that had
+// computed its prompt. After a failure no request is placed there for a while: its prompt
+// would be computed, and the request could not leave.
+func (b *View) RecordPrefillMove(now policies.Micros, from policies.ReplicaID, moved bool) {
+	e := b.peers[from]
+	switch {
+	case e == nil:
+	case moved:
+		e.failures, e.retryAt = 0, 0
+	default:
+		e.retryAt = now + prefillPause<<min(e.failures, maxPauseDoublings)
+		e.failures++
+	}
+}

@@ -1,0 +1,339 @@
+package loadview_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/place"
+)
+
+// fleet returns the load view of replica a in a fleet with stages [0,1000) of a, b, c; [1000,4000)
+// of d, e; and the rest of f.
+func fleet(t testing.TB) *loadview.View {
+	return fleetOf(t, peers("a", "b", "c", "d", "e", "f"))
+}
+
+// fleetOf returns that load view for replicas of these names.
+func fleetOf(t testing.TB, replicas []policies.Replica) *loadview.View {
+	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{Queue: 100}})
+	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
+		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
+		{Low: 1000, High: 4000, Replicas: []policies.ReplicaID{"d", "e"}},
+		{Low: 4000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"f"}},
+	}}
+	if err := plan.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	b.SetView(plan, replicas)
+	return b
+}
+
+func peers(ids ...policies.ReplicaID) []policies.Replica {
+	var out []policies.Replica
+	for _, id := range ids {
+		out = append(out, policies.Replica{ID: id, Model: "m", Address: string(id) + ":80", Peer: string(id) + ":81"})
+	}
+	return out
+}
+
+func at(id policies.ReplicaID) loadview.Target {
+	if id == "" {
+		return loadview.Target{}
+	}
+	return loadview.Target{Replica: id, Address: string(id) + ":81"}
+}
+
+func prompt(n policies.Tokens) policies.Request { return policies.Request{Input: n} }
+
+func TestPlace(t *testing.T) {
+	b := fleet(t)
+	want := func(what string, r policies.Request, id policies.ReplicaID) {
+		t.Helper()
+		if got := b.Place(0, r); got != at(id) {
+			t.Errorf("%s: at %q, want %q", what, got.Replica, id)
+		}
+	}
+	want("short", prompt(10), "")
+	// No load is known yet, but the request must not start here.
+	if got := b.Place(0, prompt(2000)).Replica; got != "d" && got != "e" {
+		t.Errorf("long: at %q", got)
+	}
+	b.SetPeerLoad(0, "d", loadview.Load{Waiting: 500})
+	b.SetPeerLoad(0, "e", loadview.Load{Waiting: 100})
+	b.SetPeerLoad(0, "b", loadview.Load{Waiting: 10, Total: 10})
+	b.SetPeerLoad(0, "c", loadview.Load{Waiting: 10, Total: 5})
+	want("long", prompt(2000), "e")
+	want("long, counted", prompt(2000), "d") // e has 2,100 tokens waiting now
+	want("an estimate is left to the proxy", policies.Request{Input: 2000, Estimated: true}, "")
+	want("fixed, and may grow", policies.Request{Input: 10, MaxOutput: 5000, Features: policies.Structured}, "f")
+	b.SetOwnLoad(loadview.Load{})
+	want("movable, and may grow", policies.Request{Input: 10, MaxOutput: 5000}, "")
+	// This replica has a long queue.
+	b.SetOwnLoad(loadview.Load{Waiting: 1000})
+	want("queue", prompt(500), "c")
+	want("queue, counted", prompt(500), "b")
+	want("all queues are long now", prompt(500), "")
+	// A load that is too old does not count.
+	b.SetPeerLoad(0, "b", loadview.Load{})
+	if got := b.Place(3*policies.Second+1, prompt(5)); got != at("") {
+		t.Errorf("stale: at %q", got.Replica)
+	}
+	// A draining front end sends all requests away: to a replica of its stage, else to a longer
+	// stage.
+	b.SetOwnLoad(loadview.Load{Draining: true})
+	b.SetPeerLoad(0, "b", loadview.Load{Draining: true})
+	b.SetPeerLoad(0, "c", loadview.Load{})
+	want("draining", prompt(5), "c")
+	b.MarkGone("c")
+	b.SetPeerLoad(0, "e", loadview.Load{})
+	want("draining, no replica in the stage", prompt(5), "e")
+	// No replica is available.
+	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
+	want("alone", prompt(5), "")
+}
+
+func TestPlaceWithoutPlan(t *testing.T) {
+	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{}})
+	if got := b.Place(0, prompt(5)); got != at("") {
+		t.Errorf("at %q", got.Replica)
+	}
+	if _, ok := b.Rescue(0, prompt(5), []policies.ReplicaID{"a"}); ok {
+		t.Error("rescued without a replica")
+	}
+}
+
+func TestOpen(t *testing.T) {
+	b := fleet(t)
+	drained := peers("a", "b", "c", "d")
+	drained[1].Draining = true
+	drained[3].Peer = ""
+	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"}), drained)
+	for id, open := range map[policies.ReplicaID]bool{"a": false, "b": false, "c": true, "d": false, "f": false} {
+		if b.Available(0, id) != open {
+			t.Errorf("%s: open is %v", id, !open)
+		}
+	}
+	b.SetPeerLoad(0, "c", loadview.Load{Draining: true})
+	if b.Available(0, "c") || !b.Available(loadview.DefaultMaxAge+1, "c") {
+		t.Error("c says that it drains, and for how long that counts")
+	}
+	b.MarkGone("c")
+	if b.Available(0, "c") || b.CountFresh(0) != 0 {
+		t.Error("c is gone")
+	}
+	b.MarkBack("c")
+	b.MarkBack("x") // an unknown replica
+	if !b.Available(0, "c") || b.CountFresh(0) != 0 {
+		t.Error("c is there again, and nothing is known of its load")
+	}
+	b.MarkGone("c")
+	b.SetPeerLoad(0, "c", loadview.Load{})
+	if !b.Available(0, "c") || b.CountFresh(0) != 1 {
+		t.Error("c is back")
+	}
+	b.SetPeerLoad(0, "x", loadview.Load{}) // an unknown replica
+	if b.CountFresh(0) != 1 {
+		t.Error("a stranger counts")
+	}
+}
+
+func TestRescue(t *testing.T) {
+	b := fleet(t)
+	var tried []policies.ReplicaID
+	want := func(id policies.ReplicaID, ok bool) {
+		t.Helper()
+		got, is := b.Rescue(0, prompt(2000), tried)
+		if got != at(id) || is != ok {
+			t.Errorf("after %v: %q %v, want %q", tried, got.Replica, is, id)
+		}
+		tried = append(tried, id)
+		if id == "" {
+			tried[len(tried)-1] = "a"
+		}
+	}
+	b.SetOwnLoad(loadview.Load{Total: 50})
+	b.SetPeerLoad(0, "d", loadview.Load{Total: 100})
+	b.SetPeerLoad(0, "b", loadview.Load{Total: 100})
+	want("d", true) // its load is known; e's is not
+	want("e", true) // in its stage
+	want("f", true) // in a longer stage
+	want("", true)  // in a shorter stage: this replica, before b with more load and c with an unknown load
+	want("b", true)
+	want("c", true)
+	want("", false)
+	// Many requests that are rescued at once spread over the replicas.
+	b = fleet(t)
+	b.SetPeerLoad(0, "d", loadview.Load{})
+	b.SetPeerLoad(0, "e", loadview.Load{})
+	count := map[policies.ReplicaID]int{}
+	for range 10 {
+		got, _ := b.Rescue(0, prompt(2000), nil)
+		count[got.Replica]++
+	}
+	if count["d"] != 5 || count["e"] != 5 {
+		t.Errorf("spread: %v", count)
+	}
+	// This replica is the last resort; if it drains, it is not used at all.
+	b = fleet(t)
+	b.SetOwnLoad(loadview.Load{Draining: true})
+	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
+	if _, ok := b.Rescue(0, prompt(1), nil); ok {
+		t.Error("rescued by a draining replica")
+	}
+}
+
+// BenchmarkPlace shows that placement among a thousand replicas costs no more than among a stage's
+// sample.
+func BenchmarkPlace(b *testing.B) {
+	for _, n := range [...]int{16, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			ids := make([]policies.ReplicaID, n)
+			for i := range ids {
+				ids[i] = policies.ReplicaID(fmt.Sprintf("r%d", i))
+			}
+			x := loadview.New(loadview.Config{Self: "r0", Placer: place.Policy{Queue: 1}})
+			x.SetView(policies.OneStagePlan("m", ids), peers(ids...))
+			for i := range min(n, 24) {
+				x.SetPeerLoad(0, ids[i*n/min(n, 24)], loadview.Load{})
+			}
+			for b.Loop() {
+				x.SetOwnLoad(loadview.Load{Waiting: 100})
+				x.Place(0, prompt(10))
+			}
+		})
+	}
+}
+
+// A request for a LoRA adapter begins, and is rescued, only where the adapter is loaded.
+func TestAdapters(t *testing.T) {
+	replicas := peers("a", "b", "c", "d", "e", "f")
+	replicas[1].Adapters, replicas[4].Adapters = []string{"sql", "poet"}, []string{"sql"}
+	b := fleetOf(t, replicas)
+	ask := func(name string, n policies.Tokens) policies.Request { return policies.Request{Model: name, Input: n} }
+	for range 20 { // for any random sample and any loads
+		for _, x := range []struct {
+			name string
+			n    policies.Tokens
+			want policies.ReplicaID
+		}{
+			{"m", 10, ""}, {"sql", 10, "b"}, {"sql", 2000, "e"}, {"poet", 10, "b"},
+			{"poet", 2000, "b"}, {"poet", 9000, "b"}, // in a shorter stage only
+			{"not-loaded", 10, ""}, // the engine rejects it
+		} {
+			if got := b.Place(0, ask(x.name, x.n)); got != at(x.want) {
+				t.Fatalf("%s of %d tokens: at %q, want %q", x.name, x.n, got.Replica, x.want)
+			}
+		}
+		if got, ok := b.Rescue(0, ask("sql", 10), []policies.ReplicaID{"b"}); !ok || got != at("e") {
+			t.Fatalf("rescued at %q, %v", got.Replica, ok)
+		}
+		if got, ok := b.Rescue(0, ask("poet", 10), []policies.ReplicaID{"b"}); ok {
+			t.Fatalf("rescued at %q, which cannot run it", got.Replica)
+		}
+		b = fleetOf(t, replicas)
+	}
+	if b.ServesModel("m") != nil || b.ServesModel("sql") == nil || b.ServesModel("sql")("a") || !b.ServesModel("sql")("e") {
+		t.Error("who fits is wrong")
+	}
+}
+
+// TestPrefill checks which requests start at prefill replicas: p, and q, which is smaller.
+func TestPrefill(t *testing.T) {
+	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{}, Prefill: place.Prefill{Queue: 4000}})
+	replicas := peers("a", "b", "p", "q")
+	replicas[2].Prefill, replicas[3].Prefill, replicas[3].Capacity.KV = true, true, 5000
+	plan := policies.Plan{Model: "m", Stages: []policies.Stage{{Low: 0, High: 9000, Replicas: []policies.ReplicaID{"a"}}, {Low: 9000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}}
+	b.SetView(plan, replicas)
+	estimated := func(n policies.Tokens) policies.Request { return policies.Request{Input: n, Estimated: true} }
+	want := func(what string, now policies.Micros, r policies.Request, id policies.ReplicaID) {
+		t.Helper()
+		if got := b.Place(now, r); got.Replica != id || got.Prefill != (id == "p" || id == "q") {
+			t.Errorf("%s: at %q, prefill %v, want %q", what, got.Replica, got.Prefill, id)
+		}
+	}
+	want("no load is known", 0, estimated(2000), "")
+	load := func(now policies.Micros) {
+		b.SetOwnLoad(loadview.Load{})
+		b.SetPeerLoad(now, "p", loadview.Load{Waiting: 1000, Total: 1000})
+		b.SetPeerLoad(now, "q", loadview.Load{Waiting: 100, Total: 100})
+	}
+	load(0)
+	want("the shorter queue", 0, estimated(4900), "q")
+	want("it is full now", 0, estimated(2000), "p")
+	want("both are full, or have a long queue", 0, estimated(5000), "p") // 3000 wait there
+	want("both are full, or have a long queue", 0, estimated(5000), "")
+	load(0)
+	b.SetPeerLoad(0, "q", loadview.Load{Waiting: 100, Total: 3000})
+	want("the shorter queue, but no room", 0, estimated(2001), "p")
+	want("the shorter queue, and just room", 0, estimated(2000), "q")
+	load(0)
+	want("it cannot move", 0, policies.Request{Input: 2000, Estimated: true, Features: policies.Structured}, "")
+	want("its stage is another", 0, prompt(9001), "b")
+	want("short", 0, estimated(1000), "")
+	// A move fails: others are not placed there for a second, then for two, until one succeeds.
+	b.RecordPrefillMove(0, "q", false)
+	want("after a failure", policies.Second-1, estimated(2000), "p")
+	want("after the pause", policies.Second, estimated(2000), "q")
+	b.RecordPrefillMove(0, "q", false)
+	load(0)
+	want("after another failure", 2*policies.Second-1, estimated(2000), "p")
+	b.RecordPrefillMove(0, "q", true)
+	want("after a success", 0, estimated(2000), "q")
+	want("the load is old", 3*policies.Second+1, estimated(2000), "")
+	load(0)
+	b.MarkGone("q")
+	want("gone", 0, estimated(2000), "p")
+	b.SetOwnLoad(loadview.Load{Draining: true})
+	b.SetPeerLoad(0, "b", loadview.Load{})
+	want("the own replica drains", 0, estimated(2000), "b")
+	load(0)
+	if !b.Prefills() || b.IsPrefill() {
+		t.Error("the prefill replicas are not known")
+	}
+
+	// They are the last resort for streams that lost their engine.
+	for _, c := range []struct {
+		tried []policies.ReplicaID
+		want  policies.ReplicaID
+	}{{[]policies.ReplicaID{"a"}, "b"}, {[]policies.ReplicaID{"a", "b"}, "q"}, {[]policies.ReplicaID{"a", "b", "q"}, "p"}} {
+		if to, ok := b.Rescue(0, estimated(10), c.tried); !ok || to.Replica != c.want {
+			t.Errorf("rescue after %v: %q, %v", c.tried, to.Replica, ok)
+		}
+	}
+	b.SetPeerLoad(10*policies.Second, "p", loadview.Load{Total: 1 << 20}) // that of q is old
+	if to, ok := b.Rescue(10*policies.Second, estimated(10), []policies.ReplicaID{"a", "b"}); !ok || to.Replica != "p" {
+		t.Errorf("rescue with one known load: %q, %v", to.Replica, ok)
+	}
+	if _, ok := b.Rescue(0, estimated(10), []policies.ReplicaID{"a", "b", "p", "q"}); ok {
+		t.Error("rescued at a replica that was tried")
+	}
+
+	// A replica that has the role gives no request to others.
+	replicas[0].Prefill = true
+	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"b"}), replicas)
+	load(0)
+	want("a prefill replica itself", 0, estimated(2000), "")
+	if b.Prefills() || !b.IsPrefill() {
+		t.Error("the own role is not known")
+	}
+}
+
+// TestPrefillSpread checks that front ends with the same knowledge do not all give their prompts to
+// the same of two equal prefill replicas.
+func TestPrefillSpread(t *testing.T) {
+	count := map[policies.ReplicaID]int{}
+	for seed := range uint64(20) {
+		b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{}, Prefill: place.Prefill{}, Seed: seed})
+		replicas := peers("a", "p", "q")
+		replicas[1].Prefill, replicas[2].Prefill = true, true
+		b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), replicas)
+		b.SetPeerLoad(0, "p", loadview.Load{})
+		b.SetPeerLoad(0, "q", loadview.Load{})
+		count[b.Place(0, prompt(2000)).Replica]++
+	}
+	if count["p"] < 4 || count["q"] < 4 {
+		t.Errorf("of 20 front ends: %v", count)
+	}
+}

@@ -1,0 +1,45 @@
+package place_test
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/place"
+)
+
+// TestPrefill checks each reason for which a prompt is computed at the own replica, and the
+// choice among prefill replicas.
+func TestPrefill(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*policies.Arrival)
+		want policies.ReplicaID
+	}{
+		{"the shortest queue", func(*policies.Arrival) {}, "p1"},
+		{"the shortest queue, wherever it is listed", func(a *policies.Arrival) { a.Peers[1].Waiting = 99 }, "p2"},
+		{"the least load among equal queues", func(a *policies.Arrival) { a.Peers[1].Waiting, a.Peers[1].Load = 100, 6 }, "p2"},
+		{"the first among equals", func(a *policies.Arrival) { a.Peers[1] = a.Peers[0]; a.Peers[1].ID = "p2" }, "p1"},
+		{"short", func(a *policies.Arrival) { a.Request.Input = 1023 }, ""},
+		{"just long enough", func(a *policies.Arrival) { a.Request.Input = 1024 }, "p1"},
+		{"cached here", func(a *policies.Arrival) { a.Request.Cached = 977 }, ""},
+		{"cached here, but not enough", func(a *policies.Arrival) { a.Request.Cached = 976 }, "p1"},
+		{"long queues", func(a *policies.Arrival) { a.Peers[0].Waiting, a.Peers[1].Waiting = 8243, 9000 }, ""},
+		{"queues at the bound", func(a *policies.Arrival) { a.Peers[0].Waiting, a.Peers[1].Waiting = 8242, 9000 }, "p1"},
+		{"a long queue here, too", func(a *policies.Arrival) {
+			a.Peers[0].Waiting, a.Peers[1].Waiting, a.Own.Waiting = 9000, 9001, 808
+		}, "p1"},
+		{"not to who drains", func(a *policies.Arrival) { a.Peers[0].Draining = true }, "p2"},
+		{"the own replica drains", func(a *policies.Arrival) { a.Own.Draining = true }, ""},
+		{"second hop", func(a *policies.Arrival) { a.Hops = 1 }, ""},
+		{"none", func(a *policies.Arrival) { a.Peers = nil }, ""},
+	} {
+		a := policies.Arrival{
+			Request: policies.Request{ID: "r", Input: 2000}, Own: site{ID: "me", High: policies.Unbounded, Waiting: 50},
+			Peers: []site{{ID: "p1", High: policies.Unbounded, Waiting: 100, Load: 7}, {ID: "p2", High: policies.Unbounded, Waiting: 200, Load: 7}},
+		}
+		c.edit(&a)
+		if got := (place.Prefill{}).Place(a); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package trader
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// newTwoStages returns the trader of a replica a, of stage [0,100), and the plan; b is the next
+// stage.
+func newTwoStages(t *testing.T) (*Trader, policies.Plan) {
+	t.Helper()
+	plan := policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}}
+	view := loadview.New(loadview.Config{Self: "a"})
+	view.SetView(plan, []policies.Replica{{ID: "a", Peer: "a"}, {ID: "b", Peer: "b"}})
+	return testkit.Must(New(Config{Self: "a", Peers: view})), plan
+}
+
+// grown returns requests that have outgrown the first stage.
+func grown(ids ...string) (out []Resident) {
+	for _, id := range ids {
+		out = append(out, Resident{Request: policies.Request{ID: id, Input: 5000, Output: 1}})
+	}
+	return out
+}
+
+// received returns the event of a message from b.
+func received(now policies.Micros, k bidask.MessageKind, d bidask.Deal, h policies.Migration) bidask.Event {
+	return bidask.Event{Kind: bidask.MessageReceived, Now: now, Message: bidask.Message{Kind: k, From: "b", To: "a", Deal: d, Migration: h}}
+}
+
+func TestConfig(t *testing.T) {
+	peers := loadview.New(loadview.Config{Self: "a"})
+	for name, c := range map[string]Config{
+		"no peers": {Self: "a"}, "no name": {Peers: peers}, "offers": {Self: "a", Peers: peers, MaxOffers: -1},
+		"machine": {Self: "a", Peers: peers, Machine: bidask.Config{MaxConcurrentSends: -1}}, "selector": {Self: "a", Peers: peers, SpillPercent: -1},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// TestSale checks the life of an offer: its request is for sale once, does not count as a
+// resident for a moment after it has left, and may be offered again when it comes back later.
+func TestSale(t *testing.T) {
+	x, plan := newTwoStages(t)
+	s := &Situation{Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan, Residents: grown("q")}
+	offers := func(now policies.Micros, want int) bidask.Deal {
+		t.Helper()
+		out := x.Scan(now, s, nil)
+		if n, _, _ := x.Deals(); n != want {
+			t.Fatalf("at %d: %d offers, want %d", now, n, want)
+		}
+		if len(out) == 0 {
+			return bidask.Deal{}
+		}
+		return out[0].Message.Deal
+	}
+	deal := offers(0, 1)
+	offers(1, 1)
+	move := policies.Migration{Request: "q", Length: 5001, Cause: policies.Growth}
+	x.Step(received(2, bidask.Bid, deal, policies.Migration{}), nil)
+	out := x.Step(received(3, bidask.Pull, deal, policies.Migration{}), nil)
+	if _, exporting, _ := x.Deals(); exporting != 1 || !slices.ContainsFunc(out, func(a bidask.Action) bool { return a.Kind == bidask.Export }) {
+		t.Fatalf("the buyer pulls, and the trader answers %+v", out)
+	}
+	if got, ok := x.Exporting(deal); !ok || got != move {
+		t.Errorf("exports %+v, want %+v", got, move)
+	}
+	s.Residents = nil
+	offers(4, 1) // its transfer runs: the executor decides what becomes of it
+	s.Residents = grown("q")
+	x.Step(bidask.Event{Kind: bidask.TransferDone, Now: 5, Deal: deal}, nil)
+	if c := x.Counts(); c.Offered[policies.Growth] != 1 || c.MovedOut[policies.Growth] != 1 || c.FailedOut[policies.Growth] != 0 {
+		t.Errorf("%+v", c)
+	}
+	offers(6, 0)
+	offers(5+departedRetention, 1)
+	s.Residents = nil
+	offers(6+departedRetention, 0) // it has ended
+	x.departed["p"] = 1 << 40
+	if offers(7+departedRetention, 0); len(x.departed) != 0 {
+		t.Errorf("requests that are not here any more are remembered: %v", x.departed)
+	}
+}
+
+// TestFailedTransfers checks what is counted of transfers that fail, in both directions.
+func TestFailedTransfers(t *testing.T) {
+	x, plan := newTwoStages(t)
+	s := &Situation{Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan, Residents: grown("q")}
+	deal := x.Scan(0, s, nil)[0].Message.Deal
+	x.Step(received(1, bidask.Bid, deal, policies.Migration{}), nil)
+	x.Step(received(2, bidask.Pull, deal, policies.Migration{}), nil)
+	x.Step(bidask.Event{Kind: bidask.TransferFailed, Now: 3, Deal: deal}, nil)
+	bought := bidask.Deal{Seller: "b", Number: 7}
+	x.Step(received(4, bidask.Confirm, bought, policies.Migration{Request: "p", Length: 50, Cause: policies.Growth}), nil)
+	if x.Incoming() != 50 {
+		t.Errorf("%d tokens come, want 50", x.Incoming())
+	}
+	x.Step(bidask.Event{Kind: bidask.Reserved, Now: 5, Deal: bought}, nil)
+	x.Step(received(6, bidask.Grant, bought, policies.Migration{}), nil)
+	if _, _, importing := x.Deals(); importing != 1 {
+		t.Fatalf("%d imports", importing)
+	}
+	x.Step(bidask.Event{Kind: bidask.TransferFailed, Now: 7, Deal: bought}, nil)
+	if c := x.Counts(); c.FailedOut[policies.Growth] != 1 || c.FailedIn != 1 || c.MovedIn != 0 || c.Returned[bidask.ReturnTransferFailed] != 1 {
+		t.Errorf("%+v", c)
+	}
+	if offers, exporting, importing := x.Deals(); offers+exporting+importing != 0 || x.Throughput() != 0 {
+		t.Errorf("%d offers, %d exports and %d imports are left; throughput %d", offers, exporting, importing, x.Throughput())
+	}
+}
+
+// TestThroughput checks that the rate of transfers is measured from Import to their end, and is
+// part of the occupancy from the next scan on.
+func TestThroughput(t *testing.T) {
+	x, plan := newTwoStages(t)
+	s := &Situation{Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan}
+	x.Scan(0, s, nil)
+	deal := bidask.Deal{Seller: "b", Number: 7}
+	x.Step(received(0, bidask.Confirm, deal, policies.Migration{Request: "p", Length: 3000, Cause: policies.Growth}), nil)
+	x.Step(bidask.Event{Kind: bidask.Reserved, Deal: deal}, nil)
+	x.Step(received(policies.Second, bidask.Grant, deal, policies.Migration{}), nil)
+	x.Step(bidask.Event{Kind: bidask.TransferDone, Now: 3 * policies.Second, Deal: deal}, nil)
+	if x.Scan(4*policies.Second, s, nil); x.Throughput() != 1500 || x.occupancy.Throughput != 1500 || x.Counts().MovedIn != 1 {
+		t.Errorf("3,000 tokens in two seconds: %d, %+v", x.Throughput(), x.occupancy)
+	}
+}
+
+// TestSameCallsSameActions checks that the order of withdrawals does not depend on maps.
+func TestSameCallsSameActions(t *testing.T) {
+	run := func() (log string) {
+		x, plan := newTwoStages(t)
+		ids := make([]string, 16)
+		for i := range ids {
+			ids[i] = fmt.Sprint("q", i)
+		}
+		s := &Situation{Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan, Residents: grown(ids...)}
+		out := x.Scan(0, s, nil)
+		s.Residents = nil
+		return fmt.Sprintf("%+v", x.Scan(1, s, out))
+	}
+	want := run()
+	for range 20 {
+		if got := run(); got != want {
+			t.Fatalf("%s\nthen\n%s", want, got)
+		}
+	}
+}
+
+// TestOccupancyByEngine checks that bids and spills follow the KV that the engine reports, of
+// the size that it reports.
+func TestOccupancyByEngine(t *testing.T) {
+	x, plan := newTwoStages(t)
+	s := &Situation{
+		Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan,
+		Load: policies.Load{Held: 22_549, Promised: 10, Engine: policies.EngineLoad{Capacity: 8192, KVUsed: 4000}},
+	}
+	x.Scan(0, s, nil)
+	if p := x.occupancy; p.Capacity != 8192 || p.Held != 4000 || p.Promised != 10 || !p.Fits(4000) || p.Fits(4200) {
+		t.Errorf("occupancy %+v", p)
+	}
+	s.Load.Engine = policies.EngineLoad{}
+	x.Scan(1, s, nil)
+	if p := x.occupancy; p.Capacity != 1<<20 || p.Held != 22_549 {
+		t.Errorf("without the engine's report: %+v", p)
+	}
+	for name, leave := range map[string]func(*Situation){
+		"draining": func(s *Situation) { s.Draining = true }, "retired": func(s *Situation) { s.Retired = true },
+		"not ready": func(s *Situation) { s.Ready = false }, "cannot receive": func(s *Situation) { s.CanReceive = false },
+	} {
+		one := *s
+		leave(&one)
+		if x.Scan(2, &one, nil); !x.occupancy.Draining || one.Leaving() != (name != "cannot receive") || x.OwnLoad(&one).Draining != one.Leaving() {
+			t.Errorf("%s: %+v", name, x.occupancy)
+		}
+	}
+}
