@@ -42,6 +42,8 @@ type Config struct {
 
 	// Policy is one of Policies.
 	Policy string
+	// Layout fixes the stages of one of Cascade's policies; nil leaves them to its planner.
+	Layout *Layout
 	// Proxies is the number of proxies in front of the fleet, each with a router of its own that knows
 	// only what it sent; requests come to a random one. 0 means 1. Cascade's pick by weights, which need
 	// no count.
@@ -60,6 +62,10 @@ type Config struct {
 	Seed uint64
 	// Record is called with every request that has ended, and must not keep it; nil for none.
 	Record func(*replay.Record)
+	// Inspect is called every InspectInterval for each replica that runs requests, with their present
+	// lengths, and must not keep them; nil for none. InspectInterval is then required.
+	Inspect         func(replica int, lengths []policies.Tokens)
+	InspectInterval time.Duration
 	// Progress is called every progressEvery events and at the end; nil for none.
 	Progress func(Progress)
 }
@@ -114,6 +120,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("simulate: a KV cache of %d tokens holds no block of %d", c.KVTokens, defaultBlockTokens)
 	case c.MaxBatch < 1:
 		return fmt.Errorf("simulate: batch of %d; give at least 1", c.MaxBatch)
+	case c.Inspect != nil && c.InspectInterval < time.Millisecond:
+		return fmt.Errorf("simulate: inspections every %v; give at least 1ms", c.InspectInterval)
 	case c.ReportInterval < time.Millisecond || c.ReportDelay < 0 || c.ReportDelay > c.ReportInterval || c.HealthDelay < 0:
 		return fmt.Errorf("simulate: reports every %v after %v, health after %v; reports need at least 1ms, and a delay up to their interval", c.ReportInterval, c.ReportDelay, c.HealthDelay)
 	}
@@ -125,6 +133,9 @@ func (c Config) validate() error {
 	}
 	if isCascade(c.Policy) && len(c.Faults) > 0 {
 		return fmt.Errorf("simulate: policy %q: failures and drains are simulated for routers only", c.Policy)
+	}
+	if err := c.validateLayout(); err != nil {
+		return err
 	}
 	for i, f := range c.Faults {
 		switch {

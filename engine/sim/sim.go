@@ -29,6 +29,7 @@ type Sim struct {
 	replicas []*replica
 	proxies  []proxy
 	loads    []policies.Tokens // scratch
+	lengths  []policies.Tokens // scratch of inspect
 	rng      *rand.Rand
 
 	queue       queue
@@ -90,6 +91,9 @@ func (s *Sim) Run(ctx context.Context) (Result, error) {
 	for i, f := range s.cfg.Faults {
 		s.queue.push(event{at: f.At, kind: fault, index: int32(i * faultPhases)})
 	}
+	if s.cfg.Inspect != nil {
+		s.queue.push(event{at: s.cfg.InspectInterval, kind: inspection})
+	}
 	if s.cascade != nil {
 		s.cascade.start()
 	} else {
@@ -143,6 +147,8 @@ func (s *Sim) handle(e event) error {
 		for i := range s.proxies {
 			s.proxies[i].applyLoads()
 		}
+	case inspection:
+		s.inspect()
 	case fault:
 		return s.handleFault(int(e.index)/faultPhases, faultPhase(int(e.index)%faultPhases))
 	default:
@@ -160,6 +166,22 @@ func (s *Sim) measureLoads() {
 	for i := range s.proxies {
 		s.proxies[i].recordLoads(s.loads)
 	}
+}
+
+// inspect shows the lengths of the requests that run on each replica.
+func (s *Sim) inspect() {
+	for _, r := range s.replicas {
+		s.lengths = s.lengths[:0]
+		for _, q := range r.resident {
+			if q.tokens > 0 {
+				s.lengths = append(s.lengths, q.length())
+			}
+		}
+		if len(s.lengths) > 0 {
+			s.cfg.Inspect(r.index, s.lengths)
+		}
+	}
+	s.queue.push(event{at: s.now + s.cfg.InspectInterval, kind: inspection})
 }
 
 // scheduleArrival reads the next request from the source and schedules its arrival.
