@@ -41,10 +41,10 @@ func (e *emulationFlags) flags(c *cobra.Command, speed float64) {
 	f.DurationVar(&e.window, "window", 45*time.Second, "time constant of the flow counters, in engine time; longer for few requests per second")
 	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of each replica")
 	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
-	f.StringVar(&e.moves, "migration", "", "how running requests migrate: live, reprompt or off; default: the preset's")
+	f.StringVar(&e.moves, "migration", "", "how running requests migrate: live, reprompt, place or off; default: the preset's")
 	deviceFlag(c, &e.device)
 	completeFrom(c, "profile", cost.Names())
-	completeFrom(c, "migration", []string{config.MigrationLive, config.MigrationReprompt, config.MigrationOff})
+	completeFrom(c, "migration", []string{config.MigrationLive, config.MigrationReprompt, config.MigrationPlace, config.MigrationOff})
 }
 
 // results adds the flags for the requests to send and the results to store.
@@ -84,9 +84,9 @@ func newDemo(s *settings) *cobra.Command {
 		Short: "Compare stages with round robin and least load: eight emulated replicas, a realistic mix of requests",
 		Long: `Demo starts eight emulated replicas, their migrators, the control plane and a proxy
 on loopback, replays a mix of short and long requests through the OpenAI API, first
-with all replicas in one stage (round robin), then in one stage with requests placed on
-the replica with the least load, then with planned stages between which running requests
-migrate, and compares the three. The policies are WebAssembly modules,
+with all replicas in one stage (round robin), then in one stage with requests placed by
+load and not migrated (least load), then with planned stages between which running
+requests migrate, and compares the three. The policies are WebAssembly modules,
 whose decisions are compared with those of the native policies; --native uses native
 policies only. Everything runs in this process and talks over real sockets and real xDS;
 --envoy puts a real Envoy process in front.

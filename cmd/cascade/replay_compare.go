@@ -57,7 +57,7 @@ type stageHits struct {
 // comparedFleet is one of the fleets that are compared.
 type comparedFleet struct {
 	name, preset string
-	// leastLoad leaves of the preset only its placement: one stage, and no migrations.
+	// leastLoad leaves of the preset only its placement: one stage, requests placed by load, and no migrations.
 	leastLoad bool
 }
 
@@ -77,7 +77,7 @@ func (of comparedFleet) configure(f *config.Fleet, moves string) {
 		f.Migration.Mode = moves
 	}
 	if of.leastLoad {
-		f.Planner.MinRequests, f.Migration.Mode = config.KeepFirstPlan, config.MigrationOff
+		f.Planner.MinRequests, f.Migration.Mode = config.KeepFirstPlan, config.MigrationPlace
 	}
 }
 

@@ -100,7 +100,7 @@ func TestComparedFleets(t *testing.T) {
 	if plain.Preset != config.PresetRoundRobin || plain.Migration.Mode != config.MigrationOff {
 		t.Errorf("round robin: %s, %+v", plain.Preset, plain.Migration)
 	}
-	if least.Preset != config.PresetDefault || least.Migration.Mode != config.MigrationOff || least.Planner.MinRequests != config.KeepFirstPlan {
+	if least.Preset != config.PresetDefault || least.Migration.Mode != config.MigrationPlace || least.Planner.MinRequests != config.KeepFirstPlan {
 		t.Errorf("least load: %s, %+v, %+v", least.Preset, least.Migration, least.Planner)
 	}
 	if stages.Preset != config.PresetDefault || stages.Migration.Mode != config.MigrationReprompt || stages.Planner.MinRequests == config.KeepFirstPlan {

@@ -71,7 +71,7 @@ the control plane plans from the flow that it counts, running requests are sold 
 ask, and move by live transfers over the profile's link):
   cascade       planned stages, placement and moves
   one-stage     the same without stages
-  without-moves planned stages and placement; running requests stay
+  without-moves planned stages and placement; running requests stay ("migration.mode: place")
   static-split  the same with the first stages for ever: a static split by length
   paper         "preset: paper": plans from the requests of a minute, refined each second,
                 and the market as published

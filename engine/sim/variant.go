@@ -17,7 +17,7 @@ const (
 	Cascade = "cascade"
 	// OneStage is Cascade without stages: weights, placement and the market.
 	OneStage = "one-stage"
-	// WithoutMoves is Cascade without the market: no running request migrates.
+	// WithoutMoves is Cascade with "migration.mode: place": no running request migrates.
 	WithoutMoves = "without-moves"
 	// StaticSplit is WithoutMoves with the first planned stages for ever: a static split by length.
 	StaticSplit = "static-split"

@@ -79,6 +79,9 @@ type Config struct {
 	BucketEdges  []policies.Tokens
 	Cooldown     time.Duration
 	SpillPercent int
+	// KeepRequests makes the replica sell nothing: new requests are placed by load, and run
+	// where they began.
+	KeepRequests bool
 	// MaxOffers bounds the number of requests for sale at a time. If it exceeds the number of
 	// concurrent transfers, the market continues while transfers run. 0 means 16.
 	MaxOffers int

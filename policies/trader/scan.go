@@ -64,7 +64,7 @@ func (t *Trader) Scan(now policies.Micros, in *Situation, out []bidask.Action) [
 	s.Mean, s.MeanKnown = t.StageMean(now, in)
 	here := t.listResidents(s, in.Residents)
 	out = t.cancelStaleSales(s, here, out)
-	if !in.Ready {
+	if !in.Ready || t.cfg.KeepRequests {
 		return out
 	}
 	for _, o := range t.selector.SelectOffers(s, t.cfg.MaxOffers-len(t.sales)) {

@@ -61,6 +61,9 @@ type Config struct {
 	BucketEdges  []policies.Tokens
 	Cooldown     policies.Micros
 	SpillPercent int
+	// KeepRequests makes the replica offer nothing: its requests end where they run. Its load
+	// still places new requests, and it still buys what others offer.
+	KeepRequests bool
 	// MaxOffers bounds the number of requests for sale at a time, those that are being
 	// transferred included. Set it above the limit of concurrent transfers: else no deal is made
 	// while they run. 0 means DefaultMaxOffers.

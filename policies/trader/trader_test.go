@@ -13,12 +13,16 @@ import (
 
 // newTwoStages returns the trader of a replica a, of stage [0,100), and the plan; b is the next
 // stage.
-func newTwoStages(t *testing.T) (*Trader, policies.Plan) {
+func newTwoStages(t *testing.T, edits ...func(*Config)) (*Trader, policies.Plan) {
 	t.Helper()
 	plan := policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}}
 	view := loadview.New(loadview.Config{Self: "a"})
 	view.SetView(plan, []policies.Replica{{ID: "a", Peer: "a"}, {ID: "b", Peer: "b"}})
-	return testkit.Must(New(Config{Self: "a", Peers: view})), plan
+	c := Config{Self: "a", Peers: view}
+	for _, edit := range edits {
+		edit(&c)
+	}
+	return testkit.Must(New(c)), plan
 }
 
 // grown returns requests that have outgrown the first stage.
@@ -88,6 +92,43 @@ func TestSale(t *testing.T) {
 	if offers(7+departedRetention, 0); len(x.departed) != 0 {
 		t.Errorf("requests that are not here any more are remembered: %v", x.departed)
 	}
+}
+
+// TestKeepRequests checks that a replica that keeps its requests offers none, whatever the reason
+// would be, and still publishes its load and buys.
+func TestKeepRequests(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		peers := new(recordedPeers)
+		x, plan := newTwoStages(t, func(c *Config) {
+			peers.Peers, c.Peers = c.Peers, peers
+			c.KeepRequests = keep
+		})
+		s := &Situation{Ready: true, CanReceive: true, Draining: true, Capacity: 1 << 20, Plan: plan, Load: policies.Load{Held: 10_002}, Residents: grown("p", "q")}
+		if out := x.Scan(0, s, nil); keep != (len(out) == 0) {
+			t.Errorf("keeps requests %v: a draining replica with two requests that have outgrown its stage acts: %+v", keep, out)
+		}
+		if peers.load.Held != 10_002 || !peers.load.Draining {
+			t.Errorf("keeps requests %v: its load is %+v", keep, peers.load)
+		}
+		s.Draining, s.Residents = false, nil
+		x.Scan(1, s, nil)
+		out := x.Step(received(2, bidask.Ask, bidask.Deal{Seller: "b", Number: 1}, policies.Migration{Request: "r", Length: 50, Cause: policies.Growth}), nil)
+		if len(out) != 1 || out[0].Message.Kind != bidask.Bid {
+			t.Errorf("keeps requests %v: asked to buy, it answers %+v", keep, out)
+		}
+	}
+}
+
+// recordedPeers records the replica's own load.
+type recordedPeers struct {
+	Peers
+	load loadview.Load
+}
+
+// SetOwnLoad implements Peers.
+func (p *recordedPeers) SetOwnLoad(l loadview.Load) {
+	p.load = l
+	p.Peers.SetOwnLoad(l)
 }
 
 // TestFailedTransfers checks what is counted of transfers that fail, in both directions.

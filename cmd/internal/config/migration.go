@@ -9,6 +9,7 @@ import (
 const (
 	MigrationLive     = "live"
 	MigrationReprompt = "reprompt"
+	MigrationPlace    = "place"
 	MigrationOff      = "off"
 )
 
@@ -22,14 +23,17 @@ const (
 	maxBlocks = 90
 )
 
-// Migration configures how running requests migrate between replicas. The
+// Migration configures how requests are placed and migrate between replicas. The
 // defaults are right for most fleets.
 type Migration struct {
 	// Mode is "live" (copy the KV blocks while the request decodes, where both engines
 	// serve their block tables; else let the engines hand the KV over, where both have a
 	// KV connector, as vLLM has with --kv-transfer-config; else re-prompt), "reprompt" (the target
-	// always recomputes the KV) or "off" (a request ends where it began; a drain
-	// then waits for it).
+	// always recomputes the KV), "place" (a new request starts on another replica
+	// of its stage where the queue is shorter or the prefix is cached, and ends where it
+	// started; a drain waits for it) or "off" (a request stays where the proxy sent it,
+	// whatever the load there; a drain waits for it). Except with "off", a request whose
+	// engine is lost goes on elsewhere.
 	Mode string `yaml:"mode,omitempty" default:"live; off for preset round-robin"`
 	// LinkGbps is the rate of the link into each replica, to which transfers between
 	// emulated engines are paced at the profile's true bytes; it is multiplied by
@@ -63,7 +67,7 @@ func (m *Migration) setDefaults(preset string) {
 }
 
 func (m Migration) validate(c *checker) {
-	checkOneOf(c, "migration.mode", m.Mode, MigrationLive, MigrationReprompt, MigrationOff)
+	checkOneOf(c, "migration.mode", m.Mode, MigrationLive, MigrationReprompt, MigrationPlace, MigrationOff)
 	checkRange(c, "migration.link_gbps", m.LinkGbps, minLink, maxLink)
 	if m.HostGbps != 0 {
 		checkRange(c, "migration.host_gbps", m.HostGbps, minLink, maxLink)

@@ -21,7 +21,7 @@ const hostName = "local"
 // the control plane for them.
 func (f *Fleet) newHost() error {
 	fleet := &f.cfg.Fleet
-	if !fleet.ModulesEnabled() || !fleet.Migrates() || len(fleet.Fleet.Replicas) == 0 {
+	if !fleet.ModulesEnabled() || !fleet.Places() || len(fleet.Fleet.Replicas) == 0 {
 		return nil
 	}
 	log := f.log.With("part", "policies")

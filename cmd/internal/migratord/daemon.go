@@ -69,7 +69,7 @@ func New(cfg Config) (*Daemon, error) {
 	}
 	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, startedAt: time.Now(), leading: make(chan struct{})}
 	d.predecessor.expected = cfg.Predecessor != 0
-	if cfg.Fleet.Migrates() {
+	if cfg.Fleet.Places() {
 		err = d.newMigration()
 	}
 	if err == nil {

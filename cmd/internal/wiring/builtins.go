@@ -82,8 +82,10 @@ func (f *Fleet) UnusedReason(k abi.Kind) string {
 		return "preset round-robin always has one stage"
 	case k == abi.Partition, k == abi.Guard:
 		return ""
-	case !f.Migrates():
-		return "no request of this fleet migrates: migration.mode is off"
+	case !f.Places():
+		return "no request of this fleet is placed by load or migrates: migration.mode is off"
+	case !f.Migrates() && (k == abi.Quote || k == abi.Select || k == abi.Outlier):
+		return "no request of this fleet migrates: migration.mode is place"
 	case k == abi.Refine && !f.Refines():
 		return `boundaries of this fleet move only with plans: set planner.refine: "on" in the fleet file, and restart`
 	}

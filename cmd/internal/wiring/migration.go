@@ -52,8 +52,12 @@ func (f *Fleet) outlierDetector() outlier.Detector {
 	return outlier.Detector{Percent: outlierPercent, MinExcess: minExcess}
 }
 
-// Migrates reports whether requests of this fleet migrate.
-func (f *Fleet) Migrates() bool { return f.Migration.Mode != config.MigrationOff }
+// Places reports whether front ends of this fleet place requests by load, and rescue those
+// whose engine is lost. Then every replica has a market.
+func (f *Fleet) Places() bool { return f.Migration.Mode != config.MigrationOff }
+
+// Migrates reports whether running requests of this fleet migrate.
+func (f *Fleet) Migrates() bool { return f.Places() && f.Migration.Mode != config.MigrationPlace }
 
 // Refines reports whether replicas propose boundaries of their stages between two
 // plans; only then do policies of kind refine decide anything.
@@ -82,6 +86,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 			Sample: bidSample, MaxConcurrentSends: f.Migration.MaxConcurrent, MaxConcurrentReceives: f.Migration.MaxConcurrent,
 			BidTimeout: bidTimeout, AnswerTimeout: answerTimeout,
 		},
+		KeepRequests:    !f.Migrates(),
 		Capacity:        f.capacity(r).KV,
 		Detector:        f.outlierDetector(),
 		Placer:          place.Policy{},

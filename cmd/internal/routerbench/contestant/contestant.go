@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -78,7 +79,7 @@ func All() []Contestant {
 	all := []Contestant{
 		cascade("cascade", variant{}),
 		cascade("cascade-one-stage", variant{oneStage: true}),
-		cascade("cascade-without-moves", variant{moves: "off"}),
+		cascade("cascade-without-moves", variant{moves: config.MigrationPlace}),
 		cascade("cascade-paper", variant{preset: "paper"}),
 	}
 	for _, policy := range []string{"cache_aware", "power_of_two", "consistent_hash"} {

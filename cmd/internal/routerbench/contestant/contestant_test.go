@@ -39,7 +39,7 @@ func TestVariants(t *testing.T) {
 	e := Engines{Model: "m", Context: 4096, Profile: "rtxpro6000-llama-3.1-8b", Speed: 2, History: "h", Replicas: []Replica{{"http://127.0.0.1:1", "b"}, {"http://127.0.0.1:2", ""}}}
 	plain := testkit.Must(variant{}.fleet(e))
 	one := testkit.Must(variant{oneStage: true}.fleet(e))
-	still := testkit.Must(variant{moves: "off"}.fleet(e))
+	still := testkit.Must(variant{moves: "place"}.fleet(e))
 	paper := testkit.Must(variant{preset: "paper"}.fleet(e))
 	if plain.Preset != "default" || plain.Migration.Mode != "live" || plain.Models[0].History != "h" || plain.Overload.Admission != "off" || plain.Speed != 2 {
 		t.Errorf("default: %+v", plain.Fleet)
@@ -50,7 +50,7 @@ func TestVariants(t *testing.T) {
 	if one.Planner.MinRequests <= plain.Planner.MinRequests || one.Models[0].History != "" || one.Migration.Mode != "live" {
 		t.Errorf("one stage: %+v", one.Fleet)
 	}
-	if still.Migration.Mode != "off" || still.Models[0].History != "h" {
+	if still.Migration.Mode != "place" || still.Models[0].History != "h" {
 		t.Errorf("without moves: %+v", still.Fleet)
 	}
 	if paper.Preset != "paper" || paper.Migration.Mode != "live" {

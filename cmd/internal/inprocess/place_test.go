@@ -1,0 +1,54 @@
+package inprocess
+
+import (
+	"bytes"
+	"net/http"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// TestPlaceOnly checks a fleet whose requests are placed and do not migrate: a front end whose engine has a
+// long queue starts a short request on its peer, a drained replica keeps its stream, and a stream whose
+// engine is lost continues on the peer.
+func TestPlaceOnly(t *testing.T) {
+	planes(t, onProxy, func(t *testing.T, envoy string) {
+		r := newMigratingFleet(t, envoy, config.MigrationPlace, 2, func(f *config.Fleet) {
+			f.Models[0].Batch, f.Overload.Admission = 1, config.AdmissionOff
+		})
+		placesOn := func(id policies.ReplicaID) func() bool {
+			return func() bool {
+				return r.daemons["r0"].Market().Place(policies.Request{ID: "probe", Model: llm, Input: 20, MaxOutput: 4}).Replica == id
+			}
+		}
+		front := "http://" + r.replica("r0").Address
+		streams := []*clienttest.Stream{r.Start(front, prompt(200, forever))}
+		r.WaitForGrowth(streams)
+		second := r.Start(front, prompt(60_000, 20)) // the batch of r0 is full, and these tokens wait
+		r.WaitFor("r0 with its queue places a request on r1", placesOn("r1"))
+		resp, err := r.HTTP.Post(front+"/v1/completions", "application/json", bytes.NewReader(prompt(100, 4)))
+		testkit.NoError(t, err)
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK || second.Count() > 0 {
+			t.Errorf("the third request: %s, the second one has %d tokens", resp.Status, second.Count())
+		}
+		second.Leave()
+		r.WaitFor("r0 without a queue places a request on itself", placesOn(""))
+
+		r.Order("drain", "r0")
+		// It does from the scan on in which it would sell its stream.
+		r.WaitFor("r0 while it drains places a request on r1", placesOn("r1"))
+		r.WaitForEvents(streams, 100)
+		if here, started := len(r.fronts["r0"].LocalLegs()), len(r.daemons["r0"].Executor().Migrations()); here != 1 || started > 0 {
+			t.Errorf("the drained replica has %d requests and started %d migrations, want its stream and none", here, started)
+		}
+
+		r.killEngine("r0")
+		r.WaitFor("the stream of the lost engine is on r1", func() bool { return len(r.fronts["r1"].LocalLegs()) == 1 })
+		r.WaitForGrowth(streams)
+		r.RequireTexts(streams)
+	})
+}
