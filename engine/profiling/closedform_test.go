@@ -1,10 +1,8 @@
 package profiling
 
 import (
-	"encoding/json"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"testing"
 
@@ -113,8 +111,8 @@ func meanError(logs []Log, q policies.QoE) float64 {
 // for which the regression is closer should contain it.
 func TestClosedFormIsCloser(t *testing.T) {
 	testkit.SkipSlow(t)
-	shareGPT := trace.Generator{Requests: 20_000, Seed: 3}
-	testkit.NoError(t, json.Unmarshal(testkit.Must(os.ReadFile("../trace/testdata/sharegpt.json")), &shareGPT))
+	shareGPT, _ := trace.Named("sharegpt")
+	shareGPT.Requests, shareGPT.Seed = 20_000, 3
 	requests := testkit.Must(shareGPT.Generate())
 	for _, name := range cost.Names() {
 		p := testkit.Must(cost.Builtin(name))

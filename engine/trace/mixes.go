@@ -13,8 +13,13 @@ import (
 //go:embed mixes.json
 var fitted []byte
 
+// shareGPT is the generator fitted to the lengths of ShareGPT, which have no times.
+//
+//go:embed sharegpt.json
+var shareGPT []byte
+
 // Names lists the shipped mixes, the default first.
-func Names() []string { return []string{"mixed", "chat", "conversation"} }
+func Names() []string { return []string{"mixed", "chat", "conversation", "sharegpt"} }
 
 // Named returns a shipped generator, without Requests, Duration and Seed:
 //
@@ -23,11 +28,20 @@ func Names() []string { return []string{"mixed", "chat", "conversation"} }
 //   - "conversation": long-document conversations with shared prefixes, fitted
 //     to the FAST'25 conversation trace of kvcache-ai/Mooncake (Apache-2.0);
 //   - "mixed": mostly chat with some long conversations, both as fitted. The
-//     proportion is a choice, not a measurement.
+//     proportion is a choice, not a measurement;
+//   - "sharegpt": the lengths of 58,787 conversations of ShareGPT, the paper's data set
+//     (efeslab/Nanoflow, Apache-2.0), with Poisson arrivals, one per second.
 func Named(name string) (Generator, bool) {
 	all := make(map[string]Generator)
 	if err := json.Unmarshal(fitted, &all); err != nil {
 		panic(fmt.Sprintf("internal error: mixes.json: %v", err))
+	}
+	if name == "sharegpt" {
+		var g Generator
+		if err := json.Unmarshal(shareGPT, &g); err != nil {
+			panic(fmt.Sprintf("internal error: sharegpt.json: %v", err))
+		}
+		return g, true
 	}
 	if name != "mixed" {
 		g, ok := all[name]

@@ -1,7 +1,6 @@
 package wiring
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -39,11 +38,6 @@ func generated(t *testing.T, g trace.Generator) []trace.Request {
 
 // mix returns the lengths of one of the generators that are fitted to traces.
 func mix(t *testing.T, name string) []trace.Request {
-	if name == "sharegpt" { // the paper's data set
-		var g trace.Generator
-		testkit.NoError(t, json.Unmarshal(testkit.Must(os.ReadFile("../../../engine/trace/testdata/sharegpt.json")), &g))
-		return generated(t, g)
-	}
 	g, ok := trace.Named(name)
 	if !ok {
 		t.Fatalf("no mix %q", name)
