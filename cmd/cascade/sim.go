@@ -71,13 +71,10 @@ the control plane plans from the flow that it counts, running requests are sold 
 ask, and move by live transfers over the profile's link):
   cascade       planned stages, placement and moves
   one-stage     the same without stages
-  without-moves planned stages and placement; running requests stay ("migration.mode: place")
+  without-moves planned stages and placement; running requests stay
   static-split  the same with the first stages for ever: a static split by length
   paper         "preset: paper": plans from the requests of a minute, refined each second,
                 and the market as published
-  growth-moves  cascade, but only requests that outgrow their stage are sold
-  blind-moves   the same without loads: proxies take one replica after the other, and what
-                outgrows its stage goes to any replica of the next
 Plans and weights take effect at once, and reports to the control plane are never late.
 Failures, drains, --proxies and --report-* are simulated for routers only; so far Cascade
 does not see which prefixes its engines hold.

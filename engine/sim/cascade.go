@@ -19,7 +19,6 @@ type cascade struct {
 	plans    *planner.Planner
 	view     planView
 	plan     policies.Plan
-	fixed    bool               // by Config.Layout
 	replicas []policies.Replica // as the control plane lists them
 	fronts   []*front           // one for each replica
 	index    map[policies.ReplicaID]int
@@ -53,14 +52,7 @@ func newCascade(s *Sim) (*cascade, error) {
 			ID: id, Model: modelName, Address: string(id), Peer: string(id), Capacity: policies.Capacity{KV: s.cfg.KVTokens, Batch: s.cfg.MaxBatch},
 		})
 	}
-	if err := c.startPlanning(); err != nil {
-		return nil, err
-	}
-	if s.cfg.Layout != nil {
-		c.fixed = true
-		c.adoptLayout(s.cfg.Layout)
-	}
-	return c, nil
+	return c, c.startPlanning()
 }
 
 // start schedules what happens regularly, each replica at another moment.
@@ -80,9 +72,6 @@ func (c *cascade) now() policies.Micros { return policies.Micros(c.sim.now.Micro
 func (c *cascade) route(q *request) int {
 	f := c.fronts[c.pick(c.plan.Stages[c.plan.StageOf(q.Input)].Replicas)]
 	f.seen++
-	if c.blind {
-		return f.replica.index
-	}
 	if to := f.peers.Place(c.now(), policies.Request{Input: q.Input, MaxOutput: q.Output}); to.Replica != "" {
 		return c.index[to.Replica]
 	}

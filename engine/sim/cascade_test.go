@@ -90,7 +90,7 @@ func TestCascadeKeepsEveryToken(t *testing.T) {
 	mix := testkit.Must(g.Generate())
 	mix = slices.DeleteFunc(mix, func(r trace.Request) bool { return r.Input+r.Output > 100_000 })
 	var total Moves
-	for _, policy := range []string{Cascade, OneStage, WithoutMoves, StaticSplit, Paper, GrowthMoves} {
+	for _, policy := range []string{Cascade, OneStage, WithoutMoves, StaticSplit, Paper} {
 		t.Run(policy, func(t *testing.T) {
 			source := requests(mix)
 			seen := map[int]bool{}

@@ -42,8 +42,6 @@ type Config struct {
 
 	// Policy is one of Policies.
 	Policy string
-	// Layout fixes the stages of one of Cascade's policies; nil leaves them to its planner.
-	Layout *Layout
 	// Proxies is the number of proxies in front of the fleet, each with a router of its own that knows
 	// only what it sent; requests come to a random one. 0 means 1. Cascade's pick by weights, which need
 	// no count.
@@ -133,9 +131,6 @@ func (c Config) validate() error {
 	}
 	if isCascade(c.Policy) && len(c.Faults) > 0 {
 		return fmt.Errorf("simulate: policy %q: failures and drains are simulated for routers only", c.Policy)
-	}
-	if err := c.validateLayout(); err != nil {
-		return err
 	}
 	for i, f := range c.Faults {
 		switch {

@@ -90,15 +90,13 @@ func (c *cascade) startPlanning() error {
 func (c *cascade) tick() {
 	if c.view.ticks++; c.view.ticks%ticksPerReport == 0 {
 		c.report()
-		if !c.blind {
-			c.weigh()
-		}
-		if c.paper && !c.fixed {
+		c.weigh()
+		if c.paper {
 			c.refine()
 		}
 	}
 	c.plans.Tick(&c.view.View)
-	if now := c.now(); c.plans.PeriodDue(now) && !c.fixed && !(c.static && len(c.plan.Stages) > 1) {
+	if now := c.now(); c.plans.PeriodDue(now) && !(c.static && len(c.plan.Stages) > 1) {
 		if r := c.plans.Replan(now, &c.view.View, nil); r.Change != nil && r.Change.Stages != nil {
 			c.adopt(r.Change)
 		}

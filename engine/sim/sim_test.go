@@ -271,16 +271,7 @@ func TestBadConfigs(t *testing.T) {
 		`kind "x" must be`:   func(c *Config) { c.Faults = []Fault{{Kind: "x"}} },
 		"replica 1 of 1":     func(c *Config) { c.Faults = []Fault{{Kind: Fail, Replica: 1}} },
 		"every 0s":           func(c *Config) { c.Inspect = func(int, []policies.Tokens) {} },
-		"has no stages":      func(c *Config) { c.Layout = &Layout{Counts: []int{1}} },
-		"2 cuts for 1": func(c *Config) {
-			c.Policy, c.Layout = Cascade, &Layout{Counts: []int{1}, Cuts: []policies.Tokens{1, 2}}
-		},
-		"Counts[0]: 0": func(c *Config) { c.Policy, c.Layout = Cascade, &Layout{Counts: []int{0}} },
-		"Cuts[0]: 0 is not": func(c *Config) {
-			c.Policy, c.Layout = Cascade, &Layout{Counts: []int{1, 1}, Cuts: []policies.Tokens{0}}
-		},
-		"the fleet 1":      func(c *Config) { c.Policy, c.Layout = Cascade, &Layout{Counts: []int{2}} },
-		"from 2s until 1s": func(c *Config) { c.Faults = []Fault{{Kind: Fail, At: 2 * time.Second, Until: time.Second}} },
+		"from 2s until 1s":   func(c *Config) { c.Faults = []Fault{{Kind: Fail, At: 2 * time.Second, Until: time.Second}} },
 	} {
 		c := good
 		edit(&c)

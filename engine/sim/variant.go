@@ -17,19 +17,13 @@ const (
 	Cascade = "cascade"
 	// OneStage is Cascade without stages: weights, placement and the market.
 	OneStage = "one-stage"
-	// WithoutMoves is Cascade with "migration.mode: place": no running request migrates.
+	// WithoutMoves is Cascade without the market: no running request migrates.
 	WithoutMoves = "without-moves"
 	// StaticSplit is WithoutMoves with the first planned stages for ever: a static split by length.
 	StaticSplit = "static-split"
 	// Paper is "preset: paper": plans from the requests of a minute, every one adopted, boundaries
 	// refined each second, and the market as published.
 	Paper = "paper"
-	// GrowthMoves is Cascade in which requests are sold for one cause only, that they have outgrown
-	// their stage: the paper's "inter-stage" scheduling.
-	GrowthMoves = "growth-moves"
-	// BlindMoves is GrowthMoves in which no load counts: proxies take one replica after the other, no
-	// front end places, and a request that has outgrown its stage goes to any replica of the next.
-	BlindMoves = "blind-moves"
 )
 
 // variants are the parts of Cascade that each policy has.
@@ -39,8 +33,6 @@ var variants = map[string]variant{
 	WithoutMoves: {planner: planner.PolicyDefault},
 	StaticSplit:  {planner: planner.PolicyDefault, static: true},
 	Paper:        {planner: planner.PolicyPaper, market: true, paper: true},
-	GrowthMoves:  {planner: planner.PolicyDefault, market: true, growthOnly: true},
-	BlindMoves:   {planner: planner.PolicyDefault, market: true, growthOnly: true, blind: true},
 }
 
 type variant struct {
@@ -48,9 +40,6 @@ type variant struct {
 	market  bool // running requests are sold
 	static  bool // no plan follows the first stages
 	paper   bool
-	// growthOnly sells requests for growth alone; blind asks one replica of the next stage, and
-	// routes without loads.
-	growthOnly, blind bool
 }
 
 // perOctave is how finely lengths are counted.
@@ -72,18 +61,12 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 		c.Machine.MaxConcurrentSends, c.Machine.MaxConcurrentReceives = 3, 3
 		c.Detector, c.BucketEdges, c.SpillPercent = outlier.Detector{Percent: outlierPercent}, nil, neverSpill
 	}
-	if v.growthOnly {
-		c.Detector, c.SpillPercent = nil, neverSpill
-	}
-	if v.blind {
-		c.Machine.Sample = 1
-	}
 	return c
 }
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, StaticSplit, Paper, GrowthMoves, BlindMoves)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, StaticSplit, Paper)
 }
 
 // isCascade reports whether a policy is one of Cascade's.
