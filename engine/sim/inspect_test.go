@@ -2,6 +2,7 @@ package sim
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 func TestInspect(t *testing.T) {
 	source := requests{{Input: 100, Output: 300}, {Input: 50, Output: 200}, {Input: 10, Output: 300}}
 	var seen [][]policies.Tokens
-	result, _ := run(t, Config{Replicas: 2, InspectInterval: time.Second, Inspect: func(replica int, lengths []policies.Tokens) {
+	run(t, Config{Replicas: 2, InspectInterval: time.Second, Inspect: func(replica int, lengths []policies.Tokens) {
 		if replica == 0 {
 			seen = append(seen, slices.Sorted(slices.Values(lengths)))
 		}
@@ -22,7 +23,8 @@ func TestInspect(t *testing.T) {
 	if len(seen) != 3 || len(seen[0]) != 2 || seen[0][1]-seen[0][0] != 91 || seen[0][0] != 106 || seen[2][1] != 392 {
 		t.Errorf("replica 0 had %v", seen)
 	}
-	if want := []uint64{600, 200}; !slices.Equal(result.ReplicaTokens, want) {
-		t.Errorf("the replicas generated %v tokens, want %v", result.ReplicaTokens, want)
+	c := Config{Replicas: 1, Profile: profile, Policy: "round-robin", Source: &requests{}, Inspect: func(int, []policies.Tokens) {}}
+	if _, err := New(c); err == nil || !strings.Contains(err.Error(), "every 0s") {
+		t.Errorf("inspections without an interval: %v", err)
 	}
 }

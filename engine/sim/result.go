@@ -21,8 +21,6 @@ type Result struct {
 	Batches   cost.Batches `json:"batches"`
 	Events    uint64       `json:"events"`
 	Engines   Engines      `json:"engines"`
-	// ReplicaTokens are the tokens that each replica generated.
-	ReplicaTokens []uint64 `json:"replica_tokens"`
 	// Moves and Plans are set for Cascade's policies.
 	Moves *Moves       `json:"moves,omitempty"`
 	Plans []PlanChange `json:"plans,omitempty"`
@@ -75,12 +73,10 @@ func (s *Sim) result() Result {
 		out.Moves, out.Plans = &moves, s.plans
 	}
 	for _, r := range s.replicas {
-		before := out.Engines.GenerationTokens
 		for _, life := range r.lost {
 			out.Engines.add(life)
 		}
 		out.Engines.add(r.scheduler.Stats())
-		out.ReplicaTokens = append(out.ReplicaTokens, out.Engines.GenerationTokens-before)
 		out.Engines.BusySeconds += r.busy
 		out.Engines.BusiestSeconds = max(out.Engines.BusiestSeconds, r.busy)
 	}

@@ -92,7 +92,7 @@ func (s *Sim) Run(ctx context.Context) (Result, error) {
 		s.queue.push(event{at: f.At, kind: fault, index: int32(i * faultPhases)})
 	}
 	if s.cfg.Inspect != nil {
-		s.queue.push(event{at: s.cfg.InspectInterval, kind: inspection})
+		s.queue.push(event{at: s.cfg.InspectInterval, kind: inspected})
 	}
 	if s.cascade != nil {
 		s.cascade.start()
@@ -147,10 +147,10 @@ func (s *Sim) handle(e event) error {
 		for i := range s.proxies {
 			s.proxies[i].applyLoads()
 		}
-	case inspection:
-		s.inspect()
 	case fault:
 		return s.handleFault(int(e.index)/faultPhases, faultPhase(int(e.index)%faultPhases))
+	case inspected:
+		s.inspect()
 	default:
 		s.cascade.handle(e)
 	}
@@ -181,7 +181,7 @@ func (s *Sim) inspect() {
 			s.cfg.Inspect(r.index, s.lengths)
 		}
 	}
-	s.queue.push(event{at: s.now + s.cfg.InspectInterval, kind: inspection})
+	s.queue.push(event{at: s.now + s.cfg.InspectInterval, kind: inspected})
 }
 
 // scheduleArrival reads the next request from the source and schedules its arrival.

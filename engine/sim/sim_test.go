@@ -270,7 +270,6 @@ func TestBadConfigs(t *testing.T) {
 		"for routers only":   func(c *Config) { c.Policy, c.Faults = Cascade, []Fault{{Kind: Drain}} },
 		`kind "x" must be`:   func(c *Config) { c.Faults = []Fault{{Kind: "x"}} },
 		"replica 1 of 1":     func(c *Config) { c.Faults = []Fault{{Kind: Fail, Replica: 1}} },
-		"every 0s":           func(c *Config) { c.Inspect = func(int, []policies.Tokens) {} },
 		"from 2s until 1s":   func(c *Config) { c.Faults = []Fault{{Kind: Fail, At: 2 * time.Second, Until: time.Second}} },
 	} {
 		c := good
