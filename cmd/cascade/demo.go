@@ -11,7 +11,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/cost"
-	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -45,6 +44,11 @@ func (e *emulationFlags) flags(c *cobra.Command, speed float64) {
 	deviceFlag(c, &e.device)
 	completeFrom(c, "profile", cost.Names())
 	completeFrom(c, "migration", []string{config.MigrationLive, config.MigrationReprompt, config.MigrationPlace, config.MigrationOff})
+}
+
+// slows changes the description of --speed for a comparison, which runs slower if it has to.
+func (e *emulationFlags) slows(c *cobra.Command) {
+	c.Flags().Lookup("speed").Usage = "run engines, arrivals and the planner this many times faster than real time; slower if the machine is short of CPU"
 }
 
 // results adds the flags for the requests to send and the results to store.
@@ -91,6 +95,11 @@ whose decisions are compared with those of the native policies; --native uses na
 policies only. Everything runs in this process and talks over real sockets and real xDS;
 --envoy puts a real Envoy process in front.
 
+All three fleets run at the same speed, --speed unless the machine is short of CPU. When
+the emulated engines deliver their tokens too late, the runs stop and start again at half
+the speed or less, down to a sixteenth, which is said together with the new duration.
+Times are engine time, so that the speed does not change what is compared.
+
 The mix and the cost profile are chosen so that stages pay: many short chats and a
 few long documents on a GPU with slow memory. "cascade replay" takes other
 traffic; on uniform lengths the planner stays with one stage.`,
@@ -101,6 +110,7 @@ traffic; on uniform lengths the planner stays with one stage.`,
 	}
 	src.flags(c, 3600)
 	e.flags(c, 2)
+	e.slows(c)
 	e.results(c)
 	p.flags(c)
 	c.Flags().Lookup("rate").DefValue = "30"
@@ -114,38 +124,17 @@ func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFla
 	if err != nil {
 		return err
 	}
-	fleet, err := e.buildFleet()
+	c, err := newPresetComparison(*e, p, requests)
 	if err != nil {
 		return err
 	}
-	// Both runs must serve the same requests: round robin would be compared without those that
-	// its overloaded replicas refuse.
-	fleet.Overload.Admission = config.AdmissionOff
-	c := &presetComparison{fleet: fleet, plugins: p, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, device: e.device, moves: e.moves, out: e.out}
-	last := requests[len(requests)-1].At.Seconds() / e.speed
 	proxy := "the embedded proxy"
 	if e.envoy != "" {
 		proxy = e.envoy
 	}
-	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s, %d replicas of %s, speed %g, through %s: about %.0f s for each of %d runs\n",
-		len(requests), name, trace.Rate(requests), e.replicas, e.profile, e.speed, proxy, last+5, len(comparedFleets))
-	var outcomes []presetResult
-	for _, of := range comparedFleets {
-		o, err := c.run(ctx, s, of)
-		if err != nil {
-			return err
-		}
-		outcomes = append(outcomes, o)
-	}
-	if err := c.show(s, outcomes); err != nil {
-		return err
-	}
-	for _, o := range outcomes {
-		if n := o.Result.Failed(); n > 0 {
-			return fmt.Errorf("%s: %d requests failed", o.Result.Name, n)
-		}
-	}
-	return nil
+	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s, %d replicas of %s, through %s\n",
+		len(requests), name, trace.Rate(requests), e.replicas, e.profile, proxy)
+	return c.compare(ctx, s)
 }
 
 // slug turns a name into a file name.

@@ -36,15 +36,15 @@ func newReplay(s *settings) *cobra.Command {
 		Long: `Replay sends the requests of a trace (or a generated mix) at their times, whatever is
 outstanding, and reports what the clients see: time to the first token, time between
 tokens, latency per token, all by length. Latency counts from when a request was due.
-A run whose machine had less than 30 % idle CPU is marked void.
 
 Without --target it emulates a fleet, replays three times (round robin, least load,
-planned stages) and compares, as "cascade demo" does.
-Times are then those of the emulated engines: speed is taken out.
+planned stages) and compares, as "cascade demo" does, slower than --speed if the machine
+is short of CPU. Times are then those of the emulated engines: speed is taken out.
 
 With --target and --model it replays against any endpoint of the OpenAI API, such as a
 fleet that "cascade up" runs. --speed then only compresses the arrivals; results are
-shown as measured and multiplied.
+shown as measured and multiplied. A run whose machine had less than 30 % idle CPU is
+marked void.
 
 Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 		Example: `  cascade replay --trace conversation_trace.jsonl --spread 3s --speed 10
@@ -88,6 +88,7 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 	}
 	src.flags(c, 0)
 	e.flags(c, 2)
+	e.slows(c)
 	p.flags(c)
 	e.results(c)
 	f := c.Flags()

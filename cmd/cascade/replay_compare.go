@@ -8,6 +8,7 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
@@ -20,27 +21,55 @@ import (
 )
 
 // startTimeout bounds the start of a fleet in this process.
-const startTimeout = 30 * time.Second
+const startTimeout = 2 * time.Minute
 
 // presetComparison replays the same requests on fleets with different presets.
 type presetComparison struct {
-	fleet    wiring.Fleet // with the addresses of the last run
-	plugins  pluginFlags
-	requests []trace.Request
-	prompt   replay.Prompt
-	envoy    string // path of Envoy; empty: use the embedded proxy
-	device   string // where the engines keep their KV
-	moves    string // how requests migrate with planned stages; empty: as the preset defines
-	out      string // directory for results; empty: none
+	emulation emulationFlags
+	plugins   pluginFlags
+	requests  []trace.Request
+	seconds   float64                      // of one run, in engine time, as estimated
+	meter     func(*inprocess.Fleet) meter // measures how the engines of a run keep up
+	governor  *clockspeed.Governor         // of the speed of all runs
+	slowed    []string                     // why speeds were given up, in order
+	fleet     wiring.Fleet                 // at the governor's speed
+}
+
+// newPresetComparison returns a comparison that starts at the speed of the flags.
+func newPresetComparison(e emulationFlags, p pluginFlags, requests []trace.Request) (*presetComparison, error) {
+	seconds, err := e.estimateSeconds(requests)
+	if err != nil {
+		return nil, err
+	}
+	return &presetComparison{emulation: e, plugins: p, requests: requests, seconds: seconds, meter: meterPace, governor: clockspeed.New(e.speed)}, nil
+}
+
+// compare runs every fleet and prints the results. Failed requests are an error.
+func (c *presetComparison) compare(ctx context.Context, s *settings) error {
+	outcomes, err := c.runAll(ctx, s)
+	if err != nil {
+		return err
+	}
+	if err := c.show(s, outcomes); err != nil {
+		return err
+	}
+	for _, o := range outcomes {
+		if n := o.Result.Failed(); n > 0 {
+			return fmt.Errorf("%s: %d requests failed", o.Result.Name, n)
+		}
+	}
+	return nil
 }
 
 // presetResult is the result for one preset.
 type presetResult struct {
-	Preset string         `json:"preset"`
-	Result replay.Result  `json:"result"`
-	Status control.Status `json:"status"` // at the end of the replay
-	Placed stageHits      `json:"placed"`
-	Moves  migrationStats `json:"moves"`
+	Preset string        `json:"preset"`
+	Result replay.Result `json:"result"`
+	// Lateness is how late the engines delivered their tokens; see clockspeed.Reading.
+	Lateness float64        `json:"lateness"`
+	Status   control.Status `json:"status"` // at the end of the replay
+	Placed   stageHits      `json:"placed"`
+	Moves    migrationStats `json:"moves"`
 	// Modules are the policies that ran as modules; it is absent if none did.
 	Modules *decisions `json:"modules,omitempty"`
 }
@@ -93,7 +122,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 	}
 	defer spans.Close()
 	f := c.fleet
-	of.configure(&f.Fleet, c.moves)
+	of.configure(&f.Fleet, c.emulation.moves)
 	if errs := f.Validate(); len(errs) > 0 {
 		return presetResult{}, errs[0]
 	}
@@ -105,7 +134,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 		return presetResult{}, err
 	}
 	cards := newGPUs(f.Fleet.CUDA, log)
-	fleet, err := inprocess.New(inprocess.Config{Fleet: f, Envoy: c.envoy, GPUs: cards, Device: c.device, Tracer: spans.Tracer(of.name), Logger: log})
+	fleet, err := inprocess.New(inprocess.Config{Fleet: f, Envoy: c.emulation.envoy, GPUs: cards, Device: c.emulation.device, Tracer: spans.Tracer(of.name), Logger: log})
 	if err != nil {
 		return presetResult{}, err
 	}
@@ -120,7 +149,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 		done <- err
 	}()
 	out := presetResult{Preset: of.preset}
-	out.Result, err = c.replay(ctx, s, fleet, of.name, all)
+	out.Result, out.Lateness, err = c.replay(ctx, s, fleet, of.name, all)
 	out.Status = fleet.Control().Status()
 	out.Modules = collectDecisions(fleet, all)
 	out.Placed = countStageHits(out.Result, out.Status)
@@ -129,38 +158,54 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 	return out, errors.Join(err, <-done, cards.Close())
 }
 
-func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inprocess.Fleet, name string, all []policyPlugin) (replay.Result, error) {
+// replay replays the requests on a fleet that runs, and returns the lateness of its engines, too. The
+// error is errSlower if they fell behind.
+func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inprocess.Fleet, name string, all []policyPlugin) (replay.Result, float64, error) {
 	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; use --log info for details", startTimeout))
 	defer stop()
 	if err := fleet.Ready(ready); err != nil {
-		return replay.Result{}, err
+		return replay.Result{}, 0, err
 	}
 	if err := pushPlugins(ctx, fleet, all); err != nil {
-		return replay.Result{}, fmt.Errorf("modules: %w", err)
+		return replay.Result{}, 0, fmt.Errorf("modules: %w", err)
 	}
-	records, err := createRecords(c.out, name)
+	records, err := createRecords(c.emulation.out, name)
 	if err != nil {
-		return replay.Result{}, err
+		return replay.Result{}, 0, err
 	}
 	defer records.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	bar := newProgressBar(s, name, len(c.requests))
 	var printed policies.Epoch
+	measure := c.meter(fleet)
 	r, err := replay.New(replay.Config{
-		Name: name, Target: fleet.URL(), Model: c.fleet.Models[0].Name, Requests: c.requests, Prompt: c.prompt,
+		Name: name, Target: fleet.URL(), Model: c.fleet.Models[0].Name, Requests: c.requests, Prompt: replay.Prompt(c.emulation.prompt),
 		Speed: c.fleet.Speed, Records: records,
+		Timeout: time.Duration(float64(replay.DefaultTimeout) / min(1, c.fleet.Speed)),
 		Progress: func(p replay.Progress) {
 			printed = s.announceChanges(bar, fleet.Control().Status().History, printed)
+			if p.Done < p.Total && ctx.Err() == nil {
+				if err := c.watch(s, bar, measure(p.Elapsed, p.IdleCPU)); err != nil {
+					cancel(err)
+				}
+			}
 			bar.Set(p.Done)
 		},
 	})
 	if err != nil {
-		return replay.Result{}, err
+		return replay.Result{}, 0, err
 	}
 	res, err := r.Run(ctx)
 	s.announceChanges(bar, fleet.Control().Status().History, printed)
 	bar.Finish()
 	fmt.Fprintln(s.stderr)
-	return res, err
+	if err != nil {
+		return res, 0, err
+	}
+	reading := measure(0, res.IdleCPU)
+	res.Void, err = c.judge(s, reading)
+	return res, reading.Lateness, err
 }
 
 // newProgressBar returns a progress bar that writes to standard error.
@@ -238,7 +283,7 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 	for i, o := range outcomes {
 		results[i] = o.Result
 	}
-	if c.out != "" {
+	if c.emulation.out != "" {
 		if err := c.write(results, outcomes); err != nil {
 			return err
 		}
@@ -253,6 +298,7 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 			return err
 		}
 	}
+	c.writeSpeed(s.stdout, outcomes)
 	p := last.Placed
 	fmt.Fprintf(s.stdout, "By exact length, %d requests were served in their stage, %d next to it (the estimate was off at a boundary), %d elsewhere.\n", p.InRange, p.Next, p.Other+p.Unknown)
 	for _, m := range last.Status.Models {
@@ -262,8 +308,8 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 	if err := last.Modules.write(s.stdout); err != nil {
 		return err
 	}
-	if c.out != "" {
-		fmt.Fprintf(s.stdout, "Plots, requests and results are in %s.\n", c.out)
+	if c.emulation.out != "" {
+		fmt.Fprintf(s.stdout, "Plots, requests and results are in %s.\n", c.emulation.out)
 	}
 	return nil
 }
@@ -274,7 +320,7 @@ func (c *presetComparison) write(results []replay.Result, outcomes []presetResul
 	for i, r := range c.requests {
 		lengths[i] = r.Input + r.Output
 	}
-	return writeResults(c.out, results, map[string]func() (report.Picture, error){
+	return writeResults(c.emulation.out, results, map[string]func() (report.Picture, error){
 		"final-plan": func() (report.Picture, error) { return report.Plan(finalPlan(outcomes), lengths) },
 	})
 }

@@ -67,6 +67,7 @@ type Engine struct {
 	cancel []*stream // to be aborted
 	calls  []*call   // to be run
 	stats  batch.Stats
+	pace   Pace
 	died   bool          // stopped by an error of the core
 	hung   chan struct{} // closed by Resume; nil while the core runs
 	// legs are the requests by the leg names of their clients.

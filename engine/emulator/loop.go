@@ -62,6 +62,7 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 			return nil
 		}
 		e.now = time.Now()
+		e.recordPace(step.Seconds, e.now)
 		s.Settle()
 		e.metrics.iterationTokens.Observe(float64(step.Decodes) + float64(step.Prefill))
 		for _, event := range step.Events {

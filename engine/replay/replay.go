@@ -96,6 +96,7 @@ type Progress struct {
 	Total, Sent, Done, Failed int // requests; Done includes Failed
 	Elapsed                   time.Duration
 	Remaining                 time.Duration // until the last arrival
+	IdleCPU                   float64       // share of idle CPU so far; −1 if the system does not report it
 }
 
 func (c Config) withDefaults() Config {
@@ -273,16 +274,16 @@ func (r *Replay) watch(ctx context.Context, idle *idleMeter) {
 		select {
 		case <-ctx.Done():
 			idle.finish()
-			r.progress()
+			r.progress(idle.share())
 			return
 		case <-tick.C:
 			idle.sample()
-			r.progress()
+			r.progress(idle.share())
 		}
 	}
 }
 
-func (r *Replay) progress() {
+func (r *Replay) progress(idle float64) {
 	if r.cfg.Progress == nil {
 		return
 	}
@@ -293,5 +294,6 @@ func (r *Replay) progress() {
 		Failed:    int(r.failed.Load()),
 		Elapsed:   time.Since(r.started),
 		Remaining: max(0, time.Until(r.due(len(r.records)-1))),
+		IdleCPU:   idle,
 	})
 }

@@ -286,7 +286,7 @@ func TestInterrupted(t *testing.T) {
 		if result.Sent != 3 || result.Completed != 2 || len(result.Failures) != 1 || result.Failures[0].Kind != Cancelled {
 			t.Errorf("sent %d, completed %d, %+v", result.Sent, result.Completed, result.Failures)
 		}
-		want := Progress{Total: 10, Sent: 3, Done: 3, Failed: 1, Elapsed: 2500 * time.Millisecond, Remaining: 6500 * time.Millisecond}
+		want := Progress{Total: 10, Sent: 3, Done: 3, Failed: 1, Elapsed: 2500 * time.Millisecond, Remaining: 6500 * time.Millisecond, IdleCPU: -1}
 		if len(seen) != 3 || seen[2] != want {
 			t.Errorf("progress %+v", seen)
 		}

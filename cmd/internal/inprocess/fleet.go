@@ -203,6 +203,16 @@ func (f *Fleet) Migrator(id string) *migratord.Daemon {
 	return nil
 }
 
+// Pace returns how all emulated engines together have kept to the schedules of their profiles.
+func (f *Fleet) Pace() (sum emulator.Pace) {
+	for _, n := range f.replicas {
+		if n.engine != nil {
+			sum = sum.Add(n.engine.Pace())
+		}
+	}
+	return sum
+}
+
 // Executors returns the migration executors of all replicas, or none if requests do not migrate.
 func (f *Fleet) Executors() (out []*executor.Executor) {
 	for _, n := range f.replicas {
