@@ -36,6 +36,8 @@ type simFlags struct {
 	kvTokens    int64
 	batch       int
 	noCache     bool
+	prefill     int
+	stages      string
 	proxies     int
 	reportEvery time.Duration
 	reportDelay time.Duration
@@ -66,6 +68,11 @@ Policies, one or several with --policy. Routers that users would pick:
   prefix-tree   the replica that has seen most of the prompt, unless the replicas' requests
                 differ by more than 64 and by half (cache_aware of sglang-router and
                 vllm-router)
+Schedulers that move running requests:
+  llumnix       Llumnix: a central scheduler sends requests where the most tokens are free
+                for each, and moves the shortest ones away before a replica's memory ends
+  llumnix-balanced  the same without a threshold: it balances the loads all the time
+  prefill-decode    --prefill replicas compute prompts, the others generate
 Cascade, by the packages that production runs (proxies pick by weights, front ends place,
 the control plane plans from the flow that it counts, running requests are sold by bid and
 ask, and move by live transfers over the profile's link):
@@ -75,6 +82,15 @@ ask, and move by live transfers over the profile's link):
   static-split  the same with the first stages for ever: a static split by length
   paper         "preset: paper": plans from the requests of a minute, refined each second,
                 and the market as published
+The paper's own comparisons, each the policy paper with one part replaced:
+  no-pipeline      all replicas in one stage
+  chain            one replica for each stage, up to eight stages
+  refine-quantity  boundaries that give stages equally many requests
+  refine-memory    boundaries that give stages equally much KV
+  handover-only    no balance inside a stage, only bids of the next one
+  handover-random  the same without loads: proxies take one replica after the other, and
+                   what outgrows its stage goes to any replica of the next
+With --stages the stages of Cascade and the paper are given instead of planned.
 Plans and weights take effect at once, and reports to the control plane are never late.
 Failures, drains, --proxies and --report-* are simulated for routers only; so far Cascade
 does not see which prefixes its engines hold.
@@ -114,6 +130,8 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 	f.Int64Var(&e.kvTokens, "kv-tokens", 0, "tokens that a replica's KV cache holds; 0 is the profile's")
 	f.IntVar(&e.batch, "batch", 0, "sequences that a replica runs at once; 0 is the profile's")
 	f.BoolVar(&e.noCache, "no-prefix-cache", false, "replicas reuse no prefixes")
+	f.IntVar(&e.prefill, "prefill", 0, "replicas that compute prompts, for prefill-decode; 0 is half of them")
+	f.StringVar(&e.stages, "stages", "", "stages for ever, of Cascade's policies: END:REPLICAS,…,REPLICAS, such as 1024:4,4096:4,8")
 	f.IntVar(&e.proxies, "proxies", 1, "proxies in front of the fleet, each of which knows only the requests that it sent")
 	f.DurationVar(&e.reportEvery, "report-every", sim.DefaultReportInterval, "time between two reports of the replicas' loads")
 	f.DurationVar(&e.reportDelay, "report-delay", 0, "time until a report reaches the proxies")
@@ -132,7 +150,7 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 func (e *simFlags) config(cmd *cobra.Command, seed uint64) (sim.Config, error) {
 	c := sim.Config{
 		Replicas: e.replicas, KVTokens: policies.Tokens(e.kvTokens), MaxBatch: e.batch, NoPrefixCache: e.noCache, Proxies: e.proxies,
-		ReportInterval: e.reportEvery, ReportDelay: e.reportDelay, HealthDelay: e.healthDelay, Seed: seed,
+		PrefillReplicas: e.prefill, ReportInterval: e.reportEvery, ReportDelay: e.reportDelay, HealthDelay: e.healthDelay, Seed: seed,
 	}
 	p, err := config.LoadProfile(e.profile, ".")
 	if err != nil {
@@ -148,6 +166,11 @@ func (e *simFlags) config(cmd *cobra.Command, seed uint64) (sim.Config, error) {
 	if e.skew != "" {
 		if c.Skew, err = readSkew(e.skew); err != nil {
 			return c, err
+		}
+	}
+	if e.stages != "" {
+		if c.Stages, err = parseStages(e.stages); err != nil {
+			return c, usageErrorf(cmd, "--stages %q: %w", e.stages, err)
 		}
 	}
 	for kind, texts := range map[sim.FaultKind][]string{sim.Fail: e.fail, sim.Drain: e.drain} {
@@ -174,6 +197,26 @@ func readSkew(path string) (*cost.SkewTable, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return t, nil
+}
+
+// parseStages parses END:REPLICAS,…,REPLICAS.
+func parseStages(text string) (p policies.Partition, err error) {
+	parts := strings.Split(text, ",")
+	for i, part := range parts {
+		end, count, hasEnd := strings.Cut(part, ":")
+		if !hasEnd {
+			end, count = "0", part
+		}
+		high, endErr := strconv.ParseInt(end, 10, 64)
+		n, countErr := strconv.Atoi(count)
+		if hasEnd != (i < len(parts)-1) || endErr != nil || countErr != nil {
+			return p, errors.New("write END:REPLICAS for all stages but the last, and REPLICAS for that, such as 1024:4,4096:4,8")
+		}
+		if p.Counts = append(p.Counts, n); hasEnd {
+			p.Cuts = append(p.Cuts, policies.Tokens(high))
+		}
+	}
+	return p, nil
 }
 
 // parseFault parses REPLICA@FROM or REPLICA@FROM..UNTIL.

@@ -30,7 +30,10 @@ func (s *settings) showSimulation(results []sim.Result, dir string) error {
 	}
 	tables := []report.Table{report.Runs(runs), report.Latencies(runs), report.Classes(runs), simulationTable(results)}
 	if m := movesTable(results); len(m.Rows) > 0 {
-		tables = append(tables, m, simulatedPlans(results))
+		tables = append(tables, m)
+	}
+	if plans := simulatedPlans(results); len(plans.Rows) > 0 {
+		tables = append(tables, plans)
 	}
 	for _, t := range tables {
 		if err := t.Text(s.stdout); err != nil {
@@ -73,11 +76,11 @@ func simulationTable(results []sim.Result) report.Table {
 	return t
 }
 
-// movesTable shows what moved under Cascade's policies.
+// movesTable shows what moved.
 func movesTable(results []sim.Result) report.Table {
 	t := report.Table{
 		Title:  "Moves",
-		Header: []string{"policy", "placed elsewhere", "moved", "growth", "outlier", "spill", "failed", "tokens", "stall per move", "messages per move"},
+		Header: []string{"policy", "placed elsewhere", "moved", "growth", "outlier", "spill", "prefill", "failed", "tokens", "stall per move", "messages per move"},
 		Left:   1,
 	}
 	for _, r := range results {
@@ -87,7 +90,7 @@ func movesTable(results []sim.Result) report.Table {
 		}
 		per := func(x float64) float64 { return x / float64(max(1, m.Moved)) }
 		row := []string{r.Name}
-		for _, n := range []uint64{m.Placed, m.Moved, m.Growth, m.Outlier, m.Spill, m.Failed, uint64(m.Tokens)} {
+		for _, n := range []uint64{m.Placed, m.Moved, m.Growth, m.Outlier, m.Spill, m.Prefill, m.Failed, uint64(m.Tokens)} {
 			row = append(row, strconv.FormatUint(n, 10))
 		}
 		t.Rows = append(t.Rows, append(row, fmt.Sprintf("%.1f ms", 1e3*per(m.StallSeconds)), fmt.Sprintf("%.1f", per(float64(m.Messages)))))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/policies/trader"
 )
@@ -16,7 +17,11 @@ type cascade struct {
 	variant
 	sim      *Sim
 	edges    []policies.Tokens
+	planning planner.Config
 	plans    *planner.Planner
+	// observed is what the chain is made of, and chained says that it is in force.
+	observed fleetview.Period
+	chained  bool
 	view     planView
 	plan     policies.Plan
 	replicas []policies.Replica // as the control plane lists them
@@ -25,9 +30,6 @@ type cascade struct {
 	// turn is the state of the proxies' weighted round robin, by replica.
 	turn    []int64
 	running map[bidask.Deal]*transfer
-	// copiedTokens is the KV that was transferred, stallTime the time in which moving requests were frozen.
-	copiedTokens policies.Tokens
-	stallTime    time.Duration
 	// residents is scratch memory of scan.
 	residents []trader.Resident
 }
@@ -72,6 +74,9 @@ func (c *cascade) now() policies.Micros { return policies.Micros(c.sim.now.Micro
 func (c *cascade) route(q *request) int {
 	f := c.fronts[c.pick(c.plan.Stages[c.plan.StageOf(q.Input)].Replicas)]
 	f.seen++
+	if c.blind {
+		return f.replica.index
+	}
 	if to := f.peers.Place(c.now(), policies.Request{Input: q.Input, MaxOutput: q.Output}); to.Replica != "" {
 		return c.index[to.Replica]
 	}
@@ -95,7 +100,7 @@ func (c *cascade) pick(stage []policies.ReplicaID) int {
 }
 
 // handle handles an event of Cascade.
-func (c *cascade) handle(e event) {
+func (c *cascade) handle(e event) error {
 	switch e.kind {
 	case scan:
 		c.scan(c.fronts[e.index])
@@ -105,11 +110,10 @@ func (c *cascade) handle(e event) {
 		c.deliver(e.arg.(*bidask.Message))
 	case deadline:
 		c.reachDeadline(c.fronts[e.index])
-	case copied:
-		c.endRound(e.arg.(*transfer))
 	case planTick:
-		c.tick()
+		return c.tick()
 	}
+	return nil
 }
 
 // countToken counts a token that a replica generated for a request.
@@ -125,14 +129,4 @@ func (c *cascade) countToken(r *replica, q *request, last bool) {
 		return
 	}
 	f.counter.CountFinish(now, q.Input, policies.Tokens(q.tokens))
-	if q.transfer != nil {
-		c.failTransfer(q.transfer) // a request that ends while it moves has its answer
-	}
-}
-
-// endIteration freezes the requests that waited for the end of a replica's iteration.
-func (c *cascade) endIteration(r *replica) {
-	if len(r.freezing) > 0 {
-		c.freezePending(r)
-	}
 }

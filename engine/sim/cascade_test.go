@@ -90,7 +90,7 @@ func TestCascadeKeepsEveryToken(t *testing.T) {
 	mix := testkit.Must(g.Generate())
 	mix = slices.DeleteFunc(mix, func(r trace.Request) bool { return r.Input+r.Output > 100_000 })
 	var total Moves
-	for _, policy := range []string{Cascade, OneStage, WithoutMoves, StaticSplit, Paper} {
+	for _, policy := range []string{Cascade, OneStage, WithoutMoves, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory} {
 		t.Run(policy, func(t *testing.T) {
 			source := requests(mix)
 			seen := map[int]bool{}
@@ -122,14 +122,43 @@ func TestCascadeKeepsEveryToken(t *testing.T) {
 			}
 			m := s.cascade.moves()
 			still := policy == WithoutMoves || policy == StaticSplit
-			if still != (m.Offered == 0) || (policy == OneStage) != (len(result.Plans) == 1) || policy == StaticSplit && len(result.Plans) != 2 || len(s.cascade.running) != 0 {
+			oneStage := policy == OneStage || policy == NoPipeline
+			if still != (m.Offered == 0) || oneStage != (len(result.Plans) == 1) || policy == StaticSplit && len(result.Plans) != 2 || len(s.cascade.running) != 0 {
 				t.Errorf("%+v, plans %+v, %d transfers", m, result.Plans, len(s.cascade.running))
+			}
+			if oneStage && m.Growth > 0 {
+				t.Errorf("%+v moved for growth in one stage", m)
 			}
 			total.Growth, total.Outlier, total.Spill, total.Failed = total.Growth+m.Growth, total.Outlier+m.Outlier, total.Spill+m.Spill, total.Failed+m.Failed
 		})
 	}
 	if total.Growth == 0 || total.Outlier == 0 || total.Spill == 0 || total.Failed == 0 {
 		t.Errorf("%+v: the test sees too little", total)
+	}
+}
+
+// TestFixedStages checks that configured stages stay, with as many replicas as configured, where the
+// planner would choose others.
+func TestFixedStages(t *testing.T) {
+	for _, policy := range []string{Cascade, Paper, HandoverOnly, HandoverRandom} {
+		stages := policies.Partition{Cuts: []policies.Tokens{300, 700}, Counts: []int{1, 2, 3}}
+		result, _ := run(t, Config{Replicas: 6, Policy: policy, Stages: stages}, mix(2000, 50, 1))
+		last := result.Plans[len(result.Plans)-1]
+		if len(result.Plans) != 2 || !slices.Equal(last.Cuts, stages.Cuts) || !slices.Equal(last.Counts, stages.Counts) || result.Moves.Growth == 0 {
+			t.Errorf("%s: plans %+v, %+v", policy, result.Plans, result.Moves)
+		}
+		sum := uint64(0)
+		for _, n := range result.Engines.Generated {
+			sum += n
+		}
+		if len(result.Engines.Generated) != 6 || sum != result.Engines.GenerationTokens {
+			t.Errorf("%s: the replicas generated %v of %d tokens", policy, result.Engines.Generated, result.Engines.GenerationTokens)
+		}
+		m := result.Moves
+		growthOnly := policy == HandoverOnly || policy == HandoverRandom
+		if growthOnly != (m.Outlier+m.Spill == 0) {
+			t.Errorf("%s: %+v", policy, m)
+		}
 	}
 }
 
@@ -158,14 +187,14 @@ func TestPick(t *testing.T) {
 func TestLinksAreShared(t *testing.T) {
 	var records []replay.Record
 	s := newFleet(t, &requests{}, &records, 1000)
-	c := s.cascade
-	one := &transfer{from: c.fronts[0], to: c.fronts[1]}
-	c.fronts[0].sending, c.fronts[1].receiving = 1, 1
-	if got := c.copyTime(one, 1000); got != time.Millisecond {
+	from, to := s.replicas[0], s.replicas[1]
+	one := &transfer{from: from, to: to}
+	from.sending, to.receiving = 1, 1
+	if got := s.mover.copyTime(one, 1000); got != time.Millisecond {
 		t.Errorf("alone: %v for 1,000 tokens, want 1ms", got)
 	}
-	c.fronts[1].receiving = 3
-	if got := c.copyTime(one, 1000); got != 3*time.Millisecond {
+	to.receiving = 3
+	if got := s.mover.copyTime(one, 1000); got != 3*time.Millisecond {
 		t.Errorf("one of three: %v, want 3ms", got)
 	}
 }
@@ -209,6 +238,11 @@ func TestBusyFrontForwards(t *testing.T) {
 		c.fronts[1].weight = 0
 		if got, want := c.route(&request{Request: trace.Request{Input: 100, Output: 10}}), min(int(queued), 1); got != want {
 			t.Errorf("with %d tokens queued the request starts at replica %d, want %d", queued, got, want)
+		}
+		c.fronts[1].weight = weights.Neutral
+		s.cascade.variant = variants[HandoverRandom]
+		if a, b := c.route(&request{}), c.route(&request{}); a+b != 1 {
+			t.Errorf("requests start at replicas %d and %d, want one after the other", a, b)
 		}
 	}
 }

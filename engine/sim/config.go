@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/baseline"
 )
 
 // Defaults and limits of a Config.
@@ -22,6 +23,9 @@ const (
 	maxReplicas          = 10_000
 	maxProxies           = 1_000
 )
+
+// prefillDecode is the name of baseline.PrefillDecode.
+const prefillDecode = "prefill-decode"
 
 // Config configures a simulation. Replicas, Profile, Policy and Source are required.
 type Config struct {
@@ -42,10 +46,16 @@ type Config struct {
 
 	// Policy is one of Policies.
 	Policy string
+	// Stages are the stages of Cascade's policies, by cuts and counts, for ever; without counts they are
+	// planned.
+	Stages policies.Partition
 	// Proxies is the number of proxies in front of the fleet, each with a router of its own that knows
 	// only what it sent; requests come to a random one. 0 means 1. Cascade's pick by weights, which need
 	// no count.
 	Proxies int
+	// PrefillReplicas is how many replicas compute prompts only, for the policy "prefill-decode". 0 means
+	// baseline.DefaultPrefillReplicas.
+	PrefillReplicas int
 	// ReportInterval is the time between two reports of the replicas' loads, and ReportDelay the time
 	// until they reach the proxies, at most ReportInterval. 0 means DefaultReportInterval and none.
 	ReportInterval, ReportDelay time.Duration
@@ -99,6 +109,9 @@ func (c Config) withDefaults() Config {
 	c.MaxBatch = cmp.Or(c.MaxBatch, c.Profile.MaxBatch)
 	c.MaxBatchedTokens = max(cmp.Or(c.MaxBatchedTokens, defaultBatchedTokens), c.MaxBatch)
 	c.Proxies = cmp.Or(c.Proxies, 1)
+	if c.Policy == prefillDecode {
+		c.PrefillReplicas = cmp.Or(c.PrefillReplicas, baseline.DefaultPrefillReplicas(c.Replicas))
+	}
 	c.ReportInterval = cmp.Or(c.ReportInterval, DefaultReportInterval)
 	c.HealthDelay = cmp.Or(c.HealthDelay, DefaultHealthDelay)
 	return c
@@ -129,8 +142,20 @@ func (c Config) validate() error {
 	if !slices.Contains(Policies(), c.Policy) {
 		return fmt.Errorf("simulate: policy %q: must be one of %q", c.Policy, Policies())
 	}
+	if err := c.validateStages(); err != nil {
+		return err
+	}
 	if isCascade(c.Policy) && len(c.Faults) > 0 {
 		return fmt.Errorf("simulate: policy %q: failures and drains are simulated for routers only", c.Policy)
+	}
+	if c.Proxies > 1 && movesRequests(c.Policy) {
+		return fmt.Errorf("simulate: policy %q: one scheduler sends all requests; give 1 proxy, not %d", c.Policy, c.Proxies)
+	}
+	switch k := c.PrefillReplicas; {
+	case c.Policy == prefillDecode && (k < 1 || k >= c.Replicas):
+		return fmt.Errorf("simulate: policy %q: %d prefill replicas of %d; give at least 1, and leave at least 1 to generate", c.Policy, k, c.Replicas)
+	case c.Policy != prefillDecode && k != 0:
+		return fmt.Errorf("simulate: policy %q has no prefill replicas; %q has", c.Policy, prefillDecode)
 	}
 	for i, f := range c.Faults {
 		switch {
@@ -141,6 +166,37 @@ func (c Config) validate() error {
 		case f.At < 0 || f.Until != 0 && f.Until <= f.At:
 			return fmt.Errorf("simulate: fault %d: from %v until %v", i, f.At, f.Until)
 		}
+	}
+	return nil
+}
+
+// validateStages checks the configured stages.
+func (c Config) validateStages() error {
+	if len(c.Stages.Counts) == 0 && len(c.Stages.Cuts) == 0 {
+		return nil
+	}
+	plan, sum, low := policies.Plan{Model: modelName}, 0, policies.Tokens(0)
+	for i, n := range c.Stages.Counts {
+		stage := policies.Stage{Low: low, High: policies.Unbounded}
+		if i < len(c.Stages.Cuts) {
+			stage.High = c.Stages.Cuts[i]
+		}
+		for range min(n, maxReplicas) {
+			stage.Replicas = append(stage.Replicas, policies.ReplicaID(fmt.Sprint(sum)))
+			sum++
+		}
+		plan.Stages, low = append(plan.Stages, stage), stage.High
+	}
+	err := plan.Validate()
+	switch {
+	case !isCascade(c.Policy) || c.Policy == OneStage || c.Policy == NoPipeline || c.Policy == Chain:
+		return fmt.Errorf("simulate: policy %q: its stages cannot be configured", c.Policy)
+	case len(c.Stages.Counts) != len(c.Stages.Cuts)+1:
+		return fmt.Errorf("simulate: stages: %d cuts and %d counts; give one count more than cuts", len(c.Stages.Cuts), len(c.Stages.Counts))
+	case err != nil:
+		return fmt.Errorf("simulate: stages: %w", err)
+	case sum != c.Replicas:
+		return fmt.Errorf("simulate: stages: %d replicas in all, but the fleet has %d", sum, c.Replicas)
 	}
 	return nil
 }

@@ -4,12 +4,12 @@
 // New checks a Config, Run simulates until the last request has ended and returns what package replay
 // returns for a real run, so that package report compares both. Simulated are the engines' batches,
 // queues, KV blocks and prefix caches, the proxies' picks with what they can know (the requests that
-// they sent themselves, loads as old as the reports), failures and drains; of Cascade the proxies'
-// weighted picks, a load view and a trader per replica with summaries and messages between them, live
-// transfers over links that they share, and the control plane. Not simulated are networks and HTTP: a
-// request reaches its replica when it is due, plans and weights take effect at once, reports to the
-// control plane are never late, and a transfer never fails but for what happens to its request and
-// blocks. Failures and drains under Cascade are refused.
+// they sent themselves, loads as old as the reports), central schedulers that move running requests,
+// failures and drains; of Cascade the proxies' weighted picks, a load view and a trader per replica with
+// summaries and messages between them, live transfers over links that they share, and the control plane.
+// Not simulated are networks and HTTP: a request reaches its replica when it is due, plans and weights
+// take effect at once, reports to the control plane are never late, and a transfer never fails but for
+// what happens to its request and blocks. Failures and drains under Cascade are refused.
 //
 // Invariants: one goroutine, no clock, no I/O but the Source; equal Configs give equal Results, byte for
 // byte; memory grows with the requests in flight and the size of the fleet, not with the trace.

@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/fleetview"
@@ -25,12 +26,10 @@ type front struct {
 	seen     uint64
 	peers    *loadview.View
 	trader   *trader.Trader
-	reserved map[bidask.Deal]*reservation
+	reserved map[bidask.Deal]*batch.Reservation
 	mailbox  []bidask.Event
 	stepping bool
 	wakeAt   time.Duration // of the next deadline event
-	// sending and receiving count the transfers under way, which share the replica's link.
-	sending, receiving int
 	// tokens and seconds are those since the last report: their quotient is the iteration time.
 	tokens, seconds float64
 	proposal        fleetview.Proposal
@@ -44,7 +43,7 @@ func (c *cascade) newFront(id policies.ReplicaID, r *replica, seed uint64) (*fro
 	}
 	return &front{
 		id: id, replica: r, weight: weights.Neutral, counter: flow.New(c.edges, c.window().Seconds()),
-		peers: peers, trader: market, reserved: map[bidask.Deal]*reservation{},
+		peers: peers, trader: market, reserved: map[bidask.Deal]*batch.Reservation{},
 	}, nil
 }
 
@@ -163,7 +162,7 @@ func (c *cascade) executeAction(f *front, a *bidask.Action) {
 		c.startTransfer(f, a)
 	case bidask.Abort:
 		if t := c.running[a.Deal]; t != nil {
-			c.failTransfer(t)
+			c.sim.mover.fail(t)
 		}
 	case bidask.Export, bidask.Return: // the buyer pulls; the trader has recorded the return
 	}
@@ -200,7 +199,7 @@ func (c *cascade) deliver(m *bidask.Message) {
 
 // moves counts what became of running requests, by the counts of the traders.
 func (c *cascade) moves() Moves {
-	m := Moves{Tokens: c.copiedTokens, StallSeconds: c.stallTime.Seconds()}
+	m := c.sim.mover.moves()
 	for _, f := range c.fronts {
 		x := f.trader.Counts()
 		m.Placed += f.peers.Forwards()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/policies/weights"
@@ -67,12 +68,12 @@ func (c *cascade) startPlanning() error {
 		return fmt.Errorf("simulate: %w", err)
 	}
 	p := c.sim.cfg.Profile
-	c.plans, err = planner.New(planner.Config{
+	c.planning = planner.Config{
 		Model: modelName, Context: min(maxContext, c.sim.cfg.KVTokens), Edges: c.edges, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
 		Limits: policies.Limits{Stages: policies.MaxStages, Pooling: poolingFactor},
-		Policy: policy, Speed: 1, Period: policies.Micros(c.period().Microseconds()), Grace: planner.DefaultGrace, Seen: c.minSeen(), Refine: c.paper, Follow: c.paper,
-	})
-	if err != nil {
+		Policy: policy, Speed: 1, Period: policies.Micros(c.period().Microseconds()), Grace: planner.DefaultGrace, Seen: c.minSeen(), Refine: c.paper && !c.fixed(), Follow: c.paper,
+	}
+	if c.plans, err = planner.New(c.planning); err != nil {
 		return fmt.Errorf("simulate: %w", err)
 	}
 	c.view.Grace, c.view.HalfLife = planner.DefaultGrace, planner.DefaultHalfLife
@@ -82,26 +83,70 @@ func (c *cascade) startPlanning() error {
 		return fmt.Errorf("simulate: internal error: no first plan")
 	}
 	c.adopt(change)
+	if c.fixed() {
+		c.layOut(c.sim.cfg.Stages, "fixed stages")
+	}
 	return nil
+}
+
+// fixed reports whether the stages are configured.
+func (c *cascade) fixed() bool { return len(c.sim.cfg.Stages.Counts) > 0 }
+
+// layOut puts a division in force that no planner has chosen.
+func (c *cascade) layOut(stages policies.Partition, reason string) {
+	c.adopt(&planner.Change{Decision: planner.Adopted, Reason: reason, Stages: c.plans.Revive(&c.view.View, stages).Stages})
+}
+
+// layOutChain puts the chain in force, once as many requests have come as Cascade waits for.
+func (c *cascade) layOutChain() error {
+	c.view.AddToPeriod(c.edges, &c.observed)
+	w := policies.Workload{
+		QoE: c.planning.QoE, Cost: c.planning.Cost, Transfer: c.planning.Transfer, Limits: c.planning.Limits,
+		Replicas: len(c.replicas), Capacity: c.replicas[0].Capacity, Flow: c.view.StageFlow(c.edges),
+	}
+	if w.Flow.Seen < planner.DefaultSeen {
+		return nil
+	}
+	w.Snapshot = c.observed.Batches(c.edges, partition.InFlight(w))
+	chain, err := partition.TwoPhase{Objective: partition.Snapshot}.Chain(w)
+	if err != nil {
+		return fmt.Errorf("simulate: chain: %w", err)
+	}
+	c.chained = true
+	c.layOut(chain, "one replica for each stage")
+	return nil
+}
+
+// mayReplan reports whether the planner may choose another division than the present one.
+func (c *cascade) mayReplan() bool {
+	return !c.fixed() && !c.chain && !(c.static && len(c.plan.Stages) > 1)
 }
 
 // tick measures the stages, four times a second; every second the replicas report and get new weights;
 // at the end of a period the planner decides.
-func (c *cascade) tick() {
+func (c *cascade) tick() error {
 	if c.view.ticks++; c.view.ticks%ticksPerReport == 0 {
 		c.report()
-		c.weigh()
+		if !c.blind {
+			c.weigh()
+		}
 		if c.paper {
 			c.refine()
 		}
 	}
 	c.plans.Tick(&c.view.View)
-	if now := c.now(); c.plans.PeriodDue(now) && !(c.static && len(c.plan.Stages) > 1) {
+	if c.chain && !c.chained {
+		if err := c.layOutChain(); err != nil {
+			return err
+		}
+	}
+	if now := c.now(); c.plans.PeriodDue(now) && c.mayReplan() {
 		if r := c.plans.Replan(now, &c.view.View, nil); r.Change != nil && r.Change.Stages != nil {
 			c.adopt(r.Change)
 		}
 	}
 	c.sim.queue.push(event{at: c.sim.now + tickInterval, kind: planTick})
+	return nil
 }
 
 // report fills the view with the replicas' loads and flows.
@@ -138,6 +183,10 @@ func (c *cascade) refine() {
 	if r := c.plans.Refine(&c.view.View); r.Change != nil && r.Change.Stages != nil {
 		c.adopt(r.Change)
 	}
+	refiner := c.refiner
+	if refiner == nil {
+		refiner = refine.Paper{}
+	}
 	for _, f := range c.fronts {
 		f.proposal = fleetview.Proposal{}
 		b := c.plans.Boundary(f.stage)
@@ -148,7 +197,7 @@ func (c *cascade) refine() {
 		if !ok {
 			continue
 		}
-		f.proposal = fleetview.Proposal{Epoch: b.Epoch, Low: b.Low, Boundary: refine.Paper{}.Refine(view)}
+		f.proposal = fleetview.Proposal{Epoch: b.Epoch, Low: b.Low, Boundary: refiner.Refine(view)}
 	}
 }
 

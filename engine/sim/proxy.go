@@ -1,8 +1,6 @@
 package sim
 
 import (
-	"math/rand/v2"
-
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/baseline"
 )
@@ -15,13 +13,13 @@ type proxy struct {
 	since    []policies.Tokens // prompts sent since they were measured
 }
 
-func newProxy(router baseline.Router, replicas int) proxy {
-	return proxy{router: router, replicas: make([]baseline.Replica, replicas), measured: make([]policies.Tokens, replicas), since: make([]policies.Tokens, replicas)}
-}
-
-// route returns the replica of a request; −1 if all are down.
-func (p *proxy) route(q *request, rng *rand.Rand) int {
-	return p.router.Route(baseline.Request{Input: q.Input, Prefix: q.Prefix}, p.replicas, rng)
+func newProxy(router baseline.Router, c *Config) proxy {
+	n := c.Replicas
+	p := proxy{router: router, replicas: make([]baseline.Replica, n), measured: make([]policies.Tokens, n), since: make([]policies.Tokens, n)}
+	for i := range p.replicas {
+		p.replicas[i].Capacity = c.KVTokens
+	}
+	return p
 }
 
 // send counts a request that is sent to its replica.
@@ -34,6 +32,12 @@ func (p *proxy) send(q *request) {
 
 // end counts the end of a request that was sent.
 func (p *proxy) end(q *request) { p.replicas[q.replica].Requests-- }
+
+// move counts a request that has moved from a replica to its present one.
+func (p *proxy) move(q *request, from int) {
+	p.replicas[from].Requests--
+	p.replicas[q.replica].Requests++
+}
 
 // recordLoads keeps measured loads until applyLoads.
 func (p *proxy) recordLoads(loads []policies.Tokens) {

@@ -18,6 +18,7 @@ const (
 	deadline              // of a front end's market
 	copied                // a round of a transfer has ended
 	planTick              // of the control plane
+	rebalance             // a central scheduler looks for requests to move
 )
 
 // event is something that happens at a time.

@@ -26,12 +26,11 @@ type request struct {
 	replica  int
 	slot     int // in replica.resident
 	cached   int // prompt tokens that were found in the prefix cache
-	// In a fleet of Cascade: its name in the market, how often it has moved, when it came to its
-	// replica, and its transfer.
-	id       string
+	// How often it has moved, when it came to its replica, and its transfer.
 	epoch    policies.Epoch
 	since    policies.Micros
 	transfer *transfer
+	id       string // in the market of a fleet of Cascade
 }
 
 // length returns the present length.
@@ -55,7 +54,10 @@ type replica struct {
 	failed    bool
 	busy      float64       // seconds in iterations
 	freezing  []*transfer   // whose requests are to be frozen when the iteration ends
+	transfers []*transfer   // under way, from and to here
 	lost      []batch.Stats // of earlier lives
+	// sending and receiving count the transfers under way, which share the replica's link.
+	sending, receiving int
 }
 
 func newReplica(index int, c *Config, price func(cost.Iteration) float64) (*replica, error) {
@@ -137,6 +139,12 @@ func (r *replica) begin() time.Duration {
 	r.running = r.step.Seconds > 0
 	r.busy += r.step.Seconds
 	return time.Duration(r.step.Seconds * float64(time.Second))
+}
+
+// freeze stops a request between two iterations; false if it has no KV here to go on with.
+func (r *replica) freeze(q *request) bool {
+	r.scheduler.Settle()
+	return r.scheduler.Freeze(q.sequence, 1) == nil
 }
 
 // load returns the load, as a migrator counts it.

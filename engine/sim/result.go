@@ -21,7 +21,7 @@ type Result struct {
 	Batches   cost.Batches `json:"batches"`
 	Events    uint64       `json:"events"`
 	Engines   Engines      `json:"engines"`
-	// Moves and Plans are set for Cascade's policies.
+	// Moves is set for policies that move running requests, and Plans for those that make plans.
 	Moves *Moves       `json:"moves,omitempty"`
 	Plans []PlanChange `json:"plans,omitempty"`
 }
@@ -38,6 +38,8 @@ type Engines struct {
 	// BusySeconds is the time in iterations; the busiest replica had BusiestSeconds of it.
 	BusySeconds    float64 `json:"busy_seconds"`
 	BusiestSeconds float64 `json:"busiest_seconds"`
+	// Generated are the tokens that each replica has generated, in the order of the replicas.
+	Generated []uint64 `json:"generated"`
 }
 
 func (e *Engines) add(s batch.Stats) {
@@ -68,15 +70,21 @@ func (s *Sim) result() Result {
 	})
 	out.Engine = s.stats.Metrics()
 	out.Wall = out.Engine
-	if s.cascade != nil {
+	switch {
+	case s.cascade != nil:
 		moves := s.cascade.moves()
 		out.Moves, out.Plans = &moves, s.plans
+	case s.central != nil:
+		moves := s.central.moves()
+		out.Moves = &moves
 	}
 	for _, r := range s.replicas {
+		before := out.Engines.GenerationTokens
 		for _, life := range r.lost {
 			out.Engines.add(life)
 		}
 		out.Engines.add(r.scheduler.Stats())
+		out.Engines.Generated = append(out.Engines.Generated, out.Engines.GenerationTokens-before)
 		out.Engines.BusySeconds += r.busy
 		out.Engines.BusiestSeconds = max(out.Engines.BusiestSeconds, r.busy)
 	}

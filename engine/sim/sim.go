@@ -43,7 +43,9 @@ type Sim struct {
 	stats    latencystats.Collector
 	failures map[replay.Kind]*replay.Failure
 
+	mover   mover
 	cascade *cascade // nil: the proxies' routers decide
+	central *central // nil: no router moves requests
 	plans   []PlanChange
 }
 
@@ -62,6 +64,7 @@ func New(c Config) (*Sim, error) {
 		return nil, fmt.Errorf("simulate: %w", err)
 	}
 	s := &Sim{cfg: c, prices: prices, rng: rand.New(rand.NewPCG(c.Seed, 0x51b)), failures: map[replay.Kind]*replay.Failure{}, loads: make([]policies.Tokens, c.Replicas)}
+	s.mover.sim = s
 	for i := range c.Replicas {
 		r, err := newReplica(i, &c, prices.Seconds)
 		if err != nil {
@@ -77,8 +80,9 @@ func New(c Config) (*Sim, error) {
 	}
 	for range c.Proxies {
 		router, _ := baseline.New(c.Policy) // validate has checked the name
-		s.proxies = append(s.proxies, newProxy(router, c.Replicas))
+		s.proxies = append(s.proxies, newProxy(router, &c))
 	}
+	s.central = newCentral(s, s.proxies[0].router)
 	return s, nil
 }
 
@@ -98,6 +102,9 @@ func (s *Sim) Run(ctx context.Context) (Result, error) {
 		s.cascade.start()
 	} else {
 		s.queue.push(event{at: s.cfg.ReportInterval, kind: report})
+	}
+	if s.central != nil {
+		s.central.start()
 	}
 	for !s.over() {
 		e, ok := s.queue.pop()
@@ -147,12 +154,16 @@ func (s *Sim) handle(e event) error {
 		for i := range s.proxies {
 			s.proxies[i].applyLoads()
 		}
+	case copied:
+		s.mover.endRound(e.arg.(*transfer))
+	case rebalance:
+		s.central.rebalance()
 	case fault:
 		return s.handleFault(int(e.index)/faultPhases, faultPhase(int(e.index)%faultPhases))
 	case inspected:
 		s.inspect()
 	default:
-		s.cascade.handle(e)
+		return s.cascade.handle(e)
 	}
 	return nil
 }
@@ -162,6 +173,9 @@ func (s *Sim) measureLoads() {
 	for i, r := range s.replicas {
 		load := r.load()
 		s.loads[i] = load.Held + load.Promised
+		if s.central != nil {
+			s.loads[i] = s.central.load(i, load)
+		}
 	}
 	for i := range s.proxies {
 		s.proxies[i].recordLoads(s.loads)
@@ -213,14 +227,19 @@ func (s *Sim) route(q *request) {
 	if s.cfg.Proxies > 1 {
 		q.proxy = s.rng.IntN(s.cfg.Proxies)
 	}
-	to := s.proxies[q.proxy].route(q, s.rng)
+	p := &s.proxies[q.proxy]
+	among := p.replicas
+	if s.central != nil {
+		among = s.central.candidates(among)
+	}
+	to := p.router.Route(baseline.Request{Input: q.Input, Prefix: q.Prefix}, among, s.rng)
 	if to < 0 {
 		q.replica = -1
 		s.endRequest(q, replay.Connect, "no replica is up")
 		return
 	}
 	q.replica = to
-	s.proxies[q.proxy].send(q)
+	p.send(q)
 	s.submit(q, to)
 }
 
@@ -265,12 +284,20 @@ func (s *Sim) endIteration(r *replica) {
 			s.cascade.countToken(r, q, e.Finish != 0)
 		}
 		if e.Finish != 0 {
+			if q.transfer != nil {
+				s.mover.fail(q.transfer) // a request that ends while it moves has its answer
+			}
 			r.remove(q)
 			s.endRequest(q, "", "")
+		} else if s.central != nil && q.tokens == 1 {
+			s.central.handOver(q)
 		}
 	}
-	if s.cascade != nil {
-		s.cascade.endIteration(r)
+	if len(r.freezing) > 0 {
+		s.mover.freezePending(r)
+	}
+	if s.central != nil {
+		s.central.admit(r)
 	}
 }
 
@@ -329,6 +356,10 @@ func (s *Sim) handleFault(index int, phase faultPhase) error {
 			gone, err := r.lose()
 			if err != nil {
 				return err
+			}
+			s.mover.failAll(r)
+			if s.central != nil {
+				s.central.lose(r)
 			}
 			for _, q := range gone {
 				s.endRequest(q, replay.Cut, fmt.Sprintf("replica %d failed", r.index))

@@ -1,11 +1,11 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
 // Moves counts what became of running requests that should move.
@@ -15,10 +15,12 @@ type Moves struct {
 	Messages uint64 `json:"messages"` // of the market
 	Moved    uint64 `json:"moved"`
 	Failed   uint64 `json:"failed"` // transfers
-	// Growth, Outlier and Spill are the causes of those that moved.
+	// Growth, Outlier, Spill and Prefill are the causes of those that moved. A router that rebalances
+	// moves outliers.
 	Growth  uint64 `json:"growth"`
 	Outlier uint64 `json:"outlier"`
 	Spill   uint64 `json:"spill"`
+	Prefill uint64 `json:"prefill"`
 	// Tokens is the KV that was transferred, StallSeconds the time in which moving requests were frozen.
 	Tokens       policies.Tokens `json:"tokens"`
 	StallSeconds float64         `json:"stall_seconds"`
@@ -31,17 +33,16 @@ const (
 	maxRounds = 5
 )
 
-// reservation is KV that a buyer keeps for a request.
-type reservation struct {
-	blocks    batch.Reservation
-	migration policies.Migration
-}
-
-// transfer is a request on its way.
+// transfer is a request on its way. Its creator sets the first fields.
 type transfer struct {
-	deal     bidask.Deal
 	request  *request
-	from, to *front
+	from, to *replica
+	// blocks are reserved at the target.
+	blocks *batch.Reservation
+	// ended is called once, after the request has moved or stays.
+	ended func(moved bool)
+
+	lives    [2]uint32 // of from and to when it began: a reservation in an earlier life is gone
 	copied   policies.Tokens
 	rounds   int
 	frozen   bool
@@ -49,145 +50,154 @@ type transfer struct {
 	over     bool
 }
 
-// reserve reserves a buyer's KV for a deal, if there is room.
-func (c *cascade) reserve(f *front, a *bidask.Action) {
-	r := &reservation{migration: a.Migration}
-	if err := f.replica.scheduler.Reserve(&r.blocks, int(a.Migration.Length)+lastRound); err != nil {
-		c.post(f, bidask.Event{Kind: bidask.ReservationRefused, Deal: a.Deal})
-		return
-	}
-	f.reserved[a.Deal] = r
-	c.post(f, bidask.Event{Kind: bidask.Reserved, Deal: a.Deal})
+// mover executes transfers over the replicas' links.
+type mover struct {
+	sim *Sim
+	// copiedTokens is the KV that was transferred, stallTime the time in which requests were frozen.
+	copiedTokens policies.Tokens
+	stallTime    time.Duration
 }
 
-// release frees a reservation.
-func (c *cascade) release(f *front, deal bidask.Deal) {
-	if r := f.reserved[deal]; r != nil {
-		f.replica.scheduler.Release(&r.blocks)
-		delete(f.reserved, deal)
-		c.sim.resume(f.replica)
-	}
+// start starts a live transfer.
+func (m *mover) start(t *transfer) {
+	m.register(t)
+	m.copyRound(t)
 }
 
-// startTransfer starts to pull a request that a buyer has reserved KV for.
-func (c *cascade) startTransfer(f *front, a *bidask.Action) {
-	seller := c.frontOf(a.Deal.Seller)
-	q := seller.replica.find(a.Migration.Request)
-	t := &transfer{deal: a.Deal, request: q, from: seller, to: f}
-	seller.sending++
-	f.receiving++
-	c.running[a.Deal] = t
-	if q == nil || q.transfer != nil {
-		c.failTransfer(t)
-		return
-	}
-	q.transfer = t
-	c.copyRound(t)
+// startFrozen starts the transfer of a request that was frozen at a time: all its KV is copied at once.
+func (m *mover) startFrozen(t *transfer, at time.Duration) {
+	m.register(t)
+	t.frozen, t.frozenAt = true, at
+	m.copyLast(t)
+}
+
+func (m *mover) register(t *transfer) {
+	t.lives = [2]uint32{t.from.life, t.to.life}
+	t.from.sending++
+	t.to.receiving++
+	t.from.transfers, t.to.transfers = append(t.from.transfers, t), append(t.to.transfers, t)
+	t.request.transfer = t
 }
 
 // copyRound copies what was computed since the last round.
-func (c *cascade) copyRound(t *transfer) {
+func (m *mover) copyRound(t *transfer) {
 	length := t.request.length()
 	delta := length - t.copied
 	t.copied = length
 	t.rounds++
-	c.copiedTokens += delta
-	c.sim.queue.push(event{at: c.sim.now + c.copyTime(t, delta), kind: copied, arg: t})
+	m.copiedTokens += delta
+	m.sim.queue.push(event{at: m.sim.now + m.copyTime(t, delta), kind: copied, arg: t})
+}
+
+// copyLast copies what is left of a frozen request.
+func (m *mover) copyLast(t *transfer) {
+	delta := t.request.length() - t.copied
+	m.copiedTokens += delta
+	stall := m.copyTime(t, delta) + time.Duration(m.sim.cfg.Profile.TransferBase*float64(time.Second))
+	m.sim.queue.push(event{at: m.sim.now + stall, kind: copied, arg: t})
 }
 
 // copyTime is the time to copy so many tokens: the links of both replicas are shared by the transfers
 // that run as the copy begins.
-func (c *cascade) copyTime(t *transfer, tokens policies.Tokens) time.Duration {
+func (m *mover) copyTime(t *transfer, tokens policies.Tokens) time.Duration {
 	share := float64(max(1, t.from.sending, t.to.receiving))
-	return time.Duration(float64(tokens) * share * c.sim.cfg.Profile.Transfer().PerToken * float64(time.Second))
+	return time.Duration(float64(tokens) * share * m.sim.cfg.Profile.Transfer().PerToken * float64(time.Second))
 }
 
 // endRound goes on after a copy: with the next round, with the freeze, or with the switch.
-func (c *cascade) endRound(t *transfer) {
+func (m *mover) endRound(t *transfer) {
 	switch {
 	case t.over:
 	case t.frozen:
-		c.switchOver(t)
+		m.switchOver(t)
 	case t.rounds < maxRounds && t.request.length()-t.copied > lastRound:
-		c.copyRound(t)
+		m.copyRound(t)
 	default:
-		r := t.from.replica
+		r := t.from
 		r.freezing = append(r.freezing, t)
 		if !r.running {
-			c.freezePending(r)
+			m.freezePending(r)
 		}
 	}
 }
 
 // freezePending freezes the requests of a replica that wait for the end of its iteration.
-func (c *cascade) freezePending(r *replica) {
+func (m *mover) freezePending(r *replica) {
 	pending := r.freezing
 	r.freezing = nil
 	for _, t := range pending {
 		if t.over {
 			continue
 		}
-		r.scheduler.Settle()
-		if err := r.scheduler.Freeze(t.request.sequence, 1); err != nil {
-			c.failTransfer(t) // it was preempted
+		if !r.freeze(t.request) {
+			m.fail(t) // it was preempted
 			continue
 		}
-		t.frozen, t.frozenAt = true, c.sim.now
-		delta := t.request.length() - t.copied
-		c.copiedTokens += delta
-		stall := c.copyTime(t, delta) + time.Duration(c.sim.cfg.Profile.TransferBase*float64(time.Second))
-		c.sim.queue.push(event{at: c.sim.now + stall, kind: copied, arg: t})
+		t.frozen, t.frozenAt = true, m.sim.now
+		m.copyLast(t)
 	}
 }
 
 // switchOver makes the target's engine go on with a frozen request.
-func (c *cascade) switchOver(t *transfer) {
-	q, r := t.request, t.to.reserved[t.deal]
-	from, to := t.from.replica, t.to.replica
-	if r == nil || to.scheduler.Reserve(&r.blocks, int(q.length())) != nil {
-		c.failTransfer(t)
+func (m *mover) switchOver(t *transfer) {
+	q, from, to := t.request, t.from, t.to
+	if to.scheduler.Reserve(t.blocks, int(q.length())) != nil {
+		m.fail(t)
 		return
 	}
 	old := q.sequence
 	rest := batch.Request{MaxOutput: int(int64(q.Output) - q.tokens), Receiver: q}
-	next, err := to.scheduler.AdoptLength(&r.blocks, rest, old)
+	next, err := to.scheduler.AdoptLength(t.blocks, rest, old)
 	if err != nil {
-		c.failTransfer(t)
+		m.fail(t)
 		return
 	}
 	from.scheduler.Abort(old)
 	from.remove(q)
-	q.sequence, q.epoch, q.since = next, q.epoch+1, c.now()
+	q.sequence, q.epoch, q.since = next, q.epoch+1, policies.Micros(m.sim.now.Microseconds())
 	to.add(q)
-	delete(t.to.reserved, t.deal)
-	c.endTransfer(t)
-	c.stallTime += c.sim.now - t.frozenAt
-	c.post(t.from, bidask.Event{Kind: bidask.TransferDone, Deal: t.deal})
-	c.post(t.to, bidask.Event{Kind: bidask.TransferDone, Deal: t.deal})
-	c.sim.resume(from)
-	c.sim.resume(to)
+	m.end(t)
+	m.stallTime += m.sim.now - t.frozenAt
+	t.ended(true)
+	m.sim.resume(from)
+	m.sim.resume(to)
 }
 
-// failTransfer leaves a request where it is.
-func (c *cascade) failTransfer(t *transfer) {
+// fail leaves a request where it is, and releases what is reserved for it.
+func (m *mover) fail(t *transfer) {
 	if t.over {
 		return
 	}
-	if t.frozen {
-		t.from.replica.scheduler.Thaw(t.request.sequence)
+	if t.frozen && t.from.life == t.lives[0] {
+		t.from.scheduler.Thaw(t.request.sequence)
 	}
-	c.endTransfer(t)
-	c.post(t.from, bidask.Event{Kind: bidask.TransferFailed, Deal: t.deal})
-	c.post(t.to, bidask.Event{Kind: bidask.TransferFailed, Deal: t.deal})
-	c.sim.resume(t.from.replica)
+	m.end(t)
+	if t.to.life == t.lives[1] {
+		t.to.scheduler.Release(t.blocks)
+	}
+	t.ended(false)
+	m.sim.resume(t.from)
+	m.sim.resume(t.to)
 }
 
-func (c *cascade) endTransfer(t *transfer) {
+// moves returns the counts of the transfers.
+func (m *mover) moves() Moves {
+	return Moves{Tokens: m.copiedTokens, StallSeconds: m.stallTime.Seconds()}
+}
+
+func (m *mover) end(t *transfer) {
 	t.over = true
 	t.from.sending--
 	t.to.receiving--
-	delete(c.running, t.deal)
-	if t.request != nil && t.request.transfer == t {
-		t.request.transfer = nil
+	for _, r := range []*replica{t.from, t.to} {
+		r.transfers = slices.DeleteFunc(r.transfers, func(x *transfer) bool { return x == t })
+	}
+	t.request.transfer = nil
+}
+
+// failAll fails the transfers from and to a replica whose engine was lost.
+func (m *mover) failAll(r *replica) {
+	for len(r.transfers) > 0 {
+		m.fail(r.transfers[0])
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/planner"
+	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/policies/trader"
 )
 
@@ -19,11 +20,26 @@ const (
 	OneStage = "one-stage"
 	// WithoutMoves is Cascade without the market: no running request migrates.
 	WithoutMoves = "without-moves"
-	// StaticSplit is WithoutMoves with the first planned stages for ever: a static split by length.
+	// StaticSplit is WithoutMoves with the first planned stages for ever: a static split by length, as
+	// operators make it of a trace (research calls it SITA: size interval task assignment).
 	StaticSplit = "static-split"
 	// Paper is "preset: paper": plans from the requests of a minute, every one adopted, boundaries
 	// refined each second, and the market as published.
 	Paper = "paper"
+	// NoPipeline and Chain are Paper in the layouts that the paper compares with (section "Length-aware
+	// vs. naïve stage partitioning"): all replicas in one stage, and one replica for each stage, as far
+	// as a plan may have stages. The chain is made once, of the first requests; then it is refined.
+	NoPipeline = "no-pipeline"
+	Chain      = "chain"
+	// RefineQuantity and RefineMemory are Paper with the boundaries that the paper compares with
+	// (section "Adaptive vs. naïve range-refinement policies").
+	RefineQuantity = "refine-quantity"
+	RefineMemory   = "refine-memory"
+	// HandoverOnly and HandoverRandom are Paper with less balance (section "The load-balancing effect of
+	// bid-ask protocol"): requests only move to the next stage, by bids; or no load counts, neither for
+	// the proxies nor for front ends, and they move to any replica of the next stage.
+	HandoverOnly   = "handover-only"
+	HandoverRandom = "handover-random"
 )
 
 // variants are the parts of Cascade that each policy has.
@@ -33,13 +49,24 @@ var variants = map[string]variant{
 	WithoutMoves: {planner: planner.PolicyDefault},
 	StaticSplit:  {planner: planner.PolicyDefault, static: true},
 	Paper:        {planner: planner.PolicyPaper, market: true, paper: true},
+
+	NoPipeline:     {planner: planner.PolicyRoundRobin, market: true, paper: true},
+	Chain:          {planner: planner.PolicyPaper, market: true, paper: true, chain: true},
+	RefineQuantity: {planner: planner.PolicyPaper, market: true, paper: true, refiner: refine.Quantity{}},
+	RefineMemory:   {planner: planner.PolicyPaper, market: true, paper: true, refiner: refine.Memory{}},
+	HandoverOnly:   {planner: planner.PolicyPaper, market: true, paper: true, growthOnly: true},
+	HandoverRandom: {planner: planner.PolicyPaper, market: true, paper: true, growthOnly: true, blind: true},
 }
 
 type variant struct {
-	planner string
-	market  bool // running requests are sold
-	static  bool // no plan follows the first stages
-	paper   bool
+	planner    string
+	market     bool // running requests are sold
+	static     bool // no plan follows the first stages
+	paper      bool
+	chain      bool             // one replica for each stage
+	refiner    policies.Refiner // of the paper's policies; nil: the paper's
+	growthOnly bool             // no replica sells because it has more than others
+	blind      bool             // no load counts, and one random replica is asked to buy
 }
 
 // perOctave is how finely lengths are counted.
@@ -61,12 +88,18 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 		c.Machine.MaxConcurrentSends, c.Machine.MaxConcurrentReceives = 3, 3
 		c.Detector, c.BucketEdges, c.SpillPercent = outlier.Detector{Percent: outlierPercent}, nil, neverSpill
 	}
+	if v.growthOnly {
+		c.Detector = nil
+	}
+	if v.blind {
+		c.Machine.Sample = 1
+	}
 	return c
 }
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, StaticSplit, Paper)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, HandoverOnly, HandoverRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.

@@ -1,8 +1,10 @@
-// Package baseline holds the routers that users would pick instead of Cascade, for comparisons.
+// Package baseline holds the routers and schedulers that users would pick instead of Cascade, for
+// comparisons.
 //
 // Each is one small state machine behind Router; New makes one by name. They read no clock and draw
 // random numbers only from the argument, so that equal calls give equal choices. A router that is not
-// available to requests (it counts those that it sent, and learns loads late) sees that through Replica.
+// available to requests (it counts those that it sent, and learns loads late) sees that through Replica. Two kinds also move
+// running requests, or say where they go on: Rebalancer and Disaggregator.
 package baseline
 
 import (
@@ -30,6 +32,8 @@ type Replica struct {
 	// Load is the KV in use and promised, as the replica reported last, with the prompts that this
 	// router has sent since.
 	Load policies.Tokens
+	// Capacity is the size of its KV cache.
+	Capacity policies.Tokens
 	// Down excludes the replica: it drains, or failed its health checks.
 	Down bool
 }
@@ -38,6 +42,29 @@ type Replica struct {
 type Router interface {
 	// Route returns the index of a replica that is not Down, or −1 if all are. rng is not kept.
 	Route(r Request, replicas []Replica, rng *rand.Rand) int
+}
+
+// Pair is two replicas between which one running request should move.
+type Pair struct{ From, To int }
+
+// Rebalancer is a Router that also moves running requests: one central scheduler that sends all
+// requests, and whose Load is measured just before Rebalance is called.
+type Rebalancer interface {
+	Router
+	// Rebalance returns pairs of different replicas, each replica at most once.
+	Rebalance(replicas []Replica) []Pair
+	// Choose returns the index of the request that leaves a replica, by the lengths of those that run
+	// there and are not moving; −1 if there are none.
+	Choose(lengths []policies.Tokens) int
+}
+
+// Disaggregator is a Router whose fleet is split: Route is asked about the replicas that compute
+// prompts, RouteDecode about those that generate.
+type Disaggregator interface {
+	Router
+	// RouteDecode returns the index of the replica where a request of that length goes on after its
+	// first token; −1 if all are Down.
+	RouteDecode(length policies.Tokens, replicas []Replica) int
 }
 
 // routers makes each by name.
@@ -50,6 +77,9 @@ var routers = []struct {
 	{"power-of-two", func() Router { return PowerOfTwo{} }},
 	{"prefix-hash", func() Router { return PrefixHash{} }},
 	{"prefix-tree", func() Router { return &PrefixTree{} }},
+	{"llumnix", func() Router { return Llumnix{} }},
+	{"llumnix-balanced", func() Router { return Llumnix{Balanced: true} }},
+	{"prefill-decode", func() Router { return PrefillDecode{} }},
 }
 
 // Names lists the routers.

@@ -25,7 +25,7 @@ func TestRouters(t *testing.T) {
 				replicas := make([]baseline.Replica, 8)
 				up := false
 				for i := range replicas {
-					replicas[i] = baseline.Replica{Requests: rng.IntN(200), Load: policies.Tokens(rng.IntN(9000)), Down: rng.IntN(3) == 0 || step%97 == 0}
+					replicas[i] = baseline.Replica{Requests: rng.IntN(200), Load: policies.Tokens(rng.IntN(9000)), Capacity: 8000, Down: rng.IntN(3) == 0 || step%97 == 0}
 					up = up || !replicas[i].Down
 				}
 				r := baseline.Request{Input: policies.Tokens(1 + rng.IntN(3000))}

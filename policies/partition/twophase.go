@@ -77,6 +77,25 @@ func (x TwoPhase) Partition(w policies.Workload) (policies.Partition, error) {
 	return p.propose(nodes, counts), nil
 }
 
+// Chain returns the plan of the first phase alone, which the paper compares with (section "Length-aware
+// vs. naïve stage partitioning"): one replica for each stage, as many stages as there are replicas,
+// buckets and stages that a plan may have; what is left of the replicas goes where it saves most. The
+// chain is not judged: its stages may lack replicas, and Cost is +Inf then.
+func (x TwoPhase) Chain(w policies.Workload) (policies.Partition, error) {
+	p, err := newPricing(x.Objective, w)
+	if err != nil {
+		return policies.Partition{}, err
+	}
+	t := p.table()
+	links := oneReplicaChain(t, p.stages())
+	addSurplus(t, links, w.Replicas-len(links))
+	nodes, counts := []int{0}, []int{}
+	for _, l := range links {
+		nodes, counts = append(nodes, l.high), append(counts, int(l.k))
+	}
+	return p.propose(nodes, counts), nil
+}
+
 // oneReplicaChain returns the best division into exactly s stages of one replica each.
 func oneReplicaChain(t table, s int) []link {
 	worst := verdict{lack: math.Inf(1)}
