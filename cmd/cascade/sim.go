@@ -92,8 +92,9 @@ The paper's own comparisons, each the policy paper with one part replaced:
                    what outgrows its stage goes to any replica of the next
 With --stages the stages of Cascade and the paper are given instead of planned.
 Plans and weights take effect at once, and reports to the control plane are never late.
-Failures, drains, --proxies and --report-* are simulated for routers only; so far Cascade
-does not see which prefixes its engines hold.
+--proxies and --report-* are for routers only; so far Cascade does not see which prefixes
+its engines hold. A replica that fails takes its front end with it: clients of that see a
+cut, and other front ends resume what they had there.
 
 What a batch of unequal lengths costs beyond their sum depends on the attention kernel;
 show every claim for all cases of --attention:

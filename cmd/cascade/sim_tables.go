@@ -80,7 +80,7 @@ func simulationTable(results []sim.Result) report.Table {
 func movesTable(results []sim.Result) report.Table {
 	t := report.Table{
 		Title:  "Moves",
-		Header: []string{"policy", "placed elsewhere", "moved", "growth", "outlier", "spill", "prefill", "failed", "tokens", "stall per move", "messages per move"},
+		Header: []string{"policy", "placed elsewhere", "moved", "growth", "outlier", "spill", "prefill", "drain", "failed", "rescued", "tokens", "stall per move", "messages per move"},
 		Left:   1,
 	}
 	for _, r := range results {
@@ -90,7 +90,7 @@ func movesTable(results []sim.Result) report.Table {
 		}
 		per := func(x float64) float64 { return x / float64(max(1, m.Moved)) }
 		row := []string{r.Name}
-		for _, n := range []uint64{m.Placed, m.Moved, m.Growth, m.Outlier, m.Spill, m.Prefill, m.Failed, uint64(m.Tokens)} {
+		for _, n := range []uint64{m.Placed, m.Moved, m.Growth, m.Outlier, m.Spill, m.Prefill, m.Drain, m.Failed, m.Rescued, uint64(m.Tokens)} {
 			row = append(row, strconv.FormatUint(n, 10))
 		}
 		t.Rows = append(t.Rows, append(row, fmt.Sprintf("%.1f ms", 1e3*per(m.StallSeconds)), fmt.Sprintf("%.1f", per(float64(m.Messages)))))

@@ -3,8 +3,10 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/fleetview"
@@ -29,9 +31,15 @@ type cascade struct {
 	index    map[policies.ReplicaID]int
 	// turn is the state of the proxies' weighted round robin, by replica.
 	turn    []int64
+	tried   []int // scratch memory of route
 	running map[bidask.Deal]*transfer
 	// residents is scratch memory of scan.
 	residents []trader.Resident
+	// repairAgain says that the planner wants Repair to be called soon.
+	repairAgain bool
+	rescued     uint64
+	past        Moves      // of earlier lives
+	seeds       *rand.Rand // of the front ends
 }
 
 // newCascade makes the parts of a policy of Cascade, with its first plan.
@@ -41,10 +49,10 @@ func newCascade(s *Sim) (*cascade, error) {
 		index: map[policies.ReplicaID]int{}, turn: make([]int64, s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
 	}
 	c.edges = policies.BucketEdges(min(maxContext, s.cfg.KVTokens), c.perOctave())
-	seeds := rand.New(rand.NewPCG(s.cfg.Seed, 0xca5))
+	c.seeds = rand.New(rand.NewPCG(s.cfg.Seed, 0xca5))
 	for i, r := range s.replicas {
 		id := policies.ReplicaID(fmt.Sprintf("r%04d", i))
-		f, err := c.newFront(id, r, seeds.Uint64())
+		f, err := c.newFront(id, r, c.seeds.Uint64())
 		if err != nil {
 			return nil, fmt.Errorf("simulate: %w", err)
 		}
@@ -69,25 +77,65 @@ func (c *cascade) start() {
 
 func (c *cascade) now() policies.Micros { return policies.Micros(c.sim.now.Microseconds()) }
 
-// route returns the replica where a request starts: the proxy picks a front end of the stage of its
-// prompt's length, which may forward it once.
+// route returns the replica where a request starts, −1 for none: the proxy picks a front end of the stage
+// of its prompt's length, which may forward it once. The proxy tries others if that does not answer, and
+// the front end keeps what it cannot forward.
 func (c *cascade) route(q *request) int {
-	f := c.fronts[c.pick(c.plan.Stages[c.plan.StageOf(q.Input)].Replicas)]
-	f.seen++
-	if c.blind {
-		return f.replica.index
+	stage := c.plan.StageOf(q.Input)
+	c.tried = c.tried[:0]
+	for range proxyAttempts {
+		i := c.pickFrom(stage)
+		if i < 0 {
+			break
+		}
+		f := c.fronts[i]
+		if f.replica.failed {
+			c.tried = append(c.tried, i)
+			continue
+		}
+		q.front = i
+		f.seen++
+		if c.blind {
+			return i
+		}
+		to := f.peers.Place(c.now(), policies.Request{Input: q.Input, MaxOutput: q.Output})
+		if to.Replica == "" {
+			return i
+		}
+		at := c.index[to.Replica]
+		if c.fronts[at].replica.failed {
+			f.peers.MarkGone(to.Replica)
+			return i
+		}
+		return at
 	}
-	if to := f.peers.Place(c.now(), policies.Request{Input: q.Input, MaxOutput: q.Output}); to.Replica != "" {
-		return c.index[to.Replica]
-	}
-	return f.replica.index
+	return -1
 }
 
-// pick is a proxy's smooth weighted round robin.
+// pickFrom picks a replica of a stage, else of a longer one, else of a shorter one; −1 if all are down
+// or were tried.
+func (c *cascade) pickFrom(stage int) int {
+	for k := stage; k < len(c.plan.Stages); k++ {
+		if i := c.pick(c.plan.Stages[k].Replicas); i >= 0 {
+			return i
+		}
+	}
+	for k := stage - 1; k >= 0; k-- {
+		if i := c.pick(c.plan.Stages[k].Replicas); i >= 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// pick is a proxy's smooth weighted round robin over those that it may pick; −1 if there are none.
 func (c *cascade) pick(stage []policies.ReplicaID) int {
 	best, sum := -1, int64(0)
 	for _, id := range stage {
 		i := c.index[id]
+		if f := c.fronts[i]; f.down || f.draining || len(c.tried) > 0 && slices.Contains(c.tried, i) {
+			continue
+		}
 		w := int64(c.fronts[i].weight)
 		c.turn[i] += w
 		sum += w
@@ -95,7 +143,9 @@ func (c *cascade) pick(stage []policies.ReplicaID) int {
 			best = i
 		}
 	}
-	c.turn[best] -= sum
+	if best >= 0 {
+		c.turn[best] -= sum
+	}
 	return best
 }
 
@@ -117,15 +167,19 @@ func (c *cascade) handle(e event) error {
 }
 
 // countToken counts a token that a replica generated for a request.
-func (c *cascade) countToken(r *replica, q *request, last bool) {
+func (c *cascade) countToken(r *replica, q *request, e *batch.Event) {
 	f, now := c.fronts[r.index], c.sim.now.Seconds()
-	if q.tokens == 1 {
+	switch {
+	case q.tokens == 1:
 		f.counter.CountArrival(now, q.Input, policies.Tokens(q.cached))
+	case q.resumed:
+		f.counter.CountPrefill(now, q.length()-1, policies.Tokens(e.Cached))
 	}
+	q.resumed = false
 	f.counter.CountTokens(now, q.length(), 1)
 	f.tokens++
 	f.seconds += r.step.Seconds
-	if !last {
+	if e.Finish == 0 {
 		return
 	}
 	f.counter.CountFinish(now, q.Input, policies.Tokens(q.tokens))

@@ -83,9 +83,10 @@ type FaultKind string
 
 // The kinds of faults.
 const (
-	// Fail loses the replica with all its requests, whose clients see a cut; it comes back empty.
+	// Fail loses the replica with all its requests, whose clients see a cut; it comes back empty. Under
+	// Cascade the clients of its front end see a cut.
 	Fail FaultKind = "fail"
-	// Drain sends the replica no further requests; it finishes those that it has.
+	// Drain sends the replica no further requests; it finishes those that it has, or sells them.
 	Drain FaultKind = "drain"
 )
 
@@ -144,9 +145,6 @@ func (c Config) validate() error {
 	}
 	if err := c.validateStages(); err != nil {
 		return err
-	}
-	if isCascade(c.Policy) && len(c.Faults) > 0 {
-		return fmt.Errorf("simulate: policy %q: failures and drains are simulated for routers only", c.Policy)
 	}
 	if c.Proxies > 1 && movesRequests(c.Policy) {
 		return fmt.Errorf("simulate: policy %q: one scheduler sends all requests; give 1 proxy, not %d", c.Policy, c.Proxies)

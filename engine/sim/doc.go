@@ -7,9 +7,12 @@
 // they sent themselves, loads as old as the reports), central schedulers that move running requests,
 // failures and drains; of Cascade the proxies' weighted picks, a load view and a trader per replica with
 // summaries and messages between them, live transfers over links that they share, and the control plane.
+// Under Cascade a replica fails with its front end, whose clients see a cut; other front ends resume what
+// they had there, and proxies send a request again that finds no listener.
+//
 // Not simulated are networks and HTTP: a request reaches its replica when it is due, plans and weights
 // take effect at once, reports to the control plane are never late, and a transfer never fails but for
-// what happens to its request and blocks. Failures and drains under Cascade are refused.
+// what happens to its request, replicas and blocks.
 //
 // Invariants: one goroutine, no clock, no I/O but the Source; equal Configs give equal Results, byte for
 // byte; memory grows with the requests in flight and the size of the fleet, not with the trace.

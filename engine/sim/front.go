@@ -33,16 +33,29 @@ type front struct {
 	// tokens and seconds are those since the last report: their quotient is the iteration time.
 	tokens, seconds float64
 	proposal        fleetview.Proposal
+	// down and draining are what proxies and the control plane know of the replica.
+	down, draining bool
+	reported       fleetview.Replica // its last report
+	reportedAt     policies.Micros
+	// mean is the mean of the tokens that the replicas of the stage hold, from the reply to its report.
+	mean      policies.Tokens
+	meanKnown bool
+}
+
+// describe fills in what the control plane knows besides the last report.
+func (f *front) describe(r *fleetview.Replica) {
+	r.Stage, r.Ready, r.Leaving, r.DrainOrdered, r.Draining = f.stage, !f.down && !f.draining, f.draining, f.draining, f.draining
+	r.Seen = f.seen
 }
 
 func (c *cascade) newFront(id policies.ReplicaID, r *replica, seed uint64) (*front, error) {
 	peers := loadview.New(loadview.Config{Self: id, Placer: place.Policy{}, SampleSize: sampleSize, Seed: seed})
-	market, err := trader.New(c.marketOf(id, peers, c.edges, seed))
+	market, err := trader.New(c.marketOf(id, peers, c.edges, seed, r.life))
 	if err != nil {
 		return nil, err
 	}
 	return &front{
-		id: id, replica: r, weight: weights.Neutral, counter: flow.New(c.edges, c.window().Seconds()),
+		id: id, replica: r, stage: -1, weight: weights.Neutral, counter: flow.New(c.edges, c.window().Seconds()),
 		peers: peers, trader: market, reserved: map[bidask.Deal]*batch.Reservation{},
 	}, nil
 }
@@ -54,17 +67,19 @@ func (c *cascade) frontOf(id policies.ReplicaID) *front { return c.fronts[c.inde
 func (c *cascade) measure(f *front) trader.Situation {
 	load := f.replica.load()
 	load.Engine = policies.EngineLoad{Capacity: c.sim.cfg.KVTokens, KVUsed: f.replica.usedKV()}
-	return trader.Situation{Load: load, Ready: true, CanReceive: true, Plan: c.plan}
+	return trader.Situation{Load: load, Ready: true, CanReceive: true, Draining: f.draining, Plan: c.plan, Mean: f.mean, MeanKnown: f.meanKnown}
 }
 
 // scan lets a trader examine the requests that run on its replica. Without the market the front end
 // only measures its load.
 func (c *cascade) scan(f *front) {
 	s := c.measure(f)
-	if c.market {
+	switch {
+	case f.replica.failed:
+	case c.market:
 		s.Residents = c.listResidents(f.replica)
 		c.execute(f, f.trader.Scan(c.now(), &s, nil))
-	} else {
+	default:
 		f.peers.SetOwnLoad(f.trader.OwnLoad(&s))
 	}
 	c.sim.queue.push(event{at: c.sim.now + scanInterval, kind: scan, index: int32(f.replica.index)})
@@ -87,10 +102,17 @@ func (c *cascade) listResidents(r *replica) []trader.Resident {
 // summarise sends a replica's load to samples of its stage, of the stage before and of the others. While
 // boundaries are refined, the stage before also gets the running requests.
 func (c *cascade) summarise(f *front) {
+	c.sim.queue.push(event{at: c.sim.now + summaryInterval, kind: summary, index: int32(f.replica.index)})
+	if f.replica.failed {
+		return
+	}
 	s := c.measure(f)
 	load, now := f.trader.OwnLoad(&s), c.now()
 	send := func(to []policies.ReplicaID, running []policies.Sequence) {
 		for _, id := range to {
+			if c.frontOf(id).replica.failed {
+				continue
+			}
 			peers := c.frontOf(id).peers
 			peers.SetPeerLoad(now, f.id, load)
 			peers.SetPeerRunning(f.id, running)
@@ -104,7 +126,6 @@ func (c *cascade) summarise(f *front) {
 	} else {
 		send(before, nil)
 	}
-	c.sim.queue.push(event{at: c.sim.now + summaryInterval, kind: summary, index: int32(f.replica.index)})
 }
 
 // sequences returns the requests that run on a replica; not nil.
@@ -120,6 +141,9 @@ func sequences(r *replica) []policies.Sequence {
 
 // post passes an event to a front's trader and executes what follows from it.
 func (c *cascade) post(f *front, ev bidask.Event) {
+	if f.replica.failed || f != c.fronts[f.replica.index] {
+		return // nothing runs there, or another process
+	}
 	f.mailbox = append(f.mailbox, ev)
 	if !f.stepping {
 		c.execute(f, nil)
@@ -199,19 +223,26 @@ func (c *cascade) deliver(m *bidask.Message) {
 
 // moves counts what became of running requests, by the counts of the traders.
 func (c *cascade) moves() Moves {
-	m := c.sim.mover.moves()
+	m, links := c.past, c.sim.mover.moves()
+	m.Tokens, m.StallSeconds, m.Rescued = links.Tokens, links.StallSeconds, c.rescued
 	for _, f := range c.fronts {
-		x := f.trader.Counts()
-		m.Placed += f.peers.Forwards()
-		m.Offered += sum(x.Offered[:])
-		m.Messages += sum(x.Sent[:])
-		m.Moved += x.MovedIn
-		m.Failed += x.FailedIn
-		m.Growth += x.MovedOut[policies.Growth]
-		m.Outlier += x.MovedOut[policies.Outlier]
-		m.Spill += x.MovedOut[policies.Spill]
+		m.add(f)
 	}
 	return m
+}
+
+// add adds the counts of a front end.
+func (m *Moves) add(f *front) {
+	x := f.trader.Counts()
+	m.Placed += f.peers.Forwards()
+	m.Offered += sum(x.Offered[:])
+	m.Messages += sum(x.Sent[:])
+	m.Moved += x.MovedIn
+	m.Failed += x.FailedIn
+	m.Growth += x.MovedOut[policies.Growth]
+	m.Outlier += x.MovedOut[policies.Outlier]
+	m.Spill += x.MovedOut[policies.Spill]
+	m.Drain += x.MovedOut[policies.Drain]
 }
 
 func sum(counts []uint64) (total uint64) {

@@ -117,9 +117,25 @@ func (c *cascade) layOutChain() error {
 	return nil
 }
 
+// replyMeans gives each front end what the reply to its report says about its stage.
+func (c *cascade) replyMeans() {
+	for _, f := range c.fronts {
+		mean, ok := c.plans.MeanHeld(f.stage)
+		f.mean, f.meanKnown = policies.Tokens(mean), ok && !f.replica.failed
+	}
+}
+
+// pin keeps configured stages, which a repair may have merged.
+func (c *cascade) pin() *planner.Pin {
+	if !c.fixed() {
+		return nil
+	}
+	return &planner.Pin{Former: c.sim.cfg.Stages}
+}
+
 // mayReplan reports whether the planner may choose another division than the present one.
 func (c *cascade) mayReplan() bool {
-	return !c.fixed() && !c.chain && !(c.static && len(c.plan.Stages) > 1)
+	return !c.chain && !(c.static && len(c.plan.Stages) > 1)
 }
 
 // tick measures the stages, four times a second; every second the replicas report and get new weights;
@@ -135,13 +151,19 @@ func (c *cascade) tick() error {
 		}
 	}
 	c.plans.Tick(&c.view.View)
+	if c.view.ticks%ticksPerReport == 0 {
+		c.replyMeans()
+	}
+	if c.repairAgain {
+		c.repair()
+	}
 	if c.chain && !c.chained {
 		if err := c.layOutChain(); err != nil {
 			return err
 		}
 	}
 	if now := c.now(); c.plans.PeriodDue(now) && c.mayReplan() {
-		if r := c.plans.Replan(now, &c.view.View, nil); r.Change != nil && r.Change.Stages != nil {
+		if r := c.plans.Replan(now, &c.view.View, c.pin()); r.Change != nil && r.Change.Stages != nil {
 			c.adopt(r.Change)
 		}
 	}
@@ -153,15 +175,21 @@ func (c *cascade) tick() error {
 func (c *cascade) report() {
 	c.view.Reset()
 	for i, f := range c.fronts {
-		load := f.replica.load()
-		if f.tokens > 0 {
-			load.Iteration = f.seconds / f.tokens
+		if !f.replica.failed {
+			load := f.replica.load()
+			if f.tokens > 0 {
+				load.Iteration = f.seconds / f.tokens
+			}
+			f.tokens, f.seconds = 0, 0
+			f.reportedAt, f.reported = c.now(), fleetview.Replica{
+				Replica: c.replicas[i], Reported: true, Load: load, Flow: f.counter.Rates(c.sim.now.Seconds()),
+				Snapshot: c.snapshot(f), Proposal: f.proposal,
+			}
 		}
-		f.tokens, f.seconds = 0, 0
-		c.view.Replicas = append(c.view.Replicas, fleetview.Replica{
-			Replica: c.replicas[i], Stage: c.plan.StageOfReplica(f.id), Ready: true, Reported: true, Seen: f.seen, Load: load, Flow: f.counter.Rates(c.sim.now.Seconds()),
-			Snapshot: c.snapshot(f), Proposal: f.proposal,
-		})
+		r := f.reported
+		r.Age = c.now() - f.reportedAt
+		f.describe(&r)
+		c.view.Replicas = append(c.view.Replicas, r)
 	}
 }
 
@@ -208,7 +236,7 @@ func (c *cascade) weigh() {
 		for _, id := range stage.Replicas {
 			f := c.frontOf(id)
 			load := f.replica.load()
-			members = append(members, weights.Replica{ID: id, Work: load.Held + load.Promised, KV: c.sim.cfg.KVTokens, Known: true, Weight: f.weight})
+			members = append(members, weights.Replica{ID: id, Work: load.Held + load.Promised, KV: c.sim.cfg.KVTokens, Known: !f.down && !f.draining, Weight: f.weight})
 		}
 		for id, w := range weights.Next(members) {
 			c.frontOf(id).weight = w
@@ -220,6 +248,9 @@ func (c *cascade) weigh() {
 func (c *cascade) adopt(change *planner.Change) {
 	c.plan = policies.Plan{Model: modelName, Epoch: c.plan.Epoch + 1, Stages: change.Stages}
 	done := PlanChange{Seconds: c.sim.now.Seconds(), Decision: change.Decision, Reason: change.Reason, Gain: change.Gain}
+	for _, f := range c.fronts {
+		f.stage = -1 // those that drain
+	}
 	for k, stage := range c.plan.Stages {
 		done.Counts = append(done.Counts, len(stage.Replicas))
 		if k > 0 {
@@ -227,8 +258,10 @@ func (c *cascade) adopt(change *planner.Change) {
 		}
 		for _, id := range stage.Replicas {
 			c.frontOf(id).stage = k
-			c.view.Get(id).Stage = k
 		}
+	}
+	for i, f := range c.fronts {
+		c.view.Replicas[i].Stage = f.stage
 	}
 	for _, f := range c.fronts {
 		f.peers.SetView(c.plan, c.replicas)

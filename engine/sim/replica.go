@@ -30,7 +30,11 @@ type request struct {
 	epoch    policies.Epoch
 	since    policies.Micros
 	transfer *transfer
-	id       string // in the market of a fleet of Cascade
+	// In a fleet of Cascade: its name in the market, and the replica of its front end. resumed says that
+	// it has to compute its KV again, aborted that its engine's iteration has a token of it too many.
+	id               string
+	front            int
+	resumed, aborted bool
 }
 
 // length returns the present length.
@@ -150,9 +154,9 @@ func (r *replica) freeze(q *request) bool {
 // load returns the load, as a migrator counts it.
 func (r *replica) load() (l policies.Load) {
 	for _, q := range r.resident {
-		if q.tokens == 0 {
+		if q.tokens == 0 || q.resumed {
 			l.Waiting++
-			l.Promised += q.Input
+			l.Promised += q.length()
 			continue
 		}
 		l.Running++

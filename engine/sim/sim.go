@@ -221,7 +221,11 @@ func (s *Sim) scheduleArrival() error {
 func (s *Sim) route(q *request) {
 	s.stats.AddArrival(s.now)
 	if s.cascade != nil {
-		s.submit(q, s.cascade.route(q))
+		if to := s.cascade.route(q); to >= 0 {
+			s.submit(q, to)
+			return
+		}
+		s.endRequest(q, replay.Connect, noReplica)
 		return
 	}
 	if s.cfg.Proxies > 1 {
@@ -235,13 +239,16 @@ func (s *Sim) route(q *request) {
 	to := p.router.Route(baseline.Request{Input: q.Input, Prefix: q.Prefix}, among, s.rng)
 	if to < 0 {
 		q.replica = -1
-		s.endRequest(q, replay.Connect, "no replica is up")
+		s.endRequest(q, replay.Connect, noReplica)
 		return
 	}
 	q.replica = to
 	p.send(q)
 	s.submit(q, to)
 }
+
+// noReplica is the message of requests that find none.
+const noReplica = "no replica is up"
 
 // submit sends a request to the replica that was chosen.
 func (s *Sim) submit(q *request, to int) {
@@ -276,12 +283,15 @@ func (s *Sim) endIteration(r *replica) {
 	for i := range r.step.Events {
 		e := &r.step.Events[i]
 		q := e.Sequence.Receiver.(*request)
+		if q.aborted {
+			continue
+		}
 		q.last = s.now
 		if q.tokens++; q.tokens == 1 {
 			q.first, q.cached = s.now, e.Cached
 		}
 		if s.cascade != nil {
-			s.cascade.countToken(r, q, e.Finish != 0)
+			s.cascade.countToken(r, q, e)
 		}
 		if e.Finish != 0 {
 			if q.transfer != nil {
@@ -361,6 +371,10 @@ func (s *Sim) handleFault(index int, phase faultPhase) error {
 			if s.central != nil {
 				s.central.lose(r)
 			}
+			if s.cascade != nil {
+				s.cascade.lose(r, gone)
+				gone = nil
+			}
 			for _, q := range gone {
 				s.endRequest(q, replay.Cut, fmt.Sprintf("replica %d failed", r.index))
 			}
@@ -373,11 +387,24 @@ func (s *Sim) handleFault(index int, phase faultPhase) error {
 		delay := time.Duration(0)
 		if f.Kind == Fail {
 			delay, r.failed = s.cfg.HealthDelay, false
+			if s.cascade != nil {
+				if err := s.cascade.restart(r.index); err != nil {
+					return err
+				}
+			}
 		}
 		after(delay, faultEndNoticed)
 	case faultNoticed, faultEndNoticed:
-		for i := range s.proxies {
-			s.proxies[i].setDown(f.Replica, phase == faultNoticed)
+		begins := phase == faultNoticed
+		switch {
+		case s.cascade == nil:
+			for i := range s.proxies {
+				s.proxies[i].setDown(f.Replica, begins)
+			}
+		case f.Kind == Fail:
+			s.cascade.setDown(f.Replica, begins)
+		default:
+			s.cascade.setDraining(f.Replica, begins)
 		}
 	}
 	return nil

@@ -112,9 +112,6 @@ func TestDeterminism(t *testing.T) {
 				Policy: name, Replicas: 7, Proxies: 3, Seed: seed, KVTokens: 4000, ReportDelay: 50 * time.Millisecond, Attention: cost.Stress,
 				Faults: []Fault{{Kind: Fail, Replica: 2, At: 3 * time.Second, Until: 6 * time.Second}, {Kind: Drain, Replica: 4, At: 4 * time.Second}},
 			}
-			if isCascade(name) {
-				c.Faults = nil
-			}
 			if movesRequests(name) {
 				c.Proxies = 1
 			}
@@ -291,7 +288,6 @@ func TestBadConfigs(t *testing.T) {
 		"needs at least one replica": func(c *Config) {
 			c.Policy, c.Stages = Cascade, policies.Partition{Cuts: []policies.Tokens{5}, Counts: []int{1, 0}}
 		},
-		"for routers only": func(c *Config) { c.Policy, c.Faults = Cascade, []Fault{{Kind: Drain}} },
 		`kind "x" must be`: func(c *Config) { c.Faults = []Fault{{Kind: "x"}} },
 		"replica 1 of 1":   func(c *Config) { c.Faults = []Fault{{Kind: Fail, Replica: 1}} },
 		"from 2s until 1s": func(c *Config) { c.Faults = []Fault{{Kind: Fail, At: 2 * time.Second, Until: time.Second}} },

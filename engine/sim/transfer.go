@@ -15,12 +15,15 @@ type Moves struct {
 	Messages uint64 `json:"messages"` // of the market
 	Moved    uint64 `json:"moved"`
 	Failed   uint64 `json:"failed"` // transfers
-	// Growth, Outlier, Spill and Prefill are the causes of those that moved. A router that rebalances
+	// Growth, Outlier, Spill, Prefill and Drain are the causes of those that moved. A router that rebalances
 	// moves outliers.
 	Growth  uint64 `json:"growth"`
 	Outlier uint64 `json:"outlier"`
 	Spill   uint64 `json:"spill"`
 	Prefill uint64 `json:"prefill"`
+	Drain   uint64 `json:"drain"`
+	// Rescued counts the requests that a front end resumed elsewhere after their replica was lost.
+	Rescued uint64 `json:"rescued"`
 	// Tokens is the KV that was transferred, StallSeconds the time in which moving requests were frozen.
 	Tokens       policies.Tokens `json:"tokens"`
 	StallSeconds float64         `json:"stall_seconds"`

@@ -77,11 +77,11 @@ func (v variant) perOctave() int {
 	return bucketsPerOctave
 }
 
-// marketOf returns the settings of a replica's part in the market.
-func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []policies.Tokens, seed uint64) trader.Config {
+// marketOf returns the settings of a replica's part in the market, in one of its lives.
+func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []policies.Tokens, seed uint64, life uint32) trader.Config {
 	c := trader.Config{
 		Self: self, Peers: peers, Detector: outlier.Detector{Percent: outlierPercent, MinExcess: minExcess}, BucketEdges: edges, Seed: seed,
-		Machine: bidask.Config{FirstDeal: 1, Sample: sampleSize, BidTimeout: bidTimeout, AnswerTimeout: answerTimeout},
+		Machine: bidask.Config{FirstDeal: uint64(life)<<32 + 1, Sample: sampleSize, BidTimeout: bidTimeout, AnswerTimeout: answerTimeout},
 	}
 	if v.paper {
 		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true
