@@ -26,6 +26,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/internal/privatesocket"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -35,9 +36,8 @@ const (
 	PoolSocket   = "pool.sock"
 )
 
-// MaxDir is the maximum length of the directory's path in bytes: the paths of Unix sockets are
-// limited to 104 bytes on some systems.
-const MaxDir = 103 - len("/"+BlocksSocket)
+// MaxDir is the maximum length of the directory's path in bytes.
+const MaxDir = privatesocket.MaxPath - len("/"+BlocksSocket)
 
 // MaxName bounds the name of a leg or a reservation, in bytes.
 const MaxName = 256

@@ -1,6 +1,6 @@
 //go:build unix && !linux && !darwin
 
-package blocktable
+package privatesocket
 
 import "errors"
 

@@ -1,10 +1,10 @@
-package blocktable
+package privatesocket
 
 import "golang.org/x/sys/unix"
 
 // userOf returns the user of a socket's peer.
 func userOf(fd int) (int, error) {
-	cred, err := unix.GetsockoptXucred(fd, unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return -1, err
 	}
