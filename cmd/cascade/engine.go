@@ -30,6 +30,7 @@ func newEngine(s *settings) *cobra.Command {
 		ctxLen          int64
 		blocks, device  string
 		sideChannel     string
+		kvSocket        string
 	)
 	c := &cobra.Command{
 		Use:   "engine",
@@ -44,6 +45,9 @@ in that directory, so that its migrator can migrate running requests with their 
 
 With --kv-transfer it answers kv_transfer_params like vLLM with a NixlConnector. Other
 emulated engines pull KV from that address without authentication: keep it on loopback.
+
+With "connector" in the fleet file, or --kv-socket, its migrator carries the
+KV (a CascadeConnector).
 
 With --device cuda its KV is in the memory of a GPU: the one of "gpu" in the fleet file,
 else the first. It runs no kernels there.`,
@@ -86,6 +90,9 @@ else the first. It runs no kernels there.`,
 				}
 				e.KVTransfer = &emulator.KVTransfer{Listener: l}
 			}
+			if dir := cmp.Or(kvSocket, w.Connector(r)); dir != "" {
+				e.KVSocket = &emulator.KVSocket{Dir: dir}
+			}
 			return errors.Join(s.runEngine(cmd.Context(), u.Host, e), gpus.Close())
 		},
 	}
@@ -101,6 +108,7 @@ else the first. It runs no kernels there.`,
 	f.Int64Var(&ctxLen, "context", 131072, "longest sequence in tokens")
 	f.StringVar(&blocks, "blocks", "", "private directory for the sockets of the block table, instead of \"blocks\" of the fleet file")
 	f.StringVar(&sideChannel, "kv-transfer", "", "address of the KV connector's side channel, such as :5600, on loopback unless it names another host; \"\" is no connector")
+	f.StringVar(&kvSocket, "kv-socket", "", "private directory for the socket of a CascadeConnector, instead of \"connector\" of the fleet file")
 	deviceFlag(c, &device)
 	c.PreRun = func(*cobra.Command, []string) { model.Context = policies.Tokens(ctxLen) }
 	return c

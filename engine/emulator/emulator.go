@@ -13,7 +13,8 @@
 // in place of a prompt (kv_transfer_params.cascade_reservation).
 //
 // With Config.KVTransfer it hands KV over as stock vLLM does with a NixlConnector: package
-// kvtransfer.
+// kvtransfer. With Config.KVSocket it does so as vLLM with a CascadeConnector: package
+// engine/kvsocket/api.
 //
 // Invariant: equal token ids get equal continuations from every replica of the same model
 // name, whatever else runs there.
@@ -121,7 +122,11 @@ func New(c Config) (*Engine, error) {
 	e.fingerprint = fmt.Sprintf("vllm-%s-%08x", version, uint32(xxhash.Sum64String(fmt.Sprint(c.Model, c.layout(), c.TensorParallel))))
 	e.faults.Store(&c.Faults)
 	e.metrics = newMetrics(e)
-	e.transfer = newTransfer(e)
+	t, err := newTransfer(e)
+	if err != nil {
+		return nil, fmt.Errorf("emulator: %w", err)
+	}
+	e.transfer = t
 	e.handler = e.routes()
 	return e, nil
 }

@@ -96,7 +96,7 @@ func newMetrics(e *Engine) *metrics {
 	add(counter, "vllm:generation_tokens_total", "Tokens generated.", func(s batch.Stats) float64 { return float64(s.GenerationTokens) })
 	add(counter, "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", func(s batch.Stats) float64 { return float64(s.PrefixQueries) })
 	add(counter, "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", func(s batch.Stats) float64 { return float64(s.PrefixHits) })
-	if e.cfg.KVTransfer != nil {
+	if e.cfg.KVTransfer != nil || e.cfg.KVSocket != nil {
 		add(counter, "vllm:external_prefix_cache_queries_total", "Prompt tokens asked of other engines.", func(s batch.Stats) float64 { return float64(s.ExternalQueries) })
 		add(counter, "vllm:external_prefix_cache_hits_total", "Prompt tokens that other engines promised, also if they did not come.", func(s batch.Stats) float64 { return float64(s.ExternalHits) })
 	}

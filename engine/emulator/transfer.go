@@ -15,6 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
+	"github.com/cascadeinfer/cascade/engine/internal/kvsocket"
 	"github.com/cascadeinfer/cascade/engine/internal/kvtransfer"
 )
 
@@ -72,7 +73,8 @@ type transfer struct {
 	host   string // of the side channel
 	port   int
 	agents kvtransfer.Agents
-	group  *errgroup.Group // of Run
+	socket *kvsocket.Server // instead of all of these but engine, with Config.KVSocket
+	group  *errgroup.Group  // of Run
 
 	// Owned by the loop.
 	leases map[string]*lease // by request
@@ -84,21 +86,29 @@ type lease struct {
 	end      *time.Timer
 }
 
-func newTransfer(e *Engine) *transfer {
+// newTransfer returns the connector of an engine, nil if it has none.
+func newTransfer(e *Engine) (*transfer, error) {
+	if e.cfg.KVSocket != nil {
+		return newSocketTransfer(e)
+	}
 	if e.cfg.KVTransfer == nil {
-		return nil
+		return nil, nil
 	}
 	c := *e.cfg.KVTransfer
 	host, port, _ := c.address() // validated
 	return &transfer{
 		engine: e, cfg: c, host: host, port: port, leases: make(map[string]*lease),
 		agents: kvtransfer.Agents{Dial: c.Dial, HandshakeTimeout: c.HandshakeTimeout},
-	}
+	}, nil
 }
 
 // prepare sets what a request's kv_transfer_params mean for its stream.
 func (t *transfer) prepare(q *request, st *stream, id string) {
 	if t == nil {
+		return
+	}
+	if t.socket != nil {
+		t.prepareHandle(q, st)
 		return
 	}
 	if q.transfer.Complete() {
@@ -111,6 +121,9 @@ func (t *transfer) prepare(q *request, st *stream, id string) {
 
 // serve runs the side channel until ctx ends.
 func (t *transfer) serve(ctx context.Context) error {
+	if t.socket != nil {
+		return t.socket.Run(ctx)
+	}
 	server := kvtransfer.Server{
 		EngineID:   t.cfg.EngineID,
 		BlockBytes: t.engine.cfg.layout().BlockBytes(),
@@ -132,6 +145,9 @@ func (t *transfer) serve(ctx context.Context) error {
 // grant keeps the blocks of a stream that ends, for the lease, and describes them. It runs on the
 // loop.
 func (t *transfer) grant(st *stream) *kvtransfer.Params {
+	if t.socket != nil {
+		return t.grantHandle(st)
+	}
 	q := st.sequence
 	p := &kvtransfer.Params{
 		EngineID: t.cfg.EngineID, RequestID: st.handoffID, Host: t.host, Port: t.port, Tokens: q.Length() - 1 + st.faults.TransferTokens,
@@ -169,6 +185,10 @@ var errFewerBlocks = errors.New("engine core died: assert num_decode_blocks <= l
 func (t *transfer) startPulls(ctx context.Context, loads []batch.Load) error {
 	for _, load := range loads {
 		st := load.Sequence.Receiver.(*stream)
+		if t.socket != nil {
+			t.startFetch(ctx, st, load)
+			continue
+		}
 		theirs := st.remote.Blocks
 		if load.Blocks > len(theirs) {
 			return fmt.Errorf("request of %d tokens, of which %d blocks are to be loaded from %d: %w", load.Sequence.Length(), load.Blocks, len(theirs), errFewerBlocks)
@@ -191,13 +211,20 @@ func (t *transfer) pull(ctx context.Context, p *kvtransfer.Params, blocks []int,
 	layout, m := t.engine.cfg.layout(), t.engine.metrics.transfer
 	begun := time.Now()
 	bytes, err := t.agents.Pull(ctx, p, blocks, layout.BlockBytes())
-	var loaded *batch.Loaded
 	if err == nil {
-		loaded = load.Read(bytes, layout.SlotBytes)
 		m.succeeded(time.Since(begun), len(bytes), len(blocks))
 	} else if ctx.Err() == nil {
 		m.failed.Inc()
 		t.engine.cfg.Logger.Warn("KV load failed; the prompt is computed here", "request", p.RequestID, "engine", p.EngineID, "cause", err)
+	}
+	t.endLoad(ctx, load, bytes, err)
+}
+
+// endLoad ends a load with the bytes of its blocks, unless there was an error.
+func (t *transfer) endLoad(ctx context.Context, load batch.Load, bytes []byte, err error) {
+	var loaded *batch.Loaded
+	if err == nil {
+		loaded = load.Read(bytes, t.engine.cfg.layout().SlotBytes)
 	}
 	// The load ends also if the client is gone; if the engine is, so are its blocks.
 	_ = t.engine.do(context.WithoutCancel(ctx), blocktable.Immediately, func(s *batch.Scheduler) { s.EndLoad(load, loaded) })

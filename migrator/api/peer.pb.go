@@ -28,6 +28,145 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// FetchKVRequest names KV. The caller's engine and the receiver's have each computed the
+// digest of what the KV depends on: they must be equal.
+type FetchKVRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`     // replica that pulls
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`         // replica that holds the KV; calls for another replica are refused
+	Handle        []byte                 `protobuf:"bytes,3,opt,name=handle,proto3" json:"handle,omitempty"` // 16 random bytes, of the engine that hands the KV over
+	Digest        []byte                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"` // SHA-256 of layout, adapter, cache salt and token ids
+	First         uint32                 `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`  // blocks before it are not wanted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchKVRequest) Reset() {
+	*x = FetchKVRequest{}
+	mi := &file_migrator_api_peer_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchKVRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchKVRequest) ProtoMessage() {}
+
+func (x *FetchKVRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_migrator_api_peer_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchKVRequest.ProtoReflect.Descriptor instead.
+func (*FetchKVRequest) Descriptor() ([]byte, []int) {
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *FetchKVRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *FetchKVRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *FetchKVRequest) GetHandle() []byte {
+	if x != nil {
+		return x.Handle
+	}
+	return nil
+}
+
+func (x *FetchKVRequest) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *FetchKVRequest) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+// FetchKVAnswer says how the blocks are pulled.
+type FetchKVAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offers        []*Offer               `protobuf:"bytes,1,rep,name=offers,proto3" json:"offers,omitempty"`
+	Blocks        []uint32               `protobuf:"varint,2,rep,packed,name=blocks,proto3" json:"blocks,omitempty"` // the blocks of the request from first on, by their numbers in the receiver's pool
+	Sums          []uint32               `protobuf:"varint,3,rep,packed,name=sums,proto3" json:"sums,omitempty"`     // crc32 (IEEE), one of each block
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchKVAnswer) Reset() {
+	*x = FetchKVAnswer{}
+	mi := &file_migrator_api_peer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchKVAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchKVAnswer) ProtoMessage() {}
+
+func (x *FetchKVAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_migrator_api_peer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchKVAnswer.ProtoReflect.Descriptor instead.
+func (*FetchKVAnswer) Descriptor() ([]byte, []int) {
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *FetchKVAnswer) GetOffers() []*Offer {
+	if x != nil {
+		return x.Offers
+	}
+	return nil
+}
+
+func (x *FetchKVAnswer) GetBlocks() []uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *FetchKVAnswer) GetSums() []uint32 {
+	if x != nil {
+		return x.Sums
+	}
+	return nil
+}
+
 type Envelope struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	From  string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"` // replica; fixed by the stream's Hello
@@ -46,7 +185,7 @@ type Envelope struct {
 
 func (x *Envelope) Reset() {
 	*x = Envelope{}
-	mi := &file_migrator_api_peer_proto_msgTypes[0]
+	mi := &file_migrator_api_peer_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -58,7 +197,7 @@ func (x *Envelope) String() string {
 func (*Envelope) ProtoMessage() {}
 
 func (x *Envelope) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[0]
+	mi := &file_migrator_api_peer_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -71,7 +210,7 @@ func (x *Envelope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Envelope.ProtoReflect.Descriptor instead.
 func (*Envelope) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{0}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Envelope) GetFrom() string {
@@ -189,7 +328,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_migrator_api_peer_proto_msgTypes[1]
+	mi := &file_migrator_api_peer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -201,7 +340,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[1]
+	mi := &file_migrator_api_peer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -214,7 +353,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{1}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Hello) GetMarketVersion() uint32 {
@@ -267,7 +406,7 @@ type Market struct {
 
 func (x *Market) Reset() {
 	*x = Market{}
-	mi := &file_migrator_api_peer_proto_msgTypes[2]
+	mi := &file_migrator_api_peer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -279,7 +418,7 @@ func (x *Market) String() string {
 func (*Market) ProtoMessage() {}
 
 func (x *Market) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[2]
+	mi := &file_migrator_api_peer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -292,7 +431,7 @@ func (x *Market) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Market.ProtoReflect.Descriptor instead.
 func (*Market) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{2}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Market) GetKind() uint32 {
@@ -348,7 +487,7 @@ type Handover struct {
 
 func (x *Handover) Reset() {
 	*x = Handover{}
-	mi := &file_migrator_api_peer_proto_msgTypes[3]
+	mi := &file_migrator_api_peer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -360,7 +499,7 @@ func (x *Handover) String() string {
 func (*Handover) ProtoMessage() {}
 
 func (x *Handover) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[3]
+	mi := &file_migrator_api_peer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -373,7 +512,7 @@ func (x *Handover) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Handover.ProtoReflect.Descriptor instead.
 func (*Handover) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{3}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Handover) GetRequest() string {
@@ -419,7 +558,7 @@ type Summary struct {
 
 func (x *Summary) Reset() {
 	*x = Summary{}
-	mi := &file_migrator_api_peer_proto_msgTypes[4]
+	mi := &file_migrator_api_peer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +570,7 @@ func (x *Summary) String() string {
 func (*Summary) ProtoMessage() {}
 
 func (x *Summary) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[4]
+	mi := &file_migrator_api_peer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,7 +583,7 @@ func (x *Summary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Summary.ProtoReflect.Descriptor instead.
 func (*Summary) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{4}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Summary) GetSequence() uint64 {
@@ -529,7 +668,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_migrator_api_peer_proto_msgTypes[5]
+	mi := &file_migrator_api_peer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +680,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[5]
+	mi := &file_migrator_api_peer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +693,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{5}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Heartbeat) GetSequence() uint64 {
@@ -619,7 +758,7 @@ type Transfer struct {
 
 func (x *Transfer) Reset() {
 	*x = Transfer{}
-	mi := &file_migrator_api_peer_proto_msgTypes[6]
+	mi := &file_migrator_api_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +770,7 @@ func (x *Transfer) String() string {
 func (*Transfer) ProtoMessage() {}
 
 func (x *Transfer) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[6]
+	mi := &file_migrator_api_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +783,7 @@ func (x *Transfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
 func (*Transfer) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{6}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Transfer) GetKind() uint32 {
@@ -892,7 +1031,7 @@ type KVConnector struct {
 
 func (x *KVConnector) Reset() {
 	*x = KVConnector{}
-	mi := &file_migrator_api_peer_proto_msgTypes[7]
+	mi := &file_migrator_api_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +1043,7 @@ func (x *KVConnector) String() string {
 func (*KVConnector) ProtoMessage() {}
 
 func (x *KVConnector) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[7]
+	mi := &file_migrator_api_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +1056,7 @@ func (x *KVConnector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVConnector.ProtoReflect.Descriptor instead.
 func (*KVConnector) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{7}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *KVConnector) GetPresence() uint32 {
@@ -960,7 +1099,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_migrator_api_peer_proto_msgTypes[8]
+	mi := &file_migrator_api_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1111,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[8]
+	mi := &file_migrator_api_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1124,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{8}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Offer) GetTransport() string {
@@ -1013,7 +1152,17 @@ var File_migrator_api_peer_proto protoreflect.FileDescriptor
 
 const file_migrator_api_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x16xds/api/topology.proto\"\xd8\x02\n" +
+	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x16xds/api/topology.proto\"z\n" +
+	"\x0eFetchKVRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x16\n" +
+	"\x06handle\x18\x03 \x01(\fR\x06handle\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\x12\x14\n" +
+	"\x05first\x18\x05 \x01(\rR\x05first\"o\n" +
+	"\rFetchKVAnswer\x122\n" +
+	"\x06offers\x18\x01 \x03(\v2\x1a.cascade.migrator.v1.OfferR\x06offers\x12\x16\n" +
+	"\x06blocks\x18\x02 \x03(\rR\x06blocks\x12\x12\n" +
+	"\x04sums\x18\x03 \x03(\rR\x04sums\"\xd8\x02\n" +
 	"\bEnvelope\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x122\n" +
@@ -1107,9 +1256,10 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\x05Offer\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
-	"\x06ticket\x18\x03 \x01(\fR\x06ticket2T\n" +
+	"\x06ticket\x18\x03 \x01(\fR\x06ticket2\xaa\x01\n" +
 	"\x04Peer\x12L\n" +
-	"\bExchange\x12\x1d.cascade.migrator.v1.Envelope\x1a\x1d.cascade.migrator.v1.Envelope(\x010\x01B.Z,github.com/cascadeinfer/cascade/migrator/apib\x06proto3"
+	"\bExchange\x12\x1d.cascade.migrator.v1.Envelope\x1a\x1d.cascade.migrator.v1.Envelope(\x010\x01\x12T\n" +
+	"\aFetchKV\x12#.cascade.migrator.v1.FetchKVRequest\x1a\".cascade.migrator.v1.FetchKVAnswer0\x01B.Z,github.com/cascadeinfer/cascade/migrator/apib\x06proto3"
 
 var (
 	file_migrator_api_peer_proto_rawDescOnce sync.Once
@@ -1123,37 +1273,42 @@ func file_migrator_api_peer_proto_rawDescGZIP() []byte {
 	return file_migrator_api_peer_proto_rawDescData
 }
 
-var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_migrator_api_peer_proto_goTypes = []any{
-	(*Envelope)(nil),     // 0: cascade.migrator.v1.Envelope
-	(*Hello)(nil),        // 1: cascade.migrator.v1.Hello
-	(*Market)(nil),       // 2: cascade.migrator.v1.Market
-	(*Handover)(nil),     // 3: cascade.migrator.v1.Handover
-	(*Summary)(nil),      // 4: cascade.migrator.v1.Summary
-	(*Heartbeat)(nil),    // 5: cascade.migrator.v1.Heartbeat
-	(*Transfer)(nil),     // 6: cascade.migrator.v1.Transfer
-	(*KVConnector)(nil),  // 7: cascade.migrator.v1.KVConnector
-	(*Offer)(nil),        // 8: cascade.migrator.v1.Offer
-	(*api.Topology)(nil), // 9: cascade.xds.v1.Topology
+	(*FetchKVRequest)(nil), // 0: cascade.migrator.v1.FetchKVRequest
+	(*FetchKVAnswer)(nil),  // 1: cascade.migrator.v1.FetchKVAnswer
+	(*Envelope)(nil),       // 2: cascade.migrator.v1.Envelope
+	(*Hello)(nil),          // 3: cascade.migrator.v1.Hello
+	(*Market)(nil),         // 4: cascade.migrator.v1.Market
+	(*Handover)(nil),       // 5: cascade.migrator.v1.Handover
+	(*Summary)(nil),        // 6: cascade.migrator.v1.Summary
+	(*Heartbeat)(nil),      // 7: cascade.migrator.v1.Heartbeat
+	(*Transfer)(nil),       // 8: cascade.migrator.v1.Transfer
+	(*KVConnector)(nil),    // 9: cascade.migrator.v1.KVConnector
+	(*Offer)(nil),          // 10: cascade.migrator.v1.Offer
+	(*api.Topology)(nil),   // 11: cascade.xds.v1.Topology
 }
 var file_migrator_api_peer_proto_depIdxs = []int32{
-	1,  // 0: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
-	2,  // 1: cascade.migrator.v1.Envelope.market:type_name -> cascade.migrator.v1.Market
-	6,  // 2: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
-	4,  // 3: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
-	5,  // 4: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
-	9,  // 5: cascade.migrator.v1.Hello.topology:type_name -> cascade.xds.v1.Topology
-	3,  // 6: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
-	8,  // 7: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
-	7,  // 8: cascade.migrator.v1.Transfer.connector:type_name -> cascade.migrator.v1.KVConnector
-	7,  // 9: cascade.migrator.v1.Transfer.target_connector:type_name -> cascade.migrator.v1.KVConnector
-	0,  // 10: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
-	0,  // 11: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
-	11, // [11:12] is the sub-list for method output_type
-	10, // [10:11] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	10, // 0: cascade.migrator.v1.FetchKVAnswer.offers:type_name -> cascade.migrator.v1.Offer
+	3,  // 1: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
+	4,  // 2: cascade.migrator.v1.Envelope.market:type_name -> cascade.migrator.v1.Market
+	8,  // 3: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
+	6,  // 4: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
+	7,  // 5: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
+	11, // 6: cascade.migrator.v1.Hello.topology:type_name -> cascade.xds.v1.Topology
+	5,  // 7: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
+	10, // 8: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
+	9,  // 9: cascade.migrator.v1.Transfer.connector:type_name -> cascade.migrator.v1.KVConnector
+	9,  // 10: cascade.migrator.v1.Transfer.target_connector:type_name -> cascade.migrator.v1.KVConnector
+	2,  // 11: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
+	0,  // 12: cascade.migrator.v1.Peer.FetchKV:input_type -> cascade.migrator.v1.FetchKVRequest
+	2,  // 13: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
+	1,  // 14: cascade.migrator.v1.Peer.FetchKV:output_type -> cascade.migrator.v1.FetchKVAnswer
+	13, // [13:15] is the sub-list for method output_type
+	11, // [11:13] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_migrator_api_peer_proto_init() }
@@ -1161,7 +1316,7 @@ func file_migrator_api_peer_proto_init() {
 	if File_migrator_api_peer_proto != nil {
 		return
 	}
-	file_migrator_api_peer_proto_msgTypes[0].OneofWrappers = []any{
+	file_migrator_api_peer_proto_msgTypes[2].OneofWrappers = []any{
 		(*Envelope_Hello)(nil),
 		(*Envelope_Market)(nil),
 		(*Envelope_Transfer)(nil),
@@ -1174,7 +1329,7 @@ func file_migrator_api_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_migrator_api_peer_proto_rawDesc), len(file_migrator_api_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Peer_Exchange_FullMethodName = "/cascade.migrator.v1.Peer/Exchange"
+	Peer_FetchKV_FullMethodName  = "/cascade.migrator.v1.Peer/FetchKV"
 )
 
 // PeerClient is the client API for Peer service.
@@ -37,6 +38,10 @@ type PeerClient interface {
 	// Exchange receives envelopes until the caller ends the stream. The first one is a
 	// Hello. The reply stream carries one Hello, and Heartbeats in reply to Heartbeats.
 	Exchange(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Envelope, Envelope], error)
+	// FetchKV lets the caller pull KV that the receiver's engine hands over (CascadeConnector).
+	// There is one answer. The KV is kept for the caller, and for no other one, until the
+	// caller ends the call or the lease is over, when the receiver ends it.
+	FetchKV(ctx context.Context, in *FetchKVRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchKVAnswer], error)
 }
 
 type peerClient struct {
@@ -60,6 +65,25 @@ func (c *peerClient) Exchange(ctx context.Context, opts ...grpc.CallOption) (grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Peer_ExchangeClient = grpc.BidiStreamingClient[Envelope, Envelope]
 
+func (c *peerClient) FetchKV(ctx context.Context, in *FetchKVRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchKVAnswer], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Peer_ServiceDesc.Streams[1], Peer_FetchKV_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FetchKVRequest, FetchKVAnswer]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_FetchKVClient = grpc.ServerStreamingClient[FetchKVAnswer]
+
 // PeerServer is the server API for Peer service.
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
@@ -69,6 +93,10 @@ type PeerServer interface {
 	// Exchange receives envelopes until the caller ends the stream. The first one is a
 	// Hello. The reply stream carries one Hello, and Heartbeats in reply to Heartbeats.
 	Exchange(grpc.BidiStreamingServer[Envelope, Envelope]) error
+	// FetchKV lets the caller pull KV that the receiver's engine hands over (CascadeConnector).
+	// There is one answer. The KV is kept for the caller, and for no other one, until the
+	// caller ends the call or the lease is over, when the receiver ends it.
+	FetchKV(*FetchKVRequest, grpc.ServerStreamingServer[FetchKVAnswer]) error
 	mustEmbedUnimplementedPeerServer()
 }
 
@@ -81,6 +109,9 @@ type UnimplementedPeerServer struct{}
 
 func (UnimplementedPeerServer) Exchange(grpc.BidiStreamingServer[Envelope, Envelope]) error {
 	return status.Error(codes.Unimplemented, "method Exchange not implemented")
+}
+func (UnimplementedPeerServer) FetchKV(*FetchKVRequest, grpc.ServerStreamingServer[FetchKVAnswer]) error {
+	return status.Error(codes.Unimplemented, "method FetchKV not implemented")
 }
 func (UnimplementedPeerServer) mustEmbedUnimplementedPeerServer() {}
 func (UnimplementedPeerServer) testEmbeddedByValue()              {}
@@ -110,6 +141,17 @@ func _Peer_Exchange_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Peer_ExchangeServer = grpc.BidiStreamingServer[Envelope, Envelope]
 
+func _Peer_FetchKV_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(FetchKVRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PeerServer).FetchKV(m, &grpc.GenericServerStream[FetchKVRequest, FetchKVAnswer]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_FetchKVServer = grpc.ServerStreamingServer[FetchKVAnswer]
+
 // Peer_ServiceDesc is the grpc.ServiceDesc for Peer service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -123,6 +165,11 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Peer_Exchange_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "FetchKV",
+			Handler:       _Peer_FetchKV_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "migrator/api/peer.proto",

@@ -220,24 +220,6 @@ func withCause(ctx context.Context, err error) error {
 	return err
 }
 
-// dialEngine connects to a socket of the engine. It fails unless directory and engine belong to
-// this user: another user's engine could name blocks, and map memory, as it likes.
-func dialEngine(ctx context.Context, path string) (*net.UnixConn, error) {
-	if err := localsocket.CheckDir(filepath.Dir(path)); err != nil {
-		return nil, err
-	}
-	c, err := (&net.Dialer{Timeout: setupTime}).DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, err
-	}
-	conn := c.(*net.UnixConn)
-	if err := localsocket.CheckPeer(conn); err != nil {
-		conn.Close()
-		return nil, fmt.Errorf("the engine at %s: %w", path, err)
-	}
-	return conn, nil
-}
-
 // dial prepares the one connection of a session. A second one could reach another engine
 // process, which does not know the session.
 func (c *Client) dial() (*grpc.ClientConn, error) {
@@ -248,7 +230,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 			if dialled.Swap(true) {
 				return nil, errors.New("the engine closed the connection")
 			}
-			return dialEngine(ctx, filepath.Join(c.dir, blocksSocket))
+			return localsocket.Dial(ctx, filepath.Join(c.dir, blocksSocket))
 		}),
 		grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))

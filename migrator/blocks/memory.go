@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -28,7 +29,11 @@ func (c *Client) receiveMemory(ctx context.Context, path string, d Description) 
 	if len(message) > 1 {
 		return c.mapDeviceMemory(message[1:], file, d)
 	}
-	return mapSharedMemory(file, d)
+	m, err := transport.MapFile(file, d.Layout, d.PoolBytes)
+	if err != nil {
+		return nil, fmt.Errorf("the engine's memory: %w", err)
+	}
+	return m, nil
 }
 
 // mapDeviceMemory maps device memory with Config.Device.
@@ -50,39 +55,10 @@ func (c *Client) mapDeviceMemory(handle []byte, file *os.File, d Description) (*
 	return m, nil
 }
 
-// mapSharedMemory maps shared memory, and closes the file if that fails.
-func mapSharedMemory(file *os.File, d Description) (*transport.Memory, error) {
-	info, err := file.Stat()
-	switch {
-	case err != nil:
-	case !info.Mode().IsRegular():
-		err = fmt.Errorf("the engine sent a file of mode %v instead of shared memory", info.Mode())
-	case info.Size() < d.PoolBytes:
-		// Access beyond its end would kill this process.
-		err = fmt.Errorf("the engine's memory has %d bytes, less than the %d that it describes", info.Size(), d.PoolBytes)
-	}
-	var bytes []byte
-	if err == nil {
-		bytes, err = unix.Mmap(int(file.Fd()), 0, int(d.PoolBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		err = os.NewSyscallError("mmap", err)
-	}
-	if err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return &transport.Memory{
-		Layout: d.Layout, Bytes: bytes, File: file,
-		Unmap: func() {
-			// Neither can fail for what was mapped and opened above.
-			_ = unix.Munmap(bytes)
-			_ = file.Close()
-		},
-	}, nil
-}
-
 // receiveDescriptor receives the one message that the engine sends, which has at least one
 // byte, and its file descriptor, or nil.
 func receiveDescriptor(ctx context.Context, path string) ([]byte, *os.File, error) {
-	conn, err := dialEngine(ctx, path)
+	conn, err := localsocket.Dial(ctx, path)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
 )
 
 // MaxConnectorText bounds each text of a KVConnector in bytes.
@@ -11,6 +13,9 @@ const MaxConnectorText = 128
 
 // NIXL is the name of vLLM's NIXL connector, as its metrics show it.
 const NIXL = "nixl"
+
+// Cascade is the name that a connector gives itself whose KV travels over Cascade's transports.
+const Cascade = api.Connector
 
 // KVConnector is how an engine that keeps its own KV cache hands KV over to another one. The
 // zero value knows nothing. Two engines need the same one: a connector refuses all others, or

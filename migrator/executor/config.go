@@ -27,8 +27,6 @@ const (
 	releaseTimeout   = 30 * time.Second       // for an engine to thaw, drop or release; then its session ends
 	adoptTimeout     = time.Second            // for the state machine's answer to Adopt
 	grantLifetime    = 2 * time.Minute        // of a ticket: longer than a migration may take
-	probeInterval    = 100 * time.Millisecond // between two checks for due probes
-	probeTimeout     = 2 * time.Second
 	// A client whose stream moves waits for the source's freeze and the target's first token.
 	maxNextToken    = 250 * time.Millisecond // a target that needs longer for a token is not asked to take over
 	maxScheduleWait = 10 * time.Second       // but for no longer than this in one migration: then it never gets faster
@@ -93,8 +91,11 @@ type Config struct {
 	// Network reaches the other replicas. Required.
 	Network Network
 	// Transports carry blocks, best first, with distinct names. The Executor probes them;
-	// the caller runs them.
+	// the caller runs them. Without an Engine, they carry those of Pool, and the Executor leaves
+	// them to who uses Paths.
 	Transports []transport.Transport
+	// Pool has the memory that Transports serve if there is no Engine.
+	Pool transport.Pool
 	// Address returns the address of a replica's peer listener, "" if unknown. Required.
 	Address func(policies.ReplicaID) string
 	// Host returns the host on which a replica runs; nil if all run on one host.
@@ -136,9 +137,6 @@ func (c Config) validate() (Config, error) {
 	}
 	if c.MaxEnvelope == 0 {
 		c.MaxEnvelope = defaultEnvelope
-	}
-	if c.Host == nil {
-		c.Host = func(policies.ReplicaID) string { return "one" }
 	}
 	if c.OnEnd == nil {
 		c.OnEnd = func(Migration) {}

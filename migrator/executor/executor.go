@@ -13,7 +13,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -42,7 +44,7 @@ type Executor struct {
 	closing     map[*importState]bool // released, but the release job, which closes the puller, has not finished
 	adoptAnswer chan<- error          // receives the answer to the AdoptRequested event in progress; nil at other times
 
-	paths   transportPaths
+	paths   *paths.Set
 	records records
 }
 
@@ -57,7 +59,16 @@ func New(c Config) (*Executor, error) {
 		return nil, fmt.Errorf("migration executor of %s: %w", c.Self, err)
 	}
 	return &Executor{cfg: c, log: c.Logger, pacer: pacer{rate: c.LinkRate}, ready: make(chan struct{}, 1), machine: machine,
-		queues: map[key]*jobQueue{}, exports: map[bidask.Deal]*exportState{}, imports: map[bidask.Deal]*importState{}, closing: map[*importState]bool{}, paths: newTransportPaths(c.Transports), records: newRecords(c)}, nil
+		queues: map[key]*jobQueue{}, exports: map[bidask.Deal]*exportState{}, imports: map[bidask.Deal]*importState{}, closing: map[*importState]bool{}, paths: newPaths(c), records: newRecords(c)}, nil
+}
+
+// newPaths returns the paths by which KV is pulled.
+func newPaths(c Config) *paths.Set {
+	p := paths.Config{Self: c.Self, Transports: c.Transports, Pool: c.Pool, Host: c.Host, Paths: c.Paths, Logger: c.Logger}
+	if c.Engine != nil {
+		p.Pool = c.Engine
+	}
+	return paths.New(p)
 }
 
 // Run executes migrations until ctx ends and returns nil then. It leaves migrations in progress as
@@ -86,7 +97,7 @@ func (m *Executor) Run(ctx context.Context) error {
 			in.close()
 		}
 	}()
-	m.workers.Go(m.probeTransports)
+	m.workers.Go(func() { m.paths.Run(ctx) })
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -190,7 +201,7 @@ func (m *Executor) Receive(from policies.ReplicaID, t *api.Transfer) {
 // PeerGone reports that a peer left or died.
 func (m *Executor) PeerGone(peer policies.ReplicaID) {
 	m.post(func() {
-		m.paths.forgetPeer(peer)
+		m.paths.Forget(peer)
 		m.step(transfer.Event{Kind: transfer.Gone, Peer: peer})
 	})
 }
@@ -332,6 +343,15 @@ func (m *Executor) endMigration(a transfer.Action) {
 	}
 	m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal, Over: a.Failure == transfer.RequestEnded || a.Failure == transfer.Withdrawn})
 }
+
+// ProbeNow probes all transports at once, after something that they need has failed or recovered.
+func (m *Executor) ProbeNow() { m.paths.ProbeNow() }
+
+// TransportPaths returns the transports, best first, then the pulls over them, by peer.
+func (m *Executor) TransportPaths() []transport.Path { return m.paths.Status() }
+
+// Paths returns the paths over Config.Transports.
+func (m *Executor) Paths() *paths.Set { return m.paths }
 
 // Migrations returns the running migrations of which this replica is source or target, then the
 // latest finished ones, each in order of start or end.

@@ -81,7 +81,7 @@ func (m *Executor) beginExport(a bidask.Action) {
 	}
 	m.exports[a.Deal] = &exportState{leg: r.Name, peer: a.Peer}
 	m.records.begin(frontend.ContextWithTrace(m.ctx, r.Trace), key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.FrontEnd)
-	m.step(transfer.Event{Kind: transfer.ExportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: transportNames(m.exportTransports(a.Peer)),
+	m.step(transfer.Event{Kind: transfer.ExportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: m.paths.ExportNames(a.Peer),
 		Request: transfer.Request{ID: r.Request.ID, FrontEnd: r.FrontEnd, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Pinned: r.Pinned,
 			KeepsKV: a.Migration.Cause == policies.Prefill}})
 }
@@ -105,14 +105,7 @@ func (m *Executor) transportOffers(msg transfer.Message) []transport.Offer {
 		}
 		return x.offers
 	}
-	for _, t := range m.exportTransports(msg.To) {
-		offer, err := t.Export(transport.Grant{Migration: msg.Deal.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
-		if err != nil {
-			m.log.Warn("transport ticket not created", "transport", t.Name(), "migration", msg.Deal.String(), "error", err)
-			continue
-		}
-		x.offers = append(x.offers, offer)
-	}
+	x.offers = m.paths.Export(transport.Grant{Migration: msg.Deal.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
 	return x.offers
 }
 
@@ -257,32 +250,20 @@ func (m *Executor) retryUntilAnswered(ctx context.Context, what string, d bidask
 
 // announceBlocks lets the target read blocks of a migration with its tickets.
 func (m *Executor) announceBlocks(d bidask.Deal, list []uint32) {
-	for _, t := range m.offeredTransports(d) {
-		t.Announce(d.String(), list)
+	if x := m.exports[d]; x != nil {
+		m.paths.Announce(d.String(), x.offers, list)
 	}
-}
-
-// offeredTransports returns the transports that have tickets of a migration.
-func (m *Executor) offeredTransports(d bidask.Deal) []transport.Transport {
-	x := m.exports[d]
-	if x == nil || len(x.offers) == 0 {
-		return nil
-	}
-	return slices.DeleteFunc(slices.Clone(m.cfg.Transports), func(t transport.Transport) bool {
-		return !slices.ContainsFunc(x.offers, func(o transport.Offer) bool { return o.Transport == t.Name() })
-	})
 }
 
 // revokeOffers revokes the tickets of a migration.
 func (m *Executor) revokeOffers(a transfer.Action) {
-	granted := m.offeredTransports(a.Deal)
-	if len(granted) == 0 {
+	x := m.exports[a.Deal]
+	if x == nil || len(x.offers) == 0 {
 		return
 	}
+	offers := x.offers
 	m.enqueue(key{source, a.Deal}, job{kind: a.Kind, run: func(context.Context) func() {
-		for _, t := range granted {
-			t.Revoke(a.Deal.String())
-		}
+		m.paths.Revoke(a.Deal.String(), offers)
 		return nil
 	}})
 }

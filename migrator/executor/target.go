@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
+	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -20,10 +21,7 @@ type importState struct {
 	blockTokens   int
 	tokenBytes    int64
 	memory        *transport.Memory // the memory of the blocks
-	pair          transport.Pair    // the path from the source
-	offers        []transport.Offer // not tried yet
-	puller        transport.Puller
-	transport     string
+	pull          *paths.Pull
 	hash          tokenhash.Hash
 	scheduleBy    time.Time // do not wait for the engine's schedule after that
 	corruptBlocks []int     // indices in the round's plan of the blocks with wrong checksums
@@ -72,7 +70,7 @@ func (m *Executor) beginImport(a bidask.Action) {
 	}
 	m.imports[a.Deal] = &importState{}
 	m.records.begin(m.ctx, key{target, a.Deal}, a, a.Peer, m.cfg.Self, "")
-	m.step(transfer.Event{Kind: transfer.ImportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: m.pullTransports(a.Peer)})
+	m.step(transfer.Event{Kind: transfer.ImportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: m.paths.PullNames(a.Peer)})
 }
 
 // reportFailure logs a failed action and returns the function that reports it to the machine.
@@ -84,7 +82,7 @@ func (m *Executor) reportFailure(d bidask.Deal, why transfer.Failure, err error)
 // prepareImport checks that the reservation suffices and opens a transport.
 func (m *Executor) prepareImport(a transfer.Action) {
 	k, in := key{target, a.Deal}, m.imports[a.Deal]
-	from, until := m.pairWith(a.Peer), m.clockTime(a.Deadline)
+	until := m.clockTime(a.Deadline)
 	m.records.setState(k, "preparing")
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
 		ctx, span := m.records.startSpan(ctx, k, "prepare")
@@ -101,14 +99,14 @@ func (m *Executor) prepareImport(a transfer.Action) {
 		if err != nil {
 			return m.reportFailure(a.Deal, transfer.OutOfBlocks, err)
 		}
-		*in = importState{blocks: list, blockTokens: d.BlockTokens, tokenBytes: int64(d.TokenBytes), memory: memory, pair: from, offers: slices.Clone(a.Offers), scheduleBy: time.Now().Add(maxScheduleWait)}
-		if err := m.openTransport(ctx, in); err != nil {
+		*in = importState{blocks: list, blockTokens: d.BlockTokens, tokenBytes: int64(d.TokenBytes), memory: memory, scheduleBy: time.Now().Add(maxScheduleWait)}
+		if in.pull, err = m.paths.Open(ctx, a.Peer, a.Offers, memory); err != nil {
 			return m.reportFailure(a.Deal, transfer.NoTransport, err)
 		}
 		if length <= d.BlockTokens*shortBlocks {
 			m.awaitSchedule(ctx, in.scheduleBy) // the source may freeze it without another round
 		}
-		name := in.transport
+		name := in.pull.Transport()
 		return func() {
 			m.records.setTransport(k, name)
 			m.step(transfer.Event{Kind: transfer.Prepared, Deal: a.Deal})
@@ -135,38 +133,6 @@ func (m *Executor) awaitSchedule(ctx context.Context, until time.Time) {
 	}
 }
 
-// openTransport opens the best transport that has not been tried for this migration.
-func (m *Executor) openTransport(ctx context.Context, in *importState) error {
-	last := errors.New("the two replicas have no transport in common")
-	for {
-		offered := make([]string, 0, len(in.offers))
-		for _, o := range in.offers {
-			offered = append(offered, o.Transport)
-		}
-		order := m.paths.order(in.pair, offered)
-		if len(order) == 0 {
-			return last
-		}
-		at := slices.Index(offered, order[0].Name())
-		offer := in.offers[at]
-		in.offers = slices.Delete(in.offers, at, at+1)
-		puller, err := order[0].Open(ctx, m.cfg.Self, offer)
-		if err != nil {
-			m.logTransport(ctx, "opening a transport failed", offer.Transport, err)
-			m.paths.recordFailure(ctx, in.pair, offer.Transport, err)
-			last = err
-			continue
-		}
-		// An engine that restarted has a new memory, without the reservation.
-		if now, ok := m.cfg.Engine.Memory(); !ok || now != in.memory {
-			puller.Close()
-			return errors.New("the engine was restarted; its reservation is lost")
-		}
-		in.puller, in.transport = puller, offer.Transport
-		return nil
-	}
-}
-
 // pullRound pulls a round's blocks, or those that arrived with wrong checksums.
 func (m *Executor) pullRound(a transfer.Action) {
 	k, in := key{target, a.Deal}, m.imports[a.Deal]
@@ -185,7 +151,7 @@ func (m *Executor) pullRound(a transfer.Action) {
 		if err != nil {
 			return m.reportFailure(a.Deal, transfer.TableMismatch, err)
 		}
-		err = m.pullPlan(ctx, in, plan)
+		err = in.pull.Pull(ctx, plan)
 		if bad := (*transport.CorruptError)(nil); errors.As(err, &bad) {
 			in.corruptBlocks = mapIndices(in.corruptBlocks, bad.Blocks)
 			return func() {
@@ -207,7 +173,7 @@ func (m *Executor) pullRound(a transfer.Action) {
 		if !a.Last { // now its client waits: it has its token with the next step, or later
 			m.awaitSchedule(ctx, in.scheduleBy)
 		}
-		name, moved := in.transport, int64(len(plan.Src))*in.memory.BlockBytes()
+		name, moved := in.pull.Transport(), int64(len(plan.Src))*in.memory.BlockBytes()
 		return func() {
 			m.records.setTransport(k, name)
 			m.records.recordPull(k, a, tokens*in.tokenBytes, moved)
@@ -281,36 +247,6 @@ func mapIndices(part, bad []int) []int {
 	return out
 }
 
-// pullPlan pulls a plan. If a transport fails, it uses the next one.
-func (m *Executor) pullPlan(ctx context.Context, in *importState, plan transport.Plan) error {
-	if len(plan.Src) == 0 {
-		return nil
-	}
-	for {
-		stats, err := in.puller.Pull(ctx, plan)
-		if err == nil {
-			m.paths.recordPull(in.pair, in.transport, stats)
-			return nil
-		}
-		m.paths.recordFailure(ctx, in.pair, in.transport, err)
-		if bad := (*transport.CorruptError)(nil); errors.As(err, &bad) {
-			return err
-		}
-		in.puller.Close()
-		m.logTransport(ctx, "pull failed", in.transport, err)
-		if ctx.Err() != nil || m.openTransport(ctx, in) != nil {
-			return err
-		}
-	}
-}
-
-// logTransport logs that a transport failed. One whose migration was cancelled did not fail.
-func (m *Executor) logTransport(ctx context.Context, event, transport string, err error) {
-	if !errors.Is(ctx.Err(), context.Canceled) {
-		m.log.Warn(event, "transport", transport, "error", err)
-	}
-}
-
 // releaseReservation stops pulling and frees the reservation.
 func (m *Executor) releaseReservation(d bidask.Deal) {
 	in := m.imports[d]
@@ -330,7 +266,7 @@ func (m *Executor) releaseReservation(d bidask.Deal) {
 
 // close closes the puller of a migration.
 func (in *importState) close() {
-	if in != nil && in.puller != nil {
-		in.puller.Close()
+	if in != nil {
+		in.pull.Close()
 	}
 }

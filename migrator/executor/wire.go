@@ -7,15 +7,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
+	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
-	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
 // Limits of one message.
 const (
-	maxOffers     = 16
 	maxTransports = 16
 	maxByte       = 255
 	maxStall      = 3600e6 // microseconds; a front end cancels the migration long before that
@@ -31,9 +30,7 @@ func encode(m transfer.Message) *api.Transfer {
 		From: m.Span.From, Computed: m.Computed, Length: m.Length, IdsHash: uint64(m.Hash), Cached: m.Cached, Generation: m.Generation, Prompt: m.Prompt,
 		StallMicros: uint64(max(0, m.Stall)), Connector: encodeConnector(m.Connector), TargetConnector: encodeConnector(m.TargetConnector), EngineBusy: m.EngineBusy,
 	}
-	for _, o := range m.Offers {
-		t.Offers = append(t.Offers, &api.Offer{Transport: o.Transport, Address: o.Address, Ticket: append([]byte(nil), o.Ticket[:]...)})
-	}
+	t.Offers = paths.EncodeOffers(m.Offers)
 	if m.Table != nil {
 		t.Ids, t.Blocks, t.Sums = m.Table.IDs, m.Table.Blocks, m.Table.Sums
 		if m.Engine.BlockTokens > 0 {
@@ -58,15 +55,13 @@ func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, err
 		return m, errors.New("missing seller")
 	case t.GetKind() > maxByte || t.GetMode() > maxByte || t.GetFailure() > maxByte:
 		return m, fmt.Errorf("kind %d, mode %d, failure %d: must be at most %d", t.GetKind(), t.GetMode(), t.GetFailure(), maxByte)
-	case len(t.GetOffers()) > maxOffers || len(m.Transports) > maxTransports:
-		return m, fmt.Errorf("%d offers and %d transports: must be at most %d each", len(t.GetOffers()), len(m.Transports), maxOffers)
+	case len(m.Transports) > maxTransports:
+		return m, fmt.Errorf("%d transports: must be at most %d", len(m.Transports), maxTransports)
 	}
 	m.Kind, m.Mode, m.Failure = transfer.Kind(t.GetKind()), transfer.Mode(t.GetMode()), transfer.Failure(t.GetFailure())
-	for _, o := range t.GetOffers() {
-		if len(o.GetTicket()) != transport.TicketSize {
-			return m, fmt.Errorf("ticket of %d bytes: must have %d", len(o.GetTicket()), transport.TicketSize)
-		}
-		m.Offers = append(m.Offers, transport.Offer{Transport: o.GetTransport(), Address: o.GetAddress(), Ticket: [transport.TicketSize]byte(o.GetTicket()), Source: from})
+	var err error
+	if m.Offers, err = paths.DecodeOffers(from, t.GetOffers()); err != nil {
+		return m, err
 	}
 	if m.Kind == transfer.Round || m.Kind == transfer.Manifest {
 		m.Table = &transfer.Table{IDs: t.GetIds(), Blocks: t.GetBlocks(), Sums: t.GetSums()}

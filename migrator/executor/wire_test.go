@@ -72,7 +72,7 @@ func TestWireRefusesNonsense(t *testing.T) {
 		"large way":       func(t *api.Transfer) { t.Mode = 1 << 20 },
 		"large why":       func(t *api.Transfer) { t.Failure = 257 },
 		"short ticket":    func(t *api.Transfer) { t.Offers[0].Ticket = t.Offers[0].Ticket[1:] },
-		"many offers":     func(t *api.Transfer) { t.Offers = make([]*api.Offer, maxOffers+1) },
+		"many offers":     func(t *api.Transfer) { t.Offers = make([]*api.Offer, 17) },
 		"many transports": func(t *api.Transfer) { t.Transports = make([]string, maxTransports+1) },
 	} {
 		wire := encode(full(transfer.Accept))

@@ -12,6 +12,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/flow"
 	"github.com/cascadeinfer/cascade/policies/identity"
@@ -100,6 +101,10 @@ type Config struct {
 	// (package handoff); whether they have is learnt from their answers. If it is false,
 	// a stream that moves without a Reservation is always computed anew.
 	Handoff bool
+	// KVConnector returns what is known of the engine's KV connector, if this process is
+	// connected to it (migrator/connector); nil: what the engine shows by itself. It must
+	// not block.
+	KVConnector func() engineinfo.KVConnector
 	// Adopter knows the reservations of live migrations to the own engine; if it
 	// is nil the server adopts none.
 	Adopter Adopter

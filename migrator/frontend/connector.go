@@ -37,11 +37,11 @@ var errNoHandoff = errors.New("handoffs are turned off")
 // configuration, what is known of the two engines, and what became of earlier handoffs.
 func (srv *Server) checkHandoff(m Migration, now time.Time) error {
 	to := srv.replicaOf(m.To)
+	m.FromConnector, m.FromBusy = srv.holderConnector(m)
 	switch {
 	case !srv.cfg.Handoff:
 		return errNoHandoff
 	case m.From == srv.cfg.Replica:
-		m.FromConnector, m.FromBusy = srv.KVConnector()
 	case m.FromAddress == "":
 		return errors.New("the holder's address is not known")
 	case to == srv.cfg.Replica:
@@ -60,6 +60,18 @@ func (srv *Server) checkHandoff(m Migration, now time.Time) error {
 	}
 	return nil
 }
+
+// holderConnector returns what is known of the KV connector of a migration's holder, and whether its
+// engine is busy.
+func (srv *Server) holderConnector(m Migration) (c engineinfo.KVConnector, busy bool) {
+	if m.From == srv.cfg.Replica {
+		return srv.KVConnector()
+	}
+	return m.FromConnector, m.FromBusy
+}
+
+// errNotConnected is the answer without parameters of an engine whose connector is known.
+var errNotConnected = errors.New("the engine's KV connector was not connected to its migrator")
 
 // askConnector asks this replica's engine to hand over the KV of one token, unless it is known
 // already whether it has a KV connector. It returns an error if the engine does not answer; an

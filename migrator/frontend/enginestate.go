@@ -60,6 +60,10 @@ func (srv *Server) Engine() engineinfo.Info {
 	defer s.mu.Unlock()
 	i := s.info
 	i.TokensPerChunk, i.PromptDetails = int(s.tokensPerChunk.Load()), engineinfo.Presence(s.promptDetails.Load())
+	if srv.cfg.KVConnector != nil {
+		c := srv.cfg.KVConnector()
+		i.Connector, i.ConnectorName, i.Layout = c.Presence, c.Name, c.Layout
+	}
 	return i
 }
 

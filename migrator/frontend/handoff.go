@@ -121,6 +121,9 @@ func (v *idMove) keepKV(ctx context.Context, within time.Duration) error {
 		if v.m.From == v.srv.cfg.Replica {
 			v.srv.noteConnector(answer, err)
 		}
+		if c, _ := v.srv.holderConnector(v.m); c.Name == engineinfo.Cascade && errors.Is(err, openai.ErrNoConnector) {
+			err = errNotConnected // for a moment: the engine is not left alone as one without a connector
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("%s does not hand the KV over: %w", v.m.From, causeOf(ctx, err))

@@ -45,6 +45,7 @@ const (
 	refusalsUntilGone    = 2               // consecutive refused connections after which a peer is gone
 	keepaliveEvery       = 10 * time.Second
 	keepaliveAnswer      = 5 * time.Second
+	maxFetches           = 256 // calls of FetchKV that are served at a time
 	maxNameBytes         = 256 // of the name in a Hello that is compared with a certificate
 )
 
@@ -74,6 +75,10 @@ type Config struct {
 	// or nil if it is unknown. It must not block, and its result must not be changed. It
 	// may be nil.
 	Topology func() *xds.Topology
+	// ServeFetch answers a call of FetchKV of a peer, whose identity has been checked. answer sends
+	// the one answer; the call lasts until ServeFetch returns, which it does when ctx ends. nil
+	// rejects all calls.
+	ServeFetch func(ctx context.Context, from policies.ReplicaID, q *api.FetchKVRequest, answer func(*api.FetchKVAnswer) error) error
 	// Credentials secures the connection to a peer at an address and, with identities,
 	// authenticates the peer; nil means plaintext. The caller decides whether plaintext
 	// is allowed.

@@ -92,7 +92,7 @@ func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted cha
 	if err != nil {
 		return err
 	}
-	if err := n.checkIdentity(stream.Context(), first); err != nil {
+	if err := n.checkIdentity(stream.Context(), first.GetFrom()); err != nil {
 		return err
 	}
 	p, err := n.acceptHello(first, in)
@@ -125,13 +125,12 @@ func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted cha
 }
 
 // checkIdentity returns an error if the certificate of a stream is not that of the sender
-// which its Hello names. Such a stream is rejected before it has any effect: no peer is
-// recorded, counted as alive or replaced.
-func (n *Network) checkIdentity(ctx context.Context, e *api.Envelope) error {
+// which its Hello or its request names. Such a stream is rejected before it has any effect: no
+// peer is recorded, counted as alive or replaced.
+func (n *Network) checkIdentity(ctx context.Context, from string) error {
 	if n.cfg.TrustDomain == "" {
 		return nil
 	}
-	from := e.GetFrom()
 	var err error
 	if from == "" || len(from) > maxNameBytes {
 		err = fmt.Errorf("invalid Hello: replica name has %d bytes, must have 1 to %d", len(from), maxNameBytes)

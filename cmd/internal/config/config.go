@@ -149,6 +149,10 @@ type Replica struct {
 	// re-prompting. Engines that "cascade up" emulates get directories of their
 	// own.
 	Blocks string `yaml:"blocks,omitempty"`
+	// Connector is the directory of the Unix socket with which an engine that keeps its
+	// own KV cache hands KV over to its migrator (a CascadeConnector). Only the engine's user may have access to it. Its requests then
+	// migrate with their KV by Cascade's own transports. It excludes blocks.
+	Connector string `yaml:"connector,omitempty"`
 	// Host is the name of the host that the replica runs on, for locality.
 	Host string `yaml:"host,omitempty"`
 	// GPU is the index of the GPU that holds the engine's KV cache, in nvidia-smi's

@@ -75,21 +75,25 @@ func (m Migration) validate(c *checker) {
 	checkRange(c, "migration.max_concurrent", m.MaxConcurrent, 1, maxConcurrent)
 }
 
-// validateBlocks checks that no two engines serve their block tables in one
-// directory.
-func (f *Fleet) validateBlocks(c *checker) {
+// validateSocketDirs checks that no two engines have their sockets in one directory.
+func (f *Fleet) validateSocketDirs(c *checker) {
 	taken := map[string]string{}
 	for i, r := range f.Replicas {
-		if r.Blocks == "" {
-			continue
+		if r.Blocks != "" && r.Connector != "" {
+			c.fail(fmt.Sprintf("replicas[%d].connector", i), "the engine has blocks, too; an engine either serves its block table or keeps its own KV cache: remove one of the two")
 		}
-		at, dir := fmt.Sprintf("replicas[%d].blocks", i), filepath.Clean(r.Blocks)
-		if len(dir) > maxBlocks {
-			c.fail(at, "%d bytes exceed the %d that the path of a Unix socket leaves for its directory; use a shorter path", len(dir), maxBlocks)
+		for _, d := range [...]struct{ field, dir string }{{"blocks", r.Blocks}, {"connector", r.Connector}} {
+			if d.dir == "" {
+				continue
+			}
+			at, dir := fmt.Sprintf("replicas[%d].%s", i, d.field), filepath.Clean(d.dir)
+			if len(dir) > maxBlocks {
+				c.fail(at, "%d bytes exceed the %d that the path of a Unix socket leaves for its directory; use a shorter path", len(dir), maxBlocks)
+			}
+			if other := taken[dir]; other != "" {
+				c.fail(at, "%s is also %s; every engine needs a directory of its own", d.dir, other)
+			}
+			taken[dir] = at
 		}
-		if other := taken[dir]; other != "" {
-			c.fail(at, "%s is also %s; every engine needs a directory of its own", r.Blocks, other)
-		}
-		taken[dir] = at
 	}
 }

@@ -128,7 +128,7 @@ func (f *Fleet) validate() []*FieldError {
 	f.CUDA.validate(c)
 	f.RDMA.validate(c)
 	f.Policies.validate(c)
-	f.validateBlocks(c)
+	f.validateSocketDirs(c)
 	f.validateTLS(c)
 	return c.errs
 }

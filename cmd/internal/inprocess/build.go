@@ -61,9 +61,9 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 	return nil
 }
 
-// blocks returns the directory of an engine's block table.
+// blocks returns the directory of an engine's block table; "" for none.
 func (f *Fleet) blocks(r config.Replica) string {
-	if f.cfg.External {
+	if f.cfg.External || r.Connector != "" {
 		return r.Blocks
 	}
 	return filepath.Join(f.runtime, r.ID)
@@ -75,6 +75,9 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 	c.Vocabulary = f.vocabulary
 	if f.cfg.Fleet.Migrates() {
 		c.Blocks = f.blocks(r)
+		if dir := f.cfg.Fleet.Connector(r); dir != "" {
+			c.KVSocket = &emulator.KVSocket{Dir: dir}
+		}
 	}
 	var err error
 	if c.Device, err = f.cfg.GPUs.PoolAllocator(f.cfg.Device, r.GPU); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
@@ -46,7 +47,9 @@ type Daemon struct {
 	network     *peer.Network
 	market      *market.Market
 	executor    *executor.Executor
-	blocks      *blocks.Client // nil if the engine has no block table
+	blocks      *blocks.Client    // nil if the engine has no block table
+	connector   *connector.Client // nil if the engine has no connector of ours
+	pool        transport.Pool    // that transports serve: blocks or connector; nil for none
 	transports  []transport.Transport
 	rdma        *verbs.Transport // an element of transports, or nil
 	plans       *client.Client
@@ -90,6 +93,9 @@ func (d *Daemon) newFrontend() error {
 	c.Listener, c.PeerListener, c.Listen, c.DrainTimeout = d.cfg.Clients, d.cfg.Peers, d.cfg.Listen, d.cfg.Drain
 	c.Peers, c.PeerScheme = d.cfg.TLS.PeerTransport(d.owner)
 	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
+	if d.connector != nil {
+		c.KVConnector = d.connector.KVConnector
+	}
 	if d.market != nil {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.executor, d.peerRPC()
 		c.OnRescue = func(r frontend.Rescue) {
@@ -113,7 +119,7 @@ func (d *Daemon) newMigration() error {
 	var err error
 	d.network, err = peer.New(peer.Config{
 		Self: d.id, Handle: d.receive, PeerGone: d.peerGone, PeerBack: d.peerBack, Alive: d.liveness.isAlive,
-		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Topology: d.topology, Logger: log,
+		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Topology: d.topology, ServeFetch: d.serveFetch(), Logger: log,
 	})
 	if err != nil {
 		return err
@@ -127,10 +133,16 @@ func (d *Daemon) newMigration() error {
 		if d.blocks, err = blocks.New(bc); err != nil {
 			return err
 		}
-		if err = d.newTransports(); err != nil {
+		if err = d.newTransports(d.blocks); err != nil {
 			return err
 		}
 		mc.Engine, mc.Transports = d.blocks, d.transports
+	}
+	if dir := f.Connector(r); dir != "" && f.Migration.Mode == config.MigrationLive {
+		if err = d.newConnector(dir); err != nil {
+			return err
+		}
+		mc.Pool, mc.Transports = d.connector, d.transports
 	}
 	mc.FrontEnd, mc.Network, mc.Notify = frontendAdapter{d}, d.network, func(ev bidask.Event) { d.market.Notify(ev) }
 	mc.Address, mc.Host, mc.Paths, mc.Tracer = d.controlView.address, d.controlView.host, d.linksFrom, d.cfg.Tracer
@@ -191,23 +203,24 @@ func (d *Daemon) newHost(m market.Config) error {
 
 // newTransports builds the transports of KV blocks, best first, as topology.Kind orders links. Each
 // transport checks itself whether it can reach the engine's pool.
-func (d *Daemon) newTransports() error {
+func (d *Daemon) newTransports(pool transport.Pool) error {
+	d.pool = pool
 	if d.cfg.Runtime != "" && d.cfg.GPUs != nil {
-		t, err := cuda.New(cuda.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
+		t, err := cuda.New(cuda.Config{Dir: d.cfg.Runtime, Pool: pool, Logger: d.cfg.Logger})
 		if err != nil {
 			return err
 		}
 		d.transports = append(d.transports, t)
 	}
 	if d.cfg.Runtime != "" {
-		t, err := shm.New(shm.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
+		t, err := shm.New(shm.Config{Dir: d.cfg.Runtime, Pool: pool, Logger: d.cfg.Logger})
 		if err != nil {
 			return err
 		}
 		d.transports = append(d.transports, t)
 	}
 	if d.cfg.RDMA != nil && !d.cfg.Fleet.RDMA.Off {
-		if err := d.newRDMA(); err != nil {
+		if err := d.newRDMA(pool); err != nil {
 			return err
 		}
 	}
@@ -215,7 +228,7 @@ func (d *Daemon) newTransports() error {
 	if err != nil {
 		return err
 	}
-	tc := tcp.Config{Listen: net.JoinHostPort(host, "0"), Pool: d.blocks, Logger: d.cfg.Logger}
+	tc := tcp.Config{Listen: net.JoinHostPort(host, "0"), Pool: pool, Logger: d.cfg.Logger}
 	if d.cfg.TLS != nil {
 		tc.TLS, tc.TrustDomain = d.cfg.TLS.ServerConfig(), d.cfg.Fleet.Fleet.TLS.TrustDomain
 		tc.ClientTLS = func(source policies.ReplicaID, address string) *tls.Config {
@@ -251,16 +264,20 @@ func (d *Daemon) Executor() *executor.Executor { return d.executor }
 // Live reports whether this replica's engine supports live migration, which means that it serves
 // its block table now.
 func (d *Daemon) Live() bool {
-	_, shown := d.memory()
+	if d.blocks == nil {
+		return false
+	}
+	_, shown := d.blocks.Memory()
 	return shown
 }
 
-// memory returns the pool that the engine serves now, if any.
+// memory returns the memory that the transports serve now, if any: the engine's pool, or the staging
+// memory of its connector.
 func (d *Daemon) memory() (*transport.Memory, bool) {
-	if d.blocks == nil {
+	if d.pool == nil {
 		return nil, false
 	}
-	return d.blocks.Memory()
+	return d.pool.Memory()
 }
 
 // Network returns the connections to the other migrators, or nil if requests do not migrate.
@@ -317,6 +334,9 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	if d.blocks != nil {
 		g.Go(func() error { return d.blocks.Run(ctx) })
 		g.Go(func() error { return d.watchDevice(ctx) })
+	}
+	if d.connector != nil {
+		g.Go(func() error { return d.connector.Run(ctx) })
 	}
 	if d.host != nil && d.cfg.Host == nil {
 		g.Go(func() error { return d.host.Run(ctx) })

@@ -5,17 +5,18 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // newRDMA builds the RDMA transport. It sets up connections over the peers' port with the
 // credentials of that port; without TLS it stays within the host.
-func (d *Daemon) newRDMA() error {
+func (d *Daemon) newRDMA(pool transport.Pool) error {
 	own, all := d.cfg.Replica.RDMA, d.cfg.Fleet.RDMA
 	vc := verbs.Config{
 		Device: d.rdmaDevice, Bounce: d.bounceThroughHost, Port: own.Port, TrafficClass: uint8(all.TrafficClass), ServiceLevel: uint8(all.ServiceLevel),
-		Library: d.cfg.RDMA, Address: func() string { return d.cfg.Replica.Peer }, Pool: d.blocks, Logger: d.cfg.Logger,
+		Library: d.cfg.RDMA, Address: func() string { return d.cfg.Replica.Peer }, Pool: pool, Logger: d.cfg.Logger,
 	}
 	if d.cfg.TLS != nil {
 		vc.Credentials, vc.TrustDomain = d.credentials, d.cfg.Fleet.Fleet.TLS.TrustDomain

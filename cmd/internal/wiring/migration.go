@@ -75,6 +75,10 @@ func (f *Fleet) builtinRefiner() policies.Refiner {
 // its block table; "" for none.
 func (f *Fleet) Blocks(r config.Replica) string { return f.resolvePath(r.Blocks) }
 
+// Connector returns the directory of the socket of the connector of a replica's engine; "" for
+// none.
+func (f *Fleet) Connector(r config.Replica) string { return f.resolvePath(r.Connector) }
+
 // Market returns the Config of a replica's market, without the components that it
 // is connected to.
 func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {

@@ -103,6 +103,9 @@ func (s *Scheduler) ReadBlocks(blocks []int) ([]byte, error) {
 // allocated until Unpin.
 func (q *Sequence) Pinned() []kv.Block { return q.pinned }
 
+// PinnedIDs returns the ids whose KV Pinned has: all but the last one.
+func (q *Sequence) PinnedIDs() []model.Token { return q.ids[:q.length-1] }
+
 // Unpin frees pinned blocks. Further calls have no effect.
 func (s *Scheduler) Unpin(q *Sequence) {
 	s.pinned -= len(q.pinned)

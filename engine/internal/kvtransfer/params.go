@@ -18,6 +18,8 @@ import (
 	"strings"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
 )
 
 // Bounds of Params.
@@ -37,7 +39,14 @@ type Params struct {
 	Port          int
 	Tokens        int // with KV; nothing checks it
 	Cached        int // of Tokens: found in the prefix cache
+
+	// Handle and Holder are instead of the engine and its blocks with a CascadeConnector: the handle
+	// of an offer of the engine of that replica.
+	Handle, Holder string
 }
+
+// HasHandle reports whether the fields name an offer of a CascadeConnector.
+func (p *Params) HasHandle() bool { return p.RemotePrefill && p.Handle != "" && p.Holder != "" }
 
 // Complete reports whether the fields name an engine and its blocks. vLLM ignores Params which do
 // not.
@@ -70,6 +79,10 @@ func (p *Params) Field(key string, v gjson.Result) (err error) {
 		p.Tokens, err = whole(v, math.MaxInt32)
 	case "remote_prefill_cached_tokens":
 		p.Cached, err = whole(v, math.MaxInt32)
+	case "cascade_handle":
+		p.Handle, err = name(v)
+	case "cascade_holder":
+		p.Holder, err = name(v)
 	case "remote_block_ids":
 		p.Blocks, err = blockIDs(v)
 	}
@@ -78,6 +91,10 @@ func (p *Params) Field(key string, v gjson.Result) (err error) {
 
 // Append appends the object with which an engine answers a request with RemoteDecode.
 func (p *Params) Append(b []byte) []byte {
+	if p.Handle != "" {
+		return fmt.Appendf(b, `{"do_remote_prefill":true,"do_remote_decode":false,"kv_connector":%q,"cascade_handle":%s,"cascade_holder":%s,"remote_num_tokens":%d}`,
+			api.Connector, gjson.AppendJSONString(nil, p.Handle), gjson.AppendJSONString(nil, p.Holder), p.Tokens)
+	}
 	b = append(b, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[`...)
 	for i, block := range p.Blocks {
 		if i > 0 {

@@ -3,10 +3,13 @@
 package localsocket
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,4 +43,45 @@ func CheckPeer(c *net.UnixConn) error {
 		return fmt.Errorf("the peer runs as user %d, this process as user %d", uid, os.Geteuid())
 	}
 	return nil
+}
+
+// dialTimeout bounds Dial.
+const dialTimeout = 5 * time.Second
+
+// Dial connects to a socket of this user's engine. It fails unless directory and engine belong to
+// this user: another user's engine could name blocks, and map memory, as it likes.
+func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
+	if err := CheckDir(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	c, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	conn := c.(*net.UnixConn)
+	if err := CheckPeer(conn); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("the engine at %s: %w", path, err)
+	}
+	return conn, nil
+}
+
+// ParseFiles returns the descriptors of a control message, as files of a name. The caller closes
+// them, also after an error.
+func ParseFiles(rights []byte, name string) ([]*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil, err
+	}
+	var files []*os.File
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			return files, err
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), name))
+		}
+	}
+	return files, nil
 }

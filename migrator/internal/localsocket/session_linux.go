@@ -82,7 +82,7 @@ func (s *Session) presentTicket(h handshake.Hello) error {
 	if err != nil {
 		return err
 	}
-	files, err := parseFiles(rights[:m])
+	files, err := ParseFiles(rights[:m], "pool")
 	if len(files) == 1 {
 		s.File = files[0]
 	} else {
@@ -105,25 +105,6 @@ func (s *Session) presentTicket(h handshake.Hello) error {
 		s.Extra = packet[n-r.Len() : n]
 	}
 	return err
-}
-
-// parseFiles returns the descriptors of a control message.
-func parseFiles(rights []byte) ([]*os.File, error) {
-	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
-		return nil, err
-	}
-	var files []*os.File
-	for _, m := range messages {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			return files, err
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "pool"))
-		}
-	}
-	return files, nil
 }
 
 // exchange runs f, which reads and writes the connection, until ctx ends or the timeout

@@ -1,0 +1,127 @@
+package handofftest_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// startSocketEngines runs two emulated engines with connectors that stage so many blocks, 0 for as many as their caches
+// have. It returns their base URLs and the directories of their sockets.
+func startSocketEngines(t *testing.T, slots int) (urls, dirs [2]string) {
+	top := testkit.Must(os.MkdirTemp("", "kv")) // the path of t.TempDir is too long for sockets
+	t.Cleanup(func() { os.RemoveAll(top) })
+	for i := range urls {
+		dirs[i] = filepath.Join(top, string(rune('a'+i)))
+		e := testkit.Must(emulator.New(emulator.Config{Model: "tiny", Profile: profile, BlockTokens: 32, SlotBytes: 512, KVSocket: &emulator.KVSocket{Dir: dirs[i], Slots: slots}}))
+		t.Cleanup(testkit.Run(t, e.Run))
+		urls[i] = serveEngine(t, e)
+		testkit.WaitFor(t, "the socket", func() bool { _, err := os.Stat(filepath.Join(dirs[i], api.Socket)); return err == nil })
+	}
+	return urls, dirs
+}
+
+// newConnectedPair runs two emulated engines with connectors, and front ends for them.
+func newConnectedPair(t *testing.T, slots int, lease time.Duration, edit func(*frontend.Config)) (*handofftest.Pair, *handofftest.Connectors) {
+	urls, dirs := startSocketEngines(t, slots)
+	var log testkit.Log
+	c := handofftest.NewConnectors(t, dirs, lease, &log)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("connectors:\n%s", &log)
+		}
+	})
+	return handofftest.New(t, "tiny", urls, func(f *frontend.Config) {
+		c.Edit(f)
+		if edit != nil {
+			edit(f)
+		}
+	}), c
+}
+
+// TestConnector hands streams over by Cascade's own connector: the target computes nothing.
+func TestConnector(t *testing.T) {
+	t.Parallel()
+	p, c := newConnectedPair(t, 0, 0, nil)
+	for i, n := range []int{95, 96, 97, 1000, 3000} {
+		before := p.Sources(1 - i%2)
+		requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}, true)
+		if got := p.Sources(1 - i%2).Sub(before); got.Computed != 0 || got.Fetched == 0 {
+			t.Errorf("%d tokens: the target got %+v", n, got)
+		}
+	}
+	for i, client := range c.Clients {
+		if s := client.Stats(); s.Fetched == 0 || s.Failed != 0 || s.Taken != s.Offered || s.Sessions != 1 {
+			t.Errorf("r%d: %+v", i, s)
+		}
+	}
+}
+
+// TestConnectorAtBlockEdges hands streams over at the edges of blocks.
+func TestConnectorAtBlockEdges(t *testing.T) {
+	t.Parallel()
+	p, c := newConnectedPair(t, 0, 0, nil)
+	handofftest.PlayBlockEdges(t, "tiny", p.Engines, 32, func(f *frontend.Config) { c.Edit(f); f.HealthInterval = 20 * time.Millisecond })
+}
+
+// TestConnectorFaults breaks transfers: the engine that continues a stream computes what did not
+// arrive, and the client reads the right answer, by the same move.
+func TestConnectorFaults(t *testing.T) {
+	t.Parallel()
+	// move moves a stream of 3,000 tokens by handoff, and returns what the target got.
+	move := func(t *testing.T, p *handofftest.Pair, seed uint64) handofftest.Sources {
+		t.Helper()
+		before := p.Sources(1)
+		requireMoves(t, p, handofftest.Stream{Prompt: ids(seed, 3000), Output: 10_000, After: 50, Moves: []int{20}}, true)
+		return p.Sources(1).Sub(before)
+	}
+	t.Run("a wrong byte", func(t *testing.T) {
+		p, c := newConnectedPair(t, 0, 0, nil)
+		c.FlipBytes.Store(1)
+		got := move(t, p, 1)
+		if s := c.Clients[1].Stats(); s.Corrupt != 1 || s.Failed != 0 || got.Computed != 0 {
+			t.Errorf("%+v, the target got %+v", s, got)
+		}
+	})
+	t.Run("wrong bytes again and again", func(t *testing.T) {
+		p, c := newConnectedPair(t, 0, 0, nil)
+		c.FlipBytes.Store(1 << 20)
+		got := move(t, p, 2)
+		if s := c.Clients[1].Stats(); s.Fetched != 0 || s.Failed == 0 || got.Computed < 3000 {
+			t.Errorf("%+v, the target got %+v", s, got)
+		}
+	})
+	t.Run("the lease ends", func(t *testing.T) {
+		p, c := newConnectedPair(t, 0, 50*time.Millisecond, nil)
+		var fetches uint64
+		c.BeforeFetch = func() { // one after the other
+			fetches++
+			testkit.WaitFor(t, "the end of the lease", func() bool { return c.Clients[0].Stats().Expired >= fetches })
+		}
+		got := move(t, p, 3)
+		if s := c.Clients[0].Stats(); s.Expired == 0 || s.Taken != 0 || got.Computed < 3000 {
+			t.Errorf("%+v, the target got %+v", s, got)
+		}
+	})
+	t.Run("the staging memory is full", func(t *testing.T) {
+		p, c := newConnectedPair(t, 3, 0, nil)
+		got := move(t, p, 4)
+		if s := c.Clients[1].Stats(); s.Fetched != 0 || got.Computed < 3000 {
+			t.Errorf("%+v, the target got %+v", s, got)
+		}
+	})
+}
+
+// TestKVSocket speaks with emulated engines as their migrators do.
+func TestKVSocket(t *testing.T) {
+	t.Parallel()
+	urls, dirs := startSocketEngines(t, 0)
+	handofftest.PlayKVSocket(t, "tiny", urls, dirs, 32)
+}

@@ -1,0 +1,73 @@
+package inprocess
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// pulls counts the pulls by a transport.
+func (r *fleetHarness) pulls(transport string) (n int) {
+	for _, d := range r.daemons {
+		for _, p := range d.Executor().TransportPaths() {
+			if p.Peer != "" && p.Transport == transport {
+				n += p.Pulls
+			}
+		}
+	}
+	return n
+}
+
+// TestConnector runs engines with Cascade's connector: requests migrate by handoff, and their KV goes
+// from one engine's process to the other's through shared memory. So it does after an engine was
+// killed and started again.
+func TestConnector(t *testing.T) {
+	t.Parallel()
+	top := testkit.Must(os.MkdirTemp("", "kv")) // the path of t.TempDir is too long for sockets
+	t.Cleanup(func() { os.RemoveAll(top) })
+	r := newCheckedFleet(t, harnessConfig{replicas: 2, handOver: true, engine: func(c *emulator.Config) { c.KVTransfer = nil }, edit: func(f *config.Fleet) {
+		f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
+		for i, n := range f.Replicas {
+			f.Replicas[i].Connector = filepath.Join(top, n.ID)
+		}
+	}})
+	connected := func() bool {
+		for _, f := range r.fronts {
+			if c, _ := f.KVConnector(); f.Status().EngineReady && c.Layout == "" {
+				return false
+			}
+		}
+		return true
+	}
+	r.WaitFor("the connectors are available", connected)
+	var streams []*clienttest.Stream
+	for n := range 3 {
+		streams = append(streams, r.Stream(prompt(200+n*3000, forever)))
+	}
+	r.WaitForGrowth(streams)
+	for n := range 3 {
+		r.drainAndUndrain(fmt.Sprint("r", n%2))
+	}
+	r.requireSettled("handoff")
+	before := r.pulls("shm")
+	if before < 3 {
+		t.Errorf("%d pulls through shared memory", before)
+	}
+	r.killEngine("r1")
+	r.startEngine("r1")
+	r.WaitFor("the engine is back", func() bool { return r.fronts["r1"].Status().EngineReady && connected() })
+	for n := range 2 { // they are at either of the two now
+		r.drainAndUndrain(fmt.Sprint("r", n))
+	}
+	r.WaitForGrowth(streams)
+	r.RequireTexts(streams)
+	if r.pulls("shm") == before {
+		t.Error("no KV goes to or from the engine that was started again")
+	}
+}

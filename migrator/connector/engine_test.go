@@ -1,0 +1,174 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	wire "github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
+	"github.com/cascadeinfer/cascade/migrator/paths"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	slots     = 8
+	slotBytes = 64
+	handle    = "00112233445566778899aabbccddeeff"
+	digest    = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+)
+
+// engine is the other end of a Client: a connector of which the test writes each frame.
+type engine struct {
+	t      *testing.T
+	dir    string
+	listen *net.UnixListener
+	conn   *net.UnixConn // of the session; nil before connect
+	hello  api.Hello
+	memory []byte
+}
+
+// newEngine listens in a new directory.
+func newEngine(t *testing.T) *engine {
+	t.Helper()
+	dir := testkit.Must(os.MkdirTemp("", "kv")) // the path of t.TempDir is too long for sockets
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	e := &engine{t: t, dir: dir, listen: testkit.Must(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, api.Socket), Net: "unix"}))}
+	t.Cleanup(func() { e.listen.Close(); e.disconnect() })
+	return e
+}
+
+// accept waits for a client and reads its hello.
+func (e *engine) accept() {
+	e.t.Helper()
+	e.listen.SetDeadline(time.Now().Add(10 * time.Second))
+	e.conn = testkit.Must(e.listen.AcceptUnix())
+	e.hello = *e.read().Hello
+}
+
+// connect accepts a client and sends it the welcome.
+func (e *engine) connect() {
+	e.t.Helper()
+	e.accept()
+	fd := testkit.Must(unix.MemfdCreate("test", unix.MFD_CLOEXEC))
+	defer unix.Close(fd)
+	testkit.NoError(e.t, unix.Ftruncate(fd, slots*slotBytes))
+	e.memory = testkit.Must(unix.Mmap(fd, 0, slots*slotBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
+	memory := e.memory
+	e.t.Cleanup(func() { unix.Munmap(memory) })
+	e.sendWith(welcome, unix.UnixRights(fd))
+}
+
+var welcome = api.Frame{Welcome: &api.Welcome{Version: api.Version, Fingerprint: "f", Slots: slots, SlotBytes: slotBytes}}
+
+func (e *engine) disconnect() {
+	if e.conn != nil {
+		e.conn.Close()
+	}
+}
+
+func (e *engine) send(f api.Frame) { e.t.Helper(); e.sendWith(f, nil) }
+
+func (e *engine) sendWith(f api.Frame, rights []byte) {
+	e.t.Helper()
+	_, _, err := e.conn.WriteMsgUnix(testkit.Must(f.Append(nil)), rights, nil)
+	testkit.NoError(e.t, err)
+}
+
+// read reads the client's next frame.
+func (e *engine) read() api.Frame {
+	e.t.Helper()
+	e.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	f, err := api.Read(e.conn)
+	testkit.NoError(e.t, err)
+	return f
+}
+
+// slot returns the bytes of a slot.
+func (e *engine) slot(n uint32) []byte { return e.memory[n*slotBytes : (n+1)*slotBytes] }
+
+// offer fills slots and offers them.
+func (e *engine) offer(handle string, list ...uint32) {
+	e.t.Helper()
+	o := api.Offer{Handle: handle, Digest: digest}
+	for _, n := range list {
+		for i := range e.slot(n) {
+			e.slot(n)[i] = byte(n + 1)
+		}
+		o.Slots, o.Sums = append(o.Slots, n), append(o.Sums, crc32.ChecksumIEEE(e.slot(n)))
+	}
+	e.send(api.Frame{Offer: &o})
+}
+
+// migrator is a Client with its transport, on a network of the test's.
+type migrator struct {
+	*Client
+	set *paths.Set
+}
+
+// world is the network of the migrators of a test.
+type world struct {
+	t         *testing.T
+	transport memtransport.Network
+	all       map[policies.ReplicaID]*migrator
+	spoil     func(*wire.FetchKVAnswer) // changes answers; nil changes none
+}
+
+func newWorld(t *testing.T) *world {
+	return &world{t: t, all: make(map[policies.ReplicaID]*migrator)}
+}
+
+// start runs a migrator of an engine.
+func (w *world) start(id policies.ReplicaID, e *engine, lease time.Duration, faults *memtransport.Faults) *migrator {
+	w.t.Helper()
+	m := &migrator{}
+	m.Client = testkit.Must(New(Config{Self: id, Dir: e.dir, Network: networkOf{w, id}, Lease: lease, Incarnation: 7, Paths: func() *paths.Set { return m.set }}))
+	carrier := testkit.Must(memtransport.New(memtransport.Config{Network: &w.transport, Name: string(id), Pool: m.Client, Faults: faults}))
+	m.set = paths.New(paths.Config{Self: id, Transports: []transport.Transport{carrier}, Pool: m.Client})
+	w.all[id] = m
+	for _, run := range []func(context.Context) error{carrier.Run, m.Client.Run} {
+		w.t.Cleanup(testkit.Run(w.t, run))
+	}
+	return m
+}
+
+// networkOf is the network as one of its migrators sees it.
+type networkOf struct {
+	*world
+	self policies.ReplicaID
+}
+
+// FetchKV implements Network.
+func (n networkOf) FetchKV(ctx context.Context, to policies.ReplicaID, q *wire.FetchKVRequest) (*wire.FetchKVAnswer, error) {
+	peer := n.all[to]
+	if peer == nil {
+		return nil, fmt.Errorf("no replica %s", to)
+	}
+	answers, ended := make(chan *wire.FetchKVAnswer, 1), make(chan error, 1)
+	go func() {
+		ended <- peer.Serve(ctx, n.self, q, func(a *wire.FetchKVAnswer) error { answers <- a; return nil })
+	}()
+	select {
+	case a := <-answers:
+		if n.spoil != nil {
+			n.spoil(a)
+		}
+		return a, nil
+	case err := <-ended:
+		return nil, errors.Join(err)
+	}
+}

@@ -1,0 +1,81 @@
+package connector
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	wire "github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/paths"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// maxTries is how often blocks are pulled that arrive without their checksums.
+const maxTries = 3
+
+// runFetch executes a fetch of the engine and replies to it.
+func (c *Client) runFetch(ctx context.Context, s *session, f api.Fetch) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	err := c.fetch(ctx, s, f)
+	cancel() // the holder's engine gets its slots back
+	if err != nil {
+		c.log.Info("KV not fetched; the engine computes it", "holder", f.Holder, "blocks", len(f.Slots), "error", err)
+	}
+	c.count(func(n *Stats) {
+		if err == nil {
+			n.Fetched++
+		} else {
+			n.Failed++
+		}
+	})
+	s.reply(f.ID, err)
+}
+
+// fetch pulls the blocks of a fetch. When it returns, its slots do not change any more.
+func (c *Client) fetch(ctx context.Context, s *session, f api.Fetch) error {
+	holder := policies.ReplicaID(f.Holder)
+	if holder == c.cfg.Self {
+		return errors.New("the holder is this replica")
+	}
+	// Both are valid hexadecimal: the frame was validated.
+	handle, _ := hex.DecodeString(f.Handle)
+	digest, _ := hex.DecodeString(f.Digest)
+	answer, err := c.cfg.Network.FetchKV(ctx, holder, &wire.FetchKVRequest{Handle: handle, Digest: digest, First: uint32(f.First)})
+	if err != nil {
+		return err
+	}
+	offers, err := paths.DecodeOffers(holder, answer.GetOffers())
+	if err != nil {
+		return fmt.Errorf("%s: %w", holder, err)
+	}
+	if n := len(f.Slots); len(answer.GetBlocks()) != n || len(answer.GetSums()) != n {
+		return fmt.Errorf("%s offers %d blocks and %d checksums, not the %d that are wanted", holder, len(answer.GetBlocks()), len(answer.GetSums()), n)
+	}
+	plan := transport.Plan{Src: answer.GetBlocks(), Dst: f.Slots, Sums: answer.GetSums()}
+	pull, err := c.cfg.Paths().Open(ctx, holder, offers, s.memory)
+	if err != nil {
+		return err
+	}
+	defer pull.Close()
+	for range maxTries {
+		err = pull.Pull(ctx, plan)
+		bad := (*transport.CorruptError)(nil)
+		if !errors.As(err, &bad) {
+			return err
+		}
+		c.count(func(n *Stats) { n.Corrupt += uint64(len(bad.Blocks)) })
+		plan = part(plan, bad.Blocks)
+	}
+	return err
+}
+
+// part returns the plan of some of the blocks of a plan.
+func part(p transport.Plan, blocks []int) (out transport.Plan) {
+	for _, i := range blocks {
+		out.Src, out.Dst, out.Sums = append(out.Src, p.Src[i]), append(out.Dst, p.Dst[i]), append(out.Sums, p.Sums[i])
+	}
+	return out
+}
