@@ -165,9 +165,9 @@ func (s *shard) addUnanswered(types []string, ids map[string]bool) {
 	}
 }
 
-// cancelWatch ends a watch. The server calls it when the client replies and
-// when the stream ends. Afterwards nothing is sent on the watch's channel,
-// which the server may close.
+// cancelWatch ends a watch. The server calls it on the stream's goroutine, when
+// a request comes and when the stream ends. Afterwards nothing is sent on the
+// watch's channel, which the server may close.
 func (c *Cache) cancelWatch(s *shard, typ string, w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,6 +177,9 @@ func (c *Cache) cancelWatch(s *shard, typ string, w *watch) {
 	answered := w.list == &s.types[typ].answered
 	w.remove()
 	if answered {
+		if w.delta != nil {
+			w.delta.withdrawUnsent()
+		}
 		c.signalChanged()
 	}
 }

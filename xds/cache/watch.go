@@ -37,6 +37,26 @@ type sotwWatch struct {
 	out chan gcp.Response
 }
 
+// withdrawUnsent removes the watch's response from the channel if the server has
+// not sent it yet: the update came while the server was handling the request
+// that ends the watch. The watch of that request would be compared with what
+// the client had before this response, so that the changes of one of the two
+// would be forgotten. An empty response has no changes, and the client may be
+// waiting for it.
+//
+// The caller is the stream's goroutine, which is the channel's only receiver,
+// and holds the shard's lock, so that no other response can be sent in between:
+// the others keep their order, and there is room for them.
+func (d *deltaWatch) withdrawUnsent() {
+	for range len(d.out) {
+		resp := <-d.out
+		if r, ok := resp.(*deltaResponse); ok && r.req == d.req && !r.isEmpty() {
+			continue
+		}
+		d.out <- resp
+	}
+}
+
 // absent is the version in a stream's version map of a name that the client
 // knows does not exist.
 const absent = "-"

@@ -88,9 +88,44 @@ func (s *scenario) onlyType() string {
 // subject is a server under test. The stock one has neither groups nor a list of
 // the nodes that owe a reply.
 type subject struct {
-	conn  *grpc.ClientConn
-	set   func(words []string)
-	cache *cache.Cache // nil: the stock server
+	conn   *grpc.ClientConn
+	set    func(words []string)
+	during chan func()  // run while the next request is handled
+	cache  *cache.Cache // nil: the stock server
+}
+
+// interrupter is callbacks that run functions while a request is handled: after
+// the server has sent all responses, and before it ends the watch that the
+// request replaces. A busy machine may run the cache's goroutine there, too.
+type interrupter struct {
+	serverv3.Callbacks
+	during chan func()
+}
+
+func (i interrupter) OnStreamRequest(id int64, r *discoveryv3.DiscoveryRequest) error {
+	i.run()
+	return i.Callbacks.OnStreamRequest(id, r)
+}
+
+func (i interrupter) OnStreamDeltaRequest(id int64, r *discoveryv3.DeltaDiscoveryRequest) error {
+	i.run()
+	return i.Callbacks.OnStreamDeltaRequest(id, r)
+}
+
+func (i interrupter) run() {
+	for {
+		select {
+		case f := <-i.during:
+			f()
+		default:
+			return
+		}
+	}
+}
+
+// newInterrupter returns an interrupter around callbacks.
+func newInterrupter(callbacks serverv3.Callbacks) interrupter {
+	return interrupter{callbacks, make(chan func(), 10)}
 }
 
 // newSubject returns our cache behind our services, with a ledger. The group of
@@ -102,19 +137,20 @@ func newSubject(t *testing.T, running bool) subject {
 		runInBackground(t, c.Run)
 		synctest.Wait()
 	}
-	s := startServer(t, server.Config{Cache: c, Callbacks: publish.NewLedger(nil)})
-	return subject{s.conn, func(words []string) { c.Set("", setOf(t, words...)) }, c}
+	callbacks := newInterrupter(publish.NewLedger(nil))
+	s := startServer(t, server.Config{Cache: c, Callbacks: callbacks})
+	return subject{s.conn, func(words []string) { c.Set("", setOf(t, words...)) }, callbacks.during, c}
 }
 
 // newStockSubject returns go-control-plane's own snapshot cache and server, in
 // one of the cache's two modes, with or without ordered types. Its versions are
 // content hashes, as ours are; they are the caller's choice.
 func newStockSubject(t *testing.T, ordered bool) subject {
-	c := gcp.NewSnapshotCache(ordered, oneHash{}, nil)
+	c, callbacks := gcp.NewSnapshotCache(ordered, oneHash{}, nil), newInterrupter(serverv3.CallbackFuncs{})
 	conn := serveInMemory(t, func(ctx context.Context, g grpc.ServiceRegistrar) {
-		discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, c, nil, sotw.WithOrderedADS()))
+		discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, c, callbacks, sotw.WithOrderedADS()))
 	})
-	return subject{conn: conn, set: func(words []string) {
+	return subject{conn: conn, during: callbacks.during, set: func(words []string) {
 		all := make(map[string][]types.Resource)
 		for _, w := range parseResources(t, words) {
 			all[w.typ] = append(all[w.typ], message(w.typ, w.name, w.content))
@@ -208,6 +244,10 @@ func (a *player) runStep(verb string, words []string) error {
 	case "set":
 		synctest.Wait()
 		a.subject.set(words)
+		return nil
+	case "during": // the next request
+		synctest.Wait()
+		a.subject.during <- func() { a.subject.set(words[1:]) }
 		return nil
 	case "client":
 		a.setClient(words[0])

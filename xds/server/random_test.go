@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -51,6 +52,39 @@ func (m *modelClient) expected(s resources.Set) map[string]string {
 	return all
 }
 
+// changes applies changes to a cache in order: at once, or while the server
+// handles the next request.
+type changes struct {
+	during chan func()
+
+	mu      sync.Mutex
+	pending []func()
+}
+
+// add applies a change while the server handles the next request, or at once
+// if now is set and no earlier change is pending.
+func (c *changes) add(now bool, change func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now && len(c.pending) == 0 {
+		change()
+		return
+	}
+	if c.pending = append(c.pending, change); len(c.pending) == 1 {
+		c.during <- c.applyPending
+	}
+}
+
+// applyPending applies what is pending.
+func (c *changes) applyPending() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, change := range c.pending {
+		change()
+	}
+	c.pending = nil
+}
+
 // TestRandomSubscriptions applies random sets to random groups while clients
 // subscribe, unsubscribe and reply at random. Whenever all have replied, each
 // has exactly what it subscribes to of its group's set.
@@ -73,6 +107,7 @@ func randomSubscriptions(t *testing.T, under subject, rng *rand.Rand) {
 	some := func() []string {
 		return slices.DeleteFunc(slices.Clone(names), func(string) bool { return rng.IntN(2) == 0 })
 	}
+	all := &changes{during: under.during}
 	shown := make(map[string]resources.Set)
 	var clients []*modelClient
 	for i := range 6 {
@@ -88,57 +123,61 @@ func randomSubscriptions(t *testing.T, under subject, rng *rand.Rand) {
 		}
 		clients = append(clients, m)
 	}
-	for range 40 {
-		switch m := clients[rng.IntN(len(clients))]; rng.IntN(8) {
-		case 0, 1, 2:
-			group := []string{"", "x", "y"}[rng.IntN(3)]
-			var words []string
-			for _, typ := range []string{"cds", "eds", "rds"} {
-				for _, name := range some() {
-					words = append(words, fmt.Sprintf("%s:%s=%d", typ, name, rng.IntN(3)))
+	for range 8 {
+		for range 8 {
+			switch m := clients[rng.IntN(len(clients))]; rng.IntN(12) {
+			case 0, 1, 2:
+				group := []string{"", "x", "y"}[rng.IntN(3)]
+				var words []string
+				for _, typ := range []string{"cds", "eds", "rds"} {
+					for _, name := range some() {
+						words = append(words, fmt.Sprintf("%s:%s=%d", typ, name, rng.IntN(3)))
+					}
 				}
-			}
-			shown[group] = setOf(t, words...)
-			c.Set(group, shown[group])
-		case 3:
-			if group := []string{"x", "y"}[rng.IntN(2)]; len(shown) > 1 {
-				if _, common := shown[""]; common {
-					delete(shown, group)
-					c.Drop(group)
+				set := setOf(t, words...)
+				shown[group] = set
+				all.add(rng.IntN(3) == 0, func() { c.Set(group, set) })
+			case 3:
+				if group := []string{"x", "y"}[rng.IntN(2)]; len(shown) > 1 {
+					if _, common := shown[""]; common {
+						delete(shown, group)
+						all.add(rng.IntN(3) == 0, func() { c.Drop(group) })
+					}
 				}
+			case 4, 5:
+				m.subscribeNames(some())
+			case 6:
+				m.unsubscribeNames(some())
+			case 7, 8, 9, 10:
+				m.acceptAll()
+			case 11:
+				synctest.Wait()
 			}
-		case 4:
-			m.subscribeNames(some())
-		case 5:
-			m.unsubscribeNames(some())
-		case 6:
-			m.acceptAll()
-		case 7:
-			synctest.Wait()
 		}
-	}
-	if _, common := shown[""]; !common {
-		shown[""] = setOf(t, "cds:a=1")
-		c.Set("", shown[""])
-	}
-	for range 10 {
+		if _, common := shown[""]; !common {
+			shown[""] = setOf(t, "cds:a=1")
+			all.add(false, func() { c.Set("", shown[""]) })
+		}
+		all.applyPending()
+		for range 10 {
+			for _, m := range clients {
+				m.acceptAll()
+			}
+		}
 		for _, m := range clients {
-			m.acceptAll()
+			set, own := shown[m.group]
+			if !own {
+				set = shown[""]
+			}
+			if want := m.expected(set); !maps.Equal(m.has, want) {
+				t.Errorf("node of group %s, wildcard %v, names %v: has %v, want %v", m.group, m.wildcard, m.names, m.has, want)
+			}
 		}
-	}
-	for _, m := range clients {
-		set, own := shown[m.group]
-		if !own {
-			set = shown[""]
+		unanswered := make(map[string]bool)
+		c.Unanswered([]string{cds, eds, rds}, unanswered)
+		if len(unanswered) > 0 {
+			t.Errorf("unanswered: %v", unanswered)
 		}
-		if want := m.expected(set); !maps.Equal(m.has, want) {
-			t.Errorf("node of group %s, wildcard %v, names %v: has %v, want %v", m.group, m.wildcard, m.names, m.has, want)
-		}
-	}
-	unanswered := make(map[string]bool)
-	c.Unanswered([]string{cds, eds, rds}, unanswered)
-	if len(unanswered) > 0 {
-		t.Errorf("unanswered: %v", unanswered)
 	}
 }
 
