@@ -44,6 +44,7 @@ type exchange struct {
 func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 	p.inflight.Add(1)
 	p.active.Add(1)
+	p.begun.Add(1)
 	defer p.inflight.Done()
 	defer p.active.Add(-1)
 	if p.retiring() {

@@ -21,9 +21,18 @@ const bindRetry = time.Second
 // closeGrace is how long requests that are ended have for their answers.
 const closeGrace = time.Second
 
-// retireGrace is how long a retired proxy has had no request when it closes its connections. A client
-// that has just read an answer may be about to send its next request.
-const retireGrace = 500 * time.Millisecond
+// A retired proxy closes its connections once it has had no request at quietChecks
+// checks in succession. Closing an idle HTTP/1.1 connection loses the request that its
+// client sends at the same moment, and most requests of this API may not be sent twice
+// by a client on its own. Clients under load reuse a connection within moments and are
+// then asked to use another one, so that those which remain are not in use.
+//
+// The checks are counted, and not the time: a process that the machine does not let
+// run sees no requests either, although they have arrived.
+const (
+	quietChecks = 10
+	quietPeriod = 500 * time.Millisecond
+)
 
 // errStopping ends the requests that outlive the drain timeout.
 var errStopping = errors.New("the proxy is stopping")
@@ -74,18 +83,20 @@ func (p *Proxy) serveListeners(ctx context.Context) error {
 	return nil
 }
 
-// awaitQuiet returns when no request is in progress at two checks in succession, or when ctx ends. A
-// request that begins and ends between them asks its client to use another connection.
+// awaitQuiet returns when no request was in progress or began at quietChecks checks in
+// succession, or when ctx ends.
 func (p *Proxy) awaitQuiet(ctx context.Context) {
-	tick := time.NewTicker(retireGrace)
+	tick := time.NewTicker(quietPeriod)
 	defer tick.Stop()
-	for quiet := 0; quiet < 2; {
+	begun := p.begun.Load()
+	for quiet := 0; quiet < quietChecks; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if quiet++; p.active.Load() > 0 {
-				quiet = 0
+			quiet++
+			if now := p.begun.Load(); p.active.Load() > 0 || now != begun {
+				quiet, begun = 0, now
 			}
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 
@@ -66,8 +68,10 @@ func TestBindsWhatLDSSays(t *testing.T) {
 // TestRetire checks that a retired proxy serves open connections and asks their clients to use another
 // one, and that it ends with its last stream however short DrainTimeout is.
 func TestRetire(t *testing.T) {
+	t.Parallel()
 	for _, h2 := range []bool{false, true} {
 		t.Run(fmt.Sprint("http2 ", h2), func(t *testing.T) {
+			t.Parallel() // it mostly waits
 			c := newControl(t)
 			v := twoStages([]*front{newFront(t, "r0"), newFront(t, "r1")})
 			v.Settings.Listen = "127.0.0.1:0"
@@ -104,6 +108,32 @@ func TestRetire(t *testing.T) {
 			testkit.WaitFor(t, "the closed socket", func() bool { return p.Addr("") == nil })
 		})
 	}
+}
+
+// TestRetiredConnections checks that a retired proxy keeps its connections while requests come or run,
+// and long enough for clients that a busy machine holds up.
+func TestRetiredConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p Proxy
+		began := time.Now()
+		ended := make(chan time.Duration, 1)
+		go func() {
+			p.awaitQuiet(t.Context())
+			ended <- time.Since(began)
+		}()
+		request := func(at, length time.Duration) {
+			time.Sleep(at - time.Since(began))
+			p.begun.Add(1)
+			p.active.Add(1)
+			time.Sleep(length)
+			p.active.Add(-1)
+		}
+		request(4900*time.Millisecond, time.Millisecond) // begins and ends between two checks
+		request(9700*time.Millisecond, 20*time.Second)
+		if got, want := <-ended, 34500*time.Millisecond; got != want {
+			t.Errorf("connections are closed %v after the hand-over, want %v: at the tenth check after the last request", got, want)
+		}
+	})
 }
 
 // FuzzTrustBoundary checks that the listener removes every header that controls

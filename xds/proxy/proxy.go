@@ -34,6 +34,7 @@ type Proxy struct {
 
 	inflight  sync.WaitGroup // handlers
 	active    atomic.Int64   // their number
+	begun     atomic.Uint64  // the number of handlers that ever began
 	accessLog *accessLog
 
 	mu    sync.Mutex
@@ -82,9 +83,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return err
 }
 
-// Retire ends Run when the last stream has ended, however long it takes: another process serves the
-// addresses from now on. Requests on open connections are served, and each client is asked to use
-// another connection (Connection: close, GOAWAY).
+// Retire ends Run some seconds after the last request, however long its stream takes: another process
+// serves the addresses from now on. Requests on open connections are served, and each client is asked
+// to use another connection (Connection: close, GOAWAY).
 func (p *Proxy) Retire() { p.retired.Do(func() { close(p.retire) }) }
 
 func (p *Proxy) retiring() bool {
