@@ -118,7 +118,7 @@ func controlPlanes(addresses []string) (*clusterv3.Cluster, error) {
 		ClusterDiscoveryType:          &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:                durationpb.New(time.Second),
 		LoadAssignment:                &endpointv3.ClusterLoadAssignment{ClusterName: XDSCluster},
-		TypedExtensionProtocolOptions: protocolOptions(minMaxRequests),
+		TypedExtensionProtocolOptions: protocolOptions(minMaxRequests, defaultPingTimeout),
 	}
 	for i, address := range addresses {
 		at, err := hostPort(address)

@@ -31,9 +31,8 @@ const (
 
 // HTTP/2 towards the replicas.
 const (
-	// A dead host sends no reset; pings detect it. A busy one may take seconds to answer.
+	// A dead host sends no reset; pings detect it.
 	pingInterval = 2 * time.Second
-	pingTimeout  = 5 * time.Second
 	// Streams share one connection per worker, so its window must be large enough for
 	// thousands of token streams.
 	streamWindow     = 1 << 20
@@ -87,7 +86,7 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 			// the replicas are back.
 			HealthyPanicThreshold: &typev3.Percent{Value: 1},
 		},
-		TypedExtensionProtocolOptions: protocolOptions(s.MaxRequests),
+		TypedExtensionProtocolOptions: protocolOptions(s.MaxRequests, s.PingTimeout),
 	})
 }
 
@@ -102,8 +101,10 @@ func circuitBreakers(s Settings) *clusterv3.CircuitBreakers {
 // protocolOptionsKey is the key of the HTTP/2 options in a cluster.
 const protocolOptionsKey = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
-func protocolOptions(maxStreams uint32) map[string]*anypb.Any {
-	return map[string]*anypb.Any{protocolOptionsKey: wrap(HTTP2Options(maxStreams))}
+func protocolOptions(maxStreams uint32, pingTimeout time.Duration) map[string]*anypb.Any {
+	options := HTTP2Options(maxStreams)
+	options.GetExplicitHttpConfig().GetHttp2ProtocolOptions().ConnectionKeepalive.Timeout = durationpb.New(pingTimeout)
+	return map[string]*anypb.Any{protocolOptionsKey: wrap(options)}
 }
 
 // HTTP2Options returns the protocol options of an h2c (or, under TLS, h2) cluster with
@@ -119,7 +120,7 @@ func HTTP2Options(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
 						InitialConnectionWindowSize: wrapperspb.UInt32(connectionWindow),
 						ConnectionKeepalive: &corev3.KeepaliveSettings{
 							Interval: durationpb.New(pingInterval),
-							Timeout:  durationpb.New(pingTimeout),
+							Timeout:  durationpb.New(defaultPingTimeout),
 						},
 					},
 				},
@@ -142,7 +143,7 @@ func serviceCluster(name, address string, s Settings) *clusterv3.Cluster {
 				LbEndpoints: []*endpointv3.LbEndpoint{endpointAt(netip.MustParseAddrPort(address))},
 			}},
 		},
-		TypedExtensionProtocolOptions: protocolOptions(s.MaxRequests),
+		TypedExtensionProtocolOptions: protocolOptions(s.MaxRequests, s.PingTimeout),
 	}
 }
 

@@ -121,6 +121,9 @@ type Settings struct {
 	// ConnectTimeout bounds a connection attempt to a replica, after which another one is
 	// tried. 0 means 1 s.
 	ConnectTimeout time.Duration
+	// PingTimeout bounds the answer of a replica or of the length service to a ping, after
+	// which the connection is closed with its streams. 0 means 5 s.
+	PingTimeout time.Duration
 	// MaxRequests bounds the concurrent requests of a stage per proxy, and the
 	// streams of a connection. 0 means 65,536; below 10,000 is refused.
 	MaxRequests uint32
@@ -140,9 +143,11 @@ const (
 	defaultLengthTimeout  = 200 * time.Millisecond
 	defaultIdleTimeout    = 15 * time.Minute
 	defaultConnectTimeout = time.Second
-	defaultMaxRequests    = 65536
-	minMaxRequests        = 10000
-	defaultTraceShare     = 0.01
+	// A busy host may take seconds to answer.
+	defaultPingTimeout = 5 * time.Second
+	defaultMaxRequests = 65536
+	minMaxRequests     = 10000
+	defaultTraceShare  = 0.01
 )
 
 // complete fills in the defaults.
@@ -152,6 +157,7 @@ func (s Settings) complete() Settings {
 	s.LengthTimeout = cmp.Or(s.LengthTimeout, defaultLengthTimeout)
 	s.IdleTimeout = cmp.Or(s.IdleTimeout, defaultIdleTimeout)
 	s.ConnectTimeout = cmp.Or(s.ConnectTimeout, defaultConnectTimeout)
+	s.PingTimeout = cmp.Or(s.PingTimeout, defaultPingTimeout)
 	s.MaxRequests = cmp.Or(s.MaxRequests, defaultMaxRequests)
 	s.TraceShare = cmp.Or(s.TraceShare, defaultTraceShare)
 	return s
@@ -189,7 +195,7 @@ func (s Settings) validate() error {
 	for _, d := range [...]struct {
 		what string
 		d    time.Duration
-	}{{"length timeout", s.LengthTimeout}, {"idle timeout", s.IdleTimeout}, {"connect timeout", s.ConnectTimeout}} {
+	}{{"length timeout", s.LengthTimeout}, {"idle timeout", s.IdleTimeout}, {"connect timeout", s.ConnectTimeout}, {"ping timeout", s.PingTimeout}} {
 		if d.d < time.Millisecond {
 			return fmt.Errorf("%s %v: must be at least 1ms", d.what, d.d)
 		}

@@ -13,7 +13,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -134,9 +133,7 @@ func testContentLength(t *testing.T, envoy string) {
 
 // testExtProc tests two models on one host name, and one on a host name of its own.
 func testExtProc(t *testing.T, envoy string) {
-	// On a busy host an answer is late, and then the last stage serves.
-	patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
-	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8, control: patient, edit: func(f *config.Fleet) {
+	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8, control: bePatient, edit: func(f *config.Fleet) {
 		f.Control.Estimator = "ext_proc"
 		f.Models[0].Hosts = []string{"m.example"}
 		f.Models = append(f.Models, config.Model{Name: "org/n", Context: 1000, Profile: f.Models[0].Profile, BytesPerToken: 2})

@@ -96,6 +96,13 @@ type harnessConfig struct {
 	gpus     *gpuset.Set                         // hold the engines' KV; nil: shared memory holds it
 }
 
+// bePatient configures a control plane for a fleet in which nothing fails, on a host so busy that its processes
+// stand still for seconds: the estimator answers in time, or the model of a request is unknown; no proxy closes a
+// connection with the streams in it because a ping is answered late; and no replica is lost.
+func bePatient(c *control.Config) {
+	c.Settings.LengthTimeout, c.Settings.PingTimeout, c.Grace = patience, patience, patience
+}
+
 // newFleetHarness runs a fleet until the test ends. The fleet does not plan by itself: the planning
 // period is an hour.
 func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {

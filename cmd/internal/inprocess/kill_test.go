@@ -72,9 +72,7 @@ func (r *fleetHarness) startControl() {
 	r.T.Helper()
 	c, err := r.cfg.Fleet.Control(r.log)
 	testkit.NoError(r.T, err)
-	if c.Store == nil {
-		c.Store = r.store
-	}
+	r.cfg.hooks.control(&c)
 	server, err := control.New(c)
 	testkit.NoError(r.T, err)
 	r.server.Store(server)
