@@ -26,6 +26,7 @@ type cascade struct {
 	chained  bool
 	view     planView
 	plan     policies.Plan
+	members  [][]int            // the indices of the replicas of each of its stages
 	replicas []policies.Replica // as the control plane lists them
 	fronts   []*front           // one for each replica
 	index    map[policies.ReplicaID]int
@@ -116,12 +117,12 @@ func (c *cascade) route(q *request) int {
 // or were tried.
 func (c *cascade) pickFrom(stage int) int {
 	for k := stage; k < len(c.plan.Stages); k++ {
-		if i := c.pick(c.plan.Stages[k].Replicas); i >= 0 {
+		if i := c.pick(c.members[k]); i >= 0 {
 			return i
 		}
 	}
 	for k := stage - 1; k >= 0; k-- {
-		if i := c.pick(c.plan.Stages[k].Replicas); i >= 0 {
+		if i := c.pick(c.members[k]); i >= 0 {
 			return i
 		}
 	}
@@ -129,10 +130,9 @@ func (c *cascade) pickFrom(stage int) int {
 }
 
 // pick is a proxy's smooth weighted round robin over those that it may pick; −1 if there are none.
-func (c *cascade) pick(stage []policies.ReplicaID) int {
+func (c *cascade) pick(stage []int) int {
 	best, sum := -1, int64(0)
-	for _, id := range stage {
-		i := c.index[id]
+	for _, i := range stage {
 		if f := c.fronts[i]; f.down || f.draining || len(c.tried) > 0 && slices.Contains(c.tried, i) {
 			continue
 		}

@@ -172,7 +172,7 @@ func TestPick(t *testing.T) {
 	}
 	var picks []int
 	for range 13 {
-		picks = append(picks, c.pick([]policies.ReplicaID{"r0000", "r0001", "r0002"}))
+		picks = append(picks, c.pick([]int{0, 1, 2}))
 	}
 	counts := map[int]int{}
 	for _, p := range picks {

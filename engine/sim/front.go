@@ -27,7 +27,8 @@ type front struct {
 	peers    *loadview.View
 	trader   *trader.Trader
 	reserved map[bidask.Deal]*batch.Reservation
-	mailbox  []bidask.Event
+	mailbox  []bidask.Event // to be handled from next on
+	next     int
 	stepping bool
 	wakeAt   time.Duration // of the next deadline event
 	// tokens and seconds are those since the last report: their quotient is the iteration time.
@@ -157,15 +158,15 @@ func (c *cascade) execute(f *front, actions []bidask.Action) {
 		for i := range actions {
 			c.executeAction(f, &actions[i])
 		}
-		if len(f.mailbox) == 0 {
+		if f.next == len(f.mailbox) {
 			break
 		}
-		ev := f.mailbox[0]
-		f.mailbox = f.mailbox[1:]
+		ev := f.mailbox[f.next]
+		f.next++
 		ev.Now = c.now()
 		actions = f.trader.Step(ev, actions[:0])
 	}
-	f.stepping, f.mailbox = false, nil
+	f.stepping, f.mailbox, f.next = false, f.mailbox[:0], 0
 	if next, ok := f.trader.Next(); ok {
 		c.wake(f, time.Duration(next)*time.Microsecond)
 	}

@@ -251,6 +251,7 @@ func (c *cascade) adopt(change *planner.Change) {
 	for _, f := range c.fronts {
 		f.stage = -1 // those that drain
 	}
+	c.members = make([][]int, len(c.plan.Stages))
 	for k, stage := range c.plan.Stages {
 		done.Counts = append(done.Counts, len(stage.Replicas))
 		if k > 0 {
@@ -258,6 +259,7 @@ func (c *cascade) adopt(change *planner.Change) {
 		}
 		for _, id := range stage.Replicas {
 			c.frontOf(id).stage = k
+			c.members[k] = append(c.members[k], c.index[id])
 		}
 	}
 	for i, f := range c.fronts {

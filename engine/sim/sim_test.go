@@ -312,8 +312,8 @@ func TestBadConfigs(t *testing.T) {
 
 // TestMemoryIsFlat compares the memory at the end of a run with that of a run of four times the length.
 func TestMemoryIsFlat(t *testing.T) {
-	live := func(n int) uint64 {
-		s, err := New(Config{Replicas: 4, Profile: profile, Policy: "prefix-hash", Source: mix(n, 120, 1)})
+	live := func(policy string, n int) uint64 {
+		s, err := New(Config{Replicas: 4, Profile: profile, Policy: policy, Source: mix(n, 120, 1)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -326,26 +326,10 @@ func TestMemoryIsFlat(t *testing.T) {
 		runtime.KeepAlive(s)
 		return m.HeapAlloc
 	}
-	live(100)
-	if short, long := live(6_000), live(24_000); long > short+1_000_000 {
-		t.Errorf("%d bytes after 6,000 requests, %d after 24,000", short, long)
-	}
-}
-
-// BenchmarkRun simulates 100 replicas, 512 tokens in, 128 out, batches of at most 64.
-func BenchmarkRun(b *testing.B) {
-	h200, err := cost.Builtin("h200-llama-3.1-8b")
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, name := range Policies() {
-		b.Run(name, func(b *testing.B) {
-			const n = 100_000
-			for b.Loop() {
-				result, _ := run(b, Config{Profile: h200, Replicas: 100, MaxBatch: 64, Policy: name}, mix(n, 4000, 1))
-				b.ReportMetric(float64(result.Engines.GenerationTokens)/float64(result.Engines.Iterations), "batch")
-			}
-			b.ReportMetric(float64(b.N)*n/b.Elapsed().Minutes(), "requests/min")
-		})
+	live("prefix-hash", 100)
+	for _, policy := range []string{"prefix-hash", "llumnix-balanced", Cascade} {
+		if short, long := live(policy, 4_000), live(policy, 16_000); long > short+1_000_000 {
+			t.Errorf("%s: %d bytes after 4,000 requests, %d after 16,000", policy, short, long)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package candidates
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -12,10 +13,30 @@ type selection struct {
 	situation *Situation
 	limit     int
 	own       int                    // index of the replica's stage, −1 for none
-	open      [][]policies.ReplicaID // replicas to ask, by stage
-	unsold    []Resident             // not for sale yet, longest first
+	open      [][]policies.ReplicaID // replicas to ask, by stage; nil until prepare
+	unsold    []Resident             // not for sale yet; longest first after prepare
 	leaving   policies.Tokens        // total length of what is for sale
 	offers    []Offer
+}
+
+// prepare does what only an offer needs: most scans make none.
+func (c *selection) prepare() {
+	if c.open != nil {
+		return
+	}
+	c.open = make([][]policies.ReplicaID, len(c.situation.Plan.Stages))
+	for k, stage := range c.situation.Plan.Stages {
+		for _, id := range stage.Replicas {
+			if id != c.sel.cfg.Self && c.situation.Available(id) {
+				c.open[k] = append(c.open[k], id)
+			}
+		}
+	}
+	// Longest first: they are the furthest above their stage's end and take the longest
+	// to migrate.
+	slices.SortFunc(c.unsold, func(a, b Resident) int {
+		return cmp.Or(cmp.Compare(b.Length, a.Length), cmp.Compare(a.Request, b.Request))
+	})
 }
 
 // addOffer offers a request unless it has a cooldown, no replica is available or there
@@ -61,6 +82,10 @@ func (c *selection) candidates(r Resident, stage int) []policies.ReplicaID {
 // offerMatching offers the requests that match want, in order, and removes them from
 // unsold.
 func (c *selection) offerMatching(cause policies.MigrationCause, chain func(Resident) []int, want func(Resident) bool) {
+	if !slices.ContainsFunc(c.unsold, want) {
+		return
+	}
+	c.prepare()
 	c.unsold = slices.DeleteFunc(c.unsold, func(r Resident) bool { return want(r) && c.addOffer(r, cause, chain(r)) })
 }
 
@@ -77,14 +102,14 @@ func (c *selection) openOf(r Resident, stage int) []policies.ReplicaID {
 }
 
 func (c *selection) selectDrain() {
-	if len(c.open) == 0 {
+	if len(c.situation.Plan.Stages) == 0 {
 		return
 	}
 	c.offerMatching(policies.Drain, c.stagesFor, func(Resident) bool { return true })
 }
 
 func (c *selection) selectPrefill() {
-	if len(c.open) == 0 {
+	if len(c.situation.Plan.Stages) == 0 {
 		return
 	}
 	c.offerMatching(policies.Prefill, func(r Resident) []int { return append([]int{byFrontEnd}, c.stagesFor(r)...) }, func(Resident) bool { return true })
@@ -126,6 +151,13 @@ func (c *selection) selectSpill() {
 		return
 	}
 	full := c.situation.Capacity / 100 * policies.Tokens(c.sel.cfg.SpillPercent)
+	want := func(r Resident) bool {
+		return c.situation.KV+c.situation.Promised-c.leaving > full && c.longEnoughHere(r)
+	}
+	if !slices.ContainsFunc(c.unsold, want) {
+		return
+	}
+	c.prepare()
 	chain := []int{c.own}
 	for k := c.own + 1; k < len(c.open); k++ {
 		if len(c.open[k]) > 0 {
@@ -135,10 +167,7 @@ func (c *selection) selectSpill() {
 	}
 	// The longest requests are the nearest to the next stage, and one of them frees more
 	// than many short ones; the last one may free more than is needed.
-	c.offerMatching(policies.Spill, func(Resident) []int { return slices.Clone(chain) },
-		func(r Resident) bool {
-			return c.situation.KV+c.situation.Promised-c.leaving > full && c.longEnoughHere(r)
-		})
+	c.offerMatching(policies.Spill, func(Resident) []int { return slices.Clone(chain) }, want)
 }
 
 func (c *selection) selectOutliers() {

@@ -40,7 +40,6 @@
 package candidates
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -118,6 +117,7 @@ type Offer struct {
 type Selector struct {
 	cfg       Config
 	cooldowns map[string]cooldown
+	unsold    []Resident // scratch memory of SelectOffers
 }
 
 // cooldown is the delay before a request is offered again.
@@ -188,14 +188,7 @@ func (b *Selector) StillValid(s *Situation, h policies.Migration) bool {
 // SelectOffers returns at most that many offers, the most urgent first.
 func (b *Selector) SelectOffers(s *Situation, most int) []Offer {
 	b.forgetDeparted(s.Residents)
-	c := &selection{sel: b, situation: s, limit: most, own: s.Plan.StageOfReplica(b.cfg.Self), open: make([][]policies.ReplicaID, len(s.Plan.Stages))}
-	for k, stage := range s.Plan.Stages {
-		for _, id := range stage.Replicas {
-			if id != b.cfg.Self && s.Available(id) {
-				c.open[k] = append(c.open[k], id)
-			}
-		}
-	}
+	c := &selection{sel: b, situation: s, limit: most, own: s.Plan.StageOfReplica(b.cfg.Self), unsold: b.unsold[:0]}
 	for _, r := range s.Residents {
 		switch {
 		case r.ForSale:
@@ -204,11 +197,7 @@ func (b *Selector) SelectOffers(s *Situation, most int) []Offer {
 			c.unsold = append(c.unsold, r)
 		}
 	}
-	// Longest first: they are the furthest above their stage's end and take the longest
-	// to migrate.
-	slices.SortFunc(c.unsold, func(a, b Resident) int {
-		return cmp.Or(cmp.Compare(b.Length, a.Length), cmp.Compare(a.Request, b.Request))
-	})
+	b.unsold = c.unsold // the memory
 	if s.Draining {
 		c.selectDrain()
 		return c.offers

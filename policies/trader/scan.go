@@ -104,14 +104,20 @@ func (t *Trader) migrationCosts(o candidates.Offer) []policies.Micros {
 }
 
 // listResidents sets the residents of package candidates. It leaves out requests without a
-// token, which have nothing to migrate. It returns the IDs of all requests that are here.
+// token, which have nothing to migrate. It returns the IDs of all requests that are here, nil
+// while none is for sale and none has left.
 func (t *Trader) listResidents(s *candidates.Situation, residents []Resident) map[string]bool {
-	here := make(map[string]bool, len(residents))
-	s.Residents = make([]candidates.Resident, 0, len(residents))
+	var here map[string]bool
+	if len(t.sales)+len(t.departed) > 0 {
+		here = make(map[string]bool, len(residents))
+	}
+	s.Residents = t.residents[:0]
 	for i := range residents {
 		r := &residents[i]
 		id := r.Request.ID
-		here[id] = true
+		if here != nil {
+			here[id] = true
+		}
 		if until, ok := t.departed[id]; ok && s.Now < until || r.Request.Output == 0 {
 			continue
 		}
@@ -119,6 +125,7 @@ func (t *Trader) listResidents(s *candidates.Situation, residents []Resident) ma
 			Request: id, FrontEnd: r.FrontEnd, Length: r.Request.Length(), Pinned: r.Pinned, Epoch: r.Epoch, Since: r.Since, ForSale: t.sales[id] != nil, CanRunOn: r.CanRunOn,
 		})
 	}
+	t.residents = s.Residents
 	for id, until := range t.departed {
 		if !here[id] || s.Now >= until {
 			delete(t.departed, id)

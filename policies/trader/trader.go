@@ -93,7 +93,8 @@ type Trader struct {
 	imports    map[bidask.Deal]policies.Migration // running transfers to here
 	departed   map[string]policies.Micros         // requests that left, and the time until which they do not count as residents
 	throughput throughputMeter
-	occupancy  policies.Occupancy // as last measured
+	occupancy  policies.Occupancy    // as last measured
+	residents  []candidates.Resident // scratch memory of Scan
 	counts     Counts
 }
 
