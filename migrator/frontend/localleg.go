@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/admission"
 )
 
 // LocalLeg is a request that runs on the own engine, whichever front end owns it.
@@ -74,7 +75,7 @@ type localLeg struct {
 	work      *loadtracker.Work
 	call      *call
 
-	share     share           // of the admitted work; under the lock of that
+	share     admission.Entry // of the admitted work; under the lock of that
 	plain     bool            // its answer comes as a whole
 	passed    bool            // its answer is not parsed
 	fetches   bool            // its engine fetches the prompt's KV from another one
@@ -86,7 +87,7 @@ type localLeg struct {
 }
 
 // registerLeg registers a leg that is about to be sent to the own engine.
-func (srv *Server) registerLeg(lr *legRequest, l *call, admitted share) *localLeg {
+func (srv *Server) registerLeg(lr *legRequest, l *call, admitted admission.Entry) *localLeg {
 	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed, fetches: lr.fetches, earlier: lr.arrival.Output,
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))

@@ -29,12 +29,6 @@ type Overload struct {
 	Tenants map[string]admission.Tenant
 }
 
-// expectedOutput is taken for the output of requests before any has ended.
-const expectedOutput policies.Tokens = 256
-
-// maxTenants bounds the tenants that are counted apart; the requests of more have one count.
-const maxTenants = 1 << 12
-
 // overloadedError refuses a request that would wait for too long.
 type overloadedError struct{ admission.Verdict }
 
@@ -51,28 +45,16 @@ func refuseOverload(w http.ResponseWriter, busy *overloadedError) {
 
 // admittedWork counts what the own engine has been given, by tenant.
 type admittedWork struct {
-	decider  admission.Decider
 	overload Overload
 
-	mu       sync.Mutex
-	work     admission.Work
-	output   float64                     // mean of recent requests
-	byTenant map[string]*policies.Tokens // demand; of tenants that have any
-	weights  int                         // Σ of the weights of these tenants
-	refused  uint64
-}
-
-// share is what one leg has of the counts.
-type share struct {
-	tenant  string
-	demand  policies.Tokens
-	waiting policies.Tokens // until its first token
+	mu     sync.Mutex
+	ledger admission.Ledger
 }
 
 func newAdmittedWork(cfg Config) *admittedWork {
-	a := &admittedWork{overload: cfg.Overload, byTenant: make(map[string]*policies.Tokens)}
+	a := &admittedWork{overload: cfg.Overload, ledger: admission.Ledger{ByTenant: cfg.Overload.TenantHeader != "", Tenants: cfg.Overload.Tenants}}
 	if !cfg.Overload.Off {
-		a.decider = admission.Decider{Cost: cfg.Cost, Capacity: cfg.KVTokens, Batch: cfg.Overload.Batch, Slowdown: cfg.Overload.Slowdown}
+		a.ledger.Decider = admission.Decider{Cost: cfg.Cost, Capacity: cfg.KVTokens, Batch: cfg.Overload.Batch, Slowdown: cfg.Overload.Slowdown}
 	}
 	return a
 }
@@ -87,105 +69,35 @@ func (a *admittedWork) tenantOf(h http.Header) string {
 
 // admit counts a leg. A client's first one is refused if it would wait for too long, unless
 // it is passed through: how much it computes is not known.
-func (a *admittedWork) admit(lr *legRequest) (share, error) {
+func (a *admittedWork) admit(lr *legRequest) (admission.Entry, error) {
 	first := lr.arrival.Input == 0
-	input, sent := lr.arrival.Estimate, policies.Tokens(0)
-	if !first {
-		input, sent = lr.arrival.Input, lr.arrival.Output
+	arrival := admission.Arrival{
+		Tenant: lr.tenant, Input: lr.arrival.Estimate, MaxOutput: lr.request.MaxOutput, HasKV: lr.arrival.HasKV, Admitted: !first || lr.passed,
 	}
-	s := share{}
-	if a.overload.TenantHeader != "" {
-		s.tenant = lr.tenant
+	if !first {
+		arrival.Input, arrival.Sent = lr.arrival.Input, lr.arrival.Output
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	output := expectedOutput
-	if a.output > 0 {
-		output = policies.Tokens(a.output) + 1
+	e, v := a.ledger.Admit(arrival)
+	if !v.Admit {
+		return e, &overloadedError{v}
 	}
-	if most := lr.request.MaxOutput; most > 0 {
-		output = min(output, most)
-	}
-	output = max(output, sent+1)
-	own := a.byTenant[s.tenant]
-	if own == nil && len(a.byTenant) >= maxTenants {
-		s.tenant = ""
-		own = a.byTenant[""]
-	}
-	if first && !lr.passed {
-		v := a.decider.Decide(a.work, admission.Request{Input: input, Output: output, Share: a.shareLocked(s.tenant, own)})
-		a.work.Alone = mean(a.work.Alone, v.Alone)
-		if !v.Admit {
-			a.refused++
-			return share{}, &overloadedError{v}
-		}
-	}
-	s.demand = input + output
-	if !lr.arrival.HasKV {
-		s.waiting = input
-	}
-	if own == nil {
-		own = new(policies.Tokens)
-		a.byTenant[s.tenant] = own
-		a.weights += a.weight(s.tenant)
-	}
-	*own += s.demand
-	a.work.Requests++
-	a.work.Demand += s.demand
-	a.work.Waiting += s.waiting
-	return s, nil
+	return e, nil
 }
-
-// shareLocked returns the share of a tenant's request, a.mu held.
-func (a *admittedWork) shareLocked(tenant string, own *policies.Tokens) float64 {
-	if a.overload.TenantHeader == "" {
-		return 1
-	}
-	demand := policies.Tokens(0)
-	if own != nil {
-		demand = *own
-	}
-	return admission.Share(a.overload.Tenants[tenant], demand, a.work.Demand, a.weights)
-}
-
-// weight returns the weight of a tenant's share.
-func (a *admittedWork) weight(tenant string) int { return max(a.overload.Tenants[tenant].Weight, 1) }
 
 // begin notes that a leg has its first token.
-func (a *admittedWork) begin(s *share) {
+func (a *admittedWork) begin(e *admission.Entry) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.work.Waiting -= s.waiting
-	s.waiting = 0
+	a.ledger.Begin(e)
 }
 
 // end notes that a leg has ended, with so many tokens of output if that was all of the answer.
-func (a *admittedWork) end(s *share, output policies.Tokens, all bool) {
+func (a *admittedWork) end(e *admission.Entry, output policies.Tokens, all bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.work.Requests--
-	a.work.Demand -= s.demand
-	a.work.Waiting -= s.waiting
-	if own := a.byTenant[s.tenant]; own != nil {
-		if *own -= s.demand; *own <= 0 {
-			delete(a.byTenant, s.tenant)
-			a.weights -= a.weight(s.tenant)
-		}
-	}
-	if *s = (share{}); !all || output == 0 {
-		return
-	}
-	a.output = mean(a.output, float64(output))
-	a.work.Output = policies.Tokens(a.output)
-}
-
-// mean returns a mean that forgets, with one more value.
-func mean(old, value float64) float64 {
-	const keep = 0.95
-	if old == 0 {
-		return value
-	}
-	return keep*old + (1-keep)*value
+	a.ledger.End(e, output, all)
 }
 
 // setCapacity sets the size of the KV cache.
@@ -193,7 +105,7 @@ func (a *admittedWork) setCapacity(kv policies.Tokens) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.overload.Off {
-		a.decider.Capacity = kv
+		a.ledger.Decider.Capacity = kv
 	}
 }
 
@@ -201,14 +113,14 @@ func (a *admittedWork) setCapacity(kv policies.Tokens) {
 func (a *admittedWork) setIteration(seconds float64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.work.Iteration = seconds
+	a.ledger.SetIteration(seconds)
 }
 
 // refused returns how many legs were refused because they would have waited for too long.
 func (srv *Server) refused() uint64 {
 	srv.admission.mu.Lock()
 	defer srv.admission.mu.Unlock()
-	return srv.admission.refused
+	return srv.admission.ledger.Refused()
 }
 
 // overloaded returns the refusal in an error, nil for none.

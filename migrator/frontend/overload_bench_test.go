@@ -5,12 +5,13 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/admission"
 )
 
 // BenchmarkAdmit counts a leg and its end while so many tenants have requests. It allocates for a
 // new tenant only.
 func BenchmarkAdmit(b *testing.B) {
-	for _, tenants := range []int{1, maxTenants} {
+	for _, tenants := range []int{1, admission.MaxTenants} {
 		b.Run(fmt.Sprintf("%d tenants", tenants), func(b *testing.B) {
 			a := newAdmittedWork(Config{Cost: policies.Cost{D0: 0.01}, KVTokens: 1 << 40, Overload: Overload{TenantHeader: "X-Tenant"}})
 			lr := &legRequest{}

@@ -1,11 +1,8 @@
 package frontend
 
 import (
-	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -27,8 +24,8 @@ const busyRequest = `{"model":"m","prompt":"once upon a time there was a replica
 func (srv *testServer) overloadEngine() {
 	srv.admission.mu.Lock()
 	defer srv.admission.mu.Unlock()
-	srv.admission.decider = admission.Decider{Cost: policies.Cost{D0: 0.1}, Capacity: 300}
-	srv.admission.work = admission.Work{Requests: 1, Demand: 1 << 30, Output: 100}
+	srv.admission.ledger.Decider = admission.Decider{Cost: policies.Cost{D0: 0.1}, Capacity: 300}
+	srv.admission.ledger.Admit(admission.Arrival{Input: 1 << 30, MaxOutput: 100, Admitted: true})
 }
 
 // fill starts streams of a tenant until the server refuses one, and returns its answer and how many
@@ -79,7 +76,8 @@ func TestOverloadRefuses(t *testing.T) {
 		}
 		close(proceed)
 		waitFor(t, func() bool { return len(srv.LocalLegs()) == 0 })
-		if w := srv.admission.work; w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 || len(srv.admission.byTenant) != 0 || srv.admission.weights != 0 {
+		w := srv.admission.ledger.Work()
+		if tenants, weights := srv.admission.ledger.Demand(); w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 || len(tenants) != 0 || weights != 0 {
 			t.Errorf("an idle engine still has %+v", w)
 		}
 	})
@@ -191,8 +189,8 @@ func TestOverloadTenantOfPeersLegs(t *testing.T) {
 			at := f.servers[1].admission
 			at.mu.Lock()
 			defer at.mu.Unlock()
-			if at.byTenant["loud"] == nil || len(at.byTenant) != 1 {
-				t.Errorf("the peer's tenants are %v", at.byTenant)
+			if tenants, _ := at.ledger.Demand(); tenants["loud"] == 0 || len(tenants) != 1 {
+				t.Errorf("the peer's tenants are %v", tenants)
 			}
 		})
 	}
@@ -214,41 +212,4 @@ func TestOverloadedPlacement(t *testing.T) {
 			t.Errorf("both are overloaded: %s: %s", resp.Status, answer)
 		}
 	})
-}
-
-// TestTenantWeights checks that the sum of the weights is that of the tenants that have requests,
-// whoever begins and ends in which order, and beyond the tenants that are counted apart.
-func TestTenantWeights(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 14))
-	tenants := map[string]admission.Tenant{"t1": {Weight: 5}, "t2": {Weight: 0}, "": {Weight: 3}}
-	a := newAdmittedWork(Config{Overload: Overload{TenantHeader: "X-Tenant", Tenants: tenants}})
-	var running []share
-	for range 20_000 {
-		if n := len(running); n > 0 && r.IntN(3) == 0 {
-			i := r.IntN(n)
-			a.end(&running[i], 0, false)
-			running = slices.Delete(running, i, i+1)
-			continue
-		}
-		lr := &legRequest{tenant: fmt.Sprint("t", r.IntN(2*maxTenants))}
-		lr.arrival.Estimate = 1
-		s, err := a.admit(lr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		running = append(running, s)
-	}
-	want := 0
-	for name := range a.byTenant {
-		want += max(tenants[name].Weight, 1)
-	}
-	if a.weights != want || len(a.byTenant) <= maxTenants/2 {
-		t.Errorf("the weights of %d tenants sum up to %d, want %d", len(a.byTenant), a.weights, want)
-	}
-	for i := range running {
-		a.end(&running[i], 0, false)
-	}
-	if a.weights != 0 || len(a.byTenant) != 0 {
-		t.Errorf("weights of %d are left, and %d tenants", a.weights, len(a.byTenant))
-	}
 }
