@@ -8,10 +8,10 @@ import (
 
 // TestSimulatorRunsProductionPolicies checks that the simulator imports every policy that decides in
 // production, and that production imports the same packages: neither has a copy of its own. Not in the
-// simulator are admission, proximity and links, adapters, and what guards against false reports.
+// simulator are proximity and links, adapters, and what guards against false reports.
 func TestSimulatorRunsProductionPolicies(t *testing.T) {
 	shared := []string{
-		"policies/bidask", "policies/flow", "policies/fleetview", "policies/loadview", "policies/outlier", "policies/place",
+		"policies/admission", "policies/bidask", "policies/flow", "policies/fleetview", "policies/loadview", "policies/outlier", "policies/place",
 		"policies/planner", "policies/refine", "policies/trader", "policies/weights",
 	}
 	isSimulator := func(path string) bool { return strings.HasPrefix(path, "engine/sim/") }

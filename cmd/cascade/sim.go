@@ -36,6 +36,7 @@ type simFlags struct {
 	kvTokens    int64
 	batch       int
 	noCache     bool
+	admission   bool
 	prefill     int
 	stages      string
 	proxies     int
@@ -94,7 +95,8 @@ With --stages the stages of Cascade and the paper are given instead of planned.
 Plans and weights take effect at once, and reports to the control plane are never late.
 --proxies and --report-* are for routers only; so far Cascade does not see which prefixes
 its engines hold. A replica that fails takes its front end with it: clients of that see a
-cut, and other front ends resume what they had there.
+cut, and other front ends resume what they had there. With --admission front ends refuse
+what would wait for too long.
 
 What a batch of unequal lengths costs beyond their sum depends on the attention kernel;
 show every claim for all cases of --attention:
@@ -131,6 +133,7 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 	f.Int64Var(&e.kvTokens, "kv-tokens", 0, "tokens that a replica's KV cache holds; 0 is the profile's")
 	f.IntVar(&e.batch, "batch", 0, "sequences that a replica runs at once; 0 is the profile's")
 	f.BoolVar(&e.noCache, "no-prefix-cache", false, "replicas reuse no prefixes")
+	f.BoolVar(&e.admission, "admission", false, "Cascade's front ends refuse requests that would wait for too long; else all are admitted")
 	f.IntVar(&e.prefill, "prefill", 0, "replicas that compute prompts, for prefill-decode; 0 is half of them")
 	f.StringVar(&e.stages, "stages", "", "stages for ever, of Cascade's policies: END:REPLICAS,…,REPLICAS, such as 1024:4,4096:4,8")
 	f.IntVar(&e.proxies, "proxies", 1, "proxies in front of the fleet, each of which knows only the requests that it sent")
@@ -150,7 +153,7 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 // config returns what all policies have in common.
 func (e *simFlags) config(cmd *cobra.Command, seed uint64) (sim.Config, error) {
 	c := sim.Config{
-		Replicas: e.replicas, KVTokens: policies.Tokens(e.kvTokens), MaxBatch: e.batch, NoPrefixCache: e.noCache, Proxies: e.proxies,
+		Replicas: e.replicas, KVTokens: policies.Tokens(e.kvTokens), MaxBatch: e.batch, NoPrefixCache: e.noCache, Admission: e.admission, Proxies: e.proxies,
 		PrefillReplicas: e.prefill, ReportInterval: e.reportEvery, ReportDelay: e.reportDelay, HealthDelay: e.healthDelay, Seed: seed,
 	}
 	p, err := config.LoadProfile(e.profile, ".")

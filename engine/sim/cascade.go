@@ -175,6 +175,9 @@ func (c *cascade) countToken(r *replica, q *request, e *batch.Event) {
 	case q.resumed:
 		f.counter.CountPrefill(now, q.length()-1, policies.Tokens(e.Cached))
 	}
+	if q.tokens == 1 || q.resumed {
+		f.ledger.Begin(&q.entry)
+	}
 	q.resumed = false
 	f.counter.CountTokens(now, q.length(), 1)
 	f.tokens++
@@ -183,4 +186,5 @@ func (c *cascade) countToken(r *replica, q *request, e *batch.Event) {
 		return
 	}
 	f.counter.CountFinish(now, q.Input, policies.Tokens(q.tokens))
+	f.ledger.End(&q.entry, policies.Tokens(q.tokens), true)
 }

@@ -49,6 +49,9 @@ type Config struct {
 	// Stages are the stages of Cascade's policies, by cuts and counts, for ever; without counts they are
 	// planned.
 	Stages policies.Partition
+	// Admission lets Cascade's front ends refuse requests that would wait for too long, as in production.
+	// Routers admit all.
+	Admission bool
 	// Proxies is the number of proxies in front of the fleet, each with a router of its own that knows
 	// only what it sent; requests come to a random one. 0 means 1. Cascade's pick by weights, which need
 	// no count.

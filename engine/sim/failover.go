@@ -37,6 +37,7 @@ func (c *cascade) lose(r *replica, gone []*request) {
 				c.sim.mover.fail(q.transfer)
 			}
 			at.abort(q)
+			c.leave(q, c.fronts[at.index])
 			c.sim.resume(at)
 			fallthrough
 		default:
@@ -64,6 +65,7 @@ func (c *cascade) rescue(q *request, lost int) {
 		if !to.replica.failed {
 			c.rescued++
 			to.replica.resubmit(q, c.now())
+			c.join(q, to, false)
 			c.sim.resume(to.replica)
 			return
 		}

@@ -136,9 +136,9 @@ func TestCascadeInFaults(t *testing.T) {
 			all := slices.Clone(source)
 			seen := map[int]bool{}
 			c := Config{
-				Replicas: 5, Policy: policy, Profile: testkit.Must(cost.Builtin("h200-llama-3.1-8b")), KVTokens: 30_000, Seed: seed, Source: &source, HealthDelay: 500 * time.Millisecond,
+				Replicas: 5, Policy: policy, Profile: testkit.Must(cost.Builtin("h200-llama-3.1-8b")), KVTokens: 30_000, Seed: seed, Source: &source, Admission: seed%2 == 1, HealthDelay: 500 * time.Millisecond,
 				Record: func(r *replay.Record) {
-					if seen[r.Index] || r.Error == "" && r.Tokens != int64(all[r.Index].Output) || r.Error != "" && r.Error != replay.Cut && r.Error != TooLong {
+					if seen[r.Index] || r.Error == "" && r.Tokens != int64(all[r.Index].Output) || r.Error != "" && r.Error != replay.Cut && r.Error != TooLong && r.Error != Refused {
 						t.Errorf("%s, seed %d: %+v", policy, seed, r)
 					}
 					seen[r.Index] = true
@@ -158,6 +158,11 @@ func TestCascadeInFaults(t *testing.T) {
 			for _, r := range s.replicas {
 				if x := r.scheduler.Stats(); x.UsedBlocks != x.Reserved || x.Running+x.Waiting+x.Frozen != 0 || len(r.resident)+len(r.transfers) != 0 {
 					t.Errorf("%s, seed %d, replica %d: %+v, %d residents, %d transfers", policy, seed, r.index, x, len(r.resident), len(r.transfers))
+				}
+			}
+			for _, f := range s.cascade.fronts {
+				if w := f.ledger.Work(); w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 {
+					t.Errorf("%s, seed %d: %s believes to have %+v", policy, seed, f.id, w)
 				}
 			}
 			m := s.cascade.moves()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/admission"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/flow"
@@ -26,6 +27,7 @@ type front struct {
 	seen     uint64
 	peers    *loadview.View
 	trader   *trader.Trader
+	ledger   admission.Ledger // of the work that its engine has admitted
 	reserved map[bidask.Deal]*batch.Reservation
 	mailbox  []bidask.Event // to be handled from next on
 	next     int
@@ -57,7 +59,7 @@ func (c *cascade) newFront(id policies.ReplicaID, r *replica, seed uint64) (*fro
 	}
 	return &front{
 		id: id, replica: r, stage: -1, weight: weights.Neutral, counter: flow.New(c.edges, c.window().Seconds()),
-		peers: peers, trader: market, reserved: map[bidask.Deal]*batch.Reservation{},
+		peers: peers, trader: market, ledger: c.newLedger(), reserved: map[bidask.Deal]*batch.Reservation{},
 	}, nil
 }
 

@@ -34,7 +34,13 @@ func (c *cascade) startTransfer(f *front, a *bidask.Action) {
 		return
 	}
 	t := &transfer{request: q, from: seller.replica, to: f.replica, blocks: f.reserved[deal]}
-	t.ended = func(moved bool) { c.endDeal(seller, f, deal, moved) }
+	t.ended = func(moved bool) {
+		if moved {
+			c.leave(q, seller)
+			c.join(q, f, true)
+		}
+		c.endDeal(seller, f, deal, moved)
+	}
 	c.running[deal] = t
 	c.sim.mover.start(t)
 }

@@ -179,6 +179,7 @@ func (c *cascade) report() {
 			load := f.replica.load()
 			if f.tokens > 0 {
 				load.Iteration = f.seconds / f.tokens
+				f.ledger.SetIteration(load.Iteration)
 			}
 			f.tokens, f.seconds = 0, 0
 			f.reportedAt, f.reported = c.now(), fleetview.Replica{

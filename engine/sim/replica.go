@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/admission"
 )
 
 // request is a request in flight.
@@ -35,6 +36,7 @@ type request struct {
 	id               string
 	front            int
 	resumed, aborted bool
+	entry            admission.Entry // of the work that its replica has admitted
 }
 
 // length returns the present length.

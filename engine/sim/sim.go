@@ -221,11 +221,18 @@ func (s *Sim) scheduleArrival() error {
 func (s *Sim) route(q *request) {
 	s.stats.AddArrival(s.now)
 	if s.cascade != nil {
-		if to := s.cascade.route(q); to >= 0 {
+		switch to := s.cascade.route(q); {
+		case to < 0:
+			s.endRequest(q, replay.Connect, noReplica)
+		case !s.replicas[to].fits(q.Request):
 			s.submit(q, to)
-			return
+		default:
+			if to = s.cascade.admit(q, to); to < 0 {
+				s.cascade.refuse(q)
+				return
+			}
+			s.submit(q, to)
 		}
-		s.endRequest(q, replay.Connect, noReplica)
 		return
 	}
 	if s.cfg.Proxies > 1 {
