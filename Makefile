@@ -26,7 +26,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-routers bench-routers-all bench-routers-vllm routers gpu-check check mutate generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -87,7 +87,8 @@ $(PTXAS):
 ptx: $(PTXAS) ## regenerate the GPU's code from its source
 	cd migrator/internal/kernel && $(CURDIR)/.cache/ptxas/bin/python ptx.py kernels.cu > kernels.ptx.new && mv kernels.ptx.new kernels.ptx
 
-TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -vet=off
+# Without DWARF the 160 test programs link in two thirds of the time.
+TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -vet=off -ldflags=-w
 
 # Packages whose tests run in real time: processes, sockets and engines of emulated speed,
 # which the race detector slows down; and WebAssembly modules, which take ten times as
@@ -167,6 +168,10 @@ bench-routers-all: envoy routers ## all routers and configurations of Cascade on
 	$(BENCH_ROUTERS) -trace mixed -rates 10,20 -out $(OUT)/bench-routers/mixed $(ROUTERBENCH)
 	$(BENCH_ROUTERS) -trace chat -rates 10,20 -out $(OUT)/bench-routers/chat $(ROUTERBENCH)
 	$(BENCH_ROUTERS) -trace conversation -rates 2,3 -out $(OUT)/bench-routers/conversation $(ROUTERBENCH)
+
+# The rule, the workloads and the settings are in the command's documentation.
+frontier: ## where the planner's settings keep the rule for defaults, in the simulator: tables, about an hour
+	$(GO) run ./cmd/internal/frontier -v -iteration-ratio=-1,1.1,1.2,1.3,1.5 -candidates cascade $(FRONTIER)
 
 # Cascade and vLLM's router in front of two engines of stock vLLM. TRACE is a trace file; the
 # loads are what two cores should serve with some to spare.

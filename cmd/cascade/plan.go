@@ -16,8 +16,10 @@ import (
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/policies/prefillpool"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -34,6 +36,7 @@ type planFlags struct {
 	tp            int
 	stages        int
 	iteration     time.Duration
+	ratio         float64
 	pooling       float64
 	plot          string
 	linkGbps      float64
@@ -74,6 +77,7 @@ Its subcommands are about the plans of a running control plane.`,
 	f.IntVar(&p.tp, "tp", 1, "tensor-parallel ranks of each replica")
 	f.IntVar(&p.stages, "stages", policies.MaxStages, "most stages")
 	f.DurationVar(&p.iteration, "iteration", 0, "bound on every stage's predicted iteration time; 0 is none")
+	f.Float64Var(&p.ratio, "iteration-ratio", planner.DefaultIterationRatio, "bound on it, over that of one stage (planner.iteration_ratio); 0 is none. Policy paper has none")
 	f.Float64Var(&p.pooling, "pooling", 0, "head room of small stages: k ≥ u + pooling·√u")
 	f.Float64Var(&p.linkGbps, "link-gbps", 0, "link between replicas, in Gbit/s, for migrations; 0 keeps the profile's")
 	f.BoolVar(&p.noPrefixCache, "no-prefix-cache", false, "count every prompt in full, even where the trace has shared prefixes")
@@ -204,6 +208,9 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	partitioner, ok := partition.ByName(p.policy)
 	if !ok {
 		return fmt.Errorf("--policy %q: must be exact, recursion, two-phase or paper", p.policy)
+	}
+	if limited, ok := partitioner.(adoption.Planner); ok && p.ratio > 0 && p.policy != planner.PolicyPaper {
+		partitioner = adoption.LimitIterationRatio(limited, p.ratio)
 	}
 	begin := time.Now()
 	part, err := partitioner.Partition(w)

@@ -101,7 +101,7 @@ func TestCascadeKeepsEveryToken(t *testing.T) {
 				seen[r.Index] = true
 			}}
 			if policy != OneStage {
-				c.KVTokens = 0 // enough for stages
+				c.KVTokens, c.IterationRatio = 0, -1 // stages
 			}
 			s := testkit.Must(New(c))
 			result := testkit.Must(s.Run(context.Background()))

@@ -11,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/baseline"
+	"github.com/cascadeinfer/cascade/policies/planner"
 )
 
 // Defaults and limits of a Config.
@@ -67,6 +68,10 @@ type Config struct {
 	HealthDelay time.Duration
 	Faults      []Fault
 
+	// IterationRatio is the planner's, for the policies of Cascade but Paper; 0 means planner.DefaultIterationRatio,
+	// below 0 none.
+	IterationRatio float64
+
 	// Source yields the requests in order of arrival.
 	Source trace.Source
 	// Seed decides everything random.
@@ -117,6 +122,7 @@ func (c Config) withDefaults() Config {
 		c.PrefillReplicas = cmp.Or(c.PrefillReplicas, baseline.DefaultPrefillReplicas(c.Replicas))
 	}
 	c.ReportInterval = cmp.Or(c.ReportInterval, DefaultReportInterval)
+	c.IterationRatio = max(0, cmp.Or(c.IterationRatio, planner.DefaultIterationRatio))
 	c.HealthDelay = cmp.Or(c.HealthDelay, DefaultHealthDelay)
 	return c
 }

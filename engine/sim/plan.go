@@ -42,6 +42,14 @@ func (v variant) window() time.Duration {
 	return flowWindow
 }
 
+// iterationRatio is what stages may cost the longest requests, if the configuration says most.
+func (v variant) iterationRatio(most float64) float64 {
+	if v.paper {
+		return 0
+	}
+	return most
+}
+
 // minSeen is how many requests must come before the first stages.
 func (v variant) minSeen() uint64 {
 	if v.paper {
@@ -72,6 +80,7 @@ func (c *cascade) startPlanning() error {
 		Model: modelName, Context: min(maxContext, c.sim.cfg.KVTokens), Edges: c.edges, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
 		Limits: policies.Limits{Stages: policies.MaxStages, Pooling: poolingFactor},
 		Policy: policy, Speed: 1, Period: policies.Micros(c.period().Microseconds()), Grace: planner.DefaultGrace, Seen: c.minSeen(), Refine: c.paper && !c.fixed(), Follow: c.paper,
+		IterationRatio: c.iterationRatio(c.sim.cfg.IterationRatio),
 	}
 	if c.plans, err = planner.New(c.planning); err != nil {
 		return fmt.Errorf("simulate: %w", err)

@@ -32,8 +32,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
-// Config is the configuration of a Planner. All fields but Check and Wrap are
-// required.
+// Config is the configuration of a Planner. All fields but IterationRatio, Check and
+// Wrap are required.
 type Config struct {
 	Model    string
 	Context  policies.Tokens // the longest sequence
@@ -50,8 +50,10 @@ type Config struct {
 	Policy Policy
 	Refine bool // the replicas move boundaries between two planning periods
 	Follow bool // every new proposal is adopted; see adoption.Config
-	Speed  float64
-	Period policies.Micros
+	// IterationRatio bounds what stages cost the longest requests; see adoption.LimitIterationRatio. 0: nothing does.
+	IterationRatio float64
+	Speed          float64
+	Period         policies.Micros
 	// Grace is how long a stage may be without a ready replica while most replicas
 	// are missing.
 	Grace policies.Micros
@@ -100,6 +102,8 @@ const (
 	// RefineInterval is the least time between two changes of boundaries: each costs a
 	// synced file and a route table for every proxy.
 	RefineInterval = policies.Second
+	// DefaultIterationRatio is Config.IterationRatio of production; BENCHMARKS has the sweep that it comes from.
+	DefaultIterationRatio = 1.3
 )
 
 // Parameters of adoption beyond its own defaults, in seconds at speed 1.
@@ -119,6 +123,9 @@ func New(cfg Config) (*Planner, error) {
 	}
 	if cfg.Wrap != nil {
 		p.native = cfg.Wrap(cfg.Model, p.native)
+	}
+	if cfg.IterationRatio > 0 {
+		p.native = adoption.LimitIterationRatio(p.native, cfg.IterationRatio)
 	}
 	var err error
 	p.machine, err = adoption.New(adoption.Config{

@@ -67,6 +67,9 @@ type Rules struct {
 	// (all, each period), or "" for the policy's default, which is "always" for "paper"
 	// and "gain" for all others.
 	Adopt string
+	// IterationRatio bounds what stages cost the longest requests; see adoption.LimitIterationRatio. It is at
+	// least 1, or 0 for no bound.
+	IterationRatio float64
 	// Speed divides Period and HalfLife: emulated fleets run faster. Times about
 	// reports are wall clock and stay. 0 means 1.
 	Speed float64
@@ -202,6 +205,9 @@ func (r Rules) validate() error {
 		if err := m.validate(); err != nil {
 			return fmt.Errorf("model %q: %w", m.Name, err)
 		}
+	}
+	if r.IterationRatio != 0 && !(r.IterationRatio >= 1) {
+		return fmt.Errorf("iteration ratio %v: must be at least 1, or 0 for no bound", r.IterationRatio)
 	}
 	switch r.Refine {
 	case "", RefineOn, RefineOff:

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
 )
 
@@ -54,12 +55,14 @@ func (p *Planner) setDefaults(preset string) {
 		setDefault(&p.Adopt, AdoptAlways)
 		setDefault(&p.MinRequests, 1)
 		setDefault(&p.Refine, RefineOn)
+		setDefault(&p.IterationRatio, maxIterationRatio)
 	}
 	setDefault(&p.Period, 10*time.Second)
 	setDefault(&p.Window, 45*time.Second)
 	setDefault(&p.Adopt, AdoptGain)
 	setDefault(&p.MinRequests, 1000)
 	setDefault(&p.Refine, RefineOff)
+	setDefault(&p.IterationRatio, planner.DefaultIterationRatio)
 }
 
 // setDefault sets a zero value to its default.
@@ -69,6 +72,9 @@ func setDefault[T comparable](v *T, to T) {
 		*v = to
 	}
 }
+
+// maxIterationRatio is the largest Planner.IterationRatio, which bounds nothing.
+const maxIterationRatio = 100
 
 // maxGPU is the largest index of a GPU on a node.
 const maxGPU = 1023
@@ -306,6 +312,7 @@ func (f *Fleet) validatePlanner(c *checker) {
 	checkRange(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
 	checkRange(c, "planner.window", p.Window, time.Second, 24*time.Hour)
 	checkRange(c, "planner.iteration", p.Iteration, 0, time.Minute)
+	checkRange(c, "planner.iteration_ratio", p.IterationRatio, 1, maxIterationRatio)
 }
 
 func (f *Fleet) validateTLS(c *checker) {

@@ -181,7 +181,7 @@ func (f *Fleet) Registry() []policies.Replica {
 
 // Rules returns the models and how the control plane plans them.
 func (f *Fleet) Rules() fleet.Rules {
-	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Adopt: f.Planner.Adopt, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.MinRequests, AnyRemoval: f.Fleet.Control.AnyRemoval}
+	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Adopt: f.Planner.Adopt, IterationRatio: f.Planner.IterationRatio, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.MinRequests, AnyRemoval: f.Fleet.Control.AnyRemoval}
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.minTensorParallel(m.Name))
 		model := fleet.Model{

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/sim"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// TestSummarise checks quantiles against a sample that is known: the longest decile is the last ten
+// prompts, which are also the slowest.
+func TestSummarise(t *testing.T) {
+	var all []sample
+	for i := range 100 {
+		n := (i * 37) % 100 // any order
+		all = append(all, sample{prompt: policies.Tokens(n), ttft: float64(n) / 10, normalised: float64(n)})
+	}
+	want := figures{Mean: 49.5, Longest: 99, Median: 44, P95: 85, MedianTTFT: 4.4, P95TTFT: 8.5}
+	if got := summarise(all); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if got := summarise(nil); got != (figures{}) {
+		t.Errorf("of nothing: %+v", got)
+	}
+}
+
+// TestJudge checks each part of the rule at its bound and beyond.
+func TestJudge(t *testing.T) {
+	rivals := []figures{{Longest: 10, Median: 3, P95: 5, Mean: 4}, {Longest: 5, Median: 2, P95: 8, Mean: 2}}
+	for _, c := range []struct {
+		name string
+		f    figures
+		kept bool
+	}{
+		{"equal to the best", figures{Longest: 10, Median: 2, P95: 5}, true},
+		{"at every bound", figures{Longest: 11, Median: 2.04, P95: 5.1}, true},
+		{"longest decile too slow", figures{Longest: 11.1, Median: 2, P95: 5}, false},
+		{"median too slow", figures{Longest: 10, Median: 2.05, P95: 5}, false},
+		{"p95 too slow", figures{Longest: 10, Median: 2, P95: 5.2}, false},
+	} {
+		if v := judge(c.f, rivals); v.kept() != c.kept {
+			t.Errorf("%s: kept %v, %+v", c.name, v.kept(), v)
+		}
+	}
+}
+
+// TestSweep simulates one small cell twice: the tables list it, and are equal.
+func TestSweep(t *testing.T) {
+	table := func() string {
+		s := sweep{
+			profile: testkit.Must(cost.Builtin("rtxpro6000-llama-3.1-8b")), workloads: testkit.Must(openWorkloads("documents", "")),
+			replicas: []int{2}, loads: []float64{0.5}, seeds: []uint64{1}, candidates: []candidate{{Name: "one", Policy: sim.OneStage}}, requests: 60, workers: 2, progress: io.Discard,
+		}
+		cells := testkit.Must(s.run(context.Background()))
+		var out bytes.Buffer
+		for _, table := range []interface{ Text(io.Writer) error }{figuresTable(cells), verdictsTable(cells)} {
+			if err := table.Text(&out); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return out.String()
+	}
+	first := table()
+	for _, want := range []string{"documents", "least-load", "prefix-tree", "one", " of 1"} {
+		if !strings.Contains(first, want) {
+			t.Errorf("no %q in\n%s", want, first)
+		}
+	}
+	if table() != first {
+		t.Error("equal sweeps differ")
+	}
+}
+
+// TestWorkloads checks that every workload draws requests, and that a wrong name is refused.
+func TestWorkloads(t *testing.T) {
+	for _, g := range testkit.Must(openWorkloads("", "")) {
+		g.Requests = 10
+		if got, err := g.Generate(); err != nil || len(got) != 10 {
+			t.Errorf("%s: %d requests, %v", g.Name, len(got), err)
+		}
+	}
+	if _, err := openWorkloads("nonsense", ""); err == nil || !strings.Contains(err.Error(), strings.Join(trace.Names(), ", ")) {
+		t.Errorf("error %v", err)
+	}
+}
