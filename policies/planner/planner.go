@@ -103,7 +103,7 @@ const (
 	// synced file and a route table for every proxy.
 	RefineInterval = policies.Second
 	// DefaultIterationRatio is Config.IterationRatio of production; BENCHMARKS has the sweep that it comes from.
-	DefaultIterationRatio = 1.3
+	DefaultIterationRatio = 1.5
 )
 
 // Parameters of adoption beyond its own defaults, in seconds at speed 1.

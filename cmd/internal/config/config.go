@@ -303,7 +303,7 @@ type Planner struct {
 	// IterationRatio bounds the same as a ratio, whatever the load: no stage of a new plan has a predicted
 	// iteration time above that of one stage times this. A lower one is fairer to the longest
 	// requests, a higher one faster for the others; 1 allows only stages that slow no request down.
-	IterationRatio float64 `yaml:"iteration_ratio,omitempty" unit:"times one stage" default:"1.3; 100 for preset paper"`
+	IterationRatio float64 `yaml:"iteration_ratio,omitempty" unit:"times one stage" default:"1.5; 100 for preset paper"`
 	// MinRequests is how many requests must be counted before the planner replaces the
 	// first plan.
 	MinRequests uint64 `yaml:"min_requests,omitempty" unit:"requests" default:"1000; 1 for preset paper"`
