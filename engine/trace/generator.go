@@ -157,7 +157,7 @@ func (g Generator) Generate() ([]Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	requests, err := collect(d)
+	requests, err := Collect(d)
 	if err != nil {
 		return nil, err
 	}

@@ -60,7 +60,7 @@ func Read(r io.Reader, name string) ([]Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	requests, err := collect(reader)
+	requests, err := Collect(reader)
 	if err != nil {
 		return nil, err
 	}

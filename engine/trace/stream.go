@@ -19,8 +19,8 @@ type Source interface {
 	Next() (Request, error)
 }
 
-// collect returns all requests of a source.
-func collect(s Source) (requests []Request, err error) {
+// Collect returns all requests of a source, or its first error.
+func Collect(s Source) (requests []Request, err error) {
 	for {
 		q, err := s.Next()
 		if errors.Is(err, io.EOF) {

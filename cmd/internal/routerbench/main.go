@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/digest"
 	"github.com/cascadeinfer/cascade/cmd/internal/routerbench/contestant"
 	"github.com/cascadeinfer/cascade/engine/interval"
 	"github.com/cascadeinfer/cascade/policies"
@@ -114,7 +115,7 @@ func command(ctx context.Context, args []string) error {
 	if m.workload, err = openWorkload(*source, *requests, policies.Tokens(cmp.Or(*longest, *length)), *spread); err != nil {
 		return err
 	}
-	if m.again.build, err = thisBuild(); err != nil {
+	if m.again.build, err = digest.OfProgram(); err != nil {
 		return err
 	}
 	return m.run(ctx)

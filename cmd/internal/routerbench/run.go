@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/digest"
 	"github.com/cascadeinfer/cascade/cmd/internal/routerbench/contestant"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
@@ -116,7 +117,7 @@ func (m *matrix) inputs(cells []cell) (map[cell]input, error) {
 		if len(m.external) > 0 {
 			engines = fmt.Sprint(len(m.external), " external, caches kept ", m.keepCaches) // their ports differ from start to start
 		}
-		if in.key, err = digestOf(in.requests, in.history, in.contestant.Settings, m.tools.Envoy != "", engines, m.model, profile, m.speed); err != nil {
+		if in.key, err = digest.OfJSON(in.requests, in.history, in.contestant.Settings, m.tools.Envoy != "", engines, m.model, profile, m.speed); err != nil {
 			return nil, err
 		}
 		m.history = len(in.history)

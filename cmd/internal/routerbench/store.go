@@ -1,13 +1,10 @@
 package main
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -62,29 +59,4 @@ func writeRun(dir string, r run) error {
 		return err
 	}
 	return fileio.WriteAtomic(filepath.Join(dir, r.file()), append(text, '\n'), 0o644)
-}
-
-// digestOf returns a short digest of the JSON of inputs.
-func digestOf(inputs ...any) (string, error) {
-	text, err := json.Marshal(inputs)
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:8]), nil
-}
-
-// thisBuild identifies the running program.
-func thisBuild() (string, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	const maxProgram = 1 << 30
-	text, err := fileio.Read(path, maxProgram)
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:8]), nil
 }

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/digest"
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/engine/evaluation"
+	"github.com/cascadeinfer/cascade/engine/report/webpage"
+	"github.com/cascadeinfer/cascade/engine/trace"
+)
+
+// storedRun is one finished simulation.
+type storedRun struct {
+	evaluation.Run
+	Outcome evaluation.Outcome `json:"outcome"`
+}
+
+// runStore keeps finished simulations, by what they depend on: the inputs, the program, and the run.
+type runStore struct{ dir, inputs string }
+
+// newRunStore makes the directory. skew is the file of the measured skew; empty for the built-in fit.
+func newRunStore(dir string, in evaluation.Inputs, skew string) (*runStore, error) {
+	program, err := digest.OfProgram()
+	if err != nil {
+		return nil, err
+	}
+	var table []byte
+	if skew != "" {
+		const maxTable = 64 << 20
+		if table, err = fileio.Read(skew, maxTable); err != nil {
+			return nil, err
+		}
+	}
+	inputs, err := digest.OfJSON(program, in.Workloads, in.Engines, table)
+	if err != nil {
+		return nil, err
+	}
+	return &runStore{dir, inputs}, os.MkdirAll(dir, 0o755)
+}
+
+// path returns the file of a run.
+func (s *runStore) path(r evaluation.Run) (string, error) {
+	name, err := digest.OfJSON(s.inputs, r)
+	return filepath.Join(s.dir, name+".json"), err
+}
+
+// read returns the outcomes of the runs that are stored. A file that holds something else is an error.
+func (s *runStore) read(runs []evaluation.Run) (map[evaluation.Run]evaluation.Outcome, error) {
+	out := map[evaluation.Run]evaluation.Outcome{}
+	for _, r := range runs {
+		path, err := s.path(r)
+		if err != nil {
+			return nil, err
+		}
+		const maxRun = 1 << 20
+		text, err := fileio.Read(path, maxRun)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		var stored storedRun
+		if err := json.Unmarshal(text, &stored); err != nil {
+			return nil, fmt.Errorf("%s: %w; remove the file to simulate the run again", path, err)
+		}
+		if stored.Run != r {
+			return nil, fmt.Errorf("%s: holds another run, %s; remove the file to simulate this one again", path, stored.Run)
+		}
+		out[r] = stored.Outcome
+	}
+	return out, nil
+}
+
+// write stores a run.
+func (s *runStore) write(r evaluation.Run, out evaluation.Outcome) error {
+	path, err := s.path(r)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(storedRun{r, out})
+	if err != nil {
+		return fmt.Errorf("%s: %w", r, err)
+	}
+	return fileio.WriteAtomic(path, append(text, '\n'), 0o644)
+}
+
+// listOutcomes returns the outcomes in the order of the runs.
+func listOutcomes(runs []evaluation.Run, outcomes map[evaluation.Run]evaluation.Outcome) []storedRun {
+	out := make([]storedRun, len(runs))
+	for i, r := range runs {
+		out[i] = storedRun{r, outcomes[r]}
+	}
+	return out
+}
+
+// writeReport writes all files of the report.
+func writeReport(dir string, page webpage.Page, timings string, runs []evaluation.Run, outcomes map[evaluation.Run]evaluation.Outcome) error {
+	var html, markdown bytes.Buffer
+	if err := errors.Join(page.HTML(&html), page.Markdown(&markdown)); err != nil {
+		return err
+	}
+	results, err := json.MarshalIndent(listOutcomes(runs, outcomes), "", " ")
+	if err != nil {
+		return err
+	}
+	for name, content := range map[string][]byte{
+		"report.html": html.Bytes(), "report.md": markdown.Bytes(), "timings.md": []byte(timings), "results.json": append(results, '\n'),
+	} {
+		if err := fileio.WriteAtomic(filepath.Join(dir, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxTraceRequests bounds a trace of the report, which is held in memory.
+const maxTraceRequests = 1_000_000
+
+// readWorkload reads a trace. Errors name file, line and field.
+func (f *reportFlags) readWorkload(path string) (w evaluation.Workload, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return w, err
+	}
+	defer file.Close()
+	name := filepath.Base(path)
+	name, _, _ = strings.Cut(name, ".")
+	dropped := invalidLines{}
+	source, err := trace.Shape{Spread: f.spread, MaxLength: evaluation.MaxLength, Limit: maxTraceRequests, Seed: f.seed, Rate: lengthsRate}.Stream(func() (trace.Source, error) {
+		if _, err := file.Seek(0, 0); err != nil {
+			return nil, err
+		}
+		return trace.NewReader(file, path)
+	})
+	if err != nil {
+		return w, err
+	}
+	if f.skipInvalid {
+		source = trace.SkipInvalid(source, dropped.add)
+	}
+	requests, err := trace.Collect(&notEmpty{source, path})
+	if err != nil {
+		return w, err
+	}
+	w = evaluation.Workload{Name: name, Requests: requests, Source: fmt.Sprintf("%s, %d requests", filepath.Base(path), len(requests))}
+	if dropped.count > 0 {
+		w.Source += fmt.Sprintf("; %d invalid lines were dropped", dropped.count)
+	}
+	if f.spread > 0 {
+		w.Source += fmt.Sprintf("; arrivals spread over %v", f.spread)
+	}
+	return w, nil
+}
+
+// lengthsRate is the rate, in requests/s, of a trace while it is read: every run stretches it to its own.
+const lengthsRate = 1.0
+
+// formatDuration prints a time that is estimated.
+func formatDuration(d time.Duration) string {
+	if d < time.Minute {
+		return fmt.Sprintf("%d s", max(1, int(d.Seconds())))
+	}
+	return fmt.Sprintf("%d min", int((d+30*time.Second)/time.Minute))
+}
