@@ -94,8 +94,8 @@ The paper's own comparisons, each the policy paper with one part replaced:
                    what outgrows its stage goes to any replica of the next
 With --stages the stages of Cascade and the paper are given instead of planned.
 Plans and weights take effect at once, and reports to the control plane are never late.
---proxies and --report-* are for routers only; so far Cascade does not see which prefixes
-its engines hold. A replica that fails takes its front end with it: clients of that see a
+--proxies and --report-* are for routers only. Which prefixes engines hold counts where
+prompts may go to prefill replicas (--prefill), as in production. A replica that fails takes its front end with it: clients of that see a
 cut, and other front ends resume what they had there. With --admission front ends refuse
 what would wait for too long.
 
@@ -135,7 +135,7 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 	f.IntVar(&e.batch, "batch", 0, "sequences that a replica runs at once; 0 is the profile's")
 	f.BoolVar(&e.noCache, "no-prefix-cache", false, "replicas reuse no prefixes")
 	f.BoolVar(&e.admission, "admission", false, "Cascade's front ends refuse requests that would wait for too long; else all are admitted")
-	f.IntVar(&e.prefill, "prefill", 0, "replicas that compute prompts, for prefill-decode; 0 is half of them")
+	f.IntVar(&e.prefill, "prefill", 0, "replicas that compute prompts only, for prefill-decode (0 is half of them), cascade and one-stage")
 	f.StringVar(&e.stages, "stages", "", "stages for ever, of Cascade's policies: END:REPLICAS,…,REPLICAS, such as 1024:4,4096:4,8")
 	f.IntVar(&e.proxies, "proxies", 1, "proxies in front of the fleet, each of which knows only the requests that it sent")
 	f.DurationVar(&e.reportEvery, "report-every", sim.DefaultReportInterval, "time between two reports of the replicas' loads")

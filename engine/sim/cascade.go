@@ -61,6 +61,7 @@ func newCascade(s *Sim) (*cascade, error) {
 		c.index[id] = i
 		c.replicas = append(c.replicas, policies.Replica{
 			ID: id, Model: modelName, Address: string(id), Peer: string(id), Capacity: policies.Capacity{KV: s.cfg.KVTokens, Batch: s.cfg.MaxBatch},
+			Prefill: i < s.cfg.PrefillReplicas,
 		})
 	}
 	return c, c.startPlanning()
@@ -99,7 +100,11 @@ func (c *cascade) route(q *request) int {
 		if c.blind {
 			return i
 		}
-		to := f.peers.Place(c.now(), policies.Request{Input: q.Input, MaxOutput: q.Output})
+		r := policies.Request{Input: q.Input, MaxOutput: q.Output}
+		if f.peers.Prefills() {
+			r.Cached = f.replica.cachedTokens(q.Request)
+		}
+		to := f.peers.Place(c.now(), r)
 		if to.Replica == "" {
 			return i
 		}

@@ -57,8 +57,9 @@ type Config struct {
 	// only what it sent; requests come to a random one. 0 means 1. Cascade's pick by weights, which need
 	// no count.
 	Proxies int
-	// PrefillReplicas is how many replicas compute prompts only, for the policy "prefill-decode". 0 means
-	// baseline.DefaultPrefillReplicas.
+	// PrefillReplicas is how many replicas, the first ones, compute prompts only: for the policy
+	// "prefill-decode", where 0 means baseline.DefaultPrefillReplicas, and those of Cascade's that sell
+	// requests, but the paper's.
 	PrefillReplicas int
 	// ReportInterval is the time between two reports of the replicas' loads, and ReportDelay the time
 	// until they reach the proxies, at most ReportInterval. 0 means DefaultReportInterval and none.
@@ -159,10 +160,10 @@ func (c Config) validate() error {
 		return fmt.Errorf("simulate: policy %q: one scheduler sends all requests; give 1 proxy, not %d", c.Policy, c.Proxies)
 	}
 	switch k := c.PrefillReplicas; {
-	case c.Policy == prefillDecode && (k < 1 || k >= c.Replicas):
+	case c.Policy == prefillDecode && k < 1 || k < 0 || k > 0 && k >= c.Replicas:
 		return fmt.Errorf("simulate: policy %q: %d prefill replicas of %d; give at least 1, and leave at least 1 to generate", c.Policy, k, c.Replicas)
-	case c.Policy != prefillDecode && k != 0:
-		return fmt.Errorf("simulate: policy %q has no prefill replicas; %q has", c.Policy, prefillDecode)
+	case k > 0 && !mayPrefill(c.Policy):
+		return fmt.Errorf("simulate: policy %q has no prefill replicas; %q and %q may have", c.Policy, Cascade, prefillDecode)
 	}
 	for i, f := range c.Faults {
 		switch {
@@ -202,8 +203,8 @@ func (c Config) validateStages() error {
 		return fmt.Errorf("simulate: stages: %d cuts and %d counts; give one count more than cuts", len(c.Stages.Cuts), len(c.Stages.Counts))
 	case err != nil:
 		return fmt.Errorf("simulate: stages: %w", err)
-	case sum != c.Replicas:
-		return fmt.Errorf("simulate: stages: %d replicas in all, but the fleet has %d", sum, c.Replicas)
+	case sum != c.Replicas-c.PrefillReplicas:
+		return fmt.Errorf("simulate: stages: %d replicas in all, but the fleet has %d for them", sum, c.Replicas-c.PrefillReplicas)
 	}
 	return nil
 }

@@ -8,7 +8,9 @@
 // failures and drains; of Cascade the proxies' weighted picks, a load view and a trader per replica with
 // summaries and messages between them, live transfers over links that they share, and the control plane.
 // Under Cascade a replica fails with its front end, whose clients see a cut; other front ends resume what
-// they had there, and proxies send a request again that finds no listener.
+// they had there, and proxies send a request again that finds no listener. Of a prompt, what its own
+// engine has cached counts for the choice of a prefill replica, exactly; production estimates it from the
+// prompts that were sent there.
 //
 // Not simulated are networks and HTTP: a request reaches its replica when it is due, plans and weights
 // take effect at once, reports to the control plane are never late, and a transfer never fails but for

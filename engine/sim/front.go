@@ -52,7 +52,7 @@ func (f *front) describe(r *fleetview.Replica) {
 }
 
 func (c *cascade) newFront(id policies.ReplicaID, r *replica, seed uint64) (*front, error) {
-	peers := loadview.New(loadview.Config{Self: id, Placer: place.Policy{}, SampleSize: sampleSize, Seed: seed})
+	peers := loadview.New(loadview.Config{Self: id, Placer: place.Policy{}, Prefill: place.Prefill{}, SampleSize: sampleSize, Seed: seed})
 	market, err := trader.New(c.marketOf(id, peers, c.edges, seed, r.life))
 	if err != nil {
 		return nil, err
@@ -85,7 +85,11 @@ func (c *cascade) scan(f *front) {
 	default:
 		f.peers.SetOwnLoad(f.trader.OwnLoad(&s))
 	}
-	c.sim.queue.push(event{at: c.sim.now + scanInterval, kind: scan, index: int32(f.replica.index)})
+	interval := scanInterval
+	if f.replica.index < c.sim.cfg.PrefillReplicas {
+		interval = prefillScanInterval
+	}
+	c.sim.queue.push(event{at: c.sim.now + interval, kind: scan, index: int32(f.replica.index)})
 }
 
 // listResidents returns a replica's requests for a scan. The next call overwrites them.
@@ -96,7 +100,8 @@ func (c *cascade) listResidents(r *replica) []trader.Resident {
 			q.id = strconv.FormatUint(q.index, 10)
 		}
 		c.residents = append(c.residents, trader.Resident{
-			Request: policies.Request{ID: q.id, Input: q.Input, Output: policies.Tokens(q.tokens)}, Epoch: q.epoch, Since: q.since,
+			Request:  policies.Request{ID: q.id, Input: q.Input, Output: policies.Tokens(q.tokens)},
+			FrontEnd: c.fronts[q.front].id, Epoch: q.epoch, Since: q.since,
 		})
 	}
 	return c.residents
@@ -245,6 +250,7 @@ func (m *Moves) add(f *front) {
 	m.Growth += x.MovedOut[policies.Growth]
 	m.Outlier += x.MovedOut[policies.Outlier]
 	m.Spill += x.MovedOut[policies.Spill]
+	m.Prefill += x.MovedOut[policies.Prefill]
 	m.Drain += x.MovedOut[policies.Drain]
 }
 

@@ -173,6 +173,12 @@ func (r *replica) usedKV() policies.Tokens {
 	return policies.Tokens((s.UsedBlocks - s.Reserved) * r.config.Pool.BlockTokens)
 }
 
+// cachedTokens returns how much of a request's prompt the prefix cache holds now.
+func (r *replica) cachedTokens(q trace.Request) policies.Tokens {
+	chain := blockHashes(q, r.config.Pool.BlockTokens)
+	return policies.Tokens(r.scheduler.Cached(batch.NewLength(batch.Request{}, int(q.Input), chain)))
+}
+
 // blockHashes returns the hashes of a prompt's full blocks of so many tokens, by the ids of its trace.
 func blockHashes(q trace.Request, tokens int) []kv.Hash {
 	if len(q.Prefix) == 0 {

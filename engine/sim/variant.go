@@ -108,19 +108,27 @@ func isCascade(policy string) bool {
 	return ok
 }
 
+// mayPrefill reports whether a policy's replicas may be prefill replicas: their requests must be able to
+// leave.
+func mayPrefill(policy string) bool {
+	v := variants[policy]
+	return policy == prefillDecode || v.market && !v.paper
+}
+
 // The settings of production (cmd/internal/wiring), at speed 1.
 const (
-	bucketsPerOctave                 = 4
-	maxContext       policies.Tokens = 131_072
-	flowWindow                       = 45 * time.Second
-	scanInterval                     = 100 * time.Millisecond
-	summaryInterval                  = time.Second
-	sampleSize                       = 8
-	outlierPercent                   = 25
-	minExcess        policies.Tokens = 4096
-	neverSpill                       = 101 // percent
-	bidTimeout                       = policies.Second
-	answerTimeout                    = 2 * policies.Second
-	messageDelay                     = time.Millisecond // of the market's messages
-	modelName                        = "simulated"
+	bucketsPerOctave                    = 4
+	maxContext          policies.Tokens = 131_072
+	flowWindow                          = 45 * time.Second
+	scanInterval                        = 100 * time.Millisecond
+	prefillScanInterval                 = 20 * time.Millisecond // every token that a prefill replica generates delays prompts
+	summaryInterval                     = time.Second
+	sampleSize                          = 8
+	outlierPercent                      = 25
+	minExcess           policies.Tokens = 4096
+	neverSpill                          = 101 // percent
+	bidTimeout                          = policies.Second
+	answerTimeout                       = 2 * policies.Second
+	messageDelay                        = time.Millisecond // of the market's messages
+	modelName                           = "simulated"
 )

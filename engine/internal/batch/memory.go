@@ -24,6 +24,10 @@ func (s *Scheduler) match(q *Sequence) []kv.Block {
 	return hit
 }
 
+// Cached returns how many tokens of a sequence's prompt would be found in the prefix cache if it were
+// admitted now.
+func (s *Scheduler) Cached(q *Sequence) int { return len(s.match(q)) * s.Pool.BlockTokens }
+
 // admit attaches the blocks of a prefix hit and reads their bytes again: the current content of
 // the pool determines the text, not what was once written.
 func (s *Scheduler) admit(q *Sequence, hit []kv.Block) {

@@ -1,0 +1,96 @@
+package sim
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// TestPrefillRole checks what a prefill replica of a fleet of Cascade gets: long prompts that the front
+// end's own engine has not cached, which leave with their first tokens.
+func TestPrefillRole(t *testing.T) {
+	prefix := []uint64{1, 2, 3, 4}
+	for _, c := range []struct {
+		why    string
+		source requests // 20 s apart, to the one front end
+		first  []uint64 // prompts computed by the prefill replica, in tokens, one after the other
+	}{
+		{"a long prompt", requests{{Input: 2000, Output: 300}}, []uint64{2000}},
+		{"a short one", requests{{Input: 1000, Output: 300}}, []uint64{0}},
+		{"a long one of which the own engine has enough", requests{{Input: 2048, Output: 300, Prefix: prefix}, {Input: 3000, Output: 300, Prefix: prefix}}, []uint64{2048, 2048}},
+		{"too little of it", requests{{Input: 2048, Output: 300, Prefix: prefix}, {Input: 4000, Output: 300, Prefix: prefix}}, []uint64{2048, 6048}},
+	} {
+		var records []replay.Record
+		for i := range c.source {
+			c.source[i].At = time.Duration(3+20*i) * time.Second // summaries have come
+		}
+		s := testkit.Must(New(Config{Replicas: 2, PrefillReplicas: 1, Profile: profile, Policy: OneStage, Source: &c.source, Record: func(r *replay.Record) { records = append(records, *r) }}))
+		if _, err := s.Run(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		a, b, m := s.replicas[0].scheduler.Stats(), s.replicas[1].scheduler.Stats(), s.cascade.moves()
+		want, moves := c.first[len(c.first)-1], uint64(0)
+		for i, x := range c.first {
+			if i == 0 && x > 0 || i > 0 && x > c.first[i-1] {
+				moves++
+			}
+		}
+		if a.PromptTokens != want || m.Prefill != moves || m.Moved != moves || m.Placed != moves {
+			t.Errorf("%s: the prefill replica computed prompts of %d tokens, want %d; %+v", c.why, a.PromptTokens, want, m)
+		}
+		// It is found by the next scan, and copied in a round or two.
+		if a.GenerationTokens > 10*moves || a.GenerationTokens+b.GenerationTokens != uint64(300*len(records)) {
+			t.Errorf("%s: %d tokens were generated there, %d elsewhere", c.why, a.GenerationTokens, b.GenerationTokens)
+		}
+		for _, r := range records {
+			if r.Error != "" || r.Tokens != 300 {
+				t.Errorf("%s: %+v", c.why, r)
+			}
+		}
+		for _, p := range s.plans {
+			if len(p.Counts) != 1 || p.Counts[0] != 1 {
+				t.Errorf("%s: a prefill replica is in a stage: %+v", c.why, p)
+			}
+		}
+	}
+}
+
+// TestPrefillRoleInFaults loses prefill replicas and others, and drains them.
+func TestPrefillRoleInFaults(t *testing.T) {
+	for seed := range uint64(3) {
+		seen := map[int]bool{}
+		c := Config{
+			Replicas: 5, PrefillReplicas: 2, Policy: Cascade, KVTokens: 30_000, Seed: seed, HealthDelay: 500 * time.Millisecond,
+			Stages: policies.Partition{Cuts: []policies.Tokens{1500}, Counts: []int{2, 1}},
+		}
+		for i := range 5 {
+			at := time.Duration(3000+3000*i) * time.Millisecond
+			c.Faults = append(c.Faults, Fault{Fail, i, at, at + 2*time.Second}, Fault{Drain, (i + 2) % 5, at + time.Second, at + 2*time.Second})
+		}
+		var source requests
+		for next := mix(400, 20, seed); ; {
+			r, err := next.Next()
+			if err != nil {
+				break
+			}
+			r.Input *= 4
+			source = append(source, trace.Request{At: r.At, Input: r.Input, Output: r.Output})
+		}
+		all := append(requests{}, source...)
+		result, records := run(t, c, &source)
+		for _, r := range records {
+			if seen[r.Index] || r.Error == "" && r.Tokens != int64(all[r.Index].Output) || r.Error != "" && r.Error != replay.Cut {
+				t.Errorf("seed %d: %+v", seed, r)
+			}
+			seen[r.Index] = true
+		}
+		if len(seen) != len(all) || result.Moves.Prefill == 0 {
+			t.Errorf("seed %d: %d of %d requests ended, %+v", seed, len(seen), len(all), result.Moves)
+		}
+	}
+}
