@@ -96,18 +96,19 @@ func OwnerOf(client, server netip.AddrPort) (uid int, err error) {
 
 // Columns of the kernel's table.
 const (
-	localColumn, remoteColumn, uidColumn = 1, 2, 7
+	localColumn, remoteColumn, uidColumn, inodeColumn = 1, 2, 7, 9
 )
 
-// findOwner finds the user id of the socket of a table with these addresses.
+// findOwner finds the user id of the socket of a table with these addresses. A socket that its process has
+// closed has inode 0 and no owner: the kernel lists it as root's, whoever opened it.
 func findOwner(table string, local, remote netip.AddrPort) (uid int, ok bool) {
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)
-		if len(f) <= uidColumn || !isAddress(f[localColumn], local) || !isAddress(f[remoteColumn], remote) {
+		if len(f) <= inodeColumn || !isAddress(f[localColumn], local) || !isAddress(f[remoteColumn], remote) {
 			continue
 		}
 		uid, err := strconv.Atoi(f[uidColumn])
-		return uid, err == nil && uid >= 0
+		return uid, err == nil && uid >= 0 && f[inodeColumn] != "0"
 	}
 	return 0, false
 }

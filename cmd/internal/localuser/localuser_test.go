@@ -36,6 +36,15 @@ func TestOwnerOf(t *testing.T) {
 			if err != nil || uid != os.Geteuid() {
 				t.Errorf("%s: user %d, %v", target, uid, err)
 			}
+			// A client that sends and closes its socket at once has no owner any more, least of all root.
+			closed := testkit.Must(net.Dial("tcp", target))
+			left := testkit.Must(l.Accept())
+			defer left.Close()
+			testkit.NoError(t, closed.Close())
+			_, _ = left.Read(make([]byte, 1)) // until the end of the client's half
+			if uid, err := OwnerOf(addressOf(left.RemoteAddr()), addressOf(left.LocalAddr())); err == nil {
+				t.Errorf("%s: user %d of a socket that no process holds", target, uid)
+			}
 			if uid, err := OwnerOf(addressOf(served.RemoteAddr()), netip.MustParseAddrPort("127.0.0.1:1")); err == nil {
 				t.Errorf("%s: user %d of a connection to another server", target, uid)
 			}
