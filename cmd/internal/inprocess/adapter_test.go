@@ -29,7 +29,7 @@ func TestAdapters(t *testing.T) {
 		load := r.newLoad(0, 0)
 		send := func(name string, n, output int) { load.Send(withModel(prompt(400+n, output), name), n%2 == 0) }
 		var wg sync.WaitGroup
-		for n := range 6 {
+		for n := range 4 {
 			for _, name := range [...]string{llm, "sql", "poet", "all"} {
 				wg.Go(func() { send(name, n, 40) })
 			}
@@ -38,12 +38,12 @@ func TestAdapters(t *testing.T) {
 		load.Report()
 		// The test drains r0 while requests for its adapter run: only r1 can accept them. If the
 		// host is busy, short answers end before they migrate.
-		for output := 1500; !r.migrated() && output < 20_000; output *= 2 {
+		for output := 1000; !r.migrated() && output < 20_000; output *= 2 {
 			r.Order("undrain", "r0")
-			for n := range 8 {
+			for n := range 4 {
 				wg.Go(func() { send("sql", n, output) })
 			}
-			r.WaitFor("some run at r0", func() bool { return len(r.fronts["r0"].LocalLegs()) > 1 })
+			r.WaitFor("some run at r0", func() bool { return len(r.fronts["r0"].LocalLegs()) > 0 })
 			r.drainAndWait("r0")
 			wg.Wait()
 		}

@@ -88,18 +88,14 @@ func testContentLength(t *testing.T, envoy string) {
 	sent := 0
 	for _, cuts := range boundaries {
 		p := r.plan(cut(cuts)...)
-		for _, c := range cuts {
-			for _, n := range []policies.Tokens{c - 1, c, c + 1} {
-				for _, size := range []int{max(1, perToken*int(n)), perToken*int(n) + perToken - 1} {
-					for _, header := range [][]string{forged, nil} {
-						if header == nil && n > large {
-							continue
-						}
-						r.requireStage(p, func() probe {
-							return probe{"by size", bytes.NewReader(refused(size)), "", header, n}
-						}, p.StageOf(n))
-						sent++
-					}
+		for i, c := range cuts {
+			for k, n := range []policies.Tokens{c - 1, c, c + 1} {
+				for j, size := range []int{max(1, perToken*int(n)), perToken*int(n) + perToken - 1} {
+					header := [][]string{forged, nil}[(i+j+k)%2]
+					r.requireStage(p, func() probe {
+						return probe{"by size", bytes.NewReader(refused(size)), "", header, n}
+					}, p.StageOf(n))
+					sent++
 				}
 			}
 		}

@@ -16,7 +16,7 @@ func TestLiveMigrationOfSeveralTokens(t *testing.T) {
 			r := newCheckedFleet(t, harnessConfig{replicas: 2, engine: func(c *emulator.Config) { c.Faults = faults }, edit: func(f *config.Fleet) {
 				f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 			}})
-			load := r.newLoad(4, 200, 300, 600)
+			load := r.newLoad(3, 60, 300, 600)
 			load.WaitForRequests(4)
 			streams := r.startStreamsOn("r0")
 			for _, id := range []string{"r0", "r1", "r0"} {

@@ -291,13 +291,13 @@ func TestBoundaryHalved(t *testing.T) {
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.MaxConcurrent, f.Speed = slots, 2 })
 		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
 		r.teachShapes()
-		load := r.newLoad(6, 60, 200, 2000)
+		load := r.newLoad(3, 60, 200, 2000)
 		var streams []*clienttest.Stream
-		for n := range 16 {
+		for n := range 10 {
 			streams = append(streams, r.Stream(prompt(4000+n, forever)))
 		}
 		var short []*clienttest.Stream // the streams that stay
-		for n := range 4 {
+		for n := range 3 {
 			short = append(short, r.Stream(prompt(100+n, forever)))
 		}
 		all := slices.Concat(streams, short)

@@ -42,7 +42,7 @@ func TestDevice(t *testing.T) {
 			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 			f.Replicas[2].GPU = &one
 		}})
-		load := r.newLoad(6, 100, 300, 600)
+		load := r.newLoad(3, 60, 300, 600)
 		load.WaitForRequests(6)
 		// If the host is busy, the load's answers end before they migrate.
 		streams := r.startStreamsOn("r0")

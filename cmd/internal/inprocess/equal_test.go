@@ -59,8 +59,7 @@ func TestEquality(t *testing.T) {
 				if got == want {
 					exact++
 				}
-				// A client that reads too slowly, which can happen to any on a busy host, gets several tokens in one event. The
-				// request is repeated if the first event was merged with the last one.
+				// A client that reads too slowly, which can happen to any on a busy host, gets several tokens in one event.
 				if got, want = streamedText(got), streamedText(want); got == want {
 					streams++
 					return

@@ -153,7 +153,7 @@ func TestPrefillReplicaWithoutConnector(t *testing.T) {
 
 // TestPrefillReplicaIsLastResort loses all engines but that of the prefill replica, which then serves everything.
 func TestPrefillReplicaIsLastResort(t *testing.T) {
-	planes(t, onBoth, func(t *testing.T, envoy string) {
+	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Replicas[0].Role = config.RolePrefill })
 		for _, id := range []string{"r1", "r2"} {
 			r.WaitFor(id+" knows the others' loads", func() bool { return r.daemons[id].Market().Status().FreshPeers == 2 })

@@ -37,11 +37,11 @@ func (r *fleetHarness) drainAndUndrain(id string) {
 // TestDrainChain drains one replica after the other under load, until each of some streams has migrated at least four
 // times while its client reads. No client sees an effect.
 func TestDrainChain(t *testing.T) {
-	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
+	for mode, on := range map[string]plane{config.MigrationLive: onEnvoy, config.MigrationReprompt: onProxy} {
 		t.Run(mode, func(t *testing.T) {
-			planes(t, onBoth, func(t *testing.T, envoy string) {
+			planes(t, on, func(t *testing.T, envoy string) {
 				r := newMigratingFleet(t, envoy, mode, 3)
-				load := r.newLoad(4, 200, 200, 2000, 20_000)
+				load := r.newLoad(3, 100, 200, 2000, 20_000)
 				var streams []*clienttest.Stream
 				for n := range 4 {
 					streams = append(streams, r.Stream(prompt(120+n*900, forever)))
@@ -75,9 +75,9 @@ func TestDrainChain(t *testing.T) {
 // TestRollingRestart drains, stops and restarts one engine after the other, under load. No client
 // sees an effect.
 func TestRollingRestart(t *testing.T) {
-	planes(t, onBoth, func(t *testing.T, envoy string) {
+	planes(t, onEnvoy, func(t *testing.T, envoy string) { // TestEngineKilled has both
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 3)
-		load := r.newLoad(4, 300, 200, 2000, 20_000)
+		load := r.newLoad(3, 100, 200, 2000, 20_000)
 		load.WaitForRequests(8)
 		for _, id := range []string{"r0", "r1", "r2"} {
 			r.drainAndWait(id)

@@ -28,6 +28,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -85,6 +86,8 @@ type Config struct {
 	// EditFrontend edits the front end's configuration after New has completed it; nil changes
 	// nothing. Tests use it.
 	EditFrontend func(*frontend.Config)
+	// EditMarket is EditFrontend for the configuration of the market.
+	EditMarket func(*market.Config)
 }
 
 func (c Config) validate() (Config, error) {

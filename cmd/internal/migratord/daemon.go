@@ -165,6 +165,9 @@ func (d *Daemon) newMigration() error {
 	kc.Machine.FirstDeal = uint64(d.startedAt.UnixMicro()) // deal numbers identify the process that made the deal
 	kc.Ready = func() bool { return d.frontend.Status().EngineReady }
 	kc.CanReceive = func() bool { return d.deviceDown() == nil && d.cfg.Room.Err() == nil }
+	if d.cfg.EditMarket != nil {
+		d.cfg.EditMarket(&kc)
+	}
 	if d.market, err = market.New(kc); err != nil {
 		return err
 	}
