@@ -98,7 +98,8 @@ policies only. Everything runs in this process and talks over real sockets and r
 All three fleets run at the same speed, --speed unless the machine is short of CPU. When
 the emulated engines deliver their tokens too late, the runs stop and start again at half
 the speed or less, down to a sixteenth, which is said together with the new duration.
-Times are engine time, so that the speed does not change what is compared.
+Times are engine time, so that the speed does not change what is compared. Below them the
+plan says why each stage exists: what the planner predicts without it.
 
 The mix and the cost profile are chosen so that stages pay: many short chats and a
 few long documents on a GPU with slow memory. "cascade replay" takes other

@@ -21,6 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/policies/prefillpool"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // planBuckets is the number of length buckets per octave in offline planning.
@@ -51,7 +52,8 @@ func newPlan(s *settings) *cobra.Command {
 		Long: `Plan reads a trace (or generates a mix), computes its flows by length bucket and
 divides the given number of replicas into stages, as the control plane would after
 some time of this traffic. It prints each stage's range, replicas, load and
-predicted iteration time, and what the same traffic costs in one stage.
+predicted iteration time, why the stage exists (what the plan would cost if it were merged
+with a neighbour), and what the same traffic costs in one stage.
 
 The cost is the predicted number of requests in the system (Little's law), or the
 paper's QoE with --policy paper. "exact" is proven optimal for its model.
@@ -115,6 +117,8 @@ type stageResult struct {
 	Generated float64          `json:"tokens_per_second"`
 	Work      float64          `json:"busy_replicas"` // in replicas, before the fixed cost of iterations
 	Iteration float64          `json:"iteration_seconds,omitempty"`
+	// Reason is why the stage exists, by the prices of the policy.
+	Reason *control.StageReason `json:"reason,omitempty"`
 }
 
 // prefillResult is the price of prefill replicas beside that of none.
@@ -218,7 +222,15 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	if err != nil {
 		return err
 	}
-	out := describePartition(w, part)
+	pricer, ok := partitioner.(partition.Pricer)
+	if !ok {
+		return fmt.Errorf("--policy %q: internal error: it prices no divisions", p.policy)
+	}
+	reasons, err := partition.Explain(pricer, w, part.Cuts, part.Counts)
+	if err != nil {
+		return err
+	}
+	out := describePartition(w, part, reasons)
 	out.Source, out.Policy, out.Profile, out.Replicas = name, p.policy, p.profile, p.replicas
 	out.Requests, out.Rate, out.Elapsed = len(requests), trace.Rate(requests), elapsed
 	if p.policy != "paper" {
@@ -259,7 +271,7 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 
 // describePartition returns the stages of a partition with their share of the
 // flow.
-func describePartition(w policies.Workload, part policies.Partition) planResult {
+func describePartition(w policies.Workload, part policies.Partition, reasons []partition.StageReason) planResult {
 	out := planResult{Cost: part.Cost, Exact: part.Exact, partition: part}
 	if !math.IsInf(part.OneStage, 1) {
 		out.OneStage = &part.OneStage
@@ -279,7 +291,7 @@ func describePartition(w policies.Workload, part policies.Partition) planResult 
 			id++
 		}
 		out.plan.Stages = append(out.plan.Stages, st)
-		row := stageResult{Low: st.Low, Replicas: n}
+		row := stageResult{Low: st.Low, Replicas: n, Reason: control.ReasonOf(reasons[i])}
 		if st.High != policies.Unbounded {
 			row.High = &st.High
 		}
@@ -301,15 +313,15 @@ func describePartition(w policies.Workload, part policies.Partition) planResult 
 func (p planResult) table() report.Table {
 	t := report.Table{
 		Title:  fmt.Sprintf("%s: %d requests, %.2f/s on %d replicas of %s", p.Source, p.Requests, p.Rate, p.Replicas, p.Profile),
-		Header: []string{"stage", "lengths", "replicas", "arrivals/s", "tokens/s", "utilisation", "iteration"}, Left: 2,
+		Header: []string{"stage", "lengths", "why", "replicas", "arrivals/s", "tokens/s", "utilisation", "iteration"}, Left: 3,
 	}
 	for i, st := range p.Stages {
 		high := policies.Unbounded
 		if st.High != nil {
 			high = *st.High
 		}
-		t.Rows = append(t.Rows, []string{fmt.Sprintf("s%d", i), fmt.Sprintf("[%v, %v)", st.Low, high), fmt.Sprint(st.Replicas),
-			fmt.Sprintf("%.2f", st.Arrivals), fmt.Sprintf("%.0f", st.Generated),
+		t.Rows = append(t.Rows, []string{fmt.Sprintf("s%d", i), fmt.Sprintf("[%v, %v)", st.Low, high), describeReason(st.Reason), fmt.Sprint(st.Replicas),
+			fmt.Sprintf("%.2f (%s)", st.Arrivals, percentage(st.Reason.Requests)), fmt.Sprintf("%.0f (%s)", st.Generated, percentage(st.Reason.Tokens)),
 			fmt.Sprintf("%.0f %%", 100*st.Work/float64(st.Replicas)), fmt.Sprintf("%.1f ms", st.Iteration*1e3)})
 	}
 	note := fmt.Sprintf("Cost %.4g", p.Cost)

@@ -68,8 +68,10 @@ type presetResult struct {
 	// Lateness is how late the engines delivered their tokens; see clockspeed.Reading.
 	Lateness float64        `json:"lateness"`
 	Status   control.Status `json:"status"` // at the end of the replay
-	Placed   stageHits      `json:"placed"`
-	Moves    migrationStats `json:"moves"`
+	// Plan is the model with its plan about a second before the last arrival: later the traffic fades.
+	Plan   control.Model  `json:"plan"`
+	Placed stageHits      `json:"placed"`
+	Moves  migrationStats `json:"moves"`
 	// Modules are the policies that ran as modules; it is absent if none did.
 	Modules *decisions `json:"modules,omitempty"`
 }
@@ -149,7 +151,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 		done <- err
 	}()
 	out := presetResult{Preset: of.preset}
-	out.Result, out.Lateness, err = c.replay(ctx, s, fleet, of.name, all)
+	err = c.replay(ctx, s, fleet, of.name, all, &out)
 	out.Status = fleet.Control().Status()
 	out.Modules = collectDecisions(fleet, all)
 	out.Placed = countStageHits(out.Result, out.Status)
@@ -158,20 +160,20 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 	return out, errors.Join(err, <-done, cards.Close())
 }
 
-// replay replays the requests on a fleet that runs, and returns the lateness of its engines, too. The
-// error is errSlower if they fell behind.
-func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inprocess.Fleet, name string, all []policyPlugin) (replay.Result, float64, error) {
+// replay replays the requests on a fleet that runs, and sets the Result, the Lateness and the Plan of
+// out. The error is errSlower if the engines fell behind.
+func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inprocess.Fleet, name string, all []policyPlugin, out *presetResult) error {
 	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; use --log info for details", startTimeout))
 	defer stop()
 	if err := fleet.Ready(ready); err != nil {
-		return replay.Result{}, 0, err
+		return err
 	}
 	if err := pushPlugins(ctx, fleet, all); err != nil {
-		return replay.Result{}, 0, fmt.Errorf("modules: %w", err)
+		return fmt.Errorf("modules: %w", err)
 	}
 	records, err := createRecords(c.emulation.out, name)
 	if err != nil {
-		return replay.Result{}, 0, err
+		return err
 	}
 	defer records.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -184,7 +186,11 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 		Speed: c.fleet.Speed, Records: records,
 		Timeout: time.Duration(float64(replay.DefaultTimeout) / min(1, c.fleet.Speed)),
 		Progress: func(p replay.Progress) {
-			printed = s.announceChanges(bar, fleet.Control().Status().History, printed)
+			status := fleet.Control().Status()
+			printed = s.announceChanges(bar, status.History, printed)
+			if p.Sent < p.Total || len(out.Plan.Stages) == 0 {
+				out.Plan = status.Models[0]
+			}
 			if p.Done < p.Total && ctx.Err() == nil {
 				if err := c.watch(s, bar, measure(p.Elapsed, p.IdleCPU)); err != nil {
 					cancel(err)
@@ -194,18 +200,19 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 		},
 	})
 	if err != nil {
-		return replay.Result{}, 0, err
+		return err
 	}
-	res, err := r.Run(ctx)
+	out.Result, err = r.Run(ctx)
 	s.announceChanges(bar, fleet.Control().Status().History, printed)
 	bar.Finish()
 	fmt.Fprintln(s.stderr)
 	if err != nil {
-		return res, 0, err
+		return err
 	}
-	reading := measure(0, res.IdleCPU)
-	res.Void, err = c.judge(s, reading)
-	return res, reading.Lateness, err
+	reading := measure(0, out.Result.IdleCPU)
+	out.Lateness = reading.Lateness
+	out.Result.Void, err = c.judge(s, reading)
+	return err
 }
 
 // newProgressBar returns a progress bar that writes to standard error.
@@ -292,7 +299,7 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 		return s.print(outcomes)
 	}
 	last := outcomes[len(outcomes)-1]
-	tables := []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results), report.Stages(last.Result)}
+	tables := []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results), report.Stages(last.Result), planTable("Plan of "+last.Result.Name, last.Plan)}
 	for _, t := range tables {
 		if err := t.Text(s.stdout); err != nil {
 			return err

@@ -54,7 +54,7 @@ func (c *presetComparison) runAtSpeed(ctx context.Context, s *settings, speed fl
 	for i, of := range comparedFleets {
 		if left := len(comparedFleets) - i; i > 0 {
 			mean := time.Since(begun) / time.Duration(i)
-			fmt.Fprintf(s.stderr, "%d of %d runs are left: about %s\n", left, len(comparedFleets), roundDuration(mean*time.Duration(left)))
+			fmt.Fprintf(s.stderr, "left: %d of %d runs, about %s\n", left, len(comparedFleets), roundDuration(mean*time.Duration(left)))
 		}
 		o, err := c.run(ctx, s, of)
 		if err != nil {

@@ -73,7 +73,7 @@ func TestSlowDown(t *testing.T) {
 	if strings.Contains(out.String(), "void") {
 		t.Error("a run is void")
 	}
-	for _, want := range []string{"3 runs at speed 8, about ", "3 runs at speed 4, about ", "3 runs at speed 2, about 10s each", "1 of 3 runs are left: about "} {
+	for _, want := range []string{"3 runs at speed 8, about ", "3 runs at speed 4, about ", "3 runs at speed 2, about 10s each", "left: 1 of 3 runs, about "} {
 		if !strings.Contains(progress.String(), want) {
 			t.Errorf("the progress lacks %q", want)
 		}

@@ -144,7 +144,7 @@ func modelTable(m control.Model) report.Table {
 	if m.EstimateError > 0 {
 		note += fmt.Sprintf(", estimates are off by %.1f %%", m.EstimateError*100)
 	}
-	t.Notes = []string{note + "."}
+	t.Notes = append([]string{note + "."}, stageNotes(m.Stages)...)
 	if pin := m.Pinned; pin != nil {
 		t.Notes = append(t.Notes, fmt.Sprintf("Pinned to the plan of epoch %d by %s; \"cascade plan unpin %s\" ends that.", pin.Epoch, actorName(pin.By), m.Name))
 	}

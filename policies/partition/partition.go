@@ -61,8 +61,7 @@ func (m Objective) Price(w policies.Workload, cuts []policies.Tokens, counts []i
 	}
 	nodes := []int{0}
 	for _, cut := range cuts {
-		// Keep the first bucket non-empty; otherwise the cut would move to 0.
-		nodes = append(nodes, min(max(nearest(w.Flow.Edges, cut), 1), p.buckets()))
+		nodes = append(nodes, nodeOf(w.Flow.Edges, cut))
 	}
 	nodes = append(nodes, p.buckets())
 	out := p.predict(nodes, counts)
@@ -106,6 +105,12 @@ func validDivision(cuts []policies.Tokens, counts []int) error {
 		}
 	}
 	return nil
+}
+
+// nodeOf returns the bucket at which a stage with this cut begins. The first bucket is kept non-empty;
+// otherwise the cut would move to 0.
+func nodeOf(edges []policies.Tokens, cut policies.Tokens) int {
+	return min(max(nearest(edges, cut), 1), len(edges))
 }
 
 // nearest returns the index of the edge closest to t.

@@ -74,17 +74,19 @@ type Planner struct {
 	machine *adoption.Machine // nil: one stage, always
 	native  adoption.Planner  // of the machine
 
-	plan    policies.Plan        // in force; no stages: none yet
-	initial bool                 // plan is the first one, or a repair of it
-	window  []fleetview.Pace     // per stage: the sum of the ticks' paces since the last reset
-	period  fleetview.Period     // the requests since the last planning period; only for the paper's policy
-	held    []float64            // mean held tokens per stage, as of the last tick; -1: unknown
-	bounds  []fleetview.Boundary // between the stages, as of the last tick; none: not refined
-	begun   bool                 // a first period has begun
-	nextAt  policies.Micros      // of the next period, if begun
-	status  string               // what the last period decided
-	lacks   bool                 // Repair has found a stage without ready replicas while another had one
-	lacking policies.Micros      // since when, if lacks
+	plan    policies.Plan           // in force; no stages: none yet
+	initial bool                    // plan is the first one, or a repair of it
+	window  []fleetview.Pace        // per stage: the sum of the ticks' paces since the last reset
+	period  fleetview.Period        // the requests since the last planning period; only for the paper's policy
+	held    []float64               // mean held tokens per stage, as of the last tick; -1: unknown
+	bounds  []fleetview.Boundary    // between the stages, as of the last tick; none: not refined
+	begun   bool                    // a first period has begun
+	nextAt  policies.Micros         // of the next period, if begun
+	status  string                  // what the last period decided
+	last    policies.Workload       // of the last period; no edges: there was none
+	reasons []partition.StageReason // of the stages of plan, under last; nil: unknown
+	lacks   bool                    // Repair has found a stage without ready replicas while another had one
+	lacking policies.Micros         // since when, if lacks
 
 	distances *proximity.Map // nil: to be computed
 }
@@ -147,6 +149,28 @@ func (p *Planner) SetPlan(v *fleetview.View, plan policies.Plan) {
 	p.plan = plan
 	p.resetMeasurements()
 	p.measure(v)
+	p.explain()
+}
+
+// Reasons returns why the plan in force has its stages, in their order: at the flow of the last
+// period and by the native planner's prices, in which every migration costs the same. It returns
+// nil before the first period, and if a stage is over its limits.
+func (p *Planner) Reasons() []partition.StageReason { return p.reasons }
+
+// explain computes the reasons of the stages.
+func (p *Planner) explain() {
+	p.reasons = nil
+	if len(p.last.Flow.Edges) == 0 || len(p.plan.Stages) == 0 {
+		return
+	}
+	counts := make([]int, len(p.plan.Stages))
+	for i, st := range p.plan.Stages {
+		counts[i] = len(st.Replicas)
+	}
+	reasons, err := partition.Explain(p.cfg.Policy.planner, p.last, p.plan.Cuts(), counts)
+	if err == nil { // else the status of the period says why
+		p.reasons = reasons
+	}
 }
 
 // TakeOver prepares the planner of a control plane that becomes the leader: the next
@@ -238,6 +262,8 @@ func (p *Planner) Replan(now policies.Micros, v *fleetview.View, pin *Pin) Resul
 		Now: seconds(now), Plan: present, Model: p.cfg.Model, Replicas: eligible,
 		Workload: workload, Iterations: measured, Proximity: p.near(v).Map, PackHosts: p.cfg.Policy.paper,
 	})
+	p.last = workload
+	p.explain()
 	p.resetMeasurements()
 	p.period = fleetview.Period{}
 	p.status = describe(d) + p.describePrefill(v, workload)

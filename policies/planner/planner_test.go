@@ -11,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 )
@@ -85,6 +86,45 @@ func TestGain(t *testing.T) {
 			t.Errorf("status %q, want %q", p.Status(), want)
 		}
 	}
+}
+
+// TestReasons checks that a plan has reasons from the first period on, under the flow of that period,
+// and that those of another plan replace them.
+func TestReasons(t *testing.T) {
+	p := newPlanner(t, Config{Speed: 1, Seen: 1e6, Policy: Policy{planner: byStages{}}}, "a b | c d", "a", "b", "c", "d")
+	p.view.Replicas[0].Flow = policies.NewFlow(p.cfg.Edges)
+	p.view.Replicas[0].Flow.Arrivals[1], p.view.Replicas[0].Flow.Tokens[0] = 3, 7
+	if p.Reasons() != nil {
+		t.Errorf("before the first period: %+v", p.Reasons())
+	}
+	p.Replan(0, p.view, nil)
+	want := []partition.StageReason{{Tokens: 1, Neighbour: 1, Rise: -0.5}, {Requests: 1, Neighbour: 0, Rise: -0.5}}
+	if got := p.Reasons(); !slices.Equal(got, want) {
+		t.Errorf("two stages: %+v, want %+v", got, want)
+	}
+	p.setPlan(plantest.Parse("a b c d"))
+	want = []partition.StageReason{{Requests: 1, Tokens: 1, Neighbour: -1}}
+	if got := p.Reasons(); !slices.Equal(got, want) {
+		t.Errorf("one stage: %+v, want %+v", got, want)
+	}
+	p.setPlan(plantest.Parse("a | b | c d")) // which is over its limits
+	if got := p.Reasons(); got != nil {
+		t.Errorf("three stages: %+v", got)
+	}
+	plain := newPlanner(t, Config{Speed: 1}, "a b", "a", "b")
+	if plain.Replan(0, plain.view, nil); plain.Reasons() != nil {
+		t.Errorf("without planning: %+v", plain.Reasons())
+	}
+}
+
+// byStages prices a division by its number of stages, of which three are too many.
+type byStages struct{ fixed }
+
+func (byStages) Price(_ policies.Workload, _ []policies.Tokens, counts []int) (policies.Partition, error) {
+	if len(counts) > 2 {
+		return policies.Partition{Cost: math.Inf(1)}, policies.ErrInfeasible
+	}
+	return policies.Partition{Cost: float64(len(counts)), OneStage: 1}, nil
 }
 
 // TestEarlyTick checks that a tick a little before the end of a period begins the next

@@ -1,10 +1,12 @@
 package control
 
 import (
+	"math"
 	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
@@ -80,6 +82,21 @@ type Stage struct {
 	// High is the end of [Low, High); absent for the last stage, which is open.
 	High     *policies.Tokens `json:"high,omitempty"`
 	Replicas []Replica        `json:"replicas"`
+	// Reason is why the stage exists; absent where that is not known.
+	Reason *StageReason `json:"reason,omitempty"`
+}
+
+// StageReason is why a stage exists: what it serves of the traffic of the last planning period, and
+// what the plan would cost without it.
+type StageReason struct {
+	Requests float64 `json:"request_share"` // of the requests that arrive
+	Tokens   float64 `json:"token_share"`   // of the tokens that are generated
+	// MergedWith is the neighbour with which the stage would be merged at the least cost; absent
+	// for the only stage.
+	MergedWith string `json:"merged_with,omitempty"`
+	// CostRise is by how much the predicted cost of the plan would then rise, as a share of it. It is
+	// absent if the merged stages would break a limit.
+	CostRise *float64 `json:"cost_rise,omitempty"`
 }
 
 // Replica is one replica of a Status.
@@ -247,7 +264,11 @@ func modelOf(m fleet.ModelState, now time.Time) Model {
 		EstimateError: m.EstimateError, Refining: m.Refining, Rate: arrivalRate(m.Flow), Stages: []Stage{},
 	}
 	for i, st := range m.Plan.Stages {
-		out.Stages = append(out.Stages, stageOf(i, st))
+		stage := stageOf(i, st)
+		if m.StageReasons != nil {
+			stage.Reason = ReasonOf(m.StageReasons[i])
+		}
+		out.Stages = append(out.Stages, stage)
 	}
 	for _, r := range m.Replicas {
 		if r.Stage < 0 {
@@ -266,6 +287,18 @@ func stageOf(i int, st policies.Stage) Stage {
 		s.High = &st.High
 	}
 	return s
+}
+
+// ReasonOf returns a stage's reason in the form of a Status.
+func ReasonOf(r partition.StageReason) *StageReason {
+	out := &StageReason{Requests: r.Requests, Tokens: r.Tokens}
+	if r.Neighbour >= 0 {
+		out.MergedWith = resources.StageName(r.Neighbour)
+	}
+	if !math.IsInf(r.Rise, 1) {
+		out.CostRise = &r.Rise
+	}
+	return out
 }
 
 func replicaOf(r fleet.ReplicaState, now time.Time) Replica {

@@ -8,6 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/loadestimate"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
@@ -40,6 +41,8 @@ type ModelState struct {
 	// planning period with its reason, also when it kept the plan.
 	Reason, Planner string
 	Pin             *store.Pin // nil: none
+	// StageReasons are why Plan has its stages, in their order; nil where that is not known.
+	StageReasons []partition.StageReason
 	// BytesPerToken is served; LearntBytesPerToken is learnt from the present reports
 	// (0: none yet).
 	BytesPerToken, LearntBytesPerToken length.Ratio
@@ -122,7 +125,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 	for _, m := range s.models {
 		state := ModelState{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.planner.Plan(),
-			Reason: m.reason, Planner: m.planner.Status(), BytesPerToken: m.ratio, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
+			Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), BytesPerToken: m.ratio, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
 			Refining: s.rules.Refine == RefineOn, Pin: orders.PinOf(s.object, m.Name), Links: m.Links,
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)

@@ -25,7 +25,7 @@ const (
 	// engine time, where the mean times to the first token that are compared are hundreds.
 	MaxLateness = 0.25
 	// headroom is the greatest lateness in the first seconds at a speed: later phases may be heavier.
-	headroom = MaxLateness / 2
+	headroom = 0.8 * MaxLateness
 	// hopeless is the lateness from which half the speed will not do: tokens come more than an
 	// iteration late.
 	hopeless = 1.0
