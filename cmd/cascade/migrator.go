@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -108,6 +109,9 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	}
 	defer spans.Close()
 	s.announce(slog.LevelInfo, "%s", describeHost(inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
+	if m.runtime, err = filepath.Abs(m.runtime); err != nil { // peers get the paths of sockets in it
+		return err
+	}
 	next, err := beginUpgrade(ctx, m.runtime, r.ID, r.Address)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)

@@ -13,6 +13,7 @@ import (
 	wire "github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -214,6 +215,29 @@ func TestLease(t *testing.T) {
 	}
 	if s := w.all["r0"].Stats(); s.Expired != 1 || s.Taken != 1 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestReaderLeaves: once the engine has its slots back, the reader's tickets are void, although the
+// lease lasts.
+func TestReaderLeaves(t *testing.T) {
+	t.Parallel()
+	w, a, b := pair(t, 0, nil)
+	a.offer(handle, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	var offers []*wire.Offer
+	testkit.NoError(t, w.all["r0"].Serve(ctx, "r1", &wire.FetchKVRequest{Handle: unhex(handle), Digest: unhex(digest)}, func(q *wire.FetchKVAnswer) error {
+		offers = q.Offers
+		cancel()
+		return nil
+	}))
+	if f := a.read(); f.Released == nil {
+		t.Fatalf("the engine is sent %s", f.Name())
+	}
+	w.spoil = func(q *wire.FetchKVAnswer) { q.Offers = offers }
+	a.offer(handle, 3)
+	if why := b.fetch(api.Fetch{ID: 1, Slots: []uint32{0}}); !strings.Contains(why, transport.ErrRefused.Error()) {
+		t.Errorf("with the tickets of the former offer: %q", why)
 	}
 }
 

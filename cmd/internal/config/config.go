@@ -150,8 +150,10 @@ type Replica struct {
 	// own.
 	Blocks string `yaml:"blocks,omitempty"`
 	// Connector is the directory of the Unix socket with which an engine that keeps its
-	// own KV cache hands KV over to its migrator (a CascadeConnector). Only the engine's user may have access to it. Its requests then
-	// migrate with their KV by Cascade's own transports. It excludes blocks.
+	// own KV cache hands KV over to its migrator (a CascadeConnector, such as
+	// deploy/vllm/cascade_connector.py). Only the engine's user may have access to it.
+	// Its requests then migrate with their KV by Cascade's own transports. It excludes
+	// blocks.
 	Connector string `yaml:"connector,omitempty"`
 	// Host is the name of the host that the replica runs on, for locality.
 	Host string `yaml:"host,omitempty"`

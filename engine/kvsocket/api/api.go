@@ -1,5 +1,6 @@
 // Package api is the protocol between an engine with a CascadeConnector and the migrator beside
 // it: how KV blocks get out of an engine that keeps its own cache, and into it.
+// The connector of vLLM is deploy/vllm/cascade_connector.py; the emulator has one, too.
 //
 // The engine listens on the Unix socket kv.sock, in a directory that only its own user can access.
 // Frames are a length of four bytes (big endian) and a JSON object with one member, which names the

@@ -240,7 +240,7 @@ func PlayKVSocket(t *testing.T, model string, engines, dirs [2]string, block int
 		p.migrators[i] = connect(t, dirs[i], fmt.Sprint("r", i), incarnation)
 	}
 
-	for _, n := range []int{1, block - 1, block, block + 1, 3*block + 5} {
+	for _, n := range []int{2, block - 1, block, block + 1, 3*block + 5} {
 		ids := p.ids(n)
 		o, params := p.offer(ids, nil)
 		if got := p.fetch(fmt.Sprint(n, " ids"), ids, params, p.deliver(o)); got.Computed != 0 || got.Fetched != float64(n) {

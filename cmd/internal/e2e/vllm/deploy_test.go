@@ -33,7 +33,9 @@ exec "$CASCADE" "$@"`,
 }
 
 var emulatedShims = map[string]string{
-	"vllm": `exec "$CASCADE" engine --model "$2" --context 4096 --speed 2 --listen "$4:$6" --kv-transfer "$VLLM_NIXL_SIDE_CHANNEL_HOST:$VLLM_NIXL_SIDE_CHANNEL_PORT"`,
+	"vllm": `kv="--kv-transfer $VLLM_NIXL_SIDE_CHANNEL_HOST:$VLLM_NIXL_SIDE_CHANNEL_PORT"
+if [ -n "$CASCADE_KV_DIR" ]; then kv="--kv-socket $CASCADE_KV_DIR"; fi
+exec "$CASCADE" engine --model "$2" --context 4096 --speed 2 --listen "$4:$6" $kv`,
 	"cascade": `if [ "$1 $2" = "profile measure" ]; then set -- "$@" --lengths 100:1600 --max-batch 4 --output 16 --seconds 500ms; fi
 exec "$CASCADE" "$@"`,
 }
@@ -66,7 +68,7 @@ func runREADME(t *testing.T, shims map[string]string, modelDir string, env []str
 		testkit.NoError(t, os.WriteFile(path, []byte(text), 0o700))
 	}
 	adapt := adapter(t)
-	for _, name := range []string{"fleet.yaml", "kv-transfer.json"} {
+	for _, name := range []string{"fleet.yaml", "kv-transfer.json", "kv-transfer-cascade.json", "cascade_connector.py"} {
 		write(name, adapt(name))
 	}
 	for name, script := range shims {
@@ -87,8 +89,10 @@ func runREADME(t *testing.T, shims map[string]string, modelDir string, env []str
 	for i := range blocks {
 		d.WaitForLog(fmt.Sprintf("(?m)^block %d has run$", i))
 	}
-	if stream := string(testkit.Must(os.ReadFile(filepath.Join(work, "stream.txt")))); !strings.HasSuffix(strings.TrimSpace(stream), "[DONE]") {
-		t.Errorf("the stream was cut: it ends with %q", stream[max(0, len(stream)-300):])
+	for _, name := range []string{"stream.txt", "connected.txt"} {
+		if stream := string(testkit.Must(os.ReadFile(filepath.Join(work, name)))); !strings.HasSuffix(strings.TrimSpace(stream), "[DONE]") {
+			t.Errorf("the stream in %s was cut: it ends with %q", name, stream[max(0, len(stream)-300):])
+		}
 	}
 	if !regexp.MustCompile(`(handoff|reprompt) +│ done`).MatchString(d.Log.String()) {
 		t.Error("no request migrated")

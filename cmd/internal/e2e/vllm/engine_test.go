@@ -36,10 +36,13 @@ type options struct {
 	// connector loads NIXL's KV connector, so that requests can be handed over with their KV. An idle engine then
 	// uses a whole core.
 	connector bool
-	lease     int      // seconds for which an engine keeps KV that it hands over; 0: vLLM's default
-	model     string   // its folder; "": the installation's
-	args      []string // additional arguments of "vllm serve"
-	env       []string // in the environment besides engineEnv
+	// sockets, unless it is nil, has for each engine the directory of the socket of Cascade's connector, which is
+	// loaded instead.
+	sockets []string
+	lease   int      // seconds for which an engine keeps KV that it hands over; 0: vLLM's default
+	model   string   // its folder; "": the installation's
+	args    []string // additional arguments of "vllm serve"
+	env     []string // in the environment besides engineEnv
 }
 
 // nixl configures the connector. engine_id is unset, so that it differs between two lives of an engine: a peer keeps
@@ -70,7 +73,11 @@ func newEngines(t testing.TB, n int, o options) []*engine {
 	var out []*engine
 	addresses := loopback.Addresses(t, 2*n)
 	for i := range n {
-		out = append(out, startEngine(t, dir, addresses[2*i], addresses[2*i+1], o))
+		each := o
+		if o.sockets != nil {
+			each = o.withSocket(o.sockets[i])
+		}
+		out = append(out, startEngine(t, dir, addresses[2*i], addresses[2*i+1], each))
 	}
 	began := time.Now()
 	for _, e := range out {

@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// handoffs is how many moves testLengths must see.
+// handoffs is how many moves testLengths must see with NIXL.
 const handoffs = 30
 
 // lease is for how long the engines of TestHandoffs keep KV, in seconds: shorter than by default, so that the tests
@@ -29,7 +29,7 @@ const handoffKV = 16384
 func TestHandoffs(t *testing.T) {
 	engines := newEngines(t, 2, options{connector: true, lease: lease, model: thinkingModel(t), args: []string{"--reasoning-parser", "deepseek_v3", "--num-gpu-blocks-override", fmt.Sprint(handoffKV / block)}})
 	urls := [2]string{engines[0].URL, engines[1].URL}
-	t.Run("lengths", func(t *testing.T) { testLengths(t, urls) })
+	t.Run("lengths", func(t *testing.T) { testLengths(t, urls, handoffs, patient) })
 	t.Run("block edges", func(t *testing.T) { handofftest.PlayBlockEdges(t, model, urls, block, patient) })
 	t.Run("reasoning", func(t *testing.T) { testReasoning(t, urls) })
 	t.Run("Envoy", func(t *testing.T) { testThroughEnvoy(t, engines) })
@@ -42,9 +42,10 @@ func patient(c *frontend.Config) {
 	c.MigrationTimeout, c.HealthTimeout, c.HangTimeout, c.Cost.D0 = 2*lease*time.Second, time.Minute, time.Minute, 1
 }
 
-// testLengths hands streams of 100, 1,000 and 3,000 tokens over, in both directions, completions and chats.
-func testLengths(t *testing.T, urls [2]string) {
-	p := handofftest.New(t, model, urls, patient)
+// testLengths hands streams of 100, 1,000 and 3,000 tokens over, so many times, in both directions, completions and
+// chats.
+func testLengths(t *testing.T, urls [2]string, handoffs int, edit func(*frontend.Config)) {
+	p := handofftest.New(t, model, urls, edit)
 	rng := rand.New(rand.NewPCG(1, 2))
 	stalls := map[string][]time.Duration{}
 	for i, done := 0, 0; done < handoffs; i++ {
