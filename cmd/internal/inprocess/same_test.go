@@ -253,6 +253,31 @@ func streamedText(answer string) string {
 
 var varying = regexp.MustCompile(`,?"(text|content|role|finish_reason|stop_reason|token_ids|prompt_token_ids|system_fingerprint)":("(?:[^"\\]|\\.)*"|\[[0-9,]*\]|null)`)
 
+// TestStreamedText checks that the content of a stream is the same whether its tokens come in one event or in several,
+// and differs with every token, event without text, and status.
+func TestStreamedText(t *testing.T) {
+	const (
+		event = `data: {"id":0,"choices":[{"index":0,"text":"%s","token_ids":[%s],"finish_reason":%s}]}` + "\n\n"
+		usage = `data: {"id":0,"choices":[],"usage":{"total_tokens":3}}` + "\n\ndata: [DONE]\n\n"
+	)
+	one := fmt.Sprintf(event, "abc", "1,2,3", `"length"`)
+	two := fmt.Sprintf(event, "a", "1", "null") + fmt.Sprintf(event, "bc", "2,3", `"length"`)
+	for _, head := range []string{"", "200 text/event-stream\n"} {
+		want := streamedText(head + two + usage)
+		if got := streamedText(head + one + usage); got != want {
+			t.Errorf("in one event:\n%s\nin two:\n%s", got, want)
+		}
+		for name, other := range map[string]string{
+			"token": head + fmt.Sprintf(event, "abc", "1,2,4", `"length"`) + usage, "text": head + strings.Replace(two, "bc", "bd", 1) + usage,
+			"usage": head + two, "status": "500 " + head + two + usage,
+		} {
+			if streamedText(other) == want {
+				t.Errorf("head %q: another %s is the same", head, name)
+			}
+		}
+	}
+}
+
 // cached matches how many prompt tokens an engine had cached. The engine that began an answer
 // reports the number when the answer ends or the request migrates; after a migration by
 // re-prompting it is unknown.
