@@ -43,7 +43,8 @@ func TestRDMA(t *testing.T) {
 				got := r.play(saltQuestions(list, round))
 				stop()
 				round++
-				compare(t, list, got, want, config.MigrationLive)
+				// On a busy machine a request may also move by re-prompting: then nothing is known of its cached tokens.
+				compare(t, list, got, want, config.MigrationReprompt)
 				done, _ := r.migrations()
 				for _, m := range done {
 					if m.Mode == "live" && m.Transport == transport {
