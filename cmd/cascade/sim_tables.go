@@ -102,10 +102,8 @@ func movesTable(results []sim.Result) report.Table {
 func simulatedPlans(results []sim.Result) report.Table {
 	t := report.Table{Title: "Plans", Header: []string{"policy", "after", "decision", "predicted gain", "replicas of the stages, and where they begin"}, Left: 3}
 	for _, r := range results {
-		refined := 0
 		for _, p := range r.Plans {
 			if p.Decision == planner.Refined {
-				refined++
 				continue
 			}
 			var stages []string
@@ -122,8 +120,8 @@ func simulatedPlans(results []sim.Result) report.Table {
 			}
 			t.Rows = append(t.Rows, []string{r.Name, fmt.Sprintf("%.0f s", p.Seconds), p.Decision + ": " + p.Reason, gain, strings.Join(stages, ", ")})
 		}
-		if refined > 0 {
-			t.Notes = append(t.Notes, fmt.Sprintf("%s: boundaries were refined %d times; --json lists them.", r.Name, refined))
+		if r.Refined > 0 {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: boundaries were refined %d times; --json lists the first.", r.Name, r.Refined))
 		}
 	}
 	return t

@@ -162,6 +162,21 @@ func TestFixedStages(t *testing.T) {
 	}
 }
 
+// TestManyRefinements checks that a long run lists no more changes of boundaries than the bound, but counts
+// them, and lists every other change.
+func TestManyRefinements(t *testing.T) {
+	var records []replay.Record
+	s := newFleet(t, &requests{}, &records, 1000)
+	before := len(s.plans)
+	for range maxRefinements + 5 {
+		s.cascade.adopt(&planner.Change{Decision: planner.Refined, Stages: s.cascade.plan.Stages})
+	}
+	s.cascade.adopt(&planner.Change{Decision: planner.Repaired, Stages: s.cascade.plan.Stages})
+	if r := s.result(); len(r.Plans) != before+maxRefinements+1 || r.Refined != maxRefinements+5 || r.Plans[len(r.Plans)-1].Decision != planner.Repaired {
+		t.Errorf("%d plans are listed, %d refinements counted", len(r.Plans), r.Refined)
+	}
+}
+
 // TestPick checks that picks follow the weights, evenly.
 func TestPick(t *testing.T) {
 	var records []replay.Record

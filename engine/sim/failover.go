@@ -11,7 +11,7 @@ import (
 )
 
 // What production does at most: proxies send a request that finds no listener again, to other replicas
-// (xds/resources), and front ends resume a request elsewhere (migrator/frontend).
+// (xds/resources; other routers alike), and front ends resume a request elsewhere (migrator/frontend).
 const (
 	proxyAttempts = 4
 	maxAttempts   = 3

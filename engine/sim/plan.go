@@ -18,6 +18,7 @@ const (
 	ticksPerReport = 4 // a report and new weights come every so many ticks
 	paperPeriod    = time.Minute
 	poolingFactor  = 0.3
+	maxRefinements = 2000 // that are listed in a Result
 )
 
 // planView is what the control plane knows, and when it learnt it.
@@ -279,5 +280,10 @@ func (c *cascade) adopt(change *planner.Change) {
 		f.peers.SetView(c.plan, c.replicas)
 	}
 	c.plans.SetPlan(&c.view.View, c.plan)
+	if done.Decision == planner.Refined {
+		if c.sim.refined++; c.sim.refined > maxRefinements {
+			return // a long run refines each second
+		}
+	}
 	c.sim.plans = append(c.sim.plans, done)
 }

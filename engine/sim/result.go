@@ -24,6 +24,8 @@ type Result struct {
 	// Moves is set for policies that move running requests, and Plans for those that make plans.
 	Moves *Moves       `json:"moves,omitempty"`
 	Plans []PlanChange `json:"plans,omitempty"`
+	// Refined counts the changes of boundaries alone. Plans has the first 2,000 of them.
+	Refined uint64 `json:"refined,omitempty"`
 }
 
 // Engines are the counters of all engines together.
@@ -73,7 +75,7 @@ func (s *Sim) result() Result {
 	switch {
 	case s.cascade != nil:
 		moves := s.cascade.moves()
-		out.Moves, out.Plans = &moves, s.plans
+		out.Moves, out.Plans, out.Refined = &moves, s.plans, s.refined
 	case s.central != nil:
 		moves := s.central.moves()
 		out.Moves = &moves

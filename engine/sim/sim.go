@@ -47,6 +47,7 @@ type Sim struct {
 	cascade *cascade // nil: the proxies' routers decide
 	central *central // nil: no router moves requests
 	plans   []PlanChange
+	refined uint64 // changes of boundaries alone
 }
 
 // New returns a simulation that has not begun. The error names the invalid field of the Config, or what
@@ -217,7 +218,8 @@ func (s *Sim) scheduleArrival() error {
 	return nil
 }
 
-// route sends a request that is due to a replica.
+// route sends a request that is due to a replica. A proxy that gets no answer tries others, as Envoy and
+// the routers do by default.
 func (s *Sim) route(q *request) {
 	s.stats.AddArrival(s.now)
 	if s.cascade != nil {
@@ -243,7 +245,18 @@ func (s *Sim) route(q *request) {
 	if s.central != nil {
 		among = s.central.candidates(among)
 	}
-	to := p.router.Route(baseline.Request{Input: q.Input, Prefix: q.Prefix}, among, s.rng)
+	to := -1
+	var silent []int // replicas that did not answer
+	for range proxyAttempts {
+		to = p.router.Route(baseline.Request{Input: q.Input, Prefix: q.Prefix}, among, s.rng)
+		if to < 0 || !s.replicas[to].failed {
+			break
+		}
+		silent, among[to].Down, to = append(silent, to), true, -1
+	}
+	for _, i := range silent {
+		among[i].Down = false
+	}
 	if to < 0 {
 		q.replica = -1
 		s.endRequest(q, replay.Connect, noReplica)
@@ -260,8 +273,6 @@ const noReplica = "no replica is up"
 // submit sends a request to the replica that was chosen.
 func (s *Sim) submit(q *request, to int) {
 	switch r := s.replicas[to]; {
-	case r.failed:
-		s.endRequest(q, replay.Connect, fmt.Sprintf("replica %d does not answer", to))
 	case !r.fits(q.Request):
 		s.endRequest(q, TooLong, fmt.Sprintf("%d + %d tokens, but the KV cache holds %d", q.Input, q.Output, s.cfg.KVTokens))
 	default:
