@@ -46,7 +46,7 @@ estimator: ## the length estimator that runs inside Envoy, for control.module
 demo: build plugins ## eight emulated replicas behind the embedded proxy: stages against round robin and least load
 	bin/cascade demo --out $(OUT)/demo
 
-report: build ## the paper's whole evaluation and a comparison with routers, simulated, as one HTML page in out/report; ten minutes
+report: build ## the paper's whole evaluation and a comparison with routers, simulated, as one HTML page in out/report; six minutes
 	bin/cascade report --out $(OUT)/report $(REPORT)
 
 demo-envoy: build plugins envoy ## the same through a real Envoy process

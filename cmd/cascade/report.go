@@ -54,8 +54,8 @@ The same command, with the same program, gives the same report.html, report.md a
 byte for byte, on any machine and under any load: all times on the page are virtual. Nothing runs
 on a GPU, and nothing is fetched.
 
-The whole report takes some ten minutes on two processors, --quick less than one; how long it will
-take is shown while it runs. --quick has few and short runs, which show that the page works and
+The whole report takes some six minutes on two processors that do nothing else, --quick less than
+one; how long it will take is shown while it runs. --quick has few and short runs, which show that the page works and
 say nothing about Cascade.
 
 Workloads are the mixes of "cascade trace" (mixed, chat, conversation), or the traces that you

@@ -37,7 +37,7 @@ func (e *Evaluation) attainment(get lookup) ([]row, webpage.Section) {
 	heavy := e.at(get, h20Base, measured, e.in.Size.PaperReplicas, e.heavyLoads())
 	why := "Also \"cascade replay\" and \"cascade sim\" keep every request's TTFT and TPOT (--out). " + derivedEngine
 	fill := func(i int, low, high float64, label, what string) row {
-		return comparison{attained(i), []claim{{"all baselines", roundRobin, span{low, high}}, {"Llumnix", llumnix, span{low, high}}}, heavy}.
+		return comparison{attained(i), []claim{{"vLLM and SGLang", roundRobin, span{low, high}}, {"Llumnix", llumnix, span{low, high}}}, heavy}.
 			fill(row{label: label, figure: "Fig. 12", what: what, status: approximated, why: why}, sim.Cascade, sim.Paper)
 	}
 	ten := fill(1, 1, 1, "fig:slo-2", "attainment of 10 × SLO under heavy load")
@@ -179,9 +179,9 @@ func (e *Evaluation) balance(get lookup) ([]row, webpage.Section) {
 		row := []string{policy}
 		for _, v := range byStage {
 			average[policy] += v / float64(len(byStage))
-			row = append(row, report.FormatNumber(v))
+			row = append(row, percent(v))
 		}
-		t.Rows = append(t.Rows, append(row, report.FormatNumber(average[policy]), normalMean.format(mean(outcomes, normalMean))))
+		t.Rows = append(t.Rows, append(row, percent(average[policy]), normalMean.format(mean(outcomes, normalMean))))
 	}
 	s.Tables = []report.Table{t}
 	ratio := func(policy, to string) span {

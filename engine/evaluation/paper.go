@@ -105,7 +105,9 @@ func (e *Evaluation) rateSweep(get lookup) ([]row, webpage.Section) {
 		{label: "fig:single-instance (Llumnix)", figure: "Fig. 8", what: "one instance against Llumnix's engine", status: impossible, paper: "22–81 % slower than Llumnix's engine", ours: "–", seen: "–", why: "It compares two releases of an engine, of which we run neither on a GPU."},
 		e.single(get),
 	}
-	s := webpage.Section{ID: "rates", Title: "Latency and throughput by rate"}
+	s := webpage.Section{ID: "rates", Title: "Latency and throughput by rate", Paragraphs: []string{fmt.Sprintf(
+		"Under heavy load Cascade ended with at most %d stages and its preset paper with at most %d; the paper has pipelines of 4 to 6.", mostStages(heavy(sim.Cascade)), mostStages(heavy(sim.Paper)),
+	)}}
 	for _, m := range []metric{ttftMean, ttftP95, tpotMean, tpotP95, normalMean, throughput} {
 		s.Charts = append(s.Charts, e.loadChart(get, m.name, m, systems))
 	}

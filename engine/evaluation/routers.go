@@ -45,16 +45,22 @@ type verdict struct {
 	ratio  interval.Interval // of Cascade over the rival
 }
 
-// judge returns Above or Below 1 as better or worse for the reader: Below is better.
+// margin is the relative difference below which a verdict would say nothing to a reader, however sure it is.
+const margin = 0.01
+
+// judge returns Above or Below 1 as worse or better for the reader: Below is better.
 func (v verdict) judge() interval.Verdict {
-	side := v.ratio.Against(1)
-	switch {
-	case side == interval.Undecided || !v.metric.higher:
-		return side
-	case side == interval.Above:
-		return interval.Below
+	better, worse := interval.Below, interval.Above
+	if v.metric.higher {
+		better, worse = worse, better
 	}
-	return interval.Above
+	switch {
+	case v.ratio.Against(1-margin) == interval.Below:
+		return better
+	case v.ratio.Against(1+margin) == interval.Above:
+		return worse
+	}
+	return interval.Undecided
 }
 
 // points lists the places of the comparison.
@@ -163,7 +169,7 @@ func (e *Evaluation) routersSection(workload, engine string, byPoint map[point]m
 			ratios.Rows = append(ratios.Rows, row)
 		}
 	}
-	ratios.Notes = []string{"The geometric mean over the seeds and its 95 % interval; below 1 is faster (tokens/s: above 1 is more). The longest tenth is that of the requests with the longest prompts, by normalised latency."}
+	ratios.Notes = []string{"The geometric mean over the seeds and its 95 % interval; below 1 is faster (tokens/s: above 1 is more). Better and worse are said where the whole interval is more than 1 % away from 1. The longest tenth is that of the requests with the longest prompts, by normalised latency."}
 	figures.Notes = []string{"Outside of the table are decoding iterations of case C whose batch no measurement covers."}
 	s.Tables = []report.Table{ratios, figures}
 	return s

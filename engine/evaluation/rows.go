@@ -95,13 +95,27 @@ func (c comparison) fill(r row, policies ...string) row {
 		ours = append(ours, policy+": "+strings.Join(parts, ", "))
 	}
 	for _, one := range c.claims {
-		seen = append(seen, fmt.Sprintf("%s: %s", one.name, c.compare(one.span, c.ratios(policies[0], one.rival))))
+		words := c.compare(one.span, c.ratios(policies[0], one.rival))
+		if mostStages(c.ours(policies[0])) == 1 && mostStages(c.ours(one.rival)) == 1 {
+			words += " (both made one stage)"
+		}
+		seen = append(seen, fmt.Sprintf("%s: %s", one.name, words))
 	}
 	if r.paper == "" {
 		r.paper = strings.Join(paper, "; ")
 	}
 	r.ours, r.seen = strings.Join(ours, "; "), strings.Join(seen, "; ")
 	return r
+}
+
+// mostStages returns the most stages at the end of any run; 0 for routers.
+func mostStages(runs [][]Outcome) (most int) {
+	for _, outcomes := range runs {
+		for _, o := range outcomes {
+			most = max(most, o.Stages)
+		}
+	}
+	return most
 }
 
 // tie is the relative difference that counts as none.
