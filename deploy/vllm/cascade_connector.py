@@ -82,7 +82,7 @@ def check_configuration(config, kv_cache_config):
             f'{NAME}: set "kv_load_failure_policy": "recompute": otherwise requests fail whose KV does not arrive')
 
 
-def fingerprint(config, kv_cache_config):
+def compute_fingerprint(config, kv_cache_config):
     """Names everything that engines must have in common to compute equal bytes for a block."""
     group = kv_cache_config.kv_cache_groups[0]
     model, attention = config.model_config, getattr(config, "attention_config", None)
@@ -94,17 +94,17 @@ def fingerprint(config, kv_cache_config):
     return "vllm " + hashlib.sha256(repr([str(p) for p in parts]).encode()).hexdigest()
 
 
-def digest(print_, adapter, salt, ids):
+def compute_digest(fingerprint, adapter, salt, ids):
     """Returns the digest of everything that the KV of token ids depends on (Digest in engine/kvsocket/api)."""
     h = hashlib.sha256()
-    for text in (print_, adapter, salt):
+    for text in (fingerprint, adapter, salt):
         b = text.encode()
         h.update(struct.pack("<I", len(b)) + b)
     h.update(array("I", ids).tobytes())
     return h.hexdigest()
 
 
-def directory():
+def socket_directory():
     """Returns the directory of the socket."""
     path = os.environ.get("CASCADE_KV_DIR", "")
     if not path:
@@ -206,8 +206,8 @@ class Scheduler:
 
     def __init__(self, config, kv_cache_config):
         self.block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-        self.fingerprint = fingerprint(config, kv_cache_config)
-        self.path = session_file(directory())
+        self.fingerprint = compute_fingerprint(config, kv_cache_config)
+        self.path = session_file(socket_directory())
         self.known = None  # the session file's identity when it was read last
         self.replica = None
         self.metadata = Metadata()
@@ -227,7 +227,7 @@ class Scheduler:
 
     def digest_of(self, request, ids):
         adapter = request.lora_request.lora_name if request.lora_request else ""
-        return digest(self.fingerprint, adapter, request.cache_salt or "", ids)
+        return compute_digest(self.fingerprint, adapter, request.cache_salt or "", ids)
 
     def count_remote(self, request, computed):
         """Returns how many tokens after the computed ones are fetched, and whether between steps."""
@@ -292,10 +292,10 @@ class Worker:
 
     def __init__(self, config, kv_cache_config):
         self.num_blocks = kv_cache_config.num_blocks
-        self.fingerprint = fingerprint(config, kv_cache_config)
+        self.fingerprint = compute_fingerprint(config, kv_cache_config)
         extra = config.kv_transfer_config.kv_connector_extra_config or {}
         self.staging_bytes = int(extra.get("staging_mib", DEFAULT_STAGING_MIB)) << 20
-        self.dir = directory()
+        self.dir = socket_directory()
         self.layers = []  # tensors whose first dimension is the block
         self.slot_bytes = 0  # of a block, all layers together
         self.server = None
@@ -369,6 +369,8 @@ class Worker:
                 session.memory[index, at:at + block.shape[1]] = block
                 at += block.shape[1]
             session.offer(offer, slots, [zlib.crc32(session.memory[s].numpy()) for s in slots])
+        except OSError:  # the migrator may have the offer; the session ends, and its slots with it
+            raise
         except Exception:
             session.withdraw(offer, slots)
             raise
@@ -392,7 +394,7 @@ class Ticket:
 
     def __init__(self, session=None, slots=(), error=None):
         self.session, self.slots, self.error = session, list(slots), error
-        self.done = error is not None
+        self.done, self.given_up = error is not None, False  # guarded by the session's lock
         self.deadline = time.monotonic() + FETCH_SECONDS
 
     def is_pending(self):
@@ -400,11 +402,15 @@ class Ticket:
 
     def take_slots(self):
         """Returns the slots with the blocks, or raises the reason why they are not there."""
-        if self.error is not None:
+        if self.session is None:
             raise RuntimeError(self.error)
-        if not self.done:  # the migrator may still write to the slots: they come back with its answer
-            raise RuntimeError(f"the migrator did not fetch it within {FETCH_SECONDS:.0f} s")
-        return self.slots
+        with self.session.lock:
+            if not self.done:  # the migrator may still write to the slots: they come back with its answer
+                self.given_up = True
+                raise RuntimeError(f"the migrator did not fetch it within {FETCH_SECONDS:.0f} s")
+            if self.error is not None:
+                raise RuntimeError(self.error)
+            return self.slots
 
 
 class Session:
@@ -462,9 +468,10 @@ class Session:
                 "first": fetch.first, "slots": slots}})
         except (OSError, ValueError) as e:
             with self.lock:
-                if self.fetches.pop(number, None) is not None:
+                # After an OSError the migrator may have the frame; the session ends, and its slots with it.
+                if self.fetches.pop(number, None) is not None and isinstance(e, ValueError):
                     self.free.extend(slots)
-            ticket.error, ticket.done = str(e), True
+                ticket.error, ticket.done = str(e), True
         return ticket
 
     def handle(self, frame):
@@ -477,11 +484,9 @@ class Session:
             raise ValueError(f"unexpected frame {list(frame)[:1]}")
         with self.lock:
             ticket = self.fetches.pop(frame["fetched"]["id"])
-            ticket.error = frame["fetched"].get("error") or None
-            if ticket.error is not None or not ticket.is_pending():
+            ticket.error, ticket.done = frame["fetched"].get("error") or None, True
+            if ticket.error is not None or ticket.given_up:
                 self.free.extend(ticket.slots)
-                ticket.error = ticket.error or "it came too late"
-            ticket.done = True
 
     def send(self, frame):
         with self.sending:
@@ -547,9 +552,9 @@ class Connection:
 class Server(threading.Thread):
     """The socket, with a thread of its own: an idle engine runs no steps. Only this thread changes current."""
 
-    def __init__(self, path, print_, slots, slot_bytes):
+    def __init__(self, path, fingerprint, slots, slot_bytes):
         super().__init__(name="cascade-connector", daemon=True)
-        self.dir, self.fingerprint, self.slots, self.slot_bytes = path, print_, slots, slot_bytes
+        self.dir, self.fingerprint, self.slots, self.slot_bytes = path, fingerprint, slots, slot_bytes
         self.current = None  # the session of the latest migrator
         os.makedirs(path, mode=0o700, exist_ok=True)
         s = os.lstat(path)

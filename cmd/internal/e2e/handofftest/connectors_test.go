@@ -14,42 +14,37 @@ import (
 )
 
 // startSocketEngines runs two emulated engines with connectors that stage so many blocks, 0 for as many as their caches
-// have. It returns their base URLs and the directories of their sockets.
-func startSocketEngines(t *testing.T, slots int) (urls, dirs [2]string) {
+// have. It returns them, their base URLs and the directories of their sockets.
+func startSocketEngines(t *testing.T, slots int) (engines [2]*emulator.Engine, urls, dirs [2]string) {
 	top := testkit.Must(os.MkdirTemp("", "kv")) // the path of t.TempDir is too long for sockets
 	t.Cleanup(func() { os.RemoveAll(top) })
 	for i := range urls {
 		dirs[i] = filepath.Join(top, string(rune('a'+i)))
 		e := testkit.Must(emulator.New(emulator.Config{Model: "tiny", Profile: profile, BlockTokens: 32, SlotBytes: 512, KVSocket: &emulator.KVSocket{Dir: dirs[i], Slots: slots}}))
 		t.Cleanup(testkit.Run(t, e.Run))
-		urls[i] = serveEngine(t, e)
+		engines[i], urls[i] = e, serveEngine(t, e)
 		testkit.WaitFor(t, "the socket", func() bool { _, err := os.Stat(filepath.Join(dirs[i], api.Socket)); return err == nil })
 	}
-	return urls, dirs
+	return engines, urls, dirs
 }
 
 // newConnectedPair runs two emulated engines with connectors, and front ends for them.
-func newConnectedPair(t *testing.T, slots int, lease time.Duration, edit func(*frontend.Config)) (*handofftest.Pair, *handofftest.Connectors) {
-	urls, dirs := startSocketEngines(t, slots)
+func newConnectedPair(t *testing.T, slots int) (*handofftest.Pair, *handofftest.Connectors, [2]*emulator.Engine) {
+	engines, urls, dirs := startSocketEngines(t, slots)
 	var log testkit.Log
-	c := handofftest.NewConnectors(t, dirs, lease, &log)
+	c := handofftest.NewConnectors(t, dirs, 0, &log)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("connectors:\n%s", &log)
 		}
 	})
-	return handofftest.New(t, "tiny", urls, func(f *frontend.Config) {
-		c.Edit(f)
-		if edit != nil {
-			edit(f)
-		}
-	}), c
+	return handofftest.New(t, "tiny", urls, c.Edit), c, engines
 }
 
 // TestConnector hands streams over by Cascade's own connector: the target computes nothing.
 func TestConnector(t *testing.T) {
 	t.Parallel()
-	p, c := newConnectedPair(t, 0, 0, nil)
+	p, c, _ := newConnectedPair(t, 0)
 	for i, n := range []int{95, 96, 97, 1000, 3000} {
 		before := p.Sources(1 - i%2)
 		requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}, true)
@@ -67,21 +62,21 @@ func TestConnector(t *testing.T) {
 // TestConnectorAtBlockEdges hands streams over at the edges of blocks.
 func TestConnectorAtBlockEdges(t *testing.T) {
 	t.Parallel()
-	p, c := newConnectedPair(t, 0, 0, nil)
+	p, c, _ := newConnectedPair(t, 0)
 	handofftest.PlayBlockEdges(t, "tiny", p.Engines, 32, func(f *frontend.Config) { c.Edit(f); f.HealthInterval = 20 * time.Millisecond })
 }
 
 // TestConnectorFaults breaks transfers between emulated engines.
 func TestConnectorFaults(t *testing.T) {
 	t.Parallel()
-	urls, dirs := startSocketEngines(t, 0)
+	_, urls, dirs := startSocketEngines(t, 0)
 	handofftest.PlayConnectorFaults(t, "tiny", urls, dirs, nil)
 }
 
 // TestFullStagingMemory: KV that does not fit into the staging memory is computed.
 func TestFullStagingMemory(t *testing.T) {
 	t.Parallel()
-	p, c := newConnectedPair(t, 3, 0, nil)
+	p, c, _ := newConnectedPair(t, 3)
 	before := p.Sources(1)
 	requireMoves(t, p, handofftest.Stream{Prompt: ids(4, 3000), Output: 10_000, After: 50, Moves: []int{20}}, true)
 	if s, got := c.Clients[1].Stats(), p.Sources(1).Sub(before); s.Fetched != 0 || got.Computed < 3000 {
@@ -89,9 +84,19 @@ func TestFullStagingMemory(t *testing.T) {
 	}
 }
 
+// TestNullFromConnector: an engine whose connector is known, but that hands nothing over for once, is asked again.
+func TestNullFromConnector(t *testing.T) {
+	t.Parallel()
+	p, _, engines := newConnectedPair(t, 0)
+	for i, f := range []emulator.Faults{{NoTransferParams: true}, {}} {
+		testkit.NoError(t, engines[0].SetFaults(f))
+		requireMoves(t, p, handofftest.Stream{Prompt: ids(uint64(i), 1000), Output: 10_000, After: 50, Moves: []int{20}}, i == 1)
+	}
+}
+
 // TestKVSocket speaks with emulated engines as their migrators do.
 func TestKVSocket(t *testing.T) {
 	t.Parallel()
-	urls, dirs := startSocketEngines(t, 0)
+	_, urls, dirs := startSocketEngines(t, 0)
 	handofftest.PlayKVSocket(t, "tiny", urls, dirs, 32)
 }
