@@ -106,7 +106,7 @@ func (e *Evaluation) rateSweep(get lookup) ([]row, webpage.Section) {
 		e.single(get),
 	}
 	s := webpage.Section{ID: "rates", Title: "Latency and throughput by rate", Paragraphs: []string{fmt.Sprintf(
-		"Under heavy load Cascade ended with at most %d stages and its preset paper with at most %d; the paper has pipelines of 4 to 6.", mostStages(heavy(sim.Cascade)), mostStages(heavy(sim.Paper)),
+		"Stages at the end of the runs under heavy load, at most: cascade %d, paper %d. The paper has pipelines of 4 to 6.", mostStages(heavy(sim.Cascade)), mostStages(heavy(sim.Paper)),
 	)}}
 	for _, m := range []metric{ttftMean, ttftP95, tpotMean, tpotP95, normalMean, throughput} {
 		s.Charts = append(s.Charts, e.loadChart(get, m.name, m, systems))
