@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -55,7 +56,7 @@ func newEngine(t *testing.T) *engine {
 // accept waits for a client and reads its hello.
 func (e *engine) accept() {
 	e.t.Helper()
-	e.listen.SetDeadline(time.Now().Add(10 * time.Second))
+	e.listen.SetDeadline(time.Now().Add(testkit.WaitTimeout()))
 	e.conn = testkit.Must(e.listen.AcceptUnix())
 	e.hello = *e.read().Hello
 }
@@ -92,7 +93,7 @@ func (e *engine) sendWith(f api.Frame, rights []byte) {
 // read reads the client's next frame.
 func (e *engine) read() api.Frame {
 	e.t.Helper()
-	e.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	e.conn.SetReadDeadline(time.Now().Add(testkit.WaitTimeout()))
 	f, err := api.Read(e.conn)
 	testkit.NoError(e.t, err)
 	return f
@@ -124,8 +125,10 @@ type migrator struct {
 type world struct {
 	t         *testing.T
 	transport memtransport.Network
-	all       map[policies.ReplicaID]*migrator
-	spoil     func(*wire.FetchKVAnswer) // changes answers; nil changes none
+	all       map[policies.ReplicaID]*migrator // written by the test
+
+	mu    sync.Mutex                // guards all for the migrators, and spoil
+	spoil func(*wire.FetchKVAnswer) // changes answers; nil changes none
 }
 
 func newWorld(t *testing.T) *world {
@@ -139,11 +142,20 @@ func (w *world) start(id policies.ReplicaID, e *engine, lease time.Duration, fau
 	m.Client = testkit.Must(New(Config{Self: id, Dir: e.dir, Network: networkOf{w, id}, Lease: lease, Incarnation: 7, Paths: func() *paths.Set { return m.set }}))
 	carrier := testkit.Must(memtransport.New(memtransport.Config{Network: &w.transport, Name: string(id), Pool: m.Client, Faults: faults}))
 	m.set = paths.New(paths.Config{Self: id, Transports: []transport.Transport{carrier}, Pool: m.Client})
+	w.mu.Lock()
 	w.all[id] = m
+	w.mu.Unlock()
 	for _, run := range []func(context.Context) error{carrier.Run, m.Client.Run} {
 		w.t.Cleanup(testkit.Run(w.t, run))
 	}
 	return m
+}
+
+// setSpoil sets what changes answers from now on.
+func (w *world) setSpoil(f func(*wire.FetchKVAnswer)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.spoil = f
 }
 
 // networkOf is the network as one of its migrators sees it.
@@ -154,7 +166,9 @@ type networkOf struct {
 
 // FetchKV implements Network.
 func (n networkOf) FetchKV(ctx context.Context, to policies.ReplicaID, q *wire.FetchKVRequest) (*wire.FetchKVAnswer, error) {
-	peer := n.all[to]
+	n.mu.Lock()
+	peer, spoil := n.all[to], n.spoil
+	n.mu.Unlock()
 	if peer == nil {
 		return nil, fmt.Errorf("no replica %s", to)
 	}
@@ -164,8 +178,8 @@ func (n networkOf) FetchKV(ctx context.Context, to policies.ReplicaID, q *wire.F
 	}()
 	select {
 	case a := <-answers:
-		if n.spoil != nil {
-			n.spoil(a)
+		if spoil != nil {
+			spoil(a)
 		}
 		return a, nil
 	case err := <-ended:

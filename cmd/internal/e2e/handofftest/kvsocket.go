@@ -22,9 +22,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// socketTimeout bounds the wait for a frame; the host may be busy.
-const socketTimeout = 30 * time.Second
-
 // migrator is the other end of an engine's kv.sock, of which the test writes each frame.
 type migrator struct {
 	t       *testing.T
@@ -49,7 +46,7 @@ func connect(t *testing.T, dir, replica string, incarnation uint64) *migrator {
 	m := dial(t, dir, api.Hello{Version: api.Version, Replica: replica, Incarnation: incarnation})
 	var head [api.HeadBytes]byte
 	rights := make([]byte, unix.CmsgSpace(4))
-	m.conn.SetReadDeadline(time.Now().Add(socketTimeout))
+	m.conn.SetReadDeadline(time.Now().Add(testkit.WaitTimeout()))
 	n, size, _, _, err := m.conn.ReadMsgUnix(head[:], rights)
 	testkit.NoError(t, err)
 	testkit.Must(io.ReadFull(m.conn, head[n:]))
@@ -77,7 +74,7 @@ func (m *migrator) send(f api.Frame) { m.t.Helper(); m.write(testkit.Must(f.Appe
 // read reads the engine's next frame.
 func (m *migrator) read() api.Frame {
 	m.t.Helper()
-	m.conn.SetReadDeadline(time.Now().Add(socketTimeout))
+	m.conn.SetReadDeadline(time.Now().Add(testkit.WaitTimeout()))
 	f, err := api.Read(m.conn)
 	testkit.NoError(m.t, err)
 	return f
@@ -86,7 +83,7 @@ func (m *migrator) read() api.Frame {
 // requireClosed waits until the engine closes the connection.
 func (m *migrator) requireClosed(why string) {
 	m.t.Helper()
-	m.conn.SetReadDeadline(time.Now().Add(socketTimeout))
+	m.conn.SetReadDeadline(time.Now().Add(testkit.WaitTimeout()))
 	if f, err := api.Read(m.conn); err == nil || strings.Contains(err.Error(), "timeout") {
 		m.t.Errorf("%s: the engine sends %s, %v", why, f.Name(), err)
 	}
