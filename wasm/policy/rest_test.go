@@ -175,6 +175,7 @@ func TestRunDoesDeferredWork(t *testing.T) {
 		for range restEvery {
 			p.Select(bids(3))
 		}
+		time.Sleep(2 * patience) // Run may have come while the last call had the slot
 		synctest.Wait()
 		s := &p.slots[0]
 		wantSlot(t, s, free, false)
