@@ -89,6 +89,23 @@ func TestFull(t *testing.T) {
 	})
 }
 
+// TestInvalid: what cannot be sent leaves neither its slots nor the connection unusable.
+func TestInvalid(t *testing.T) {
+	s, c := start(t, time.Minute)
+	for want, w := range map[string]Want{
+		`handle "x"`:          {Holder: "r1", Handle: "x", Digest: digest, Blocks: 4},
+		"holder of 257 bytes": {Holder: strings.Repeat("r", 257), Handle: handle, Digest: digest, Blocks: 4},
+	} {
+		_, err := s.Fetch(t.Context(), w)
+		testkit.WantError(t, err, want)
+	}
+	testkit.WantError(t, s.Offer("x", digest, []byte("aabbccdd")), `handle "x"`)
+	testkit.NoError(t, s.Offer(handle, digest, []byte("aabbccdd")))
+	if o := read(t, c).Offer; o.Handle != handle || len(o.Slots) != 4 {
+		t.Errorf("%+v", o)
+	}
+}
+
 // TestGivenUp: a fetch that is given up keeps its slots until the migrator has answered, and no longer.
 func TestGivenUp(t *testing.T) {
 	s, c := start(t, time.Minute)

@@ -144,11 +144,11 @@ func (s *Server) serve(conn *net.UnixConn) error {
 		defer s.leave(x)
 		err = s.sendWelcome(conn, pool)
 	}
+	conn.SetDeadline(time.Time{}) // before another writer sets its own
 	x.writing.Unlock()
 	if err != nil {
 		return err
 	}
-	conn.SetDeadline(time.Time{})
 	s.log.Info("migrator connected", "dir", s.cfg.Dir, "replica", x.hello.Replica)
 	return x.read()
 }

@@ -114,12 +114,8 @@ func (x *session) handle(f api.Frame) error {
 	return fmt.Errorf("kv.sock: unexpected %s", f.Name())
 }
 
-// write sends a frame.
-func (x *session) write(f api.Frame) error {
-	b, err := f.Append(nil)
-	if err != nil {
-		return err
-	}
+// write sends an encoded frame.
+func (x *session) write(b []byte) error {
 	x.writing.Lock()
 	defer x.writing.Unlock()
 	x.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
@@ -151,10 +147,23 @@ func (x *session) offer(handle, digest string, blocks []byte) error {
 		o = api.Offer{Handle: handle, Error: err.Error()}
 		err = nil
 	}
-	if err == nil {
-		err = x.write(api.Frame{Offer: &o})
+	if err != nil {
+		return err
 	}
-	return err
+	b, err := api.Frame{Offer: &o}.Append(nil)
+	if err != nil {
+		x.withdraw(o)
+		return err
+	}
+	return x.write(b)
+}
+
+// withdraw takes the slots of an offer back that was not sent.
+func (x *session) withdraw(o api.Offer) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.offers, o.Handle)
+	x.free = append(x.free, o.Slots...)
 }
 
 // stage copies blocks into slots, which are the migrator's from now on.
@@ -189,9 +198,16 @@ func (x *session) fetch(ctx context.Context, w Want) ([]byte, error) {
 	}
 	x.lastID++
 	id := x.lastID
+	// Holder and handle come from a client, and may be no valid ones.
+	b, err := api.Frame{Fetch: &api.Fetch{ID: id, Holder: w.Holder, Handle: w.Handle, Digest: w.Digest, First: w.First, Slots: q.slots}}.Append(nil)
+	if err != nil {
+		x.free = append(x.free, q.slots...)
+		x.mu.Unlock()
+		return nil, err
+	}
 	x.fetches[id] = q
 	x.mu.Unlock()
-	if err := x.write(api.Frame{Fetch: &api.Fetch{ID: id, Holder: w.Holder, Handle: w.Handle, Digest: w.Digest, First: w.First, Slots: q.slots}}); err != nil {
+	if err := x.write(b); err != nil {
 		return nil, err
 	}
 	select {
