@@ -50,8 +50,8 @@ const (
 
 	// fetchTimeout bounds a fetch; the front end gives the leg up at handoff.Deadline.
 	fetchTimeout = 10 * time.Second
-	maxFetches   = 256 // at a time
-	maxOffers    = 1024
+	maxFetches   = 256  // at a time
+	maxOffers    = 1024 // open at a time; further ones are released at once
 )
 
 // Network reaches the other migrators; migrator/peer implements it.
@@ -98,7 +98,7 @@ var _ transport.Pool = (*Client)(nil)
 type Stats struct {
 	Offered  uint64 // offers of this engine
 	Taken    uint64 // of these, by another replica
-	Expired  uint64 // of these, when the lease ended before
+	Expired  uint64 // of these, when the lease ended before, or too many were open
 	Fetched  uint64 // fetches of this engine that have succeeded
 	Failed   uint64 // fetches that have not; the engine computes the KV
 	Corrupt  uint64 // blocks that arrived without their checksum, and were pulled again or given up

@@ -3,6 +3,9 @@ package connector
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -128,6 +131,39 @@ func TestRefused(t *testing.T) {
 	}
 	testkit.WantError(t, serve(&wire.FetchKVRequest{Handle: make([]byte, 15), Digest: make([]byte, 32)}), "a handle of 16 bytes")
 	testkit.WantError(t, serve(&wire.FetchKVRequest{Handle: make([]byte, 16), Digest: make([]byte, 33)}), "a handle of 16 bytes")
+}
+
+// TestTooManyOffers: an engine whose offers no replica takes keeps its connection. What is one offer
+// too many is released at once.
+func TestTooManyOffers(t *testing.T) {
+	t.Parallel()
+	w, a, _ := pair(t, 0, nil)
+	for i := range maxOffers {
+		a.send(api.Frame{Offer: &api.Offer{Handle: fmt.Sprintf("%032x", i), Error: "the staging memory is full"}})
+	}
+	a.send(api.Frame{Offer: &api.Offer{Handle: strings.Repeat("ab", 16), Error: "the staging memory is full"}})
+	a.offer(handle, 3)
+	if f := a.read(); f.Released == nil || f.Released.Handle != handle {
+		t.Errorf("the engine is sent %s", f.Name())
+	}
+	if s := w.all["r0"].Stats(); s.Expired != 1 || s.Sessions != 1 || s.Offered != maxOffers+2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestLongError: the reason why a fetch failed is cut, between two runes, to what a frame may have.
+func TestLongError(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	conn := testkit.Must(net.DialUnix("unix", nil, e.listen.Addr().(*net.UnixAddr)))
+	defer conn.Close()
+	e.conn = testkit.Must(e.listen.AcceptUnix())
+	for start, kept := range map[string]string{"x": "x", "\xff!": "?!"} {
+		newSession(conn, "f", nil).reply(3, errors.New(start+strings.Repeat("é", api.MaxText)))
+		if f := e.read().Fetched; f.ID != 3 || f.Error != kept+strings.Repeat("é", (api.MaxText-len(kept))/2) {
+			t.Errorf("%+v", f)
+		}
+	}
 }
 
 // TestNoBlockWanted: a reader that wants no block ends the offer, so that its slots are free again.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -79,23 +80,38 @@ func (s *session) write(f api.Frame) {
 func (s *session) reply(id uint64, err error) {
 	f := api.Fetched{ID: id}
 	if err != nil {
-		f.Error = err.Error()
+		f.Error = strings.ToValidUTF8(err.Error(), "?")
 		f.Error = f.Error[:min(len(f.Error), api.MaxText)]
+		f.Error = strings.ToValidUTF8(f.Error, "") // a rune that was cut would get longer in JSON
 	}
 	s.write(api.Frame{Fetched: &f})
 }
 
-// add adds an offer, whose lease begins now. expired is called if it ends before a reader comes.
+// add adds an offer, whose lease begins now. expired is called if it ends before a reader comes. An
+// offer that is one too many ends at once, as if its lease had ended.
 func (s *session) add(o api.Offer, lease time.Duration, expired func()) error {
+	kept, err := s.keep(o, lease, expired)
+	if err == nil && !kept && o.Error == "" {
+		expired()
+		s.write(api.Frame{Released: &api.Released{Handle: o.Handle}})
+	}
+	return err
+}
+
+// keep is add, but reports false for an offer that is one too many.
+func (s *session) keep(o api.Offer, lease time.Duration, expired func()) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, slot := range o.Slots {
 		if int64(slot) >= int64(s.memory.Blocks) {
-			return fmt.Errorf("kv.sock: offer of slot %d of %d", slot, s.memory.Blocks)
+			return false, fmt.Errorf("kv.sock: offer of slot %d of %d", slot, s.memory.Blocks)
 		}
 	}
-	if s.offers[o.Handle] != nil || len(s.offers) >= maxOffers {
-		return fmt.Errorf("kv.sock: the handle %s is in use, or %d offers are", o.Handle, maxOffers)
+	if s.offers[o.Handle] != nil {
+		return false, fmt.Errorf("kv.sock: the handle %s is in use", o.Handle)
+	}
+	if len(s.offers) >= maxOffers {
+		return false, nil
 	}
 	x := &offer{Offer: o, until: time.Now().Add(lease), over: make(chan struct{})}
 	x.timer = time.AfterFunc(lease, func() {
@@ -109,7 +125,7 @@ func (s *session) add(o api.Offer, lease time.Duration, expired func()) error {
 	s.offers[o.Handle] = x
 	close(s.changed)
 	s.changed = make(chan struct{})
-	return nil
+	return true, nil
 }
 
 // expire ends the lease of an offer, and reports whether no reader has taken it. A reader releases
