@@ -25,6 +25,7 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import selectors
 import socket
 import stat
@@ -47,7 +48,7 @@ logger = init_logger("vllm.cascade_connector")
 NAME = "CascadeConnector"
 VERSION = 1  # of the protocol
 MAX_FRAME = 4 << 20  # bytes
-MAX_TEXT = 1 << 10  # bytes of an error
+MAX_NAME = 256  # bytes of a replica's name
 HELLO_SECONDS = 5.0  # for a migrator's first frame
 SEND_SECONDS = 5.0  # for one frame
 FETCH_SECONDS = 12.0  # for the migrator to fetch KV; it gives up before
@@ -90,6 +91,7 @@ def compute_fingerprint(config, kv_cache_config):
         vllm_version, model.model, model.revision, model.dtype, model.quantization, config.cache_config.cache_dtype,
         type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size, group.kv_cache_spec.page_size_bytes,
         len(group.layer_names), current_platform.device_type, getattr(attention, "backend", None),
+        getattr(model, "hf_overrides", None),  # such as the scaling of positions
     ]
     return "vllm " + hashlib.sha256(repr([str(p) for p in parts]).encode()).hexdigest()
 
@@ -98,7 +100,7 @@ def compute_digest(fingerprint, adapter, salt, ids):
     """Returns the digest of everything that the KV of token ids depends on (Digest in engine/kvsocket/api)."""
     h = hashlib.sha256()
     for text in (fingerprint, adapter, salt):
-        b = text.encode()
+        b = text.encode(errors="surrogatepass")  # a client's salt may be no valid text
         h.update(struct.pack("<I", len(b)) + b)
     h.update(array("I", ids).tobytes())
     return h.hexdigest()
@@ -112,6 +114,14 @@ def socket_directory():
             f"{NAME}: set CASCADE_KV_DIR to a directory of this user with mode 0700: "
             "replicas[].connector of the fleet file")
     return path
+
+
+def is_handle(value):
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
+
+
+def is_name(value):
+    return isinstance(value, str) and 0 < len(value.encode(errors="surrogatepass")) <= MAX_NAME
 
 
 def session_file(path):
@@ -221,7 +231,7 @@ class Scheduler:
                 with open(self.path) as f:
                     self.replica = json.load(f)["replica"]
                 self.known = known
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             self.known, self.replica = None, None
         return self.replica
 
@@ -237,8 +247,8 @@ class Scheduler:
         n = request.num_tokens
         if (
             p.get("kv_connector") != NAME
-            or not isinstance(p.get("cascade_handle"), str)
-            or not isinstance(p.get("cascade_holder"), str)
+            or not is_handle(p.get("cascade_handle"))  # a client may have made them up: a frame
+            or not is_name(p.get("cascade_holder"))  # with them would end the migrator's connection
             or p.get("remote_num_tokens") != n  # the KV of another text, or of a part
             or request.prompt_token_ids is None
             or request.mm_features
@@ -334,7 +344,11 @@ class Worker:
                 logger.warning("KV of %s not handed over: %s", offer.request, e)
             sent.add(offer.request)
         for fetch in metadata.fetches:
-            self.waiting.append((fetch, self.server.fetch(fetch)))
+            try:
+                ticket = self.server.fetch(fetch)
+            except Exception as e:
+                ticket = Ticket(error=str(e))
+            self.waiting.append((fetch, ticket))
         still = []
         for fetch, ticket in self.waiting:
             if ticket.is_pending():
@@ -425,10 +439,15 @@ class Session:
         self.free, self.offers, self.fetches, self.last = list(range(slots)), {}, {}, 0
         self.closed = False
         self.fd = os.memfd_create("cascade-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, slots * slot_bytes)
-        # F_ADD_SEALS: the migrator must not be able to take the memory away.
-        fcntl.fcntl(self.fd, 1033, 1 | 2 | 4)
-        self.memory = torch.frombuffer(mmap.mmap(self.fd, slots * slot_bytes), dtype=torch.uint8).view(slots, slot_bytes)
+        try:
+            os.ftruncate(self.fd, slots * slot_bytes)
+            # F_ADD_SEALS: the migrator must not be able to take the memory away.
+            fcntl.fcntl(self.fd, 1033, 1 | 2 | 4)
+            memory = mmap.mmap(self.fd, slots * slot_bytes)
+            self.memory = torch.frombuffer(memory, dtype=torch.uint8).view(slots, slot_bytes)
+        except Exception:  # the migrator tries again, every time with a new descriptor
+            os.close(self.fd)
+            raise
 
     def take(self, count):
         """Takes free slots; None if there are too few."""
@@ -511,7 +530,8 @@ class Session:
             for ticket in self.fetches.values():
                 ticket.error, ticket.done = "the migrator's connection has ended", True
             self.fetches = {}
-        self.conn.close()
+        with contextlib.suppress(OSError):
+            self.conn.close()
         os.close(self.fd)
 
 
@@ -594,42 +614,59 @@ class Server(threading.Thread):
         self.join(SEND_SECONDS)
 
     def run(self):
-        while True:
-            for key, _ in self.selector.select(timeout=1):
-                if key.fileobj is self.wake:
-                    for other in list(self.selector.get_map().values()):
-                        if other.data is not None:
-                            self.drop(other.data, None)
-                    self.listener.close()
-                    with contextlib.suppress(OSError):
-                        os.remove(self.path)
-                    return
-                if key.fileobj is self.listener:
-                    self.accept()
-                    continue
-                try:
-                    for frame in key.data.receive():
-                        self.handle(key.data, frame)
-                except Exception as e:  # of this connection alone
-                    self.drop(key.data, e)
-            now = time.monotonic()
-            for key in list(self.selector.get_map().values()):
-                if key.data is not None and key.data.session is None and now > key.data.deadline:
-                    self.drop(key.data, TimeoutError("no hello"))
+        try:
+            while self.serve_events():
+                pass
+        except Exception:
+            logger.exception("the socket %s has failed: from now on all KV is computed", self.path)
+        finally:
+            self.close()
+
+    def serve_events(self):
+        """Serves what has happened, or the passing of a second. It returns whether the server goes on."""
+        for key, _ in self.selector.select(timeout=1):
+            if key.fileobj is self.wake:
+                return False
+            if key.fileobj is self.listener:
+                self.accept()
+                continue
+            try:
+                for frame in key.data.receive():
+                    self.handle(key.data, frame)
+            except Exception as e:  # of this connection alone
+                self.drop(key.data, e)
+        now = time.monotonic()
+        for key in list(self.selector.get_map().values()):
+            if key.data is not None and key.data.session is None and now > key.data.deadline:
+                self.drop(key.data, TimeoutError("no hello"))
+        return True
+
+    def close(self):
+        """Ends all connections and removes the socket."""
+        for key in list(self.selector.get_map().values()):
+            if key.data is not None:
+                self.drop(key.data, "the engine stops")
+        self.listener.close()
+        with contextlib.suppress(OSError):
+            os.remove(self.path)
 
     def accept(self):
+        conn = None
         try:
             conn, _ = self.listener.accept()
-        except OSError as e:
-            logger.warning("accepting a migrator failed: %s", e)
-            time.sleep(0.1)
-            return
-        _, uid, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid() or len(self.selector.get_map()) >= MAX_CONNECTIONS:
-            conn.close()
-            return
-        conn.settimeout(SEND_SECONDS)
-        self.selector.register(conn, selectors.EVENT_READ, Connection(conn))
+            _, uid, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid != os.geteuid():
+                raise PermissionError(f"it is of user {uid}")
+            if len(self.selector.get_map()) >= MAX_CONNECTIONS:
+                raise RuntimeError("there are too many connections")
+            conn.settimeout(SEND_SECONDS)
+            self.selector.register(conn, selectors.EVENT_READ, Connection(conn))
+        except Exception as e:
+            logger.warning("a connection to %s was not accepted: %s", self.path, e)
+            if conn is not None:
+                conn.close()
+            else:
+                time.sleep(0.1)  # out of descriptors, for instance
 
     def drop(self, c, why):
         self.selector.unregister(c.conn)
@@ -650,7 +687,7 @@ class Server(threading.Thread):
         hello = frame["hello"]
         if hello["version"] != VERSION:
             raise ValueError(f"version {hello['version']} of the protocol, but this side has {VERSION}")
-        if not isinstance(hello["replica"], str) or not isinstance(hello["incarnation"], int):
+        if not is_name(hello["replica"]) or not isinstance(hello["incarnation"], int):
             raise ValueError("invalid hello")
         old = self.current
         if old is not None and old.incarnation > hello["incarnation"]:

@@ -280,6 +280,8 @@ func PlayKVSocket(t *testing.T, model string, engines, dirs [2]string, block int
 	reconnect(1)
 	computed("the KV of more ids", func(p map[string]any) { p["remote_num_tokens"] = p["remote_num_tokens"].(float64) + 1 }, nil)
 	computed("the KV of less ids", func(p map[string]any) { p["remote_num_tokens"] = p["remote_num_tokens"].(float64) - 1 }, nil)
+	computed("a handle that is none", func(p map[string]any) { p["cascade_handle"] = "x" }, nil)
+	computed("a holder whose name is too long", func(p map[string]any) { p["cascade_holder"] = strings.Repeat("r", 257) }, nil)
 	computed("another connector", func(p map[string]any) { delete(p, "cascade_handle") }, nil)
 
 	// Frames that are wrong end the connection, and nothing else.

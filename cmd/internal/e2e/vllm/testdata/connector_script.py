@@ -1,0 +1,237 @@
+"""Tests of cascade_connector.py without vLLM and PyTorch, in whose place it puts the few names that the script needs.
+
+What copies tensors is tested by the tests of this package that run real engines."""
+
+import json
+import os
+import socket
+import struct
+import sys
+import tempfile
+import time
+import types
+import unittest
+from unittest import mock
+
+
+class Memory:
+    """Stands for a tensor over a buffer."""
+
+    def __init__(self, buffer, dtype):
+        self.buffer = buffer
+
+    def view(self, *shape):
+        return self
+
+
+def add_module(name, **attributes):
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(attributes)
+
+
+add_module("torch", Tensor=type("Tensor", (), {}), uint8=None, frombuffer=Memory)
+for name in ("vllm.distributed", "vllm.distributed.kv_transfer", "vllm.distributed.kv_transfer.kv_connector",
+             "vllm.distributed.kv_transfer.kv_connector.v1", "vllm.v1"):
+    add_module(name)
+add_module("vllm", __version__="test")
+add_module("vllm.distributed.kv_transfer.kv_connector.v1.base", KVConnectorBase_V1=object, KVConnectorMetadata=object, KVConnectorRole=None)
+add_module("vllm.logger", init_logger=lambda name: mock.Mock())
+add_module("vllm.platforms", current_platform=None)
+add_module("vllm.v1.request", RequestStatus=types.SimpleNamespace(FINISHED_LENGTH_CAPPED=1, FINISHED_STOPPED=2))
+
+import cascade_connector as connector  # noqa: E402, after the modules that it imports
+
+HANDLE = "00112233445566778899aabbccddeeff"
+SLOTS, SLOT_BYTES = 4, 64
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("it does not become true")
+        time.sleep(0.001)
+
+
+class SchedulerTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        s = self.scheduler = connector.Scheduler.__new__(connector.Scheduler)  # without the configuration of an engine
+        s.block_size, s.fingerprint, s.path = 16, "f", os.path.join(folder.name, "session.json")
+        s.known = s.replica = None
+        s.metadata = connector.Metadata()
+        self.write_session('{"replica": "r0"}')
+
+    def write_session(self, text):
+        with open(self.scheduler.path + ".new", "w") as f:
+            f.write(text)
+        os.rename(self.scheduler.path + ".new", self.scheduler.path)
+
+    def request(self, **fields):
+        params = {"do_remote_prefill": True, "kv_connector": "CascadeConnector", "cascade_handle": HANDLE, "cascade_holder": "r1", "remote_num_tokens": 40}
+        params.update(fields)
+        return types.SimpleNamespace(
+            request_id="q", kv_transfer_params=params, num_tokens=40, num_computed_tokens=40, prompt_token_ids=[1], all_token_ids=list(range(40)),
+            mm_features=[], lora_request=None, cache_salt=None, status=1)
+
+    def test_fetches_what_is_not_computed(self):
+        q, blocks = self.request(), types.SimpleNamespace(get_block_ids=lambda: [[7, 8, 9]])
+        self.assertEqual(self.scheduler.count_remote(q, 16), (24, True))
+        self.scheduler.begin_fetch(q, blocks, 24)
+        self.scheduler.begin_fetch(q, blocks, 24)
+        (fetch,) = self.scheduler.take_metadata().fetches
+        self.assertEqual((fetch.holder, fetch.handle, fetch.first, fetch.blocks), ("r1", HANDLE, 1, [8, 9]))
+        self.assertEqual(fetch.digest, connector.compute_digest("f", "", "", range(40)))
+        self.assertEqual(self.scheduler.count_remote(q, 16), (0, False))
+
+    def test_computes_what_a_client_made_up(self):
+        for name, values in {
+            "cascade_handle": ["", "x", "é" * 32, HANDLE + "0", HANDLE.replace("0", "g"), HANDLE + "\n", 5, None, [HANDLE]],
+            "cascade_holder": ["", "r" * 257, "é" * 129, "\ud800" * 100, 5, None, {}],
+            "remote_num_tokens": [39, 41, None, "40", []],
+            "kv_connector": ["NixlConnector", None],
+        }.items():
+            for value in values:
+                self.assertEqual(self.scheduler.count_remote(self.request(**{name: value}), 0), (0, False), f"{name} {value!r}")
+
+    def test_hands_over(self):
+        q = self.request(do_remote_prefill=False, do_remote_decode=True)
+        q.cache_salt = "\ud800"  # no valid text
+        kept, params = self.scheduler.begin_offer(q, [7, 8, 9, 10])
+        (offer,) = self.scheduler.take_metadata().offers
+        self.assertTrue(kept)
+        self.assertEqual((params["cascade_handle"], params["cascade_holder"], params["remote_num_tokens"]), (offer.handle, "r0", 40))
+        self.assertEqual(offer.blocks, [7, 8, 9])
+        q.status = 3  # aborted
+        self.assertEqual(self.scheduler.begin_offer(q, [7, 8, 9]), (False, None))
+
+    def test_works_with_a_connected_migrator_only(self):
+        for text in ("", "x", "[]", "5", "{}"):
+            self.write_session(text)
+            self.assertIsNone(self.scheduler.connected_replica(), text)
+        self.write_session('{"replica": "r0"}')
+        self.assertEqual(self.scheduler.connected_replica(), "r0")
+        os.remove(self.scheduler.path)
+        self.assertEqual(self.scheduler.count_remote(self.request(), 0), (0, False))
+        self.assertEqual(self.scheduler.begin_offer(self.request(do_remote_decode=True), [1, 2, 3]), (False, None))
+
+    def test_digest_is_that_of_the_protocol(self):  # TestDigest of engine/kvsocket/api
+        self.assertEqual(connector.compute_digest("f", "lo", "", [1, 256]), "6dd3e874a11834e0afdde0aa0c2adc6fabf22fd372b1872e39039ee8b7d1fb34")
+
+
+class ServerTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.dir = os.path.join(folder.name, "kv")
+        self.server = connector.Server(self.dir, "f", SLOTS, SLOT_BYTES)
+        self.server.start()
+        self.addCleanup(self.server.stop)
+
+    def dial(self):
+        conn = socket.socket(socket.AF_UNIX)
+        self.addCleanup(conn.close)
+        conn.settimeout(30)
+        conn.connect(self.server.path)
+        return conn
+
+    def hello(self, incarnation=1):
+        conn = self.dial()
+        self.send(conn, {"hello": {"version": 1, "replica": "r0", "incarnation": incarnation}})
+        return conn
+
+    def connect(self, incarnation=1):
+        conn = self.hello(incarnation)
+        self.assertEqual(self.read(conn)["welcome"], {"version": 1, "fingerprint": "f", "slots": SLOTS, "slot_bytes": SLOT_BYTES})
+        return conn
+
+    def send(self, conn, frame):
+        body = json.dumps(frame).encode()
+        conn.sendall(struct.pack(">I", len(body)) + body)
+
+    def receive(self, conn, size):
+        data = b""
+        while len(data) < size:
+            part = conn.recv(size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+    def read(self, conn):
+        return json.loads(self.receive(conn, struct.unpack(">I", self.receive(conn, 4))[0]))
+
+    def fetch(self, blocks):
+        return self.server.fetch(connector.Fetch("q", "r1", HANDLE, "00" * 32, 0, blocks))
+
+    def test_fetch_given_up_keeps_its_slots_until_the_answer(self):
+        conn = self.connect()
+        ticket = self.fetch([1, 2, 3])
+        number = self.read(conn)["fetch"]["id"]
+        self.assertTrue(ticket.is_pending())
+        ticket.deadline = time.monotonic()
+        self.assertFalse(ticket.is_pending())
+        with self.assertRaisesRegex(RuntimeError, "did not fetch it"):
+            ticket.take_slots()
+        self.assertIn("full", self.fetch([1, 2]).error)
+        self.send(conn, {"fetched": {"id": number}})
+        wait_for(lambda: len(self.server.current.free) == SLOTS)
+
+    def test_released_twice(self):
+        conn = self.connect()
+        session = self.server.current
+        session.offer(connector.Offer("q", HANDLE, "00" * 32, [1, 2]), session.take(2), [0, 0])
+        self.assertEqual(self.read(conn)["offer"]["handle"], HANDLE)
+        for _ in range(2):
+            self.send(conn, {"released": {"handle": HANDLE}})
+        ticket = self.fetch([1, 2])
+        self.send(conn, {"fetched": {"id": self.read(conn)["fetch"]["id"], "error": "gone"}})
+        wait_for(lambda: not ticket.is_pending())
+        self.assertEqual(sorted(session.free), list(range(SLOTS)))
+
+    def test_failed_start_of_a_session_leaks_nothing(self):
+        self.connect()
+        before = len(os.listdir("/proc/self/fd"))
+        for name in ("os.ftruncate", "fcntl.fcntl", "mmap.mmap"):
+            with mock.patch(name, side_effect=OSError("no memory")):
+                with self.hello(2) as conn, self.assertRaises(EOFError):
+                    self.read(conn)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+        self.connect(2)
+
+    def test_client_of_another_user(self):
+        with mock.patch("os.geteuid", return_value=os.geteuid() + 1):
+            with self.assertRaises((EOFError, ConnectionError)):
+                self.read(self.hello())
+        self.connect()
+
+    def test_failing_system_call(self):
+        with mock.patch("struct.unpack", side_effect=OSError("SO_PEERCRED")):
+            self.assertEqual(self.dial().recv(1), b"")
+        self.connect()
+
+    def test_engine_lives_without_the_thread(self):
+        conn = self.connect()
+        ticket = self.fetch([1])
+        self.read(conn)
+        with mock.patch.object(self.server, "serve_events", side_effect=RuntimeError("a defect")):
+            self.send(conn, {"released": {"handle": HANDLE}})
+            self.server.join(30)
+        self.assertFalse(self.server.is_alive())
+        self.assertFalse(ticket.is_pending())
+        self.assertEqual(self.fetch([1]).error, "no migrator is connected")
+        self.assertEqual(os.listdir(self.dir), [])
+
+    def test_step_survives_a_defect(self):
+        worker = connector.Worker.__new__(connector.Worker)
+        worker.server, worker.waiting, worker.invalid = self.server, [], set()
+        with mock.patch.object(self.server, "fetch", side_effect=RuntimeError("a defect")):
+            fetch = connector.Fetch("q", "r1", HANDLE, "", 0, [5, 6])
+            self.assertEqual(worker.step(connector.Metadata(fetches=[fetch])), (None, {"q"}))
+        self.assertEqual(worker.take_invalid_blocks(), {5, 6})
+        offer = connector.Offer("p", HANDLE, "", [5])
+        self.assertEqual(worker.step(connector.Metadata(offers=[offer])), ({"p"}, None))
+
+
+unittest.main()
