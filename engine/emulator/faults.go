@@ -81,12 +81,23 @@ func (e *Engine) FillKV(ctx context.Context, keep int) error {
 	return e.do(ctx, blocktable.AtBoundary, func(s *batch.Scheduler) { s.SetFull(keep) })
 }
 
+// EndLeases frees the blocks of all handoffs that no engine has read, as if their leases ended now. An error means that
+// the engine does not run.
+func (e *Engine) EndLeases(ctx context.Context) error {
+	return e.do(ctx, blocktable.Immediately, e.transfer.expireAll)
+}
+
 // faultRoutes let the tests and demos of other processes set a replica's faults. A front end serves
 // none of these paths to clients.
 func (e *Engine) faultRoutes(handle func(method, path string, h http.HandlerFunc)) {
 	handle("POST", "/emulator/hang", func(http.ResponseWriter, *http.Request) { e.Hang() })
 	handle("POST", "/emulator/resume", func(http.ResponseWriter, *http.Request) { e.Resume() })
 	handle("POST", "/emulator/faults", handleFault(func(_ context.Context, f Faults) error { return e.SetFaults(f) }))
+	handle("POST", "/emulator/end-leases", func(w http.ResponseWriter, r *http.Request) {
+		if err := e.EndLeases(r.Context()); err != nil {
+			writeError(w, malformed("%v", err))
+		}
+	})
 	handle("POST", "/emulator/full", handleFault(func(ctx context.Context, full struct{ Keep int }) error { return e.FillKV(ctx, full.Keep) }))
 }
 

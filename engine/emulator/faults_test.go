@@ -154,6 +154,32 @@ func TestLeaseAtRunTime(t *testing.T) {
 	})
 }
 
+// All leases can be ended at once; one that is granted later is kept. An engine without a connector has none.
+func TestEndLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := sideChannels{}
+		e, stop := net.start(t, 5601, Config{}, KVTransfer{})
+		defer stop()
+		for seed := range 2 {
+			handoff(t, e, promptOf(100, seed+1))
+		}
+		if code := serveRequest(e, post("/emulator/end-leases", "")).Code; code != http.StatusOK {
+			t.Fatal(code)
+		}
+		if n := metric(t, e, "vllm:nixl_num_kv_expired_reqs_total"); n != 2 || metric(t, e, "vllm:kv_cache_usage_perc") != 0 {
+			t.Errorf("%v leases have ended, want 2 and no block kept", n)
+		}
+		handoff(t, e, promptOf(100, 3))
+		if metric(t, e, "vllm:kv_cache_usage_perc") == 0 {
+			t.Error("a later handoff keeps no blocks")
+		}
+		plain, stopPlain := start(t, Config{})
+		defer stopPlain()
+		send(t, plain, promptOf(100, 1), 1, nil) // it runs now
+		testkit.NoError(t, plain.EndLeases(t.Context()))
+	})
+}
+
 // A full KV cache preempts the younger of two streams, which pauses until there is room, in the
 // middle of its text, and is counted as waiting.
 func TestPreemptionPause(t *testing.T) {

@@ -157,13 +157,26 @@ func (t *transfer) grant(st *stream) *kvtransfer.Params {
 	}
 	duration := cmp.Or(time.Duration(st.faults.LeaseSeconds*float64(time.Second)), t.cfg.Lease)
 	t.leases[st.handoffID] = &lease{sequence: q, end: time.AfterFunc(duration, func() {
-		_ = t.engine.do(context.Background(), blocktable.Immediately, func(s *batch.Scheduler) {
-			if t.release(s, st.handoffID) {
-				t.engine.metrics.transfer.expired.Inc()
-			}
-		})
+		_ = t.engine.do(context.Background(), blocktable.Immediately, func(s *batch.Scheduler) { t.expire(s, st.handoffID) })
 	})}
 	return p
+}
+
+// expire frees the blocks of a request whose lease has ended. It runs on the loop.
+func (t *transfer) expire(s *batch.Scheduler, request string) {
+	if t.release(s, request) {
+		t.engine.metrics.transfer.expired.Inc()
+	}
+}
+
+// expireAll ends all leases. It runs on the loop.
+func (t *transfer) expireAll(s *batch.Scheduler) {
+	if t == nil {
+		return
+	}
+	for request := range t.leases {
+		t.expire(s, request)
+	}
 }
 
 // release frees the blocks of a request. It returns false if they are not kept.
