@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,6 +130,9 @@ type world struct {
 
 	mu    sync.Mutex                // guards all for the migrators, and spoil
 	spoil func(*wire.FetchKVAnswer) // changes answers; nil changes none
+	pulls atomic.Int32              // that are open
+	// beforePaths, if not nil, is called when a Client wants its paths.
+	beforePaths func()
 }
 
 func newWorld(t *testing.T) *world {
@@ -139,9 +143,14 @@ func newWorld(t *testing.T) *world {
 func (w *world) start(id policies.ReplicaID, e *engine, lease time.Duration, faults *memtransport.Faults) *migrator {
 	w.t.Helper()
 	m := &migrator{}
-	m.Client = testkit.Must(New(Config{Self: id, Dir: e.dir, Network: networkOf{w, id}, Lease: lease, Incarnation: 7, Paths: func() *paths.Set { return m.set }}))
+	m.Client = testkit.Must(New(Config{Self: id, Dir: e.dir, Network: networkOf{w, id}, Lease: lease, Incarnation: 7, Paths: func() *paths.Set {
+		if w.beforePaths != nil {
+			w.beforePaths()
+		}
+		return m.set
+	}}))
 	carrier := testkit.Must(memtransport.New(memtransport.Config{Network: &w.transport, Name: string(id), Pool: m.Client, Faults: faults}))
-	m.set = paths.New(paths.Config{Self: id, Transports: []transport.Transport{carrier}, Pool: m.Client})
+	m.set = paths.New(paths.Config{Self: id, Transports: []transport.Transport{counted{carrier, w}}, Pool: m.Client})
 	w.mu.Lock()
 	w.all[id] = m
 	w.mu.Unlock()
