@@ -110,6 +110,8 @@ traffic changes. Any Envoy routes for it, through xDS alone.
   cascade migrations               requests that migrated between replicas, and their stalls
   cascade drain REPLICA            empty a replica, with no dropped stream
   cascade plan --trace FILE        what stages a trace of your own would get
+  cascade sim --trace FILE         routers and Cascade compared on it, in virtual time
+  cascade report                   the paper's evaluation, simulated, as one HTML page
   cascade devices                  devices of this host, and the transports of KV blocks
   cascade policy new NAME          start a policy of your own, in Go, C or Rego
 

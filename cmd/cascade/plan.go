@@ -212,6 +212,9 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	if limited, ok := partitioner.(adoption.Planner); ok && p.ratio > 0 && p.policy != planner.PolicyPaper {
 		partitioner = adoption.LimitIterationRatio(limited, p.ratio)
 	}
+	if p.ratio != 0 && p.ratio < 1 {
+		return fmt.Errorf("--iteration-ratio %g: must be at least 1, or 0 for none", p.ratio)
+	}
 	begin := time.Now()
 	part, err := partitioner.Partition(w)
 	elapsed := time.Since(begin).Seconds()

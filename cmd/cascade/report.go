@@ -55,8 +55,8 @@ byte for byte, on any machine and under any load: all times on the page are virt
 on a GPU, and nothing is fetched.
 
 The whole report takes some six minutes on two processors that do nothing else, --quick less than
-one; how long it will take is shown while it runs. --quick has few and short runs, which show that the page works and
-say nothing about Cascade.
+one; how long it will take is shown while it runs. --quick has few and short runs, which show that
+the page works and say nothing about Cascade.
 
 Workloads are the mixes of "cascade trace" (mixed, chat, conversation), or the traces that you
 give; each is stretched to the loads of the comparison, and replayed from other places for other

@@ -71,8 +71,8 @@ Policies, one or several with --policy. Routers that users would pick:
                 differ by more than 64 and by half (cache_aware of sglang-router and
                 vllm-router)
 Schedulers that move running requests:
-  llumnix       Llumnix: a central scheduler sends requests where the most tokens are free
-                for each, and moves the shortest ones away before a replica's memory ends
+  llumnix           Llumnix: a central scheduler sends requests where the most tokens are free
+                    for each, and moves the shortest ones away before a replica's memory ends
   llumnix-balanced  the same without a threshold: it balances the loads all the time
   prefill-decode    --prefill replicas compute prompts, the others generate
 Cascade, by the packages that production runs (proxies pick by weights, front ends place,
@@ -89,15 +89,18 @@ The paper's own comparisons, each the policy paper with one part replaced:
   chain            one replica for each stage, up to eight stages
   refine-quantity  boundaries that give stages equally many requests
   refine-memory    boundaries that give stages equally much KV
-  handover-only    no balance inside a stage, only bids of the next one
-  handover-random  the same without loads: proxies take one replica after the other, and
+  growth-only      no balance inside a stage: requests move only when they outgrow it, by bids
+  growth-random    the same without loads: proxies take one replica after the other, and
                    what outgrows its stage goes to any replica of the next
 With --stages the stages of Cascade and the paper are given instead of planned.
 Plans and weights take effect at once, and reports to the control plane are never late.
---proxies and --report-* are for routers only. Which prefixes engines hold counts where
-prompts may go to prefill replicas (--prefill), as in production. A replica that fails takes its front end with it: clients of that see a
-cut, and other front ends resume what they had there. With --admission front ends refuse
-what would wait for too long.
+--proxies and --report-* are for routers only, --admission for Cascade only: its front ends
+refuse what would wait for too long. Which prefixes engines hold counts where prompts may go
+to prefill replicas (--prefill), as in production.
+
+Failures and drains (--fail, --drain) work with every policy. Under Cascade a replica that
+fails takes its front end with it: the clients of that front end see a cut, and other front
+ends resume what they had on the replica.
 
 What a batch of unequal lengths costs beyond their sum depends on the attention kernel;
 show every claim for all cases of --attention:

@@ -148,7 +148,7 @@ func (e *Evaluation) summary(rows []row, verdicts []verdict) []string {
 	out := []string{
 		"Nothing here ran on a GPU. Fleets of replicas are simulated in virtual time: every replica runs the emulator's scheduler at the prices of a cost profile, and Cascade decides by the packages that production runs. The assumptions are listed at the end.",
 		fmt.Sprintf("Of the paper's figures and claims, %d are reproduced, %d approximated, and %d impossible here; each has a row that says how, with the paper's number beside ours.", count[reproduced], count[approximated], count[impossible]),
-		countVerdicts(verdicts),
+		countVerdicts(verdicts, e.in.Size),
 		fmt.Sprintf("Made by: %s (size %s, seed %d). The same command gives the same bytes.", e.in.Command, e.in.Size.Name, e.in.Seed),
 	}
 	if e.in.Size.Name != Full().Name {
@@ -164,7 +164,7 @@ func (e *Evaluation) assumptions() webpage.Section {
 	size := e.in.Size
 	say("Load is the rate of arrivals over the fleet's capacity by the linear cost model: each request costs its prefill, its share of the iterations of a full batch, and its attention; prefixes that caches hold are not counted. Load 1 is therefore about where a fleet saturates.")
 	say("Requests are measured if they arrive after the first %.0f %% of a run (%.0f s of %.0f s in the paper's experiments): engines fill, and plans are made. What a request waits for at the end of a run counts in full.", 100*warmShare, warmShare*size.PaperSeconds, size.PaperSeconds)
-	say("Tokens/s counts the answers that ended between the warm-up and the last arrival: also those of a backlog that the warm-up left.")
+	say("Tokens/s counts the answers that ended between the warm-up and the last arrival: also those of a backlog that the warm-up left. Requests that failed are in no latency; the comparison with routers counts them.")
 	say("Requests longer than %d tokens, prompt and answer together, are dropped.", MaxLength)
 	say("The paper's experiments have %d replicas and %d seed or seeds, the comparison with routers %d and %d. A verdict, better or worse, is given only where the whole 95 %% interval of the ratio (Student's t on logarithms, pairs of equal seeds) is more than 1 %% away from 1, of at least five seeds. The rival is the best one by the mean of that figure in the same runs, which favours the rivals a little; of twenty figures of equal systems one is expected to differ.", size.PaperReplicas, size.PaperSeeds, size.RouterReplicas, size.RouterSeeds)
 	say("Attention cases: A (sum) prices the sum of the lengths only. B (ten-percent) multiplies attention by 1.1 in every batch of two and more, as vidur does. C (measured) takes alpha, the share of the way to a batch of the longest length, from a table, outside of which its nearest point counts; the share of such iterations is printed. D (stress) takes half of that way for every batch: no measurement says so, it shows what would follow.")

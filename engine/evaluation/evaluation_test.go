@@ -285,6 +285,21 @@ func TestPredict(t *testing.T) {
 	}
 }
 
+// TestComparePrediction checks the words for the ratios of the fitted model's errors to the static predictor's.
+func TestComparePrediction(t *testing.T) {
+	for ratios, want := range map[span]string{
+		{0.1, 0.49}: "yes: less than half of the static predictor's at every load",
+		{0.1, 0.96}: "partly: below the static predictor's at every load",
+		{0.7, 1.1}:  "partly: below the static predictor's at some loads",
+		{1, 1.1}:    "no",
+		noSpan:      "not measured",
+	} {
+		if got := comparePrediction(ratios); got != want {
+			t.Errorf("%v: %q, want %q", ratios, got, want)
+		}
+	}
+}
+
 // TestWordsFollowFigures gives Cascade figures at one point that are worse, better and equal, and reads what the
 // page says.
 func TestWordsFollowFigures(t *testing.T) {
@@ -318,7 +333,7 @@ func TestWordsFollowFigures(t *testing.T) {
 			t.Errorf("the section does not say %q:\n%s", want, text)
 		}
 	}
-	if got := countVerdicts(verdicts); !strings.Contains(got, "better in 4 of 28 comparisons, worse in 8, and in 16 the intervals do not decide") {
+	if got := countVerdicts(verdicts, in.Size); !strings.Contains(got, "better in 4 of 28 comparisons, worse in 8, and in 16 the intervals do not decide") {
 		t.Error(got)
 	}
 	if strings.Contains(text, "TTFT mean Cascade loses") || strings.Index(text, "prefix-tree") > strings.Index(text, "tokens/s") {
@@ -334,6 +349,9 @@ func TestCompareClaims(t *testing.T) {
 		claimed, seen span
 		want          string
 	}{
+		{lower, span{1, 1}, span{0.98, 1.02}, "as claimed"},
+		{lower, span{1, 1}, span{0.9, 0.95}, "more than claimed"},
+		{lower, span{1, 1}, span{1.06, 1.06}, "no: it is worse"},
 		{lower, less(.3, .6), span{0.5, 0.6}, "as claimed"},
 		{lower, less(.3, .6), span{0.2, 0.3}, "more than claimed"},
 		{lower, less(.3, .6), span{0.5, 0.9}, "as claimed at some loads, less at others"},

@@ -67,6 +67,9 @@ func change(ratio float64) string {
 // span is the least and the greatest of some figures.
 type span struct{ low, high float64 }
 
+// noSpan is the span of no figures.
+var noSpan = span{low: 1e300, high: -1e300}
+
 func (s span) with(v float64) span { return span{min(s.low, v), max(s.high, v)} }
 
 // changes prints a span of ratios.

@@ -30,7 +30,7 @@ func (e *Evaluation) mixedLengths(get lookup) (row, report.Table) {
 	}
 	var cv [2]span
 	for i := range cv {
-		cv[i] = span{1e300, -1e300}
+		cv[i] = noSpan
 	}
 	for _, load := range e.in.Size.PaperLoads {
 		for _, policy := range systems {
@@ -71,7 +71,7 @@ func (e *Evaluation) interference() (row, report.Table) {
 	}
 	const batch = 512
 	p := e.engines[h100Small]
-	s := span{1e300, -1e300}
+	s := noSpan
 	for _, lengths := range [][2]policies.Tokens{{1000, 50_000}, {200, 10_000}} {
 		for _, long := range []int{1, 8, 64, 256} {
 			row := []string{fmt.Sprintf("%d and %d", lengths[0], lengths[1]), fmt.Sprintf("%d of %d", long, batch)}

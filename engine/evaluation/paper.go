@@ -81,7 +81,7 @@ func (e *Evaluation) paperRows(get lookup) (rows []row, sections []webpage.Secti
 func (e *Evaluation) rateSweep(get lookup) ([]row, webpage.Section) {
 	n := e.in.Size.PaperReplicas
 	heavy, stressed := e.at(get, h20Base, measured, n, e.heavyLoads()), e.at(get, h20Base, stress, n, e.heavyLoads())
-	most := e.in.Size.PaperLoads[:1]
+	light := e.in.Size.PaperLoads[:1]
 	vLLM, sglang := "vLLM", "SGLang"
 	latency := func(m metric, ours func(string) [][]Outcome, claims ...claim) comparison {
 		return comparison{m, claims, ours}
@@ -97,7 +97,7 @@ func (e *Evaluation) rateSweep(get lookup) ([]row, webpage.Section) {
 			fill(row{label: "fig:tpot (tail)", figure: "Fig. 7", what: "95th percentile of TPOT under heavy load", status: approximated, why: derivedEngine}, sim.Cascade, sim.Paper),
 		latency(normalMean, stressed, claim{vLLM, roundRobin, less(.30, .64)}, claim{"Llumnix", llumnix, less(.034, .56)}).
 			fill(row{label: "fig:tpot (stress)", figure: "Fig. 6, 7", what: "normalised latency under heavy load if attention were as sensitive to lengths as in the stress case", status: approximated, why: "No measurement says so: the case brackets the kernels that the paper describes. The paper's TPOT stands beside our normalised latency."}, sim.Cascade, sim.Paper),
-		latency(ttftMean, e.at(get, h20Base, measured, n, most), claim{"Llumnix", llumnix, span{1, 1}}).
+		latency(ttftMean, e.at(get, h20Base, measured, n, light), claim{"Llumnix", llumnix, span{1, 1}}).
 			fill(row{label: "light load", figure: "text", what: "mean TTFT under light load, which is to be no worse", status: approximated, paper: "comparable to Llumnix", why: derivedEngine}, sim.Cascade, sim.Paper),
 		latency(throughput, heavy, claim{vLLM, roundRobin, span{1.99, 1.99}}, claim{sglang, roundRobin, span{2.18, 2.18}}, claim{"Llumnix", llumnix, span{1.71, 1.71}}).
 			fill(row{label: "fig:throughput", figure: "Fig. 10", what: "throughput under heavy load", status: approximated, why: "Our engines prefill and decode in the same iterations; the paper's throughput falls beyond a rate because its engines prefill first. An open-loop fleet below saturation serves what arrives, whatever its policy."}, sim.Cascade, sim.Paper),

@@ -59,7 +59,7 @@ type comparison struct {
 
 // ratios returns the span of a policy's ratio to a rival over the loads.
 func (c comparison) ratios(policy, rival string) span {
-	s := span{low: 1e300, high: -1e300}
+	s := noSpan
 	a, b := c.ours(policy), c.ours(rival)
 	for i := range a {
 		if r := ratioOf(a[i], b[i], c.metric); r.Runs > 0 {
@@ -130,6 +130,8 @@ func (c comparison) compare(claimed, seen span) string {
 		claimed, seen = span{1 / claimed.high, 1 / claimed.low}, span{1 / seen.high, 1 / seen.low}
 	}
 	switch {
+	case claimed == span{1, 1} && seen.low >= 1-tie && seen.high <= 1+tie:
+		return "as claimed"
 	case seen.high < claimed.low:
 		return "more than claimed"
 	case seen.low <= claimed.high:

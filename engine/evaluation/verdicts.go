@@ -33,9 +33,9 @@ func tallyOf(verdicts []verdict, which func(verdict) bool) (t tally) {
 }
 
 // countVerdicts sums all verdicts up.
-func countVerdicts(verdicts []verdict) string {
+func countVerdicts(verdicts []verdict, size Size) string {
 	t := tallyOf(verdicts, func(verdict) bool { return true })
-	if t.undecided == t.total() {
+	if size.RouterSeeds < interval.MinRuns {
 		return "No comparison with a router is decided: there are too few seeds."
 	}
 	return fmt.Sprintf("Against the best of %s at each point, by each figure on its own, Cascade is better in %d of %d comparisons, worse in %d, and in %d the intervals do not decide.", joinWords(rivals), t.better, t.total(), t.worse, t.undecided)
@@ -45,16 +45,15 @@ func countVerdicts(verdicts []verdict) string {
 func verdictSection(verdicts []verdict, size Size) webpage.Section {
 	s := webpage.Section{ID: "losses", Title: "Where Cascade loses"}
 	if size.RouterSeeds < interval.MinRuns {
-		s.Paragraphs = append(s.Paragraphs, fmt.Sprintf("No verdicts: they need %d seeds, and this report has %d.", interval.MinRuns, size.RouterSeeds))
+		s.Paragraphs = append(s.Paragraphs, fmt.Sprintf("No verdicts: they need %d seeds, and this report has %d. The ratios are below, by workload.", interval.MinRuns, size.RouterSeeds))
+		return s
 	}
 	losses := slices.DeleteFunc(slices.Clone(verdicts), func(v verdict) bool { return v.judge() != interval.Above })
 	slices.SortStableFunc(losses, func(a, b verdict) int { return cmp.Compare(b.loss(), a.loss()) })
 	const most = 25
-	switch {
-	case size.RouterSeeds < interval.MinRuns:
-	case len(losses) == 0:
+	if len(losses) == 0 {
 		s.Paragraphs = append(s.Paragraphs, "At no point is Cascade worse than the best rival by an interval that excludes a tie.")
-	default:
+	} else {
 		s.Paragraphs = append(s.Paragraphs, fmt.Sprintf("It is worse than the best rival in %d comparisons. The %d largest losses:", len(losses), min(most, len(losses))))
 	}
 	for _, v := range losses[:min(most, len(losses))] {

@@ -92,6 +92,9 @@ func TestCascadeKeepsEveryToken(t *testing.T) {
 	var total Moves
 	for _, policy := range []string{Cascade, OneStage, WithoutMoves, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory} {
 		t.Run(policy, func(t *testing.T) {
+			if policy == RefineQuantity || policy == RefineMemory {
+				testkit.SkipSlow(t) // Paper with another refiner, which TestDeterminism runs, too
+			}
 			source := requests(mix)
 			seen := map[int]bool{}
 			c := Config{Replicas: 8, Profile: testkit.Must(cost.Builtin("rtxpro6000-llama-3.1-8b")), Policy: policy, KVTokens: 120_000, Source: &source, Record: func(r *replay.Record) {
@@ -140,7 +143,7 @@ func TestCascadeKeepsEveryToken(t *testing.T) {
 // TestFixedStages checks that configured stages stay, with as many replicas as configured, where the
 // planner would choose others.
 func TestFixedStages(t *testing.T) {
-	for _, policy := range []string{Cascade, Paper, HandoverOnly, HandoverRandom} {
+	for _, policy := range []string{Cascade, Paper, GrowthOnly, GrowthRandom} {
 		stages := policies.Partition{Cuts: []policies.Tokens{300, 700}, Counts: []int{1, 2, 3}}
 		result, _ := run(t, Config{Replicas: 6, Policy: policy, Stages: stages}, mix(2000, 50, 1))
 		last := result.Plans[len(result.Plans)-1]
@@ -155,7 +158,7 @@ func TestFixedStages(t *testing.T) {
 			t.Errorf("%s: the replicas generated %v of %d tokens", policy, result.Engines.Generated, result.Engines.GenerationTokens)
 		}
 		m := result.Moves
-		growthOnly := policy == HandoverOnly || policy == HandoverRandom
+		growthOnly := policy == GrowthOnly || policy == GrowthRandom
 		if growthOnly != (m.Outlier+m.Spill == 0) {
 			t.Errorf("%s: %+v", policy, m)
 		}
@@ -255,7 +258,7 @@ func TestBusyFrontForwards(t *testing.T) {
 			t.Errorf("with %d tokens queued the request starts at replica %d, want %d", queued, got, want)
 		}
 		c.fronts[1].weight = weights.Neutral
-		s.cascade.variant = variants[HandoverRandom]
+		s.cascade.variant = variants[GrowthRandom]
 		if a, b := c.route(&request{}), c.route(&request{}); a+b != 1 {
 			t.Errorf("requests start at replicas %d and %d, want one after the other", a, b)
 		}

@@ -16,7 +16,7 @@ type central struct {
 	split      baseline.Disaggregator // nil: none
 	prefill    int                    // of a split fleet: the first replicas compute prompts
 	// arriving are, by replica of a split fleet, the requests that wait for its KV, frozen where they are.
-	arriving [][]*handover
+	arriving [][]*handoff
 	counts   Moves
 	// Scratch memory.
 	lengths []policies.Tokens
@@ -24,8 +24,8 @@ type central struct {
 	targets []baseline.Replica
 }
 
-// handover is a request that has its first token and waits for a place where it is generated.
-type handover struct {
+// handoff is a request that has its first token and waits for a place where it is generated.
+type handoff struct {
 	request *request
 	from    *replica
 	life    uint32 // of from
@@ -39,7 +39,7 @@ func newCentral(s *Sim, router baseline.Router) *central {
 	c.split, _ = router.(baseline.Disaggregator)
 	switch {
 	case c.split != nil:
-		c.prefill, c.arriving = s.cfg.PrefillReplicas, make([][]*handover, len(s.replicas))
+		c.prefill, c.arriving = s.cfg.PrefillReplicas, make([][]*handoff, len(s.replicas))
 	case c.rebalancer == nil:
 		return nil
 	}
@@ -129,9 +129,9 @@ func (c *central) move(from, to *replica) {
 	c.sim.mover.start(t)
 }
 
-// handOver freezes a request that has its first token and sends it to the replica that generates the
+// handOff freezes a request that has its first token and sends it to the replica that generates the
 // rest. If all of them are down, it goes on where it is.
-func (c *central) handOver(q *request) {
+func (c *central) handOff(q *request) {
 	if c.split == nil || q.replica >= c.prefill {
 		return
 	}
@@ -139,11 +139,11 @@ func (c *central) handOver(q *request) {
 	if !from.freeze(q) {
 		return // preempted: it starts again here, with its second token
 	}
-	c.enqueue(&handover{request: q, from: from, life: from.life, since: c.sim.now})
+	c.enqueue(&handoff{request: q, from: from, life: from.life, since: c.sim.now})
 }
 
 // enqueue lets a frozen request wait for the KV of the replica that the router chooses.
-func (c *central) enqueue(h *handover) {
+func (c *central) enqueue(h *handoff) {
 	p := &c.sim.proxies[0]
 	c.targets = append(c.targets[:0], p.replicas[c.prefill:]...)
 	for i := range c.targets { // one that does not answer is found out at once
@@ -179,14 +179,14 @@ func (c *central) admit(to *replica) {
 			return
 		}
 		c.arriving[to.index] = c.arriving[to.index][1:]
-		t.ended = func(moved bool) { c.endHandover(t, moved) }
+		t.ended = func(moved bool) { c.endHandoff(t, moved) }
 		c.sim.mover.startFrozen(t, h.since)
 	}
 }
 
-// endHandover counts a transfer to a decode replica. One that failed because the target is lost starts
+// endHandoff counts a transfer to a decode replica. One that failed because the target is lost starts
 // again with another target.
-func (c *central) endHandover(t *transfer, moved bool) {
+func (c *central) endHandoff(t *transfer, moved bool) {
 	if moved {
 		c.counts.Moved++
 		c.counts.Prefill++
@@ -195,7 +195,7 @@ func (c *central) endHandover(t *transfer, moved bool) {
 	}
 	c.counts.Failed++
 	if t.from.life == t.lives[0] {
-		c.handOver(t.request)
+		c.handOff(t.request)
 	}
 }
 

@@ -87,26 +87,6 @@ type Config struct {
 	Progress func(Progress)
 }
 
-// FaultKind is what happens to a replica.
-type FaultKind string
-
-// The kinds of faults.
-const (
-	// Fail loses the replica with all its requests, whose clients see a cut; it comes back empty. Under
-	// Cascade the clients of its front end see a cut.
-	Fail FaultKind = "fail"
-	// Drain sends the replica no further requests; it finishes those that it has, or sells them.
-	Drain FaultKind = "drain"
-)
-
-// Fault happens to one replica.
-type Fault struct {
-	Kind    FaultKind
-	Replica int // from 0
-	At      time.Duration
-	Until   time.Duration // 0: until the end
-}
-
 // Progress is the state of a run.
 type Progress struct {
 	Arrived, Ended uint64
@@ -163,7 +143,7 @@ func (c Config) validate() error {
 	case c.Policy == prefillDecode && k < 1 || k < 0 || k > 0 && k >= c.Replicas:
 		return fmt.Errorf("simulate: policy %q: %d prefill replicas of %d; give at least 1, and leave at least 1 to generate", c.Policy, k, c.Replicas)
 	case k > 0 && !mayPrefill(c.Policy):
-		return fmt.Errorf("simulate: policy %q has no prefill replicas; %q and %q may have", c.Policy, Cascade, prefillDecode)
+		return fmt.Errorf("simulate: policy %q has no prefill replicas; %q, %q and %q may have", c.Policy, Cascade, OneStage, prefillDecode)
 	}
 	for i, f := range c.Faults {
 		switch {

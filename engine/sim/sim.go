@@ -318,7 +318,7 @@ func (s *Sim) endIteration(r *replica) {
 			r.remove(q)
 			s.endRequest(q, "", "")
 		} else if s.central != nil && q.tokens == 1 {
-			s.central.handOver(q)
+			s.central.handOff(q)
 		}
 	}
 	if len(r.freezing) > 0 {
@@ -354,76 +354,4 @@ func (s *Sim) endRequest(q *request, kind replay.Kind, message string) {
 		s.failures[kind] = f
 	}
 	f.Count++
-}
-
-// faultPhase is one of the times at which a fault changes something. The index of a fault's event is
-// that of the fault times faultPhases, plus the phase.
-type faultPhase int
-
-const (
-	faultBegins faultPhase = iota
-	faultNoticed
-	faultEnds
-	faultEndNoticed
-	faultPhases = iota // how many there are
-)
-
-// handleFault handles one phase of a fault. The proxies notice a drain and its end at once, a failure
-// and its end after HealthDelay.
-func (s *Sim) handleFault(index int, phase faultPhase) error {
-	f := s.cfg.Faults[index]
-	r := s.replicas[f.Replica]
-	after := func(d time.Duration, phase faultPhase) {
-		s.queue.push(event{at: s.now + d, kind: fault, index: int32(index*faultPhases + int(phase))})
-	}
-	switch phase {
-	case faultBegins:
-		delay := time.Duration(0)
-		if f.Kind == Fail {
-			delay = s.cfg.HealthDelay
-			gone, err := r.lose()
-			if err != nil {
-				return err
-			}
-			s.mover.failAll(r)
-			if s.central != nil {
-				s.central.lose(r)
-			}
-			if s.cascade != nil {
-				s.cascade.lose(r, gone)
-				gone = nil
-			}
-			for _, q := range gone {
-				s.endRequest(q, replay.Cut, fmt.Sprintf("replica %d failed", r.index))
-			}
-		}
-		after(delay, faultNoticed)
-		if f.Until > 0 {
-			after(f.Until-f.At, faultEnds)
-		}
-	case faultEnds:
-		delay := time.Duration(0)
-		if f.Kind == Fail {
-			delay, r.failed = s.cfg.HealthDelay, false
-			if s.cascade != nil {
-				if err := s.cascade.restart(r.index); err != nil {
-					return err
-				}
-			}
-		}
-		after(delay, faultEndNoticed)
-	case faultNoticed, faultEndNoticed:
-		begins := phase == faultNoticed
-		switch {
-		case s.cascade == nil:
-			for i := range s.proxies {
-				s.proxies[i].setDown(f.Replica, begins)
-			}
-		case f.Kind == Fail:
-			s.cascade.setDown(f.Replica, begins)
-		default:
-			s.cascade.setDraining(f.Replica, begins)
-		}
-	}
-	return nil
 }

@@ -35,11 +35,11 @@ const (
 	// (section "Adaptive vs. naïve range-refinement policies").
 	RefineQuantity = "refine-quantity"
 	RefineMemory   = "refine-memory"
-	// HandoverOnly and HandoverRandom are Paper with less balance (section "The load-balancing effect of
+	// GrowthOnly and GrowthRandom are Paper with less balance (section "The load-balancing effect of
 	// bid-ask protocol"): requests only move to the next stage, by bids; or no load counts, neither for
 	// the proxies nor for front ends, and they move to any replica of the next stage.
-	HandoverOnly   = "handover-only"
-	HandoverRandom = "handover-random"
+	GrowthOnly   = "growth-only"
+	GrowthRandom = "growth-random"
 )
 
 // variants are the parts of Cascade that each policy has.
@@ -54,8 +54,8 @@ var variants = map[string]variant{
 	Chain:          {planner: planner.PolicyPaper, market: true, paper: true, chain: true},
 	RefineQuantity: {planner: planner.PolicyPaper, market: true, paper: true, refiner: refine.Quantity{}},
 	RefineMemory:   {planner: planner.PolicyPaper, market: true, paper: true, refiner: refine.Memory{}},
-	HandoverOnly:   {planner: planner.PolicyPaper, market: true, paper: true, growthOnly: true},
-	HandoverRandom: {planner: planner.PolicyPaper, market: true, paper: true, growthOnly: true, blind: true},
+	GrowthOnly:     {planner: planner.PolicyPaper, market: true, paper: true, growthOnly: true},
+	GrowthRandom:   {planner: planner.PolicyPaper, market: true, paper: true, growthOnly: true, blind: true},
 }
 
 type variant struct {
@@ -99,7 +99,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, HandoverOnly, HandoverRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.

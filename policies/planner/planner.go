@@ -102,7 +102,7 @@ const (
 	// RefineInterval is the least time between two changes of boundaries: each costs a
 	// synced file and a route table for every proxy.
 	RefineInterval = policies.Second
-	// DefaultIterationRatio is Config.IterationRatio of production; BENCHMARKS has the sweep that it comes from.
+	// DefaultIterationRatio is Config.IterationRatio of production; RATIONALE says where it comes from.
 	DefaultIterationRatio = 1.5
 )
 

@@ -3,7 +3,8 @@
 //
 //	go run ./cmd/internal/frontier [-candidates cascade,one-stage] [-iteration-ratio 1.1,1.3] [-seeds 1,2,3]
 //
-// The rule, over the normalised latency (end to end, per token received):
+// The rule, over the normalised latency (end to end, per token received) of all requests, those
+// before the first plan too:
 //
 //  1. the 99th percentile of the longest decile (by prompt) is at most 1.10 times least load's;
 //  2. median and 95th percentile of the other nine deciles are at most 1.02 times those of the best
@@ -22,6 +23,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,7 +47,7 @@ func command(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("frontier", flag.ContinueOnError)
 	var (
 		candidates = f.String("candidates", sim.Cascade+","+sim.OneStage, "policies of Cascade to judge, divided by commas")
-		ratios     = f.String("iteration-ratio", "", "planner.iteration_ratio to judge each candidate with, divided by commas; empty: the default")
+		ratios     = f.String("iteration-ratio", "", "planner.iteration_ratio to judge each candidate with, divided by commas; below 0: none; empty: the default")
 		workloads  = f.String("workloads", "", "names of workloads, divided by commas; empty: all")
 		sizes      = f.String("replicas", "4,8,16", "sizes of fleets")
 		loads      = f.String("loads", "0.3,0.5,0.7,0.85", "arrivals as shares of what the fleet completes when it is saturated")
@@ -57,6 +59,9 @@ func command(ctx context.Context, args []string) error {
 	)
 	if err := f.Parse(args); err != nil {
 		return err
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("argument %q: give flags only", f.Arg(0))
 	}
 	s := sweep{requests: *requests, workers: runtime.GOMAXPROCS(0), progress: os.Stderr}
 	var err error
@@ -75,17 +80,28 @@ func command(ctx context.Context, args []string) error {
 	if s.seeds, err = parseList(*seeds, func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) }); err != nil {
 		return fmt.Errorf("-seeds: %w", err)
 	}
-	limits, err := parseList(*ratios, parseFloat)
-	if err != nil {
-		return fmt.Errorf("-iteration-ratio: %w", err)
+	var limits []float64
+	if *ratios != "" {
+		if limits, err = parseList(*ratios, parseFloat); err != nil {
+			return fmt.Errorf("-iteration-ratio: %w", err)
+		}
 	}
 	for _, policy := range split(*candidates) {
+		switch {
+		case !slices.Contains(sim.Policies(), policy):
+			return fmt.Errorf("-candidates: policy %q: must be one of %q", policy, sim.Policies())
+		case len(limits) > 0 && policy != sim.Cascade && policy != sim.WithoutMoves && policy != sim.StaticSplit:
+			return fmt.Errorf("-iteration-ratio: policy %q makes no plans within a ratio; judge it without", policy)
+		}
 		if len(limits) == 0 {
 			s.candidates = append(s.candidates, candidate{Name: policy, Policy: policy})
 		}
 		for _, l := range limits {
 			s.candidates = append(s.candidates, candidate{Name: fmt.Sprintf("%s, ratio %v", policy, l), Policy: policy, IterationRatio: l})
 		}
+	}
+	if len(s.candidates) == 0 {
+		return errors.New("-candidates: give at least one")
 	}
 	cells, err := s.run(ctx)
 	if err != nil {
@@ -105,7 +121,7 @@ func split(list string) []string {
 
 func parseFloat(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
 
-// parseList parses each word of a list divided by commas.
+// parseList parses each word of a list divided by commas, of which there is at least one.
 func parseList[T any](list string, parse func(string) (T, error)) ([]T, error) {
 	var out []T
 	for _, word := range split(list) {
@@ -114,6 +130,9 @@ func parseList[T any](list string, parse func(string) (T, error)) ([]T, error) {
 			return nil, err
 		}
 		out = append(out, v)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("give at least one value")
 	}
 	return out, nil
 }

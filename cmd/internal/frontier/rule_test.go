@@ -78,6 +78,24 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// TestBadArguments checks that wrong arguments are named before anything is simulated.
+func TestBadArguments(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"extra", `argument "extra"`},
+		{"-seeds=", "-seeds: give at least one value"},
+		{"-loads=", "-loads: give at least one value"},
+		{"-replicas=,", "-replicas: give at least one value"},
+		{"-candidates=", "-candidates: give at least one"},
+		{"-candidates=nonsense", `-candidates: policy "nonsense": must be one of`},
+		{"-candidates=paper -iteration-ratio=1.5", `-iteration-ratio: policy "paper"`},
+		{"-iteration-ratio=x", "-iteration-ratio: strconv"},
+	} {
+		if err := command(t.Context(), strings.Fields(c.args)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want %q", c.args, err, c.want)
+		}
+	}
+}
+
 // TestWorkloads checks that every workload draws requests, and that a wrong name is refused.
 func TestWorkloads(t *testing.T) {
 	for _, g := range testkit.Must(openWorkloads("", "")) {

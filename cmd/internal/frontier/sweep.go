@@ -116,10 +116,12 @@ func (s sweep) simulateCell(ctx context.Context, c *cell) error {
 // measure simulates one system with all seeds and returns the figures of all requests together.
 func (s sweep) measure(ctx context.Context, k candidate, replicas int, g trace.Generator) (figures, error) {
 	var all []sample
-	stages := 0
+	stages, failed := 0, 0
 	for _, seed := range s.seeds {
 		r, err := s.simulate(ctx, k, replicas, g, seed, func(r *replay.Record) {
-			if r.Error == "" && r.Tokens > 0 {
+			if r.Error != "" {
+				failed++
+			} else {
 				all = append(all, sample{prompt: r.Input, ttft: r.TTFT, normalised: r.E2E / float64(r.Tokens)})
 			}
 		})
@@ -129,6 +131,9 @@ func (s sweep) measure(ctx context.Context, k candidate, replicas int, g trace.G
 		if n := len(r.Plans); n > 0 {
 			stages = max(stages, len(r.Plans[n-1].Counts))
 		}
+	}
+	if failed > 0 { // the system would be judged by the requests that it served
+		return figures{}, fmt.Errorf("%s: %d of %d requests failed; a comparison needs all of them", cmp.Or(k.Name, k.Policy), failed, failed+len(all))
 	}
 	f := summarise(all)
 	f.Name, f.Stages = cmp.Or(k.Name, k.Policy), stages
