@@ -16,10 +16,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
-// planes runs a test on both data planes.
+// planes runs a test behind Envoy, and with CASCADE_TEST_ALL=1 behind the embedded proxy, too.
 func planes(t *testing.T, test func(t *testing.T, envoy bool)) {
 	t.Parallel()
-	t.Run("proxy", func(t *testing.T) { t.Parallel(); test(t, false) })
+	t.Run("proxy", func(t *testing.T) { skipSlow(t); test(t, false) })
 	t.Run("envoy", func(t *testing.T) { t.Parallel(); envoytest.Binary(t); test(t, true) })
 }
 
