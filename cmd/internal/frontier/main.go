@@ -57,6 +57,11 @@ func command(ctx context.Context, args []string) error {
 		traceFile  = f.String("trace", "", "instead of the workloads: a generator fitted to this trace file")
 		verbose    = f.Bool("v", false, "print every cell's figures, too")
 	)
+	f.Usage = func() {
+		fmt.Fprintf(f.Output(), "Frontier simulates settings of the planner and says where they keep the rule for defaults: the longest\n"+
+			"decile's p99 is at most %v times least load's, median and p95 of the others at most %v times the best rival's.\n", longestBound, equalBound)
+		f.PrintDefaults()
+	}
 	if err := f.Parse(args); err != nil {
 		return err
 	}

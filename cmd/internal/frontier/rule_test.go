@@ -78,6 +78,19 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// TestFailedRequests checks that no verdict is given where a system has failed requests: here the
+// longest prompts, which no KV cache holds.
+func TestFailedRequests(t *testing.T) {
+	s := sweep{
+		profile: testkit.Must(cost.Builtin("rtxpro6000-llama-3.1-8b")), workloads: testkit.Must(openWorkloads("documents", "")),
+		replicas: []int{2}, loads: []float64{0.5}, seeds: []uint64{1}, candidates: []candidate{{Policy: sim.OneStage}}, requests: 60, workers: 1, progress: io.Discard,
+	}
+	s.profile.KVTokens = 8000
+	if _, err := s.run(t.Context()); err == nil || !strings.Contains(err.Error(), "documents, 2 replicas, load 0.5: least-load: ") || !strings.Contains(err.Error(), " of 60 requests failed") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // TestBadArguments checks that wrong arguments are named before anything is simulated.
 func TestBadArguments(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
