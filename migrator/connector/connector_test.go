@@ -37,7 +37,7 @@ func (w *world) waitForEngines() {
 	w.t.Helper()
 	testkit.WaitFor(w.t, "the engines are available", func() bool {
 		for _, m := range w.all {
-			if _, ok := m.Memory(); !ok {
+			if _, ok := m.Memory(); !ok || !m.canExport() {
 				return false
 			}
 		}

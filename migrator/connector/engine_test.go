@@ -167,6 +167,14 @@ func (w *world) setSpoil(f func(*wire.FetchKVAnswer)) {
 	w.spoil = f
 }
 
+// canExport reports whether the transport runs.
+func (m *migrator) canExport() bool {
+	g := transport.Grant{Migration: "trial", Receiver: "r9", Deadline: time.Now().Add(time.Minute)}
+	offers := m.set.Export(g)
+	m.set.Revoke(g.Migration, offers)
+	return len(offers) > 0
+}
+
 // networkOf is the network as one of its migrators sees it.
 type networkOf struct {
 	*world
