@@ -97,9 +97,10 @@ type harnessConfig struct {
 }
 
 // bePatient configures a control plane for a fleet in which nothing fails, on a host so busy that its processes
-// stand still for seconds: the estimator answers in time, or the model of a request is unknown; and no replica is lost.
+// stand still for seconds: the estimator answers in time, or the model of a request is unknown; no proxy closes a
+// connection with the streams in it because a ping is answered late; and no replica is lost.
 func bePatient(c *control.Config) {
-	c.Settings.LengthTimeout, c.Grace = patience, patience
+	c.Settings.LengthTimeout, c.Settings.PingTimeout, c.Grace = patience, patience, patience
 }
 
 // newFleetHarness runs a fleet until the test ends. The fleet does not plan by itself: the planning
@@ -157,9 +158,6 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		r.store = new(store.Memory)
 	}
 	cfg.hooks.control = func(c *control.Config) {
-		// No front end of this process hangs alone. On a busy host, Envoy would close connections with the streams in them
-		// because the process answers a ping late.
-		c.Settings.PingTimeout = patience
 		if f.State == "" {
 			c.Store = r.store
 		}
