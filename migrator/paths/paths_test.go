@@ -72,16 +72,21 @@ func newSide(t *testing.T, id policies.ReplicaID, n [2]*memtransport.Network, te
 	}
 	s.Set = New(Config{Self: id, Transports: list, Pool: s.pool})
 	t.Cleanup(testkit.Run(t, func(ctx context.Context) error { s.Run(ctx); return nil }))
+	working := 2
+	if broken != nil {
+		working = 1
+	}
+	testkit.WaitFor(t, "the transports run", func() bool {
+		out := s.Export(transport.Grant{Migration: "first", Receiver: "r9", Deadline: time.Now().Add(time.Minute)})
+		s.Revoke("first", out)
+		return len(out) == working && out[working-1].Transport == "good"
+	})
 	return s
 }
 
 // offers exports blocks to r1.
-func (s side) offers(t *testing.T, blocks ...uint32) (out []transport.Offer) {
-	t.Helper()
-	testkit.WaitFor(t, "the transports run", func() bool {
-		out = s.Export(transport.Grant{Migration: "m", Receiver: "r1", Deadline: time.Now().Add(time.Minute)})
-		return len(out) > 0 && out[len(out)-1].Transport == "good"
-	})
+func (s side) offers(blocks ...uint32) []transport.Offer {
+	out := s.Export(transport.Grant{Migration: "m", Receiver: "r1", Deadline: time.Now().Add(time.Minute)})
 	s.Announce("m", out, blocks)
 	return out
 }
@@ -95,7 +100,7 @@ func TestPullFallsBack(t *testing.T) {
 		n := [2]*memtransport.Network{{}, {}}
 		a, b := newSide(t, "r0", n, "aabbccdd", nil), newSide(t, "r1", n, "........", nil)
 		b.faults.Set(fault)
-		p, err := b.Open(t.Context(), "r0", a.offers(t, 1, 2), b.pool.m)
+		p, err := b.Open(t.Context(), "r0", a.offers(1, 2), b.pool.m)
 		testkit.NoError(t, err)
 		plan := transport.Plan{Src: []uint32{1, 2}, Dst: []uint32{3, 0}, Sums: a.pool.m.Sums(nil, []uint32{1, 2})}
 		testkit.NoError(t, p.Pull(t.Context(), plan))
@@ -114,7 +119,7 @@ func TestPullFallsBack(t *testing.T) {
 		if order := b.PullNames("r0"); !slices.Equal(order, []string{"bad", "good"}) {
 			t.Errorf("%s: with another peer of that name %v", name, order)
 		}
-		a.Revoke("m", a.offers(t))
+		a.Revoke("m", a.offers())
 		if _, err := b.Open(t.Context(), "r0", nil, b.pool.m); err == nil || !strings.Contains(err.Error(), "no transport in common") {
 			t.Errorf("%s: without offers: %v", name, err)
 		}
@@ -125,7 +130,7 @@ func TestPullFallsBack(t *testing.T) {
 func TestRevoked(t *testing.T) {
 	n := [2]*memtransport.Network{{}, {}}
 	a, b := newSide(t, "r0", n, "aabbccdd", nil), newSide(t, "r1", n, "........", nil)
-	offers := a.offers(t, 1)
+	offers := a.offers(1)
 	a.Revoke("m", offers)
 	if _, err := b.Open(t.Context(), "r0", offers, b.pool.m); !errors.Is(err, transport.ErrRefused) {
 		t.Error(err)
@@ -136,7 +141,7 @@ func TestRevoked(t *testing.T) {
 func TestOtherMemory(t *testing.T) {
 	n := [2]*memtransport.Network{{}, {}}
 	a, b := newSide(t, "r0", n, "aabbccdd", nil), newSide(t, "r1", n, "........", nil)
-	_, err := b.Open(t.Context(), "r0", a.offers(t, 1), newPool("--------").m)
+	_, err := b.Open(t.Context(), "r0", a.offers(1), newPool("--------").m)
 	testkit.WantError(t, err, "the engine was restarted")
 }
 
@@ -148,7 +153,7 @@ func TestBrokenTransports(t *testing.T) {
 	if got := a.PullNames("r1"); !slices.Equal(got, []string{"good"}) {
 		t.Errorf("%v", got)
 	}
-	if o := a.offers(t, 1); len(o) != 1 {
+	if o := a.offers(1); len(o) != 1 {
 		t.Errorf("%d offers", len(o))
 	}
 }
