@@ -3,6 +3,7 @@ package inprocess
 import (
 	"bytes"
 	"fmt"
+	"net/http"
 	"sync"
 	"testing"
 
@@ -26,6 +27,21 @@ func TestAdapters(t *testing.T) {
 			f.Models = append(f.Models, config.Model{Name: "other", Context: 4096, Profile: "testdata/steady.json"})
 			f.Replicas[3].Model = "other"
 		}})
+		r.WaitFor("every front end knows which replicas have the adapters", func() bool {
+			for _, n := range r.cfg.Fleet.Replicas[:3] {
+				for _, name := range [...]string{"sql", "poet", "all"} {
+					answer, err := r.HTTP.Post("http://"+n.Address+"/v1/completions", "application/json", bytes.NewReader(withModel(prompt(10, 1), name)))
+					if err != nil {
+						return false
+					}
+					answer.Body.Close()
+					if answer.StatusCode != http.StatusOK {
+						return false
+					}
+				}
+			}
+			return true
+		})
 		load := r.newLoad(0, 0)
 		send := func(name string, n, output int) { load.Send(withModel(prompt(400+n, output), name), n%2 == 0) }
 		var wg sync.WaitGroup
