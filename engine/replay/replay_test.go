@@ -10,6 +10,7 @@ import (
 	"math"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -169,12 +170,13 @@ func TestFailures(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log bytes.Buffer
 				// The second of three requests fails.
-				n := 0
+				var n atomic.Int64 // a handler that is abandoned may still run
 				f := &fake{override: func(w http.ResponseWriter) bool {
-					if n++; n == 2 {
+					second := n.Add(1) == 2
+					if second {
 						override(w)
 					}
-					return n == 2
+					return second
 				}}
 				result, err := run(t, f, Config{Requests: every(time.Minute, 3, 10, 2), Timeout: 30 * time.Second, Records: &log})
 				if err != nil {
