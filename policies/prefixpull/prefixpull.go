@@ -1,0 +1,131 @@
+// Package prefixpull decides whether a replica copies the KV of a prompt's beginning from a peer
+// that holds it, or computes it again.
+//
+// Decide is a pure function of an Offer: what the two engines hold, what the link carries and what
+// the prompt costs to compute. It is used before a request's first token, and by simulators.
+//
+// Invariants:
+//
+//  1. A prefix is pulled only if the transfer, with Setup and the margin, takes less time than
+//     computing the same tokens.
+//  2. Decision.Recompute is the time to compute the tokens that would be pulled. A caller that
+//     abandons the pull after that time delays no request for longer than computing would have.
+//  3. What is unknown (a rate, a size, a cost of 0) never argues for a pull.
+package prefixpull
+
+import (
+	"math"
+	"math/bits"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+)
+
+// The defaults of a Policy.
+const (
+	// DefaultSetup is for the calls before the first byte: the peer pins the blocks, checksums
+	// them and answers, and the receiver opens a transport.
+	DefaultSetup policies.Micros = 10_000
+	// DefaultMargin is in percent.
+	DefaultMargin = 25
+)
+
+// never is a time that is not known or does not end.
+const never policies.Micros = math.MaxInt64
+
+// Policy decides about pulls. The zero value has the defaults.
+type Policy struct {
+	// Setup is the time that a pull takes whatever its size. 0 means DefaultSetup.
+	Setup policies.Micros
+	// Margin is by how many percent a pull must be faster than computing, below 100. 0 means
+	// DefaultMargin.
+	Margin int
+}
+
+// Offer is a prefix that a peer holds.
+type Offer struct {
+	// Own and Held are how many leading tokens of the prompt the own engine and the peer have
+	// the KV of.
+	Own, Held policies.Tokens
+	// TokenBytes is the size of one token's KV: what the link carries.
+	TokenBytes policies.Bytes
+	// Rate and Latency are those of the link from the peer.
+	Rate    links.Rate
+	Latency policies.Micros
+	// Cost is that of the own engine.
+	Cost policies.Cost
+}
+
+// Decision is what Decide returns.
+type Decision struct {
+	Pull bool
+	// Tokens is how many tokens the peer holds beyond the own engine's, 0 for none.
+	Tokens policies.Tokens
+	// Transfer is the predicted time of the pull, the largest value if it is not known.
+	// Recompute is that of computing the tokens.
+	Transfer, Recompute policies.Micros
+}
+
+// Decide returns whether the tokens that the peer holds beyond the own engine's are pulled.
+func (p Policy) Decide(o Offer) Decision {
+	own := max(o.Own, 0)
+	if o.Held <= own {
+		return Decision{}
+	}
+	d := Decision{Tokens: o.Held - own, Transfer: never, Recompute: Recompute(o.Cost, own, o.Held)}
+	if o.Rate <= 0 || o.TokenBytes <= 0 {
+		return d
+	}
+	setup, margin := p.Setup, p.Margin
+	if setup <= 0 {
+		setup = DefaultSetup
+	}
+	if margin <= 0 || margin >= 100 {
+		margin = DefaultMargin
+	}
+	d.Transfer = add(add(transfer(d.Tokens, o.TokenBytes, o.Rate), max(o.Latency, 0)), setup)
+	// Divided first: neither side overflows, and rounding argues against the pull.
+	d.Pull = d.Transfer < d.Recompute/100*policies.Micros(100-margin)
+	return d
+}
+
+// Recompute returns how long an engine takes to compute the tokens of a prompt from position own to
+// position held, rounded down.
+func Recompute(c policies.Cost, own, held policies.Tokens) policies.Micros {
+	if held <= own || own < 0 {
+		return 0
+	}
+	a, b := float64(own), float64(held)
+	seconds := float64(c.D2*(b-a)) + float64(c.D3*float64(float64(b*b)-float64(a*a)))
+	micros := float64(seconds * 1e6)
+	if !(micros > 0) { // not a number, too
+		return 0
+	}
+	if micros >= float64(never) {
+		return never
+	}
+	return policies.Micros(micros)
+}
+
+// transfer returns the time of so many tokens on a link, rounded up.
+func transfer(tokens policies.Tokens, size policies.Bytes, rate links.Rate) policies.Micros {
+	high, bytes := bits.Mul64(uint64(tokens), uint64(size))
+	if high != 0 {
+		return never
+	}
+	high, low := bits.Mul64(bytes, 1_000_000)
+	low, carry := bits.Add64(low, uint64(rate)-1, 0)
+	if high += carry; high >= uint64(rate) {
+		return never
+	}
+	micros, _ := bits.Div64(high, low, uint64(rate))
+	return policies.Micros(min(micros, uint64(never)))
+}
+
+// add returns the sum of two times that are not negative, at most never.
+func add(a, b policies.Micros) policies.Micros {
+	if a >= never-b {
+		return never
+	}
+	return a + b
+}
