@@ -913,6 +913,231 @@ func (x *LegRequest) GetLeg() string {
 	return ""
 }
 
+type PinPrefixRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Reservation   string                 `protobuf:"bytes,2,opt,name=reservation,proto3" json:"reservation,omitempty"`              // chosen by the caller, unique for the engine
+	Model         string                 `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`                          // as requests name it: the model's name or an adapter's
+	CacheSalt     string                 `protobuf:"bytes,4,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"` // of the request; "" for none
+	Ids           []uint32               `protobuf:"varint,5,rep,packed,name=ids,proto3" json:"ids,omitempty"`                      // from the prompt's first token on
+	Reserve       bool                   `protobuf:"varint,6,opt,name=reserve,proto3" json:"reserve,omitempty"`                     // blocks for what the cache lacks, too
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinPrefixRequest) Reset() {
+	*x = PinPrefixRequest{}
+	mi := &file_engine_api_engine_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinPrefixRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinPrefixRequest) ProtoMessage() {}
+
+func (x *PinPrefixRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_api_engine_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinPrefixRequest.ProtoReflect.Descriptor instead.
+func (*PinPrefixRequest) Descriptor() ([]byte, []int) {
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PinPrefixRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *PinPrefixRequest) GetReservation() string {
+	if x != nil {
+		return x.Reservation
+	}
+	return ""
+}
+
+func (x *PinPrefixRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *PinPrefixRequest) GetCacheSalt() string {
+	if x != nil {
+		return x.CacheSalt
+	}
+	return ""
+}
+
+func (x *PinPrefixRequest) GetIds() []uint32 {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *PinPrefixRequest) GetReserve() bool {
+	if x != nil {
+		return x.Reserve
+	}
+	return false
+}
+
+type PinPrefixReply struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Cached uint64                 `protobuf:"varint,1,opt,name=cached,proto3" json:"cached,omitempty"` // ids [0, cached), whole blocks, were in the prefix cache
+	// The blocks of ids [0, cached), and with reserve of all whole blocks of ids.
+	Blocks        []uint32 `protobuf:"varint,2,rep,packed,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinPrefixReply) Reset() {
+	*x = PinPrefixReply{}
+	mi := &file_engine_api_engine_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinPrefixReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinPrefixReply) ProtoMessage() {}
+
+func (x *PinPrefixReply) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_api_engine_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinPrefixReply.ProtoReflect.Descriptor instead.
+func (*PinPrefixReply) Descriptor() ([]byte, []int) {
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PinPrefixReply) GetCached() uint64 {
+	if x != nil {
+		return x.Cached
+	}
+	return 0
+}
+
+func (x *PinPrefixReply) GetBlocks() []uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+type CommitPrefixRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reservation   string                 `protobuf:"bytes,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	Tokens        uint64                 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"` // the KV of ids [0, tokens) is in the blocks
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitPrefixRequest) Reset() {
+	*x = CommitPrefixRequest{}
+	mi := &file_engine_api_engine_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitPrefixRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitPrefixRequest) ProtoMessage() {}
+
+func (x *CommitPrefixRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_api_engine_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitPrefixRequest.ProtoReflect.Descriptor instead.
+func (*CommitPrefixRequest) Descriptor() ([]byte, []int) {
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *CommitPrefixRequest) GetReservation() string {
+	if x != nil {
+		return x.Reservation
+	}
+	return ""
+}
+
+func (x *CommitPrefixRequest) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+type CommitPrefixReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitPrefixReply) Reset() {
+	*x = CommitPrefixReply{}
+	mi := &file_engine_api_engine_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitPrefixReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitPrefixReply) ProtoMessage() {}
+
+func (x *CommitPrefixReply) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_api_engine_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitPrefixReply.ProtoReflect.Descriptor instead.
+func (*CommitPrefixReply) Descriptor() ([]byte, []int) {
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{19}
+}
+
 type LegReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -921,7 +1146,7 @@ type LegReply struct {
 
 func (x *LegReply) Reset() {
 	*x = LegReply{}
-	mi := &file_engine_api_engine_proto_msgTypes[16]
+	mi := &file_engine_api_engine_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +1158,7 @@ func (x *LegReply) String() string {
 func (*LegReply) ProtoMessage() {}
 
 func (x *LegReply) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_api_engine_proto_msgTypes[16]
+	mi := &file_engine_api_engine_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +1171,7 @@ func (x *LegReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegReply.ProtoReflect.Descriptor instead.
 func (*LegReply) Descriptor() ([]byte, []int) {
-	return file_engine_api_engine_proto_rawDescGZIP(), []int{16}
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{20}
 }
 
 var File_engine_api_engine_proto protoreflect.FileDescriptor
@@ -1009,9 +1234,24 @@ const file_engine_api_engine_proto_rawDesc = "" +
 	"\x06prompt\x18\b \x01(\x04R\x06prompt\"\x1e\n" +
 	"\n" +
 	"LegRequest\x12\x10\n" +
-	"\x03leg\x18\x01 \x01(\tR\x03leg\"\n" +
+	"\x03leg\x18\x01 \x01(\tR\x03leg\"\xaf\x01\n" +
+	"\x10PinPrefixRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12 \n" +
+	"\vreservation\x18\x02 \x01(\tR\vreservation\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12\x1d\n" +
 	"\n" +
-	"\bLegReply2\x8c\x06\n" +
+	"cache_salt\x18\x04 \x01(\tR\tcacheSalt\x12\x10\n" +
+	"\x03ids\x18\x05 \x03(\rR\x03ids\x12\x18\n" +
+	"\areserve\x18\x06 \x01(\bR\areserve\"@\n" +
+	"\x0ePinPrefixReply\x12\x16\n" +
+	"\x06cached\x18\x01 \x01(\x04R\x06cached\x12\x16\n" +
+	"\x06blocks\x18\x02 \x03(\rR\x06blocks\"O\n" +
+	"\x13CommitPrefixRequest\x12 \n" +
+	"\vreservation\x18\x01 \x01(\tR\vreservation\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\"\x13\n" +
+	"\x11CommitPrefixReply\"\n" +
+	"\n" +
+	"\bLegReply2\xbf\a\n" +
 	"\x06Blocks\x12N\n" +
 	"\bDescribe\x12\".cascade.engine.v1.DescribeRequest\x1a\x1e.cascade.engine.v1.Description\x12O\n" +
 	"\aSession\x12!.cascade.engine.v1.SessionRequest\x1a\x1f.cascade.engine.v1.SessionReply0\x01\x12M\n" +
@@ -1023,7 +1263,9 @@ const file_engine_api_engine_proto_rawDesc = "" +
 	"\x05Table\x12\x1f.cascade.engine.v1.TableRequest\x1a\x1d.cascade.engine.v1.TableReply\x12H\n" +
 	"\x06Freeze\x12\x1f.cascade.engine.v1.TableRequest\x1a\x1d.cascade.engine.v1.TableReply\x12B\n" +
 	"\x04Thaw\x12\x1d.cascade.engine.v1.LegRequest\x1a\x1b.cascade.engine.v1.LegReply\x12B\n" +
-	"\x04Drop\x12\x1d.cascade.engine.v1.LegRequest\x1a\x1b.cascade.engine.v1.LegReplyB,Z*github.com/cascadeinfer/cascade/engine/apib\x06proto3"
+	"\x04Drop\x12\x1d.cascade.engine.v1.LegRequest\x1a\x1b.cascade.engine.v1.LegReply\x12S\n" +
+	"\tPinPrefix\x12#.cascade.engine.v1.PinPrefixRequest\x1a!.cascade.engine.v1.PinPrefixReply\x12\\\n" +
+	"\fCommitPrefix\x12&.cascade.engine.v1.CommitPrefixRequest\x1a$.cascade.engine.v1.CommitPrefixReplyB,Z*github.com/cascadeinfer/cascade/engine/apib\x06proto3"
 
 var (
 	file_engine_api_engine_proto_rawDescOnce sync.Once
@@ -1037,25 +1279,29 @@ func file_engine_api_engine_proto_rawDescGZIP() []byte {
 	return file_engine_api_engine_proto_rawDescData
 }
 
-var file_engine_api_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_engine_api_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_engine_api_engine_proto_goTypes = []any{
-	(*DescribeRequest)(nil),   // 0: cascade.engine.v1.DescribeRequest
-	(*Description)(nil),       // 1: cascade.engine.v1.Description
-	(*Region)(nil),            // 2: cascade.engine.v1.Region
-	(*SessionRequest)(nil),    // 3: cascade.engine.v1.SessionRequest
-	(*SessionReply)(nil),      // 4: cascade.engine.v1.SessionReply
-	(*ReserveRequest)(nil),    // 5: cascade.engine.v1.ReserveRequest
-	(*ReserveReply)(nil),      // 6: cascade.engine.v1.ReserveReply
-	(*MarkFilledRequest)(nil), // 7: cascade.engine.v1.MarkFilledRequest
-	(*MarkFilledReply)(nil),   // 8: cascade.engine.v1.MarkFilledReply
-	(*ReleaseRequest)(nil),    // 9: cascade.engine.v1.ReleaseRequest
-	(*ReleaseReply)(nil),      // 10: cascade.engine.v1.ReleaseReply
-	(*ScheduleRequest)(nil),   // 11: cascade.engine.v1.ScheduleRequest
-	(*ScheduleReply)(nil),     // 12: cascade.engine.v1.ScheduleReply
-	(*TableRequest)(nil),      // 13: cascade.engine.v1.TableRequest
-	(*TableReply)(nil),        // 14: cascade.engine.v1.TableReply
-	(*LegRequest)(nil),        // 15: cascade.engine.v1.LegRequest
-	(*LegReply)(nil),          // 16: cascade.engine.v1.LegReply
+	(*DescribeRequest)(nil),     // 0: cascade.engine.v1.DescribeRequest
+	(*Description)(nil),         // 1: cascade.engine.v1.Description
+	(*Region)(nil),              // 2: cascade.engine.v1.Region
+	(*SessionRequest)(nil),      // 3: cascade.engine.v1.SessionRequest
+	(*SessionReply)(nil),        // 4: cascade.engine.v1.SessionReply
+	(*ReserveRequest)(nil),      // 5: cascade.engine.v1.ReserveRequest
+	(*ReserveReply)(nil),        // 6: cascade.engine.v1.ReserveReply
+	(*MarkFilledRequest)(nil),   // 7: cascade.engine.v1.MarkFilledRequest
+	(*MarkFilledReply)(nil),     // 8: cascade.engine.v1.MarkFilledReply
+	(*ReleaseRequest)(nil),      // 9: cascade.engine.v1.ReleaseRequest
+	(*ReleaseReply)(nil),        // 10: cascade.engine.v1.ReleaseReply
+	(*ScheduleRequest)(nil),     // 11: cascade.engine.v1.ScheduleRequest
+	(*ScheduleReply)(nil),       // 12: cascade.engine.v1.ScheduleReply
+	(*TableRequest)(nil),        // 13: cascade.engine.v1.TableRequest
+	(*TableReply)(nil),          // 14: cascade.engine.v1.TableReply
+	(*LegRequest)(nil),          // 15: cascade.engine.v1.LegRequest
+	(*PinPrefixRequest)(nil),    // 16: cascade.engine.v1.PinPrefixRequest
+	(*PinPrefixReply)(nil),      // 17: cascade.engine.v1.PinPrefixReply
+	(*CommitPrefixRequest)(nil), // 18: cascade.engine.v1.CommitPrefixRequest
+	(*CommitPrefixReply)(nil),   // 19: cascade.engine.v1.CommitPrefixReply
+	(*LegReply)(nil),            // 20: cascade.engine.v1.LegReply
 }
 var file_engine_api_engine_proto_depIdxs = []int32{
 	2,  // 0: cascade.engine.v1.Description.regions:type_name -> cascade.engine.v1.Region
@@ -1069,18 +1315,22 @@ var file_engine_api_engine_proto_depIdxs = []int32{
 	13, // 8: cascade.engine.v1.Blocks.Freeze:input_type -> cascade.engine.v1.TableRequest
 	15, // 9: cascade.engine.v1.Blocks.Thaw:input_type -> cascade.engine.v1.LegRequest
 	15, // 10: cascade.engine.v1.Blocks.Drop:input_type -> cascade.engine.v1.LegRequest
-	1,  // 11: cascade.engine.v1.Blocks.Describe:output_type -> cascade.engine.v1.Description
-	4,  // 12: cascade.engine.v1.Blocks.Session:output_type -> cascade.engine.v1.SessionReply
-	6,  // 13: cascade.engine.v1.Blocks.Reserve:output_type -> cascade.engine.v1.ReserveReply
-	8,  // 14: cascade.engine.v1.Blocks.MarkFilled:output_type -> cascade.engine.v1.MarkFilledReply
-	10, // 15: cascade.engine.v1.Blocks.Release:output_type -> cascade.engine.v1.ReleaseReply
-	12, // 16: cascade.engine.v1.Blocks.Schedule:output_type -> cascade.engine.v1.ScheduleReply
-	14, // 17: cascade.engine.v1.Blocks.Table:output_type -> cascade.engine.v1.TableReply
-	14, // 18: cascade.engine.v1.Blocks.Freeze:output_type -> cascade.engine.v1.TableReply
-	16, // 19: cascade.engine.v1.Blocks.Thaw:output_type -> cascade.engine.v1.LegReply
-	16, // 20: cascade.engine.v1.Blocks.Drop:output_type -> cascade.engine.v1.LegReply
-	11, // [11:21] is the sub-list for method output_type
-	1,  // [1:11] is the sub-list for method input_type
+	16, // 11: cascade.engine.v1.Blocks.PinPrefix:input_type -> cascade.engine.v1.PinPrefixRequest
+	18, // 12: cascade.engine.v1.Blocks.CommitPrefix:input_type -> cascade.engine.v1.CommitPrefixRequest
+	1,  // 13: cascade.engine.v1.Blocks.Describe:output_type -> cascade.engine.v1.Description
+	4,  // 14: cascade.engine.v1.Blocks.Session:output_type -> cascade.engine.v1.SessionReply
+	6,  // 15: cascade.engine.v1.Blocks.Reserve:output_type -> cascade.engine.v1.ReserveReply
+	8,  // 16: cascade.engine.v1.Blocks.MarkFilled:output_type -> cascade.engine.v1.MarkFilledReply
+	10, // 17: cascade.engine.v1.Blocks.Release:output_type -> cascade.engine.v1.ReleaseReply
+	12, // 18: cascade.engine.v1.Blocks.Schedule:output_type -> cascade.engine.v1.ScheduleReply
+	14, // 19: cascade.engine.v1.Blocks.Table:output_type -> cascade.engine.v1.TableReply
+	14, // 20: cascade.engine.v1.Blocks.Freeze:output_type -> cascade.engine.v1.TableReply
+	20, // 21: cascade.engine.v1.Blocks.Thaw:output_type -> cascade.engine.v1.LegReply
+	20, // 22: cascade.engine.v1.Blocks.Drop:output_type -> cascade.engine.v1.LegReply
+	17, // 23: cascade.engine.v1.Blocks.PinPrefix:output_type -> cascade.engine.v1.PinPrefixReply
+	19, // 24: cascade.engine.v1.Blocks.CommitPrefix:output_type -> cascade.engine.v1.CommitPrefixReply
+	13, // [13:25] is the sub-list for method output_type
+	1,  // [1:13] is the sub-list for method input_type
 	1,  // [1:1] is the sub-list for extension type_name
 	1,  // [1:1] is the sub-list for extension extendee
 	0,  // [0:1] is the sub-list for field type_name
@@ -1097,7 +1347,7 @@ func file_engine_api_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_engine_api_engine_proto_rawDesc), len(file_engine_api_engine_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -64,16 +64,18 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Blocks_Describe_FullMethodName   = "/cascade.engine.v1.Blocks/Describe"
-	Blocks_Session_FullMethodName    = "/cascade.engine.v1.Blocks/Session"
-	Blocks_Reserve_FullMethodName    = "/cascade.engine.v1.Blocks/Reserve"
-	Blocks_MarkFilled_FullMethodName = "/cascade.engine.v1.Blocks/MarkFilled"
-	Blocks_Release_FullMethodName    = "/cascade.engine.v1.Blocks/Release"
-	Blocks_Schedule_FullMethodName   = "/cascade.engine.v1.Blocks/Schedule"
-	Blocks_Table_FullMethodName      = "/cascade.engine.v1.Blocks/Table"
-	Blocks_Freeze_FullMethodName     = "/cascade.engine.v1.Blocks/Freeze"
-	Blocks_Thaw_FullMethodName       = "/cascade.engine.v1.Blocks/Thaw"
-	Blocks_Drop_FullMethodName       = "/cascade.engine.v1.Blocks/Drop"
+	Blocks_Describe_FullMethodName     = "/cascade.engine.v1.Blocks/Describe"
+	Blocks_Session_FullMethodName      = "/cascade.engine.v1.Blocks/Session"
+	Blocks_Reserve_FullMethodName      = "/cascade.engine.v1.Blocks/Reserve"
+	Blocks_MarkFilled_FullMethodName   = "/cascade.engine.v1.Blocks/MarkFilled"
+	Blocks_Release_FullMethodName      = "/cascade.engine.v1.Blocks/Release"
+	Blocks_Schedule_FullMethodName     = "/cascade.engine.v1.Blocks/Schedule"
+	Blocks_Table_FullMethodName        = "/cascade.engine.v1.Blocks/Table"
+	Blocks_Freeze_FullMethodName       = "/cascade.engine.v1.Blocks/Freeze"
+	Blocks_Thaw_FullMethodName         = "/cascade.engine.v1.Blocks/Thaw"
+	Blocks_Drop_FullMethodName         = "/cascade.engine.v1.Blocks/Drop"
+	Blocks_PinPrefix_FullMethodName    = "/cascade.engine.v1.Blocks/PinPrefix"
+	Blocks_CommitPrefix_FullMethodName = "/cascade.engine.v1.Blocks/CommitPrefix"
 )
 
 // BlocksClient is the client API for Blocks service.
@@ -115,6 +117,17 @@ type BlocksClient interface {
 	// Drop ends a request without further output and frees its blocks; its HTTP response ends
 	// without [DONE].
 	Drop(ctx context.Context, in *LegRequest, opts ...grpc.CallOption) (*LegReply, error)
+	// PinPrefix finds the blocks in which the engine's prefix cache has the beginning of a
+	// prompt, and keeps them under the name of a reservation, which is freed by Release or
+	// with the session: nothing else is stored in them. With reserve it also reserves free
+	// blocks for the rest, so that a client can fill them. It takes no block that a running
+	// request needs, but fails with RESOURCE_EXHAUSTED. A name that is in use fails with
+	// ALREADY_EXISTS. An engine without it, or without a prefix cache, is UNIMPLEMENTED.
+	PinPrefix(ctx context.Context, in *PinPrefixRequest, opts ...grpc.CallOption) (*PinPrefixReply, error)
+	// CommitPrefix reports that the blocks of a PinPrefix with reserve have the KV of the first
+	// tokens, verified. The engine stores the whole blocks among them in its prefix cache, as if
+	// it had computed them, and frees the reservation: the cache evicts them like all others.
+	CommitPrefix(ctx context.Context, in *CommitPrefixRequest, opts ...grpc.CallOption) (*CommitPrefixReply, error)
 }
 
 type blocksClient struct {
@@ -234,6 +247,26 @@ func (c *blocksClient) Drop(ctx context.Context, in *LegRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *blocksClient) PinPrefix(ctx context.Context, in *PinPrefixRequest, opts ...grpc.CallOption) (*PinPrefixReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PinPrefixReply)
+	err := c.cc.Invoke(ctx, Blocks_PinPrefix_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *blocksClient) CommitPrefix(ctx context.Context, in *CommitPrefixRequest, opts ...grpc.CallOption) (*CommitPrefixReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CommitPrefixReply)
+	err := c.cc.Invoke(ctx, Blocks_CommitPrefix_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BlocksServer is the server API for Blocks service.
 // All implementations must embed UnimplementedBlocksServer
 // for forward compatibility.
@@ -273,6 +306,17 @@ type BlocksServer interface {
 	// Drop ends a request without further output and frees its blocks; its HTTP response ends
 	// without [DONE].
 	Drop(context.Context, *LegRequest) (*LegReply, error)
+	// PinPrefix finds the blocks in which the engine's prefix cache has the beginning of a
+	// prompt, and keeps them under the name of a reservation, which is freed by Release or
+	// with the session: nothing else is stored in them. With reserve it also reserves free
+	// blocks for the rest, so that a client can fill them. It takes no block that a running
+	// request needs, but fails with RESOURCE_EXHAUSTED. A name that is in use fails with
+	// ALREADY_EXISTS. An engine without it, or without a prefix cache, is UNIMPLEMENTED.
+	PinPrefix(context.Context, *PinPrefixRequest) (*PinPrefixReply, error)
+	// CommitPrefix reports that the blocks of a PinPrefix with reserve have the KV of the first
+	// tokens, verified. The engine stores the whole blocks among them in its prefix cache, as if
+	// it had computed them, and frees the reservation: the cache evicts them like all others.
+	CommitPrefix(context.Context, *CommitPrefixRequest) (*CommitPrefixReply, error)
 	mustEmbedUnimplementedBlocksServer()
 }
 
@@ -312,6 +356,12 @@ func (UnimplementedBlocksServer) Thaw(context.Context, *LegRequest) (*LegReply, 
 }
 func (UnimplementedBlocksServer) Drop(context.Context, *LegRequest) (*LegReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drop not implemented")
+}
+func (UnimplementedBlocksServer) PinPrefix(context.Context, *PinPrefixRequest) (*PinPrefixReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method PinPrefix not implemented")
+}
+func (UnimplementedBlocksServer) CommitPrefix(context.Context, *CommitPrefixRequest) (*CommitPrefixReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method CommitPrefix not implemented")
 }
 func (UnimplementedBlocksServer) mustEmbedUnimplementedBlocksServer() {}
 func (UnimplementedBlocksServer) testEmbeddedByValue()                {}
@@ -507,6 +557,42 @@ func _Blocks_Drop_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Blocks_PinPrefix_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PinPrefixRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BlocksServer).PinPrefix(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Blocks_PinPrefix_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BlocksServer).PinPrefix(ctx, req.(*PinPrefixRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Blocks_CommitPrefix_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CommitPrefixRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BlocksServer).CommitPrefix(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Blocks_CommitPrefix_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BlocksServer).CommitPrefix(ctx, req.(*CommitPrefixRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Blocks_ServiceDesc is the grpc.ServiceDesc for Blocks service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -549,6 +635,14 @@ var Blocks_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drop",
 			Handler:    _Blocks_Drop_Handler,
+		},
+		{
+			MethodName: "PinPrefix",
+			Handler:    _Blocks_PinPrefix_Handler,
+		},
+		{
+			MethodName: "CommitPrefix",
+			Handler:    _Blocks_CommitPrefix_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -486,3 +486,37 @@ func TestNothingLeaks(t *testing.T) {
 		return len(s.legs) + len(s.calls)
 	}, func(left int) bool { return left == 0 })
 }
+
+// A prefix is pinned only for requests of the same model or adapter and the same salt, as the prefix cache
+// finds it.
+func TestPinPrefixRoots(t *testing.T) {
+	s := serve(t, Config{Speed: 20, Adapters: []string{"lora"}})
+	ids := make([]uint32, 40)
+	prompt := strings.Repeat("7,", 39) + "7"
+	for i := range ids {
+		ids[i] = 7
+	}
+	roots := []struct{ model, salt, more string }{
+		{"", "", ""},
+		{"", "tenant", `,"cache_salt":"tenant"`},
+		{"lora", "", `,"model":"lora"`},
+		{"lora", "tenant", `,"model":"lora","cache_salt":"tenant"`},
+	}
+	for i, x := range roots {
+		if w := serveRequest(s.Engine, post("/v1/completions", `{"prompt":[`+prompt+`],"max_tokens":1`+x.more+`}`)); w.Code != http.StatusOK {
+			t.Fatal(w.Body)
+		}
+		for j, y := range roots {
+			r, err := s.rpc.PinPrefix(t.Context(), &wire.PinPrefixRequest{Session: s.session, Reservation: "r", Model: y.model, CacheSalt: y.salt, Ids: ids})
+			check(t, err)
+			if want := uint64(32); (r.Cached == want) != (j <= i) {
+				t.Errorf("after %+v, %d tokens are pinned for %+v", x, r.Cached, y)
+			}
+			check(t, second(s.rpc.Release(t.Context(), &wire.ReleaseRequest{Reservation: "r"})))
+		}
+	}
+	if _, err := s.rpc.PinPrefix(t.Context(), &wire.PinPrefixRequest{Session: s.session, Reservation: "r", Model: "other", Ids: ids}); status.Code(err) != codes.InvalidArgument {
+		t.Error(err)
+	}
+	s.waitForStats(t, "at the end", empty)
+}

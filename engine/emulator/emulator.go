@@ -161,7 +161,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if e.cfg.Blocks != "" {
 		e.table, err = blocktable.New(blocktable.Config{
 			Dir: e.cfg.Blocks, Pool: pool, Engine: engineAdapter{e}, Model: e.cfg.Model, Context: e.cfg.Context,
-			TokenBytes: e.profile.KVBytesPerToken, Logger: e.cfg.Logger,
+			TokenBytes: e.profile.KVBytesPerToken, Root: e.cacheRoot, Logger: e.cfg.Logger,
 		})
 		if err != nil {
 			return errors.Join(fmt.Errorf("emulator %s: %w", e.cfg.Model, err), pool.Close())

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
@@ -44,6 +46,19 @@ func (e *Engine) releaseLeg(st *stream) {
 		st.leg = ""
 	}
 	e.mu.Unlock()
+}
+
+// cacheRoot returns how the prefix cache separates the prompts of such requests from others.
+func (e *Engine) cacheRoot(model, cacheSalt string) (blocktable.Root, error) {
+	if bad := e.checkModel(model); bad != nil {
+		return blocktable.Root{}, bad
+	}
+	r := blocktable.Root{Adapter: e.adapter(model)}
+	if cacheSalt != "" {
+		r.Salt = xxhash.Sum64String(cacheSalt)
+	}
+	r.Salt ^= r.Adapter
+	return r, nil
 }
 
 // adopt starts a request from a reservation. Its cost does not depend on the number of ids.

@@ -28,6 +28,168 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// FetchPrefixRequest names a prefix by its root (model or adapter, and cache salt) and its ids.
+type FetchPrefixRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"` // replica that pulls
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`     // replica that has the prefix; calls for another replica are refused
+	Model         string                 `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	CacheSalt     string                 `protobuf:"bytes,4,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
+	Ids           []uint32               `protobuf:"varint,5,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	First         uint64                 `protobuf:"varint,6,opt,name=first,proto3" json:"first,omitempty"`             // the caller has ids [0, first) already: whole blocks
+	Fingerprint   uint64                 `protobuf:"varint,7,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"` // of the caller's block layout: the receiver's must be equal
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchPrefixRequest) Reset() {
+	*x = FetchPrefixRequest{}
+	mi := &file_migrator_api_peer_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchPrefixRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchPrefixRequest) ProtoMessage() {}
+
+func (x *FetchPrefixRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_migrator_api_peer_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchPrefixRequest.ProtoReflect.Descriptor instead.
+func (*FetchPrefixRequest) Descriptor() ([]byte, []int) {
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *FetchPrefixRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *FetchPrefixRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *FetchPrefixRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *FetchPrefixRequest) GetCacheSalt() string {
+	if x != nil {
+		return x.CacheSalt
+	}
+	return ""
+}
+
+func (x *FetchPrefixRequest) GetIds() []uint32 {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *FetchPrefixRequest) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *FetchPrefixRequest) GetFingerprint() uint64 {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return 0
+}
+
+// FetchPrefixAnswer says how the blocks are pulled.
+type FetchPrefixAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offers        []*Offer               `protobuf:"bytes,1,rep,name=offers,proto3" json:"offers,omitempty"`
+	Tokens        uint64                 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`        // the blocks hold ids [first, tokens): whole blocks
+	Blocks        []uint32               `protobuf:"varint,3,rep,packed,name=blocks,proto3" json:"blocks,omitempty"` // their numbers in the receiver's pool
+	Sums          []uint32               `protobuf:"varint,4,rep,packed,name=sums,proto3" json:"sums,omitempty"`     // crc32 (IEEE) of each region of each of blocks, block by block
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchPrefixAnswer) Reset() {
+	*x = FetchPrefixAnswer{}
+	mi := &file_migrator_api_peer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchPrefixAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchPrefixAnswer) ProtoMessage() {}
+
+func (x *FetchPrefixAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_migrator_api_peer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchPrefixAnswer.ProtoReflect.Descriptor instead.
+func (*FetchPrefixAnswer) Descriptor() ([]byte, []int) {
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *FetchPrefixAnswer) GetOffers() []*Offer {
+	if x != nil {
+		return x.Offers
+	}
+	return nil
+}
+
+func (x *FetchPrefixAnswer) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *FetchPrefixAnswer) GetBlocks() []uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *FetchPrefixAnswer) GetSums() []uint32 {
+	if x != nil {
+		return x.Sums
+	}
+	return nil
+}
+
 // FetchKVRequest names KV. The caller's engine and the receiver's have each computed the
 // digest of what the KV depends on: they must be equal.
 type FetchKVRequest struct {
@@ -43,7 +205,7 @@ type FetchKVRequest struct {
 
 func (x *FetchKVRequest) Reset() {
 	*x = FetchKVRequest{}
-	mi := &file_migrator_api_peer_proto_msgTypes[0]
+	mi := &file_migrator_api_peer_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -55,7 +217,7 @@ func (x *FetchKVRequest) String() string {
 func (*FetchKVRequest) ProtoMessage() {}
 
 func (x *FetchKVRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[0]
+	mi := &file_migrator_api_peer_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -68,7 +230,7 @@ func (x *FetchKVRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchKVRequest.ProtoReflect.Descriptor instead.
 func (*FetchKVRequest) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{0}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *FetchKVRequest) GetFrom() string {
@@ -118,7 +280,7 @@ type FetchKVAnswer struct {
 
 func (x *FetchKVAnswer) Reset() {
 	*x = FetchKVAnswer{}
-	mi := &file_migrator_api_peer_proto_msgTypes[1]
+	mi := &file_migrator_api_peer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -130,7 +292,7 @@ func (x *FetchKVAnswer) String() string {
 func (*FetchKVAnswer) ProtoMessage() {}
 
 func (x *FetchKVAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[1]
+	mi := &file_migrator_api_peer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -143,7 +305,7 @@ func (x *FetchKVAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchKVAnswer.ProtoReflect.Descriptor instead.
 func (*FetchKVAnswer) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{1}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *FetchKVAnswer) GetOffers() []*Offer {
@@ -185,7 +347,7 @@ type Envelope struct {
 
 func (x *Envelope) Reset() {
 	*x = Envelope{}
-	mi := &file_migrator_api_peer_proto_msgTypes[2]
+	mi := &file_migrator_api_peer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -197,7 +359,7 @@ func (x *Envelope) String() string {
 func (*Envelope) ProtoMessage() {}
 
 func (x *Envelope) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[2]
+	mi := &file_migrator_api_peer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -210,7 +372,7 @@ func (x *Envelope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Envelope.ProtoReflect.Descriptor instead.
 func (*Envelope) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{2}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Envelope) GetFrom() string {
@@ -328,7 +490,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_migrator_api_peer_proto_msgTypes[3]
+	mi := &file_migrator_api_peer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -340,7 +502,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[3]
+	mi := &file_migrator_api_peer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -353,7 +515,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{3}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Hello) GetMarketVersion() uint32 {
@@ -406,7 +568,7 @@ type Market struct {
 
 func (x *Market) Reset() {
 	*x = Market{}
-	mi := &file_migrator_api_peer_proto_msgTypes[4]
+	mi := &file_migrator_api_peer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +580,7 @@ func (x *Market) String() string {
 func (*Market) ProtoMessage() {}
 
 func (x *Market) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[4]
+	mi := &file_migrator_api_peer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +593,7 @@ func (x *Market) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Market.ProtoReflect.Descriptor instead.
 func (*Market) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{4}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Market) GetKind() uint32 {
@@ -487,7 +649,7 @@ type Handover struct {
 
 func (x *Handover) Reset() {
 	*x = Handover{}
-	mi := &file_migrator_api_peer_proto_msgTypes[5]
+	mi := &file_migrator_api_peer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -499,7 +661,7 @@ func (x *Handover) String() string {
 func (*Handover) ProtoMessage() {}
 
 func (x *Handover) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[5]
+	mi := &file_migrator_api_peer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -512,7 +674,7 @@ func (x *Handover) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Handover.ProtoReflect.Descriptor instead.
 func (*Handover) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{5}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Handover) GetRequest() string {
@@ -558,7 +720,7 @@ type Summary struct {
 
 func (x *Summary) Reset() {
 	*x = Summary{}
-	mi := &file_migrator_api_peer_proto_msgTypes[6]
+	mi := &file_migrator_api_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -570,7 +732,7 @@ func (x *Summary) String() string {
 func (*Summary) ProtoMessage() {}
 
 func (x *Summary) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[6]
+	mi := &file_migrator_api_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -583,7 +745,7 @@ func (x *Summary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Summary.ProtoReflect.Descriptor instead.
 func (*Summary) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{6}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Summary) GetSequence() uint64 {
@@ -668,7 +830,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_migrator_api_peer_proto_msgTypes[7]
+	mi := &file_migrator_api_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +842,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[7]
+	mi := &file_migrator_api_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +855,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{7}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Heartbeat) GetSequence() uint64 {
@@ -758,7 +920,7 @@ type Transfer struct {
 
 func (x *Transfer) Reset() {
 	*x = Transfer{}
-	mi := &file_migrator_api_peer_proto_msgTypes[8]
+	mi := &file_migrator_api_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -770,7 +932,7 @@ func (x *Transfer) String() string {
 func (*Transfer) ProtoMessage() {}
 
 func (x *Transfer) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[8]
+	mi := &file_migrator_api_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -783,7 +945,7 @@ func (x *Transfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
 func (*Transfer) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{8}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Transfer) GetKind() uint32 {
@@ -1031,7 +1193,7 @@ type KVConnector struct {
 
 func (x *KVConnector) Reset() {
 	*x = KVConnector{}
-	mi := &file_migrator_api_peer_proto_msgTypes[9]
+	mi := &file_migrator_api_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1205,7 @@ func (x *KVConnector) String() string {
 func (*KVConnector) ProtoMessage() {}
 
 func (x *KVConnector) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[9]
+	mi := &file_migrator_api_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1218,7 @@ func (x *KVConnector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVConnector.ProtoReflect.Descriptor instead.
 func (*KVConnector) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{9}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *KVConnector) GetPresence() uint32 {
@@ -1099,7 +1261,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_migrator_api_peer_proto_msgTypes[10]
+	mi := &file_migrator_api_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1111,7 +1273,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[10]
+	mi := &file_migrator_api_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1124,7 +1286,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{10}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Offer) GetTransport() string {
@@ -1152,7 +1314,21 @@ var File_migrator_api_peer_proto protoreflect.FileDescriptor
 
 const file_migrator_api_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x16xds/api/topology.proto\"z\n" +
+	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x16xds/api/topology.proto\"\xb7\x01\n" +
+	"\x12FetchPrefixRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12\x1d\n" +
+	"\n" +
+	"cache_salt\x18\x04 \x01(\tR\tcacheSalt\x12\x10\n" +
+	"\x03ids\x18\x05 \x03(\rR\x03ids\x12\x14\n" +
+	"\x05first\x18\x06 \x01(\x04R\x05first\x12 \n" +
+	"\vfingerprint\x18\a \x01(\x04R\vfingerprint\"\x8b\x01\n" +
+	"\x11FetchPrefixAnswer\x122\n" +
+	"\x06offers\x18\x01 \x03(\v2\x1a.cascade.migrator.v1.OfferR\x06offers\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12\x16\n" +
+	"\x06blocks\x18\x03 \x03(\rR\x06blocks\x12\x12\n" +
+	"\x04sums\x18\x04 \x03(\rR\x04sums\"z\n" +
 	"\x0eFetchKVRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x16\n" +
@@ -1256,10 +1432,11 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\x05Offer\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
-	"\x06ticket\x18\x03 \x01(\fR\x06ticket2\xaa\x01\n" +
+	"\x06ticket\x18\x03 \x01(\fR\x06ticket2\x8c\x02\n" +
 	"\x04Peer\x12L\n" +
 	"\bExchange\x12\x1d.cascade.migrator.v1.Envelope\x1a\x1d.cascade.migrator.v1.Envelope(\x010\x01\x12T\n" +
-	"\aFetchKV\x12#.cascade.migrator.v1.FetchKVRequest\x1a\".cascade.migrator.v1.FetchKVAnswer0\x01B.Z,github.com/cascadeinfer/cascade/migrator/apib\x06proto3"
+	"\aFetchKV\x12#.cascade.migrator.v1.FetchKVRequest\x1a\".cascade.migrator.v1.FetchKVAnswer0\x01\x12`\n" +
+	"\vFetchPrefix\x12'.cascade.migrator.v1.FetchPrefixRequest\x1a&.cascade.migrator.v1.FetchPrefixAnswer0\x01B.Z,github.com/cascadeinfer/cascade/migrator/apib\x06proto3"
 
 var (
 	file_migrator_api_peer_proto_rawDescOnce sync.Once
@@ -1273,42 +1450,47 @@ func file_migrator_api_peer_proto_rawDescGZIP() []byte {
 	return file_migrator_api_peer_proto_rawDescData
 }
 
-var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_migrator_api_peer_proto_goTypes = []any{
-	(*FetchKVRequest)(nil), // 0: cascade.migrator.v1.FetchKVRequest
-	(*FetchKVAnswer)(nil),  // 1: cascade.migrator.v1.FetchKVAnswer
-	(*Envelope)(nil),       // 2: cascade.migrator.v1.Envelope
-	(*Hello)(nil),          // 3: cascade.migrator.v1.Hello
-	(*Market)(nil),         // 4: cascade.migrator.v1.Market
-	(*Handover)(nil),       // 5: cascade.migrator.v1.Handover
-	(*Summary)(nil),        // 6: cascade.migrator.v1.Summary
-	(*Heartbeat)(nil),      // 7: cascade.migrator.v1.Heartbeat
-	(*Transfer)(nil),       // 8: cascade.migrator.v1.Transfer
-	(*KVConnector)(nil),    // 9: cascade.migrator.v1.KVConnector
-	(*Offer)(nil),          // 10: cascade.migrator.v1.Offer
-	(*api.Topology)(nil),   // 11: cascade.xds.v1.Topology
+	(*FetchPrefixRequest)(nil), // 0: cascade.migrator.v1.FetchPrefixRequest
+	(*FetchPrefixAnswer)(nil),  // 1: cascade.migrator.v1.FetchPrefixAnswer
+	(*FetchKVRequest)(nil),     // 2: cascade.migrator.v1.FetchKVRequest
+	(*FetchKVAnswer)(nil),      // 3: cascade.migrator.v1.FetchKVAnswer
+	(*Envelope)(nil),           // 4: cascade.migrator.v1.Envelope
+	(*Hello)(nil),              // 5: cascade.migrator.v1.Hello
+	(*Market)(nil),             // 6: cascade.migrator.v1.Market
+	(*Handover)(nil),           // 7: cascade.migrator.v1.Handover
+	(*Summary)(nil),            // 8: cascade.migrator.v1.Summary
+	(*Heartbeat)(nil),          // 9: cascade.migrator.v1.Heartbeat
+	(*Transfer)(nil),           // 10: cascade.migrator.v1.Transfer
+	(*KVConnector)(nil),        // 11: cascade.migrator.v1.KVConnector
+	(*Offer)(nil),              // 12: cascade.migrator.v1.Offer
+	(*api.Topology)(nil),       // 13: cascade.xds.v1.Topology
 }
 var file_migrator_api_peer_proto_depIdxs = []int32{
-	10, // 0: cascade.migrator.v1.FetchKVAnswer.offers:type_name -> cascade.migrator.v1.Offer
-	3,  // 1: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
-	4,  // 2: cascade.migrator.v1.Envelope.market:type_name -> cascade.migrator.v1.Market
-	8,  // 3: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
-	6,  // 4: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
-	7,  // 5: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
-	11, // 6: cascade.migrator.v1.Hello.topology:type_name -> cascade.xds.v1.Topology
-	5,  // 7: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
-	10, // 8: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
-	9,  // 9: cascade.migrator.v1.Transfer.connector:type_name -> cascade.migrator.v1.KVConnector
-	9,  // 10: cascade.migrator.v1.Transfer.target_connector:type_name -> cascade.migrator.v1.KVConnector
-	2,  // 11: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
-	0,  // 12: cascade.migrator.v1.Peer.FetchKV:input_type -> cascade.migrator.v1.FetchKVRequest
-	2,  // 13: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
-	1,  // 14: cascade.migrator.v1.Peer.FetchKV:output_type -> cascade.migrator.v1.FetchKVAnswer
-	13, // [13:15] is the sub-list for method output_type
-	11, // [11:13] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	12, // 0: cascade.migrator.v1.FetchPrefixAnswer.offers:type_name -> cascade.migrator.v1.Offer
+	12, // 1: cascade.migrator.v1.FetchKVAnswer.offers:type_name -> cascade.migrator.v1.Offer
+	5,  // 2: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
+	6,  // 3: cascade.migrator.v1.Envelope.market:type_name -> cascade.migrator.v1.Market
+	10, // 4: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
+	8,  // 5: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
+	9,  // 6: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
+	13, // 7: cascade.migrator.v1.Hello.topology:type_name -> cascade.xds.v1.Topology
+	7,  // 8: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
+	12, // 9: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
+	11, // 10: cascade.migrator.v1.Transfer.connector:type_name -> cascade.migrator.v1.KVConnector
+	11, // 11: cascade.migrator.v1.Transfer.target_connector:type_name -> cascade.migrator.v1.KVConnector
+	4,  // 12: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
+	2,  // 13: cascade.migrator.v1.Peer.FetchKV:input_type -> cascade.migrator.v1.FetchKVRequest
+	0,  // 14: cascade.migrator.v1.Peer.FetchPrefix:input_type -> cascade.migrator.v1.FetchPrefixRequest
+	4,  // 15: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
+	3,  // 16: cascade.migrator.v1.Peer.FetchKV:output_type -> cascade.migrator.v1.FetchKVAnswer
+	1,  // 17: cascade.migrator.v1.Peer.FetchPrefix:output_type -> cascade.migrator.v1.FetchPrefixAnswer
+	15, // [15:18] is the sub-list for method output_type
+	12, // [12:15] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_migrator_api_peer_proto_init() }
@@ -1316,7 +1498,7 @@ func file_migrator_api_peer_proto_init() {
 	if File_migrator_api_peer_proto != nil {
 		return
 	}
-	file_migrator_api_peer_proto_msgTypes[2].OneofWrappers = []any{
+	file_migrator_api_peer_proto_msgTypes[4].OneofWrappers = []any{
 		(*Envelope_Hello)(nil),
 		(*Envelope_Market)(nil),
 		(*Envelope_Transfer)(nil),
@@ -1329,7 +1511,7 @@ func file_migrator_api_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_migrator_api_peer_proto_rawDesc), len(file_migrator_api_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

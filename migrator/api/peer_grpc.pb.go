@@ -25,8 +25,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Peer_Exchange_FullMethodName = "/cascade.migrator.v1.Peer/Exchange"
-	Peer_FetchKV_FullMethodName  = "/cascade.migrator.v1.Peer/FetchKV"
+	Peer_Exchange_FullMethodName    = "/cascade.migrator.v1.Peer/Exchange"
+	Peer_FetchKV_FullMethodName     = "/cascade.migrator.v1.Peer/FetchKV"
+	Peer_FetchPrefix_FullMethodName = "/cascade.migrator.v1.Peer/FetchPrefix"
 )
 
 // PeerClient is the client API for Peer service.
@@ -42,6 +43,10 @@ type PeerClient interface {
 	// There is one answer. The KV is kept for the caller, and for no other one, until the
 	// caller ends the call or the lease is over, when the receiver ends it.
 	FetchKV(ctx context.Context, in *FetchKVRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchKVAnswer], error)
+	// FetchPrefix lets the caller pull the KV of a prompt's beginning that the receiver's engine
+	// has in its prefix cache. There is one answer. The blocks are kept for the caller, and for
+	// no other one, until the caller ends the call or the receiver does, after a time of its own.
+	FetchPrefix(ctx context.Context, in *FetchPrefixRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchPrefixAnswer], error)
 }
 
 type peerClient struct {
@@ -84,6 +89,25 @@ func (c *peerClient) FetchKV(ctx context.Context, in *FetchKVRequest, opts ...gr
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Peer_FetchKVClient = grpc.ServerStreamingClient[FetchKVAnswer]
 
+func (c *peerClient) FetchPrefix(ctx context.Context, in *FetchPrefixRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchPrefixAnswer], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Peer_ServiceDesc.Streams[2], Peer_FetchPrefix_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FetchPrefixRequest, FetchPrefixAnswer]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_FetchPrefixClient = grpc.ServerStreamingClient[FetchPrefixAnswer]
+
 // PeerServer is the server API for Peer service.
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
@@ -97,6 +121,10 @@ type PeerServer interface {
 	// There is one answer. The KV is kept for the caller, and for no other one, until the
 	// caller ends the call or the lease is over, when the receiver ends it.
 	FetchKV(*FetchKVRequest, grpc.ServerStreamingServer[FetchKVAnswer]) error
+	// FetchPrefix lets the caller pull the KV of a prompt's beginning that the receiver's engine
+	// has in its prefix cache. There is one answer. The blocks are kept for the caller, and for
+	// no other one, until the caller ends the call or the receiver does, after a time of its own.
+	FetchPrefix(*FetchPrefixRequest, grpc.ServerStreamingServer[FetchPrefixAnswer]) error
 	mustEmbedUnimplementedPeerServer()
 }
 
@@ -112,6 +140,9 @@ func (UnimplementedPeerServer) Exchange(grpc.BidiStreamingServer[Envelope, Envel
 }
 func (UnimplementedPeerServer) FetchKV(*FetchKVRequest, grpc.ServerStreamingServer[FetchKVAnswer]) error {
 	return status.Error(codes.Unimplemented, "method FetchKV not implemented")
+}
+func (UnimplementedPeerServer) FetchPrefix(*FetchPrefixRequest, grpc.ServerStreamingServer[FetchPrefixAnswer]) error {
+	return status.Error(codes.Unimplemented, "method FetchPrefix not implemented")
 }
 func (UnimplementedPeerServer) mustEmbedUnimplementedPeerServer() {}
 func (UnimplementedPeerServer) testEmbeddedByValue()              {}
@@ -152,6 +183,17 @@ func _Peer_FetchKV_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Peer_FetchKVServer = grpc.ServerStreamingServer[FetchKVAnswer]
 
+func _Peer_FetchPrefix_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(FetchPrefixRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PeerServer).FetchPrefix(m, &grpc.GenericServerStream[FetchPrefixRequest, FetchPrefixAnswer]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_FetchPrefixServer = grpc.ServerStreamingServer[FetchPrefixAnswer]
+
 // Peer_ServiceDesc is the grpc.ServiceDesc for Peer service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -169,6 +211,11 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "FetchKV",
 			Handler:       _Peer_FetchKV_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "FetchPrefix",
+			Handler:       _Peer_FetchPrefix_Handler,
 			ServerStreams: true,
 		},
 	},

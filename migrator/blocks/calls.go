@@ -18,6 +18,7 @@ var (
 	ErrNotFound    = errors.New("the engine does not know the request or reservation (any more)")
 	ErrFull        = errors.New("the engine has not enough free blocks")
 	ErrNotComputed = errors.New("the engine has not computed the request yet")
+	ErrNoPrefixes  = errors.New("the engine does not show its prefix cache")
 )
 
 // Table lists the KV blocks of a request. Block numbers are within the layout.
@@ -181,6 +182,10 @@ func (c *Client) call(ctx context.Context, what, name string, most time.Duration
 		err = ErrUnavailable
 	case codes.DeadlineExceeded:
 		err = context.DeadlineExceeded
+	case codes.ResourceExhausted:
+		err = ErrFull
+	case codes.Unimplemented:
+		err = ErrNoPrefixes
 	}
 	return fmt.Errorf("engine blocks: %s %s: %w", what, name, err)
 }

@@ -31,6 +31,8 @@ type fakeEngine struct {
 	reserve  func(*api.ReserveRequest) (*api.ReserveReply, error)
 	table    func(context.Context, *api.TableRequest) (*api.TableReply, error)
 	thaw     func(*api.LegRequest) error
+	pin      func(*api.PinPrefixRequest) (*api.PinPrefixReply, error)
+	commit   func(*api.CommitPrefixRequest) error
 	hand     func(*net.UnixConn, *os.File)
 	schedule atomic.Pointer[api.ScheduleReply] // nil: it has no such call
 
@@ -159,4 +161,12 @@ func (f *fakeEngine) Schedule(ctx context.Context, r *api.ScheduleRequest) (*api
 
 func (f *fakeEngine) Thaw(_ context.Context, r *api.LegRequest) (*api.LegReply, error) {
 	return &api.LegReply{}, f.thaw(r)
+}
+
+func (f *fakeEngine) PinPrefix(_ context.Context, r *api.PinPrefixRequest) (*api.PinPrefixReply, error) {
+	return f.pin(r)
+}
+
+func (f *fakeEngine) CommitPrefix(_ context.Context, r *api.CommitPrefixRequest) (*api.CommitPrefixReply, error) {
+	return &api.CommitPrefixReply{}, f.commit(r)
 }

@@ -55,8 +55,8 @@ func checkBooks(t *testing.T, s *Scheduler, reservations map[string]*Reservation
 	for _, r := range reservations {
 		hold(r.blocks)
 		reserved += len(r.blocks)
-		for _, b := range r.blocks {
-			alone[b] = true
+		for i, b := range r.blocks {
+			alone[b] = alone[b] || r.prefix == nil || i >= r.prefix.cached
 		}
 	}
 	used := 0

@@ -25,6 +25,7 @@ type Reservation struct {
 	sequence *Sequence // that adopted it
 	blocks   []kv.Block
 	filled   filled
+	prefix   *prefix // of PinPrefix, else nil
 }
 
 // status is the state of a reservation.
@@ -77,8 +78,11 @@ func (s *Scheduler) Reserve(r *Reservation, tokens int) error {
 	return nil
 }
 
-// checkOpen returns why a reservation is not open.
+// checkOpen returns why a reservation is not one for a request, and open.
 func (r *Reservation) checkOpen() error {
+	if r.prefix != nil && r.status == open {
+		return ErrPrefix
+	}
 	switch r.status {
 	case filling:
 		return ErrFilling
@@ -99,7 +103,7 @@ func (s *Scheduler) Release(r *Reservation) {
 		r.status = released
 		s.reserved -= len(r.blocks)
 		s.blocks.Release(r.blocks)
-		r.blocks, r.filled = nil, filled{}
+		r.blocks, r.filled, r.prefix = nil, filled{}, nil
 	}
 }
 

@@ -47,8 +47,10 @@ type Stats struct {
 	Frozen           int
 	Loading          int // sequences of Loads
 	UsedBlocks       int
-	Reserved         int             // blocks of reservations that are not adopted; included in used
-	Held             policies.Tokens // Σ length of the running sequences
+	// Reserved is the blocks of reservations that are not adopted, which are included in
+	// UsedBlocks. A block that several of them pin counts for each.
+	Reserved int
+	Held     policies.Tokens // Σ length of the running sequences
 
 	Preemptions      uint64
 	PromptTokens     uint64 // of requests that finished their prefill

@@ -87,14 +87,12 @@ func (t *Table) MarkFilled(ctx context.Context, q *api.MarkFilledRequest) (*api.
 	if q.From > most || uint64(len(q.Ids)) > most-q.From || q.Computed > most {
 		return nil, status.Errorf(codes.InvalidArgument, "%d ids from position %d on, %d computed: a request has at most %d tokens", len(q.Ids), q.From, q.Computed, most)
 	}
-	ids := make([]model.Token, len(q.Ids))
-	for i, id := range q.Ids {
-		if ids[i] = model.Token(id); ids[i] >= model.VocabularySize {
-			return nil, status.Errorf(codes.InvalidArgument, "id %d at position %d is not in the vocabulary", id, q.From+uint64(i))
-		}
+	ids, err := tokens(q.Ids, q.From)
+	if err != nil {
+		return nil, err
 	}
 	var fill *batch.Fill
-	err := t.runOnLoop(ctx, Immediately, func(s *batch.Scheduler) (err error) {
+	err = t.runOnLoop(ctx, Immediately, func(s *batch.Scheduler) (err error) {
 		r := t.reservations[q.Reservation]
 		if r == nil || r.Ended() {
 			return ErrUnknown
@@ -238,7 +236,9 @@ func statusOf(err error) error {
 		code = codes.ResourceExhausted
 	case errors.Is(err, batch.ErrWaiting):
 		code = codes.FailedPrecondition
-	case errors.Is(err, batch.ErrAdopted):
+	case errors.Is(err, batch.ErrNoPrefixCache):
+		code = codes.Unimplemented
+	case errors.Is(err, batch.ErrAdopted), errors.Is(err, batch.ErrInUse):
 		code = codes.AlreadyExists
 	case errors.Is(err, batch.ErrFilling):
 		code = codes.Aborted

@@ -76,9 +76,15 @@ type Config struct {
 	Context policies.Tokens
 	// TokenBytes is the number of bytes per token that a link has to carry.
 	TokenBytes policies.Bytes
+	// Root returns how the prefix cache separates prompts for a model or an adapter, as
+	// requests name it, with a cache salt, "" for none. nil: the cache is not shown.
+	Root func(model, cacheSalt string) (Root, error)
 	// Logger logs rejected clients. nil discards.
 	Logger *slog.Logger
 }
+
+// Root is the Salt and the Adapter of a batch.Request.
+type Root struct{ Salt, Adapter uint64 }
 
 // Table is one engine's block table.
 type Table struct {
