@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/enginecounters"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/trace"
@@ -19,6 +20,8 @@ import (
 type replayFlags struct {
 	target, model, name, host string
 	headers                   []string
+	engines                   []string
+	slo                       string
 	timeout                   time.Duration
 	http2                     bool
 }
@@ -45,6 +48,10 @@ With --target and --model it replays against any endpoint of the OpenAI API, suc
 fleet that "cascade up" runs. --speed then only compresses the arrivals; results are
 shown as measured and multiplied. A run whose machine had less than 30 % idle CPU is
 marked void.
+
+Of a trace whose prompts share prefixes (hash_ids), prompts share them, too, and the
+result has a table of prefix caches: hit rate, its share of the ideal, and the spread of
+load. With --target, --engines names the engines whose counters show the last.
 
 Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 		Example: `  cascade replay --trace conversation_trace.jsonl --spread 3s --speed 10
@@ -80,10 +87,19 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 			if err != nil {
 				return usageErrorf(cmd, "%w", err)
 			}
+			slo, err := parseSLO(r.slo)
+			if err != nil {
+				return usageErrorf(cmd, "%w", err)
+			}
+			for i, engine := range r.engines {
+				if r.engines[i], err = parseEndpoint(cmd, "--engines", engine, "127.0.0.1:8000"); err != nil {
+					return err
+				}
+			}
 			if !cmd.Flags().Changed("speed") {
 				e.speed = 1
 			}
-			return s.replayTarget(cmd.Context(), src, e, r, header)
+			return s.replayTarget(cmd.Context(), src, e, r, header, slo)
 		},
 	}
 	src.flags(c, 0)
@@ -98,13 +114,15 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 	f.StringVar(&r.host, "host", "", "Host header, for targets that choose the model by it")
 	f.StringArrayVar(&r.headers, "header", nil, "header to add to every request, as 'name: value'; may be repeated")
 	f.DurationVar(&r.timeout, "timeout", replay.DefaultTimeout, "time for one request, from when it is due")
+	f.StringSliceVar(&r.engines, "engines", nil, "base URLs of the engines behind --target, divided by commas: with a trace of shared prefixes, their counters show the spread of load, and the hit rate where answers do not name cached tokens")
+	f.StringVar(&r.slo, "slo", "", "show the share of requests within 5, 10 and 20 times these times to the first token and between tokens, such as 200ms,20ms; without --target they are the profile's")
 	f.BoolVar(&r.http2, "http2", false, "speak HTTP/2 without TLS (h2c) to --target")
 	return c
 }
 
 // These flags have no effect without, and with, --target.
 var (
-	replayOnly   = [...]string{"model", "name", "host", "header", "timeout", "http2"}
+	replayOnly   = [...]string{"model", "name", "host", "header", "timeout", "http2", "engines", "slo"}
 	emulatedOnly = [...]string{"replicas", "profile", "window", "tp", "envoy", "native", "plugins"}
 )
 
@@ -122,7 +140,7 @@ func parseHeaders(lines []string) (http.Header, error) {
 }
 
 // replayTarget replays the source against a running endpoint.
-func (s *settings) replayTarget(ctx context.Context, src *traceFlags, e *emulationFlags, f *replayFlags, header http.Header) (err error) {
+func (s *settings) replayTarget(ctx context.Context, src *traceFlags, e *emulationFlags, f *replayFlags, header http.Header, slo replay.SLO) (err error) {
 	requests, name, err := src.readWithin(e.context)
 	if err != nil {
 		return err
@@ -140,19 +158,31 @@ func (s *settings) replayTarget(ctx context.Context, src *traceFlags, e *emulati
 	bar := newProgressBar(s, "replay", len(requests))
 	r, err := replay.New(replay.Config{
 		Name: f.name, Target: f.target, Model: f.model, Host: f.host, Header: header, Requests: requests,
-		Prompt: replay.Prompt(e.prompt), Speed: e.speed, Timeout: f.timeout, HTTP2: f.http2, Records: records,
+		Prompt: replay.Prompt(e.prompt), Speed: e.speed, SLO: slo, Timeout: f.timeout, HTTP2: f.http2, Records: records,
 		Progress: func(p replay.Progress) { bar.Set(p.Done) },
 	})
 	if err != nil {
 		return err
 	}
-	res, err := r.Run(ctx)
+	res, err := s.runReplay(ctx, r, f.engines, requests, e.speed)
 	bar.Finish()
 	fmt.Fprintln(s.stderr)
 	if err != nil && !res.Interrupted {
 		return err
 	}
 	return errors.Join(err, s.showReplay(res, e.out))
+}
+
+// runReplay runs r. If prompts share prefixes, it watches the counters of engines meanwhile.
+func (s *settings) runReplay(ctx context.Context, r *replay.Replay, engines []string, requests []trace.Request, speed float64) (replay.Result, error) {
+	if len(engines) == 0 || !trace.NamesPrefixes(requests) {
+		return r.Run(ctx)
+	}
+	log, err := s.logger()
+	if err != nil {
+		return replay.Result{}, err
+	}
+	return enginecounters.Replay(ctx, enginecounters.Config{Engines: engines, Speed: speed, Arrivals: arrivalTime(requests, speed)}, r, log)
 }
 
 // showReplay prints one run, and writes it into dir unless dir is empty.
@@ -168,7 +198,7 @@ func (s *settings) showReplay(res replay.Result, dir string) error {
 			return err
 		}
 	} else {
-		tables := []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results)}
+		tables := resultTables(results)
 		if len(res.Stages) > 0 {
 			tables = append(tables, report.Stages(res))
 		}

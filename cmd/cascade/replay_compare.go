@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/enginecounters"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -29,6 +30,7 @@ type presetComparison struct {
 	plugins   pluginFlags
 	requests  []trace.Request
 	seconds   float64                      // of one run, in engine time, as estimated
+	slo       replay.SLO                   // by the profile
 	meter     func(*inprocess.Fleet) meter // measures how the engines of a run keep up
 	governor  *clockspeed.Governor         // of the speed of all runs
 	slowed    []string                     // why speeds were given up, in order
@@ -41,7 +43,12 @@ func newPresetComparison(e emulationFlags, p pluginFlags, requests []trace.Reque
 	if err != nil {
 		return nil, err
 	}
-	return &presetComparison{emulation: e, plugins: p, requests: requests, seconds: seconds, meter: meterPace, governor: clockspeed.New(e.speed)}, nil
+	profile, err := config.LoadProfile(e.profile, ".")
+	if err != nil {
+		return nil, err
+	}
+	slo := latencyAlone(profile.TensorParallel(e.tp), requests)
+	return &presetComparison{emulation: e, plugins: p, requests: requests, seconds: seconds, slo: slo, meter: meterPace, governor: clockspeed.New(e.speed)}, nil
 }
 
 // compare runs every fleet and prints the results. Failed requests are an error.
@@ -183,7 +190,7 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	measure := c.meter(fleet)
 	r, err := replay.New(replay.Config{
 		Name: name, Target: fleet.URL(), Model: c.fleet.Models[0].Name, Requests: c.requests, Prompt: replay.Prompt(c.emulation.prompt),
-		Speed: c.fleet.Speed, Records: records,
+		Speed: c.fleet.Speed, SLO: c.slo, Records: records,
 		Timeout: time.Duration(float64(replay.DefaultTimeout) / min(1, c.fleet.Speed)),
 		Progress: func(p replay.Progress) {
 			status := fleet.Control().Status()
@@ -202,7 +209,7 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	if err != nil {
 		return err
 	}
-	out.Result, err = r.Run(ctx)
+	out.Result, err = c.runReplay(ctx, s, fleet, r)
 	s.announceChanges(bar, fleet.Control().Status().History, printed)
 	bar.Finish()
 	fmt.Fprintln(s.stderr)
@@ -213,6 +220,20 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	out.Lateness = reading.Lateness
 	out.Result.Void, err = c.judge(s, reading)
 	return err
+}
+
+// runReplay runs r. If prompts share prefixes, it watches the engines' counters meanwhile.
+func (c *presetComparison) runReplay(ctx context.Context, s *settings, fleet *inprocess.Fleet, r *replay.Replay) (replay.Result, error) {
+	if !trace.NamesPrefixes(c.requests) {
+		return r.Run(ctx)
+	}
+	log, err := s.logger()
+	if err != nil {
+		return replay.Result{}, err
+	}
+	return enginecounters.Replay(ctx, enginecounters.Config{
+		Engines: fleet.Engines(), Speed: c.fleet.Speed, Arrivals: arrivalTime(c.requests, c.fleet.Speed), Stages: fleet.Stages,
+	}, r, log)
 }
 
 // newProgressBar returns a progress bar that writes to standard error.
@@ -299,7 +320,7 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 		return s.print(outcomes)
 	}
 	last := outcomes[len(outcomes)-1]
-	tables := []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results), report.Stages(last.Result), planTable("Plan of "+last.Result.Name, last.Plan)}
+	tables := append(resultTables(results), report.Stages(last.Result), planTable("Plan of "+last.Result.Name, last.Plan))
 	for _, t := range tables {
 		if err := t.Text(s.stdout); err != nil {
 			return err

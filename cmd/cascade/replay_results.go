@@ -44,6 +44,7 @@ func writeResults(dir string, results []replay.Result, further map[string]func()
 		"latency":   func() (report.Picture, error) { return report.Distribution(results, report.Normalised) },
 		"ttft":      func() (report.Picture, error) { return report.Distribution(results, report.TTFT) },
 		"by-length": func() (report.Picture, error) { return report.ByLength(results, report.Normalised) },
+		"prefixes":  func() (report.Picture, error) { return report.ReusePicture(results) },
 		"timeline":  func() (report.Picture, error) { return report.Timeline(results) },
 	}
 	maps.Copy(draw, further)
@@ -70,8 +71,19 @@ func writeMarkdown(path string, results []replay.Result) error {
 	if err != nil {
 		return err
 	}
-	for _, t := range []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results)} {
+	for _, t := range resultTables(results) {
 		err = errors.Join(err, t.Markdown(f))
 	}
 	return errors.Join(err, f.Close())
+}
+
+// resultTables returns the tables that all commands show of runs.
+func resultTables(results []replay.Result) []report.Table {
+	tables := []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results)}
+	for _, t := range []report.Table{report.Reuse(results), report.Attainment(results)} {
+		if len(t.Rows) > 0 {
+			tables = append(tables, t)
+		}
+	}
+	return tables
 }

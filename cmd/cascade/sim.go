@@ -111,6 +111,10 @@ show every claim for all cases of --attention:
                 printed
   stress        half of the way to attention that is paid for the longest request by all
 
+Of a trace whose prompts share prefixes (hash_ids), a table shows the hit rate of the prefix
+caches, its share of the ideal, and the spread of load between the replicas of a stage.
+The SLO is the mean latency of a request that is alone, by the profile.
+
 Not simulated are networks and HTTP. Traces are read line by line, in order of arrival;
 a bad line ends the run with its file, line and field, or is counted and dropped with
 --skip-invalid. Percentiles are within 0.25 %.`,
@@ -259,6 +263,10 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 			return err
 		}
 	}
+	slo, err := src.slo(shared.Profile)
+	if err != nil {
+		return err
+	}
 	bar := newProgressBar(s, "simulate", cmp.Or(src.requests, -1))
 	var mu sync.Mutex
 	ended := map[int]uint64{}
@@ -280,7 +288,7 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 				bar.Set(int(sum) / len(e.policies))
 			}
 			var err error
-			results[i], err = e.runOne(ctx, c, src, &skipped[i])
+			results[i], err = e.runOne(ctx, c, src, slo, &skipped[i])
 			return err
 		})
 	}
@@ -310,7 +318,7 @@ func (n *invalidLines) add(bad *trace.Error) {
 }
 
 // runOne simulates one policy.
-func (e *simFlags) runOne(ctx context.Context, c sim.Config, src *traceFlags, skipped *invalidLines) (_ sim.Result, err error) {
+func (e *simFlags) runOne(ctx context.Context, c sim.Config, src *traceFlags, slo replay.SLO, skipped *invalidLines) (_ sim.Result, err error) {
 	source, closeSource, err := src.stream(e.skipInvalid, skipped)
 	if err != nil {
 		return sim.Result{}, err
@@ -322,14 +330,19 @@ func (e *simFlags) runOne(ctx context.Context, c sim.Config, src *traceFlags, sk
 	}
 	out := bufio.NewWriter(records)
 	defer func() { err = errors.Join(err, out.Flush(), records.Close()) }()
-	if e.out != "" {
-		encoder := json.NewEncoder(out)
-		c.Record = func(r *replay.Record) { _ = encoder.Encode(r) } // Flush reports the error
+	encoder, attained := json.NewEncoder(out), replay.Attainment{SLO: slo}
+	c.Record = func(r *replay.Record) {
+		attained.Add(r, 1)
+		if e.out != "" {
+			_ = encoder.Encode(r) // Flush reports the error
+		}
 	}
 	c.Source = source
 	run, err := sim.New(c)
 	if err != nil {
 		return sim.Result{}, err
 	}
-	return run.Run(ctx)
+	result, err := run.Run(ctx)
+	result.Attainment = &attained
+	return result, err
 }

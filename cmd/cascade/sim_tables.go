@@ -28,7 +28,7 @@ func (s *settings) showSimulation(results []sim.Result, dir string) error {
 	if s.json {
 		return s.print(results)
 	}
-	tables := []report.Table{report.Runs(runs), report.Latencies(runs), report.Classes(runs), simulationTable(results)}
+	tables := append(resultTables(runs), simulationTable(results))
 	if m := movesTable(results); len(m.Rows) > 0 {
 		tables = append(tables, m)
 	}

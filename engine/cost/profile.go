@@ -191,6 +191,14 @@ type Iteration struct {
 	Prefill2 float64
 }
 
+// Alone returns the latencies in seconds of a request that has the engine for itself: to the first token,
+// and between tokens. An iteration computes up to chunk tokens of its prompt.
+func (p Profile) Alone(input, output, chunk policies.Tokens) (ttft, tpot float64) {
+	i := float64(input)
+	ttft = p.D0*float64((input+chunk-1)/chunk) + p.D2*i + p.D3*i*i
+	return ttft, p.D0 + p.D1 + p.D4*(i+float64(output)/2)
+}
+
 // Seconds is the time of one iteration:
 //
 //	D0 + D1·n + D2·ΣI + D3·Σ(end² − start²) + D4·(ΣL + Kappa·(Lmax − Lmean))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/report/webpage"
 	"github.com/cascadeinfer/cascade/engine/sim"
@@ -15,7 +16,7 @@ func (e *Evaluation) attainment(get lookup) ([]row, webpage.Section) {
 	alone := e.workloads[e.shareGPT].alone(e.engines[h20Base])
 	s.Paragraphs = []string{fmt.Sprintf("The SLO is N times the mean TTFT and TPOT of a request that is alone: %s and %s, by the cost model. A request attains it with both.", seconds(alone.ttft), seconds(alone.tpot))}
 	t := report.Table{Title: h20Base, Header: []string{"load", "policy"}, Left: 2}
-	for _, times := range SLOs {
+	for _, times := range replay.Multiples {
 		t.Header = append(t.Header, fmt.Sprintf("%.0f ×", times))
 	}
 	attained := func(i int) metric {
@@ -24,13 +25,13 @@ func (e *Evaluation) attainment(get lookup) ([]row, webpage.Section) {
 	for _, load := range e.in.Size.PaperLoads {
 		for _, policy := range systems {
 			row := []string{report.FormatNumber(load), policy}
-			for i := range SLOs {
+			for i := range replay.Multiples {
 				row = append(row, percent(mean(e.at(get, h20Base, measured, e.in.Size.PaperReplicas, []float64{load})(policy)[0], attained(i))))
 			}
 			t.Rows = append(t.Rows, row)
 		}
 	}
-	for i, times := range SLOs {
+	for i, times := range replay.Multiples {
 		s.Charts = append(s.Charts, e.loadChart(get, fmt.Sprintf("Attainment of %.0f × SLO", times), attained(i), systems))
 	}
 	s.Tables = []report.Table{t}

@@ -47,8 +47,9 @@ type Outcome struct {
 	LongestNL Summary `json:"longest"` // normalised latency of the tenth of the requests with the longest prompts
 	// TokensPerSecond counts the answers that ended between the warm-up and the last arrival.
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	// Attained are the shares of the requests whose TTFT and TPOT were within each multiple of SLOs.
-	Attained [len(SLOs)]float64 `json:"attained"`
+	// Attained are the shares of the requests whose TTFT and TPOT were within each of replay.Multiples of the
+	// latency of a request that is alone.
+	Attained [len(replay.Multiples)]float64 `json:"attained"`
 	// Batches are those priced in the attention case; BatchCV and BatchSpread are the means of their lengths'
 	// coefficient of variation and of longest over mean, BatchP50 and BatchP99 quantiles of all lengths in them.
 	Batches     cost.Batches    `json:"batches"`
@@ -64,9 +65,6 @@ type Outcome struct {
 	// Prediction is the error of predicted latencies, of a fleet of one replica.
 	Prediction Prediction `json:"prediction"`
 }
-
-// SLOs are the multiples of the latency of a request that is alone.
-var SLOs = [...]float64{5, 10, 20}
 
 // Summary describes a sample of latencies in seconds; all is 0 for an empty one.
 type Summary struct {
@@ -197,9 +195,11 @@ func (m *measurement) finish(out *Outcome) {
 	}
 	slices.Sort(inputs)
 	var longest []float64
+	attained := replay.Attainment{SLO: replay.SLO{TTFT: m.alone.ttft, TPOT: m.alone.tpot}}
 	for i := range m.records {
 		r := &m.records[i]
 		out.Requests++
+		attained.Add(r, 1)
 		if r.Error != "" {
 			out.Failed++
 			continue
@@ -212,15 +212,8 @@ func (m *measurement) finish(out *Outcome) {
 		if float64(r.Input) >= inputs[len(inputs)*9/10] {
 			longest = append(longest, r.E2E/float64(r.Tokens))
 		}
-		for i, times := range SLOs {
-			if r.TTFT <= times*m.alone.ttft && perToken <= times*m.alone.tpot {
-				out.Attained[i]++
-			}
-		}
 	}
-	for i := range SLOs {
-		out.Attained[i] /= max(1, float64(out.Requests))
-	}
+	out.Attained = attained.Shares
 	out.TTFT, out.TPOT, out.Normal, out.LongestNL = summarise(ttft), summarise(tpot), summarise(normal), summarise(longest)
 	out.TokensPerSecond = m.tokens / (m.run.Seconds - m.run.Warm)
 	out.BatchCV, out.BatchSpread = summarise(m.cv).Mean, summarise(m.spread).Mean

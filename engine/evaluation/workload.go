@@ -62,9 +62,8 @@ const chunk = 8192
 func (w *workload) alone(p cost.Profile) latency {
 	var sum latency
 	for _, r := range w.sample {
-		i, o := float64(r.Input), float64(r.Output)
-		sum.ttft += p.D0*float64((r.Input+chunk-1)/chunk) + p.D2*i + p.D3*i*i
-		sum.tpot += p.D0 + p.D1 + p.D4*(i+o/2)
+		ttft, tpot := p.Alone(r.Input, r.Output, chunk)
+		sum.ttft, sum.tpot = sum.ttft+ttft, sum.tpot+tpot
 	}
 	n := float64(len(w.sample))
 	return latency{sum.ttft / n, sum.tpot / n}

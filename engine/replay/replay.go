@@ -70,6 +70,9 @@ type Config struct {
 	// divided by it, and results are reported as measured and multiplied by it ("engine
 	// time"). 0 means 1.
 	Speed float64
+	// SLO is the objective of which the result has the attainment, in engine time; the zero SLO for
+	// none.
+	SLO SLO
 	// Timeout bounds one request in wall time, from its arrival; 0 means
 	// DefaultTimeout.
 	Timeout time.Duration
@@ -130,6 +133,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("replay: prompt is %q; it must be %q or %q", c.Prompt, PromptText, PromptIDs)
 	case !(c.Speed > 0) || math.IsInf(c.Speed, 0):
 		return fmt.Errorf("replay: speed is %v; it must be positive", c.Speed)
+	case c.SLO != (SLO{}) && !(c.SLO.TTFT > 0 && c.SLO.TPOT > 0):
+		return fmt.Errorf("replay: SLO of %v s to the first token and %v s between tokens: both must be positive", c.SLO.TTFT, c.SLO.TPOT)
 	case c.Timeout < 0 || c.Connections < 0:
 		return fmt.Errorf("replay: timeout %v and connections %d must not be negative", c.Timeout, c.Connections)
 	}

@@ -32,6 +32,9 @@ type Result struct {
 	Engine   Metrics   `json:"engine"` // times multiplied, rates divided by Speed
 	// Stages counts requests by stage, from the response headers; empty if the target sends none.
 	Stages []StageShare `json:"stages,omitempty"`
+	// Reuse is set if prompts of the trace share prefixes, Attainment if the run has an SLO.
+	Reuse      *Reuse      `json:"reuse,omitempty"`
+	Attainment *Attainment `json:"attainment,omitempty"`
 	// IdleCPU is the share of idle CPU during the run, IdleCPUWorst that of its worst second; −1 if
 	// the system does not report it.
 	IdleCPU      float64 `json:"idle_cpu"`
@@ -168,6 +171,19 @@ func summarise(cfg Config, records []Record, wall time.Duration) Result {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Kind, b.Kind))
 	})
 	r.Stages = stages(records)
+	var reuse Reuse
+	attained := Attainment{SLO: cfg.SLO}
+	for i := range records {
+		reuse.AddRequest(cfg.Requests[i])
+		reuse.AddAnswer(&records[i])
+		attained.Add(&records[i], cfg.Speed)
+	}
+	if reuse.Finish() {
+		r.Reuse = &reuse
+	}
+	if cfg.SLO != (SLO{}) {
+		r.Attainment = &attained
+	}
 	r.Wall = measure(records, wall.Seconds(), 1)
 	r.Engine = measure(records, wall.Seconds(), cfg.Speed)
 	return r

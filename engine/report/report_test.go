@@ -216,6 +216,7 @@ func TestPictures(t *testing.T) {
 			return Intervals([]Panel{{"not measured", []string{"a"}, []IntervalSeries{{"10/s", []interval.Interval{none}}}},
 				{"TTFT p95", []string{"first", "second"}, []IntervalSeries{{"10/s", []interval.Interval{wide, none}}, {"15/s", []interval.Interval{none, wide}}}}})
 		}, []string{"TTFT p95", "first", "second", "10/s", "15/s", "400 ms"}},
+		{"prefixes", func() (Picture, error) { return ReusePicture(reuseResults()) }, []string{"ideal: 40.0 %", "load CV", "engines (void)", "silent"}},
 		{"narrow", func() (Picture, error) { return Plan(narrow, nil) }, []string{"1×"}},
 		{"one", func() (Picture, error) { return Plan(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil) }, []string{"[0, ∞)"}},
 		{"one-histogram", func() (Picture, error) {

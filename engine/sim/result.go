@@ -90,5 +90,13 @@ func (s *Sim) result() Result {
 		out.Engines.BusySeconds += r.busy
 		out.Engines.BusiestSeconds = max(out.Engines.BusiestSeconds, r.busy)
 	}
+	if reuse := s.reuse; reuse.Finish() {
+		cv, ok := s.balance.CV()
+		if !ok {
+			cv = -1
+		}
+		reuse.AddEngines(int64(out.Engines.PrefixQueries), int64(out.Engines.PrefixHits), cv)
+		out.Reuse = &reuse
+	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/cascadeinfer/cascade/engine/balance"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/internal/latencystats"
 	"github.com/cascadeinfer/cascade/engine/replay"
@@ -41,7 +42,13 @@ type Sim struct {
 	events      uint64
 
 	stats    latencystats.Collector
+	reuse    replay.Reuse
 	failures map[replay.Kind]*replay.Failure
+	// Of sampleBalance.
+	balance     balance.Meter
+	nextBalance time.Duration
+	work        []float64 // scratch
+	stages      []int     // scratch
 
 	mover   mover
 	cascade *cascade // nil: the proxies' routers decide
@@ -112,7 +119,9 @@ func (s *Sim) Run(ctx context.Context) (Result, error) {
 		if !ok {
 			return s.result(), errors.New("internal error: requests are in flight and nothing is scheduled")
 		}
-		s.now = e.at
+		if s.now = e.at; s.now >= s.nextBalance {
+			s.sampleBalance()
+		}
 		if err := s.handle(e); err != nil {
 			return s.result(), err
 		}
@@ -222,6 +231,7 @@ func (s *Sim) scheduleArrival() error {
 // the routers do by default.
 func (s *Sim) route(q *request) {
 	s.stats.AddArrival(s.now)
+	s.reuse.AddRequest(q.Request)
 	if s.cascade != nil {
 		switch to := s.cascade.route(q); {
 		case to < 0:
@@ -339,9 +349,10 @@ func (s *Sim) endRequest(q *request, kind replay.Kind, message string) {
 		Index: int(q.index), Due: q.At.Seconds(), Input: q.Input, Output: q.Output, E2E: (s.now - q.At).Seconds(), Error: kind, Message: message,
 	}
 	if q.tokens > 0 {
-		r.TTFT, r.Last, r.Tokens, r.Cached = (q.first - q.At).Seconds(), (q.last - q.At).Seconds(), q.tokens, int64(q.cached)
+		r.TTFT, r.Last, r.Tokens, r.Prompt, r.Cached = (q.first - q.At).Seconds(), (q.last - q.At).Seconds(), q.tokens, int64(q.Input), int64(q.cached)
 	}
 	s.stats.AddEnd(&r)
+	s.reuse.AddAnswer(&r)
 	if s.cfg.Record != nil {
 		s.cfg.Record(&r)
 	}

@@ -12,30 +12,17 @@ func Flow(requests []Request, edges []policies.Tokens, prefixes bool) policies.F
 	last := requests[len(requests)-1].At.Seconds()
 	count := flow.New(edges, 1000*(last+1)) // which forgets nothing
 	count.Rates(0)
-	seen := map[uint64]bool{}
+	var cache IdealCache
 	for _, r := range requests {
 		at, cached := r.At.Seconds(), policies.Tokens(0)
 		if prefixes {
-			cached = cachedPrefix(seen, r)
+			cached = cache.Add(r)
 		}
 		count.CountArrival(at, r.Input, cached)
 		count.CountTokens(at, r.Input+r.Output, int(r.Output))
 		count.CountFinish(at, r.Input, r.Output)
 	}
 	return count.Rates(max(last, 1))
-}
-
-// cachedPrefix returns how many tokens at the beginning of the prompt are in seen, and records the
-// prompt's blocks.
-func cachedPrefix(seen map[uint64]bool, r Request) policies.Tokens {
-	hit := 0
-	for hit < len(r.Prefix) && seen[r.Prefix[hit]] {
-		hit++
-	}
-	for _, id := range r.Prefix {
-		seen[id] = true
-	}
-	return min(policies.Tokens(hit)*BlockTokens, r.Input-1)
 }
 
 // InFlight returns n requests of a trace in flight, by length bucket: each as often at a length as

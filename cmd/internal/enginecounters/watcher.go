@@ -1,0 +1,213 @@
+// Package enginecounters reads the counters of engines while requests are replayed: how much of the
+// prompts they found in their prefix caches, and how evenly work was spread over them.
+//
+//	w, err := enginecounters.New(cfg)
+//	go w.Run(ctx)          // until the replay ends
+//	total, err := w.Total() // after Run
+//
+// The metrics are those of vLLM, which the emulator has, too.
+package enginecounters
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/engine/balance"
+)
+
+const (
+	sampleEvery = time.Second
+	readTimeout = 5 * time.Second
+	maxAnswer   = 4 << 20 // bytes
+)
+
+// Config configures a Watcher. Engines is required.
+type Config struct {
+	// Engines are base URLs without /v1.
+	Engines []string
+	// Speed is the engines' speed relative to real time; 0 means 1.
+	Speed float64
+	// Arrivals is how long after Run began the last request is due, in wall time: later the load is only
+	// what is left of it, and its spread says nothing. 0 means that the spread counts until Run ends.
+	Arrivals time.Duration
+	// Stages returns the stage of each engine, by its index: equal numbers are one stage, numbers below 0
+	// none. Nil: all are in one. It is called from the goroutine of Run.
+	Stages func() []int
+}
+
+// Total is what the counters of all engines together have grown by.
+type Total struct {
+	Queries int64 // prompt tokens that were looked up in prefix caches
+	Hits    int64 // of them, those that were found
+	// LoadCV is that of package balance; −1 if it is not known.
+	LoadCV float64
+}
+
+// Watcher reads counters. It is used once.
+type Watcher struct {
+	cfg    Config
+	client http.Client
+	// Written by Run only.
+	first, last []counters
+	meter       balance.Meter
+	err         error // of the last reading
+}
+
+// counters are those of one engine, since it started.
+type counters struct{ prompt, queries, hits, generated float64 }
+
+// computed returns the prompt tokens that were computed. Without a prefix cache an engine looks nothing up.
+func (c counters) computed() float64 {
+	if c.queries > 0 {
+		return c.queries - c.hits
+	}
+	return c.prompt
+}
+
+// New returns a Watcher, and starts nothing.
+func New(cfg Config) (*Watcher, error) {
+	if len(cfg.Engines) == 0 {
+		return nil, errors.New("engine counters: no engine is named")
+	}
+	if cfg.Speed == 0 {
+		cfg.Speed = 1
+	}
+	return &Watcher{cfg: cfg, client: http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1}}}, nil
+}
+
+// Run reads the counters at once, every second, and when ctx ends. It may be called once.
+func (w *Watcher) Run(ctx context.Context) {
+	defer w.client.CloseIdleConnections()
+	began := time.Now()
+	w.sample(context.WithoutCancel(ctx), 0) // what is counted later is compared with it
+	tick := time.NewTicker(sampleEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			w.sample(ctx, time.Since(began))
+		case <-ctx.Done():
+			w.sample(context.WithoutCancel(ctx), time.Since(began))
+			return
+		}
+	}
+}
+
+// sample reads the counters of all engines.
+func (w *Watcher) sample(ctx context.Context, elapsed time.Duration) {
+	now := make([]counters, len(w.cfg.Engines))
+	g, gctx := errgroup.WithContext(ctx)
+	for i, engine := range w.cfg.Engines {
+		g.Go(func() (err error) {
+			now[i], err = w.read(gctx, engine)
+			return err
+		})
+	}
+	err := g.Wait()
+	if ctx.Err() != nil {
+		return // Run reads again
+	}
+	if w.err = err; err != nil {
+		return
+	}
+	w.last = now
+	if w.first == nil {
+		w.first = now
+	}
+	if w.cfg.Arrivals > 0 && elapsed > w.cfg.Arrivals {
+		return
+	}
+	work, stages := make([]float64, len(now)), make([]int, len(now))
+	for i, c := range now {
+		work[i] = balance.Work(c.computed(), c.generated)
+	}
+	if w.cfg.Stages != nil {
+		copy(stages, w.cfg.Stages())
+	}
+	w.meter.Sample(elapsed.Seconds()*w.cfg.Speed, work, stages)
+}
+
+// Total returns how the counters have grown since Run began. It is called after Run. The error is that of
+// the last reading: counters that cannot be read to the end say nothing.
+func (w *Watcher) Total() (Total, error) {
+	if w.err != nil || w.last == nil {
+		return Total{}, fmt.Errorf("engine counters: %w", w.err)
+	}
+	t := Total{LoadCV: -1}
+	for i, c := range w.last {
+		t.Queries += int64(c.queries - w.first[i].queries)
+		t.Hits += int64(c.hits - w.first[i].hits)
+	}
+	if cv, ok := w.meter.CV(); ok {
+		t.LoadCV = cv
+	}
+	return t, nil
+}
+
+// read reads the counters of one engine.
+func (w *Watcher) read(ctx context.Context, engine string) (counters, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/metrics", nil)
+	if err != nil {
+		return counters{}, err
+	}
+	resp, err := w.client.Do(req)
+	if err != nil {
+		return counters{}, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return counters{}, fmt.Errorf("%s/metrics: %w", engine, err)
+	case resp.StatusCode != http.StatusOK:
+		return counters{}, fmt.Errorf("%s/metrics: %s", engine, resp.Status)
+	case len(text) > maxAnswer:
+		return counters{}, fmt.Errorf("%s/metrics: longer than %d bytes", engine, maxAnswer)
+	}
+	c, ok := decode(text)
+	if !ok {
+		return counters{}, fmt.Errorf("%s/metrics: it has no counter vllm:generation_tokens_total", engine)
+	}
+	return c, nil
+}
+
+// decode adds up the counters of the engines behind one address; false if they are not there.
+func decode(text []byte) (c counters, ok bool) {
+	for line := range bytes.Lines(text) {
+		name := line[:max(0, bytes.IndexAny(line, "{ "))]
+		var sum *float64
+		switch string(name) {
+		case "vllm:prompt_tokens_total":
+			sum = &c.prompt
+		case "vllm:prefix_cache_queries_total":
+			sum = &c.queries
+		case "vllm:prefix_cache_hits_total":
+			sum = &c.hits
+		case "vllm:generation_tokens_total":
+			sum, ok = &c.generated, true
+		default:
+			continue
+		}
+		fields := bytes.Fields(line[bytes.LastIndexByte(line, '}')+1:])
+		if len(fields) > 0 && line[len(name)] == ' ' {
+			fields = fields[1:] // without labels the name is the first
+		}
+		if len(fields) == 0 {
+			continue
+		}
+		if v, err := strconv.ParseFloat(string(fields[0]), 64); err == nil && v >= 0 && v < 1<<53 {
+			*sum += v
+		}
+	}
+	return c, ok
+}

@@ -1,0 +1,34 @@
+package replay
+
+// SLO is a latency objective: the time to the first token and between tokens that a request has when
+// it is alone, in seconds. The zero SLO is none.
+type SLO struct {
+	TTFT float64 `json:"ttft"`
+	TPOT float64 `json:"tpot"`
+}
+
+// Multiples are the multiples of an SLO for which attainment is shown, as in the paper.
+var Multiples = [...]float64{5, 10, 20}
+
+// Attainment counts the requests that were within the multiples of an SLO.
+type Attainment struct {
+	SLO SLO `json:"slo"`
+	// Shares are the shares of the requests, failed ones included, whose TTFT and TPOT were both within
+	// each of Multiples.
+	Shares [len(Multiples)]float64 `json:"shares"`
+
+	requests int
+	within   [len(Multiples)]int
+}
+
+// Add counts a request that has ended, whose times run speed times as fast as those of the SLO.
+func (a *Attainment) Add(r *Record, speed float64) {
+	a.requests++
+	perToken, _ := r.TPOT() // 0 for answers of one token
+	for i, times := range Multiples {
+		if r.Error == "" && r.TTFT*speed <= times*a.SLO.TTFT && perToken*speed <= times*a.SLO.TPOT {
+			a.within[i]++
+		}
+		a.Shares[i] = float64(a.within[i]) / float64(a.requests)
+	}
+}
