@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/profiler"
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/profiling"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/policies"
@@ -162,8 +163,8 @@ func (s *settings) measureEngine(ctx context.Context, endpoint string, f *measur
 // measureCells measures the cells that are not in done, appends each to the file, and returns all.
 func (s *settings) measureCells(ctx context.Context, p *profiler.Profiler, cells []profiling.Cell, done []profiling.Log, file io.Writer) ([]profiling.Log, error) {
 	fmt.Fprintf(s.stderr, "%d cells, %d of them measured already; Ctrl-C keeps what has been measured\n", len(cells), len(done))
-	bar := newProgressBar(s, "measure", len(cells))
-	defer fmt.Fprintln(s.stderr)
+	bar := progress.New(s.stderr, "measure", len(cells))
+	defer bar.End()
 	for i, cell := range cells {
 		bar.Describe(fmt.Sprintf("%-28s", cell))
 		bar.Set(i)

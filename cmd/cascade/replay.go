@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/enginecounters"
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/trace"
@@ -155,7 +156,7 @@ func (s *settings) replayTarget(ctx context.Context, src *traceFlags, e *emulati
 	defer func() { err = errors.Join(err, records.Close()) }()
 	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s to %s: about %.0f s\n", len(requests), name, trace.Rate(requests)*e.speed,
 		f.target, requests[len(requests)-1].At.Seconds()/e.speed)
-	bar := newProgressBar(s, "replay", len(requests))
+	bar := progress.New(s.stderr, "replay", len(requests))
 	r, err := replay.New(replay.Config{
 		Name: f.name, Target: f.target, Model: f.model, Host: f.host, Header: header, Requests: requests,
 		Prompt: replay.Prompt(e.prompt), Speed: e.speed, SLO: slo, Timeout: f.timeout, HTTP2: f.http2, Records: records,
@@ -165,8 +166,7 @@ func (s *settings) replayTarget(ctx context.Context, src *traceFlags, e *emulati
 		return err
 	}
 	res, err := s.runReplay(ctx, r, f.engines, requests, e.speed)
-	bar.Finish()
-	fmt.Fprintln(s.stderr)
+	bar.End()
 	if err != nil && !res.Interrupted {
 		return err
 	}

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
 	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/enginecounters"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/replay"
@@ -185,7 +184,7 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	defer records.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	bar := newProgressBar(s, name, len(c.requests))
+	bar := progress.New(s.stderr, name, len(c.requests))
 	var printed policies.Epoch
 	measure := c.meter(fleet)
 	r, err := replay.New(replay.Config{
@@ -211,8 +210,7 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	}
 	out.Result, err = c.runReplay(ctx, s, fleet, r)
 	s.announceChanges(bar, fleet.Control().Status().History, printed)
-	bar.Finish()
-	fmt.Fprintln(s.stderr)
+	bar.End()
 	if err != nil {
 		return err
 	}
@@ -236,15 +234,9 @@ func (c *presetComparison) runReplay(ctx context.Context, s *settings, fleet *in
 	}, r, log)
 }
 
-// newProgressBar returns a progress bar that writes to standard error.
-func newProgressBar(s *settings, name string, total int) *progressbar.ProgressBar {
-	return progressbar.NewOptions(total, progressbar.OptionSetWriter(s.stderr), progressbar.OptionSetDescription(fmt.Sprintf("%-14s", name)),
-		progressbar.OptionShowCount(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(200*time.Millisecond))
-}
-
 // announceChanges prints the plans after an epoch, and returns the epoch of the last one. The
 // history belongs to one model.
-func (s *settings) announceChanges(bar *progressbar.ProgressBar, history []control.Change, printed policies.Epoch) policies.Epoch {
+func (s *settings) announceChanges(bar *progress.Bar, history []control.Change, printed policies.Epoch) policies.Epoch {
 	for _, c := range history {
 		if c.Epoch <= printed {
 			continue

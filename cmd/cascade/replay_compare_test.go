@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -61,7 +62,7 @@ func TestCountStageHits(t *testing.T) {
 func TestAnnounceEachPlanOnce(t *testing.T) {
 	var out bytes.Buffer
 	s := &settings{stderr: &out}
-	bar := newProgressBar(s, "test", 10)
+	bar := progress.New(s.stderr, "test", 10)
 	printed := s.announceChanges(bar, []control.Change{threeStages(1), threeStages(2)}, 0)
 	printed = s.announceChanges(bar, []control.Change{threeStages(2), threeStages(3)}, printed)
 	if printed = s.announceChanges(bar, []control.Change{threeStages(3)}, printed); printed != 3 {

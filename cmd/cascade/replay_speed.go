@@ -8,11 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
 	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies/partition"
@@ -89,7 +88,7 @@ func (e *emulationFlags) estimateSeconds(requests []trace.Request) (float64, err
 }
 
 // watch decides about a run in progress. Its error ends the run.
-func (c *presetComparison) watch(s *settings, bar *progressbar.ProgressBar, r clockspeed.Reading) error {
+func (c *presetComparison) watch(s *settings, bar *progress.Bar, r clockspeed.Reading) error {
 	speed := c.governor.Speed()
 	switch c.governor.Watch(r) {
 	case clockspeed.Confirmed:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/trace"
 )
 
@@ -88,7 +89,7 @@ func TestTooBusy(t *testing.T) {
 	s := &settings{stderr: io.Discard}
 	c := &presetComparison{emulation: emulationFlags{replicas: 8, speed: 2}, governor: clockspeed.New(2), requests: fewRequests(11, time.Second)}
 	hopeless := clockspeed.Reading{Elapsed: time.Minute, Lateness: 2, Recent: 2}
-	bar := newProgressBar(s, "test", 10)
+	bar := progress.New(s.stderr, "test", 10)
 	for range 2 {
 		if err := c.watch(s, bar, hopeless); !errors.Is(err, errSlower) {
 			t.Fatalf("at speed %g: %v", c.governor.Speed(), err)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"runtime"
@@ -48,7 +47,8 @@ It writes into --out:
   report.md     the same without plots
   results.json  the figures of every simulation
   timings.md    how long the planner takes on this machine; the only times that are measured
-  runs/         finished simulations: an interrupted report goes on where it was
+  runs/         finished simulations: an interrupted report goes on where it was, and a finished
+                one removes those of other settings or of another program
 
 The same command, with the same program, gives the same report.html, report.md and results.json,
 byte for byte, on any machine and under any load: all times on the page are virtual. Nothing runs
@@ -191,6 +191,9 @@ func (s *settings) makeReport(cmd *cobra.Command, f *reportFlags) error {
 	if err := writeReport(f.out, page, timings, runs, outcomes); err != nil {
 		return err
 	}
+	if err := store.removeOthers(runs); err != nil {
+		return err
+	}
 	return s.showReport(f.out, page, runs, outcomes)
 }
 
@@ -216,12 +219,12 @@ func (s *settings) execute(ctx context.Context, e *evaluation.Evaluation, runs [
 			if err != nil {
 				return err
 			}
-			return errors.Join(store.write(r, out), progress.add(r, func() { outcomes[r] = out }))
+			progress.add(r, func() { outcomes[r] = out })
+			return store.write(r, out)
 		})
 	}
-	err := group.Wait()
-	progress.finish(err)
-	return err
+	defer progress.bar.End()
+	return group.Wait()
 }
 
 // showReport says what was written.

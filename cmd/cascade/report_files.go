@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -92,6 +93,33 @@ func (s *runStore) write(r evaluation.Run, out evaluation.Outcome) error {
 		return fmt.Errorf("%s: %w", r, err)
 	}
 	return fileio.WriteAtomic(path, append(text, '\n'), 0o644)
+}
+
+// storedName is what the file of a stored run is called.
+var storedName = regexp.MustCompile(`^[0-9a-f]{16}\.json$`)
+
+// removeOthers removes the stored runs that are not of these: of other inputs, or of another build of the program.
+func (s *runStore) removeOthers(runs []evaluation.Run) error {
+	keep := map[string]bool{}
+	for _, r := range runs {
+		path, err := s.path(r)
+		if err != nil {
+			return err
+		}
+		keep[filepath.Base(path)] = true
+	}
+	files, err := os.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if name := f.Name(); !keep[name] && storedName.MatchString(name) {
+			if err := os.Remove(filepath.Join(s.dir, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // listOutcomes returns the outcomes in the order of the runs.

@@ -2,12 +2,10 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/evaluation"
 )
 
@@ -16,16 +14,15 @@ type reportProgress struct {
 	e       *evaluation.Evaluation
 	workers int
 	began   time.Time
-	out     io.Writer
 
 	mu   sync.Mutex
-	bar  *progressbar.ProgressBar
+	bar  *progress.Bar
 	done float64 // seconds of one processor, as estimated
 	all  float64
 }
 
 func newReportProgress(s *settings, e *evaluation.Evaluation, left []evaluation.Run, workers int) *reportProgress {
-	p := &reportProgress{e: e, workers: workers, began: time.Now(), out: s.stderr, bar: newProgressBar(s, "simulate", len(left))}
+	p := &reportProgress{e: e, workers: workers, began: time.Now(), bar: progress.New(s.stderr, "simulate", len(left))}
 	for _, r := range left {
 		p.all += e.Effort(r)
 	}
@@ -37,23 +34,13 @@ func (p *reportProgress) expected() string {
 	return formatDuration(time.Duration(p.all / float64(p.workers) * float64(time.Second)))
 }
 
-// add counts a finished run after keep, which stores it.
-func (p *reportProgress) add(r evaluation.Run, keep func()) error {
+// add counts a finished run after keep, which keeps its outcome.
+func (p *reportProgress) add(r evaluation.Run, keep func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	keep()
 	p.done += p.e.Effort(r)
 	left := time.Duration(float64(time.Since(p.began)) * (p.all - p.done) / p.done)
 	p.bar.Describe(fmt.Sprintf("simulate, %s left", formatDuration(left)))
-	return p.bar.Add(1)
-}
-
-// finish ends the bar, which stays where it was if the simulations were interrupted.
-func (p *reportProgress) finish(err error) {
-	if err == nil {
-		p.bar.Finish()
-	} else {
-		p.bar.Exit()
-	}
-	fmt.Fprintln(p.out)
+	p.bar.Add(1)
 }

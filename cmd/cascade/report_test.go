@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,7 +40,18 @@ func TestReportGoesOn(t *testing.T) {
 	f := &reportFlags{out: filepath.Join(dir, "out"), quick: true, traces: []string{trace}, skipInvalid: true, profiles: []string{"h100-llama-3.1-8b"}, seed: 3}
 	s, runs := storeRuns(t, f)
 	args := []string{"report", "--quick", "--out", f.out, "--trace", trace, "--skip-invalid", "--profile", "h100-llama-3.1-8b", "--seed", "3"}
+	other := testkit.Must(s.path(evaluation.Run{Policy: "of other settings"}))
+	notes := filepath.Join(s.dir, "notes.json")
+	for _, path := range []string{other, notes} {
+		testkit.NoError(t, os.WriteFile(path, []byte("{}"), 0o644))
+	}
 	text := runCommand(t, args...)
+	if _, err := os.Stat(other); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a run of other settings: %v", err)
+	}
+	if left := testkit.Must(os.ReadDir(s.dir)); len(left) != len(runs)+1 || testkit.Must(os.Stat(notes)).Size() != 2 {
+		t.Errorf("%d files are left for %d runs and one of the user's", len(left), len(runs))
+	}
 	for _, want := range []string{" of them stored; about 1 s", filepath.Join(f.out, "report.html"), "--trace real.csv --skip-invalid --profile h100-llama-3.1-8b --seed 3"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the output lacks %q:\n%s", want, text)

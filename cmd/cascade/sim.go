@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/sim"
@@ -94,8 +95,8 @@ The paper's own comparisons, each the policy paper with one part replaced:
                    what outgrows its stage goes to any replica of the next
 With --stages the stages of Cascade and the paper are given instead of planned.
 Plans and weights take effect at once, and reports to the control plane are never late.
---proxies and --report-* are for routers only, --admission for Cascade only: its front ends
-refuse what would wait for too long. Which prefixes engines hold counts where prompts may go
+--proxies and --report-* are for routers only. --admission is for Cascade only, and other
+policies are an error with it: its front ends refuse what would wait for too long. Which prefixes engines hold counts where prompts may go
 to prefill replicas (--prefill), as in production.
 
 Failures and drains (--fail, --drain) work with every policy. Under Cascade a replica that
@@ -267,7 +268,7 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 	if err != nil {
 		return err
 	}
-	bar := newProgressBar(s, "simulate", cmp.Or(src.requests, -1))
+	bar := progress.New(s.stderr, "simulate", cmp.Or(src.requests, -1))
 	var mu sync.Mutex
 	ended := map[int]uint64{}
 	results, skipped := make([]sim.Result, len(e.policies)), make([]invalidLines, len(e.policies))
@@ -293,8 +294,7 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 		})
 	}
 	err = group.Wait()
-	bar.Finish()
-	fmt.Fprintln(s.stderr)
+	bar.End()
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ type Config struct {
 	// planned.
 	Stages policies.Partition
 	// Admission lets Cascade's front ends refuse requests that would wait for too long, as in production.
-	// Routers admit all.
+	// Routers and other schedulers admit all, and refuse the setting.
 	Admission bool
 	// Proxies is the number of proxies in front of the fleet, each with a router of its own that knows
 	// only what it sent; requests come to a random one. 0 means 1. Cascade's pick by weights, which need
@@ -138,6 +138,9 @@ func (c Config) validate() error {
 	}
 	if c.Proxies > 1 && movesRequests(c.Policy) {
 		return fmt.Errorf("simulate: policy %q: one scheduler sends all requests; give 1 proxy, not %d", c.Policy, c.Proxies)
+	}
+	if c.Admission && !isCascade(c.Policy) {
+		return fmt.Errorf("simulate: policy %q: only Cascade's front ends refuse requests, and this policy admits all requests; leave Admission out", c.Policy)
 	}
 	switch k := c.PrefillReplicas; {
 	case c.Policy == prefillDecode && k < 1 || k < 0 || k > 0 && k >= c.Replicas:

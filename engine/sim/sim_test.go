@@ -281,6 +281,7 @@ func TestBadConfigs(t *testing.T) {
 		"leave at least 1":        func(c *Config) { c.Policy, c.PrefillReplicas, c.Replicas = "prefill-decode", 2, 2 },
 		"0 prefill replicas of 1": func(c *Config) { c.Policy = "prefill-decode" },
 		"has no prefill replicas": func(c *Config) { c.PrefillReplicas, c.Replicas = 1, 2 },
+		"admits all requests":     func(c *Config) { c.Admission = true },
 		"cannot be configured":    func(c *Config) { c.Stages = policies.Partition{Counts: []int{1}} },
 		"one count more": func(c *Config) {
 			c.Policy, c.Stages = Cascade, policies.Partition{Cuts: []policies.Tokens{5, 9}, Counts: []int{1, 1}}

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/sim"
@@ -66,23 +66,18 @@ func (s sweep) run(ctx context.Context) ([]cell, error) {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(s.workers)
-	var mu sync.Mutex // of done and progress
-	done := 0
+	bar := progress.New(s.progress, "cells", len(cells))
+	defer bar.End()
 	for i := range cells {
 		group.Go(func() error {
 			if err := s.simulateCell(ctx, &cells[i]); err != nil {
 				return fmt.Errorf("%s, %d replicas, load %v: %w", cells[i].workload, cells[i].replicas, cells[i].load, err)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			done++
-			fmt.Fprintf(s.progress, "\r%d of %d cells", done, len(cells))
+			bar.Add(1)
 			return nil
 		})
 	}
-	err := group.Wait()
-	fmt.Fprintln(s.progress)
-	return cells, err
+	return cells, group.Wait()
 }
 
 // simulateCell fills in the figures of a cell.

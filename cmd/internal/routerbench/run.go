@@ -10,11 +10,11 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/digest"
+	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/cmd/internal/routerbench/contestant"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
@@ -186,9 +186,8 @@ func (m *matrix) withEmulated(ctx context.Context, dir string, e *contestant.Eng
 
 // replay replays the requests of a cell.
 func (m *matrix) replay(ctx context.Context, c cell, in input, url string) (replay.Result, error) {
-	bar := progressbar.NewOptions(len(in.requests), progressbar.OptionSetWriter(m.stderr), progressbar.OptionSetDescription(c.Contestant),
-		progressbar.OptionShowCount(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(time.Second))
-	defer fmt.Fprintln(m.stderr)
+	bar := progress.New(m.stderr, c.Contestant, len(in.requests))
+	defer bar.End()
 	r, err := replay.New(replay.Config{
 		Name: c.Contestant, Target: url, Model: m.model.Name, Requests: in.requests, Speed: m.speed,
 		Progress: func(p replay.Progress) { bar.Set(p.Done) }, Logger: m.log,
