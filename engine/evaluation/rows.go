@@ -25,7 +25,7 @@ type row struct {
 	status status
 	paper  string // the paper's number
 	ours   string
-	// seen says whether the claim is seen here, in words that follow from the figures.
+	// seen says of each policy whether the claim is seen here, in words that follow from the figures.
 	seen string
 	why  string // it is no more than the status, or how to read it
 }
@@ -93,13 +93,13 @@ func (c comparison) fill(r row, policies ...string) row {
 			}
 		}
 		ours = append(ours, policy+": "+strings.Join(parts, ", "))
-	}
-	for _, one := range c.claims {
-		words := c.compare(one.span, c.ratios(policies[0], one.rival))
-		if mostStages(c.ours(policies[0])) == 1 && mostStages(c.ours(one.rival)) == 1 {
-			words += " (both made one stage)"
+		for _, one := range c.claims {
+			words := c.compare(one.span, c.ratios(policy, one.rival))
+			if mostStages(c.ours(policy)) == 1 && mostStages(c.ours(one.rival)) == 1 {
+				words += " (both made one stage)"
+			}
+			seen = append(seen, fmt.Sprintf("%s against %s: %s", policy, one.name, words))
 		}
-		seen = append(seen, fmt.Sprintf("%s: %s", one.name, words))
 	}
 	if r.paper == "" {
 		r.paper = strings.Join(paper, "; ")
