@@ -273,7 +273,7 @@ func (w *watch) respond(u *typeUpdate) bool {
 	body, a := &u.scratch, u.lastDelta
 	body.entries, body.removed = body.entries[:0], body.removed[:0]
 	if w.delta.req.GetResponseNonce() == "" {
-		w.diffAll(body, ct, nil) // it may have waited for the first set
+		w.diffAll(body, ct, resubscribed(w.delta.req)) // it may have waited for the first set
 	} else {
 		for _, name := range u.changed {
 			w.diffResource(body, ct, name, nil)
