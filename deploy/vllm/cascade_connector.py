@@ -50,10 +50,11 @@ VERSION = 1  # of the protocol
 MAX_FRAME = 4 << 20  # bytes
 MAX_NAME = 256  # bytes of a replica's name
 HELLO_SECONDS = 5.0  # for a migrator's first frame
-SEND_SECONDS = 5.0  # for one frame
+SEND_SECONDS = 5.0  # without progress, while frames wait to be sent
 FETCH_SECONDS = 12.0  # for the migrator to fetch KV; it gives up before
 DEFAULT_STAGING_MIB = 1024
 MAX_CONNECTIONS = 8
+MAX_UNSENT = 4 * MAX_FRAME  # bytes of frames that wait to be sent on one connection
 
 
 class ConfigurationError(ValueError):
@@ -93,7 +94,16 @@ def compute_fingerprint(config, kv_cache_config):
         len(group.layer_names), current_platform.device_type, getattr(attention, "backend", None),
         getattr(model, "hf_overrides", None),  # such as the scaling of positions
     ]
+    if scales_by_length(model):
+        parts.append(model.max_model_len)
     return "vllm " + hashlib.sha256(repr([str(p) for p in parts]).encode()).hexdigest()
+
+
+def scales_by_length(model):
+    """Tells whether max_model_len decides by which factors positions are scaled (LongRoPE)."""
+    config = getattr(model, "hf_text_config", None)
+    scaling = repr([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")])
+    return "'longrope'" in scaling or "'su'" in scaling  # its old name
 
 
 def compute_digest(fingerprint, adapter, salt, ids):
@@ -383,8 +393,6 @@ class Worker:
                 session.memory[index, at:at + block.shape[1]] = block
                 at += block.shape[1]
             session.offer(offer, slots, [zlib.crc32(session.memory[s].numpy()) for s in slots])
-        except OSError:  # the migrator may have the offer; the session ends, and its slots with it
-            raise
         except Exception:
             session.withdraw(offer, slots)
             raise
@@ -430,13 +438,15 @@ class Ticket:
 class Session:
     """One connection of a migrator, with its staging memory.
 
-    The lock guards free, offers and fetches: the engine's thread takes slots, the server's thread gives them back.
+    The lock guards free, offers, fetches and unsent: the engine's thread takes slots and adds frames, and never waits
+    for the migrator; the server's thread gives slots back and sends. wake wakes the server's thread.
     """
 
-    def __init__(self, conn, hello, slots, slot_bytes):
-        self.conn, self.replica, self.incarnation = conn, hello["replica"], hello["incarnation"]
-        self.lock, self.sending = threading.Lock(), threading.Lock()
+    def __init__(self, conn, hello, slots, slot_bytes, wake):
+        self.conn, self.replica, self.incarnation, self.wake = conn, hello["replica"], hello["incarnation"], wake
+        self.lock = threading.Lock()
         self.free, self.offers, self.fetches, self.last = list(range(slots)), {}, {}, 0
+        self.unsent, self.progress = bytearray(), time.monotonic()  # progress: when unsent began, or became shorter
         self.closed = False
         self.fd = os.memfd_create("cascade-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -485,10 +495,9 @@ class Session:
             self.send({"fetch": {
                 "id": number, "holder": fetch.holder, "handle": fetch.handle, "digest": fetch.digest,
                 "first": fetch.first, "slots": slots}})
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError) as e:  # the migrator will not have the frame
             with self.lock:
-                # After an OSError the migrator may have the frame; the session ends, and its slots with it.
-                if self.fetches.pop(number, None) is not None and isinstance(e, ValueError):
+                if self.fetches.pop(number, None) is not None:
                     self.free.extend(slots)
                 ticket.error, ticket.done = str(e), True
         return ticket
@@ -507,22 +516,41 @@ class Session:
             if ticket.error is not None or ticket.given_up:
                 self.free.extend(ticket.slots)
 
-    def send(self, frame):
-        with self.sending:
-            self.write(frame)
+    def welcome(self, fingerprint, slots, slot_bytes):
+        """Sends the first frame, with the memory. It raises an error if the connection's buffer does not hold it."""
+        data = encode({"welcome": {"version": VERSION, "fingerprint": fingerprint, "slots": slots, "slot_bytes": slot_bytes}})
+        if socket.send_fds(self.conn, [data], [self.fd]) < len(data):
+            raise BlockingIOError("the first frame does not fit")
 
-    def write(self, frame, fds=()):
-        """Sends a frame; the caller has the lock sending."""
-        body = json.dumps(frame).encode()
-        if len(body) > MAX_FRAME:
-            raise ValueError(f"a frame of {len(body)} bytes")
-        data = memoryview(struct.pack(">I", len(body)) + body)
-        try:
-            sent = socket.send_fds(self.conn, [data], fds) if fds else 0
-            self.conn.sendall(data[sent:])
-        except OSError:
-            shut(self.conn)  # the rest of a frame may be missing
-            raise
+    def send(self, frame):
+        """Leaves a frame to the server's thread. It raises an error if the frame will not be sent."""
+        data = encode(frame)
+        with self.lock:
+            if self.closed:
+                raise ConnectionError("the migrator's connection has ended")
+            if len(self.unsent) + len(data) > MAX_UNSENT:
+                raise ValueError(f"the migrator has not read {len(self.unsent)} bytes")
+            if not self.unsent:
+                self.progress = time.monotonic()
+            self.unsent += data
+        self.wake()
+
+    def flush(self):
+        """Sends as much as the connection takes. The server's thread calls it."""
+        with self.lock:
+            if self.unsent:
+                with contextlib.suppress(BlockingIOError):
+                    del self.unsent[:self.conn.send(self.unsent)]
+                    self.progress = time.monotonic()
+
+    def has_unsent(self):
+        with self.lock:
+            return bool(self.unsent)
+
+    def is_stalled(self):
+        """Tells whether the migrator reads nothing of what it was sent."""
+        with self.lock:
+            return bool(self.unsent) and time.monotonic() > self.progress + SEND_SECONDS
 
     def close(self):
         with self.lock:
@@ -535,10 +563,12 @@ class Session:
         os.close(self.fd)
 
 
-def shut(conn):
-    """Ends a connection that another thread may be reading."""
-    with contextlib.suppress(OSError):
-        conn.shutdown(socket.SHUT_RDWR)
+def encode(frame):
+    """Returns the bytes of a frame."""
+    body = json.dumps(frame).encode()
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"a frame of {len(body)} bytes")
+    return struct.pack(">I", len(body)) + body
 
 
 class Connection:
@@ -588,8 +618,9 @@ class Server(threading.Thread):
         self.listener.listen()
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
-        self.stopping, self.wake = socket.socketpair()
-        self.selector.register(self.wake, selectors.EVENT_READ)
+        self.waker, self.woken = socket.socketpair()
+        self.waker.setblocking(False)
+        self.selector.register(self.woken, selectors.EVENT_READ)
 
     def remove_stale(self):
         """Removes what an engine has left that was killed. It raises an error if the engine lives."""
@@ -610,8 +641,13 @@ class Server(threading.Thread):
         return session.fetch(fetch) if session else Ticket(error="no migrator is connected")
 
     def stop(self):
-        self.stopping.close()
+        self.waker.close()
         self.join(SEND_SECONDS)
+
+    def wake(self):
+        """Makes the thread send what waits. Any thread may call it."""
+        with contextlib.suppress(OSError):  # it has been woken often enough, or has stopped
+            self.waker.send(b"w")
 
     def run(self):
         try:
@@ -624,29 +660,47 @@ class Server(threading.Thread):
 
     def serve_events(self):
         """Serves what has happened, or the passing of a second. It returns whether the server goes on."""
-        for key, _ in self.selector.select(timeout=1):
-            if key.fileobj is self.wake:
-                return False
-            if key.fileobj is self.listener:
+        for key, events in self.selector.select(timeout=1):
+            if key.fileobj is self.woken:
+                if not self.woken.recv(1 << 12):
+                    return False
+            elif key.fileobj is self.listener:
                 self.accept()
-                continue
-            try:
-                for frame in key.data.receive():
-                    self.handle(key.data, frame)
-            except Exception as e:  # of this connection alone
-                self.drop(key.data, e)
-        now = time.monotonic()
+            elif events & selectors.EVENT_READ:
+                try:
+                    for frame in key.data.receive():
+                        self.handle(key.data, frame)
+                except Exception as e:  # of this connection alone
+                    self.drop(key.data, e)
         for key in list(self.selector.get_map().values()):
-            if key.data is not None and key.data.session is None and now > key.data.deadline:
-                self.drop(key.data, TimeoutError("no hello"))
+            if key.data is not None:
+                self.attend(key.data)
         return True
+
+    def attend(self, c):
+        """Sends what waits on a connection, and ends one that keeps the engine waiting."""
+        try:
+            events = selectors.EVENT_READ
+            if c.session is None:
+                if time.monotonic() > c.deadline:
+                    raise TimeoutError("no hello")
+            else:
+                c.session.flush()
+                if c.session.is_stalled():
+                    raise TimeoutError(f"nothing was read for {SEND_SECONDS:.0f} s")
+                if c.session.has_unsent():
+                    events |= selectors.EVENT_WRITE
+            self.selector.modify(c.conn, events, c)
+        except Exception as e:  # of this connection alone
+            self.drop(c, e)
 
     def close(self):
         """Ends all connections and removes the socket."""
         for key in list(self.selector.get_map().values()):
             if key.data is not None:
                 self.drop(key.data, "the engine stops")
-        self.listener.close()
+        for opened in (self.listener, self.woken, self.selector):
+            opened.close()
         with contextlib.suppress(OSError):
             os.remove(self.path)
 
@@ -659,7 +713,7 @@ class Server(threading.Thread):
                 raise PermissionError(f"it is of user {uid}")
             if len(self.selector.get_map()) >= MAX_CONNECTIONS:
                 raise RuntimeError("there are too many connections")
-            conn.settimeout(SEND_SECONDS)
+            conn.setblocking(False)
             self.selector.register(conn, selectors.EVENT_READ, Connection(conn))
         except Exception as e:
             logger.warning("a connection to %s was not accepted: %s", self.path, e)
@@ -692,16 +746,14 @@ class Server(threading.Thread):
         old = self.current
         if old is not None and old.incarnation > hello["incarnation"]:
             raise ValueError("a later migrator is connected")
-        c.session = Session(c.conn, hello, self.slots, self.slot_bytes)
+        c.session = Session(c.conn, hello, self.slots, self.slot_bytes, self.wake)
         if old is not None:
-            shut(old.conn)
-        with c.session.sending:  # an offer may be made from now on; it is sent after the welcome
-            self.current = c.session
-            temporary = session_file(self.dir) + ".new"
-            with open(temporary, "w") as f:
-                json.dump({"replica": c.session.replica}, f)
-            os.rename(temporary, session_file(self.dir))
-            c.session.write({"welcome": {
-                "version": VERSION, "fingerprint": self.fingerprint, "slots": self.slots, "slot_bytes": self.slot_bytes}},
-                [c.session.fd])
+            with contextlib.suppress(OSError):
+                old.conn.shutdown(socket.SHUT_RDWR)  # it ends when it is read
+        self.current = c.session  # an offer may be made from now on; it is sent after the welcome
+        temporary = session_file(self.dir) + ".new"
+        with open(temporary, "w") as f:
+            json.dump({"replica": c.session.replica}, f)
+        os.rename(temporary, session_file(self.dir))
+        c.session.welcome(self.fingerprint, self.slots, self.slot_bytes)
         logger.info("migrator of replica %s connected, %d slots of %d bytes", c.session.replica, self.slots, self.slot_bytes)

@@ -120,6 +120,25 @@ class SchedulerTest(unittest.TestCase):
         self.assertEqual(connector.compute_digest("f", "lo", "", [1, 256]), "6dd3e874a11834e0afdde0aa0c2adc6fabf22fd372b1872e39039ee8b7d1fb34")
 
 
+class FingerprintTest(unittest.TestCase):
+    def fingerprint(self, longest, **scaling):
+        model = types.SimpleNamespace(
+            model="m", revision=None, dtype="float16", quantization=None, max_model_len=longest, hf_text_config=types.SimpleNamespace(**scaling))
+        group = types.SimpleNamespace(kv_cache_spec=types.SimpleNamespace(block_size=16, page_size_bytes=64), layer_names=["a"])
+        config = types.SimpleNamespace(model_config=model, cache_config=types.SimpleNamespace(cache_dtype="auto"))
+        with mock.patch.object(connector, "current_platform", types.SimpleNamespace(device_type="cpu")):
+            return connector.compute_fingerprint(config, types.SimpleNamespace(kv_cache_groups=[group]))
+
+    def test_longest_context(self):
+        long = {"rope_type": "longrope", "short_factor": [1.0]}
+        for same, scaling in [
+            (True, {}), (True, {"rope_parameters": {"rope_type": "yarn"}}), (True, {"rope_scaling": None}),
+            (False, {"rope_parameters": long}), (False, {"rope_parameters": {"full_attention": long}}),
+            (False, {"rope_scaling": {"type": "su"}}),
+        ]:
+            self.assertEqual(self.fingerprint(4096, **scaling) == self.fingerprint(8192, **scaling), same, scaling)
+
+
 class ServerTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -199,6 +218,54 @@ class ServerTest(unittest.TestCase):
                     self.read(conn)
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
         self.connect(2)
+
+    def test_no_hello(self):
+        with mock.patch.object(connector, "HELLO_SECONDS", 0.0):
+            self.assertEqual(self.dial().recv(1), b"")
+        self.connect()
+
+    def test_migrator_that_reads_nothing(self):
+        conn = self.connect()
+        session, texts = self.server.current, []
+        for size in (1 << 20, 1 << 12, 1):
+            with self.assertRaisesRegex(ValueError, "has not read"):  # instead of waiting until it does
+                while True:
+                    session.send({"offer": {"handle": HANDLE, "error": "x" * size}})
+                    texts.append("x" * size)
+        ticket = self.fetch([1, 2])
+        self.assertFalse(ticket.is_pending())
+        self.assertEqual(len(session.free), SLOTS)
+        for text in texts:
+            self.assertEqual(self.read(conn)["offer"]["error"], text)
+        self.assertTrue(self.fetch([1]).is_pending())
+        self.assertIn("fetch", self.read(conn))
+
+    def test_migrator_that_reads_nothing_for_too_long(self):
+        conn = self.connect()
+        session, ticket = self.server.current, self.fetch([1])
+        self.read(conn)
+        with mock.patch.object(connector, "SEND_SECONDS", 0.0):
+            wait_for(lambda: not ticket.is_pending() or session.send({"offer": {"handle": HANDLE, "error": "x" * (1 << 16)}}))
+        self.assertIn("ended", ticket.error)
+        self.assertIsNone(self.server.current)
+        with self.assertRaises(ConnectionError):
+            session.send({"offer": {"handle": HANDLE, "error": "late"}})
+
+    def test_fetch_without_an_answer(self):
+        conn = self.connect()
+        worker = connector.Worker.__new__(connector.Worker)
+        worker.server, worker.waiting, worker.invalid = self.server, [], set()
+        fetch = connector.Fetch("q", "r1", HANDLE, "", 0, [5, 6])
+        self.assertEqual(worker.step(connector.Metadata(fetches=[fetch])), (None, None))
+        number = self.read(conn)["fetch"]["id"]
+        with mock.patch.object(connector, "FETCH_SECONDS", 0.0):
+            self.assertEqual(worker.step(connector.Metadata(fetches=[connector.Fetch("p", "r1", HANDLE, "", 0, [7])])), (None, {"p"}))
+        self.assertEqual(worker.take_invalid_blocks(), {7})
+        self.assertEqual([fetch.request for fetch, _ in worker.waiting], ["q"])
+        self.send(conn, {"fetched": {"id": number, "error": "gone"}})
+        wait_for(lambda: not worker.waiting[0][1].is_pending())
+        self.assertEqual(worker.step(connector.Metadata()), (None, {"q"}))
+        self.assertEqual(worker.take_invalid_blocks(), {5, 6})
 
     def test_client_of_another_user(self):
         with mock.patch("os.geteuid", return_value=os.geteuid() + 1):
