@@ -147,6 +147,9 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 			return migrationSample{market: d.Market().Status(), executor: d.Executor().Stats(), maxConcurrent: fleet.Migration.MaxConcurrent}
 		}, r.ID, r.Model))
 	}
+	if c := d.Connector(); c != nil {
+		metrics.MustRegister(newConnectorCollector(c.Stats, r.ID, r.Model))
+	}
 
 	s.announce(slog.LevelInfo, "migrator of %s: %s on http://%s, reports to %s", r.ID, r.Engine, listeners.clients.Addr(), strings.Join(fm.control, " and "))
 	if p := next.predecessor(); p != 0 {

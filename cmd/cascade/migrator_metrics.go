@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/market"
@@ -183,6 +184,23 @@ var migrationMetrics = []metric[migrationSample]{
 		return map[string]float64{"rescued": float64(m.executor.Rescued), "lost": float64(m.executor.Lost)}
 	}),
 	counter("transfer_corrupt_blocks_total", "Received blocks with a wrong checksum, which were not used.", func(m migrationSample) float64 { return float64(m.executor.Corrupt) }),
+}
+
+func newConnectorCollector(stats func() connector.Stats, replica, model string) prometheus.Collector {
+	return newCollector(replica, model, connectorMetrics, stats)
+}
+
+// connectorMetrics are the metrics of the client of an engine's CascadeConnector.
+var connectorMetrics = []metric[connector.Stats]{
+	counter("connector_offers_total", "Requests whose KV the engine offered to other replicas.", func(s connector.Stats) float64 { return float64(s.Offered) }),
+	counters("connector_offers_ended_total", "Offers that ended: taken by another replica, or expired with their lease.", "result", func(s connector.Stats) map[string]float64 {
+		return map[string]float64{"taken": float64(s.Taken), "expired": float64(s.Expired)}
+	}),
+	counters("connector_fetches_total", "Fetches of other replicas' KV for the engine, which computes what was not received.", "result", func(s connector.Stats) map[string]float64 {
+		return map[string]float64{"received": float64(s.Fetched), "failed": float64(s.Failed)}
+	}),
+	counter("connector_corrupt_blocks_total", "Fetched blocks with a wrong checksum, which were fetched again or not used.", func(s connector.Stats) float64 { return float64(s.Corrupt) }),
+	counter("connector_sessions_total", "Connections to the engine's connector.", func(s connector.Stats) float64 { return float64(s.Sessions) }),
 }
 
 // boolValue returns 1 for true, 0 for false.

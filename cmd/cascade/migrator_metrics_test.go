@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
@@ -60,6 +61,16 @@ func TestMigrationMetrics(t *testing.T) {
 		"transfers_max_concurrent send": 33, "transfers_max_concurrent receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35, "engine_sessions_abandoned_total": 36,
 	}
 	checkMetrics(t, newMigrationCollector(func() migrationSample { return state }, "r0", "m"), want)
+}
+
+// TestConnectorMetrics collects every metric from a state whose fields all have different values.
+func TestConnectorMetrics(t *testing.T) {
+	state := connector.Stats{Offered: 1, Taken: 2, Expired: 3, Fetched: 4, Failed: 5, Corrupt: 6, Sessions: 7}
+	want := map[string]float64{
+		"connector_offers_total": 1, "connector_offers_ended_total taken": 2, "connector_offers_ended_total expired": 3,
+		"connector_fetches_total received": 4, "connector_fetches_total failed": 5, "connector_corrupt_blocks_total": 6, "connector_sessions_total": 7,
+	}
+	checkMetrics(t, newConnectorCollector(func() connector.Stats { return state }, "r0", "m"), want)
 }
 
 // checkMetrics collects metrics, and compares them by their names and labels.

@@ -23,6 +23,10 @@ func (d *Daemon) newConnector(dir string) (err error) {
 	return d.newTransports(d.connector)
 }
 
+// Connector returns the client of the connector of the replica's engine; nil if the fleet file names none, or
+// nothing is migrated live.
+func (d *Daemon) Connector() *connector.Client { return d.connector }
+
 // serveFetch returns what serves calls of FetchKV of peers, nil without a connector.
 func (d *Daemon) serveFetch() func(context.Context, policies.ReplicaID, *api.FetchKVRequest, func(*api.FetchKVAnswer) error) error {
 	if d.cfg.Fleet.Connector(d.cfg.Replica) == "" {
