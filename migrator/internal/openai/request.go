@@ -22,6 +22,9 @@ type Request struct {
 	// Stream, WantsUsage and WantsIDs say whether the client itself asked for a
 	// stream, for usage at its end and for token ids.
 	Stream, WantsUsage, WantsIDs bool
+	// CacheSalt separates cached prompts: an engine finds only those of the same salt. "" is
+	// none. It is a part of the body.
+	CacheSalt string
 
 	body        []byte
 	members     []member
@@ -97,24 +100,19 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 	return r, nil
 }
 
-// Prompt returns the JSON text of the prompt or the messages, a part of the body; nil if
-// there is none.
-func (r *Request) Prompt() []byte {
-	if r.prompt.to == 0 {
-		return nil
-	}
-	return r.prompt.of(r.body)
-}
-
 // field records one member and reports whether an edit may concern it.
 func (r *Request) field(name string, value span) (edited bool) {
 	switch name { // the large ones, which are not parsed further
 	case "prompt":
-		r.prompt = value
+		if r.Endpoint == Completions {
+			r.prompt = value
+		}
 		r.Features |= promptFeature(r.body, value)
 		return true
 	case "messages":
-		r.prompt = value
+		if r.Endpoint == Chat {
+			r.prompt = value
+		}
 		r.Features |= messagesFeature(r.body, value)
 		return true
 	}
@@ -122,6 +120,8 @@ func (r *Request) field(name string, value span) (edited bool) {
 	switch name {
 	case "model":
 		r.Model = strings.Clone(v.Str)
+	case "cache_salt":
+		r.CacheSalt = v.Str
 	case "stream":
 		r.Stream = r.boolean(v)
 		return true
