@@ -104,7 +104,7 @@ func (c *cascade) route(q *request) int {
 		if f.peers.Prefills() {
 			r.Cached = f.replica.cachedTokens(q.Request)
 		}
-		to := f.peers.Place(c.now(), r)
+		to := f.peers.Place(c.now(), r, nil)
 		if to.Replica == "" {
 			return i
 		}

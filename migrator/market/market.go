@@ -201,7 +201,7 @@ func (m *Market) Prefills() (may bool) {
 
 // Place implements frontend.Placer.
 func (m *Market) Place(r policies.Request) (at frontend.Target) {
-	m.peers.do(func(v *loadview.View) { at = frontend.Target(v.Place(m.now(), r)) })
+	m.peers.do(func(v *loadview.View) { at = frontend.Target(v.Place(m.now(), r, nil)) })
 	return at
 }
 

@@ -4,13 +4,17 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
-// Place returns where a request starts: at a peer, or with the zero Target here. A request
-// that cannot migrate later is placed by the length that it may grow to. A request for a
-// LoRA adapter that this replica's engine lacks starts at a peer that has it, if any. A
+// Place returns where a request starts: at a peer, or with the zero Target here. steps are
+// those of its prompt, as far as they are known; r.Cached is how much of it this replica
+// holds. The Placer chooses from a sample and from the peers that hold most of the prompt.
+//
+// A request that cannot migrate later is placed by the length that it may grow to. A request
+// for a LoRA adapter that this replica's engine lacks starts at a peer that has it, if any. A
 // request that Config.Prefill gives to a prefill replica starts there, and moves here later.
-func (b *View) Place(now policies.Micros, r policies.Request) Target {
+func (b *View) Place(now policies.Micros, r policies.Request, steps []prefix.Step) Target {
 	if b.cfg.Placer == nil || len(b.stages) == 0 {
 		return b.placeHere(r)
 	}
@@ -18,31 +22,32 @@ func (b *View) Place(now policies.Micros, r policies.Request) Target {
 	if policies.Movable(r) != policies.NotPinned {
 		grown.Output = max(r.Output, r.MaxOutput)
 	}
-	own := policies.Candidate{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Draining: b.self.Draining || !b.adapters.CanServe(b.cfg.Self, r.Model)}
+	own := policies.Candidate{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Prefix: r.Cached, Draining: b.self.Draining || !b.adapters.CanServe(b.cfg.Self, r.Model)}
 	if b.own >= 0 {
 		own.Low, own.High = b.plan.Stages[b.own].Low, b.plan.Stages[b.own].High
 	}
 	if e := b.placePrefill(now, r, own); e != nil {
 		b.forwards++
-		to := b.placeAtPeer(e, r)
+		to := b.placeAtPeer(e, r, 0)
 		to.Prefill = true
 		return to
 	}
-	id := b.askPlacer(now, grown, own, b.fresh)
+	id := b.askPlacer(now, grown, own, steps, b.fresh)
 	if id == "" && (own.Draining || grown.Length() < own.Low || grown.Length() >= own.High) {
 		// It should not start here and no suitable peer has a recent load: choose among
 		// those with an unknown load.
-		id = b.askPlacer(now, grown, own, func(policies.Micros, *peerEntry) bool { return true })
+		id = b.askPlacer(now, grown, own, steps, func(policies.Micros, *peerEntry) bool { return true })
 	}
 	if e := b.peers[id]; e != nil && e.address != "" {
 		b.forwards++
-		return b.placeAtPeer(e, r)
+		return b.placeAtPeer(e, r, b.prefixOf(id))
 	}
 	return b.placeHere(r)
 }
 
-// askPlacer lets the Placer choose from a sample of the peers that pass.
-func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.Candidate, pass func(policies.Micros, *peerEntry) bool) policies.ReplicaID {
+// askPlacer lets the Placer choose from a sample of the peers that pass, and from those of
+// them that hold most of the prompt.
+func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.Candidate, steps []prefix.Step, pass func(policies.Micros, *peerEntry) bool) policies.ReplicaID {
 	at := b.plan.StageOf(r.Length())
 	b.sites = b.sites[:0]
 	narrow := b.adapters.Restricts(r.Model)
@@ -61,6 +66,7 @@ func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.C
 			b.sites[i].High = policies.Unbounded
 		}
 	}
+	b.addPrefixes(now, at, steps, fits)
 	return b.cfg.Placer.Place(policies.Arrival{Request: r, Own: own, Peers: b.sites})
 }
 
@@ -76,11 +82,17 @@ func (b *View) addSample(now policies.Micros, all []*peerEntry, low, high polici
 		if !b.open(now, e) || !pass(now, e) {
 			continue
 		}
-		b.sites = append(b.sites, policies.Candidate{ID: e.id, Low: low, High: high, Waiting: e.load.Waiting, Load: e.load.Total})
+		b.addSite(e, low, high)
 		if found++; found == b.cfg.SampleSize {
 			return
 		}
 	}
+}
+
+// addSite adds a peer, which is for the lengths [low, high), to the sites.
+func (b *View) addSite(e *peerEntry, low, high policies.Tokens) *policies.Candidate {
+	b.sites = append(b.sites, policies.Candidate{ID: e.id, Low: low, High: high, Waiting: e.load.Waiting, Load: e.load.Total})
+	return &b.sites[len(b.sites)-1]
 }
 
 // Rescue returns where to continue a stream whose engine was lost: the least loaded replica
@@ -100,14 +112,14 @@ func (b *View) Rescue(now policies.Micros, r policies.Request, tried []policies.
 		case here && (!heard || b.self.Total <= e.load.Total):
 			return b.placeHere(r), true
 		case e != nil:
-			return b.placeAtPeer(e, r), true
+			return b.placeAtPeer(e, r, 0), true
 		}
 	}
 	if self {
 		return b.placeHere(r), true
 	}
 	if e, _ := b.leastLoaded(now, b.prefill, r, tried); e != nil {
-		return b.placeAtPeer(e, r), true
+		return b.placeAtPeer(e, r, 0), true
 	}
 	return Target{}, false
 }

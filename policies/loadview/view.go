@@ -6,6 +6,9 @@
 // recorded loads, so that a burst of requests does not go to the one replica that was idle
 // a second ago.
 //
+// Peers also say for which prompts they hold KV (Prefixes), so that the Placer can choose
+// among the peers that hold most of a request's prompt, wherever they are.
+//
 // Time is an argument and may be virtual. In production the replicas send each other their
 // loads in summaries, every second to samples of their peers; a simulator that models how
 // old they are calls SetPeerLoad when a summary would arrive. With the same seed and the
@@ -81,6 +84,7 @@ type View struct {
 	rng         *rand.Rand
 	sites       []policies.Candidate // scratch
 	forwards    uint64
+	holders     int // peers with prefixes
 }
 
 // peerEntry is the state of one peer.
@@ -94,6 +98,8 @@ type peerEntry struct {
 	loadedAt policies.Micros // of load
 	hasLoad  bool            // load is set
 	running  []policies.Sequence
+	prefixes Prefixes // that it holds; nil: unknown
+	stage    int      // of the plan; −1 for none
 
 	// Of a prefill replica.
 	capacity policies.Tokens // of its KV cache; 0: unknown
@@ -126,20 +132,26 @@ func (b *View) SetView(plan policies.Plan, replicas []policies.Replica) {
 		if e == nil {
 			e = &peerEntry{id: r.ID}
 		}
-		e.address, e.draining, e.planned = r.Peer, r.Draining, false
+		e.address, e.draining, e.planned, e.stage = r.Peer, r.Draining, false, -1
 		named[r.ID] = e
 		if e.capacity = r.Capacity.KV; r.Prefill {
 			b.prefill = append(b.prefill, e)
 		}
 	}
 	slices.SortFunc(b.prefill, func(a, b *peerEntry) int { return strings.Compare(string(a.id), string(b.id)) })
+	b.holders = 0
+	for _, e := range named {
+		if e.prefixes != nil {
+			b.holders++
+		}
+	}
 	b.peers, b.plan, b.own = named, plan, plan.StageOfReplica(b.cfg.Self)
 	b.adapters = policies.NewAdapters(replicas)
 	b.stages = make([][]*peerEntry, len(plan.Stages))
 	for k, s := range plan.Stages {
 		for _, id := range s.Replicas {
 			if e := named[id]; e != nil {
-				e.planned = true
+				e.planned, e.stage = true, k
 				b.stages[k] = append(b.stages[k], e)
 			}
 		}
@@ -170,6 +182,7 @@ func (b *View) SetPeerRunning(from policies.ReplicaID, running []policies.Sequen
 func (b *View) MarkGone(id policies.ReplicaID) {
 	if e := b.peers[id]; e != nil {
 		e.gone, e.hasLoad = true, false
+		b.setPrefixes(e, nil)
 	}
 }
 
@@ -214,16 +227,17 @@ func (b *View) CountFresh(now policies.Micros) int {
 	return n
 }
 
-// placeAtPeer returns a peer, and adds the request to its load until the next report.
-func (b *View) placeAtPeer(e *peerEntry, r policies.Request) Target {
-	e.load.Waiting += r.Input
+// placeAtPeer returns a peer, and adds the request, of whose prompt it holds that much, to
+// its load until the next report.
+func (b *View) placeAtPeer(e *peerEntry, r policies.Request, held policies.Tokens) Target {
+	e.load.Waiting += max(r.Input-held, 0)
 	e.load.Total += r.Length()
 	return Target{Replica: e.id, Address: e.address}
 }
 
 // placeHere adds the request to this replica's load until the next measurement.
 func (b *View) placeHere(r policies.Request) Target {
-	b.self.Waiting += r.Input
+	b.self.Waiting += max(r.Input-r.Cached, 0)
 	b.self.Total += r.Length()
 	return Target{}
 }

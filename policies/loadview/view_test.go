@@ -51,13 +51,13 @@ func TestPlace(t *testing.T) {
 	b := fleet(t)
 	want := func(what string, r policies.Request, id policies.ReplicaID) {
 		t.Helper()
-		if got := b.Place(0, r); got != at(id) {
+		if got := b.Place(0, r, nil); got != at(id) {
 			t.Errorf("%s: at %q, want %q", what, got.Replica, id)
 		}
 	}
 	want("short", prompt(10), "")
 	// No load is known yet, but the request must not start here.
-	if got := b.Place(0, prompt(2000)).Replica; got != "d" && got != "e" {
+	if got := b.Place(0, prompt(2000), nil).Replica; got != "d" && got != "e" {
 		t.Errorf("long: at %q", got)
 	}
 	b.SetPeerLoad(0, "d", loadview.Load{Waiting: 500})
@@ -77,7 +77,7 @@ func TestPlace(t *testing.T) {
 	want("all queues are long now", prompt(500), "")
 	// A load that is too old does not count.
 	b.SetPeerLoad(0, "b", loadview.Load{})
-	if got := b.Place(3*policies.Second+1, prompt(5)); got != at("") {
+	if got := b.Place(3*policies.Second+1, prompt(5), nil); got != at("") {
 		t.Errorf("stale: at %q", got.Replica)
 	}
 	// A draining front end sends all requests away: to a replica of its stage, else to a longer
@@ -96,7 +96,7 @@ func TestPlace(t *testing.T) {
 
 func TestPlaceWithoutPlan(t *testing.T) {
 	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{}})
-	if got := b.Place(0, prompt(5)); got != at("") {
+	if got := b.Place(0, prompt(5), nil); got != at("") {
 		t.Errorf("at %q", got.Replica)
 	}
 	if _, ok := b.Rescue(0, prompt(5), []policies.ReplicaID{"a"}); ok {
@@ -200,7 +200,7 @@ func BenchmarkPlace(b *testing.B) {
 			}
 			for b.Loop() {
 				x.SetOwnLoad(loadview.Load{Waiting: 100})
-				x.Place(0, prompt(10))
+				x.Place(0, prompt(10), nil)
 			}
 		})
 	}
@@ -222,7 +222,7 @@ func TestAdapters(t *testing.T) {
 			{"poet", 2000, "b"}, {"poet", 9000, "b"}, // in a shorter stage only
 			{"not-loaded", 10, ""}, // the engine rejects it
 		} {
-			if got := b.Place(0, ask(x.name, x.n)); got != at(x.want) {
+			if got := b.Place(0, ask(x.name, x.n), nil); got != at(x.want) {
 				t.Fatalf("%s of %d tokens: at %q, want %q", x.name, x.n, got.Replica, x.want)
 			}
 		}
@@ -249,7 +249,7 @@ func TestPrefill(t *testing.T) {
 	estimated := func(n policies.Tokens) policies.Request { return policies.Request{Input: n, Estimated: true} }
 	want := func(what string, now policies.Micros, r policies.Request, id policies.ReplicaID) {
 		t.Helper()
-		if got := b.Place(now, r); got.Replica != id || got.Prefill != (id == "p" || id == "q") {
+		if got := b.Place(now, r, nil); got.Replica != id || got.Prefill != (id == "p" || id == "q") {
 			t.Errorf("%s: at %q, prefill %v, want %q", what, got.Replica, got.Prefill, id)
 		}
 	}
@@ -331,7 +331,7 @@ func TestPrefillSpread(t *testing.T) {
 		b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), replicas)
 		b.SetPeerLoad(0, "p", loadview.Load{})
 		b.SetPeerLoad(0, "q", loadview.Load{})
-		count[b.Place(0, prompt(2000)).Replica]++
+		count[b.Place(0, prompt(2000), nil).Replica]++
 	}
 	if count["p"] < 4 || count["q"] < 4 {
 		t.Errorf("of 20 front ends: %v", count)
