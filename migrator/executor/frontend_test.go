@@ -11,8 +11,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // frontEnd serves the streams of its clients. It compares each token with that of a run without
@@ -260,7 +260,7 @@ func (f *frontEnd) open(ctx context.Context, s *clientStream, m frontend.Migrati
 		}
 	}
 	f.mu.Lock()
-	ids, hash := slices.Clone(s.ids), tokenhash.Hash(0).Add(s.ids...)
+	ids, hash := slices.Clone(s.ids), prefix.Hash(0).Extend(s.ids...)
 	f.mu.Unlock()
 	if m.Reservation != "" && hash != m.Hash {
 		f.w.fail("%s: the ids at the source are others", s.id)

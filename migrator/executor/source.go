@@ -9,11 +9,11 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // exportState is the driver's state of the source of a migration. The running job owns
@@ -26,14 +26,14 @@ type exportState struct {
 	// confirmed is the hash of the ids before position at; listed is the hash of the last table,
 	// which may not have been sent.
 	confirmed, listed struct {
-		hash tokenhash.Hash
+		hash prefix.Hash
 		at   int
 	}
 }
 
 // hashBefore returns the hash of the ids before a position, which must be confirmed.at
 // or listed.at.
-func (x *exportState) hashBefore(from int) (tokenhash.Hash, error) {
+func (x *exportState) hashBefore(from int) (prefix.Hash, error) {
 	if from == x.listed.at {
 		x.confirmed = x.listed
 	}
@@ -164,7 +164,7 @@ func (m *Executor) enqueueTableCall(a transfer.Action, ask func(ctx context.Cont
 		if err == nil {
 			ev.Table.Sums, err = m.checksumBlocks(t.Blocks)
 		}
-		var hash tokenhash.Hash
+		var hash prefix.Hash
 		if err == nil {
 			hash, err = x.hashBefore(from)
 		}
@@ -173,7 +173,7 @@ func (m *Executor) enqueueTableCall(a transfer.Action, ask func(ctx context.Cont
 			m.log.Info("listing or freezing a request failed", "migration", a.Deal.String(), "leg", x.leg, "freeze", a.Kind == transfer.Freeze, "error", err)
 			return func() { m.step(transfer.Event{Kind: transfer.ActionFailed, Deal: a.Deal, Failure: failureOf(err)}) }
 		}
-		x.listed.hash, x.listed.at = hash.Add(t.IDs...), from+len(t.IDs)
+		x.listed.hash, x.listed.at = hash.Extend(t.IDs...), from+len(t.IDs)
 		ev.Span.Hash = x.listed.hash
 		return func() {
 			m.announceBlocks(a.Deal, t.Blocks)

@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/blocks"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // importState is the driver's state of the target of a migration. The running job owns it.
@@ -22,7 +22,7 @@ type importState struct {
 	tokenBytes    int64
 	memory        *transport.Memory // the memory of the blocks
 	pull          *paths.Pull
-	hash          tokenhash.Hash
+	hash          prefix.Hash
 	scheduleBy    time.Time // do not wait for the engine's schedule after that
 	corruptBlocks []int     // indices in the round's plan of the blocks with wrong checksums
 }
@@ -201,7 +201,7 @@ func (m *Executor) growReservation(ctx context.Context, in *importState, a trans
 
 // planPull returns which blocks a round must still pull, and the hash of all ids after it.
 // It validates everything that the peer has sent.
-func (in *importState) planPull(a transfer.Action) (transport.Plan, tokenhash.Hash, error) {
+func (in *importState) planPull(a transfer.Action) (transport.Plan, prefix.Hash, error) {
 	size, s, t := uint64(in.blockTokens), a.Span, a.Table
 	end := s.Computed
 	if a.Last {
@@ -219,7 +219,7 @@ func (in *importState) planPull(a transfer.Action) (transport.Plan, tokenhash.Ha
 	case last > uint64(len(in.blocks)):
 		return transport.Plan{}, 0, fmt.Errorf("%d tokens exceed the reservation of %d blocks", s.Computed, len(in.blocks))
 	}
-	hash := in.hash.Add(t.IDs...)
+	hash := in.hash.Extend(t.IDs...)
 	if a.Last && hash != s.Hash {
 		return transport.Plan{}, 0, errors.New("the ids do not match the manifest's hash")
 	}

@@ -6,11 +6,11 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // Limits of one message.
@@ -48,7 +48,7 @@ func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, err
 		Engine:     transfer.Engine{Fingerprint: t.GetFingerprint(), TokenBytes: t.GetTokenBytes(), BlockTokens: t.GetBlockTokens()},
 		VersionMin: t.GetVersionMin(), VersionMax: t.GetVersionMax(), Transports: t.GetTransports(),
 		Stall: policies.Micros(min(t.GetStallMicros(), maxStall)), Connector: decodeConnector(t.GetConnector()), TargetConnector: decodeConnector(t.GetTargetConnector()), EngineBusy: t.GetEngineBusy(),
-		Span: transfer.Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: tokenhash.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration(), Prompt: t.GetPrompt()},
+		Span: transfer.Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: prefix.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration(), Prompt: t.GetPrompt()},
 	}
 	switch {
 	case m.Deal.Seller == "":

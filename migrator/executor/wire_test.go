@@ -119,8 +119,8 @@ func TestPlanRefusesNonsense(t *testing.T) {
 	memory := &transport.Memory{Layout: transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 8, Bytes: 8}}}, Bytes: make([]byte, 64)}
 	good := func() (*importState, transfer.Action) {
 		in := &importState{blocks: []uint32{5, 6, 7}, blockTokens: 4, memory: memory}
-		in.hash = in.hash.Add(1, 2, 3, 4)
-		a := transfer.Action{Last: true, Span: transfer.Span{From: 4, Computed: 9, Length: 10, Hash: in.hash.Add(5, 6, 7, 8, 9, 10)},
+		in.hash = in.hash.Extend(1, 2, 3, 4)
+		a := transfer.Action{Last: true, Span: transfer.Span{From: 4, Computed: 9, Length: 10, Hash: in.hash.Extend(5, 6, 7, 8, 9, 10)},
 			Table: &transfer.Table{IDs: []uint32{5, 6, 7, 8, 9, 10}, Blocks: []uint32{0, 1}, Sums: []uint32{8, 9}}}
 		return in, a
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 const (
@@ -52,7 +52,7 @@ type Migration struct {
 	// Length is how many ids the stream has where From stopped, prompt included,
 	// and Hash is theirs. For a migration with a Reservation only.
 	Length int
-	Hash   tokenhash.Hash
+	Hash   prefix.Hash
 	// KeepsKV, without a Reservation, says that the stream stays where it is if To's engine
 	// cannot fetch its KV. If From is lost meanwhile, To computes it all the same.
 	KeepsKV bool

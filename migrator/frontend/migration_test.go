@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // adopter is a fake Adopter that has every reservation, for the front end r0.
@@ -125,7 +125,7 @@ func (f *fleet) migrateLive(ctx context.Context, stream string, to int, spoil fu
 	name := fmt.Sprint(h.Replica, "/", f.migrations.Add(1))
 	f.engines[to].reserve(name, has)
 	m := Migration{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Reservation: name,
-		Length: len(has.ids), Hash: tokenhash.Hash(0).Add(has.ids...), Cached: int(r.Request.Input) / 16 * 16}
+		Length: len(has.ids), Hash: prefix.Hash(0).Extend(has.ids...), Cached: int(r.Request.Input) / 16 * 16}
 	if spoil != nil {
 		spoil(&m)
 	}

@@ -2,10 +2,10 @@ package transfer
 
 import (
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // VersionMin and VersionMax are the protocol versions of this build. Replicas whose
@@ -159,8 +159,8 @@ type Engine struct {
 // [From, Length) in a Manifest or [From, Computed) in a Round, whose blocks are full.
 type Span struct {
 	From, Computed, Length uint64
-	Generation             uint64         // of the source's blocks
-	Hash                   tokenhash.Hash // of ids [0, Length); Manifest and Commit
-	Prompt                 uint64         // positions of the client's prompt, as the leg received it
-	Cached                 uint64         // prompt positions that were found in a prefix cache
+	Generation             uint64      // of the source's blocks
+	Hash                   prefix.Hash // of ids [0, Length); Manifest and Commit
+	Prompt                 uint64      // positions of the client's prompt, as the leg received it
+	Cached                 uint64      // prompt positions that were found in a prefix cache
 }

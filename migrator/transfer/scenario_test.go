@@ -9,10 +9,10 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // TestScenarios runs testdata/*.txt on one machine named a (package datadriven; -rewrite
@@ -134,7 +134,7 @@ func (l *line) event(name string) (ev transfer.Event, err error) {
 	if engine.Fingerprint == 0 {
 		engine = transfer.Engine{}
 	}
-	span := transfer.Span{From: l.number("from"), Computed: l.number("computed"), Length: l.number("length"), Generation: l.number("generation"), Hash: tokenhash.Hash(l.number("hash"))}
+	span := transfer.Span{From: l.number("from"), Computed: l.number("computed"), Length: l.number("length"), Generation: l.number("generation"), Hash: prefix.Hash(l.number("hash"))}
 	failure := named(transfer.UnknownToPeer, transfer.HeldElsewhere, l.text("failure"))
 	epoch, round, stall := policies.Epoch(l.number("epoch")), uint32(l.number("round")), 1000*policies.Micros(l.number("stall"))
 	deal := 0 // its place

@@ -13,7 +13,8 @@ const StepTokens policies.Tokens = 512
 //
 // It is not cryptographic. Two sequences with one hash exist and can be constructed, so an
 // equal hash is a reason to ask a replica for a prefix and no proof that it holds those ids:
-// whoever uses the KV must compare the ids.
+// whoever uses the KV must compare the ids. Between the two sides of a migration it detects
+// mistakes.
 type Hash uint64
 
 // Extend returns the hash of the sequence that ids continue.

@@ -10,8 +10,8 @@ import (
 	"container/list"
 	"sync"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // blockTokens is the length of a block. Prefixes are known in whole blocks.
@@ -24,13 +24,13 @@ const defaultCapacity policies.Tokens = 1 << 18
 type Index struct {
 	mu       sync.Mutex
 	capacity int // blocks
-	blocks   map[tokenhash.Hash]*list.Element
+	blocks   map[prefix.Hash]*list.Element
 	used     *list.List // of hashes, the latest first
 }
 
 // New returns an empty Index for a KV cache of that size; 0 stands for an unknown one.
 func New(kv policies.Tokens) *Index {
-	return &Index{capacity: blocksOf(kv), blocks: make(map[tokenhash.Hash]*list.Element), used: list.New()}
+	return &Index{capacity: blocksOf(kv), blocks: make(map[prefix.Hash]*list.Element), used: list.New()}
 }
 
 // blocksOf returns how many blocks a KV cache holds; 0 stands for an unknown size.
@@ -52,14 +52,14 @@ func (x *Index) SetCapacity(kv policies.Tokens) {
 // trim forgets the oldest blocks beyond the capacity, x.mu held.
 func (x *Index) trim() {
 	for len(x.blocks) > x.capacity {
-		delete(x.blocks, x.used.Remove(x.used.Back()).(tokenhash.Hash))
+		delete(x.blocks, x.used.Remove(x.used.Back()).(prefix.Hash))
 	}
 }
 
 // hashModel returns the hash that those of a model's or adapter's blocks extend.
-func hashModel(model string) (h tokenhash.Hash) {
+func hashModel(model string) (h prefix.Hash) {
 	for _, c := range []byte(model) {
-		h = h.Add(uint32(c))
+		h = h.Extend(uint32(c))
 	}
 	return h
 }
@@ -70,7 +70,7 @@ func (x *Index) Known(model string, ids []uint32) (known policies.Tokens) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for end := blockTokens; end < len(ids); end += blockTokens {
-		h = h.Add(ids[end-blockTokens : end]...)
+		h = h.Extend(ids[end-blockTokens : end]...)
 		if _, ok := x.blocks[h]; !ok {
 			break
 		}
@@ -87,7 +87,7 @@ func (x *Index) Add(model string, ids []uint32) (known policies.Tokens) {
 	defer x.mu.Unlock()
 	prefix := true
 	for end := blockTokens; end <= len(ids); end += blockTokens {
-		h = h.Add(ids[end-blockTokens : end]...)
+		h = h.Extend(ids[end-blockTokens : end]...)
 		e, ok := x.blocks[h]
 		if prefix = prefix && ok; prefix && end < len(ids) {
 			known = policies.Tokens(end)

@@ -2,8 +2,8 @@ package session
 
 import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // Leg is a handle of one engine's generation. The machine compares handles and
@@ -64,7 +64,7 @@ type Event struct {
 	// stream, and Hash the hash of these ids. Length 0 stands for a migration by
 	// re-prompting, which freezes it where the client's text ends with a character.
 	Length int
-	Hash   tokenhash.Hash
+	Hash   prefix.Hash
 
 	// Cached is, with MigrationLegOpened, how many prompt tokens the first leg found
 	// in its engine's prefix cache, −1 for unknown.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // MaxHeld bounds, in bytes, what is held back of one stream while it is frozen.
@@ -36,7 +36,7 @@ var (
 type migration struct {
 	number policies.Epoch // the epoch of its leg
 	length int            // freeze at exactly so many ids; 0: where the text is aligned
-	hash   tokenhash.Hash // of these ids
+	hash   prefix.Hash    // of these ids
 }
 
 func (m *Machine) migrating() bool {

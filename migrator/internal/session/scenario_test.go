@@ -12,8 +12,8 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // TestScenarios runs every testdata/*.txt (package datadriven; -rewrite rewrites the
@@ -148,7 +148,7 @@ func (l line) event(t *testing.T) Event {
 		return Event{Kind: ClientFailed}
 	case "migrate":
 		return Event{Kind: MigrationRequested, From: policies.ReplicaID(l.field("from")), Epoch: policies.Epoch(l.number("epoch")),
-			Length: l.number("length"), Hash: tokenhash.Hash(0).Add(l.list("of")...)}
+			Length: l.number("length"), Hash: prefix.Hash(0).Extend(l.list("of")...)}
 	case "freeze":
 		return Event{Kind: FreezeRequested, Migration: number}
 	case "migration-failed":

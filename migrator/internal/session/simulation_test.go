@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // chunk is an engine's event in the tests' notation.
@@ -355,7 +355,7 @@ func (s *simulation) disturb() {
 		case 1:
 			ids, _ := s.m.IDs()
 			ev.Length = min(len(ids)+s.choose(3), len(s.want))
-			if ev.Hash = (tokenhash.Hash(0)).Add(s.want[:ev.Length]...); s.choose(8) == 7 {
+			if ev.Hash = prefix.Hash(0).Extend(s.want[:ev.Length]...); s.choose(8) == 7 {
 				ev.Hash++
 			}
 		}

@@ -4,16 +4,16 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // transcript is what the client has of an answer: its token ids, how its text
 // lies to them, and what the events of later legs must repeat of the first one's.
 type transcript struct {
-	ids    []uint32       // the prompt's, then those of the chunks written to the client
-	prompt int            // how many of ids are the prompt's; 0 while unknown
-	hash   tokenhash.Hash // of ids[:hashed]
+	ids    []uint32    // the prompt's, then those of the chunks written to the client
+	prompt int         // how many of ids are the prompt's; 0 while unknown
+	hash   prefix.Hash // of ids[:hashed]
 	hashed int
 
 	complete bool // every token so far came with its id
@@ -100,7 +100,7 @@ func (t *transcript) usage() openai.Usage {
 
 // addHash brings the hash up to the present ids.
 func (t *transcript) addHash() {
-	t.hash, t.hashed = t.hash.Add(t.ids[t.hashed:]...), len(t.ids)
+	t.hash, t.hashed = t.hash.Extend(t.ids[t.hashed:]...), len(t.ids)
 }
 
 // takeBack removes the ids after the last text, so that another leg generates
