@@ -31,6 +31,7 @@ func newEngine(s *settings) *cobra.Command {
 		blocks, device  string
 		sideChannel     string
 		kvSocket        string
+		kvEvents        string
 	)
 	c := &cobra.Command{
 		Use:   "engine",
@@ -48,6 +49,9 @@ emulated engines pull KV from that address without authentication: keep it on lo
 
 With "connector" in the fleet file, or --kv-socket, its migrator carries the
 KV (a CascadeConnector).
+
+With --kv-events-config it publishes which KV blocks its prefix cache holds, as vLLM does
+with the same flag. An endpoint with "*" listens on loopback: events have prompts in them.
 
 With --device cuda its KV is in the memory of a GPU: the one of "gpu" in the fleet file,
 else the first. It runs no kernels there.`,
@@ -93,6 +97,13 @@ else the first. It runs no kernels there.`,
 			if dir := cmp.Or(kvSocket, w.Connector(r)); dir != "" {
 				e.KVSocket = &emulator.KVSocket{Dir: dir}
 			}
+			if kvEvents != "" {
+				events, err := emulator.ParseKVEvents(kvEvents)
+				if err != nil {
+					return errors.Join(fmt.Errorf("--kv-events-config: %w", err), gpus.Close())
+				}
+				e.KVEvents = &events
+			}
 			return errors.Join(s.runEngine(cmd.Context(), u.Host, e), gpus.Close())
 		},
 	}
@@ -109,6 +120,7 @@ else the first. It runs no kernels there.`,
 	f.StringVar(&blocks, "blocks", "", "private directory for the sockets of the block table, instead of \"blocks\" of the fleet file")
 	f.StringVar(&sideChannel, "kv-transfer", "", "address of the KV connector's side channel, such as :5600, on loopback unless it names another host; \"\" is no connector")
 	f.StringVar(&kvSocket, "kv-socket", "", "private directory for the socket of a CascadeConnector, instead of \"connector\" of the fleet file")
+	f.StringVar(&kvEvents, "kv-events-config", "", "KV events, in the JSON of vLLM's flag of this name; \"\" is none")
 	deviceFlag(c, &device)
 	c.PreRun = func(*cobra.Command, []string) { model.Context = policies.Tokens(ctxLen) }
 	return c

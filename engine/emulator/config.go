@@ -85,6 +85,10 @@ type Config struct {
 	// engine by way of the migrators of both.
 	KVSocket *KVSocket
 
+	// KVEvents publishes what the prefix cache holds, as vLLM with --kv-events-config does. nil is an
+	// engine without events.
+	KVEvents *KVEvents
+
 	// Faults are the faults until SetFaults.
 	Faults Faults
 
@@ -155,6 +159,11 @@ func (c Config) validate() error {
 	if c.KVTransfer != nil {
 		if _, _, err := c.KVTransfer.address(); err != nil {
 			return bad("KVTransfer", "%w", err)
+		}
+	}
+	if c.KVEvents != nil {
+		if err := c.KVEvents.Validate(); err != nil {
+			return bad("KVEvents", "%w", err)
 		}
 	}
 	if err := c.Faults.validate(); err != nil {

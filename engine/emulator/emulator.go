@@ -14,7 +14,7 @@
 //
 // With Config.KVTransfer it hands KV over as stock vLLM does with a NixlConnector: package
 // kvtransfer. With Config.KVSocket it does so as vLLM with a CascadeConnector: package
-// engine/kvsocket/api.
+// engine/kvsocket/api. With Config.KVEvents it publishes which blocks its prefix cache holds.
 //
 // Invariant: equal token ids get equal continuations from every replica of the same model
 // name, whatever else runs there.
@@ -58,6 +58,7 @@ type Engine struct {
 	handler     http.Handler
 	metrics     *metrics
 	transfer    *transfer // nil: no KV connector
+	events      *kvEvents // nil: no KV events
 	faults      atomic.Pointer[Faults]
 	wake        chan struct{} // holds a token when the inbox is not empty
 	done        chan struct{} // closed when Run returns
@@ -127,6 +128,9 @@ func New(c Config) (*Engine, error) {
 		return nil, fmt.Errorf("emulator: %w", err)
 	}
 	e.transfer = t
+	if e.events, err = newKVEvents(e); err != nil {
+		return nil, fmt.Errorf("emulator: %w", err)
+	}
 	e.handler = e.routes()
 	return e, nil
 }
@@ -150,10 +154,14 @@ func (e *Engine) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("emulator %s: %w", e.cfg.Model, err)
 	}
-	s, err := batch.New(batch.Config{
+	config := batch.Config{
 		Model: e.model, Pool: pool, Profile: e.profile,
 		MaxBatch: e.cfg.MaxBatch, MaxTokens: e.cfg.MaxBatchedTokens, NoPrefixCache: e.cfg.NoPrefixCache,
-	})
+	}
+	if e.events != nil {
+		config.Cache = e.events
+	}
+	s, err := batch.New(config)
 	if err != nil {
 		return errors.Join(fmt.Errorf("emulator %s: %w", e.cfg.Model, err), pool.Close())
 	}
@@ -171,6 +179,9 @@ func (e *Engine) Run(ctx context.Context) error {
 	if t := e.transfer; t != nil {
 		t.group = group
 		group.Go(func() error { return t.serve(ctx) })
+	}
+	if e.events != nil {
+		group.Go(func() error { return e.events.publisher.Run(ctx) })
 	}
 	group.Go(func() error {
 		err := e.loop(ctx, s)

@@ -13,7 +13,8 @@ import (
 )
 
 // Faults are what a front end meets at real engines that were started with other options or that
-// fail in a way of their own. The zero value is a plain engine. See also Hang, FillKV and KVTransfer.
+// fail in a way of their own. The zero value is a plain engine. See also Hang, FillKV,
+// RestartKVEvents and KVTransfer.
 type Faults struct {
 	// MaxNewTokens bounds the output of every request, whatever its max_tokens (vLLM's
 	// max_new_tokens of --override-generation-config). 0 means that only the context does.
@@ -34,6 +35,8 @@ type Faults struct {
 	// TransferTokens is added to the remote_num_tokens of answers to handoff legs, as of engines
 	// that shorten a prompt or compute more than it.
 	TransferTokens int `json:"transfer_tokens"`
+	// KVEvents are the faults of Config.KVEvents.
+	KVEvents KVEventFaults `json:"kv_events"`
 }
 
 // maxChunk bounds the tokens of one chunk, maxLease a lease in seconds.
@@ -50,7 +53,7 @@ func (f Faults) validate() error {
 	case f.DraftTokens < 0 || f.DraftTokens >= maxChunk:
 		return fmt.Errorf("DraftTokens: must be 0 to %d, not %d", maxChunk-1, f.DraftTokens)
 	}
-	return nil
+	return f.KVEvents.Validate()
 }
 
 // chunkSize returns after how many tokens the next chunk is due, which ends with this one or with a
@@ -98,6 +101,7 @@ func (e *Engine) faultRoutes(handle func(method, path string, h http.HandlerFunc
 			writeError(w, malformed("%v", err))
 		}
 	})
+	handle("POST", "/emulator/restart-kv-events", func(http.ResponseWriter, *http.Request) { e.RestartKVEvents() })
 	handle("POST", "/emulator/full", handleFault(func(ctx context.Context, full struct{ Keep int }) error { return e.FillKV(ctx, full.Keep) }))
 }
 

@@ -31,6 +31,10 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 		bad = e.checkModel(q.model)
 	}
 	st := &stream{engine: e, arrived: time.Now(), ready: make(chan struct{}, 1), atEnd: !q.stream && len(q.stops) == 0, faults: e.faults.Load()}
+	st.salt = q.saltText
+	if st.adapterID = e.adapterID(q.model); st.adapterID > 0 {
+		st.adapter = q.model
+	}
 	if bad == nil {
 		bad = e.claimLeg(r.Header.Get(legHeader), st)
 	}

@@ -64,6 +64,7 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 		e.now = time.Now()
 		e.recordPace(step.Seconds, e.now)
 		s.Settle()
+		e.events.publish(ctx, e.now)
 		e.metrics.iterationTokens.Observe(float64(step.Decodes) + float64(step.Prefill))
 		for _, event := range step.Events {
 			event.Sequence.Receiver.Receive(event)

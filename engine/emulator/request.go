@@ -41,7 +41,8 @@ type request struct {
 	ignoreEOS bool
 	stops     []string
 	stopIDs   []model.Token
-	salt      uint64
+	saltText  string // cache_salt
+	salt      uint64 // hash of it; 0: none
 
 	transfer    kvtransfer.Params
 	reservation string // of the block table, in place of a prompt
@@ -180,7 +181,7 @@ func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
 		if salt, err = str(key, v); err == nil && salt == "" {
 			err = invalid(key, "cache_salt must not be empty")
 		}
-		r.salt = xxhash.Sum64String(salt)
+		r.saltText, r.salt = salt, xxhash.Sum64String(salt)
 	default:
 		err = uncovered(key, v)
 	}

@@ -49,6 +49,8 @@ func (e *Engine) routes() http.Handler {
 	handle("GET", "/version", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, []byte(`{"version":"`+version+`"}`))
 	})
+	handle("GET", "/kv_event_sources", e.kvEventSources)
+	post("/reset_prefix_cache", e.resetPrefixCache)
 	handle("GET", "/metrics", e.metrics.handler().ServeHTTP)
 	e.faultRoutes(handle)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -127,6 +129,9 @@ func (e *Engine) adapter(name string) uint64 {
 	}
 	return xxhash.Sum64String(name)
 }
+
+// adapterID returns the number of an adapter, from 1 on; 0 is the base model.
+func (e *Engine) adapterID(name string) int { return slices.Index(e.cfg.Adapters, name) + 1 }
 
 // health answers 200 while the replica runs.
 func (e *Engine) health(w http.ResponseWriter, _ *http.Request) {

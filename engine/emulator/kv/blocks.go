@@ -8,15 +8,19 @@ type Hash uint64
 
 // Blocks tracks the blocks of a pool: reference counts, the free list, and full blocks by hash.
 // Free blocks keep their content and their hash until they are allocated again, least
-// recently freed first. It is not safe for concurrent use.
+// recently freed first. Sequences that compute the same content at the same time each keep
+// their own copy. It is not safe for concurrent use.
 //
 // Invariants:
 //  1. a block is on the free list exactly if its reference count is 0,
-//  2. found[h] = b exactly if hash[b] = h ≠ 0.
+//  2. the blocks with hash[b] = h ≠ 0 are a ring through later and earlier, in the order of
+//     their registration, and found[h] is the first of them.
 type Blocks struct {
 	refs  []int32
 	hash  []Hash
 	found map[Hash]Block
+	// Valid for blocks with a hash.
+	later, earlier []Block
 	// The free list is doubly linked through next and prev, with the sentinel
 	// at index len(refs): taking a cached block out of its middle is O(1).
 	next, prev []Block
@@ -27,6 +31,7 @@ type Blocks struct {
 func NewBlocks(n int) *Blocks {
 	b := &Blocks{
 		refs: make([]int32, n), hash: make([]Hash, n), found: make(map[Hash]Block),
+		later: make([]Block, n), earlier: make([]Block, n),
 		next: make([]Block, n+1), prev: make([]Block, n+1), free: n,
 	}
 	for i := range n + 1 {
@@ -43,19 +48,20 @@ func (b *Blocks) Free() int { return b.free }
 func (b *Blocks) Total() int { return len(b.refs) }
 
 // Take allocates the block that has been free longest, with one reference, and removes its
-// hash. It returns false when no block is free.
-func (b *Blocks) Take() (Block, bool) {
+// hash, which it returns; 0 if it had none. It returns false when no block is free.
+func (b *Blocks) Take() (block Block, evicted Hash, ok bool) {
 	if b.free == 0 {
-		return 0, false
+		return 0, 0, false
 	}
-	block := b.next[len(b.refs)]
+	block = b.next[len(b.refs)]
 	b.unlink(block)
+	evicted = b.hash[block]
 	b.forget(block)
 	b.refs[block] = 1
-	return block, true
+	return block, evicted, true
 }
 
-// Find returns the block with the hash, without a reference to it.
+// Find returns the block with the hash that was registered first, without a reference to it.
 func (b *Blocks) Find(h Hash) (Block, bool) {
 	block, ok := b.found[h]
 	return block, ok
@@ -75,15 +81,32 @@ func (b *Blocks) Share(block Block) {
 	b.refs[block]++
 }
 
-// Register makes a full block findable by its hash. If another block with the same content is
-// registered already, that one stays.
+// Register makes a full block findable by its hash, after other blocks with the same content.
+// It does nothing if the block has a hash already.
 func (b *Blocks) Register(block Block, h Hash) {
-	if _, taken := b.found[h]; taken || h == 0 {
+	if h == 0 || b.hash[block] != 0 {
 		return
 	}
-	b.forget(block)
 	b.hash[block] = h
-	b.found[h] = block
+	first, taken := b.found[h]
+	if !taken {
+		b.found[h], b.later[block], b.earlier[block] = block, block, block
+		return
+	}
+	last := b.earlier[first]
+	b.later[last], b.earlier[block] = block, last
+	b.later[block], b.earlier[first] = first, block
+}
+
+// Reset removes the hashes of all blocks. It does nothing and returns false while a block has
+// references.
+func (b *Blocks) Reset() bool {
+	if b.free < len(b.refs) {
+		return false
+	}
+	clear(b.hash)
+	clear(b.found)
+	return true
 }
 
 // Release drops one reference to each block of a sequence. Blocks without references become
@@ -105,9 +128,18 @@ func (b *Blocks) Release(blocks []Block) {
 
 // forget removes a block's hash.
 func (b *Blocks) forget(block Block) {
-	if h := b.hash[block]; h != 0 {
+	h := b.hash[block]
+	if h == 0 {
+		return
+	}
+	b.hash[block] = 0
+	earlier, later := b.earlier[block], b.later[block]
+	b.later[earlier], b.earlier[later] = later, earlier
+	switch {
+	case later == block: // the only one
 		delete(b.found, h)
-		b.hash[block] = 0
+	case b.found[h] == block:
+		b.found[h] = later
 	}
 }
 

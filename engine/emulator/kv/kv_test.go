@@ -46,19 +46,45 @@ func TestPool(t *testing.T) {
 
 // books is the oracle of Blocks: it uses slices and linear search.
 type books struct {
-	refs []int
-	hash []Hash
-	free []Block // least recently freed first
+	refs  []int
+	hash  []Hash
+	order []Block // of registration
+	free  []Block // least recently freed first
 }
 
-func (o *books) take() (Block, bool) {
+func (o *books) take() (Block, Hash, bool) {
 	if len(o.free) == 0 {
-		return 0, false
+		return 0, 0, false
 	}
 	b := o.free[0]
 	o.free = o.free[1:]
+	h := o.hash[b]
 	o.refs[b], o.hash[b] = 1, 0
-	return b, true
+	o.order = slices.DeleteFunc(o.order, func(x Block) bool { return x == b })
+	return b, h, true
+}
+
+func (o *books) register(b Block, h Hash) {
+	if o.hash[b] == 0 {
+		o.hash[b], o.order = h, append(o.order, b)
+	}
+}
+
+func (o *books) find(h Hash) int {
+	i := slices.IndexFunc(o.order, func(b Block) bool { return o.hash[b] == h })
+	if i < 0 {
+		return -1
+	}
+	return int(o.order[i])
+}
+
+func (o *books) reset() bool {
+	if len(o.free) < len(o.refs) {
+		return false
+	}
+	clear(o.hash)
+	o.order = nil
+	return true
 }
 
 func TestBlocksAgainstOracle(t *testing.T) {
@@ -71,14 +97,14 @@ func TestBlocksAgainstOracle(t *testing.T) {
 		}
 		var held [][]Block
 		for range 300 {
-			switch rng.IntN(4) {
+			switch rng.IntN(5) {
 			case 0: // a new sequence allocates some blocks
 				var seq []Block
 				for range 1 + rng.IntN(4) {
-					got, ok := b.Take()
-					want, wok := o.take()
-					if got != want || ok != wok {
-						t.Fatalf("seed %d: Take = %d %v, want %d %v", seed, got, ok, want, wok)
+					got, evicted, ok := b.Take()
+					want, forgotten, wok := o.take()
+					if got != want || evicted != forgotten || ok != wok {
+						t.Fatalf("seed %d: Take = %d %d %v, want %d %d %v", seed, got, evicted, ok, want, forgotten, wok)
 					}
 					if ok {
 						seq = append(seq, got)
@@ -92,14 +118,12 @@ func TestBlocksAgainstOracle(t *testing.T) {
 				for _, block := range held[rng.IntN(len(held))] {
 					h := Hash(1 + rng.IntN(6))
 					b.Register(block, h)
-					if !slices.Contains(o.hash, h) {
-						o.hash[block] = h
-					}
+					o.register(block, h)
 				}
 			case 2: // a prefix hit
 				h := Hash(1 + rng.IntN(6))
 				got, ok := b.Find(h)
-				want := slices.Index(o.hash, h)
+				want := o.find(h)
 				if ok != (want >= 0) || ok && int(got) != want {
 					t.Fatalf("seed %d: Find(%d) = %d %v, want %d", seed, h, got, ok, want)
 				}
@@ -125,6 +149,10 @@ func TestBlocksAgainstOracle(t *testing.T) {
 					}
 				}
 				held = slices.Delete(held, i, i+1)
+			case 4: // a reset, mostly of a pool in use
+				if got, want := b.Reset(), o.reset(); got != want {
+					t.Fatalf("seed %d: Reset = %v with %d free blocks", seed, got, b.Free())
+				}
 			}
 			if b.Free() != len(o.free) || b.Total() != n {
 				t.Fatalf("seed %d: %d free, want %d", seed, b.Free(), len(o.free))
@@ -140,7 +168,7 @@ func TestReleaseWithoutReferencePanics(t *testing.T) {
 		}
 	}()
 	b := NewBlocks(1)
-	block, _ := b.Take()
+	block, _, _ := b.Take()
 	b.Release([]Block{block})
 	b.Release([]Block{block})
 }

@@ -15,7 +15,7 @@ func (s *Scheduler) match(q *Sequence) []kv.Block {
 	}
 	var hit []kv.Block
 	for n := range min(len(q.chain), (q.length-1)/s.Pool.BlockTokens) {
-		b, ok := s.blocks.Find(q.key(n))
+		b, ok := s.blocks.Find(q.BlockHash(n))
 		if !ok {
 			break
 		}
@@ -63,14 +63,26 @@ func (s *Scheduler) blocksFor(tokens int) int {
 // blocks that it got.
 func (s *Scheduler) grow(q *Sequence, n int) bool {
 	for len(q.blocks) < s.blocksFor(n) {
-		b, ok := s.blocks.Take()
+		b, ok := s.take()
 		if !ok {
 			return false
 		}
-		s.Pool.Forget(b)
 		q.blocks = append(q.blocks, b)
 	}
 	return true
+}
+
+// take allocates a block, whose content is lost.
+func (s *Scheduler) take() (kv.Block, bool) {
+	b, evicted, ok := s.blocks.Take()
+	if !ok {
+		return 0, false
+	}
+	s.Pool.Forget(b)
+	if s.Cache != nil && evicted != 0 {
+		s.Cache.BlockRemoved(evicted)
+	}
+	return b, true
 }
 
 // preempt frees a running sequence's blocks and queues it first: it will recompute what the prefix

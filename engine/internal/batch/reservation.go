@@ -70,8 +70,7 @@ func (s *Scheduler) Reserve(r *Reservation, tokens int) error {
 	}
 	r.blocks = slices.Grow(r.blocks, max(need, 0)+1) // with room for one more
 	for range need {
-		b, _ := s.blocks.Take()
-		s.Pool.Forget(b)
+		b, _ := s.take()
 		r.blocks = append(r.blocks, b)
 		s.reserved++
 	}

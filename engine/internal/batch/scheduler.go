@@ -38,6 +38,8 @@ type Config struct {
 	MaxTokens int
 	// NoPrefixCache turns off the reuse of full blocks by their content.
 	NoPrefixCache bool
+	// Cache is notified of what the prefix cache holds. nil costs nothing.
+	Cache CacheObserver
 }
 
 // Stats are a scheduler's counters. The first group is the current state, the rest counts since
@@ -412,7 +414,11 @@ func (s *Scheduler) register(q *Sequence, n int) {
 	} else if q.registered < full {
 		q.hash()
 	}
+	first := q.registered
 	for ; q.registered < full; q.registered++ {
-		s.blocks.Register(q.blocks[q.registered], q.key(q.registered))
+		s.blocks.Register(q.blocks[q.registered], q.BlockHash(q.registered))
+	}
+	if s.Cache != nil && first < full {
+		s.Cache.BlocksStored(q, first, full)
 	}
 }

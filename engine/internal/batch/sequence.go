@@ -144,6 +144,14 @@ func (s *Sequence) Output() int { return s.length - s.prompt }
 // Length returns the number of prompt and output tokens.
 func (s *Sequence) Length() int { return s.length }
 
+// IDs returns the ids at positions [from, to); nil without content. The slice must not be changed.
+func (s *Sequence) IDs(from, to int) []model.Token {
+	if s.ids == nil {
+		return nil
+	}
+	return s.ids[from:to:to]
+}
+
 // isPrompt reports whether a sequence has more to compute than its last token.
 func (s *Sequence) isPrompt() bool { return s.length-s.computed > 1 }
 
@@ -162,9 +170,10 @@ func extend(chain []kv.Hash, ids []model.Token, size int) []kv.Hash {
 	return chain
 }
 
-// key returns the prefix cache's hash of the n-th full block. The salt is applied here and not in the
-// chain, which may be older than the request: ids of an adopted sequence are known before its salt.
-func (s *Sequence) key(n int) kv.Hash {
+// BlockHash returns the prefix cache's hash of the n-th full block, which must be known. The salt is
+// applied here and not in the chain, which may be older than the request: ids of an adopted sequence
+// are known before its salt.
+func (s *Sequence) BlockHash(n int) kv.Hash {
 	if s.Salt == 0 {
 		return s.chain[n]
 	}
