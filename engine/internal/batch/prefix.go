@@ -35,7 +35,7 @@ func (s *Scheduler) PinPrefix(r *Reservation, q *Sequence, reserve bool) (cached
 	var blocks []kv.Block
 	taken := 0
 	for n := range q.chain {
-		b, ok := s.blocks.Find(q.key(n))
+		b, ok := s.blocks.Find(q.BlockHash(n))
 		if !ok {
 			break
 		}
@@ -54,8 +54,7 @@ func (s *Scheduler) PinPrefix(r *Reservation, q *Sequence, reserve bool) (cached
 		s.blocks.Share(b)
 	}
 	for reserve && len(blocks) < len(q.chain) {
-		b, _ := s.blocks.Take()
-		s.Pool.Forget(b)
+		b, _ := s.take()
 		blocks = append(blocks, b)
 	}
 	s.reserved += len(blocks)
