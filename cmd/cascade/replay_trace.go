@@ -22,6 +22,7 @@ type traceFlags struct {
 	duration  time.Duration
 	rate      float64
 	spread    time.Duration
+	from      time.Duration
 	until     time.Duration
 	maxLength int64
 	seed      uint64
@@ -35,6 +36,7 @@ func (r *traceFlags) flags(c *cobra.Command, requests int) {
 	f.DurationVar(&r.duration, "duration", 0, "generate no arrival after this time")
 	f.Float64Var(&r.rate, "rate", 0, "mean arrivals per second; 0 keeps the trace's or the mix's own")
 	f.DurationVar(&r.spread, "spread", 0, "move each arrival later by a random part of this, for traces with a coarse clock (Mooncake: 3s)")
+	f.DurationVar(&r.from, "from", 0, "drop requests that arrive earlier in the trace: with --until, a slice of it")
 	f.DurationVar(&r.until, "until", 0, "drop requests that arrive later in the trace; 0 drops none")
 	f.Int64Var(&r.maxLength, "max-length", 0, "drop requests longer than this, prompt and output together; 0 drops none")
 	f.Uint64Var(&r.seed, "seed", 1, "decides everything random")
@@ -51,7 +53,7 @@ func (r *traceFlags) readWithin(context int64) ([]trace.Request, string, error) 
 
 // read returns the requests that the flags describe, and a name for them.
 func (r *traceFlags) read() ([]trace.Request, string, error) {
-	shape := trace.Shape{Rate: r.rate, Spread: r.spread, Until: r.until, MaxLength: policies.Tokens(r.maxLength), Limit: r.requests, Seed: r.seed}
+	shape := trace.Shape{Rate: r.rate, Spread: r.spread, From: r.from, Until: r.until, MaxLength: policies.Tokens(r.maxLength), Limit: r.requests, Seed: r.seed}
 	if r.file != "" {
 		requests, err := readTrace(r.file)
 		if err != nil {

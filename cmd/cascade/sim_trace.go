@@ -12,7 +12,7 @@ import (
 // stream returns the requests that the flags describe, one by one: neither a trace nor a mix is read
 // into memory. With skip, invalid lines are counted and dropped. The caller closes the source.
 func (r *traceFlags) stream(skip bool, skipped *invalidLines) (source trace.Source, closeSource func(), err error) {
-	shape := trace.Shape{Rate: r.rate, Spread: r.spread, Until: r.until, MaxLength: policies.Tokens(r.maxLength), Limit: r.requests, Seed: r.seed}
+	shape := trace.Shape{Rate: r.rate, Spread: r.spread, From: r.from, Until: r.until, MaxLength: policies.Tokens(r.maxLength), Limit: r.requests, Seed: r.seed}
 	var files []*os.File
 	closeSource = func() {
 		for _, f := range files {

@@ -19,7 +19,9 @@ var fitted []byte
 var shareGPT []byte
 
 // Names lists the shipped mixes, the default first.
-func Names() []string { return []string{"mixed", "chat", "conversation", "sharegpt"} }
+func Names() []string {
+	return []string{"mixed", "chat", "conversation", "assistant", "agent", "sharegpt"}
+}
 
 // Named returns a shipped generator, without Requests, Duration and Seed:
 //
@@ -27,6 +29,11 @@ func Names() []string { return []string{"mixed", "chat", "conversation", "shareg
 //     Azure/AzurePublicDataset (CC-BY-4.0);
 //   - "conversation": long-document conversations with shared prefixes, fitted
 //     to the FAST'25 conversation trace of kvcache-ai/Mooncake (Apache-2.0);
+//   - "assistant": the requests of that trace up to 8,192 tokens: turns of a chat whose prompts share
+//     a system prompt;
+//   - "agent": loops of tool calls whose context grows to 64Ki tokens, fitted to the sessions of
+//     callanjfox/kv-cache-tester (Apache-2.0). When a session begins is a choice, and so is that all
+//     share the tools' definitions, 12Ki tokens;
 //   - "mixed": mostly chat with some long conversations, both as fitted. The
 //     proportion is a choice, not a measurement;
 //   - "sharegpt": the lengths of 58,787 conversations of ShareGPT, the paper's data set

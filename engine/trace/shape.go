@@ -28,9 +28,9 @@ type Shape struct {
 	// MaxLength drops requests whose prompt and answer together are longer; 0
 	// drops none. Set it to the model's context.
 	MaxLength policies.Tokens
-	// Until drops requests that arrive later, on the trace's own clock and
-	// before Rate and Speed; 0 drops none.
-	Until time.Duration
+	// From and Until drop requests that arrive before and after, on the trace's
+	// own clock and before Rate and Speed; an Until of 0 drops none.
+	From, Until time.Duration
 	// Limit keeps the first Limit requests; 0 keeps all.
 	Limit int
 	// Seed makes the random parts; equal seeds give equal traces.
@@ -45,7 +45,7 @@ func (s Shape) validate() error {
 		name  string
 		value float64
 	}{
-		{"rate (requests/s)", s.Rate}, {"speed", s.Speed}, {"spread (s)", s.Spread.Seconds()}, {"until (s)", s.Until.Seconds()},
+		{"rate (requests/s)", s.Rate}, {"speed", s.Speed}, {"spread (s)", s.Spread.Seconds()}, {"from (s)", s.From.Seconds()}, {"until (s)", s.Until.Seconds()},
 		{"limit", float64(s.Limit)}, {"max input", float64(s.MaxInput)}, {"max length", float64(s.MaxLength)},
 	} {
 		if !(f.value >= 0) || math.IsInf(f.value, 0) {
@@ -72,7 +72,7 @@ func (s Shape) Apply(requests []Request) ([]Request, error) {
 		if s.MaxInput > 0 && r.Input > s.MaxInput || s.MaxLength > 0 && r.Input+r.Output > s.MaxLength {
 			continue
 		}
-		if hasTimes && s.Until > 0 && r.At > s.Until {
+		if hasTimes && s.cuts(r.At) {
 			continue
 		}
 		if hasTimes && s.Spread > 0 {
@@ -98,6 +98,11 @@ func (s Shape) Apply(requests []Request) ([]Request, error) {
 	}
 	rescale(kept, s.factor(kept))
 	return kept, nil
+}
+
+// cuts reports whether a request that arrives at a time is outside of the slice.
+func (s Shape) cuts(at time.Duration) bool {
+	return at < s.From || s.Until > 0 && at > s.Until
 }
 
 // factor is what arrival times are multiplied by.

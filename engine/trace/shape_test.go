@@ -38,6 +38,8 @@ func TestShape(t *testing.T) {
 		"max input":                  {Shape{MaxInput: 200}, []float64{0, 2}},
 		"max length":                 {Shape{MaxLength: 310}, []float64{0, 2, 4}},
 		"until, on the trace's time": {Shape{Until: 9 * time.Second}, []float64{0, 2, 4}},
+		"a slice":                    {Shape{From: 6 * time.Second, Until: 9 * time.Second}, []float64{0, 2}},
+		"from, on the trace's time":  {Shape{From: 9 * time.Second, Speed: 2}, []float64{0, 3}},
 		"limit, then rate":           {Shape{Limit: 3, Rate: 1}, []float64{0, 1, 2}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -221,7 +221,7 @@ func (s *stream) fill() error {
 		s.push(r)
 		return nil
 	}
-	if c.Until > 0 && r.At > c.Until {
+	if c.cuts(r.At) {
 		return nil
 	}
 	if r.At < s.latest {

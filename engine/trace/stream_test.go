@@ -54,6 +54,7 @@ func TestStreamShapesAsApply(t *testing.T) {
 		case 1:
 			shape.Speed = 1 + rng.Float64()
 		}
+		shape.From = time.Duration(rng.IntN(2)*rng.IntN(20)) * time.Second
 		shape.Spread, shape.Until = time.Duration(rng.IntN(2)*rng.IntN(5000))*time.Millisecond, time.Duration(rng.IntN(2)*rng.IntN(40))*time.Second
 		var text bytes.Buffer
 		if err := Write(&text, requests); err != nil {
