@@ -10,6 +10,8 @@ type Headers struct {
 	Ended bool
 	// Model reports that the host name determines the model.
 	Model bool
+	// Prefix reports that the model's requests get prefix keys.
+	Prefix bool
 }
 
 // Strategy is what an estimator does after a request's headers.
@@ -21,9 +23,9 @@ const (
 	// ModelOnly sets the model, if it is known: the request has no body, and so no prompt.
 	ModelOnly Strategy = iota
 	// BySize estimates the length from the body's size, without reading the body: the model
-	// is known.
+	// is known, and no prefix key is wanted or possible.
 	BySize
-	// ByBody reads the body, for its length or for the model.
+	// ByBody reads the body, for its length, for the model or for the prefix key.
 	ByBody
 	// RejectBody refuses the request: its body would have to be read, but exceeds the limit.
 	RejectBody
@@ -44,7 +46,7 @@ func (h Headers) Strategy(most int64) (Strategy, int64) {
 	}
 	size := int64(n)
 	switch {
-	case h.Model:
+	case h.Model && !(h.Prefix && size >= MinPrefixDepth && size <= most):
 		return BySize, size
 	case size > most:
 		return RejectBody, size

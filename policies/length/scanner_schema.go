@@ -16,6 +16,7 @@ const (
 	part                  // of a content: a text, or an object with one
 	text                  // a part's text
 	raw                   // counted as compact JSON: tools, tool calls
+	cacheSalt             // cache_salt
 )
 
 // levels bounds how deep a value that counts may be: body, messages, message,
@@ -89,6 +90,8 @@ func (s *Scanner) member() (role, register) {
 			s.modelLen = 0
 		case limit:
 			s.limits[m.register] = 0
+		case cacheSalt:
+			s.salt = 0
 		case text:
 			s.hasText = true
 			fallthrough
@@ -108,6 +111,7 @@ var members = [...]struct {
 	register register
 }{
 	{body, "model", modelName, 0},
+	{body, "cache_salt", cacheSalt, 0},
 	{body, "max_tokens", limit, 0},
 	{body, "max_completion_tokens", limit, 1},
 	{body, "prompt", prompt, promptText},
@@ -174,7 +178,23 @@ func (s *Scanner) stringValue() {
 		home.text = max(home.text, s.length)
 	case content, part, text:
 		home.text += s.length
+	case cacheSalt:
+		s.salt = s.saltHash.sum()
 	}
+}
+
+// inPrompt reports whether the string that begins is text of prompt, messages or input:
+// it belongs to the prompt's beginning.
+func (s *Scanner) inPrompt() bool {
+	switch s.role {
+	case prompt, item:
+		return true
+	case content, part:
+		return s.register == messageContent
+	case text:
+		return s.registersAt[s.depth] == messageContent
+	}
+	return false
 }
 
 // numberValue counts a number.
@@ -189,12 +209,19 @@ func (s *Scanner) numberValue() {
 	case id:
 		s.row++
 	}
+	if s.role == item || s.role == id {
+		id := s.number
+		if s.fraction {
+			id = 0
+		}
+		s.prefix.writeID(id)
+	}
 }
 
 // idBytes is a fast path for lists of token ids: it counts plain integers as long as a
 // comma follows each, and returns how many bytes it read. The states handle the rest.
 func (s *Scanner) idBytes(p []byte) int {
-	if s.state != atValue && s.state != atFirstValue {
+	if s.state != atValue && s.state != atFirstValue || s.prefix.open() {
 		return 0
 	}
 	n, count := 0, int64(0)

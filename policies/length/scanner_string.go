@@ -14,7 +14,7 @@ func (s *Scanner) beginString() {
 func (s *Scanner) stringBytes(p []byte) int {
 	n := plain(p)
 	if n > 0 {
-		s.high = 0
+		s.endSurrogate()
 		s.length += int64(n)
 		if s.keep != keepNothing {
 			s.append(p[:n])
@@ -35,6 +35,7 @@ func (s *Scanner) stringBytes(p []byte) int {
 }
 
 func (s *Scanner) endString() {
+	s.endSurrogate()
 	if s.keep == keepKey {
 		s.state = atColon
 		s.role, s.register = s.member()
@@ -93,7 +94,8 @@ func (s *Scanner) escape(c byte) {
 		s.state = broken
 		return
 	}
-	s.high, s.state = 0, inString
+	s.endSurrogate()
+	s.state = inString
 	s.length++
 	if s.keep != keepNothing {
 		one := [1]byte{c}
@@ -119,26 +121,55 @@ func (s *Scanner) hexDigit(c byte) {
 	}
 	s.state = inString
 	r, high := s.hex, s.high
-	s.high = 0
-	switch {
-	case high != 0 && 0xDC00 <= r && r < 0xE000:
+	if high != 0 && 0xDC00 <= r && r < 0xE000 {
+		s.high = 0
 		s.truncate(3)
-		r = 0x10000 + (high-0xD800)<<10 + (r - 0xDC00)
+		s.appendRune(0x10000 + (high-0xD800)<<10 + (r - 0xDC00))
+		return
+	}
+	s.endSurrogate()
+	switch {
 	case 0xD800 <= r && r < 0xDC00:
 		s.high, r = r, utf8.RuneError
 	case 0xDC00 <= r && r < 0xE000:
 		r = utf8.RuneError
 	}
+	s.appendRune(r)
+}
+
+// appendRune counts a character, and stores or hashes it if it is wanted.
+func (s *Scanner) appendRune(r rune) {
 	var buf [utf8.UTFMax]byte
 	n := utf8.EncodeRune(buf[:], r)
 	s.length += int64(n)
-	if s.keep != keepNothing {
+	// A hash cannot be undone when the other half follows: endSurrogate adds U+FFFD.
+	if s.keep != keepNothing && (s.high == 0 || s.keep < hashPrefix) {
 		s.append(buf[:n])
 	}
 }
 
-// append appends to the stored string; a string that does not fit is marked as too long.
+// endSurrogate is called when the character after a high surrogate is not its other half.
+func (s *Scanner) endSurrogate() {
+	if s.high != 0 && s.keep >= hashPrefix {
+		s.append([]byte(replacement))
+	}
+	s.high = 0
+}
+
+// replacement is U+FFFD.
+const replacement = string(utf8.RuneError)
+
+// append appends to the stored or hashed string; a stored string that does not fit is
+// marked as too long.
 func (s *Scanner) append(p []byte) {
+	switch s.keep {
+	case hashPrefix:
+		s.prefix.write(p)
+		return
+	case hashSalt:
+		s.saltHash.write(p)
+		return
+	}
 	buf, n := s.key[:], &s.keyLen
 	if s.keep == keepModel {
 		buf, n = s.model[:], &s.modelLen
