@@ -37,21 +37,29 @@ func (h Headers) Strategy(most int64) (Strategy, int64) {
 	if h.Ended {
 		return ModelOnly, 0
 	}
-	if h.ContentLength == "" {
-		return ByBody, -1 // the error of ParseUint would allocate
+	size := int64(-1)
+	if h.ContentLength != "" { // the error of ParseUint would allocate
+		if n, err := strconv.ParseUint(h.ContentLength, 10, 63); err == nil {
+			size = int64(n)
+		}
 	}
-	n, err := strconv.ParseUint(h.ContentLength, 10, 63)
-	if err != nil {
-		return ByBody, -1
-	}
-	size := int64(n)
+	return h.StrategyFor(size, most), size
+}
+
+// StrategyFor returns the strategy for a body of a size, -1 if it is unknown, whatever
+// ContentLength says.
+func (h Headers) StrategyFor(size, most int64) Strategy {
 	switch {
+	case h.Ended:
+		return ModelOnly
+	case size < 0:
+		return ByBody
 	case h.Model && !(h.Prefix && size >= MinPrefixDepth && size <= most):
-		return BySize, size
+		return BySize
 	case size > most:
-		return RejectBody, size
+		return RejectBody
 	}
-	return ByBody, size
+	return ByBody
 }
 
 // TooLargeBody is the body of the 413 response to a request whose body must be read and

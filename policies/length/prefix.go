@@ -121,6 +121,9 @@ func (s *Scanner) HashPrefix(depth int64) {
 	s.prefix.hash = newSipHash(textKey0, textKey1)
 }
 
+// PrefixDepth returns the depth to which the Scanner hashes.
+func (s *Scanner) PrefixDepth() int64 { return s.prefix.limit }
+
 // PrefixDigests returns hashes of the prompt's beginning up to MinPrefixDepth,
 // 2·MinPrefixDepth, …, as far as the prompt and HashPrefix reach. They are not secret. The
 // slice is valid until the next Write or Reset.

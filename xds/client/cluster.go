@@ -7,6 +7,7 @@ import (
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	maglevv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/maglev/v3"
 	rrv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
 	wrrlocalityv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/wrr_locality/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
@@ -36,6 +37,9 @@ type Cluster struct {
 	// long the answer may take; 0 = never.
 	Ping, PingTimeout time.Duration
 
+	// HashKeys chooses the endpoint by the hash of a request's key (Route.HashHeader), so that
+	// endpoints that come or go change the choice for as few keys as possible.
+	HashKeys bool
 	// LocalityWeighted multiplies an endpoint's weight by its locality's share.
 	LocalityWeighted bool
 	PanicThreshold   float64 // percent of available hosts below which health is ignored; 0 = never
@@ -150,6 +154,11 @@ func (out *Cluster) decodeBalancing(f *faults, c *clusterv3.Cluster) {
 		case roundRobinType:
 			rr := open(f, "cluster.load_balancing_policy.round_robin", a, &rrv3.RoundRobin{})
 			out.LocalityWeighted = out.LocalityWeighted || rr.GetLocalityLbConfig().GetLocalityWeightedLbConfig() != nil
+			return
+		case maglevType:
+			m := open(f, "cluster.load_balancing_policy.maglev", a, &maglevv3.Maglev{})
+			f.only("cluster.load_balancing_policy.maglev", m, "table_size")
+			out.HashKeys = true
 			return
 		case wrrLocalityType:
 			w := open(f, "cluster.load_balancing_policy.wrr_locality", a, &wrrlocalityv3.WrrLocality{})

@@ -20,6 +20,7 @@ const (
 	managerType            = typePrefix + "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 	extProcPerRouteType    = typePrefix + "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 	filterConfigType       = typePrefix + "envoy.config.route.v3.FilterConfig"
+	maglevType             = typePrefix + "envoy.extensions.load_balancing_policies.maglev.v3.Maglev"
 	roundRobinType         = typePrefix + "envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin"
 	wrrLocalityType        = typePrefix + "envoy.extensions.load_balancing_policies.wrr_locality.v3.WrrLocality"
 	previousPrioritiesType = typePrefix + "envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"

@@ -36,6 +36,9 @@ func ReadPlans(s *Snapshot) ([]policies.Plan, error) {
 				if err := checkRange(r, m); err != nil {
 					return nil, fmt.Errorf("plans: route table %s, route %s: %w", t.Name, r.Name, err)
 				}
+				if m.Rule == resources.ByPrefix {
+					continue // the endpoints of its cluster have no more than their ids
+				}
 				if byModel[m.Model] == nil {
 					byModel[m.Model], clusterOf[m.Model], epochs[m.Model] = map[int]resources.RouteMeta{}, map[int]string{}, m.Epoch
 				}

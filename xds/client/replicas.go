@@ -45,7 +45,7 @@ func (s *Snapshot) assignmentByModel() map[string]*Assignment {
 		for _, h := range t.Hosts {
 			for _, r := range h.Routes {
 				m, err := resources.ReadRouteMeta(r.Metadata)
-				if err != nil || found[m.Model] != nil && stage[m.Model] <= m.Stage {
+				if err != nil || m.Rule == resources.ByPrefix || found[m.Model] != nil && stage[m.Model] <= m.Stage {
 					continue
 				}
 				c := s.Clusters[r.Cluster]

@@ -53,8 +53,11 @@ type Route struct {
 	FoldCase bool // of Path
 	Headers  []HeaderMatch
 
-	Cluster string          // "" with Direct
-	Direct  *DirectResponse // nil with Cluster
+	Cluster string // "" with Direct
+	// HashHeader is the header whose value is the request's key in a cluster with HashKeys, in
+	// canonical MIME form; "" for none.
+	HashHeader string
+	Direct     *DirectResponse // nil with Cluster
 
 	Timeout     time.Duration // from the end of the request to the end of the response; 0 = none
 	IdleTimeout time.Duration // replaces the listener's StreamIdle; < 0 = unset, 0 = none
@@ -177,7 +180,7 @@ func (r *Route) decodeMatch(f *faults, at string, m *routev3.RouteMatch) {
 }
 
 func (r *Route) decodeAction(f *faults, at string, a *routev3.RouteAction) {
-	f.only(at, a, "cluster", "cluster_not_found_response_code", "timeout", "idle_timeout", "retry_policy", "max_stream_duration", "priority")
+	f.only(at, a, "cluster", "cluster_not_found_response_code", "timeout", "idle_timeout", "retry_policy", "max_stream_duration", "priority", "hash_policy")
 	if a.GetCluster() == "" {
 		f.addf("%s.cluster: must not be empty", at)
 	}
@@ -195,6 +198,19 @@ func (r *Route) decodeAction(f *faults, at string, a *routev3.RouteAction) {
 		r.MaxDuration = f.period(at+".max_stream_duration.max_stream_duration", d.GetMaxStreamDuration(), 0)
 	}
 	r.Retry = decodeRetry(f, at+".retry_policy", a.GetRetryPolicy())
+	r.HashHeader = decodeHashPolicy(f, at+".hash_policy", a.GetHashPolicy())
+}
+
+// decodeHashPolicy returns the header that is the key, "" if there is none.
+func decodeHashPolicy(f *faults, at string, p []*routev3.RouteAction_HashPolicy) string {
+	if len(p) == 0 {
+		return ""
+	}
+	name := p[0].GetHeader().GetHeaderName()
+	if len(p) > 1 || name == "" || strings.HasPrefix(name, ":") || p[0].GetHeader().GetRegexRewrite() != nil {
+		f.addf("%s: only one header without a rewrite is supported by this client", at)
+	}
+	return headerName(name)
 }
 
 func (r *Route) decodeDirect(f *faults, at string, d *routev3.DirectResponseAction, limit uint32) {

@@ -23,18 +23,22 @@ func (x *exchange) estimateLength() bool {
 		model = &x.host.Models[0]
 	}
 	bodiless := x.r.Body == nil || x.r.Body == http.NoBody || x.size == 0
-	switch {
-	case bodiless:
+	h := length.Headers{Ended: bodiless, Model: model != nil, Prefix: model != nil && model.Prefixes.Depth > 0}
+	switch h.StrategyFor(x.size, x.bufferLimit()) {
+	case length.ModelOnly:
 		x.setLength(model, -1)
 		return true
-	case model != nil && x.size >= 0:
+	case length.BySize:
 		x.setLength(model, estimator(model).FromContentLength(x.size))
 		return true
-	case x.size > x.bufferLimit():
+	case length.RejectBody:
 		x.replyTooLarge()
 		return false
 	}
 	var scanner length.Scanner
+	for i := range x.host.Models {
+		scanner.HashPrefix(max(scanner.PrefixDepth(), x.host.Models[i].Prefixes.Depth))
+	}
 	x.openBody()
 	x.watchdog.start()
 	ended := context.AfterFunc(x.ctx, func() { _ = x.watchdog.control.SetReadDeadline(time.Unix(1, 0)) })
@@ -44,6 +48,10 @@ func (x *exchange) estimateLength() bool {
 	case errors.Is(err, errTooLarge):
 		x.replyTooLarge()
 		return false
+	case errors.Is(err, errNoRoom) && model != nil && x.size >= 0:
+		// Only the prefix key needs the body.
+		x.setLength(model, estimator(model).FromContentLength(x.size))
+		return true
 	case errors.Is(err, errNoRoom):
 		x.replyExhausted()
 		return false
@@ -61,6 +69,11 @@ func (x *exchange) estimateLength() bool {
 		}
 	}
 	x.setLength(model, estimator(model).FromBody(scanner.Count()))
+	if model != nil {
+		if key, ok := model.Prefixes.Key(&scanner); ok {
+			x.header[textproto.CanonicalMIMEHeaderKey(length.PrefixHeader)] = []string{key.String()}
+		}
+	}
 	return true
 }
 
@@ -71,11 +84,13 @@ func estimator(m *resources.LengthMeta) length.Estimator {
 	return length.Estimator{BytesPerToken: m.BytesPerToken}
 }
 
-// setLength sets the two headers; nil and a negative count omit them.
+// setLength sets the headers of the model and of the length, and removes that of the prefix
+// key; nil and a negative count omit them.
 func (x *exchange) setLength(m *resources.LengthMeta, tokens policies.Tokens) {
 	model, count := textproto.CanonicalMIMEHeaderKey(length.ModelHeader), textproto.CanonicalMIMEHeaderKey(length.TokensHeader)
 	delete(x.header, model)
 	delete(x.header, count)
+	delete(x.header, textproto.CanonicalMIMEHeaderKey(length.PrefixHeader))
 	if m != nil {
 		x.header[model] = []string{m.Model}
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -67,7 +68,7 @@ var (
 
 // tryHosts tries hosts until one responds. The returned host is the last one tried.
 func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *balance.Host, error) {
-	var tried balance.Attempts
+	tried := balance.Attempts{Key: x.key()}
 	var last *balance.Host
 	for n := 0; ; n++ {
 		host := c.balancer.Pick(time.Now(), &tried, x.route.Retry)
@@ -125,6 +126,14 @@ func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *bal
 			return nil, host, err
 		}
 	}
+}
+
+// key returns the request's key in clusters that choose by one, "" without one.
+func (x *exchange) key() string {
+	if x.route.HashHeader == "" {
+		return ""
+	}
+	return strings.Join(x.header[x.route.HashHeader], ",")
 }
 
 // retriable reports whether the route retries a failure and the body can be resent.

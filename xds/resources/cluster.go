@@ -7,6 +7,7 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	maglevv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/maglev/v3"
 	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
 	upstreamsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -50,16 +51,8 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 			ServiceName: y.endpoints(model, k),
 		},
 		ConnectTimeout: durationpb.New(s.ConnectTimeout),
-		// Front ends keep the streams of migrated requests, so the requests that a proxy counts
-		// are not a replica's load. The weights, which come from the replicas, are. Hence
-		// least-request must not be used.
 		LoadBalancingPolicy: &clusterv3.LoadBalancingPolicy{
-			Policies: []*clusterv3.LoadBalancingPolicy_Policy{{
-				TypedExtensionConfig: &corev3.TypedExtensionConfig{
-					Name:        "envoy.load_balancing_policies.round_robin",
-					TypedConfig: wrap(&roundrobinv3.RoundRobin{}),
-				},
-			}},
+			Policies: []*clusterv3.LoadBalancingPolicy_Policy{{TypedExtensionConfig: stageBalancer(y)}},
 		},
 		CircuitBreakers: circuitBreakers(s),
 		OutlierDetection: &clusterv3.OutlierDetection{
@@ -88,6 +81,23 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 		},
 		TypedExtensionProtocolOptions: protocolOptions(s.MaxRequests, s.PingTimeout),
 	})
+}
+
+// stageBalancer returns the load balancing policy of a stage's clusters.
+//
+// With a prefix key it is Maglev: a replica that comes or goes moves little more than its
+// share of the keys, where ring_hash, whose ring changes with the number of hosts, moves up
+// to twice as many. There is no bound on the load of a host: front ends place a request
+// that would wait elsewhere, and they know what a proxy does not, its cached prefix.
+//
+// Without a key it is weighted round robin. Front ends keep the streams of migrated
+// requests, so the requests that a proxy counts are not a replica's load. The weights,
+// which come from the replicas, are. Hence least-request must not be used.
+func stageBalancer(y naming) *corev3.TypedExtensionConfig {
+	if y.byPrefix {
+		return &corev3.TypedExtensionConfig{Name: "envoy.load_balancing_policies.maglev", TypedConfig: wrap(&maglevv3.Maglev{})}
+	}
+	return &corev3.TypedExtensionConfig{Name: "envoy.load_balancing_policies.round_robin", TypedConfig: wrap(&roundrobinv3.RoundRobin{})}
 }
 
 // circuitBreakers returns breakers that open only beyond the settings' requests.

@@ -104,7 +104,7 @@ func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost
 		Domains:     domains,
 		Routes:      append(routes, rest),
 		RetryPolicy: retryPolicy(),
-		Metadata:    lengthMetadata([]Model{m}, v.Endpoints),
+		Metadata:    lengthMetadata([]Model{m}, v.Endpoints, s),
 	}
 }
 
@@ -130,19 +130,26 @@ func sharedHost(y naming, v View) *routev3.VirtualHost {
 			TypedPerFilterConfig: estimatorOverride(y, v.Settings),
 		}),
 		RetryPolicy: retryPolicy(),
-		Metadata:    lengthMetadata(v.Models, v.Endpoints),
+		Metadata:    lengthMetadata(v.Models, v.Endpoints, v.Settings),
 	}
 }
 
-// headerRoutes returns the routes by the estimator's headers.
+// headerRoutes returns the routes by the estimator's headers. For each stage, the route for
+// requests with a prefix key comes first.
 func headerRoutes(y naming, p policies.Plan, s Settings) []*routev3.Route {
 	last := len(p.Stages) - 1
-	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
+	routes := make([]*routev3.Route, 0, 2*len(p.Stages)+1)
 	for k, st := range p.Stages {
 		r := stageRoute(y, p, k, ByTokens, s)
 		r.Match.Headers = []*routev3.HeaderMatcher{
 			exactMatch(length.ModelHeader, p.Model),
 			rangeMatch(length.TokensHeader, int64(st.Low), int64(st.High)),
+		}
+		if s.givesPrefixes() {
+			byPrefix := stageRoute(y.forPrefixes(), p, k, ByPrefix, s)
+			byPrefix.Match.Headers = append(slices.Clone(r.Match.Headers), presentMatch(length.PrefixHeader))
+			byPrefix.GetRoute().HashPolicy = hashByPrefix()
+			routes = append(routes, byPrefix)
 		}
 		routes = append(routes, r)
 	}
@@ -248,6 +255,17 @@ func rangeMatch(header string, start, end int64) *routev3.HeaderMatcher {
 	return &routev3.HeaderMatcher{Name: header, HeaderMatchSpecifier: &routev3.HeaderMatcher_RangeMatch{
 		RangeMatch: &typev3.Int64Range{Start: start, End: end},
 	}}
+}
+
+func presentMatch(header string) *routev3.HeaderMatcher {
+	return &routev3.HeaderMatcher{Name: header, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true}}
+}
+
+// hashByPrefix returns the hash policy of routes for requests with a prefix key.
+func hashByPrefix() []*routev3.RouteAction_HashPolicy {
+	return []*routev3.RouteAction_HashPolicy{{PolicySpecifier: &routev3.RouteAction_HashPolicy_Header_{
+		Header: &routev3.RouteAction_HashPolicy_Header{HeaderName: length.PrefixHeader},
+	}}}
 }
 
 func setHeader(name, value string) *corev3.HeaderValueOption {

@@ -64,7 +64,7 @@ func TestScenarios(t *testing.T) {
 }
 
 func views(t *testing.T) map[string]resources.View {
-	return map[string]resources.View{"fleet": fleet(), "two-models": twoModels(), "edge": edgeFleet(), "module": withModule(t)}
+	return map[string]resources.View{"fleet": fleet(), "two-models": twoModels(), "edge": edgeFleet(), "module": withModule(t), "prefixes": withPrefixes()}
 }
 
 // outcome formats an error; package protobuf varies the space in its errors.

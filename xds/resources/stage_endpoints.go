@@ -9,6 +9,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -70,6 +71,26 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 		}
 		cla.Endpoints = append(cla.Endpoints, localities(tier, priority)...)
 		priority++
+	}
+	return cla
+}
+
+// prefixAssignment returns the ClusterLoadAssignment of stage k for requests with a prefix
+// key: the same replicas with the same priorities and health, but equal weights. Weights
+// follow the load, and each change would give some of the keys to other replicas. For the
+// same reason the endpoints' metadata is only their id.
+func prefixAssignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
+	endpoints = slices.Clone(endpoints)
+	for i, e := range endpoints {
+		endpoints[i] = Endpoint{ID: e.ID, Model: e.Model, Address: e.Address, Host: e.Host, Weight: 1, Health: e.Health, Prefill: e.Prefill}
+	}
+	cla := stageAssignment(model, k, plans, endpoints)
+	cla.ClusterName = PrefixClusterName(model, k)
+	for _, l := range cla.Endpoints {
+		for _, e := range l.LbEndpoints {
+			id := e.Metadata.FilterMetadata[MetadataKey].Fields["id"]
+			e.Metadata.FilterMetadata[MetadataKey].Fields = map[string]*structpb.Value{"id": id}
+		}
 	}
 	return cla
 }

@@ -2,6 +2,8 @@ package resources
 
 import (
 	"cmp"
+	"crypto/hmac"
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -46,6 +48,9 @@ type Model struct {
 	// BytesPerToken converts a body's bytes to tokens. The fleet learns it; it is clamped to
 	// the bounds of package length, and 0 means the default.
 	BytesPerToken length.Ratio
+	// PrefixDepth is how many bytes of a prompt's text its prefix key covers, as function
+	// length.PrefixDepth rounds it; 0 means the default.
+	PrefixDepth int64
 }
 
 // Health is what the control plane knows of an endpoint.
@@ -112,6 +117,10 @@ type Settings struct {
 	Estimator     Estimator        // "" means ContentLength
 	LengthService string           // IP:port of the ext_proc service; required by ExtProc
 	Module        *EstimatorModule // the module of Wasm; required by it
+	// PrefixSecret makes requests whose prompts begin alike go to the same replica of their
+	// stage, where an estimator reads their bodies. It keys the hash of those beginnings.
+	// The zero value means no such routes and clusters.
+	PrefixSecret length.PrefixSecret
 	// LengthTimeout bounds one response of the ext_proc service; after it the request
 	// continues without an estimate. 0 means 200 ms.
 	LengthTimeout time.Duration
@@ -149,6 +158,23 @@ const (
 	minMaxRequests     = 10000
 	defaultTraceShare  = 0.01
 )
+
+// givesPrefixes reports whether requests get prefix keys.
+func (s Settings) givesPrefixes() bool { return s.PrefixSecret != (length.PrefixSecret{}) }
+
+// Prefixes returns what makes the prefix keys of a model's requests; depth is as in Model.
+// Each model has a secret of its own, derived from the fleet's: who learns it from one
+// model's route table learns nothing of the others.
+func (s Settings) Prefixes(model string, depth int64) (p length.Prefixes) {
+	if !s.givesPrefixes() {
+		return p
+	}
+	mac := hmac.New(sha256.New, s.PrefixSecret[:])
+	mac.Write([]byte(model))
+	copy(p.Secret[:], mac.Sum(nil))
+	p.Depth = length.PrefixDepth(depth)
+	return p
+}
 
 // complete fills in the defaults.
 func (s Settings) complete() Settings {

@@ -1,5 +1,6 @@
 // Package balance chooses a cluster's endpoint for a request and records the results:
-// weighted round robin over the priority that Envoy would choose, with outlier ejection.
+// weighted round robin over the priority that Envoy would choose, or the endpoint of the
+// request's key, with outlier ejection.
 //
 // It opens no connection, makes no health checks and starts no goroutine. Invariant:
 // without a control plane, a priority that has lost its hosts is replaced by the next
@@ -54,6 +55,7 @@ type priority struct {
 	available int
 	inPanic   bool      // too few hosts are available: health is ignored
 	schedule  *schedule // over the available ones, or over all in panic
+	ring      []keyed   // the same hosts, if the cluster chooses by keys
 }
 
 type member struct {
@@ -144,7 +146,7 @@ func (b *Balancer) rebuildLocked(phases map[*Host]float64) {
 	b.balanceLocked()
 	for i := range b.priorities {
 		t := &b.priorities[i]
-		t.schedule = new(schedule)
+		t.schedule, t.ring = new(schedule), nil
 		for _, m := range t.members {
 			if t.inPanic || m.healthy && !m.host.ejected {
 				phase, ok := phases[m.host]
@@ -152,6 +154,9 @@ func (b *Balancer) rebuildLocked(phases map[*Host]float64) {
 					phase = 1 - b.rng.Float64()
 				}
 				t.schedule.add(m.host, m.weight, phase)
+				if b.cluster.HashKeys {
+					t.ring = append(t.ring, newKeyed(m))
+				}
 			}
 		}
 		t.schedule.init()
@@ -258,6 +263,8 @@ func percent(part, whole int) float64 {
 
 // Attempts records the attempts of a request. The zero value is for a first attempt.
 type Attempts struct {
+	// Key chooses the host in a cluster with HashKeys; "" chooses in turn.
+	Key   string
 	hosts []*Host
 	// without are the priorities left out of this attempt's choice.
 	without []bool
@@ -278,6 +285,13 @@ func (b *Balancer) Pick(now time.Time, t *Attempts, retry *client.RetryPolicy) *
 	again := len(t.hosts) > 0 && retry != nil
 	if again && retry.PriorityFrequency > 0 {
 		load = b.withoutTriedLocked(t, retry.PriorityFrequency)
+	}
+	if b.cluster != nil && b.cluster.HashKeys && t.Key != "" {
+		var tried []*Host
+		if again && retry.ExcludeHosts {
+			tried = t.hosts
+		}
+		return b.pickByKeyLocked(load, t.Key, tried)
 	}
 	draws := 1
 	if again && retry.ExcludeHosts {
