@@ -92,7 +92,7 @@ func checkRenderable(settings resources.Settings, edge *resources.Certificate, m
 	}
 	v := resources.View{Settings: settings, Edge: edge}
 	for _, m := range models {
-		v.Models = append(v.Models, resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: m.BytesPerToken})
+		v.Models = append(v.Models, resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: m.BytesPerToken, PrefixDepth: m.PrefixDepth})
 		var ids []policies.ReplicaID
 		for _, r := range replicas {
 			if r.Model == m.Name {

@@ -47,6 +47,9 @@ type Model struct {
 	// BytesPerToken is served until enough requests were counted. 0 means
 	// length.DefaultRatio.
 	BytesPerToken length.Ratio
+	// PrefixDepth is how many bytes of a prompt's text its prefix key covers, as in
+	// resources.Model.
+	PrefixDepth int64
 }
 
 // Rules are the constants of a State. Zero values mean the defaults named.

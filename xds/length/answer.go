@@ -1,6 +1,7 @@
 package length
 
 import (
+	"slices"
 	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -14,8 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// withEstimate sets both headers and clears the route cache. For an unknown model, the
-// model header is removed, whatever the client sent.
+// withEstimate sets the length and the model, and clears the route cache. For an unknown
+// model, the model header is removed, whatever the client sent, and so is the prefix key.
 func withEstimate(model string, tokens policies.Tokens) *extproc.CommonResponse {
 	// A route's open end excludes the largest int64 itself.
 	tokens = min(tokens, policies.Unbounded-1)
@@ -34,7 +35,15 @@ func finish(m *extproc.HeaderMutation, model string) *extproc.CommonResponse {
 	} else {
 		m.SetHeaders = append(m.SetHeaders, set(length.ModelHeader, model))
 	}
+	m.RemoveHeaders = append(m.RemoveHeaders, length.PrefixHeader)
 	return &extproc.CommonResponse{HeaderMutation: m, ClearRouteCache: true}
+}
+
+// setPrefix adds the prefix key to an answer.
+func setPrefix(c *extproc.CommonResponse, key length.PrefixKey) {
+	m := c.HeaderMutation
+	m.RemoveHeaders = slices.DeleteFunc(m.RemoveHeaders, func(name string) bool { return name == length.PrefixHeader })
+	m.SetHeaders = append(m.SetHeaders, set(length.PrefixHeader, key.String()))
 }
 
 // set replaces every value of a header. Envoy reads raw_value only; value

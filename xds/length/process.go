@@ -128,7 +128,9 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 		}
 	}
 	x.model = s.models.byHost(authority)
-	step, size := length.Headers{ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != ""}.Strategy(int64(s.config.MaxBody))
+	step, size := length.Headers{
+		ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != "", Prefix: x.model != "" && s.config.Prefixes(x.model).Depth > 0,
+	}.Strategy(int64(s.config.MaxBody))
 	switch step {
 	case length.ModelOnly:
 		s.metrics.count(noBody)
@@ -159,6 +161,7 @@ func (x *exchange) onBody(body []byte) *extproc.ProcessingResponse {
 		return rejectTooLarge(s.config.MaxBody)
 	}
 	var scanner length.Scanner
+	scanner.HashPrefix(s.prefixDepth(x.model))
 	scanner.Write(body)
 	count := scanner.Count()
 	model := x.model
@@ -173,7 +176,25 @@ func (x *exchange) onBody(body []byte) *extproc.ProcessingResponse {
 	default:
 		s.metrics.count(fromBody)
 	}
-	return bodyAnswer(withEstimate(model, s.estimator(model).FromBody(count)))
+	answer := withEstimate(model, s.estimator(model).FromBody(count))
+	if model != "" {
+		if key, ok := s.config.Prefixes(model).Key(&scanner); ok {
+			setPrefix(answer, key)
+		}
+	}
+	return bodyAnswer(answer)
+}
+
+// prefixDepth returns the depth to which a body is hashed: the model's, or the largest of all
+// models while the model is unknown.
+func (s *Server) prefixDepth(model string) (depth int64) {
+	if model != "" {
+		return s.config.Prefixes(model).Depth
+	}
+	for name := range s.models.names {
+		depth = max(depth, s.config.Prefixes(name).Depth)
+	}
+	return depth
 }
 
 func (s *Server) estimator(model string) length.Estimator {

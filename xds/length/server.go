@@ -1,6 +1,6 @@
 // Package length is the length estimator as an ext_proc service: for each request of an
-// Envoy it returns the two headers that the routes match on, the estimated prompt
-// length and the model.
+// Envoy it returns the headers that the routes match on: the estimated prompt length, the
+// model, and the prefix key.
 //
 // It puts the estimator of policies/length behind Envoy's external processing protocol
 // (envoy.service.ext_proc.v3). It chooses no stage and keeps no state between requests.
@@ -10,7 +10,7 @@
 // to the longest stage.
 //
 // The filter must be configured with request_body_mode NONE (or BUFFERED),
-// allow_mode_override, and mutation rules that allow both headers. Early header mutation
+// allow_mode_override, and mutation rules that allow these headers. Early header mutation
 // removes values that the client sent before any route is looked up; as a second line of
 // defence, this service overwrites the headers it sets and removes those it does not.
 package length
@@ -58,6 +58,10 @@ type Config struct {
 	// length.DefaultRatio. The routes by content-length must be rendered with the same ratio
 	// to agree with the estimate.
 	BytesPerToken func(model string) length.Ratio
+	// Prefixes returns what makes the prefix keys of a model's requests, whose bodies are then
+	// read. It is called for every request, from any goroutine. nil, or a zero result, means no
+	// keys.
+	Prefixes func(model string) length.Prefixes
 	// BaseOf returns the base model of a LoRA adapter, "" for an unknown name. It is called
 	// for names in bodies that are not a model's, from any goroutine. nil knows no adapter.
 	BaseOf func(adapter string) string
@@ -98,6 +102,9 @@ func (c *Config) validate() error {
 	}
 	if c.BytesPerToken == nil {
 		c.BytesPerToken = func(string) length.Ratio { return length.DefaultRatio }
+	}
+	if c.Prefixes == nil {
+		c.Prefixes = func(string) length.Prefixes { return length.Prefixes{} }
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = DefaultMaxBody

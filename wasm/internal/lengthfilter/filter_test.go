@@ -1,6 +1,7 @@
 package lengthfilter
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -73,30 +74,30 @@ func TestAnswers(t *testing.T) {
 		body     string
 		want     Answer
 	}{
-		{"no body, one model", reads, one(t), length.Headers{Ended: true}, "", Answer{SetHeaders, "org/m", -1}},
-		{"no body, several", reads, several(t), length.Headers{Ended: true}, "", Answer{SetHeaders, "", -1}},
-		{"sized", reads, one(t), length.Headers{ContentLength: "20"}, "", Answer{SetHeaders, "org/m", 10}},
-		{"sized, more than is read", reads, one(t), length.Headers{ContentLength: "4000"}, "", Answer{SetHeaders, "org/m", 2000}},
-		{"the largest", reads, one(t), length.Headers{ContentLength: "9223372036854775807"}, "", Answer{SetHeaders, "org/m", 1<<62 - 1}},
-		{"chunked", reads, one(t), length.Headers{}, body("q", 41), Answer{SetHeaders, "org/m", 20}},
-		{"model in the body", reads, several(t), length.Headers{ContentLength: "99"}, body("org/m", 41), Answer{SetHeaders, "org/m", 20}},
-		{"escaped", reads, several(t), length.Headers{ContentLength: "99"}, body(`org\/m`, 41), Answer{SetHeaders, "org/m", 20}},
-		{"its adapter", reads, several(t), length.Headers{ContentLength: "99"}, body("a", 41), Answer{SetHeaders, "org/m", 20}},
-		{"a name beats an adapter", reads, several(t), length.Headers{ContentLength: "99"}, body("n", 41), Answer{SetHeaders, "n", 10}},
-		{"no such model", reads, several(t), length.Headers{ContentLength: "99"}, body("q", 41), Answer{SetHeaders, "", 10}},
-		{"no JSON", reads, several(t), length.Headers{}, "abcdefgh", Answer{SetHeaders, "", 2}},
+		{"no body, one model", reads, one(t), length.Headers{Ended: true}, "", Answer{Action: SetHeaders, Model: "org/m", Tokens: -1}},
+		{"no body, several", reads, several(t), length.Headers{Ended: true}, "", Answer{Action: SetHeaders, Model: "", Tokens: -1}},
+		{"sized", reads, one(t), length.Headers{ContentLength: "20"}, "", Answer{Action: SetHeaders, Model: "org/m", Tokens: 10}},
+		{"sized, more than is read", reads, one(t), length.Headers{ContentLength: "4000"}, "", Answer{Action: SetHeaders, Model: "org/m", Tokens: 2000}},
+		{"the largest", reads, one(t), length.Headers{ContentLength: "9223372036854775807"}, "", Answer{Action: SetHeaders, Model: "org/m", Tokens: 1<<62 - 1}},
+		{"chunked", reads, one(t), length.Headers{}, body("q", 41), Answer{Action: SetHeaders, Model: "org/m", Tokens: 20}},
+		{"model in the body", reads, several(t), length.Headers{ContentLength: "99"}, body("org/m", 41), Answer{Action: SetHeaders, Model: "org/m", Tokens: 20}},
+		{"escaped", reads, several(t), length.Headers{ContentLength: "99"}, body(`org\/m`, 41), Answer{Action: SetHeaders, Model: "org/m", Tokens: 20}},
+		{"its adapter", reads, several(t), length.Headers{ContentLength: "99"}, body("a", 41), Answer{Action: SetHeaders, Model: "org/m", Tokens: 20}},
+		{"a name beats an adapter", reads, several(t), length.Headers{ContentLength: "99"}, body("n", 41), Answer{Action: SetHeaders, Model: "n", Tokens: 10}},
+		{"no such model", reads, several(t), length.Headers{ContentLength: "99"}, body("q", 41), Answer{Action: SetHeaders, Model: "", Tokens: 10}},
+		{"no JSON", reads, several(t), length.Headers{}, "abcdefgh", Answer{Action: SetHeaders, Model: "", Tokens: 2}},
 		{"too large", reads, several(t), length.Headers{ContentLength: "1001"}, "", Answer{Action: Reject}},
 		{"too large, chunked", reads, one(t), length.Headers{}, strings.Repeat("x", 1001), Answer{Action: Reject}},
-		{"as large as may be", reads, one(t), length.Headers{}, strings.Repeat("x", 1000), Answer{SetHeaders, "org/m", 500}},
-		{"must not hold: chunked", Config{}, one(t), length.Headers{}, "", Answer{SetHeaders, "org/m", -1}},
-		{"must not hold: sized", Config{}, one(t), length.Headers{ContentLength: "20"}, "", Answer{SetHeaders, "org/m", 10}},
-		{"must not hold: several", Config{}, several(t), length.Headers{ContentLength: "2000000000"}, "", Answer{SetHeaders, "", -1}},
+		{"as large as may be", reads, one(t), length.Headers{}, strings.Repeat("x", 1000), Answer{Action: SetHeaders, Model: "org/m", Tokens: 500}},
+		{"must not hold: chunked", Config{}, one(t), length.Headers{}, "", Answer{Action: SetHeaders, Model: "org/m", Tokens: -1}},
+		{"must not hold: sized", Config{}, one(t), length.Headers{ContentLength: "20"}, "", Answer{Action: SetHeaders, Model: "org/m", Tokens: 10}},
+		{"must not hold: several", Config{}, several(t), length.Headers{ContentLength: "2000000000"}, "", Answer{Action: SetHeaders, Model: "", Tokens: -1}},
 		{"no models listed", reads, nil, length.Headers{}, "", Answer{}},
 		{"not ours", reads, []byte{0x0a, 0x00}, length.Headers{}, "", Answer{}},
 		{"unreadable", reads, []byte{0x0a, 0x7f, 1}, length.Headers{}, "", Answer{}},
 		{"bad name", reads, encoded(t, map[string]any{"model": "a\nb"}), length.Headers{}, "", Answer{}},
-		{"by configuration", Config{Models: []Model{{Name: "c", BytesPerToken: 1}}}, nil, length.Headers{ContentLength: "20"}, "", Answer{SetHeaders, "c", 20}},
-		{"metadata first", Config{Models: []Model{{Name: "c", BytesPerToken: 1}}}, one(t), length.Headers{ContentLength: "20"}, "", Answer{SetHeaders, "org/m", 10}},
+		{"by configuration", Config{Models: []Model{{Name: "c", BytesPerToken: 1}}}, nil, length.Headers{ContentLength: "20"}, "", Answer{Action: SetHeaders, Model: "c", Tokens: 20}},
+		{"metadata first", Config{Models: []Model{{Name: "c", BytesPerToken: 1}}}, one(t), length.Headers{ContentLength: "20"}, "", Answer{Action: SetHeaders, Model: "org/m", Tokens: 10}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := must(t, c.config)
@@ -106,6 +107,67 @@ func TestAnswers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// withPrefixes adds what makes prefix keys to the metadata of a model.
+func withPrefixes(m map[string]any, depth float64) map[string]any {
+	m["prefix_depth"], m["prefix_secret"] = depth, testSecret.String()
+	return m
+}
+
+var testSecret = length.PrefixSecret{7, 8, 9}
+
+// TestPrefixKeys checks that the filter gives requests the keys that length.Prefixes makes, and
+// reads a body for it.
+func TestPrefixKeys(t *testing.T) {
+	single := encoded(t, withPrefixes(map[string]any{"model": "m"}, 1024))
+	multiple := encoded(t, map[string]any{"models": []any{
+		withPrefixes(map[string]any{"model": "m"}, 256), withPrefixes(map[string]any{"model": "n"}, 2048), map[string]any{"model": "o"},
+	}})
+	body := func(model string, n int) string {
+		return `{"model":"` + model + `","cache_salt":"s","prompt":"` + strings.Repeat("x", n) + `"}`
+	}
+	for _, c := range []struct {
+		name     string
+		config   Config
+		metadata []byte
+		body     string
+		sized    bool
+		depth    int64 // of the expected key, 0 for none
+	}{
+		{"sized", Config{ReadBody: true}, single, body("m", 3000), true, 1024},
+		{"chunked", Config{ReadBody: true}, single, body("m", 3000), false, 1024},
+		{"short", Config{ReadBody: true}, single, body("m", 100), true, 0},
+		{"not JSON", Config{ReadBody: true}, single, strings.Repeat("x", 3000), true, 0},
+		{"an adapter of the only model", Config{ReadBody: true}, single, body("a", 3000), true, 1024},
+		{"first of several", Config{ReadBody: true}, multiple, body("m", 3000), true, 256},
+		{"second of several", Config{ReadBody: true}, multiple, body("n", 3000), true, 2048},
+		{"one without keys", Config{ReadBody: true}, multiple, body("o", 3000), true, 0},
+		{"unknown model", Config{ReadBody: true}, multiple, body("q", 3000), true, 0},
+		{"larger than is read", Config{ReadBody: true, MaxBody: 1000}, single, body("m", 3000), true, 0},
+		{"must not hold", Config{}, single, body("m", 3000), true, 0},
+		{"without a secret", Config{ReadBody: true}, encoded(t, map[string]any{"model": "m"}), body("m", 3000), true, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var s length.Scanner
+			s.HashPrefix(length.MaxPrefixDepth)
+			s.Write([]byte(c.body))
+			key, ok := length.Prefixes{Depth: c.depth, Secret: testSecret}.Key(&s)
+			h := length.Headers{}
+			if c.sized {
+				h.ContentLength = strconv.Itoa(len(c.body))
+			}
+			f := must(t, c.config)
+			for _, n := range []int{1 << 20, 7} {
+				if got := whole(f, c.metadata, h, c.body, n); got.HasPrefix != ok || got.Prefix != key || got.Action != SetHeaders {
+					t.Errorf("%+v, want key %v, %v", got, key, ok)
+				}
+			}
+		})
+	}
+	if a, _ := must(t, Config{}).Headers(encoded(t, map[string]any{"model": "m", "prefix_depth": 1024.0, "prefix_secret": "x"}), length.Headers{}); a.Action != Leave {
+		t.Errorf("with a secret that is none: %+v", a)
 	}
 }
 

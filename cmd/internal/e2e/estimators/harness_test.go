@@ -82,6 +82,7 @@ type served struct {
 	By      string   // the upstream's name
 	Tokens  []string // values of the control headers that arrived
 	Models  []string
+	Prefix  []string
 	Other   []string // another header under the control prefix
 	Bytes   int
 	Trailer string
@@ -223,7 +224,7 @@ func upstream(t testing.TB, name string) string {
 			t.Errorf("%s: body: %v", name, err)
 		}
 		_ = json.NewEncoder(w).Encode(served{By: name, Tokens: r.Header.Values(length.TokensHeader), Models: r.Header.Values(length.ModelHeader),
-			Other: r.Header.Values("x-cascade-other"), Bytes: int(n), Trailer: r.Trailer.Get("x-end")})
+			Prefix: r.Header.Values(length.PrefixHeader), Other: r.Header.Values("x-cascade-other"), Bytes: int(n), Trailer: r.Trailer.Get("x-end")})
 	}))
 	u.Config.Protocols = new(http.Protocols)
 	u.Config.Protocols.SetHTTP1(true)
@@ -235,7 +236,7 @@ func upstream(t testing.TB, name string) string {
 
 // lengthService is the ext_proc estimator for a view.
 func lengthService(t testing.TB, v resources.View) string {
-	ratios, bases := map[string]length.Ratio{}, map[string]string{}
+	ratios, depths, bases := map[string]length.Ratio{}, map[string]int64{}, map[string]string{}
 	var c service.Config
 	for _, m := range v.Models {
 		hosts := m.Hosts
@@ -243,7 +244,7 @@ func lengthService(t testing.TB, v resources.View) string {
 			hosts = append([]string{"*"}, hosts...)
 		}
 		c.Models = append(c.Models, service.Model{Name: m.Name, Hosts: hosts})
-		ratios[m.Name] = m.BytesPerToken
+		ratios[m.Name], depths[m.Name] = m.BytesPerToken, m.PrefixDepth
 	}
 	for _, e := range v.Endpoints {
 		for _, a := range e.Adapters {
@@ -251,6 +252,7 @@ func lengthService(t testing.TB, v resources.View) string {
 		}
 	}
 	c.BytesPerToken = func(m string) length.Ratio { return ratios[m] }
+	c.Prefixes = func(m string) length.Prefixes { return v.Settings.Prefixes(m, depths[m]) }
 	c.BaseOf = func(a string) string { return bases[a] }
 	s, err := service.New(c)
 	testkit.NoError(t, err)
