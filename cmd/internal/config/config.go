@@ -91,8 +91,8 @@ type Model struct {
 	// 2^31.
 	Context policies.Tokens `yaml:"context" unit:"tokens"`
 	// Hosts are host names whose requests all ask for this model: for them the
-	// length comes from content-length without reading the body. The only model of
-	// a fleet owns every host.
+	// length comes from content-length without reading the body, unless
+	// control.prefix_keys is on. The only model of a fleet owns every host.
 	Hosts []string `yaml:"hosts,omitempty"`
 	// Profile is the engine's cost profile: the name of a built-in one ("cascade
 	// profile list" lists them) or a JSON file, such as "cascade profile fit" writes.
@@ -100,6 +100,11 @@ type Model struct {
 	// BytesPerToken is the first estimate of prompt bytes per token, 0.5 to 16; it
 	// is learnt from exact counts once requests finish.
 	BytesPerToken float64 `yaml:"bytes_per_token,omitempty" unit:"bytes"`
+	// PrefixDepth is how much of a prompt's text its prefix key covers
+	// (control.prefix_keys): a power of two from 256 to 65536. It should be longer
+	// than the instructions with which most prompts begin, and shorter than most
+	// conversations; of a shorter prompt, the largest smaller power of two counts.
+	PrefixDepth int64 `yaml:"prefix_depth,omitempty" unit:"bytes"`
 	// KVTokens is the KV capacity of a replica. Where the engine reports its own, the
 	// smaller of the two counts, and a difference is the fault "capacity".
 	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the engine's, or else the profile's"`
@@ -224,6 +229,14 @@ type Control struct {
 	// Module is the file of the WebAssembly module that Envoys get for estimator
 	// "wasm"; "make estimator" builds one. It is read at start.
 	Module string `yaml:"module,omitempty"`
+	// PrefixKeys "on" sends requests whose prompts begin alike, such as the turns of
+	// a conversation, to the same replica of their stage, whose engine may still have
+	// that beginning cached. The estimator reads the body and sets the header
+	// x-cascade-prefix, a keyed hash of the beginning, the model and cache_salt; requests
+	// without it are distributed by load. The embedded proxy sets it with every
+	// estimator, Envoys with ext_proc and wasm only. The key of the hash is a file in
+	// the state directory; without one it is new with each start.
+	PrefixKeys string `yaml:"prefix_keys,omitempty" default:"on with estimator ext_proc or wasm, else off"`
 	// XDSCluster is the name that Envoys of other owners give the cluster of this
 	// control plane; see "cascade attach". Two fleets that are attached to one
 	// Envoy need different names, and a change of the name gives that Envoy new
@@ -240,6 +253,12 @@ type Control struct {
 	// healthy replica.
 	Soak time.Duration `yaml:"soak,omitempty"`
 }
+
+// The values of Control.PrefixKeys.
+const (
+	PrefixKeysOn  = "on"
+	PrefixKeysOff = "off"
+)
 
 // Proxy configures the data plane.
 type Proxy struct {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
 )
@@ -29,6 +30,10 @@ func (f *Fleet) setDefaults() {
 		setDefault(&f.Control.Estimator, "ext_proc")
 	}
 	setDefault(&f.Control.Estimator, "content-length")
+	if f.Control.Estimator == "content-length" {
+		setDefault(&f.Control.PrefixKeys, PrefixKeysOff)
+	}
+	setDefault(&f.Control.PrefixKeys, PrefixKeysOn)
 	f.Planner.setDefaults(f.Preset)
 	f.Migration.setDefaults(f.Preset)
 	f.Bodies.setDefaults()
@@ -36,6 +41,7 @@ func (f *Fleet) setDefaults() {
 	f.Policies.setDefaults()
 	for i := range f.Models {
 		setDefault(&f.Models[i].BytesPerToken, 4)
+		setDefault(&f.Models[i].PrefixDepth, length.DefaultPrefixDepth)
 	}
 	for i := range f.Replicas {
 		r := &f.Replicas[i]
@@ -104,6 +110,7 @@ func (f *Fleet) validate() []*FieldError {
 	f.Control.Limits.validate(c)
 	f.Control.validateGroups(c)
 	checkOneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc", "wasm")
+	checkOneOf(c, "control.prefix_keys", f.Control.PrefixKeys, PrefixKeysOn, PrefixKeysOff)
 	if (f.Control.Module != "") != (f.Control.Estimator == "wasm") {
 		c.fail("control.module", "estimator wasm and a module belong together: set both or none")
 	}
@@ -226,6 +233,9 @@ func (f *Fleet) validateModels(c *checker) {
 		names[m.Name] = true
 		checkRange(c, at+".context", m.Context, 16, 1<<31)
 		checkRange(c, at+".bytes_per_token", m.BytesPerToken, 0.5, 16)
+		if d := m.PrefixDepth; d != length.PrefixDepth(d) {
+			c.fail(at+".prefix_depth", "%d must be a power of two from %d to %d, for instance %d", d, length.MinPrefixDepth, length.MaxPrefixDepth, length.PrefixDepth(d))
+		}
 		if m.Profile == "" {
 			c.fail(at+".profile", "name a built-in profile or a JSON file")
 		}

@@ -188,7 +188,7 @@ func (f *Fleet) Rules() fleet.Rules {
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
 			Limits:        policies.Limits{Stages: policies.MaxStages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: poolingFactor},
 			Edges:         f.Edges(m),
-			BytesPerToken: length.RatioOf(m.BytesPerToken), History: f.histories[m.Name],
+			BytesPerToken: length.RatioOf(m.BytesPerToken), PrefixDepth: m.PrefixDepth, History: f.histories[m.Name],
 		}
 		f.setLinks(&model, p)
 		rules.Models = append(rules.Models, model)
@@ -220,6 +220,9 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, AccessLog: f.Fleet.Proxy.AccessLog, TraceCollector: f.Fleet.Proxy.TraceCollector, TraceShare: f.Fleet.Proxy.TraceShare, Estimator: resources.Estimator(f.Fleet.Control.Estimator), XDSCluster: f.Fleet.Control.XDSCluster},
 	}
 	if err := f.loadEstimator(&c.Settings); err != nil {
+		return c, err
+	}
+	if err := f.loadPrefixSecret(&c.Settings); err != nil {
 		return c, err
 	}
 	operators, err := localuser.New(f.Fleet.Control.AdminUsers)

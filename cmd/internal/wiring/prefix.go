@@ -1,0 +1,90 @@
+package wiring
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// prefixSecretFile is the file of the state directory with the secret of prefix keys. The
+// control planes of a fleet share it: with another secret, every conversation would get
+// another replica.
+const prefixSecretFile = "prefix-secret"
+
+// loadPrefixSecret puts the secret of prefix keys into the settings, if the fleet gives such
+// keys: the one of the state directory, which it creates where it is missing, or without a
+// state directory a new one.
+func (f *Fleet) loadPrefixSecret(s *resources.Settings) error {
+	if f.Fleet.Control.PrefixKeys != config.PrefixKeysOn {
+		return nil
+	}
+	if f.State == "" {
+		rand.Read(s.PrefixSecret[:])
+		return nil
+	}
+	dir := f.resolvePath(f.State)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("state: %w", err)
+	}
+	path := filepath.Join(dir, prefixSecretFile)
+	text, err := readSecret(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		var secret length.PrefixSecret
+		rand.Read(secret[:])
+		if err := createSecret(path, secret.String()+"\n"); err != nil {
+			return fmt.Errorf("state: %w", err)
+		}
+		text, err = readSecret(path) // of whoever was first
+	}
+	if err == nil {
+		s.PrefixSecret, err = length.ParsePrefixSecret(strings.TrimSpace(text))
+	}
+	if err == nil && s.PrefixSecret == (length.PrefixSecret{}) {
+		err = errors.New("all zero")
+	}
+	if err != nil {
+		return fmt.Errorf("state: %s: %w; remove it to get a new one, with which conversations lose their replicas once", path, err)
+	}
+	return nil
+}
+
+// readSecret reads the beginning of a small file.
+func readSecret(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, 1024))
+	return string(text), err
+}
+
+// createSecret creates a file that only its owner may read, with all of its text at once. A
+// file that another process has created meanwhile stays.
+func createSecret(path, text string) error {
+	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temp.Name())
+	_, err = temp.WriteString(text)
+	if err == nil {
+		err = temp.Sync()
+	}
+	if err = errors.Join(err, temp.Close()); err != nil {
+		return err
+	}
+	if err := os.Link(temp.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
