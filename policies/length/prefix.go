@@ -77,8 +77,8 @@ type Prefixes struct {
 // with the same Depth bytes and that have the same model name and cache_salt. Of a shorter
 // prompt, the beginning up to the largest smaller depth counts, so that a conversation
 // changes its key a few times while it is short and then no more. ok is false for a body
-// without a key: it is malformed, its prompt is shorter than MinPrefixDepth, or the Scanner
-// was not told to hash as deep.
+// without a key: it is malformed, its prompt is shorter than MinPrefixDepth, or HashPrefix was not
+// called.
 func (p Prefixes) Key(s *Scanner) (key PrefixKey, ok bool) {
 	level := min(levelOf(p.Depth), s.prefix.levels)
 	if level == 0 || s.Count().Malformed {
