@@ -1,0 +1,162 @@
+package prefix
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+)
+
+// talk is a synthetic workload: keys of its prompts at each level.
+type talk func(rng *rand.Rand) []uint64
+
+// hashesOf returns hashes of a prompt of that many bytes, which is equal to others of its
+// instructions up to shared bytes, of its document up to document bytes, and of its
+// conversation beyond.
+func hashesOf(size, shared, document int, instructions, doc, conversation uint64) (out []uint64) {
+	for depth := MinDepth; depth <= size && len(out) < DepthLevels; depth *= 2 {
+		id := instructions
+		if depth > shared {
+			id = id*1_000_003 + doc + 1
+		}
+		if depth > document {
+			id = id*1_000_003 + conversation + 1
+		}
+		out = append(out, id*0x9e3779b97f4a7c15+uint64(depth))
+	}
+	return out
+}
+
+// TestDepths checks the depths that are chosen for workloads whose right depth is evident.
+func TestDepths(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		talk     talk
+		min, max int // bytes
+	}{
+		{"nothing is shared", func(rng *rand.Rand) []uint64 {
+			return hashesOf(300+rng.IntN(40000), 0, 0, 0, 0, rng.Uint64N(5000))
+		}, 256, 256},
+		{"all share 3 KB of instructions", func(rng *rand.Rand) []uint64 {
+			return hashesOf(5000+rng.IntN(40000), 3000, 3000, 0, 0, rng.Uint64N(2000))
+		}, 4096, 4096},
+		{"most share 3 KB of instructions", func(rng *rand.Rand) []uint64 {
+			if rng.IntN(4) == 0 {
+				return hashesOf(5000, 0, 0, 1, 0, rng.Uint64N(2000))
+			}
+			return hashesOf(5000+rng.IntN(40000), 3000, 3000, 0, 0, rng.Uint64N(2000))
+		}, 4096, 4096},
+		{"questions about 200 documents, after 1 KB of instructions", func(rng *rand.Rand) []uint64 {
+			return hashesOf(30000, 1000, 20000, 0, rng.Uint64N(200), rng.Uint64())
+		}, 1024, 2048},
+		{"half of the requests are one long prompt, the rest share 3 KB", func(rng *rand.Rand) []uint64 {
+			if rng.IntN(2) == 0 {
+				return hashesOf(60000, 1<<20, 1<<20, 7, 0, 0)
+			}
+			return hashesOf(5000+rng.IntN(40000), 3000, 3000, 0, 0, rng.Uint64N(2000))
+		}, 4096, 4096},
+		{"conversations that grow", func(rng *rand.Rand) []uint64 {
+			return hashesOf((1+rng.IntN(15))*3000, 1500, 1500, 0, 0, rng.Uint64N(300))
+		}, 2048, 2048},
+		{"all prompts are equal", func(*rand.Rand) []uint64 { return hashesOf(20000, 1<<20, 1<<20, 0, 0, 0) }, 256, 256},
+	} {
+		for seed := range uint64(5) {
+			rng := rand.New(rand.NewPCG(seed, 18))
+			var fleet Depths
+			var parts [4]Depths
+			depth, changes := 0, 0
+			for n := range 20_000 {
+				parts[n%4].Observe(c.talk(rng))
+				if n%1000 == 999 {
+					fleet = Depths{}
+					for i := range parts {
+						fleet.Merge(&parts[i])
+					}
+					if next := fleet.Choose(depth); next != depth {
+						depth = next
+						changes++
+					}
+				}
+			}
+			if depth < c.min || depth > c.max || changes != 1 {
+				t.Errorf("%s, seed %d: %d bytes after %d changes, want %d to %d after 1", c.name, seed, depth, changes, c.min, c.max)
+			}
+		}
+	}
+}
+
+// TestDepthFollowsTraffic checks that the depth changes with the traffic, and not before few
+// prompts were seen.
+func TestDepthFollowsTraffic(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 18))
+	var d Depths
+	for range minPrompts - 1 {
+		d.Observe(hashesOf(9000, 3000, 3000, 0, 0, rng.Uint64()))
+	}
+	if d.Observe(nil); d.Choose(512) != 512 || d.Prompts() != minPrompts-1 {
+		t.Errorf("%d bytes are chosen by %d prompts", d.Choose(512), d.Prompts())
+	}
+	d.Observe(hashesOf(9000, 3000, 3000, 0, 0, rng.Uint64()))
+	if d.Choose(512) != 4096 || d.Choose(8192) != 8192 || d.Choose(1<<16) != 4096 || d.Choose(777) != 4096 {
+		t.Errorf("%d, %d, %d and %d bytes are chosen", d.Choose(512), d.Choose(8192), d.Choose(1<<16), d.Choose(777))
+	}
+	// Longer instructions come into use.
+	for range 4 * maxPrompts {
+		d.Observe(hashesOf(20000, 10000, 10000, 1, 0, rng.Uint64()))
+	}
+	if got := d.Choose(4096); got != 16384 {
+		t.Errorf("%d bytes are chosen after the instructions became longer", got)
+	}
+}
+
+// FuzzDepths checks that whatever is decoded is encoded as the same counts, and can be used.
+func FuzzDepths(f *testing.F) {
+	rng := rand.New(rand.NewPCG(3, 18))
+	var d Depths
+	for range 3 {
+		b, _ := d.AppendBinary(nil)
+		f.Add(b)
+		for range 600 {
+			d.Observe(hashesOf(rng.IntN(40000), 3000, 9000, 0, 1, rng.Uint64()))
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		d := Depths{prompts: 1}
+		if d.UnmarshalBinary(b) != nil {
+			if d.prompts != 1 {
+				t.Error("refused bytes changed something")
+			}
+			return
+		}
+		again, _ := d.AppendBinary(nil)
+		var same Depths
+		if err := same.UnmarshalBinary(again); err != nil || same != d {
+			t.Errorf("decoded, encoded and decoded it differs: %v", err)
+		}
+		if d.Merge(&same); d.Prompts() > 2*maxPrompts {
+			t.Errorf("%d prompts", d.Prompts())
+		}
+		if got := d.Choose(0); got != 0 && (got < MinDepth || got > MinDepth<<(DepthLevels-1)) {
+			t.Errorf("%d bytes are chosen", got)
+		}
+	})
+}
+
+// TestDepthsBytes bounds the binary form, and Observe's allocations.
+func TestDepthsBytes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 18))
+	var d Depths
+	for range 3 * maxPrompts {
+		d.Observe(hashesOf(70000, 3000, 3000, 0, 0, rng.Uint64N(1000)))
+	}
+	b, _ := d.AppendBinary(nil)
+	if len(b) > 1200 {
+		t.Errorf("%d bytes", len(b))
+	}
+	hashes := hashesOf(70000, 0, 0, 0, 0, 0)
+	if allocs := testing.AllocsPerRun(100, func() { d.Observe(hashes); b, _ = d.AppendBinary(b[:0]) }); allocs > 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+	if d.UnmarshalBinary(b[:len(b)-1]) == nil || d.UnmarshalBinary(append(bytes.Clone(b), 0)) == nil {
+		t.Error("counts that are cut off, or too many, are accepted")
+	}
+}
