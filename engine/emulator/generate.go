@@ -31,10 +31,6 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 		bad = e.checkModel(q.model)
 	}
 	st := &stream{engine: e, arrived: time.Now(), ready: make(chan struct{}, 1), atEnd: !q.stream && len(q.stops) == 0, faults: e.faults.Load()}
-	st.salt = q.saltText
-	if st.adapterID = e.adapterID(q.model); st.adapterID > 0 {
-		st.adapter = q.model
-	}
 	if bad == nil {
 		bad = e.claimLeg(r.Header.Get(legHeader), st)
 	}
@@ -100,7 +96,7 @@ func (e *Engine) schedulerRequest(a api, q *request, st *stream, prompt int) (ba
 	adapter := e.adapter(q.model)
 	return batch.Request{
 		MaxOutput: limit, MinOutput: q.minTokens, IgnoreEOS: q.ignoreEOS,
-		StopTokens: q.stopIDs, Salt: q.salt ^ adapter, Adapter: adapter, Receiver: st,
+		StopTokens: q.stopIDs, Salt: q.salt ^ adapter, Adapter: adapter, Origin: e.origin(q.model, q.saltText), Receiver: st,
 		Load: st.remote != nil, Pin: st.handoffID != "",
 	}, bad
 }

@@ -49,7 +49,7 @@ func newKVEvents(e *Engine) (*kvEvents, error) {
 
 // BlocksStored implements batch.CacheObserver.
 func (v *kvEvents) BlocksStored(q *batch.Sequence, first, end int) {
-	stored := kvpublisher.Stored{IDs: q.IDs(first*v.blockTokens, end*v.blockTokens), BlockTokens: v.blockTokens}
+	stored := kvpublisher.Stored{Origin: q.Origin, IDs: q.IDs(first*v.blockTokens, end*v.blockTokens), BlockTokens: v.blockTokens}
 	v.hashes = v.hashes[:0]
 	for n := first; n < end; n++ {
 		v.hashes = append(v.hashes, q.BlockHash(n))
@@ -57,9 +57,6 @@ func (v *kvEvents) BlocksStored(q *batch.Sequence, first, end int) {
 	stored.Hashes = v.hashes
 	if first > 0 {
 		stored.Parent = q.BlockHash(first - 1)
-	}
-	if st, ok := q.Receiver.(*stream); ok {
-		stored.Salt, stored.Adapter, stored.AdapterID = st.salt, st.adapter, st.adapterID
 	}
 	v.batch.AddStored(stored)
 }

@@ -53,7 +53,7 @@ func (e *Engine) cacheRoot(model, cacheSalt string) (blocktable.Root, error) {
 	if bad := e.checkModel(model); bad != nil {
 		return blocktable.Root{}, bad
 	}
-	r := blocktable.Root{Adapter: e.adapter(model)}
+	r := blocktable.Root{Adapter: e.adapter(model), Origin: e.origin(model, cacheSalt)}
 	if cacheSalt != "" {
 		r.Salt = xxhash.Sum64String(cacheSalt)
 	}

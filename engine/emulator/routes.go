@@ -13,6 +13,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
 // version is the vLLM release whose wire format is emulated.
@@ -130,8 +131,14 @@ func (e *Engine) adapter(name string) uint64 {
 	return xxhash.Sum64String(name)
 }
 
-// adapterID returns the number of an adapter, from 1 on; 0 is the base model.
-func (e *Engine) adapterID(name string) int { return slices.Index(e.cfg.Adapters, name) + 1 }
+// origin returns what separates the prefixes of requests for a model or an adapter from others.
+func (e *Engine) origin(name, cacheSalt string) batch.Origin {
+	o := batch.Origin{Salt: cacheSalt, AdapterID: slices.Index(e.cfg.Adapters, name) + 1}
+	if o.AdapterID > 0 {
+		o.Adapter = name
+	}
+	return o
+}
 
 // health answers 200 while the replica runs.
 func (e *Engine) health(w http.ResponseWriter, _ *http.Request) {

@@ -22,9 +22,6 @@ type stream struct {
 	remote    *kvtransfer.Params // where the prompt's KV is; nil: it is computed
 	faults    *Faults
 	handoffID string // names the blocks that are kept after the end; "": none
-	salt      string // cache_salt of the request; "": none
-	adapter   string // LoRA adapter; "": the base model
-	adapterID int    // from 1 on; 0: the base model
 	atEnd     bool   // nothing reads single tokens: the handler is woken once
 
 	ready chan struct{} // capacity 1

@@ -33,12 +33,21 @@ type Request struct {
 	// Adapter seeds the KV bytes of every position, and so the text; 0 is the base model.
 	// Requests of different adapters need different salts.
 	Adapter uint64
+	// Origin is what Salt and Adapter stand for, for a CacheObserver.
+	Origin Origin
 	// Load makes the sequence wait for KV bytes that another engine computed (Step.Loads).
 	Load bool
 	// Pin keeps the blocks of a sequence that ends at MaxOutput, until Unpin.
 	Pin bool
 	// Receiver receives the tokens. nil discards them.
 	Receiver Receiver
+}
+
+// Origin is what separates a request's prefixes from those of others, by name.
+type Origin struct {
+	Salt      string // "": none
+	Adapter   string // "": the base model
+	AdapterID int    // from 1 on; 0: the base model
 }
 
 // Receiver receives what a sequence generates.

@@ -21,7 +21,7 @@ func (t *Table) PinPrefix(ctx context.Context, q *api.PinPrefixRequest) (*api.Pi
 	case t.cfg.Root == nil:
 		return nil, status.Error(codes.Unimplemented, "this engine shows no prefix cache")
 	}
-	salt, err := t.cfg.Root(q.Model, q.CacheSalt)
+	root, err := t.cfg.Root(q.Model, q.CacheSalt)
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -29,7 +29,7 @@ func (t *Table) PinPrefix(ctx context.Context, q *api.PinPrefixRequest) (*api.Pi
 	if err != nil {
 		return nil, err
 	}
-	prefix := batch.NewSequence(batch.Request{Prompt: ids, Salt: salt.Salt, Adapter: salt.Adapter}, t.cfg.Pool.BlockTokens)
+	prefix := batch.NewSequence(batch.Request{Prompt: ids, Salt: root.Salt, Adapter: root.Adapter, Origin: root.Origin}, t.cfg.Pool.BlockTokens)
 	reply := &api.PinPrefixReply{}
 	err = t.runOnLoop(ctx, Immediately, func(s *batch.Scheduler) error {
 		session, err := t.session(q.Session)

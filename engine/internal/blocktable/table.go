@@ -83,8 +83,11 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Root is the Salt and the Adapter of a batch.Request.
-type Root struct{ Salt, Adapter uint64 }
+// Root is the Salt, the Adapter and the Origin of a batch.Request.
+type Root struct {
+	Salt, Adapter uint64
+	Origin        batch.Origin
+}
 
 // Table is one engine's block table.
 type Table struct {

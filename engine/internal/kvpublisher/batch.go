@@ -6,6 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
 // Batch collects the events of one engine step, encoded. The zero value is empty.
@@ -20,9 +21,7 @@ type Stored struct {
 	Parent      kv.Hash // of the block before; 0: there is none
 	IDs         []model.Token
 	BlockTokens int
-	Salt        string // cache_salt of the request; "": none
-	Adapter     string // LoRA adapter; "": the base model
-	AdapterID   int    // ≥ 1
+	batch.Origin
 }
 
 // Fixed values: an engine without a KV connector that stores blocks elsewhere, and with one group of layers.

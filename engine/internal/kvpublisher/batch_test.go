@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -156,13 +157,13 @@ func TestBatch(t *testing.T) {
 		stored Stored
 		want   map[string]any
 	}{
-		{Stored{Hashes: []kv.Hash{1, 127}, IDs: []model.Token{0, 127, 128, 255, 256, 65535, 65536, 1<<32 - 1}, BlockTokens: 4, Salt: "s", Adapter: "sql", AdapterID: 2},
+		{Stored{Hashes: []kv.Hash{1, 127}, IDs: []model.Token{0, 127, 128, 255, 256, 65535, 65536, 1<<32 - 1}, BlockTokens: 4, Origin: batch.Origin{Salt: "s", Adapter: "sql", AdapterID: 2}},
 			map[string]any{"lora_id": uint64(2), "lora_name": "sql", "parent_block_hash": nil, "extra_keys": []any{[]any{"sql", "s"}, []any{"sql"}}}},
-		{Stored{Hashes: []kv.Hash{1<<64 - 1}, Parent: 1 << 63, IDs: make([]model.Token, 1<<16), BlockTokens: 1 << 16, Salt: "s"},
+		{Stored{Hashes: []kv.Hash{1<<64 - 1}, Parent: 1 << 63, IDs: make([]model.Token, 1<<16), BlockTokens: 1 << 16, Origin: batch.Origin{Salt: "s"}},
 			map[string]any{"lora_id": nil, "lora_name": nil, "parent_block_hash": uint64(1 << 63), "extra_keys": []any{nil}}},
-		{Stored{Hashes: []kv.Hash{128}, IDs: make([]model.Token, 16), BlockTokens: 16, Salt: longer, Adapter: long, AdapterID: 300},
+		{Stored{Hashes: []kv.Hash{128}, IDs: make([]model.Token, 16), BlockTokens: 16, Origin: batch.Origin{Salt: longer, Adapter: long, AdapterID: 300}},
 			map[string]any{"lora_id": uint64(300), "lora_name": long, "extra_keys": []any{[]any{long, longer}}}},
-		{Stored{Hashes: []kv.Hash{128}, IDs: make([]model.Token, 15), BlockTokens: 15, Salt: strings.Repeat("x", 1<<16)},
+		{Stored{Hashes: []kv.Hash{128}, IDs: make([]model.Token, 15), BlockTokens: 15, Origin: batch.Origin{Salt: strings.Repeat("x", 1<<16)}},
 			map[string]any{"extra_keys": []any{[]any{strings.Repeat("x", 1<<16)}}}},
 	} {
 		var b Batch
