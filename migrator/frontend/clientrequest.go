@@ -114,11 +114,16 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 }
 
 // estimateArrival estimates the length of a request that its engine has not
-// counted yet: by the header that it was routed by, else by its bytes.
+// counted yet: by the header that it was routed by, else by its bytes. Where proxies give
+// prefix keys, it counts how the prompt begins.
 func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arrival {
 	var scan length.Scanner
+	if h.Get(length.PrefixHeader) != "" {
+		scan.HashPrefix(length.MaxPrefixDepth)
+	}
 	scan.Write(body)
 	count := scan.Count()
+	srv.tracker.ObservePrefix(scan.PrefixDigests())
 	var a loadtracker.Arrival
 	if count.Found && count.Tokens == 0 && count.Media == 0 {
 		a.TextBytes = count.Text

@@ -18,6 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/flow"
 	"github.com/cascadeinfer/cascade/policies/httpserver"
 	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // Server is the front end of one replica: the HTTP server that owns its clients'
@@ -219,6 +220,8 @@ type Status struct {
 	// BytesPerToken and EstimateError are as in loadtracker.State.
 	BytesPerToken float64
 	EstimateError float64
+	// PrefixDepths is how deep into their text the prompts of clients are equal.
+	PrefixDepths prefix.Depths
 }
 
 // Status returns the state of the replica now.
@@ -226,7 +229,7 @@ func (srv *Server) Status() Status {
 	r := srv.tracker.State()
 	return Status{
 		Engine: srv.Engine(), EngineProblem: srv.engineState.problemText(), CapacityWarning: srv.engineState.capacityWarning(),
-		Load: srv.engineState.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
+		Load: srv.engineState.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError, PrefixDepths: r.PrefixDepths,
 		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), CachedEstimated: srv.estimatesCached.Load(),
 	}
 }

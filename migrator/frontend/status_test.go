@@ -152,3 +152,29 @@ func TestForgedEstimate(t *testing.T) {
 		}
 	}
 }
+
+// TestPrefixesAreObserved checks that prompts count for the depth of prefix keys where proxies
+// give such keys, and nowhere else.
+func TestPrefixesAreObserved(t *testing.T) {
+	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := []byte(`{"prompt":"` + strings.Repeat("x", 300) + `"}`)
+	for i, c := range []struct {
+		header http.Header
+		body   []byte
+		want   int
+	}{
+		{http.Header{}, body, 0},
+		{http.Header{"X-Cascade-Prefix": {"0"}}, body, 1},
+		{http.Header{"X-Cascade-Prefix": {"0"}}, []byte(`{"prompt":"short"}`), 1},
+		{http.Header{"X-Cascade-Prefix": {"0"}}, body, 2},
+	} {
+		f.estimateArrival(c.header, c.body)
+		depths := f.Status().PrefixDepths
+		if got := depths.Prompts(); got != c.want {
+			t.Errorf("request %d: %d prompts were observed, want %d", i, got, c.want)
+		}
+	}
+}

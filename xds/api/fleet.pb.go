@@ -78,6 +78,10 @@ type LoadReport struct {
 	Engine *Engine `protobuf:"bytes,23,opt,name=engine,proto3" json:"engine,omitempty"`
 	// Why an engine that answers is not ready: it is not the one that the configuration says.
 	EngineProblem string `protobuf:"bytes,24,opt,name=engine_problem,json=engineProblem,proto3" json:"engine_problem,omitempty"`
+	// How deep into their text the prompts of its clients are equal: policies/prefix.Depths. It
+	// is sent with the first report of a stream and from time to time. Absent: the last one sent
+	// is still right.
+	PrefixDepths  []byte `protobuf:"bytes,25,opt,name=prefix_depths,json=prefixDepths,proto3" json:"prefix_depths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -278,6 +282,13 @@ func (x *LoadReport) GetEngineProblem() string {
 		return x.EngineProblem
 	}
 	return ""
+}
+
+func (x *LoadReport) GetPrefixDepths() []byte {
+	if x != nil {
+		return x.PrefixDepths
+	}
+	return nil
 }
 
 // Engine is what an engine says of itself. Zero values are not stated.
@@ -1267,7 +1278,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xb8\a\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xdd\a\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -1297,7 +1308,8 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\vengine_hung\x18\x16 \x01(\bR\n" +
 	"engineHung\x12.\n" +
 	"\x06engine\x18\x17 \x01(\v2\x16.cascade.xds.v1.EngineR\x06engine\x12%\n" +
-	"\x0eengine_problem\x18\x18 \x01(\tR\rengineProblem\"\x8e\x02\n" +
+	"\x0eengine_problem\x18\x18 \x01(\tR\rengineProblem\x12#\n" +
+	"\rprefix_depths\x18\x19 \x01(\fR\fprefixDepths\"\x8e\x02\n" +
 	"\x06Engine\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\x03R\acontext\x12!\n" +

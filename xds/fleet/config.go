@@ -47,8 +47,8 @@ type Model struct {
 	// BytesPerToken is served until enough requests were counted. 0 means
 	// length.DefaultRatio.
 	BytesPerToken length.Ratio
-	// PrefixDepth is how many bytes of a prompt's text its prefix key covers, as in
-	// resources.Model.
+	// PrefixDepth is how many bytes of a prompt's text its prefix key covers, as function
+	// length.PrefixDepth rounds it; 0 means the default until traffic shows a better one.
 	PrefixDepth int64
 }
 

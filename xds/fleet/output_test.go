@@ -42,6 +42,9 @@ func routing(s *Snapshot) string {
 		if r := m.BytesPerToken; r != length.DefaultRatio {
 			fmt.Fprintf(&b, " %.2f bytes/token", r.Float())
 		}
+		if m.PrefixDepth != length.DefaultPrefixDepth {
+			fmt.Fprintf(&b, " prefix depth %d", m.PrefixDepth)
+		}
 	}
 	return b.String()
 }

@@ -75,6 +75,7 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *pla
 	pin := orders.PinOf(s.object, m.Name)
 	if m.planner.PeriodDue(s.micros(now)) {
 		s.updateRatio(now, m)
+		s.updateDepth(now, m)
 		r := m.planner.Replan(s.micros(now), s.registry.View(now, m.Name), planPin(pin))
 		if r.Entry != nil {
 			// It is stored with the next object.
@@ -135,6 +136,19 @@ func (s *State) updateRatio(now time.Time, m *model) {
 		m.wantedRatio = next
 	} else if next != m.ratio {
 		m.ratio, m.wantedRatio, s.publishPending = next, next, true
+	}
+}
+
+// updateDepth computes the depth that a model's prefix keys should have.
+func (s *State) updateDepth(now time.Time, m *model) {
+	if m.PrefixDepth != 0 {
+		return // it is configured
+	}
+	next := s.registry.LearntDepth(now, m.Name, m.depth)
+	if s.lease != nil {
+		m.wantedDepth = next
+	} else if next != m.depth {
+		m.depth, m.wantedDepth, s.publishPending = next, next, true
 	}
 }
 

@@ -46,7 +46,7 @@ type ModelState struct {
 	// BytesPerToken is served; LearntBytesPerToken is learnt from the present reports
 	// (0: none yet).
 	BytesPerToken, LearntBytesPerToken length.Ratio
-	PrefixDepth                        int64 // of prefix keys, in bytes; 0 means the default
+	PrefixDepth                        int64 // of prefix keys, in bytes
 	// EstimateError is the mean relative error of the length estimate.
 	EstimateError float64
 	Refining      bool          // replicas propose boundaries between two plans
@@ -126,7 +126,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 	for _, m := range s.models {
 		state := ModelState{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.planner.Plan(),
-			Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), BytesPerToken: m.ratio, PrefixDepth: m.PrefixDepth, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
+			Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), BytesPerToken: m.ratio, PrefixDepth: m.depth, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
 			Refining: s.rules.Refine == RefineOn, Pin: orders.PinOf(s.object, m.Name), Links: m.Links,
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)

@@ -76,8 +76,11 @@ type model struct {
 	// requests are those that front ends have counted. It never decreases, and continues
 	// at the leader's count where several control planes share a store.
 	requests    uint64
-	wantedRatio length.Ratio      // to be served; ratio follows when this is stored
-	planOrder   *orders.PlanOrder // commanded by an operator, until it is stored; nil: none
+	wantedRatio length.Ratio // to be served; ratio follows when this is stored
+	// depth is that of prefix keys, in bytes, and wantedDepth is to it what wantedRatio is
+	// to ratio.
+	depth, wantedDepth int64
+	planOrder          *orders.PlanOrder // commanded by an operator, until it is stored; nil: none
 }
 
 // pendingWrite is the most urgent reason to write the object apart from plans.
@@ -124,7 +127,8 @@ func NewState(rules Rules) (*State, error) {
 		if err != nil {
 			return nil, fmt.Errorf("fleet: %w", err)
 		}
-		s.models = append(s.models, &model{Model: m, planner: p, ratio: m.BytesPerToken, wantedRatio: m.BytesPerToken})
+		depth := length.PrefixDepth(m.PrefixDepth)
+		s.models = append(s.models, &model{Model: m, planner: p, ratio: m.BytesPerToken, wantedRatio: m.BytesPerToken, depth: depth, wantedDepth: depth})
 	}
 	return s, nil
 }
@@ -351,7 +355,7 @@ func (s *State) model(name string) *model {
 func (s *State) EncodeCounters(now time.Time) ([]byte, error) {
 	var ratios []registry.ModelRatio
 	for _, m := range s.models {
-		ratios = append(ratios, registry.ModelRatio{Name: m.Name, BytesPerToken: m.ratio})
+		ratios = append(ratios, registry.ModelRatio{Name: m.Name, BytesPerToken: m.ratio, PrefixDepth: m.depth})
 	}
 	return s.registry.EncodeCounters(now, ratios)
 }
@@ -366,6 +370,9 @@ func (s *State) RestoreCounters(data []byte) error {
 	for _, r := range ratios {
 		if m := s.model(r.Name); m != nil {
 			m.ratio, m.wantedRatio = r.BytesPerToken, r.BytesPerToken
+			if m.PrefixDepth == 0 && r.PrefixDepth != 0 {
+				m.depth, m.wantedDepth = r.PrefixDepth, r.PrefixDepth
+			}
 		}
 	}
 	return nil

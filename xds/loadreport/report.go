@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/topology"
@@ -86,6 +87,9 @@ type Report struct {
 	Topology *links.Topology
 	// Problems are what the migrator lacks, at most 8.
 	Problems []Problem
+	// PrefixDepths is how deep into their text the prompts of clients are equal; nil means
+	// that the last reported ones are still valid.
+	PrefixDepths *prefix.Depths
 	// LoadBounded says that Decode had to bound figures of Load that requests cannot
 	// push out of bounds: counts, and the tokens held.
 	LoadBounded bool
@@ -154,6 +158,12 @@ func Decode(m *api.LoadReport) (Report, error) {
 	}
 	if r.Problems, dropped = decodeProblems(m.GetProblems()); dropped > 0 {
 		bounded = append(bounded, "problems")
+	}
+	if b := m.GetPrefixDepths(); len(b) > 0 {
+		r.PrefixDepths = new(prefix.Depths)
+		if r.PrefixDepths.UnmarshalBinary(b) != nil {
+			bounded = append(bounded, "prefix_depths") // none count
+		}
 	}
 	if m.GetTopology() != nil {
 		if t, err := topology.Decode(m.GetTopology()); err == nil {

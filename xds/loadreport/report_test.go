@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
@@ -49,6 +50,28 @@ func TestDecode(t *testing.T) {
 			return describe(t, r)
 		})
 	})
+}
+
+// TestPrefixDepths checks that malformed prefix depths end no stream and count for nothing.
+func TestPrefixDepths(t *testing.T) {
+	var want prefix.Depths
+	want.Observe([]uint64{1, 2})
+	sound, _ := want.AppendBinary(nil)
+	for name, c := range map[string]struct {
+		bytes []byte
+		want  *prefix.Depths
+		note  bool
+	}{
+		"none": {nil, nil, false}, "sound": {sound, &want, false},
+		"malformed": {sound[1:], new(prefix.Depths), true}, "too long": {make([]byte, prefix.MaxDepthsBytes+1), new(prefix.Depths), true},
+	} {
+		m := reporttest.Report()
+		m.PrefixDepths = c.bytes
+		r, err := loadreport.Decode(m)
+		if err != nil || (r.PrefixDepths == nil) != (c.want == nil) || c.want != nil && *r.PrefixDepths != *c.want || strings.Contains(r.Note, "prefix_depths") != c.note {
+			t.Errorf("%s: note %q, error %v", name, r.Note, err)
+		}
+	}
 }
 
 func describe(t *testing.T, r loadreport.Report) string {

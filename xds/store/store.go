@@ -69,6 +69,8 @@ type Object struct {
 	Unready  []policies.ReplicaID `json:"unready,omitempty"`
 	Stopping []policies.ReplicaID `json:"stopping,omitempty"`
 	Ratios   []Ratio              `json:"bytes_per_token,omitempty"`
+	// PrefixDepths are the depths of prefix keys that traffic has changed.
+	PrefixDepths []PrefixDepth `json:"prefix_depths,omitempty"`
 	// Counts are the requests that the leader has counted, so that the counter of a
 	// control plane that takes over goes on from there.
 	Counts []RequestCount `json:"requests_seen,omitempty"`

@@ -41,7 +41,6 @@ func (f *Fleet) setDefaults() {
 	f.Policies.setDefaults()
 	for i := range f.Models {
 		setDefault(&f.Models[i].BytesPerToken, 4)
-		setDefault(&f.Models[i].PrefixDepth, length.DefaultPrefixDepth)
 	}
 	for i := range f.Replicas {
 		r := &f.Replicas[i]
@@ -233,7 +232,7 @@ func (f *Fleet) validateModels(c *checker) {
 		names[m.Name] = true
 		checkRange(c, at+".context", m.Context, 16, 1<<31)
 		checkRange(c, at+".bytes_per_token", m.BytesPerToken, 0.5, 16)
-		if d := m.PrefixDepth; d != length.PrefixDepth(d) {
+		if d := m.PrefixDepth; d != 0 && d != length.PrefixDepth(d) {
 			c.fail(at+".prefix_depth", "%d must be a power of two from %d to %d, for instance %d", d, length.MinPrefixDepth, length.MaxPrefixDepth, length.PrefixDepth(d))
 		}
 		if m.Profile == "" {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // Counter counts flows: a *flow.Counter, or a plain sum in tests. now is in
@@ -70,6 +71,7 @@ type Tracker struct {
 	mu      sync.Mutex
 	counter Counter
 	learner length.Learner
+	depths  prefix.Depths
 	// Sums over the estimates that requests arrived with: of the relative error,
 	// and their number, both forgetting.
 	errorSum, errorN float64
@@ -207,6 +209,8 @@ type State struct {
 	// over recent requests and the estimates that they arrived with; while none
 	// came with an estimate, of the Tracker's own.
 	EstimateError float64
+	// PrefixDepths is how deep into their text prompts are equal; see ObservePrefix.
+	PrefixDepths prefix.Depths
 }
 
 // State returns the present state.
@@ -236,11 +240,23 @@ func (t *Tracker) State() State {
 	if t.learner.Observations() > 0 {
 		r.BytesPerToken = t.learner.Ratio().Float()
 	}
+	r.PrefixDepths = t.depths
 	r.EstimateError = t.learner.RelativeError()
 	if t.errorN > 0 {
 		r.EstimateError = t.errorSum / t.errorN
 	}
 	return r
+}
+
+// ObservePrefix counts the beginning of an arriving prompt, by its hashes up to the depths of
+// prefix keys (length.Scanner.PrefixDigests).
+func (t *Tracker) ObservePrefix(digests []uint64) {
+	if len(digests) == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.depths.Observe(digests)
 }
 
 // Estimator returns the length estimator with the ratio learnt so far.

@@ -87,6 +87,8 @@ func Object(epoch policies.Epoch) store.Object {
 		Stopping: []policies.ReplicaID{"r3"},
 		Ratios:   []store.Ratio{{Model: "org/a", Milli: 3900}},
 		Counts:   []store.RequestCount{{Model: "org/a", Requests: 12345}},
+
+		PrefixDepths: []store.PrefixDepth{{Model: "org/a", Bytes: 8192}, {Model: "b", Bytes: 256}},
 	}
 }
 
@@ -244,6 +246,9 @@ func testInvalid(t *testing.T, open func() store.Store) {
 		"a negative hold":        func(o *store.Object) { o.Holds[0].For = -1 },
 		"too many requests":      func(o *store.Object) { o.Counts[0].Requests = 1<<62 + 1 },
 		"a ratio of 0":           func(o *store.Object) { o.Ratios[0].Milli = 0 },
+		"a depth of 0":           func(o *store.Object) { o.PrefixDepths[0].Bytes = 0 },
+		"a depth in between":     func(o *store.Object) { o.PrefixDepths[0].Bytes = 5000 },
+		"a depth twice":          func(o *store.Object) { o.PrefixDepths[1].Model = "org/a" },
 		"a gain of NaN":          func(o *store.Object) { o.Reasons[0].Gain = math.NaN() },
 		"too many refusals":      func(o *store.Object) { o.Refused = manyRefusals(store.MaxRefused + 1) },
 	} {
@@ -348,6 +353,7 @@ func testNotShared(t *testing.T, open func() store.Store) {
 	given.Reasons[0].Text = "changed"
 	given.Drained[0] = "changed"
 	given.Pins[1].Cuts[0], given.FormerPlans[1].Counts[0], given.Weights[0].Weight = 8, 9, 10
+	given.PrefixDepths[0].Bytes = 512
 	given.Refused[0].Text, given.Unready[0], given.Stopping[0], given.Ratios[0].Milli, given.Counts[0].Requests = "changed", "changed", "changed", 1, 1
 	got := startWatch(t, s).next().Object
 	requireEqual(t, got, Object(1))
