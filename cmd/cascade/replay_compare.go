@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/engine/evaluation"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/trace"
@@ -46,7 +47,7 @@ func newPresetComparison(e emulationFlags, p pluginFlags, requests []trace.Reque
 	if err != nil {
 		return nil, err
 	}
-	slo := latencyAlone(profile.TensorParallel(e.tp), requests)
+	slo := evaluation.Alone(profile.TensorParallel(e.tp), requests)
 	return &presetComparison{emulation: e, plugins: p, requests: requests, seconds: seconds, slo: slo, meter: meterPace, governor: clockspeed.New(e.speed)}, nil
 }
 

@@ -8,29 +8,13 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/evaluation"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
-const (
-	// batchedTokens is how many prompt tokens an emulated or simulated iteration computes at most.
-	batchedTokens policies.Tokens = 8192
-	// sloSample is how many requests of a trace the SLO is computed from.
-	sloSample = 4096
-)
-
-// latencyAlone returns the mean latency of requests that are alone, by the cost model: the SLO whose
-// multiples are shown.
-func latencyAlone(p cost.Profile, requests []trace.Request) (slo replay.SLO) {
-	requests = requests[:min(len(requests), sloSample)]
-	for _, r := range requests {
-		ttft, tpot := p.Alone(r.Input, r.Output, batchedTokens)
-		slo.TTFT += ttft / float64(len(requests))
-		slo.TPOT += tpot / float64(len(requests))
-	}
-	return slo
-}
+// sloSample is how many requests of a simulation the SLO is computed from.
+const sloSample = 4096
 
 // parseSLO parses TTFT,TPOT such as 200ms,20ms; empty is none.
 func parseSLO(text string) (slo replay.SLO, err error) {
@@ -65,7 +49,7 @@ func (r *traceFlags) slo(p cost.Profile) (replay.SLO, error) {
 		}
 		sample = append(sample, q)
 	}
-	return latencyAlone(p, sample), nil
+	return evaluation.Alone(p, sample), nil
 }
 
 // arrivalTime returns the wall time from the start of a replay to its last arrival.

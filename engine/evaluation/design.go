@@ -14,7 +14,7 @@ import (
 func (e *Evaluation) attainment(get lookup) ([]row, webpage.Section) {
 	s := webpage.Section{ID: "slo", Title: "SLO attainment"}
 	alone := e.workloads[e.shareGPT].alone(e.engines[h20Base])
-	s.Paragraphs = []string{fmt.Sprintf("The SLO is N times the mean TTFT and TPOT of a request that is alone: %s and %s, by the cost model. A request attains it with both.", seconds(alone.ttft), seconds(alone.tpot))}
+	s.Paragraphs = []string{fmt.Sprintf("The SLO is N times the mean TTFT and TPOT of a request that is alone: %s and %s, by the cost model. A request attains it with both.", seconds(alone.TTFT), seconds(alone.TPOT))}
 	t := report.Table{Title: h20Base, Header: []string{"load", "policy"}, Left: 2}
 	for _, times := range replay.Multiples {
 		t.Header = append(t.Header, fmt.Sprintf("%.0f ×", times))

@@ -165,14 +165,14 @@ func TestCapacity(t *testing.T) {
 	if got := float64(ended) / (duration * 2 / 3); math.Abs(got/capacity-1) > 0.15 {
 		t.Errorf("it serves %.1f requests/s, the closed form says %.1f", got, capacity)
 	}
-	sum, n := latency{}, 0.0
+	sum, n := replay.SLO{}, 0.0
 	for _, r := range serve(0.02, 40/0.02) {
 		if perToken, ok := r.TPOT(); ok {
-			sum, n = latency{sum.ttft + r.TTFT, sum.tpot + perToken}, n+1
+			sum, n = replay.SLO{TTFT: sum.TTFT + r.TTFT, TPOT: sum.TPOT + perToken}, n+1
 		}
 	}
-	if want := w.alone(p); math.Abs(sum.ttft/n/want.ttft-1) > 0.25 || math.Abs(sum.tpot/n/want.tpot-1) > 0.05 {
-		t.Errorf("alone: TTFT %.4f and TPOT %.4f s, the closed form says %+v", sum.ttft/n, sum.tpot/n, want)
+	if want := w.alone(p); math.Abs(sum.TTFT/n/want.TTFT-1) > 0.25 || math.Abs(sum.TPOT/n/want.TPOT-1) > 0.05 {
+		t.Errorf("alone: TTFT %.4f and TPOT %.4f s, the closed form says %+v", sum.TTFT/n, sum.TPOT/n, want)
 	}
 }
 
@@ -379,7 +379,7 @@ func TestCompareClaims(t *testing.T) {
 
 // TestMeasurement measures three requests and two batches by hand.
 func TestMeasurement(t *testing.T) {
-	m := measurement{run: Run{Seconds: 10, Warm: 4}, alone: latency{ttft: 0.1, tpot: 0.01}}
+	m := measurement{run: Run{Seconds: 10, Warm: 4}, alone: replay.SLO{TTFT: 0.1, TPOT: 0.01}}
 	for _, r := range []replay.Record{
 		{Due: 1, Input: 9, Tokens: 100, TTFT: 1, Last: 4, E2E: 4},                      // arrives in the warm-up, ends after it
 		{Due: 5, Input: 10, Tokens: 11, TTFT: 0.4, Last: 0.8, E2E: 0.8},                // attains 5 ×

@@ -152,7 +152,7 @@ type list struct{ rest []trace.Request }
 // measurement collects what an Outcome needs.
 type measurement struct {
 	run     Run
-	alone   latency // of a request without others
+	alone   replay.SLO // of a request without others
 	records []replay.Record
 	tokens  float64
 	lengths []policies.Tokens
@@ -195,7 +195,7 @@ func (m *measurement) finish(out *Outcome) {
 	}
 	slices.Sort(inputs)
 	var longest []float64
-	attained := replay.Attainment{SLO: replay.SLO{TTFT: m.alone.ttft, TPOT: m.alone.tpot}}
+	attained := replay.Attainment{SLO: m.alone}
 	for i := range m.records {
 		r := &m.records[i]
 		out.Requests++

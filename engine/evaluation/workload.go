@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -52,21 +53,21 @@ func newWorkload(w Workload) (*workload, error) {
 	return out, nil
 }
 
-// latency is the TTFT and the TPOT of a request, in seconds.
-type latency struct{ ttft, tpot float64 }
-
 // chunk is the prompt tokens that an iteration computes at most: sim's default.
 const chunk = 8192
 
 // alone returns the mean latency of a request that has an engine for itself, by the cost model.
-func (w *workload) alone(p cost.Profile) latency {
-	var sum latency
-	for _, r := range w.sample {
+func (w *workload) alone(p cost.Profile) replay.SLO { return Alone(p, w.sample) }
+
+// Alone returns the mean latency of requests that have an engine for themselves, by the cost model: the SLO
+// whose multiples are shown.
+func Alone(p cost.Profile, requests []trace.Request) (slo replay.SLO) {
+	n := float64(len(requests))
+	for _, r := range requests {
 		ttft, tpot := p.Alone(r.Input, r.Output, chunk)
-		sum.ttft, sum.tpot = sum.ttft+ttft, sum.tpot+tpot
+		slo.TTFT, slo.TPOT = slo.TTFT+ttft/n, slo.TPOT+tpot/n
 	}
-	n := float64(len(w.sample))
-	return latency{sum.ttft / n, sum.tpot / n}
+	return slo
 }
 
 // capacity returns the requests per second that one replica can serve, by the cost model: each request costs its

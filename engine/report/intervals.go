@@ -15,6 +15,7 @@ type Panel struct {
 	Figure  string // on the axis
 	Systems []string
 	Series  []IntervalSeries
+	Plain   bool // the figures are numbers, not seconds
 }
 
 // IntervalSeries is one interval of each system, such as those at one load. A zero Interval
@@ -24,13 +25,16 @@ type IntervalSeries struct {
 	Intervals []interval.Interval
 }
 
-// Intervals draws panels above each other. Times are in seconds, and no bar begins below 0; the
+// Intervals draws panels above each other. Times are in seconds unless a panel is Plain, and no bar begins below 0; the
 // first panel has the legend.
 func Intervals(panels []Panel) (Picture, error) {
 	picture := Picture{width: vg.Points(620)}
 	for _, panel := range panels {
 		p := newPlot("", panel.Figure, "")
 		p.X.Tick.Marker = even{short}
+		if panel.Plain {
+			p.X.Tick.Marker = even{count}
+		}
 		p.X.Min = 0
 		drawn := false
 		for j, series := range panel.Series {

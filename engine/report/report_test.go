@@ -213,8 +213,8 @@ func TestPictures(t *testing.T) {
 		{"stages", func() (Picture, error) { return Plan(plan, nil) }, []string{"stage 0", "length in tokens"}},
 		{"intervals", func() (Picture, error) {
 			wide, none := interval.Interval{Mean: 0.1, Low: -0.2, High: 0.4, Runs: 5}, interval.Interval{}
-			return Intervals([]Panel{{"not measured", []string{"a"}, []IntervalSeries{{"10/s", []interval.Interval{none}}}},
-				{"TTFT p95", []string{"first", "second"}, []IntervalSeries{{"10/s", []interval.Interval{wide, none}}, {"15/s", []interval.Interval{none, wide}}}}})
+			return Intervals([]Panel{{Figure: "not measured", Systems: []string{"a"}, Series: []IntervalSeries{{"10/s", []interval.Interval{none}}}},
+				{Figure: "TTFT p95", Systems: []string{"first", "second"}, Series: []IntervalSeries{{"10/s", []interval.Interval{wide, none}}, {"15/s", []interval.Interval{none, wide}}}}})
 		}, []string{"TTFT p95", "first", "second", "10/s", "15/s", "400 ms"}},
 		{"prefixes", func() (Picture, error) { return ReusePicture(reuseResults()) }, []string{"ideal: 40.0 %", "load CV", "engines (void)", "silent"}},
 		{"narrow", func() (Picture, error) { return Plan(narrow, nil) }, []string{"1×"}},
@@ -270,7 +270,7 @@ func TestNothingToDraw(t *testing.T) {
 		"timeline":              func() (Picture, error) { return Timeline(make([]replay.Result, 1)) },
 		"predictions":           func() (Picture, error) { return PredictionPicture(profiling.Fitted{}) },
 		"intervals": func() (Picture, error) {
-			return Intervals([]Panel{{"x", []string{"a"}, []IntervalSeries{{"y", make([]interval.Interval, 1)}}}})
+			return Intervals([]Panel{{Figure: "x", Systems: []string{"a"}, Series: []IntervalSeries{{"y", make([]interval.Interval, 1)}}}})
 		},
 		"fitted": func() (Picture, error) { return Fitted("", "", "", nil, 0, 0) },
 	} {

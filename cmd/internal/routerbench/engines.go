@@ -48,6 +48,11 @@ func newEmulated(n int, m config.Model, speed float64, dir string, log *slog.Log
 	for i := range n {
 		c := fleet.Engine(config.Replica{Model: m.Name, TP: 1}, log)
 		c.Vocabulary, c.Blocks = vocabulary, filepath.Join(dir, fmt.Sprintf("r%d", i))
+		sockets, err := contestant.FreeAddresses(2) // of the KV events
+		if err != nil {
+			return e, err
+		}
+		c.KVEvents = &emulator.KVEvents{Enable: true, Endpoint: listenAt(sockets[0]), ReplayEndpoint: listenAt(sockets[1])}
 		engine, err := emulator.New(c)
 		if err != nil {
 			return e, err
@@ -57,9 +62,15 @@ func newEmulated(n int, m config.Model, speed float64, dir string, log *slog.Log
 			return e, err
 		}
 		e.engines, e.listeners = append(e.engines, engine), append(e.listeners, l)
-		e.replicas = append(e.replicas, contestant.Replica{URL: "http://" + l.Addr().String(), Blocks: c.Blocks})
+		e.replicas = append(e.replicas, contestant.Replica{URL: "http://" + l.Addr().String(), Blocks: c.Blocks, Events: sockets[0], Replay: sockets[1]})
 	}
 	return e, nil
+}
+
+// listenAt returns the endpoint of an engine that listens on the port of a loopback address.
+func listenAt(address string) string {
+	_, port, _ := net.SplitHostPort(address)
+	return "tcp://*:" + port
 }
 
 // run runs the engines until ctx ends.

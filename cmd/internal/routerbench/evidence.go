@@ -15,6 +15,24 @@ type figure struct {
 	of   func(replay.Metrics) float64 // seconds of engine time; 0: not measured
 }
 
+// reuseFigure is a share that tables show where prompts share prefixes.
+type reuseFigure struct {
+	Name string
+	of   func(*replay.Reuse) (value float64, known bool)
+}
+
+// loadCV is the name of the only figure that is no percentage.
+const loadCV = "load CV"
+
+var reuseFigures = []reuseFigure{
+	{"prefix hit rate", func(u *replay.Reuse) (float64, bool) { return u.HitRate, u.Source != "" }},
+	{"of the ideal", func(u *replay.Reuse) (float64, bool) { return u.OfIdeal, u.Source != "" && u.Ideal > 0 }},
+	{loadCV, func(u *replay.Reuse) (float64, bool) { return u.LoadCV, u.LoadCV >= 0 }},
+}
+
+// attainmentName is the name of the share of requests within a multiple of the SLO.
+func attainmentName(times float64) string { return fmt.Sprintf("within %g × SLO", times) }
+
 var figures = []figure{
 	{"TTFT mean", func(m replay.Metrics) float64 { return m.TTFT.Mean }},
 	{"TTFT p50", func(m replay.Metrics) float64 { return m.TTFT.P50 }},
@@ -23,6 +41,8 @@ var figures = []figure{
 	{"TPOT mean", func(m replay.Metrics) float64 { return m.TPOT.Mean }},
 	{"normalised mean", func(m replay.Metrics) float64 { return m.Normalised.Mean }},
 	{"normalised p99", func(m replay.Metrics) float64 { return m.Normalised.P99 }},
+	{"end to end p50", func(m replay.Metrics) float64 { return m.E2E.P50 }},
+	{"end to end p99", func(m replay.Metrics) float64 { return m.E2E.P99 }},
 	{"longest decile p99", longestDecile},
 }
 
@@ -48,6 +68,9 @@ type summary struct {
 	// Idle is the least idle share of the machine of any run, void ones included; −1 if unknown.
 	Idle    float64                      `json:"idle_cpu"`
 	Figures map[string]interval.Interval `json:"figures"`
+	// Shares are the figures of the prefix caches, where prompts share prefixes, and the attainment of the
+	// SLO.
+	Shares map[string]interval.Interval `json:"shares"`
 }
 
 // summarise returns a summary per rate and contestant, in that order. Void runs count in no figure.
@@ -55,8 +78,8 @@ func summarise(contestants []string, rates []float64, runs map[cell]run) []summa
 	var out []summary
 	for _, rate := range rates {
 		for _, name := range contestants {
-			s := summary{Contestant: name, Rate: rate, Idle: -1, Figures: map[string]interval.Interval{}}
-			values := map[string][]float64{}
+			s := summary{Contestant: name, Rate: rate, Idle: -1, Figures: map[string]interval.Interval{}, Shares: map[string]interval.Interval{}}
+			values, shares := map[string][]float64{}, map[string][]float64{}
 			for _, r := range sortBySeed(runs) {
 				if r.Contestant != name || r.Rate != rate {
 					continue
@@ -75,6 +98,10 @@ func summarise(contestants []string, rates []float64, runs map[cell]run) []summa
 				for _, f := range figures {
 					values[f.Name] = append(values[f.Name], f.of(r.Result.Engine))
 				}
+				addShares(shares, r.Result)
+			}
+			for name, v := range shares {
+				s.Shares[name] = interval.Mean(v)
 			}
 			for name, v := range values {
 				s.Figures[name] = interval.Mean(v)
@@ -83,6 +110,22 @@ func summarise(contestants []string, rates []float64, runs map[cell]run) []summa
 		}
 	}
 	return out
+}
+
+// addShares adds the shares of one run.
+func addShares(to map[string][]float64, r replay.Result) {
+	if r.Reuse != nil {
+		for _, f := range reuseFigures {
+			if v, ok := f.of(r.Reuse); ok {
+				to[f.Name] = append(to[f.Name], v)
+			}
+		}
+	}
+	if r.Attainment != nil {
+		for i, times := range replay.Multiples {
+			to[attainmentName(times)] = append(to[attainmentName(times)], r.Attainment.Shares[i])
+		}
+	}
 }
 
 // sortBySeed returns the runs by increasing seed; runs of equal seeds are in no order.

@@ -117,11 +117,43 @@ func TestFiguresDiffer(t *testing.T) {
 	for _, f := range figures {
 		got = append(got, f.of(m))
 	}
-	if fmt.Sprint(got) != "[10 11 12 13 20 30 33 63]" {
+	if fmt.Sprint(got) != "[10 11 12 13 20 30 33 41 43 63]" {
 		t.Errorf("%v", got)
 	}
-	if figures[7].of(replay.Metrics{}) != 0 {
+	if figures[len(figures)-1].of(replay.Metrics{}) != 0 {
 		t.Error("a run without requests has a longest decile")
+	}
+}
+
+// TestShares checks the table of prefix caches: what no run knows has no column, and void runs do not count.
+func TestShares(t *testing.T) {
+	runs := results([]string{"a", "b"}, 2, func(string, uint64) float64 { return 1 })
+	e := evidence{Trace: "t", Subject: "a", contestants: []string{"a", "b"}, rates: []float64{10}}
+	table := func() string {
+		e.Summaries = summarise(e.contestants, e.rates, runs)
+		var text bytes.Buffer
+		testkit.NoError(t, e.sharesTable().Text(&text))
+		return text.String()
+	}
+	if text := table(); strings.Contains(text, "hit rate │") || strings.Contains(text, "SLO │") {
+		t.Errorf("columns without figures:\n%s", text)
+	}
+	for seed := range uint64(2) {
+		edit(runs, cell{"a", 10, seed + 1}, func(r *replay.Result) {
+			r.Reuse = &replay.Reuse{Source: replay.FromUsage, HitRate: 0.25 + 0.5*float64(seed), LoadCV: 0.125}
+			r.Attainment = &replay.Attainment{Shares: [...]float64{0.5, 0.75, 1}}
+		})
+	}
+	edit(runs, cell{"b", 10, 1}, func(r *replay.Result) { r.Reuse = &replay.Reuse{LoadCV: 0.5} })
+	edit(runs, cell{"b", 10, 2}, func(r *replay.Result) { r.Void, r.Reuse = "busy", &replay.Reuse{LoadCV: 9} })
+	text := table()
+	for _, want := range []string{"prefix hit rate │", "within 20 × SLO", "50.0 ± ", "0.12 ± 0.00 │", "75.0 ± 0.00 %", " – │        0.50 │"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "of the ideal │") {
+		t.Errorf("a column of an ideal that is not known:\n%s", text)
 	}
 }
 

@@ -71,6 +71,7 @@ func command(ctx context.Context, args []string) error {
 		profile     = f.String("profile", "rtxpro6000-llama-3.1-8b", "cost profile: of emulated engines, and by which Cascade plans; a built-in one's name or a JSON file")
 		pace        = f.Float64("speed", speed, "of engines and arrivals, relative to real time")
 		out         = f.String("out", "out/bench-routers", "directory of runs, tables and plot")
+		limit       = f.Duration("limit", 0, "begin no run that would end later than this; the same command goes on. 0: none")
 		void        = f.Bool("repeat-void", false, "make void runs again")
 		stale       = f.Bool("repeat-stale", false, "make runs of another build of this program again")
 		verbose     = f.Bool("v", false, "log what routers and fleets report")
@@ -78,6 +79,7 @@ func command(ctx context.Context, args []string) error {
 	)
 	f.StringVar(&tools.Envoy, "envoy", "", "path of Envoy; it carries Cascade's traffic, too. Without it the embedded proxy does")
 	f.StringVar(&tools.VLLM, "vllm-python", "", "path of the Python interpreter that has vllm_router")
+	f.StringVar(&tools.Estimator, "estimator", "", "path of the estimator for the Envoy in front of Cascade, which `make estimator` builds; without it there are no prefix keys")
 	f.StringVar(&tools.SGLang, "sglang-python", "", "path of the Python interpreter that has sglang_router")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -86,7 +88,7 @@ func command(ctx context.Context, args []string) error {
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
 	m := matrix{
-		seeds: *seeds, speed: *pace, replicas: *replicas, tools: tools, dir: *out, keepCaches: *keep,
+		seeds: *seeds, speed: *pace, replicas: *replicas, tools: tools, dir: *out, keepCaches: *keep, limit: *limit,
 		model: config.Model{Name: *modelName, Context: policies.Tokens(*length), Profile: *profile},
 		again: repeat{void: *void, stale: *stale}, log: slog.New(slog.DiscardHandler), stderr: os.Stderr, stdout: os.Stdout,
 	}
@@ -126,6 +128,8 @@ func (m *matrix) validate() error {
 	switch {
 	case m.seeds < 1:
 		return fmt.Errorf("-seeds %d: must be at least 1, and %d for a verdict", m.seeds, interval.MinRuns)
+	case m.limit < 0:
+		return fmt.Errorf("-limit %v: must not be negative", m.limit)
 	case m.replicas < 1:
 		return fmt.Errorf("-replicas %d: must be at least 1", m.replicas)
 	case !(m.speed > 0):

@@ -14,8 +14,10 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/digest"
+	"github.com/cascadeinfer/cascade/cmd/internal/enginecounters"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/cmd/internal/routerbench/contestant"
+	"github.com/cascadeinfer/cascade/engine/evaluation"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 )
@@ -34,7 +36,8 @@ type matrix struct {
 	tools       contestant.Tools
 	dir         string
 	again       repeat
-	history     int // earlier requests for Cascade's first plan; set by inputs
+	limit       time.Duration // no run begins that would end later; 0: none
+	history     int           // earlier requests for Cascade's first plan; set by inputs
 	log         *slog.Logger
 	stderr      io.Writer
 	stdout      io.Writer
@@ -45,6 +48,7 @@ type input struct {
 	contestant contestant.Contestant
 	requests   []trace.Request
 	history    []trace.Request
+	slo        replay.SLO
 	key        string
 }
 
@@ -71,7 +75,12 @@ func (m *matrix) run(ctx context.Context) error {
 		delete(stored, c)
 	}
 	fmt.Fprintf(m.stderr, "%s: %d of %d runs are to be made at speed %g, about %s\n", m.workload.name, len(remaining), len(cells), m.speed, minutes(expectedTime(remaining, arrivals, stored)))
+	began := time.Now()
 	for i, c := range remaining {
+		if next := expectedTime(remaining[i:i+1], arrivals, stored); m.limit > 0 && time.Since(began)+next > m.limit {
+			fmt.Fprintf(m.stderr, "%d runs are left and do not fit into -limit %v; the same command makes them\n", len(remaining)-i, m.limit)
+			break
+		}
 		fmt.Fprintf(m.stderr, "run %d of %d, about %s left: %s, %g requests/s, seed %d\n", i+1, len(remaining), minutes(expectedTime(remaining[i:], arrivals, stored)), c.Contestant, c.Rate, c.Seed)
 		r, err := m.measure(ctx, c, inputs[c])
 		if err != nil {
@@ -117,9 +126,10 @@ func (m *matrix) inputs(cells []cell) (map[cell]input, error) {
 		if len(m.external) > 0 {
 			engines = fmt.Sprint(len(m.external), " external, caches kept ", m.keepCaches) // their ports differ from start to start
 		}
-		if in.key, err = digest.OfJSON(in.requests, in.history, in.contestant.Settings, m.tools.Envoy != "", engines, m.model, profile, m.speed); err != nil {
+		if in.key, err = digest.OfJSON(in.requests, in.history, in.contestant.Settings, m.tools.Envoy != "", m.tools.Estimator != "", engines, m.model, profile, m.speed); err != nil {
 			return nil, err
 		}
+		in.slo = evaluation.Alone(profile, in.requests)
 		m.history = len(in.history)
 		out[c] = in
 	}
@@ -145,7 +155,7 @@ func (m *matrix) measure(ctx context.Context, c cell, in input) (r run, err erro
 			return err
 		}
 		return contestant.Use(ctx, router, func(ctx context.Context, url string) error {
-			r.Result, err = m.replay(ctx, c, in, url)
+			r.Result, err = m.replay(ctx, c, in, url, e.Replicas, func() []int { return contestant.StagesOf(router, len(e.Replicas)) })
 			return err
 		})
 	}
@@ -184,18 +194,25 @@ func (m *matrix) withEmulated(ctx context.Context, dir string, e *contestant.Eng
 	return nil
 }
 
-// replay replays the requests of a cell.
-func (m *matrix) replay(ctx context.Context, c cell, in input, url string) (replay.Result, error) {
+// replay replays the requests of a cell on engines in stages.
+func (m *matrix) replay(ctx context.Context, c cell, in input, url string, engines []contestant.Replica, stages func() []int) (replay.Result, error) {
 	bar := progress.New(m.stderr, c.Contestant, len(in.requests))
 	defer bar.End()
 	r, err := replay.New(replay.Config{
-		Name: c.Contestant, Target: url, Model: m.model.Name, Requests: in.requests, Speed: m.speed,
+		Name: c.Contestant, Target: url, Model: m.model.Name, Requests: in.requests, Speed: m.speed, SLO: in.slo,
 		Progress: func(p replay.Progress) { bar.Set(p.Done) }, Logger: m.log,
 	})
 	if err != nil {
 		return replay.Result{}, err
 	}
-	return r.Run(ctx)
+	if !trace.NamesPrefixes(in.requests) {
+		return r.Run(ctx)
+	}
+	counters := enginecounters.Config{Speed: m.speed, Arrivals: time.Duration(float64(in.requests[len(in.requests)-1].At) / m.speed), Stages: stages}
+	for _, e := range engines {
+		counters.Engines = append(counters.Engines, e.URL)
+	}
+	return enginecounters.Replay(ctx, counters, r, m.log)
 }
 
 // announce prints what a run has shown.
@@ -203,6 +220,9 @@ func (m *matrix) announce(r run) {
 	e := r.Result.Engine
 	fmt.Fprintf(m.stderr, "  %d of %d answered, TTFT p95 %.0f ms, normalised mean %.1f ms and p99 %.0f ms, %.0f %% idle\n", r.Result.Completed, r.Result.Requests,
 		1000*e.TTFT.P95, 1000*e.Normalised.Mean, 1000*e.Normalised.P99, 100*r.Result.IdleCPU)
+	if u := r.Result.Reuse; u != nil {
+		fmt.Fprintf(m.stderr, "  prefix hits %.0f %%, %.0f %% of the ideal, load CV %.2f\n", 100*u.HitRate, 100*u.OfIdeal, u.LoadCV)
+	}
 	if r.Result.Void != "" {
 		fmt.Fprintf(m.stderr, "  void: %s\n", r.Result.Void)
 	}

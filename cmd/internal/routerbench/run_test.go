@@ -10,10 +10,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/routerbench/contestant"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -86,6 +88,52 @@ func TestWheels(t *testing.T) {
 	m, _ := small(t, tools, "vllm-router-cache-aware", "vllm-router-power-of-two", "vllm-router-consistent-hash", "sglang-router-cache-aware")
 	testkit.NoError(t, m.run(t.Context()))
 	answered(t, m)
+}
+
+// TestKVAware runs the policy of vLLM's router that follows the engines' KV events: turns of ten conversations
+// find most of what they share with those before. Anywhere, half of them would.
+func TestKVAware(t *testing.T) {
+	testkit.SkipSlow(t)
+	m, log := small(t, contestant.Tools{VLLM: wheel(t, "vllm-router/bin/python")}, "vllm-router-kv-aware")
+	m.workload, m.rates, m.speed = conversations(40), []float64{5}, 5
+	testkit.NoError(t, m.run(t.Context()))
+	runs := testkit.Must(readRuns(m.runsDir(), orderCells(m.names(), m.rates, m.seeds)))
+	r := runs[cell{"vllm-router-kv-aware", 5, 1}].Result
+	if r.Completed != 40 || r.Reuse == nil || r.Reuse.OfIdeal < 0.75 || r.Reuse.LoadCV < 0 || !strings.Contains(log.String(), "of the ideal, load CV") {
+		t.Errorf("%d answered, %+v\n%s", r.Completed, r.Reuse, log)
+	}
+}
+
+// conversations returns a workload of n requests, turns of ten conversations in turn that grow by 512 tokens
+// each. As many requests before them are history.
+func conversations(n int) workload {
+	w := workload{name: "conversations", requests: n, longest: 8192}
+	for i := range 4 * n {
+		turn := trace.Request{At: time.Duration(i) * time.Second, Input: policies.Tokens(700 + 512*((i%n)/10)), Output: 4}
+		for b := range int(turn.Input / trace.BlockTokens) {
+			turn.Prefix = append(turn.Prefix, uint64(i/n*1000+i%10*100+b))
+		}
+		w.file = append(w.file, turn)
+	}
+	return w
+}
+
+// TestLimit checks that no run begins that would end after the limit, and that the tables of the others are
+// written.
+func TestLimit(t *testing.T) {
+	m, log := small(t, contestant.Tools{}, "cascade", "cascade-one-stage")
+	m.limit = time.Second
+	testkit.NoError(t, m.run(t.Context()))
+	if !strings.Contains(log.String(), "2 runs are left and do not fit into -limit 1s") {
+		t.Errorf("%s", log)
+	}
+	if _, err := os.Stat(filepath.Join(m.dir, "tables.md")); err != nil {
+		t.Error(err)
+	}
+	m.limit = -1
+	if err := m.validate(); err == nil {
+		t.Error("a negative limit is no error")
+	}
 }
 
 // wheel returns the path of a program that "make routers" installs.

@@ -7,10 +7,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/engine/interval"
+	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
@@ -63,6 +65,49 @@ func (e evidence) figuresTable() report.Table {
 		"Normalised latency is end to end, per token received; the longest decile is the tenth of the requests with the longest prompts, by its normalised latency.", 100*interval.Level))
 	t.Notes = append(t.Notes, e.Conditions...)
 	return t
+}
+
+// sharesTable lists the figures of the prefix caches and the attainment of the SLO; it has no columns but
+// the first two if no run has any.
+func (e evidence) sharesTable() report.Table {
+	t := report.Table{Title: "Prefix caches and SLO attainment, " + e.Trace, Header: []string{"requests/s", "system"}, Left: 2, Group: len(e.contestants)}
+	var names []string
+	for _, f := range reuseFigures {
+		names = append(names, f.Name)
+	}
+	for _, times := range replay.Multiples {
+		names = append(names, attainmentName(times))
+	}
+	names = slices.DeleteFunc(names, func(name string) bool {
+		return !slices.ContainsFunc(e.Summaries, func(s summary) bool { return s.Shares[name].Runs > 0 })
+	})
+	t.Header = append(t.Header, names...)
+	for _, s := range e.Summaries {
+		row := []string{report.FormatNumber(s.Rate), s.Contestant}
+		for _, name := range names {
+			row = append(row, shareCell(name, s.Shares[name]))
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	t.Notes = []string{"The hit rate is the cached prompt tokens over all prompt tokens; the ideal is that of one cache for all requests which loses nothing. " +
+		"Load CV is the coefficient of variation of the engines' work of the last 30 s inside a stage. The SLO is the mean TTFT and TPOT of a request that is alone, by the profile."}
+	return t
+}
+
+// shareCell prints a share in percent, the load CV as it is.
+func shareCell(name string, i interval.Interval) string {
+	if i.Runs == 0 {
+		return "–"
+	}
+	factor, unit := 100.0, " %"
+	if name == loadCV {
+		factor, unit = 1, ""
+	}
+	text := report.FormatNumber(factor * i.Mean)
+	if i.Runs > 1 {
+		text += " ± " + report.FormatNumber(factor*(i.High-i.Low)/2)
+	}
+	return text + unit
 }
 
 // verdictsTable lists the subject against its rivals.
@@ -120,6 +165,19 @@ func (e evidence) picture() (report.Picture, error) {
 		}
 		panels = append(panels, p)
 	}
+	for _, f := range reuseFigures {
+		p := report.Panel{Figure: f.Name, Systems: e.contestants, Plain: true}
+		for _, rate := range e.rates {
+			series := report.IntervalSeries{Name: report.FormatNumber(rate) + " requests/s"}
+			for _, s := range e.Summaries {
+				if s.Rate == rate {
+					series.Intervals = append(series.Intervals, s.Shares[f.Name])
+				}
+			}
+			p.Series = append(p.Series, series)
+		}
+		panels = append(panels, p)
+	}
 	return report.Intervals(panels)
 }
 
@@ -136,7 +194,7 @@ func (e evidence) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(e.figuresTable().Markdown(tables), writeLine(tables), e.verdictsTable().Markdown(tables), tables.Close()); err != nil {
+	if err := errors.Join(e.figuresTable().Markdown(tables), writeLine(tables), e.sharesTable().Markdown(tables), writeLine(tables), e.verdictsTable().Markdown(tables), tables.Close()); err != nil {
 		return err
 	}
 	pic, err := e.picture()
@@ -160,5 +218,5 @@ func writeLine(w io.Writer) error {
 
 // print prints the tables for a terminal.
 func (e evidence) print(w io.Writer) error {
-	return errors.Join(e.figuresTable().Text(w), e.verdictsTable().Text(w))
+	return errors.Join(e.figuresTable().Text(w), e.sharesTable().Text(w), e.verdictsTable().Text(w))
 }

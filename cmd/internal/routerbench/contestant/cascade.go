@@ -24,7 +24,7 @@ type variant struct {
 func cascade(name string, v variant) Contestant {
 	settings := fmt.Sprintf("cascade, preset %q, migration.mode %q, one stage %v, overload.admission off", v.preset, v.moves, v.oneStage)
 	return Contestant{Name: name, Settings: settings, start: func(t Tools, e Engines, log *slog.Logger) (Router, error) {
-		f, err := v.fleet(e)
+		f, err := v.fleet(t, e)
 		if err != nil {
 			return nil, err
 		}
@@ -69,7 +69,7 @@ func (r fleetRouter) Ready(ctx context.Context) error {
 }
 
 // fleet returns the fleet in front of the engines, on free loopback ports.
-func (v variant) fleet(e Engines) (wiring.Fleet, error) {
+func (v variant) fleet(t Tools, e Engines) (wiring.Fleet, error) {
 	const anyPort = "127.0.0.1:0"
 	f := config.Fleet{
 		Preset: v.preset, Speed: e.Speed,
@@ -79,6 +79,9 @@ func (v variant) fleet(e Engines) (wiring.Fleet, error) {
 		Migration: config.Migration{Mode: v.moves},
 		// All contestants serve the same requests; the others refuse none.
 		Overload: config.Overload{Admission: config.AdmissionOff},
+	}
+	if t.Envoy != "" {
+		f.Control.Module = t.Estimator
 	}
 	if v.oneStage {
 		f.Planner.MinRequests, f.Models[0].History = config.KeepFirstPlan, ""

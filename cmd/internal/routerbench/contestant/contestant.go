@@ -44,6 +44,9 @@ type Engines struct {
 type Replica struct {
 	URL    string // base URL without /v1, on loopback
 	Blocks string // directory of its block table; empty: it has none
+	// Events and Replay are the addresses, host:port on loopback, where it publishes its KV events and
+	// repeats past ones; empty: nothing is known of them.
+	Events, Replay string
 }
 
 // Tools are paths of the programs to start. Those of contestants that do not run may be
@@ -53,6 +56,10 @@ type Tools struct {
 	Envoy  string
 	VLLM   string // the Python interpreter that has vllm_router
 	SGLang string // the Python interpreter that has sglang_router
+	// Estimator is the WebAssembly module that estimates lengths in the Envoy in front of Cascade, and
+	// makes the keys by which requests that begin alike go to one replica. Without it lengths come from
+	// content-length there, and there are no keys.
+	Estimator string
 }
 
 // Router is a contestant in front of engines.
@@ -63,6 +70,15 @@ type Router interface {
 	Ready(ctx context.Context) error
 	// Run runs the router until ctx ends or it fails.
 	Run(ctx context.Context) error
+}
+
+// StagesOf returns the stage of each of n engines behind a router, in their order: numbers below 0 are
+// none. Without stages all are in one.
+func StagesOf(r Router, n int) []int {
+	if staged, ok := r.(interface{ Stages() []int }); ok {
+		return staged.Stages()
+	}
+	return make([]int, n)
 }
 
 // Contestant is one way of distributing requests.
@@ -82,7 +98,7 @@ func All() []Contestant {
 		cascade("cascade-without-moves", variant{moves: config.MigrationPlace}),
 		cascade("cascade-paper", variant{preset: "paper"}),
 	}
-	for _, policy := range []string{"cache_aware", "power_of_two", "consistent_hash"} {
+	for _, policy := range []string{"cache_aware", "power_of_two", "consistent_hash", kvAware} {
 		all = append(all, vllmRouter(policy))
 	}
 	return append(all, sglangRouter("cache_aware"), envoy("LEAST_REQUEST"))
@@ -145,9 +161,9 @@ func Use(ctx context.Context, r Router, use func(ctx context.Context, url string
 	return err
 }
 
-// freeAddresses returns loopback addresses outside the range of ephemeral ports, so that no
+// FreeAddresses returns loopback addresses outside the range of ephemeral ports, so that no
 // client's connection takes one before the router does.
-func freeAddresses(n int) ([]string, error) {
+func FreeAddresses(n int) ([]string, error) {
 	f := &failer{}
 	addresses := loopback.Addresses(f, n)
 	return addresses, f.err

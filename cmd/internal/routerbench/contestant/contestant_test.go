@@ -23,7 +23,7 @@ func TestNames(t *testing.T) {
 		names[c.Name], settings[c.Settings] = true, true
 	}
 	for _, want := range []string{"cascade", "cascade-one-stage", "cascade-without-moves", "cascade-paper", "vllm-router-cache-aware", "vllm-router-power-of-two",
-		"vllm-router-consistent-hash", "sglang-router-cache-aware", "envoy-least-request"} {
+		"vllm-router-consistent-hash", "vllm-router-kv-aware", "sglang-router-cache-aware", "envoy-least-request"} {
 		if !names[want] {
 			t.Errorf("%s is missing", want)
 		}
@@ -36,11 +36,11 @@ func TestNames(t *testing.T) {
 
 // TestVariants checks that the configurations of Cascade differ as their names say.
 func TestVariants(t *testing.T) {
-	e := Engines{Model: "m", Context: 4096, Profile: "rtxpro6000-llama-3.1-8b", Speed: 2, History: "h", Replicas: []Replica{{"http://127.0.0.1:1", "b"}, {"http://127.0.0.1:2", ""}}}
-	plain := testkit.Must(variant{}.fleet(e))
-	one := testkit.Must(variant{oneStage: true}.fleet(e))
-	still := testkit.Must(variant{moves: "place"}.fleet(e))
-	paper := testkit.Must(variant{preset: "paper"}.fleet(e))
+	e := Engines{Model: "m", Context: 4096, Profile: "rtxpro6000-llama-3.1-8b", Speed: 2, History: "h", Replicas: []Replica{{URL: "http://127.0.0.1:1", Blocks: "b"}, {URL: "http://127.0.0.1:2"}}}
+	plain := testkit.Must(variant{}.fleet(Tools{}, e))
+	one := testkit.Must(variant{oneStage: true}.fleet(Tools{}, e))
+	still := testkit.Must(variant{moves: "place"}.fleet(Tools{}, e))
+	paper := testkit.Must(variant{preset: "paper"}.fleet(Tools{}, e))
 	if plain.Preset != "default" || plain.Migration.Mode != "live" || plain.Models[0].History != "h" || plain.Overload.Admission != "off" || plain.Speed != 2 {
 		t.Errorf("default: %+v", plain.Fleet)
 	}
@@ -55,6 +55,26 @@ func TestVariants(t *testing.T) {
 	}
 	if paper.Preset != "paper" || paper.Migration.Mode != "live" {
 		t.Errorf("paper: %+v", paper.Fleet)
+	}
+}
+
+// TestEventSources checks the flags by which kv_aware finds the engines' events: it asks engines itself if nothing
+// is known of theirs.
+func TestEventSources(t *testing.T) {
+	got := eventSources(Engines{Model: "m", Replicas: []Replica{{URL: "http://a:1", Events: "127.0.0.1:2", Replay: "127.0.0.1:3"}, {URL: "http://b:1"}}})
+	want := "--kv-event-source http://a:1=tcp://127.0.0.1:2 --kv-event-replay-source http://a:1=tcp://127.0.0.1:3 --kv-event-block-size 16 --kv-event-model m"
+	if strings.Join(got, " ") != want {
+		t.Errorf("%q", got)
+	}
+	if got := eventSources(Engines{Model: "m", Replicas: []Replica{{URL: "http://a:1"}}}); len(got) > 0 {
+		t.Errorf("of an engine without events: %q", got)
+	}
+}
+
+// TestStagesOf checks that a router without stages has one.
+func TestStagesOf(t *testing.T) {
+	if got := StagesOf(&testRouter{}, 3); len(got) != 3 || got[2] != 0 {
+		t.Errorf("%v", got)
 	}
 }
 

@@ -7,12 +7,17 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 // requestTimeout is the routers' limit for one request in seconds; their own is 30 minutes.
 const requestTimeout = "1200"
+
+// kvAware is the policy of vLLM's router that follows the engines' KV events. It asks engines for the token
+// ids of each prompt.
+const kvAware = "kv_aware"
 
 // vllmRouter returns vLLM's router with a policy.
 func vllmRouter(policy string) Contestant {
@@ -23,10 +28,34 @@ func vllmRouter(policy string) Contestant {
 			if t.VLLM == "" {
 				return nil, errors.New("name the Python interpreter that has vllm_router: run `make routers`, and add -vllm-python")
 			}
-			return newPythonRouter([]string{t.VLLM, "-m", "vllm_router.launch_router"}, settings, e, log)
+			flags := settings
+			if policy == kvAware {
+				flags = append(slices.Clone(settings), eventSources(e)...)
+			}
+			return newPythonRouter([]string{t.VLLM, "-m", "vllm_router.launch_router"}, flags, e, log)
 		},
 	}
 }
+
+// eventSources returns the flags that name the engines' KV events. Of engines without an address for them
+// the router asks for it itself.
+func eventSources(e Engines) (flags []string) {
+	for _, r := range e.Replicas {
+		if r.Events != "" {
+			flags = append(flags, "--kv-event-source", r.URL+"=tcp://"+r.Events)
+		}
+		if r.Replay != "" {
+			flags = append(flags, "--kv-event-replay-source", r.URL+"=tcp://"+r.Replay)
+		}
+	}
+	if len(flags) > 0 {
+		flags = append(flags, "--kv-event-block-size", strconv.Itoa(blockTokens), "--kv-event-model", e.Model)
+	}
+	return flags
+}
+
+// blockTokens is the size of the KV blocks of emulated engines, and vLLM's default.
+const blockTokens = 16
 
 // sglangRouter returns SGLang's model gateway with a policy. Without -1 it refuses the
 // requests beyond the 256th.
@@ -47,13 +76,13 @@ func slug(policy string) string { return strings.ToLower(strings.ReplaceAll(poli
 
 // newPythonRouter returns a router whose flags are those of vLLM's and SGLang's launchers.
 func newPythonRouter(program, settings []string, e Engines, log *slog.Logger) (Router, error) {
-	a, err := freeAddresses(2)
+	a, err := FreeAddresses(2)
 	if err != nil {
 		return nil, err
 	}
 	host, port, _ := net.SplitHostPort(a[0])
 	_, metrics, _ := net.SplitHostPort(a[1])
-	argv := append(append(program, settings...), "--host", host, "--port", port, "--prometheus-port", metrics, "--worker-urls")
+	argv := append(slices.Concat(program, settings), "--host", host, "--port", port, "--prometheus-port", metrics, "--worker-urls")
 	for _, r := range e.Replicas {
 		argv = append(argv, r.URL)
 	}
@@ -71,7 +100,7 @@ func envoy(policy string) Contestant {
 			if t.Envoy == "" {
 				return nil, errors.New("name the program Envoy: run `make envoy`, and add -envoy")
 			}
-			a, err := freeAddresses(1)
+			a, err := FreeAddresses(1)
 			if err != nil {
 				return nil, err
 			}
