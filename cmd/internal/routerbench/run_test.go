@@ -174,7 +174,7 @@ func TestFlags(t *testing.T) {
 		"-rates ,":                   "at least one load",
 		"-seeds 0":                   "-seeds 0",
 		"-replicas 0":                "-replicas 0",
-		"-speed 0":                   "-speed 0",
+		"-speed -1":                  "-speed -1",
 		"-requests 0":                "-requests 0",
 		"-engines http://a -speed 2": "-speed 1",
 		"-contestants none":          "must be one of cascade, ",

@@ -17,12 +17,13 @@ type variant struct {
 	preset   string // empty: the default
 	moves    string // migration.mode; empty: the preset's
 	oneStage bool
+	noKeys   bool // control.prefix_keys off
 }
 
 // cascade returns Cascade in one configuration. Its components run in this process, over real
 // sockets and xDS; Envoy, if there is one, is a process. Policies are the native ones.
 func cascade(name string, v variant) Contestant {
-	settings := fmt.Sprintf("cascade, preset %q, migration.mode %q, one stage %v, overload.admission off", v.preset, v.moves, v.oneStage)
+	settings := fmt.Sprintf("cascade, preset %q, migration.mode %q, one stage %v, without prefix keys %v, overload.admission off", v.preset, v.moves, v.oneStage, v.noKeys)
 	return Contestant{Name: name, Settings: settings, start: func(t Tools, e Engines, log *slog.Logger) (Router, error) {
 		f, err := v.fleet(t, e)
 		if err != nil {
@@ -82,6 +83,9 @@ func (v variant) fleet(t Tools, e Engines) (wiring.Fleet, error) {
 	}
 	if t.Envoy != "" {
 		f.Control.Module = t.Estimator
+	}
+	if v.noKeys {
+		f.Control.PrefixKeys = config.PrefixKeysOff
 	}
 	if v.oneStage {
 		f.Planner.MinRequests, f.Models[0].History = config.KeepFirstPlan, ""

@@ -96,6 +96,7 @@ func All() []Contestant {
 		cascade("cascade", variant{}),
 		cascade("cascade-one-stage", variant{oneStage: true}),
 		cascade("cascade-without-moves", variant{moves: config.MigrationPlace}),
+		cascade("cascade-without-prefix-keys", variant{noKeys: true}),
 		cascade("cascade-paper", variant{preset: "paper"}),
 	}
 	for _, policy := range []string{"cache_aware", "power_of_two", "consistent_hash", kvAware} {

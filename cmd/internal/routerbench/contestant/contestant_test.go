@@ -22,7 +22,7 @@ func TestNames(t *testing.T) {
 		}
 		names[c.Name], settings[c.Settings] = true, true
 	}
-	for _, want := range []string{"cascade", "cascade-one-stage", "cascade-without-moves", "cascade-paper", "vllm-router-cache-aware", "vllm-router-power-of-two",
+	for _, want := range []string{"cascade", "cascade-one-stage", "cascade-without-moves", "cascade-without-prefix-keys", "cascade-paper", "vllm-router-cache-aware", "vllm-router-power-of-two",
 		"vllm-router-consistent-hash", "vllm-router-kv-aware", "sglang-router-cache-aware", "envoy-least-request"} {
 		if !names[want] {
 			t.Errorf("%s is missing", want)
@@ -52,6 +52,11 @@ func TestVariants(t *testing.T) {
 	}
 	if still.Migration.Mode != "place" || still.Models[0].History != "h" {
 		t.Errorf("without moves: %+v", still.Fleet)
+	}
+	keyed := testkit.Must(variant{}.fleet(Tools{Envoy: "envoy", Estimator: "contestant.go"}, e))
+	keyless := testkit.Must(variant{noKeys: true}.fleet(Tools{Envoy: "envoy", Estimator: "contestant.go"}, e))
+	if plain.Fleet.Control.Estimator != "content-length" || keyed.Fleet.Control.Estimator != "wasm" || keyed.Fleet.Control.PrefixKeys != "on" || keyless.Fleet.Control.PrefixKeys != "off" || keyless.Fleet.Control.Estimator != "wasm" {
+		t.Errorf("estimators: %+v, %+v, %+v", plain.Fleet.Control, keyed.Fleet.Control, keyless.Fleet.Control)
 	}
 	if paper.Preset != "paper" || paper.Migration.Mode != "live" {
 		t.Errorf("paper: %+v", paper.Fleet)
