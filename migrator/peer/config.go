@@ -45,7 +45,7 @@ const (
 	refusalsUntilGone    = 2               // consecutive refused connections after which a peer is gone
 	keepaliveEvery       = 10 * time.Second
 	keepaliveAnswer      = 5 * time.Second
-	maxFetches           = 256 // calls of FetchKV that are served at a time
+	maxFetches           = 256 // calls of FetchKV and FetchPrefix that are served at a time
 	maxNameBytes         = 256 // of the name in a Hello that is compared with a certificate
 )
 
@@ -79,6 +79,8 @@ type Config struct {
 	// the one answer; the call lasts until ServeFetch returns, which it does when ctx ends. nil
 	// rejects all calls.
 	ServeFetch func(ctx context.Context, from policies.ReplicaID, q *api.FetchKVRequest, answer func(*api.FetchKVAnswer) error) error
+	// ServePrefix is ServeFetch for FetchPrefix. An error that is a gRPC status keeps its code.
+	ServePrefix func(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) error
 	// Credentials secures the connection to a peer at an address and, with identities,
 	// authenticates the peer; nil means plaintext. The caller decides whether plaintext
 	// is allowed.

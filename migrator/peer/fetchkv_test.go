@@ -107,3 +107,39 @@ func TestFetchKVIsForItsCaller(t *testing.T) {
 	}
 	<-s.ended
 }
+
+// TestFetchPrefix asks a peer for a prefix: what the peer refuses has the code of its error.
+func TestFetchPrefix(t *testing.T) {
+	ended := make(chan policies.ReplicaID, 1)
+	serve := func(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) error {
+		if len(q.Ids) == 0 {
+			return status.Error(codes.NotFound, "none of it is here")
+		}
+		if err := answer(&api.FetchPrefixAnswer{Tokens: uint64(len(q.Ids))}); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		ended <- from
+		return nil
+	}
+	a, b := startOnTCP(t, Config{Self: "a"}), startOnTCP(t, Config{Self: "b", ServePrefix: serve})
+	setAllPeers(a, b)
+	ctx, cancel := context.WithCancel(t.Context())
+	q, err := a.FetchPrefix(ctx, "b", &api.FetchPrefixRequest{Ids: []uint32{1, 2}})
+	if err != nil || q.Tokens != 2 {
+		t.Fatalf("%v, %v", q, err)
+	}
+	cancel()
+	if from := <-ended; from != "a" {
+		t.Errorf("from %s", from)
+	}
+	if _, err = a.FetchPrefix(t.Context(), "b", &api.FetchPrefixRequest{}); status.Code(err) != codes.NotFound {
+		t.Error(err)
+	}
+	if _, err = b.FetchPrefix(t.Context(), "a", &api.FetchPrefixRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Error(err)
+	}
+	if _, err = a.FetchPrefix(t.Context(), "c", &api.FetchPrefixRequest{}); err == nil {
+		t.Error("an unknown peer has answered")
+	}
+}

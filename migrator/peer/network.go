@@ -29,7 +29,7 @@ type Network struct {
 	ctx      context.Context // Run's context; nil while it does not run
 	peers    map[policies.ReplicaID]*peer
 	incoming int // open streams of peers
-	fetches  int // calls of FetchKV of peers
+	fetches  int // calls of FetchKV and FetchPrefix of peers
 	refused  Refused
 }
 

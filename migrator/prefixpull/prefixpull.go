@@ -1,0 +1,203 @@
+// Package prefixpull copies the KV of prompts' beginnings from the prefix cache of one engine into
+// that of another, before a request's first token: for engines that serve their block tables.
+//
+// Pull is called at the replica where the request will run. Its engine pins what it has of the prefix
+// and reserves blocks for the rest; the peer that holds the prefix pins its own blocks and offers them
+// over the transports of migrations (FetchPrefix of migrator/peer, which Serve answers); the blocks are
+// pulled and verified, and the engine stores them in its prefix cache. The request is then sent to the
+// engine as any other, and finds them.
+//
+// The package decides nothing: the caller knows who holds a prefix, and whether a pull pays
+// (policies/prefixpull). Its context is the deadline.
+//
+// # Invariants
+//
+//  1. An engine stores only blocks of which every region has the checksum that the holder's migrator
+//     has computed. Ids, model and cache salt are those of the request, at both ends.
+//  2. A block that is read or written is pinned. Whatever fails, it is released after the last byte
+//     was written or read: if the engine cannot be reached for long, its session ends, which does it.
+//  3. Pull returns when its context ends, and does not wait for that release.
+//  4. A replica pulls and serves at most MaxConcurrent prefixes at a time each. Beyond that it
+//     refuses.
+package prefixpull
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/paths"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Timeouts and limits.
+const (
+	defaultConcurrent = 4
+	engineTimeout     = 3 * time.Second        // for one call to the engine
+	releaseRetry      = 100 * time.Millisecond // before a release that failed is tried again
+	releaseTimeout    = 30 * time.Second       // for an engine to release; then its session ends
+	serveTimeout      = 30 * time.Second       // for which a prefix is kept for a peer
+	maxTries          = 3                      // pulls of a block that arrives without its checksum
+)
+
+// Why a prefix is not pulled.
+var (
+	ErrBusy        = errors.New("the limit of prefixes that are copied at a time is reached")
+	ErrGone        = errors.New("the holder has no more of the prefix than this replica")
+	ErrUnavailable = errors.New("no KV can be copied into the engine's memory now")
+)
+
+// Engine is an engine that serves its block table; blocks.Client implements it.
+type Engine interface {
+	Prefixes
+	// Description returns false while the engine is unavailable.
+	Description() (blocks.Description, bool)
+	transport.Pool
+}
+
+// Prefixes pins prefixes in an engine's cache, as blocks.Client does.
+type Prefixes interface {
+	PinPrefix(ctx context.Context, id string, p blocks.Prefix, reserve bool) (blocks.PinnedPrefix, error)
+	CommitPrefix(ctx context.Context, id string, tokens int) error
+	Release(ctx context.Context, id string) error
+	// AbandonSession ends the session, which releases everything. It does not block.
+	AbandonSession(why error)
+}
+
+var _ Engine = (*blocks.Client)(nil)
+
+// Network reaches the other migrators; migrator/peer implements it.
+type Network interface {
+	// FetchPrefix asks a peer for a prefix, which the peer keeps until ctx ends.
+	FetchPrefix(ctx context.Context, to policies.ReplicaID, q *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)
+}
+
+// Config configures a Copier. Engine, Network and Paths are required.
+type Config struct {
+	Engine  Engine
+	Network Network
+	// Paths returns the paths of the transports that serve the Engine's memory.
+	Paths func() *paths.Set
+	// Pace returns when a transfer that began at start and has so many bytes of the real engine's
+	// KV would be complete; nil returns at once.
+	Pace func(ctx context.Context, start time.Time, bytes int64) error
+	// CanReceive reports whether KV can be written to the engine's memory now. It must not block.
+	// nil: it always can.
+	CanReceive func() bool
+	// MaxConcurrent bounds the prefixes that are pulled at a time, and those that are served. 0
+	// means 4.
+	MaxConcurrent int
+	// Logger logs releases that fail; nil discards.
+	Logger *slog.Logger
+}
+
+// Copier copies prefixes to and from one engine. Its methods are safe for concurrent use. They copy
+// nothing before Run and after it.
+type Copier struct {
+	cfg              Config
+	log              *slog.Logger
+	pulling, serving chan struct{} // one token for each
+
+	mu      sync.Mutex
+	ctx     context.Context // Run's; nil while it does not run
+	workers sync.WaitGroup  // added to under mu, while ctx is set
+	served  Served
+}
+
+// Served counts the prefixes that peers have asked for, since New.
+type Served struct {
+	Prefixes uint64 // that were offered to a peer
+	Tokens   uint64 // of these
+	Refused  uint64 // calls without an offer
+}
+
+// New returns a Copier that copies nothing before Run.
+func New(c Config) (*Copier, error) {
+	switch {
+	case c.Engine == nil || c.Network == nil || c.Paths == nil:
+		return nil, errors.New("prefix pull: Engine, Network and Paths are required")
+	case c.MaxConcurrent < 0:
+		return nil, fmt.Errorf("prefix pull: MaxConcurrent %d must not be negative", c.MaxConcurrent)
+	}
+	if c.MaxConcurrent == 0 {
+		c.MaxConcurrent = defaultConcurrent
+	}
+	if c.Pace == nil {
+		c.Pace = func(context.Context, time.Time, int64) error { return nil }
+	}
+	if c.CanReceive == nil {
+		c.CanReceive = func() bool { return true }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Copier{cfg: c, log: c.Logger, pulling: make(chan struct{}, c.MaxConcurrent), serving: make(chan struct{}, c.MaxConcurrent)}, nil
+}
+
+// Run lets prefixes be copied until ctx ends; it returns when the last copy has ended. It may be
+// called once.
+func (c *Copier) Run(ctx context.Context) error {
+	c.mu.Lock()
+	c.ctx = ctx
+	c.mu.Unlock()
+	<-ctx.Done()
+	c.mu.Lock()
+	c.ctx = nil
+	c.mu.Unlock()
+	c.workers.Wait()
+	return nil
+}
+
+// Served returns the counters.
+func (c *Copier) Served() Served {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.served
+}
+
+// begin runs work on a goroutine that Run waits for. It returns false while Run does not run.
+func (c *Copier) begin(work func(run context.Context)) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx == nil || c.ctx.Err() != nil {
+		return false
+	}
+	run := c.ctx
+	c.workers.Go(func() { work(run) })
+	return true
+}
+
+// reservationName returns a name that no other reservation of the engine has.
+func reservationName() string { return "prefix-pull/" + strconv.FormatUint(rand.Uint64(), 16) }
+
+// release frees a reservation, whether or not the engine has made it. It retries until the engine has
+// answered or is unavailable, and ends the session of an engine that does not for releaseTimeout.
+func (c *Copier) release(run context.Context, id string) {
+	for end := time.Now().Add(releaseTimeout); ; {
+		ctx, cancel := context.WithTimeout(run, engineTimeout)
+		err := c.cfg.Engine.Release(ctx, id)
+		cancel()
+		if err == nil || errors.Is(err, blocks.ErrNotFound) || errors.Is(err, blocks.ErrUnavailable) || run.Err() != nil {
+			return
+		}
+		if !time.Now().Before(end) {
+			c.log.Error("engine session abandoned after repeated failures", "call", "release", "reservation", id, "error", err)
+			c.cfg.Engine.AbandonSession(fmt.Errorf("release of %s: %w", id, err))
+			return
+		}
+		c.log.Warn("engine call failed; retrying", "call", "release", "reservation", id, "error", err)
+		select {
+		case <-run.Done():
+			return
+		case <-time.After(releaseRetry):
+		}
+	}
+}

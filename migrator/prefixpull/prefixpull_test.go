@@ -1,0 +1,359 @@
+package prefixpull
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// What the holder has beyond the own engine is copied, in whole blocks, and only for the same model and salt.
+func TestPull(t *testing.T) {
+	for _, x := range []struct {
+		name       string
+		held, have int // tokens that a and b have computed before
+		ask        int // ids of the prefix
+		salt       string
+		tokens     policies.Tokens
+		cached     int
+		err        error
+	}{
+		{name: "all of it", held: 24, ask: 24, tokens: 24, cached: 24},
+		{name: "whole blocks", held: 23, ask: 23, tokens: 20, cached: 20},
+		{name: "the rest of it", held: 24, have: 9, ask: 24, tokens: 16, cached: 24},
+		{name: "less than asked for", held: 12, ask: 24, tokens: 12, cached: 12},
+		{name: "less than held", held: 24, ask: 17, tokens: 16, cached: 16},
+		{name: "the own engine has it", held: 24, have: 24, ask: 24, cached: 24},
+		{name: "the own engine has as much", held: 12, have: 12, ask: 24, cached: 12, err: ErrGone},
+		{name: "the holder has nothing", have: 4, ask: 24, cached: 4, err: ErrGone},
+		{name: "another tenant's", held: 24, ask: 24, salt: "tenant", err: ErrGone},
+		{name: "less than a block", held: 24, ask: 3},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			w := start(t, nil)
+			w.a.compute(prefix(x.held, 1))
+			w.b.compute(prefix(x.have, 1))
+			p := prefix(x.ask, 1)
+			p.Salt = x.salt
+			tokens, err := w.puller.Pull(t.Context(), "a", p)
+			if tokens != x.tokens || !errors.Is(err, x.err) {
+				t.Errorf("%d tokens, %v; want %d, %v", tokens, err, x.tokens, x.err)
+			}
+			w.a.check(t, p)
+			if cached := w.b.check(t, p); cached != x.cached {
+				t.Errorf("%d tokens are cached, want %d", cached, x.cached)
+			}
+			if s := w.holder.Served(); s.Tokens != uint64(x.tokens) {
+				t.Errorf("served %+v", s)
+			}
+		})
+	}
+}
+
+// Whatever fails at whichever step, no block is stored without its content, nothing stays pinned, and the next
+// pull succeeds.
+func TestFaults(t *testing.T) {
+	p := prefix(24, 1)
+	fail := func(err error, calls ...string) func(string) error {
+		var mu sync.Mutex
+		return func(call string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if len(calls) > 0 && calls[0] == call {
+				calls = calls[1:]
+				return err
+			}
+			return nil
+		}
+	}
+	spoil := func(f func(*api.FetchPrefixAnswer)) func(*world) {
+		return func(w *world) {
+			w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+				a, err := serve(ctx, q)
+				if err == nil {
+					f(a)
+				}
+				return a, err
+			}
+		}
+	}
+	script := func(faults ...memtransport.Fault) func(*world) { return func(w *world) { w.faults.Set(faults...) } }
+	for name, x := range map[string]struct {
+		fault func(w *world)
+		ok    bool // the pull succeeds all the same
+		late  bool // the engine may store the prefix although the pull failed
+	}{
+		"the own engine is full": {fault: func(w *world) {
+			pin, err := w.b.PinPrefix(t.Context(), "others", prefix(poolBlocks*blockTokens, 7), true)
+			if err != nil || len(pin.Blocks) != poolBlocks {
+				t.Fatal(err)
+			}
+			time.AfterFunc(50*time.Millisecond, func() { w.b.Release(context.Background(), "others") })
+		}},
+		"the own engine refuses to pin":         {fault: func(w *world) { w.b.gate = fail(refused, "pin") }},
+		"the own engine's pin is lost":          {fault: func(w *world) { w.b.gate = fail(errLost, "pin") }},
+		"the own engine's pin and release fail": {fault: func(w *world) { w.b.gate = fail(errLost, "pin", "release", "release") }},
+		"the own engine refuses to commit":      {fault: func(w *world) { w.b.gate = fail(refused, "commit") }},
+		"the own engine's commit is lost":       {fault: func(w *world) { w.b.gate = fail(errLost, "commit") }, late: true},
+		"the own engine restarts":               {fault: func(w *world) { w.b.gate = func(c string) error { w.b.gate = nil; w.b.restart(); return nil } }},
+		"no KV can be received":                 {fault: func(w *world) { w.away = true; time.AfterFunc(20*time.Millisecond, func() {}) }},
+		"the holder's engine refuses to pin":    {fault: func(w *world) { w.a.gate = fail(refused, "pin") }},
+		"the holder's engine has it evicted":    {fault: func(w *world) { w.a.restart() }},
+		"the holder's release fails":            {fault: func(w *world) { w.a.gate = fail(refused, "release", "release") }, ok: true},
+		"the transport does not open":           {fault: script(memtransport.Fault{At: memtransport.AtOpen, Kind: memtransport.Cut})},
+		"the ticket is refused":                 {fault: script(memtransport.Fault{At: memtransport.AtOpen, Kind: memtransport.Refuse})},
+		"the connection is cut":                 {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Cut})},
+		"a byte is flipped":                     {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Corrupt}), ok: true},
+		"a byte is flipped three times": {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Corrupt},
+			memtransport.Fault{At: memtransport.AtPull, Nth: 1, Kind: memtransport.Corrupt}, memtransport.Fault{At: memtransport.AtPull, Nth: 2, Kind: memtransport.Corrupt})},
+		"the holder sends too few blocks":    {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks = a.Blocks[1:] })},
+		"the holder sends too few checksums": {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums = a.Sums[1:] })},
+		"the holder sends other checksums":   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums[2]++ })},
+		"the holder sends other blocks":      {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0], a.Blocks[1] = a.Blocks[1], a.Blocks[0] })},
+		"the holder sends blocks of no pool": {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0] = poolBlocks })},
+		"the holder sends half a block":      {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens -= 2 })},
+		"the holder sends more than asked":   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens = 1 << 63 })},
+		"the holder sends no transports":     {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers = nil })},
+		"the holder sends half a ticket":     {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket = a.Offers[0].Ticket[:8] })},
+		"the holder sends another's ticket":  {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket[3]++ })},
+		"the holder dies after its answer":   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Address = "nowhere" })},
+		"the holder cannot be reached": {fault: func(w *world) {
+			w.ask = func(context.Context, *api.FetchPrefixRequest, func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+				return nil, errors.New("connection refused")
+			}
+		}},
+		"the pace fails": {fault: func(w *world) {
+			w.pace = func(context.Context, time.Time, int64) error { return errors.New("no link") }
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := start(t, nil)
+			w.a.compute(p)
+			x.fault(w)
+			tokens, err := w.puller.Pull(t.Context(), "a", p)
+			if (err == nil) != x.ok || x.ok && tokens != 24 {
+				t.Errorf("%d tokens, %v", tokens, err)
+			}
+			w.waitUnpinned(t)
+			if cached := w.b.check(t, p); cached > 0 && !x.ok && !x.late {
+				t.Errorf("%d tokens are cached after the pull has failed", cached)
+			}
+			w.a.gate, w.b.gate, w.ask, w.pace, w.away = nil, nil, nil, nil, false
+			w.faults.Set()
+			w.a.compute(p)
+			if _, err := w.puller.Pull(t.Context(), "a", p); err != nil || w.b.check(t, p) != 24 {
+				t.Errorf("the next one: %v, %d tokens", err, w.b.check(t, p))
+			}
+		})
+	}
+}
+
+// A pull that hangs ends with its context, and the blocks are released after the last byte was written.
+func TestDeadline(t *testing.T) {
+	p := prefix(24, 1)
+	for name, fault := range map[string]func(w *world){
+		"in the transport": func(w *world) {
+			w.faults.Set(memtransport.Fault{At: memtransport.AtPull, Block: 2, Kind: memtransport.Hang})
+		},
+		"in the opening": func(w *world) { w.faults.Set(memtransport.Fault{At: memtransport.AtOpen, Kind: memtransport.Hang}) },
+		"at the holder": func(w *world) {
+			w.ask = func(ctx context.Context, _ *api.FetchPrefixRequest, _ func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+		},
+		"at the pace": func(w *world) {
+			w.pace = func(ctx context.Context, _ time.Time, bytes int64) error {
+				if bytes != 24*1000 {
+					t.Errorf("%d bytes", bytes)
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := start(t, nil)
+			w.a.compute(p)
+			fault(w)
+			gone := errors.New("the client has gone")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(20*time.Millisecond, func() { cancel(gone) })
+			if _, err := w.puller.Pull(ctx, "a", p); !errors.Is(err, gone) {
+				t.Error(err)
+			}
+			w.waitUnpinned(t)
+			if cached := w.b.check(t, p); cached != 0 {
+				t.Errorf("%d tokens are cached", cached)
+			}
+		})
+	}
+}
+
+// An engine that does not answer does not keep Pull: the caller goes on, and the reservation is released when the
+// engine answers again.
+func TestEngineHangs(t *testing.T) {
+	w := start(t, nil)
+	w.a.compute(prefix(24, 1))
+	hangs := make(chan struct{})
+	w.b.gate = func(call string) error {
+		if call == "commit" {
+			<-hangs
+		}
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := w.puller.Pull(ctx, "a", prefix(24, 1)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if w.b.pinned() == 0 {
+		t.Error("nothing is reserved although the engine hangs")
+	}
+	close(hangs)
+	w.waitUnpinned(t)
+	w.b.check(t, prefix(24, 1))
+}
+
+// Beyond the limit, pulls and calls of peers are refused, and places are given back.
+func TestLimits(t *testing.T) {
+	w := start(t, func(_ *world, a, b *Config) { a.MaxConcurrent, b.MaxConcurrent = 1, 2 })
+	w.a.compute(prefix(24, 1))
+	hold, held := make(chan struct{}), make(chan struct{}, 4)
+	w.pace = func(ctx context.Context, _ time.Time, _ int64) error {
+		held <- struct{}{}
+		<-hold
+		return nil
+	}
+	errs := make(chan error, 3)
+	go func() { _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); errs <- err }()
+	<-held
+	// The holder has one place.
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(12, 1)); !errors.Is(err, ErrBusy) {
+		t.Errorf("the second one: %v", err)
+	}
+	// The puller has two.
+	asked := make(chan struct{}, 4)
+	w.ask = func(ctx context.Context, _ *api.FetchPrefixRequest, _ func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+		asked <- struct{}{}
+		<-hold
+		return nil, errors.New("no more")
+	}
+	go func() { _, err := w.puller.Pull(t.Context(), "a", prefix(8, 2)); errs <- err }()
+	<-asked
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(8, 3)); !errors.Is(err, ErrBusy) || len(asked) > 0 {
+		t.Errorf("the third one: %v", err)
+	}
+	close(hold)
+	<-errs
+	<-errs
+	w.ask = nil
+	testkit.WaitFor(t, "all places are free", func() bool { return len(w.puller.pulling)+len(w.holder.serving) == 0 })
+	if s := w.holder.Served(); s.Prefixes != 1 || s.Refused != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// What a peer asks for is validated, and its answers have the codes that the caller maps.
+func TestServeRefuses(t *testing.T) {
+	w := start(t, nil)
+	w.a.compute(prefix(24, 1))
+	for name, x := range map[string]struct {
+		change func(q *api.FetchPrefixRequest)
+		want   codes.Code
+	}{
+		"another layout": {func(q *api.FetchPrefixRequest) { q.Fingerprint++ }, codes.FailedPrecondition},
+		"half a block":   {func(q *api.FetchPrefixRequest) { q.First = 2 }, codes.InvalidArgument},
+		"beyond the ids": {func(q *api.FetchPrefixRequest) { q.First = 1 << 63 }, codes.InvalidArgument},
+		"all is there":   {func(q *api.FetchPrefixRequest) { q.First = 24 }, codes.NotFound},
+		"other ids":      {func(q *api.FetchPrefixRequest) { q.Ids[0]++ }, codes.NotFound},
+		"another model":  {func(q *api.FetchPrefixRequest) { q.Model = "lora" }, codes.NotFound},
+		"another tenant": {func(q *api.FetchPrefixRequest) { q.CacheSalt = "x" }, codes.NotFound},
+	} {
+		q := &api.FetchPrefixRequest{Model: "m", Ids: prefix(24, 1).IDs, Fingerprint: 77}
+		x.change(q)
+		if _, err := w.serve(t.Context(), q); status.Code(err) != x.want {
+			t.Errorf("%s: %v", name, err)
+		}
+		w.waitUnpinned(t)
+	}
+}
+
+// A ticket is for one receiver and for one use.
+func TestTicketIsUsedOnce(t *testing.T) {
+	w := start(t, nil)
+	w.a.compute(prefix(24, 1))
+	var stolen *api.FetchPrefixAnswer
+	w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+		a, err := serve(ctx, q)
+		if err == nil && stolen != nil {
+			a.Offers[0].Ticket = stolen.Offers[0].Ticket
+		} else if err == nil {
+			stolen = &api.FetchPrefixAnswer{Offers: []*api.Offer{{Ticket: append([]byte(nil), a.Offers[0].Ticket...)}}}
+		}
+		return a, err
+	}
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(12, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, transport.ErrRefused) {
+		t.Errorf("with the ticket of the first pull: %v", err)
+	}
+	if cached := w.b.check(t, prefix(24, 1)); cached != 12 {
+		t.Errorf("%d tokens are cached", cached)
+	}
+}
+
+// Many pulls at once, of the same prefixes and others, with faults at random: no block is wrong or leaked.
+func TestManyAtOnce(t *testing.T) {
+	w := start(t, func(_ *world, a, b *Config) { a.MaxConcurrent, b.MaxConcurrent = 8, 8 })
+	var script []memtransport.Fault
+	for i := range 30 {
+		script = append(script, memtransport.Fault{At: memtransport.AtPull, Nth: 3 * i, Kind: []memtransport.Kind{memtransport.Corrupt, memtransport.Cut}[i%2]})
+	}
+	w.faults.Set(script...)
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for n := range 20 {
+				p := prefix(4+4*(n%5), 1+(n+i)%3)
+				w.a.compute(p)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+n%7)*time.Millisecond)
+				w.puller.Pull(ctx, "a", p)
+				cancel()
+			}
+		})
+	}
+	all.Wait()
+	w.waitUnpinned(t)
+	w.a.check(t, prefix(4, 1))
+	w.b.check(t, prefix(4, 1))
+}
+
+func TestNotRunning(t *testing.T) {
+	w := start(t, nil)
+	c := testkit.Must(New(Config{Engine: w.b, Network: w, Paths: w.puller.cfg.Paths}))
+	if _, err := c.Pull(t.Context(), "a", prefix(8, 1)); !errors.Is(err, ErrUnavailable) {
+		t.Error(err)
+	}
+	if err := c.Serve(t.Context(), "a", &api.FetchPrefixRequest{}, nil); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+	for name, bad := range map[string]Config{"Engine": {Network: w, Paths: c.cfg.Paths}, "Network": {Engine: w.b, Paths: c.cfg.Paths}, "Paths": {Engine: w.b, Network: w},
+		"MaxConcurrent": {Engine: w.b, Network: w, Paths: c.cfg.Paths, MaxConcurrent: -1}} {
+		if _, err := New(bad); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("without %s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package prefixpull
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/paths"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Serve lets a peer pull what this replica's engine has cached of a prefix. It sends the one answer,
+// and keeps the blocks for the peer until ctx ends, for 30 s at most. peer.Config.ServePrefix is this
+// method. Its errors are gRPC statuses: NOT_FOUND if the engine has no more than the peer,
+// RESOURCE_EXHAUSTED beyond MaxConcurrent.
+func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) error {
+	select {
+	case c.serving <- struct{}{}:
+	default:
+		c.countRefusal()
+		return status.Error(codes.ResourceExhausted, ErrBusy.Error())
+	}
+	// The peer's call may end before this: the blocks are released on a goroutine of Run.
+	done := make(chan error, 1)
+	if !c.begin(func(run context.Context) {
+		defer func() { <-c.serving }()
+		ctx, cancel := context.WithTimeout(ctx, serveTimeout)
+		defer cancel()
+		defer context.AfterFunc(run, cancel)()
+		name := reservationName()
+		err := c.serve(ctx, name, from, q, answer)
+		c.release(run, name)
+		done <- err
+	}) {
+		<-c.serving
+		return status.Error(codes.Unavailable, "the migrator is not running")
+	}
+	return <-done
+}
+
+// serve pins the prefix under a name, offers it, and returns when no peer reads it any more.
+func (c *Copier) serve(ctx context.Context, name string, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) (err error) {
+	offered := false
+	defer func() {
+		if !offered {
+			c.countRefusal()
+		}
+	}()
+	e := c.cfg.Engine
+	memory, mapped := e.Memory()
+	d, described := e.Description()
+	switch {
+	case !mapped || !described:
+		return status.Error(codes.FailedPrecondition, blocks.ErrUnavailable.Error())
+	case q.GetFingerprint() != d.Fingerprint:
+		return status.Error(codes.FailedPrecondition, "the two engines store KV differently")
+	case q.GetFirst()%uint64(d.BlockTokens) != 0 || q.GetFirst() > uint64(len(q.GetIds())):
+		return status.Errorf(codes.InvalidArgument, "first is %d of %d: must be the end of a block of %d", q.GetFirst(), len(q.GetIds()), d.BlockTokens)
+	}
+	pinned, err := e.PinPrefix(ctx, name, blocks.Prefix{Model: q.GetModel(), Salt: q.GetCacheSalt(), IDs: q.GetIds()}, false)
+	switch {
+	case err != nil:
+		return status.Error(codes.FailedPrecondition, err.Error())
+	case uint64(pinned.Cached) <= q.GetFirst() || pinned.BlockTokens != d.BlockTokens:
+		return status.Errorf(codes.NotFound, "%d tokens of the prefix are cached", pinned.Cached)
+	}
+	wanted := pinned.Blocks[int(q.GetFirst())/d.BlockTokens:]
+	sums, err := transport.ChecksumBlocks(e, wanted)
+	// The blocks and the checksums are of one process's memory: what a later one has in blocks
+	// of these numbers is something else.
+	if m, _ := e.Memory(); err == nil && m != memory {
+		err = blocks.ErrUnavailable
+	}
+	if err != nil {
+		return status.Error(codes.FailedPrecondition, err.Error())
+	}
+	set, grant := c.cfg.Paths(), transport.Grant{Migration: name, Receiver: from, Deadline: time.Now().Add(serveTimeout)}
+	offers := set.Export(grant)
+	defer set.Revoke(name, offers) // before the release
+	if len(offers) == 0 {
+		return status.Error(codes.FailedPrecondition, "no transport can serve the KV")
+	}
+	set.Announce(name, offers, wanted)
+	c.mu.Lock()
+	c.served.Prefixes++
+	c.served.Tokens += uint64(pinned.Cached) - q.GetFirst()
+	c.mu.Unlock()
+	offered = true
+	if err := answer(&api.FetchPrefixAnswer{Offers: paths.EncodeOffers(offers), Tokens: uint64(pinned.Cached), Blocks: wanted, Sums: sums}); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (c *Copier) countRefusal() {
+	c.mu.Lock()
+	c.served.Refused++
+	c.mu.Unlock()
+}
