@@ -147,6 +147,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 			return migrationSample{market: d.Market().Status(), executor: d.Executor().Stats(), maxConcurrent: fleet.Migration.MaxConcurrent}
 		}, r.ID, r.Model))
 	}
+	metrics.MustRegister(newPrefixCollector(func() prefixSample { return prefixSample{front.PrefixPulls(), d.PrefixesServed()} }, r.ID, r.Model))
 	if c := d.Connector(); c != nil {
 		metrics.MustRegister(newConnectorCollector(c.Stats, r.ID, r.Model))
 	}

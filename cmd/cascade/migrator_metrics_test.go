@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/prefixpull"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -71,6 +72,16 @@ func TestConnectorMetrics(t *testing.T) {
 		"connector_fetches_total received": 4, "connector_fetches_total failed": 5, "connector_corrupt_blocks_total": 6, "connector_sessions_total": 7,
 	}
 	checkMetrics(t, newConnectorCollector(func() connector.Stats { return state }, "r0", "m"), want)
+}
+
+// TestPrefixMetrics collects every metric from a state whose fields all have different values.
+func TestPrefixMetrics(t *testing.T) {
+	state := prefixSample{frontend.PrefixPulls{Pulled: 1, Tokens: 2, Recompute: 3, Failed: map[string]uint64{"gone": 4}, Seconds: 5}, prefixpull.Served{Prefixes: 6, Tokens: 7, Refused: 8}}
+	want := map[string]float64{
+		"prefix_pulls_total": 1, "prefix_pulled_tokens_total": 2, "prefix_pulls_declined_total": 3, "prefix_pulls_failed_total gone": 4, "prefix_pull_wait_seconds_total": 5,
+		"prefixes_served_total": 6, "prefixes_served_tokens_total": 7, "prefixes_refused_total": 8,
+	}
+	checkMetrics(t, newPrefixCollector(func() prefixSample { return state }, "r0", "m"), want)
 }
 
 // checkMetrics collects metrics, and compares them by their names and labels.

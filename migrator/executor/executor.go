@@ -353,6 +353,12 @@ func (m *Executor) TransportPaths() []transport.Path { return m.paths.Status() }
 // Paths returns the paths over Config.Transports.
 func (m *Executor) Paths() *paths.Set { return m.paths }
 
+// Pace returns when a transfer of so many bytes of the real engine's KV that began at start would be
+// complete on the link that all incoming migrations share, or with ctx's error.
+func (m *Executor) Pace(ctx context.Context, start time.Time, bytes int64) error {
+	return m.pacer.wait(ctx, start, bytes)
+}
+
 // Migrations returns the running migrations of which this replica is source or target, then the
 // latest finished ones, each in order of start or end.
 func (m *Executor) Migrations() []Migration { return m.records.list() }

@@ -105,6 +105,8 @@ type Config struct {
 	// connected to it (migrator/connector); nil: what the engine shows by itself. It must
 	// not block.
 	KVConnector func() engineinfo.KVConnector
+	// PrefixPull lets requests begin with KV of peers; if it is nil none does.
+	PrefixPull *PrefixPull
 	// Adopter knows the reservations of live migrations to the own engine; if it
 	// is nil the server adopts none.
 	Adopter Adopter
@@ -260,6 +262,9 @@ func (c Config) validate() (Config, *url.URL, error) {
 		if *d.value == 0 {
 			*d.value = d.or
 		}
+	}
+	if p := c.PrefixPull; p != nil && (p.Holders == nil || p.Link == nil || p.TokenBytes <= 0) {
+		return c, nil, fmt.Errorf("frontend of %s: PrefixPull: Holders, Link and TokenBytes are required", c.Replica)
 	}
 	if c.Listen == nil {
 		c.Listen = net.Listen

@@ -65,6 +65,8 @@ type legRequest struct {
 	tenant      string        // of the client's request
 	reservation string        // of the KV blocks; "" for none
 	hangTimeout time.Duration // how long the engine may pause after the first token; 0 for the idle timeout
+	prompt      *knownPrompt  // of a first leg, for a prefix pull; nil once it was tried
+	notAfter    time.Time     // a later first token is not used; zero: no bound
 }
 
 // name returns the engine's name for the leg, "" for none.

@@ -83,6 +83,7 @@ type localLeg struct {
 	epoch     atomic.Uint64
 	idsHidden atomic.Bool               // its tokens come without ids
 	frozen    atomic.Bool               // a migration has stopped it between two steps
+	pulling   atomic.Bool               // it is sent to its engine after a prefix pull
 	reads     atomic.Pointer[callWatch] // of its answer; nil before it begins
 }
 
@@ -100,7 +101,9 @@ func (srv *Server) registerLeg(lr *legRequest, l *call, admitted admission.Entry
 
 // awaitsKV reports whether the leg has no token yet because its engine fetches KV from another one,
 // which may take for ever and says nothing about its own engine.
-func (r *localLeg) awaitsKV() bool { return r.fetches && r.work.Counts().Output <= r.earlier }
+func (r *localLeg) awaitsKV() bool {
+	return r.pulling.Load() || r.fetches && r.work.Counts().Output <= r.earlier
+}
 
 // unregister removes the leg; moved says that another engine continues the
 // request. The end of a warm-up is never the end of a request.

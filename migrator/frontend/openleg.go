@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
@@ -193,7 +194,7 @@ func (srv *Server) nextTarget(lr *legRequest, tried []policies.ReplicaID, err er
 	switch ownTried := slices.Contains(tried, self); {
 	case !ownTried && srv.ready.Load():
 		return Target{}, true
-	case srv.cfg.Rescuer == nil || ownTried && tried[len(tried)-1] == self && !errors.Is(err, errEngineAway) && overloaded(err) == nil:
+	case srv.cfg.Rescuer == nil || ownTried && tried[len(tried)-1] == self && !errors.Is(err, errEngineAway) && !errors.Is(err, errLatePrefix) && overloaded(err) == nil:
 		return Target{}, false
 	case !ownTried:
 		tried = append(slices.Clip(tried), self)
@@ -208,6 +209,7 @@ func (srv *Server) nextTarget(lr *legRequest, tried []policies.ReplicaID, err er
 func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg, error) {
 	ctx, cancel := context.WithCancel(parent)
 	b := openedLeg{call: &call{cancel: cancel}, target: lr.target}
+	lr.notAfter = time.Time{}
 	local := lr.target.Address == ""
 	if local {
 		admitted, err := srv.admission.admit(lr)
@@ -235,6 +237,9 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 		}
 		return openedLeg{}, b.call.causeOr(err)
 	}
+	if local {
+		srv.pullPrefix(ctx, lr, b.local)
+	}
 	resp, err := srv.send(ctx, lr)
 	if err != nil {
 		if local && parent.Err() == nil && errors.Is(err, syscall.ECONNREFUSED) {
@@ -249,13 +254,20 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	}
 	b.header = resp.Header
 	if !isEventStream(resp) {
+		if lr.isLate() {
+			resp.Body.Close()
+			return fail(errLatePrefix)
+		}
 		resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout, b.local)
 		b.response = resp
 		lr.body.release()
 		return b, nil
 	}
 	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout, lr.hangTimeout)
-	if b.first, err = b.leg.Next(); err != nil {
+	if b.first, err = b.leg.Next(); err == nil && lr.isLate() {
+		err = errLatePrefix
+	}
+	if err != nil {
 		return fail(err)
 	}
 	lr.body.release()

@@ -36,6 +36,8 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	}
 	if lr.arrival.Input == 0 {
 		lr.arrival = srv.estimateArrival(r.Header, body)
+		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), lr.arrival.Estimate)
+		lr.prompt = &prompt
 	} else if lr.request.MaxOutput > 0 {
 		lr.request.MaxOutput += lr.arrival.Output // which the client's limit includes
 	}

@@ -63,6 +63,7 @@ type Server struct {
 	cachedLog       sync.Once
 
 	backoffs       backoffs               // after handoffs that failed
+	pulls          *prefixPulls           // of prompts' beginnings
 	admission      *admittedWork          // by the own engine
 	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress
@@ -102,6 +103,7 @@ func New(cfg Config) (*Server, error) {
 		promptTexts:    prefixes.New(cfg.KVTokens),
 		admission:      newAdmittedWork(cfg),
 		engineState:    newEngineState(cfg),
+		pulls:          newPrefixPulls(cfg.PrefixPull),
 		// No two processes of a replica give a stream the same id.
 		lastStream: uint64(time.Now().UnixMicro()),
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/policies/trader"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
@@ -203,6 +204,16 @@ func (m *Market) Prefills() (may bool) {
 func (m *Market) Place(r policies.Request) (at frontend.Target) {
 	m.peers.do(func(v *loadview.View) { at = frontend.Target(v.Place(m.now(), r, nil)) })
 	return at
+}
+
+// LongestPrefix implements frontend.PrefixHolders.
+func (m *Market) LongestPrefix(steps []prefix.Step) (at frontend.Target, held policies.Tokens) {
+	m.peers.do(func(v *loadview.View) {
+		var to loadview.Target
+		to, held = v.LongestPrefix(steps)
+		at = frontend.Target(to)
+	})
+	return at, held
 }
 
 // Rescue implements frontend.Rescuer.

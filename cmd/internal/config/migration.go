@@ -13,6 +13,12 @@ const (
 	MigrationOff      = "off"
 )
 
+// The values of Migration.PrefixPull.
+const (
+	PrefixPullOn  = "on"
+	PrefixPullOff = "off"
+)
+
 // Bounds of a migration's numbers.
 const (
 	maxConcurrent = 256
@@ -50,20 +56,26 @@ type Migration struct {
 	// MaxConcurrent is how many transfers a replica sends at once, and how many it
 	// receives, 1 to 256. With 1, throughput collapses.
 	MaxConcurrent int `yaml:"max_concurrent,omitempty" unit:"transfers" default:"4; 3 for preset paper"`
+	// PrefixPull is "on" (with mode "live": a request whose prompt begins as one whose KV
+	// another replica holds gets that KV copied before its first token, where this is
+	// predicted to be faster than computing it; it never waits for longer than computing
+	// would take) or "off".
+	PrefixPull string `yaml:"prefix_pull,omitempty" default:"on; off for preset paper"`
 }
 
 // setDefaults writes the defaults of the preset into empty fields.
 func (m *Migration) setDefaults(preset string) {
-	mode, concurrent := MigrationLive, 4
+	mode, concurrent, pull := MigrationLive, 4, PrefixPullOn
 	switch preset {
 	case PresetPaper:
-		concurrent = 3
+		concurrent, pull = 3, PrefixPullOff
 	case PresetRoundRobin:
 		mode = MigrationOff
 	}
 	setDefault(&m.Mode, mode)
 	setDefault(&m.LinkGbps, 400)
 	setDefault(&m.MaxConcurrent, concurrent)
+	setDefault(&m.PrefixPull, pull)
 }
 
 func (m Migration) validate(c *checker) {
@@ -72,6 +84,7 @@ func (m Migration) validate(c *checker) {
 	if m.HostGbps != 0 {
 		checkRange(c, "migration.host_gbps", m.HostGbps, minLink, maxLink)
 	}
+	checkOneOf(c, "migration.prefix_pull", m.PrefixPull, PrefixPullOn, PrefixPullOff)
 	checkRange(c, "migration.max_concurrent", m.MaxConcurrent, 1, maxConcurrent)
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/peer"
+	"github.com/cascadeinfer/cascade/migrator/prefixpull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 	"github.com/cascadeinfer/cascade/migrator/transport/shm"
@@ -47,9 +48,10 @@ type Daemon struct {
 	network     *peer.Network
 	market      *market.Market
 	executor    *executor.Executor
-	blocks      *blocks.Client    // nil if the engine has no block table
-	connector   *connector.Client // nil if the engine has no connector of ours
-	pool        transport.Pool    // that transports serve: blocks or connector; nil for none
+	blocks      *blocks.Client     // nil if the engine has no block table
+	connector   *connector.Client  // nil if the engine has no connector of ours
+	prefixes    *prefixpull.Copier // nil if the engine has no block table
+	pool        transport.Pool     // that transports serve: blocks or connector; nil for none
 	transports  []transport.Transport
 	rdma        *verbs.Transport // an element of transports, or nil
 	plans       *client.Client
@@ -98,6 +100,7 @@ func (d *Daemon) newFrontend() error {
 	}
 	if d.market != nil {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.executor, d.peerRPC()
+		c.PrefixPull = d.prefixPull()
 		c.OnRescue = func(r frontend.Rescue) {
 			d.rescues.add(r, string(d.id))
 			d.executor.RecordRescue(r)
@@ -119,7 +122,7 @@ func (d *Daemon) newMigration() error {
 	var err error
 	d.network, err = peer.New(peer.Config{
 		Self: d.id, Handle: d.receive, PeerGone: d.peerGone, PeerBack: d.peerBack, Alive: d.liveness.isAlive,
-		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Topology: d.topology, ServeFetch: d.serveFetch(), Logger: log,
+		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Topology: d.topology, ServeFetch: d.serveFetch(), ServePrefix: d.servePrefix, Logger: log,
 	})
 	if err != nil {
 		return err
@@ -148,6 +151,11 @@ func (d *Daemon) newMigration() error {
 	mc.Address, mc.Host, mc.Paths, mc.Tracer = d.controlView.address, d.controlView.host, d.linksFrom, d.cfg.Tracer
 	if d.executor, err = executor.New(mc); err != nil {
 		return err
+	}
+	if d.blocks != nil {
+		if err = d.newPrefixCopier(); err != nil {
+			return err
+		}
 	}
 	kc := f.Market(r, log)
 	if err = d.newHost(kc); err != nil {
@@ -337,6 +345,7 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	if d.blocks != nil {
 		g.Go(func() error { return d.blocks.Run(ctx) })
 		g.Go(func() error { return d.watchDevice(ctx) })
+		g.Go(func() error { return d.prefixes.Run(ctx) })
 	}
 	if d.connector != nil {
 		g.Go(func() error { return d.connector.Run(ctx) })

@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/refine"
@@ -125,4 +126,19 @@ func (f *Fleet) Executor(r config.Replica, log *slog.Logger) executor.Config {
 		Transfer: transfer.Config{PeerTimeout: transferSilence, ReadyTimeout: transferLease, FreezeTimeout: freezeLimit, CommitTimeout: commitTimeout},
 		Logger:   log,
 	}
+}
+
+// PrefixRates are the sizes and rates by which prefix pulls are priced.
+type PrefixRates struct {
+	TokenBytes policies.Bytes // of KV, as links carry it at the fleet's speed
+	MaxRate    links.Rate     // of emulated transfers; 0: not bounded
+}
+
+// PrefixPull returns how a replica's front end prices prefix pulls, and false if it pulls none.
+func (f *Fleet) PrefixPull(r config.Replica) (PrefixRates, bool) {
+	if f.Migration.Mode != config.MigrationLive || f.Migration.PrefixPull == config.PrefixPullOff {
+		return PrefixRates{}, false
+	}
+	rates := PrefixRates{TokenBytes: policies.Bytes(max(1, f.TokenBytes(r)/f.Speed)), MaxRate: gbps(f.Migration.LinkGbps)}
+	return rates, true
 }

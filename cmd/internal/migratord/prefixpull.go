@@ -1,0 +1,95 @@
+package migratord
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/paths"
+	"github.com/cascadeinfer/cascade/migrator/prefixpull"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+)
+
+// newPrefixCopier builds what copies prefixes from and to the engine's cache.
+func (d *Daemon) newPrefixCopier() (err error) {
+	d.prefixes, err = prefixpull.New(prefixpull.Config{
+		Engine: d.blocks, Network: d.network, Paths: func() *paths.Set { return d.executor.Paths() },
+		Pace: d.executor.Pace, CanReceive: func() bool { return d.deviceDown() == nil },
+		MaxConcurrent: d.cfg.Fleet.Migration.MaxConcurrent, Logger: d.cfg.Logger,
+	})
+	return err
+}
+
+// servePrefix serves calls of FetchPrefix of peers.
+func (d *Daemon) servePrefix(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) error {
+	if d.prefixes == nil {
+		return status.Error(codes.Unimplemented, "this replica's engine serves no block table")
+	}
+	return d.prefixes.Serve(ctx, from, q, answer)
+}
+
+// prefixPull returns how the front end pulls prefixes; nil if it does not.
+func (d *Daemon) prefixPull() *frontend.PrefixPull {
+	rates, ok := d.cfg.Fleet.PrefixPull(d.cfg.Replica)
+	if !ok {
+		return nil
+	}
+	c := &frontend.PrefixPull{
+		Holders: d.market, TokenBytes: rates.TokenBytes, MaxConcurrent: d.cfg.Fleet.Migration.MaxConcurrent, Reason: pullFailure,
+		Link: func(peer policies.ReplicaID) links.Path {
+			w, known := d.linksToPeers()[peer]
+			if !known {
+				w = links.Path{Rate: d.cfg.Fleet.Links().BetweenHosts}
+			}
+			if most := rates.MaxRate; most > 0 && w.Rate > most {
+				w.Rate = most
+			}
+			return w
+		},
+	}
+	if d.prefixes != nil {
+		c.Copier = prefixCopier{d.prefixes}
+	}
+	return c
+}
+
+// prefixCopier is the front end's view of a Copier.
+type prefixCopier struct{ *prefixpull.Copier }
+
+// Copy implements frontend.PrefixCopier.
+func (c prefixCopier) Copy(ctx context.Context, holder policies.ReplicaID, p frontend.PromptPrefix) (policies.Tokens, error) {
+	return c.Pull(ctx, holder, blocks.Prefix(p))
+}
+
+// pullFailure names the reason of a failed pull, for metrics.
+func pullFailure(err error) string {
+	corrupt := (*transport.CorruptError)(nil)
+	switch {
+	case errors.Is(err, prefixpull.ErrBusy):
+		return "busy"
+	case errors.Is(err, prefixpull.ErrGone):
+		return "gone"
+	case errors.Is(err, blocks.ErrFull):
+		return "full"
+	case errors.As(err, &corrupt):
+		return "corrupt"
+	case errors.Is(err, blocks.ErrUnavailable), errors.Is(err, blocks.ErrNoPrefixes), errors.Is(err, prefixpull.ErrUnavailable):
+		return "unavailable"
+	}
+	return "failed"
+}
+
+// PrefixesServed returns what peers have pulled of the engine's cache.
+func (d *Daemon) PrefixesServed() prefixpull.Served {
+	if d.prefixes == nil {
+		return prefixpull.Served{}
+	}
+	return d.prefixes.Served()
+}

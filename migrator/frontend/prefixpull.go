@@ -1,0 +1,199 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/prefix"
+	"github.com/cascadeinfer/cascade/policies/prefixpull"
+)
+
+// PromptPrefix is the beginning of a prompt. Engines find it only among prompts of the same Model
+// and Salt.
+type PromptPrefix struct {
+	Model string // as the request names it
+	Salt  string // the request's cache_salt, "" for none
+	IDs   []uint32
+}
+
+// PrefixHolders knows which peers hold the KV of prompts' beginnings.
+type PrefixHolders interface {
+	// LongestPrefix returns the peer that holds most of the prompt that has these steps, and how
+	// many tokens; 0 if none is known. It is called on the request's goroutine, by many at once,
+	// must not block, and may be wrong, which costs time only.
+	LongestPrefix(steps []prefix.Step) (Target, policies.Tokens)
+}
+
+// PrefixCopier copies KV between engines that serve their block tables; migrator/prefixpull
+// implements it.
+type PrefixCopier interface {
+	// Copy copies what a peer's engine has of a prefix beyond the own engine's, and returns how
+	// many tokens that was. It returns when ctx ends. After an error the own engine is as it was.
+	Copy(ctx context.Context, holder policies.ReplicaID, p PromptPrefix) (policies.Tokens, error)
+}
+
+// PrefixPull configures prefix pulls: a request whose prompt's beginning is in a peer's cache and
+// not in the own engine's begins with that KV copied, where this is predicted to be faster than
+// computing it. Holders, Link and TokenBytes are required.
+type PrefixPull struct {
+	Holders PrefixHolders
+	// Link returns the link by which KV comes from a peer. It must not block.
+	Link func(peer policies.ReplicaID) links.Path
+	// TokenBytes is the size of one token's KV.
+	TokenBytes policies.Bytes
+	// Copier copies between block tables. nil: the engine has none, and prefixes are handed over
+	// by KV connectors, if Config.Handoff allows it.
+	Copier PrefixCopier
+	// Policy decides; the zero value has the defaults.
+	Policy prefixpull.Policy
+	// MaxConcurrent bounds the pulls at a time; 0 means 4.
+	MaxConcurrent int
+	// Reason names the cause of a failed Copy for metrics, one of few; nil means "failed".
+	Reason func(error) string
+}
+
+// PrefixPulls counts what became of requests whose prompts a peer holds more of, since New.
+type PrefixPulls struct {
+	Pulled    uint64            // that began after a pull
+	Tokens    uint64            // that were pulled for them
+	Recompute uint64            // that were not tried: computing is faster, or almost
+	Failed    map[string]uint64 // that were tried and failed, by reason; their engines compute
+	Seconds   float64           // for which requests waited, whatever came of it
+}
+
+// The reasons of failed pulls that the front end knows.
+const (
+	pullBusy     = "busy"     // too many pulls at a time
+	pullDeadline = "deadline" // computing would have been as fast
+	pullLeft     = "left"     // the client has left, or the engine is away
+	pullUnknown  = "unknown ids"
+	pullFailed   = "failed"
+)
+
+// prefixPulls are the pulls of one server. The zero value counts nothing yet.
+type prefixPulls struct {
+	running chan struct{} // one token for each pull
+
+	mu     sync.Mutex
+	counts PrefixPulls
+}
+
+// defaultPulls is the default of PrefixPull.MaxConcurrent, that of migrations.
+const defaultPulls = 4
+
+func newPrefixPulls(c *PrefixPull) *prefixPulls {
+	most := defaultPulls
+	if c != nil && c.MaxConcurrent > 0 {
+		most = c.MaxConcurrent
+	}
+	return &prefixPulls{running: make(chan struct{}, most), counts: PrefixPulls{Failed: make(map[string]uint64)}}
+}
+
+// PrefixPulls returns the counters of prefix pulls.
+func (srv *Server) PrefixPulls() PrefixPulls {
+	srv.pulls.mu.Lock()
+	defer srv.pulls.mu.Unlock()
+	c := srv.pulls.counts
+	c.Failed = maps.Clone(c.Failed)
+	return c
+}
+
+func (p *prefixPulls) count(f func(*PrefixPulls)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(&p.counts)
+}
+
+// pullPrefix copies the beginning of the prompt of a leg that is about to be sent to the own engine,
+// if a peer holds more of it and this pays. The leg waits for no longer than its engine would need
+// to compute the tokens. Whatever comes of it, the leg is then sent.
+func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg) {
+	c, known := srv.cfg.PrefixPull, lr.prompt
+	lr.prompt = nil // at most once
+	if c == nil || known == nil || len(known.steps) == 0 {
+		return
+	}
+	holder, held := c.Holders.LongestPrefix(known.steps)
+	if holder = srv.normalize(holder); holder.Address == "" || held <= known.cached {
+		return
+	}
+	if c.Copier == nil && srv.checkHandoff(Migration{From: holder.Replica, FromAddress: holder.Address}, time.Now()) != nil {
+		return // there is no way
+	}
+	link := c.Link(holder.Replica)
+	d := c.Policy.Decide(prefixpull.Offer{Own: known.cached, Held: held, TokenBytes: c.TokenBytes, Rate: link.Rate, Latency: link.Latency, Cost: srv.cfg.Cost})
+	if !d.Pull {
+		srv.pulls.count(func(n *PrefixPulls) { n.Recompute++ })
+		return
+	}
+	select {
+	case srv.pulls.running <- struct{}{}:
+		defer func() { <-srv.pulls.running }()
+	default:
+		srv.pulls.count(func(n *PrefixPulls) { n.Failed[pullBusy]++ })
+		return
+	}
+	leg.pulling.Store(true)
+	defer leg.pulling.Store(false)
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.Recompute)*time.Microsecond)
+	defer cancel()
+	tokens, err := srv.pullHeld(ctx, lr, holder, held)
+	srv.pulls.count(func(n *PrefixPulls) {
+		n.Seconds += time.Since(start).Seconds()
+		if err != nil {
+			n.Failed[c.reasonOf(err)]++
+			return
+		}
+		n.Pulled++
+		n.Tokens += uint64(tokens)
+	})
+	if err != nil {
+		srv.requestLog(lr.header).Info("prefix not pulled; the engine computes it", "request", lr.request.ID, "holder", holder.Replica, "tokens", d.Tokens, "error", err)
+	}
+}
+
+// pullHeld copies the first tokens of a leg's prompt, which the holder has, to the own engine.
+func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, holder Target, held policies.Tokens) (policies.Tokens, error) {
+	req, err := openai.Parse(lr.endpoint, lr.body.bytes)
+	if err != nil {
+		return 0, err
+	}
+	ids := req.PromptIDs()
+	if ids == nil {
+		if ids, err = srv.tokenize(ctx, &req, engineHeaders(lr.header)); err != nil {
+			return 0, fmt.Errorf("%w: %w", errNoIDs, err)
+		}
+	}
+	ids = ids[:min(held, policies.Tokens(len(ids)))]
+	if c := srv.cfg.PrefixPull.Copier; c != nil {
+		return c.Copy(ctx, holder.Replica, PromptPrefix{Model: req.Model, Salt: strings.Clone(req.CacheSalt), IDs: ids})
+	}
+	return srv.handPrefixOver(ctx, lr, &req, holder, ids)
+}
+
+// errNoIDs is returned for a prompt whose token ids are not known.
+var errNoIDs = errors.New("the token ids of the prompt are not known")
+
+// reasonOf returns the reason of a failed pull.
+func (c *PrefixPull) reasonOf(err error) string {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return pullDeadline
+	case errors.Is(err, context.Canceled):
+		return pullLeft
+	case errors.Is(err, errNoIDs):
+		return pullUnknown
+	case c.Reason != nil:
+		return c.Reason(err)
+	}
+	return pullFailed
+}

@@ -1,0 +1,333 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/prefix"
+)
+
+// prefixes is a fake of what prefix pulls need: one holder, and a copier.
+type prefixFake struct {
+	mu     sync.Mutex
+	holder Target
+	held   policies.Tokens
+	copy   func(ctx context.Context, holder policies.ReplicaID, p PromptPrefix) (policies.Tokens, error)
+	copies []PromptPrefix
+}
+
+func (f *prefixFake) LongestPrefix(steps []prefix.Step) (Target, policies.Tokens) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(steps) == 0 {
+		return Target{}, 0
+	}
+	return f.holder, min(f.held, steps[len(steps)-1].Tokens)
+}
+
+func (f *prefixFake) Copy(ctx context.Context, holder policies.ReplicaID, p PromptPrefix) (policies.Tokens, error) {
+	f.mu.Lock()
+	f.copies = append(f.copies, p)
+	do := f.copy
+	f.mu.Unlock()
+	if do != nil {
+		return do(ctx, holder, p)
+	}
+	return policies.Tokens(len(p.IDs)), nil
+}
+
+// computes takes a millisecond per token.
+var computes = policies.Cost{D0: 0.01, D2: 1e-3}
+
+// pulls is a change of a Config: pulls take a microsecond per token of KV.
+func (f *prefixFake) pulls(c *Config) {
+	c.Cost = computes
+	c.PrefixPull = &PrefixPull{Holders: f, Copier: f, TokenBytes: 1000, Link: func(policies.ReplicaID) links.Path { return links.Path{Rate: links.Gigabyte} },
+		Reason: func(error) string { return "why" }}
+}
+
+// promptOf returns a prompt of n token ids.
+func promptOf(n int) (ids []uint32, body string) {
+	ids = make([]uint32, n)
+	for i := range ids {
+		ids[i] = uint32(i%900 + 7)
+	}
+	return ids, `{"model":"m","cache_salt":"tenant","max_tokens":3,"prompt":` + formatIDs(ids, true) + `}`
+}
+
+// TestPrefixPull checks that a request whose prompt's beginning a peer holds is sent to the engine after a copy,
+// and what is copied.
+func TestPrefixPull(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		ids    int
+		held   policies.Tokens
+		change func(f *prefixFake, c *Config)
+		want   PrefixPulls
+		copied int // tokens that were asked for; 0: none
+	}{
+		{name: "held", ids: 3000, held: 2048, want: PrefixPulls{Pulled: 1, Tokens: 2048}, copied: 2048},
+		{name: "all of it", ids: 2048, held: 2048, want: PrefixPulls{Pulled: 1, Tokens: 2048}, copied: 2048},
+		{name: "not held", ids: 3000},
+		{name: "shorter than a step", ids: 500, held: 2048},
+		{name: "held by the own replica", ids: 3000, held: 2048, change: func(f *prefixFake, _ *Config) { f.holder = Target{Replica: "r0", Address: "x"} }},
+		{name: "the link is slow", ids: 3000, held: 2048, want: PrefixPulls{Recompute: 1}, change: func(_ *prefixFake, c *Config) {
+			c.PrefixPull.Link = func(policies.ReplicaID) links.Path { return links.Path{Rate: links.Megabyte} }
+		}},
+		{name: "the link is far", ids: 3000, held: 2048, want: PrefixPulls{Recompute: 1}, change: func(_ *prefixFake, c *Config) {
+			c.PrefixPull.Link = func(policies.ReplicaID) links.Path {
+				return links.Path{Rate: links.Gigabyte, Latency: 5 * policies.Second}
+			}
+		}},
+		{name: "the KV is large", ids: 3000, held: 2048, want: PrefixPulls{Recompute: 1}, change: func(_ *prefixFake, c *Config) { c.PrefixPull.TokenBytes = 1e6 }},
+		{name: "the engine is fast", ids: 3000, held: 2048, want: PrefixPulls{Recompute: 1}, change: func(_ *prefixFake, c *Config) { c.Cost.D2 = 1e-6 }},
+		{name: "the copy fails", ids: 3000, held: 2048, want: PrefixPulls{Failed: map[string]uint64{"why": 1}}, copied: 2048, change: func(f *prefixFake, _ *Config) {
+			f.copy = func(context.Context, policies.ReplicaID, PromptPrefix) (policies.Tokens, error) {
+				return 0, errors.New("no")
+			}
+		}},
+		{name: "off", ids: 3000, held: 2048, change: func(_ *prefixFake, c *Config) { c.PrefixPull = nil }},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, e := &prefixFake{holder: Target{Replica: "r1", Address: "127.0.0.1:9"}, held: x.held}, newEngine(t)
+				s := startServer(t, e.URL, func(c *Config) {
+					if f.pulls(c); x.change != nil {
+						x.change(f, c)
+					}
+				})
+				ids, body := promptOf(x.ids)
+				_, want := post(t, s.client, strings.TrimPrefix(e.URL, "http://"), "/v1/completions", body)
+				resp, got := post(t, s.client, s.url, "/v1/completions", body)
+				if resp.StatusCode != http.StatusOK || withoutIDs(got) != withoutIDs(want) {
+					t.Errorf("%s %s, want %s", resp.Status, got, want)
+				}
+				n := s.PrefixPulls()
+				if n.Seconds = 0; x.want.Failed == nil {
+					x.want.Failed = map[string]uint64{}
+				}
+				if !reflect.DeepEqual(n, x.want) {
+					t.Errorf("%+v, want %+v", n, x.want)
+				}
+				var copies []PromptPrefix
+				if x.copied > 0 {
+					copies = []PromptPrefix{{Model: "m", Salt: "tenant", IDs: ids[:x.copied]}}
+				}
+				if !reflect.DeepEqual(f.copies, copies) {
+					t.Errorf("copied %+v", f.copies)
+				}
+			})
+		})
+	}
+}
+
+// A copy that takes as long as the engine would is abandoned, and the request begins at that moment; until then it
+// counts as one from which its engine has nothing to give.
+func TestPrefixPullDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, e := &prefixFake{holder: Target{Replica: "r1", Address: "127.0.0.1:9"}, held: 2048}, newEngine(t)
+		asked := make(chan context.Context, 1)
+		f.copy = func(ctx context.Context, _ policies.ReplicaID, _ PromptPrefix) (policies.Tokens, error) {
+			asked <- ctx
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}
+		s := startServer(t, e.URL, f.pulls)
+		_, body := promptOf(3000)
+		begun, calls := time.Now(), e.calls.Load()
+		answered := make(chan string)
+		go func() { _, got := post(t, s.client, s.url, "/v1/completions", body); answered <- got }()
+		<-asked
+		if w := s.engineWork(true); w.Waiting > 0 || len(s.LocalLegs()) != 1 {
+			t.Errorf("while it waits for KV: %+v, %d legs", w, len(s.LocalLegs()))
+		}
+		time.Sleep(2 * time.Second)
+		if e.calls.Load() != calls {
+			t.Error("the request was sent to the engine before the deadline")
+		}
+		<-answered
+		if took := time.Since(begun); took < 2048*time.Millisecond || took > 2100*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		if n := s.PrefixPulls(); n.Failed[pullDeadline] != 1 || n.Seconds < 2.04 || n.Seconds > 2.06 {
+			t.Errorf("%+v", n)
+		}
+	})
+}
+
+// A client that leaves ends the copy, and nothing is sent to the engine.
+func TestPrefixPullClientGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, e := &prefixFake{holder: Target{Replica: "r1", Address: "127.0.0.1:9"}, held: 2048}, newEngine(t)
+		asked, ended := make(chan bool, 1), make(chan bool, 1)
+		f.copy = func(ctx context.Context, _ policies.ReplicaID, _ PromptPrefix) (policies.Tokens, error) {
+			asked <- true
+			<-ctx.Done()
+			ended <- true
+			return 0, ctx.Err()
+		}
+		s := startServer(t, e.URL, f.pulls)
+		_, body := promptOf(3000)
+		ctx, cancel := context.WithCancel(t.Context())
+		req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+s.url+"/v1/completions", strings.NewReader(body))
+		calls := e.calls.Load()
+		go s.client.Do(req)
+		<-asked
+		cancel()
+		<-ended
+		waitFor(t, func() bool { return len(s.LocalLegs()) == 0 && s.PrefixPulls().Failed[pullLeft] == 1 })
+		if e.calls.Load() != calls {
+			t.Error("the engine got the request")
+		}
+	})
+}
+
+// Beyond the limit, requests begin without a pull.
+func TestPrefixPullLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, e := &prefixFake{holder: Target{Replica: "r1", Address: "127.0.0.1:9"}, held: 2048}, newEngine(t)
+		asked, proceed := make(chan bool, 4), make(chan bool)
+		f.copy = func(context.Context, policies.ReplicaID, PromptPrefix) (policies.Tokens, error) {
+			asked <- true
+			<-proceed
+			return 2048, nil
+		}
+		s := startServer(t, e.URL, func(c *Config) { f.pulls(c); c.PrefixPull.MaxConcurrent = 2 })
+		_, body := promptOf(3000)
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() { post(t, s.client, s.url, "/v1/completions", body) })
+			<-asked
+		}
+		post(t, s.client, s.url, "/v1/completions", body)
+		close(proceed)
+		all.Wait()
+		if n := s.PrefixPulls(); n.Pulled != 2 || n.Failed[pullBusy] != 1 {
+			t.Errorf("%+v", n)
+		}
+	})
+}
+
+// A request that is forwarded gets its prefix where it runs, not where it arrived.
+func TestPrefixPullAtPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, a, b, to := &prefixFake{holder: Target{Replica: "r9", Address: "127.0.0.1:9"}, held: 1024}, newEngine(t), newEngine(t), new(placer)
+		fa := startServer(t, a.URL, func(c *Config) { f.pulls(c); c.Placer = to })
+		fb := startServer(t, b.URL, func(c *Config) { f.pulls(c); c.Replica = "r1" })
+		to.peer.Store(&fb.peer)
+		_, body := promptOf(3000)
+		if resp, got := post(t, fa.client, fa.url, "/v1/completions", body); resp.StatusCode != http.StatusOK {
+			t.Error(got)
+		}
+		if n, m := fa.PrefixPulls(), fb.PrefixPulls(); n.Pulled != 0 || m.Pulled != 1 || m.Tokens != 1024 {
+			t.Errorf("where it arrived: %+v; where it runs: %+v", n, m)
+		}
+		if len(f.copies) != 1 || f.copies[0].Model != "m" || f.copies[0].Salt != "tenant" || len(f.copies[0].IDs) != 1024 {
+			t.Errorf("%d copies", len(f.copies))
+		}
+	})
+}
+
+// prefixFleet returns a fleet of two replicas whose engines have KV connectors; r1 holds 1,024 tokens of every
+// prompt.
+func prefixFleet(t *testing.T, change func(*Config)) (*fleet, *connector) {
+	f := &prefixFake{held: 1024}
+	w, c := newHandoffFleet(t, 3, func(c *Config) {
+		f.pulls(c)
+		if c.PrefixPull.Copier = nil; change != nil {
+			change(c)
+		}
+	})
+	f.holder = w.target(1)
+	return w, c
+}
+
+// TestPrefixHandoff pulls by KV connectors: the holder's engine keeps the KV of exactly the prefix, the own one
+// fetches it, and the request is answered as always. Whatever fails, it is answered, too.
+func TestPrefixHandoff(t *testing.T) {
+	for _, x := range []struct {
+		name           string
+		change         func(w *fleet, c *connector)
+		asked, fetched int64
+		failed         string // the reason; "" for none
+	}{
+		{name: "handed over", asked: 1, fetched: 1},
+		{name: "the holder has no connector", change: func(w *fleet, c *connector) { w.engines[1].connector = nil }, failed: "why"},
+		{name: "the holder is gone", change: func(w *fleet, c *connector) { w.engines[1].CloseClientConnections(); w.engines[1].Close() }, failed: "why"},
+		{name: "for fewer ids", change: func(w *fleet, c *connector) {
+			c.lie = func(p string) string { return strings.Replace(p, `_tokens":1024`, `_tokens":1023`, 1) }
+		}, asked: 1, failed: "why"},
+		{name: "with ids of its own", change: func(w *fleet, c *connector) {
+			c.lie = func(p string) string { return strings.Replace(p, `{`, `{"prompt_token_ids":[1],`, 1) }
+		}, asked: 1, failed: "why"},
+		{name: "the holder hangs", change: func(w *fleet, c *connector) { c.keeping = func(r *http.Request) { <-r.Context().Done() } }, asked: 1, failed: pullDeadline},
+		{name: "the fetch hangs", change: func(w *fleet, c *connector) { c.fetching = func(r *http.Request) { <-r.Context().Done() } }, asked: 1, fetched: 1, failed: pullDeadline},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, c := prefixFleet(t, nil)
+				asked, fetched := c.asked.Load(), c.fetched.Load() // when the servers looked for connectors
+				if x.change != nil {
+					x.change(w, c)
+				}
+				_, body := promptOf(2000)
+				s, e := w.servers[0], w.engines[0]
+				_, want := post(t, s.client, strings.TrimPrefix(e.URL, "http://"), "/v1/completions", body)
+				defer within(t, 1200*time.Millisecond)()
+				resp, got := post(t, s.client, s.url, "/v1/completions", body)
+				if resp.StatusCode != http.StatusOK || withoutIDs(got) != withoutIDs(want) {
+					t.Errorf("%s %s, want %s", resp.Status, got, want)
+				}
+				n := s.PrefixPulls()
+				if x.failed == "" && (n.Pulled != 1 || n.Tokens != 1024) || x.failed != "" && (n.Pulled != 0 || n.Failed[x.failed] != 1) {
+					t.Errorf("%+v", n)
+				}
+				if a, b := c.asked.Load()-asked, c.fetched.Load()-fetched; a != x.asked || b != x.fetched {
+					t.Errorf("%d engines were asked to keep KV, %d to fetch it", a, b)
+				}
+			})
+		})
+	}
+}
+
+// An engine that may have fetched the prefix after the holder's lease is not believed: the request begins at another
+// replica.
+func TestPrefixHandoffTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &rescuer{}
+		w, c := prefixFleet(t, func(c *Config) {
+			c.Rescuer = r
+			c.Cost.D2 = 0.1 // the prefix would take 102 s: handoff.Deadline counts
+			c.PrefixPull.TokenBytes = 1
+		})
+		r.targets = []Target{w.target(0), w.target(2)}
+		c.fetching = func(q *http.Request) { <-q.Context().Done() }
+		hold := w.engines[0].blockAt(0)
+		_, body := promptOf(2000)
+		s := w.servers[0]
+		answered := make(chan string)
+		go func() {
+			resp, got := post(t, s.client, s.url, "/v1/completions", body)
+			answered <- fmt.Sprint(resp.StatusCode, got[:0])
+		}()
+		time.Sleep(31 * time.Second)
+		calls := w.engines[2].calls.Load()
+		close(hold)
+		if got := <-answered; got != "200" {
+			t.Error(got)
+		}
+		if w.engines[2].calls.Load() == calls {
+			t.Error("the request did not begin at another replica")
+		}
+	})
+}
