@@ -89,6 +89,16 @@ func newHandoffFleet(t *testing.T, n int, change func(*Config)) (*fleet, *connec
 	return newFleetOf(t, engines, allowHandoff(change)), c
 }
 
+// fromSecond does f from the second call on: the first handoff of a move is before the freeze.
+func fromSecond(f func(*http.Request)) func(*http.Request) {
+	var calls atomic.Int64
+	return func(r *http.Request) {
+		if calls.Add(1) > 1 {
+			f(r)
+		}
+	}
+}
+
 // allowHandoff is change with Config.Handoff.
 func allowHandoff(change func(*Config)) func(*Config) {
 	return func(c *Config) {
@@ -133,7 +143,7 @@ func TestHandoffs(t *testing.T) {
 			}
 		}
 		f.requireIdle()
-		if n := int64(5 * len(requestKinds())); c.asked.Load() != n || c.fetched.Load() != n {
+		if n := int64(2 * 5 * len(requestKinds())); c.asked.Load() != n || c.fetched.Load() != n {
 			t.Errorf("%d times kept and %d times fetched, want %d", c.asked.Load(), c.fetched.Load(), n)
 		}
 		for _, s := range f.servers[1:] { // clients' requests arrive at r0
@@ -210,11 +220,13 @@ func TestHandoffFails(t *testing.T) {
 		"no offer": {longRequest, func(_ *fleet, c *connector) {
 			c.lie = replacing(`"do_remote_prefill":true`, `"do_remote_prefill":false`)
 		}, true},
-		"the holder hangs":            {longRequest, func(_ *fleet, c *connector) { c.keeping = hang }, false},
+		"the holder hangs":            {longRequest, func(_ *fleet, c *connector) { c.keeping = fromSecond(hang) }, false},
 		"the holder hangs in a round": {longHandoff, func(_ *fleet, c *connector) { c.keeping = hang }, false},
-		"the fetch hangs":             {longRequest, func(_ *fleet, c *connector) { c.fetching = hang }, false},
+		"the fetch hangs":             {longRequest, func(_ *fleet, c *connector) { c.fetching = fromSecond(hang) }, false},
 		"the fetch hangs in a round":  {longHandoff, func(_ *fleet, c *connector) { c.fetching = hang }, false},
-		"the target's engine fails":   {longRequest, func(_ *fleet, c *connector) { c.fetching = func(*http.Request) { panic(http.ErrAbortHandler) } }, false},
+		"the target's engine fails": {longRequest, func(_ *fleet, c *connector) {
+			c.fetching = fromSecond(func(*http.Request) { panic(http.ErrAbortHandler) })
+		}, false},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
 			f, c := newHandoffFleet(t, 2, nil)
@@ -248,7 +260,7 @@ func TestHandoffDeadline(t *testing.T) {
 	for name, after := range map[string]time.Duration{"deadline": handoff.Deadline + time.Second, "lease": handoff.Lease + time.Second} {
 		runInBubble(t, name, func(t *testing.T) {
 			f, c := newHandoffFleet(t, 2, func(c *Config) { c.MigrationTimeout = 2 * time.Minute })
-			c.fetching = func(*http.Request) { time.Sleep(after); c.reuse() }
+			c.fetching = fromSecond(func(*http.Request) { time.Sleep(after); c.reuse() })
 			b := f.startSlowStream(longRequest)
 			moved, err := f.handOff(b.id, 1)
 			if err != nil || moved.Handoff || moved.Stall < handoff.Deadline || moved.Stall > handoff.Lease {
@@ -266,13 +278,13 @@ func TestHandoffHolderLost(t *testing.T) {
 		f, c := newHandoffFleet(t, 2, nil)
 		b := f.startStream(longRequest)
 		var once sync.Once
-		c.fetching = func(r *http.Request) {
+		c.fetching = fromSecond(func(r *http.Request) {
 			once.Do(func() {
 				f.engines[0].kill(b.id + "#1")
 				<-r.Context().Done() // or it would continue other ids
 			})
 			c.reuse()
-		}
+		})
 		start := time.Now()
 		if moved, err := f.handOff(b.id, 1); err != nil || moved.Handoff || moved.Epoch != 3 {
 			t.Errorf("%+v, %v; want a reprompt in epoch 3", moved, err)
@@ -288,12 +300,14 @@ func TestHandoffHolderLost(t *testing.T) {
 // leg had, and moves again.
 func TestHandoffEpochs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, _ := newHandoffFleet(t, 2, nil)
+		f, c := newHandoffFleet(t, 2, nil)
 		b := f.startStream(longRequest)
-		f.engines[1].set(nil, func(w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body)
-			http.Error(w, "no", http.StatusBadRequest)
-		})
+		c.fetching = func(*http.Request) { // before the freeze; what comes after it is refused
+			f.engines[1].set(nil, func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				http.Error(w, "no", http.StatusBadRequest)
+			})
+		}
 		if moved, err := f.handOff(b.id, 1); err == nil || moved != (MigrationResult{Epoch: 4}) {
 			t.Errorf("%+v, %v; want an error and epoch 4", moved, err)
 		}

@@ -23,7 +23,8 @@
 //
 // The rounds before the freeze (CopyKV) copy what there is while the client reads on,
 // so that the last one fetches little; they also show, before any client waits, that
-// the holder answers and the target can fetch.
+// the holder answers and the target can fetch. A handoff begins with one, however short the
+// stream is, unless Config.KeepsKV.
 //
 // # Guards
 //
@@ -38,6 +39,7 @@
 //  3. The holder has not been lost since: its engine may have restarted, and its memory
 //     belong to other requests.
 //  4. Parameters are used for one leg.
-//  5. The holder answers within a small share of the client's patience: an engine that is
-//     too busy for one token would make the client wait for longer than a reprompt.
+//  5. The holder answers within a small share of the client's patience, and while the client
+//     waits within a few times what it took before the freeze: an engine that is too busy for
+//     one token would make the client wait for longer than a reprompt.
 package handoff

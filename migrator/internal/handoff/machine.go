@@ -16,10 +16,14 @@ const (
 	// answerShare is the divisor of the client's patience for which the holder may take to
 	// answer.
 	answerShare = 20
+	// minAnswer and slowAnswer bound the holder's answer while the client waits by its answer before
+	// the freeze: one that takes so many times as long has become busy.
+	minAnswer  = 100 * time.Millisecond
+	slowAnswer = 4
 	// MaxRounds is how often KV is copied before the freeze.
 	MaxRounds = 2
-	// MinCopy is how many ids must be new for a copy before the freeze, by handoff or
-	// reprompt: less than that costs the client little.
+	// MinCopy is how many ids must be new for a copy before the freeze, by reprompt or by a
+	// second handoff: less than that costs the client little.
 	MinCopy = 512
 )
 
@@ -115,6 +119,7 @@ type Machine struct {
 	rounds, copied int           // before the freeze: how many, and how many ids the target has
 	asked          int           // for how many ids the last KeepKV or Compute was
 	askedAt        time.Duration // when the last KeepKV was
+	answered       time.Duration // how long the holder took to answer the last KeepKV
 	mayFetch       bool          // the target may fetch, later than it should, what was kept then
 }
 
@@ -138,7 +143,7 @@ func (m *Machine) Step(ev Event) Action {
 		if failed {
 			m.giveUp(ev.Err)
 		}
-		if m.handoff {
+		if m.answered = ev.Now - m.askedAt; m.handoff {
 			return m.fetch(ev)
 		}
 	case CopyKV:
@@ -189,7 +194,9 @@ func (m *Machine) Step(ev Event) Action {
 
 // prepare brings KV to the target before the freeze, and what is left after it.
 func (m *Machine) prepare(ev Event) Action {
-	grown := ev.IDs-m.copied >= MinCopy && m.rounds < MaxRounds
+	// The first handoff is always before the freeze: a holder that has just become too busy to answer
+	// shows it while the client reads on.
+	grown := (ev.IDs-m.copied >= MinCopy || m.handoff && m.rounds == 0 && !m.cfg.KeepsKV) && m.rounds < MaxRounds
 	switch {
 	case m.stays(ev):
 		return m.stay(ev)
@@ -213,8 +220,11 @@ func (m *Machine) prepare(ev Event) Action {
 func (m *Machine) keep(ev Event) Action {
 	m.asked, m.askedAt = ev.IDs, ev.Now
 	within := m.cfg.Patience / answerShare
-	if m.cfg.KeepsKV && !m.frozen {
+	switch {
+	case m.cfg.KeepsKV && !m.frozen:
 		within = m.cfg.Patience / 2 // the client does not wait, and the holder may have prompts to compute
+	case m.frozen && m.rounds > 0 && !m.cfg.KeepsKV:
+		within = min(within, max(minAnswer, slowAnswer*m.answered))
 	}
 	return m.next(Action{Kind: KeepKV, Within: within})
 }

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http/httptest"
+	"os"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -100,6 +102,26 @@ func TestHandoffFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOverload moves streams away from overloaded engines.
+func TestOverload(t *testing.T) {
+	t.Parallel()
+	moves := 1
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		moves = 3
+	}
+	room := handofftest.Room{KV: 1 << 16, Context: 1 << 14, Batch: 32}
+	p := profile
+	p.D0, p.D2, p.KVTokens, p.MaxBatch = 0.005, 2e-5, policies.Tokens(room.KV), room.Batch
+	var urls [2]string
+	for i := range urls {
+		e := testkit.Must(emulator.New(emulator.Config{Model: "tiny", Profile: p, BlockTokens: 32, Context: policies.Tokens(room.Context),
+			KVTransfer: &emulator.KVTransfer{Listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))}}))
+		t.Cleanup(testkit.Run(t, e.Run))
+		urls[i] = serveEngine(t, e)
+	}
+	handofftest.PlayOverload(t, "tiny", urls, room, moves, func(c *frontend.Config) { c.HealthInterval = 50 * time.Millisecond })
 }
 
 // TestBlockEdges hands streams over at the edges of blocks, through proxies of the engines that hold them there.

@@ -32,8 +32,8 @@ type Hooks struct {
 	// Keep is called before the engine gets a request to keep KV, and Kept changes its answer.
 	Keep func()
 	Kept func(answer string) string
-	// Fetch is called before the engine gets a request that fetches KV. gaveUp is closed when the
-	// front end gives the request up.
+	// Fetch is called before the engine gets a request that continues a stream and fetches its KV, not
+	// one that copies KV before the freeze. gaveUp is closed when the front end gives the request up.
 	Fetch func(gaveUp <-chan struct{})
 	Gate  *Gate // for streams
 }
@@ -115,7 +115,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		p.mu.Lock()
 		p.fetched = append(p.fetched, n)
 		p.mu.Unlock()
-		if h.Fetch != nil {
+		if h.Fetch != nil && gjson.GetBytes(body, "stream").Bool() {
 			h.Fetch(r.Context().Done())
 		}
 	}

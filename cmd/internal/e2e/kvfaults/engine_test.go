@@ -39,7 +39,8 @@ type engine struct {
 	side   string
 	config func(*emulator.Config)
 
-	// fetching is called before the engine gets a leg that fetches KV. answer changes the answer to a
+	// fetching is called before the engine gets a leg that continues a stream and fetches its KV, not
+	// one that copies KV before the freeze. answer changes the answer to a
 	// handoff leg. Both may be nil, and are set before the request.
 	fetching func(*http.Request)
 	answer   func(body string) string
@@ -159,7 +160,7 @@ func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	case params.Get("do_remote_prefill").Bool():
 		handofftest.CheckFetch(e.t, body, params)
-		if e.fetching != nil {
+		if e.fetching != nil && gjson.GetBytes(body, "stream").Bool() {
 			e.fetching(r)
 		}
 		if !e.waitWhileFrozen(r.Context()) {

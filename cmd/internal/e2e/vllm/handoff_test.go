@@ -20,19 +20,22 @@ const handoffs = 30
 // need not wait for its end for long. The patience of these front ends is such that a target has half as long at most.
 const lease = 10
 
-// handoffKV is what these engines' KV caches hold.
-const handoffKV = 16384
+// handoffKV is what these engines' KV caches hold, in tokens, and handoffBatch how many sequences they run at once.
+const handoffKV, handoffBatch = 16384, 32
 
 // TestHandoffs hands running streams over between two unmodified engines: what the client reads is the engine's own
 // answer, and the target computes nothing of it. cached_tokens are no proof: engines state them also after a fetch
 // that failed.
 func TestHandoffs(t *testing.T) {
-	engines := newEngines(t, 2, options{connector: true, lease: lease, model: thinkingModel(t), args: []string{"--reasoning-parser", "deepseek_v3", "--num-gpu-blocks-override", fmt.Sprint(handoffKV / block)}})
+	engines := newEngines(t, 2, options{connector: true, lease: lease, model: thinkingModel(t), args: []string{"--reasoning-parser", "deepseek_v3", "--num-gpu-blocks-override", fmt.Sprint(handoffKV / block), "--max-num-seqs", fmt.Sprint(handoffBatch)}})
 	urls := [2]string{engines[0].URL, engines[1].URL}
 	t.Run("lengths", func(t *testing.T) { testLengths(t, urls, handoffs, patient) })
 	t.Run("block edges", func(t *testing.T) { handofftest.PlayBlockEdges(t, model, urls, block, patient) })
 	t.Run("reasoning", func(t *testing.T) { testReasoning(t, urls) })
 	t.Run("Envoy", func(t *testing.T) { testThroughEnvoy(t, engines) })
+	t.Run("overload", func(t *testing.T) {
+		handofftest.PlayOverload(t, model, urls, handofftest.Room{KV: handoffKV, Context: context, Batch: handoffBatch}, 3, patient)
+	})
 	t.Run("late fetch", func(t *testing.T) { testLateFetch(t, engines) })
 	t.Run("faults", func(t *testing.T) { testFaults(t, engines) }) // the last one: it kills an engine
 }
