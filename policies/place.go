@@ -18,6 +18,7 @@ type Candidate struct {
 	Load      Tokens // KV in use and promised
 	Prefix    Tokens // leading prompt tokens of this request that it has cached
 	Draining  bool
+	Running   int // requests that generate tokens there, 0 if not known
 }
 
 // Placer chooses the replica where a request without a first token starts.

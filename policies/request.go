@@ -29,6 +29,7 @@ type Load struct {
 	Waiting   int     // requests accepted and not yet producing
 	Held      Tokens  // Σ present length over running requests: KV in use
 	Promised  Tokens  // Σ length over requests accepted but not yet running
+	Cached    Tokens  // of Promised, what a prefix cache is expected to have
 	Iteration float64 // seconds between a request's tokens, recent mean; 0 when idle
 	// Engine is what the engine reports of itself; the zero value where it reports nothing.
 	Engine EngineLoad
@@ -69,7 +70,7 @@ func (l Load) KV() Tokens {
 // Validate reports the first broken invariant, or nil.
 func (l Load) Validate() error {
 	switch {
-	case l.Running < 0 || l.Waiting < 0 || l.Held < 0 || l.Promised < 0:
+	case l.Running < 0 || l.Waiting < 0 || l.Held < 0 || l.Promised < 0 || l.Cached < 0:
 		return &Violation{"load", "1: counts must not be negative"}
 	case !finite(l.Iteration) || l.Iteration < 0:
 		return &Violation{"load", "2: iteration time must be finite and not negative"}

@@ -164,7 +164,7 @@ func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 	}
 	m.counts.summariesReceived++
 	m.peers.do(func(v *loadview.View) {
-		v.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Held: held, Draining: s.GetDraining()})
+		v.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Held: held, Running: int(s.GetRunning()), Draining: s.GetDraining()})
 		v.SetPeerRunning(from, running)
 	})
 }

@@ -22,7 +22,7 @@ func (b *View) Place(now policies.Micros, r policies.Request, steps []prefix.Ste
 	if policies.Movable(r) != policies.NotPinned {
 		grown.Output = max(r.Output, r.MaxOutput)
 	}
-	own := policies.Candidate{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Prefix: r.Cached, Draining: b.self.Draining || !b.adapters.CanServe(b.cfg.Self, r.Model)}
+	own := policies.Candidate{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Running: b.self.Running, Prefix: r.Cached, Draining: b.self.Draining || !b.adapters.CanServe(b.cfg.Self, r.Model)}
 	if b.own >= 0 {
 		own.Low, own.High = b.plan.Stages[b.own].Low, b.plan.Stages[b.own].High
 	}
@@ -91,7 +91,7 @@ func (b *View) addSample(now policies.Micros, all []*peerEntry, low, high polici
 
 // addSite adds a peer, which is for the lengths [low, high), to the sites.
 func (b *View) addSite(e *peerEntry, low, high policies.Tokens) *policies.Candidate {
-	b.sites = append(b.sites, policies.Candidate{ID: e.id, Low: low, High: high, Waiting: e.load.Waiting, Load: e.load.Total})
+	b.sites = append(b.sites, policies.Candidate{ID: e.id, Low: low, High: high, Waiting: e.load.Waiting, Load: e.load.Total, Running: e.load.Running})
 	return &b.sites[len(b.sites)-1]
 }
 

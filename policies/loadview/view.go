@@ -66,6 +66,7 @@ type Load struct {
 	Waiting  policies.Tokens // prompts accepted but not yet prefilled
 	Total    policies.Tokens // KV in use and promised
 	Held     policies.Tokens // KV of running requests
+	Running  int             // requests that generate tokens
 	Draining bool            // or unable to serve
 }
 

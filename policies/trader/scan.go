@@ -78,7 +78,7 @@ func (t *Trader) Scan(now policies.Micros, in *Situation, out []bidask.Action) [
 // OwnLoad returns the replica's load as its peers should know it.
 func (t *Trader) OwnLoad(in *Situation) loadview.Load {
 	l := in.Load
-	return loadview.Load{Waiting: l.Promised, Total: l.Held + l.Promised + t.machine.Incoming(), Held: l.Held, Draining: in.Leaving()}
+	return loadview.Load{Waiting: l.Promised - min(l.Cached, l.Promised), Total: l.Held + l.Promised + t.machine.Incoming(), Held: l.Held, Running: l.Running, Draining: in.Leaving()}
 }
 
 // StageMean returns the mean load of this replica's stage, by its peers or else by the control

@@ -223,3 +223,16 @@ func TestOccupancyByEngine(t *testing.T) {
 		}
 	}
 }
+
+// TestOwnLoad checks what the peers learn of a load: what waits is what no cache is expected to have.
+func TestOwnLoad(t *testing.T) {
+	x, plan := newTwoStages(t)
+	s := &Situation{Ready: true, CanReceive: true, Plan: plan, Load: policies.Load{Running: 2, Waiting: 1, Held: 300, Promised: 1000, Cached: 600}}
+	if got, want := x.OwnLoad(s), (loadview.Load{Waiting: 400, Total: 1300, Held: 300, Running: 2}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	s.Load.Cached = 2000 // a report that is wrong
+	if got := x.OwnLoad(s).Waiting; got != 0 {
+		t.Errorf("%v waiting", got)
+	}
+}

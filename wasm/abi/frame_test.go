@@ -367,3 +367,19 @@ func BenchmarkFrame(b *testing.B) {
 		}
 	})
 }
+
+// TestPlaceBefore15 decodes the arrival of a host of ABI 1.4, whose records say nothing of the requests that
+// run.
+func TestPlaceBefore15(t *testing.T) {
+	frame := make([]byte, 1024)
+	s := frameShape{kind: Place, args: placeArgs, size: siteSize0, count: 2}
+	p, n, err := s.writeTo(frame, Call{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put64(p.record(1)[24:], 7)
+	a, status := DecodePlaceCall(frame[:n], nil)
+	if status != OK || len(a.Peers) != 1 || a.Peers[0].Load != 7 || a.Peers[0].Running != 0 || a.Own.Running != 0 {
+		t.Errorf("%+v, %v", a, status)
+	}
+}

@@ -52,9 +52,9 @@ var goldenChange = Change{
 
 var goldenArrival = policies.Arrival{
 	Request: policies.Request{ID: "front-1/77", Model: "llama", Input: 3000, Cached: 1024, MaxOutput: 512, Estimated: true, Features: policies.Seed | policies.Stop},
-	Own:     policies.Candidate{ID: "r0", Low: 0, High: 2048, Waiting: 9000, Load: 50_000, Prefix: 0, Draining: true},
+	Own:     policies.Candidate{ID: "r0", Low: 0, High: 2048, Waiting: 9000, Load: 50_000, Prefix: 0, Draining: true, Running: 12},
 	Peers: []policies.Candidate{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
-		{ID: "replica-2", Low: 2048, High: policies.Unbounded, Waiting: 0, Load: 10_000, Prefix: 0}},
+		{ID: "replica-2", Low: 2048, High: policies.Unbounded, Waiting: 0, Load: 10_000, Prefix: 0, Running: 3}},
 }
 
 var vectors = []vector{
@@ -162,7 +162,7 @@ var recordTables = map[Kind]string{
 	Partition: "0 i64 edge,8 f64 arrivals,16 f64 tokens,24 f64 reads,32 f64 prefill,40 f64 prefill2,48 f64 weight,56 f64 crossings,64 f64 in_flight,72 f64 sum_input,80 f64 sum_input2,88 f64 sum_length",
 	Refine:    "0 i64 input,8 i64 length",
 	Select:    "0 i64 load,8 i64 start,16 text from",
-	Place:     "0 i64 low,8 i64 high,16 i64 waiting,24 i64 load,32 i64 prefix,40 text replica,48 u64 bits",
+	Place:     "0 i64 low,8 i64 high,16 i64 waiting,24 i64 load,32 i64 prefix,40 text replica,48 u64 bits,56 i64 running",
 	Guard:     "0 i64 low,8 i64 high,16 u32 first,20 u32 count",
 }
 

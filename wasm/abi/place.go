@@ -20,6 +20,7 @@ import "github.com/cascadeinfer/cascade/policies"
 //	       32 i64  prefix: cached tokens of this prompt
 //	       40 text replica
 //	       48 u64  bit 0: draining
+//	       56 i64  running: requests that generate tokens there
 //	value     the index of the peer, from 0; with None, the own replica
 //	rules     the index is below rec_count − 1; forwarded requests stay
 //
@@ -27,7 +28,8 @@ import "github.com/cascadeinfer/cascade/policies"
 // output.
 const (
 	placeArgs = 64
-	siteSize  = 56
+	siteSize  = 64
+	siteSize0 = 56 // of 1.0
 )
 
 // EncodePlaceCall writes a frame into an arena and returns its length; with ErrShort,
@@ -68,13 +70,14 @@ func encodeSite(r []byte, s *policies.Candidate, t *textWriter) {
 	put64(r[32:], uint64(s.Prefix))
 	t.put(r[40:], string(s.ID))
 	put64(r[48:], uint64(flagIf(s.Draining, 1)))
+	put64(r[56:], uint64(s.Running))
 }
 
 // DecodePlaceCall returns the arrival in a frame. Its peers are appended to dst[:0],
 // its texts share the frame's memory. It does not allocate if dst is large enough.
 func DecodePlaceCall(frame []byte, dst []policies.Candidate) (policies.Arrival, Status) {
 	var p frameAreas
-	s := p.parse(frame, Place, placeArgs, siteSize)
+	s := p.parse(frame, Place, placeArgs, siteSize0)
 	switch {
 	case s != OK:
 		return policies.Arrival{}, s
@@ -84,13 +87,13 @@ func DecodePlaceCall(frame []byte, dst []policies.Candidate) (policies.Arrival, 
 	b := p.args[:placeArgs]
 	id, ok1 := text(u64(b), p.aux)
 	model, ok2 := text(u64(b[8:]), p.aux)
-	own, ok3 := decodeSite(p.record(0)[:siteSize], p.aux)
+	own, ok3 := decodeSite(p.record(0), p.aux)
 	if !ok1 || !ok2 || !ok3 {
 		return policies.Arrival{}, BadFrame
 	}
 	dst = dst[:0]
 	for i := 1; i < p.count; i++ {
-		peer, ok := decodeSite(p.record(i)[:siteSize], p.aux)
+		peer, ok := decodeSite(p.record(i), p.aux)
 		if !ok {
 			return policies.Arrival{}, BadFrame
 		}
@@ -108,9 +111,14 @@ func DecodePlaceCall(frame []byte, dst []policies.Candidate) (policies.Arrival, 
 
 func decodeSite(r, aux []byte) (policies.Candidate, bool) {
 	id, ok := text(u64(r[40:]), aux)
+	running := uint64(0)
+	if len(r) >= siteSize {
+		running = u64(r[56:])
+	}
 	return policies.Candidate{
 		ID: policies.ReplicaID(id), Low: policies.Tokens(u64(r)), High: policies.Tokens(u64(r[8:])), Waiting: policies.Tokens(u64(r[16:])),
 		Load: policies.Tokens(u64(r[24:])), Prefix: policies.Tokens(u64(r[32:])), Draining: u64(r[48:])&1 != 0,
+		Running: int(running),
 	}, ok
 }
 

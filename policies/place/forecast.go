@@ -1,0 +1,256 @@
+package place
+
+import (
+	"cmp"
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// The defaults of a Forecast.
+const (
+	DefaultAnswer  policies.Tokens = 128
+	DefaultChunk   policies.Tokens = 8192
+	DefaultMargin                  = 250 * policies.Millisecond
+	DefaultPrefill                 = 400
+	DefaultOthers                  = 10
+	DefaultBound                   = 200
+	DefaultChoices                 = 2
+
+	// boundSlack is how many tokens a replica may hold above the bound on its load: below it,
+	// differences are single requests.
+	boundSlack policies.Tokens = 16384
+)
+
+// Forecast places a request where it and the requests that run there lose the least time. For each
+// suitable replica it predicts, from how much of the prompt the replica has cached,
+//
+//   - the time to the first token: the prompts that wait there, what of this prompt is not cached, and
+//     the iterations of the batch that they join,
+//   - the time to generate an answer in that batch,
+//   - what the prompt and the answer add to the iterations of the requests that run there, and
+//   - the time to compute the prompt once more, with a weight: it delays the requests that come next,
+//     and a second copy of a prefix evicts another one.
+//
+// The least sum wins; the own replica wins unless a peer's sum is less by Margin, as what is known of
+// peers is old. Among equal peers the one with the least load wins, then list order.
+//
+// Suitable are the own replica, peers of the stage that holds the request's length, and peers of other
+// stages that have more of its prompt cached than all of these: what is left to compute decides where a
+// prompt is computed, and the market moves the request to its stage later. A request that cannot move is
+// never placed in a shorter stage. Of the peers that have no more of the prompt cached than the own
+// replica only the first Choices are examined: if many front ends see the same old loads, and choose among
+// different peers, they do not all send their requests to the same one. Not suitable are replicas that
+// drain, and replicas above the bound on load unless all are.
+//
+// Where the shortest queue of the stage exceeds Queue, the replicas of longer stages with at most half of
+// it are suitable instead.
+//
+// All sums are integers: equal calls give equal answers on every machine. The zero value knows no prices;
+// it takes a microsecond for each uncached token.
+type Forecast struct {
+	Prices Prices
+	// Answer is how many tokens a request is expected to generate, unless its maximum is less.
+	// 0 means DefaultAnswer.
+	Answer policies.Tokens
+	// Chunk is how many tokens an engine's iteration computes at most. 0 means DefaultChunk.
+	Chunk policies.Tokens
+	// Margin is by how much a peer must be better than the own replica. 0 means DefaultMargin.
+	Margin policies.Micros
+	// Prefill is the weight of the time to compute the prompt, beyond the time to the first
+	// token, and Others that of the time that other requests lose, in per cent. 0 means
+	// DefaultPrefill and DefaultOthers.
+	Prefill, Others int
+	// Bound is the bound on the load of a replica, in per cent of the mean of the candidates of
+	// its stage. 0 means DefaultBound.
+	Bound int
+	// Choices is how many peers are examined for their load alone. 0 means DefaultChoices.
+	Choices int
+	// Queue is the bound on waiting prompt tokens. 0 means DefaultQueue.
+	Queue policies.Tokens
+	// ByLength turns off the placement in other stages than that of the length.
+	ByLength bool
+}
+
+var _ policies.Placer = Forecast{}
+
+// Place implements policies.Placer.
+func (p Forecast) Place(a policies.Arrival) policies.ReplicaID {
+	if a.Hops > 0 {
+		return ""
+	}
+	j := judgement{Forecast: p.withDefaults(), arrival: &a, length: a.Request.Length()}
+	serves := a.Own.Low <= j.length && j.length < a.Own.High
+	j.ownServes = !a.Own.Draining && (serves || a.Request.Estimated)
+	j.measureStage()
+	best := j.choose(j.Bound)
+	if best == nil {
+		best = j.choose(math.MaxInt)
+	}
+	if best == nil || j.shortest > j.Queue {
+		if longer := j.chooseLonger(best != nil); longer != nil {
+			best = longer
+		}
+	}
+	if best == nil || best == &a.Own {
+		return ""
+	}
+	return best.ID
+}
+
+func (p Forecast) withDefaults() Forecast {
+	p.Answer, p.Chunk = cmp.Or(p.Answer, DefaultAnswer), cmp.Or(p.Chunk, DefaultChunk)
+	p.Margin, p.Queue = cmp.Or(p.Margin, DefaultMargin), cmp.Or(p.Queue, DefaultQueue)
+	p.Prefill, p.Others = cmp.Or(p.Prefill, DefaultPrefill), cmp.Or(p.Others, DefaultOthers)
+	p.Bound, p.Choices = cmp.Or(p.Bound, DefaultBound), cmp.Or(p.Choices, DefaultChoices)
+	if p.Prices == (Prices{}) {
+		p.Prices.Prompt = pico
+	}
+	return p
+}
+
+// judgement is one call of Place.
+type judgement struct {
+	Forecast
+	arrival   *policies.Arrival
+	length    policies.Tokens
+	ownServes bool
+	cached    policies.Tokens // the most that a replica of the stage has cached
+	shortest  policies.Tokens // the fewest waiting tokens in the stage
+	// means are those of the stages that were asked for; known of them are set.
+	means [4]stageMean
+	known int
+}
+
+// stageMean is the mean load of the candidates of one stage.
+type stageMean struct{ low, high, load policies.Tokens }
+
+// open reports whether a peer may get the request at all.
+func (j *judgement) open(c *policies.Candidate) bool { return !c.Draining && c.ID != j.arrival.Own.ID }
+
+// inStage reports whether a peer serves the length in its stage.
+func (j *judgement) inStage(c *policies.Candidate) bool {
+	return c.Low <= j.length && j.length < c.High && j.open(c)
+}
+
+// holdsMore reports whether a peer of another stage may get the request because of what it has cached.
+func (j *judgement) holdsMore(c *policies.Candidate) bool {
+	if j.ByLength || c.Prefix <= j.cached || !j.open(c) {
+		return false
+	}
+	return j.length < c.High || policies.Movable(j.arrival.Request) == policies.NotPinned
+}
+
+// measureStage finds out what replicas of the stage have cached, and their shortest queue.
+func (j *judgement) measureStage() {
+	j.shortest = policies.Unbounded
+	if j.ownServes {
+		j.cached, j.shortest = j.arrival.Own.Prefix, j.arrival.Own.Waiting
+	}
+	for i := range j.arrival.Peers {
+		if c := &j.arrival.Peers[i]; j.inStage(c) {
+			j.cached, j.shortest = max(j.cached, c.Prefix), min(j.shortest, c.Waiting)
+		}
+	}
+}
+
+// choose returns the best of the own replica, the stage and the holders in other stages, among those whose
+// load is at most so many per cent of the mean; nil if there is none.
+func (j *judgement) choose(bound int) (best *policies.Candidate) {
+	a := j.arrival
+	least, others := never, 0
+	if j.ownServes && j.withinBound(&a.Own, bound) {
+		best, least = &a.Own, j.price(&a.Own)
+	}
+	for i := range a.Peers {
+		c := &a.Peers[i]
+		if !j.inStage(c) && !j.holdsMore(c) || !j.withinBound(c, bound) {
+			continue
+		}
+		if j.ownServes && c.Prefix <= a.Own.Prefix {
+			if others++; others > j.Choices {
+				continue
+			}
+		}
+		time := add(j.price(c), j.Margin)
+		if best == nil || time < least || time == least && best != &a.Own && c.Load < best.Load {
+			best, least = c, time
+		}
+	}
+	return best
+}
+
+// chooseLonger returns the best replica of longer stages, if there is another choice among those whose
+// queue is at most half as long as the shortest of the stage; nil if there is none.
+func (j *judgement) chooseLonger(another bool) (best *policies.Candidate) {
+	a := j.arrival
+	waiting, least := policies.Unbounded, never
+	if another {
+		waiting = j.shortest / 2
+	}
+	for i := range a.Peers {
+		c := &a.Peers[i]
+		if c.Low <= j.length || !j.open(c) || c.Waiting > waiting {
+			continue
+		}
+		if time := j.price(c); best == nil || time < least || time == least && c.Load < best.Load {
+			best, least = c, time
+		}
+	}
+	return best
+}
+
+// withinBound reports whether a replica's load is at most so many per cent of the mean of the candidates
+// of its stage, with some slack.
+func (j *judgement) withinBound(c *policies.Candidate, percent int) bool {
+	if percent == math.MaxInt {
+		return true
+	}
+	return clamp(c.Load) <= j.mean(c.Low, c.High)*policies.Tokens(percent)/100+boundSlack
+}
+
+// mean returns the mean load of the candidates of a stage, which has one.
+func (j *judgement) mean(low, high policies.Tokens) policies.Tokens {
+	for _, m := range j.means[:j.known] {
+		if m.low == low && m.high == high {
+			return m.load
+		}
+	}
+	sum, n := policies.Tokens(0), policies.Tokens(0)
+	if own := &j.arrival.Own; own.Low == low && own.High == high {
+		sum, n = clamp(own.Load), 1
+	}
+	for i := range j.arrival.Peers {
+		if x := &j.arrival.Peers[i]; x.Low == low && x.High == high && x.ID != j.arrival.Own.ID {
+			sum, n = sum+clamp(x.Load), n+1
+		}
+	}
+	if j.known < len(j.means) {
+		j.means[j.known] = stageMean{low, high, sum / n}
+		j.known++
+	}
+	return sum / n
+}
+
+// price returns what a request costs at a replica.
+func (j *judgement) price(c *policies.Candidate) policies.Micros {
+	p, r := j.Prices, &j.arrival.Request
+	input := clamp(r.Input)
+	cached := min(clamp(c.Prefix), max(input-1, 0))
+	uncached, waiting := input-cached, clamp(c.Waiting)
+	running, held := policies.Tokens(min(max(c.Running, 0), maxRunning)), clamp(c.Load)
+	answer := clamp(j.Answer)
+	if r.MaxOutput > 0 {
+		answer = min(answer, clamp(r.MaxOutput))
+	}
+
+	// The prompts that wait are taken to be as long as this one, at most.
+	before := add(p.prompt(waiting), p.prompt2(waiting*min(waiting, input)))
+	prefill := add(p.prompt(uncached), p.prompt2(input*input-cached*cached))
+	iterations := (waiting + uncached + j.Chunk - 1) / j.Chunk
+	first := add(add(before, prefill), times(p.iteration(running, held), iterations))
+	decode := times(p.iteration(running+1, held+input), answer)
+	slower := times(p.decode(input+answer/2), answer)
+	lost := times(add(prefill, slower), running)
+	return add(add(first, decode), add(percent(lost, j.Others), percent(prefill, j.Prefill)))
+}

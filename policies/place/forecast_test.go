@@ -1,0 +1,363 @@
+package place_test
+
+import (
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/place"
+)
+
+// llama is roughly Llama-3.1-8B: 10,000 tokens take 0.4 s, and an iteration 14 ms.
+var llama = policies.Cost{D0: 0.014, D1: 2e-5, D2: 2.9e-5, D3: 1e-9, D4: 9e-8}
+
+var byTime = place.Forecast{Prices: place.NewPrices(llama)}
+
+// stages is a front end of a stage of four up to 16Ki, and two replicas of the next stage.
+func stages(edit func(*policies.Arrival)) policies.Arrival {
+	const end = 16384
+	a := policies.Arrival{
+		Request: policies.Request{ID: "r", Input: 10_000},
+		Own:     site{ID: "me", High: end},
+		Peers: []site{
+			{ID: "p1", High: end}, {ID: "p2", High: end}, {ID: "p3", High: end},
+			{ID: "long1", Low: end, High: policies.Unbounded}, {ID: "long2", Low: end, High: policies.Unbounded},
+		},
+	}
+	edit(&a)
+	return a
+}
+
+func TestForecast(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*policies.Arrival)
+		want policies.ReplicaID
+	}{
+		{"all idle", func(*policies.Arrival) {}, ""},
+		{"forwarded before", func(a *policies.Arrival) { a.Hops, a.Own.Draining = 1, true }, ""},
+		{"a peer has the prompt", func(a *policies.Arrival) { a.Peers[2].Prefix = 9000 }, "p3"},
+		{"a peer has a little of it", func(a *policies.Arrival) { a.Peers[2].Prefix = 512 }, ""},
+		{"the own replica has as much", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Own.Prefix = 9000, 9000 }, ""},
+		{"a peer has it, and a long queue", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Waiting = 9000, 100_000 }, ""},
+		{"a peer has it, and a queue that is worth it", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Waiting = 9000, 10_000 }, "p3"},
+		{"a peer has it, and a load above the bound", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Load = 9000, 100_000 }, ""},
+		{"a peer has it, and a load at the bound", func(a *policies.Arrival) {
+			a.Own.Load, a.Peers[0].Load, a.Peers[1].Load = 40_000, 40_000, 40_000
+			a.Peers[2].Prefix, a.Peers[2].Load = 9000, 112_768 // 2 × 58,192 + 16,384 at most
+		}, "p3"},
+		{"two have it: the shorter queue", func(a *policies.Arrival) {
+			a.Peers[0].Prefix, a.Peers[2].Prefix, a.Peers[0].Waiting = 9000, 9000, 1000
+		}, "p3"},
+		{"two have it: the smaller batch", func(a *policies.Arrival) {
+			a.Peers[0].Prefix, a.Peers[2].Prefix, a.Peers[0].Running = 9000, 9000, 9
+		}, "p3"},
+		{"two have it: the first", func(a *policies.Arrival) { a.Peers[1].Prefix, a.Peers[2].Prefix = 9000, 9000 }, "p2"},
+		{"a peer of a longer stage has it", func(a *policies.Arrival) { a.Peers[3].Prefix = 9000 }, "long1"},
+		{"a peer of a longer stage has it, and one of the stage", func(a *policies.Arrival) { a.Peers[3].Prefix, a.Peers[1].Prefix = 9000, 9000 }, "p2"},
+		{"a peer of a shorter stage has it", func(a *policies.Arrival) {
+			a.Request.Input, a.Own.Low, a.Own.High, a.Peers[0].Prefix = 20_000, 16384, policies.Unbounded, 16_000
+		}, "p1"},
+		{"a peer of a shorter stage has it, and the request cannot move", func(a *policies.Arrival) {
+			a.Request.Input, a.Own.Low, a.Own.High, a.Peers[0].Prefix = 20_000, 16384, policies.Unbounded, 16_000
+			a.Request.Features = policies.Structured
+		}, ""},
+		{"a queue here", func(a *policies.Arrival) { a.Own.Waiting = 20_000 }, "p1"},
+		{"a queue here, below the margin", func(a *policies.Arrival) { a.Own.Waiting = 2000 }, ""},
+		{"a queue here: the best of two peers", func(a *policies.Arrival) { a.Own.Waiting, a.Peers[0].Waiting = 20_000, 500 }, "p2"},
+		{"a queue here: a third peer is not examined", func(a *policies.Arrival) {
+			a.Own.Waiting, a.Peers[0].Waiting, a.Peers[1].Waiting = 20_000, 19_000, 19_000
+		}, ""},
+		{"a large batch here", func(a *policies.Arrival) { a.Own.Running = 200 }, "p1"},
+		{"queues in the whole stage: spill", func(a *policies.Arrival) {
+			a.Own.Waiting, a.Peers[0].Waiting, a.Peers[1].Waiting, a.Peers[2].Waiting, a.Peers[3].Waiting = 9000, 9000, 9000, 9000, 10
+		}, "long2"},
+		{"queues everywhere", func(a *policies.Arrival) {
+			a.Own.Waiting = 9000
+			for i := range a.Peers {
+				a.Peers[i].Waiting = 9000
+			}
+		}, ""},
+		{"draining: any of the stage", func(a *policies.Arrival) { a.Own.Draining, a.Peers[0].Waiting, a.Peers[1].Load = true, 1, 1 }, "p3"},
+		{"draining, and the stage drains", func(a *policies.Arrival) {
+			a.Own.Draining, a.Peers[0].Draining, a.Peers[1].Draining, a.Peers[2].Draining = true, true, true, true
+			a.Peers[3].Load = 5
+		}, "long2"},
+		{"draining, and all are above the bound", func(a *policies.Arrival) {
+			a.Own.Draining, a.Peers = true, a.Peers[:1]
+			a.Peers[0].Load = 1 << 40
+		}, "p1"},
+		{"draining, alone", func(a *policies.Arrival) { a.Own.Draining, a.Peers = true, nil }, ""},
+		{"too long", func(a *policies.Arrival) { a.Request.Input, a.Peers[3].Waiting = 20_000, 100 }, "long2"},
+		{"too long by estimate only", func(a *policies.Arrival) { a.Request.Input, a.Request.Estimated = 20_000, true }, ""},
+		{"too long, and no longer stage", func(a *policies.Arrival) { a.Request.Input, a.Peers = 20_000, a.Peers[:3] }, ""},
+		{"too short for the own stage", func(a *policies.Arrival) { a.Own.Low = 12_000 }, "p1"},
+		{"the own replica in the list", func(a *policies.Arrival) { a.Peers[0].ID, a.Peers[0].Prefix = "me", 9000 }, ""},
+	} {
+		if got := byTime.Place(stages(c.edit)); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+	within := byTime
+	within.ByLength = true
+	if got := within.Place(stages(func(a *policies.Arrival) { a.Peers[3].Prefix = 9000 })); got != "" {
+		t.Errorf("by length: %q", got)
+	}
+}
+
+// randomArrival draws an arrival; wild ones have numbers of any size.
+func randomArrival(rng *rand.Rand, wild bool) policies.Arrival {
+	tokens := func(most int64) policies.Tokens {
+		if wild {
+			return policies.Tokens(rng.Uint64() >> rng.IntN(64))
+		}
+		return policies.Tokens(rng.Int64N(1 + rng.Int64N(most)))
+	}
+	cuts := []policies.Tokens{0, 4096, 16384, policies.Unbounded}
+	one := func(i int) site {
+		k := rng.IntN(3)
+		return site{
+			ID: policies.ReplicaID(rune('a' + i)), Low: cuts[k], High: cuts[k+1], Waiting: tokens(30_000), Load: tokens(200_000),
+			Prefix: tokens(20_000) * policies.Tokens(rng.IntN(2)), Draining: rng.IntN(6) == 0, Running: int(tokens(40)),
+		}
+	}
+	a := policies.Arrival{Request: policies.Request{Input: tokens(30_000), MaxOutput: tokens(500), Estimated: rng.IntN(4) == 0}, Own: one(0)}
+	if rng.IntN(4) == 0 {
+		a.Request.Features = policies.Structured
+	}
+	for i := range rng.IntN(16) {
+		if rng.IntN(20) == 0 {
+			a.Peers = append(a.Peers, one(0)) // the own replica is in the list
+			continue
+		}
+		a.Peers = append(a.Peers, one(i+1))
+	}
+	return a
+}
+
+// TestForecastAgainstOracle compares placements with a plain computation over lists, in exact arithmetic.
+func TestForecastAgainstOracle(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 4))
+	counts := map[bool]int{}
+	for range 20_000 {
+		p := byTime
+		if rng.IntN(2) == 0 {
+			p = place.Forecast{Prices: byTime.Prices, Answer: 50, Chunk: 2048, Margin: 5000, Prefill: 100, Others: 100, Bound: 125, Choices: 4, Queue: 3000, ByLength: rng.IntN(2) == 0}
+		}
+		a := randomArrival(rng, rng.IntN(10) == 0)
+		got, want := p.Place(a), dumbPlace(p, a)
+		if got != want {
+			t.Fatalf("%+v\n%+v\nplaced at %q, want %q", p, a, got, want)
+		}
+		counts[got != ""]++
+	}
+	if counts[true] < 2000 || counts[false] < 2000 {
+		t.Errorf("forwarded or not: %v", counts)
+	}
+}
+
+// dumbPlace is Forecast by its description.
+func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
+	if p.Answer == 0 {
+		p.Answer, p.Chunk, p.Margin, p.Prefill, p.Others, p.Bound, p.Choices, p.Queue = 128, 8192, 250_000, 400, 10, 200, 2, 8192
+	}
+	length := a.Request.Length()
+	var stage, longer, elsewhere []site
+	serves := !a.Own.Draining && (a.Request.Estimated || a.Own.Low <= length && length < a.Own.High)
+	for _, c := range a.Peers {
+		switch {
+		case c.Draining || c.ID == a.Own.ID:
+		case c.Low <= length && length < c.High:
+			stage = append(stage, c)
+		default:
+			elsewhere = append(elsewhere, c)
+			if c.Low > length {
+				longer = append(longer, c)
+			}
+		}
+	}
+	cached, shortest := policies.Tokens(0), policies.Unbounded
+	all := stage
+	if serves {
+		all = append([]site{a.Own}, stage...)
+	}
+	for _, c := range all {
+		cached, shortest = max(cached, c.Prefix), min(shortest, c.Waiting)
+	}
+	suitable := map[policies.ReplicaID]bool{}
+	for _, c := range stage {
+		suitable[c.ID] = true
+	}
+	for _, c := range elsewhere {
+		if !p.ByLength && c.Prefix > cached && (length < c.High || a.Request.Features == 0) {
+			suitable[c.ID] = true
+		}
+	}
+	within := func(c site) bool {
+		sum, n := big.NewInt(0), int64(0)
+		for i, x := range append([]site{a.Own}, a.Peers...) {
+			if x.Low == c.Low && x.High == c.High && (i == 0 || x.ID != a.Own.ID) {
+				sum.Add(sum, big.NewInt(bounded(x.Load)))
+				n++
+			}
+		}
+		sum.Div(sum, big.NewInt(n))
+		sum.Mul(sum, big.NewInt(int64(p.Bound)))
+		sum.Div(sum, big.NewInt(100))
+		return big.NewInt(bounded(c.Load)).Cmp(sum.Add(sum, big.NewInt(16384))) <= 0
+	}
+	choose := func(ok func(site) bool) *site {
+		var best *site
+		var least int64
+		if serves && ok(a.Own) {
+			best, least = &a.Own, dumbPrice(p, a.Request, a.Own)
+		}
+		examined := 0
+		for i := range a.Peers {
+			c := &a.Peers[i]
+			if c.Draining || c.ID == a.Own.ID || !suitable[c.ID] || !ok(*c) {
+				continue
+			}
+			if serves && c.Prefix <= a.Own.Prefix {
+				if examined++; examined > p.Choices {
+					continue
+				}
+			}
+			price := saturated(big.NewInt(0).Add(big.NewInt(dumbPrice(p, a.Request, *c)), big.NewInt(int64(p.Margin))))
+			if best == nil || price < least || price == least && best != &a.Own && c.Load < best.Load {
+				best, least = c, price
+			}
+		}
+		return best
+	}
+	best := choose(within)
+	if best == nil {
+		best = choose(func(site) bool { return true })
+	}
+	if best == nil || shortest > p.Queue {
+		var spill *site
+		for i := range longer {
+			c := &longer[i]
+			if best != nil && c.Waiting > shortest/2 {
+				continue
+			}
+			if x, y := dumbPrice(p, a.Request, *c), int64(0); spill == nil {
+				spill = c
+			} else if y = dumbPrice(p, a.Request, *spill); x < y || x == y && c.Load < spill.Load {
+				spill = c
+			}
+		}
+		if spill != nil {
+			best = spill
+		}
+	}
+	if best == nil || best.ID == a.Own.ID {
+		return ""
+	}
+	return best.ID
+}
+
+func bounded(n policies.Tokens) int64 { return int64(min(max(n, 0), 1<<30)) }
+
+func saturated(x *big.Int) int64 {
+	if !x.IsInt64() {
+		return math.MaxInt64
+	}
+	return x.Int64()
+}
+
+// dumbPrice is the price of a request at a replica, with each product rounded down to microseconds.
+func dumbPrice(p place.Forecast, r policies.Request, c site) int64 {
+	n := func(x int64) *big.Int { return big.NewInt(x) }
+	cap64 := func(x *big.Int) *big.Int { return n(saturated(x)) }
+	sum := func(xs ...*big.Int) *big.Int {
+		total := n(0)
+		for _, x := range xs {
+			total = cap64(total.Add(total, x))
+		}
+		return total
+	}
+	mul := func(a *big.Int, b, per int64) *big.Int {
+		x := big.NewInt(0).Mul(a, n(b))
+		return cap64(x.Div(x, n(per)))
+	}
+	prices := p.Prices
+	input, waiting, held := bounded(r.Input), bounded(c.Waiting), bounded(c.Load)
+	cached := min(bounded(c.Prefix), max(input-1, 0))
+	running := min(max(int64(c.Running), 0), 1<<20)
+	answer := bounded(p.Answer)
+	if r.MaxOutput > 0 {
+		answer = min(answer, bounded(r.MaxOutput))
+	}
+	iteration := func(running, held int64) *big.Int {
+		return sum(mul(n(1), prices.Iteration, 1e6), mul(n(running), prices.Sequence, 1e6), mul(n(held), prices.Held, 1e9))
+	}
+	prefill := sum(mul(n(input-cached), prices.Prompt, 1e6), mul(n(input*input-cached*cached), prices.Prompt2, 1e12))
+	before := sum(mul(n(waiting), prices.Prompt, 1e6), mul(n(waiting*min(waiting, input)), prices.Prompt2, 1e12))
+	chunks := (waiting + input - cached + int64(p.Chunk) - 1) / int64(p.Chunk)
+	slower := mul(sum(mul(n(1), prices.Sequence, 1e6), mul(n(input+answer/2), prices.Held, 1e9)), answer, 1)
+	lost := mul(sum(prefill, slower), running, 1)
+	total := sum(before, prefill, mul(iteration(running, held), chunks, 1), mul(iteration(running+1, held+input), answer, 1),
+		mul(lost, int64(p.Others), 100), mul(prefill, int64(p.Prefill), 100))
+	return total.Int64()
+}
+
+// TestForecastNeverBreaksRules draws wild arrivals: no replica that drains or serves shorter requests
+// only gets one that cannot move, and none is forwarded twice.
+func TestForecastNeverBreaksRules(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 9))
+	for range 20_000 {
+		a := randomArrival(rng, rng.IntN(2) == 0)
+		id := byTime.Place(a)
+		if id == "" {
+			continue
+		}
+		ok := false
+		for _, c := range a.Peers {
+			ok = ok || c.ID == id && !c.Draining && (a.Request.Features == 0 || a.Request.Input < c.High)
+		}
+		if !ok || id == a.Own.ID {
+			t.Fatalf("%+v: placed at %q", a, id)
+		}
+		if a.Hops = 1; byTime.Place(a) != "" {
+			t.Fatal("forwarded again")
+		}
+	}
+}
+
+func TestNewPrices(t *testing.T) {
+	if got, want := place.NewPrices(llama), (place.Prices{Iteration: 14_000_000_000, Sequence: 20_000_000, Prompt: 29_000_000, Prompt2: 1_000_000_000, Held: 90_000_000}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if got := place.NewPrices(policies.Cost{D0: 1e300, D1: math.NaN(), D2: -1}); got != (place.Prices{Iteration: 1 << 62}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// sixteen is an arrival with sixteen candidates.
+func sixteen() policies.Arrival {
+	rng := rand.New(rand.NewPCG(3, 3))
+	a := randomArrival(rng, false)
+	for len(a.Peers) < 15 {
+		a.Peers = append(a.Peers, site{ID: policies.ReplicaID(rune('q' + len(a.Peers))), High: policies.Unbounded, Load: policies.Tokens(rng.Int64N(100_000))})
+	}
+	return a
+}
+
+func TestForecastAllocations(t *testing.T) {
+	a := sixteen()
+	if n := testing.AllocsPerRun(100, func() { byTime.Place(a) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// BenchmarkForecast places one request among sixteen candidates. Target: 20 µs.
+func BenchmarkForecast(b *testing.B) {
+	a := sixteen()
+	b.ReportAllocs()
+	for b.Loop() {
+		byTime.Place(a)
+	}
+}
