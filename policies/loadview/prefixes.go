@@ -105,32 +105,3 @@ func (b *View) prefixOf(id policies.ReplicaID) policies.Tokens {
 	}
 	return 0
 }
-
-// LongestPrefix returns the available peer of the plan that is known to hold most of the prompt
-// that has these steps, and how much; "" if none holds any. It examines a bounded number of
-// peers.
-func (b *View) LongestPrefix(now policies.Micros, steps []prefix.Step) (id policies.ReplicaID, held policies.Tokens) {
-	if len(steps) == 0 || b.holders == 0 {
-		return "", 0
-	}
-	examined := 0
-	for _, entries := range b.stages {
-		if len(entries) == 0 {
-			continue
-		}
-		start := b.rng.IntN(len(entries))
-		for i := range entries {
-			e := entries[(start+i)%len(entries)]
-			if e.prefixes == nil || !b.open(now, e) {
-				continue
-			}
-			if examined++; examined > maxExamined {
-				return id, held
-			}
-			if n := e.prefixes.MatchSteps(steps); n > held {
-				id, held = e.id, n
-			}
-		}
-	}
-	return id, held
-}

@@ -167,28 +167,6 @@ type counting struct{ n *int }
 
 func (c counting) MatchSteps([]prefix.Step) policies.Tokens { *c.n++; return 0 }
 
-// TestLongestPrefix finds the peer of any stage that holds most of a prompt, and no peer that is gone.
-func TestLongestPrefix(t *testing.T) {
-	b := largeFleet(50, nil)
-	want := func(id policies.ReplicaID, held policies.Tokens) {
-		t.Helper()
-		if got, n := b.LongestPrefix(0, stepsOf(4096)); got != id || n != held {
-			t.Errorf("%q with %v, want %q with %v", got, n, id, held)
-		}
-	}
-	want("", 0)
-	b.SetPeerPrefixes("a7", holding(0))
-	want("", 0)
-	b.SetPeerPrefixes("a8", holding(1024))
-	b.SetPeerPrefixes("b9", holding(2048))
-	want("b9", 2048)
-	if id, _ := b.LongestPrefix(0, nil); id != "" {
-		t.Errorf("of a prompt without steps: %q", id)
-	}
-	b.MarkGone("b9")
-	want("a8", 1024)
-}
-
 // TestPlaceSaysWhatRuns checks that the Placer learns how many requests run at each candidate.
 func TestPlaceSaysWhatRuns(t *testing.T) {
 	p := &lastArrival{}
