@@ -158,3 +158,23 @@ func TestPrefixPullsUnderFaults(t *testing.T) {
 		t.Logf("%s: %+v", id, f.PrefixPulls())
 	}
 }
+
+// TestMigrationBringsPrefix checks that after a live migration the target's engine finds what has moved in its prefix
+// cache when the conversation's next turn arrives.
+func TestMigrationBringsPrefix(t *testing.T) {
+	t.Parallel()
+	r := newMigratingFleet(t, "", config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.PrefixPull = config.PrefixPullOff })
+	front := "http://" + r.replica("r0").Address
+	stream := r.Start(front, idsPrompt(8000, 8000, 0, forever))
+	r.WaitForGrowth([]*clienttest.Stream{stream})
+	r.drainAndWait("r0")
+	r.WaitForGrowth([]*clienttest.Stream{stream})
+	stream.Leave()
+	r.WaitFor("it has ended", func() bool { return len(r.fronts["r1"].LocalLegs()) == 0 })
+	if done, _ := r.migrations(); len(done) != 1 || done[0].Mode != "live" {
+		t.Errorf("migrations: %+v", done)
+	}
+	if _, hits := r.answerAt("r1", idsPrompt(8100, 8000, 1, 4)); hits != "8000" {
+		t.Errorf("the next turn finds %s tokens", hits)
+	}
+}

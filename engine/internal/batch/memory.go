@@ -136,8 +136,12 @@ func (s *Scheduler) queueFirst(q *Sequence) {
 	s.waiting = slices.Insert(s.waiting, at, q)
 }
 
-// drop releases all blocks of a sequence.
+// drop releases all blocks of a sequence. The prefix cache has its full ones then, also those of an
+// adopted sequence that it has not registered yet: the next turn of a conversation finds them.
 func (s *Scheduler) drop(q *Sequence) {
+	if !s.NoPrefixCache {
+		s.register(q, len(q.blocks))
+	}
 	s.blocks.Release(q.blocks)
 	q.blocks, q.computed, q.registered, q.digest, q.state = q.blocks[:0], 0, 0, model.Digest(q.Adapter), ended
 	q.settled.computed = 0
