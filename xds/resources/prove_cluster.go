@@ -127,6 +127,9 @@ func proveBalancer(c *clusterv3.Cluster, y naming) error {
 		packed := lb.GetTypedExtensionConfig().GetTypedConfig()
 		switch maglev := packed.MessageIs(&maglevv3.Maglev{}); {
 		case y.byPrefix && i == 0 && maglev:
+			if w := c.CommonLbConfig.GetUpdateMergeWindow(); w == nil || w.AsDuration() != 0 {
+				return errors.New("load balancing: update_merge_window must be 0s; the default of 1s delays ejections for longer than retries wait")
+			}
 			return nil
 		case y.byPrefix || maglev:
 			return errors.New("load balancing: Maglev must be the first policy where the cluster's name says so, and nowhere else")

@@ -76,11 +76,10 @@ type hostProof struct {
 type modelProof struct {
 	plan  policies.Plan // rebuilt from the ByTokens routes, without replicas
 	model bool          // the ByModel route was seen
-	// prefixes counts the ByPrefix routes; they come before the ByTokens routes of their
-	// stages.
-	prefixes  int
-	prefixEnd policies.Tokens // where the last of their ranges ends
-	bytes     int64           // where the next ByBytes range must start
+	// prefixEnd is where the range of the last ByPrefix route ends, until the ByTokens route of
+	// the same stage was seen; 0: there is none.
+	prefixEnd policies.Tokens
+	bytes     int64 // where the next ByBytes range must start
 }
 
 func (h *hostProof) prove() error {
@@ -149,6 +148,11 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	if a.IdleTimeout.AsDuration() <= 0 {
 		return errors.New("idle timeout is missing")
 	}
+	if a.RetryPolicy != nil {
+		if err := proveRetry(a.RetryPolicy); err != nil {
+			return err
+		}
+	}
 	if err := proveHeaders(r, meta); err != nil {
 		return err
 	}
@@ -209,15 +213,16 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 			return fmt.Errorf("metadata says stage %d, [%d, %d); the match says stage %d, [%d, %d)", meta.Stage, meta.Low, meta.High, last+1, start, end)
 		}
 		if meta.Rule == ByPrefix {
-			if m.prefixes++; m.prefixes != meta.Stage+1 || !h.edge {
-				return fmt.Errorf("must be the only route by prefix of stage %d, and those of all shorter stages must exist", meta.Stage)
+			if m.prefixEnd != 0 || !h.edge {
+				return errors.New("must be the only route by prefix of its stage, in a table of proxies")
 			}
 			m.prefixEnd = policies.Tokens(end)
 			return nil
 		}
-		if m.prefixes > 0 && (m.prefixes != meta.Stage+1 || m.prefixEnd != policies.Tokens(end)) {
-			return fmt.Errorf("the route by prefix with the range [%d, %d) is missing before it", start, end)
+		if m.prefixEnd != 0 && m.prefixEnd != policies.Tokens(end) {
+			return fmt.Errorf("range [%d, %d) must be that of the route by prefix before it, which ends at %d", start, end, m.prefixEnd)
 		}
+		m.prefixEnd = 0
 		m.plan.Stages = append(m.plan.Stages, policies.Stage{Low: policies.Tokens(start), High: policies.Tokens(end)})
 		return nil
 	case ByModel:
@@ -347,9 +352,6 @@ func (h *hostProof) proveComplete() error {
 		n := len(m.plan.Stages)
 		if n == 0 || m.plan.Stages[n-1].High != policies.Unbounded {
 			return fmt.Errorf("model %q: the last range of tokens must be open", model)
-		}
-		if m.prefixes != 0 && m.prefixes != n {
-			return fmt.Errorf("model %q: %d of %d stages have a route by prefix", model, m.prefixes, n)
 		}
 		if h.edge && !m.model {
 			return fmt.Errorf("model %q: no route for a request of unknown length", model)

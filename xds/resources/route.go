@@ -36,6 +36,15 @@ const (
 	retryHostAttempts = 10 // attempts to find a host that was not tried yet
 )
 
+// Retries of requests with a prefix key. Envoy's consistent hashes ignore which priorities
+// were tried: they leave a priority only once its hosts are ejected, and then build their
+// tables anew. These retries wait for that. Stages of one replica have no such routes.
+const (
+	prefixRetries         = 6
+	prefixRetryBackoff    = 25 * time.Millisecond
+	prefixRetryMaxBackoff = 250 * time.Millisecond
+)
+
 // routeConfig returns the route table of a listener for the whole fleet: one virtual
 // host per model with its host names, and one for all other hosts.
 func routeConfig(y naming, name string, v View) *routev3.RouteConfiguration {
@@ -134,8 +143,8 @@ func sharedHost(y naming, v View) *routev3.VirtualHost {
 	}
 }
 
-// headerRoutes returns the routes by the estimator's headers. For each stage, the route for
-// requests with a prefix key comes first.
+// headerRoutes returns the routes by the estimator's headers. For each stage of several
+// replicas, the route for requests with a prefix key comes first.
 func headerRoutes(y naming, p policies.Plan, s Settings) []*routev3.Route {
 	last := len(p.Stages) - 1
 	routes := make([]*routev3.Route, 0, 2*len(p.Stages)+1)
@@ -145,10 +154,11 @@ func headerRoutes(y naming, p policies.Plan, s Settings) []*routev3.Route {
 			exactMatch(length.ModelHeader, p.Model),
 			rangeMatch(length.TokensHeader, int64(st.Low), int64(st.High)),
 		}
-		if s.givesPrefixes() {
+		if s.givesPrefixes() && len(st.Replicas) > 1 {
 			byPrefix := stageRoute(y.forPrefixes(), p, k, ByPrefix, s)
 			byPrefix.Match.Headers = append(slices.Clone(r.Match.Headers), presentMatch(length.PrefixHeader))
 			byPrefix.GetRoute().HashPolicy = hashByPrefix()
+			byPrefix.GetRoute().RetryPolicy = prefixRetryPolicy()
 			routes = append(routes, byPrefix)
 		}
 		routes = append(routes, r)
@@ -218,6 +228,14 @@ func retryPolicy() *routev3.RetryPolicy {
 			MaxInterval:  durationpb.New(retryMaxBackoff),
 		},
 	}
+}
+
+// prefixRetryPolicy returns the retry policy of routes for requests with a prefix key.
+func prefixRetryPolicy() *routev3.RetryPolicy {
+	p := retryPolicy()
+	p.NumRetries = wrapperspb.UInt32(prefixRetries)
+	p.RetryBackOff.BaseInterval, p.RetryBackOff.MaxInterval = durationpb.New(prefixRetryBackoff), durationpb.New(prefixRetryMaxBackoff)
+	return p
 }
 
 // unknownModel returns the body of the 404 of a host that serves several models, in the

@@ -74,7 +74,11 @@ type harness struct {
 	envoy  *envoytest.Process
 	url    string
 	client http.Client
+	kills  map[string]func() // of the upstreams, by name
 }
+
+// kill ends an upstream as the death of its process would.
+func (r *harness) kill(upstream string) { r.kills[upstream]() }
 
 // served is the answer of an upstream, or of Envoy itself.
 type served struct {
@@ -117,9 +121,10 @@ func view() resources.View {
 func startHarness(t testing.TB, v resources.View) *harness {
 	t.Helper()
 	envoytest.Binary(t)
-	r := &harness{t: t, view: v, cache: cache.New(cache.Config{})}
+	r := &harness{t: t, view: v, cache: cache.New(cache.Config{}), kills: make(map[string]func())}
 	for i := range v.Endpoints {
-		v.Endpoints[i].Address = upstream(t, string(v.Endpoints[i].ID))
+		name := string(v.Endpoints[i].ID)
+		v.Endpoints[i].Address, r.kills[name] = mortalUpstream(t, name)
 	}
 	if v.Settings.Estimator == resources.ExtProc && v.Settings.LengthService == "" {
 		v.Settings.LengthService = lengthService(t, v)
@@ -218,6 +223,12 @@ func listen(t testing.TB, s *grpc.Server) string {
 
 // upstream runs a replica for Envoy and returns its address.
 func upstream(t testing.TB, name string) string {
+	address, _ := mortalUpstream(t, name)
+	return address
+}
+
+// mortalUpstream is upstream, and also returns what ends the replica.
+func mortalUpstream(t testing.TB, name string) (address string, kill func()) {
 	u := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
 		if err != nil {
@@ -231,7 +242,10 @@ func upstream(t testing.TB, name string) string {
 	u.Config.Protocols.SetUnencryptedHTTP2(true)
 	u.Start()
 	t.Cleanup(u.Close)
-	return u.Listener.Addr().String()
+	return u.Listener.Addr().String(), func() {
+		_ = u.Listener.Close()
+		_ = u.Config.Close()
+	}
 }
 
 // lengthService is the ext_proc estimator for a view.
