@@ -24,6 +24,7 @@ const (
 // TestRouters replays the same requests through Cascade and through vLLM's own router in front of the same two engines.
 // The engines have no KV connector, with which an idle engine uses a whole core, so streams migrate by re-prompting.
 func TestRouters(t *testing.T) {
+	installed(t) // or the routers need not be there
 	router := wheel(t, "vllm-router/bin/python")
 	engines := newEngines(t, 2, options{env: []string{"VLLM_SERVER_DEV_MODE=1"}}) // has /reset_prefix_cache
 	dir := t.TempDir()
@@ -69,7 +70,7 @@ func wheel(t *testing.T, name string) string {
 	path, err := filepath.Abs(filepath.Join("../../../../.cache", name))
 	testkit.NoError(t, err)
 	if _, err := os.Stat(path); err != nil {
-		testkit.Skip(t, testkit.Unavailable{What: name + " is not installed", Remedy: "run `make routers`"})
+		testkit.Skip(t, testkit.Unavailable{What: name + " is not installed", Remedy: "run `make routers`", InCI: true})
 	}
 	return path
 }
