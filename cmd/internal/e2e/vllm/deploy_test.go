@@ -35,7 +35,12 @@ exec "$CASCADE" "$@"`,
 var emulatedShims = map[string]string{
 	"vllm": `kv="--kv-transfer $VLLM_NIXL_SIDE_CHANNEL_HOST:$VLLM_NIXL_SIDE_CHANNEL_PORT"
 if [ -n "$CASCADE_KV_DIR" ]; then kv="--kv-socket $CASCADE_KV_DIR"; fi
-exec "$CASCADE" engine --model "$2" --context 4096 --speed 2 --listen "$4:$6" $kv`,
+model=$2 listen=$4:$6 events=
+while [ $# -gt 0 ]; do
+	if [ "$1" = --kv-events-config ]; then events=$2; fi
+	shift
+done
+exec "$CASCADE" engine --model "$model" --context 4096 --speed 2 --listen "$listen" $kv --kv-events-config "$events"`,
 	"cascade": `if [ "$1 $2" = "profile measure" ]; then set -- "$@" --lengths 100:1600 --max-batch 4 --output 16 --seconds 500ms; fi
 exec "$CASCADE" "$@"`,
 }

@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"bufio"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/http/httptest"
@@ -15,11 +16,34 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/kveventstest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
+
+// TestKVEvents follows the events of an engine with a small prefix cache, through turns, evictions, resets and a restart.
+func TestKVEvents(t *testing.T) {
+	const tokens = 2304
+	addresses := loopback.Addresses(t, 2)
+	each := kveventstest.Engine{
+		Model: model, Endpoint: "tcp://" + addresses[0], ReplayEndpoint: "tcp://" + addresses[1], Topic: "kv@gpu0", BlockTokens: block, Tokens: tokens,
+	}
+	e := newEngines(t, 1, options{
+		env: []string{"VLLM_SERVER_DEV_MODE=1"}, // has /reset_prefix_cache
+		args: []string{
+			"--max-model-len", fmt.Sprint(tokens - 2*block), "--num-gpu-blocks-override", fmt.Sprint(tokens / block),
+			"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events": true, "endpoint": %q, "replay_endpoint": %q, "topic": %q}`, each.Endpoint, each.ReplayEndpoint, each.Topic),
+		},
+	})[0]
+	each.URL = e.URL
+	each.Restart = func() {
+		e.Kill()
+		e.restart()
+	}
+	kveventstest.Play(t, each)
+}
 
 // TestEmulatedKVEvents checks that libzmq receives an emulated engine's KV events, live and replayed, and that vLLM's own
 // types would encode them with the same bytes.
