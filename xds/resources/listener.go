@@ -146,6 +146,7 @@ func extProc(s Settings) *hcmv3.HttpFilter {
 			},
 			AllowModeOverride: true,
 			FailureModeAllow:  true,
+			StatusOnError:     &typev3.HttpStatus{Code: typev3.StatusCode_ServiceUnavailable}, // of routes that do not allow it
 			MessageTimeout:    durationpb.New(s.LengthTimeout),
 			// Select the route again by the headers that the response sets.
 			RouteCacheAction: extprocv3.ExternalProcessor_CLEAR,

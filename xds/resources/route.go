@@ -103,11 +103,11 @@ func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost
 		}
 		r := stageRoute(y, p, k, ByBytes, s)
 		r.Match.Headers = []*routev3.HeaderMatcher{rangeMatch("content-length", low, high)}
-		r.TypedPerFilterConfig = estimatorOverride(y, s)
+		r.TypedPerFilterConfig = estimatorOverride(y, s, &extprocv3.ExtProcOverrides{})
 		routes = append(routes, r)
 	}
 	rest := stageRoute(y, p, last, ByNone, s)
-	rest.TypedPerFilterConfig = estimatorOverride(y, s)
+	rest.TypedPerFilterConfig = estimatorOverride(y, s, &extprocv3.ExtProcOverrides{})
 	return &routev3.VirtualHost{
 		Name:        m.Name,
 		Domains:     domains,
@@ -136,7 +136,9 @@ func sharedHost(y naming, v View) *routev3.VirtualHost {
 				Body:   &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: unknownModel()}},
 			}},
 			ResponseHeadersToAdd: []*corev3.HeaderValueOption{setHeader("content-type", "application/json")},
-			TypedPerFilterConfig: estimatorOverride(y, v.Settings),
+			// Without the service's answer it is not known whether the model is served: clients try again
+			// after a 503, and would not after the 404.
+			TypedPerFilterConfig: estimatorOverride(y, v.Settings, &extprocv3.ExtProcOverrides{FailureModeAllow: wrapperspb.Bool(false)}),
 		}),
 		RetryPolicy: retryPolicy(),
 		Metadata:    lengthMetadata(v.Models, v.Endpoints, v.Settings),
@@ -192,13 +194,13 @@ func stageRoute(y naming, p policies.Plan, k int, rule Rule, s Settings) *routev
 // it. The listener disables the filter, so that a request which already has an estimate
 // is not sent again. The filters of a split listener belong to its owner and are not
 // configured here.
-func estimatorOverride(y naming, s Settings) map[string]*anypb.Any {
+func estimatorOverride(y naming, s Settings, overrides *extprocv3.ExtProcOverrides) map[string]*anypb.Any {
 	if s.Estimator != ExtProc || y.kind == splitEnvoy {
 		return nil
 	}
 	return map[string]*anypb.Any{ExtProcFilter: wrap(&routev3.FilterConfig{
 		Config: wrap(&extprocv3.ExtProcPerRoute{
-			Override: &extprocv3.ExtProcPerRoute_Overrides{Overrides: &extprocv3.ExtProcOverrides{}},
+			Override: &extprocv3.ExtProcPerRoute_Overrides{Overrides: overrides},
 		}),
 	})}
 }

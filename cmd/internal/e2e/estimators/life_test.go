@@ -92,7 +92,7 @@ func TestTrapFailsOpen(t *testing.T) {
 }
 
 // TestServiceDown checks that without the length service Envoy routes requests whose host selects
-// the model by their size, whatever headers they claim, and refuses the others.
+// the model by their size, whatever headers they claim, and asks the clients of others to try again.
 func TestServiceDown(t *testing.T) {
 	v := view()
 	v.Settings.Estimator, v.Settings.LengthService = resources.ExtProc, "127.0.0.1:1" // nothing listens there
@@ -104,7 +104,7 @@ func TestServiceDown(t *testing.T) {
 	}
 	body := completion("m", 4)
 	r.expect("chunked", r.post("m.test", chunked{bytes.NewReader(body)}), "m2", "", "", len(body))
-	if got := r.post("else.test", bytes.NewReader(body)); got.Status != 404 {
+	if got := r.post("else.test", bytes.NewReader(body)); got.Status != 503 {
 		t.Errorf("shared host: %+v", got)
 	}
 }
