@@ -4,6 +4,8 @@ import (
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // settle restores the invariants after a change: it expires deadlines, activates
@@ -49,7 +51,7 @@ func (m *machine) activateClusters() (warming bool) {
 	s, eds := m.subs[clusters], m.subs[assignments]
 	for name, r := range s.held {
 		c := r.value.(*Cluster)
-		if c.Inline == nil && !eds.answered(c.EDSName) {
+		if m.needsEndpoints(c) && !eds.answered(c.EDSName) {
 			warming = true
 			continue
 		}
@@ -65,6 +67,13 @@ func (m *machine) activateClusters() (warming bool) {
 		}
 	}
 	return warming
+}
+
+// needsEndpoints reports whether a cluster waits for an assignment. A client that routes nothing
+// reads plans from the clusters without keys, and those with keys have the same endpoints: it
+// spares the control plane half of them.
+func (m *machine) needsEndpoints(c *Cluster) bool {
+	return c.Inline == nil && !(c.HashKeys && m.node.GetCluster() == resources.ObserverCluster)
 }
 
 func (m *machine) activateListeners() {
@@ -129,12 +138,12 @@ func (m *machine) references(k kind) map[string]time.Duration {
 	names := make(map[string]time.Duration)
 	if k == assignments {
 		for _, r := range m.subs[clusters].held {
-			if c := r.value.(*Cluster); c.Inline == nil {
+			if c := r.value.(*Cluster); m.needsEndpoints(c) {
 				names[c.EDSName] = c.fetchTimeout
 			}
 		}
 		for _, c := range m.activeClusters {
-			if c.Inline == nil {
+			if m.needsEndpoints(c) {
 				names[c.EDSName] = c.fetchTimeout
 			}
 		}

@@ -46,6 +46,9 @@ func randomView(r *rand.Rand) resources.View {
 	if v.Settings.Estimator == resources.ExtProc {
 		v.Settings.LengthService = "127.0.0.1:9002"
 	}
+	if r.IntN(2) == 0 {
+		v.Settings.PrefixSecret = length.PrefixSecret{1}
+	}
 	port := 1
 	for i := range 1 + r.IntN(3) {
 		m := resources.Model{Name: fmt.Sprintf("org/modèle %d", i), Context: 131072, BytesPerToken: length.Ratio(500 + r.IntN(15000))}
@@ -92,6 +95,15 @@ func TestPlansInvertBuild(t *testing.T) {
 		got, err := ReadPlans(s)
 		if err != nil {
 			t.Fatalf("seed %d: Plans: %v", seed, err)
+		}
+		// An observer reads the same without half of the endpoints.
+		observer := newMachine(&corev3.Node{Id: "n", Cluster: resources.ObserverCluster})
+		o := feed(t, observer, set)
+		if observed, err := ReadPlans(o); err != nil || !cmp.Equal(observed, got) || !slices.EqualFunc(ReadReplicas(o), ReadReplicas(s), policies.Replica.Equal) || len(o.Clusters) != len(s.Clusters) {
+			t.Fatalf("seed %d: an observer reads %v, %v", seed, observed, err)
+		}
+		if observer.subs[assignments].wanted[resources.PrefixClusterName(v.Models[0].Name, 0)] {
+			t.Fatalf("seed %d: an observer subscribes to endpoints that it does not need", seed)
 		}
 		if d := cmp.Diff(v.Plans, got); d != "" {
 			t.Fatalf("seed %d: (-built +read)\n%s", seed, d)
