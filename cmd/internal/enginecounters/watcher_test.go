@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -68,6 +69,28 @@ func TestTotal(t *testing.T) {
 	})
 	// The loads of the first stage are 300 and 100.
 	if err != nil || got.Queries != 500 || got.Hits != 100 || math.Abs(got.LoadCV-0.5) > 1e-9 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestArrivals checks that loads do not count once the last request has arrived, and that hits do.
+func TestArrivals(t *testing.T) {
+	engines := []*fakeEngine{{}, {}}
+	cfg := Config{Arrivals: 2 * time.Second}
+	for _, e := range engines {
+		s := httptest.NewServer(e)
+		t.Cleanup(s.Close)
+		cfg.Engines = append(cfg.Engines, s.URL)
+	}
+	w := testkit.Must(New(cfg))
+	w.sample(t.Context(), 0)
+	engines[0].generated.Add(100)
+	engines[1].generated.Add(100)
+	w.sample(t.Context(), time.Second)
+	engines[0].queries.Add(5000)
+	engines[0].hits.Add(1000)
+	w.sample(t.Context(), 3*time.Second)
+	if got, err := w.Total(); err != nil || got.LoadCV != 0 || got.Hits != 1000 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
