@@ -149,7 +149,7 @@ func (e *Evaluation) routersSection(workload, engine string, byPoint map[point]m
 	for _, m := range compared {
 		figures.Header = append(figures.Header, m.name)
 	}
-	figures.Header = append(figures.Header, "failed", "outside of the table", "stages", "moved")
+	figures.Header = append(figures.Header, "failed", "outside of the table", "stages", "moved", "prefix hits", "of the ideal", "load CV")
 	ratios := report.Table{Title: "Cascade over the rival that is best by each figure", Header: []string{"case", "load"}, Left: 2}
 	for _, m := range compared {
 		ratios.Header = append(ratios.Header, m.name)
@@ -170,7 +170,7 @@ func (e *Evaluation) routersSection(workload, engine string, byPoint map[point]m
 		}
 	}
 	ratios.Notes = []string{"The geometric mean over the seeds and its 95 % interval; below 1 is faster (tokens/s: above 1 is more). Better and worse are said where the whole interval is more than 1 % away from 1. The longest tenth is that of the requests with the longest prompts, by normalised latency."}
-	figures.Notes = []string{"Outside of the table are decoding iterations of case C whose batch no measurement covers."}
+	figures.Notes = []string{"Outside of the table are decoding iterations of case C whose batch no measurement covers. Prefix hits are the share of prompt tokens that engines had cached, of the ideal is that over what one cache which loses nothing would have, and load CV the coefficient of variation of the engines' work of the last 30 s inside a stage, all of the whole run; – where prompts share no prefixes."}
 	s.Tables = []report.Table{ratios, figures}
 	return s
 }
@@ -196,7 +196,30 @@ func figureRow(p point, policy string, outcomes []Outcome) []string {
 	if stages > 0 {
 		count = report.FormatNumber(stages / n)
 	}
-	return append(row, fmt.Sprintf("%d of %d", failed, requests), share, count, strconv.FormatFloat(moved/n, 'f', 0, 64))
+	row = append(row, fmt.Sprintf("%d of %d", failed, requests), share, count, strconv.FormatFloat(moved/n, 'f', 0, 64))
+	return append(row, reuseCells(outcomes)...)
+}
+
+// reuseCells lists the means of hit rate, its share of the ideal, and load CV.
+func reuseCells(outcomes []Outcome) []string {
+	hits, ofIdeal, spread, n, known := 0.0, 0.0, 0.0, 0.0, 0.0
+	for _, o := range outcomes {
+		if o.Reuse == nil {
+			continue
+		}
+		hits, ofIdeal, n = hits+o.Reuse.HitRate, ofIdeal+o.Reuse.OfIdeal, n+1
+		if o.Reuse.LoadCV >= 0 {
+			spread, known = spread+o.Reuse.LoadCV, known+1
+		}
+	}
+	cells := []string{"–", "–", "–"}
+	if n > 0 {
+		cells[0], cells[1] = percent(hits/n), percent(ofIdeal/n)
+	}
+	if known > 0 {
+		cells[2] = report.FormatNumber(spread / known)
+	}
+	return cells
 }
 
 // cell prints the ratio of a verdict, with the rival.

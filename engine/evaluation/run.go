@@ -60,6 +60,8 @@ type Outcome struct {
 	Stages      int             `json:"stages"` // at the end; 0 for routers
 	Plans       int             `json:"plans"`
 	Moved       uint64          `json:"moved"`
+	// Reuse is that of the whole run, its warm-up included; nil if prompts share no prefixes.
+	Reuse *replay.Reuse `json:"reuse,omitempty"`
 	// ReplicaTokens are the tokens that each replica generated.
 	ReplicaTokens []uint64 `json:"replica_tokens"`
 	// Prediction is the error of predicted latencies, of a fleet of one replica.
@@ -137,6 +139,7 @@ func (e *Evaluation) execute(ctx context.Context, r Run) (Outcome, error) {
 	if n := len(result.Plans); n > 0 {
 		out.Stages = len(result.Plans[n-1].Counts)
 	}
+	out.Reuse = result.Reuse
 	if result.Moves != nil {
 		out.Moved = result.Moves.Moved
 	}

@@ -19,7 +19,7 @@ type Reuse struct {
 	Source       string  `json:"source,omitempty"`
 	HitRate      float64 `json:"hit_rate"` // CachedTokens of PromptTokens
 	// Ideal is the hit rate of one cache that serves all requests and loses nothing, by the ids of the
-	// trace; 0 if it is not known. OfIdeal is HitRate over Ideal.
+	// trace; 0 if it is not known, as of more than a million blocks. OfIdeal is HitRate over Ideal.
 	Ideal   float64 `json:"ideal_hit_rate"`
 	OfIdeal float64 `json:"of_ideal"`
 	// LoadCV is the coefficient of variation of the replicas' loads inside a stage (see package balance);
@@ -30,7 +30,13 @@ type Reuse struct {
 }
 
 // AddRequest counts a request that is due. Requests come in order of arrival.
-func (u *Reuse) AddRequest(r trace.Request) { u.ideal.Add(r) }
+func (u *Reuse) AddRequest(r trace.Request) {
+	u.ideal.Limit = maxIdealBlocks
+	u.ideal.Add(r)
+}
+
+// maxIdealBlocks bounds the memory for the ideal to 21 MB, of a trace of any length.
+const maxIdealBlocks = 1 << 20
 
 // AddAnswer counts the usage of a request that has ended.
 func (u *Reuse) AddAnswer(r *Record) {
@@ -40,7 +46,7 @@ func (u *Reuse) AddAnswer(r *Record) {
 	}
 }
 
-// Finish computes the figures; false if the trace had no prefix ids, so that there is nothing to show.
+// Finish computes the figures and forgets the ids of prefixes; false if the trace had no prefix ids, so that there is nothing to show.
 // A server that named no cached token at all has not reported them: vLLM, for one, does so only with
 // --enable-prompt-tokens-details.
 func (u *Reuse) Finish() bool {
@@ -50,7 +56,9 @@ func (u *Reuse) Finish() bool {
 		u.Source = FromUsage
 	}
 	u.divide()
-	return u.ideal.Named()
+	named := u.ideal.Named()
+	u.ideal = trace.IdealCache{}
+	return named
 }
 
 // AddEngines adds what the engines' counters say: prompt tokens that were looked up and found in their
