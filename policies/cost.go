@@ -49,7 +49,8 @@ type Capacity struct {
 	KV    Tokens // KV cache size, in tokens
 	Batch int    // sequences that can run at once
 	// TransferRate is how many migrations a replica can send per second, and receive at the
-	// same time; 0 means that no limit is known.
+	// same time, besides what its links carry (Transfer.PerToken); 0 means that no limit is known,
+	// as for the replicas of a fleet file.
 	TransferRate float64
 }
 

@@ -266,13 +266,11 @@ func (p *pricing) need(l load, base float64, i, j int) float64 {
 	need := max(1, math.Floor(u)+1, // strictly above u
 		math.Ceil(u+float64(l.tokens*hold)/float64(w.Capacity.Batch)),
 		math.Ceil(u+float64(l.held*hold)/float64(w.Capacity.KV)))
-	if rate := w.Capacity.TransferRate; rate > 0 {
-		if i > 0 && i < j {
-			need = max(need, math.Ceil(w.Flow.Crossings[i]/rate)) // received
-		}
-		if j < p.buckets() {
-			need = max(need, math.Ceil(w.Flow.Crossings[j]/rate)) // sent
-		}
+	if i > 0 && i < j {
+		need = max(need, p.senders(i)) // as many receive
+	}
+	if j < p.buckets() {
+		need = max(need, p.senders(j))
 	}
 	if limit := w.Limits.Iteration; limit > 0 {
 		grows := u // what k divides, as a share of the limit's slack
@@ -294,6 +292,17 @@ func (p *pricing) need(l load, base float64, i, j int) float64 {
 		}
 	}
 	return need
+}
+
+// senders returns how many replicas send or receive what crosses the start of bucket b: a link carries
+// the KV of one token in Transfer.PerToken seconds, and a replica makes TransferRate migrations a second.
+func (p *pricing) senders(b int) float64 {
+	w, crossings := p.w, p.w.Flow.Crossings[b]
+	busy := float64(crossings * float64(w.Transfer.PerToken*float64(w.Flow.Edges[b])))
+	if rate := w.Capacity.TransferRate; rate > 0 {
+		busy = max(busy, crossings/rate)
+	}
+	return math.Ceil(busy)
 }
 
 // propose describes the stages between the nodes (bucket indices, first 0 and

@@ -100,6 +100,9 @@ func stagePrice(m partition.Objective, w policies.Workload, low, high policies.T
 	if r := w.Capacity.TransferRate; r > 0 && max(crossings, received)/k > r {
 		return none
 	}
+	if received*(w.Transfer.PerToken*float64(low)) > k || crossings > 0 && crossings*(w.Transfer.PerToken*float64(high)) > k {
+		return none // the links carry less than what is moved
+	}
 	if m == partition.Snapshot {
 		one := batch.Divide(int(k))
 		iteration := w.QoE.OfRequest(one)

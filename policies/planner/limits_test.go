@@ -186,6 +186,8 @@ func (f *randomFleet) judge(stages []policies.Stage) string {
 			return fmt.Sprintf("%s: %v tokens in a cache of %d", name, reads*t, smallest.KV)
 		case out > rate*rounding:
 			return fmt.Sprintf("%s: each sends %v requests a second, and can send %v", name, out, rate)
+		case in*f.planner.cfg.Transfer.PerToken*float64(s.Low) > rounding || out > 0 && out*f.planner.cfg.Transfer.PerToken*float64(s.High) > rounding:
+			return name + ": more KV to move than the links carry"
 		case in > rate*rounding:
 			return fmt.Sprintf("%s: each receives %v requests a second, and can receive %v", name, in, rate)
 		}

@@ -132,6 +132,7 @@ func longBuckets(w policies.Workload) []bool {
 func price(w policies.Workload, long []bool, k int) (Option, error) {
 	o := Option{Prefill: k, Cost: math.Inf(1)}
 	var pool promptLoad
+	link := 0.0 // seconds per second for which the prefill replicas' links are busy, all together
 	if k > 0 {
 		staying := policies.NewFlow(w.Flow.Edges)
 		copy(staying.Prefill, w.Flow.Prefill)
@@ -143,6 +144,7 @@ func price(w policies.Workload, long []bool, k int) (Option, error) {
 			pool.add(w.Flow.Arrivals[b], promptSeconds(w, b))
 			staying.Prefill[b], staying.Prefill2[b] = 0, 0
 			o.Move += w.Flow.Arrivals[b] * (w.Transfer.Base + float64(w.Transfer.PerToken*meanInput(w, b)))
+			link += float64(w.Flow.Arrivals[b] * float64(w.Transfer.PerToken*meanInput(w, b)))
 		}
 		w.Replicas -= k
 		w.Flow.Prefill, w.Flow.Prefill2 = staying.Prefill, staying.Prefill2
@@ -151,7 +153,7 @@ func price(w policies.Workload, long []bool, k int) (Option, error) {
 		if room := float64(k) - float64(w.Limits.Pooling*math.Sqrt(pool.work)); pool.work >= room {
 			return o, nil
 		}
-		if rate := w.Capacity.TransferRate; rate > 0 && pool.rate > rate*float64(k) {
+		if rate := w.Capacity.TransferRate; rate > 0 && pool.rate > rate*float64(k) || link > float64(k) {
 			return o, nil
 		}
 		o.Wait = pool.rate * (pool.wait(k, 0) + pool.mean())

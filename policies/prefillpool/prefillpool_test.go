@@ -52,6 +52,7 @@ func TestQuotes(t *testing.T) {
 		{name: "long prompts, long answers", w: workload(6, 8000, 600, 8), want: "3 of 8, moved 6"},
 		{name: "moves are dear", w: workload(6, 8000, 600, 8), edit: func(w *policies.Workload) { w.Transfer.Base = 20 }, want: "none of 8, moved 6"},
 		{name: "moves are few", w: workload(6, 8000, 600, 8), edit: func(w *policies.Workload) { w.Capacity.TransferRate = 0.5 }, want: "none of 8, moved 6"},
+		{name: "links are slow", w: workload(6, 8000, 600, 8), edit: func(w *policies.Workload) { w.Transfer.PerToken = 1.01 * 7 / (6 * 8000) }, want: "none of 8, moved 6"},
 		{name: "one replica", w: workload(1, 8000, 100, 1), want: "none of 1, moved 1"},
 		{name: "too much", w: workload(100, 8000, 100, 8), want: "infeasible"},
 		{name: "invalid", w: policies.Workload{}, want: "invalid"},
