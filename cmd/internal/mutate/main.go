@@ -49,7 +49,7 @@ var tests = map[string][]string{
 }
 
 // forTests are the packages that only tests use.
-var forTests = []string{"policies/policytest", "policies/testkit", "policies/testkit/issuer", "policies/testkit/plantest", "policies/httpserver/servertest"}
+var forTests = []string{"policies/policytest", "policies/testkit", "policies/testkit/issuer", "policies/testkit/plantest", "policies/httpserver/servertest", "engine/internal/zmtp/zmtptest"}
 
 // outside matches the tests, by package and name, that start processes or compile modules by
 // the go command.

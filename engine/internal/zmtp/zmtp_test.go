@@ -41,12 +41,13 @@ func TestPublisher(t *testing.T) {
 		none.Subscribe("kv@c")
 		none.Command("CANCEL", "kv@c")
 		none.Subscribe("end")
-		long := strings.Repeat("x", 300)
-		for i, topic := range []string{"kv@a", "kv@b", "kv@bc", "end"} {
-			p.Publish([]byte(topic), []byte{byte(i)}, nil, []byte(long))
+		topics := []string{"kv@a", "kv@b", "kv@bc", "kv@c", "end"}
+		size := func(i int) string { return strings.Repeat("x", 254+i) } // the length of a frame has 1 or 8 bytes
+		for i, topic := range topics {
+			p.Publish([]byte(topic), []byte{byte(i)}, nil, []byte(size(i)))
 		}
-		for i, topic := range []string{"kv@a", "kv@b", "kv@bc", "end"} {
-			want := []string{topic, string(rune(i)), "", long}
+		for i, topic := range topics {
+			want := []string{topic, string(rune(i)), "", size(i)}
 			if got := all.Receive(); !slices.Equal(got, want) {
 				t.Errorf("all: %q, want %q", got, want)
 			}
@@ -151,6 +152,7 @@ func TestRouter(t *testing.T) {
 		})
 		defer stop()
 		a, b := zmtptest.New(t, connect(), "DEALER"), zmtptest.New(t, connect(), "REQ")
+		a.Command("UNKNOWN", "x") // ignored
 		a.Send("", "one")
 		b.Send("two")
 		for range 2 {
