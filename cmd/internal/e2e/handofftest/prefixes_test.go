@@ -1,0 +1,18 @@
+package handofftest_test
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+)
+
+func TestPrefixPulls(t *testing.T) {
+	p, _ := newPair(t, emulator.Faults{}, nil)
+	handofftest.PlayPrefixPulls(t, "tiny", p.Engines, nil)
+}
+
+func TestPrefixPullsByConnector(t *testing.T) {
+	p, c, _ := newConnectedPair(t, 512)
+	handofftest.PlayPrefixPulls(t, "tiny", p.Engines, c.Edit)
+}
