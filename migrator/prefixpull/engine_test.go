@@ -76,6 +76,9 @@ func (e *engine) restart() {
 }
 
 func (e *engine) Memory() (*transport.Memory, bool) {
+	if e.gate != nil {
+		e.gate("memory")
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.memory, e.memory != nil

@@ -106,15 +106,34 @@ func TestFaults(t *testing.T) {
 		"the own engine's pin and release fail": {fault: func(w *world) { w.b.gate = fail(errLost, "pin", "release", "release") }},
 		"the own engine refuses to commit":      {fault: func(w *world) { w.b.gate = fail(refused, "commit") }},
 		"the own engine's commit is lost":       {fault: func(w *world) { w.b.gate = fail(errLost, "commit") }, late: true},
-		"the own engine restarts":               {fault: func(w *world) { w.b.gate = func(c string) error { w.b.gate = nil; w.b.restart(); return nil } }},
-		"no KV can be received":                 {fault: func(w *world) { w.away = true; time.AfterFunc(20*time.Millisecond, func() {}) }},
-		"the holder's engine refuses to pin":    {fault: func(w *world) { w.a.gate = fail(refused, "pin") }},
-		"the holder's engine has it evicted":    {fault: func(w *world) { w.a.restart() }},
-		"the holder's release fails":            {fault: func(w *world) { w.a.gate = fail(refused, "release", "release") }, ok: true},
-		"the transport does not open":           {fault: script(memtransport.Fault{At: memtransport.AtOpen, Kind: memtransport.Cut})},
-		"the ticket is refused":                 {fault: script(memtransport.Fault{At: memtransport.AtOpen, Kind: memtransport.Refuse})},
-		"the connection is cut":                 {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Cut})},
-		"a byte is flipped":                     {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Corrupt}), ok: true},
+		"the own engine restarts": {fault: func(w *world) {
+			w.b.gate = func(c string) error {
+				if c == "pin" {
+					w.b.gate = nil
+					w.b.restart()
+				}
+				return nil
+			}
+		}},
+		"no KV can be received":              {fault: func(w *world) { w.away = true; time.AfterFunc(20*time.Millisecond, func() {}) }},
+		"the holder's engine refuses to pin": {fault: func(w *world) { w.a.gate = fail(refused, "pin") }},
+		"the holder's engine has it evicted": {fault: func(w *world) { w.a.restart() }},
+		"the holder's engine restarts between pin and checksums": {fault: func(w *world) {
+			pinned := false
+			w.a.gate = func(c string) error {
+				if c == "memory" && pinned {
+					w.a.gate = nil
+					w.a.restart()
+				}
+				pinned = pinned || c == "pin"
+				return nil
+			}
+		}},
+		"the holder's release fails":  {fault: func(w *world) { w.a.gate = fail(refused, "release", "release") }, ok: true},
+		"the transport does not open": {fault: script(memtransport.Fault{At: memtransport.AtOpen, Kind: memtransport.Cut})},
+		"the ticket is refused":       {fault: script(memtransport.Fault{At: memtransport.AtOpen, Kind: memtransport.Refuse})},
+		"the connection is cut":       {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Cut})},
+		"a byte is flipped":           {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Corrupt}), ok: true},
 		"a byte is flipped three times": {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Corrupt},
 			memtransport.Fault{At: memtransport.AtPull, Nth: 1, Kind: memtransport.Corrupt}, memtransport.Fault{At: memtransport.AtPull, Nth: 2, Kind: memtransport.Corrupt})},
 		"the holder sends too few blocks":    {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks = a.Blocks[1:] })},

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -37,6 +38,17 @@ func answer(t *testing.T, s *Scheduler, r Request) ([]model.Token, int) {
 	drain(t, s)
 	return out.out, q.cached
 }
+
+// firstStored is a CacheObserver that notes the first and the last block of the first event.
+type firstStored [2]int
+
+func (f *firstStored) BlocksStored(_ *Sequence, first, end int) {
+	if f[0] < 0 {
+		*f = firstStored{first, end}
+	}
+}
+func (*firstStored) BlockRemoved(kv.Hash) {}
+func (*firstStored) CacheCleared()        {}
 
 // A prefix that one scheduler has computed is found by a request of another one after a pull, whose text
 // depends on the bytes that were copied: with one of them changed it is another text.
@@ -73,10 +85,15 @@ func TestPrefixPull(t *testing.T) {
 				t.Fatalf("%d held, %d cached", held, cached)
 			}
 			copyBlocks(target, in, source, out, cached/4, held/4)
+			stored := &firstStored{-1, -1}
+			target.Cache = stored
 			if x.flip {
 				target.Pool.Slot(in.Blocks()[7], 2)[5] ^= 1
 			}
 			testkit.NoError(t, target.CommitPrefix(in, held))
+			if *stored != (firstStored{cached / 4, held / 4}) {
+				t.Errorf("the cache says that blocks %v were stored, of which it had %d", *stored, cached/4)
+			}
 			source.Release(out)
 			for _, s := range []*Scheduler{source, target} {
 				if st := s.Stats(); st.UsedBlocks+st.Reserved != 0 {
