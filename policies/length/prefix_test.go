@@ -174,6 +174,9 @@ func longBodies() (out []string) {
 	} {
 		out = append(out, strings.ReplaceAll(f, "%s", text))
 	}
+	// Halves of pairs, each followed by something else.
+	halves := strings.Repeat(`\ud83d\n\ud83d\ud83d\ude00\ud83d\u0041\ude00\ud83d`, 40)
+	out = append(out, `{"prompt":"`+halves+`"}`, `{"cache_salt":"`+halves+`","input":"`+text+`"}`)
 	return append(out, `{"prompt":[`+idList+`]}`, `{"prompt":[[1,2],[`+idList+`]]}`, `{"prompt":[`+strings.Repeat("1,2, 3,", 200)+`4]}`)
 }
 
