@@ -260,33 +260,35 @@ func (x *Index) holdAll(counted bool) {
 // the most recently used but for the entry after, if that is not 0. It returns its number, or
 // 0 if there is no room but that of the entry after.
 func (x *Index) hold(e entry, after uint32, counted bool) uint32 {
-	if n := x.findAt(e.engine, e.place); n != 0 {
-		old := x.at(n)
-		if old.chain == e.chain {
-			if counted && old.refs < maxRefs {
-				old.refs++
-			}
-			x.unlink(old)
-			x.link(n, after)
-			return n
-		}
-		after = x.replace(n, after)
-	}
-	m := x.byChain.find(e.chain)
-	for n, ok := m.next(); ok; n, ok = m.next() {
-		if old := x.at(n); old.chain == e.chain && old.place == e.place {
-			// One prompt has one name in one place. The older one is stale (an adapter was
-			// replaced by another of its name), or two prompts were constructed to have one hash.
-			after = x.replace(n, after)
-			break
-		}
-	}
-	if x.held >= x.capacity {
+	if x.held >= x.capacity && x.findAt(e.engine, e.place) == 0 {
 		if x.at(0).newer == after && after != 0 {
 			x.counts.Evicted++
 			return 0
 		}
 		x.evict()
+	}
+	inEngine, inChain := x.byEngine.find(e.engine), x.byChain.find(e.chain)
+	for n, ok := inEngine.next(); ok; n, ok = inEngine.next() {
+		old := x.at(n)
+		if old.engine != e.engine || old.place != e.place {
+			continue
+		}
+		if old.chain != e.chain {
+			return x.hold(e, x.replace(n, after), counted)
+		}
+		if counted && old.refs < maxRefs {
+			old.refs++
+		}
+		x.unlink(old)
+		x.link(n, after)
+		return n
+	}
+	for n, ok := inChain.next(); ok; n, ok = inChain.next() {
+		if old := x.at(n); old.chain == e.chain && old.place == e.place {
+			// One prompt has one name in one place. The older one is stale (an adapter was
+			// replaced by another of its name), or two prompts were constructed to have one hash.
+			return x.hold(e, x.replace(n, after), counted)
+		}
 	}
 	n := x.vacant
 	if n != 0 {
@@ -311,8 +313,8 @@ func (x *Index) hold(e entry, after uint32, counted bool) uint32 {
 		}
 	}
 	x.held++
-	x.byEngine.add(e.engine, n)
-	x.byChain.add(e.chain, n)
+	inEngine.add(n)
+	inChain.add(n)
 	x.link(n, after)
 	return n
 }

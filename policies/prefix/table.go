@@ -31,7 +31,7 @@ func (t *table) tag(key uint64) (*shard, uint32) {
 
 // matches iterates over the numbers of a tag.
 type matches struct {
-	slots []uint64
+	shard *shard
 	at    int
 	tag   uint32
 }
@@ -39,27 +39,42 @@ type matches struct {
 // find begins a search for the numbers of a key.
 func (t *table) find(key uint64) matches {
 	s, tag := t.tag(key)
-	return matches{slots: s.slots, at: home(tag, len(s.slots)), tag: tag}
+	return matches{shard: s, at: home(tag, len(s.slots)), tag: tag}
 }
 
 // home returns where among n slots a search for a tag begins.
 func home(tag uint32, n int) int { return int(uint64(tag) * uint64(n) >> 32) }
 
-// next returns the next number of the tag, which may be another key's.
+// next returns the next number of the tag, which may be another key's. At the end it stays at
+// a free slot, if there are slots.
 func (m *matches) next() (number uint32, ok bool) {
-	for len(m.slots) > 0 {
-		s := m.slots[m.at]
-		if m.at++; m.at == len(m.slots) {
-			m.at = 0
-		}
+	slots := m.shard.slots
+	for m.at < len(slots) {
+		s := slots[m.at]
 		if s == 0 {
 			return 0, false
+		}
+		if m.at++; m.at == len(slots) {
+			m.at = 0
 		}
 		if uint32(s) == m.tag {
 			return uint32(s>>32) - 1, true
 		}
 	}
 	return 0, false
+}
+
+// add adds a number to those of the key that was searched for to the end. The table has not
+// changed since.
+func (m *matches) add(number uint32) {
+	s := m.shard
+	if s.used+1 > len(s.slots)*3/4 {
+		s.grow()
+		s.put(m.tag, number)
+	} else {
+		s.slots[m.at] = uint64(number+1)<<32 | uint64(m.tag)
+	}
+	s.used++
 }
 
 // peek reads where a search for a key begins, and so has the processor cache it.
@@ -69,16 +84,6 @@ func (t *table) peek(key uint64) uint64 {
 		return 0
 	}
 	return s.slots[home(tag, len(s.slots))]
-}
-
-// add adds a number to those of a key.
-func (t *table) add(key uint64, number uint32) {
-	s, tag := t.tag(key)
-	if s.used+1 > len(s.slots)*3/4 {
-		s.grow()
-	}
-	s.put(tag, number)
-	s.used++
 }
 
 // put writes a slot, for which there is room.
@@ -129,12 +134,19 @@ func (t *table) remove(key uint64, number uint32) {
 		if slot == 0 {
 			break
 		}
-		begin := home(uint32(slot), n)
-		if (at-begin+n)%n >= (at-hole+n)%n {
+		if distance(home(uint32(slot), n), at, n) >= distance(hole, at, n) {
 			s.slots[hole], hole = slot, at
 		}
 	}
 	s.slots[hole] = 0
+}
+
+// distance returns how many of n slots a search passes from one to another.
+func distance(from, to, n int) int {
+	if to < from {
+		to += n
+	}
+	return to - from
 }
 
 // bytes returns how much memory the slots take.
