@@ -160,3 +160,23 @@ func TestDepthsBytes(t *testing.T) {
 		t.Error("counts that are cut off, or too many, are accepted")
 	}
 }
+
+// TestConcentration compares the estimate with the truth, for keys that are all different, and
+// for one that many requests share.
+func TestConcentration(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 18))
+	for _, share := range []float64{0, 0.1, 0.5, 1} {
+		var d Depths
+		for range maxPrompts {
+			key := rng.Uint64()
+			if rng.Float64() < share {
+				key = 1
+			}
+			d.Observe([]uint64{key})
+		}
+		want := share * share * 1024
+		if got := float64(d.concentration(DepthLevels - 1)); got < want*0.8-2 || got > want*1.2+2 {
+			t.Errorf("one key of %v of the requests: concentration %v/1024, want %.0f", share, got, want)
+		}
+	}
+}

@@ -171,3 +171,31 @@ func BenchmarkFind(b *testing.B) {
 		steps, _ = x.Find(steps[:0], 0, text)
 	}
 }
+
+// TestTextsContradiction checks that two prompts whose ids differ within their common text
+// lower what is known of it, and that neither raises it again.
+func TestTextsContradiction(t *testing.T) {
+	common := make([]byte, 2*ChunkBytes)
+	prompt := func(last byte) ([]byte, []Step) {
+		ids := make([]uint32, 2000)
+		for i := 400; i < len(ids); i++ { // by its length, 1,000 of them are in the common text
+			ids[i] = uint32(last)
+		}
+		return append(bytes.Clone(common), bytes.Repeat([]byte{last}, 2*ChunkBytes)...), AppendSteps(nil, 0, ids)
+	}
+	x := NewTexts(100)
+	for n := range 4 {
+		text, steps := prompt(byte(1 + n%2))
+		x.Learn(0, text, steps, 2000)
+		found, tokens := x.Find(nil, 0, common)
+		if n == 0 && (len(found) != 1 || tokens != 1000) {
+			t.Errorf("after one prompt: %v, %d tokens", found, tokens)
+		}
+		if n > 0 && (len(found) != 0 || tokens >= StepTokens) {
+			t.Errorf("after %d prompts that contradict each other: %v, %d tokens", n+1, found, tokens)
+		}
+		if found, tokens := x.Find(nil, 0, text); len(found) == 0 || found[len(found)-1] != steps[len(steps)-1] || tokens != 2000 {
+			t.Errorf("of prompt %d: %v, %d tokens", n, found, tokens)
+		}
+	}
+}
