@@ -712,8 +712,16 @@ type Summary struct {
 	Waiting  uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	// The requests that run on the replica, prompt and present length of each; only to the
 	// replicas of the stage before its own, while boundaries are refined.
-	Inputs        []int64 `protobuf:"varint,9,rep,packed,name=inputs,proto3" json:"inputs,omitempty"`
-	Lengths       []int64 `protobuf:"varint,10,rep,packed,name=lengths,proto3" json:"lengths,omitempty"`
+	Inputs  []int64 `protobuf:"varint,9,rep,packed,name=inputs,proto3" json:"inputs,omitempty"`
+	Lengths []int64 `protobuf:"varint,10,rep,packed,name=lengths,proto3" json:"lengths,omitempty"`
+	// prefixes says for which prompts the replica holds KV: a summary of its index, as
+	// policies/prefix encodes it. It is absent if the receiver has been sent the present one
+	// lately, or the replica knows of none.
+	Prefixes []byte `protobuf:"bytes,11,opt,name=prefixes,proto3" json:"prefixes,omitempty"`
+	// iteration_micros is the recent mean time between two tokens of a request; 0: unknown.
+	IterationMicros uint32 `protobuf:"varint,12,opt,name=iteration_micros,json=iterationMicros,proto3" json:"iteration_micros,omitempty"`
+	// cached is how many of the promised tokens the engine is expected to have in its cache.
+	Cached        int64 `protobuf:"varint,13,opt,name=cached,proto3" json:"cached,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -816,6 +824,27 @@ func (x *Summary) GetLengths() []int64 {
 		return x.Lengths
 	}
 	return nil
+}
+
+func (x *Summary) GetPrefixes() []byte {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+func (x *Summary) GetIterationMicros() uint32 {
+	if x != nil {
+		return x.IterationMicros
+	}
+	return 0
+}
+
+func (x *Summary) GetCached() int64 {
+	if x != nil {
+		return x.Cached
+	}
+	return 0
 }
 
 // Heartbeat shows that the sender is alive, to peers that hold its requests or whose
@@ -1364,7 +1393,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\bHandover\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x14\n" +
-	"\x05cause\x18\x03 \x01(\rR\x05cause\"\x8f\x02\n" +
+	"\x05cause\x18\x03 \x01(\rR\x05cause\"\xee\x02\n" +
 	"\aSummary\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
 	"\x04held\x18\x02 \x01(\x03R\x04held\x12\x1a\n" +
@@ -1376,7 +1405,10 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\awaiting\x18\b \x01(\rR\awaiting\x12\x16\n" +
 	"\x06inputs\x18\t \x03(\x03R\x06inputs\x12\x18\n" +
 	"\alengths\x18\n" +
-	" \x03(\x03R\alengths\";\n" +
+	" \x03(\x03R\alengths\x12\x1a\n" +
+	"\bprefixes\x18\v \x01(\fR\bprefixes\x12)\n" +
+	"\x10iteration_micros\x18\f \x01(\rR\x0fiterationMicros\x12\x16\n" +
+	"\x06cached\x18\r \x01(\x03R\x06cached\";\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
 	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xec\a\n" +

@@ -104,7 +104,7 @@ func decodeModels(text []byte) (out []Model) {
 		if context < 0 || context > maxTokens {
 			context = 0
 		}
-		out = append(out, Model{name.Str, policies.Tokens(context)})
+		out = append(out, Model{Name: name.Str, Context: policies.Tokens(context), Adapter: m.Get("parent").Type == gjson.String})
 	}
 	return out
 }

@@ -100,11 +100,11 @@ func TestAsk(t *testing.T) {
 		want    string
 		err     bool
 	}{
-		{"all", map[string]string{"/version": `{"version":"0.32.0"}`, "/v1/models": models, "/metrics": metrics}, "0.32.0 [{m 4096} {lora 0}] yes", false},
+		{"all", map[string]string{"/version": `{"version":"0.32.0"}`, "/v1/models": models, "/metrics": metrics}, "0.32.0 [{m 4096 false} {lora 0 false}] yes", false},
 		{"none", nil, " [] unknown", false},
 		{"invalid", map[string]string{"/version": `{"version":`, "/v1/models": `[]`, "/metrics": "\x00"}, " [] unknown", false},
-		{"too long", map[string]string{"/version": strings.Repeat(" ", engineinfo.MaxAnswer) + `{}`, "/v1/models": models}, " [{m 4096} {lora 0}] unknown", false},
-		{"silent", map[string]string{"/version": "-", "/v1/models": models, "/metrics": "-"}, " [{m 4096} {lora 0}] unknown", true},
+		{"too long", map[string]string{"/version": strings.Repeat(" ", engineinfo.MaxAnswer) + `{}`, "/v1/models": models}, " [{m 4096 false} {lora 0 false}] unknown", false},
+		{"silent", map[string]string{"/version": "-", "/v1/models": models, "/metrics": "-"}, " [{m 4096 false} {lora 0 false}] unknown", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			info, err := engineinfo.Ask(t.Context(), func(_ context.Context, path string) (*http.Response, error) {
@@ -178,4 +178,21 @@ func FuzzDecodeMetrics(f *testing.F) {
 			t.Errorf("%+v", m)
 		}
 	})
+}
+
+// TestIsAdapter checks for which names KV is not that of the model.
+func TestIsAdapter(t *testing.T) {
+	answer := `{"data":[{"id":"base","root":"/models/b","parent":null},{"id":"alias","root":"/models/b","parent":null},{"id":"sql","root":"/lora/sql","parent":"/models/b"}]}`
+	info, _ := engineinfo.Ask(t.Context(), func(_ context.Context, path string) (*http.Response, error) {
+		body := answer
+		if path != "/v1/models" {
+			body = "{}"
+		}
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(body))}, nil
+	})
+	for name, want := range map[string]bool{"base": false, "alias": false, "": false, "sql": true, "loaded later": true} {
+		if got := info.IsAdapter(name, "base"); got != want {
+			t.Errorf("%q: %v", name, got)
+		}
+	}
 }

@@ -41,6 +41,7 @@ func (p Presence) String() string {
 type Model struct {
 	Name    string
 	Context policies.Tokens // max_model_len; 0: not stated
+	Adapter bool            // it is a LoRA adapter of another one
 }
 
 // Info is what is known of an engine since it started. The zero value knows nothing.
@@ -84,6 +85,19 @@ func (i Info) model(name string) (Model, bool) {
 func (i Info) Context(model string) policies.Tokens {
 	m, _ := i.model(model)
 	return m.Context
+}
+
+// Lists reports whether the engine has listed a name.
+func (i Info) Lists(name string) bool {
+	_, listed := i.model(name)
+	return listed
+}
+
+// IsAdapter reports whether a name that clients ask for is an adapter of model, as far as is
+// known: KV that was computed for it is not the model's.
+func (i Info) IsAdapter(name, model string) bool {
+	m, listed := i.model(name)
+	return name != "" && name != model && (m.Adapter || !listed)
 }
 
 // maxNamed is how many models an error names.

@@ -56,11 +56,11 @@ func TestCachedTokensOfNewEngine(t *testing.T) {
 		}
 		send(true)
 		send(true)
-		if known := f.prefixes.Add("m", ids); known == 0 || !f.Status().CachedEstimated {
+		if known := f.prefixes.Match(f.promptRoot("m", ""), ids); known == 0 || !f.Status().CachedEstimated {
 			t.Fatalf("%d tokens of a prompt are known that was sent twice", known)
 		}
 		restart()
-		if known := f.prefixes.Add("m", ids); known != 0 || f.Status().CachedEstimated {
+		if known := f.prefixes.Match(f.promptRoot("m", ""), ids); known != 0 || f.Status().CachedEstimated {
 			t.Errorf("a new engine has %d tokens cached", known)
 		}
 		send(false)

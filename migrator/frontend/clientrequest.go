@@ -56,15 +56,16 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	s.header, s.requestID = engineHeaders(r.Header), r.Header.Get(requestIDHeader) // what later legs and the log need
 	s.tenant = srv.admission.tenantOf(r.Header)
 	nameSpan(ctx, s.request)
-	text := srv.promptText(&req)
 	prompt := srv.readPrompt(ctx, &req, s.header, arrival.Estimate)
+	s.root, arrival.Cached = prompt.root, prompt.cached
 	req, body = openai.Request{}, nil // only the payload is still needed
 	p.memory = memory
 	memory.Resize(int64(len(p.bytes)))
 
 	lr := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
-		request: s.request, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, hangTimeout: s.hangTimeout(), plain: out == nil, prompt: &prompt}
-	lr.target = srv.place(s.request, text, lr.plain)
+		request: s.request, root: prompt.root, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, hangTimeout: s.hangTimeout(), plain: out == nil, prompt: &prompt}
+	lr.target = srv.place(s.request, &prompt, lr.plain)
+	s.awaitPromptIDs(&prompt, lr.target.Prefill)
 	srv.mu.Lock()
 	srv.streams[s.id] = s
 	srv.mu.Unlock()

@@ -172,6 +172,20 @@ func (s *engineState) problemText() string {
 	return ""
 }
 
+// isAdapter reports whether a name that clients ask for is an adapter of the model.
+func (s *engineState) isAdapter(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.info.IsAdapter(name, s.model)
+}
+
+// serves reports whether the engine lists a name that clients ask for, or is known to serve it.
+func (s *engineState) serves(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return name == "" || name == s.model || s.info.Lists(name)
+}
+
 // noteAway records that the engine does not answer: what it is like does not matter now.
 func (s *engineState) noteAway() {
 	s.mu.Lock()
@@ -200,7 +214,6 @@ func (srv *Server) applyCapacity() {
 	kv, warning := s.capacity(), s.capacityWarning()
 	srv.admission.setCapacity(kv)
 	srv.prefixes.SetCapacity(kv)
-	srv.promptTexts.SetCapacity(kv)
 	s.mu.Lock()
 	log := warning != "" && warning != s.warned
 	s.warned = warning

@@ -10,19 +10,25 @@ import (
 	"testing/synctest"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // placer is a fake Placer: it sends every request to one peer.
 type placer struct {
 	peer    atomic.Pointer[string]
 	last    atomic.Pointer[policies.Request]
-	prefill atomic.Bool // the peer is a prefill replica
+	steps   atomic.Pointer[[]prefix.Step] // of the last prompt
+	prefill atomic.Bool                   // the peer is a prefill replica
+	holders atomic.Bool                   // peers hold prompts
 }
 
 func (p *placer) Prefills() bool { return p.prefill.Load() }
 
-func (p *placer) Place(r policies.Request) Target {
+func (p *placer) HasHolders() bool { return p.holders.Load() }
+
+func (p *placer) Place(r policies.Request, steps []prefix.Step) Target {
 	p.last.Store(&r)
+	p.steps.Store(&steps)
 	if s := p.peer.Load(); s != nil {
 		return Target{Replica: "r1", Address: *s, Prefill: p.prefill.Load()}
 	}
@@ -159,9 +165,8 @@ func TestPlaceKnowsCachedPrompts(t *testing.T) {
 		share("without prefill replicas", completion("m", text), 0, 0)
 		share("without prefill replicas", completion("m", text), 0, 0)
 		p.prefill.Store(true)
-		share("the first", completion("m", text), 0, 0)
-		share("again", completion("m", text), 0.95, 1)
-		share("longer", completion("m", text+text), 0.45, 0.5)
+		share("which the engine has computed", completion("m", text), 0.95, 1)
+		share("longer", completion("m", text+text), 0.45, 0.7) // lengths are estimated
 		share("from another place on", completion("m", "x"+text), 0, 0)
 		share("of another model", completion("n", text), 0, 0)
 		chat := `{"model":"m","max_tokens":3,"stream":true,"messages":[{"role":"user","content":%q}%s]}`

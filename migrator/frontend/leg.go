@@ -89,7 +89,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	}
 	if c.HasPromptIDs() {
 		work.SetInput(policies.Tokens(c.PromptTokens()))
-		l.local.estimateCached(c)
+		l.local.recordPrompt(c)
 	}
 	n := c.Tokens
 	if c.HasText && !c.ListsIDs() {
@@ -98,6 +98,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	}
 	if n > 0 {
 		work.AddOutput(n)
+		l.local.recordOutput(c)
 		l.local.server.brought.Add(uint64(n))
 		l.local.server.engineState.noteChunk(n)
 	}

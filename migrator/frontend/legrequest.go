@@ -11,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // The headers of the requests for legs that migrators send to each other and to
@@ -30,6 +31,8 @@ const (
 	// has begun elsewhere.
 	PromptHeader = "X-Cascade-Prompt"
 	OutputHeader = "X-Cascade-Output"
+	// CachedHeader is how many tokens of a prompt the peer is expected to have cached.
+	CachedHeader = "X-Cascade-Cached"
 	// MigrationHeader names the reservation that holds the stream's KV.
 	MigrationHeader = "X-Cascade-Migration"
 	// TenantHeader is the tenant of the client's request, for a peer that counts tenants.
@@ -60,6 +63,7 @@ type legRequest struct {
 	frontEnd    policies.ReplicaID
 	stream      *Stream          // of the own front end; nil for a peer's
 	request     policies.Request // as it is now; ID is "" for one without a name
+	root        prefix.Hash      // that the ids of its prompt extend
 	minTokens   policies.Tokens  // min_tokens
 	epoch       policies.Epoch
 	tenant      string        // of the client's request
@@ -103,6 +107,9 @@ func (lr *legRequest) headers() http.Header {
 		h[PromptHeader] = []string{strconv.FormatInt(int64(lr.arrival.Input), 10)}
 		h[OutputHeader] = []string{strconv.FormatInt(int64(lr.arrival.Output), 10)}
 	}
+	if lr.arrival.Input == 0 && lr.target.Cached > 0 {
+		h[CachedHeader] = []string{strconv.FormatInt(int64(lr.target.Cached), 10)}
+	}
 	if lr.tenant != "" {
 		h[TenantHeader] = []string{lr.tenant}
 	}
@@ -145,6 +152,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 	lr.request.Features = policies.Features(number(FeaturesHeader, 0, 1<<32-1))
 	lr.arrival.Input = policies.Tokens(number(PromptHeader, 1, maxCount))
 	lr.arrival.Output = policies.Tokens(number(OutputHeader, 0, maxCount))
+	lr.arrival.Cached = policies.Tokens(number(CachedHeader, 0, maxCount))
 	switch {
 	case err != nil:
 		return nil, err
@@ -163,7 +171,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 // carries the client's headers, and its length is known.
 func (s *Stream) laterLeg(to Target, epoch policies.Epoch, prompt, output int) *legRequest {
 	return &legRequest{
-		endpoint: s.endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), epoch: epoch, tenant: s.tenant,
+		endpoint: s.endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), root: s.root, epoch: epoch, tenant: s.tenant,
 		arrival:     loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
 		hangTimeout: s.hangTimeout(),
 	}

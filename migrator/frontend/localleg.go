@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
+	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // LocalLeg is a request that runs on the own engine, whichever front end owns it.
@@ -78,6 +80,8 @@ type localLeg struct {
 	share     admission.Entry // of the admitted work; under the lock of that
 	plain     bool            // its answer comes as a whole
 	passed    bool            // its answer is not parsed
+	root      prefix.Hash     // that the ids of its prompt extend
+	chain     prefixes.Chain  // of its ids; used by Next only
 	fetches   bool            // its engine fetches the prompt's KV from another one
 	earlier   policies.Tokens // output of earlier legs
 	epoch     atomic.Uint64
@@ -89,7 +93,7 @@ type localLeg struct {
 
 // registerLeg registers a leg that is about to be sent to the own engine.
 func (srv *Server) registerLeg(lr *legRequest, l *call, admitted admission.Entry) *localLeg {
-	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed, fetches: lr.fetches, earlier: lr.arrival.Output,
+	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed, root: lr.root, fetches: lr.fetches, earlier: lr.arrival.Output,
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)

@@ -30,14 +30,16 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		refuseRequest(w, err.Error())
 		return
 	}
+	lr.root = srv.promptRoot(req.Model, req.CacheSalt)
 	lr.request.Model, lr.request.MaxOutput, lr.minTokens = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
 	if keeps, fetches := openai.TransferOf(body); (keeps || fetches) && lr.arrival.Input > 0 {
 		lr.arrival.HasKV, lr.fetches = true, fetches // nothing is computed for it here
 	}
 	if lr.arrival.Input == 0 {
+		cached := lr.arrival.Cached
 		lr.arrival = srv.estimateArrival(r.Header, body)
-		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), lr.arrival.Estimate)
-		lr.prompt = &prompt
+		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), 0)
+		lr.prompt, lr.arrival.Cached = &prompt, max(cached, prompt.cached)
 	} else if lr.request.MaxOutput > 0 {
 		lr.request.MaxOutput += lr.arrival.Output // which the client's limit includes
 	}

@@ -1,11 +1,10 @@
 package frontend
 
 import (
-	"encoding/binary"
 	"encoding/json"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // Target is a replica where a request can run. The zero value is the own engine.
@@ -16,57 +15,39 @@ type Target struct {
 	// Prefill says that the replica only computes the prompt of a request that starts there:
 	// it moves to the own replica with its first token, or to another one.
 	Prefill bool
+	// Cached is how many of the prompt's first tokens a peer is expected to hold.
+	Cached policies.Tokens
 }
 
 // Placer chooses where a request starts.
 type Placer interface {
-	// Prefills reports whether Place may return a prefill replica. Only then does Place
-	// learn how much of a request's prompt the own engine has cached, as Request.Cached.
+	// Prefills reports whether Place may return a prefill replica, and HasHolders whether any
+	// peer is known to hold the KV of prompts. Unless one of them does, Place learns nothing
+	// of a prompt's tokens.
 	Prefills() bool
+	HasHolders() bool
 	// Place returns the peer to forward the request to, or the zero Target for
-	// the own engine. It is called on the request's goroutine, by many at once,
-	// and must not block. If the peer refuses or fails before its first token,
-	// only time is lost: the own engine then serves the request.
-	Place(policies.Request) Target
+	// the own engine. Request.Cached is how much of the prompt the own engine holds, and steps
+	// are the prompt's, as far as they are known; Place does not keep them. It is called on
+	// the request's goroutine, by many at once, and must not block. If the peer refuses or
+	// fails before its first token, only time is lost: the own engine then serves the request.
+	Place(r policies.Request, steps []prefix.Step) Target
 }
 
-// wordBytes is how many bytes of a prompt's text count as one token when prefixes of texts
-// are compared.
-const wordBytes = 4
-
-// promptText returns the text of a request's prompt as words that prefixes can be compared
-// by; nil while there are no prefill replicas, for which alone it is needed before the
-// engine has counted the prompt.
-func (srv *Server) promptText(req *openai.Request) []uint32 {
-	if srv.cfg.Placer == nil || !srv.cfg.Placer.Prefills() {
-		return nil
-	}
-	text := req.Prompt()
-	words := make([]uint32, 0, len(text)/wordBytes)
-	for ; len(text) >= wordBytes; text = text[wordBytes:] {
-		words = append(words, binary.LittleEndian.Uint32(text))
-	}
-	return words
-}
-
-// place returns where a request starts. text is as promptText returns it; plain says that its
-// answer is no stream, so that it cannot move later.
-func (srv *Server) place(r policies.Request, text []uint32, plain bool) Target {
+// place returns where a request starts. plain says that its answer is no stream, so that it
+// cannot move later.
+func (srv *Server) place(r policies.Request, p *knownPrompt, plain bool) Target {
 	if srv.cfg.Placer == nil {
 		return Target{}
 	}
-	if len(text) > 0 {
-		known := srv.promptTexts.Known(r.Model, text)
-		r.Cached = policies.Tokens(float64(r.Input) * float64(known) / float64(len(text)))
+	if r.Input = max(r.Input, p.known); p.ids != nil {
+		r.Input = p.known
 	}
+	r.Cached = p.cached
 	if plain {
 		r.Features |= policies.HiddenTokens
 	}
-	to := srv.normalize(srv.cfg.Placer.Place(r))
-	if to.Address == "" || to.Prefill {
-		srv.promptTexts.Add(r.Model, text) // the own engine will have it
-	}
-	return to
+	return srv.normalize(srv.cfg.Placer.Place(r, p.steps))
 }
 
 // Rescuer names replicas for streams whose engine was lost.

@@ -2,10 +2,10 @@ package frontend
 
 import (
 	"context"
-	"errors"
 	"net/http"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
@@ -13,32 +13,99 @@ import (
 // knownPrompt is what is known of a request's prompt before its engine has computed it.
 type knownPrompt struct {
 	root   prefix.Hash     // that its ids extend
+	text   prefix.Text     // its text; the zero value if it is ids
 	steps  []prefix.Step   // the first ones; none: unknown
 	known  policies.Tokens // how many of its first tokens are known
-	exact  policies.Tokens // its length, 0 while that is unknown
+	ids    []uint32        // all of them; nil: unknown
 	cached policies.Tokens // how many of its first tokens the own engine holds
 }
 
+// promptRoot returns the root of the prompts for a model or adapter with a cache salt. It is the
+// same in all front ends of the model.
+func (srv *Server) promptRoot(model, salt string) prefix.Hash {
+	adapter := ""
+	if srv.engineState.isAdapter(model) {
+		adapter = model
+	}
+	return prefix.Root(srv.cfg.Model, adapter, salt)
+}
+
+// PrefixSummary returns which prompts the engine holds, as migrator/market sends it to peers,
+// and a number above 0 that is another one when that is; no bytes if that number is known.
+func (srv *Server) PrefixSummary(known uint64) (encoded []byte, version uint64) {
+	return srv.prefixes.Summary(known)
+}
+
 // readPrompt finds out which tokens a request's prompt begins with, and how many of them the own
-// engine holds. Only prompts that are token ids are known.
-func (srv *Server) readPrompt(_ context.Context, req *openai.Request, _ http.Header, _ policies.Tokens) (p knownPrompt) {
-	if srv.cfg.PrefixPull == nil {
+// engine holds. It asks the engine if that pays, which takes tokenizeTimeout at most; estimate
+// is the prompt's estimated length, and header what the engine may see of the client's.
+func (srv *Server) readPrompt(ctx context.Context, req *openai.Request, header http.Header, estimate policies.Tokens) (p knownPrompt) {
+	p.root = srv.promptRoot(req.Model, req.CacheSalt)
+	if srv.cfg.Placer == nil && srv.cfg.PrefixPull == nil {
 		return p
 	}
-	adapter := ""
-	if req.Model != srv.cfg.Model {
-		adapter = req.Model
-	}
-	p.root = prefix.Root(srv.cfg.Model, adapter, req.CacheSalt)
 	if ids := req.PromptIDs(); ids != nil {
-		p.steps = prefix.AppendSteps(nil, p.root, ids)
-		p.known, p.exact = policies.Tokens(len(ids)), policies.Tokens(len(ids))
-		p.cached = srv.prefixes.Known(req.Model, ids)
+		srv.setPromptIDs(&p, ids)
+		return p
 	}
+	if srv.cfg.Placer == nil {
+		return p
+	}
+	p.text = prefix.NewText(p.root, req.Prompt())
+	holders := srv.cfg.Placer.HasHolders()
+	if !holders && !srv.cfg.Placer.Prefills() {
+		return p
+	}
+	p.steps, p.known = srv.texts.Find(p.text)
+	if holders && estimate >= tokenizeLeast && 2*p.known < estimate && srv.engineState.serves(req.Model) {
+		if ids, err := srv.tokenize(ctx, req, header); err == nil {
+			srv.setPromptIDs(&p, ids)
+			srv.texts.Learn(p.text, p.root, ids)
+			return p
+		}
+	}
+	p.cached = srv.prefixes.MatchSteps(p.steps)
 	return p
 }
 
-// tokenize returns the token ids of a request's prompt.
-func (srv *Server) tokenize(context.Context, *openai.Request, http.Header) ([]uint32, error) {
-	return nil, errors.New("prompts as text are not tokenized")
+// setPromptIDs notes the token ids of a prompt.
+func (srv *Server) setPromptIDs(p *knownPrompt, ids []uint32) {
+	p.steps = prefix.AppendSteps(nil, p.root, ids)
+	p.ids, p.known = ids, policies.Tokens(len(ids))
+	p.cached = srv.prefixes.Match(p.root, ids)
+}
+
+// awaitPromptIDs makes the stream learn the token ids of its prompt from the engine where they
+// are of use and unknown. toPrefill says that a prefill replica computes them, whose KV comes
+// to the own engine.
+func (s *Stream) awaitPromptIDs(p *knownPrompt, toPrefill bool) {
+	switch {
+	case p.ids == nil && (p.text.Len() > 0 || toPrefill):
+		s.newPrompt = &awaitedPrompt{text: p.text, expected: toPrefill}
+	case toPrefill:
+		s.server.prefixes.Expect(p.root, p.ids)
+	}
+}
+
+// awaitedPrompt is a prompt whose token ids the engine has not sent yet.
+type awaitedPrompt struct {
+	text     prefix.Text
+	expected bool // the own engine gets its KV
+}
+
+// learnPrompt learns the token ids of the prompt, once an event has brought them.
+func (s *Stream) learnPrompt(ev *session.Event) {
+	s.mu.Lock()
+	ids, n := s.machine.IDs()
+	s.mu.Unlock()
+	switch {
+	case n > 0:
+		s.server.texts.Learn(s.newPrompt.text, s.root, ids[:n])
+		if s.newPrompt.expected {
+			s.server.prefixes.Expect(s.root, ids[:n])
+		}
+	case ev.Chunk == nil || ev.Chunk.Tokens == 0 && ev.Kind != session.LegEnded:
+		return
+	}
+	s.newPrompt = nil // learnt, or the engine does not say
 }

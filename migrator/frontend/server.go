@@ -56,10 +56,11 @@ type Server struct {
 	hangs        atomic.Uint64 // how often it was
 	crowded      atomic.Bool   // the engine may have preempted requests
 
-	prefixes        *prefixes.Index // of the prompts that the own engine has computed
-	promptTexts     *prefixes.Index // of the same, by their text, while there are prefill replicas
-	reportsCached   atomic.Bool     // the engine has reported cached tokens
-	estimatesCached atomic.Bool     // it has not, and prompts began like former ones
+	prefixes        *prefixes.Prefixes // that the own engine holds
+	texts           *prefixes.Texts    // of prompts, whose tokens are known
+	tokenizer       *tokenizer
+	reportsCached   atomic.Bool // the engine has reported cached tokens
+	estimatesCached atomic.Bool // it has not, and prompts began like former ones
 	cachedLog       sync.Once
 
 	backoffs       backoffs               // after handoffs that failed
@@ -100,7 +101,8 @@ func New(cfg Config) (*Server, error) {
 		localLegs:      make(map[*localLeg]struct{}),
 		inFlight:       newInFlight(),
 		prefixes:       prefixes.New(cfg.KVTokens),
-		promptTexts:    prefixes.New(cfg.KVTokens),
+		texts:          prefixes.NewTexts(cfg.KVTokens),
+		tokenizer:      newTokenizer(),
 		admission:      newAdmittedWork(cfg),
 		engineState:    newEngineState(cfg),
 		pulls:          newPrefixPulls(cfg.PrefixPull),

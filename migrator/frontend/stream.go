@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // Stream is one client's request, from its placement to its end. Its methods
@@ -32,6 +33,7 @@ type Stream struct {
 	header    http.Header // of the client, what engines may see
 	requestID string      // of the client's request, for the log
 	tenant    string      // of the client's request
+	root      prefix.Hash // that the ids of its prompt extend
 	resume    openai.Resume
 	ctx       context.Context    // of the client's request
 	cancel    context.CancelFunc // ends ctx
@@ -43,10 +45,11 @@ type Stream struct {
 	engineFingerprint *atomic.Pointer[[]byte]
 
 	// The pump's.
-	client  clientWriter
-	buf     [3]session.Action // of the step in progress
-	rescue  rescue
-	awaited *migration // the migration whose end the pump waits for
+	client    clientWriter
+	buf       [3]session.Action // of the step in progress
+	rescue    rescue
+	awaited   *migration     // the migration whose end the pump waits for
+	newPrompt *awaitedPrompt // its prompt, until its token ids have come; nil for none
 
 	// Guarded by mu.
 	mu          sync.Mutex
@@ -153,6 +156,9 @@ func (s *Stream) pump(ev session.Event) error {
 func (s *Stream) pumpEvent(ev *session.Event) (over bool, err error) {
 	s.storeFingerprint(ev)
 	actions := s.step(ev, s.buf[:0])
+	if s.newPrompt != nil {
+		s.learnPrompt(ev)
+	}
 	for i := range actions {
 		var failed error // to write to the client
 		switch a := &actions[i]; a.Kind {

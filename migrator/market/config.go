@@ -71,6 +71,11 @@ type Config struct {
 	Prefill policies.Placer
 	Refiner policies.Refiner
 	QoE     policies.QoE
+	// Prefixes returns which prompts this replica's engine holds, as policies/prefix encodes a
+	// Summary, and a number above 0 that is another one when that is; no bytes if the number is
+	// known. The market keeps the bytes. It is called on Run's goroutine, once per summary. nil:
+	// unknown.
+	Prefixes func(known uint64) (encoded []byte, version uint64)
 	// MigrationCost estimates the time to migrate so many tokens to a peer over the
 	// link between the two; sellers prefer cheap peers. It must be a pure function.
 	// nil: all peers cost the same.

@@ -254,7 +254,7 @@ func TestSummaries(t *testing.T) {
 			if s := r0.Status(); s.FreshPeers < 7 || s.SummariesSent != 9*4 && s.SummariesSent != 9*5 {
 				t.Errorf("heard of %d, sent %d", s.FreshPeers, s.SummariesSent)
 			}
-			if at := r0.Place(policies.Request{Input: 5000}); at.Replica == "" || at.Replica == "r1" || at.Address != string(at.Replica) {
+			if at := r0.Place(policies.Request{Input: 5000}, nil); at.Replica == "" || at.Replica == "r1" || at.Address != string(at.Replica) {
 				t.Errorf("placed at %+v", at)
 			}
 			if at, ok := r0.Rescue(policies.Request{Input: 5000}, []policies.ReplicaID{"r0"}); !ok || at.Replica == "" {

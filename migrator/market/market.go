@@ -54,12 +54,15 @@ type Market struct {
 	summarySequence uint64            // of the last summary
 	actions         []bidask.Action   // scratch
 	residents       []trader.Resident // scratch
+	prefixes        []byte            // what this replica holds, as sent last; not changed afterwards
+	prefixVersion   uint64            // of prefixes
 
 	mu       sync.Mutex
 	mailbox  []bidask.Event
 	view     View
 	proposal *xds.Proposal
 	counts   counts
+	sent     map[policies.ReplicaID]sentPrefixes // by peer, the last
 }
 
 // peers is a load view that several goroutines use.
@@ -118,6 +121,7 @@ func New(cfg Config) (*Market, error) {
 	}
 	return &Market{
 		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), peers: p, trader: t, wake: make(chan struct{}, 1),
+		sent: make(map[policies.ReplicaID]sentPrefixes),
 	}, nil
 }
 
@@ -153,20 +157,21 @@ func (m *Market) Receive(from policies.ReplicaID, message *api.Market) {
 
 // ReceiveSummary handles a peer's load.
 func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
-	held, promised, incoming := policies.Tokens(s.GetHeld()), policies.Tokens(s.GetPromised()), policies.Tokens(s.GetIncoming())
+	held, promised, incoming, cached := policies.Tokens(s.GetHeld()), policies.Tokens(s.GetPromised()), policies.Tokens(s.GetIncoming()), policies.Tokens(s.GetCached())
 	const most = policies.Unbounded / 4 // the sum of three does not overflow
 	running, ok := decodeSequences(s)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !ok || held < 0 || promised < 0 || incoming < 0 || held > most || promised > most || incoming > most {
+	if !ok || held < 0 || promised < 0 || incoming < 0 || cached < 0 || held > most || promised > most || incoming > most {
 		m.counts.ignored++
 		return
 	}
 	m.counts.summariesReceived++
 	m.peers.do(func(v *loadview.View) {
-		v.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Held: held, Running: int(s.GetRunning()), Draining: s.GetDraining()})
+		v.SetPeerLoad(m.now(), from, loadview.Load{Waiting: max(promised-cached, 0), Total: held + promised + incoming, Held: held, Running: int(s.GetRunning()), Draining: s.GetDraining()})
 		v.SetPeerRunning(from, running)
 	})
+	m.receivePrefixesLocked(from, s.GetPrefixes())
 }
 
 // Notify handles a result of the Executor: Reserved, ReservationRefused, TransferDone or
@@ -175,12 +180,14 @@ func (m *Market) Notify(ev bidask.Event) { m.post(ev) }
 
 // PeerGone reports that a peer left or died.
 func (m *Market) PeerGone(peer policies.ReplicaID) {
+	m.forgetSentPrefixes(peer)
 	m.peers.do(func(v *loadview.View) { v.MarkGone(peer) })
 	m.post(bidask.Event{Kind: bidask.PeerGone, Peer: peer})
 }
 
 // PeerBack reports that a peer that was gone is back and may be asked again.
 func (m *Market) PeerBack(peer policies.ReplicaID) {
+	m.forgetSentPrefixes(peer)
 	m.peers.do(func(v *loadview.View) { v.MarkBack(peer) })
 }
 
@@ -200,9 +207,15 @@ func (m *Market) Prefills() (may bool) {
 	return may
 }
 
+// HasHolders implements frontend.Placer.
+func (m *Market) HasHolders() (has bool) {
+	m.peers.do(func(v *loadview.View) { has = v.Holders() > 0 })
+	return has
+}
+
 // Place implements frontend.Placer.
-func (m *Market) Place(r policies.Request) (at frontend.Target) {
-	m.peers.do(func(v *loadview.View) { at = frontend.Target(v.Place(m.now(), r, nil)) })
+func (m *Market) Place(r policies.Request, steps []prefix.Step) (at frontend.Target) {
+	m.peers.do(func(v *loadview.View) { at = frontend.Target(v.Place(m.now(), r, steps)) })
 	return at
 }
 

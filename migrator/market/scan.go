@@ -40,8 +40,8 @@ func (m *Market) measure() *trader.Situation {
 	return s
 }
 
-// sendSummaries sends this replica's load to samples of its stage, of the stage before it and
-// of all others. While boundaries are refined, the stage before also gets the running requests.
+// sendSummaries sends this replica's load, and what it holds, to samples of its stage, of the
+// stage before it and of all others. While boundaries are refined, the stage before also gets the running requests.
 func (m *Market) sendSummaries() {
 	m.mu.Lock()
 	retired := m.view.Retired
@@ -51,10 +51,12 @@ func (m *Market) sendSummaries() {
 	}
 	s := trader.Situation{Load: m.cfg.Load(), Capacity: m.cfg.Capacity}
 	load := s.Load
+	m.updatePrefixes()
 	m.summarySequence++
 	summary := &api.Summary{
 		Sequence: m.summarySequence, Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.trader.Incoming()),
 		Capacity: int64(s.KVCapacity()), Draining: m.leaving, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
+		Cached: int64(load.Cached), IterationMicros: uint32(min(max(load.Iteration, 0), maxIteration) * 1e6),
 	}
 	var stage, before, others []policies.ReplicaID
 	m.peers.do(func(v *loadview.View) { stage, before, others = v.SampleNeighbours() })
@@ -67,14 +69,26 @@ func (m *Market) sendSummaries() {
 	m.sendSummary(before, summary)
 }
 
-// sendSummary sends a summary to peers.
+// maxIteration bounds the iteration time of a summary, in seconds.
+const maxIteration = 3600
+
+// sendSummary sends a summary to peers, with what this replica holds to those that lack it.
 func (m *Market) sendSummary(ids []policies.ReplicaID, s *api.Summary) {
 	m.mu.Lock()
 	m.counts.summariesSent += uint64(len(ids))
 	m.mu.Unlock()
 	body := &api.Envelope_Summary{Summary: s}
+	var full *api.Envelope_Summary
 	for _, id := range ids {
-		m.cfg.Network.Send(id, &api.Envelope{Body: body})
+		if !m.lacksPrefixes(id) {
+			m.cfg.Network.Send(id, &api.Envelope{Body: body})
+			continue
+		}
+		if full == nil {
+			full = &api.Envelope_Summary{Summary: proto.CloneOf(s)}
+			full.Summary.Prefixes = m.prefixes
+		}
+		m.cfg.Network.Send(id, &api.Envelope{Body: full})
 	}
 }
 

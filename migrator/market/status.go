@@ -13,10 +13,12 @@ type counts struct {
 	received                         [bidask.Drop + 1]uint64 // by kind
 	summariesSent, summariesReceived uint64
 	ignored                          uint64
-	offers, exporting, importing     int
-	incoming, throughput             policies.Tokens
-	residents, pinned                int
-	pinnedSeconds                    float64
+	// Bytes of what replicas hold, in summaries, and how many of them were no valid summaries.
+	prefixBytesSent, prefixBytesReceived, prefixesRefused uint64
+	offers, exporting, importing                          int
+	incoming, throughput                                  policies.Tokens
+	residents, pinned                                     int
+	pinnedSeconds                                         float64
 }
 
 // Status is the state of a market. Counters start at New.
@@ -33,6 +35,11 @@ type Status struct {
 	SummariesSent, SummariesReceived uint64
 	// Ignored counts messages that were invalid or too many.
 	Ignored uint64
+	// PrefixBytesSent and PrefixBytesReceived count the bytes that say, in summaries, which
+	// prompts replicas hold; PrefixesRefused counts those of a peer that were malformed, or of
+	// another version. Holders counts the peers that are known to hold any now.
+	PrefixBytesSent, PrefixBytesReceived, PrefixesRefused uint64
+	Holders                                               int
 	// Offers counts the requests for sale now; Exporting and Importing count running transfers;
 	// Incoming counts purchases that have not arrived yet.
 	Offers, Exporting, Importing int
@@ -53,9 +60,9 @@ type Status struct {
 
 // Status returns the current state; residents are as of the last scan.
 func (m *Market) Status() Status {
-	var heard int
+	var heard, holders int
 	var forwards uint64
-	m.peers.do(func(v *loadview.View) { heard, forwards = v.CountFresh(m.now()), v.Forwards() })
+	m.peers.do(func(v *loadview.View) { heard, forwards, holders = v.CountFresh(m.now()), v.Forwards(), v.Holders() })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &m.counts
@@ -64,6 +71,7 @@ func (m *Market) Status() Status {
 		MovedIn: c.MovedIn, FailedIn: c.FailedIn, Returned: nonZero[bidask.ReturnReason](c.Returned[:]),
 		Sent: nonZero[bidask.MessageKind](c.Sent[:]), Received: nonZero[bidask.MessageKind](c.received[:]),
 		SummariesSent: c.summariesSent, SummariesReceived: c.summariesReceived, Ignored: c.ignored,
+		PrefixBytesSent: c.prefixBytesSent, PrefixBytesReceived: c.prefixBytesReceived, PrefixesRefused: c.prefixesRefused, Holders: holders,
 		Offers: c.offers, Exporting: c.exporting, Importing: c.importing, Incoming: c.incoming, Throughput: c.throughput,
 		FreshPeers: heard, Forwards: forwards, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
 	}

@@ -59,6 +59,8 @@ type Target struct {
 	Address string // host:port where other migrators reach it; "" for this replica
 	// Prefill says that it is a prefill replica, where the request does not stay.
 	Prefill bool
+	// Cached is how many of the prompt's first tokens a peer is expected to hold.
+	Cached policies.Tokens
 }
 
 // Load is the load of a replica.
@@ -233,7 +235,7 @@ func (b *View) CountFresh(now policies.Micros) int {
 func (b *View) placeAtPeer(e *peerEntry, r policies.Request, held policies.Tokens) Target {
 	e.load.Waiting += max(r.Input-held, 0)
 	e.load.Total += r.Length()
-	return Target{Replica: e.id, Address: e.address}
+	return Target{Replica: e.id, Address: e.address, Cached: held}
 }
 
 // placeHere adds the request to this replica's load until the next measurement.

@@ -56,25 +56,42 @@ func hashChunk(h Hash, chunk []byte) Hash {
 	return Hash((x ^ x>>32) * 0xd6e8feb86659fd93)
 }
 
-// walk sets path to the known nodes of a text, from its beginning. It returns the hash of the
-// text up to the last of them.
-func (x *Texts) walk(root Hash, text []byte) Hash {
-	x.path = x.path[:0]
+// Text is the text of a prompt as Texts knows it: hashes, which are much shorter. The zero value
+// is an empty one.
+type Text struct {
+	chunks []Hash // of the text up to the end of each chunk
+	bytes  int
+}
+
+// NewText returns the Text of a prompt whose ids extend root.
+func NewText(root Hash, text []byte) Text {
+	t := Text{chunks: make([]Hash, 0, len(text)/ChunkBytes), bytes: len(text)}
 	for ; len(text) >= ChunkBytes; text = text[ChunkBytes:] {
-		next := hashChunk(root, text[:ChunkBytes])
-		n := x.byText[next]
+		root = hashChunk(root, text[:ChunkBytes])
+		t.chunks = append(t.chunks, root)
+	}
+	return t
+}
+
+// Len returns how many chunks of the text can be known.
+func (t Text) Len() int { return len(t.chunks) }
+
+// walk sets path to the known nodes of a text, from its beginning.
+func (x *Texts) walk(t Text) {
+	x.path = x.path[:0]
+	for _, h := range t.chunks {
+		n := x.byText[h]
 		if n == 0 {
 			break
 		}
-		x.path, root = append(x.path, n), next
+		x.path = append(x.path, n)
 	}
-	return root
 }
 
 // Find appends the steps that are known of a prompt with that text to dst. It returns also
 // about how many tokens the known part of its text has, which may be more than the last step.
-func (x *Texts) Find(dst []Step, root Hash, text []byte) (steps []Step, tokens policies.Tokens) {
-	x.walk(root, text)
+func (x *Texts) Find(dst []Step, text Text) (steps []Step, tokens policies.Tokens) {
+	x.walk(text)
 	last := policies.Tokens(0)
 	for _, n := range x.path {
 		e := &x.nodes[n]
@@ -89,8 +106,8 @@ func (x *Texts) Find(dst []Step, root Hash, text []byte) (steps []Step, tokens p
 
 // Learn records the ids of a prompt with that text. The steps are those of the ids
 // (AppendSteps), and tokens is how many there are.
-func (x *Texts) Learn(root Hash, text []byte, steps []Step, tokens policies.Tokens) {
-	end := x.walk(root, text)
+func (x *Texts) Learn(text Text, steps []Step, tokens policies.Tokens) {
+	x.walk(text)
 	known := uint32(0) // tokens up to the end of the path
 	for _, n := range x.path {
 		e := &x.nodes[n]
@@ -103,10 +120,9 @@ func (x *Texts) Learn(root Hash, text []byte, steps []Step, tokens policies.Toke
 	x.touch()
 	begin := len(x.path) * ChunkBytes
 	left := max(int64(min(tokens, maxDepth))-int64(known), 0)
-	for at := begin + ChunkBytes; at <= len(text); at += ChunkBytes {
-		end = hashChunk(end, text[at-ChunkBytes:at])
-		depth := known + uint32(left*int64(at-begin)/int64(len(text)-begin))
-		if !x.add(node{text: end, step: stepAt(steps, depth), tokens: depth}) {
+	for i, h := range text.chunks[len(x.path):] {
+		depth := known + uint32(left*int64(i+1)*ChunkBytes/int64(text.bytes-begin))
+		if !x.add(node{text: h, step: stepAt(steps, depth), tokens: depth}) {
 			break
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -61,8 +62,11 @@ type away struct {
 // Prefills implements frontend.Placer.
 func (*away) Prefills() bool { return false }
 
+// HasHolders implements frontend.Placer.
+func (*away) HasHolders() bool { return false }
+
 // Place implements frontend.Placer.
-func (a *away) Place(policies.Request) frontend.Target {
+func (a *away) Place(policies.Request, []prefix.Step) frontend.Target {
 	if a.on.Load() {
 		return frontend.Target{Replica: "quiet", Address: a.peer}
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -275,13 +276,15 @@ type counting struct {
 // Prefills implements frontend.Placer.
 func (c counting) Prefills() bool { return c.next != nil && c.next.Prefills() }
 
+func (c counting) HasHolders() bool { return c.next != nil && c.next.HasHolders() }
+
 // Place implements frontend.Placer.
-func (c counting) Place(q policies.Request) frontend.Target {
+func (c counting) Place(q policies.Request, steps []prefix.Step) frontend.Target {
 	c.n.Add(1)
 	if c.next == nil {
 		return frontend.Target{}
 	}
-	return c.next.Place(q)
+	return c.next.Place(q, steps)
 }
 
 // waitForStatus waits until the control plane's status meets a condition.

@@ -21,9 +21,10 @@ func TestPlaceOnly(t *testing.T) {
 		})
 		placesOn := func(id policies.ReplicaID) func() bool {
 			return func() bool {
-				return r.daemons["r0"].Market().Place(policies.Request{ID: "probe", Model: llm, Input: 20, MaxOutput: 4}).Replica == id
+				return r.daemons["r0"].Market().Place(policies.Request{ID: "probe", Model: llm, Input: 20, MaxOutput: 4}, nil).Replica == id
 			}
 		}
+		r.WaitFor("r0 knows that its engine is ready", placesOn(""))
 		front := "http://" + r.replica("r0").Address
 		streams := []*clienttest.Stream{r.Start(front, prompt(200, forever))}
 		r.WaitForGrowth(streams)

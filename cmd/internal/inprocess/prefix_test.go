@@ -29,7 +29,7 @@ func (h holds) LongestPrefix(steps []prefix.Step) (frontend.Target, policies.Tok
 type staysHere struct{ frontend.Placer }
 
 // Place implements frontend.Placer.
-func (staysHere) Place(policies.Request) frontend.Target { return frontend.Target{} }
+func (staysHere) Place(policies.Request, []prefix.Step) frontend.Target { return frontend.Target{} }
 
 // pullsFrom makes front ends pull what holder says, from engines that take a millisecond for a token of a prompt as
 // far as the front ends know.

@@ -169,6 +169,7 @@ func (d *Daemon) newMigration() error {
 	}
 	kc.Executor, kc.Network = d.executor, d.network
 	kc.Residents = func() []frontend.LocalLeg { return d.frontend.LocalLegs() }
+	kc.Prefixes = func(known uint64) ([]byte, uint64) { return d.frontend.PrefixSummary(known) }
 	kc.Load = func() policies.Load { return d.Status().Load }
 	kc.Machine.FirstDeal = uint64(d.startedAt.UnixMicro()) // deal numbers identify the process that made the deal
 	kc.Ready = func() bool { return d.frontend.Status().EngineReady }

@@ -121,6 +121,7 @@ func (t *Tracker) Begin(a Arrival) *Work {
 	a.Estimate, a.RoutedEstimate = min(a.Estimate, maxLength), min(a.RoutedEstimate, maxLength)
 	a.Input, a.Output = min(max(a.Input, 0), maxLength), min(max(a.Output, 0), maxLength)
 	w := &Work{t: t, arrival: a, shard: uint8(t.next.Add(1) % shards)}
+	w.cached.Store(int64(min(max(a.Cached, 0), maxLength)))
 	if w.resumed() {
 		w.input.Store(int64(a.Input))
 		w.output.Store(int64(a.Output))
@@ -224,6 +225,7 @@ func (t *Tracker) State() State {
 		if w.last.Load() == 0 {
 			r.Load.Waiting++
 			r.Load.Promised += input + output
+			r.Load.Cached += min(policies.Tokens(w.cached.Load()), input+output)
 		} else {
 			r.Load.Running++
 			r.Load.Held += input + output

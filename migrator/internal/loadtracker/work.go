@@ -20,6 +20,8 @@ type Arrival struct {
 	// replica and goes on at this one; Input is 0 for one that begins here. A
 	// request that goes on does not arrive again, wherever it comes from.
 	Input, Output policies.Tokens
+	// Cached is how much of the prompt the engine is expected to find in its cache.
+	Cached policies.Tokens
 	// HasKV says that the KV of such a request is here, so that it runs at once;
 	// else it waits for its KV to be computed.
 	HasKV bool

@@ -1,111 +1,228 @@
-// Package prefixes estimates how much of a prompt an engine finds in its prefix cache, for
-// engines that do not report it: stock vLLM does so only with --enable-prompt-tokens-details.
+// Package prefixes is what a front end knows of the prompts whose KV its engine holds: from
+// the engine's KV events while they arrive (Store, Remove, Clear), and else from the prompts
+// and the outputs that the engine has computed (Begin, Extend), as far as its KV cache reaches.
+// The decisions are those of policies/prefix.
 //
-// An Index remembers the prompts that the engine has computed, in blocks and as far as its
-// KV cache reaches. It does not see outputs, which engines cache too, nor what makes an
-// engine evict early, nor cache salts: it is an estimate.
+// What the engine was sent is recorded in any case: it says how much of a prompt the engine
+// finds in its cache where the engine does not report that (stock vLLM does so only with
+// --enable-prompt-tokens-details), and stands in for events that do not arrive. It does not show
+// what makes an engine evict early: it is an estimate.
 package prefixes
 
 import (
-	"container/list"
+	"math/rand/v2"
 	"sync"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
-// blockTokens is the length of a block. Prefixes are known in whole blocks.
-const blockTokens = 64
+const (
+	// blockTokens is the length of the blocks in which what the engine was sent is recorded.
+	blockTokens = 64
+	// leastBlock is the least length of an engine's blocks: its events may name as many blocks
+	// as its KV cache has of these, twice, because blocks of other tiers count, too.
+	leastBlock = 16
+	// defaultCapacity is the capacity for a KV cache of unknown size.
+	defaultCapacity policies.Tokens = 1 << 18
+	// maxBlocks bounds an index, at 64 bytes for each block.
+	maxBlocks = 1 << 22
+)
 
-// defaultCapacity is the capacity for a KV cache of unknown size.
-const defaultCapacity policies.Tokens = 1 << 18
+// Source is where the knowledge comes from.
+type Source uint8
 
-// Index is the prefixes that an engine has computed. It is safe for concurrent use.
-type Index struct {
-	mu       sync.Mutex
-	capacity int // blocks
-	blocks   map[prefix.Hash]*list.Element
-	used     *list.List // of hashes, the latest first
+// The sources.
+const (
+	None   Source = iota // nothing is known
+	Own                  // from what the engine was sent
+	Events               // from the engine's KV events
+)
+
+// String names the source, for reports and metrics.
+func (s Source) String() string {
+	return [...]string{None: "none", Own: "own", Events: "events"}[min(s, Events)]
 }
 
-// New returns an empty Index for a KV cache of that size; 0 stands for an unknown one.
-func New(kv policies.Tokens) *Index {
-	return &Index{capacity: blocksOf(kv), blocks: make(map[prefix.Hash]*list.Element), used: list.New()}
+// Prefixes is what is known of one engine. It is safe for concurrent use.
+type Prefixes struct {
+	mu     sync.Mutex
+	sent   *prefix.Index
+	held   *prefix.Index // of the events
+	live   bool          // held is what the engine holds, as far as is known
+	epoch  uint64        // grows when live changes
+	sketch prefix.Summary
+
+	queries, hits uint64
 }
 
-// blocksOf returns how many blocks a KV cache holds; 0 stands for an unknown size.
-func blocksOf(kv policies.Tokens) int {
-	if kv <= 0 {
-		kv = defaultCapacity
-	}
-	return int(max(kv/blockTokens, 1))
+// New returns an empty Prefixes for a KV cache of that size; 0 stands for an unknown one.
+func New(kv policies.Tokens) *Prefixes {
+	x := &Prefixes{epoch: 1, sent: prefix.NewIndex(1, rand.Uint64()), held: prefix.NewIndex(1, rand.Uint64())}
+	x.SetCapacity(kv)
+	return x
 }
 
 // SetCapacity sets the size of the KV cache, as New does.
-func (x *Index) SetCapacity(kv policies.Tokens) {
+func (x *Prefixes) SetCapacity(kv policies.Tokens) {
+	if kv <= 0 {
+		kv = defaultCapacity
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.capacity = blocksOf(kv)
-	x.trim()
+	x.sent.SetCapacity(int(min(max(kv/blockTokens, 1), maxBlocks)))
+	x.held.SetCapacity(int(min(max(2*kv/leastBlock, 1), maxBlocks)))
 }
 
-// trim forgets the oldest blocks beyond the capacity, x.mu held.
-func (x *Index) trim() {
-	for len(x.blocks) > x.capacity {
-		delete(x.blocks, x.used.Remove(x.used.Back()).(prefix.Hash))
-	}
-}
-
-// hashModel returns the hash that those of a model's or adapter's blocks extend.
-func hashModel(model string) (h prefix.Hash) {
-	for _, c := range []byte(model) {
-		h = h.Extend(uint32(c))
-	}
-	return h
-}
-
-// Known returns how many tokens of a prompt Add would return, and records nothing.
-func (x *Index) Known(model string, ids []uint32) (known policies.Tokens) {
-	h := hashModel(model)
+// Forget forgets what the engine was sent: it has started anew, with an empty cache. What its
+// events say stays until they say otherwise.
+func (x *Prefixes) Forget() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for end := blockTokens; end < len(ids); end += blockTokens {
-		h = h.Extend(ids[end-blockTokens : end]...)
-		if _, ok := x.blocks[h]; !ok {
-			break
-		}
-		known = policies.Tokens(end)
+	x.sent.Clear()
+}
+
+// current returns the index that counts now, x.mu held.
+func (x *Prefixes) current() *prefix.Index {
+	if x.live {
+		return x.held
 	}
+	return x.sent
+}
+
+// Match returns how many tokens of a prompt the engine holds.
+func (x *Prefixes) Match(root prefix.Hash, ids []uint32) policies.Tokens {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.current().Match(root, ids)
+}
+
+// MatchSteps is Match for a prompt of which only the steps are known.
+func (x *Prefixes) MatchSteps(steps []prefix.Step) policies.Tokens {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.current().MatchSteps(steps)
+}
+
+// Chain is a request at the engine, whose ids are recorded as they come. The zero value records
+// nothing.
+type Chain struct {
+	hash  prefix.Hash // of the blocks before tail
+	depth int         // tokens before tail
+	tail  []uint32    // the beginning of a block
+}
+
+// Begin records the ids with which a request begins at the engine, and returns how many of them
+// the engine had before by this record. It makes c the chain of the request.
+func (x *Prefixes) Begin(c *Chain, root prefix.Hash, ids []uint32) (known policies.Tokens) {
+	whole := len(ids) / blockTokens * blockTokens
+	if c.tail == nil {
+		c.tail = make([]uint32, 0, blockTokens)
+	}
+	c.hash, c.depth = root.Extend(ids[:whole]...), whole
+	c.tail = append(c.tail[:0], ids[whole:]...)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	known = x.sent.Add(root, ids, blockTokens)
+	x.queries += uint64(len(ids))
+	x.hits += uint64(known)
 	return known
 }
 
-// Add records a prompt for a model or adapter and returns how many of its tokens were known
-// before. At least the last one was not: its successor is sampled from it.
-func (x *Index) Add(model string, ids []uint32) (known policies.Tokens) {
-	h := hashModel(model)
+// Expect records a prompt whose KV the engine will get from another one.
+func (x *Prefixes) Expect(root prefix.Hash, ids []uint32) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	prefix := true
-	for end := blockTokens; end <= len(ids); end += blockTokens {
-		h = h.Extend(ids[end-blockTokens : end]...)
-		e, ok := x.blocks[h]
-		if prefix = prefix && ok; prefix && end < len(ids) {
-			known = policies.Tokens(end)
-		}
-		if ok {
-			x.used.MoveToFront(e)
+	x.sent.Add(root, ids, blockTokens)
+}
+
+// Extend records ids that the engine has generated after those of the chain.
+func (x *Prefixes) Extend(c *Chain, ids ...uint32) {
+	if c.tail == nil {
+		return
+	}
+	for _, id := range ids {
+		if c.tail = append(c.tail, id); len(c.tail) < blockTokens {
 			continue
 		}
-		x.blocks[h] = x.used.PushFront(h)
-		x.trim()
+		next := c.hash.Extend(c.tail...)
+		x.mu.Lock()
+		x.sent.Store(&prefix.Stored{
+			Hashes: []uint64{uint64(next)}, Tokens: c.tail, BlockTokens: blockTokens, HasParent: c.depth > 0, Parent: uint64(c.hash), Root: c.hash,
+		})
+		x.mu.Unlock()
+		c.hash, c.depth, c.tail = next, c.depth+blockTokens, c.tail[:0]
 	}
-	return known
 }
 
-// Clear forgets all prompts: the engine has started anew, with an empty cache.
-func (x *Index) Clear() {
+// Store, Remove and Clear apply an event of the engine.
+func (x *Prefixes) Store(e *prefix.Stored) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	clear(x.blocks)
-	x.used.Init()
+	x.held.Store(e)
+}
+
+// Remove is Store for blocks that the engine has removed.
+func (x *Prefixes) Remove(e prefix.Removed) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.held.Remove(e)
+}
+
+// Clear is Store for an engine that has emptied its cache, or has started anew.
+func (x *Prefixes) Clear() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.held.Clear()
+}
+
+// SetLive says whether the engine's events arrive: whether what they have said counts.
+func (x *Prefixes) SetLive(live bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.live != live {
+		x.live = live
+		x.epoch++
+	}
+}
+
+// epochShift makes versions of different epochs differ: an index does not change as often.
+const epochShift = 48
+
+// Summary returns what the engine holds, as peers get it, and a number above 0 that is another
+// one when that is; nil if that number is known.
+func (x *Prefixes) Summary(known uint64) (encoded []byte, version uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if version = x.epoch<<epochShift + x.current().Changes(); version == known {
+		return nil, version
+	}
+	x.current().Summarize(&x.sketch)
+	encoded, _ = x.sketch.AppendBinary(nil) // which never fails
+	return encoded, version
+}
+
+// Status is what is known now.
+type Status struct {
+	Source Source
+	Blocks int            // of the index that counts
+	Bytes  policies.Bytes // of memory
+	Counts prefix.Counts  // of the events
+	// Queries counts the prompt tokens that the engine was sent, Hits those of them that it
+	// had been sent before, or had generated.
+	Queries, Hits uint64
+}
+
+// Status returns what is known now.
+func (x *Prefixes) Status() Status {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s := Status{Blocks: x.current().Len(), Bytes: x.sent.Bytes() + x.held.Bytes(), Counts: x.held.Counts(), Queries: x.queries, Hits: x.hits}
+	switch {
+	case x.live:
+		s.Source = Events
+	case s.Blocks > 0:
+		s.Source = Own
+	}
+	return s
 }
