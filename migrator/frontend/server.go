@@ -238,6 +238,9 @@ func (srv *Server) Status() Status {
 	}
 }
 
+// HeldPrefixes returns what the engine's KV events are to be applied to, as by a kvevents.Subscriber.
+func (srv *Server) HeldPrefixes() *prefixes.Prefixes { return srv.prefixes }
+
 // EachStream calls do for the streams of this server's clients, in no order,
 // until do returns false. Streams may end meanwhile.
 func (srv *Server) EachStream(do func(*Stream) bool) {

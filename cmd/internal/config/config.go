@@ -160,6 +160,10 @@ type Replica struct {
 	// Its requests then migrate with their KV by Cascade's own transports. It excludes
 	// blocks.
 	Connector string `yaml:"connector,omitempty"`
+	// KVEvents says where the engine publishes which prompts it has cached (vLLM's
+	// --kv-events-config). Without it the migrator knows of the prompts that the engine has
+	// computed, and not what the engine has evicted.
+	KVEvents KVEvents `yaml:"kv_events,omitempty"`
 	// Host is the name of the host that the replica runs on, for locality.
 	Host string `yaml:"host,omitempty"`
 	// GPU is the index of the GPU that holds the engine's KV cache, in nvidia-smi's

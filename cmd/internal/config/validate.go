@@ -302,6 +302,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 			checkRange(c, at+".gpu", *r.GPU, 0, maxGPU)
 		}
 		r.RDMA.validate(c, at+".rdma")
+		r.KVEvents.validate(c, at+".kv_events", taken)
 	}
 	for i, m := range f.Models {
 		if !serving[m.Name] && len(f.Replicas) > 0 {

@@ -18,6 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/kvevents"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/peer"
@@ -43,6 +44,7 @@ type Daemon struct {
 	model string
 
 	frontend *frontend.Server
+	kvEvents *kvevents.Subscriber // nil if the engine publishes none
 	reporter *loadreport.Reporter
 	// The fields from network to plans are nil if the fleet does not migrate requests.
 	network     *peer.Network
@@ -111,7 +113,27 @@ func (d *Daemon) newFrontend() error {
 		d.cfg.EditFrontend(&c)
 	}
 	var err error
-	d.frontend, err = frontend.New(c)
+	if d.frontend, err = frontend.New(c); err != nil {
+		return err
+	}
+	return d.newKVEvents(c.Model)
+}
+
+// newKVEvents builds the subscription to the engine's KV events, by which the front end knows which prompts
+// the engine holds.
+func (d *Daemon) newKVEvents(model string) (err error) {
+	e := d.cfg.Replica.KVEvents
+	if !e.Enabled() {
+		return nil
+	}
+	held := d.frontend.HeldPrefixes()
+	c := kvevents.Config{Replay: e.ReplayAddress(), Topic: e.Topic, Model: model, Index: held, SetLive: held.SetLive, Log: d.cfg.Logger}
+	if e.Listens() {
+		c.Dial = e.Address()
+	} else {
+		c.Listen = e.Address()
+	}
+	d.kvEvents, err = kvevents.New(c)
 	return err
 }
 
@@ -363,7 +385,14 @@ func (d *Daemon) Serve(ctx context.Context) error {
 func (d *Daemon) Lead(ctx context.Context) error {
 	close(d.leading)
 	defer d.stepDown()
-	return d.reporter.Run(ctx)
+	if d.kvEvents == nil {
+		return d.reporter.Run(ctx)
+	}
+	// One process of a replica listens to its engine.
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.reporter.Run(ctx) })
+	g.Go(func() error { return d.kvEvents.Run(ctx) })
+	return g.Wait()
 }
 
 // runMarket runs the market once this process leads.

@@ -368,8 +368,12 @@ func (f *Fleet) overload(r config.Replica) frontend.Overload {
 func (f *Fleet) Engine(r config.Replica, log *slog.Logger) emulator.Config {
 	m, _ := f.Model(r.Model)
 	// The profiles already run at the fleet's speed.
-	return emulator.Config{
+	c := emulator.Config{
 		Model: m.Name, Adapters: f.AdaptersOf(r), Profile: f.profile(r), TensorParallel: r.TP,
 		KVTokens: r.KVTokens, MaxBatch: r.Batch, Context: m.Context, Logger: log,
 	}
+	if e := r.KVEvents; e.Enabled() {
+		c.KVEvents = &emulator.KVEvents{Enable: true, Endpoint: e.Endpoint, ReplayEndpoint: e.ReplayEndpoint, Topic: e.Topic}
+	}
+	return c
 }
