@@ -37,7 +37,7 @@ func TestEmulatorStatesWhatVLLMDoes(t *testing.T) {
 		if info.Version == "" || info.BlockTokens != 32 || info.KVTokens != 4992 || info.Connector != connector || info.DraftTokens != 0 {
 			t.Errorf("learnt %+v", info)
 		}
-		if want := []engineinfo.Model{{Name: "m", Context: 4096}, {Name: "lora"}}; !slices.Equal(info.Models, want) {
+		if want := []engineinfo.Model{{Name: "m", Context: 4096}, {Name: "lora", Adapter: true}}; !slices.Equal(info.Models, want) {
 			t.Errorf("models %v, want %v", info.Models, want)
 		}
 		m, err := engineinfo.DecodeMetrics(testkit.Must(engineinfo.Get(get).Read(t.Context(), "/metrics")))
