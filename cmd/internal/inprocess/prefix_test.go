@@ -163,7 +163,9 @@ func TestPrefixPullsUnderFaults(t *testing.T) {
 // cache when the conversation's next turn arrives.
 func TestMigrationBringsPrefix(t *testing.T) {
 	t.Parallel()
-	r := newMigratingFleet(t, "", config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.PrefixPull = config.PrefixPullOff })
+	r := newCheckedFleet(t, harnessConfig{replicas: 2, edit: func(f *config.Fleet) {
+		f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive, PrefixPull: config.PrefixPullOff}, 4
+	}, front: func(_ string, c *frontend.Config) { c.Placer = staysHere{c.Placer} }})
 	front := "http://" + r.replica("r0").Address
 	stream := r.Start(front, idsPrompt(8000, 8000, 0, forever))
 	r.WaitForGrowth([]*clienttest.Stream{stream})
