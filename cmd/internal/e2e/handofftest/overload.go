@@ -81,6 +81,10 @@ func PlayOverload(t *testing.T, model string, engines [2]string, room Room, move
 				before := p.kept.Load()
 				for range moves {
 					m := p.play(o)
+					for attempt := 1; m.Err != nil && attempt < 5; attempt++ { // the host may be busy
+						t.Logf("%s: %+v", o.name, m)
+						m = p.play(o)
+					}
 					stalls[o.name][handoffs] = append(stalls[o.name][handoffs], m)
 					known := (o.long || o.queue) && !o.unnoticed
 					if m.Err != nil || m.Handoff && (known || !handoffs) || !m.Handoff && handoffs && !o.long && !o.queue {
