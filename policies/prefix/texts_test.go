@@ -186,15 +186,15 @@ func TestTextsContradiction(t *testing.T) {
 	x := NewTexts(100)
 	for n := range 4 {
 		text, steps := prompt(byte(1 + n%2))
-		x.Learn(0, text, steps, 2000)
-		found, tokens := x.Find(nil, 0, common)
+		x.Learn(NewText(0, text), steps, 2000)
+		found, tokens := x.Find(nil, NewText(0, common))
 		if n == 0 && (len(found) != 1 || tokens != 1000) {
 			t.Errorf("after one prompt: %v, %d tokens", found, tokens)
 		}
 		if n > 0 && (len(found) != 0 || tokens >= StepTokens) {
 			t.Errorf("after %d prompts that contradict each other: %v, %d tokens", n+1, found, tokens)
 		}
-		if found, tokens := x.Find(nil, 0, text); len(found) == 0 || found[len(found)-1] != steps[len(steps)-1] || tokens != 2000 {
+		if found, tokens := x.Find(nil, NewText(0, text)); len(found) == 0 || found[len(found)-1] != steps[len(steps)-1] || tokens != 2000 {
 			t.Errorf("of prompt %d: %v, %d tokens", n, found, tokens)
 		}
 	}
