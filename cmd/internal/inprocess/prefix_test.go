@@ -180,3 +180,38 @@ func TestMigrationBringsPrefix(t *testing.T) {
 		t.Errorf("the next turn finds %s tokens", hits)
 	}
 }
+
+// TestPrefixPullFromSummaries checks that a replica knows from the others' summaries which of them holds a prompt,
+// given as token ids or as text, and pulls it.
+func TestPrefixPullFromSummaries(t *testing.T) {
+	t.Parallel()
+	r := newCheckedFleet(t, harnessConfig{replicas: 3, edit: func(f *config.Fleet) { f.Migration = config.Migration{Mode: config.MigrationLive} }, front: func(id string, c *frontend.Config) {
+		holders := c.PrefixPull.Holders
+		pullsFrom(func(string) frontend.Target { return frontend.Target{} })(id, c)
+		c.PrefixPull.Holders = holders
+	}})
+	for kind, body := range map[string]func(n int) []byte{
+		"ids":  func(n int) []byte { return idsPrompt(3000, 0, 10*n, 4) },
+		"text": func(n int) []byte { return clienttest.Prompt(1000+n, 14_000, 4) },
+	} {
+		const prompts = 30
+		for n := range prompts {
+			r.answerAt("r0", body(n))
+		}
+		// What r1 is asked before it has heard of it, it computes itself.
+		before, n := r.fronts["r1"].PrefixPulls(), 0
+		r.WaitFor("r1 pulls a prompt that is "+kind, func() bool {
+			if n == prompts {
+				t.Fatalf("%s: none of %d prompts was pulled: %+v", kind, prompts, r.fronts["r1"].PrefixPulls())
+			}
+			_, hits := r.answerAt("r1", body(n))
+			n++
+			now := r.fronts["r1"].PrefixPulls()
+			if now.Pulled > before.Pulled && (hits == "0" || hits == "null") {
+				t.Errorf("%s: %s tokens are cached after a pull: %+v", kind, hits, now)
+			}
+			return now.Pulled > before.Pulled
+		})
+		t.Logf("%s: pulled the prompt %d: %+v", kind, n, r.fronts["r1"].PrefixPulls())
+	}
+}
