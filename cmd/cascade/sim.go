@@ -76,15 +76,20 @@ Schedulers that move running requests:
                     for each, and moves the shortest ones away before a replica's memory ends
   llumnix-balanced  the same without a threshold: it balances the loads all the time
   prefill-decode    --prefill replicas compute prompts, the others generate
-Cascade, by the packages that production runs (proxies pick by weights, front ends place,
-the control plane plans from the flow that it counts, running requests are sold by bid and
-ask, and move by live transfers over the profile's link):
-  cascade       planned stages, placement and moves
-  one-stage     the same without stages
-  without-moves planned stages and placement; running requests stay
-  static-split  the same with the first stages for ever: a static split by length
-  paper         "preset: paper": plans from the requests of a minute, refined each second,
-                and the market as published
+Cascade, by the packages that production runs (proxies pick by prefix keys and weights, front
+ends place by predicted time and cached prefixes, prefixes and running requests are copied
+over the profile's link, the control plane plans from the flow that it counts, and running
+requests are sold by bid and ask):
+  cascade           planned stages, placement, prefix pulls and moves
+  one-stage         the same without stages
+  without-moves     running requests stay
+  without-pull      prefixes that a replica lacks are computed again
+  without-affinity  nothing is known of cached prefixes, neither in proxies nor in front ends
+  by-length         prompts are computed in the stage of their length only, wherever their
+                    prefix is
+  static-split      planned stages for ever, a static split by length, and placement by queues
+  paper             "preset: paper": plans from the requests of a minute, refined each second,
+                    and the market as published
 The paper's own comparisons, each the policy paper with one part replaced:
   no-pipeline      all replicas in one stage
   chain            one replica for each stage, up to eight stages
@@ -93,11 +98,11 @@ The paper's own comparisons, each the policy paper with one part replaced:
   growth-only      no balance inside a stage: requests move only when they outgrow it, by bids
   growth-random    the same without loads: proxies take one replica after the other, and
                    what outgrows its stage goes to any replica of the next
-With --stages the stages of Cascade and the paper are given instead of planned.
+With --stages the stages of Cascade and the paper are given instead of planned; routers and
+policies of one stage have none.
 Plans and weights take effect at once, and reports to the control plane are never late.
 --proxies and --report-* are for routers only. --admission is for Cascade only, and other
-policies are an error with it: its front ends refuse what would wait for too long. Which prefixes engines hold counts where prompts may go
-to prefill replicas (--prefill), as in production.
+policies are an error with it: its front ends refuse what would wait for too long.
 
 Failures and drains (--fail, --drain) work with every policy. Under Cascade a replica that
 fails takes its front end with it: the clients of that front end see a cut, and other front
@@ -255,11 +260,15 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 	if err != nil {
 		return err
 	}
+	stages := shared.Stages
+	if e.stages != "" && !slices.ContainsFunc(e.policies, sim.HasStages) {
+		return usageErrorf(cmd, "--stages: none of the policies %q has stages that can be given", e.policies)
+	}
 	for i, policy := range e.policies { // all of them, before the first one runs
 		if slices.Contains(e.policies[:i], policy) {
 			return usageErrorf(cmd, "--policy: %q is named twice", policy)
 		}
-		shared.Policy = policy
+		shared.Policy, shared.Stages = policy, stagesOf(policy, stages)
 		if err := shared.Validate(); err != nil {
 			return err
 		}
@@ -277,7 +286,7 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 	for i, policy := range e.policies {
 		group.Go(func() error {
 			c := shared
-			c.Policy = policy
+			c.Policy, c.Stages = policy, stagesOf(policy, stages)
 			c.Progress = func(p sim.Progress) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -302,6 +311,14 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 		fmt.Fprintf(s.stderr, "%d invalid lines were dropped; first: %s\n", n.count, n.first)
 	}
 	return s.showSimulation(results, e.out)
+}
+
+// stagesOf returns the stages that were given, for policies that have any.
+func stagesOf(policy string, stages policies.Partition) policies.Partition {
+	if !sim.HasStages(policy) {
+		return policies.Partition{}
+	}
+	return stages
 }
 
 // invalidLines counts the lines of a trace that --skip-invalid dropped.

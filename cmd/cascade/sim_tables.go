@@ -80,7 +80,7 @@ func simulationTable(results []sim.Result) report.Table {
 func movesTable(results []sim.Result) report.Table {
 	t := report.Table{
 		Title:  "Moves",
-		Header: []string{"policy", "placed elsewhere", "moved", "growth", "outlier", "spill", "prefill", "drain", "failed", "rescued", "tokens", "stall per move", "messages per move"},
+		Header: []string{"policy", "placed elsewhere", "moved", "growth", "outlier", "spill", "prefill", "drain", "failed", "rescued", "tokens", "stall per move", "messages per move", "prefix pulls", "pulled tokens"},
 		Left:   1,
 	}
 	for _, r := range results {
@@ -93,7 +93,8 @@ func movesTable(results []sim.Result) report.Table {
 		for _, n := range []uint64{m.Placed, m.Moved, m.Growth, m.Outlier, m.Spill, m.Prefill, m.Drain, m.Failed, m.Rescued, uint64(m.Tokens)} {
 			row = append(row, strconv.FormatUint(n, 10))
 		}
-		t.Rows = append(t.Rows, append(row, fmt.Sprintf("%.1f ms", 1e3*per(m.StallSeconds)), fmt.Sprintf("%.1f", per(float64(m.Messages)))))
+		t.Rows = append(t.Rows, append(row, fmt.Sprintf("%.1f ms", 1e3*per(m.StallSeconds)), fmt.Sprintf("%.1f", per(float64(m.Messages))),
+			strconv.FormatUint(m.Pulls, 10), strconv.FormatInt(int64(m.PulledTokens), 10)))
 	}
 	return t
 }

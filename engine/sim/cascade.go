@@ -11,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/planner"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/policies/trader"
 )
 
@@ -37,10 +38,13 @@ type cascade struct {
 	// residents is scratch memory of scan.
 	residents []trader.Resident
 	// repairAgain says that the planner wants Repair to be called soon.
-	repairAgain bool
-	rescued     uint64
-	past        Moves      // of earlier lives
-	seeds       *rand.Rand // of the front ends
+	repairAgain  bool
+	rescued      uint64
+	pulls        uint64
+	pulledTokens policies.Tokens
+	steps        []prefix.Step // scratch memory of describePrompt
+	past         Moves         // of earlier lives
+	seeds        *rand.Rand    // of the front ends
 }
 
 // newCascade makes the parts of a policy of Cascade, with its first plan.
@@ -53,6 +57,11 @@ func newCascade(s *Sim) (*cascade, error) {
 	c.seeds = rand.New(rand.NewPCG(s.cfg.Seed, 0xca5))
 	for i, r := range s.replicas {
 		id := policies.ReplicaID(fmt.Sprintf("r%04d", i))
+		if c.affinity {
+			if err := c.observe(r); err != nil {
+				return nil, fmt.Errorf("simulate: %w", err)
+			}
+		}
 		f, err := c.newFront(id, r, c.seeds.Uint64())
 		if err != nil {
 			return nil, fmt.Errorf("simulate: %w", err)
@@ -85,8 +94,9 @@ func (c *cascade) now() policies.Micros { return policies.Micros(c.sim.now.Micro
 func (c *cascade) route(q *request) int {
 	stage := c.plan.StageOf(q.Input)
 	c.tried = c.tried[:0]
+	steps, key := c.describePrompt(q)
 	for range proxyAttempts {
-		i := c.pickFrom(stage)
+		i := c.pickFrom(stage, key)
 		if i < 0 {
 			break
 		}
@@ -101,10 +111,10 @@ func (c *cascade) route(q *request) int {
 			return i
 		}
 		r := policies.Request{Input: q.Input, MaxOutput: q.Output}
-		if f.peers.Prefills() {
+		if f.peers.Prefills() || len(steps) > 0 {
 			r.Cached = f.replica.cachedTokens(q.Request)
 		}
-		to := f.peers.Place(c.now(), r, nil)
+		to := f.peers.Place(c.now(), r, steps)
 		if to.Replica == "" {
 			return i
 		}
@@ -120,25 +130,35 @@ func (c *cascade) route(q *request) int {
 
 // pickFrom picks a replica of a stage, else of a longer one, else of a shorter one; −1 if all are down
 // or were tried.
-func (c *cascade) pickFrom(stage int) int {
+func (c *cascade) pickFrom(stage int, key uint64) int {
 	for k := stage; k < len(c.plan.Stages); k++ {
-		if i := c.pick(c.members[k]); i >= 0 {
+		if i := c.pick(c.members[k], key); i >= 0 {
 			return i
 		}
 	}
 	for k := stage - 1; k >= 0; k-- {
-		if i := c.pick(c.members[k]); i >= 0 {
+		if i := c.pick(c.members[k], key); i >= 0 {
 			return i
 		}
 	}
 	return -1
 }
 
-// pick is a proxy's smooth weighted round robin over those that it may pick; −1 if there are none.
-func (c *cascade) pick(stage []int) int {
+// mayPick reports whether a proxy may pick a replica.
+func (c *cascade) mayPick(i int) bool {
+	f := c.fronts[i]
+	return !f.down && !f.draining && (len(c.tried) == 0 || !slices.Contains(c.tried, i))
+}
+
+// pick is a proxy's pick among a stage's replicas: the one to which a prefix key is hashed, or smooth
+// weighted round robin without a key; −1 if there are none.
+func (c *cascade) pick(stage []int, key uint64) int {
+	if key != 0 {
+		return c.pickByKey(stage, key)
+	}
 	best, sum := -1, int64(0)
 	for _, i := range stage {
-		if f := c.fronts[i]; f.down || f.draining || len(c.tried) > 0 && slices.Contains(c.tried, i) {
+		if !c.mayPick(i) {
 			continue
 		}
 		w := int64(c.fronts[i].weight)
@@ -165,6 +185,8 @@ func (c *cascade) handle(e event) error {
 		c.deliver(e.arg.(*bidask.Message))
 	case deadline:
 		c.reachDeadline(c.fronts[e.index])
+	case pulled:
+		c.endPull(e.arg.(*pull))
 	case planTick:
 		return c.tick()
 	}

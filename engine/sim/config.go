@@ -180,7 +180,7 @@ func (c Config) validateStages() error {
 	}
 	err := plan.Validate()
 	switch {
-	case !isCascade(c.Policy) || c.Policy == OneStage || c.Policy == NoPipeline || c.Policy == Chain:
+	case !HasStages(c.Policy):
 		return fmt.Errorf("simulate: policy %q: its stages cannot be configured", c.Policy)
 	case len(c.Stages.Counts) != len(c.Stages.Cuts)+1:
 		return fmt.Errorf("simulate: stages: %d cuts and %d counts; give one count more than cuts", len(c.Stages.Cuts), len(c.Stages.Counts))

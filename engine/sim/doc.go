@@ -8,9 +8,14 @@
 // failures and drains; of Cascade the proxies' weighted picks, a load view and a trader per replica with
 // summaries and messages between them, live transfers over links that they share, and the control plane.
 // Under Cascade a replica fails with its front end, whose clients see a cut; other front ends resume what
-// they had there, and proxies send a request again that finds no listener. Of a prompt, what its own
-// engine has cached counts for the choice of a prefill replica, exactly; production estimates it from the
-// prompts that were sent there.
+// they had there, and proxies send a request again that finds no listener.
+//
+// Prompts that share prefixes, by the ids of the trace, are kept together as in production: proxies hash
+// the id of a block that lies beyond what most prompts share, weighted as Envoy's rings are; front ends
+// know exactly what their own engine has cached, of peers what the last summary said at every 512 tokens,
+// and place by it; and a prefix is copied from its holder where that is faster than to compute it. The
+// block is the fourth one, where production learns a depth in bytes, and summaries name no prefixes that
+// are not there, which production's sketches do at times. Without prefix ids nothing of it happens.
 //
 // Not simulated are networks and HTTP: a request reaches its replica when it is due, plans and weights
 // take effect at once, reports to the control plane are never late, and a transfer never fails but for

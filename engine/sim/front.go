@@ -52,8 +52,8 @@ func (f *front) describe(r *fleetview.Replica) {
 }
 
 func (c *cascade) newFront(id policies.ReplicaID, r *replica, seed uint64) (*front, error) {
-	peers := loadview.New(loadview.Config{Self: id, Placer: place.Policy{}, Prefill: place.Prefill{}, SampleSize: sampleSize, Seed: seed})
-	market, err := trader.New(c.marketOf(id, peers, c.edges, seed, r.life))
+	peers := loadview.New(loadview.Config{Self: id, Placer: c.placer(), Prefill: place.Prefill{}, SampleSize: sampleSize, Seed: seed})
+	market, err := trader.New(c.marketOf(id, peers, c.edges, c.sim.cfg.Profile, seed, r.life))
 	if err != nil {
 		return nil, err
 	}
@@ -116,6 +116,9 @@ func (c *cascade) summarise(f *front) {
 	}
 	s := c.measure(f)
 	load, now := f.trader.OwnLoad(&s), c.now()
+	if f.replica.holdings != nil {
+		f.replica.holdings.forgetBefore(c.sim.now - maxSummaryAge)
+	}
 	send := func(to []policies.ReplicaID, running []policies.Sequence) {
 		for _, id := range to {
 			if c.frontOf(id).replica.failed {
@@ -124,6 +127,9 @@ func (c *cascade) summarise(f *front) {
 			peers := c.frontOf(id).peers
 			peers.SetPeerLoad(now, f.id, load)
 			peers.SetPeerRunning(f.id, running)
+			if held := f.replica.holdings; held != nil {
+				peers.SetPeerPrefixes(f.id, snapshot{held, c.sim.now})
+			}
 		}
 	}
 	stage, before, others := f.peers.SampleNeighbours()
@@ -233,6 +239,7 @@ func (c *cascade) deliver(m *bidask.Message) {
 func (c *cascade) moves() Moves {
 	m, links := c.past, c.sim.mover.moves()
 	m.Tokens, m.StallSeconds, m.Rescued = links.Tokens, links.StallSeconds, c.rescued
+	m.Pulls, m.PulledTokens = c.pulls, c.pulledTokens
 	for _, f := range c.fronts {
 		m.add(f)
 	}

@@ -18,6 +18,7 @@ const (
 	deadline              // of a front end's market
 	copied                // a round of a transfer has ended
 	planTick              // of the control plane
+	pulled                // a prefix has been copied
 	rebalance             // a central scheduler looks for requests to move
 )
 
@@ -28,7 +29,7 @@ type event struct {
 	index int32  // of the replica or the fault
 	kind  kind
 	life  uint32 // of the replica: an iteration of an earlier life does not happen
-	arg   any    // *bidask.Message or *transfer
+	arg   any    // *bidask.Message, *transfer or *pull
 }
 
 // queue is a binary heap of events. container/heap would allocate for each.

@@ -36,6 +36,7 @@ type request struct {
 	id               string
 	front            int
 	resumed, aborted bool
+	hit              policies.Tokens // of its prompt, what the prefix cache had when it came
 	entry            admission.Entry // of the work that its replica has admitted
 }
 
@@ -64,6 +65,7 @@ type replica struct {
 	lost      []batch.Stats // of earlier lives
 	// sending and receiving count the transfers under way, which share the replica's link.
 	sending, receiving int
+	holdings           *holdings // nil: nothing asks what it has cached
 }
 
 func newReplica(index int, c *Config, price func(cost.Iteration) float64) (*replica, error) {
@@ -78,6 +80,9 @@ func newReplica(index int, c *Config, price func(cost.Iteration) float64) (*repl
 
 // start begins a life with an empty engine.
 func (r *replica) start() (err error) {
+	if r.holdings != nil {
+		r.holdings.clear()
+	}
 	r.scheduler, err = batch.New(r.config)
 	r.inbox, r.resident, r.running = nil, nil, false
 	return err
@@ -91,8 +96,16 @@ func (r *replica) fits(q trace.Request) bool {
 
 // submit queues a request for the next iteration.
 func (r *replica) submit(q *request) {
-	q.sequence = batch.NewLength(batch.Request{MaxOutput: int(q.Output), Receiver: q}, int(q.Input), blockHashes(q.Request, r.config.Pool.BlockTokens))
+	r.accept(q)
 	r.inbox = append(r.inbox, q)
+}
+
+// accept adds a request that is to be queued later.
+func (r *replica) accept(q *request) {
+	q.sequence = batch.NewLength(batch.Request{MaxOutput: int(q.Output), Receiver: q}, int(q.Input), blockHashes(q.Request, r.config.Pool.BlockTokens))
+	if len(q.Prefix) > 0 {
+		q.hit = policies.Tokens(r.scheduler.Cached(q.sequence))
+	}
 	r.add(q)
 }
 
@@ -159,6 +172,9 @@ func (r *replica) load() (l policies.Load) {
 		if q.tokens == 0 || q.resumed {
 			l.Waiting++
 			l.Promised += q.length()
+			if !q.resumed {
+				l.Cached += q.hit
+			}
 			continue
 		}
 		l.Running++

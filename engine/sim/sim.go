@@ -243,7 +243,9 @@ func (s *Sim) route(q *request) {
 				s.cascade.refuse(q)
 				return
 			}
-			s.submit(q, to)
+			if !s.cascade.pullPrefix(q, to) {
+				s.submit(q, to)
+			}
 		}
 		return
 	}

@@ -27,6 +27,10 @@ type Moves struct {
 	// Tokens is the KV that was transferred, StallSeconds the time in which moving requests were frozen.
 	Tokens       policies.Tokens `json:"tokens"`
 	StallSeconds float64         `json:"stall_seconds"`
+	// Pulls counts prompts of which a prefix was copied from another replica, PulledTokens what was
+	// copied.
+	Pulls        uint64          `json:"pulls"`
+	PulledTokens policies.Tokens `json:"pulled_tokens"`
 }
 
 // A live transfer copies the KV that there is, then what was computed meanwhile, and freezes the request

@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/baseline"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -14,12 +15,20 @@ import (
 
 // The policies of Cascade, beside the routers of package baseline.
 const (
-	// Cascade has planned stages, placement before the first token, and the market.
+	// Cascade has planned stages, placement before the first token by predicted time and cached
+	// prefixes, prefix pulls, and the market.
 	Cascade = "cascade"
-	// OneStage is Cascade without stages: weights, placement and the market.
+	// OneStage is Cascade without stages.
 	OneStage = "one-stage"
 	// WithoutMoves is Cascade without the market: no running request migrates.
 	WithoutMoves = "without-moves"
+	// WithoutPull is Cascade that computes every prefix that a replica lacks.
+	WithoutPull = "without-pull"
+	// WithoutAffinity is Cascade that knows nothing of the prefixes that replicas have cached: not in
+	// the proxies, nor where requests are placed.
+	WithoutAffinity = "without-affinity"
+	// ByLength is Cascade that computes every prompt in the stage of its length, wherever its prefix is.
+	ByLength = "by-length"
 	// StaticSplit is WithoutMoves with the first planned stages for ever: a static split by length, as
 	// operators make it of a trace (research calls it SITA: size interval task assignment).
 	StaticSplit = "static-split"
@@ -44,11 +53,14 @@ const (
 
 // variants are the parts of Cascade that each policy has.
 var variants = map[string]variant{
-	Cascade:      {planner: planner.PolicyDefault, market: true},
-	OneStage:     {planner: planner.PolicyRoundRobin, market: true},
-	WithoutMoves: {planner: planner.PolicyDefault},
-	StaticSplit:  {planner: planner.PolicyDefault, static: true},
-	Paper:        {planner: planner.PolicyPaper, market: true, paper: true},
+	Cascade:         {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true},
+	OneStage:        {planner: planner.PolicyRoundRobin, market: true, forecast: true, affinity: true, pull: true},
+	WithoutMoves:    {planner: planner.PolicyDefault, forecast: true, affinity: true, pull: true},
+	WithoutPull:     {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true},
+	WithoutAffinity: {planner: planner.PolicyDefault, market: true, forecast: true},
+	ByLength:        {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true, byLength: true},
+	StaticSplit:     {planner: planner.PolicyDefault, static: true},
+	Paper:           {planner: planner.PolicyPaper, market: true, paper: true},
 
 	NoPipeline:     {planner: planner.PolicyRoundRobin, market: true, paper: true},
 	Chain:          {planner: planner.PolicyPaper, market: true, paper: true, chain: true},
@@ -66,6 +78,10 @@ type variant struct {
 	chain      bool             // one replica for each stage
 	refiner    policies.Refiner // of the paper's policies; nil: the paper's
 	growthOnly bool             // no replica sells because it has more than others
+	forecast   bool             // requests are placed by predicted times (place.Forecast)
+	affinity   bool             // proxies pick by prefix keys, and placement knows what is cached
+	pull       bool             // prefixes are copied from their holders
+	byLength   bool             // prompts are computed in the stage of their length alone
 	blind      bool             // no load counts, and one random replica is asked to buy
 }
 
@@ -78,9 +94,9 @@ func (v variant) perOctave() int {
 }
 
 // marketOf returns the settings of a replica's part in the market, in one of its lives.
-func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []policies.Tokens, seed uint64, life uint32) trader.Config {
+func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []policies.Tokens, profile cost.Profile, seed uint64, life uint32) trader.Config {
 	c := trader.Config{
-		Self: self, Peers: peers, Detector: outlier.Detector{Percent: outlierPercent, MinExcess: minExcess}, BucketEdges: edges, Seed: seed,
+		Self: self, Peers: peers, Detector: outlier.Detector{Percent: outlierPercent, MinExcess: outlier.MinExcess(profile.Cost())}, BucketEdges: edges, Seed: seed,
 		Machine: bidask.Config{FirstDeal: uint64(life)<<32 + 1, Sample: sampleSize, BidTimeout: bidTimeout, AnswerTimeout: answerTimeout},
 	}
 	if v.paper {
@@ -99,13 +115,19 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutAffinity, ByLength, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.
 func isCascade(policy string) bool {
 	_, ok := variants[policy]
 	return ok
+}
+
+// HasStages reports whether the stages of a policy can be configured: of Cascade's policies with stages
+// but the chain.
+func HasStages(policy string) bool {
+	return isCascade(policy) && policy != OneStage && policy != NoPipeline && policy != Chain
 }
 
 // mayPrefill reports whether a policy's replicas may be prefill replicas: their requests must be able to
@@ -125,7 +147,6 @@ const (
 	summaryInterval                     = time.Second
 	sampleSize                          = 8
 	outlierPercent                      = 25
-	minExcess           policies.Tokens = 4096
 	neverSpill                          = 101 // percent
 	bidTimeout                          = policies.Second
 	answerTimeout                       = 2 * policies.Second

@@ -56,3 +56,20 @@ func TestOracle(t *testing.T) {
 		}
 	}
 }
+
+// TestMinExcess checks the least excess by what attention costs.
+func TestMinExcess(t *testing.T) {
+	for want, c := range map[policies.Tokens]policies.Cost{
+		75_000:  {D0: 0.015, D4: 1e-7},
+		1 << 40: {D0: 1, D4: 1e-300},
+		4096:    {D0: 0.015},
+		4097:    {D0: 8194, D4: 1},
+	} {
+		if got := outlier.MinExcess(c); got != want {
+			t.Errorf("%+v: %v, want %v", c, got, want)
+		}
+	}
+	if got := outlier.MinExcess(policies.Cost{D0: 0.001, D4: 1}); got != 4096 {
+		t.Errorf("cheap iterations: %v", got)
+	}
+}

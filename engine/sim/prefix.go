@@ -1,0 +1,163 @@
+package sim
+
+import (
+	"math"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/kv"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/prefix"
+)
+
+// Prompts are compared by the blocks of their trace, which are as long as the steps of production.
+var _ = [1]struct{}{}[trace.BlockTokens-prefix.StepTokens]
+
+const (
+	// keyBlock is the block, from 0, whose id is a prompt's prefix key: beyond what most prompts
+	// share. Shorter prompts have the id of their last full block.
+	keyBlock = 3
+	// maxSummaryAge is the age up to which a peer's summary counts.
+	maxSummaryAge = time.Duration(loadview.DefaultMaxAge)*time.Microsecond + time.Second
+	blockParts    = trace.BlockTokens / defaultBlockTokens
+)
+
+// describePrompt returns the steps of a request's prompt, valid until the next call, and its prefix key; 0
+// for none.
+func (c *cascade) describePrompt(q *request) (steps []prefix.Step, key uint64) {
+	n := min(len(q.Prefix), int(q.Input/trace.BlockTokens))
+	if !c.affinity || n == 0 {
+		return nil, 0
+	}
+	c.steps = c.steps[:0]
+	for i, id := range q.Prefix[:n] {
+		c.steps = append(c.steps, prefix.Step{Tokens: policies.Tokens(i+1) * trace.BlockTokens, Hash: stepHash(id)})
+	}
+	return c.steps, max(1, q.Prefix[min(n-1, keyBlock)])
+}
+
+// stepHash returns the hash of a prompt up to the end of a block.
+func stepHash(id uint64) prefix.Hash { return prefix.Hash(hashBlock(id, blockParts-1)) }
+
+// pickByKey is a proxy's pick among a stage's replicas by consistent hashing, weighted as Envoy's rings
+// are: when a replica comes or goes, only the keys are moved that it has; −1 if there are none.
+func (c *cascade) pickByKey(stage []int, key uint64) int {
+	best, most := -1, 0.0
+	for _, i := range stage {
+		if !c.mayPick(i) {
+			continue
+		}
+		x := uint64(hashBlock(uint64(hashBlock(key, 0))+uint64(i+1)*0xa0761d6478bd642f, 0)) // below 1<<63
+		score := -float64(c.fronts[i].weight) / math.Log((float64(x)+0.5)/(1<<63))
+		if best < 0 || score > most {
+			best, most = i, score
+		}
+	}
+	return best
+}
+
+// placer returns what chooses where requests start.
+func (c *cascade) placer() policies.Placer {
+	if !c.forecast {
+		return place.Policy{}
+	}
+	return place.Forecast{Prices: place.NewPrices(c.sim.cfg.Profile.Cost()), Chunk: policies.Tokens(c.sim.cfg.MaxBatchedTokens), ByLength: c.byLength}
+}
+
+// holdings is which prefixes an engine's cache has at the ends of blocks, and had a while ago: what its
+// peers know of it is as old as its last summary. Production's summaries are sketches, which may also
+// name prefixes that are not there.
+type holdings struct {
+	sim     *Sim
+	blocks  map[kv.Hash]holding
+	removed []removal // in order of time
+}
+
+// holding is one block's last part in a cache.
+type holding struct {
+	copies int
+	since  time.Duration
+	until  time.Duration // if there are no copies
+}
+
+type removal struct {
+	block kv.Hash
+	at    time.Duration
+}
+
+var _ batch.CacheObserver = (*holdings)(nil)
+
+// observe records from now on what a replica has cached.
+func (c *cascade) observe(r *replica) error {
+	r.holdings = &holdings{sim: c.sim, blocks: map[kv.Hash]holding{}}
+	r.config.Cache = r.holdings
+	return r.start()
+}
+
+func (h *holdings) clear() {
+	clear(h.blocks)
+	h.removed = h.removed[:0]
+}
+
+// BlocksStored implements batch.CacheObserver.
+func (h *holdings) BlocksStored(q *batch.Sequence, first, end int) {
+	for n := first - first%blockParts + blockParts - 1; n < end; n += blockParts {
+		x := h.blocks[q.BlockHash(n)]
+		if x.copies == 0 {
+			x.since = h.sim.now
+		}
+		x.copies++
+		h.blocks[q.BlockHash(n)] = x
+	}
+}
+
+// BlockRemoved implements batch.CacheObserver.
+func (h *holdings) BlockRemoved(b kv.Hash) {
+	x, ok := h.blocks[b]
+	if !ok {
+		return
+	}
+	if x.copies--; x.copies == 0 {
+		x.until = h.sim.now
+		h.removed = append(h.removed, removal{b, h.sim.now})
+	}
+	h.blocks[b] = x
+}
+
+// CacheCleared implements batch.CacheObserver.
+func (h *holdings) CacheCleared() { h.clear() }
+
+// forgetBefore forgets what was removed before a time.
+func (h *holdings) forgetBefore(at time.Duration) {
+	n := 0
+	for n < len(h.removed) && h.removed[n].at < at {
+		if x := h.blocks[h.removed[n].block]; x.copies == 0 && x.until == h.removed[n].at {
+			delete(h.blocks, h.removed[n].block)
+		}
+		n++
+	}
+	h.removed = append(h.removed[:0], h.removed[n:]...)
+}
+
+// snapshot is what a replica's summary said at a time.
+type snapshot struct {
+	*holdings
+	at time.Duration
+}
+
+var _ loadview.Prefixes = snapshot{}
+
+// MatchSteps implements loadview.Prefixes.
+func (s snapshot) MatchSteps(steps []prefix.Step) (held policies.Tokens) {
+	for _, step := range steps {
+		x, ok := s.blocks[kv.Hash(step.Hash)]
+		if !ok || x.since > s.at || x.copies == 0 && x.until <= s.at {
+			break
+		}
+		held = step.Tokens
+	}
+	return held
+}
