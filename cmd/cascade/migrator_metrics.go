@@ -124,6 +124,17 @@ var frontendMetrics = []metric[frontend.Status]{
 	gauge("generated_tokens_per_second", "Generated tokens per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Tokens) }),
 	gauge("prefill_tokens_per_second", "Uncached prompt tokens per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Prefill) }),
 	gauge("cached_tokens_estimated", "1 while the engine reports no cached tokens and prefill_tokens_per_second is estimated from the prompts it got.", func(s frontend.Status) float64 { return boolValue(s.CachedEstimated) }),
+	gauges("prefix_source", "1, by where it is known from which prompts the engine holds: its KV events, what it was sent (own), or not at all (none).", "source", func(s frontend.Status) map[string]float64 {
+		return map[string]float64{s.Prefixes.Source.String(): 1}
+	}),
+	gauge("prefix_blocks", "Blocks that the engine is known to hold in its prefix cache.", func(s frontend.Status) float64 { return float64(s.Prefixes.Blocks) }),
+	gauge("prefix_index_bytes", "Memory of the indexes of what the engine holds.", func(s frontend.Status) float64 { return float64(s.Prefixes.Bytes) }),
+	counter("prefix_queries_total", "Prompt tokens that the engine was sent.", func(s frontend.Status) float64 { return float64(s.Prefixes.Queries) }),
+	counter("prefix_hits_total", "Prompt tokens of these that the engine had been sent before, or had generated, and that its KV cache has room for.", func(s frontend.Status) float64 { return float64(s.Prefixes.Hits) }),
+	counters("tokenize_calls_total", "Long prompts of unknown tokens, by whether the engine returned their tokens (answered), did not (failed), or was not asked (skipped).", "result", func(s frontend.Status) map[string]float64 {
+		p := s.Prefixes
+		return map[string]float64{"answered": float64(p.Tokenized), "failed": float64(p.TokenizeFailed), "skipped": float64(p.TokenizeSkipped)}
+	}),
 	gauge("bytes_per_token", "Prompt bytes per token, learnt from exact counts; 0 before the first.", func(s frontend.Status) float64 { return s.BytesPerToken }),
 	gauge("estimate_error_ratio", "Mean relative error of the length estimates.", func(s frontend.Status) float64 { return s.EstimateError }),
 }
@@ -169,6 +180,11 @@ var migrationMetrics = []metric[migrationSample]{
 	counter("market_messages_ignored_total", "Invalid or excess market messages from peers.", func(m migrationSample) float64 { return float64(m.market.Ignored) }),
 	counter("summaries_sent_total", "Load summaries sent to peers.", func(m migrationSample) float64 { return float64(m.market.SummariesSent) }),
 	counter("summaries_received_total", "Load summaries received from peers.", func(m migrationSample) float64 { return float64(m.market.SummariesReceived) }),
+	counters("prefix_summary_bytes_total", "Bytes that say, in load summaries, which prompts replicas hold.", "direction", func(m migrationSample) map[string]float64 {
+		return map[string]float64{"sent": float64(m.market.PrefixBytesSent), "received": float64(m.market.PrefixBytesReceived)}
+	}),
+	counter("prefix_summaries_refused_total", "Summaries of what a peer holds that were not used: malformed, or of another version.", func(m migrationSample) float64 { return float64(m.market.PrefixesRefused) }),
+	gauge("prefix_holders", "Peers that are known to hold prompts.", func(m migrationSample) float64 { return float64(m.market.Holders) }),
 	gauge("peers_known", "Peers with a current load summary.", func(m migrationSample) float64 { return float64(m.market.FreshPeers) }),
 	counter("forwards_total", "Requests placed at a peer before their first token.", func(m migrationSample) float64 { return float64(m.market.Forwards) }),
 

@@ -29,7 +29,11 @@ func TestFrontendMetrics(t *testing.T) {
 		Flow:        policies.Flow{Arrivals: []float64{1, 5}, Tokens: []float64{3, 4}, Prefill: []float64{2, 6}, Seen: 9},
 		EngineReady: true, EngineHangs: 10, Refused: 11, CachedEstimated: true, BytesPerToken: 4.5, EstimateError: 0.25,
 	}
+	p := &state.Prefixes
+	p.Blocks, p.Bytes, p.Queries, p.Hits, p.Tokenized, p.TokenizeFailed, p.TokenizeSkipped = 41, 42, 43, 44, 45, 2, 46
 	want := map[string]float64{
+		"prefix_source none": 1, "prefix_blocks": 41, "prefix_index_bytes": 42, "prefix_queries_total": 43, "prefix_hits_total": 44,
+		"tokenize_calls_total answered": 45, "tokenize_calls_total failed": 2, "tokenize_calls_total skipped": 46,
 		"engine_ready": 1, "engine_hung": 0, "engine_hangs_total": 10, "engine_mismatch": 1, "engine_info 0.32.0": 1,
 		"engine_kv_tokens": 16, "engine_kv_used_tokens": 12, "engine_running": 13, "engine_waiting": 14, "engine_preemptions_total": 15, "draining": 0, "running": 1, "waiting": 2, "held_tokens": 3, "promised_tokens": 4, "iteration_seconds": 0.5,
 		"requests_seen_total": 9, "requests_refused_total": 11, "arrivals_per_second": 6, "generated_tokens_per_second": 7, "prefill_tokens_per_second": 8, "cached_tokens_estimated": 1, "bytes_per_token": 4.5, "estimate_error_ratio": 0.25,
@@ -44,7 +48,7 @@ func TestMigrationMetrics(t *testing.T) {
 			Offered: map[policies.MigrationCause]uint64{policies.Growth: 1}, MovedOut: map[policies.MigrationCause]uint64{policies.Drain: 2}, FailedOut: map[policies.MigrationCause]uint64{policies.Spill: 3},
 			MovedIn: 4, FailedIn: 5, Returned: map[bidask.ReturnReason]uint64{bidask.ReturnNoCandidates: 6}, Sent: map[bidask.MessageKind]uint64{bidask.Ask: 7}, Received: map[bidask.MessageKind]uint64{bidask.Bid: 8},
 			SummariesSent: 9, SummariesReceived: 10, Ignored: 11, Offers: 12, Exporting: 13, Importing: 14, Incoming: 15, Throughput: 16, FreshPeers: 17, Forwards: 18,
-			Residents: 19, Pinned: 20, PinnedSeconds: 21,
+			Residents: 19, Pinned: 20, PinnedSeconds: 21, PrefixBytesSent: 37, PrefixBytesReceived: 38, PrefixesRefused: 39, Holders: 40,
 		},
 		executor: executor.Stats{
 			Sent: map[string]uint64{"live": 22}, Received: map[string]uint64{"reprompt": 23}, Failed: map[string]uint64{"lease": 24}, Running: 25, Bytes: 26, Copied: 27,
@@ -53,6 +57,7 @@ func TestMigrationMetrics(t *testing.T) {
 		maxConcurrent: 33,
 	}
 	want := map[string]float64{
+		"prefix_summary_bytes_total sent": 37, "prefix_summary_bytes_total received": 38, "prefix_summaries_refused_total": 39, "prefix_holders": 40,
 		"migrations_offered_total growth": 1, "migrations_out_total drain": 2, "migrations_out_failed_total spill": 3, "migrations_in_total": 4, "migrations_in_failed_total": 5,
 		"offers_returned_total no candidates": 6, "market_messages_sent_total ask": 7, "market_messages_received_total bid": 8, "summaries_sent_total": 9,
 		"summaries_received_total": 10, "market_messages_ignored_total": 11, "offers": 12, "transfers_concurrent send": 13, "transfers_concurrent receive": 14,

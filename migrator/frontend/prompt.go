@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -34,6 +35,23 @@ func (srv *Server) promptRoot(model, salt string) prefix.Hash {
 // and a number above 0 that is another one when that is; no bytes if that number is known.
 func (srv *Server) PrefixSummary(known uint64) (encoded []byte, version uint64) {
 	return srv.prefixes.Summary(known)
+}
+
+// PrefixStatus is what a server knows of the prompts that its engine holds.
+type PrefixStatus struct {
+	prefixes.Status
+	Texts int // kibibytes of prompts whose tokens are known
+	// Tokenized counts the prompts whose token ids the engine's /tokenize has returned,
+	// TokenizeFailed those that it refused or returned too late, and TokenizeSkipped those for
+	// which it was not called: they are too long, or it is busy, or has failed shortly before.
+	Tokenized, TokenizeFailed, TokenizeSkipped uint64
+}
+
+// PrefixStatus returns what is known of the prompts that the engine holds.
+func (srv *Server) PrefixStatus() PrefixStatus {
+	t := srv.tokenizer
+	return PrefixStatus{Status: srv.prefixes.Status(), Texts: srv.texts.Len(),
+		Tokenized: t.answered.Load(), TokenizeFailed: t.failures.Load(), TokenizeSkipped: t.skipped.Load()}
 }
 
 // readPrompt finds out which tokens a request's prompt begins with, and how many of them the own

@@ -218,6 +218,8 @@ type Status struct {
 	// CachedEstimated says that the engine reports no cached tokens, so that Flow's
 	// prefill is estimated from the prompts that it got.
 	CachedEstimated bool
+	// Prefixes is what is known of the prompts that the engine holds.
+	Prefixes PrefixStatus
 	// Refused is how many requests the own engine was not given because they would
 	// have waited for too long.
 	Refused uint64
@@ -234,6 +236,7 @@ func (srv *Server) Status() Status {
 	return Status{
 		Engine: srv.Engine(), EngineProblem: srv.engineState.problemText(), CapacityWarning: srv.engineState.capacityWarning(),
 		Load: srv.engineState.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError, PrefixDepths: r.PrefixDepths,
+		Prefixes:    srv.PrefixStatus(),
 		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), CachedEstimated: srv.estimatesCached.Load(),
 	}
 }

@@ -34,7 +34,7 @@ type tokenizer struct {
 	slots  chan struct{}
 	paused atomic.Int64 // until when, in Unix nanoseconds
 
-	calls, failures, skipped atomic.Uint64
+	answered, failures, skipped atomic.Uint64
 }
 
 func newTokenizer() *tokenizer { return &tokenizer{slots: make(chan struct{}, maxTokenizing)} }
@@ -69,11 +69,13 @@ func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header htt
 	if body == nil {
 		return nil, errPromptRefused
 	}
-	t.calls.Add(1)
 	asking, cancel := context.WithTimeout(ctx, tokenizeTimeout)
 	defer cancel()
 	ids, err := srv.askTokens(asking, header, body)
-	if err != nil && ctx.Err() == nil {
+	switch {
+	case err == nil:
+		t.answered.Add(1)
+	case ctx.Err() == nil:
 		t.failures.Add(1)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, errPromptRefused) {

@@ -137,6 +137,14 @@ func (d *Daemon) newKVEvents(model string) (err error) {
 	return err
 }
 
+// KVEvents returns what the subscriber of the engine's KV events does; false if there is none.
+func (d *Daemon) KVEvents() (kvevents.Status, bool) {
+	if d.kvEvents == nil {
+		return kvevents.Status{}, false
+	}
+	return d.kvEvents.Status(), true
+}
+
 // newMigration builds the components that migrate requests. They reference each other through d,
 // which is complete before any of them runs.
 func (d *Daemon) newMigration() error {
