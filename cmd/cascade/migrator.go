@@ -148,6 +148,12 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		}, r.ID, r.Model))
 	}
 	metrics.MustRegister(newPrefixCollector(func() prefixSample { return prefixSample{front.PrefixPulls(), d.PrefixesServed()} }, r.ID, r.Model))
+	if _, ok := d.KVEvents(); ok {
+		metrics.MustRegister(newKVEventsCollector(func() kvEventsSample {
+			events, _ := d.KVEvents()
+			return kvEventsSample{events, front.PrefixStatus().Counts}
+		}, r.ID, r.Model))
+	}
 	if c := d.Connector(); c != nil {
 		metrics.MustRegister(newConnectorCollector(c.Stats, r.ID, r.Model))
 	}

@@ -14,10 +14,12 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/kvevents"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/prefixpull"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // TestFrontendMetrics collects every metric from a state whose fields all have different values.
@@ -87,6 +89,21 @@ func TestPrefixMetrics(t *testing.T) {
 		"prefixes_served_total": 6, "prefixes_served_tokens_total": 7, "prefixes_refused_total": 8,
 	}
 	checkMetrics(t, newPrefixCollector(func() prefixSample { return state }, "r0", "m"), want)
+}
+
+// TestKVEventsMetrics collects every metric from a state whose fields all have different values.
+func TestKVEventsMetrics(t *testing.T) {
+	state := kvEventsSample{
+		kvevents.Status{Connected: true, Live: true, Connections: 2, Batches: 3, Duplicates: 4, Gaps: 5, Lost: 6, Restarts: 7, Replays: 8, Failed: 9, Malformed: 10, Rejected: 11, Ignored: 12},
+		prefix.Counts{Stored: 13, Removed: 14, Orphans: 15, Unknown: 16, Refused: 17, Evicted: 18},
+	}
+	want := map[string]float64{
+		"kv_events_connected": 1, "kv_events_connections_total": 2, "kv_events_batches_total": 3, "kv_events_batches_dropped_total duplicate": 4, "kv_events_gaps_total": 5,
+		"kv_events_batches_dropped_total lost": 6, "kv_events_restarts_total": 7, "kv_events_replays_total": 8, "kv_events_replays_failed_total": 9,
+		"kv_events_batches_dropped_total malformed": 10, "kv_events_messages_rejected_total": 11, "kv_events_blocks_total ignored": 12, "kv_events_blocks_total stored": 13,
+		"kv_events_blocks_total removed": 14, "kv_events_blocks_total orphan": 15, "kv_events_blocks_total unknown": 16, "kv_events_blocks_total refused": 17, "kv_events_blocks_total evicted": 18,
+	}
+	checkMetrics(t, newKVEventsCollector(func() kvEventsSample { return state }, "r0", "m"), want)
 }
 
 // checkMetrics collects metrics, and compares them by their names and labels.
