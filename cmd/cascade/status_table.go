@@ -217,6 +217,14 @@ func describeEngine(r control.Replica) string {
 	add(e.TokensPerChunk > 1, "up to %d tokens a chunk", e.TokensPerChunk)
 	add(e.DraftTokens > 0, "speculates on %d tokens", e.DraftTokens)
 	add(e.PromptDetails == "no", "reports no cached tokens")
+	switch p := r.KnownPrefixes; p.Source {
+	case "events":
+		add(true, "%s known to be cached, by its KV events", plural(int(p.Blocks), "block"))
+	case "own":
+		add(true, "%s known to be cached, by what it was sent", plural(int(p.Blocks), "block"))
+	case "none":
+		add(true, "no block known to be cached")
+	}
 	return strings.Join(out, ", ")
 }
 

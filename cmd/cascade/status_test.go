@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 var update = flag.Bool("update", false, "write the expected output of scripts anew")
@@ -48,5 +50,18 @@ func TestStatusWatch(t *testing.T) {
 	text := out.String()
 	if n := strings.Count(text, "epoch 42"); n < 2 || !strings.Contains(text, "503 Service Unavailable") {
 		t.Errorf("shown %d times:\n%s", n, text)
+	}
+}
+
+// TestDescribeEngine checks what the status says of the prompts that an engine has cached.
+func TestDescribeEngine(t *testing.T) {
+	for want, known := range map[string]loadreport.KnownPrefixes{
+		"": {}, "no block known to be cached": {Source: "none"},
+		"1 block known to be cached, by its KV events":      {Source: "events", Blocks: 1},
+		"20 blocks known to be cached, by what it was sent": {Source: "own", Blocks: 20},
+	} {
+		if got := describeEngine(control.Replica{KnownPrefixes: known}); got != want {
+			t.Errorf("%+v: %q, want %q", known, got, want)
+		}
 	}
 }

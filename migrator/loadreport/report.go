@@ -50,6 +50,7 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		Slots:         x.Slots[:min(len(x.Slots), maxSlots)],
 		Topology:      x.Topology,
 		Problems:      x.Problems[:min(len(x.Problems), maxProblems)],
+		KnownPrefixes: &api.KnownPrefixes{Source: s.Prefixes.Source.String(), Blocks: int64(s.Prefixes.Blocks)},
 	}
 	if sequence%depthsEvery == 1 && s.PrefixDepths.Prompts() > 0 {
 		report.PrefixDepths, _ = s.PrefixDepths.AppendBinary(nil) // it returns no error

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -120,6 +121,7 @@ func TestReports(t *testing.T) {
 		w.status.Store(&frontend.Status{
 			Load: policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5}, Flow: flow,
 			Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 3, SumL: 4}, {}, {}}, EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
+			Prefixes: frontend.PrefixStatus{Status: prefixes.Status{Source: prefixes.Events, Blocks: 12}},
 		})
 		<-w.got // may be the previous report
 		for i := range uint64(3) {
@@ -129,7 +131,8 @@ func TestReports(t *testing.T) {
 			}
 			if r.Replica != "r0" || r.Model != "m" || r.Load.Running != 1 || r.Load.Waiting != 2 || r.Load.HeldTokens != 3 || r.Load.PromisedTokens != 4 || r.Load.IterationSeconds != 0.5 ||
 				len(r.Flow.Edges) != 3 || r.Flow.Edges[2] != 32 || r.Flow.Tokens[1] != 3.5 || r.Flow.Seen != 9 ||
-				len(r.Snapshot) != 3 || r.Snapshot[0].SumLength != 4 || !r.EngineReady || r.Draining || r.BytesPerToken != 4.5 || r.EstimateError != 0.25 {
+				len(r.Snapshot) != 3 || r.Snapshot[0].SumLength != 4 || !r.EngineReady || r.Draining || r.BytesPerToken != 4.5 || r.EstimateError != 0.25 ||
+				r.KnownPrefixes.Source != "events" || r.KnownPrefixes.Blocks != 12 {
 				t.Errorf("report: %v", r.LoadReport)
 			}
 		}

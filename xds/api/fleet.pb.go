@@ -81,7 +81,9 @@ type LoadReport struct {
 	// How deep into their text the prompts of its clients are equal: policies/prefix.Depths. It
 	// is sent with the first report of a stream and from time to time. Absent: the last one sent
 	// is still right.
-	PrefixDepths  []byte `protobuf:"bytes,25,opt,name=prefix_depths,json=prefixDepths,proto3" json:"prefix_depths,omitempty"`
+	PrefixDepths []byte `protobuf:"bytes,25,opt,name=prefix_depths,json=prefixDepths,proto3" json:"prefix_depths,omitempty"`
+	// What the front end knows of the prompts that its engine has cached.
+	KnownPrefixes *KnownPrefixes `protobuf:"bytes,26,opt,name=known_prefixes,json=knownPrefixes,proto3" json:"known_prefixes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -291,6 +293,66 @@ func (x *LoadReport) GetPrefixDepths() []byte {
 	return nil
 }
 
+func (x *LoadReport) GetKnownPrefixes() *KnownPrefixes {
+	if x != nil {
+		return x.KnownPrefixes
+	}
+	return nil
+}
+
+// KnownPrefixes says what is known of the prompts that an engine has cached.
+type KnownPrefixes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`  // events (the engine's KV events), own (what it was sent) or none
+	Blocks        int64                  `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"` // KV blocks that it is known to hold
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KnownPrefixes) Reset() {
+	*x = KnownPrefixes{}
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KnownPrefixes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KnownPrefixes) ProtoMessage() {}
+
+func (x *KnownPrefixes) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KnownPrefixes.ProtoReflect.Descriptor instead.
+func (*KnownPrefixes) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *KnownPrefixes) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *KnownPrefixes) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
 // Engine is what an engine says of itself. Zero values are not stated.
 type Engine struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -308,7 +370,7 @@ type Engine struct {
 
 func (x *Engine) Reset() {
 	*x = Engine{}
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -320,7 +382,7 @@ func (x *Engine) String() string {
 func (*Engine) ProtoMessage() {}
 
 func (x *Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -333,7 +395,7 @@ func (x *Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Engine.ProtoReflect.Descriptor instead.
 func (*Engine) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Engine) GetVersion() string {
@@ -403,7 +465,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +477,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +490,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Problem) GetKind() string {
@@ -460,7 +522,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -472,7 +534,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -485,7 +547,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Route) GetTransport() string {
@@ -555,7 +617,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -567,7 +629,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -580,7 +642,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Migration) GetId() string {
@@ -707,7 +769,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -719,7 +781,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -732,7 +794,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Proposal) GetEpoch() uint64 {
@@ -772,7 +834,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -784,7 +846,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -797,7 +859,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Load) GetRunning() uint32 {
@@ -856,7 +918,7 @@ type EngineLoad struct {
 
 func (x *EngineLoad) Reset() {
 	*x = EngineLoad{}
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -868,7 +930,7 @@ func (x *EngineLoad) String() string {
 func (*EngineLoad) ProtoMessage() {}
 
 func (x *EngineLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -881,7 +943,7 @@ func (x *EngineLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineLoad.ProtoReflect.Descriptor instead.
 func (*EngineLoad) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EngineLoad) GetCapacityTokens() int64 {
@@ -937,7 +999,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_xds_api_fleet_proto_msgTypes[8]
+	mi := &file_xds_api_fleet_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1011,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[8]
+	mi := &file_xds_api_fleet_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1024,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{8}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Flow) GetEdges() []int64 {
@@ -1041,7 +1103,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_xds_api_fleet_proto_msgTypes[9]
+	mi := &file_xds_api_fleet_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1115,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[9]
+	mi := &file_xds_api_fleet_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1128,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{9}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Batch) GetN() float64 {
@@ -1117,7 +1179,7 @@ type LoadReply struct {
 
 func (x *LoadReply) Reset() {
 	*x = LoadReply{}
-	mi := &file_xds_api_fleet_proto_msgTypes[10]
+	mi := &file_xds_api_fleet_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1191,7 @@ func (x *LoadReply) String() string {
 func (*LoadReply) ProtoMessage() {}
 
 func (x *LoadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[10]
+	mi := &file_xds_api_fleet_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1204,7 @@ func (x *LoadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadReply.ProtoReflect.Descriptor instead.
 func (*LoadReply) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{10}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LoadReply) GetSequence() uint64 {
@@ -1197,7 +1259,7 @@ type Refine struct {
 
 func (x *Refine) Reset() {
 	*x = Refine{}
-	mi := &file_xds_api_fleet_proto_msgTypes[11]
+	mi := &file_xds_api_fleet_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1271,7 @@ func (x *Refine) String() string {
 func (*Refine) ProtoMessage() {}
 
 func (x *Refine) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[11]
+	mi := &file_xds_api_fleet_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1284,7 @@ func (x *Refine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refine.ProtoReflect.Descriptor instead.
 func (*Refine) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{11}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Refine) GetEpoch() uint64 {
@@ -1278,7 +1340,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xdd\a\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xa3\b\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -1309,7 +1371,11 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"engineHung\x12.\n" +
 	"\x06engine\x18\x17 \x01(\v2\x16.cascade.xds.v1.EngineR\x06engine\x12%\n" +
 	"\x0eengine_problem\x18\x18 \x01(\tR\rengineProblem\x12#\n" +
-	"\rprefix_depths\x18\x19 \x01(\fR\fprefixDepths\"\x8e\x02\n" +
+	"\rprefix_depths\x18\x19 \x01(\fR\fprefixDepths\x12D\n" +
+	"\x0eknown_prefixes\x18\x1a \x01(\v2\x1d.cascade.xds.v1.KnownPrefixesR\rknownPrefixes\"?\n" +
+	"\rKnownPrefixes\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\"\x8e\x02\n" +
 	"\x06Engine\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\x03R\acontext\x12!\n" +
@@ -1414,44 +1480,46 @@ func file_xds_api_fleet_proto_rawDescGZIP() []byte {
 	return file_xds_api_fleet_proto_rawDescData
 }
 
-var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_xds_api_fleet_proto_goTypes = []any{
-	(*LoadReport)(nil), // 0: cascade.xds.v1.LoadReport
-	(*Engine)(nil),     // 1: cascade.xds.v1.Engine
-	(*Problem)(nil),    // 2: cascade.xds.v1.Problem
-	(*Route)(nil),      // 3: cascade.xds.v1.Route
-	(*Migration)(nil),  // 4: cascade.xds.v1.Migration
-	(*Proposal)(nil),   // 5: cascade.xds.v1.Proposal
-	(*Load)(nil),       // 6: cascade.xds.v1.Load
-	(*EngineLoad)(nil), // 7: cascade.xds.v1.EngineLoad
-	(*Flow)(nil),       // 8: cascade.xds.v1.Flow
-	(*Batch)(nil),      // 9: cascade.xds.v1.Batch
-	(*LoadReply)(nil),  // 10: cascade.xds.v1.LoadReply
-	(*Refine)(nil),     // 11: cascade.xds.v1.Refine
-	(*SlotStatus)(nil), // 12: cascade.policy.v1.SlotStatus
-	(*Topology)(nil),   // 13: cascade.xds.v1.Topology
+	(*LoadReport)(nil),    // 0: cascade.xds.v1.LoadReport
+	(*KnownPrefixes)(nil), // 1: cascade.xds.v1.KnownPrefixes
+	(*Engine)(nil),        // 2: cascade.xds.v1.Engine
+	(*Problem)(nil),       // 3: cascade.xds.v1.Problem
+	(*Route)(nil),         // 4: cascade.xds.v1.Route
+	(*Migration)(nil),     // 5: cascade.xds.v1.Migration
+	(*Proposal)(nil),      // 6: cascade.xds.v1.Proposal
+	(*Load)(nil),          // 7: cascade.xds.v1.Load
+	(*EngineLoad)(nil),    // 8: cascade.xds.v1.EngineLoad
+	(*Flow)(nil),          // 9: cascade.xds.v1.Flow
+	(*Batch)(nil),         // 10: cascade.xds.v1.Batch
+	(*LoadReply)(nil),     // 11: cascade.xds.v1.LoadReply
+	(*Refine)(nil),        // 12: cascade.xds.v1.Refine
+	(*SlotStatus)(nil),    // 13: cascade.policy.v1.SlotStatus
+	(*Topology)(nil),      // 14: cascade.xds.v1.Topology
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
-	6,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
-	8,  // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
-	9,  // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
-	4,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
-	5,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
-	3,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
-	12, // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
-	13, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
-	2,  // 8: cascade.xds.v1.LoadReport.problems:type_name -> cascade.xds.v1.Problem
-	1,  // 9: cascade.xds.v1.LoadReport.engine:type_name -> cascade.xds.v1.Engine
-	7,  // 10: cascade.xds.v1.Load.engine:type_name -> cascade.xds.v1.EngineLoad
-	11, // 11: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
-	9,  // 12: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
-	0,  // 13: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
-	10, // 14: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
-	14, // [14:15] is the sub-list for method output_type
-	13, // [13:14] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	7,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
+	9,  // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
+	10, // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
+	5,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
+	6,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
+	4,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
+	13, // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
+	14, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
+	3,  // 8: cascade.xds.v1.LoadReport.problems:type_name -> cascade.xds.v1.Problem
+	2,  // 9: cascade.xds.v1.LoadReport.engine:type_name -> cascade.xds.v1.Engine
+	1,  // 10: cascade.xds.v1.LoadReport.known_prefixes:type_name -> cascade.xds.v1.KnownPrefixes
+	8,  // 11: cascade.xds.v1.Load.engine:type_name -> cascade.xds.v1.EngineLoad
+	12, // 12: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
+	10, // 13: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
+	0,  // 14: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
+	11, // 15: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
+	15, // [15:16] is the sub-list for method output_type
+	14, // [14:15] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_fleet_proto_init() }
@@ -1467,7 +1535,7 @@ func file_xds_api_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xds_api_fleet_proto_rawDesc), len(file_xds_api_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -149,6 +149,9 @@ type Replica struct {
 	Engine loadreport.Engine `json:"engine,omitzero"`
 	// EngineLoad is what the engine reports of its load; absent: nothing.
 	EngineLoad *EngineLoad `json:"engine_load,omitempty"`
+	// KnownPrefixes is what it knows of the prompts that its engine has cached; absent:
+	// it has not reported.
+	KnownPrefixes loadreport.KnownPrefixes `json:"known_prefixes,omitzero"`
 	// Transports are those by which KV blocks may be pulled to it, best first, then the
 	// measurements peer by peer.
 	Transports []Transport `json:"transports,omitempty"`
@@ -307,7 +310,7 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
 		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
 		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,
-		Load: r.Estimate.Source.String(), Engine: r.Engine,
+		Load: r.Estimate.Source.String(), Engine: r.Engine, KnownPrefixes: r.KnownPrefixes,
 	}
 	if e := r.Load.Engine; e != (policies.EngineLoad{}) {
 		out.EngineLoad = &EngineLoad{e.Capacity, e.KVUsed, e.Running, e.Waiting, e.Preemptions}

@@ -79,6 +79,8 @@ type ReplicaState struct {
 	// Problems are what its migrator lacks, as far as its last report still counts.
 	Problems []loadreport.Problem
 	Engine   loadreport.Engine // what its engine says of itself
+	// KnownPrefixes is what it knows of the prompts that its engine has cached.
+	KnownPrefixes loadreport.KnownPrefixes
 	// Estimate is the estimate of its load; its weight follows it.
 	Estimate loadestimate.Estimate
 	// Drained says that an operator drains it; Replica.Draining says that the
@@ -140,7 +142,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 				Replica: r.Replica, Stage: r.Stage, Health: health, Weight: weight,
 				HealthSince: r.HealthSince, Reason: r.Reason.String(), HealthReason: r.HealthReason(), HealthChanges: r.HealthChanges,
 				Load: r.Report.Load, Reported: r.ReportedAt, Connected: r.Connected, Note: r.Note(), Estimate: r.Estimate,
-				Engine: r.Report.Engine, Problems: s.registry.Problems(now, r), Drained: r.Drained, Stopping: r.Report.Draining, DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),
+				Engine: r.Report.Engine, KnownPrefixes: r.Report.KnownPrefixes, Problems: s.registry.Problems(now, r), Drained: r.Drained, Stopping: r.Report.Draining, DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),
 			})
 		}
 		snap.Models = append(snap.Models, state)

@@ -22,6 +22,19 @@ type Engine struct {
 	PromptDetails string `json:"prompt_details,omitempty"`
 }
 
+// KnownPrefixes is what a replica knows of the prompts that its engine has cached.
+type KnownPrefixes struct {
+	// Source is events (the engine's KV events), own (what the engine was sent) or none.
+	Source string `json:"source"`
+	// Blocks is how many KV blocks it is known to hold.
+	Blocks int64 `json:"blocks"`
+}
+
+// decodeKnownPrefixes bounds what is only informative.
+func decodeKnownPrefixes(m *api.KnownPrefixes) KnownPrefixes {
+	return KnownPrefixes{Source: Truncate(m.GetSource(), maxKeyword), Blocks: min(max(m.GetBlocks(), 0), MaxTokens)}
+}
+
 // decodeEngine bounds what is only informative: an Engine decides nothing here.
 func decodeEngine(m *api.Engine) Engine {
 	tokens := func(n int64) policies.Tokens { return policies.Tokens(min(max(n, 0), MaxTokens)) }

@@ -90,6 +90,8 @@ type Report struct {
 	// PrefixDepths is how deep into their text the prompts of clients are equal; nil means
 	// that the last reported ones are still valid.
 	PrefixDepths *prefix.Depths
+	// KnownPrefixes is what is known of the prompts that the engine has cached.
+	KnownPrefixes KnownPrefixes
 	// LoadBounded says that Decode had to bound figures of Load that requests cannot
 	// push out of bounds: counts, and the tokens held.
 	LoadBounded bool
@@ -126,6 +128,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 		Draining:      m.GetDraining(),
 		BytesPerToken: m.GetBytesPerToken(),
 		EstimateError: m.GetEstimateError(),
+		KnownPrefixes: decodeKnownPrefixes(m.GetKnownPrefixes()),
 	}
 	switch {
 	case r.Replica == "" || len(r.Replica) > MaxName:

@@ -87,6 +87,9 @@ func describe(t *testing.T, r loadreport.Report) string {
 	if engine != (policies.EngineLoad{}) || r.Engine != (loadreport.Engine{}) || r.EngineProblem != "" {
 		fmt.Fprintf(&out, "engine %+v, load %+v, problem %q\n", r.Engine, engine, r.EngineProblem)
 	}
+	if r.KnownPrefixes != (loadreport.KnownPrefixes{}) {
+		fmt.Fprintf(&out, "prefixes %+v\n", r.KnownPrefixes)
+	}
 	if len(r.Snapshot) > 0 {
 		fmt.Fprintf(&out, "arrivals %v, in flight %+v\n", r.Flow.Arrivals, r.Snapshot[0])
 	}
