@@ -5,10 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -31,7 +33,9 @@ func TestConnector(t *testing.T) {
 	t.Parallel()
 	top := testkit.Must(os.MkdirTemp("", "kv")) // the path of t.TempDir is too long for sockets
 	t.Cleanup(func() { os.RemoveAll(top) })
-	r := newCheckedFleet(t, harnessConfig{replicas: 2, handOver: true, engine: func(c *emulator.Config) { c.KVTransfer = nil }, edit: func(f *config.Fleet) {
+	r := newCheckedFleet(t, harnessConfig{replicas: 2, handOver: true, engine: func(c *emulator.Config) { c.KVTransfer = nil }, front: func(_ string, c *frontend.Config) {
+		c.MigrationTimeout = time.Minute // on a busy host, too, handoffs are in time
+	}, edit: func(f *config.Fleet) {
 		f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 		for i, n := range f.Replicas {
 			f.Replicas[i].Connector = filepath.Join(top, n.ID)

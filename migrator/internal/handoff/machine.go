@@ -16,10 +16,11 @@ const (
 	// answerShare is the divisor of the client's patience for which the holder may take to
 	// answer.
 	answerShare = 20
-	// minAnswer and slowAnswer bound the holder's answer while the client waits by its answer before
-	// the freeze: one that takes so many times as long has become busy.
-	minAnswer  = 100 * time.Millisecond
-	slowAnswer = 4
+	// slowAnswer bounds the holder's answer while the client waits by its answer before the freeze:
+	// one that takes so many times as long has become busy. frozenShare is the divisor of the
+	// client's patience for which the holder may take in any case.
+	slowAnswer  = 4
+	frozenShare = 100
 	// MaxRounds is how often KV is copied before the freeze.
 	MaxRounds = 2
 	// MinCopy is how many ids must be new for a copy before the freeze, by reprompt or by a
@@ -224,7 +225,7 @@ func (m *Machine) keep(ev Event) Action {
 	case m.cfg.KeepsKV && !m.frozen:
 		within = m.cfg.Patience / 2 // the client does not wait, and the holder may have prompts to compute
 	case m.frozen && m.rounds > 0 && !m.cfg.KeepsKV:
-		within = min(within, max(minAnswer, slowAnswer*m.answered))
+		within = min(within, max(m.cfg.Patience/frozenShare, slowAnswer*m.answered))
 	}
 	return m.next(Action{Kind: KeepKV, Within: within})
 }
