@@ -33,7 +33,8 @@ func TestNativeAnswersEveryKind(t *testing.T) {
 			testkit.NoError(t, r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})))
 		}
 	}
-	if st := p.Stats(); st.Faults[host.Refused] != 7*rounds || st.Calls != 7*rounds {
+	// A few boundaries have more requests than the module's arena has room for.
+	if st := p.Stats(); st.Faults[host.Refused]+st.Faults[host.TooLarge] != 7*rounds || st.Faults[host.TooLarge] > rounds || st.Calls != 7*rounds {
 		t.Errorf("%+v", st)
 	}
 	if d, denied := p.Guard(change(4)); !denied || d.Code != 7 {
