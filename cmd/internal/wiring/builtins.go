@@ -7,9 +7,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/policy"
 )
@@ -34,10 +34,10 @@ func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 		n.Selector = bidask.LeastLoad{}
 	}
 	if n.Detector == nil {
-		n.Detector = f.outlierDetector()
+		n.Detector = f.outlierDetector(policies.Cost{})
 	}
 	if n.Placer == nil {
-		n.Placer = place.Policy{}
+		n.Placer = f.placer(policies.Cost{})
 	}
 	return n
 }
@@ -57,21 +57,45 @@ type BuiltinModule struct {
 }
 
 // BuiltinModules returns the modules that decide as NativePolicies do, for every
-// kind that this fleet calls and that has a module.
+// kind that this fleet calls and that has a module. The settings of modules are those of the
+// whole fleet: where replicas have different costs, none replaces a policy that counts with costs.
 func (f *Fleet) BuiltinModules() []BuiltinModule {
 	partitioner, bids, refiner := "partition-exact", "bid-least-load", "refine-weighted"
 	if f.Preset == config.PresetPaper {
 		partitioner, bids, refiner = "partition-paper", "bid-paper", "refine-paper"
 	}
-	detector := f.outlierDetector()
 	all := []BuiltinModule{
 		{Name: partitioner, Kinds: []abi.Kind{abi.Partition}},
 		{Name: bids, Kinds: []abi.Kind{abi.Quote, abi.Select}},
-		{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}, Configuration: fmt.Appendf(nil, "percent %d\nleast %d\n", detector.Percent, detector.MinExcess)},
-		{Name: "place", Kinds: []abi.Kind{abi.Place}},
 		{Name: refiner, Kinds: []abi.Kind{abi.Refine}},
 	}
+	cost, one := f.commonCost()
+	if one || f.Preset == config.PresetPaper {
+		detector := f.outlierDetector(cost)
+		all = append(all, BuiltinModule{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}, Configuration: fmt.Appendf(nil, "percent %d\nleast %d\n", detector.Percent, detector.MinExcess)})
+	}
+	switch {
+	case f.Preset == config.PresetPaper:
+		all = append(all, BuiltinModule{Name: "place", Kinds: []abi.Kind{abi.Place}})
+	case one:
+		p := f.forecast(cost)
+		all = append(all, BuiltinModule{Name: "place-forecast", Kinds: []abi.Kind{abi.Place}, Configuration: fmt.Appendf(nil, "iteration %d\nsequence %d\nprompt %d\nprompt2 %d\nheld %d\nmargin %d\n",
+			p.Prices.Iteration, p.Prices.Sequence, p.Prices.Prompt, p.Prices.Prompt2, p.Prices.Held, p.Margin)})
+	}
 	return slices.DeleteFunc(all, func(b BuiltinModule) bool { return f.UnusedReason(b.Kinds[0]) != "" })
+}
+
+// commonCost returns the cost of the replicas, and false if they differ in it.
+func (f *Fleet) commonCost() (policies.Cost, bool) {
+	var common policies.Cost
+	for i, r := range f.Fleet.Replicas {
+		c := f.profile(r).TensorParallel(r.TP).Cost()
+		if i > 0 && c != common {
+			return policies.Cost{}, false
+		}
+		common = c
+	}
+	return common, true
 }
 
 // UnusedReason returns why nothing in this fleet calls the policies of a kind, and

@@ -36,21 +36,32 @@ const (
 	// outlierPercent is how far above the mean load of its stage a replica must be
 	// to sell requests.
 	outlierPercent = 25
-	// minExcess is the smallest excess, in tokens, for which a replica sells
-	// requests within its stage: with less, every request makes an outlier.
-	minExcess policies.Tokens = 4096
 )
 
 // neverSpill is a market.Config.SpillPercent that no replica reaches.
 const neverSpill = 101
 
-// outlierDetector returns the built-in detector of overloaded replicas. The paper's has
-// no least excess.
-func (f *Fleet) outlierDetector() outlier.Detector {
+// outlierDetector returns the built-in detector of overloaded replicas, for an engine of this
+// cost. The paper's has no least excess.
+func (f *Fleet) outlierDetector(c policies.Cost) outlier.Detector {
 	if f.Preset == config.PresetPaper {
 		return outlier.Detector{Percent: outlierPercent}
 	}
-	return outlier.Detector{Percent: outlierPercent, MinExcess: minExcess}
+	return outlier.Detector{Percent: outlierPercent, MinExcess: outlier.MinExcess(c)}
+}
+
+// placer returns the built-in choice of the replica where a request starts, for an engine of
+// this cost. The paper has none; its requests are placed by thresholds that need no prices.
+func (f *Fleet) placer(c policies.Cost) policies.Placer {
+	if f.Preset == config.PresetPaper {
+		return place.Policy{}
+	}
+	return f.forecast(c)
+}
+
+// forecast returns how requests are placed by predicted times on engines of this cost.
+func (f *Fleet) forecast(c policies.Cost) place.Forecast {
+	return place.Forecast{Prices: place.NewPrices(c), Margin: max(1, policies.Micros(f.scaled(time.Duration(place.DefaultMargin)*time.Microsecond).Microseconds()))}
 }
 
 // Places reports whether front ends of this fleet place requests by load, and rescue those
@@ -93,8 +104,8 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		},
 		KeepRequests:    !f.Migrates(),
 		Capacity:        f.capacity(r).KV,
-		Detector:        f.outlierDetector(),
-		Placer:          place.Policy{},
+		Detector:        f.outlierDetector(p.Cost()),
+		Placer:          f.placer(p.Cost()),
 		Prefill:         place.Prefill{},
 		QoE:             p.QoEModel(),
 		BucketEdges:     f.Edges(m),

@@ -1,6 +1,7 @@
 package wiring
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
@@ -23,8 +24,27 @@ func TestOverloadedReplicas(t *testing.T) {
 		{config.PresetPaper, 2, 1, 1},
 	} {
 		f := Fleet{Fleet: config.Fleet{Preset: c.preset}}
-		if got := f.outlierDetector().Excess(c.own, c.mean); got != c.excess {
+		if got := f.outlierDetector(policies.Cost{}).Excess(c.own, c.mean); got != c.excess {
 			t.Errorf("preset %s: %d tokens where the mean is %d: excess %d, want %d", c.preset, c.own, c.mean, got, c.excess)
 		}
+	}
+}
+
+// TestModulesOfUnequalReplicas checks that no module, whose settings are those of all hosts, replaces a
+// policy that counts with the cost of its replica where replicas differ in it.
+func TestModulesOfUnequalReplicas(t *testing.T) {
+	names := func(f Fleet) (out []string) {
+		for _, m := range f.BuiltinModules() {
+			out = append(out, m.Name)
+		}
+		return out
+	}
+	f := load(t, "")
+	if got := names(f); !slices.Contains(got, "outlier") || !slices.Contains(got, "place-forecast") {
+		t.Errorf("equal replicas: %v", got)
+	}
+	f.Fleet.Replicas[1].TP = 4
+	if got := names(f); !slices.Equal(got, []string{"partition-exact", "bid-least-load"}) {
+		t.Errorf("unequal replicas: %v", got)
 	}
 }
