@@ -165,6 +165,9 @@ type Config struct {
 	// from another replica before the migration is given up; 0 means 10 s. The holder of
 	// the KV has a twentieth of it to hand the KV over.
 	MigrationTimeout time.Duration
+	// TokenizeTimeout bounds how long a request waits for the own engine to say the ids of
+	// its prompt; 0 means 100 ms. Without them it is placed by what is known.
+	TokenizeTimeout time.Duration
 	// RescueTimeout is how long a stream that lost its engine waits for the first
 	// token of each other engine, and for the own engine to come back if the
 	// Rescuer names no replica; 0 means 30 s.
@@ -250,6 +253,7 @@ func (c Config) validate() (Config, *url.URL, error) {
 		{"IdleTimeout", &c.IdleTimeout, defaultIdleTimeout},
 		{"HangTimeout", &c.HangTimeout, defaultHangTimeout},
 		{"MigrationTimeout", &c.MigrationTimeout, defaultMigrationTimeout},
+		{"TokenizeTimeout", &c.TokenizeTimeout, tokenizeTimeout},
 		{"RescueTimeout", &c.RescueTimeout, defaultRescueTimeout},
 		{"WriteTimeout", &c.WriteTimeout, defaultWriteTimeout},
 		{"DrainTimeout", &c.DrainTimeout, defaultDrainTimeout},

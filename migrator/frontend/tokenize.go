@@ -18,7 +18,7 @@ const (
 	// tokenizeLeast is the length of a prompt from which on the engine is asked for its ids: the
 	// answer costs about a millisecond for a few thousand tokens, computing them a hundred.
 	tokenizeLeast policies.Tokens = 2048
-	// tokenizeTimeout bounds how long a request waits for the ids of its prompt.
+	// tokenizeTimeout is the default of Config.TokenizeTimeout.
 	tokenizeTimeout = 100 * time.Millisecond
 	// tokenizePause is for how long the engine is not asked after it has not answered.
 	tokenizePause    = 10 * time.Second
@@ -29,7 +29,7 @@ const (
 )
 
 // tokenizer asks the own engine for the token ids of prompts. A request that gets none is placed
-// without them: it never fails, and never waits for longer than tokenizeTimeout.
+// without them: it never fails, and never waits for longer than Config.TokenizeTimeout.
 type tokenizer struct {
 	slots  chan struct{}
 	paused atomic.Int64 // until when, in Unix nanoseconds
@@ -69,7 +69,7 @@ func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header htt
 	if body == nil {
 		return nil, errPromptRefused
 	}
-	asking, cancel := context.WithTimeout(ctx, tokenizeTimeout)
+	asking, cancel := context.WithTimeout(ctx, srv.cfg.TokenizeTimeout)
 	defer cancel()
 	ids, err := srv.askTokens(asking, header, body)
 	switch {

@@ -41,7 +41,8 @@ const (
 // never placed in a shorter stage. Of the peers that have no more of the prompt cached than the own
 // replica only the first Choices are examined: if many front ends see the same old loads, and choose among
 // different peers, they do not all send their requests to the same one. Not suitable are replicas that
-// drain, and replicas above the bound on load unless all are.
+// drain, and replicas above the bound on load unless all are. Where the own queue exceeds Queue, a peer with
+// at most half of it is better at any price: a full batch serves no queue, which no price shows.
 //
 // Where the shortest queue of the stage exceeds Queue, the replicas of longer stages with at most half of
 // it are suitable instead.
@@ -173,7 +174,8 @@ func (j *judgement) choose(bound int) (best *policies.Candidate) {
 			}
 		}
 		time := add(j.price(c), j.Margin)
-		if best == nil || time < least || time == least && best != &a.Own && c.Load < best.Load {
+		queued := best == &a.Own && a.Own.Waiting > j.Queue && c.Waiting <= a.Own.Waiting/2
+		if best == nil || queued || time < least || time == least && best != &a.Own && c.Load < best.Load {
 			best, least = c, time
 		}
 	}

@@ -100,6 +100,12 @@ func TestForecast(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}
+	free := place.Forecast{Prices: place.Prices{Iteration: 1}}
+	for waiting, want := range map[policies.Tokens]policies.ReplicaID{place.DefaultQueue: "", place.DefaultQueue + 1: "p1"} {
+		if got := free.Place(stages(func(a *policies.Arrival) { a.Own.Waiting = waiting })); got != want {
+			t.Errorf("a queue of %d tokens that costs nothing: %q, want %q", waiting, got, want)
+		}
+	}
 	within := byTime
 	within.ByLength = true
 	if got := within.Place(stages(func(a *policies.Arrival) { a.Peers[3].Prefix = 9000 })); got != "" {
@@ -226,7 +232,8 @@ func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 				}
 			}
 			price := saturated(big.NewInt(0).Add(big.NewInt(dumbPrice(p, a.Request, *c)), big.NewInt(int64(p.Margin))))
-			if best == nil || price < least || price == least && best != &a.Own && c.Load < best.Load {
+			relieves := best == &a.Own && a.Own.Waiting > p.Queue && c.Waiting <= a.Own.Waiting/2
+			if best == nil || relieves || price < least || price == least && best != &a.Own && c.Load < best.Load {
 				best, least = c, price
 			}
 		}

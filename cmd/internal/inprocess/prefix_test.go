@@ -188,7 +188,7 @@ func TestPrefixPullFromSummaries(t *testing.T) {
 	r := newCheckedFleet(t, harnessConfig{replicas: 3, edit: func(f *config.Fleet) { f.Migration = config.Migration{Mode: config.MigrationLive} }, front: func(id string, c *frontend.Config) {
 		holders := c.PrefixPull.Holders
 		pullsFrom(func(string) frontend.Target { return frontend.Target{} })(id, c)
-		c.PrefixPull.Holders = holders
+		c.PrefixPull.Holders, c.TokenizeTimeout = holders, patience // the host may be busy
 	}})
 	for kind, body := range map[string]func(n int) []byte{
 		"ids":  func(n int) []byte { return idsPrompt(3000, 0, 10*n, 4) },
