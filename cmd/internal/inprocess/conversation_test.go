@@ -93,12 +93,15 @@ func song(number, tokens int) string {
 	return fmt.Sprint(number, " ", strings.Repeat(line, tokens/6+1))
 }
 
+// computePrompts gives engines a cost for prompts, so that it matters where one is held.
+func computePrompts(f *config.Fleet) { f.Models[0].Profile = "testdata/prefilling.json" }
+
 // TestConversationStays sends the turns of conversations to different front ends. Each lands on the replica that
 // holds the turn before, found by its text alone, whether the front end has seen that text or asks its engine for
 // its tokens.
 func TestConversationStays(t *testing.T) {
 	planes(t, onProxy, func(t *testing.T, envoy string) {
-		r := newMigratingFleet(t, envoy, config.MigrationLive, 3)
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 3, computePrompts)
 		address := func(id string) string { return r.replica(id).Address }
 		r.waitUntilPlacing()
 		const conversations, tokens = 4, 4096

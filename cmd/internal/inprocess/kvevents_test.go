@@ -41,6 +41,7 @@ func TestConversationStaysByEvents(t *testing.T) {
 	addresses := loopback.Addresses(t, 4)
 	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: bePatient, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: config.MigrationLive}
+		computePrompts(f)
 		for i := range f.Replicas {
 			f.Replicas[i].KVEvents = config.KVEvents{Endpoint: "tcp://" + addresses[2*i], ReplayEndpoint: "tcp://" + addresses[2*i+1], Topic: "kv"}
 		}
