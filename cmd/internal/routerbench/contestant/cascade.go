@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
@@ -91,7 +92,7 @@ func (v variant) fleet(t Tools, e Engines) (wiring.Fleet, error) {
 		f.Planner.MinRequests, f.Models[0].History = config.KeepFirstPlan, ""
 	}
 	for i, r := range e.Replicas {
-		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Address: anyPort, Peer: anyPort, Engine: r.URL, Blocks: r.Blocks})
+		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Address: anyPort, Peer: anyPort, Engine: r.URL, Blocks: r.Blocks, KVEvents: kvEvents(r)})
 	}
 	if errs := f.Validate(); len(errs) > 0 {
 		return wiring.Fleet{}, errs[0]
@@ -101,4 +102,17 @@ func (v variant) fleet(t Tools, e Engines) (wiring.Fleet, error) {
 		return wiring.Fleet{}, err
 	}
 	return wiring.Resolve(f, dir)
+}
+
+// kvEvents returns where an engine publishes its KV events: it listens.
+func kvEvents(r Replica) config.KVEvents {
+	_, port, ok := strings.Cut(r.Events, ":")
+	if !ok {
+		return config.KVEvents{}
+	}
+	e := config.KVEvents{Endpoint: "tcp://*:" + port}
+	if r.Replay != "" {
+		e.ReplayEndpoint = "tcp://" + r.Replay
+	}
+	return e
 }

@@ -36,7 +36,7 @@ func TestNames(t *testing.T) {
 
 // TestVariants checks that the configurations of Cascade differ as their names say.
 func TestVariants(t *testing.T) {
-	e := Engines{Model: "m", Context: 4096, Profile: "rtxpro6000-llama-3.1-8b", Speed: 2, History: "h", Replicas: []Replica{{URL: "http://127.0.0.1:1", Blocks: "b"}, {URL: "http://127.0.0.1:2"}}}
+	e := Engines{Model: "m", Context: 4096, Profile: "rtxpro6000-llama-3.1-8b", Speed: 2, History: "h", Replicas: []Replica{{URL: "http://127.0.0.1:1", Blocks: "b", Events: "127.0.0.1:3", Replay: "127.0.0.1:4"}, {URL: "http://127.0.0.1:2"}}}
 	plain := testkit.Must(variant{}.fleet(Tools{}, e))
 	one := testkit.Must(variant{oneStage: true}.fleet(Tools{}, e))
 	still := testkit.Must(variant{moves: "place"}.fleet(Tools{}, e))
@@ -46,6 +46,9 @@ func TestVariants(t *testing.T) {
 	}
 	if r := plain.Fleet.Replicas; len(r) != 2 || r[0].Engine != "http://127.0.0.1:1" || r[0].Blocks != "b" || r[1].Blocks != "" || r[0].ID == r[1].ID {
 		t.Errorf("replicas: %+v", r)
+	}
+	if e := plain.Fleet.Replicas[0].KVEvents; e.Endpoint != "tcp://*:3" || e.ReplayEndpoint != "tcp://127.0.0.1:4" || plain.Fleet.Replicas[1].KVEvents.Enabled() {
+		t.Errorf("KV events: %+v", plain.Fleet.Replicas)
 	}
 	if one.Planner.MinRequests <= plain.Planner.MinRequests || one.Models[0].History != "" || one.Migration.Mode != "live" {
 		t.Errorf("one stage: %+v", one.Fleet)
