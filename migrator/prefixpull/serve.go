@@ -14,9 +14,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Serve lets a peer pull what this replica's engine has cached of a prefix. It sends the one answer,
-// and keeps the blocks for the peer until ctx ends, for 30 s at most. peer.Config.ServePrefix is this
-// method. Its errors are gRPC statuses: NOT_FOUND if the engine has no more than the peer,
+// Serve pins what this replica's engine has cached of a prefix, sends one answer by which the peer can
+// pull it, and returns when the peer ends the call (ctx), or after 30 s; then it releases the blocks.
+// peer.Config.ServePrefix is this method. Its errors are gRPC statuses: NOT_FOUND if the engine has no more than the peer,
 // RESOURCE_EXHAUSTED beyond MaxConcurrent.
 func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) error {
 	select {

@@ -35,17 +35,17 @@ const (
 // The least sum wins; the own replica wins unless a peer's sum is less by Margin, as what is known of
 // peers is old. Among equal peers the one with the least load wins, then list order.
 //
-// Suitable are the own replica, peers of the stage that holds the request's length, and peers of other
-// stages that have more of its prompt cached than all of these: what is left to compute decides where a
-// prompt is computed, and the market moves the request to its stage later. A request that cannot move is
-// never placed in a shorter stage. Of the peers that have no more of the prompt cached than the own
-// replica only the first Choices are examined: if many front ends see the same old loads, and choose among
-// different peers, they do not all send their requests to the same one. Not suitable are replicas that
-// drain, and replicas above the bound on load unless all are. Where the own queue exceeds Queue, a peer with
-// at most half of it is better at any price: a full batch serves no queue, which no price shows.
+// The candidates are the own replica, the peers whose stage holds the request's length, and peers of other
+// stages that have more of the prompt cached than all of those: the market moves the request to its own
+// stage later. A request that cannot move is never placed in a shorter stage. Of the peers without a longer
+// cached prefix only the first Choices are examined, so that front ends with the same old loads do not all
+// pick the same one. Replicas that drain are no candidates, nor are those above the bound on load, unless
+// all are.
 //
-// Where the shortest queue of the stage exceeds Queue, the replicas of longer stages with at most half of
-// it are suitable instead.
+// Two rules override the predicted times, which do not show that a full batch admits no waiting request. If
+// the own queue exceeds Queue, and that of an examined peer is at most half as long, only such peers count.
+// If the shortest queue of the stage exceeds Queue, the request goes to a replica of a longer stage whose
+// queue is at most half as long, if there is one.
 //
 // All sums are integers: equal calls give equal answers on every machine. The zero value knows no prices;
 // it takes a microsecond for each uncached token.
@@ -88,7 +88,10 @@ func (p Forecast) Place(a policies.Arrival) policies.ReplicaID {
 	if best == nil {
 		best = j.choose(math.MaxInt)
 	}
-	if best == nil || j.shortest > j.Queue {
+	if best == nil && !a.Own.Draining && j.length < a.Own.Low {
+		return "" // nothing is left of the stage, and the own replica is of a longer one
+	}
+	if best == nil || j.shortest > j.Queue && j.shortest < policies.Unbounded {
 		if longer := j.chooseLonger(best != nil); longer != nil {
 			best = longer
 		}
@@ -159,7 +162,7 @@ func (j *judgement) measureStage() {
 // load is at most so many per cent of the mean; nil if there is none.
 func (j *judgement) choose(bound int) (best *policies.Candidate) {
 	a := j.arrival
-	least, others := never, 0
+	least, others, longest := never, 0, policies.Unbounded
 	if j.ownServes && j.withinBound(&a.Own, bound) {
 		best, least = &a.Own, j.price(&a.Own)
 	}
@@ -173,8 +176,14 @@ func (j *judgement) choose(bound int) (best *policies.Candidate) {
 				continue
 			}
 		}
+		if c.Waiting > longest {
+			continue
+		}
 		time := add(j.price(c), j.Margin)
-		queued := best == &a.Own && a.Own.Waiting > j.Queue && c.Waiting <= a.Own.Waiting/2
+		queued := longest == policies.Unbounded && j.ownServes && a.Own.Waiting > j.Queue && c.Waiting <= a.Own.Waiting/2
+		if queued {
+			longest = a.Own.Waiting / 2
+		}
 		if best == nil || queued || time < least || time == least && best != &a.Own && c.Load < best.Load {
 			best, least = c, time
 		}
@@ -182,8 +191,8 @@ func (j *judgement) choose(bound int) (best *policies.Candidate) {
 	return best
 }
 
-// chooseLonger returns the best replica of longer stages, if there is another choice among those whose
-// queue is at most half as long as the shortest of the stage; nil if there is none.
+// chooseLonger returns the best replica of a longer stage, or nil. If there is another choice, only replicas
+// count whose queue is at most half as long as the shortest of the stage.
 func (j *judgement) chooseLonger(another bool) (best *policies.Candidate) {
 	a := j.arrival
 	waiting, least := policies.Unbounded, never

@@ -217,7 +217,20 @@ func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 	choose := func(ok func(site) bool) *site {
 		var best *site
 		var least int64
-		if serves && ok(a.Own) {
+		// Where the own queue is too long, and one that is examined is not, those with long queues are out.
+		relieved := false
+		for i, n := 0, 0; i < len(a.Peers); i++ {
+			c := &a.Peers[i]
+			if c.Draining || c.ID == a.Own.ID || !suitable[c.ID] || !ok(*c) {
+				continue
+			}
+			if serves && c.Prefix <= a.Own.Prefix {
+				n++
+			}
+			examined := !serves || c.Prefix > a.Own.Prefix || n <= p.Choices
+			relieved = relieved || examined && serves && a.Own.Waiting > p.Queue && c.Waiting <= a.Own.Waiting/2
+		}
+		if serves && ok(a.Own) && !relieved {
 			best, least = &a.Own, dumbPrice(p, a.Request, a.Own)
 		}
 		examined := 0
@@ -231,9 +244,11 @@ func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 					continue
 				}
 			}
+			if relieved && c.Waiting > a.Own.Waiting/2 {
+				continue
+			}
 			price := saturated(big.NewInt(0).Add(big.NewInt(dumbPrice(p, a.Request, *c)), big.NewInt(int64(p.Margin))))
-			relieves := best == &a.Own && a.Own.Waiting > p.Queue && c.Waiting <= a.Own.Waiting/2
-			if best == nil || relieves || price < least || price == least && best != &a.Own && c.Load < best.Load {
+			if best == nil || price < least || price == least && best != &a.Own && c.Load < best.Load {
 				best, least = c, price
 			}
 		}
@@ -243,7 +258,10 @@ func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 	if best == nil {
 		best = choose(func(site) bool { return true })
 	}
-	if best == nil || shortest > p.Queue {
+	if best == nil && !a.Own.Draining && length < a.Own.Low {
+		return ""
+	}
+	if best == nil || shortest > p.Queue && shortest < policies.Unbounded {
 		var spill *site
 		for i := range longer {
 			c := &longer[i]

@@ -13,12 +13,12 @@ const ChunkBytes = 1024
 // a prompt holds for every prompt whose text begins with the same bytes. It is bounded, and
 // forgets the texts that were not asked for longest.
 //
-// Which token ends at a byte is not known but at the ends of texts. Between them it is
-// interpolated, and where two prompts contradict the estimate, since they have an equal text
-// and unequal ids up to it, the estimate is lowered. So a step that Find returns may be one
-// whose last tokens belong to text that the prompt does not have.
+// The number of tokens of a text is exact only at the end of a learned prompt. Within it, Texts
+// interpolates, and lowers the estimate when two prompts share the text but not the ids. So a step
+// that Find returns may reach past the text that matched: use it to choose a replica, never to
+// reuse KV.
 //
-// The zero value is not usable; call NewTexts.
+// The zero value is not usable; call NewTexts. It is not safe for concurrent use.
 type Texts struct {
 	capacity int
 	nodes    []node // 0 is the end of the order of use
@@ -128,8 +128,8 @@ func (x *Texts) Learn(text Text, steps []Step, tokens policies.Tokens) {
 	}
 }
 
-// agreeing returns how many tokens a node has, at most, if its text also begins a prompt with
-// those steps.
+// agreeing returns the number of tokens of a node, lowered if a prompt that begins with its text
+// contradicts it: because it is shorter, or because its ids differ.
 func agreeing(e *node, steps []Step, tokens policies.Tokens) uint32 {
 	n := uint32(min(policies.Tokens(e.tokens), tokens))
 	whole := e.tokens / uint32(StepTokens)
