@@ -358,6 +358,7 @@ func (a *player) runCacheStep(verb string, words []string) error {
 		a.subject.cache.Set(words[0], setOf(a.t, words[1:]...))
 	case "drop":
 		a.subject.cache.Drop(strings.Join(words, ""))
+		synctest.Wait() // a request after it finds no set
 	case "unanswered":
 		ids := make(map[string]bool)
 		a.subject.cache.Unanswered([]string{eds, rds}, ids)
