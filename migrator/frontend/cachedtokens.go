@@ -70,6 +70,7 @@ func (r *localLeg) setUsage(u openai.Usage) {
 func (srv *Server) forgetCached() {
 	srv.prefixes.Forget()
 	srv.texts.Forget()
+	srv.tokenizer.forget()
 	srv.reportsCached.Store(false)
 	srv.estimatesCached.Store(false)
 }

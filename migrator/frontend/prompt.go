@@ -43,7 +43,8 @@ type PrefixStatus struct {
 	Texts int // kibibytes of prompts whose tokens are known
 	// Tokenized counts the prompts whose token ids the engine's /tokenize has returned,
 	// TokenizeFailed those that it refused or returned too late, and TokenizeSkipped those for
-	// which it was not called: they are too long, or it is busy, or has failed shortly before.
+	// which it was not called: they are too long, or it is busy, or has failed several times
+	// shortly before.
 	Tokenized, TokenizeFailed, TokenizeSkipped uint64
 }
 

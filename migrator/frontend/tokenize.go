@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,8 +21,11 @@ const (
 	tokenizeLeast policies.Tokens = 2048
 	// tokenizeTimeout is the default of Config.TokenizeTimeout.
 	tokenizeTimeout = 100 * time.Millisecond
-	// tokenizePause is for how long the engine is not asked after it has not answered.
+	// tokenizeFailures is how many calls fail in a row until the engine is not asked for
+	// tokenizePause, or for tokenizeMissing if it has no such endpoint.
+	tokenizeFailures = 3
 	tokenizePause    = 10 * time.Second
+	tokenizeMissing  = 10 * time.Minute
 	maxTokenizing    = 4       // calls at a time; requests beyond them do without
 	maxTokenized     = 8 << 20 // bytes of an answer
 	maxTokenizedText = 1 << 20 // bytes of a prompt; a longer one is not tokenized in time
@@ -31,30 +35,86 @@ const (
 // tokenizer asks the own engine for the token ids of prompts. A request that gets none is placed
 // without them: it never fails, and never waits for longer than Config.TokenizeTimeout.
 type tokenizer struct {
-	slots  chan struct{}
-	paused atomic.Int64 // until when, in Unix nanoseconds
+	slots chan struct{}
+
+	mu     sync.Mutex
+	pause  tokenizePauses
+	warned bool // that the engine has no such endpoint
 
 	answered, failures, skipped atomic.Uint64
 }
 
 func newTokenizer() *tokenizer { return &tokenizer{slots: make(chan struct{}, maxTokenizing)} }
 
-// errTokenizerBusy is returned for a prompt for which the engine is not asked now.
-var errTokenizerBusy = errors.New("too many calls, or the engine has not answered the last one")
+var (
+	// errTokenizerBusy is returned for a prompt for which the engine is not asked now.
+	errTokenizerBusy = errors.New("too many calls, or the engine has not answered the last ones")
+	// errPromptRefused is returned for a prompt that the engine does not accept, which says
+	// nothing about others.
+	errPromptRefused = errors.New("the engine refuses the prompt")
+	// errNoTokenize is returned if the engine has no such endpoint.
+	errNoTokenize = errors.New("the engine has no " + tokenizePath)
+)
 
-// errPromptRefused is returned for a prompt that the engine does not accept, which says nothing
-// about others.
-var errPromptRefused = errors.New("the engine refuses the prompt")
+// tokenizePauses decides when the engine is not asked: after several failures in a row. A call
+// that timed out may have done so for the length of its prompt, so timeouts keep only prompts
+// from being asked for that are as long as the shortest one of them, or longer: a client with
+// long prompts does not turn the calls for others off.
+type tokenizePauses struct {
+	failed int       // calls in a row
+	size   int       // of the shortest prompt among those, 0 if one of them did not time out
+	until  time.Time // until then, prompts of least bytes or more are not asked for
+	least  int
+}
+
+// allows returns whether the engine is asked for a prompt of that many bytes.
+func (p *tokenizePauses) allows(size int, now time.Time) bool {
+	return size < p.least || !now.Before(p.until)
+}
+
+// record notes the result of a call for a prompt of that many bytes. It returns the length of the
+// pause that begins, 0 for none.
+func (p *tokenizePauses) record(size int, err error, now time.Time) time.Duration {
+	if err == nil || errors.Is(err, errPromptRefused) { // the engine has answered
+		p.failed = 0
+		return 0
+	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		size = 0
+	}
+	if p.failed++; p.failed == 1 || size < p.size {
+		p.size = size
+	}
+	if p.failed < tokenizeFailures {
+		return 0
+	}
+	length, least := tokenizePause, p.size
+	if errors.Is(err, errNoTokenize) {
+		length = tokenizeMissing
+	}
+	if now.Before(p.until) { // a call that began before that pause, or for a shorter prompt
+		length, least = max(length, p.until.Sub(now)), min(least, p.least)
+	}
+	p.least, p.until = least, now.Add(length)
+	return length
+}
+
+// forget notes that another engine runs, perhaps: it is asked anew.
+func (t *tokenizer) forget() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pause, t.warned = tokenizePauses{}, false
+}
 
 // tokenize returns the token ids of a request's prompt. header has the client's fields that
 // engines may see.
 func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header http.Header) ([]uint32, error) {
 	t := srv.tokenizer
-	if len(req.Prompt()) > maxTokenizedText {
-		t.skipped.Add(1)
-		return nil, errTokenizerBusy
-	}
-	if time.Now().UnixNano() < t.paused.Load() {
+	size := len(req.Prompt())
+	t.mu.Lock()
+	allowed := t.pause.allows(size, time.Now())
+	t.mu.Unlock()
+	if size > maxTokenizedText || !allowed {
 		t.skipped.Add(1)
 		return nil, errTokenizerBusy
 	}
@@ -72,15 +132,24 @@ func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header htt
 	asking, cancel := context.WithTimeout(ctx, srv.cfg.TokenizeTimeout)
 	defer cancel()
 	ids, err := srv.askTokens(asking, header, body)
-	switch {
-	case err == nil:
+	if ctx.Err() != nil {
+		return ids, err // the client has left, which says nothing about the engine
+	}
+	if err != nil && asking.Err() != nil {
+		err = context.DeadlineExceeded
+	}
+	if err == nil {
 		t.answered.Add(1)
-	case ctx.Err() == nil:
+	} else {
 		t.failures.Add(1)
 	}
-	if err != nil && ctx.Err() == nil && !errors.Is(err, errPromptRefused) {
-		t.paused.Store(time.Now().Add(tokenizePause).UnixNano())
-		srv.log.Debug("engine gave no token ids for a prompt; not asking for a while", "pause", tokenizePause, "error", err)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if pause := t.pause.record(size, err, time.Now()); pause >= tokenizeMissing && !t.warned {
+		t.warned = true
+		srv.log.Warn("engine has no "+tokenizePath+": long prompts that are new are placed without their token ids", "pause", pause, "cause", err)
+	} else if pause > 0 {
+		srv.log.Debug("engine gave no token ids for several prompts; not asking for a while", "pause", pause, "prompt_bytes", t.pause.least, "cause", err)
 	}
 	return ids, err
 }
@@ -102,10 +171,21 @@ func (srv *Server) askTokens(ctx context.Context, header http.Header, body []byt
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("POST %s of the engine: %w", tokenizePath, err)
-	case resp.StatusCode == http.StatusBadRequest || resp.StatusCode == http.StatusUnprocessableEntity:
-		return nil, errPromptRefused
 	case resp.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("POST %s of the engine: status %s: %.100q", tokenizePath, resp.Status, answer)
+		return nil, fmt.Errorf("POST %s of the engine: %w: status %s: %.100q", tokenizePath, classifyStatus(resp.StatusCode), resp.Status, answer)
 	}
 	return openai.ParseTokens(answer)
+}
+
+var errTokenizeFailed = errors.New("the engine failed")
+
+// classifyStatus returns which error a status stands for.
+func classifyStatus(status int) error {
+	switch {
+	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
+		return errNoTokenize
+	case status/100 == 4 && status != http.StatusRequestTimeout && status != http.StatusTooManyRequests:
+		return errPromptRefused
+	}
+	return errTokenizeFailed
 }

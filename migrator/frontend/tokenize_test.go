@@ -3,6 +3,7 @@ package frontend
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/prefix"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // tokenizing is a server whose peers hold prompts, and what its engine answers when it is asked for the tokens of
@@ -46,7 +48,7 @@ func answerTokens(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"count":%d,"max_model_len":65536,"tokens":%s}`, len(ids), formatIDs(ids, true))
 }
 
-func newTokenizing(t *testing.T) *tokenizing {
+func newTokenizing(t *testing.T, change ...func(*Config)) *tokenizing {
 	z := &tokenizing{t: t, engine: newEngine(t), placer: new(placer)}
 	z.placer.holders.Store(true)
 	z.set(answerTokens)
@@ -59,7 +61,12 @@ func newTokenizing(t *testing.T) *tokenizing {
 		(*z.answer.Load())(w, r)
 	}
 	z.engine.passthrough.Store(&rest)
-	z.testServer = startServer(t, z.engine.URL, func(c *Config) { c.Placer, c.Model = z.placer, "m" })
+	z.testServer = startServer(t, z.engine.URL, func(c *Config) {
+		c.Placer, c.Model = z.placer, "m"
+		for _, f := range change {
+			f(c)
+		}
+	})
 	return z
 }
 
@@ -142,7 +149,7 @@ func TestTokenize(t *testing.T) {
 }
 
 // TestTokenizeFails checks that a request is answered, as soon as tokenizeTimeout allows, whatever the engine does
-// when it is asked for the tokens of a prompt, and that it is not asked again for a while.
+// when it is asked for the tokens of a prompt, and that it is not asked for a while after several failures in a row.
 func TestTokenizeFails(t *testing.T) {
 	status := func(code int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { http.Error(w, body, code) }
@@ -151,11 +158,19 @@ func TestTokenizeFails(t *testing.T) {
 		answer  http.HandlerFunc
 		slow    bool // it costs the request tokenizeTimeout
 		refused bool // which says nothing about other prompts
+		missing bool // the engine has no such endpoint
 	}{
-		"does not exist":       {answer: status(404, "no")},
+		"does not exist":       {answer: status(404, "no"), missing: true},
+		"method not allowed":   {answer: status(405, "no"), missing: true},
+		"not implemented":      {answer: status(501, "no"), missing: true},
 		"internal error":       {answer: status(500, "no")},
 		"busy":                 {answer: status(503, "no")},
+		"request timeout":      {answer: status(408, "no")},
+		"too many requests":    {answer: status(429, "no")},
 		"refuses the prompt":   {answer: status(400, "too long"), refused: true},
+		"wants another key":    {answer: status(401, "no"), refused: true},
+		"forbids the prompt":   {answer: status(403, "no"), refused: true},
+		"too large":            {answer: status(413, "no"), refused: true},
 		"cannot use the field": {answer: status(422, "no"), refused: true},
 		"no JSON":              {answer: status(200, "tokens")},
 		"no tokens":            {answer: status(200, `{"count":3}`)},
@@ -189,25 +204,143 @@ func TestTokenizeFails(t *testing.T) {
 			if test.slow {
 				most = tokenizeTimeout
 			}
-			if steps := z.ask(z.nextBody(tokenizedPrompt), most); len(steps) > 0 {
-				t.Errorf("the placer gets %d steps", len(steps))
+			for range tokenizeFailures {
+				if steps := z.ask(z.nextBody(tokenizedPrompt), most); len(steps) > 0 {
+					t.Errorf("the placer gets %d steps", len(steps))
+				}
 			}
-			z.expect("failed", 1, 0, 1, 0)
+			z.expect("failed", tokenizeFailures, 0, tokenizeFailures, 0)
 			z.set(answerTokens)
 			if test.refused {
 				z.ask(z.nextBody(tokenizedPrompt), 0)
-				z.expect("another prompt", 2, 1, 1, 0)
+				z.expect("another prompt", tokenizeFailures+1, 1, tokenizeFailures, 0)
 				return
 			}
+			pause := tokenizePause
+			if test.missing {
+				pause = tokenizeMissing
+			}
+			time.Sleep(pause - time.Second)
 			z.ask(z.nextBody(tokenizedPrompt), 0)
-			z.expect("within the pause", 1, 0, 1, 1)
-			time.Sleep(tokenizePause)
+			z.expect("within the pause", tokenizeFailures, 0, tokenizeFailures, 1)
+			time.Sleep(time.Second)
 			if steps := z.ask(z.nextBody(tokenizedPrompt), 0); len(steps) == 0 {
 				t.Error("the placer gets no steps after the pause")
 			}
-			z.expect("after the pause", 2, 1, 1, 1)
+			z.expect("after the pause", tokenizeFailures+1, 1, tokenizeFailures, 1)
 		})
 	}
+}
+
+// TestTokenizeLargePrompts checks that a client whose long prompts are not tokenized in time turns the calls for
+// prompts as long as those off, and no others.
+func TestTokenizeLargePrompts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		z := newTokenizing(t)
+		z.set(func(w http.ResponseWriter, r *http.Request) {
+			if r.ContentLength > 10*tokenizedPrompt {
+				io.Copy(io.Discard, r.Body)
+				<-r.Context().Done()
+				return
+			}
+			answerTokens(w, r)
+		})
+		for range tokenizeFailures {
+			z.ask(z.nextBody(20*tokenizedPrompt), tokenizeTimeout)
+		}
+		z.ask(z.nextBody(30*tokenizedPrompt), 0)
+		z.expect("long prompts", tokenizeFailures, 0, tokenizeFailures, 1)
+		if steps := z.ask(z.nextBody(tokenizedPrompt), 0); len(steps) == 0 {
+			t.Error("the placer gets no steps of a shorter prompt")
+		}
+		z.expect("a shorter one", tokenizeFailures+1, 1, tokenizeFailures, 1)
+	})
+}
+
+// TestTokenizePauses checks after which results of calls the engine is asked for which prompts.
+func TestTokenizePauses(t *testing.T) {
+	begin := time.Unix(1000, 0)
+	slow, failed := fmt.Errorf("POST: %w", context.DeadlineExceeded), errors.New("failed")
+	type call struct {
+		size int
+		err  error
+	}
+	for name, test := range map[string]struct {
+		calls []call
+		least int // the shortest prompt that is not asked for; -1: all are
+		pause time.Duration
+	}{
+		"two failures":                {calls: []call{{9, failed}, {9, failed}}, least: -1},
+		"three failures":              {calls: []call{{9, failed}, {9, failed}, {9, failed}}, pause: tokenizePause},
+		"an answer between":           {calls: []call{{9, failed}, {9, failed}, {9, nil}, {9, failed}}, least: -1},
+		"a refusal between":           {calls: []call{{9, failed}, {9, failed}, {9, errPromptRefused}, {9, failed}}, least: -1},
+		"the shortest of those":       {calls: []call{{9, slow}, {7, slow}, {8, slow}}, least: 7, pause: tokenizePause},
+		"one that is no timeout":      {calls: []call{{9, slow}, {7, failed}, {8, slow}}, pause: tokenizePause},
+		"no endpoint":                 {calls: []call{{9, failed}, {9, failed}, {9, errNoTokenize}}, pause: tokenizeMissing},
+		"no endpoint, and then again": {calls: []call{{9, failed}, {9, failed}, {9, errNoTokenize}, {9, failed}}, pause: tokenizeMissing},
+		"a shorter one in the pause":  {calls: []call{{9, slow}, {9, slow}, {9, slow}, {5, slow}}, least: 5, pause: tokenizePause},
+		"an answer in the pause":      {calls: []call{{9, slow}, {9, slow}, {9, slow}, {5, nil}, {5, slow}}, least: 9, pause: tokenizePause},
+	} {
+		var p tokenizePauses
+		for _, c := range test.calls {
+			p.record(c.size, c.err, begin)
+		}
+		for size := range 12 {
+			for _, now := range []time.Time{begin, begin.Add(test.pause - 1), begin.Add(test.pause)} {
+				if want := test.least < 0 || size < test.least || now.Sub(begin) >= test.pause; p.allows(size, now) != want {
+					t.Errorf("%s: a prompt of %d bytes after %v: %v, want %v", name, size, now.Sub(begin), !want, want)
+				}
+			}
+		}
+	}
+}
+
+// TestTokenizeMissing checks that an engine without the endpoint is logged once, and that another engine is asked.
+func TestTokenizeMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log testkit.Log
+		z := newTokenizing(t, func(c *Config) { c.Logger = log.Logger() })
+		z.set(http.NotFound)
+		for range 3 {
+			for range tokenizeFailures {
+				z.ask(z.nextBody(tokenizedPrompt), 0)
+			}
+			time.Sleep(tokenizeMissing)
+		}
+		if n := log.Count(`msg="engine has no /tokenize`); n != 1 {
+			t.Errorf("logged %d times:\n%s", n, &log)
+		}
+		z.ask(z.nextBody(tokenizedPrompt), 0)
+		asked := z.asked.Load()
+		z.ask(z.nextBody(tokenizedPrompt), 0)
+		if z.asked.Load() != asked {
+			t.Error("asked although the endpoint is missing")
+		}
+		z.Server.forgetCached()
+		z.set(answerTokens)
+		if steps := z.ask(z.nextBody(tokenizedPrompt), 0); len(steps) == 0 {
+			t.Error("the next engine is not asked")
+		}
+	})
+}
+
+// TestTokenizeTemplate checks that a client's chat template reaches the engine with its request only.
+func TestTokenizeTemplate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		z := newTokenizing(t)
+		chat := func(fields string) {
+			z.n++
+			body := fmt.Sprintf(`{"model":"m","max_tokens":3,"messages":[{"role":"user","content":"%d %s"}]%s}`, z.n, strings.Repeat("word ", tokenizedPrompt/5), fields)
+			post(z.t, z.client, z.url, "/v1/chat/completions", body)
+		}
+		chat(`,"chat_template":"{% for a in range(1000000000) %}{% endfor %}"`)
+		chat(`,"chat_template_kwargs":{"chat_template":"{{ messages }}"}`)
+		z.expect("a template of the client's", 0, 0, 0, 0)
+		chat(`,"chat_template_kwargs":{"enable_thinking":false}`)
+		if z.asked.Load() != 1 {
+			t.Error("the engine was not asked for a prompt without a template")
+		}
+	})
 }
 
 // TestTokenizeBusy checks that no more than maxTokenizing prompts are asked for at a time, and that others do not

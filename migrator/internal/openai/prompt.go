@@ -45,7 +45,9 @@ func (r *Request) PromptIDs() []uint32 {
 }
 
 // TokenizeBody returns the body of a request to /tokenize for the prompt's token ids; nil if
-// the answer could differ from what the engine makes of the request itself.
+// the answer could differ from what the engine makes of the request itself, or if the engine
+// would run a chat template of the client's: what it does with one, it does once, when it
+// serves the request.
 func (r *Request) TokenizeBody() []byte {
 	prompt := r.Prompt()
 	if prompt == nil || r.Features.Has(otherPrompt) || r.Endpoint == Completions && prompt[0] != '"' || r.Endpoint == Chat && prompt[0] != '[' {
@@ -59,12 +61,16 @@ func (r *Request) TokenizeBody() []byte {
 			if r.Endpoint != Completions {
 				return true
 			}
-		case "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs":
+		case "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs":
 			if r.Endpoint != Chat {
 				return true
 			}
-		case "truncate_prompt_tokens", "documents", "functions", "tool_choice", "reasoning_effort", "mm_processor_kwargs", "prompt_embeds", "suffix":
-			// The prompt depends on these, and /tokenize does not know them.
+			if string(name) == "chat_template_kwargs" && !isPlainKwargs(r.body, value) {
+				same = false
+				return false
+			}
+		case "chat_template", "truncate_prompt_tokens", "documents", "functions", "tool_choice", "reasoning_effort", "mm_processor_kwargs", "prompt_embeds", "suffix":
+			// The prompt depends on these, and /tokenize does not know them, or should not get them.
 			same = same && gjson.Parse(unsafeString(value.of(r.body))).Type == gjson.Null
 			return same
 		default:
@@ -80,6 +86,17 @@ func (r *Request) TokenizeBody() []byte {
 		return nil
 	}
 	return append(out, '}')
+}
+
+// isPlainKwargs returns whether none of a template's arguments replaces the template itself, or
+// makes the engine tokenize where it renders: releases of vLLM have passed both on.
+func isPlainKwargs(body []byte, kwargs span) bool {
+	plain := true
+	eachMember(body, kwargs, func(name []byte, _, _ span) bool {
+		plain = string(name) != "chat_template" && string(name) != "tokenize"
+		return plain
+	})
+	return plain
 }
 
 // ParseTokens returns the token ids in an answer of /tokenize.

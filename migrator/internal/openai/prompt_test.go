@@ -51,6 +51,16 @@ func TestTokenizeBody(t *testing.T) {
 		{Chat, `{"messages":[{"role":"user","content":"x"}],"documents":[{}]}`, ""},
 		{Chat, `{"messages":[{"role":"user","content":"x"}],"tool_choice":"none"}`, ""},
 		{Chat, `{"messages":{}}`, ""},
+
+		// A client's template is never run by /tokenize, however it is spelled.
+		{Chat, `{"messages":[{"role":"user","content":"x"}],"chat_template":"{{ messages }}"}`, ""},
+		{Chat, `{"messages":[{"role":"user","content":"x"}],"chat_templ\u0061te":"{{ messages }}"}`, ""},
+		{Chat, `{"chat_template":null,"messages":[{"role":"user","content":"x"}],"chat_template":"{{ messages }}"}`, ""},
+		{Chat, `{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":1,"chat_template":"{{ messages }}"}}`, ""},
+		{Chat, `{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"tokenize":true}}`, ""},
+		{Chat, `{"messages":[{"role":"user","content":"x"}],"chat_template":null}`, `{"messages":[{"role":"user","content":"x"}]}`},
+		{Completions, `{"prompt":"x","chat_template_kwargs":{"tokenize":true}}`, `{"prompt":"x"}`},
+		{Chat, `{"messages":[{"role":"user","content":"x"}],"return_token_strs":true,"mm_x":1}`, `{"messages":[{"role":"user","content":"x"}]}`},
 	} {
 		r, err := Parse(test.endpoint, []byte(test.body))
 		if got := r.TokenizeBody(); err != nil || string(got) != test.want {
