@@ -2,9 +2,12 @@ package kvbatch
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
+
+var errExtra = errors.New("KV events have malformed extra_keys")
 
 // decodeExtra sets what the blocks of an event depend on besides their tokens: the root of
 // those at the beginning of a prompt, and for each block a hash of the rest.
@@ -13,18 +16,19 @@ import (
 // image's identifier and its place, the cache salt (in the first block of a prompt only), and
 // digests of prompt embeddings. The adapter and the salt belong to the root, so that a prompt
 // whose ids are known can be looked up by them.
-func (d *Decoder) decodeExtra(s *prefix.Stored, e *event) error {
+func (d *Decoder) decodeExtra(e *event, f *fields) error {
 	var salt []byte
-	r := e.extra
+	r := f.extra
 	if len(r.b) > 0 && !r.isNil() {
-		blocks, from := r.array(), len(d.extra)
-		if blocks != len(s.Hashes) {
-			r.fail()
+		blocks := e.hashes.to - e.hashes.from
+		if r.array() != blocks || r.failed {
+			return errExtra
 		}
-		some := uint64(0)
+		from, some := len(d.extra), uint64(0)
+		d.extra = slices.Grow(d.extra, blocks)
 		for i := range blocks {
-			first := i == 0 && !s.HasParent
-			hash, found := d.decodeBlockExtra(&r, e.lora, first)
+			first := i == 0 && !e.hasParent
+			hash, found := d.decodeBlockExtra(&r, f.lora, first)
 			if found != nil {
 				salt = found
 			}
@@ -32,14 +36,16 @@ func (d *Decoder) decodeExtra(s *prefix.Stored, e *event) error {
 			some |= hash
 		}
 		if r.failed {
-			return errors.New("KV events have malformed extra_keys")
+			return errExtra
 		}
 		if some != 0 {
-			s.Extra = d.extra[from:len(d.extra):len(d.extra)]
+			e.extra = part{from, len(d.extra)}
+		} else {
+			d.extra = d.extra[:from]
 		}
 	}
-	if !s.HasParent {
-		s.Root = prefix.Root(d.Model, string(e.lora), string(salt))
+	if !e.hasParent {
+		e.root = prefix.Root(d.Model, string(f.lora), string(salt))
 	}
 	return nil
 }

@@ -31,13 +31,28 @@ type Decoder struct {
 	// and of state-space models), and those that are on another machine.
 	Ignored uint64
 
-	kinds  []kind
-	stored []prefix.Stored
-	gone   []prefix.Removed
-	hashes []uint64
+	events []event
+	hashes []uint64 // of the blocks of events
 	tokens []uint32
 	extra  []uint64
+	large  bool // the batch exceeds a limit
+	store  prefix.Stored
 }
+
+// event is an event of a batch. Its hashes, tokens and extra are parts of the decoder's.
+type event struct {
+	kind                  kind
+	hasParent             bool
+	group                 uint8
+	tier                  prefix.Tier
+	hashes, tokens, extra part
+	blockTokens           int
+	parent                uint64
+	root                  prefix.Hash
+}
+
+// part is a part of a slice, which may still grow.
+type part struct{ from, to int }
 
 // kind is what an event of a batch is.
 type kind uint8
@@ -67,17 +82,35 @@ var (
 const (
 	maxBlocks = 1 << 18
 	maxTokens = 1 << 23
+	// Memory for more than these is not kept for the next batch.
+	keptBlocks = 1 << 14
+	keptTokens = 1 << 19
 )
 
-// Decode decodes a batch, which Apply then applies. After an error Apply does nothing.
+// Decode decodes a batch, which Apply then applies. After an error Apply does nothing. Memory is
+// allocated for what is in the payload, not for what it announces, and within the limits of a
+// batch.
 func (d *Decoder) Decode(payload []byte) error {
-	d.kinds, d.stored, d.gone = d.kinds[:0], d.stored[:0], d.gone[:0]
-	d.hashes, d.tokens, d.extra = d.hashes[:0], d.tokens[:0], d.extra[:0]
+	d.reset()
 	err := d.decode(payload)
 	if err != nil {
-		d.kinds, d.stored, d.gone = d.kinds[:0], d.stored[:0], d.gone[:0]
+		d.reset()
 	}
 	return err
+}
+
+// reset forgets the batch that was decoded last.
+func (d *Decoder) reset() {
+	d.events, d.hashes, d.extra = emptied(d.events, keptBlocks), emptied(d.hashes, keptBlocks), emptied(d.extra, keptBlocks)
+	d.tokens, d.large = emptied(d.tokens, keptTokens), false
+}
+
+// emptied returns a slice without its elements, and without their memory if there is much of it.
+func emptied[T any](s []T, kept int) []T {
+	if cap(s) > kept {
+		return nil
+	}
+	return s[:0]
 }
 
 func (d *Decoder) decode(payload []byte) error {
@@ -111,24 +144,29 @@ func (d *Decoder) decode(payload []byte) error {
 
 // Apply applies the events of the batch that was decoded last, in their order.
 func (d *Decoder) Apply(x Index) {
-	s, g := 0, 0
-	for _, k := range d.kinds {
-		switch k {
+	for i := range d.events {
+		e := &d.events[i]
+		hashes := d.hashes[e.hashes.from:e.hashes.to:e.hashes.to]
+		switch e.kind {
 		case stored:
-			x.Store(&d.stored[s])
-			s++
+			d.store = prefix.Stored{Hashes: hashes, Tokens: d.tokens[e.tokens.from:e.tokens.to:e.tokens.to], BlockTokens: e.blockTokens,
+				HasParent: e.hasParent, Parent: e.parent, Root: e.root, Group: e.group, Tier: e.tier}
+			if e.extra.to > e.extra.from {
+				d.store.Extra = d.extra[e.extra.from:e.extra.to:e.extra.to]
+			}
+			x.Store(&d.store)
 		case removed:
-			x.Remove(d.gone[g])
-			g++
+			x.Remove(prefix.Removed{Hashes: hashes, Group: e.group, Tier: e.tier})
 		case cleared:
 			x.Clear()
 		}
 	}
+	d.store = prefix.Stored{}
 }
 
-// event is an event while it is decoded. The slices of its values are parts of the decoder's,
-// from the marks on.
-type event struct {
+// fields are the fields of an event while it is decoded. Its hashes and tokens are those of the
+// decoder's from the marks on.
+type fields struct {
 	name                  []byte
 	hasParent             bool
 	parent                uint64
@@ -146,7 +184,7 @@ var (
 )
 
 func (d *Decoder) decodeEvent(r *reader) error {
-	e := event{hashesFrom: len(d.hashes), tokenFrom: len(d.tokens)}
+	e := fields{hashesFrom: len(d.hashes), tokenFrom: len(d.tokens)}
 	if c := r.next(); c&0xf0 == 0x90 || c == 0xdc || c == 0xdd {
 		n := r.array()
 		if n == 0 {
@@ -171,21 +209,28 @@ func (d *Decoder) decodeEvent(r *reader) error {
 		}
 	}
 	switch {
+	case d.large:
+		return ErrLarge
 	case r.failed:
 		return errors.New("KV events are malformed")
-	case len(d.hashes) > maxBlocks || len(d.tokens) > maxTokens:
-		return ErrLarge
 	}
 	return d.addEvent(&e)
 }
 
 // decodeField decodes the value of one field.
-func (d *Decoder) decodeField(r *reader, e *event, name []byte) {
+func (d *Decoder) decodeField(r *reader, e *fields, name []byte) {
 	switch string(name) {
 	case "type":
 		e.name = r.bytes()
 	case "block_hashes":
-		for n := r.array(); n > 0 && !r.failed; n-- {
+		n := r.array()
+		if n > maxBlocks-len(d.hashes) {
+			d.large = true
+			r.fail()
+			return
+		}
+		d.hashes = slices.Grow(d.hashes, n)
+		for ; n > 0 && !r.failed; n-- {
 			d.hashes = append(d.hashes, decodeHash(r))
 		}
 	case "parent_block_hash":
@@ -218,7 +263,8 @@ func (d *Decoder) decodeField(r *reader, e *event, name []byte) {
 // decodeTokens decodes token ids, of which an event may have thousands.
 func (d *Decoder) decodeTokens(r *reader) {
 	n := r.array()
-	if n > maxTokens {
+	if n > maxTokens-len(d.tokens) {
+		d.large = true
 		r.fail()
 		return
 	}
@@ -266,40 +312,44 @@ func decodeHash(r *reader) uint64 {
 }
 
 // addEvent adds a decoded event to the batch.
-func (d *Decoder) addEvent(e *event) error {
-	hashes, tokens := d.hashes[e.hashesFrom:len(d.hashes):len(d.hashes)], d.tokens[e.tokenFrom:len(d.tokens):len(d.tokens)]
-	ignored := string(e.locality) == "REMOTE" || e.group > prefix.MaxGroup
-	switch string(e.name) {
+func (d *Decoder) addEvent(f *fields) error {
+	ignored := string(f.locality) == "REMOTE" || f.group > prefix.MaxGroup
+	e := event{
+		hasParent: f.hasParent, group: uint8(f.group), tier: tierOf(f.medium), blockTokens: int(min(f.blockTokens, 1<<30)), parent: f.parent,
+		hashes: part{f.hashesFrom, len(d.hashes)}, tokens: part{f.tokenFrom, len(d.tokens)},
+	}
+	some := len(d.hashes) > f.hashesFrom
+	switch string(f.name) {
 	case "AllBlocksCleared":
-		d.kinds = append(d.kinds, cleared)
+		e.kind, e.hashes.to = cleared, f.hashesFrom
+		d.events = append(d.events, e)
 	case "BlockRemoved":
-		if ignored {
+		if ignored || !some {
 			break
 		}
-		tier := tierOf(e.medium)
 		// Engines send an event for each block that they remove. Together they are applied faster.
-		if n := len(d.gone); n > 0 && d.kinds[len(d.kinds)-1] == removed && d.gone[n-1].Group == uint8(e.group) && d.gone[n-1].Tier == tier {
-			last := &d.gone[n-1]
-			last.Hashes = d.hashes[e.hashesFrom-len(last.Hashes) : len(d.hashes)]
+		if n := len(d.events); n > 0 && d.events[n-1].kind == removed && d.events[n-1].group == e.group && d.events[n-1].tier == e.tier {
+			d.events[n-1].hashes.to = e.hashes.to
 			return nil
 		}
-		d.kinds = append(d.kinds, removed)
-		d.gone = append(d.gone, prefix.Removed{Hashes: hashes, Group: uint8(e.group), Tier: tier})
+		e.kind = removed
+		d.events = append(d.events, e)
 		return nil
 	case "BlockStored":
-		if ignored || !isPrefix(e.spec) {
-			d.Ignored += uint64(len(hashes))
+		if ignored || !isPrefix(f.spec) {
+			d.Ignored += uint64(len(d.hashes) - f.hashesFrom)
 			break
 		}
-		s := prefix.Stored{Hashes: hashes, Tokens: tokens, BlockTokens: int(min(e.blockTokens, 1<<30)), HasParent: e.hasParent, Parent: e.parent, Group: uint8(e.group), Tier: tierOf(e.medium)}
-		if err := d.decodeExtra(&s, e); err != nil {
+		if err := d.decodeExtra(&e, f); err != nil {
 			return err
 		}
-		d.kinds = append(d.kinds, stored)
-		d.stored = append(d.stored, s)
+		if !some {
+			break
+		}
+		d.events = append(d.events, e)
 		return nil
 	}
-	d.hashes, d.tokens = d.hashes[:e.hashesFrom], d.tokens[:e.tokenFrom]
+	d.hashes, d.tokens = d.hashes[:f.hashesFrom], d.tokens[:f.tokenFrom]
 	return nil
 }
 

@@ -136,28 +136,6 @@ func TestRank(t *testing.T) {
 	}
 }
 
-// FuzzDecode checks that no bytes crash the decoder, and that an Index stays consistent under
-// whatever they say.
-func FuzzDecode(f *testing.F) {
-	for _, b := range golden(f) {
-		f.Add(b)
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		d := kvbatch.Decoder{Model: "m"}
-		x := prefix.NewIndex(100, 0)
-		for range 2 {
-			if d.Decode(b) == nil {
-				d.Apply(x)
-			}
-		}
-		if x.Len() > 100 {
-			t.Errorf("%d blocks in an index for 100", x.Len())
-		}
-		x.Match(prefix.Root("m", "", ""), make([]uint32, 100))
-		x.SetCapacity(1)
-	})
-}
-
 // batch encodes an event of that many blocks of 16 ids, as engines send it.
 func batch(blocks int) []byte {
 	b, _ := hex.DecodeString("93cb41da48c3e85000009186a474797065ab426c6f636b53746f726564ac626c6f636b5f686173686573dc")
