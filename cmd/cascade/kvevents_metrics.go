@@ -21,11 +21,13 @@ func newKVEventsCollector(read func() kvEventsSample, replica, model string) pro
 var kvEventsMetrics = []metric[kvEventsSample]{
 	gauge("kv_events_connected", "1 while the engine is connected to publish KV events.", func(s kvEventsSample) float64 { return boolValue(s.events.Connected) }),
 	counter("kv_events_connections_total", "Connections on which the engine published KV events.", func(s kvEventsSample) float64 { return float64(s.events.Connections) }),
-	counter("kv_events_batches_total", "Batches of KV events that arrived in order, live or by a replay.", func(s kvEventsSample) float64 { return float64(s.events.Batches) }),
-	counters("kv_events_batches_dropped_total", "Batches without effect: lost, with no replay that brought them; malformed, or of another rank; or duplicate.", "reason", func(s kvEventsSample) map[string]float64 {
-		return map[string]float64{"lost": float64(s.events.Lost), "malformed": float64(s.events.Malformed), "duplicate": float64(s.events.Duplicates)}
+	counters("kv_events_batches_total", "Batches of KV events, by what became of them: applied, live or by a replay; duplicate; malformed; of another data-parallel rank; or lost, with no replay that brought them.", "outcome", func(s kvEventsSample) map[string]float64 {
+		e := s.events
+		return map[string]float64{
+			"applied": float64(e.Batches), "duplicate": float64(e.Duplicates), "malformed": float64(e.Malformed), "other_rank": float64(e.OtherRank), "lost": float64(e.Lost),
+		}
 	}),
-	counter("kv_events_messages_rejected_total", "Messages that are no batches of the topic.", func(s kvEventsSample) float64 { return float64(s.events.Rejected) }),
+	counter("kv_events_messages_rejected_total", "Messages that are no batches of the topic, and connections without a publisher.", func(s kvEventsSample) float64 { return float64(s.events.Rejected) }),
 	counter("kv_events_gaps_total", "Gaps between live batches.", func(s kvEventsSample) float64 { return float64(s.events.Gaps) }),
 	counter("kv_events_restarts_total", "Times that the engine's numbers of batches began anew on one connection.", func(s kvEventsSample) float64 { return float64(s.events.Restarts) }),
 	counter("kv_events_replays_total", "Replays that the engine was asked for.", func(s kvEventsSample) float64 { return float64(s.events.Replays) }),

@@ -94,13 +94,13 @@ func TestPrefixMetrics(t *testing.T) {
 // TestKVEventsMetrics collects every metric from a state whose fields all have different values.
 func TestKVEventsMetrics(t *testing.T) {
 	state := kvEventsSample{
-		kvevents.Status{Connected: true, Live: true, Connections: 2, Batches: 3, Duplicates: 4, Gaps: 5, Lost: 6, Restarts: 7, Replays: 8, Failed: 9, Malformed: 10, Rejected: 11, Ignored: 12},
+		kvevents.Status{Connected: true, Live: true, Connections: 2, Batches: 3, Duplicates: 4, Gaps: 5, Lost: 6, Restarts: 7, Replays: 8, Failed: 9, Malformed: 10, OtherRank: 19, Rejected: 11, Ignored: 12},
 		prefix.Counts{Stored: 13, Removed: 14, Orphans: 15, Unknown: 16, Refused: 17, Evicted: 18},
 	}
 	want := map[string]float64{
-		"kv_events_connected": 1, "kv_events_connections_total": 2, "kv_events_batches_total": 3, "kv_events_batches_dropped_total duplicate": 4, "kv_events_gaps_total": 5,
-		"kv_events_batches_dropped_total lost": 6, "kv_events_restarts_total": 7, "kv_events_replays_total": 8, "kv_events_replays_failed_total": 9,
-		"kv_events_batches_dropped_total malformed": 10, "kv_events_messages_rejected_total": 11, "kv_events_blocks_total ignored": 12, "kv_events_blocks_total stored": 13,
+		"kv_events_connected": 1, "kv_events_connections_total": 2, "kv_events_batches_total applied": 3, "kv_events_batches_total duplicate": 4, "kv_events_gaps_total": 5,
+		"kv_events_batches_total lost": 6, "kv_events_restarts_total": 7, "kv_events_replays_total": 8, "kv_events_replays_failed_total": 9,
+		"kv_events_batches_total malformed": 10, "kv_events_batches_total other_rank": 19, "kv_events_messages_rejected_total": 11, "kv_events_blocks_total ignored": 12, "kv_events_blocks_total stored": 13,
 		"kv_events_blocks_total removed": 14, "kv_events_blocks_total orphan": 15, "kv_events_blocks_total unknown": 16, "kv_events_blocks_total refused": 17, "kv_events_blocks_total evicted": 18,
 	}
 	checkMetrics(t, newKVEventsCollector(func() kvEventsSample { return state }, "r0", "m"), want)

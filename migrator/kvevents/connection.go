@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"time"
@@ -91,8 +92,7 @@ func (r *run) serve(ctx context.Context, c net.Conn) {
 	}
 	if err != nil {
 		c.Close()
-		r.cfg.Log.Debug("connection for KV events failed", "cause", err)
-		r.report(ctx, message{kind: rejected})
+		r.report(ctx, message{kind: refused, err: err})
 		return
 	}
 	defer conn.Close()
@@ -105,7 +105,7 @@ func (r *run) serve(ctx context.Context, c net.Conn) {
 			continue // an idle engine publishes nothing
 		}
 		if err != nil {
-			r.report(ctx, message{kind: disconnected, conn: conn, err: err})
+			r.report(ctx, message{kind: disconnected, conn: conn, err: fmt.Errorf("KV events from %s: %w", c.RemoteAddr(), err)})
 			return
 		}
 		m := message{kind: live, conn: conn}
@@ -159,18 +159,15 @@ func (r *run) readReplay(ctx context.Context, replay int, from uint64) error {
 	for {
 		frames, err := conn.Receive(answerTimeout)
 		if err != nil {
-			return err
+			return fmt.Errorf("replay from %s: %w", c.RemoteAddr(), err)
 		}
 		if isEnd(frames) {
 			r.report(ctx, message{kind: replayEnd, replay: replay})
 			return nil
 		}
 		m := message{kind: answer, replay: replay}
-		ok := len(frames) == 4 && len(frames[0]) == 0
-		if ok {
-			m.seq, m.payload, ok = r.parseBatch(frames[1:])
-		}
-		if !ok {
+		var ok bool
+		if m.seq, m.payload, ok = r.parseAnswer(frames); !ok {
 			m.kind = rejected
 		}
 		if !r.report(ctx, m) {
@@ -179,8 +176,20 @@ func (r *run) readReplay(ctx context.Context, replay int, from uint64) error {
 	}
 }
 
-// isEnd returns whether a message ends a replay: two empty frames, the highest number, and
-// another empty frame.
+// parseAnswer returns number and payload of an answer's frames: an empty one, the topic, the
+// number, the payload. Engines that name no topic leave that frame out.
+func (r *run) parseAnswer(frames [][]byte) (seq uint64, payload []byte, ok bool) {
+	switch {
+	case len(frames) == 4 && len(frames[0]) == 0:
+		return r.parseBatch(frames[1:])
+	case len(frames) == 3 && len(frames[0]) == 0:
+		return parseNumbered(frames[1], frames[2])
+	}
+	return 0, nil, false
+}
+
+// isEnd returns whether a message ends a replay: the highest number in place of a batch's.
 func isEnd(frames [][]byte) bool {
-	return len(frames) == 4 && len(frames[0]) == 0 && len(frames[2]) == 8 && binary.BigEndian.Uint64(frames[2]) == endOfReplay
+	n := len(frames)
+	return (n == 3 || n == 4) && len(frames[0]) == 0 && len(frames[n-2]) == 8 && binary.BigEndian.Uint64(frames[n-2]) == endOfReplay
 }

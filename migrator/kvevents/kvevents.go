@@ -3,8 +3,15 @@
 // Index, in order and without gaps as far as the engine can replay what was lost.
 //
 // The engine publishes batches by a ZeroMQ PUB socket, which either connects to the Subscriber
-// or is connected to, and replays past batches by a ROUTER socket. There is no snapshot: what
-// the engine has stored before its oldest batch is unknown until it is stored again.
+// or is connected to, and replays past batches by a ROUTER socket. vLLM 0.32 names the topic in
+// each answer of a replay (4 frames); older releases of it, and SGLang, do not (3 frames). Both
+// are read. There is no snapshot: what the engine has stored before its oldest batch is unknown
+// until it is stored again.
+//
+// While batches are known to be missing, the Index is not live (Config.SetLive): it may name
+// blocks that the engine has removed. It keeps what it has, and is live again when a replay has
+// brought what is missing, or has failed to several times; then what is wrong in it stays until
+// the engine stores or removes it again, or the capacity pushes it out.
 //
 // Neither side is authenticated, and the batches contain the tokens of prompts, so addresses
 // must be loopback. What arrives is checked all the same: messages and batches that are
@@ -117,8 +124,9 @@ type Status struct {
 	Restarts    uint64 // numbers that began anew on one connection
 	Replays     uint64
 	Failed      uint64 // replays that did not come to their end
-	Malformed   uint64 // batches that were dropped since they are malformed or of another rank
-	Rejected    uint64 // messages that are no batches of the topic
+	Malformed   uint64 // batches that were dropped since they are malformed
+	OtherRank   uint64 // batches that were dropped since they are of another data-parallel rank
+	Rejected    uint64 // messages that are no batches of the topic, and connections without a publisher
 	Ignored     uint64 // blocks that hold no prefix by themselves, or are elsewhere
 }
 

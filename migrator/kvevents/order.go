@@ -7,8 +7,12 @@ package kvevents
 //  1. Batches are applied in the order of their numbers, each at most once.
 //  2. What is applied between two clears comes from one run of the engine, as far as numbers and
 //     connections show.
-//  3. While a replay runs, live batches wait. What waits is bounded; beyond the bound the gap
-//     before them is given up.
+//  3. While a replay fetches batches that are missing, live batches wait. What waits is bounded;
+//     beyond the bound the gap before them is given up. A probe, which only asks whether there
+//     are later batches, delays none.
+//  4. What is known counts (synced) while no batch is known to be missing: not before the first
+//     replay has ended, and not while a gap is open, in which blocks may have been removed. What
+//     no replay brings is given up, and what is known counts again without it.
 //
 // It is a pure state machine: its methods return what is to be done, in that order. Its payloads
 // are kept as they are, so who calls it must not reuse them.
@@ -19,7 +23,7 @@ type order struct {
 	next      uint64 // the number of the batch that is applied next
 	any       bool   // nothing is known of the numbers, so that any may be next
 	live      uint64 // one more than the number of the last live batch, 0 before the first
-	replaying bool
+	replay    replayPurpose
 	progress  bool // the replay has brought something
 	failures  int  // replays in a row that did not bring what is missing
 	synced    bool // what is known is what the engine has published, but for what is lost
@@ -28,6 +32,15 @@ type order struct {
 
 	counts orderCounts
 }
+
+// replayPurpose is what the replay that is under way is for.
+type replayPurpose uint8
+
+const (
+	noReplay replayPurpose = iota
+	probe                  // finds out whether there are later batches than the last one
+	fill                   // brings the batches that are missing
+)
 
 // numbered is a batch and its number.
 type numbered struct {
@@ -78,14 +91,14 @@ func (o *order) connect() []todo {
 
 // begin clears the index, and asks for all batches of the engine.
 func (o *order) begin(out []todo) []todo {
-	o.next, o.any, o.synced = 0, true, false
+	o.next, o.any = 0, true
 	o.drop()
-	return o.ask(append(out, todo{action: clearIndex}))
+	return o.fill(append(out, todo{action: clearIndex}))
 }
 
 // disconnect ends the connection. What is known stays until the next one begins.
 func (o *order) disconnect() {
-	o.connected, o.replaying, o.synced = false, false, false
+	o.connected, o.replay, o.synced = false, noReplay, false
 	o.drop()
 }
 
@@ -93,13 +106,20 @@ func (o *order) disconnect() {
 func (o *order) drop() { o.waiting, o.bytes = nil, 0 }
 
 // ask begins a replay from next on, if there are replays.
-func (o *order) ask(out []todo) []todo {
-	if o.replaying = o.replays; !o.replays {
+func (o *order) ask(out []todo, purpose replayPurpose) []todo {
+	if !o.replays {
+		o.replay = noReplay
 		return out
 	}
-	o.progress = false
+	o.replay, o.progress = purpose, false
 	o.counts.replays++
 	return append(out, todo{action: askReplay, seq: o.next})
+}
+
+// fill asks for batches that are missing. What is known does not count until they are there.
+func (o *order) fill(out []todo) []todo {
+	o.synced = false
+	return o.ask(out, fill)
 }
 
 // receive takes a live batch.
@@ -113,7 +133,7 @@ func (o *order) receive(seq uint64, payload []byte) (out []todo) {
 	}
 	o.live = seq + 1
 	switch {
-	case o.replaying:
+	case o.replay == fill:
 	case seq < o.next: // a replay was faster
 		o.counts.duplicates++
 		return out
@@ -121,7 +141,8 @@ func (o *order) receive(seq uint64, payload []byte) (out []todo) {
 		return o.accept(out, seq, payload)
 	default:
 		o.counts.gaps++
-		if out = o.ask(out); !o.replaying {
+		o.failures = 0 // those of a probe do not count
+		if out = o.fill(out); o.replay == noReplay {
 			return o.accept(out, seq, payload)
 		}
 	}
@@ -150,14 +171,15 @@ func (o *order) accept(out []todo, seq uint64, payload []byte) []todo {
 // answer takes a batch of the replay.
 func (o *order) answer(seq uint64, payload []byte) []todo {
 	switch {
-	case !o.replaying:
+	case o.replay == noReplay:
 		return nil
-	case seq < o.next:
+	case seq < o.next: // a live batch was faster
+		o.progress = true
 		o.counts.duplicates++
 		return nil
 	case seq > o.next && o.progress:
 		// The engine has dropped answers, since they were read too slowly.
-		return o.ask(nil)
+		return o.fill(nil)
 	}
 	// A first answer beyond next shows that the engine keeps no older ones.
 	o.progress = true
@@ -167,7 +189,7 @@ func (o *order) answer(seq uint64, payload []byte) []todo {
 
 // end takes the end of the replay: now all that the engine has published is applied or waits.
 func (o *order) end() (out []todo) {
-	if !o.replaying {
+	if o.replay == noReplay {
 		return nil
 	}
 	for len(o.waiting) > 0 {
@@ -185,14 +207,14 @@ func (o *order) end() (out []todo) {
 		o.bytes -= len(w.payload)
 		o.waiting = o.waiting[1:]
 	}
-	o.replaying, o.any, o.failures, o.synced = false, false, 0, true
+	o.replay, o.any, o.failures, o.synced = noReplay, false, 0, true
 	o.drop()
 	return out
 }
 
 // fail takes the end of a replay that did not come to its end.
 func (o *order) fail() []todo {
-	if !o.replaying {
+	if o.replay == noReplay {
 		return nil
 	}
 	o.counts.failed++
@@ -205,14 +227,14 @@ func (o *order) fail() []todo {
 // retry asks again, unless that was in vain several times.
 func (o *order) retry(out []todo) []todo {
 	if o.failures++; o.failures < maxFailures {
-		return o.ask(out)
+		return o.ask(out, o.replay)
 	}
 	return o.giveUp(out)
 }
 
 // giveUp ends the replay. Batches that are still missing are lost.
 func (o *order) giveUp(out []todo) []todo {
-	o.replaying, o.failures = false, 0
+	o.replay, o.failures = noReplay, 0
 	for _, w := range o.waiting {
 		if w.seq >= o.next {
 			out = o.accept(out, w.seq, w.payload)
@@ -225,8 +247,11 @@ func (o *order) giveUp(out []todo) []todo {
 // quiet asks for what may have been lost after the last batch that came: that there are later
 // ones shows in no number.
 func (o *order) quiet() []todo {
-	if !o.connected || o.replaying {
+	switch {
+	case !o.connected || o.replay != noReplay:
 		return nil
+	case o.synced:
+		return o.ask(nil, probe)
 	}
-	return o.ask(nil)
+	return o.fill(nil) // the first replay, or one that was to fill a gap, was given up
 }

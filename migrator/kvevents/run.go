@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -47,7 +48,8 @@ const (
 	answer
 	replayEnd
 	replayFailed
-	rejected
+	rejected // a message that is no batch
+	refused  // a connection on which no publisher was found
 )
 
 // run is what one Run owns. Only its loop touches it.
@@ -65,6 +67,7 @@ type run struct {
 	quiet      time.Duration
 	live       bool
 	warned     bool // of a malformed batch on this connection
+	refused    bool // a connection, since the last one that was not
 }
 
 // Run subscribes until ctx ends, whatever happens to the engine. It returns nil, after all its
@@ -129,7 +132,7 @@ func (r *run) handle(m message) []todo {
 			r.conn.Close() // an engine that restarts leaves its former connection, at worst
 			r.order.disconnect()
 		}
-		r.conn, r.warned = m.conn, false
+		r.conn, r.warned, r.refused = m.conn, false, false
 		r.mu.Lock()
 		r.status.Connections++
 		r.mu.Unlock()
@@ -148,6 +151,12 @@ func (r *run) handle(m message) []todo {
 		if m.conn == r.conn {
 			return r.order.receive(m.seq, m.payload)
 		}
+	case refused:
+		if !r.refused {
+			r.refused = true
+			r.cfg.Log.Warn("connection for KV events failed: check what connects there, and that the engine's kv-events-config has this endpoint", "cause", m.err)
+		}
+		fallthrough
 	case rejected:
 		r.mu.Lock()
 		r.status.Rejected++
@@ -188,7 +197,11 @@ func (r *run) do(ctx context.Context, todos []todo) {
 func (r *run) apply(t todo) {
 	if err := r.decoder.Decode(t.payload); err != nil {
 		r.mu.Lock()
-		r.status.Malformed++
+		if errors.Is(err, kvbatch.ErrRank) {
+			r.status.OtherRank++
+		} else {
+			r.status.Malformed++
+		}
 		r.mu.Unlock()
 		if !r.warned {
 			r.warned = true
@@ -214,7 +227,8 @@ func (r *run) publish() {
 	defer r.mu.Unlock()
 	s := &r.status
 	s.Connected, s.Live, s.Ignored = r.conn != nil, r.live, r.decoder.Ignored
-	s.Batches, s.Duplicates, s.Gaps, s.Lost = c.applied, c.duplicates, c.gaps, c.lost
+	s.Batches = c.applied - s.Malformed - s.OtherRank
+	s.Duplicates, s.Gaps, s.Lost = c.duplicates, c.gaps, c.lost
 	s.Restarts, s.Replays, s.Failed = c.restarts, c.replays, c.failed
 }
 
@@ -243,13 +257,20 @@ func pause(ctx context.Context, d time.Duration) bool {
 // parseBatch returns number and payload of a batch's frames: topic, number, payload. The
 // payload is a copy.
 func (r *run) parseBatch(frames [][]byte) (seq uint64, payload []byte, ok bool) {
-	if len(frames) != 3 || string(frames[0]) != r.cfg.Topic || len(frames[1]) != 8 {
+	if len(frames) != 3 || string(frames[0]) != r.cfg.Topic {
 		return 0, nil, false
 	}
-	if seq = binary.BigEndian.Uint64(frames[1]); seq >= endOfReplay {
+	return parseNumbered(frames[1], frames[2])
+}
+
+func parseNumbered(number, body []byte) (seq uint64, payload []byte, ok bool) {
+	if len(number) != 8 {
 		return 0, nil, false
 	}
-	return seq, bytes.Clone(frames[2]), true
+	if seq = binary.BigEndian.Uint64(number); seq == endOfReplay {
+		return 0, nil, false
+	}
+	return seq, bytes.Clone(body), true
 }
 
 // endOfReplay is the number of the message that ends a replay.

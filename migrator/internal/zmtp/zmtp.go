@@ -235,7 +235,7 @@ func (c *Conn) readFrame() (more bool, err error) {
 	case flags&flagCommand != 0:
 		return true, c.handleCommand(size)
 	case size > MaxMessage-uint64(len(c.body)):
-		return false, fmt.Errorf("a message of more than %d bytes", MaxMessage)
+		return false, fmt.Errorf("frame %d of a message announces %d bytes: a message may have %d", len(c.ends), size, MaxMessage)
 	case len(c.ends) == MaxFrames:
 		return false, fmt.Errorf("a message of more than %d frames", MaxFrames)
 	}

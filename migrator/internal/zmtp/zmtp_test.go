@@ -145,9 +145,10 @@ func TestLimits(t *testing.T) {
 	size := func(flags byte, n uint64) []byte { return binary.BigEndian.AppendUint64([]byte{flags | flagLong}, n) }
 	many := make([]string, MaxFrames+1)
 	for want, text := range map[string][]byte{
-		"bytes":           size(0, MaxMessage+1),
-		"33554432 bytes":  size(0, 1<<64-1),
-		"more than 335":   append(message("a", "")[:3], size(0, MaxMessage)...),
+		"frame 0":         size(0, MaxMessage+1),
+		"may have 335":    size(0, 1<<64-1),
+		"announces 92233": size(0, 1<<63),
+		"frame 1 of a me": append(message("a", "")[:3], size(0, MaxMessage)...),
 		"frames":          message(many...),
 		"flags 0x8":       {8, 0},
 		"flags 0x5":       {flagCommand | flagMore, 0},
