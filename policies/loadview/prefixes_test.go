@@ -68,7 +68,7 @@ func TestPlaceOffersHolders(t *testing.T) {
 	b.SetPeerPrefixes("a7", holding(2048))
 	b.SetPeerPrefixes("b9", holding(1024))
 	b.SetPeerPrefixes("b3", holding(0))
-	b.SetPeerPrefixes("nobody", holding(4096))
+	b.SetPeerPrefixes("unknown", holding(4096))
 	b.Place(0, r, stepsOf(4096))
 	if got := p.held(); got["a7"] != 2048 || got["b9"] != 1024 || len(got) > 4 {
 		t.Errorf("the candidates hold %v", got)

@@ -77,7 +77,7 @@ func TestPublisher(t *testing.T) {
 				break
 			}
 		}
-		p.Publish([]byte("nobody")) // does not block
+		p.Publish([]byte("no subscriber")) // does not block
 	})
 }
 
