@@ -91,18 +91,16 @@ func (c *Collector) Metrics() replay.Metrics {
 // merge summarises the requests of the buckets in [low, high), which must be bounds of buckets.
 func (c *Collector) merge(low, high policies.Tokens) replay.Group {
 	out := replay.Group{Low: low, High: high}
-	var sum group
+	var ttft, tpot, normalised, e2e []*histogram
 	for b := range c.lengths {
 		if g := &c.lengths[b]; lowest(b) >= low && lowest(b) < high {
 			out.Requests += g.requests
 			out.Failed += g.failed
-			sum.ttft.merge(&g.ttft)
-			sum.tpot.merge(&g.tpot)
-			sum.normalised.merge(&g.normalised)
-			sum.e2e.merge(&g.e2e)
+			ttft, tpot = append(ttft, &g.ttft), append(tpot, &g.tpot)
+			normalised, e2e = append(normalised, &g.normalised), append(e2e, &g.e2e)
 		}
 	}
-	out.Latency = replay.Latency{TTFT: sum.ttft.summary(), TPOT: sum.tpot.summary(), Normalised: sum.normalised.summary(), E2E: sum.e2e.summary()}
+	out.Latency = replay.Latency{TTFT: summarise(ttft), TPOT: summarise(tpot), Normalised: summarise(normalised), E2E: summarise(e2e)}
 	return out
 }
 

@@ -1,7 +1,9 @@
 package latencystats
 
 import (
+	"cmp"
 	"math"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/engine/replay"
 )
@@ -15,69 +17,73 @@ const (
 	buckets  = 6000
 )
 
-// histogram counts times in seconds, in logarithmic buckets. The zero value is empty.
+// histogram counts times in seconds, in logarithmic buckets. The zero value is empty. Of the hundreds of
+// histograms of a run most have few times, far apart: only buckets that have some take memory.
 type histogram struct {
-	counts []uint32 // from bucket first on
-	first  int
-	n      uint64
-	sum    float64
-	max    float64
+	cells []cell // in order of the buckets
+	n     uint64
+	sum   float64
+	max   float64
 }
+
+// cell is the times of one bucket.
+type cell struct {
+	bucket uint16
+	count  uint32
+}
+
+var _ = [1]struct{}{}[buckets>>16]
 
 func (h *histogram) add(t float64) {
 	i := 0
 	if t > smallest {
 		i = min(int(math.Log(t/smallest)/math.Log(growth)), buckets-1)
 	}
-	h.reach(i, i)
-	h.counts[i-h.first]++
+	at, found := slices.BinarySearchFunc(h.cells, uint16(i), func(c cell, bucket uint16) int { return cmp.Compare(c.bucket, bucket) })
+	if !found {
+		h.cells = slices.Insert(h.cells, at, cell{bucket: uint16(i)})
+	}
+	h.cells[at].count++
 	h.n++
 	h.sum += t
 	h.max = math.Max(h.max, t)
 }
 
-// reach makes room for the buckets low … high.
-func (h *histogram) reach(low, high int) {
-	if len(h.counts) == 0 {
-		h.first = low
+// merge returns a histogram of the times of all the given ones.
+func merge(all []*histogram) (out histogram) {
+	var counts [buckets]uint32
+	for _, h := range all {
+		for _, c := range h.cells {
+			counts[c.bucket] += c.count
+		}
+		out.n += h.n
+		out.sum += h.sum
+		out.max = math.Max(out.max, h.max)
 	}
-	if low < h.first {
-		h.counts = append(make([]uint32, h.first-low), h.counts...)
-		h.first = low
+	for i, n := range counts {
+		if n > 0 {
+			out.cells = append(out.cells, cell{uint16(i), n})
+		}
 	}
-	for high >= h.first+len(h.counts) {
-		h.counts = append(h.counts, 0)
-	}
+	return out
 }
 
-// merge adds the counts of another histogram.
-func (h *histogram) merge(o *histogram) {
-	if o.n == 0 {
-		return
-	}
-	h.reach(o.first, o.first+len(o.counts)-1)
-	for i, n := range o.counts {
-		h.counts[o.first+i-h.first] += n
-	}
-	h.n += o.n
-	h.sum += o.sum
-	h.max = math.Max(h.max, o.max)
-}
-
-// summary returns the figures; percentiles are nearest-rank, in the middle of their buckets.
-func (h *histogram) summary() replay.Summary {
+// summarise returns the figures of histograms together; percentiles are nearest-rank, in the middle of
+// their buckets.
+func summarise(all []*histogram) replay.Summary {
+	h := merge(all)
 	if h.n == 0 {
 		return replay.Summary{}
 	}
 	s := replay.Summary{Count: int(h.n), Mean: h.sum / float64(h.n), Max: h.max, Percentiles: make([]float64, 101)}
-	bucket, below := 0, uint64(0)
+	next, below := 0, uint64(0) // times below the next cell
 	for p := range s.Percentiles {
 		rank := max(1, uint64(math.Ceil(float64(p)/100*float64(h.n))))
-		for below+uint64(h.counts[bucket]) < rank {
-			below += uint64(h.counts[bucket])
-			bucket++
+		for below+uint64(h.cells[next].count) < rank {
+			below += uint64(h.cells[next].count)
+			next++
 		}
-		s.Percentiles[p] = math.Min(h.max, smallest*math.Exp((float64(h.first+bucket)+0.5)*math.Log(growth)))
+		s.Percentiles[p] = math.Min(h.max, smallest*math.Exp((float64(h.cells[next].bucket)+0.5)*math.Log(growth)))
 	}
 	s.P50, s.P95, s.P99 = s.Percentiles[50], s.Percentiles[95], s.Percentiles[99]
 	return s
