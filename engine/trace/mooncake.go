@@ -1,8 +1,10 @@
 package trace
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -26,7 +28,10 @@ func (l *lineReader) decodeMooncake(line []byte) (Request, error) {
 		if errors.As(err, &wrong) {
 			return Request{}, l.fail(wrong.Field, "%s does not fit; it must hold %s", wrong.Value, wrong.Type)
 		}
-		return Request{}, l.fail("", "%v; every line must be one JSON object", err)
+		return Request{}, l.fail(keyOf(err, line), "%v; every line must be one JSON object", err)
+	}
+	if i := nullID(line); i >= 0 {
+		return Request{}, l.fail(mooncakeNames.prefix, "id %d is null; it must hold uint64", i)
 	}
 	for _, key := range [...]struct {
 		name    string
@@ -46,4 +51,40 @@ func (l *lineReader) decodeMooncake(line []byte) (Request, error) {
 	}
 	r := Request{At: at, Input: policies.Tokens(*m.Input), Output: policies.Tokens(*m.Output), Prefix: m.HashIDs}
 	return r, l.check(r, mooncakeNames)
+}
+
+// keyOf returns the key whose value is no JSON, such as NaN; "" if the error is elsewhere.
+func keyOf(err error, line []byte) string {
+	var wrong *json.SyntaxError
+	if !errors.As(err, &wrong) || wrong.Offset < 1 || wrong.Offset > int64(len(line)) {
+		return ""
+	}
+	before := line[:wrong.Offset-1]
+	colon := bytes.LastIndexByte(before, ':')
+	if colon < 0 {
+		return ""
+	}
+	value := bytes.TrimSpace(before[colon+1:])
+	if bytes.ContainsAny(value, "]}") || bytes.ContainsRune(value, ',') && !bytes.HasPrefix(value, []byte("[")) {
+		return "" // it has ended
+	}
+	key := bytes.Split(before[:colon], []byte(`"`))
+	if len(key) < 3 {
+		return ""
+	}
+	return string(key[len(key)-2])
+}
+
+// nullID returns the index of the first prefix id that is null, which package json takes for 0; −1 for none.
+func nullID(line []byte) int {
+	if !bytes.Contains(line, []byte("null")) {
+		return -1
+	}
+	var m struct {
+		HashIDs []*uint64 `json:"hash_ids"`
+	}
+	if json.Unmarshal(line, &m) != nil {
+		return -1
+	}
+	return slices.Index(m.HashIDs, nil)
 }

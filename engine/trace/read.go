@@ -79,12 +79,23 @@ type lineReader struct {
 	bytes   int64
 	timed   bool // of the requests so far, once there is one
 	count   int
+	// unfinished says that the last line had no end.
+	unfinished bool
+}
+
+// split is bufio.ScanLines.
+func (l *lineReader) split(data []byte, atEnd bool) (advance int, line []byte, err error) {
+	l.unfinished = atEnd && bytes.IndexByte(data, '\n') < 0
+	return bufio.ScanLines(data, atEnd)
 }
 
 // next returns the next line that is not blank; false at the end or on an
 // error, which finish returns.
 func (l *lineReader) next() ([]byte, bool) {
 	for l.bytes <= maxFile && l.scanner.Scan() {
+		if l.unfinished && l.scanner.Err() != nil {
+			return nil, false // the beginning of a line: the file is cut, not the line wrong
+		}
 		l.line++
 		line := l.scanner.Bytes()
 		l.bytes += int64(len(line)) + 1

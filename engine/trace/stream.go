@@ -48,6 +48,7 @@ func NewReader(r io.Reader, name string) (*Reader, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	lines := &lineReader{name: name, scanner: bufio.NewScanner(io.LimitReader(buffered, maxFile+1))}
+	lines.scanner.Split(lines.split)
 	lines.scanner.Buffer(make([]byte, 0, 64<<10), maxLine)
 	first, err := buffered.Peek(1)
 	if err != nil && !errors.Is(err, io.EOF) {
