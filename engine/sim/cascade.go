@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/sim/proxypick"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/fleetview"
@@ -31,10 +32,9 @@ type cascade struct {
 	replicas []policies.Replica // as the control plane lists them
 	fronts   []*front           // one for each replica
 	index    map[policies.ReplicaID]int
-	// turn is the state of the proxies' weighted round robin, by replica.
-	turn    []int64
-	tried   []int // scratch memory of route
-	running map[bidask.Deal]*transfer
+	robin    *proxypick.RoundRobin // the proxies'
+	tried    []int                 // scratch memory of route
+	running  map[bidask.Deal]*transfer
 	// residents is scratch memory of scan.
 	residents []trader.Resident
 	// repairAgain says that the planner wants Repair to be called soon.
@@ -51,7 +51,7 @@ type cascade struct {
 func newCascade(s *Sim) (*cascade, error) {
 	c := &cascade{
 		variant: variants[s.cfg.Policy], sim: s,
-		index: map[policies.ReplicaID]int{}, turn: make([]int64, s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
+		index: map[policies.ReplicaID]int{}, robin: proxypick.NewRoundRobin(s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
 	}
 	c.edges = policies.BucketEdges(min(maxContext, s.cfg.KVTokens), c.perOctave())
 	c.seeds = rand.New(rand.NewPCG(s.cfg.Seed, 0xca5))
@@ -144,34 +144,22 @@ func (c *cascade) pickFrom(stage int, key uint64) int {
 	return -1
 }
 
-// mayPick reports whether a proxy may pick a replica.
-func (c *cascade) mayPick(i int) bool {
+// weight returns a replica's weight in the proxies, 0 if it gets no requests.
+func (c *cascade) weight(i int) uint32 {
 	f := c.fronts[i]
-	return !f.down && !f.draining && (len(c.tried) == 0 || !slices.Contains(c.tried, i))
+	if f.down || f.draining || len(c.tried) > 0 && slices.Contains(c.tried, i) {
+		return 0
+	}
+	return f.weight
 }
 
-// pick is a proxy's pick among a stage's replicas: the one to which a prefix key is hashed, or smooth
-// weighted round robin without a key; −1 if there are none.
+// pick is a proxy's pick among a stage's replicas: the one to which a prefix key is hashed, or weighted
+// round robin without a key; −1 if there are none.
 func (c *cascade) pick(stage []int, key uint64) int {
 	if key != 0 {
-		return c.pickByKey(stage, key)
+		return proxypick.ByKey(stage, key, c.weight)
 	}
-	best, sum := -1, int64(0)
-	for _, i := range stage {
-		if !c.mayPick(i) {
-			continue
-		}
-		w := int64(c.fronts[i].weight)
-		c.turn[i] += w
-		sum += w
-		if best < 0 || c.turn[i] > c.turn[best] {
-			best = i
-		}
-	}
-	if best >= 0 {
-		c.turn[best] -= sum
-	}
-	return best
+	return c.robin.Pick(stage, c.weight)
 }
 
 // handle handles an event of Cascade.

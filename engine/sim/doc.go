@@ -11,7 +11,7 @@
 // they had there, and proxies send a request again that finds no listener.
 //
 // Prompts that share prefixes, by the ids of the trace, are kept together as in production: proxies hash
-// the id of a block that lies beyond what most prompts share, weighted as Envoy's rings are; front ends
+// the id of a block that lies beyond what most prompts share, all replicas having equal weights; front ends
 // know exactly what their own engine has cached, of peers what the last summary said at every 512 tokens,
 // and place by it; and a prefix is copied from its holder where that is faster than to compute it. The
 // block is the fourth one, where production learns a depth in bytes, and summaries name no prefixes that

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"math"
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
@@ -41,23 +40,6 @@ func (c *cascade) describePrompt(q *request) (steps []prefix.Step, key uint64) {
 
 // stepHash returns the hash of a prompt up to the end of a block.
 func stepHash(id uint64) prefix.Hash { return prefix.Hash(hashBlock(id, blockParts-1)) }
-
-// pickByKey is a proxy's pick among a stage's replicas by consistent hashing, weighted as Envoy's rings
-// are: when a replica comes or goes, only the keys are moved that it has; −1 if there are none.
-func (c *cascade) pickByKey(stage []int, key uint64) int {
-	best, most := -1, 0.0
-	for _, i := range stage {
-		if !c.mayPick(i) {
-			continue
-		}
-		x := uint64(hashBlock(uint64(hashBlock(key, 0))+uint64(i+1)*0xa0761d6478bd642f, 0)) // below 1<<63
-		score := -float64(c.fronts[i].weight) / math.Log((float64(x)+0.5)/(1<<63))
-		if best < 0 || score > most {
-			best, most = i, score
-		}
-	}
-	return best
-}
 
 // placer returns what chooses where requests start.
 func (c *cascade) placer() policies.Placer {
