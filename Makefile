@@ -26,7 +26,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -158,6 +158,10 @@ bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1
 bench-overload: ## requests that end in time beyond capacity, with admission and without
 	CASCADE_TEST_ALL=1 $(GO) test -run TestGoodput -count 1 -v -timeout 30m ./cmd/internal/inprocess
 	CASCADE_TEST_ALL=1 CASCADE_BENCH_OVERLOAD=off $(GO) test -run TestGoodput -count 1 -v -timeout 30m ./cmd/internal/inprocess
+
+bench-simulator: envoy ## the simulator against Cascade's own fleet in real time and against real Envoy; seven minutes
+	CASCADE_TEST_ALL=1 $(GO) test -run '^TestSimulated$$' -count 1 -v -timeout 30m ./cmd/internal/inprocess
+	$(GO) test -run '^TestEnvoyShares$$' -count 1 -v ./cmd/internal/e2e/shares
 
 # Both continue where they were interrupted: the runs are in out/bench-routers. Without CPU to
 # spare, runs are void. For a trace of your own: ROUTERBENCH="-trace FILE". Variables of bench-routers:
