@@ -170,3 +170,37 @@ func TestBegunCharacter(t *testing.T) {
 		}
 	})
 }
+
+// Seeding examines the bytes that may begin a character, and no others.
+func TestSeed(t *testing.T) {
+	v, err := vocabulary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, whole := range []string{"a b c", "x🌿y龍z", "🌿🌿", "龍", "ᚠ and 𝄞", "\x80\x80🌿\xf0\x9f", "é\xc3"} {
+		ids, err := v.Encode(whole)
+		if err != nil {
+			t.Fatal(err)
+		}
+		show := func(tx *text, ids []model.Token, end bool) (out []byte) {
+			for _, id := range ids {
+				tx.add(id)
+				out = tx.takeReady(out)
+			}
+			if end {
+				out = tx.takeRest(out)
+			}
+			return out
+		}
+		want := show(newText(v, &request{}), ids, true)
+		for cut := range ids {
+			first, then := newText(v, &request{}), newText(v, &request{})
+			got := show(first, ids[:cut], false)
+			then.seed(tail(v, ids[:cut]))
+			got = append(got, show(then, ids[cut:], true)...)
+			if string(got) != string(want) {
+				t.Errorf("%q cut at %d: %q, want %q", whole, cut, got, want)
+			}
+		}
+	}
+}

@@ -63,7 +63,8 @@ func TestEmulated(t *testing.T) {
 	})
 }
 
-// TestFaults follows an engine whose batches are lost, repeated, late or garbled, or whose replays are cut short.
+// TestFaults follows an engine whose batches are lost, repeated, late or garbled, or whose replays are cut short or do
+// not exist.
 func TestFaults(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -92,6 +93,11 @@ func TestFaults(t *testing.T) {
 			kveventstest.PlayFault(t, e.Engine, tc.Fault)
 		})
 	}
+	t.Run("no replays", func(t *testing.T) {
+		t.Parallel()
+		e := newEngine(t, func(c *emulator.KVEvents) { c.ReplayEndpoint = "" })
+		kveventstest.PlayFault(t, e.Engine, kveventstest.Fault{Begin: func() {}, End: func() {}})
+	})
 	t.Run("numbers from 0 on", func(t *testing.T) {
 		t.Parallel()
 		e := newEngine(t, nil)
