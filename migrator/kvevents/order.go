@@ -85,7 +85,7 @@ type todo struct {
 // connect begins a connection of the engine. What was known belongs to another run of it, or
 // may.
 func (o *order) connect() []todo {
-	o.connected, o.live, o.failures = true, 0, 0
+	o.connected, o.live = true, 0
 	return o.begin(nil)
 }
 
@@ -117,8 +117,9 @@ func (o *order) ask(out []todo, purpose replayPurpose) []todo {
 }
 
 // fill asks for batches that are missing. What is known does not count until they are there.
+// Failures of the replays before do not count.
 func (o *order) fill(out []todo) []todo {
-	o.synced = false
+	o.synced, o.failures = false, 0
 	return o.ask(out, fill)
 }
 
@@ -141,7 +142,6 @@ func (o *order) receive(seq uint64, payload []byte) (out []todo) {
 		return o.accept(out, seq, payload)
 	default:
 		o.counts.gaps++
-		o.failures = 0 // those of a probe do not count
 		if out = o.fill(out); o.replay == noReplay {
 			return o.accept(out, seq, payload)
 		}
