@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,12 +59,13 @@ var (
 
 // tokenizePauses decides when the engine is not asked: after several failures in a row. A call
 // that timed out may have done so for the length of its prompt, so timeouts keep only prompts
-// from being asked for that are as long as the shortest one of them, or longer: a client with
-// long prompts does not turn the calls for others off.
+// from being asked for that are as long as the longest of the last ones: a client with long
+// prompts does not turn the calls for others off.
 type tokenizePauses struct {
-	failed int       // calls in a row
-	size   int       // of the shortest prompt among those, 0 if one of them did not time out
-	until  time.Time // until then, prompts of least bytes or more are not asked for
+	failed int                   // calls in a row that did not time out
+	slow   int                   // calls in a row that timed out
+	sizes  [tokenizeFailures]int // of the prompts of the last ones that timed out
+	until  time.Time             // until then, prompts of least bytes or more are not asked for
 	least  int
 }
 
@@ -75,24 +77,26 @@ func (p *tokenizePauses) allows(size int, now time.Time) bool {
 // record notes the result of a call for a prompt of that many bytes. It returns the length of the
 // pause that begins, 0 for none.
 func (p *tokenizePauses) record(size int, err error, now time.Time) time.Duration {
-	if err == nil || errors.Is(err, errPromptRefused) { // the engine has answered
-		p.failed = 0
+	length, least := tokenizePause, 0
+	switch {
+	case err == nil || errors.Is(err, errPromptRefused): // the engine has answered
+		p.failed, p.slow = 0, 0
 		return 0
+	case errors.Is(err, context.DeadlineExceeded):
+		p.sizes[p.slow%len(p.sizes)] = size
+		if p.slow++; p.slow < tokenizeFailures {
+			return 0
+		}
+		least = slices.Max(p.sizes[:])
+	default:
+		if p.failed++; p.failed < tokenizeFailures {
+			return 0
+		}
+		if errors.Is(err, errNoTokenize) {
+			length = tokenizeMissing
+		}
 	}
-	if !errors.Is(err, context.DeadlineExceeded) {
-		size = 0
-	}
-	if p.failed++; p.failed == 1 || size < p.size {
-		p.size = size
-	}
-	if p.failed < tokenizeFailures {
-		return 0
-	}
-	length, least := tokenizePause, p.size
-	if errors.Is(err, errNoTokenize) {
-		length = tokenizeMissing
-	}
-	if now.Before(p.until) { // a call that began before that pause, or for a shorter prompt
+	if now.Before(p.until) { // calls that began before that pause, or for shorter prompts
 		length, least = max(length, p.until.Sub(now)), min(least, p.least)
 	}
 	p.least, p.until = least, now.Add(length)

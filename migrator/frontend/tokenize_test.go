@@ -274,12 +274,16 @@ func TestTokenizePauses(t *testing.T) {
 		"three failures":              {calls: []call{{9, failed}, {9, failed}, {9, failed}}, pause: tokenizePause},
 		"an answer between":           {calls: []call{{9, failed}, {9, failed}, {9, nil}, {9, failed}}, least: -1},
 		"a refusal between":           {calls: []call{{9, failed}, {9, failed}, {9, errPromptRefused}, {9, failed}}, least: -1},
-		"the shortest of those":       {calls: []call{{9, slow}, {7, slow}, {8, slow}}, least: 7, pause: tokenizePause},
-		"one that is no timeout":      {calls: []call{{9, slow}, {7, failed}, {8, slow}}, pause: tokenizePause},
+		"the longest of those":        {calls: []call{{8, slow}, {9, slow}, {7, slow}}, least: 9, pause: tokenizePause},
+		"a short one after long ones": {calls: []call{{9, slow}, {9, slow}, {9, slow}, {5, slow}, {5, slow}}, least: 9, pause: tokenizePause},
+		"short ones after long ones":  {calls: []call{{9, slow}, {9, slow}, {9, slow}, {5, slow}, {5, slow}, {5, slow}}, least: 5, pause: tokenizePause},
+		"an answer in the pause":      {calls: []call{{9, slow}, {9, slow}, {9, slow}, {5, nil}, {5, slow}, {5, slow}}, least: 9, pause: tokenizePause},
+		"an answer between timeouts":  {calls: []call{{9, slow}, {9, slow}, {9, nil}, {9, slow}}, least: -1},
+		"long ones after short ones":  {calls: []call{{5, slow}, {5, slow}, {5, slow}, {9, slow}, {9, slow}, {9, slow}}, least: 5, pause: tokenizePause},
+		"a failure after timeouts":    {calls: []call{{9, slow}, {9, slow}, {9, slow}, {5, errNoTokenize}}, least: 9, pause: tokenizePause},
+		"failures between timeouts":   {calls: []call{{9, slow}, {7, failed}, {8, slow}, {7, failed}}, least: -1},
 		"no endpoint":                 {calls: []call{{9, failed}, {9, failed}, {9, errNoTokenize}}, pause: tokenizeMissing},
 		"no endpoint, and then again": {calls: []call{{9, failed}, {9, failed}, {9, errNoTokenize}, {9, failed}}, pause: tokenizeMissing},
-		"a shorter one in the pause":  {calls: []call{{9, slow}, {9, slow}, {9, slow}, {5, slow}}, least: 5, pause: tokenizePause},
-		"an answer in the pause":      {calls: []call{{9, slow}, {9, slow}, {9, slow}, {5, nil}, {5, slow}}, least: 9, pause: tokenizePause},
 	} {
 		var p tokenizePauses
 		for _, c := range test.calls {
