@@ -159,7 +159,7 @@ bench-overload: ## requests that end in time beyond capacity, with admission and
 	CASCADE_TEST_ALL=1 $(GO) test -run TestGoodput -count 1 -v -timeout 30m ./cmd/internal/inprocess
 	CASCADE_TEST_ALL=1 CASCADE_BENCH_OVERLOAD=off $(GO) test -run TestGoodput -count 1 -v -timeout 30m ./cmd/internal/inprocess
 
-bench-simulator: envoy ## the simulator against Cascade's own fleet in real time and against real Envoy; seven minutes
+bench-simulator: envoy ## the simulator against Cascade's own fleet in real time and against real Envoy; five minutes
 	CASCADE_TEST_ALL=1 $(GO) test -run '^TestSimulated$$' -count 1 -v -timeout 30m ./cmd/internal/inprocess
 	$(GO) test -run '^TestEnvoyShares$$' -count 1 -v ./cmd/internal/e2e/shares
 

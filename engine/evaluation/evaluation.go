@@ -135,7 +135,7 @@ func (e *Evaluation) page(get lookup) webpage.Page {
 	page.Sections = append(page.Sections, verdictSection(verdicts, e.in.Size), rowsSection(rows))
 	page.Sections = append(page.Sections, routers...)
 	page.Sections = append(page.Sections, details...)
-	page.Sections = append(page.Sections, e.assumptions())
+	page.Sections = append(page.Sections, validation(), e.assumptions())
 	return page
 }
 
@@ -146,7 +146,7 @@ func (e *Evaluation) summary(rows []row, verdicts []verdict) []string {
 		count[r.status]++
 	}
 	out := []string{
-		"Nothing here ran on a GPU. Fleets of replicas are simulated in virtual time: every replica runs the emulator's scheduler at the prices of a cost profile, and Cascade decides by the packages that production runs. The assumptions are listed at the end.",
+		"Nothing here ran on a GPU. Fleets of replicas are simulated in virtual time: every replica runs the emulator's scheduler at the prices of a cost profile, and Cascade decides by the packages that production runs. What the simulator was compared with, and its assumptions, are listed at the end.",
 		fmt.Sprintf("Of the paper's figures and claims, %d are reproduced, %d approximated, and %d impossible here; each has a row that says how, with the paper's number beside ours.", count[reproduced], count[approximated], count[impossible]),
 		countVerdicts(verdicts, e.in.Size),
 		fmt.Sprintf("Made by: %s (size %s, seed %d). The same command gives the same bytes.", e.in.Command, e.in.Size.Name, e.in.Seed),
@@ -173,7 +173,7 @@ func (e *Evaluation) assumptions() webpage.Section {
 	say("%q is the measured RTX PRO 6000 profile with all times × %.2f, the ratio of the memory bandwidths (%.0f and %.0f GB/s), and the KV cache that %.0f GB leave. Tensor parallelism is extrapolated: what is divided evenly is, the rest is not, and each layer pays two all-reduces.", l40Base, proBandwidth/l40Bandwidth, proBandwidth/1e9, l40Bandwidth/1e9, l40Memory/1e9)
 	say("vLLM and SGLang with their round-robin balancer are the policy round-robin on the same simulated engine: their kernels' differences are not simulated. Llumnix is our reading of its scheduler's published default policy, on the same engine.")
 	say("Proxies know what they sent, and loads as of the last report, at most a second old. Plans and weights take effect at once. Networks and HTTP are not simulated; transfers share the profile's link.")
-	say("So far Cascade does not see which prefixes its engines hold; prefix-tree does.")
+	say("Cascade knows which prefixes its own engine holds, and of the others what their summaries said; production's summaries are sketches, which at times name prefixes that are not there. Its proxies know the block by which prompts differ; production learns it.")
 	for _, w := range e.in.Workloads {
 		say("Workload %s: %s.", w.Name, strings.TrimSuffix(w.Source, "."))
 	}

@@ -93,19 +93,33 @@ func (c comparison) fill(r row, policies ...string) row {
 			}
 		}
 		ours = append(ours, policy+": "+strings.Join(parts, ", "))
-		for _, one := range c.claims {
-			words := c.compare(one.span, c.ratios(policy, one.rival))
-			if mostStages(c.ours(policy)) == 1 && mostStages(c.ours(one.rival)) == 1 {
-				words += " (both made one stage)"
-			}
-			seen = append(seen, fmt.Sprintf("%s against %s: %s", policy, one.name, words))
-		}
+		seen = append(seen, policy+": "+c.describe(policy))
 	}
 	if r.paper == "" {
 		r.paper = strings.Join(paper, "; ")
 	}
 	r.ours, r.seen = strings.Join(ours, "; "), strings.Join(seen, "; ")
 	return r
+}
+
+// describe says of each of the paper's baselines whether the claim is seen; those with the same words stand
+// together.
+func (c comparison) describe(policy string) string {
+	names, order := map[string][]string{}, []string(nil)
+	for _, one := range c.claims {
+		words := c.compare(one.span, c.ratios(policy, one.rival))
+		if mostStages(c.ours(policy)) == 1 && mostStages(c.ours(one.rival)) == 1 {
+			words += ", both made one stage"
+		}
+		if names[words] == nil {
+			order = append(order, words)
+		}
+		names[words] = append(names[words], one.name)
+	}
+	for i, words := range order {
+		order[i] = fmt.Sprintf("%s (%s)", words, joinWords(names[words]))
+	}
+	return strings.Join(order, ", ")
 }
 
 // mostStages returns the most stages at the end of any run; 0 for routers.

@@ -40,13 +40,13 @@ func TestSimulated(t *testing.T) {
 		profile  = "rtxpro6000-llama-3.1-8b"
 		replicas = 4
 		cut      = policies.Tokens(700)
-		seeds    = 2
-		speed    = 0.5 // as much as two cores emulate with some to spare
+		seeds    = 3
+		speed    = 1
 	)
-	for _, rate := range []float64{3, 6} {
+	for _, rate := range []float64{6, 15} {
 		t.Run(fmt.Sprintf("%v per second", rate), func(t *testing.T) {
 			g, _ := trace.Named("mixed")
-			g.Requests, g.Rate = 160, rate
+			g.Requests, g.Rate = 300, rate
 			for seed := range uint64(seeds) {
 				g.Seed = seed + 1
 				requests := testkit.Must(trace.Shape{MaxLength: 24_000}.Apply(testkit.Must(g.Generate())))

@@ -1,7 +1,8 @@
 // Package webpage writes a report of text, tables and charts as one HTML page that needs nothing else, and as
 // Markdown.
 //
-// The page reads well on a phone (nothing has a fixed width, tables scroll, legends wrap) and in dark mode; its
+// The page reads well on a phone (nothing has a fixed width, tables of text become lists and those of
+// figures scroll, legends wrap) and in dark mode; its
 // charts are inline SVG in the page's colours. The same Page gives the same bytes.
 package webpage
 
@@ -38,6 +39,7 @@ var pageFile embed.FS
 // layout draws a Page; its functions are those of this package.
 var layout = template.Must(template.New("page.html").Funcs(template.FuncMap{
 	"left": func(t report.Table, column int) bool { return column < t.Left },
+	"text": func(t report.Table) bool { return len(t.Header) > 0 && t.Left >= len(t.Header) },
 }).ParseFS(pageFile, "page.html"))
 
 // HTML writes the page.

@@ -36,6 +36,7 @@ var sample = Page{
 			},
 			Tables: []report.Table{{Title: "Figures", Header: []string{"system", "mean"}, Left: 1, Rows: [][]string{{"a", "1.0 ms"}, {strings.Repeat("long ", 20), "2"}}, Notes: []string{"A note."}}},
 		},
+		{ID: "text", Title: "Text", Tables: []report.Table{{Header: []string{"claim", "seen"}, Left: 2, Rows: [][]string{{"faster", "no"}}}}},
 		{ID: "two", Title: "Second", Tables: []report.Table{{Header: slices.Repeat([]string{"wide column"}, 30), Rows: [][]string{slices.Repeat([]string{"figure"}, 30)}}}},
 	},
 }
@@ -95,8 +96,8 @@ func TestElementsAreClosed(t *testing.T) {
 			}
 		}
 	}
-	if tables != 2 || curves != 6 { // each of three curves, and its line in the legend
-		t.Errorf("%d tables and %d curves, want 2 and 6", tables, curves)
+	if tables != 3 || curves != 6 { // each of three curves, and its line in the legend
+		t.Errorf("%d tables and %d curves, want 3 and 6", tables, curves)
 	}
 }
 
