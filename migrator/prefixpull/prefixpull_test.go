@@ -262,7 +262,8 @@ func TestLimits(t *testing.T) {
 	if _, err := w.puller.Pull(t.Context(), "a", prefix(12, 1)); !errors.Is(err, ErrBusy) {
 		t.Errorf("the second one: %v", err)
 	}
-	// The puller has two.
+	// The puller has two. It gives a place back once the reservation is released.
+	testkit.WaitFor(t, "the second one's place is free", func() bool { return len(w.puller.pulling) == 1 })
 	asked := make(chan struct{}, 4)
 	w.ask = func(ctx context.Context, _ *api.FetchPrefixRequest, _ func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
 		asked <- struct{}{}
