@@ -161,7 +161,8 @@ func TestFixedStages(t *testing.T) {
 		}
 		m := result.Moves
 		growthOnly := policy == GrowthOnly || policy == GrowthRandom
-		if growthOnly != (m.Outlier+m.Spill == 0) {
+		// In stages so small, Cascade has no outlier whose excess is worth a move.
+		if policy != Cascade && growthOnly != (m.Outlier+m.Spill == 0) {
 			t.Errorf("%s: %+v", policy, m)
 		}
 	}

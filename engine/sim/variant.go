@@ -102,7 +102,8 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 	if v.paper {
 		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true
 		c.Machine.MaxConcurrentSends, c.Machine.MaxConcurrentReceives = 3, 3
-		c.Detector, c.BucketEdges, c.SpillPercent = outlier.Detector{Percent: outlierPercent}, nil, neverSpill
+		c.Detector, c.BucketEdges, c.SpillPercent, c.ExcessRatio = outlier.Detector{Percent: outlierPercent}, nil, neverSpill, 1
+		c.Machine.BalancePercent = 100
 	}
 	if v.growthOnly {
 		c.Detector = nil

@@ -113,7 +113,7 @@ func New(cfg Config) (*Market, error) {
 	}
 	p := &peers{view: loadview.New(loadview.Config{Self: cfg.Self, Placer: cfg.Placer, Prefill: cfg.Prefill, MaxAge: micros(cfg.SummaryMaxAge), SampleSize: cfg.SampleSize, Seed: cfg.Seed})}
 	t, err := trader.New(trader.Config{
-		Self: cfg.Self, Peers: p, Machine: cfg.Machine, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges, Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent,
+		Self: cfg.Self, Peers: p, Machine: cfg.Machine, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges, Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent, ExcessRatio: cfg.ExcessRatio,
 		KeepRequests: cfg.KeepRequests, MaxOffers: cfg.MaxOffers, MigrationCost: cfg.MigrationCost, Seed: cfg.Seed,
 	})
 	if err != nil {

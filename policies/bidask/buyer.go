@@ -80,6 +80,10 @@ func (m *Machine) quote(h policies.Migration) (policies.Bid, bool) {
 	if h.Length < 0 || len(m.wins) >= m.config.MaxWins || !m.occupancy.Fits(h.Length) {
 		return policies.Bid{}, false
 	}
+	if balances := h.Cause == policies.Spill || h.Cause == policies.Outlier; balances &&
+		m.occupancy.Load()+h.Length > m.occupancy.Capacity/100*policies.Tokens(m.config.BalancePercent) {
+		return policies.Bid{}, false
+	}
 	return m.config.Quoter.Quote(m.occupancy, h)
 }
 

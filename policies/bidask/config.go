@@ -24,6 +24,11 @@ type Config struct {
 	// Sample is how many candidates are asked. If all are asked, many sellers choose the
 	// same buyer as soon as bids are stale when they arrive. 0 means 8; AskAll means all.
 	Sample int
+	// BalancePercent is the percentage of its KV capacity up to which a replica takes requests
+	// that move for balance (Spill, Outlier). Above it, the copies would evict the prefixes that
+	// its own requests use, and the replica would soon offer them again. 0 means 75; 100 is
+	// whatever fits.
+	BalancePercent int
 	// MaxConcurrentSends and MaxConcurrentReceives bound the transfers that run at once
 	// each way. One is too few: a stage migrates more than one request per iteration. 0
 	// means 4.
@@ -70,7 +75,7 @@ func (c Config) complete() (Config, error) {
 	}
 	for _, err := range [...]error{
 		setDefault("MaxConcurrentSends", &c.MaxConcurrentSends, 4), setDefault("MaxConcurrentReceives", &c.MaxConcurrentReceives, 4),
-		setDefault("MaxSkips", &c.MaxSkips, 3), setDefault("MaxOffers", &c.MaxOffers, 256), setDefault("MaxWins", &c.MaxWins, 64),
+		setDefault("BalancePercent", &c.BalancePercent, 75), setDefault("MaxSkips", &c.MaxSkips, 3), setDefault("MaxOffers", &c.MaxOffers, 256), setDefault("MaxWins", &c.MaxWins, 64),
 		setDefault("BidTimeout", &c.BidTimeout, 100*policies.Millisecond), setDefault("AnswerTimeout", &c.AnswerTimeout, 200*policies.Millisecond),
 		setDefault("RetryDelay", &c.RetryDelay, 5*policies.Millisecond), setDefault("PromiseTimeout", &c.PromiseTimeout, policies.Second),
 		setDefault("Lease", &c.Lease, 10*policies.Second), setDefault("TransferTimeout", &c.TransferTimeout, 30*policies.Second),

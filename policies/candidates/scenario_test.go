@@ -90,6 +90,8 @@ func (r *replica) play(command []string) (out []string, err error) {
 				for e := range strings.SplitSeq(value, ",") {
 					r.config.BucketEdges = append(r.config.BucketEdges, number(e))
 				}
+			case "ratio":
+				r.config.ExcessRatio = int(number(value))
 			case "full":
 				r.config.SpillPercent = int(number(value))
 			case "percent":
@@ -127,8 +129,6 @@ func (r *replica) play(command []string) (out []string, err error) {
 				r.Held = v
 			case "shared":
 				r.shared = v
-			case "promised":
-				r.Promised = v
 			case "mean":
 				r.Mean, r.MeanKnown = v, true
 			}
@@ -178,7 +178,7 @@ func (r *replica) play(command []string) (out []string, err error) {
 }
 
 func TestConfig(t *testing.T) {
-	for _, bad := range []candidates.Config{{}, {Self: "a", Cooldown: -1}, {Self: "a", SpillPercent: -1}, {Self: "a", BucketEdges: []policies.Tokens{2, 1}}} {
+	for _, bad := range []candidates.Config{{}, {Self: "a", Cooldown: -1}, {Self: "a", SpillPercent: -1}, {Self: "a", ExcessRatio: -1}, {Self: "a", BucketEdges: []policies.Tokens{2, 1}}} {
 		if _, err := candidates.New(bad); err == nil {
 			t.Errorf("%+v is taken", bad)
 		}

@@ -152,7 +152,7 @@ func (c *selection) selectSpill() {
 	}
 	full := c.situation.Capacity / 100 * policies.Tokens(c.sel.cfg.SpillPercent)
 	want := func(r Resident) bool {
-		return c.situation.KV+c.situation.Promised-c.leaving > full && c.longEnoughHere(r)
+		return c.situation.KV-c.leaving > full && c.longEnoughHere(r)
 	}
 	if !slices.ContainsFunc(c.unsold, want) {
 		return
@@ -176,7 +176,9 @@ func (c *selection) selectOutliers() {
 	}
 	excess := c.sel.cfg.Detector.Excess(c.situation.Held, c.situation.Mean)
 	c.offerMatching(policies.Outlier, func(Resident) []int { return []int{c.own} },
-		func(r Resident) bool { return r.Length > 0 && r.Length <= excess-c.leaving && c.longEnoughHere(r) })
+		func(r Resident) bool {
+			return r.Length > 0 && r.Length <= (excess-c.leaving)/policies.Tokens(c.sel.cfg.ExcessRatio) && c.longEnoughHere(r)
+		})
 }
 
 // longEnoughHere reports whether a request has been here long enough to be rebalanced.

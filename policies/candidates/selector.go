@@ -17,15 +17,16 @@
 //  2. Growth (paper, section "Decentralized Load (Re)Balancing", inter-stage hand-over): a
 //     request that has outgrown its stage by a bucket is offered to the stage that holds
 //     its length. Without a bid it stays.
-//  3. Spill: a replica whose KV is nearly used up, by running and waiting requests, offers
-//     the excess: to its own stage, and if that has no available replica or no bid comes,
-//     to the next longer one.
+//  3. Spill: a replica whose KV is nearly used up by running requests offers the excess: to
+//     its own stage, and if that has no available replica or no bid comes, to the next longer
+//     one. Waiting requests do not count: it is cheaper that they wait for memory than that
+//     copies of running ones evict what a buyer has cached.
 //  4. Prefill: a prefill replica offers every request that has its first token: to the
 //     replica of the request's front end if that serves such lengths, else to the stage that
 //     holds its length, to longer ones and to shorter ones. It offers nothing for another
 //     reason, except that it drains.
 //  5. Outlier (same section, intra-stage rebalancing): a replica that holds far more than
-//     its stage's mean offers the excess to its stage, in requests no longer than it.
+//     its stage's mean offers the excess to its stage, in requests that are short against it.
 //
 // # Invariants
 //
@@ -50,7 +51,8 @@ import (
 const (
 	DefaultCooldown     = policies.Second
 	DefaultSpillPercent = 90 // percent of the KV capacity
-	maxDoublings        = 5  // of a cooldown
+	DefaultExcessRatio  = 16
+	maxDoublings        = 5 // of a cooldown
 	// prefillShare is the divisor of the cooldown for requests at a prefill replica: each
 	// of their tokens there delays the prompts of others.
 	prefillShare = 4
@@ -72,6 +74,11 @@ type Config struct {
 	// SpillPercent is the percentage of the KV capacity above which a replica spills.
 	// 0 means 90; above 100 it never spills.
 	SpillPercent int
+	// ExcessRatio is how many times as long as a request an outlier's excess must be for the
+	// outlier to offer it. The other requests gain in proportion to the excess, while what a
+	// migration costs grows with the request: the copy of its KV evicts as many cached tokens of
+	// the buyer, which later requests must compute again. 1 is the paper's rule. 0 means 16.
+	ExcessRatio int
 }
 
 // Resident is a request that runs on this replica's engine.
@@ -100,7 +107,6 @@ type Situation struct {
 	Capacity  policies.Tokens // of KV; 0 if unknown
 	KV        policies.Tokens // in use, where a shared prefix counts once
 	Held      policies.Tokens // Σ length over running requests
-	Promised  policies.Tokens // accepted but not yet running
 	Mean      policies.Tokens // of Held over the replica's stage, slightly old
 	MeanKnown bool
 	Residents []Resident
@@ -133,8 +139,8 @@ func New(c Config) (*Selector, error) {
 	switch {
 	case c.Self == "":
 		return nil, &policies.Violation{Subject: "candidates", Invariant: "Self must name this replica"}
-	case c.Cooldown < 0 || c.SpillPercent < 0:
-		return nil, &policies.Violation{Subject: "candidates", Invariant: "Cooldown and SpillPercent must not be negative"}
+	case c.Cooldown < 0 || c.SpillPercent < 0 || c.ExcessRatio < 0:
+		return nil, &policies.Violation{Subject: "candidates", Invariant: "Cooldown, SpillPercent and ExcessRatio must not be negative"}
 	case !slices.IsSorted(c.BucketEdges):
 		return nil, &policies.Violation{Subject: "candidates", Invariant: "BucketEdges must ascend"}
 	}
@@ -143,6 +149,9 @@ func New(c Config) (*Selector, error) {
 	}
 	if c.SpillPercent == 0 {
 		c.SpillPercent = DefaultSpillPercent
+	}
+	if c.ExcessRatio == 0 {
+		c.ExcessRatio = DefaultExcessRatio
 	}
 	return &Selector{cfg: c, cooldowns: make(map[string]cooldown)}, nil
 }

@@ -59,7 +59,7 @@ func (t *Trader) Scan(now policies.Micros, in *Situation, out []bidask.Action) [
 	t.cfg.Peers.SetOwnLoad(t.OwnLoad(in))
 	s := &candidates.Situation{
 		Now: now, Plan: in.Plan, Available: func(id policies.ReplicaID) bool { return t.cfg.Peers.Available(now, id) },
-		Draining: in.Draining, Prefill: prefill, Capacity: capacity, KV: load.KV(), Held: load.Held, Promised: load.Promised,
+		Draining: in.Draining, Prefill: prefill, Capacity: capacity, KV: load.KV(), Held: load.Held,
 	}
 	s.Mean, s.MeanKnown = t.StageMean(now, in)
 	here := t.listResidents(s, in.Residents)

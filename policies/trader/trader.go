@@ -56,11 +56,12 @@ type Config struct {
 	Peers Peers
 	// Machine configures the market's rules. New fills in Self.
 	Machine bidask.Config
-	// Detector, BucketEdges, Cooldown and SpillPercent are the fields of candidates.Config.
+	// Detector, BucketEdges, Cooldown, SpillPercent and ExcessRatio are the fields of candidates.Config.
 	Detector     policies.Detector
 	BucketEdges  []policies.Tokens
 	Cooldown     policies.Micros
 	SpillPercent int
+	ExcessRatio  int
 	// KeepRequests makes the replica offer nothing: its requests end where they run. Its load
 	// still places new requests, and it still buys what others offer.
 	KeepRequests bool
@@ -121,7 +122,7 @@ func New(c Config) (*Trader, error) {
 	if err != nil {
 		return nil, err
 	}
-	selector, err := candidates.New(candidates.Config{Self: c.Self, Detector: c.Detector, BucketEdges: c.BucketEdges, Cooldown: c.Cooldown, SpillPercent: c.SpillPercent})
+	selector, err := candidates.New(candidates.Config{Self: c.Self, Detector: c.Detector, BucketEdges: c.BucketEdges, Cooldown: c.Cooldown, SpillPercent: c.SpillPercent, ExcessRatio: c.ExcessRatio})
 	if err != nil {
 		return nil, err
 	}

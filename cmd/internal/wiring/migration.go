@@ -117,7 +117,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true
 		// A request migrates when its length exceeds its stage's range, and otherwise only
 		// from overloaded outliers.
-		c.BucketEdges, c.SpillPercent = nil, neverSpill
+		c.BucketEdges, c.SpillPercent, c.ExcessRatio, c.Machine.BalancePercent = nil, neverSpill, 1, 100
 	}
 	if r.Role == config.RolePrefill {
 		c.ScanInterval = minScanPeriod // every token that it generates delays prompts
