@@ -58,6 +58,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	nameSpan(ctx, s.request)
 	prompt := srv.readPrompt(ctx, &req, s.header, arrival.Estimate)
 	s.root, arrival.Cached = prompt.root, prompt.cached
+	prompt.refineEstimate(&arrival)
 	req, body = openai.Request{}, nil // only the payload is still needed
 	p.memory = memory
 	memory.Resize(int64(len(p.bytes)))

@@ -165,8 +165,8 @@ func TestPlaceKnowsCachedPrompts(t *testing.T) {
 		share("without prefill replicas", completion("m", text), 0, 0)
 		share("without prefill replicas", completion("m", text), 0, 0)
 		p.prefill.Store(true)
-		share("which the engine has computed", completion("m", text), 0.95, 1)
-		share("longer", completion("m", text+text), 0.45, 0.7) // lengths are estimated
+		share("which the engine has computed", completion("m", text), 0.94, 1) // in whole steps
+		share("longer", completion("m", text+text), 0.45, 0.5)
 		share("from another place on", completion("m", "x"+text), 0, 0)
 		share("of another model", completion("n", text), 0, 0)
 		chat := `{"model":"m","max_tokens":3,"stream":true,"messages":[{"role":"user","content":%q}%s]}`
@@ -176,7 +176,7 @@ func TestPlaceKnowsCachedPrompts(t *testing.T) {
 		// What a prefill replica computes will be here.
 		p.peer.Store(&fb.peer)
 		share("for the prefill replica", completion("m", "p"+text), 0, 0)
-		share("for the prefill replica, again", completion("m", "p"+text), 0.95, 1)
+		share("for the prefill replica, again", completion("m", "p"+text), 0.94, 1)
 		p.peer.Store(nil)
 		fa.forgetCached()
 		share("the engine has restarted", completion("m", text), 0, 0)

@@ -33,6 +33,9 @@ const (
 	OutputHeader = "X-Cascade-Output"
 	// CachedHeader is how many tokens of a prompt the peer is expected to have cached.
 	CachedHeader = "X-Cascade-Cached"
+	// ExpectedHeader is about how many tokens a prompt has, by what the sender knows of its
+	// text: the estimate that the request was routed by knows only how long it is.
+	ExpectedHeader = "X-Cascade-Expected"
 	// MigrationHeader names the reservation that holds the stream's KV.
 	MigrationHeader = "X-Cascade-Migration"
 	// TenantHeader is the tenant of the client's request, for a peer that counts tenants.
@@ -110,6 +113,9 @@ func (lr *legRequest) headers() http.Header {
 	if lr.arrival.Input == 0 && lr.target.Cached > 0 {
 		h[CachedHeader] = []string{strconv.FormatInt(int64(lr.target.Cached), 10)}
 	}
+	if lr.arrival.Input == 0 && lr.prompt != nil && lr.prompt.length > 0 {
+		h[ExpectedHeader] = []string{strconv.FormatInt(int64(lr.prompt.length), 10)}
+	}
 	if lr.tenant != "" {
 		h[TenantHeader] = []string{lr.tenant}
 	}
@@ -153,6 +159,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 	lr.arrival.Input = policies.Tokens(number(PromptHeader, 1, maxCount))
 	lr.arrival.Output = policies.Tokens(number(OutputHeader, 0, maxCount))
 	lr.arrival.Cached = policies.Tokens(number(CachedHeader, 0, maxCount))
+	lr.arrival.Estimate = policies.Tokens(number(ExpectedHeader, 0, maxCount))
 	switch {
 	case err != nil:
 		return nil, err

@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"strconv"
@@ -36,10 +37,12 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		lr.arrival.HasKV, lr.fetches = true, fetches // nothing is computed for it here
 	}
 	if lr.arrival.Input == 0 {
-		cached := lr.arrival.Cached
+		sent := lr.arrival
 		lr.arrival = srv.estimateArrival(r.Header, body)
 		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), 0)
-		lr.prompt, lr.arrival.Cached = &prompt, max(cached, prompt.cached)
+		lr.prompt, lr.arrival.Cached = &prompt, max(sent.Cached, prompt.cached)
+		prompt.refineEstimate(&lr.arrival)
+		lr.arrival.Estimate = cmp.Or(sent.Estimate, lr.arrival.Estimate)
 	} else if lr.request.MaxOutput > 0 {
 		lr.request.MaxOutput += lr.arrival.Output // which the client's limit includes
 	}

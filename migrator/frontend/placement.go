@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"cmp"
 	"encoding/json"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -40,9 +41,7 @@ func (srv *Server) place(r policies.Request, p *knownPrompt, plain bool) Target 
 	if srv.cfg.Placer == nil {
 		return Target{}
 	}
-	if r.Input = max(r.Input, p.known); p.ids != nil {
-		r.Input = p.known
-	}
+	r.Input = max(cmp.Or(p.length, r.Input), p.known)
 	r.Cached = p.cached
 	if plain {
 		r.Features |= policies.HiddenTokens

@@ -1,9 +1,11 @@
 package frontend
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
@@ -17,6 +19,7 @@ type knownPrompt struct {
 	text   prefix.Text     // its text; the zero value if it is ids
 	steps  []prefix.Step   // the first ones; none: unknown
 	known  policies.Tokens // how many of its first tokens are known
+	length policies.Tokens // about how many it has, by what is known of its text; 0: unknown
 	ids    []uint32        // all of them; nil: unknown
 	cached policies.Tokens // how many of its first tokens the own engine holds
 }
@@ -75,7 +78,7 @@ func (srv *Server) readPrompt(ctx context.Context, req *openai.Request, header h
 	if !holders && !srv.cfg.Placer.Prefills() {
 		return p
 	}
-	p.steps, p.known = srv.texts.Find(p.text)
+	p.steps, p.known, p.length = srv.texts.Find(p.text)
 	if holders && estimate >= tokenizeLeast && 2*p.known < estimate && srv.engineState.serves(req.Model) {
 		if ids, err := srv.tokenize(ctx, req, header); err == nil {
 			srv.setPromptIDs(&p, ids)
@@ -87,10 +90,19 @@ func (srv *Server) readPrompt(ctx context.Context, req *openai.Request, header h
 	return p
 }
 
+// refineEstimate replaces a request's estimated length by what is known of its prompt, unless the
+// prompt is more than its text, such as images.
+func (p *knownPrompt) refineEstimate(a *loadtracker.Arrival) {
+	if a.TextBytes == 0 && p.ids == nil {
+		p.length = 0
+	}
+	a.Estimate = cmp.Or(p.length, a.Estimate)
+}
+
 // setPromptIDs notes the token ids of a prompt.
 func (srv *Server) setPromptIDs(p *knownPrompt, ids []uint32) {
 	p.steps = prefix.AppendSteps(nil, p.root, ids)
-	p.ids, p.known = ids, policies.Tokens(len(ids))
+	p.ids, p.known, p.length = ids, policies.Tokens(len(ids)), policies.Tokens(len(ids))
 	p.cached = srv.prefixes.Match(p.root, ids)
 }
 

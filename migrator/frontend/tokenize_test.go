@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -110,6 +111,49 @@ func (z *tokenizing) expect(what string, asked int64, answered, failed, skipped 
 		z.t.Errorf("%s: the engine was asked %d times; %d prompts answered, %d failed, %d skipped; want %d, %d, %d, %d",
 			what, n, p.Tokenized, p.TokenizeFailed, p.TokenizeSkipped, asked, answered, failed, skipped)
 	}
+}
+
+// TestKnownLength checks that a prompt whose text is known for the most part counts with the length
+// that follows from it, for the placer and at the peer that computes it, whatever the estimate by
+// which the request was routed says.
+func TestKnownLength(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		z, b := newTokenizing(t), newEngine(t)
+		fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
+		text := z.nextBody(tokenizedPrompt)
+		z.ask(text, 0)
+		// A quarter more text, and as many tokens: one for each byte, where an estimate expects one for several.
+		text = strings.TrimSuffix(text, `"}`) + strings.Repeat("more ", tokenizedPrompt/20) + `"}`
+		exact := policies.Tokens(len(text) - strings.Index(text, `"prompt":`) - len(`"prompt":}`))
+		near := func(n policies.Tokens) bool { return exact*95/100 < n && n < exact*105/100 }
+		z.ask(text, 0)
+		if n := z.placer.last.Load().Input; !near(n) {
+			t.Errorf("the placer is asked for %d tokens, want about %d", n, exact)
+		}
+		for name, at := range map[string]*testServer{"the own replica": z.testServer, "the peer": fb} {
+			z.placer.peer.Store(nil)
+			if at == fb {
+				z.placer.peer.Store(&fb.peer)
+			}
+			z.engine.blockAt(0)
+			b.blockAt(0)
+			ctx, cancel := context.WithCancel(t.Context())
+			req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+z.url+"/v1/completions", strings.NewReader(text))
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if resp, err := z.client.Do(req); err == nil {
+					resp.Body.Close()
+				}
+			}()
+			waitFor(t, func() bool { return at.Status().Load.Promised > 0 })
+			if n := at.Status().Load.Promised; !near(n) {
+				t.Errorf("%s counts %d tokens, want about %d", name, n, exact)
+			}
+			cancel()
+			<-done
+		}
+	})
 }
 
 // TestTokenize checks for which prompts the engine is asked, with what, and what the placer gets.

@@ -89,8 +89,9 @@ func (x *Texts) walk(t Text) {
 }
 
 // Find appends the steps that are known of a prompt with that text to dst. It returns also
-// about how many tokens the known part of its text has, which may be more than the last step.
-func (x *Texts) Find(dst []Step, text Text) (steps []Step, tokens policies.Tokens) {
+// about how many tokens the known part of its text has, which may be more than the last step,
+// and about how many the whole text has, if at least half of it is known, else 0.
+func (x *Texts) Find(dst []Step, text Text) (steps []Step, tokens, all policies.Tokens) {
 	x.walk(text)
 	last := policies.Tokens(0)
 	for _, n := range x.path {
@@ -101,7 +102,10 @@ func (x *Texts) Find(dst []Step, text Text) (steps []Step, tokens policies.Token
 		}
 	}
 	x.touch()
-	return dst, tokens
+	if known := len(x.path) * ChunkBytes; known > 0 && 2*known >= text.bytes {
+		all = tokens * policies.Tokens(text.bytes) / policies.Tokens(known)
+	}
+	return dst, tokens, all
 }
 
 // Learn records the ids of a prompt with that text. The steps are those of the ids

@@ -53,7 +53,7 @@ func TestTexts(t *testing.T) {
 		for range 60 {
 			from := talks[rng.IntN(len(talks))]
 			text := append(bytes.Clone(from), writeText(rng, 500+rng.IntN(12000), rng.IntN(8))...)
-			steps, tokens := x.Find(nil, NewText(root, text))
+			steps, tokens, _ := x.Find(nil, NewText(root, text))
 			ids := tokenize(text)
 			want := AppendSteps(nil, root, ids)
 			if tokens > policies.Tokens(len(ids)) && len(steps) > 0 && steps[len(steps)-1].Tokens > policies.Tokens(len(ids)) {
@@ -79,11 +79,11 @@ func TestTexts(t *testing.T) {
 			missed += max(best-len(steps), 0)
 			learn(x, root, text)
 			talks = append(talks, text)
-			if steps, _ := x.Find(nil, NewText(root+1, text)); len(steps) > 0 {
+			if steps, _, _ := x.Find(nil, NewText(root+1, text)); len(steps) > 0 {
 				t.Fatal("a text is known under another root")
 			}
 			// What was learned last is found, up to its last chunk.
-			steps, tokens = x.Find(nil, NewText(root, text))
+			steps, tokens, _ = x.Find(nil, NewText(root, text))
 			if n := len(ids) - int(tokens); n > 2048 {
 				t.Errorf("seed %d: %d tokens of %d are found of a text that was learned", seed, tokens, len(ids))
 			}
@@ -120,7 +120,7 @@ func TestTextsCapacity(t *testing.T) {
 	x.Find(nil, NewText(0, a))
 	learn(x, 0, c)
 	find := func(text []byte) int {
-		_, tokens := x.Find(nil, NewText(0, text))
+		_, tokens, _ := x.Find(nil, NewText(0, text))
 		return int(tokens) * 100 / len(tokenize(text))
 	}
 	if find(a) < 90 || find(c) < 90 || find(b) > 60 || x.Len() != 20 {
@@ -150,7 +150,7 @@ func TestTextsAllocs(t *testing.T) {
 		text[20<<10] = n
 		n++
 		x.Learn(NewText(0, text), steps, policies.Tokens(len(ids)))
-		found, _ = x.Find(found[:0], NewText(0, text))
+		found, _, _ = x.Find(found[:0], NewText(0, text))
 	}
 	for range 20 {
 		run()
@@ -168,7 +168,7 @@ func BenchmarkFind(b *testing.B) {
 	var steps []Step
 	b.ReportAllocs()
 	for b.Loop() {
-		steps, _ = x.Find(steps[:0], NewText(0, text))
+		steps, _, _ = x.Find(steps[:0], NewText(0, text))
 	}
 }
 
@@ -187,15 +187,31 @@ func TestTextsContradiction(t *testing.T) {
 	for n := range 4 {
 		text, steps := prompt(byte(1 + n%2))
 		x.Learn(NewText(0, text), steps, 2000)
-		found, tokens := x.Find(nil, NewText(0, common))
+		found, tokens, _ := x.Find(nil, NewText(0, common))
 		if n == 0 && (len(found) != 1 || tokens != 1000) {
 			t.Errorf("after one prompt: %v, %d tokens", found, tokens)
 		}
 		if n > 0 && (len(found) != 0 || tokens >= StepTokens) {
 			t.Errorf("after %d prompts that contradict each other: %v, %d tokens", n+1, found, tokens)
 		}
-		if found, tokens := x.Find(nil, NewText(0, text)); len(found) == 0 || found[len(found)-1] != steps[len(steps)-1] || tokens != 2000 {
+		if found, tokens, _ := x.Find(nil, NewText(0, text)); len(found) == 0 || found[len(found)-1] != steps[len(steps)-1] || tokens != 2000 {
 			t.Errorf("of prompt %d: %v, %d tokens", n, found, tokens)
+		}
+	}
+}
+
+// TestTextsLength checks the length of a prompt of which not all is known.
+func TestTextsLength(t *testing.T) {
+	text := make([]byte, 12*ChunkBytes+12)
+	for i := range text {
+		text[i] = byte(i / 100)
+	}
+	ids := make([]uint32, 3000) // 500 for each of the first six chunks
+	x := NewTexts(100)
+	x.Learn(NewText(0, text[:6*ChunkBytes]), AppendSteps(nil, 0, ids), 3000)
+	for n, want := range map[int]policies.Tokens{ChunkBytes - 1: 0, ChunkBytes: 500, 4*ChunkBytes + 512: 2250, 6 * ChunkBytes: 3000, 9 * ChunkBytes: 4500, 12 * ChunkBytes: 6000, 12*ChunkBytes + 1: 0} {
+		if _, _, all := x.Find(nil, NewText(0, text[:n])); all != want {
+			t.Errorf("%d bytes: %d tokens, want %d", n, all, want)
 		}
 	}
 }

@@ -27,9 +27,9 @@ func NewTexts(kv policies.Tokens) *Texts {
 	return &Texts{texts: prefix.NewTexts(int(min(kv*textBytesPerToken/prefix.ChunkBytes, maxBlocks)))}
 }
 
-// Find returns the steps that are known of a prompt, and about how many of its first tokens they
-// and the text after them have.
-func (x *Texts) Find(t prefix.Text) ([]prefix.Step, policies.Tokens) {
+// Find returns the steps that are known of a prompt, about how many of its first tokens they
+// and the text after them have, and about how many tokens the prompt has; 0 if little of it is known.
+func (x *Texts) Find(t prefix.Text) (steps []prefix.Step, known, all policies.Tokens) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.texts.Find(nil, t)
