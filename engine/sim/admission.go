@@ -26,7 +26,7 @@ func (c *cascade) admit(q *request, to int) int {
 	var tried []policies.ReplicaID
 	for range 2 {
 		f := c.fronts[to]
-		entry, v := f.ledger.Admit(admission.Arrival{Input: q.Input, MaxOutput: q.Output})
+		entry, v := f.ledger.Admit(admission.Arrival{Input: q.Input, Cached: f.replica.cachedTokens(q.Request), MaxOutput: q.Output})
 		if v.Admit {
 			q.entry = entry
 			return to

@@ -72,7 +72,7 @@ func (a *admittedWork) tenantOf(h http.Header) string {
 func (a *admittedWork) admit(lr *legRequest) (admission.Entry, error) {
 	first := lr.arrival.Input == 0
 	arrival := admission.Arrival{
-		Tenant: lr.tenant, Input: lr.arrival.Estimate, MaxOutput: lr.request.MaxOutput, HasKV: lr.arrival.HasKV, Admitted: !first || lr.passed,
+		Tenant: lr.tenant, Input: lr.arrival.Estimate, Cached: lr.arrival.Cached, MaxOutput: lr.request.MaxOutput, HasKV: lr.arrival.HasKV, Admitted: !first || lr.passed,
 	}
 	if !first {
 		arrival.Input, arrival.Sent = lr.arrival.Input, lr.arrival.Output

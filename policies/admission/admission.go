@@ -34,7 +34,7 @@ const (
 type Work struct {
 	Requests int             // admitted and not ended
 	Demand   policies.Tokens // Σ of the lengths that they are expected to reach
-	Waiting  policies.Tokens // Σ prompt tokens of those without a first token
+	Waiting  policies.Tokens // Σ prompt tokens to be computed for those without a first token
 	// Output is the mean output of recent requests; 0 while unknown.
 	Output policies.Tokens
 	// Alone is the recent mean of Verdict.Alone over all requests that asked; 0 while
@@ -48,6 +48,7 @@ type Work struct {
 // Request is what is asked for.
 type Request struct {
 	Input  policies.Tokens
+	Cached policies.Tokens // of the prompt, which are not computed again
 	Output policies.Tokens // expected
 	// Share scales the slowdown that is tolerated: 1, or by tenant (Share).
 	Share float64
@@ -66,7 +67,8 @@ type Decider struct {
 type Verdict struct {
 	Admit bool
 	// Wait is the predicted time until the prefill begins; Latency and Alone are the
-	// request's predicted latency, and that on an idle replica. All are in seconds.
+	// request's predicted latency, and that on an idle replica that has nothing of its prompt
+	// cached: what clients expect does not depend on caches. All are in seconds.
 	Wait, Latency, Alone float64
 	// Retry is after how many seconds the request might be admitted; 0 if it is.
 	Retry int
@@ -121,14 +123,15 @@ func (d Decider) predict(w Work, q Request) Verdict {
 		output = float64(q.Output)
 	}
 	turn := output * pace // of the KV cache and of the batch
-	input := float64(q.Input)
-	prefill := float64(c.D2*input) + float64(c.D3*input*input)
+	input, cached := float64(q.Input), float64(min(q.Cached, q.Input))
+	whole := float64(c.D2*input) + float64(c.D3*input*input)
+	prefill := whole - float64(c.D2*cached) - float64(c.D3*cached*cached)
 	v := Verdict{Wait: max(max(0, ahead-room)/room*turn, float64(c.D2*float64(w.Waiting)))}
 	if beyond > 0 {
 		v.Wait = max(v.Wait, beyond/float64(d.Batch)*turn)
 	}
 	v.Latency = v.Wait + prefill + float64(float64(q.Output)*pace)
-	v.Alone = max(prefill+float64(float64(q.Output)*(c.D0+c.D1+float64(c.D4*length))), c.D0)
+	v.Alone = max(whole+float64(float64(q.Output)*(c.D0+c.D1+float64(c.D4*length))), c.D0)
 	return v
 }
 

@@ -30,6 +30,7 @@ type Ledger struct {
 type Arrival struct {
 	Tenant string
 	Input  policies.Tokens // prompt tokens, or an estimate
+	Cached policies.Tokens // how many of them the replica is expected to hold
 	// MaxOutput is the client's limit, 0 for none, and Sent the tokens that it has already.
 	MaxOutput, Sent policies.Tokens
 	// HasKV says that no prompt is computed before the next token, and Admitted that the request is
@@ -65,7 +66,7 @@ func (l *Ledger) Admit(a Arrival) (Entry, Verdict) {
 	}
 	v := Verdict{Admit: true}
 	if !a.Admitted {
-		v = l.Decider.Decide(l.work, Request{Input: a.Input, Output: output, Share: l.share(e.tenant, own)})
+		v = l.Decider.Decide(l.work, Request{Input: a.Input, Cached: a.Cached, Output: output, Share: l.share(e.tenant, own)})
 		l.work.Alone = mean(l.work.Alone, v.Alone)
 		if !v.Admit {
 			l.refused++
@@ -74,7 +75,7 @@ func (l *Ledger) Admit(a Arrival) (Entry, Verdict) {
 	}
 	e.demand = a.Input + output
 	if !a.HasKV {
-		e.waiting = a.Input
+		e.waiting = max(a.Input-a.Cached, 0)
 	}
 	if own == nil {
 		if l.demand == nil {

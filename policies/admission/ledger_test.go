@@ -50,6 +50,10 @@ func TestLedgerBooks(t *testing.T) {
 			q := request{prompt: policies.Tokens(1 + r.IntN(50))}
 			a := admission.Arrival{Tenant: fmt.Sprint("t", r.IntN(2*admission.MaxTenants)), Input: q.prompt, MaxOutput: policies.Tokens(1 + r.IntN(200)), HasKV: r.IntN(4) == 0}
 			q.demand = a.Input + a.MaxOutput
+			if r.IntN(2) == 0 {
+				a.Cached = policies.Tokens(r.IntN(60)) // as an estimate, it may exceed the prompt
+				q.prompt = max(a.Input-a.Cached, 0)
+			}
 			if a.HasKV {
 				q.prompt = 0
 			}
