@@ -105,7 +105,8 @@ func decodeState(b []byte) (s predecessorState, err error) {
 // addToStatus returns st, the status of the later process, with s added.
 func (s predecessorState) addToStatus(st frontend.Status) frontend.Status {
 	a, b := st.Load, s.Load
-	st.Load = policies.Load{Running: a.Running + b.Running, Waiting: a.Waiting + b.Waiting, Held: a.Held + b.Held, Promised: a.Promised + b.Promised, Engine: a.Engine}
+	st.Load.Running, st.Load.Waiting = a.Running+b.Running, a.Waiting+b.Waiting
+	st.Load.Held, st.Load.Promised, st.Load.Cached = a.Held+b.Held, a.Promised+b.Promised, a.Cached+b.Cached
 	switch {
 	case a.Iteration == 0:
 		st.Load.Iteration = b.Iteration

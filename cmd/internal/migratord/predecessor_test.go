@@ -61,6 +61,8 @@ func TestState(t *testing.T) {
 	if own.Snapshot[0].N != 0 {
 		t.Error("the own snapshot has changed")
 	}
+	// Without a predecessor nothing of the own load changes, whatever fields it has.
+	setFields(reflect.ValueOf(&own.Load).Elem())
 	if got := (predecessorState{}).addToStatus(own); !reflect.DeepEqual(got, own) {
 		t.Errorf("the zero state adds %+v", got)
 	}
@@ -77,6 +79,22 @@ func TestState(t *testing.T) {
 	}
 	if s, err := decodeState(b[1:]); err != nil || s.Load != want.Load || s.Migrations != nil {
 		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// setFields sets every number in a struct and in the structs that it has.
+func setFields(v reflect.Value) {
+	for i := range v.NumField() {
+		switch f := v.Field(i); {
+		case f.Kind() == reflect.Struct:
+			setFields(f)
+		case f.CanInt():
+			f.SetInt(int64(i + 1))
+		case f.CanUint():
+			f.SetUint(uint64(i + 1))
+		case f.CanFloat():
+			f.SetFloat(float64(i + 1))
+		}
 	}
 }
 
