@@ -26,7 +26,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -117,7 +117,12 @@ test-all: envoy zig ptxas routers ## test, and the slow rest; all packages with 
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
+	$(MAKE) test-collector
 	$(MAKE) test-vllm
+
+# A module of its own has the collector as its dependency.
+test-collector: ## one request is one trace, as the OpenTelemetry Collector's receiver gets it
+	$(GO) test -C cmd/internal/e2e/collector -count=1 -timeout 10m ./...
 
 # Two engines fill two cores. The first run installs vLLM into .cache/vllm, 2.7 GB, or uses
 # the directory that $$CASCADE_TEST_VLLM names.
@@ -222,7 +227,7 @@ check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
-	cd wasm/host/peers && $(GO) mod tidy -diff && $(GO) vet ./...
+	for module in wasm/host/peers cmd/internal/e2e/collector; do (cd $$module && $(GO) mod tidy -diff && $(GO) vet ./...) || exit; done
 
 # A seeded sample of 300 mutants a package. .cache/mutate keeps the results: a run that was
 # interrupted continues. After a change of tests: make mutate MUTATE="-again ./policies/refine".

@@ -55,7 +55,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	s := srv.newStream(ctx, session.Config{Request: request, MinTokens: req.MinOutput, Endpoint: e, Asked: asked, Resume: resume}, out, cancel)
 	s.header, s.requestID = engineHeaders(r.Header), r.Header.Get(requestIDHeader) // what later legs and the log need
 	s.tenant = srv.admission.tenantOf(r.Header)
-	nameSpan(ctx, s.request)
+	nameSpan(ctx, e, s.request)
 	prompt := srv.readPrompt(ctx, &req, s.header, arrival.Estimate)
 	s.root, arrival.Cached = prompt.root, prompt.cached
 	prompt.refineEstimate(&arrival)
@@ -152,6 +152,7 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 // read a regular end.
 func (srv *Server) serveStream(r *http.Request, s *Stream, b openedLeg) {
 	err := s.run(b)
+	s.countInSpan(r.Context())
 	if cause := context.Cause(r.Context()); cause != nil && !errors.Is(cause, errStopping) {
 		panic(http.ErrAbortHandler)
 	}

@@ -86,6 +86,10 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	work := l.local.work
 	if first {
 		l.local.server.admission.begin(&l.local.share)
+		l.local.noteFirstToken()
+	}
+	if c.Finish {
+		l.local.noteFinish(c)
 	}
 	if c.HasPromptIDs() {
 		work.SetInput(policies.Tokens(c.PromptTokens()))

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
@@ -76,6 +78,7 @@ type localLeg struct {
 	warmup    bool   // a later leg without a name, whose tokens are discarded
 	work      *loadtracker.Work
 	call      *call
+	span      trace.Span // of the call to the engine; nil without tracing
 
 	share     admission.Entry // of the admitted work; under the lock of that
 	plain     bool            // its answer comes as a whole
@@ -117,6 +120,7 @@ func (r *localLeg) unregister(moved bool) {
 	} else {
 		r.work.End()
 	}
+	r.endSpan(moved)
 	r.server.admission.end(&r.share, r.work.Counts().Output, !moved && !r.warmup)
 	r.server.mu.Lock()
 	delete(r.server.localLegs, r)

@@ -75,14 +75,15 @@ func (r *payloadReader) Close() error {
 	return nil
 }
 
-// send sends a leg request to the own engine or to a peer. The caller closes the
-// answer's body.
-func (srv *Server) send(ctx context.Context, lr *legRequest) (*http.Response, error) {
+// send sends a leg request to the own engine, where local is its leg, or to a peer. The
+// caller closes the answer's body.
+func (srv *Server) send(ctx context.Context, lr *legRequest, local *localLeg) (*http.Response, error) {
 	target, transport := srv.engine.JoinPath(lr.endpoint.Path()), http.RoundTripper(srv.local)
 	if peer := lr.target.Address; peer != "" {
 		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: peer, Path: lr.endpoint.Path()}, srv.peers
 	}
 	fields := lr.headers()
+	local.setTraceHeader(fields)
 	// The transport does not send an empty value. It takes the field as
 	// permission to send the request again if an idle connection turns out to be
 	// closed.
@@ -218,12 +219,13 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 			return openedLeg{}, err
 		}
 		b.local = srv.registerLeg(lr, b.call, admitted)
+		b.local.beginSpan(parent, lr)
 	}
 	if lr.stream != nil {
 		lr.stream.setOpening(lr.target.Replica, b.call) // until the stream has the leg or the client its answer
 	}
 	fail := func(err error) (openedLeg, error) {
-		cancel()
+		b.call.abort(err) // unless it was aborted: that is the cause
 		if lr.stream != nil {
 			lr.stream.setOpening("", nil)
 		}
@@ -240,7 +242,7 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	if local {
 		srv.pullPrefix(ctx, lr, b.local)
 	}
-	resp, err := srv.send(ctx, lr)
+	resp, err := srv.send(ctx, lr, b.local)
 	if err != nil {
 		if local && parent.Err() == nil && errors.Is(err, syscall.ECONNREFUSED) {
 			srv.setReady(false) // the port is closed: no second probe is needed

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -64,11 +65,25 @@ func (srv *Server) withSpan(w http.ResponseWriter, r *http.Request, name string,
 	serve(s, r)
 }
 
-// nameSpan adds a request's name in logs and migrations to its span.
-func nameSpan(ctx context.Context, q policies.Request) {
+// nameSpan adds a request's name in logs and migrations, and what it asks for, to its span.
+func nameSpan(ctx context.Context, e openai.Endpoint, q policies.Request) {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(attribute.String("cascade.request", q.ID), attribute.String("cascade.model", strings.ToValidUTF8(q.Model, "\uFFFD")))
+		span.SetAttributes(attribute.String("cascade.request", q.ID), genAIOperation.String(genAIOperationOf(e)), genAIModel.String(strings.ToValidUTF8(q.Model, "\uFFFD")))
 	}
+}
+
+// countInSpan adds what the client got, and how often another engine took over, to the span of
+// a stream that has ended.
+func (s *Stream) countInSpan(ctx context.Context) {
+	span := trace.SpanFromContext(ctx)
+	if !span.IsRecording() {
+		return
+	}
+	q := s.Request()
+	if !q.Estimated {
+		span.SetAttributes(genAIInput.Int64(int64(q.Input)))
+	}
+	span.SetAttributes(genAIOutput.Int64(int64(q.Output)), attribute.Int("cascade.splices", s.Splices()))
 }
 
 // statusWriter remembers the status of an answer.

@@ -10,6 +10,7 @@ import (
 
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	apitrace "go.opentelemetry.io/otel/trace"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -53,20 +54,18 @@ func TestOneTraceARequest(t *testing.T) {
 		var own, peer int
 		spanOf := make(map[string]string) // by replica
 		for _, span := range spans.Ended() {
-			for _, a := range span.Attributes() {
-				if a.Key == "cascade.replica" {
-					spanOf[a.Value.Emit()] = span.SpanContext().SpanID().String()
-				}
+			if span.SpanKind() == apitrace.SpanKindServer {
+				spanOf[attributesOf(span)["cascade.replica"]] = span.SpanContext().SpanID().String()
 			}
 		}
 		for _, span := range spans.Ended() {
 			if got := span.SpanContext().TraceID().String(); got != trace {
 				t.Errorf("span %s has the trace %s", span.Name(), got)
 			}
-			attrs := map[string]string{}
-			for _, a := range span.Attributes() {
-				attrs[string(a.Key)] = a.Value.Emit()
+			if span.SpanKind() != apitrace.SpanKindServer {
+				continue // TestEngineSpans
 			}
+			attrs := attributesOf(span)
 			switch attrs["cascade.replica"] {
 			case "r0":
 				own++

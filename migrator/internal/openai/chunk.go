@@ -186,6 +186,14 @@ func (c *Chunk) AppendPromptIDs(dst []uint32) ([]uint32, error) {
 	return appendIDs(dst, c.event.Data, c.promptIDs[:min(c.nPrompts, 1)])
 }
 
+// FinishReason returns the finish reason of the event's last choice, a string; "" for none.
+func (c *Chunk) FinishReason() string {
+	if !c.Finish {
+		return ""
+	}
+	return gjson.ParseBytes(c.finish.of(c.event.Data)).Str
+}
+
 // ListsIDs reports whether the event has a list of generated token ids, which may
 // be empty.
 func (c *Chunk) ListsIDs() bool { return c.nIDs > 0 }

@@ -1,0 +1,105 @@
+package frontend
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+)
+
+// The attributes of OpenTelemetry's semantic conventions for generative AI that spans of
+// engine calls have (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans).
+// Prompts and answers are never recorded.
+const (
+	genAIOperation = attribute.Key("gen_ai.operation.name")
+	genAIProvider  = attribute.Key("gen_ai.provider.name")
+	genAIModel     = attribute.Key("gen_ai.request.model")
+	genAIMaxTokens = attribute.Key("gen_ai.request.max_tokens")
+	genAIInput     = attribute.Key("gen_ai.usage.input_tokens")
+	genAIOutput    = attribute.Key("gen_ai.usage.output_tokens")
+	genAICached    = attribute.Key("gen_ai.usage.cache_read.input_tokens")
+	genAIFinish    = attribute.Key("gen_ai.response.finish_reasons")
+)
+
+// engineProvider is the provider's name in spans: the dialect that all engines speak.
+const engineProvider = "vllm"
+
+// firstTokenEvent is the span event of the first token.
+const firstTokenEvent = "first_token"
+
+// genAIOperationOf returns the convention's name of what an endpoint does.
+func genAIOperationOf(e openai.Endpoint) string {
+	if e == openai.Chat {
+		return "chat"
+	}
+	return "text_completion"
+}
+
+// beginSpan begins the span of the leg's call to the own engine, below ctx's, that of its
+// request or of a peer's leg. The engine sees it as its parent. It begins none without tracing,
+// nor for warm-ups, which are no answers to clients.
+func (r *localLeg) beginSpan(ctx context.Context, lr *legRequest) {
+	tracer := r.server.cfg.Tracer
+	if tracer == nil || r.warmup {
+		return
+	}
+	operation, model := genAIOperationOf(lr.endpoint), strings.ToValidUTF8(r.request.Model, "\uFFFD")
+	attributes := []attribute.KeyValue{
+		genAIOperation.String(operation), genAIProvider.String(engineProvider), genAIModel.String(model),
+		attribute.String("cascade.replica", string(r.server.cfg.Replica)), attribute.String("cascade.leg", r.name), attribute.Int64("cascade.epoch", int64(lr.epoch)),
+	}
+	if r.request.MaxOutput > 0 {
+		attributes = append(attributes, genAIMaxTokens.Int64(int64(r.request.MaxOutput)))
+	}
+	if host, port, err := net.SplitHostPort(r.server.engine.Host); err == nil {
+		n, _ := strconv.Atoi(port)
+		attributes = append(attributes, attribute.String("server.address", host), attribute.Int("server.port", n))
+	}
+	_, r.span = tracer.Start(ctx, strings.TrimSpace(operation+" "+model), trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attributes...))
+}
+
+// setTraceHeader makes the leg's span the parent of what the engine does.
+func (r *localLeg) setTraceHeader(h http.Header) {
+	if r != nil && r.span != nil {
+		traceContext.Inject(trace.ContextWithSpan(context.Background(), r.span), propagation.HeaderCarrier(h))
+	}
+}
+
+// noteFirstToken records when the first token came.
+func (r *localLeg) noteFirstToken() {
+	if r.span != nil {
+		r.span.AddEvent(firstTokenEvent)
+	}
+}
+
+// noteFinish records why the engine ended the answer.
+func (r *localLeg) noteFinish(c *openai.Chunk) {
+	if r.span != nil && r.span.IsRecording() {
+		r.span.SetAttributes(genAIFinish.StringSlice([]string{strings.ToValidUTF8(c.FinishReason(), "\uFFFD")}))
+	}
+}
+
+// endSpan ends the leg's span with what the engine has counted. moved is as in unregister.
+func (r *localLeg) endSpan(moved bool) {
+	if r.span == nil {
+		return
+	}
+	n := r.work.Counts()
+	r.span.SetAttributes(genAIOutput.Int64(int64(n.Output-r.earlier)), attribute.Bool("cascade.continued_elsewhere", moved))
+	if n.Exact {
+		r.span.SetAttributes(genAIInput.Int64(int64(n.Input+r.earlier)), genAICached.Int64(int64(n.Cached)))
+	}
+	if cause := r.call.cause.Load(); cause != nil {
+		r.span.SetAttributes(attribute.String("error.type", (*cause).Error()))
+		r.span.SetStatus(codes.Error, (*cause).Error())
+	}
+	r.span.End()
+}
