@@ -121,7 +121,8 @@ In production each component is a process of its own, from one fleet file:
   cascade migrator  -c fleet.yaml --replica r0    beside each engine
   cascade envoy-bootstrap -c fleet.yaml           a bootstrap for your Envoy
   cascade attach    -c fleet.yaml --to envoy      or additions to an existing Envoy, mesh or gRPC client
-  cascade proxy     -c fleet.yaml                 or the embedded proxy instead of Envoy`,
+  cascade proxy     -c fleet.yaml                 or the embedded proxy instead of Envoy
+  cascade epp       -c fleet.yaml                 or an endpoint picker for an inference gateway`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       version(),

@@ -23,7 +23,7 @@ func ReadPlans(s *Snapshot) ([]policies.Plan, error) {
 	byModel := make(map[string]map[int]resources.RouteMeta)
 	epochs := make(map[string]policies.Epoch)
 	clusterOf := make(map[string]map[int]string)
-	for _, t := range s.usedTables() {
+	for _, t := range s.UsedTables() {
 		for _, h := range t.Hosts {
 			for _, r := range h.Routes {
 				if r.Metadata.GetFilterMetadata()[resources.MetadataKey] == nil {
@@ -72,8 +72,8 @@ func ReadPlans(s *Snapshot) ([]policies.Plan, error) {
 	return plans, nil
 }
 
-// usedTables lists the route tables that listeners use, sorted by name.
-func (s *Snapshot) usedTables() []*RouteTable {
+// UsedTables lists the route tables that listeners use, sorted by name.
+func (s *Snapshot) UsedTables() []*RouteTable {
 	seen := make(map[*RouteTable]bool)
 	for _, t := range s.Routes {
 		seen[t] = true

@@ -41,7 +41,7 @@ func ReadReplicas(s *Snapshot) []policies.Replica {
 // exists suffices.
 func (s *Snapshot) assignmentByModel() map[string]*Assignment {
 	found, stage := make(map[string]*Assignment), make(map[string]int)
-	for _, t := range s.usedTables() {
+	for _, t := range s.UsedTables() {
 		for _, h := range t.Hosts {
 			for _, r := range h.Routes {
 				m, err := resources.ReadRouteMeta(r.Metadata)

@@ -1,0 +1,261 @@
+package endpointpicker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/server"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// plane is a control plane that serves views, and a picker that follows it over real xDS.
+type plane struct {
+	t       *testing.T
+	cache   *cache.Cache
+	picker  *Server
+	updated chan struct{}
+	client  extproc.ExternalProcessorClient
+	conn    *grpc.ClientConn
+}
+
+// Update passes a snapshot to the picker.
+func (p *plane) Update(s *client.Snapshot) {
+	p.picker.Update(s)
+	select {
+	case p.updated <- struct{}{}:
+	default:
+	}
+}
+
+// startPlane runs both until the end of the test.
+func startPlane(t *testing.T, c Config) *plane {
+	t.Helper()
+	p := &plane{t: t, cache: cache.New(cache.Config{}), picker: testkit.Must(New(c)), updated: make(chan struct{}, 1)}
+	s := testkit.Must(server.New(server.Config{Cache: p.cache}))
+	ads := grpc.NewServer()
+	s.Register(t.Context(), ads)
+	xds := testkit.Must(client.New(client.Config{Conn: serve(t, ads), NodeID: "picker", Watcher: p}))
+	testkit.Run(t, xds.Run)
+	own := grpc.NewServer(p.picker.Options()...)
+	p.picker.Register(own)
+	if c.Health != nil {
+		healthpb.RegisterHealthServer(own, c.Health)
+	}
+	p.conn = serve(t, own)
+	p.client = extproc.NewExternalProcessorClient(p.conn)
+	return p
+}
+
+// serve runs a gRPC server over an in-memory connection and returns a client's end.
+func serve(t *testing.T, s *grpc.Server) *grpc.ClientConn {
+	t.Helper()
+	listener := bufconn.Listen(1 << 20)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = s.Serve(listener) })
+	conn := testkit.Must(grpc.NewClient("passthrough:///test", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })))
+	t.Cleanup(func() {
+		conn.Close()
+		s.Stop()
+		wg.Wait()
+	})
+	return conn
+}
+
+// publish serves a view and waits until the picker knows it: until its epochs are in use.
+func (p *plane) publish(v resources.View) {
+	p.t.Helper()
+	set, err := resources.Build(v)
+	if err == nil {
+		err = resources.Prove(set)
+	}
+	testkit.NoError(p.t, err)
+	p.cache.Set("", set)
+	want := describeView(v)
+	testkit.WaitForValue(p.t, "the picker's view", func() string { return describePicker(p.picker.view.Load()) }, func(got string) bool { return got == want })
+}
+
+// describeView and describePicker describe what a picker gets of a view, in the same words.
+func describeView(v resources.View) string {
+	var out []string
+	for _, plan := range v.Plans {
+		for _, s := range plan.Stages {
+			for _, e := range v.Endpoints {
+				if e.Model == plan.Model && slices.Contains(s.Replicas, e.ID) {
+					out = append(out, fmt.Sprintf("%s<%d %s %v", plan.Model, s.High, e.Address, e.Health == resources.Healthy))
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
+
+func describePicker(v *view) string {
+	var out []string
+	for _, m := range v.list {
+		for _, s := range m.stages {
+			for _, e := range s.Tiers[0] {
+				out = append(out, fmt.Sprintf("%s<%d %s %v", m.Model, s.High, e, e.Ready()))
+			}
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
+
+// twoStages returns a view of model m with replicas 10.0.0.1 and .2 for short requests and .3
+// and .4 for long ones, the model alone on every host.
+func twoStages() resources.View {
+	v := resources.View{
+		Models: []resources.Model{{Name: "m", Context: 1 << 20, BytesPerToken: 1000}},
+		Plans: []policies.Plan{{Model: "m", Epoch: 1, Stages: []policies.Stage{
+			{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"r1", "r2"}},
+			{Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r3", "r4"}},
+		}}},
+	}
+	for i := 1; i <= 4; i++ {
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m", Address: fmt.Sprintf("10.0.0.%d:8000", i), Weight: 100})
+	}
+	return v
+}
+
+// withSecondModel adds model n/2 with one replica, 10.0.0.9, and a host of its own for m.
+func withSecondModel(v resources.View) resources.View {
+	v.Models[0].Hosts = []string{"m.test"}
+	v.Models = append(v.Models, resources.Model{Name: "n/2", Context: 1 << 20, BytesPerToken: 2000})
+	v.Plans = append(v.Plans, policies.OneStagePlan("n/2", []policies.ReplicaID{"r9"}))
+	v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: "r9", Model: "n/2", Address: "10.0.0.9:8000", Weight: 100, Adapters: []string{"n-lora"}})
+	return v
+}
+
+// withPrefixes makes the estimator of a view give prefix keys.
+func withPrefixes(v resources.View) resources.View {
+	v.Settings.PrefixSecret = length.PrefixSecret{1}
+	v.Models[0].PrefixDepth = length.MinPrefixDepth
+	return v
+}
+
+// headers returns a gateway's first message, with pairs of name and value.
+func headers(end bool, pairs ...string) *extproc.ProcessingRequest {
+	h := &corev3.HeaderMap{}
+	for i := 0; i < len(pairs); i += 2 {
+		h.Headers = append(h.Headers, &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])})
+	}
+	return &extproc.ProcessingRequest{
+		Request:        &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{Headers: h, EndOfStream: end}},
+		ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED},
+	}
+}
+
+func body(b string, end bool) *extproc.ProcessingRequest {
+	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(b), EndOfStream: end}}}
+}
+
+// talk sends messages on one stream and describes the answers, a line for each.
+func talk(t *testing.T, c extproc.ExternalProcessorClient, messages ...*extproc.ProcessingRequest) (out []string) {
+	t.Helper()
+	stream := testkit.Must(c.Process(t.Context()))
+	for _, m := range messages {
+		if err := stream.Send(m); err != nil {
+			break // the server has ended the stream; Recv says how
+		}
+	}
+	_ = stream.CloseSend()
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out
+		} else if err != nil {
+			return append(out, status.Code(err).String())
+		}
+		out = append(out, describe(t, r))
+	}
+}
+
+// describe describes an answer in one line.
+func describe(t *testing.T, r *extproc.ProcessingResponse) string {
+	t.Helper()
+	switch m := r.GetResponse().(type) {
+	case *extproc.ProcessingResponse_RequestHeaders:
+		return "headers:" + mutation(t, r, m.RequestHeaders.GetResponse())
+	case *extproc.ProcessingResponse_RequestBody:
+		return "body:" + mutation(t, r, m.RequestBody.GetResponse())
+	case *extproc.ProcessingResponse_RequestTrailers:
+		return "trailers"
+	case *extproc.ProcessingResponse_ResponseHeaders:
+		return "response headers:" + mutation(t, r, m.ResponseHeaders.GetResponse())
+	case *extproc.ProcessingResponse_ResponseBody:
+		return "response body:" + mutation(t, r, m.ResponseBody.GetResponse())
+	case *extproc.ProcessingResponse_ResponseTrailers:
+		return "response trailers"
+	case *extproc.ProcessingResponse_ImmediateResponse:
+		i := m.ImmediateResponse
+		out := fmt.Sprintf("%d:", i.GetStatus().GetCode())
+		for _, h := range i.GetHeaders().GetSetHeaders() {
+			out += " " + h.Header.Key + "=" + string(h.Header.RawValue)
+		}
+		return out + " " + string(i.Body)
+	}
+	return fmt.Sprintf("%T", r.GetResponse())
+}
+
+// mutation describes the changes of an answer, and checks that header and metadata agree.
+func mutation(t *testing.T, r *extproc.ProcessingResponse, c *extproc.CommonResponse) (out string) {
+	t.Helper()
+	destination := ""
+	for _, h := range c.GetHeaderMutation().GetSetHeaders() {
+		if h.AppendAction != corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD || h.Header.Value != "" {
+			t.Errorf("header %s is not overwritten by its raw value", h.Header.Key)
+		}
+		if h.Header.Key == DestinationHeader {
+			destination = string(h.Header.RawValue)
+			out += " to=" + strings.ReplaceAll(strings.ReplaceAll(destination, "10.0.0.", "."), ":8000", "")
+			continue
+		}
+		out += " " + h.Header.Key + "=" + string(h.Header.RawValue)
+	}
+	if md := r.GetDynamicMetadata().GetFields()["envoy.lb"].GetStructValue().GetFields()["x-gateway-destination-endpoint"].GetStringValue(); md != destination {
+		t.Errorf("the header says %q, the metadata %q", destination, md)
+	}
+	for _, h := range c.GetHeaderMutation().GetRemoveHeaders() {
+		out += " -" + h
+	}
+	if c.GetClearRouteCache() {
+		out += " reroute"
+	}
+	if s := c.GetBodyMutation().GetStreamedResponse(); s != nil {
+		out += fmt.Sprintf(" %d bytes", len(s.Body))
+		if len(s.Body) <= 40 {
+			out += fmt.Sprintf(" %q", s.Body)
+		}
+		if s.EndOfStream {
+			out += " end"
+		}
+	}
+	return out
+}

@@ -1,0 +1,329 @@
+package endpointpicker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/endpointpick"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// fakeStream is a stream whose messages come from a channel.
+type fakeStream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	recv chan *extproc.ProcessingRequest // closed: the gateway has closed its side
+	sent []*extproc.ProcessingResponse
+}
+
+func (f *fakeStream) Context() context.Context { return f.ctx }
+
+func (f *fakeStream) Send(r *extproc.ProcessingResponse) error {
+	f.sent = append(f.sent, r)
+	return nil
+}
+
+func (f *fakeStream) Recv() (*extproc.ProcessingRequest, error) {
+	select {
+	case r, ok := <-f.recv:
+		if !ok {
+			return nil, io.EOF
+		}
+		return r, nil
+	case <-f.ctx.Done():
+		return nil, f.ctx.Err()
+	}
+}
+
+// handView returns a view of models with one replica each, without a control plane.
+func handView(names ...string) *view {
+	v := &view{models: make(map[string]*model)}
+	for i, name := range names {
+		e := endpointpick.NewEndpoint(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 8000), 1, true)
+		m := &model{resources.LengthMeta{Model: name}, endpointpick.Model{{High: policies.Unbounded, Tiers: [][]endpointpick.Endpoint{{e}}}}}
+		v.models[name], v.list = m, append(v.list, m)
+	}
+	return v
+}
+
+// TestLateBody checks that a body that does not arrive in time is refused and gives its memory
+// back, and that a response may take longer than that.
+func TestLateBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := testkit.Must(New(Config{}))
+		s.view.Store(handView("m", "n"))
+		ctx, cancel := context.WithCancel(t.Context())
+		f := &fakeStream{ctx: ctx, recv: make(chan *extproc.ProcessingRequest, 2)}
+		f.recv <- headers(false, ":authority", "else.test")
+		f.recv <- body(`{"prompt":`, false)
+		began := time.Now()
+		testkit.NoError(t, s.Process(f))
+		if took := time.Since(began); took != DefaultDeadline || len(f.sent) != 1 || f.sent[0].GetImmediateResponse().GetStatus().GetCode() != 408 {
+			t.Errorf("after %v: %v, want 408 after %v", took, f.sent, DefaultDeadline)
+		}
+		if s.budget.Held() != 0 {
+			t.Errorf("%d bytes are held after the request", s.budget.Held())
+		}
+		cancel()
+		s.view.Store(handView("m"))
+		ctx, cancel = context.WithCancel(t.Context())
+		defer cancel()
+		f = &fakeStream{ctx: ctx, recv: make(chan *extproc.ProcessingRequest)}
+		go func() {
+			f.recv <- headers(true)
+			time.Sleep(2 * DefaultDeadline)
+			f.recv <- &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extproc.HttpHeaders{}}}
+			close(f.recv)
+		}()
+		testkit.NoError(t, s.Process(f))
+		if len(f.sent) != 2 || f.sent[1].GetResponseHeaders() == nil {
+			t.Errorf("answers %v, want response headers last", f.sent)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// TestMemory checks that bodies beyond the memory of all of them are refused with 429, and
+// that memory comes back when a request is answered or cancelled.
+func TestMemory(t *testing.T) {
+	s := testkit.Must(New(Config{BodyMemory: 100}))
+	s.view.Store(handView("m", "n"))
+	open := func() *exchange {
+		x := &exchange{server: s, view: s.view.Load()}
+		if out := testkit.Must(x.step(headers(false))); len(out) != 0 {
+			t.Fatalf("answers %v before the body", out)
+		}
+		return x
+	}
+	x, y := open(), open()
+	testkit.Must(x.step(body(strings.Repeat("x", 60), false)))
+	out := testkit.Must(y.step(body(strings.Repeat("x", 60), false)))
+	if len(out) != 1 || out[0].GetImmediateResponse().GetStatus().GetCode() != 429 {
+		t.Errorf("answers %v, want 429", out)
+	}
+	x.release()
+	if s.budget.Held() != 0 {
+		t.Errorf("%d bytes are held", s.budget.Held())
+	}
+	z := open()
+	testkit.Must(z.step(body(strings.Repeat("x", 60), false)))
+	if s.budget.Held() != 60 {
+		t.Errorf("%d bytes are held, want 60", s.budget.Held())
+	}
+	z.release()
+}
+
+// TestHealth checks that the health service says when there are stages to pick from.
+func TestHealth(t *testing.T) {
+	h := health.NewServer()
+	p := startPlane(t, Config{Health: h, Model: "m"})
+	c := healthpb.NewHealthClient(p.conn)
+	check := func(want healthpb.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		for _, name := range []string{"", "inference-extension", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "liveness"} {
+			want := want
+			if name == "liveness" {
+				want = healthpb.HealthCheckResponse_SERVING
+			}
+			if r := testkit.Must(c.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})); r.Status != want {
+				t.Errorf("service %q is %v, want %v", name, r.Status, want)
+			}
+		}
+	}
+	check(healthpb.HealthCheckResponse_NOT_SERVING)
+	p.publish(twoStages())
+	check(healthpb.HealthCheckResponse_SERVING)
+}
+
+// TestUnusablePlan checks that a snapshot whose stages cannot be read changes nothing, and that
+// it is logged once.
+func TestUnusablePlan(t *testing.T) {
+	log := new(testkit.Log)
+	p := startPlane(t, Config{Logger: log.Logger()})
+	p.publish(twoStages())
+	good := p.picker.view.Load()
+	bad := &client.Snapshot{Listeners: map[string]*client.Listener{}, Routes: map[string]*client.RouteTable{"t": {Name: "t", Hosts: []*client.VirtualHost{{
+		Routes: []*client.Route{{Name: "r", Cluster: "c", Metadata: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{resources.MetadataKey: {}}}}},
+	}}}}}
+	p.picker.Update(bad)
+	p.picker.Update(bad)
+	if p.picker.view.Load() != good {
+		t.Error("a plan that cannot be read has replaced the last one")
+	}
+	if n := log.Count("new plan cannot be used"); n != 1 {
+		t.Errorf("logged %d times: %s", n, log)
+	}
+}
+
+// TestPoolModel checks that the model of the pool wins, and that requests are refused while
+// the fleet does not have it.
+func TestPoolModel(t *testing.T) {
+	p := startPlane(t, Config{Model: "n/2"})
+	p.publish(twoStages())
+	if got := talk(t, p.client, headers(true)); !strings.HasPrefix(got[0], "503:") {
+		t.Errorf("answers %q, want 503", got)
+	}
+	p.publish(withSecondModel(twoStages()))
+	got := talk(t, p.client, headers(false, ":authority", "m.test", "content-length", "10"))
+	if want := []string{"headers: to=.9 x-cascade-tokens=5 x-gateway-model-name=n/2 reroute"}; !slices.Equal(got, want) {
+		t.Errorf("answers %q, want %q", got, want)
+	}
+}
+
+// TestSameReplicaAsProxy checks that the picker and the embedded proxy send the requests of one
+// prefix key to the same replica, so that a fleet may have both.
+func TestSameReplicaAsProxy(t *testing.T) {
+	p := startPlane(t, Config{})
+	p.publish(withPrefixes(twoStages()))
+	m := p.picker.view.Load().list[0]
+	b := balance.New(1)
+	a := &client.Assignment{Priorities: [][]client.Endpoint{nil}, OverprovisioningFactor: 140}
+	for _, e := range m.stages[0].Tiers[0] {
+		a.Priorities[0] = append(a.Priorities[0], client.Endpoint{Address: e.String(), Weight: 1, Healthy: true, LocalityWeight: 1})
+	}
+	b.Update(&client.Cluster{HashKeys: true}, a)
+	for n := range 500 {
+		key := fmt.Sprintf("%016x", n)
+		_, got := m.stages.Pick(endpointpick.Request{Length: 10, Key: key, Random: rand.Uint64()})
+		if want := b.Pick(time.Now(), &balance.Attempts{Key: key}, nil).Address; got[0] != want {
+			t.Fatalf("key %s: %s, but the proxy's is %s", key, got[0], want)
+		}
+	}
+}
+
+// TestCancelledStreams cancels streams between any two messages; goleak reports goroutines that
+// they leave.
+func TestCancelledStreams(t *testing.T) {
+	p := startPlane(t, Config{})
+	p.publish(withSecondModel(twoStages()))
+	for i := range 30 {
+		ctx, cancel := context.WithCancel(t.Context())
+		stream := testkit.Must(p.client.Process(ctx))
+		if i%3 > 0 {
+			_ = stream.Send(headers(false, ":authority", "else.test"))
+		}
+		if i%3 > 1 {
+			_ = stream.Send(body(`{"prompt":"x"`, false))
+		}
+		cancel()
+	}
+	testkit.WaitFor(t, "the end of all streams", func() bool {
+		return testutil.ToFloat64(p.picker.metrics.streams) == 0 && p.picker.budget.Held() == 0
+	})
+}
+
+// FuzzExchange passes any messages to one exchange: it must answer or refuse, never panic, and
+// never pick an address that the hint does not contain.
+func FuzzExchange(f *testing.F) {
+	s, err := New(Config{MaxBody: 1000})
+	if err != nil {
+		f.Fatal(err)
+	}
+	s.view.Store(handView("m", "n"))
+	hinted := headers(true, ":authority", "x")
+	hinted.MetadataContext = metadata(subsetNamespace, subsetKey, structpb.NewStringValue("10.0.0.1:8000,10.0.0.2:8000"))
+	for _, m := range []*extproc.ProcessingRequest{headers(false, "content-length", "5"), hinted, body(`{"model":"m"}`, true), body("x", false), {}} {
+		data, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, data, data)
+	}
+	f.Fuzz(func(t *testing.T, first, second, third []byte) {
+		x := &exchange{server: s, view: s.view.Load()}
+		defer x.release()
+		for i, data := range [][]byte{first, second, third} {
+			var r extproc.ProcessingRequest
+			if proto.Unmarshal(data, &r) != nil {
+				return
+			}
+			out, err := x.step(&r)
+			if err != nil && len(out) > 0 {
+				t.Fatalf("message %d: answers %v and error %v", i, out, err)
+			}
+			for _, a := range x.picked.addresses {
+				if !x.subset.Contains(netip.MustParseAddrPort(a)) {
+					t.Fatalf("message %d: picked %s outside the subset", i, a)
+				}
+			}
+			if err != nil || x.phase == refused {
+				return
+			}
+		}
+	})
+}
+
+// FuzzSubset compares the decoder of the subset hint with a dumb one, on JSON of any form.
+func FuzzSubset(f *testing.F) {
+	for _, text := range []string{`"10.0.0.1:80, 10.0.0.2:80"`, `["10.0.0.1:80","10.0.0.2"]`, `[]`, `7`, `null`, `{"a":["10.0.0.1:80"]}`, `[["10.0.0.1:80"]]`, `["[::1]:80"]`} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		value := new(structpb.Value)
+		if protojson.Unmarshal([]byte(text), value) != nil {
+			return
+		}
+		s := subsetOf(metadata(subsetNamespace, subsetKey, value))
+		if s == nil {
+			t.Fatal("a hint counts as none")
+		}
+		allowed := listed(value)
+		for _, a := range []string{"10.0.0.1:80", "10.0.0.2:80", "10.0.0.2:81", "[::1]:80"} {
+			address := netip.MustParseAddrPort(a)
+			if got, want := s.Contains(address), allowed[address.String()] || allowed[address.Addr().String()]; got != want {
+				t.Fatalf("%s: contains %s: %v, want %v", text, a, got, want)
+			}
+		}
+	})
+}
+
+// listed returns the texts of a hint, normalised.
+func listed(v *structpb.Value) map[string]bool {
+	raw, _ := json.Marshal(v.AsInterface())
+	var entries []string
+	var one string
+	var many []any
+	if json.Unmarshal(raw, &one) == nil && string(raw) != "null" {
+		entries = []string{one}
+	} else if json.Unmarshal(raw, &many) == nil {
+		for _, e := range many {
+			if text, ok := e.(string); ok {
+				entries = append(entries, text)
+			}
+		}
+	}
+	out := make(map[string]bool)
+	for _, e := range strings.Split(strings.Join(entries, ","), ",") {
+		e = strings.TrimSpace(e)
+		if a, err := netip.ParseAddrPort(e); err == nil {
+			out[netip.AddrPortFrom(a.Addr().Unmap(), a.Port()).String()] = true
+		} else if a, err := netip.ParseAddr(strings.Trim(e, "[]")); err == nil {
+			out[a.Unmap().String()] = true
+		}
+	}
+	return out
+}
