@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -24,6 +25,7 @@ type attachFlags struct {
 	nodeID           string
 	internalListener bool
 	into             string // for gRPC clients only
+	kubernetes       kubernetesFlags
 	attach.Config
 }
 
@@ -32,8 +34,8 @@ type attachFlags struct {
 func newAttach(s *settings) *cobra.Command {
 	a := new(attachFlags)
 	c := &cobra.Command{
-		Use:   "attach --to envoy|grpc",
-		Short: "Print the configuration that makes your own Envoy or gRPC client use Cascade's routes",
+		Use:   "attach --to envoy|eg|istio|httproute|grpc",
+		Short: "Print the configuration that makes your own Envoy, gateway, mesh or gRPC client use Cascade's routes",
 		Long: `Attach is for an Envoy or a gRPC client that another control plane configures: a mesh,
 a gateway, or your own files. It prints what to add to its configuration, once.
 Everything after that (routes, stages, endpoints) comes from Cascade over xDS, and
@@ -53,6 +55,15 @@ that Cascade cannot route (it has not answered since Envoy started, or has no re
 goes to that cluster of yours instead, if its body has at most 16 MiB. No replica has
 received such a request, so none is served twice.
 
+--to eg prints the same for a listener of an Envoy Gateway, as an EnvoyPatchPolicy (which
+enableEnvoyPatchPolicy permits), and --to istio for one of an Istio ingress gateway, as an
+EnvoyFilter. Give the address of the control plane in the cluster with --control.
+
+--to httproute needs no privilege and no Envoy: it prints an HTTPRoute for any implementation
+of the Gateway API that matches headers by regular expressions. Boundaries (--cuts) are part of
+it, and change when you apply it again; each stage is a Service of yours. A filter before the
+route must set x-cascade-tokens.
+
 --to grpc prints a gRPC client's xDS bootstrap in which Cascade is one authority:
 the client dials xds://cascade/MODEL and states lengths in x-cascade-tokens. With
 --into FILE, the client's own bootstrap is printed with that authority added.
@@ -63,13 +74,16 @@ own may set x-cascade-tokens and x-gateway-model-name and clear the route cache
 		Example: `  cascade attach --to envoy -c fleet.yaml > cascade.yaml
   cascade attach --to envoy --control 10.0.0.5:18000 --control 10.0.0.6:18000 --model llama-3.1-8b
   cascade attach --to envoy --internal-listener --fallback vllm -c fleet.yaml
+  cascade attach --to eg --gateway default/eg --section http --control cascade.cascade-system:18000
+  cascade attach --to istio --namespace istio-ingress --listener-port 8080 --control cascade.cascade-system:18000
+  cascade attach --to httproute --gateway default/eg --cuts 4096,16384 --service llama
   cascade attach --to grpc --into bootstrap.json --control cascade.internal:18000`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.attach(cmd, a) },
 	}
 	a.file.flag(c, "fleet file; without one: a control plane without TLS at 127.0.0.1:18000")
 	f := c.Flags()
-	f.StringVar(&a.to, "to", "", "client to attach: envoy or grpc")
+	f.StringVar(&a.to, "to", "", "what to attach: envoy, eg, istio, httproute or grpc")
 	f.StringArrayVar(&a.control, "control", nil, "host:port of the control plane, where it is not control.listen of the file; may be repeated")
 	f.StringVar(&a.nodeID, "node-id", wiring.DefaultNodeID("grpc"), "name of the client: for its certificate, and in a new gRPC bootstrap")
 	f.StringVar(&a.Model, "model", "", "the one model that is served, whatever host name a request has; empty: all, as the request says")
@@ -80,8 +94,9 @@ own may set x-cascade-tokens and x-gateway-model-name and clear the route cache
 	f.StringVar(&a.Fallback, "fallback", "", "with --internal-listener: cluster of yours that serves requests which Cascade cannot route")
 	f.DurationVar(&a.FetchTimeout, "fetch-timeout", 0, "how long Envoy waits for Cascade's answers when it starts (default 2s)")
 	f.StringVar(&a.into, "into", "", "with --to grpc: bootstrap file to add Cascade to")
+	a.kubernetes.flags(c)
 	f.Lookup("node-id").DefValue = "grpc@<host name>"
-	completeFrom(c, "to", []string{"envoy", "grpc"})
+	completeFrom(c, "to", attachTargets)
 	return c
 }
 
@@ -95,24 +110,39 @@ func (s *settings) attach(cmd *cobra.Command, a *attachFlags) error {
 			return err
 		}
 	}
+	if !slices.Contains(attachTargets, a.to) {
+		return usageErrorf(cmd, "--to %q: must be %s or %s", a.to, strings.Join(attachTargets[:len(attachTargets)-1], ", "), attachTargets[len(attachTargets)-1])
+	}
+	for flag, targets := range attachFlagTargets {
+		if cmd.Flags().Changed(flag) && !slices.Contains(targets, a.to) {
+			return usageErrorf(cmd, "--%s is for --to %s", flag, strings.Join(targets, " and "))
+		}
+	}
 	switch a.to {
 	case "grpc":
-		for _, flag := range [...]string{"internal-listener", "fallback", "listener", "estimator-filter", "load-reports", "model", "fetch-timeout"} {
-			if cmd.Flags().Changed(flag) {
-				return usageErrorf(cmd, "--%s is for --to envoy", flag)
-			}
-		}
 		return s.attachGRPC(fleet, a)
 	case "envoy":
-		if a.into != "" {
-			return usageErrorf(cmd, "--into is for --to grpc")
-		}
 		if !a.internalListener && (cmd.Flags().Changed("fallback") || cmd.Flags().Changed("listener")) {
 			return usageErrorf(cmd, "--fallback and --listener need --internal-listener")
 		}
 		return s.attachEnvoy(fleet, a)
 	}
-	return usageErrorf(cmd, "--to %q: must be envoy or grpc", a.to)
+	return s.attachKubernetes(cmd, fleet, a)
+}
+
+// attachTargets are the values of --to.
+var attachTargets = []string{"envoy", "eg", "istio", "httproute", "grpc"}
+
+// attachFlagTargets says for which values of --to a flag is; those that are missing are for all.
+var attachFlagTargets = map[string][]string{
+	"into":              {"grpc"},
+	"internal-listener": {"envoy"}, "fallback": {"envoy"}, "listener": {"envoy"}, "load-reports": {"envoy"},
+	"estimator-filter": {"envoy", "eg", "istio"}, "model": {"envoy", "eg", "istio"}, "fetch-timeout": {"envoy", "eg", "istio"},
+	"control": {"envoy", "eg", "istio", "grpc"},
+	"gateway": {"eg", "httproute"}, "section": {"eg", "httproute"},
+	"namespace": {"eg", "istio", "httproute"}, "name": {"eg", "istio", "httproute"},
+	"selector": {"istio"}, "listener-port": {"istio"},
+	"cuts": {"httproute"}, "service": {"httproute"}, "service-port": {"httproute"}, "host": {"httproute"},
 }
 
 func (s *settings) attachGRPC(fleet wiring.Fleet, a *attachFlags) error {
@@ -138,12 +168,10 @@ func (s *settings) attachGRPC(fleet wiring.Fleet, a *attachFlags) error {
 }
 
 func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachFlags) error {
-	c, err := fleet.Attach(a.nodeID, a.control)
+	c, err := a.config(fleet)
 	if err != nil {
 		return err
 	}
-	c.Model, c.EstimatorFilter, c.LoadReports = a.Model, a.EstimatorFilter, a.LoadReports
-	c.Listener, c.Fallback, c.FetchTimeout = a.Listener, a.Fallback, a.FetchTimeout
 	render := attach.WholeListener
 	if a.internalListener {
 		render = attach.InternalListener
@@ -179,6 +207,14 @@ func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachFlags) error {
 	}
 	_, err = s.stdout.Write(text.Bytes())
 	return err
+}
+
+// config returns the configuration of the flags and of the fleet file.
+func (a *attachFlags) config(fleet wiring.Fleet) (attach.Config, error) {
+	c, err := fleet.Attach(a.nodeID, a.control)
+	c.Model, c.EstimatorFilter, c.LoadReports = a.Model, a.EstimatorFilter, a.LoadReports
+	c.Listener, c.Fallback, c.FetchTimeout = a.Listener, a.Fallback, a.FetchTimeout
+	return c, err
 }
 
 // configPart is one part of an Envoy's configuration, and where it belongs.

@@ -24,14 +24,20 @@ func attached(t *testing.T, args ...string) []byte {
 	return out.Bytes()
 }
 
+// inCluster is the address of the control plane in the objects for Kubernetes under deploy.
+const inCluster = "cascade.cascade-system.svc.cluster.local:18000"
+
 // TestAttachDeploy checks that the files under deploy are what the command prints.
 func TestAttachDeploy(t *testing.T) {
 	dir := filepath.Join("..", "..", "deploy")
 	fleet := filepath.Join(dir, "fleet.yaml")
 	for file, args := range map[string][]string{
-		"envoy/listener.yaml":          {"--to", "envoy", "--estimator-filter"},
-		"envoy/internal-listener.yaml": {"--to", "envoy", "--internal-listener", "--fallback", "my-cluster"},
-		"grpc/bootstrap.json":          {"--to", "grpc", "--node-id", "client-0"},
+		"envoy/listener.yaml":                 {"--to", "envoy", "--estimator-filter"},
+		"envoy/internal-listener.yaml":        {"--to", "envoy", "--internal-listener", "--fallback", "my-cluster"},
+		"grpc/bootstrap.json":                 {"--to", "grpc", "--node-id", "client-0"},
+		"envoy-gateway/envoypatchpolicy.yaml": {"--to", "eg", "--gateway", "default/eg", "--estimator-filter", "--control", inCluster},
+		"istio/envoyfilter.yaml":              {"--to", "istio", "--estimator-filter", "--control", inCluster},
+		"gateway-api/httproute.yaml":          {"--to", "httproute", "--gateway", "default/eg", "--cuts", "4096,16384", "--service", "llama"},
 	} {
 		got := attached(t, append(args, "-c", fleet)...)
 		want, err := os.ReadFile(filepath.Join(dir, file))
@@ -97,4 +103,58 @@ func TestAttachedConfigLoads(t *testing.T) {
 			envoytest.Validate(t, string(text))
 		})
 	}
+}
+
+// TestAttachedPatchesLoad applies the patches of the EnvoyPatchPolicy to a listener as Envoy Gateway
+// makes it, and a real Envoy validates the result.
+func TestAttachedPatchesLoad(t *testing.T) {
+	var policy struct {
+		Spec struct {
+			TargetRef   tree `json:"targetRef"`
+			JSONPatches []struct {
+				Type, Name string
+				Operation  struct {
+					Op, Path string
+					Value    any
+				}
+			} `json:"jsonPatches"`
+		}
+	}
+	testkit.NoError(t, json.Unmarshal(attached(t, "--to", "eg", "--gateway", "infra/eg", "--section", "llm", "--estimator-filter", "--control", inCluster, "--json"), &policy))
+	hcm := tree{
+		"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", "stat_prefix": "http-10080",
+		"rds":          tree{"config_source": tree{"ads": tree{}, "resource_api_version": "V3"}, "route_config_name": "infra/eg/llm"},
+		"http_filters": []any{tree{"name": "envoy.filters.http.router", "typed_config": tree{"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}},
+	}
+	listener := tree{
+		"name": "infra/eg/llm", "address": tree{"socket_address": tree{"address": "127.0.0.1", "port_value": 0}},
+		"default_filter_chain": tree{"filters": []any{tree{"name": "hcm", "typed_config": hcm}}},
+	}
+	var clusters []any
+	for _, p := range policy.Spec.JSONPatches {
+		path, found := strings.CutPrefix(p.Operation.Path, "/default_filter_chain/filters/0/typed_config/")
+		switch {
+		case p.Type == "type.googleapis.com/envoy.config.cluster.v3.Cluster":
+			clusters = append(clusters, p.Operation.Value)
+		case p.Name != "infra/eg/llm":
+			t.Errorf("a patch of %s %q", p.Type, p.Name)
+		case path == "http_filters/0":
+			hcm["http_filters"] = append([]any{p.Operation.Value}, hcm["http_filters"].([]any)...)
+		case found && (p.Operation.Op == "add" || hcm[path] != nil):
+			hcm[path] = p.Operation.Value
+		case !found && p.Operation.Op == "add":
+			listener[strings.TrimPrefix(p.Operation.Path, "/")] = p.Operation.Value
+		default:
+			t.Errorf("a patch that does not apply: %+v", p)
+		}
+	}
+	if first := hcm["http_filters"].([]any)[0].(tree)["name"]; first != "cascade.length.v1" || len(hcm["http_filters"].([]any)) != 3 {
+		t.Errorf("filters %v", hcm["http_filters"])
+	}
+	text, err := json.Marshal(tree{
+		"node":             tree{"id": "eg", "cluster": "eg"},
+		"static_resources": tree{"clusters": clusters, "listeners": []any{listener}},
+	})
+	testkit.NoError(t, err)
+	envoytest.Validate(t, string(text))
 }
