@@ -157,6 +157,10 @@ func (p *Planner) SetPlan(v *fleetview.View, plan policies.Plan) {
 // nil before the first period, and if a stage is over its limits.
 func (p *Planner) Reasons() []partition.StageReason { return p.reasons }
 
+// Workload returns the workload of the last planning period, which must not be changed; without
+// edges there was none yet.
+func (p *Planner) Workload() policies.Workload { return p.last }
+
 // explain computes the reasons of the stages.
 func (p *Planner) explain() {
 	p.reasons = nil
