@@ -31,6 +31,8 @@ const (
 // on loopback, where AdmitOrder decides which clients can also change the fleet.
 func (c *Control) adminServer() *http.Server {
 	mux := http.NewServeMux()
+	mux.Handle("GET /{$}", c.console)
+	mux.Handle("GET /console/", c.console)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, c.Status())
 	})

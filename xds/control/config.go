@@ -102,6 +102,8 @@ type Config struct {
 	// their own slots, once a second. It is used if the Store is shared and
 	// there are Slots. nil: each control plane knows only its own.
 	Notes *store.NoteFolder
+	// Mixes are the request mixes that a what-if of the console may ask about; nil: none.
+	Mixes Mixes
 	// Records answers GET /policies/records?slot=KIND with the recorded calls
 	// of a slot of this process. nil: 404.
 	Records http.Handler

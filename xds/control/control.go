@@ -19,6 +19,7 @@ import (
 	policylength "github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/console"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/nodeauth"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
@@ -49,6 +50,7 @@ type Control struct {
 	pushes    chan struct{} // capacity 1: one push is admitted at a time
 	health    *health.Server
 	registry  *prometheus.Registry
+	console   *console.Console
 
 	secretsRefused atomic.Uint64
 
@@ -137,6 +139,10 @@ func (c *Control) init() error {
 		Rules: c.cfg.Rules, Replicas: c.cfg.Replicas, Store: c.cfg.Store, Counters: c.cfg.Counters,
 		OnSlots: c.slots.setStored, Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
 	})
+	if err != nil {
+		return err
+	}
+	c.console, err = console.New(console.Config{Source: consoleSource{c}, Logger: c.log})
 	return err
 }
 
@@ -248,6 +254,7 @@ func (c *Control) Run(ctx context.Context) error {
 	g.Go(func() error { return c.fleet.Run(ctx) })
 	g.Go(func() error { return c.slots.run(ctx) })
 	g.Go(func() error { return c.runPlanes(ctx) })
+	g.Go(func() error { return c.console.Run(ctx) })
 	c.serveGRPC(ctx, g)
 	c.serveAdmin(ctx, g)
 	c.log.Info("control plane listening", "grpc", c.Addr().String(), "admin", c.AdminAddr().String())

@@ -12,6 +12,7 @@
 // Admin endpoints, in the files admin*.go. Those that change something require
 // AdminHeader:
 //
+//	GET  /, /console/                          the web page for operators; see package console
 //	GET  /status                               type Status
 //	GET  /devices                              type Devices
 //	GET  /migrations?since=TIME&limit=N        type Migrations

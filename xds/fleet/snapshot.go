@@ -43,6 +43,9 @@ type ModelState struct {
 	Pin             *store.Pin // nil: none
 	// StageReasons are why Plan has its stages, in their order; nil where that is not known.
 	StageReasons []partition.StageReason
+	// Workload is what was last planned for; without edges nothing was: there was no period yet, or
+	// another control plane plans.
+	Workload policies.Workload
 	// BytesPerToken is served; LearntBytesPerToken is learnt from the present reports
 	// (0: none yet).
 	BytesPerToken, LearntBytesPerToken length.Ratio
@@ -128,7 +131,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 	for _, m := range s.models {
 		state := ModelState{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.planner.Plan(),
-			Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), BytesPerToken: m.ratio, PrefixDepth: m.depth, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
+			Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), Workload: m.planner.Workload(), BytesPerToken: m.ratio, PrefixDepth: m.depth, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
 			Refining: s.rules.Refine == RefineOn, Pin: orders.PinOf(s.object, m.Name), Links: m.Links,
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)

@@ -215,7 +215,7 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		return control.Config{}, err
 	}
 	c := control.Config{
-		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.AdminHosts, Logger: log,
+		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.AdminHosts, Mixes: new(mixes), Logger: log,
 		Proxies:  f.proxyNodes(),
 		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, AccessLog: f.Fleet.Proxy.AccessLog, TraceCollector: f.Fleet.Proxy.TraceCollector, TraceShare: f.Fleet.Proxy.TraceShare, Estimator: resources.Estimator(f.Fleet.Control.Estimator), XDSCluster: f.Fleet.Control.XDSCluster},
 	}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/console"
+)
+
+// TestConsoleCommands checks that the commands of the console's advice exist, with their flags and
+// arguments, and that the table of faults in README.md and the console have the same kinds.
+func TestConsoleCommands(t *testing.T) {
+	readme := string(testkit.Must(os.ReadFile("../../README.md")))
+	begin := strings.Index(readme, "| FAULT kind, object |")
+	if begin < 0 {
+		t.Fatal("README.md has no table of faults")
+	}
+	table, _, _ := strings.Cut(readme[begin:], "\n\n")
+	var kinds []string
+	for line := range strings.Lines(table) {
+		first, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
+		for _, m := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(first, -1) {
+			kinds = append(kinds, m[1])
+		}
+	}
+	for _, kind := range []string{"model", "replica", "capacity", "descriptors", "memory", "certificate", "refused_clients", "store", "control_plane", "no_leader", "name",
+		"fleet_file", "fleet_file_differs", "removal", "rollout", "publish", "policy"} {
+		if !slices.Contains(kinds, kind) {
+			t.Errorf("the table of README.md lacks %s", kind)
+		}
+		advice, ok := console.AdviceFor(kind)
+		if !ok {
+			t.Errorf("the console has no advice for %s", kind)
+		}
+		if advice.Command == "" {
+			continue
+		}
+		words, ours := strings.CutPrefix(advice.Command, "cascade ")
+		command, rest, err := newRoot(&settings{}).Find(strings.Fields(words))
+		if !ours || err != nil || !command.Runnable() {
+			t.Errorf("%s: %q: %v", kind, advice.Command, err)
+			continue
+		}
+		testkit.NoError(t, command.ParseFlags(rest))
+		if err := command.ValidateArgs(command.Flags().Args()); err != nil {
+			t.Errorf("%s: %q: %v", kind, advice.Command, err)
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package console
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// View is all that the page shows at one moment, as JSON in each event. Every list is bounded by
+// its owner, and so is every text. Names and texts come from clients, replicas and proxies: the
+// page shows them as text only.
+type View struct {
+	Time  time.Time `json:"time"`
+	Name  string    `json:"name,omitempty"` // of the control plane, where it has one
+	State State     `json:"state"`
+	// Faults are what does not work, the most serious first, as in "cascade status".
+	Faults []Fault `json:"faults"`
+	// Leadership says which control plane plans; empty where there is only one.
+	Leadership string `json:"leadership,omitempty"`
+	Policy     string `json:"policy"`
+	// Epoch of the newest plan in force, and the one that all groups of proxies were sent; Phase is
+	// that of the roll-out.
+	Epoch     policies.Epoch `json:"epoch"`
+	Published policies.Epoch `json:"published_epoch"`
+	Phase     string         `json:"phase"`
+	Models    []Model        `json:"models"`
+	Proxies   []Proxy        `json:"proxies"`
+	// Rollout has what each group of proxies waits for.
+	Rollout    []string   `json:"rollout"`
+	Observers  int        `json:"observers"`
+	Slots      []Slot     `json:"slots"`
+	Migrations Migrations `json:"migrations"`
+	// Mixes are the names of the request mixes that a what-if may ask about.
+	Mixes []string `json:"mixes"`
+}
+
+// State is the verdict on a fleet.
+type State string
+
+// The verdicts.
+const (
+	Well     State = "well"      // no fault
+	Faulty   State = "faulty"    // faults, and requests and orders succeed
+	NotReady State = "not_ready" // requests or orders fail
+	Starting State = "starting"  // no plan yet
+)
+
+// StateOf returns the verdict for the faults of a fleet whose newest plan has the epoch.
+func StateOf(faults []Fault, epoch policies.Epoch) State {
+	state := Well
+	for _, f := range faults {
+		if f.NotReady {
+			return NotReady
+		}
+		state = Faulty
+	}
+	if epoch == 0 {
+		return Starting
+	}
+	return state
+}
+
+// Fault is one thing that does not work. Advice is filled in by the Console.
+type Fault struct {
+	Kind     string  `json:"kind"`
+	Object   string  `json:"object"`
+	Text     string  `json:"text"`
+	Seconds  float64 `json:"seconds,omitempty"` // how long it has lasted; 0: unknown
+	NotReady bool    `json:"not_ready,omitempty"`
+	Advice
+}
+
+// Model is one model of a View.
+type Model struct {
+	Name    string          `json:"name"`
+	Context policies.Tokens `json:"context"`
+	Epoch   policies.Epoch  `json:"epoch"`
+	Reason  string          `json:"reason"`            // why its plan replaced the one before
+	Planner string          `json:"planner,omitempty"` // the last period's decision
+	Pinned  string          `json:"pinned,omitempty"`  // who pinned its plan, and which; empty: it is not
+	Rate    float64         `json:"rate"`              // requests/s
+	Seen    uint64          `json:"seen"`
+	Buckets []Bucket        `json:"buckets"` // ascending, from 0
+	Stages  []Stage         `json:"stages"`
+	// Replicas are those of the stages and those that are in none.
+	Replicas []Replica  `json:"replicas"`
+	Moves    []Move     `json:"moves"`   // between its stages, within the last minute
+	History  []Decision `json:"history"` // newest first
+}
+
+// Bucket is the traffic of the lengths from Low to the next bucket's.
+type Bucket struct {
+	Low      policies.Tokens `json:"low"`
+	Arrivals float64         `json:"arrivals"` // requests/s whose prompts are as long
+	Tokens   float64         `json:"tokens"`   // tokens/s generated at these lengths
+}
+
+// Stage is one stage of a plan.
+type Stage struct {
+	Name     string           `json:"name"`
+	Low      policies.Tokens  `json:"low"`
+	High     *policies.Tokens `json:"high,omitempty"` // absent: no end
+	Replicas int              `json:"replicas"`
+	// Requests and Tokens are its shares of the traffic, and MergedWith the neighbour whose
+	// replicas and lengths it could share at the least cost, by which the plan's cost would rise by
+	// CostRise; absent: a limit forbids it, or it is the only stage. Known says that they are known.
+	Known      bool     `json:"known,omitempty"`
+	Requests   float64  `json:"request_share,omitempty"`
+	Tokens     float64  `json:"token_share,omitempty"`
+	MergedWith string   `json:"merged_with,omitempty"`
+	CostRise   *float64 `json:"cost_rise,omitempty"`
+	// Iteration is the predicted time of an iteration in seconds, and Busy the share of the stage's
+	// replicas that its work occupies; 0 where nothing is predicted.
+	Iteration float64 `json:"iteration_seconds,omitempty"`
+	Busy      float64 `json:"busy,omitempty"`
+}
+
+// Replica is one replica of a View.
+type Replica struct {
+	ID     string   `json:"id"`
+	Stage  int      `json:"stage"`          // index; -1: none
+	Role   string   `json:"role,omitempty"` // "prefill" for a prefill replica
+	Host   string   `json:"host,omitempty"`
+	Health string   `json:"health"`           // healthy, draining, unhealthy
+	Reason string   `json:"reason,omitempty"` // why it is not ready, or what is wrong with its reports
+	Since  float64  `json:"health_seconds"`
+	Drain  []string `json:"drain,omitempty"` // who drains it
+	// Residents run here, and Streams are its clients'; both are 0 when it may be stopped.
+	Residents     int             `json:"residents"`
+	Streams       int             `json:"streams"`
+	Pinned        int             `json:"pinned,omitempty"`
+	PinnedSeconds float64         `json:"pinned_seconds,omitempty"`
+	Running       int             `json:"running"`
+	Waiting       int             `json:"waiting"`
+	Held          policies.Tokens `json:"held"`     // KV tokens in use
+	Promised      policies.Tokens `json:"promised"` // accepted, and not begun
+	Capacity      policies.Tokens `json:"capacity"` // KV tokens
+	Iteration     float64         `json:"iteration_seconds"`
+	Weight        uint32          `json:"weight"`
+	Age           float64         `json:"report_age_seconds"` // of its last report; -1: never
+}
+
+// Decision is one decision about a model's plan.
+type Decision struct {
+	Time     time.Time      `json:"time"`
+	Epoch    policies.Epoch `json:"epoch"`
+	Decision string         `json:"decision"`
+	Reason   string         `json:"reason"`
+	By       string         `json:"by,omitempty"`
+	Times    int            `json:"times,omitempty"` // in a row
+	Gain     float64        `json:"gain,omitempty"`  // predicted, as a share of the cost before
+	// Predicted and Observed are the iteration of the stage where they differ most, in seconds.
+	Predicted float64 `json:"predicted_seconds,omitempty"`
+	Observed  float64 `json:"observed_seconds,omitempty"`
+	Stages    []Stage `json:"stages,omitempty"` // ranges and counts only
+}
+
+// Proxy is one proxy or gRPC client.
+type Proxy struct {
+	ID       string         `json:"id"`
+	State    string         `json:"state"`
+	Epoch    policies.Epoch `json:"epoch"` // newest acknowledged; 0: unknown
+	Pending  int            `json:"pending"`
+	NACKs    uint64         `json:"nacks"`
+	Reason   string         `json:"reason,omitempty"` // why it has no newer plan, or what it refused
+	Plane    string         `json:"control_plane,omitempty"`
+	Problems bool           `json:"problems,omitempty"`
+}
+
+// Slot is one policy slot of the fleet.
+type Slot struct {
+	Slot      string `json:"slot"`
+	Stable    string `json:"stable"`              // what the fleet runs
+	Candidate string `json:"candidate,omitempty"` // what is promoted, and to which goal
+	// Nodes counts the hosts that report the slot.
+	Nodes       int         `json:"nodes"`
+	OnStable    int         `json:"on_stable"`
+	OnCandidate int         `json:"on_candidate"`
+	Refusing    int         `json:"refusing"`
+	Phases      []SlotPhase `json:"phases"`
+	// Hosts are some hosts, those with a problem first; Nodes has the number of all.
+	Hosts []SlotHost `json:"hosts"`
+}
+
+// SlotPhase counts the hosts on which a module is in a phase.
+type SlotPhase struct {
+	Module string `json:"module"`
+	Phase  string `json:"phase"`
+	Hosts  int    `json:"hosts"`
+}
+
+// SlotHost is a slot on one host.
+type SlotHost struct {
+	Host    string `json:"host"`
+	Module  string `json:"module"` // what decides
+	Phase   string `json:"phase"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// Move counts the migrations from one stage to another; -1 is a replica in none.
+type Move struct {
+	From  int `json:"from"`
+	To    int `json:"to"`
+	Count int `json:"count"`
+}
+
+// Migrations are the latest migrations of requests.
+type Migrations struct {
+	Running int `json:"running"`
+	// Done and Aborted ended within the last minute, at most those that the control plane keeps; the
+	// stalls are in seconds.
+	Done     int         `json:"done"`
+	Aborted  int         `json:"aborted"`
+	StallP50 float64     `json:"stall_p50"`
+	StallP99 float64     `json:"stall_p99"`
+	Latest   []Migration `json:"latest"` // newest first
+}
+
+// Migration is one migration of a request.
+type Migration struct {
+	ID      string          `json:"id"`
+	Request string          `json:"request"`
+	Cause   string          `json:"cause"`
+	From    string          `json:"from"`
+	To      string          `json:"to"`
+	Way     string          `json:"way"` // live, handoff or reprompt, and the transport
+	State   string          `json:"state"`
+	Reason  string          `json:"reason,omitempty"`
+	Tokens  policies.Tokens `json:"tokens"`
+	Bytes   int64           `json:"bytes"`
+	Stall   float64         `json:"stall_seconds"`
+	Seconds float64         `json:"seconds"`
+	Ago     float64         `json:"ago_seconds"` // since the last report
+}

@@ -1,0 +1,336 @@
+package control
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/xds/console"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+)
+
+// Bounds of what the console shows: a page has no room for more, and each viewer gets all of it in
+// every interval.
+const (
+	consoleHistory    = 24 // decisions of each model
+	consoleMigrations = 40
+	consoleHosts      = 24 // of each policy slot
+	consoleWindow     = time.Minute
+)
+
+// consoleSource provides what the console shows.
+type consoleSource struct{ c *Control }
+
+// View implements console.Source. It reads what others have published, and waits for no one.
+func (s consoleSource) View(now time.Time) console.View {
+	st := s.c.Status()
+	v := viewOf(st, now)
+	v.Slots = slotsOf(s.c.Policies().Slots)
+	v.Name, v.Mixes = s.c.cfg.Name, s.mixes()
+	recent := s.c.fleet.Migrations(time.Time{}, maxMigrations)
+	_, running := s.c.fleet.MigrationTotals(now)
+	v.Migrations = migrationsOf(recent, running, now)
+	if snapshot := s.c.fleet.Snapshot(); snapshot != nil {
+		for _, m := range snapshot.Models {
+			model := consoleModelOf(m, now)
+			model.Moves = movesOf(m, recent, now)
+			model.History = decisionsOf(s.c.PlanHistory(m.Name).Decisions)
+			v.Models = append(v.Models, model)
+		}
+	}
+	return v
+}
+
+func (s consoleSource) mixes() []string {
+	if s.c.cfg.Mixes == nil {
+		return []string{}
+	}
+	return s.c.cfg.Mixes.Names()
+}
+
+// viewOf returns the part of a view that a Status has.
+func viewOf(st Status, now time.Time) console.View {
+	v := console.View{
+		Time: now, Policy: st.Policy, Epoch: st.Epoch, Published: st.PublishedEpoch, Phase: st.Phase, Observers: st.Observers, Leadership: describeLeadership(st.Planner),
+		Faults: []console.Fault{}, Models: []console.Model{}, Proxies: []console.Proxy{}, Rollout: []string{},
+	}
+	for _, f := range st.Faults {
+		v.Faults = append(v.Faults, console.Fault{Kind: f.Kind, Object: f.Object, Text: f.Text, Seconds: math.Round(f.Seconds), NotReady: f.NotReady})
+	}
+	v.State = console.StateOf(v.Faults, st.Epoch)
+	for _, g := range st.Groups {
+		if g.Reason != "" && g.Nodes > 0 {
+			v.Rollout = append(v.Rollout, fmt.Sprintf("plan %d, %d proxies: %s", g.Epoch, g.Nodes, g.Reason))
+		}
+	}
+	for _, n := range st.Nodes {
+		p := console.Proxy{ID: n.ID, State: nodeState(n), Epoch: n.Epoch, NACKs: n.NACKs, Reason: n.Reason, Plane: n.Plane, Problems: len(n.Problems) > 0}
+		for _, t := range n.Types {
+			p.Pending += t.Pending
+		}
+		if n.LastError != "" && !n.Current {
+			p.Reason = n.LastError
+		}
+		v.Proxies = append(v.Proxies, p)
+	}
+	return v
+}
+
+// nodeState names the state of a proxy as "cascade status" does.
+func nodeState(n Node) string {
+	switch {
+	case !n.Connected:
+		return "gone"
+	case n.Refusing:
+		return "refuses"
+	case n.Fenced:
+		return "late"
+	case n.Unlisted:
+		return "unlisted"
+	case n.Current:
+		return "current"
+	}
+	return "following"
+}
+
+// describeLeadership says which control plane plans; "" where there is only one.
+func describeLeadership(p Planner) string {
+	switch {
+	case !p.Shared:
+		return ""
+	case p.Leads:
+		return "this control plane, " + p.Self + ", plans"
+	case p.Holder == "":
+		return "this control plane, " + p.Self + ", follows, and none leads"
+	}
+	return "this control plane, " + p.Self + ", follows " + p.Holder
+}
+
+// consoleModelOf returns a model without its moves and its history.
+func consoleModelOf(m fleet.ModelState, now time.Time) console.Model {
+	out := console.Model{
+		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner, Seen: m.Seen, Rate: rounded(arrivalRate(m.Flow)),
+		Buckets: []console.Bucket{}, Stages: []console.Stage{}, Replicas: []console.Replica{}, Moves: []console.Move{}, History: []console.Decision{},
+	}
+	if m.Pin != nil {
+		out.Pinned = fmt.Sprintf("plan %d by %s", m.Pin.Epoch, cmp.Or(m.Pin.By, "an operator"))
+	}
+	for b, low := range m.Flow.Edges {
+		out.Buckets = append(out.Buckets, console.Bucket{Low: low, Arrivals: rounded(m.Flow.Arrivals[b]), Tokens: rounded(m.Flow.Tokens[b])})
+	}
+	for i, st := range m.Plan.Stages {
+		stage := consoleStageOf(i, st)
+		if m.StageReasons != nil {
+			setReason(&stage, ReasonOf(m.StageReasons[i]))
+		}
+		out.Stages = append(out.Stages, stage)
+	}
+	for _, r := range m.Replicas {
+		out.Replicas = append(out.Replicas, consoleReplicaOf(r, now))
+	}
+	return out
+}
+
+func consoleStageOf(i int, st policies.Stage) console.Stage {
+	s := stageOf(i, st)
+	return console.Stage{Name: s.Name, Low: s.Low, High: s.High, Replicas: len(st.Replicas)}
+}
+
+func setReason(s *console.Stage, r *StageReason) {
+	s.Known, s.Requests, s.Tokens, s.MergedWith = true, rounded(r.Requests), rounded(r.Tokens), r.MergedWith
+	if r.CostRise != nil {
+		rise := rounded(*r.CostRise)
+		s.CostRise = &rise
+	}
+}
+
+func consoleReplicaOf(r fleet.ReplicaState, now time.Time) console.Replica {
+	out := console.Replica{
+		ID: string(r.ID), Stage: r.Stage, Host: r.Host, Health: r.Health.String(), Reason: cmp.Or(r.HealthReason, r.Note), Drain: drainOf(r),
+		Residents: r.Residents, Streams: r.Streams, Pinned: r.Pinned, PinnedSeconds: rounded(r.PinnedSeconds),
+		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised, Capacity: r.Capacity.KV,
+		Iteration: rounded(r.Load.Iteration), Weight: r.Weight, Age: -1,
+	}
+	if r.Prefill {
+		out.Role = "prefill"
+	}
+	if !r.HealthSince.IsZero() {
+		out.Since = math.Round(now.Sub(r.HealthSince).Seconds())
+	}
+	if !r.Reported.IsZero() {
+		out.Age = math.Round(now.Sub(r.Reported).Seconds()*10) / 10
+	}
+	if e := r.Load.Engine; e.Capacity > 0 {
+		out.Held, out.Capacity = e.KVUsed, e.Capacity // what the engine itself counts
+	}
+	return out
+}
+
+// movesOf counts a model's migrations between stages that were reported within the window.
+func movesOf(m fleet.ModelState, recent []loadreport.Migration, now time.Time) []console.Move {
+	stages := make(map[policies.ReplicaID]int, len(m.Replicas))
+	for _, r := range m.Replicas {
+		stages[r.ID] = r.Stage
+	}
+	counts := make(map[[2]int]int)
+	for _, g := range recent {
+		from, known := stages[g.From]
+		to, also := stages[g.To]
+		if known && also && g.State == loadreport.MigrationDone && now.Sub(g.Reported) < consoleWindow {
+			counts[[2]int{from, to}]++
+		}
+	}
+	out := []console.Move{}
+	for k, n := range counts {
+		out = append(out, console.Move{From: k[0], To: k[1], Count: n})
+	}
+	slices.SortFunc(out, func(a, b console.Move) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To)) })
+	return out
+}
+
+// migrationsOf returns the latest migrations and the sums of the window.
+func migrationsOf(recent []loadreport.Migration, running int, now time.Time) console.Migrations {
+	out := console.Migrations{Running: running, Latest: []console.Migration{}}
+	var stalls []float64
+	for i, g := range recent {
+		if i < consoleMigrations {
+			way := g.Method
+			if g.Transport != "" {
+				way += ", " + g.Transport
+			}
+			out.Latest = append(out.Latest, console.Migration{
+				ID: g.ID, Request: g.Request, Cause: g.Cause, From: string(g.From), To: string(g.To), Way: way, State: g.State, Reason: g.Reason,
+				Tokens: g.Tokens, Bytes: g.Bytes, Stall: rounded(g.Stall), Seconds: rounded(g.Seconds), Ago: math.Round(now.Sub(g.Reported).Seconds()),
+			})
+		}
+		if now.Sub(g.Reported) >= consoleWindow {
+			continue
+		}
+		switch g.State {
+		case loadreport.MigrationDone:
+			out.Done++
+			stalls = append(stalls, g.Stall)
+		case loadreport.MigrationAborted:
+			out.Aborted++
+		}
+	}
+	if slices.Sort(stalls); len(stalls) > 0 {
+		out.StallP50, out.StallP99 = rounded(stalls[(len(stalls)*50+99)/100-1]), rounded(stalls[(len(stalls)*99+99)/100-1])
+	}
+	return out
+}
+
+// decisionsOf returns the latest decisions, newest first.
+func decisionsOf(all []Decision) []console.Decision {
+	out := []console.Decision{}
+	for _, d := range slices.Backward(all) {
+		if len(out) == consoleHistory {
+			break
+		}
+		entry := console.Decision{
+			Time: d.Time, Epoch: d.Epoch, Decision: cmp.Or(d.Decision, "changed"), Reason: d.Reason, By: d.By, Times: d.Times,
+			Gain: rounded(d.Gain), Predicted: rounded(d.Predicted), Observed: rounded(d.Observed),
+		}
+		if d.Until != nil {
+			entry.Time = *d.Until
+		}
+		for _, st := range d.Stages {
+			entry.Stages = append(entry.Stages, console.Stage{Name: st.Name, Low: st.Low, High: st.High, Replicas: len(st.Replicas)})
+		}
+		out = append(out, entry)
+	}
+	return out
+}
+
+// slotsOf returns the policy slots with the phases of their modules on the hosts.
+func slotsOf(slots []PolicySlot) []console.Slot {
+	out := []console.Slot{}
+	for _, s := range slots {
+		slot := console.Slot{Slot: string(s.Slot), Stable: "native", Nodes: len(s.Nodes), Phases: []console.SlotPhase{}, Hosts: []console.SlotHost{}}
+		stable, candidate := lifecycle.Native, lifecycle.Native
+		if s.Stable != nil {
+			slot.Stable, stable = describeModule(*s.Stable), s.Stable.Generation
+		}
+		if t := s.Candidate; t != nil {
+			slot.Candidate, candidate = describeModule(t.PolicyModule)+", to "+t.Goal.String(), t.Generation
+			if t.Permille > 0 {
+				slot.Candidate += fmt.Sprintf(" %d ‰", t.Permille)
+			}
+			if t.Scope != "" {
+				slot.Candidate += " in " + t.Scope
+			}
+		}
+		phases := make(map[[2]string]int)
+		for _, n := range s.Nodes {
+			host := slotHostOf(n, candidate)
+			switch {
+			case n.Refused != "":
+				slot.Refusing++
+			case n.Active == stable:
+				slot.OnStable++
+			case n.Active == candidate:
+				slot.OnCandidate++
+			}
+			phases[[2]string{host.Module, host.Phase}]++
+			slot.Hosts = append(slot.Hosts, host)
+		}
+		for k, n := range phases {
+			slot.Phases = append(slot.Phases, console.SlotPhase{Module: k[0], Phase: k[1], Hosts: n})
+		}
+		slices.SortFunc(slot.Phases, func(a, b console.SlotPhase) int {
+			return cmp.Or(cmp.Compare(b.Hosts, a.Hosts), cmp.Compare(a.Module, b.Module), cmp.Compare(a.Phase, b.Phase))
+		})
+		slices.SortStableFunc(slot.Hosts, func(a, b console.SlotHost) int { return compareBool(b.Problem != "", a.Problem != "") })
+		slot.Hosts = slot.Hosts[:min(len(slot.Hosts), consoleHosts)]
+		out = append(out, slot)
+	}
+	return out
+}
+
+// slotHostOf describes a slot on a host: the module that is promoted if there is one, else the one
+// that decides.
+func slotHostOf(n PolicyNode, candidate lifecycle.Generation) console.SlotHost {
+	out := console.SlotHost{Host: n.Node, Module: generationName(n.Active), Phase: "active", Problem: n.Refused}
+	if n.Refused != "" {
+		out.Phase = "refused"
+		return out
+	}
+	if m, ok := n.Module(candidate); ok && candidate != lifecycle.Native {
+		out.Module, out.Phase = generationName(m.Generation), m.Phase.String()
+		out.Problem = cmp.Or(m.Blocked, m.Inconclusive)
+		if m.Phase.Ended() {
+			out.Problem = cmp.Or(m.Reason, m.Phase.String())
+		}
+	}
+	return out
+}
+
+// generationName names a generation of a slot.
+func generationName(g lifecycle.Generation) string {
+	if g == lifecycle.Native {
+		return "native"
+	}
+	return "generation " + strconv.FormatUint(uint64(g), 10)
+}
+
+func describeModule(m PolicyModule) string {
+	return fmt.Sprintf("%s %s, %s", m.Name, m.Version, generationName(m.Generation))
+}
+
+// compareBool orders false before true.
+func compareBool(a, b bool) int { return cmp.Compare(boolValue(a), boolValue(b)) }
+
+// rounded returns x with four digits: more take room in every event and are not shown.
+func rounded(x float64) float64 {
+	if x == 0 || math.IsNaN(x) || math.IsInf(x, 0) {
+		return 0
+	}
+	scale := math.Pow(10, 3-math.Floor(math.Log10(math.Abs(x))))
+	return math.Round(x*scale) / scale
+}
