@@ -125,7 +125,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	all := newGPUs(fleet.Fleet.CUDA, fm.log)
 	seen := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
 	room := headroom.New(headroom.Read(), fm.log)
-	reopen := next.reopen(clientsListener)
+	reopen, times := next.reopen(clientsListener), newLatencies(r.ID, r.Model)
 	d, err := migratord.New(migratord.Config{
 		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: room.Listener(listeners.clients), Peers: fm.certs.WrapListener(listeners.peers),
 		Listen: func(network, address string) (net.Listener, error) {
@@ -133,7 +133,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 			return room.Listener(l), err
 		},
 		Problems: problems(room, certs.Expiries{Own: fm.certs}),
-		Room:     room, TLS: fm.certs, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		Room:     room, TLS: fm.certs, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), OnServed: times.served, OnStall: times.stalled, Logger: fm.log,
 	})
 	if err != nil {
 		listeners.close()
@@ -142,6 +142,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	front := d.Frontend()
 	metrics := newRegistry()
 	metrics.MustRegister(room, certs.Expiries{Own: fm.certs}, newFrontendCollector(d.Status, r.ID, r.Model))
+	times.register(metrics)
 	if d.Market() != nil {
 		metrics.MustRegister(newMigrationCollector(func() migrationSample {
 			return migrationSample{market: d.Market().Status(), executor: d.Executor().Stats(), maxConcurrent: fleet.Migration.MaxConcurrent}

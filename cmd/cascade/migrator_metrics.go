@@ -9,6 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // metric is one metric of a migrator, which is read from a state S at a scrape: either value returns
@@ -42,9 +44,7 @@ func counters[S any](name, help, label string, values func(S) map[string]float64
 type collector[S any] struct {
 	read    func() S
 	metrics []metric[S]
-	descs   []*prometheus.Desc // of metrics, then of a summary of stalls
-	// stalls returns the number, the sum and the maximum of stalls, in seconds; nil: no summary.
-	stalls func(S) (n uint64, sum, longest float64)
+	descs   []*prometheus.Desc // of metrics
 }
 
 var _ prometheus.Collector = (*collector[int])(nil)
@@ -84,10 +84,6 @@ func (c *collector[S]) Collect(out chan<- prometheus.Metric) {
 		for label, v := range m.values(now) {
 			out <- prometheus.MustNewConstMetric(c.descs[i], m.kind, v, label)
 		}
-	}
-	if c.stalls != nil {
-		n, sum, longest := c.stalls(now)
-		out <- prometheus.MustNewConstSummary(c.descs[len(c.metrics)], n, sum, map[float64]float64{1: longest})
 	}
 }
 
@@ -129,8 +125,8 @@ var frontendMetrics = []metric[frontend.Status]{
 	}),
 	gauge("prefix_blocks", "Blocks that the engine is known to hold in its prefix cache.", func(s frontend.Status) float64 { return float64(s.Prefixes.Blocks) }),
 	gauge("prefix_index_bytes", "Memory of the indexes of what the engine holds.", func(s frontend.Status) float64 { return float64(s.Prefixes.Bytes) }),
-	counter("prefix_queries_total", "Prompt tokens that the engine was sent.", func(s frontend.Status) float64 { return float64(s.Prefixes.Queries) }),
-	counter("prefix_hits_total", "Prompt tokens of these that the engine had been sent before, or had generated, and that its KV cache has room for.", func(s frontend.Status) float64 { return float64(s.Prefixes.Hits) }),
+	counter("prefix_queried_tokens_total", "Prompt tokens that the engine was sent.", func(s frontend.Status) float64 { return float64(s.Prefixes.Queries) }),
+	counter("prefix_hit_tokens_total", "Prompt tokens of these that the engine had been sent before, or had generated, and that its KV cache has room for.", func(s frontend.Status) float64 { return float64(s.Prefixes.Hits) }),
 	counters("tokenize_calls_total", "Long prompts of unknown tokens, by whether the engine returned their tokens (answered), did not (failed), or was not asked (skipped).", "result", func(s frontend.Status) map[string]float64 {
 		p := s.Prefixes
 		return map[string]float64{"answered": float64(p.Tokenized), "failed": float64(p.TokenizeFailed), "skipped": float64(p.TokenizeSkipped)}
@@ -147,12 +143,7 @@ type migrationSample struct {
 }
 
 func newMigrationCollector(read func() migrationSample, replica, model string) prometheus.Collector {
-	c := newCollector(replica, model, migrationMetrics, read)
-	c.describe("stall_seconds", "Time without tokens during a migration or rescue; quantile 1 is the longest.", nil, replica, model)
-	c.stalls = func(m migrationSample) (n uint64, sum, longest float64) {
-		return m.executor.Stalls, m.executor.TotalStall.Seconds(), m.executor.LongestStall.Seconds()
-	}
-	return c
+	return newCollector(replica, model, migrationMetrics, read)
 }
 
 // migrationMetrics are the metrics of migrations and of the market.
@@ -160,9 +151,9 @@ var migrationMetrics = []metric[migrationSample]{
 	gauge("residents", "Requests that run here, of any front end.", func(m migrationSample) float64 { return float64(m.market.Residents) }),
 	gauge("pinned", "Residents that cannot migrate.", func(m migrationSample) float64 { return float64(m.market.Pinned) }),
 	gauge("pinned_seconds", "Time until the last pinned resident has ended, by its max_tokens; 0 when there is none, or one has no limit.", func(m migrationSample) float64 { return m.market.PinnedSeconds }),
-	counters("migrations_offered_total", "Requests offered for migration.", "cause", func(m migrationSample) map[string]float64 { return byName(m.market.Offered) }),
-	counters("migrations_out_total", "Requests that migrated to another replica.", "cause", func(m migrationSample) map[string]float64 { return byName(m.market.MovedOut) }),
-	counters("migrations_out_failed_total", "Failed migrations to another replica; the request stayed.", "cause", func(m migrationSample) map[string]float64 { return byName(m.market.FailedOut) }),
+	counters("migrations_offered_total", "Requests offered for migration.", "cause", func(m migrationSample) map[string]float64 { return byCause(m.market.Offered) }),
+	counters("migrations_out_total", "Requests that migrated to another replica.", "cause", func(m migrationSample) map[string]float64 { return byCause(m.market.MovedOut) }),
+	counters("migrations_out_failed_total", "Failed migrations to another replica; the request stayed.", "cause", func(m migrationSample) map[string]float64 { return byCause(m.market.FailedOut) }),
 	counter("migrations_in_total", "Requests that migrated from another replica.", func(m migrationSample) float64 { return float64(m.market.MovedIn) }),
 	counter("migrations_in_failed_total", "Failed migrations from another replica.", func(m migrationSample) float64 { return float64(m.market.FailedIn) }),
 	counters("offers_returned_total", "Offers without a buyer.", "reason", func(m migrationSample) map[string]float64 { return byName(m.market.Returned) }),
@@ -180,7 +171,7 @@ var migrationMetrics = []metric[migrationSample]{
 	counter("market_messages_ignored_total", "Invalid or excess market messages from peers.", func(m migrationSample) float64 { return float64(m.market.Ignored) }),
 	counter("summaries_sent_total", "Load summaries sent to peers.", func(m migrationSample) float64 { return float64(m.market.SummariesSent) }),
 	counter("summaries_received_total", "Load summaries received from peers.", func(m migrationSample) float64 { return float64(m.market.SummariesReceived) }),
-	counters("prefix_summary_bytes_total", "Bytes that say, in load summaries, which prompts replicas hold.", "direction", func(m migrationSample) map[string]float64 {
+	counters("prefix_sketch_bytes_total", "Bytes that say, in load summaries, which prompts replicas hold.", "direction", func(m migrationSample) map[string]float64 {
 		return map[string]float64{"sent": float64(m.market.PrefixBytesSent), "received": float64(m.market.PrefixBytesReceived)}
 	}),
 	counter("prefix_summaries_refused_total", "Summaries of what a peer holds that were not used: malformed, or of another version.", func(m migrationSample) float64 { return float64(m.market.PrefixesRefused) }),
@@ -188,8 +179,8 @@ var migrationMetrics = []metric[migrationSample]{
 	gauge("peers_known", "Peers with a current load summary.", func(m migrationSample) float64 { return float64(m.market.FreshPeers) }),
 	counter("forwards_total", "Requests placed at a peer before their first token.", func(m migrationSample) float64 { return float64(m.market.Forwards) }),
 
-	counters("transfers_sent_total", "Completed transfers to other replicas.", "method", func(m migrationSample) map[string]float64 { return floats(m.executor.Sent) }),
-	counters("transfers_received_total", "Completed transfers from other replicas.", "method", func(m migrationSample) map[string]float64 { return floats(m.executor.Received) }),
+	counters("transfers_sent_total", "Completed transfers to other replicas.", "method", func(m migrationSample) map[string]float64 { return byMode(m.executor.Sent) }),
+	counters("transfers_received_total", "Completed transfers from other replicas.", "method", func(m migrationSample) map[string]float64 { return byMode(m.executor.Received) }),
 	counters("transfers_failed_total", "Aborted transfers to other replicas.", "reason", func(m migrationSample) map[string]float64 { return floats(m.executor.Failed) }),
 	gauge("transfers_running", "Transfers in progress, in both directions.", func(m migrationSample) float64 { return float64(m.executor.Running) }),
 	counter("transfer_bytes_total", "KV bytes received, at the real engine's size.", func(m migrationSample) float64 { return float64(m.executor.Bytes) }),
@@ -242,6 +233,25 @@ func byName[K interface {
 	out := make(map[string]float64, len(counts))
 	for k, n := range counts {
 		out[k.String()] += float64(n)
+	}
+	return out
+}
+
+// byCause returns counts by cause, zeros included: the rate of a counter that appears with its
+// first event lacks that event.
+func byCause(counts map[policies.MigrationCause]uint64) map[string]float64 {
+	out := byName(counts)
+	for c := policies.Growth; c <= policies.Prefill; c++ {
+		out[c.String()] += 0
+	}
+	return out
+}
+
+// byMode returns counts by the mode of transfers, zeros included.
+func byMode(counts map[string]uint64) map[string]float64 {
+	out := floats(counts)
+	for _, m := range []transfer.Mode{transfer.Live, transfer.Handoff, transfer.Reprompt} {
+		out[m.String()] += 0
 	}
 	return out
 }

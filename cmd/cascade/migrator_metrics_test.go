@@ -4,8 +4,8 @@ import (
 	"errors"
 	"io"
 	"net/http/httptest"
+	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -34,7 +34,7 @@ func TestFrontendMetrics(t *testing.T) {
 	p := &state.Prefixes
 	p.Blocks, p.Bytes, p.Queries, p.Hits, p.Tokenized, p.TokenizeFailed, p.TokenizeSkipped = 41, 42, 43, 44, 45, 2, 46
 	want := map[string]float64{
-		"prefix_source none": 1, "prefix_blocks": 41, "prefix_index_bytes": 42, "prefix_queries_total": 43, "prefix_hits_total": 44,
+		"prefix_source none": 1, "prefix_blocks": 41, "prefix_index_bytes": 42, "prefix_queried_tokens_total": 43, "prefix_hit_tokens_total": 44,
 		"tokenize_calls_total answered": 45, "tokenize_calls_total failed": 2, "tokenize_calls_total skipped": 46,
 		"engine_ready": 1, "engine_hung": 0, "engine_hangs_total": 10, "engine_mismatch": 1, "engine_info 0.32.0": 1,
 		"engine_kv_tokens": 16, "engine_kv_used_tokens": 12, "engine_running": 13, "engine_waiting": 14, "engine_preemptions_total": 15, "draining": 0, "running": 1, "waiting": 2, "held_tokens": 3, "promised_tokens": 4, "iteration_seconds": 0.5,
@@ -54,19 +54,27 @@ func TestMigrationMetrics(t *testing.T) {
 		},
 		executor: executor.Stats{
 			Sent: map[string]uint64{"live": 22}, Received: map[string]uint64{"reprompt": 23}, Failed: map[string]uint64{"lease": 24}, Running: 25, Bytes: 26, Copied: 27,
-			Corrupt: 28, Rounds: 29, Stalls: 30, TotalStall: 31 * time.Second, LongestStall: 32 * time.Second, Rescued: 34, Lost: 35, SessionsAbandoned: 36,
+			Corrupt: 28, Rounds: 29, Rescued: 34, Lost: 35, SessionsAbandoned: 36,
 		},
 		maxConcurrent: 33,
 	}
 	want := map[string]float64{
-		"prefix_summary_bytes_total sent": 37, "prefix_summary_bytes_total received": 38, "prefix_summaries_refused_total": 39, "prefix_holders": 40,
+		"prefix_sketch_bytes_total sent": 37, "prefix_sketch_bytes_total received": 38, "prefix_summaries_refused_total": 39, "prefix_holders": 40,
 		"migrations_offered_total growth": 1, "migrations_out_total drain": 2, "migrations_out_failed_total spill": 3, "migrations_in_total": 4, "migrations_in_failed_total": 5,
 		"offers_returned_total no candidates": 6, "market_messages_sent_total ask": 7, "market_messages_received_total bid": 8, "summaries_sent_total": 9,
 		"summaries_received_total": 10, "market_messages_ignored_total": 11, "offers": 12, "transfers_concurrent send": 13, "transfers_concurrent receive": 14,
 		"incoming_tokens": 15, "incoming_tokens_per_second": 16, "peers_known": 17, "forwards_total": 18, "residents": 19, "pinned": 20, "pinned_seconds": 21,
 		"transfers_sent_total live": 22, "transfers_received_total reprompt": 23, "transfers_failed_total lease": 24, "transfers_running": 25, "transfer_bytes_total": 26,
-		"transfer_copied_bytes_total": 27, "transfer_corrupt_blocks_total": 28, "transfer_rounds_total": 29, "stall_seconds": 30 + 31 + 32,
+		"transfer_copied_bytes_total": 27, "transfer_corrupt_blocks_total": 28, "transfer_rounds_total": 29,
 		"transfers_max_concurrent send": 33, "transfers_max_concurrent receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35, "engine_sessions_abandoned_total": 36,
+	}
+	for name, labels := range map[string]string{
+		"migrations_offered_total": "outlier drain spill prefill", "migrations_out_total": "growth outlier spill prefill", "migrations_out_failed_total": "growth outlier drain prefill",
+		"transfers_sent_total": "handoff reprompt", "transfers_received_total": "live handoff",
+	} {
+		for label := range strings.FieldsSeq(labels) {
+			want[name+" "+label] = 0 // from the start
+		}
 	}
 	checkMetrics(t, newMigrationCollector(func() migrationSample { return state }, "r0", "m"), want)
 }
@@ -124,9 +132,6 @@ func checkMetrics(t *testing.T, c prometheus.Collector, want map[string]float64)
 				}
 			}
 			got := m.GetGauge().GetValue() + m.GetCounter().GetValue()
-			if s := m.GetSummary(); s != nil {
-				got = float64(s.GetSampleCount()) + s.GetSampleSum() + s.GetQuantile()[0].GetValue()
-			}
 			if w, ok := want[name]; !ok || got != w {
 				t.Errorf("%s = %v, want %v", name, got, w)
 			}

@@ -116,6 +116,10 @@ type Config struct {
 	// OnEnd receives each finished migration, for metrics; it may be nil. It is called
 	// on Run's goroutine and must not block.
 	OnEnd func(Migration)
+	// OnStall receives how long each migration or rescue kept its client without a token,
+	// and the span of it, which is not valid without tracing; it may be nil. It is called
+	// with a lock held, by several goroutines, and must not block or call the Executor.
+	OnStall func(stall time.Duration, span trace.SpanContext)
 	// Transfer configures the state machine; Self is filled in.
 	Transfer transfer.Config
 	// Tracer creates the spans of migrations; nil creates none.

@@ -79,7 +79,8 @@ func (rec *record) beginSpan(ctx context.Context, tracer trace.Tracer) {
 
 // records is the history of migrations. Its methods are safe for concurrent use.
 type records struct {
-	tracer trace.Tracer
+	tracer  trace.Tracer
+	onStall func(time.Duration, trace.SpanContext) // may be nil
 
 	mu       sync.Mutex
 	running  map[key]*record
@@ -89,7 +90,7 @@ type records struct {
 }
 
 func newRecords(c Config) records {
-	return records{tracer: c.Tracer, running: map[key]*record{},
+	return records{tracer: c.Tracer, onStall: c.OnStall, running: map[key]*record{},
 		stats: Stats{Sent: map[string]uint64{}, Received: map[string]uint64{}, Failed: map[string]uint64{}}}
 }
 
@@ -187,7 +188,7 @@ func (r *records) recordThaw(k key) {
 		}
 		rec.Stall = time.Since(rec.frozenAt)
 		rec.frozenAt = time.Time{}
-		r.stats.addStall(rec.Stall)
+		r.addStall(rec.Stall, rec.span)
 	})
 }
 
@@ -196,15 +197,24 @@ func (r *records) recordStall(k key, stall time.Duration) {
 	r.update(k, func(rec *record) {
 		if rec.Stall == 0 && stall > 0 {
 			rec.Stall = stall
-			r.stats.addStall(stall)
+			r.addStall(stall, rec.span)
 		}
 	})
 }
 
-func (s *Stats) addStall(d time.Duration) {
-	s.Stalls++
-	s.TotalStall += d
-	s.LongestStall = max(s.LongestStall, d)
+// addStall counts a stall, which belongs to a span or to none.
+func (r *records) addStall(d time.Duration, span trace.Span) {
+	r.stats.Stalls++
+	r.stats.TotalStall += d
+	r.stats.LongestStall = max(r.stats.LongestStall, d)
+	if r.onStall == nil {
+		return
+	}
+	var of trace.SpanContext
+	if span != nil {
+		of = span.SpanContext()
+	}
+	r.onStall(d, of)
 }
 
 // recordPull records a pulled round.

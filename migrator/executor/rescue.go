@@ -21,10 +21,10 @@ func (m *Executor) RecordRescue(r frontend.Rescue) {
 		span.SetStatus(codes.Error, "the stream ends")
 	}
 	span.End(trace.WithTimestamp(r.Start.Add(r.Duration)))
-	m.records.recordRescue(r)
+	m.records.recordRescue(r, span)
 }
 
-func (r *records) recordRescue(x frontend.Rescue) {
+func (r *records) recordRescue(x frontend.Rescue, span trace.Span) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if x.Err != nil {
@@ -32,5 +32,5 @@ func (r *records) recordRescue(x frontend.Rescue) {
 		return
 	}
 	r.stats.Rescued++
-	r.stats.addStall(x.Duration)
+	r.addStall(x.Duration, span)
 }

@@ -7,6 +7,7 @@ import (
 
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
@@ -18,8 +19,11 @@ import (
 // they waited.
 func TestRescued(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
+	var stalls []string
 	m, err := executor.New(executor.Config{Self: "a", FrontEnd: &frontEnd{}, Network: &replica{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {},
-		Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")})
+		Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test"), OnStall: func(stall time.Duration, span trace.SpanContext) {
+			stalls = append(stalls, stall.String()+" "+span.TraceID().String())
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,6 +32,9 @@ func TestRescued(t *testing.T) {
 	m.RecordRescue(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Start: began, Duration: 30 * time.Second, Err: errors.New("no replica")})
 	if s := m.Stats(); s.Rescued != 1 || s.Lost != 1 || s.Stalls != 1 || s.TotalStall != 2*time.Second || s.LongestStall != 2*time.Second {
 		t.Errorf("%+v", s)
+	}
+	if want := "2s " + spans.Ended()[0].SpanContext().TraceID().String(); len(stalls) != 1 || stalls[0] != want {
+		t.Errorf("stalls %q, want %q", stalls, want)
 	}
 	var got []string
 	for _, s := range spans.Ended() {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
@@ -18,6 +19,7 @@ import (
 
 // serveGenerate serves a client's request on one of the two generating endpoints.
 func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *intake.Share) {
+	begun := time.Now()
 	req, err := openai.Parse(e, body)
 	if err != nil {
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
@@ -53,7 +55,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 		request.Features |= policies.Unreadable
 	}
 	s := srv.newStream(ctx, session.Config{Request: request, MinTokens: req.MinOutput, Endpoint: e, Asked: asked, Resume: resume}, out, cancel)
-	s.header, s.requestID = engineHeaders(r.Header), r.Header.Get(requestIDHeader) // what later legs and the log need
+	s.header, s.requestID, s.begun = engineHeaders(r.Header), r.Header.Get(requestIDHeader), begun // what later legs, the log and latencies need
 	s.tenant = srv.admission.tenantOf(r.Header)
 	nameSpan(ctx, e, s.request)
 	prompt := srv.readPrompt(ctx, &req, s.header, arrival.Estimate)
@@ -151,8 +153,10 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 // connection or HTTP/2 stream is cut: a client that has left one direction only must not
 // read a regular end.
 func (srv *Server) serveStream(r *http.Request, s *Stream, b openedLeg) {
+	first := time.Now()
 	err := s.run(b)
 	s.countInSpan(r.Context())
+	s.reportServed(first)
 	if cause := context.Cause(r.Context()); cause != nil && !errors.Is(cause, errStopping) {
 		panic(http.ErrAbortHandler)
 	}

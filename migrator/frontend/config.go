@@ -197,6 +197,10 @@ type Config struct {
 	// once its outcome is decided. It is called on the stream's goroutine, by
 	// several at once, and must not block.
 	OnRescue func(Rescue)
+	// OnServed, unless it is nil, is called for every request that got a stream of tokens,
+	// once that has ended; answers that are assembled from a stream count, answers that are
+	// relayed as they come do not. It is called as OnRescue is.
+	OnServed func(Served)
 	// Logger logs what an operator should know; nil discards.
 	Logger *slog.Logger
 }

@@ -23,9 +23,9 @@ func TestOneTraceARequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		spans := tracetest.NewSpanRecorder()
 		tracer := sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
-		rescues := make(chan Rescue, 1)
+		rescues, served := make(chan Rescue, 1), make(chan Served, 1)
 		f, _ := newRescueFleet(t, 2, func(c *Config) {
-			c.Tracer, c.OnRescue = tracer, func(r Rescue) { rescues <- r }
+			c.Tracer, c.OnRescue, c.OnServed = tracer, func(r Rescue) { rescues <- r }, func(s Served) { served <- s }
 		})
 		f.setPace(20 * time.Millisecond)
 		req := testkit.Must(http.NewRequest("POST", "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest)))
@@ -50,6 +50,10 @@ func TestOneTraceARequest(t *testing.T) {
 			}
 		}
 		<-done
+		// Every token takes 20 ms, and the rescue some time more.
+		if s := <-served; s.Span.TraceID().String() != trace || s.FirstToken < 20*time.Millisecond || s.FirstToken > time.Second || s.PerToken < 20*time.Millisecond || s.PerToken > time.Second {
+			t.Errorf("served %+v, of trace %s", s, s.Span.TraceID())
+		}
 		f.requireIdle()
 		var own, peer int
 		spanOf := make(map[string]string) // by replica

@@ -32,6 +32,7 @@ type Stream struct {
 	endpoint  openai.Endpoint
 	header    http.Header // of the client, what engines may see
 	requestID string      // of the client's request, for the log
+	begun     time.Time   // when the client's request arrived
 	tenant    string      // of the client's request
 	root      prefix.Hash // that the ids of its prompt extend
 	resume    openai.Resume

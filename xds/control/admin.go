@@ -60,7 +60,7 @@ func (c *Control) adminServer() *http.Server {
 	mux.HandleFunc("POST /policies/push", c.handlePush)
 	mux.Handle("POST /policies/goal", handleCommand(c.policyCommand(c.setGoal)))
 	mux.Handle("POST /policies/rollback", handleCommand(c.policyCommand(c.rollbackPolicies)))
-	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("ok\n"))
 	})

@@ -37,7 +37,7 @@
 //	plan_stages                       model                 stages of it
 //	stage_low_tokens                  model, stage          start of the stage's range
 //	requests_seen_total               model                 requests that front ends counted; of several control planes take the max
-//	request_rate                      model                 requests/s now
+//	arrivals_per_second               model                 requests/s now
 //	bytes_per_token                   model                 used by routes and estimators
 //	estimate_error_ratio              model                 mean relative error of estimates
 //	replica_healthy                   model, replica, stage 1: takes new requests

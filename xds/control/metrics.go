@@ -28,7 +28,7 @@ var (
 	planStages    = desc("plan_stages", "Stages of the model's plan.", "model")
 	stageLow      = desc("stage_low_tokens", "Start of the stage's range of lengths.", "model", "stage")
 	seenTotal     = desc("requests_seen_total", "Requests that the front ends have counted, the same at every control plane of a store: aggregate with max.", "model")
-	requestRate   = desc("request_rate", "Requests per second, from the flow counters.", "model")
+	arrivals      = desc("arrivals_per_second", "Arriving requests per second, from the flow counters.", "model")
 	prefixDepth   = desc("prefix_depth_bytes", "Prompt text that prefix keys cover.", "model")
 	bytesPerToken = desc("bytes_per_token", "Prompt bytes per token that routes and estimators use.", "model")
 	estimateError = desc("estimate_error_ratio", "Mean relative error of the length estimate against exact counts.", "model")
@@ -147,7 +147,7 @@ func (s metricSink) model(m fleet.ModelState) {
 		s.gauge(stageLow, float64(stage.Low), m.Name, resources.StageName(i))
 	}
 	s.counter(seenTotal, float64(m.Seen), m.Name)
-	s.gauge(requestRate, arrivalRate(m.Flow), m.Name)
+	s.gauge(arrivals, arrivalRate(m.Flow), m.Name)
 	s.gauge(prefixDepth, float64(m.PrefixDepth), m.Name)
 	s.gauge(bytesPerToken, m.BytesPerToken.Float(), m.Name)
 	s.gauge(estimateError, m.EstimateError, m.Name)

@@ -75,7 +75,7 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 		if path := x.listener.AccessLog; path != "" {
 			p.accessLog.write(path, x.accessRecord(time.Now()))
 		}
-		metrics.duration.Observe(time.Since(x.begun).Seconds())
+		observeTime(metrics.duration, time.Since(x.begun), x.span)
 	}()
 	if c := x.prepare(); c != nil {
 		metrics = c.metrics

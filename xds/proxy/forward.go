@@ -43,7 +43,7 @@ func (x *exchange) forward(c *cluster) {
 	if x.body != nil {
 		x.body.commit() // a response has started: no retry from here on
 	}
-	c.metrics.firstByte.Observe(time.Since(x.begun).Seconds())
+	observeTime(c.metrics.firstByte, time.Since(x.begun), x.span)
 	defer host.Load.End(succeeded(answer))
 	x.forwardResponse(answer, host)
 }

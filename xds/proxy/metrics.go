@@ -4,8 +4,10 @@ import (
 	"errors"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // noCluster is the cluster label of requests that reached no cluster.
@@ -38,7 +40,7 @@ func newMetrics(r prometheus.Registerer, connected func() bool) (*metrics, error
 		retries:   counter("upstream_retries_total", "Attempts after the first, by cluster.", "cluster"),
 		failures:  counter("upstream_failures_total", "Attempts without a response, by cluster and kind.", "cluster", "kind"),
 		ejections: counter("ejections_total", "Hosts ejected by outlier detection, by cluster.", "cluster"),
-		duration:  histogram("request_seconds", "Time from a request's headers to the end of its response."),
+		duration:  histogram("request_duration_seconds", "Time from a request's headers to the end of its response."),
 		firstByte: histogram("first_byte_seconds", "Time from a request's headers to those of its response."),
 		active: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "cascade", Subsystem: "proxy", Name: "active_requests",
 			Help: "Requests in flight by cluster."}, []string{"cluster"}),
@@ -99,6 +101,18 @@ func (c *clusterMetrics) answered(code int) {
 		c.codes[code].Store(counter)
 	}
 	(*counter).Inc()
+}
+
+// observeTime records a latency, with the trace of the request if it is sampled: OpenMetrics calls
+// that an exemplar.
+func observeTime(o prometheus.Observer, took time.Duration, span trace.Span) {
+	if span != nil && span.SpanContext().IsSampled() {
+		if e, ok := o.(prometheus.ExemplarObserver); ok {
+			e.ObserveWithExemplar(took.Seconds(), prometheus.Labels{"trace_id": span.SpanContext().TraceID().String()})
+			return
+		}
+	}
+	o.Observe(took.Seconds())
 }
 
 // failed counts an attempt without a response.

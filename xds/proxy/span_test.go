@@ -7,6 +7,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
@@ -63,6 +65,17 @@ func TestSpans(t *testing.T) {
 				t.Errorf("%s: %s is %q, with which no exporter sends the batch", s.Name(), a.Key, text)
 			}
 		}
+	}
+	var stage dto.Metric
+	testkit.NoError(t, p.metrics.duration.WithLabelValues("cascade/m/s0/rr").(prometheus.Histogram).Write(&stage))
+	exemplars := map[string]bool{}
+	for _, b := range stage.GetHistogram().GetBucket() {
+		for _, l := range b.GetExemplar().GetLabel() {
+			exemplars[l.GetName()+" "+l.GetValue()] = true
+		}
+	}
+	if id := ended[1].SpanContext().TraceID().String(); !exemplars["trace_id "+trace] && !exemplars["trace_id "+id] {
+		t.Errorf("the exemplars of the stage's latencies are %v", exemplars)
 	}
 	// Without a tracer the client's own trace passes.
 	g := newFleet(t, 2, nil)

@@ -81,6 +81,10 @@ type Config struct {
 	Host *policyhost.Host
 	// Tracer creates the spans of migrations; nil creates none.
 	Tracer trace.Tracer
+	// OnServed and OnStall receive what frontend.Config and executor.Config say; nil: nothing is
+	// called.
+	OnServed func(frontend.Served)
+	OnStall  func(stall time.Duration, span trace.SpanContext)
 	// Logger logs events for operators; nil discards them.
 	Logger *slog.Logger
 	// EditFrontend edits the front end's configuration after New has completed it; nil changes

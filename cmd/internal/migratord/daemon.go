@@ -108,7 +108,7 @@ func (d *Daemon) newFrontend() error {
 			d.executor.RecordRescue(r)
 		}
 	}
-	c.Admit, c.Tracer = d.cfg.Room.Admit, d.cfg.Tracer
+	c.Admit, c.Tracer, c.OnServed = d.cfg.Room.Admit, d.cfg.Tracer, d.cfg.OnServed
 	if d.cfg.EditFrontend != nil {
 		d.cfg.EditFrontend(&c)
 	}
@@ -178,7 +178,7 @@ func (d *Daemon) newMigration() error {
 		mc.Pool, mc.Transports = d.connector, d.transports
 	}
 	mc.FrontEnd, mc.Network, mc.Notify = frontendAdapter{d}, d.network, func(ev bidask.Event) { d.market.Notify(ev) }
-	mc.Address, mc.Host, mc.Paths, mc.Tracer = d.controlView.address, d.controlView.host, d.linksFrom, d.cfg.Tracer
+	mc.Address, mc.Host, mc.Paths, mc.Tracer, mc.OnStall = d.controlView.address, d.controlView.host, d.linksFrom, d.cfg.Tracer, d.cfg.OnStall
 	if d.executor, err = executor.New(mc); err != nil {
 		return err
 	}
