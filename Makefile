@@ -26,7 +26,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -71,6 +71,15 @@ zig: .cache/zig/.$(ZIG_WHEEL) ## fetch Zig (PyPI wheel) into .cache
 	.cache/zig/bin/pip install --quiet --disable-pip-version-check $(ZIG_WHEEL)
 	touch "$@"
 
+# promtool checks alerts and metrics. No root is needed: Debian's package is unpacked, not installed.
+# $$PROMTOOL names another one.
+PROMTOOL_STAMP := .cache/promtool/.stamp
+promtool: $(PROMTOOL_STAMP) ## fetch promtool (Debian's package prometheus) into .cache
+$(PROMTOOL_STAMP):
+	@if test -n "$$PROMTOOL"; then echo "promtool: $$PROMTOOL"; \
+	elif ! command -v apt-get > /dev/null; then echo 'promtool: no apt-get here; without $$PROMTOOL its tests are skipped'; \
+	else mkdir -p $(@D) && cd $(@D) && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm -f prometheus_*.deb && usr/bin/promtool --version | head -n 1 && touch $(@F); fi
+
 # The routers that Cascade is compared with.
 ROUTERS := .cache/vllm-router/.$(VLLM_ROUTER) .cache/sglang-router/.$(SGLANG_ROUTER)
 routers: $(ROUTERS) ## fetch vLLM's and SGLang's routers (PyPI wheels) into .cache
@@ -108,12 +117,12 @@ CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata $(GOROUTINES) cm
 RACED   = $$($(GO) list $$($(CONCURRENT)) | grep -vxF "$$($(GO) list $(REALTIME))")
 UNRACED = $(REALTIME) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(REALTIME) $$($(CONCURRENT)))")
 
-test: envoy zig ptxas ## everything that CI runs: vet, and tests, with the race detector where it can find something and they do not run in real time, on real Envoy
+test: envoy zig ptxas promtool ## everything that CI runs: vet, and tests, with the race detector where it can find something and they do not run in real time, on real Envoy
 	$(GO) vet ./...
 	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
 	GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 18m $(RACED)
 
-test-all: envoy zig ptxas routers ## test, and the slow rest; all packages with the race detector
+test-all: envoy zig ptxas promtool routers ## test, and the slow rest; all packages with the race detector
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
@@ -227,7 +236,7 @@ check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
-	for module in wasm/host/peers cmd/internal/e2e/collector; do (cd $$module && $(GO) mod tidy -diff && $(GO) vet ./...) || exit; done
+	for module in wasm/host/peers cmd/internal/e2e/collector cmd/internal/e2e/monitoring/promql; do (cd $$module && $(GO) mod tidy -diff && $(GO) vet ./...) || exit; done
 
 # A seeded sample of 300 mutants a package. .cache/mutate keeps the results: a run that was
 # interrupted continues. After a change of tests: make mutate MUTATE="-again ./policies/refine".
