@@ -101,7 +101,7 @@ type Config struct {
 	// Notes is where the control planes of the Store exchange the state of
 	// their own slots, once a second. It is used if the Store is shared and
 	// there are Slots. nil: each control plane knows only its own.
-	Notes *store.NoteFolder
+	Notes store.Notes
 	// Mixes are the request mixes that a what-if of the console may ask about; nil: none.
 	Mixes Mixes
 	// Records answers GET /policies/records?slot=KIND with the recorded calls
@@ -112,7 +112,7 @@ type Config struct {
 	FleetDigest string
 	// Planes is where the control planes of the Store leave notes about themselves; nil:
 	// they know nothing of each other but who leads.
-	Planes *store.NoteFolder
+	Planes store.Notes
 	// Counters keeps flows, weights and byte ratios across restarts; nil
 	// forgets them.
 	Counters fleet.Counters

@@ -29,11 +29,11 @@ const (
 	maxPlaneNodes = 256
 )
 
-// noNotes is the message of notes that cannot be exchanged, and errNotesHang the error of a file system
+// noNotes is the message of notes that cannot be exchanged, and errNotesHang the error of a store
 // that does not answer.
-const noNotes = "control planes cannot exchange notes through the directory of the store"
+const noNotes = "control planes cannot exchange notes through the store"
 
-var errNotesHang = errors.New("the file system has not answered: check the disk or the file server")
+var errNotesHang = errors.New("it has not answered: check the disk, the file server or etcd")
 
 // planeNote is what a control plane leaves for the others of its store, as JSON.
 type planeNote struct {
@@ -62,12 +62,12 @@ type peerPlane struct {
 }
 
 // planeNotes exchanges notes between the control planes of a store. It also shows every
-// second whether this one can write the directory of the store.
+// second whether this one can write the store.
 type planeNotes struct {
-	folder   *store.NoteFolder // nil: the store is not shared
-	sequence uint64            // owned by Run
-	logged   bool              // notes cannot be exchanged, which was logged; owned by Run
-	answered chan struct{}     // capacity 1: the exchange in progress has ended; owned by Run
+	folder   store.Notes   // nil: the store is not shared
+	sequence uint64        // owned by Run
+	logged   bool          // notes cannot be exchanged, which was logged; owned by Run
+	answered chan struct{} // capacity 1: the exchange in progress has ended; owned by Run
 
 	mu    sync.Mutex
 	all   map[string]peerPlane // by name, without this one
@@ -127,7 +127,7 @@ func (c *Control) ownNote() planeNote {
 	return note
 }
 
-// runPlanes writes a note and reads those of the others once a second, until ctx ends. A file system
+// runPlanes writes a note and reads those of the others once a second, until ctx ends. A store
 // that does not answer delays neither ctx's end nor a status: the exchange is left to itself, and
 // none is begun beside it.
 func (c *Control) runPlanes(ctx context.Context) error {

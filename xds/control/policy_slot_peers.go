@@ -29,7 +29,7 @@ const maxPeers = 32
 // control plane first read it, because clocks differ between hosts: a report
 // that is read for the first time counts as new.
 type slotPeers struct {
-	notes *store.NoteFolder
+	notes store.Notes
 	node  string // of this control plane
 	log   *slog.Logger
 
@@ -46,7 +46,7 @@ type peerReport struct {
 	report policyslots.Report
 }
 
-func newSlotPeers(notes *store.NoteFolder, node string, log *slog.Logger) *slotPeers {
+func newSlotPeers(notes store.Notes, node string, log *slog.Logger) *slotPeers {
 	return &slotPeers{notes: notes, node: node, log: log, all: make(map[string]peerReport)}
 }
 

@@ -17,7 +17,7 @@ import (
 
 // Run drives the fleet until ctx ends, and then returns nil. An error means that the
 // stored plan cannot be read at the start: an operator must inspect it before it is
-// overwritten. Run is called once.
+// overwritten. A store that does not answer then is waited for. Run is called once.
 func (f *Fleet) Run(ctx context.Context) error {
 	defer close(f.done)
 	watch, stopWatch := context.WithCancel(ctx)
@@ -87,22 +87,12 @@ func (f *Fleet) restore(ctx context.Context, updates <-chan store.Update) error 
 	if err != nil {
 		f.log.Warn("counters of the last run not restored, counting anew", "error", err)
 	}
-	select {
-	case u, ok := <-updates:
-		switch {
-		case !ok:
-			return errors.New("fleet: the watch of the plan store ended")
-		case u.Err != nil:
-			if errors.Is(u.Err, store.ErrFormat) {
-				return fmt.Errorf("fleet: read the stored plan: %w", u.Err)
-			}
-			return fmt.Errorf("fleet: read the stored plan: %w; restore it from a backup, or rebuild it with \"cascade plan repair\"", u.Err)
-		}
-		f.version = u.Version
-		f.step(ctx, time.Now(), Stored{u.Object})
-	case <-ctx.Done():
-		return ctx.Err()
+	u, err := f.firstUpdate(ctx, updates)
+	if err != nil {
+		return err
 	}
+	f.version = u.Version
+	f.step(ctx, time.Now(), Stored{u.Object})
 	select { // a list that was set before Run is applied below
 	case <-f.replicasChanged:
 	default:
@@ -110,6 +100,31 @@ func (f *Fleet) restore(ctx context.Context, updates <-chan store.Update) error 
 	f.step(ctx, time.Now(), Replicas{f.configuredReplicas()})
 	f.latest.Store(f.state.Snapshot(time.Now()))
 	return nil
+}
+
+// firstUpdate returns the stored object. It waits for a store that does not answer, which says
+// nothing about the object, and returns an error for an object that cannot be read.
+func (f *Fleet) firstUpdate(ctx context.Context, updates <-chan store.Update) (store.Update, error) {
+	for {
+		select {
+		case u, ok := <-updates:
+			switch {
+			case !ok:
+				return u, errors.New("fleet: the watch of the plan store ended")
+			case errors.Is(u.Err, store.ErrUnavailable):
+				f.noteStore(StoreRead, u.Err)
+				continue
+			case errors.Is(u.Err, store.ErrFormat):
+				return u, fmt.Errorf("fleet: read the stored plan: %w", u.Err)
+			case u.Err != nil:
+				return u, fmt.Errorf("fleet: read the stored plan: %w; restore it from a backup, or rebuild it with \"cascade plan repair\"", u.Err)
+			}
+			f.noteStore(StoreRead, nil)
+			return u, nil
+		case <-ctx.Done():
+			return store.Update{}, ctx.Err()
+		}
+	}
 }
 
 // step steps the state and carries the effects out: it begins to store a proposal, and

@@ -24,7 +24,7 @@ type storeWrite struct {
 
 // stuck returns the error of a write that the store has not answered.
 func (w *storeWrite) stuck(now time.Time) error {
-	return fmt.Errorf("the store has not answered for %v: check its disk or file server", now.Sub(w.began).Round(time.Second))
+	return fmt.Errorf("the store has not answered for %v: check its disk, its file server or etcd", now.Sub(w.began).Round(time.Second))
 }
 
 // writeResult is the store's answer to a write.

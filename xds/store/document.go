@@ -15,8 +15,10 @@ import (
 // The stored form is JSON that operators can read and edit. Unknown fields and
 // formats are refused, because a writer that ignored them would drop them.
 const (
-	format  = 1
-	maxSize = 8 << 20 // twenty times the size of 10,000 replicas with long names
+	format = 1
+	// MaxSize is the largest stored form of an object, in bytes: twenty times the size of
+	// 10,000 replicas with long names.
+	MaxSize = 8 << 20
 )
 
 // ErrFormat says that a newer version wrote the stored object.
@@ -44,8 +46,10 @@ type stageDocument struct {
 	Replicas []policies.ReplicaID `json:"replicas"`
 }
 
-// encode renders a valid object.
-func encode(o Object, revision uint64) ([]byte, error) {
+// Encode returns the stored form of an object: JSON of at most MaxSize bytes. It refuses an
+// invalid object. revision is a number that the store keeps with the object; a file's grows
+// by one with every write. It is for implementations of Store.
+func Encode(o Object, revision uint64) ([]byte, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -65,14 +69,15 @@ func encode(o Object, revision uint64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if body = append(body, '\n'); len(body) > maxSize {
-		return nil, fmt.Errorf("the object has %d bytes, at most %d are allowed", len(body), maxSize)
+	if body = append(body, '\n'); len(body) > MaxSize {
+		return nil, fmt.Errorf("the object has %d bytes, at most %d are allowed", len(body), MaxSize)
 	}
 	return body, nil
 }
 
-// decode decodes an object that encode wrote and that an operator may have edited.
-func decode(body []byte) (o Object, revision uint64, err error) {
+// Decode returns the object of a stored form, which an operator may have edited, and its
+// revision. The error is ErrFormat (wrapped) if a newer version wrote it.
+func Decode(body []byte) (o Object, revision uint64, err error) {
 	// The format first: another one may have other fields.
 	var head struct {
 		Format int `json:"format"`
@@ -113,7 +118,7 @@ func decode(body []byte) (o Object, revision uint64, err error) {
 
 // inUTC returns a copy whose times are in UTC, without a monotonic clock.
 func (o Object) inUTC() Object {
-	o = o.clone()
+	o = o.Clone()
 	times := []*time.Time{&o.Lease.Expires}
 	for i := range o.Reasons {
 		times = append(times, &o.Reasons[i].At, &o.Reasons[i].Until)

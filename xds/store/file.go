@@ -28,8 +28,9 @@ const (
 	lockRetryDelay = 5 * time.Millisecond
 )
 
-// File is a Store in a JSON file. Control planes on one host, or on a shared file
-// system with locks, may share it; an operator may edit it. Writers lock a second
+// File is a Store in a JSON file. The control planes of one host may share it; an
+// operator may edit it. For those of several hosts see package etcd: what locks and renames
+// promise over a network file system depends on its server and on its mount options. Writers lock a second
 // file beside it (path + ".lock").
 type File struct {
 	path string
@@ -62,7 +63,7 @@ func (f *File) read() (o Object, revision uint64, v Version, err error) {
 			err = fmt.Errorf("plan file %s: %w", f.path, err)
 		}
 	}()
-	body, err := atomicfile.Read(f.path, maxSize)
+	body, err := atomicfile.Read(f.path, MaxSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		// Without its directory the file is not missing but out of reach.
 		_, err = os.Stat(filepath.Dir(f.path))
@@ -71,7 +72,7 @@ func (f *File) read() (o Object, revision uint64, v Version, err error) {
 	if err != nil {
 		return Object{}, 0, "", err
 	}
-	if o, revision, err = decode(body); err != nil {
+	if o, revision, err = Decode(body); err != nil {
 		return Object{}, 0, "", err
 	}
 	return o, revision, version(revision, body), nil
@@ -102,7 +103,7 @@ func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (
 	if v != old {
 		return "", ErrConflict
 	}
-	body, err := encode(object, revision+1)
+	body, err := Encode(object, revision+1)
 	if err != nil {
 		return "", err
 	}
@@ -170,11 +171,11 @@ func (f *File) watch(ctx context.Context, updates chan<- Update) {
 			return
 		}
 		if u.Err != nil {
-			u.Object, u.Version = last.Object.clone(), last.Version
+			u.Object, u.Version = last.Object.Clone(), last.Version
 		}
 		if first || u.Version != last.Version || errorText(u.Err) != errorText(last.Err) {
 			last, first = u, false
-			last.Object = u.Object.clone()
+			last.Object = u.Object.Clone()
 			select {
 			case updates <- u:
 			case <-ctx.Done():

@@ -31,7 +31,7 @@ func (m *Memory) CompareAndSwap(ctx context.Context, old Version, object Object)
 	if old != m.versionLocked() {
 		return "", fmt.Errorf("plan in memory: %w", ErrConflict)
 	}
-	m.object = object.clone()
+	m.object = object.Clone()
 	m.revision++
 	if m.changed != nil {
 		close(m.changed)
@@ -54,7 +54,7 @@ func (m *Memory) Watch(ctx context.Context) <-chan Update {
 		defer close(updates)
 		for {
 			m.mu.Lock()
-			u := Update{Object: m.object.clone(), Version: m.versionLocked()}
+			u := Update{Object: m.object.Clone(), Version: m.versionLocked()}
 			if m.changed == nil {
 				m.changed = make(chan struct{})
 			}

@@ -41,9 +41,9 @@ type Modules interface {
 	Sweep(keep map[lifecycle.Digest]bool, before time.Time) error
 }
 
-// checkModuleBytes returns an error for bytes that do not have the hash or the size of
-// a module.
-func checkModuleBytes(sum lifecycle.Digest, code []byte) error {
+// CheckModule returns an error for bytes that do not have the hash or the size of a
+// module. It is for implementations of Modules.
+func CheckModule(sum lifecycle.Digest, code []byte) error {
 	switch {
 	case len(code) == 0 || len(code) > MaxModule:
 		return fmt.Errorf("module %x: %d bytes, want 1 to %d", sum[:6], len(code), MaxModule)
@@ -69,7 +69,7 @@ var _ Modules = (*MemoryModules)(nil)
 
 // Put implements Modules.
 func (m *MemoryModules) Put(sum lifecycle.Digest, code []byte) error {
-	if err := checkModuleBytes(sum, code); err != nil {
+	if err := CheckModule(sum, code); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -140,7 +140,7 @@ func isModule(name string) bool {
 
 // Put implements Modules.
 func (f *ModuleFolder) Put(sum lifecycle.Digest, code []byte) error {
-	if err := checkModuleBytes(sum, code); err != nil {
+	if err := CheckModule(sum, code); err != nil {
 		return err
 	}
 	if _, err := f.Get(sum); err == nil {
@@ -167,7 +167,7 @@ func (f *ModuleFolder) Get(sum lifecycle.Digest) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("modules: %w", err)
 	}
-	if err := checkModuleBytes(sum, code); err != nil {
+	if err := CheckModule(sum, code); err != nil {
 		return nil, fmt.Errorf("%w, in %s", err, f.name(sum))
 	}
 	return code, nil

@@ -1,15 +1,13 @@
 package store_test
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -23,37 +21,7 @@ func TestModules(t *testing.T) {
 	}
 	for name, m := range map[string]store.Modules{"memory": new(store.MemoryModules), "folder": folder} {
 		t.Run(name, func(t *testing.T) {
-			one, two := []byte("one"), []byte("two")
-			a, b := sha256.Sum256(one), sha256.Sum256(two)
-			if _, err := m.Get(a); !errors.Is(err, store.ErrNoModule) {
-				t.Fatal(err)
-			}
-			if m.Put(a, two) == nil || m.Put(a, nil) == nil {
-				t.Error("wrong bytes were stored")
-			}
-			for range 2 {
-				if err := errors.Join(m.Put(a, one), m.Put(b, two)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if got, err := m.Get(a); err != nil || !bytes.Equal(got, one) {
-				t.Fatal(got, err)
-			}
-			if err := m.Sweep(nil, time.Now().Add(-time.Hour)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := m.Get(b); err != nil {
-				t.Fatal(err)
-			}
-			if err := m.Sweep(map[lifecycle.Digest]bool{a: true}, time.Now().Add(time.Hour)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := m.Get(a); err != nil {
-				t.Error(err)
-			}
-			if _, err := m.Get(b); !errors.Is(err, store.ErrNoModule) {
-				t.Error(err)
-			}
+			storetest.RunModules(t, m)
 		})
 	}
 	entries, err := os.ReadDir(dir)

@@ -18,16 +18,30 @@ import (
 // MaxNote is the longest note, in bytes.
 const MaxNote = 256 << 10
 
-// noteLifetime is how long a note is kept after it was last written.
-const noteLifetime = time.Hour
+// NoteLifetime is how long a note is kept after it was last written.
+const NoteLifetime = time.Hour
 
-// NoteFolder holds notes in a directory, a file for each: small messages that control
-// planes that share a file system leave for each other. Each control plane has one note,
-// about itself, whose loss does no harm. Notes are not part of the object, so that writing
-// them does not conflict with its writers.
+// Notes are small messages that the control planes of a store leave for each other. Each
+// control plane has one note, about itself, whose loss does no harm. Notes are not part of
+// the object, so that writing them does not conflict with its writers.
 //
-// Its methods may be called by any goroutine at any time.
+//   - Put replaces the note of a name; an empty text removes it. Readers see either the
+//     whole old note or the whole new one. It refuses a text longer than MaxNote.
+//   - All returns every note, in no particular order, without those that were put more than
+//     an hour ago. Notes that can be read are returned together with the errors of the
+//     others.
+//
+// Both may be called by any goroutine at any time.
+type Notes interface {
+	Put(name string, text []byte) error
+	All() ([][]byte, error)
+}
+
+// NoteFolder is Notes in a directory, a file for each. Control planes that share a file
+// system may share it.
 type NoteFolder struct{ path string }
+
+var _ Notes = (*NoteFolder)(nil)
 
 // noteSuffix ends the names of a NoteFolder's files; other files are left alone.
 const noteSuffix = ".note"
@@ -53,8 +67,7 @@ func (f *NoteFolder) name(of string) string {
 	return filepath.Join(f.path, base+noteSuffix)
 }
 
-// Put replaces the note of a name; an empty text removes it. Readers see either the whole
-// old note or the whole new one. Notes are not synced: they may be lost in a power failure.
+// Put implements Notes. Notes are not synced: they may be lost in a power failure.
 func (f *NoteFolder) Put(name string, text []byte) error {
 	if name == "" || len(text) > MaxNote {
 		return fmt.Errorf("note of %.60q: %d bytes; must have a name and at most %d bytes", name, len(text), MaxNote)
@@ -71,16 +84,15 @@ func (f *NoteFolder) Put(name string, text []byte) error {
 	return nil
 }
 
-// All returns every note, in no particular order. Notes that were put more than an hour ago
-// are removed and left out, and so is a file that disappears while it is read. Notes that
-// can be read are returned together with the errors of the others.
+// All implements Notes. It removes notes that were put more than an hour ago, and leaves
+// out a file that disappears while it is read.
 func (f *NoteFolder) All() ([][]byte, error) {
 	entries, err := os.ReadDir(f.path)
 	if err == nil {
 		err = atomicfile.RemoveStale(f.path, isNote)
 	}
 	errs := []error{err}
-	old := time.Now().Add(-noteLifetime)
+	old := time.Now().Add(-NoteLifetime)
 	var out [][]byte
 	for _, e := range entries {
 		if !isNote(e.Name()) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -19,39 +20,7 @@ func TestNotes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	long := strings.Repeat("a/ü", 80)
-	has := func(want ...string) {
-		t.Helper()
-		var got []string
-		all, err := folder.All()
-		for _, text := range all {
-			got = append(got, string(text))
-		}
-		slices.Sort(got)
-		if err != nil || !slices.Equal(got, want) {
-			t.Fatalf("%q, %v, want %q", got, err, want)
-		}
-	}
-	put := func(name, text string) {
-		t.Helper()
-		if err := folder.Put(name, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	has()
-	put("../a", "1")
-	put("b:18000", "2")
-	put(long, "3")
-	put("../a", "4")
-	has("2", "3", "4")
-	put("b:18000", "")
-	put("b:18000", "")
-	put(long, "")
-	has("4")
-	if folder.Put("", []byte("x")) == nil || folder.Put("b", make([]byte, store.MaxNote+1)) == nil {
-		t.Error("a note without a name, or one that is too long")
-	}
-	put("b", string(make([]byte, store.MaxNote)))
+	storetest.RunNotes(t, folder)
 	// Old notes are removed, other files are left alone.
 	past := time.Now().Add(-2 * time.Hour)
 	for _, name := range []string{"c.note", "c.note.tmp17", "mine.txt", "c.note.tmpl"} {

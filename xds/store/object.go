@@ -52,8 +52,8 @@ func (o Object) Validate() error {
 	return nil
 }
 
-// clone returns a deep copy.
-func (o Object) clone() Object {
+// Clone returns a deep copy.
+func (o Object) Clone() Object {
 	plans := o.Plans
 	o.Plans = nil
 	for _, p := range plans {

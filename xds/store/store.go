@@ -5,7 +5,9 @@
 // replicas as the leader sees them. It holds no loads and no counters.
 //
 // The package also stores the bytes of policy modules (Modules), and small notes that
-// control planes leave for each other (NoteFolder).
+// control planes leave for each other (Notes). Its implementations are files, for the
+// control planes of one host, and memory, for one that keeps nothing; package etcd has
+// those for several hosts.
 //
 // Invariants: readers see whole, valid objects or an error, never a part of one; of two
 // writers that started from the same version at most one succeeds.
@@ -112,6 +114,11 @@ const MaxText = 4096
 // ErrConflict says that the stored object is not the version that the writer started
 // from. The writer waits until its watch delivers the new object, and decides again.
 var ErrConflict = errors.New("another writer changed the stored plan")
+
+// ErrUnavailable says that the store does not answer, so that nothing is known about the
+// stored object. Where a write fails with it, the object may have been stored nevertheless,
+// or may yet be.
+var ErrUnavailable = errors.New("the store does not answer")
 
 // Update is one state of the store, as a watch delivers it.
 type Update struct {
