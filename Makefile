@@ -8,6 +8,7 @@ VLLM_ROUTER   := vllm-router==0.1.17
 SGLANG_ROUTER := sglang-router==0.3.2
 CUDA_WHEELS   := nvidia-cuda-nvcc-cu12==12.8.93 nvidia-cuda-nvrtc-cu12==12.8.93
 GRPCIO_TOOLS  := grpcio-tools==1.85.1
+ETCD_PACKAGE  := etcd-server
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GRPC   := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 GOTESTSUM     := gotest.tools/gotestsum@v1.13.0
@@ -26,7 +27,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -80,6 +81,14 @@ $(PROMTOOL_STAMP):
 	elif ! command -v apt-get > /dev/null; then echo 'promtool: no apt-get here; without $$PROMTOOL its tests are skipped'; \
 	else mkdir -p $(@D) && cd $(@D) && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm -f prometheus_*.deb && usr/bin/promtool --version | head -n 1 && touch $(@F); fi
 
+# The etcd of the distribution, without root; $$ETCD overrides it. "apt-get update" fetches
+# the lists that it needs.
+etcd: .cache/etcd/usr/bin/etcd ## fetch etcd (Debian or Ubuntu package) into .cache
+.cache/etcd/usr/bin/etcd:
+	rm -rf .cache/etcd.new && mkdir -p .cache/etcd.new
+	cd .cache/etcd.new && apt-get download --quiet $(ETCD_PACKAGE) && dpkg -x $(ETCD_PACKAGE)_*.deb . && rm -f -- *.deb
+	rm -rf .cache/etcd && mv .cache/etcd.new .cache/etcd
+
 # The routers that Cascade is compared with.
 ROUTERS := .cache/vllm-router/.$(VLLM_ROUTER) .cache/sglang-router/.$(SGLANG_ROUTER)
 routers: $(ROUTERS) ## fetch vLLM's and SGLang's routers (PyPI wheels) into .cache
@@ -117,12 +126,12 @@ CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata $(GOROUTINES) cm
 RACED   = $$($(GO) list $$($(CONCURRENT)) | grep -vxF "$$($(GO) list $(REALTIME))")
 UNRACED = $(REALTIME) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(REALTIME) $$($(CONCURRENT)))")
 
-test: envoy zig ptxas promtool ## everything that CI runs: vet, and tests, with the race detector where it can find something and they do not run in real time, on real Envoy
+test: envoy zig ptxas promtool etcd ## everything that CI runs: vet, and tests, with the race detector where it can find something and they do not run in real time, on real Envoy
 	$(GO) vet ./...
 	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
 	GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 18m $(RACED)
 
-test-all: envoy zig ptxas promtool routers ## test, and the slow rest; all packages with the race detector
+test-all: envoy zig ptxas promtool routers etcd ## test, and the slow rest; all packages with the race detector
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 
@@ -36,8 +37,8 @@ last valid file stays in force. A file that removes more than half of a model's 
 waits for "cascade config confirm". Other changes need a restart, which affects no request:
 with "state" set, the plan and the counters are kept.
 
-With "control.peers" set, several control planes share the state directory and serve
-the same resources. One of them leads and plans; if it fails, another one leads within
+With "control.peers" set, several control planes share "state", a directory of their
+host or etcd, and serve the same resources. One of them leads and plans; if it fails, another one leads within
 5 s, and proxies and migrators continue with those that are left. All have the same fleet file, whose
 control.listen and control.peers name them all; each is started with a --listen and an
 --admin of its own, and with a --name, or else its name is its host and port. With
@@ -84,6 +85,9 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	cc, err := fleet.Control(m.log)
 	if err != nil {
 		return err
+	}
+	if closer, ok := cc.Store.(io.Closer); ok {
+		defer closer.Close()
 	}
 	cc.TLS, cc.TrustDomain = m.certs.ServerConfig("h2"), fleet.Fleet.TLS.TrustDomain
 	cc.FleetDigest = file.Digest()

@@ -17,7 +17,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -46,7 +45,7 @@ func (f *controlFlags) flags(c *cobra.Command) {
 }
 
 // baseURL returns the URL of the control plane to ask: the first that answers, of those that the
-// flags name or that share the state directory of the file. Any of them answers for the fleet.
+// flags name or that share the state of the file. Any of them answers for the fleet.
 func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 	candidates := strings.Split(f.control, ",")
 	if f.file.path != "" && !cmd.Flags().Changed("control") {
@@ -58,7 +57,7 @@ func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 		if len(fleet.Fleet.Control.Peers) > 0 {
 			ctx, cancel := context.WithTimeout(cmd.Context(), answerTimeout)
 			defer cancel()
-			for _, admin := range control.PlaneAdmins(wiring.PlaneNotes(ctx, fleet.StateDir())) {
+			for _, admin := range control.PlaneAdmins(fleet.PlaneNotes(ctx)) {
 				candidates = append(candidates, "http://"+admin)
 			}
 		}

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -48,5 +50,17 @@ func TestDeployVLLM(t *testing.T) {
 	var out, errs bytes.Buffer
 	if code := run(context.Background(), []string{"config", "check", fleet}, &out, &errs); code != 0 {
 		t.Fatalf("config check: %s", errs.String())
+	}
+}
+
+// TestDeployEtcd checks the lines of a fleet file in deploy/etcd.
+func TestDeployEtcd(t *testing.T) {
+	text := string(testkit.Must(os.ReadFile(filepath.Join("..", "..", "deploy", "etcd", "README.md"))))
+	_, text, _ = strings.Cut(text, "```yaml\n")
+	lines, _, found := strings.Cut(text, "```")
+	file, err := config.Read(strings.NewReader(lines + watched))
+	testkit.NoError(t, err)
+	if members, prefix, ok := file.EtcdState(); !found || !ok || len(members) != 3 || prefix != "/cascade/fleet-a" || file.Etcd.User == "" {
+		t.Errorf("members %q, prefix %q, %+v", members, prefix, file.Etcd)
 	}
 }

@@ -43,19 +43,20 @@ func newPlanRepair(s *settings) *cobra.Command {
 	file, from := &fleetFile{}, []string{}
 	c := &cobra.Command{
 		Use:   "repair -c FILE",
-		Short: "Rebuild a plan.json that cannot be read from the plans that the fleet follows",
-		Long: `Repair is for a state directory whose plan.json is corrupt, so that no control plane
-starts. Proxies and migrators continue with the last plan meanwhile. Repair asks their
+		Short: "Rebuild a stored plan that cannot be read from the plans that the fleet follows",
+		Long: `Repair is for a state whose plan is corrupt, so that no control plane starts: plan.json in
+a directory, the key "plan" in etcd. Proxies and migrators continue with the last plan meanwhile. Repair asks their
 admin servers (proxy.admin and replicas[].admin of the file, on this host, and those of
 --from) which plan they follow, and writes the newest one of each model, under its epoch.
-The unreadable file is kept beside it, as plan.json.corrupt-TIME.
+The unreadable plan is kept beside it, as plan.json.corrupt-TIME, or under the key
+corrupt/TIME.
 
-What only plan.json had is lost: drains, pins and former plans, the history, and which
+What only the stored plan had is lost: drains, pins and former plans, the history, and which
 policy modules run. Drain and pin again, and push modules again.
 
-A file that was written by a newer version is not corrupt: start that version instead.
+A plan that was written by a newer version is not corrupt: start that version instead.
 
-Exit codes: 0 when the file is rebuilt, 1 when it is readable, or no plan is found.`,
+Exit codes: 0 when the plan is rebuilt, 1 when it is readable, or no plan is found.`,
 		Example: `  cascade plan repair -c fleet.yaml
   cascade plan repair -c fleet.yaml --from http://127.0.0.1:9200`,
 		Args: exactArgs(0),
@@ -69,44 +70,83 @@ Exit codes: 0 when the file is rebuilt, 1 when it is readable, or no plan is fou
 			return s.repairPlan(ctx, fleet, from)
 		},
 	}
-	file.flag(c, "fleet file, for the state directory and the admin servers")
+	file.flag(c, "fleet file, for its state and the admin servers")
 	c.Flags().StringSliceVar(&from, "from", nil, "base URLs of further admin servers of migrators and proxies")
 	return c
 }
 
-func (s *settings) repairPlan(ctx context.Context, fleet wiring.Fleet, from []string) error {
+// storedPlan is where the plan of a fleet is stored.
+type storedPlan struct {
+	store.Store
+	name string // of the file or key
+	// setAside moves an unreadable plan away, and returns the name that it then has; ""
+	// where the plan itself can be read.
+	setAside func(context.Context, time.Time) (string, error)
+	close    func()
+}
+
+// openPlan returns where the plan of a fleet is stored. The caller closes it.
+func openPlan(fleet wiring.Fleet) (storedPlan, error) {
+	client, err := fleet.OpenEtcd()
+	if err != nil {
+		return storedPlan{}, err
+	}
+	if client != nil {
+		plan := client.Plan()
+		return storedPlan{Store: plan, name: "the plan in " + fleet.State, setAside: plan.SetAside, close: func() { _ = client.Close() }}, nil
+	}
 	if fleet.StateDir() == "" {
-		return errors.New("the fleet file has no state directory: its control plane keeps the plan in memory, and there is nothing to repair")
+		return storedPlan{}, errors.New("the fleet file has no state: its control plane keeps the plan in memory, and there is nothing to repair")
 	}
 	path := filepath.Join(fleet.StateDir(), "plan.json")
 	file, err := store.NewFile(path)
 	if err != nil {
+		return storedPlan{}, err
+	}
+	return storedPlan{Store: file, name: path, close: func() {}, setAside: func(_ context.Context, now time.Time) (string, error) {
+		kept := path + ".corrupt-" + now.UTC().Format("20060102T150405Z")
+		return kept, os.Rename(path, kept)
+	}}, nil
+}
+
+func (s *settings) repairPlan(ctx context.Context, fleet wiring.Fleet, from []string) error {
+	plan, err := openPlan(fleet)
+	if err != nil {
 		return err
 	}
-	u := <-file.Watch(ctx)
+	defer plan.close()
+	watch, stop := context.WithCancel(ctx)
+	updates := plan.Watch(watch)
+	u := <-updates
+	stop()
+	for range updates { // until the watch has ended
+	}
 	var unreadable *fs.PathError
 	switch {
-	case errors.Is(u.Err, store.ErrFormat):
+	case errors.Is(u.Err, store.ErrFormat), errors.Is(u.Err, store.ErrUnavailable):
 		return u.Err
 	case errors.As(u.Err, &unreadable): // what it contains may be well
 		return fmt.Errorf("%w: let this user read the file, or run this command as the control plane's user", u.Err)
 	case u.Err == nil && u.Version != "":
-		return fmt.Errorf("%s can be read: there is nothing to repair", path)
+		return fmt.Errorf("%s can be read: there is nothing to repair", plan.name)
 	}
 	plans, problems := s.askPlans(ctx, adminURLs(fleet, from))
 	object := rebuildObject(plans, fleet)
 	if len(object.Plans) == 0 {
-		return fmt.Errorf("no migrator and no proxy named a plan, %s is as it was: name one that runs with --from, or remove the file to begin with a first plan\n%s",
-			path, strings.Join(problems, "\n"))
+		return fmt.Errorf("no migrator and no proxy named a plan, %s is as it was: name one that runs with --from, or remove it to begin with a first plan\n%s",
+			plan.name, strings.Join(problems, "\n"))
 	}
 	kept := ""
 	if u.Err != nil {
-		kept = path + ".corrupt-" + time.Now().UTC().Format("20060102T150405Z")
-		if err := os.Rename(path, kept); err != nil {
-			return fmt.Errorf("keep the unreadable file: %w", err)
+		if kept, err = plan.setAside(ctx, time.Now()); err != nil {
+			return fmt.Errorf("keep the unreadable plan: %w", err)
+		}
+		if kept == "" {
+			fmt.Fprintf(s.stdout, "%s itself can be read; the state beside it could not, and is removed: the leader writes it again\n", plan.name)
+			return nil
 		}
 	}
-	if _, err := file.CompareAndSwap(ctx, "", object); err != nil {
+	if _, err := plan.CompareAndSwap(ctx, "", object); err != nil {
 		return err
 	}
 	for _, p := range problems {
@@ -115,9 +155,9 @@ func (s *settings) repairPlan(ctx context.Context, fleet wiring.Fleet, from []st
 	for _, p := range object.Plans {
 		fmt.Fprintf(s.stdout, "%s: epoch %d, %s\n", p.Model, p.Epoch, plural(len(p.Stages), "stage"))
 	}
-	fmt.Fprintf(s.stdout, "%s is rebuilt; start the control planes, and order drains and pins, and push modules, again\n", path)
+	fmt.Fprintf(s.stdout, "%s is rebuilt; start the control planes, and order drains and pins, and push modules, again\n", plan.name)
 	if kept != "" {
-		fmt.Fprintf(s.stdout, "the unreadable file is %s\n", kept)
+		fmt.Fprintf(s.stdout, "the unreadable plan is kept as %s\n", kept)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -69,5 +70,45 @@ func TestPlanRepair(t *testing.T) {
 	testkit.NoError(t, os.Mkdir(plan, 0o700)) // a file that the system does not let us read
 	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "let this user read the file") {
 		t.Errorf("an unreadable file: %d %s", code, text)
+	}
+}
+
+// TestPlanRepairEtcd does the same in etcd.
+func TestPlanRepairEtcd(t *testing.T) {
+	cluster := etcdtest.Start(t, etcdtest.Config{})
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	replace(t, path, "state: etcd://"+cluster.Members[0].Endpoint+"/cascade/a\n"+watched)
+	repair := func(from string) (string, int) {
+		out := new(testkit.Log)
+		code := run(t.Context(), []string{"plan", "repair", "-c", path, "--from", from}, out, out)
+		return out.String(), code
+	}
+	newest := policies.OneStagePlan("m", []policies.ReplicaID{"r0"})
+	newest.Epoch = 9
+	from, raw := following(t, newest), cluster.Client()
+	put := func(key, text string) {
+		t.Helper()
+		_, err := raw.Put(t.Context(), "/cascade/a/"+key, text)
+		testkit.NoError(t, err)
+	}
+	put("plan", "corrupt")
+	text, code := repair(from)
+	if code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "kept as /cascade/a/corrupt/") {
+		t.Fatalf("%d %s", code, text)
+	}
+	if text, code := repair(from); code != 1 || !strings.Contains(text, "nothing to repair") {
+		t.Errorf("a good plan: %d %s", code, text)
+	}
+	put("state", "corrupt")
+	if text, code := repair(from); code != 0 || !strings.Contains(text, "the leader writes it again") {
+		t.Errorf("a corrupt state: %d %s", code, text)
+	}
+	put("plan", `{"format": 2, "color": "red"}`)
+	if text, code := repair(from); code != 1 || !strings.Contains(text, "written by a newer version") {
+		t.Errorf("a newer plan: %d %s", code, text)
+	}
+	cluster.Members[0].Kill()
+	if text, code := repair(from); code != 1 || !strings.Contains(text, "the store does not answer") {
+		t.Errorf("no etcd: %d %s", code, text)
 	}
 }

@@ -39,10 +39,15 @@ type Fleet struct {
 	// planner periods and predicted times shrink with it. Real engines need 1. At
 	// most 1000.
 	Speed float64 `yaml:"speed,omitempty" unit:"times real time"`
-	// State is the directory that keeps the plan and the flow counters across
-	// restarts. Without it they are kept in memory, and a restart begins with one
-	// stage.
+	// State is where the plan, the flow counters and pushed modules are kept across
+	// restarts: a directory, for control planes on one host, or etcd, for those on several:
+	// etcd://HOST:2379,HOST:2379/PREFIX, with all members or some, and a prefix that no
+	// other fleet has. Without it they are kept in memory, and a restart begins with one
+	// stage. A directory on a network file system is not advised: its locks and renames
+	// keep their promises only with the right server and mount options.
 	State string `yaml:"state,omitempty"`
+	// Etcd configures the connection to etcd, where state names it.
+	Etcd Etcd `yaml:"etcd,omitempty"`
 	// Models are the served models.
 	Models []Model `yaml:"models"`
 	// Replicas are the engines and their migrators.
@@ -218,7 +223,7 @@ type Control struct {
 	// default.
 	Name string `yaml:"name,omitempty" default:"its host and the port of listen"`
 	// Peers are the addresses, IP:port, of the other control planes of this fleet.
-	// They share the state directory: one plans, all serve the same resources, and
+	// They share state: one plans, all serve the same resources, and
 	// any of them may fail. Migrators report to all of them, and proxies switch to
 	// the next one while one is away. The file is the same for all; each is started
 	// with its own --listen and --admin.
@@ -238,8 +243,8 @@ type Control struct {
 	// that beginning cached. The estimator reads the body and sets the header
 	// x-cascade-prefix, a keyed hash of the beginning, the model and cache_salt; requests
 	// without it are distributed by load. The embedded proxy sets it with every
-	// estimator, Envoys with ext_proc and wasm only. The key of the hash is a file in
-	// the state directory; without one it is new with each start.
+	// estimator, Envoys with ext_proc and wasm only. The key of the hash is kept
+	// in state; without that it is new with each start.
 	PrefixKeys string `yaml:"prefix_keys,omitempty" default:"on with estimator ext_proc or wasm, else off"`
 	// XDSCluster is the name that Envoys of other owners give the cluster of this
 	// control plane; see "cascade attach". Two fleets that are attached to one

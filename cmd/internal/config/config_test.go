@@ -28,7 +28,7 @@ var validFleet string
 //	read                  reads a file
 //	explain               explains the field on each line
 func TestScenarios(t *testing.T) {
-	for _, path := range []string{"testdata/invalid.txt", "testdata/defaults.txt", "testdata/explain.txt"} {
+	for _, path := range []string{"testdata/invalid.txt", "testdata/defaults.txt", "testdata/explain.txt", "testdata/state.txt"} {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "read":

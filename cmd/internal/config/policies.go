@@ -35,7 +35,7 @@ type Policies struct {
 	Cache string `yaml:"cache,omitempty"`
 	// Marks is a directory on each host in which processes keep the newest statement
 	// that each slot admitted, so that no older module can return after a restart.
-	// Without it and without state, processes forget the statements when they end.
+	// Without it and without a directory as state, processes forget the statements when they end.
 	Marks string `yaml:"marks,omitempty" default:"marks in state"`
 	// Rules are files and directories of the site's rules in Rego, about plans
 	// (package cascade.plan) and about the promotion of modules (package
@@ -128,10 +128,11 @@ func (p Policies) ModulesEnabled() bool { return len(p.Keys) > 0 && !p.Native }
 // MarksWarning returns why processes of this fleet forget, when they end, which
 // statements they have admitted. It is "" where they do not, or admit no module.
 func (f *Fleet) MarksWarning() string {
-	if !f.Policies.ModulesEnabled() || f.Policies.Marks != "" || f.State != "" {
+	_, _, etcd := f.EtcdState()
+	if !f.Policies.ModulesEnabled() || f.Policies.Marks != "" || f.State != "" && !etcd {
 		return ""
 	}
-	return "policies.marks: set a directory, or state: without either, a process that restarts admits modules again that newer ones have replaced"
+	return "policies.marks: set a directory, or a directory as state: without either, a process that restarts admits modules again that newer ones have replaced"
 }
 
 func (p *Policies) setDefaults() {

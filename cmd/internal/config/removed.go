@@ -23,7 +23,7 @@ var removedFields = map[string]string{
 	"policies.instances":        "a process keeps one instance of a module per replica and one more, up to the number of processors",
 	"policies.cache_mib":        "the cache of machine code is bounded to 512 MiB",
 	"policies.cache_modules":    "the cache of machine code is bounded to 64 modules",
-	"policies.modules":          "control planes keep pushed modules in the directory modules of state",
+	"policies.modules":          "control planes keep pushed modules in state",
 	"policies.gates.patience":   "a step of a canary waits 2m for its calls, divided by speed",
 	"policies.gates.faults":     "3 faults within 10 s roll an active module back",
 	"policies.gates.window":     "3 faults within 10 s roll an active module back",

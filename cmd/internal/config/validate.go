@@ -105,6 +105,7 @@ func (f *Fleet) validate() []*FieldError {
 	if host, _, err := net.SplitHostPort(f.Control.Admin); err == nil && !isLoopback(host) {
 		c.fail("control.admin", "%s is not loopback, and the admin server has no authentication: listen on 127.0.0.1, and reach it through a tunnel or a proxy of your own", f.Control.Admin)
 	}
+	f.validateState(c)
 	f.validatePeers(c)
 	f.Control.Limits.validate(c)
 	f.Control.validateGroups(c)
@@ -209,7 +210,7 @@ func (f *Fleet) validatePeers(c *checker) {
 		return
 	}
 	if f.State == "" {
-		c.fail("state", "several control planes (control.peers) need a shared directory: set it")
+		c.fail("state", "several control planes (control.peers) need a store that they share: set it to etcd://HOST:2379/PREFIX, or, where all run on one host, to a directory")
 	}
 	if f.Control.Estimator == "ext_proc" {
 		c.fail("control.estimator", "each control plane serves ext_proc on its own address, so that several would publish different resources; use wasm, or content-length with a host name for each model")

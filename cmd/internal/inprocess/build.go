@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/policies"
@@ -145,6 +146,9 @@ const (
 )
 
 func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Listener, error)) error {
+	if _, _, etcd := f.cfg.Fleet.EtcdState(); etcd {
+		return wiring.ErrInProcess
+	}
 	f.cfg.Fleet.Proxy.Nodes = append(slices.Clone(f.cfg.Fleet.Proxy.Nodes), embeddedProxy, envoyProxy)
 	cc, err := f.cfg.Fleet.Control(f.log.With("part", "control"))
 	if err != nil {

@@ -23,7 +23,7 @@ type Plane struct {
 }
 
 // JoinPlane adds modules and rules to the Config of a control plane of the fleet; its
-// Name and Store must be set. Run must run as long as the control plane. When modules are
+// Name and Store must be set, and Modules and Notes where they are not in the state directory. Run must run as long as the control plane. When modules are
 // disabled and there are no rules, JoinPlane only sets Records.
 func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slog.Logger) (*Plane, error) {
 	site, err := f.RegoRules()
@@ -36,9 +36,11 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 		if c.Name == "" {
 			return nil, errors.New("modules: a control plane with slots has a Name")
 		}
-		kept, err := modulesOf(f)
-		if err != nil {
-			return nil, err
+		kept := c.Modules // of etcd
+		if kept == nil {
+			if kept, err = modulesOf(f); err != nil {
+				return nil, err
+			}
 		}
 		p.Host, err = NewHost(HostConfig{
 			Fleet: f, Role: identity.Control, Name: c.Name, Kinds: ControlKinds, Native: f.NativePolicies(market.Config{}), Logger: log,
@@ -54,7 +56,7 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 		}
 		set = p.Host.Slots
 		c.Modules, c.Slots = kept, p.Host
-		if c.Shared {
+		if c.Shared && c.Notes == nil {
 			if c.Notes, err = notesOf(f); err != nil {
 				return nil, err
 			}
@@ -95,12 +97,12 @@ func modulesOf(f *wiring.Fleet) (store.Modules, error) {
 	return kept, nil
 }
 
-// notesOf returns the store in which control planes that share a state folder report
+// notesOf returns the notes in which control planes that share a state directory report
 // their slots to each other.
 func notesOf(f *wiring.Fleet) (*store.NoteFolder, error) {
 	dir := f.StateDir()
 	if dir == "" {
-		return nil, errors.New("modules: control planes that are several share a state folder")
+		return nil, errors.New("modules: several control planes share a state directory, or etcd: set state")
 	}
 	notes, err := store.NewNoteFolder(filepath.Join(dir, "planes"))
 	if err != nil {

@@ -117,13 +117,18 @@ func (f *Fleet) UnusedReason(k abi.Kind) string {
 }
 
 // ModulesDir returns the directory in which the control planes keep the modules
-// that were pushed; "" for memory.
+// that were pushed; "" for memory and etcd.
 func (f *Fleet) ModulesDir() string {
-	if f.State == "" {
+	if f.StateDir() == "" {
 		return ""
 	}
 	return filepath.Join(f.StateDir(), "modules")
 }
 
-// StateDir returns the directory of the fleet's state; "" for none.
-func (f *Fleet) StateDir() string { return f.resolvePath(f.State) }
+// StateDir returns the directory of the fleet's state; "" for none, and for etcd.
+func (f *Fleet) StateDir() string {
+	if _, _, etcd := f.EtcdState(); etcd {
+		return ""
+	}
+	return f.resolvePath(f.State)
+}

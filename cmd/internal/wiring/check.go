@@ -42,6 +42,7 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 	}
 	_, err := localuser.New(f.Fleet.Control.AdminUsers)
 	fail("control.admin_users", err)
+	f.checkEtcd(fail)
 	fail("control.module", f.loadEstimator(&resources.Settings{}))
 	if t := f.Fleet.Proxy.TLS; t.Cert != "" {
 		cert, key := f.resolvePath(t.Cert), f.resolvePath(t.Key)

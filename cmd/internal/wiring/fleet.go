@@ -8,7 +8,6 @@
 package wiring
 
 import (
-	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
@@ -39,6 +38,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
 	"github.com/cascadeinfer/cascade/xds/store"
+	"github.com/cascadeinfer/cascade/xds/store/etcd"
 )
 
 // bucketsPerOctave is how finely flows are counted: front ends and planner must
@@ -209,8 +209,24 @@ func (f *Fleet) minTensorParallel(model string) int {
 }
 
 // Control returns the control plane's Config, without listeners and TLS. It
-// creates the state directory where it is missing, and reads the models' histories.
+// creates the state directory where it is missing, and reads the models' histories. Where
+// state names etcd, Store is an io.Closer, which the caller closes after the control plane
+// has ended.
 func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
+	client, err := f.OpenEtcd()
+	if err != nil {
+		return control.Config{}, err
+	}
+	c, err := f.controlConfig(log, client)
+	if err != nil && client != nil {
+		_ = client.Close()
+	}
+	return c, err
+}
+
+// controlConfig returns the Config whose state is in etcd, or without a client in the state
+// directory.
+func (f *Fleet) controlConfig(log *slog.Logger, client *etcd.Client) (control.Config, error) {
 	if err := f.readHistories(); err != nil {
 		return control.Config{}, err
 	}
@@ -222,7 +238,7 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	if err := f.loadEstimator(&c.Settings); err != nil {
 		return c, err
 	}
-	if err := f.loadPrefixSecret(&c.Settings); err != nil {
+	if err := f.loadPrefixSecret(&c.Settings, client); err != nil {
 		return c, err
 	}
 	operators, err := localuser.New(f.Fleet.Control.AdminUsers)
@@ -234,8 +250,13 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	c.Limits = server.Limits{Streams: l.Streams, StreamNames: l.StreamNames, NodeNames: l.NodeNames, Rate: l.Rate, Burst: l.Burst, Nodes: l.Nodes}
 	c.Groups, c.Watch = f.Fleet.Control.NodeGroups(), f.scaled(f.Fleet.Control.Soak)
 	c.Name, c.Shared = f.controlPlaneName(), len(f.Fleet.Control.Peers) > 0
-	if f.State != "" {
-		dir := f.resolvePath(f.State)
+	switch dir := f.StateDir(); {
+	case client != nil:
+		c.Store, c.Counters, c.Modules = client.Plan(), client.Counters(c.Name), client.Modules()
+		if c.Shared {
+			c.Planes, c.Notes = client.Notes(planeFolder), client.Notes(slotFolder)
+		}
+	case dir != "":
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return c, fmt.Errorf("state: %w", err)
 		}
@@ -273,23 +294,12 @@ func DefaultNodeID(kind string) string {
 	return kind + "@" + host
 }
 
-// planeFolder is the folder of the state directory for the notes of control planes.
+// planeFolder is the folder, of the state directory or of etcd, for the notes of control
+// planes.
 const planeFolder = "control-planes"
 
-// PlaneNotes returns the notes of the control planes that share a state directory; none if
-// it is on another host, cannot be read, or has not answered when ctx ends.
-func PlaneNotes(ctx context.Context, state string) [][]byte {
-	notes := make(chan [][]byte, 1)
-	go func() { notes <- readPlaneNotes(state) }() // which is left to itself if the file system hangs
-	select {
-	case all := <-notes:
-		return all
-	case <-ctx.Done():
-		return nil
-	}
-}
-
-func readPlaneNotes(state string) [][]byte {
+// readFolder returns the notes in a state directory; none if it is on another host.
+func readFolder(state string) [][]byte {
 	path := filepath.Join(state, planeFolder)
 	if _, err := os.Stat(path); err != nil {
 		return nil

@@ -13,7 +13,7 @@ import (
 // whose host has no state directory, keeps none.
 func (f *Fleet) setMarksFile(p *Policies, name string) error {
 	dir := f.resolvePath(f.Fleet.Policies.Marks)
-	if dir == "" && f.State != "" {
+	if dir == "" && f.StateDir() != "" {
 		dir = filepath.Join(f.StateDir(), "marks")
 	}
 	if dir == "" {

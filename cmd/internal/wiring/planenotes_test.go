@@ -16,9 +16,11 @@ import (
 // left when the context ends; a pipe without a writer stands for it.
 func TestPlaneNotesHang(t *testing.T) {
 	state := t.TempDir()
+	fleet := &Fleet{}
+	fleet.State = state
 	folder := filepath.Join(state, planeFolder)
 	writeFile(t, filepath.Join(folder, "a.note"), "{}")
-	if got := PlaneNotes(t.Context(), state); len(got) != 1 || string(got[0]) != "{}" {
+	if got := fleet.PlaneNotes(t.Context()); len(got) != 1 || string(got[0]) != "{}" {
 		t.Fatalf("notes: %q", got)
 	}
 	pipe := filepath.Join(folder, "b.note")
@@ -26,7 +28,7 @@ func TestPlaneNotesHang(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var notes atomic.Pointer[[][]byte]
-	go func() { got := PlaneNotes(ctx, state); notes.Store(&got) }()
+	go func() { got := fleet.PlaneNotes(ctx); notes.Store(&got) }()
 	testkit.WaitFor(t, "the read of the pipe", func() bool {
 		p, err := os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 		if errors.Is(err, syscall.ENXIO) { // no reader yet

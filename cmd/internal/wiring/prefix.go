@@ -1,6 +1,7 @@
 package wiring
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store/etcd"
 )
 
 // prefixSecretFile is the file of the state directory with the secret of prefix keys. The
@@ -21,9 +23,9 @@ import (
 const prefixSecretFile = "prefix-secret"
 
 // loadPrefixSecret puts the secret of prefix keys into the settings, if the fleet gives such
-// keys: the one of the state directory, which it creates where it is missing, or without a
-// state directory a new one.
-func (f *Fleet) loadPrefixSecret(s *resources.Settings) error {
+// keys: the one of etcd or of the state directory, which it creates where it is missing, or
+// without a state a new one.
+func (f *Fleet) loadPrefixSecret(s *resources.Settings, client *etcd.Client) error {
 	if f.Fleet.Control.PrefixKeys != config.PrefixKeysOn {
 		return nil
 	}
@@ -31,7 +33,10 @@ func (f *Fleet) loadPrefixSecret(s *resources.Settings) error {
 		rand.Read(s.PrefixSecret[:])
 		return nil
 	}
-	dir := f.resolvePath(f.State)
+	if client != nil {
+		return loadEtcdSecret(s, client)
+	}
+	dir := f.StateDir()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("state: %w", err)
 	}
@@ -53,6 +58,23 @@ func (f *Fleet) loadPrefixSecret(s *resources.Settings) error {
 	}
 	if err != nil {
 		return fmt.Errorf("state: %s: %w; remove it to get a new one, with which conversations lose their replicas once", path, err)
+	}
+	return nil
+}
+
+// loadEtcdSecret reads the secret of prefix keys from etcd, and creates it where it is missing.
+func loadEtcdSecret(s *resources.Settings, client *etcd.Client) error {
+	var secret length.PrefixSecret
+	rand.Read(secret[:])
+	text, err := client.CreateOnce(context.Background(), prefixSecretFile, []byte(secret.String()))
+	if err == nil {
+		s.PrefixSecret, err = length.ParsePrefixSecret(strings.TrimSpace(string(text)))
+	}
+	if err == nil && s.PrefixSecret == (length.PrefixSecret{}) {
+		err = errors.New("the secret of prefix keys is all zero")
+	}
+	if err != nil {
+		return fmt.Errorf("state: %w", err)
 	}
 	return nil
 }

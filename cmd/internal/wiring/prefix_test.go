@@ -24,7 +24,7 @@ func prefixFleet(dir string) *Fleet {
 func TestPrefixSecret(t *testing.T) {
 	load := func(f *Fleet) length.PrefixSecret {
 		var s resources.Settings
-		if err := f.loadPrefixSecret(&s); err != nil {
+		if err := f.loadPrefixSecret(&s, nil); err != nil {
 			t.Error(err)
 		}
 		return s.PrefixSecret
@@ -62,7 +62,7 @@ func TestPrefixSecret(t *testing.T) {
 			t.Fatal(err)
 		}
 		var s resources.Settings
-		if err := prefixFleet(dir).loadPrefixSecret(&s); err == nil || !strings.Contains(err.Error(), "remove it") || bad != "" && strings.Contains(err.Error(), bad) && len(bad) > 1 {
+		if err := prefixFleet(dir).loadPrefixSecret(&s, nil); err == nil || !strings.Contains(err.Error(), "remove it") || bad != "" && strings.Contains(err.Error(), bad) && len(bad) > 1 {
 			t.Errorf("file %q: %v", bad, err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"reflect"
 	"slices"
@@ -136,23 +137,36 @@ func (f *fleet) watchPlans() *record {
 	f.T.Helper()
 	file, err := store.NewFile(f.path("state/plan.json"))
 	testkit.NoError(f.T, err)
+	return f.watchStore(file, func(v store.Version) string {
+		number, _, _ := strings.Cut(string(v), "-")
+		return number
+	})
+}
+
+// watchStore is watchPlans for any store that may be unavailable. Its revisions, which are in the
+// versions, must ascend.
+func (f *fleet) watchStore(st store.Store, revisionOf func(store.Version) string) *record {
+	f.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &record{f: f, plans: map[string]policies.Plan{}}
-	updates := file.Watch(ctx)
+	updates := st.Watch(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		revision := uint64(0)
+		revision, failed := uint64(0), false
 		for u := range updates {
 			if u.Err != nil {
-				f.T.Errorf("the plan object: %v", u.Err)
+				if !errors.Is(u.Err, store.ErrUnavailable) {
+					f.T.Errorf("the plan object: %v", u.Err)
+				}
+				failed = true // the same version comes again
 				continue
 			}
-			number, _, _ := strings.Cut(string(u.Version), "-")
+			number := revisionOf(u.Version)
 			n, err := strconv.ParseUint(number, 10, 64)
-			if err != nil || n <= revision {
+			if err != nil || n < revision || n == revision && !failed {
 				f.T.Errorf("revision %s of the plan object after %d: %v", u.Version, revision, err)
 			}
-			revision = n
+			revision, failed = n, false
 			r.see(u.Object)
 		}
 	})

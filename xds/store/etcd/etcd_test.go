@@ -1,0 +1,467 @@
+package etcd_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/etcdtest"
+	"github.com/cascadeinfer/cascade/xds/internal/storetest"
+	"github.com/cascadeinfer/cascade/xds/store"
+	"github.com/cascadeinfer/cascade/xds/store/etcd"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// prefixes counts the prefixes of this process, so that each test has one of its own.
+var prefixes atomic.Int64
+
+func newPrefix() string { return fmt.Sprintf("/test/%d", prefixes.Add(1)) }
+
+// open returns a client that is closed when the test ends.
+func open(t testing.TB, prefix string, endpoints ...string) *etcd.Client {
+	t.Helper()
+	c, err := etcd.New(etcd.Config{Endpoints: endpoints, Prefix: prefix})
+	testkit.NoError(t, err)
+	t.Cleanup(func() { testkit.NoError(t, c.Close()) })
+	return c
+}
+
+// TestConformance runs the suites of stores on a real etcd.
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t, etcdtest.Config{})
+	t.Run("plan", func(t *testing.T) {
+		storetest.Run(t, func(t *testing.T) func() store.Store {
+			prefix := newPrefix()
+			return func() store.Store { return open(t, prefix, cluster.Endpoints()...).Plan() }
+		})
+	})
+	for _, name := range []string{"plan", "state"} {
+		t.Run("unreadable "+name, func(t *testing.T) {
+			prefix, raw := newPrefix(), cluster.Client()
+			key := prefix + "/" + name
+			var good string
+			storetest.RunUnreadable(t, open(t, prefix, cluster.Endpoints()...).Plan(), func() {
+				r, err := raw.Get(t.Context(), key)
+				testkit.NoError(t, err)
+				good = string(r.Kvs[0].Value)
+				_, err = raw.Put(t.Context(), key, good[:len(good)/2])
+				testkit.NoError(t, err)
+			}, func() {
+				_, err := raw.Put(t.Context(), key, good)
+				testkit.NoError(t, err)
+			})
+		})
+	}
+	t.Run("modules", func(t *testing.T) {
+		m := open(t, newPrefix(), cluster.Endpoints()...).Modules()
+		storetest.RunModules(t, m)
+		large := make([]byte, store.MaxModule)
+		for i := range large {
+			large[i] = byte(rand.Uint32())
+		}
+		sum := sha256.Sum256(large)
+		testkit.NoError(t, m.Put(sum, large))
+		got, err := m.Get(sum)
+		testkit.NoError(t, err)
+		if !slices.Equal(got, large) {
+			t.Error("a module of the largest size comes back changed")
+		}
+	})
+	t.Run("notes", func(t *testing.T) {
+		storetest.RunNotes(t, open(t, newPrefix(), cluster.Endpoints()...).Notes("planes"))
+	})
+	t.Run("values", func(t *testing.T) { testValues(t, open(t, newPrefix(), cluster.Endpoints()...)) })
+	for name, test := range map[string]func(*testing.T, *etcdtest.Cluster){
+		"renewals write no plan": testRenewal, "large": testLarge, "collected": testCollected, "set aside": testSetAside,
+		"compacted": testCompacted, "watch cut": testWatchCut, "lost answer": testLostAnswer,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, cluster)
+		})
+	}
+}
+
+// testValues checks counters and secrets.
+func testValues(t *testing.T, c *etcd.Client) {
+	for _, size := range []int{0, 10, 3 << 20} {
+		data := make([]byte, size)
+		for i := range data {
+			data[i] = byte(rand.Uint32())
+		}
+		testkit.NoError(t, c.Counters("a/b").Save(data)) // a new process: nothing is skipped
+		got, err := c.Counters("a/b").Load()
+		testkit.NoError(t, err)
+		if !slices.Equal(got, data) {
+			t.Errorf("counters of %d bytes come back as %d", len(data), len(got))
+		}
+	}
+	testkit.NoError(t, c.Counters("a/b").Save([]byte("short"))) // after a long one
+	if got, err := c.Counters("a/b").Load(); err != nil || string(got) != "short" {
+		t.Errorf("counters %q, %v", got, err)
+	}
+	if got, err := c.Counters("b").Load(); err != nil || got != nil {
+		t.Errorf("counters that were never saved: %q, %v", got, err)
+	}
+	for _, mine := range []string{"first", "second"} {
+		if got, err := c.CreateOnce(t.Context(), "s", []byte(mine)); err != nil || string(got) != "first" {
+			t.Errorf("secret %q, %v", got, err)
+		}
+	}
+}
+
+// testRenewal checks that a write that changes only the lease leaves the plan's key alone.
+func testRenewal(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix, raw := newPrefix(), cluster.Client()
+	s := open(t, prefix, cluster.Endpoints()...).Plan()
+	o := storetest.Object(1)
+	v, err := s.CompareAndSwap(t.Context(), "", o)
+	testkit.NoError(t, err)
+	writes := func() (plan, state int64) {
+		for name, n := range map[string]*int64{"plan": &plan, "state": &state} {
+			r, err := raw.Get(t.Context(), prefix+"/"+name)
+			testkit.NoError(t, err)
+			*n = r.Kvs[0].Version
+		}
+		return plan, state
+	}
+	for range 3 {
+		o.Lease.Expires = o.Lease.Expires.Add(time.Second)
+		v, err = s.CompareAndSwap(t.Context(), v, o)
+		testkit.NoError(t, err)
+	}
+	if plan, state := writes(); plan != 1 || state != 4 {
+		t.Errorf("plan written %d times and state %d times, want 1 and 4", plan, state)
+	}
+	o.Drained = nil
+	_, err = s.CompareAndSwap(t.Context(), v, o)
+	testkit.NoError(t, err)
+	if plan, state := writes(); plan != 2 || state != 5 {
+		t.Errorf("plan written %d times and state %d times, want 2 and 5", plan, state)
+	}
+}
+
+// largeObject returns an object whose plan and state are both too large for a value.
+func largeObject(name string) store.Object {
+	o := storetest.LargeObject(14_000)
+	o.Plans[0].Model = name
+	for _, id := range o.Plans[0].Stages[0].Replicas {
+		o.Weights = append(o.Weights, store.Weight{Replica: id, Weight: 7})
+	}
+	return o
+}
+
+// countKeys returns how many keys a prefix has.
+func countKeys(t *testing.T, raw *clientv3.Client, prefix string) int64 {
+	t.Helper()
+	r, err := raw.Get(t.Context(), prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+	testkit.NoError(t, err)
+	return r.Count
+}
+
+// testLarge stores objects that do not fit into a value, and checks that the chunks of the
+// former ones are removed.
+func testLarge(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix, raw := newPrefix(), cluster.Client()
+	s := open(t, prefix, cluster.Endpoints()...).Plan()
+	v, now := store.Version(""), time.Now()
+	var garbage etcd.Garbage
+	for i := range 2 {
+		o := largeObject(fmt.Sprint("m", i))
+		var err error
+		v, err = s.CompareAndSwap(t.Context(), v, o)
+		testkit.NoError(t, err)
+		got, err := open(t, prefix, cluster.Endpoints()...).Plan().Read(t.Context())
+		testkit.NoError(t, err)
+		if !reflect.DeepEqual(got, o) {
+			t.Fatal("a large object comes back changed")
+		}
+	}
+	before := countKeys(t, raw, prefix+"/chunks/")
+	testkit.NoError(t, s.Collect(t.Context(), &garbage, now))
+	if n := countKeys(t, raw, prefix+"/chunks/"); n != before {
+		t.Errorf("%d of %d chunks are left at once", n, before)
+	}
+	testkit.NoError(t, s.Collect(t.Context(), &garbage, now.Add(etcd.CollectAge)))
+	after := countKeys(t, raw, prefix+"/chunks/")
+	if after == 0 || after*2 != before {
+		t.Errorf("%d of %d chunks are left, want a half", after, before)
+	}
+	if _, err := s.Read(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.CompareAndSwap(t.Context(), v, storetest.LargeObject(200_000)); err == nil || !strings.Contains(err.Error(), "at most 8388608 are allowed") {
+		t.Errorf("stored an object beyond the limit: %v", err)
+	}
+}
+
+// testCollected removes chunks while another control plane stores them: what is stored can be
+// read at all times.
+func testCollected(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix := newPrefix()
+	s, other := open(t, prefix, cluster.Endpoints()...).Plan(), open(t, prefix, cluster.Endpoints()...).Plan()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		var garbage etcd.Garbage
+		for now := time.Now(); ctx.Err() == nil; now = now.Add(etcd.CollectAge / 16) {
+			if err := other.Collect(context.Background(), &garbage, now); err != nil {
+				ended <- err
+				return
+			}
+		}
+		ended <- nil
+	}()
+	v, stored := store.Version(""), 0
+	for i := range 4 {
+		next, err := s.CompareAndSwap(t.Context(), v, largeObject(fmt.Sprint("m", i%2)))
+		if err == nil {
+			v = next
+			stored++
+		} else if !strings.Contains(err.Error(), "removed meanwhile") {
+			t.Error(err)
+		}
+		if _, err := s.Read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	testkit.NoError(t, <-ended)
+	if stored == 0 {
+		t.Error("nothing was stored")
+	}
+	t.Logf("%d of 4 writes were made", stored)
+}
+
+func testSetAside(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix, raw := newPrefix(), cluster.Client()
+	s := open(t, prefix, cluster.Endpoints()...).Plan()
+	_, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
+	testkit.NoError(t, err)
+	_, err = raw.Put(t.Context(), prefix+"/plan", "broken")
+	testkit.NoError(t, err)
+	key, err := s.SetAside(t.Context(), time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	testkit.NoError(t, err)
+	if r, err := raw.Get(t.Context(), key); err != nil || key != prefix+"/corrupt/20260102T030405Z" || string(r.Kvs[0].Value) != "broken" {
+		t.Errorf("%s: %v, %v", key, r, err)
+	}
+	_, err = s.CompareAndSwap(t.Context(), "", storetest.Object(2))
+	testkit.NoError(t, err)
+	_, err = raw.Put(t.Context(), prefix+"/state", "broken")
+	testkit.NoError(t, err)
+	if _, err := s.Read(t.Context()); err == nil || !strings.Contains(err.Error(), prefix+"/state") {
+		t.Errorf("a broken state: %v", err)
+	}
+	key, err = s.SetAside(t.Context(), time.Now())
+	testkit.NoError(t, err)
+	got, err := s.Read(t.Context())
+	if err != nil || key != "" || got.Epoch != 2 || got.Lease != (store.Lease{}) {
+		t.Errorf("after the state was set aside as %q: epoch %d, lease %v, %v", key, got.Epoch, got.Lease, err)
+	}
+}
+
+// follower is a watch with the time of its last update.
+type follower struct {
+	t  *testing.T
+	ch <-chan store.Update
+}
+
+func follow(t *testing.T, s *etcd.Store) *follower {
+	ctx, cancel := context.WithCancel(context.Background())
+	f := &follower{t: t, ch: s.Watch(ctx)}
+	t.Cleanup(func() {
+		cancel()
+		for range f.ch {
+		}
+	})
+	return f
+}
+
+// await receives until an epoch comes, and returns how long that took.
+func (f *follower) await(epoch policies.Epoch) time.Duration {
+	f.t.Helper()
+	began := time.Now()
+	deadline := time.After(20 * time.Second)
+	for {
+		select {
+		case u := <-f.ch:
+			if u.Err == nil && u.Object.Epoch == epoch {
+				return time.Since(began)
+			}
+		case <-deadline:
+			f.t.Fatalf("epoch %d has not arrived", epoch)
+		}
+	}
+}
+
+// awaitError receives until an error comes, and returns it.
+func (f *follower) awaitError() error {
+	f.t.Helper()
+	deadline := time.After(20 * time.Second)
+	for {
+		select {
+		case u := <-f.ch:
+			if u.Err != nil {
+				return u.Err
+			}
+		case <-deadline:
+			f.t.Fatal("no error has arrived")
+		}
+	}
+}
+
+// testCompacted compacts the history while a watch is cut off, so that it cannot resume.
+func testCompacted(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
+	s := open(t, prefix, cluster.Endpoints()...).Plan()
+	f := follow(t, open(t, prefix, link.Endpoint).Plan())
+	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
+	testkit.NoError(t, err)
+	f.await(1)
+	link.Partition()
+	for e := policies.Epoch(2); e <= 4; e++ {
+		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(e))
+		testkit.NoError(t, err)
+	}
+	cluster.Compact()
+	link.Cut()
+	link.Heal()
+	f.await(4)
+	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(5))
+	testkit.NoError(t, err)
+	f.await(5)
+}
+
+// testWatchCut closes the connections of a watch, and lets one hang: what was stored arrives
+// by the next read at the latest, and later changes do, too.
+func testWatchCut(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
+	s := open(t, prefix, cluster.Endpoints()...).Plan()
+	f := follow(t, open(t, prefix, link.Endpoint).Plan())
+	v, epoch := store.Version(""), policies.Epoch(0)
+	swap := func() {
+		epoch++
+		var err error
+		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(epoch))
+		testkit.NoError(t, err)
+	}
+	swap()
+	f.await(epoch)
+	for range 5 {
+		link.Cut()
+		swap()
+		f.await(epoch)
+	}
+	// An operator's edit of the plan is no event.
+	raw := cluster.Client()
+	r, err := raw.Get(t.Context(), prefix+"/plan")
+	testkit.NoError(t, err)
+	_, err = raw.Put(t.Context(), prefix+"/plan", strings.Replace(string(r.Kvs[0].Value), `"epoch": 6`, `"epoch": 7`, 1))
+	testkit.NoError(t, err)
+	f.await(7)
+	link.Partition()
+	if err := f.awaitError(); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "no answer in time") {
+		t.Errorf("the error of a partition is %v", err)
+	}
+	link.Heal()
+	f.await(7)
+}
+
+// testLostAnswer loses the answer of a write that was made: the write succeeds, and is made once.
+func testLostAnswer(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
+	s := open(t, prefix, link.Endpoint).Plan()
+	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
+	testkit.NoError(t, err)
+	for e := policies.Epoch(2); e <= 3; e++ {
+		link.HoldAnswers()
+		time.AfterFunc(1500*time.Millisecond, link.Heal) // in the second attempt
+		if v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(e)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	raw := cluster.Client()
+	r, err := raw.Get(t.Context(), prefix+"/plan")
+	testkit.NoError(t, err)
+	if r.Kvs[0].Version != 3 {
+		t.Errorf("the plan was written %d times, want 3", r.Kvs[0].Version)
+	}
+	u := <-follow(t, s).ch
+	if u.Version != v || u.Object.Epoch != 3 {
+		t.Errorf("stored is epoch %d, version %q, want 3, %q", u.Object.Epoch, u.Version, v)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	for _, c := range []etcd.Config{
+		{Prefix: "/a"},
+		{Endpoints: []string{"host"}, Prefix: "/a"},
+		{Endpoints: []string{"host:1"}},
+		{Endpoints: []string{"host:1"}, Prefix: "/a/"},
+		{Endpoints: []string{"host:1"}, Prefix: "/a", User: "u"},
+	} {
+		if _, err := etcd.New(c); err == nil {
+			t.Errorf("%+v is accepted", c)
+		}
+	}
+	c := open(t, "/a", "127.0.0.1:1")
+	u := <-follow(t, c.Plan()).ch
+	if !errors.Is(u.Err, store.ErrUnavailable) || !strings.Contains(u.Err.Error(), "127.0.0.1:1: read the plan") || !strings.Contains(u.Err.Error(), "refused") {
+		t.Errorf("no etcd: %v", u.Err)
+	}
+}
+
+// FuzzPointer checks that no value makes the store allocate more than its limits.
+func FuzzPointer(f *testing.F) {
+	f.Add([]byte(`{"chunked":{"sha256":"` + strings.Repeat("ab", 32) + `","size":1048577,"chunks":2}}`))
+	f.Add([]byte(`{"chunked":{"sha256":"x","size":1,"chunks":1}}`))
+	f.Add([]byte(`{"format":1}`))
+	f.Fuzz(func(t *testing.T, value []byte) {
+		size, chunks, err := etcd.ParsePointer(value)
+		if err == nil && (size < 0 || size > store.MaxSize || chunks < 0 || chunks > store.MaxSize) {
+			t.Errorf("%q: %d bytes in %d chunks", value, size, chunks)
+		}
+	})
+}
+
+// FuzzVersion checks that only versions of this store are parsed.
+func FuzzVersion(f *testing.F) {
+	for _, v := range []string{"", "1.2", "1.0", "0.1", "1.2x", "-1.2", "01.2", "9223372036854775808.1"} {
+		f.Add(v)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if v, ok := etcd.ParseVersion(store.Version(text)); ok && string(v) != text {
+			t.Errorf("%q is parsed as %q", text, v)
+		}
+	})
+}
+
+// BenchmarkRenewal writes what a leader of 10,000 replicas writes every second.
+func BenchmarkRenewal(b *testing.B) {
+	cluster := etcdtest.Start(b, etcdtest.Config{})
+	s := open(b, newPrefix(), cluster.Endpoints()...).Plan()
+	o, v := storetest.LargeObject(10_000), store.Version("")
+	for b.Loop() {
+		o.Lease.Expires = o.Lease.Expires.Add(time.Second)
+		var err error
+		if v, err = s.CompareAndSwap(b.Context(), v, o); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

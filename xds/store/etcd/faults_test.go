@@ -1,0 +1,339 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/etcdtest"
+	"github.com/cascadeinfer/cascade/xds/internal/lease"
+	"github.com/cascadeinfer/cascade/xds/internal/storetest"
+	"github.com/cascadeinfer/cascade/xds/store"
+	"github.com/cascadeinfer/cascade/xds/store/etcd"
+)
+
+// TestMembers suspends, kills and restarts members of three, one at a time: the store goes on
+// within the time of a lease's renewal where the others have a leader, and within a few
+// seconds where they elect one.
+func TestMembers(t *testing.T) {
+	testkit.SkipSlow(t)
+	t.Parallel()
+	cluster := etcdtest.Start(t, etcdtest.Config{Members: 3})
+	prefix := newPrefix()
+	s := open(t, prefix, cluster.Endpoints()...).Plan()
+	f := follow(t, open(t, prefix, cluster.Endpoints()...).Plan())
+	v, epoch := store.Version(""), policies.Epoch(0)
+	// swap writes until it succeeds, and returns how long that took.
+	swap := func() time.Duration {
+		t.Helper()
+		epoch++
+		began := time.Now()
+		for {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			next, err := s.CompareAndSwap(ctx, v, storetest.Object(epoch))
+			cancel()
+			switch {
+			case err == nil:
+				v = next
+				return time.Since(began)
+			case time.Since(began) > 30*time.Second:
+				t.Fatal(err)
+			case errors.Is(err, store.ErrConflict): // a write that was reported as failed was made
+				u := <-follow(t, s).ch
+				testkit.NoError(t, u.Err)
+				if v = u.Version; u.Object.Epoch == epoch {
+					return time.Since(began)
+				}
+			}
+		}
+	}
+	swap()
+	f.await(epoch)
+	for range 2 {
+		leader := cluster.Leader()
+		for _, m := range cluster.Members {
+			if m == leader {
+				continue
+			}
+			m.Suspend()
+			took := swap()
+			f.await(epoch)
+			m.Resume()
+			t.Logf("a follower suspended: stored after %v", took)
+			if took > 2*time.Second {
+				t.Errorf("with a suspended follower a write took %v, longer than a renewal may", took)
+			}
+		}
+		leader.Suspend()
+		took := swap()
+		f.await(epoch)
+		t.Logf("the leader suspended: stored after %v", took)
+		leader.Resume()
+		cluster.WaitReady()
+		leader = cluster.Leader()
+		leader.Kill()
+		took = swap()
+		f.await(epoch)
+		t.Logf("the leader killed: stored after %v", took)
+		leader.Restart()
+		cluster.WaitReady()
+	}
+	if got, err := s.Read(t.Context()); err != nil || got.Epoch != epoch {
+		t.Errorf("stored is epoch %d, %v, want %d", got.Epoch, err, epoch)
+	}
+}
+
+// TestNoSpace fills the database: writes fail with an error that says what to do, reads go on,
+// and writes do when there is space again.
+func TestNoSpace(t *testing.T) {
+	testkit.SkipSlow(t)
+	t.Parallel()
+	cluster := etcdtest.Start(t, etcdtest.Config{Args: []string{"--quota-backend-bytes=16777216"}})
+	prefix := newPrefix()
+	c := open(t, prefix, cluster.Endpoints()...)
+	s := c.Plan()
+	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
+	testkit.NoError(t, err)
+	cluster.Fill()
+	for name, write := range map[string]func() error{
+		"plan":     func() error { _, err := s.CompareAndSwap(t.Context(), v, storetest.Object(2)); return err },
+		"note":     func() error { return c.Notes("planes").Put("a", []byte("x")) },
+		"counters": func() error { return c.Counters("a").Save([]byte("x")) },
+	} {
+		if err := write(); err == nil || !strings.Contains(err.Error(), "compact and defragment it") || !strings.Contains(err.Error(), "alarm disarm") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if got, err := s.Read(t.Context()); err != nil || got.Epoch != 1 {
+		t.Errorf("epoch %d, %v", got.Epoch, err)
+	}
+	cluster.Empty()
+	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(2))
+	testkit.NoError(t, err)
+}
+
+// TestUsers checks passwords and permissions, and that no error has a password.
+func TestUsers(t *testing.T) {
+	testkit.SkipSlow(t)
+	t.Parallel()
+	cluster := etcdtest.Start(t, etcdtest.Config{})
+	raw := cluster.Client()
+	prefix := newPrefix()
+	const first, second, wrong = "s3cret-one", "s3cret-two", "s3cret-wrong"
+	run := func(_ any, err error) { t.Helper(); testkit.NoError(t, err) }
+	run(raw.UserAdd(t.Context(), "root", "r00t"))
+	run(raw.UserGrantRole(t.Context(), "root", "root"))
+	run(raw.RoleAdd(t.Context(), "cascade"))
+	run(raw.RoleGrantPermission(t.Context(), "cascade", prefix+"/", clientv3.GetPrefixRangeEnd(prefix+"/"), clientv3.PermissionType(clientv3.PermReadWrite)))
+	run(raw.UserAdd(t.Context(), "cascade", first))
+	run(raw.UserGrantRole(t.Context(), "cascade", "cascade"))
+	run(raw.AuthEnable(t.Context()))
+
+	var mu sync.Mutex
+	password := first
+	login := func(prefix, user string, password func() (string, error)) *etcd.Client {
+		c, err := etcd.New(etcd.Config{Endpoints: cluster.Endpoints(), Prefix: prefix, User: user, Password: password})
+		testkit.NoError(t, err)
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	current := func() (string, error) { mu.Lock(); defer mu.Unlock(); return password, nil }
+	c := login(prefix, "cascade", current)
+	f := follow(t, c.Plan())
+	v, err := c.Plan().CompareAndSwap(t.Context(), "", storetest.Object(1))
+	testkit.NoError(t, err)
+	f.await(1)
+	testkit.NoError(t, c.Notes("planes").Put("a", []byte("x"))) // with a lease of etcd
+
+	refused := func(what, want string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%s: %v, want %q", what, err, want)
+		}
+	}
+	_, err = login(prefix, "cascade", func() (string, error) { return wrong, nil }).Plan().Read(t.Context())
+	refused("wrong password", `user "cascade"`, err)
+	_, err = login(prefix, "cascade", func() (string, error) { return "", nil }).Plan().Read(t.Context())
+	refused("empty password", "is empty", err)
+	_, err = login(prefix, "cascade", func() (string, error) { return "", errors.New("file is gone") }).Plan().Read(t.Context())
+	refused("no file", "file is gone", err)
+	_, err = login("/elsewhere", "cascade", current).Plan().Read(t.Context())
+	refused("another prefix", "grant the user's role readwrite on the prefix /elsewhere/", err)
+	_, err = open(t, prefix, cluster.Endpoints()...).Plan().Read(t.Context())
+	refused("no user", `user ""`, err)
+
+	// Another password: the store logs in again with what the file then has.
+	root, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + cluster.Members[0].Endpoint}, Username: "root", Password: "r00t"})
+	testkit.NoError(t, err)
+	defer root.Close()
+	run(root.UserChangePassword(t.Context(), "cascade", second))
+	mu.Lock()
+	password = second
+	mu.Unlock()
+	testkit.WaitFor(t, "the store uses the new password", func() bool {
+		next, err := c.Plan().CompareAndSwap(t.Context(), v, storetest.Object(2))
+		if err == nil {
+			v = next
+		}
+		return err == nil
+	})
+	f.await(2)
+}
+
+// TestPartition separates a control plane from etcd while it holds a lease, and delivers what
+// it had sent afterwards: another one leads after the term, never both, and the late write
+// changes nothing. All clocks differ, by up to an hour.
+func TestPartition(t *testing.T) {
+	testkit.SkipSlow(t)
+	t.Parallel()
+	cluster := etcdtest.Start(t, etcdtest.Config{})
+	prefix := newPrefix()
+	var links []*etcdtest.Link
+	w := newElection(t)
+	for i, off := range []time.Duration{0, time.Hour, -time.Hour} {
+		link := etcdtest.NewLink(t, cluster.Members[0].Endpoint)
+		links = append(links, link)
+		w.add(fmt.Sprint("p", i), off, open(t, prefix, link.Endpoint).Plan())
+	}
+	for round := range 4 {
+		leader := w.awaitLeader(-1)
+		links[leader].Partition()
+		began := time.Now()
+		next := w.awaitLeader(leader)
+		t.Logf("round %d: p%d leads %v after p%d was cut off", round, next, time.Since(began), leader)
+		time.Sleep(time.Second) // it writes meanwhile
+		links[leader].Heal()
+		time.Sleep(2 * lease.DefaultTerm)
+		if now := w.awaitLeader(-1); now != next {
+			t.Errorf("round %d: p%d leads instead of p%d, which was not disturbed", round, now, next)
+		}
+	}
+	w.stop()
+}
+
+// election is control planes that do nothing but hold the lease.
+type election struct {
+	t      *testing.T
+	cancel context.CancelFunc
+	ctx    context.Context
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	leading map[int]time.Time // until when each believes to lead, by the clock of the test
+	two     []string
+	n       int
+}
+
+func newElection(t *testing.T) *election {
+	e := &election{t: t, leading: make(map[int]time.Time)}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	t.Cleanup(e.stop)
+	return e
+}
+
+// add runs a control plane whose clock is off.
+func (e *election) add(name string, off time.Duration, s *etcd.Store) {
+	self := e.n
+	e.n++
+	m, err := lease.New(lease.Config{Self: name})
+	testkit.NoError(e.t, err)
+	e.wg.Go(func() {
+		clock := func() time.Time { return time.Now().Add(off) }
+		updates := s.Watch(e.ctx)
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		var v store.Version
+		type answer struct {
+			version store.Version
+			err     error
+		}
+		written, writing, known := make(chan answer, 1), false, false
+		for {
+			readable := updates
+			if writing { // as package fleet does
+				readable = nil
+			}
+			select {
+			case u, ok := <-readable:
+				if !ok {
+					return
+				}
+				if u.Err == nil && (u.Version != v || !known) {
+					v, known = u.Version, true
+					m.Observe(clock(), lease.Lease(u.Object.Lease))
+				}
+			case a := <-written:
+				if writing = false; a.err == nil {
+					v = a.version
+					m.Written()
+				} else {
+					m.WriteFailed(clock())
+				}
+			case <-tick.C:
+			}
+			if !writing && m.WriteDue(clock()) {
+				writing = true
+				o, from := store.Object{Lease: store.Lease(m.Next(clock()))}, v
+				go func() {
+					ctx, cancel := context.WithTimeout(e.ctx, 2*time.Second)
+					defer cancel()
+					next, err := s.CompareAndSwap(ctx, from, o)
+					written <- answer{next, err}
+				}()
+			}
+			e.note(self, m.Leads(clock()))
+		}
+	})
+}
+
+// note records whether a control plane leads, and that another one does, too.
+func (e *election) note(self int, leads bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !leads {
+		delete(e.leading, self)
+		return
+	}
+	e.leading[self] = time.Now()
+	for other := range e.leading {
+		// What another one noted long ago, it may have found to be over, and not yet noted.
+		if other != self && time.Since(e.leading[other]) < 100*time.Millisecond {
+			e.two = append(e.two, fmt.Sprintf("p%d and p%d lead", self, other))
+		}
+	}
+}
+
+// awaitLeader waits until a control plane but the given one leads, and returns it.
+func (e *election) awaitLeader(but int) (leader int) {
+	e.t.Helper()
+	testkit.WaitFor(e.t, "a control plane leads", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for n, at := range e.leading {
+			if n != but && time.Since(at) < 500*time.Millisecond {
+				leader = n
+				return true
+			}
+		}
+		return false
+	})
+	return leader
+}
+
+// stop ends all, and fails the test if two led at once.
+func (e *election) stop() {
+	e.cancel()
+	e.wg.Wait()
+	if len(e.two) > 0 {
+		e.t.Errorf("%d times, two led: %q", len(e.two), e.two[:min(3, len(e.two))])
+		e.two = nil
+	}
+}
