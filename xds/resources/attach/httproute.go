@@ -101,9 +101,9 @@ func HTTPRoute(c RouteConfig) (*Object, error) {
 			Timeouts:    routeTimeouts{Request: "0s"}, // none: a stream takes as long as it takes
 		}
 		if k < len(c.Cuts) {
-			rule.Matches = []routeMatch{{Headers: []headerMatch{{
-				Type: "RegularExpression", Name: length.TokensHeader, Value: rangePattern(int64(low), int64(c.Cuts[k]-1)),
-			}}}}
+			for _, pattern := range rangePatterns(int64(low), int64(c.Cuts[k]-1)) {
+				rule.Matches = append(rule.Matches, routeMatch{Headers: []headerMatch{{"RegularExpression", length.TokensHeader, pattern}}})
+			}
 			low = c.Cuts[k]
 		}
 		spec.Rules = append(spec.Rules, rule)

@@ -2,38 +2,82 @@ package attach
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 )
 
-// rangePattern returns an RE2 pattern that matches the decimal numbers from low to high, both
-// inclusive, with any leading zeros, and no other text. It needs 0 ≤ low ≤ high.
+// maxProgram bounds the RE2 program of one pattern, in instructions. Envoy refuses programs of
+// more than 100 unless its configuration says otherwise. programOf is an upper bound of what
+// RE2 makes of a pattern, and leaves some room for other versions of it.
+const maxProgram = 90
+
+// programBase is the part of a program that every pattern has: anchors, zeros, match and failure.
+const programBase = 10
+
+// rangePatterns returns RE2 patterns of which exactly one matches each of the decimal numbers
+// from low to high, both inclusive, with any leading zeros; they match no other text. It needs
+// 0 ≤ low ≤ high.
 //
-// Anchors make it right where a gateway looks for a match anywhere in the value; where the
+// Anchors make them right where a gateway looks for a match anywhere in the value; where the
 // whole value has to match they change nothing.
-func rangePattern(low, high int64) string {
-	var all []string
-	for first, digits := int64(0), 1; first <= high; digits++ {
-		last := int64(1)
-		for range digits {
-			if last > (1<<63-1)/10 {
-				last = 0 // beyond int64: no further power of ten
-				break
-			}
-			last *= 10
+func rangePatterns(low, high int64) (patterns []string) {
+	var group []string
+	size := programBase
+	flush := func() {
+		if len(group) > 0 {
+			patterns = append(patterns, "^0*(?:"+strings.Join(group, "|")+")$")
 		}
-		if last--; last < 0 {
-			last = 1<<63 - 1
+		group, size = nil, programBase
+	}
+	for _, alternative := range alternatives(low, high) {
+		n := programOf(alternative)
+		if size+n > maxProgram {
+			flush()
+		}
+		group, size = append(group, alternative), size+n
+	}
+	flush()
+	return patterns
+}
+
+// programOf returns the instructions of one alternative: one for each digit that it matches, and
+// one for the choice.
+func programOf(alternative string) int {
+	n := 1
+	for i := 0; i < len(alternative); i++ {
+		switch alternative[i] {
+		case '[': // a set of digits
+			i += strings.IndexByte(alternative[i:], ']')
+			n++
+		case '{': // as many as it says of the set before
+			end := i + strings.IndexByte(alternative[i:], '}')
+			times, _ := strconv.Atoi(alternative[i+1 : end]) // written by anyDigits
+			n, i = n+times-1, end
+		default:
+			n++
+		}
+	}
+	return n
+}
+
+// alternatives returns patterns without anchors for the numbers from low to high, by their
+// number of digits. Each number has exactly one.
+func alternatives(low, high int64) (all []string) {
+	for first, digits := int64(0), 1; first <= high; digits++ {
+		last := int64(math.MaxInt64) // of this many digits
+		if first <= math.MaxInt64/10 {
+			last = max(first, 1)*10 - 1
 		}
 		if from, to := max(low, first), min(high, last); from <= to {
 			all = append(all, equalLength(pad(from, digits), pad(to, digits))...)
 		}
-		if last == 1<<63-1 {
+		if last == math.MaxInt64 {
 			break
 		}
 		first = last + 1
 	}
-	return "^0*(?:" + strings.Join(all, "|") + ")$"
+	return all
 }
 
 func pad(n int64, digits int) string { return fmt.Sprintf("%0*d", digits, n) }
