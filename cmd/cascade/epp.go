@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -138,6 +139,14 @@ func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) 
 	if err != nil {
 		return err
 	}
+	metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "cascade_endpoint_picker_control_plane_connected", Help: "1: plans come from the control plane; 0: the last ones are used.",
+	}, func() float64 {
+		if xds.Connected() {
+			return 1
+		}
+		return 0
+	}))
 	var listeners [3]net.Listener
 	for i, address := range [...]string{p.address(p.grpcPort), p.address(p.healthPort), p.metricsAddress(m.certs)} {
 		if listeners[i], err = net.Listen("tcp", address); err != nil {

@@ -31,7 +31,8 @@ func dial(t *testing.T, address string, c credentials.TransportCredentials) *grp
 	return conn
 }
 
-// pickOn opens a stream for a request without a body and returns it with the destination.
+// pickOn opens a stream for a request without a body and returns it with the destination, "" if
+// no endpoint is ready.
 func pickOn(t *testing.T, conn *grpc.ClientConn) (extproc.ExternalProcessor_ProcessClient, string) {
 	t.Helper()
 	stream := testkit.Must(extproc.NewExternalProcessorClient(conn).Process(t.Context()))
@@ -44,8 +45,10 @@ func pickOn(t *testing.T, conn *grpc.ClientConn) (extproc.ExternalProcessor_Proc
 			return stream, string(h.Header.RawValue)
 		}
 	}
-	t.Fatalf("no destination in %v", answer)
-	return nil, ""
+	if got := answer.GetImmediateResponse().GetStatus().GetCode(); got != 503 {
+		t.Fatalf("neither a destination nor 503 in %v", answer)
+	}
+	return stream, ""
 }
 
 // TestEPP runs an endpoint picker as the reference picker's Helm chart starts one. It picks the
@@ -61,6 +64,8 @@ func TestEPP(t *testing.T) {
 		"--pool-name", "llama", "--pool-namespace", "default", "--pool-group", "inference.networking.k8s.io",
 		"--zap-encoder", "json", "--config-file", "/config/default-plugins.yaml", "--tracing=false", "--metrics-endpoint-auth=false", "--ha-enable-leader-election", "--v", "1")
 	awaitURL(t, "http://"+a[2]+"/readyz", "ready")
+	// A control plane that has just started assumes that replicas are healthy, until they report.
+	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"report_age_seconds".*"id": "edge".*"current": true`)
 	probe := func(address string) healthpb.HealthCheckResponse_ServingStatus {
 		r, err := healthpb.NewHealthClient(dial(t, address, insecure.NewCredentials())).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "inference-extension"})
 		testkit.NoError(t, err)
@@ -78,7 +83,9 @@ func TestEPP(t *testing.T) {
 		return to == s.front
 	})
 	awaitURL(t, "http://"+a[2]+"/metrics", `cascade_endpoint_picker_requests_total\{outcome="picked"\} [1-9]`)
+	awaitURL(t, "http://"+a[2]+"/metrics", `cascade_endpoint_picker_control_plane_connected 1`)
 	plane.end()
+	awaitURL(t, "http://"+a[2]+"/metrics", `cascade_endpoint_picker_control_plane_connected 0`)
 	stream, to := pickOn(t, conn)
 	if to != s.front {
 		t.Errorf("without the control plane: %q, want %q", to, s.front)

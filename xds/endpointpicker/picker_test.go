@@ -137,6 +137,79 @@ func TestMemory(t *testing.T) {
 	z.release()
 }
 
+// TestRefusedBody checks that a refusal gives back the memory of what was held.
+func TestRefusedBody(t *testing.T) {
+	s := testkit.Must(New(Config{MaxBody: 100}))
+	s.view.Store(handView("m", "n"))
+	x := &exchange{server: s, view: s.view.Load()}
+	testkit.Must(x.step(headers(false)))
+	testkit.Must(x.step(body(strings.Repeat("x", 60), false)))
+	if s.budget.Held() != 60 {
+		t.Errorf("%d bytes are held, want 60", s.budget.Held())
+	}
+	if out := testkit.Must(x.step(body(strings.Repeat("x", 60), false))); out[0].GetImmediateResponse().GetStatus().GetCode() != 413 || s.budget.Held() != 0 {
+		t.Errorf("answers %v and %d bytes held, want 413 and none", out, s.budget.Held())
+	}
+}
+
+// TestSentBody checks that a body's memory is given back once the body was sent, however long the
+// response takes.
+func TestSentBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := testkit.Must(New(Config{}))
+		s.view.Store(handView("m", "n"))
+		f := &fakeStream{ctx: t.Context(), recv: make(chan *extproc.ProcessingRequest)}
+		done := make(chan error, 1)
+		go func() { done <- s.Process(f) }()
+		f.recv <- headers(false)
+		f.recv <- body(`{"model":"m",`, false)
+		synctest.Wait()
+		if s.budget.Held() == 0 {
+			t.Error("no memory is held for the beginning of a body")
+		}
+		f.recv <- body(`"prompt":"x"}`, true)
+		synctest.Wait()
+		if s.budget.Held() != 0 || len(f.sent) != 2 {
+			t.Errorf("%d bytes are held after answers %v", s.budget.Held(), f.sent)
+		}
+		close(f.recv)
+		testkit.NoError(t, <-done)
+	})
+}
+
+// TestPlanChangesDuringUpload checks that the endpoints are picked by the plan at the end of the
+// body, not by that of its beginning.
+func TestPlanChangesDuringUpload(t *testing.T) {
+	s := testkit.Must(New(Config{}))
+	s.view.Store(handView("m", "n"))
+	pick := func(after *view) string {
+		s.view.Store(handView("m", "n"))
+		x := &exchange{server: s, view: s.view.Load()}
+		testkit.Must(x.step(headers(false)))
+		s.view.Store(after)
+		return describe(t, testkit.Must(x.step(body(`{"model":"m","prompt":"xxxx"}`, true)))[0])
+	}
+	if got, want := pick(handView("n", "m")), "headers: to=.2 x-cascade-tokens=1 x-gateway-model-name=m reroute"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := pick(handView("n")); !strings.HasPrefix(got, "503:") {
+		t.Errorf("%q for a model that is gone, want 503", got)
+	}
+}
+
+// TestOnlyModel checks that a fleet's only model needs no name, whatever host name the gateway
+// has.
+func TestOnlyModel(t *testing.T) {
+	p := startPlane(t, Config{})
+	v := twoStages()
+	v.Models[0].Hosts = []string{"m.test"}
+	p.publish(v)
+	got := talk(t, p.client, headers(false, ":authority", "gateway.example", "content-length", "10"))
+	if len(got) != 1 || !strings.HasPrefix(got[0], "headers: to=.") {
+		t.Errorf("answers %q, want a destination before the body", got)
+	}
+}
+
 // TestHealth checks that the health service says when there are stages to pick from.
 func TestHealth(t *testing.T) {
 	h := health.NewServer()

@@ -86,9 +86,6 @@ func (v *view) tiersOf(a *client.Assignment, previous *view) (tiers [][]endpoint
 
 // byHost returns the model that a host name selects, nil if the request must name it.
 func (v *view) byHost(authority string) *model {
-	if len(v.list) == 1 {
-		return v.list[0]
-	}
 	for _, t := range v.tables {
 		if h := t.Host(authority); h != nil && len(h.Models) == 1 {
 			return v.models[h.Models[0].Model]

@@ -3,12 +3,10 @@ package estimators
 import (
 	"bytes"
 	"encoding/json"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -142,12 +140,7 @@ func TestIstio(t *testing.T) {
 func gateway(t *testing.T, way, control string) string {
 	p := patches(t)
 	cluster := p["CLUSTER"][0]
-	host, port, err := net.SplitHostPort(control)
-	testkit.NoError(t, err)
-	number, err := strconv.Atoi(port)
-	testkit.NoError(t, err)
-	at := cluster["load_assignment"].(tree)["endpoints"].([]any)[0].(tree)["lb_endpoints"].([]any)[0].(tree)["endpoint"].(tree)["address"].(tree)["socket_address"].(tree)
-	at["address"], at["port_value"] = host, number
+	setControl(t, cluster, control)
 
 	var filters []any
 	for _, f := range p["HTTP_FILTER"] {
@@ -175,9 +168,7 @@ func gateway(t *testing.T, way, control string) string {
 		"static_resources": tree{"clusters": []any{cluster}, "listeners": []any{listener}},
 	})
 	testkit.NoError(t, err)
-	// While an Envoy on a busy host compiles the module, it reads nothing: with the default
-	// timeout, it would drop its pending fetches, and requests with them.
-	return strings.NewReplacer(`"initial_fetch_timeout":"2s"`, `"initial_fetch_timeout":"60s"`, `"timeout":"3s"`, `"timeout":"61s"`).Replace(string(text))
+	return patient(text)
 }
 
 // plugin returns the filter that Istio makes from the WasmPlugin: its configuration arrives as
