@@ -72,7 +72,7 @@ func (c *Control) adminServer() *http.Server {
 		_, _ = w.Write([]byte("ready\n"))
 	})
 	return &http.Server{
-		Handler:           drainBody(maxPush, RestrictHosts(c.cfg.AdminHosts, c.restrictOrders(mux))),
+		Handler:           drainBody(maxPush, c.auditOrders(RestrictHosts(c.cfg.AdminHosts, c.restrictOrders(mux)))),
 		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
 		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
 		ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),

@@ -10,6 +10,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
@@ -134,6 +135,8 @@ func (c *Control) admitPush(ctx context.Context, w http.ResponseWriter, r *http.
 			Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Since: now,
 		}
 	}
+	first := trials[o.slots[0]] // of all slots it is the same module
+	describeOrder(w, "generation=%d name=%s signers=%s sha256=%s", first.Generation, first.Name, strings.Join(first.Signers, ","), sum)
 	// The bytes are stored before the slot that names them, so that a reader of
 	// the slot finds them. This also restores bytes that were lost.
 	if err := c.cfg.Modules.Put(sum, module); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
@@ -63,6 +64,11 @@ type Config struct {
 	// AdmitOrder returns why the client of a connection to the admin server may not give
 	// orders: requests that change something. nil: every client that can connect may.
 	AdmitOrder func(client, server netip.AddrPort) error
+	// UserOf names the local user behind a connection to the admin server, for the audit log; "" where it is not
+	// known. nil: it is not looked for. It must not block.
+	UserOf func(client, server netip.AddrPort) string
+	// Audit records orders, plans, promotions and refusals; Run runs it. nil: nothing is recorded.
+	Audit *auditlog.Log
 	// TLS secures the gRPC server and decides whether it asks for client
 	// certificates. nil is plain text, which is allowed on loopback addresses
 	// only. The admin server is always plain text, and on loopback.

@@ -18,6 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	policylength "github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/console"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -90,13 +91,16 @@ func (c *Control) init() error {
 	}
 	c.registry = prometheus.NewRegistry()
 	c.registry.MustRegister(collector{c})
+	if c.cfg.Audit != nil {
+		c.registry.MustRegister(c.cfg.Audit)
+	}
 	for _, more := range c.cfg.Collectors {
 		if err := c.registry.Register(more); err != nil {
 			return fmt.Errorf("Collectors: %w", err)
 		}
 	}
 	if c.cfg.TrustDomain != "" {
-		if c.auth, err = nodeauth.New(nodeauth.Config{TrustDomain: c.cfg.TrustDomain, TLS: c.cfg.TLS, Logger: c.log}); err != nil {
+		if c.auth, err = nodeauth.New(nodeauth.Config{TrustDomain: c.cfg.TrustDomain, TLS: c.cfg.TLS, OnRefusal: c.auditClient, Logger: c.log}); err != nil {
 			return err
 		}
 	}
@@ -120,7 +124,7 @@ func (c *Control) init() error {
 	c.slots = newSlotManager(c)
 	c.planes = &planeNotes{folder: c.cfg.Planes, file: fleetFile{digest: fleetDigest(c.cfg)}}
 	c.ledger = publish.NewLedger(c.log)
-	c.xds, err = server.New(server.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, Logger: c.log})
+	c.xds, err = server.New(server.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, OnRefusal: c.auditStream, Logger: c.log})
 	if err != nil {
 		return err
 	}
@@ -137,7 +141,7 @@ func (c *Control) init() error {
 	c.submitter = &submitter{settings: settings, publisher: c.publisher, edge: c.cfg.EdgeCertificate}
 	c.fleet, err = fleet.New(fleet.Config{
 		Rules: c.cfg.Rules, Replicas: c.cfg.Replicas, Store: c.cfg.Store, Counters: c.cfg.Counters,
-		OnSlots: c.slots.setStored, Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
+		OnSlots: c.slots.setStored, OnPlan: c.auditPlan, Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
 	})
 	if err != nil {
 		return err
@@ -212,6 +216,7 @@ func (c *Control) maySeeSecrets(node string) bool {
 		return true
 	}
 	c.secretsRefused.Add(1)
+	c.cfg.Audit.Record(auditlog.Record{Action: auditlog.Client, Object: "secret", Outcome: auditlog.Refused, Reason: "the node is not a listed proxy", Who: node})
 	c.log.Warn("secret refused: the node is not a listed proxy; if it is one, add it to proxy.nodes", "node", node)
 	return false
 }
@@ -248,6 +253,7 @@ func (c *Control) setServing() {
 // returns nil. An error means that it could not start or that a socket failed.
 func (c *Control) Run(ctx context.Context) error {
 	defer c.Close()
+	defer c.runAudit(ctx)()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.cache.Run(ctx) })
 	g.Go(func() error { return c.publisher.Run(ctx) })

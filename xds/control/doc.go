@@ -81,5 +81,6 @@
 //	policy_starved_total              slot, node, generation  of those, timed out while descheduled
 //	xds_refused_total                                       xDS streams refused or ended because of a limit
 //	secrets_refused_total                                   requests for secrets by nodes that may not have them
+//	audit_records_total, audit_records_dropped_total        written to the audit log, and lost; with Config.Audit
 //	clients_refused_total                                   clients without a matching certificate; with a trust domain
 package control

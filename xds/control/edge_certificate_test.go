@@ -38,7 +38,7 @@ func startEdge(t *testing.T) (*runningControl, *issuer.Authority) {
 	server := a.ServerTLS(a.ComponentCertificate(t, identity.Control, "main"))
 	return startControl(t, Config{
 		Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, TLS: server, TrustDomain: issuer.TrustDomain,
-		Proxies: []string{"edge", "edge-*"}, EdgeCertificate: edgeCertificate("first"),
+		Proxies: []string{"edge", "edge-*"}, EdgeCertificate: edgeCertificate("first"), Audit: newAudit(t),
 	}), a
 }
 
@@ -163,4 +163,5 @@ func TestAttackEdgeKey(t *testing.T) {
 	if n := c.secretsRefused.Load(); n < 6 {
 		t.Errorf("%d refusals counted, want 6", n)
 	}
+	requireAudited(t, c, "client | secret | refused | the node is not a listed proxy | mesh |  | false", "client |  | refused | spiffe://fleet.test/operator/edge may not call ")
 }

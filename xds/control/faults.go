@@ -42,6 +42,7 @@ const (
 	FaultRollout     = "rollout"            // a plan is stopped or rolled back ("plan"), or a proxy does not have what it was sent
 	FaultClients     = "refused_clients"    // clients were refused a moment ago, because of their "certificates" or of "limits"
 	FaultPolicy      = "policy"             // hosts refuse what a policy slot should run
+	FaultAudit       = "audit"              // the audit log lacks records ("file")
 	// The kinds of loadreport.Problem are kinds of faults, too: descriptors, memory, certificate, capacity. Their
 	// object is a daemon, such as "migrator r0".
 )
@@ -197,6 +198,7 @@ func (c *Control) faults(now time.Time) []Fault {
 	}
 	out = append(out, policyFaults(c.policySummaries(now))...)
 	out = append(out, c.refusedClients(now)...)
+	out = append(out, c.auditFault()...)
 	for _, n := range c.withProblems(published.Nodes, now) {
 		out = append(out, problemFaults("proxy "+n.ID, n.Problems)...)
 	}

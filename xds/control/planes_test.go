@@ -69,7 +69,7 @@ func TestRefusalsReachAll(t *testing.T) {
 	run := func(name string) *runningControl {
 		r := fastRules()
 		r.Name, r.Shared = name, true
-		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st})
+		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Audit: newAudit(t)})
 	}
 	a, b := run("a"), run("b")
 	barred := func(c *runningControl) {
@@ -82,6 +82,7 @@ func TestRefusalsReachAll(t *testing.T) {
 	b.storeRefusals([]publish.Refusal{{Type: resources.ClusterType, Name: "c", Version: "v1", Node: "edge", Text: "bad", At: time.Now()}})
 	barred(a)
 	barred(run("c"))
+	requireAudited(t, b, "configuration | c | refused | bad | edge |  | false")
 }
 
 // TestPlanesCompare checks that control planes of one store show each other's proxies and fleet

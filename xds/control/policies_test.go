@@ -174,7 +174,7 @@ func TestPolicies(t *testing.T) {
 // quarantined, and plans are rolled out.
 func TestPolicyRefused(t *testing.T) {
 	f := newFakeFleet(t, 2)
-	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter)})
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter), Audit: newAudit(t)})
 	good, bad := startHost(t, f.replicas[0], c), startHost(t, f.replicas[1], c)
 	bad.mu.Lock()
 	bad.refuse = "key ops is not known here"
@@ -208,6 +208,7 @@ func TestPolicyRefused(t *testing.T) {
 	if bad.checks != 2 {
 		t.Errorf("received %d configs, want 2", bad.checks)
 	}
+	requireAudited(t, c, "module | slot=bid-select host=r1 | refused | key ops is not known here | r1 |  | false")
 }
 
 // TestPolicySilentNode checks that a proxy which subscribes to a slot and never

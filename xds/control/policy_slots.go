@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"sync"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
@@ -54,6 +56,7 @@ type slotManager struct {
 	peers     *slotPeers    // nil: there are no other control planes
 	interval  time.Duration // evaluateInterval; shorter in tests
 	startedAt time.Time     // owned by run
+	audited   hostRefusals  // owned by run
 }
 
 // publishedSlot is a slot in the form that hosts get.
@@ -65,7 +68,7 @@ type publishedSlot struct {
 func newSlotManager(c *Control) *slotManager {
 	k := &slotManager{
 		control: c, log: c.log, node: nodePrefix + c.cfg.Name, wakeup: make(chan struct{}, 1),
-		refused: make(map[string]string), published: make(map[lifecycle.Kind]*publishedSlot), interval: evaluateInterval,
+		refused: make(map[string]string), audited: make(hostRefusals), published: make(map[lifecycle.Kind]*publishedSlot), interval: evaluateInterval,
 	}
 	if c.cfg.Notes != nil && c.cfg.Shared && c.cfg.Slots != nil {
 		k.peers = newSlotPeers(c.cfg.Notes, k.node, c.log)
@@ -126,6 +129,9 @@ func (k *slotManager) run(ctx context.Context) error {
 				k.peers.exchange(now, k.ownStatus())
 			}
 			k.evaluateCandidates(ctx, now)
+			if k.control.cfg.Audit != nil {
+				k.audited.audit(k.control.cfg.Audit, k.control.policySummaries(now))
+			}
 		case <-sweep.C:
 			k.sweep()
 		}
@@ -255,8 +261,10 @@ func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 		}
 		switch err := k.change(ctx, []lifecycle.Kind{slot.Kind}, change); {
 		case err == nil && verdict == policyslots.Failed:
+			k.auditPromotion(slot.Kind, generation, auditlog.Refused, "rolled back: "+reason)
 			k.log.Warn("policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "reason", reason)
 		case err == nil:
+			k.auditPromotion(slot.Kind, generation, auditlog.Done, "became stable")
 			k.log.Info("policy became stable", "slot", slot.Kind, "generation", generation)
 		case errors.Is(err, policyslots.ErrNoCandidate), errors.Is(err, policyslots.ErrChanged): // another change came first
 		case ctx.Err() == nil:
@@ -278,11 +286,17 @@ func (k *slotManager) revokeBroken(ctx context.Context, now time.Time, slot poli
 	})
 	switch {
 	case err == nil:
+		k.auditPromotion(slot.Kind, generation, auditlog.Refused, "rolled back after it was stable: "+reason)
 		k.log.Error("stable policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "reason", reason)
 	case errors.Is(err, policyslots.ErrNative), errors.Is(err, policyslots.ErrChanged): // another change came first
 	case ctx.Err() == nil:
 		k.log.Warn("rollback of a failed policy not stored; retrying", "slot", slot.Kind, "error", err)
 	}
+}
+
+// auditPromotion records what the hosts' results made of a module.
+func (k *slotManager) auditPromotion(kind lifecycle.Kind, generation lifecycle.Generation, outcome auditlog.Outcome, reason string) {
+	k.control.cfg.Audit.Record(auditlog.Record{Action: auditlog.Promotion, Object: fmt.Sprintf("slot=%s generation=%d", kind, generation), Outcome: outcome, Reason: reason})
 }
 
 func inUse(slots []policyslots.Slot) bool {

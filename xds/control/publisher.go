@@ -127,6 +127,7 @@ func (c *Control) storeRefusals(list []publish.Refusal) {
 	for i, r := range list {
 		out[i] = store.Refusal{Type: r.Type, Name: r.Name, Version: r.Version, Node: r.Node, Text: r.Text, At: r.At}
 	}
+	c.auditConfiguration(list)
 	c.fleet.RecordRefusals(out)
 }
 

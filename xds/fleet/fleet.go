@@ -38,6 +38,9 @@ type Config struct {
 	// known and whenever it changes. It must neither block nor change the list. nil:
 	// not called.
 	OnSlots func([]policyslots.Slot)
+	// OnPlan is called by Run for each decision that this control plane has stored and that replaced a
+	// model's plan, refinements excepted: they move a boundary every few seconds. It must not block. nil: not called.
+	OnPlan func(PlanDecision)
 	// Proxies returns the load of the replicas as proxies see it; nil: unknown.
 	Proxies Proxies
 	Logger  *slog.Logger // nil discards

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -91,6 +94,9 @@ func (f *Fleet) handleWritten(ctx context.Context, r writeResult) {
 	default:
 		f.noteStore(StoreWrite, r.err)
 	}
+	if r.err == nil {
+		f.announcePlans(w.proposal.Changes)
+	}
 	if w.abandoned {
 		return
 	}
@@ -105,6 +111,24 @@ func (f *Fleet) handleWritten(ctx context.Context, r writeResult) {
 	}
 	f.endWrite(now, w.order, r.err)
 	f.nextOrder(ctx)
+}
+
+// PlanDecision is a decision that replaced a model's plan.
+type PlanDecision struct {
+	Model    string
+	Epoch    policies.Epoch // of the plan in force afterwards
+	Decision string         // adopted, rolled back, repaired, restated
+	Reason   string
+	By       string // an operator, or the control plane
+}
+
+// announcePlans calls Config.OnPlan for the changes that it is for.
+func (f *Fleet) announcePlans(changes []planhistory.Change) {
+	for _, c := range changes {
+		if f.cfg.OnPlan != nil && c.Replaces() && c.Decision != planner.Refined {
+			f.cfg.OnPlan(PlanDecision{Model: c.Model, Epoch: c.Epoch, Decision: c.Decision, Reason: c.Reason, By: c.By})
+		}
+	}
 }
 
 // stepDown waits for the write in progress, and then releases the lease, so that

@@ -36,12 +36,16 @@ func TestLimits(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := cache.New(cache.Config{})
 				c.Set("", setOf(t, "cds:a=1"))
-				s := startServer(t, server.Config{Cache: c, Limits: limits})
+				reported := make(chan string, 2)
+				s := startServer(t, server.Config{Cache: c, Limits: limits, OnRefusal: func(client, address string, why error) { reported <- why.Error() }})
 				good := openStream(t, s.conn, true, "", "good")
 				good.subscribe(cds)
 				good.expectAck("a")
 				if err := runScenario(t, scenario, "", subject{conn: s.conn}); err != nil {
 					t.Error(err)
+				}
+				if len(reported) != 1 || <-reported != s.LastRefusal().Err.Error() {
+					t.Error("the refusal was not reported")
 				}
 				if n := s.Refused(); n != 1 || s.log.Count("\n") != 1 {
 					t.Errorf("%d refused, log %s", n, s.log)

@@ -41,6 +41,9 @@ type Config struct {
 	// Callbacks are called by go-control-plane's server; nil: none.
 	Callbacks serverv3.Callbacks
 	Limits    Limits
+	// OnRefusal, unless it is nil, is called for each stream that is refused or ended because of a limit or an invalid
+	// request, with its node, or its host if that is not trusted, and its address. It must not block.
+	OnRefusal func(client, address string, why error)
 	Logger    *slog.Logger // nil discards
 }
 
@@ -92,7 +95,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Server{cfg: cfg, accounts: newNodeAccounts(cfg.Limits), refusals: newRefusalLog(cfg.Logger)}, nil
+	return &Server{cfg: cfg, accounts: newNodeAccounts(cfg.Limits), refusals: newRefusalLog(cfg.Logger, cfg.OnRefusal)}, nil
 }
 
 // Register adds the services to a gRPC server. Their streams end with ctx or
@@ -117,6 +120,7 @@ type refusalLog struct {
 	log   *slog.Logger
 	total atomic.Uint64
 	last  atomic.Pointer[Refusal]
+	also  func(client, address string, why error) // may be nil
 }
 
 // Refusal is a stream that was refused or ended because of a limit or an invalid request.
@@ -126,13 +130,18 @@ type Refusal struct {
 	Err    error
 }
 
-func newRefusalLog(log *slog.Logger) *refusalLog { return &refusalLog{log: log} }
+func newRefusalLog(log *slog.Logger, also func(client, address string, why error)) *refusalLog {
+	return &refusalLog{log: log, also: also}
+}
 
 // record counts and logs a refusal.
 func (j *refusalLog) record(client, peer string, why error) {
 	j.total.Add(1)
 	j.last.Store(&Refusal{time.Now(), client, why})
 	j.log.Warn("xds stream refused", "node", client, "peer", peer, "error", why)
+	if j.also != nil {
+		j.also(client, peer, why)
+	}
 }
 
 // Refused counts the streams that were refused or ended because of a limit or

@@ -256,6 +256,13 @@ type Control struct {
 	// Groups are groups of proxies, in the order in which they get a new plan;
 	// proxies in no group get it last.
 	Groups []Group `yaml:"groups,omitempty" default:"one proxy in eight, then all others"`
+	// Audit is a file to which the control plane appends a line of JSON for each order, plan and promotion, and for
+	// each refused order, client, configuration or module: when, who, from where, what, and the outcome with its
+	// reason. Its folder must exist; the file has mode 0600. To rotate it, rename it: the next record opens a new one. A
+	// disk that is full or hangs delays nothing; records that were lost are counted
+	// (cascade_audit_records_dropped_total) and are the fault "audit". Several control planes may share
+	// one file on a local disk. "" records nothing.
+	Audit string `yaml:"audit,omitempty"`
 	// Soak is how long a new plan is observed in one group before the next group
 	// gets it, up to 1h; it is divided by speed. The plan does not wait where only
 	// one group has proxies, or where the plan in force has a stage without a

@@ -77,6 +77,16 @@ func (p *Policy) Admit(client, server netip.AddrPort) error {
 	return nil
 }
 
+// Describe names the user of the client of a connection on this host by number, such as "uid 1001"; "" where it is
+// not known. It asks no directory of users, which might be out of reach.
+func Describe(client, server netip.AddrPort) string {
+	uid, err := OwnerOf(client, server)
+	if err != nil {
+		return ""
+	}
+	return "uid " + strconv.Itoa(uid)
+}
+
 // OwnerOf returns the user id of the client's socket of a connection on this host.
 func OwnerOf(client, server netip.AddrPort) (uid int, err error) {
 	for _, path := range tables {

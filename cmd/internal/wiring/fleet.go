@@ -33,6 +33,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/admission"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -245,11 +246,16 @@ func (f *Fleet) controlConfig(log *slog.Logger, client *etcd.Client) (control.Co
 	if err != nil {
 		return c, fmt.Errorf("control.admin_users: %w", err)
 	}
-	c.AdmitOrder = operators.Admit
+	c.AdmitOrder, c.UserOf = operators.Admit, localuser.Describe
 	l := f.Fleet.Control.Limits
 	c.Limits = server.Limits{Streams: l.Streams, StreamNames: l.StreamNames, NodeNames: l.NodeNames, Rate: l.Rate, Burst: l.Burst, Nodes: l.Nodes}
 	c.Groups, c.Watch = f.Fleet.Control.NodeGroups(), f.scaled(f.Fleet.Control.Soak)
 	c.Name, c.Shared = f.controlPlaneName(), len(f.Fleet.Control.Peers) > 0
+	if path := f.resolvePath(f.Fleet.Control.Audit); path != "" {
+		if c.Audit, err = auditlog.New(auditlog.Config{Path: path, Control: c.Name, Logger: log}); err != nil {
+			return c, fmt.Errorf("control.audit: %w", err)
+		}
+	}
 	switch dir := f.StateDir(); {
 	case client != nil:
 		c.Store, c.Counters, c.Modules = client.Plan(), client.Counters(c.Name), client.Modules()

@@ -46,8 +46,11 @@ type Config struct {
 	TrustDomain string // of the accepted identities; required
 	// TLS is the server's configuration. It must demand certificates and verify
 	// their chains. Required.
-	TLS    *tls.Config
-	Logger *slog.Logger // nil discards
+	TLS *tls.Config
+	// OnRefusal, unless it is nil, is called for each refusal, with the client's identity, or its host if it has none, and
+	// its address. It must not block.
+	OnRefusal func(client, address string, why error)
+	Logger    *slog.Logger // nil discards
 }
 
 // Authenticator authenticates the clients of one gRPC server. It is safe for
@@ -66,7 +69,7 @@ func New(c Config) (*Authenticator, error) {
 	if c.TLS == nil {
 		return nil, errors.New("node authentication: TLS is required, because identities are in certificates")
 	}
-	return &Authenticator{trustDomain: c.TrustDomain, tls: c.TLS, refusals: newRefusalLog(c.Logger)}, nil
+	return &Authenticator{trustDomain: c.TrustDomain, tls: c.TLS, refusals: newRefusalLog(c.Logger, c.OnRefusal)}, nil
 }
 
 // Options returns the credentials and interceptors for the gRPC server.

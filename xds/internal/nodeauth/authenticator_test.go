@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -103,7 +104,16 @@ type harness struct {
 	service  *countingServices
 	listener *bufconn.Listener
 	log      bytes.Buffer
+	reported atomic.Int64 // refusals
 	stop     func()
+}
+
+// report counts a refusal, which must say who was refused, from where, and why.
+func (w *harness) report(client, address string, why error) {
+	if client == "" || address == "" || why == nil {
+		w.t.Errorf("refusal of %q at %q: %v", client, address, why)
+	}
+	w.reported.Add(1)
 }
 
 func newHarness(t *testing.T) *harness {
@@ -111,7 +121,7 @@ func newHarness(t *testing.T) *harness {
 	w := &harness{t: t, a: issuer.New(t), service: &countingServices{}, listener: bufconn.Listen(1 << 20)}
 	var err error
 	tls := w.a.ServerTLS(w.a.ComponentCertificate(t, identity.Control, "main"))
-	if w.binder, err = New(Config{TrustDomain: issuer.TrustDomain, TLS: tls, Logger: slog.New(slog.NewTextHandler(&w.log, nil))}); err != nil {
+	if w.binder, err = New(Config{TrustDomain: issuer.TrustDomain, TLS: tls, OnRefusal: w.report, Logger: slog.New(slog.NewTextHandler(&w.log, nil))}); err != nil {
 		t.Fatal(err)
 	}
 	server := grpc.NewServer(w.binder.Options()...)
@@ -312,6 +322,9 @@ func TestRefusalsAreLogged(t *testing.T) {
 			t.Fatalf("wrong node id: %v", err)
 		}
 		say()
+	}
+	if got := w.reported.Load(); got != 20 {
+		t.Errorf("%d refusals reported", got)
 	}
 	if got := w.binder.Refused(); got != 20 {
 		t.Errorf("%d refused, want 20", got)

@@ -14,6 +14,7 @@ type refusalLog struct {
 	log   *slog.Logger
 	count atomic.Uint64
 	last  atomic.Pointer[Refusal]
+	also  func(client, address string, why error) // may be nil
 }
 
 // Refusal is the refusal of a client.
@@ -23,11 +24,11 @@ type Refusal struct {
 	Err    error
 }
 
-func newRefusalLog(log *slog.Logger) *refusalLog {
+func newRefusalLog(log *slog.Logger, also func(client, address string, why error)) *refusalLog {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &refusalLog{log: log}
+	return &refusalLog{log: log, also: also}
 }
 
 func (n *refusalLog) total() uint64 { return n.count.Load() }
@@ -48,4 +49,7 @@ func (n *refusalLog) record(from net.Addr, id identity.ID, method string, why er
 	n.count.Add(1)
 	n.last.Store(&Refusal{time.Now(), client, why})
 	n.log.Warn("client refused: its certificate does not match", "client", client, "peer", address, "method", method, "error", why)
+	if n.also != nil {
+		n.also(client, address, why)
+	}
 }

@@ -15,7 +15,7 @@ import (
 var parts = []string{"**What you see.** ", "**Why it matters.** ", "**Find the cause.**\n\n```sh\n", "**What to do.** ", "**What not to do.** Do not "}
 
 // objects are those of faults that the README's table names beside the kinds.
-var objects = []string{"certificates", "limits", "read", "write", "notes", "counters", "refused", "plan", "resources"}
+var objects = []string{"certificates", "limits", "read", "write", "notes", "counters", "refused", "plan", "resources", "file"}
 
 // sections returns the runbook's sections by their titles.
 func sections(t *testing.T) map[string]string {

@@ -1,6 +1,9 @@
 package processes
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -20,6 +23,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -38,7 +42,7 @@ var afterEvents = map[string]string{
 // knownValues are the values of labels that a fleet exposes while something is wrong.
 var knownValues = map[string]map[string][]string{"cascade_fault": {
 	"kind": {"model", "replica", "capacity", "descriptors", "memory", "certificate", "refused_clients", "store", "control_plane", "no_leader", "name",
-		"fleet_file", "fleet_file_differs", "removal", "rollout", "publish", "policy"},
+		"fleet_file", "fleet_file_differs", "removal", "rollout", "publish", "policy", "audit"},
 	"object": {"read", "write", "notes", "counters"},
 }}
 
@@ -57,6 +61,7 @@ func TestMetrics(t *testing.T) {
 	admin := loopback.Addresses(t, 3)
 	f := newFleet(t, setup{replicas: 2, files: map[string][]byte{"ops.pub": testkit.Must(os.ReadFile(filepath.Join(dir, "ops.pub")))}, edit: func(c *config.Fleet) {
 		c.State, c.Control.Estimator, c.Proxy.Admin, c.Policies.Keys = "state", "ext_proc", admin[0], []string{"ops.pub"}
+		c.Control.Audit = "audit.jsonl"
 		r := &c.Replicas[1]
 		r.Blocks, r.Connector = "", "c1"
 		r.KVEvents = config.KVEvents{Endpoint: "tcp://" + admin[1], ReplayEndpoint: "tcp://" + admin[2]}
@@ -100,6 +105,7 @@ func TestMetrics(t *testing.T) {
 	command(t, "policy", "sign", stay, "--key", filepath.Join(dir, "ops.key"), "--name", "stay", "--version", "1.0.0", "--generation", "10")
 	f.cascade("policy", "push", stay)
 	f.awaitURL(f.Admin+"/metrics", `(?s)cascade_group_requests\{.*cascade_migrations_total\{.*cascade_policy_calls_total\{`)
+	f.requireAudited("drain | replica="+at, "policies/push | goal=shadow slot=place generation=10 name=stay ", "plan | model=m epoch=1 | done")
 	f.write("fleet.yaml", []byte("models: [\n"))
 	f.awaitURL(f.Admin+"/metrics", `cascade_fault\{`)
 	stream.Leave()
@@ -117,6 +123,25 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("%s: %s\nno daemon exposes: %s", q.From, q.Text, missing)
 			}
 		}
+	})
+}
+
+// requireAudited waits until the audit log has records that begin so: "action | object | outcome | who".
+func (f *fleet) requireAudited(want ...string) {
+	f.T.Helper()
+	f.WaitFor(fmt.Sprintf("the audit log has %q", want), func() bool {
+		var lines []string
+		for line := range bytes.Lines(testkit.Must(os.ReadFile(f.path("audit.jsonl")))) {
+			var r auditlog.Record
+			testkit.NoError(f.T, json.Unmarshal(line, &r))
+			if r.From != "" && r.Who != fmt.Sprint("uid ", os.Getuid()) {
+				f.T.Errorf("%s: the order is not this user's", line)
+			}
+			lines = append(lines, fmt.Sprintf("%s | %s | %s | %s", r.Action, r.Object, r.Outcome, r.Who))
+		}
+		return !slices.ContainsFunc(want, func(w string) bool {
+			return !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, w) })
+		})
 	})
 }
 
