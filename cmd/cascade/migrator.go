@@ -148,7 +148,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 			return migrationSample{market: d.Market().Status(), executor: d.Executor().Stats(), maxConcurrent: fleet.Migration.MaxConcurrent}
 		}, r.ID, r.Model))
 	}
-	metrics.MustRegister(newPrefixCollector(func() prefixSample { return prefixSample{front.PrefixPulls(), d.PrefixesServed()} }, r.ID, r.Model))
+	metrics.MustRegister(newPrefixCollector(func() prefixSample { return prefixSample{front.PrefixPulls(), d.PrefixesServed(), front.Prefills()} }, r.ID, r.Model))
 	if _, ok := d.KVEvents(); ok {
 		metrics.MustRegister(newKVEventsCollector(func() kvEventsSample {
 			events, _ := d.KVEvents()

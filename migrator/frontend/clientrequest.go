@@ -77,6 +77,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 		delete(srv.streams, s.id)
 		srv.mu.Unlock()
 	}()
+	srv.fetchPrefill(ctx, lr)
 	b, err := srv.openLeg(ctx, lr)
 	switch {
 	case err != nil && r.Context().Err() != nil: // see answerUnanswered

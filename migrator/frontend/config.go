@@ -107,6 +107,11 @@ type Config struct {
 	KVConnector func() engineinfo.KVConnector
 	// PrefixPull lets requests begin with KV of peers; if it is nil none does.
 	PrefixPull *PrefixPull
+	// FetchPrefill reports whether the KV of a prompt that a prefill replica computes is fetched
+	// by the engines' KV connectors before the request begins, at the own engine, as where no
+	// block table is served. It needs Handoff, and must not block. Otherwise, and if it is nil,
+	// the request begins at the prefill replica, and moves with its first token.
+	FetchPrefill func() bool
 	// Adopter knows the reservations of live migrations to the own engine; if it
 	// is nil the server adopts none.
 	Adopter Adopter
@@ -201,6 +206,10 @@ type Config struct {
 	// once that has ended; answers that are assembled from a stream count, answers that are
 	// relayed as they come do not. It is called as OnRescue is.
 	OnServed func(Served)
+	// OnPrefill, unless it is nil, is called after each prompt that a prefill replica should
+	// compute, with FetchPrefill: fetched says that its KV has come. It is called on the
+	// request's goroutine, by several at once, and must not block.
+	OnPrefill func(from policies.ReplicaID, fetched bool)
 	// Logger logs what an operator should know; nil discards.
 	Logger *slog.Logger
 }
@@ -273,6 +282,9 @@ func (c Config) validate() (Config, *url.URL, error) {
 	}
 	if p := c.PrefixPull; p != nil && (p.Holders == nil || p.Link == nil || p.TokenBytes <= 0) {
 		return c, nil, fmt.Errorf("frontend of %s: PrefixPull: Holders, Link and TokenBytes are required", c.Replica)
+	}
+	if c.FetchPrefill != nil && !c.Handoff {
+		return c, nil, fmt.Errorf("frontend of %s: FetchPrefill: needs Handoff", c.Replica)
 	}
 	if c.Listen == nil {
 		c.Listen = net.Listen

@@ -63,6 +63,7 @@ type legRequest struct {
 	plain       bool // the answer is no stream, or one that cannot be parsed
 	passed      bool // it is passed through unparsed
 	fetches     bool // the engine fetches the prompt's KV from another one
+	keeps       bool // the engine keeps the prompt's KV for another one; its token is discarded
 	frontEnd    policies.ReplicaID
 	stream      *Stream          // of the own front end; nil for a peer's
 	request     policies.Request // as it is now; ID is "" for one without a name

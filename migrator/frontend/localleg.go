@@ -75,7 +75,7 @@ type localLeg struct {
 	name      string
 	since     time.Time
 	trace     string // as in LocalLeg
-	warmup    bool   // a later leg without a name, whose tokens are discarded
+	warmup    bool   // a leg without a name, whose tokens are discarded
 	work      *loadtracker.Work
 	call      *call
 	span      trace.Span // of the call to the engine; nil without tracing
@@ -96,7 +96,7 @@ type localLeg struct {
 
 // registerLeg registers a leg that is about to be sent to the own engine.
 func (srv *Server) registerLeg(lr *legRequest, l *call, admitted admission.Entry) *localLeg {
-	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed, root: lr.root, fetches: lr.fetches, earlier: lr.arrival.Output,
+	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.keeps || lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed, root: lr.root, fetches: lr.fetches, earlier: lr.arrival.Output,
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)

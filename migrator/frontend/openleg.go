@@ -210,9 +210,10 @@ func (srv *Server) nextTarget(lr *legRequest, tried []policies.ReplicaID, err er
 func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg, error) {
 	ctx, cancel := context.WithCancel(parent)
 	b := openedLeg{call: &call{cancel: cancel}, target: lr.target}
-	lr.notAfter = time.Time{}
 	local := lr.target.Address == ""
-	if local {
+	if !local {
+		lr.notAfter = time.Time{} // it concerns the own engine
+	} else {
 		admitted, err := srv.admission.admit(lr)
 		if err != nil {
 			cancel()

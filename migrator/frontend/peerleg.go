@@ -33,10 +33,12 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	}
 	lr.root = srv.promptRoot(req.Model, req.CacheSalt)
 	lr.request.Model, lr.request.MaxOutput, lr.minTokens = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
-	if keeps, fetches := openai.TransferOf(body); (keeps || fetches) && lr.arrival.Input > 0 {
+	keeps, fetches := openai.TransferOf(body)
+	if (keeps || fetches) && lr.arrival.Input > 0 {
 		lr.arrival.HasKV, lr.fetches = true, fetches // nothing is computed for it here
 	}
 	if lr.arrival.Input == 0 {
+		lr.keeps = keeps // after it has computed the prompt
 		sent := lr.arrival
 		lr.arrival = srv.estimateArrival(r.Header, body)
 		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), 0)

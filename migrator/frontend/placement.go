@@ -13,8 +13,9 @@ type Target struct {
 	Replica policies.ReplicaID
 	// Address is host:port of the replica's peer listener; "" for the own engine.
 	Address string
-	// Prefill says that the replica only computes the prompt of a request that starts there:
-	// it moves to the own replica with its first token, or to another one.
+	// Prefill says that the replica only computes the prompt of a request: the request starts
+	// there and moves to the own replica with its first token, or to another one, or it starts
+	// at the own replica with the KV (Config.FetchPrefill).
 	Prefill bool
 	// Cached is how many of the prompt's first tokens a peer is expected to hold.
 	Cached policies.Tokens

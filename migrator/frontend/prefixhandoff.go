@@ -21,24 +21,26 @@ var errLatePrefix = errors.New("the first token came too late after the engine w
 // of the two, as a handoff does before it freezes a stream: each engine gets a request for one token of
 // exactly these ids. The own engine caches the ids' whole blocks, which the leg then finds.
 //
+// arrival is that of the holder's request: one without Input has the holder compute what it lacks.
+//
 // The guards are those of package handoff. An engine that is asked to fetch and does not answer
 // in time may still do so: then the leg is not used if its first token comes after the holder's lease.
-func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *openai.Request, holder Target, ids []uint32) (policies.Tokens, error) {
+func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *openai.Request, holder Target, ids []uint32, arrival loadtracker.Arrival) (policies.Tokens, error) {
 	q, ok := req.Resume()
 	if !ok {
 		return 0, errNotFetchable
 	}
 	ctx, cancel := context.WithTimeout(ctx, handoff.Deadline)
 	defer cancel()
-	call := func(to Target, endpoint openai.Endpoint, body []byte, fetches bool) ([]byte, error) {
+	call := func(to Target, endpoint openai.Endpoint, body []byte, arrival loadtracker.Arrival, fetches bool) ([]byte, error) {
 		request := policies.Request{Model: lr.request.Model, Input: policies.Tokens(len(ids)), MaxOutput: 1}
 		return srv.callOnce(ctx, &legRequest{
 			endpoint: endpoint, target: to, header: lr.header, body: &payload{bytes: body}, frontEnd: srv.cfg.Replica, request: request, plain: true,
-			arrival: loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true}, fetches: fetches, tenant: lr.tenant,
+			arrival: arrival, fetches: fetches, tenant: lr.tenant,
 		})
 	}
 	asked := time.Now()
-	answer, err := call(holder, openai.Completions, q.HandoffBody(ids), false)
+	answer, err := call(holder, openai.Completions, q.HandoffBody(ids), arrival, false)
 	var params []byte
 	if err == nil {
 		params, err = openai.ParseHandoff(answer, len(ids))
@@ -48,7 +50,7 @@ func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *open
 		return 0, fmt.Errorf("%s does not hand the KV over: %w", holder.Replica, causeOf(ctx, err))
 	}
 	lr.notAfter = asked.Add(handoff.Lease)
-	_, err = call(Target{}, lr.endpoint, q.PullBody(ids, params), true)
+	_, err = call(Target{}, lr.endpoint, q.PullBody(ids, params), loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true}, true)
 	srv.backoffs.learn(holder.Replica, srv.cfg.Replica, handoff.CopyKV, causeOf(ctx, err), time.Now())
 	if err != nil {
 		return 0, fmt.Errorf("the own engine does not fetch the KV: %w", causeOf(ctx, err))

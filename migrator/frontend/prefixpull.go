@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -177,7 +178,7 @@ func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, holder Target, 
 	if c := srv.cfg.PrefixPull.Copier; c != nil {
 		return c.Copy(ctx, holder.Replica, PromptPrefix{Model: req.Model, Salt: strings.Clone(req.CacheSalt), IDs: ids})
 	}
-	return srv.handPrefixOver(ctx, lr, &req, holder, ids)
+	return srv.handPrefixOver(ctx, lr, &req, holder, ids, loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true})
 }
 
 // errNoIDs is returned for a prompt whose token ids are not known.

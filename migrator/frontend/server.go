@@ -65,6 +65,7 @@ type Server struct {
 
 	backoffs       backoffs               // after handoffs that failed
 	pulls          *prefixPulls           // of prompts' beginnings
+	prefills       prefills               // prompts of prefill replicas
 	admission      *admittedWork          // by the own engine
 	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress

@@ -116,6 +116,7 @@ func TestConfig(t *testing.T) {
 		"PeerScheme":     func(c *Config) { c.PeerScheme = "ftp" },
 		"MaxBody":        func(c *Config) { c.MaxBody = -1 },
 		"FlowTau":        func(c *Config) { c.FlowTau = -1 },
+		"FetchPrefill":   func(c *Config) { c.FetchPrefill = func() bool { return true } },
 		"RecentWindow":   func(c *Config) { c.RecentWindow = -1 },
 		"BodyTimeout":    func(c *Config) { c.BodyTimeout = -1 },
 		"IdleTimeout":    func(c *Config) { c.IdleTimeout = -1 },

@@ -207,6 +207,12 @@ func (m *Market) Prefills() (may bool) {
 	return may
 }
 
+// RecordPrefill records whether the own engine has fetched the KV of a prompt that a prefill
+// replica computed; see frontend.Config.OnPrefill.
+func (m *Market) RecordPrefill(from policies.ReplicaID, fetched bool) {
+	m.peers.do(func(v *loadview.View) { v.RecordPrefillMove(m.now(), from, fetched) })
+}
+
 // HasHolders implements frontend.Placer.
 func (m *Market) HasHolders() (has bool) {
 	m.peers.do(func(v *loadview.View) { has = v.Holders() > 0 })

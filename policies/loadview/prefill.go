@@ -34,9 +34,9 @@ func (b *View) placePrefill(now policies.Micros, r policies.Request, own policie
 	return b.peers[b.cfg.Prefill.Place(policies.Arrival{Request: r, Own: own, Peers: b.sites})]
 }
 
-// RecordPrefillMove records whether a request moved here from the prefill replica that had
-// computed its prompt. After a failure no request is placed there for a while: its prompt
-// would be computed, and the request could not leave.
+// RecordPrefillMove records whether a request, or the KV of its prompt alone, moved here from
+// the prefill replica that had computed its prompt. After a failure no request is placed there
+// for a while: its prompt would be computed, and the request could not leave.
 func (b *View) RecordPrefillMove(now policies.Micros, from policies.ReplicaID, moved bool) {
 	e := b.peers[from]
 	switch {

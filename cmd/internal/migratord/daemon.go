@@ -103,6 +103,9 @@ func (d *Daemon) newFrontend() error {
 	if d.market != nil {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.executor, d.peerRPC()
 		c.PrefixPull = d.prefixPull()
+		if c.OnPrefill = d.market.RecordPrefill; c.Handoff {
+			c.FetchPrefill = func() bool { return !d.Live() }
+		}
 		c.OnRescue = func(r frontend.Rescue) {
 			d.rescues.add(r, string(d.id))
 			d.executor.RecordRescue(r)
