@@ -146,8 +146,15 @@ func TestFetchPrefillAsksForOneToken(t *testing.T) {
 		if n := w.engines[1].calls.Load(); n != 1 {
 			t.Errorf("the prefill replica's engine got %d requests", n)
 		}
-		if n := w.servers[1].Status().Flow; n.Seen != 1 {
-			t.Errorf("the prefill replica counts %d arrivals", n.Seen)
+		// Its answer is none of a request, which would count with the answers' lengths.
+		time.Sleep(time.Second)
+		prefill, weight := 0.0, 0.0
+		n := w.servers[1].Status().Flow
+		for b := range n.Edges {
+			prefill, weight = prefill+n.Prefill[b], weight+n.Weight[b]
+		}
+		if n.Seen != 1 || !(prefill > 0) || weight != 0 {
+			t.Errorf("the prefill replica counts %d arrivals, %v prompt tokens per second and the weight %v", n.Seen, prefill, weight)
 		}
 	})
 }
