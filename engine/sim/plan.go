@@ -127,9 +127,13 @@ func (c *cascade) layOutChain() error {
 	return nil
 }
 
-// replyMeans gives each front end what the reply to its report says about its stage.
-func (c *cascade) replyMeans() {
+// replyToReports gives each front end what the reply to its report says: about its stage, and which
+// prompts the prefill replicas are meant for.
+func (c *cascade) replyToReports() {
 	for _, f := range c.fronts {
+		if !c.allLengths {
+			f.peers.SetPrefillRanges(c.plans.PrefillRanges())
+		}
 		mean, ok := c.plans.MeanHeld(f.stage)
 		f.mean, f.meanKnown = policies.Tokens(mean), ok && !f.replica.failed
 	}
@@ -162,7 +166,7 @@ func (c *cascade) tick() error {
 	}
 	c.plans.Tick(&c.view.View)
 	if c.view.ticks%ticksPerReport == 0 {
-		c.replyMeans()
+		c.replyToReports()
 	}
 	if c.repairAgain {
 		c.repair()

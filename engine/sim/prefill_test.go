@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -56,6 +57,44 @@ func TestPrefillRole(t *testing.T) {
 			if len(p.Counts) != 1 || p.Counts[0] != 1 {
 				t.Errorf("%s: a prefill replica is in a stage: %+v", c.why, p)
 			}
+		}
+	}
+}
+
+// TestPrefillRanges checks that prefill replicas are divided among the prompts by what the control plane counts of
+// them: most short prompts are computed by one, and most long ones by the other.
+func TestPrefillRanges(t *testing.T) {
+	rng := rand.New(rand.NewPCG(4, 4))
+	var source requests
+	for at := 0.0; at < 120; {
+		at += rng.ExpFloat64() / 20.5
+		r := trace.Request{At: time.Duration(at * 1e9), Input: 1500, Output: 20}
+		if rng.Float64() < 0.5/20.5 {
+			r.Input = 50_000
+		}
+		source = append(source, r)
+	}
+	s := testkit.Must(New(Config{Replicas: 5, PrefillReplicas: 2, Profile: profile, KVTokens: 1_000_000, Policy: OneStage, Source: &source}))
+	if _, err := s.Run(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	ranges := s.cascade.plans.PrefillRanges()
+	if len(ranges) != 2 || ranges[0].High <= 1500 || ranges[0].High > 50_000 || ranges[1].Low != ranges[0].High {
+		t.Fatalf("ranges %+v", ranges)
+	}
+	// Rates of arrivals by length, of the last minute or so.
+	var flows [2]policies.Flow
+	for i := range flows {
+		flows[i] = s.cascade.fronts[i].counter.Rates(s.now.Seconds())
+	}
+	for _, c := range []struct {
+		length policies.Tokens
+		at     int
+		least  float64
+	}{{1500, 0, 0.7}, {50_000, 1, 0.7}} {
+		b := policies.BucketOf(flows[0].Edges, c.length)
+		if share := flows[c.at].Arrivals[b] / (flows[0].Arrivals[b] + flows[1].Arrivals[b]); !(share >= c.least) {
+			t.Errorf("prompts of %d tokens: %.2f of them at replica %d, want %v", c.length, share, c.at, c.least)
 		}
 	}
 }

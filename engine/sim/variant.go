@@ -24,6 +24,8 @@ const (
 	WithoutMoves = "without-moves"
 	// WithoutPull is Cascade that computes every prefix that a replica lacks.
 	WithoutPull = "without-pull"
+	// WithoutRanges is Cascade whose prefill replicas compute prompts of all lengths alike.
+	WithoutRanges = "without-ranges"
 	// WithoutAffinity is Cascade that knows nothing of the prefixes that replicas have cached: not in
 	// the proxies, nor where requests are placed.
 	WithoutAffinity = "without-affinity"
@@ -57,6 +59,7 @@ var variants = map[string]variant{
 	OneStage:        {planner: planner.PolicyRoundRobin, market: true, forecast: true, affinity: true, pull: true},
 	WithoutMoves:    {planner: planner.PolicyDefault, forecast: true, affinity: true, pull: true},
 	WithoutPull:     {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true},
+	WithoutRanges:   {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true, allLengths: true},
 	WithoutAffinity: {planner: planner.PolicyDefault, market: true, forecast: true},
 	ByLength:        {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true, byLength: true},
 	StaticSplit:     {planner: planner.PolicyDefault, static: true},
@@ -81,6 +84,7 @@ type variant struct {
 	forecast   bool             // requests are placed by predicted times (place.Forecast)
 	affinity   bool             // proxies pick by prefix keys, and placement knows what is cached
 	pull       bool             // prefixes are copied from their holders
+	allLengths bool             // of prompts, at every prefill replica
 	byLength   bool             // prompts are computed in the stage of their length alone
 	blind      bool             // no load counts, and one random replica is asked to buy
 }
@@ -116,7 +120,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutAffinity, ByLength, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutRanges, WithoutAffinity, ByLength, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.

@@ -150,6 +150,9 @@ type Reply struct {
 	// Refine asks for a proposal; nil while boundaries are not refined. It is shared and
 	// must not be changed.
 	Refine *api.Refine
+	// PrefillRanges is which prompts the prefill replicas of the model are meant for; nil: all
+	// are for all. It is shared and must not be changed.
+	PrefillRanges []policies.PrefillRange
 	// ReceivedAt is when the reply arrived; the zero time before the first.
 	ReceivedAt time.Time
 }

@@ -3,6 +3,7 @@ package loadreport
 import (
 	"context"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -59,7 +60,7 @@ func (p *controlPlane) Report(s api.Fleet_ReportServer) error {
 		}
 		reply := &api.LoadReply{Sequence: r.Sequence, Epoch: 7, StageMeanHeld: 12.5}
 		if more := p.reply.Load(); more != nil {
-			reply.Drain, reply.Refine = more.Drain, more.Refine
+			reply.Drain, reply.Refine, reply.PrefillRanges = more.Drain, more.Refine, more.PrefillRanges
 		}
 		if err := s.Send(reply); err != nil {
 			return err
@@ -153,6 +154,23 @@ func TestReplies(t *testing.T) {
 		w.reply.Store(&api.LoadReply{Drain: true, Refine: &api.Refine{Epoch: 7, Boundary: 512, High: 1024, Peers: 2, Successors: 1}})
 		if r := <-w.replies; !r.Drain || r.Refine.GetBoundary() != 512 || r.ReceivedAt.IsZero() || w.LastReply().ReceivedAt != r.ReceivedAt {
 			t.Errorf("a drain: %+v, last %+v", r, w.LastReply())
+		}
+		for _, c := range []struct {
+			in   []*api.PrefillRange
+			want []policies.PrefillRange
+		}{
+			{[]*api.PrefillRange{{Replica: "p", High: 9}, {Replica: "q", Low: 9}}, []policies.PrefillRange{{Replica: "p", High: 9}, {Replica: "q", Low: 9, High: policies.Unbounded}}},
+			{nil, nil},
+			{[]*api.PrefillRange{{Replica: "p", Low: -1, High: 9}}, nil},
+			{[]*api.PrefillRange{{Replica: "p", High: 9}, {Replica: "q", Low: 9, High: 9}}, nil},
+			{[]*api.PrefillRange{{Replica: "p", High: -1}}, nil},
+			{slices.Repeat([]*api.PrefillRange{{Replica: "p"}}, maxPrefillRanges+1), nil},
+		} {
+			w.reply.Store(&api.LoadReply{Drain: true, PrefillRanges: c.in})
+			<-w.replies // may be the previous one
+			if r := <-w.replies; !slices.Equal(r.PrefillRanges, c.want) {
+				t.Errorf("prefill ranges %v: %v, want %v", c.in, r.PrefillRanges, c.want)
+			}
 		}
 		away := error(status.Error(codes.Unavailable, "away"))
 		w.refuse.Store(&away)

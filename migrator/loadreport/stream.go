@@ -125,6 +125,29 @@ func (l *reportStream) handleReply(r *api.LoadReply) {
 	l.topology.acknowledge(r.GetSequence())
 	l.reporter.handleReply(l.index, Reply{
 		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),
-		Drain: r.GetDrain(), Refine: r.GetRefine(), ReceivedAt: time.Now(),
+		Drain: r.GetDrain(), Refine: r.GetRefine(), PrefillRanges: decodePrefillRanges(r.GetPrefillRanges()), ReceivedAt: time.Now(),
 	})
+}
+
+// maxPrefillRanges bounds LoadReply.prefill_ranges.
+const maxPrefillRanges = 64
+
+// decodePrefillRanges decodes LoadReply.prefill_ranges. It returns nil, with which all prefill
+// replicas are for all prompts, if there are too many ranges or one is none.
+func decodePrefillRanges(in []*api.PrefillRange) []policies.PrefillRange {
+	if len(in) == 0 || len(in) > maxPrefillRanges {
+		return nil
+	}
+	out := make([]policies.PrefillRange, 0, len(in))
+	for _, x := range in {
+		r := policies.PrefillRange{Replica: policies.ReplicaID(x.GetReplica()), Low: policies.Tokens(x.GetLow()), High: policies.Tokens(x.GetHigh())}
+		if r.High == 0 {
+			r.High = policies.Unbounded
+		}
+		if r.Low < 0 || r.High <= r.Low {
+			return nil
+		}
+		out = append(out, r)
+	}
+	return out
 }

@@ -36,6 +36,8 @@ type View struct {
 	MeanAt    time.Time
 	// Refine is the input of the Refiner; nil while boundaries are not refined.
 	Refine *xds.Refine
+	// PrefillRanges is which prompts the prefill replicas are meant for; nil: all are for all.
+	PrefillRanges []policies.PrefillRange
 }
 
 // Market is one replica's part in the market. Its methods are safe for concurrent use
@@ -136,7 +138,10 @@ func (m *Market) SetView(v View) {
 	m.mu.Lock()
 	m.view = v
 	m.mu.Unlock()
-	m.peers.do(func(known *loadview.View) { known.SetView(v.Plan, v.Peers) })
+	m.peers.do(func(known *loadview.View) {
+		known.SetView(v.Plan, v.Peers)
+		known.SetPrefillRanges(v.PrefillRanges)
+	})
 }
 
 // Receive handles a message of a peer and keeps it.

@@ -89,13 +89,29 @@ func (v *View) loadKnown(r *Replica) bool { return r.Ready && !r.Restored && v.f
 
 // Flow sums the flows of the replicas with these buckets. Draining and silent replicas still
 // count, because their work will return on other replicas; late ones fade.
-func (v *View) Flow(edges []policies.Tokens) policies.Flow { return v.sumFlows(edges, false) }
+func (v *View) Flow(edges []policies.Tokens) policies.Flow {
+	return v.sumFlows(edges, func(_ *Replica, flow policies.Flow) (policies.Flow, bool) { return flow, true })
+}
 
 // StageFlow is Flow without the prompts that prefill replicas compute: the work of the
 // stages.
-func (v *View) StageFlow(edges []policies.Tokens) policies.Flow { return v.sumFlows(edges, true) }
+func (v *View) StageFlow(edges []policies.Tokens) policies.Flow {
+	return v.sumFlows(edges, func(r *Replica, flow policies.Flow) (policies.Flow, bool) {
+		if r.Prefill {
+			none := policies.NewFlow(edges)
+			flow.Prefill, flow.Prefill2 = none.Prefill, none.Prefill2
+		}
+		return flow, true
+	})
+}
 
-func (v *View) sumFlows(edges []policies.Tokens, ofStages bool) policies.Flow {
+// PrefillFlow is the flow of the prefill replicas alone.
+func (v *View) PrefillFlow(edges []policies.Tokens) policies.Flow {
+	return v.sumFlows(edges, func(r *Replica, flow policies.Flow) (policies.Flow, bool) { return flow, r.Prefill })
+}
+
+// sumFlows sums what part returns of the replicas' flows; false leaves a replica's out.
+func (v *View) sumFlows(edges []policies.Tokens, part func(*Replica, policies.Flow) (policies.Flow, bool)) policies.Flow {
 	sum := policies.NewFlow(edges)
 	for i := range v.Replicas {
 		r := &v.Replicas[i]
@@ -104,12 +120,9 @@ func (v *View) sumFlows(edges []policies.Tokens, ofStages bool) policies.Flow {
 			continue
 		}
 		if w := Fade(r.Age, v.Grace, v.HalfLife); w > 0 {
-			flow := r.Flow
-			if ofStages && r.Prefill {
-				none := policies.NewFlow(edges)
-				flow.Prefill, flow.Prefill2 = none.Prefill, none.Prefill2
+			if flow, ok := part(r, r.Flow); ok {
+				addFaded(sum, flow, w)
 			}
-			addFaded(sum, flow, w)
 		}
 	}
 	return sum

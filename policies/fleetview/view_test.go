@@ -75,6 +75,26 @@ func TestWhatCounts(t *testing.T) {
 	}
 }
 
+// TestFlowOfPrefillReplicas checks which part of the flow is theirs.
+func TestFlowOfPrefillReplicas(t *testing.T) {
+	v, _ := newView()
+	for i := range v.Replicas {
+		f := policies.NewFlow(edges)
+		f.Tokens[1], f.Prefill[1], f.Prefill2[1] = 1, 10, 100
+		v.Replicas[i].Flow = f
+	}
+	v.Replicas[1].Prefill = true
+	for name, c := range map[string]struct{ got, want policies.Flow }{
+		"all":              {v.Flow(edges), policies.Flow{Tokens: []float64{0, 3}, Prefill: []float64{0, 30}}},
+		"stages":           {v.StageFlow(edges), policies.Flow{Tokens: []float64{0, 3}, Prefill: []float64{0, 20}}},
+		"prefill replicas": {v.PrefillFlow(edges), policies.Flow{Tokens: []float64{0, 1}, Prefill: []float64{0, 10}}},
+	} {
+		if !slices.Equal(c.got.Tokens, c.want.Tokens) || !slices.Equal(c.got.Prefill, c.want.Prefill) {
+			t.Errorf("%s: %v tokens, %v prefill", name, c.got.Tokens, c.got.Prefill)
+		}
+	}
+}
+
 // TestProposals checks which proposals for the end of the first stage count.
 func TestProposals(t *testing.T) {
 	good := Proposal{Epoch: 7, Boundary: 60}

@@ -26,12 +26,42 @@ func (b *View) placePrefill(now policies.Micros, r policies.Request, own policie
 	if !b.Prefills() || misplaced || policies.Movable(r) != policies.NotPinned {
 		return nil
 	}
-	b.sites = b.sites[:0]
-	b.addSample(now, b.prefill, 0, policies.Unbounded, func(now policies.Micros, e *peerEntry) bool {
+	can := func(now policies.Micros, e *peerEntry) bool {
 		full := e.capacity > 0 && e.load.Total+r.Length() > e.capacity
 		return !full && now >= e.retryAt && b.fresh(now, e) && b.adapters.CanServe(e.id, r.Model)
-	})
+	}
+	b.sites = b.sites[:0]
+	if len(b.ranges) == 0 {
+		b.addSample(now, b.prefill, 0, policies.Unbounded, can)
+	} else {
+		meant := func(e *peerEntry) bool {
+			x := b.prefillRange(e.id)
+			return x.Low <= r.Input-r.Cached && r.Input-r.Cached < x.High
+		}
+		b.addSample(now, b.prefill, 0, 0, func(now policies.Micros, e *peerEntry) bool { return meant(e) && can(now, e) })
+		b.addSample(now, b.prefill, 0, 0, func(now policies.Micros, e *peerEntry) bool { return !meant(e) && can(now, e) })
+		for i := range b.sites {
+			x := b.prefillRange(b.sites[i].ID)
+			b.sites[i].Low, b.sites[i].High = x.Low, x.High
+		}
+	}
 	return b.peers[b.cfg.Prefill.Place(policies.Arrival{Request: r, Own: own, Peers: b.sites})]
+}
+
+// SetPrefillRanges sets which prompts each prefill replica is meant for; one without a range is
+// meant for all. The View keeps the list, which must not be changed afterwards.
+func (b *View) SetPrefillRanges(ranges []policies.PrefillRange) {
+	b.ranges = ranges
+}
+
+// prefillRange returns which prompts a prefill replica is meant for.
+func (b *View) prefillRange(id policies.ReplicaID) policies.PrefillRange {
+	for _, x := range b.ranges {
+		if x.Replica == id {
+			return x
+		}
+	}
+	return policies.PrefillRange{Replica: id, High: policies.Unbounded}
 }
 
 // RecordPrefillMove records whether a request, or the KV of its prompt alone, moved here from

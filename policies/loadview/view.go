@@ -84,6 +84,7 @@ type View struct {
 	stages      [][]*peerEntry // of the plan, without this replica
 	prefill     []*peerEntry   // the prefill replicas, in the order of their ids
 	prefillSelf bool           // this is a prefill replica
+	ranges      []policies.PrefillRange
 	rng         *rand.Rand
 	sites       []policies.Candidate // scratch
 	forwards    uint64

@@ -320,6 +320,63 @@ func TestPrefill(t *testing.T) {
 	}
 }
 
+// TestPrefillRanges checks that prompts start at the prefill replicas that are meant for them, however many others
+// there are, and that a replica without a range is meant for all.
+func TestPrefillRanges(t *testing.T) {
+	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{}, Prefill: place.Prefill{Neighbour: 5000}})
+	ids := []policies.ReplicaID{"a"}
+	var ranges []policies.PrefillRange
+	for i := range 20 { // more than a sample
+		id := policies.ReplicaID(fmt.Sprintf("p%02d", i))
+		ids = append(ids, id)
+		ranges = append(ranges, policies.PrefillRange{Replica: id, Low: policies.Tokens(2000 * i), High: policies.Tokens(2000 * (i + 1))})
+	}
+	replicas := peers(ids...)
+	for i := range replicas[1:] {
+		replicas[1+i].Prefill = true
+	}
+	b.SetView(policies.OneStagePlan("m", ids[:1]), replicas)
+	b.SetPrefillRanges(ranges)
+	load := func() {
+		for _, id := range ids[1:] {
+			b.SetPeerLoad(0, id, loadview.Load{})
+		}
+	}
+	for i := 1; i < 20; i++ {
+		load()
+		for _, r := range []policies.Request{prompt(policies.Tokens(2000 * i)), prompt(policies.Tokens(2000*i + 1999)), {Input: policies.Tokens(2000*i + 500), Cached: 500}} {
+			b.SetPeerLoad(0, ids[1+i], loadview.Load{Waiting: 100}) // longer than the others' queues
+			if got := b.Place(0, r, nil).Replica; got != ids[1+i] {
+				t.Errorf("%d tokens, %d of them cached: at %q, want %q", r.Input, r.Cached, got, ids[1+i])
+			}
+			load()
+		}
+	}
+	b.SetPeerLoad(0, "p03", loadview.Load{Waiting: 5001})
+	if got := b.Place(0, prompt(6500), nil).Replica; got == "p03" || got == "" {
+		t.Errorf("with a long queue where it is meant to be: at %q, want another", got)
+	}
+	load()
+	b.SetView(policies.OneStagePlan("m", ids[:1]), replicas[:6]) // ranges stay with a new view
+	if got := b.Place(0, prompt(6500), nil).Replica; got != "p03" {
+		t.Errorf("with fewer replicas: at %q", got)
+	}
+	load()
+	b.MarkGone("p03")
+	if got := b.Place(0, prompt(6500), nil).Replica; got == "p03" || got == "" {
+		t.Errorf("without its replica: at %q, want another", got)
+	}
+	b.SetPrefillRanges(ranges[:1])
+	seen := map[policies.ReplicaID]bool{}
+	for range 50 {
+		load()
+		seen[b.Place(0, prompt(6500), nil).Replica] = true
+	}
+	if seen["p00"] || len(seen) != 4 {
+		t.Errorf("meant for p01, p02, p03 and p04, and not for p00: at %v", seen)
+	}
+}
+
 // TestPrefillSpread checks that front ends with the same knowledge do not all give their prompts to
 // the same of two equal prefill replicas.
 func TestPrefillSpread(t *testing.T) {

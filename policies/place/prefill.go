@@ -11,32 +11,68 @@ import (
 // that generates the answer, for which no KV is worth moving.
 const MinUncached policies.Tokens = 1024
 
+// DefaultNeighbour is the default of Prefill.Neighbour.
+const DefaultNeighbour policies.Tokens = 4096
+
 // Prefill chooses the prefill replica that computes a request's prompt, after which the
 // request moves to the own replica. The candidates are the prefill replicas that have room
-// for the request, and serve all lengths. It chooses none, and the own replica computes the
-// prompt, if
+// for the request; the range of each is of uncached prompt tokens (policies.PrefillRange). It
+// chooses none, and the own replica computes the prompt, if
 //
 //   - the own replica is draining, or the request was forwarded before,
 //   - fewer than MinUncached tokens of the prompt are not cached at the own replica, or
-//   - every candidate has more waiting than the own one, by more than Queue.
+//   - every candidate that it may use has more waiting than the own one, by more than Queue
+//     and by more than the prompt itself.
 //
 // Among several the one with the fewest waiting tokens wins, then the least load, then list
-// order.
+// order: first of those whose range holds the prompt's uncached tokens. Where more than
+// Neighbour tokens more wait than at a candidate of another range, that one wins, provided that
+// it is idle or its range is of longer prompts: so short prompts find a short queue, and the
+// wait of all is bounded.
 //
-// The zero value has the default.
+// The zero value has the defaults.
 type Prefill struct {
-	// Queue is how many more prompt tokens may wait at a prefill replica than at the own one.
-	// 0 means DefaultQueue.
+	// Queue is how many more prompt tokens may wait at a prefill replica than at the own one,
+	// if that is more than the prompt's. 0 means DefaultQueue.
 	Queue policies.Tokens
+	// Neighbour is how many more prompt tokens may wait where the range holds the prompt than
+	// at a prefill replica of another range. 0 means DefaultNeighbour.
+	Neighbour policies.Tokens
 }
 
 var _ policies.Placer = Prefill{}
 
 // Place implements policies.Placer.
 func (p Prefill) Place(a policies.Arrival) policies.ReplicaID {
-	if a.Hops > 0 || a.Own.Draining || a.Request.Input-a.Request.Cached < MinUncached {
+	uncached := a.Request.Input - a.Request.Cached
+	if a.Hops > 0 || a.Own.Draining || uncached < MinUncached {
 		return ""
 	}
-	queue := cmp.Or(p.Queue, DefaultQueue)
-	return bestPeer(a, exactly, 0, a.Own.Waiting+min(queue, policies.Unbounded-a.Own.Waiting))
+	more := max(cmp.Or(p.Queue, DefaultQueue), uncached)
+	most := a.Own.Waiting + min(more, policies.Unbounded-a.Own.Waiting)
+	var meant, other *policies.Candidate
+	for i := range a.Peers {
+		s := &a.Peers[i]
+		best := &meant
+		switch {
+		case s.Draining || s.ID == a.Own.ID || s.Waiting > most:
+			continue
+		case uncached < s.Low:
+			best = &other
+		case uncached >= s.High:
+			if best = &other; s.Waiting > 0 {
+				continue
+			}
+		}
+		if b := *best; b == nil || s.Waiting < b.Waiting || s.Waiting == b.Waiting && s.Load < b.Load {
+			*best = s
+		}
+	}
+	switch {
+	case other != nil && (meant == nil || meant.Waiting-other.Waiting > cmp.Or(p.Neighbour, DefaultNeighbour)):
+		return other.ID
+	case meant != nil:
+		return meant.ID
+	}
+	return ""
 }

@@ -30,6 +30,35 @@ func TestPrefill(t *testing.T) {
 		}, "p1"},
 		{"not to who drains", func(a *policies.Arrival) { a.Peers[0].Draining = true }, "p2"},
 		{"the own replica drains", func(a *policies.Arrival) { a.Own.Draining = true }, ""},
+		{"a queue as long as the prompt", func(a *policies.Arrival) {
+			a.Request.Input, a.Peers[0].Waiting, a.Peers[1].Waiting = 20_000, 20_050, 20_051
+		}, "p1"},
+		{"a queue longer than the prompt", func(a *policies.Arrival) {
+			a.Request.Input, a.Peers[0].Waiting, a.Peers[1].Waiting = 20_000, 20_051, 20_051
+		}, ""},
+		{"meant for the second", func(a *policies.Arrival) { a.Peers[0].High, a.Peers[1].Low = 2000, 2000 }, "p2"},
+		{"meant for the second, to the last token", func(a *policies.Arrival) { a.Peers[0].Low, a.Peers[1].High = 2001, 2001 }, "p2"},
+		{"by what is not cached", func(a *policies.Arrival) { a.Peers[0].High, a.Peers[1].Low, a.Request.Cached = 2000, 2000, 1 }, "p1"},
+		{"its queue and that of longer prompts, at the bound", func(a *policies.Arrival) {
+			a.Peers[0].Low, a.Peers[1].High, a.Peers[1].Waiting = 2001, 2001, 100+4096
+		}, "p2"},
+		{"its queue and that of longer prompts, beyond the bound", func(a *policies.Arrival) {
+			a.Peers[0].Low, a.Peers[1].High, a.Peers[1].Waiting = 2001, 2001, 100+4097
+		}, "p1"},
+		{"its queue and that of shorter prompts", func(a *policies.Arrival) {
+			a.Peers[0].High, a.Peers[1].Low, a.Peers[0].Waiting, a.Peers[1].Waiting = 2000, 2000, 1, 8000
+		}, "p2"},
+		{"its queue and an idle replica for shorter prompts, at the bound", func(a *policies.Arrival) {
+			a.Peers[0].High, a.Peers[1].Low, a.Peers[0].Waiting, a.Peers[1].Waiting = 2000, 2000, 0, 4096
+		}, "p2"},
+		{"its queue and an idle replica for shorter prompts, beyond the bound", func(a *policies.Arrival) {
+			a.Peers[0].High, a.Peers[1].Low, a.Peers[0].Waiting, a.Peers[1].Waiting = 2000, 2000, 0, 4097
+		}, "p1"},
+		{"its range's replica drains, and that of longer prompts has a queue", func(a *policies.Arrival) { a.Peers[0].Low, a.Peers[1].High, a.Peers[1].Draining = 2001, 2001, true }, "p1"},
+		{"its range's replica drains, and that of shorter prompts has a queue", func(a *policies.Arrival) { a.Peers[0].High, a.Peers[1].Low, a.Peers[1].Draining = 2000, 2000, true }, ""},
+		{"its range's queue is too long for any prompt", func(a *policies.Arrival) {
+			a.Peers[0].Low, a.Peers[1].High, a.Peers[0].Waiting, a.Peers[1].Waiting = 2001, 2001, 8242, 8243
+		}, "p1"},
 		{"second hop", func(a *policies.Arrival) { a.Hops = 1 }, ""},
 		{"none", func(a *policies.Arrival) { a.Peers = nil }, ""},
 	} {

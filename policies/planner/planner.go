@@ -20,7 +20,9 @@ package planner
 
 import (
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
@@ -80,6 +82,8 @@ type Planner struct {
 	period  fleetview.Period        // the requests since the last planning period; only for the paper's policy
 	held    []float64               // mean held tokens per stage, as of the last tick; -1: unknown
 	bounds  []fleetview.Boundary    // between the stages, as of the last tick; none: not refined
+	ticks   int                     // since the start
+	ranges  []policies.PrefillRange // as of the last division
 	begun   bool                    // a first period has begun
 	nextAt  policies.Micros         // of the next period, if begun
 	status  string                  // what the last period decided
@@ -197,6 +201,10 @@ func (p *Planner) Tick(v *fleetview.View) {
 		v.AddToPeriod(p.cfg.Edges, &p.period)
 	}
 	p.measure(v)
+	if p.ticks%ticksPerDivision == 0 {
+		p.ranges = p.dividePrefill(v)
+	}
+	p.ticks++
 }
 
 // measure computes the figures about the stages that replies to reports contain.
@@ -352,6 +360,40 @@ func describe(d adoption.Decision) string {
 		text += ": " + d.Err.Error()
 	}
 	return text
+}
+
+// ticksPerDivision is how many ticks there are for each division of the prefill replicas. It takes
+// a millisecond or two, and nothing depends on it being new.
+const ticksPerDivision = 8
+
+// PrefillRanges returns which prompts each ready prefill replica is meant for, in the order of
+// their ids; nil if all are meant for all prompts. It must not be changed.
+func (p *Planner) PrefillRanges() []policies.PrefillRange { return p.ranges }
+
+// dividePrefill divides the ready prefill replicas among the prompts.
+func (p *Planner) dividePrefill(v *fleetview.View) []policies.PrefillRange {
+	var out []policies.PrefillRange
+	for i := range v.Replicas {
+		if r := &v.Replicas[i]; r.Prefill && r.Ready {
+			out = append(out, policies.PrefillRange{Replica: r.ID})
+		}
+	}
+	if len(out) < 2 || p.cfg.Policy.paper {
+		return nil
+	}
+	ranges := prefillpool.Divide(v.PrefillFlow(p.cfg.Edges), p.cfg.Cost, len(out))
+	if len(ranges) == 1 {
+		return nil
+	}
+	slices.SortFunc(out, func(a, b policies.PrefillRange) int { return strings.Compare(string(a.Replica), string(b.Replica)) })
+	at := 0
+	for _, x := range ranges {
+		for range x.Replicas {
+			out[at].Low, out[at].High = x.Low, x.High
+			at++
+		}
+	}
+	return out
 }
 
 // describePrefill returns what the present prefill replicas save, for the status; "" if there

@@ -239,6 +239,38 @@ func TestMeasurements(t *testing.T) {
 	}
 }
 
+// TestPrefillRanges checks which prefill replicas are divided among the prompts: the ready ones, by id, once there are
+// prompts to divide, and by the prompts of the prefill replicas alone.
+func TestPrefillRanges(t *testing.T) {
+	p := newPlanner(t, Config{Cost: policies.Cost{D2: 1e-4}}, "a", "c", "a", "b")
+	p.cfg.Edges = []policies.Tokens{0, 2000}
+	flow := func(short, long float64) policies.Flow {
+		return policies.Flow{Edges: p.cfg.Edges, Arrivals: []float64{short, long}, Tokens: make([]float64, 2), Reads: make([]float64, 2), Weight: make([]float64, 2), Crossings: make([]float64, 2),
+			Prefill: []float64{1000 * short, 61_000 * long}, Prefill2: []float64{1e6 * short, 61_000 * 61_000 * long}}
+	}
+	divided := []policies.PrefillRange{{Replica: "b", High: 31_000}, {Replica: "c", Low: 31_000, High: policies.Unbounded}}
+	for _, step := range []struct {
+		name   string
+		change func(r func(policies.ReplicaID) *fleetview.Replica)
+		want   []policies.PrefillRange
+	}{
+		{"no prefill replica", func(r func(policies.ReplicaID) *fleetview.Replica) { r("a").Flow = flow(6, 0.1) }, nil},
+		{"one", func(r func(policies.ReplicaID) *fleetview.Replica) { r("b").Prefill, r("b").Flow = true, flow(3, 0.05) }, nil},
+		{"two", func(r func(policies.ReplicaID) *fleetview.Replica) { r("c").Prefill, r("c").Flow = true, flow(3, 0.05) }, divided},
+		{"one is not ready", func(r func(policies.ReplicaID) *fleetview.Replica) { r("c").Ready = false }, nil},
+		{"it is back", func(r func(policies.ReplicaID) *fleetview.Replica) { r("c").Ready = true }, divided},
+		{"their prompts are alike", func(r func(policies.ReplicaID) *fleetview.Replica) { r("b").Flow, r("c").Flow = flow(3, 0), flow(3, 0) }, nil},
+	} {
+		step.change(p.view.Get)
+		for range ticksPerDivision {
+			p.Tick(p.view)
+		}
+		if got := p.PrefillRanges(); !slices.Equal(got, step.want) {
+			t.Errorf("%s: %+v, want %+v", step.name, got, step.want)
+		}
+	}
+}
+
 // TestBoundaries checks that only stages that follow each other have a boundary, and
 // only where boundaries are refined.
 func TestBoundaries(t *testing.T) {

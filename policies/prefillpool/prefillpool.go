@@ -9,10 +9,15 @@
 // costs the best stages of the other replicas without the long prompts, plus the requests that
 // wait for their first token at the prefill replicas or elsewhere, plus those whose KV moves.
 //
-// Price is a pure function: equal workloads give equal prices. It
-// assumes that prompts are computed first come, first served; that all prompts of a length
-// bucket are as long as their mean; and that the replicas of a stage or of the pool share one
-// queue, which placement by the shortest queue approximates.
+// Divide divides the prefill replicas among the prompts by length, so that short ones do not wait
+// behind long ones, and a split is priced with that division.
+//
+// Price and Divide are pure functions: equal workloads give equal results. They
+// assume that prompts are computed first come, first served; that all prompts of a length
+// bucket are as long as their mean; and that the replicas of a stage, or of one range of the
+// prefill replicas, share one queue, which placement by the shortest queue approximates. A
+// prompt whose range has a long queue may leave it (package place), so that the wait is priced as
+// with these ranges or as in one queue of all prefill replicas, whichever is shorter.
 package prefillpool
 
 import (
@@ -134,6 +139,7 @@ func price(w policies.Workload, long []bool, k int) (Option, error) {
 	var pool promptLoad
 	link := 0.0 // seconds per second for which the prefill replicas' links are busy, all together
 	if k > 0 {
+		classes := classesOf(w.Flow, w.Cost, func(b int) bool { return long[b] })
 		staying := policies.NewFlow(w.Flow.Edges)
 		copy(staying.Prefill, w.Flow.Prefill)
 		copy(staying.Prefill2, w.Flow.Prefill2)
@@ -141,7 +147,7 @@ func price(w policies.Workload, long []bool, k int) (Option, error) {
 			if !moves {
 				continue
 			}
-			pool.add(w.Flow.Arrivals[b], promptSeconds(w, b))
+			pool.add(w.Flow.Arrivals[b], promptSeconds(w.Flow, w.Cost, b))
 			staying.Prefill[b], staying.Prefill2[b] = 0, 0
 			o.Move += w.Flow.Arrivals[b] * (w.Transfer.Base + float64(w.Transfer.PerToken*meanInput(w, b)))
 			link += float64(w.Flow.Arrivals[b] * float64(w.Transfer.PerToken*meanInput(w, b)))
@@ -156,7 +162,8 @@ func price(w policies.Workload, long []bool, k int) (Option, error) {
 		if rate := w.Capacity.TransferRate; rate > 0 && pool.rate > rate*float64(k) || link > float64(k) {
 			return o, nil
 		}
-		o.Wait = pool.rate * (pool.wait(k, 0) + pool.mean())
+		_, waiting := divide(classes, k)
+		o.Wait = waiting + pool.work
 	}
 	part, err := partition.Exact{}.Partition(w)
 	if errors.Is(err, policies.ErrInfeasible) {
@@ -179,7 +186,7 @@ func waitInStages(w policies.Workload, part policies.Partition) (waiting float64
 		var prompts promptLoad
 		decoding := 0.0
 		for ; b < len(w.Flow.Edges) && (i == len(part.Cuts) || w.Flow.Edges[b] < part.Cuts[i]); b++ {
-			if seconds := promptSeconds(w, b); seconds > 0 { // else a prefill replica computes them
+			if seconds := promptSeconds(w.Flow, w.Cost, b); seconds > 0 { // else a prefill replica computes them
 				prompts.add(w.Flow.Arrivals[b], seconds)
 			}
 			decoding += float64(w.Cost.D1*w.Flow.Tokens[b]) + float64(w.Cost.D4*w.Flow.Reads[b])
@@ -191,12 +198,12 @@ func waitInStages(w policies.Workload, part policies.Partition) (waiting float64
 }
 
 // promptSeconds returns the time to compute the mean prompt of a bucket, as far as it is not cached.
-func promptSeconds(w policies.Workload, b int) float64 {
-	n := w.Flow.Arrivals[b]
+func promptSeconds(f policies.Flow, c policies.Cost, b int) float64 {
+	n := f.Arrivals[b]
 	if n <= 0 {
 		return 0
 	}
-	return float64(w.Cost.D2*w.Flow.Prefill[b]/n) + float64(w.Cost.D3*w.Flow.Prefill2[b]/n)
+	return float64(c.D2*f.Prefill[b]/n) + float64(c.D3*f.Prefill2[b]/n)
 }
 
 // meanInput returns the prompt length of a bucket: its middle, or of the last one its start.
@@ -220,6 +227,10 @@ func (l *promptLoad) add(rate, seconds float64) {
 	l.rate += rate
 	l.work += float64(rate * seconds)
 	l.squares += float64(rate*seconds) * seconds
+}
+
+func (l promptLoad) plus(o promptLoad) promptLoad {
+	return promptLoad{l.rate + o.rate, l.work + o.work, l.squares + o.squares}
 }
 
 // mean returns the mean time to compute a prompt.

@@ -1172,7 +1172,9 @@ type LoadReply struct {
 	// front end places new ones elsewhere.
 	Drain bool `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
 	// Present while boundaries are refined at run time.
-	Refine        *Refine `protobuf:"bytes,5,opt,name=refine,proto3" json:"refine,omitempty"`
+	Refine *Refine `protobuf:"bytes,5,opt,name=refine,proto3" json:"refine,omitempty"`
+	// Which prompts each prefill replica of the model is meant for; none: all are for all.
+	PrefillRanges []*PrefillRange `protobuf:"bytes,6,rep,name=prefill_ranges,json=prefillRanges,proto3" json:"prefill_ranges,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1242,6 +1244,74 @@ func (x *LoadReply) GetRefine() *Refine {
 	return nil
 }
 
+func (x *LoadReply) GetPrefillRanges() []*PrefillRange {
+	if x != nil {
+		return x.PrefillRanges
+	}
+	return nil
+}
+
+// PrefillRange mirrors policies.PrefillRange.
+type PrefillRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Replica       string                 `protobuf:"bytes,1,opt,name=replica,proto3" json:"replica,omitempty"`
+	Low           int64                  `protobuf:"varint,2,opt,name=low,proto3" json:"low,omitempty"`
+	High          int64                  `protobuf:"varint,3,opt,name=high,proto3" json:"high,omitempty"` // 0: open
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefillRange) Reset() {
+	*x = PrefillRange{}
+	mi := &file_xds_api_fleet_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefillRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefillRange) ProtoMessage() {}
+
+func (x *PrefillRange) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefillRange.ProtoReflect.Descriptor instead.
+func (*PrefillRange) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PrefillRange) GetReplica() string {
+	if x != nil {
+		return x.Replica
+	}
+	return ""
+}
+
+func (x *PrefillRange) GetLow() int64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *PrefillRange) GetHigh() int64 {
+	if x != nil {
+		return x.High
+	}
+	return 0
+}
+
 // Refine is what a replica's refiner needs to know about the boundary between its
 // stage and the next one.
 type Refine struct {
@@ -1259,7 +1329,7 @@ type Refine struct {
 
 func (x *Refine) Reset() {
 	*x = Refine{}
-	mi := &file_xds_api_fleet_proto_msgTypes[12]
+	mi := &file_xds_api_fleet_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1271,7 +1341,7 @@ func (x *Refine) String() string {
 func (*Refine) ProtoMessage() {}
 
 func (x *Refine) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[12]
+	mi := &file_xds_api_fleet_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1284,7 +1354,7 @@ func (x *Refine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refine.ProtoReflect.Descriptor instead.
 func (*Refine) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{12}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Refine) GetEpoch() uint64 {
@@ -1448,13 +1518,18 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
 	"sum_input2\x18\x03 \x01(\x01R\tsumInput2\x12\x1d\n" +
 	"\n" +
-	"sum_length\x18\x04 \x01(\x01R\tsumLength\"\xab\x01\n" +
+	"sum_length\x18\x04 \x01(\x01R\tsumLength\"\xf0\x01\n" +
 	"\tLoadReply\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12&\n" +
 	"\x0fstage_mean_held\x18\x03 \x01(\x01R\rstageMeanHeld\x12\x14\n" +
 	"\x05drain\x18\x04 \x01(\bR\x05drain\x12.\n" +
-	"\x06refine\x18\x05 \x01(\v2\x16.cascade.xds.v1.RefineR\x06refine\"\xc1\x01\n" +
+	"\x06refine\x18\x05 \x01(\v2\x16.cascade.xds.v1.RefineR\x06refine\x12C\n" +
+	"\x0eprefill_ranges\x18\x06 \x03(\v2\x1c.cascade.xds.v1.PrefillRangeR\rprefillRanges\"N\n" +
+	"\fPrefillRange\x12\x18\n" +
+	"\areplica\x18\x01 \x01(\tR\areplica\x12\x10\n" +
+	"\x03low\x18\x02 \x01(\x03R\x03low\x12\x12\n" +
+	"\x04high\x18\x03 \x01(\x03R\x04high\"\xc1\x01\n" +
 	"\x06Refine\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1a\n" +
 	"\bboundary\x18\x02 \x01(\x03R\bboundary\x12\x10\n" +
@@ -1480,7 +1555,7 @@ func file_xds_api_fleet_proto_rawDescGZIP() []byte {
 	return file_xds_api_fleet_proto_rawDescData
 }
 
-var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_xds_api_fleet_proto_goTypes = []any{
 	(*LoadReport)(nil),    // 0: cascade.xds.v1.LoadReport
 	(*KnownPrefixes)(nil), // 1: cascade.xds.v1.KnownPrefixes
@@ -1494,9 +1569,10 @@ var file_xds_api_fleet_proto_goTypes = []any{
 	(*Flow)(nil),          // 9: cascade.xds.v1.Flow
 	(*Batch)(nil),         // 10: cascade.xds.v1.Batch
 	(*LoadReply)(nil),     // 11: cascade.xds.v1.LoadReply
-	(*Refine)(nil),        // 12: cascade.xds.v1.Refine
-	(*SlotStatus)(nil),    // 13: cascade.policy.v1.SlotStatus
-	(*Topology)(nil),      // 14: cascade.xds.v1.Topology
+	(*PrefillRange)(nil),  // 12: cascade.xds.v1.PrefillRange
+	(*Refine)(nil),        // 13: cascade.xds.v1.Refine
+	(*SlotStatus)(nil),    // 14: cascade.policy.v1.SlotStatus
+	(*Topology)(nil),      // 15: cascade.xds.v1.Topology
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
 	7,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
@@ -1505,21 +1581,22 @@ var file_xds_api_fleet_proto_depIdxs = []int32{
 	5,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
 	6,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
 	4,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
-	13, // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
-	14, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
+	14, // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
+	15, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
 	3,  // 8: cascade.xds.v1.LoadReport.problems:type_name -> cascade.xds.v1.Problem
 	2,  // 9: cascade.xds.v1.LoadReport.engine:type_name -> cascade.xds.v1.Engine
 	1,  // 10: cascade.xds.v1.LoadReport.known_prefixes:type_name -> cascade.xds.v1.KnownPrefixes
 	8,  // 11: cascade.xds.v1.Load.engine:type_name -> cascade.xds.v1.EngineLoad
-	12, // 12: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
-	10, // 13: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
-	0,  // 14: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
-	11, // 15: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	13, // 12: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
+	12, // 13: cascade.xds.v1.LoadReply.prefill_ranges:type_name -> cascade.xds.v1.PrefillRange
+	10, // 14: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
+	0,  // 15: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
+	11, // 16: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
+	16, // [16:17] is the sub-list for method output_type
+	15, // [15:16] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_fleet_proto_init() }
@@ -1535,7 +1612,7 @@ func file_xds_api_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xds_api_fleet_proto_rawDesc), len(file_xds_api_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

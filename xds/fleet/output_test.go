@@ -117,6 +117,9 @@ func (p *player) reply(id policies.ReplicaID) {
 		fmt.Fprintf(&p.out, ", refine %v in (%v, %v) of epoch %d: %d peers, %d successors with %.1f requests of %.0f tokens, squares %.0f",
 			b.GetBoundary(), b.GetLow(), b.GetHigh(), b.GetEpoch(), b.GetPeers(), b.GetSuccessors(), next.N, next.SumL, next.SumI2)
 	}
+	for _, x := range m.GetPrefillRanges() {
+		fmt.Fprintf(&p.out, ", %s for %d to %d", x.GetReplica(), x.GetLow(), x.GetHigh())
+	}
 	p.out.WriteString("\n")
 }
 

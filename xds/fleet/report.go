@@ -21,7 +21,7 @@ func (s *State) Reply(id policies.ReplicaID) (reply loadreport.Reply, ok bool) {
 		return loadreport.Reply{}, false
 	}
 	m := s.model(r.Model)
-	reply = loadreport.Reply{Epoch: m.planner.Plan().Epoch, MeanHeld: float64(r.Report.Load.Held), Drain: r.DrainOrdered()}
+	reply = loadreport.Reply{Epoch: m.planner.Plan().Epoch, MeanHeld: float64(r.Report.Load.Held), Drain: r.DrainOrdered(), PrefillRanges: m.planner.PrefillRanges()}
 	if mean, ok := m.planner.MeanHeld(r.Stage); ok {
 		reply.MeanHeld = mean
 	}

@@ -16,6 +16,9 @@ type Reply struct {
 	MeanHeld float64
 	Drain    bool                // the configuration or an operator drains the replica
 	Boundary *fleetview.Boundary // nil unless boundaries are refined and its stage has one; read-only
+	// PrefillRanges is which prompts the prefill replicas of the model are meant for; nil: all
+	// are for all. Read-only.
+	PrefillRanges []policies.PrefillRange
 }
 
 // Encode returns the message for a reply to the report with this sequence number.
@@ -32,6 +35,13 @@ func (r Reply) Encode(sequence uint64) *api.LoadReply {
 		for i, x := range b.Next {
 			out.Refine.Next[i] = &api.Batch{N: x.N, SumInput: x.SumI, SumInput2: x.SumI2, SumLength: x.SumL}
 		}
+	}
+	for _, x := range r.PrefillRanges {
+		high := x.High
+		if high == policies.Unbounded {
+			high = 0
+		}
+		out.PrefillRanges = append(out.PrefillRanges, &api.PrefillRange{Replica: string(x.Replica), Low: int64(x.Low), High: int64(high)})
 	}
 	return out
 }

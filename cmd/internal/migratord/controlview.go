@@ -145,6 +145,6 @@ func (d *Daemon) stepDown() {
 func (d *Daemon) handleReply(r loadreport.Reply) {
 	d.updateView(func(v *market.View) {
 		v.StageMean, v.MeanAt = policies.Tokens(r.StageMeanHeld), time.Now()
-		v.Draining, v.Refine = r.Drain, r.Refine
+		v.Draining, v.Refine, v.PrefillRanges = r.Drain, r.Refine, r.PrefillRanges
 	})
 }

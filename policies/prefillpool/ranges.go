@@ -1,0 +1,171 @@
+package prefillpool
+
+import (
+	"math"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Range is the prompts of which [Low, High) tokens are not cached, and the number of prefill
+// replicas that are meant for them and share one queue.
+type Range struct {
+	Low, High policies.Tokens
+	Replicas  int
+}
+
+const (
+	// maxDivided is the most prefill replicas that are divided: among more, one is nearly always
+	// free, as long as they keep up at all.
+	maxDivided = 16
+	// maxRanges bounds the number of ranges.
+	maxRanges = 8
+	// maxBusiest is how much more work than the mean the replicas of a range may have.
+	maxBusiest = 1.3
+)
+
+// Divide divides k prefill replicas among the prompts of a flow, by how many of their tokens are
+// not cached, so that short prompts do not wait behind long ones. The flow is that of the prefill
+// replicas: all its prompts count. The result has as many ranges as possible in which no replica
+// has more than 1.3 times the mean work, and the busiest one as little as possible. It is one range
+// for all prompts if the ranges are predicted to save less than MinGain of the waiting, each prompt's
+// in proportion to the time that it takes to compute; beside queues of all prompts alike, one at each
+// replica, since front ends know queues only as they were a moment ago.
+//
+// The ranges are contiguous and ascending, from 0 to policies.Unbounded, and their replicas sum up
+// to k. Divide is a pure function.
+func Divide(f policies.Flow, c policies.Cost, k int) []Range {
+	ranges, _ := divide(classesOf(f, c, func(int) bool { return true }), k)
+	return ranges
+}
+
+// class is the prompts of which about the same number of tokens is not cached.
+type class struct {
+	uncached policies.Tokens
+	load     promptLoad
+}
+
+// classesOf returns the prompts of the buckets that count, ascending by what is not cached of them.
+func classesOf(f policies.Flow, c policies.Cost, counts func(bucket int) bool) []class {
+	var all []class
+	for b, n := range f.Arrivals {
+		if n <= 0 || f.Prefill[b] <= 0 || !counts(b) {
+			continue
+		}
+		x := class{uncached: policies.Tokens(f.Prefill[b] / n)}
+		x.load.add(n, promptSeconds(f, c, b))
+		all = append(all, x)
+	}
+	slices.SortStableFunc(all, func(a, b class) int { return int(a.uncached - b.uncached) })
+	out := all[:0]
+	for _, x := range all {
+		if last := len(out) - 1; last >= 0 && out[last].uncached == x.uncached { // no boundary is between them
+			out[last].load = out[last].load.plus(x.load)
+			continue
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// divide is Divide for ascending classes. It also returns how many prompts wait, without those that
+// are computed; +Inf if the replicas cannot keep up. That is the smaller one of the predictions with
+// the ranges and without them, because prompts leave their range where its queue is longer.
+func divide(classes []class, k int) (ranges []Range, waiting float64) {
+	together := []Range{{High: policies.Unbounded, Replicas: k}}
+	pooled, _ := predict(classes, together)
+	if k < 2 || k > maxDivided || math.IsInf(pooled, 1) {
+		return together, pooled
+	}
+	for n := min(k, len(classes), maxRanges); n > 1; n-- {
+		ranges, busiest := balance(classes, k, n)
+		if busiest > maxBusiest {
+			continue
+		}
+		waiting, slowdown := predict(classes, ranges)
+		if slowdown <= (1-MinGain)*slowdownAlike(classes, k) {
+			return ranges, min(waiting, pooled)
+		}
+		break
+	}
+	return together, pooled
+}
+
+// slowdownAlike is the slowdown of predict if each replica has a queue of its own, with prompts of all
+// classes alike.
+func slowdownAlike(classes []class, k int) float64 {
+	one := make([]class, len(classes))
+	for i, c := range classes {
+		one[i] = class{c.uncached, promptLoad{c.load.rate / float64(k), c.load.work / float64(k), c.load.squares / float64(k)}}
+	}
+	_, slowdown := predict(one, []Range{{High: policies.Unbounded, Replicas: 1}})
+	return float64(slowdown * float64(k))
+}
+
+// predict returns how many prompts wait in ranges, and the sum of these numbers, each over the time
+// to compute the prompt: their rate times their mean slowdown. Both are +Inf if a range's replicas
+// cannot keep up.
+func predict(classes []class, ranges []Range) (waiting, slowdown float64) {
+	for _, r := range ranges {
+		var load promptLoad
+		perSecond := 0.0 // Σ rate / seconds
+		for ; len(classes) > 0 && classes[0].uncached < r.High; classes = classes[1:] {
+			x := classes[0].load
+			load = load.plus(x)
+			perSecond += x.rate / x.mean()
+		}
+		if load.rate > 0 {
+			wait := load.wait(r.Replicas, 0)
+			waiting += float64(load.rate * wait)
+			slowdown += float64(perSecond * wait)
+		}
+	}
+	return waiting, slowdown
+}
+
+// balance divides k replicas into n ranges of classes, 1 to min(k, len(classes)), so that the work of
+// the busiest replica is least. It returns that as a multiple of the mean.
+func balance(classes []class, k, n int) (ranges []Range, busiest float64) {
+	// least[r][m][j] is the work of the busiest replica if m of them have the first j classes in r
+	// ranges, and from where the last of these begins: how many classes and replicas are before it.
+	type origin struct{ classes, replicas int }
+	width := len(classes) + 1
+	at := func(r, m, j int) int { return (r*(k+1)+m)*width + j }
+	least, from := make([]float64, (n+1)*(k+1)*width), make([]origin, (n+1)*(k+1)*width)
+	for i := range least {
+		least[i] = math.Inf(1)
+	}
+	least[at(0, 0, 0)] = 0
+	all := 0.0
+	for i := range classes {
+		all += classes[i].load.work
+		work := 0.0
+		for j := i + 1; j < width; j++ {
+			work += classes[j-1].load.work
+			for r := range n {
+				for m := r; m < k; m++ {
+					before := least[at(r, m, i)]
+					if math.IsInf(before, 1) {
+						continue
+					}
+					for own := 1; m+own <= k; own++ {
+						if x := max(before, work/float64(own)); x < least[at(r+1, m+own, j)] {
+							least[at(r+1, m+own, j)], from[at(r+1, m+own, j)] = x, origin{i, m}
+						}
+					}
+				}
+			}
+		}
+	}
+	high, m, j := policies.Unbounded, k, len(classes)
+	for r := n; r > 0; r-- {
+		o := from[at(r, m, j)]
+		x := Range{High: high, Replicas: m - o.replicas}
+		if r > 1 {
+			x.Low = (classes[o.classes-1].uncached + classes[o.classes].uncached + 1) / 2
+		}
+		ranges, high, m, j = append(ranges, x), x.Low, o.replicas, o.classes
+	}
+	slices.Reverse(ranges)
+	return ranges, least[at(n, k, len(classes))] / all * float64(k)
+}
