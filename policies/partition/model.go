@@ -255,22 +255,33 @@ func (p *pricing) stage(l load, i, j int) stage {
 }
 
 // need returns the smallest number of replicas within every limit for the buckets [i, j),
-// or +Inf. A limit on what a replica holds is a limit on k−u, because by Little's law a
-// replica holds φ·T/k = φ·base/(k−u) requests and ψ·base/(k−u) tokens.
+// or +Inf.
 func (p *pricing) need(l load, base float64, i, j int) float64 {
+	needs := p.needs(l, base, i, j)
+	most := needs[0]
+	for _, n := range needs[1:] {
+		most = max(most, n)
+	}
+	return most
+}
+
+// needs returns the smallest number of replicas within each limit for the buckets [i, j), +Inf
+// where no number is. A limit on what a replica holds is a limit on k−u, because by Little's law a
+// replica holds φ·T/k = φ·base/(k−u) requests and ψ·base/(k−u) tokens.
+func (p *pricing) needs(l load, base float64, i, j int) (needs [limits]float64) {
 	w := p.w
 	u, hold := l.work, base // tokens·hold/(k−u) is what a replica holds
 	if p.model == Snapshot {
 		u, hold = 0, 1
 	}
-	need := max(1, math.Floor(u)+1, // strictly above u
-		math.Ceil(u+float64(l.tokens*hold)/float64(w.Capacity.Batch)),
-		math.Ceil(u+float64(l.held*hold)/float64(w.Capacity.KV)))
+	needs[LimitWork] = max(1, math.Floor(u)+1) // strictly above u
+	needs[LimitBatch] = math.Ceil(u + float64(l.tokens*hold)/float64(w.Capacity.Batch))
+	needs[LimitMemory] = math.Ceil(u + float64(l.held*hold)/float64(w.Capacity.KV))
 	if i > 0 && i < j {
-		need = max(need, p.senders(i)) // as many receive
+		needs[LimitLinks] = p.senders(i) // as many receive
 	}
 	if j < p.buckets() {
-		need = max(need, p.senders(j))
+		needs[LimitLinks] = max(needs[LimitLinks], p.senders(j))
 	}
 	if limit := w.Limits.Iteration; limit > 0 {
 		grows := u // what k divides, as a share of the limit's slack
@@ -280,18 +291,18 @@ func (p *pricing) need(l load, base float64, i, j int) float64 {
 		}
 		switch {
 		case slack < 0:
-			return math.Inf(1)
+			needs[LimitIteration] = math.Inf(1)
 		case grows > 0:
-			need = max(need, math.Ceil(grows/slack)) // +Inf without slack
+			needs[LimitIteration] = math.Ceil(grows / slack) // +Inf without slack
 		}
 	}
 	if p.model != Snapshot {
-		need = max(need, math.Ceil(u+float64(w.Limits.Pooling*math.Sqrt(u))))
+		needs[LimitBursts] = math.Ceil(u + float64(w.Limits.Pooling*math.Sqrt(u)))
 		if share := w.Limits.Utilisation; share > 0 {
-			need = max(need, math.Ceil(u/share))
+			needs[LimitUtilisation] = math.Ceil(u / share)
 		}
 	}
-	return need
+	return needs
 }
 
 // senders returns how many replicas send or receive what crosses the start of bucket b: a link carries
