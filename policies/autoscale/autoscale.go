@@ -1,0 +1,179 @@
+// Package autoscale decides how many replicas a model should have, for an autoscaler of the
+// operator's (HPA, KEDA) to follow: as few as serve the present demand within the planner's limits and
+// with some room to spare.
+//
+// A Scaler is stepped once in a planning period with a Sample, and answers with a Recommendation. The
+// demand is what arrives, and not what the fleet manages to serve: the flow that replicas count, scaled
+// by the requests that pile up or are refused meanwhile. The planner's model of flows then says how many
+// replicas that needs (partition.Objective.Least). The number rises at once and falls only after it has
+// been too high for a whole window.
+//
+// Invariants:
+//  1. the number is at least 1, and at least what the demand needs,
+//  2. it does not depend on the plan in force, nor on how many replicas there are, except before the first
+//     demand is known: then it is the present number,
+//  3. it never falls by what is not known: not while most replicas are silent, not within a window after
+//     that or after the start, and silent replicas count as needed,
+//  4. equal samples give equal numbers: no clock, no I/O.
+//
+// Without invariant 2 the loop with the autoscaler would swing: more replicas make another plan, which has
+// another load, which would ask for other replicas.
+package autoscale
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/partition"
+)
+
+// Defaults of a Config.
+const (
+	DefaultUtilisation = 0.75
+	DefaultHysteresis  = 0.1
+	DefaultWindow      = 10 * 60 * policies.Second
+	DefaultMemory      = 45 * policies.Second
+)
+
+// Config configures a Scaler.
+type Config struct {
+	// Utilisation is the share of what the replicas can serve within the limits that the demand may be, in
+	// (0, 1]. 0 means DefaultUtilisation.
+	Utilisation float64
+	// Hysteresis is the share by which Utilisation is lower when replicas are removed: in [0, 1), 0 means
+	// DefaultHysteresis. Between the two nothing changes.
+	Hysteresis float64
+	// Window is for how long fewer replicas must be enough before the number falls. 0 means DefaultWindow.
+	Window policies.Micros
+	// Memory is the time constant with which the flow counters forget, as which queues are measured. 0 means
+	// DefaultMemory.
+	Memory policies.Micros
+}
+
+// complete fills in the defaults and reports the first bad field as a *policies.Violation.
+func (c Config) complete() (Config, error) {
+	set := func(v *policies.Micros, otherwise policies.Micros) {
+		if *v == 0 {
+			*v = otherwise
+		}
+	}
+	set(&c.Window, DefaultWindow)
+	set(&c.Memory, DefaultMemory)
+	if c.Utilisation == 0 {
+		c.Utilisation = DefaultUtilisation
+	}
+	if c.Hysteresis == 0 {
+		c.Hysteresis = DefaultHysteresis
+	}
+	switch {
+	case !(c.Utilisation > 0 && c.Utilisation <= 1):
+		return c, &policies.Violation{Subject: "autoscale", Invariant: "Utilisation must be a share in (0, 1]"}
+	case !(c.Hysteresis >= 0 && c.Hysteresis < 1):
+		return c, &policies.Violation{Subject: "autoscale", Invariant: "Hysteresis must be a share in [0, 1)"}
+	case c.Window < 0 || c.Memory < 0:
+		return c, &policies.Violation{Subject: "autoscale", Invariant: "Window and Memory must not be negative"}
+	}
+	return c, nil
+}
+
+// Sample is what is known of a model and its replicas at one moment.
+type Sample struct {
+	// Workload has the flow that the stages serve, and the limits and the capacity of a replica. Its
+	// Replicas are not read. Without edges nothing is known.
+	Workload policies.Workload
+	// Present is how many replicas there are, ready or not, without those that leave and prefill replicas.
+	Present int
+	// Reporting is how many of them report, and Silent how many have reported before and do not now.
+	Reporting, Silent int
+	// Waiting is how many requests wait for their first token, Running how many produce tokens, and Refused
+	// how many were refused so far because they would have waited for too long.
+	Waiting, Running int
+	Refused          uint64
+}
+
+// known reports whether the sample says what the demand is.
+func (s Sample) known() bool {
+	return len(s.Workload.Flow.Edges) > 0 && s.Reporting > 0 && s.Reporting >= s.Silent
+}
+
+// Reason says why a number is recommended.
+type Reason string
+
+// The reasons.
+const (
+	Unknown  Reason = "the demand is not known yet" // the number stays
+	Needed   Reason = "the demand needs them"       // the number is exact
+	Holding  Reason = "fewer would do, but have not for long enough"
+	NoAnswer Reason = "no number of replicas keeps the limits" // the number stays
+)
+
+// Recommendation is how many replicas a model should have.
+type Recommendation struct {
+	Desired int // at least 1
+	Reason  Reason
+	// Needed is how many the demand needs now, Limit what it needs them for, and Work how many of them
+	// would be busy all the time. Needed is 0 where it is not known.
+	Needed int
+	Limit  partition.Limit
+	Work   float64
+	// Growth is the demand over the measured flow: above 1 while requests queue up or are refused, below 1
+	// while a backlog is worked off.
+	Growth float64
+	// Falls is the time until Desired falls if the demand stays as it is; 0 unless Reason is Holding.
+	Falls policies.Micros
+}
+
+// Scaler keeps what the recommendations of one model depend on. It is not safe for concurrent use.
+type Scaler struct {
+	cfg     Config
+	desired int // 0: none yet
+	backlog backlog
+	window  window
+}
+
+// New returns a Scaler that knows nothing. The error is a *policies.Violation.
+func New(cfg Config) (*Scaler, error) {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return nil, err
+	}
+	return &Scaler{cfg: cfg}, nil
+}
+
+// Utilisation returns the share of what the replicas can serve that the demand may be.
+func (s *Scaler) Utilisation() float64 { return s.cfg.Utilisation }
+
+// Step recommends a number of replicas. It is called at least twice in a Config.Memory, with times that do
+// not go back.
+func (s *Scaler) Step(now policies.Micros, in Sample) Recommendation {
+	if !in.known() {
+		if s.desired == 0 || s.window.never() {
+			s.desired = max(1, in.Present)
+		}
+		s.backlog, s.window = backlog{}, window{started: s.window.started}
+		return Recommendation{Desired: s.desired, Reason: Unknown}
+	}
+	if s.desired == 0 {
+		s.desired = max(1, in.Present)
+	}
+	rec := Recommendation{Growth: s.backlog.step(now, s.cfg.Memory, in)}
+	up, err := Demand(in.Workload, rec.Growth, s.cfg.Utilisation)
+	if err != nil {
+		rec.Desired, rec.Reason = s.desired, NoAnswer
+		return rec
+	}
+	// Where no number is enough with more room, only more demand makes the number rise.
+	down, _ := Demand(in.Workload, rec.Growth, s.cfg.Utilisation*(1-s.cfg.Hysteresis))
+	rec.Needed, rec.Limit, rec.Work = up.Replicas, up.Limit, up.Work
+	enough := max(up.Replicas, down.Replicas) + in.Silent
+	most, full, left := s.window.add(now, s.cfg.Window, enough)
+	switch {
+	case up.Replicas >= s.desired:
+		s.desired = up.Replicas
+	case full && most < s.desired:
+		s.desired = most
+	}
+	rec.Desired, rec.Reason = s.desired, Needed
+	if enough < s.desired {
+		rec.Reason, rec.Falls = Holding, left
+	}
+	return rec
+}
