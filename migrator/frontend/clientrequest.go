@@ -82,6 +82,9 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	switch {
 	case err != nil && r.Context().Err() != nil: // see answerUnanswered
 	case err != nil:
+		if overloaded(err) != nil {
+			srv.turnedAway.Add(1)
+		}
 		srv.refuseEngineFailure(w, s.log(), err)
 	case b.leg == nil:
 		srv.relayResponse(w, b, key, assemblable && template == nil)

@@ -71,6 +71,9 @@ func TestOverloadRefuses(t *testing.T) {
 		if refused.StatusCode != 429 || refused.Header.Get("Retry-After") == "" || refused.Header.Get(length.RefusedHeader) != "" || !strings.Contains(string(body), "overloaded") {
 			t.Errorf("refused with %s %v: %s", refused.Status, refused.Header, body)
 		}
+		if srv.Status().TurnedAway != 1 {
+			t.Errorf("%d clients were turned away, want 1", srv.Status().TurnedAway)
+		}
 		if srv.Status().Refused != 1 || srv.Status().Load.Running != n {
 			t.Errorf("%d refusals are counted, %d requests run, want %d", srv.Status().Refused, srv.Status().Load.Running, n)
 		}

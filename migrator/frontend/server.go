@@ -54,6 +54,7 @@ type Server struct {
 	givenUp      atomic.Uint64 // streams that the engine did not go on with although it had room
 	hung         atomic.Bool   // the engine makes no progress; see package progress
 	hangs        atomic.Uint64 // how often it was
+	turnedAway   atomic.Uint64 // requests of clients answered with 429
 	crowded      atomic.Bool   // the engine may have preempted requests
 
 	prefixes        *prefixes.Prefixes // that the own engine holds
@@ -224,6 +225,9 @@ type Status struct {
 	// Refused is how many requests the own engine was not given because they would
 	// have waited for too long.
 	Refused uint64
+	// TurnedAway is how many requests of clients were answered with 429: no replica that was asked
+	// took them.
+	TurnedAway uint64
 	// BytesPerToken and EstimateError are as in loadtracker.State.
 	BytesPerToken float64
 	EstimateError float64
@@ -238,7 +242,7 @@ func (srv *Server) Status() Status {
 		Engine: srv.Engine(), EngineProblem: srv.engineState.problemText(), CapacityWarning: srv.engineState.capacityWarning(),
 		Load: srv.engineState.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError, PrefixDepths: r.PrefixDepths,
 		Prefixes:    srv.PrefixStatus(),
-		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), CachedEstimated: srv.estimatesCached.Load(),
+		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), TurnedAway: srv.turnedAway.Load(), CachedEstimated: srv.estimatesCached.Load(),
 	}
 }
 

@@ -51,6 +51,8 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		Topology:      x.Topology,
 		Problems:      x.Problems[:min(len(x.Problems), maxProblems)],
 		KnownPrefixes: &api.KnownPrefixes{Source: s.Prefixes.Source.String(), Blocks: int64(s.Prefixes.Blocks)},
+
+		RequestsRefused: s.TurnedAway,
 	}
 	if sequence%depthsEvery == 1 && s.PrefixDepths.Prompts() > 0 {
 		report.PrefixDepths, _ = s.PrefixDepths.AppendBinary(nil) // it returns no error

@@ -29,6 +29,7 @@ type Replica struct {
 	DrainOrdered, Removed bool
 	Topology              links.Topology
 	Seen                  uint64 // requests that its front end has counted, in all its processes
+	Refused               uint64 // requests that it refused since it is known, because they would have waited for too long
 
 	// Reported says that there is a report, and Age how old it is. Restored says that only its
 	// flow is known, from an earlier process of the control plane.

@@ -84,8 +84,11 @@ type LoadReport struct {
 	PrefixDepths []byte `protobuf:"bytes,25,opt,name=prefix_depths,json=prefixDepths,proto3" json:"prefix_depths,omitempty"`
 	// What the front end knows of the prompts that its engine has cached.
 	KnownPrefixes *KnownPrefixes `protobuf:"bytes,26,opt,name=known_prefixes,json=knownPrefixes,proto3" json:"known_prefixes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Requests of clients that this process of the front end has answered with 429, because no replica that
+	// it asked would have served them in time.
+	RequestsRefused uint64 `protobuf:"varint,27,opt,name=requests_refused,json=requestsRefused,proto3" json:"requests_refused,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *LoadReport) Reset() {
@@ -298,6 +301,13 @@ func (x *LoadReport) GetKnownPrefixes() *KnownPrefixes {
 		return x.KnownPrefixes
 	}
 	return nil
+}
+
+func (x *LoadReport) GetRequestsRefused() uint64 {
+	if x != nil {
+		return x.RequestsRefused
+	}
+	return 0
 }
 
 // KnownPrefixes says what is known of the prompts that an engine has cached.
@@ -1410,7 +1420,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xa3\b\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xce\b\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -1442,7 +1452,8 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\x06engine\x18\x17 \x01(\v2\x16.cascade.xds.v1.EngineR\x06engine\x12%\n" +
 	"\x0eengine_problem\x18\x18 \x01(\tR\rengineProblem\x12#\n" +
 	"\rprefix_depths\x18\x19 \x01(\fR\fprefixDepths\x12D\n" +
-	"\x0eknown_prefixes\x18\x1a \x01(\v2\x1d.cascade.xds.v1.KnownPrefixesR\rknownPrefixes\"?\n" +
+	"\x0eknown_prefixes\x18\x1a \x01(\v2\x1d.cascade.xds.v1.KnownPrefixesR\rknownPrefixes\x12)\n" +
+	"\x10requests_refused\x18\x1b \x01(\x04R\x0frequestsRefused\"?\n" +
 	"\rKnownPrefixes\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\"\x8e\x02\n" +

@@ -31,7 +31,7 @@ const (
 	MaxTokens        = 1 << 40 // tokens held or promised, and the largest bucket edge
 	MaxRate          = 1e18    // any rate per second and any batch sum
 	maxIteration     = 3600    // seconds of one iteration
-	MaxSeen          = 1 << 50 // requests counted by one front end
+	MaxSeen          = 1 << 50 // requests counted or refused by one front end
 	MaxBytesPerToken = 64
 	maxDuration      = 1 << 25 // seconds that a request may last: a year
 )
@@ -92,6 +92,9 @@ type Report struct {
 	PrefixDepths *prefix.Depths
 	// KnownPrefixes is what is known of the prompts that the engine has cached.
 	KnownPrefixes KnownPrefixes
+	// Refused counts the requests of clients that this process of the front end has refused, because they
+	// would have waited for too long.
+	Refused uint64
 	// LoadBounded says that Decode had to bound figures of Load that requests cannot
 	// push out of bounds: counts, and the tokens held.
 	LoadBounded bool
@@ -129,6 +132,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 		BytesPerToken: m.GetBytesPerToken(),
 		EstimateError: m.GetEstimateError(),
 		KnownPrefixes: decodeKnownPrefixes(m.GetKnownPrefixes()),
+		Refused:       min(m.GetRequestsRefused(), MaxSeen),
 	}
 	switch {
 	case r.Replica == "" || len(r.Replica) > MaxName:

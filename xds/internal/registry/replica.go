@@ -36,6 +36,7 @@ type Replica struct {
 	reported     bool      // since the program started
 	assumedReady time.Time // until then a replica that has not reported counts as ready
 	earlierSeen  uint64    // requests seen by earlier processes of the front end
+	refused      uint64    // requests refused since the first report to this process
 	stored       served    // what the stored object says
 	reach        reach     // as proxies see it
 	starting     bool      // unhealthy, and not known to have been healthy before
@@ -84,6 +85,9 @@ func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuc
 	}
 	if report.Flow.Seen < r.Report.Flow.Seen {
 		r.earlierSeen = min(r.earlierSeen+r.Report.Flow.Seen, loadreport.MaxSeen) // the front end has restarted
+	}
+	if more := report.Refused - r.Report.Refused; r.reported && report.Refused > r.Report.Refused {
+		r.refused = min(r.refused+more, loadreport.MaxSeen)
 	}
 	r.Report, r.ReportedAt, r.Connected, r.reported = *report, now, true, true
 	if !sameBuckets {

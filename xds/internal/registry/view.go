@@ -20,7 +20,7 @@ func (g *Registry) View(now time.Time, model string) *fleetview.View {
 		}
 		v.Replicas = append(v.Replicas, fleetview.Replica{
 			Replica: r.Replica, Stage: r.Stage, Ready: r.Ready(), Leaving: r.DrainingNow(), DrainOrdered: r.DrainOrdered(), Removed: r.Removed,
-			Topology: r.Topology(), Seen: r.Seen(), Reported: !r.ReportedAt.IsZero(), Restored: !r.reported, Age: micros(now.Sub(r.ReportedAt)),
+			Topology: r.Topology(), Seen: r.Seen(), Refused: r.refused, Reported: !r.ReportedAt.IsZero(), Restored: !r.reported, Age: micros(now.Sub(r.ReportedAt)),
 			Load: r.Report.Load, Flow: r.Report.Flow, Snapshot: r.Report.Snapshot, Proposal: r.Report.Proposal,
 		})
 	}
