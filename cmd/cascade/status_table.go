@@ -151,6 +151,9 @@ func modelTable(m control.Model) report.Table {
 	if m.Planner != "" {
 		t.Notes = append(t.Notes, "Planner: "+m.Planner+".")
 	}
+	if m.Scaling != nil {
+		t.Notes = append(t.Notes, describeScaling(*m.Scaling))
+	}
 	all := replicas(m)
 	if slices.ContainsFunc(all, needsAttention) {
 		t.Notes = append(t.Notes, "Some transports are not ready, or not from all peers: see --json for the reasons.")

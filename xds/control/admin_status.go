@@ -73,6 +73,8 @@ type Model struct {
 	EstimateError float64 `json:"estimate_error,omitempty"`
 	// Refining says that replicas propose boundaries between two plans.
 	Refining bool `json:"refining,omitempty"`
+	// Scaling is how many replicas the model should have; absent until that has been worked out.
+	Scaling *Scaling `json:"scaling,omitempty"`
 }
 
 // Stage is a range of lengths with its replicas.
@@ -266,6 +268,7 @@ func modelOf(m fleet.ModelState, now time.Time) Model {
 		Pinned: pinnedOf(m.Pin), Seen: m.Seen, BytesPerToken: m.BytesPerToken.Float(), LearntBytesPerToken: m.LearntBytesPerToken.Float(),
 		EstimateError: m.EstimateError, Refining: m.Refining, Rate: arrivalRate(m.Flow), Stages: []Stage{},
 	}
+	out.Scaling = scalingOf(m.Scaling)
 	for i, st := range m.Plan.Stages {
 		stage := stageOf(i, st)
 		if m.StageReasons != nil {

@@ -38,6 +38,9 @@
 //	stage_low_tokens                  model, stage          start of the stage's range
 //	requests_seen_total               model                 requests that front ends counted; of several control planes take the max
 //	arrivals_per_second               model                 requests/s now
+//	desired_replicas                  model                 replicas that the model should have; absent until known
+//	current_replicas                  model                 replicas that it has, without drained and prefill replicas
+//	stage_desired_replicas            model, stage          replicas that the stage needs now, undamped
 //	bytes_per_token                   model                 used by routes and estimators
 //	estimate_error_ratio              model                 mean relative error of estimates
 //	replica_healthy                   model, replica, stage 1: takes new requests

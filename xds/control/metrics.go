@@ -29,6 +29,9 @@ var (
 	stageLow      = desc("stage_low_tokens", "Start of the stage's range of lengths.", "model", "stage")
 	seenTotal     = desc("requests_seen_total", "Requests that the front ends have counted, the same at every control plane of a store: aggregate with max.", "model")
 	arrivals      = desc("arrivals_per_second", "Arriving requests per second, from the flow counters.", "model")
+	desired       = desc("desired_replicas", "Replicas that the model should have for the present demand; absent until it is known. An autoscaler follows it; of several control planes, take the max.", "model")
+	current       = desc("current_replicas", "Replicas that the model has, ready or not, without those that are drained, and prefill replicas.", "model")
+	stageDesired  = desc("stage_desired_replicas", "Replicas that each stage of the plan in force needs at this moment, undamped. The sum may exceed desired_replicas: the planner merges stages.", "model", "stage")
 	prefixDepth   = desc("prefix_depth_bytes", "Prompt text that prefix keys cover.", "model")
 	bytesPerToken = desc("bytes_per_token", "Prompt bytes per token that routes and estimators use.", "model")
 	estimateError = desc("estimate_error_ratio", "Mean relative error of the length estimate against exact counts.", "model")
@@ -148,6 +151,7 @@ func (s metricSink) model(m fleet.ModelState) {
 	}
 	s.counter(seenTotal, float64(m.Seen), m.Name)
 	s.gauge(arrivals, arrivalRate(m.Flow), m.Name)
+	s.scaling(m)
 	s.gauge(prefixDepth, float64(m.PrefixDepth), m.Name)
 	s.gauge(bytesPerToken, m.BytesPerToken.Float(), m.Name)
 	s.gauge(estimateError, m.EstimateError, m.Name)
@@ -178,6 +182,19 @@ func (s metricSink) model(m fleet.ModelState) {
 		if !r.Reported.IsZero() {
 			s.gauge(replicaReported, float64(r.Reported.UnixMilli())/1e3, m.Name, id)
 		}
+	}
+}
+
+// scaling writes how many replicas a model should have, once that has been worked out: autoscalers do
+// nothing while a metric is absent.
+func (s metricSink) scaling(m fleet.ModelState) {
+	if m.Scaling.Desired == 0 {
+		return
+	}
+	s.gauge(desired, float64(m.Scaling.Desired), m.Name)
+	s.gauge(current, float64(m.Scaling.Present), m.Name)
+	for i, n := range m.Scaling.Stages {
+		s.gauge(stageDesired, float64(n.Replicas), m.Name, resources.StageName(i))
 	}
 }
 

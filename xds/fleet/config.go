@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/autoscale"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/planner"
@@ -73,6 +74,8 @@ type Rules struct {
 	// IterationRatio bounds what stages cost the longest requests; see adoption.LimitIterationRatio. It is at
 	// least 1, or 0 for no bound.
 	IterationRatio float64
+	// Scaling is how many replicas the models should have; Speed divides its times.
+	Scaling autoscale.Config
 	// Speed divides Period and HalfLife: emulated fleets run faster. Times about
 	// reports are wall clock and stay. 0 means 1.
 	Speed float64

@@ -41,6 +41,8 @@ type ModelState struct {
 	// planning period with its reason, also when it kept the plan.
 	Reason, Planner string
 	Pin             *store.Pin // nil: none
+	// Scaling is how many replicas the model should have; Desired is 0 until the first period.
+	Scaling Scaling
 	// StageReasons are why Plan has its stages, in their order; nil where that is not known.
 	StageReasons []partition.StageReason
 	// Workload is what was last planned for; without edges nothing was: there was no period yet, or
@@ -132,7 +134,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 		state := ModelState{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.planner.Plan(),
 			Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), Workload: m.planner.Workload(), BytesPerToken: m.ratio, PrefixDepth: m.depth, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
-			Refining: s.rules.Refine == RefineOn, Pin: orders.PinOf(s.object, m.Name), Links: m.Links,
+			Refining: s.rules.Refine == RefineOn, Pin: orders.PinOf(s.object, m.Name), Links: m.Links, Scaling: m.scaling,
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)
 		state.Seen = m.requests

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/autoscale"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/policies/planrepair"
@@ -46,6 +47,7 @@ type State struct {
 	retryAt    time.Time // no proposal earlier than this, after one that was not stored
 	weighedAt  time.Time
 	refinedAt  time.Time // when boundaries were last proposed
+	scaledAt   time.Time // when numbers of replicas were last recommended
 	recordedAt time.Time // when the leader last stored the state of the replicas
 
 	refusals     []store.Refusal     // to be stored
@@ -81,6 +83,8 @@ type model struct {
 	// to ratio.
 	depth, wantedDepth int64
 	planOrder          *orders.PlanOrder // commanded by an operator, until it is stored; nil: none
+	scaler             *autoscale.Scaler
+	scaling            Scaling // as of the last period
 }
 
 // pendingWrite is the most urgent reason to write the object apart from plans.
@@ -129,6 +133,9 @@ func NewState(rules Rules) (*State, error) {
 		}
 		depth := length.PrefixDepth(m.PrefixDepth)
 		s.models = append(s.models, &model{Model: m, planner: p, ratio: m.BytesPerToken, wantedRatio: m.BytesPerToken, depth: depth, wantedDepth: depth})
+	}
+	if err := s.newScalers(); err != nil {
+		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	return s, nil
 }
@@ -339,6 +346,7 @@ func (s *State) handleTick(now time.Time) {
 			}
 		}
 	}
+	s.updateScaling(now)
 	s.registry.Forget(now)
 }
 

@@ -64,6 +64,8 @@ type Fleet struct {
 	Bodies Bodies `yaml:"bodies,omitempty"`
 	// Overload configures which requests are refused when the fleet has too many.
 	Overload Overload `yaml:"overload,omitempty"`
+	// Autoscale configures how many replicas are recommended to an autoscaler.
+	Autoscale Autoscale `yaml:"autoscale,omitempty"`
 	// CUDA configures how GPUs copy KV blocks, on hosts that have GPUs.
 	CUDA CUDA `yaml:"cuda,omitempty"`
 	// RDMA configures how KV blocks travel by RDMA, on hosts that have RDMA

@@ -16,7 +16,7 @@ import (
 // source holds the files whose structs describe the fleet file. Their comments
 // are the only documentation of the fields.
 //
-//go:embed config.go cuda.go etcd.go groups.go kvevents.go limits.go migration.go bodies.go overload.go policies.go rdma.go
+//go:embed autoscale.go config.go cuda.go etcd.go groups.go kvevents.go limits.go migration.go bodies.go overload.go policies.go rdma.go
 var source embed.FS
 
 // Field describes one field of the fleet file.

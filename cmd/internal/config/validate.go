@@ -38,6 +38,7 @@ func (f *Fleet) setDefaults() {
 	f.Migration.setDefaults(f.Preset)
 	f.Bodies.setDefaults()
 	f.Overload.setDefaults()
+	f.Autoscale.setDefaults()
 	f.Policies.setDefaults()
 	for i := range f.Models {
 		setDefault(&f.Models[i].BytesPerToken, 4)
@@ -138,6 +139,7 @@ func (f *Fleet) validate() []*FieldError {
 	f.Migration.validate(c)
 	f.Bodies.validate(c)
 	f.Overload.validate(c)
+	f.Autoscale.validate(c)
 	f.CUDA.validate(c)
 	f.RDMA.validate(c)
 	f.Policies.validate(c)

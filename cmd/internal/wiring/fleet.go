@@ -31,6 +31,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
+	"github.com/cascadeinfer/cascade/policies/autoscale"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
@@ -183,6 +184,10 @@ func (f *Fleet) Registry() []policies.Replica {
 // Rules returns the models and how the control plane plans them.
 func (f *Fleet) Rules() fleet.Rules {
 	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Adopt: f.Planner.Adopt, IterationRatio: f.Planner.IterationRatio, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.MinRequests, AnyRemoval: f.Fleet.Control.AnyRemoval}
+	rules.Scaling = autoscale.Config{
+		Utilisation: f.Autoscale.Utilisation, Hysteresis: f.Autoscale.Hysteresis,
+		Window: policies.Micros(f.Autoscale.Window.Microseconds()), Memory: policies.Micros(f.Planner.Window.Microseconds()),
+	}
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.minTensorParallel(m.Name))
 		model := fleet.Model{
