@@ -9,6 +9,8 @@ SGLANG_ROUTER := sglang-router==0.3.2
 CUDA_WHEELS   := nvidia-cuda-nvcc-cu12==12.8.93 nvidia-cuda-nvrtc-cu12==12.8.93
 GRPCIO_TOOLS  := grpcio-tools==1.85.1
 ETCD_PACKAGE  := etcd-server
+
+AXE_WHEEL     := axe-playwright-python==0.1.8
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GRPC   := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 GOTESTSUM     := gotest.tools/gotestsum@v1.13.0
@@ -27,7 +29,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd axe chromium
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -105,6 +107,19 @@ $(PTXAS):
 	.cache/ptxas/bin/pip install --quiet --disable-pip-version-check $(CUDA_WHEELS)
 	touch "$@"
 
+# The wheel has axe-core's script; what else it needs is not used.
+AXE := .cache/axe/.$(AXE_WHEEL)
+axe: $(AXE) ## fetch axe-core (PyPI wheel), which scans the console for accessibility, into .cache
+$(AXE):
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps $(AXE_WHEEL)
+	touch "$@"
+
+chromium: ## install Debian's chromium for the console's tests; only for root. $$CHROMIUM names another one
+	@command -v "$${CHROMIUM:-chromium}" > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null; } || \
+		{ echo 'chromium is not installed: install it with your package manager, or set CHROMIUM to a browser'; exit 1; }
+	@command -v "$${CHROMIUM:-chromium}" > /dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium fonts-liberation; }
+
 ptx: $(PTXAS) ## regenerate the GPU's code from its source
 	cd migrator/internal/kernel && $(CURDIR)/.cache/ptxas/bin/python ptx.py kernels.cu > kernels.ptx.new && mv kernels.ptx.new kernels.ptx
 
@@ -126,12 +141,12 @@ CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata $(GOROUTINES) cm
 RACED   = $$($(GO) list $$($(CONCURRENT)) | grep -vxF "$$($(GO) list $(REALTIME))")
 UNRACED = $(REALTIME) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(REALTIME) $$($(CONCURRENT)))")
 
-test: envoy zig ptxas promtool etcd ## everything that CI runs: vet, and tests, with the race detector where it can find something and they do not run in real time, on real Envoy
+test: envoy zig ptxas promtool etcd axe $(if $(CI),chromium) ## everything that CI runs: vet, and tests, with the race detector where it can find something and they do not run in real time, on real Envoy
 	$(GO) vet ./...
 	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
 	GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 18m $(RACED)
 
-test-all: envoy zig ptxas promtool routers etcd ## test, and the slow rest; all packages with the race detector
+test-all: envoy zig ptxas promtool routers etcd axe ## test, and the slow rest; all packages with the race detector
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...

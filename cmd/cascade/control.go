@@ -114,7 +114,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
-	s.announce(slog.LevelInfo, "control plane of %d replicas: xDS and load reports on %s, status at http://%s/status",
+	s.announce(slog.LevelInfo, "control plane of %d replicas: xDS and load reports on %s, console at http://%s/",
 		len(fleet.Fleet.Replicas), c.Addr(), c.AdminAddr())
 	notifySystemd(m.log, systemdReady)
 	g, ctx := errgroup.WithContext(ctx)

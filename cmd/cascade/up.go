@@ -242,8 +242,8 @@ func (s *settings) printStarted(ctx context.Context, fleet wiring.Fleet, f *inpr
   %s
   %s
 
-Ctrl-C ends it.
-`, len(fleet.Fleet.Replicas), modelNames(fleet.Models), base, curlCommand(base, fleet.Models[0], len(fleet.Models) > 1), look)
+The console is at %s/ in a browser. Ctrl-C ends it.
+`, len(fleet.Fleet.Replicas), modelNames(fleet.Models), base, curlCommand(base, fleet.Models[0], len(fleet.Models) > 1), look, f.AdminURL())
 	return err
 }
 

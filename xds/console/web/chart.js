@@ -89,18 +89,19 @@ export class Chart {
 
   // moves draws an arc for the migrations from each stage to another one, as wide as they are many.
   moves(model, x) {
-    const centre = (i) => {
-      const stage = model.stages[i];
-      return (x(stage.low) + (stage.high === undefined ? x(Infinity) : x(stage.high))) / 2;
-    };
+    const end = (stage) => (stage.high === undefined ? x(Infinity) : x(stage.high));
+    const centre = (i) => (x(model.stages[i].low) + end(model.stages[i])) / 2;
+    const wide = (i) => end(model.stages[i]) - x(model.stages[i].low);
     const shown = model.moves.filter((m) => model.stages[m.from] && model.stages[m.to]);
     const out = [];
     for (const move of shown) {
       const width = Math.min(1.5 + Math.log2(move.count), 7);
       const within = move.from === move.to;
-      const shift = within ? 14 : Math.sign(move.to - move.from) * 6;
-      const from = centre(move.from) + (within ? -shift : shift);
-      const to = centre(move.to) + (within ? shift : -shift);
+      // Arcs between stages begin and end beside those within one.
+      const shift = (i, most) => Math.min(most, wide(i) / 4);
+      const side = Math.sign(move.to - move.from);
+      const from = centre(move.from) + (within ? -shift(move.from, 12) : side * shift(move.from, 30));
+      const to = centre(move.to) + (within ? shift(move.to, 12) : -side * shift(move.to, 30));
       const top = rows.moves - 6;
       const deep = top + (within ? 24 : move.to > move.from ? 34 : 50);
       out.push(svg("path", { class: "move", d: `M${from} ${top}C${from} ${deep} ${to} ${deep} ${to} ${top + 5}`, "stroke-width": width }));

@@ -1,7 +1,7 @@
 // The table of stages: what each serves, how loaded its replicas are, and why it exists.
 
 import { byId, el, number, setText, svg, Table, text } from "./dom.js";
-import { count, dash, milliseconds, percent, range, signed } from "./format.js";
+import { count, dash, milliseconds, percent, range } from "./format.js";
 
 // load is the share of a replica's KV cache that is in use or promised.
 export const load = (r) => (r.capacity > 0 ? (r.held + r.promised) / r.capacity : 0);
@@ -11,7 +11,7 @@ export function why(stage) {
   if (!stage.known) return "not known yet";
   if (!stage.merged_with) return "the only stage";
   if (stage.cost_rise === undefined) return "merged with a neighbour, it would be over its limits";
-  return `merged with ${stage.merged_with}, the plan would cost ${signed(stage.cost_rise)}`;
+  return `merged with ${stage.merged_with}, the plan would cost ${percent(Math.abs(stage.cost_rise))} ${stage.cost_rise < 0 ? "less" : "more"}`;
 }
 
 const cell = 11; // px of a replica in the strip, its gap included

@@ -33,6 +33,7 @@ function mark(td, symbol, kind, word, more) {
 // meter fills a cell with a bar and its percentage.
 function meter(td, share) {
   if (td.children.length === 0) td.append(el("span", { class: "meter", "aria-hidden": "true" }, el("span")), el("span", { class: "value" }));
+  setClass(td, "num load");
   td.firstChild.firstChild.style.width = `${Math.min(100, Math.round(100 * share))}%`;
   setText(td.lastChild, percent(share));
 }
@@ -49,7 +50,7 @@ export class Replicas {
       text("Stage", (r) => this.stageOf(r)),
       { label: "State", cell: (td, r) => mark(td, symbols[r.health] ?? "?", r.health, words[r.health] ?? r.health, state(r)) },
       { label: "KV used", num: true, cell: (td, r) => meter(td, load(r)) },
-      number("of", (r) => tokens(r.capacity)),
+      number("KV capacity", (r) => tokens(r.capacity)),
       number("Running", (r) => count(r.running)),
       number("Waiting", (r) => count(r.waiting)),
       number("Iteration", (r) => milliseconds(r.iteration_seconds)),

@@ -23,11 +23,10 @@ function headline(view) {
 function detail(view) {
   const replicas = view.models.flatMap((m) => m.replicas);
   const proxies = view.proxies.filter((p) => p.state !== "gone");
-  const behind = proxies.filter((p) => p.state !== "current").length;
+  const current = proxies.filter((p) => p.state === "current").length;
   let text = `${count(replicas.filter(ready).length)} of ${plural(replicas.length, "replica")} take requests. `;
   if (proxies.length === 0) text += "No proxy is connected.";
-  else if (behind === 0) text += `${proxies.length === 1 ? "The proxy has" : `All ${count(proxies.length)} proxies have`} the newest plan, ${view.epoch}.`;
-  else text += `${count(behind)} of ${plural(proxies.length, "proxy", "proxies")} do not have the newest plan, ${view.epoch}, yet.`;
+  else text += `${count(current)} of ${plural(proxies.length, "proxy", "proxies")} ${current === 1 ? "has" : "have"} the newest plan, ${view.epoch}.`;
   return view.leadership ? `${text} ${view.leadership.charAt(0).toUpperCase()}${view.leadership.slice(1)}.` : text;
 }
 

@@ -1,0 +1,134 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/console"
+)
+
+// scripted is a source whose view the test changes.
+type scripted struct {
+	mu   sync.Mutex
+	view console.View
+}
+
+func (s *scripted) View(now time.Time) console.View {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.view
+	v.Time = now
+	v.Faults = append([]console.Fault{}, v.Faults...)
+	return v
+}
+
+func (s *scripted) WhatIf(_ context.Context, q console.Question) (console.Answer, error) {
+	if q.Replicas == 1 {
+		return console.Answer{}, &console.FieldError{Field: "replicas", Text: "1 cannot carry this traffic"}
+	}
+	high := policies.Tokens(2048)
+	one := 4.0
+	return console.Answer{Model: q.Model, Replicas: q.Replicas, Rate: 12, Traffic: "traffic of the last planning period", Policy: "default", Cost: 3, OneStage: &one, Exact: true,
+		Stages: []console.Stage{{Name: "s0", High: &high, Replicas: q.Replicas - 1, Known: true, Requests: 0.9, Tokens: 0.5}, {Name: "s1", Low: high, Replicas: 1, Known: true, Requests: 0.1, Tokens: 0.5}}}, nil
+}
+
+// edit changes the view.
+func (s *scripted) edit(change func(*console.View)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.view)
+}
+
+// site is a console on a real port, which can be stopped and started again.
+type site struct {
+	t       testing.TB
+	source  console.Source
+	address string
+	every   time.Duration // between two events
+	stop    func()
+}
+
+func newSite(t testing.TB, source console.Source) *site {
+	return newSiteEvery(t, source, 100*time.Millisecond)
+}
+
+func newSiteEvery(t testing.TB, source console.Source, every time.Duration) *site {
+	s := &site{t: t, source: source, address: "127.0.0.1:0", every: every}
+	s.start()
+	t.Cleanup(func() { s.stop() })
+	return s
+}
+
+func (s *site) url() string { return "http://" + s.address + "/" }
+
+// start serves the console at the address; stop ends it and its connections.
+func (s *site) start() {
+	s.t.Helper()
+	c, err := console.New(console.Config{Source: s.source, Interval: s.every})
+	testkit.NoError(s.t, err)
+	l, err := net.Listen("tcp", s.address)
+	testkit.NoError(s.t, err)
+	s.address = l.Addr().String()
+	server := &http.Server{Handler: c}
+	stop := testkit.Run(s.t, c.Run)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	s.stop = sync.OnceFunc(func() {
+		stop()
+		server.Close()
+		<-served
+	})
+}
+
+// fleetView returns the view of a fleet of two stages that is well.
+func fleetView(replicas int) console.View {
+	cut, rise := policies.Tokens(4096), 0.183
+	m := console.Model{
+		Name: "llama-3.1-8b", Context: 131072, Epoch: 12, Reason: "predicted gain", Planner: "kept: predicted gain 2 %", Rate: 14.2, Seen: 52_000,
+		Stages: []console.Stage{{Name: "s0", High: &cut, Replicas: replicas / 2, Known: true, Requests: 0.91, Tokens: 0.62, MergedWith: "s1", CostRise: &rise},
+			{Name: "s1", Low: cut, Replicas: replicas - replicas/2, Known: true, Requests: 0.09, Tokens: 0.38, MergedWith: "s0", CostRise: &rise}},
+		Moves:   []console.Move{{From: 0, To: 1, Count: 17}, {From: 1, To: 1, Count: 3}},
+		History: []console.Decision{{Time: time.Now().Add(-time.Minute), Epoch: 12, Decision: "adopted", Reason: "predicted gain", Gain: 0.18, Predicted: 0.0213, Observed: 0.0221}},
+	}
+	for _, low := range policies.BucketEdges(131072, 4) {
+		m.Buckets = append(m.Buckets, console.Bucket{Low: low, Arrivals: 1 / (1 + float64(low)/900), Tokens: 100 / (1 + float64(low)/9000)})
+	}
+	for i := range replicas {
+		stage := 0
+		if i >= replicas/2 {
+			stage = 1
+		}
+		m.Replicas = append(m.Replicas, console.Replica{ID: fmt.Sprintf("r%d", i), Stage: stage, Host: fmt.Sprintf("node-%d", i/8), Health: "healthy", Running: 20 + i%7, Waiting: i % 2,
+			Held: policies.Tokens(40_000 * (1 + i%9)), Capacity: 400_000, Iteration: 0.0211 + 0.0004*float64(i%5), Weight: 100, Residents: 20, Streams: 21})
+	}
+	return console.View{
+		Name: "control-1", State: console.Well, Faults: []console.Fault{}, Policy: "default", Epoch: 12, Published: 12, Phase: "idle", Models: []console.Model{m},
+		Proxies: []console.Proxy{{ID: "envoy@edge-1", State: "current", Epoch: 12}, {ID: "envoy@edge-2", State: "current", Epoch: 12, NACKs: 1}}, Rollout: []string{}, Observers: replicas, Mixes: []string{"chat", "mixed"},
+		Slots: []console.Slot{{Slot: "place", Stable: "place-forecast 1.0.0, generation 3", Candidate: "place-forecast 1.1.0, generation 4, to canary 10 ‰", Nodes: 8, OnStable: 8,
+			Phases: []console.SlotPhase{{Module: "generation 4", Phase: "shadow", Hosts: 6}, {Module: "generation 4", Phase: "canary", Hosts: 2}}, Hosts: []console.SlotHost{{Host: "r0", Module: "generation 4", Phase: "shadow"}}}},
+		Migrations: console.Migrations{Running: 1, Done: 20, Aborted: 1, StallP50: 0.0041, StallP99: 0.0192, Latest: []console.Migration{
+			{ID: "r0/2", Request: "cmpl-81", Cause: "growth", From: "r0", To: "r3", Way: "live, shm", State: "done", Tokens: 4101, Bytes: 500 << 20, Stall: 0.0041, Seconds: 0.3, Ago: 2},
+			{ID: "r1/7", Request: "cmpl-64", Cause: "outlier", From: "r1", To: "r2", Way: "reprompt", State: "aborted", Reason: "the target is full", Tokens: 900, Ago: 9}}},
+	}
+}
+
+// breakFleet makes things of a fleetView not work: a replica, a proxy, and a drain that waits.
+func breakFleet(v *console.View) {
+	v.State = console.NotReady
+	v.Faults = []console.Fault{
+		{Kind: "store", Object: "write", Text: "the plan store cannot be written, and orders fail: write /var/lib/cascade/plan.json: no space left on device", NotReady: true, Seconds: 312},
+		{Kind: "replica", Object: "r3", Text: "the engine does not answer its health check: connection refused", Seconds: 75},
+		{Kind: "rollout", Object: "envoy@edge-1", Text: "the proxy refuses what it is sent, and keeps its last good version: unknown field retry_priority"},
+	}
+	m := &v.Models[0]
+	m.Replicas[3].Health, m.Replicas[3].Reason, m.Replicas[3].Since = "unhealthy", "the engine does not answer its health check: connection refused", 75
+	m.Replicas[4].Health, m.Replicas[4].Drain, m.Replicas[4].Pinned, m.Replicas[4].PinnedSeconds = "draining", []string{"operator"}, 2, 41
+	v.Proxies[0].State, v.Proxies[0].Reason, v.Proxies[0].Epoch, v.Proxies[0].NACKs = "refuses", "unknown field retry_priority", 11, 3
+}
