@@ -74,22 +74,25 @@ zig: .cache/zig/.$(ZIG_WHEEL) ## fetch Zig (PyPI wheel) into .cache
 	.cache/zig/bin/pip install --quiet --disable-pip-version-check $(ZIG_WHEEL)
 	touch "$@"
 
-# promtool checks alerts and metrics. No root is needed: Debian's package is unpacked, not installed.
-# $$PROMTOOL names another one.
-PROMTOOL_STAMP := .cache/promtool/.stamp
-promtool: $(PROMTOOL_STAMP) ## fetch promtool (Debian's package prometheus) into .cache
-$(PROMTOOL_STAMP):
-	@if test -n "$$PROMTOOL"; then echo "promtool: $$PROMTOOL"; \
-	elif ! command -v apt-get > /dev/null; then echo 'promtool: no apt-get here; without $$PROMTOOL its tests are skipped'; \
-	else mkdir -p $(@D) && cd $(@D) && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm -f prometheus_*.deb && usr/bin/promtool --version | head -n 1 && touch $(@F); fi
+# $(call unpack_package,PACKAGE): the files of a package of the distribution, below the folder of
+# the target, which is the file that is wanted of it. No root is needed; where apt's lists lack the
+# package, new ones are fetched beside it. Without apt-get there is a note, and tests skip.
+define unpack_package
+@if ! command -v apt-get > /dev/null; then echo '$(1): no apt-get here: its tests are skipped, unless its variable names another one'; exit 0; fi; \
+rm -rf .cache/$(1).new && mkdir -p .cache/$(1).new/lists/partial && cd .cache/$(1).new && \
+{ apt-get -qq download $(1) 2> /dev/null || { apt-get -qq -oDir::State::Lists="$$PWD/lists" update && apt-get -qq -oDir::State::Lists="$$PWD/lists" download $(1); }; } && \
+dpkg -x $(1)_*.deb . && rm -rf lists -- *.deb && cd .. && rm -rf $(1) && mv $(1).new $(1)
+endef
 
-# The etcd of the distribution, without root; $$ETCD overrides it. "apt-get update" fetches
-# the lists that it needs.
-etcd: .cache/etcd/usr/bin/etcd ## fetch etcd (Debian or Ubuntu package) into .cache
-.cache/etcd/usr/bin/etcd:
-	rm -rf .cache/etcd.new && mkdir -p .cache/etcd.new
-	cd .cache/etcd.new && apt-get download --quiet $(ETCD_PACKAGE) && dpkg -x $(ETCD_PACKAGE)_*.deb . && rm -f -- *.deb
-	rm -rf .cache/etcd && mv .cache/etcd.new .cache/etcd
+PROMTOOL_FILE := .cache/prometheus/usr/bin/promtool
+promtool: $(PROMTOOL_FILE) ## fetch promtool (package prometheus of the distribution) into .cache; $$PROMTOOL overrides it
+$(PROMTOOL_FILE):
+	$(call unpack_package,prometheus)
+
+ETCD_FILE := .cache/$(ETCD_PACKAGE)/usr/bin/etcd
+etcd: $(ETCD_FILE) ## fetch etcd (package of the distribution) into .cache; $$ETCD overrides it
+$(ETCD_FILE):
+	$(call unpack_package,$(ETCD_PACKAGE))
 
 # The routers that Cascade is compared with.
 ROUTERS := .cache/vllm-router/.$(VLLM_ROUTER) .cache/sglang-router/.$(SGLANG_ROUTER)
@@ -132,10 +135,10 @@ TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-
 # longest come first.
 REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord ./cmd/internal/profiler ./cmd/internal/routerbench/... \
 	./xds/control ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
-# Folders of packages whose code or tests start goroutines. The race detector has nothing
-# to find in the others.
+# Folders of packages whose code or tests start goroutines, without that of another module. The
+# race detector has nothing to find in the others.
 GOROUTINES := '(^|[[:space:]{;])go [a-zA-Z.]+\(|\.Go\(|\.Parallel\(\)|RunParallel\(|AfterFunc|httptest\.New|\.Serve\(|grpc\.New|"testing/synctest"'
-CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata $(GOROUTINES) cmd engine migrator policies xds | xargs -n1 dirname | sort -u | sed 's|^|./|'
+CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata --exclude-dir=collector $(GOROUTINES) cmd engine migrator policies xds | xargs -n1 dirname | sort -u | sed 's|^|./|'
 # As shell commands: the packages that "make test" runs with the race detector, and all
 # others. "make test-all" runs all packages with it, and those in real time without it, too.
 RACED   = $$($(GO) list $$($(CONCURRENT)) | grep -vxF "$$($(GO) list $(REALTIME))")

@@ -22,7 +22,7 @@ func Binary(t testing.TB) string {
 		}
 		return path
 	}
-	for _, path := range []string{filepath.Join(root(t), ".cache", "etcd", "usr", "bin", "etcd"), "etcd"} {
+	for _, path := range []string{filepath.Join(root(t), ".cache", "etcd-server", "usr", "bin", "etcd"), "etcd"} {
 		if found, err := exec.LookPath(path); err == nil {
 			return found
 		}

@@ -44,7 +44,7 @@ func findPromtool(t testing.TB) string {
 		}
 		return path
 	}
-	for _, path := range []string{filepath.Join(Root(t), ".cache", "promtool", "usr", "bin", "promtool"), "promtool"} {
+	for _, path := range []string{filepath.Join(Root(t), ".cache", "prometheus", "usr", "bin", "promtool"), "promtool"} {
 		if found, err := exec.LookPath(path); err == nil {
 			return found
 		}
