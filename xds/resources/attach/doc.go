@@ -20,5 +20,10 @@
 // The package is pure: it reads no file and opens no connection. It renders no
 // plan; package resources does that, under the names for these clients.
 //
-// Invariant: the output depends on no plan, so the owner adds it once.
+// EnvoyPatchPolicy and EnvoyFilter render WholeListener as the Kubernetes objects of Envoy
+// Gateway and Istio. HTTPRoute is for gateways that accept neither: it renders boundaries as
+// regular expressions.
+//
+// Invariant: the output depends on no plan, so the owner adds it once. The exception is
+// HTTPRoute, whose boundaries are those that the owner states.
 package attach
