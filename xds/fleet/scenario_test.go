@@ -428,6 +428,9 @@ func mix(name string) (policies.Flow, []policies.Batch) {
 	case "skewed":
 		add(4, 200, 150)
 		add(0.15, 20000, 400)
+	case "prompts":
+		add(3, 1500, 20)
+		add(0.1, 30000, 20)
 	case "idle":
 	default:
 		panic("unknown mix " + name)
