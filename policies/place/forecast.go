@@ -17,8 +17,8 @@ const (
 	DefaultBound                   = 200
 	DefaultChoices                 = 2
 
-	// boundSlack is how many tokens a replica may hold above the bound on its load: below it,
-	// differences are single requests.
+	// boundSlack is how many tokens a replica may always hold above the bound on its load; where the
+	// prompt is longer, its length: differences below it are single requests.
 	boundSlack policies.Tokens = 16384
 )
 
@@ -63,7 +63,7 @@ type Forecast struct {
 	// DefaultPrefill and DefaultOthers.
 	Prefill, Others int
 	// Bound is the bound on the load of a replica, in per cent of the mean of the candidates of
-	// its stage. 0 means DefaultBound.
+	// its stage, beside the slack of one request. 0 means DefaultBound.
 	Bound int
 	// Choices is how many peers are examined for their load alone. 0 means DefaultChoices.
 	Choices int
@@ -217,7 +217,7 @@ func (j *judgement) withinBound(c *policies.Candidate, percent int) bool {
 	if percent == math.MaxInt {
 		return true
 	}
-	return clamp(c.Load) <= j.mean(c.Low, c.High)*policies.Tokens(percent)/100+boundSlack
+	return clamp(c.Load) <= j.mean(c.Low, c.High)*policies.Tokens(percent)/100+max(boundSlack, clamp(j.arrival.Request.Input))
 }
 
 // mean returns the mean load of the candidates of a stage, which has one.

@@ -48,6 +48,16 @@ func TestForecast(t *testing.T) {
 			a.Own.Load, a.Peers[0].Load, a.Peers[1].Load = 40_000, 40_000, 40_000
 			a.Peers[2].Prefix, a.Peers[2].Load = 9000, 112_768 // 2 × 58,192 + 16,384 at most
 		}, "p3"},
+		{"a peer has it, and two requests as long as this one", func(a *policies.Arrival) {
+			a.Request.Input, a.Own.High = 46_000, policies.Unbounded
+			a.Peers = []site{{ID: "p1", High: policies.Unbounded, Load: 40_000}, {ID: "p2", High: policies.Unbounded, Load: 92_000, Prefix: 45_000, Running: 2}}
+			a.Own.Load = 20_000 // the mean is 50,666
+		}, "p2"},
+		{"a peer has it, and three requests as long as this one, of four", func(a *policies.Arrival) {
+			a.Request.Input, a.Own.High = 46_000, policies.Unbounded
+			a.Peers = []site{{ID: "p1", High: policies.Unbounded}, {ID: "p2", High: policies.Unbounded, Load: 138_001, Prefix: 45_000, Running: 3}}
+			a.Own.Load = 0 // the bound is 2 × 46,000 + 46,000
+		}, ""},
 		{"two have it: the shorter queue", func(a *policies.Arrival) {
 			a.Peers[0].Prefix, a.Peers[2].Prefix, a.Peers[0].Waiting = 9000, 9000, 1000
 		}, "p3"},
@@ -212,7 +222,7 @@ func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 		sum.Div(sum, big.NewInt(n))
 		sum.Mul(sum, big.NewInt(int64(p.Bound)))
 		sum.Div(sum, big.NewInt(100))
-		return big.NewInt(bounded(c.Load)).Cmp(sum.Add(sum, big.NewInt(16384))) <= 0
+		return big.NewInt(bounded(c.Load)).Cmp(sum.Add(sum, big.NewInt(max(16384, bounded(a.Request.Input))))) <= 0
 	}
 	choose := func(ok func(site) bool) *site {
 		var best *site
