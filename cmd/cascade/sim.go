@@ -85,6 +85,7 @@ requests are sold by bid and ask):
   without-moves     running requests stay
   without-pull      prefixes that a replica lacks are computed again
   without-ranges    with --prefill: each prefill replica computes prompts of all lengths
+  without-keys      proxies pick by weights alone; front ends find the replica that has the prefix
   without-affinity  nothing is known of cached prefixes, neither in proxies nor in front ends
   by-length         prompts are computed in the stage of their length only, wherever their
                     prefix is

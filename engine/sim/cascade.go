@@ -42,7 +42,10 @@ type cascade struct {
 	rescued      uint64
 	pulls        uint64
 	pulledTokens policies.Tokens
+	depth        int64 // of prefix keys, in bytes of text; 0: there are none
+	depthDue     policies.Micros
 	steps        []prefix.Step // scratch memory of describePrompt
+	hashes       []uint64      // and of hashText
 	past         Moves         // of earlier lives
 	seeds        *rand.Rand    // of the front ends
 }
@@ -107,6 +110,7 @@ func (c *cascade) route(q *request) int {
 		}
 		q.front = i
 		f.seen++
+		f.depths.Observe(c.hashes)
 		if c.blind {
 			return i
 		}

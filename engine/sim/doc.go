@@ -11,11 +11,12 @@
 // they had there, and proxies send a request again that finds no listener.
 //
 // Prompts that share prefixes, by the ids of the trace, are kept together as in production: proxies hash
-// the id of a block that lies beyond what most prompts share, all replicas having equal weights; front ends
+// the beginnings of prompts up to the depth that the control plane has learnt, all replicas having equal
+// weights, a token standing for four bytes of text; front ends
 // know exactly what their own engine has cached, of peers what the last summary said at every 512 tokens,
-// and place by it; and a prefix is copied from its holder where that is faster than to compute it. The
-// block is the fourth one, where production learns a depth in bytes, and summaries name no prefixes that
-// are not there, which production's sketches do at times. Without prefix ids nothing of it happens.
+// and place by it; and a prefix is copied from its holder where that is faster than to compute it. Summaries
+// name no prefixes that are not there, which production's sketches do at times. Without prefix ids nothing
+// of it happens.
 //
 // Not simulated are networks and HTTP: a request reaches its replica when it is due, plans and weights
 // take effect at once, reports to the control plane are never late, and a transfer never fails but for

@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/flow"
 	"github.com/cascadeinfer/cascade/policies/loadview"
 	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/policies/trader"
 	"github.com/cascadeinfer/cascade/policies/weights"
 )
@@ -25,6 +26,7 @@ type front struct {
 	weight   uint32
 	counter  *flow.Counter
 	seen     uint64
+	depths   prefix.Depths // how deep its prompts are equal
 	peers    *loadview.View
 	trader   *trader.Trader
 	ledger   admission.Ledger // of the work that its engine has admitted

@@ -119,21 +119,47 @@ func TestPickByKey(t *testing.T) {
 	}
 }
 
-// TestDescribePrompt checks the key and the steps of prompts: full blocks only.
+// TestDescribePrompt checks the key and the steps of prompts: full blocks are compared, what follows is a prompt's
+// own, and prompts that are shorter than the depth have no key.
 func TestDescribePrompt(t *testing.T) {
 	s := testkit.Must(New(Config{Replicas: 2, Profile: profile, Policy: Cascade, Source: &requests{}}))
+	ids := []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
+	const own = ^uint64(3) // of the request
+	hash := func(id uint64, level uint64) uint64 { return uint64(hashBlock(id, level)) }
 	for _, c := range []struct {
+		depth int64
 		input policies.Tokens
 		ids   []uint64
 		steps int
 		key   uint64
 	}{
-		{5000, nil, 0, 0}, {511, []uint64{7}, 0, 0}, {512, []uint64{7}, 1, 7}, {1200, []uint64{7, 8, 9}, 2, 8}, {5000, []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 9, 4},
-		{5000, []uint64{0, 0, 0, 0}, 4, 1},
+		{8192, 5000, nil, 0, hash(own, 5)}, {256, 511, []uint64{7}, 0, hash(own, 0)}, {256, 63, nil, 0, 0}, {256, 512, []uint64{7}, 1, hash(7, 0)}, {2048, 512, []uint64{7}, 1, hash(7, 3)},
+		{4096, 512, []uint64{7}, 1, 0}, {4096, 1023, []uint64{7, 8}, 1, 0}, {4096, 1024, []uint64{7, 8}, 2, hash(8, 4)}, {4096, 1200, []uint64{7}, 1, hash(own, 4)}, {8192, 5000, ids, 9, hash(4, 5)},
+		{0, 5000, ids, 9, 0}, {16384, 5000, ids, 9, hash(8, 6)}, {32768, 5000, ids, 9, 0}, {16384, 4607, ids, 8, hash(8, 6)},
 	} {
-		steps, key := s.cascade.describePrompt(&request{Request: trace.Request{Input: c.input, Prefix: c.ids}})
+		s.cascade.depth = c.depth
+		steps, key := s.cascade.describePrompt(&request{index: 3, Request: trace.Request{Input: c.input, Prefix: c.ids}})
 		if len(steps) != c.steps || key != c.key || c.steps > 0 && steps[c.steps-1].Tokens != policies.Tokens(c.steps)*512 {
-			t.Errorf("%v of %v tokens: %d steps, key %d", c.ids, c.input, len(steps), key)
+			t.Errorf("depth %d, %v of %v tokens: %d steps, key %d, want %d and %d", c.depth, c.ids, c.input, len(steps), key, c.steps, c.key)
+		}
+	}
+}
+
+// TestDepthIsLearnt checks which depth of keys the mixes lead to, soon after the start: past the 12,288
+// tokens that all agents share; none where too few prompts begin as others do.
+func TestDepthIsLearnt(t *testing.T) {
+	for mix, want := range map[string]int64{"agent": 65536, "assistant": 0, "conversation": 0, "chat": 0} {
+		g, ok := trace.Named(mix)
+		if !ok {
+			t.Fatalf("no mix %s", mix)
+		}
+		g.Requests, g.Seed = 200, 1
+		s := testkit.Must(New(Config{Replicas: 4, Profile: profile, Policy: Cascade, Source: testkit.Must(g.Open())}))
+		if _, err := s.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.cascade.depth; got != want {
+			t.Errorf("%s: keys cover %d bytes after 200 requests, want %d", mix, got, want)
 		}
 	}
 }

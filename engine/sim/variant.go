@@ -26,6 +26,9 @@ const (
 	WithoutPull = "without-pull"
 	// WithoutRanges is Cascade whose prefill replicas compute prompts of all lengths alike.
 	WithoutRanges = "without-ranges"
+	// WithoutKeys is Cascade whose proxies pick by weight alone: the prefix is found when a request is
+	// placed.
+	WithoutKeys = "without-keys"
 	// WithoutAffinity is Cascade that knows nothing of the prefixes that replicas have cached: not in
 	// the proxies, nor where requests are placed.
 	WithoutAffinity = "without-affinity"
@@ -55,13 +58,14 @@ const (
 
 // variants are the parts of Cascade that each policy has.
 var variants = map[string]variant{
-	Cascade:         {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true},
-	OneStage:        {planner: planner.PolicyRoundRobin, market: true, forecast: true, affinity: true, pull: true},
-	WithoutMoves:    {planner: planner.PolicyDefault, forecast: true, affinity: true, pull: true},
-	WithoutPull:     {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true},
-	WithoutRanges:   {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true, allLengths: true},
+	Cascade:         {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true},
+	OneStage:        {planner: planner.PolicyRoundRobin, market: true, forecast: true, affinity: true, keys: true, pull: true},
+	WithoutMoves:    {planner: planner.PolicyDefault, forecast: true, affinity: true, keys: true, pull: true},
+	WithoutPull:     {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true},
+	WithoutKeys:     {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true},
+	WithoutRanges:   {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, allLengths: true},
 	WithoutAffinity: {planner: planner.PolicyDefault, market: true, forecast: true},
-	ByLength:        {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true, byLength: true},
+	ByLength:        {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, byLength: true},
 	StaticSplit:     {planner: planner.PolicyDefault, static: true},
 	Paper:           {planner: planner.PolicyPaper, market: true, paper: true},
 
@@ -82,7 +86,8 @@ type variant struct {
 	refiner    policies.Refiner // of the paper's policies; nil: the paper's
 	growthOnly bool             // no replica sells because it has more than others
 	forecast   bool             // requests are placed by predicted times (place.Forecast)
-	affinity   bool             // proxies pick by prefix keys, and placement knows what is cached
+	affinity   bool             // placement knows what is cached
+	keys       bool             // proxies pick by prefix keys
 	pull       bool             // prefixes are copied from their holders
 	allLengths bool             // of prompts, at every prefill replica
 	byLength   bool             // prompts are computed in the stage of their length alone
@@ -120,7 +125,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutRanges, WithoutAffinity, ByLength, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutRanges, WithoutAffinity, ByLength, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.

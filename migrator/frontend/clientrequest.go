@@ -123,13 +123,12 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 }
 
 // estimateArrival estimates the length of a request that its engine has not
-// counted yet: by the header that it was routed by, else by its bytes. Where proxies give
-// prefix keys, it counts how the prompt begins.
+// counted yet: by the header that it was routed by, else by its bytes. It counts how the
+// prompt begins, whether or not the proxies give prefix keys: they begin to when a depth for
+// them has been learnt.
 func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arrival {
 	var scan length.Scanner
-	if h.Get(length.PrefixHeader) != "" {
-		scan.HashPrefix(length.MaxPrefixDepth)
-	}
+	scan.HashPrefix(length.MaxPrefixDepth)
 	scan.Write(body)
 	count := scan.Count()
 	srv.tracker.ObservePrefix(scan.PrefixDigests())

@@ -10,20 +10,16 @@ import (
 // for all of them.
 const (
 	MinPrefixDepth = 256
-	MaxPrefixDepth = 64 << 10
-	// DefaultPrefixDepth is about 1,024 tokens of English: past the instructions that most
-	// requests of a model share.
-	DefaultPrefixDepth = 4096
+	MaxPrefixDepth = 128 << 10
 
-	prefixLevels = 9 // powers of two from MinPrefixDepth to MaxPrefixDepth
-
+	prefixLevels = 10 // powers of two from MinPrefixDepth to MaxPrefixDepth
 )
 
-// PrefixDepth returns the largest depth that is not above n, within the bounds; 0 and less
-// mean DefaultPrefixDepth.
+// PrefixDepth returns the largest depth that is not above n, within the bounds; 0, which means
+// no keys, for 0 and less.
 func PrefixDepth(n int64) int64 {
 	if n <= 0 {
-		return DefaultPrefixDepth
+		return 0
 	}
 	d := int64(MinPrefixDepth)
 	for d < MaxPrefixDepth && 2*d <= n {
@@ -41,8 +37,20 @@ type PrefixSecret [PrefixSecretBytes]byte
 
 const hexDigits = "0123456789abcdef"
 
-// String returns the secret in hexadecimal digits, as ParsePrefixSecret reads it.
-func (s PrefixSecret) String() string {
+const redacted = "prefix secret (not shown)"
+
+// String does not show the secret.
+func (PrefixSecret) String() string { return redacted }
+
+// GoString does not show the secret.
+func (PrefixSecret) GoString() string { return redacted }
+
+// MarshalText does not show the secret, in JSON and logs neither.
+func (PrefixSecret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
+
+// Hex returns the secret in hexadecimal digits, as ParsePrefixSecret reads it: for files that only
+// their owner may read, and for proxies.
+func (s PrefixSecret) Hex() string {
 	out := make([]byte, 0, 2*len(s))
 	for _, b := range s {
 		out = append(out, hexDigits[b>>4], hexDigits[b&15])
@@ -74,14 +82,13 @@ type Prefixes struct {
 }
 
 // Key returns the prefix key of a scanned body: equal keys for bodies whose prompts begin
-// with the same Depth bytes and that have the same model name and cache_salt. Of a shorter
-// prompt, the beginning up to the largest smaller depth counts, so that a conversation
-// changes its key a few times while it is short and then no more. ok is false for a body
-// without a key: it is malformed, its prompt is shorter than MinPrefixDepth, or HashPrefix was not
-// called.
+// with the same Depth bytes and that have the same model name and cache_salt. ok is false for
+// a body without a key: it is malformed, its prompt is shorter than Depth, or HashPrefix was
+// not called. A shorter prompt may have nothing but the instructions that most prompts begin
+// with, and all such requests would go to one replica.
 func (p Prefixes) Key(s *Scanner) (key PrefixKey, ok bool) {
-	level := min(levelOf(p.Depth), s.prefix.levels)
-	if level == 0 || s.Count().Malformed {
+	level, ok := PrefixLevel(p.Depth, s.prefix.levels)
+	if !ok || s.Count().Malformed {
 		return 0, false
 	}
 	h := newSipHash(littleEndian(p.Secret[:8]), littleEndian(p.Secret[8:]))
@@ -105,6 +112,13 @@ func (k PrefixKey) AppendText(out []byte) []byte {
 
 // String returns the 16 hexadecimal digits of the header.
 func (k PrefixKey) String() string { return string(k.AppendText(nil)) }
+
+// PrefixLevel returns which of the hashes of a prompt its key is made of, from 1, given the
+// depth of keys and how many hashes there are; ok is false if the prompt gets no key.
+func PrefixLevel(depth int64, hashes int) (level int, ok bool) {
+	level = levelOf(depth)
+	return level, level > 0 && level <= hashes
+}
 
 // levelOf returns how many depths there are up to a depth.
 func levelOf(depth int64) (level int) {

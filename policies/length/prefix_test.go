@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -102,10 +103,7 @@ var testPrefixes = Prefixes{Depth: 1024, Secret: PrefixSecret{1, 2, 3}}
 func oracleKey(data []byte, p Prefixes) (PrefixKey, bool) {
 	prompt, salt := oraclePrefix(data)
 	depth := p.Depth
-	for depth > int64(len(prompt)) {
-		depth /= 2
-	}
-	if depth < MinPrefixDepth || !json.Valid(data) {
+	if depth == 0 || depth > int64(len(prompt)) || !json.Valid(data) {
 		return 0, false
 	}
 	level := uint64(0)
@@ -226,20 +224,15 @@ func TestPrefixKey(t *testing.T) {
 		"a byte of the text":     {testPrefixes, body("m", "s", text[1:]+"x"), false},
 		"another secret":         {Prefixes{1024, PrefixSecret{9}}, body("m", "s", text), false},
 		"another depth":          {Prefixes{512, testPrefixes.Secret}, body("m", "s", text), false},
-		"a shorter prompt":       {testPrefixes, body("m", "s", text[:1023]), false},
 	} {
 		if k, ok := keyOf(c.p, c.body); !ok || (k == base) != c.same {
 			t.Errorf("%s: key %v, %v, of the first one %v", name, k, ok, base)
 		}
 	}
-	// A short conversation keeps its key until it reaches the next depth.
-	short, _ := keyOf(testPrefixes, body("m", "s", text[:512]))
-	if k, _ := keyOf(testPrefixes, body("m", "s", text[:1023])); k != short {
-		t.Error("between two depths the key changes")
-	}
-	for _, p := range []Prefixes{{}, testPrefixes} {
-		if k, ok := keyOf(p, body("m", "s", text[:MinPrefixDepth-1])); ok {
-			t.Errorf("depth %d: a prompt below the least depth has key %v", p.Depth, k)
+	// A shorter prompt may have nothing but what all prompts begin with.
+	for _, n := range []int{MinPrefixDepth - 1, 512, 1023} {
+		if k, ok := keyOf(testPrefixes, body("m", "s", text[:n])); ok {
+			t.Errorf("a prompt of %d bytes has key %v", n, k)
 		}
 	}
 	if _, ok := keyOf(Prefixes{}, body("m", "s", text)); ok {
@@ -251,7 +244,7 @@ func TestPrefixKey(t *testing.T) {
 }
 
 func TestPrefixDepth(t *testing.T) {
-	for n, want := range map[int64]int64{-1: DefaultPrefixDepth, 0: DefaultPrefixDepth, 1: 256, 256: 256, 511: 256, 512: 512, 5000: 4096, 1 << 16: 1 << 16, 1 << 40: 1 << 16} {
+	for n, want := range map[int64]int64{-1: 0, 0: 0, 1: 256, 256: 256, 511: 256, 512: 512, 5000: 4096, 1 << 16: 1 << 16, 1 << 17: 1 << 17, 1 << 40: 1 << 17} {
 		if got := PrefixDepth(n); got != want {
 			t.Errorf("PrefixDepth(%d) = %d, want %d", n, got, want)
 		}
@@ -263,12 +256,30 @@ func TestPrefixDepth(t *testing.T) {
 
 func TestPrefixSecret(t *testing.T) {
 	want := PrefixSecret{0, 1, 0xab, 15: 0xff}
-	if got, err := ParsePrefixSecret(want.String()); got != want || err != nil {
+	if got, err := ParsePrefixSecret(want.Hex()); got != want || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
 	for _, bad := range []string{"", "00", strings.Repeat("0", 31), strings.Repeat("g", 32), strings.Repeat("+1", 16)} {
 		if _, err := ParsePrefixSecret(bad); err == nil || bad != "" && strings.Contains(err.Error(), bad) {
 			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// TestPrefixSecretIsNotShown renders a secret, and what contains it, in all ways that do not ask for its digits.
+func TestPrefixSecretIsNotShown(t *testing.T) {
+	p := Prefixes{Depth: 256, Secret: PrefixSecret{0xca, 0xfe, 15: 0xba}}
+	var log bytes.Buffer
+	slog.New(slog.NewTextHandler(&log, nil)).Info("text", "secret", p.Secret, "prefixes", p, "in", &p)
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("json", "secret", p.Secret, "prefixes", p, "in", &p)
+	text, err := json.Marshal(map[string]any{"secret": p.Secret, "prefixes": p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []string{fmt.Sprint(p), fmt.Sprintf("%v %+v %#v", p, p, p), fmt.Sprintf("%v %#v %s", p.Secret, p.Secret, &p.Secret), log.String(), string(text)} {
+		low := strings.ToLower(s)
+		if strings.Contains(low, "cafe") || strings.Contains(low, "0xca") || strings.Contains(low, "202 254") || strings.Contains(low, "202,254") || !strings.Contains(s, "not shown") {
+			t.Errorf("shown: %s", s)
 		}
 	}
 }
@@ -294,7 +305,7 @@ func TestPrefixAllocatesNothing(t *testing.T) {
 }
 
 func BenchmarkPrefix(b *testing.B) {
-	for _, depth := range []int64{0, DefaultPrefixDepth, MaxPrefixDepth} {
+	for _, depth := range []int64{0, 4096, MaxPrefixDepth} {
 		for name, body := range map[string][]byte{"text": chat(220 << 10), "ids": ids(220 << 10)} {
 			b.Run(fmt.Sprintf("%s/depth=%d", name, depth), func(b *testing.B) {
 				b.ReportAllocs()

@@ -3,51 +3,55 @@ package prefix
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 )
 
 // MinDepth and DepthLevels are the depths that Depths observes: MinDepth bytes of a prompt's
 // text, and each twice the one before.
 const (
 	MinDepth    = 256
-	DepthLevels = 9
+	DepthLevels = 10
 )
 
 // Depths observes how many prompts have equal beginnings, for each depth, and chooses the
-// depth of a routing key: the smallest one at which the requests are spread over many keys, as
-// far as a larger one would spread them. A smaller depth puts all requests with one set of
-// instructions on one replica; a larger one parts the turns of a conversation, whose first are
-// shorter, and the questions about one document.
+// depth of a routing key, or that there is none. A small depth puts all requests with one set
+// of instructions on one replica; a large one leaves shorter prompts without a key, and parts
+// the turns of a conversation, whose first are shorter, and the questions about one document.
 //
 // How much requests are concentrated is the share of pairs of requests that have the same key.
-// It is estimated from 64 counters for each depth, within about a fifth. Depths can be added
+// It is estimated from 256 counters for each depth, within about a tenth. Depths can be added
 // (Merge), so replicas observe by themselves what the whole fleet decides on. Counts halve
 // when they become large, so that old requests are forgotten. The zero value has seen nothing.
 type Depths struct {
 	prompts uint32
+	reached [DepthLevels]uint32 // prompts that are as long as the depth, or longer
 	counts  [DepthLevels][depthCounters]int32
 }
 
 const (
-	depthCounters = 64
+	depthCounters = 256
 	// maxPrompts is where all counts are halved.
 	maxPrompts = 8192
-	// minPrompts is how many prompts a choice needs.
-	minPrompts = 512
-	// Concentration, in 1/1024, is no reason for a larger depth up to fine. A larger depth must
-	// divide it by more than better/1024 to be preferred; a depth in use is left only for reasons
-	// that are twice as strong, since all keys change with it.
-	fine       = 16
-	better     = 1280
-	depthsMax  = 1 + 5 + DepthLevels*depthCounters*5
-	depthsForm = 1
+	// minPrompts is how many prompts a choice needs: it is taken with the error of the estimate,
+	// but fewer prompts may be of a few clients that happen to be there.
+	minPrompts = 64
+
+	// Shares are counted in 1/whole. A depth costs the share of the requests without a key, and
+	// crowding times the concentration: where half of the requests have one key, that is half as
+	// bad as no keys.
+	whole, crowding = 1 << 20, 2
+	// slack is by how much a smaller depth may cost more than the best one.
+	slack = whole / 16
+
+	depthsMax  = 1 + 5 + DepthLevels*(5+depthCounters*5)
+	depthsForm = 2
 )
 
-// MaxDepthsBytes bounds the binary form of Depths. 1,200 bytes are usual.
+// MaxDepthsBytes bounds the binary form of Depths. 3 KB are usual.
 const MaxDepthsBytes = depthsMax
 
 // Observe counts a prompt. The hashes are those of its text up to MinDepth bytes, twice as
-// many, and so on, as far as it reaches; of a prompt that is shorter than a depth, the longest
-// counts. Prompts without a hash do not count.
+// many, and so on, as far as it reaches. Prompts without a hash do not count.
 func (d *Depths) Observe(hashes []uint64) {
 	if len(hashes) == 0 {
 		return
@@ -56,11 +60,11 @@ func (d *Depths) Observe(hashes []uint64) {
 		d.halve()
 	}
 	d.prompts++
-	for level := range d.counts {
-		at := min(level, len(hashes)-1)
-		m := (hashes[at] + uint64(at)) * 0x9e3779b97f4a7c15
+	for level, h := range hashes[:min(len(hashes), DepthLevels)] {
+		d.reached[level]++
+		m := (h + uint64(level)) * 0x9e3779b97f4a7c15
 		m = (m ^ m>>32) * 0xd6e8feb86659fd93
-		d.counts[level][m>>58] += int32(m>>57&1)*2 - 1
+		d.counts[level][m>>56] += int32(m>>55&1)*2 - 1
 	}
 }
 
@@ -68,6 +72,7 @@ func (d *Depths) Observe(hashes []uint64) {
 func (d *Depths) halve() {
 	d.prompts /= 2
 	for level := range d.counts {
+		d.reached[level] /= 2
 		for i := range d.counts[level] {
 			d.counts[level][i] /= 2
 		}
@@ -76,8 +81,9 @@ func (d *Depths) halve() {
 
 // Merge adds what another has observed.
 func (d *Depths) Merge(o *Depths) {
-	d.prompts += min(o.prompts, maxPrompts)
+	d.prompts += min(o.prompts, 2*maxPrompts)
 	for level := range d.counts {
+		d.reached[level] += min(o.reached[level], 2*maxPrompts)
 		for i := range d.counts[level] {
 			d.counts[level][i] += o.counts[level][i]
 		}
@@ -90,49 +96,84 @@ func (d *Depths) Merge(o *Depths) {
 // Prompts returns how many prompts count.
 func (d *Depths) Prompts() int { return int(d.prompts) }
 
-// concentration returns the share of pairs of prompts that have the same key at a level, in
-// 1/1024.
-func (d *Depths) concentration(level int) int64 {
-	sum, n := int64(0), int64(d.prompts)
+// squares returns the sum of the squares of how many prompts have each key of a level, as estimated.
+func (d *Depths) squares(level int) (sum int64) {
 	for _, c := range d.counts[level] {
 		sum += int64(c) * int64(c)
 	}
-	// A prompt is no pair with itself.
-	return max(sum-n, 0) * 1024 / max(n*(n-1), 1)
+	return sum
 }
 
-// Choose returns the depth of a key, in bytes, given the one in use or 0. It is one of the
-// depths that are observed. While few prompts were seen it is the one in use.
+// concentration returns the share of pairs of prompts that have the same key at a level, and
+// its standard error, in 1/whole.
+func (d *Depths) concentration(level int) (share, deviation int64) {
+	sum, n := d.squares(level), int64(d.prompts)
+	pairs := max(n*(n-1), 1)
+	// A prompt is no pair with itself. The sum of squares of 256 counters is within √(2/256).
+	return max(sum-int64(d.reached[level]), 0) * whole / pairs, sum * (whole * 9 / 100) / pairs
+}
+
+// cost returns what keys of a level cost, and its standard error, in 1/whole.
+func (d *Depths) cost(level int) (cost, deviation int64) {
+	share, deviation := d.concentration(level)
+	without := int64(d.prompts - min(d.reached[level], d.prompts))
+	return crowding*share + without*whole/max(int64(d.prompts), 1), crowding * deviation
+}
+
+// pays reports whether keys of a level bring prompts together: a prompt shares its key with another
+// one, in the mean over all. Where fewer do, a pick by load is as good for the few, and better for the
+// others. Keys that are in use need half of that.
+func (d *Depths) pays(level int, inUse bool) bool {
+	n := int64(d.prompts)
+	others := d.squares(level) - int64(d.reached[level])
+	if inUse {
+		return 2*others >= n
+	}
+	return others >= n
+}
+
+// Choose returns the depth of a key, in bytes, given the one in use. It is one of the depths
+// that are observed, or 0, which means no keys: no depth parts the prompts, or none brings enough
+// of them together. While few prompts were seen it is the one in use. All keys change with the
+// depth, so it is changed only for a difference that is no error of the estimate.
 func (d *Depths) Choose(current int) int {
 	if d.prompts < minPrompts {
 		return current
 	}
-	least := d.concentration(0)
+	now, best, least, deviation := -1, 0, int64(math.MaxInt64), int64(0)
 	for level := range d.counts {
-		least = min(least, d.concentration(level))
-	}
-	level := 0
-	for d.concentration(level) > max(fine, least*better/1024) {
-		level++
-	}
-	chosen, now := MinDepth<<level, -1
-	for i := range DepthLevels {
-		if MinDepth<<i == current {
-			now = i
+		if MinDepth<<level == current {
+			now = level
+		}
+		if cost, e := d.cost(level); cost < least {
+			best, least, deviation = level, cost, e
 		}
 	}
-	// The depth in use stays while it is neither much too concentrated nor much too large.
-	if now >= 0 && d.concentration(now) <= max(2*fine, 2*least) && level > now-2 {
-		return current
+	if now < 0 && least+deviation > whole || now >= 0 && least-deviation > whole {
+		return 0
 	}
-	return chosen
+	for level := best - 1; level >= 0; level-- {
+		if cost, _ := d.cost(level); cost <= least+slack {
+			best = level
+		}
+	}
+	if now >= 0 && best > now-2 {
+		if cost, _ := d.cost(now); cost <= least+2*(slack+2*deviation) {
+			best = now
+		}
+	}
+	if !d.pays(best, now >= 0) {
+		return 0
+	}
+	return MinDepth << best
 }
 
-// AppendBinary appends the binary form to b: a version, the number of prompts, and the counts,
-// as varints. It returns no error.
+// AppendBinary appends the binary form to b: a version, the number of prompts, and for each
+// depth how many reach it and the counts, as varints. It returns no error.
 func (d *Depths) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.AppendUvarint(append(b, depthsForm), uint64(d.prompts))
 	for level := range d.counts {
+		b = binary.AppendUvarint(b, uint64(d.reached[level]))
 		for _, c := range d.counts[level] {
 			b = binary.AppendVarint(b, int64(c))
 		}
@@ -155,6 +196,11 @@ func (d *Depths) UnmarshalBinary(b []byte) error {
 	}
 	out.prompts, b = uint32(prompts), b[1+n:]
 	for level := range out.counts {
+		reached, n := binary.Uvarint(b)
+		if n <= 0 || reached > prompts {
+			return ErrDepths
+		}
+		out.reached[level], b = uint32(reached), b[n:]
 		for i := range out.counts[level] {
 			c, n := binary.Varint(b)
 			if n <= 0 || c > int64(prompts) || -c > int64(prompts) {

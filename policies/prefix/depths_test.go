@@ -2,6 +2,7 @@ package prefix
 
 import (
 	"bytes"
+	"math"
 	"math/rand/v2"
 	"testing"
 )
@@ -34,7 +35,13 @@ func TestDepths(t *testing.T) {
 		min, max int // bytes
 	}{
 		{"nothing is shared", func(rng *rand.Rand) []uint64 {
-			return hashesOf(300+rng.IntN(40000), 0, 0, 0, 0, rng.Uint64N(5000))
+			return hashesOf(300+rng.IntN(40000), 0, 0, 0, 0, rng.Uint64())
+		}, 0, 0},
+		{"nothing but instructions is shared", func(rng *rand.Rand) []uint64 {
+			return hashesOf(5000+rng.IntN(40000), 3000, 3000, 0, 0, rng.Uint64())
+		}, 0, 0},
+		{"conversations without instructions", func(rng *rand.Rand) []uint64 {
+			return hashesOf(300+rng.IntN(40000), 0, 0, 0, 0, rng.Uint64N(1000))
 		}, 256, 256},
 		{"all share 3 KB of instructions", func(rng *rand.Rand) []uint64 {
 			return hashesOf(5000+rng.IntN(40000), 3000, 3000, 0, 0, rng.Uint64N(2000))
@@ -57,16 +64,40 @@ func TestDepths(t *testing.T) {
 		{"conversations that grow", func(rng *rand.Rand) []uint64 {
 			return hashesOf((1+rng.IntN(15))*3000, 1500, 1500, 0, 0, rng.Uint64N(300))
 		}, 2048, 2048},
-		{"all prompts are equal", func(*rand.Rand) []uint64 { return hashesOf(20000, 1<<20, 1<<20, 0, 0, 0) }, 256, 256},
+		{"all prompts are equal", func(*rand.Rand) []uint64 { return hashesOf(20000, 1<<20, 1<<20, 0, 0, 0) }, 0, 0},
+		{"most prompts end before they differ", func(rng *rand.Rand) []uint64 {
+			return hashesOf(2000+rng.IntN(3000), 4000, 4000, 0, 0, rng.Uint64())
+		}, 0, 0},
+		{"agents' instructions of 50 KB", func(rng *rand.Rand) []uint64 {
+			return hashesOf(45_000+rng.IntN(200_000), 50_000, 50_000, 0, 0, rng.Uint64N(60))
+		}, 65536, 65536},
+		{"agents' instructions of 100 KB", func(rng *rand.Rand) []uint64 {
+			return hashesOf(110_000+rng.IntN(200_000), 100_000, 100_000, 0, 0, rng.Uint64N(60))
+		}, 131072, 131072},
+		{"a fifth of the requests are agents', the others are short", func(rng *rand.Rand) []uint64 {
+			if rng.IntN(5) == 0 {
+				return hashesOf(60_000+rng.IntN(200_000), 50_000, 50_000, 1, 0, rng.Uint64N(60))
+			}
+			return hashesOf(300+rng.IntN(5000), 0, 0, 0, 0, rng.Uint64N(500))
+		}, 256, 256},
+		{"most requests are agents', some are short", func(rng *rand.Rand) []uint64 {
+			if rng.IntN(5) > 0 {
+				return hashesOf(60_000+rng.IntN(200_000), 50_000, 50_000, 1, 0, rng.Uint64N(60))
+			}
+			return hashesOf(300+rng.IntN(5000), 0, 0, 0, 0, rng.Uint64N(500))
+		}, 65536, 65536},
 	} {
-		for seed := range uint64(5) {
+		for seed := range uint64(3) {
 			rng := rand.New(rand.NewPCG(seed, 18))
 			var fleet Depths
 			var parts [4]Depths
-			depth, changes := 0, 0
-			for n := range 20_000 {
+			depth, changes, wanted := 0, 0, 1
+			if c.max == 0 {
+				wanted = 0
+			}
+			for n := range 10_000 {
 				parts[n%4].Observe(c.talk(rng))
-				if n%1000 == 999 {
+				if n%50 == 49 && n < 1000 || n%1000 == 999 {
 					fleet = Depths{}
 					for i := range parts {
 						fleet.Merge(&parts[i])
@@ -77,8 +108,8 @@ func TestDepths(t *testing.T) {
 					}
 				}
 			}
-			if depth < c.min || depth > c.max || changes != 1 {
-				t.Errorf("%s, seed %d: %d bytes after %d changes, want %d to %d after 1", c.name, seed, depth, changes, c.min, c.max)
+			if depth < c.min || depth > c.max || changes != wanted {
+				t.Errorf("%s, seed %d: %d bytes after %d changes, want %d to %d after %d", c.name, seed, depth, changes, c.min, c.max, wanted)
 			}
 		}
 	}
@@ -90,21 +121,34 @@ func TestDepthFollowsTraffic(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 18))
 	var d Depths
 	for range minPrompts - 1 {
-		d.Observe(hashesOf(9000, 3000, 3000, 0, 0, rng.Uint64()))
+		d.Observe(hashesOf(9000, 3000, 3000, 0, 0, rng.Uint64N(20)))
 	}
 	if d.Observe(nil); d.Choose(512) != 512 || d.Prompts() != minPrompts-1 {
 		t.Errorf("%d bytes are chosen by %d prompts", d.Choose(512), d.Prompts())
 	}
-	d.Observe(hashesOf(9000, 3000, 3000, 0, 0, rng.Uint64()))
-	if d.Choose(512) != 4096 || d.Choose(8192) != 8192 || d.Choose(1<<16) != 4096 || d.Choose(777) != 4096 {
-		t.Errorf("%d, %d, %d and %d bytes are chosen", d.Choose(512), d.Choose(8192), d.Choose(1<<16), d.Choose(777))
+	d.Observe(hashesOf(9000, 3000, 3000, 0, 0, rng.Uint64N(20)))
+	if d.Choose(512) != 4096 || d.Choose(8192) != 8192 || d.Choose(1<<16) != 4096 || d.Choose(777) != 4096 || d.Choose(0) != 4096 {
+		t.Errorf("%d, %d, %d, %d and %d bytes are chosen", d.Choose(512), d.Choose(8192), d.Choose(1<<16), d.Choose(777), d.Choose(0))
 	}
 	// Longer instructions come into use.
 	for range 4 * maxPrompts {
-		d.Observe(hashesOf(20000, 10000, 10000, 1, 0, rng.Uint64()))
+		d.Observe(hashesOf(20000, 10000, 10000, 1, 0, rng.Uint64N(20)))
 	}
 	if got := d.Choose(4096); got != 16384 {
 		t.Errorf("%d bytes are chosen after the instructions became longer", got)
+	}
+	// Prompts become too short for the depth, and then all equal.
+	for range 4 * maxPrompts {
+		d.Observe(hashesOf(9000, 3000, 3000, 1, 0, rng.Uint64N(20)))
+	}
+	if got := d.Choose(16384); got != 4096 {
+		t.Errorf("%d bytes are chosen after the prompts became shorter", got)
+	}
+	for range 4 * maxPrompts {
+		d.Observe(hashesOf(9000, 1<<20, 1<<20, 1, 0, 0))
+	}
+	if got := d.Choose(4096); got != 0 {
+		t.Errorf("%d bytes are chosen of equal prompts", got)
 	}
 }
 
@@ -149,7 +193,7 @@ func TestDepthsBytes(t *testing.T) {
 		d.Observe(hashesOf(70000, 3000, 3000, 0, 0, rng.Uint64N(1000)))
 	}
 	b, _ := d.AppendBinary(nil)
-	if len(b) > 1200 {
+	if len(b) > 3000 {
 		t.Errorf("%d bytes", len(b))
 	}
 	hashes := hashesOf(70000, 0, 0, 0, 0, 0)
@@ -174,9 +218,9 @@ func TestConcentration(t *testing.T) {
 			}
 			d.Observe([]uint64{key})
 		}
-		want := share * share * 1024
-		if got := float64(d.concentration(DepthLevels - 1)); got < want*0.8-2 || got > want*1.2+2 {
-			t.Errorf("one key of %v of the requests: concentration %v/1024, want %.0f", share, got, want)
+		want := share * share * whole
+		if got, deviation := d.concentration(0); math.Abs(float64(got)-want) > 2*float64(deviation) || float64(deviation) > (want+whole/maxPrompts)*0.12 {
+			t.Errorf("one key of %v of the requests: concentration %v within %d, want %.0f", share, got, deviation, want)
 		}
 	}
 }

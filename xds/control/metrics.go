@@ -32,7 +32,7 @@ var (
 	desired       = desc("desired_replicas", "Replicas that the model should have for the present demand; absent until it is known. An autoscaler follows it; of several control planes, take the max.", "model")
 	current       = desc("current_replicas", "Replicas that the model has, ready or not, without those that are drained, and prefill replicas.", "model")
 	stageDesired  = desc("stage_desired_replicas", "Replicas that each stage of the plan in force needs at this moment, undamped. The sum may exceed desired_replicas: the planner merges stages.", "model", "stage")
-	prefixDepth   = desc("prefix_depth_bytes", "Prompt text that prefix keys cover.", "model")
+	prefixDepth   = desc("prefix_depth_bytes", "Prompt text that prefix keys cover; 0: there are no keys.", "model")
 	bytesPerToken = desc("bytes_per_token", "Prompt bytes per token that routes and estimators use.", "model")
 	estimateError = desc("estimate_error_ratio", "Mean relative error of the length estimate against exact counts.", "model")
 

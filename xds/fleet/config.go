@@ -49,7 +49,8 @@ type Model struct {
 	// length.DefaultRatio.
 	BytesPerToken length.Ratio
 	// PrefixDepth is how many bytes of a prompt's text its prefix key covers, as function
-	// length.PrefixDepth rounds it; 0 means the default until traffic shows a better one.
+	// length.PrefixDepth rounds it; 0 means that it is learnt: there are no keys until traffic
+	// shows at which depth prompts differ.
 	PrefixDepth int64
 }
 

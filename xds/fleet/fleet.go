@@ -225,7 +225,7 @@ func (f *Fleet) BytesPerToken(model string) length.Ratio {
 	return 0
 }
 
-// PrefixDepth returns the depth of a model's prefix keys; 0 means the default.
+// PrefixDepth returns the depth of a model's prefix keys; 0 means that there are none.
 func (f *Fleet) PrefixDepth(model string) int64 {
 	if s := f.latest.Load(); s != nil {
 		if m := s.Model(model); m != nil {

@@ -42,7 +42,7 @@ func routing(s *Snapshot) string {
 		if r := m.BytesPerToken; r != length.DefaultRatio {
 			fmt.Fprintf(&b, " %.2f bytes/token", r.Float())
 		}
-		if m.PrefixDepth != length.DefaultPrefixDepth {
+		if m.PrefixDepth != 0 {
 			fmt.Fprintf(&b, " prefix depth %d", m.PrefixDepth)
 		}
 	}

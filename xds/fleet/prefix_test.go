@@ -11,17 +11,18 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// depths returns what a front end observes of 500 prompts that all begin with the same shared
-// bytes and are 30,000 bytes long.
+// depths returns what a front end observes of 50 prompts that all begin with the same shared
+// bytes, are 30,000 bytes long and belong to twelve conversations.
 func depths(shared int) *kvprefix.Depths {
 	d := new(kvprefix.Depths)
 	rng := rand.New(rand.NewPCG(uint64(shared), 1))
-	for range 500 {
+	for range 50 {
 		var hashes []uint64
+		conversation := rng.Uint64N(12)
 		for depth := kvprefix.MinDepth; depth <= 30_000; depth *= 2 {
 			h := uint64(depth)
 			if depth > shared {
-				h = rng.Uint64()
+				h += (conversation + 1) * 0x9e3779b97f4a7c15
 			}
 			hashes = append(hashes, h)
 		}
@@ -75,11 +76,11 @@ func TestDepthIsRecorded(t *testing.T) {
 	settleState(s, start, Reported{r})
 	var o store.Object
 	if s.recordReplicas(&o); len(o.PrefixDepths) != 0 {
-		t.Errorf("the default is stored: %v", o.PrefixDepths)
+		t.Errorf("no depth is stored: %v", o.PrefixDepths)
 	}
 	m := s.models[0]
 	s.updateDepth(start, m)
-	if s.recordReplicas(&o); m.depth != 4096 || len(o.PrefixDepths) != 1 || o.PrefixDepths[0] != (store.PrefixDepth{Model: "m", Bytes: 16384}) {
+	if s.recordReplicas(&o); m.depth != 0 || len(o.PrefixDepths) != 1 || o.PrefixDepths[0] != (store.PrefixDepth{Model: "m", Bytes: 16384}) {
 		t.Errorf("depth %d is served and %v stored", m.depth, o.PrefixDepths)
 	}
 }

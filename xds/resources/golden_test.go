@@ -53,6 +53,9 @@ func brief(of func(*resources.Resource) bool) func(*resources.Resource) bool {
 func withPrefixes() resources.View {
 	v := fleet()
 	v.Settings.PrefixSecret = length.PrefixSecret{1, 2, 3}
+	for i := range v.Models {
+		v.Models[i].PrefixDepth = 4096
+	}
 	return v
 }
 

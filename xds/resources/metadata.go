@@ -196,7 +196,7 @@ func (m LengthMeta) value() *structpb.Struct {
 	}
 	if m.Prefixes.Depth > 0 {
 		s.Fields["prefix_depth"] = structpb.NewNumberValue(float64(m.Prefixes.Depth))
-		s.Fields["prefix_secret"] = structpb.NewStringValue(m.Prefixes.Secret.String())
+		s.Fields["prefix_secret"] = structpb.NewStringValue(m.Prefixes.Secret.Hex())
 	}
 	return s
 }
@@ -210,7 +210,7 @@ func readPrefixes(f map[string]*structpb.Value) (p length.Prefixes, err error) {
 		return p, err
 	}
 	depth := f["prefix_depth"].GetNumberValue()
-	if p.Depth = length.PrefixDepth(int64(depth)); float64(p.Depth) != depth {
+	if p.Depth = length.PrefixDepth(int64(depth)); p.Depth == 0 || float64(p.Depth) != depth {
 		return p, fmt.Errorf("prefix depth %v: must be a power of two from %d to %d", depth, length.MinPrefixDepth, length.MaxPrefixDepth)
 	}
 	return p, nil

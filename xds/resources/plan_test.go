@@ -169,11 +169,14 @@ func TestMetadataRoundTrip(t *testing.T) {
 	}
 	v := twoModels()
 	v.Settings.PrefixSecret = length.PrefixSecret{1}
-	v.Models[0].PrefixDepth = 8192
+	v.Models[0].PrefixDepth, v.Models[1].PrefixDepth = 8192, 4096
 	rc = message(t, build(t, v).Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
 	two[0].Prefixes, two[1].Prefixes = v.Settings.Prefixes("org/m", 8192), v.Settings.Prefixes("tiny", 4096)
 	if got, err := resources.ReadLengthMeta(rc.VirtualHosts[1].Metadata); err != nil || !reflect.DeepEqual(got, two) {
 		t.Errorf("with prefix keys: %+v, %v; want %+v", got, err, two)
+	}
+	if p := v.Settings.Prefixes("tiny", 0); p != (length.Prefixes{}) {
+		t.Errorf("without a depth: %+v", p)
 	}
 	if two[0].Prefixes.Secret == two[1].Prefixes.Secret || two[0].Prefixes.Secret == v.Settings.PrefixSecret {
 		t.Error("a model's secret is that of another model or of the fleet")

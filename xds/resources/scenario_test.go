@@ -79,13 +79,13 @@ func outcome(err error) string {
 // no form in JSON, stay.
 func editView(t *testing.T, v resources.View, edits []string) resources.View {
 	t.Helper()
-	edge, module := v.Edge, v.Settings.Module
+	edge, module, secret := v.Edge, v.Settings.Module, v.Settings.PrefixSecret
 	v.Edge, v.Settings.Module = nil, nil
 	out, err := jsonedit.Struct(v, edits...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	out.Edge, out.Settings.Module = edge, module
+	out.Edge, out.Settings.Module, out.Settings.PrefixSecret = edge, module, secret
 	return out
 }
 

@@ -49,7 +49,7 @@ type Model struct {
 	// the bounds of package length, and 0 means the default.
 	BytesPerToken length.Ratio
 	// PrefixDepth is how many bytes of a prompt's text its prefix key covers, as function
-	// length.PrefixDepth rounds it; 0 means the default.
+	// length.PrefixDepth rounds it; 0 means no keys.
 	PrefixDepth int64
 }
 
@@ -120,7 +120,7 @@ type Settings struct {
 	// PrefixSecret makes requests whose prompts begin alike go to the same replica of their
 	// stage, where an estimator reads their bodies. It keys the hash of those beginnings.
 	// The zero value means no such routes and clusters.
-	PrefixSecret length.PrefixSecret
+	PrefixSecret length.PrefixSecret `json:"-"`
 	// LengthTimeout bounds one response of the ext_proc service; after it the request
 	// continues without an estimate. 0 means 200 ms.
 	LengthTimeout time.Duration
@@ -166,13 +166,13 @@ func (s Settings) givesPrefixes() bool { return s.PrefixSecret != (length.Prefix
 // Each model has a secret of its own, derived from the fleet's: who learns it from one
 // model's route table learns nothing of the others.
 func (s Settings) Prefixes(model string, depth int64) (p length.Prefixes) {
-	if !s.givesPrefixes() {
-		return p
+	p.Depth = length.PrefixDepth(depth)
+	if !s.givesPrefixes() || p.Depth == 0 {
+		return length.Prefixes{}
 	}
 	mac := hmac.New(sha256.New, s.PrefixSecret[:])
 	mac.Write([]byte(model))
 	copy(p.Secret[:], mac.Sum(nil))
-	p.Depth = length.PrefixDepth(depth)
 	return p
 }
 

@@ -167,7 +167,7 @@ func (o Object) validatePrefixDepths() error {
 		if err := checkUniqueName(seen, "model", d.Model); err != nil {
 			return err
 		}
-		if d.Bytes != length.PrefixDepth(d.Bytes) {
+		if d.Bytes == 0 || d.Bytes != length.PrefixDepth(d.Bytes) {
 			return fmt.Errorf("model %.60q: %d bytes: must be a power of two from %d to %d", d.Model, d.Bytes, length.MinPrefixDepth, length.MaxPrefixDepth)
 		}
 	}

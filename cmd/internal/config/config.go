@@ -108,10 +108,10 @@ type Model struct {
 	// is learnt from exact counts once requests finish.
 	BytesPerToken float64 `yaml:"bytes_per_token,omitempty" unit:"bytes"`
 	// PrefixDepth is how much of a prompt's text its prefix key covers
-	// (control.prefix_keys): a power of two from 256 to 65536. It should be longer
+	// (control.prefix_keys): a power of two from 256 to 131072. It should be longer
 	// than the instructions with which most prompts begin, and shorter than most
-	// conversations; of a shorter prompt, the largest smaller power of two counts.
-	PrefixDepth int64 `yaml:"prefix_depth,omitempty" unit:"bytes" default:"4096 until traffic shows a better one"`
+	// conversations; shorter prompts have no key.
+	PrefixDepth int64 `yaml:"prefix_depth,omitempty" unit:"bytes" default:"learnt from traffic; until then there are no keys"`
 	// KVTokens is the KV capacity of a replica. Where the engine reports its own, the
 	// smaller of the two counts, and a difference is the fault "capacity".
 	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the engine's, or else the profile's"`

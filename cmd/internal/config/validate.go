@@ -236,7 +236,7 @@ func (f *Fleet) validateModels(c *checker) {
 		checkRange(c, at+".context", m.Context, 16, 1<<31)
 		checkRange(c, at+".bytes_per_token", m.BytesPerToken, 0.5, 16)
 		if d := m.PrefixDepth; d != 0 && d != length.PrefixDepth(d) {
-			c.fail(at+".prefix_depth", "%d must be a power of two from %d to %d, for instance %d", d, length.MinPrefixDepth, length.MaxPrefixDepth, length.PrefixDepth(d))
+			c.fail(at+".prefix_depth", "%d must be a power of two from %d to %d, for instance %d", d, length.MinPrefixDepth, length.MaxPrefixDepth, length.PrefixDepth(max(d, 1)))
 		}
 		if m.Profile == "" {
 			c.fail(at+".profile", "name a built-in profile or a JSON file")

@@ -45,7 +45,7 @@ func (f *Fleet) loadPrefixSecret(s *resources.Settings, client *etcd.Client) err
 	if errors.Is(err, fs.ErrNotExist) {
 		var secret length.PrefixSecret
 		rand.Read(secret[:])
-		if err := createSecret(path, secret.String()+"\n"); err != nil {
+		if err := createSecret(path, secret.Hex()+"\n"); err != nil {
 			return fmt.Errorf("state: %w", err)
 		}
 		text, err = readSecret(path) // of whoever was first

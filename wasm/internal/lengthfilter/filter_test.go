@@ -112,7 +112,7 @@ func TestAnswers(t *testing.T) {
 
 // withPrefixes adds what makes prefix keys to the metadata of a model.
 func withPrefixes(m map[string]any, depth float64) map[string]any {
-	m["prefix_depth"], m["prefix_secret"] = depth, testSecret.String()
+	m["prefix_depth"], m["prefix_secret"] = depth, testSecret.Hex()
 	return m
 }
 
