@@ -14,6 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // maxMigrations is how many migrations a control plane returns at once.
@@ -38,7 +39,8 @@ newest first: those in progress and the latest that have ended.
 Columns:
   cause    growth (longer than its stage), outlier (its replica carries more than its
            share), drain, spill (its replica is full), prefill (a prefill replica has
-           computed its prompt) or engine lost
+           computed its prompt) or engine lost; prefix is no move: the KV of a prompt's
+           beginning was copied before its first token
   front    the replica that keeps the client's connection, whichever replica generates
   method   live (KV blocks copied while it decodes, with the transport), handoff (KV
            fetched by the engines' own connector) or reprompt (KV computed again from
@@ -110,7 +112,9 @@ func summarizeMigrations(migrations []control.Migration) string {
 		case "done":
 			done++
 			methods[m.Method]++
-			stalls = append(stalls, m.Stall)
+			if m.Cause != loadreport.CausePrefix {
+				stalls = append(stalls, m.Stall)
+			}
 		case "aborted":
 			aborted++
 		}

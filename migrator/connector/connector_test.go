@@ -203,7 +203,7 @@ func TestBadAnswers(t *testing.T) {
 		}
 		a.read() // released
 	}
-	if s := w.all["r1"].Stats(); s.Fetched != 0 || s.Corrupt != maxTries*2 {
+	if s := w.all["r1"].Stats(); s.Fetched != 0 || s.Corrupt != 3*2 {
 		t.Errorf("%+v", s)
 	}
 }

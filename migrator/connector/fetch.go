@@ -13,9 +13,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// maxTries is how often blocks are pulled that arrive without their checksums.
-const maxTries = 3
-
 // runFetch executes a fetch of the engine and replies to it.
 func (c *Client) runFetch(ctx context.Context, s *session, f api.Fetch) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
@@ -55,27 +52,7 @@ func (c *Client) fetch(ctx context.Context, s *session, f api.Fetch) error {
 		return fmt.Errorf("%s offers %d blocks and %d checksums, not the %d that are wanted", holder, len(answer.GetBlocks()), len(answer.GetSums()), n)
 	}
 	plan := transport.Plan{Src: answer.GetBlocks(), Dst: f.Slots, Sums: answer.GetSums()}
-	pull, err := c.cfg.Paths().Open(ctx, holder, offers, s.memory)
-	if err != nil {
-		return err
-	}
-	defer pull.Close()
-	for range maxTries {
-		err = pull.Pull(ctx, plan)
-		bad := (*transport.CorruptError)(nil)
-		if !errors.As(err, &bad) {
-			return err
-		}
-		c.count(func(n *Stats) { n.Corrupt += uint64(len(bad.Blocks)) })
-		plan = part(plan, bad.Blocks)
-	}
+	out, err := c.cfg.Paths().PullBlocks(ctx, holder, offers, s.memory, plan)
+	c.count(func(n *Stats) { n.Corrupt += uint64(out.Corrupt) })
 	return err
-}
-
-// part returns the plan of some of the blocks of a plan.
-func part(p transport.Plan, blocks []int) (out transport.Plan) {
-	for _, i := range blocks {
-		out.Src, out.Dst, out.Sums = append(out.Src, p.Src[i]), append(out.Dst, p.Dst[i]), append(out.Sums, p.Sums[i])
-	}
-	return out
 }

@@ -9,6 +9,10 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
@@ -37,8 +41,22 @@ type PrefixHolders interface {
 // implements it.
 type PrefixCopier interface {
 	// Copy copies what a peer's engine has of a prefix beyond the own engine's, and returns how
-	// many tokens that was. It returns when ctx ends. After an error the own engine is as it was.
-	Copy(ctx context.Context, holder policies.ReplicaID, p PromptPrefix) (policies.Tokens, error)
+	// many tokens that was, and the transport that carried them. It returns when ctx ends. After
+	// an error the own engine is as it was.
+	Copy(ctx context.Context, holder policies.ReplicaID, p PromptPrefix) (tokens policies.Tokens, transport string, err error)
+}
+
+// PulledPrefix is the outcome of a prefix pull that was tried.
+type PulledPrefix struct {
+	Request   string             // its name in logs and migrations; "" for none
+	FrontEnd  policies.ReplicaID // of the request
+	Holder    policies.ReplicaID
+	Handoff   bool            // by the engines' KV connectors
+	Transport string          // that carried the KV; "" unless it was copied between block tables
+	Tokens    policies.Tokens // that were pulled, or of a failed pull those that were to be
+	Start     time.Time
+	Duration  time.Duration
+	Err       error // nil if it was pulled
 }
 
 // PrefixPull configures prefix pulls: a request whose prompt's beginning is in a peer's cache and
@@ -59,6 +77,9 @@ type PrefixPull struct {
 	MaxConcurrent int
 	// Reason names the cause of a failed Copy for metrics, one of few; nil means "failed".
 	Reason func(error) string
+	// OnPull is called after each pull that was tried, on the request's goroutine. It must not
+	// block. nil ignores them.
+	OnPull func(PulledPrefix)
 }
 
 // PrefixPulls counts what became of requests whose prompts a peer holds more of, since New.
@@ -75,7 +96,7 @@ const (
 	pullBusy     = "busy"     // too many pulls at a time
 	pullDeadline = "deadline" // computing would have been as fast
 	pullLeft     = "left"     // the client has left, or the engine is away
-	pullUnknown  = "unknown ids"
+	pullUnknown  = "unknown_ids"
 	pullFailed   = "failed"
 )
 
@@ -144,41 +165,67 @@ func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg
 	}
 	leg.pulling.Store(true)
 	defer leg.pulling.Store(false)
-	start := time.Now()
+	out := PulledPrefix{Request: lr.request.ID, FrontEnd: lr.frontEnd, Holder: holder.Replica, Handoff: c.Copier == nil, Tokens: d.Tokens, Start: time.Now()}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.Recompute)*time.Microsecond)
 	defer cancel()
-	tokens, err := srv.pullHeld(ctx, lr, holder, held)
+	ctx, end := srv.startPullSpan(ctx, &out)
+	tokens, by, err := srv.pullHeld(ctx, lr, holder, held)
+	out.Duration, out.Transport, out.Err = time.Since(out.Start), by, err
 	srv.pulls.count(func(n *PrefixPulls) {
-		n.Seconds += time.Since(start).Seconds()
+		n.Seconds += out.Duration.Seconds()
 		if err != nil {
 			n.Failed[c.reasonOf(err)]++
 			return
 		}
+		out.Tokens = tokens
 		n.Pulled++
 		n.Tokens += uint64(tokens)
 	})
+	end()
+	if c.OnPull != nil {
+		c.OnPull(out)
+	}
 	if err != nil {
 		srv.requestLog(lr.header).Info("prefix not pulled; the engine computes it", "request", lr.request.ID, "holder", holder.Replica, "tokens", d.Tokens, "error", err)
 	}
 }
 
-// pullHeld copies the first tokens of a leg's prompt, which the holder has, to the own engine.
-func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, holder Target, held policies.Tokens) (policies.Tokens, error) {
+// startPullSpan starts the span of a prefix pull, below the request's. end ends it with the outcome.
+func (srv *Server) startPullSpan(ctx context.Context, out *PulledPrefix) (_ context.Context, end func()) {
+	if srv.cfg.Tracer == nil {
+		return ctx, func() {}
+	}
+	ctx, span := srv.cfg.Tracer.Start(ctx, "prefix.pull", trace.WithTimestamp(out.Start), trace.WithAttributes(
+		attribute.String("cascade.request", out.Request), attribute.String("cascade.from", string(out.Holder)), attribute.String("cascade.to", string(srv.cfg.Replica))))
+	return ctx, func() {
+		span.SetAttributes(attribute.Int64("cascade.tokens", int64(out.Tokens)), attribute.Bool("cascade.handoff", out.Handoff), attribute.String("cascade.transport", out.Transport))
+		if out.Err != nil {
+			span.RecordError(out.Err)
+			span.SetStatus(codes.Error, "the engine computes the prompt")
+		}
+		span.End()
+	}
+}
+
+// pullHeld copies the first tokens of a leg's prompt, which the holder has, to the own engine. by is the
+// transport.
+func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, holder Target, held policies.Tokens) (tokens policies.Tokens, by string, err error) {
 	req, err := openai.Parse(lr.endpoint, lr.body.bytes)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	ids := req.PromptIDs()
 	if ids == nil {
 		if ids, err = srv.tokenize(ctx, &req, engineHeaders(lr.header)); err != nil {
-			return 0, fmt.Errorf("%w: %w", errNoIDs, err)
+			return 0, "", fmt.Errorf("%w: %w", errNoIDs, err)
 		}
 	}
 	ids = ids[:min(held, policies.Tokens(len(ids)))]
 	if c := srv.cfg.PrefixPull.Copier; c != nil {
 		return c.Copy(ctx, holder.Replica, PromptPrefix{Model: req.Model, Salt: strings.Clone(req.CacheSalt), IDs: ids})
 	}
-	return srv.handPrefixOver(ctx, lr, &req, holder, ids, loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true})
+	tokens, err = srv.handPrefixOver(ctx, lr, &req, holder, ids, loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true})
+	return tokens, "", err
 }
 
 // errNoIDs is returned for a prompt whose token ids are not known.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"reflect"
 	"strings"
@@ -11,6 +12,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"go.opentelemetry.io/otel/codes"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -35,15 +40,16 @@ func (f *prefixFake) LongestPrefix(steps []prefix.Step) (Target, policies.Tokens
 	return f.holder, min(f.held, steps[len(steps)-1].Tokens)
 }
 
-func (f *prefixFake) Copy(ctx context.Context, holder policies.ReplicaID, p PromptPrefix) (policies.Tokens, error) {
+func (f *prefixFake) Copy(ctx context.Context, holder policies.ReplicaID, p PromptPrefix) (policies.Tokens, string, error) {
 	f.mu.Lock()
 	f.copies = append(f.copies, p)
 	do := f.copy
 	f.mu.Unlock()
 	if do != nil {
-		return do(ctx, holder, p)
+		tokens, err := do(ctx, holder, p)
+		return tokens, "", err
 	}
-	return policies.Tokens(len(p.IDs)), nil
+	return policies.Tokens(len(p.IDs)), "shm", nil
 }
 
 // computes takes a millisecond per token.
@@ -216,6 +222,65 @@ func TestPrefixPullLimit(t *testing.T) {
 			t.Errorf("%+v", n)
 		}
 	})
+}
+
+// A pull has a span below its request's and a record, whether it succeeds or not.
+func TestPrefixPullRecord(t *testing.T) {
+	const parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	for _, fails := range []error{nil, errors.New("no link")} {
+		synctest.Test(t, func(t *testing.T) {
+			f, e, to := &prefixFake{holder: Target{Replica: "r9", Address: "127.0.0.1:9"}, held: 1024}, newEngine(t), new(placer)
+			f.copy = func(ctx context.Context, _ policies.ReplicaID, p PromptPrefix) (policies.Tokens, error) {
+				time.Sleep(100 * time.Millisecond)
+				return policies.Tokens(len(p.IDs)), fails
+			}
+			spans := tracetest.NewSpanRecorder()
+			records := make(chan PulledPrefix, 2)
+			fa := startServer(t, e.URL, func(c *Config) { c.Placer = to })
+			fb := startServer(t, e.URL, func(c *Config) {
+				f.pulls(c)
+				c.Replica, c.Tracer, c.PrefixPull.OnPull = "r1", sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test"), func(p PulledPrefix) { records <- p }
+			})
+			to.peer.Store(&fb.peer)
+			_, body := promptOf(3000)
+			req, _ := http.NewRequestWithContext(t.Context(), "POST", "http://"+fa.url+"/v1/completions", strings.NewReader(body))
+			req.Header.Set("Traceparent", parent)
+			began := time.Now()
+			resp, err := fa.client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+			got := <-records
+			if !strings.HasPrefix(got.Request, "r0/") {
+				t.Errorf("request %q", got.Request)
+			}
+			got.Request = ""
+			if want := (PulledPrefix{FrontEnd: "r0", Holder: "r9", Tokens: 1024, Start: began, Duration: 100 * time.Millisecond, Err: fails}); got != want {
+				t.Errorf("%+v, want %+v", got, want)
+			}
+			synctest.Wait()
+			pulls := 0
+			for _, span := range spans.Ended() {
+				if span.Name() != "prefix.pull" {
+					continue
+				}
+				pulls++
+				attrs := map[string]string{}
+				for _, a := range span.Attributes() {
+					attrs[string(a.Key)] = a.Value.Emit()
+				}
+				if attrs["cascade.from"] != "r9" || attrs["cascade.to"] != "r1" || attrs["cascade.tokens"] != "1024" || attrs["cascade.handoff"] != "false" ||
+					span.SpanContext().TraceID().String() != parent[3:35] || (span.Status().Code == codes.Error) != (fails != nil) || span.EndTime().Sub(span.StartTime()) != 100*time.Millisecond {
+					t.Errorf("%v, %v", attrs, span.Status())
+				}
+			}
+			if pulls != 1 {
+				t.Errorf("%d spans", pulls)
+			}
+		})
+	}
 }
 
 // A request that is forwarded gets its prefix where it runs, not where it arrived.

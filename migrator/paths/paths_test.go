@@ -126,6 +126,43 @@ func TestPullFallsBack(t *testing.T) {
 	}
 }
 
+// TestPullBlocks: the blocks that arrive without their checksums, and they alone, are pulled again, up to three
+// times; the pull is closed.
+func TestPullBlocks(t *testing.T) {
+	corrupt := func(nth, block int) memtransport.Fault {
+		return memtransport.Fault{At: memtransport.AtPull, Nth: nth, Block: block, Kind: memtransport.Corrupt}
+	}
+	for name, x := range map[string]struct {
+		faults  []memtransport.Fault
+		corrupt int
+		ok      bool
+		by      string
+	}{
+		"intact":            {ok: true, by: "bad"},
+		"one of two, twice": {faults: []memtransport.Fault{corrupt(0, 1), corrupt(1, 0)}, corrupt: 2, ok: true, by: "bad"},
+		"three times":       {faults: []memtransport.Fault{corrupt(0, 1), corrupt(1, 0), corrupt(2, 0)}, corrupt: 3, by: "bad"},
+		"cut, then intact":  {faults: []memtransport.Fault{{At: memtransport.AtPull, Kind: memtransport.Cut}}, ok: true, by: "good"},
+	} {
+		n := [2]*memtransport.Network{{}, {}}
+		a, b := newSide(t, "r0", n, "aabbccdd", nil), newSide(t, "r1", n, "........", nil)
+		b.faults.Set(x.faults...)
+		plan := transport.Plan{Src: []uint32{1, 2}, Dst: []uint32{3, 0}, Sums: a.pool.m.Sums(nil, []uint32{1, 2})}
+		out, err := b.PullBlocks(t.Context(), "r0", a.offers(1, 2), b.pool.m, plan)
+		bad := (*transport.CorruptError)(nil)
+		if (err == nil) != x.ok || !x.ok && !errors.As(err, &bad) || out != (Outcome{x.by, x.corrupt}) {
+			t.Errorf("%s: %+v, %v", name, out, err)
+		}
+		if x.ok && !bytes.Equal(b.pool.m.Bytes, []byte("cc....bb")) {
+			t.Errorf("%s: %q", name, b.pool.m.Bytes)
+		}
+	}
+	n := [2]*memtransport.Network{{}, {}}
+	b := newSide(t, "r1", n, "........", nil)
+	if out, err := b.PullBlocks(t.Context(), "r0", nil, b.pool.m, transport.Plan{}); err == nil || out != (Outcome{}) {
+		t.Errorf("without offers: %+v, %v", out, err)
+	}
+}
+
 // TestRevoked: what was revoked cannot be pulled.
 func TestRevoked(t *testing.T) {
 	n := [2]*memtransport.Network{{}, {}}

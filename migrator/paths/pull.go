@@ -90,6 +90,46 @@ func (p *Pull) Pull(ctx context.Context, plan transport.Plan) error {
 	}
 }
 
+// maxTries is how often PullBlocks pulls blocks that arrive without their checksums.
+const maxTries = 3
+
+// Outcome is what PullBlocks has done.
+type Outcome struct {
+	Transport string // that was used last; "" if none could be opened
+	Corrupt   int    // blocks that arrived without their checksums, each time
+}
+
+// PullBlocks opens a pull, pulls a plan, the blocks that arrive without their checksums up to three
+// times, and closes the pull. When it returns, the memory does not change any more. The error of blocks
+// that never arrived intact is a *transport.CorruptError.
+func (s *Set) PullBlocks(ctx context.Context, peer policies.ReplicaID, offers []transport.Offer, memory *transport.Memory, plan transport.Plan) (out Outcome, err error) {
+	p, err := s.Open(ctx, peer, offers, memory)
+	if err != nil {
+		return out, err
+	}
+	defer p.Close()
+	for range maxTries {
+		err = p.Pull(ctx, plan)
+		out.Transport = p.Transport()
+		bad := (*transport.CorruptError)(nil)
+		if !errors.As(err, &bad) {
+			return out, err
+		}
+		out.Corrupt += len(bad.Blocks)
+		plan = part(plan, bad.Blocks, len(memory.Regions))
+	}
+	return out, err
+}
+
+// part returns the plan of some of the blocks of a plan.
+func part(p transport.Plan, which []int, regions int) (out transport.Plan) {
+	for _, i := range which {
+		out.Src, out.Dst = append(out.Src, p.Src[i]), append(out.Dst, p.Dst[i])
+		out.Sums = append(out.Sums, p.Sums[i*regions:(i+1)*regions]...)
+	}
+	return out
+}
+
 // logFailure logs that a transport failed. One whose pull was cancelled did not fail.
 func (p *Pull) logFailure(ctx context.Context, event, transport string, err error) {
 	if !errors.Is(ctx.Err(), context.Canceled) {

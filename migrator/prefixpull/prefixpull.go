@@ -16,6 +16,8 @@
 //     has computed. Ids, model and cache salt are those of the request, at both ends.
 //  2. A block that is read or written is pinned. Whatever fails, it is released after the last byte
 //     was written or read: if the engine cannot be reached for long, its session ends, which does it.
+//     No release overtakes its pin: a pin is not cancelled with the request, and one that was not
+//     answered is released again later.
 //  3. Pull returns when its context ends, and does not wait for that release.
 //  4. A replica pulls and serves at most MaxConcurrent prefixes at a time each. Beyond that it
 //     refuses.
@@ -42,10 +44,10 @@ import (
 const (
 	defaultConcurrent = 4
 	engineTimeout     = 3 * time.Second        // for one call to the engine
-	releaseRetry      = 100 * time.Millisecond // before a release that failed is tried again
+	releaseRetry      = 100 * time.Millisecond // before a release that failed is tried again; it doubles
+	maxReleaseRetry   = 2 * time.Second        // and ends here
 	releaseTimeout    = 30 * time.Second       // for an engine to release; then its session ends
 	serveTimeout      = 30 * time.Second       // for which a prefix is kept for a peer
-	maxTries          = 3                      // pulls of a block that arrives without its checksum
 )
 
 // Why a prefix is not pulled.
@@ -53,6 +55,8 @@ var (
 	ErrBusy        = errors.New("the limit of prefixes that are copied at a time is reached")
 	ErrGone        = errors.New("the holder has no more of the prefix than this replica")
 	ErrUnavailable = errors.New("no KV can be copied into the engine's memory now")
+	// ErrDifferent is returned where the holder's engine stores KV differently.
+	ErrDifferent = errors.New("the two engines store KV differently")
 )
 
 // Engine is an engine that serves its block table; blocks.Client implements it.
@@ -178,26 +182,57 @@ func (c *Copier) begin(work func(run context.Context)) bool {
 // reservationName returns a name that no other reservation of the engine has.
 func reservationName() string { return "prefix-pull/" + strconv.FormatUint(rand.Uint64(), 16) }
 
-// release frees a reservation, whether or not the engine has made it. It retries until the engine has
-// answered or is unavailable, and ends the session of an engine that does not for releaseTimeout.
-func (c *Copier) release(run context.Context, id string) {
-	for end := time.Now().Add(releaseTimeout); ; {
+// pin pins a prefix under the name of a reservation. It ends with run, not with the request: a pin that
+// was cancelled on its way might be made after the reservation's release. late reports that the engine
+// has not answered, and may make it yet.
+func (c *Copier) pin(run context.Context, name string, p blocks.Prefix, reserve bool) (pinned blocks.PinnedPrefix, late bool, err error) {
+	ctx, cancel := context.WithTimeout(run, engineTimeout)
+	defer cancel()
+	pinned, err = c.cfg.Engine.PinPrefix(ctx, name, p, reserve)
+	return pinned, errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled), err
+}
+
+// release frees a reservation, whether or not the engine has made it. One that is late is released once
+// more when the engine had time to make it.
+func (c *Copier) release(run context.Context, name string, late bool) {
+	c.releaseOnce(run, name)
+	if !late {
+		return
+	}
+	select {
+	case <-run.Done(): // the session ends
+	case <-time.After(engineTimeout):
+		c.releaseOnce(run, name)
+	}
+}
+
+// releaseOnce retries until the engine has answered or is unavailable, and ends the session of an engine
+// that does not for releaseTimeout.
+func (c *Copier) releaseOnce(run context.Context, name string) {
+	end, wait := time.Now().Add(releaseTimeout), releaseRetry
+	for tries := 1; ; tries++ {
 		ctx, cancel := context.WithTimeout(run, engineTimeout)
-		err := c.cfg.Engine.Release(ctx, id)
+		err := c.cfg.Engine.Release(ctx, name)
 		cancel()
 		if err == nil || errors.Is(err, blocks.ErrNotFound) || errors.Is(err, blocks.ErrUnavailable) || run.Err() != nil {
+			if tries > 1 {
+				c.log.Info("reservation released after retries", "reservation", name, "tries", tries)
+			}
 			return
 		}
 		if !time.Now().Before(end) {
-			c.log.Error("engine session abandoned after repeated failures", "call", "release", "reservation", id, "error", err)
-			c.cfg.Engine.AbandonSession(fmt.Errorf("release of %s: %w", id, err))
+			c.log.Error("engine session abandoned after repeated failures", "call", "release", "reservation", name, "error", err)
+			c.cfg.Engine.AbandonSession(fmt.Errorf("release of %s: %w", name, err))
 			return
 		}
-		c.log.Warn("engine call failed; retrying", "call", "release", "reservation", id, "error", err)
+		if tries == 1 {
+			c.log.Warn("engine call failed; retrying", "call", "release", "reservation", name, "for", releaseTimeout, "error", err)
+		}
 		select {
 		case <-run.Done():
 			return
-		case <-time.After(releaseRetry):
+		case <-time.After(wait):
 		}
+		wait = min(2*wait, maxReleaseRetry)
 	}
 }

@@ -16,21 +16,27 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Pull copies what the holder's engine has of a prefix beyond the own engine's, and returns how many
-// tokens that was. It is 0 without an error if the own engine has the whole prefix. After an error the
-// own engine's cache is as it was, and a request computes its prompt.
-func (c *Copier) Pull(ctx context.Context, holder policies.ReplicaID, p blocks.Prefix) (policies.Tokens, error) {
+// Pulled is a prefix that was copied.
+type Pulled struct {
+	Tokens    policies.Tokens // beyond those that the own engine had
+	Transport string          // that carried the KV; "" if none had to be copied
+}
+
+// Pull copies what the holder's engine has of a prefix beyond the own engine's. It copies nothing, without
+// an error, if the own engine has the whole prefix. After an error the own engine's cache is as it was, and
+// a request computes its prompt.
+func (c *Copier) Pull(ctx context.Context, holder policies.ReplicaID, p blocks.Prefix) (Pulled, error) {
 	select {
 	case c.pulling <- struct{}{}:
 	default:
-		return 0, ErrBusy
+		return Pulled{}, ErrBusy
 	}
 	if !c.cfg.CanReceive() {
 		<-c.pulling
-		return 0, ErrUnavailable
+		return Pulled{}, ErrUnavailable
 	}
 	type result struct {
-		tokens int
+		pulled Pulled
 		err    error
 	}
 	done := make(chan result, 1)
@@ -40,20 +46,20 @@ func (c *Copier) Pull(ctx context.Context, holder policies.ReplicaID, p blocks.P
 		defer cancel()
 		defer context.AfterFunc(run, cancel)()
 		job := &pullJob{c: c, name: reservationName(), holder: holder, prefix: p}
-		tokens, err := job.pull(ctx)
-		done <- result{tokens, err}
+		pulled, err := job.pull(ctx, run)
+		done <- result{pulled, err}
 		if job.reserved && err != nil {
-			c.release(run, job.name)
+			c.release(run, job.name, job.late)
 		}
 	}) {
 		<-c.pulling
-		return 0, ErrUnavailable
+		return Pulled{}, ErrUnavailable
 	}
 	select {
 	case r := <-done:
-		return policies.Tokens(r.tokens), r.err
+		return r.pulled, r.err
 	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+		return Pulled{}, context.Cause(ctx)
 	}
 }
 
@@ -64,27 +70,28 @@ type pullJob struct {
 	holder   policies.ReplicaID
 	prefix   blocks.Prefix
 	reserved bool // the engine may have the reservation
+	late     bool // it may make it yet
 }
 
 // pull executes the pull. When it returns, no byte of the engine's memory changes any more.
-func (in *pullJob) pull(ctx context.Context) (tokens int, err error) {
+func (in *pullJob) pull(ctx, run context.Context) (out Pulled, err error) {
 	e := in.c.cfg.Engine
 	memory, mapped := e.Memory()
 	d, described := e.Description()
 	if !mapped || !described {
-		return 0, blocks.ErrUnavailable
+		return out, blocks.ErrUnavailable
 	}
 	ids := in.prefix.IDs[:len(in.prefix.IDs)/d.BlockTokens*d.BlockTokens]
 	in.prefix.IDs, in.reserved = ids, true
-	pinned, err := e.PinPrefix(ctx, in.name, in.prefix, true)
-	if err != nil {
-		return 0, err
+	pinned, late, err := in.c.pin(run, in.name, in.prefix, true)
+	if in.late = late; err != nil {
+		return out, err
 	}
 	if m, _ := e.Memory(); m != memory || pinned.BlockTokens != d.BlockTokens {
-		return 0, fmt.Errorf("%w: the engine was restarted", blocks.ErrUnavailable)
+		return out, fmt.Errorf("%w: the engine was restarted", blocks.ErrUnavailable)
 	}
 	if pinned.Cached == len(ids) {
-		return 0, e.CommitPrefix(ctx, in.name, pinned.Cached) // frees it
+		return out, e.CommitPrefix(ctx, in.name, pinned.Cached) // frees it
 	}
 	fetching, end := context.WithCancel(ctx)
 	defer end() // the holder frees its blocks
@@ -92,38 +99,63 @@ func (in *pullJob) pull(ctx context.Context) (tokens int, err error) {
 		Model: in.prefix.Model, CacheSalt: in.prefix.Salt, Ids: ids, First: uint64(pinned.Cached), Fingerprint: d.Fingerprint,
 	})
 	if err != nil {
-		return 0, cause(err)
+		return out, cause(err)
 	}
 	plan, tokens, err := planPull(answer, pinned, len(ids), len(memory.Regions))
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", in.holder, err)
+		return out, fmt.Errorf("%s: %w", in.holder, err)
 	}
 	offers, err := paths.DecodeOffers(in.holder, answer.GetOffers())
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", in.holder, err)
+		return out, fmt.Errorf("%s: %w", in.holder, err)
 	}
 	begun := time.Now()
-	if err := in.c.pullBlocks(ctx, in.holder, offers, memory, plan); err != nil {
-		return 0, err
+	copied, err := in.c.cfg.Paths().PullBlocks(ctx, in.holder, offers, memory, plan)
+	if err != nil {
+		return out, err
 	}
 	if err := in.c.cfg.Pace(ctx, begun, int64(tokens-pinned.Cached)*int64(d.TokenBytes)); err != nil {
-		return 0, err
+		return out, err
 	}
 	if err := e.CommitPrefix(ctx, in.name, tokens); err != nil {
-		return 0, err
+		return out, err
 	}
-	return tokens - pinned.Cached, nil
+	return Pulled{policies.Tokens(tokens - pinned.Cached), copied.Transport}, nil
+}
+
+// answers are the gRPC codes of a holder's refusals, and what its peer makes of them.
+var answers = []struct {
+	code codes.Code
+	err  error
+}{
+	{codes.NotFound, ErrGone},
+	{codes.ResourceExhausted, ErrBusy},
+	{codes.FailedPrecondition, ErrDifferent},
+	{codes.Unavailable, blocks.ErrUnavailable},
+	{codes.Unimplemented, blocks.ErrNoPrefixes},
+	{codes.Unavailable, transport.ErrEngineAway},
+	{codes.DeadlineExceeded, context.DeadlineExceeded},
 }
 
 // cause maps the answer of a holder that refuses to one of this package's errors.
 func cause(err error) error {
-	switch status.Code(err) {
-	case codes.NotFound:
-		return fmt.Errorf("%w: %w", ErrGone, err)
-	case codes.ResourceExhausted:
-		return fmt.Errorf("%w: %w", ErrBusy, err)
+	code := status.Code(err)
+	for _, a := range answers {
+		if a.code == code {
+			return fmt.Errorf("%w: %w", a.err, err)
+		}
 	}
 	return err
+}
+
+// refusal maps an error to the answer by which a peer learns its reason.
+func refusal(err error) error {
+	for _, a := range answers {
+		if errors.Is(err, a.err) {
+			return status.Error(a.code, err.Error())
+		}
+	}
+	return status.Error(codes.Internal, err.Error())
 }
 
 // planPull validates a holder's answer and returns which blocks are pulled, and how many tokens of the
@@ -138,31 +170,4 @@ func planPull(a *api.FetchPrefixAnswer, pinned blocks.PinnedPrefix, most, region
 		return transport.Plan{}, 0, fmt.Errorf("invalid answer: %d blocks and %d checksums for positions %d to %d", len(a.GetBlocks()), len(a.GetSums()), pinned.Cached, a.GetTokens())
 	}
 	return transport.Plan{Src: a.GetBlocks(), Dst: pinned.Blocks[first:last], Sums: a.GetSums()}, last * size, nil
-}
-
-// pullBlocks pulls the blocks of a plan, those that arrive without their checksums again.
-func (c *Copier) pullBlocks(ctx context.Context, holder policies.ReplicaID, offers []transport.Offer, memory *transport.Memory, plan transport.Plan) error {
-	pull, err := c.cfg.Paths().Open(ctx, holder, offers, memory)
-	if err != nil {
-		return err
-	}
-	defer pull.Close()
-	for range maxTries {
-		err = pull.Pull(ctx, plan)
-		bad := (*transport.CorruptError)(nil)
-		if !errors.As(err, &bad) {
-			return err
-		}
-		plan = part(plan, bad.Blocks, len(memory.Regions))
-	}
-	return err
-}
-
-// part returns the plan of some of the blocks of a plan.
-func part(p transport.Plan, which []int, regions int) (out transport.Plan) {
-	for _, i := range which {
-		out.Src, out.Dst = append(out.Src, p.Src[i]), append(out.Dst, p.Dst[i])
-		out.Sums = append(out.Sums, p.Sums[i*regions:(i+1)*regions]...)
-	}
-	return out
 }

@@ -17,7 +17,8 @@ import (
 // Serve pins what this replica's engine has cached of a prefix, sends one answer by which the peer can
 // pull it, and returns when the peer ends the call (ctx), or after 30 s; then it releases the blocks.
 // peer.Config.ServePrefix is this method. Its errors are gRPC statuses: NOT_FOUND if the engine has no more than the peer,
-// RESOURCE_EXHAUSTED beyond MaxConcurrent.
+// RESOURCE_EXHAUSTED beyond MaxConcurrent, FAILED_PRECONDITION if the engines store KV differently,
+// UNAVAILABLE while the engine is, UNIMPLEMENTED if it shows no prefix cache.
 func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) error {
 	select {
 	case c.serving <- struct{}{}:
@@ -33,9 +34,14 @@ func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.Fetc
 		defer cancel()
 		defer context.AfterFunc(run, cancel)()
 		name := reservationName()
-		err := c.serve(ctx, name, from, q, answer)
-		c.release(run, name)
-		done <- err
+		late, err := c.serve(ctx, run, name, from, q, answer)
+		if late {
+			done <- err // the peer does not wait for the second release
+		}
+		c.release(run, name, late)
+		if !late {
+			done <- err
+		}
 	}) {
 		<-c.serving
 		return status.Error(codes.Unavailable, "the migrator is not running")
@@ -44,7 +50,7 @@ func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.Fetc
 }
 
 // serve pins the prefix under a name, offers it, and returns when no peer reads it any more.
-func (c *Copier) serve(ctx context.Context, name string, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) (err error) {
+func (c *Copier) serve(ctx, run context.Context, name string, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) (late bool, err error) {
 	offered := false
 	defer func() {
 		if !offered {
@@ -56,18 +62,20 @@ func (c *Copier) serve(ctx context.Context, name string, from policies.ReplicaID
 	d, described := e.Description()
 	switch {
 	case !mapped || !described:
-		return status.Error(codes.FailedPrecondition, blocks.ErrUnavailable.Error())
+		return false, refusal(blocks.ErrUnavailable)
 	case q.GetFingerprint() != d.Fingerprint:
-		return status.Error(codes.FailedPrecondition, "the two engines store KV differently")
+		return false, refusal(ErrDifferent)
 	case q.GetFirst()%uint64(d.BlockTokens) != 0 || q.GetFirst() > uint64(len(q.GetIds())):
-		return status.Errorf(codes.InvalidArgument, "first is %d of %d: must be the end of a block of %d", q.GetFirst(), len(q.GetIds()), d.BlockTokens)
+		return false, status.Errorf(codes.InvalidArgument, "first is %d of %d: must be the end of a block of %d", q.GetFirst(), len(q.GetIds()), d.BlockTokens)
 	}
-	pinned, err := e.PinPrefix(ctx, name, blocks.Prefix{Model: q.GetModel(), Salt: q.GetCacheSalt(), IDs: q.GetIds()}, false)
+	pinned, late, err := c.pin(run, name, blocks.Prefix{Model: q.GetModel(), Salt: q.GetCacheSalt(), IDs: q.GetIds()}, false)
 	switch {
 	case err != nil:
-		return status.Error(codes.FailedPrecondition, err.Error())
+		return late, refusal(err)
+	case ctx.Err() != nil: // the peer has ended the call
+		return false, status.FromContextError(ctx.Err()).Err()
 	case uint64(pinned.Cached) <= q.GetFirst() || pinned.BlockTokens != d.BlockTokens:
-		return status.Errorf(codes.NotFound, "%d tokens of the prefix are cached", pinned.Cached)
+		return false, status.Errorf(codes.NotFound, "%d tokens of the prefix are cached", pinned.Cached)
 	}
 	wanted := pinned.Blocks[int(q.GetFirst())/d.BlockTokens:]
 	sums, err := transport.ChecksumBlocks(e, wanted)
@@ -77,13 +85,13 @@ func (c *Copier) serve(ctx context.Context, name string, from policies.ReplicaID
 		err = blocks.ErrUnavailable
 	}
 	if err != nil {
-		return status.Error(codes.FailedPrecondition, err.Error())
+		return false, refusal(err)
 	}
 	set, grant := c.cfg.Paths(), transport.Grant{Migration: name, Receiver: from, Deadline: time.Now().Add(serveTimeout)}
 	offers := set.Export(grant)
 	defer set.Revoke(name, offers) // before the release
 	if len(offers) == 0 {
-		return status.Error(codes.FailedPrecondition, "no transport can serve the KV")
+		return false, status.Error(codes.Unavailable, "no transport can serve the KV")
 	}
 	set.Announce(name, offers, wanted)
 	c.mu.Lock()
@@ -92,10 +100,10 @@ func (c *Copier) serve(ctx context.Context, name string, from policies.ReplicaID
 	c.mu.Unlock()
 	offered = true
 	if err := answer(&api.FetchPrefixAnswer{Offers: paths.EncodeOffers(offers), Tokens: uint64(pinned.Cached), Blocks: wanted, Sums: sums}); err != nil {
-		return err
+		return false, err
 	}
 	<-ctx.Done()
-	return nil
+	return false, nil
 }
 
 func (c *Copier) countRefusal() {

@@ -12,7 +12,7 @@ import (
 type Migration struct {
 	ID       string // reporter/number; the same in every report of the migration
 	Request  string // the stream that it moves
-	Cause    string // growth, outlier, drain, spill, prefill, engine lost
+	Cause    string // growth, outlier, drain, spill, prefill, engine lost; CausePrefix for a prefix pull
 	FrontEnd policies.ReplicaID
 	From     policies.ReplicaID
 	To       policies.ReplicaID
@@ -29,6 +29,10 @@ type Migration struct {
 	Started   time.Time       // by the reporter's clock
 	Reported  time.Time       // when the control plane received the last report of it, by its own clock
 }
+
+// CausePrefix is the cause of a prefix pull: not the request moves, but the KV of its prompt's beginning,
+// before its first token. The replica that gets it reports it.
+const CausePrefix = "prefix"
 
 // The final states of a migration.
 const (
@@ -68,8 +72,8 @@ func DecodeMigrations(reporter policies.ReplicaID, list []*api.Migration) (migra
 }
 
 // decodeMigration checks one migration. A replica reports the migrations that it
-// began, whose ids begin with its own: those away from it, and those by which its
-// front end rescues a stream from another replica.
+// began, whose ids begin with its own: those away from it, those by which its front end
+// rescues a stream from another replica, and its prefix pulls.
 func decodeMigration(reporter policies.ReplicaID, m *api.Migration) (Migration, bool) {
 	for _, id := range [...]string{m.GetId(), m.GetRequest()} {
 		if id == "" || len(id) > maxMigrationID {
@@ -86,7 +90,11 @@ func decodeMigration(reporter policies.ReplicaID, m *api.Migration) (Migration, 
 			return Migration{}, false
 		}
 	}
-	own := strings.HasPrefix(m.GetId(), string(reporter)+"/") && (m.GetFrom() == string(reporter) || m.GetFrontEnd() == string(reporter))
+	begun := m.GetFrom() == string(reporter) || m.GetFrontEnd() == string(reporter)
+	if m.GetCause() == CausePrefix {
+		begun = m.GetTo() == string(reporter)
+	}
+	own := begun && strings.HasPrefix(m.GetId(), string(reporter)+"/")
 	bounded := m.GetTokens() >= 0 && m.GetTokens() <= MaxTokens && m.GetBytes() >= 0 && m.GetBytes() <= maxBytes &&
 		m.GetRounds() <= maxRounds && Within(m.GetStallSeconds(), maxDuration) && Within(m.GetSeconds(), maxDuration)
 	if !own || !bounded || m.GetState() == "" {

@@ -61,7 +61,8 @@ type Daemon struct {
 	controlView controlView
 	linkCache   linkCache
 	liveness    liveness
-	rescues     rescueLog
+	rescues     recordLog
+	pulled      recordLog
 	startedAt   time.Time // before the front end was created
 	predecessor predecessor
 	leading     chan struct{} // closed by Lead
@@ -107,7 +108,7 @@ func (d *Daemon) newFrontend() error {
 			c.FetchPrefill = func() bool { return !d.Live() }
 		}
 		c.OnRescue = func(r frontend.Rescue) {
-			d.rescues.add(r, string(d.id))
+			d.rescues.add(encodeRescue(r, string(d.id)))
 			d.executor.RecordRescue(r)
 		}
 	}

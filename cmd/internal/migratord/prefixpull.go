@@ -43,6 +43,7 @@ func (d *Daemon) prefixPull() *frontend.PrefixPull {
 	}
 	c := &frontend.PrefixPull{
 		Holders: d.market, TokenBytes: rates.TokenBytes, MaxConcurrent: d.cfg.Fleet.Migration.MaxConcurrent, Reason: pullFailure,
+		OnPull: func(p frontend.PulledPrefix) { d.pulled.add(encodePull(p, d.id, rates.TokenBytes)) },
 		Link: func(peer policies.ReplicaID) links.Path {
 			w, known := d.linksToPeers()[peer]
 			if !known {
@@ -64,8 +65,9 @@ func (d *Daemon) prefixPull() *frontend.PrefixPull {
 type prefixCopier struct{ *prefixpull.Copier }
 
 // Copy implements frontend.PrefixCopier.
-func (c prefixCopier) Copy(ctx context.Context, holder policies.ReplicaID, p frontend.PromptPrefix) (policies.Tokens, error) {
-	return c.Pull(ctx, holder, blocks.Prefix(p))
+func (c prefixCopier) Copy(ctx context.Context, holder policies.ReplicaID, p frontend.PromptPrefix) (policies.Tokens, string, error) {
+	pulled, err := c.Pull(ctx, holder, blocks.Prefix(p))
+	return pulled.Tokens, pulled.Transport, err
 }
 
 // pullFailure names the reason of a failed pull, for metrics.
@@ -80,6 +82,8 @@ func pullFailure(err error) string {
 		return "full"
 	case errors.As(err, &corrupt):
 		return "corrupt"
+	case errors.Is(err, prefixpull.ErrDifferent):
+		return "different"
 	case errors.Is(err, blocks.ErrUnavailable), errors.Is(err, blocks.ErrNoPrefixes), errors.Is(err, prefixpull.ErrUnavailable):
 		return "unavailable"
 	}

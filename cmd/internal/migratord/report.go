@@ -51,7 +51,8 @@ func (d *Daemon) ownExtra() loadreport.Extra {
 	s := d.market.Status()
 	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
 	e.Proposal = d.market.Proposal()
-	e.Migrations = append(reportedMigrations(d.executor.Migrations()), d.rescues.all()...) // the reporter splits a list that exceeds one report
+	// The reporter splits a list that exceeds one report.
+	e.Migrations = slices.Concat(reportedMigrations(d.executor.Migrations()), d.rescues.all(), d.pulled.all())
 	e.Routes = reportedRoutes(d.executor.TransportPaths(), d.describeLink)
 	if d.host != nil {
 		e.Slots = d.host.Status()

@@ -34,7 +34,7 @@ type Total struct {
 	Kind
 	Count uint64
 	Bytes float64
-	Stall Histogram // seconds; of completed migrations
+	Stall Histogram // seconds; of completed migrations, but not of prefix pulls
 }
 
 // Histogram counts values by upper bound, cumulatively.
@@ -59,7 +59,7 @@ func (h *Histogram) observe(x float64) {
 
 // The causes and methods that are counted under their own names.
 var (
-	knownCauses  = []string{"growth", "outlier", "drain", "spill", "prefill", "engine lost"}
+	knownCauses  = []string{"growth", "outlier", "drain", "spill", "prefill", "engine lost", loadreport.CausePrefix}
 	knownMethods = []string{"live", "reprompt", "handoff"}
 )
 
@@ -112,7 +112,7 @@ func (l *Log) count(m loadreport.Migration) {
 	}
 	t.Count++
 	t.Bytes += float64(m.Bytes)
-	if m.State == loadreport.MigrationDone {
+	if m.State == loadreport.MigrationDone && m.Cause != loadreport.CausePrefix { // no stream stalled
 		t.Stall.observe(m.Stall)
 	}
 }

@@ -51,6 +51,12 @@ func TestLog(t *testing.T) {
 	if n := l.Running(at(0)); n != 0 {
 		t.Errorf("%d running that are no longer reported", n)
 	}
+	pull := reporttest.Migration(4, loadreport.MigrationDone)
+	pull.Cause, pull.From, pull.FrontEnd, pull.To = loadreport.CausePrefix, "r1", "r1", "r0"
+	l.Add(at(3), decode(t, pull))
+	if totals := l.Totals(); len(totals) != 3 || totals[2].Kind != (Kind{"prefix", "live", loadreport.MigrationDone}) || totals[2].Count != 1 || totals[2].Stall.Count != 0 {
+		t.Errorf("with a prefix pull: %+v", totals)
+	}
 	for i := range 600 {
 		l.Add(at(4), decode(t, reporttest.Migration(10+i, loadreport.MigrationDone)))
 	}
