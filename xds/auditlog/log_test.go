@@ -75,7 +75,7 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// TestRotated: after the file was renamed, or removed, records go to a new one.
+// TestRotated: after the file was renamed, with another one in its place or none, or was removed, records go to the new one.
 func TestRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	l := newLog(t, path)
@@ -90,8 +90,16 @@ func TestRotated(t *testing.T) {
 	if got := waitForRecords(t, path, 1); got[0].Object != "3" {
 		t.Errorf("%+v", got)
 	}
-	if got := read(t, path+".1"); len(got) != 1 || got[0].Object != "1" {
-		t.Errorf("the renamed file has %+v", got)
+	testkit.NoError(t, os.Rename(path, path+".2"))
+	testkit.NoError(t, os.WriteFile(path, nil, 0o600)) // as logrotate's "create" does
+	l.Record(order(4))
+	if got := waitForRecords(t, path, 1); got[0].Object != "4" {
+		t.Errorf("%+v", got)
+	}
+	for i, want := range []string{"1", "3"} {
+		if got := read(t, fmt.Sprint(path, ".", i+1)); len(got) != 1 || got[0].Object != want {
+			t.Errorf("renamed file %d has %+v", i+1, got)
+		}
 	}
 }
 
