@@ -107,6 +107,7 @@ traffic changes. Any Envoy routes for it, through xDS alone.
   cascade up                       a whole emulated fleet in one process
   cascade up -c fleet.yaml         the same, as the file describes it
   cascade status                   stages, ranges, replicas, load and ACKs of a running fleet
+  cascade top                      the same, live in the terminal
   cascade migrations               requests that migrated between replicas, and their stalls
   cascade drain REPLICA            empty a replica, with no dropped stream
   cascade plan --trace FILE        what stages a trace of your own would get

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"charm.land/lipgloss/v2"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/top"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// topTimeout bounds one poll of "cascade top": longer, and the control plane counts as away.
+const topTimeout = 3 * time.Second
+
+// topMigrations is how many of the latest migrations "cascade top" asks for.
+const topMigrations = 30
+
+// topFlags are the flags of "cascade top".
+type topFlags struct {
+	controlFlags
+	once   bool
+	every  time.Duration
+	sort   string
+	filter string
+	model  string
+	size   string
+	ascii  bool
+}
+
+// newTop is "cascade top": a live view of a running fleet in the terminal.
+func newTop(s *settings) *cobra.Command {
+	f := &topFlags{}
+	c := &cobra.Command{
+		Use:   "top",
+		Short: "Watch a running fleet in the terminal: stages, load, migrations, proxies",
+		Long: `Top shows a running fleet, live, also over SSH: whether it is well and what is not, the
+stages on an axis of lengths, the replicas with their load, drains and health, the latest
+migrations with the stalls of their clients, and the plan that each proxy has.
+
+Keys: q quits, ? explains keys and columns, s sorts, / filters, Tab shows the next model,
+the arrow keys scroll. While no control plane answers, the last answer stays, with since
+when; it goes on once one answers.
+
+--once prints one frame, and --json what it shows as one document, for scripts; both exit
+with 1 for a fleet that is not ready, as "cascade status" does. Colours are those of the
+terminal; NO_COLOR=1 leaves them out.`,
+		Example: `  cascade top
+  cascade top --control http://127.0.0.1:18001 --sort load --filter draining
+  cascade top --once --size 160x50
+  cascade top --json | jq -r '.replicas[] | select(.load > 0.9) | .id'`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.top(cmd, f) },
+	}
+	f.controlFlags.flags(c)
+	c.Flags().BoolVar(&f.once, "once", false, "print one frame and exit")
+	c.Flags().DurationVar(&f.every, "every", time.Second, fmt.Sprintf("interval of the requests to the control plane, at least %v", top.MinEvery))
+	c.Flags().StringVar(&f.sort, "sort", top.ByStage.String(), "order of the replicas: stage, load, waiting, iteration or name")
+	c.Flags().StringVar(&f.filter, "filter", "", "show only what has this text")
+	c.Flags().StringVar(&f.model, "model", "", "the model to show first")
+	c.Flags().StringVar(&f.size, "size", "", "WIDTHxHEIGHT of the frame that --once prints; without it the terminal's, or 80x24")
+	c.Flags().BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default where LC_ALL, LC_CTYPE or LANG names no UTF-8")
+	completeFrom(c, "sort", []string{"stage", "load", "waiting", "iteration", "name"})
+	return c
+}
+
+func (s *settings) top(cmd *cobra.Command, f *topFlags) error {
+	order, err := top.ParseOrder(f.sort)
+	if err != nil {
+		return usageErrorf(cmd, "--sort %v", err)
+	}
+	if f.every < top.MinEvery {
+		return usageErrorf(cmd, "--every %v: at least %v", f.every, top.MinEvery)
+	}
+	width, height, err := s.frameSize(f.size)
+	if err != nil {
+		return usageErrorf(cmd, "--size %v", err)
+	}
+	source := &topSource{cmd: cmd, f: f}
+	if source.base, err = f.baseURL(cmd); err != nil { // a wrong flag or file, which no waiting mends
+		return err
+	}
+	if !cmd.Flags().Changed("ascii") {
+		f.ascii = !localeHasUTF8()
+	}
+	m := top.New(cmd.Context(), top.Config{
+		Source: source, Every: f.every, Order: order, Filter: f.filter, Model: f.model, ASCII: f.ascii, Location: time.Local,
+	}).Size(width, height)
+	if f.once || s.json {
+		return s.topOnce(m, source.Poll(cmd.Context()))
+	}
+	if !isTerminal(s.stdout) {
+		return usageErrorf(cmd, "standard output is no terminal; --once prints one frame, --json one document")
+	}
+	_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithOutput(s.stdout), tea.WithoutSignalHandler()).Run()
+	if errors.Is(err, tea.ErrProgramKilled) || errors.Is(err, tea.ErrInterrupted) {
+		return nil // by a signal, which the terminal has survived
+	}
+	return err
+}
+
+// topOnce prints one frame, or what it shows as JSON.
+func (s *settings) topOnce(m top.Model, a top.Answer) error {
+	if a.Err != nil {
+		return a.Err
+	}
+	m = m.Receive(a)
+	if s.json {
+		if err := s.print(top.Show(m)); err != nil {
+			return err
+		}
+	} else if _, err := lipgloss.Fprintln(s.stdout, top.Draw(m).Styled()); err != nil { // as many colours as the output has
+		return err
+	}
+	return notReadyError(a.Status.Faults)
+}
+
+// isTerminal reports whether an output is a terminal.
+func isTerminal(w any) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// frameSize returns the size of the frame: the flag's, the terminal's, or 80×24.
+func (s *settings) frameSize(flag string) (width, height int, err error) {
+	if flag != "" {
+		w, h, _ := strings.Cut(flag, "x")
+		if width, err = strconv.Atoi(w); err == nil {
+			height, err = strconv.Atoi(h)
+		}
+		if err != nil || width < 1 || width > 1000 || height < 1 || height > 1000 {
+			return 0, 0, fmt.Errorf("%q: must be a width and a height up to 1000, such as 160x50", flag)
+		}
+		return width, height, nil
+	}
+	if isTerminal(s.stdout) {
+		if width, height, err = term.GetSize(int(s.stdout.(*os.File).Fd())); err == nil && width > 0 && height > 0 {
+			return width, height, nil
+		}
+	}
+	return 80, 24, nil
+}
+
+// localeHasUTF8 reports whether the environment says that the terminal shows UTF-8, or nothing.
+func localeHasUTF8() bool {
+	name := strings.ToUpper(cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG")))
+	return name == "" || strings.Contains(name, "UTF-8") || strings.Contains(name, "UTF8")
+}
+
+// topSource asks the control plane that the flags name. Once it does not answer, it looks for another one.
+// It is not safe for concurrent use.
+type topSource struct {
+	cmd  *cobra.Command
+	f    *topFlags
+	base *url.URL // nil: the last one did not answer
+}
+
+// Poll implements top.Source.
+func (s *topSource) Poll(ctx context.Context) (a top.Answer) {
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, topTimeout)
+	defer cancel()
+	defer func() {
+		if a.At, a.Took = time.Now(), time.Since(start); a.Err != nil {
+			s.base = nil
+		}
+	}()
+	if s.base == nil {
+		if s.base, a.Err = s.f.baseURL(s.cmd); a.Err != nil {
+			return a
+		}
+	}
+	a.Control = s.base.Host
+	if a.Status, a.Err = topFetch[control.Status](ctx, controlRequest{base: s.base, path: "status"}); a.Err != nil {
+		return a
+	}
+	a.Migrations, a.Err = topFetch[control.Migrations](ctx, controlRequest{base: s.base, path: "migrations", query: url.Values{"limit": {strconv.Itoa(topMigrations)}}})
+	return a
+}
+
+// topFetch gets one document.
+func topFetch[T any](ctx context.Context, r controlRequest) (v T, err error) {
+	_, body, err := r.exchange(ctx)
+	var failed *url.Error
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return v, fmt.Errorf("no answer within %v", topTimeout)
+	case errors.As(err, &failed):
+		return v, failed.Err
+	case err != nil:
+		return v, err
+	}
+	return decode[T](r.base, body)
+}
