@@ -137,3 +137,17 @@ func TestMismatchReason(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestRefused checks that refused requests count from the first report on: what a front end refused before this
+// process knew of it is no demand, and neither is its count after a restart.
+func TestRefused(t *testing.T) {
+	g := New(Config{Grace: time.Minute, HalfLife: time.Minute})
+	now := time.Unix(1, 0)
+	g.Configure(now, []policies.Replica{{ID: "r", Model: "m", Capacity: policies.Capacity{KV: 5000, Batch: 8}}})
+	for _, step := range []struct{ reported, want uint64 }{{1000, 0}, {1010, 10}, {1010, 10}, {3, 10}, {5, 12}} {
+		g.Get("r").HandleReport(now, &loadreport.Report{Replica: "r", Model: "m", Refused: step.reported}, true, 0)
+		if got := g.View(now, "m").Replicas[0].Refused; got != step.want {
+			t.Errorf("after a report of %d: %d refused, want %d", step.reported, got, step.want)
+		}
+	}
+}
