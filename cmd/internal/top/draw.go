@@ -167,7 +167,10 @@ func (d *drawing) planLine() line {
 	if s.Desired > 0 {
 		l = l.add(plain, fmt.Sprintf(", %d wanted", s.Desired))
 	}
-	return l.note(s.Planner)
+	if s.Planner == "" {
+		return l
+	}
+	return l.note(" " + s.Planner)
 }
 
 // faultLines lists the most serious faults.
