@@ -350,7 +350,7 @@ func TestPolls(t *testing.T) {
 	if m = next.(Model); cmd == nil || p.n != 1 {
 		t.Fatal("nothing follows an answer, or a request at once")
 	}
-	if next, cmd = m.Update(pollNow{}); cmd == nil {
+	if _, cmd = m.Update(pollNow{}); cmd == nil {
 		t.Fatal("no request when it is time")
 	}
 	if cmd(); p.n != 2 {
