@@ -32,9 +32,6 @@ func (c *Console) serveEvents(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer c.events.unsubscribe(v)
-	// The server's deadlines are those of short responses. Without a read deadline the end of the
-	// connection is still noticed; a write deadline is set for each event.
-	_ = control.SetReadDeadline(time.Time{})
 	for {
 		select {
 		case <-r.Context().Done():
@@ -51,7 +48,8 @@ func (c *Console) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// send writes an event within the write timeout.
+// send writes an event within the write timeout, which takes the place of the server's: that is for
+// short responses. The server's read timeout ends with the request.
 func (c *Console) send(w http.ResponseWriter, control *http.ResponseController, event []byte) error {
 	if err := control.SetWriteDeadline(time.Now().Add(c.cfg.WriteTimeout)); err != nil {
 		return err

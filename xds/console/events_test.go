@@ -110,6 +110,7 @@ func TestOneViewForAll(t *testing.T) {
 			}()
 		}
 		time.Sleep(seconds*time.Second + time.Millisecond)
+		synctest.Wait()
 		if n := source.views.Load(); n < seconds || n > seconds+1 {
 			t.Errorf("%d views in %d s", n, seconds)
 		}
@@ -155,6 +156,7 @@ func TestSlowViewer(t *testing.T) {
 			t.Errorf("%d viewers before the timeout", n)
 		}
 		time.Sleep(2 * time.Second)
+		synctest.Wait()
 		if n := b.events.count(); n != 1 || b.log.Count("viewer of the console dropped") != 1 {
 			t.Errorf("%d viewers after the timeout: %s", n, b.log)
 		}

@@ -280,7 +280,7 @@ func TestAdmin(t *testing.T) {
 			t.Errorf("no %s in\n%s", want, metrics)
 		}
 	}
-	for path, want := range map[string]int{"/healthz": 200, "/readyz": 200, "/": 404} {
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 200, "/": 200, "/nothing": 404} {
 		if code, _ := get(t, c, path); code != want {
 			t.Errorf("%s: %d", path, code)
 		}

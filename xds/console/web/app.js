@@ -57,7 +57,8 @@ function render() {
   if (model) {
     chooseModel(model);
     figures(model);
-    for (const name of ["chart", "stages", "replicas", "history"]) parts[name].update(model);
+    for (const name of ["chart", "stages", "replicas"]) parts[name].update(model);
+    parts.history.update(model, view.name);
     parts.whatIf.update(model, view.mixes);
   }
   performance.measure("cascade-view", { start, end: performance.now() });

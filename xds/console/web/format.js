@@ -18,9 +18,9 @@ export function percent(share) {
 // signed is a percentage with its sign.
 export const signed = (share) => (share > 0 ? "+" : share < 0 ? "−" : "") + percent(Math.abs(share));
 
-// tokens is a number of tokens, in powers of two where it is one of them.
+// tokens is a number of tokens, in 1024s where it has few digits in them.
 export function tokens(n) {
-  if (n >= 1024 && n % 1024 === 0) return `${whole.format(n / 1024)}Ki`;
+  if (n >= 1024 && n % 256 === 0) return `${n / 1024}Ki`;
   return whole.format(n);
 }
 

@@ -113,7 +113,7 @@ export class History {
       text("Time", (d) => clock(new Date(d.time))),
       number("Plan", (d) => String(d.epoch)),
       text("Decision", (d) => (d.times > 1 ? `${d.decision}, ${d.times} times` : d.decision)),
-      text("Why", (d) => (d.by ? `${d.reason} (${d.by})` : d.reason), { wrap: true }),
+      text("Why", (d) => (d.by && d.by !== this.plane ? `${d.reason} (${d.by})` : d.reason), { wrap: true }),
       number("Gain", (d) => (d.gain ? signed(d.gain) : dash)),
       number("Predicted", (d) => milliseconds(d.predicted_seconds)),
       number("Observed", (d) => milliseconds(d.observed_seconds)),
@@ -121,7 +121,9 @@ export class History {
     ], (d) => `${d.time} ${d.epoch} ${d.decision}`, "No plan has been made yet.");
   }
 
-  update(model) {
+  // update shows who decided where that was not this control plane, whose name is plane.
+  update(model, plane) {
+    this.plane = plane;
     this.table.update(model.history);
   }
 }
