@@ -115,8 +115,8 @@ const MaxText = 4096
 // from. The writer waits until its watch delivers the new object, and decides again.
 var ErrConflict = errors.New("another writer changed the stored plan")
 
-// ErrUnavailable says that the store does not answer, so that nothing is known about the
-// stored object. Where a write fails with it, the object may have been stored nevertheless,
+// ErrUnavailable says that the store does not answer, or refuses this control plane, so that
+// nothing is known about the stored object. Where a write fails with it, the object may have been stored nevertheless,
 // or may yet be.
 var ErrUnavailable = errors.New("the store does not answer")
 

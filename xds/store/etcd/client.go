@@ -159,10 +159,10 @@ func (c *Client) connect(ctx context.Context) (*clientv3.Client, error) {
 	if c.cfg.User != "" {
 		password, err := c.cfg.Password()
 		if err != nil {
-			return nil, err
+			return nil, refusedError{err}
 		}
 		if password == "" {
-			return nil, fmt.Errorf("the password of user %q is empty", c.cfg.User)
+			return nil, refusedError{fmt.Errorf("the password of user %q is empty", c.cfg.User)}
 		}
 		cfg.Username, cfg.Password = c.cfg.User, password
 	}

@@ -155,6 +155,9 @@ func TestUsers(t *testing.T) {
 
 	refused := func(what, want string, err error) {
 		t.Helper()
+		if !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("%s: %v is not ErrUnavailable", what, err)
+		}
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("%s: %v, want %q", what, err, want)
 		}

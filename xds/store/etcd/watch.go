@@ -83,7 +83,13 @@ func sameError(a, b error) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.Error() == b.Error() || errors.Is(a, store.ErrUnavailable) && errors.Is(b, store.ErrUnavailable)
+	return a.Error() == b.Error() || isSilence(a) && isSilence(b)
+}
+
+// isSilence reports whether an error says that etcd does not answer.
+func isSilence(err error) bool {
+	var refused refusedError
+	return errors.Is(err, store.ErrUnavailable) && !errors.As(err, &refused)
 }
 
 // followEvents signals in changed that a document may have changed, until ctx ends. Every
