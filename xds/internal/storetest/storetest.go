@@ -210,6 +210,16 @@ func testConflict(t *testing.T, open func() store.Store) {
 		t.Fatalf("version %q, want %q", u.Version, v2)
 	}
 	requireEqual(t, u.Object, Object(2))
+	// A renewal of the lease, which changes nothing else, is a new version, too.
+	renewed := Object(2)
+	renewed.Lease.Expires = renewed.Lease.Expires.Add(time.Second)
+	v3 := mustSwap(t, b, v2, renewed)
+	taken := Object(2)
+	taken.Lease.Holder = "cp-2"
+	if _, err := a.CompareAndSwap(t.Context(), v2, taken); !errors.Is(err, store.ErrConflict) {
+		t.Errorf("swap from before a renewal: %v", err)
+	}
+	requireEqual(t, startWatch(t, a).waitForVersion(v3).Object, renewed)
 }
 
 func testInvalid(t *testing.T, open func() store.Store) {
