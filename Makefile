@@ -134,13 +134,9 @@ TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-
 # long to compile under it, and what imports the engines of policies or emulates engines. Those that wait
 # longest come first.
 REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord ./cmd/internal/profiler ./cmd/internal/routerbench/... \
-	./xds/control ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
+	./xds/control ./xds/store/etcd ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
 # Folders of packages whose code or tests start goroutines, without that of another module. The
 # race detector has nothing to find in the others.
-
-	./xds/control ./xds/store/etcd ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
-# Folders of packages whose code or tests start goroutines. The race detector has nothing
-# to find in the others.
 GOROUTINES := '(^|[[:space:]{;])go [a-zA-Z.]+\(|\.Go\(|\.Parallel\(\)|RunParallel\(|AfterFunc|httptest\.New|\.Serve\(|grpc\.New|"testing/synctest"'
 CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata --exclude-dir=collector $(GOROUTINES) cmd engine migrator policies xds | xargs -n1 dirname | sort -u | sed 's|^|./|'
 # As shell commands: the packages that "make test" runs with the race detector, and all
