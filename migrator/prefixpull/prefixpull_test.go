@@ -363,14 +363,23 @@ func TestLatePin(t *testing.T) {
 
 // Whatever the reason of a holder's refusal is, the puller learns it.
 func TestReasonsOfRefusals(t *testing.T) {
+	refuseToPin := func(err error) func(*world) {
+		return func(w *world) {
+			w.a.gate = func(call string) error {
+				if call == "pin" {
+					return err
+				}
+				return nil
+			}
+		}
+	}
 	for name, x := range map[string]struct {
 		fault func(w *world)
 		want  error
 	}{
-		"away":       {func(w *world) { w.a.gate = func(string) error { return fmt.Errorf("pin: %w", blocks.ErrUnavailable) } }, blocks.ErrUnavailable},
-		"no cache":   {func(w *world) { w.a.gate = func(string) error { return blocks.ErrNoPrefixes } }, blocks.ErrNoPrefixes},
-		"evicted":    {func(w *world) { w.a.restart() }, ErrGone},
-		"not mapped": {func(w *world) { w.a.memory = nil }, blocks.ErrUnavailable},
+		"away":     {refuseToPin(fmt.Errorf("pin: %w", blocks.ErrUnavailable)), blocks.ErrUnavailable},
+		"no cache": {refuseToPin(blocks.ErrNoPrefixes), blocks.ErrNoPrefixes},
+		"evicted":  {func(w *world) { w.a.restart() }, ErrGone},
 		"other layout": {func(w *world) {
 			w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
 				q.Fingerprint++
@@ -384,7 +393,6 @@ func TestReasonsOfRefusals(t *testing.T) {
 		if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, x.want) {
 			t.Errorf("%s: %v, want %v", name, err, x.want)
 		}
-		w.a.gate = nil
 		w.waitUnpinned(t)
 	}
 }

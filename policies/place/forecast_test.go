@@ -50,8 +50,8 @@ func TestForecast(t *testing.T) {
 		}, "p3"},
 		{"a peer has it, and two requests as long as this one", func(a *policies.Arrival) {
 			a.Request.Input, a.Own.High = 46_000, policies.Unbounded
-			a.Peers = []site{{ID: "p1", High: policies.Unbounded, Load: 40_000}, {ID: "p2", High: policies.Unbounded, Load: 92_000, Prefix: 45_000, Running: 2}}
-			a.Own.Load = 20_000 // the mean is 50,666
+			a.Peers = []site{{ID: "p1", High: policies.Unbounded, Load: 10_000}, {ID: "p2", High: policies.Unbounded, Load: 92_000, Prefix: 45_000, Running: 2}}
+			a.Own.Load = 5000 // the mean is 35,666: twice that and 16,384 is less than what p2 holds
 		}, "p2"},
 		{"a peer has it, and three requests as long as this one, of four", func(a *policies.Arrival) {
 			a.Request.Input, a.Own.High = 46_000, policies.Unbounded
