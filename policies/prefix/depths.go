@@ -42,6 +42,8 @@ const (
 	whole, crowding = 1 << 20, 2
 	// slack is by how much a smaller depth may cost more than the best one.
 	slack = whole / 16
+	// fine is a concentration that needs no larger depth: that of one key for a twentieth of the requests.
+	fine = whole / 400
 
 	depthsMax  = 1 + 5 + DepthLevels*(5+depthCounters*5)
 	depthsForm = 2
@@ -132,6 +134,20 @@ func (d *Depths) pays(level int, inUse bool) bool {
 	return others >= n
 }
 
+// mostConcentrated returns how concentrated the keys of a depth may be: up to fine, or twice as much as
+// those of the best depth are among the prompts that reach it. A twentieth of the requests with one key
+// may be the longest ones, and most of the work.
+func (d *Depths) mostConcentrated() int64 {
+	least := int64(whole)
+	for level, n := range d.reached {
+		if n := int64(n); n >= minPrompts/2 {
+			sum := d.squares(level)
+			least = min(least, (max(sum-n, 0)*whole+sum*(whole*9/100))/(n*(n-1)))
+		}
+	}
+	return max(fine, 2*least)
+}
+
 // Choose returns the depth of a key, in bytes, given the one in use. It is one of the depths
 // that are observed, or 0, which means no keys: no depth parts the prompts, or none brings enough
 // of them together. While few prompts were seen it is the one in use. All keys change with the
@@ -140,12 +156,13 @@ func (d *Depths) Choose(current int) int {
 	if d.prompts < minPrompts {
 		return current
 	}
-	now, best, least, deviation := -1, 0, int64(math.MaxInt64), int64(0)
+	now, best, least, deviation, most := -1, 0, int64(math.MaxInt64), int64(0), d.mostConcentrated()
 	for level := range d.counts {
 		if MinDepth<<level == current {
 			now = level
 		}
-		if cost, e := d.cost(level); cost < least {
+		share, _ := d.concentration(level)
+		if cost, e := d.cost(level); cost < least && share <= most {
 			best, least, deviation = level, cost, e
 		}
 	}
@@ -153,7 +170,8 @@ func (d *Depths) Choose(current int) int {
 		return 0
 	}
 	for level := best - 1; level >= 0; level-- {
-		if cost, _ := d.cost(level); cost <= least+slack {
+		share, _ := d.concentration(level)
+		if cost, _ := d.cost(level); cost <= least+slack && share <= most {
 			best = level
 		}
 	}
