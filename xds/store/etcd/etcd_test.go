@@ -211,12 +211,32 @@ func testLarge(t *testing.T, cluster *etcdtest.Cluster) {
 }
 
 // testCollected removes chunks while another control plane stores them: what is stored can be
-// read at all times. Where they are removed at once, hardly any document is stored, and where
-// they stay for a while, documents are.
+// read at all times. A write whose chunks were removed before it named them stores them again.
 func testCollected(t *testing.T, cluster *etcdtest.Cluster) {
-	storeWhileCollecting(t, cluster, etcd.CollectAge)
 	if storeWhileCollecting(t, cluster, etcd.CollectAge/16) == 0 {
 		t.Error("nothing was stored")
+	}
+	onlyPlan, onlyState := largeObject("a"), largeObject("a")
+	onlyPlan.Weights, onlyState.Plans = nil, nil
+	for _, large := range []store.Object{onlyPlan, onlyState} {
+		prefix, raw := newPrefix(), cluster.Client()
+		s, swaps, removals := open(t, prefix, cluster.Endpoints()...).Plan(), 0, 1
+		s.BeforeSwap(func() {
+			if swaps++; swaps <= removals {
+				_, err := raw.Delete(t.Context(), prefix+"/chunks/", clientv3.WithPrefix())
+				testkit.NoError(t, err)
+			}
+		})
+		v, err := s.CompareAndSwap(t.Context(), "", large)
+		testkit.NoError(t, err)
+		if _, err := s.Read(t.Context()); err != nil || swaps != 2 {
+			t.Errorf("after %d transactions: %v", swaps, err)
+		}
+		swaps, removals = 0, 100
+		large.Epoch++
+		if _, err := s.CompareAndSwap(t.Context(), v, large); err == nil || !strings.Contains(err.Error(), "removed meanwhile") {
+			t.Errorf("stored a document whose chunks are removed each time: %v", err)
+		}
 	}
 }
 

@@ -17,6 +17,9 @@ func (s *Store) Collect(ctx context.Context, g *Garbage, now time.Time) error {
 	return g.search(ctx, now, got.version)
 }
 
+// BeforeSwap sets what is called before each transaction.
+func (s *Store) BeforeSwap(f func()) { s.beforeSwap = f }
+
 // Garbage is a collector.
 type Garbage = collector
 

@@ -16,7 +16,8 @@ import (
 
 // Store is a store.Store in etcd, for control planes on any number of hosts.
 type Store struct {
-	c *Client
+	c          *Client
+	beforeSwap func() // of tests, called before each transaction; nil: none
 
 	mu    sync.Mutex
 	known planSum // of the plan last written here or read
@@ -121,6 +122,9 @@ func (s *Store) swap(ctx context.Context, from version, plan, state []byte) (ver
 	conditions = append(conditions, clientv3.Compare(clientv3.ModRevision(planKey), "=", from.plan))
 	if from.plan != 0 { // without a plan, a state is left over from a plan that was removed
 		conditions = append(conditions, clientv3.Compare(clientv3.ModRevision(stateKey), "=", from.state))
+	}
+	if s.beforeSwap != nil {
+		s.beforeSwap()
 	}
 	var r *clientv3.TxnResponse
 	err = s.c.call(ctx, "store the plan", writeTimeout, func(ctx context.Context, conn *clientv3.Client) (err error) {
