@@ -186,7 +186,8 @@ func (g *collector) named(ctx context.Context, v version) (map[string]bool, erro
 		if revision == 0 {
 			continue
 		}
-		value, err := g.c.getAt(ctx, g.c.key(name), revision)
+		// Not at its revision, which may be compacted: a newer document makes the removal fail.
+		value, err := g.c.getAt(ctx, g.c.key(name), 0)
 		if err != nil {
 			return nil, err
 		}
