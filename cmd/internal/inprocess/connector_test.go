@@ -78,8 +78,10 @@ func TestConnector(t *testing.T) {
 		t.Errorf("%d pulls through shared memory", before)
 	}
 	r.killEngine("r1")
+	r.WaitFor("the front end has noticed", func() bool { return !r.fronts["r1"].Status().EngineReady }) // or the drain below may be too early
 	r.startEngine("r1")
 	r.WaitFor("the engine is back", func() bool { return r.fronts["r1"].Status().EngineReady && connected() })
+	r.waitForStatus("r1 takes requests", allHealthy)
 	for n := 0; n < 2 || r.pulls("shm") == before && n < rounds; n++ { // they are at either of the two now
 		r.drainAndUndrain(fmt.Sprint("r", n%2))
 	}
