@@ -28,7 +28,7 @@ var advice = map[string]Advice{
 	"refused_clients": {"Clients are refused", "A client's certificate does not match, or it exceeds control.limits.",
 		"Issue the certificate that the line names, or raise the limit.", ""},
 	"store": {"Plan store fails", "The plan in force stays, and proxies keep it. Orders fail while it cannot be written.",
-		"Repair the disk or the file server. If no control plane starts, repair the file.", "cascade plan repair -c fleet.yaml"},
+		"Repair the disk, the file server or etcd. If no control plane starts, repair the stored plan.", "cascade plan repair -c fleet.yaml"},
 	"control_plane": {"A control plane is gone", "Another one leads, and proxies continue with those that are left.",
 		"Start it again.", "cascade status"},
 	"no_leader": {"No control plane plans", "Plans do not change. Requests are routed by the last one.",
@@ -47,6 +47,8 @@ var advice = map[string]Advice{
 		"Correct what the line names.", ""},
 	"policy": {"Hosts refuse a policy module", "They keep the module before.",
 		"See what each host says, and push another generation.", "cascade policy status"},
+	"audit": {"Audit log lacks records", "Requests and orders go on, but the log does not say who gave some of them.",
+		"Free the disk of control.audit, or correct its path.", "cascade config explain control.audit"},
 }
 
 // AdviceFor returns the advice for a kind of fault; ok is false for a kind that it does not know.
