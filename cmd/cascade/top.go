@@ -114,7 +114,9 @@ func (s *settings) topOnce(m top.Model, a top.Answer) error {
 	if a.Err != nil {
 		return a.Err
 	}
-	m = m.Receive(a)
+	if m = m.Receive(a); !m.HasModel() {
+		return fmt.Errorf("--model %q: the fleet has no such model", m.ModelName())
+	}
 	if s.json {
 		if err := s.print(top.Show(m)); err != nil {
 			return err

@@ -2,6 +2,7 @@ package frontend
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"strconv"
@@ -43,9 +44,9 @@ func genAIOperationOf(e openai.Endpoint) string {
 	return "text_completion"
 }
 
-// beginSpan begins the span of the leg's call to the own engine, below ctx's, that of its
-// request or of a peer's leg. The engine sees it as its parent. It begins none without tracing,
-// nor for warm-ups, which are no answers to clients.
+// beginSpan begins the span of the leg's call to this replica's engine. Its parent is the span
+// in ctx: the request's, or that of a peer's leg. It becomes the parent of the engine's spans.
+// Without a Tracer, and for warm-ups, no span begins.
 func (r *localLeg) beginSpan(ctx context.Context, lr *legRequest) {
 	tracer := r.server.cfg.Tracer
 	if tracer == nil || r.warmup {
@@ -87,6 +88,16 @@ func (r *localLeg) noteFinish(c *openai.Chunk) {
 	}
 }
 
+// errorTypeOf returns the kind of an error that ended a call: one of few, as the conventions ask.
+func errorTypeOf(err error) string {
+	for kind, of := range map[string]error{"canceled": context.Canceled, "timeout": errIdle, "hung": errHung, "no_progress": errNoProgress, "engine_away": errEngineAway, "replica_gone": errReplicaGone} {
+		if errors.Is(err, of) {
+			return kind
+		}
+	}
+	return "_OTHER"
+}
+
 // endSpan ends the leg's span with what the engine has counted. moved is as in unregister.
 func (r *localLeg) endSpan(moved bool) {
 	if r.span == nil {
@@ -98,8 +109,8 @@ func (r *localLeg) endSpan(moved bool) {
 		r.span.SetAttributes(genAIInput.Int64(int64(n.Input+r.earlier)), genAICached.Int64(int64(n.Cached)))
 	}
 	if cause := r.call.cause.Load(); cause != nil {
-		r.span.SetAttributes(attribute.String("error.type", (*cause).Error()))
-		r.span.SetStatus(codes.Error, (*cause).Error())
+		r.span.SetAttributes(attribute.String("error.type", errorTypeOf(*cause)))
+		r.span.SetStatus(codes.Error, strings.ToValidUTF8((*cause).Error(), "\uFFFD"))
 	}
 	r.span.End()
 }

@@ -141,8 +141,8 @@ func New(cfg Config) (*Scaler, error) {
 // Utilisation returns the share of what the replicas can serve that the demand may be.
 func (s *Scaler) Utilisation() float64 { return s.cfg.Utilisation }
 
-// Step recommends a number of replicas. It is called at least twice in a Config.Memory, with times that do
-// not go back.
+// Step recommends a number of replicas. It is called with times that do not go back, and should be called
+// at least twice in a Config.Memory: a backlog that grew over a longer time counts as its mean growth.
 func (s *Scaler) Step(now policies.Micros, in Sample) Recommendation {
 	if !in.known() {
 		if s.desired == 0 || s.window.never() {
@@ -157,6 +157,7 @@ func (s *Scaler) Step(now policies.Micros, in Sample) Recommendation {
 	rec := Recommendation{Growth: s.backlog.step(now, s.cfg.Memory, in)}
 	up, err := Demand(in.Workload, rec.Growth, s.cfg.Utilisation)
 	if err != nil {
+		s.window = window{started: s.window.started} // what is needed is not known: the number may not fall for a window
 		rec.Desired, rec.Reason = s.desired, NoAnswer
 		return rec
 	}

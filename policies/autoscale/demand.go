@@ -80,7 +80,8 @@ func (q *backlog) step(now, memory policies.Micros, in Sample) float64 {
 		}
 		return 1
 	}
-	passed := float64(max(0, now-q.at)) / float64(memory)
+	elapsed := max(0, now-q.at)
+	passed := float64(elapsed) / float64(memory)
 	q.at = now
 	old := q.requests(in) - q.mean
 	left := float64(math.Exp(-passed) * old)
@@ -95,7 +96,8 @@ func (q *backlog) step(now, memory policies.Micros, in Sample) float64 {
 		return 1
 	}
 	// The mean of before and after, because z has changed during the step and not at its end.
-	more := (old + left) / 2 / (float64(memory) / float64(policies.Second))
+	// The average spans a memory; after a longer step it spans that.
+	more := (old + left) / 2 / (float64(max(memory, elapsed/2)) / float64(policies.Second))
 	return min(max(1+float64(more*q.output)/tokens, 0), maxGrowth)
 }
 

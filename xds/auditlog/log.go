@@ -1,5 +1,5 @@
-// Package auditlog appends what operators, clients and the planner did to a file: one JSON object per line, for
-// whoever has to know later who changed a fleet, and who tried.
+// Package auditlog appends what operators, clients and the planner did to a file: one JSON object per line, so
+// that it can be established later who changed a fleet, and who tried to.
 //
 // New returns a Log, Run writes, and Record hands it a record and never waits. A disk that is full or hangs costs
 // records, which are counted, and nothing else: the queue is bounded, and its goroutine alone touches the file.
@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"sync"
@@ -24,8 +25,10 @@ import (
 const (
 	// queueLength is how many records wait for the disk at most: 28 MiB of the longest.
 	queueLength = 4096
-	// maxRefusals is how many refusals are recorded in each refusalWindow: a client that is refused
-	// chooses how often, and must not fill the disk or drive out other records.
+	// maxRefusals is how many refusals of clients are recorded in each refusalWindow, and how many
+	// other ones: who is refused chooses how often, and must not fill the disk or drive out other
+	// records. Anyone who reaches a port can be refused as a client, an order only those that may
+	// send one.
 	maxRefusals   = 600
 	refusalWindow = time.Minute
 	// retryInterval is the time between two attempts to write a record.
@@ -67,7 +70,7 @@ type Log struct {
 	err       error     // of the last attempt; nil: it succeeded
 	lostAt    time.Time // when a record was last dropped
 	window    time.Time // when the count of refusals began
-	refusals  int       // since then
+	refusals  [2]int    // since then: other ones, and those of clients
 	announced bool      // err was logged
 }
 
@@ -94,14 +97,15 @@ func New(cfg Config) (*Log, error) {
 // Path returns the file.
 func (l *Log) Path() string { return l.cfg.Path }
 
-// Record hands a record to Run. It never waits: what the queue cannot hold is dropped, and so are refusals beyond 600 a minute.
+// Record hands a record to Run. It never waits: what the queue cannot hold is dropped, and so are refusals of clients
+// beyond 600 a minute, and other ones beyond 600 a minute.
 func (l *Log) Record(r Record) {
 	if l == nil {
 		return
 	}
 	now := time.Now()
 	r.Time, r.Control = now.UTC(), l.cfg.Control
-	if r.Outcome == Refused && !l.admitRefusal(now) {
+	if r.Outcome == Refused && !l.admitRefusal(now, r.Action == Client || r.Action == Stream) {
 		l.drop(now)
 		return
 	}
@@ -112,15 +116,20 @@ func (l *Log) Record(r Record) {
 	}
 }
 
-// admitRefusal counts a refusal, and reports whether it is one of those that are recorded.
-func (l *Log) admitRefusal(now time.Time) bool {
+// admitRefusal counts a refusal, of a client or another one, and reports whether it is one of those
+// that are recorded.
+func (l *Log) admitRefusal(now time.Time, ofClient bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now.Sub(l.window) >= refusalWindow {
-		l.window, l.refusals = now, 0
+		l.window, l.refusals = now, [2]int{}
 	}
-	l.refusals++
-	return l.refusals <= maxRefusals
+	n := &l.refusals[0]
+	if ofClient {
+		n = &l.refusals[1]
+	}
+	*n++
+	return *n <= maxRefusals
 }
 
 func (l *Log) drop(now time.Time) {
@@ -162,11 +171,12 @@ func (l *Log) Run(ctx context.Context) error {
 		l.write(ctx)
 	}()
 	<-ctx.Done()
-	patience := time.NewTimer(flushTime)
-	defer patience.Stop()
+	flushTimer := time.NewTimer(flushTime)
+	defer flushTimer.Stop()
 	select {
 	case <-ended:
-	case <-patience.C:
+	case <-flushTimer.C:
+		l.dropped.Add(float64(len(l.queue)))
 		l.log.Error("audit log not written to its end: the disk does not answer", "file", l.cfg.Path, "records", len(l.queue))
 	}
 	return nil
@@ -237,11 +247,11 @@ func (l *Log) append(line []byte) error {
 		l.close()
 	}
 	if l.file == nil {
-		file, err := os.OpenFile(l.cfg.Path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, fileMode)
+		file, err := os.OpenFile(l.cfg.Path, os.O_APPEND|os.O_CREATE|os.O_RDWR, fileMode)
 		if err != nil {
 			return err
 		}
-		l.file = file
+		l.file, l.torn = file, endsTorn(file)
 	}
 	if l.torn {
 		line = append([]byte{'\n'}, line...)
@@ -253,6 +263,18 @@ func (l *Log) append(line []byte) error {
 	}
 	l.torn = false
 	return nil
+}
+
+// endsTorn reports whether a file ends with a part of a line, as one does whose disk was full when a
+// process died.
+func endsTorn(file *os.File) bool {
+	at, err := file.Seek(-1, io.SeekEnd) // fails for an empty file, and for what is no file
+	if err != nil {
+		return false
+	}
+	var last [1]byte
+	_, err = file.ReadAt(last[:], at)
+	return err == nil && last[0] != '\n'
 }
 
 // isCurrent reports whether the open file is the one at Path. A path that cannot be examined is left to the write.

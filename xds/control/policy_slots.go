@@ -261,7 +261,7 @@ func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 		}
 		switch err := k.change(ctx, []lifecycle.Kind{slot.Kind}, change); {
 		case err == nil && verdict == policyslots.Failed:
-			k.auditPromotion(slot.Kind, generation, auditlog.Refused, "rolled back: "+reason)
+			k.auditPromotion(slot.Kind, generation, auditlog.Done, "rolled back: "+reason)
 			k.log.Warn("policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "reason", reason)
 		case err == nil:
 			k.auditPromotion(slot.Kind, generation, auditlog.Done, "became stable")
@@ -286,7 +286,7 @@ func (k *slotManager) revokeBroken(ctx context.Context, now time.Time, slot poli
 	})
 	switch {
 	case err == nil:
-		k.auditPromotion(slot.Kind, generation, auditlog.Refused, "rolled back after it was stable: "+reason)
+		k.auditPromotion(slot.Kind, generation, auditlog.Done, "rolled back after it was stable: "+reason)
 		k.log.Error("stable policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "reason", reason)
 	case errors.Is(err, policyslots.ErrNative), errors.Is(err, policyslots.ErrChanged): // another change came first
 	case ctx.Err() == nil:

@@ -123,6 +123,9 @@ func (x *exchange) onHeaders(r *extproc.ProcessingRequest, h *extproc.HttpHeader
 			x.duplex = false
 		case filterv3.ProcessingMode_NONE:
 			// The body never comes: the headers must suffice.
+			if x.model == nil && len(x.view.list) > 1 && !h.GetEndOfStream() {
+				return x.refuse(refuseMode("its request_body_mode is NONE, and only the body names the model; set it to FULL_DUPLEX_STREAMED, or give each model a host name"))
+			}
 			x.duplex, step = false, length.BySize
 			if size < 0 {
 				step = length.ModelOnly

@@ -122,6 +122,15 @@ func (m Model) modelIndex() int {
 	return min(0, len(m.last.Status.Models)-1)
 }
 
+// ModelName returns the name of the model that was asked for; "" for the first one.
+func (m Model) ModelName() string { return m.model }
+
+// HasModel reports whether the fleet has the model that was asked for, if one was.
+func (m Model) HasModel() bool {
+	at := m.modelIndex()
+	return m.model == "" || at >= 0 && m.last.Status.Models[at].Name == m.model
+}
+
 // matches reports whether the filter lets a row with these texts through.
 func (m Model) matches(texts ...string) bool {
 	want := strings.ToLower(m.filter)

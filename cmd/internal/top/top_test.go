@@ -279,7 +279,7 @@ func TestKeys(t *testing.T) {
 		{"/ q", `order stage, scroll 0, filter "q", typing`}, {"backspace r 7 enter", `order stage, scroll 0, filter "r7"`}, {"j", `order stage, scroll 0, filter "r7"`}, {"esc", "order stage, scroll 0"},
 		{"/ x ctrl+u z", `order stage, scroll 0, filter "z", typing`}, {"esc", "order stage, scroll 0"},
 		{"tab", `order stage, scroll 0, model "qwen-3-32b"`}, {"j", `order stage, scroll 0, model "qwen-3-32b"`}, {"tab", `order stage, scroll 0, model "llama-3.1-8b"`}, {"shift+tab", `order stage, scroll 0, model "qwen-3-32b"`},
-		{"?", `order stage, scroll 0, model "qwen-3-32b", help`}, {"?", `order stage, scroll 0, model "qwen-3-32b"`}, {"w", `order stage, scroll 0, model "qwen-3-32b"`},
+		{"?", `order stage, scroll 0, model "qwen-3-32b", help`}, {"?", `order stage, scroll 0, model "qwen-3-32b"`}, {"/ r enter j", `order stage, scroll 0, model "qwen-3-32b", filter "r"`}, {"? esc", `order stage, scroll 0, model "qwen-3-32b", filter "r"`}, {"esc", `order stage, scroll 0, model "qwen-3-32b"`}, {"w", `order stage, scroll 0, model "qwen-3-32b"`},
 	} {
 		var quits bool
 		if m, quits = press(t, m, c.keys); quits {

@@ -50,7 +50,11 @@ func (m Model) press(key string) (tea.Model, tea.Cmd) {
 	case "?", "h":
 		m.help = !m.help
 	case "esc":
-		m.help, m.filter, m.scroll = false, "", 0
+		if m.help {
+			m.help = false
+			break
+		}
+		m.filter, m.scroll = "", 0
 	case "s":
 		m.order, m.scroll = (m.order+1)%orders, 0
 	case "S":

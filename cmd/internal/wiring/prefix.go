@@ -66,7 +66,7 @@ func (f *Fleet) loadPrefixSecret(s *resources.Settings, client *etcd.Client) err
 func loadEtcdSecret(s *resources.Settings, client *etcd.Client) error {
 	var secret length.PrefixSecret
 	rand.Read(secret[:])
-	text, err := client.CreateOnce(context.Background(), prefixSecretFile, []byte(secret.String()))
+	text, err := client.CreateOnce(context.Background(), prefixSecretFile, []byte(secret.Hex()))
 	if err == nil {
 		s.PrefixSecret, err = length.ParsePrefixSecret(strings.TrimSpace(string(text)))
 	}

@@ -301,6 +301,13 @@ func testSetAside(t *testing.T, cluster *etcdtest.Cluster) {
 	if err != nil || key != "" || got.Epoch != 2 || got.Lease != (store.Lease{}) {
 		t.Errorf("after the state was set aside as %q: epoch %d, lease %v, %v", key, got.Epoch, got.Lease, err)
 	}
+	// A plan that lacks a chunk cannot be read, either.
+	_, err = raw.Put(t.Context(), prefix+"/plan", `{"chunked": {"sha256": "`+strings.Repeat("00", sha256.Size)+`", "size": 1, "chunks": 1}}`)
+	testkit.NoError(t, err)
+	key, err = s.SetAside(t.Context(), time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC))
+	if err != nil || key != prefix+"/corrupt/20260102T030406Z" {
+		t.Errorf("a plan without its chunk was set aside as %q, %v", key, err)
+	}
 }
 
 // follower is a watch with the time of its last update.

@@ -244,14 +244,18 @@ func (s *Store) readOnce(ctx context.Context, have content) (content, error) {
 // the state cannot be read, which the leader writes anew, it removes that and returns "".
 func (s *Store) SetAside(ctx context.Context, now time.Time) (key string, err error) {
 	from, kept := s.c.key(planName), s.c.key("corrupt", now.UTC().Format("20060102T150405Z"))
-	body, err := s.c.getDocument(ctx, from, 0)
+	_, err = s.c.getAt(ctx, from, 0)
+	none := errors.Is(err, errMissing) // no plan at all; a chunk that is missing makes one unreadable
 	if err == nil {
-		_, _, err = store.Decode(body)
+		var body []byte
+		if body, err = s.c.getDocument(ctx, from, 0); err == nil {
+			_, _, err = store.Decode(body)
+		}
 	}
 	if errors.Is(err, store.ErrUnavailable) {
 		return "", err
 	}
-	if err == nil || errors.Is(err, errMissing) {
+	if err == nil || none {
 		from, kept = s.c.key(stateName), ""
 	}
 	err = s.c.call(ctx, "set the unreadable plan aside", writeTimeout, func(ctx context.Context, conn *clientv3.Client) error {
