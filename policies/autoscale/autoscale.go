@@ -12,8 +12,8 @@
 //  1. the number is at least 1, and at least what the demand needs,
 //  2. it does not depend on the plan in force, nor on how many replicas there are, except before the first
 //     demand is known: then it is the present number,
-//  3. it never falls by what is not known: not while most replicas are silent, not within a window after
-//     that or after the start, and silent replicas count as needed,
+//  3. missing reports never lower it: it does not fall while most replicas are silent, nor within a window
+//     after that or after the start, and each silent replica counts as needed,
 //  4. equal samples give equal numbers: no clock, no I/O.
 //
 // Without invariant 2 the loop with the autoscaler would swing: more replicas make another plan, which has
@@ -35,7 +35,7 @@ const (
 
 // Config configures a Scaler.
 type Config struct {
-	// Utilisation is the share of what the replicas can serve within the limits that the demand may be, in
+	// Utilisation is the target ratio of the demand to what the replicas can serve within the limits, in
 	// (0, 1]. 0 means DefaultUtilisation.
 	Utilisation float64
 	// Hysteresis is the share by which Utilisation is lower when replicas are removed: in [0, 1), 0 means
@@ -43,7 +43,7 @@ type Config struct {
 	Hysteresis float64
 	// Window is for how long fewer replicas must be enough before the number falls. 0 means DefaultWindow.
 	Window policies.Micros
-	// Memory is the time constant with which the flow counters forget, as which queues are measured. 0 means
+	// Memory is the time constant of the flow counters. Queues are averaged over the same time. 0 means
 	// DefaultMemory.
 	Memory policies.Micros
 }

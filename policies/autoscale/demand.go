@@ -11,9 +11,9 @@ import (
 // replicas, and an engine that has stopped has a queue, too.
 const maxGrowth = 4
 
-// Demand returns what a workload needs if its flow is multiplied by growth and may be a share of what the
-// replicas can serve within the limits, all stages together. Limit is that of the stage that needs most, and
-// Work that of the flow itself. The errors are those of partition.Objective.Least.
+// Demand returns the replicas that growth times the workload's flow needs, summed over the stages, if it may
+// use the given share of what they can serve within the limits. Limit is that of the stage that needs most;
+// Work excludes the headroom. The errors are those of partition.Objective.Least.
 //
 // The share divides the flow, and does not restrict the replicas: a batch that is limited by memory grows
 // faster than the flow, so three quarters of the memory are far more than three quarters of the flow.
@@ -117,7 +117,7 @@ func sum(column []float64) (total float64) {
 type window struct {
 	started bool            // there was a sample, ever
 	since   policies.Micros // the first sample without a gap
-	list    []needed        // later and lower, one after the other
+	list    []needed        // ascending times, descending numbers: the candidates for the maximum
 }
 
 type needed struct {
@@ -128,8 +128,8 @@ type needed struct {
 // never reports whether there was no sample yet.
 func (w *window) never() bool { return !w.started }
 
-// add adds a sample and returns the most of the last length. full says that the samples cover that; else, or
-// while the most is higher than this sample, left is the time until it may fall.
+// add adds a sample and returns the maximum over the last length. full reports whether the samples span it.
+// left is the time until the maximum may fall.
 func (w *window) add(now, length policies.Micros, replicas int) (most int, full bool, left policies.Micros) {
 	if len(w.list) == 0 {
 		w.started, w.since = true, now

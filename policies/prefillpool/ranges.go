@@ -26,11 +26,11 @@ const (
 
 // Divide divides k prefill replicas among the prompts of a flow, by how many of their tokens are
 // not cached, so that short prompts do not wait behind long ones. The flow is that of the prefill
-// replicas: all its prompts count. The result has as many ranges as possible in which no replica
-// has more than 1.3 times the mean work, and the busiest one as little as possible. It is one range
-// for all prompts if the ranges are predicted to save less than MinGain of the waiting, each prompt's
-// in proportion to the time that it takes to compute; beside queues of all prompts alike, one at each
-// replica, since front ends know queues only as they were a moment ago.
+// replicas: all its prompts count. The result has as many ranges as possible such that no replica
+// has more than 1.3 times the mean work; among equals, the busiest replica has the least. Divide
+// returns one range for all prompts unless the ranges are predicted to reduce the mean slowdown
+// (waiting time over computing time) by at least MinGain, compared with one queue per replica that
+// takes prompts of all lengths. That is the baseline because front ends know the queues with a delay.
 //
 // The ranges are contiguous and ascending, from 0 to policies.Unbounded, and their replicas sum up
 // to k. Divide is a pure function.
@@ -102,8 +102,8 @@ func slowdownAlike(classes []class, k int) float64 {
 	return float64(slowdown * float64(k))
 }
 
-// predict returns how many prompts wait in ranges, and the sum of these numbers, each over the time
-// to compute the prompt: their rate times their mean slowdown. Both are +Inf if a range's replicas
+// predict returns the mean number of waiting prompts, and the rate of prompts times their mean
+// slowdown, which is waiting time over computing time. Both are +Inf if a range's replicas
 // cannot keep up.
 func predict(classes []class, ranges []Range) (waiting, slowdown float64) {
 	for _, r := range ranges {

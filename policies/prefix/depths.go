@@ -32,8 +32,8 @@ const (
 	depthCounters = 256
 	// maxPrompts is where all counts are halved.
 	maxPrompts = 8192
-	// minPrompts is how many prompts a choice needs: it is taken with the error of the estimate,
-	// but fewer prompts may be of a few clients that happen to be there.
+	// minPrompts is the least number of prompts for a choice. Choose allows for the error of the
+	// estimate, but fewer prompts may come from a few clients and not be typical.
 	minPrompts = 64
 
 	// Shares are counted in 1/whole. A depth costs the share of the requests without a key, and
@@ -122,9 +122,9 @@ func (d *Depths) cost(level int) (cost, deviation int64) {
 	return crowding*share + without*whole/max(int64(d.prompts), 1), crowding * deviation
 }
 
-// pays reports whether keys of a level bring prompts together: a prompt shares its key with another
-// one, in the mean over all. Where fewer do, a pick by load is as good for the few, and better for the
-// others. Keys that are in use need half of that.
+// pays reports whether keys of a level bring prompts together: on average, a prompt has at least one
+// other with its key. Below that, choosing by load is as good for prompts that share a key, and better
+// for the rest. Keys that are in use need half of that.
 func (d *Depths) pays(level int, inUse bool) bool {
 	n := int64(d.prompts)
 	others := d.squares(level) - int64(d.reached[level])

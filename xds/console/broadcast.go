@@ -12,15 +12,15 @@ var errStopped = errors.New("the control plane is stopping")
 
 // broadcast computes one event per interval while there are viewers, and gives it to all of them.
 type broadcast struct {
-	interval time.Duration
-	most     int
-	arrived  chan struct{} // capacity 1: a viewer has come
+	interval   time.Duration
+	maxViewers int
+	arrived    chan struct{} // capacity 1: a viewer has come
 
-	mu      sync.Mutex
-	viewers map[*viewer]struct{}
-	latest  []byte
-	at      time.Time // when latest was computed
-	ended   bool
+	mu       sync.Mutex
+	viewers  map[*viewer]struct{}
+	latest   []byte
+	latestAt time.Time // when latest was computed
+	ended    bool
 }
 
 // viewer is one reader of events.
@@ -30,8 +30,8 @@ type viewer struct {
 	next chan []byte
 }
 
-func newBroadcast(interval time.Duration, most int) *broadcast {
-	return &broadcast{interval: interval, most: most, arrived: make(chan struct{}, 1), viewers: make(map[*viewer]struct{})}
+func newBroadcast(interval time.Duration, maxViewers int) *broadcast {
+	return &broadcast{interval: interval, maxViewers: maxViewers, arrived: make(chan struct{}, 1), viewers: make(map[*viewer]struct{})}
 }
 
 // subscribe adds a viewer. It gets the latest event at once if that is recent.
@@ -41,12 +41,12 @@ func (b *broadcast) subscribe(now time.Time) (*viewer, error) {
 	if b.ended {
 		return nil, errStopped
 	}
-	if len(b.viewers) >= b.most {
-		return nil, fmt.Errorf("%d viewers watch the fleet already, and there may be no more; close another page, or use \"cascade status --watch\"", b.most)
+	if len(b.viewers) >= b.maxViewers {
+		return nil, fmt.Errorf("%d viewers watch the fleet already, and there may be no more; close another page, or use \"cascade status --watch\"", b.maxViewers)
 	}
 	v := &viewer{next: make(chan []byte, 1)}
 	b.viewers[v] = struct{}{}
-	if b.latest != nil && now.Sub(b.at) < 2*b.interval {
+	if b.latest != nil && now.Sub(b.latestAt) < 2*b.interval {
 		v.next <- b.latest
 	}
 	select {
@@ -97,7 +97,7 @@ func (b *broadcast) run(ctx context.Context, compute func(time.Time) []byte) {
 func (b *broadcast) publish(event []byte, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.latest, b.at = event, now
+	b.latest, b.latestAt = event, now
 	for v := range b.viewers {
 		select {
 		case <-v.next: // the viewer is late, and misses this one

@@ -21,7 +21,7 @@ func Draw(m Model) Frame {
 	var f Frame
 	switch {
 	case m.width < leastWidth || m.height < leastHeight:
-		f = Frame{line{{fmt.Sprintf("At least %d×%d, please; this is %d×%d.", leastWidth, leastHeight, m.width, m.height), plain}}, d.header()}
+		f = Frame{line{{fmt.Sprintf("Needs %d×%d, has %d×%d.", leastWidth, leastHeight, m.width, m.height), plain}}, d.header()}
 	case m.help:
 		f = d.drawHelp()
 	case !m.answered:

@@ -6,11 +6,11 @@
 // frames. The library Bubble Tea runs the terminal and delivers the messages.
 //
 // Invariants:
-//  1. a frame has as many lines as the terminal, none wider than it, and no text from elsewhere reaches the
-//     terminal but by Clean,
+//  1. a frame has as many lines as the terminal, none wider than it, and text from other processes reaches
+//     the terminal only through Clean,
 //  2. there is at most one request to the control plane at a time, and the next one waits for the interval,
 //     and for nine times as long as the last one took,
-//  3. while no control plane answers, the last answer stays, with since when it is the last one.
+//  3. while no control plane answers, the last answer stays, with the time since which none has answered.
 package top
 
 import (

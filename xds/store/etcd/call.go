@@ -37,7 +37,7 @@ const (
 func (c *Client) call(ctx context.Context, operation string, timeout time.Duration, do func(context.Context, *clientv3.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	var last error // the last one that says more than that the time was over
+	var last error // the last error other than a timeout, if there was one
 	for first := true; ; first = false {
 		conn, err := c.connect(ctx)
 		if err == nil {

@@ -19,7 +19,7 @@
 // so of two writers that started from one version at most one succeeds, also where an answer
 // is lost and the request is sent again. A document names only chunks that exist. Every
 // request has a deadline, every value a size limit. No decision compares the clocks of two
-// hosts: what is old is found by revisions and by the own clock since they changed.
+// hosts: age is measured by this host's clock from when it first saw a revision.
 package etcd
 
 import (
