@@ -25,7 +25,10 @@ const (
 type Depths struct {
 	prompts uint32
 	reached [DepthLevels]uint32 // prompts that are as long as the depth, or longer
-	counts  [DepthLevels][depthCounters]int32
+	// alone is what the squares of the counts would be if all keys were different: reached, until
+	// counts are halved, which divides squares by four.
+	alone  [DepthLevels]uint32
+	counts [DepthLevels][depthCounters]int32
 }
 
 const (
@@ -45,8 +48,8 @@ const (
 	// fine is a concentration that needs no larger depth: that of one key for a twentieth of the requests.
 	fine = whole / 400
 
-	depthsMax  = 1 + 5 + DepthLevels*(5+depthCounters*5)
-	depthsForm = 2
+	depthsMax  = 1 + 5 + DepthLevels*(10+depthCounters*5)
+	depthsForm = 3
 )
 
 // MaxDepthsBytes bounds the binary form of Depths. 3 KB are usual.
@@ -64,6 +67,7 @@ func (d *Depths) Observe(hashes []uint64) {
 	d.prompts++
 	for level, h := range hashes[:min(len(hashes), DepthLevels)] {
 		d.reached[level]++
+		d.alone[level]++
 		m := (h + uint64(level)) * 0x9e3779b97f4a7c15
 		m = (m ^ m>>32) * 0xd6e8feb86659fd93
 		d.counts[level][m>>56] += int32(m>>55&1)*2 - 1
@@ -75,8 +79,13 @@ func (d *Depths) halve() {
 	d.prompts /= 2
 	for level := range d.counts {
 		d.reached[level] /= 2
-		for i := range d.counts[level] {
-			d.counts[level][i] /= 2
+		d.alone[level] /= 4
+		for i, c := range d.counts[level] {
+			// Every other odd count is rounded up: else the squares would lose more than three quarters.
+			if odd := c % 2; i%2 == 0 {
+				c += odd
+			}
+			d.counts[level][i] = c / 2
 		}
 	}
 }
@@ -86,6 +95,7 @@ func (d *Depths) Merge(o *Depths) {
 	d.prompts += min(o.prompts, 2*maxPrompts)
 	for level := range d.counts {
 		d.reached[level] += min(o.reached[level], 2*maxPrompts)
+		d.alone[level] += min(o.alone[level], 2*maxPrompts)
 		for i := range d.counts[level] {
 			d.counts[level][i] += o.counts[level][i]
 		}
@@ -112,7 +122,7 @@ func (d *Depths) concentration(level int) (share, deviation int64) {
 	sum, n := d.squares(level), int64(d.prompts)
 	pairs := max(n*(n-1), 1)
 	// A prompt is no pair with itself. The sum of squares of 256 counters is within √(2/256).
-	return max(sum-int64(d.reached[level]), 0) * whole / pairs, sum * (whole * 9 / 100) / pairs
+	return max(sum-int64(d.alone[level]), 0) * whole / pairs, sum * (whole * 9 / 100) / pairs
 }
 
 // cost returns what keys of a level cost, and its standard error, in 1/whole.
@@ -127,7 +137,7 @@ func (d *Depths) cost(level int) (cost, deviation int64) {
 // for the rest. Keys that are in use need half of that.
 func (d *Depths) pays(level int, inUse bool) bool {
 	n := int64(d.prompts)
-	others := d.squares(level) - int64(d.reached[level])
+	others := d.squares(level) - int64(d.alone[level])
 	if inUse {
 		return 2*others >= n
 	}
@@ -142,7 +152,7 @@ func (d *Depths) mostConcentrated() int64 {
 	for level, n := range d.reached {
 		if n := int64(n); n >= minPrompts/2 {
 			sum := d.squares(level)
-			least = min(least, (max(sum-n, 0)*whole+sum*(whole*9/100))/(n*(n-1)))
+			least = min(least, (max(sum-int64(d.alone[level]), 0)*whole+sum*(whole*9/100))/(n*(n-1)))
 		}
 	}
 	return max(fine, 2*least)
@@ -187,11 +197,12 @@ func (d *Depths) Choose(current int) int {
 }
 
 // AppendBinary appends the binary form to b: a version, the number of prompts, and for each
-// depth how many reach it and the counts, as varints. It returns no error.
+// depth how many reach it, alone and the counts, as varints. It returns no error.
 func (d *Depths) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.AppendUvarint(append(b, depthsForm), uint64(d.prompts))
 	for level := range d.counts {
 		b = binary.AppendUvarint(b, uint64(d.reached[level]))
+		b = binary.AppendUvarint(b, uint64(d.alone[level]))
 		for _, c := range d.counts[level] {
 			b = binary.AppendVarint(b, int64(c))
 		}
@@ -219,6 +230,11 @@ func (d *Depths) UnmarshalBinary(b []byte) error {
 			return ErrDepths
 		}
 		out.reached[level], b = uint32(reached), b[n:]
+		alone, n := binary.Uvarint(b)
+		if n <= 0 || alone > reached {
+			return ErrDepths
+		}
+		out.alone[level], b = uint32(alone), b[n:]
 		for i := range out.counts[level] {
 			c, n := binary.Varint(b)
 			if n <= 0 || c > int64(prompts) || -c > int64(prompts) {

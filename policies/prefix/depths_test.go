@@ -152,6 +152,26 @@ func TestDepthFollowsTraffic(t *testing.T) {
 	}
 }
 
+// TestHalvedCounts checks that forgetting does not make prompts with few others of their key look
+// like prompts without any: keys that pay just before it pay after it.
+func TestHalvedCounts(t *testing.T) {
+	for seed := range uint64(5) {
+		rng := rand.New(rand.NewPCG(seed, 18))
+		var d Depths
+		for range maxPrompts {
+			d.Observe(hashesOf(9000, 0, 0, 0, 0, rng.Uint64N(maxPrompts/3)))
+		}
+		before := d.squares(0) - int64(d.alone[0])
+		d.halve()
+		if after := 4 * (d.squares(0) - int64(d.alone[0])); after < before*9/10 || after > before*11/10 {
+			t.Errorf("seed %d: %d pairs before, %d after", seed, before, after)
+		}
+		if !d.pays(0, true) {
+			t.Errorf("seed %d: keys do not pay any more", seed)
+		}
+	}
+}
+
 // FuzzDepths checks that whatever is decoded is encoded as the same counts, and can be used.
 func FuzzDepths(f *testing.F) {
 	rng := rand.New(rand.NewPCG(3, 18))
