@@ -172,6 +172,24 @@ func TestHalvedCounts(t *testing.T) {
 	}
 }
 
+// TestRoundedCounts checks that halving loses no more than three quarters of the squares, on average.
+func TestRoundedCounts(t *testing.T) {
+	const fleets = 50
+	pairs, alone := int64(0), int64(0)
+	for seed := range uint64(fleets) {
+		rng := rand.New(rand.NewPCG(seed, 18))
+		var d Depths
+		for range maxPrompts {
+			d.Observe([]uint64{rng.Uint64()})
+		}
+		d.halve()
+		pairs, alone = pairs+d.squares(0)-int64(d.alone[0]), alone+int64(d.alone[0])
+	}
+	if bias := float64(pairs) / float64(alone); math.Abs(bias) > 0.05 {
+		t.Errorf("prompts that share no key have %.0f %% of a prompt in common, on average", 100*bias)
+	}
+}
+
 // FuzzDepths checks that whatever is decoded is encoded as the same counts, and can be used.
 func FuzzDepths(f *testing.F) {
 	rng := rand.New(rand.NewPCG(3, 18))
