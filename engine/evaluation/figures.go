@@ -18,16 +18,14 @@ type metric struct {
 }
 
 var (
-	ttftMean    = metric{name: "TTFT mean", of: func(o Outcome) float64 { return o.TTFT.Mean }}
-	ttftP95     = metric{name: "TTFT p95", of: func(o Outcome) float64 { return o.TTFT.P95 }}
-	tpotMean    = metric{name: "TPOT mean", of: func(o Outcome) float64 { return o.TPOT.Mean }}
-	tpotP95     = metric{name: "TPOT p95", of: func(o Outcome) float64 { return o.TPOT.P95 }}
-	normalMean  = metric{name: "normalised mean", of: func(o Outcome) float64 { return o.Normal.Mean }}
-	normalP50   = metric{name: "normalised p50", of: func(o Outcome) float64 { return o.Normal.P50 }}
-	normalP99   = metric{name: "normalised p99", of: func(o Outcome) float64 { return o.Normal.P99 }}
-	longestMean = metric{name: "longest tenth, mean", of: func(o Outcome) float64 { return o.LongestNL.Mean }}
-	longestP99  = metric{name: "longest tenth, p99", of: func(o Outcome) float64 { return o.LongestNL.P99 }}
-	throughput  = metric{name: "tokens/s", of: func(o Outcome) float64 { return o.TokensPerSecond }, higher: true, plain: true}
+	ttftMean   = metric{name: "TTFT mean", of: func(o Outcome) float64 { return o.TTFT.Mean }}
+	ttftP95    = metric{name: "TTFT p95", of: func(o Outcome) float64 { return o.TTFT.P95 }}
+	tpotMean   = metric{name: "TPOT mean", of: func(o Outcome) float64 { return o.TPOT.Mean }}
+	tpotP95    = metric{name: "TPOT p95", of: func(o Outcome) float64 { return o.TPOT.P95 }}
+	normalMean = metric{name: "normalised mean", of: func(o Outcome) float64 { return o.Normal.Mean }}
+	normalP99  = metric{name: "normalised p99", of: func(o Outcome) float64 { return o.Normal.P99 }}
+	longestP99 = metric{name: "longest tenth, p99", of: func(o Outcome) float64 { return o.LongestNL.P99 }}
+	throughput = metric{name: "tokens/s", of: func(o Outcome) float64 { return o.TokensPerSecond }, higher: true, plain: true}
 )
 
 // seconds prints a time.

@@ -107,7 +107,7 @@ func TestObservationCounts(t *testing.T) {
 		if f := w.ask("g", "a@1", clusterTypes); !f.Late["gone"] {
 			t.Error("a node that lost its stream is not waited for")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if f := w.ask("g", "a@1", clusterTypes); f.Late["gone"] || f.Nodes != 4 || f.OthersLate {
 			t.Errorf("%+v: gone is waited for longer than %v", f, reconnectTime)
 		}

@@ -3,7 +3,6 @@ package handofftest
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -87,7 +86,7 @@ func (p *Pair) complete(url string, prompt []uint32) (out []uint32) {
 		out = append(out, uint32(id.Uint()))
 	}
 	if resp.StatusCode != http.StatusOK || len(out) != 20 {
-		p.t.Fatal(fmt.Sprintf("%s: %s\n%s", resp.Status, answer, &p.Log))
+		p.t.Fatalf("%s: %s\n%s", resp.Status, answer, &p.Log)
 	}
 	return out
 }

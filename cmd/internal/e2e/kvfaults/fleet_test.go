@@ -116,12 +116,12 @@ func (f *fleet) address(i int) frontend.Target {
 
 // answer is a client's stream.
 type answer struct {
-	ids, prompt []gjson.Result
-	text        string
-	finish      string
-	usage       gjson.Result
-	err         error
-	pause       time.Duration // the longest between two events
+	ids    []gjson.Result
+	text   string
+	finish string
+	usage  gjson.Result
+	err    error
+	pause  time.Duration // the longest between two events
 }
 
 // ask sends a request to an address and reads the stream.
