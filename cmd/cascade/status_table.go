@@ -296,7 +296,7 @@ func formatRange(st control.Stage) string {
 func nodeTable(st control.Status) report.Table {
 	t := report.Table{Title: "proxies", Header: []string{"node", "state", "acknowledged", "epoch", "NACKs"}, Left: 3}
 	for _, n := range st.Nodes {
-		t.Rows = append(t.Rows, []string{n.ID, nodeState(n), acked(n), fmt.Sprint(n.Epoch), fmt.Sprint(n.NACKs)})
+		t.Rows = append(t.Rows, []string{n.ID, n.State(), acked(n), fmt.Sprint(n.Epoch), fmt.Sprint(n.NACKs)})
 		if n.LastError != "" {
 			when := ""
 			if !n.LastErrorAt.IsZero() {
@@ -334,22 +334,6 @@ func nodeReasons(st control.Status) (notes []string) {
 		}
 	}
 	return notes
-}
-
-func nodeState(n control.Node) string {
-	switch {
-	case !n.Connected:
-		return "gone"
-	case n.Refusing:
-		return "refuses"
-	case n.Fenced:
-		return "late"
-	case n.Unlisted:
-		return "unlisted" // proxy.nodes does not have it
-	case n.Current:
-		return "current"
-	}
-	return "following"
 }
 
 // acked lists the versions that a node has acknowledged, by type, and the versions that it has not

@@ -70,7 +70,7 @@ func viewOf(st Status, now time.Time) console.View {
 		}
 	}
 	for _, n := range st.Nodes {
-		p := console.Proxy{ID: n.ID, State: nodeState(n), Epoch: n.Epoch, NACKs: n.NACKs, Reason: n.Reason, Plane: n.Plane, Problems: len(n.Problems) > 0}
+		p := console.Proxy{ID: n.ID, State: n.State(), Epoch: n.Epoch, NACKs: n.NACKs, Reason: n.Reason, Plane: n.Plane, Problems: len(n.Problems) > 0}
 		for _, t := range n.Types {
 			p.Pending += t.Pending
 		}
@@ -80,23 +80,6 @@ func viewOf(st Status, now time.Time) console.View {
 		v.Proxies = append(v.Proxies, p)
 	}
 	return v
-}
-
-// nodeState names the state of a proxy as "cascade status" does.
-func nodeState(n Node) string {
-	switch {
-	case !n.Connected:
-		return "gone"
-	case n.Refusing:
-		return "refuses"
-	case n.Fenced:
-		return "late"
-	case n.Unlisted:
-		return "unlisted"
-	case n.Current:
-		return "current"
-	}
-	return "following"
 }
 
 // describeLeadership says which control plane plans; "" where there is only one.

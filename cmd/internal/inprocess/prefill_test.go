@@ -28,6 +28,18 @@ func (r *fleetHarness) prefillMoves() (all, home int) {
 	return all, home
 }
 
+// drainPrefillReplica drains r0 until it is empty, and undrains it after more requests.
+func (r *fleetHarness) drainPrefillReplica(load *clienttest.Load) {
+	r.T.Helper()
+	r.Order("drain", "r0")
+	r.waitForStatus("the prefill replica is empty", func(s control.Status) bool {
+		n := clienttest.Find(s, "r0")
+		return len(n.Drain) > 0 && n.Running+n.Waiting+n.Residents == 0
+	})
+	load.WaitForRequests(6)
+	r.Order("undrain", "r0")
+}
+
 // newPrefillLoad starts a load of long prompts, which differ, with answers of so many tokens or a few more, and of
 // short prompts.
 func (r *fleetHarness) newPrefillLoad(workers, output int) *clienttest.Load {
@@ -77,13 +89,7 @@ func TestPrefillReplica(t *testing.T) {
 		r.startEngine("r0")
 		r.WaitFor("requests move again", moved(4))
 
-		r.Order("drain", "r0")
-		r.waitForStatus("the prefill replica is empty", func(s control.Status) bool {
-			n := clienttest.Find(s, "r0")
-			return len(n.Drain) > 0 && n.Running+n.Waiting+n.Residents == 0
-		})
-		load.WaitForRequests(6)
-		r.Order("undrain", "r0")
+		r.drainPrefillReplica(load)
 		r.WaitFor("requests move again", moved(4))
 
 		r.Order("drain", "r1")
@@ -147,13 +153,7 @@ func TestPrefillReplicaHandsOver(t *testing.T) {
 	r.startFront("r0")
 	r.WaitFor("prompts are fetched again", fetched(3))
 
-	r.Order("drain", "r0")
-	r.waitForStatus("the prefill replica is empty", func(s control.Status) bool {
-		n := clienttest.Find(s, "r0")
-		return len(n.Drain) > 0 && n.Running+n.Waiting+n.Residents == 0
-	})
-	load.WaitForRequests(6)
-	r.Order("undrain", "r0")
+	r.drainPrefillReplica(load)
 	r.WaitFor("prompts are fetched again", fetched(3))
 
 	load.Stop()

@@ -141,7 +141,7 @@ func Show(m Model) Shown {
 		out.addMigration(m, x)
 	}
 	for _, n := range st.Nodes {
-		p := Proxy{Node: Clean(n.ID), State: proxyState(n), Epoch: n.Epoch, NACKs: n.NACKs, Error: Clean(n.LastError)}
+		p := Proxy{Node: Clean(n.ID), State: n.State(), Epoch: n.Epoch, NACKs: n.NACKs, Error: Clean(n.LastError)}
 		if m.matches(p.Node, p.State) {
 			out.Proxies = append(out.Proxies, p)
 		}
@@ -231,23 +231,6 @@ func (s *Shown) addMigration(m Model, x control.Migration) {
 	if m.matches(row.Request, row.From, row.To, row.Cause, row.Method, row.State) {
 		s.Migrations = append(s.Migrations, row)
 	}
-}
-
-// proxyState says how far a proxy is, in the words of "cascade status".
-func proxyState(n control.Node) string {
-	switch {
-	case !n.Connected:
-		return "gone"
-	case n.Refusing:
-		return "refuses"
-	case n.Fenced:
-		return "late"
-	case n.Unlisted:
-		return "unlisted"
-	case n.Current:
-		return "current"
-	}
-	return "following"
 }
 
 // proxyOrder puts the proxies that need attention first.

@@ -80,6 +80,24 @@ type Node struct {
 	Slots    map[lifecycle.Kind]SlotReply `json:"-"`
 }
 
+// State names the node's progress in one word: gone, refuses, late, unlisted (proxy.nodes does
+// not have it), current or following.
+func (n Node) State() string {
+	switch {
+	case !n.Connected:
+		return "gone"
+	case n.Refusing:
+		return "refuses"
+	case n.Fenced:
+		return "late"
+	case n.Unlisted:
+		return "unlisted"
+	case n.Current:
+		return "current"
+	}
+	return "following"
+}
+
 // NodeType is a node's state for one resource type.
 type NodeType struct {
 	Acked   int `json:"acked"`   // resources that it has acknowledged
