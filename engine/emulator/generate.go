@@ -60,6 +60,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 	// The sequence has its own copy: free a long prompt while its answer is generated.
 	q.text, q.ids, q.messages = "", nil, nil
 	text := newText(e.model.Vocabulary, &q)
+	text.begin(prompt)
 	text.seed(st.tail)
 	if q.stream {
 		e.writeStream(w, r, st, ans, text)
@@ -80,9 +81,6 @@ func (e *Engine) submitPrompt(a api, q *request, st *stream) ([]model.Token, *ap
 		return nil, bad
 	}
 	asked.Prompt = prompt
-	if q.from > 0 {
-		st.tail = tail(e.model.Vocabulary, prompt[min(q.from, len(prompt)):])
-	}
 	st.prompt, st.sequence = len(prompt), batch.NewSequence(asked, e.cfg.BlockTokens)
 	if err := e.submit(st); err != nil {
 		return nil, e.notServing(err)

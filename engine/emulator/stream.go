@@ -18,7 +18,7 @@ type stream struct {
 	sequence  *batch.Sequence
 	arrived   time.Time
 	prompt    int                // number of ids of the sequence's prompt
-	tail      []model.Token      // last prompt ids of a sequence that continues another leg
+	tail      []model.Token      // last ids of a reservation's output, whose text continues
 	remote    *kvtransfer.Params // where the prompt's KV is; nil: it is computed
 	faults    *Faults
 	handoffID string // names the blocks that are kept after the end; "": none

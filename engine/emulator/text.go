@@ -16,6 +16,7 @@ type text struct {
 	minTokens   int // stop strings count only after so many tokens
 
 	decoder model.Decoder
+	begun   []byte // text of a prompt that ends inside a character; it comes before the first text
 	seen    int    // tokens taken
 	held    []byte // text not returned yet
 	from    int    // where in held the search for stop strings continues
@@ -37,6 +38,27 @@ func (t *text) seed(ids []model.Token) {
 		t.held = t.decoder.Append(t.held[:0], t.vocabulary.Piece(id))
 	}
 	t.held = t.held[:0]
+}
+
+// begin takes a prompt. If its text ends inside a character, the first text after it will be
+// that of the whole prompt, like vLLM's.
+func (t *text) begin(prompt []model.Token) {
+	var d model.Decoder
+	for _, id := range tail(t.vocabulary, prompt) {
+		d.Append(nil, t.vocabulary.Piece(id))
+	}
+	if d.Holds() {
+		for _, id := range prompt {
+			t.begun = t.decoder.Append(t.begun, t.vocabulary.Piece(id))
+		}
+	}
+}
+
+// takeBegun appends the text that precedes the first one.
+func (t *text) takeBegun(dst []byte) []byte {
+	dst = append(dst, t.begun...)
+	t.begun = nil
+	return dst
 }
 
 // tailBytes is the number of bytes of a text that decide whether its end is a part of a
@@ -90,6 +112,9 @@ func (t *text) takeReady(dst []byte) []byte {
 	for n > 0 && n < len(t.held) && !utf8.RuneStart(t.held[n]) {
 		n--
 	}
+	if n > 0 {
+		dst = t.takeBegun(dst)
+	}
 	dst = append(dst, t.held[:n]...)
 	t.held = t.held[:copy(t.held, t.held[n:])]
 	t.from = max(0, t.from-n)
@@ -98,7 +123,11 @@ func (t *text) takeReady(dst []byte) []byte {
 
 // takeRest appends the rest at the end of the text.
 func (t *text) takeRest(dst []byte) []byte {
-	dst = append(dst, t.decoder.Flush(t.held)...)
+	rest := t.decoder.Flush(t.held)
+	if len(rest) > 0 {
+		dst = t.takeBegun(dst)
+	}
+	dst = append(dst, rest...)
 	t.held = t.held[:0]
 	return dst
 }

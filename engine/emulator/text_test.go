@@ -137,8 +137,8 @@ func TestDepth(t *testing.T) {
 	}
 }
 
-// TestBegunCharacter checks that an output that continues ids which end inside a character begins
-// with that character, and that an output after a prompt does not.
+// TestBegunCharacter checks that the first text after a prompt that ends inside a character is
+// that of the whole prompt and what follows, as with vLLM.
 func TestBegunCharacter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})
@@ -146,23 +146,24 @@ func TestBegunCharacter(t *testing.T) {
 		whole := complete(t, e, `{"prompt":[7,8,9],"max_tokens":300,"ignore_eos":true,"return_token_ids":true}`).Choices[0]
 		shown, cuts := newText(e.model.Vocabulary, &request{}), 0
 		var text []byte
+		before := e.model.Vocabulary.Decode([]model.Token{7, 8, 9})
 		for i, id := range whole.TokenIDs[:290] {
-			before := len(text)
+			was := len(text)
 			shown.add(id)
-			if text = shown.takeReady(text); len(text) > before {
+			text = shown.takeReady(text)
+			inside := len(text) == was
+			prompt, want := "[7,8,9", whole.Text[len(text):]
+			if inside {
+				want = before + whole.Text
+				cuts++
+			} else if i%10 > 0 {
 				continue
 			}
-			cuts++
-			prompt := "[7,8,9"
 			for _, id := range whole.TokenIDs[:i+1] {
 				prompt += fmt.Sprintf(",%d", id)
 			}
-			ask := fmt.Sprintf(`{"prompt":%s],"max_tokens":%d,"ignore_eos":true`, prompt, 300-i-1)
-			if got := complete(t, e, ask+`,"kv_transfer_params":{"cascade_prompt":3}}`).Choices[0].Text; got != whole.Text[before:] {
-				t.Errorf("from token %d on: %.40q, want %.40q", i+1, got, whole.Text[before:])
-			}
-			if got := complete(t, e, ask+"}").Choices[0].Text; got == whole.Text[before:] {
-				t.Errorf("a prompt's character, at %d, is completed", i+1)
+			if got := complete(t, e, fmt.Sprintf(`{"prompt":%s],"max_tokens":%d,"ignore_eos":true}`, prompt, 300-i-1)).Choices[0].Text; got != want {
+				t.Errorf("from token %d on: %.40q, want %.40q", i+1, got, want)
 			}
 		}
 		if cuts == 0 {

@@ -31,44 +31,53 @@ const detokenizePath = "/detokenize"
 
 // endsWithCharacter asks an engine whether the text of ids of a stream ends with a character.
 // An event with several tokens does not show it: the engine withholds the bytes of a character
-// that the last of them has begun. The own engine is asked, whose model is the holder's as
-// long as it is ready; if it is not, or does not answer, the holder's is.
+// that the last of them has begun.
 func (srv *Server) endsWithCharacter(ctx context.Context, holder Target, ids []uint32) (ends bool, err error) {
-	if holder.Address == "" || srv.ready.Load() {
-		ends, err = srv.endsAt(ctx, Target{}, ids)
-		if err == nil || holder.Address == "" || ctx.Err() != nil {
-			return ends, err
-		}
-	}
-	ends, atHolder := srv.endsAt(ctx, holder, ids)
-	if atHolder != nil {
-		return false, errors.Join(err, fmt.Errorf("at the holder, %s: %w", holder.Replica, atHolder))
-	}
-	return ends, nil
+	text, err := srv.textOf(ctx, holder, ids[max(0, len(ids)-detokenizeIDs):])
+	return endsCharacter(text), err
 }
 
-// endsAt asks the engine at a replica.
-func (srv *Server) endsAt(ctx context.Context, at Target, ids []uint32) (bool, error) {
+// endsCharacter reports whether a text is not empty and ends with a whole character.
+func endsCharacter(text string) bool { return text != "" && !strings.HasSuffix(text, incomplete) }
+
+// textOf asks an engine for the text of ids of a stream. The own engine is asked, whose model is
+// the holder's as long as it is ready; if it is not, or does not answer, the holder's is.
+func (srv *Server) textOf(ctx context.Context, holder Target, ids []uint32) (text string, err error) {
+	if holder.Address == "" || srv.ready.Load() {
+		text, err = srv.textAt(ctx, Target{}, ids)
+		if err == nil || holder.Address == "" || ctx.Err() != nil {
+			return text, err
+		}
+	}
+	text, atHolder := srv.textAt(ctx, holder, ids)
+	if atHolder != nil {
+		return "", errors.Join(err, fmt.Errorf("at the holder, %s: %w", holder.Replica, atHolder))
+	}
+	return text, nil
+}
+
+// textAt asks the engine at a replica.
+func (srv *Server) textAt(ctx context.Context, at Target, ids []uint32) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, detokenizeTimeout)
 	defer cancel()
-	body, err := json.Marshal(map[string][]uint32{"tokens": ids[max(0, len(ids)-detokenizeIDs):]})
+	body, err := json.Marshal(map[string][]uint32{"tokens": ids})
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	resp, err := srv.detokenize(ctx, at, body)
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxDetokenized))
 	text := gjson.GetBytes(answer, "prompt")
 	switch {
 	case err != nil:
-		return false, fmt.Errorf("POST /detokenize of the engine: %w", err)
+		return "", fmt.Errorf("POST /detokenize of the engine: %w", err)
 	case resp.StatusCode != http.StatusOK || !gjson.ValidBytes(answer) || text.Type != gjson.String:
-		return false, fmt.Errorf("POST /detokenize of the engine: status %s: %.100q", resp.Status, answer)
+		return "", fmt.Errorf("POST /detokenize of the engine: status %s: %.100q", resp.Status, answer)
 	}
-	return text.Str != "" && !strings.HasSuffix(text.Str, incomplete), nil
+	return text.Str, nil
 }
 
 // detokenize sends a request for a text to the own engine or to a peer.

@@ -104,11 +104,11 @@ func TestPeerDetokenize(t *testing.T) {
 			t.Errorf("a client's request: %s %s", resp.Status, body)
 		}
 		f.engines[1].noDetokenize.Store(true)
-		if _, err := srv.endsAt(t.Context(), f.target(1), []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
+		if _, err := srv.textAt(t.Context(), f.target(1), []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
 			t.Errorf("an engine without /detokenize: %v", err)
 		}
 		f.engines[1].Close()
-		if _, err := srv.endsAt(t.Context(), f.target(1), []uint32{1}); err == nil {
+		if _, err := srv.textAt(t.Context(), f.target(1), []uint32{1}); err == nil {
 			t.Error("a dead engine answers")
 		}
 	})

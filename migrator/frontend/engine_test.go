@@ -108,6 +108,19 @@ func (v *detokenizer) add(id uint32) string {
 	return s
 }
 
+// begin takes a prompt. If it ends inside a character, the next text is that of the whole prompt,
+// as with vLLM.
+func (v *detokenizer) begin(prompt []uint32) {
+	if len(prompt) == 0 || prompt[len(prompt)-1]%7 > 0 {
+		return
+	}
+	all := detokenizer{}
+	for _, id := range prompt {
+		v.pending += all.add(id)
+	}
+	v.pending += all.pending
+}
+
 // detokenize answers with the text of ids; incomplete bytes at its end become U+FFFD.
 func (e *engine) detokenize(w http.ResponseWriter, r *http.Request) {
 	e.detokenized.Add(1)
@@ -151,7 +164,6 @@ type engineRequest struct {
 	} `json:"stream_options"`
 	KV *struct {
 		IDs         []uint32 `json:"prompt_token_ids"`
-		Prompt      int      `json:"cascade_prompt"`
 		Reservation string   `json:"cascade_reservation"`
 		transferParams
 	} `json:"kv_transfer_params"`
@@ -288,10 +300,8 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if req.KV != nil && e.connector != nil {
 		prompt, offer = e.connector.serve(r, req.KV.transferParams, prompt)
 	}
-	if req.KV != nil && req.KV.Reservation == "" && req.KV.Prompt > 0 {
-		for _, id := range prompt[min(req.KV.Prompt, len(prompt)):] {
-			v.add(id)
-		}
+	if req.KV == nil || req.KV.Reservation == "" {
+		v.begin(prompt)
 	}
 	if req.KV != nil && req.KV.Reservation != "" {
 		e.mu.Lock()

@@ -43,8 +43,10 @@ type wireLeg struct {
 	local    *localLeg // at the own engine; nil if another replica counts the tokens
 	call     *call
 	hasToken bool // a token came; used by Next only
-	closed   atomic.Bool
-	watch    idleWatch
+	// firstText corrects the first text; nil if it needs no correction, or has got it. Used by Next only.
+	firstText *firstText
+	closed    atomic.Bool
+	watch     idleWatch
 }
 
 // readLeg returns the leg whose events an engine sends as body.
@@ -70,7 +72,14 @@ func (l *wireLeg) Next() (*openai.Chunk, error) {
 		return nil, &session.MalformedError{Err: err}
 	}
 	l.track(&l.chunk)
-	return &l.chunk, nil
+	if l.firstText == nil {
+		return &l.chunk, nil
+	}
+	c, done, err := l.firstText.correct(&l.chunk)
+	if done {
+		l.firstText = nil
+	}
+	return c, err
 }
 
 // track reports what an event brings to the load tracker.

@@ -74,6 +74,7 @@ type legRequest struct {
 	reservation string        // of the KV blocks; "" for none
 	hangTimeout time.Duration // how long the engine may pause after the first token; 0 for the idle timeout
 	prompt      *knownPrompt  // of a first leg, for a prefix pull; nil once it was tried
+	firstText   *firstText    // corrects the leg's first text; nil where the client's text ends with a character
 	notAfter    time.Time     // a later first token is not used; zero: no bound
 }
 
@@ -83,6 +84,11 @@ func (lr *legRequest) name() string {
 		return ""
 	}
 	return lr.request.ID + "#" + strconv.FormatUint(uint64(lr.epoch), 10)
+}
+
+// transfers reports whether the engine gives KV to another engine by the leg, or fetches it.
+func (lr *legRequest) transfers() bool {
+	return lr.keeps || lr.fetches || lr.arrival.HasKV && lr.reservation == ""
 }
 
 // headers returns the header fields for the engine or the peer that the request

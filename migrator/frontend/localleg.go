@@ -100,6 +100,9 @@ func (srv *Server) registerLeg(lr *legRequest, l *call, admitted admission.Entry
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)
+	if lr.transfers() {
+		srv.transferred.Store(r.since.UnixNano())
+	}
 	srv.mu.Lock()
 	srv.localLegs[r] = struct{}{}
 	srv.mu.Unlock()

@@ -267,6 +267,7 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 		return b, nil
 	}
 	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout, lr.hangTimeout)
+	b.leg.firstText = lr.firstText
 	if b.first, err = b.leg.Next(); err == nil && lr.isLate() {
 		err = errLatePrefix
 	}

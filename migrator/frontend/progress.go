@@ -20,6 +20,9 @@ import (
 // preempted: the counts here are not exactly the engine's.
 const crowdedShare = 2
 
+// transferTime is for how long KV may travel after an engine was asked to give or to fetch it.
+const transferTime = progress.MinTransferPause
+
 // probeRequest makes an engine generate one token. Its default model answers it.
 const probeRequest = `{"prompt":[1],"max_tokens":1,"temperature":0}`
 
@@ -88,7 +91,9 @@ func (w *progressWatch) check(now time.Time) progress.State {
 	for n := srv.givenUp.Load(); w.givenUp < n; w.givenUp++ {
 		w.monitor.GiveUp(now.Sub(w.start))
 	}
-	return w.monitor.Check(now.Sub(w.start), w.brought(), srv.engineWork(w.readable))
+	work := srv.engineWork(w.readable)
+	work.Transferring = now.Sub(time.Unix(0, srv.transferred.Load())) < transferTime
+	return w.monitor.Check(now.Sub(w.start), w.brought(), work)
 }
 
 // sample reads the engine's counters on another goroutine, one of reads, unless one does

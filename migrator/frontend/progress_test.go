@@ -366,3 +366,41 @@ func TestStarvedHealthChecks(t *testing.T) {
 		}
 	})
 }
+
+// TestPauseForTransfer pauses an engine for five seconds: it is hung, unless its KV travels then, as in
+// the first handshake of NIXL.
+func TestPauseForTransfer(t *testing.T) {
+	const pause = 5 * time.Second
+	for name, hangs := range map[string]uint64{"while its KV travels": 0, "alone": 1} {
+		runInBubble(t, name, func(t *testing.T) {
+			f, c := newHandoffFleet(t, 2, nil)
+			c.fetching = func(*http.Request) { time.Sleep(2 * pause) }
+			var paused atomic.Bool
+			f.engines[0].set(func(int, *http.Request) {
+				for paused.Load() {
+					time.Sleep(10 * time.Millisecond)
+				}
+				time.Sleep(2 * time.Millisecond)
+			}, nil)
+			answer, moved := f.start(longRequest), make(chan error, 1)
+			s := f.waitForStream(4)
+			if hangs > 0 {
+				moved <- nil
+			} else {
+				go func() {
+					_, err := f.handOff(s.id, 1)
+					moved <- err
+				}()
+				waitFor(t, func() bool { return c.fetched.Load() > 0 })
+			}
+			paused.Store(true)
+			time.Sleep(pause)
+			if got := f.servers[0].Status().EngineHangs; got != hangs {
+				t.Errorf("hung %d times, want %d", got, hangs)
+			}
+			paused.Store(false)
+			<-answer
+			<-moved
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/localfault"
@@ -106,20 +107,26 @@ func (s *Stream) rescueAt(to Target) session.Event {
 func (s *Stream) openRescueLeg(a *session.Action) session.Event {
 	ctx, cancel := context.WithTimeout(s.ctx, s.server.cfg.RescueTimeout)
 	defer cancel()
-	body := s.resume.PromptBody
-	if !a.Aligned {
-		body = s.resume.PartialPromptBody
-	}
-	output := len(a.IDs) - a.Prompt
-	lr := s.laterLeg(s.rescue.target, a.Epoch, a.Prompt, output)
-	lr.body = &payload{bytes: body(a.IDs, output)}
-	leg, first, err := s.openLaterLeg(ctx, lr, len(a.IDs))
+	leg, first, err := s.openRescueLegAt(ctx, a)
 	for localfault.Is(err) && pause(ctx, localRetry) {
-		leg, first, err = s.openLaterLeg(ctx, lr, len(a.IDs))
+		leg, first, err = s.openRescueLegAt(ctx, a)
 	}
 	if err != nil {
 		s.log().Warn("rescue failed at a replica", "replica", a.Replica, "error", err)
 		return session.Event{Kind: session.OpenFailed, Err: err}
 	}
 	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: a.Replica, Fingerprint: s.loadFingerprint()}
+}
+
+// openRescueLegAt opens a leg where s.rescue says.
+func (s *Stream) openRescueLegAt(ctx context.Context, a *session.Action) (leg *wireLeg, first *openai.Chunk, err error) {
+	output := len(a.IDs) - a.Prompt
+	lr := s.laterLeg(s.rescue.target, a.Epoch, a.Prompt, output)
+	lr.body = &payload{bytes: s.resume.PromptBody(a.IDs, output)}
+	if !a.Aligned {
+		if lr.firstText, err = s.newFirstText(ctx, lr.target, a.IDs, a.Prompt, a.Text); err != nil {
+			return nil, nil, err
+		}
+	}
+	return s.openLaterLeg(ctx, lr, len(a.IDs))
 }

@@ -201,6 +201,9 @@ func (d *Decoder) Append(dst []byte, piece string) []byte {
 	return dst
 }
 
+// Holds reports whether the text so far ends inside a character.
+func (d *Decoder) Holds() bool { return len(d.held) > 0 }
+
 // Flush appends U+FFFD for an incomplete character at the end of a text.
 func (d *Decoder) Flush(dst []byte) []byte {
 	if len(d.held) > 0 {

@@ -1,9 +1,12 @@
 package openai
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tidwall/gjson"
 )
 
 const (
@@ -136,5 +139,42 @@ func BenchmarkToken(b *testing.B) {
 		}
 		ids, _ = c.AppendIDs(ids[:0])
 		out = c.Append(out[:0], Edit{HideIDs: true})
+	}
+}
+
+// TestWithText replaces the text of events of both APIs, and nothing else of them.
+func TestWithText(t *testing.T) {
+	const text = "a\"\\\n\u2028é<"
+	for _, test := range [][2]string{
+		{`{"choices":[{"index":0,"text":"x","token_ids":[7]}]}`, ""},
+		{`{"choices":[{"index":0,"delta":{"content":"x\n"},"token_ids":[7,8]}]}`, ""},
+		{`{"choices":[{"index":0,"delta":{"reasoning":"x","content":""},"finish_reason":"length","token_ids":[7]}]}`, ""},
+		{`{"choices":[{"index":0,"delta":{"reasoning":"x","content":"y"},"token_ids":[7]}]}`, "both"},
+		{`{"choices":[{"index":0,"text":"","token_ids":[7]}]}`, "no text"},
+	} {
+		c := parse(t, "data: "+test[0]+"\n\n")
+		got, err := c.WithText(text)
+		if test[1] != "" {
+			if err == nil || !strings.Contains(err.Error(), test[1]) {
+				t.Errorf("%s: %v", test[0], err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := "choices.0.text"
+		for _, path := range []string{"choices.0.delta.reasoning", "choices.0.delta.content"} {
+			if gjson.Get(test[0], path).Str != "" {
+				at = path
+			}
+		}
+		if found := gjson.GetBytes(got.event.Data, at).Str; found != text {
+			t.Errorf("%s: %q", test[0], found)
+		}
+		again, err := got.WithText(gjson.Get(test[0], at).Str)
+		if err != nil || string(again.Raw()) != string(c.Raw()) || bytes.Contains(got.Raw(), []byte("u003c")) || got.Finish != c.Finish || got.Tokens != c.Tokens {
+			t.Errorf("%s: back again: %v %s", test[0], err, again.Raw())
+		}
 	}
 }

@@ -1,6 +1,9 @@
 package openai
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"strconv"
 
 	"github.com/tidwall/gjson"
@@ -113,6 +116,37 @@ func (c *Chunk) Append(dst []byte, e Edit) []byte {
 		return append(dst, c.event.Raw...)
 	}
 	return c.apply(dst, patches)
+}
+
+// WithText returns a copy of an event with text that has another text. The error is for an event
+// with both text and reasoning: it does not say which of them the text belongs to.
+func (c *Chunk) WithText(text string) (*Chunk, error) {
+	at := c.text
+	if at.absent() {
+		at = c.reasoning
+	} else if !c.reasoning.absent() {
+		return nil, errors.New("an event has both text and reasoning")
+	}
+	if at.absent() {
+		return nil, errors.New("an event has no text")
+	}
+	var quoted bytes.Buffer
+	enc := json.NewEncoder(&quoted)
+	enc.SetEscapeHTML(false) // as engines do
+	if err := enc.Encode(text); err != nil {
+		return nil, err
+	}
+	inside := quoted.Bytes()[1 : quoted.Len()-len("\"\n")]
+	raw := c.apply(nil, []patch{{at, inside}})
+	ev, err := NewReader(bytes.NewReader(raw)).Next()
+	if err != nil {
+		return nil, err
+	}
+	d := new(Chunk)
+	if err := d.Parse(ev); err != nil {
+		return nil, err
+	}
+	return d.Clone(), nil
 }
 
 // lastBrace returns the offset in Data of the brace that ends the object.

@@ -101,37 +101,20 @@ func (q *Resume) head(dst []byte, output int) []byte {
 }
 
 // withIDs appends the members that make an engine continue token ids. Chat
-// requires a message although the engine ignores it. begun, unless it is
-// negative, is how many of the ids are the prompt's.
-func (q *Resume) withIDs(dst []byte, ids []uint32, begun int) []byte {
-	const from = `"cascade_prompt":`
+// requires a message although the engine ignores it.
+func (q *Resume) withIDs(dst []byte, ids []uint32) []byte {
 	if q.endpoint == Chat {
 		dst = append(dst, `,"messages":[{"role":"user","content":"."}],"kv_transfer_params":{"prompt_token_ids":`...)
-		if dst = appendList(dst, ids); begun >= 0 {
-			dst = strconv.AppendInt(append(dst, ","+from...), int64(begun), 10)
-		}
-		return append(dst, '}')
+		return append(appendList(dst, ids), '}')
 	}
-	if dst = appendList(append(dst, `,"prompt":`...), ids); begun >= 0 {
-		dst = append(strconv.AppendInt(append(dst, `,"kv_transfer_params":{`+from...), int64(begun), 10), '}')
-	}
-	return dst
+	return appendList(append(dst, `,"prompt":`...), ids)
 }
 
 // PromptBody returns the body of a leg that continues token ids, the last output
 // of which were generated.
-func (q *Resume) PromptBody(ids []uint32, output int) []byte { return q.prompted(ids, output, -1) }
-
-// PartialPromptBody is PromptBody for ids whose text may end inside a character.
-// Like WithTransferParams it says where the output begins: an engine that knows
-// the field completes the character, another one may lose it.
-func (q *Resume) PartialPromptBody(ids []uint32, output int) []byte {
-	return q.prompted(ids, output, max(len(ids)-output, 0))
-}
-
-func (q *Resume) prompted(ids []uint32, output, begun int) []byte {
+func (q *Resume) PromptBody(ids []uint32, output int) []byte {
 	dst := make([]byte, 0, 7*len(ids)+len(q.rest)+256)
-	dst = q.withIDs(q.head(dst, output), ids, begun)
+	dst = q.withIDs(q.head(dst, output), ids)
 	return append(append(dst, q.rest...), '}')
 }
 
@@ -139,7 +122,7 @@ func (q *Resume) prompted(ids []uint32, output, begun int) []byte {
 // token ids; its one token is discarded.
 func (q *Resume) WarmupBody(ids []uint32) []byte {
 	dst := append(make([]byte, 0, 7*len(ids)+len(q.rest)+128), `{"max_tokens":1`...)
-	dst = q.withIDs(dst, ids, -1)
+	dst = q.withIDs(dst, ids)
 	return append(append(dst, q.rest...), '}')
 }
 

@@ -70,23 +70,6 @@ func TestResume(t *testing.T) {
 	}
 }
 
-func TestPartialPromptBody(t *testing.T) {
-	for e, want := range map[Endpoint]string{
-		Completions: `{"x":1,"max_tokens":14,"prompt":[1,2,3],"kv_transfer_params":{"cascade_prompt":1}}`,
-		Chat:        `{"x":1,"messages":[{"role":"user","content":"."}],"kv_transfer_params":{"prompt_token_ids":[1,2,3],"cascade_prompt":1}}`,
-	} {
-		r, _ := Parse(e, []byte(`{"x":1,"stream":true}`))
-		q, ok := r.Resume()
-		got := object(t, q.PartialPromptBody([]uint32{1, 2, 3}, 2))
-		for _, name := range []string{"stream", "return_token_ids", "stream_options"} {
-			delete(got, name)
-		}
-		if !ok || !reflect.DeepEqual(got, object(t, []byte(want))) {
-			t.Errorf("%v: %v, want %s", ok, got, want)
-		}
-	}
-}
-
 func TestResumeOptions(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"prompt":"x"}`: `{"include_usage":true}`,
@@ -118,12 +101,12 @@ func FuzzResume(f *testing.F) {
 			}
 			output = min(max(output, 0), 1<<20)
 			ids := []uint32{1, 2}
-			for i, leg := range [][]byte{q.PromptBody(ids, output), q.AdoptBody(output), q.WarmupBody(ids), q.PartialPromptBody(ids, output)} {
+			for i, leg := range [][]byte{q.PromptBody(ids, output), q.AdoptBody(output), q.WarmupBody(ids)} {
 				again, err := Parse(e, leg)
 				if err != nil {
 					t.Fatalf("%v in %s", err, leg)
 				}
-				if (i != 2) != again.Stream || again.hasWithheld != (e == Chat && i != 1 || i == 3) || again.MaxOutput > 0 && i != 2 && int(again.MaxOutput) != q.Remaining(output) {
+				if (i != 2) != again.Stream || again.hasWithheld != (e == Chat && i != 1) || again.MaxOutput > 0 && i != 2 && int(again.MaxOutput) != q.Remaining(output) {
 					t.Fatalf("leg %d of %s: %s", i, body, leg)
 				}
 			}

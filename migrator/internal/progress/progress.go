@@ -10,7 +10,7 @@
 //  1. Only the engine as a whole counts. A stream that pauses proves nothing, because an
 //     engine whose KV cache is full preempts it for as long as others generate.
 //  2. An engine is hung only after it brought nothing for three times as long as its cost
-//     profile predicts for its work, and for at least MinPause. A long prefill is
+//     profile predicts for its work, and for at least MinPause, or MinTransferPause. A long prefill is
 //     progress that is expected. An engine that was slower, and one that has just
 //     started, gets more time.
 //  3. An engine without work is never found hung, nor is the process's own pause the
@@ -28,6 +28,9 @@ import (
 const (
 	// MinPause is the least time without progress after which an engine is hung.
 	MinPause = 2 * time.Second
+	// MinTransferPause is the least such time while KV travels from or to the engine. NIXL's handshake with an
+	// engine that it has not met stops vLLM 0.32's core: for 3.75 s on two busy cores.
+	MinTransferPause = 10 * time.Second
 	// MaxGap is the longest time between two calls of Check that counts. They come more
 	// often unless this process got no CPU, and then it has not read what the engine brought.
 	MaxGap = 500 * time.Millisecond
@@ -57,6 +60,7 @@ type Work struct {
 	Waiting       int             // requests without a token
 	Promised      policies.Tokens // Σ of their lengths
 	LongestPrompt policies.Tokens // the maximum of them
+	Transferring  bool            // the engine gives KV to another one, or fetches it
 }
 
 // Idle reports whether no token is to be expected.
@@ -103,6 +107,7 @@ type Monitor struct {
 	last     time.Duration // the time of the last call
 	pause    time.Duration // since it brought something, or since it has work
 	expected time.Duration // the prediction for its work
+	moving   bool          // KV travels from or to it
 	// slack multiplies the limit, from 1 to maxSlack. It is how many times slower than
 	// its profile the engine was, and doubles with every verdict that the engine
 	// survived: one that pauses now and then must not be emptied every time.
@@ -142,7 +147,7 @@ func (m *Monitor) Check(now time.Duration, brought uint64, w Work) State {
 	if m.pause += gap; progressed || w.Idle() {
 		m.pause = 0
 	}
-	m.expected = time.Duration(Predict(m.cost, w) * float64(time.Second))
+	m.expected, m.moving = time.Duration(Predict(m.cost, w)*float64(time.Second)), w.Transferring
 	for len(m.givenUp) > 0 && now-m.givenUp[0] > givenUpWindow {
 		m.givenUp = m.givenUp[1:]
 	}
@@ -159,7 +164,11 @@ func (m *Monitor) Check(now time.Duration, brought uint64, w Work) State {
 
 // Limit returns the pause after which the engine is hung, as of the last Check.
 func (m *Monitor) Limit() time.Duration {
-	return time.Duration(m.slack * float64(max(MinPause, patience*m.expected)))
+	limit := time.Duration(m.slack * float64(max(MinPause, patience*m.expected)))
+	if m.moving {
+		return max(limit, MinTransferPause)
+	}
+	return limit
 }
 
 // Pause returns for how long the engine has brought nothing although it has work.

@@ -191,6 +191,9 @@ func formatAction(a Action) string {
 		add("tried=%v", a.Tried)
 	case Open:
 		add("at=%s epoch=%d prompt=%d ids=%v aligned=%v", a.Replica, a.Epoch, a.Prompt, a.IDs, a.Aligned)
+		if !a.Aligned {
+			add("text=%d", a.Text)
+		}
 	case StreamFrozen, CheckText:
 		add("%d prompt=%d ids=%v", a.Migration, a.Prompt, a.IDs)
 	case MigrationBegan, MigrationRenewed:

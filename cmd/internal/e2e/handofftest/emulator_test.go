@@ -131,3 +131,11 @@ func TestBlockEdges(t *testing.T) {
 	urls := [2]string{serveEngine(t, engines[0]), serveEngine(t, engines[1])}
 	handofftest.PlayBlockEdges(t, "tiny", urls, 32, func(c *frontend.Config) { c.HealthInterval = 20 * time.Millisecond })
 }
+
+// TestRescues breaks streams inside characters.
+func TestRescues(t *testing.T) {
+	t.Parallel()
+	_, engines := newPair(t, emulator.Faults{}, nil)
+	urls := [2]string{serveEngine(t, engines[0]), serveEngine(t, engines[1])}
+	handofftest.PlayRescues(t, "tiny", urls, 4, nil)
+}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -36,6 +37,8 @@ type Hooks struct {
 	// one that copies KV before the freeze. gaveUp is closed when the front end gives the request up.
 	Fetch func(gaveUp <-chan struct{})
 	Gate  *Gate // for streams
+	// Cut is called with each event of a stream. If it returns true, the connection breaks after it.
+	Cut func(event gjson.Result) bool
 }
 
 // Gate stops a stream at a length.
@@ -58,7 +61,7 @@ func (g *Gate) Open() { g.open.Do(func() { close(g.opened) }) }
 
 // pass is called after each event of a stream.
 func (g *Gate) pass(ctx context.Context, ids int, event gjson.Result) {
-	text := event.Get("choices.0.text").Str + event.Get("choices.0.delta.content").Str + event.Get("choices.0.delta.reasoning").Str
+	text := textOf(event)
 	if text == "" || strings.HasSuffix(text, "\uFFFD") || !g.at(ids) {
 		return
 	}
@@ -163,7 +166,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, body []byte, kee
 			_, err = io.WriteString(w, h.Kept(string(answer)))
 		}
 	case strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream"):
-		err = copyStream(r.Context(), w, resp.Body, h.Gate)
+		err = copyStream(r.Context(), w, resp.Body, h)
 	default:
 		_, err = io.Copy(w, resp.Body)
 	}
@@ -172,8 +175,16 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, body []byte, kee
 	}
 }
 
+// errCut is the end of a stream whose hook breaks it.
+var errCut = errors.New("cut")
+
+// textOf returns the text of an event, reasoning or not.
+func textOf(event gjson.Result) string {
+	return event.Get("choices.0.text").Str + event.Get("choices.0.delta.content").Str + event.Get("choices.0.delta.reasoning").Str
+}
+
 // copyStream copies events as they come, past a gate unless it is nil.
-func copyStream(ctx context.Context, w http.ResponseWriter, events io.Reader, gate *Gate) error {
+func copyStream(ctx context.Context, w http.ResponseWriter, events io.Reader, h Hooks) error {
 	flush := http.NewResponseController(w)
 	lines := bufio.NewReader(events)
 	var a answer
@@ -193,12 +204,15 @@ func copyStream(ctx context.Context, w http.ResponseWriter, events io.Reader, ga
 			if err := flush.Flush(); err != nil { // an event ends with an empty line
 				return err
 			}
-			if gate != nil && a.last.Exists() {
-				gate.pass(ctx, a.prompt+len(a.ids), a.last)
+			if h.Gate != nil && a.last.Exists() {
+				h.Gate.pass(ctx, a.prompt+len(a.ids), a.last)
+			}
+			if h.Cut != nil && a.last.Exists() && h.Cut(a.last) {
+				return errCut
 			}
 			continue
 		}
-		if gate != nil && strings.HasPrefix(data, "{") {
+		if strings.HasPrefix(data, "{") {
 			a.last = gjson.Parse(data)
 			a.add(a.last)
 		}

@@ -31,6 +31,7 @@ func TestHandoffs(t *testing.T) {
 	urls := [2]string{engines[0].URL, engines[1].URL}
 	t.Run("lengths", func(t *testing.T) { testLengths(t, urls, handoffs, patient) })
 	t.Run("block edges", func(t *testing.T) { handofftest.PlayBlockEdges(t, model, urls, block, patient) })
+	t.Run("rescues", func(t *testing.T) { handofftest.PlayRescues(t, model, urls, 12, patient) })
 	t.Run("prefix pulls", func(t *testing.T) { handofftest.PlayPrefixPulls(t, model, urls, patient) })
 	t.Run("reasoning", func(t *testing.T) { testReasoning(t, urls) })
 	t.Run("Envoy", func(t *testing.T) { testThroughEnvoy(t, engines) })

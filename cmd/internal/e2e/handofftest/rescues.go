@@ -1,0 +1,58 @@
+package handofftest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+)
+
+// PlayRescues breaks streams twice, first at one engine and then at the other, whenever the client
+// has the ids of a character that has only begun, until it has done so as often as cuts says: what
+// clients read in all is the engine's own answer. Half of the streams are chats. The engines are base URLs. edit, if not nil, edits the front ends'
+// configuration.
+func PlayRescues(t *testing.T, model string, engines [2]string, cuts int, edit func(*frontend.Config)) {
+	t.Helper()
+	proxies := [2]*Proxy{NewProxy(t, engines[0], Hooks{}), NewProxy(t, engines[1], Hooks{})}
+	p := New(t, model, engines, func(c *frontend.Config) {
+		if edit != nil {
+			edit(c)
+		}
+		c.Engine = proxies[0].URL
+		if c.Replica == replica(1) {
+			c.Engine = proxies[1].URL
+		}
+	})
+	rng := rand.New(rand.NewPCG(11, 12))
+	done := 0
+	for i := 0; done < cuts; i++ {
+		if i == 10*cuts {
+			t.Fatalf("%d streams broke inside a character %d times only", i, done)
+		}
+		var left, seen atomic.Int64
+		left.Store(2)
+		hooks := Hooks{Cut: func(e gjson.Result) bool {
+			ids := len(e.Get("choices.0.token_ids").Array())
+			seen.Add(int64(ids))
+			return ids > 0 && textOf(e) == "" && e.Get("choices.0.finish_reason").Type == gjson.Null && seen.Load() > 5 && left.Add(-1) >= 0
+		}}
+		for _, proxy := range proxies {
+			proxy.SetHooks(hooks)
+		}
+		s := Stream{At: i % 2, Output: 150}
+		if i/2%2 == 0 {
+			s.Prompt = make([]uint32, 20+rng.IntN(300))
+			for k := range s.Prompt {
+				s.Prompt[k] = 3 + rng.Uint32N(1000)
+			}
+		} else {
+			s.Text = fmt.Sprint("tell me of ", rng.Uint64())
+		}
+		p.Play(s)
+		done += 2 - max(0, int(left.Load()))
+	}
+}
