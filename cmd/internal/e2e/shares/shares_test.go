@@ -27,8 +27,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// float64(requests) is how many picks are compared.
+var requests = testkit.Size(2500, 10_000)
+
 const (
-	requests = 10_000
 	workers  = 4 // connections to Envoy, whose threads balance each for itself
 	model    = "m"
 	// clusterHeader names the cluster of a request, idHeader the replica that answers.
@@ -108,10 +110,10 @@ func count(picks []int) []int {
 func compare(t *testing.T, real, simulated []int) {
 	t.Helper()
 	for i, n := range real {
-		p := float64(simulated[i]) / requests
-		bound := sigmas * math.Sqrt(2*p*(1-p)/requests)
-		t.Logf("replica %d: Envoy %.2f %%, simulated %.2f %%, bound ±%.2f points", i, 100*float64(n)/requests, 100*p, 100*bound)
-		if off := math.Abs(float64(n)/requests - p); off > bound || off > 0.03 {
+		p := float64(simulated[i]) / float64(requests)
+		bound := sigmas * math.Sqrt(2*p*(1-p)/float64(requests))
+		t.Logf("replica %d: Envoy %.2f %%, simulated %.2f %%, bound ±%.2f points", i, 100*float64(n)/float64(requests), 100*p, 100*bound)
+		if off := math.Abs(float64(n)/float64(requests) - p); off > bound || off > 0.03 {
 			t.Errorf("replica %d: %d of %d requests, simulated %d", i, n, requests, simulated[i])
 		}
 	}
