@@ -37,10 +37,10 @@ type View struct {
 // State is the verdict on a fleet.
 type State string
 
-// The verdicts.
+// The verdicts, in the words of "cascade status" and "cascade top".
 const (
-	Well     State = "well"      // no fault
-	Faulty   State = "faulty"    // faults, and requests and orders succeed
+	Well     State = "ok"        // no fault
+	Faulty   State = "faults"    // faults, and requests and orders succeed
 	NotReady State = "not_ready" // requests or orders fail
 	Starting State = "starting"  // no plan yet
 )

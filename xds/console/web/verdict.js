@@ -3,14 +3,14 @@
 import { byId, el, setClass, setText } from "./dom.js";
 import { clock, count, duration, plural } from "./format.js";
 
-const marks = { well: "✓", faulty: "!", not_ready: "✕", starting: "…", lost: "?" };
+const marks = { ok: "✓", faults: "!", not_ready: "✕", starting: "…", lost: "?" };
 
 export const ready = (replica) => replica.health === "healthy";
 
 // headline says the verdict in a few words.
 function headline(view) {
   switch (view.state) {
-    case "well":
+    case "ok":
       return "The fleet is well";
     case "not_ready":
       return "Requests or orders fail";
