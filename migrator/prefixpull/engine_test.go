@@ -43,7 +43,6 @@ type engine struct {
 
 	mu        sync.Mutex
 	memory    *transport.Memory
-	size      int // of a block; 0 stands for blockTokens
 	cache     map[string]uint32
 	refs      [poolBlocks]int
 	pins      map[string]*reserved

@@ -2,8 +2,8 @@
 // the planner would do in another situation. A Console is an http.Handler with the page, its
 // events, and the what-if. Run computes the events; a Source provides what they show.
 //
-// The page is embedded, loads nothing from elsewhere and changes nothing. Its content security
-// policy has no inline script or style, and forbids to parse any text as HTML.
+// The page is embedded and loads nothing from elsewhere. It only reads, unless Config.Token is set:
+// then it offers orders, each of which needs the token. Its content security policy has no inline script or style, and forbids to parse any text as HTML.
 //
 // Invariants:
 //  1. one View is computed per interval, whatever the number of viewers, and none while there is
@@ -11,7 +11,7 @@
 //  2. a viewer holds at most one event that is not sent, and one that does not take an event
 //     within the write timeout is dropped: neither Run nor the Source ever waits for a viewer,
 //  3. one what-if is computed at a time,
-//  4. a page of another site gets neither events nor answers.
+//  4. a page of another site gets neither events nor answers, and gives no orders.
 //
 // A Console does not check the Host of a request: the admin server, which has other endpoints
 // too, does.
@@ -41,6 +41,8 @@ type Source interface {
 // Config is the configuration of a Console.
 type Config struct {
 	Source       Source        // required
+	Token        string        // that orders need; "" offers none; see CheckToken
+	Orders       http.Handler  // of POST /drain, /undrain, /plan/pin, /plan/unpin and /plan/rollback; required with a Token
 	Interval     time.Duration // between two events; 0 means 1 s
 	Viewers      int           // most viewers at a time; 0 means 32
 	WriteTimeout time.Duration // for one event to one viewer; 0 means 5 s
@@ -73,8 +75,15 @@ func (c Config) validate() error {
 	switch {
 	case c.Source == nil:
 		return errors.New("console: Source is required")
+	case c.Token != "" && c.Orders == nil:
+		return errors.New("console: a Token without Orders")
 	case c.Interval < 0, c.WriteTimeout < 0, c.Viewers < 0:
 		return fmt.Errorf("console: interval %v, write timeout %v, viewers %d: must not be negative", c.Interval, c.WriteTimeout, c.Viewers)
+	}
+	if c.Token != "" {
+		if err := CheckToken(c.Token); err != nil {
+			return fmt.Errorf("console: %w", err)
+		}
 	}
 	return nil
 }
@@ -104,6 +113,11 @@ func New(cfg Config) (*Console, error) {
 	}
 	c.mux.Handle("GET /console/events", refuseOtherSites(http.HandlerFunc(c.serveEvents)))
 	c.mux.Handle("GET /console/whatif", refuseOtherSites(http.HandlerFunc(c.serveWhatIf)))
+	if cfg.Token != "" {
+		for _, order := range offered {
+			c.mux.Handle("POST "+ordersPath+order, refuseOtherSites(http.HandlerFunc(c.serveOrders)))
+		}
+	}
 	return c, nil
 }
 
@@ -116,6 +130,7 @@ func (c *Console) Run(ctx context.Context) error {
 // render returns the event of a moment; nil if it cannot be encoded.
 func (c *Console) render(now time.Time) []byte {
 	v := c.cfg.Source.View(now)
+	v.Orders = c.cfg.Token != ""
 	for i := range v.Faults {
 		v.Faults[i].Advice = adviceFor(v.Faults[i])
 	}

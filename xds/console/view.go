@@ -30,6 +30,8 @@ type View struct {
 	Observers  int        `json:"observers"`
 	Slots      []Slot     `json:"slots"`
 	Migrations Migrations `json:"migrations"`
+	// Orders says that the page offers orders. It is filled in by the Console.
+	Orders bool `json:"orders"`
 	// Mixes are the names of the request mixes that a what-if may ask about.
 	Mixes []string `json:"mixes"`
 }
@@ -86,6 +88,8 @@ type Model struct {
 	Replicas []Replica  `json:"replicas"`
 	Moves    []Move     `json:"moves"`   // between its stages, within the last minute
 	History  []Decision `json:"history"` // newest first
+	// Former are the plans that may be pinned or rolled back to, oldest first.
+	Former []policies.Epoch `json:"former"`
 }
 
 // Bucket is the traffic of the lengths from Low to the next bucket's.

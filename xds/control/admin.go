@@ -33,24 +33,15 @@ func (c *Control) adminServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /{$}", c.console)
 	mux.Handle("GET /console/", c.console)
+	mux.Handle("POST /console/orders/", c.console)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, c.Status())
 	})
 	mux.HandleFunc("GET /devices", c.devices)
 	mux.HandleFunc("GET /migrations", c.migrations)
-	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
-	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.undrainedStatus)))
+	c.handleOrders(mux)
 	mux.Handle("POST /replicas/confirm", handleCommand(c.confirmRemoval))
 	mux.HandleFunc("GET /plan/history", c.planHistory)
-	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {
-		return orders.Pin{Model: model, Epoch: epoch, By: q.Get("by")}
-	})))
-	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(func(model string, _ policies.Epoch, q url.Values) orders.Order {
-		return orders.Unpin{Model: model, By: q.Get("by")}
-	})))
-	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {
-		return orders.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")}
-	})))
 	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, c.Policies(queryKinds(r.URL.Query())...))
 	})
@@ -77,6 +68,21 @@ func (c *Control) adminServer() *http.Server {
 		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
 		ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
 	}
+}
+
+// handleOrders registers the orders that the console offers, too.
+func (c *Control) handleOrders(mux *http.ServeMux) {
+	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
+	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.undrainedStatus)))
+	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {
+		return orders.Pin{Model: model, Epoch: epoch, By: q.Get("by")}
+	})))
+	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(func(model string, _ policies.Epoch, q url.Values) orders.Order {
+		return orders.Unpin{Model: model, By: q.Get("by")}
+	})))
+	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {
+		return orders.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")}
+	})))
 }
 
 // serveAdmin runs the admin server until ctx ends.

@@ -40,7 +40,8 @@ func (s consoleSource) View(now time.Time) console.View {
 		for _, m := range snapshot.Models {
 			model := consoleModelOf(m, now)
 			model.Moves = movesOf(m, recent, now)
-			model.History = decisionsOf(s.c.PlanHistory(m.Name).Decisions)
+			plans := s.c.PlanHistory(m.Name)
+			model.History, model.Former = decisionsOf(plans.Decisions), epochsOf(plans.History)
 			v.Models = append(v.Models, model)
 		}
 	}
@@ -151,6 +152,15 @@ func consoleReplicaOf(r fleet.ReplicaState, now time.Time) console.Replica {
 	}
 	if e := r.Load.Engine; e.Capacity > 0 {
 		out.Held, out.Capacity = e.KVUsed, e.Capacity // what the engine itself counts
+	}
+	return out
+}
+
+// epochsOf returns the epochs of former plans.
+func epochsOf(plans []FormerPlan) []policies.Epoch {
+	out := make([]policies.Epoch, len(plans))
+	for i, p := range plans {
+		out[i] = p.Epoch
 	}
 	return out
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
+	"github.com/cascadeinfer/cascade/xds/console"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
 )
@@ -79,7 +80,7 @@ func TestAuditStream(t *testing.T) {
 func TestAuditOrders(t *testing.T) {
 	log, deny := newAudit(t), false
 	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 2).list, Admitter: new(fakeAdmitter),
-		Audit:  log,
+		Audit: log, ConsoleToken: "0123456789abcdef",
 		UserOf: func(client, server netip.AddrPort) string { return "uid 7" },
 		AdmitOrder: func(client, server netip.AddrPort) error {
 			if deny {
@@ -99,8 +100,15 @@ func TestAuditOrders(t *testing.T) {
 	requireOK(post(t, c, "/policies/goal?slot=place&goal=warm", nil))
 	requireOK(post(t, c, "/policies/rollback?slot=place&reason=slow", nil))
 	post(t, c, "/drain?replica=r0", func(r *http.Request) { r.Host = "evil.example" })
+	withToken := func(token string) func(*http.Request) {
+		return func(r *http.Request) { r.Header.Set(console.TokenHeader, token) }
+	}
+	requireOK(post(t, c, "/console/orders/drain?replica=r1&by=console", withToken("0123456789abcdef")))
+	requireOK(post(t, c, "/console/orders/undrain?replica=r1", withToken("0123456789abcdef")))
+	post(t, c, "/console/orders/plan/pin?model=m", withToken("0123456789abcdeg"))
 	deny = true
 	post(t, c, "/drain?replica=r0", nil)
+	post(t, c, "/console/orders/drain?replica=r0", withToken("0123456789abcdef"))
 	for _, path := range []string{"/status", "/policies", "/metrics"} {
 		resp := testkit.Must(http.Get("http://" + c.AdminAddr().String() + path))
 		resp.Body.Close()
@@ -121,6 +129,10 @@ func TestAuditOrders(t *testing.T) {
 		"policies/rollback | reason=slow slot=place | done |  | uid 7 |  | true",
 		`drain | replica=r0 | refused | host "evil.example": use localhost`,
 		"drain | replica=r0 | refused | order refused: user 7 is not admitted",
+		"console/orders/drain | replica=r1 | done |  | uid 7 | console | true",
+		"console/orders/undrain | replica=r1 | done |  | uid 7 |  | true",
+		"console/orders/plan/pin | model=m | refused | token: is not the one",
+		"console/orders/drain | replica=r0 | refused | order refused: user 7 is not admitted",
 	} {
 		begin := func(line string) bool { return strings.HasPrefix(line, want) }
 		if i := slices.IndexFunc(lines, begin); i < 0 || slices.ContainsFunc(lines[i+1:], begin) {

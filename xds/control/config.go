@@ -64,6 +64,9 @@ type Config struct {
 	// AdmitOrder returns why the client of a connection to the admin server may not give
 	// orders: requests that change something. nil: every client that can connect may.
 	AdmitOrder func(client, server netip.AddrPort) error
+	// ConsoleToken is what a viewer of the console must know to give orders there; see
+	// console.CheckToken. AdmitOrder holds for them, too. "": the console only reads.
+	ConsoleToken string
 	// UserOf names the local user behind a connection to the admin server, for the audit log; "" where it is not
 	// known. nil: it is not looked for. It must not block.
 	UserOf func(client, server netip.AddrPort) string

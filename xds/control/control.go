@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -146,7 +147,9 @@ func (c *Control) init() error {
 	if err != nil {
 		return err
 	}
-	c.console, err = console.New(console.Config{Source: consoleSource{c}, Logger: c.log})
+	mux := http.NewServeMux()
+	c.handleOrders(mux)
+	c.console, err = console.New(console.Config{Source: consoleSource{c}, Token: c.cfg.ConsoleToken, Orders: mux, Logger: c.log})
 	return err
 }
 

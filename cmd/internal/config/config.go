@@ -216,6 +216,10 @@ type Control struct {
 	// lower case and without a port: the names of a proxy of your own in front of
 	// them.
 	AdminHosts []string `yaml:"admin_hosts,omitempty"`
+	// ConsoleTokenFile contains a secret of 16 bytes or more, and lets the console give orders: drain, undrain, pin,
+	// unpin and roll back, to those who type it there and whom admin_users admits. Other users must not be able to
+	// read the file. "" leaves the console read-only.
+	ConsoleTokenFile string `yaml:"console_token_file,omitempty"`
 	// AdminUsers are the users of the host, by name or number, that may give orders
 	// through admin, such as "cascade drain", besides root; "*" stands for all. Name
 	// the user of a proxy of your own in front of it.

@@ -42,6 +42,8 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 	}
 	_, err := localuser.New(f.Fleet.Control.AdminUsers)
 	fail("control.admin_users", err)
+	_, err = f.consoleToken()
+	fail("control.console_token_file", err)
 	f.checkEtcd(fail)
 	fail("control.module", f.loadEstimator(&resources.Settings{}))
 	if t := f.Fleet.Proxy.TLS; t.Cert != "" {

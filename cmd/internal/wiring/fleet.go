@@ -252,6 +252,9 @@ func (f *Fleet) controlConfig(log *slog.Logger, client *etcd.Client) (control.Co
 		return c, fmt.Errorf("control.admin_users: %w", err)
 	}
 	c.AdmitOrder, c.UserOf = operators.Admit, localuser.Describe
+	if c.ConsoleToken, err = f.consoleToken(); err != nil {
+		return c, fmt.Errorf("control.console_token_file: %w", err)
+	}
 	l := f.Fleet.Control.Limits
 	c.Limits = server.Limits{Streams: l.Streams, StreamNames: l.StreamNames, NodeNames: l.NodeNames, Rate: l.Rate, Burst: l.Burst, Nodes: l.Nodes}
 	c.Groups, c.Watch = f.Fleet.Control.NodeGroups(), f.scaled(f.Fleet.Control.Soak)

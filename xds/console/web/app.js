@@ -4,6 +4,7 @@ import { Chart } from "./chart.js";
 import { byId, el, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import { count, figure, percent, seconds } from "./format.js";
+import { Orders } from "./orders.js";
 import { load, Stages } from "./stages.js";
 import { History, Migrations, Proxies, Replicas, Slots } from "./tables.js";
 import { ready, Verdict } from "./verdict.js";
@@ -11,7 +12,7 @@ import { WhatIf } from "./whatif.js";
 
 const parts = {
   verdict: new Verdict(), chart: new Chart(), stages: new Stages(), replicas: new Replicas(), migrations: new Migrations(),
-  history: new History(), proxies: new Proxies(), slots: new Slots(), whatIf: new WhatIf(),
+  history: new History(), proxies: new Proxies(), slots: new Slots(), whatIf: new WhatIf(), orders: new Orders(),
 };
 let view = null;
 
@@ -60,6 +61,7 @@ function render() {
     for (const name of ["chart", "stages", "replicas"]) parts[name].update(model);
     parts.history.update(model, view.name);
     parts.whatIf.update(model, view.mixes);
+    parts.orders.update(model, view.orders);
   }
   performance.measure("cascade-view", { start, end: performance.now() });
 }

@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,7 +49,7 @@ func TestAccessibility(t *testing.T) {
 	breakFleet(&v)
 	v.Models = append(v.Models, fleetView(1).Models...)
 	v.Models[1].Name = "other"
-	s := newSite(t, &scripted{view: v})
+	s := newOrderSite(t, &scripted{view: v}, "0123456789abcdef", func(http.ResponseWriter, *http.Request) {})
 	for _, tc := range []struct {
 		name, scheme  string
 		width, height int64
@@ -60,7 +61,7 @@ func TestAccessibility(t *testing.T) {
 		b.set("#whatif-replicas", "6")
 		b.click("#whatif button")
 		b.waitFor("the plan", `!document.querySelector("#whatif-answer").hidden`)
-		b.script(`document.querySelector("#whatif-rate-error").textContent = "rate: must be a number"; document.querySelector("#slots details").open = true`)
+		b.script(`document.querySelector("#order-object-error").textContent = "r3: unknown"; document.querySelector("#whatif-rate-error").textContent = "rate: must be a number"; document.querySelector("#slots details").open = true`)
 		b.script(scanner)
 		for _, f := range b.scan(`runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]`) {
 			t.Errorf("%s: %s (%s): %s", tc.name, f.ID, f.Help, strings.Join(f.Targets[:min(4, len(f.Targets))], "; "))

@@ -52,6 +52,8 @@ type site struct {
 	source  console.Source
 	address string
 	every   time.Duration // between two events
+	token   string        // of orders, which get what a page orders; "" for none
+	orders  http.Handler
 	stop    func()
 }
 
@@ -66,12 +68,20 @@ func newSiteEvery(t testing.TB, source console.Source, every time.Duration) *sit
 	return s
 }
 
+// newOrderSite returns a site that offers orders.
+func newOrderSite(t testing.TB, source console.Source, token string, orders http.HandlerFunc) *site {
+	s := &site{t: t, source: source, address: "127.0.0.1:0", every: 100 * time.Millisecond, token: token, orders: orders}
+	s.start()
+	t.Cleanup(func() { s.stop() })
+	return s
+}
+
 func (s *site) url() string { return "http://" + s.address + "/" }
 
 // start serves the console at the address; stop ends it and its connections.
 func (s *site) start() {
 	s.t.Helper()
-	c, err := console.New(console.Config{Source: s.source, Interval: s.every})
+	c, err := console.New(console.Config{Source: s.source, Interval: s.every, Token: s.token, Orders: s.orders})
 	testkit.NoError(s.t, err)
 	l, err := net.Listen("tcp", s.address)
 	testkit.NoError(s.t, err)
@@ -94,6 +104,7 @@ func fleetView(replicas int) console.View {
 		Name: "llama-3.1-8b", Context: 131072, Epoch: 12, Reason: "predicted gain", Planner: "kept: predicted gain 2 %", Rate: 14.2, Seen: 52_000,
 		Stages: []console.Stage{{Name: "s0", High: &cut, Replicas: replicas / 2, Known: true, Requests: 0.91, Tokens: 0.62, MergedWith: "s1", CostRise: &rise},
 			{Name: "s1", Low: cut, Replicas: replicas - replicas/2, Known: true, Requests: 0.09, Tokens: 0.38, MergedWith: "s0", CostRise: &rise}},
+		Former:  []policies.Epoch{9, 11},
 		Moves:   []console.Move{{From: 0, To: 1, Count: 17}, {From: 1, To: 1, Count: 3}},
 		History: []console.Decision{{Time: time.Now().Add(-time.Minute), Epoch: 12, Decision: "adopted", Reason: "predicted gain", Gain: 0.18, Predicted: 0.0213, Observed: 0.0221}},
 	}

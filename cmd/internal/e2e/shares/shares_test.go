@@ -31,8 +31,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var requests = testkit.Size(2500, 10_000)
 
 const (
-	workers  = 4 // connections to Envoy, whose threads balance each for itself
-	model    = "m"
+	workers = 4 // connections to Envoy, whose threads balance each for itself
+	model   = "m"
 	// clusterHeader names the cluster of a request, idHeader the replica that answers.
 	clusterHeader, idHeader = "x-test-cluster", "x-test-replica"
 	// sigmas is how many standard deviations of a binomial distribution may lie between both shares.
