@@ -191,8 +191,10 @@ bench-peers: zig ## our TCP transport beside UCX's; policies beside Extism's and
 	$(GO) run -C wasm/host/peers .
 
 # One change per iteration and server, in turn; the clients are another process.
-bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1,000 nodes
+bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1,000 nodes; and 10,000 replicas
 	$(GO) test -run '^$$' -bench Boundary -benchtime 100x -timeout 30m ./xds/server
+	$(GO) test -run '^$$' -bench BenchmarkHealth -benchtime 5x -timeout 30m ./xds/server
+	$(GO) test -run '^$$' -bench HealthChange -benchtime 3x ./xds/resources
 	$(GO) test -run '^$$' -bench Set -benchtime 1000x -benchmem ./xds/cache
 	CASCADE_TEST_ALL=1 $(GO) test -run TestMemory -count 1 -v ./xds/server
 

@@ -145,13 +145,28 @@ func TestReplicasOfSome(t *testing.T) {
 	if d := cmp.Diff(replicasOf(v), ReadReplicas(&some)); d != "" {
 		t.Errorf("without the first stage's: (-built +read)\n%s", d)
 	}
-	mute := *s.Assignments[resources.EndpointName(v.Plans[0].Model, 0)]
-	mute.Priorities = slices.Clone(mute.Priorities)
-	mute.Priorities[0] = slices.Clone(mute.Priorities[0])
-	mute.Priorities[0][0].Metadata = nil
-	some.Assignments[mute.Name] = &mute
-	if got, want := len(ReadReplicas(&some)), len(v.Endpoints)-1; got != want {
-		t.Errorf("%d replicas, want all but one, %d", got, want)
+	// One that cannot be read anywhere is left out; one that can be read somewhere is not.
+	unreadable := s.Assignments[resources.EndpointName(v.Plans[0].Model, 0)].Priorities[0][0].Address
+	stages := len(v.Plans[0].Stages)
+	for k := range stages {
+		mute := *s.Assignments[resources.EndpointName(v.Plans[0].Model, k)]
+		mute.Priorities = slices.Clone(mute.Priorities)
+		for i, tier := range mute.Priorities {
+			mute.Priorities[i] = slices.Clone(tier)
+			for j, e := range tier {
+				if e.Address == unreadable {
+					mute.Priorities[i][j].Metadata = nil
+				}
+			}
+		}
+		some.Assignments[mute.Name] = &mute
+		want := len(v.Endpoints)
+		if k == stages-1 {
+			want--
+		}
+		if got := len(ReadReplicas(&some)); got != want {
+			t.Errorf("unreadable in %d of %d stages: %d replicas, want %d", k+1, stages, got, want)
+		}
 	}
 	if got := ReadReplicas(&Snapshot{}); len(got) != 0 {
 		t.Errorf("replicas of nothing: %v", got)

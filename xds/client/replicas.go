@@ -10,7 +10,7 @@ import (
 )
 
 // ReadReplicas reads the replicas of all models from a snapshot: from the endpoints of
-// every priority and their metadata, sorted by id, including replicas in no stage. It
+// all stages, of every priority, and their metadata, sorted by id, including replicas in no stage. It
 // is the inverse of resources.Build for a view's endpoints, with two exceptions:
 // Draining is true for every replica that must get nothing new, including unhealthy
 // ones, and a replica of unknown capacity has none and so does not pass Validate.
@@ -19,9 +19,9 @@ import (
 // it cannot take part in the market.
 func ReadReplicas(s *Snapshot) []policies.Replica {
 	byID := make(map[policies.ReplicaID]policies.Replica)
-	for model, a := range s.assignmentByModel() {
-		for _, tier := range a.Priorities {
-			for _, e := range tier {
+	for model, all := range s.assignments() {
+		for _, a := range all {
+			for _, e := range slices.Concat(a.Priorities...) {
 				m, err := resources.ReadEndpointMeta(e.Metadata)
 				if err != nil {
 					continue
@@ -36,24 +36,24 @@ func ReadReplicas(s *Snapshot) []policies.Replica {
 	return slices.SortedFunc(maps.Values(byID), func(a, b policies.Replica) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// assignmentByModel returns the endpoints of each model that the routes name. Each
-// stage's assignment holds the whole fleet of the model, so the shortest stage that
-// exists suffices.
-func (s *Snapshot) assignmentByModel() map[string]*Assignment {
-	found, stage := make(map[string]*Assignment), make(map[string]int)
+// assignments returns the endpoints of each model's stages that the routes name. Those of
+// one stage may lack replicas of others; all of them together have the whole fleet.
+func (s *Snapshot) assignments() map[string][]*Assignment {
+	found, seen := make(map[string][]*Assignment), make(map[*Assignment]bool)
 	for _, t := range s.UsedTables() {
 		for _, h := range t.Hosts {
 			for _, r := range h.Routes {
 				m, err := resources.ReadRouteMeta(r.Metadata)
-				if err != nil || m.Rule == resources.ByPrefix || found[m.Model] != nil && stage[m.Model] <= m.Stage {
+				if err != nil || m.Rule == resources.ByPrefix {
 					continue
 				}
 				c := s.Clusters[r.Cluster]
 				if c == nil {
 					continue
 				}
-				if a := s.Assignment(c); a != nil && len(a.Priorities) > 0 {
-					found[m.Model], stage[m.Model] = a, m.Stage
+				if a := s.Assignment(c); a != nil && !seen[a] {
+					seen[a] = true
+					found[m.Model] = append(found[m.Model], a)
 				}
 			}
 		}

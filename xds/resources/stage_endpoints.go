@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/rendezvous"
 )
 
 // Region is the region of every locality; the zone is the endpoint's host.
@@ -24,12 +25,20 @@ const unknownHost = "unknown"
 // zoneOf returns the zone of an endpoint's locality.
 func zoneOf(e Endpoint) string { return cmp.Or(e.Host, unknownHost) }
 
+// MaxDistant is how many replicas of stages other than its own and the next a stage's
+// assignment has, at most, and how many one that no plan uses has. Whatever changes about a
+// replica is sent again with the whole assignment, to every proxy: with all of 10,000
+// replicas in each of 16 assignments, one replica's health would cost 40 MB a proxy.
+const MaxDistant = 256
+
 // stageAssignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
 // replicas, priority 1 the next longer stage, whose replicas have room for such lengths
-// by definition, priority 2 all others, and priority 3 the prefill replicas. A proxy fails
-// over from one to the next without a control plane.
+// by definition, priority 2 others, and priority 3 the prefill replicas. A proxy fails
+// over from one to the next without a control plane. The others are those in no stage, and
+// of other stages up to MaxDistant, so that the assignments of all stages together have all
+// replicas.
 //
-// A stage that no plan uses holds the whole fleet, so that it is never empty. Replicas
+// A stage that no plan uses holds replicas of the whole fleet, so that it is never empty. Replicas
 // of the last priority have equal weights: weights follow the load every second, and
 // each change would update the assignments of all stages.
 func stageAssignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
@@ -47,10 +56,13 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 	}
 	own, used := members(k)
 	next, _ := members(k + 1)
+	leftOut := leaveOutDistant(k, plans, endpoints, func(id policies.ReplicaID) bool { return own[id] || next[id] })
 	var tiers [4][]Endpoint
 	for _, e := range endpoints {
 		tier := 2
 		switch {
+		case leftOut[e.ID]:
+			continue
 		case own[e.ID] || !used:
 			tier = 0
 		case next[e.ID]:
@@ -73,6 +85,50 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 		priority++
 	}
 	return cla
+}
+
+// leaveOutDistant returns which replicas of stages that are not near are left out of the
+// assignment of stage k: all but the MaxDistant with the highest ranks. Each stage has
+// others, and neither health nor weights change which.
+func leaveOutDistant(k int, plans []policies.Plan, endpoints []Endpoint, near func(policies.ReplicaID) bool) map[policies.ReplicaID]bool {
+	if len(endpoints) <= MaxDistant {
+		return nil
+	}
+	type ranked struct {
+		id   policies.ReplicaID
+		rank rendezvous.Rank
+	}
+	staged := make(map[policies.ReplicaID]bool)
+	for _, p := range plans {
+		for _, s := range p.Stages {
+			for _, id := range s.Replicas {
+				staged[id] = true
+			}
+		}
+	}
+	var far []ranked
+	for _, e := range endpoints {
+		if staged[e.ID] && !near(e.ID) {
+			far = append(far, ranked{e.ID, rendezvous.RankOf(rendezvous.Mix(uint64(k)+1), rendezvous.Hash(string(e.ID)), 1)})
+		}
+	}
+	if len(far) <= MaxDistant {
+		return nil
+	}
+	slices.SortFunc(far, func(a, b ranked) int {
+		switch {
+		case a.rank.Above(b.rank):
+			return -1
+		case b.rank.Above(a.rank):
+			return 1
+		}
+		return strings.Compare(string(a.id), string(b.id))
+	})
+	out := make(map[policies.ReplicaID]bool, len(far)-MaxDistant)
+	for _, r := range far[MaxDistant:] {
+		out[r.id] = true
+	}
+	return out
 }
 
 // prefixAssignment returns the ClusterLoadAssignment of stage k for requests with a prefix

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -262,8 +263,8 @@ type sample struct {
 	allocs                 uint64
 }
 
-// measureChange applies a set and waits until n nodes have acknowledged it.
-func (p *benchServer) measureChange(tb testing.TB, i, n int) sample {
+// measureChange applies a set and waits until n nodes have acknowledged its changed resources.
+func (p *benchServer) measureChange(tb testing.TB, i, n, changed int) sample {
 	tb.Helper()
 	p.meter.arm(n)
 	var before, after runtime.MemStats
@@ -278,8 +279,8 @@ func (p *benchServer) measureChange(tb testing.TB, i, n int) sample {
 		tb.Fatalf("%s: %d sent, %d acknowledged of %d", p.name, p.meter.sent.Load(), p.meter.got.Load(), n)
 	}
 	runtime.ReadMemStats(&after)
-	if sent, rs := p.meter.sent.Load(), p.meter.resources.Load(); sent != int64(n) || rs != int64(n) {
-		tb.Errorf("%s: one boundary changed: %d responses with %d resources to %d nodes", p.name, sent, rs, n)
+	if sent, rs := p.meter.sent.Load(), p.meter.resources.Load(); sent != int64(n) || rs != int64(n*changed) {
+		tb.Errorf("%s: %d resources changed: %d responses with %d resources to %d nodes", p.name, changed, sent, rs, n)
 	}
 	since := func(nano *atomic.Int64) time.Duration { return time.Unix(0, nano.Load()).Sub(start) }
 	return sample{published, since(&p.meter.lastSent), since(&p.meter.lastGot), after.Mallocs - before.Mallocs}
@@ -307,7 +308,7 @@ func BenchmarkBoundary(b *testing.B) {
 			samples := make([][]sample, len(planes))
 			for i := 1; b.Loop(); i++ {
 				for j, p := range planes {
-					samples[j] = append(samples[j], p.measureChange(b, i%2, n))
+					samples[j] = append(samples[j], p.measureChange(b, i%2, n, 1))
 				}
 			}
 			for j, p := range planes {
@@ -328,6 +329,68 @@ func BenchmarkBoundary(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
+}
+
+// BenchmarkHealth changes the health of one of 10,000 replicas in eight stages, under real delta
+// ADS streams from another process. One iteration is one change.
+func BenchmarkHealth(b *testing.B) {
+	const replicas = 10_000
+	view := func(h resources.Health) resources.Set {
+		v := fleetView(replicas, 1000)
+		p := policies.Plan{Model: "m", Epoch: 1, Stages: make([]policies.Stage, policies.MaxStages)}
+		for k := range p.Stages {
+			p.Stages[k] = policies.Stage{Low: policies.Tokens(1000 * k), High: policies.Tokens(1000 * (k + 1))}
+		}
+		p.Stages[len(p.Stages)-1].High = policies.Unbounded
+		for i, e := range v.Endpoints {
+			p.Stages[i%len(p.Stages)].Replicas = append(p.Stages[i%len(p.Stages)].Replicas, e.ID)
+		}
+		v.Plans = []policies.Plan{p}
+		v.Endpoints[replicas/2+3].Health = h
+		return testkit.Must(resources.Build(v))
+	}
+	sets := []resources.Set{view(resources.Healthy), view(resources.Unhealthy)}
+	changed, bytes := 0, 0
+	for _, name := range resources.ChangedNames(sets[0], sets[1], eds) {
+		if r := sets[1].Get(eds, name); !r.Unlisted {
+			changed, bytes = changed+1, bytes+len(r.Body)
+		}
+	}
+	for _, n := range []int{100, 1000} {
+		b.Run(fmt.Sprint(n, " nodes"), func(b *testing.B) {
+			p := newServer(b, new(meter), sets)
+			c := startClientProcess(b)
+			p.meter.arm(1 << 30)
+			p.set(0)
+			c.command("connect", p.address, fmt.Sprint(n))
+			c.command(append([]string{"subscribe", p.address}, subscriptionWords(sets[0])...)...)
+			settle(b, p.meter, 8*n)
+			var memory runtime.MemStats
+			runtime.GC()
+			runtime.GC() // what sync.Pools hold survives one
+			runtime.ReadMemStats(&memory)
+			var samples []sample
+			before := cpuTime(b)
+			for i := 1; b.Loop(); i++ {
+				samples = append(samples, p.measureChange(b, i%2, n, changed))
+			}
+			b.ReportMetric((cpuTime(b)-before).Seconds()/float64(len(samples)), "cpu-s/change")
+			b.ReportMetric(float64(median(samples, func(s sample) time.Duration { return s.acked }))/1e6, "acked-ms")
+			b.ReportMetric(float64(bytes), "bytes/node")
+			b.ReportMetric(float64(changed), "resources/node")
+			b.ReportMetric(float64(memory.HeapAlloc+memory.StackInuse)/(1<<20), "MiB")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// cpuTime returns the CPU time that this process has used.
+func cpuTime(tb testing.TB) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		tb.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // startComparison returns our server and go-control-plane's, each with n clients that have

@@ -53,7 +53,7 @@ func TestWorkPerChange(t *testing.T) {
 	for j, p := range planes {
 		var samples []sample
 		for i := range rounds {
-			samples = append(samples, p.measureChange(t, (i+1)%2, nodes))
+			samples = append(samples, p.measureChange(t, (i+1)%2, nodes, 1))
 		}
 		perNode[j] = median(samples, func(s sample) uint64 { return s.allocs }) / nodes
 	}
@@ -133,7 +133,7 @@ func TestChangeServer(t *testing.T) {
 					}
 					c.command("leave", planes[0].address)
 				}
-				planes[1].measureChange(t, 1, n)
+				planes[1].measureChange(t, 1, n, 1)
 			})
 		}
 	}
@@ -151,6 +151,6 @@ func TestReplan(t *testing.T) {
 	c.command("connect", p.address, fmt.Sprint(n))
 	c.command(append([]string{"subscribe", p.address}, subscriptionWords(fleetSet(t, 100, 1000))...)...)
 	settle(t, p.meter, 8*n)
-	p.measureChange(t, 1, n)
-	p.measureChange(t, 2, n)
+	p.measureChange(t, 1, n, 1)
+	p.measureChange(t, 2, n, 1)
 }

@@ -1,0 +1,163 @@
+package resources_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// eightStages returns a view of a model with eight stages over n replicas, and as many more in no
+// stage.
+func eightStages(n, more int) resources.View {
+	v := wide(n+more, 1)
+	v.Settings.Estimator, v.Settings.LengthService = resources.ExtProc, "127.0.0.1:1"
+	v.Models[0].PrefixDepth, v.Settings.PrefixSecret = 256, length.PrefixSecret{1}
+	p := policies.Plan{Model: "m", Epoch: 1, Stages: make([]policies.Stage, policies.MaxStages)}
+	for k := range p.Stages {
+		p.Stages[k] = policies.Stage{Low: policies.Tokens(1000 * k), High: policies.Tokens(1000 * (k + 1))}
+	}
+	p.Stages[len(p.Stages)-1].High = policies.Unbounded
+	for i := range n {
+		p.Stages[i%len(p.Stages)].Replicas = append(p.Stages[i%len(p.Stages)].Replicas, v.Endpoints[i].ID)
+	}
+	v.Plans = []policies.Plan{p}
+	return v
+}
+
+// membersOf returns the ids of a stage's assignment, by priority.
+func membersOf(t testing.TB, s resources.Set, name string) map[policies.ReplicaID]uint32 {
+	t.Helper()
+	out := make(map[policies.ReplicaID]uint32)
+	cla := new(endpointv3.ClusterLoadAssignment)
+	if err := s.Get(resources.EndpointType, name).Decode(cla); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range cla.Endpoints {
+		for _, e := range l.LbEndpoints {
+			meta, err := resources.ReadEndpointMeta(e.Metadata)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[meta.ID] = l.Priority
+		}
+	}
+	return out
+}
+
+// TestDistant checks what the assignments of a large fleet have: their own stage and the next one
+// whole, replicas in no stage, and a bounded number of others. All of them together have the fleet.
+// Which others does not change with health and weights, and hardly with another replica.
+func TestDistant(t *testing.T) {
+	const n, more = 2400, 3
+	v := eightStages(n, more)
+	s := build(t, v)
+	if err := resources.Prove(s); err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[policies.ReplicaID]uint32)
+	distant := make(map[policies.ReplicaID]int)
+	for k, st := range v.Plans[0].Stages {
+		got := membersOf(t, s, resources.EndpointName("m", k))
+		want := len(st.Replicas) + more + resources.MaxDistant
+		if k+1 < policies.MaxStages {
+			want += len(v.Plans[0].Stages[k+1].Replicas)
+		}
+		if len(got) != want {
+			t.Errorf("stage %d lists %d replicas, want %d", k, len(got), want)
+		}
+		for _, id := range st.Replicas {
+			if p, ok := got[id]; !ok || p != 0 {
+				t.Fatalf("stage %d lacks its own %s", k, id)
+			}
+		}
+		for id, p := range got {
+			if p == 2 {
+				distant[id]++
+			}
+		}
+		maps.Copy(all, got)
+	}
+	if len(all) != n+more {
+		t.Errorf("the stages together list %d replicas of %d", len(all), n+more)
+	}
+	if len(distant) < n/2 {
+		t.Errorf("only %d replicas of %d are distant ones of some stage: all stages fail over to the same", len(distant), n)
+	}
+
+	changed := eightStages(n, more)
+	changed.Endpoints[17].Health, changed.Endpoints[18].Weight = resources.Unhealthy, 70
+	after := build(t, changed)
+	names := resources.ChangedNames(s, after, resources.EndpointType)
+	if len(names) < 2 || len(names) > 2*(2+2+2) {
+		t.Errorf("the health of one replica and the weight of another change %q", names)
+	}
+	for k := range policies.MaxStages {
+		if name := resources.EndpointName("m", k); !maps.Equal(membersOf(t, s, name), membersOf(t, after, name)) {
+			t.Errorf("stage %d lists others after a change of health", k)
+		}
+	}
+
+	joined := build(t, eightStages(n+1, more-1)) // one that was in no stage
+	for k := range policies.MaxStages {
+		was, is := membersOf(t, s, resources.EndpointName("m", k)), membersOf(t, joined, resources.EndpointName("m", k))
+		left := 0
+		for id := range was {
+			if _, ok := is[id]; !ok {
+				left++
+			}
+		}
+		if left > 1 {
+			t.Errorf("stage %d: one replica joins a stage, and %d others leave the list", k, left)
+		}
+	}
+}
+
+// TestDistantUnused checks the assignments of stages that no plan uses.
+func TestDistantUnused(t *testing.T) {
+	v := wide(1000, 1)
+	s := build(t, v)
+	for k := 4; k < policies.MaxStages; k++ {
+		if got := membersOf(t, s, resources.EndpointName("m", k)); len(got) != resources.MaxDistant || slices.Max(slices.Collect(maps.Values(got))) != 0 {
+			t.Errorf("the unused stage %d lists %d replicas", k, len(got))
+		}
+	}
+}
+
+// BenchmarkHealthChange measures what one replica's health costs: what is rendered, and the bytes that
+// each proxy is sent.
+func BenchmarkHealthChange(b *testing.B) {
+	for _, n := range []int{250, 1000, 10000} {
+		b.Run(fmt.Sprintf("%d replicas", n), func(b *testing.B) {
+			v := eightStages(n, 0)
+			before := build(b, v)
+			v.Endpoints[n/2+3].Health = resources.Unhealthy
+			var after resources.Set
+			for b.Loop() {
+				after = build(b, v)
+			}
+			bytes, names := 0, resources.ChangedNames(before, after, resources.EndpointType)
+			assignments := 0
+			for _, name := range names {
+				if r := after.Get(resources.EndpointType, name); !r.Unlisted {
+					bytes, assignments = bytes+len(r.Body), assignments+1
+				}
+			}
+			whole := 0
+			for _, r := range after.All(resources.EndpointType) {
+				if !r.Unlisted {
+					whole += len(r.Body)
+				}
+			}
+			b.ReportMetric(float64(bytes), "bytes/proxy")
+			b.ReportMetric(float64(assignments), "assignments")
+			b.ReportMetric(float64(whole), "bytes-of-all")
+		})
+	}
+}
