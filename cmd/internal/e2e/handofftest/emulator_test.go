@@ -4,7 +4,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http/httptest"
-	"os"
 	"testing"
 	"time"
 
@@ -106,11 +105,9 @@ func TestHandoffFaults(t *testing.T) {
 
 // TestOverload moves streams away from overloaded engines.
 func TestOverload(t *testing.T) {
+	testkit.SkipSlow(t)
 	t.Parallel()
-	moves := 1
-	if os.Getenv("CASCADE_TEST_ALL") != "" {
-		moves = 3
-	}
+	const moves = 3
 	room := handofftest.Room{KV: 1 << 16, Context: 1 << 14, Batch: 32}
 	p := profile
 	p.D0, p.D2, p.KVTokens, p.MaxBatch = 0.005, 2e-5, policies.Tokens(room.KV), room.Batch
