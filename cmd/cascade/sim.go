@@ -89,6 +89,8 @@ requests are sold by bid and ask):
   without-affinity  nothing is known of cached prefixes, neither in proxies nor in front ends
   by-length         prompts are computed in the stage of their length only, wherever their
                     prefix is
+  least-cost        as many stages as the least predicted cost has: the default gives up 1 % of it
+                    for fewer
   static-split      planned stages for ever, a static split by length, and placement by queues
   paper             "preset: paper": plans from the requests of a minute, refined each second,
                     and the market as published

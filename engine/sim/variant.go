@@ -34,6 +34,8 @@ const (
 	WithoutAffinity = "without-affinity"
 	// ByLength is Cascade that computes every prompt in the stage of its length, wherever its prefix is.
 	ByLength = "by-length"
+	// LeastCost is Cascade with the stages of the least predicted cost, however many they are.
+	LeastCost = "least-cost"
 	// StaticSplit is WithoutMoves with the first planned stages for ever: a static split by length, as
 	// operators make it of a trace (research calls it SITA: size interval task assignment).
 	StaticSplit = "static-split"
@@ -66,6 +68,7 @@ var variants = map[string]variant{
 	WithoutRanges:   {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, allLengths: true},
 	WithoutAffinity: {planner: planner.PolicyDefault, market: true, forecast: true},
 	ByLength:        {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, byLength: true},
+	LeastCost:       {planner: "exact", market: true, forecast: true, affinity: true, keys: true, pull: true},
 	StaticSplit:     {planner: planner.PolicyDefault, static: true},
 	Paper:           {planner: planner.PolicyPaper, market: true, paper: true},
 
@@ -125,7 +128,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutRanges, WithoutAffinity, ByLength, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutRanges, WithoutAffinity, ByLength, LeastCost, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.

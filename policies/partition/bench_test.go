@@ -36,6 +36,19 @@ func BenchmarkExact(b *testing.B) {
 	}
 }
 
+// BenchmarkFewest is the fleet's default, which proves by further searches that fewer stages cost more
+// than its slack.
+func BenchmarkFewest(b *testing.B) {
+	for _, g := range grains {
+		for _, replicas := range []int{16, 64, 256, 1024, 10000} {
+			b.Run(fmt.Sprintf("%s/replicas=%d", g.name, replicas), func(b *testing.B) {
+				w := policytest.ChatWorkload(policies.BucketEdges(131072, g.perOctave), replicas, 0.6, 1)
+				bench(b, partition.Exact{Slack: partition.DefaultSlack}, w)
+			})
+		}
+	}
+}
+
 func BenchmarkRecursion(b *testing.B) { benchPaper(b, partition.Recursion{}) }
 
 func BenchmarkTwoPhase(b *testing.B) { benchPaper(b, partition.TwoPhase{}) }

@@ -24,7 +24,13 @@ import (
 //
 // Optimal means up to rounding: partitions better by less than one part in 10¹² are not
 // searched. Exact keeps no state and is safe for concurrent use.
-type Exact struct{ Objective Objective }
+type Exact struct {
+	Objective Objective
+	// Slack is how much more than the least cost, as a share of it, a partition may cost for having
+	// fewer stages: Exact proposes the cheapest of those with the fewest stages within it, and proves
+	// that, too. 0 means none: the cheapest of all. The fleet's default is DefaultSlack.
+	Slack float64
+}
 
 // tolerance is the relative difference below which two costs are equal.
 const tolerance = 1e-12
@@ -40,15 +46,25 @@ func (x Exact) Partition(w policies.Workload) (policies.Partition, error) {
 		return policies.Partition{}, err
 	}
 	s := newSearch(p.table(), p.stages(), w.Replicas)
-	high, ok := s.firstPartition()
-	if !ok {
+	if !s.solve() {
 		return policies.Partition{}, policies.ErrInfeasible
 	}
-	s.searchPrice(high)
-	s.closeGap(labelBudget)
+	if x.Slack > 0 {
+		s = s.withFewestStages(s.best * (1 + x.Slack))
+	}
 	out := p.propose(s.nodes, s.counts)
 	out.Exact = true
 	return out, nil
+}
+
+// solve finds the best partition. It returns false if there is none.
+func (s *search) solve() bool {
+	high, ok := s.firstPartition()
+	if ok {
+		s.searchPrice(high)
+		s.closeGap(labelBudget)
+	}
+	return ok
 }
 
 // search is one run of the price search.

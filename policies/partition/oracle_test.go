@@ -2,6 +2,7 @@ package partition_test
 
 import (
 	"math"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
@@ -14,7 +15,15 @@ func equal(a, b float64) bool {
 // oracle returns the least cost over every division and every count, by enumeration;
 // +Inf when none is feasible.
 func oracle(m partition.Objective, w policies.Workload) float64 {
-	best := math.Inf(1)
+	return slices.Min(oracleByStages(m, w))
+}
+
+// oracleByStages returns the least cost with each number of stages, from 1 to MaxStages.
+func oracleByStages(m partition.Objective, w policies.Workload) []float64 {
+	best := make([]float64, policies.MaxStages)
+	for s := range best {
+		best[s] = math.Inf(1)
+	}
 	most := policies.MaxStages
 	if w.Limits.Stages > 0 {
 		most = min(most, w.Limits.Stages)
@@ -35,7 +44,7 @@ func oracle(m partition.Objective, w policies.Workload) float64 {
 		deal = func(stage, left int) {
 			if stage == len(cuts) {
 				if counts[stage] = left; left >= 1 {
-					best = min(best, price(m, w, cuts, counts))
+					best[stage] = min(best[stage], price(m, w, cuts, counts))
 				}
 				return
 			}

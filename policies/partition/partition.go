@@ -3,7 +3,8 @@
 //
 // All algorithms work on one generic stage cost, fixed + num/(k−u) for k ≥ kmin replicas
 // (see stage), which is convex and decreasing in k. An Objective computes that cost from
-// flows or from a snapshot; the algorithms are independent of it. Exact is the default.
+// flows or from a snapshot; the algorithms are independent of it. Exact is the default,
+// with a slack for fewer stages.
 // Recursion and TwoPhase are the paper's (section "Length-Aware Stage Partition"), kept
 // for comparison.
 //
@@ -18,12 +19,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// ByName returns the partitioner that a config file calls name: "exact", "recursion" and
-// "two-phase" price flows by token rate, "paper" is the two-phase heuristic on the
-// snapshot QoE, as in the paper. Each also prices given divisions by its objective, as
+// ByName returns the partitioner that a config file calls name: "default" is Exact with
+// DefaultSlack, "exact" without; they, "recursion" and "two-phase" price flows by token
+// rate, "paper" is the two-phase heuristic on the snapshot QoE, as in the paper. Each also prices given divisions by its objective, as
 // policies/adoption needs.
 func ByName(name string) (policies.Partitioner, bool) {
 	switch name {
+	case "default":
+		return Exact{Slack: DefaultSlack}, true
 	case "exact":
 		return Exact{}, true
 	case "recursion":

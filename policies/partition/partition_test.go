@@ -19,6 +19,7 @@ func TestConformance(t *testing.T) {
 	for _, m := range models {
 		for name, p := range map[string]policies.Partitioner{
 			"exact":     partition.Exact{Objective: m},
+			"default":   partition.Exact{Objective: m, Slack: partition.DefaultSlack},
 			"recursion": partition.Recursion{Objective: m},
 			"two-phase": partition.TwoPhase{Objective: m},
 		} {
@@ -29,6 +30,7 @@ func TestConformance(t *testing.T) {
 
 func TestNamed(t *testing.T) {
 	for name, want := range map[string]policies.Partitioner{
+		"default":   partition.Exact{Slack: partition.DefaultSlack},
 		"exact":     partition.Exact{},
 		"recursion": partition.Recursion{},
 		"two-phase": partition.TwoPhase{},

@@ -10,7 +10,7 @@ import (
 
 // Names of policies.
 const (
-	PolicyDefault    = "default"     // exact, priced on flows
+	PolicyDefault    = "default"     // partition.Exact with its default slack, priced on flows
 	PolicyPaper      = "paper"       // the paper's two phases, priced on the requests of a period
 	PolicyRoundRobin = "round-robin" // one stage, always
 )
@@ -25,8 +25,8 @@ type Policy struct {
 // partitioner. "" is PolicyDefault.
 func PolicyNamed(name string) (Policy, error) {
 	switch name {
-	case "", PolicyDefault:
-		name = "exact"
+	case "":
+		name = PolicyDefault
 	case PolicyRoundRobin:
 		return Policy{}, nil
 	}

@@ -26,7 +26,7 @@ func TestPreviewIsThePlanners(t *testing.T) {
 	policy := testkit.Must(planner.PolicyNamed(""))
 	for _, ratio := range []float64{0, 1.5} {
 		got := testkit.Must(policy.Preview(w, ratio))
-		var native adoption.Planner = partition.Exact{}
+		var native adoption.Planner = partition.Exact{Slack: partition.DefaultSlack}
 		if ratio > 0 {
 			native = adoption.LimitIterationRatio(native, ratio)
 		}

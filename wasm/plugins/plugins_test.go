@@ -29,7 +29,7 @@ var plugins = []struct {
 	config string
 	set    any
 }{
-	{"partition-exact", []abi.Kind{abi.Partition}, partition.Exact{}, "", nil},
+	{"partition-exact", []abi.Kind{abi.Partition}, partition.Exact{Slack: partition.DefaultSlack}, "", nil},
 	{"partition-recursion", []abi.Kind{abi.Partition}, partition.Recursion{}, "", nil},
 	{"partition-two-phase", []abi.Kind{abi.Partition}, partition.TwoPhase{}, "", nil},
 	{"partition-paper", []abi.Kind{abi.Partition}, partition.TwoPhase{Objective: partition.Snapshot}, "", nil},

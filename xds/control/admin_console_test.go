@@ -147,7 +147,7 @@ func TestConsoleWhatIf(t *testing.T) {
 	})
 	w := c.fleet.Snapshot().Models[0].Workload
 	w.Replicas = 12
-	want := testkit.Must(partition.Exact{}.Partition(w))
+	want := testkit.Must(partition.Exact{Slack: partition.DefaultSlack}.Partition(w))
 	got := ask("replicas=12")
 	if len(got.Stages) != len(want.Counts) || len(want.Counts) < 2 || math.Abs(got.Cost/want.Cost-1) > 1e-3 || got.Replicas != 12 || !got.Exact {
 		t.Errorf("12 replicas: %+v, want %+v", got, want)

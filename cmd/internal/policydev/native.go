@@ -27,7 +27,7 @@ var _ Decider = builtin{}
 
 // builtins are the built-in policies. The first of a kind is the fleet's default.
 var builtins = []builtin{
-	{"partition-exact", wasm.Native{Partitioner: partition.Exact{}}},
+	{"partition-exact", wasm.Native{Partitioner: partition.Exact{Slack: partition.DefaultSlack}}},
 	{"partition-recursion", wasm.Native{Partitioner: partition.Recursion{}}},
 	{"partition-two-phase", wasm.Native{Partitioner: partition.TwoPhase{}}},
 	{"partition-paper", wasm.Native{Partitioner: partition.TwoPhase{Objective: partition.Snapshot}}},

@@ -18,7 +18,7 @@ import (
 // module does: those of the control plane, and those of a replica's market m.
 func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 	n := policy.Native{
-		Partitioner: partition.Exact{}, Guard: allowAll{}, Refiner: m.Refiner,
+		Partitioner: partition.Exact{Slack: partition.DefaultSlack}, Guard: allowAll{}, Refiner: m.Refiner,
 		Quoter: m.Machine.Quoter, Selector: m.Machine.Selector, Detector: m.Detector, Placer: m.Placer,
 	}
 	if f.Preset == config.PresetPaper {

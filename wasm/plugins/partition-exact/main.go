@@ -1,4 +1,4 @@
-// Command partition-exact is the module of policies/partition.Exact, priced by flow.
+// Command partition-exact is the module of policies/partition.Exact with its default slack, priced by flow.
 package main
 
 import (
@@ -6,6 +6,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/guest/partition"
 )
 
-func init() { partition.Register(policy.Exact{}) }
+func init() { partition.Register(policy.Exact{Slack: policy.DefaultSlack}) }
 
 func main() {}
