@@ -117,7 +117,7 @@ type Partition struct {
 	// Iterations is the predicted iteration time of each stage, in seconds; nil if
 	// the policy's model predicts none.
 	Iterations []float64
-	Exact      bool // the policy proved that its model has no better partition; partition.Exact says which is better
+	Exact      bool // the policy proved that no partition is better by its model: cheaper, or by partition.Exact with a slack as cheap with fewer stages
 }
 
 // Partitioner divides a fleet into length stages. Partition is pure: equal

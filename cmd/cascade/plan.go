@@ -56,7 +56,7 @@ predicted iteration time, why the stage exists (what the plan would cost if it w
 with a neighbour), and what the same traffic costs in one stage.
 
 The cost is the predicted number of requests in the system (Little's law), or the
-paper's QoE with --policy paper. "exact" is proven optimal for its model; "default" is
+paper's QoE with --policy paper. "least-cost" is proven optimal for its model; "default" is
 proven to have the fewest stages within 1 % of that, and to be the cheapest of those.
 
 It also prices prefill replicas (role: prefill in the fleet file), which compute long
@@ -83,7 +83,7 @@ Its subcommands are about the plans of a running control plane.`,
 	f.Float64Var(&p.linkGbps, "link-gbps", 0, "link between replicas, in Gbit/s, for migrations; 0 keeps the profile's")
 	f.BoolVar(&p.noPrefixCache, "no-prefix-cache", false, "count every prompt in full, even where the trace has shared prefixes")
 	completeFrom(c, "profile", cost.Names())
-	completeFrom(c, "policy", []string{planner.PolicyDefault, "exact", "recursion", "two-phase", "paper"})
+	completeFrom(c, "policy", []string{planner.PolicyDefault, "least-cost", "recursion", "two-phase", "paper"})
 	f.StringVar(&p.plot, "plot", "", "write a picture of the plan to this file (.svg or .png)")
 	c.AddCommand(newPlanHistory(s), newPlanPin(s), newPlanUnpin(s), newPlanRollback(s), newPlanRepair(s))
 	return c

@@ -68,7 +68,7 @@ var variants = map[string]variant{
 	WithoutRanges:   {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, allLengths: true},
 	WithoutAffinity: {planner: planner.PolicyDefault, market: true, forecast: true},
 	ByLength:        {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, byLength: true},
-	LeastCost:       {planner: "exact", market: true, forecast: true, affinity: true, keys: true, pull: true},
+	LeastCost:       {planner: "least-cost", market: true, forecast: true, affinity: true, keys: true, pull: true},
 	StaticSplit:     {planner: planner.PolicyDefault, static: true},
 	Paper:           {planner: planner.PolicyPaper, market: true, paper: true},
 

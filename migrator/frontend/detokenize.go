@@ -29,16 +29,16 @@ const incomplete = "\uFFFD"
 // detokenizePath is the engines' endpoint. Front ends serve it to peers, too.
 const detokenizePath = "/detokenize"
 
-// endsWithCharacter asks an engine whether the text of ids of a stream ends with a character.
+// askTextEnd asks an engine whether the text of ids of a stream ends with a character.
 // An event with several tokens does not show it: the engine withholds the bytes of a character
 // that the last of them has begun.
-func (srv *Server) endsWithCharacter(ctx context.Context, holder Target, ids []uint32) (ends bool, err error) {
+func (srv *Server) askTextEnd(ctx context.Context, holder Target, ids []uint32) (ends bool, err error) {
 	text, err := srv.textOf(ctx, holder, ids[max(0, len(ids)-detokenizeIDs):])
-	return endsCharacter(text), err
+	return endsWithCharacter(text), err
 }
 
-// endsCharacter reports whether a text is not empty and ends with a whole character.
-func endsCharacter(text string) bool { return text != "" && !strings.HasSuffix(text, incomplete) }
+// endsWithCharacter reports whether a text is not empty and ends with a whole character.
+func endsWithCharacter(text string) bool { return text != "" && !strings.HasSuffix(text, incomplete) }
 
 // textOf asks an engine for the text of ids of a stream. The own engine is asked, whose model is
 // the holder's as long as it is ready; if it is not, or does not answer, the holder's is.

@@ -114,8 +114,8 @@ func TestPeerDetokenize(t *testing.T) {
 	})
 }
 
-// TestEndsWithCharacter checks what counts as an answer.
-func TestEndsWithCharacter(t *testing.T) {
+// TestAskTextEnd checks what counts as an answer.
+func TestAskTextEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, nil)
 		srv, e := f.servers[0].Server, f.engines[0]
@@ -127,17 +127,17 @@ func TestEndsWithCharacter(t *testing.T) {
 			ids  []uint32
 			want bool
 		}{{[]uint32{1, 2}, true}, {[]uint32{1, 7}, false}, {[]uint32{7, 1}, true}, {nil, false}, {long, true}} {
-			if got, err := srv.endsWithCharacter(t.Context(), Target{}, test.ids); err != nil || got != test.want {
+			if got, err := srv.askTextEnd(t.Context(), Target{}, test.ids); err != nil || got != test.want {
 				t.Errorf("%.3v: %v, %v", test.ids, got, err)
 			}
 		}
 		e.noDetokenize.Store(true)
-		if _, err := srv.endsWithCharacter(t.Context(), Target{}, []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
+		if _, err := srv.askTextEnd(t.Context(), Target{}, []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
 			t.Errorf("an engine without /detokenize: %v", err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := srv.endsWithCharacter(ctx, Target{}, []uint32{1}); err == nil {
+		if _, err := srv.askTextEnd(ctx, Target{}, []uint32{1}); err == nil {
 			t.Error("no error after the end")
 		}
 	})

@@ -4,35 +4,51 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 )
 
+// firstTextTimeout bounds the questions about one event; each of them takes at most detokenizeTimeout
+// at each of two engines.
+const firstTextTimeout = 4 * detokenizeTimeout
+
 // firstText corrects the first text of a leg that continues ids whose text ends inside a
 // character. Engines cannot: vLLM 0.32 sends the text of the whole prompt and answer then,
-// others lose the character. The text is asked of an engine instead: that of the ids so far,
+// others may lose the character. The text is asked of an engine instead: that of the ids so far,
 // without what the client has of it.
 type firstText struct {
-	server *Server
-	ctx    context.Context // the stream's
-	target Target          // of the leg
-	ids    []uint32        // the last ones of the client's text, then those without text
-	shown  string          // the text of ids that the client has
-	text   int             // how many of ids it is the text of
+	server   *Server
+	ctx      context.Context // the stream's
+	target   Target          // of the leg
+	ids      []uint32        // the last ones of the client's text, then those without text
+	shown    string          // the text of ids[:shownIDs], which the client has
+	shownIDs int
 }
 
-// errNoText says that an engine has sent text where another one knows none.
-var errNoText = errors.New("the engine sends text for token ids that end inside a character")
+// errNoText says that an engine's text is not the one that another engine knows for the same ids.
+var errNoText = errors.New("the engine's text does not end as that of its token ids")
 
-// newFirstText returns the correction for a leg at a replica. The client has the text of
-// ids[:text], of which prompt are the prompt's, without a character that the last of them has
-// begun. The error is for engines that turn no ids into text.
-func (s *Stream) newFirstText(ctx context.Context, target Target, ids []uint32, prompt, text int) (*firstText, error) {
-	from := max(0, text-detokenizeIDs)
-	f := &firstText{server: s.server, ctx: s.ctx, target: target, ids: append([]uint32(nil), ids[from:]...)}
-	var err error
-	if f.text, f.shown, err = f.lastText(ctx, max(0, prompt-from), text-from); err != nil {
+// newFirstText returns the correction for a leg at a replica; nil if it needs none, because the text of
+// ids ends with a character. The client has the text of ids[:textIDs], of which prompt are the
+// prompt's, except a character that the last of them has only begun. The error is for engines that turn
+// no ids into text, if the text is known to end inside a character or has ids without text.
+func (s *Stream) newFirstText(ctx context.Context, target Target, ids []uint32, prompt, textIDs int) (*firstText, error) {
+	ends, err := s.server.askTextEnd(ctx, target, ids)
+	switch {
+	case err == nil && ends:
+		return nil, nil
+	case err != nil && textIDs == len(ids): // an event with several tokens: its text may have ended with a character
+		s.log().Info("text not checked; it may lack a character", "error", err)
+		return nil, nil
+	}
+	from := max(0, textIDs-detokenizeIDs)
+	f := &firstText{server: s.server, ctx: s.ctx, target: target, ids: slices.Clone(ids[from:])}
+	if err == nil {
+		f.shownIDs, f.shown, err = f.lastText(ctx, max(0, prompt-from), textIDs-from)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("the text of an answer that ends inside a character: %w", err)
 	}
 	return f, nil
@@ -41,36 +57,65 @@ func (s *Stream) newFirstText(ctx context.Context, target Target, ids []uint32, 
 // lastText returns the text of the most ids, from most down to least, whose text ends with a
 // character, and how many that are. If there are none, it returns the text of least ids.
 func (f *firstText) lastText(ctx context.Context, least, most int) (n int, text string, err error) {
-	for n = most; ; n-- {
-		if n == 0 {
-			return 0, "", nil
-		}
-		text, err = f.server.textOf(ctx, f.target, f.ids[:n])
-		if err != nil || endsCharacter(text) || n <= max(least, most-detokenizeIDs) {
+	least = max(least, most-detokenizeIDs)
+	for n = most; n > 0; n-- {
+		if text, err = f.server.textOf(ctx, f.target, f.ids[:n]); err != nil || endsWithCharacter(text) || n <= least {
 			return n, text, err
 		}
 	}
+	return 0, "", nil
 }
 
 // correct takes an event of the leg. If it has text, it returns the event with the right one,
 // and done: later events need no correction.
 func (f *firstText) correct(c *openai.Chunk) (corrected *openai.Chunk, done bool, err error) {
-	if f.ids, err = c.AppendIDs(f.ids); err != nil || !c.HasText {
-		return c, false, err
+	ids, err := c.AppendIDs(f.ids)
+	if err != nil || !c.HasText {
+		if err == nil {
+			f.ids = ids
+		}
+		return c, false, nil // who reads the event finds ids that cannot be read
 	}
-	n, text, err := f.lastText(f.ctx, f.text, len(f.ids))
-	found := n > f.text && endsCharacter(text)
-	if err == nil && !found && c.Finish { // an answer may end inside a character
-		text, err = f.server.textOf(f.ctx, f.target, f.ids)
-		found = true
-	}
+	f.ids = ids
+	ctx, cancel := context.WithTimeout(f.ctx, firstTextTimeout)
+	defer cancel()
+	text, err := f.textOf(ctx, c)
 	if err != nil {
 		return nil, false, fmt.Errorf("the text of an answer that goes on inside a character: %w", err)
 	}
-	rest, ok := strings.CutPrefix(text, f.shown)
-	if !ok || !found {
-		return nil, false, errNoText
-	}
-	corrected, err = c.WithText(rest)
+	corrected, err = c.WithText(text)
 	return corrected, true, err
+}
+
+// textOf returns the text that an event with text should have.
+func (f *firstText) textOf(ctx context.Context, c *openai.Chunk) (string, error) {
+	n, text, err := f.lastText(ctx, f.shownIDs, len(f.ids))
+	if rest, ok := f.rest(text, c); err != nil || ok && n > f.shownIDs {
+		return rest, err
+	}
+	if !c.Finish {
+		return "", errNoText
+	}
+	// The last token of an answer may have no text, although engines can name it, or end inside a
+	// character.
+	for _, n := range [...]int{n - 1, len(f.ids)} {
+		if n <= f.shownIDs {
+			continue
+		}
+		text, err := f.server.textOf(ctx, f.target, f.ids[:n])
+		if rest, ok := f.rest(text, c); err != nil || ok {
+			return rest, err
+		}
+	}
+	return "", errNoText
+}
+
+// rest returns what a text has beyond the client's. ok is false unless the engine's own text ends with
+// it, or is its end without the character that had begun: the questions are answered with special
+// tokens, which answers leave out.
+func (f *firstText) rest(text string, c *openai.Chunk) (rest string, ok bool) {
+	rest, ok = strings.CutPrefix(text, f.shown)
+	sent := c.Text()
+	tail := strings.TrimLeft(sent, incomplete)
+	return rest, ok && rest != "" && (strings.HasSuffix(sent, rest) || tail != "" && strings.HasSuffix(rest, tail))
 }

@@ -86,7 +86,8 @@ func (lr *legRequest) name() string {
 	return lr.request.ID + "#" + strconv.FormatUint(uint64(lr.epoch), 10)
 }
 
-// transfers reports whether the engine gives KV to another engine by the leg, or fetches it.
+// transfers reports whether the engine gives KV to another engine by the leg, or fetches it before
+// the leg's first token.
 func (lr *legRequest) transfers() bool {
 	return lr.keeps || lr.fetches || lr.arrival.HasKV && lr.reservation == ""
 }

@@ -86,6 +86,7 @@ type localLeg struct {
 	root      prefix.Hash     // that the ids of its prompt extend
 	chain     prefixes.Chain  // of its ids; used by Next only
 	fetches   bool            // its engine fetches the prompt's KV from another one
+	transfers bool            // KV travels from or to its engine until its first token
 	earlier   policies.Tokens // output of earlier legs
 	epoch     atomic.Uint64
 	idsHidden atomic.Bool               // its tokens come without ids
@@ -96,12 +97,12 @@ type localLeg struct {
 
 // registerLeg registers a leg that is about to be sent to the own engine.
 func (srv *Server) registerLeg(lr *legRequest, l *call, admitted admission.Entry) *localLeg {
-	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.keeps || lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed, root: lr.root, fetches: lr.fetches, earlier: lr.arrival.Output,
+	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.keeps || lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed, root: lr.root, fetches: lr.fetches, transfers: lr.transfers(), earlier: lr.arrival.Output,
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)
-	if lr.transfers() {
-		srv.transferred.Store(r.since.UnixNano())
+	if r.transfers {
+		srv.transferred.Store(&r.since) // it may be over before the next check
 	}
 	srv.mu.Lock()
 	srv.localLegs[r] = struct{}{}
@@ -113,6 +114,11 @@ func (srv *Server) registerLeg(lr *legRequest, l *call, admitted admission.Entry
 // which may take for ever and says nothing about its own engine.
 func (r *localLeg) awaitsKV() bool {
 	return r.pulling.Load() || r.fetches && r.work.Counts().Output <= r.earlier
+}
+
+// inTransfer reports whether KV may travel from or to the own engine for the leg now.
+func (r *localLeg) inTransfer() bool {
+	return r.pulling.Load() || r.transfers && r.work.Counts().Output <= r.earlier
 }
 
 // unregister removes the leg; moved says that another engine continues the

@@ -180,7 +180,7 @@ func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) (*legR
 		defer cancel()
 	}
 	holder := srv.normalize(Target{Replica: m.From, Address: m.FromAddress})
-	if err := g.awaitFreeze(ctx, func(ctx context.Context, ids []uint32) (bool, error) { return srv.endsWithCharacter(ctx, holder, ids) }); err != nil {
+	if err := g.awaitFreeze(ctx, func(ctx context.Context, ids []uint32) (bool, error) { return srv.askTextEnd(ctx, holder, ids) }); err != nil {
 		return nil, err
 	}
 	output := len(g.ids) - g.prompt

@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,7 +21,8 @@ import (
 // preempted: the counts here are not exactly the engine's.
 const crowdedShare = 2
 
-// transferTime is for how long KV may travel after an engine was asked to give or to fetch it.
+// transferTime is for how long KV may still travel once the request to give or to fetch it is over: a
+// holder does not know when it is fetched.
 const transferTime = progress.MinTransferPause
 
 // probeRequest makes an engine generate one token. Its default model answers it.
@@ -91,8 +93,11 @@ func (w *progressWatch) check(now time.Time) progress.State {
 	for n := srv.givenUp.Load(); w.givenUp < n; w.givenUp++ {
 		w.monitor.GiveUp(now.Sub(w.start))
 	}
-	work := srv.engineWork(w.readable)
-	work.Transferring = now.Sub(time.Unix(0, srv.transferred.Load())) < transferTime
+	if slices.ContainsFunc(srv.registeredLegs(), (*localLeg).inTransfer) {
+		srv.transferred.Store(&now)
+	}
+	work, last := srv.engineWork(w.readable), srv.transferred.Load()
+	work.Transferring = last != nil && now.Sub(*last) < transferTime
 	return w.monitor.Check(now.Sub(w.start), w.brought(), work)
 }
 

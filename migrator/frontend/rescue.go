@@ -124,7 +124,7 @@ func (s *Stream) openRescueLegAt(ctx context.Context, a *session.Action) (leg *w
 	lr := s.laterLeg(s.rescue.target, a.Epoch, a.Prompt, output)
 	lr.body = &payload{bytes: s.resume.PromptBody(a.IDs, output)}
 	if !a.Aligned {
-		if lr.firstText, err = s.newFirstText(ctx, lr.target, a.IDs, a.Prompt, a.Text); err != nil {
+		if lr.firstText, err = s.newFirstText(ctx, lr.target, a.IDs, a.Prompt, a.TextIDs); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -52,11 +52,12 @@ type Server struct {
 	probesPassed atomic.Uint64 // health checks that the engine has passed
 	brought      atomic.Uint64 // tokens and whole answers that have come from the engine
 	givenUp      atomic.Uint64 // streams that the engine did not go on with although it had room
-	transferred  atomic.Int64  // when the engine was last asked to give or to fetch KV, in Unix nanoseconds
-	hung         atomic.Bool   // the engine makes no progress; see package progress
-	hangs        atomic.Uint64 // how often it was
-	turnedAway   atomic.Uint64 // requests of clients answered with 429
-	crowded      atomic.Bool   // the engine may have preempted requests
+	// transferred is when KV last travelled from or to the engine; nil: never.
+	transferred atomic.Pointer[time.Time]
+	hung        atomic.Bool   // the engine makes no progress; see package progress
+	hangs       atomic.Uint64 // how often it was
+	turnedAway  atomic.Uint64 // requests of clients answered with 429
+	crowded     atomic.Bool   // the engine may have preempted requests
 
 	prefixes        *prefixes.Prefixes // that the own engine holds
 	texts           *prefixes.Texts    // of prompts, whose tokens are known

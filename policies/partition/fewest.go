@@ -18,7 +18,8 @@ func (s *search) withFewestStages(limit float64) *search {
 			tooFew = stages
 		}
 	}
-	if few != s { // whose gap is closed
+	if few != s { // the gap of s is closed
+		few.limit = len(few.counts) // what it finds in the gap must not have more stages
 		few.closeGap(labelBudget)
 	}
 	return few

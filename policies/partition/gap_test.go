@@ -249,3 +249,46 @@ func TestFill(t *testing.T) {
 		}
 	}
 }
+
+// TestFewestInGap checks on random tables that the search for the fewest stages ends with as many as
+// the paper's recursion needs to stay within the limit, and with the cheapest of those.
+func TestFewestInGap(t *testing.T) {
+	rng := rand.New(rand.NewPCG(16, 16))
+	fewer := 0
+	for i := range testkit.Size(1500, 10000) {
+		tab := randomTable(rng, 1+rng.IntN(14))
+		stages := 1 + rng.IntN(min(8, tab.n))
+		e := stages + rng.IntN(20)
+		cost := func(stages int) float64 {
+			nodes, counts, ok := recurse(tab, stages, e)
+			if !ok {
+				return math.Inf(1)
+			}
+			sum := 0.0
+			for h, k := range counts {
+				sum += tab.row(nodes[h+1])[nodes[h]].price(float64(k))
+			}
+			return sum
+		}
+		s := newSearch(tab, stages, e)
+		if !s.solve() {
+			continue
+		}
+		least, all := s.best, len(s.counts)
+		limit := least * (1 + []float64{0.1, 0.5, 2}[rng.IntN(3)])
+		few := s.withFewestStages(limit)
+		want := 1
+		for cost(want) > limit*(1+tolerance) {
+			want++
+		}
+		if len(few.counts) != want || math.Abs(few.best-cost(want)) > 1e-9*few.best {
+			t.Fatalf("table %d, limit %v of %v: %d stages at %v, want %d at %v", i, limit, least, len(few.counts), few.best, want, cost(want))
+		}
+		if want < all {
+			fewer++
+		}
+	}
+	if fewer < 50 {
+		t.Errorf("only %d tables have fewer stages within the limit", fewer)
+	}
+}

@@ -20,14 +20,14 @@ import (
 )
 
 // ByName returns the partitioner that a config file calls name: "default" is Exact with
-// DefaultSlack, "exact" without; they, "recursion" and "two-phase" price flows by token
-// rate, "paper" is the two-phase heuristic on the snapshot QoE, as in the paper. Each also prices given divisions by its objective, as
-// policies/adoption needs.
+// DefaultSlack, "least-cost" without; they, "recursion" and "two-phase" price flows by token
+// rate, "paper" is the two-phase heuristic on the snapshot QoE, as in the paper. Each also
+// prices given divisions by its objective, as policies/adoption needs.
 func ByName(name string) (policies.Partitioner, bool) {
 	switch name {
 	case "default":
 		return Exact{Slack: DefaultSlack}, true
-	case "exact":
+	case "least-cost":
 		return Exact{}, true
 	case "recursion":
 		return Recursion{}, true

@@ -76,7 +76,7 @@ func (c Config) validate() error {
 	case c.Source == nil:
 		return errors.New("console: Source is required")
 	case c.Token != "" && c.Orders == nil:
-		return errors.New("console: a Token without Orders")
+		return errors.New("console: Orders: required with a Token")
 	case c.Interval < 0, c.WriteTimeout < 0, c.Viewers < 0:
 		return fmt.Errorf("console: interval %v, write timeout %v, viewers %d: must not be negative", c.Interval, c.WriteTimeout, c.Viewers)
 	}

@@ -20,7 +20,7 @@ const (
 	MaxToken = 256
 )
 
-// CheckToken returns why a text is no token that a browser can send.
+// CheckToken returns an error if a browser could not send the token, or it could be guessed.
 func CheckToken(token string) error {
 	switch {
 	case len(token) < MinToken || len(token) > MaxToken:

@@ -63,8 +63,10 @@ type Answer struct {
 	OneStage *float64 `json:"one_stage_cost,omitempty"`
 	// Present is the cost of the plan in force under the present traffic; absent: unknown.
 	Present *float64 `json:"present_cost,omitempty"`
-	Exact   bool     `json:"exact"` // no cheaper plan of the model exists
-	Elapsed float64  `json:"elapsed_seconds"`
+	Exact   bool     `json:"exact"` // proved: no plan is better by the policy's model
+	// Slack is the share of the cost that the policy gives up for fewer stages, at most.
+	Slack   float64 `json:"slack,omitempty"`
+	Elapsed float64 `json:"elapsed_seconds"`
 }
 
 // serveWhatIf answers GET /console/whatif?model=NAME&replicas=N&mix=NAME&rate=R&iteration_ms=T.

@@ -70,7 +70,7 @@ func (c *Control) adminServer() *http.Server {
 	}
 }
 
-// handleOrders registers the orders that the console offers, too.
+// handleOrders registers the orders that the console offers as well as the command line.
 func (c *Control) handleOrders(mux *http.ServeMux) {
 	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
 	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.undrainedStatus)))

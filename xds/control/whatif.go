@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	planning "github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/console"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -57,6 +58,9 @@ func (s consoleSource) WhatIf(ctx context.Context, q console.Question) (console.
 	}
 	out := answerOf(preview, w)
 	out.Model, out.Policy, out.Traffic, out.Elapsed = model.Name, s.c.cfg.Policy, traffic, elapsed.Seconds()
+	if out.Policy == planning.PolicyDefault {
+		out.Slack = partition.DefaultSlack
+	}
 	if len(model.Plan.Stages) > 0 && arrivalRate(present.Flow) > 0 {
 		if now, err := policy.Price(present, model.Plan); err == nil {
 			cost := rounded(now.Cost)

@@ -57,7 +57,7 @@ type Model struct {
 // Rules are the constants of a State. Zero values mean the defaults named.
 type Rules struct {
 	Models []Model
-	// Policy names how plans are made: "default" (exact planner on flows),
+	// Policy names how plans are made: "default" (the fewest stages within 1 % of the least cost, on flows),
 	// "paper" (the paper's two-phase planner on the requests of a period), "round-robin"
 	// (always one stage), or a partitioner by its own name, such as
 	// "recursion". "" means "default".

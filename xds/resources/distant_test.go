@@ -68,6 +68,8 @@ func TestDistant(t *testing.T) {
 		want := len(st.Replicas) + more + resources.MaxDistant
 		if k+1 < policies.MaxStages {
 			want += len(v.Plans[0].Stages[k+1].Replicas)
+		} else {
+			want += len(v.Plans[0].Stages[k-1].Replicas) // all that a lost last stage has
 		}
 		if len(got) != want {
 			t.Errorf("stage %d lists %d replicas, want %d", k, len(got), want)
@@ -119,6 +121,22 @@ func TestDistant(t *testing.T) {
 	}
 }
 
+// TestDistantDuringRollout checks that what only one of two plans has in a stage is in all assignments:
+// migrators know only the stages that the routes name.
+func TestDistantDuringRollout(t *testing.T) {
+	v := eightStages(2400, 0)
+	before := wide(2400, 1).Plans[0] // four stages
+	left := before.Stages[3].Replicas[7]
+	before.Stages[3].Replicas = slices.DeleteFunc(slices.Clone(before.Stages[3].Replicas), func(id policies.ReplicaID) bool { return id == left })
+	v.Previous = []policies.Plan{before}
+	s := build(t, v)
+	for k := range policies.MaxStages {
+		if _, ok := membersOf(t, s, resources.EndpointName("m", k))[left]; !ok {
+			t.Errorf("stage %d lacks a replica that only one of the plans has", k)
+		}
+	}
+}
+
 // TestDistantUnused checks the assignments of stages that no plan uses.
 func TestDistantUnused(t *testing.T) {
 	v := wide(1000, 1)
@@ -137,17 +155,19 @@ func BenchmarkHealthChange(b *testing.B) {
 		b.Run(fmt.Sprintf("%d replicas", n), func(b *testing.B) {
 			v := eightStages(n, 0)
 			before := build(b, v)
-			v.Endpoints[n/2+3].Health = resources.Unhealthy
+			bytes, assignments, rounds := 0, 0, 0
 			var after resources.Set
 			for b.Loop() {
+				at := (n/2 + 7*rounds) % n // in another stage each time
+				v.Endpoints[at].Health = resources.Unhealthy
 				after = build(b, v)
-			}
-			bytes, names := 0, resources.ChangedNames(before, after, resources.EndpointType)
-			assignments := 0
-			for _, name := range names {
-				if r := after.Get(resources.EndpointType, name); !r.Unlisted {
-					bytes, assignments = bytes+len(r.Body), assignments+1
+				v.Endpoints[at].Health = resources.Healthy
+				for _, name := range resources.ChangedNames(before, after, resources.EndpointType) {
+					if r := after.Get(resources.EndpointType, name); !r.Unlisted {
+						bytes, assignments = bytes+len(r.Body), assignments+1
+					}
 				}
+				rounds++
 			}
 			whole := 0
 			for _, r := range after.All(resources.EndpointType) {
@@ -155,8 +175,8 @@ func BenchmarkHealthChange(b *testing.B) {
 					whole += len(r.Body)
 				}
 			}
-			b.ReportMetric(float64(bytes), "bytes/proxy")
-			b.ReportMetric(float64(assignments), "assignments")
+			b.ReportMetric(float64(bytes)/float64(rounds), "bytes/proxy")
+			b.ReportMetric(float64(assignments)/float64(rounds), "assignments")
 			b.ReportMetric(float64(whole), "bytes-of-all")
 		})
 	}

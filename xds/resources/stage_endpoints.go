@@ -26,9 +26,10 @@ const unknownHost = "unknown"
 func zoneOf(e Endpoint) string { return cmp.Or(e.Host, unknownHost) }
 
 // MaxDistant is how many replicas of stages other than its own and the next a stage's
-// assignment has, at most, and how many one that no plan uses has. Whatever changes about a
-// replica is sent again with the whole assignment, to every proxy: with all of 10,000
-// replicas in each of 16 assignments, one replica's health would cost 40 MB a proxy.
+// assignment has, at most; one that no plan uses has as many, besides the replicas in no
+// stage. Whatever changes about a replica is sent again with the whole assignment, to every
+// proxy: with all of 10,000 replicas in each of 16 assignments, one replica's health would
+// cost 14 MB a proxy.
 const MaxDistant = 256
 
 // stageAssignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
@@ -56,7 +57,7 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 	}
 	own, used := members(k)
 	next, _ := members(k + 1)
-	leftOut := leaveOutDistant(k, plans, endpoints, func(id policies.ReplicaID) bool { return own[id] || next[id] })
+	leftOut := leaveOutDistant(k, plans, endpoints)
 	var tiers [4][]Endpoint
 	for _, e := range endpoints {
 		tier := 2
@@ -87,10 +88,12 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 	return cla
 }
 
-// leaveOutDistant returns which replicas of stages that are not near are left out of the
-// assignment of stage k: all but the MaxDistant with the highest ranks. Each stage has
-// others, and neither health nor weights change which.
-func leaveOutDistant(k int, plans []policies.Plan, endpoints []Endpoint, near func(policies.ReplicaID) bool) map[policies.ReplicaID]bool {
+// leaveOutDistant returns which replicas are left out of the assignment of stage k: of those
+// that are in a stage of every plan and in none that is near, all but the MaxDistant with the
+// highest ranks. Near are the stage, the next one, and for the last the one before, which is
+// all that a lost last stage has. Each stage leaves out others, and neither health nor
+// weights change which.
+func leaveOutDistant(k int, plans []policies.Plan, endpoints []Endpoint) map[policies.ReplicaID]bool {
 	if len(endpoints) <= MaxDistant {
 		return nil
 	}
@@ -98,17 +101,19 @@ func leaveOutDistant(k int, plans []policies.Plan, endpoints []Endpoint, near fu
 		id   policies.ReplicaID
 		rank rendezvous.Rank
 	}
-	staged := make(map[policies.ReplicaID]bool)
+	near, staged := make(map[policies.ReplicaID]bool), make(map[policies.ReplicaID]int)
 	for _, p := range plans {
-		for _, s := range p.Stages {
+		for i, s := range p.Stages {
+			isNear := i == k || i == k+1 || i == k-1 && k == len(p.Stages)-1
 			for _, id := range s.Replicas {
-				staged[id] = true
+				staged[id]++
+				near[id] = near[id] || isNear
 			}
 		}
 	}
 	var far []ranked
 	for _, e := range endpoints {
-		if staged[e.ID] && !near(e.ID) {
+		if staged[e.ID] == len(plans) && !near[e.ID] {
 			far = append(far, ranked{e.ID, rendezvous.RankOf(rendezvous.Mix(uint64(k)+1), rendezvous.Hash(string(e.ID)), 1)})
 		}
 	}

@@ -29,7 +29,7 @@ var Example string
 // addresses as host:port, and paths are relative to the file. Unknown fields are
 // rejected.
 type Fleet struct {
-	// Preset selects the built-in policies: "default" (exact planner on flow
+	// Preset selects the built-in policies: "default" (the fewest stages within 1 % of the least cost, on flow
 	// counters), "paper" (the published system: its two-phase planner on the requests
 	// of each period, every new proposal adopted, adjacent stages on one host,
 	// boundaries refined, and its migration market) or "round-robin" (always one
@@ -217,8 +217,9 @@ type Control struct {
 	// them.
 	AdminHosts []string `yaml:"admin_hosts,omitempty"`
 	// ConsoleTokenFile contains a secret of 16 bytes or more, and lets the console give orders: drain, undrain, pin,
-	// unpin and roll back, to those who type it there and whom admin_users admits. Other users must not be able to
-	// read the file. "" leaves the console read-only.
+	// unpin and roll back, to those who type it there and whom admin_users admits. Only its owner may write the
+	// file, and others than its owner and group must not read it. It is read at the start. "" leaves the console
+	// read-only.
 	ConsoleTokenFile string `yaml:"console_token_file,omitempty"`
 	// AdminUsers are the users of the host, by name or number, that may give orders
 	// through admin, such as "cascade drain", besides root; "*" stands for all. Name

@@ -20,8 +20,8 @@ func (f *Fleet) consoleToken() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return "", fmt.Errorf("%s: other users may read or write the file (mode %04o): chmod 600 it", path, info.Mode().Perm())
+	if info.Mode().Perm()&0o027 != 0 {
+		return "", fmt.Errorf("%s: its group may write it, or others may read it (mode %04o): chmod 600 it", path, info.Mode().Perm())
 	}
 	text, err := fileio.Read(path, 2*console.MaxToken)
 	if err != nil {

@@ -30,13 +30,15 @@ func TestConsoleToken(t *testing.T) {
 		testkit.NoError(t, os.Chmod(path, mode))
 	}
 	check("no such file")
-	write("s3cret-s3cret-s3cret\n", 0o640)
-	check("chmod 600")
+	for _, mode := range []os.FileMode{0o644, 0o604, 0o620, 0o602} {
+		write("s3cret-s3cret-s3cret\n", mode)
+		check("chmod 600")
+	}
 	write("s3cret\n", 0o600)
 	check("16 to 256")
 	write("s3cret s3cret s3cret\n", 0o600)
 	check("spaces")
-	write("s3cret-s3cret-s3cret\n", 0o600)
+	write("s3cret-s3cret-s3cret\n", 0o440) // a secret of Kubernetes
 	if token, err := fleet.consoleToken(); err != nil || token != "s3cret-s3cret-s3cret" || len(fleet.Check()) > 0 {
 		t.Errorf("%q, %v, %v", token, err, fleet.Check())
 	}

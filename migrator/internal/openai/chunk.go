@@ -261,6 +261,17 @@ func (c *Chunk) Failure() []byte {
 	return c.event.Data
 }
 
+// Text returns the event's text and reasoning.
+func (c *Chunk) Text() string {
+	text := ""
+	for _, s := range [...]span{c.reasoning, c.text} {
+		if !s.absent() {
+			text += gjson.Parse(`"` + string(s.of(c.event.Data)) + `"`).Str
+		}
+	}
+	return text
+}
+
 // Role reports whether the event opens a chat message.
 func (c *Chunk) Role() bool { return !c.role.absent() }
 

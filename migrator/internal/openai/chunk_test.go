@@ -169,7 +169,7 @@ func TestWithText(t *testing.T) {
 				at = path
 			}
 		}
-		if found := gjson.GetBytes(got.event.Data, at).Str; found != text {
+		if found := gjson.GetBytes(got.event.Data, at).Str; found != text || got.Text() != text || c.Text() != gjson.Get(test[0], at).Str {
 			t.Errorf("%s: %q", test[0], found)
 		}
 		again, err := got.WithText(gjson.Get(test[0], at).Str)

@@ -101,13 +101,13 @@ func (s State) String() string { return [...]string{"progressing", "quiet", "hun
 
 // Monitor judges one engine. It is not safe for concurrent use.
 type Monitor struct {
-	cost     policies.Cost
-	state    State
-	brought  uint64        // what the engine had brought at the last call
-	last     time.Duration // the time of the last call
-	pause    time.Duration // since it brought something, or since it has work
-	expected time.Duration // the prediction for its work
-	moving   bool          // KV travels from or to it
+	cost         policies.Cost
+	state        State
+	brought      uint64        // what the engine had brought at the last call
+	last         time.Duration // the time of the last call
+	pause        time.Duration // since it brought something, or since it has work
+	expected     time.Duration // the prediction for its work
+	transferring bool          // KV travels from or to it
 	// slack multiplies the limit, from 1 to maxSlack. It is how many times slower than
 	// its profile the engine was, and doubles with every verdict that the engine
 	// survived: one that pauses now and then must not be emptied every time.
@@ -147,7 +147,7 @@ func (m *Monitor) Check(now time.Duration, brought uint64, w Work) State {
 	if m.pause += gap; progressed || w.Idle() {
 		m.pause = 0
 	}
-	m.expected, m.moving = time.Duration(Predict(m.cost, w)*float64(time.Second)), w.Transferring
+	m.expected, m.transferring = time.Duration(Predict(m.cost, w)*float64(time.Second)), w.Transferring
 	for len(m.givenUp) > 0 && now-m.givenUp[0] > givenUpWindow {
 		m.givenUp = m.givenUp[1:]
 	}
@@ -165,7 +165,7 @@ func (m *Monitor) Check(now time.Duration, brought uint64, w Work) State {
 // Limit returns the pause after which the engine is hung, as of the last Check.
 func (m *Monitor) Limit() time.Duration {
 	limit := time.Duration(m.slack * float64(max(MinPause, patience*m.expected)))
-	if m.moving {
+	if m.transferring {
 		return max(limit, MinTransferPause)
 	}
 	return limit

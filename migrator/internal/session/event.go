@@ -132,7 +132,7 @@ type Action struct {
 // every token has one each: they are copied, and must be small.
 type Detail struct {
 	Aligned   bool // Open: the client's text ends where IDs end
-	Text      int  // Open: how many of IDs the client has the text of, but for a character that the last of them begins
+	TextIDs   int  // Open: the client has the text of IDs[:TextIDs], except a character that the last of them has only begun
 	Replica   policies.ReplicaID
 	Epoch     policies.Epoch
 	Migration policies.Epoch

@@ -133,7 +133,7 @@ func (m *Machine) replicaFound(replica policies.ReplicaID) {
 	m.state = Opening
 	m.epoch++
 	m.rescue.To = replica
-	m.do(Action{Kind: Open, Detail: &Detail{Replica: replica, Epoch: m.epoch, IDs: m.shared(), Prompt: m.prompt, Aligned: m.aligned, Text: m.textIDs}})
+	m.do(Action{Kind: Open, Detail: &Detail{Replica: replica, Epoch: m.epoch, IDs: m.shared(), Prompt: m.prompt, Aligned: m.aligned, TextIDs: m.textIDs}})
 }
 
 // openFailed tries the next replica.

@@ -192,7 +192,7 @@ func formatAction(a Action) string {
 	case Open:
 		add("at=%s epoch=%d prompt=%d ids=%v aligned=%v", a.Replica, a.Epoch, a.Prompt, a.IDs, a.Aligned)
 		if !a.Aligned {
-			add("text=%d", a.Text)
+			add("text=%d", a.TextIDs)
 		}
 	case StreamFrozen, CheckText:
 		add("%d prompt=%d ids=%v", a.Migration, a.Prompt, a.IDs)

@@ -4,18 +4,22 @@ import { byId, el, setText } from "./dom.js";
 
 const plan = (epoch) => `plan ${epoch}`;
 
+// byOperator says whether an operator drains a replica: the fleet file or its own end may, too, and no
+// order takes that back.
+const byOperator = (replica) => replica.drain?.includes("operator") ?? false;
+
 // kinds are the orders. objects lists what an order may be about: [value, text]; parameters makes the
 // request's; effect says what will happen.
 const kinds = [
   {
     name: "drain", text: "Drain a replica", label: "Replica",
-    objects: (m) => m.replicas.filter((r) => !r.drain?.length).map((r) => [r.id, r.id]),
+    objects: (m) => m.replicas.filter((r) => !byOperator(r)).map((r) => [r.id, r.id]),
     parameters: (m, object) => ({ replica: object }),
     effect: (m, object) => `${object} gets no new requests, and its streams migrate. Undrain takes that back.`,
   },
   {
     name: "undrain", text: "Undrain a replica", label: "Replica",
-    objects: (m) => m.replicas.filter((r) => r.drain?.length).map((r) => [r.id, r.id]),
+    objects: (m) => m.replicas.filter(byOperator).map((r) => [r.id, r.id]),
     parameters: (m, object) => ({ replica: object }),
     effect: (m, object) => `${object} takes requests again, and joins a stage.`,
   },
@@ -63,7 +67,8 @@ export class Orders {
     return kinds.find((k) => k.name === byId("order-kind").value);
   }
 
-  // list offers the objects of the chosen order; the chosen one stays if it is still there.
+  // list offers the objects of the chosen order. The chosen one stays if it is still there; else none is
+  // chosen, so that no click orders what was not read.
   list() {
     const kind = this.kind();
     const objects = kind.objects(this.model);
@@ -72,8 +77,8 @@ export class Orders {
       this.listed = listed;
       const select = byId("order-object");
       const was = select.value;
-      select.replaceChildren(...objects.map(([value, name]) => el("option", { value }, name)));
-      if (objects.some(([value]) => value === was)) select.value = was;
+      select.replaceChildren(el("option", { value: "" }, objects.length > 0 ? "choose" : "none"), ...objects.map(([value, name]) => el("option", { value }, name)));
+      select.value = objects.some(([value]) => value === was) ? was : "";
       select.disabled = objects.length === 0;
       setText(byId("order-object-label"), kind.label);
     }
@@ -82,7 +87,7 @@ export class Orders {
 
   explain() {
     const object = byId("order-object").value;
-    setText(byId("order-effect"), object ? this.kind().effect(this.model, object) : "There is nothing to give this order about.");
+    setText(byId("order-effect"), object ? this.kind().effect(this.model, object) : "Choose what the order is about.");
     byId("order").querySelector("button").disabled = !object || this.giving === true;
   }
 

@@ -87,7 +87,7 @@ export class WhatIf {
     let line = `${plural(answer.replicas, "replica")}, ${figure(answer.rate)} requests/s, ${answer.traffic}${bound}: ${plural(answer.stages.length, "stage")}. Cost: ${figure(answer.cost)} requests in the system`;
     line += answer.one_stage_cost === undefined ? "; one stage could not carry this traffic" : `; in one stage ${figure(answer.one_stage_cost)}, ${signed(answer.cost / answer.one_stage_cost - 1)}`;
     line += answer.present_cost === undefined ? "." : `. The plan in force costs ${figure(answer.present_cost)} at the present traffic.`;
-    const slack = answer.policy === "default" ? " but for up to 1 % that it gives up for fewer stages" : "";
+    const slack = answer.slack ? ` but for up to ${percent(answer.slack)} that it gives up for fewer stages` : "";
     line += ` Policy ${answer.policy}, ${answer.exact ? `proven optimal for its model${slack}` : "not proven optimal"}; planned in ${milliseconds(answer.elapsed_seconds) === dash ? "0 ms" : milliseconds(answer.elapsed_seconds)}.`;
     setText(byId("whatif-summary"), line);
     this.table.update(answer.stages);

@@ -29,7 +29,8 @@ func TestOrders(t *testing.T) {
 	var got []string
 	source := &scripted{view: fleetView(4)}
 	source.edit(func(v *console.View) {
-		v.Models[0].Replicas[3].Drain, v.Models[0].Pinned = []string{"ops"}, "plan 12 by ops"
+		v.Models[0].Replicas[3].Drain, v.Models[0].Pinned = []string{"operator"}, "plan 12 by ops"
+		v.Models[0].Replicas[0].Drain = []string{"file"} // an order does not take that back
 	})
 	b := openTab(t, 1440, 900)
 	b.open(newOrderSite(t, source, token, func(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +61,7 @@ func TestOrders(t *testing.T) {
 		{"drain", "r2", "POST /drain?replica=r2&by=console"},
 		{"undrain", "r3", "POST /undrain?replica=r3&by=console"},
 		{"plan/pin", "11", "POST /plan/pin?model=llama-3.1-8b&epoch=11&by=console"},
-		{"plan/unpin", "", "POST /plan/unpin?model=llama-3.1-8b&by=console"},
+		{"plan/unpin", "plan 12 by ops", "POST /plan/unpin?model=llama-3.1-8b&by=console"},
 		{"plan/rollback", "9", "POST /plan/rollback?model=llama-3.1-8b&epoch=9&by=console"},
 	} {
 		choose(order.kind, order.object)
@@ -76,8 +77,14 @@ func TestOrders(t *testing.T) {
 	choose("drain", "r1")
 	b.click("#order button")
 	b.waitFor("the refusal", `document.querySelector("#order-object-error").textContent === "r1: is the last one of its stage" && document.querySelector("#order-answer").hidden`)
-	if n := value[int](b, `[...document.querySelectorAll("#order-object option")].filter(o => o.value === "r3").length`); n != 0 {
-		t.Error("a replica that drains is offered to be drained")
+	if got := value[string](b, `[...document.querySelectorAll("#order-object option")].map(o => o.value).join()`); got != ",r0,r1,r2" {
+		t.Errorf("replicas that are offered to be drained: %s", got)
+	}
+	source.edit(func(v *console.View) { v.Models[0].Replicas = append([]console.Replica{}, v.Models[0].Replicas[2:]...) })
+	b.waitFor("that nothing is chosen once r1 is gone", `document.querySelector("#order-object").value === "" && document.querySelector("#order button").disabled`)
+	choose("undrain", "")
+	if got := value[string](b, `[...document.querySelectorAll("#order-object option")].map(o => o.value).join()`); got != ",r3" {
+		t.Errorf("replicas that are offered to be undrained: %s", got)
 	}
 	mu.Lock()
 	defer mu.Unlock()

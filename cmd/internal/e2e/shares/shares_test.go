@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// float64(requests) is how many picks are compared.
+// requests is how many picks are compared.
 var requests = testkit.Size(2500, 10_000)
 
 const (
