@@ -81,8 +81,8 @@ others are subcommands of cascade, and run in a cluster as they do elsewhere.`,
 }
 
 // commands lists every subcommand, in the order of the help.
-func commands(*settings) []*cobra.Command {
-	return nil
+func commands(s *settings) []*cobra.Command {
+	return []*cobra.Command{newDiscover(s), newReplica()}
 }
 
 // usageError is an invalid command line.
