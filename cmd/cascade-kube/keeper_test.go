@@ -117,8 +117,12 @@ func TestKeeper(t *testing.T) {
 	k = test.start()
 	a.Ready, b.Terminating = false, false
 	b.Name = "c"
+	test.changes = nil
 	k.apply(pods(a, b))
 	test.expect("-a.u c.u")
+	if len(test.changes) != 2 || test.changes[0].State != discovery.Draining || test.changes[0].Before != discovery.Serving || test.changes[1].Pod != "c" {
+		t.Errorf("changes after a restart: %+v", test.changes)
+	}
 
 	// A folder that is gone: the fault says so until it is back.
 	testkit.NoError(t, os.Rename(test.file.Path, test.file.Path+".kept"))

@@ -1,5 +1,7 @@
 package discovery
 
+import "github.com/cascadeinfer/cascade/cmd/internal/config"
+
 // Change is a Pod whose state has changed.
 type Change struct {
 	Status
@@ -10,8 +12,8 @@ type Change struct {
 }
 
 // Changes returns what differs between two decisions, in the order of the Pods: new
-// states, and new reasons for not serving. A Pod that is new and serves is a change, and
-// one that was left out and is gone is none.
+// states, and new reasons for a Pod that is left out or kept. A Pod that is new is a
+// change, and one that was left out and is gone is none.
 func Changes(before, after Decision) []Change {
 	type key struct{ pod, replica string }
 	old := make(map[key]Status, len(before.Pods))
@@ -22,7 +24,7 @@ func Changes(before, after Decision) []Change {
 	for _, s := range after.Pods {
 		was, ok := old[key{s.Pod, s.Replica}]
 		delete(old, key{s.Pod, s.Replica})
-		if !ok || was.State != s.State || was.Reason != s.Reason {
+		if !ok || was.State != s.State || was.Reason != s.Reason && (s.State == LeftOut || s.State == Kept) {
 			out = append(out, Change{Status: s, Before: was.State})
 		}
 	}
@@ -32,4 +34,20 @@ func Changes(before, after Decision) []Change {
 		}
 	}
 	return out
+}
+
+// Restored returns the decision of an earlier process by its replicas, for Changes.
+func Restored(replicas []config.Replica) Decision {
+	d := Decision{Replicas: replicas}
+	for _, r := range replicas {
+		s := Status{Pod: r.ID, Replica: r.ID, State: Serving}
+		if name, _, ok := PodOf(r.ID); ok {
+			s.Pod = name
+		}
+		if r.Drain {
+			s.State = Draining
+		}
+		d.Pods = append(d.Pods, s)
+	}
+	return d
 }

@@ -22,11 +22,13 @@ func Decide(rules Rules, c Cluster, before []config.Replica) (Decision, error) {
 	}
 	for _, e := range c.Endpoints {
 		// A Pod is in several slices where it has several addresses; one that is ready counts.
-		if d.endpoints[e.PodUID] == (Endpoint{}) || e.Ready {
+		if old, ok := d.endpoints[e.PodUID]; !ok || cmp.Or(compareBools(old.Ready, e.Ready), cmp.Compare(old.Port, e.Port)) < 0 {
 			d.endpoints[e.PodUID] = e
 		}
 	}
-	for _, pod := range c.Pods {
+	pods := slices.Clone(c.Pods)
+	slices.SortFunc(pods, func(a, b Pod) int { return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.UID, b.UID)) })
+	for _, pod := range pods {
 		d.addPod(pod)
 	}
 	d.resolveAddresses()
@@ -179,6 +181,7 @@ func (d *decider) keepLast(model string) (kept bool) {
 	if kept {
 		return true
 	}
+	defer func() { d.leaveOutUnlike(model, kept) }()
 	var clashing []config.Replica
 	for _, id := range sortedIDs(d.known) {
 		switch r := d.known[id]; {
@@ -200,6 +203,29 @@ func (d *decider) keepLast(model string) (kept bool) {
 	}
 	d.keepWithoutPod(clashing[0], model)
 	return true
+}
+
+// leaveOutUnlike leaves out what drains or prefills for a model if the fleet file refuses it beside
+// those that were kept.
+func (d *decider) leaveOutUnlike(model string, kept bool) {
+	if !kept {
+		return
+	}
+	var all []*candidate
+	for _, c := range d.all {
+		if c.State != LeftOut {
+			all = append(all, c)
+		}
+	}
+	errs := d.checkCandidates(all)
+	if len(errs) == 0 {
+		return
+	}
+	for _, c := range all {
+		if c.replica.Model == model && c.State != Kept {
+			c.leaveOut("%s: %s", field(errs[0].Path), errs[0].Msg)
+		}
+	}
 }
 
 // clashes returns the candidates with an address, or the id, of a replica.

@@ -3,6 +3,7 @@ package discovery
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,36 +11,99 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 )
 
-// maxKinds bounds how many kinds of new replicas one decision tries; see resolveKinds.
+// maxKinds bounds how many kinds of new settings one decision tries; see resolveKinds.
 const maxKinds = 32
 
 // resolveKinds leaves out replicas that the fleet file would refuse beside the others,
 // such as one of another profile without the capacity that a mixed model must state. What
-// the last decision has comes first, then the largest group of new ones: one bad Pod
-// never removes others.
+// the last decision has comes first, with its former settings; then new settings of these, and
+// then new replicas, each kind at once and the most frequent first. So one bad Pod never
+// removes others.
 func (d *decider) resolveKinds() {
-	groups := make(map[string][]*candidate)
+	var known []*candidate
+	changed, added := make(map[string][]*candidate), make(map[string][]*candidate)
+	wanted := make(map[*candidate]config.Replica)
 	for _, c := range d.all {
-		if c.State != LeftOut {
-			groups[d.kindOf(c)] = append(groups[d.kindOf(c)], c)
+		switch kind := d.kindOf(c); {
+		case c.State == LeftOut:
+		case kind == "":
+			known = append(known, c)
+		case c.known:
+			known, changed[kind] = append(known, c), append(changed[kind], c)
+			wanted[c] = c.replica
+			former := d.known[c.Replica]
+			former.Drain = c.replica.Drain
+			c.replica = former
+		default:
+			added[kind] = append(added[kind], c)
 		}
 	}
-	keys := make([]string, 0, len(groups))
-	for k := range groups {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, func(a, b string) int {
-		return cmp.Or(-compareBools(a == "", b == ""), len(groups[b])-len(groups[a]), strings.Compare(a, b))
-	})
-	var accepted []*candidate
-	for i, k := range keys {
-		if i >= maxKinds {
-			for _, c := range groups[k] {
-				c.leaveOut("the Pods differ in more than %d combinations of model, profile, tp, capacity and role", maxKinds)
-			}
+	accepted := d.accept(nil, known)
+	for i, kind := range mostFrequent(changed) {
+		group := slices.DeleteFunc(changed[kind], func(c *candidate) bool { return c.State == LeftOut })
+		if i < maxKinds {
+			d.change(accepted, group, wanted)
 			continue
 		}
-		accepted = d.accept(accepted, groups[k])
+		for _, c := range group {
+			c.keepFormer(tooManyKinds)
+		}
+	}
+	for i, kind := range mostFrequent(added) {
+		if i < maxKinds {
+			accepted = d.accept(accepted, added[kind])
+			continue
+		}
+		for _, c := range added[kind] {
+			c.leaveOut("%s", tooManyKinds)
+		}
+	}
+}
+
+var tooManyKinds = fmt.Sprintf("the Pods differ in more than %d combinations of model, profile, tp, capacity and role", maxKinds)
+
+// mostFrequent returns the kinds, those with the most candidates first.
+func mostFrequent(groups map[string][]*candidate) []string {
+	kinds := make([]string, 0, len(groups))
+	for k := range groups {
+		kinds = append(kinds, k)
+	}
+	slices.SortFunc(kinds, func(a, b string) int {
+		return cmp.Or(len(groups[b])-len(groups[a]), strings.Compare(a, b))
+	})
+	return kinds
+}
+
+// keepFormer says why a replica keeps its former settings.
+func (c *candidate) keepFormer(why string) {
+	if c.State == Serving {
+		c.State, c.Reason = Kept, why+"; its replica keeps its former settings"
+	}
+}
+
+// change gives the candidates of a group, which are accepted with their former settings,
+// the wanted ones, but for those that the fleet file refuses.
+func (d *decider) change(accepted, group []*candidate, wanted map[*candidate]config.Replica) {
+	former := make(map[*candidate]config.Replica, len(group))
+	for _, c := range group {
+		former[c], c.replica = c.replica, wanted[c]
+	}
+	errs := d.checkCandidates(accepted)
+	if len(errs) == 0 {
+		return
+	}
+	for _, e := range errs {
+		if i, ok := replicaIndex(e.Path); ok && slices.Contains(group, accepted[i]) {
+			accepted[i].replica = former[accepted[i]]
+			accepted[i].keepFormer(field(e.Path) + ": " + e.Msg)
+		}
+	}
+	if errs = d.checkCandidates(accepted); len(errs) == 0 {
+		return
+	}
+	for _, c := range group { // the group does not fit in, whichever is named
+		c.replica = former[c]
+		c.keepFormer(field(errs[0].Path) + ": " + errs[0].Msg)
 	}
 }
 
@@ -63,52 +127,26 @@ func sameSettings(a, b config.Replica) bool {
 }
 
 // accept adds a group of candidates to those accepted, but for the ones that the fleet
-// file refuses, which return to their last settings, if they have any, or are left out.
+// file refuses, which are left out.
 func (d *decider) accept(accepted, group []*candidate) []*candidate {
-	errs := d.checkCandidates(slices.Concat(accepted, group))
-	if len(errs) == 0 {
-		return append(accepted, group...)
-	}
-	var good []*candidate
-	bad := make(map[int]*config.FieldError)
+	all := slices.Concat(accepted, group)
+	errs := d.checkCandidates(all)
 	for _, e := range errs {
-		if i, ok := replicaIndex(e.Path); ok && i >= len(accepted) && bad[i-len(accepted)] == nil {
-			bad[i-len(accepted)] = e
+		if i, ok := replicaIndex(e.Path); ok && i >= len(accepted) && all[i].State != LeftOut {
+			all[i].leaveOut("%s: %s", field(e.Path), e.Msg)
 		}
 	}
-	for i, c := range group {
-		if bad[i] == nil {
-			good = append(good, c)
-		}
+	if len(errs) == 0 {
+		return all
 	}
-	if more := d.checkCandidates(slices.Concat(accepted, good)); len(more) > 0 {
-		for i := range group { // the group does not fit in, whoever is named
-			if bad[i] == nil {
-				bad[i] = more[0]
-			}
-		}
-		good = nil
+	all = slices.DeleteFunc(all, func(c *candidate) bool { return c.State == LeftOut })
+	if errs = d.checkCandidates(all); len(errs) == 0 {
+		return all
 	}
-	for i, c := range group {
-		e := bad[i]
-		if e == nil {
-			continue
-		}
-		if before, ok := d.known[c.Replica]; ok && d.kindOf(c) != "" {
-			drain := c.replica.Drain
-			c.replica, c.State = before, Kept
-			c.Reason = fmt.Sprintf("%s: %s; its replica keeps its former settings", field(e.Path), e.Msg)
-			if c.replica.Drain = drain; drain {
-				c.State = Draining
-			}
-			if len(d.checkCandidates(slices.Concat(accepted, good, []*candidate{c}))) == 0 {
-				good = append(good, c)
-				continue
-			}
-		}
-		c.leaveOut("%s: %s", field(e.Path), e.Msg)
+	for _, c := range all[len(accepted):] { // the group does not fit in, whichever is named
+		c.leaveOut("%s: %s", field(errs[0].Path), errs[0].Msg)
 	}
-	return append(accepted, good...)
+	return accepted
 }
 
 // checkCandidates returns what the fleet file has against replicas, and not what it
@@ -118,11 +156,24 @@ func (d *decider) checkCandidates(list []*candidate) []*config.FieldError {
 	for i, c := range list {
 		replicas[i] = c.replica
 	}
-	return slices.DeleteFunc(d.check(replicas), func(e *config.FieldError) bool {
+	errs := slices.DeleteFunc(d.check(replicas), func(e *config.FieldError) bool {
 		_, ok := replicaIndex(e.Path)
 		return !ok
 	})
+	for _, e := range errs {
+		e.Msg = indexPattern.ReplaceAllStringFunc(e.Msg, func(path string) string {
+			i, _ := replicaIndex(path)
+			if i >= len(list) {
+				return path // the text of an annotation
+			}
+			return "replica " + list[i].Replica + " "
+		})
+	}
+	return errs
 }
+
+// indexPattern matches how the fleet file names a replica.
+var indexPattern = regexp.MustCompile(`replicas\[[0-9]{1,5}\]\.?`)
 
 // check validates the fleet file with replicas.
 func (d *decider) check(replicas []config.Replica) []*config.FieldError {
