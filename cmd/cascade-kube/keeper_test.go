@@ -141,7 +141,7 @@ func TestKeeper(t *testing.T) {
 
 func TestKeeperWithoutPods(t *testing.T) {
 	test := newKeeperTest(t)
-	test.faults = []string{"list and watch of pods: connection refused"}
+	test.faults = []string{"watch of pods: connection refused"}
 	k := test.start()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.NoError(t, err)

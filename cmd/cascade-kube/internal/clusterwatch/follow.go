@@ -45,14 +45,14 @@ func (w *Watcher) follow(ctx context.Context, r resource, expected runtime.Objec
 			ctx, cancel := context.WithTimeout(ctx, listTimeout)
 			defer cancel()
 			list, err := r.list(ctx, o)
-			w.noteRead(ctx, r.what, err)
+			w.noteRead(ctx, "list of "+r.what, err)
 			return list, err
 		},
 		// A watch is unbounded in time; the connection's pings find a server that is gone.
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			r.restrict(&o)
 			events, err := r.watch(ctx, o)
-			w.noteRead(ctx, r.what, err)
+			w.noteRead(ctx, "watch of "+r.what, err)
 			return events, err
 		},
 	}
@@ -65,7 +65,7 @@ func (w *Watcher) follow(ctx context.Context, r resource, expected runtime.Objec
 // noteRead notes how a request to the API server ended, unless Run ends.
 func (w *Watcher) noteRead(ctx context.Context, what string, err error) {
 	if err == nil || context.Cause(ctx) != context.Canceled {
-		w.noteFault("list and watch of "+what, err)
+		w.noteFault(what, err)
 	}
 }
 

@@ -30,6 +30,9 @@ import (
 
 const namespace = "llm"
 
+// bubbles counts the clusters, each of which begins a day later.
+var bubbles atomic.Int64
+
 // cluster is a fake cluster with a running Watcher.
 type cluster struct {
 	t       *testing.T
@@ -43,8 +46,8 @@ type cluster struct {
 
 func newCluster(t *testing.T, pool, service string) *cluster {
 	c := &cluster{t: t, client: fake.NewClientset(), dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{poolResource: "InferencePoolList"})}
-	// client-go sleeps after an error until its last error, by the clock outside the bubble, is past.
-	time.Sleep(100 * 365 * 24 * time.Hour)
+	// After an error client-go sleeps until its last error is past, which may be in another bubble or outside.
+	time.Sleep(100*365*24*time.Hour + time.Duration(bubbles.Add(1))*24*time.Hour)
 	var err error
 	c.w, err = New(Config{Client: c.client, Dynamic: c.dynamic, Namespace: namespace, Pool: pool, Service: service})
 	testkit.NoError(t, err)
@@ -275,7 +278,7 @@ func TestOutage(t *testing.T) {
 		c.setPod(pod("c", "vllm", "10.0.0.3"))
 		time.Sleep(5 * time.Minute)
 		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2")
-		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "list and watch of pods: connection refused (for 5m") {
+		if f := c.w.Faults(time.Now()); len(f) != 2 || !strings.Contains(f[0], "list of pods: connection refused (for 5m") || !strings.Contains(f[1], "watch of pods: connection refused (for 5m") {
 			t.Errorf("faults %q", f)
 		}
 		if len(c.seen) != deliveries {
@@ -285,6 +288,28 @@ func TestOutage(t *testing.T) {
 		time.Sleep(2 * maxDelay)
 		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2, c@10.0.0.3")
 		if f := c.w.Faults(time.Now()); len(f) != 0 {
+			t.Errorf("faults %q", f)
+		}
+	})
+}
+
+// TestWatchForbidden checks that Pods which may be listed and not watched are read all the same, and that
+// the fault stays while lists succeed.
+func TestWatchForbidden(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		c.setPool(pool("vllm", "vllm", 9000))
+		c.setPod(pod("a", "vllm", "10.0.0.1"))
+		c.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) {
+			return true, nil, errors.New("forbidden")
+		})
+		stop := c.run()
+		defer stop()
+		c.expect("port 9000: a@10.0.0.1")
+		c.setPod(pod("b", "vllm", "10.0.0.2"))
+		time.Sleep(5 * time.Minute)
+		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2")
+		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "watch of pods: forbidden (for 5m") {
 			t.Errorf("faults %q", f)
 		}
 	})
