@@ -16,8 +16,9 @@ import (
 // Prefix is that of the labels and annotations that configure a Pod's replica.
 const Prefix = "cascadeinfer.com/"
 
-// maxSetting bounds the value of a label or annotation.
-const maxSetting = 256
+// MaxSetting bounds the value of a label or annotation, in bytes. Callers may cut longer ones behind
+// MaxSetting+1 bytes: they are refused all the same.
+const MaxSetting = 256
 
 // ports are where a Pod serves.
 type ports struct{ clients, peers, admin, engine int }
@@ -86,7 +87,7 @@ func (r Rules) configure(pod Pod, port int) (config.Replica, error) {
 		switch {
 		case !known:
 			return out, fmt.Errorf("annotation %.80s of Pod %s: unknown; there are %s", name, pod.Name, strings.Join(slices.Sorted(maps.Keys(settings)), ", "))
-		case len(value) > maxSetting || !s.apply(&out, &at, value):
+		case len(value) > MaxSetting || !s.apply(&out, &at, value):
 			return out, fmt.Errorf("annotation %s of Pod %s: %.60q: %s", name, pod.Name, value, s.want)
 		}
 	}

@@ -24,6 +24,10 @@ const portName = "cascade"
 // maxSelector bounds the labels of a selector.
 const maxSelector = 64
 
+// maxSettings bounds the labels and annotations that are kept of a Pod. There are fewer good ones, so that
+// a Pod with more has one that is refused.
+const maxSettings = 32
+
 // selection is what an InferencePool or a Service selects.
 type selection struct {
 	uid      types.UID
@@ -103,8 +107,8 @@ func convertPod(object any) (discovery.Pod, bool) {
 	}
 	for _, all := range [...]map[string]string{pod.Labels, pod.Annotations} {
 		for name, value := range all {
-			if strings.HasPrefix(name, discovery.Prefix) {
-				out.Settings[name] = value
+			if strings.HasPrefix(name, discovery.Prefix) && len(out.Settings) < maxSettings {
+				out.Settings[name] = strings.Clone(value[:min(len(value), discovery.MaxSetting+1)]) // not the whole Pod
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -91,4 +92,20 @@ func FuzzParsePool(f *testing.F) {
 			t.Fatalf("accepted: %+v (%v)", s, err)
 		}
 	})
+}
+
+// TestPodsAreSmall checks that a Pod with large or many annotations is kept as a small one, which is refused.
+func TestPodsAreSmall(t *testing.T) {
+	large := pod("a", "vllm", "10.0.0.1")
+	large.Annotations[discovery.Prefix+"batch"] = strings.Repeat("0", 200<<10) + "8"
+	kept, ok := convertPod(large)
+	if value := kept.Settings[discovery.Prefix+"batch"]; !ok || len(value) != discovery.MaxSetting+1 {
+		t.Errorf("kept %d bytes", len(value))
+	}
+	for i := range 1000 {
+		large.Labels[fmt.Sprintf("%sx%d", discovery.Prefix, i)] = "1"
+	}
+	if kept, _ := convertPod(large); len(kept.Settings) != maxSettings {
+		t.Errorf("kept %d annotations", len(kept.Settings))
+	}
 }

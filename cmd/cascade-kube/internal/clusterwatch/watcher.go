@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -147,8 +148,11 @@ func (w *Watcher) noteFault(what string, err error) {
 		w.log.Info("cluster is read again", "what", what, "after", time.Since(was.since).Round(time.Millisecond))
 	case err == nil:
 	default:
-		text := strings.ToValidUTF8(err.Error(), "?")
-		text = text[:min(len(text), maxFault)]
+		var request *url.Error // its text begins with the whole URL
+		if errors.As(err, &request) {
+			err = request.Err
+		}
+		text := truncate(strings.ToValidUTF8(err.Error(), "?"), maxFault)
 		if !failed {
 			was.since = time.Now()
 			w.log.Warn("reading the cluster failed, keeping the last state", "what", what, "error", text)

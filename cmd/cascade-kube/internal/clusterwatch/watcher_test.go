@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -256,7 +257,7 @@ func TestOutage(t *testing.T) {
 		})
 		c.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) {
 			if away.Load() {
-				return true, nil, errors.New("connection refused")
+				return true, nil, &url.Error{Op: "Get", URL: "https://secret/long", Err: errors.New("connection refused")}
 			}
 			w := watch.NewRaceFreeFake()
 			current.Store(w)
