@@ -110,7 +110,7 @@ func (k *keeper) decide(c discovery.Cluster) {
 	rules.Base = base
 	d, err := discovery.Decide(rules, c, k.replicas)
 	if err != nil {
-		k.publish(discovery.Decision{Replicas: k.last.Replicas, Pods: d.Pods})
+		k.publish(discovery.Decision{Replicas: k.last.Replicas, Pods: withLeftOut(k.last.Pods, d.Pods)})
 		k.fail(err)
 		return
 	}
@@ -131,6 +131,24 @@ func (k *keeper) decide(c discovery.Cluster) {
 		k.wroteAt = time.Now()
 	}
 	k.publish(d)
+}
+
+// withLeftOut returns the states in force, and the Pods that a decision which is not in force leaves out.
+func withLeftOut(inForce, tried []discovery.Status) []discovery.Status {
+	type key struct{ pod, replica string }
+	known := make(map[key]bool, len(inForce))
+	var out []discovery.Status
+	for _, s := range inForce {
+		if s.State != discovery.LeftOut {
+			out, known[key{s.Pod, s.Replica}] = append(out, s), true
+		}
+	}
+	for _, s := range tried {
+		if s.State == discovery.LeftOut && !known[key{s.Pod, s.Replica}] {
+			out = append(out, s)
+		}
+	}
+	return out
 }
 
 // publish replaces the decision that is shown, and passes on what has changed.

@@ -113,6 +113,26 @@ func TestKeeper(t *testing.T) {
 		t.Errorf("%d writes", s.writes)
 	}
 
+	// What cannot be decided is a fault; only what is left out is new.
+	test.changes = nil
+	bad := discovery.Pod{Name: "bad", IP: "x", Ready: true}
+	test.writeBase(strings.Replace(baseText, "- name: m", "- name: n\n  context: 4096\n  profile: h200-llama-3.1-8b\n- name: m", 1))
+	k.apply(pods(a, b, bad))
+	test.expect("a.u")
+	if s := k.status(time.Now()); len(s.Faults) != 1 || s.Pods[0].State != "serving" || s.Pods[len(s.Pods)-1].State != "left out" {
+		t.Errorf("status %+v", s)
+	}
+	if len(test.changes) == 0 || test.changes[0].State != discovery.LeftOut || test.changes[0].Pod == "a" {
+		t.Errorf("changes %+v", test.changes)
+	}
+	test.changes = nil
+	k.apply(pods(make([]discovery.Pod, discovery.MaxPods+1)...))
+	test.expect("a.u")
+	if len(test.changes) != 0 {
+		t.Errorf("changes %+v", test.changes)
+	}
+	test.writeBase(baseText)
+
 	// The next process begins with what this one wrote: b was no replica, a is one.
 	k = test.start()
 	a.Ready, b.Terminating = false, false
