@@ -1,0 +1,53 @@
+package discovery
+
+import "github.com/cascadeinfer/cascade/cmd/internal/config"
+
+// Change is a Pod whose state has changed.
+type Change struct {
+	Status
+	// Before is the former state; LeftOut for a Pod that is new.
+	Before State
+	// Gone says that the Pod no longer exists; then State and Reason are the former ones.
+	Gone bool
+}
+
+// Changes returns what differs between two decisions, in the order of the Pods: new
+// states, and new reasons for a Pod that is left out or kept. A Pod that is new is a
+// change, and one that was left out and is gone is none.
+func Changes(before, after Decision) []Change {
+	type key struct{ pod, replica string }
+	old := make(map[key]Status, len(before.Pods))
+	for _, s := range before.Pods {
+		old[key{s.Pod, s.Replica}] = s
+	}
+	var out []Change
+	for _, s := range after.Pods {
+		was, ok := old[key{s.Pod, s.Replica}]
+		delete(old, key{s.Pod, s.Replica})
+		if !ok || was.State != s.State || was.Reason != s.Reason && (s.State == LeftOut || s.State == Kept) {
+			out = append(out, Change{Status: s, Before: was.State})
+		}
+	}
+	for _, s := range before.Pods {
+		if _, gone := old[key{s.Pod, s.Replica}]; gone && s.State != LeftOut {
+			out = append(out, Change{Status: s, Before: s.State, Gone: true})
+		}
+	}
+	return out
+}
+
+// Restored returns the decision of an earlier process by its replicas, for Changes.
+func Restored(replicas []config.Replica) Decision {
+	d := Decision{Replicas: replicas}
+	for _, r := range replicas {
+		s := Status{Pod: r.ID, Replica: r.ID, State: Serving}
+		if name, _, ok := PodOf(r.ID); ok {
+			s.Pod = name
+		}
+		if r.Drain {
+			s.State = Draining
+		}
+		d.Pods = append(d.Pods, s)
+	}
+	return d
+}
