@@ -23,7 +23,7 @@ import (
 
 // newControl is "cascade control": the control plane.
 func newControl(s *settings) *cobra.Command {
-	file, own := &fleetFile{}, &config.Control{}
+	file, own, metrics := &fleetFile{}, &config.Control{}, ""
 	c := &cobra.Command{
 		Use:   "control -c FILE",
 		Short: "Run the control plane: planner, xDS server, load reports",
@@ -53,20 +53,21 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
 			if err != nil {
 				return err
 			}
-			return s.runControl(cmd.Context(), fleet, *own, file.path)
+			return s.runControl(cmd.Context(), fleet, *own, file.path, metrics)
 		},
 	}
 	file.flag(c, "fleet file; watched for changes")
 	f := c.Flags()
 	f.StringVar(&own.Listen, "listen", "", "host:port of this control plane's xDS and load reports, where it is not control.listen of the file")
 	f.StringVar(&own.Admin, "admin", "", "host:port of this control plane's /status, where it is not control.admin of the file")
+	metricsFlag(c, &metrics)
 	f.StringVar(&own.Name, "name", "", "name of this control plane among several, where it is not control.name of the file")
 	return c
 }
 
 // runControl runs a control plane. The addresses and name of own override those of the file unless
-// they are empty.
-func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config.Control, path string) error {
+// they are empty. metrics is an address for metrics alone; "" is none.
+func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config.Control, path, metrics string) error {
 	fleet := file
 	if own.Listen != "" && own.Listen != file.Fleet.Control.Listen && len(file.Fleet.Control.Peers) > 0 {
 		fleet.Fleet.Control.Name = "" // the name in the file belongs to control.listen
@@ -106,6 +107,10 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
+	scraped, err := listenMetrics(metrics)
+	if err != nil {
+		return err
+	}
 	room := headroom.New(headroom.Read(), m.log)
 	cc.Listener = room.Listener(l)
 	cc.Collectors = []prometheus.Collector{room, certs.Expiries{Own: m.certs, Edge: edge}}
@@ -120,6 +125,9 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.Run(ctx) })
 	g.Go(func() error { return plane.Run(ctx) })
+	g.Go(func() error {
+		return serveAdmin(ctx, scraped, c.MetricsHandler(), adminAccess{fleet.Fleet.Control.AdminHosts, m.certs, fleet.Fleet.TLS.TrustDomain})
+	})
 	if edge != nil {
 		g.Go(func() error {
 			return edge.Run(ctx, func(cert *resources.Certificate) {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -31,14 +32,22 @@ func (e *FieldError) Error() string {
 	return e.Path + ": " + e.Msg
 }
 
-// Load reads the file at path. Errors name the path, the line and the field.
+// Load reads the file at path, in which ${NAME} stands for the environment variable NAME. Errors name
+// the path, the line and the field.
 func Load(path string) (Fleet, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return Fleet{}, err
 	}
 	defer f.Close()
-	fleet, err := Read(f)
+	data, err := fileio.ReadAll(f, maxFile)
+	if err != nil {
+		return Fleet{}, fmt.Errorf("%s: %w", path, err)
+	}
+	if data, err = expandEnvironment(data, os.LookupEnv); err != nil {
+		return Fleet{}, fmt.Errorf("%s: %w", path, err)
+	}
+	fleet, err := Read(bytes.NewReader(data))
 	if err != nil {
 		return Fleet{}, fmt.Errorf("%s: %w", path, err)
 	}
