@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -126,4 +127,29 @@ func parentPath(path string) string {
 		}
 	}
 	return ""
+}
+
+// ReadBase decodes a fleet file that another program completes with replicas: it must
+// have none, and is valid but for them. Defaults are not filled in.
+func ReadBase(data []byte) (Fleet, error) {
+	if len(data) > maxFile {
+		return Fleet{}, fmt.Errorf("larger than %d MiB", maxFile>>20)
+	}
+	var fleet Fleet
+	if err := yaml.UnmarshalWithOptions(data, &fleet, yaml.Strict()); err != nil {
+		if removed := checkRemoved(data); removed != nil {
+			return Fleet{}, removed
+		}
+		return Fleet{}, errors.New(yaml.FormatError(err, false, true))
+	}
+	if fleet.Replicas != nil {
+		return Fleet{}, errors.Join(locateErrors(data, []*FieldError{{Path: "replicas", Msg: "must be absent: the replicas are discovered"}})...)
+	}
+	filled := fleet
+	filled.Models = slices.Clone(fleet.Models)
+	errs := slices.DeleteFunc(filled.Validate(), func(e *FieldError) bool { return e.Path == "replicas" })
+	if len(errs) > 0 {
+		return Fleet{}, errors.Join(locateErrors(data, errs)...)
+	}
+	return fleet, nil
 }

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/cascadeinfer/cascade/cmd/cascade-kube/internal/clusterwatch"
+	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
+)
+
+// discoverFlags are the flags of "cascade-kube discover".
+type discoverFlags struct {
+	file          discovery.FleetFile
+	namespace     string
+	pool, service string
+	kubeconfig    string
+	admin         string
+	check         bool
+	rules         discovery.Rules
+}
+
+// newDiscover is "cascade-kube discover".
+func newDiscover(s *settings) *cobra.Command {
+	d := &discoverFlags{}
+	c := &cobra.Command{
+		Use:   "discover -c BASE -o FILE (--pool NAME | --service NAME)",
+		Short: "Keep the replicas of a fleet file as the Pods of a cluster are",
+		Long: `Discover runs beside a control plane and writes its fleet file: the file BASE, which has
+everything but replicas, completed with the replicas that it finds in a Kubernetes
+cluster. The control plane watches that file, so that either may restart, and the API server may be
+away: until it is back the last replicas stay.
+
+Replicas are the Pods that an InferencePool (inference.networking.k8s.io/v1) or a Service
+selects, one migrator in each. Those that are ready take new requests: with --pool by the Pods'
+condition Ready, with --service by its EndpointSlices. A replica whose Pod terminates, or
+is not ready any more, drains: its running requests migrate. Annotations ` + discovery.Prefix + `…
+of Pods set model, ports and capacity; deploy/kubernetes/discovery.md lists them. A Pod with a bad
+one is left out, and the reason is logged, shown by /status and written as an Event of the pool or
+Service. The last replicas of a model stay listed until it has others.
+
+The id of a replica is NAME.UID of its Pod, which its migrator gets as --replica. Of several
+control planes each has a discover of its own.
+
+On --admin, /status lists all Pods and what they are, and why; /readyz fails until the
+fleet file is written, and /metrics has cascade_discovery_… .`,
+		Example: `  cascade-kube discover -c /etc/cascade/base.yaml -o /run/cascade/fleet.yaml --pool vllm
+  cascade-kube discover -c base.yaml -o fleet.yaml --namespace llm --service vllm --kubeconfig ~/.kube/config`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return &usageError{c.CommandPath(), fmt.Errorf("unexpected argument %q", args[0])}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error {
+			if d.check {
+				return d.checkFile(c)
+			}
+			if err := d.validate(); err != nil {
+				return &usageError{c.CommandPath(), err}
+			}
+			log, err := s.logger()
+			if err != nil {
+				return err
+			}
+			return d.run(c.Context(), log)
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&d.file.Base, "config", "c", "", "fleet file without replicas; read again when it changes")
+	f.StringVarP(&d.file.Path, "out", "o", "", "fleet file to write, for the control plane")
+	f.StringVarP(&d.namespace, "namespace", "n", "", "namespace of the pool or Service; default: the Pod's own, or the kubeconfig's")
+	f.StringVar(&d.pool, "pool", "", "InferencePool that selects the Pods")
+	f.StringVar(&d.service, "service", "", "Service that selects the Pods")
+	f.StringVar(&d.kubeconfig, "kubeconfig", "", "kubeconfig file; default: the service account of this Pod")
+	f.StringVar(&d.admin, "admin", "127.0.0.1:18002", "host:port on loopback of /status, /metrics, /healthz and /readyz")
+	f.BoolVar(&d.check, "check", false, "only check that the file of -o is there and valid, for a startup probe")
+	portFlags(c, &d.rules)
+	return c
+}
+
+// portFlags defines the ports of Pods without annotations.
+func portFlags(c *cobra.Command, rules *discovery.Rules) {
+	f := c.Flags()
+	f.IntVar(&rules.PeerPort, "peer-port", 9100, "port at which migrators serve their peers")
+	f.IntVar(&rules.AdminPort, "admin-port", 0, "port of the migrators' /metrics; 0: none")
+	f.IntVar(&rules.EnginePort, "engine-port", 8000, "port of the engine in its Pod")
+}
+
+func (d *discoverFlags) validate() error {
+	switch {
+	case d.file.Base == "" || d.file.Path == "":
+		return errors.New("-c and -o are required: the fleet file without replicas, and the one to write")
+	case samePath(d.file.Base, d.file.Path):
+		return errors.New("-c and -o must be different files")
+	case (d.pool == "") == (d.service == ""):
+		return errors.New("set either --pool or --service")
+	}
+	for name, port := range map[string]int{"--peer-port": d.rules.PeerPort, "--engine-port": d.rules.EnginePort, "--admin-port": max(d.rules.AdminPort, 1)} {
+		if port < 1 || port > 65535 {
+			return fmt.Errorf("%s %d: must be a port, 1 to 65535", name, port)
+		}
+	}
+	if a, err := netip.ParseAddrPort(d.admin); err != nil || !a.Addr().IsLoopback() {
+		return fmt.Errorf("--admin %q: must be IP:port on loopback: it has no authentication", d.admin)
+	}
+	return nil
+}
+
+// checkFile returns an error unless there is a fleet file for the control plane.
+func (d *discoverFlags) checkFile(c *cobra.Command) error {
+	if d.file.Path == "" {
+		return &usageError{c.CommandPath(), errors.New("-o is required")}
+	}
+	replicas, err := d.file.Replicas()
+	if err == nil && len(replicas) == 0 {
+		err = fmt.Errorf("%s is not written yet", d.file.Path)
+	}
+	return err
+}
+
+// samePath reports whether two paths name the same file.
+func samePath(a, b string) bool {
+	if x, err := filepath.Abs(a); err == nil {
+		a = x
+	}
+	if x, err := filepath.Abs(b); err == nil {
+		b = x
+	}
+	return a == b
+}
+
+// run discovers until ctx ends.
+func (d *discoverFlags) run(ctx context.Context, log *slog.Logger) error {
+	if _, _, err := d.file.ReadBase(); err != nil {
+		return err
+	}
+	client, namespace, err := newClients(d.kubeconfig, d.namespace)
+	if err != nil {
+		return err
+	}
+	w, err := clusterwatch.New(clusterwatch.Config{Client: client.typed, Dynamic: client.dynamic, Namespace: namespace, Pool: d.pool, Service: d.service, Logger: log})
+	if err != nil {
+		return err
+	}
+	events := clusterwatch.NewEvents(clusterwatch.EventsConfig{Client: client.typed, Regarding: w.Regarding, Logger: log})
+	k := newKeeper(keeperConfig{file: d.file, rules: d.rules, changed: events.Record, faults: w.Faults, log: log})
+	l, err := net.Listen("tcp", d.admin)
+	if err != nil {
+		return fmt.Errorf("--admin: %w", err)
+	}
+	log.Info("discovery started", "source", w.String(), "file", d.file.Path, "admin", l.Addr().String())
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return w.Run(ctx, k.apply) })
+	g.Go(func() error { return events.Run(ctx) })
+	g.Go(func() error { return k.run(ctx) })
+	g.Go(func() error { return serveStatus(ctx, l, k) })
+	return g.Wait()
+}
+
+// clients are the clients of one API server.
+type clients struct {
+	typed   kubernetes.Interface
+	dynamic dynamic.Interface
+}
+
+// newClients connects to the API server of a kubeconfig file, or of the cluster that this
+// process runs in, and returns the namespace to use.
+func newClients(kubeconfig, namespace string) (clients, string, error) {
+	var cfg *rest.Config
+	var err error
+	if kubeconfig == "" {
+		if cfg, err = rest.InClusterConfig(); err != nil {
+			return clients{}, "", fmt.Errorf("no service account of a Pod here (%w): set --kubeconfig", err)
+		}
+		if namespace == "" {
+			text, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+			if err != nil {
+				return clients{}, "", fmt.Errorf("namespace unknown (%w): set --namespace", err)
+			}
+			namespace = strings.TrimSpace(string(text))
+		}
+	} else {
+		loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, nil)
+		if cfg, err = loader.ClientConfig(); err != nil {
+			return clients{}, "", fmt.Errorf("--kubeconfig: %w", err)
+		}
+		if namespace == "" {
+			if namespace, _, err = loader.Namespace(); err != nil {
+				return clients{}, "", fmt.Errorf("--kubeconfig: %w", err)
+			}
+		}
+	}
+	cfg.UserAgent = "cascade-kube/" + version()
+	out := clients{}
+	if out.typed, err = kubernetes.NewForConfig(cfg); err != nil {
+		return clients{}, "", err
+	}
+	out.dynamic, err = dynamic.NewForConfig(cfg)
+	return out, namespace, err
+}
+
+// statusTimeout bounds a request for the status.
+const statusTimeout = 10 * time.Second

@@ -1,0 +1,94 @@
+package clusterwatch
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+func TestParsePool(t *testing.T) {
+	many := make([]string, maxSelector+1)
+	for i := range many {
+		many[i] = fmt.Sprintf(`"k%d": "v"`, i)
+	}
+	for _, c := range []struct{ spec, want string }{
+		{`{"selector": {"matchLabels": {"app": "vllm", "tier": "llm"}}, "targetPorts": [{"number": 9000}, {"number": 9001}]}`, "app=vllm,tier=llm port 9000"},
+		{`{"selector": {"matchLabels": {"app": "vllm"}}}`, "spec.targetPorts: must"},
+		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": []}`, "spec.targetPorts: must"},
+		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": ["x"]}`, "number: must be a port"},
+		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 65536}]}`, "number: must be a port"},
+		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": "9000"}]}`, "number: must be a port"},
+		{`{"selector": {"matchLabels": {}}, "targetPorts": [{"number": 9000}]}`, "its selector is empty"},
+		{`{"selector": {"app": "vllm"}, "targetPorts": [{"number": 9000}]}`, "matchLabels: must"},
+		{`{"selector": {"matchLabels": {"app": 5}}, "targetPorts": [{"number": 9000}]}`, "matchLabels: must"},
+		{`{"selector": {"matchLabels": {"app": "a b"}}, "targetPorts": [{"number": 9000}]}`, "its selector: "},
+		{`{"selector": {"matchLabels": {` + strings.Join(many, ",") + `}}, "targetPorts": [{"number": 9000}]}`, "65 labels"},
+		{`null`, "matchLabels: must"},
+	} {
+		s, err := parsePool(decode(t, `{"spec": `+c.spec+`}`))
+		got := fmt.Sprintf("%s port %d", s.selector, s.port)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.spec, got, c.want)
+		}
+	}
+}
+
+// decode decodes JSON as the dynamic client does: integers are int64.
+func decode(t *testing.T, text string) map[string]any {
+	var out map[string]any
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	testkit.NoError(t, d.Decode(&out))
+	return integers(out).(map[string]any)
+}
+
+func integers(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		if n, err := v.Int64(); err == nil {
+			return n
+		}
+		f, _ := v.Float64()
+		return f
+	case map[string]any:
+		for k := range v {
+			v[k] = integers(v[k])
+		}
+		return v
+	case []any:
+		for i := range v {
+			v[i] = integers(v[i])
+		}
+		return v
+	}
+	return v
+}
+
+func FuzzParsePool(f *testing.F) {
+	f.Add(`{"spec": {"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 9000}]}}`)
+	f.Add(`{"spec": {"selector": [], "targetPorts": {}}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		var object map[string]any
+		d := json.NewDecoder(strings.NewReader(text))
+		d.UseNumber()
+		if d.Decode(&object) != nil || object == nil {
+			return
+		}
+		s, err := parsePool(integers(object).(map[string]any))
+		if err != nil {
+			return
+		}
+		selector, err := labels.Parse(s.selector)
+		if err != nil || selector.Empty() || s.port < 1 || s.port > 65535 {
+			t.Fatalf("accepted: %+v (%v)", s, err)
+		}
+	})
+}

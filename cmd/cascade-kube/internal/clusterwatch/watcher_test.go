@@ -1,0 +1,306 @@
+package clusterwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+const namespace = "llm"
+
+// cluster is a fake cluster with a running Watcher.
+type cluster struct {
+	t       *testing.T
+	client  *fake.Clientset
+	dynamic *dynamicfake.FakeDynamicClient
+	w       *Watcher
+
+	mu   sync.Mutex
+	seen []discovery.Cluster // as delivered
+}
+
+func newCluster(t *testing.T, pool, service string) *cluster {
+	c := &cluster{t: t, client: fake.NewClientset(), dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{poolResource: "InferencePoolList"})}
+	// client-go sleeps after an error until its last error, by the clock outside the bubble, is past.
+	time.Sleep(100 * 365 * 24 * time.Hour)
+	var err error
+	c.w, err = New(Config{Client: c.client, Dynamic: c.dynamic, Namespace: namespace, Pool: pool, Service: service})
+	testkit.NoError(t, err)
+	return c
+}
+
+// run runs the Watcher until the function that it returns is called.
+func (c *cluster) run() (stop func()) {
+	ctx, cancel := context.WithCancel(c.t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- c.w.Run(ctx, func(d discovery.Cluster) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.seen = append(c.seen, d)
+		})
+	}()
+	return func() {
+		cancel()
+		if err := <-ended; err != nil {
+			c.t.Error(err)
+		}
+	}
+}
+
+// show waits for some seconds and returns the last delivery in one line.
+func (c *cluster) show() string {
+	time.Sleep(10 * time.Second)
+	synctest.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.seen) == 0 {
+		return "nothing"
+	}
+	d := c.seen[len(c.seen)-1]
+	var words []string
+	for _, p := range d.Pods {
+		word := p.Name + "@" + p.IP
+		if !p.Ready {
+			word += " unready"
+		}
+		if p.Terminating {
+			word += " terminating"
+		}
+		for k, v := range p.Settings {
+			word += fmt.Sprintf(" %s=%s", k, v)
+		}
+		words = append(words, word)
+	}
+	for _, e := range d.Endpoints {
+		words = append(words, fmt.Sprintf("endpoint %s:%d ready %v", e.PodUID, e.Port, e.Ready))
+	}
+	slices.Sort(words)
+	return fmt.Sprintf("port %d: %s", d.Port, strings.Join(words, ", "))
+}
+
+func (c *cluster) expect(want string) {
+	c.t.Helper()
+	if got := c.show(); got != want {
+		c.t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func pool(name, app string, port int64) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": map[string]any{"name": name, "namespace": namespace, "uid": "pool-" + name},
+		"spec": map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"app": app}}, "targetPorts": []any{map[string]any{"number": port}}},
+	}}
+}
+
+func pod(name, app, ip string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, UID: "u-" + "x", Labels: map[string]string{"app": app}, Annotations: map[string]string{"other": "1"}},
+		Spec:       corev1.PodSpec{NodeName: "n1"},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+}
+
+func (c *cluster) setPool(p *unstructured.Unstructured) {
+	c.t.Helper()
+	pools := c.dynamic.Resource(poolResource).Namespace(namespace)
+	_, err := pools.Update(c.t.Context(), p, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = pools.Create(c.t.Context(), p, metav1.CreateOptions{})
+	}
+	testkit.NoError(c.t, err)
+}
+
+func (c *cluster) setPod(p *corev1.Pod) {
+	c.t.Helper()
+	pods := c.client.CoreV1().Pods(namespace)
+	_, err := pods.Update(c.t.Context(), p, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = pods.Create(c.t.Context(), p, metav1.CreateOptions{})
+	}
+	testkit.NoError(c.t, err)
+}
+
+func TestPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		c.setPod(pod("a", "vllm", "10.0.0.1"))
+		c.setPod(pod("other", "web", "10.0.0.9"))
+		c.setPool(pool("other", "web", 80))
+		stop := c.run()
+		defer stop()
+		c.expect("nothing")
+		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "InferencePool llm/vllm: it does not exist") {
+			t.Errorf("faults %q", f)
+		}
+		c.setPool(pool("vllm", "vllm", 9000))
+		c.expect("port 9000: a@10.0.0.1")
+		if f := c.w.Faults(time.Now()); len(f) != 0 {
+			t.Errorf("faults %q", f)
+		}
+		if r := c.w.Regarding(); r.UID != "pool-vllm" || r.Kind != "InferencePool" || r.APIVersion != "inference.networking.k8s.io/v1" || r.Namespace != namespace {
+			t.Errorf("events are about %+v", r)
+		}
+		b := pod("b", "vllm", "10.0.0.2")
+		b.Annotations[discovery.Prefix+"tp"] = "2"
+		b.Status.Conditions[0].Status = corev1.ConditionFalse
+		now := metav1.Now()
+		b.DeletionTimestamp = &now
+		c.setPod(b)
+		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2 unready terminating cascadeinfer.com/tp=2")
+		testkit.NoError(t, c.client.CoreV1().Pods(namespace).Delete(t.Context(), "a", metav1.DeleteOptions{}))
+		c.expect("port 9000: b@10.0.0.2 unready terminating cascadeinfer.com/tp=2")
+	})
+}
+
+// TestSelectionStays checks that a pool which is gone, or is bad, changes nothing, and that between
+// two selectors there is no moment without Pods.
+func TestSelectionStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		c.setPod(pod("a", "blue", "10.0.0.1"))
+		c.setPod(pod("b", "green", "10.0.0.2"))
+		c.setPool(pool("vllm", "blue", 9000))
+		stop := c.run()
+		defer stop()
+		c.expect("port 9000: a@10.0.0.1")
+		bad := pool("vllm", "blue", 0)
+		c.setPool(bad)
+		c.expect("port 9000: a@10.0.0.1")
+		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "targetPorts[0].number") {
+			t.Errorf("faults %q", f)
+		}
+		testkit.NoError(t, c.dynamic.Resource(poolResource).Namespace(namespace).Delete(t.Context(), "vllm", metav1.DeleteOptions{}))
+		c.setPod(pod("c", "blue", "10.0.0.3"))
+		c.expect("port 9000: a@10.0.0.1, c@10.0.0.3") // its Pods are still followed
+		c.setPool(pool("vllm", "green", 9001))
+		c.expect("port 9001: b@10.0.0.2")
+		for i, d := range c.seen {
+			if len(d.Pods) == 0 {
+				t.Errorf("delivery %d has no Pods", i)
+			}
+		}
+	})
+}
+
+func TestService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "", "vllm")
+		services, slices := c.client.CoreV1().Services(namespace), c.client.DiscoveryV1().EndpointSlices(namespace)
+		_, err := services.Create(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "vllm", UID: "svc"}}, metav1.CreateOptions{})
+		testkit.NoError(t, err)
+		c.setPod(pod("a", "vllm", "10.0.0.1"))
+		port, yes, no, name := int32(9000), true, false, portName
+		target := &corev1.ObjectReference{Kind: "Pod", Name: "a", UID: "u-x"}
+		slice := func(name string, ports []discoveryv1.EndpointPort, ready *bool) *discoveryv1.EndpointSlice {
+			return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "vllm"}}, Ports: ports,
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, TargetRef: target, Conditions: discoveryv1.EndpointConditions{Ready: ready}}, {Addresses: []string{"192.0.2.1"}}}}
+		}
+		stop := c.run()
+		defer stop()
+		c.expect("nothing")
+		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "its selector is empty") {
+			t.Errorf("faults %q", f)
+		}
+		_, err = services.Update(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "vllm", UID: "svc"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "vllm"}}}, metav1.UpdateOptions{})
+		testkit.NoError(t, err)
+		c.expect("port 0: a@10.0.0.1")
+		_, err = slices.Create(t.Context(), slice("s1", []discoveryv1.EndpointPort{{Port: &port}}, nil), metav1.CreateOptions{})
+		testkit.NoError(t, err)
+		c.expect("port 0: a@10.0.0.1, endpoint u-x:9000 ready true")
+		_, err = slices.Update(t.Context(), slice("s1", []discoveryv1.EndpointPort{{Port: &port, Name: &name}, {}}, &no), metav1.UpdateOptions{})
+		testkit.NoError(t, err)
+		c.expect("port 0: a@10.0.0.1, endpoint u-x:9000 ready false")
+		_, err = slices.Update(t.Context(), slice("s1", []discoveryv1.EndpointPort{{Port: &port}, {Port: &port}}, &yes), metav1.UpdateOptions{})
+		testkit.NoError(t, err)
+		c.expect("port 0: a@10.0.0.1, endpoint u-x:0 ready true")
+	})
+}
+
+// TestOutage checks that the last state stays while the API server is away, that this is a fault,
+// and that what has changed meanwhile is delivered afterwards.
+func TestOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		c.setPool(pool("vllm", "vllm", 9000))
+		c.setPod(pod("a", "vllm", "10.0.0.1"))
+		var away atomic.Bool
+		var current atomic.Pointer[watch.RaceFreeFakeWatcher]
+		c.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return away.Load(), nil, errors.New("connection refused")
+		})
+		c.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) {
+			if away.Load() {
+				return true, nil, errors.New("connection refused")
+			}
+			w := watch.NewRaceFreeFake()
+			current.Store(w)
+			return true, w, nil
+		})
+		stop := c.run()
+		defer stop()
+		c.expect("port 9000: a@10.0.0.1")
+
+		// A watch that has expired: what it missed is listed.
+		c.setPod(pod("b", "vllm", "10.0.0.2"))
+		c.expect("port 9000: a@10.0.0.1") // the watch of this test sends nothing
+		current.Load().Error(&apierrors.NewResourceExpired("too old").ErrStatus)
+		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2")
+
+		away.Store(true)
+		deliveries := len(c.seen)
+		current.Load().Stop()
+		c.setPod(pod("c", "vllm", "10.0.0.3"))
+		time.Sleep(5 * time.Minute)
+		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2")
+		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "list and watch of pods: connection refused (for 5m") {
+			t.Errorf("faults %q", f)
+		}
+		if len(c.seen) != deliveries {
+			t.Errorf("%d deliveries without a change", len(c.seen)-deliveries)
+		}
+		away.Store(false)
+		time.Sleep(2 * maxDelay)
+		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2, c@10.0.0.3")
+		if f := c.w.Faults(time.Now()); len(f) != 0 {
+			t.Errorf("faults %q", f)
+		}
+	})
+}
+
+func TestConfig(t *testing.T) {
+	client, pools := fake.NewClientset(), dynamicfake.NewSimpleDynamicClient(runtime.NewScheme())
+	for want, c := range map[string]Config{
+		"Client is required":     {Namespace: "a", Pool: "b"},
+		"Namespace is required":  {Client: client, Service: "b"},
+		"either Pool or Service": {Client: client, Namespace: "a", Pool: "b", Service: "c", Dynamic: pools},
+		"set either":             {Client: client, Namespace: "a"},
+		"Dynamic is required":    {Client: client, Namespace: "a", Pool: "b"},
+	} {
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+const baseText = `control:
+  any_removal: true
+models:
+- name: m
+  context: 4096
+  profile: h200-llama-3.1-8b
+`
+
+type keeperTest struct {
+	t       *testing.T
+	file    discovery.FleetFile
+	changes []discovery.Change
+	faults  []string
+}
+
+func newKeeperTest(t *testing.T) *keeperTest {
+	dir := t.TempDir()
+	k := &keeperTest{t: t, file: discovery.FleetFile{Base: filepath.Join(dir, "base.yaml"), Path: filepath.Join(dir, "fleet.yaml")}}
+	k.writeBase(baseText)
+	return k
+}
+
+func (k *keeperTest) writeBase(text string) {
+	testkit.NoError(k.t, os.WriteFile(k.file.Base, []byte(text), 0o600))
+}
+
+func (k *keeperTest) start() *keeper {
+	return newKeeper(keeperConfig{
+		file: k.file, rules: discovery.Rules{PeerPort: 9100, EnginePort: 8000}, log: slog.New(slog.DiscardHandler),
+		changed: func(c []discovery.Change) { k.changes = append(k.changes, c...) },
+		faults:  func(time.Time) []string { return k.faults },
+	})
+}
+
+// replicas returns the ids in the fleet file, with "-" before those that drain.
+func (k *keeperTest) replicas() string {
+	fleet, err := config.Load(k.file.Path)
+	if err != nil {
+		return err.Error()
+	}
+	var ids []string
+	for _, r := range fleet.Replicas {
+		if r.Drain {
+			r.ID = "-" + r.ID
+		}
+		ids = append(ids, r.ID)
+	}
+	return strings.Join(ids, " ")
+}
+
+func (k *keeperTest) expect(want string) {
+	k.t.Helper()
+	if got := k.replicas(); got != want {
+		k.t.Errorf("the fleet file has %q, want %q", got, want)
+	}
+}
+
+func pods(list ...discovery.Pod) discovery.Cluster {
+	for i := range list {
+		list[i].UID, list[i].Node = "u", "n"
+	}
+	return discovery.Cluster{Source: "InferencePool llm/vllm", Port: 9000, Pods: list}
+}
+
+func TestKeeper(t *testing.T) {
+	test := newKeeperTest(t)
+	k := test.start()
+	a, b := discovery.Pod{Name: "a", IP: "127.0.0.2", Ready: true}, discovery.Pod{Name: "b", IP: "127.0.0.3", Ready: true}
+	k.apply(pods(a, b))
+	test.expect("a.u b.u")
+	if len(test.changes) != 2 || test.changes[0].State != discovery.Serving {
+		t.Errorf("changes %+v", test.changes)
+	}
+	b.Terminating = true
+	k.apply(pods(a, b))
+	test.expect("a.u -b.u")
+
+	// A base file with an error changes nothing, is a fault, and is read again.
+	test.writeBase(baseText + "speed: -1\n")
+	k.apply(pods(a))
+	test.expect("a.u -b.u")
+	if s := k.status(time.Now()); len(s.Faults) != 1 || !strings.Contains(s.Faults[0], "base.yaml: line 7: speed") {
+		t.Errorf("faults %q", s.Faults)
+	}
+	test.writeBase(baseText + "speed: 1\n")
+	k.repeat()
+	test.expect("a.u")
+	if s := k.status(time.Now()); len(s.Faults) != 0 || s.Replicas != 1 || s.writes != 3 {
+		t.Errorf("status %+v", s)
+	}
+	k.repeat() // nothing to do
+	if s := k.status(time.Now()); s.writes != 3 {
+		t.Errorf("%d writes", s.writes)
+	}
+
+	// The next process begins with what this one wrote: b was no replica, a is one.
+	k = test.start()
+	a.Ready, b.Terminating = false, false
+	b.Name = "c"
+	k.apply(pods(a, b))
+	test.expect("-a.u c.u")
+
+	// A folder that is gone: the fault says so until it is back.
+	testkit.NoError(t, os.Rename(test.file.Path, test.file.Path+".kept"))
+	dir := filepath.Dir(test.file.Path)
+	k.cfg.file.Path = filepath.Join(dir, "missing", "fleet.yaml")
+	k.apply(pods(b))
+	if s := k.status(time.Now()); len(s.Faults) != 1 || !strings.Contains(s.Faults[0], "not written") {
+		t.Errorf("faults %q", s.Faults)
+	}
+	testkit.NoError(t, os.Mkdir(filepath.Join(dir, "missing"), 0o700))
+	k.repeat()
+	if s := k.status(time.Now()); len(s.Faults) != 0 || s.Replicas != 1 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestKeeperWithoutPods(t *testing.T) {
+	test := newKeeperTest(t)
+	test.faults = []string{"list and watch of pods: connection refused"}
+	k := test.start()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	testkit.NoError(t, err)
+	testkit.Run(t, func(ctx context.Context) error { return serveStatus(ctx, l, k) })
+	get := func(path string) (int, string) {
+		t.Helper()
+		r, err := http.Get("http://" + l.Addr().String() + path)
+		testkit.NoError(t, err)
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		testkit.NoError(t, err)
+		return r.StatusCode, string(text)
+	}
+	k.apply(pods(discovery.Pod{Name: "a", IP: "127.0.0.2"}))
+	if code, text := get("/readyz"); code != 503 || !strings.Contains(text, "connection refused") || !strings.Contains(text, "the Pod is not ready") {
+		t.Errorf("readyz: %d %s", code, text)
+	}
+	if _, err := os.Stat(test.file.Path); err == nil {
+		t.Error("a fleet file without replicas was written")
+	}
+	k.apply(pods(discovery.Pod{Name: "a", IP: "127.0.0.2", Ready: true}, discovery.Pod{Name: "b"}))
+	if code, text := get("/readyz"); code != 200 {
+		t.Errorf("readyz: %d %s", code, text)
+	}
+	_, text := get("/status")
+	var s status
+	testkit.NoError(t, json.Unmarshal([]byte(text), &s))
+	if s.Replicas != 1 || len(s.Pods) != 2 || s.Pods[0] != (podStatus{"a", "a.u", "serving", ""}) || s.Pods[1].State != "left out" || s.WrittenAt == nil {
+		t.Errorf("status %s", text)
+	}
+	_, text = get("/metrics")
+	for _, want := range []string{`cascade_discovery_pods{state="serving"} 1`, `cascade_discovery_pods{state="left_out"} 1`, "cascade_discovery_faults 1", "cascade_discovery_writes_total 1"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("metrics lack %s:\n%s", want, text)
+		}
+	}
+	r, err := http.NewRequest("GET", "http://"+l.Addr().String()+"/status", nil)
+	testkit.NoError(t, err)
+	r.Host = "evil.example"
+	answer, err := http.DefaultClient.Do(r)
+	testkit.NoError(t, err)
+	answer.Body.Close()
+	if answer.StatusCode < 400 {
+		t.Errorf("another host name: %d", answer.StatusCode)
+	}
+}
