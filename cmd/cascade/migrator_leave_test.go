@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// TestLeaveHandler: the hook is told to ask again until the engine has no requests.
+// TestLeaveHandler: the hook is to ask again until the engine has no requests.
 func TestLeaveHandler(t *testing.T) {
 	left := []policies.Load{{Running: 2, Waiting: 1}, {Waiting: 1}, {}}
 	asked := 0

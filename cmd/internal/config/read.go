@@ -45,14 +45,20 @@ func Load(path string) (Fleet, error) {
 	if err != nil {
 		return Fleet{}, fmt.Errorf("%s: %w", path, err)
 	}
-	if data, err = expandEnvironment(data, os.LookupEnv); err != nil {
-		return Fleet{}, fmt.Errorf("%s: %w", path, err)
-	}
-	fleet, err := Read(bytes.NewReader(data))
+	fleet, err := ReadText(data)
 	if err != nil {
 		return Fleet{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return fleet, nil
+}
+
+// ReadText is Read for the text of a file, in which ${NAME} stands for the environment variable NAME.
+func ReadText(data []byte) (Fleet, error) {
+	data, err := expandEnvironment(data, os.LookupEnv)
+	if err != nil {
+		return Fleet{}, err
+	}
+	return Read(bytes.NewReader(data))
 }
 
 // Read decodes a fleet file, fills in the defaults and validates it. It reports
@@ -130,10 +136,15 @@ func parentPath(path string) string {
 }
 
 // ReadBase decodes a fleet file that another program completes with replicas: it must
-// have none, and is valid but for them. Defaults are not filled in.
+// have none, and is valid but for them. ${NAME} stands for the environment variable NAME, as in
+// the complete file. Defaults are not filled in.
 func ReadBase(data []byte) (Fleet, error) {
 	if len(data) > maxFile {
 		return Fleet{}, fmt.Errorf("larger than %d MiB", maxFile>>20)
+	}
+	data, err := expandEnvironment(data, os.LookupEnv)
+	if err != nil {
+		return Fleet{}, err
 	}
 	var fleet Fleet
 	if err := yaml.UnmarshalWithOptions(data, &fleet, yaml.Strict()); err != nil {
