@@ -30,13 +30,16 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd axe chromium helm image test-image
+.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver axe chromium helm image test-image
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
 
 build: ## bin/cascade
 	$(GO) build -o bin/cascade ./cmd/cascade
+
+build-kube: ## bin/cascade-kube, which has the Kubernetes client
+	$(GO) build -o bin/cascade-kube ./cmd/cascade-kube
 
 plugins: ## every policy as a WebAssembly module, the same bytes wherever they are built
 	@mkdir -p bin/plugins
@@ -114,6 +117,11 @@ helm: $(HELM_FILE) ## build Helm from its Go modules into .cache, which takes mi
 $(HELM_FILE):
 	GOBIN=$(CURDIR)/$(@D) GOFLAGS= $(GO) install -trimpath -ldflags='-s -w' $(HELM_MODULE)
 
+KUBE_APISERVER_FILE := .cache/kube-apiserver/kube-apiserver
+kube-apiserver: etcd $(KUBE_APISERVER_FILE) ## build the Kubernetes API server, for tests, into .cache: six minutes; $$KUBE_APISERVER overrides it
+$(KUBE_APISERVER_FILE): xds/kubetest/apiserver/go.mod
+	$(GO) build -C xds/kubetest/apiserver -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ k8s.io/kubernetes/cmd/kube-apiserver
+
 # The routers that Cascade is compared with.
 ROUTERS := .cache/vllm-router/.$(VLLM_ROUTER) .cache/sglang-router/.$(SGLANG_ROUTER)
 routers: $(ROUTERS) ## fetch vLLM's and SGLang's routers (PyPI wheels) into .cache
@@ -153,8 +161,8 @@ TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-
 # which the race detector slows down; and WebAssembly modules, which take ten times as
 # long to compile under it, and what imports the engines of policies or emulates engines. Those that wait
 # longest come first.
-REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord ./cmd/internal/profiler ./cmd/internal/routerbench/... \
-	./xds/control ./xds/store/etcd ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
+REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd/cascade-kube ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord ./cmd/internal/profiler ./cmd/internal/routerbench/... \
+	./xds/control ./xds/store/etcd ./xds/store/kubernetes ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
 # Folders of packages whose code or tests start goroutines, without that of another module. The
 # race detector has nothing to find in the others.
 GOROUTINES := '(^|[[:space:]{;])go [a-zA-Z.]+\(|\.Go\(|\.Parallel\(\)|RunParallel\(|AfterFunc|httptest\.New|\.Serve\(|grpc\.New|"testing/synctest"'

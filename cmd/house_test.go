@@ -367,3 +367,40 @@ func TestArchitecturePaths(t *testing.T) {
 		}
 	}
 }
+
+// TestCascadeHasNoKubernetesClient checks that the command cascade, which newcomers build, does not
+// compile a client of Kubernetes: cascade-kube does.
+func TestCascadeHasNoKubernetesClient(t *testing.T) {
+	all := readSources(t)
+	if from := reaches(all, "cmd/cascade", "k8s.io/"); from != "" {
+		t.Errorf("%s, which cmd/cascade links, imports k8s.io/…: only cmd/cascade-kube may", from)
+	}
+	if reaches(all, "cmd/cascade-kube", "k8s.io/") == "" {
+		t.Error("cmd/cascade-kube imports no client: the check looks in the wrong place")
+	}
+}
+
+// reaches returns a directory that a program links and that imports a package with a prefix; "" if
+// there is none. Tests do not count.
+func reaches(all []source, program, prefix string) string {
+	seen, queue := map[string]bool{program: true}, []string{program}
+	for len(queue) > 0 {
+		dir := queue[0]
+		queue = queue[1:]
+		for _, s := range all {
+			if path.Dir(s.path) != dir || strings.HasSuffix(s.path, "_test.go") {
+				continue
+			}
+			for _, imp := range s.imports {
+				if strings.HasPrefix(imp, prefix) {
+					return dir
+				}
+				if next, ours := strings.CutPrefix(imp, module); ours && !seen[next] {
+					seen[next] = true
+					queue = append(queue, next)
+				}
+			}
+		}
+	}
+	return ""
+}

@@ -35,7 +35,7 @@ func runMain() int {
 // run executes a command line and returns its exit code: 0 for success and for a clean stop by
 // signal, 2 for a wrong command line, 1 for other errors.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	s := &settings{stderr: stderr}
+	s := &settings{stdout: stdout, stderr: stderr}
 	defer s.close()
 	root := newRoot(s)
 	root.SetOut(stdout)
@@ -82,7 +82,7 @@ others are subcommands of cascade, and run in a cluster as they do elsewhere.`,
 
 // commands lists every subcommand, in the order of the help.
 func commands(s *settings) []*cobra.Command {
-	return []*cobra.Command{newDiscover(s), newReplica()}
+	return []*cobra.Command{newControl(s), newRepair(s), newDiscover(s), newReplica()}
 }
 
 // usageError is an invalid command line.
@@ -96,9 +96,9 @@ func (e *usageError) Unwrap() error { return e.err }
 
 // settings are the flags that every command has.
 type settings struct {
-	level, format string
-	stderr        io.Writer
-	limiter       *loglimit.Handler // of the logger; nil before the first call of logger
+	level, format  string
+	stdout, stderr io.Writer
+	limiter        *loglimit.Handler // of the logger; nil before the first call of logger
 }
 
 // logger returns the process's logger, as --log and --log-format ask for.

@@ -1,24 +1,16 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"io"
 	"log/slog"
-	"net"
+	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
-	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/cmd/internal/controld"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // newControl is "cascade control": the control plane.
@@ -38,7 +30,7 @@ waits for "cascade config confirm". Other changes need a restart, which affects 
 with "state" set, the plan and the counters are kept.
 
 With "control.peers" set, several control planes share "state", a directory of their
-host or etcd, and serve the same resources. One of them leads and plans; if it fails, another one leads within
+host or etcd (or Kubernetes: see "cascade-kube control"), and serve the same resources. One of them leads and plans; if it fails, another one leads within
 5 s, and proxies and migrators continue with those that are left. All have the same fleet file, whose
 control.listen and control.peers name them all; each is started with a --listen and an
 --admin of its own, and with a --name, or else its name is its host and port. With
@@ -68,42 +60,7 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
 // runControl runs a control plane. The addresses and name of own override those of the file unless
 // they are empty. metrics is an address for metrics alone; "" is none.
 func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config.Control, path, metrics string) error {
-	fleet := file
-	if own.Listen != "" && own.Listen != file.Fleet.Control.Listen && len(file.Fleet.Control.Peers) > 0 {
-		fleet.Fleet.Control.Name = "" // the name in the file belongs to control.listen
-	}
-	fleet.Fleet.Control.Listen = cmp.Or(own.Listen, fleet.Fleet.Control.Listen)
-	fleet.Fleet.Control.Admin = cmp.Or(own.Admin, fleet.Fleet.Control.Admin)
-	fleet.Fleet.Control.Name = cmp.Or(own.Name, fleet.Fleet.Control.Name)
-	if errs := fleet.Fleet.Validate(); len(errs) > 0 {
-		return fmt.Errorf("%s with --listen, --admin and --name: %w", path, errs[0])
-	}
-	m, err := s.newControlConns(fleet, controlComponent(fleet, fleet.ControlCertificate()), "")
-	if err != nil {
-		return err
-	}
-	defer m.close()
-	cc, err := fleet.Control(m.log)
-	if err != nil {
-		return err
-	}
-	if closer, ok := cc.Store.(io.Closer); ok {
-		defer closer.Close()
-	}
-	cc.TLS, cc.TrustDomain = m.certs.ServerConfig("h2"), fleet.Fleet.TLS.TrustDomain
-	cc.FleetDigest = file.Digest()
-	edge, err := fleet.DownstreamCertificate(m.log)
-	if err != nil {
-		return err
-	}
-	if edge != nil {
-		cc.EdgeCertificate = edge.Certificate()
-	}
-	plane, err := policyhost.JoinPlane(ctx, &fleet, &cc, m.log)
-	if err != nil {
-		return err
-	}
-	l, err := net.Listen("tcp", cc.Listen)
+	log, err := s.logger()
 	if err != nil {
 		return err
 	}
@@ -111,35 +68,14 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
-	room := headroom.New(headroom.Read(), m.log)
-	cc.Listener = room.Listener(l)
-	cc.Collectors = []prometheus.Collector{room, certs.Expiries{Own: m.certs, Edge: edge}}
-	cc.Problems = problems(room, certs.Expiries{Own: m.certs, Edge: edge})
-	c, err := control.New(cc)
-	if err != nil {
-		return err
-	}
-	s.announce(slog.LevelInfo, "control plane of %d replicas: xDS and load reports on %s, console at http://%s/",
-		len(fleet.Fleet.Replicas), c.Addr(), c.AdminAddr())
-	notifySystemd(m.log, systemdReady)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return c.Run(ctx) })
-	g.Go(func() error { return plane.Run(ctx) })
-	g.Go(func() error {
-		return serveAdmin(ctx, scraped, c.MetricsHandler(), adminAccess{fleet.Fleet.Control.AdminHosts, m.certs, fleet.Fleet.TLS.TrustDomain})
+	return controld.Run(ctx, controld.Config{
+		Fleet: file, Path: path, Own: own, Logger: log,
+		Started: func(line string) {
+			s.announce(slog.LevelInfo, "%s", line)
+			notifySystemd(log, systemdReady)
+		},
+		Beside: func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error {
+			return serveAdmin(ctx, scraped, metrics, adminAccess{file.Fleet.Control.AdminHosts, certificate, file.Fleet.TLS.TrustDomain})
+		},
 	})
-	if edge != nil {
-		g.Go(func() error {
-			return edge.Run(ctx, func(cert *resources.Certificate) {
-				if err := c.SetEdgeCertificate(cert); err != nil {
-					m.log.Error("publishing the downstream certificate failed", "error", err)
-				}
-			})
-		})
-	}
-	g.Go(func() error {
-		return watch(ctx, path, file, m.log, func(f wiring.Fleet) error { return c.SetReplicas(f.Registry()) },
-			func(f wiring.Fleet, err error) { c.SetFleetFile(f.Digest(), err) })
-	})
-	return g.Wait()
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
+	"github.com/cascadeinfer/cascade/cmd/internal/fleetfile"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
@@ -181,7 +182,7 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	g.Go(func() error { return s.printStarted(ctx, fleet, f, all) })
 	if u.file.path != "" {
 		g.Go(func() error {
-			return watch(ctx, u.file.path, asked, log, func(now wiring.Fleet) (err error) {
+			return fleetfile.Watch(ctx, u.file.path, asked, log, func(now wiring.Fleet) (err error) {
 				if now.Fleet.Replicas, err = mergeReplicas(asked.Fleet.Replicas, fleet.Fleet.Replicas, now.Fleet.Replicas); err != nil {
 					return err
 				}

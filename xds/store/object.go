@@ -52,6 +52,26 @@ func (o Object) Validate() error {
 	return nil
 }
 
+// Divide splits an object into what operators and planners decide, and what the leader
+// writes every second: the lease and the state of the fleet. Stores for which a write is
+// costly keep the two apart.
+func (o Object) Divide() (plan, state Object) {
+	state = Object{
+		Lease: o.Lease, Weights: o.Weights, Unready: o.Unready, Stopping: o.Stopping,
+		Ratios: o.Ratios, PrefixDepths: o.PrefixDepths, Counts: o.Counts,
+	}
+	plan = o
+	plan.Lease, plan.Weights, plan.Unready, plan.Stopping, plan.Ratios, plan.PrefixDepths, plan.Counts = Lease{}, nil, nil, nil, nil, nil, nil
+	return plan, state
+}
+
+// Join is the inverse of Divide. The result shares nothing with the arguments.
+func Join(plan, state Object) Object {
+	o, s := plan.Clone(), state.Clone()
+	o.Lease, o.Weights, o.Unready, o.Stopping, o.Ratios, o.PrefixDepths, o.Counts = s.Lease, s.Weights, s.Unready, s.Stopping, s.Ratios, s.PrefixDepths, s.Counts
+	return o
+}
+
 // Clone returns a deep copy.
 func (o Object) Clone() Object {
 	plans := o.Plans

@@ -42,7 +42,8 @@ type Fleet struct {
 	// State is where the plan, the flow counters and pushed modules are kept across
 	// restarts: a directory, for control planes on one host, or etcd, for those on several:
 	// etcd://HOST:2379,HOST:2379/PREFIX, with all members or some, and a prefix that no
-	// other fleet has. Without it they are kept in memory, and a restart begins with one
+	// other fleet has. For control planes that run as Pods ("cascade-kube control") it may be
+	// kubernetes://NAMESPACE/NAME. Without it they are kept in memory, and a restart begins with one
 	// stage. A directory on a network file system is not advised: its locks and renames
 	// keep their promises only with the right server and mount options.
 	State string `yaml:"state,omitempty"`

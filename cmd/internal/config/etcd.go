@@ -54,10 +54,14 @@ func (f *Fleet) validateState(c *checker) {
 	if (e.User == "") != (e.PasswordFile == "") {
 		c.fail("etcd", "user and password_file belong together: set both or none")
 	}
+	if namespace, name, ok := f.KubernetesState(); ok {
+		validateKubernetes(c, namespace, name)
+		return
+	}
 	members, prefix, ok := f.EtcdState()
 	if !ok {
 		if scheme, _, found := strings.Cut(f.State, "://"); found {
-			c.fail("state", "%.20s: must be a directory or etcd://HOST:2379/PREFIX", scheme+"://…")
+			c.fail("state", "%.20s: must be a directory, etcd://HOST:2379/PREFIX or kubernetes://NAMESPACE/NAME", scheme+"://…")
 		}
 		return
 	}

@@ -128,8 +128,7 @@ func (p Policies) ModulesEnabled() bool { return len(p.Keys) > 0 && !p.Native }
 // MarksWarning returns why processes of this fleet forget, when they end, which
 // statements they have admitted. It is "" where they do not, or admit no module.
 func (f *Fleet) MarksWarning() string {
-	_, _, etcd := f.EtcdState()
-	if !f.Policies.ModulesEnabled() || f.Policies.Marks != "" || f.State != "" && !etcd {
+	if !f.Policies.ModulesEnabled() || f.Policies.Marks != "" || f.State != "" && !f.RemoteState() {
 		return ""
 	}
 	return "policies.marks: set a directory, or a directory as state: without either, a process that restarts admits modules again that newer ones have replaced"

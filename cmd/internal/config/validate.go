@@ -227,7 +227,7 @@ func (f *Fleet) validatePeers(c *checker) {
 		return
 	}
 	if f.State == "" {
-		c.fail("state", "several control planes (control.peers) need a store that they share: set it to etcd://HOST:2379/PREFIX, or, where all run on one host, to a directory")
+		c.fail("state", "several control planes (control.peers) need a store that they share: set it to etcd://HOST:2379/PREFIX or kubernetes://NAMESPACE/NAME, or, where all run on one host, to a directory")
 	}
 	if f.Control.Estimator == "ext_proc" {
 		c.fail("control.estimator", "each control plane serves ext_proc on its own address, so that several would publish different resources; use wasm, or content-length with a host name for each model")

@@ -146,7 +146,7 @@ const (
 )
 
 func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Listener, error)) error {
-	if _, _, etcd := f.cfg.Fleet.EtcdState(); etcd {
+	if f.cfg.Fleet.RemoteState() {
 		return wiring.ErrInProcess
 	}
 	f.cfg.Fleet.Proxy.Nodes = append(slices.Clone(f.cfg.Fleet.Proxy.Nodes), embeddedProxy, envoyProxy)

@@ -117,7 +117,7 @@ func (f *Fleet) UnusedReason(k abi.Kind) string {
 }
 
 // ModulesDir returns the directory in which the control planes keep the modules
-// that were pushed; "" for memory and etcd.
+// that were pushed; "" for memory, etcd and Kubernetes.
 func (f *Fleet) ModulesDir() string {
 	if f.StateDir() == "" {
 		return ""
@@ -125,9 +125,9 @@ func (f *Fleet) ModulesDir() string {
 	return filepath.Join(f.StateDir(), "modules")
 }
 
-// StateDir returns the directory of the fleet's state; "" for none, and for etcd.
+// StateDir returns the directory of the fleet's state; "" for none, for etcd and for Kubernetes.
 func (f *Fleet) StateDir() string {
-	if _, _, etcd := f.EtcdState(); etcd {
+	if f.RemoteState() {
 		return ""
 	}
 	return f.resolvePath(f.State)

@@ -73,15 +73,15 @@ func (f *Fleet) PlaneNotes(ctx context.Context) [][]byte {
 }
 
 func (f *Fleet) readPlaneNotes() [][]byte {
-	client, err := f.OpenEtcd()
+	state, err := f.OpenState()
 	if err != nil {
 		return nil
 	}
-	if client == nil {
+	if state == nil {
 		return readFolder(f.StateDir())
 	}
-	defer client.Close()
-	notes, _ := client.Notes(planeFolder).All() // those that can be read
+	defer state.Close()
+	notes, _ := state.Notes(planeFolder).All() // those that can be read
 	return notes
 }
 
@@ -99,5 +99,5 @@ func (f *Fleet) checkEtcd(fail func(field string, err error)) {
 	}
 }
 
-// ErrInProcess says that a fleet in one process cannot keep its state in etcd.
+// ErrInProcess says that a fleet in one process cannot keep its state in etcd or Kubernetes.
 var ErrInProcess = errors.New("state: a fleet in one process keeps its state in a directory: name one, or run control planes of their own (cascade control)")

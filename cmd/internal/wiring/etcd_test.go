@@ -2,6 +2,7 @@ package wiring
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
+	fleetpkg "github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -129,4 +131,27 @@ func TestEtcdTLS(t *testing.T) {
 		}
 	}
 	testkit.NoError(t, swap(ca+pair))
+}
+
+// TestNoKubernetes checks that a state in Kubernetes is refused here, and taken from a caller that
+// has opened it.
+func TestNoKubernetes(t *testing.T) {
+	fleet := load(t, "state: kubernetes://cascade/fleet-a\ncontrol: {prefix_keys: \"off\"}\n")
+	if _, err := fleet.Control(nil); !errors.Is(err, ErrNoKubernetes) || !strings.Contains(err.Error(), "run cascade-kube control") {
+		t.Errorf("no client: %v", err)
+	}
+	if dir := fleet.StateDir(); dir != "" {
+		t.Errorf("the state is in the directory %q", dir)
+	}
+	memory := new(store.Memory)
+	c, err := fleet.ControlWith(nil, &SharedState{Plan: memory, Modules: new(store.MemoryModules), Counters: func(string) fleetpkg.Counters { return fleetpkg.CounterFile{} }})
+	testkit.NoError(t, err)
+	if c.Store != memory {
+		t.Error("the state of the caller is not used")
+	}
+	closed := false
+	fleet.Fleet.Control.AdminUsers = []string{"no such user"}
+	if _, err := fleet.ControlWith(nil, &SharedState{Close: func() error { closed = true; return nil }}); err == nil || !closed {
+		t.Errorf("%v; closed: %v", err, closed)
+	}
 }

@@ -40,7 +40,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
 	"github.com/cascadeinfer/cascade/xds/store"
-	"github.com/cascadeinfer/cascade/xds/store/etcd"
 )
 
 // bucketsPerOctave is how finely flows are counted: front ends and planner must
@@ -217,22 +216,26 @@ func (f *Fleet) minTensorParallel(model string) int {
 // Control returns the control plane's Config, without listeners and TLS. It
 // creates the state directory where it is missing, and reads the models' histories. Where
 // state names etcd, Store is an io.Closer, which the caller closes after the control plane
-// has ended.
+// has ended. For a state in Kubernetes it returns ErrNoKubernetes (wrapped).
 func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
-	client, err := f.OpenEtcd()
+	state, err := f.OpenState()
 	if err != nil {
 		return control.Config{}, err
 	}
-	c, err := f.controlConfig(log, client)
-	if err != nil && client != nil {
-		_ = client.Close()
+	return f.ControlWith(log, state)
+}
+
+// ControlWith is Control with a state that the caller has opened; nil is the state directory, or
+// memory. Where it fails, it closes the state.
+func (f *Fleet) ControlWith(log *slog.Logger, state *SharedState) (control.Config, error) {
+	c, err := f.controlConfig(log, state)
+	if err != nil && state != nil {
+		_ = state.Close()
 	}
 	return c, err
 }
 
-// controlConfig returns the Config whose state is in etcd, or without a client in the state
-// directory.
-func (f *Fleet) controlConfig(log *slog.Logger, client *etcd.Client) (control.Config, error) {
+func (f *Fleet) controlConfig(log *slog.Logger, state *SharedState) (control.Config, error) {
 	if err := f.readHistories(); err != nil {
 		return control.Config{}, err
 	}
@@ -244,7 +247,7 @@ func (f *Fleet) controlConfig(log *slog.Logger, client *etcd.Client) (control.Co
 	if err := f.loadEstimator(&c.Settings); err != nil {
 		return c, err
 	}
-	if err := f.loadPrefixSecret(&c.Settings, client); err != nil {
+	if err := f.loadPrefixSecret(&c.Settings, state); err != nil {
 		return c, err
 	}
 	operators, err := localuser.New(f.Fleet.Control.AdminUsers)
@@ -262,10 +265,10 @@ func (f *Fleet) controlConfig(log *slog.Logger, client *etcd.Client) (control.Co
 		}
 	}
 	switch dir := f.StateDir(); {
-	case client != nil:
-		c.Store, c.Counters, c.Modules = client.Plan(), client.Counters(c.Name), client.Modules()
+	case state != nil:
+		c.Store, c.Counters, c.Modules = state.Plan, state.Counters(c.Name), state.Modules
 		if c.Shared {
-			c.Planes, c.Notes = client.Notes(planeFolder), client.Notes(slotFolder)
+			c.Planes, c.Notes = state.Notes(planeFolder), state.Notes(slotFolder)
 		}
 	case dir != "":
 		if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/store/etcd"
 )
 
 // prefixSecretFile is the file of the state directory with the secret of prefix keys. The
@@ -23,9 +22,9 @@ import (
 const prefixSecretFile = "prefix-secret"
 
 // loadPrefixSecret puts the secret of prefix keys into the settings, if the fleet gives such
-// keys: the one of etcd or of the state directory, which it creates where it is missing, or
+// keys: the one of the shared state or of the state directory, which it creates where it is missing, or
 // without a state a new one.
-func (f *Fleet) loadPrefixSecret(s *resources.Settings, client *etcd.Client) error {
+func (f *Fleet) loadPrefixSecret(s *resources.Settings, state *SharedState) error {
 	if f.Fleet.Control.PrefixKeys != config.PrefixKeysOn {
 		return nil
 	}
@@ -33,8 +32,8 @@ func (f *Fleet) loadPrefixSecret(s *resources.Settings, client *etcd.Client) err
 		rand.Read(s.PrefixSecret[:])
 		return nil
 	}
-	if client != nil {
-		return loadEtcdSecret(s, client)
+	if state != nil {
+		return loadSharedSecret(s, state)
 	}
 	dir := f.StateDir()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -62,11 +61,12 @@ func (f *Fleet) loadPrefixSecret(s *resources.Settings, client *etcd.Client) err
 	return nil
 }
 
-// loadEtcdSecret reads the secret of prefix keys from etcd, and creates it where it is missing.
-func loadEtcdSecret(s *resources.Settings, client *etcd.Client) error {
+// loadSharedSecret reads the secret of prefix keys from etcd or Kubernetes, and creates it where it
+// is missing.
+func loadSharedSecret(s *resources.Settings, state *SharedState) error {
 	var secret length.PrefixSecret
 	rand.Read(secret[:])
-	text, err := client.CreateOnce(context.Background(), prefixSecretFile, []byte(secret.Hex()))
+	text, err := state.CreateOnce(context.Background(), prefixSecretFile, []byte(secret.Hex()))
 	if err == nil {
 		s.PrefixSecret, err = length.ParsePrefixSecret(strings.TrimSpace(string(text)))
 	}

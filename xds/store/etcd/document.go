@@ -191,21 +191,3 @@ func parseVersion(text store.Version) (v version, ok bool) {
 	v.state, errs[1] = strconv.ParseInt(state, 10, 64)
 	return v, ok && errs == [2]error{} && v.plan > 0 && store.Version(v.String()) == text
 }
-
-// divide splits an object into the two that are stored.
-func divide(o store.Object) (plan, state store.Object) {
-	state = store.Object{
-		Lease: o.Lease, Weights: o.Weights, Unready: o.Unready, Stopping: o.Stopping,
-		Ratios: o.Ratios, PrefixDepths: o.PrefixDepths, Counts: o.Counts,
-	}
-	plan = o
-	plan.Lease, plan.Weights, plan.Unready, plan.Stopping, plan.Ratios, plan.PrefixDepths, plan.Counts = store.Lease{}, nil, nil, nil, nil, nil, nil
-	return plan, state
-}
-
-// join is the inverse of divide. The result shares nothing with the arguments.
-func join(plan, state store.Object) store.Object {
-	o, s := plan.Clone(), state.Clone()
-	o.Lease, o.Weights, o.Unready, o.Stopping, o.Ratios, o.PrefixDepths, o.Counts = s.Lease, s.Weights, s.Unready, s.Stopping, s.Ratios, s.PrefixDepths, s.Counts
-	return o
-}

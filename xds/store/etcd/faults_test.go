@@ -200,143 +200,24 @@ func TestPartition(t *testing.T) {
 	cluster := etcdtest.Start(t, etcdtest.Config{})
 	prefix := newPrefix()
 	var links []*etcdtest.Link
-	w := newElection(t)
+	w := storetest.NewElection(t)
 	for i, off := range []time.Duration{0, time.Hour, -time.Hour} {
 		link := etcdtest.NewLink(t, cluster.Members[0].Endpoint)
 		links = append(links, link)
-		w.add(fmt.Sprint("p", i), off, open(t, prefix, link.Endpoint).Plan())
+		w.Add(fmt.Sprint("p", i), off, open(t, prefix, link.Endpoint).Plan())
 	}
 	for round := range 4 {
-		leader := w.awaitLeader(-1)
+		leader := w.AwaitLeader(-1)
 		links[leader].Partition()
 		began := time.Now()
-		next := w.awaitLeader(leader)
+		next := w.AwaitLeader(leader)
 		t.Logf("round %d: p%d leads %v after p%d was cut off", round, next, time.Since(began), leader)
 		time.Sleep(time.Second) // it writes meanwhile
 		links[leader].Heal()
 		time.Sleep(2 * lease.DefaultTerm)
-		if now := w.awaitLeader(-1); now != next {
+		if now := w.AwaitLeader(-1); now != next {
 			t.Errorf("round %d: p%d leads instead of p%d, which was not disturbed", round, now, next)
 		}
 	}
-	w.stop()
-}
-
-// election is control planes that do nothing but hold the lease.
-type election struct {
-	t      *testing.T
-	cancel context.CancelFunc
-	ctx    context.Context
-	wg     sync.WaitGroup
-
-	mu      sync.Mutex
-	leading map[int]time.Time // until when each believes to lead, by the clock of the test
-	two     []string
-	n       int
-}
-
-func newElection(t *testing.T) *election {
-	e := &election{t: t, leading: make(map[int]time.Time)}
-	e.ctx, e.cancel = context.WithCancel(context.Background())
-	t.Cleanup(e.stop)
-	return e
-}
-
-// add runs a control plane whose clock is off.
-func (e *election) add(name string, off time.Duration, s *etcd.Store) {
-	self := e.n
-	e.n++
-	m, err := lease.New(lease.Config{Self: name})
-	testkit.NoError(e.t, err)
-	e.wg.Go(func() {
-		clock := func() time.Time { return time.Now().Add(off) }
-		updates := s.Watch(e.ctx)
-		tick := time.NewTicker(50 * time.Millisecond)
-		defer tick.Stop()
-		var v store.Version
-		type answer struct {
-			version store.Version
-			err     error
-		}
-		written, writing, known := make(chan answer, 1), false, false
-		for {
-			readable := updates
-			if writing { // as package fleet does
-				readable = nil
-			}
-			select {
-			case u, ok := <-readable:
-				if !ok {
-					return
-				}
-				if u.Err == nil && (u.Version != v || !known) {
-					v, known = u.Version, true
-					m.Observe(clock(), lease.Lease(u.Object.Lease))
-				}
-			case a := <-written:
-				if writing = false; a.err == nil {
-					v = a.version
-					m.Written()
-				} else {
-					m.WriteFailed(clock())
-				}
-			case <-tick.C:
-			}
-			if !writing && m.WriteDue(clock()) {
-				writing = true
-				o, from := store.Object{Lease: store.Lease(m.Next(clock()))}, v
-				go func() {
-					ctx, cancel := context.WithTimeout(e.ctx, 2*time.Second)
-					defer cancel()
-					next, err := s.CompareAndSwap(ctx, from, o)
-					written <- answer{next, err}
-				}()
-			}
-			e.note(self, m.Leads(clock()))
-		}
-	})
-}
-
-// note records whether a control plane leads, and that another one does, too.
-func (e *election) note(self int, leads bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if !leads {
-		delete(e.leading, self)
-		return
-	}
-	e.leading[self] = time.Now()
-	for other := range e.leading {
-		// What another one noted long ago, it may have found to be over, and not yet noted.
-		if other != self && time.Since(e.leading[other]) < 100*time.Millisecond {
-			e.two = append(e.two, fmt.Sprintf("p%d and p%d lead", self, other))
-		}
-	}
-}
-
-// awaitLeader waits until a control plane but the given one leads, and returns it.
-func (e *election) awaitLeader(but int) (leader int) {
-	e.t.Helper()
-	testkit.WaitFor(e.t, "a control plane leads", func() bool {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		for n, at := range e.leading {
-			if n != but && time.Since(at) < 500*time.Millisecond {
-				leader = n
-				return true
-			}
-		}
-		return false
-	})
-	return leader
-}
-
-// stop ends all, and fails the test if two led at once.
-func (e *election) stop() {
-	e.cancel()
-	e.wg.Wait()
-	if len(e.two) > 0 {
-		e.t.Errorf("%d times, two led: %q", len(e.two), e.two[:min(3, len(e.two))])
-		e.two = nil
-	}
+	w.Stop()
 }

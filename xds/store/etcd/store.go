@@ -59,7 +59,7 @@ func (s *Store) CompareAndSwap(ctx context.Context, old store.Version, object st
 	if !ok {
 		return "", s.conflict()
 	}
-	plan, state := divide(object)
+	plan, state := object.Divide()
 	planBody, err := store.Encode(plan, 0)
 	if err != nil {
 		return "", fmt.Errorf("plan in etcd: %w", err)
@@ -172,7 +172,7 @@ type content struct {
 	plan, state store.Object
 }
 
-func (c content) object() store.Object { return join(c.plan, c.state) }
+func (c content) object() store.Object { return store.Join(c.plan, c.state) }
 
 // readTries bounds how often a read begins again because etcd has compacted the revision
 // that it began with.

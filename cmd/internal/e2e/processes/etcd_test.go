@@ -43,23 +43,35 @@ func TestEtcdGone(t *testing.T) {
 		_, state, _ := strings.Cut(string(v), ".")
 		return state
 	})
+	f.endureOutages("etcd", []outage{
+		{name: "killed", lasts: time.Minute, inject: member.Kill, heal: member.Restart, object: "read", fault: "stored plan cannot be read", restart: true},
+		{name: "suspended", lasts: 30 * time.Second, inject: member.Suspend, heal: member.Resume, object: "read", fault: "stored plan cannot be read"},
+		{name: "full", lasts: 20 * time.Second, inject: cluster.Fill, heal: cluster.Empty, object: "write", fault: "its database is full: compact and defragment it"},
+	})
+	plans.stop()
+	t.Logf("the plan object was written %d times, epoch %d; leaders %q", plans.writes, plans.last.Epoch, plans.held())
+	f.awaitEmpty(f.replicas...)
+}
+
+// outage is a fault of the store of a fleet.
+type outage struct {
+	name          string
+	lasts         time.Duration
+	inject, heal  func()
+	object, fault string // what a status says, and what the command says
+	restart       bool   // a control plane restarts meanwhile
+}
+
+// endureOutages injects faults into the store of a fleet of two control planes, under load.
+func (f *fleet) endureOutages(engine string, outages []outage) {
+	t, a, b := f.T, f.planes[0], f.planes[1]
+	t.Helper()
 	load := f.newLoad(6, 250, 300, 1000, 4000)
 	load.WaitForRequests(10)
 	if text := command(t, "status", "-c", f.path("fleet.yaml")); !strings.Contains(text, "plans") {
 		t.Errorf("status by the fleet file: %s", text)
 	}
-
-	for _, outage := range []struct {
-		name          string
-		lasts         time.Duration
-		inject, heal  func()
-		object, fault string
-		restart       bool // a control plane restarts meanwhile
-	}{
-		{name: "killed", lasts: time.Minute, inject: member.Kill, heal: member.Restart, object: "read", fault: "stored plan cannot be read", restart: true},
-		{name: "suspended", lasts: 30 * time.Second, inject: member.Suspend, heal: member.Resume, object: "read", fault: "stored plan cannot be read"},
-		{name: "full", lasts: 20 * time.Second, inject: cluster.Fill, heal: cluster.Empty, object: "write", fault: "its database is full: compact and defragment it"},
-	} {
+	for _, outage := range outages {
 		began := time.Now()
 		var long sync.WaitGroup
 		for i := range 4 {
@@ -72,19 +84,19 @@ func TestEtcdGone(t *testing.T) {
 		if s, err := b.status(); err == nil && s.Planner.Leads {
 			leader = b
 		}
-		leader.await("says that etcd is "+outage.name, func(s control.Status) bool { return storeFault(s, outage.object) })
-		t.Logf("etcd %s: a status says so after %v", outage.name, time.Since(at))
+		leader.await("says that "+engine+" is "+outage.name, func(s control.Status) bool { return storeFault(s, outage.object) })
+		t.Logf("%s %s: a status says so after %v", engine, outage.name, time.Since(at))
 		text, code := commandCode("status", "--control", "http://"+leader.admin)
 		if !strings.Contains(text, outage.fault) || code != 1 {
-			t.Errorf("etcd %s: status exits with %d and says: %s", outage.name, code, text)
+			t.Errorf("%s %s: status exits with %d and says: %s", engine, outage.name, code, text)
 		}
 		if text, code := commandCode("drain", "r1", "--control", "http://"+leader.admin); code == 0 {
-			t.Errorf("etcd %s: a drain is accepted: %s", outage.name, text)
+			t.Errorf("%s %s: a drain is accepted: %s", engine, outage.name, text)
 		}
 		if outage.restart {
 			b.process.Kill()
 			b.start()
-			b.await("waits for etcd", func(s control.Status) bool { return storeFault(s, "read") })
+			b.await("waits for "+engine, func(s control.Status) bool { return storeFault(s, "read") })
 		}
 		load.WaitForRequests(10)
 		time.Sleep(max(0, outage.lasts-time.Since(began)))
@@ -96,7 +108,7 @@ func TestEtcdGone(t *testing.T) {
 			y, _ := b.status()
 			return (isLeading(x) && isFollowing("a")(y) || isLeading(y) && isFollowing("b")(x)) && !storeFault(x, "") && !storeFault(y, "")
 		})
-		t.Logf("etcd %s for %v: one plans again after %v", outage.name, outage.lasts, time.Since(at))
+		t.Logf("%s %s for %v: one plans again after %v", engine, outage.name, outage.lasts, time.Since(at))
 		for _, p := range f.planes {
 			p.cascade("undrain", "r1") // which may have been stored after all
 			p.cascade("drain", "r0", "--wait", "--timeout", patience.String())
@@ -106,7 +118,4 @@ func TestEtcdGone(t *testing.T) {
 	}
 	load.Stop()
 	load.Report()
-	plans.stop()
-	t.Logf("the plan object was written %d times, epoch %d; leaders %q", plans.writes, plans.last.Epoch, plans.held())
-	f.awaitEmpty(f.replicas...)
 }

@@ -88,6 +88,9 @@ type setup struct {
 	limits   map[string]int      // descriptors that a replica's migrator may open; none for no entry
 	// published edits a replica for the control plane's fleet file; nil changes nothing.
 	published func(*config.Replica)
+	// controlBinary runs several control planes with more arguments; "": cascade.
+	controlBinary string
+	controlArgs   []string
 }
 
 // newFleet runs a fleet until the test ends, and returns once it serves.
@@ -114,7 +117,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		f.file.State = "state"
 		others := a[3+4*s.replicas:]
 		for i := range s.planes {
-			p := &plane{f: f, name: string(rune('a' + i)), listen: a[0], admin: a[1]}
+			p := &plane{f: f, name: string(rune('a' + i)), listen: a[0], admin: a[1], binary: s.controlBinary, args: s.controlArgs}
 			if i > 0 {
 				p.listen, p.admin = others[2*i-2], others[2*i-1]
 				f.file.Control.Peers = append(f.file.Control.Peers, p.listen)

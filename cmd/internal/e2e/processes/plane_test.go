@@ -26,7 +26,9 @@ import (
 type plane struct {
 	f                   *fleet
 	name, listen, admin string
-	file                string // the fleet file, in the fleet's directory; "": fleet.yaml
+	file                string   // the fleet file, in the fleet's directory; "": fleet.yaml
+	binary              string   // "": cascade
+	args                []string // more arguments
 	process             *daemontest.Daemon
 }
 
@@ -41,7 +43,8 @@ func (p *plane) start() {
 func (p *plane) launch() {
 	p.f.T.Helper()
 	file := cmp.Or(p.file, "fleet.yaml")
-	p.process = start(p.f.T, "control", "-c", p.f.path(file), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info")
+	args := []string{"control", "-c", p.f.path(file), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info"}
+	p.process = daemontest.Command{Binary: cmp.Or(p.binary, cascade), Args: append(args, p.args...)}.Start(p.f.T)
 }
 
 // status fetches the state of the control plane once.

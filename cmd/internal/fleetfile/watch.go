@@ -1,4 +1,5 @@
-package main
+// Package fleetfile follows the fleet file of a running process, and applies its changes.
+package fleetfile
 
 import (
 	"context"
@@ -28,7 +29,7 @@ const debounceMax = 2 * time.Second
 // read: not every file system reports changes.
 const pollPeriod = 5 * time.Second
 
-// watch reads the fleet file whenever it changes and passes changes to apply, until ctx ends. It
+// Watch reads the fleet file whenever it changes and passes changes to apply, until ctx ends. It
 // logs an error if it cannot read the file or apply rejects it; then the last valid file stays in
 // force. in is the file as read at the start.
 //
@@ -36,7 +37,7 @@ const pollPeriod = 5 * time.Second
 // it.
 //
 // report is called after each attempt with the file in force, and with the error; nil is not called.
-func watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, apply func(wiring.Fleet) error, report func(wiring.Fleet, error)) error {
+func Watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, apply func(wiring.Fleet) error, report func(wiring.Fleet, error)) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", path, err)

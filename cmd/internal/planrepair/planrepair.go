@@ -1,0 +1,177 @@
+// Package planrepair rebuilds a stored plan that cannot be read from the plans that migrators and
+// proxies follow, as "cascade plan repair" and "cascade-kube repair" do.
+//
+// What only the stored plan had is lost: drains, pins, former plans, the history, and which policy
+// modules run.
+package planrepair
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Followed is what GET /plan of a migrator or a proxy answers: the plans that it follows.
+type Followed struct {
+	Plans []policies.Plan `json:"plans"`
+}
+
+// Config says what to repair, and from where. All fields but From are required.
+type Config struct {
+	Store store.Store
+	Name  string // of the plan in messages
+	// SetAside moves an unreadable plan away, and returns the name that it then has; "" where
+	// the plan itself can be read.
+	SetAside func(context.Context, time.Time) (string, error)
+	// Fleet names the models, and the admin servers to ask. From are base URLs of more.
+	Fleet wiring.Fleet
+	From  []string
+	// Out is for what was done, Problems for the admin servers that did not answer.
+	Out, Problems io.Writer
+}
+
+const (
+	// Timeout bounds the time of a repair; the caller sets it.
+	Timeout = 30 * time.Second
+	// maxAnswer bounds what an admin server may answer, in bytes.
+	maxAnswer = 16 << 20
+)
+
+// Run rebuilds the plan if it cannot be read, or is missing. It changes nothing if the plan can be
+// read, was written by a newer version, or no admin server names a plan.
+func Run(ctx context.Context, c Config) error {
+	watch, stop := context.WithCancel(ctx)
+	updates := c.Store.Watch(watch)
+	u := <-updates
+	stop()
+	for range updates { // until the watch has ended
+	}
+	var unreadable *fs.PathError
+	switch {
+	case errors.Is(u.Err, store.ErrFormat), errors.Is(u.Err, store.ErrUnavailable):
+		return u.Err
+	case errors.As(u.Err, &unreadable): // what it contains may be well
+		return fmt.Errorf("%w: let this user read the file, or run this command as the control plane's user", u.Err)
+	case u.Err == nil && u.Version != "":
+		return fmt.Errorf("%s can be read: there is nothing to repair", c.Name)
+	}
+	plans, problems := askAll(ctx, c.adminURLs())
+	object := rebuild(plans, c.Fleet)
+	if len(object.Plans) == 0 {
+		return fmt.Errorf("no migrator and no proxy named a plan, %s is as it was: name one that runs with --from, or remove it to begin with a first plan\n%s",
+			c.Name, strings.Join(problems, "\n"))
+	}
+	kept := ""
+	if u.Err != nil {
+		var err error
+		if kept, err = c.SetAside(ctx, time.Now()); err != nil {
+			return fmt.Errorf("keep the unreadable plan: %w", err)
+		}
+		if kept == "" {
+			fmt.Fprintf(c.Out, "%s itself can be read; the state beside it could not, and is removed: the leader writes it again\n", c.Name)
+			return nil
+		}
+	}
+	if _, err := c.Store.CompareAndSwap(ctx, "", object); err != nil {
+		return err
+	}
+	for _, p := range problems {
+		fmt.Fprintln(c.Problems, "not asked:", p)
+	}
+	for _, p := range object.Plans {
+		unit := "stages"
+		if len(p.Stages) == 1 {
+			unit = "stage"
+		}
+		fmt.Fprintf(c.Out, "%s: epoch %d, %d %s\n", p.Model, p.Epoch, len(p.Stages), unit)
+	}
+	fmt.Fprintf(c.Out, "%s is rebuilt; start the control planes, and order drains and pins, and push modules, again\n", c.Name)
+	if kept != "" {
+		fmt.Fprintf(c.Out, "the unreadable plan is kept as %s\n", kept)
+	}
+	return nil
+}
+
+// adminURLs lists the admin servers of a fleet's migrators and proxies.
+func (c Config) adminURLs() []string {
+	urls := slices.Clone(c.From)
+	if c.Fleet.Fleet.Proxy.Admin != "" {
+		urls = append(urls, "http://"+c.Fleet.Fleet.Proxy.Admin)
+	}
+	for _, r := range c.Fleet.Fleet.Replicas {
+		if r.Admin != "" {
+			urls = append(urls, "http://"+r.Admin)
+		}
+	}
+	return urls
+}
+
+// askAll asks admin servers for the plans that they follow. problems says which did not answer.
+func askAll(ctx context.Context, urls []string) (plans []policies.Plan, problems []string) {
+	for _, base := range urls {
+		followed, err := ask(ctx, base)
+		if err != nil {
+			problems = append(problems, fmt.Sprintf("%s: %v", base, err))
+		}
+		plans = append(plans, followed.Plans...)
+	}
+	return plans, problems
+}
+
+// ask asks one admin server.
+func ask(ctx context.Context, base string) (followed Followed, err error) {
+	at, err := url.JoinPath(base, "plan")
+	if err != nil {
+		return followed, err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	if err != nil {
+		return followed, err
+	}
+	r.Close = true
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return followed, err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return followed, err
+	case answer.StatusCode != http.StatusOK:
+		return followed, fmt.Errorf("%s: %.200s", answer.Status, body)
+	case len(body) > maxAnswer:
+		return followed, fmt.Errorf("answer larger than %d MiB", maxAnswer>>20)
+	}
+	return followed, json.Unmarshal(body, &followed)
+}
+
+// rebuild returns the plan object with the newest valid plan of each model of the fleet.
+func rebuild(plans []policies.Plan, fleet wiring.Fleet) (o store.Object) {
+	newest := make(map[string]policies.Plan)
+	for _, p := range plans {
+		if p.Validate() == nil && p.Epoch <= store.MaxEpoch && p.Epoch > newest[p.Model].Epoch {
+			newest[p.Model] = p
+		}
+	}
+	for _, m := range fleet.Fleet.Models {
+		if p, ok := newest[m.Name]; ok {
+			o.Plans = append(o.Plans, p)
+			o.Epoch = max(o.Epoch, p.Epoch)
+			o.Reasons = append(o.Reasons, store.Reason{Model: p.Model, Epoch: p.Epoch, At: time.Now().UTC(), Text: "rebuilt by \"cascade plan repair\""})
+		}
+	}
+	return o
+}

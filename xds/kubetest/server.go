@@ -1,0 +1,213 @@
+// Package kubetest has Kubernetes APIs for tests: Start runs a real kube-apiserver on a real
+// etcd, Simulate the little of it that Cascade's store uses, in memory.
+package kubetest
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/etcdtest"
+)
+
+// Binary returns the path of kube-apiserver: $KUBE_APISERVER, that of "make kube-apiserver", or
+// kube-apiserver in PATH. Without one it skips the test, also in continuous integration: to
+// build it takes minutes. It fails the test if KUBE_APISERVER is set but is not an executable
+// file.
+func Binary(t testing.TB) string {
+	t.Helper()
+	if path := os.Getenv("KUBE_APISERVER"); path != "" {
+		if _, err := exec.LookPath(path); err != nil {
+			t.Fatalf("kubetest: KUBE_APISERVER: %v", err)
+		}
+		return path
+	}
+	dir := testkit.Must(os.Getwd())
+	for ; filepath.Dir(dir) != dir; dir = filepath.Dir(dir) {
+		if found, err := exec.LookPath(filepath.Join(dir, ".cache", "kube-apiserver", "kube-apiserver")); err == nil {
+			return found
+		}
+	}
+	if found, err := exec.LookPath("kube-apiserver"); err == nil {
+		return found
+	}
+	testkit.Skip(t, testkit.Unavailable{What: "there is no kube-apiserver", Remedy: "run `make kube-apiserver`, or set KUBE_APISERVER to a binary"})
+	return ""
+}
+
+// Server is a running kube-apiserver on an etcd of its own.
+type Server struct {
+	Address string // host:port, by TLS
+	CAFile  string // PEM of the authority of its certificate, for 127.0.0.1
+	Token   string // of a user who may do everything
+	Etcd    *etcdtest.Cluster
+
+	t      testing.TB
+	binary string
+	args   []string
+	log    *testkit.Log
+	cmd    *exec.Cmd
+	ended  chan struct{} // closed when the process has ended
+}
+
+// readyWithin bounds the start on a loaded machine.
+const readyWithin = 3 * time.Minute
+
+// Start runs an API server until the end of the test, and returns when it is ready. If the test
+// fails, it logs the end of what the API server has written.
+func Start(t testing.TB) *Server {
+	t.Helper()
+	binary, dir := Binary(t), t.TempDir()
+	s := &Server{t: t, binary: binary, log: &testkit.Log{}, Token: rand.Text(), CAFile: filepath.Join(dir, "apiserver.crt")}
+	s.Etcd = etcdtest.Start(t, etcdtest.Config{})
+	tokens, key := filepath.Join(dir, "tokens.csv"), filepath.Join(dir, "serviceaccounts.pem")
+	testkit.NoError(t, os.WriteFile(tokens, []byte(s.Token+`,admin,admin,"system:masters"`+"\n"), 0o600))
+	testkit.NoError(t, os.WriteFile(key, newKey(t), 0o600))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	testkit.NoError(t, err)
+	s.Address = l.Addr().String()
+	_, port, err := net.SplitHostPort(s.Address)
+	testkit.NoError(t, err)
+	testkit.NoError(t, l.Close())
+	s.args = []string{
+		"--etcd-servers=http://" + s.Etcd.Members[0].Endpoint, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + port,
+		"--cert-dir=" + dir, "--token-auth-file=" + tokens, "--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24",
+		"--service-account-issuer=https://kubetest", "--service-account-key-file=" + key, "--service-account-signing-key-file=" + key,
+		"--disable-admission-plugins=ServiceAccount", "--profiling=false",
+	}
+	s.launch()
+	t.Cleanup(func() {
+		s.Kill()
+		if text := s.log.String(); t.Failed() && text != "" {
+			t.Logf("kube-apiserver at %s:\n%s", s.Address, text[max(0, len(text)-4096):])
+		}
+	})
+	s.WaitReady()
+	return s
+}
+
+// newKey returns a new private key as PEM.
+func newKey(t testing.TB) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	testkit.NoError(t, err)
+	der, err := x509.MarshalECPrivateKey(key)
+	testkit.NoError(t, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
+}
+
+// WaitReady waits until the API server serves.
+func (s *Server) WaitReady() {
+	s.t.Helper()
+	deadline := time.Now().Add(readyWithin)
+	for {
+		err := s.ready()
+		if err == nil {
+			return
+		}
+		select {
+		case <-s.ended:
+			s.t.Fatal("kubetest: kube-apiserver has ended")
+		case <-time.After(100 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("kubetest: kube-apiserver is not ready: %v", err)
+		}
+	}
+}
+
+func (s *Server) ready() error {
+	_, err := s.do(http.MethodGet, "/readyz", nil)
+	return err
+}
+
+// Do makes a request as the user who may do everything, with a body in JSON, and returns the
+// answer. It fails the test if the API server refuses the request.
+func (s *Server) Do(method, path string, body []byte) []byte {
+	s.t.Helper()
+	answer, err := s.do(method, path, body)
+	if err != nil {
+		s.t.Fatalf("kubetest: %s %s: %v", method, path, err)
+	}
+	return answer
+}
+
+func (s *Server) do(method, path string, body []byte) ([]byte, error) {
+	pool := x509.NewCertPool()
+	authority, err := os.ReadFile(s.CAFile)
+	if err != nil {
+		return nil, err
+	}
+	pool.AppendCertsFromPEM(authority)
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	r, err := http.NewRequest(method, "https://"+s.Address+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Authorization", "Bearer "+s.Token)
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(answer.Body, 16<<20))
+	if err == nil && answer.StatusCode >= http.StatusMultipleChoices {
+		err = fmt.Errorf("%s: %s", answer.Status, text)
+	}
+	return text, err
+}
+
+func (s *Server) launch() {
+	s.t.Helper()
+	s.cmd = exec.Command(s.binary, s.args...)
+	s.cmd.Stdout, s.cmd.Stderr, s.cmd.SysProcAttr = s.log, s.log, endWithParent()
+	cmd, ended, started := s.cmd, make(chan struct{}), make(chan error)
+	s.ended = ended
+	go func() { // the kernel takes the end of the thread that forks for the parent's
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // the log says how it ended
+			close(ended)
+		}
+	}()
+	testkit.NoError(s.t, <-started)
+}
+
+// Restart starts the API server after Kill, and waits until it is ready.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.launch()
+	s.WaitReady()
+}
+
+// Kill ends the API server without a shutdown, and waits for its end. Its etcd goes on.
+func (s *Server) Kill() {
+	_ = s.cmd.Process.Signal(syscall.SIGKILL)
+	<-s.ended
+}
+
+// Suspend stops the API server with SIGSTOP: its sockets stay open, and it answers nothing.
+func (s *Server) Suspend() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) }
+
+// Resume ends Suspend.
+func (s *Server) Resume() { _ = s.cmd.Process.Signal(syscall.SIGCONT) }
