@@ -3,6 +3,7 @@ package chart
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -130,27 +131,29 @@ func TestLint(t *testing.T) {
 // TestRefusedValues: wrong values fail before anything is installed, with a message that names them.
 func TestRefusedValues(t *testing.T) {
 	for set, want := range map[string]string{
-		"controlPlane.replica=2":                  `'/controlPlane': additional properties 'replica' not allowed`,
-		"controlPlane.replicas=0":                 `/controlPlane/replicas`,
-		"controlPlane.replicas=two":               `/controlPlane/replicas`,
-		"controlPlane.replicas=2":                 `set controlPlane.state.etcd.endpoints`,
-		"controlPlane.estimator=ext_proc":         `/controlPlane/estimator`,
-		"controlPlane.state.persistence.size=big": `/controlPlane/state/persistence/size`,
-		"controlPlane.state.etcd.prefix=fleet":    `/controlPlane/state/etcd/prefix`,
-		"controlPlane.resources.limit.memory=1Gi": `'/controlPlane/resources': additional properties 'limit' not allowed`,
-		"fleet.plannr.period=1s":                  `'/fleet': additional properties 'plannr' not allowed`,
-		"fleet.state=/tmp":                        `'/fleet': additional properties 'state' not allowed`,
-		"fleet.control.listen=0.0.0.0:18000":      `/fleet/control/listen`,
-		"fleet.models=null":                       `missing property 'models'`,
-		"fleetFiles.fleet\\.yaml=x":               `invalid propertyName 'fleet.yaml'`,
-		"migrator.replica.id=r0":                  `/migrator/replica/id`,
-		"image.digest=latest":                     `/image/digest`,
-		"tls.trustDomain=Example.Org":             `/tls/trustDomain`,
-		"networkPolicy.client=x":                  `'/networkPolicy': additional properties 'client' not allowed`,
-		"metrics.serviceMonitor.enabled=true":     `set metrics.enabled, too`,
-		"hpa.enabled=true":                        `hpa.model, hpa.target.name`,
-		"epp.inferencePool.create=true":           `epp.inferencePool.matchLabels`,
-		"controlPlane.discovery.enabled=true":     `pool or service`,
+		"controlPlane.replica=2":    `'/controlPlane': additional properties 'replica' not allowed`,
+		"controlPlane.replicas=0":   `/controlPlane/replicas`,
+		"controlPlane.replicas=two": `/controlPlane/replicas`,
+		"controlPlane.replicas=2":   `set controlPlane.state.etcd.endpoints or controlPlane.state.kubernetes.enabled`,
+		"controlPlane.state.kubernetes.enabled=true,controlPlane.state.etcd.endpoints={a:2379}": `choose one`,
+		"controlPlane.state.kubernetes.enabled=true,metrics.enabled=true":                       `no metrics off loopback`,
+		"controlPlane.estimator=ext_proc":                                                       `/controlPlane/estimator`,
+		"controlPlane.state.persistence.size=big":                                               `/controlPlane/state/persistence/size`,
+		"controlPlane.state.etcd.prefix=fleet":                                                  `/controlPlane/state/etcd/prefix`,
+		"controlPlane.resources.limit.memory=1Gi":                                               `'/controlPlane/resources': additional properties 'limit' not allowed`,
+		"fleet.plannr.period=1s":                                                                `'/fleet': additional properties 'plannr' not allowed`,
+		"fleet.state=/tmp":                                                                      `'/fleet': additional properties 'state' not allowed`,
+		"fleet.control.listen=0.0.0.0:18000":                                                    `/fleet/control/listen`,
+		"fleet.models=null":                                                                     `missing property 'models'`,
+		"fleetFiles.fleet\\.yaml=x":                                                             `invalid propertyName 'fleet.yaml'`,
+		"migrator.replica.id=r0":                                                                `/migrator/replica/id`,
+		"image.digest=latest":                                                                   `/image/digest`,
+		"tls.trustDomain=Example.Org":                                                           `/tls/trustDomain`,
+		"networkPolicy.client=x":                                                                `'/networkPolicy': additional properties 'client' not allowed`,
+		"metrics.serviceMonitor.enabled=true":                                                   `set metrics.enabled, too`,
+		"hpa.enabled=true":                                                                      `hpa.model, hpa.target.name`,
+		"epp.inferencePool.create=true":                                                         `epp.inferencePool.matchLabels`,
+		"controlPlane.discovery.enabled=true":                                                   `pool or service`,
 		"controlPlane.discovery.enabled=true,controlPlane.discovery.pool=a,controlPlane.discovery.service=b":                                                             `pool or service`,
 		"controlPlane.discovery.enabled=true,controlPlane.discovery.pool=a,fleetFiles.x=y,fleet.models[0].profile=x,fleet.models[0].name=m,fleet.models[0].context=4096": `write /etc/cascade/fleet/x`,
 		"epp.fallbacks=4":                                                 `/epp/fallbacks`,
@@ -247,5 +250,39 @@ func TestRestrictedPods(t *testing.T) {
 		if pods == 0 {
 			t.Errorf("values %q: no Pods", name)
 		}
+	}
+}
+
+// TestRoles: the chart grants what deploy/kubernetes documents for cascade-kube, and nothing else.
+func TestRoles(t *testing.T) {
+	rules := func(text string) (out []string) {
+		for _, o := range objects(t, text) {
+			if o.text("kind") != "Role" {
+				continue
+			}
+			for _, r := range listOf(o["rules"]) {
+				out = append(out, fmt.Sprint(r))
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	read := func(name string) string {
+		return string(testkit.Must(os.ReadFile(filepath.Join(root, "deploy", "kubernetes", name))))
+	}
+	documented := append(rules(read("control-role.yaml")), rules(read("discovery.yaml"))...)
+	got := rules(renderings(t)["state"])
+	for _, r := range got {
+		if !slices.Contains(documented, r) {
+			t.Errorf("the chart grants %s", r)
+		}
+	}
+	for _, r := range documented { // of the rules for a Service and for a pool the chart has one
+		if !slices.Contains(got, r) && !strings.Contains(r, "services") && !strings.Contains(r, "endpointslices") {
+			t.Errorf("the chart does not grant %s", r)
+		}
+	}
+	if none := rules(render(t)); len(none) > 0 {
+		t.Errorf("without discovery the chart grants %v", none)
 	}
 }

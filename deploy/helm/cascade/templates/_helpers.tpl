@@ -72,11 +72,16 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{/* Name of the state in Kubernetes. */}}
+{{- define "cascade.stateName" -}}
+{{- default (include "cascade.fullname" . | trunc 40 | trimSuffix "-") .Values.controlPlane.state.kubernetes.name -}}
+{{- end -}}
+
 {{/* What ${…} in the control plane's fleet file stands for. */}}
 {{- define "cascade.controlEnv" -}}
 - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-{{- if .Values.controlPlane.state.etcd.endpoints }}
+{{- if or .Values.controlPlane.state.etcd.endpoints .Values.controlPlane.state.kubernetes.enabled }}
 - {name: CONTROL_SERVICE_IP, value: $({{ include "cascade.fullname" . | upper | replace "-" "_" }}_SERVICE_HOST)}
 {{- end }}
 {{- end -}}
@@ -114,8 +119,14 @@ securityContext:
 {{/* What is wrong with values that the schema cannot relate to each other. */}}
 {{- define "cascade.check" -}}
 {{- $c := .Values.controlPlane -}}
-{{- if and (gt (int $c.replicas) 1) (not $c.state.etcd.endpoints) -}}
-{{- fail "controlPlane.replicas: several control planes share their state: set controlPlane.state.etcd.endpoints" -}}
+{{- if and (gt (int $c.replicas) 1) (not $c.state.etcd.endpoints) (not $c.state.kubernetes.enabled) -}}
+{{- fail "controlPlane.replicas: several control planes share their state: set controlPlane.state.etcd.endpoints or controlPlane.state.kubernetes.enabled" -}}
+{{- end -}}
+{{- if and $c.state.etcd.endpoints $c.state.kubernetes.enabled -}}
+{{- fail "controlPlane.state: etcd and kubernetes are both set: choose one" -}}
+{{- end -}}
+{{- if and .Values.metrics.enabled $c.state.kubernetes.enabled -}}
+{{- fail "metrics.enabled: the control plane of state.kubernetes has no metrics off loopback: choose another state, or an agent in controlPlane.extraContainers that reads 127.0.0.1:18001" -}}
 {{- end -}}
 {{- if $c.discovery.enabled -}}
 {{- if eq (empty $c.discovery.pool) (empty $c.discovery.service) -}}
