@@ -9,6 +9,7 @@ SGLANG_ROUTER := sglang-router==0.3.2
 CUDA_WHEELS   := nvidia-cuda-nvcc-cu12==12.8.93 nvidia-cuda-nvrtc-cu12==12.8.93
 GRPCIO_TOOLS  := grpcio-tools==1.85.1
 ETCD_PACKAGE  := etcd-server
+HELM_MODULE   := helm.sh/helm/v3/cmd/helm@v3.19.0
 
 AXE_WHEEL     := axe-playwright-python==0.1.8
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
@@ -29,7 +30,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver axe chromium
+.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver axe chromium helm image test-image
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -48,6 +49,19 @@ plugins: ## every policy as a WebAssembly module, the same bytes wherever they a
 estimator: ## the length estimator that runs inside Envoy, for control.module
 	@mkdir -p bin/plugins
 	$(MODULE) -o bin/plugins/cascade-length.wasm ./wasm/estimator
+
+# The same sources give the same digest: the time is that of the commit. CGO_ENABLED=0 leaves out the
+# device libraries, and needs no libc; deploy/image/Dockerfile has an image with them. IMAGE_PROGRAM
+# is cascade or cascade-kube.
+IMAGE_PROGRAM     ?= cascade
+IMAGE_REVISION    ?= $(shell git rev-parse HEAD)
+IMAGE_VERSION     ?= $(shell sed -n 's/^appVersion: //p' deploy/helm/cascade/Chart.yaml)
+IMAGE_BASE        ?=
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+image: estimator ## the container image of IMAGE_PROGRAM as an OCI layout in out/image, with its bill of materials; needs no daemon
+	CGO_ENABLED=0 GOFLAGS= $(GO) build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o out/image-root/$(IMAGE_PROGRAM) ./cmd/$(IMAGE_PROGRAM)
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run -C cmd/internal/image . --out $(CURDIR)/out/image --base '$(IMAGE_BASE)' --version '$(IMAGE_VERSION)' --revision '$(IMAGE_REVISION)' \
+		$(CURDIR)/out/image-root/$(IMAGE_PROGRAM)=/usr/local/bin/$(IMAGE_PROGRAM) $(CURDIR)/bin/plugins/cascade-length.wasm=/usr/share/cascade/cascade-length.wasm
 
 demo: build plugins ## eight emulated replicas behind the embedded proxy: stages against round robin and least load
 	bin/cascade demo --out $(OUT)/demo
@@ -96,6 +110,12 @@ ETCD_FILE := .cache/$(ETCD_PACKAGE)/usr/bin/etcd
 etcd: $(ETCD_FILE) ## fetch etcd (package of the distribution) into .cache; $$ETCD overrides it
 $(ETCD_FILE):
 	$(call unpack_package,$(ETCD_PACKAGE))
+
+# Helm is only published as its maintainers' binaries; built from its modules, go.sum's database checks it.
+HELM_FILE := .cache/helm/helm
+helm: $(HELM_FILE) ## build Helm from its Go modules into .cache, which takes minutes; $$HELM overrides it
+$(HELM_FILE):
+	GOBIN=$(CURDIR)/$(@D) GOFLAGS= $(GO) install -trimpath -ldflags='-s -w' $(HELM_MODULE)
 
 KUBE_APISERVER_FILE := .cache/kube-apiserver/kube-apiserver
 kube-apiserver: etcd $(KUBE_APISERVER_FILE) ## build the Kubernetes API server, for tests, into .cache: six minutes; $$KUBE_APISERVER overrides it
@@ -157,16 +177,21 @@ test: envoy zig ptxas promtool etcd axe $(if $(CI),chromium) ## everything that 
 	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
 	GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 18m $(RACED)
 
-test-all: envoy zig ptxas promtool routers etcd axe ## test, and the slow rest; all packages with the race detector
+test-all: envoy zig ptxas promtool routers etcd axe helm ## test, and the slow rest; all packages with the race detector
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
 	$(MAKE) test-collector
+	$(MAKE) test-image
 	$(MAKE) test-vllm
 
 # A module of its own has the collector as its dependency.
 test-collector: ## one request is one trace, as the OpenTelemetry Collector's receiver gets it
 	$(GO) test -C cmd/internal/e2e/collector -count=1 -timeout 10m ./...
+
+# Modules of its own, for layouts of images and bills of materials.
+test-image: ## two builds of the container image have one digest
+	$(GO) test -C cmd/internal/image -count=1 -timeout 10m ./...
 
 # Two engines fill two cores. The first run installs vLLM into .cache/vllm, 2.7 GB, or uses
 # the directory that $$CASCADE_TEST_VLLM names.

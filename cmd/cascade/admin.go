@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/policies/identity"
@@ -91,6 +92,23 @@ func onlyLocal(next http.Handler) http.Handler {
 func isLoopback(address string) bool {
 	a, err := netip.ParseAddrPort(address)
 	return err == nil && a.Addr().Unmap().IsLoopback()
+}
+
+// metricsFlag adds --metrics.
+func metricsFlag(c *cobra.Command, to *string) {
+	c.Flags().StringVar(to, "metrics", "", "host:port of one more server with /metrics, /healthz and /readyz alone; off loopback, over TLS to operators")
+}
+
+// listenMetrics opens the listener of --metrics: nil for none.
+func listenMetrics(address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics: %w", err)
+	}
+	return l, nil
 }
 
 // adminHandler returns the handler of /metrics, /healthz and /readyz of a

@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"log/slog"
+	"net/http"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/controld"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -13,7 +15,7 @@ import (
 
 // newControl is "cascade control": the control plane.
 func newControl(s *settings) *cobra.Command {
-	file, own := &fleetFile{}, &config.Control{}
+	file, own, metrics := &fleetFile{}, &config.Control{}, ""
 	c := &cobra.Command{
 		Use:   "control -c FILE",
 		Short: "Run the control plane: planner, xDS server, load reports",
@@ -43,26 +45,37 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
 			if err != nil {
 				return err
 			}
-			return s.runControl(cmd.Context(), fleet, *own, file.path)
+			return s.runControl(cmd.Context(), fleet, *own, file.path, metrics)
 		},
 	}
 	file.flag(c, "fleet file; watched for changes")
 	f := c.Flags()
 	f.StringVar(&own.Listen, "listen", "", "host:port of this control plane's xDS and load reports, where it is not control.listen of the file")
 	f.StringVar(&own.Admin, "admin", "", "host:port of this control plane's /status, where it is not control.admin of the file")
+	metricsFlag(c, &metrics)
 	f.StringVar(&own.Name, "name", "", "name of this control plane among several, where it is not control.name of the file")
 	return c
 }
 
 // runControl runs a control plane. The addresses and name of own override those of the file unless
-// they are empty.
-func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config.Control, path string) error {
+// they are empty. metrics is an address for metrics alone; "" is none.
+func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config.Control, path, metrics string) error {
 	log, err := s.logger()
 	if err != nil {
 		return err
 	}
-	return controld.Run(ctx, controld.Config{Fleet: file, Path: path, Own: own, Logger: log, Started: func(line string) {
-		s.announce(slog.LevelInfo, "%s", line)
-		notifySystemd(log, systemdReady)
-	}})
+	scraped, err := listenMetrics(metrics)
+	if err != nil {
+		return err
+	}
+	return controld.Run(ctx, controld.Config{
+		Fleet: file, Path: path, Own: own, Logger: log,
+		Started: func(line string) {
+			s.announce(slog.LevelInfo, "%s", line)
+			notifySystemd(log, systemdReady)
+		},
+		Beside: func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error {
+			return serveAdmin(ctx, scraped, metrics, adminAccess{file.Fleet.Control.AdminHosts, certificate, file.Fleet.TLS.TrustDomain})
+		},
+	})
 }

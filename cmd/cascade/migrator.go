@@ -23,6 +23,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -33,6 +34,7 @@ type migratorFlags struct {
 	replica string
 	control string
 	runtime string
+	metrics string
 	drain   time.Duration
 }
 
@@ -49,6 +51,10 @@ refuses connections, so that proxies use the next replica without the control pl
 
 On SIGTERM it drains: it accepts no new request, and ends when the last stream has
 ended, or after --drain. A second signal ends it at once, and cuts its streams.
+
+POST /drain at its admin address, for preStop hooks of the engine, also offers the
+requests that the engine runs to other replicas. It answers 202 while some are left, and
+200 once the engine may be stopped; their clients read on through the migrator.
 
 To upgrade, start the new one beside the old, as the same user, with the same
 --runtime-dir: it takes over the listening sockets, so that no connection is refused, and
@@ -88,6 +94,7 @@ are exported by OTLP over gRPC; the other OpenTelemetry variables apply, too.`,
 	f := c.Flags()
 	f.StringVar(&m.control, "control", "", controlUsage)
 	runtimeDirFlag(c, &m.runtime)
+	metricsFlag(c, &m.metrics)
 	f.DurationVar(&m.drain, "drain", 10*time.Minute, "how long streams may go on after SIGTERM; what is left is cut")
 	return c
 }
@@ -110,6 +117,10 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	defer spans.Close()
 	s.announce(slog.LevelInfo, "%s", describeHost(inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
 	if m.runtime, err = filepath.Abs(m.runtime); err != nil { // peers get the paths of sockets in it
+		return err
+	}
+	scraped, err := listenMetrics(m.metrics)
+	if err != nil {
 		return err
 	}
 	next, err := beginUpgrade(ctx, m.runtime, r.ID, r.Address)
@@ -175,11 +186,15 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	g.Go(func() error { return next.runMigrator(back, d, fm.log) })
 	g.Go(func() error { return all.Run(back) })
 	g.Go(func() error { return seen.Run(back) })
+	ready := func() string { return frontendReadiness(front.Status(), room.Err()) }
+	access := adminAccess{fleet.Fleet.Control.AdminHosts, fm.certs, fleet.Fleet.TLS.TrustDomain}
+	g.Go(func() error { return serveAdmin(back, scraped, adminHandler(metrics, ready), access) })
 	g.Go(func() error {
-		mux := adminHandler(metrics, func() string { return frontendReadiness(front.Status(), room.Err()) })
+		mux := adminHandler(metrics, ready)
 		mux.Handle("GET /plan", planHandler(d.Plans))
+		mux.Handle("POST /drain", onlyLocal(control.RestrictHosts(nil, localOrders(fleet.Fleet.Control.AdminUsers, leaveHandler(d.Leave, func() policies.Load { return front.Status().Load })))))
 		mux.Handle("GET /policies/records", onlyLocal(control.RestrictHosts(nil, policyhost.Records(d.Hosts()...))))
-		return serveAdmin(back, listeners.admin, mux, adminAccess{fleet.Fleet.Control.AdminHosts, fm.certs, fleet.Fleet.TLS.TrustDomain})
+		return serveAdmin(back, listeners.admin, mux, access)
 	})
 	return errors.Join(g.Wait(), all.Close())
 }

@@ -51,6 +51,21 @@ func (c *Control) adminServer() *http.Server {
 	mux.HandleFunc("POST /policies/push", c.handlePush)
 	mux.Handle("POST /policies/goal", handleCommand(c.policyCommand(c.setGoal)))
 	mux.Handle("POST /policies/rollback", handleCommand(c.policyCommand(c.rollbackPolicies)))
+	metrics := c.MetricsHandler()
+	for _, path := range []string{"/metrics", "/healthz", "/readyz"} {
+		mux.Handle("GET "+path, metrics)
+	}
+	return &http.Server{
+		Handler:           drainBody(maxPush, c.auditOrders(RestrictHosts(c.cfg.AdminHosts, c.restrictOrders(mux)))),
+		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
+		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
+		ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
+	}
+}
+
+// MetricsHandler serves what changes nothing and names no request: /metrics, /healthz and /readyz.
+func (c *Control) MetricsHandler() http.Handler {
+	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("ok\n"))
@@ -62,12 +77,7 @@ func (c *Control) adminServer() *http.Server {
 		}
 		_, _ = w.Write([]byte("ready\n"))
 	})
-	return &http.Server{
-		Handler:           drainBody(maxPush, c.auditOrders(RestrictHosts(c.cfg.AdminHosts, c.restrictOrders(mux)))),
-		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
-		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
-		ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
-	}
+	return mux
 }
 
 // handleOrders registers the orders that the console offers as well as the command line.

@@ -26,8 +26,8 @@ import (
 var Example string
 
 // Fleet is the whole fleet file. Durations are written like 10s or 500ms,
-// addresses as host:port, and paths are relative to the file. Unknown fields are
-// rejected.
+// addresses as host:port, and paths are relative to the file. ${NAME} in a value
+// stands for the environment variable NAME. Unknown fields are rejected.
 type Fleet struct {
 	// Preset selects the built-in policies: "default" (the fewest stages within 1 % of the least cost, on flow
 	// counters), "paper" (the published system: its two-phase planner on the requests

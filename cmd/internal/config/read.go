@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -32,18 +33,32 @@ func (e *FieldError) Error() string {
 	return e.Path + ": " + e.Msg
 }
 
-// Load reads the file at path. Errors name the path, the line and the field.
+// Load reads the file at path, in which ${NAME} stands for the environment variable NAME. Errors name
+// the path, the line and the field.
 func Load(path string) (Fleet, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return Fleet{}, err
 	}
 	defer f.Close()
-	fleet, err := Read(f)
+	data, err := fileio.ReadAll(f, maxFile)
+	if err != nil {
+		return Fleet{}, fmt.Errorf("%s: %w", path, err)
+	}
+	fleet, err := ReadText(data)
 	if err != nil {
 		return Fleet{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return fleet, nil
+}
+
+// ReadText is Read for the text of a file, in which ${NAME} stands for the environment variable NAME.
+func ReadText(data []byte) (Fleet, error) {
+	data, err := expandEnvironment(data, os.LookupEnv)
+	if err != nil {
+		return Fleet{}, err
+	}
+	return Read(bytes.NewReader(data))
 }
 
 // Read decodes a fleet file, fills in the defaults and validates it. It reports
@@ -121,10 +136,15 @@ func parentPath(path string) string {
 }
 
 // ReadBase decodes a fleet file that another program completes with replicas: it must
-// have none, and is valid but for them. Defaults are not filled in.
+// have none, and is valid but for them. ${NAME} stands for the environment variable NAME, as in
+// the complete file. Defaults are not filled in.
 func ReadBase(data []byte) (Fleet, error) {
 	if len(data) > maxFile {
 		return Fleet{}, fmt.Errorf("larger than %d MiB", maxFile>>20)
+	}
+	data, err := expandEnvironment(data, os.LookupEnv)
+	if err != nil {
+		return Fleet{}, err
 	}
 	var fleet Fleet
 	if err := yaml.UnmarshalWithOptions(data, &fleet, yaml.Strict()); err != nil {

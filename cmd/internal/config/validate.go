@@ -43,8 +43,15 @@ func (f *Fleet) setDefaults() {
 	for i := range f.Models {
 		setDefault(&f.Models[i].BytesPerToken, 4)
 	}
+	canonical(&f.Control.Listen)
+	for i := range f.Control.Peers {
+		canonical(&f.Control.Peers[i])
+	}
 	for i := range f.Replicas {
 		r := &f.Replicas[i]
+		canonical(&r.Address)
+		canonical(&r.Peer)
+		canonical(&r.Admin)
 		setDefault(&r.Host, "local")
 		setDefault(&r.TP, 1)
 		if len(f.Models) == 1 {
@@ -69,6 +76,14 @@ func (p *Planner) setDefaults(preset string) {
 	setDefault(&p.MinRequests, 1000)
 	setDefault(&p.Refine, RefineOff)
 	setDefault(&p.IterationRatio, planner.DefaultIterationRatio)
+}
+
+// canonical removes the brackets around an IPv4 address, which files have that are written for both
+// families: "[${POD_IP}]:9000". Components compare addresses as texts.
+func canonical(address *string) {
+	if host, port, err := net.SplitHostPort(*address); err == nil {
+		*address = net.JoinHostPort(host, port)
+	}
 }
 
 // setDefault sets a zero value to its default.

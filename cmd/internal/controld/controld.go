@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,6 +45,9 @@ type Config struct {
 	Logger *slog.Logger
 	// Started is called once with a line about this control plane, when it listens. Required.
 	Started func(line string)
+	// Beside runs as long as the control plane, with its metrics (control.MetricsHandler) and its
+	// certificate, which is nil for plain text; nil means nothing.
+	Beside func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error
 }
 
 // Run runs a control plane until ctx ends. It returns an error if it cannot start, or if a
@@ -95,6 +99,9 @@ func Run(ctx context.Context, c Config) error {
 	g.Go(func() error { return plan.Run(ctx) })
 	g.Go(func() error { return plane.Run(ctx) })
 	g.Go(func() error { return own.Run(ctx) })
+	if c.Beside != nil {
+		g.Go(func() error { return c.Beside(ctx, plan.MetricsHandler(), own) })
+	}
 	if edge != nil {
 		g.Go(func() error {
 			return edge.Run(ctx, func(cert *resources.Certificate) {

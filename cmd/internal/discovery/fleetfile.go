@@ -63,7 +63,7 @@ func (f FleetFile) Write(base []byte, replicas []config.Replica) (written bool, 
 		return false, nil
 	}
 	// The control plane reads it in the same way.
-	if _, err := config.Read(bytes.NewReader(text)); err != nil {
+	if _, err := config.ReadText(text); err != nil {
 		return false, fmt.Errorf("%s completed with %d replicas: %w", f.Base, len(replicas), err)
 	}
 	if err := fileio.WriteAtomic(f.Path, text, 0o644); err != nil {

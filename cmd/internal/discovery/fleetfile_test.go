@@ -116,3 +116,27 @@ func TestManyPods(t *testing.T) {
 		t.Errorf("too many: %v", err)
 	}
 }
+
+// TestFleetFileVariables: variables of the base are read by what the environment says, and written as
+// they are, for the control plane that reads the file in its own environment.
+func TestFleetFileVariables(t *testing.T) {
+	t.Setenv("CONTROL_SERVICE_IP", "127.0.0.9")
+	f := fleetFile(t, strings.Replace(baseText, "any_removal: true", "any_removal: true\n  peers: ['[${CONTROL_SERVICE_IP}]:18000']", 1)+"state: state\n")
+	text, base, err := f.ReadBase()
+	testkit.NoError(t, err)
+	if len(base.Control.Peers) != 1 || !strings.Contains(base.Control.Peers[0], "127.0.0.9") {
+		t.Errorf("peers %q", base.Control.Peers)
+	}
+	d, err := Decide(Rules{Base: base, PeerPort: 9100, EnginePort: 8000}, Cluster{Port: 9000, Pods: []Pod{{Name: "a", UID: "1", Node: "n", IP: "127.0.0.2", Ready: true}}}, nil)
+	testkit.NoError(t, err)
+	_, err = f.Write(text, d.Replicas)
+	testkit.NoError(t, err)
+	written, err := os.ReadFile(f.Path)
+	if err != nil || !strings.Contains(string(written), "[${CONTROL_SERVICE_IP}]:18000") {
+		t.Errorf("%v:\n%s", err, written)
+	}
+	got, err := f.Replicas()
+	if err != nil || len(got) != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

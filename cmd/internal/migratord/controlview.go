@@ -21,6 +21,8 @@ type controlView struct {
 	view  market.View
 	peers map[policies.ReplicaID]policies.Replica
 	plans []policies.Plan // of all models, as last published
+	// leaving says that the replica empties itself (Leave), whatever the control plane says.
+	leaving bool
 }
 
 // Plans returns the plans of all models that the daemon follows.
@@ -114,6 +116,7 @@ func (d *Daemon) updateView(change func(*market.View)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	change(&o.view)
+	o.view.Draining = o.view.Draining || o.leaving
 	d.market.SetView(o.view)
 }
 

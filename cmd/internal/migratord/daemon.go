@@ -342,6 +342,17 @@ func (d *Daemon) Hosts() []*policyhost.Host {
 // stream has ended, or after Config.Drain.
 func (d *Daemon) Drain() { d.frontend.Drain() }
 
+// Leave is like Drain, for a replica whose engine is to stop: requests that its engine generates for
+// are also offered to other replicas, those of clients of this front end included, which go on
+// reading here.
+func (d *Daemon) Leave() {
+	d.controlView.mu.Lock()
+	d.controlView.leaving = true
+	d.controlView.mu.Unlock()
+	d.updateView(func(*market.View) {})
+	d.frontend.Drain()
+}
+
 // Retire is like Drain, for a daemon whose address another process now serves: the front end
 // rejects no request, but asks clients to open a new connection.
 func (d *Daemon) Retire() { d.frontend.Retire() }

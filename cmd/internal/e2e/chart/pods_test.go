@@ -1,0 +1,281 @@
+package chart
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"text/template"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// cascade is the path of the command; "" if the slow tests do not run.
+var cascade string
+
+func TestMain(m *testing.M) {
+	if os.Getenv("CASCADE_TEST_ALL") == "" {
+		os.Exit(m.Run())
+	}
+	os.Exit(daemontest.Main(m, &cascade))
+}
+
+// steady is the cost of the engines: 10 ms per token, independent of other requests.
+const steady = `{"name": "steady", "source": "made up for tests", "unit": "seconds", "d0": 0.01, "d1": 0, "d2": 1e-8, "d3": 0, "d4": 0,
+"kappa": 0, "kv_bytes_per_token": 131072, "kv_tokens": 65536, "max_batch": 64, "ranks": 1, "fit_error": {"p50": 0, "p90": 0, "points": 0}}`
+
+// pod plays a Pod: its files, its environment, and addresses of loopback, one that others reach it at
+// and one that stands for its own 127.0.0.1.
+type pod struct {
+	dir      string
+	ip, own  string
+	env      map[string]string
+	template object // spec of the template
+}
+
+// newPods returns Pods by the templates of objects. Their addresses are free, also for listeners at
+// the ports that are fixed in the manifests.
+func newPods(t *testing.T, names []string, templates []object) []*pod {
+	t.Helper()
+	base := fmt.Sprintf("127.%d.%d.", 1+rand.IntN(254), rand.IntN(256))
+	var out []*pod
+	for i, name := range names {
+		dir, err := os.MkdirTemp("", "pod") // short: it has Unix sockets
+		testkit.NoError(t, err)
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		for _, volume := range []string{"var", "run"} {
+			testkit.NoError(t, os.Mkdir(filepath.Join(dir, volume), 0o770))
+		}
+		p := &pod{dir: dir, ip: fmt.Sprint(base, 1+i), own: fmt.Sprint(base, 101+i), template: templates[i]}
+		p.env = map[string]string{"POD_NAME": name, "POD_UID": fmt.Sprint("u", i), "POD_IP": p.ip, "NODE_NAME": fmt.Sprint("node-", i)}
+		for _, address := range []string{p.ip + ":18000", p.ip + ":9000", p.ip + ":9100", p.own + ":18001", p.own + ":9200", p.own + ":8000"} {
+			l, err := net.Listen("tcp", address)
+			testkit.NoError(t, err)
+			l.Close()
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// place returns text of a manifest as it applies to this Pod on one host: paths below its folder, and its
+// own loopback.
+func (p *pod) place(text string) string {
+	return strings.NewReplacer("/etc/cascade", p.dir+"/etc", "/var/lib/cascade", p.dir+"/var", "/run/cascade", p.dir+"/run", "127.0.0.1", p.own).Replace(text)
+}
+
+// mount writes the files of a ConfigMap and the certificate of an identity.
+func (p *pod) mount(t *testing.T, config object, cert, key, ca string) {
+	t.Helper()
+	files := map[string]string{}
+	for name, text := range config["data"].(map[string]any) {
+		files["fleet/"+name] = p.place(text.(string))
+	}
+	for name, path := range map[string]string{"tls.crt": cert, "tls.key": key, "ca.crt": ca} {
+		files["tls/"+name] = string(testkit.Must(os.ReadFile(path)))
+	}
+	for name, text := range files {
+		path := filepath.Join(p.dir, "etc", name)
+		testkit.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		testkit.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	}
+}
+
+// reference matches $(NAME), which the kubelet replaces in arguments.
+var reference = regexp.MustCompile(`\$\(([A-Z_]+)\)`)
+
+// container returns a container of the Pod.
+func (p *pod) container(t *testing.T, list, name string) object {
+	t.Helper()
+	for _, c := range p.template[list].([]any) {
+		if o := object(c.(map[string]any)); o.text("name") == name {
+			return o
+		}
+	}
+	t.Fatalf("no container %s in %s", name, list)
+	return nil
+}
+
+// run starts a container as a process, with its arguments and the environment that its manifest gives it.
+func (p *pod) run(t *testing.T, c object) *daemontest.Daemon {
+	t.Helper()
+	var args, env []string
+	for _, v := range c["env"].([]any) {
+		name := object(v.(map[string]any)).text("name")
+		value, ok := p.env[name]
+		if !ok {
+			t.Fatalf("the test has no value for the variable %s of %s", name, c.text("name"))
+		}
+		env = append(env, name+"="+value)
+	}
+	for _, a := range c["args"].([]any) {
+		args = append(args, p.place(reference.ReplaceAllStringFunc(a.(string), func(r string) string { return p.env[r[2:len(r)-1]] })))
+	}
+	return daemontest.Command{Binary: cascade, Args: args, Env: env}.Start(t)
+}
+
+// findObject returns the object of a kind and name.
+func findObject(t *testing.T, text, kind, name string) object {
+	t.Helper()
+	for _, o := range objects(t, text) {
+		if o.text("kind") == kind && o.text("metadata", "name") == name {
+			return o
+		}
+	}
+	t.Fatalf("no %s %s", kind, name)
+	return nil
+}
+
+// podSpec returns the spec of an object's Pods.
+func podSpec(o object) object {
+	return o.field("spec", "template", "spec")
+}
+
+// TestDeletedPod runs the chart's control plane and two Pods of engines with the sidecar as processes, with
+// the arguments, environments, fleet files and hook of the manifests. A Pod is deleted as the kubelet deletes it: the
+// hook, then SIGTERM for the engine, then for the migrator. The stream that a client reads through it has every token.
+func TestDeletedPod(t *testing.T) {
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	testkit.NoError(t, os.WriteFile(values, []byte(fmt.Sprintf("fleet: {models: [{name: %s, context: 16384, profile: steady.json}]}\nfleetFiles: {steady.json: %q}\n", clienttest.Model, steady)), 0o600))
+	sidecar := podSpec(findObject(t, kustomize(t, "deploy/kubernetes/example"), "Deployment", "llama"))
+	control := podSpec(findObject(t, render(t, "--values", values), "StatefulSet", "cascade"))
+	pods := newPods(t, []string{"cascade-0", "llama-a", "llama-b"}, []object{control, sidecar, sidecar})
+	plane, engines := pods[0], pods[1:]
+
+	list := map[string]any{}
+	for _, p := range engines {
+		items, _ := list["items"].([]any)
+		list["items"] = append(items, map[string]any{
+			"metadata": map[string]any{"name": p.env["POD_NAME"], "uid": p.env["POD_UID"]}, "spec": map[string]any{"nodeName": p.env["NODE_NAME"]}, "status": map[string]any{"podIP": p.ip},
+		})
+	}
+	replicas := testkit.Must(os.Create(filepath.Join(t.TempDir(), "replicas.yaml")))
+	testkit.NoError(t, testkit.Must(template.ParseFiles(filepath.Join(root, "deploy/kubernetes/replicas.gotemplate"))).Execute(replicas, list))
+	testkit.NoError(t, replicas.Close())
+	text := render(t, "--values", values, "--values", replicas.Name())
+
+	ca := t.TempDir()
+	id := func(p *pod) string { return p.env["POD_NAME"] + "." + p.env["POD_UID"] }
+	var issued struct{ Issued []struct{ Cert, Key string } }
+	testkit.NoError(t, json.Unmarshal([]byte(daemontest.Command{Binary: cascade, Args: []string{"tls", "init", "--json", "--out", ca, "--trust-domain", "cluster.local",
+		"--control", "cascade-0", "--migrator", id(engines[0]), "--migrator", id(engines[1])}}.Output(t)), &issued))
+	byName := map[string]int{}
+	for i, c := range issued.Issued {
+		byName[filepath.Base(filepath.Dir(c.Cert))] = i
+	}
+	mount := func(p *pod, name, config string) {
+		c := issued.Issued[byName[name]]
+		p.mount(t, findObject(t, text, "ConfigMap", config), c.Cert, c.Key, filepath.Join(ca, "ca.pem"))
+	}
+	mount(plane, "cascade-0", "cascade")
+	plane.run(t, plane.container(t, "containers", "control"))
+
+	type replica struct{ engine, migrator *daemontest.Daemon }
+	var running []replica
+	for _, p := range engines {
+		mount(p, id(p), "cascade-migrator")
+		migrator := p.container(t, "initContainers", "cascade-migrator")
+		for i, a := range migrator["args"].([]any) { // the Service's name
+			migrator["args"].([]any)[i] = strings.ReplaceAll(a.(string), "--control=cascade:", "--control="+plane.ip+":")
+		}
+		env := []string{"POD_NAME=" + p.env["POD_NAME"], "POD_UID=" + p.env["POD_UID"], "POD_IP=" + p.ip, "NODE_NAME=" + p.env["NODE_NAME"]}
+		running = append(running, replica{
+			migrator: p.run(t, migrator),
+			engine:   daemontest.Command{Binary: cascade, Args: []string{"engine", "-c", filepath.Join(p.dir, "etc", "fleet", "fleet.yaml"), "--replica", id(p)}, Env: env}.Start(t),
+		})
+	}
+
+	leaving := engines[0]
+	var profile cost.Profile
+	testkit.NoError(t, json.Unmarshal([]byte(steady), &profile))
+	clients := &clienttest.Clients{
+		T: t, DataPlane: "http://" + leaving.ip + ":9000", Admin: "http://" + plane.own + ":18001", HTTP: clienttest.NewHTTP(),
+		Engine: emulator.Config{Model: clienttest.Model, Context: 16384, Profile: profile},
+	}
+	t.Cleanup(clients.HTTP.CloseIdleConnections)
+	clients.WaitFor("both replicas to be healthy", func() bool {
+		status, err := clients.Get(clients.Admin + "/status")
+		return err == nil && strings.Count(status, `"health": "healthy"`) == 2
+	})
+	admin := "http://" + leaving.own + ":9200"
+	atEngine := func() int {
+		metrics, err := clients.Get(admin + "/metrics")
+		m := regexp.MustCompile(`(?m)^cascade_migrator_running\{.*\} (\d+)$`).FindStringSubmatch(metrics)
+		if err != nil || m == nil {
+			t.Fatalf("no number of running requests: %v\n%s", err, metrics)
+		}
+		return testkit.Must(strconv.Atoi(m[1]))
+	}
+	clients.WaitFor("the migrator to serve", func() bool { _, err := clients.Get(admin + "/readyz"); return err == nil })
+	var streams []*clienttest.Stream
+	for seed := 1; len(streams) == 0 || atEngine() == 0; seed++ { // the migrator may start a request at the other engine
+		streams = append(streams, clients.Stream(clienttest.Prompt(seed, 400, 2000)))
+	}
+
+	hook := leaving.container(t, "containers", "vllm").field("lifecycle", "preStop", "exec")["command"].([]any)
+	cmd := exec.Command(hook[0].(string), hook[1].(string), leaving.place(hook[2].(string)))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("preStop hook: %v\n%s", err, out)
+	}
+	if n := atEngine(); n > 0 {
+		t.Errorf("the hook ended, and the engine still has %d requests", n)
+	}
+	clients.WaitForGrowth(streams) // the hook has not waited for their ends
+	running[0].engine.Stop()
+	running[0].migrator.Signal(syscall.SIGTERM)
+	for _, s := range streams {
+		testkit.NoError(t, s.Whole())
+	}
+	running[0].migrator.Wait()
+	// The rest of the fleet serves on.
+	clients.DataPlane = "http://" + engines[1].ip + ":9000"
+	testkit.NoError(t, clients.Stream(clienttest.Prompt(2, 200, 10)).Whole())
+}
+
+// TestRenderedArguments: the arguments of the chart's containers are flags of their commands.
+func TestRenderedArguments(t *testing.T) {
+	all := renderings(t)
+	kube := filepath.Join(t.TempDir(), "cascade-kube")
+	if out, err := exec.Command("go", "build", "-o", kube, "github.com/cascadeinfer/cascade/cmd/cascade-kube").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	found := map[string]int{}
+	for name, text := range all {
+		for _, o := range objects(t, text) {
+			pod := o.field("spec", "template", "spec")
+			for _, c := range append(listOf(pod["initContainers"]), listOf(pod["containers"])...) {
+				c := object(c.(map[string]any))
+				binary := cascade
+				if strings.Contains(c.text("image"), "/cascade-kube") {
+					binary = kube
+				}
+				var args []string
+				for _, a := range listOf(c["args"]) {
+					args = append(args, a.(string))
+				}
+				if len(args) == 0 {
+					continue // a container of the user
+				}
+				if out, err := exec.Command(binary, append(args, "--help")...).CombinedOutput(); err != nil || strings.Contains(string(out), "unknown command") {
+					t.Errorf("values %q: %v: %s: %v\n%s", name, o, strings.Join(args, " "), err, out)
+				}
+				found[args[0]]++
+			}
+		}
+	}
+	if found["control"] == 0 || found["epp"] == 0 || found["discover"] == 0 {
+		t.Errorf("found %v", found)
+	}
+}
