@@ -30,7 +30,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver axe chromium helm image test-image
+.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver axe chromium helm image test-image docs reference
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -315,6 +315,14 @@ generate: ## regenerate the wire types from their .proto files, and the C header
 	PATH="$(CURDIR)/.cache/protoc/bin:$$PATH" .cache/protoc/bin/python -m grpc_tools.protoc -I. \
 		--go_out=. --go_opt=module=github.com/cascadeinfer/cascade \
 		--go-grpc_out=. --go-grpc_opt=module=github.com/cascadeinfer/cascade xds/api/*.proto migrator/api/*.proto engine/api/*.proto
+
+docs: ## the documentation as a static site, in .cache/site
+	$(GO) run ./cmd/internal/docsite -out .cache/site
+
+# The metrics are those of a fleet that the test runs.
+reference: ## regenerate docs/reference: the command line, the fleet file, the policy ABI, the metrics
+	$(GO) test ./cmd/cascade -run '^TestReference$$' -rewrite
+	$(GO) test ./cmd/internal/e2e/processes -run '^TestMetrics$$' -rewrite
 
 clean: ## remove what make made
 	rm -rf bin out .cache

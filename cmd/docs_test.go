@@ -1,12 +1,15 @@
 package cmd_test
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/docsite/markdown"
 )
 
 var (
@@ -98,4 +101,43 @@ func testFunctions(t *testing.T, pkg string) []string {
 		t.Error(err)
 	}
 	return functions
+}
+
+// TestLinks checks that the local links of every Markdown file lead to a file or a folder of the repository, and those
+// with an anchor to a heading. Links to other hosts are not followed.
+func TestLinks(t *testing.T) {
+	root := os.DirFS("..")
+	repository := markdown.NewRepository(root)
+	files, links := 0, 0
+	err := fs.WalkDir(root, ".", func(file string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || file == "bin" || file == "out"):
+			return fs.SkipDir
+		case d.IsDir() || filepath.Ext(file) != ".md":
+			return nil
+		}
+		files++
+		document, err := repository.Document(file)
+		if err != nil {
+			return err
+		}
+		for _, l := range document.Links {
+			if !l.Local() {
+				continue
+			}
+			links++
+			if _, err := repository.Resolve(file, l); err != nil {
+				t.Error(err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files < 20 || links < 120 {
+		t.Errorf("found only %d links in %d files: the test looks in the wrong place", links, files)
+	}
 }

@@ -58,7 +58,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	command(t, "policy", "keygen", filepath.Join(dir, "ops"))
-	admin := loopback.Addresses(t, 3)
+	admin := loopback.Addresses(t, 6)
 	f := newFleet(t, setup{replicas: 2, files: map[string][]byte{"ops.pub": testkit.Must(os.ReadFile(filepath.Join(dir, "ops.pub")))}, edit: func(c *config.Fleet) {
 		c.State, c.Control.Estimator, c.Proxy.Admin, c.Policies.Keys = "state", "ext_proc", admin[0], []string{"ops.pub"}
 		c.Control.Audit = "audit.jsonl"
@@ -71,11 +71,15 @@ func TestMetrics(t *testing.T) {
 		targets["cascade-migrator"] = append(targets["cascade-migrator"], "http://"+r.Admin)
 		targets["cascade-engine"] = append(targets["cascade-engine"], r.Engine)
 	}
+	portOf := func(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
+	epp := start(t, "epp", "-c", f.path("fleet.yaml"), "--node-id", "edge-epp", "--grpc-port", portOf(admin[3]), "--grpc-health-port", portOf(admin[4]), "--metrics-port", portOf(admin[5]))
+	epp.WaitForLog("endpoint picker on")
+	targets["cascade-epp"] = []string{"http://" + admin[5]}
 	queries := monitoring.Queries(t)
 	named := monitoring.Parse(t, queries)
 
 	t.Run("at the start", func(t *testing.T) {
-		at := f.scrape(t, targets, nil)
+		at, _ := f.scrape(t, targets, nil)
 		for i, q := range queries {
 			later := slices.ContainsFunc(slices.Collect(maps.Keys(afterEvents)), func(name string) bool { return strings.Contains(q.Text, name) })
 			for _, missing := range at.Missing(q, named[i], knownValues) {
@@ -112,7 +116,8 @@ func TestMetrics(t *testing.T) {
 	f.awaitURL("http://"+f.file.Proxy.Admin+"/metrics", `cascade_proxy_requests_total\{`)
 
 	t.Run("after events", func(t *testing.T) {
-		at := f.scrape(t, targets, t)
+		at, pages := f.scrape(t, targets, t)
+		testkit.CompareGolden(t, filepath.Join(monitoring.Root(t), "docs", "reference", "metrics.md"), []byte(metricsReference(pages)))
 		for name := range afterEvents {
 			if at[name] == nil {
 				t.Errorf("%s is in afterEvents, and no event makes a daemon expose it", name)
@@ -145,23 +150,24 @@ func (f *fleet) requireAudited(want ...string) {
 	})
 }
 
-// scrape returns what all targets expose, by job. With lint, it checks their names by Prometheus's conventions, by its
-// library and by promtool.
-func (f *fleet) scrape(t *testing.T, targets map[string][]string, lint *testing.T) monitoring.Exposed {
+// scrape returns what all targets expose, by metric and by job. With lint, it checks their names by Prometheus's
+// conventions, by its library and by promtool.
+func (f *fleet) scrape(t *testing.T, targets map[string][]string, lint *testing.T) (out monitoring.Exposed, pages map[string][]map[string]*dto.MetricFamily) {
 	t.Helper()
-	out := monitoring.Exposed{}
+	out, pages = monitoring.Exposed{}, make(map[string][]map[string]*dto.MetricFamily)
 	for job, list := range targets {
 		for _, target := range list {
 			page := testkit.Must(f.Get(target + "/metrics"))
 			parser := expfmt.NewTextParser(model.LegacyValidation)
 			families := testkit.Must(parser.TextToMetricFamilies(strings.NewReader(page)))
 			out.Add(job, families)
+			pages[job] = append(pages[job], families)
 			if lint != nil {
 				lintPage(lint, job, target, page, families)
 			}
 		}
 	}
-	return out
+	return out, pages
 }
 
 // lintPage checks the names of a page. Those of vLLM are as vLLM has them.
