@@ -116,14 +116,20 @@ func TestKeeper(t *testing.T) {
 	// What cannot be decided is a fault; only what is left out is new.
 	test.changes = nil
 	bad := discovery.Pod{Name: "bad", IP: "x", Ready: true}
+	fresh := discovery.Pod{Name: "fresh", IP: "127.0.0.9", Ready: true, Settings: map[string]string{discovery.Prefix + "model": "m"}}
 	test.writeBase(strings.Replace(baseText, "- name: m", "- name: n\n  context: 4096\n  profile: h200-llama-3.1-8b\n- name: m", 1))
-	k.apply(pods(a, b, bad))
+	k.apply(pods(a, b, bad, fresh))
 	test.expect("a.u")
 	if s := k.status(time.Now()); len(s.Faults) != 1 || s.Pods[0].State != "serving" || s.Pods[len(s.Pods)-1].State != "left out" {
 		t.Errorf("status %+v", s)
 	}
-	if len(test.changes) == 0 || test.changes[0].State != discovery.LeftOut || test.changes[0].Pod == "a" {
-		t.Errorf("changes %+v", test.changes)
+	if len(test.changes) == 0 {
+		t.Error("what is left out is no change")
+	}
+	for _, c := range test.changes {
+		if c.State != discovery.LeftOut || c.Pod == "a" || c.Pod == "fresh" {
+			t.Errorf("change %+v", c)
+		}
 	}
 	test.changes = nil
 	k.apply(pods(make([]discovery.Pod, discovery.MaxPods+1)...))

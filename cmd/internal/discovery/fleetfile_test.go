@@ -140,3 +140,16 @@ func TestFleetFileVariables(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
+
+// TestManyKinds checks that Pods of ever other settings cost a bounded number of validations.
+func TestManyKinds(t *testing.T) {
+	base := fleetOf("m")
+	c := Cluster{Source: "Service s", Port: 9000}
+	for i := range maxKinds + 8 {
+		c.Pods = append(c.Pods, Pod{Name: fmt.Sprintf("p%d", i), UID: "u", Node: "n", IP: fmt.Sprintf("10.0.0.%d", i+1), Ready: true, Settings: map[string]string{Prefix + "batch": fmt.Sprint(i + 1)}})
+	}
+	d, err := Decide(Rules{Base: base, PeerPort: 9100, EnginePort: 8000}, c, nil)
+	if err != nil || len(d.Replicas) != maxKinds || d.Count(LeftOut) != 8 {
+		t.Errorf("%d replicas, %d left out: %v", len(d.Replicas), d.Count(LeftOut), err)
+	}
+}
