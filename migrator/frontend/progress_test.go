@@ -367,10 +367,10 @@ func TestStarvedHealthChecks(t *testing.T) {
 	})
 }
 
-// TestPauseForTransfer pauses an engine for five seconds: it is hung, unless its KV travels then, as in
+// TestPauseForTransfer pauses an engine for four seconds: it is hung, unless its KV travels then, as in
 // the first handshake of NIXL.
 func TestPauseForTransfer(t *testing.T) {
-	const pause = 5 * time.Second
+	const pause = 4 * time.Second
 	for name, hangs := range map[string]uint64{"while its KV travels": 0, "alone": 1} {
 		runInBubble(t, name, func(t *testing.T) {
 			f, c := newHandoffFleet(t, 2, nil)

@@ -29,8 +29,10 @@ const (
 	// MinPause is the least time without progress after which an engine is hung.
 	MinPause = 2 * time.Second
 	// MinTransferPause is the least such time while KV travels from or to the engine. NIXL's handshake with an
-	// engine that it has not met stops vLLM 0.32's core: for 3.75 s on two busy cores.
-	MinTransferPause = 10 * time.Second
+	// engine that it has not met stops vLLM 0.32's core: for 3.75 s on two busy cores. It is less
+	// than the time that a handoff has, so that a holder which hangs in one is found in time to
+	// compute the KV elsewhere.
+	MinTransferPause = 4500 * time.Millisecond
 	// MaxGap is the longest time between two calls of Check that counts. They come more
 	// often unless this process got no CPU, and then it has not read what the engine brought.
 	MaxGap = 500 * time.Millisecond
