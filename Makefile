@@ -321,7 +321,7 @@ docs: ## the documentation as a static site, in .cache/site
 
 # The metrics are those of a fleet that the test runs.
 reference: ## regenerate docs/reference: the command line, the fleet file, the policy ABI, the metrics
-	$(GO) test ./cmd/cascade -run '^TestReference$$' -rewrite
+	$(GO) test ./cmd/cascade ./cmd/cascade-kube -run '^TestReference$$' -rewrite
 	$(GO) test ./cmd/internal/e2e/processes -run '^TestMetrics$$' -rewrite
 
 clean: ## remove what make made

@@ -11,9 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/cobra"
-
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/docsite/helppage"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
@@ -28,40 +27,9 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// generated is what each page of the reference says of itself.
-const generated = "*Generated from %s by `make reference`; a test compares the two.*\n\n"
-
-// fenced returns a text as a block that is not run.
-func fenced(text string) string { return "```text\n" + strings.Trim(text, "\n") + "\n```\n\n" }
-
 // cliReference returns the page about the commands.
 func cliReference() string {
-	root := newRoot(&settings{})
-	var out strings.Builder
-	fmt.Fprintf(&out, "# Command line\n\n"+generated, "the help of the commands")
-	out.WriteString("`cascade COMMAND --help` prints the same. Exit codes, unless a command says otherwise: 0 for success and for a clean stop by a signal, 2 for a wrong command line, 1 for other errors.\n\n")
-	out.WriteString("Every command has these flags:\n\n" + fenced(root.PersistentFlags().FlagUsages()))
-	var write func(c *cobra.Command)
-	write = func(c *cobra.Command) {
-		if c.Hidden || c.Name() == "help" || c.Name() == "completion" {
-			return
-		}
-		fmt.Fprintf(&out, "## %s\n\n%s.\n\n%s", c.CommandPath(), c.Short, fenced(c.UseLine()))
-		if c.Long != "" {
-			out.WriteString(fenced(c.Long))
-		}
-		if c.Example != "" {
-			out.WriteString("Examples:\n\n" + fenced(c.Example))
-		}
-		if flags := c.NonInheritedFlags(); c != root && flags.HasAvailableFlags() {
-			out.WriteString("Flags:\n\n" + fenced(flags.FlagUsages()))
-		}
-		for _, sub := range c.Commands() {
-			write(sub)
-		}
-	}
-	write(root)
-	return strings.TrimRight(out.String(), "\n") + "\n"
+	return helppage.Render(newRoot(&settings{}), "Command line", "`cascade COMMAND --help` prints the same. Exit codes, unless a command says otherwise: 0 for success and for a clean stop by a signal, 2 for a wrong command line, 1 for other errors.")
 }
 
 // markdownText escapes what Markdown would read as markup in a sentence of a table.
@@ -70,7 +38,7 @@ var markdownText = strings.NewReplacer("|", `\|`, "<", `\<`, "*", `\*`, "[", `\[
 // configReference returns the page about the fields of the fleet file: a table for each field at the top of the file.
 func configReference() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "# Fleet file\n\n"+generated, "the structs that the fleet file is decoded into")
+	fmt.Fprintf(&out, "# Fleet file\n\n"+helppage.Generated, "the structs that the fleet file is decoded into")
 	out.WriteString("One YAML file describes a fleet to every daemon and command. `cascade config example` prints one with every field, `cascade config check FILE` checks one, and `cascade config explain FIELD` prints what is below. " +
 		"Durations are written like 10s or 500ms, addresses as host:port, and paths are relative to the file. Unknown fields are rejected. `[]` stands for an element of a list, and `<kind>` for a kind of policy.\n")
 	section := ""
@@ -94,7 +62,7 @@ func abiReference(t *testing.T) string {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	testkit.NoError(t, err)
 	var out strings.Builder
-	fmt.Fprintf(&out, "# Policy ABI\n\n"+generated, "the comments of [package abi](../../wasm/abi)")
+	fmt.Fprintf(&out, "# Policy ABI\n\n"+helppage.Generated, "the comments of [package abi](../../wasm/abi)")
 	kinds := make(map[string]string)
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
@@ -135,7 +103,7 @@ func commentMarkdown(text string, level int) string {
 	var out strings.Builder
 	for _, block := range doc.Content {
 		if code, ok := block.(*comment.Code); ok {
-			out.WriteString(fenced(strings.TrimRight(code.Text, "\n")))
+			out.WriteString("```text\n" + strings.Trim(code.Text, "\n") + "\n```\n\n")
 			continue
 		}
 		out.Write(printer.Markdown(&comment.Doc{Content: []comment.Block{block}}))
