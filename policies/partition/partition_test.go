@@ -30,13 +30,13 @@ func TestConformance(t *testing.T) {
 
 func TestNamed(t *testing.T) {
 	for name, want := range map[string]policies.Partitioner{
-		"default":   partition.Exact{Slack: partition.DefaultSlack},
-		"exact":     partition.Exact{},
-		"recursion": partition.Recursion{},
-		"two-phase": partition.TwoPhase{},
-		"paper":     partition.TwoPhase{Objective: partition.Snapshot},
-		"":          nil,
-		"other":     nil,
+		"default":    partition.Exact{Slack: partition.DefaultSlack},
+		"least-cost": partition.Exact{},
+		"recursion":  partition.Recursion{},
+		"two-phase":  partition.TwoPhase{},
+		"paper":      partition.TwoPhase{Objective: partition.Snapshot},
+		"":           nil,
+		"other":      nil,
 	} {
 		if got, ok := partition.ByName(name); got != want || ok != (want != nil) {
 			t.Errorf("%q gives %v, %v", name, got, ok)
