@@ -108,7 +108,7 @@ func TestMetrics(t *testing.T) {
 	testkit.NoError(t, os.WriteFile(stay, module.Encode(), 0o600))
 	command(t, "policy", "sign", stay, "--key", filepath.Join(dir, "ops.key"), "--name", "stay", "--version", "1.0.0", "--generation", "10")
 	f.cascade("policy", "push", stay)
-	f.awaitURL(f.Admin+"/metrics", `(?s)cascade_group_requests\{.*cascade_migrations_total\{.*cascade_policy_calls_total\{`)
+	f.awaitURL(f.Admin+"/metrics", `(?s)cascade_group_requests\{.*cascade_migrations_total\{.*cascade_policy_calls_total\{.*cascade_replica_proxy_requests\{`)
 	f.requireAudited("drain | replica="+at, "policies/push | goal=shadow slot=place generation=10 name=stay ", "plan | model=m epoch=1 | done")
 	f.write("fleet.yaml", []byte("models: [\n"))
 	f.awaitURL(f.Admin+"/metrics", `cascade_fault\{`)
