@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -115,6 +117,7 @@ func testModules(t *testing.T, c *kubernetes.Client) {
 	}
 	parts, err := c.ConfigMaps(t.Context(), "module")
 	testkit.NoError(t, err)
+	parts = slices.DeleteFunc(parts, func(name string) bool { return !strings.Contains(name, hex.EncodeToString(sum[:])) })
 	testkit.NoError(t, c.DeleteConfigMap(t.Context(), slices.Max(parts)))
 	if _, err := m.Get(sum); !errors.Is(err, store.ErrNoModule) {
 		t.Errorf("a module without its last part: %v", err)
@@ -507,6 +510,32 @@ func TestLostAnswers(t *testing.T) {
 	}
 	if stored := server.Paths("-plan-"); len(stored) != 3 {
 		t.Errorf("stored are %q", stored)
+	}
+}
+
+// TestReplacedWhileRead replaces the plan, and removes the former one, between the two requests of
+// a read, which then returns the new one.
+func TestReplacedWhileRead(t *testing.T) {
+	t.Parallel()
+	server := kubetest.Simulate(t)
+	c := simulated(server).open(t, newName())
+	s, reader := c.Plan(), simulated(server).open(t, c.Name()).Plan()
+	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
+	testkit.NoError(t, err)
+	former := server.Paths("-plan-")[0]
+	var once sync.Once
+	server.Before(func(r *http.Request) int {
+		if r.Method == http.MethodGet && r.URL.Path == former {
+			once.Do(func() {
+				_, err := s.CompareAndSwap(t.Context(), v, storetest.Object(2))
+				testkit.NoError(t, err)
+				server.Edit(former, func(map[string]any) map[string]any { return nil })
+			})
+		}
+		return 0
+	})
+	if got, err := reader.Read(t.Context()); err != nil || got.Epoch != 2 {
+		t.Errorf("epoch %d, %v, want 2", got.Epoch, err)
 	}
 }
 
