@@ -58,9 +58,9 @@ IMAGE_REVISION    ?= $(shell git rev-parse HEAD)
 IMAGE_VERSION     ?= $(shell sed -n 's/^appVersion: //p' deploy/helm/cascade/Chart.yaml)
 IMAGE_BASE        ?=
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
-image: estimator ## the container image of IMAGE_PROGRAM as an OCI layout in out/image, with its bill of materials; needs no daemon
+image: estimator ## the container image of IMAGE_PROGRAM as an OCI layout in out/image/IMAGE_PROGRAM, with its bill of materials; needs no daemon
 	CGO_ENABLED=0 GOFLAGS= $(GO) build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o out/image-root/$(IMAGE_PROGRAM) ./cmd/$(IMAGE_PROGRAM)
-	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run -C cmd/internal/image . --out $(CURDIR)/out/image --base '$(IMAGE_BASE)' --version '$(IMAGE_VERSION)' --revision '$(IMAGE_REVISION)' \
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run -C cmd/internal/image . --out $(CURDIR)/out/image/$(IMAGE_PROGRAM) --base '$(IMAGE_BASE)' --version '$(IMAGE_VERSION)' --revision '$(IMAGE_REVISION)' \
 		$(CURDIR)/out/image-root/$(IMAGE_PROGRAM)=/usr/local/bin/$(IMAGE_PROGRAM) $(CURDIR)/bin/plugins/cascade-length.wasm=/usr/share/cascade/cascade-length.wasm
 
 demo: build plugins ## eight emulated replicas behind the embedded proxy: stages against round robin and least load

@@ -166,15 +166,16 @@ func TestKubernetesFleetFiles(t *testing.T) {
 	}
 }
 
-// TestKubernetesPreStop runs the hook of the sidecar's engine against migrators that drain, that end meanwhile and that
-// refuse.
+// TestKubernetesPreStop runs the hook of the sidecar's engine against migrators that drain, that end meanwhile, that
+// refuse and that do not answer in time.
 func TestKubernetesPreStop(t *testing.T) {
 	python := testkit.Tool(t, "python3")
 	m := manifests(t)[filepath.Join("..", "..", "deploy", "kubernetes", "sidecar", "migrator.yaml")][0]
 	hook := m.Spec.Template.Spec.Containers[0].Lifecycle.PreStop.Exec.Command
-	if len(hook) != 3 || hook[0] != "python3" || !strings.Contains(hook[2], "http://127.0.0.1:9200/drain") {
+	if len(hook) != 3 || hook[0] != "python3" || !strings.Contains(hook[2], "http://127.0.0.1:9200/drain") || !strings.Contains(hook[2], "timeout=10)") {
 		t.Fatalf("hook %q", hook)
 	}
+	const slow = -1 // no answer until the hook gives up
 	for name, tt := range map[string]struct {
 		answers []int
 		asked   int32
@@ -184,6 +185,7 @@ func TestKubernetesPreStop(t *testing.T) {
 		"idle":     {[]int{http.StatusOK}, 1, 0},
 		"ended":    {[]int{http.StatusAccepted, 0}, 2, 0},
 		"refusing": {[]int{http.StatusForbidden}, 1, 1},
+		"slow":     {[]int{slow, http.StatusAccepted, http.StatusOK}, 3, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -194,13 +196,17 @@ func TestKubernetesPreStop(t *testing.T) {
 				if r.Method != http.MethodPost || r.URL.Path != "/drain" {
 					status = http.StatusNotFound
 				}
+				if status == slow {
+					<-r.Context().Done()
+					return
+				}
 				if status == 0 {
 					panic(http.ErrAbortHandler)
 				}
 				w.WriteHeader(status)
 			}))
 			defer srv.Close()
-			cmd := exec.Command(python, hook[1], strings.ReplaceAll(hook[2], "http://127.0.0.1:9200", srv.URL))
+			cmd := exec.Command(python, hook[1], strings.NewReplacer("http://127.0.0.1:9200", srv.URL, "timeout=10", "timeout=0.3").Replace(hook[2]))
 			out, _ := cmd.CombinedOutput()
 			if code := cmd.ProcessState.ExitCode(); code != tt.code || asked.Load() != tt.asked {
 				t.Errorf("exit code %d after %d questions, want %d after %d\n%s", code, asked.Load(), tt.code, tt.asked, out)

@@ -207,7 +207,7 @@ func TestReproducible(t *testing.T) {
 				t.Fatalf("%s: %v\n%s", line, err, out)
 			}
 		}
-		text, err := os.ReadFile(filepath.Join(dir, "out", "image", "index.json"))
+		text, err := os.ReadFile(filepath.Join(dir, "out", "image", "cascade", "index.json"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,7 +216,7 @@ func TestReproducible(t *testing.T) {
 			t.Fatal(err)
 		}
 		digests = append(digests, index.Manifests[0].Digest.String())
-		settings, err := readImage(t, filepath.Join(dir, "out", "image")).ConfigFile()
+		settings, err := readImage(t, filepath.Join(dir, "out", "image", "cascade")).ConfigFile()
 		if err != nil || !slices.Equal(settings.Config.Entrypoint, []string{"/usr/local/bin/cascade"}) {
 			t.Errorf("%+v, %v", settings, err)
 		}

@@ -116,12 +116,20 @@ func (a apiServer) apply(o object, dryRun bool) error {
 	if err != nil {
 		return err
 	}
-	r, err := http.NewRequest(http.MethodPatch, a.base+place+"/"+o.text("metadata", "name")+query, bytes.NewReader(body))
+	if err := a.patch(place+"/"+o.text("metadata", "name")+query, "application/apply-patch+yaml", body); err != nil {
+		return fmt.Errorf("%v: %w", o, err)
+	}
+	return nil
+}
+
+// patch sends a patch of an object.
+func (a apiServer) patch(place, contentType string, body []byte) error {
+	r, err := http.NewRequest(http.MethodPatch, a.base+place, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
 	r.Header.Set("Authorization", "Bearer "+a.token)
-	r.Header.Set("Content-Type", "application/apply-patch+yaml")
+	r.Header.Set("Content-Type", contentType)
 	resp, err := a.client.Do(r)
 	if err != nil {
 		return err
@@ -134,7 +142,7 @@ func (a apiServer) apply(o object, dryRun bool) error {
 	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusCreated {
 		var s struct{ Message string }
 		_ = json.Unmarshal(answer, &s)
-		return fmt.Errorf("%v: %s: %s", o, resp.Status, s.Message)
+		return fmt.Errorf("%s: %s", resp.Status, s.Message)
 	}
 	return nil
 }
@@ -179,6 +187,12 @@ func TestServerSideApply(t *testing.T) {
 			t.Errorf("no %s was applied", kind)
 		}
 	}
+	// The sidecar as kubectl applies it to a Deployment that is there.
+	engines := findObject(t, string(testkit.Must(os.ReadFile(filepath.Join(root, "deploy/kubernetes/example/vllm.yaml")))), "Deployment", "llama")
+	engines.field("metadata")["namespace"] = "llm"
+	testkit.NoError(t, a.apply(engines, false))
+	sidecar := testkit.Must(yaml.YAMLToJSON(testkit.Must(os.ReadFile(filepath.Join(root, "deploy/kubernetes/sidecar/migrator.yaml")))))
+	testkit.NoError(t, a.patch(fmt.Sprintf(places["apps/v1 Deployment"], "llm")+"/llama?fieldValidation=Strict", "application/strategic-merge-patch+json", sidecar))
 	// The check is strict.
 	for _, wrong := range []object{
 		{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "wrong"}, "dta": map[string]any{}},

@@ -153,4 +153,7 @@ securityContext:
 {{- if and .Values.hpa.enabled (or (not .Values.hpa.model) (not .Values.hpa.target.name)) -}}
 {{- fail "hpa: name the model and the Deployment: hpa.model, hpa.target.name" -}}
 {{- end -}}
+{{- if and .Values.hpa.enabled (not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$" .Values.hpa.model)) -}}
+{{- fail (printf "hpa.model: %s cannot be the value of a label, by which the autoscaler selects the metric: use deploy/kubernetes/keda.yaml, or serve the model under a name without such characters (vLLM's --served-model-name)" .Values.hpa.model) -}}
+{{- end -}}
 {{- end -}}
