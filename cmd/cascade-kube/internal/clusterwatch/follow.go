@@ -144,7 +144,6 @@ func (w *Watcher) startPods(ctx context.Context, s selection) (stop func()) {
 			w.mu.Lock()
 			if w.pods != rows {
 				w.pods, w.podsOf = rows, s
-				w.updatePodsOf()
 			}
 			w.mu.Unlock()
 			w.noteChange()

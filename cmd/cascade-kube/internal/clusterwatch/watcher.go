@@ -214,6 +214,10 @@ func (w *Watcher) cluster() (discovery.Cluster, bool) {
 	if w.pods == nil {
 		return discovery.Cluster{}, false
 	}
+	// The Pods of a former selector listen on the former port.
+	if w.podsOf.selector == w.selected.selector {
+		w.podsOf = w.selected
+	}
 	c := discovery.Cluster{Source: w.String(), Port: w.podsOf.port}
 	c.Pods, _ = w.pods.rowsIfListed()
 	if w.cfg.Service == "" {
@@ -240,16 +244,7 @@ func (w *Watcher) selectSource() {
 		w.noteFault(w.String(), nil)
 		w.mu.Lock()
 		w.selected = rows[0]
-		w.updatePodsOf()
 		w.mu.Unlock()
-	}
-}
-
-// updatePodsOf takes over the port of the selection, unless its selector is another one: the
-// Pods of the former selector listen on the former port. The caller holds mu.
-func (w *Watcher) updatePodsOf() {
-	if w.podsOf.selector == w.selected.selector {
-		w.podsOf = w.selected
 	}
 }
 
