@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -44,7 +45,7 @@ users: [{name: u, user: {token: t}}]
 func TestControl(t *testing.T) {
 	server := kubetest.Simulate(t)
 	fleet, kubeconfig := writeFiles(t, server.URL)
-	secrets := ""
+	var secrets []string // of each run
 	for range 2 {
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		var log testkit.Log
@@ -60,10 +61,16 @@ func TestControl(t *testing.T) {
 			t.Errorf("exit code %d: %s", got, log.String())
 		}
 		stored := server.Paths("/secrets/fleet-a-prefix-secret")
-		if len(stored) != 1 || secrets != "" && stored[0] != secrets {
-			t.Errorf("secrets %q", stored)
+		if len(stored) != 1 {
+			t.Fatalf("secrets %q", stored)
 		}
-		secrets = stored[0]
+		server.Edit(stored[0], func(secret map[string]any) map[string]any {
+			secrets = append(secrets, fmt.Sprint(secret["data"]))
+			return secret
+		})
+	}
+	if secrets[0] != secrets[1] || len(secrets[0]) < 40 {
+		t.Errorf("the secrets of two runs are %q", secrets)
 	}
 	plans := server.Paths("/configmaps/fleet-a-plan-")
 	if len(plans) != 1 {

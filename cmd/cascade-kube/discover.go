@@ -39,7 +39,7 @@ func newDiscover(s *settings) *cobra.Command {
 	d := &discoverFlags{}
 	c := &cobra.Command{
 		Use:   "discover -c BASE -o FILE (--pool NAME | --service NAME)",
-		Short: "Keep the replicas of a fleet file as the Pods of a cluster are",
+		Short: "Write the ready Pods of a cluster into a fleet file as its replicas",
 		Long: `Discover runs beside a control plane and writes its fleet file: the file BASE, which has
 everything but replicas, completed with the replicas that it finds in a Kubernetes
 cluster. The control plane watches that file, so that either may restart, and the API server may be

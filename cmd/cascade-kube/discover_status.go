@@ -54,7 +54,7 @@ type discoveryCollector struct{ k *keeper }
 
 var (
 	podsDesc   = prometheus.NewDesc("cascade_discovery_pods", "Pods that the pool or Service selects, by what they are to the fleet.", []string{"state"}, nil)
-	faultsDesc = prometheus.NewDesc("cascade_discovery_faults", "Reasons why the fleet file may not be as the cluster is.", nil, nil)
+	faultsDesc = prometheus.NewDesc("cascade_discovery_faults", "Reasons why the fleet file may differ from the cluster.", nil, nil)
 	writesDesc = prometheus.NewDesc("cascade_discovery_writes_total", "Times that the fleet file was written.", nil, nil)
 )
 

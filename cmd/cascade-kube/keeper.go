@@ -33,15 +33,15 @@ type keeper struct {
 	cluster  *discovery.Cluster // the last one; nil: none yet; guarded by mu
 	replicas []config.Replica   // as last written; guarded by mu
 	loaded   bool               // replicas were read from the file; guarded by mu
-	// unsettled says that the last decision was another one than before: the next may differ, too, as
+	// decisionPending says that the last decision was another one than before: the next may differ, too, as
 	// what left the fleet makes room for others; guarded by mu.
-	unsettled bool
-	base      []byte             // text of the base file at the last decision; guarded by mu
-	last      discovery.Decision // in force; guarded by mu
-	fault     string             // why the file is not as the cluster is; guarded by mu
-	since     time.Time          // of fault; guarded by mu
-	wroteAt   time.Time          // when the file was written, or found; zero: there is none; guarded by mu
-	writes    uint64             // guarded by mu
+	decisionPending bool
+	base            []byte             // text of the base file at the last decision; guarded by mu
+	last            discovery.Decision // in force; guarded by mu
+	fault           string             // why the file is not as the cluster is; guarded by mu
+	since           time.Time          // of fault; guarded by mu
+	wroteAt         time.Time          // when the file was written, or found; zero: there is none; guarded by mu
+	writes          uint64             // guarded by mu
 }
 
 func newKeeper(cfg keeperConfig) *keeper { return &keeper{cfg: cfg} }
@@ -70,7 +70,7 @@ func (k *keeper) repeat() {
 	if k.cluster == nil {
 		return
 	}
-	if text, _, err := k.cfg.file.ReadBase(); err != nil || k.fault != "" || k.unsettled || !bytes.Equal(text, k.base) {
+	if text, _, err := k.cfg.file.ReadBase(); err != nil || k.fault != "" || k.decisionPending || !bytes.Equal(text, k.base) {
 		k.decide(*k.cluster)
 	}
 }
@@ -122,7 +122,7 @@ func (k *keeper) decide(c discovery.Cluster) {
 	if k.fault != "" {
 		k.cfg.log.Info("fleet file is as the cluster is again", "after", time.Since(k.since).Round(time.Millisecond))
 	}
-	k.fault, k.replicas, k.unsettled = "", d.Replicas, written
+	k.fault, k.replicas, k.decisionPending = "", d.Replicas, written
 	if written {
 		k.writes++
 		k.cfg.log.Info("fleet file written", "file", k.cfg.file.Path, "replicas", len(d.Replicas), "draining", d.Count(discovery.Draining), "left_out", d.Count(discovery.LeftOut))

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -25,16 +26,30 @@ func TestManifest(t *testing.T) {
 	for _, doc := range bytes.Split(text, []byte("\n---\n")) {
 		object, _, err := decoder.Decode(doc, nil, nil)
 		testkit.NoError(t, err)
-		role, ok := object.(*rbacv1.Role)
-		if !ok {
-			continue
-		}
-		for _, r := range role.Rules {
-			rules = append(rules, strings.Join(r.Verbs, "+")+" "+strings.Join(r.Resources, "+"))
+		switch object := object.(type) {
+		case *corev1.ServiceAccount:
+		case *rbacv1.RoleBinding:
+			if object.RoleRef.Kind != "Role" || len(object.Subjects) != 1 {
+				t.Errorf("%s binds %+v to %+v", object.Name, object.RoleRef, object.Subjects)
+			}
+		case *rbacv1.Role:
+			for _, r := range object.Rules {
+				if len(r.NonResourceURLs) > 0 {
+					t.Errorf("the role allows URLs: %q", r.NonResourceURLs)
+				}
+				rule := strings.Join(r.Verbs, "+") + " " + strings.Join(r.APIGroups, "+") + "/" + strings.Join(r.Resources, "+")
+				if len(r.ResourceNames) > 0 {
+					rule += " " + strings.Join(r.ResourceNames, "+")
+				}
+				rules = append(rules, rule)
+			}
+		default:
+			t.Errorf("an object of another kind: %T", object)
 		}
 	}
 	slices.Sort(rules)
-	want := []string{"create events", "list+watch endpointslices", "list+watch inferencepools", "list+watch pods", "list+watch services"}
+	want := []string{"create events.k8s.io/events", "list+watch /pods", "list+watch /services vllm", "list+watch discovery.k8s.io/endpointslices",
+		"list+watch inference.networking.k8s.io/inferencepools vllm"}
 	if !slices.Equal(rules, want) {
 		t.Errorf("the role allows %q, want %q", rules, want)
 	}

@@ -10,11 +10,14 @@ import (
 // Counters stores the counters of a fleet so that they survive restarts. It is used by
 // one goroutine at a time.
 type Counters interface {
-	// Load returns what Save last wrote, or nil if it was never called.
+	// Load returns what was written last, or nil if nothing was.
 	Load() ([]byte, error)
 	// Save replaces the content atomically: after a crash Load returns either the old
 	// or the new content.
+	// It may skip what comes too soon after what it has written.
 	Save(data []byte) error
+	// SaveLast is Save before the process ends: it skips nothing.
+	SaveLast(data []byte) error
 }
 
 // CounterFile is Counters in a file. The zero value keeps nothing.
@@ -44,3 +47,6 @@ func (f CounterFile) Save(data []byte) error {
 	}
 	return atomicfile.Write(f.Path, data, 0o600)
 }
+
+// SaveLast replaces the file.
+func (f CounterFile) SaveLast(data []byte) error { return f.Save(data) }

@@ -44,11 +44,12 @@ func (s *saver) encode(now time.Time) []byte {
 	return data
 }
 
-// stop writes the counters a last time and waits until that is done.
+// stop writes the counters a last time, after a write that is in progress has ended.
 func (s *saver) stop() {
-	if data := s.encode(time.Now()); data != nil {
-		s.work <- data
-	}
+	data := s.encode(time.Now())
 	close(s.work)
 	<-s.done
+	if data != nil {
+		s.fleet.noteStore(StoreCounters, s.fleet.cfg.Counters.SaveLast(data))
+	}
 }

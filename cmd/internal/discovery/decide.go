@@ -81,12 +81,17 @@ func (d *decider) addPod(pod Pod) {
 			return
 		}
 		c.State, c.Reason, c.replica = Kept, fmt.Sprintf("%s; its replica keeps its former settings", err), before
-		c.replica.Drain = false
+		// Another annotation's error must not end a drain that was ordered.
+		c.replica.Drain = pod.Settings[Prefix+"drain"] == "true"
 	}
 	why, ready := d.readiness(pod, e)
 	switch {
 	case ready && c.replica.Drain:
-		c.State, c.Reason = Draining, "annotation "+Prefix+"drain"
+		reason := "annotation " + Prefix + "drain"
+		if c.Reason != "" { // why its former settings stay
+			reason += "; " + c.Reason
+		}
+		c.State, c.Reason = Draining, reason
 	case ready:
 	case known:
 		c.State, c.Reason, c.replica.Drain = Draining, why, true

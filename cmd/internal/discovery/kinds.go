@@ -149,8 +149,8 @@ func (d *decider) accept(accepted, group []*candidate) []*candidate {
 	return accepted
 }
 
-// checkCandidates returns what the fleet file has against replicas, and not what it
-// misses.
+// checkCandidates returns the errors of the fleet file that name one of these replicas; that
+// it needs others, too, is none of them.
 func (d *decider) checkCandidates(list []*candidate) []*config.FieldError {
 	replicas := make([]config.Replica, len(list))
 	for i, c := range list {

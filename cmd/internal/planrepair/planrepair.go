@@ -6,6 +6,7 @@
 package planrepair
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies"
@@ -45,6 +48,9 @@ type Config struct {
 const (
 	// Timeout bounds the time of a repair; the caller sets it.
 	Timeout = 30 * time.Second
+	// askTimeout bounds the time of one admin server, and askAtOnce how many are asked at a time.
+	askTimeout = 2 * time.Second
+	askAtOnce  = 16
 	// maxAnswer bounds what an admin server may answer, in bytes.
 	maxAnswer = 16 << 20
 )
@@ -54,9 +60,12 @@ const (
 func Run(ctx context.Context, c Config) error {
 	watch, stop := context.WithCancel(ctx)
 	updates := c.Store.Watch(watch)
-	u := <-updates
+	u, ok := <-updates
 	stop()
 	for range updates { // until the watch has ended
+	}
+	if !ok {
+		return fmt.Errorf("read %s: %w", c.Name, cmp.Or(context.Cause(ctx), errors.New("the watch has ended without an answer")))
 	}
 	var unreadable *fs.PathError
 	switch {
@@ -119,13 +128,30 @@ func (c Config) adminURLs() []string {
 }
 
 // askAll asks admin servers for the plans that they follow. problems says which did not answer.
+// It leaves half of ctx's time for what is written then: hosts that are gone may not answer at all.
 func askAll(ctx context.Context, urls []string) (plans []policies.Plan, problems []string) {
-	for _, base := range urls {
-		followed, err := ask(ctx, base)
-		if err != nil {
-			problems = append(problems, fmt.Sprintf("%s: %v", base, err))
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	answers, errs := make([]Followed, len(urls)), make([]error, len(urls))
+	var g errgroup.Group
+	g.SetLimit(askAtOnce)
+	for i, base := range urls {
+		g.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, askTimeout)
+			defer cancel()
+			answers[i], errs[i] = ask(ctx, base)
+			return nil
+		})
+	}
+	_ = g.Wait() // none fails
+	for i, base := range urls {
+		if errs[i] != nil {
+			problems = append(problems, fmt.Sprintf("%s: %v", base, errs[i]))
 		}
-		plans = append(plans, followed.Plans...)
+		plans = append(plans, answers[i].Plans...)
 	}
 	return plans, problems
 }

@@ -14,7 +14,7 @@ type Collector = collector
 
 // Collect makes a step of a collection, as of a time.
 func (s *Store) Collect(ctx context.Context, g *Collector, now time.Time) error {
-	return s.step(ctx, g, now)
+	return s.collectStep(ctx, g, now)
 }
 
 // CollectInterval is the time between two searches.

@@ -143,7 +143,7 @@ func (s *Store) rootAt(ctx context.Context, v store.Version) (root, error) {
 	}
 	r := root{lease: lease}
 	if r.version() != string(v) {
-		return root{}, s.lost(ctx)
+		return root{}, s.conflictUnlessUnreadable(ctx)
 	}
 	return r, nil
 }
@@ -209,11 +209,12 @@ func (s *Store) writeLease(ctx context.Context, next *coordinationv1.Lease) (*co
 	if written := next.Annotations[stateAnnotation]; lease != nil && written != "" && lease.Annotations[stateAnnotation] == written {
 		return lease, nil // an attempt whose answer was lost had succeeded
 	}
-	return nil, s.lost(ctx)
+	return nil, s.conflictUnlessUnreadable(ctx)
 }
 
-// lost returns the error of a write that started from another version than the stored one.
-func (s *Store) lost(ctx context.Context) error {
+// conflictUnlessUnreadable returns the error of a write that started from another version than the
+// stored one: a conflict, or why the stored one cannot be read.
+func (s *Store) conflictUnlessUnreadable(ctx context.Context) error {
 	if _, err := s.read(ctx, content{}); err != nil {
 		return err
 	}

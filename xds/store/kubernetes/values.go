@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -144,6 +145,7 @@ func (c *Client) Counters(name string) *Counters { return &Counters{c: c, group:
 const (
 	// maxCounters bounds compressed counters: those of some 1,500 busy replicas.
 	maxCounters = 8 << 20
+	maxParts    = maxCounters/partSize + 1
 	// maxCountersJSON bounds what they may expand to.
 	maxCountersJSON = 256 << 20
 	// counterRate is how many bytes a second the counters of a control plane may add to the
@@ -160,12 +162,18 @@ func (k *Counters) partName(n int) string {
 const partsAnnotation = "cascade/parts"
 
 // Save implements fleet.Counters. Counters that were saved so recently that they would fill the
-// history of etcd are skipped: they lose a few seconds by a restart. If a save of several parts
-// is interrupted, Load fails.
+// history of etcd are skipped: a crash loses what was counted since the last write, up to 8 s for
+// each 128 KiB of compressed counters, which is 512 s at maxCounters.
 func (k *Counters) Save(data []byte) error {
 	if !k.saved.IsZero() && time.Since(k.saved) < time.Duration(k.size)*time.Second/counterRate {
 		return nil
 	}
+	return k.SaveLast(data)
+}
+
+// SaveLast implements fleet.Counters. It writes at once: a restart in order loses nothing. If a
+// save of several parts is interrupted, Load fails.
+func (k *Counters) SaveLast(data []byte) error {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	if _, err := z.Write(data); err != nil {
@@ -180,6 +188,9 @@ func (k *Counters) Save(data []byte) error {
 	ctx, cancel := context.WithTimeout(context.Background(), blobTimeout)
 	defer cancel()
 	parts := split(b.Bytes())
+	if k.parts > 0 { // also if this save is interrupted
+		k.parts = max(k.parts, len(parts))
+	}
 	for n := len(parts) - 1; n >= 0; n-- {
 		object := &corev1.ConfigMap{ObjectMeta: k.c.meta(k.partName(n), countersKind, k.group), BinaryData: map[string][]byte{partKey: parts[n]}}
 		if n == 0 {
@@ -194,7 +205,12 @@ func (k *Counters) Save(data []byte) error {
 		if err != nil {
 			return fmt.Errorf("counters: %w", err)
 		}
-		k.parts = len(all)
+		k.parts = len(parts)
+		for _, object := range all { // an interrupted save may have left the last parts only
+			if n, err := strconv.Atoi(strings.TrimPrefix(object.Name, k.c.objectName(countersKind, k.group)+"-")); err == nil && n < maxParts {
+				k.parts = max(k.parts, n+1)
+			}
+		}
 	}
 	for ; k.parts > len(parts); k.parts-- {
 		if err := k.c.deleteConfigMap(ctx, k.partName(k.parts-1), ""); err != nil {
@@ -216,7 +232,7 @@ func (k *Counters) Load() ([]byte, error) {
 			return nil, nil
 		}
 		if err == nil && n == 0 {
-			if parts, err = strconv.Atoi(object.Annotations[partsAnnotation]); err == nil && (parts < 1 || parts > maxCounters/partSize+1) {
+			if parts, err = strconv.Atoi(object.Annotations[partsAnnotation]); err == nil && (parts < 1 || parts > maxParts) {
 				err = fmt.Errorf("annotation %s: %d parts", partsAnnotation, parts)
 			}
 		}

@@ -141,7 +141,7 @@ func (s *Store) collect(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			_ = s.step(ctx, &g, time.Now()) // what fails is tried again
+			_ = s.collectStep(ctx, &g, time.Now()) // what fails is tried again
 		}
 	}
 }
@@ -156,8 +156,8 @@ type collector struct {
 	unnamed  []string
 }
 
-// step searches if it is time to, or removes what the last search has found if that is safe.
-func (s *Store) step(ctx context.Context, g *collector, now time.Time) error {
+// collectStep searches if it is time to, or removes what the last search has found if that is safe.
+func (s *Store) collectStep(ctx context.Context, g *collector, now time.Time) error {
 	s.mu.Lock()
 	last := s.last
 	s.mu.Unlock()

@@ -53,6 +53,10 @@ func (w *Watcher) follow(ctx context.Context, r resource, expected runtime.Objec
 			r.restrict(&o)
 			events, err := r.watch(ctx, o)
 			w.noteRead(ctx, "watch of "+r.what, err)
+			if err == nil && o.SendInitialEvents != nil && *o.SendInitialEvents {
+				// Such a watch sends the list, too: after an outage client-go makes no other.
+				w.noteRead(ctx, "list of "+r.what, nil)
+			}
 			return events, err
 		},
 	}
@@ -118,9 +122,9 @@ func (w *Watcher) followPods(ctx context.Context) {
 	present, stop := "", func() {}
 	defer func() { stop() }()
 	for {
-		if selector := w.selector(); selector != present {
+		if s := w.selection(); s.selector != present {
 			stop()
-			present, stop = selector, w.startPods(ctx, selector)
+			present, stop = s.selector, w.startPods(ctx, s)
 		}
 		select {
 		case <-ctx.Done():
@@ -130,15 +134,17 @@ func (w *Watcher) followPods(ctx context.Context) {
 	}
 }
 
-// startPods follows the Pods of a selector until the function that it returns is called,
+// startPods follows the Pods of a selection until the function that it returns is called,
 // which returns when that has ended.
-func (w *Watcher) startPods(ctx context.Context, selector string) (stop func()) {
+func (w *Watcher) startPods(ctx context.Context, s selection) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var rows *table[discovery.Pod]
 	rows = newTable(convertPod, func() {
-		if _, listed := rows.rowsIfListed(); listed {
+		if rows.isListed() {
 			w.mu.Lock()
-			w.pods = rows
+			if w.pods != rows {
+				w.pods, w.podsOf = rows, s
+			}
 			w.mu.Unlock()
 			w.noteChange()
 		}
@@ -151,7 +157,7 @@ func (w *Watcher) startPods(ctx context.Context, selector string) (stop func()) 
 			what:     "pods",
 			list:     func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return pods.List(ctx, o) },
 			watch:    pods.Watch,
-			restrict: func(o *metav1.ListOptions) { o.LabelSelector = selector },
+			restrict: func(o *metav1.ListOptions) { o.LabelSelector = s.selector },
 		}, &corev1.Pod{}, rows)
 	}()
 	return func() { cancel(); <-done }

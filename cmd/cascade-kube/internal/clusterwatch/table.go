@@ -89,6 +89,13 @@ func (t *table[T]) Replace(objects []any, _ string) error {
 // Resync implements cache.ReflectorStore: nothing is kept that could be stale.
 func (t *table[T]) Resync() error { return nil }
 
+// isListed reports whether a list was read completely.
+func (t *table[T]) isListed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.listed
+}
+
 // rowsIfListed returns the rows, in any order; false before a list was read.
 func (t *table[T]) rowsIfListed() ([]T, bool) {
 	t.mu.Lock()

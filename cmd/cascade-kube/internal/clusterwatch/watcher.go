@@ -74,7 +74,8 @@ type Watcher struct {
 
 	mu       sync.Mutex
 	selected selection              // the last good one of source; guarded by mu
-	pods     *table[discovery.Pod]  // of selected's selector; nil: none listed yet; guarded by mu
+	pods     *table[discovery.Pod]  // those of podsOf; nil: none listed yet; guarded by mu
+	podsOf   selection              // the former selection until the Pods of selected are listed; guarded by mu
 	faults   map[string]sourceFault // what cannot be read, by what it is; guarded by mu
 }
 
@@ -136,8 +137,8 @@ func (w *Watcher) Faults(now time.Time) (out []string) {
 	return out
 }
 
-// noteFault records why something cannot be read; a nil error ends that. It logs when
-// the reason changes.
+// noteFault records why something cannot be read; a nil error ends that. It logs the first
+// error and the end; Faults has the last error.
 func (w *Watcher) noteFault(what string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,7 +214,11 @@ func (w *Watcher) cluster() (discovery.Cluster, bool) {
 	if w.pods == nil {
 		return discovery.Cluster{}, false
 	}
-	c := discovery.Cluster{Source: w.String(), Port: w.selected.port}
+	// The Pods of a former selector listen on the former port.
+	if w.podsOf.selector == w.selected.selector {
+		w.podsOf = w.selected
+	}
+	c := discovery.Cluster{Source: w.String(), Port: w.podsOf.port}
 	c.Pods, _ = w.pods.rowsIfListed()
 	if w.cfg.Service == "" {
 		return c, true
@@ -243,9 +248,9 @@ func (w *Watcher) selectSource() {
 	}
 }
 
-// selector returns the selector of the Pods; "" before it is known.
-func (w *Watcher) selector() string {
+// selection returns what selects the Pods; its selector is "" before it is known.
+func (w *Watcher) selection() selection {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.selected.selector
+	return w.selected
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -209,6 +210,34 @@ func TestSelectionStays(t *testing.T) {
 	})
 }
 
+// TestPortOfTheFormerSelector checks that a pool whose selector and port change at once gives the new
+// port to no Pod of the former selector, however long the new Pods cannot be listed.
+func TestPortOfTheFormerSelector(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		c.setPod(pod("a", "blue", "10.0.0.1"))
+		c.setPod(pod("b", "green", "10.0.0.2"))
+		c.setPool(pool("vllm", "blue", 9000))
+		var away atomic.Bool
+		c.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return away.Load(), nil, errors.New("timeout")
+		})
+		stop := c.run()
+		defer stop()
+		c.expect("port 9000: a@10.0.0.1")
+		away.Store(true)
+		c.setPool(pool("vllm", "green", 9001))
+		c.expect("port 9000: a@10.0.0.1")
+		c.setPool(pool("vllm", "green", 9002))
+		c.expect("port 9000: a@10.0.0.1")
+		away.Store(false)
+		time.Sleep(2 * maxDelay)
+		c.expect("port 9002: b@10.0.0.2")
+		c.setPool(pool("vllm", "green", 9003)) // the port alone
+		c.expect("port 9003: b@10.0.0.2")
+	})
+}
+
 func TestService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, "", "vllm")
@@ -288,6 +317,65 @@ func TestOutage(t *testing.T) {
 		away.Store(false)
 		time.Sleep(2 * maxDelay)
 		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2, c@10.0.0.3")
+		if f := c.w.Faults(time.Now()); len(f) != 0 {
+			t.Errorf("faults %q", f)
+		}
+	})
+}
+
+// TestOutageOfWatchLists checks that with an API server whose watches send the list, no fault is left after an
+// outage in which lists failed, too: no further list is made.
+func TestOutageOfWatchLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		var err error
+		// The embedded interface hides that the fake has no such watches.
+		c.w, err = New(Config{Client: struct{ kubernetes.Interface }{c.client}, Dynamic: c.dynamic, Namespace: namespace, Pool: "vllm"})
+		testkit.NoError(t, err)
+		watchList := func(current *atomic.Pointer[watch.RaceFreeFakeWatcher], away *atomic.Bool, object, bookmark runtime.Object) clienttesting.WatchReactionFunc {
+			return func(a clienttesting.Action) (bool, watch.Interface, error) {
+				if away.Load() {
+					return true, nil, errors.New("timeout")
+				}
+				w := watch.NewRaceFreeFake()
+				if initial := a.(clienttesting.WatchActionImpl).ListOptions.SendInitialEvents; initial != nil && *initial {
+					w.Add(object)
+					w.Action(watch.Bookmark, bookmark)
+				}
+				current.Store(w)
+				return true, w, nil
+			}
+		}
+		ended := map[string]string{metav1.InitialEventsAnnotationKey: "true"}
+		listed := &unstructured.Unstructured{Object: map[string]any{}}
+		listed.SetAPIVersion("inference.networking.k8s.io/v1")
+		listed.SetKind("InferencePool")
+		listed.SetAnnotations(ended)
+		listed.SetResourceVersion("1")
+		var away, never atomic.Bool
+		var pods, pools atomic.Pointer[watch.RaceFreeFakeWatcher]
+		c.dynamic.PrependWatchReactor("inferencepools", watchList(&pools, &never, pool("vllm", "vllm", 9000), listed))
+		c.client.PrependWatchReactor("pods", watchList(&pods, &away, pod("a", "vllm", "10.0.0.1"), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: ended, ResourceVersion: "1"}}))
+		var lists atomic.Int64
+		c.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			lists.Add(1)
+			return true, nil, errors.New("timeout")
+		})
+		stop := c.run()
+		defer stop()
+		c.expect("port 9000: a@10.0.0.1")
+		if n := lists.Load(); n != 0 {
+			t.Errorf("%d lists, although the watch has sent it", n)
+		}
+		away.Store(true)
+		pods.Load().Stop()
+		time.Sleep(5 * time.Minute)
+		if f := c.w.Faults(time.Now()); len(f) != 2 || !strings.Contains(f[0], "list of pods") || !strings.Contains(f[1], "watch of pods") {
+			t.Errorf("faults %q", f)
+		}
+		away.Store(false)
+		time.Sleep(2 * maxDelay)
+		c.expect("port 9000: a@10.0.0.1")
 		if f := c.w.Faults(time.Now()); len(f) != 0 {
 			t.Errorf("faults %q", f)
 		}
