@@ -74,7 +74,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 			s.announce(slog.LevelInfo, "%s", line)
 			notifySystemd(log, systemdReady)
 		},
-		Beside: func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error {
+		RunAlongside: func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error {
 			return serveAdmin(ctx, scraped, metrics, adminAccess{file.Fleet.Control.AdminHosts, certificate, file.Fleet.TLS.TrustDomain})
 		},
 	})

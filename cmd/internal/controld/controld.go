@@ -45,9 +45,9 @@ type Config struct {
 	Logger *slog.Logger
 	// Started is called once with a line about this control plane, when it listens. Required.
 	Started func(line string)
-	// Beside runs as long as the control plane, with its metrics (control.MetricsHandler) and its
+	// RunAlongside runs as long as the control plane, with its metrics (control.MetricsHandler) and its
 	// certificate, which is nil for plain text; nil means nothing.
-	Beside func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error
+	RunAlongside func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error
 }
 
 // Run runs a control plane until ctx ends. It returns an error if it cannot start, or if a
@@ -65,7 +65,7 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	cc, err := c.controlConfig(fleet)
+	cc, err := c.controlConfig(ctx, fleet)
 	if err != nil {
 		return err
 	}
@@ -99,8 +99,8 @@ func Run(ctx context.Context, c Config) error {
 	g.Go(func() error { return plan.Run(ctx) })
 	g.Go(func() error { return plane.Run(ctx) })
 	g.Go(func() error { return own.Run(ctx) })
-	if c.Beside != nil {
-		g.Go(func() error { return c.Beside(ctx, plan.MetricsHandler(), own) })
+	if c.RunAlongside != nil {
+		g.Go(func() error { return c.RunAlongside(ctx, plan.MetricsHandler(), own) })
 	}
 	if edge != nil {
 		g.Go(func() error {
@@ -148,7 +148,7 @@ func ownCertificate(fleet wiring.Fleet, log *slog.Logger) (*certs.Provider, erro
 }
 
 // controlConfig opens the state, and returns the Config of the control plane.
-func (c Config) controlConfig(fleet wiring.Fleet) (control.Config, error) {
+func (c Config) controlConfig(ctx context.Context, fleet wiring.Fleet) (control.Config, error) {
 	open := c.OpenState
 	if open == nil {
 		open = (*wiring.Fleet).OpenState
@@ -157,5 +157,5 @@ func (c Config) controlConfig(fleet wiring.Fleet) (control.Config, error) {
 	if err != nil {
 		return control.Config{}, err
 	}
-	return fleet.ControlWith(c.Logger, state)
+	return fleet.ControlWith(ctx, c.Logger, state)
 }

@@ -144,14 +144,14 @@ func TestNoKubernetes(t *testing.T) {
 		t.Errorf("the state is in the directory %q", dir)
 	}
 	memory := new(store.Memory)
-	c, err := fleet.ControlWith(nil, &SharedState{Plan: memory, Modules: new(store.MemoryModules), Counters: func(string) fleetpkg.Counters { return fleetpkg.CounterFile{} }})
+	c, err := fleet.ControlWith(t.Context(), nil, &SharedState{Plan: memory, Modules: new(store.MemoryModules), Counters: func(string) fleetpkg.Counters { return fleetpkg.CounterFile{} }})
 	testkit.NoError(t, err)
 	if c.Store != memory {
 		t.Error("the state of the caller is not used")
 	}
 	closed := false
 	fleet.Fleet.Control.AdminUsers = []string{"no such user"}
-	if _, err := fleet.ControlWith(nil, &SharedState{Close: func() error { closed = true; return nil }}); err == nil || !closed {
+	if _, err := fleet.ControlWith(t.Context(), nil, &SharedState{Close: func() error { closed = true; return nil }}); err == nil || !closed {
 		t.Errorf("%v; closed: %v", err, closed)
 	}
 }

@@ -8,6 +8,7 @@
 package wiring
 
 import (
+	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
@@ -213,6 +214,9 @@ func (f *Fleet) minTensorParallel(model string) int {
 	return max(1, least)
 }
 
+// stateTimeout bounds how long Control waits for a shared state that is unavailable.
+const stateTimeout = 10 * time.Second
+
 // Control returns the control plane's Config, without listeners and TLS. It
 // creates the state directory where it is missing, and reads the models' histories. Where
 // state names etcd, Store is an io.Closer, which the caller closes after the control plane
@@ -222,20 +226,23 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	if err != nil {
 		return control.Config{}, err
 	}
-	return f.ControlWith(log, state)
+	ctx, cancel := context.WithTimeout(context.Background(), stateTimeout)
+	defer cancel()
+	return f.ControlWith(ctx, log, state)
 }
 
 // ControlWith is Control with a state that the caller has opened; nil is the state directory, or
-// memory. Where it fails, it closes the state.
-func (f *Fleet) ControlWith(log *slog.Logger, state *SharedState) (control.Config, error) {
-	c, err := f.controlConfig(log, state)
+// memory. Where the state is unavailable and is needed, it waits for it until ctx ends. Where it
+// fails, it closes the state.
+func (f *Fleet) ControlWith(ctx context.Context, log *slog.Logger, state *SharedState) (control.Config, error) {
+	c, err := f.controlConfig(ctx, log, state)
 	if err != nil && state != nil {
 		_ = state.Close()
 	}
 	return c, err
 }
 
-func (f *Fleet) controlConfig(log *slog.Logger, state *SharedState) (control.Config, error) {
+func (f *Fleet) controlConfig(ctx context.Context, log *slog.Logger, state *SharedState) (control.Config, error) {
 	if err := f.readHistories(); err != nil {
 		return control.Config{}, err
 	}
@@ -247,7 +254,7 @@ func (f *Fleet) controlConfig(log *slog.Logger, state *SharedState) (control.Con
 	if err := f.loadEstimator(&c.Settings); err != nil {
 		return c, err
 	}
-	if err := f.loadPrefixSecret(&c.Settings, state); err != nil {
+	if err := f.loadPrefixSecret(ctx, log, &c.Settings, state); err != nil {
 		return c, err
 	}
 	operators, err := localuser.New(f.Fleet.Control.AdminUsers)

@@ -7,13 +7,16 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // prefixSecretFile is the file of the state directory with the secret of prefix keys. The
@@ -21,10 +24,13 @@ import (
 // another replica.
 const prefixSecretFile = "prefix-secret"
 
+// secretRetry is the pause between two attempts to read the secret from a shared state.
+const secretRetry = time.Second
+
 // loadPrefixSecret puts the secret of prefix keys into the settings, if the fleet gives such
 // keys: the one of the shared state or of the state directory, which it creates where it is missing, or
 // without a state a new one.
-func (f *Fleet) loadPrefixSecret(s *resources.Settings, state *SharedState) error {
+func (f *Fleet) loadPrefixSecret(ctx context.Context, log *slog.Logger, s *resources.Settings, state *SharedState) error {
 	if f.Fleet.Control.PrefixKeys != config.PrefixKeysOn {
 		return nil
 	}
@@ -33,7 +39,7 @@ func (f *Fleet) loadPrefixSecret(s *resources.Settings, state *SharedState) erro
 		return nil
 	}
 	if state != nil {
-		return loadSharedSecret(s, state)
+		return loadSharedSecret(ctx, log, s, state)
 	}
 	dir := f.StateDir()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -62,11 +68,23 @@ func (f *Fleet) loadPrefixSecret(s *resources.Settings, state *SharedState) erro
 }
 
 // loadSharedSecret reads the secret of prefix keys from etcd or Kubernetes, and creates it where it
-// is missing.
-func loadSharedSecret(s *resources.Settings, state *SharedState) error {
+// is missing. While they are unavailable it tries again, until ctx ends: with another secret every
+// conversation would get another replica.
+func loadSharedSecret(ctx context.Context, log *slog.Logger, s *resources.Settings, state *SharedState) error {
 	var secret length.PrefixSecret
 	rand.Read(secret[:])
-	text, err := state.CreateOnce(context.Background(), prefixSecretFile, []byte(secret.Hex()))
+	text, err := state.CreateOnce(ctx, prefixSecretFile, []byte(secret.Hex()))
+	for logged := ""; errors.Is(err, store.ErrUnavailable) && ctx.Err() == nil; {
+		if why := err.Error(); why != logged && log != nil {
+			log.Warn("the state is unavailable, waiting for it to read the secret of prefix keys", "error", err)
+			logged = why
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(secretRetry):
+			text, err = state.CreateOnce(ctx, prefixSecretFile, []byte(secret.Hex()))
+		}
+	}
 	if err == nil {
 		s.PrefixSecret, err = length.ParsePrefixSecret(strings.TrimSpace(string(text)))
 	}

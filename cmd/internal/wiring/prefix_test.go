@@ -1,15 +1,22 @@
 package wiring
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // prefixFleet returns a fleet with prefix keys and a state directory, "" for none.
@@ -24,7 +31,7 @@ func prefixFleet(dir string) *Fleet {
 func TestPrefixSecret(t *testing.T) {
 	load := func(f *Fleet) length.PrefixSecret {
 		var s resources.Settings
-		if err := f.loadPrefixSecret(&s, nil); err != nil {
+		if err := f.loadPrefixSecret(t.Context(), nil, &s, nil); err != nil {
 			t.Error(err)
 		}
 		return s.PrefixSecret
@@ -62,8 +69,45 @@ func TestPrefixSecret(t *testing.T) {
 			t.Fatal(err)
 		}
 		var s resources.Settings
-		if err := prefixFleet(dir).loadPrefixSecret(&s, nil); err == nil || !strings.Contains(err.Error(), "remove it") || bad != "" && strings.Contains(err.Error(), bad) && len(bad) > 1 {
+		if err := prefixFleet(dir).loadPrefixSecret(t.Context(), nil, &s, nil); err == nil || !strings.Contains(err.Error(), "remove it") || bad != "" && strings.Contains(err.Error(), bad) && len(bad) > 1 {
 			t.Errorf("file %q: %v", bad, err)
 		}
+	}
+}
+
+// TestPrefixSecretOfStateThatIsAway checks that a control plane waits for a shared state that is
+// unavailable, and warns once, until it stops itself; every other error ends it at once.
+func TestPrefixSecretOfStateThatIsAway(t *testing.T) {
+	away, broken := fmt.Errorf("create the secret: %w", store.ErrUnavailable), errors.New("broken")
+	for _, c := range []struct {
+		fails int // how many attempts fail
+		err   error
+		calls int
+		want  error
+	}{
+		{fails: 20, err: away, calls: 21},
+		{fails: 1000, err: away, calls: 60, want: store.ErrUnavailable}, // one a second
+		{fails: 20, err: broken, calls: 1, want: broken},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute-secretRetry/2)
+			defer cancel()
+			var calls int
+			var log strings.Builder
+			state := &SharedState{CreateOnce: func(ctx context.Context, _ string, secret []byte) ([]byte, error) {
+				if calls++; calls <= c.fails {
+					return nil, c.err
+				}
+				return secret, ctx.Err()
+			}}
+			var s resources.Settings
+			err := prefixFleet("etcd://a").loadPrefixSecret(ctx, slog.New(slog.NewTextHandler(&log, nil)), &s, state)
+			if !errors.Is(err, c.want) || (err == nil) != (s.PrefixSecret != length.PrefixSecret{}) || calls != c.calls {
+				t.Errorf("%d attempts that fail with %v: %d calls, %v", c.fails, c.err, calls, err)
+			}
+			if n := strings.Count(log.String(), "level=WARN"); (n == 1) != (c.err == away) || n > 1 {
+				t.Errorf("%d warnings:\n%s", n, log.String())
+			}
+		})
 	}
 }
