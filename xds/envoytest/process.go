@@ -9,13 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/xds/internal/testprocess"
 )
 
 const (
@@ -47,13 +48,12 @@ type Config struct {
 // Process is a running Envoy. Its methods fail the test when Envoy does not
 // answer; call them from the test's own goroutine.
 type Process struct {
-	t     testing.TB
-	pid   int
-	admin string
-	log   string        // path
-	gone  chan struct{} // closed after the process has ended
-	once  sync.Once     // of Stop
-	http  http.Client
+	t       testing.TB
+	admin   string
+	log     string    // path
+	once    sync.Once // of Stop
+	http    http.Client
+	process *testprocess.Process
 }
 
 // Start runs Envoy until the end of the test and returns when it is ready. If the test
@@ -68,7 +68,7 @@ func Start(t testing.TB, c Config) *Process {
 	if c.Concurrency == 0 {
 		c.Concurrency = 2
 	}
-	p := &Process{t: t, log: filepath.Join(dir, "log"), gone: make(chan struct{})}
+	p := &Process{t: t, log: filepath.Join(dir, "log")}
 	p.http.Timeout = 10 * time.Second
 	p.http.Transport = &http.Transport{DisableKeepAlives: true}
 	args := append([]string{"-c", boot, "--disable-hot-restart", "-l", "warning",
@@ -86,31 +86,16 @@ func Start(t testing.TB, c Config) *Process {
 	return p
 }
 
-// start runs the command on a thread that lives as long as it does: the kernel
-// sends the parent-death signal when the thread that forked ends.
+// start runs the command with its output in the log.
 func (p *Process) start(cmd *exec.Cmd) error {
 	file, err := os.Create(p.log)
 	if err != nil {
 		return err
 	}
+	defer file.Close() // the process has its own
 	cmd.Stdout, cmd.Stderr = file, file
-	dieWithParent(cmd)
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		defer file.Close()
-		err := cmd.Start()
-		if err == nil {
-			p.pid = cmd.Process.Pid
-		}
-		started <- err
-		if err == nil {
-			cmd.Wait() // the log shows how it ended
-			close(p.gone)
-		}
-	}()
-	return <-started
+	p.process, err = testprocess.Start(cmd)
+	return err
 }
 
 // waitReady polls for the admin address, then for /ready.
@@ -141,7 +126,7 @@ func (p *Process) waitUntil(what string, within time.Duration, condition func() 
 			return
 		}
 		select {
-		case <-p.gone:
+		case <-p.process.Ended():
 			p.t.Fatalf("envoytest: Envoy ended before it was %s: %v", what, err)
 		case <-deadline.C:
 			p.t.Fatalf("envoytest: Envoy is not %s within %s: %v", what, within, err)
@@ -150,22 +135,21 @@ func (p *Process) waitUntil(what string, within time.Duration, condition func() 
 	}
 }
 
-// PID returns Envoy's process id, for instance to measure what it costs.
-func (p *Process) PID() int { return p.pid }
-
 // Stop ends Envoy as an orchestrator would, with SIGTERM, and waits for it. A
 // second call does nothing.
 func (p *Process) Stop() {
 	p.once.Do(func() {
-		syscall.Kill(p.pid, syscall.SIGTERM)
+		syscall.Kill(p.PID(), syscall.SIGTERM)
 		select {
-		case <-p.gone:
+		case <-p.process.Ended():
 		case <-time.After(stopWithin):
-			syscall.Kill(p.pid, syscall.SIGKILL)
-			<-p.gone
+			p.process.Kill()
 		}
 	})
 }
+
+// PID returns Envoy's process id, for instance to measure what it costs.
+func (p *Process) PID() int { return p.process.PID() }
 
 // Log returns the tail of what Envoy wrote, without the warning about
 // connection limits that it always prints.

@@ -7,9 +7,7 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/internal/testprocess"
 )
 
 // Config configures Start.
@@ -40,12 +39,11 @@ type Cluster struct {
 type Member struct {
 	Endpoint string // host:port for clients
 
-	t      testing.TB
-	binary string
-	args   []string
-	log    *testkit.Log
-	cmd    *exec.Cmd
-	ended  chan struct{} // closed when the process has ended
+	t                    testing.TB
+	binary               string
+	args                 []string
+	log                  *testkit.Log
+	*testprocess.Process // Kill ends it without a shutdown
 }
 
 // readyWithin bounds the start of a cluster on a loaded machine.
@@ -173,37 +171,13 @@ func (c *Cluster) Leader() *Member {
 
 func (m *Member) launch() {
 	m.t.Helper()
-	m.cmd = exec.Command(m.binary, m.args...)
-	m.cmd.Stdout, m.cmd.Stderr, m.cmd.SysProcAttr = m.log, m.log, endWithParent()
-	cmd, ended, started := m.cmd, make(chan struct{}), make(chan error)
-	m.ended = ended
-	go func() { // the kernel takes the end of the thread that forks for the parent's
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			cmd.Wait() // the log says how it ended
-			close(ended)
-		}
-	}()
-	testkit.NoError(m.t, <-started)
+	cmd := exec.Command(m.binary, m.args...)
+	cmd.Stdout, cmd.Stderr = m.log, m.log
+	m.Process = testkit.Must(testprocess.Start(cmd))
 }
 
 // Restart starts a member after Kill, with what it has stored.
 func (m *Member) Restart() { m.t.Helper(); m.launch() }
-
-// Kill ends the member without a shutdown, and waits for its end.
-func (m *Member) Kill() {
-	m.cmd.Process.Signal(syscall.SIGKILL)
-	<-m.ended
-}
-
-// Suspend stops the member with SIGSTOP: its sockets stay open, and it answers nothing.
-func (m *Member) Suspend() { m.cmd.Process.Signal(syscall.SIGSTOP) }
-
-// Resume ends Suspend.
-func (m *Member) Resume() { m.cmd.Process.Signal(syscall.SIGCONT) }
 
 // Compact removes the history of all keys, as etcd's own compaction does.
 func (c *Cluster) Compact() {

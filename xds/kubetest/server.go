@@ -17,13 +17,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
+	"github.com/cascadeinfer/cascade/xds/internal/testprocess"
 )
 
 // Binary returns the path of kube-apiserver: $KUBE_APISERVER, that of "make kube-apiserver", or
@@ -58,12 +57,11 @@ type Server struct {
 	Token   string // of a user who may do everything
 	Etcd    *etcdtest.Cluster
 
-	t      testing.TB
-	binary string
-	args   []string
-	log    *testkit.Log
-	cmd    *exec.Cmd
-	ended  chan struct{} // closed when the process has ended
+	t                    testing.TB
+	binary               string
+	args                 []string
+	log                  *testkit.Log
+	*testprocess.Process // Kill ends it without a shutdown; its etcd goes on
 }
 
 // readyWithin bounds the start on a loaded machine.
@@ -122,7 +120,7 @@ func (s *Server) WaitReady() {
 			return
 		}
 		select {
-		case <-s.ended:
+		case <-s.Ended():
 			s.t.Fatal("kubetest: kube-apiserver has ended")
 		case <-time.After(100 * time.Millisecond):
 		}
@@ -176,21 +174,9 @@ func (s *Server) do(method, path string, body []byte) ([]byte, error) {
 
 func (s *Server) launch() {
 	s.t.Helper()
-	s.cmd = exec.Command(s.binary, s.args...)
-	s.cmd.Stdout, s.cmd.Stderr, s.cmd.SysProcAttr = s.log, s.log, endWithParent()
-	cmd, ended, started := s.cmd, make(chan struct{}), make(chan error)
-	s.ended = ended
-	go func() { // the kernel takes the end of the thread that forks for the parent's
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait() // the log says how it ended
-			close(ended)
-		}
-	}()
-	testkit.NoError(s.t, <-started)
+	cmd := exec.Command(s.binary, s.args...)
+	cmd.Stdout, cmd.Stderr = s.log, s.log
+	s.Process = testkit.Must(testprocess.Start(cmd))
 }
 
 // Restart starts the API server after Kill, and waits until it is ready.
@@ -199,15 +185,3 @@ func (s *Server) Restart() {
 	s.launch()
 	s.WaitReady()
 }
-
-// Kill ends the API server without a shutdown, and waits for its end. Its etcd goes on.
-func (s *Server) Kill() {
-	_ = s.cmd.Process.Signal(syscall.SIGKILL)
-	<-s.ended
-}
-
-// Suspend stops the API server with SIGSTOP: its sockets stay open, and it answers nothing.
-func (s *Server) Suspend() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) }
-
-// Resume ends Suspend.
-func (s *Server) Resume() { _ = s.cmd.Process.Signal(syscall.SIGCONT) }
