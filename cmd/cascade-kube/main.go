@@ -106,18 +106,9 @@ func (s *settings) logger() (*slog.Logger, error) {
 	if s.limiter != nil {
 		return slog.New(s.limiter), nil
 	}
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(s.level)); err != nil {
-		return nil, &usageError{"cascade-kube", fmt.Errorf("--log %q: must be debug, info, warn or error", s.level)}
-	}
-	options := &slog.HandlerOptions{Level: level}
-	switch s.format {
-	case "text":
-		s.limiter = loglimit.New(slog.NewTextHandler(s.stderr, options))
-	case "json":
-		s.limiter = loglimit.New(slog.NewJSONHandler(s.stderr, options))
-	default:
-		return nil, &usageError{"cascade-kube", fmt.Errorf("--log-format %q: must be text or json", s.format)}
+	var err error
+	if s.limiter, err = loglimit.Open(s.stderr, s.level, s.format); err != nil {
+		return nil, &usageError{"cascade-kube", err}
 	}
 	return slog.New(s.limiter), nil
 }

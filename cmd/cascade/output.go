@@ -15,18 +15,9 @@ func (s *settings) logger() (*slog.Logger, error) {
 	if s.log != nil {
 		return s.log, nil
 	}
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(s.logLevel)); err != nil {
-		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log %q: must be debug, info, warn or error", s.logLevel)}
-	}
-	options := &slog.HandlerOptions{Level: level}
-	switch s.logFormat {
-	case "text":
-		s.limiter = loglimit.New(slog.NewTextHandler(s.stderr, options))
-	case "json":
-		s.limiter = loglimit.New(slog.NewJSONHandler(s.stderr, options))
-	default:
-		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log-format %q: must be text or json", s.logFormat)}
+	var err error
+	if s.limiter, err = loglimit.Open(s.stderr, s.logLevel, s.logFormat); err != nil {
+		return nil, &usageError{command: "cascade", err: err}
 	}
 	s.log = slog.New(s.limiter)
 	return s.log, nil

@@ -68,17 +68,25 @@ func Read(r io.Reader) (Fleet, error) {
 	if err != nil {
 		return Fleet{}, err
 	}
-	var fleet Fleet
+	fleet, err := decode(data)
+	if err != nil {
+		return Fleet{}, err
+	}
+	fleet.setDefaults()
+	if errs := fleet.validate(); len(errs) > 0 {
+		return Fleet{}, errors.Join(locateErrors(data, errs)...)
+	}
+	return fleet, nil
+}
+
+// decode decodes a fleet file, without its defaults.
+func decode(data []byte) (fleet Fleet, err error) {
 	if err := yaml.UnmarshalWithOptions(data, &fleet, yaml.Strict()); err != nil {
 		// To the strict decoder a removed field is an unknown one.
 		if removed := checkRemoved(data); removed != nil {
 			return Fleet{}, removed
 		}
 		return Fleet{}, errors.New(yaml.FormatError(err, false, true))
-	}
-	fleet.setDefaults()
-	if errs := fleet.validate(); len(errs) > 0 {
-		return Fleet{}, errors.Join(locateErrors(data, errs)...)
 	}
 	return fleet, nil
 }
@@ -146,12 +154,9 @@ func ReadBase(data []byte) (Fleet, error) {
 	if err != nil {
 		return Fleet{}, err
 	}
-	var fleet Fleet
-	if err := yaml.UnmarshalWithOptions(data, &fleet, yaml.Strict()); err != nil {
-		if removed := checkRemoved(data); removed != nil {
-			return Fleet{}, removed
-		}
-		return Fleet{}, errors.New(yaml.FormatError(err, false, true))
+	fleet, err := decode(data)
+	if err != nil {
+		return Fleet{}, err
 	}
 	if fleet.Replicas != nil {
 		return Fleet{}, errors.Join(locateErrors(data, []*FieldError{{Path: "replicas", Msg: "must be absent: the replicas are discovered"}})...)

@@ -15,16 +15,7 @@ import (
 // handoff, is repeated, because the host may be busy.
 func PlayBlockEdges(t *testing.T, model string, engines [2]string, block int, edit func(*frontend.Config)) {
 	t.Helper()
-	proxies := [2]*Proxy{NewProxy(t, engines[0], Hooks{}), NewProxy(t, engines[1], Hooks{})}
-	p := New(t, model, engines, func(c *frontend.Config) {
-		if edit != nil {
-			edit(c)
-		}
-		c.Engine = proxies[0].URL
-		if c.Replica == replica(1) {
-			c.Engine = proxies[1].URL
-		}
-	})
+	p, proxies := NewProxied(t, model, engines, edit)
 	rng := rand.New(rand.NewPCG(3, 4))
 	for i := range 12 {
 		at, residue, chat := i%2, []int{block - 1, 0, 1}[i/2%3], i >= 6

@@ -67,6 +67,20 @@ func New(t testing.TB, model string, engines [2]string, edit func(*frontend.Conf
 	return p
 }
 
+// NewProxied is New with a Proxy without hooks before each engine.
+func NewProxied(t testing.TB, model string, engines [2]string, edit func(*frontend.Config)) (*Pair, [2]*Proxy) {
+	proxies := [2]*Proxy{NewProxy(t, engines[0], Hooks{}), NewProxy(t, engines[1], Hooks{})}
+	return New(t, model, engines, func(c *frontend.Config) {
+		if edit != nil {
+			edit(c)
+		}
+		c.Engine = proxies[0].URL
+		if c.Replica == replica(1) {
+			c.Engine = proxies[1].URL
+		}
+	}), proxies
+}
+
 func replica(i int) policies.ReplicaID { return policies.ReplicaID(fmt.Sprint("r", i)) }
 
 // target returns a replica as a target of migrations.

@@ -13,20 +13,11 @@ import (
 
 // PlayRescues breaks streams twice, first at one engine and then at the other, whenever the client
 // has the ids of a character that has only begun, until it has done so as often as cuts says: what
-// clients read in all is the engine's own answer. Half of the streams are chats. The engines are base URLs. edit, if not nil, edits the front ends'
-// configuration.
+// clients read in all is the engine's own answer. Half of the streams are chats. The engines are
+// base URLs. edit, if not nil, edits the front ends' configuration.
 func PlayRescues(t *testing.T, model string, engines [2]string, cuts int, edit func(*frontend.Config)) {
 	t.Helper()
-	proxies := [2]*Proxy{NewProxy(t, engines[0], Hooks{}), NewProxy(t, engines[1], Hooks{})}
-	p := New(t, model, engines, func(c *frontend.Config) {
-		if edit != nil {
-			edit(c)
-		}
-		c.Engine = proxies[0].URL
-		if c.Replica == replica(1) {
-			c.Engine = proxies[1].URL
-		}
-	})
+	p, proxies := NewProxied(t, model, engines, edit)
 	rng := rand.New(rand.NewPCG(11, 12))
 	done := 0
 	for i := 0; done < cuts; i++ {
