@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -126,9 +127,9 @@ func (c *Client) describe(operation string, err error) error {
 	case isAny(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf(`%s: %w: its database is full: compact and defragment it, then run "etcdctl alarm disarm"; --auto-compaction-retention keeps it small`, at, err)
 	case isAny(err, rpctypes.ErrPermissionDenied):
-		return refusedError{fmt.Errorf("%s: %w: grant the user's role readwrite on the prefix %s/", at, err, c.cfg.Prefix)}
+		return remotestore.RefusedError{Cause: fmt.Errorf("%s: %w: grant the user's role readwrite on the prefix %s/", at, err, c.cfg.Prefix)}
 	case isRefusedLogin(err):
-		return refusedError{fmt.Errorf("%s: user %q: %w: check the user and its password file", at, c.cfg.User, err)}
+		return remotestore.RefusedError{Cause: fmt.Errorf("%s: user %q: %w: check the user and its password file", at, c.cfg.User, err)}
 	case isAny(err, rpctypes.ErrRequestTooLarge):
 		return fmt.Errorf("%s: %w: etcd's --max-request-bytes must be at least 1572864, its default", at, err)
 	case isTransient(err):
@@ -136,16 +137,6 @@ func (c *Client) describe(operation string, err error) error {
 	}
 	return fmt.Errorf("%s: %w", at, err)
 }
-
-// refusedError says that etcd refuses this control plane, or that it has no password. It is store.ErrUnavailable, because
-// nothing is known about what is stored.
-type refusedError struct{ error }
-
-// Is implements the interface of errors.Is.
-func (refusedError) Is(target error) bool { return target == store.ErrUnavailable }
-
-// Unwrap implements the interface of errors.Unwrap.
-func (e refusedError) Unwrap() error { return e.error }
 
 // cause returns the text of an error without gRPC's frame.
 func cause(err error) string {

@@ -36,6 +36,8 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 )
 
 // Config is the configuration of a Client.
@@ -159,10 +161,10 @@ func (c *Client) connect(ctx context.Context) (*clientv3.Client, error) {
 	if c.cfg.User != "" {
 		password, err := c.cfg.Password()
 		if err != nil {
-			return nil, refusedError{err}
+			return nil, remotestore.RefusedError{Cause: err}
 		}
 		if password == "" {
-			return nil, refusedError{fmt.Errorf("the password of user %q is empty", c.cfg.User)}
+			return nil, remotestore.RefusedError{Cause: fmt.Errorf("the password of user %q is empty", c.cfg.User)}
 		}
 		cfg.Username, cfg.Password = c.cfg.User, password
 	}

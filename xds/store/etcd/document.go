@@ -13,6 +13,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -66,7 +67,7 @@ func (c *Client) putDocument(ctx context.Context, body []byte) (value string, ex
 	}
 	hash := sha256.Sum256(body)
 	sum := hex.EncodeToString(hash[:])
-	pieces := split(body)
+	pieces := remotestore.Split(body, chunkSize)
 	stored, err := c.listKeys(ctx, c.key("chunks", sum)+"/")
 	if err != nil {
 		return "", nil, err
@@ -87,14 +88,6 @@ func (c *Client) putDocument(ctx context.Context, body []byte) (value string, ex
 	}
 	text, err := json.Marshal(pointer{&chunked{SHA256: sum, Size: len(body), Chunks: len(pieces)}})
 	return string(text), exist, err
-}
-
-// split divides a body into pieces of chunkSize.
-func split(body []byte) (pieces [][]byte) {
-	for len(body) > chunkSize {
-		pieces, body = append(pieces, body[:chunkSize]), body[chunkSize:]
-	}
-	return append(pieces, body)
 }
 
 // listKeys returns the keys with a prefix, and the revision of the last change of each.

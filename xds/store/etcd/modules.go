@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -94,7 +95,7 @@ func (m *Modules) Put(sum lifecycle.Digest, code []byte) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), blobTimeout)
 	defer cancel()
-	pieces := split(code)
+	pieces := remotestore.Split(code, chunkSize)
 	for n, piece := range pieces {
 		key := m.c.key(modulesFolder, hex.EncodeToString(sum[:]), fmt.Sprintf("%04d-%04d", n, len(pieces)))
 		err := m.c.call(ctx, "store a module", writeTimeout, func(ctx context.Context, conn *clientv3.Client) error {

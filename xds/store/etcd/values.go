@@ -2,13 +2,11 @@ package etcd
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
@@ -16,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -139,28 +138,17 @@ func (n *Notes) All() ([][]byte, error) {
 type Counters struct {
 	c     *Client
 	name  string
-	saved time.Time // when the last Save wrote; zero: none has
-	size  int       // of what it wrote
+	saved remotestore.LastSave
 }
 
 // Counters returns the counters of a control plane.
 func (c *Client) Counters(name string) *Counters { return &Counters{c: c, name: shortName(name)} }
 
-const (
-	// maxCounters bounds compressed counters: those of some 1,500 busy replicas.
-	maxCounters = 8 << 20
-	// maxCountersJSON bounds what they may expand to.
-	maxCountersJSON = 256 << 20
-	// counterRate is how many bytes a second the counters of a control plane may add to the
-	// history of etcd. Saves beyond it are skipped.
-	counterRate = 16 << 10
-)
-
 // Save implements fleet.Counters. Counters that were saved so recently that they would fill the
 // history of etcd are skipped: a crash loses what was counted since the last write, up to 8 s for
-// each 128 KiB of compressed counters, which is 512 s at maxCounters.
+// each 128 KiB of compressed counters, which is 512 s at remotestore.MaxCounters.
 func (k *Counters) Save(data []byte) error {
-	if !k.saved.IsZero() && time.Since(k.saved) < time.Duration(k.size)*time.Second/counterRate {
+	if k.saved.IsRecent() {
 		return nil
 	}
 	return k.SaveLast(data)
@@ -168,20 +156,13 @@ func (k *Counters) Save(data []byte) error {
 
 // SaveLast implements fleet.Counters. It writes at once: a restart in order loses nothing.
 func (k *Counters) SaveLast(data []byte) error {
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	if _, err := z.Write(data); err != nil {
+	stored, err := remotestore.CompressCounters("etcd", data)
+	if err != nil {
 		return err
-	}
-	if err := z.Close(); err != nil {
-		return err
-	}
-	if b.Len() > maxCounters {
-		return fmt.Errorf("counters in etcd: %d bytes, at most %d are kept: with that many replicas, run several control planes, each of which counts by itself", b.Len(), maxCounters)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), blobTimeout)
 	defer cancel()
-	pieces := split(b.Bytes())
+	pieces := remotestore.Split(stored, chunkSize)
 	for n, piece := range pieces {
 		// Parts of different saves do not mix: Load then fails on the checksum of gzip.
 		key := k.c.key("counters", k.name, fmt.Sprintf("%04d", n))
@@ -195,7 +176,7 @@ func (k *Counters) SaveLast(data []byte) error {
 			return fmt.Errorf("counters: %w", err)
 		}
 	}
-	k.saved, k.size = time.Now(), b.Len()
+	k.saved = remotestore.LastSave{At: time.Now(), Size: len(stored)}
 	return nil
 }
 
@@ -205,7 +186,7 @@ func (k *Counters) Load() ([]byte, error) {
 	defer cancel()
 	prefix := k.c.key("counters", k.name) + "/"
 	var all bytes.Buffer
-	for n := 0; n <= maxCounters/chunkSize; n++ {
+	for n := 0; n <= remotestore.MaxCounters/chunkSize; n++ {
 		piece, err := k.c.getAt(ctx, fmt.Sprintf("%s%04d", prefix, n), 0)
 		if errors.Is(err, errMissing) {
 			break
@@ -218,18 +199,7 @@ func (k *Counters) Load() ([]byte, error) {
 	if all.Len() == 0 {
 		return nil, nil
 	}
-	z, err := gzip.NewReader(&all)
-	if err != nil {
-		return nil, fmt.Errorf("counters in etcd: %w", err)
-	}
-	data, err := io.ReadAll(io.LimitReader(z, maxCountersJSON+1))
-	if err == nil && len(data) > maxCountersJSON {
-		err = fmt.Errorf("more than %d bytes", maxCountersJSON)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("counters in etcd: %w", err)
-	}
-	return data, nil
+	return remotestore.ExpandCounters("etcd", &all)
 }
 
 // maxSecret is the size of a secret in bytes.

@@ -2,12 +2,12 @@ package etcd
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -42,54 +42,16 @@ func (s *Store) Watch(ctx context.Context) <-chan store.Update {
 
 // watch sends what is stored whenever it differs from what was sent last, until ctx ends.
 func (s *Store) watch(ctx context.Context, changed <-chan struct{}, updates chan<- store.Update) {
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
 	var have content
-	var sent store.Update
 	garbage := collector{c: s.c, at: time.Now()}
-	for first := true; ; {
+	remotestore.Follow(ctx, changed, pollInterval, updates, func(ctx context.Context) (store.Version, error) {
 		got, err := s.read(ctx, have)
-		if ctx.Err() != nil {
-			return
-		}
-		u := store.Update{Version: store.Version(got.String()), Err: err}
-		if err != nil {
-			u.Version = store.Version(have.String())
-		} else {
+		if err == nil && ctx.Err() == nil {
 			have = got
 			garbage.collect(ctx, have.version)
 		}
-		if first || u.Version != sent.Version || !sameError(u.Err, sent.Err) {
-			u.Object = have.object()
-			select {
-			case updates <- u:
-			case <-ctx.Done():
-				return
-			}
-			first, sent = false, store.Update{Version: u.Version, Err: u.Err}
-		}
-		select {
-		case <-changed:
-		case <-poll.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// sameError reports whether two errors say the same. While etcd does not answer, the causes
-// alternate with the members that are asked.
-func sameError(a, b error) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return a.Error() == b.Error() || isSilence(a) && isSilence(b)
-}
-
-// isSilence reports whether an error says that etcd does not answer.
-func isSilence(err error) bool {
-	var refused refusedError
-	return errors.Is(err, store.ErrUnavailable) && !errors.As(err, &refused)
+		return store.Version(have.String()), err
+	}, func() store.Object { return have.object() })
 }
 
 // followEvents signals in changed that a document may have changed, until ctx ends. Every

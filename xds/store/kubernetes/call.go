@@ -10,6 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -105,24 +106,14 @@ func (c *Client) describe(operation string, err error) error {
 	case strings.Contains(message, noSpace):
 		return fmt.Errorf("%s: %w: the etcd of the cluster is full: compact and defragment it", at, err)
 	case code == http.StatusForbidden:
-		return refusedError{fmt.Errorf("%s: %w: bind the Role of deploy/kubernetes/control-role.yaml to the ServiceAccount of this Pod", at, err)}
+		return remotestore.RefusedError{Cause: fmt.Errorf("%s: %w: bind the Role of deploy/kubernetes/control-role.yaml to the ServiceAccount of this Pod", at, err)}
 	case code == http.StatusUnauthorized:
-		return refusedError{fmt.Errorf("%s: %w: check the token or the certificate of this client", at, err)}
+		return remotestore.RefusedError{Cause: fmt.Errorf("%s: %w: check the token or the certificate of this client", at, err)}
 	case isTransient(err):
 		return fmt.Errorf("%s: %w: check that the API server runs and that this Pod reaches it (%s)", at, store.ErrUnavailable, cause(err))
 	}
 	return fmt.Errorf("%s: %w", at, err)
 }
-
-// refusedError says that the API server refuses this control plane. It is store.ErrUnavailable,
-// because nothing is known about what is stored.
-type refusedError struct{ error }
-
-// Is implements the interface of errors.Is.
-func (refusedError) Is(target error) bool { return target == store.ErrUnavailable }
-
-// Unwrap implements the interface of errors.Unwrap.
-func (e refusedError) Unwrap() error { return e.error }
 
 // cause returns the text of an error, which is always the same for the same cause.
 func cause(err error) string {

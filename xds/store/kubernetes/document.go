@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -88,7 +89,7 @@ func (c *Client) partNames(kind string, p pointer) []string {
 func (c *Client) putDocument(ctx context.Context, kind string, body []byte) (pointer, error) {
 	var id [idSize]byte
 	rand.Read(id[:])
-	sum, parts := sha256.Sum256(body), split(body)
+	sum, parts := sha256.Sum256(body), remotestore.Split(body, partSize)
 	p := pointer{ID: hex.EncodeToString(id[:]), SHA256: hex.EncodeToString(sum[:]), Size: len(body), Parts: len(parts)}
 	for n, name := range c.partNames(kind, p) {
 		object := &corev1.ConfigMap{ObjectMeta: c.meta(name, kind, ""), Immutable: new(true)}
@@ -116,14 +117,6 @@ const (
 	secrets    = "secrets"
 	leases     = "leases"
 )
-
-// split divides a body into pieces of partSize.
-func split(body []byte) (parts [][]byte) {
-	for len(body) > partSize {
-		parts, body = append(parts, body[:partSize]), body[partSize:]
-	}
-	return append(parts, body)
-}
 
 // errMissing says that a ConfigMap that the root names does not exist.
 var errMissing = errors.New("the ConfigMap is missing")

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -52,7 +53,7 @@ func (m *Modules) Put(sum lifecycle.Digest, code []byte) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), blobTimeout)
 	defer cancel()
-	parts := split(code)
+	parts := remotestore.Split(code, partSize)
 	for n, part := range parts {
 		object := &corev1.ConfigMap{
 			ObjectMeta: m.c.meta(m.c.modulePart(sum, n, len(parts)), moduleKind, moduleGroup(sum)),

@@ -2,13 +2,11 @@ package kubernetes
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -134,24 +133,15 @@ func (n *Notes) read(ctx context.Context, now time.Time) ([][]byte, error) {
 type Counters struct {
 	c     *Client
 	group string
-	saved time.Time // when the last Save wrote; zero: none has
-	size  int       // of what it wrote
-	parts int       // that may be stored; 0: not known
+	saved remotestore.LastSave
+	parts int // that may be stored; 0: not known
 }
 
 // Counters returns the counters of a control plane.
 func (c *Client) Counters(name string) *Counters { return &Counters{c: c, group: hashOf(name)} }
 
-const (
-	// maxCounters bounds compressed counters: those of some 1,500 busy replicas.
-	maxCounters = 8 << 20
-	maxParts    = maxCounters/partSize + 1
-	// maxCountersJSON bounds what they may expand to.
-	maxCountersJSON = 256 << 20
-	// counterRate is how many bytes a second the counters of a control plane may add to the
-	// history of the cluster's etcd. Saves beyond it are skipped.
-	counterRate = 16 << 10
-)
+// maxParts bounds the parts of counters.
+const maxParts = remotestore.MaxCounters/partSize + 1
 
 func (k *Counters) partName(n int) string {
 	return k.c.objectName(countersKind, k.group, strconv.Itoa(n))
@@ -163,9 +153,9 @@ const partsAnnotation = "cascade/parts"
 
 // Save implements fleet.Counters. Counters that were saved so recently that they would fill the
 // history of etcd are skipped: a crash loses what was counted since the last write, up to 8 s for
-// each 128 KiB of compressed counters, which is 512 s at maxCounters.
+// each 128 KiB of compressed counters, which is 512 s at remotestore.MaxCounters.
 func (k *Counters) Save(data []byte) error {
-	if !k.saved.IsZero() && time.Since(k.saved) < time.Duration(k.size)*time.Second/counterRate {
+	if k.saved.IsRecent() {
 		return nil
 	}
 	return k.SaveLast(data)
@@ -174,20 +164,13 @@ func (k *Counters) Save(data []byte) error {
 // SaveLast implements fleet.Counters. It writes at once: a restart in order loses nothing. If a
 // save of several parts is interrupted, Load fails.
 func (k *Counters) SaveLast(data []byte) error {
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	if _, err := z.Write(data); err != nil {
+	stored, err := remotestore.CompressCounters("kubernetes", data)
+	if err != nil {
 		return err
-	}
-	if err := z.Close(); err != nil {
-		return err
-	}
-	if b.Len() > maxCounters {
-		return fmt.Errorf("counters in kubernetes: %d bytes, at most %d are kept: with that many replicas, run several control planes, each of which counts by itself", b.Len(), maxCounters)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), blobTimeout)
 	defer cancel()
-	parts := split(b.Bytes())
+	parts := remotestore.Split(stored, partSize)
 	if k.parts > 0 { // also if this save is interrupted
 		k.parts = max(k.parts, len(parts))
 	}
@@ -217,7 +200,7 @@ func (k *Counters) SaveLast(data []byte) error {
 			return fmt.Errorf("counters: %w", err)
 		}
 	}
-	k.saved, k.size, k.parts = time.Now(), b.Len(), len(parts)
+	k.saved, k.parts = remotestore.LastSave{At: time.Now(), Size: len(stored)}, len(parts)
 	return nil
 }
 
@@ -241,18 +224,7 @@ func (k *Counters) Load() ([]byte, error) {
 		}
 		all.Write(partOf(object))
 	}
-	z, err := gzip.NewReader(&all)
-	if err != nil {
-		return nil, fmt.Errorf("counters in kubernetes: %w", err)
-	}
-	data, err := io.ReadAll(io.LimitReader(z, maxCountersJSON+1))
-	if err == nil && len(data) > maxCountersJSON {
-		err = fmt.Errorf("more than %d bytes", maxCountersJSON)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("counters in kubernetes: %w", err)
-	}
-	return data, nil
+	return remotestore.ExpandCounters("kubernetes", &all)
 }
 
 // maxSecret is the size of a secret in bytes.

@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -11,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -44,50 +44,14 @@ func (s *Store) Watch(ctx context.Context) <-chan store.Update {
 
 // watch sends what is stored whenever it differs from what was sent last, until ctx ends.
 func (s *Store) watch(ctx context.Context, changed <-chan struct{}, updates chan<- store.Update) {
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
 	var have content
-	var sent store.Update
-	for first := true; ; {
+	remotestore.Follow(ctx, changed, pollInterval, updates, func(ctx context.Context) (store.Version, error) {
 		got, err := s.read(ctx, have)
-		if ctx.Err() != nil {
-			return
-		}
 		if err == nil {
 			have = got
 		}
-		u := store.Update{Version: store.Version(have.version()), Err: err}
-		if first || u.Version != sent.Version || !sameError(u.Err, sent.Err) {
-			u.Object = have.object()
-			select {
-			case updates <- u:
-			case <-ctx.Done():
-				return
-			}
-			first, sent = false, store.Update{Version: u.Version, Err: u.Err}
-		}
-		select {
-		case <-changed:
-		case <-poll.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// sameError reports whether two errors say the same. While the API server does not answer, the
-// causes alternate.
-func sameError(a, b error) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return a.Error() == b.Error() || isSilence(a) && isSilence(b)
-}
-
-// isSilence reports whether an error says that the API server does not answer.
-func isSilence(err error) bool {
-	var refused refusedError
-	return errors.Is(err, store.ErrUnavailable) && !errors.As(err, &refused)
+		return store.Version(have.version()), err
+	}, func() store.Object { return have.object() })
 }
 
 // followEvents signals in changed that the Lease may have changed, until ctx ends. A watch that
