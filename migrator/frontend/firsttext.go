@@ -10,14 +10,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 )
 
-// firstTextTimeout bounds the questions about one event; each of them takes at most detokenizeTimeout
+// firstTextTimeout bounds the requests about one event; each of them takes at most detokenizeTimeout
 // at each of two engines.
 const firstTextTimeout = 4 * detokenizeTimeout
 
 // firstText corrects the first text of a leg that continues ids whose text ends inside a
-// character. Engines cannot: vLLM 0.32 sends the text of the whole prompt and answer then,
-// others may lose the character. The text is asked of an engine instead: that of the ids so far,
-// without what the client has of it.
+// character. Engines do not handle that: vLLM 0.32 sends the text of the whole prompt and answer
+// then, others may lose the character. firstText asks an engine for the text of all ids so far
+// instead, and removes what the client has of it.
 type firstText struct {
 	server   *Server
 	ctx      context.Context // the stream's
@@ -27,13 +27,14 @@ type firstText struct {
 	shownIDs int
 }
 
-// errNoText says that an engine's text is not the one that another engine knows for the same ids.
-var errNoText = errors.New("the engine's text does not end as that of its token ids")
+// errTextDiffers says that the text that an engine sent is not the text of its ids.
+var errTextDiffers = errors.New("the engine's text is not the text of its token ids")
 
-// newFirstText returns the correction for a leg at a replica; nil if it needs none, because the text of
-// ids ends with a character. The client has the text of ids[:textIDs], of which prompt are the
-// prompt's, except a character that the last of them has only begun. The error is for engines that turn
-// no ids into text, if the text is known to end inside a character or has ids without text.
+// newFirstText returns the correction for a leg at target that continues ids; nil if their text ends with
+// a whole character. The first ids, as many as prompt says, are the prompt's. The client has the text of
+// ids[:textIDs], except a last character that is incomplete. If no engine turns ids into text, it returns
+// an error if their text is known to end inside a character or textIDs is less than len(ids); else it
+// logs that, and returns nil.
 func (s *Stream) newFirstText(ctx context.Context, target Target, ids []uint32, prompt, textIDs int) (*firstText, error) {
 	ends, err := s.server.askTextEnd(ctx, target, ids)
 	switch {
@@ -54,8 +55,9 @@ func (s *Stream) newFirstText(ctx context.Context, target Target, ids []uint32, 
 	return f, nil
 }
 
-// lastText returns the text of the most ids, from most down to least, whose text ends with a
-// character, and how many that are. If there are none, it returns the text of least ids.
+// lastText returns the largest n from least to most for which the text of ids[:n] ends with a whole
+// character, and that text. If there is none, it returns least and the text of ids[:least]. least is
+// raised to most−detokenizeIDs, which bounds the requests.
 func (f *firstText) lastText(ctx context.Context, least, most int) (n int, text string, err error) {
 	least = max(least, most-detokenizeIDs)
 	for n = most; n > 0; n-- {
@@ -74,7 +76,7 @@ func (f *firstText) correct(c *openai.Chunk) (corrected *openai.Chunk, done bool
 		if err == nil {
 			f.ids = ids
 		}
-		return c, false, nil // who reads the event finds ids that cannot be read
+		return c, false, nil // the reader of the event reports ids that cannot be read
 	}
 	f.ids = ids
 	ctx, cancel := context.WithTimeout(f.ctx, firstTextTimeout)
@@ -94,7 +96,7 @@ func (f *firstText) textOf(ctx context.Context, c *openai.Chunk) (string, error)
 		return rest, err
 	}
 	if !c.Finish {
-		return "", errNoText
+		return "", errTextDiffers
 	}
 	// The last token of an answer may have no text, although engines can name it, or end inside a
 	// character.
@@ -107,12 +109,13 @@ func (f *firstText) textOf(ctx context.Context, c *openai.Chunk) (string, error)
 			return rest, err
 		}
 	}
-	return "", errNoText
+	return "", errTextDiffers
 }
 
-// rest returns what a text has beyond the client's. ok is false unless the engine's own text ends with
-// it, or is its end without the character that had begun: the questions are answered with special
-// tokens, which answers leave out.
+// rest returns the part of a text that follows the client's text. ok says that there is one, and that it
+// agrees with what the engine sent in c: the sent text ends with it, or it ends with the sent text without
+// the incomplete character at its beginning. They may differ because /detokenize shows special tokens,
+// which answers leave out.
 func (f *firstText) rest(text string, c *openai.Chunk) (rest string, ok bool) {
 	rest, ok = strings.CutPrefix(text, f.shown)
 	sent := c.Text()

@@ -25,23 +25,23 @@ const unknownHost = "unknown"
 // zoneOf returns the zone of an endpoint's locality.
 func zoneOf(e Endpoint) string { return cmp.Or(e.Host, unknownHost) }
 
-// MaxDistant is how many replicas of stages other than its own and the next a stage's
-// assignment has, at most; one that no plan uses has as many, besides the replicas in no
-// stage. Whatever changes about a replica is sent again with the whole assignment, to every
-// proxy: with all of 10,000 replicas in each of 16 assignments, one replica's health would
-// cost 14 MB a proxy.
+// MaxDistant is how many distant replicas the assignment of a stage has, at most. A replica
+// is distant if every plan has it in a stage, and none of its stages is near (see
+// distantToOmit). Whatever changes about a replica is sent again with each assignment that
+// has it, to every proxy: with all of 10,000 replicas in each of 16 assignments, one
+// replica's health would cost 14 MB a proxy.
 const MaxDistant = 256
 
 // stageAssignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
 // replicas, priority 1 the next longer stage, whose replicas have room for such lengths
-// by definition, priority 2 others, and priority 3 the prefill replicas. A proxy fails
-// over from one to the next without a control plane. The others are those in no stage, and
-// of other stages up to MaxDistant, so that the assignments of all stages together have all
-// replicas.
+// by definition, priority 2 the replicas in no stage and up to MaxDistant distant ones, and
+// priority 3 the prefill replicas; priorities without replicas are left out. A proxy fails
+// over from one to the next without a control plane. The assignments of all stages together
+// have all replicas.
 //
-// A stage that no plan uses holds replicas of the whole fleet, so that it is never empty. Replicas
-// of the last priority have equal weights: weights follow the load every second, and
-// each change would update the assignments of all stages.
+// A stage that no plan uses has replicas of the whole fleet at priority 0, so that it is never
+// empty. These, and those of priorities 2 and 3, have equal weights: weights follow the load
+// every second, and each change would update the assignments of all stages.
 func stageAssignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
 	members := func(k int) (in map[policies.ReplicaID]bool, used bool) {
 		in = make(map[policies.ReplicaID]bool)
@@ -57,12 +57,12 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 	}
 	own, used := members(k)
 	next, _ := members(k + 1)
-	leftOut := leaveOutDistant(k, plans, endpoints)
+	omitted := distantToOmit(k, plans, endpoints)
 	var tiers [4][]Endpoint
 	for _, e := range endpoints {
 		tier := 2
 		switch {
-		case leftOut[e.ID]:
+		case omitted[e.ID]:
 			continue
 		case own[e.ID] || !used:
 			tier = 0
@@ -88,12 +88,11 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 	return cla
 }
 
-// leaveOutDistant returns which replicas are left out of the assignment of stage k: of those
-// that are in a stage of every plan and in none that is near, all but the MaxDistant with the
-// highest ranks. Near are the stage, the next one, and for the last the one before, which is
-// all that a lost last stage has. Each stage leaves out others, and neither health nor
-// weights change which.
-func leaveOutDistant(k int, plans []policies.Plan, endpoints []Endpoint) map[policies.ReplicaID]bool {
+// distantToOmit returns the replicas that the assignment of stage k does not have: all distant
+// ones but the MaxDistant with the highest ranks. Near stages are k, k+1 and, if k is the last
+// stage, k−1: a lost last stage has no other neighbour. The ranks depend on k, so that stages
+// omit different replicas, and not on health or weights.
+func distantToOmit(k int, plans []policies.Plan, endpoints []Endpoint) map[policies.ReplicaID]bool {
 	if len(endpoints) <= MaxDistant {
 		return nil
 	}
@@ -171,8 +170,8 @@ func localities(tier []Endpoint, priority uint32) []*endpointv3.LocalityLbEndpoi
 		}
 		l := out[len(out)-1]
 		l.LbEndpoints = append(l.LbEndpoints, lbEndpoint(e))
-		// A locality has the weight of its endpoints, for clients that choose the locality
-		// first.
+		// The weight of a locality is the sum of its endpoints', for clients that choose the
+		// locality first.
 		sum := uint64(l.LoadBalancingWeight.Value) + uint64(e.Weight)
 		l.LoadBalancingWeight.Value = uint32(min(sum, math.MaxUint32))
 	}

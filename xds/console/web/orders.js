@@ -1,25 +1,25 @@
-// Orders: what an operator may change from here, where a token is configured.
+// The form by which an operator gives orders to the control plane; it is shown if a token is configured.
 
 import { byId, el, setText } from "./dom.js";
 
 const plan = (epoch) => `plan ${epoch}`;
 
-// byOperator says whether an operator drains a replica: the fleet file or its own end may, too, and no
-// order takes that back.
-const byOperator = (replica) => replica.drain?.includes("operator") ?? false;
+// drainedByOperator says whether an operator drains a replica. The fleet file and the end of its migrator
+// drain one, too, and no order undoes that.
+const drainedByOperator = (replica) => replica.drain?.includes("operator") ?? false;
 
-// kinds are the orders. objects lists what an order may be about: [value, text]; parameters makes the
-// request's; effect says what will happen.
+// kinds are the kinds of orders. objects returns what an order may be about, as pairs of value and text,
+// parameters those of the request, and effect what will happen.
 const kinds = [
   {
     name: "drain", text: "Drain a replica", label: "Replica",
-    objects: (m) => m.replicas.filter((r) => !byOperator(r)).map((r) => [r.id, r.id]),
+    objects: (m) => m.replicas.filter((r) => !drainedByOperator(r)).map((r) => [r.id, r.id]),
     parameters: (m, object) => ({ replica: object }),
     effect: (m, object) => `${object} gets no new requests, and its streams migrate. Undrain takes that back.`,
   },
   {
     name: "undrain", text: "Undrain a replica", label: "Replica",
-    objects: (m) => m.replicas.filter(byOperator).map((r) => [r.id, r.id]),
+    objects: (m) => m.replicas.filter(drainedByOperator).map((r) => [r.id, r.id]),
     parameters: (m, object) => ({ replica: object }),
     effect: (m, object) => `${object} takes requests again, and joins a stage.`,
   },
@@ -67,8 +67,8 @@ export class Orders {
     return kinds.find((k) => k.name === byId("order-kind").value);
   }
 
-  // list offers the objects of the chosen order. The chosen one stays if it is still there; else none is
-  // chosen, so that no click orders what was not read.
+  // list fills the menu of objects of the chosen order. The chosen object stays if it is still offered; else
+  // none is chosen, so that no click is about an object that the operator has not chosen.
   list() {
     const kind = this.kind();
     const objects = kind.objects(this.model);
@@ -109,7 +109,7 @@ export class Orders {
       else if (answer.field === "token") this.error("token", answer.error);
       else this.error("object", answer.error);
     } catch {
-      this.answer("The control plane does not answer; whether the order was carried out shows above.");
+      this.answer("The control plane does not answer as it should. The tables above show whether the order was carried out.");
     } finally {
       this.giving = false;
       this.explain();

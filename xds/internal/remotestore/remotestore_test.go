@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,13 +19,28 @@ import (
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		version, fault := store.Version("1"), error(nil)
-		reads := 0
-		changed, updates := make(chan struct{}), make(chan store.Update)
+		var mu sync.Mutex
+		version, fault, reads := store.Version("1"), error(nil), 0
+		set := func(v store.Version, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			version, fault = v, err
+		}
+		count := func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return reads
+		}
+		changed, updates := make(chan struct{}, 1), make(chan store.Update)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			Follow(ctx, changed, time.Second, updates, func(context.Context) (store.Version, error) { reads++; return version, fault }, func() store.Object { return store.Object{} })
+			Follow(ctx, changed, time.Second, updates, func(context.Context) (store.Version, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				reads++
+				return version, fault
+			}, func() store.Object { return store.Object{} })
 		}()
 		expect := func(what string, want store.Version, failed bool) {
 			t.Helper()
@@ -47,23 +63,24 @@ func TestFollow(t *testing.T) {
 		}
 		expect("the first read", "1", false)
 		silent("nothing has changed")
-		version = "2"
+		time.Sleep(time.Second / 2) // between two polls
+		set("2", nil)
 		began := time.Now()
 		changed <- struct{}{}
 		if expect("a signal", "2", false); time.Since(began) > 0 {
 			t.Errorf("after %v", time.Since(began))
 		}
-		fault = fmt.Errorf("dial: %w", store.ErrUnavailable)
+		set("2", fmt.Errorf("dial: %w", store.ErrUnavailable))
 		expect("an outage", "2", true)
-		fault = fmt.Errorf("no answer: %w", store.ErrUnavailable)
+		set("2", fmt.Errorf("no answer: %w", store.ErrUnavailable))
 		silent("another reason of the same outage")
-		fault = RefusedError{errors.New("forbidden")}
+		set("2", RefusedError{errors.New("forbidden")})
 		expect("a refusal", "2", true)
-		fault = nil
+		set("2", nil)
 		expect("the end", "2", false)
-		before := reads
+		before := count()
 		time.Sleep(10 * time.Second)
-		if n := reads - before; n < 9 || n > 11 {
+		if n := count() - before; n < 9 || n > 11 {
 			t.Errorf("%d reads in ten seconds", n)
 		}
 		cancel()
