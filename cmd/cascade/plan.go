@@ -83,7 +83,7 @@ Its subcommands are about the plans of a running control plane.`,
 	f.Float64Var(&p.linkGbps, "link-gbps", 0, "link between replicas, in Gbit/s, for migrations; 0 keeps the profile's")
 	f.BoolVar(&p.noPrefixCache, "no-prefix-cache", false, "count every prompt in full, even where the trace has shared prefixes")
 	completeFrom(c, "profile", cost.Names())
-	completeFrom(c, "policy", []string{planner.PolicyDefault, "least-cost", "recursion", "two-phase", "paper"})
+	completeFrom(c, "policy", partition.Names())
 	f.StringVar(&p.plot, "plot", "", "write a picture of the plan to this file (.svg or .png)")
 	c.AddCommand(newPlanHistory(s), newPlanPin(s), newPlanUnpin(s), newPlanRollback(s), newPlanRepair(s))
 	return c
@@ -208,7 +208,7 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	}
 	partitioner, ok := partition.ByName(p.policy)
 	if !ok {
-		return fmt.Errorf("--policy %q: must be default, exact, recursion, two-phase or paper", p.policy)
+		return fmt.Errorf("--policy %q: must be one of %s", p.policy, strings.Join(partition.Names(), ", "))
 	}
 	if limited, ok := partitioner.(adoption.Planner); ok && p.ratio > 0 && p.policy != planner.PolicyPaper {
 		partitioner = adoption.LimitIterationRatio(limited, p.ratio)

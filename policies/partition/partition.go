@@ -19,6 +19,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
+// Names lists the names that ByName knows.
+func Names() []string { return []string{"default", "least-cost", "recursion", "two-phase", "paper"} }
+
 // ByName returns the partitioner that a config file calls name: "default" is Exact with
 // DefaultSlack, "least-cost" without; they, "recursion" and "two-phase" price flows by token
 // rate, "paper" is the two-phase heuristic on the snapshot QoE, as in the paper. Each also

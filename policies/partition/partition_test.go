@@ -29,6 +29,11 @@ func TestConformance(t *testing.T) {
 }
 
 func TestNamed(t *testing.T) {
+	for _, name := range partition.Names() {
+		if _, ok := partition.ByName(name); !ok {
+			t.Errorf("%q is listed, and gives nothing", name)
+		}
+	}
 	for name, want := range map[string]policies.Partitioner{
 		"default":    partition.Exact{Slack: partition.DefaultSlack},
 		"least-cost": partition.Exact{},
