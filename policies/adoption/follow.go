@@ -15,13 +15,27 @@ type proposal struct {
 	epoch  policies.Epoch // of the plan that it replaces
 }
 
-// FollowFirst says that a first plan was made of a proposal, for Config.Follow: its boundaries may be refined, and if
-// a repair merges its stages, as the replicas are not ready yet, the next better proposal is adopted however small
-// its gain. Of several proposals, as replicas become ready, the one with most stages counts.
-func (m *Machine) FollowFirst(p policies.Partition, replaces policies.Epoch) {
+// First returns the partition of a first plan that is made of a proposal and replaces an epoch: the proposal, or one
+// stage if the proposal saves less over it than Config.Gain, for which stages in force would be merged.
+//
+// With Config.Follow it is the proposal, however small its gain: its boundaries may be refined, and if a repair merges
+// its stages, as the replicas are not ready yet, the next better proposal is adopted, whatever it gains. Of several
+// proposals, as replicas become ready, the one with most stages counts.
+func (m *Machine) First(p policies.Partition, replaces policies.Epoch) policies.Partition {
+	if !m.config.Follow {
+		if gain(p.Cost, p.OneStage) < m.config.Gain {
+			replicas := 0
+			for _, n := range p.Counts {
+				replicas += n
+			}
+			return oneStage(replicas)
+		}
+		return p
+	}
 	if len(p.Counts) > len(m.followed.counts) {
 		m.followed = proposal{p.Cuts, p.Counts, replaces}
 	}
+	return p
 }
 
 // follow adopts what the planner proposes if that differs from its last proposal; see

@@ -1,6 +1,7 @@
 package adoption_test
 
 import (
+	"math"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -62,9 +63,9 @@ func TestFollowIdle(t *testing.T) {
 	}
 }
 
-// TestFollowFirst checks that the next better proposal replaces a plan in which a repair has merged the stages of the
+// TestFirst checks that the next better proposal replaces a plan in which a repair has merged the stages of the
 // first one, however few requests show the gain, and that no other plan is replaced so.
-func TestFollowFirst(t *testing.T) {
+func TestFirst(t *testing.T) {
 	type first struct {
 		stages   int
 		replaces policies.Epoch
@@ -85,7 +86,7 @@ func TestFollowFirst(t *testing.T) {
 		s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 90, One: 100, Present: 100}
 		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Follow: true, Seen: 1, Period: 10}))
 		for _, f := range c.first {
-			m.FollowFirst(policies.Partition{Cuts: make([]policies.Tokens, f.stages-1), Counts: make([]int, f.stages)}, f.replaces)
+			m.First(policies.Partition{Cuts: make([]policies.Tokens, f.stages-1), Counts: make([]int, f.stages)}, f.replaces)
 		}
 		in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
 		in.Plan = policies.OneStagePlan("m", []policies.ReplicaID{"a", "b"})
@@ -97,6 +98,21 @@ func TestFollowFirst(t *testing.T) {
 		copy(in.Workload.Flow.Arrivals, []float64{5, 5}) // a hundred in a period show a gain of a fifth
 		if d := m.Step(in); d.Reason != c.reason {
 			t.Errorf("%s: %s, want %s", c.what, d.Reason, c.reason)
+		}
+	}
+}
+
+// TestFirstIsWorthIt checks that a first plan has stages only where stages in force would stay.
+func TestFirstIsWorthIt(t *testing.T) {
+	for _, c := range []struct {
+		follow bool
+		one    float64
+		stages int
+	}{{false, 99, 1}, {false, 101, 2}, {false, math.Inf(1), 2}, {true, 99, 2}} {
+		m := testkit.Must(adoption.New(adoption.Config{Planner: &script{}, Follow: c.follow}))
+		got := m.First(policies.Partition{Cuts: []policies.Tokens{100}, Counts: []int{1, 2}, Cost: 90, OneStage: c.one}, 1)
+		if total := got.Counts[0]; len(got.Counts) != c.stages || len(got.Cuts) != c.stages-1 || c.stages == 1 && total != 3 {
+			t.Errorf("cost 90, one stage %v, follow %v: %v with %v replicas", c.one, c.follow, got.Cuts, got.Counts)
 		}
 	}
 }

@@ -146,17 +146,16 @@ func (p *Planner) remakeFirstPlan(v *fleetview.View, present policies.Plan, elig
 
 func (p *Planner) hasHistory() bool { return p.native != nil && len(p.cfg.History.Flow.Edges) > 0 }
 
-// firstPlan returns the plan that the planner proposes for Config.History, or one stage. It
-// keeps replicas where they are in the plan before.
+// firstPlan returns the plan that the planner proposes for Config.History, or one stage if there
+// is no history or stages would save too little. It keeps replicas where they are in the plan before.
 func (p *Planner) firstPlan(v *fleetview.View, before policies.Plan, replicas []policies.Replica) policies.Plan {
 	if p.hasHistory() && len(replicas) > 0 {
 		w := p.workloadOf(v, replicas)
 		w.Flow, w.Snapshot = p.cfg.History.Flow, p.cfg.History.Snapshot
 		if proposed, err := p.native.Partition(w); err == nil {
-			p.machine.FollowFirst(proposed, before.Epoch)
 			assigner := p.near(v)
 			assigner.Flow = w.Flow
-			return assigner.Assign(before, proposed, replicas)
+			return assigner.Assign(before, p.machine.First(proposed, before.Epoch), replicas)
 		}
 	}
 	ids := make([]policies.ReplicaID, len(replicas))
