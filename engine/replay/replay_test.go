@@ -264,7 +264,7 @@ func TestVoid(t *testing.T) {
 
 func TestParseProcStat(t *testing.T) {
 	got, err := parseProcStat([]byte("cpu  17711 1 4537 231781 843 2 57 23 900 900"))
-	if err != nil || got.Idle != 231781+843 || got.Total != 17711+1+4537+231781+843+2+57+23 {
+	if err != nil || got.Idle != 1+231781+843 || got.Total != 17711+1+4537+231781+843+2+57+23 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, bad := range []string{"", "cpu 1 2", "cpu0 1 2 3 4 5 6 7 8", "cpu 1 2 3 x 5 6 7 8"} {
