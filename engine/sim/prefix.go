@@ -77,7 +77,11 @@ func (c *cascade) placer() policies.Placer {
 	if !c.forecast {
 		return place.Policy{}
 	}
-	return place.Forecast{Prices: place.NewPrices(c.sim.cfg.Profile.Cost()), Chunk: policies.Tokens(c.sim.cfg.MaxBatchedTokens), ByLength: c.byLength}
+	prices, profile := place.NewPrices(c.sim.cfg.Profile.Cost()), &c.sim.cfg.Profile
+	if c.pull && profile.LinkRate > 0 {
+		prices = prices.WithCopies(float64(profile.KVBytesPerToken) / profile.LinkRate)
+	}
+	return place.Forecast{Prices: prices, Chunk: policies.Tokens(c.sim.cfg.MaxBatchedTokens), ByLength: c.byLength}
 }
 
 // holdings is which prefixes an engine's cache has at the ends of blocks, and had a while ago: what its

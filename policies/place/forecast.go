@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/prefixpull"
 )
 
 // The defaults of a Forecast.
@@ -14,6 +15,7 @@ const (
 	DefaultMargin                  = 250 * policies.Millisecond
 	DefaultPrefill                 = 400
 	DefaultOthers                  = 10
+	DefaultEvicted                 = 100
 	DefaultBound                   = 200
 	DefaultChoices                 = 2
 
@@ -31,6 +33,11 @@ const (
 //   - what the prompt and the answer add to the iterations of the requests that run there, and
 //   - the time to compute the prompt once more, with a weight: it delays the requests that come next,
 //     and a second copy of a prefix evicts another one.
+//
+// Where replicas copy prefixes from each other (Prices.Copied), a replica copies what another candidate has
+// cached of the prompt, and computes only the rest, if prefixpull's rule allows it. A copy costs its time,
+// and with a weight the time to compute the tokens that it evicts. So an idle replica is preferred to a busy
+// one that has the prefix, for some tenths of a second instead of seconds.
 //
 // The least sum wins; the own replica wins unless a peer's sum is less by Margin, as what is known of
 // peers is old. Among equal peers the one with the least load wins, then list order.
@@ -62,6 +69,9 @@ type Forecast struct {
 	// token, and Others that of the time that other requests lose, in per cent. 0 means
 	// DefaultPrefill and DefaultOthers.
 	Prefill, Others int
+	// Evicted is the weight of the time to compute as many tokens as are copied, in per cent. 0 means
+	// DefaultEvicted.
+	Evicted int
 	// Bound is the bound on the load of a replica, in per cent of the mean of the candidates of
 	// its stage, beside the slack of one request. 0 means DefaultBound.
 	Bound int
@@ -105,7 +115,7 @@ func (p Forecast) Place(a policies.Arrival) policies.ReplicaID {
 func (p Forecast) withDefaults() Forecast {
 	p.Answer, p.Chunk = cmp.Or(p.Answer, DefaultAnswer), cmp.Or(p.Chunk, DefaultChunk)
 	p.Margin, p.Queue = cmp.Or(p.Margin, DefaultMargin), cmp.Or(p.Queue, DefaultQueue)
-	p.Prefill, p.Others = cmp.Or(p.Prefill, DefaultPrefill), cmp.Or(p.Others, DefaultOthers)
+	p.Prefill, p.Others, p.Evicted = cmp.Or(p.Prefill, DefaultPrefill), cmp.Or(p.Others, DefaultOthers), cmp.Or(p.Evicted, DefaultEvicted)
 	p.Bound, p.Choices = cmp.Or(p.Bound, DefaultBound), cmp.Or(p.Choices, DefaultChoices)
 	if p.Prices == (Prices{}) {
 		p.Prices.Prompt = pico
@@ -120,6 +130,7 @@ type judgement struct {
 	length    policies.Tokens
 	ownServes bool
 	cached    policies.Tokens // the most that a replica of the stage has cached
+	most      policies.Tokens // the most that any candidate has cached
 	shortest  policies.Tokens // the fewest waiting tokens in the stage
 	// means are those of the stages that were asked for; known of them are set.
 	means [4]stageMean
@@ -145,14 +156,17 @@ func (j *judgement) holdsMore(c *policies.Candidate) bool {
 	return j.length < c.High || policies.Movable(j.arrival.Request) == policies.NotPinned
 }
 
-// measureStage finds out what replicas of the stage have cached, and their shortest queue.
+// measureStage finds out what the candidates and the replicas of the stage have cached, and the shortest queue of
+// these.
 func (j *judgement) measureStage() {
-	j.shortest = policies.Unbounded
+	j.shortest, j.most = policies.Unbounded, clamp(j.arrival.Own.Prefix)
 	if j.ownServes {
 		j.cached, j.shortest = j.arrival.Own.Prefix, j.arrival.Own.Waiting
 	}
 	for i := range j.arrival.Peers {
-		if c := &j.arrival.Peers[i]; j.inStage(c) {
+		c := &j.arrival.Peers[i]
+		j.most = max(j.most, clamp(c.Prefix))
+		if j.inStage(c) {
 			j.cached, j.shortest = max(j.cached, c.Prefix), min(j.shortest, c.Waiting)
 		}
 	}
@@ -243,11 +257,28 @@ func (j *judgement) mean(low, high policies.Tokens) policies.Tokens {
 	return sum / n
 }
 
+// copied returns how many tokens a replica with so many cached would copy from the candidate that has most of
+// the prompt, and how long that and computing them take; zeros if it copies none.
+func (j *judgement) copied(cached, input policies.Tokens) (more policies.Tokens, copying, computing policies.Micros) {
+	more = min(j.most, max(input-1, 0)) - cached
+	if j.Prices.Copied <= 0 || more <= 0 {
+		return 0, 0, 0
+	}
+	copying = add(product(more, j.Prices.Copied, pico), prefixpull.DefaultSetup)
+	computing = add(j.Prices.prompt(more), j.Prices.prompt2((cached+more)*(cached+more)-cached*cached))
+	if copying >= computing/100*(100-prefixpull.DefaultMargin) {
+		return 0, 0, 0
+	}
+	return more, copying, computing
+}
+
 // price returns what a request costs at a replica.
 func (j *judgement) price(c *policies.Candidate) policies.Micros {
 	p, r := j.Prices, &j.arrival.Request
 	input := clamp(r.Input)
 	cached := min(clamp(c.Prefix), max(input-1, 0))
+	more, copying, evicted := j.copied(cached, input)
+	cached += more
 	uncached, waiting := input-cached, clamp(c.Waiting)
 	running, held := policies.Tokens(min(max(c.Running, 0), maxRunning)), clamp(c.Load)
 	answer := clamp(j.Answer)
@@ -259,9 +290,9 @@ func (j *judgement) price(c *policies.Candidate) policies.Micros {
 	before := add(p.prompt(waiting), p.prompt2(waiting*min(waiting, input)))
 	prefill := add(p.prompt(uncached), p.prompt2(input*input-cached*cached))
 	iterations := (waiting + uncached + j.Chunk - 1) / j.Chunk
-	first := add(add(before, prefill), times(p.iteration(running, held), iterations))
+	first := add(add(add(before, copying), prefill), times(p.iteration(running, held), iterations))
 	decode := times(p.iteration(running+1, held+input), answer)
 	slower := times(p.decode(input+answer/2), answer)
 	lost := times(add(prefill, slower), running)
-	return add(add(first, decode), add(percent(lost, j.Others), percent(prefill, j.Prefill)))
+	return add(add(first, decode), add(percent(lost, j.Others), add(percent(prefill, j.Prefill), percent(evicted, j.Evicted))))
 }

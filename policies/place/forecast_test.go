@@ -116,6 +116,22 @@ func TestForecast(t *testing.T) {
 			t.Errorf("a queue of %d tokens that costs nothing: %q, want %q", waiting, got, want)
 		}
 	}
+	copies := byTime
+	copies.Prices = copies.Prices.WithCopies(5.2e-6)
+	for _, c := range []struct {
+		name string
+		edit func(*policies.Arrival)
+		want policies.ReplicaID
+	}{
+		{"all idle: the holder", func(a *policies.Arrival) { a.Peers[2].Prefix = 9000 }, "p3"},
+		{"a holder with a queue", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Waiting = 9000, 20_000 }, ""},
+		{"a holder with a batch", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Running, a.Peers[2].Load = 9000, 20, 100_000 }, ""},
+		{"the own replica holds it, with a batch", func(a *policies.Arrival) { a.Own.Prefix, a.Own.Running, a.Own.Load = 9000, 100, 32_000 }, "p1"},
+	} {
+		if got := copies.Place(stages(c.edit)); got != c.want {
+			t.Errorf("with copies, %s: %q, want %q", c.name, got, c.want)
+		}
+	}
 	within := byTime
 	within.ByLength = true
 	if got := within.Place(stages(func(a *policies.Arrival) { a.Peers[3].Prefix = 9000 })); got != "" {
@@ -160,7 +176,10 @@ func TestForecastAgainstOracle(t *testing.T) {
 	for range 20_000 {
 		p := byTime
 		if rng.IntN(2) == 0 {
-			p = place.Forecast{Prices: byTime.Prices, Answer: 50, Chunk: 2048, Margin: 5000, Prefill: 100, Others: 100, Bound: 125, Choices: 4, Queue: 3000, ByLength: rng.IntN(2) == 0}
+			p = place.Forecast{Prices: byTime.Prices, Answer: 50, Chunk: 2048, Margin: 5000, Prefill: 100, Others: 100, Evicted: 30, Bound: 125, Choices: 4, Queue: 3000, ByLength: rng.IntN(2) == 0}
+		}
+		if rng.IntN(2) == 0 {
+			p.Prices.Copied = 1 << rng.IntN(30)
 		}
 		a := randomArrival(rng, rng.IntN(10) == 0)
 		got, want := p.Place(a), dumbPlace(p, a)
@@ -177,7 +196,7 @@ func TestForecastAgainstOracle(t *testing.T) {
 // dumbPlace is Forecast by its description.
 func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 	if p.Answer == 0 {
-		p.Answer, p.Chunk, p.Margin, p.Prefill, p.Others, p.Bound, p.Choices, p.Queue = 128, 8192, 250_000, 400, 10, 200, 2, 8192
+		p.Answer, p.Chunk, p.Margin, p.Prefill, p.Others, p.Evicted, p.Bound, p.Choices, p.Queue = 128, 8192, 250_000, 400, 10, 100, 200, 2, 8192
 	}
 	length := a.Request.Length()
 	var stage, longer, elsewhere []site
@@ -241,7 +260,7 @@ func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 			relieved = relieved || examined && serves && a.Own.Waiting > p.Queue && c.Waiting <= a.Own.Waiting/2
 		}
 		if serves && ok(a.Own) && !relieved {
-			best, least = &a.Own, dumbPrice(p, a.Request, a.Own)
+			best, least = &a.Own, dumbPrice(p, a, a.Own)
 		}
 		examined := 0
 		for i := range a.Peers {
@@ -257,7 +276,7 @@ func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 			if relieved && c.Waiting > a.Own.Waiting/2 {
 				continue
 			}
-			price := saturated(big.NewInt(0).Add(big.NewInt(dumbPrice(p, a.Request, *c)), big.NewInt(int64(p.Margin))))
+			price := saturated(big.NewInt(0).Add(big.NewInt(dumbPrice(p, a, *c)), big.NewInt(int64(p.Margin))))
 			if best == nil || price < least || price == least && best != &a.Own && c.Load < best.Load {
 				best, least = c, price
 			}
@@ -278,9 +297,9 @@ func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 			if best != nil && c.Waiting > shortest/2 {
 				continue
 			}
-			if x, y := dumbPrice(p, a.Request, *c), int64(0); spill == nil {
+			if x, y := dumbPrice(p, a, *c), int64(0); spill == nil {
 				spill = c
-			} else if y = dumbPrice(p, a.Request, *spill); x < y || x == y && c.Load < spill.Load {
+			} else if y = dumbPrice(p, a, *spill); x < y || x == y && c.Load < spill.Load {
 				spill = c
 			}
 		}
@@ -304,7 +323,8 @@ func saturated(x *big.Int) int64 {
 }
 
 // dumbPrice is the price of a request at a replica, with each product rounded down to microseconds.
-func dumbPrice(p place.Forecast, r policies.Request, c site) int64 {
+func dumbPrice(p place.Forecast, a policies.Arrival, c site) int64 {
+	r := a.Request
 	n := func(x int64) *big.Int { return big.NewInt(x) }
 	cap64 := func(x *big.Int) *big.Int { return n(saturated(x)) }
 	sum := func(xs ...*big.Int) *big.Int {
@@ -326,6 +346,19 @@ func dumbPrice(p place.Forecast, r policies.Request, c site) int64 {
 	if r.MaxOutput > 0 {
 		answer = min(answer, bounded(r.MaxOutput))
 	}
+	copying, evicted := n(0), n(0)
+	for _, holder := range append([]site{a.Own}, a.Peers...) {
+		longer := min(bounded(holder.Prefix), max(input-1, 0))
+		if longer <= min(bounded(c.Prefix), max(input-1, 0)) || longer <= cached || prices.Copied == 0 {
+			continue
+		}
+		own := min(bounded(c.Prefix), max(input-1, 0))
+		takes := sum(mul(n(longer-own), prices.Copied, 1e6), n(10_000))
+		saves := sum(mul(n(longer-own), prices.Prompt, 1e6), mul(n(longer*longer-own*own), prices.Prompt2, 1e12))
+		if least := n(0).Div(saves, n(100)); takes.Cmp(least.Mul(least, n(75))) < 0 {
+			cached, copying, evicted = longer, takes, saves
+		}
+	}
 	iteration := func(running, held int64) *big.Int {
 		return sum(mul(n(1), prices.Iteration, 1e6), mul(n(running), prices.Sequence, 1e6), mul(n(held), prices.Held, 1e9))
 	}
@@ -334,7 +367,7 @@ func dumbPrice(p place.Forecast, r policies.Request, c site) int64 {
 	chunks := (waiting + input - cached + int64(p.Chunk) - 1) / int64(p.Chunk)
 	slower := mul(sum(mul(n(1), prices.Sequence, 1e6), mul(n(input+answer/2), prices.Held, 1e9)), answer, 1)
 	lost := mul(sum(prefill, slower), running, 1)
-	total := sum(before, prefill, mul(iteration(running, held), chunks, 1), mul(iteration(running+1, held+input), answer, 1),
+	total := sum(before, copying, prefill, mul(evicted, int64(p.Evicted), 100), mul(iteration(running, held), chunks, 1), mul(iteration(running+1, held+input), answer, 1),
 		mul(lost, int64(p.Others), 100), mul(prefill, int64(p.Prefill), 100))
 	return total.Int64()
 }

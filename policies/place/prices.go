@@ -15,13 +15,23 @@ type Prices struct {
 	Prompt    int64 // picoseconds per uncached prompt token
 	Prompt2   int64 // attoseconds per squared prompt token
 	Held      int64 // femtoseconds per KV token attended to and iteration
+	// Copied is picoseconds per token whose KV is copied from another replica. 0: none is copied, and
+	// a replica computes what it has not cached.
+	Copied int64
 }
 
-// NewPrices returns the prices of a cost model, which is valid.
+// NewPrices returns the prices of a cost model, which is valid, for replicas that copy nothing.
 func NewPrices(c policies.Cost) Prices {
 	return Prices{
 		Iteration: units(c.D0, 1e12), Sequence: units(c.D1, 1e12), Prompt: units(c.D2, 1e12), Prompt2: units(c.D3, 1e18), Held: units(c.D4, 1e15),
 	}
+}
+
+// WithCopies returns the prices for replicas that copy the KV of a token in so many seconds; 0 or what is
+// not a number: they copy nothing.
+func (p Prices) WithCopies(secondsPerToken float64) Prices {
+	p.Copied = units(secondsPerToken, 1e12)
+	return p
 }
 
 // units rounds seconds to units of which a second has so many.

@@ -37,7 +37,7 @@ func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 		n.Detector = f.outlierDetector(policies.Cost{})
 	}
 	if n.Placer == nil {
-		n.Placer = f.placer(policies.Cost{})
+		n.Placer = f.placer(engineCosts{})
 	}
 	return n
 }
@@ -69,9 +69,9 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 		{Name: bids, Kinds: []abi.Kind{abi.Quote, abi.Select}},
 		{Name: refiner, Kinds: []abi.Kind{abi.Refine}},
 	}
-	cost, one := f.commonCost()
+	cost, one := f.commonCosts()
 	if one || f.Preset == config.PresetPaper {
-		detector := f.outlierDetector(cost)
+		detector := f.outlierDetector(cost.Cost)
 		all = append(all, BuiltinModule{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}, Configuration: fmt.Appendf(nil, "percent %d\nleast %d\n", detector.Percent, detector.MinExcess)})
 	}
 	switch {
@@ -79,19 +79,19 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 		all = append(all, BuiltinModule{Name: "place", Kinds: []abi.Kind{abi.Place}})
 	case one:
 		p := f.forecast(cost)
-		all = append(all, BuiltinModule{Name: "place-forecast", Kinds: []abi.Kind{abi.Place}, Configuration: fmt.Appendf(nil, "iteration %d\nsequence %d\nprompt %d\nprompt2 %d\nheld %d\nmargin %d\n",
-			p.Prices.Iteration, p.Prices.Sequence, p.Prices.Prompt, p.Prices.Prompt2, p.Prices.Held, p.Margin)})
+		all = append(all, BuiltinModule{Name: "place-forecast", Kinds: []abi.Kind{abi.Place}, Configuration: fmt.Appendf(nil, "iteration %d\nsequence %d\nprompt %d\nprompt2 %d\nheld %d\ncopied %d\nmargin %d\n",
+			p.Prices.Iteration, p.Prices.Sequence, p.Prices.Prompt, p.Prices.Prompt2, p.Prices.Held, p.Prices.Copied, p.Margin)})
 	}
 	return slices.DeleteFunc(all, func(b BuiltinModule) bool { return f.UnusedReason(b.Kinds[0]) != "" })
 }
 
-// commonCost returns the cost of the replicas, and false if they differ in it.
-func (f *Fleet) commonCost() (policies.Cost, bool) {
-	var common policies.Cost
+// commonCosts returns the costs of the replicas, and false if they differ in them.
+func (f *Fleet) commonCosts() (engineCosts, bool) {
+	var common engineCosts
 	for i, r := range f.Fleet.Replicas {
-		c := f.profile(r).TensorParallel(r.TP).Cost()
+		c := f.costs(r)
 		if i > 0 && c != common {
-			return policies.Cost{}, false
+			return engineCosts{}, false
 		}
 		common = c
 	}

@@ -50,9 +50,9 @@ func (f *Fleet) outlierDetector(c policies.Cost) outlier.Detector {
 	return outlier.Detector{Percent: outlierPercent, MinExcess: outlier.MinExcess(c)}
 }
 
-// placer returns the built-in choice of the replica where a request starts, for an engine of
-// this cost. The paper has none; its requests are placed by thresholds that need no prices.
-func (f *Fleet) placer(c policies.Cost) policies.Placer {
+// placer returns the built-in choice of the replica where a request starts, for engines of this
+// cost. The paper has none; its requests are placed by thresholds that need no prices.
+func (f *Fleet) placer(c engineCosts) policies.Placer {
 	if f.Preset == config.PresetPaper {
 		return place.Policy{}
 	}
@@ -60,8 +60,37 @@ func (f *Fleet) placer(c policies.Cost) policies.Placer {
 }
 
 // forecast returns how requests are placed by predicted times on engines of this cost.
-func (f *Fleet) forecast(c policies.Cost) place.Forecast {
-	return place.Forecast{Prices: place.NewPrices(c), Margin: max(1, policies.Micros(f.scaled(time.Duration(place.DefaultMargin)*time.Microsecond).Microseconds()))}
+func (f *Fleet) forecast(c engineCosts) place.Forecast {
+	return place.Forecast{
+		Prices: place.NewPrices(c.Cost).WithCopies(c.copied),
+		Margin: max(1, policies.Micros(f.scaled(time.Duration(place.DefaultMargin)*time.Microsecond).Microseconds())),
+	}
+}
+
+// engineCosts is what the built-in policies count with.
+type engineCosts struct {
+	policies.Cost
+	copied float64 // seconds to copy the KV of a token from another replica; 0: none is copied
+}
+
+// costs returns the costs of a replica's engine. Prefixes are copied over a link of migration.link_gbps,
+// or else of the profile's rate, with which the planner counts, too; an engine without a block table may
+// have no way to copy them.
+func (f *Fleet) costs(r config.Replica) engineCosts {
+	p := f.profile(r).TensorParallel(r.TP)
+	c := engineCosts{Cost: p.Cost()}
+	rates, pulls := f.PrefixPull(r)
+	if !pulls || r.Blocks == "" {
+		return c
+	}
+	rate := float64(rates.MaxRate)
+	if rate == 0 {
+		rate = p.LinkRate / f.Speed
+	}
+	if rate > 0 {
+		c.copied = float64(rates.TokenBytes) / rate
+	}
+	return c
 }
 
 // Places reports whether front ends of this fleet place requests by load, and rescue those
@@ -105,7 +134,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		KeepRequests:    !f.Migrates(),
 		Capacity:        f.capacity(r).KV,
 		Detector:        f.outlierDetector(p.Cost()),
-		Placer:          f.placer(p.Cost()),
+		Placer:          f.placer(f.costs(r)),
 		Prefill:         place.Prefill{},
 		QoE:             p.QoEModel(),
 		BucketEdges:     f.Edges(m),

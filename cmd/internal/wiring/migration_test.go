@@ -48,3 +48,31 @@ func TestModulesOfUnequalReplicas(t *testing.T) {
 		t.Errorf("unequal replicas: %v", got)
 	}
 }
+
+// TestPlacementCountsCopies checks that placement counts with copies of prefixes where replicas copy them, over
+// the link that is configured, or else the profile's, at the fleet's speed.
+func TestPlacementCountsCopies(t *testing.T) {
+	for _, c := range []struct {
+		blocks, pull, mode string
+		gbps               float64
+		copied             int64 // picoseconds per token of 131,072 bytes
+	}{
+		{"", "on", "live", 0, 0},
+		{"b", "off", "live", 0, 0},
+		{"b", "on", "place", 0, 0},
+		{"b", "on", "live", 0, 5_242_880 / 2},
+		{"b", "on", "live", 100, 10_485_760 / 2},
+	} {
+		f := load(t, "")
+		f.Migration = config.Migration{Mode: c.mode, PrefixPull: c.pull, LinkGbps: c.gbps}
+		f.Speed = 2
+		p := f.Profiles[f.Fleet.Replicas[0].Model]
+		p.KVBytesPerToken, p.LinkRate = 131_072, 50e9
+		f.Profiles[f.Fleet.Replicas[0].Model] = p
+		r := f.Fleet.Replicas[0]
+		r.Blocks = c.blocks
+		if got := f.forecast(f.costs(r)).Prices.Copied; got != c.copied {
+			t.Errorf("%+v: %d ps for a token", c, got)
+		}
+	}
+}

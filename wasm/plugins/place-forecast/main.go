@@ -1,7 +1,7 @@
 // Command place-forecast is the module of place.Forecast. Its settings are the prices of an engine,
-// "iteration", "sequence" and "prompt" in picoseconds, "prompt2" in attoseconds and "held" in femtoseconds
-// (see place.Prices), and "answer", "chunk", "margin", "prefill", "others", "bound", "choices", "queue" and
-// "by-length" (0 or 1).
+// "iteration", "sequence", "prompt" and "copied" in picoseconds, "prompt2" in attoseconds and "held" in
+// femtoseconds (see place.Prices), and "answer", "chunk", "margin", "prefill", "others", "evicted", "bound",
+// "choices", "queue" and "by-length" (0 or 1).
 package main
 
 import (
@@ -25,12 +25,13 @@ func (p *plugin) Configure(config []byte) error {
 	}
 	return settings.Read(config,
 		price("iteration", &p.Prices.Iteration), price("sequence", &p.Prices.Sequence), price("prompt", &p.Prices.Prompt),
-		price("prompt2", &p.Prices.Prompt2), price("held", &p.Prices.Held),
+		price("prompt2", &p.Prices.Prompt2), price("held", &p.Prices.Held), price("copied", &p.Prices.Copied),
 		field("answer", func(v int64) { p.Answer = policies.Tokens(v) }),
 		field("chunk", func(v int64) { p.Chunk = policies.Tokens(v) }),
 		field("margin", func(v int64) { p.Margin = policies.Micros(v) }),
 		field("prefill", func(v int64) { p.Prefill = int(v) }),
 		field("others", func(v int64) { p.Others = int(v) }),
+		field("evicted", func(v int64) { p.Evicted = int(v) }),
 		field("bound", func(v int64) { p.Bound = int(v) }),
 		field("choices", func(v int64) { p.Choices = int(v) }),
 		field("queue", func(v int64) { p.Queue = policies.Tokens(v) }),
