@@ -135,8 +135,8 @@ func (s *Server) ready() error {
 	return err
 }
 
-// Do makes a request as the user who may do everything, with a body in JSON, and returns the
-// answer. It fails the test if the API server refuses the request.
+// Do makes a request as the user who may do everything, with a body in JSON, of PATCH a
+// strategic merge patch, and returns the answer. It fails the test if the API server refuses the request.
 func (s *Server) Do(method, path string, body []byte) []byte {
 	s.t.Helper()
 	answer, err := s.do(method, path, body)
@@ -160,6 +160,9 @@ func (s *Server) do(method, path string, body []byte) ([]byte, error) {
 	}
 	r.Header.Set("Authorization", "Bearer "+s.Token)
 	r.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPatch {
+		r.Header.Set("Content-Type", "application/strategic-merge-patch+json")
+	}
 	answer, err := client.Do(r)
 	if err != nil {
 		return nil, err
