@@ -113,20 +113,46 @@ func (c *liveCluster) discover(source ...string) {
 // createPod creates a Pod that runs and is ready or not, as a kubelet reports it.
 func (c *liveCluster) createPod(name, ip string, ready bool, annotations string) {
 	c.Helper()
+	c.createGatedPod(name, ip, ready, annotations, "")
+}
+
+// createGatedPod creates a Pod that also has readiness gates.
+func (c *liveCluster) createGatedPod(name, ip string, ready bool, annotations, gates string) {
+	c.Helper()
 	c.api.Do("POST", "/api/v1/namespaces/llm/pods", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": %q, "labels": {"app": "vllm"}, "annotations": {%s}},
-		"spec": {"nodeName": "n1", "containers": [{"name": "engine", "image": "vllm"}]}}`, name, annotations))
+		"spec": {"nodeName": "n1", "readinessGates": [%s], "containers": [{"name": "engine", "image": "vllm"}]}}`, name, annotations, gates))
 	c.setStatus(name, ip, ready)
+}
+
+// setContainersReady reports the containers of a Pod as a kubelet does, which leaves conditions of others alone.
+func (c *liveCluster) setContainersReady(name string, ready bool) {
+	c.Helper()
+	state := map[bool]string{true: "True", false: "False"}[ready]
+	c.api.Do("PATCH", "/api/v1/namespaces/llm/pods/"+name+"/status", fmt.Appendf(nil, `{"status": {"conditions": [{"type": "ContainersReady", "status": %q}]}}`, state))
+}
+
+// condition returns the condition of discovery of a Pod: its status and reason.
+func (c *liveCluster) condition(name string) func() string {
+	return func() string {
+		var pod struct {
+			Status struct {
+				Conditions []struct{ Type, Status, Reason string }
+			}
+		}
+		testkit.NoError(c, json.Unmarshal(c.api.Do("GET", "/api/v1/namespaces/llm/pods/"+name, nil), &pod))
+		for _, o := range pod.Status.Conditions {
+			if o.Type == discovery.ConditionType {
+				return o.Status + " " + o.Reason
+			}
+		}
+		return "none"
+	}
 }
 
 func (c *liveCluster) setStatus(name, ip string, ready bool) {
 	c.Helper()
-	var pod map[string]any
-	testkit.NoError(c, json.Unmarshal(c.api.Do("GET", "/api/v1/namespaces/llm/pods/"+name, nil), &pod))
 	state := map[bool]string{true: "True", false: "False"}[ready]
-	pod["status"] = map[string]any{"phase": "Running", "podIP": ip, "podIPs": []any{map[string]any{"ip": ip}}, "conditions": []any{map[string]any{"type": "Ready", "status": state}}}
-	text, err := json.Marshal(pod)
-	testkit.NoError(c, err)
-	c.api.Do("PUT", "/api/v1/namespaces/llm/pods/"+name+"/status", text)
+	c.api.Do("PATCH", "/api/v1/namespaces/llm/pods/"+name+"/status", fmt.Appendf(nil, `{"status": {"phase": "Running", "podIP": %[1]q, "podIPs": [{"ip": %[1]q}], "conditions": [{"type": "Ready", "status": %[2]q}]}}`, ip, state))
 }
 
 // replicas returns the Pods of the fleet file's replicas, with "-" before those that drain.
@@ -304,5 +330,50 @@ func TestServiceOnAPIServer(t *testing.T) {
 	c.await("a b", c.replicas)
 	c.api.Do("PUT", "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices/vllm-1", slice(false))
 	c.await("a -b", c.replicas)
+	c.stop()
+}
+
+// TestReadinessGatesOnAPIServer plays the life of a Pod whose readiness waits for discovery, with the permissions of
+// the manifest: the gate opens when the fleet file has its replica, and closes while that drains.
+func TestReadinessGatesOnAPIServer(t *testing.T) {
+	c := newLiveCluster(t)
+	c.api.Do("POST", "/apis/inference.networking.k8s.io/v1/namespaces/llm/inferencepools", []byte(`{"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": {"name": "vllm"},
+		"spec": {"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 9000}]}}`))
+	c.createPod("a", "127.0.0.2", true, "")
+	c.createGatedPod("b", "127.0.0.3", false, "", `{"conditionType": "cascadeinfer.com/ready"}`)
+	c.setContainersReady("b", true)
+	c.discover("--pool", "vllm") // without --conditions
+	c.await("a", c.replicas)
+	c.await("true", func() string {
+		return fmt.Sprint(strings.Contains(c.get(c.status), "only discovery with --conditions sets"))
+	})
+	c.stop()
+	if got := c.condition("a")(); got != "none" {
+		t.Errorf("without --conditions Pod a has %s", got)
+	}
+
+	c.discover("--pool", "vllm", "--conditions")
+	c.await("a b", c.replicas)
+	c.await("True Serving", c.condition("a"))
+	c.await("True Serving", c.condition("b"))
+	c.createGatedPod("c", "127.0.0.4", false, "", `{"conditionType": "cascadeinfer.com/ready"}`)
+	c.await("False LeftOut", c.condition("c"))
+	c.setContainersReady("b", false)
+	c.await("False Draining", c.condition("b"))
+	c.await("a -b", c.replicas)
+	c.setContainersReady("b", true)
+	c.await("True Serving", c.condition("b"))
+
+	// Another Pod of the name is another Pod, and the role allows nothing but the status.
+	c.api.Do("DELETE", "/api/v1/namespaces/llm/pods/b", nil)
+	c.await("False Draining", c.condition("b"))
+	c.api.Do("DELETE", "/api/v1/namespaces/llm/pods/b?gracePeriodSeconds=0", nil)
+	c.createGatedPod("b", "127.0.0.5", false, "", `{"conditionType": "cascadeinfer.com/ready"}`)
+	c.setContainersReady("b", true)
+	c.await("True Serving", c.condition("b"))
+	c.await("a b", c.replicas)
+	if text := c.get(c.status); strings.Contains(text, "conditions of Pods") {
+		t.Errorf("status: %s", text)
+	}
 	c.stop()
 }

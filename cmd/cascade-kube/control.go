@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/http"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/controld"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -18,7 +22,7 @@ import (
 
 // newControl is "cascade-kube control": the control plane, with its state in Kubernetes.
 func newControl(s *settings) *cobra.Command {
-	var path, kubeconfig string
+	var path, kubeconfig, metrics string
 	own := config.Control{}
 	c := &cobra.Command{
 		Use:   "control -c FILE",
@@ -50,8 +54,15 @@ made. To remove the state:
 			if err != nil {
 				return err
 			}
+			scraped, err := adminserver.ListenMetrics(metrics)
+			if err != nil {
+				return err
+			}
 			return controld.Run(cmd.Context(), controld.Config{
 				Fleet: file, Path: path, Own: own, Logger: log,
+				RunAlongside: func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error {
+					return adminserver.Serve(ctx, scraped, metrics, adminserver.Access{Hosts: file.Fleet.Control.AdminHosts, Certificate: certificate, TrustDomain: file.Fleet.TLS.TrustDomain})
+				},
 				OpenState: func(f *wiring.Fleet) (*wiring.SharedState, error) { return openState(f, kubeconfig) },
 				Started:   func(line string) { fmt.Fprintln(s.stderr, line) },
 			})
@@ -61,6 +72,7 @@ made. To remove the state:
 	f.StringVarP(&path, "config", "c", "", "fleet file; watched for changes")
 	f.StringVar(&own.Listen, "listen", "", "host:port of this control plane's xDS and load reports, where it is not control.listen of the file")
 	f.StringVar(&own.Admin, "admin", "", "host:port of this control plane's /status, where it is not control.admin of the file")
+	f.StringVar(&metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage)
 	f.StringVar(&own.Name, "name", "", "name of this control plane among several, where it is not control.name of the file")
 	kubeconfigFlag(c, &kubeconfig)
 	return c

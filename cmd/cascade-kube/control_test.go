@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -47,15 +48,19 @@ func TestControl(t *testing.T) {
 	fleet, kubeconfig := writeFiles(t, server.URL)
 	var secrets []string // of each run
 	for range 2 {
+		metrics := freeAddress(t)
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		var log testkit.Log
 		code := make(chan int, 1)
 		go func() {
-			code <- run(ctx, []string{"control", "-c", fleet, "--kubeconfig", kubeconfig, "--log", "info"}, &log, &log)
+			code <- run(ctx, []string{"control", "-c", fleet, "--kubeconfig", kubeconfig, "--log", "info", "--metrics", metrics}, &log, &log)
 		}()
 		testkit.WaitFor(t, "the plan is stored", func() bool {
 			return strings.Contains(log.String(), "control plane of 1 replicas") && len(server.Paths("/namespaces/cascade/leases/fleet-a")) == 1 && server.Watches() == 1
 		})
+		if text := getText(t, "http://"+metrics+"/metrics"); !strings.Contains(text, "\ncascade_planner") {
+			t.Errorf("metrics: %s", text)
+		}
 		stop()
 		if got := <-code; got != 0 {
 			t.Errorf("exit code %d: %s", got, log.String())
@@ -78,6 +83,17 @@ func TestControl(t *testing.T) {
 	}
 }
 
+// getText returns what a URL answers.
+func getText(t *testing.T, url string) string {
+	t.Helper()
+	answer, err := http.Get(url)
+	testkit.NoError(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	testkit.NoError(t, err)
+	return string(text)
+}
+
 // TestControlErrors checks what a control plane says that cannot start.
 func TestControlErrors(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
@@ -88,6 +104,7 @@ func TestControlErrors(t *testing.T) {
 		"control -c " + fleet + " --kubeconfig none": "--kubeconfig none",
 		"control -c " + kubeconfig:                   kubeconfig,
 		"control x":                                  "accepts 0 arg",
+		"control -c " + fleet + " --metrics x":       "--metrics: ",
 	} {
 		var log testkit.Log
 		if code := run(t.Context(), strings.Fields(line), &log, &log); code == 0 || !strings.Contains(log.String(), want) {

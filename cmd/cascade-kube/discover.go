@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/cascadeinfer/cascade/cmd/cascade-kube/internal/clusterwatch"
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
 )
 
@@ -30,7 +31,9 @@ type discoverFlags struct {
 	pool, service string
 	kubeconfig    string
 	admin         string
+	metrics       string
 	check         bool
+	conditions    bool
 	rules         discovery.Rules
 }
 
@@ -52,6 +55,10 @@ is not ready any more, drains: its running requests migrate. Annotations ` + dis
 of Pods set model, ports and capacity; deploy/kubernetes/discovery.md lists them. A Pod with a bad
 one is left out, and the reason is logged, shown by /status and written as an Event of the pool or
 Service. The last replicas of a model stay listed until it has others.
+
+With --conditions each Pod gets the condition ` + discovery.ConditionType + `: true while its replica takes new
+requests. A Pod that names it as a readiness gate is ready only then, so that a rollout waits until a new Pod is
+a replica, and its Service sends a draining one no new requests.
 
 The id of a replica is NAME.UID of its Pod, which its migrator gets as --replica. Of several
 control planes each has a discover of its own.
@@ -88,6 +95,8 @@ fleet file is written, and /metrics has cascade_discovery_… .`,
 	f.StringVar(&d.service, "service", "", "Service that selects the Pods")
 	f.StringVar(&d.kubeconfig, "kubeconfig", "", "kubeconfig file; default: the service account of this Pod")
 	f.StringVar(&d.admin, "admin", "127.0.0.1:18002", "host:port on loopback of /status, /metrics, /healthz and /readyz")
+	f.StringVar(&d.metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage+" with the control plane's certificate of the fleet file")
+	f.BoolVar(&d.conditions, "conditions", false, "write the condition "+discovery.ConditionType+" into the status of each Pod, for readiness gates; needs the right to patch pods/status")
 	f.BoolVar(&d.check, "check", false, "only check that the file of -o is there and valid, for a startup probe")
 	portFlags(c, &d.rules)
 	return c
@@ -153,24 +162,51 @@ func (d *discoverFlags) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	d.rules.SetsConditions = d.conditions
 	w, err := clusterwatch.New(clusterwatch.Config{Client: client.typed, Dynamic: client.dynamic, Namespace: namespace, Pool: d.pool, Service: d.service, Logger: log})
 	if err != nil {
 		return err
 	}
 	events := clusterwatch.NewEvents(clusterwatch.EventsConfig{Client: client.typed, Regarding: w.Regarding, Logger: log})
-	k := newKeeper(keeperConfig{file: d.file, rules: d.rules, changed: events.Record, faults: w.Faults, log: log})
-	l, err := net.Listen("tcp", d.admin)
-	if err != nil {
+	kept := keeperConfig{file: d.file, rules: d.rules, changed: events.Record, faults: w.Faults, log: log}
+	var conditions *clusterwatch.Conditions
+	if d.conditions {
+		conditions = clusterwatch.NewConditions(clusterwatch.ConditionsConfig{Client: client.typed, Namespace: namespace, Logger: log})
+		kept.conditions = conditions.Set
+		kept.faults = func(now time.Time) []string { return append(w.Faults(now), conditions.Faults(now)...) }
+	}
+	k := newKeeper(kept)
+	servers := statusServers{}
+	if d.metrics != "" { // which alone needs the certificate
+		if servers.access, err = d.metricsAccess(log); err != nil {
+			return fmt.Errorf("--metrics: %w", err)
+		}
+	}
+	if servers.admin, err = net.Listen("tcp", d.admin); err != nil {
 		return fmt.Errorf("--admin: %w", err)
 	}
-	log.Info("discovery started", "source", w.String(), "file", d.file.Path, "admin", l.Addr().String())
+	if servers.metrics, err = adminserver.ListenMetrics(d.metrics); err != nil {
+		servers.admin.Close()
+		return err
+	}
+	log.Info("discovery started", "source", w.String(), "file", d.file.Path, "admin", servers.admin.Addr().String())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return w.Run(ctx, k.apply) })
 	g.Go(func() error { return events.Run(ctx) })
+	if conditions != nil {
+		g.Go(func() error { return conditions.Run(ctx) })
+	}
 	g.Go(func() error { return k.run(ctx) })
-	g.Go(func() error { return serveStatus(ctx, l, k) })
+	g.Go(func() error { return servers.serve(ctx, k) })
 	return g.Wait()
 }
+
+// Limits of the requests to the API server. client-go's own, 5 a second, would spread the conditions of
+// 10,000 Pods over half an hour.
+const (
+	requestRate  = 50 // a second
+	requestBurst = 100
+)
 
 // clients are the clients of one API server.
 type clients struct {
@@ -206,6 +242,7 @@ func newClients(kubeconfig, namespace string) (clients, string, error) {
 		}
 	}
 	cfg.UserAgent = "cascade-kube/" + version()
+	cfg.QPS, cfg.Burst = requestRate, requestBurst
 	out := clients{}
 	if out.typed, err = kubernetes.NewForConfig(cfg); err != nil {
 		return clients{}, "", err
@@ -213,6 +250,3 @@ func newClients(kubeconfig, namespace string) (clients, string, error) {
 	out.dynamic, err = dynamic.NewForConfig(cfg)
 	return out, namespace, err
 }
-
-// statusTimeout bounds a request for the status.
-const statusTimeout = 10 * time.Second

@@ -3,74 +3,71 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
+	"github.com/cascadeinfer/cascade/cmd/internal/controld"
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
-	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 )
 
-// serveStatus serves the admin endpoints of "cascade-kube discover" on l, which it
-// closes, until ctx ends.
-func serveStatus(ctx context.Context, l net.Listener, k *keeper) error {
-	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(discoveryCollector{k})
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{EnableOpenMetrics: true}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+// statusServers are the addresses at which "cascade-kube discover" shows what it does.
+type statusServers struct {
+	admin   net.Listener // on loopback, with /status
+	metrics net.Listener // nil: none
+	access  adminserver.Access
+}
+
+// serve serves them until ctx ends, and closes the listeners.
+func (s statusServers) serve(ctx context.Context, k *keeper) error {
+	metrics := newDiscoveryRegistry(k)
+	ready := func() string {
 		if s := k.status(time.Now()); s.WrittenAt == nil {
-			http.Error(w, "the fleet file is not written yet: "+strings.Join(s.Faults, "; "), http.StatusServiceUnavailable)
-			return
+			return "the fleet file is not written yet: " + strings.Join(s.Faults, "; ")
 		}
-		w.Write([]byte("ready\n"))
-	})
+		return ""
+	}
+	mux := adminserver.Handler(metrics, ready)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
 		_ = e.Encode(k.status(time.Now())) // fails only where the client is gone
 	})
-	// A page in a browser on this host must not read the status by a name of its own.
-	srv := &http.Server{Handler: control.RestrictHosts(nil, mux), ReadHeaderTimeout: statusTimeout, ReadTimeout: statusTimeout, WriteTimeout: statusTimeout,
-		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)}
-	stop := context.AfterFunc(ctx, func() { srv.Close() })
-	defer stop()
-	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return adminserver.Serve(ctx, s.admin, mux, adminserver.Access{}) })
+	g.Go(func() error { return adminserver.Serve(ctx, s.metrics, adminserver.Handler(metrics, ready), s.access) })
+	if own := s.access.Certificate; own != nil {
+		g.Go(func() error { return own.Run(ctx) })
 	}
-	return nil
+	return g.Wait()
 }
 
-// discoveryCollector has the metrics of discovery.
-type discoveryCollector struct{ k *keeper }
-
-var (
-	podsDesc   = prometheus.NewDesc("cascade_discovery_pods", "Pods that the pool or Service selects, by what they are to the fleet.", []string{"state"}, nil)
-	faultsDesc = prometheus.NewDesc("cascade_discovery_faults", "Reasons why the fleet file may differ from the cluster.", nil, nil)
-	writesDesc = prometheus.NewDesc("cascade_discovery_writes_total", "Times that the fleet file was written.", nil, nil)
-)
-
-// Describe implements prometheus.Collector.
-func (c discoveryCollector) Describe(out chan<- *prometheus.Desc) {
-	out <- podsDesc
-	out <- faultsDesc
-	out <- writesDesc
+// newDiscoveryRegistry returns the metrics of discovery and of its process.
+func newDiscoveryRegistry(k *keeper) *prometheus.Registry {
+	out := adminserver.NewRegistry()
+	out.MustRegister(discovery.NewCollector(func() discovery.Metrics {
+		s := k.status(time.Now())
+		return discovery.Metrics{Pods: s.counts, Faults: len(s.Faults), Writes: s.writes}
+	}))
+	return out
 }
 
-// Collect implements prometheus.Collector.
-func (c discoveryCollector) Collect(out chan<- prometheus.Metric) {
-	s := c.k.status(time.Now())
-	for _, state := range [...]discovery.State{discovery.LeftOut, discovery.Serving, discovery.Draining, discovery.Kept} {
-		out <- prometheus.MustNewConstMetric(podsDesc, prometheus.GaugeValue, float64(s.counts[state]), strings.ReplaceAll(state.String(), " ", "_"))
+// metricsAccess returns who may scrape --metrics: on loopback everyone, elsewhere operators. The certificate
+// is that of the control plane beside this process, from the same fleet file.
+func (d *discoverFlags) metricsAccess(log *slog.Logger) (adminserver.Access, error) {
+	_, base, err := d.file.ReadBase()
+	if err != nil {
+		return adminserver.Access{}, err
 	}
-	out <- prometheus.MustNewConstMetric(faultsDesc, prometheus.GaugeValue, float64(len(s.Faults)))
-	out <- prometheus.MustNewConstMetric(writesDesc, prometheus.CounterValue, float64(s.writes))
+	own, err := controld.OwnCertificate(wiring.Fleet{Fleet: base, Dir: filepath.Dir(d.file.Base)}, log)
+	return adminserver.Access{Hosts: base.Control.AdminHosts, Certificate: own, TrustDomain: base.TLS.TrustDomain}, err
 }

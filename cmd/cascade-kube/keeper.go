@@ -21,8 +21,11 @@ type keeperConfig struct {
 	file    discovery.FleetFile
 	rules   discovery.Rules
 	changed func([]discovery.Change)     // is given each change; must not block
-	faults  func(now time.Time) []string // what of the cluster cannot be read
-	log     *slog.Logger
+	faults  func(now time.Time) []string // what of the cluster cannot be read, or written
+	// conditions is given those of all Pods after each decision, and again after each repeatPeriod; must not
+	// block. nil: nothing writes them.
+	conditions func([]discovery.PodCondition)
+	log        *slog.Logger
 }
 
 // keeper keeps the fleet file as the cluster is.
@@ -72,6 +75,15 @@ func (k *keeper) repeat() {
 	}
 	if text, _, err := k.cfg.file.ReadBase(); err != nil || k.fault != "" || k.decisionPending || !bytes.Equal(text, k.base) {
 		k.decide(*k.cluster)
+		return
+	}
+	k.showConditions()
+}
+
+// showConditions passes on the conditions of all Pods.
+func (k *keeper) showConditions() {
+	if k.cfg.conditions != nil && k.cluster != nil {
+		k.cfg.conditions(discovery.Conditions(*k.cluster, k.last))
 	}
 }
 
@@ -155,6 +167,7 @@ func withLeftOut(inForce, tried []discovery.Status) []discovery.Status {
 func (k *keeper) publish(d discovery.Decision) {
 	changes := discovery.Changes(k.last, d)
 	k.last = d
+	k.showConditions()
 	if len(changes) == 0 {
 		return
 	}

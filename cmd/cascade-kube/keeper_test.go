@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,6 +32,8 @@ type keeperTest struct {
 	file    discovery.FleetFile
 	changes []discovery.Change
 	faults  []string
+	// conditions are the last ones of all Pods: "NAME REASON".
+	conditions []string
 }
 
 func newKeeperTest(t *testing.T) *keeperTest {
@@ -49,6 +52,12 @@ func (k *keeperTest) start() *keeper {
 		file: k.file, rules: discovery.Rules{PeerPort: 9100, EnginePort: 8000}, log: slog.New(slog.DiscardHandler),
 		changed: func(c []discovery.Change) { k.changes = append(k.changes, c...) },
 		faults:  func(time.Time) []string { return k.faults },
+		conditions: func(all []discovery.PodCondition) {
+			k.conditions = nil
+			for _, c := range all {
+				k.conditions = append(k.conditions, c.Pod+" "+c.Want.Reason)
+			}
+		},
 	})
 }
 
@@ -91,12 +100,20 @@ func TestKeeper(t *testing.T) {
 	if len(test.changes) != 2 || test.changes[0].State != discovery.Serving {
 		t.Errorf("changes %+v", test.changes)
 	}
+	expectConditions := func(want ...string) {
+		t.Helper()
+		if !slices.Equal(test.conditions, want) {
+			t.Errorf("conditions %q, want %q", test.conditions, want)
+		}
+	}
+	expectConditions("a Serving", "b Serving")
 	b.Terminating = true
 	k.apply(pods(a, b))
 	test.expect("a.u -b.u")
 
 	// A base file with an error changes nothing, is a fault, and is read again.
 	test.writeBase(baseText + "speed: -1\n")
+	expectConditions("b Draining", "a Serving")
 	k.apply(pods(a))
 	test.expect("a.u -b.u")
 	if s := k.status(time.Now()); len(s.Faults) != 1 || !strings.Contains(s.Faults[0], "base.yaml: line 7: speed") {
@@ -108,7 +125,9 @@ func TestKeeper(t *testing.T) {
 	if s := k.status(time.Now()); len(s.Faults) != 0 || s.Replicas != 1 || s.writes != 3 {
 		t.Errorf("status %+v", s)
 	}
-	k.repeat() // nothing to do
+	test.conditions = nil
+	k.repeat() // nothing to do, but conditions that could not be written are tried again
+	expectConditions("a Serving")
 	if s := k.status(time.Now()); s.writes != 3 {
 		t.Errorf("%d writes", s.writes)
 	}
@@ -171,7 +190,9 @@ func TestKeeperWithoutPods(t *testing.T) {
 	k := test.start()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.NoError(t, err)
-	testkit.Run(t, func(ctx context.Context) error { return serveStatus(ctx, l, k) })
+	scraped, err := net.Listen("tcp", "127.0.0.1:0")
+	testkit.NoError(t, err)
+	testkit.Run(t, func(ctx context.Context) error { return statusServers{admin: l, metrics: scraped}.serve(ctx, k) })
 	get := func(path string) (int, string) {
 		t.Helper()
 		r, err := http.Get("http://" + l.Addr().String() + path)
@@ -204,6 +225,13 @@ func TestKeeperWithoutPods(t *testing.T) {
 			t.Errorf("metrics lack %s:\n%s", want, text)
 		}
 	}
+	// The address for scrapers has the metrics alone.
+	if text := getText(t, "http://"+scraped.Addr().String()+"/metrics"); !strings.Contains(text, "cascade_discovery_faults 1") {
+		t.Errorf("metrics: %s", text)
+	}
+	if text := getText(t, "http://"+scraped.Addr().String()+"/status"); strings.Contains(text, "pods") {
+		t.Errorf("the metrics' address serves /status: %s", text)
+	}
 	r, err := http.NewRequest("GET", "http://"+l.Addr().String()+"/status", nil)
 	testkit.NoError(t, err)
 	r.Host = "evil.example"
@@ -212,5 +240,19 @@ func TestKeeperWithoutPods(t *testing.T) {
 	answer.Body.Close()
 	if answer.StatusCode < 400 {
 		t.Errorf("another host name: %d", answer.StatusCode)
+	}
+}
+
+// TestDiscoverMetricsAccess: off loopback metrics are served over TLS, by the certificate of the base file, or not at all.
+func TestDiscoverMetricsAccess(t *testing.T) {
+	test := newKeeperTest(t)
+	d := &discoverFlags{file: test.file}
+	access, err := d.metricsAccess(slog.New(slog.DiscardHandler))
+	if err != nil || access.Certificate != nil {
+		t.Errorf("without tls: %+v, %v", access, err)
+	}
+	test.writeBase(baseText + "tls: {cert: c.pem, key: k.pem, ca: ca.pem, trust_domain: fleet.test}\n")
+	if _, err = d.metricsAccess(slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), filepath.Dir(test.file.Base)) {
+		t.Errorf("without the files of tls: %v", err)
 	}
 }

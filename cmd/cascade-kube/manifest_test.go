@@ -49,7 +49,7 @@ func TestManifest(t *testing.T) {
 	}
 	slices.Sort(rules)
 	want := []string{"create events.k8s.io/events", "list+watch /pods", "list+watch /services vllm", "list+watch discovery.k8s.io/endpointslices",
-		"list+watch inference.networking.k8s.io/inferencepools vllm"}
+		"list+watch inference.networking.k8s.io/inferencepools vllm", "patch /pods/status"}
 	if !slices.Equal(rules, want) {
 		t.Errorf("the role allows %q, want %q", rules, want)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -23,7 +24,7 @@ func listenAt(address string) *testkit.PipeListener {
 }
 
 func testAdminHandler() http.Handler {
-	return adminHandler(newRegistry(), func() string { return "" })
+	return adminserver.Handler(adminserver.NewRegistry(), func() string { return "" })
 }
 
 // TestAttackSlowAdmin checks that a client that never ends its request is cut.
@@ -36,7 +37,9 @@ func TestAttackSlowAdmin(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := listenAt("127.0.0.1:9200")
-				stop := testkit.Run(t, func(ctx context.Context) error { return serveAdmin(ctx, l, testAdminHandler(), adminAccess{}) })
+				stop := testkit.Run(t, func(ctx context.Context) error {
+					return adminserver.Serve(ctx, l, testAdminHandler(), adminserver.Access{})
+				})
 				conn := testkit.Must(l.Dial(t.Context()))
 				testkit.Must(io.WriteString(conn, request))
 				_, _ = io.Copy(io.Discard, conn) // until it is cut; synctest fails the test if it never is
@@ -51,7 +54,7 @@ func TestAttackSlowAdmin(t *testing.T) {
 func TestAttackAdminHost(t *testing.T) {
 	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	stop := testkit.Run(t, func(ctx context.Context) error {
-		return serveAdmin(ctx, l, testAdminHandler(), adminAccess{hosts: []string{"metrics.example"}})
+		return adminserver.Serve(ctx, l, testAdminHandler(), adminserver.Access{Hosts: []string{"metrics.example"}})
 	})
 	defer stop()
 	for host, want := range map[string]int{
@@ -73,7 +76,7 @@ func TestAttackAdminHost(t *testing.T) {
 // TLS, and with it serves operators alone.
 func TestAttackAdminRemote(t *testing.T) {
 	const remote = "10.0.0.7:9200"
-	testkit.WantError(t, serveAdmin(t.Context(), listenAt(remote), testAdminHandler(), adminAccess{}), "not a loopback address")
+	testkit.WantError(t, adminserver.Serve(t.Context(), listenAt(remote), testAdminHandler(), adminserver.Access{}), "not a loopback address")
 	dir := t.TempDir()
 	runCommand(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "--migrator", "r0", "--operator", "ops", "--proxy", "edge")
 	certificate := func(role identity.Role, name string) (*certs.Provider, tls.Certificate) {
@@ -85,9 +88,9 @@ func TestAttackAdminRemote(t *testing.T) {
 	own, _ := certificate(identity.Migrator, "r0")
 	l, mux := listenAt(remote), http.NewServeMux()
 	mux.Handle("/", testAdminHandler())
-	mux.Handle("/policies/records", onlyLocal(testAdminHandler()))
+	mux.Handle("/policies/records", adminserver.OnlyLocal(testAdminHandler()))
 	stop := testkit.Run(t, func(ctx context.Context) error {
-		return serveAdmin(ctx, l, mux, adminAccess{certs: own, trustDomain: "fleet.test"})
+		return adminserver.Serve(ctx, l, mux, adminserver.Access{Certificate: own, TrustDomain: "fleet.test"})
 	})
 	defer stop()
 	_, ops := certificate(identity.Operator, "ops")

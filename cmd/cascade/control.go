@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/controld"
@@ -52,7 +53,7 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
 	f := c.Flags()
 	f.StringVar(&own.Listen, "listen", "", "host:port of this control plane's xDS and load reports, where it is not control.listen of the file")
 	f.StringVar(&own.Admin, "admin", "", "host:port of this control plane's /status, where it is not control.admin of the file")
-	metricsFlag(c, &metrics)
+	c.Flags().StringVar(&metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage)
 	f.StringVar(&own.Name, "name", "", "name of this control plane among several, where it is not control.name of the file")
 	return c
 }
@@ -64,7 +65,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
-	scraped, err := listenMetrics(metrics)
+	scraped, err := adminserver.ListenMetrics(metrics)
 	if err != nil {
 		return err
 	}
@@ -75,7 +76,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 			notifySystemd(log, systemdReady)
 		},
 		RunAlongside: func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error {
-			return serveAdmin(ctx, scraped, metrics, adminAccess{file.Fleet.Control.AdminHosts, certificate, file.Fleet.TLS.TrustDomain})
+			return adminserver.Serve(ctx, scraped, metrics, adminserver.Access{Hosts: file.Fleet.Control.AdminHosts, Certificate: certificate, TrustDomain: file.Fleet.TLS.TrustDomain})
 		},
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/cost"
@@ -158,6 +159,6 @@ func (s *settings) runEngine(ctx context.Context, listen string, c emulator.Conf
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.Run(ctx) })
 	// A stream may take any time to write.
-	g.Go(func() error { return serveOn(ctx, l, e.Handler(), 0, 0) })
+	g.Go(func() error { return adminserver.ServeOn(ctx, l, e.Handler(), 0, 0) })
 	return g.Wait()
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -125,7 +126,7 @@ func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) 
 	if err != nil {
 		return err
 	}
-	metrics, room, status := newRegistry(), headroom.New(headroom.Read(), m.log), health.NewServer()
+	metrics, room, status := adminserver.NewRegistry(), headroom.New(headroom.Read(), m.log), health.NewServer()
 	metrics.MustRegister(room, certs.Expiries{Own: m.certs})
 	picker, err := endpointpicker.New(endpointpicker.Config{
 		Model: p.model, Fallbacks: p.fallbacks, BodyMemory: int64(fleet.Bodies.Proxy) << 20, Health: status, Metrics: metrics, Logger: m.log,
@@ -179,8 +180,8 @@ func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) 
 	g.Go(func() error { return serveGRPC(back, probes, listeners[1], 0) })
 	g.Go(func() error { return xds.Run(back) })
 	g.Go(func() error {
-		return serveAdmin(back, listeners[2], adminHandler(metrics, func() string { return eppReady(ctx, picker) }),
-			adminAccess{fleet.Fleet.Control.AdminHosts, m.certs, fleet.Fleet.TLS.TrustDomain})
+		return adminserver.Serve(back, listeners[2], adminserver.Handler(metrics, func() string { return eppReady(ctx, picker) }),
+			adminserver.Access{Hosts: fleet.Fleet.Control.AdminHosts, Certificate: m.certs, TrustDomain: fleet.Fleet.TLS.TrustDomain})
 	})
 	return g.Wait()
 }

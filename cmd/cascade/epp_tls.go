@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 )
 
@@ -24,7 +25,7 @@ const selfSignedLifetime = 10 * 365 * 24 * time.Hour
 // credentials returns the TLS options of the picker's server: none on loopback, unless they are
 // asked for.
 func (p *eppFlags) credentials(own *certs.Provider) ([]grpc.ServerOption, error) {
-	local := isLoopback(p.address(1))
+	local := adminserver.IsLoopback(p.address(1))
 	var config *tls.Config
 	switch {
 	case p.certPath != "":

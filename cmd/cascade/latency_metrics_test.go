@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -19,7 +20,7 @@ func TestLatencies(t *testing.T) {
 	const id = "4bf92f3577b34da6a3ce929d0e0e4736"
 	traceID := testkit.Must(trace.TraceIDFromHex(id))
 	sampled := trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled})
-	l, registry := newLatencies("r0", "m"), newRegistry()
+	l, registry := newLatencies("r0", "m"), adminserver.NewRegistry()
 	l.register(registry)
 	l.served(frontend.Served{FirstToken: 30 * time.Millisecond, PerToken: 12 * time.Millisecond, Span: sampled})
 	l.served(frontend.Served{FirstToken: time.Minute}) // one token, no trace
@@ -28,7 +29,7 @@ func TestLatencies(t *testing.T) {
 	scrape := func(accept string) string {
 		r, w := httptest.NewRequest("GET", "/metrics", nil), httptest.NewRecorder()
 		r.Header.Set("Accept", accept)
-		adminHandler(registry, func() string { return "" }).ServeHTTP(w, r)
+		adminserver.Handler(registry, func() string { return "" }).ServeHTTP(w, r)
 		return w.Body.String()
 	}
 	open, plain := scrape("application/openmetrics-text;version=1.0.0"), scrape("text/plain;version=0.0.4")

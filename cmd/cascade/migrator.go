@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
@@ -94,7 +95,7 @@ are exported by OTLP over gRPC; the other OpenTelemetry variables apply, too.`,
 	f := c.Flags()
 	f.StringVar(&m.control, "control", "", controlUsage)
 	runtimeDirFlag(c, &m.runtime)
-	metricsFlag(c, &m.metrics)
+	c.Flags().StringVar(&m.metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage)
 	f.DurationVar(&m.drain, "drain", 10*time.Minute, "how long streams may go on after SIGTERM; what is left is cut")
 	return c
 }
@@ -119,7 +120,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	if m.runtime, err = filepath.Abs(m.runtime); err != nil { // peers get the paths of sockets in it
 		return err
 	}
-	scraped, err := listenMetrics(m.metrics)
+	scraped, err := adminserver.ListenMetrics(m.metrics)
 	if err != nil {
 		return err
 	}
@@ -151,7 +152,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		return err
 	}
 	front := d.Frontend()
-	metrics := newRegistry()
+	metrics := adminserver.NewRegistry()
 	metrics.MustRegister(room, certs.Expiries{Own: fm.certs}, newFrontendCollector(d.Status, r.ID, r.Model))
 	times.register(metrics)
 	if d.Market() != nil {
@@ -187,14 +188,14 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	g.Go(func() error { return all.Run(back) })
 	g.Go(func() error { return seen.Run(back) })
 	ready := func() string { return frontendReadiness(front.Status(), room.Err()) }
-	access := adminAccess{fleet.Fleet.Control.AdminHosts, fm.certs, fleet.Fleet.TLS.TrustDomain}
-	g.Go(func() error { return serveAdmin(back, scraped, adminHandler(metrics, ready), access) })
+	access := adminserver.Access{Hosts: fleet.Fleet.Control.AdminHosts, Certificate: fm.certs, TrustDomain: fleet.Fleet.TLS.TrustDomain}
+	g.Go(func() error { return adminserver.Serve(back, scraped, adminserver.Handler(metrics, ready), access) })
 	g.Go(func() error {
-		mux := adminHandler(metrics, ready)
+		mux := adminserver.Handler(metrics, ready)
 		mux.Handle("GET /plan", planHandler(d.Plans))
-		mux.Handle("POST /drain", onlyLocal(control.RestrictHosts(nil, localOrders(fleet.Fleet.Control.AdminUsers, leaveHandler(d.Leave, func() policies.Load { return front.Status().Load })))))
-		mux.Handle("GET /policies/records", onlyLocal(control.RestrictHosts(nil, policyhost.Records(d.Hosts()...))))
-		return serveAdmin(back, listeners.admin, mux, access)
+		mux.Handle("POST /drain", adminserver.OnlyLocal(control.RestrictHosts(nil, localOrders(fleet.Fleet.Control.AdminUsers, leaveHandler(d.Leave, func() policies.Load { return front.Status().Load })))))
+		mux.Handle("GET /policies/records", adminserver.OnlyLocal(control.RestrictHosts(nil, policyhost.Records(d.Hosts()...))))
+		return adminserver.Serve(back, listeners.admin, mux, access)
 	})
 	return errors.Join(g.Wait(), all.Close())
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/executor"
@@ -170,7 +171,7 @@ func TestFrontendReadiness(t *testing.T) {
 // TestAdmin checks that a daemon is healthy while it runs, and ready when it has no reason not to be.
 func TestAdmin(t *testing.T) {
 	why := "waiting"
-	h := adminHandler(newRegistry(), func() string { return why })
+	h := adminserver.Handler(adminserver.NewRegistry(), func() string { return why })
 	for _, c := range []struct {
 		why, path string
 		status    int

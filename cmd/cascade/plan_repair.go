@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/planrepair"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies"
@@ -21,7 +22,7 @@ import (
 
 // planHandler answers GET /plan, to this host only.
 func planHandler(plans func() []policies.Plan) http.Handler {
-	return onlyLocal(control.RestrictHosts(nil, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	return adminserver.OnlyLocal(control.RestrictHosts(nil, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("content-type", "application/json")
 		_ = json.NewEncoder(w).Encode(planrepair.Followed{Plans: plans()})
 	})))

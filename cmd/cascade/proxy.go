@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
@@ -85,7 +86,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 		return err
 	}
 	defer spans.Close()
-	metrics, room := newRegistry(), headroom.New(headroom.Read(), m.log)
+	metrics, room := adminserver.NewRegistry(), headroom.New(headroom.Read(), m.log)
 	metrics.MustRegister(room)
 	cfg := proxy.Config{
 		Client:       client.Config{Target: m.control[0], Credentials: m.certs.ControlCredentials(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
@@ -148,7 +149,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	g.Go(func() error { return next.runProxy(back, px, m.log) })
 	g.Go(func() error { s.logReadiness(ctx, px, strings.Join(m.control, " and ")); return nil })
 	g.Go(func() error {
-		mux := adminHandler(metrics, func() string { return proxyReady(ctx, px, room.Err()) })
+		mux := adminserver.Handler(metrics, func() string { return proxyReady(ctx, px, room.Err()) })
 		mux.Handle("GET /plan", planHandler(func() []policies.Plan {
 			s := px.Snapshot()
 			if s == nil {
@@ -160,8 +161,8 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 			}
 			return plans
 		}))
-		return serveAdmin(back, admin, mux,
-			adminAccess{fleet.Fleet.Control.AdminHosts, m.certs, fleet.Fleet.TLS.TrustDomain})
+		return adminserver.Serve(back, admin, mux,
+			adminserver.Access{Hosts: fleet.Fleet.Control.AdminHosts, Certificate: m.certs, TrustDomain: fleet.Fleet.TLS.TrustDomain})
 	})
 	return g.Wait()
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/server"
 )
 
 // Bounds of the gRPC server. Envoy's first request has 61 KB; a migrator's load
@@ -54,9 +55,9 @@ func serverOptions(tls *tls.Config, extra ...grpc.ServerOption) []grpc.ServerOpt
 
 // serveGRPC starts the servers of xDS, load reports and lengths.
 func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
-	var extra []grpc.ServerOption
+	extra := server.Options()
 	if c.length != nil && c.lengthListener == nil {
-		extra = c.length.Options()
+		extra = append(extra, c.length.Options()...)
 	}
 	if c.auth != nil {
 		extra = append(extra, c.auth.Options()...)

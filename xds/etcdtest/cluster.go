@@ -16,6 +16,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/internal/testprocess"
+	"github.com/cascadeinfer/cascade/xds/netnstest"
 )
 
 // Config configures Start.
@@ -26,6 +27,9 @@ type Config struct {
 	Args []string
 	// Scheme is http, the default, or https, for which Args name the files.
 	Scheme string
+	// Namespace, unless it is nil, is where the members run. Their endpoints are by its first link, and each of its other
+	// links reaches them at its own address and the same port.
+	Namespace *netnstest.Namespace
 }
 
 // Cluster is a running etcd cluster, without TLS between its members.
@@ -40,8 +44,7 @@ type Member struct {
 	Endpoint string // host:port for clients
 
 	t                    testing.TB
-	binary               string
-	args                 []string
+	command              []string
 	log                  *testkit.Log
 	*testprocess.Process // Kill ends it without a shutdown
 }
@@ -64,14 +67,21 @@ func Start(t testing.TB, cfg Config) *Cluster {
 		initial = append(initial, fmt.Sprintf("m%d=http://%s", i, addresses[n+i]))
 	}
 	for i := range n {
-		client, peer := c.scheme+"://"+addresses[i], "http://"+addresses[n+i]
-		m := &Member{Endpoint: addresses[i], t: t, binary: binary, log: &testkit.Log{}}
-		m.args = append([]string{
-			"--name", fmt.Sprintf("m%d", i), "--data-dir", filepath.Join(dir, fmt.Sprintf("m%d", i)),
-			"--listen-client-urls", client, "--advertise-client-urls", client,
+		listen, peer := addresses[i], "http://"+addresses[n+i]
+		m := &Member{Endpoint: listen, t: t, log: &testkit.Log{}}
+		if cfg.Namespace != nil {
+			_, port, _ := net.SplitHostPort(listen)
+			listen, m.Endpoint = "0.0.0.0:"+port, net.JoinHostPort(cfg.Namespace.Links[0].Address, port)
+		}
+		m.command = append([]string{
+			binary, "--name", fmt.Sprintf("m%d", i), "--data-dir", filepath.Join(dir, fmt.Sprintf("m%d", i)),
+			"--listen-client-urls", c.scheme + "://" + listen, "--advertise-client-urls", c.scheme + "://" + m.Endpoint,
 			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
 			"--initial-cluster", strings.Join(initial, ","), "--logger", "zap", "--log-level", "warn",
 		}, cfg.Args...)
+		if cfg.Namespace != nil {
+			m.command = cfg.Namespace.Command(m.command...)
+		}
 		c.Members = append(c.Members, m)
 		m.launch()
 		t.Cleanup(func() {
@@ -171,7 +181,7 @@ func (c *Cluster) Leader() *Member {
 
 func (m *Member) launch() {
 	m.t.Helper()
-	cmd := exec.Command(m.binary, m.args...)
+	cmd := exec.Command(m.command[0], m.command[1:]...)
 	cmd.Stdout, cmd.Stderr = m.log, m.log
 	m.Process = testkit.Must(testprocess.Start(cmd))
 }

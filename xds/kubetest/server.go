@@ -23,6 +23,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/internal/testprocess"
+	"github.com/cascadeinfer/cascade/xds/netnstest"
 )
 
 // Binary returns the path of kube-apiserver: $KUBE_APISERVER, that of "make kube-apiserver", or
@@ -50,6 +51,9 @@ func Binary(t testing.TB) string {
 	return ""
 }
 
+// ServerName is a name in the certificate of an API server, for whatever address reaches it.
+const ServerName = "kubernetes"
+
 // Server is a running kube-apiserver on an etcd of its own.
 type Server struct {
 	Address string // host:port, by TLS
@@ -58,8 +62,7 @@ type Server struct {
 	Etcd    *etcdtest.Cluster
 
 	t                    testing.TB
-	binary               string
-	args                 []string
+	command              []string
 	log                  *testkit.Log
 	*testprocess.Process // Kill ends it without a shutdown; its etcd goes on
 }
@@ -69,25 +72,36 @@ const readyWithin = 3 * time.Minute
 
 // Start runs an API server until the end of the test, and returns when it is ready. If the test
 // fails, it logs the end of what the API server has written.
-func Start(t testing.TB) *Server {
+func Start(t testing.TB) *Server { t.Helper(); return StartIn(t, nil) }
+
+// StartIn is Start in a namespace; nil is none. Address is then by the first link of it, and each of the other links
+// reaches the API server at its own address and the same port, as ServerName.
+func StartIn(t testing.TB, namespace *netnstest.Namespace) *Server {
 	t.Helper()
 	binary, dir := Binary(t), t.TempDir()
-	s := &Server{t: t, binary: binary, log: &testkit.Log{}, Token: rand.Text(), CAFile: filepath.Join(dir, "apiserver.crt")}
-	s.Etcd = etcdtest.Start(t, etcdtest.Config{})
+	s := &Server{t: t, log: &testkit.Log{}, Token: rand.Text(), CAFile: filepath.Join(dir, "apiserver.crt")}
+	s.Etcd = etcdtest.Start(t, etcdtest.Config{Namespace: namespace})
 	tokens, key := filepath.Join(dir, "tokens.csv"), filepath.Join(dir, "serviceaccounts.pem")
 	testkit.NoError(t, os.WriteFile(tokens, []byte(s.Token+`,admin,admin,"system:masters"`+"\n"), 0o600))
 	testkit.NoError(t, os.WriteFile(key, newKey(t), 0o600))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.NoError(t, err)
-	s.Address = l.Addr().String()
-	_, port, err := net.SplitHostPort(s.Address)
+	_, port, err := net.SplitHostPort(l.Addr().String())
 	testkit.NoError(t, err)
 	testkit.NoError(t, l.Close())
-	s.args = []string{
-		"--etcd-servers=http://" + s.Etcd.Members[0].Endpoint, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + port,
+	bind, host := "127.0.0.1", "127.0.0.1"
+	if namespace != nil {
+		bind, host = "0.0.0.0", namespace.Links[0].Address
+	}
+	s.Address = net.JoinHostPort(host, port)
+	s.command = []string{
+		binary, "--etcd-servers=http://" + s.Etcd.Members[0].Endpoint, "--bind-address=" + bind, "--advertise-address=" + host, "--secure-port=" + port,
 		"--cert-dir=" + dir, "--token-auth-file=" + tokens, "--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24",
 		"--service-account-issuer=https://kubetest", "--service-account-key-file=" + key, "--service-account-signing-key-file=" + key,
 		"--disable-admission-plugins=ServiceAccount", "--profiling=false",
+	}
+	if namespace != nil {
+		s.command = namespace.Command(s.command...)
 	}
 	s.launch()
 	t.Cleanup(func() {
@@ -135,8 +149,8 @@ func (s *Server) ready() error {
 	return err
 }
 
-// Do makes a request as the user who may do everything, with a body in JSON, and returns the
-// answer. It fails the test if the API server refuses the request.
+// Do makes a request as the user who may do everything, with a body in JSON, of PATCH a
+// strategic merge patch, and returns the answer. It fails the test if the API server refuses the request.
 func (s *Server) Do(method, path string, body []byte) []byte {
 	s.t.Helper()
 	answer, err := s.do(method, path, body)
@@ -153,13 +167,16 @@ func (s *Server) do(method, path string, body []byte) ([]byte, error) {
 		return nil, err
 	}
 	pool.AppendCertsFromPEM(authority)
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: ServerName}}}
 	r, err := http.NewRequest(method, "https://"+s.Address+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	r.Header.Set("Authorization", "Bearer "+s.Token)
 	r.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPatch {
+		r.Header.Set("Content-Type", "application/strategic-merge-patch+json")
+	}
 	answer, err := client.Do(r)
 	if err != nil {
 		return nil, err
@@ -174,7 +191,7 @@ func (s *Server) do(method, path string, body []byte) ([]byte, error) {
 
 func (s *Server) launch() {
 	s.t.Helper()
-	cmd := exec.Command(s.binary, s.args...)
+	cmd := exec.Command(s.command[0], s.command[1:]...)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	s.Process = testkit.Must(testprocess.Start(cmd))
 }

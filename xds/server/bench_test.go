@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -133,14 +135,13 @@ type benchServer struct {
 }
 
 // listen runs a gRPC server on a socket until the end of the test.
-func listen(tb testing.TB, m *meter, register func(context.Context, grpc.ServiceRegistrar)) string {
+func listen(tb testing.TB, m *meter, register func(context.Context, grpc.ServiceRegistrar), opts ...grpc.ServerOption) string {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	var opts []grpc.ServerOption
 	if m != nil {
 		opts = append(opts, grpc.StatsHandler(m), grpc.StreamInterceptor(m.intercept))
 	}
@@ -167,7 +168,7 @@ func newServer(tb testing.TB, m *meter, sets []resources.Set) *benchServer {
 		tb.Fatal(err)
 	}
 	runInBackground(tb, c.Run)
-	return &benchServer{"ours", listen(tb, m, s.Register), m, func(i int) { c.Set("", sets[i]) }}
+	return &benchServer{"ours", listen(tb, m, s.Register, server.Options()...), m, func(i int) { c.Set("", sets[i]) }}
 }
 
 // newPublishingServer is newServer with the publisher, which rolls plans out in
@@ -185,7 +186,7 @@ func newPublishingServer(tb testing.TB, m *meter, views []resources.View) *bench
 	}
 	runInBackground(tb, c.Run)
 	runInBackground(tb, p.Run)
-	return &benchServer{"published", listen(tb, m, s.Register), m, func(i int) { p.Submit(views[i]) }}
+	return &benchServer{"published", listen(tb, m, s.Register, server.Options()...), m, func(i int) { p.Submit(views[i]) }}
 }
 
 // runInBackground runs f until the end of the test.
@@ -363,8 +364,11 @@ func BenchmarkHealth(b *testing.B) {
 			p.meter.arm(1 << 30)
 			p.set(0)
 			c.command("connect", p.address, fmt.Sprint(n))
+			debug.FreeOSMemory()
+			most := watchMemory(b)
 			c.command(append([]string{"subscribe", p.address}, subscriptionWords(sets[0])...)...)
 			settle(b, p.meter, 8*n)
+			peak := most()
 			var memory runtime.MemStats
 			runtime.GC()
 			runtime.GC() // what sync.Pools hold survives one
@@ -379,9 +383,35 @@ func BenchmarkHealth(b *testing.B) {
 			b.ReportMetric(float64(bytes), "bytes/node")
 			b.ReportMetric(float64(changed), "resources/node")
 			b.ReportMetric(float64(memory.HeapAlloc+memory.StackInuse)/(1<<20), "MiB")
+			b.ReportMetric(float64(peak)/(1<<20), "subscribing-MiB")
 			b.ReportMetric(0, "ns/op")
 		})
 	}
+}
+
+// watchMemory watches the memory that the runtime holds for the heap and for stacks until the function that it
+// returns is called, which returns the most.
+func watchMemory(tb testing.TB) (stop func() uint64) {
+	done, most := make(chan struct{}), make(chan uint64)
+	go func() {
+		samples := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/unused:bytes"}, {Name: "/memory/classes/heap/stacks:bytes"}}
+		peak := uint64(0)
+		for {
+			metrics.Read(samples)
+			now := uint64(0)
+			for _, s := range samples {
+				now += s.Value.Uint64()
+			}
+			peak = max(peak, now)
+			select {
+			case <-done:
+				most <- peak
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	}()
+	return func() uint64 { close(done); return <-most }
 }
 
 // cpuTime returns the CPU time that this process has used.

@@ -57,7 +57,7 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	own, err := ownCertificate(fleet, c.Logger)
+	own, err := OwnCertificate(fleet, c.Logger)
 	if err != nil {
 		return err
 	}
@@ -133,9 +133,9 @@ func (c Config) resolveFleet() (wiring.Fleet, error) {
 	return fleet, nil
 }
 
-// ownCertificate returns the certificate of the control plane; nil, for plain text, if the fleet
-// file has no TLS.
-func ownCertificate(fleet wiring.Fleet, log *slog.Logger) (*certs.Provider, error) {
+// OwnCertificate returns the certificate of the control plane of a fleet file; nil, for plain text, if the file
+// has no TLS. The caller runs it.
+func OwnCertificate(fleet wiring.Fleet, log *slog.Logger) (*certs.Provider, error) {
 	name := fleet.ControlCertificate()
 	if !fleet.Fleet.TLS.PerName() {
 		name = "" // any control plane's certificate

@@ -105,9 +105,11 @@ func (d *decider) readiness(pod Pod, e Endpoint) (why string, ready bool) {
 	switch {
 	case pod.Terminating:
 		return "the Pod terminates", false
-	case d.cluster.ByEndpoints && !e.Ready:
+	case pod.Gated && !d.rules.SetsConditions:
+		return "the Pod has the readiness gate " + ConditionType + ", which only discovery with --conditions sets", false
+	case d.cluster.ByEndpoints && !e.Ready && !pod.Gated: // a gated Pod is no ready endpoint before it is a replica
 		return "the Pod is no ready endpoint of " + d.cluster.Source, false
-	case !d.cluster.ByEndpoints && !pod.Ready:
+	case (!d.cluster.ByEndpoints || pod.Gated) && !pod.Ready:
 		return "the Pod is not ready", false
 	}
 	return "", true

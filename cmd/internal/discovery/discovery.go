@@ -36,8 +36,13 @@ type Pod struct {
 	Node string
 	// IP is the first address of the Pod; "" before it has one.
 	IP string
-	// Ready is the condition Ready, which includes readiness gates.
+	// Ready is the condition Ready, which includes readiness gates; for a Gated Pod it is what that would
+	// be without the gate of discovery.
 	Ready bool
+	// Gated says that the Pod has the readiness gate ConditionType.
+	Gated bool
+	// Condition is the Pod's condition of ConditionType; nil: it has none.
+	Condition *Condition
 	// Terminating says that the Pod is being deleted (deletionTimestamp is set).
 	Terminating bool
 	// Ended says that the Pod's containers have ended and will not run again.
@@ -76,6 +81,8 @@ type Rules struct {
 	// PeerPort, AdminPort and EnginePort are the ports of Pods without an annotation of
 	// their own. An AdminPort of 0 means none.
 	PeerPort, AdminPort, EnginePort int
+	// SetsConditions says that this process writes the condition of ConditionType, for which Gated Pods wait.
+	SetsConditions bool
 }
 
 // State says what a decision makes of a Pod.

@@ -19,6 +19,7 @@ import (
 //	                              field KEY/VALUE is an annotation, KEY/ removes it
 //	delete a-0                    removes a Pod
 //	endpoint a-0 port=9000        adds or changes its endpoint; ready=false
+//	conditions                    discovery writes conditions; prints those that Pods should have
 //	decide                        prints the decision and what has changed; an error keeps the last one
 func TestScenarios(t *testing.T) {
 	testkit.TestScenarios(t, "testdata", func(t *testing.T) testkit.Player { return new(world).play })
@@ -59,6 +60,12 @@ func (w *world) play(words []string) (out []string, err error) {
 			return nil, err
 		}
 		w.cluster.Endpoints = append(w.cluster.Endpoints, e)
+	case "conditions":
+		w.rules.SetsConditions = true
+		for _, c := range Conditions(w.cluster, w.last) {
+			out = append(out, strings.TrimSpace(fmt.Sprintf("%s: %v %s %s", c.Pod, c.Want.Ready, c.Want.Reason, c.Want.Message)))
+		}
+		return out, nil
 	case "decide":
 		return w.decide(), nil
 	default:

@@ -100,9 +100,10 @@ func convertPod(object any) (discovery.Pod, bool) {
 		Ended:       pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
 		Settings:    make(map[string]string),
 	}
+	out.Gated, out.Ready = readiness(pod)
 	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			out.Ready = c.Status == corev1.ConditionTrue
+		if c.Type == discovery.ConditionType {
+			out.Condition = &discovery.Condition{Ready: c.Status == corev1.ConditionTrue, Reason: strings.Clone(truncate(c.Reason, maxReason)), Message: strings.Clone(truncate(c.Message, maxMessage))}
 		}
 	}
 	for _, all := range [...]map[string]string{pod.Labels, pod.Annotations} {
@@ -113,6 +114,27 @@ func convertPod(object any) (discovery.Pod, bool) {
 		}
 	}
 	return out, true
+}
+
+// readiness reports whether a Pod has the readiness gate of discovery, and whether it is ready; that gate
+// itself does not count, as it waits for the Pod to be a replica.
+func readiness(pod *corev1.Pod) (gated, ready bool) {
+	is := make(map[corev1.PodConditionType]bool, len(pod.Status.Conditions))
+	for _, c := range pod.Status.Conditions {
+		is[c.Type] = c.Status == corev1.ConditionTrue
+	}
+	others := true
+	for _, g := range pod.Spec.ReadinessGates {
+		if g.ConditionType == discovery.ConditionType {
+			gated = true
+		} else {
+			others = others && is[g.ConditionType]
+		}
+	}
+	if gated {
+		return true, is[corev1.ContainersReady] && others
+	}
+	return false, is[corev1.PodReady]
 }
 
 // convertSlice keeps the endpoints of a slice that are Pods.

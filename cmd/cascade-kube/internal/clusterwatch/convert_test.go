@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
@@ -107,5 +108,43 @@ func TestPodsAreSmall(t *testing.T) {
 	}
 	if kept, _ := convertPod(large); len(kept.Settings) != maxSettings {
 		t.Errorf("kept %d annotations", len(kept.Settings))
+	}
+}
+
+// TestReadiness checks that the gate of discovery waits for nothing but itself.
+func TestReadiness(t *testing.T) {
+	const own, other = discovery.ConditionType, "example.org/ready"
+	for _, c := range []struct {
+		gates, conditions string // names; those with "!" are false
+		gated, ready      bool
+	}{
+		{"", "Ready ContainersReady", false, true},
+		{"", "!Ready ContainersReady", false, false},
+		{other, "!Ready ContainersReady", false, false},
+		{own, "!Ready ContainersReady", true, true},
+		{own, "!Ready ContainersReady !" + own, true, true},
+		{own, "!Ready !ContainersReady", true, false},
+		{own, "Ready", true, false},
+		{own + " " + other, "!Ready ContainersReady", true, false},
+		{own + " " + other, "!Ready ContainersReady !" + other, true, false},
+		{other + " " + own, "!Ready ContainersReady " + other, true, true},
+	} {
+		p := pod("a", "vllm", "10.0.0.1")
+		p.Status.Conditions = nil
+		for _, name := range strings.Fields(c.gates) {
+			p.Spec.ReadinessGates = append(p.Spec.ReadinessGates, corev1.PodReadinessGate{ConditionType: corev1.PodConditionType(name)})
+		}
+		for _, name := range strings.Fields(c.conditions) {
+			name, no := strings.CutPrefix(name, "!")
+			status := map[bool]corev1.ConditionStatus{true: corev1.ConditionFalse, false: corev1.ConditionTrue}[no]
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodConditionType(name), Status: status, Reason: "R", Message: "M"})
+		}
+		kept, _ := convertPod(p)
+		if kept.Gated != c.gated || kept.Ready != c.ready {
+			t.Errorf("gates %q, conditions %q: gated %v, ready %v", c.gates, c.conditions, kept.Gated, kept.Ready)
+		}
+		if has := strings.Contains(c.conditions, own); has != (kept.Condition != nil) || has && *kept.Condition != (discovery.Condition{Reason: "R", Message: "M"}) {
+			t.Errorf("conditions %q: kept %+v", c.conditions, kept.Condition)
+		}
 	}
 }

@@ -9,10 +9,14 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +57,7 @@ var places = map[string]string{
 type apiServer struct {
 	base, token string
 	client      *http.Client
+	kubeconfig  string // a file, for Helm
 }
 
 // startAPIServer starts an API server that knows the kinds of definitions and has the namespaces of
@@ -64,7 +69,14 @@ func startAPIServer(t *testing.T) apiServer {
 	pool.AppendCertsFromPEM(testkit.Must(os.ReadFile(s.CAFile)))
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}
 	t.Cleanup(transport.CloseIdleConnections)
-	a := apiServer{"https://" + s.Address, s.Token, &http.Client{Transport: transport, Timeout: 30 * time.Second}}
+	a := apiServer{"https://" + s.Address, s.Token, &http.Client{Transport: transport, Timeout: 30 * time.Second}, filepath.Join(t.TempDir(), "kubeconfig")}
+	testkit.NoError(t, os.WriteFile(a.kubeconfig, fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: "%s"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {}}]
+`, a.serveVersion(t)), 0o600))
 	for _, name := range []string{namespace, "llm", "restricted"} {
 		o := object{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name}}
 		if name == "restricted" {
@@ -79,7 +91,58 @@ func startAPIServer(t *testing.T) apiServer {
 			testkit.NoError(t, a.apply(o, false))
 		}
 	}
+	// The definitions take effect a moment after they are stored.
+	testkit.WaitFor(t, "the definitions to be served", func() bool {
+		_, pools := a.get("inference.networking.k8s.io/v1 InferencePool", "")
+		_, monitors := a.get("monitoring.coreos.com/v1 ServiceMonitor", "")
+		return pools == nil && monitors == nil
+	})
 	return a
+}
+
+// serveVersion serves the API server in plain text, logged in, and with the version of a release, which charts ask
+// for: an API server that is built from its Go modules does not know its own. It returns the URL.
+func (a apiServer) serveVersion(t *testing.T) string {
+	to := testkit.Must(url.Parse(a.base))
+	proxy := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(to)
+			r.Out.Header.Set("Authorization", "Bearer "+a.token)
+		},
+		Transport: a.client.Transport,
+		ModifyResponse: func(r *http.Response) error {
+			if r.Request.URL.Path == "/version" {
+				version := fmt.Appendf(nil, `{"major": "1", "minor": "34", "gitVersion": "v%s"}`, kubernetes)
+				r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(version)), int64(len(version))
+				r.Header.Set("Content-Length", strconv.Itoa(len(version)))
+			}
+			return nil
+		},
+	})
+	t.Cleanup(proxy.Close)
+	return proxy.URL
+}
+
+// get returns an object of the test's namespace, or all of a kind if the name is empty.
+func (a apiServer) get(kind, name string) (object, error) {
+	r, err := http.NewRequest(http.MethodGet, a.base+strings.TrimSuffix(fmt.Sprintf(places[kind], namespace)+"/"+name, "/"), nil)
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Authorization", "Bearer "+a.token)
+	resp, err := a.client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var o object
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&o); err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s %s: %s", kind, name, resp.Status)
+	}
+	return o, nil
 }
 
 // moduleFolder returns the folder of a Go module, which it downloads.
@@ -158,20 +221,6 @@ func TestServerSideApply(t *testing.T) {
 		all[file] = string(testkit.Must(os.ReadFile(filepath.Join(root, file))))
 	}
 	a := startAPIServer(t)
-	// The definitions take effect a moment after they are stored.
-	served := func(kind string) bool {
-		r := testkit.Must(http.NewRequest(http.MethodGet, a.base+fmt.Sprintf(places[kind], namespace), nil))
-		r.Header.Set("Authorization", "Bearer "+a.token)
-		resp, err := a.client.Do(r)
-		if err != nil {
-			return false
-		}
-		resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	}
-	testkit.WaitFor(t, "the definitions to be served", func() bool {
-		return served("inference.networking.k8s.io/v1 InferencePool") && served("monitoring.coreos.com/v1 ServiceMonitor")
-	})
 	kinds := map[string]int{}
 	for name, text := range all {
 		for _, o := range objects(t, text) {

@@ -136,22 +136,21 @@ func TestRefusedValues(t *testing.T) {
 		"controlPlane.replicas=two": `/controlPlane/replicas`,
 		"controlPlane.replicas=2":   `set controlPlane.state.etcd.endpoints or controlPlane.state.kubernetes.enabled`,
 		"controlPlane.state.kubernetes.enabled=true,controlPlane.state.etcd.endpoints={a:2379}": `choose one`,
-		"controlPlane.state.kubernetes.enabled=true,metrics.enabled=true":                       `no metrics off loopback`,
-		"controlPlane.estimator=ext_proc":                                                       `/controlPlane/estimator`,
-		"controlPlane.state.persistence.size=big":                                               `/controlPlane/state/persistence/size`,
-		"controlPlane.state.etcd.prefix=fleet":                                                  `/controlPlane/state/etcd/prefix`,
-		"controlPlane.resources.limit.memory=1Gi":                                               `'/controlPlane/resources': additional properties 'limit' not allowed`,
-		"fleet.plannr.period=1s":                                                                `'/fleet': additional properties 'plannr' not allowed`,
-		"fleet.state=/tmp":                                                                      `'/fleet': additional properties 'state' not allowed`,
-		"fleet.control.listen=0.0.0.0:18000":                                                    `/fleet/control/listen`,
-		"fleet.models=null":                                                                     `missing property 'models'`,
-		"fleetFiles.fleet\\.yaml=x":                                                             `invalid propertyName 'fleet.yaml'`,
-		"migrator.replica.id=r0":                                                                `/migrator/replica/id`,
-		"image.digest=latest":                                                                   `/image/digest`,
-		"tls.trustDomain=Example.Org":                                                           `/tls/trustDomain`,
-		"networkPolicy.client=x":                                                                `'/networkPolicy': additional properties 'client' not allowed`,
-		"metrics.serviceMonitor.enabled=true":                                                   `set metrics.enabled, too`,
-		"hpa.enabled=true":                                                                      `hpa.model, hpa.target.name`,
+		"controlPlane.estimator=ext_proc":         `/controlPlane/estimator`,
+		"controlPlane.state.persistence.size=big": `/controlPlane/state/persistence/size`,
+		"controlPlane.state.etcd.prefix=fleet":    `/controlPlane/state/etcd/prefix`,
+		"controlPlane.resources.limit.memory=1Gi": `'/controlPlane/resources': additional properties 'limit' not allowed`,
+		"fleet.plannr.period=1s":                  `'/fleet': additional properties 'plannr' not allowed`,
+		"fleet.state=/tmp":                        `'/fleet': additional properties 'state' not allowed`,
+		"fleet.control.listen=0.0.0.0:18000":      `/fleet/control/listen`,
+		"fleet.models=null":                       `missing property 'models'`,
+		"fleetFiles.fleet\\.yaml=x":               `invalid propertyName 'fleet.yaml'`,
+		"migrator.replica.id=r0":                  `/migrator/replica/id`,
+		"image.digest=latest":                     `/image/digest`,
+		"tls.trustDomain=Example.Org":             `/tls/trustDomain`,
+		"networkPolicy.client=x":                  `'/networkPolicy': additional properties 'client' not allowed`,
+		"metrics.serviceMonitor.enabled=true":     `set metrics.enabled, too`,
+		"hpa.enabled=true":                        `hpa.model, hpa.target.name`,
 		"hpa.enabled=true,hpa.target.name=llama,hpa.model=meta-llama/Llama-3.1-8B-Instruct": `cannot be the value of a label`,
 		"epp.inferencePool.create=true":       `epp.inferencePool.matchLabels`,
 		"controlPlane.discovery.enabled=true": `pool or service`,
@@ -272,7 +271,7 @@ func TestRoles(t *testing.T) {
 		return string(testkit.Must(os.ReadFile(filepath.Join(root, "deploy", "kubernetes", name))))
 	}
 	documented := append(rules(read("control-role.yaml")), rules(read("discovery.yaml"))...)
-	got := rules(renderings(t)["state"])
+	got := rules(renderings(t)["gates"])
 	for _, r := range got {
 		if !slices.Contains(documented, r) {
 			t.Errorf("the chart grants %s", r)

@@ -93,6 +93,55 @@ func (p *pod) mount(t *testing.T, config object, cert, key, ca string) {
 	}
 }
 
+// id returns the id of the Pod's replica.
+func (p *pod) id() string { return p.env["POD_NAME"] + "." + p.env["POD_UID"] }
+
+// listReplicas returns a file of values with Pods as the replicas of the fleet, as kubectl writes it by
+// deploy/kubernetes/replicas.gotemplate.
+func listReplicas(t *testing.T, pods []*pod) string {
+	t.Helper()
+	list := map[string]any{}
+	for _, p := range pods {
+		items, _ := list["items"].([]any)
+		list["items"] = append(items, map[string]any{
+			"metadata": map[string]any{"name": p.env["POD_NAME"], "uid": p.env["POD_UID"]}, "spec": map[string]any{"nodeName": p.env["NODE_NAME"]}, "status": map[string]any{"podIP": p.ip},
+		})
+	}
+	replicas := testkit.Must(os.Create(filepath.Join(t.TempDir(), "replicas.yaml")))
+	testkit.NoError(t, testkit.Must(template.ParseFiles(filepath.Join(root, "deploy/kubernetes/replicas.gotemplate"))).Execute(replicas, list))
+	testkit.NoError(t, replicas.Close())
+	return replicas.Name()
+}
+
+// certificates are those of the components of a fleet.
+type certificates struct {
+	ca     string                                // file
+	byName map[string]struct{ Cert, Key string } // files
+}
+
+// issueCertificates issues the certificates that flags of "cascade tls init" name.
+func issueCertificates(t *testing.T, names ...string) certificates {
+	t.Helper()
+	dir := t.TempDir()
+	var issued struct{ Issued []struct{ Cert, Key string } }
+	testkit.NoError(t, json.Unmarshal([]byte(daemontest.Command{Binary: cascade, Args: append([]string{"tls", "init", "--json", "--out", dir, "--trust-domain", "cluster.local"}, names...)}.Output(t)), &issued))
+	out := certificates{filepath.Join(dir, "ca.pem"), map[string]struct{ Cert, Key string }{}}
+	for _, c := range issued.Issued {
+		out.byName[filepath.Base(filepath.Dir(c.Cert))] = c
+	}
+	return out
+}
+
+// mount writes the files of a ConfigMap and the certificate of a name into a Pod.
+func (c certificates) mount(t *testing.T, p *pod, name string, config object) {
+	t.Helper()
+	files, ok := c.byName[name]
+	if !ok {
+		t.Fatalf("no certificate of %s", name)
+	}
+	p.mount(t, config, files.Cert, files.Key, c.ca)
+}
+
 // reference matches $(NAME), which the kubelet replaces in arguments.
 var reference = regexp.MustCompile(`\$\(([A-Z_]+)\)`)
 
@@ -126,6 +175,31 @@ func (p *pod) run(t *testing.T, c object) *daemontest.Daemon {
 	return daemontest.Command{Binary: cascade, Args: args, Env: env}.Start(t)
 }
 
+// replica is a running Pod with an engine and its migrator.
+type replica struct{ engine, migrator *daemontest.Daemon }
+
+// runReplica starts the engine and the migrator of a Pod whose files are mounted.
+func (p *pod) runReplica(t *testing.T, plane *pod) replica {
+	t.Helper()
+	migrator := p.container(t, "initContainers", "cascade-migrator")
+	args := migrator["args"].([]any)
+	for i, a := range args { // the Service's name
+		args[i] = strings.ReplaceAll(a.(string), "--control=cascade:", "--control="+plane.ip+":")
+	}
+	return replica{
+		migrator: p.run(t, migrator),
+		engine:   daemontest.Command{Binary: cascade, Args: []string{"engine", "-c", filepath.Join(p.dir, "etc", "fleet", "fleet.yaml"), "--replica", p.id()}, Env: p.environment()}.Start(t),
+	}
+}
+
+// environment returns the variables that fleet files name.
+func (p *pod) environment() (env []string) {
+	for name, value := range p.env {
+		env = append(env, name+"="+value)
+	}
+	return env
+}
+
 // findObject returns the object of a kind and name.
 func findObject(t *testing.T, text, kind, name string) object {
 	t.Helper()
@@ -154,47 +228,19 @@ func TestDeletedPod(t *testing.T) {
 	pods := newPods(t, []string{"cascade-0", "llama-a", "llama-b"}, []object{control, sidecar, sidecar})
 	plane, engines := pods[0], pods[1:]
 
-	list := map[string]any{}
-	for _, p := range engines {
-		items, _ := list["items"].([]any)
-		list["items"] = append(items, map[string]any{
-			"metadata": map[string]any{"name": p.env["POD_NAME"], "uid": p.env["POD_UID"]}, "spec": map[string]any{"nodeName": p.env["NODE_NAME"]}, "status": map[string]any{"podIP": p.ip},
-		})
-	}
-	replicas := testkit.Must(os.Create(filepath.Join(t.TempDir(), "replicas.yaml")))
-	testkit.NoError(t, testkit.Must(template.ParseFiles(filepath.Join(root, "deploy/kubernetes/replicas.gotemplate"))).Execute(replicas, list))
-	testkit.NoError(t, replicas.Close())
-	text := render(t, "--values", values, "--values", replicas.Name())
+	text := render(t, "--values", values, "--values", listReplicas(t, engines))
 
-	ca := t.TempDir()
-	id := func(p *pod) string { return p.env["POD_NAME"] + "." + p.env["POD_UID"] }
-	var issued struct{ Issued []struct{ Cert, Key string } }
-	testkit.NoError(t, json.Unmarshal([]byte(daemontest.Command{Binary: cascade, Args: []string{"tls", "init", "--json", "--out", ca, "--trust-domain", "cluster.local",
-		"--control", "cascade-0", "--migrator", id(engines[0]), "--migrator", id(engines[1])}}.Output(t)), &issued))
-	byName := map[string]int{}
-	for i, c := range issued.Issued {
-		byName[filepath.Base(filepath.Dir(c.Cert))] = i
-	}
+	certificates := issueCertificates(t, "--control", "cascade-0", "--migrator", engines[0].id(), "--migrator", engines[1].id())
 	mount := func(p *pod, name, config string) {
-		c := issued.Issued[byName[name]]
-		p.mount(t, findObject(t, text, "ConfigMap", config), c.Cert, c.Key, filepath.Join(ca, "ca.pem"))
+		certificates.mount(t, p, name, findObject(t, text, "ConfigMap", config))
 	}
 	mount(plane, "cascade-0", "cascade")
 	plane.run(t, plane.container(t, "containers", "control"))
 
-	type replica struct{ engine, migrator *daemontest.Daemon }
 	var running []replica
 	for _, p := range engines {
-		mount(p, id(p), "cascade-migrator")
-		migrator := p.container(t, "initContainers", "cascade-migrator")
-		for i, a := range migrator["args"].([]any) { // the Service's name
-			migrator["args"].([]any)[i] = strings.ReplaceAll(a.(string), "--control=cascade:", "--control="+plane.ip+":")
-		}
-		env := []string{"POD_NAME=" + p.env["POD_NAME"], "POD_UID=" + p.env["POD_UID"], "POD_IP=" + p.ip, "NODE_NAME=" + p.env["NODE_NAME"]}
-		running = append(running, replica{
-			migrator: p.run(t, migrator),
-			engine:   daemontest.Command{Binary: cascade, Args: []string{"engine", "-c", filepath.Join(p.dir, "etc", "fleet", "fleet.yaml"), "--replica", id(p)}, Env: env}.Start(t),
-		})
+		mount(p, p.id(), "cascade-migrator")
+		running = append(running, p.runReplica(t, plane))
 	}
 
 	leaving := engines[0]

@@ -53,6 +53,51 @@ func TestEtcdGone(t *testing.T) {
 	f.awaitEmpty(f.replicas...)
 }
 
+// whyNonePlans says what is missing until one of two control planes plans, the other follows, and neither has a fault of
+// its store; "" if nothing is.
+func whyNonePlans(a, b control.Status) string {
+	leader, follower, name := a, b, "a"
+	if b.Planner.Leads {
+		leader, follower, name = b, a, "b"
+	}
+	switch {
+	case !leader.Planner.Leads:
+		return "none leads"
+	case follower.Planner.Leads:
+		return "both lead" // two statuses are not of one moment
+	case follower.Planner.Holder != name:
+		return "the follower does not know the leader"
+	case !hasFreshReports(a) || !hasFreshReports(b):
+		return "load reports are late"
+	}
+	for _, s := range []control.Status{a, b} {
+		for _, f := range s.Faults {
+			if f.Kind == control.FaultStore {
+				return "fault of " + f.Object
+			}
+		}
+	}
+	return ""
+}
+
+// lateness is how long something waited for each reason.
+type lateness struct {
+	reasons map[string]time.Duration
+	last    time.Time
+}
+
+// count adds the time since the last call to a reason; "" is none.
+func (l *lateness) count(why string) {
+	now := time.Now()
+	if l.reasons == nil {
+		l.reasons = make(map[string]time.Duration)
+	}
+	if why != "" && !l.last.IsZero() {
+		l.reasons[why] += now.Sub(l.last).Round(time.Millisecond)
+	}
+	l.last = now
+}
+
 // outage is a fault of the store of a fleet.
 type outage struct {
 	name          string
@@ -103,12 +148,15 @@ func (f *fleet) endureOutages(engine string, outages []outage) {
 		load.WaitForRequests(10)
 		outage.heal()
 		at = time.Now()
+		var late lateness
 		f.WaitFor("one plans", func() bool {
 			x, _ := a.status()
 			y, _ := b.status()
-			return (isLeading(x) && isFollowing("a")(y) || isLeading(y) && isFollowing("b")(x)) && !storeFault(x, "") && !storeFault(y, "")
+			why := whyNonePlans(x, y)
+			late.count(why)
+			return why == ""
 		})
-		t.Logf("%s %s for %v: one plans again after %v", engine, outage.name, outage.lasts, time.Since(at))
+		t.Logf("%s %s for %v: one plans again after %v; until then %v", engine, outage.name, outage.lasts, time.Since(at), late.reasons)
 		for _, p := range f.planes {
 			p.cascade("undrain", "r1") // which may have been stored after all
 			p.cascade("drain", "r0", "--wait", "--timeout", patience.String())

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -91,6 +92,9 @@ type setup struct {
 	// controlBinary runs several control planes with more arguments; "": cascade.
 	controlBinary string
 	controlArgs   []string
+	// planeArgs and planeEdit are for each of several control planes, by its name; nil for none.
+	planeArgs func(name string) []string
+	planeEdit func(name string, c *config.Fleet)
 }
 
 // newFleet runs a fleet until the test ends, and returns once it serves.
@@ -151,6 +155,15 @@ func newFleet(t testing.TB, s setup) *fleet {
 
 	if s.planes > 1 {
 		for i, p := range f.planes {
+			if s.planeArgs != nil {
+				p.args = append(slices.Clone(p.args), s.planeArgs(p.name)...)
+			}
+			if s.planeEdit != nil {
+				own := shown
+				s.planeEdit(p.name, &own)
+				p.file = p.name + ".yaml"
+				f.writeFleet(p.file, own)
+			}
 			p.start()
 			if i == 0 {
 				p.await("plans", func(s control.Status) bool { return s.Planner.Leads })

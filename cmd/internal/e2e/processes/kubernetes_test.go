@@ -25,19 +25,7 @@ func TestKubernetesGone(t *testing.T) {
 	skipSlow(t)
 	server := kubetest.Start(t)
 	server.Do(http.MethodPost, "/api/v1/namespaces", []byte(`{"metadata":{"name":"cascade"}}`))
-	dir := t.TempDir()
-	binary, kubeconfig := filepath.Join(dir, "cascade-kube"), filepath.Join(dir, "kubeconfig")
-	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary, "github.com/cascadeinfer/cascade/cmd/cascade-kube").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	testkit.NoError(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `apiVersion: v1
-kind: Config
-current-context: c
-clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %q}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-users: [{name: u, user: {token: %q}}]
-`, server.Address, server.CAFile, server.Token), 0o600))
-
+	binary, kubeconfig := buildKube(t), writeKubeconfig(t, server, server.Address)
 	f := newFleet(t, setup{replicas: 2, planes: 2, controlBinary: binary, controlArgs: []string{"--kubeconfig", kubeconfig},
 		edit: func(c *config.Fleet) { c.State = "kubernetes://cascade/fleet-a" }})
 	f.planes[0].await("leads", isLeading)
@@ -53,4 +41,28 @@ users: [{name: u, user: {token: %q}}]
 	plans.stop()
 	t.Logf("the plan object was written %d times, epoch %d; leaders %q", plans.writes, plans.last.Epoch, plans.held())
 	f.awaitEmpty(f.replicas...)
+}
+
+// buildKube builds cascade-kube and returns its path.
+func buildKube(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "cascade-kube")
+	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary, "github.com/cascadeinfer/cascade/cmd/cascade-kube").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// writeKubeconfig writes a file by which a client reaches an API server at an address.
+func writeKubeconfig(t *testing.T, server *kubetest.Server, address string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	testkit.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %q, tls-server-name: %s}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {token: %q}}]
+`, address, server.CAFile, kubetest.ServerName, server.Token), 0o600))
+	return path
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +17,9 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/monitoring"
@@ -75,6 +78,12 @@ func TestMetrics(t *testing.T) {
 	epp := start(t, "epp", "-c", f.path("fleet.yaml"), "--node-id", "edge-epp", "--grpc-port", portOf(admin[3]), "--grpc-health-port", portOf(admin[4]), "--metrics-port", portOf(admin[5]))
 	epp.WaitForLog("endpoint picker on")
 	targets["cascade-epp"] = []string{"http://" + admin[5]}
+	// Discovery is a program of its own with a Kubernetes client, which this test does not build. Its metrics are these.
+	found := adminserver.NewRegistry()
+	found.MustRegister(discovery.NewCollector(func() discovery.Metrics { return discovery.Metrics{} }))
+	page := httptest.NewServer(adminserver.Handler(found, func() string { return "" }))
+	defer page.Close()
+	targets["cascade-discovery"] = []string{page.URL}
 	queries := monitoring.Queries(t)
 	named := monitoring.Parse(t, queries)
 

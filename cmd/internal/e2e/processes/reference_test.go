@@ -27,6 +27,7 @@ var documented = []struct{ job, command, of string }{
 	{"cascade-migrator", "cascade migrator", "each replica's migrator, at `replicas[].admin`"},
 	{"cascade-proxy", "cascade proxy", "the embedded proxy, at `proxy.admin`"},
 	{"cascade-epp", "cascade epp", "the endpoint picker, at `--metrics-port`"},
+	{"cascade-discovery", "cascade-kube discover", "discovery in Kubernetes, at `--admin`"},
 	{"cascade-engine", "cascade engine", "the emulated engine, which also has vLLM's names (`vllm:…`)"},
 }
 
@@ -117,7 +118,7 @@ func TestMetricsReferenceIsWhole(t *testing.T) {
 		}
 	}
 	found := 0
-	for _, dir := range []string{"cmd/cascade", "cmd/internal/certs", "cmd/internal/headroom", "migrator", "xds"} {
+	for _, dir := range []string{"cmd/cascade", "cmd/internal/certs", "cmd/internal/discovery", "cmd/internal/headroom", "migrator", "xds"} {
 		testkit.NoError(t, filepath.WalkDir(filepath.Join(root, filepath.FromSlash(dir)), func(file string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
 				return err

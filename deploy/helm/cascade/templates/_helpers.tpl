@@ -125,9 +125,6 @@ securityContext:
 {{- if and $c.state.etcd.endpoints $c.state.kubernetes.enabled -}}
 {{- fail "controlPlane.state: etcd and kubernetes are both set: choose one" -}}
 {{- end -}}
-{{- if and .Values.metrics.enabled $c.state.kubernetes.enabled -}}
-{{- fail "metrics.enabled: the control plane of state.kubernetes has no metrics off loopback: choose another state, or an agent in controlPlane.extraContainers that reads 127.0.0.1:18001" -}}
-{{- end -}}
 {{- if $c.discovery.enabled -}}
 {{- if eq (empty $c.discovery.pool) (empty $c.discovery.service) -}}
 {{- fail "controlPlane.discovery: name the InferencePool or the Service that selects the Pods: pool or service" -}}

@@ -1,0 +1,90 @@
+// Package netnstest has networks for tests: a network namespace, in which servers run, and links to it that go
+// down and come up again, as a cable does. What a link carries is then lost without a word, in both directions, which
+// no relay between two sockets imitates.
+//
+// It needs Linux, root and the command ip; New skips the test without them.
+package netnstest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// Namespace is a network namespace with its own loopback.
+type Namespace struct {
+	// Links lead to it, each by its own address.
+	Links []*Link
+
+	t    testing.TB
+	name string
+}
+
+// Link is a pair of virtual Ethernet devices, one on each side.
+type Link struct {
+	// Address is the IP address at which this link reaches servers of the namespace that listen on all addresses.
+	Address string
+
+	namespace *Namespace
+	device    string // in the namespace
+}
+
+// New returns a namespace with links, which are up. The end of the test removes it.
+func New(t testing.TB, links int) *Namespace {
+	t.Helper()
+	// Names of devices have at most 15 bytes. The addresses are those of tests of network devices (RFC 2544), of which
+	// each test has some.
+	id := rand.Uint32()
+	n := &Namespace{t: t, name: fmt.Sprintf("cascade-%08x", id)}
+	if out, err := ip("netns", "add", n.name); err != nil {
+		testkit.Skip(t, testkit.Unavailable{What: "no network namespace can be made: " + strings.TrimSpace(out+" "+err.Error()), Remedy: "run the test as root, on Linux with iproute2"})
+	}
+	t.Cleanup(func() { n.must("netns", "del", n.name) }) // and with it the links
+	n.must("-n", n.name, "link", "set", "lo", "up")
+	for i := range links {
+		outside, inside := fmt.Sprintf("cn%08x%do", id, i), fmt.Sprintf("cn%08x%di", id, i)
+		network := fmt.Sprintf("198.18.%d.", id%256)
+		here, there := fmt.Sprint(network, 4*i+1), fmt.Sprint(network, 4*i+2)
+		n.must("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", n.name)
+		n.must("address", "add", here+"/30", "dev", outside)
+		n.must("-n", n.name, "address", "add", there+"/30", "dev", inside)
+		n.must("link", "set", outside, "up")
+		n.Links = append(n.Links, &Link{Address: there, namespace: n, device: inside})
+		n.Links[i].Up()
+	}
+	return n
+}
+
+// Command returns the command line that runs another one in the namespace, as the same process.
+func (n *Namespace) Command(args ...string) []string {
+	return append([]string{"ip", "netns", "exec", n.name}, args...)
+}
+
+// Down takes the link down.
+func (l *Link) Down() { l.set("down") }
+
+// Up takes the link up again.
+func (l *Link) Up() { l.set("up") }
+
+// set changes the far end of the link: the near one loses its carrier, and keeps its address and its route.
+func (l *Link) set(state string) {
+	l.namespace.t.Helper()
+	l.namespace.must("-n", l.namespace.name, "link", "set", l.device, state)
+}
+
+func (n *Namespace) must(args ...string) {
+	n.t.Helper()
+	if out, err := ip(args...); err != nil {
+		n.t.Fatalf("netnstest: ip %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+}
+
+// ip runs the command ip.
+func ip(args ...string) (string, error) {
+	out, err := exec.Command("ip", args...).CombinedOutput()
+	return string(out), err
+}
