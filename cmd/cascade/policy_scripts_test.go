@@ -107,7 +107,11 @@ func readmeCommands(text string) (script []string) {
 		case diff:
 			script = append(script, "exitcode 1 policy diff"+rest) // they do differ
 		case strings.Contains(command, "cascade policy test"):
-			script = append(script, "exec "+command+" --calls 2000 --random 20")
+			calls := "2000"
+			if strings.Contains(command, "nvlink") {
+				calls = "500" // of milliseconds each
+			}
+			script = append(script, "exec "+command+" --calls "+calls+" --random 20")
 		case strings.Contains(command, "cascade policy bench"):
 			script = append(script, "exec "+command+" --time 20ms")
 		default:
