@@ -170,7 +170,7 @@ UNRACED = $(SLOWEST) ./wasm/internal/swap $$($(GO) list ./... | grep -vxF "$$($(
 test: envoy zig ptxas promtool etcd axe $(if $(CI),chromium) ## everything that CI runs: vet, and tests, on real Envoy; with the race detector where that is cheap
 	$(GO) vet ./...
 	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
-	$(TESTSUM) -race -timeout 18m $(RACED)
+	$(TESTSUM) -p 4 -race -timeout 18m $(RACED)
 
 test-all: envoy zig ptxas promtool routers etcd axe helm ## test, and the slow rest; all packages with the race detector, too
 	$(GO) vet ./...
