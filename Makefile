@@ -157,29 +157,24 @@ ptx: $(PTXAS) ## regenerate the GPU's code from its source
 # Without DWARF the 160 test programs link in two thirds of the time.
 TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -vet=off -ldflags=-w
 
-# Packages whose tests run in real time: processes, sockets and engines of emulated speed,
-# which the race detector slows down; and WebAssembly modules, which take ten times as
-# long to compile under it, and what imports the engines of policies or emulates engines. Those that wait
-# longest come first.
-REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd/cascade-kube ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord ./cmd/internal/profiler ./cmd/internal/routerbench/... \
-	./xds/control ./xds/store/etcd ./xds/store/kubernetes ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
-# Folders of packages whose code or tests start goroutines, without that of another module. The
-# race detector has nothing to find in the others.
-GOROUTINES := '(^|[[:space:]{;])go [a-zA-Z.]+\(|\.Go\(|\.Parallel\(\)|RunParallel\(|AfterFunc|httptest\.New|\.Serve\(|grpc\.New|"testing/synctest"'
-CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata --exclude-dir=collector $(GOROUTINES) cmd engine migrator policies xds | xargs -n1 dirname | sort -u | sed 's|^|./|'
-# As shell commands: the packages that "make test" runs with the race detector, and all
-# others. "make test-all" runs all packages with it, and those in real time without it, too.
-RACED   = $$($(GO) list $$($(CONCURRENT)) | grep -vxF "$$($(GO) list $(REALTIME))")
-UNRACED = $(REALTIME) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(REALTIME) $$($(CONCURRENT)))")
+# Packages whose tests wait longest: processes, sockets and engines of emulated speed. They come first.
+SLOWEST := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd/internal/policydev ./migrator/frontend ./xds/control ./xds/internal/publish ./xds/client ./cmd/internal/wiring ./engine/sim
+# Goroutines on which others rely, without processes or gRPC: what "make test" runs with the race
+# detector. For it everything that a package imports is compiled once more, and tests take several
+# times as long, so all other packages get it in "make test-all".
+RACED := ./policies/httpserver ./policies/intake ./wasm/internal/swap ./migrator/internal/loadtracker ./migrator/internal/memtransport ./migrator/internal/pull \
+	./migrator/internal/ticket ./migrator/internal/zmtp ./migrator/kvevents ./engine/internal/kvsocket ./engine/internal/zmtp ./xds/console ./cmd/internal/loglimit ./cmd/internal/handover
+# Slots count allocations, too, which the race detector makes.
+UNRACED = $(SLOWEST) ./wasm/internal/swap $$($(GO) list ./... | grep -vxF "$$($(GO) list $(SLOWEST) $(RACED))")
 
-test: envoy zig ptxas promtool etcd axe $(if $(CI),chromium) ## everything that CI runs: vet, and tests, with the race detector where it can find something and they do not run in real time, on real Envoy
+test: envoy zig ptxas promtool etcd axe $(if $(CI),chromium) ## everything that CI runs: vet, and tests, on real Envoy; with the race detector where that is cheap
 	$(GO) vet ./...
 	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
-	GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 18m $(RACED)
+	$(TESTSUM) -p 4 -race -timeout 18m $(RACED)
 
-test-all: envoy zig ptxas promtool routers etcd axe helm ## test, and the slow rest; all packages with the race detector
+test-all: envoy zig ptxas promtool routers etcd axe helm ## test, and the slow rest; all packages with the race detector, too
 	$(GO) vet ./...
-	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
+	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(SLOWEST) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(SLOWEST))")
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
 	$(MAKE) test-collector
 	$(MAKE) test-image

@@ -87,6 +87,7 @@ func late(t *testing.T, c Config, rate float64) (late, refused int, longest floa
 // request that is admitted has its first token within the deadline of its class, also in stages that
 // were right for the old lengths. Without admission many do not, so that the test can see it.
 func TestSurge(t *testing.T) {
+	testkit.SkipSlow(t) // TestAdmission is quick
 	testkit.SkipUnderRace(t)
 	const replicas, rate = 8, 60
 	cases := map[string]Config{

@@ -16,7 +16,7 @@ var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 // under requests of mixed size, plain and streamed. No request fails, the stage that the request's
 // epoch assigns serves it, and a running stream stays where it is.
 func TestFlips(t *testing.T) {
-	flips, moves := 40, 8
+	flips, moves := 24, 8
 	if everything {
 		flips, moves = 5000, 100
 	}

@@ -121,6 +121,7 @@ func (s *scaledFleet) turns() (n int) {
 // through a load that quadruples for 25 minutes: the number of replicas goes up, stays, and comes back, while
 // plans are made anew and requests queue up until the replicas have started.
 func TestAutoscalerFollowsControlPlane(t *testing.T) {
+	testkit.SkipSlow(t)
 	testkit.SkipUnderRace(t)
 	lengths := mix(t, "mixed")
 	s := newScaledFleet(t, 4, 1)

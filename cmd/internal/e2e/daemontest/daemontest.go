@@ -1,8 +1,8 @@
 // Package daemontest runs Cascade's daemons as processes of a test: the real binary, real sockets,
 // signals, and what the kernel knows of a process, its peak memory and its listeners.
 //
-// A test binary ends its TestMain with Main, which builds the binary, and starts each daemon with
-// Command.Start. A daemon ends with its test at the latest, and with the test process in any case.
+// A test binary ends its TestMain with Main, which builds the binary unless another test binary has, and
+// starts each daemon with Command.Start. A daemon ends with its test at the latest, and with the test process in any case.
 package daemontest
 
 import (
@@ -39,12 +39,14 @@ func Main(m *testing.M, binary *string) int {
 	return m.Run()
 }
 
-// build builds the command line into a directory, and returns the binary's path.
+// build puts the command line into a directory, and returns its path. "go run" keeps what it has linked
+// in Go's cache, as "go build" does not: the first of several test binaries links.
 func build(dir string) (string, error) {
 	binary := filepath.Join(dir, "cascade")
-	out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary, "github.com/cascadeinfer/cascade/cmd/cascade").CombinedOutput()
+	// It runs "cp LINKED binary".
+	out, err := exec.Command("go", "run", "-ldflags=-s -w", "-exec", "cp", "github.com/cascadeinfer/cascade/cmd/cascade", binary).CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
+		return "", fmt.Errorf("go run: %w\n%s", err, out)
 	}
 	return binary, nil
 }

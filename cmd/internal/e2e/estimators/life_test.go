@@ -12,7 +12,7 @@ import (
 )
 
 // TestModuleComesAndGoes serves every request without the module, with an invalid one, with a valid
-// one, and without it again.
+// one, and without it again. The valid one also gets a body that arrives slowly.
 func TestModuleComesAndGoes(t *testing.T) {
 	v := view()
 	v.Models[1].Hosts = []string{"n.test"} // so that every request names its model by its host
@@ -37,6 +37,7 @@ func TestModuleComesAndGoes(t *testing.T) {
 	r.waitForEstimates(true)
 	r.expect("loaded: sized", r.post("m.test", bytes.NewReader(sized("m", 400))), "m1", "100", "m", 400)
 	r.expect("loaded: chunked", r.post("m.test", chunked{bytes.NewReader(completion("m", 400))}), "m1", "100", "m", len(completion("m", 400)))
+	slowBody(r)
 
 	r.serveView(r.view)
 	r.waitForEstimates(false)
@@ -109,11 +110,8 @@ func TestServiceDown(t *testing.T) {
 	}
 }
 
-// TestSlowBody checks that Envoy waits for a slow body without delaying other requests.
-func TestSlowBody(t *testing.T) {
-	v := view()
-	v.Settings.Estimator, v.Settings.Module = resources.Wasm, module(t)
-	r := startHarness(t, v)
+// slowBody checks that Envoy waits for a slow body without delaying other requests.
+func slowBody(r *harness) {
 	hold := chunked{slow{bytes.NewReader(completion("m", 64<<10)), 1 << 10}}
 	done := make(chan served)
 	go func() {
