@@ -38,6 +38,7 @@ type FetchPrefixRequest struct {
 	Ids           []uint32               `protobuf:"varint,5,rep,packed,name=ids,proto3" json:"ids,omitempty"`
 	First         uint64                 `protobuf:"varint,6,opt,name=first,proto3" json:"first,omitempty"`             // the caller has ids [0, first) already: whole blocks
 	Fingerprint   uint64                 `protobuf:"varint,7,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"` // of the caller's block layout: the receiver's must be equal
+	Trace         string                 `protobuf:"bytes,8,opt,name=trace,proto3" json:"trace,omitempty"`              // traceparent (W3C) of the pull's span; "" for none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -119,6 +120,13 @@ func (x *FetchPrefixRequest) GetFingerprint() uint64 {
 		return x.Fingerprint
 	}
 	return 0
+}
+
+func (x *FetchPrefixRequest) GetTrace() string {
+	if x != nil {
+		return x.Trace
+	}
+	return ""
 }
 
 // FetchPrefixAnswer says how the blocks are pulled.
@@ -1343,7 +1351,7 @@ var File_migrator_api_peer_proto protoreflect.FileDescriptor
 
 const file_migrator_api_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x16xds/api/topology.proto\"\xb7\x01\n" +
+	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x16xds/api/topology.proto\"\xcd\x01\n" +
 	"\x12FetchPrefixRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x14\n" +
@@ -1352,7 +1360,8 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"cache_salt\x18\x04 \x01(\tR\tcacheSalt\x12\x10\n" +
 	"\x03ids\x18\x05 \x03(\rR\x03ids\x12\x14\n" +
 	"\x05first\x18\x06 \x01(\x04R\x05first\x12 \n" +
-	"\vfingerprint\x18\a \x01(\x04R\vfingerprint\"\x8b\x01\n" +
+	"\vfingerprint\x18\a \x01(\x04R\vfingerprint\x12\x14\n" +
+	"\x05trace\x18\b \x01(\tR\x05trace\"\x8b\x01\n" +
 	"\x11FetchPrefixAnswer\x122\n" +
 	"\x06offers\x18\x01 \x03(\v2\x1a.cascade.migrator.v1.OfferR\x06offers\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12\x16\n" +

@@ -285,6 +285,7 @@ func (w *world) FetchPrefix(ctx context.Context, to policies.ReplicaID, q *api.F
 	if to != "a" {
 		return nil, fmt.Errorf("no replica %s", to)
 	}
+	q.From, q.To = "b", "a"
 	if w.ask != nil {
 		return w.ask(ctx, q, w.serve)
 	}

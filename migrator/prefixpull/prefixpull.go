@@ -33,6 +33,9 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/paths"
@@ -99,6 +102,8 @@ type Config struct {
 	// MaxConcurrent bounds the prefixes that are pulled at a time, and those that are served. 0
 	// means 4.
 	MaxConcurrent int
+	// Tracer creates a span for each prefix that a peer asks for, below the peer's; nil creates none.
+	Tracer trace.Tracer
 	// Logger logs releases that fail; nil discards.
 	Logger *slog.Logger
 }
@@ -139,6 +144,9 @@ func New(c Config) (*Copier, error) {
 	}
 	if c.CanReceive == nil {
 		c.CanReceive = func() bool { return true }
+	}
+	if c.Tracer == nil {
+		c.Tracer = noop.NewTracerProvider().Tracer("")
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

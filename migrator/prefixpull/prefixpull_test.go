@@ -6,17 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	spancodes "go.opentelemetry.io/otel/codes"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
 	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -527,5 +532,39 @@ func TestNotRunning(t *testing.T) {
 		if _, err := New(bad); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("without %s: %v", name, err)
 		}
+	}
+}
+
+// Each side of a pull is in the trace of its request: the holder's span is below the puller's, and says
+// what it offered, or why it did not.
+func TestServeSpans(t *testing.T) {
+	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	for name, held := range map[string]int{"offered": 20, "refused": 0} {
+		t.Run(name, func(t *testing.T) {
+			spans := tracetest.NewSpanRecorder()
+			tracer := sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
+			w := start(t, func(_ *world, a, _ *Config) { a.Tracer = tracer })
+			w.a.compute(prefix(held, 1))
+			w.b.compute(prefix(8, 1))
+			_, err := w.puller.Pull(frontend.ContextWithTrace(t.Context(), parent), "a", prefix(24, 1))
+			if (err == nil) != (held > 0) {
+				t.Fatal(err)
+			}
+			span := testkit.WaitForValue(t, "the holder's span", spans.Ended, func(s []sdk.ReadOnlySpan) bool { return len(s) > 0 })[0]
+			attrs := map[string]string{}
+			for _, a := range span.Attributes() {
+				attrs[string(a.Key)] = a.Value.Emit()
+			}
+			want := map[string]string{"cascade.from": "a", "cascade.to": "b"}
+			if held > 0 {
+				want["cascade.tokens"] = "12"
+			}
+			if p := span.Parent(); span.Name() != "prefix.serve" || p.TraceID().String() != parent[3:35] || p.SpanID().String() != parent[36:52] || !maps.Equal(attrs, want) {
+				t.Errorf("%s below %s: %v, want %v", span.Name(), p.SpanID(), attrs, want)
+			}
+			if failed := span.Status().Code == spancodes.Error; failed != (err != nil) {
+				t.Errorf("%v, and the pull's error is %v", span.Status(), err)
+			}
+		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
@@ -97,6 +98,7 @@ func (in *pullJob) pull(ctx, run context.Context) (out Pulled, err error) {
 	defer end() // the holder frees its blocks
 	answer, err := in.c.cfg.Network.FetchPrefix(fetching, in.holder, &api.FetchPrefixRequest{
 		Model: in.prefix.Model, CacheSalt: in.prefix.Salt, Ids: ids, First: uint64(pinned.Cached), Fingerprint: d.Fingerprint,
+		Trace: frontend.TraceOf(ctx),
 	})
 	if err != nil {
 		return out, cause(err)

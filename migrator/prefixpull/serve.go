@@ -4,11 +4,15 @@ import (
 	"context"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	spancodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
@@ -19,7 +23,9 @@ import (
 // peer.Config.ServePrefix is this method. Its errors are gRPC statuses: NOT_FOUND if the engine has no more than the peer,
 // RESOURCE_EXHAUSTED beyond MaxConcurrent, FAILED_PRECONDITION if the engines store KV differently,
 // UNAVAILABLE while the engine is, UNIMPLEMENTED if it shows no prefix cache.
-func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) error {
+func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) (err error) {
+	ctx, answer, end := c.startServeSpan(ctx, from, q, answer)
+	defer func() { end(err) }()
 	select {
 	case c.serving <- struct{}{}:
 	default:
@@ -47,6 +53,25 @@ func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.Fetc
 		return status.Error(codes.Unavailable, "the migrator is not running")
 	}
 	return <-done
+}
+
+// startServeSpan starts the span of a prefix that a peer asks for, below the peer's: "prefix.serve". The
+// answer that it returns records what is offered; end ends the span with the outcome.
+func (c *Copier) startServeSpan(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) (_ context.Context, recording func(*api.FetchPrefixAnswer) error, end func(error)) {
+	ctx, span := c.cfg.Tracer.Start(frontend.ContextWithTrace(ctx, q.GetTrace()), "prefix.serve", trace.WithAttributes(
+		attribute.String("cascade.from", q.GetTo()), attribute.String("cascade.to", string(from))))
+	recording = func(a *api.FetchPrefixAnswer) error {
+		span.SetAttributes(attribute.Int64("cascade.tokens", int64(a.GetTokens()-q.GetFirst())))
+		span.AddEvent("offered")
+		return answer(a)
+	}
+	return ctx, recording, func(err error) {
+		if err != nil {
+			span.RecordError(err)
+			span.SetStatus(spancodes.Error, "the peer's engine computes the prompt")
+		}
+		span.End()
+	}
 }
 
 // serve pins the prefix under a name, offers it, and returns when no peer reads it any more.

@@ -22,7 +22,7 @@ func (d *Daemon) newPrefixCopier() (err error) {
 	d.prefixes, err = prefixpull.New(prefixpull.Config{
 		Engine: d.blocks, Network: d.network, Paths: func() *paths.Set { return d.executor.Paths() },
 		Pace: d.executor.Pace, CanReceive: func() bool { return d.deviceDown() == nil },
-		MaxConcurrent: d.cfg.Fleet.Migration.MaxConcurrent, Logger: d.cfg.Logger,
+		MaxConcurrent: d.cfg.Fleet.Migration.MaxConcurrent, Tracer: d.cfg.Tracer, Logger: d.cfg.Logger,
 	})
 	return err
 }
