@@ -238,7 +238,7 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	out.Source, out.Policy, out.Profile, out.Replicas = name, p.policy, p.profile, p.replicas
 	out.Requests, out.Rate, out.Elapsed = len(requests), trace.Rate(requests), elapsed
 	if p.policy != "paper" {
-		quote, err := prefillpool.Price(w)
+		quote, err := prefillpool.Price(partitioner, w)
 		if err != nil {
 			return err
 		}

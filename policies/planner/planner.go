@@ -409,7 +409,8 @@ func (p *Planner) describePrefill(v *fleetview.View, w policies.Workload) string
 		return ""
 	}
 	w.Flow, w.Replicas = v.Flow(p.cfg.Edges), w.Replicas+k
-	gain, ok := prefillpool.Gain(w, k)
+	stages, w := p.cfg.Policy.ofFlows(w, p.cfg.IterationRatio)
+	gain, ok := prefillpool.Gain(stages, w, k)
 	if !ok {
 		return ""
 	}

@@ -24,13 +24,7 @@ func (p Policy) Preview(w policies.Workload, iterationRatio float64) (Preview, e
 		return Preview{}, ErrNeedsSnapshot
 	}
 	native := p.pricer()
-	if p.planner == nil {
-		w.Limits.Stages = 1
-	}
-	limited := native
-	if iterationRatio > 0 {
-		limited = adoption.LimitIterationRatio(native, iterationRatio)
-	}
+	limited, w := limit(native, p.planner == nil, w, iterationRatio)
 	proposal, err := limited.Partition(w)
 	if err != nil {
 		return Preview{}, err
@@ -54,6 +48,28 @@ func (p Policy) Price(w policies.Workload, plan policies.Plan) (policies.Partiti
 		counts[i] = len(st.Replicas)
 	}
 	return p.pricer().Price(w, plan.Cuts(), counts)
+}
+
+// limit returns the planner within an iteration ratio, and the workload that it divides: into one stage for
+// a policy that never makes more.
+func limit(native adoption.Planner, oneStage bool, w policies.Workload, iterationRatio float64) (adoption.Planner, policies.Workload) {
+	if oneStage {
+		w.Limits.Stages = 1
+	}
+	if iterationRatio > 0 {
+		native = adoption.LimitIterationRatio(native, iterationRatio)
+	}
+	return native, w
+}
+
+// ofFlows is what limit returns for the policy. In place of the paper's, which needs the requests in
+// flight, it returns the default.
+func (p Policy) ofFlows(w policies.Workload, iterationRatio float64) (policies.Partitioner, policies.Workload) {
+	native := p.pricer()
+	if p.paper {
+		native = partition.Exact{Slack: partition.DefaultSlack}
+	}
+	return limit(native, p.planner == nil, w, iterationRatio)
 }
 
 // pricer returns the planner of the policy, or for one stage the default one.

@@ -25,7 +25,6 @@ import (
 	"math"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
 )
 
@@ -75,12 +74,13 @@ func (q Quote) Gain() float64 {
 // Pays reports whether the best option saves at least MinGain.
 func (q Quote) Pays() bool { return q.Gain() >= MinGain }
 
-// Price prices numbers of prefill replicas. The Flow must count all prompts, also those that
-// prefill replicas compute now, and Replicas is the size of the whole fleet.
-// Prompts of which less than place.MinUncached is not cached stay where they are decoded.
-// The error is a *policies.Violation for an invalid workload, and policies.ErrInfeasible if
-// no option can serve it.
-func Price(w policies.Workload) (Quote, error) {
+// Price prices numbers of prefill replicas, each beside the stages that a partitioner gives the
+// other replicas: that of the fleet, so that the costs are those of fleets that would run. The Flow
+// must count all prompts, also those that prefill replicas compute now, and Replicas is the size of
+// the whole fleet. Prompts of which less than place.MinUncached is not cached stay where they are
+// decoded. The error is a *policies.Violation for an invalid workload, policies.ErrInfeasible if
+// no option can serve it, and otherwise the partitioner's.
+func Price(stages policies.Partitioner, w policies.Workload) (Quote, error) {
 	if err := w.Validate(); err != nil {
 		return Quote{}, err
 	}
@@ -92,7 +92,7 @@ func Price(w policies.Workload) (Quote, error) {
 	}
 	step := (w.Replicas + maxOptions - 1) / maxOptions
 	for k := 0; k < w.Replicas; k += step {
-		o, err := price(w, long, k)
+		o, err := price(stages, w, long, k)
 		if err != nil {
 			return Quote{}, err
 		}
@@ -110,16 +110,16 @@ func Price(w policies.Workload) (Quote, error) {
 // Gain returns the share of the cost that k prefill replicas save, compared with none; below 0
 // if they cost more. ok is false if either fleet cannot serve the workload, or if there is no
 // request. Unlike Price it prices no other number.
-func Gain(w policies.Workload, k int) (gain float64, ok bool) {
+func Gain(stages policies.Partitioner, w policies.Workload, k int) (gain float64, ok bool) {
 	if w.Validate() != nil || k < 1 || k >= w.Replicas {
 		return 0, false
 	}
 	long := longBuckets(w)
-	without, err := price(w, long, 0)
+	without, err := price(stages, w, long, 0)
 	if err != nil {
 		return 0, false
 	}
-	with, err := price(w, long, k)
+	with, err := price(stages, w, long, k)
 	gain = 1 - with.Cost/without.Cost
 	return gain, err == nil && !math.IsInf(gain, 0) && !math.IsNaN(gain)
 }
@@ -134,7 +134,7 @@ func longBuckets(w policies.Workload) []bool {
 }
 
 // price prices k prefill replicas, which compute the prompts of the long buckets.
-func price(w policies.Workload, long []bool, k int) (Option, error) {
+func price(stages policies.Partitioner, w policies.Workload, long []bool, k int) (Option, error) {
 	o := Option{Prefill: k, Cost: math.Inf(1)}
 	var pool promptLoad
 	link := 0.0 // seconds per second for which the prefill replicas' links are busy, all together
@@ -165,7 +165,7 @@ func price(w policies.Workload, long []bool, k int) (Option, error) {
 		_, waiting := divide(classes, k)
 		o.Wait = waiting + pool.work
 	}
-	part, err := partition.Exact{}.Partition(w)
+	part, err := stages.Partition(w)
 	if errors.Is(err, policies.ErrInfeasible) {
 		return o, nil
 	}

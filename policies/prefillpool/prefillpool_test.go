@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
 // workload returns the flow of requests of one shape on so many replicas, at so many a second.
@@ -65,7 +66,7 @@ func TestQuotes(t *testing.T) {
 		if c.edit != nil {
 			c.edit(&c.w)
 		}
-		q, err := Price(c.w)
+		q, err := Price(partition.Exact{}, c.w)
 		got := fmt.Sprint("none of ", len(q.Options), ", moved ", q.Moved)
 		switch {
 		case errors.Is(err, policies.ErrInfeasible):
@@ -90,7 +91,7 @@ func TestBest(t *testing.T) {
 		w := workload(rng.Float64()*8, 200, policies.Tokens(1+rng.IntN(400)), 2+rng.IntN(9))
 		add(&w, rng.Float64()*4, policies.Tokens(2000+rng.IntN(9000)), policies.Tokens(1+rng.IntN(900)))
 		w.Transfer = policies.Transfer{Base: rng.Float64() * 0.1, PerToken: rng.Float64() * 1e-5}
-		q, err := Price(w)
+		q, err := Price(partition.Exact{}, w)
 		if errors.Is(err, policies.ErrInfeasible) {
 			continue
 		}
@@ -106,7 +107,7 @@ func TestBest(t *testing.T) {
 				t.Errorf("option %d: %+v", k, o)
 			}
 			least = min(least, o.Cost)
-			gain, ok := Gain(w, k)
+			gain, ok := Gain(partition.Exact{}, w, k)
 			if want := 1 - o.Cost/q.Options[0].Cost; ok && gain != want || ok != (k > 0 && !math.IsInf(want, 0) && !math.IsNaN(want)) {
 				t.Errorf("option %d gains %v, %v, want %v", k, gain, ok, want)
 			}
@@ -125,7 +126,7 @@ func TestBest(t *testing.T) {
 func TestLargeFleet(t *testing.T) {
 	for _, replicas := range []int{maxOptions, maxOptions + 1, 10*maxOptions + 7} {
 		w := workload(float64(replicas)*0.75, 8000, 600, replicas)
-		q, err := Price(w)
+		q, err := Price(partition.Exact{}, w)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +139,7 @@ func TestLargeFleet(t *testing.T) {
 				t.Errorf("%d replicas: option %d has %d prefill replicas", replicas, i, o.Prefill)
 			}
 		}
-		if gain, ok := Gain(w, q.Options[q.Best].Prefill); !ok || gain != q.Gain() || !q.Pays() {
+		if gain, ok := Gain(partition.Exact{}, w, q.Options[q.Best].Prefill); !ok || gain != q.Gain() || !q.Pays() {
 			t.Errorf("%d replicas: %d save %v, and a gain of %v was priced", replicas, q.Options[q.Best].Prefill, gain, q.Gain())
 		}
 	}
@@ -185,5 +186,38 @@ func TestWait(t *testing.T) {
 		if got, want := q.wait(1, 0), map[bool]float64{true: 0, false: math.Inf(1)}[q.rate == 0]; got != want {
 			t.Errorf("%+v: wait %v, want %v", q, got, want)
 		}
+	}
+}
+
+// TestStagesOfThePartitioner checks that every option is priced with the stages of the given partitioner:
+// with a slack, those are fewer, and none costs less than the least cost.
+func TestStagesOfThePartitioner(t *testing.T) {
+	w := workload(6, 200, 400, 8)
+	add(&w, 1, 3000, 300)
+	add(&w, 0.5, 9000, 600)
+	few := partition.Exact{Slack: 0.2}
+	least, err := Price(partition.Exact{}, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Price(few, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fewer := 0
+	for k, o := range got.Options {
+		if o.Decode < least.Options[k].Decode {
+			t.Errorf("%d prefill replicas: stages cost %v, and %v at the least", k, o.Decode, least.Options[k].Decode)
+		}
+		if o.Stages < least.Options[k].Stages {
+			fewer++
+		}
+	}
+	want, err := few.Partition(w)
+	if o := got.Options[0]; err != nil || o.Stages != len(want.Counts) || o.Decode != want.Cost || fewer == 0 {
+		t.Errorf("%d stages that cost %v, want %d that cost %v, %v; %d options with fewer stages than the least cost has", o.Stages, o.Decode, len(want.Counts), want.Cost, err, fewer)
+	}
+	if gain, ok := Gain(few, w, 2); !ok || gain != 1-got.Options[2].Cost/got.Options[0].Cost {
+		t.Errorf("gain %v, %v; options %+v", gain, ok, got.Options)
 	}
 }

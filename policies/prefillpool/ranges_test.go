@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
 // prompts returns classes of prompts that take a tenth of a millisecond a token, from pairs of
@@ -224,7 +225,7 @@ func TestDivideFlow(t *testing.T) {
 func TestPriceDivides(t *testing.T) {
 	w := workload(8, 1500, 100, 8)
 	add(&w, 0.25, 30_000, 100)
-	q, err := Price(w)
+	q, err := Price(partition.Exact{}, w)
 	if err != nil {
 		t.Fatal(err)
 	}
