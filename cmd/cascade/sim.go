@@ -87,6 +87,7 @@ requests are sold by bid and ask):
   without-ranges    with --prefill: each prefill replica computes prompts of all lengths
   without-keys      proxies pick by weights alone; front ends find the replica that has the prefix
   without-affinity  nothing is known of cached prefixes, neither in proxies nor in front ends
+  without-forwards  prompts are computed where a proxy sent them; front ends forward none
   by-length         prompts are computed in the stage of their length only, wherever their
                     prefix is
   least-cost        as many stages as the least predicted cost has: the default gives up 1 % of it

@@ -169,11 +169,11 @@ func (e *Evaluation) planning() report.Table {
 func (e *Evaluation) balance(get lookup) ([]row, webpage.Section) {
 	s := webpage.Section{ID: "balance", Title: "The load-balancing effect of bid and ask"}
 	n := e.in.Size.PaperReplicas
-	policies := []string{sim.GrowthRandom, sim.GrowthOnly, sim.Paper, sim.Cascade}
+	policies := []string{sim.GrowthRandom, sim.GrowthOnly, sim.Paper, sim.Cascade, sim.WithoutForwards}
 	t := report.Table{
 		Title: fmt.Sprintf("Coefficient of variation of the output tokens of a stage's replicas, four stages of %d", n/4), Left: 1,
 		Header: []string{"policy", "stage 1", "stage 2", "stage 3", "stage 4", "mean", "normalised mean"},
-		Notes:  []string{"Stages of equal work, fixed for the run; all replicas' tokens, the warm-up included; means over the seeds."},
+		Notes:  []string{"Stages of equal work, fixed for the run; all replicas' tokens, the warm-up included; means over the seeds. Policy without-forwards is cascade whose prompts are computed where a proxy sent them."},
 	}
 	average := map[string]float64{}
 	for _, policy := range policies {
@@ -213,7 +213,9 @@ func (e *Evaluation) balance(get lookup) ([]row, webpage.Section) {
 		paper: "full bid-ask −40 % against inter-stage only, −47 % against round robin",
 		ours:  describe(sim.Paper) + "; " + describe(sim.Cascade),
 		seen:  judge(sim.Paper) + "; " + judge(sim.Cascade),
-		why:   "The protocol is the production package; only the engines' times are simulated. Requests that a router hands on in turn go to random replicas here.",
+		why: "The protocol is the production package; only the engines' times are simulated. Requests that a router hands on in turn go to random replicas here. " +
+			"Cascade evens predicted times and not output tokens: its front ends forward prompts to the replica that should answer first, and the tokens of a request follow its prompt. The policy without-forwards of the table is Cascade with the same market and without that. " +
+			"It also offers a request only one bucket of lengths beyond its stage's end, to move fewer, so that the first of these stages generates more than the layout means it to.",
 	}}, s
 }
 

@@ -209,6 +209,9 @@ func TestPictures(t *testing.T) {
 		{"fitted", func() (Picture, error) {
 			return Fitted("κ", "Lmax − Lmean in tokens", "time in µs", []XY{{0, 10}, {1000, 12}, {4000, 17.5}}, 10, 0.0019)
 		}, []string{"Lmax"}},
+		{"ratios", func() (Picture, error) {
+			return Ratios("cells", "longest", "others", []Series{{"chat", []XY{{1, 0.5}, {9, 1.02}}}, {"none", nil}, {"agent", []XY{{0.9, 2}}}}, XY{1.1, 1.02})
+		}, []string{"cells", "longest", "others", "chat", "agent", "1.1", "0.5"}},
 		{"plan", func() (Picture, error) { return Plan(plan, lengths) }, []string{"Plan of llama-3-8b, epoch 7", "stage 2", "4 replicas", "1 replica", "[1536, 12288)", "[12288, ∞)"}},
 		{"stages", func() (Picture, error) { return Plan(plan, nil) }, []string{"stage 0", "length in tokens"}},
 		{"intervals", func() (Picture, error) {
@@ -264,6 +267,7 @@ func TestPictures(t *testing.T) {
 
 func TestNothingToDraw(t *testing.T) {
 	for name, draw := range map[string]func() (Picture, error){
+		"ratios of none":        func() (Picture, error) { return Ratios("cells", "x", "y", []Series{{"chat", []XY{{0, 1}}}}, XY{1, 1}) },
 		"distribution of none":  func() (Picture, error) { return Distribution(nil, TTFT) },
 		"distribution of empty": func() (Picture, error) { return Distribution(make([]replay.Result, 2), TTFT) },
 		"bars":                  func() (Picture, error) { return ByLength(make([]replay.Result, 1), TTFT) },

@@ -168,6 +168,28 @@ func TestFixedStages(t *testing.T) {
 	}
 }
 
+// TestSlack checks that the planner has the configured slack, the default one or none, and that it does not bind
+// policies that plan otherwise.
+func TestSlack(t *testing.T) {
+	for _, c := range []struct {
+		policy string
+		slack  float64
+		want   planner.Policy
+	}{
+		{Cascade, 0, testkit.Must(planner.PolicyNamed(planner.PolicyDefault))},
+		{Cascade, 0.2, testkit.Must(planner.PolicyNamed(planner.PolicyDefault)).WithSlack(0.2)},
+		{WithoutMoves, -1, testkit.Must(planner.PolicyNamed("least-cost"))},
+		{LeastCost, 0.2, testkit.Must(planner.PolicyNamed("least-cost"))},
+		{Paper, 0.2, testkit.Must(planner.PolicyNamed(planner.PolicyPaper))},
+		{OneStage, 0.2, testkit.Must(planner.PolicyNamed(planner.PolicyRoundRobin))},
+	} {
+		s := testkit.Must(New(Config{Replicas: 2, Profile: profile, Policy: c.policy, Slack: c.slack, Source: &requests{}}))
+		if got := s.cascade.planning.Policy; got != c.want {
+			t.Errorf("%s with slack %v plans by %+v, want %+v", c.policy, c.slack, got, c.want)
+		}
+	}
+}
+
 // TestManyRefinements checks that a long run lists no more changes of boundaries than the bound, but counts
 // them, and lists every other change.
 func TestManyRefinements(t *testing.T) {
@@ -246,7 +268,8 @@ func TestSummaries(t *testing.T) {
 	}
 }
 
-// TestBusyFrontForwards checks that a front end without the market places by its own load as scanned.
+// TestBusyFrontForwards checks that a front end without the market places by its own load as scanned, and that
+// one that must not forward does not.
 func TestBusyFrontForwards(t *testing.T) {
 	for _, queued := range []policies.Tokens{0, 100_000} {
 		s := testkit.Must(New(Config{Replicas: 2, Profile: profile, Policy: WithoutMoves, Source: &requests{}}))
@@ -259,6 +282,14 @@ func TestBusyFrontForwards(t *testing.T) {
 		c.fronts[1].weight = 0
 		if got, want := c.route(&request{Request: trace.Request{Input: 100, Output: 10}}), min(int(queued), 1); got != want {
 			t.Errorf("with %d tokens queued the request starts at replica %d, want %d", queued, got, want)
+		}
+		stays := testkit.Must(New(Config{Replicas: 2, Profile: profile, Policy: WithoutForwards, Source: &requests{}})).cascade
+		stays.fronts[0].replica.add(&request{Request: trace.Request{Input: queued, Output: 1}})
+		stays.summarise(stays.fronts[1])
+		stays.scan(stays.fronts[0])
+		stays.fronts[1].weight = 0
+		if got := stays.route(&request{Request: trace.Request{Input: 100, Output: 10}}); got != 0 {
+			t.Errorf("with %d tokens queued a request that stays starts at replica %d", queued, got)
 		}
 		c.fronts[1].weight = weights.Neutral
 		s.cascade.variant = variants[GrowthRandom]

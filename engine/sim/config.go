@@ -72,6 +72,9 @@ type Config struct {
 	// IterationRatio is the planner's, for the policies of Cascade but Paper; 0 means planner.DefaultIterationRatio,
 	// below 0 none.
 	IterationRatio float64
+	// Slack is what the planner gives up for fewer stages, as a share of the least cost, for the policies of
+	// Cascade that plan by planner.PolicyDefault; 0 means partition.DefaultSlack, below 0 none. At most 1.
+	Slack float64
 
 	// Source yields the requests in order of arrival.
 	Source trace.Source
@@ -120,6 +123,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("simulate: %d proxies; give 1 … %d", c.Proxies, maxProxies)
 	case c.KVTokens < defaultBlockTokens:
 		return fmt.Errorf("simulate: a KV cache of %d tokens holds no block of %d", c.KVTokens, defaultBlockTokens)
+	case !(c.Slack <= 1):
+		return fmt.Errorf("simulate: a slack of %v of the least cost; give at most 1", c.Slack)
 	case c.MaxBatch < 1:
 		return fmt.Errorf("simulate: batch of %d; give at least 1", c.MaxBatch)
 	case c.Inspect != nil && c.InspectInterval < time.Millisecond:

@@ -76,6 +76,9 @@ func (c *cascade) startPlanning() error {
 	if err != nil {
 		return fmt.Errorf("simulate: %w", err)
 	}
+	if slack := c.sim.cfg.Slack; slack != 0 && c.variant.planner == planner.PolicyDefault {
+		policy = policy.WithSlack(max(0, slack))
+	}
 	p := c.sim.cfg.Profile
 	c.planning = planner.Config{
 		Model: modelName, Context: min(maxContext, c.sim.cfg.KVTokens), Edges: c.edges, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),

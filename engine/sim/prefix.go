@@ -74,7 +74,10 @@ func stepHash(id uint64) prefix.Hash { return prefix.Hash(hashBlock(id, blockPar
 
 // placer returns what chooses where requests start.
 func (c *cascade) placer() policies.Placer {
-	if !c.forecast {
+	switch {
+	case c.stay:
+		return nil
+	case !c.forecast:
 		return place.Policy{}
 	}
 	prices, profile := place.NewPrices(c.sim.cfg.Profile.Cost()), &c.sim.cfg.Profile

@@ -271,6 +271,8 @@ func TestBadConfigs(t *testing.T) {
 		"-1 proxies":              func(c *Config) { c.Proxies = -1 },
 		"Source is required":      func(c *Config) { c.Source = nil },
 		"holds no block":          func(c *Config) { c.KVTokens = 15 },
+		"a slack of 1.1":          func(c *Config) { c.Slack = 1.1 },
+		"a slack of NaN":          func(c *Config) { c.Slack = math.NaN() },
 		"batch of -1":             func(c *Config) { c.MaxBatch = -1 },
 		"reports every 1ns":       func(c *Config) { c.ReportInterval = 1 },
 		"after 2s, health":        func(c *Config) { c.ReportDelay = 2 * time.Second },

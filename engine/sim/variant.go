@@ -32,6 +32,8 @@ const (
 	// WithoutAffinity is Cascade that knows nothing of the prefixes that replicas have cached: not in
 	// the proxies, nor where requests are placed.
 	WithoutAffinity = "without-affinity"
+	// WithoutForwards is Cascade whose prompts are computed where a proxy sent them.
+	WithoutForwards = "without-forwards"
 	// ByLength is Cascade that computes every prompt in the stage of its length, wherever its prefix is.
 	ByLength = "by-length"
 	// LeastCost is Cascade with the stages of the least predicted cost, however many they are.
@@ -67,6 +69,7 @@ var variants = map[string]variant{
 	WithoutKeys:     {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true},
 	WithoutRanges:   {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, allLengths: true},
 	WithoutAffinity: {planner: planner.PolicyDefault, market: true, forecast: true},
+	WithoutForwards: {planner: planner.PolicyDefault, market: true, affinity: true, keys: true, stay: true},
 	ByLength:        {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, byLength: true},
 	LeastCost:       {planner: "least-cost", market: true, forecast: true, affinity: true, keys: true, pull: true},
 	StaticSplit:     {planner: planner.PolicyDefault, static: true},
@@ -93,6 +96,7 @@ type variant struct {
 	keys       bool             // proxies pick by prefix keys
 	pull       bool             // prefixes are copied from their holders
 	allLengths bool             // of prompts, at every prefill replica
+	stay       bool             // prompts are not forwarded
 	byLength   bool             // prompts are computed in the stage of their length alone
 	blind      bool             // no load counts, and one random replica is asked to buy
 }
@@ -128,7 +132,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutRanges, WithoutAffinity, ByLength, LeastCost, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutRanges, WithoutAffinity, WithoutForwards, ByLength, LeastCost, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.
@@ -147,7 +151,7 @@ func HasStages(policy string) bool {
 // leave.
 func mayPrefill(policy string) bool {
 	v := variants[policy]
-	return policy == prefillDecode || v.market && !v.paper
+	return policy == prefillDecode || v.market && !v.paper && !v.stay
 }
 
 // The settings of production (cmd/internal/wiring), at speed 1.

@@ -12,7 +12,7 @@ import (
 const (
 	DefaultAnswer  policies.Tokens = 128
 	DefaultChunk   policies.Tokens = 8192
-	DefaultMargin                  = 250 * policies.Millisecond
+	DefaultMargin                  = 500 * policies.Millisecond
 	DefaultPrefill                 = 400
 	DefaultOthers                  = 10
 	DefaultEvicted                 = 100

@@ -75,7 +75,7 @@ func TestForecast(t *testing.T) {
 			a.Request.Features = policies.Structured
 		}, ""},
 		{"a queue here", func(a *policies.Arrival) { a.Own.Waiting = 20_000 }, "p1"},
-		{"a queue here, below the margin", func(a *policies.Arrival) { a.Own.Waiting = 2000 }, ""},
+		{"a queue here, below the margin: 0.3 s", func(a *policies.Arrival) { a.Own.Waiting = 8000 }, ""},
 		{"a queue here: the best of two peers", func(a *policies.Arrival) { a.Own.Waiting, a.Peers[0].Waiting = 20_000, 500 }, "p2"},
 		{"a queue here: a third peer is not examined", func(a *policies.Arrival) {
 			a.Own.Waiting, a.Peers[0].Waiting, a.Peers[1].Waiting = 20_000, 19_000, 19_000
@@ -196,7 +196,7 @@ func TestForecastAgainstOracle(t *testing.T) {
 // dumbPlace is Forecast by its description.
 func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 	if p.Answer == 0 {
-		p.Answer, p.Chunk, p.Margin, p.Prefill, p.Others, p.Evicted, p.Bound, p.Choices, p.Queue = 128, 8192, 250_000, 400, 10, 100, 200, 2, 8192
+		p.Answer, p.Chunk, p.Margin, p.Prefill, p.Others, p.Evicted, p.Bound, p.Choices, p.Queue = 128, 8192, 500_000, 400, 10, 100, 200, 2, 8192
 	}
 	length := a.Request.Length()
 	var stage, longer, elsewhere []site

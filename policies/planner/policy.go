@@ -40,3 +40,12 @@ func PolicyNamed(name string) (Policy, error) {
 	}
 	return Policy{planner: planner, paper: name == PolicyPaper}, nil
 }
+
+// WithSlack returns the policy with another slack (partition.Exact), if it has one.
+func (p Policy) WithSlack(slack float64) Policy {
+	if exact, ok := p.planner.(partition.Exact); ok {
+		exact.Slack = slack
+		p.planner = exact
+	}
+	return p
+}

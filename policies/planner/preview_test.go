@@ -60,6 +60,21 @@ func TestPreviewOfOtherPolicies(t *testing.T) {
 	}
 }
 
+// TestPolicyWithSlack checks that a wider slack proposes fewer stages that cost no more than it allows, and that a
+// policy without a slack stays.
+func TestPolicyWithSlack(t *testing.T) {
+	w := previewWorkload()
+	policy := testkit.Must(planner.PolicyNamed(""))
+	least := testkit.Must(policy.WithSlack(0).Preview(w, 0)).Proposal
+	wide := testkit.Must(policy.WithSlack(0.5).Preview(w, 0)).Proposal
+	if len(wide.Counts) >= len(least.Counts) || wide.Cost < least.Cost || wide.Cost > 1.5*least.Cost {
+		t.Errorf("%d stages that cost %v with half of it as slack, %d that cost %v without", len(wide.Counts), wide.Cost, len(least.Counts), least.Cost)
+	}
+	if paper := testkit.Must(planner.PolicyNamed(planner.PolicyPaper)); paper.WithSlack(0.5) != paper {
+		t.Error("the paper's policy has got a slack")
+	}
+}
+
 // TestPriceOfPlanInForce checks that the proposal, put in force, costs what was predicted.
 func TestPriceOfPlanInForce(t *testing.T) {
 	w := previewWorkload()

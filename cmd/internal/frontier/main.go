@@ -1,7 +1,7 @@
 // Command frontier sweeps policies and planner settings over workloads, loads and fleet sizes in
 // the simulator, and says for each setting where it keeps the rule for Cascade's defaults:
 //
-//	go run ./cmd/internal/frontier [-candidates cascade,one-stage] [-iteration-ratio 1.1,1.3] [-seeds 1,2,3]
+//	go run ./cmd/internal/frontier [-candidates cascade,one-stage] [-iteration-ratio 1.1,1.3] [-slack 0.01,0.05] [-seeds 1,2,3] [-plot cells.svg]
 //
 // The rule, over the normalised latency (end to end, per token received) of all requests, those
 // before the first plan too:
@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -29,6 +30,7 @@ import (
 	"syscall"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/sim"
 )
 
@@ -48,6 +50,9 @@ func command(ctx context.Context, args []string) error {
 	var (
 		candidates = f.String("candidates", sim.Cascade+","+sim.OneStage, "policies of Cascade to judge, divided by commas")
 		ratios     = f.String("iteration-ratio", "", "planner.iteration_ratio to judge each candidate with, divided by commas; below 0: none; empty: the default")
+		slacks     = f.String("slack", "", "slacks of the planner to judge each candidate with, as shares of the least cost, divided by commas; below 0: none; empty: the default")
+		storeDir   = f.String("store", "", "keep every cell's figures in this folder, and do not simulate again what is there")
+		plotFile   = f.String("plot", "", "draw every cell of the first candidate into this .svg or .png file")
 		workloads  = f.String("workloads", "", "names of workloads, divided by commas; empty: all")
 		sizes      = f.String("replicas", "4,8,16", "sizes of fleets")
 		loads      = f.String("loads", "0.3,0.5,0.7,0.85", "arrivals as shares of what the fleet completes when it is saturated")
@@ -70,6 +75,9 @@ func command(ctx context.Context, args []string) error {
 	}
 	s := sweep{requests: *requests, workers: runtime.GOMAXPROCS(0), progress: os.Stderr}
 	var err error
+	if s.store, err = newStore(*storeDir); err != nil {
+		return err
+	}
 	if s.profile, err = config.LoadProfile(*profile, "."); err != nil {
 		return err
 	}
@@ -91,22 +99,32 @@ func command(ctx context.Context, args []string) error {
 			return fmt.Errorf("-iteration-ratio: %w", err)
 		}
 	}
+	var gives []float64
+	if *slacks != "" {
+		if gives, err = parseList(*slacks, parseFloat); err != nil {
+			return fmt.Errorf("-slack: %w", err)
+		}
+	}
 	for _, policy := range split(*candidates) {
+		plans := policy == sim.Cascade || policy == sim.WithoutMoves || policy == sim.StaticSplit
 		switch {
 		case !slices.Contains(sim.Policies(), policy):
 			return fmt.Errorf("-candidates: policy %q: must be one of %q", policy, sim.Policies())
-		case len(limits) > 0 && policy != sim.Cascade && policy != sim.WithoutMoves && policy != sim.StaticSplit:
+		case len(limits) > 0 && !plans:
 			return fmt.Errorf("-iteration-ratio: policy %q makes no plans within a ratio; judge it without", policy)
+		case len(gives) > 0 && !plans:
+			return fmt.Errorf("-slack: policy %q makes no plans with a slack; judge it without", policy)
 		}
-		if len(limits) == 0 {
-			s.candidates = append(s.candidates, candidate{Name: policy, Policy: policy})
-		}
-		for _, l := range limits {
-			s.candidates = append(s.candidates, candidate{Name: fmt.Sprintf("%s, ratio %v", policy, l), Policy: policy, IterationRatio: l})
-		}
+		s.candidates = append(s.candidates, variants(policy, limits, gives)...)
 	}
 	if len(s.candidates) == 0 {
 		return errors.New("-candidates: give at least one")
+	}
+	var draw func(report.Picture) error
+	if *plotFile != "" { // a wrong name is an error before an hour of simulations
+		if draw, err = openPlot(*plotFile); err != nil {
+			return err
+		}
 	}
 	cells, err := s.run(ctx)
 	if err != nil {
@@ -117,7 +135,56 @@ func command(ctx context.Context, args []string) error {
 			return err
 		}
 	}
-	return verdictsTable(cells).Text(os.Stdout)
+	if err := verdictsTable(cells).Text(os.Stdout); err != nil {
+		return err
+	}
+	if err := brokenTable(cells).Text(os.Stdout); err != nil {
+		return err
+	}
+	if draw == nil {
+		return nil
+	}
+	picture, err := plotCells(cells)
+	if err != nil {
+		return err
+	}
+	return draw(picture)
+}
+
+// variants returns a policy with each of the settings, which may be none.
+func variants(policy string, ratios, slacks []float64) (out []candidate) {
+	if len(ratios) == 0 {
+		ratios = []float64{0}
+	}
+	if len(slacks) == 0 {
+		slacks = []float64{0}
+	}
+	for _, r := range ratios {
+		for _, s := range slacks {
+			c := candidate{Name: policy, Policy: policy, IterationRatio: r, Slack: s}
+			if r != 0 {
+				c.Name += fmt.Sprintf(", ratio %v", r)
+			}
+			if s != 0 {
+				c.Name += fmt.Sprintf(", slack %v", s)
+			}
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// openPlot creates the file of a picture, which the returned function draws.
+func openPlot(name string) (func(report.Picture) error, error) {
+	format := report.Format(strings.TrimPrefix(filepath.Ext(name), "."))
+	if format != report.SVG && format != report.PNG {
+		return nil, fmt.Errorf("-plot %s: a picture's file ends in .svg or .png", name)
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	return func(p report.Picture) error { return errors.Join(p.Write(f, format), f.Close()) }, nil
 }
 
 func split(list string) []string {

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -102,6 +105,9 @@ func TestBadArguments(t *testing.T) {
 		{"-candidates=nonsense", `-candidates: policy "nonsense": must be one of`},
 		{"-candidates=paper -iteration-ratio=1.5", `-iteration-ratio: policy "paper"`},
 		{"-iteration-ratio=x", "-iteration-ratio: strconv"},
+		{"-slack=x", "-slack: strconv"},
+		{"-slack=0.1 -candidates=one-stage", `-slack: policy "one-stage"`},
+		{"-plot=cells.pdf", "-plot cells.pdf: a picture's file ends in .svg or .png"},
 	} {
 		if err := command(t.Context(), strings.Fields(c.args)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want %q", c.args, err, c.want)
@@ -119,5 +125,86 @@ func TestWorkloads(t *testing.T) {
 	}
 	if _, err := openWorkloads("nonsense", ""); err == nil || !strings.Contains(err.Error(), strings.Join(trace.Names(), ", ")) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestVariants checks that every setting is a candidate of its own name.
+func TestVariants(t *testing.T) {
+	for _, c := range []struct {
+		ratios, slacks []float64
+		want           []candidate
+	}{
+		{nil, nil, []candidate{{Name: "cascade", Policy: "cascade"}}},
+		{[]float64{1.5, -1}, nil, []candidate{{Name: "cascade, ratio 1.5", Policy: "cascade", IterationRatio: 1.5}, {Name: "cascade, ratio -1", Policy: "cascade", IterationRatio: -1}}},
+		{[]float64{2}, []float64{0.01, 0.05}, []candidate{
+			{Name: "cascade, ratio 2, slack 0.01", Policy: "cascade", IterationRatio: 2, Slack: 0.01},
+			{Name: "cascade, ratio 2, slack 0.05", Policy: "cascade", IterationRatio: 2, Slack: 0.05},
+		}},
+	} {
+		if got := variants("cascade", c.ratios, c.slacks); !slices.Equal(got, c.want) {
+			t.Errorf("%+v, want %+v", got, c.want)
+		}
+	}
+}
+
+// TestBrokenCells checks that a cell is listed where the rule is not kept, with the figure that breaks it,
+// and that the plot shows every cell.
+func TestBrokenCells(t *testing.T) {
+	rivals := []figures{{Longest: 10, Median: 2, P95: 5}}
+	cells := []cell{
+		{workload: "kept", replicas: 4, load: 0.3, rivals: rivals, systems: []figures{{Name: "one", Longest: 10, Median: 2, P95: 5}}},
+		{workload: "broken", replicas: 8, load: 0.5, rivals: rivals, systems: []figures{{Name: "one", Stages: 3, Longest: 15, Median: 2, P95: 4}}},
+	}
+	var out bytes.Buffer
+	if err := brokenTable(cells).Text(&out); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); strings.Contains(got, "│ kept") || strings.Count(got, "broken") != 1 || !strings.Contains(got, "× 1.500 *") || strings.Contains(got, "× 0.800 *") {
+		t.Errorf("table\n%s", got)
+	}
+	file := filepath.Join(t.TempDir(), "cells.svg")
+	write, err := openPlot(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := write(testkit.Must(plotCells(cells))); err != nil {
+		t.Fatal(err)
+	}
+	if drawn := string(testkit.Must(os.ReadFile(file))); !strings.Contains(drawn, ">kept<") || !strings.Contains(drawn, ">broken<") {
+		t.Errorf("the plot lacks a workload:\n%s", drawn)
+	}
+}
+
+// TestStoredCells checks that a sweep simulates no cell again that the same program has stored for the same
+// inputs, and does so for others.
+func TestStoredCells(t *testing.T) {
+	s := sweep{
+		profile: testkit.Must(cost.Builtin("rtxpro6000-llama-3.1-8b")), workloads: testkit.Must(openWorkloads("documents", "")),
+		replicas: []int{2}, loads: []float64{0.5}, seeds: []uint64{1}, candidates: []candidate{{Name: "one", Policy: sim.OneStage}}, requests: 40, workers: 1, store: testkit.Must(newStore(t.TempDir())), progress: io.Discard,
+	}
+	first := testkit.Must(s.run(t.Context()))
+	files := testkit.Must(filepath.Glob(filepath.Join(s.store.dir, "*.json")))
+	if len(files) != 1 {
+		t.Fatalf("stored %q, want one cell", files)
+	}
+	text := testkit.Must(os.ReadFile(files[0]))
+	marked := bytes.Replace(text, []byte(`"Stages":0`), []byte(`"Stages":7`), 1)
+	if err := os.WriteFile(files[0], marked, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	again := testkit.Must(s.run(t.Context()))
+	if again[0].rivals[0].Stages != 7 || again[0].systems[0] != first[0].systems[0] {
+		t.Errorf("simulated again: %+v, want the stored %s", again[0], marked)
+	}
+	s.requests++
+	if other := testkit.Must(s.run(t.Context())); other[0].rivals[0].Stages == 7 {
+		t.Error("the cell of other inputs was taken")
+	}
+	s.requests--
+	if err := os.WriteFile(files[0], []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.run(t.Context()); err == nil || !strings.Contains(err.Error(), files[0]) {
+		t.Errorf("error %v, want one that names %s", err, files[0])
 	}
 }

@@ -30,6 +30,7 @@ var baselineNames = []string{"least-load", "power-of-two", "prefix-tree"}
 type candidate struct {
 	Name, Policy   string
 	IterationRatio float64 // as in sim.Config
+	Slack          float64 // as in sim.Config
 }
 
 // cell is one workload at one load on one fleet, and the figures of every system there.
@@ -51,6 +52,7 @@ type sweep struct {
 	candidates []candidate
 	requests   int // for each seed
 	workers    int
+	store      store
 	progress   io.Writer
 }
 
@@ -84,6 +86,13 @@ func (s sweep) run(ctx context.Context) ([]cell, error) {
 func (s sweep) simulateCell(ctx context.Context, c *cell) error {
 	i := slices.IndexFunc(s.workloads, func(g trace.Generator) bool { return g.Name == c.workload })
 	g := s.workloads[i]
+	file, err := s.store.path(s, g, c)
+	if err != nil {
+		return err
+	}
+	if done, err := s.store.read(file, c); err != nil || done {
+		return err
+	}
 	g.Rate, g.Requests = burst, saturating*c.replicas
 	full, err := s.simulate(ctx, candidate{Policy: baselineNames[0]}, c.replicas, g, s.seeds[0], nil)
 	if err != nil {
@@ -105,7 +114,7 @@ func (s sweep) simulateCell(ctx context.Context, c *cell) error {
 		f.Name = k.Name
 		c.systems = append(c.systems, f)
 	}
-	return nil
+	return s.store.write(file, c)
 }
 
 // measure simulates one system with all seeds and returns the figures of all requests together.
@@ -143,7 +152,7 @@ func (s sweep) simulate(ctx context.Context, k candidate, replicas int, g trace.
 		return sim.Result{}, err
 	}
 	run, err := sim.New(sim.Config{
-		Policy: k.Policy, IterationRatio: k.IterationRatio, Replicas: replicas, Profile: s.profile, Source: source, Seed: seed, Record: record,
+		Policy: k.Policy, IterationRatio: k.IterationRatio, Slack: k.Slack, Replicas: replicas, Profile: s.profile, Source: source, Seed: seed, Record: record,
 	})
 	if err != nil {
 		return sim.Result{}, err

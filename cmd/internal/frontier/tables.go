@@ -77,3 +77,47 @@ func verdictRow(system, workload string, all []verdict) []string {
 	times := func(sum float64) string { return "× " + strconv.FormatFloat(math.Exp(sum/n), 'f', 2, 64) }
 	return []string{system, workload, fmt.Sprintf("%d of %d", kept, len(all)), times(longest), "× " + strconv.FormatFloat(worst, 'f', 2, 64), times(median), times(p95), times(mean)}
 }
+
+// brokenTable lists the cells where the rule is not kept, and by which figure.
+func brokenTable(cells []cell) report.Table {
+	t := report.Table{
+		Title:  "Where the rule is not kept",
+		Header: []string{"candidate", "workload", "replicas", "load", "stages", "longest decile p99 / least load", "others p50 / best rival", "others p95 / best rival"}, Left: 2,
+		Notes: []string{fmt.Sprintf("* is more than the bound: %v, %v and %v.", longestBound, equalBound, equalBound)},
+	}
+	if len(cells) == 0 {
+		return t
+	}
+	mark := func(ratio, bound float64) string {
+		s := "× " + strconv.FormatFloat(ratio, 'f', 3, 64)
+		if ratio > bound {
+			s += " *"
+		}
+		return s
+	}
+	for k := range cells[0].systems {
+		for _, c := range cells {
+			f := c.systems[k]
+			if v := judge(f, c.rivals); !v.kept() {
+				t.Rows = append(t.Rows, []string{f.Name, c.workload, strconv.Itoa(c.replicas), fmt.Sprint(c.load), strconv.Itoa(f.Stages),
+					mark(v.Longest, longestBound), mark(v.Median, equalBound), mark(v.P95, equalBound)})
+			}
+		}
+	}
+	return t
+}
+
+// plotCells draws the cells of the first candidate: what it costs the longest decile, and what it gives the
+// others.
+func plotCells(cells []cell) (report.Picture, error) {
+	var series []report.Series
+	for _, c := range cells {
+		if len(series) == 0 || series[len(series)-1].Name != c.workload {
+			series = append(series, report.Series{Name: c.workload})
+		}
+		v, last := judge(c.systems[0], c.rivals), &series[len(series)-1]
+		last.Points = append(last.Points, report.XY{X: v.Longest, Y: v.P95})
+	}
+	title := cells[0].systems[0].Name + ": each point is a workload at one load on one fleet"
+	return report.Ratios(title, "longest decile, p99 over least load's", "other requests, p95 over the best rival's", series, report.XY{X: longestBound, Y: equalBound})
+}
