@@ -8,6 +8,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/sim/proxypick"
+	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/fleetview"
@@ -54,7 +55,7 @@ type cascade struct {
 func newCascade(s *Sim) (*cascade, error) {
 	c := &cascade{
 		variant: variants[s.cfg.Policy], sim: s,
-		index: map[policies.ReplicaID]int{}, robin: proxypick.NewRoundRobin(s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
+		depth: s.cfg.PrefixDepth, index: map[policies.ReplicaID]int{}, robin: proxypick.NewRoundRobin(s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
 	}
 	c.edges = policies.BucketEdges(min(maxContext, s.cfg.KVTokens), c.perOctave())
 	c.seeds = rand.New(rand.NewPCG(s.cfg.Seed, 0xca5))
@@ -114,11 +115,16 @@ func (c *cascade) route(q *request) int {
 		if c.blind {
 			return i
 		}
+		q.known = c.knownBlocks(f, q, steps)
 		r := policies.Request{Input: q.Input, MaxOutput: q.Output}
-		if f.peers.Prefills() || len(steps) > 0 {
+		if f.peers.Prefills() || q.known > 0 {
 			r.Cached = f.replica.cachedTokens(q.Request)
 		}
-		to := f.peers.Place(c.now(), r, steps)
+		if c.ownTexts {
+			r.Cached = min(r.Cached, policies.Tokens(q.known*trace.BlockTokens))
+			f.texts.learn(q.Prefix, int(c.sim.cfg.KVTokens/trace.BlockTokens)) // as production bounds it
+		}
+		to := f.peers.Place(c.now(), r, steps[:q.known])
 		if to.Replica == "" {
 			return i
 		}

@@ -14,7 +14,8 @@
 // the beginnings of prompts up to the depth that the control plane has learnt, all replicas having equal
 // weights, a token standing for four bytes of text; front ends
 // know exactly what their own engine has cached, of peers what the last summary said at every 512 tokens,
-// and place by it; and a prefix is copied from its holder where that is faster than to compute it. Summaries
+// and place by it; and a prefix is copied from its holder where that is faster than to compute it. They know
+// the tokens of every prompt, except in policies that say so, where they know what they have served. Summaries
 // name no prefixes that are not there, which production's sketches do at times. Without prefix ids nothing
 // of it happens.
 //

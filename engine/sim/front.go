@@ -27,6 +27,7 @@ type front struct {
 	counter  *flow.Counter
 	seen     uint64
 	depths   prefix.Depths // how deep its prompts are equal
+	texts    texts         // that it has served, where that is all it knows
 	peers    *loadview.View
 	trader   *trader.Trader
 	ledger   admission.Ledger // of the work that its engine has admitted

@@ -42,6 +42,34 @@ func (c *cascade) describePrompt(q *request) (steps []prefix.Step, key uint64) {
 	return c.steps, key
 }
 
+// texts are the blocks of text that a front end has served, the latest ones.
+type texts struct{ recent, older map[uint64]bool }
+
+func (x *texts) knows(id uint64) bool { return x.recent[id] || x.older[id] }
+
+// learn adds the blocks of a prompt. At least the last most are known, and at most twice as many.
+func (x *texts) learn(ids []uint64, most int) {
+	if x.recent == nil || len(x.recent) >= most {
+		x.recent, x.older = map[uint64]bool{}, x.recent
+	}
+	for _, id := range ids {
+		x.recent[id] = true
+	}
+}
+
+// knownBlocks returns how many of a prompt's blocks a front end knows the tokens of: all, or as far as it
+// has served the text.
+func (c *cascade) knownBlocks(f *front, q *request, steps []prefix.Step) int {
+	if !c.ownTexts {
+		return len(steps)
+	}
+	n := 0
+	for n < len(steps) && f.texts.knows(q.Prefix[n]) {
+		n++
+	}
+	return n
+}
+
 // hashText returns hashes of a prompt's text up to the depths of keys, as far as it reaches, as length.Scanner
 // has them. Depths inside of one of the n blocks of its prefix have the hash of that block; what comes after
 // the blocks is of this prompt alone. The next call overwrites them.
@@ -58,8 +86,11 @@ func (c *cascade) hashText(q *request, n int) []uint64 {
 }
 
 // learnDepth chooses the depth of prefix keys by what the front ends have seen, as the control plane does
-// once in a period.
+// once in a period, unless it is configured.
 func (c *cascade) learnDepth() {
+	if c.sim.cfg.PrefixDepth > 0 {
+		return
+	}
 	var all prefix.Depths
 	for _, f := range c.fronts {
 		if !f.replica.failed {

@@ -63,6 +63,43 @@ func TestConversationsKeepTheirCache(t *testing.T) {
 	}
 }
 
+// TestKeysWithoutTokenizer checks what prefix keys are for: a front end that knows the tokens of those prompts only
+// that it has served finds the cache of a conversation that keys bring to it again, and not of one that weights do.
+func TestKeysWithoutTokenizer(t *testing.T) {
+	p := profile
+	p.KVTokens = 1_000_000
+	hits := func(policy string) float64 {
+		r, records := run(t, Config{Replicas: 6, Policy: policy, Profile: p, Seed: 3}, turns(120, 5, 1))
+		if len(records) != 600 || len(r.Failures) > 0 {
+			t.Fatalf("%s: %d requests, failures %+v", policy, len(records), r.Failures)
+		}
+		return r.Reuse.OfIdeal
+	}
+	keys, weights, known, nothing := hits(WithoutTokenizer), hits(WithoutTokenizerOrKeys), hits(WithoutKeys), hits(WithoutAffinity)
+	t.Logf("of the ideal: %.3f with keys, %.3f without, %.3f if front ends know all tokens, %.3f if they know nothing", keys, weights, known, nothing)
+	if keys < weights+0.1 || weights < nothing || keys > known+0.02 {
+		t.Errorf("of the ideal: %.3f with keys, %.3f without, %.3f if front ends know all tokens, %.3f if they know nothing", keys, weights, known, nothing)
+	}
+}
+
+// TestTextsAreBounded checks that a front end forgets the texts that it has not served for longest.
+func TestTextsAreBounded(t *testing.T) {
+	var x texts
+	for id := range uint64(1000) {
+		if x.learn([]uint64{1, 2, 100 + id}, 10); len(x.recent)+len(x.older) > 24 {
+			t.Fatalf("%d and %d blocks", len(x.recent), len(x.older))
+		}
+		for back := range min(id, 7) {
+			if !x.knows(100 + id - back) {
+				t.Fatalf("block %d is forgotten at %d", 100+id-back, 100+id)
+			}
+		}
+	}
+	if !x.knows(1) || x.knows(100) {
+		t.Error("what is used is forgotten, or what is not is known")
+	}
+}
+
 // TestHotPrefix sends half of the requests with one long prefix: no replica gets much more than its share,
 // and none fails.
 func TestHotPrefix(t *testing.T) {
@@ -160,6 +197,25 @@ func TestDepthIsLearnt(t *testing.T) {
 		}
 		if got := s.cascade.depth; got != want {
 			t.Errorf("%s: keys cover %d bytes after 200 requests, want %d", mix, got, want)
+		}
+	}
+}
+
+// TestDepthIsGiven checks that a depth that is configured stays, and which ones can be.
+func TestDepthIsGiven(t *testing.T) {
+	for depth, ok := range map[int64]bool{256: true, 4096: true, 131072: true, 128: false, 5000: false, 262144: false, -256: false} {
+		g, _ := trace.Named("chat")
+		g.Requests, g.Seed = 100, 1
+		s, err := New(Config{Replicas: 2, Profile: profile, Policy: Cascade, PrefixDepth: depth, Source: testkit.Must(g.Open())})
+		if (err == nil) != ok {
+			t.Errorf("a depth of %d: %v", depth, err)
+		}
+		if err != nil {
+			continue
+		}
+		testkit.Must(s.Run(t.Context()))
+		if s.cascade.depth != depth {
+			t.Errorf("keys cover %d bytes, not %d", s.cascade.depth, depth)
 		}
 	}
 }

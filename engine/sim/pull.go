@@ -28,6 +28,11 @@ func (c *cascade) pullPrefix(q *request, at int) bool {
 	f := c.fronts[at]
 	to := f.replica
 	steps, _ := c.describePrompt(q)
+	if at == q.front {
+		steps = steps[:min(q.known, len(steps))] // what it has learnt since was too late
+	} else {
+		steps = steps[:c.knownBlocks(f, q, steps)] // the peer reads the prompt again
+	}
 	if !c.pull || len(steps) == 0 || to.receiving >= maxPulls {
 		return false
 	}

@@ -35,6 +35,7 @@ type request struct {
 	// it has to compute its KV again, aborted that its engine's iteration has a token of it too many.
 	id               string
 	front            int
+	known            int // of the blocks of its prompt, what its front end knew when it came
 	resumed, aborted bool
 	hit              policies.Tokens // of its prompt, what the prefix cache had when it came
 	entry            admission.Entry // of the work that its replica has admitted

@@ -29,6 +29,11 @@ const (
 	// WithoutKeys is Cascade whose proxies pick by weight alone: the prefix is found when a request is
 	// placed.
 	WithoutKeys = "without-keys"
+	// WithoutTokenizer is Cascade whose front ends know the tokens of those prompts only whose text they
+	// have served, as where engines have no /tokenize: to the others, a conversation's next turn is new.
+	// WithoutTokenizerOrKeys is the same without prefix keys.
+	WithoutTokenizer       = "without-tokenizer"
+	WithoutTokenizerOrKeys = "without-tokenizer-or-keys"
 	// WithoutAffinity is Cascade that knows nothing of the prefixes that replicas have cached: not in
 	// the proxies, nor where requests are placed.
 	WithoutAffinity = "without-affinity"
@@ -71,9 +76,13 @@ var variants = map[string]variant{
 	WithoutAffinity: {planner: planner.PolicyDefault, market: true, forecast: true},
 	WithoutForwards: {planner: planner.PolicyDefault, market: true, affinity: true, keys: true, stay: true},
 	ByLength:        {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, byLength: true},
-	LeastCost:       {planner: "least-cost", market: true, forecast: true, affinity: true, keys: true, pull: true},
-	StaticSplit:     {planner: planner.PolicyDefault, static: true},
-	Paper:           {planner: planner.PolicyPaper, market: true, paper: true},
+
+	WithoutTokenizer:       {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, ownTexts: true},
+	WithoutTokenizerOrKeys: {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true, ownTexts: true},
+
+	LeastCost:   {planner: "least-cost", market: true, forecast: true, affinity: true, keys: true, pull: true},
+	StaticSplit: {planner: planner.PolicyDefault, static: true},
+	Paper:       {planner: planner.PolicyPaper, market: true, paper: true},
 
 	NoPipeline:     {planner: planner.PolicyRoundRobin, market: true, paper: true},
 	Chain:          {planner: planner.PolicyPaper, market: true, paper: true, chain: true},
@@ -93,6 +102,7 @@ type variant struct {
 	growthOnly bool             // no replica sells because it has more than others
 	forecast   bool             // requests are placed by predicted times (place.Forecast)
 	affinity   bool             // placement knows what is cached
+	ownTexts   bool             // a front end knows only the prompts that it has served
 	keys       bool             // proxies pick by prefix keys
 	pull       bool             // prefixes are copied from their holders
 	allLengths bool             // of prompts, at every prefill replica
@@ -132,7 +142,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutRanges, WithoutAffinity, WithoutForwards, ByLength, LeastCost, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutTokenizer, WithoutTokenizerOrKeys, WithoutRanges, WithoutAffinity, WithoutForwards, ByLength, LeastCost, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.

@@ -123,7 +123,8 @@ func TestForecast(t *testing.T) {
 		edit func(*policies.Arrival)
 		want policies.ReplicaID
 	}{
-		{"all idle: the holder", func(a *policies.Arrival) { a.Peers[2].Prefix = 9000 }, "p3"},
+		{"all idle: the holder", func(a *policies.Arrival) { a.Request.Input, a.Peers[2].Prefix = 16_000, 15_500 }, "p3"},
+		{"all idle: a copy costs less than the margin", func(a *policies.Arrival) { a.Peers[2].Prefix = 9000 }, ""},
 		{"a holder with a queue", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Waiting = 9000, 20_000 }, ""},
 		{"a holder with a batch", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Running, a.Peers[2].Load = 9000, 20, 100_000 }, ""},
 		{"the own replica holds it, with a batch", func(a *policies.Arrival) { a.Own.Prefix, a.Own.Running, a.Own.Load = 9000, 100, 32_000 }, "p1"},

@@ -18,15 +18,17 @@ const (
 // of instructions on one replica; a large one leaves shorter prompts without a key, and parts
 // the turns of a conversation, whose first are shorter, and the questions about one document.
 //
-// How much requests are concentrated is the share of pairs of requests that have the same key.
-// It is estimated from 256 counters for each depth, within about a tenth. Depths can be added
-// (Merge), so replicas observe by themselves what the whole fleet decides on. Counts halve
-// when they become large, so that old requests are forgotten. The zero value has seen nothing.
+// Prompts count by the work that they are, a fixed part and one that grows with their length: a
+// tenth of the requests with one key may be the longest ones, and most of what the replicas do.
+// How much work is concentrated is estimated from 256 counters for each depth, within about a
+// tenth. Depths can be added (Merge), so replicas observe by themselves what the whole fleet
+// decides on. Counts halve when they become large, so that old requests are forgotten. The zero
+// value has seen nothing.
 type Depths struct {
 	prompts uint32
-	reached [DepthLevels]uint32 // prompts that are as long as the depth, or longer
-	// alone is what the squares of the counts would be if all keys were different: reached, until
-	// counts are halved, which divides squares by four.
+	reached [DepthLevels]uint32 // the work of the prompts that are as long as the depth, or longer
+	// alone is what the squares of the counts would be if all keys were different: the squares of each
+	// prompt's work, until counts are halved, which divides squares by four.
 	alone  [DepthLevels]uint32
 	counts [DepthLevels][depthCounters]int32
 }
@@ -38,21 +40,29 @@ const (
 	// minPrompts is the least number of prompts for a choice. Choose allows for the error of the
 	// estimate, but fewer prompts may come from a few clients and not be typical.
 	minPrompts = 64
+	// fixedWork is the text that is as much work as what prompts of any length have in common, which
+	// are their answers. It is the unit of work.
+	fixedWork = 4096
+	maxWork   = 1 + MinDepth<<(DepthLevels-1)/fixedWork
+	maxCount  = 2 * maxPrompts * maxWork
 
-	// Shares are counted in 1/whole. A depth costs the share of the requests without a key, and
-	// crowding times the concentration: where half of the requests have one key, that is half as
-	// bad as no keys.
-	whole, crowding = 1 << 20, 2
-	// slack is by how much a smaller depth may cost more than the best one.
+	// Costs are counted in 1/whole, the work of all requests. A depth costs the work that is the first
+	// with its key or has none, and its concentration, which is the share of one key that is as bad for
+	// the spread of the load.
+	whole = 1 << 20
+	// slack is by how much a smaller depth may cost more than the best one. The depth in use may cost
+	// twice as much more.
 	slack = whole / 16
-	// fine is a concentration that needs no larger depth: that of one key for a twentieth of the requests.
-	fine = whole / 400
+	// worth is what keys may cost where there are none yet, and stillWorth where there are: where less than
+	// about half of the work finds another prompt with its key, choosing by load is as good for those, and
+	// better for the rest.
+	worth, stillWorth = whole * 3 / 5, whole * 3 / 4
 
 	depthsMax  = 1 + 5 + DepthLevels*(10+depthCounters*5)
-	depthsForm = 3
+	depthsForm = 4
 )
 
-// MaxDepthsBytes bounds the binary form of Depths. 3 KB are usual.
+// MaxDepthsBytes bounds the binary form of Depths. 4 KB are usual.
 const MaxDepthsBytes = depthsMax
 
 // Observe counts a prompt. The hashes are those of its text up to MinDepth bytes, twice as
@@ -65,14 +75,19 @@ func (d *Depths) Observe(hashes []uint64) {
 		d.halve()
 	}
 	d.prompts++
-	for level, h := range hashes[:min(len(hashes), DepthLevels)] {
-		d.reached[level]++
-		d.alone[level]++
+	hashes = hashes[:min(len(hashes), DepthLevels)]
+	work := workOf(len(hashes))
+	for level, h := range hashes {
+		d.reached[level] += work
+		d.alone[level] += work * work
 		m := (h + uint64(level)) * 0x9e3779b97f4a7c15
 		m = (m ^ m>>32) * 0xd6e8feb86659fd93
-		d.counts[level][m>>56] += int32(m>>55&1)*2 - 1
+		d.counts[level][m>>56] += (int32(m>>55&1)*2 - 1) * int32(work)
 	}
 }
+
+// workOf returns the work of a prompt that reaches so many depths, at least one: 1 to maxWork.
+func workOf(depths int) uint32 { return 1 + MinDepth<<(depths-1)/fixedWork }
 
 // halve forgets half of what was observed.
 func (d *Depths) halve() {
@@ -94,8 +109,8 @@ func (d *Depths) halve() {
 func (d *Depths) Merge(o *Depths) {
 	d.prompts += min(o.prompts, 2*maxPrompts)
 	for level := range d.counts {
-		d.reached[level] += min(o.reached[level], 2*maxPrompts)
-		d.alone[level] += min(o.alone[level], 2*maxPrompts)
+		d.reached[level] += min(o.reached[level], maxCount)
+		d.alone[level] += min(o.alone[level], maxCount*maxWork)
 		for i := range d.counts[level] {
 			d.counts[level][i] += o.counts[level][i]
 		}
@@ -108,7 +123,7 @@ func (d *Depths) Merge(o *Depths) {
 // Prompts returns how many prompts count.
 func (d *Depths) Prompts() int { return int(d.prompts) }
 
-// squares returns the sum of the squares of how many prompts have each key of a level, as estimated.
+// squares returns the sum of the squares of the work of each key of a level, as estimated.
 func (d *Depths) squares(level int) (sum int64) {
 	for _, c := range d.counts[level] {
 		sum += int64(c) * int64(c)
@@ -116,46 +131,74 @@ func (d *Depths) squares(level int) (sum int64) {
 	return sum
 }
 
-// concentration returns the share of pairs of prompts that have the same key at a level, and
+// concentration returns the share of pairs of pieces of work that have the same key at a level, and
 // its standard error, in 1/whole.
 func (d *Depths) concentration(level int) (share, deviation int64) {
-	sum, n := d.squares(level), int64(d.prompts)
-	pairs := max(n*(n-1), 1)
+	sum, work := d.squares(level), int64(d.reached[0])
+	pairs := max(work*work-int64(d.alone[0]), 1)
 	// A prompt is no pair with itself. The sum of squares of 256 counters is within √(2/256).
-	return max(sum-int64(d.alone[level]), 0) * whole / pairs, sum * (whole * 9 / 100) / pairs
+	return divide(sum-int64(d.alone[level]), pairs), divide(sum*9/100, pairs)
 }
+
+// divide returns part/all in 1/whole, from 0 to whole.
+func divide(part, all int64) int64 {
+	if part <= 0 || all <= 0 {
+		return 0
+	}
+	return int64(min(1, float64(part)/float64(all)) * whole)
+}
+
+// root returns the square root of a share in 1/whole.
+func root(share int64) int64 { return int64(math.Sqrt(float64(share) * whole)) }
 
 // cost returns what keys of a level cost, and its standard error, in 1/whole.
+//
+// What replicas get of n keys of equal work varies with 1/√n, as it does with the share of one key
+// that all of a replica's excess has: hence the root of the concentration.
 func (d *Depths) cost(level int) (cost, deviation int64) {
 	share, deviation := d.concentration(level)
-	without := int64(d.prompts - min(d.reached[level], d.prompts))
-	return crowding*share + without*whole/max(int64(d.prompts), 1), crowding * deviation
+	concentrated := root(share)
+	deviation = root(share+deviation) - concentrated
+	found, missed := d.found(level)
+	// A share that is observed in n prompts is within 1/(2√n); n is less if a few of them are most of the work.
+	few := root(divide(int64(d.alone[0]), int64(d.reached[0])*int64(d.reached[0]))) / 2
+	return whole - found + concentrated, deviation + missed*9/100 + few
 }
 
-// pays reports whether keys of a level bring prompts together: on average, a prompt has at least one
-// other with its key. Below that, choosing by load is as good for prompts that share a key, and better
-// for the rest. Keys that are in use need half of that.
-func (d *Depths) pays(level int, inUse bool) bool {
-	n := int64(d.prompts)
-	others := d.squares(level) - int64(d.alone[level])
-	if inUse {
-		return 2*others >= n
-	}
-	return others >= n
-}
+// topCounters is how many counters are taken for one key each: a few keys may have most of the squares
+// and little of the work, which says nothing of the other prompts.
+const topCounters = 8
 
-// mostConcentrated returns how concentrated the keys of a depth may be: up to fine, or twice as much as
-// those of the best depth are among the prompts that reach it. A twentieth of the requests with one key
-// may be the longest ones, and most of the work.
-func (d *Depths) mostConcentrated() int64 {
-	least := int64(whole)
-	for level, n := range d.reached {
-		if n := int64(n); n >= minPrompts/2 {
-			sum := d.squares(level)
-			least = min(least, (max(sum-int64(d.alone[level]), 0)*whole+sum*(whole*9/100))/(n*(n-1)))
+// found returns the share of the work whose prompts are not the first ones with their key, as estimated,
+// and the share of those that are first, the keys of the largest counters left out.
+func (d *Depths) found(level int) (found, first int64) {
+	var top [topCounters]int64 // the largest ones, the least of them first
+	for _, c := range d.counts[level] {
+		n := int64(max(c, -c))
+		for i := 0; i < len(top) && n > top[i]; i++ {
+			if i > 0 {
+				top[i-1] = top[i]
+			}
+			top[i] = n
 		}
 	}
-	return max(fine, 2*least)
+	reached, alone, squares := int64(d.reached[level]), int64(d.alone[level]), d.squares(level)
+	if reached == 0 {
+		return 0, 0
+	}
+	rest, others := reached, int64(0)
+	for _, n := range top {
+		rest, squares = rest-n, squares-n*n
+		others += max(0, n-alone/reached) // without a prompt of usual work
+	}
+	rest = max(rest, 0)
+	// Without a few keys that stand out, the largest counters of 256 have a fifth of the squares; with
+	// some, less. Of m equal prompts, m−1 find the KV of another; m is squares/alone.
+	alone, squares = alone*rest/reached, squares*9/8
+	first = divide(alone, max(squares, alone))
+	all := int64(d.reached[0])
+	share := divide(rest, all)
+	return min(whole, divide(others, all)+share*(whole-first)/whole), share * first / whole
 }
 
 // Choose returns the depth of a key, in bytes, given the one in use. It is one of the depths
@@ -166,38 +209,35 @@ func (d *Depths) Choose(current int) int {
 	if d.prompts < minPrompts {
 		return current
 	}
-	now, best, least, deviation, most := -1, 0, int64(math.MaxInt64), int64(0), d.mostConcentrated()
-	for level := range d.counts {
+	var costs, deviations [DepthLevels]int64
+	now, best := -1, 0
+	for level := range costs {
+		costs[level], deviations[level] = d.cost(level)
 		if MinDepth<<level == current {
 			now = level
 		}
-		share, _ := d.concentration(level)
-		if cost, e := d.cost(level); cost < least && share <= most {
-			best, least, deviation = level, cost, e
-		}
-	}
-	if now < 0 && least+deviation > whole || now >= 0 && least-deviation > whole {
-		return 0
-	}
-	for level := best - 1; level >= 0; level-- {
-		share, _ := d.concentration(level)
-		if cost, _ := d.cost(level); cost <= least+slack && share <= most {
+		if costs[level] < costs[best] {
 			best = level
 		}
 	}
-	if now >= 0 && best > now-2 {
-		if cost, _ := d.cost(now); cost <= least+2*(slack+2*deviation) {
-			best = now
-		}
-	}
-	if !d.pays(best, now >= 0) {
+	least, deviation := costs[best], deviations[best]
+	if now < 0 && least+deviation > worth || now >= 0 && least-deviation > stillWorth {
 		return 0
+	}
+	if now >= 0 && costs[now]-deviations[now] <= least+deviation+2*slack {
+		return current
+	}
+	for level := range best {
+		if costs[level] <= least+slack {
+			best = level
+			break
+		}
 	}
 	return MinDepth << best
 }
 
 // AppendBinary appends the binary form to b: a version, the number of prompts, and for each
-// depth how many reach it, alone and the counts, as varints. It returns no error.
+// depth the work that reaches it, alone and the counts, as varints. It returns no error.
 func (d *Depths) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.AppendUvarint(append(b, depthsForm), uint64(d.prompts))
 	for level := range d.counts {
@@ -226,19 +266,23 @@ func (d *Depths) UnmarshalBinary(b []byte) error {
 	out.prompts, b = uint32(prompts), b[1+n:]
 	for level := range out.counts {
 		reached, n := binary.Uvarint(b)
-		if n <= 0 || reached > prompts {
+		if n <= 0 || reached > prompts*maxWork {
 			return ErrDepths
 		}
 		out.reached[level], b = uint32(reached), b[n:]
 		alone, n := binary.Uvarint(b)
-		if n <= 0 || alone > reached {
+		if n <= 0 || alone > reached*maxWork {
 			return ErrDepths
 		}
 		out.alone[level], b = uint32(alone), b[n:]
+		counted := int64(-depthCounters) // halving rounds up
 		for i := range out.counts[level] {
 			c, n := binary.Varint(b)
-			if n <= 0 || c > int64(prompts) || -c > int64(prompts) {
+			if n <= 0 || c > maxCount || -c > maxCount {
 				return ErrDepths
+			}
+			if counted += max(c, -c); counted > int64(reached) {
+				return ErrDepths // a prompt is in one counter
 			}
 			out.counts[level][i], b = int32(c), b[n:]
 		}

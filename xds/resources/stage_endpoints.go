@@ -135,10 +135,19 @@ func distantToOmit(k int, plans []policies.Plan, endpoints []Endpoint) map[polic
 	return out
 }
 
+// keyOverprovisioning, in percent, is the overprovisioning factor of assignments for requests with a
+// prefix key. By Envoy's default of 140, a stage that has lost one of three replicas takes
+// 93 % of its keys, and of two 70 %: the others go to the next priority, although the replicas
+// that they belong to are healthy. From 200 on, none of them does until more than half of
+// the replicas are lost. That one of two then gets all the stage's keys is no reason to spill:
+// front ends place a request that would wait elsewhere.
+const keyOverprovisioning = 200
+
 // prefixAssignment returns the ClusterLoadAssignment of stage k for requests with a prefix
 // key: the same replicas with the same priorities and health, but equal weights. Weights
 // follow the load, and each change would give some of the keys to other replicas. For the
-// same reason the endpoints' metadata is only their id.
+// same reason the endpoints' metadata is only their id, and a stage keeps its keys while half
+// of its replicas are healthy.
 func prefixAssignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
 	endpoints = slices.Clone(endpoints)
 	for i, e := range endpoints {
@@ -146,6 +155,7 @@ func prefixAssignment(model string, k int, plans []policies.Plan, endpoints []En
 	}
 	cla := stageAssignment(model, k, plans, endpoints)
 	cla.ClusterName = PrefixClusterName(model, k)
+	cla.Policy = &endpointv3.ClusterLoadAssignment_Policy{OverprovisioningFactor: wrapperspb.UInt32(keyOverprovisioning)}
 	for _, l := range cla.Endpoints {
 		for _, e := range l.LbEndpoints {
 			id := e.Metadata.FilterMetadata[MetadataKey].Fields["id"]
