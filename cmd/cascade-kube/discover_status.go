@@ -39,7 +39,12 @@ func serveStatus(ctx context.Context, l net.Listener, k *keeper) error {
 		_ = e.Encode(k.status(time.Now())) // fails only where the client is gone
 	})
 	// A page in a browser on this host must not read the status by a name of its own.
-	srv := &http.Server{Handler: control.RestrictHosts(nil, mux), ReadHeaderTimeout: statusTimeout, ReadTimeout: statusTimeout, WriteTimeout: statusTimeout,
+	return serveLocal(ctx, l, control.RestrictHosts(nil, mux))
+}
+
+// serveLocal serves h on l, which it closes, until ctx ends.
+func serveLocal(ctx context.Context, l net.Listener, h http.Handler) error {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: statusTimeout, ReadTimeout: statusTimeout, WriteTimeout: statusTimeout,
 		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
