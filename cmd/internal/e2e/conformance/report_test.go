@@ -25,7 +25,7 @@ type result struct {
 var (
 	// resultLine is how the testing package reports a test of the suite, which is a subtest of one test.
 	resultLine = regexp.MustCompile(`^    --- (PASS|FAIL|SKIP): TestConformance/([A-Za-z0-9]+) \(`)
-	errorLine  = regexp.MustCompile(`^\s+Error: +(\S.*)$|^ +\S+\.go:\d+: (?:\S+: )?(Not all .*|Requests were not .*|time(?:d )?out .*)$`)
+	errorLine  = regexp.MustCompile(`^\s+Error:\s+(\S.*)$|^ +\S+\.go:\d+: (?:\S+: )?(Not all .*|Requests were not .*|time(?:d )?out .*)$`)
 	startLine  = regexp.MustCompile(`^=== RUN +TestConformance/([A-Za-z0-9]+)`)
 )
 
