@@ -30,7 +30,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver axe chromium helm image test-image docs reference
+.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver axe chromium helm image test-image docs reference conformance
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -121,6 +121,27 @@ KUBE_APISERVER_FILE := .cache/kube-apiserver/kube-apiserver
 kube-apiserver: etcd $(KUBE_APISERVER_FILE) ## build the Kubernetes API server, for tests, into .cache: six minutes; $$KUBE_APISERVER overrides it
 $(KUBE_APISERVER_FILE): xds/kubetest/apiserver/go.mod
 	$(GO) build -C xds/kubetest/apiserver -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ k8s.io/kubernetes/cmd/kube-apiserver
+
+# The conformance suite of the Gateway API Inference Extension with its echo server, Istio's control
+# plane as the gateway, and the definitions of all their objects, each of a module of its own.
+CONFORMANCE := .cache/conformance
+CONFORMANCE_SUITE := cmd/internal/e2e/conformance/suite
+CONFORMANCE_PILOT := cmd/internal/e2e/conformance/pilot
+conformance: $(CONFORMANCE)/suite.test $(CONFORMANCE)/pilot-discovery kube-apiserver envoy ## the Inference Extension's conformance suite on Istio, Envoy and cascade-kube epp; builds Istio, which takes 10 minutes
+	@mkdir -p out
+	CASCADE_TEST_ALL=1 $(GO) test -count=1 -timeout 40m -run '^TestSuite$$' -v ./cmd/internal/e2e/conformance > out/conformance.log 2>&1; code=$$?; \
+		grep -E '^ *--- (PASS|FAIL|SKIP)|^(ok|FAIL|panic)' out/conformance.log; exit $$code
+$(CONFORMANCE)/suite.test: $(CONFORMANCE_SUITE)/go.mod
+	@mkdir -p $(@D)/definitions
+	CGO_ENABLED=0 $(GO) build -C $(CONFORMANCE_SUITE) -trimpath -ldflags '-s -w' -o $(CURDIR)/$(@D)/echo-basic sigs.k8s.io/gateway-api/conformance/echo-basic
+	cp -rT "$$($(GO) list -C $(CONFORMANCE_SUITE) -m -f '{{.Dir}}' sigs.k8s.io/gateway-api)/config/crd/standard" $(@D)/definitions/gateway-api
+	cp -rT "$$($(GO) list -C $(CONFORMANCE_SUITE) -m -f '{{.Dir}}' sigs.k8s.io/gateway-api-inference-extension)/config/crd/bases" $(@D)/definitions/inference-extension
+	chmod -R u+w $(@D)/definitions
+	CGO_ENABLED=0 $(GO) test -C $(CONFORMANCE_SUITE) -c -trimpath -vet=off -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/gateway-api-inference-extension/conformance
+$(CONFORMANCE)/pilot-discovery: $(CONFORMANCE_PILOT)/go.mod
+	@mkdir -p $(@D)/definitions/istio
+	cp "$$($(GO) list -C $(CONFORMANCE_PILOT) -m -f '{{.Dir}}' istio.io/istio)/manifests/charts/base/files/crd-all.gen.yaml" $(@D)/definitions/istio
+	CGO_ENABLED=0 $(GO) build -C $(CONFORMANCE_PILOT) -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/$@ istio.io/istio/pilot/cmd/pilot-discovery
 
 # The routers that Cascade is compared with.
 ROUTERS := .cache/vllm-router/.$(VLLM_ROUTER) .cache/sglang-router/.$(SGLANG_ROUTER)

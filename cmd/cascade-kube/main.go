@@ -82,7 +82,7 @@ others are subcommands of cascade, and run in a cluster as they do elsewhere.`,
 
 // commands lists every subcommand, in the order of the help.
 func commands(s *settings) []*cobra.Command {
-	return []*cobra.Command{newControl(s), newRepair(s), newDiscover(s), newReplica()}
+	return []*cobra.Command{newControl(s), newRepair(s), newDiscover(s), newEPP(s), newReplica()}
 }
 
 // usageError is an invalid command line.

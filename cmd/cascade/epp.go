@@ -2,23 +2,18 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
+	"github.com/cascadeinfer/cascade/cmd/internal/pickerserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/client"
@@ -27,23 +22,9 @@ import (
 
 // eppFlags are the flags of "cascade epp".
 type eppFlags struct {
-	file                               fleetFile
-	nodeID, control, model, host       string
-	grpcPort, healthPort, metricsPort  uint16
-	fallbacks                          int
-	secure                             bool
-	certPath                           string
-	poolName, poolNamespace, poolGroup string
-	drain                              time.Duration
-}
-
-// ignoredEPPFlags are flags of the reference endpoint picker that its Helm charts pass and that
-// have no meaning here: Cascade's migrators know their engines, and every replica of this
-// command serves.
-var ignoredEPPFlags = [...]string{
-	"config-file", "v", "zap-encoder", "zap-log-level", "tracing", "metrics-endpoint-auth", "health-checking", "ha-enable-leader-election",
-	"endpoint-selector", "endpoint-target-ports", "total-queued-requests-metric", "total-running-requests-metric",
-	"kv-cache-usage-percentage-metric", "lora-info-metric", "cache-info-metric", "model-server-metrics-path",
+	pickerserver.Flags
+	file                   fleetFile
+	nodeID, control, model string
 }
 
 // newEPP is "cascade epp": the endpoint picker.
@@ -93,22 +74,10 @@ after the last response, or after --drain.`,
 	f.StringVar(&p.nodeID, "node-id", wiring.DefaultNodeID("epp"), "name of this picker; every node of a fleet needs one of its own")
 	f.StringVar(&p.control, "control", "", controlUsage)
 	f.StringVar(&p.model, "model", "", "the model of the gateway's pool; empty: the one that the request's host name or body says")
-	f.IntVar(&p.fallbacks, "fallbacks", 0, "how many addresses follow the first one, 0 to 3, for gateways that try a list in order; Envoy's ORIGINAL_DST clusters can read one only")
-	f.StringVar(&p.host, "host", "127.0.0.1", "IP address to listen on")
-	f.Uint16Var(&p.grpcPort, "grpc-port", 9002, "port of the picker (ext_proc)")
-	f.Uint16Var(&p.healthPort, "grpc-health-port", 9003, "port of the gRPC health service, for probes; in plain text")
-	f.Uint16Var(&p.metricsPort, "metrics-port", 9090, "port of /metrics, /healthz and /readyz")
-	f.BoolVar(&p.secure, "secure-serving", false, "without other certificates, serve TLS with a self-signed one")
-	f.StringVar(&p.certPath, "cert-path", "", "directory with tls.crt and tls.key to serve TLS with; gateways need no certificate then")
-	f.StringVar(&p.poolName, "pool-name", "", "name of the InferencePool, for logs")
-	f.StringVar(&p.poolNamespace, "pool-namespace", "", "its namespace, for logs")
-	f.StringVar(&p.poolGroup, "pool-group", "", "its API group, for logs")
-	f.DurationVar(&p.drain, "drain", 2*time.Minute, "how long responses may go on after SIGTERM; what is left is cut")
-	for _, name := range ignoredEPPFlags {
-		f.String(name, "", "ignored")
-		f.Lookup(name).Hidden = true
-	}
-	f.Lookup("ha-enable-leader-election").NoOptDefVal = "true"
+	p.AddTo(c)
+	f.StringVar(&p.PoolName, "pool-name", "", "name of the InferencePool, for logs")
+	f.StringVar(&p.PoolNamespace, "pool-namespace", "", "its namespace, for logs")
+	f.StringVar(&p.PoolGroup, "pool-group", "", "its API group, for logs")
 	f.Lookup("node-id").DefValue = "epp@<host name>"
 	return c
 }
@@ -119,17 +88,17 @@ func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) 
 		return err
 	}
 	defer m.close()
-	if p.poolName != "" {
-		m.log = m.log.With("pool", p.poolNamespace+"/"+p.poolName)
+	if p.PoolName != "" {
+		m.log = m.log.With("pool", p.PoolNamespace+"/"+p.PoolName)
 	}
-	tlsOptions, err := p.credentials(m.certs)
+	tlsOptions, err := p.Credentials(m.certs)
 	if err != nil {
 		return err
 	}
 	metrics, room, status := adminserver.NewRegistry(), headroom.New(headroom.Read(), m.log), health.NewServer()
 	metrics.MustRegister(room, certs.Expiries{Own: m.certs})
 	picker, err := endpointpicker.New(endpointpicker.Config{
-		Model: p.model, Fallbacks: p.fallbacks, BodyMemory: int64(fleet.Bodies.Proxy) << 20, Health: status, Metrics: metrics, Logger: m.log,
+		Model: p.model, Fallbacks: p.Fallbacks, BodyMemory: int64(fleet.Bodies.Proxy) << 20, Health: status, Metrics: metrics, Logger: m.log,
 	})
 	if err != nil {
 		return err
@@ -148,42 +117,20 @@ func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) 
 		}
 		return 0
 	}))
-	var listeners [3]net.Listener
-	for i, address := range [...]string{p.address(p.grpcPort), p.address(p.healthPort), p.metricsAddress(m.certs)} {
-		if listeners[i], err = net.Listen("tcp", address); err != nil {
-			for _, l := range listeners[:i] {
-				l.Close()
-			}
-			return err
-		}
+	listeners, err := pickerserver.Listen(p.Address(p.GRPCPort), p.Address(p.HealthPort), p.metricsAddress(m.certs))
+	if err != nil {
+		return err
 	}
-	service := grpc.NewServer(append(picker.Options(), tlsOptions...)...)
-	picker.Register(service)
-	healthpb.RegisterHealthServer(service, status)
-	probes := grpc.NewServer()
-	healthpb.RegisterHealthServer(probes, status)
 	s.announce(slog.LevelInfo, "endpoint picker on %s, health on %s, metrics on %s", listeners[0].Addr(), listeners[1].Addr(), listeners[2].Addr())
 	notifySystemd(m.log, systemdReady)
 
-	// What responses need outlives ctx until the last of them has ended.
-	back, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	g, back := errgroup.WithContext(back)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(back, cancel)()
-	defer context.AfterFunc(ctx, status.Shutdown)()
-	g.Go(func() error {
-		defer stop()
-		return serveGRPC(ctx, service, room.Listener(listeners[0]), p.drain)
-	})
-	g.Go(func() error { return serveGRPC(back, probes, listeners[1], 0) })
-	g.Go(func() error { return xds.Run(back) })
-	g.Go(func() error {
-		return adminserver.Serve(back, listeners[2], adminserver.Handler(metrics, func() string { return eppReady(ctx, picker) }),
-			adminserver.Access{Hosts: fleet.Fleet.Control.AdminHosts, Certificate: m.certs, TrustDomain: fleet.Fleet.TLS.TrustDomain})
-	})
-	return g.Wait()
+	return pickerserver.Servers{
+		Picker: picker, Health: status, TLS: tlsOptions, GRPC: room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
+		While: []func(context.Context) error{xds.Run, func(back context.Context) error {
+			return adminserver.Serve(back, listeners[2], adminserver.Handler(metrics, func() string { return eppReady(ctx, picker) }),
+				adminserver.Access{Hosts: fleet.Fleet.Control.AdminHosts, Certificate: m.certs, TrustDomain: fleet.Fleet.TLS.TrustDomain})
+		}},
+	}.Serve(ctx)
 }
 
 // eppReady returns why the picker answers no requests; "" if it does.
@@ -197,35 +144,10 @@ func eppReady(ctx context.Context, picker *endpointpicker.Server) string {
 	return ""
 }
 
-func (p *eppFlags) address(port uint16) string {
-	return net.JoinHostPort(p.host, strconv.Itoa(int(port)))
-}
-
 // metricsAddress returns the address of the metrics: without certificates, on loopback.
 func (p *eppFlags) metricsAddress(own *certs.Provider) string {
 	if own != nil {
-		return p.address(p.metricsPort)
+		return p.Address(p.MetricsPort)
 	}
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(int(p.metricsPort)))
-}
-
-// serveGRPC serves on l, which it closes, until ctx ends, and then until the last stream has
-// ended, or for the time of drain: what is left is cut.
-func serveGRPC(ctx context.Context, server *grpc.Server, l net.Listener, drain time.Duration) error {
-	stopped := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		cut := time.AfterFunc(drain, server.Stop)
-		defer cut.Stop()
-		server.GracefulStop()
-	})
-	err := server.Serve(l)
-	if stop() {
-		return fmt.Errorf("gRPC server on %s: %w", l.Addr(), err)
-	}
-	<-stopped
-	if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		return err
-	}
-	return nil
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(int(p.MetricsPort)))
 }

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -102,34 +101,6 @@ func TestEPP(t *testing.T) {
 		t.Errorf("the stream ended with %v", err)
 	}
 	epp.end()
-}
-
-// TestEPPCredentials checks which certificate the picker serves with, and that prompts do not
-// leave the host in plain text.
-func TestEPPCredentials(t *testing.T) {
-	none := (*certs.Provider)(nil)
-	for name, x := range map[string]struct {
-		flags   eppFlags
-		own     *certs.Provider
-		options int
-		want    string // of the error
-	}{
-		"loopback":                  {flags: eppFlags{host: "127.0.0.1"}},
-		"loopback, asked for":       {flags: eppFlags{host: "::1", secure: true}, options: 1},
-		"elsewhere":                 {flags: eppFlags{host: "0.0.0.0"}, want: "not a loopback address"},
-		"elsewhere, by name":        {flags: eppFlags{host: "localhost"}, want: "not a loopback address"},
-		"elsewhere, self-signed":    {flags: eppFlags{host: "0.0.0.0", secure: true}, options: 1},
-		"elsewhere, the fleet's":    {flags: eppFlags{host: "0.0.0.0"}, own: new(certs.Provider), options: 1},
-		"without a certificate":     {flags: eppFlags{host: "0.0.0.0", certPath: t.TempDir()}, want: "--cert-path"},
-		"loopback, the fleet's":     {flags: eppFlags{host: "127.0.0.1"}, own: new(certs.Provider)},
-		"loopback, a bad directory": {flags: eppFlags{host: "127.0.0.1", certPath: "/does/not/exist"}, own: none, want: "--cert-path"},
-	} {
-		options, err := x.flags.credentials(x.own)
-		testkit.WantError(t, err, x.want)
-		if len(options) != x.options {
-			t.Errorf("%s: %d options, want %d", name, len(options), x.options)
-		}
-	}
 }
 
 // TestEPPSecureServing connects with TLS to a self-signed picker, which a client in plain text

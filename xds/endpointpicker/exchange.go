@@ -62,10 +62,15 @@ func (x *exchange) step(r *extproc.ProcessingRequest) ([]*extproc.ProcessingResp
 	case *extproc.ProcessingRequest_RequestTrailers:
 		return x.onTrailers(), nil
 	case *extproc.ProcessingRequest_ResponseHeaders:
-		if served := servedOf(r.GetMetadataContext()); served != "" {
+		var c *extproc.CommonResponse
+		served := servedOf(r.GetMetadataContext())
+		if served != "" {
 			x.server.metrics.countServed(x.picked.addresses, served)
 		}
-		return one(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseHeaders{ResponseHeaders: &extproc.HeadersResponse{}}}), nil
+		if x.server.config.ConformanceTest {
+			c = servedMutation(served)
+		}
+		return one(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseHeaders{ResponseHeaders: &extproc.HeadersResponse{Response: c}}}), nil
 	case *extproc.ProcessingRequest_ResponseBody:
 		var c *extproc.CommonResponse
 		if x.responseDuplex {
@@ -105,8 +110,13 @@ func (x *exchange) onHeaders(r *extproc.ProcessingRequest, h *extproc.HttpHeader
 		x.responseDuplex = modes.GetResponseBodyMode() == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
 	}
 	x.subset = subsetOf(r.GetMetadataContext())
+	if s.config.ConformanceTest {
+		x.subset = testSelection(h.GetHeaders(), h.GetEndOfStream())
+	}
 	authority, contentLength := x.readHeaders(h.GetHeaders())
-	if s.config.Model != "" {
+	if x.view.pool != nil {
+		x.model = x.view.pool
+	} else if s.config.Model != "" {
 		if x.model = x.view.models[s.config.Model]; x.model == nil {
 			return x.refuse(refuseNoEndpoint(false))
 		}

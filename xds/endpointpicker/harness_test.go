@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -40,15 +41,31 @@ type plane struct {
 	updated chan struct{}
 	client  extproc.ExternalProcessorClient
 	conn    *grpc.ClientConn
+
+	mu     sync.Mutex
+	pooled bool // the picker has a pool instead of a control plane; guarded by mu
 }
 
 // Update passes a snapshot to the picker.
 func (p *plane) Update(s *client.Snapshot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pooled {
+		return
+	}
 	p.picker.Update(s)
 	select {
 	case p.updated <- struct{}{}:
 	default:
 	}
+}
+
+// updatePool gives the picker a pool instead of the control plane.
+func (p *plane) updatePool(endpoints []netip.AddrPort) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pooled = true
+	p.picker.UpdatePool(endpoints)
 }
 
 // startPlane runs both until the end of the test.

@@ -3,6 +3,7 @@ package endpointpicker
 import (
 	"bytes"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,6 +37,8 @@ type scenario struct {
 //	health ID draining|unhealthy|healthy   and the health of a replica in it
 //	cut N                         and the boundary of its stages
 //	publish                       the view, and waits for the picker to know it
+//	pool [ADDRESS]…               the endpoints of the pool, instead of a plan
+//	conformance                   from now on the headers of the conformance suite are obeyed
 //	random N                      the random number of the following requests
 //	get|post [NAME=VALUE]…        the headers of a request without a body, or with one; of the
 //	                              names, "host" is :authority, "mode" the body mode of the filter
@@ -70,6 +73,14 @@ func (s *scenario) play(t *testing.T, words []string) (out []string, err error) 
 	case "publish":
 		s.view.Plans[0].Epoch++
 		s.publish(s.view)
+	case "pool":
+		var addresses []netip.AddrPort
+		for _, a := range words[1:] {
+			addresses = append(addresses, netip.MustParseAddrPort(a))
+		}
+		s.updatePool(addresses)
+	case "conformance":
+		s.picker.config.ConformanceTest = true
 	case "random":
 		s.random, err = strconv.ParseUint(words[1], 10, 64)
 	case "send":

@@ -81,6 +81,9 @@ type Config struct {
 	// Deadline bounds the time until a held body is complete; a later one is refused with 408.
 	// Default DefaultDeadline.
 	Deadline time.Duration
+	// ConformanceTest obeys the headers by which the conformance suite of the Inference Extension
+	// chooses endpoints. It is not for production: clients would choose their endpoints.
+	ConformanceTest bool
 	// Random returns uniform numbers, from any goroutine; nil uses math/rand/v2.
 	Random func() uint64
 	// Health, if set, says whether the picker serves; see Server.Update.
@@ -188,7 +191,7 @@ func (s *Server) Update(snapshot *client.Snapshot) {
 // Ready reports whether the picker knows stages that it can send requests to.
 func (s *Server) Ready() bool {
 	v := s.view.Load()
-	if s.config.Model != "" {
+	if s.config.Model != "" && v.pool == nil {
 		return v.models[s.config.Model] != nil
 	}
 	return len(v.models) > 0

@@ -19,6 +19,7 @@ type view struct {
 	list   []*model // sorted by name
 	depth  int64    // to which bodies are hashed while the model is not known
 	tiers  map[*client.Assignment][][]endpointpick.Endpoint
+	pool   *model // of all requests, where there is no control plane; see UpdatePool
 }
 
 // model is a model with its plan and the settings of its estimate.

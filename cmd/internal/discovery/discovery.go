@@ -68,6 +68,8 @@ type Cluster struct {
 	// Port is where front ends serve clients, unless an annotation or an endpoint says
 	// otherwise; 0: unknown.
 	Port int
+	// PoolPorts are all ports of the InferencePool, of which Port is the first; nil for a Service.
+	PoolPorts []uint16
 	// ByEndpoints says that only Pods with a ready endpoint take new requests, which is
 	// so where a Service selects them; otherwise the readiness of the Pods decides.
 	ByEndpoints bool

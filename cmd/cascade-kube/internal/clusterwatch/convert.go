@@ -31,9 +31,10 @@ const maxSettings = 32
 // selection is what an InferencePool or a Service selects.
 type selection struct {
 	uid      types.UID
-	selector string // of the Pods
-	port     int    // 0: unknown
-	err      error  // why the object cannot be used
+	selector string   // of the Pods
+	port     int      // 0: unknown
+	ports    []uint16 // all of an InferencePool
+	err      error    // why the object cannot be used
 }
 
 // convertSource converts an InferencePool or a Service.
@@ -51,8 +52,11 @@ func (w *Watcher) convertSource(object any) (selection, bool) {
 	return selection{}, false
 }
 
-// parsePool reads the selector and the first target port of an InferencePool. More ports
-// are other engines of the same Pod, for which there is no migrator.
+// maxPorts bounds the target ports of a pool, of which the API allows 8.
+const maxPorts = 64
+
+// parsePool reads the selector and the target ports of an InferencePool. Front ends serve at the
+// first one; more are other engines of the same Pod, for which there is no migrator.
 func parsePool(object map[string]any) (selection, error) {
 	match, found, err := unstructured.NestedStringMap(object, "spec", "selector", "matchLabels")
 	if err != nil || !found {
@@ -62,12 +66,19 @@ func parsePool(object map[string]any) (selection, error) {
 	if err != nil || len(ports) == 0 {
 		return selection{}, errors.New("spec.targetPorts: must have the port at which migrators serve clients")
 	}
-	first, _ := ports[0].(map[string]any)
-	port, found, err := unstructured.NestedInt64(first, "number")
-	if err != nil || !found || port < 1 || port > 65535 {
-		return selection{}, errors.New("spec.targetPorts[0].number: must be a port, 1 to 65535")
+	if len(ports) > maxPorts {
+		return selection{}, fmt.Errorf("spec.targetPorts: has %d ports, at most %d are allowed", len(ports), maxPorts)
 	}
-	s := selection{port: int(port)}
+	var s selection
+	for i, p := range ports {
+		entry, _ := p.(map[string]any)
+		port, found, err := unstructured.NestedInt64(entry, "number")
+		if err != nil || !found || port < 1 || port > 65535 {
+			return selection{}, fmt.Errorf("spec.targetPorts[%d].number: must be a port, 1 to 65535", i)
+		}
+		s.ports = append(s.ports, uint16(port))
+	}
+	s.port = int(s.ports[0])
 	s.selector, err = selectorOf(match)
 	return s, err
 }

@@ -19,12 +19,14 @@ func TestParsePool(t *testing.T) {
 		many[i] = fmt.Sprintf(`"k%d": "v"`, i)
 	}
 	for _, c := range []struct{ spec, want string }{
-		{`{"selector": {"matchLabels": {"app": "vllm", "tier": "llm"}}, "targetPorts": [{"number": 9000}, {"number": 9001}]}`, "app=vllm,tier=llm port 9000"},
+		{`{"selector": {"matchLabels": {"app": "vllm", "tier": "llm"}}, "targetPorts": [{"number": 9000}, {"number": 9001}]}`, "app=vllm,tier=llm port 9000 of [9000 9001]"},
 		{`{"selector": {"matchLabels": {"app": "vllm"}}}`, "spec.targetPorts: must"},
 		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": []}`, "spec.targetPorts: must"},
 		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": ["x"]}`, "number: must be a port"},
 		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 65536}]}`, "number: must be a port"},
 		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": "9000"}]}`, "number: must be a port"},
+		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 9000}, {"number": 0}]}`, "spec.targetPorts[1].number: must be a port"},
+		{`{"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [` + strings.Repeat(`{"number": 9000},`, maxPorts) + `{"number": 9000}]}`, "65 ports"},
 		{`{"selector": {"matchLabels": {}}, "targetPorts": [{"number": 9000}]}`, "its selector is empty"},
 		{`{"selector": {"app": "vllm"}, "targetPorts": [{"number": 9000}]}`, "matchLabels: must"},
 		{`{"selector": {"matchLabels": {"app": 5}}, "targetPorts": [{"number": 9000}]}`, "matchLabels: must"},
@@ -33,7 +35,7 @@ func TestParsePool(t *testing.T) {
 		{`null`, "matchLabels: must"},
 	} {
 		s, err := parsePool(decode(t, `{"spec": `+c.spec+`}`))
-		got := fmt.Sprintf("%s port %d", s.selector, s.port)
+		got := fmt.Sprintf("%s port %d of %d", s.selector, s.port, s.ports)
 		if err != nil {
 			got = err.Error()
 		}

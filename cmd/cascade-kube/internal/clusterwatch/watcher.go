@@ -218,7 +218,7 @@ func (w *Watcher) cluster() (discovery.Cluster, bool) {
 	if w.podsOf.selector == w.selected.selector {
 		w.podsOf = w.selected
 	}
-	c := discovery.Cluster{Source: w.String(), Port: w.podsOf.port}
+	c := discovery.Cluster{Source: w.String(), Port: w.podsOf.port, PoolPorts: w.podsOf.ports}
 	c.Pods, _ = w.pods.rowsIfListed()
 	if w.cfg.Service == "" {
 		return c, true

@@ -217,7 +217,7 @@ func TestServerSideApply(t *testing.T) {
 	for _, folder := range kustomizations {
 		all[folder] = kustomize(t, folder)
 	}
-	for _, file := range []string{"deploy/kubernetes/hpa.yaml", "deploy/vllm/networkpolicy.yaml"} {
+	for _, file := range []string{"deploy/kubernetes/epp.yaml", "deploy/kubernetes/hpa.yaml", "deploy/vllm/networkpolicy.yaml"} {
 		all[file] = string(testkit.Must(os.ReadFile(filepath.Join(root, file))))
 	}
 	a := startAPIServer(t)

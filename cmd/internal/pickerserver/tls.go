@@ -1,4 +1,4 @@
-package main
+package pickerserver
 
 import (
 	"crypto/ecdsa"
@@ -22,30 +22,30 @@ import (
 // it only has to outlive the process.
 const selfSignedLifetime = 10 * 365 * 24 * time.Hour
 
-// credentials returns the TLS options of the picker's server: none on loopback, unless they are
-// asked for.
-func (p *eppFlags) credentials(own *certs.Provider) ([]grpc.ServerOption, error) {
-	local := adminserver.IsLoopback(p.address(1))
+// Credentials returns the TLS options of the picker's server: none on loopback, unless they are
+// asked for. own are the fleet's certificates, nil if there are none.
+func (f *Flags) Credentials(own *certs.Provider) ([]grpc.ServerOption, error) {
+	local := adminserver.IsLoopback(f.Address(1))
 	var config *tls.Config
 	switch {
-	case p.certPath != "":
-		files := certFiles{filepath.Join(p.certPath, "tls.crt"), filepath.Join(p.certPath, "tls.key")}
+	case f.CertPath != "":
+		files := certFiles{filepath.Join(f.CertPath, "tls.crt"), filepath.Join(f.CertPath, "tls.key")}
 		if _, err := files.load(nil); err != nil {
 			return nil, fmt.Errorf("--cert-path: %w", err)
 		}
 		config = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: files.load}
-	case local && !p.secure:
+	case local && !f.Secure:
 		return nil, nil
 	case own != nil:
 		config = own.ServerConfig("h2")
-	case p.secure:
+	case f.Secure:
 		certificate, err := selfSigned(time.Now())
 		if err != nil {
 			return nil, fmt.Errorf("--secure-serving: %w", err)
 		}
 		config = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}}
 	default:
-		return nil, fmt.Errorf("--host %s: not a loopback address: set tls in the fleet file, --cert-path or --secure-serving, because prompts pass this server", p.host)
+		return nil, fmt.Errorf("--host %s: not a loopback address: set --cert-path, --secure-serving or, with a fleet file, its tls, because prompts pass this server", f.Host)
 	}
 	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}, nil
 }

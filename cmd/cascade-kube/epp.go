@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/health"
+
+	"github.com/cascadeinfer/cascade/cmd/cascade-kube/internal/clusterwatch"
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
+	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
+	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
+	"github.com/cascadeinfer/cascade/cmd/internal/pickerserver"
+	"github.com/cascadeinfer/cascade/xds/endpointpicker"
+)
+
+// eppFlags are the flags of "cascade-kube epp".
+type eppFlags struct {
+	pickerserver.Flags
+	kubeconfig string
+}
+
+// newEPP is "cascade-kube epp": an endpoint picker without a control plane.
+func newEPP(s *settings) *cobra.Command {
+	p := &eppFlags{}
+	c := &cobra.Command{
+		Use:   "epp --pool-name NAME",
+		Short: "Run an endpoint picker (EPP) for an InferencePool, without a control plane",
+		Long: `Epp serves the Endpoint Picker Protocol for one InferencePool of the Gateway API Inference
+Extension, as the reference picker does. Its endpoints are the pool's ports at the Pods that the
+pool selects and that are ready and do not terminate; each gets an equal share of the requests
+that the gateway allows it.
+
+It needs neither a control plane nor migrators: use it where a pool is to be tried before its Pods
+have migrators. "cascade epp" picks by length and load; it gets its endpoints from the control
+plane, and takes the same flags.
+
+It follows the pool and its Pods in the API server, for which its ServiceAccount needs the Role of
+deploy/kubernetes/epp.yaml. While the API server is away, or the pool is gone, the last endpoints
+stay.
+
+It listens on loopback in plain text; --host makes it listen elsewhere, with the certificate of
+--cert-path or, with --secure-serving, with a new self-signed one, as the reference picker does.
+Metrics, /healthz and /readyz are on --metrics-port of loopback. The flags of the reference picker have their
+meaning there; those that its Helm charts pass and that mean nothing here are accepted. Of
+--config-file only the two plugins of the Inference Extension's conformance suite count: with
+header-based-testing-filter clients choose their endpoints, which is for that suite alone.`,
+		Example: `  cascade-kube epp --pool-name vllm --pool-namespace llm --host 0.0.0.0 --secure-serving
+  cascade-kube epp --pool-name vllm --kubeconfig ~/.kube/config`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if p.PoolName == "" {
+				return &usageError{cmd.CommandPath(), errors.New("--pool-name is required: the InferencePool whose Pods are picked")}
+			}
+			log, err := s.logger()
+			if err != nil {
+				return err
+			}
+			return p.run(cmd.Context(), log)
+		},
+	}
+	p.AddTo(c)
+	f := c.Flags()
+	f.StringVar(&p.PoolName, "pool-name", "", "name of the InferencePool")
+	f.StringVar(&p.PoolNamespace, "pool-namespace", "", "its namespace; default: the Pod's own, or the kubeconfig's")
+	f.StringVar(&p.PoolGroup, "pool-group", poolGroup, "its API group")
+	f.Lookup("config-file").Usage, f.Lookup("config-file").Hidden = "the reference picker's configuration, for the conformance suite", false
+	kubeconfigFlag(c, &p.kubeconfig)
+	return c
+}
+
+// poolGroup is the API group of InferencePools, of which this command reads version v1.
+const poolGroup = "inference.networking.k8s.io"
+
+// run serves until ctx ends.
+func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
+	if p.PoolGroup != poolGroup {
+		return fmt.Errorf("--pool-group %s: must be %s: pools of other groups are not read", p.PoolGroup, poolGroup)
+	}
+	conformance, err := readsTestHeaders(p.ConfigFile)
+	if err != nil {
+		return err
+	}
+	if conformance {
+		log.Warn("clients choose their endpoints, because the configuration has the plugins of the conformance suite: not for production", "file", p.ConfigFile)
+	}
+	client, namespace, err := newClients(p.kubeconfig, p.PoolNamespace)
+	if err != nil {
+		return err
+	}
+	pods, err := clusterwatch.New(clusterwatch.Config{Client: client.typed, Dynamic: client.dynamic, Namespace: namespace, Pool: p.PoolName, Logger: log})
+	if err != nil {
+		return err
+	}
+	tls, err := p.Credentials(nil)
+	if err != nil {
+		return err
+	}
+	metrics, room, status := adminserver.NewRegistry(), headroom.New(headroom.Read(), log), health.NewServer()
+	metrics.MustRegister(room)
+	picker, err := endpointpicker.New(endpointpicker.Config{Fallbacks: p.Fallbacks, ConformanceTest: conformance, Health: status, Metrics: metrics, Logger: log})
+	if err != nil {
+		return err
+	}
+	listeners, err := pickerserver.Listen(p.Address(p.GRPCPort), p.Address(p.HealthPort), fmt.Sprintf("127.0.0.1:%d", p.MetricsPort))
+	if err != nil {
+		return err
+	}
+	log.Info("endpoint picker started", "source", pods.String(), "picker", listeners[0].Addr().String(), "health", listeners[1].Addr().String(), "metrics", listeners[2].Addr().String())
+	return pickerserver.Servers{
+		Picker: picker, Health: status, TLS: tls, GRPC: room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
+		While: []func(context.Context) error{
+			func(back context.Context) error {
+				return pods.Run(back, func(c discovery.Cluster) { picker.UpdatePool(c.PoolEndpoints()) })
+			},
+			func(back context.Context) error { return serveProbes(back, listeners[2], metrics, pods, picker) },
+		},
+	}.Serve(ctx)
+}
+
+// serveProbes serves /metrics, /healthz and /readyz on l, which it closes, until ctx ends.
+func serveProbes(ctx context.Context, l net.Listener, metrics *prometheus.Registry, pods *clusterwatch.Watcher, picker *endpointpicker.Server) error {
+	return adminserver.Serve(ctx, l, adminserver.Handler(metrics, func() string {
+		if !picker.Ready() {
+			return pods.String() + " was not read yet: " + strings.Join(pods.Faults(time.Now()), "; ")
+		}
+		return ""
+	}), adminserver.Access{})
+}

@@ -1,0 +1,126 @@
+//go:build linux
+
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
+)
+
+// startPod starts the processes of a Pod in a network namespace of its own: the suite's echo server
+// and Envoy as they are, and wherever the reference picker is deployed, "cascade-kube epp".
+func (c *cluster) startPod(ctx context.Context, p podshim.Pod) (stop func(), err error) {
+	dir, err := os.MkdirTemp(c.dir, p.Name)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := c.network.Add(p.IP)
+	if err != nil {
+		return nil, err
+	}
+	var running []*exec.Cmd
+	stop = func() {
+		for _, cmd := range running {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+		_ = ns.Remove() // the kernel removes it with the last process otherwise
+	}
+	for _, container := range p.Containers {
+		cmd, port, err := c.command(ns, p, container, dir)
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err == nil {
+			running = append(running, cmd)
+			err = awaitPort(ctx, netip.AddrPortFrom(p.IP, port))
+		}
+		if err != nil {
+			stop()
+			return nil, fmt.Errorf("container %s: %w", container.Name, err)
+		}
+	}
+	return stop, nil
+}
+
+// command returns what a container runs, and the port at which it serves.
+func (c *cluster) command(ns *podnet.Namespace, p podshim.Pod, k podshim.Container, dir string) (cmd *exec.Cmd, port uint16, err error) {
+	// Files of ConfigMaps are below the folder of the Pod instead of at the root.
+	for path, text := range k.Files {
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(path)), 0o700); err != nil {
+			return nil, 0, err
+		}
+		if err := os.WriteFile(filepath.Join(dir, path), []byte(text), 0o600); err != nil {
+			return nil, 0, err
+		}
+	}
+	args := make([]string, len(k.Args))
+	for i, a := range k.Args {
+		args[i] = a
+		if _, ok := k.Files[a]; ok {
+			args[i] = filepath.Join(dir, a)
+		}
+	}
+	switch {
+	case strings.Contains(k.Image, "/echo-basic:"):
+		cmd, port = ns.Command(c.echo), 3000
+		if _, err := fmt.Sscan(k.Env["HTTP_PORT"], &port); err != nil && k.Env["HTTP_PORT"] != "" {
+			return nil, 0, err
+		}
+	case strings.Contains(k.Image, "/epp:"):
+		// The flags of the reference picker, unchanged, and those of which it has other defaults.
+		account := "system:serviceaccount:" + p.Namespace + ":default"
+		args = append([]string{"epp", "--log=info", "--host=" + p.IP.String(), "--secure-serving", "--kubeconfig=" + c.kubeconfig(p.Name, c.forward, account)}, args...)
+		cmd, port = ns.Command(c.kube, args...), 9002
+		c.mu.Lock()
+		c.pickers[p.Name] = ns
+		c.mu.Unlock()
+	case k.Image == gatewayImage:
+		bootstrap := filepath.Join(dir, "envoy.yaml")
+		if err := os.WriteFile(bootstrap, c.bootstrap(p), 0o600); err != nil {
+			return nil, 0, err
+		}
+		cmd, port = ns.Command(c.envoy, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1", "--log-level", "info"), gatewayAdmin
+	default:
+		return nil, 0, fmt.Errorf("the test does not know what the image %s does", k.Image)
+	}
+	for name, value := range k.Env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	log := c.logFile(p.Name + "-" + k.Name)
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = dir, log, log, childprocess.DieWithParent()
+	return cmd, port, nil
+}
+
+// startWithin bounds the start of a container on a loaded machine.
+const startWithin = 2 * time.Minute
+
+// awaitPort waits until a port accepts connections.
+func awaitPort(ctx context.Context, a netip.AddrPort) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", a.String())
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("it does not listen on %v: %w", a, err)
+		case <-ticker.C:
+		}
+	}
+}

@@ -1,0 +1,265 @@
+//go:build linux
+
+package conformance
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/kubetest"
+)
+
+// repository is the root of the repository, from this package.
+var repository = filepath.Join("..", "..", "..", "..")
+
+// built are the files that "make conformance" builds.
+type built struct {
+	suite, echo, pilot string
+	definitions        []string // manifests with CustomResourceDefinitions
+}
+
+// findBuilt returns them, and skips the test without.
+func findBuilt(t *testing.T) built {
+	t.Helper()
+	cache := testkit.Must(filepath.Abs(filepath.Join(repository, ".cache", "conformance")))
+	b := built{suite: filepath.Join(cache, "suite.test"), echo: filepath.Join(cache, "echo-basic"), pilot: filepath.Join(cache, "pilot-discovery")}
+	for _, file := range []string{b.suite, b.echo, b.pilot} {
+		if _, err := exec.LookPath(file); err != nil {
+			testkit.Skip(t, testkit.Unavailable{What: err.Error(), Remedy: "run `make conformance`, which builds it in some 15 minutes"})
+		}
+	}
+	b.definitions = testkit.Must(filepath.Glob(filepath.Join(cache, "definitions", "*", "*.yaml")))
+	return b
+}
+
+// cluster is an API server with Istio and a Shim.
+type cluster struct {
+	*testing.T
+	built
+	dir     string
+	envoy   string
+	kube    string // the program cascade-kube
+	network *podnet.Network
+	server  *kubetest.Server
+	api     *podshim.API
+	forward string // the address at which Pods reach the API server
+
+	mu      sync.Mutex
+	pickers map[string]*podnet.Namespace // by the names of their Pods; guarded by mu
+}
+
+// TestSuite runs the suite, whose results must be those of docs/conformance.md.
+func TestSuite(t *testing.T) {
+	testkit.SkipSlow(t)
+	files, envoy := findBuilt(t), envoytest.Binary(t)
+	kubetest.Binary(t)
+	if !podnet.Isolate(t) {
+		return
+	}
+	c := &cluster{T: t, built: files, dir: t.TempDir(), envoy: envoy, pickers: make(map[string]*podnet.Namespace)}
+	c.kube = filepath.Join(c.dir, "cascade-kube")
+	c.output(exec.Command("go", "build", "-o", c.kube, "github.com/cascadeinfer/cascade/cmd/cascade-kube"))
+	c.network = testkit.Must(podnet.New(netip.MustParsePrefix("10.244.0.0/16")))
+	c.server = kubetest.Start(t)
+	c.api = testkit.Must(podshim.NewAPI(c.server.Address, c.server.CAFile, c.server.Token))
+	t.Cleanup(c.api.Close)
+	c.forward = c.forwardTo(c.server.Address)
+	for _, file := range c.definitions {
+		c.apply(testkit.Must(os.ReadFile(file)))
+	}
+	c.apply(testkit.Must(os.ReadFile("testdata/objects.yaml")))
+	c.startPilot()
+	shim := testkit.Must(podshim.New(podshim.Config{API: c.api, Start: c.startPod, Address: c.network.Address, Host: c.network.Host(), Logger: slog.New(slog.NewTextHandler(c.logFile("shim"), nil))}))
+	testkit.Run(t, shim.Run)
+	results := c.runSuite()
+	if len(suiteArgs()) > 0 {
+		for _, r := range results {
+			if !r.passed && !strings.HasPrefix(r.detail, "skip") {
+				t.Errorf("%s: %s", r.test, r.detail)
+			}
+		}
+		return
+	}
+	c.checkPickers()
+	compareReport(t, results, envoyVersion(c.output(exec.Command(envoy, "--version"))))
+}
+
+// runSuite runs the suite and returns its result.
+func (c *cluster) runSuite() []result {
+	c.Helper()
+	admin := c.kubeconfig("admin", c.server.Address, "")
+	cmd := exec.Command(c.suite, append([]string{"-test.v", "-test.timeout=25m", "-gateway-class=istio", "-cleanup-base-resources=false",
+		"-organization=cascadeinfer", "-project=cascade", "-url=https://github.com/cascadeinfer/cascade", "-version=devel", "-contact=none",
+		"-report-output=" + filepath.Join(c.dir, "report.yaml")}, suiteArgs()...)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+admin)
+	out := &testkit.Log{}
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(out, c.logFile("suite")), out
+	cmd.SysProcAttr = childprocess.DieWithParent()
+	err := cmd.Run()
+	results := parseResults(bufio.NewScanner(bytes.NewReader([]byte(out.String()))))
+	if len(results) == 0 {
+		c.Fatalf("the suite ended with %v and no result:\n%s", err, tail(out.String()))
+	}
+	c.Logf("the suite's report:\n%s", testkit.Must(os.ReadFile(filepath.Join(c.dir, "report.yaml"))))
+	return results
+}
+
+// checkPickers fails the test unless the gateways have asked every picker, and logs how often.
+func (c *cluster) checkPickers() {
+	c.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.pickers) != 3 {
+		c.Errorf("there are %d pickers, want one for each of the suite's 3 pools", len(c.pickers))
+	}
+	for name, ns := range c.pickers {
+		text := c.output(ns.Command("python3", "-c", `import urllib.request; print(urllib.request.urlopen("http://127.0.0.1:9090/metrics").read().decode())`))
+		var counts []string
+		for line := range strings.Lines(text) {
+			if line, ok := strings.CutPrefix(line, "cascade_endpoint_picker_requests_total"); ok && !strings.HasSuffix(line, " 0\n") {
+				counts = append(counts, strings.TrimSpace(line))
+			}
+		}
+		c.Logf("%s: %s", name, strings.Join(counts, " "))
+		if !strings.Contains(strings.Join(counts, " "), `{outcome="picked"}`) {
+			c.Errorf("the picker %s has picked nothing", name)
+		}
+	}
+}
+
+// envoyVersion returns the version in what "envoy --version" prints.
+func envoyVersion(text string) string {
+	for part := range strings.SplitSeq(text, "/") {
+		if strings.Count(part, ".") == 2 && strings.Trim(part, "0123456789.") == "" {
+			return part
+		}
+	}
+	return strings.TrimSpace(text)
+}
+
+// suiteArgs are further arguments of the suite, such as -run-test=NAME to run one test.
+func suiteArgs() []string {
+	if one := os.Getenv("CASCADE_CONFORMANCE_TEST"); one != "" {
+		return []string{"-run-test=" + one}
+	}
+	return nil
+}
+
+// apply applies the objects of a manifest.
+func (c *cluster) apply(manifest []byte) {
+	c.Helper()
+	for _, doc := range bytes.Split(manifest, []byte("\n---\n")) {
+		var o struct {
+			APIVersion string `yaml:"apiVersion"`
+			Kind       string
+			Metadata   struct{ Name, Namespace string }
+		}
+		testkit.NoError(c, yaml.Unmarshal(doc, &o))
+		place := map[string]string{
+			"":                         "",
+			"CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/%[2]s",
+			"Namespace":                "/api/v1/namespaces/%[2]s",
+			"DestinationRule":          "/apis/networking.istio.io/v1/namespaces/%[1]s/destinationrules/%[2]s",
+		}[o.Kind]
+		if place == "" {
+			if o.Kind != "" {
+				c.Fatalf("the test does not know where a %s is", o.Kind)
+			}
+			continue
+		}
+		path := fmt.Sprintf(place+"%[3]s", o.Metadata.Namespace, o.Metadata.Name, "")
+		// A definition is served a moment after it was applied.
+		testkit.WaitFor(c, "the API server to accept "+o.Kind+" "+o.Metadata.Name, func() bool { return c.api.Apply(c.Context(), path, doc) == nil })
+	}
+}
+
+// kubeconfig writes a file that says how to reach the API server at an address, as a user who may do
+// everything, or as another one.
+func (c *cluster) kubeconfig(name, address, as string) string {
+	c.Helper()
+	path := filepath.Join(c.dir, name+".kubeconfig")
+	testkit.NoError(c, os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %q, tls-server-name: 127.0.0.1}}]
+users: [{name: u, user: {token: %q, as: %q}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+`, address, c.server.CAFile, c.server.Token, as), 0o600))
+	return path
+}
+
+// forwardTo forwards connections from the Pods to an address of loopback, and returns where.
+func (c *cluster) forwardTo(address string) string {
+	c.Helper()
+	l, err := net.Listen("tcp", netip.AddrPortFrom(c.network.Host(), 0).String())
+	testkit.NoError(c, err)
+	var group sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	c.Cleanup(func() { cancel(); l.Close(); group.Wait() })
+	group.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			group.Go(func() {
+				defer in.Close()
+				out, err := net.Dial("tcp", address)
+				if err != nil {
+					return
+				}
+				defer out.Close()
+				defer context.AfterFunc(ctx, func() { in.Close(); out.Close() })()
+				group.Go(func() { _, _ = io.Copy(out, in); out.Close() })
+				_, _ = io.Copy(in, out)
+			})
+		}
+	})
+	return l.Addr().String()
+}
+
+// output runs a command, which must succeed.
+func (c *cluster) output(cmd *exec.Cmd) string {
+	c.Helper()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		c.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+	return string(out)
+}
+
+// logFile returns the file that a program's output is written to: in $CASCADE_CONFORMANCE_LOGS,
+// otherwise in the folder of the test.
+func (c *cluster) logFile(name string) *os.File {
+	c.Helper()
+	dir := c.dir
+	if d := os.Getenv("CASCADE_CONFORMANCE_LOGS"); d != "" {
+		dir = d
+	}
+	f, err := os.Create(filepath.Join(dir, name+".log"))
+	testkit.NoError(c, err)
+	c.Cleanup(func() { f.Close() })
+	return f
+}
+
+// tail returns the end of a text.
+func tail(text string) string { return text[max(0, len(text)-8192):] }

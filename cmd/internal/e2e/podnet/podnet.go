@@ -1,0 +1,118 @@
+//go:build linux
+
+// Package podnet gives the Pods of a test what a node gives them: a network namespace for each,
+// with an address of its own, on a bridge. Programs of others that listen on every address of
+// their host then run side by side, and none of them can be reached from outside.
+//
+// Isolate runs the test in a network, mount and user namespace of its own, so that it needs no
+// privileges where the kernel allows user namespaces; New makes the bridge there, and Add the
+// namespace of a Pod.
+package podnet
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// isolated is set in the environment of a test that Isolate runs.
+const isolated = "CASCADE_TEST_ISOLATED"
+
+// Isolate reports whether the calling test already runs in namespaces of its own. If not, it runs
+// the same test of the same binary there, passes its output on, fails with it, and returns false:
+// the caller must return. It skips the test where namespaces or the program ip are missing.
+func Isolate(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(isolated) != "" {
+		return true
+	}
+	if out, err := exec.Command("unshare", "-Urnm", "sh", "-c", "mount -t tmpfs tmpfs /run && ip link add type bridge && ip netns add a && nsenter --net=/run/netns/a true").CombinedOutput(); err != nil {
+		testkit.Skip(t, testkit.Unavailable{What: fmt.Sprintf("network namespaces: %v: %s", err, strings.TrimSpace(string(out))),
+			Remedy: "install iproute2 and util-linux, and allow user namespaces (sysctl user.max_user_namespaces)"})
+	}
+	timeout := "0"
+	if deadline, ok := t.Deadline(); ok {
+		timeout = fmt.Sprint(time.Until(deadline))
+	}
+	// ip keeps the names of namespaces in /run, which the user namespace may not write to.
+	args := []string{"-Urnm", "sh", "-c", `mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"`, "sh", testkit.Must(os.Executable())}
+	for _, a := range os.Args[1:] {
+		if !strings.HasPrefix(a, "-test.testlogfile=") { // both would write to it
+			args = append(args, a)
+		}
+	}
+	cmd := exec.Command("unshare", append(args, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+timeout)...)
+	cmd.Env = append(os.Environ(), isolated+"=1")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		t.Errorf("in namespaces of its own: %v", err)
+	}
+	return false
+}
+
+// Network is a bridge with the first address of a prefix.
+type Network struct {
+	prefix netip.Prefix
+
+	mu   sync.Mutex
+	last netip.Addr // guarded by mu
+}
+
+// New makes a bridge in the network namespace of this process. It must be called once.
+func New(prefix netip.Prefix) (*Network, error) {
+	n := &Network{prefix: prefix, last: prefix.Masked().Addr().Next()}
+	return n, run("ip link add pods type bridge && ip addr add %s dev pods && ip link set pods up", netip.PrefixFrom(n.last, prefix.Bits()))
+}
+
+// Host returns the address of this process on the bridge.
+func (n *Network) Host() netip.Addr { return n.prefix.Masked().Addr().Next() }
+
+// Address returns an address of the network that no call has returned before.
+func (n *Network) Address() (netip.Addr, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.last = n.last.Next()
+	if !n.prefix.Contains(n.last.Next()) { // the last address is for broadcasts
+		return netip.Addr{}, fmt.Errorf("podnet: %v has no address left", n.prefix)
+	}
+	return n.last, nil
+}
+
+// Namespace is the network namespace of a Pod.
+type Namespace struct{ name string }
+
+// Add makes a namespace with an address, which Remove removes.
+func (n *Network) Add(address netip.Addr) (*Namespace, error) {
+	id := strings.ReplaceAll(address.String(), ".", "-")
+	ns := &Namespace{"pod-" + id}
+	veth := fmt.Sprintf("v%x", address.As4())
+	err := run("ip netns add %[1]s && ip link add %[2]s type veth peer name eth0 netns %[1]s && ip link set %[2]s master pods up && "+
+		"nsenter --net=/run/netns/%[1]s sh -c 'ip link set lo up && ip addr add %[3]s dev eth0 && ip link set eth0 up && ip route add default via %[4]s'",
+		ns.name, veth, netip.PrefixFrom(address, n.prefix.Bits()), n.Host())
+	return ns, err
+}
+
+// Command returns a command that runs in the namespace.
+func (n *Namespace) Command(name string, args ...string) *exec.Cmd {
+	return exec.Command("nsenter", append([]string{"--net=" + filepath.Join("/run/netns", n.name), "--", name}, args...)...)
+}
+
+// Remove removes the namespace as soon as no process is in it.
+func (n *Namespace) Remove() error { return run("ip netns del %s", n.name) }
+
+// run runs a line of shell with arguments that have no special characters.
+func run(format string, args ...any) error {
+	line := fmt.Sprintf(format, args...)
+	if out, err := exec.Command("sh", "-c", line).CombinedOutput(); err != nil {
+		return fmt.Errorf("podnet: %s: %w: %s", line, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
