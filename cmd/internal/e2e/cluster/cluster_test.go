@@ -24,7 +24,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/playedcluster"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -72,7 +72,7 @@ const trustDomain = "cluster.local"
 // cluster is a cluster in the namespaces of the test.
 type cluster struct {
 	t          *testing.T
-	pods       *podshim.Cluster
+	pods       *playedcluster.Cluster
 	client     kubernetes.Interface
 	rest       *rest.Config
 	kubeconfig string
@@ -105,7 +105,7 @@ users: [{name: u, user: {token: %q}}]
 	_, err = c.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	testkit.NoError(t, err)
 	log := &testkit.Log{}
-	c.pods = podshim.New(podshim.Config{
+	c.pods = playedcluster.New(playedcluster.Config{
 		Client: c.client, APIAddress: api.Address, CAFile: api.CAFile, Namespace: namespace, Dir: dir,
 		Entrypoints: map[string]string{"cascade": programs + "/cascade", "cascade-kube": programs + "/cascade-kube"},
 		CSI:         c.issueVolume, Logger: log.Logger(),

@@ -1,4 +1,4 @@
-package podshim
+package playedcluster
 
 import (
 	"cmp"
@@ -18,7 +18,7 @@ import (
 )
 
 // templateAnnotation is the annotation of Pods with the digest of their template.
-const templateAnnotation = "podshim/template"
+const templateAnnotation = "playedcluster/template"
 
 // member is a Pod of a workload, as its controller sees it.
 type member struct {

@@ -1,4 +1,4 @@
-// Package podshim plays what a Kubernetes cluster has besides its API server, for tests: the controllers of Deployments,
+// Package playedcluster plays what a Kubernetes cluster has besides its API server, for tests: the controllers of Deployments,
 // StatefulSets and EndpointSlices, a kubelet, and the addresses of Services. Containers are processes of this host; each
 // Pod has a network namespace with an address of its own, and each container a mount namespace with its volumes. So
 // manifests run unchanged: paths, ports, loopback, names of Services, service accounts, probes, hooks and signals.
@@ -7,7 +7,7 @@
 //
 // What it leaves out: images, resources, users, security contexts, NetworkPolicies, schedulers (nodes are names), ReplicaSets,
 // and restarts: a container that ends by itself is an error.
-package podshim
+package playedcluster
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package podshim
+package playedcluster
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package podshim
+package playedcluster
 
 import (
 	"cmp"
@@ -94,7 +94,7 @@ const sliceSuffix = "-shim"
 // endpointSlice returns the EndpointSlice of a Service.
 func endpointSlice(s *corev1.Service, pods []corev1.Pod) discoveryv1.EndpointSlice {
 	out := discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: s.Name + sliceSuffix, Namespace: s.Namespace, Labels: map[string]string{discoveryv1.LabelServiceName: s.Name, discoveryv1.LabelManagedBy: "podshim"}},
+		ObjectMeta:  metav1.ObjectMeta{Name: s.Name + sliceSuffix, Namespace: s.Namespace, Labels: map[string]string{discoveryv1.LabelServiceName: s.Name, discoveryv1.LabelManagedBy: "playedcluster"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 	}
 	selector := labels.SelectorFromSet(s.Spec.Selector)
