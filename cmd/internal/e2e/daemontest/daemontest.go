@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"testing"
 	"time"
 )
 
@@ -26,7 +25,7 @@ const (
 
 // Main builds the command line, stores the binary's path in *binary, and runs the tests. It
 // returns the exit code.
-func Main(m *testing.M, binary *string) int {
+func Main(m interface{ Run() int }, binary *string) int {
 	dir, err := os.MkdirTemp("", "daemontest")
 	if err == nil {
 		defer os.RemoveAll(dir)

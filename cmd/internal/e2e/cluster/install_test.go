@@ -1,0 +1,162 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/kubetest"
+)
+
+// steady is the cost of the engines: 5 ms per token, independent of other requests.
+const steady = `{"name": "steady", "source": "made up for tests", "unit": "seconds", "d0": 0.005, "d1": 0, "d2": 1e-8, "d3": 0, "d4": 0,
+"kappa": 0, "kv_bytes_per_token": 131072, "kv_tokens": 65536, "max_batch": 64, "ranks": 1, "fit_error": {"p50": 0, "p90": 0, "points": 0}}`
+
+// values are those of the chart: a control plane with its state in Kubernetes, which finds the Pods of the Service. The
+// planner makes no plan by itself but the first one, and repairs.
+const values = `
+fleet:
+  models: [{name: m, context: 16384, profile: /etc/cascade/fleet/steady.json}]
+  planner: {period: 1h}
+fleetFiles: {steady.json: %q}
+tls: {certManager: {enabled: true}}
+controlPlane:
+  state: {kubernetes: {enabled: true}}
+  discovery: {enabled: true, service: llama}
+`
+
+// life is a cluster whose life is tested, with its clients.
+type life struct {
+	*clienttest.Clients
+	*cluster
+}
+
+// TestInstall installs the chart by Helm, patches the example's Deployment with the migrator, and discovers, scales and deletes its Pods; a
+// stream that runs in a Pod that is deleted is complete. Then it uninstalls the chart, and the engines serve on.
+func TestInstall(t *testing.T) {
+	testkit.SkipSlow(t)
+	testkit.SkipUnderRace(t) // it tests other processes
+	kubetest.Binary(t)
+	helmBinary(t)
+	if !isolated.Run(t, binVariable+"="+bin) {
+		return
+	}
+	var profile cost.Profile
+	testkit.NoError(t, json.Unmarshal([]byte(steady), &profile))
+	l := &life{cluster: newCluster(t)}
+	l.Clients = &clienttest.Clients{
+		T: t, HTTP: clienttest.NewHTTP(), State: l.describe, Engine: emulator.Config{Model: clienttest.Model, Context: 16384, Profile: profile},
+	}
+	t.Cleanup(l.HTTP.CloseIdleConnections)
+	file := filepath.Join(l.dir, "values.yaml")
+	testkit.NoError(t, os.WriteFile(file, fmt.Appendf(nil, values, steady), 0o600))
+	l.helm("install", "cascade", l.chart(), "--values", file)
+	l.deployEngines()
+	l.scale(2)
+	t.Log("installed: ", l.awaitReplicas(2))
+	service := testkit.Must(l.client.CoreV1().Services(namespace).Get(t.Context(), deployment, metav1.GetOptions{}))
+	l.DataPlane = "http://" + service.Spec.ClusterIP
+	testkit.NoError(t, l.Stream(clienttest.Prompt(1, 400, 20)).Whole())
+
+	l.scale(3)
+	t.Log("scaled: ", l.awaitReplicas(3))
+	leaving := l.engines()[0]
+	stream := l.Start("http://"+leaving.Status.PodIP+":9000", clienttest.Prompt(2, 400, 2000))
+	l.WaitFor("the stream to begin", func() bool { return stream.Count() > 0 })
+	l.deleteEngine(leaving.Name)
+	testkit.NoError(t, stream.Whole())
+	l.WaitFor(leaving.Name+" to end", func() bool {
+		return !slices.ContainsFunc(l.engines(), func(p corev1.Pod) bool { return p.Name == leaving.Name })
+	})
+	t.Log("a Pod was replaced: ", l.awaitReplicas(3))
+	l.scale(1)
+	t.Log("scaled: ", l.awaitReplicas(1))
+
+	l.helm("uninstall", "cascade")
+	l.WaitFor("no control planes", func() bool { return len(l.planes()) == 0 })
+	testkit.NoError(t, l.Stream(clienttest.Prompt(3, 400, 20)).Whole())
+	for _, err := range l.pods.Failures() {
+		t.Error(err)
+	}
+}
+
+// describe describes the cluster after a wait that failed.
+func (l *life) describe() string {
+	var out strings.Builder
+	for _, p := range l.engines() {
+		fmt.Fprintf(&out, "%s %s: %v deleted %v\n", p.Name, p.Status.PodIP, p.Status.Conditions, p.DeletionTimestamp)
+	}
+	for _, plane := range []string{"cascade-0"} {
+		text, err := l.cascade(plane, "status")
+		fmt.Fprintf(&out, "%s: %v\n%s\n", plane, err, text)
+		for container, log := range l.pods.Logs(plane) {
+			fmt.Fprintf(&out, "%s %s: %s\n", plane, container, log)
+		}
+	}
+	return out.String()
+}
+
+// planes returns the UIDs of the control planes' Pods; "" for one that is not ready or terminates.
+func (l *life) planes() (out []string) {
+	list, err := l.client.CoreV1().Pods(namespace).List(l.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=control"})
+	if err != nil {
+		return []string{""}
+	}
+	for _, p := range list.Items {
+		uid := ""
+		for _, c := range p.Status.Conditions {
+			if c.Type == "Ready" && c.Status == "True" && p.DeletionTimestamp == nil {
+				uid = string(p.UID)
+			}
+		}
+		out = append(out, uid)
+	}
+	return out
+}
+
+// awaitReplicas waits until so many replicas are there and take requests, and no Pod terminates.
+func (l *life) awaitReplicas(n int) string {
+	l.T.Helper()
+	l.WaitFor(fmt.Sprintf("%d replicas", n), func() bool {
+		pods := l.engines()
+		if len(pods) != n {
+			return false
+		}
+		var current string
+		for _, p := range pods {
+			value := p.Annotations["restarted"]
+			if p.DeletionTimestamp != nil || current != "" && value != current {
+				return false
+			}
+			current = value
+		}
+		for _, plane := range []string{"cascade-0"} {
+			s, err := l.status(plane)
+			all := clienttest.Replicas(s)
+			if err != nil || len(all) != n || slices.ContainsFunc(all, func(r control.Replica) bool { return r.Health != "healthy" || r.Weight == 0 }) {
+				return false
+			}
+		}
+		return true
+	})
+	s, err := l.status("cascade-0")
+	testkit.NoError(l.T, err)
+	var stages []string
+	for _, st := range s.Models[0].Stages {
+		stages = append(stages, fmt.Sprintf("from %d: %d", st.Low, len(st.Replicas)))
+	}
+	return "replicas " + strings.Join(stages, ", ")
+}

@@ -1,0 +1,79 @@
+// Package isolated runs a test in network and mount namespaces of its own, for programs that listen at fixed
+// ports of all addresses, or read fixed paths.
+//
+// A test calls Run first, and returns where it reports false: then the test has run in another process, which has no
+// network but loopback, and whose mounts nothing else sees.
+//
+//	if !isolated.Run(t) {
+//		return
+//	}
+package isolated
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// variable is the environment variable with the name of the test that runs in namespaces of its own.
+const variable = "CASCADE_TEST_ISOLATED"
+
+// margin is how long before the deadline of the outer test the inner one ends, so that its report is read.
+const margin = 10 * time.Second
+
+// Run reports whether the test is in namespaces of its own. If it is not, Run runs it there, with
+// additional environment variables, as a process that ends with this one, and returns when it has ended; the outer test then
+// ends as the inner one did. It skips the test where no namespaces can be made. t must not be a subtest.
+func Run(t *testing.T, env ...string) bool {
+	t.Helper()
+	if os.Getenv(variable) == t.Name() {
+		return true
+	}
+	enter := command(t)
+	args := append(enter[1:len(enter):len(enter)], testkit.Must(os.Executable()), "-test.v", "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
+	if deadline, ok := t.Deadline(); ok {
+		args = append(args, "-test.timeout="+(time.Until(deadline)-margin).String())
+	}
+	cmd := exec.Command(enter[0], args...)
+	cmd.Env = append(append(os.Environ(), variable+"="+t.Name()), env...)
+	cmd.SysProcAttr = childprocess.DieWithParent()
+	var out bytes.Buffer
+	cmd.Stdout = io.MultiWriter(&out, t.Output())
+	cmd.Stderr = cmd.Stdout
+	runtime.LockOSThread() // for the kernel, the parent dies with this thread
+	defer runtime.UnlockOSThread()
+	err := cmd.Run()
+	switch outcome := out.String(); {
+	case err != nil:
+		t.Errorf("the test in namespaces of its own: %v", err)
+	case strings.Contains(outcome, "--- SKIP: "+t.Name()):
+		testkit.Skip(t, testkit.Unavailable{What: "it was skipped in namespaces of its own", Remedy: "do what its output says"})
+	case !strings.Contains(outcome, "--- PASS: "+t.Name()):
+		t.Error("the test in namespaces of its own has not run")
+	}
+	return false
+}
+
+// command returns the command line that runs another one, which is added to it, in new namespaces with loopback.
+func command(t *testing.T) []string {
+	t.Helper()
+	enter := []string{testkit.Tool(t, "unshare"), "--net", "--mount"}
+	if os.Geteuid() != 0 {
+		enter = append(enter, "--user", "--map-root-user")
+	}
+	testkit.Tool(t, "ip")
+	enter = append(enter, "sh", "-c", `ip link set lo up && exec "$@"`, "isolated")
+	if out, err := exec.Command(enter[0], append(enter[1:], "true")...).CombinedOutput(); err != nil {
+		testkit.Skip(t, testkit.Unavailable{What: "this user cannot make namespaces: " + strings.TrimSpace(string(out)), Remedy: "run it on Linux as root, or permit user namespaces"})
+	}
+	return enter
+}
