@@ -8,9 +8,9 @@ import (
 	"strconv"
 )
 
-// CPUTimes is a reading of the machine's CPU times: idle (including waiting for disks, and what processes
-// of lowered priority use) and total, since boot, over all CPUs, in any unit.
-type CPUTimes struct{ Idle, Total float64 }
+// CPUTimes is a reading of the machine's CPU times: idle (including waiting for disks), of processes of
+// lowered priority (nice), and total, since boot, over all CPUs, in any unit.
+type CPUTimes struct{ Idle, Niced, Total float64 }
 
 // errNoCPU is returned if the system reports no CPU times.
 var errNoCPU = errors.New("this system does not report CPU times")
@@ -26,8 +26,7 @@ func procStat() (CPUTimes, error) {
 }
 
 // parseProcStat adds up "cpu user nice system idle iowait irq softirq steal
-// guest guest_nice"; the guests are part of user and nice already. The time of niced processes is
-// idle: a process of normal priority gets it when it wants it.
+// guest guest_nice"; the guests are part of user and nice already.
 func parseProcStat(line []byte) (CPUTimes, error) {
 	cells := bytes.Fields(line)
 	if len(cells) < 6 || string(cells[0]) != "cpu" {
@@ -40,7 +39,10 @@ func parseProcStat(line []byte) (CPUTimes, error) {
 			return CPUTimes{}, fmt.Errorf("/proc/stat, cell %d: %w", i+1, err)
 		}
 		t.Total += float64(n)
-		if i == 1 || i == 3 || i == 4 {
+		switch i {
+		case 1:
+			t.Niced = float64(n)
+		case 3, 4:
 			t.Idle += float64(n)
 		}
 	}

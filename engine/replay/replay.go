@@ -83,6 +83,9 @@ type Config struct {
 	HTTP2 bool
 	// CPU reads the machine's CPU times; nil reads /proc/stat, if it exists.
 	CPU func() (CPUTimes, error)
+	// BesideNiced counts the time of niced processes as idle: work of the lowest priority runs beside on
+	// purpose. It must not be set if what is measured is niced itself.
+	BesideNiced bool
 	// Records receives one JSON line per request when the run ends; nil for
 	// none.
 	Records io.Writer
@@ -204,13 +207,22 @@ func transport(cfg Config) *http.Transport {
 	}
 }
 
+// readCPU reads the CPU times by which a run is judged.
+func (r *Replay) readCPU() (CPUTimes, error) {
+	t, err := r.cfg.CPU()
+	if r.cfg.BesideNiced {
+		t.Idle += t.Niced
+	}
+	return t, err
+}
+
 // Run sends the trace and waits for all answers. When ctx ends, it sends no more, cancels what is
 // outstanding and returns the Result so far with the context's cause. Any other error means that
 // the records could not be written; the Result is complete. It may be called once.
 func (r *Replay) Run(ctx context.Context) (Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	idle := newIdleMeter(r.cfg.CPU)
+	idle := newIdleMeter(r.readCPU)
 	r.started = time.Now()
 	watched := make(chan struct{})
 	watch, stop := context.WithCancel(context.Background())

@@ -240,15 +240,17 @@ func TestUsageCountsTokens(t *testing.T) {
 
 func TestVoid(t *testing.T) {
 	for _, tc := range []struct {
-		busy float64 // CPU share from the third second on
-		void bool
-	}{{0.9, true}, {0.5, false}} {
+		busy   float64 // CPU share from the third second on
+		niced  float64 // of that, the share of niced processes
+		beside bool
+		void   bool
+	}{{0.9, 0, true, true}, {0.5, 0, false, false}, {0.9, 0.5, false, true}, {0.9, 0.5, true, false}} {
 		synctest.Test(t, func(t *testing.T) {
 			start := time.Now()
 			f := &fake{prefill: 100 * time.Second}
-			result, err := run(t, f, Config{Requests: every(0, 1, 5, 1), CPU: func() (CPUTimes, error) {
+			result, err := run(t, f, Config{Requests: every(0, 1, 5, 1), BesideNiced: tc.beside, CPU: func() (CPUTimes, error) {
 				s := time.Since(start).Seconds()
-				return CPUTimes{Idle: s - tc.busy*max(0, s-3), Total: s}, nil
+				return CPUTimes{Idle: s - tc.busy*max(0, s-3), Niced: tc.busy * tc.niced * max(0, s-3), Total: s}, nil
 			}})
 			if err != nil {
 				t.Fatal(err)
@@ -256,15 +258,19 @@ func TestVoid(t *testing.T) {
 			if (result.Void != "") != tc.void {
 				t.Errorf("idle %.2f: void is %q", result.IdleCPU, result.Void)
 			}
-			near(t, "idle", result.IdleCPU, 1-tc.busy*0.97)
-			near(t, "idle in the worst second", result.IdleCPUWorst, 1-tc.busy)
+			busy := tc.busy
+			if tc.beside {
+				busy *= 1 - tc.niced
+			}
+			near(t, "idle", result.IdleCPU, 1-busy*0.97)
+			near(t, "idle in the worst second", result.IdleCPUWorst, 1-busy)
 		})
 	}
 }
 
 func TestParseProcStat(t *testing.T) {
 	got, err := parseProcStat([]byte("cpu  17711 1 4537 231781 843 2 57 23 900 900"))
-	if err != nil || got.Idle != 1+231781+843 || got.Total != 17711+1+4537+231781+843+2+57+23 {
+	if err != nil || got.Idle != 231781+843 || got.Niced != 1 || got.Total != 17711+1+4537+231781+843+2+57+23 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, bad := range []string{"", "cpu 1 2", "cpu0 1 2 3 4 5 6 7 8", "cpu 1 2 3 x 5 6 7 8"} {

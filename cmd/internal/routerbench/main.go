@@ -70,6 +70,7 @@ func command(ctx context.Context, args []string) error {
 		limit       = f.Duration("limit", 0, "begin no run that would end later than this; the same command goes on. 0: none")
 		void        = f.Bool("repeat-void", false, "make void runs again")
 		stale       = f.Bool("repeat-stale", false, "make runs of another build of this program again")
+		beside      = f.Bool("beside-niced", false, "count the CPU time of niced processes as idle: work of the lowest priority (nice 19) runs beside on purpose")
 		verbose     = f.Bool("v", false, "log what routers and fleets report")
 		tools       contestant.Tools
 	)
@@ -84,7 +85,7 @@ func command(ctx context.Context, args []string) error {
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
 	m := matrix{
-		seeds: *seeds, speed: *pace, replicas: *replicas, tools: tools, dir: *out, keepCaches: *keep, limit: *limit,
+		seeds: *seeds, speed: *pace, replicas: *replicas, tools: tools, dir: *out, keepCaches: *keep, limit: *limit, besideNiced: *beside,
 		model: config.Model{Name: *modelName, Context: policies.Tokens(*length), Profile: *profile},
 		again: repeat{void: *void, stale: *stale}, log: slog.New(slog.DiscardHandler), stderr: os.Stderr, stdout: os.Stdout,
 	}

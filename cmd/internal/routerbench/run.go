@@ -32,6 +32,7 @@ type matrix struct {
 	replicas    int                  // emulated engines
 	external    []contestant.Replica // engines that run already; none: emulated ones
 	keepCaches  bool
+	besideNiced bool
 	model       config.Model
 	tools       contestant.Tools
 	dir         string
@@ -199,7 +200,7 @@ func (m *matrix) replay(ctx context.Context, c cell, in input, url string, engin
 	bar := progress.New(m.stderr, c.Contestant, len(in.requests))
 	defer bar.End()
 	r, err := replay.New(replay.Config{
-		Name: c.Contestant, Target: url, Model: m.model.Name, Requests: in.requests, Speed: m.speed, SLO: in.slo,
+		Name: c.Contestant, Target: url, Model: m.model.Name, Requests: in.requests, Speed: m.speed, SLO: in.slo, BesideNiced: m.besideNiced,
 		Progress: func(p replay.Progress) { bar.Set(p.Done) }, Logger: m.log,
 	})
 	if err != nil {
@@ -256,6 +257,9 @@ func (m *matrix) evidence(runs map[cell]run) evidence {
 	}
 	e.Conditions = []string{fmt.Sprintf("%d requests a run, %s; %d CPUs for clients, engines and routers. Cascade: %s in front, native policies, admission off as the others refuse nothing, first plan from %d earlier requests.",
 		m.workload.requests, engines, runtime.NumCPU(), plane, m.history)}
+	if m.besideNiced {
+		e.Conditions = append(e.Conditions, "Work of the lowest priority ran beside; its CPU time counts as idle.")
+	}
 	builds := map[string]int{}
 	for _, r := range runs {
 		builds[r.Build]++
