@@ -140,7 +140,7 @@ The conformance suite of the Gateway API Inference Extension tests a gateway tog
 | data plane: stock Envoy | %s |
 | API server: Kubernetes | %s |
 
-Nothing of these is changed. What differs from a cluster: Pods are processes in network namespaces; Envoy runs without Istio's agent, so that Istio's own filters and mutual TLS are off; the pickers get ` + "`--host`, `--secure-serving` and `--kubeconfig`" + ` besides the reference picker's flags, and the permissions of the suite's own Role.
+Nothing of these is changed. What differs from a cluster: Pods are processes in network namespaces; Envoy runs without Istio's agent, so that Istio's own filters and mutual TLS are off; the pickers get ` + "`--host`, `--secure-serving` and `--kubeconfig`" + ` besides the reference picker's flags, and the permissions of the suite's own Role. Both gateways have a route to a further pool, because this version of Istio may leave its filter out of a listener when a gateway's only route to a pool is replaced within some 300 ms.
 
 | test | what it asks of the picker | result |
 |---|---|---|

@@ -179,6 +179,8 @@ func (c *cluster) apply(manifest []byte) {
 			"CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/%[2]s",
 			"Namespace":                "/api/v1/namespaces/%[2]s",
 			"DestinationRule":          "/apis/networking.istio.io/v1/namespaces/%[1]s/destinationrules/%[2]s",
+			"InferencePool":            "/apis/inference.networking.k8s.io/v1/namespaces/%[1]s/inferencepools/%[2]s",
+			"HTTPRoute":                "/apis/gateway.networking.k8s.io/v1/namespaces/%[1]s/httproutes/%[2]s",
 		}[o.Kind]
 		if place == "" {
 			if o.Kind != "" {
