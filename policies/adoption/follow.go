@@ -15,13 +15,14 @@ type proposal struct {
 	epoch  policies.Epoch // of the plan that it replaces
 }
 
-// First returns the partition of a first plan that is made of a proposal and replaces an epoch: the proposal, or one
-// stage if the proposal saves less over it than Config.Gain, for which stages in force would be merged.
+// ChooseFirst returns the partition of a first plan that is made of a proposal and replaces an epoch: the proposal, or one
+// stage if the proposal saves less over it than Config.Gain, as stages in force are merged that save less. Distances
+// between replicas count for nothing yet.
 //
 // With Config.Follow it is the proposal, however small its gain: its boundaries may be refined, and if a repair merges
 // its stages, as the replicas are not ready yet, the next better proposal is adopted, whatever it gains. Of several
 // proposals, as replicas become ready, the one with most stages counts.
-func (m *Machine) First(p policies.Partition, replaces policies.Epoch) policies.Partition {
+func (m *Machine) ChooseFirst(p policies.Partition, replaces policies.Epoch) policies.Partition {
 	if !m.config.Follow {
 		if gain(p.Cost, p.OneStage) < m.config.Gain {
 			replicas := 0

@@ -63,9 +63,9 @@ func TestFollowIdle(t *testing.T) {
 	}
 }
 
-// TestFirst checks that the next better proposal replaces a plan in which a repair has merged the stages of the
+// TestFirstPlanIsFollowed checks that the next better proposal replaces a plan in which a repair has merged the stages of the
 // first one, however few requests show the gain, and that no other plan is replaced so.
-func TestFirst(t *testing.T) {
+func TestFirstPlanIsFollowed(t *testing.T) {
 	type first struct {
 		stages   int
 		replaces policies.Epoch
@@ -86,7 +86,7 @@ func TestFirst(t *testing.T) {
 		s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 90, One: 100, Present: 100}
 		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Follow: true, Seen: 1, Period: 10}))
 		for _, f := range c.first {
-			m.First(policies.Partition{Cuts: make([]policies.Tokens, f.stages-1), Counts: make([]int, f.stages)}, f.replaces)
+			m.ChooseFirst(policies.Partition{Cuts: make([]policies.Tokens, f.stages-1), Counts: make([]int, f.stages)}, f.replaces)
 		}
 		in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
 		in.Plan = policies.OneStagePlan("m", []policies.ReplicaID{"a", "b"})
@@ -102,15 +102,15 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// TestFirstIsWorthIt checks that a first plan has stages only where stages in force would stay.
-func TestFirstIsWorthIt(t *testing.T) {
+// TestFirstPlanIsWorthIt checks that a first plan has stages only where stages in force would stay.
+func TestFirstPlanIsWorthIt(t *testing.T) {
 	for _, c := range []struct {
 		follow bool
 		one    float64
 		stages int
 	}{{false, 99, 1}, {false, 101, 2}, {false, math.Inf(1), 2}, {true, 99, 2}} {
 		m := testkit.Must(adoption.New(adoption.Config{Planner: &script{}, Follow: c.follow}))
-		got := m.First(policies.Partition{Cuts: []policies.Tokens{100}, Counts: []int{1, 2}, Cost: 90, OneStage: c.one}, 1)
+		got := m.ChooseFirst(policies.Partition{Cuts: []policies.Tokens{100}, Counts: []int{1, 2}, Cost: 90, OneStage: c.one}, 1)
 		if total := got.Counts[0]; len(got.Counts) != c.stages || len(got.Cuts) != c.stages-1 || c.stages == 1 && total != 3 {
 			t.Errorf("cost 90, one stage %v, follow %v: %v with %v replicas", c.one, c.follow, got.Cuts, got.Counts)
 		}

@@ -35,9 +35,9 @@ const (
 //     and a second copy of a prefix evicts another one.
 //
 // Where replicas copy prefixes from each other (Prices.Copied), a replica copies what another candidate has
-// cached of the prompt, and computes only the rest, if prefixpull's rule allows it. A copy costs its time,
-// and with a weight the time to compute the tokens that it evicts. So an idle replica is preferred to a busy
-// one that has the prefix, for some tenths of a second instead of seconds.
+// cached of the prompt, and computes only the rest, if prefixpull's rule allows it. A copy costs its time
+// and, with a weight, the time to compute as many tokens, which it evicts. So an idle replica is preferred to
+// a busy one that has the prefix.
 //
 // The least sum wins; the own replica wins unless a peer's sum is less by Margin, as what is known of
 // peers is old. Among equal peers the one with the least load wins, then list order.
@@ -257,9 +257,9 @@ func (j *judgement) mean(low, high policies.Tokens) policies.Tokens {
 	return sum / n
 }
 
-// copied returns how many tokens a replica with so many cached would copy from the candidate that has most of
+// priceCopy returns how many tokens a replica with so many cached would copy from the candidate that has most of
 // the prompt, and how long that and computing them take; zeros if it copies none.
-func (j *judgement) copied(cached, input policies.Tokens) (more policies.Tokens, copying, computing policies.Micros) {
+func (j *judgement) priceCopy(cached, input policies.Tokens) (more policies.Tokens, copying, computing policies.Micros) {
 	more = min(j.most, max(input-1, 0)) - cached
 	if j.Prices.Copied <= 0 || more <= 0 {
 		return 0, 0, 0
@@ -277,7 +277,7 @@ func (j *judgement) price(c *policies.Candidate) policies.Micros {
 	p, r := j.Prices, &j.arrival.Request
 	input := clamp(r.Input)
 	cached := min(clamp(c.Prefix), max(input-1, 0))
-	more, copying, evicted := j.copied(cached, input)
+	more, copying, evicted := j.priceCopy(cached, input)
 	cached += more
 	uncached, waiting := input-cached, clamp(c.Waiting)
 	running, held := policies.Tokens(min(max(c.Running, 0), maxRunning)), clamp(c.Load)

@@ -155,7 +155,7 @@ func (p *Planner) firstPlan(v *fleetview.View, before policies.Plan, replicas []
 		if proposed, err := p.native.Partition(w); err == nil {
 			assigner := p.near(v)
 			assigner.Flow = w.Flow
-			return assigner.Assign(before, p.machine.First(proposed, before.Epoch), replicas)
+			return assigner.Assign(before, p.machine.ChooseFirst(proposed, before.Epoch), replicas)
 		}
 	}
 	ids := make([]policies.ReplicaID, len(replicas))

@@ -69,7 +69,7 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 		{Name: bids, Kinds: []abi.Kind{abi.Quote, abi.Select}},
 		{Name: refiner, Kinds: []abi.Kind{abi.Refine}},
 	}
-	cost, one := f.commonCosts()
+	cost, one, copies := f.commonCosts()
 	if one || f.Preset == config.PresetPaper {
 		detector := f.outlierDetector(cost.Cost)
 		all = append(all, BuiltinModule{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}, Configuration: fmt.Appendf(nil, "percent %d\nleast %d\n", detector.Percent, detector.MinExcess)})
@@ -77,7 +77,7 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 	switch {
 	case f.Preset == config.PresetPaper:
 		all = append(all, BuiltinModule{Name: "place", Kinds: []abi.Kind{abi.Place}})
-	case one:
+	case one && copies:
 		p := f.forecast(cost)
 		all = append(all, BuiltinModule{Name: "place-forecast", Kinds: []abi.Kind{abi.Place}, Configuration: fmt.Appendf(nil, "iteration %d\nsequence %d\nprompt %d\nprompt2 %d\nheld %d\ncopied %d\nmargin %d\n",
 			p.Prices.Iteration, p.Prices.Sequence, p.Prices.Prompt, p.Prices.Prompt2, p.Prices.Held, p.Prices.Copied, p.Margin)})
@@ -85,17 +85,18 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 	return slices.DeleteFunc(all, func(b BuiltinModule) bool { return f.UnusedReason(b.Kinds[0]) != "" })
 }
 
-// commonCosts returns the costs of the replicas, and false if they differ in them.
-func (f *Fleet) commonCosts() (engineCosts, bool) {
-	var common engineCosts
+// commonCosts returns the costs of the replicas, whether all compute at the same cost, and whether all copy at
+// the same.
+func (f *Fleet) commonCosts() (common engineCosts, compute, copy bool) {
+	compute, copy = true, true
 	for i, r := range f.Fleet.Replicas {
 		c := f.costs(r)
-		if i > 0 && c != common {
-			return engineCosts{}, false
+		if i == 0 {
+			common = c
 		}
-		common = c
+		compute, copy = compute && c.Cost == common.Cost, copy && c.copied == common.copied
 	}
-	return common, true
+	return common, compute, copy
 }
 
 // UnusedReason returns why nothing in this fleet calls the policies of a kind, and

@@ -43,6 +43,10 @@ func TestModulesOfUnequalReplicas(t *testing.T) {
 	if got := names(f); !slices.Contains(got, "outlier") || !slices.Contains(got, "place-forecast") {
 		t.Errorf("equal replicas: %v", got)
 	}
+	f.Fleet.Replicas[1].Blocks, f.Migration.Mode, f.Migration.PrefixPull = "b", config.MigrationLive, "on"
+	if got := names(f); !slices.Contains(got, "outlier") || slices.Contains(got, "place-forecast") {
+		t.Errorf("one replica copies prefixes: %v", got)
+	}
 	f.Fleet.Replicas[1].TP = 4
 	if got := names(f); !slices.Equal(got, []string{"partition-exact", "bid-least-load"}) {
 		t.Errorf("unequal replicas: %v", got)
