@@ -30,7 +30,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver axe chromium helm image test-image docs reference conformance
+.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver axe chromium helm image ci-image test-image docs reference conformance
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -204,6 +204,10 @@ test-all: envoy zig ptxas promtool routers etcd axe helm ## test, and the slow r
 # A module of its own has the collector as its dependency.
 test-collector: ## one request is one trace, as the OpenTelemetry Collector's receiver gets it
 	$(GO) test -C cmd/internal/e2e/collector -count=1 -timeout 10m ./...
+
+# The second build of test-image is left out: it is what costs.
+ci-image: image ## the container image, and the tests of layouts and bills of materials; nothing is pushed
+	$(GO) test -C cmd/internal/image -short -timeout 5m ./...
 
 # Modules of its own, for layouts of images and bills of materials.
 test-image: ## two builds of the container image have one digest

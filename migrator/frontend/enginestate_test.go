@@ -67,10 +67,11 @@ func (s *statingEngine) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// runStated runs a server in front of an engine that states what is expected.
+// runStated runs a server in front of an engine that states what is expected. Minutes pass in these tests, and
+// each health check of an engine that is not ready asks it three times.
 func runStated(t *testing.T, change func(*Config), test func(t *testing.T, s *statingEngine, f *testServer)) {
 	runServer(t, func(c *Config) {
-		c.Model, c.Context = "m", 4096
+		c.Model, c.Context, c.HealthInterval = "m", 4096, 200*time.Millisecond
 		if change != nil {
 			change(c)
 		}

@@ -17,6 +17,7 @@ import (
 // TestEmbeddedProxyReports checks that the embedded proxy reports its load as Envoy does, requests in
 // progress and failures, and what it lacks.
 func TestEmbeddedProxyReports(t *testing.T) {
+	t.Parallel()
 	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
 	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: []policies.Replica{a.Replica, b.Replica}})
 	var short atomic.Bool

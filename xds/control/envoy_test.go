@@ -86,6 +86,7 @@ func rulesWithoutReports() fleet.Rules {
 // replicas. Then the last replica of a stage dies while no control plane runs, and the
 // next longer stage serves.
 func TestEnvoyFlips(t *testing.T) {
+	t.Parallel()
 	envoytest.Binary(t)
 	flips := 100
 	if os.Getenv("CASCADE_TEST_ALL") != "" {

@@ -2,10 +2,12 @@ package control
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -22,7 +24,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// together is how many of the longest tests run in parallel, on any host: they wait for reports.
+const together = "6"
+
+func TestMain(m *testing.M) {
+	// Set it before the command line is parsed, which may override it.
+	if err := flag.Set("test.parallel", together); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // waitTimeout bounds every wait of these tests. None of them waits for a fixed
 // time.

@@ -21,6 +21,7 @@ import (
 // connects to the other one on the same store, is sent nothing that it has, and
 // follows it. No request fails, and the other control plane plans.
 func TestEnvoyTwoControlPlanes(t *testing.T) {
+	t.Parallel()
 	envoytest.Binary(t)
 	list, _ := startUpstreams(t, 4)
 	for i := range list {
@@ -88,6 +89,7 @@ func TestRefusalsReachAll(t *testing.T) {
 // TestPlanesCompare checks that control planes of one store show each other's proxies and fleet
 // files, a file that is refused, and one that has died; and that each names it in a metric.
 func TestPlanesCompare(t *testing.T) {
+	t.Parallel()
 	f := newFakeFleet(t, 2)
 	st, dir := new(store.Memory), filepath.Join(t.TempDir(), "planes")
 	run := func(name string) *runningControl {

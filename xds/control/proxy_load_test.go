@@ -150,6 +150,7 @@ func startEnvoy(t *testing.T, c *runningControl, id string, others ...*runningCo
 // requests in progress, the failed ones and the KV use that engines report, and
 // that their load is dropped after they disconnect. No migrator reports.
 func TestEnvoyLoad(t *testing.T) {
+	t.Parallel()
 	envoytest.Binary(t)
 	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
 	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: []policies.Replica{a.Replica, b.Replica}})
@@ -238,6 +239,7 @@ func TestEnvoyLoad(t *testing.T) {
 // TestGRPCLoad checks that gRPC's own client calls all replicas of a stage and reports
 // load by locality, which suffices to detect regressions and to drain.
 func TestGRPCLoad(t *testing.T) {
+	t.Parallel()
 	f := newFakeFleet(t, 2)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	f.startReports(t, c)
@@ -330,6 +332,7 @@ func TestEnvoyManyStreams(t *testing.T) {
 // TestEnvoyRetireWaits checks that a replica which leaves the fleet stays in a
 // real Envoy, without new requests, until the last one there has ended.
 func TestEnvoyRetireWaits(t *testing.T) {
+	t.Parallel()
 	envoytest.Binary(t)
 	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
 	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: []policies.Replica{a.Replica, b.Replica}})

@@ -69,6 +69,33 @@ func readImage(t *testing.T, dir string) v1.Image {
 	return image
 }
 
+// readFromImage returns a file of the image's only layer; nil if there is none.
+func readFromImage(t *testing.T, image v1.Image, name string) []byte {
+	t.Helper()
+	layers, err := image.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("%v, %v", layers, err)
+	}
+	content, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	for r := tar.NewReader(content); ; {
+		h, err := r.Next()
+		if err != nil {
+			return nil
+		}
+		if h.Name == name {
+			text, err := io.ReadAll(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return text
+		}
+	}
+}
+
 // TestSameDigest: the same files give the same image, whenever and wherever they were written, and
 // other files, times and versions another one.
 func TestSameDigest(t *testing.T) {
@@ -159,6 +186,9 @@ func TestBillOfMaterials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if inside := readFromImage(t, readImage(t, dir), strings.TrimPrefix(bomPath, "/")); !bytes.Equal(inside, text) {
+		t.Errorf("the image's bill of materials has %d bytes, the one beside it %d", len(inside), len(text))
+	}
 	bom := cdx.BOM{}
 	if err := cdx.NewBOMDecoder(bytes.NewReader(text), cdx.BOMFileFormatJSON).Decode(&bom); err != nil {
 		t.Fatal(err)
@@ -194,8 +224,12 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestReproducible builds Cascade's image twice, from copies of the committed sources in different folders.
+// TestReproducible builds Cascade's image twice, from copies of the committed sources in different folders. The image
+// contains the bill of materials that is beside it, of what Cascade is linked from.
 func TestReproducible(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds Cascade twice")
+	}
 	var digests []string
 	for range 2 {
 		dir := t.TempDir()
@@ -219,6 +253,13 @@ func TestReproducible(t *testing.T) {
 		settings, err := readImage(t, filepath.Join(dir, "out", "image", "cascade")).ConfigFile()
 		if err != nil || !slices.Equal(settings.Config.Entrypoint, []string{"/usr/local/bin/cascade"}) {
 			t.Errorf("%+v, %v", settings, err)
+		}
+		bom, err := os.ReadFile(filepath.Join(dir, "out", "image", "cascade", bomName))
+		if err != nil || !bytes.Contains(bom, []byte("pkg:golang/github.com/cascadeinfer/cascade")) || !bytes.Contains(bom, []byte("pkg:golang/google.golang.org/grpc@")) {
+			t.Errorf("%d bytes of bill of materials, %v", len(bom), err)
+		}
+		if inside := readFromImage(t, readImage(t, filepath.Join(dir, "out", "image", "cascade")), strings.TrimPrefix(bomPath, "/")); !bytes.Equal(inside, bom) {
+			t.Errorf("the image's bill of materials has %d bytes, the one beside it %d", len(inside), len(bom))
 		}
 	}
 	if digests[0] != digests[1] {
