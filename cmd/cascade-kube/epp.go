@@ -40,7 +40,7 @@ that the gateway allows it.
 
 It needs neither a control plane nor migrators: use it where a pool is to be tried before its Pods
 have migrators. "cascade epp" picks by length and load; it gets its endpoints from the control
-plane, and takes the same flags.
+plane, and has the same flags besides those that say where endpoints come from.
 
 It follows the pool and its Pods in the API server, for which its ServiceAccount needs the Role of
 deploy/kubernetes/epp.yaml. While the API server is away, or the pool is gone, the last endpoints
@@ -48,10 +48,10 @@ stay.
 
 It listens on loopback in plain text; --host makes it listen elsewhere, with the certificate of
 --cert-path or, with --secure-serving, with a new self-signed one, as the reference picker does.
-Metrics, /healthz and /readyz are on --metrics-port of loopback. The flags of the reference picker have their
-meaning there; those that its Helm charts pass and that mean nothing here are accepted. Of
---config-file only the two plugins of the Inference Extension's conformance suite count: with
-header-based-testing-filter clients choose their endpoints, which is for that suite alone.`,
+Metrics, /healthz and /readyz are on --metrics-port of loopback. Flags that the reference picker has,
+too, mean the same; those that its Helm charts pass and that mean nothing here are accepted. Of
+--config-file only the two plugins of the Inference Extension's conformance suite count: with both of
+them clients choose their endpoints by a header, which is for that suite alone.`,
 		Example: `  cascade-kube epp --pool-name vllm --pool-namespace llm --host 0.0.0.0 --secure-serving
   cascade-kube epp --pool-name vllm --kubeconfig ~/.kube/config`,
 		Args: exactArgs(0),

@@ -48,7 +48,7 @@ of the fleet file's tls section (mutual TLS), with those of --cert-path, or, wit
 --secure-serving, with a new self-signed one, as the reference picker does. Metrics, /healthz
 and /readyz are on --metrics-port, on loopback or with the fleet's certificates.
 
-The flags of the reference picker have their meaning there; those that its Helm charts pass
+Flags that the reference picker has, too, mean the same; those that its Helm charts pass
 and that mean nothing here are accepted. On SIGTERM it reports that it does not serve and ends
 after the last response, or after --drain.`,
 		Example: `  cascade epp -c fleet.yaml                         # beside a gateway on the same host

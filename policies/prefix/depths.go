@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 )
 
 // MinDepth and DepthLevels are the depths that Depths observes: MinDepth bytes of a prompt's
@@ -45,6 +46,9 @@ const (
 	fixedWork = 4096
 	maxWork   = 1 + MinDepth<<(DepthLevels-1)/fixedWork
 	maxCount  = 2 * maxPrompts * maxWork
+	// maxMerged is the work at which merged counts are halved, that of hundreds of replicas at least: the
+	// replicas that are merged before weigh less then. Its squares fit into 64 bits, and alone into 32.
+	maxMerged = 1 << 26
 
 	// Costs are counted in 1/whole, the work of all requests. A depth costs the work that is the first
 	// with its key or has none, and its concentration, which is the share of one key that is as bad for
@@ -105,7 +109,7 @@ func (d *Depths) halve() {
 	}
 }
 
-// Merge adds what another has observed.
+// Merge adds what another has observed, for Choose: the binary form of a sum may be refused.
 func (d *Depths) Merge(o *Depths) {
 	d.prompts += min(o.prompts, 2*maxPrompts)
 	for level := range d.counts {
@@ -115,7 +119,7 @@ func (d *Depths) Merge(o *Depths) {
 			d.counts[level][i] += o.counts[level][i]
 		}
 	}
-	for d.prompts > 2*maxPrompts {
+	for slices.Max(d.reached[:]) > maxMerged {
 		d.halve()
 	}
 }

@@ -224,13 +224,46 @@ func FuzzDepths(f *testing.F) {
 		if err := same.UnmarshalBinary(again); err != nil || same != d {
 			t.Errorf("decoded, encoded and decoded it differs: %v", err)
 		}
-		if d.Merge(&same); d.Prompts() > 2*maxPrompts {
-			t.Errorf("%d prompts", d.Prompts())
+		if d.Merge(&same); d.Prompts() != 2*same.Prompts() {
+			t.Errorf("%d prompts of two times %d", d.Prompts(), same.Prompts())
 		}
 		if got := d.Choose(0); got != 0 && (got < MinDepth || got > MinDepth<<(DepthLevels-1)) {
 			t.Errorf("%d bytes are chosen", got)
 		}
 	})
+}
+
+// TestMerge checks that the replicas of a fleet weigh the same in whatever order they are merged, and that no
+// sum overflows.
+func TestMerge(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 18))
+	var long, short, forward, backward Depths
+	for range maxPrompts {
+		long.Observe(hashesOf(60_000+rng.IntN(200_000), 50_000, 50_000, 1, 0, rng.Uint64N(60)))
+		short.Observe(hashesOf(300+rng.IntN(5000), 0, 0, 0, 0, rng.Uint64()))
+	}
+	for _, d := range []*Depths{&long, &long, &long, &short, &short, &short, &short, &short, &short} {
+		forward.Merge(d)
+	}
+	for _, d := range []*Depths{&short, &short, &short, &short, &short, &short, &long, &long, &long} {
+		backward.Merge(d)
+	}
+	if forward != backward || forward.Choose(0) != 65536 {
+		t.Errorf("%d and %d bytes are chosen in two orders of nine replicas, want 65536", forward.Choose(0), backward.Choose(0))
+	}
+	var fleet Depths
+	for range 10_000 {
+		fleet.Merge(&long)
+	}
+	if got := fleet.Choose(0); got != 65536 || fleet.reached[0] > maxMerged || fleet.reached[0] < maxMerged/2 {
+		t.Errorf("%d bytes are chosen for 10,000 replicas, with work of %d", got, fleet.reached[0])
+	}
+	for level := range DepthLevels {
+		of, deviation := long.concentration(level)
+		if got, _ := fleet.concentration(level); got < of-2*deviation-whole/50 || got > of+2*deviation+whole/50 {
+			t.Errorf("level %d: concentration %d for 10,000 replicas, %d for one", level, got, of)
+		}
+	}
 }
 
 // TestDepthsBytes bounds the binary form, and Observe's allocations.

@@ -1,6 +1,7 @@
 package loadreport_test
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -52,17 +53,20 @@ func TestDecode(t *testing.T) {
 	})
 }
 
-// TestPrefixDepths checks that malformed prefix depths end no stream and count for nothing.
+// TestPrefixDepths checks that prefix depths that are malformed or of another version, as while a fleet is
+// upgraded, end no stream and count for nothing.
 func TestPrefixDepths(t *testing.T) {
 	var want prefix.Depths
 	want.Observe([]uint64{1, 2})
 	sound, _ := want.AppendBinary(nil)
+	older := bytes.Clone(sound)
+	older[0]--
 	for name, c := range map[string]struct {
 		bytes []byte
 		want  *prefix.Depths
 		note  bool
 	}{
-		"none": {nil, nil, false}, "sound": {sound, &want, false},
+		"none": {nil, nil, false}, "sound": {sound, &want, false}, "older": {older, new(prefix.Depths), true},
 		"malformed": {sound[1:], new(prefix.Depths), true}, "too long": {make([]byte, prefix.MaxDepthsBytes+1), new(prefix.Depths), true},
 	} {
 		m := reporttest.Report()

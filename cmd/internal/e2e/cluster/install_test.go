@@ -38,6 +38,9 @@ controlPlane:
   discovery: {enabled: true, service: llama}
 `
 
+// plane is the name of the control plane's Pod.
+const plane = "cascade-0"
+
 // life is a cluster whose life is tested, with its clients.
 type life struct {
 	*clienttest.Clients
@@ -99,32 +102,21 @@ func (l *life) describe() string {
 	for _, p := range l.engines() {
 		fmt.Fprintf(&out, "%s %s: %v deleted %v\n", p.Name, p.Status.PodIP, p.Status.Conditions, p.DeletionTimestamp)
 	}
-	for _, plane := range []string{"cascade-0"} {
-		text, err := l.cascade(plane, "status")
-		fmt.Fprintf(&out, "%s: %v\n%s\n", plane, err, text)
-		for container, log := range l.pods.Logs(plane) {
-			fmt.Fprintf(&out, "%s %s: %s\n", plane, container, log)
-		}
+	text, err := l.cascade(plane, "status")
+	fmt.Fprintf(&out, "%s: %v\n%s\n", plane, err, text)
+	for container, log := range l.pods.Logs(plane) {
+		fmt.Fprintf(&out, "%s %s: %s\n", plane, container, log)
 	}
 	return out.String()
 }
 
-// planes returns the UIDs of the control planes' Pods; "" for one that is not ready or terminates.
-func (l *life) planes() (out []string) {
+// planes returns the Pods of control planes; one without a name where they cannot be listed.
+func (l *life) planes() []corev1.Pod {
 	list, err := l.client.CoreV1().Pods(namespace).List(l.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=control"})
 	if err != nil {
-		return []string{""}
+		return []corev1.Pod{{}}
 	}
-	for _, p := range list.Items {
-		uid := ""
-		for _, c := range p.Status.Conditions {
-			if c.Type == "Ready" && c.Status == "True" && p.DeletionTimestamp == nil {
-				uid = string(p.UID)
-			}
-		}
-		out = append(out, uid)
-	}
-	return out
+	return list.Items
 }
 
 // awaitReplicas waits until so many replicas are there and take requests, and no Pod terminates.
@@ -135,24 +127,14 @@ func (l *life) awaitReplicas(n int) string {
 		if len(pods) != n {
 			return false
 		}
-		var current string
-		for _, p := range pods {
-			value := p.Annotations["restarted"]
-			if p.DeletionTimestamp != nil || current != "" && value != current {
-				return false
-			}
-			current = value
+		if slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }) {
+			return false
 		}
-		for _, plane := range []string{"cascade-0"} {
-			s, err := l.status(plane)
-			all := clienttest.Replicas(s)
-			if err != nil || len(all) != n || slices.ContainsFunc(all, func(r control.Replica) bool { return r.Health != "healthy" || r.Weight == 0 }) {
-				return false
-			}
-		}
-		return true
+		s, err := l.status(plane)
+		all := clienttest.Replicas(s)
+		return err == nil && len(all) == n && !slices.ContainsFunc(all, func(r control.Replica) bool { return r.Health != "healthy" || r.Weight == 0 })
 	})
-	s, err := l.status("cascade-0")
+	s, err := l.status(plane)
 	testkit.NoError(l.T, err)
 	var stages []string
 	for _, st := range s.Models[0].Stages {

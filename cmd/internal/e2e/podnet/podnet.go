@@ -10,24 +10,31 @@
 package podnet
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // isolated is set in the environment of a test that Isolate runs.
 const isolated = "CASCADE_TEST_ISOLATED"
 
+// margin is how long before the deadline of the outer test the inner one ends, so that its report is read.
+const margin = 10 * time.Second
+
 // Isolate reports whether the calling test already runs in namespaces of its own. If not, it runs
-// the same test of the same binary there, passes its output on, fails with it, and returns false:
+// the same test of the same binary there, passes its output on, ends as it did, and returns false:
 // the caller must return. It skips the test where namespaces or the program ip are missing.
 func Isolate(t *testing.T) bool {
 	t.Helper()
@@ -40,7 +47,7 @@ func Isolate(t *testing.T) bool {
 	}
 	timeout := "0"
 	if deadline, ok := t.Deadline(); ok {
-		timeout = fmt.Sprint(time.Until(deadline))
+		timeout = fmt.Sprint(time.Until(deadline) - margin)
 	}
 	// ip keeps the names of namespaces in /run, which the user namespace may not write to.
 	args := []string{"-Urnm", "sh", "-c", `mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"`, "sh", testkit.Must(os.Executable())}
@@ -51,9 +58,20 @@ func Isolate(t *testing.T) bool {
 	}
 	cmd := exec.Command("unshare", append(args, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+timeout)...)
 	cmd.Env = append(os.Environ(), isolated+"=1")
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	if err := cmd.Run(); err != nil {
+	cmd.SysProcAttr = childprocess.DieWithParent()
+	var out bytes.Buffer
+	cmd.Stdout = io.MultiWriter(&out, os.Stdout)
+	cmd.Stderr = cmd.Stdout
+	runtime.LockOSThread() // for the kernel, the parent dies with this thread
+	defer runtime.UnlockOSThread()
+	err := cmd.Run()
+	switch outcome := out.String(); {
+	case err != nil:
 		t.Errorf("in namespaces of its own: %v", err)
+	case strings.Contains(outcome, "--- SKIP: "+t.Name()):
+		testkit.Skip(t, testkit.Unavailable{What: "it was skipped in namespaces of its own", Remedy: "do what its output says"})
+	case !strings.Contains(outcome, "--- PASS: "+t.Name()):
+		t.Error("the test in namespaces of its own has not run")
 	}
 	return false
 }
