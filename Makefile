@@ -117,10 +117,14 @@ helm: $(HELM_FILE) ## build Helm from its Go modules into .cache, which takes mi
 $(HELM_FILE):
 	GOBIN=$(CURDIR)/$(@D) GOFLAGS= $(GO) install -trimpath -ldflags='-s -w' $(HELM_MODULE)
 
+# Without the version Helm refuses charts that need a newer Kubernetes than v0.0.0.
 KUBE_APISERVER_FILE := .cache/kube-apiserver/kube-apiserver
+KUBE_VERSION = $(shell sed -n 's,^.*k8s\.io/kubernetes v\([0-9.]*\).*,\1,p' xds/kubetest/apiserver/go.mod)
+KUBE_VERSION_FLAGS = $(foreach package,k8s.io/component-base/version k8s.io/client-go/pkg/version,-X $(package).gitVersion=v$(KUBE_VERSION) \
+	-X $(package).gitMajor=$(word 1,$(subst ., ,$(KUBE_VERSION))) -X $(package).gitMinor=$(word 2,$(subst ., ,$(KUBE_VERSION))))
 kube-apiserver: etcd $(KUBE_APISERVER_FILE) ## build the Kubernetes API server, for tests, into .cache: six minutes; $$KUBE_APISERVER overrides it
 $(KUBE_APISERVER_FILE): xds/kubetest/apiserver/go.mod
-	$(GO) build -C xds/kubetest/apiserver -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ k8s.io/kubernetes/cmd/kube-apiserver
+	$(GO) build -C xds/kubetest/apiserver -trimpath -ldflags '-s -w $(KUBE_VERSION_FLAGS)' -o $(CURDIR)/$@ k8s.io/kubernetes/cmd/kube-apiserver
 
 # The conformance suite of the Gateway API Inference Extension with its echo server, Istio's control
 # plane as the gateway, and the definitions of all their objects, each of a module of its own.
@@ -193,7 +197,7 @@ test: envoy zig ptxas promtool etcd axe $(if $(CI),chromium) ## everything that 
 	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
 	$(TESTSUM) -p 4 -race -timeout 18m $(RACED)
 
-test-all: envoy zig ptxas promtool routers etcd axe helm ## test, and the slow rest; all packages with the race detector, too
+test-all: envoy zig ptxas promtool routers etcd axe helm kube-apiserver ## test, and the slow rest; all packages with the race detector, too
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(SLOWEST) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(SLOWEST))")
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...

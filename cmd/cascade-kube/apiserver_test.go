@@ -334,7 +334,7 @@ func TestServiceOnAPIServer(t *testing.T) {
 }
 
 // TestReadinessGatesOnAPIServer plays the life of a Pod whose readiness waits for discovery, with the permissions of
-// the manifest: the gate opens when the fleet file has its replica, and closes while that drains.
+// the manifests: the gate opens when the fleet file has its replica, and closes while that drains.
 func TestReadinessGatesOnAPIServer(t *testing.T) {
 	c := newLiveCluster(t)
 	c.api.Do("POST", "/apis/inference.networking.k8s.io/v1/namespaces/llm/inferencepools", []byte(`{"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": {"name": "vllm"},
@@ -352,7 +352,10 @@ func TestReadinessGatesOnAPIServer(t *testing.T) {
 		t.Errorf("without --conditions Pod a has %s", got)
 	}
 
+	// The right is a manifest of its own: what discovery.yaml allows does not do.
 	c.discover("--pool", "vllm", "--conditions")
+	c.await("true", func() string { return fmt.Sprint(strings.Contains(c.get(c.status), "is forbidden")) })
+	c.applyManifest("../../deploy/kubernetes/discovery-conditions.yaml")
 	c.await("a b", c.replicas)
 	c.await("True Serving", c.condition("a"))
 	c.await("True Serving", c.condition("b"))

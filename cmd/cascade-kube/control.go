@@ -54,7 +54,7 @@ made. To remove the state:
 			if err != nil {
 				return err
 			}
-			scraped, err := adminserver.ListenMetrics(metrics)
+			scraped, err := adminserver.ListenMetrics(metrics, log)
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,9 @@ users: [{name: u, user: {token: t}}]
 	return fleet, kubeconfig
 }
 
+// metricsAddress finds where a daemon listens for scrapers of its metrics, in its log.
+var metricsAddress = regexp.MustCompile(`listening for scrapers of metrics".* address=([0-9.:]+)`)
+
 // TestControl runs a control plane twice: it keeps its plan and its secret in Kubernetes, and stops
 // without an error.
 func TestControl(t *testing.T) {
@@ -48,17 +52,20 @@ func TestControl(t *testing.T) {
 	fleet, kubeconfig := writeFiles(t, server.URL)
 	var secrets []string // of each run
 	for range 2 {
-		metrics := freeAddress(t)
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		var log testkit.Log
 		code := make(chan int, 1)
 		go func() {
-			code <- run(ctx, []string{"control", "-c", fleet, "--kubeconfig", kubeconfig, "--log", "info", "--metrics", metrics}, &log, &log)
+			code <- run(ctx, []string{"control", "-c", fleet, "--kubeconfig", kubeconfig, "--log", "info", "--metrics", "127.0.0.1:0"}, &log, &log)
 		}()
 		testkit.WaitFor(t, "the plan is stored", func() bool {
 			return strings.Contains(log.String(), "control plane of 1 replicas") && len(server.Paths("/namespaces/cascade/leases/fleet-a")) == 1 && server.Watches() == 1
 		})
-		if text := getText(t, "http://"+metrics+"/metrics"); !strings.Contains(text, "\ncascade_planner") {
+		address := metricsAddress.FindStringSubmatch(log.String())
+		if address == nil {
+			t.Fatalf("no address of metrics: %s", log.String())
+		}
+		if text := getText(t, "http://"+address[1]+"/metrics"); !strings.Contains(text, "\ncascade_planner") {
 			t.Errorf("metrics: %s", text)
 		}
 		stop()
@@ -86,7 +93,8 @@ func TestControl(t *testing.T) {
 // getText returns what a URL answers.
 func getText(t *testing.T, url string) string {
 	t.Helper()
-	answer, err := http.Get(url)
+	client := http.Client{Timeout: testkit.WaitTimeout()}
+	answer, err := client.Get(url)
 	testkit.NoError(t, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)

@@ -95,7 +95,7 @@ fleet file is written, and /metrics has cascade_discovery_… .`,
 	f.StringVar(&d.service, "service", "", "Service that selects the Pods")
 	f.StringVar(&d.kubeconfig, "kubeconfig", "", "kubeconfig file; default: the service account of this Pod")
 	f.StringVar(&d.admin, "admin", "127.0.0.1:18002", "host:port on loopback of /status, /metrics, /healthz and /readyz")
-	f.StringVar(&d.metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage+" with the control plane's certificate of the fleet file")
+	f.StringVar(&d.metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage+"; the server's certificate is the control plane's in the fleet file")
 	f.BoolVar(&d.conditions, "conditions", false, "write the condition "+discovery.ConditionType+" into the status of each Pod, for readiness gates; needs the right to patch pods/status")
 	f.BoolVar(&d.check, "check", false, "only check that the file of -o is there and valid, for a startup probe")
 	portFlags(c, &d.rules)
@@ -185,7 +185,7 @@ func (d *discoverFlags) run(ctx context.Context, log *slog.Logger) error {
 	if servers.admin, err = net.Listen("tcp", d.admin); err != nil {
 		return fmt.Errorf("--admin: %w", err)
 	}
-	if servers.metrics, err = adminserver.ListenMetrics(d.metrics); err != nil {
+	if servers.metrics, err = adminserver.ListenMetrics(d.metrics, log); err != nil {
 		servers.admin.Close()
 		return err
 	}

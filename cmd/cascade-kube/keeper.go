@@ -109,10 +109,12 @@ func (k *keeper) apply(c discovery.Cluster) {
 	k.decide(c)
 }
 
-// decide writes the replicas of a cluster. If anything fails, the file stays as it is.
+// decide writes the replicas of a cluster. If anything fails, the file stays as it is, and the conditions of the
+// last decision are passed on again.
 func (k *keeper) decide(c discovery.Cluster) {
 	text, base, err := k.cfg.file.ReadBase()
 	if err != nil {
+		k.showConditions()
 		k.fail(err)
 		return
 	}
@@ -128,6 +130,7 @@ func (k *keeper) decide(c discovery.Cluster) {
 	}
 	written, err := k.cfg.file.Write(text, d.Replicas)
 	if err != nil {
+		k.showConditions()
 		k.fail(err)
 		return
 	}

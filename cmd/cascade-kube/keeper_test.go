@@ -111,11 +111,14 @@ func TestKeeper(t *testing.T) {
 	k.apply(pods(a, b))
 	test.expect("a.u -b.u")
 
-	// A base file with an error changes nothing, is a fault, and is read again.
+	// A base file with an error changes nothing, is a fault, and is read again. Conditions are tried again meanwhile.
 	test.writeBase(baseText + "speed: -1\n")
 	expectConditions("b Draining", "a Serving")
 	k.apply(pods(a))
 	test.expect("a.u -b.u")
+	test.conditions = nil
+	k.repeat()
+	expectConditions("a Serving")
 	if s := k.status(time.Now()); len(s.Faults) != 1 || !strings.Contains(s.Faults[0], "base.yaml: line 7: speed") {
 		t.Errorf("faults %q", s.Faults)
 	}
@@ -169,7 +172,7 @@ func TestKeeper(t *testing.T) {
 		t.Errorf("changes after a restart: %+v", test.changes)
 	}
 
-	// A folder that is gone: the fault says so until it is back.
+	// A folder that is gone: the fault says so until it is back, and conditions are tried again.
 	testkit.NoError(t, os.Rename(test.file.Path, test.file.Path+".kept"))
 	dir := filepath.Dir(test.file.Path)
 	k.cfg.file.Path = filepath.Join(dir, "missing", "fleet.yaml")
@@ -177,6 +180,9 @@ func TestKeeper(t *testing.T) {
 	if s := k.status(time.Now()); len(s.Faults) != 1 || !strings.Contains(s.Faults[0], "not written") {
 		t.Errorf("faults %q", s.Faults)
 	}
+	test.conditions = nil
+	k.repeat()
+	expectConditions("c Serving")
 	testkit.NoError(t, os.Mkdir(filepath.Join(dir, "missing"), 0o700))
 	k.repeat()
 	if s := k.status(time.Now()); len(s.Faults) != 0 || s.Replicas != 1 {

@@ -16,26 +16,39 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// TestManifest checks that the manifest has no unknown field, and allows what discovery does and
-// nothing else: TestDiscoveryOnAPIServer runs with its permissions.
-func TestManifest(t *testing.T) {
-	text, err := os.ReadFile("../../deploy/kubernetes/discovery.yaml")
+// TestManifests checks that the manifests have no unknown field, and allow what discovery does and nothing else:
+// TestDiscoveryOnAPIServer and TestReadinessGatesOnAPIServer run with their permissions.
+func TestManifests(t *testing.T) {
+	for file, want := range map[string][]string{
+		"discovery.yaml": {"create events.k8s.io/events", "list+watch /pods", "list+watch /services vllm", "list+watch discovery.k8s.io/endpointslices",
+			"list+watch inference.networking.k8s.io/inferencepools vllm"},
+		"discovery-conditions.yaml": {"patch /pods/status"},
+	} {
+		if got := readRules(t, file); !slices.Equal(got, want) {
+			t.Errorf("%s allows %q, want %q", file, got, want)
+		}
+	}
+}
+
+// readRules returns the rules of the roles in a manifest, which are bound to the account of discovery alone.
+func readRules(t *testing.T, file string) (rules []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../deploy/kubernetes/" + file)
 	testkit.NoError(t, err)
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	var rules []string
 	for _, doc := range bytes.Split(text, []byte("\n---\n")) {
 		object, _, err := decoder.Decode(doc, nil, nil)
 		testkit.NoError(t, err)
 		switch object := object.(type) {
 		case *corev1.ServiceAccount:
 		case *rbacv1.RoleBinding:
-			if object.RoleRef.Kind != "Role" || len(object.Subjects) != 1 {
+			if object.RoleRef.Kind != "Role" || object.RoleRef.Name != object.Name || len(object.Subjects) != 1 || object.Subjects[0].Name != "cascade-discovery" {
 				t.Errorf("%s binds %+v to %+v", object.Name, object.RoleRef, object.Subjects)
 			}
 		case *rbacv1.Role:
 			for _, r := range object.Rules {
 				if len(r.NonResourceURLs) > 0 {
-					t.Errorf("the role allows URLs: %q", r.NonResourceURLs)
+					t.Errorf("%s allows URLs: %q", file, r.NonResourceURLs)
 				}
 				rule := strings.Join(r.Verbs, "+") + " " + strings.Join(r.APIGroups, "+") + "/" + strings.Join(r.Resources, "+")
 				if len(r.ResourceNames) > 0 {
@@ -44,15 +57,11 @@ func TestManifest(t *testing.T) {
 				rules = append(rules, rule)
 			}
 		default:
-			t.Errorf("an object of another kind: %T", object)
+			t.Errorf("%s has an object of another kind: %T", file, object)
 		}
 	}
 	slices.Sort(rules)
-	want := []string{"create events.k8s.io/events", "list+watch /pods", "list+watch /services vllm", "list+watch discovery.k8s.io/endpointslices",
-		"list+watch inference.networking.k8s.io/inferencepools vllm", "patch /pods/status"}
-	if !slices.Equal(rules, want) {
-		t.Errorf("the role allows %q, want %q", rules, want)
-	}
+	return rules
 }
 
 // TestGuide checks that the commands of the guide have only flags that exist.

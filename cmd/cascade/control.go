@@ -65,7 +65,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
-	scraped, err := adminserver.ListenMetrics(metrics)
+	scraped, err := adminserver.ListenMetrics(metrics, log)
 	if err != nil {
 		return err
 	}

@@ -120,7 +120,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	if m.runtime, err = filepath.Abs(m.runtime); err != nil { // peers get the paths of sockets in it
 		return err
 	}
-	scraped, err := adminserver.ListenMetrics(m.metrics)
+	scraped, err := adminserver.ListenMetrics(m.metrics, fm.log)
 	if err != nil {
 		return err
 	}

@@ -1,13 +1,15 @@
 // Package netnstest has networks for tests: a network namespace, in which servers run, and links to it that go
-// down and come up again, as a cable does. What a link carries is then lost without a word, in both directions, which
+// down and come up again. While a link is down, packets are lost in both directions and no connection is closed, which
 // no relay between two sockets imitates.
 //
 // It needs Linux, root and the command ip; New skips the test without them.
 package netnstest
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
@@ -36,9 +38,7 @@ type Link struct {
 // New returns a namespace with links, which are up. The end of the test removes it.
 func New(t testing.TB, links int) *Namespace {
 	t.Helper()
-	// Names of devices have at most 15 bytes. The addresses are those of tests of network devices (RFC 2544), of which
-	// each test has some.
-	id := rand.Uint32()
+	id := rand.Uint32() // names of devices have at most 15 bytes
 	n := &Namespace{t: t, name: fmt.Sprintf("cascade-%08x", id)}
 	if out, err := ip("netns", "add", n.name); err != nil {
 		testkit.Skip(t, testkit.Unavailable{What: "no network namespace can be made: " + strings.TrimSpace(out+" "+err.Error()), Remedy: "run the test as root, on Linux with iproute2"})
@@ -47,16 +47,25 @@ func New(t testing.TB, links int) *Namespace {
 	n.must("-n", n.name, "link", "set", "lo", "up")
 	for i := range links {
 		outside, inside := fmt.Sprintf("cn%08x%do", id, i), fmt.Sprintf("cn%08x%di", id, i)
-		network := fmt.Sprintf("198.18.%d.", id%256)
-		here, there := fmt.Sprint(network, 4*i+1), fmt.Sprint(network, 4*i+2)
+		here, there := addressesOf(id, i)
 		n.must("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", n.name)
-		n.must("address", "add", here+"/30", "dev", outside)
-		n.must("-n", n.name, "address", "add", there+"/30", "dev", inside)
+		n.must("address", "add", here.String()+"/30", "dev", outside)
+		n.must("-n", n.name, "address", "add", there.String()+"/30", "dev", inside)
 		n.must("link", "set", outside, "up")
-		n.Links = append(n.Links, &Link{Address: there, namespace: n, device: inside})
+		n.Links = append(n.Links, &Link{Address: there.String(), namespace: n, device: inside})
 		n.Links[i].Up()
 	}
 	return n
+}
+
+// addressesOf returns the two addresses of a link, which are a network of their own: one of the 32,768 networks of four
+// addresses in 198.18.0.0/15, which is for tests of network devices (RFC 2544). A namespace has consecutive ones from a
+// place that its id chooses, so that those of tests that run at once rarely meet.
+func addressesOf(id uint32, link int) (here, there netip.Addr) {
+	network := (id + uint32(link)) % (1 << 15)
+	first := binary.BigEndian.AppendUint32(nil, 198<<24|18<<16|network<<2)
+	here = netip.AddrFrom4([4]byte(first)).Next()
+	return here, here.Next()
 }
 
 // Command returns the command line that runs another one in the namespace, as the same process.

@@ -103,8 +103,8 @@ const (
 	MetricsUsage = "host:port of one more server with /metrics, /healthz and /readyz alone; off loopback, over TLS to operators"
 )
 
-// ListenMetrics opens the listener of the address of --metrics; nil for none.
-func ListenMetrics(address string) (net.Listener, error) {
+// ListenMetrics opens the listener of the address of --metrics, and logs where it listens; nil for none.
+func ListenMetrics(address string, log *slog.Logger) (net.Listener, error) {
 	if address == "" {
 		return nil, nil
 	}
@@ -112,6 +112,7 @@ func ListenMetrics(address string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--metrics: %w", err)
 	}
+	log.Info("listening for scrapers of metrics", "address", l.Addr().String())
 	return l, nil
 }
 

@@ -15,7 +15,7 @@ type Metrics struct {
 
 var (
 	podsDesc   = prometheus.NewDesc("cascade_discovery_pods", "Pods that the InferencePool or Service selects, by what they are in the fleet.", []string{"state"}, nil)
-	faultsDesc = prometheus.NewDesc("cascade_discovery_faults", "What discovery cannot read of the cluster, or not write: /status says why.", nil, nil)
+	faultsDesc = prometheus.NewDesc("cascade_discovery_faults", "Number of things that discovery cannot read or write: /status says why.", nil, nil)
 	writesDesc = prometheus.NewDesc("cascade_discovery_writes_total", "Times that the fleet file was written.", nil, nil)
 )
 

@@ -20,6 +20,8 @@ import (
 //	delete a-0                    removes a Pod
 //	endpoint a-0 port=9000        adds or changes its endpoint; ready=false
 //	conditions                    discovery writes conditions; prints those that Pods should have
+//	conditions written            the same, and the Pods have them from then on
+//	conditions off                discovery writes none; those that Pods have stay
 //	decide                        prints the decision and what has changed; an error keeps the last one
 func TestScenarios(t *testing.T) {
 	testkit.TestScenarios(t, "testdata", func(t *testing.T) testkit.Player { return new(world).play })
@@ -61,9 +63,17 @@ func (w *world) play(words []string) (out []string, err error) {
 		}
 		w.cluster.Endpoints = append(w.cluster.Endpoints, e)
 	case "conditions":
-		w.rules.SetsConditions = true
+		how := strings.Join(args, " ")
+		if w.rules.SetsConditions = how != "off"; how == "off" {
+			return nil, nil
+		}
 		for _, c := range Conditions(w.cluster, w.last) {
 			out = append(out, strings.TrimSpace(fmt.Sprintf("%s: %v %s %s", c.Pod, c.Want.Ready, c.Want.Reason, c.Want.Message)))
+			for i := range w.cluster.Pods {
+				if p := &w.cluster.Pods[i]; how == "written" && p.UID == c.UID {
+					p.Condition = &c.Want
+				}
+			}
 		}
 		return out, nil
 	case "decide":

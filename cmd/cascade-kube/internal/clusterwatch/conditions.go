@@ -54,6 +54,9 @@ type Conditions struct {
 	since  time.Time                // of fault; guarded by mu
 
 	written map[string]conditionRecord // by the UID of the Pod; owned by Run
+	// begin is the index in wanted at which the next batch begins: behind the failures of the last one, so that
+	// Pods whose conditions always fail do not keep others waiting; owned by Run.
+	begin int
 }
 
 // conditionRecord is what was written last to one Pod.
@@ -114,11 +117,17 @@ func (c *Conditions) writeBatch(ctx context.Context) (more bool) {
 	c.mu.Unlock()
 	c.forgetOthers(wanted)
 	writes, row := 0, 0
+	begin, next := c.begin, 0 // without a failure, what ends a Pod's readiness comes first again
 	var last error
-	for _, p := range wanted {
+	for i := range wanted {
+		index := (begin + i) % len(wanted)
 		if writes == conditionBatch || row == conditionFailures || ctx.Err() != nil {
+			if last != nil {
+				next = index
+			}
 			break
 		}
+		p := wanted[index]
 		p.Want.Message = truncate(p.Want.Message, maxMessage)
 		if p.Have != nil && *p.Have == p.Want {
 			c.written[p.UID] = conditionRecord{condition: p.Want}
@@ -137,6 +146,7 @@ func (c *Conditions) writeBatch(ctx context.Context) (more bool) {
 		row++
 		last = fmt.Errorf("Pod %s: %w", p.Pod, err)
 	}
+	c.begin = next
 	if ctx.Err() == nil {
 		c.noteResult(last)
 	}

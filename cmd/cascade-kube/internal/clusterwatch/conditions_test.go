@@ -183,6 +183,33 @@ func TestConditionsFail(t *testing.T) {
 	})
 }
 
+// TestConditionsAfterFailures: Pods whose conditions fail forever take turns with those behind them.
+func TestConditionsAfterFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startConditions(t, "z")
+		var all []discovery.PodCondition
+		for i := range 5 * conditionFailures {
+			name := fmt.Sprint("bad", i)
+			c.fail[name] = errors.New("pods is forbidden")
+			all = append(all, wants(name, serves, nil))
+		}
+		all = append(all, wants("z", serves, nil))
+		for range 5 { // as the keeper sets them
+			if got := c.set(all...); len(c.writes) != conditionFailures {
+				t.Errorf("written %q", got)
+			}
+			time.Sleep(5 * time.Second)
+		}
+		if got := c.set(all...); !strings.HasPrefix(got, "z True Serving at T, bad0 ") {
+			t.Errorf("written %q, want z first", got)
+		}
+		// Pods that go meanwhile leave no place from which to go on.
+		all = all[len(all)-1:]
+		all[0].Want = drains
+		c.expect("z False Draining at T", all...)
+	})
+}
+
 // TestManyConditions: more than a batch is written after one Set.
 func TestManyConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

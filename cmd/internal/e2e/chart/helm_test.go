@@ -270,8 +270,10 @@ func TestRoles(t *testing.T) {
 	read := func(name string) string {
 		return string(testkit.Must(os.ReadFile(filepath.Join(root, "deploy", "kubernetes", name))))
 	}
-	documented := append(rules(read("control-role.yaml")), rules(read("discovery.yaml"))...)
-	got := rules(renderings(t)["gates"])
+	conditions := rules(read("discovery-conditions.yaml"))
+	documented := slices.Concat(rules(read("control-role.yaml")), rules(read("discovery.yaml")), conditions)
+	all := renderings(t)
+	got := rules(all["gates"])
 	for _, r := range got {
 		if !slices.Contains(documented, r) {
 			t.Errorf("the chart grants %s", r)
@@ -282,7 +284,12 @@ func TestRoles(t *testing.T) {
 			t.Errorf("the chart does not grant %s", r)
 		}
 	}
-	if none := rules(render(t)); len(none) > 0 {
+	// Without conditions the same, but what these need.
+	want := slices.DeleteFunc(slices.Clone(got), func(r string) bool { return slices.Contains(conditions, r) })
+	if less := rules(all["state"]); len(want) == len(got) || !slices.Equal(less, want) {
+		t.Errorf("without conditions the chart grants %s, want %s", less, want)
+	}
+	if none := rules(all[""]); len(none) > 0 {
 		t.Errorf("without discovery the chart grants %v", none)
 	}
 }

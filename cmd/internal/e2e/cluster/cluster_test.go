@@ -162,8 +162,8 @@ func helmBinary(t *testing.T) string {
 	return path
 }
 
-// chart returns the folder of a copy of the chart that installs on this API server, too: built from its modules, it
-// says that its version is v0.0.0.
+// chart returns the folder of a copy of the chart that installs on any API server: one that was built without a version
+// says that it is v0.0.0.
 func (c *cluster) chart() string {
 	c.t.Helper()
 	dir := filepath.Join(c.dir, "chart")

@@ -103,6 +103,7 @@ func (f *fleet) endurePartition(n *netnstest.Namespace, plans *record) {
 	load.WaitForRequests(10)
 	plans.held()
 	stop := f.watchLeaders()
+	t.Cleanup(stop)
 
 	n.Links[linkOfA].Down()
 	heart, at := newPulse(t), time.Now()
