@@ -227,9 +227,6 @@ func TestRefusals(t *testing.T) {
 // TestReproducible builds Cascade's image twice, from copies of the committed sources in different folders. The image
 // contains the bill of materials that is beside it, of what Cascade is linked from.
 func TestReproducible(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds Cascade twice")
-	}
 	var digests []string
 	for range 2 {
 		dir := t.TempDir()
