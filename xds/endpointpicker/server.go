@@ -188,7 +188,7 @@ func (s *Server) Update(snapshot *client.Snapshot) {
 	s.setReady(s.Ready())
 }
 
-// Ready reports whether the picker knows stages that it can send requests to.
+// Ready reports whether the picker knows its stages or its pool, which may be empty.
 func (s *Server) Ready() bool {
 	v := s.view.Load()
 	if s.config.Model != "" && v.pool == nil {

@@ -180,11 +180,12 @@ func openPlot(name string) (func(report.Picture) error, error) {
 	if format != report.SVG && format != report.PNG {
 		return nil, fmt.Errorf("-plot %s: a picture's file ends in .svg or .png", name)
 	}
-	f, err := os.Create(name)
+	// An earlier picture stays until there is another one: the sweep takes an hour, and may be interrupted.
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	return func(p report.Picture) error { return errors.Join(p.Write(f, format), f.Close()) }, nil
+	return func(p report.Picture) error { return errors.Join(f.Truncate(0), p.Write(f, format), f.Close()) }, nil
 }
 
 func split(list string) []string {

@@ -89,7 +89,7 @@ func (c *Cluster) writeHosts(text string) error {
 }
 
 // sliceSuffix is the end of an EndpointSlice's name, after that of its Service.
-const sliceSuffix = "-shim"
+const sliceSuffix = "-played"
 
 // endpointSlice returns the EndpointSlice of a Service.
 func endpointSlice(s *corev1.Service, pods []corev1.Pod) discoveryv1.EndpointSlice {
