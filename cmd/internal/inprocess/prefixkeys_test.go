@@ -146,12 +146,6 @@ func TestColdStart(t *testing.T) {
 			conversation++
 			r.sendKeyed(talk(6000, conversation, 0, 1))
 		}
-		// One request at a time: without pause they would take the cores that the engines need.
-		r.WaitFor("a depth is learnt", func() bool {
-			conversation++
-			r.sendKeyed(talk(6000, conversation, 0, 1))
-			return depth() != "0"
-		})
 		r.WaitFor("the turns of a conversation go to one front end, those of others to others", func() bool {
 			homes := make(map[string]bool)
 			for range 12 {
