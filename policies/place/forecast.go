@@ -266,7 +266,7 @@ func (j *judgement) priceCopy(cached, input policies.Tokens) (more policies.Toke
 	}
 	copying = add(product(more, j.Prices.Copied, pico), prefixpull.DefaultSetup)
 	computing = add(j.Prices.prompt(more), j.Prices.prompt2((cached+more)*(cached+more)-cached*cached))
-	if copying >= computing/100*(100-prefixpull.DefaultMargin) {
+	if !(prefixpull.Policy{}).Pays(copying, computing) {
 		return 0, 0, 0
 	}
 	return more, copying, computing

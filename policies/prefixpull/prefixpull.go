@@ -76,17 +76,24 @@ func (p Policy) Decide(o Offer) Decision {
 	if o.Rate <= 0 || o.TokenBytes <= 0 {
 		return d
 	}
-	setup, margin := p.Setup, p.Margin
+	setup := p.Setup
 	if setup <= 0 {
 		setup = DefaultSetup
 	}
+	d.Transfer = add(add(transfer(d.Tokens, o.TokenBytes, o.Rate), max(o.Latency, 0)), setup)
+	d.Pull = p.Pays(d.Transfer, d.Recompute)
+	return d
+}
+
+// Pays reports whether a pull that takes so long, Setup included, is faster by the margin than computing
+// the same tokens.
+func (p Policy) Pays(transfer, recompute policies.Micros) bool {
+	margin := p.Margin
 	if margin <= 0 || margin >= 100 {
 		margin = DefaultMargin
 	}
-	d.Transfer = add(add(transfer(d.Tokens, o.TokenBytes, o.Rate), max(o.Latency, 0)), setup)
 	// Divided first: neither side overflows, and rounding argues against the pull.
-	d.Pull = d.Transfer < d.Recompute/100*policies.Micros(100-margin)
-	return d
+	return transfer < recompute/100*policies.Micros(100-margin)
 }
 
 // Recompute returns how long an engine takes to compute the tokens of a prompt from position own to
