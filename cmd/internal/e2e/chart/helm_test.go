@@ -15,6 +15,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/helmtest"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -30,15 +31,7 @@ const (
 func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	testkit.SkipSlow(t)
-	path := os.Getenv("HELM")
-	if path == "" {
-		path = filepath.Join(root, ".cache", "helm", "helm")
-	}
-	path, err := exec.LookPath(path)
-	if err != nil {
-		testkit.Skip(t, testkit.Unavailable{What: "there is no Helm", Remedy: "run `make helm`, or set HELM to a binary"})
-	}
-	cmd := exec.Command(path, args...)
+	cmd := exec.Command(helmtest.Binary(t, root), args...)
 	home := t.TempDir()
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home, "KUBECONFIG="+os.DevNull)
 	var out, stderr bytes.Buffer

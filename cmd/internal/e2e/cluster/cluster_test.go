@@ -24,6 +24,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/helmtest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/playedcluster"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -148,20 +149,6 @@ func (c *cluster) issue(id identity.ID, hosts []string, dir string) error {
 		os.WriteFile(filepath.Join(dir, "ca.crt"), authority, 0o600))
 }
 
-// helmBinary returns the path of Helm, and skips the test without one.
-func helmBinary(t *testing.T) string {
-	t.Helper()
-	path := os.Getenv("HELM")
-	if path == "" {
-		path = filepath.Join(root, ".cache", "helm", "helm")
-	}
-	path, err := exec.LookPath(path)
-	if err != nil {
-		testkit.Skip(t, testkit.Unavailable{What: "there is no Helm", Remedy: "run `make helm`, or set HELM to a binary"})
-	}
-	return path
-}
-
 // chart returns the folder of a copy of the chart that installs on any API server: one that was built without a version
 // says that it is v0.0.0.
 func (c *cluster) chart() string {
@@ -181,7 +168,7 @@ func (c *cluster) chart() string {
 // helm runs a command of Helm for the release.
 func (c *cluster) helm(args ...string) {
 	c.t.Helper()
-	cmd := exec.Command(helmBinary(c.t), append(args, "--namespace", namespace)...)
+	cmd := exec.Command(helmtest.Binary(c.t, root), append(args, "--namespace", namespace)...)
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+c.dir, "HELM_CONFIG_HOME="+c.dir, "HELM_DATA_HOME="+c.dir, "KUBECONFIG="+c.kubeconfig)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		c.t.Fatalf("helm %v: %v\n%s", args, err, out)

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/helmtest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
@@ -53,7 +54,7 @@ func TestInstall(t *testing.T) {
 	testkit.SkipSlow(t)
 	testkit.SkipUnderRace(t) // it tests other processes
 	kubetest.Binary(t)
-	helmBinary(t)
+	helmtest.Binary(t, root)
 	if !isolated.Run(t, binVariable+"="+bin) {
 		return
 	}

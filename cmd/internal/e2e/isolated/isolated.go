@@ -30,7 +30,7 @@ const variable = "CASCADE_TEST_ISOLATED"
 // margin is how long before the deadline of the outer test the inner one ends, so that its report is read.
 const margin = 10 * time.Second
 
-// Run reports whether the test is in namespaces of its own. If it is not, Run runs it there, with
+// Run reports whether the test is in namespaces of its own. If it is not, Run runs it there, with this process's flags and
 // additional environment variables, as a process that ends with this one, and returns when it has ended; the outer test then
 // ends as the inner one did. It skips the test where no namespaces can be made. t must not be a subtest.
 func Run(t *testing.T, env ...string) bool {
@@ -39,7 +39,13 @@ func Run(t *testing.T, env ...string) bool {
 		return true
 	}
 	enter := command(t)
-	args := append(enter[1:len(enter):len(enter)], testkit.Must(os.Executable()), "-test.v", "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
+	args := append(enter[1:len(enter):len(enter)], testkit.Must(os.Executable()))
+	for _, a := range os.Args[1:] {
+		if !strings.HasPrefix(a, "-test.testlogfile=") { // both would write to it
+			args = append(args, a)
+		}
+	}
+	args = append(args, "-test.v", "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
 	if deadline, ok := t.Deadline(); ok {
 		args = append(args, "-test.timeout="+(time.Until(deadline)-margin).String())
 	}

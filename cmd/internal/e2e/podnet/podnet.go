@@ -4,76 +4,36 @@
 // with an address of its own, on a bridge. Programs of others that listen on every address of
 // their host then run side by side, and none of them can be reached from outside.
 //
-// Isolate runs the test in a network, mount and user namespace of its own, so that it needs no
-// privileges where the kernel allows user namespaces; New makes the bridge there, and Add the
-// namespace of a Pod.
+// Isolate runs the test in namespaces of its own (package isolated); New makes the bridge there, and
+// Add the namespace of a Pod.
 package podnet
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// isolated is set in the environment of a test that Isolate runs.
-const isolated = "CASCADE_TEST_ISOLATED"
-
-// margin is how long before the deadline of the outer test the inner one ends, so that its report is read.
-const margin = 10 * time.Second
-
-// Isolate reports whether the calling test already runs in namespaces of its own. If not, it runs
-// the same test of the same binary there, passes its output on, ends as it did, and returns false:
-// the caller must return. It skips the test where namespaces or the program ip are missing.
+// Isolate is isolated.Run for a test that calls New: it also skips the test where no bridge or namespace of
+// a Pod can be made.
 func Isolate(t *testing.T) bool {
 	t.Helper()
-	if os.Getenv(isolated) != "" {
-		return true
+	if !isolated.Run(t) {
+		return false
 	}
-	if out, err := exec.Command("unshare", "-Urnm", "sh", "-c", "mount -t tmpfs tmpfs /run && ip link add type bridge && ip netns add a && nsenter --net=/run/netns/a true").CombinedOutput(); err != nil {
-		testkit.Skip(t, testkit.Unavailable{What: fmt.Sprintf("network namespaces: %v: %s", err, strings.TrimSpace(string(out))),
+	// ip keeps the names of namespaces in /run, which a user namespace may not write to.
+	if err := run("mount -t tmpfs tmpfs /run && ip link add probe type bridge && ip link del probe && ip netns add probe && nsenter --net=/run/netns/probe true && ip netns del probe"); err != nil {
+		testkit.Skip(t, testkit.Unavailable{What: fmt.Sprintf("a network namespace for each Pod: %v", err),
 			Remedy: "install iproute2 and util-linux, and allow user namespaces (sysctl user.max_user_namespaces)"})
 	}
-	timeout := "0"
-	if deadline, ok := t.Deadline(); ok {
-		timeout = fmt.Sprint(time.Until(deadline) - margin)
-	}
-	// ip keeps the names of namespaces in /run, which the user namespace may not write to.
-	args := []string{"-Urnm", "sh", "-c", `mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"`, "sh", testkit.Must(os.Executable())}
-	for _, a := range os.Args[1:] {
-		if !strings.HasPrefix(a, "-test.testlogfile=") { // both would write to it
-			args = append(args, a)
-		}
-	}
-	cmd := exec.Command("unshare", append(args, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+timeout)...)
-	cmd.Env = append(os.Environ(), isolated+"=1")
-	cmd.SysProcAttr = childprocess.DieWithParent()
-	var out bytes.Buffer
-	cmd.Stdout = io.MultiWriter(&out, os.Stdout)
-	cmd.Stderr = cmd.Stdout
-	runtime.LockOSThread() // for the kernel, the parent dies with this thread
-	defer runtime.UnlockOSThread()
-	err := cmd.Run()
-	switch outcome := out.String(); {
-	case err != nil:
-		t.Errorf("in namespaces of its own: %v", err)
-	case strings.Contains(outcome, "--- SKIP: "+t.Name()):
-		testkit.Skip(t, testkit.Unavailable{What: "it was skipped in namespaces of its own", Remedy: "do what its output says"})
-	case !strings.Contains(outcome, "--- PASS: "+t.Name()):
-		t.Error("the test in namespaces of its own has not run")
-	}
-	return false
+	return true
 }
 
 // Network is a bridge with the first address of a prefix.
