@@ -1,17 +1,14 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net/http"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
-	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/controld"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -54,15 +51,8 @@ made. To remove the state:
 			if err != nil {
 				return err
 			}
-			scraped, err := adminserver.ListenMetrics(metrics, log)
-			if err != nil {
-				return err
-			}
 			return controld.Run(cmd.Context(), controld.Config{
-				Fleet: file, Path: path, Own: own, Logger: log,
-				RunAlongside: func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error {
-					return adminserver.Serve(ctx, scraped, metrics, adminserver.Access{Hosts: file.Fleet.Control.AdminHosts, Certificate: certificate, TrustDomain: file.Fleet.TLS.TrustDomain})
-				},
+				Fleet: file, Path: path, Own: own, Metrics: metrics, Logger: log,
 				OpenState: func(f *wiring.Fleet) (*wiring.SharedState, error) { return openState(f, kubeconfig) },
 				Started:   func(line string) { fmt.Fprintln(s.stderr, line) },
 			})

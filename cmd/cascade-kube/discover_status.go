@@ -69,5 +69,5 @@ func (d *discoverFlags) metricsAccess(log *slog.Logger) (adminserver.Access, err
 		return adminserver.Access{}, err
 	}
 	own, err := controld.OwnCertificate(wiring.Fleet{Fleet: base, Dir: filepath.Dir(d.file.Base)}, log)
-	return adminserver.Access{Hosts: base.Control.AdminHosts, Certificate: own, TrustDomain: base.TLS.TrustDomain}, err
+	return adminserver.NewAccess(base, own), err
 }

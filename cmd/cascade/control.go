@@ -3,12 +3,10 @@ package main
 import (
 	"context"
 	"log/slog"
-	"net/http"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
-	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/controld"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -53,7 +51,7 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
 	f := c.Flags()
 	f.StringVar(&own.Listen, "listen", "", "host:port of this control plane's xDS and load reports, where it is not control.listen of the file")
 	f.StringVar(&own.Admin, "admin", "", "host:port of this control plane's /status, where it is not control.admin of the file")
-	c.Flags().StringVar(&metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage)
+	f.StringVar(&metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage)
 	f.StringVar(&own.Name, "name", "", "name of this control plane among several, where it is not control.name of the file")
 	return c
 }
@@ -65,18 +63,11 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
-	scraped, err := adminserver.ListenMetrics(metrics, log)
-	if err != nil {
-		return err
-	}
 	return controld.Run(ctx, controld.Config{
-		Fleet: file, Path: path, Own: own, Logger: log,
+		Fleet: file, Path: path, Own: own, Metrics: metrics, Logger: log,
 		Started: func(line string) {
 			s.announce(slog.LevelInfo, "%s", line)
 			notifySystemd(log, systemdReady)
-		},
-		RunAlongside: func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error {
-			return adminserver.Serve(ctx, scraped, metrics, adminserver.Access{Hosts: file.Fleet.Control.AdminHosts, Certificate: certificate, TrustDomain: file.Fleet.TLS.TrustDomain})
 		},
 	})
 }

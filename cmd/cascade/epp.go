@@ -128,7 +128,7 @@ func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) 
 		Picker: picker, Health: status, TLS: tlsOptions, GRPC: room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
 		While: []func(context.Context) error{xds.Run, func(back context.Context) error {
 			return adminserver.Serve(back, listeners[2], adminserver.Handler(metrics, func() string { return eppReady(ctx, picker) }),
-				adminserver.Access{Hosts: fleet.Fleet.Control.AdminHosts, Certificate: m.certs, TrustDomain: fleet.Fleet.TLS.TrustDomain})
+				adminserver.NewAccess(fleet.Fleet, m.certs))
 		}},
 	}.Serve(ctx)
 }

@@ -188,7 +188,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	g.Go(func() error { return all.Run(back) })
 	g.Go(func() error { return seen.Run(back) })
 	ready := func() string { return frontendReadiness(front.Status(), room.Err()) }
-	access := adminserver.Access{Hosts: fleet.Fleet.Control.AdminHosts, Certificate: fm.certs, TrustDomain: fleet.Fleet.TLS.TrustDomain}
+	access := adminserver.NewAccess(fleet.Fleet, fm.certs)
 	g.Go(func() error { return adminserver.Serve(back, scraped, adminserver.Handler(metrics, ready), access) })
 	g.Go(func() error {
 		mux := adminserver.Handler(metrics, ready)

@@ -162,7 +162,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 			return plans
 		}))
 		return adminserver.Serve(back, admin, mux,
-			adminserver.Access{Hosts: fleet.Fleet.Control.AdminHosts, Certificate: m.certs, TrustDomain: fleet.Fleet.TLS.TrustDomain})
+			adminserver.NewAccess(fleet.Fleet, m.certs))
 	})
 	return g.Wait()
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -43,6 +44,12 @@ type Access struct {
 	Hosts       []string        // host names that requests may carry besides those of loopback
 	Certificate *certs.Provider // the server's own; nil: plain text, which is for loopback
 	TrustDomain string          // of the operators' certificates; "": any certificate of the fleet
+}
+
+// NewAccess returns who may use the admin servers of a daemon of this fleet, whose certificate is given; nil: it
+// has none.
+func NewAccess(f config.Fleet, own *certs.Provider) Access {
+	return Access{Hosts: f.Control.AdminHosts, Certificate: own, TrustDomain: f.TLS.TrustDomain}
 }
 
 // Serve serves h on l until ctx ends. A nil l serves nothing. On loopback it serves

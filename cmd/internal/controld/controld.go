@@ -12,12 +12,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/fleetfile"
@@ -45,14 +45,17 @@ type Config struct {
 	Logger *slog.Logger
 	// Started is called once with a line about this control plane, when it listens. Required.
 	Started func(line string)
-	// RunAlongside runs as long as the control plane, with its metrics (control.MetricsHandler) and its
-	// certificate, which is nil for plain text; nil means nothing.
-	RunAlongside func(ctx context.Context, metrics http.Handler, certificate *certs.Provider) error
+	// Metrics is host:port of one more server of the metrics, as of the flag adminserver.MetricsFlag; "": none.
+	Metrics string
 }
 
 // Run runs a control plane until ctx ends. It returns an error if it cannot start, or if a
 // listener fails.
 func Run(ctx context.Context, c Config) error {
+	scraped, err := adminserver.ListenMetrics(c.Metrics, c.Logger)
+	if err != nil {
+		return err
+	}
 	fleet, err := c.resolveFleet()
 	if err != nil {
 		return err
@@ -99,9 +102,9 @@ func Run(ctx context.Context, c Config) error {
 	g.Go(func() error { return plan.Run(ctx) })
 	g.Go(func() error { return plane.Run(ctx) })
 	g.Go(func() error { return own.Run(ctx) })
-	if c.RunAlongside != nil {
-		g.Go(func() error { return c.RunAlongside(ctx, plan.MetricsHandler(), own) })
-	}
+	g.Go(func() error {
+		return adminserver.Serve(ctx, scraped, plan.MetricsHandler(), adminserver.NewAccess(c.Fleet.Fleet, own))
+	})
 	if edge != nil {
 		g.Go(func() error {
 			return edge.Run(ctx, func(cert *resources.Certificate) {
