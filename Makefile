@@ -182,8 +182,10 @@ ptx: $(PTXAS) ## regenerate the GPU's code from its source
 # Without DWARF the 160 test programs link in two thirds of the time.
 TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -vet=off -ldflags=-w
 
-# Packages whose tests wait longest: processes, sockets and engines of emulated speed. They come first.
-SLOWEST := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd/internal/policydev ./migrator/frontend ./xds/control ./xds/internal/publish ./xds/client ./cmd/internal/wiring ./engine/sim
+# Packages whose tests take longest, first. Whole fleets in one process suffer most when other processes take the CPU,
+# so the packages next to them are single processes, too, and fleets of many processes come after them.
+SLOWEST := ./cmd/internal/inprocess ./migrator/frontend ./xds/internal/publish ./xds/control ./engine/sim ./cmd/internal/policydev ./xds/client ./cmd/internal/wiring \
+	./cmd/internal/e2e/... ./cmd/cascade
 # Goroutines on which others rely, without processes or gRPC: what "make test" runs with the race
 # detector. For it everything that a package imports is compiled once more, and tests take several
 # times as long, so all other packages get it in "make test-all".
@@ -194,8 +196,8 @@ UNRACED = $(SLOWEST) ./wasm/internal/swap $$($(GO) list ./... | grep -vxF "$$($(
 
 test: envoy zig ptxas promtool etcd axe $(if $(CI),chromium) ## everything that CI runs: vet, and tests, on real Envoy; with the race detector where that is cheap
 	$(GO) vet ./...
-	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
-	$(TESTSUM) -p 4 -race -timeout 18m $(RACED)
+	$(TESTSUM) -p 2 -timeout 18m $(UNRACED)
+	$(TESTSUM) -p 2 -race -timeout 18m $(RACED)
 
 test-all: envoy zig ptxas promtool routers etcd axe helm kube-apiserver ## test, and the slow rest; all packages with the race detector, too
 	$(GO) vet ./...

@@ -204,11 +204,11 @@ func TestPolicyRefused(t *testing.T) {
 		defer bad.mu.Unlock()
 		return bad.checks >= 2
 	})
+	requireAudited(t, c, "module | slot=bid-select host=r1 | refused | key ops is not known here | r1 |  | false")
 	bad.stop()
 	if bad.checks != 2 {
 		t.Errorf("received %d configs, want 2", bad.checks)
 	}
-	requireAudited(t, c, "module | slot=bid-select host=r1 | refused | key ops is not known here | r1 |  | false")
 }
 
 // TestPolicySilentNode checks that a proxy which subscribes to a slot and never

@@ -65,15 +65,16 @@ func (r *fleetHarness) ask(front, path string, body map[string]any) (out turn) {
 	return out
 }
 
-// awaitHolder waits until the front end of a replica would send the prompt of these ids to another one, or until it
-// has had time enough to: on a busy host, the prompt may have been computed elsewhere.
+// awaitHolder waits until the front end of a replica knows that another one holds nearly all of the prompt of these ids,
+// or until it has had time enough to: on a busy host, the prompt may have been computed elsewhere.
 func (r *fleetHarness) awaitHolder(front, holder string, ids []uint32) {
 	r.T.Helper()
 	steps := prefix.AppendSteps(nil, prefix.Root(llm, "", ""), ids)
 	polls := 0
 	r.WaitFor(fmt.Sprintf("%s knows that %s holds a prompt", front, holder), func() bool {
 		polls++
-		return polls > 2000 || r.daemons[front].Market().Place(policies.Request{ID: "probe", Model: llm, Input: policies.Tokens(len(ids)), MaxOutput: 4}, steps).Replica == policies.ReplicaID(holder)
+		at, held := r.daemons[front].Market().LongestPrefix(steps)
+		return polls > 2000 || at.Replica == policies.ReplicaID(holder) && held >= policies.Tokens(len(ids))*85/100
 	})
 }
 

@@ -149,7 +149,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		}
 	}
 	cfg.hooks = hooks{listen: r.sockets.listen, part: r.parts.run, engine: s.engine, migrator: s.migrator, front: func(c *frontend.Config) {
-		c.HangTimeout = time.Minute // an engine that a busy machine does not run is not hung
+		c.HangTimeout, c.StallTimeout = time.Minute, time.Minute // an engine that a busy machine does not run is not hung
 		if s.front != nil {
 			s.front(string(c.Replica), c)
 		}

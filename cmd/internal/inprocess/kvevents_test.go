@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -39,7 +40,7 @@ func TestKVEvents(t *testing.T) {
 func TestConversationStaysByEvents(t *testing.T) {
 	t.Parallel()
 	addresses := loopback.Addresses(t, 4)
-	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: bePatient, edit: func(f *config.Fleet) {
+	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: bePatient, front: func(_ string, c *frontend.Config) { c.TokenizeTimeout = patience }, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: config.MigrationLive}
 		computePrompts(f)
 		for i := range f.Replicas {

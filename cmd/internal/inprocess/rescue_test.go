@@ -112,8 +112,10 @@ func TestEngineHangs(t *testing.T) {
 	planes(t, onProxy, func(t *testing.T, envoy string) {
 		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{}, 4
-		}, front: func(_ string, c *frontend.Config) {
-			c.HealthTimeout = time.Second
+		}, front: func(id string, c *frontend.Config) {
+			if c.HealthTimeout = time.Second; id == "r0" {
+				c.StallTimeout = 0
+			}
 		}})
 		r.teachShapes()
 		load := r.newLoad(3, 60, 200, 2000)
@@ -134,6 +136,10 @@ func TestEngineCoreHangs(t *testing.T) {
 	planes(t, onProxy, func(t *testing.T, envoy string) {
 		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{}, 4
+		}, front: func(id string, c *frontend.Config) {
+			if id == "r0" {
+				c.StallTimeout = 0
+			}
 		}})
 		r.teachShapes()
 		load := r.newLoad(3, 60, 200, 2000)

@@ -10,7 +10,7 @@
 //  1. Only the engine as a whole counts. A stream that pauses proves nothing, because an
 //     engine whose KV cache is full preempts it for as long as others generate.
 //  2. An engine is hung only after it brought nothing for three times as long as its cost
-//     profile predicts for its work, and for at least MinPause, or MinTransferPause. A long prefill is
+//     profile predicts for its work, and for at least the least pause of New, or MinTransferPause. A long prefill is
 //     progress that is expected. An engine that was slower, and one that has just
 //     started, gets more time.
 //  3. An engine without work is never found hung, nor is the process's own pause the
@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// MinPause is the least time without progress after which an engine is hung.
+	// MinPause is the least time without progress after which an engine is hung, unless New is told another one.
 	MinPause = 2 * time.Second
 	// MinTransferPause is the least such time while KV travels from or to the engine. NIXL's handshake with an
 	// engine that it has not met stops vLLM 0.32's core: for 3.75 s on two busy cores. It is less
@@ -104,6 +104,7 @@ func (s State) String() string { return [...]string{"progressing", "quiet", "hun
 // Monitor judges one engine. It is not safe for concurrent use.
 type Monitor struct {
 	cost         policies.Cost
+	least        time.Duration // the least pause after which it is hung
 	state        State
 	brought      uint64        // what the engine had brought at the last call
 	last         time.Duration // the time of the last call
@@ -119,9 +120,10 @@ type Monitor struct {
 }
 
 // New returns the Monitor of an engine that has just started, when brought (see Check) has
-// this value. A cost of zero predicts nothing, so that MinPause decides.
-func New(c policies.Cost, brought uint64) *Monitor {
-	return &Monitor{cost: c, brought: brought, slack: maxSlack, cold: true}
+// this value. It is hung after the least pause, mostly MinPause, at the earliest. A cost of zero predicts nothing, so
+// that the least pause decides.
+func New(c policies.Cost, least time.Duration, brought uint64) *Monitor {
+	return &Monitor{cost: c, least: least, brought: brought, slack: maxSlack, cold: true}
 }
 
 // Check takes note of the state at now, which must not go back, and returns whether the
@@ -166,7 +168,7 @@ func (m *Monitor) Check(now time.Duration, brought uint64, w Work) State {
 
 // Limit returns the pause after which the engine is hung, as of the last Check.
 func (m *Monitor) Limit() time.Duration {
-	limit := time.Duration(m.slack * float64(max(MinPause, patience*m.expected)))
+	limit := time.Duration(m.slack * float64(max(m.least, patience*m.expected)))
 	if m.transferring {
 		return max(limit, MinTransferPause)
 	}

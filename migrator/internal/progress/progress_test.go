@@ -26,7 +26,7 @@ var cost = policies.Cost{D0: 20e-3, D2: 0.1e-3}
 //	give-up | resume | limit
 func TestScenarios(t *testing.T) {
 	testkit.TestScenarios(t, "testdata", func(*testing.T) testkit.Player {
-		m, now, brought, last := New(cost, 0), time.Duration(0), uint64(0), Progressing
+		m, now, brought, last := New(cost, MinPause, 0), time.Duration(0), uint64(0), Progressing
 		var work Work
 		check := func(d time.Duration) (out []string) {
 			now += d
@@ -134,7 +134,7 @@ func TestHonestEngines(t *testing.T) {
 	longest := time.Duration(0) // of the pauses of engines that were not hung
 	for seed := range uint64(testkit.Size(200, 2000)) {
 		rng := rand.New(rand.NewPCG(seed, 14))
-		e, m := &engine{slow: 0.2 + 2.3*rng.Float64()}, New(profile, 0)
+		e, m := &engine{slow: 0.2 + 2.3*rng.Float64()}, New(profile, MinPause, 0)
 		now := time.Duration(0)
 		for range 400 {
 			now += tick
