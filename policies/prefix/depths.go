@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strconv"
 )
 
 // MinDepth and DepthLevels are the depths that Depths observes: MinDepth bytes of a prompt's
@@ -254,12 +255,18 @@ func (d *Depths) AppendBinary(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// ErrDepths is the error of a binary form that is malformed or of another version.
-var ErrDepths = errors.New("prefix depths: malformed, or of an unknown version")
+// The errors of Depths.UnmarshalBinary. Another version is no defect: the binaries of a fleet differ while it is upgraded.
+var (
+	ErrDepthsVersion = errors.New("prefix depths: another version than " + strconv.Itoa(depthsForm))
+	ErrDepths        = errors.New("prefix depths: malformed")
+)
 
 // UnmarshalBinary replaces d by what AppendBinary has encoded. After an error d is what it was.
 func (d *Depths) UnmarshalBinary(b []byte) error {
-	if len(b) == 0 || len(b) > MaxDepthsBytes || b[0] != depthsForm {
+	switch {
+	case len(b) > 0 && b[0] != depthsForm:
+		return ErrDepthsVersion
+	case len(b) == 0 || len(b) > MaxDepthsBytes:
 		return ErrDepths
 	}
 	var out Depths

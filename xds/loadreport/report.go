@@ -6,6 +6,7 @@
 package loadreport
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -98,7 +99,8 @@ type Report struct {
 	// LoadBounded says that Decode had to bound figures of Load that requests cannot
 	// push out of bounds: counts, and the tokens held.
 	LoadBounded bool
-	// Note says which figures Decode bounded or dropped; usually empty.
+	// Note says which figures Decode bounded or dropped, and what it could not read because it is of another
+	// version; usually empty.
 	Note string
 }
 
@@ -112,6 +114,9 @@ type DrainProgress struct {
 	PinnedSeconds float64
 	Streams       int // of its own clients, wherever their requests run
 }
+
+// depthsOfAnotherVersion is the note of a replica whose binary counts equal prompts in another way.
+const depthsOfAnotherVersion = "its migrator is of another version, and its prompts do not count for the depth of prefix keys: upgrade it or the control plane"
 
 // Decode checks a message and returns a Report that shares the message's slices. The
 // error names the field.
@@ -142,7 +147,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 	case !Within(r.EstimateError, MaxRate):
 		return Report{}, fmt.Errorf("estimate_error: %v is not a relative error", r.EstimateError)
 	}
-	var bounded []string
+	var bounded, notes []string
 	r.Load, bounded = decodeLoad(m.GetLoad())
 	r.LoadBounded = slices.ContainsFunc(bounded, func(field string) bool {
 		return field == "running" || field == "waiting" || field == "held_tokens"
@@ -168,8 +173,11 @@ func Decode(m *api.LoadReport) (Report, error) {
 	}
 	if b := m.GetPrefixDepths(); len(b) > 0 {
 		r.PrefixDepths = new(prefix.Depths)
-		if r.PrefixDepths.UnmarshalBinary(b) != nil {
-			bounded = append(bounded, "prefix_depths") // none count
+		switch err := r.PrefixDepths.UnmarshalBinary(b); { // none count after an error
+		case errors.Is(err, prefix.ErrDepthsVersion):
+			notes = append(notes, depthsOfAnotherVersion)
+		case err != nil:
+			bounded = append(bounded, "prefix_depths")
 		}
 	}
 	if m.GetTopology() != nil {
@@ -181,8 +189,9 @@ func Decode(m *api.LoadReport) (Report, error) {
 		}
 	}
 	if len(bounded) > 0 {
-		r.Note = "reported out of bounds, and bounded: " + strings.Join(bounded, ", ")
+		notes = append(notes, "reported out of bounds, and bounded: "+strings.Join(bounded, ", "))
 	}
+	r.Note = strings.Join(notes, "; ")
 	var err error
 	if r.Flow, err = decodeFlow(m.GetFlow()); err != nil {
 		return Report{}, fmt.Errorf("flow: %w", err)

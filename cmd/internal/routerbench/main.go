@@ -54,6 +54,7 @@ func command(ctx context.Context, args []string) error {
 	var (
 		source      = f.String("trace", "mixed", "a shipped mix, or a trace file: arrival_ms,input_tokens,output_tokens CSV or Mooncake JSONL, gzipped or not")
 		spread      = f.Duration("spread", 0, "move each arrival later by a random part of this, for traces with a coarse clock (Mooncake: 3s)")
+		sample      = f.Int("one-conversation-in", 1, "keep one conversation of a trace in so many, so that a run of as many requests finds more turns whose prefixes it has seen")
 		rates       = f.String("rates", "10,20", "loads in requests/s of engine time, divided by commas")
 		contestants = f.String("contestants", "", "names divided by commas, the one to compare with the others first; empty: all")
 		seeds       = f.Int("seeds", interval.MinRuns, "runs of each contestant at each load, with other requests each")
@@ -117,7 +118,7 @@ func command(ctx context.Context, args []string) error {
 	if err := m.validate(); err != nil {
 		return err
 	}
-	if m.workload, err = openWorkload(*source, *requests, policies.Tokens(cmp.Or(*longest, *length)), *spread); err != nil {
+	if m.workload, err = openWorkload(workload{name: *source, requests: *requests, longest: policies.Tokens(cmp.Or(*longest, *length)), spread: *spread, sample: *sample}); err != nil {
 		return err
 	}
 	if m.again.build, err = digest.OfProgram(); err != nil {

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -32,7 +34,7 @@ func small(t *testing.T, tools contestant.Tools, names ...string) (m *matrix, lo
 	var err error
 	m.contestants, err = contestant.Named(names)
 	testkit.NoError(t, err)
-	m.workload, err = openWorkload("chat", 20, m.model.Context, 0)
+	m.workload, err = openWorkload(workload{name: "chat", requests: 20, longest: m.model.Context})
 	testkit.NoError(t, err)
 	testkit.NoError(t, m.validate())
 	return m, log
@@ -198,7 +200,7 @@ func TestWindows(t *testing.T) {
 	}
 	dir := t.TempDir()
 	testkit.NoError(t, writeFile(dir, "t.csv", text.String()))
-	w, err := openWorkload(filepath.Join(dir, "t.csv"), 20, 4096, 0)
+	w, err := openWorkload(workload{name: filepath.Join(dir, "t.csv"), requests: 20, longest: 4096})
 	testkit.NoError(t, err)
 	seen := map[int]bool{}
 	history, err := w.historyOf(4)
@@ -229,9 +231,55 @@ func TestWindows(t *testing.T) {
 	}
 }
 
+// TestSample checks that the runs of a sample have whole conversations of a trace, others for each seed, and
+// that only traces are sampled.
+func TestSample(t *testing.T) {
+	var text strings.Builder
+	for i := range 800 { // 100 conversations of 8 turns
+		turn, c := i/100, i%100
+		ids := "0"
+		for b := range 1 + turn {
+			ids += fmt.Sprintf(",%d", 1000+10*c+b)
+		}
+		fmt.Fprintf(&text, `{"timestamp": %d, "input_length": %d, "output_length": 1, "hash_ids": [%s]}`+"\n", 1000*i, 512*(2+turn), ids)
+	}
+	dir := t.TempDir()
+	testkit.NoError(t, writeFile(dir, "t.jsonl", text.String()))
+	w := workload{name: filepath.Join(dir, "t.jsonl"), requests: 30, longest: 8192, sample: 4}
+	sampled, err := openWorkload(w)
+	testkit.NoError(t, err)
+	turns := map[uint64]int{}
+	for _, r := range sampled.file {
+		turns[r.Prefix[1]]++
+	}
+	for id, n := range turns {
+		if n != 8 {
+			t.Errorf("%d of 8 turns of conversation %d", n, id)
+		}
+	}
+	if len(turns) < 10 || len(turns) > 40 || sampled.name != "t.jsonl, one conversation in 4" {
+		t.Errorf("%s: %d of 100 conversations", sampled.name, len(turns))
+	}
+	first, err := sampled.requestsOf(1, 2)
+	testkit.NoError(t, err)
+	second, err := sampled.requestsOf(2, 2)
+	testkit.NoError(t, err)
+	if slices.EqualFunc(first, second, func(a, b trace.Request) bool { return slices.Equal(a.Prefix, b.Prefix) }) {
+		t.Error("two seeds have the same requests")
+	}
+	w.sample = -1
+	if _, err := openWorkload(w); err == nil {
+		t.Error("a negative sample is no error")
+	}
+	w.name, w.sample = "chat", 4
+	if _, err := openWorkload(w); err == nil || !strings.Contains(err.Error(), "only a trace file") {
+		t.Errorf("a sample of a mix: %v", err)
+	}
+}
+
 // TestMixes checks that a mix's requests depend on the seed alone, whatever the rate.
 func TestMixes(t *testing.T) {
-	w, err := openWorkload("mixed", 50, 131072, 0)
+	w, err := openWorkload(workload{name: "mixed", requests: 50, longest: 131072})
 	testkit.NoError(t, err)
 	a, err := w.requestsOf(1, 5)
 	testkit.NoError(t, err)

@@ -19,6 +19,7 @@ type workload struct {
 	requests int             // of each run
 	longest  policies.Tokens // request, prompt and answer together
 	spread   time.Duration   // window of the trace's clock
+	sample   int             // one conversation of the trace in so many; 0 and 1: all
 }
 
 // historyLength is how many earlier requests Cascade's first plan is made from.
@@ -27,13 +28,20 @@ const historyLength = 2000
 // historySeed is a seed of mixes that no run has.
 const historySeed = 1 << 32
 
-// openWorkload returns the requests of a shipped mix, or of a trace file.
-func openWorkload(source string, requests int, longest policies.Tokens, spread time.Duration) (workload, error) {
-	w := workload{name: source, requests: requests, longest: longest, spread: spread}
-	if requests < 1 {
-		return w, fmt.Errorf("-requests %d: a run needs at least one", requests)
+// openWorkload returns the requests of a shipped mix, or of a trace file. name, spread, sample, requests
+// and longest are set in w.
+func openWorkload(w workload) (workload, error) {
+	source := w.name
+	if w.requests < 1 {
+		return w, fmt.Errorf("-requests %d: a run needs at least one", w.requests)
+	}
+	if w.sample < 0 {
+		return w, fmt.Errorf("-one-conversation-in %d: must not be negative", w.sample)
 	}
 	if g, ok := trace.Named(source); ok {
+		if w.sample > 1 {
+			return w, fmt.Errorf("-one-conversation-in %d: only a trace file has conversations to choose from; %s is generated", w.sample, source)
+		}
 		w.mix = g
 		return w, nil
 	}
@@ -50,7 +58,11 @@ func openWorkload(source string, requests int, longest policies.Tokens, spread t
 		return w, err
 	}
 	w.name = filepath.Base(source)
-	w.file, err = trace.Shape{MaxLength: longest, Spread: spread, Rate: rateOf(all), Seed: 1}.Apply(all)
+	if w.sample > 1 {
+		w.name = fmt.Sprintf("%s, one conversation in %d", w.name, w.sample)
+	}
+	w.file, err = trace.Shape{MaxLength: w.longest, Spread: w.spread, Rate: rateOf(all), Seed: 1}.Apply(all)
+	w.file = trace.SampleConversations(w.file, w.sample)
 	return w, err
 }
 

@@ -193,19 +193,42 @@ func TestPrefixesRehome(t *testing.T) {
 		t.Error("after the replica has left again, keys are not where they were")
 	}
 
-	for i := range v.Endpoints {
-		if v.Endpoints[i].ID == "m0" {
-			v.Endpoints[i].Health = resources.Unhealthy
+	// lose makes m0 unhealthy, and returns how many keys of other replicas of the first stage go to
+	// another of them, and how many of any go to the second stage.
+	lose := func() (others, spilt int) {
+		setHealth := func(h resources.Health) {
+			for i := range v.Endpoints {
+				if v.Endpoints[i].ID == "m0" {
+					v.Endpoints[i].Health = h
+				}
+			}
+			r.serveView(v)
 		}
-	}
-	r.serveView(v)
-	for i, by := range settled("an unhealthy replica", func(h []string) bool { return !slices.Contains(h, "m0") }) {
-		if before[i] != "m0" && by != before[i] {
-			others++
+		stage := v.Plans[0].Stages[0].Replicas
+		complete := settled(fmt.Sprintf("a stage of %d", len(stage)), func(h []string) bool {
+			used := slices.Compact(slices.Sorted(slices.Values(h)))
+			return len(used) == len(stage) && used[0] == "m0"
+		})
+		setHealth(resources.Unhealthy)
+		for i, by := range settled("an unhealthy replica", func(h []string) bool { return !slices.Contains(h, "m0") }) {
+			switch {
+			case !slices.Contains(stage, policies.ReplicaID(by)):
+				spilt++
+			case complete[i] != "m0" && by != complete[i]:
+				others++
+			}
 		}
+		setHealth(resources.Healthy)
+		return others, spilt
 	}
-	if others > keys/25 {
-		t.Errorf("an unhealthy replica moved %d keys of others", others)
+	for _, n := range []int{most - 1, 3, 2} {
+		plan(n, 2000)
+		r.serveView(v)
+		others, spilt := lose()
+		t.Logf("of %d keys, an unhealthy replica of %d moves %d of the others' keys, and %d to the next stage", keys, n, others, spilt)
+		if others > keys/40 || spilt > 0 {
+			t.Errorf("an unhealthy replica of %d moves %d of the others' keys, and %d to the next stage; want at most %d, and none", n, others, spilt, keys/40)
+		}
 	}
 }
 

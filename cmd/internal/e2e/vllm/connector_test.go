@@ -48,6 +48,16 @@ func TestConnector(t *testing.T) {
 			}
 		}
 	})
+	t.Run("prefix pulls", func(t *testing.T) {
+		var log testkit.Log
+		c := handofftest.NewConnectors(t, dirs, 0, &log)
+		handofftest.PlayPrefixPulls(t, model, urls, func(f *frontend.Config) { patient(f); c.Edit(f) })
+		for i, client := range c.Clients {
+			if s := client.Stats(); s.Fetched < 2 || s.Failed != 0 {
+				t.Errorf("r%d: %+v\n%s", i, s, &log)
+			}
+		}
+	})
 	t.Run("faults", func(t *testing.T) { handofftest.PlayConnectorFaults(t, model, urls, dirs, patient) })
 	for _, e := range engines {
 		if !e.Running() {
