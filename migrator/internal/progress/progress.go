@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// MinPause is the least time without progress after which an engine is hung, unless New is told another one.
+	// MinPause is the least time without progress after which an engine is hung; New may get another one.
 	MinPause = 2 * time.Second
 	// MinTransferPause is the least such time while KV travels from or to the engine. NIXL's handshake with an
 	// engine that it has not met stops vLLM 0.32's core: for 3.75 s on two busy cores. It is less
