@@ -111,7 +111,11 @@ func (c *cascade) route(q *request) int {
 		}
 		q.front = i
 		f.seen++
-		f.depths.Observe(c.hashes)
+		if c.ownTexts {
+			f.depths.ObserveUnread(c.hashes)
+		} else {
+			f.depths.Observe(c.hashes)
+		}
 		if c.blind {
 			return i
 		}

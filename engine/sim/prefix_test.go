@@ -68,17 +68,25 @@ func TestConversationsKeepTheirCache(t *testing.T) {
 func TestKeysWithoutTokenizer(t *testing.T) {
 	p := profile
 	p.KVTokens, p.D2 = 1_000_000, 10*p.D2 // what is cached is worth more than the margin of placement
-	hits := func(policy string) float64 {
-		r, records := run(t, Config{Replicas: 6, Policy: policy, Profile: p, Seed: 3}, turns(120, 5, 1))
+	hits := func(policy string, each int) float64 {
+		r, records := run(t, Config{Replicas: 6, Policy: policy, Profile: p, Seed: 3}, turns(600/each, each, 1))
 		if len(records) != 600 || len(r.Failures) > 0 {
 			t.Fatalf("%s: %d requests, failures %+v", policy, len(records), r.Failures)
 		}
 		return r.Reuse.OfIdeal
 	}
-	keys, weights, known, nothing := hits(WithoutTokenizer), hits(WithoutTokenizerOrKeys), hits(WithoutKeys), hits(WithoutAffinity)
+	keys, weights, known, nothing := hits(WithoutTokenizer, 5), hits(WithoutTokenizerOrKeys, 5), hits(WithoutKeys, 5), hits(WithoutAffinity, 5)
 	t.Logf("of the ideal: %.3f with keys, %.3f without, %.3f if front ends know all tokens, %.3f if they know nothing", keys, weights, known, nothing)
 	if keys < weights+0.1 || weights < nothing || keys > known+0.02 {
 		t.Errorf("of the ideal: %.3f with keys, %.3f without, %.3f if front ends know all tokens, %.3f if they know nothing", keys, weights, known, nothing)
+	}
+
+	// Keys for conversations of two turns find less than half of the work, which pays only where nothing else finds it.
+	keys, weights = hits(WithoutTokenizer, 2), hits(WithoutTokenizerOrKeys, 2)
+	all, weighted := hits(Cascade, 2), hits(WithoutKeys, 2)
+	t.Logf("two turns, of the ideal: %.3f with keys, %.3f without, %.3f and %.3f if front ends know all tokens", keys, weights, all, weighted)
+	if keys < weights+0.1 || all != weighted {
+		t.Errorf("two turns, of the ideal: %.3f with keys, %.3f without, %.3f and %.3f if front ends know all tokens", keys, weights, all, weighted)
 	}
 }
 

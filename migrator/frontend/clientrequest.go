@@ -131,7 +131,8 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 	scan.HashPrefix(length.MaxPrefixDepth)
 	scan.Write(body)
 	count := scan.Count()
-	srv.tracker.ObservePrefix(scan.PrefixDigests())
+	unread := count.Tokens == 0 && (srv.cfg.Placer == nil || !srv.tokenizer.answers(int(count.Text)))
+	srv.tracker.ObservePrefix(scan.PrefixDigests(), unread)
 	var a loadtracker.Arrival
 	if count.Found && count.Tokens == 0 && count.Media == 0 {
 		a.TextBytes = count.Text

@@ -110,15 +110,20 @@ func (t *tokenizer) forget() {
 	t.pause, t.warned = tokenizePauses{}, false
 }
 
+// answers reports whether the engine would be asked for the ids of a prompt of that many bytes: it has no such
+// endpoint, or has failed, if it would not.
+func (t *tokenizer) answers(size int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return size <= maxTokenizedText && t.pause.allows(size, time.Now())
+}
+
 // tokenize returns the token ids of a request's prompt. header has the client's fields that
 // engines may see.
 func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header http.Header) ([]uint32, error) {
 	t := srv.tokenizer
 	size := len(req.Prompt())
-	t.mu.Lock()
-	allowed := t.pause.allows(size, time.Now())
-	t.mu.Unlock()
-	if size > maxTokenizedText || !allowed {
+	if !t.answers(size) {
 		t.skipped.Add(1)
 		return nil, errTokenizerBusy
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -459,4 +460,51 @@ func TestTokenizeClientLeaves(t *testing.T) {
 		z.ask(z.nextBody(tokenizedPrompt), 0)
 		z.expect("the next request", 2, 1, 0, 0)
 	})
+}
+
+// TestUnreadPrompts checks which prompts are reported as such that nothing but a key brings to what they share: texts
+// while the engine is not asked for their tokens, and all texts where nothing places requests.
+func TestUnreadPrompts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		z := newTokenizing(t)
+		var want prefix.Depths
+		send := func(body string, unread bool) {
+			t.Helper()
+			z.ask(body, 0)
+			observe(&want, body, unread)
+			if got := z.tracker.State().PrefixDepths; got != want {
+				t.Errorf("a prompt that is unread, %v, was not counted so: %.60s", unread, body)
+			}
+		}
+		send(z.nextBody(tokenizedPrompt), false)
+		z.set(http.NotFound)
+		for range tokenizeFailures {
+			send(z.nextBody(tokenizedPrompt), false)
+		}
+		send(z.nextBody(tokenizedPrompt), true)
+		send(z.nextBody(1000), true)
+		send(`{"model":"m","max_tokens":3,"prompt":[`+strings.Repeat("17,", 500)+`1]}`, false)
+		time.Sleep(tokenizeMissing)
+		send(z.nextBody(tokenizedPrompt), false) // it is asked again
+
+		alone := startServer(t, z.engine.URL, func(c *Config) { c.Model = "m" })
+		body := z.nextBody(1000)
+		post(t, alone.client, alone.url, "/v1/completions", body)
+		want = prefix.Depths{}
+		if observe(&want, body, true); alone.tracker.State().PrefixDepths != want {
+			t.Error("a prompt that nothing places is not counted as unread")
+		}
+	})
+}
+
+// observe counts the prompt of a body.
+func observe(d *prefix.Depths, body string, unread bool) {
+	var s length.Scanner
+	s.HashPrefix(length.MaxPrefixDepth)
+	s.Write([]byte(body))
+	if unread {
+		d.ObserveUnread(s.PrefixDigests())
+	} else {
+		d.Observe(s.PrefixDigests())
+	}
 }

@@ -28,6 +28,7 @@ const (
 // value has seen nothing.
 type Depths struct {
 	prompts uint32
+	unread  uint32              // the work of prompts that nothing but a key brings to what they share; see ObserveUnread
 	reached [DepthLevels]uint32 // the work of the prompts that are as long as the depth, or longer
 	// alone is what the squares of the counts would be if all keys were different: the squares of each
 	// prompt's work, until counts are halved, which divides squares by four.
@@ -58,13 +59,15 @@ const (
 	// slack is by how much a smaller depth may cost more than the best one. The depth in use may cost
 	// twice as much more.
 	slack = whole / 16
-	// worth is what keys may cost where there are none yet, and stillWorth where there are: where less than
-	// about half of the work finds another prompt with its key, choosing by load is as good for those, and
-	// better for the rest.
+	// worth is what keys may cost where there are none yet, and stillWorth where there are, if front ends
+	// know the tokens of all prompts and find without keys what they share: where less than about half of
+	// the work finds another prompt with its key, choosing by load is as good for those, and better for the
+	// rest. Prompts that are unread find hardly anything without keys, which costs whole: keys may cost all
+	// that, and a little less before there are any.
 	worth, stillWorth = whole * 3 / 5, whole * 3 / 4
 
-	depthsMax  = 1 + 5 + DepthLevels*(10+depthCounters*5)
-	depthsForm = 4
+	depthsMax  = 1 + 10 + DepthLevels*(10+depthCounters*5)
+	depthsForm = 5
 )
 
 // MaxDepthsBytes bounds the binary form of Depths. 4 KB are usual.
@@ -91,12 +94,23 @@ func (d *Depths) Observe(hashes []uint64) {
 	}
 }
 
+// ObserveUnread is Observe for a prompt whose tokens its front end can not find out, unless it has served
+// the text before: the engine does not say them. Such a prompt finds what it shares with others if a key
+// brings it to the same front end, and else by chance.
+func (d *Depths) ObserveUnread(hashes []uint64) {
+	d.Observe(hashes)
+	if len(hashes) > 0 {
+		d.unread += workOf(min(len(hashes), DepthLevels))
+	}
+}
+
 // workOf returns the work of a prompt that reaches so many depths, at least one: 1 to maxWork.
 func workOf(depths int) uint32 { return 1 + MinDepth<<(depths-1)/fixedWork }
 
 // halve forgets half of what was observed.
 func (d *Depths) halve() {
 	d.prompts /= 2
+	d.unread /= 2
 	for level := range d.counts {
 		d.reached[level] /= 2
 		d.alone[level] /= 4
@@ -113,6 +127,7 @@ func (d *Depths) halve() {
 // Merge adds what another has observed, for Choose: the binary form of a sum may be refused.
 func (d *Depths) Merge(o *Depths) {
 	d.prompts += min(o.prompts, 2*maxPrompts)
+	d.unread += min(o.unread, maxCount)
 	for level := range d.counts {
 		d.reached[level] += min(o.reached[level], maxCount)
 		d.alone[level] += min(o.alone[level], maxCount*maxWork)
@@ -208,8 +223,9 @@ func (d *Depths) found(level int) (found, first int64) {
 
 // Choose returns the depth of a key, in bytes, given the one in use. It is one of the depths
 // that are observed, or 0, which means no keys: no depth parts the prompts, or none brings enough
-// of them together. While few prompts were seen it is the one in use. All keys change with the
-// depth, so it is changed only for a difference that is no error of the estimate.
+// of them together. The less of the work finds without keys what it shares, the fewer are enough.
+// While few prompts were seen it is the one in use. All keys change with the depth, so it is
+// changed only for a difference that is no error of the estimate.
 func (d *Depths) Choose(current int) int {
 	if d.prompts < minPrompts {
 		return current
@@ -226,7 +242,9 @@ func (d *Depths) Choose(current int) int {
 		}
 	}
 	least, deviation := costs[best], deviations[best]
-	if now < 0 && least+deviation > worth || now >= 0 && least-deviation > stillWorth {
+	unread := divide(int64(d.unread), int64(d.reached[0]))
+	start, stay := worth+(whole-slack-worth)*unread/whole, stillWorth+(whole-stillWorth)*unread/whole
+	if now < 0 && least+deviation > start || now >= 0 && least-deviation > stay {
 		return 0
 	}
 	if now >= 0 && costs[now]-deviations[now] <= least+deviation+2*slack {
@@ -241,10 +259,11 @@ func (d *Depths) Choose(current int) int {
 	return MinDepth << best
 }
 
-// AppendBinary appends the binary form to b: a version, the number of prompts, and for each
-// depth the work that reaches it, alone and the counts, as varints. It returns no error.
+// AppendBinary appends the binary form to b: a version, the number of prompts, the work of unread ones, and
+// for each depth the work that reaches it, alone and the counts, as varints. It returns no error.
 func (d *Depths) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.AppendUvarint(append(b, depthsForm), uint64(d.prompts))
+	b = binary.AppendUvarint(b, uint64(d.unread))
 	for level := range d.counts {
 		b = binary.AppendUvarint(b, uint64(d.reached[level]))
 		b = binary.AppendUvarint(b, uint64(d.alone[level]))
@@ -274,7 +293,12 @@ func (d *Depths) UnmarshalBinary(b []byte) error {
 	if n <= 0 || prompts > 2*maxPrompts {
 		return ErrDepths
 	}
-	out.prompts, b = uint32(prompts), b[1+n:]
+	b = b[1+n:]
+	unread, n := binary.Uvarint(b)
+	if n <= 0 || unread > prompts*maxWork {
+		return ErrDepths
+	}
+	out.prompts, out.unread, b = uint32(prompts), uint32(unread), b[n:]
 	for level := range out.counts {
 		reached, n := binary.Uvarint(b)
 		if n <= 0 || reached > prompts*maxWork {
@@ -298,7 +322,7 @@ func (d *Depths) UnmarshalBinary(b []byte) error {
 			out.counts[level][i], b = int32(c), b[n:]
 		}
 	}
-	if len(b) > 0 {
+	if len(b) > 0 || out.unread > out.reached[0] {
 		return ErrDepths
 	}
 	*d = out

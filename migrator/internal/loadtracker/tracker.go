@@ -251,14 +251,19 @@ func (t *Tracker) State() State {
 }
 
 // ObservePrefix counts the beginning of an arriving prompt, by its hashes up to the depths of
-// prefix keys (length.Scanner.PrefixDigests).
-func (t *Tracker) ObservePrefix(digests []uint64) {
+// prefix keys (length.Scanner.PrefixDigests). unread says that nothing but a key brings the prompt to what it
+// shares with others (prefix.Depths.ObserveUnread).
+func (t *Tracker) ObservePrefix(digests []uint64, unread bool) {
 	if len(digests) == 0 {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.depths.Observe(digests)
+	if unread {
+		t.depths.ObserveUnread(digests)
+	} else {
+		t.depths.Observe(digests)
+	}
 }
 
 // Estimator returns the length estimator with the ratio learnt so far.
