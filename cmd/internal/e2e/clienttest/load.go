@@ -159,6 +159,9 @@ func (l *Load) Report() {
 	}
 }
 
+// Counts returns how many requests have been sent so far, answered or failed, and how many of all were streams.
+func (l *Load) Counts() (requests, streams int64) { return l.sent.Load(), l.streams.Load() }
+
 // Failures returns the errors of the requests that failed so far.
 func (l *Load) Failures() []error {
 	l.mu.Lock()

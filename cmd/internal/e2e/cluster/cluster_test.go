@@ -239,6 +239,14 @@ func (c *cluster) scale(n int) {
 	testkit.NoError(c.t, err)
 }
 
+// annotate changes the template of the engines' Pods, so that all are replaced.
+func (c *cluster) annotate(value string) {
+	c.t.Helper()
+	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"restarted":%q}}}}}`, value)
+	_, err := c.client.AppsV1().Deployments(namespace).Patch(c.t.Context(), deployment, types.MergePatchType, patch, metav1.PatchOptions{})
+	testkit.NoError(c.t, err)
+}
+
 // engines returns the Pods of the engines.
 func (c *cluster) engines() []corev1.Pod {
 	list, err := c.client.CoreV1().Pods(namespace).List(c.t.Context(), metav1.ListOptions{LabelSelector: "app=llama"})

@@ -46,6 +46,22 @@ const plane = "cascade-0"
 type life struct {
 	*clienttest.Clients
 	*cluster
+	values string // file with those of the chart
+}
+
+// newLife starts a cluster in which nothing is installed.
+func newLife(t *testing.T) *life {
+	t.Helper()
+	var profile cost.Profile
+	testkit.NoError(t, json.Unmarshal([]byte(steady), &profile))
+	l := &life{cluster: newCluster(t)}
+	l.Clients = &clienttest.Clients{
+		T: t, HTTP: clienttest.NewHTTP(), State: l.describe, Engine: emulator.Config{Model: clienttest.Model, Context: 16384, Profile: profile},
+	}
+	t.Cleanup(l.HTTP.CloseIdleConnections)
+	l.values = filepath.Join(l.dir, "values.yaml")
+	testkit.NoError(t, os.WriteFile(l.values, fmt.Appendf(nil, values, steady), 0o600))
+	return l
 }
 
 // TestInstall installs the chart by Helm, patches the example's Deployment with the migrator, and discovers, scales and deletes its Pods; a
@@ -58,16 +74,8 @@ func TestInstall(t *testing.T) {
 	if !isolated.Run(t, binVariable+"="+bin) {
 		return
 	}
-	var profile cost.Profile
-	testkit.NoError(t, json.Unmarshal([]byte(steady), &profile))
-	l := &life{cluster: newCluster(t)}
-	l.Clients = &clienttest.Clients{
-		T: t, HTTP: clienttest.NewHTTP(), State: l.describe, Engine: emulator.Config{Model: clienttest.Model, Context: 16384, Profile: profile},
-	}
-	t.Cleanup(l.HTTP.CloseIdleConnections)
-	file := filepath.Join(l.dir, "values.yaml")
-	testkit.NoError(t, os.WriteFile(file, fmt.Appendf(nil, values, steady), 0o600))
-	l.helm("install", "cascade", l.chart(), "--values", file)
+	l := newLife(t)
+	l.helm("install", "cascade", l.chart(), "--values", l.values)
 	l.deployEngines()
 	l.scale(2)
 	t.Log("installed: ", l.awaitReplicas(2))

@@ -55,7 +55,9 @@ func envoyGateway(t *testing.T, control string) string {
 			JSONPatches []struct {
 				Type      string
 				Operation struct {
-					Op, Path string
+					Op       string
+					JSONPath string `yaml:"jsonPath"`
+					Path     string
 					Value    any
 				}
 			} `yaml:"jsonPatches"`
@@ -76,7 +78,7 @@ func envoyGateway(t *testing.T, control string) string {
 	var clusters []any
 	for _, p := range policy.Spec.JSONPatches {
 		op := p.Operation
-		switch field, ofManager := strings.CutPrefix(op.Path, "/default_filter_chain/filters/0/typed_config/"); {
+		switch field, ofManager := strings.TrimPrefix(op.Path, "/"), strings.HasSuffix(op.JSONPath, ".typed_config"); {
 		case p.Type == resources.ClusterType:
 			clusters = append(clusters, op.Value)
 		case field == "http_filters/0":
@@ -86,7 +88,7 @@ func envoyGateway(t *testing.T, control string) string {
 		case ofManager:
 			manager[field] = op.Value
 		default:
-			listener[strings.TrimPrefix(op.Path, "/")] = op.Value
+			listener[field] = op.Value
 		}
 	}
 	setControl(t, clusters[0].(tree), control)

@@ -182,6 +182,16 @@ func (c *Cluster) Exec(ctx context.Context, pod, container string, command ...st
 	return at.exec(ctx, container, command)
 }
 
+// AddHost makes a network namespace with an address on the network of the Pods, for a program of the test that is no Pod. It
+// returns the address, and the command that runs what follows it there. Call it once for each name, which has at most ten letters.
+func (c *Cluster) AddHost(name string) (address string, enter []string, err error) {
+	c.mu.Lock()
+	c.started++
+	address = podAddress(c.started)
+	c.mu.Unlock()
+	return address, []string{"ip", "netns", "exec", name}, c.network.addPod(name, address)
+}
+
 // Logs returns the ends of what the running containers of a Pod have written, by container.
 func (c *Cluster) Logs(pod string) map[string]string {
 	c.mu.Lock()

@@ -1,0 +1,289 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/envoygateway"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/helmtest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/kubetest"
+	"github.com/cascadeinfer/cascade/xds/store"
+	storekubernetes "github.com/cascadeinfer/cascade/xds/store/kubernetes"
+)
+
+// edge is the fleet file for the gateway's Envoy, as deploy/kubernetes has it.
+const edge = `
+models: [{name: m, context: 16384, profile: h200-llama-3.1-8b}]
+replicas: [{id: none, address: "127.0.0.1:9000", peer: "127.0.0.1:9100", engine: "http://127.0.0.1:8000"}]
+tls: {cert: /etc/cascade/tls/tls.crt, key: /etc/cascade/tls/tls.key, ca: /etc/cascade/tls/ca.crt, trust_domain: cluster.local}
+`
+
+// gatewayName is the Gateway; its own route leads to the Service of the engines.
+const gatewayName = namespace + "/eg"
+
+const gatewayObjects = `
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: eg, namespace: llm}
+spec: {gatewayClassName: ` + envoygateway.Class + `, listeners: [{name: http, protocol: HTTP, port: 8888}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: own, namespace: llm}
+spec:
+  parentRefs: [{name: eg}]
+  rules: [{backendRefs: [{group: gateway.envoyproxy.io, kind: Backend, name: own}]}]
+---
+apiVersion: gateway.envoyproxy.io/v1alpha1
+kind: Backend
+metadata: {name: own, namespace: llm}
+spec: {endpoints: [{ip: {address: %s, port: 80}}]}
+`
+
+// gatewayNode is the node id of the Envoy that Envoy Gateway starts for the Gateway.
+var gatewayNode = fmt.Sprintf("%s-%x", strings.ReplaceAll(gatewayName, "/", "-"), sha256.Sum256([]byte(gatewayName)))[:len(gatewayName)+9]
+
+// wholeLife is a cluster under load, whose plans the test stores.
+type wholeLife struct {
+	*life
+	load  *clienttest.Load
+	store store.Store
+	table strings.Builder
+}
+
+// TestLife installs Cascade beside an Envoy Gateway, plans, moves a boundary, scales, deletes a Pod, upgrades engines and the
+// control plane, and uninstalls, under load. No request fails in any step; it prints the table.
+func TestLife(t *testing.T) {
+	testkit.SkipSlow(t)
+	testkit.SkipUnderRace(t) // it tests other processes
+	envoygateway.Binary(t)
+	envoytest.Binary(t)
+	kubetest.Binary(t)
+	helmtest.Binary(t, root)
+	if !isolated.Run(t, binVariable+"="+bin) {
+		return
+	}
+	l := &wholeLife{life: newLife(t)}
+	chart := l.chart()
+
+	// Before: engines with migrators, which need the chart to start, and a gateway that has a certificate.
+	l.helm("install", "cascade", chart, "--values", l.values)
+	l.deployEngines()
+	l.scale(4)
+	l.awaitReplicas(4)
+	l.uninstall()
+	state := testkit.Must(storekubernetes.New(storekubernetes.Config{REST: l.rest, Namespace: namespace, Name: "cascade"}))
+	t.Cleanup(func() { state.Close() })
+	l.store = state.Plan()
+	tls := "/etc/cascade/tls" // in the copy that this test has of /etc
+	testkit.NoError(t, os.MkdirAll(tls, 0o700))
+	testkit.NoError(t, l.issue(testkit.Must(identity.New(trustDomain, identity.Proxy, gatewayNode)), nil, tls))
+	service := testkit.Must(l.client.CoreV1().Services(namespace).Get(t.Context(), deployment, metav1.GetOptions{}))
+	address, enter, err := l.pods.AddHost("gateway") // Envoy Gateway takes port 18000 of all addresses
+	testkit.NoError(t, err)
+	l.DataPlane = "http://" + address + ":8888"
+	gateway := envoygateway.Start(t, fmt.Sprintf(gatewayObjects, service.Spec.ClusterIP), enter...)
+	l.awaitRoute("")
+
+	fmt.Fprintf(&l.table, "| step | took | requests | streams | failed | |\n|---|---|---|---|---|---|\n")
+	l.load = l.NewLoad(clienttest.LoadConfig{
+		Workers:  4,
+		Body:     func(worker int, rng *rand.Rand) []byte { return body(1+worker, rng) },
+		Streamed: func(n int) bool { return n%4 != 0 },
+	})
+	defer func() { t.Logf("the life of a fleet, under load:\n%s", &l.table) }()
+	l.step("before: the gateway's own route", func() string { return "" })
+	l.step("install: helm install", func() string {
+		l.helm("install", "cascade", chart, "--values", l.values)
+		return l.awaitReplicas(4)
+	})
+	l.step("install: attach the gateway", func() string {
+		testkit.NoError(t, os.WriteFile(filepath.Join(l.dir, "edge.yaml"), []byte(edge), 0o600))
+		gateway.Apply("attach", daemontest.Command{Binary: programs + "/cascade", Args: []string{
+			"attach", "--to", "eg", "-c", filepath.Join(l.dir, "edge.yaml"), "--gateway", gatewayName, "--section", "http", "--control", "cascade.llm.svc:18000",
+		}}.Output(t))
+		l.awaitRoute("s0")
+		return "the first plan: one stage"
+	})
+	l.step("plan: two stages", func() string { return l.plan(1000) })
+	l.step("flip: another boundary", func() string { return l.plan(500) })
+	l.step("scale from 4 Pods to 8", func() string { l.scale(8); return l.awaitReplicas(8) })
+	l.step("scale from 8 Pods to 3", func() string { l.scale(3); return l.awaitReplicas(3) })
+	l.step("delete a Pod", func() string {
+		gone := l.engines()[0].Name
+		l.deleteEngine(gone)
+		l.WaitFor(gone+" is gone", func() bool {
+			return !slices.ContainsFunc(l.engines(), func(p corev1.Pod) bool { return p.Name == gone })
+		})
+		return l.awaitReplicas(3)
+	})
+	l.step("upgrade: new Pods of engines", func() string {
+		before := l.engines()
+		l.annotate("1")
+		l.WaitFor("Pods of the new template alone", func() bool {
+			now := l.engines()
+			return len(now) > 0 && !slices.ContainsFunc(now, func(p corev1.Pod) bool {
+				return slices.ContainsFunc(before, func(old corev1.Pod) bool { return old.UID == p.UID })
+			})
+		})
+		return l.awaitReplicas(3)
+	})
+	l.step("upgrade: helm upgrade", func() string {
+		before := l.planes()
+		l.helm("upgrade", "cascade", chart, "--values", l.values, "--set-string", "controlPlane.podAnnotations.upgraded=1")
+		l.WaitFor("a new control plane", func() bool {
+			now := l.planes()
+			return len(now) == 1 && now[0].UID != "" && now[0].UID != before[0].UID
+		})
+		return l.awaitReplicas(3)
+	})
+	l.step("uninstall: detach the gateway", func() string { gateway.Delete("attach"); l.awaitRoute(""); return "" })
+	l.step("uninstall: helm uninstall", func() string { l.uninstall(); return "" })
+	l.load.Stop()
+	l.load.Report()
+	if errs := l.pods.Failures(); len(errs) > 0 {
+		t.Errorf("containers failed: %v", errors.Join(errs...))
+	}
+}
+
+// uninstall removes the chart, and the objects with the state.
+func (l *wholeLife) uninstall() {
+	l.T.Helper()
+	l.helm("uninstall", "cascade")
+	l.WaitFor("no control planes", func() bool { return len(l.planes()) == 0 })
+	ctx, all := l.T.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=cascade-kube"}
+	testkit.NoError(l.T, errors.Join(
+		l.client.CoordinationV1().Leases(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all),
+		l.client.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all),
+		l.client.CoreV1().Secrets(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all)))
+}
+
+// body returns a request of the load: most are short, some have long answers.
+func body(seed int, rng *rand.Rand) []byte {
+	output := 40
+	if rng.IntN(6) == 0 {
+		output = 600 // three seconds
+	}
+	return clienttest.Prompt(seed, []int{400, 1600, 3000, 6000}[rng.IntN(4)], output)
+}
+
+// step does something under load, and adds its row to the table.
+func (l *wholeLife) step(name string, do func() string) {
+	l.T.Helper()
+	requests, streams := l.load.Counts()
+	failed, began := len(l.load.Failures()), time.Now()
+	note := do()
+	took := time.Since(began)
+	l.load.WaitForRequests(20)
+	l.load.WaitForAll() // requests that have begun in this step are counted in it
+	r, s := l.load.Counts()
+	f := l.load.Failures()
+	fmt.Fprintf(&l.table, "| %s | %.1f s | %d | %d | %d | %s |\n", name, took.Seconds(), r-requests, s-streams, len(f)-failed, note)
+	l.T.Logf("%s: %.1f s, %d requests, %d failed", name, took.Seconds(), r-requests, len(f)-failed)
+	for _, err := range f[failed:] {
+		l.T.Errorf("%s: %v", name, err)
+	}
+}
+
+// stageOf returns the stage that serves a request of a size; "" if the gateway's own route does.
+func (l *wholeLife) stageOf(size int) (string, error) {
+	resp, err := l.HTTP.Post(l.DataPlane+"/v1/completions", "application/json", bytes.NewReader(clienttest.Prompt(0, size, 1)))
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", errors.New(resp.Status)
+	}
+	return resp.Header.Get(length.StageHeader), nil
+}
+
+// awaitRoute waits until the gateway routes a short request to a stage or, "", by its own route.
+func (l *wholeLife) awaitRoute(stage string) {
+	l.T.Helper()
+	l.WaitFor(fmt.Sprintf("a route to stage %q", stage), func() bool {
+		got, err := l.stageOf(400)
+		return err == nil && got == stage
+	})
+}
+
+// plan stores a plan of two stages, as a planner does, waits until the gateway's Envoy has it and no older one, and sends
+// requests at its boundary.
+func (l *wholeLife) plan(cut policies.Tokens) string {
+	l.T.Helper()
+	s, err := l.status(plane)
+	testkit.NoError(l.T, err)
+	var ids []policies.ReplicaID
+	for _, r := range clienttest.Replicas(s) {
+		ids = append(ids, r.ID)
+	}
+	slices.Sort(ids)
+	half := len(ids) / 2
+	began, epoch := time.Now(), l.write(policies.Plan{Model: clienttest.Model, Stages: []policies.Stage{
+		{Low: 0, High: cut, Replicas: ids[:half]}, {Low: cut, High: policies.Unbounded, Replicas: ids[half:]},
+	}})
+	l.WaitFor(fmt.Sprintf("epoch %d in the gateway", epoch), func() bool {
+		s, err := l.status(plane)
+		return err == nil && s.PublishedEpoch == epoch && s.Phase == "idle" && slices.ContainsFunc(s.Nodes, func(n control.Node) bool {
+			return strings.HasSuffix(n.ID, gatewayNode) && n.Connected && n.Current && n.Epoch == epoch
+		})
+	})
+	took := time.Since(began)
+	size := 4 * int(cut) // four bytes per token, by content-length
+	for size, want := range map[int]string{size - 1: "s0", size: "s1"} {
+		if stage, err := l.stageOf(size); stage != want || err != nil {
+			l.T.Errorf("boundary %d: a body of %d bytes: stage %q, %v, want %s", cut, size, stage, err, want)
+		}
+	}
+	return fmt.Sprintf("boundary at %d tokens, in force after %.1f s", cut, took.Seconds())
+}
+
+// write stores a plan under the next epoch.
+func (l *wholeLife) write(p policies.Plan) policies.Epoch {
+	l.T.Helper()
+	l.WaitFor("a plan to be stored", func() bool { // the planner may write, too, and the store may be slow to answer
+		ctx, cancel := context.WithCancel(l.T.Context())
+		updates := l.store.Watch(ctx)
+		u := <-updates
+		cancel()
+		for range updates {
+		}
+		if u.Err != nil {
+			return false
+		}
+		o := u.Object
+		o.Epoch++
+		p.Epoch = o.Epoch
+		o.Plans = []policies.Plan{p}
+		_, err := l.store.CompareAndSwap(l.T.Context(), u.Version, o)
+		return err == nil
+	})
+	return p.Epoch
+}

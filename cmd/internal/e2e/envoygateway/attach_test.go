@@ -1,0 +1,260 @@
+package envoygateway
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// cascade is the path of the command; "" if the slow tests do not run.
+var cascade string
+
+// cascadeVariable is the environment variable with the path of the command, for a test in namespaces of its own.
+const cascadeVariable = "CASCADE_TEST_COMMAND"
+
+func TestMain(m *testing.M) {
+	if cascade = os.Getenv(cascadeVariable); cascade != "" || os.Getenv("CASCADE_TEST_ALL") == "" {
+		os.Exit(m.Run())
+	}
+	os.Exit(daemontest.Main(m, &cascade))
+}
+
+// steady is the cost of the engines: 20 ms per token, independent of other requests.
+const steady = `{"name": "steady", "source": "made up for tests", "unit": "seconds", "d0": 0.02, "d1": 0, "d2": 1e-8, "d3": 0, "d4": 0,
+"kappa": 0, "kv_bytes_per_token": 131072, "kv_tokens": 65536, "max_batch": 64, "ranks": 1, "fit_error": {"p50": 0, "p90": 0, "points": 0}}`
+
+// fleet is the fleet file: three replicas behind the gateway, and one engine that the gateway's own route leads to. No
+// plan is made but the first and those of the test.
+const fleet = `
+speed: 4
+state: state
+models: [{name: m, context: 16384, profile: steady.json}]
+replicas:
+- {id: r0, address: "127.0.0.1:9000", peer: "127.0.0.1:9100", engine: "http://127.0.0.1:8000"}
+- {id: r1, address: "127.0.0.1:9001", peer: "127.0.0.1:9101", engine: "http://127.0.0.1:8001"}
+- {id: r2, address: "127.0.0.1:9002", peer: "127.0.0.1:9102", engine: "http://127.0.0.1:8002"}
+control: {listen: "127.0.0.1:28000", admin: "127.0.0.1:28001"}
+proxy: {listen: "127.0.0.1:28002", nodes: ["default-eg-*"]}
+planner: {period: 1h}
+`
+
+const theirs = `
+speed: 4
+models: [{name: m, context: 16384, profile: steady.json}]
+replicas: [{id: theirs, address: "127.0.0.1:9009", peer: "127.0.0.1:9109", engine: "http://127.0.0.1:8009"}]
+`
+
+// objects are a Gateway with a route of its own.
+const objects = `
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: eg, namespace: default}
+spec:
+  gatewayClassName: ` + Class + `
+  listeners:
+  - {name: http, protocol: HTTP, port: 8888}
+  - {name: https, protocol: HTTPS, port: 8443, tls: {certificateRefs: [{name: own}]}}
+---
+apiVersion: v1
+kind: Secret
+type: kubernetes.io/tls
+metadata: {name: own, namespace: default}
+data: {tls.crt: %s, tls.key: %s}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: own, namespace: default}
+spec:
+  parentRefs: [{name: eg}]
+  rules: [{backendRefs: [{group: gateway.envoyproxy.io, kind: Backend, name: own}]}]
+---
+apiVersion: gateway.envoyproxy.io/v1alpha1
+kind: Backend
+metadata: {name: own, namespace: default}
+spec: {endpoints: [{ip: {address: 127.0.0.1, port: 8009}}]}
+`
+
+// attached is a Cascade fleet beside an Envoy Gateway.
+type attached struct {
+	*clienttest.Clients
+	store   *store.File
+	gateway *Gateway
+	url     string       // of the listener that stageOf asks
+	client  *http.Client // of stageOf
+}
+
+// TestAttach runs the object of "cascade attach --to eg" in a real Envoy Gateway, under load: its Envoy
+// routes by its own route, then by length to Cascade's replicas, a boundary moves without Envoy Gateway, and without the object
+// the gateway serves by its own route again, also without Cascade. No request fails.
+func TestAttach(t *testing.T) {
+	testkit.SkipSlow(t)
+	testkit.SkipUnderRace(t) // it tests other processes
+	Binary(t)
+	envoytest.Binary(t)
+	if !isolated.Run(t, cascadeVariable+"="+cascade) {
+		return
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{"steady.json": steady, "fleet.yaml": fleet, "theirs.yaml": theirs} {
+		testkit.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	start := func(args ...string) *daemontest.Daemon {
+		return daemontest.Command{Binary: cascade, Args: args}.Start(t)
+	}
+	start("engine", "-c", filepath.Join(dir, "theirs.yaml"), "--replica", "theirs").WaitForLog("emulating")
+	up := start("up", "-c", filepath.Join(dir, "fleet.yaml"), "--native")
+	up.WaitForLog("serve m on")
+
+	var profile cost.Profile
+	testkit.NoError(t, json.Unmarshal([]byte(steady), &profile))
+	f := &attached{
+		Clients: &clienttest.Clients{
+			T: t, DataPlane: "http://127.0.0.1:8888", Admin: "http://127.0.0.1:28001", HTTP: clienttest.NewHTTP(),
+			Engine: emulator.Config{Model: clienttest.Model, Context: 16384, Profile: profile},
+		},
+		store: testkit.Must(store.NewFile(filepath.Join(dir, "state", "plan.json"))),
+		url:   "http://127.0.0.1:8888", client: clienttest.NewHTTP(),
+	}
+	f.client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // the gateway's certificate has no host name
+	t.Cleanup(f.HTTP.CloseIdleConnections)
+	t.Cleanup(f.client.CloseIdleConnections)
+	authority := testkit.Must(devca.New("example.org", time.Now()))
+	testkit.NoError(t, authority.Issue(dir, testkit.Must(identity.New("example.org", identity.Operator, "gateway")), nil, time.Now()))
+	encoded := func(name string) string {
+		return base64.StdEncoding.EncodeToString(testkit.Must(os.ReadFile(filepath.Join(dir, name))))
+	}
+	f.gateway = Start(t, fmt.Sprintf(objects, encoded(devca.Cert), encoded(devca.Key)))
+	f.waitForRoute("the gateway's own route", 400, "")
+
+	load := f.NewLoad(clienttest.LoadConfig{Workers: 3, Body: func(worker int, rng *rand.Rand) []byte {
+		return clienttest.Prompt(1+worker, []int{400, 2000, 4000}[rng.IntN(3)], 20)
+	}})
+	began := time.Now()
+	f.attach("http")
+	f.gateway.WaitForLog(`EnvoyPatchPolicy[\s\S]*Patches have been successfully applied`)
+	f.waitForRoute("the first plan", 400, "s0")
+	t.Logf("attached after %v", time.Since(began).Round(time.Millisecond))
+
+	for _, cut := range []policies.Tokens{500, 250, 750} { // the gateway has no part in any of them
+		began = time.Now()
+		f.plan(cut)
+		t.Logf("boundary %d: in force everywhere after %v", cut, time.Since(began).Round(time.Millisecond))
+		size := 4 * int(cut) // four bytes per token, by content-length
+		for size, want := range map[int]string{size - 1: "s0", size: "s1"} {
+			if stage, err := f.stageOf(size); stage != want || err != nil {
+				t.Errorf("boundary %d: a body of %d bytes: stage %q, %v, want %s", cut, size, stage, err, want)
+			}
+		}
+		load.WaitForRequests(20)
+	}
+
+	f.gateway.Delete("attach")
+	f.waitForRoute("the gateway's own route again", 400, "")
+	load.WaitForAll()
+
+	// The same for the listener with TLS, and back.
+	f.url = "https://127.0.0.1:8443"
+	f.waitForRoute("the gateway's own route with TLS", 400, "")
+	f.attach("https")
+	f.waitForRoute("the plan with TLS", 400, "s0")
+	f.gateway.Delete("attach")
+	f.waitForRoute("the gateway's own route with TLS again", 400, "")
+	up.Stop()
+	load.WaitForRequests(20)
+	load.Stop()
+	load.Report()
+	f.gateway.Stop()
+}
+
+// attach applies what the command prints for a listener of the gateway.
+func (f *attached) attach(section string) {
+	f.T.Helper()
+	f.gateway.Apply("attach", daemontest.Command{Binary: cascade, Args: []string{"attach", "--to", "eg", "--gateway", "default/eg", "--section", section, "--control", "127.0.0.1:28000"}}.Output(f.T))
+}
+
+// stageOf returns the stage that serves a request of a size; "" if the gateway's own route does.
+func (f *attached) stageOf(size int) (string, error) {
+	resp, err := f.client.Post(f.url+"/v1/completions", "application/json", bytes.NewReader(clienttest.Prompt(0, size, 1)))
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", errors.New(resp.Status)
+	}
+	return resp.Header.Get(length.StageHeader), nil
+}
+
+// waitForRoute waits until requests of a size are answered, by a stage or, "", by the gateway's own route.
+func (f *attached) waitForRoute(what string, size int, stage string) {
+	f.T.Helper()
+	f.WaitFor(what, func() bool {
+		got, err := f.stageOf(size)
+		return err == nil && got == stage
+	})
+}
+
+// plan stores a plan of two stages as a planner does, and waits until the gateway's Envoy has it, and no older one.
+func (f *attached) plan(cut policies.Tokens) {
+	f.T.Helper()
+	var o store.Object
+	for stored := false; !stored; {
+		ctx, cancel := context.WithCancel(f.T.Context())
+		updates := f.store.Watch(ctx)
+		u := <-updates
+		cancel()
+		for range updates {
+		}
+		testkit.NoError(f.T, u.Err)
+		o = u.Object
+		o.Epoch++
+		o.Plans = []policies.Plan{{Model: clienttest.Model, Epoch: o.Epoch, Stages: []policies.Stage{
+			{Low: 0, High: cut, Replicas: []policies.ReplicaID{"r0"}}, {Low: cut, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1", "r2"}},
+		}}}
+		_, err := f.store.CompareAndSwap(f.T.Context(), u.Version, o)
+		if stored = err == nil; !stored && !errors.Is(err, store.ErrConflict) {
+			f.T.Fatal(err)
+		}
+	}
+	f.WaitFor(fmt.Sprintf("epoch %d", o.Epoch), func() bool {
+		text, err := f.Get(f.Admin + "/status")
+		var s control.Status
+		if err != nil || json.Unmarshal([]byte(text), &s) != nil || s.PublishedEpoch != o.Epoch || s.Phase != "idle" {
+			return false
+		}
+		for _, n := range s.Nodes {
+			if matched, _ := filepath.Match("default-eg-*", n.ID); matched {
+				return n.Connected && n.Current && n.Epoch == o.Epoch
+			}
+		}
+		return false
+	})
+}
