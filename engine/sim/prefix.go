@@ -115,7 +115,11 @@ func (c *cascade) placer() policies.Placer {
 	if c.pull && profile.LinkRate > 0 {
 		prices = prices.WithCopies(float64(profile.KVBytesPerToken) / profile.LinkRate)
 	}
-	return place.Forecast{Prices: prices, Chunk: policies.Tokens(c.sim.cfg.MaxBatchedTokens), ByLength: c.byLength}
+	p := place.Forecast{Prices: prices, Chunk: policies.Tokens(c.sim.cfg.MaxBatchedTokens), ByLength: c.byLength}
+	if !c.market {
+		p.ShorterMargin = place.NoShorter
+	}
+	return p
 }
 
 // holdings is which prefixes an engine's cache has at the ends of blocks, and had a while ago: what its

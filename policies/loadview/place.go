@@ -59,6 +59,9 @@ func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.C
 	for k := at + 1; k < len(b.stages) && len(b.sites) < 2*b.cfg.SampleSize; k++ {
 		addStage(k)
 	}
+	if at > 0 && !narrow && policies.Movable(r) == policies.NotPinned {
+		addStage(at - 1) // where it may start and not stay
+	}
 	for k := at - 1; k >= 0 && narrow && len(b.sites) == 0; k-- {
 		// The adapter is loaded in shorter stages only: use them.
 		addStage(k)

@@ -2,6 +2,7 @@ package loadview_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -18,16 +19,20 @@ func fleet(t testing.TB) *loadview.View {
 // fleetOf returns that load view for replicas of these names.
 func fleetOf(t testing.TB, replicas []policies.Replica) *loadview.View {
 	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{Queue: 100}})
-	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
-		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
-		{Low: 1000, High: 4000, Replicas: []policies.ReplicaID{"d", "e"}},
-		{Low: 4000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"f"}},
-	}}
+	plan := fleetPlan()
 	if err := plan.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	b.SetView(plan, replicas)
 	return b
+}
+
+func fleetPlan() policies.Plan {
+	return policies.Plan{Model: "m", Stages: []policies.Stage{
+		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
+		{Low: 1000, High: 4000, Replicas: []policies.ReplicaID{"d", "e"}},
+		{Low: 4000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"f"}},
+	}}
 }
 
 func peers(ids ...policies.ReplicaID) []policies.Replica {
@@ -92,6 +97,41 @@ func TestPlace(t *testing.T) {
 	// No replica is available.
 	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
 	want("alone", prompt(5), "")
+}
+
+// placerFunc is a function as a Placer.
+type placerFunc func(policies.Arrival) policies.ReplicaID
+
+func (f placerFunc) Place(a policies.Arrival) policies.ReplicaID { return f(a) }
+
+// TestPlaceOffersShorter checks that the Placer may choose a replica of the next shorter stage for a request
+// that can move from there, and none of the stages before.
+func TestPlaceOffersShorter(t *testing.T) {
+	var offered []string
+	b := loadview.New(loadview.Config{Self: "f", Placer: placerFunc(func(a policies.Arrival) policies.ReplicaID {
+		offered = nil
+		for _, c := range a.Peers {
+			offered = append(offered, fmt.Sprintf("%s<%v", c.ID, c.High))
+		}
+		slices.Sort(offered)
+		return ""
+	})})
+	b.SetView(fleetPlan(), peers("a", "b", "c", "d", "e", "f"))
+	for _, id := range []policies.ReplicaID{"a", "b", "c", "d", "e"} {
+		b.SetPeerLoad(0, id, loadview.Load{})
+	}
+	for _, c := range []struct {
+		r    policies.Request
+		want []string
+	}{
+		{prompt(5000), []string{"d<4000", "e<4000"}},
+		{prompt(2000), []string{"a<1000", "b<1000", "c<1000", "d<4000", "e<4000"}},
+		{policies.Request{Input: 5000, Features: policies.Structured}, nil},
+	} {
+		if b.Place(0, c.r, nil); !slices.Equal(offered, c.want) {
+			t.Errorf("%d tokens: offered %v, want %v", c.r.Input, offered, c.want)
+		}
+	}
 }
 
 func TestPlaceWithoutPlan(t *testing.T) {

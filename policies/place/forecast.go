@@ -10,14 +10,15 @@ import (
 
 // The defaults of a Forecast.
 const (
-	DefaultAnswer  policies.Tokens = 128
-	DefaultChunk   policies.Tokens = 8192
-	DefaultMargin                  = 500 * policies.Millisecond
-	DefaultPrefill                 = 400
-	DefaultOthers                  = 10
-	DefaultEvicted                 = 100
-	DefaultBound                   = 200
-	DefaultChoices                 = 2
+	DefaultAnswer        policies.Tokens = 128
+	DefaultChunk         policies.Tokens = 8192
+	DefaultMargin                        = 250 * policies.Millisecond
+	DefaultShorterMargin                 = policies.Second
+	DefaultPrefill                       = 400
+	DefaultOthers                        = 10
+	DefaultEvicted                       = 100
+	DefaultBound                         = 200
+	DefaultChoices                       = 2
 
 	// boundSlack is how many tokens a replica may always hold above the bound on its load; where the
 	// prompt is longer, its length: differences below it are single requests.
@@ -54,6 +55,12 @@ const (
 // If the shortest queue of the stage exceeds Queue, the request goes to a replica of a longer stage whose
 // queue is at most half as long, if there is one.
 //
+// At last, a replica of a shorter stage gets the request if it is better by ShorterMargin than the replica
+// that was chosen: long prompts, of which each takes seconds, come in bursts, and would wait for each other
+// beside idle replicas. The market moves the request to its stage after its first token. So this is only
+// for requests that can move, and where KV is copied (Prices.Copied): a second engine would otherwise
+// compute the prompt again.
+//
 // All sums are integers: equal calls give equal answers on every machine. The zero value knows no prices;
 // it takes a microsecond for each uncached token.
 type Forecast struct {
@@ -65,6 +72,9 @@ type Forecast struct {
 	Chunk policies.Tokens
 	// Margin is by how much a peer must be better than the own replica. 0 means DefaultMargin.
 	Margin policies.Micros
+	// ShorterMargin is by how much a replica of a shorter stage must be better than the best other one.
+	// 0 means DefaultShorterMargin; NoShorter: such a replica gets no request for its time.
+	ShorterMargin policies.Micros
 	// Prefill is the weight of the time to compute the prompt, beyond the time to the first
 	// token, and Others that of the time that other requests lose, in per cent. 0 means
 	// DefaultPrefill and DefaultOthers.
@@ -82,6 +92,9 @@ type Forecast struct {
 	// ByLength turns off the placement in other stages than that of the length.
 	ByLength bool
 }
+
+// NoShorter is the ShorterMargin that no replica reaches: requests do not move, for instance.
+const NoShorter policies.Micros = never
 
 var _ policies.Placer = Forecast{}
 
@@ -106,6 +119,9 @@ func (p Forecast) Place(a policies.Arrival) policies.ReplicaID {
 			best = longer
 		}
 	}
+	if shorter := j.chooseShorter(best); shorter != nil {
+		best = shorter
+	}
 	if best == nil || best == &a.Own {
 		return ""
 	}
@@ -115,6 +131,7 @@ func (p Forecast) Place(a policies.Arrival) policies.ReplicaID {
 func (p Forecast) withDefaults() Forecast {
 	p.Answer, p.Chunk = cmp.Or(p.Answer, DefaultAnswer), cmp.Or(p.Chunk, DefaultChunk)
 	p.Margin, p.Queue = cmp.Or(p.Margin, DefaultMargin), cmp.Or(p.Queue, DefaultQueue)
+	p.ShorterMargin = cmp.Or(p.ShorterMargin, DefaultShorterMargin)
 	p.Prefill, p.Others, p.Evicted = cmp.Or(p.Prefill, DefaultPrefill), cmp.Or(p.Others, DefaultOthers), cmp.Or(p.Evicted, DefaultEvicted)
 	p.Bound, p.Choices = cmp.Or(p.Bound, DefaultBound), cmp.Or(p.Choices, DefaultChoices)
 	if p.Prices == (Prices{}) {
@@ -219,6 +236,26 @@ func (j *judgement) chooseLonger(another bool) (best *policies.Candidate) {
 			continue
 		}
 		if time := j.price(c); best == nil || time < least || time == least && c.Load < best.Load {
+			best, least = c, time
+		}
+	}
+	return best
+}
+
+// chooseShorter returns the best replica of a shorter stage, or nil if none is better by ShorterMargin than
+// the replica that was chosen; nil for none chosen.
+func (j *judgement) chooseShorter(chosen *policies.Candidate) (best *policies.Candidate) {
+	a := j.arrival
+	if chosen == nil || j.ByLength || j.Prices.Copied <= 0 || policies.Movable(a.Request) != policies.NotPinned {
+		return nil
+	}
+	least := j.price(chosen)
+	for i := range a.Peers {
+		c := &a.Peers[i]
+		if c.High > j.length || !j.open(c) {
+			continue
+		}
+		if time := add(j.price(c), j.ShorterMargin); time < least {
 			best, least = c, time
 		}
 	}

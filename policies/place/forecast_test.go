@@ -75,7 +75,7 @@ func TestForecast(t *testing.T) {
 			a.Request.Features = policies.Structured
 		}, ""},
 		{"a queue here", func(a *policies.Arrival) { a.Own.Waiting = 20_000 }, "p1"},
-		{"a queue here, below the margin: 0.3 s", func(a *policies.Arrival) { a.Own.Waiting = 8000 }, ""},
+		{"a queue here, below the margin: 0.2 s", func(a *policies.Arrival) { a.Own.Waiting = 5000 }, ""},
 		{"a queue here: the best of two peers", func(a *policies.Arrival) { a.Own.Waiting, a.Peers[0].Waiting = 20_000, 500 }, "p2"},
 		{"a queue here: a third peer is not examined", func(a *policies.Arrival) {
 			a.Own.Waiting, a.Peers[0].Waiting, a.Peers[1].Waiting = 20_000, 19_000, 19_000
@@ -124,13 +124,60 @@ func TestForecast(t *testing.T) {
 		want policies.ReplicaID
 	}{
 		{"all idle: the holder", func(a *policies.Arrival) { a.Request.Input, a.Peers[2].Prefix = 16_000, 15_500 }, "p3"},
-		{"all idle: a copy costs less than the margin", func(a *policies.Arrival) { a.Peers[2].Prefix = 9000 }, ""},
+		{"all idle: a copy costs less than the margin", func(a *policies.Arrival) { a.Peers[2].Prefix = 5000 }, ""},
 		{"a holder with a queue", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Waiting = 9000, 20_000 }, ""},
 		{"a holder with a batch", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Running, a.Peers[2].Load = 9000, 20, 100_000 }, ""},
 		{"the own replica holds it, with a batch", func(a *policies.Arrival) { a.Own.Prefix, a.Own.Running, a.Own.Load = 9000, 100, 32_000 }, "p1"},
 	} {
 		if got := copies.Place(stages(c.edit)); got != c.want {
 			t.Errorf("with copies, %s: %q, want %q", c.name, got, c.want)
+		}
+	}
+	long := func(edit func(*policies.Arrival)) policies.Arrival { // a prompt of 2 s, in the longer stage
+		return stages(func(a *policies.Arrival) {
+			a.Request.Input, a.Own.Low, a.Own.High = 40_000, 16384, policies.Unbounded
+			edit(a)
+		})
+	}
+	unmoved, slower := copies, copies
+	unmoved.ShorterMargin, slower.ShorterMargin = place.NoShorter, 5*policies.Second
+	busy := func(a *policies.Arrival) { // 3 s of prompts at each replica of the stage
+		a.Own.Waiting, a.Peers[3].Waiting, a.Peers[4].Waiting = 60_000, 60_000, 60_000
+	}
+	for _, c := range []struct {
+		name   string
+		policy place.Forecast
+		edit   func(*policies.Arrival)
+		want   policies.ReplicaID
+	}{
+		{"an idle stage", copies, func(*policies.Arrival) {}, ""},
+		{"a busy stage: an idle replica of the shorter one", copies, busy, "p1"},
+		{"a busy stage: the best of the shorter one", copies, func(a *policies.Arrival) { busy(a); a.Peers[0].Waiting, a.Peers[1].Waiting = 500, 100 }, "p3"},
+		{"one of the stage is idle", copies, func(a *policies.Arrival) { busy(a); a.Peers[4].Waiting = 0 }, "long2"},
+		{"less than the margin: 0.4 s", copies, func(a *policies.Arrival) { a.Own.Waiting, a.Peers[3].Waiting, a.Peers[4].Waiting = 6000, 6000, 6000 }, ""},
+		{"a larger margin", slower, busy, ""},
+		{"all are busy", copies, func(a *policies.Arrival) {
+			busy(a)
+			for i := range a.Peers {
+				a.Peers[i].Waiting = 60_000
+			}
+		}, ""},
+		{"a large batch in the shorter stage loses more", copies, func(a *policies.Arrival) {
+			busy(a)
+			for i := range a.Peers {
+				a.Peers[i].Running = 200
+			}
+		}, ""},
+		{"the shorter stage drains", copies, func(a *policies.Arrival) {
+			busy(a)
+			a.Peers[0].Draining, a.Peers[1].Draining, a.Peers[2].Draining = true, true, true
+		}, ""},
+		{"it cannot move", copies, func(a *policies.Arrival) { busy(a); a.Request.Features = policies.Structured }, ""},
+		{"no KV is copied", byTime, busy, ""},
+		{"never", unmoved, busy, ""},
+	} {
+		if got := c.policy.Place(long(c.edit)); got != c.want {
+			t.Errorf("a long prompt, %s: %q, want %q", c.name, got, c.want)
 		}
 	}
 	within := byTime
@@ -177,7 +224,7 @@ func TestForecastAgainstOracle(t *testing.T) {
 	for range 20_000 {
 		p := byTime
 		if rng.IntN(2) == 0 {
-			p = place.Forecast{Prices: byTime.Prices, Answer: 50, Chunk: 2048, Margin: 5000, Prefill: 100, Others: 100, Evicted: 30, Bound: 125, Choices: 4, Queue: 3000, ByLength: rng.IntN(2) == 0}
+			p = place.Forecast{Prices: byTime.Prices, Answer: 50, Chunk: 2048, Margin: 5000, ShorterMargin: 20_000, Prefill: 100, Others: 100, Evicted: 30, Bound: 125, Choices: 4, Queue: 3000, ByLength: rng.IntN(2) == 0}
 		}
 		if rng.IntN(2) == 0 {
 			p.Prices.Copied = 1 << rng.IntN(30)
@@ -197,7 +244,7 @@ func TestForecastAgainstOracle(t *testing.T) {
 // dumbPlace is Forecast by its description.
 func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 	if p.Answer == 0 {
-		p.Answer, p.Chunk, p.Margin, p.Prefill, p.Others, p.Evicted, p.Bound, p.Choices, p.Queue = 128, 8192, 500_000, 400, 10, 100, 200, 2, 8192
+		p.Answer, p.Chunk, p.Margin, p.ShorterMargin, p.Prefill, p.Others, p.Evicted, p.Bound, p.Choices, p.Queue = 128, 8192, 250_000, 1_000_000, 400, 10, 100, 200, 2, 8192
 	}
 	length := a.Request.Length()
 	var stage, longer, elsewhere []site
@@ -306,6 +353,19 @@ func dumbPlace(p place.Forecast, a policies.Arrival) policies.ReplicaID {
 		}
 		if spill != nil {
 			best = spill
+		}
+	}
+	if best != nil && a.Request.Features == 0 && p.Prices.Copied > 0 && !p.ByLength {
+		least := dumbPrice(p, a, *best)
+		for i := range a.Peers {
+			c := &a.Peers[i]
+			if c.High > length || c.Draining || c.ID == a.Own.ID {
+				continue
+			}
+			price := saturated(big.NewInt(0).Add(big.NewInt(dumbPrice(p, a, *c)), big.NewInt(int64(p.ShorterMargin))))
+			if price < least {
+				best, least = c, price
+			}
 		}
 	}
 	if best == nil || best.ID == a.Own.ID {

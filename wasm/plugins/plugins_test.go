@@ -41,8 +41,8 @@ var plugins = []struct {
 	{"outlier", []abi.Kind{abi.Configure, abi.Outlier}, outlier.Detector{}, "percent 80 # not 25\nleast 100", outlier.Detector{Percent: 80, MinExcess: 100}},
 	{"place", []abi.Kind{abi.Configure, abi.Place}, place.Policy{}, "queue 500\nprefix 10", place.Policy{Queue: 500, Prefix: 10}},
 	{"place-forecast", []abi.Kind{abi.Configure, abi.Place}, place.Forecast{},
-		"iteration 14000000000\nsequence 20000000\nprompt 29000000\nprompt2 1000000000\nheld 90000000\ncopied 5200000\nanswer 64\nchunk 2048\nmargin 2000\nprefill 100\nothers 50\nevicted 70\nbound 150\nchoices 3\nqueue 500\nby-length 1",
-		place.Forecast{Prices: place.Prices{Iteration: 14_000_000_000, Sequence: 20_000_000, Prompt: 29_000_000, Prompt2: 1_000_000_000, Held: 90_000_000, Copied: 5_200_000}, Answer: 64, Chunk: 2048, Margin: 2000, Prefill: 100, Others: 50, Evicted: 70, Bound: 150, Choices: 3, Queue: 500, ByLength: true}},
+		"iteration 14000000000\nsequence 20000000\nprompt 29000000\nprompt2 1000000000\nheld 90000000\ncopied 5200000\nanswer 64\nchunk 2048\nmargin 2000\nshorter-margin 3000\nprefill 100\nothers 50\nevicted 70\nbound 150\nchoices 3\nqueue 500\nby-length 1",
+		place.Forecast{Prices: place.Prices{Iteration: 14_000_000_000, Sequence: 20_000_000, Prompt: 29_000_000, Prompt2: 1_000_000_000, Held: 90_000_000, Copied: 5_200_000}, Answer: 64, Chunk: 2048, Margin: 2000, ShorterMargin: 3000, Prefill: 100, Others: 50, Evicted: 70, Bound: 150, Choices: 3, Queue: 500, ByLength: true}},
 }
 
 // market combines the two policies for bids.

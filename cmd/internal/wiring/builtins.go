@@ -79,8 +79,8 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 		all = append(all, BuiltinModule{Name: "place", Kinds: []abi.Kind{abi.Place}})
 	case one && copies:
 		p := f.forecast(cost)
-		all = append(all, BuiltinModule{Name: "place-forecast", Kinds: []abi.Kind{abi.Place}, Configuration: fmt.Appendf(nil, "iteration %d\nsequence %d\nprompt %d\nprompt2 %d\nheld %d\ncopied %d\nmargin %d\n",
-			p.Prices.Iteration, p.Prices.Sequence, p.Prices.Prompt, p.Prices.Prompt2, p.Prices.Held, p.Prices.Copied, p.Margin)})
+		all = append(all, BuiltinModule{Name: "place-forecast", Kinds: []abi.Kind{abi.Place}, Configuration: fmt.Appendf(nil, "iteration %d\nsequence %d\nprompt %d\nprompt2 %d\nheld %d\ncopied %d\nmargin %d\nshorter-margin %d\n",
+			p.Prices.Iteration, p.Prices.Sequence, p.Prices.Prompt, p.Prices.Prompt2, p.Prices.Held, p.Prices.Copied, p.Margin, p.ShorterMargin)})
 	}
 	return slices.DeleteFunc(all, func(b BuiltinModule) bool { return f.UnusedReason(b.Kinds[0]) != "" })
 }

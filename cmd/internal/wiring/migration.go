@@ -63,8 +63,13 @@ func (f *Fleet) placer(c engineCosts) policies.Placer {
 func (f *Fleet) forecast(c engineCosts) place.Forecast {
 	return place.Forecast{
 		Prices: place.NewPrices(c.Cost).WithCopies(c.copied),
-		Margin: max(1, policies.Micros(f.scaled(time.Duration(place.DefaultMargin)*time.Microsecond).Microseconds())),
+		Margin: f.scaledMargin(place.DefaultMargin), ShorterMargin: f.scaledMargin(place.DefaultShorterMargin),
 	}
+}
+
+// scaledMargin returns a margin of placement at the fleet's speed; at least a microsecond.
+func (f *Fleet) scaledMargin(at1 policies.Micros) policies.Micros {
+	return max(1, policies.Micros(f.scaled(time.Duration(at1)*time.Microsecond).Microseconds()))
 }
 
 // engineCosts is what the built-in policies count with.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/place"
 )
 
 // TestOverloadedReplicas checks from which load on a replica sells requests: the default
@@ -75,8 +76,12 @@ func TestPlacementCountsCopies(t *testing.T) {
 		f.Profiles[f.Fleet.Replicas[0].Model] = p
 		r := f.Fleet.Replicas[0]
 		r.Blocks = c.blocks
-		if got := f.forecast(f.costs(r)).Prices.Copied; got != c.copied {
-			t.Errorf("%+v: %d ps for a token", c, got)
+		got := f.forecast(f.costs(r))
+		if got.Prices.Copied != c.copied {
+			t.Errorf("%+v: %d ps for a token", c, got.Prices.Copied)
+		}
+		if got.Margin != place.DefaultMargin/2 || got.ShorterMargin != place.DefaultShorterMargin/2 {
+			t.Errorf("%+v: margins of %d and %d µs at twice the speed", c, got.Margin, got.ShorterMargin)
 		}
 	}
 }

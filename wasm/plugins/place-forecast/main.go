@@ -1,7 +1,7 @@
 // Command place-forecast is the module of place.Forecast. Its settings are the prices of an engine,
 // "iteration", "sequence", "prompt" and "copied" in picoseconds, "prompt2" in attoseconds and "held" in
-// femtoseconds (see place.Prices), and "answer", "chunk", "margin", "prefill", "others", "evicted", "bound",
-// "choices", "queue" and "by-length" (0 or 1).
+// femtoseconds (see place.Prices), and "answer", "chunk", "margin", "shorter-margin", "prefill", "others", "evicted",
+// "bound", "choices", "queue" and "by-length" (0 or 1).
 package main
 
 import (
@@ -29,6 +29,7 @@ func (p *plugin) Configure(config []byte) error {
 		field("answer", func(v int64) { p.Answer = policies.Tokens(v) }),
 		field("chunk", func(v int64) { p.Chunk = policies.Tokens(v) }),
 		field("margin", func(v int64) { p.Margin = policies.Micros(v) }),
+		field("shorter-margin", func(v int64) { p.ShorterMargin = policies.Micros(v) }),
 		field("prefill", func(v int64) { p.Prefill = int(v) }),
 		field("others", func(v int64) { p.Others = int(v) }),
 		field("evicted", func(v int64) { p.Evicted = int(v) }),
