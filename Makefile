@@ -189,8 +189,8 @@ ptx: $(PTXAS) ## regenerate the GPU's code from its source
 # Without DWARF the 160 test programs link in two thirds of the time.
 TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -vet=off -ldflags=-w
 
-# Packages whose tests take longest, first. Whole fleets in one process suffer most when other processes take the CPU,
-# so the packages next to them are single processes, too, and fleets of many processes come after them.
+# Packages whose tests take longest. Go runs packages in this order, -p at a time. A fleet in one process fails soonest
+# when CPU is short, so packages that start other processes come after those.
 SLOWEST := ./cmd/internal/inprocess ./migrator/frontend ./xds/internal/publish ./xds/control ./engine/sim ./cmd/internal/policydev ./xds/client ./cmd/internal/wiring \
 	./cmd/internal/e2e/... ./cmd/cascade
 # Goroutines on which others rely, without processes or gRPC: what "make test" runs with the race

@@ -167,9 +167,9 @@ type Config struct {
 	// long an engine may take to begin an answer that its core does not compute. 0 means
 	// 15 s.
 	HangTimeout time.Duration
-	// StallTimeout is the least time that an engine with work may bring nothing for any of its requests before it
-	// counts as away (package progress); 0 means 2 s.
-	StallTimeout time.Duration
+	// MinPause is how long an engine with work must bring nothing, at least, before it counts as hung and so as
+	// away (package progress); 0 means 2 s.
+	MinPause time.Duration
 	// MigrationTimeout is how long a client may wait for its stream's first token
 	// from another replica before the migration is given up; 0 means 10 s. The holder of
 	// the KV has a twentieth of it to hand the KV over.
@@ -269,7 +269,7 @@ func (c Config) validate() (Config, *url.URL, error) {
 		{"BodyTimeout", &c.BodyTimeout, defaultBodyTimeout},
 		{"IdleTimeout", &c.IdleTimeout, defaultIdleTimeout},
 		{"HangTimeout", &c.HangTimeout, defaultHangTimeout},
-		{"StallTimeout", &c.StallTimeout, progress.MinPause},
+		{"MinPause", &c.MinPause, progress.MinPause},
 		{"MigrationTimeout", &c.MigrationTimeout, defaultMigrationTimeout},
 		{"TokenizeTimeout", &c.TokenizeTimeout, tokenizeTimeout},
 		{"RescueTimeout", &c.RescueTimeout, defaultRescueTimeout},

@@ -66,12 +66,12 @@ type counterSample struct {
 
 func newProgressWatch(srv *Server) *progressWatch {
 	now := time.Now()
-	return &progressWatch{server: srv, monitor: progress.New(srv.cfg.Cost, srv.cfg.StallTimeout, srv.brought.Load()), start: now, checked: now, seed: maphash.MakeSeed(), samples: make(chan counterSample)}
+	return &progressWatch{server: srv, monitor: progress.New(srv.cfg.Cost, srv.cfg.MinPause, srv.brought.Load()), start: now, checked: now, seed: maphash.MakeSeed(), samples: make(chan counterSample)}
 }
 
 // reset begins anew for an engine that has just become ready.
 func (w *progressWatch) reset() {
-	w.monitor, w.hasLast, w.readable = progress.New(w.server.cfg.Cost, w.server.cfg.StallTimeout, w.brought()), false, false
+	w.monitor, w.hasLast, w.readable = progress.New(w.server.cfg.Cost, w.server.cfg.MinPause, w.brought()), false, false
 }
 
 // brought returns a count that grows with all that the engine brings.

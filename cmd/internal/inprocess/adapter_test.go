@@ -21,7 +21,7 @@ func withModel(body []byte, name string) []byte {
 // answers with a different text.
 func TestAdapters(t *testing.T) {
 	planes(t, onEnvoy, func(t *testing.T, envoy string) {
-		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 4, control: bePatient, edit: func(f *config.Fleet) {
+		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 4, control: keepReplicas, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 			f.Models[0].Adapters = []config.Adapter{{Name: "sql", Replicas: []string{"r0", "r1"}}, {Name: "poet", Replicas: []string{"r2"}}, {Name: "all"}}
 			f.Models = append(f.Models, config.Model{Name: "other", Context: 4096, Profile: "testdata/steady.json"})

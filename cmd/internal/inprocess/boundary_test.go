@@ -134,7 +134,7 @@ func testContentLength(t *testing.T, envoy string) {
 
 // testExtProc tests two models on one host name, and one on a host name of its own.
 func testExtProc(t *testing.T, envoy string) {
-	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8, control: bePatient, edit: func(f *config.Fleet) {
+	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8, control: keepReplicas, edit: func(f *config.Fleet) {
 		f.Control.Estimator = "ext_proc"
 		f.Control.PrefixKeys = config.PrefixKeysOff // with them a body is read even if its size suffices
 		f.Models[0].Hosts = []string{"m.example"}

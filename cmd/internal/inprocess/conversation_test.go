@@ -65,6 +65,9 @@ func (r *fleetHarness) ask(front, path string, body map[string]any) (out turn) {
 	return out
 }
 
+// nearlyAll is how many per cent of a prompt must be known to be held: a summary may lack its last blocks.
+const nearlyAll = 85
+
 // awaitHolder waits until the front end of a replica knows that another one holds nearly all of the prompt of these ids,
 // or until it has had time enough to: on a busy host, the prompt may have been computed elsewhere.
 func (r *fleetHarness) awaitHolder(front, holder string, ids []uint32) {
@@ -74,7 +77,7 @@ func (r *fleetHarness) awaitHolder(front, holder string, ids []uint32) {
 	r.WaitFor(fmt.Sprintf("%s knows that %s holds a prompt", front, holder), func() bool {
 		polls++
 		at, held := r.daemons[front].Market().LongestPrefix(steps)
-		return polls > 2000 || at.Replica == policies.ReplicaID(holder) && held >= policies.Tokens(len(ids))*85/100
+		return polls > 2000 || at.Replica == policies.ReplicaID(holder) && held >= policies.Tokens(len(ids))*nearlyAll/100
 	})
 }
 
@@ -141,7 +144,7 @@ func TestConversationStays(t *testing.T) {
 				r.awaitHolder(front, holder, before.prompt)
 				forwards := r.daemons[front].Market().Status().Forwards
 				got := r.ask(address(front), path, body(" and then? "+song(i, 100)))
-				if r.daemons[front].Market().Status().Forwards > forwards && got.cached >= len(before.prompt)*85/100 {
+				if r.daemons[front].Market().Status().Forwards > forwards && got.cached >= len(before.prompt)*nearlyAll/100 {
 					landed[i%2]++
 				}
 				return got

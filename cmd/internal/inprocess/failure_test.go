@@ -71,7 +71,7 @@ func (r *fleetHarness) sendShort() error {
 func TestControlRestart(t *testing.T) {
 	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		dir := t.TempDir()
-		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, control: bePatient, edit: func(f *config.Fleet) { f.State = dir }})
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, control: keepReplicas, edit: func(f *config.Fleet) { f.State = dir }})
 		// Each stage has two replicas: one that counts as away for a moment, on a busy host, is no reason to plan anew.
 		p := r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2, 3))...)
 		var streams []*clienttest.Stream

@@ -97,14 +97,13 @@ type harnessConfig struct {
 	gpus     *gpuset.Set                         // hold the engines' KV; nil: shared memory holds it
 }
 
-// bePatient configures a control plane for a fleet in which no replica is lost, on a host so busy that its processes
-// stand still for seconds.
-func bePatient(c *control.Config) { c.Grace = patience }
+// keepReplicas makes the control plane wait so long before a replica counts as lost that a busy host loses none.
+func keepReplicas(c *control.Config) { c.Grace = patience }
 
 // newFleetHarness runs a fleet until the test ends. The fleet does not plan by itself: the planning
-// period is an hour. It bears a host so busy that processes stand still for seconds: the estimator answers in time,
-// or the model of a request is unknown; no proxy closes a connection with the streams in it because a ping is
-// answered late; and no engine counts as hung.
+// period is an hour. It tolerates a host so busy that processes stand still for seconds: with the usual timeouts the
+// estimator would answer too late and the model be unknown, proxies would close connections whose pings are late, and
+// engines would count as hung.
 func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	t.Helper()
 	f := config.Fleet{
@@ -148,7 +147,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		}
 	}
 	cfg.hooks = hooks{listen: r.sockets.listen, part: r.parts.run, engine: s.engine, migrator: s.migrator, front: func(c *frontend.Config) {
-		c.HangTimeout, c.StallTimeout = time.Minute, time.Minute
+		c.HangTimeout, c.MinPause = time.Minute, time.Minute
 		if s.front != nil {
 			s.front(string(c.Replica), c)
 		}

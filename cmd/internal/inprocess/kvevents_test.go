@@ -17,7 +17,7 @@ import (
 // connects to the migrator or listens.
 func TestKVEvents(t *testing.T) {
 	addresses := loopback.Addresses(t, 4)
-	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: bePatient, edit: func(f *config.Fleet) {
+	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: keepReplicas, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: config.MigrationLive}
 		f.Replicas[0].KVEvents = config.KVEvents{Endpoint: "tcp://" + addresses[0], ReplayEndpoint: "tcp://" + addresses[1], Topic: "kv@r0"}
 		f.Replicas[1].KVEvents = config.KVEvents{Endpoint: "tcp://*" + addresses[2][len("127.0.0.1"):], ReplayEndpoint: "tcp://" + addresses[3], Topic: "kv@r1"}
@@ -40,7 +40,7 @@ func TestKVEvents(t *testing.T) {
 func TestConversationStaysByEvents(t *testing.T) {
 	t.Parallel()
 	addresses := loopback.Addresses(t, 4)
-	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: bePatient, front: func(_ string, c *frontend.Config) { c.TokenizeTimeout = patience }, edit: func(f *config.Fleet) {
+	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: keepReplicas, front: func(_ string, c *frontend.Config) { c.TokenizeTimeout = patience }, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: config.MigrationLive}
 		computePrompts(f)
 		for i := range f.Replicas {

@@ -90,7 +90,7 @@ func (r *fleetHarness) requireEngineTable(id string, prompts [][]uint32) {
 func TestEventsAreLost(t *testing.T) {
 	t.Parallel()
 	addresses := loopback.Addresses(t, 4)
-	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: bePatient, edit: func(f *config.Fleet) {
+	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: keepReplicas, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: config.MigrationLive}
 		computePrompts(f)
 		for i := range f.Replicas {

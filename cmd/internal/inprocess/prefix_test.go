@@ -119,7 +119,7 @@ func TestPrefixPullsUnderFaults(t *testing.T) {
 	t.Parallel()
 	const replicas = 3
 	var r *fleetHarness
-	r = newCheckedFleet(t, harnessConfig{replicas: replicas, control: bePatient, edit: func(f *config.Fleet) {
+	r = newCheckedFleet(t, harnessConfig{replicas: replicas, control: keepReplicas, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: config.MigrationLive}
 		for i := range f.Replicas {
 			f.Replicas[i].KVTokens = 24_000 // prefixes are evicted

@@ -69,7 +69,7 @@ func (r *fleetHarness) arrivals(f func()) map[string]int64 {
 func TestHotPrefix(t *testing.T) {
 	planes(t, onProxy, func(t *testing.T, envoy string) {
 		const replicas, each = 6, 24
-		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: replicas, control: bePatient, edit: func(f *config.Fleet) {
+		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: replicas, control: keepReplicas, edit: func(f *config.Fleet) {
 			keyed(f, 4096)
 			computePrompts(f)
 		}})
@@ -118,7 +118,7 @@ func TestHotPrefix(t *testing.T) {
 // instructions have no key, and are spread. When enough were seen, the turns of a conversation go to one front end.
 func TestColdStart(t *testing.T) {
 	planes(t, onProxy, func(t *testing.T, envoy string) {
-		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, control: bePatient, edit: func(f *config.Fleet) {
+		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, control: keepReplicas, edit: func(f *config.Fleet) {
 			keyed(f, 0)
 			f.Planner.Period = time.Second
 		}})
@@ -175,7 +175,7 @@ func TestColdStart(t *testing.T) {
 func TestForgedPrefix(t *testing.T) {
 	planes(t, onBoth, func(t *testing.T, envoy string) {
 		state := t.TempDir()
-		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, control: bePatient, edit: func(f *config.Fleet) {
+		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, control: keepReplicas, edit: func(f *config.Fleet) {
 			keyed(f, 4096)
 			f.State = state
 		}})

@@ -106,8 +106,8 @@ func TestEngineKilled(t *testing.T) {
 	})
 }
 
-// stallTimeout is that of engines which hang: a busy host must not bring it about before the test does.
-const stallTimeout = 4 * time.Second
+// minPause is frontend.Config.MinPause of engines that hang: a busy host must not pause one for so long before the test does.
+const minPause = 4 * time.Second
 
 // TestEngineHangs makes an engine stop answering for a while. Requests that may migrate continue on
 // other engines; pinned ones wait.
@@ -117,7 +117,7 @@ func TestEngineHangs(t *testing.T) {
 			f.Migration, f.Speed = config.Migration{}, 4
 		}, front: func(id string, c *frontend.Config) {
 			if c.HealthTimeout = time.Second; id == "r0" {
-				c.StallTimeout = stallTimeout
+				c.MinPause = minPause
 			}
 		}})
 		r.teachShapes()
@@ -141,7 +141,7 @@ func TestEngineCoreHangs(t *testing.T) {
 			f.Migration, f.Speed = config.Migration{}, 4
 		}, front: func(id string, c *frontend.Config) {
 			if id == "r0" {
-				c.StallTimeout = stallTimeout
+				c.MinPause = minPause
 			}
 		}})
 		r.teachShapes()

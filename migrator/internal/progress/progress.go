@@ -10,7 +10,7 @@
 //  1. Only the engine as a whole counts. A stream that pauses proves nothing, because an
 //     engine whose KV cache is full preempts it for as long as others generate.
 //  2. An engine is hung only after it brought nothing for three times as long as its cost
-//     profile predicts for its work, and for at least the least pause of New, or MinTransferPause. A long prefill is
+//     profile predicts for its work, and for at least minPause of New, or MinTransferPause. A long prefill is
 //     progress that is expected. An engine that was slower, and one that has just
 //     started, gets more time.
 //  3. An engine without work is never found hung, nor is the process's own pause the
@@ -104,7 +104,7 @@ func (s State) String() string { return [...]string{"progressing", "quiet", "hun
 // Monitor judges one engine. It is not safe for concurrent use.
 type Monitor struct {
 	cost         policies.Cost
-	least        time.Duration // the least pause after which it is hung
+	minPause     time.Duration // the least pause after which it is hung
 	state        State
 	brought      uint64        // what the engine had brought at the last call
 	last         time.Duration // the time of the last call
@@ -120,10 +120,10 @@ type Monitor struct {
 }
 
 // New returns the Monitor of an engine that has just started, when brought (see Check) has
-// this value. It is hung after the least pause, mostly MinPause, at the earliest. A cost of zero predicts nothing, so
-// that the least pause decides.
-func New(c policies.Cost, least time.Duration, brought uint64) *Monitor {
-	return &Monitor{cost: c, least: least, brought: brought, slack: maxSlack, cold: true}
+// this value. The engine is hung after minPause at the earliest, MinPause unless a caller has reason for another one. A
+// cost of zero predicts nothing, so that minPause decides.
+func New(c policies.Cost, minPause time.Duration, brought uint64) *Monitor {
+	return &Monitor{cost: c, minPause: minPause, brought: brought, slack: maxSlack, cold: true}
 }
 
 // Check takes note of the state at now, which must not go back, and returns whether the
@@ -168,7 +168,7 @@ func (m *Monitor) Check(now time.Duration, brought uint64, w Work) State {
 
 // Limit returns the pause after which the engine is hung, as of the last Check.
 func (m *Monitor) Limit() time.Duration {
-	limit := time.Duration(m.slack * float64(max(m.least, patience*m.expected)))
+	limit := time.Duration(m.slack * float64(max(m.minPause, patience*m.expected)))
 	if m.transferring {
 		return max(limit, MinTransferPause)
 	}

@@ -53,7 +53,7 @@ func New(t testing.TB, model string, engines [2]string, edit func(*frontend.Conf
 		clients, peers := testkit.Must(net.Listen("tcp", "127.0.0.1:0")), testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 		c := frontend.Config{Replica: replica(i), Engine: engines[i], Edges: policies.BucketEdges(1<<16, 4), Listener: clients, PeerListener: peers,
 			Handoff: true, Rescuer: p, Logger: p.Log.Logger(),
-			MigrationTimeout: time.Minute, HealthTimeout: time.Minute, HangTimeout: time.Minute, StallTimeout: time.Minute} // the host may be busy
+			MigrationTimeout: time.Minute, HealthTimeout: time.Minute, HangTimeout: time.Minute, MinPause: time.Minute} // the host may be busy
 		if edit != nil {
 			edit(&c)
 		}
