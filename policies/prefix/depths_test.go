@@ -90,6 +90,11 @@ func TestDepths(t *testing.T) {
 			shared := 3000 * (rng.IntN(3) / 2)
 			return hashesOf(5000+rng.IntN(5000), shared, shared, 0, 0, rng.Uint64())
 		}, 0, 0},
+		{"four tenths of the requests share four sets of instructions, the others nothing", func(rng *rand.Rand) []uint64 {
+			which := rng.IntN(10)
+			shared := 3000 * ((13 - which) / 10)
+			return hashesOf(5000+rng.IntN(5000), shared, shared, uint64(which), 0, rng.Uint64())
+		}, 0, 0},
 		{"most requests are agents', some are short", func(rng *rand.Rand) []uint64 {
 			if rng.IntN(5) > 0 {
 				return hashesOf(60_000+rng.IntN(200_000), 50_000, 50_000, 1, 0, rng.Uint64N(60))
