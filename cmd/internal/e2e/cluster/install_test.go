@@ -128,7 +128,7 @@ func (l *life) planes() []corev1.Pod {
 	return list.Items
 }
 
-// awaitReplicas waits until so many replicas are there and take requests, and no Pod terminates.
+// awaitReplicas waits until so many replicas are there, in stages, and take requests, and no Pod terminates.
 func (l *life) awaitReplicas(n int) string {
 	l.T.Helper()
 	l.WaitFor(fmt.Sprintf("%d replicas", n), func() bool {
@@ -141,7 +141,7 @@ func (l *life) awaitReplicas(n int) string {
 		}
 		s, err := l.status(plane)
 		all := clienttest.Replicas(s)
-		return err == nil && len(all) == n && !slices.ContainsFunc(all, func(r control.Replica) bool { return r.Health != "healthy" || r.Weight == 0 })
+		return err == nil && len(all) == n && len(s.Models[0].Unassigned) == 0 && !slices.ContainsFunc(all, func(r control.Replica) bool { return r.Health != "healthy" || r.Weight == 0 })
 	})
 	s, err := l.status(plane)
 	testkit.NoError(l.T, err)
