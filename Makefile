@@ -30,7 +30,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver envoy-gateway axe chromium helm image ci-image test-image docs reference conformance
+.PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver envoy-gateway axe chromium helm image ci-image test-image docs reference conformance istio
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -153,6 +153,11 @@ $(CONFORMANCE)/pilot-discovery: $(CONFORMANCE_PILOT)/go.mod
 	@mkdir -p $(@D)/definitions/istio
 	cp "$$($(GO) list -C $(CONFORMANCE_PILOT) -m -f '{{.Dir}}' istio.io/istio)/manifests/charts/base/files/crd-all.gen.yaml" $(@D)/definitions/istio
 	CGO_ENABLED=0 $(GO) build -C $(CONFORMANCE_PILOT) -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/$@ istio.io/istio/pilot/cmd/pilot-discovery
+
+istio: $(CONFORMANCE)/pilot-discovery kube-apiserver envoy ## attach a gateway of Istio to Cascade under load, and detach it; builds Istio as "make conformance" does
+	@mkdir -p out
+	CASCADE_TEST_ALL=1 $(GO) test -count=1 -timeout 20m -run '^TestAttach$$' -v ./cmd/internal/e2e/istio > out/istio.log 2>&1; code=$$?; \
+		sed -n '/requests by who/,/^ *--- /{/--- /!p}' out/istio.log; grep -E '^ *--- (PASS|FAIL|SKIP)|^(ok|FAIL|panic)' out/istio.log; exit $$code
 
 # The routers that Cascade is compared with.
 ROUTERS := .cache/vllm-router/.$(VLLM_ROUTER) .cache/sglang-router/.$(SGLANG_ROUTER)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/istiotest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
 )
@@ -86,12 +87,13 @@ func (c *cluster) command(ns *podnet.Namespace, p podshim.Pod, k podshim.Contain
 		c.mu.Lock()
 		c.pickers[p.Name] = ns
 		c.mu.Unlock()
-	case k.Image == gatewayImage:
+	case k.Image == istiotest.Image:
+		gateway := istiotest.Gateway{Namespace: p.Namespace, Name: p.Name, ServiceAccount: p.ServiceAccount, IP: p.IP, Pilot: c.network.Host()}
 		bootstrap := filepath.Join(dir, "envoy.yaml")
-		if err := os.WriteFile(bootstrap, c.bootstrap(p), 0o600); err != nil {
+		if err := os.WriteFile(bootstrap, istiotest.Bootstrap(gateway), 0o600); err != nil {
 			return nil, 0, err
 		}
-		cmd, port = ns.Command(c.envoy, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1", "--log-level", "info"), gatewayAdmin
+		cmd, port = ns.Command(c.envoy, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1", "--log-level", "info"), istiotest.AdminPort
 	default:
 		return nil, 0, fmt.Errorf("the test does not know what the image %s does", k.Image)
 	}

@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -18,9 +17,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/goccy/go-yaml"
-
 	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/istiotest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -34,20 +32,15 @@ var repository = filepath.Join("..", "..", "..", "..")
 // built are the files that "make conformance" builds.
 type built struct {
 	suite, echo, pilot string
-	definitions        []string // manifests with CustomResourceDefinitions
+	definitions        []string // folders of CustomResourceDefinitions
 }
 
 // findBuilt returns them, and skips the test without.
 func findBuilt(t *testing.T) built {
 	t.Helper()
-	cache := testkit.Must(filepath.Abs(filepath.Join(repository, ".cache", "conformance")))
-	b := built{suite: filepath.Join(cache, "suite.test"), echo: filepath.Join(cache, "echo-basic"), pilot: filepath.Join(cache, "pilot-discovery")}
-	for _, file := range []string{b.suite, b.echo, b.pilot} {
-		if _, err := exec.LookPath(file); err != nil {
-			testkit.Skip(t, testkit.Unavailable{What: err.Error(), Remedy: "run `make conformance`, which builds it in some 15 minutes"})
-		}
-	}
-	b.definitions = testkit.Must(filepath.Glob(filepath.Join(cache, "definitions", "*", "*.yaml")))
+	cache := istiotest.Cache(repository)
+	b := built{suite: istiotest.Binary(t, cache, "suite.test"), echo: istiotest.Binary(t, cache, "echo-basic"), pilot: istiotest.Binary(t, cache, "pilot-discovery")}
+	b.definitions = testkit.Must(filepath.Glob(filepath.Join(cache, "definitions", "*")))
 	return b
 }
 
@@ -83,11 +76,11 @@ func TestSuite(t *testing.T) {
 	c.api = testkit.Must(podshim.NewAPI(c.server.Address, c.server.CAFile, c.server.Token))
 	t.Cleanup(c.api.Close)
 	c.forward = c.forwardTo(c.server.Address)
-	for _, file := range c.definitions {
-		c.apply(testkit.Must(os.ReadFile(file)))
+	for _, folder := range c.definitions {
+		istiotest.ApplyDefinitions(t, c.api, folder)
 	}
-	c.apply(testkit.Must(os.ReadFile("testdata/objects.yaml")))
-	c.startPilot()
+	istiotest.Apply(t, c.api, testkit.Must(os.ReadFile("testdata/objects.yaml")))
+	istiotest.StartPilot(t, istiotest.PilotConfig{Binary: c.pilot, Dir: filepath.Join(c.dir, "pilot"), Kubeconfig: c.kubeconfig("pilot", c.server.Address, ""), Host: c.network.Host(), Log: c.logFile("pilot")})
 	shim := testkit.Must(podshim.New(podshim.Config{API: c.api, Start: c.startPod, Address: c.network.Address, Host: c.network.Host(), Logger: slog.New(slog.NewTextHandler(c.logFile("shim"), nil))}))
 	testkit.Run(t, shim.Run)
 	results := c.runSuite()
@@ -164,48 +157,12 @@ func suiteArgs() []string {
 	return nil
 }
 
-// apply applies the objects of a manifest.
-func (c *cluster) apply(manifest []byte) {
-	c.Helper()
-	for _, doc := range bytes.Split(manifest, []byte("\n---\n")) {
-		var o struct {
-			APIVersion string `yaml:"apiVersion"`
-			Kind       string
-			Metadata   struct{ Name, Namespace string }
-		}
-		testkit.NoError(c, yaml.Unmarshal(doc, &o))
-		place := map[string]string{
-			"":                         "",
-			"CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/%[2]s",
-			"Namespace":                "/api/v1/namespaces/%[2]s",
-			"DestinationRule":          "/apis/networking.istio.io/v1/namespaces/%[1]s/destinationrules/%[2]s",
-			"InferencePool":            "/apis/inference.networking.k8s.io/v1/namespaces/%[1]s/inferencepools/%[2]s",
-			"HTTPRoute":                "/apis/gateway.networking.k8s.io/v1/namespaces/%[1]s/httproutes/%[2]s",
-		}[o.Kind]
-		if place == "" {
-			if o.Kind != "" {
-				c.Fatalf("the test does not know where a %s is", o.Kind)
-			}
-			continue
-		}
-		path := fmt.Sprintf(place+"%[3]s", o.Metadata.Namespace, o.Metadata.Name, "")
-		// A definition is served a moment after it was applied.
-		testkit.WaitFor(c, "the API server to accept "+o.Kind+" "+o.Metadata.Name, func() bool { return c.api.Apply(c.Context(), path, doc) == nil })
-	}
-}
-
 // kubeconfig writes a file that says how to reach the API server at an address, as a user who may do
 // everything, or as another one.
 func (c *cluster) kubeconfig(name, address, as string) string {
 	c.Helper()
 	path := filepath.Join(c.dir, name+".kubeconfig")
-	testkit.NoError(c, os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
-kind: Config
-current-context: c
-clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %q, tls-server-name: 127.0.0.1}}]
-users: [{name: u, user: {token: %q, as: %q}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-`, address, c.server.CAFile, c.server.Token, as), 0o600))
+	istiotest.Kubeconfig(c, path, c.server, address, as)
 	return path
 }
 

@@ -1,0 +1,240 @@
+package istio
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/istiotest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/kubetest"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// The addresses of the test's network namespace besides loopback, which the API server takes for no Pod's.
+var (
+	host = netip.MustParseAddr("10.244.0.1") // Istio's control plane, and the owner's server
+	pod  = netip.MustParseAddr("10.244.0.2") // the gateway
+)
+
+// TestAttach hands the routes of a listener of an Istio gateway over to Cascade, moves a boundary, and takes them back,
+// all under load: no request fails, each is served as the step before or the present one wants, and the gateway's
+// other listener notices nothing.
+//
+// A connection from before a step may carry one more request by the former routes, whose answer closes it.
+func TestAttach(t *testing.T) {
+	testkit.SkipSlow(t)
+	cache := istiotest.Cache(filepath.Join("..", "..", "..", ".."))
+	pilot, envoy := istiotest.Binary(t, cache, "pilot-discovery"), envoytest.Binary(t)
+	kubetest.Binary(t)
+	if !isolated.Run(t) {
+		return
+	}
+	for _, a := range []netip.Addr{host, pod} {
+		if out, err := exec.Command("ip", "addr", "add", a.String()+"/32", "dev", "lo").CombinedOutput(); err != nil {
+			t.Fatalf("ip addr add %v: %v: %s", a, err, out)
+		}
+	}
+	dir := t.TempDir()
+	server := kubetest.Start(t)
+	api := testkit.Must(podshim.NewAPI(server.Address, server.CAFile, server.Token))
+	t.Cleanup(api.Close)
+	istiotest.ApplyDefinitions(t, api, filepath.Join(cache, "definitions", "istio"))
+	istiotest.Apply(t, api, testkit.Must(os.ReadFile("testdata/gateway.yaml")))
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	istiotest.Kubeconfig(t, kubeconfig, server, server.Address, "")
+	istiotest.StartPilot(t, istiotest.PilotConfig{Binary: pilot, Dir: filepath.Join(dir, "pilot"), Kubeconfig: kubeconfig, Host: host, Log: logFile(t, dir, "pilot")})
+	gateway := &gateway{t: t, envoy: envoy, dir: dir}
+	shim := testkit.Must(podshim.New(podshim.Config{API: api, Start: gateway.start, Address: func() (netip.Addr, error) { return pod, nil }, Host: host,
+		Logger: slog.New(slog.NewTextHandler(logFile(t, dir, "shim"), nil))}))
+	testkit.Run(t, shim.Run)
+	serveOwn(t)
+
+	fleet := startFleet(t, dir)
+	fleet.setBoundary(800)
+	attached, other := fmt.Sprintf("http://%v:8080", pod), fmt.Sprintf("http://%v:8081", pod)
+	client := clienttest.NewHTTP()
+	t.Cleanup(client.CloseIdleConnections)
+	for _, url := range []string{attached, other} {
+		testkit.WaitFor(t, "Istio to route "+url, func() bool {
+			by, err := send(client, url, clienttest.Prompt(1, sizes[0], 2))
+			return err == nil && by == own
+		})
+	}
+
+	l, stop := startLoad(t, attached, other)
+	t.Cleanup(l.report)
+	l.step("Istio's own route", servers{own, own, own}, func() {})
+	filter := daemontest.Command{Binary: cascade, Args: []string{"attach", "--to", "istio", "--estimator-filter", "-c", fleet.file}}.Output(t)
+	var paths []string
+	l.step("EnvoyFilter applied", servers{"s0", "s1", "s1"}, func() { paths = istiotest.Apply(t, api, []byte(filter)) })
+	l.step("boundary moved", servers{"s0", "s0", "s1"}, func() { fleet.setBoundary(4000) })
+	remove := func() { testkit.NoError(t, api.Do(t.Context(), http.MethodDelete, paths[0], nil, nil)) }
+	l.step("EnvoyFilter deleted", servers{own, own, own}, remove)
+	l.step("applied again", servers{"s0", "s0", "s1"}, func() { istiotest.Apply(t, api, []byte(filter)) })
+	var stream <-chan string
+	l.step("deleted during a stream", servers{own, own, own}, func() {
+		stream = startStream(t, attached)
+		remove()
+	})
+	stop()
+	if text := <-stream; !strings.HasSuffix(text, "data: [DONE]\n\n") {
+		t.Errorf("the stream that the EnvoyFilter was deleted during ends with %.200q", text[max(0, len(text)-200):])
+	}
+}
+
+// startStream starts a stream of some 6 s, less than Envoy's time for draining, and returns what is read of it, with
+// the error that ends it.
+func startStream(t testing.TB, url string) <-chan string {
+	t.Helper()
+	body := clienttest.WithStream(clienttest.Prompt(99, sizes[0], 3000))
+	client := clienttest.NewHTTP() // with no connection from before the EnvoyFilter, which Istio's own route would serve
+	resp, err := client.Post(url+"/v1/completions", "application/json", strings.NewReader(string(body)))
+	testkit.NoError(t, err)
+	out := make(chan string, 1)
+	go func() {
+		defer client.CloseIdleConnections()
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			text = append(text, err.Error()...)
+		}
+		out <- string(text)
+	}()
+	return out
+}
+
+// serveOwn runs the server that the gateway's owner had before Cascade.
+func serveOwn(t testing.TB) {
+	t.Helper()
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set(ownHeader, "1")
+		_, _ = io.WriteString(w, "{}")
+	}))
+	testkit.NoError(t, s.Listener.Close())
+	s.Listener = testkit.Must(net.Listen("tcp", netip.AddrPortFrom(host, 8000).String()))
+	s.Start()
+	t.Cleanup(s.Close)
+}
+
+// gateway runs the gateway's Pod.
+type gateway struct {
+	t     testing.TB
+	envoy string
+	dir   string
+}
+
+// start starts Envoy as Istio's agent would: with its times for draining connections of former configurations.
+func (g *gateway) start(ctx context.Context, p podshim.Pod) (stop func(), err error) {
+	bootstrap := filepath.Join(g.dir, "envoy.yaml")
+	text := istiotest.Bootstrap(istiotest.Gateway{Namespace: p.Namespace, Name: p.Name, ServiceAccount: p.ServiceAccount, IP: p.IP, Pilot: host})
+	if err := os.WriteFile(bootstrap, text, 0o600); err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(g.envoy, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1", "--log-level", "info", "--drain-time-s", "45", "--drain-strategy", "immediate")
+	log := logFile(g.t, g.dir, "envoy")
+	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, childprocess.DieWithParent()
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	stop = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+	address := netip.AddrPortFrom(p.IP, istiotest.AdminPort).String()
+	for {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		if err == nil {
+			return stop, conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			stop()
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// fleet is a fleet of two replicas in one process.
+type fleet struct {
+	t     testing.TB
+	file  string // of the fleet
+	store *store.File
+}
+
+// startFleet starts the fleet, which ends with the test, and returns when its replicas serve.
+func startFleet(t testing.TB, dir string) *fleet {
+	t.Helper()
+	for _, name := range []string{"fleet.yaml", "steady.json"} {
+		testkit.NoError(t, os.WriteFile(filepath.Join(dir, name), testkit.Must(os.ReadFile(filepath.Join("testdata", name))), 0o600))
+	}
+	f := &fleet{t: t, file: filepath.Join(dir, "fleet.yaml")}
+	daemontest.Command{Binary: cascade, Args: []string{"up", "-c", f.file}}.Start(t)
+	testkit.WaitFor(t, "both replicas to serve", func() bool {
+		resp, err := http.Get("http://127.0.0.1:18001/status")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		var status control.Status
+		err = json.NewDecoder(resp.Body).Decode(&status)
+		serves := func(id string) bool {
+			r := clienttest.Find(status, id)
+			return r.Health == "healthy" && r.Weight > 0 && r.Connected
+		}
+		return err == nil && serves("r0") && serves("r1")
+	})
+	f.store = testkit.Must(store.NewFile(filepath.Join(dir, "state", "plan.json")))
+	return f
+}
+
+// setBoundary stores a plan with a stage for each replica, and a boundary between them.
+func (f *fleet) setBoundary(cut policies.Tokens) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), testkit.WaitTimeout())
+	defer cancel()
+	for u := range f.store.Watch(ctx) {
+		if u.Err != nil || len(u.Object.Plans) == 0 {
+			continue
+		}
+		o := u.Object
+		o.Epoch++
+		o.Plans = []policies.Plan{{Epoch: o.Epoch, Model: clienttest.Model, Stages: []policies.Stage{
+			{Low: 0, High: cut, Replicas: []policies.ReplicaID{"r0"}}, {Low: cut, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}},
+		}}}
+		if _, err := f.store.CompareAndSwap(ctx, u.Version, o); err == nil {
+			return
+		}
+	}
+	f.t.Fatal("the plan could not be stored")
+}
+
+// logFile returns the file that a program's output is written to: in $CASCADE_ISTIO_LOGS, otherwise in the folder of the test.
+func logFile(t testing.TB, dir, name string) *os.File {
+	t.Helper()
+	if d := os.Getenv("CASCADE_ISTIO_LOGS"); d != "" {
+		dir = d
+	}
+	f := testkit.Must(os.Create(filepath.Join(dir, name+".log")))
+	t.Cleanup(func() { f.Close() })
+	return f
+}
