@@ -31,7 +31,7 @@ const (
 func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	testkit.SkipSlow(t)
-	cmd := exec.Command(helmtest.Binary(t, root), args...)
+	cmd := exec.Command(helmtest.Binary(t), args...)
 	home := t.TempDir()
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home, "KUBECONFIG="+os.DevNull)
 	var out, stderr bytes.Buffer

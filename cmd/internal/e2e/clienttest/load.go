@@ -38,8 +38,8 @@ type Load struct {
 	cfg     LoadConfig
 	oracle  *Oracle
 	began   []atomic.Int64 // start time of each worker's present request; in ns since the epoch
-	sent    atomic.Int64
-	streams atomic.Int64
+	ended   atomic.Int64   // requests, answered or failed
+	streams atomic.Int64   // of ended
 	cut     atomic.Int64
 
 	mu     sync.Mutex
@@ -83,7 +83,10 @@ func (c *Clients) NewLoad(cfg LoadConfig) *Load {
 func (l *Load) Send(body []byte, stream bool) {
 	began := time.Now()
 	err := l.send(body, stream)
-	l.sent.Add(1)
+	l.ended.Add(1)
+	if stream {
+		l.streams.Add(1)
+	}
 	if err == nil {
 		return
 	}
@@ -104,7 +107,6 @@ func (l *Load) send(body []byte, stream bool) error {
 	}
 	sent := body
 	if stream {
-		l.streams.Add(1)
 		sent = WithStream(body)
 	}
 	resp, err := l.c.HTTP.Post(l.c.DataPlane+"/v1/completions", "application/json", bytes.NewReader(sent))
@@ -149,18 +151,18 @@ func (l *Load) Report() {
 	l.c.T.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.c.T.Logf("%d requests, %d of them streams: %d failed, %d were cut with their replica", l.sent.Load(), l.streams.Load(), len(l.failed), l.cut.Load())
-	if len(l.failed) > 0 || l.sent.Load() == 0 {
+	l.c.T.Logf("%d requests, %d of them streams: %d failed, %d were cut with their replica", l.ended.Load(), l.streams.Load(), len(l.failed), l.cut.Load())
+	if len(l.failed) > 0 || l.ended.Load() == 0 {
 		var first strings.Builder
 		for _, err := range l.failed[:min(5, len(l.failed))] {
 			fmt.Fprintln(&first, err)
 		}
-		l.c.T.Errorf("%d of %d requests failed; the first:\n%s", len(l.failed), l.sent.Load(), &first)
+		l.c.T.Errorf("%d of %d requests failed; the first:\n%s", len(l.failed), l.ended.Load(), &first)
 	}
 }
 
-// Counts returns how many requests have been sent so far, answered or failed, and how many of all were streams.
-func (l *Load) Counts() (requests, streams int64) { return l.sent.Load(), l.streams.Load() }
+// Counts returns how many requests have ended so far, answered or failed, and how many of them were streams.
+func (l *Load) Counts() (requests, streams int64) { return l.ended.Load(), l.streams.Load() }
 
 // Failures returns the errors of the requests that failed so far.
 func (l *Load) Failures() []error {
@@ -172,8 +174,8 @@ func (l *Load) Failures() []error {
 // WaitForRequests waits until n more requests have been answered.
 func (l *Load) WaitForRequests(n int64) {
 	l.c.T.Helper()
-	goal := l.sent.Load() + n
-	l.c.WaitFor(fmt.Sprintf("%d more requests", n), func() bool { return l.sent.Load() >= goal })
+	goal := l.ended.Load() + n
+	l.c.WaitFor(fmt.Sprintf("%d more requests", n), func() bool { return l.ended.Load() >= goal })
 }
 
 // WaitForAll waits until all requests in progress have been answered.

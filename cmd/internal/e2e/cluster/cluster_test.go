@@ -168,7 +168,7 @@ func (c *cluster) chart() string {
 // helm runs a command of Helm for the release.
 func (c *cluster) helm(args ...string) {
 	c.t.Helper()
-	cmd := exec.Command(helmtest.Binary(c.t, root), append(args, "--namespace", namespace)...)
+	cmd := exec.Command(helmtest.Binary(c.t), append(args, "--namespace", namespace)...)
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+c.dir, "HELM_CONFIG_HOME="+c.dir, "HELM_DATA_HOME="+c.dir, "KUBECONFIG="+c.kubeconfig)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		c.t.Fatalf("helm %v: %v\n%s", args, err, out)

@@ -70,7 +70,7 @@ func TestInstall(t *testing.T) {
 	testkit.SkipSlow(t)
 	testkit.SkipUnderRace(t) // it tests other processes
 	kubetest.Binary(t)
-	helmtest.Binary(t, root)
+	helmtest.Binary(t)
 	if !isolated.Run(t, binVariable+"="+bin) {
 		return
 	}
@@ -128,7 +128,8 @@ func (l *life) planes() []corev1.Pod {
 	return list.Items
 }
 
-// awaitReplicas waits until so many replicas are there, in stages, and take requests, and no Pod terminates.
+// awaitReplicas waits until so many replicas are in stages, healthy and with a weight, and no Pod terminates. It returns how
+// many are in each stage.
 func (l *life) awaitReplicas(n int) string {
 	l.T.Helper()
 	l.WaitFor(fmt.Sprintf("%d replicas", n), func() bool {

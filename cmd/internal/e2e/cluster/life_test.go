@@ -83,7 +83,7 @@ func TestLife(t *testing.T) {
 	envoygateway.Binary(t)
 	envoytest.Binary(t)
 	kubetest.Binary(t)
-	helmtest.Binary(t, root)
+	helmtest.Binary(t)
 	if !isolated.Run(t, binVariable+"="+bin) {
 		return
 	}
@@ -109,7 +109,7 @@ func TestLife(t *testing.T) {
 	gateway := envoygateway.Start(t, fmt.Sprintf(gatewayObjects, service.Spec.ClusterIP), enter...)
 	l.awaitRoute("")
 
-	fmt.Fprintf(&l.table, "| step | took | requests | streams | failed | |\n|---|---|---|---|---|---|\n")
+	fmt.Fprintf(&l.table, "| step | took | requests | of them streams | failed | then |\n|---|---|---|---|---|---|\n")
 	l.load = l.NewLoad(clienttest.LoadConfig{
 		Workers:  4,
 		Body:     func(worker int, rng *rand.Rand) []byte { return body(1+worker, rng) },
@@ -131,7 +131,12 @@ func TestLife(t *testing.T) {
 	})
 	l.step("plan: two stages", func() string { return l.plan(1000) })
 	l.step("flip: another boundary", func() string { return l.plan(500) })
-	l.step("scale from 4 Pods to 8", func() string { l.scale(8); return l.awaitReplicas(8) })
+	l.step("scale from 4 Pods to 8, and plan", func() string {
+		l.scale(8)
+		l.awaitReplicas(8)
+		planned := l.plan(500) // the planner's period is an hour here
+		return l.awaitReplicas(8) + "; " + planned
+	})
 	l.step("scale from 8 Pods to 3", func() string { l.scale(3); return l.awaitReplicas(3) })
 	l.step("delete a Pod", func() string {
 		gone := l.engines()[0].Name
@@ -170,16 +175,23 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// uninstall removes the chart, and the objects with the state.
+// uninstall removes the chart, and the objects with the state as the page says.
 func (l *wholeLife) uninstall() {
 	l.T.Helper()
 	l.helm("uninstall", "cascade")
 	l.WaitFor("no control planes", func() bool { return len(l.planes()) == 0 })
-	ctx, all := l.T.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=cascade-kube"}
+	ctx, all := l.T.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=cascade-kube,app.kubernetes.io/instance=cascade"}
 	testkit.NoError(l.T, errors.Join(
 		l.client.CoordinationV1().Leases(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all),
 		l.client.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all),
 		l.client.CoreV1().Secrets(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all)))
+	written := metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=cascade-kube"}
+	leases := testkit.Must(l.client.CoordinationV1().Leases(namespace).List(ctx, written)).Items
+	configs := testkit.Must(l.client.CoreV1().ConfigMaps(namespace).List(ctx, written)).Items
+	secrets := testkit.Must(l.client.CoreV1().Secrets(namespace).List(ctx, written)).Items
+	if len(leases)+len(configs)+len(secrets) > 0 {
+		l.T.Errorf("%d Leases, %d ConfigMaps and %d Secrets of the state are left", len(leases), len(configs), len(secrets))
+	}
 }
 
 // body returns a request of the load: most are short, some have long answers.
@@ -199,7 +211,7 @@ func (l *wholeLife) step(name string, do func() string) {
 	note := do()
 	took := time.Since(began)
 	l.load.WaitForRequests(20)
-	l.load.WaitForAll() // requests that have begun in this step are counted in it
+	l.load.WaitForAll() // requests that began before this line are counted in the step
 	r, s := l.load.Counts()
 	f := l.load.Failures()
 	fmt.Fprintf(&l.table, "| %s | %.1f s | %d | %d | %d | %s |\n", name, took.Seconds(), r-requests, s-streams, len(f)-failed, note)
@@ -256,8 +268,8 @@ func (l *wholeLife) plan(cut policies.Tokens) string {
 		})
 	})
 	took := time.Since(began)
-	size := 4 * int(cut) // four bytes per token, by content-length
-	for size, want := range map[int]string{size - 1: "s0", size: "s1"} {
+	boundary := 4 * int(cut) // in bytes: four per token, by content-length
+	for size, want := range map[int]string{boundary - 1: "s0", boundary: "s1"} {
 		if stage, err := l.stageOf(size); stage != want || err != nil {
 			l.T.Errorf("boundary %d: a body of %d bytes: stage %q, %v, want %s", cut, size, stage, err, want)
 		}

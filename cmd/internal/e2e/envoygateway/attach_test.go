@@ -104,13 +104,12 @@ type attached struct {
 	*clienttest.Clients
 	store   *store.File
 	gateway *Gateway
-	url     string       // of the listener that stageOf asks
-	client  *http.Client // of stageOf
 }
 
 // TestAttach runs the object of "cascade attach --to eg" in a real Envoy Gateway, under load: its Envoy
 // routes by its own route, then by length to Cascade's replicas, a boundary moves without Envoy Gateway, and without the object
-// the gateway serves by its own route again, also without Cascade. No request fails.
+// the gateway serves by its own route again, also without Cascade. No request fails. All of it is done to a listener without
+// TLS and to one with.
 func TestAttach(t *testing.T) {
 	testkit.SkipSlow(t)
 	testkit.SkipUnderRace(t) // it tests other processes
@@ -138,36 +137,49 @@ func TestAttach(t *testing.T) {
 			Engine: emulator.Config{Model: clienttest.Model, Context: 16384, Profile: profile},
 		},
 		store: testkit.Must(store.NewFile(filepath.Join(dir, "state", "plan.json"))),
-		url:   "http://127.0.0.1:8888", client: clienttest.NewHTTP(),
 	}
-	f.client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // the gateway's certificate has no host name
+	f.HTTP.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // the gateway's certificate has no host name
 	t.Cleanup(f.HTTP.CloseIdleConnections)
-	t.Cleanup(f.client.CloseIdleConnections)
 	authority := testkit.Must(devca.New("example.org", time.Now()))
 	testkit.NoError(t, authority.Issue(dir, testkit.Must(identity.New("example.org", identity.Operator, "gateway")), nil, time.Now()))
 	encoded := func(name string) string {
 		return base64.StdEncoding.EncodeToString(testkit.Must(os.ReadFile(filepath.Join(dir, name))))
 	}
 	f.gateway = Start(t, fmt.Sprintf(objects, encoded(devca.Cert), encoded(devca.Key)))
-	f.waitForRoute("the gateway's own route", 400, "")
+	load := f.attachUnderLoad("http", "http://127.0.0.1:8888", 500, 250, 750)
+	load.Stop()
+	load.Report()
+	load = f.attachUnderLoad("https", "https://127.0.0.1:8443", 600, 300)
+	up.Stop()
+	load.WaitForRequests(20)
+	load.Stop()
+	load.Report()
+	f.gateway.Stop()
+}
 
+// attachUnderLoad attaches a listener of the gateway, moves a boundary to each of the given sizes, and detaches the listener, under a
+// load, which it returns.
+func (f *attached) attachUnderLoad(section, url string, boundaries ...policies.Tokens) *clienttest.Load {
+	f.T.Helper()
+	f.DataPlane = url
+	f.waitForRoute("the gateway's own route", 400, "")
 	load := f.NewLoad(clienttest.LoadConfig{Workers: 3, Body: func(worker int, rng *rand.Rand) []byte {
 		return clienttest.Prompt(1+worker, []int{400, 2000, 4000}[rng.IntN(3)], 20)
 	}})
 	began := time.Now()
-	f.attach("http")
+	f.attach(section)
 	f.gateway.WaitForLog(`EnvoyPatchPolicy[\s\S]*Patches have been successfully applied`)
-	f.waitForRoute("the first plan", 400, "s0")
-	t.Logf("attached after %v", time.Since(began).Round(time.Millisecond))
+	f.waitForRoute("a plan", 400, "s0")
+	f.T.Logf("%s: attached after %v", section, time.Since(began).Round(time.Millisecond))
 
-	for _, cut := range []policies.Tokens{500, 250, 750} { // the gateway has no part in any of them
+	for _, boundary := range boundaries { // the gateway has no part in any of them
 		began = time.Now()
-		f.plan(cut)
-		t.Logf("boundary %d: in force everywhere after %v", cut, time.Since(began).Round(time.Millisecond))
-		size := 4 * int(cut) // four bytes per token, by content-length
-		for size, want := range map[int]string{size - 1: "s0", size: "s1"} {
+		f.plan(boundary)
+		f.T.Logf("%s: boundary %d: in force everywhere after %v", section, boundary, time.Since(began).Round(time.Millisecond))
+		at := 4 * int(boundary) // four bytes per token, by content-length
+		for size, want := range map[int]string{at - 1: "s0", at: "s1"} {
 			if stage, err := f.stageOf(size); stage != want || err != nil {
-				t.Errorf("boundary %d: a body of %d bytes: stage %q, %v, want %s", cut, size, stage, err, want)
+				f.T.Errorf("%s: boundary %d: a body of %d bytes: stage %q, %v, want %s", section, boundary, size, stage, err, want)
 			}
 		}
 		load.WaitForRequests(20)
@@ -176,19 +188,7 @@ func TestAttach(t *testing.T) {
 	f.gateway.Delete("attach")
 	f.waitForRoute("the gateway's own route again", 400, "")
 	load.WaitForAll()
-
-	// The same for the listener with TLS, and back.
-	f.url = "https://127.0.0.1:8443"
-	f.waitForRoute("the gateway's own route with TLS", 400, "")
-	f.attach("https")
-	f.waitForRoute("the plan with TLS", 400, "s0")
-	f.gateway.Delete("attach")
-	f.waitForRoute("the gateway's own route with TLS again", 400, "")
-	up.Stop()
-	load.WaitForRequests(20)
-	load.Stop()
-	load.Report()
-	f.gateway.Stop()
+	return load
 }
 
 // attach applies what the command prints for a listener of the gateway.
@@ -199,7 +199,7 @@ func (f *attached) attach(section string) {
 
 // stageOf returns the stage that serves a request of a size; "" if the gateway's own route does.
 func (f *attached) stageOf(size int) (string, error) {
-	resp, err := f.client.Post(f.url+"/v1/completions", "application/json", bytes.NewReader(clienttest.Prompt(0, size, 1)))
+	resp, err := f.HTTP.Post(f.DataPlane+"/v1/completions", "application/json", bytes.NewReader(clienttest.Prompt(0, size, 1)))
 	if err != nil {
 		return "", err
 	}

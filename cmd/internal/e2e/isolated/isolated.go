@@ -11,6 +11,7 @@ package isolated
 
 import (
 	"bytes"
+	"flag"
 	"io"
 	"os"
 	"os/exec"
@@ -30,9 +31,9 @@ const variable = "CASCADE_TEST_ISOLATED"
 // margin is how long before the deadline of the outer test the inner one ends, so that its report is read.
 const margin = 10 * time.Second
 
-// Run reports whether the test is in namespaces of its own. If it is not, Run runs it there, with this process's flags and
-// additional environment variables, as a process that ends with this one, and returns when it has ended; the outer test then
-// ends as the inner one did. It skips the test where no namespaces can be made. t must not be a subtest.
+// Run reports whether the test is in namespaces of its own. If it is not, Run runs it there once, with this process's flags
+// and arguments and additional environment variables, as a process that ends with this one, and returns when it has ended; the
+// outer test then ends as the inner one did. It skips the test where no namespaces can be made. t must not be a subtest.
 func Run(t *testing.T, env ...string) bool {
 	t.Helper()
 	if os.Getenv(variable) == t.Name() {
@@ -40,16 +41,16 @@ func Run(t *testing.T, env ...string) bool {
 	}
 	enter := command(t)
 	args := append(enter[1:len(enter):len(enter)], testkit.Must(os.Executable()))
-	for _, a := range os.Args[1:] {
-		if !strings.HasPrefix(a, "-test.testlogfile=") { // both would write to it
-			args = append(args, a)
+	flag.Visit(func(f *flag.Flag) {
+		if f.Name != "test.testlogfile" { // both would write to it
+			args = append(args, "-"+f.Name+"="+f.Value.String())
 		}
-	}
-	args = append(args, "-test.v", "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
+	})
+	args = append(args, "-test.v", "-test.count=1", "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
 	if deadline, ok := t.Deadline(); ok {
 		args = append(args, "-test.timeout="+(time.Until(deadline)-margin).String())
 	}
-	cmd := exec.Command(enter[0], args...)
+	cmd := exec.Command(enter[0], append(args, flag.Args()...)...)
 	cmd.Env = append(append(os.Environ(), variable+"="+t.Name()), env...)
 	cmd.SysProcAttr = childprocess.DieWithParent()
 	var out bytes.Buffer
@@ -61,9 +62,9 @@ func Run(t *testing.T, env ...string) bool {
 	switch outcome := out.String(); {
 	case err != nil:
 		t.Errorf("the test in namespaces of its own: %v", err)
-	case strings.Contains(outcome, "--- SKIP: "+t.Name()):
+	case strings.Contains(outcome, "--- SKIP: "+t.Name()+" ("): // not one of a subtest
 		testkit.Skip(t, testkit.Unavailable{What: "it was skipped in namespaces of its own", Remedy: "do what its output says"})
-	case !strings.Contains(outcome, "--- PASS: "+t.Name()):
+	case !strings.Contains(outcome, "--- PASS: "+t.Name()+" ("):
 		t.Error("the test in namespaces of its own has not run")
 	}
 	return false

@@ -1,8 +1,10 @@
 package isolated
 
 import (
+	"flag"
 	"net"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -11,13 +13,23 @@ import (
 // passed is the environment variable of the outer test that the inner one must have.
 const passed = "CASCADE_TEST_PASSED"
 
-// TestRun: inside there is loopback and nothing else, not even an address at which the outer test listens.
+// TestRun: inside there is loopback and nothing else, not even an address at which the outer test listens. The test runs
+// there once, whatever -count and the arguments of the outer one are.
 func TestRun(t *testing.T) {
+	if os.Getenv(variable) == "" {
+		count, args := flag.Lookup("test.count").Value.String(), flag.Args()
+		parse := func(args ...string) { testkit.NoError(t, flag.CommandLine.Parse(args)) }
+		parse("-test.count=2", "argument")
+		t.Cleanup(func() { parse(append([]string{"-test.count=" + count, "--"}, args...)...) })
+	}
 	if !Run(t, passed+"=x") {
 		return
 	}
 	if os.Getenv(passed) != "x" {
 		t.Error("the environment variable is missing")
+	}
+	if count := flag.Lookup("test.count").Value.String(); count != "1" || !slices.Equal(flag.Args(), []string{"argument"}) {
+		t.Errorf("-test.count is %s, the arguments are %q", count, flag.Args())
 	}
 	interfaces, err := net.Interfaces()
 	testkit.NoError(t, err)
