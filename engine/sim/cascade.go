@@ -112,7 +112,7 @@ func (c *cascade) route(q *request) int {
 		q.front = i
 		f.seen++
 		if c.ownTexts {
-			f.depths.ObserveUnread(c.hashes)
+			f.depths.ObserveUntokenized(c.hashes)
 		} else {
 			f.depths.Observe(c.hashes)
 		}

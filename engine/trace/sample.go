@@ -7,7 +7,8 @@ import (
 
 // SampleConversations returns the requests of about one conversation in n, in their order. Turns of a
 // conversation are minutes apart, so that a slice of a few hundred requests sees few second turns; a sample
-// reaches n times as far with as many requests, and keeps what they share. Requests are of one conversation
+// reaches n times as far with as many requests, and keeps what they share. Between two turns of a conversation
+// there are n times fewer other requests, at any rate: caches lose less. Requests are of one conversation
 // if their prompts go on with the same block behind what nearly all prompts begin with. Prompts that name no
 // such block are conversations of one request, of which every nth is kept. n of 1 or less keeps all.
 func SampleConversations(requests []Request, n int) []Request {

@@ -131,8 +131,13 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 	scan.HashPrefix(length.MaxPrefixDepth)
 	scan.Write(body)
 	count := scan.Count()
-	unread := count.Tokens == 0 && (srv.cfg.Placer == nil || !srv.tokenizer.answers(int(count.Text)))
-	srv.tracker.ObservePrefix(scan.PrefixDigests(), unread)
+	// While the engine may be asked, short prompts count as those whose tokens it returns: it is never asked
+	// for them, as what they share is soon computed once more.
+	if count.Tokens == 0 && (srv.cfg.Placer == nil || !srv.tokenizer.mayAsk(int(count.Text))) {
+		srv.tracker.ObserveUntokenizedPrefix(scan.PrefixDigests())
+	} else {
+		srv.tracker.ObservePrefix(scan.PrefixDigests())
+	}
 	var a loadtracker.Arrival
 	if count.Found && count.Tokens == 0 && count.Media == 0 {
 		a.TextBytes = count.Text

@@ -110,9 +110,9 @@ func (t *tokenizer) forget() {
 	t.pause, t.warned = tokenizePauses{}, false
 }
 
-// answers reports whether the engine would be asked for the ids of a prompt of that many bytes: it has no such
-// endpoint, or has failed, if it would not.
-func (t *tokenizer) answers(size int) bool {
+// mayAsk reports whether the engine may be asked for the tokens of a prompt of that many bytes: not during a pause
+// after failures, and never above maxTokenizedText.
+func (t *tokenizer) mayAsk(size int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return size <= maxTokenizedText && t.pause.allows(size, time.Now())
@@ -123,7 +123,7 @@ func (t *tokenizer) answers(size int) bool {
 func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header http.Header) ([]uint32, error) {
 	t := srv.tokenizer
 	size := len(req.Prompt())
-	if !t.answers(size) {
+	if !t.mayAsk(size) {
 		t.skipped.Add(1)
 		return nil, errTokenizerBusy
 	}

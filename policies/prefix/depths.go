@@ -28,8 +28,9 @@ const (
 // value has seen nothing.
 type Depths struct {
 	prompts uint32
-	unread  uint32              // the work of prompts that nothing but a key brings to what they share; see ObserveUnread
-	reached [DepthLevels]uint32 // the work of the prompts that are as long as the depth, or longer
+	// untokenized is the work of prompts whose tokens front ends cannot get from their engines; see ObserveUntokenized.
+	untokenized uint32
+	reached     [DepthLevels]uint32 // the work of the prompts that are as long as the depth, or longer
 	// alone is what the squares of the counts would be if all keys were different: the squares of each
 	// prompt's work, until counts are halved, which divides squares by four.
 	alone  [DepthLevels]uint32
@@ -62,7 +63,7 @@ const (
 	// worth is what keys may cost where there are none yet, and stillWorth where there are, if front ends
 	// know the tokens of all prompts and find without keys what they share: where less than about half of
 	// the work finds another prompt with its key, choosing by load is as good for those, and better for the
-	// rest. Prompts that are unread find hardly anything without keys, which costs whole: keys may cost all
+	// rest. Prompts that are untokenized find hardly anything without keys, which costs whole: keys may cost all
 	// that, and a little less before there are any.
 	worth, stillWorth = whole * 3 / 5, whole * 3 / 4
 
@@ -94,13 +95,13 @@ func (d *Depths) Observe(hashes []uint64) {
 	}
 }
 
-// ObserveUnread is Observe for a prompt whose tokens its front end can not find out, unless it has served
-// the text before: the engine does not say them. Such a prompt finds what it shares with others if a key
-// brings it to the same front end, and else by chance.
-func (d *Depths) ObserveUnread(hashes []uint64) {
+// ObserveUntokenized is Observe for a prompt whose tokens the front end cannot get from its engine. Unless it
+// has served the text before, the front end does not know which replica holds its beginning; only a key
+// brings such prompts together.
+func (d *Depths) ObserveUntokenized(hashes []uint64) {
 	d.Observe(hashes)
 	if len(hashes) > 0 {
-		d.unread += workOf(min(len(hashes), DepthLevels))
+		d.untokenized += workOf(min(len(hashes), DepthLevels))
 	}
 }
 
@@ -110,7 +111,7 @@ func workOf(depths int) uint32 { return 1 + MinDepth<<(depths-1)/fixedWork }
 // halve forgets half of what was observed.
 func (d *Depths) halve() {
 	d.prompts /= 2
-	d.unread /= 2
+	d.untokenized /= 2
 	for level := range d.counts {
 		d.reached[level] /= 2
 		d.alone[level] /= 4
@@ -127,7 +128,7 @@ func (d *Depths) halve() {
 // Merge adds what another has observed, for Choose: the binary form of a sum may be refused.
 func (d *Depths) Merge(o *Depths) {
 	d.prompts += min(o.prompts, 2*maxPrompts)
-	d.unread += min(o.unread, maxCount)
+	d.untokenized += min(o.untokenized, maxCount)
 	for level := range d.counts {
 		d.reached[level] += min(o.reached[level], maxCount)
 		d.alone[level] += min(o.alone[level], maxCount*maxWork)
@@ -242,8 +243,8 @@ func (d *Depths) Choose(current int) int {
 		}
 	}
 	least, deviation := costs[best], deviations[best]
-	unread := divide(int64(d.unread), int64(d.reached[0]))
-	start, stay := worth+(whole-slack-worth)*unread/whole, stillWorth+(whole-stillWorth)*unread/whole
+	untokenized := divide(int64(d.untokenized), int64(d.reached[0]))
+	start, stay := worth+(whole-slack-worth)*untokenized/whole, stillWorth+(whole-stillWorth)*untokenized/whole
 	if now < 0 && least+deviation > start || now >= 0 && least-deviation > stay {
 		return 0
 	}
@@ -259,11 +260,11 @@ func (d *Depths) Choose(current int) int {
 	return MinDepth << best
 }
 
-// AppendBinary appends the binary form to b: a version, the number of prompts, the work of unread ones, and
+// AppendBinary appends the binary form to b: a version, the number of prompts, the work of untokenized ones, and
 // for each depth the work that reaches it, alone and the counts, as varints. It returns no error.
 func (d *Depths) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.AppendUvarint(append(b, depthsForm), uint64(d.prompts))
-	b = binary.AppendUvarint(b, uint64(d.unread))
+	b = binary.AppendUvarint(b, uint64(d.untokenized))
 	for level := range d.counts {
 		b = binary.AppendUvarint(b, uint64(d.reached[level]))
 		b = binary.AppendUvarint(b, uint64(d.alone[level]))
@@ -274,10 +275,12 @@ func (d *Depths) AppendBinary(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// The errors of Depths.UnmarshalBinary. Another version is no defect: the binaries of a fleet differ while it is upgraded.
 var (
+	// ErrDepthsVersion is returned by Depths.UnmarshalBinary for a form of another version. That is no
+	// defect: the binaries of a fleet differ while it is upgraded.
 	ErrDepthsVersion = errors.New("prefix depths: another version than " + strconv.Itoa(depthsForm))
-	ErrDepths        = errors.New("prefix depths: malformed")
+	// ErrDepths is returned by Depths.UnmarshalBinary for bytes that AppendBinary does not write.
+	ErrDepths = errors.New("prefix depths: malformed")
 )
 
 // UnmarshalBinary replaces d by what AppendBinary has encoded. After an error d is what it was.
@@ -294,11 +297,11 @@ func (d *Depths) UnmarshalBinary(b []byte) error {
 		return ErrDepths
 	}
 	b = b[1+n:]
-	unread, n := binary.Uvarint(b)
-	if n <= 0 || unread > prompts*maxWork {
+	untokenized, n := binary.Uvarint(b)
+	if n <= 0 || untokenized > prompts*maxWork {
 		return ErrDepths
 	}
-	out.prompts, out.unread, b = uint32(prompts), uint32(unread), b[n:]
+	out.prompts, out.untokenized, b = uint32(prompts), uint32(untokenized), b[n:]
 	for level := range out.counts {
 		reached, n := binary.Uvarint(b)
 		if n <= 0 || reached > prompts*maxWork {
@@ -322,7 +325,7 @@ func (d *Depths) UnmarshalBinary(b []byte) error {
 			out.counts[level][i], b = int32(c), b[n:]
 		}
 	}
-	if len(b) > 0 || out.unread > out.reached[0] {
+	if len(b) > 0 || out.untokenized > out.reached[0] {
 		return ErrDepths
 	}
 	*d = out

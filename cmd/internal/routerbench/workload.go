@@ -126,7 +126,7 @@ func windowOf(total, requests int, seed uint64) (int, error) {
 	history := historyPart(total)
 	windows := (total - history) / requests
 	if seed < 1 || seed > uint64(windows) {
-		return 0, fmt.Errorf("seed %d: the trace has %d windows of %d requests after the %d that are history; use fewer requests or seeds", seed, windows, requests, history)
+		return 0, fmt.Errorf("seed %d: the trace has %d windows of %d requests after the %d that are history; use fewer requests or seeds, or a smaller -one-conversation-in", seed, windows, requests, history)
 	}
 	return history + int(seed-1)*requests, nil
 }

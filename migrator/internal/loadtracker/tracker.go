@@ -251,19 +251,19 @@ func (t *Tracker) State() State {
 }
 
 // ObservePrefix counts the beginning of an arriving prompt, by its hashes up to the depths of
-// prefix keys (length.Scanner.PrefixDigests). unread says that nothing but a key brings the prompt to what it
-// shares with others (prefix.Depths.ObserveUnread).
-func (t *Tracker) ObservePrefix(digests []uint64, unread bool) {
-	if len(digests) == 0 {
-		return
-	}
+// prefix keys (length.Scanner.PrefixDigests).
+func (t *Tracker) ObservePrefix(digests []uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if unread {
-		t.depths.ObserveUnread(digests)
-	} else {
-		t.depths.Observe(digests)
-	}
+	t.depths.Observe(digests)
+}
+
+// ObserveUntokenizedPrefix is ObservePrefix for a prompt whose tokens the engine is not asked for
+// (prefix.Depths.ObserveUntokenized).
+func (t *Tracker) ObserveUntokenizedPrefix(digests []uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.depths.ObserveUntokenized(digests)
 }
 
 // Estimator returns the length estimator with the ratio learnt so far.

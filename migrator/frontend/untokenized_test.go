@@ -1,0 +1,60 @@
+package frontend
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/prefix"
+)
+
+// TestUntokenizedPrompts checks which prompts are reported as such that front ends cannot get the tokens of: texts
+// while the engine is not asked, short ones included, and all texts where nothing places requests.
+func TestUntokenizedPrompts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		z := newTokenizing(t)
+		var want prefix.Depths
+		send := func(body string, untokenized bool) {
+			t.Helper()
+			z.ask(body, 0)
+			observe(&want, body, untokenized)
+			if got := z.tracker.State().PrefixDepths; got != want {
+				t.Errorf("a prompt that is untokenized, %v, was not counted so: %.60s", untokenized, body)
+			}
+		}
+		send(z.nextBody(tokenizedPrompt), false)
+		send(z.nextBody(1000), false) // it is not asked for, but could be
+		z.set(http.NotFound)
+		for range tokenizeFailures {
+			send(z.nextBody(tokenizedPrompt), false)
+		}
+		send(z.nextBody(tokenizedPrompt), true)
+		send(z.nextBody(1000), true)
+		send(`{"model":"m","max_tokens":3,"prompt":[`+strings.Repeat("17,", 500)+`1]}`, false)
+		time.Sleep(tokenizeMissing)
+		send(z.nextBody(tokenizedPrompt), false) // it is asked again
+
+		alone := startServer(t, z.engine.URL, func(c *Config) { c.Model = "m" })
+		body := z.nextBody(1000)
+		post(t, alone.client, alone.url, "/v1/completions", body)
+		want = prefix.Depths{}
+		if observe(&want, body, true); alone.tracker.State().PrefixDepths != want {
+			t.Error("a prompt that nothing places is not counted as untokenized")
+		}
+	})
+}
+
+// observe counts the prompt of a body.
+func observe(d *prefix.Depths, body string, untokenized bool) {
+	var s length.Scanner
+	s.HashPrefix(length.MaxPrefixDepth)
+	s.Write([]byte(body))
+	if untokenized {
+		d.ObserveUntokenized(s.PrefixDigests())
+	} else {
+		d.Observe(s.PrefixDigests())
+	}
+}
