@@ -193,9 +193,9 @@ func TestPrefixesRehome(t *testing.T) {
 		t.Error("after the replica has left again, keys are not where they were")
 	}
 
-	// lose makes m0 unhealthy, and returns how many keys of other replicas of the first stage go to
-	// another of them, and how many of any go to the second stage.
-	lose := func() (others, spilt int) {
+	// lose makes m0 unhealthy, and returns how many keys of the other replicas move within the first stage, and how many
+	// keys go to the second.
+	lose := func() (others, toNextStage int) {
 		setHealth := func(h resources.Health) {
 			for i := range v.Endpoints {
 				if v.Endpoints[i].ID == "m0" {
@@ -213,21 +213,21 @@ func TestPrefixesRehome(t *testing.T) {
 		for i, by := range settled("an unhealthy replica", func(h []string) bool { return !slices.Contains(h, "m0") }) {
 			switch {
 			case !slices.Contains(stage, policies.ReplicaID(by)):
-				spilt++
+				toNextStage++
 			case complete[i] != "m0" && by != complete[i]:
 				others++
 			}
 		}
 		setHealth(resources.Healthy)
-		return others, spilt
+		return others, toNextStage
 	}
 	for _, n := range []int{3, 2, most - 1}[:testkit.Size(1, 3)] {
 		plan(n, 2000)
 		r.serveView(v)
-		others, spilt := lose()
-		t.Logf("of %d keys, an unhealthy replica of %d moves %d of the others' keys, and %d to the next stage", keys, n, others, spilt)
-		if others > keys/40 || spilt > 0 {
-			t.Errorf("an unhealthy replica of %d moves %d of the others' keys, and %d to the next stage; want at most %d, and none", n, others, spilt, keys/40)
+		others, toNextStage := lose()
+		t.Logf("of %d keys, an unhealthy replica of %d moves %d of the others' keys, and %d to the next stage", keys, n, others, toNextStage)
+		if others > keys/40 || toNextStage > 0 {
+			t.Errorf("an unhealthy replica of %d moves %d of the others' keys, and %d to the next stage; want at most %d, and none", n, others, toNextStage, keys/40)
 		}
 	}
 }
