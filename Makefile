@@ -33,7 +33,7 @@ MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -bu
 .PHONY: help rdma-check build build-kube plugins estimator zig ptxas ptx demo demo-envoy demo-vllm test test-all test-collector test-vllm attack faults bench bench-peers bench-xds bench-estimators bench-overload bench-simulator report bench-routers bench-routers-all bench-routers-vllm frontier routers gpu-check check mutate generate envoy clean promtool etcd kube-apiserver envoy-gateway axe chromium helm image ci-image test-image docs reference conformance istio
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/\$$\$$/$$/g' | column -ts "$$(printf '\t')"
 
 build: ## bin/cascade
 	$(GO) build -o bin/cascade ./cmd/cascade
@@ -211,7 +211,7 @@ test: envoy zig ptxas promtool etcd axe $(if $(CI),chromium) ## everything that 
 	$(TESTSUM) -p 2 -timeout 18m $(UNRACED)
 	$(TESTSUM) -p 2 -race -timeout 18m $(RACED)
 
-test-all: envoy zig ptxas promtool routers etcd axe helm kube-apiserver envoy-gateway ## test, and the slow rest; all packages with the race detector, too
+test-all: envoy zig ptxas promtool routers etcd axe helm kube-apiserver envoy-gateway ## test, and the slow rest; all packages with the race detector, too; the first run builds Helm, Kubernetes' API server and Envoy Gateway, a quarter of an hour
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(SLOWEST) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(SLOWEST))")
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
@@ -341,6 +341,7 @@ check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
 	for module in wasm/host/peers cmd/internal/e2e/collector cmd/internal/e2e/monitoring/promql; do (cd $$module && $(GO) mod tidy -diff && $(GO) vet ./...) || exit; done
+	for module in xds/kubetest/apiserver cmd/internal/image $(ENVOY_GATEWAY_MODULE) $(CONFORMANCE_SUITE) $(CONFORMANCE_PILOT); do (cd $$module && $(GO) mod tidy -diff) || exit; done
 
 # A seeded sample of 300 mutants a package. .cache/mutate keeps the results: a run that was
 # interrupted continues. After a change of tests: make mutate MUTATE="-again ./policies/refine".

@@ -52,9 +52,9 @@ deleted has none, and requests get a 503.
 
 It listens on loopback in plain text; --host makes it listen elsewhere, with the certificate of
 --cert-path or, with --secure-serving, with a new self-signed one, as the reference picker does.
-Metrics, /healthz and /readyz are on --metrics-port of loopback or, with --metrics-cert-path, of --host,
-over TLS to clients with a certificate of the same authority. Flags that the reference picker has,
-too, mean the same; those that its Helm charts pass and that mean nothing here are accepted. Of
+Metrics, /healthz and /readyz are on --metrics-port of loopback or, with --metrics-cert-path and a
+--host off loopback, of --host, over TLS to any client with a certificate of ca.crt. Flags that the
+reference picker has, too, mean the same; those that its Helm charts pass and that mean nothing here are accepted. Of
 --config-file only the two plugins of the Inference Extension's conformance suite count: with both of
 them clients choose their endpoints by a header, which is for that suite alone.`,
 		Example: `  cascade-kube epp --pool-name vllm --pool-namespace llm --host 0.0.0.0 --secure-serving
@@ -77,7 +77,7 @@ them clients choose their endpoints by a header, which is for that suite alone.`
 	f.StringVar(&p.PoolNamespace, "pool-namespace", "", "its namespace; default: the Pod's own, or the kubeconfig's")
 	f.StringVar(&p.PoolGroup, "pool-group", poolGroup, "its API group")
 	f.Lookup("config-file").Usage, f.Lookup("config-file").Hidden = "the reference picker's configuration, for the conformance suite", false
-	f.StringVar(&p.metricsCerts, "metrics-cert-path", "", "directory with tls.crt, tls.key and ca.crt, which puts --metrics-port on --host, over TLS")
+	f.StringVar(&p.metricsCerts, "metrics-cert-path", "", "directory with tls.crt, tls.key and ca.crt: serves --metrics-port on --host, over TLS; needs a --host off loopback")
 	kubeconfigFlag(c, &p.kubeconfig)
 	return c
 }
@@ -102,6 +102,9 @@ const poolGroup = "inference.networking.k8s.io"
 func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 	if p.PoolGroup != poolGroup {
 		return fmt.Errorf("--pool-group %s: must be %s: pools of other groups are not read", p.PoolGroup, poolGroup)
+	}
+	if p.metricsCerts != "" && adminserver.IsLoopback(p.Address(p.MetricsPort)) {
+		return errors.New("--metrics-cert-path: --host is on loopback, where metrics are in plain text: set --host, or leave the flag out")
 	}
 	conformance, err := readsTestHeaders(p.ConfigFile)
 	if err != nil {

@@ -48,6 +48,10 @@ func TestEPPCommandLine(t *testing.T) {
 		"epp --pool-name p --config-file /does/not/exist":              {1, "--config-file"},
 		"epp --pool-name p --config-file " + half:                      {1, "use both"},
 		"epp --pool-name p --kubeconfig /does/not/exist":               {1, "--kubeconfig"},
+		"epp --pool-name p --metrics-cert-path /tls":                   {1, "--host is on loopback"},
+		"epp --pool-name p --metrics-cert-path /tls --host ::1":        {1, "--host is on loopback"},
+		// Off loopback it goes on to the next fault.
+		"epp --pool-name p --metrics-cert-path /tls --host 192.0.2.1 --kubeconfig /does/not/exist": {1, "--kubeconfig"},
 	} {
 		var out bytes.Buffer
 		if code := run(t.Context(), strings.Fields(line), &out, &out); code != want.code || !strings.Contains(out.String(), want.text) {

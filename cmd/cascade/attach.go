@@ -57,7 +57,8 @@ received such a request, so none is served twice.
 
 --to eg prints the same for a listener of an Envoy Gateway, as an EnvoyPatchPolicy (which
 enableEnvoyPatchPolicy permits), and --to istio for one of an Istio ingress gateway, as an
-EnvoyFilter. Give the address of the control plane in the cluster with --control.
+EnvoyFilter. Give the address of the control plane in the cluster with --control. --to eg needs
+Envoy Gateway 1.2 or later; listeners with TLS on one port are handed over together.
 
 --to httproute needs no privilege and no Envoy: it prints an HTTPRoute for any implementation
 of the Gateway API that matches headers by regular expressions. Boundaries (--cuts) are part of

@@ -43,7 +43,8 @@ const (
 	egComment = `Hands the routes of one HTTP listener of an Envoy Gateway over to Cascade. The gateway keeps the
 listener and its other filters; boundaries and members then change without it.
 EnvoyGateway must have extensionApis.enableEnvoyPatchPolicy: true. Give requests for Cascade a
-listener of their own: other HTTPRoutes of this one have no effect.`
+listener of their own: other HTTPRoutes of this one have no effect. It needs Envoy Gateway 1.2 or
+later. Listeners with TLS on one port are handed over together.`
 	istioComment = `Hands the routes of one listener of an Istio gateway over to Cascade. Istio keeps the listener,
 its certificates and its other filters; boundaries and members then change without Istio.
 Change the labels, the listener's port and the address of the control plane to yours. With the

@@ -10,8 +10,6 @@ package wiring
 import (
 	"context"
 	"crypto/ed25519"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net"
@@ -21,8 +19,6 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
-
-	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/localuser"
@@ -334,20 +330,6 @@ func readFolder(state string) [][]byte {
 	}
 	notes, _ := folder.All() // those that can be read
 	return notes
-}
-
-// Digest identifies the content of the fleet file, so that control planes can compare what
-// they have read. It leaves out where a control plane is and what it is called: in a file that
-// all share, ${POD_IP} and ${POD_NAME} stand for something else in each.
-func (f *Fleet) Digest() string {
-	shared := f.Fleet
-	shared.Control.Listen, shared.Control.Admin, shared.Control.Name, shared.Control.Peers = "", "", "", nil
-	text, err := yaml.Marshal(shared)
-	if err != nil {
-		return "" // what was decoded can be encoded
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:8])
 }
 
 // ControlPlanes returns the addresses of all control planes of the fleet, that of

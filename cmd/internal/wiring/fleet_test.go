@@ -43,24 +43,3 @@ func TestBootstrapUnderTLS(t *testing.T) {
 		t.Error("a control plane without a port is taken")
 	}
 }
-
-// TestDigest: control planes that share a file, with variables for what is their own, have the same
-// digest; any other difference changes it.
-func TestDigest(t *testing.T) {
-	digest := func(ip, name, more string) string {
-		t.Helper()
-		t.Setenv("POD_IP", ip)
-		t.Setenv("POD_NAME", name)
-		f := load(t, `state: state
-tls: {cert: a.pem, key: b.pem, ca: c.pem}
-control: {listen: "[${POD_IP}]:18000", admin: "127.0.0.1:18001", name: "${POD_NAME}", peers: ["10.0.0.1:18000"]`+more+"}\n")
-		return f.Digest()
-	}
-	first := digest("10.0.0.2", "cascade-0", "")
-	if second := digest("10.0.0.3", "cascade-1", ""); first != second || first == "" {
-		t.Errorf("the digests of one file are %q and %q", first, second)
-	}
-	if other := digest("10.0.0.2", "cascade-0", ", any_removal: true"); other == first {
-		t.Error("another setting has the same digest")
-	}
-}

@@ -47,7 +47,8 @@ type Config struct {
 	// (inference.networking.k8s.io/v1) or a Service. Exactly one must be set.
 	Pool, Service string
 	// ForgetDeleted delivers a Cluster without Pods while the object that selects them is deleted,
-	// or is being deleted. Otherwise the last Pods stay, and are followed.
+	// or is being deleted, and until the next object of its name is good and its Pods are listed.
+	// Otherwise the last Pods stay, and are followed.
 	ForgetDeleted bool
 	Logger        *slog.Logger // nil discards
 }
@@ -77,7 +78,7 @@ type Watcher struct {
 
 	mu       sync.Mutex
 	selected selection              // the last good one of source; guarded by mu
-	deleted  bool                   // the object of selected is gone, or is being deleted; guarded by mu
+	deleted  bool                   // the object of selected is gone, is being deleted, or another one has its name; guarded by mu
 	pods     *table[discovery.Pod]  // those of podsOf; nil: none listed yet; guarded by mu
 	podsOf   selection              // the former selection until the Pods of selected are listed; guarded by mu
 	faults   map[string]sourceFault // what cannot be read, by what it is; guarded by mu
@@ -85,8 +86,9 @@ type Watcher struct {
 
 // sourceFault is why something cannot be read.
 type sourceFault struct {
-	text  string
-	since time.Time
+	text   string
+	since  time.Time
+	effect string // as logged
 }
 
 // New returns a Watcher. Nothing runs before Run.
@@ -130,19 +132,33 @@ func (w *Watcher) noteChange() {
 	}
 }
 
-// Faults returns what cannot be read and since when, sorted; none if all is well.
+// Faults returns what cannot be read, since when, and what is delivered meanwhile, sorted; none if all is well.
 func (w *Watcher) Faults(now time.Time) (out []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, what := range slices.Sorted(maps.Keys(w.faults)) {
 		f := w.faults[what]
-		out = append(out, fmt.Sprintf("%s: %s (for %v; the last state stays)", what, f.text, now.Sub(f.since).Round(time.Second)))
+		out = append(out, fmt.Sprintf("%s: %s (for %v; %s)", what, f.text, now.Sub(f.since).Round(time.Second), w.effectLocked()))
 	}
 	return out
 }
 
+// forgetsLocked reports whether no Pods are delivered, because those that were listed last are of an object that is gone.
+func (w *Watcher) forgetsLocked() bool {
+	replaced := w.podsOf.uid != w.selected.uid && w.podsOf.selector != w.selected.selector
+	return w.cfg.ForgetDeleted && (w.deleted || replaced)
+}
+
+// effectLocked returns what is delivered while something cannot be read.
+func (w *Watcher) effectLocked() string {
+	if w.forgetsLocked() {
+		return "no endpoints"
+	}
+	return "the last state stays"
+}
+
 // noteFault records why something cannot be read; a nil error ends that. It logs the first
-// error and the end; Faults has the last error.
+// error, another effect and the end; Faults has the last error.
 func (w *Watcher) noteFault(what string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -160,7 +176,10 @@ func (w *Watcher) noteFault(what string, err error) {
 		text := truncate(strings.ToValidUTF8(err.Error(), "?"), maxFault)
 		if !failed {
 			was.since = time.Now()
-			w.log.Warn("reading the cluster failed", "what", what, "error", text)
+		}
+		if effect := w.effectLocked(); effect != was.effect {
+			w.log.Warn("reading the cluster failed", "what", what, "error", text, "effect", effect)
+			was.effect = effect
 		}
 		was.text = text
 		w.faults[what] = was
@@ -218,7 +237,7 @@ func (w *Watcher) cluster() (discovery.Cluster, bool) {
 	if w.pods == nil {
 		return discovery.Cluster{}, false
 	}
-	if w.deleted && w.cfg.ForgetDeleted {
+	if w.forgetsLocked() {
 		return discovery.Cluster{Source: w.String()}, true
 	}
 	// The Pods of a former selector listen on the former port.
@@ -243,13 +262,15 @@ func (w *Watcher) selectSource() {
 	rows, listed := w.source.rowsIfListed()
 	if listed {
 		w.mu.Lock()
-		w.deleted = len(rows) == 0 || rows[0].deleting
+		w.deleted = len(rows) == 0 || rows[0].deleting || rows[0].err != nil && rows[0].uid != w.selected.uid
 		w.mu.Unlock()
 	}
 	switch {
 	case !listed:
 	case len(rows) == 0:
 		w.noteFault(w.String(), errors.New("it does not exist: create it, or name another one"))
+	case rows[0].deleting && w.cfg.ForgetDeleted:
+		w.noteFault(w.String(), errors.New("it is being deleted: create it again, or name another one"))
 	case rows[0].err != nil:
 		w.noteFault(w.String(), rows[0].err)
 	default:

@@ -150,5 +150,8 @@ func (l *life) awaitReplicas(n int) string {
 	for _, st := range s.Models[0].Stages {
 		stages = append(stages, fmt.Sprintf("from %d: %d", st.Low, len(st.Replicas)))
 	}
+	if len(stages) == 0 {
+		return "replicas in no stage yet"
+	}
 	return "replicas " + strings.Join(stages, ", ")
 }

@@ -1,0 +1,164 @@
+package clusterwatch
+
+import (
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// TestSelectionStays checks that a pool which is gone, or is bad, changes nothing, and that between
+// two selectors there is no moment without Pods.
+func TestSelectionStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		c.setPod(pod("a", "blue", "10.0.0.1"))
+		c.setPod(pod("b", "green", "10.0.0.2"))
+		c.setPool(pool("vllm", "blue", 9000))
+		stop := c.run()
+		defer stop()
+		c.expect("port 9000: a@10.0.0.1")
+		bad := pool("vllm", "blue", 0)
+		c.setPool(bad)
+		c.expect("port 9000: a@10.0.0.1")
+		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "targetPorts[0].number") {
+			t.Errorf("faults %q", f)
+		}
+		testkit.NoError(t, c.dynamic.Resource(poolResource).Namespace(namespace).Delete(t.Context(), "vllm", metav1.DeleteOptions{}))
+		c.setPod(pod("c", "blue", "10.0.0.3"))
+		c.expect("port 9000: a@10.0.0.1, c@10.0.0.3") // its Pods are still followed
+		c.setPool(pool("vllm", "green", 9001))
+		c.expect("port 9001: b@10.0.0.2")
+		for i, d := range c.seen {
+			if len(d.Pods) == 0 {
+				t.Errorf("delivery %d has no Pods", i)
+			}
+		}
+	})
+}
+
+// withUID returns an object with another UID, as one that is created again has.
+func withUID(o *unstructured.Unstructured, uid string) *unstructured.Unstructured {
+	o.SetUID(types.UID(uid))
+	return o
+}
+
+// TestForgetDeleted checks that a Watcher which forgets delivers no Pods while the pool is gone or is being deleted, nor those
+// of a former pool for the next one of its name, and that log and faults say so.
+func TestForgetDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		log := &testkit.Log{}
+		c.w.cfg.ForgetDeleted, c.w.log = true, log.Logger()
+		c.setPod(pod("a", "blue", "10.0.0.1"))
+		c.setPod(pod("b", "green", "10.0.0.2"))
+		var away atomic.Bool
+		c.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return away.Load(), nil, errors.New("timeout")
+		})
+		stop := c.run()
+		defer stop()
+		expectFault := func(parts ...string) {
+			t.Helper()
+			f := strings.Join(c.w.Faults(time.Now()), "\n")
+			for _, part := range parts {
+				if !strings.Contains(f, part) {
+					t.Errorf("faults %q, want %q", f, part)
+				}
+			}
+			if len(parts) == 0 && f != "" {
+				t.Errorf("faults %q", f)
+			}
+		}
+		remove := func() {
+			t.Helper()
+			testkit.NoError(t, c.dynamic.Resource(poolResource).Namespace(namespace).Delete(t.Context(), "vllm", metav1.DeleteOptions{}))
+		}
+		c.expect("nothing") // a pool that was never there has no endpoints to forget
+		c.setPool(pool("vllm", "blue", 9000))
+		c.expect("port 9000: a@10.0.0.1")
+		expectFault()
+		c.setPool(pool("vllm", "blue", 0)) // the same pool, and bad
+		c.expect("port 9000: a@10.0.0.1")
+		expectFault("targetPorts[0].number", "the last state stays")
+		c.setPool(pool("vllm", "blue", 9000))
+		c.expect("port 9000: a@10.0.0.1")
+
+		leaving := pool("vllm", "blue", 9000)
+		now := metav1.Now()
+		leaving.SetDeletionTimestamp(&now)
+		c.setPool(leaving)
+		c.expect("port 0: ")
+		expectFault("it is being deleted", "no endpoints")
+		if text := `error="it is being deleted: create it again, or name another one" effect="no endpoints"`; log.Count(text) != 1 {
+			t.Errorf("the log is\n%s", log)
+		}
+		remove()
+		c.expect("port 0: ")
+		expectFault("it does not exist", "no endpoints")
+		c.setPool(withUID(pool("vllm", "blue", 9001), "second"))
+		c.expect("port 9001: a@10.0.0.1")
+		expectFault()
+
+		// The next one has another selector, and its Pods cannot be listed.
+		remove()
+		c.expect("port 0: ")
+		away.Store(true)
+		c.setPool(withUID(pool("vllm", "green", 9002), "third"))
+		c.expect("port 0: ")
+		expectFault("list of pods: timeout", "no endpoints")
+		away.Store(false)
+		time.Sleep(2 * maxDelay)
+		c.expect("port 9002: b@10.0.0.2")
+		expectFault()
+
+		// The next one is bad, and then good.
+		remove()
+		bad := withUID(pool("vllm", "green", 9003), "fourth")
+		testkit.NoError(t, unstructured.SetNestedStringMap(bad.Object, nil, "spec", "selector", "matchLabels"))
+		c.setPool(bad)
+		c.expect("port 0: ")
+		expectFault("its selector is empty", "no endpoints")
+		c.setPool(withUID(pool("vllm", "green", 9003), "fourth"))
+		c.expect("port 9003: b@10.0.0.2")
+		expectFault()
+	})
+}
+
+// TestPortOfTheFormerSelector checks that a pool whose selector and port change at once gives the new
+// port to no Pod of the former selector, however long the new Pods cannot be listed.
+func TestPortOfTheFormerSelector(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		c.setPod(pod("a", "blue", "10.0.0.1"))
+		c.setPod(pod("b", "green", "10.0.0.2"))
+		c.setPool(pool("vllm", "blue", 9000))
+		var away atomic.Bool
+		c.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return away.Load(), nil, errors.New("timeout")
+		})
+		stop := c.run()
+		defer stop()
+		c.expect("port 9000: a@10.0.0.1")
+		away.Store(true)
+		c.setPool(pool("vllm", "green", 9001))
+		c.expect("port 9000: a@10.0.0.1")
+		c.setPool(pool("vllm", "green", 9002))
+		c.expect("port 9000: a@10.0.0.1")
+		away.Store(false)
+		time.Sleep(2 * maxDelay)
+		c.expect("port 9002: b@10.0.0.2")
+		c.setPool(pool("vllm", "green", 9003)) // the port alone
+		c.expect("port 9003: b@10.0.0.2")
+	})
+}
