@@ -52,6 +52,14 @@ type Config struct {
 // Run runs a control plane until ctx ends. It returns an error if it cannot start, or if a
 // listener fails.
 func Run(ctx context.Context, c Config) error {
+	// First, because the state may be slow to open and a bad address is found at once; connections wait until it serves.
+	scraped, err := adminserver.ListenMetrics(c.Metrics, c.Logger)
+	if err != nil {
+		return err
+	}
+	if scraped != nil {
+		defer scraped.Close()
+	}
 	fleet, err := c.resolveFleet()
 	if err != nil {
 		return err
@@ -89,10 +97,6 @@ func Run(ctx context.Context, c Config) error {
 	cc.Collectors = []prometheus.Collector{room, ends}
 	cc.Problems = func() []loadreport.Problem { return append(room.Problems(), ends.Problems(time.Now())...) }
 	plan, err := control.New(cc)
-	if err != nil {
-		return err
-	}
-	scraped, err := adminserver.ListenMetrics(c.Metrics, c.Logger) // last, so that each connection is answered
 	if err != nil {
 		return err
 	}
