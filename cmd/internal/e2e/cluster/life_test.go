@@ -134,7 +134,7 @@ func TestLife(t *testing.T) {
 	l.step("scale from 4 Pods to 8, and plan", func() string {
 		l.scale(8)
 		l.awaitReplicas(8)
-		planned := l.plan(500) // the planner's period is an hour here
+		planned := l.plan(500) // new replicas join stages without a plan: 3 and 5 in one run; this divides them evenly
 		return l.awaitReplicas(8) + "; " + planned
 	})
 	l.step("scale from 8 Pods to 3", func() string { l.scale(3); return l.awaitReplicas(3) })
