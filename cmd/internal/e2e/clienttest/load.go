@@ -171,14 +171,14 @@ func (l *Load) Failures() []error {
 	return slices.Clone(l.failed)
 }
 
-// WaitForRequests waits until n more requests have been answered.
+// WaitForRequests waits until n more requests have ended, answered or failed.
 func (l *Load) WaitForRequests(n int64) {
 	l.c.T.Helper()
 	goal := l.ended.Load() + n
 	l.c.WaitFor(fmt.Sprintf("%d more requests", n), func() bool { return l.ended.Load() >= goal })
 }
 
-// WaitForAll waits until all requests in progress have been answered.
+// WaitForAll waits until all requests in progress have ended, answered or failed.
 func (l *Load) WaitForAll() {
 	l.c.T.Helper()
 	now := time.Now().UnixNano()

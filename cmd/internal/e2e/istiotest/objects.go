@@ -14,8 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/kubetest"
 )
 
-// places are the paths of objects, by kind: %[1]s is the namespace, %[2]s the name.
-var places = map[string]string{
+// objectPaths are the paths of objects, by kind: %[1]s is the namespace, %[2]s the name.
+var objectPaths = map[string]string{
 	"CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/%[2]s",
 	"Deployment":               "/apis/apps/v1/namespaces/%[1]s/deployments/%[2]s",
 	"DestinationRule":          "/apis/networking.istio.io/v1/namespaces/%[1]s/destinationrules/%[2]s",
@@ -41,11 +41,11 @@ func Apply(t testing.TB, api *podshim.API, manifest []byte) (paths []string) {
 		if o.Kind == "" {
 			continue // comments
 		}
-		place := places[o.Kind]
-		if place == "" {
+		format := objectPaths[o.Kind]
+		if format == "" {
 			t.Fatalf("the test does not know where a %s is", o.Kind)
 		}
-		path := fmt.Sprintf(place+"%[3]s", o.Metadata.Namespace, o.Metadata.Name, "")
+		path := fmt.Sprintf(format, o.Metadata.Namespace, o.Metadata.Name)
 		applyAt(t, api, path, doc)
 		paths = append(paths, path)
 	}
