@@ -133,7 +133,7 @@ func TestForecast(t *testing.T) {
 			t.Errorf("with copies, %s: %q, want %q", c.name, got, c.want)
 		}
 	}
-	long := func(edit func(*policies.Arrival)) policies.Arrival { // a prompt of 2 s, in the longer stage
+	long := func(edit func(*policies.Arrival)) policies.Arrival { // a prompt of 2.8 s, in the longer stage
 		return stages(func(a *policies.Arrival) {
 			a.Request.Input, a.Own.Low, a.Own.High = 40_000, 16384, policies.Unbounded
 			edit(a)
@@ -141,7 +141,7 @@ func TestForecast(t *testing.T) {
 	}
 	unmoved, slower := copies, copies
 	unmoved.ShorterMargin, slower.ShorterMargin = place.NoShorter, 5*policies.Second
-	busy := func(a *policies.Arrival) { // 3 s of prompts at each replica of the stage
+	busy := func(a *policies.Arrival) { // 4 s of prompts at each replica of the stage
 		a.Own.Waiting, a.Peers[3].Waiting, a.Peers[4].Waiting = 60_000, 60_000, 60_000
 	}
 	for _, c := range []struct {
@@ -154,7 +154,12 @@ func TestForecast(t *testing.T) {
 		{"a busy stage: an idle replica of the shorter one", copies, busy, "p1"},
 		{"a busy stage: the best of the shorter one", copies, func(a *policies.Arrival) { busy(a); a.Peers[0].Waiting, a.Peers[1].Waiting = 500, 100 }, "p3"},
 		{"one of the stage is idle", copies, func(a *policies.Arrival) { busy(a); a.Peers[4].Waiting = 0 }, "long2"},
-		{"less than the margin: 0.4 s", copies, func(a *policies.Arrival) { a.Own.Waiting, a.Peers[3].Waiting, a.Peers[4].Waiting = 6000, 6000, 6000 }, ""},
+		{"less than the margin: 0.9 s", copies, func(a *policies.Arrival) {
+			a.Own.Waiting, a.Peers[3].Waiting, a.Peers[4].Waiting = 18_000, 18_000, 18_000
+		}, ""},
+		{"more than the margin: 1.2 s", copies, func(a *policies.Arrival) {
+			a.Own.Waiting, a.Peers[3].Waiting, a.Peers[4].Waiting = 23_000, 23_000, 23_000
+		}, "p1"},
 		{"a larger margin", slower, busy, ""},
 		{"all are busy", copies, func(a *policies.Arrival) {
 			busy(a)
