@@ -24,8 +24,9 @@ import "github.com/cascadeinfer/cascade/policies"
 //	value     the index of the peer, from 0; with None, the own replica
 //	rules     the index is below rec_count − 1; forwarded requests stay
 //
-// The first record is the own replica, the others are its peers. There is no
-// output.
+// The first record is the own replica, the others are its peers. Peers may be of any
+// stage, also of the next shorter one if the request can move: compare low and high with
+// the length. There is no output.
 const (
 	placeArgs = 64
 	siteSize  = 64
