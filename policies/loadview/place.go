@@ -60,7 +60,7 @@ func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.C
 		addStage(k)
 	}
 	if at > 0 && !narrow && policies.Movable(r) == policies.NotPinned {
-		addStage(at - 1) // where it may start and not stay
+		addStage(at - 1) // It may start there; the market moves it later.
 	}
 	for k := at - 1; k >= 0 && narrow && len(b.sites) == 0; k-- {
 		// The adapter is loaded in shorter stages only: use them.

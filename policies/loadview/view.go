@@ -46,8 +46,8 @@ type Config struct {
 	Prefill policies.Placer
 	// MaxAge is the age up to which a load counts. 0 means 3 s.
 	MaxAge policies.Micros
-	// SampleSize is the number of replicas of the right stage, of longer ones and of the
-	// next shorter one, that the Placer chooses from, and of prefill replicas for Prefill. 0 means 8.
+	// SampleSize is the number of replicas of the right stage, of longer ones and of the next shorter one,
+	// that the Placer chooses from, and of prefill replicas for Prefill. 0 means 8.
 	SampleSize int
 	// Seed seeds the samples.
 	Seed uint64

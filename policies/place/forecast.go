@@ -55,11 +55,12 @@ const (
 // If the shortest queue of the stage exceeds Queue, the request goes to a replica of a longer stage whose
 // queue is at most half as long, if there is one.
 //
-// At last, a replica of a shorter stage gets the request if it is better by ShorterMargin than the replica
-// that was chosen: long prompts, of which each takes seconds, come in bursts, and would wait for each other
-// beside idle replicas. The market moves the request to its stage after its first token. So this is only
-// for requests that can move, and where KV is copied (Prices.Copied): a second engine would otherwise
-// compute the prompt again.
+// Last, a peer of a shorter stage gets the request if its price is lower by more than ShorterMargin than the
+// chosen replica's. Neither Bound nor Choices applies to it. Long prompts, of which each takes seconds, come in
+// bursts, and would wait for each other beside idle replicas. The market offers the request to its stage once
+// it has a token and is a bucket of lengths beyond the shorter one; until then, or if no replica bids, it stays.
+// So this is only for requests that can move, and where KV is copied (Prices.Copied): a second engine would
+// otherwise compute the prompt again.
 //
 // All sums are integers: equal calls give equal answers on every machine. The zero value knows no prices;
 // it takes a microsecond for each uncached token.
@@ -72,8 +73,8 @@ type Forecast struct {
 	Chunk policies.Tokens
 	// Margin is by how much a peer must be better than the own replica. 0 means DefaultMargin.
 	Margin policies.Micros
-	// ShorterMargin is by how much a replica of a shorter stage must be better than the best other one.
-	// 0 means DefaultShorterMargin; NoShorter: such a replica gets no request for its time.
+	// ShorterMargin is by how much a peer of a shorter stage must be better than the replica chosen
+	// otherwise. 0 means DefaultShorterMargin; NoShorter turns this off, but not placement by cached prefixes.
 	ShorterMargin policies.Micros
 	// Prefill is the weight of the time to compute the prompt, beyond the time to the first
 	// token, and Others that of the time that other requests lose, in per cent. 0 means
@@ -93,7 +94,7 @@ type Forecast struct {
 	ByLength bool
 }
 
-// NoShorter is the ShorterMargin that no replica reaches: requests do not move, for instance.
+// NoShorter is the ShorterMargin for fleets whose requests do not move: no replica is better by it.
 const NoShorter policies.Micros = never
 
 var _ policies.Placer = Forecast{}
@@ -242,8 +243,8 @@ func (j *judgement) chooseLonger(another bool) (best *policies.Candidate) {
 	return best
 }
 
-// chooseShorter returns the best replica of a shorter stage, or nil if none is better by ShorterMargin than
-// the replica that was chosen; nil for none chosen.
+// chooseShorter returns the best peer of a shorter stage, or nil if none is better by ShorterMargin than
+// the replica that was chosen. It returns nil if none was chosen.
 func (j *judgement) chooseShorter(chosen *policies.Candidate) (best *policies.Candidate) {
 	a := j.arrival
 	if chosen == nil || j.ByLength || j.Prices.Copied <= 0 || policies.Movable(a.Request) != policies.NotPinned {

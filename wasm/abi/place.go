@@ -25,8 +25,8 @@ import "github.com/cascadeinfer/cascade/policies"
 //	rules     the index is below rec_count − 1; forwarded requests stay
 //
 // The first record is the own replica, the others are its peers. Peers may be of any
-// stage, also of the next shorter one if the request can move: compare low and high
-// with the length. There is no output.
+// stage, also of the next shorter one if the request can move: compare low and high with
+// the length. There is no output.
 const (
 	placeArgs = 64
 	siteSize  = 64

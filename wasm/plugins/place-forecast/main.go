@@ -1,7 +1,8 @@
 // Command place-forecast is the module of place.Forecast. Its settings are the prices of an engine,
 // "iteration", "sequence", "prompt" and "copied" in picoseconds, "prompt2" in attoseconds and "held" in
 // femtoseconds (see place.Prices), and "answer", "chunk", "margin", "shorter-margin", "prefill", "others", "evicted",
-// "bound", "choices", "queue" and "by-length" (0 or 1).
+// "bound", "choices", "queue" and "by-length" (0 or 1). "margin" and "shorter-margin" are in microseconds, at
+// most 2^31−1; 0 is the default. "copied 0" turns starts in shorter stages off.
 package main
 
 import (
