@@ -108,8 +108,8 @@ type attached struct {
 
 // TestAttach runs the object of "cascade attach --to eg" in a real Envoy Gateway, under load: its Envoy
 // routes by its own route, then by length to Cascade's replicas, a boundary moves without Envoy Gateway, and without the object
-// the gateway serves by its own route again, also without Cascade. No request fails. All of it is done to a listener without
-// TLS and to one with.
+// the gateway serves by its own route again, also without Cascade. No request fails. It is done to a listener without
+// TLS, and then to one with TLS, after which Cascade ends.
 func TestAttach(t *testing.T) {
 	testkit.SkipSlow(t)
 	testkit.SkipUnderRace(t) // it tests other processes
@@ -149,6 +149,7 @@ func TestAttach(t *testing.T) {
 	load := f.attachUnderLoad("http", "http://127.0.0.1:8888", 500, 250, 750)
 	load.Stop()
 	load.Report()
+	f.gateway.WaitForLog(`EnvoyPatchPolicy[\s\S]*Patches have been successfully applied`)
 	load = f.attachUnderLoad("https", "https://127.0.0.1:8443", 600, 300)
 	up.Stop()
 	load.WaitForRequests(20)
@@ -157,7 +158,7 @@ func TestAttach(t *testing.T) {
 	f.gateway.Stop()
 }
 
-// attachUnderLoad attaches a listener of the gateway, moves a boundary to each of the given sizes, and detaches the listener, under a
+// attachUnderLoad attaches a listener of the gateway, moves a boundary to each of the boundaries, in tokens, and detaches the listener, under a
 // load, which it returns.
 func (f *attached) attachUnderLoad(section, url string, boundaries ...policies.Tokens) *clienttest.Load {
 	f.T.Helper()
@@ -168,7 +169,6 @@ func (f *attached) attachUnderLoad(section, url string, boundaries ...policies.T
 	}})
 	began := time.Now()
 	f.attach(section)
-	f.gateway.WaitForLog(`EnvoyPatchPolicy[\s\S]*Patches have been successfully applied`)
 	f.waitForRoute("a plan", 400, "s0")
 	f.T.Logf("%s: attached after %v", section, time.Since(began).Round(time.Millisecond))
 
@@ -223,7 +223,7 @@ func (f *attached) waitForRoute(what string, size int, stage string) {
 }
 
 // plan stores a plan of two stages as a planner does, and waits until the gateway's Envoy has it, and no older one.
-func (f *attached) plan(cut policies.Tokens) {
+func (f *attached) plan(boundary policies.Tokens) {
 	f.T.Helper()
 	var o store.Object
 	for stored := false; !stored; {
@@ -237,7 +237,7 @@ func (f *attached) plan(cut policies.Tokens) {
 		o = u.Object
 		o.Epoch++
 		o.Plans = []policies.Plan{{Model: clienttest.Model, Epoch: o.Epoch, Stages: []policies.Stage{
-			{Low: 0, High: cut, Replicas: []policies.ReplicaID{"r0"}}, {Low: cut, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1", "r2"}},
+			{Low: 0, High: boundary, Replicas: []policies.ReplicaID{"r0"}}, {Low: boundary, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1", "r2"}},
 		}}}
 		_, err := f.store.CompareAndSwap(f.T.Context(), u.Version, o)
 		if stored = err == nil; !stored && !errors.Is(err, store.ErrConflict) {
