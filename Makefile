@@ -157,7 +157,7 @@ $(CONFORMANCE)/pilot-discovery: $(CONFORMANCE_PILOT)/go.mod
 istio: $(CONFORMANCE)/pilot-discovery kube-apiserver envoy ## attach a gateway of Istio to Cascade under load, and detach it; builds Istio as "make conformance" does
 	@mkdir -p out
 	CASCADE_TEST_ALL=1 $(GO) test -count=1 -timeout 20m -run '^TestAttach$$' -v ./cmd/internal/e2e/istio > out/istio.log 2>&1; code=$$?; \
-		sed -n '/requests by who/,/^ *--- /{/--- /!p}' out/istio.log; grep -E '^ *--- (PASS|FAIL|SKIP)|^(ok|FAIL|panic)' out/istio.log; exit $$code
+		sed -n '/requests by server/,/^ *--- /{/--- /!p}' out/istio.log; grep -E '^ *--- (PASS|FAIL|SKIP)|^(ok|FAIL|panic)' out/istio.log; exit $$code
 
 # The routers that Cascade is compared with.
 ROUTERS := .cache/vllm-router/.$(VLLM_ROUTER) .cache/sglang-router/.$(SGLANG_ROUTER)

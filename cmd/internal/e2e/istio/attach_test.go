@@ -39,15 +39,16 @@ var (
 
 // TestAttach hands the routes of a listener of an Istio gateway over to Cascade, moves a boundary, and takes them back,
 // all under load: no request fails, each is served as the step before or the present one wants, and the gateway's
-// other listener notices nothing.
+// other listener is not affected.
 //
 // A connection from before a step may carry one more request by the former routes, whose answer closes it.
 func TestAttach(t *testing.T) {
 	testkit.SkipSlow(t)
+	testkit.SkipUnderRace(t) // it tests other processes
 	cache := istiotest.Cache(filepath.Join("..", "..", "..", ".."))
 	pilot, envoy := istiotest.Binary(t, cache, "pilot-discovery"), envoytest.Binary(t)
 	kubetest.Binary(t)
-	if !isolated.Run(t) {
+	if !isolated.Run(t, cascadeVariable+"="+cascade) {
 		return
 	}
 	for _, a := range []netip.Addr{host, pod} {
@@ -97,18 +98,32 @@ func TestAttach(t *testing.T) {
 		stream = startStream(t, attached)
 		remove()
 	})
+	select {
+	case text := <-stream:
+		t.Fatalf("the stream ended before the EnvoyFilter was gone: %.200q", text)
+	default:
+	}
 	stop()
-	if text := <-stream; !strings.HasSuffix(text, "data: [DONE]\n\n") {
-		t.Errorf("the stream that the EnvoyFilter was deleted during ends with %.200q", text[max(0, len(text)-200):])
+	if len(l.problems) > 0 {
+		t.Errorf("after the last step:\n%s", strings.Join(l.problems, "\n"))
+	}
+	select {
+	case text := <-stream:
+		if !strings.HasSuffix(text, "data: [DONE]\n\n") {
+			t.Errorf("the stream that the EnvoyFilter was deleted during ends with %.200q", text[max(0, len(text)-200):])
+		}
+	case <-time.After(testkit.WaitTimeout()):
+		t.Error("the stream that the EnvoyFilter was deleted during does not end")
 	}
 }
 
-// startStream starts a stream of some 6 s, less than Envoy's time for draining, and returns what is read of it, with
+// startStream starts a stream of some 30 s, less than Envoy's time for draining, and returns what is read of it, with
 // the error that ends it.
 func startStream(t testing.TB, url string) <-chan string {
 	t.Helper()
-	body := clienttest.WithStream(clienttest.Prompt(99, sizes[0], 3000))
+	body := clienttest.WithStream(clienttest.Prompt(99, sizes[0], 15_000))
 	client := clienttest.NewHTTP() // with no connection from before the EnvoyFilter, which Istio's own route would serve
+	client.Timeout = testkit.WaitTimeout()
 	resp, err := client.Post(url+"/v1/completions", "application/json", strings.NewReader(string(body)))
 	testkit.NoError(t, err)
 	out := make(chan string, 1)
@@ -145,14 +160,15 @@ type gateway struct {
 	dir   string
 }
 
-// start starts Envoy as Istio's agent would: with its times for draining connections of former configurations.
+// start starts Envoy as Istio's agent would, but with a time for draining connections of former configurations that no
+// stream of the test outlives.
 func (g *gateway) start(ctx context.Context, p podshim.Pod) (stop func(), err error) {
 	bootstrap := filepath.Join(g.dir, "envoy.yaml")
 	text := istiotest.Bootstrap(istiotest.Gateway{Namespace: p.Namespace, Name: p.Name, ServiceAccount: p.ServiceAccount, IP: p.IP, Pilot: host})
 	if err := os.WriteFile(bootstrap, text, 0o600); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(g.envoy, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1", "--log-level", "info", "--drain-time-s", "45", "--drain-strategy", "immediate")
+	cmd := exec.Command(g.envoy, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1", "--log-level", "info", "--drain-time-s", "600", "--drain-strategy", "immediate")
 	log := logFile(g.t, g.dir, "envoy")
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, childprocess.DieWithParent()
 	if err := cmd.Start(); err != nil {
@@ -208,7 +224,7 @@ func startFleet(t testing.TB, dir string) *fleet {
 }
 
 // setBoundary stores a plan with a stage for each replica, and a boundary between them.
-func (f *fleet) setBoundary(cut policies.Tokens) {
+func (f *fleet) setBoundary(boundary policies.Tokens) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), testkit.WaitTimeout())
 	defer cancel()
@@ -219,7 +235,7 @@ func (f *fleet) setBoundary(cut policies.Tokens) {
 		o := u.Object
 		o.Epoch++
 		o.Plans = []policies.Plan{{Epoch: o.Epoch, Model: clienttest.Model, Stages: []policies.Stage{
-			{Low: 0, High: cut, Replicas: []policies.ReplicaID{"r0"}}, {Low: cut, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}},
+			{Low: 0, High: boundary, Replicas: []policies.ReplicaID{"r0"}}, {Low: boundary, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}},
 		}}}
 		if _, err := f.store.CompareAndSwap(ctx, u.Version, o); err == nil {
 			return

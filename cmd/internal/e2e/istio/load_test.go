@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,8 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// own is who serves a request that has not come to Cascade: the server of the gateway's owner, which says so in
-// ownHeader.
+// own stands for the server of the gateway's owner, which sets ownHeader in its answers.
 const (
 	own       = "own"
 	ownHeader = "x-own"
@@ -28,23 +28,26 @@ var sizes = [...]int{400, 8000, 60_000}
 // servers says who serves the requests of each size: own, or a stage.
 type servers [len(sizes)]string
 
-// settled is how many requests one after the other must be served as expected before a step is complete. All workers
-// have sent several by then, each on connections of its own.
-const settled = 90
+// attachedWorkers is how many workers send to the listener that is attached, each on connections of its own.
+const attachedWorkers = 3
+
+// settled is how many requests of each of these workers, one after the other, must be served as expected before a step is
+// complete.
+const settled = 30
 
 // load sends requests to the two listeners of a gateway without a pause, and judges every answer.
 type load struct {
 	t testing.TB
 
-	mu      sync.Mutex
-	former  servers // a request may still be served so; equal to now once a step is complete
-	now     servers
-	streak  int // requests to the first listener served as by now, since the last one that was not
-	began   time.Time
-	first   time.Duration // from began to the first answer that was served as only by now
-	counts  counts
-	refused []string // requests that failed, or were served by others
-	rows    []string
+	mu       sync.Mutex
+	former   servers // a request may still be served so; equal to now once a step is complete
+	now      servers
+	streaks  [attachedWorkers]int // requests of each worker served as by now, since the last one that was not
+	began    time.Time
+	first    time.Duration // from began to the first answer that only the new routes give
+	counts   counts
+	problems []string // requests that failed, or were served by others
+	rows     []string
 }
 
 // counts are the answers of one step.
@@ -56,14 +59,15 @@ func startLoad(t testing.TB, attached, other string) (l *load, stop func()) {
 	l = &load{t: t, former: servers{own, own, own}, now: servers{own, own, own}}
 	done := make(chan struct{})
 	var group sync.WaitGroup
-	for i := range 4 {
+	for i := range attachedWorkers + 1 {
 		url := attached
-		if i == 3 {
+		if i == attachedWorkers {
 			url = other
 		}
 		group.Go(func() {
 			client := clienttest.NewHTTP()
 			defer client.CloseIdleConnections()
+			client.Timeout = testkit.WaitTimeout()
 			for n := i; ; n++ {
 				select {
 				case <-done:
@@ -72,7 +76,7 @@ func startLoad(t testing.TB, attached, other string) (l *load, stop func()) {
 				}
 				size := n % len(sizes)
 				by, err := send(client, url, clienttest.Prompt(1+n%50, sizes[size], 2))
-				l.judge(url == attached, size, by, err)
+				l.judge(i, size, by, err)
 			}
 		})
 	}
@@ -104,19 +108,20 @@ func send(client *http.Client, url string, body []byte) (by string, err error) {
 	return resp.Header.Get(length.StageHeader), nil
 }
 
-// judge counts an answer.
-func (l *load) judge(attached bool, size int, by string, err error) {
+// judge counts an answer to a worker.
+func (l *load) judge(worker, size int, by string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	attached := worker < attachedWorkers
 	l.counts.sent++
 	switch {
 	case err != nil:
 		l.counts.failed++
-		l.refuse("a request of %d bytes failed: %v", sizes[size], err)
+		l.addProblem("a request of %d bytes failed: %v", sizes[size], err)
 	case !attached:
 		l.counts.other++
 		if by != own {
-			l.refuse("a request to the other listener was served by %q", by)
+			l.addProblem("a request to the other listener was served by %q", by)
 		}
 		return
 	case by == own:
@@ -129,39 +134,41 @@ func (l *load) judge(attached bool, size int, by string, err error) {
 	switch {
 	case err != nil || !attached:
 	case by == l.now[size]:
-		l.streak++
+		l.streaks[worker]++
 		if l.first == 0 && by != l.former[size] {
 			l.first = time.Since(l.began)
 		}
 		return
 	case by != l.former[size]:
-		l.refuse("a request of %d bytes was served by %q, want %q, or %q as before", sizes[size], by, l.now[size], l.former[size])
+		l.addProblem("a request of %d bytes was served by %q, want %q, or %q as before", sizes[size], by, l.now[size], l.former[size])
 	}
-	l.streak = 0
+	if attached {
+		l.streaks[worker] = 0
+	}
 }
 
-// refuse records what is wrong with an answer; l.mu is held.
-func (l *load) refuse(format string, args ...any) {
-	if len(l.refused) < 10 {
-		l.refused = append(l.refused, fmt.Sprintf(format, args...))
+// addProblem records what is wrong with an answer; l.mu is held.
+func (l *load) addProblem(format string, args ...any) {
+	if len(l.problems) < 10 {
+		l.problems = append(l.problems, fmt.Sprintf(format, args...))
 	}
 }
 
 // step takes a step and waits until all requests are served as it wants; from then on, no request may be served as
-// before. It returns when as many more have been.
-func (l *load) step(name string, want servers, take func()) {
+// before. It returns when as many more have been served as it wants.
+func (l *load) step(name string, want servers, do func()) {
 	l.t.Helper()
 	l.mu.Lock()
-	l.former, l.now, l.streak, l.counts = l.now, want, 0, counts{}
+	l.former, l.now, l.streaks, l.counts = l.now, want, [attachedWorkers]int{}, counts{}
 	l.began, l.first = time.Now(), 0
 	l.mu.Unlock()
-	take()
+	do()
 	wait := func(what string, n int) {
 		l.t.Helper()
 		testkit.WaitFor(l.t, name+": "+what, func() bool {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			return l.streak >= n || len(l.refused) > 0
+			return slices.Min(l.streaks[:]) >= n || len(l.problems) > 0
 		})
 	}
 	wait("all requests are served as wanted", settled)
@@ -174,13 +181,13 @@ func (l *load) step(name string, want servers, take func()) {
 	defer l.mu.Unlock()
 	c := l.counts
 	l.rows = append(l.rows, fmt.Sprintf("%-24s %9d %7d %6d %6d %6d %6d %8.2f %10.2f", name, c.sent, c.failed, c.other, c.own, c.s0, c.s1, l.first.Seconds(), took.Seconds()))
-	if len(l.refused) > 0 {
-		l.t.Fatalf("%s:\n%s", name, strings.Join(l.refused, "\n"))
+	if len(l.problems) > 0 {
+		l.t.Fatalf("%s:\n%s", name, strings.Join(l.problems, "\n"))
 	}
 }
 
 // report logs the table of all steps.
 func (l *load) report() {
 	l.t.Helper()
-	l.t.Logf("requests by who has served them\n%-24s %9s %7s %6s %6s %6s %6s %8s %10s\n%s", "step", "requests", "failed", "other", own, "s0", "s1", "first, s", "settled, s", strings.Join(l.rows, "\n"))
+	l.t.Logf("requests by server\n%-24s %9s %7s %6s %6s %6s %6s %8s %10s\n%s", "step", "requests", "failed", "other", own, "s0", "s1", "first, s", "settled, s", strings.Join(l.rows, "\n"))
 }
