@@ -1,14 +1,11 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,7 +23,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -107,7 +103,7 @@ func TestLife(t *testing.T) {
 	testkit.NoError(t, err)
 	l.DataPlane = "http://" + address + ":8888"
 	gateway := envoygateway.Start(t, fmt.Sprintf(gatewayObjects, service.Spec.ClusterIP), enter...)
-	l.awaitRoute("")
+	l.WaitForRoute("the route of a short request", 400, "")
 
 	fmt.Fprintf(&l.table, "| step | took | requests | of them streams | failed | then |\n|---|---|---|---|---|---|\n")
 	l.load = l.NewLoad(clienttest.LoadConfig{
@@ -126,7 +122,7 @@ func TestLife(t *testing.T) {
 		gateway.Apply("attach", daemontest.Command{Binary: programs + "/cascade", Args: []string{
 			"attach", "--to", "eg", "-c", filepath.Join(l.dir, "edge.yaml"), "--gateway", gatewayName, "--section", "http", "--control", "cascade.llm.svc:18000",
 		}}.Output(t))
-		l.awaitRoute("s0")
+		l.WaitForRoute("the route of a short request", 400, "s0")
 		return "the first plan: one stage"
 	})
 	l.step("plan: two stages", func() string { return l.plan(1000) })
@@ -166,7 +162,11 @@ func TestLife(t *testing.T) {
 		})
 		return l.awaitReplicas(3)
 	})
-	l.step("uninstall: detach the gateway", func() string { gateway.Delete("attach"); l.awaitRoute(""); return "" })
+	l.step("uninstall: detach the gateway", func() string {
+		gateway.Delete("attach")
+		l.WaitForRoute("the route of a short request", 400, "")
+		return ""
+	})
 	l.step("uninstall: helm uninstall", func() string { l.uninstall(); return "" })
 	l.load.Stop()
 	l.load.Report()
@@ -221,34 +221,9 @@ func (l *wholeLife) step(name string, do func() string) {
 	}
 }
 
-// stageOf returns the stage that serves a request of a size; "" if the gateway's own route does.
-func (l *wholeLife) stageOf(size int) (string, error) {
-	resp, err := l.HTTP.Post(l.DataPlane+"/v1/completions", "application/json", bytes.NewReader(clienttest.Prompt(0, size, 1)))
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		return "", err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return "", errors.New(resp.Status)
-	}
-	return resp.Header.Get(length.StageHeader), nil
-}
-
-// awaitRoute waits until the gateway routes a short request to a stage or, "", by its own route.
-func (l *wholeLife) awaitRoute(stage string) {
-	l.T.Helper()
-	l.WaitFor(fmt.Sprintf("a route to stage %q", stage), func() bool {
-		got, err := l.stageOf(400)
-		return err == nil && got == stage
-	})
-}
-
 // plan stores a plan of two stages, as a planner does, waits until the gateway's Envoy has it and no older one, and sends
 // requests at its boundary.
-func (l *wholeLife) plan(cut policies.Tokens) string {
+func (l *wholeLife) plan(boundary policies.Tokens) string {
 	l.T.Helper()
 	s, err := l.status(plane)
 	testkit.NoError(l.T, err)
@@ -259,7 +234,7 @@ func (l *wholeLife) plan(cut policies.Tokens) string {
 	slices.Sort(ids)
 	half := len(ids) / 2
 	began, epoch := time.Now(), l.write(policies.Plan{Model: clienttest.Model, Stages: []policies.Stage{
-		{Low: 0, High: cut, Replicas: ids[:half]}, {Low: cut, High: policies.Unbounded, Replicas: ids[half:]},
+		{Low: 0, High: boundary, Replicas: ids[:half]}, {Low: boundary, High: policies.Unbounded, Replicas: ids[half:]},
 	}})
 	l.WaitFor(fmt.Sprintf("epoch %d in the gateway", epoch), func() bool {
 		s, err := l.status(plane)
@@ -268,13 +243,13 @@ func (l *wholeLife) plan(cut policies.Tokens) string {
 		})
 	})
 	took := time.Since(began)
-	boundary := 4 * int(cut) // in bytes: four per token, by content-length
-	for size, want := range map[int]string{boundary - 1: "s0", boundary: "s1"} {
-		if stage, err := l.stageOf(size); stage != want || err != nil {
-			l.T.Errorf("boundary %d: a body of %d bytes: stage %q, %v, want %s", cut, size, stage, err, want)
+	bytes := 4 * int(boundary) // four a token, by content-length
+	for size, want := range map[int]string{bytes - 1: "s0", bytes: "s1"} {
+		if stage, err := l.StageOf(size); stage != want || err != nil {
+			l.T.Errorf("boundary %d: a body of %d bytes: stage %q, %v, want %s", boundary, size, stage, err, want)
 		}
 	}
-	return fmt.Sprintf("boundary at %d tokens, in force after %.1f s", cut, took.Seconds())
+	return fmt.Sprintf("boundary at %d tokens, in force after %.1f s", boundary, took.Seconds())
 }
 
 // write stores a plan under the next epoch.

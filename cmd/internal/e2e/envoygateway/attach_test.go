@@ -1,14 +1,12 @@
 package envoygateway
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -24,7 +22,6 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -163,13 +160,13 @@ func TestAttach(t *testing.T) {
 func (f *attached) attachUnderLoad(section, url string, boundaries ...policies.Tokens) *clienttest.Load {
 	f.T.Helper()
 	f.DataPlane = url
-	f.waitForRoute("the gateway's own route", 400, "")
+	f.WaitForRoute("the gateway's own route", 400, "")
 	load := f.NewLoad(clienttest.LoadConfig{Workers: 3, Body: func(worker int, rng *rand.Rand) []byte {
 		return clienttest.Prompt(1+worker, []int{400, 2000, 4000}[rng.IntN(3)], 20)
 	}})
 	began := time.Now()
 	f.attach(section)
-	f.waitForRoute("a plan", 400, "s0")
+	f.WaitForRoute("a plan", 400, "s0")
 	f.T.Logf("%s: attached after %v", section, time.Since(began).Round(time.Millisecond))
 
 	for _, boundary := range boundaries { // the gateway has no part in any of them
@@ -178,7 +175,7 @@ func (f *attached) attachUnderLoad(section, url string, boundaries ...policies.T
 		f.T.Logf("%s: boundary %d: in force everywhere after %v", section, boundary, time.Since(began).Round(time.Millisecond))
 		at := 4 * int(boundary) // four bytes per token, by content-length
 		for size, want := range map[int]string{at - 1: "s0", at: "s1"} {
-			if stage, err := f.stageOf(size); stage != want || err != nil {
+			if stage, err := f.StageOf(size); stage != want || err != nil {
 				f.T.Errorf("%s: boundary %d: a body of %d bytes: stage %q, %v, want %s", section, boundary, size, stage, err, want)
 			}
 		}
@@ -186,7 +183,7 @@ func (f *attached) attachUnderLoad(section, url string, boundaries ...policies.T
 	}
 
 	f.gateway.Delete("attach")
-	f.waitForRoute("the gateway's own route again", 400, "")
+	f.WaitForRoute("the gateway's own route again", 400, "")
 	load.WaitForAll()
 	return load
 }
@@ -195,31 +192,6 @@ func (f *attached) attachUnderLoad(section, url string, boundaries ...policies.T
 func (f *attached) attach(section string) {
 	f.T.Helper()
 	f.gateway.Apply("attach", daemontest.Command{Binary: cascade, Args: []string{"attach", "--to", "eg", "--gateway", "default/eg", "--section", section, "--control", "127.0.0.1:28000"}}.Output(f.T))
-}
-
-// stageOf returns the stage that serves a request of a size; "" if the gateway's own route does.
-func (f *attached) stageOf(size int) (string, error) {
-	resp, err := f.HTTP.Post(f.DataPlane+"/v1/completions", "application/json", bytes.NewReader(clienttest.Prompt(0, size, 1)))
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		return "", err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return "", errors.New(resp.Status)
-	}
-	return resp.Header.Get(length.StageHeader), nil
-}
-
-// waitForRoute waits until requests of a size are answered, by a stage or, "", by the gateway's own route.
-func (f *attached) waitForRoute(what string, size int, stage string) {
-	f.T.Helper()
-	f.WaitFor(what, func() bool {
-		got, err := f.stageOf(size)
-		return err == nil && got == stage
-	})
 }
 
 // plan stores a plan of two stages as a planner does, and waits until the gateway's Envoy has it, and no older one.
