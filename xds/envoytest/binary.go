@@ -41,7 +41,7 @@ func Binary(t testing.TB) string {
 		}
 		return path
 	}
-	path, err := find(filepath.Join(root(t), ".cache", "venv"))
+	path, err := find(filepath.Join(testkit.Root(t), ".cache", "venv"))
 	if err == nil {
 		return path
 	}
@@ -73,21 +73,4 @@ func executable(path string) error {
 		return fmt.Errorf("%s is not an executable file", path)
 	}
 	return nil
-}
-
-// root returns the folder of go.mod at or above the test's folder.
-func root(t testing.TB) string {
-	t.Helper()
-	start, err := os.Getwd()
-	if err != nil {
-		t.Fatalf("envoytest: %v", err)
-	}
-	for dir := start; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir
-		}
-		if dir == filepath.Dir(dir) {
-			t.Fatalf("envoytest: no go.mod at or above %s", start)
-		}
-	}
 }

@@ -3,9 +3,6 @@
 package etcdtest
 
 import (
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -16,35 +13,8 @@ import (
 // executable file.
 func Binary(t testing.TB) string {
 	t.Helper()
-	if path := os.Getenv("ETCD"); path != "" {
-		if _, err := exec.LookPath(path); err != nil {
-			t.Fatalf("etcdtest: ETCD: %v", err)
-		}
-		return path
-	}
-	for _, path := range []string{filepath.Join(root(t), ".cache", "etcd-server", "usr", "bin", "etcd"), "etcd"} {
-		if found, err := exec.LookPath(path); err == nil {
-			return found
-		}
-	}
-	testkit.Skip(t, testkit.Unavailable{What: "there is no etcd", Remedy: "run `make etcd`, or set ETCD to a binary", InCI: true})
-	return ""
-}
-
-// root returns the directory of the module.
-func root(t testing.TB) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	for err == nil {
-		if _, missing := os.Stat(filepath.Join(dir, "go.mod")); missing == nil {
-			return dir
-		}
-		if parent := filepath.Dir(dir); parent != dir {
-			dir = parent
-			continue
-		}
-		break
-	}
-	t.Fatalf("etcdtest: no go.mod above the test: %v", err)
-	return ""
+	return testkit.Program{
+		Variable: "ETCD", Cached: "etcd-server/usr/bin/etcd", Name: "etcd",
+		Missing: testkit.Unavailable{What: "there is no etcd", Remedy: "run `make etcd`, or set ETCD to a binary", InCI: true},
+	}.Find(t)
 }

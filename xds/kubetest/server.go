@@ -32,23 +32,10 @@ import (
 // file.
 func Binary(t testing.TB) string {
 	t.Helper()
-	if path := os.Getenv("KUBE_APISERVER"); path != "" {
-		if _, err := exec.LookPath(path); err != nil {
-			t.Fatalf("kubetest: KUBE_APISERVER: %v", err)
-		}
-		return path
-	}
-	dir := testkit.Must(os.Getwd())
-	for ; filepath.Dir(dir) != dir; dir = filepath.Dir(dir) {
-		if found, err := exec.LookPath(filepath.Join(dir, ".cache", "kube-apiserver", "kube-apiserver")); err == nil {
-			return found
-		}
-	}
-	if found, err := exec.LookPath("kube-apiserver"); err == nil {
-		return found
-	}
-	testkit.Skip(t, testkit.Unavailable{What: "there is no kube-apiserver", Remedy: "run `make kube-apiserver`, or set KUBE_APISERVER to a binary"})
-	return ""
+	return testkit.Program{
+		Variable: "KUBE_APISERVER", Cached: "kube-apiserver/kube-apiserver", Name: "kube-apiserver",
+		Missing: testkit.Unavailable{What: "there is no kube-apiserver", Remedy: "run `make kube-apiserver`, or set KUBE_APISERVER to a binary"},
+	}.Find(t)
 }
 
 // ServerName is a name in the certificate of an API server, for whatever address reaches it.

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -233,9 +232,8 @@ func (l *wholeLife) plan(boundary policies.Tokens) string {
 	}
 	slices.Sort(ids)
 	half := len(ids) / 2
-	began, epoch := time.Now(), l.write(policies.Plan{Model: clienttest.Model, Stages: []policies.Stage{
-		{Low: 0, High: boundary, Replicas: ids[:half]}, {Low: boundary, High: policies.Unbounded, Replicas: ids[half:]},
-	}})
+	began, epoch := time.Now(), clienttest.StorePlan(l.T, l.store,
+		policies.Stage{Low: 0, High: boundary, Replicas: ids[:half]}, policies.Stage{Low: boundary, High: policies.Unbounded, Replicas: ids[half:]})
 	l.WaitFor(fmt.Sprintf("epoch %d in the gateway", epoch), func() bool {
 		s, err := l.status(plane)
 		return err == nil && s.PublishedEpoch == epoch && s.Phase == "idle" && slices.ContainsFunc(s.Nodes, func(n control.Node) bool {
@@ -250,27 +248,4 @@ func (l *wholeLife) plan(boundary policies.Tokens) string {
 		}
 	}
 	return fmt.Sprintf("boundary at %d tokens, in force after %.1f s", boundary, took.Seconds())
-}
-
-// write stores a plan under the next epoch.
-func (l *wholeLife) write(p policies.Plan) policies.Epoch {
-	l.T.Helper()
-	l.WaitFor("a plan to be stored", func() bool { // the planner may write, too, and the store may be slow to answer
-		ctx, cancel := context.WithCancel(l.T.Context())
-		updates := l.store.Watch(ctx)
-		u := <-updates
-		cancel()
-		for range updates {
-		}
-		if u.Err != nil {
-			return false
-		}
-		o := u.Object
-		o.Epoch++
-		p.Epoch = o.Epoch
-		o.Plans = []policies.Plan{p}
-		_, err := l.store.CompareAndSwap(l.T.Context(), u.Version, o)
-		return err == nil
-	})
-	return p.Epoch
 }

@@ -38,7 +38,7 @@ type built struct {
 // findBuilt returns them, and skips the test without.
 func findBuilt(t *testing.T) built {
 	t.Helper()
-	cache := istiotest.Cache(repository)
+	cache := istiotest.Cache(t)
 	b := built{suite: istiotest.Binary(t, cache, "suite.test"), echo: istiotest.Binary(t, cache, "echo-basic"), pilot: istiotest.Binary(t, cache, "pilot-discovery")}
 	b.definitions = testkit.Must(filepath.Glob(filepath.Join(cache, "definitions", "*")))
 	return b

@@ -38,6 +38,19 @@ func Main(m interface{ Run() int }, binary *string) int {
 	return m.Run()
 }
 
+// Variable is the environment variable with the path of the command line, for a test that runs once more in namespaces
+// of its own (package isolated).
+const Variable = "CASCADE_TEST_COMMAND"
+
+// MainOfSlowTests is Main for a package in which only slow tests run the command line, perhaps in namespaces of their
+// own: it builds nothing if they do not run, or if Variable has its path.
+func MainOfSlowTests(m interface{ Run() int }, binary *string) int {
+	if *binary = os.Getenv(Variable); *binary != "" || os.Getenv("CASCADE_TEST_ALL") == "" {
+		return m.Run()
+	}
+	return Main(m, binary)
+}
+
 // build puts the command line into a directory, and returns its path. "go run" keeps what it has linked
 // in Go's cache, as "go build" does not: the first of several test binaries links.
 func build(dir string) (string, error) {

@@ -1,11 +1,9 @@
 package envoygateway
 
 import (
-	"context"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -31,15 +29,7 @@ import (
 // cascade is the path of the command; "" if the slow tests do not run.
 var cascade string
 
-// cascadeVariable is the environment variable with the path of the command, for a test in namespaces of its own.
-const cascadeVariable = "CASCADE_TEST_COMMAND"
-
-func TestMain(m *testing.M) {
-	if cascade = os.Getenv(cascadeVariable); cascade != "" || os.Getenv("CASCADE_TEST_ALL") == "" {
-		os.Exit(m.Run())
-	}
-	os.Exit(daemontest.Main(m, &cascade))
-}
+func TestMain(m *testing.M) { os.Exit(daemontest.MainOfSlowTests(m, &cascade)) }
 
 // steady is the cost of the engines: 20 ms per token, independent of other requests.
 const steady = `{"name": "steady", "source": "made up for tests", "unit": "seconds", "d0": 0.02, "d1": 0, "d2": 1e-8, "d3": 0, "d4": 0,
@@ -112,7 +102,7 @@ func TestAttach(t *testing.T) {
 	testkit.SkipUnderRace(t) // it tests other processes
 	Binary(t)
 	envoytest.Binary(t)
-	if !isolated.Run(t, cascadeVariable+"="+cascade) {
+	if !isolated.Run(t, daemontest.Variable+"="+cascade) {
 		return
 	}
 	dir := t.TempDir()
@@ -197,34 +187,18 @@ func (f *attached) attach(section string) {
 // plan stores a plan of two stages as a planner does, and waits until the gateway's Envoy has it, and no older one.
 func (f *attached) plan(boundary policies.Tokens) {
 	f.T.Helper()
-	var o store.Object
-	for stored := false; !stored; {
-		ctx, cancel := context.WithCancel(f.T.Context())
-		updates := f.store.Watch(ctx)
-		u := <-updates
-		cancel()
-		for range updates {
-		}
-		testkit.NoError(f.T, u.Err)
-		o = u.Object
-		o.Epoch++
-		o.Plans = []policies.Plan{{Model: clienttest.Model, Epoch: o.Epoch, Stages: []policies.Stage{
-			{Low: 0, High: boundary, Replicas: []policies.ReplicaID{"r0"}}, {Low: boundary, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1", "r2"}},
-		}}}
-		_, err := f.store.CompareAndSwap(f.T.Context(), u.Version, o)
-		if stored = err == nil; !stored && !errors.Is(err, store.ErrConflict) {
-			f.T.Fatal(err)
-		}
-	}
-	f.WaitFor(fmt.Sprintf("epoch %d", o.Epoch), func() bool {
+	epoch := clienttest.StorePlan(f.T, f.store,
+		policies.Stage{Low: 0, High: boundary, Replicas: []policies.ReplicaID{"r0"}},
+		policies.Stage{Low: boundary, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1", "r2"}})
+	f.WaitFor(fmt.Sprintf("epoch %d", epoch), func() bool {
 		text, err := f.Get(f.Admin + "/status")
 		var s control.Status
-		if err != nil || json.Unmarshal([]byte(text), &s) != nil || s.PublishedEpoch != o.Epoch || s.Phase != "idle" {
+		if err != nil || json.Unmarshal([]byte(text), &s) != nil || s.PublishedEpoch != epoch || s.Phase != "idle" {
 			return false
 		}
 		for _, n := range s.Nodes {
 			if matched, _ := filepath.Match("default-eg-*", n.ID); matched {
-				return n.Connected && n.Current && n.Epoch == o.Epoch
+				return n.Connected && n.Current && n.Epoch == epoch
 			}
 		}
 		return false

@@ -7,7 +7,6 @@ package envoygateway
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -21,23 +20,10 @@ import (
 // ENVOY_GATEWAY is set but is not an executable file.
 func Binary(t testing.TB) string {
 	t.Helper()
-	if path := os.Getenv("ENVOY_GATEWAY"); path != "" {
-		if _, err := exec.LookPath(path); err != nil {
-			t.Fatalf("envoygateway: ENVOY_GATEWAY: %v", err)
-		}
-		return path
-	}
-	dir := testkit.Must(os.Getwd())
-	for ; filepath.Dir(dir) != dir; dir = filepath.Dir(dir) {
-		if found, err := exec.LookPath(filepath.Join(dir, ".cache", "envoy-gateway", "envoy-gateway")); err == nil {
-			return found
-		}
-	}
-	if found, err := exec.LookPath("envoy-gateway"); err == nil {
-		return found
-	}
-	testkit.Skip(t, testkit.Unavailable{What: "there is no Envoy Gateway", Remedy: "run `make envoy-gateway`, or set ENVOY_GATEWAY to a binary"})
-	return ""
+	return testkit.Program{
+		Variable: "ENVOY_GATEWAY", Cached: "envoy-gateway/envoy-gateway", Name: "envoy-gateway",
+		Missing: testkit.Unavailable{What: "there is no Envoy Gateway", Remedy: "run `make envoy-gateway`, or set ENVOY_GATEWAY to a binary"},
+	}.Find(t)
 }
 
 // Gateway is a running Envoy Gateway.

@@ -45,10 +45,10 @@ var (
 func TestAttach(t *testing.T) {
 	testkit.SkipSlow(t)
 	testkit.SkipUnderRace(t) // it tests other processes
-	cache := istiotest.Cache(filepath.Join("..", "..", "..", ".."))
+	cache := istiotest.Cache(t)
 	pilot, envoy := istiotest.Binary(t, cache, "pilot-discovery"), envoytest.Binary(t)
 	kubetest.Binary(t)
-	if !isolated.Run(t, cascadeVariable+"="+cascade) {
+	if !isolated.Run(t, daemontest.Variable+"="+cascade) {
 		return
 	}
 	for _, a := range []netip.Addr{host, pod} {
@@ -226,22 +226,9 @@ func startFleet(t testing.TB, dir string) *fleet {
 // setBoundary stores a plan with a stage for each replica, and a boundary between them.
 func (f *fleet) setBoundary(boundary policies.Tokens) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), testkit.WaitTimeout())
-	defer cancel()
-	for u := range f.store.Watch(ctx) {
-		if u.Err != nil || len(u.Object.Plans) == 0 {
-			continue
-		}
-		o := u.Object
-		o.Epoch++
-		o.Plans = []policies.Plan{{Epoch: o.Epoch, Model: clienttest.Model, Stages: []policies.Stage{
-			{Low: 0, High: boundary, Replicas: []policies.ReplicaID{"r0"}}, {Low: boundary, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}},
-		}}}
-		if _, err := f.store.CompareAndSwap(ctx, u.Version, o); err == nil {
-			return
-		}
-	}
-	f.t.Fatal("the plan could not be stored")
+	clienttest.StorePlan(f.t, f.store,
+		policies.Stage{Low: 0, High: boundary, Replicas: []policies.ReplicaID{"r0"}},
+		policies.Stage{Low: boundary, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}})
 }
 
 // logFile returns the file that a program's output is written to: in $CASCADE_ISTIO_LOGS, otherwise in the folder of the test.

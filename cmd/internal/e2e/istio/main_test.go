@@ -10,13 +10,4 @@ import (
 // cascade is the path of the command; "" if the slow tests do not run.
 var cascade string
 
-// cascadeVariable is the environment variable with the path of the command, for the test in namespaces of its own.
-const cascadeVariable = "CASCADE_TEST_COMMAND"
-
-// TestMain builds the command only where the slow tests run: there is no other one here.
-func TestMain(m *testing.M) {
-	if cascade = os.Getenv(cascadeVariable); cascade != "" || os.Getenv("CASCADE_TEST_ALL") == "" {
-		os.Exit(m.Run())
-	}
-	os.Exit(daemontest.Main(m, &cascade))
-}
+func TestMain(m *testing.M) { os.Exit(daemontest.MainOfSlowTests(m, &cascade)) }

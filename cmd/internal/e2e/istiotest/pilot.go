@@ -66,10 +66,8 @@ spec:
   {{- end }}
 `
 
-// Cache returns the folder of what "make conformance" and "make istio" build, in the repository whose root is given.
-func Cache(repository string) string {
-	return testkit.Must(filepath.Abs(filepath.Join(repository, ".cache", "conformance")))
-}
+// Cache returns the folder of what "make conformance" and "make istio" build.
+func Cache(t testing.TB) string { return filepath.Join(testkit.Root(t), ".cache", "conformance") }
 
 // Binary returns the path of a program in a Cache, and skips the test without it.
 func Binary(t testing.TB, cache, name string) string {

@@ -43,7 +43,7 @@ func Parse(t testing.TB, queries []Query) (out []Named) {
 	for i, q := range queries {
 		texts[i] = q.Text
 	}
-	cmd := exec.Command("go", "run", "-C", filepath.Join(Root(t), "cmd", "internal", "e2e", "monitoring", "promql"), ".")
+	cmd := exec.Command("go", "run", "-C", filepath.Join(testkit.Root(t), "cmd", "internal", "e2e", "monitoring", "promql"), ".")
 	cmd.Stdin = bytes.NewReader(testkit.Must(json.Marshal(texts)))
 	text, err := cmd.Output()
 	var exit *exec.ExitError

@@ -49,7 +49,7 @@ func Alerts(t testing.TB) (out []Alert) {
 // Deployed returns a file below deploy.
 func Deployed(t testing.TB, name string) []byte {
 	t.Helper()
-	return testkit.Must(os.ReadFile(filepath.Join(Root(t), "deploy", filepath.FromSlash(name))))
+	return testkit.Must(os.ReadFile(filepath.Join(testkit.Root(t), "deploy", filepath.FromSlash(name))))
 }
 
 // Panel is a panel of the dashboard, or the query of a variable.

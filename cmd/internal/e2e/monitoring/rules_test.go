@@ -17,7 +17,7 @@ import (
 
 // TestPromtool: Prometheus accepts the rules and the scrape configuration, and each alert fires when it should.
 func TestPromtool(t *testing.T) {
-	dir := filepath.Join(Root(t), "deploy", "prometheus")
+	dir := filepath.Join(testkit.Root(t), "deploy", "prometheus")
 	for _, args := range [][]string{{"check", "rules", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}, {"check", "config", "scrape.yaml"}} {
 		if out, err := Promtool(t, dir, nil, args...); err != nil {
 			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
@@ -67,7 +67,7 @@ func TestAlertsAreTested(t *testing.T) {
 func faultKinds(t *testing.T) (kinds []string) {
 	t.Helper()
 	for file, prefix := range map[string]string{"xds/control/faults.go": "Fault", "xds/loadreport/problem.go": "Problem"} {
-		parsed := testkit.Must(parser.ParseFile(token.NewFileSet(), filepath.Join(Root(t), filepath.FromSlash(file)), nil, parser.SkipObjectResolution))
+		parsed := testkit.Must(parser.ParseFile(token.NewFileSet(), filepath.Join(testkit.Root(t), filepath.FromSlash(file)), nil, parser.SkipObjectResolution))
 		for _, d := range parsed.Decls {
 			g, ok := d.(*ast.GenDecl)
 			if !ok || g.Tok != token.CONST {

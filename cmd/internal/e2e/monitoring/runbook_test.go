@@ -78,7 +78,7 @@ func TestRunbookLinks(t *testing.T) {
 			if !anchors[anchor] {
 				t.Errorf("no section for the link %s", m[1])
 			}
-		} else if _, err := os.Stat(filepath.Join(Root(t), "deploy", m[1])); err != nil {
+		} else if _, err := os.Stat(filepath.Join(testkit.Root(t), "deploy", m[1])); err != nil {
 			t.Error(err)
 		}
 	}
@@ -93,7 +93,7 @@ func TestRunbookFaults(t *testing.T) {
 		named[m[1]] = true
 	}
 	kinds := faultKinds(t)
-	readme := string(testkit.Must(os.ReadFile(filepath.Join(Root(t), "README.md"))))
+	readme := string(testkit.Must(os.ReadFile(filepath.Join(testkit.Root(t), "README.md"))))
 	_, table, found := strings.Cut(readme, "| FAULT kind, object |")
 	table, _, _ = strings.Cut(table, "\n\n")
 	if !found {
@@ -112,7 +112,7 @@ func TestRunbookFaults(t *testing.T) {
 			t.Errorf("no section has FAULT `%s`", kind)
 		}
 	}
-	injected := regexp.MustCompile("(?m)^\\| ([^|]+) \\| [^|]+ \\| [^|]+ \\| `cascade_").FindAllStringSubmatch(string(testkit.Must(os.ReadFile(filepath.Join(Root(t), "cmd/internal/e2e/processes/README.md")))), -1)
+	injected := regexp.MustCompile("(?m)^\\| ([^|]+) \\| [^|]+ \\| [^|]+ \\| `cascade_").FindAllStringSubmatch(string(testkit.Must(os.ReadFile(filepath.Join(testkit.Root(t), "cmd/internal/e2e/processes/README.md")))), -1)
 	if len(injected) < 30 {
 		t.Fatalf("read %d rows of the table of injected faults: the pattern is wrong", len(injected))
 	}

@@ -126,7 +126,7 @@ func TestMetrics(t *testing.T) {
 
 	t.Run("after events", func(t *testing.T) {
 		at, pages := f.scrape(t, targets, t)
-		testkit.CompareGolden(t, filepath.Join(monitoring.Root(t), "docs", "reference", "metrics.md"), []byte(metricsReference(pages)))
+		testkit.CompareGolden(t, filepath.Join(testkit.Root(t), "docs", "reference", "metrics.md"), []byte(metricsReference(pages)))
 		for name := range afterEvents {
 			if at[name] == nil {
 				t.Errorf("%s is in afterEvents, and no event makes a daemon expose it", name)

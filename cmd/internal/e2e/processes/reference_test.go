@@ -17,7 +17,6 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/monitoring"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -104,7 +103,7 @@ var (
 // unexposed that the fleet exposes. A description is a call, or the options of a metric, with a name and a sentence.
 func TestMetricsReferenceIsWhole(t *testing.T) {
 	t.Parallel()
-	root := monitoring.Root(t)
+	root := testkit.Root(t)
 	page := string(testkit.Must(os.ReadFile(filepath.Join(root, "docs", "reference", "metrics.md"))))
 	rows := make(map[string]int)
 	for _, m := range regexp.MustCompile("(?m)^\\| `(cascade_[a-z_]+)`").FindAllStringSubmatch(page, -1) {
