@@ -44,11 +44,11 @@ const (
 // peers is old. Among equal peers the one with the least load wins, then list order.
 //
 // The candidates are the own replica, the peers whose stage holds the request's length, and peers of other
-// stages that have more of the prompt cached than all of those: the market moves the request to its own
-// stage later. A request that cannot move is never placed in a shorter stage. Of the peers without a longer
-// cached prefix only the first Choices are examined, so that front ends with the same old loads do not all
-// pick the same one. Replicas that drain are no candidates, nor are those above the bound on load, unless
-// all are.
+// stages that have more of the prompt cached than all of those. From a shorter stage the market offers the
+// request to its own later; in a longer one it stays. A request that cannot move is never placed in a shorter
+// stage. Of the peers without a longer cached prefix only the first Choices are examined, so that front ends
+// with the same old loads do not all pick the same one. Replicas that drain are no candidates, nor are those
+// above the bound on load, unless all are.
 //
 // Two rules override the predicted times, which do not show that a full batch admits no waiting request. If
 // the own queue exceeds Queue, and that of an examined peer is at most half as long, only such peers count.
