@@ -131,8 +131,8 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 	scan.HashPrefix(length.MaxPrefixDepth)
 	scan.Write(body)
 	count := scan.Count()
-	// While the engine may be asked, short prompts count as those whose tokens it returns: it is never asked
-	// for them, as what they share is soon computed once more.
+	// While the engine may be asked, short prompts count as those whose tokens it returns, though it is asked for
+	// them only until it has answered once: what they share is soon computed once more.
 	if count.Tokens == 0 && (srv.cfg.Placer == nil || !srv.tokenizer.mayAsk(int(count.Text))) {
 		srv.tracker.ObserveUntokenizedPrefix(scan.PrefixDigests())
 	} else {

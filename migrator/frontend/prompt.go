@@ -79,7 +79,7 @@ func (srv *Server) readPrompt(ctx context.Context, req *openai.Request, header h
 		return p
 	}
 	p.steps, p.known, p.length = srv.texts.Find(p.text)
-	if holders && estimate >= tokenizeLeast && 2*p.known < estimate && srv.engineState.serves(req.Model) {
+	if holders && 2*p.known < estimate && srv.tokenizer.pays(estimate) && srv.engineState.serves(req.Model) {
 		if ids, err := srv.tokenize(ctx, req, header); err == nil {
 			srv.setPromptIDs(&p, ids)
 			srv.texts.Learn(p.text, p.root, ids)

@@ -18,7 +18,9 @@ import (
 
 const (
 	// tokenizeLeast is the length of a prompt from which on the engine is asked for its ids: the
-	// answer costs about a millisecond for a few thousand tokens, computing them a hundred.
+	// answer costs about a millisecond for a few thousand tokens, computing them a hundred. Until
+	// the engine has answered once, it is asked for shorter ones, too: else nothing would notice
+	// that it has no such endpoint where all prompts are short.
 	tokenizeLeast policies.Tokens = 2048
 	// tokenizeTimeout is the default of Config.TokenizeTimeout.
 	tokenizeTimeout = 100 * time.Millisecond
@@ -40,7 +42,8 @@ type tokenizer struct {
 
 	mu     sync.Mutex
 	pause  tokenizePauses
-	warned bool // that the engine has no such endpoint
+	known  bool // that the engine has such an endpoint: it has answered
+	warned bool // that it has none
 
 	answered, failures, skipped atomic.Uint64
 }
@@ -107,7 +110,14 @@ func (p *tokenizePauses) record(size int, err error, now time.Time) time.Duratio
 func (t *tokenizer) forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.pause, t.warned = tokenizePauses{}, false
+	t.pause, t.known, t.warned = tokenizePauses{}, false, false
+}
+
+// pays reports whether the engine is asked for a prompt of about that many tokens.
+func (t *tokenizer) pays(length policies.Tokens) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return length >= tokenizeLeast || !t.known
 }
 
 // mayAsk reports whether the engine may be asked for the tokens of a prompt of that many bytes: not during a pause
@@ -154,9 +164,10 @@ func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header htt
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.known = t.known || err == nil || errors.Is(err, errPromptRefused)
 	if pause := t.pause.record(size, err, time.Now()); pause >= tokenizeMissing && !t.warned {
 		t.warned = true
-		srv.log.Warn("engine has no "+tokenizePath+": long prompts that are new are placed without their token ids", "pause", pause, "cause", err)
+		srv.log.Warn("engine has no "+tokenizePath+": prompts that are new are placed without their token ids", "pause", pause, "cause", err)
 	} else if pause > 0 {
 		srv.log.Debug("engine gave no token ids for several prompts; not asking for a while", "pause", pause, "prompt_bytes", t.pause.least, "cause", err)
 	}

@@ -37,6 +37,18 @@ func TestUntokenizedPrompts(t *testing.T) {
 		time.Sleep(tokenizeMissing)
 		send(z.nextBody(tokenizedPrompt), false) // it is asked again
 
+		short := newTokenizing(t)
+		short.set(http.NotFound)
+		want = prefix.Depths{}
+		for i := range tokenizeFailures + 1 {
+			body := short.nextBody(1000)
+			short.ask(body, 0)
+			if observe(&want, body, i == tokenizeFailures); short.tracker.State().PrefixDepths != want {
+				t.Errorf("short prompt %d of an engine that has no %s was not counted so", i, tokenizePath)
+			}
+		}
+		short.expect("short prompts without an endpoint", tokenizeFailures, 0, tokenizeFailures, 1)
+
 		alone := startServer(t, z.engine.URL, func(c *Config) { c.Model = "m" })
 		body := z.nextBody(1000)
 		post(t, alone.client, alone.url, "/v1/completions", body)
