@@ -305,6 +305,9 @@ func nodeTable(st control.Status) report.Table {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s refused a response: %s%s", n.ID, when, n.LastError))
 		}
 	}
+	if slices.ContainsFunc(st.Nodes, func(n control.Node) bool { return n.State() == "unlisted" }) {
+		t.Notes = append(t.Notes, "No roll-out waits for an unlisted proxy: add its node id to proxy.nodes if it is the fleet's.")
+	}
 	t.Notes = append(t.Notes, nodeReasons(st)...)
 	for _, r := range st.Refused {
 		t.Notes = append(t.Notes, fmt.Sprintf("%s %s %s is refused by %s and not sent again: %s", r.Type, r.Name, r.Version, r.Node, cmp.Or(r.Text, "no reason was given")))

@@ -21,11 +21,16 @@ func usageErrorf(c *cobra.Command, format string, args ...any) error {
 	return &usageError{command: c.CommandPath(), err: fmt.Errorf(format, args...)}
 }
 
-// exactArgs is cobra.ExactArgs with a usage error.
+// exactArgs requires n arguments. The usage error names the one that is too many, or those that the
+// command takes.
 func exactArgs(n int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if err := cobra.ExactArgs(n)(c, args); err != nil {
-			return &usageError{command: c.CommandPath(), err: err}
+		if len(args) > n {
+			return usageErrorf(c, "unexpected argument %q", args[n])
+		}
+		if len(args) < n {
+			_, names, _ := strings.Cut(c.Use, " ")
+			return usageErrorf(c, "an argument is missing: %s %s", c.CommandPath(), names)
 		}
 		return nil
 	}
