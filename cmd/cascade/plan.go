@@ -256,11 +256,8 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error) {
 	fleet := config.Fleet{Speed: 1, Models: []config.Model{{Name: "plan", Profile: p.profile, Context: policies.Tokens(p.context)}}}
 	ps, err := fleet.Profiles(".")
-	if bad := (*config.FieldError)(nil); errors.As(err, &bad) {
-		return policies.Workload{}, fmt.Errorf("--%s: %s", strings.TrimPrefix(bad.Path, "models[0]."), bad.Msg)
-	}
 	if err != nil {
-		return policies.Workload{}, err
+		return policies.Workload{}, nameFlag(err)
 	}
 	profile := ps["plan"].TensorParallel(p.tp)
 	if p.linkGbps > 0 {

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 )
 
 // usageError is an invalid command line.
@@ -34,6 +37,16 @@ func exactArgs(n int) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// nameFlag returns an error about the one model that flags describe, with the flag in place of the field.
+func nameFlag(err error) error {
+	if bad := (*config.FieldError)(nil); errors.As(err, &bad) {
+		if flag, ok := strings.CutPrefix(bad.Path, "models[0]."); ok {
+			return fmt.Errorf("--%s: %s", flag, bad.Msg)
+		}
+	}
+	return err
 }
 
 // suggestDistance is how many edits a mistyped command may differ from a

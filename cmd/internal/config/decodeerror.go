@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/printer"
 )
 
@@ -26,18 +27,26 @@ func describeDecoding(err error) error {
 	token := at.GetToken()
 	msg := at.GetMessage()
 	var wrong *yaml.TypeError
+	var other *yaml.UnexpectedNodeTypeError
 	var unknown *yaml.UnknownFieldError
 	switch {
-	case errors.As(err, &wrong):
-		msg = fmt.Sprintf("%q: must be %s", token.Value, typeNoun(wrong.DstType))
+	case errors.As(err, &wrong) && typeNoun(wrong.DstType) != "":
+		msg = "must be " + typeNoun(wrong.DstType)
+	case errors.As(err, &other) && other.Expected == ast.SequenceType:
+		msg = "must be a list"
+	case errors.As(err, &other) && other.Expected == ast.MappingType:
+		msg = "must have fields"
 	case errors.As(err, &unknown):
 		msg += "; " + suggest(token.Value)
 	}
+	if strings.HasPrefix(msg, "must ") && !strings.Contains("[]{}-:", token.Value) {
+		msg = fmt.Sprintf("%q: %s", token.Value, msg)
+	}
 	var lines printer.Printer
-	return fmt.Errorf("line %d: %s\n%s", token.Position.Line, msg, lines.PrintErrorToken(token, false))
+	return fmt.Errorf("line %d: %s\n%s", token.Position.Line, msg, strings.TrimRight(lines.PrintErrorToken(token, false), "\n"))
 }
 
-// typeNoun returns what a value of a type has to be in the file.
+// typeNoun returns what a value of a type has to be in the file, "" for types that are not scalars.
 func typeNoun(t reflect.Type) string {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -45,18 +54,16 @@ func typeNoun(t reflect.Type) string {
 	switch {
 	case t == reflect.TypeFor[time.Duration]():
 		return "a duration, such as 10s or 1m30s"
-	case t.Kind() == reflect.Slice:
-		return "a list"
-	case t.Kind() == reflect.Struct || t.Kind() == reflect.Map:
-		return "an object, with fields of its own"
 	case t.Kind() == reflect.Bool:
 		return "true or false"
 	case t.Kind() == reflect.String:
-		return "text; write numbers in quotes"
+		return "text"
 	case t.Kind() == reflect.Float64:
 		return "a number"
+	case t.Kind() >= reflect.Int && t.Kind() <= reflect.Uint64:
+		return "a whole number"
 	}
-	return "a whole number"
+	return ""
 }
 
 // suggest names the fields whose last name resembles a name, or says where all are listed.
@@ -73,11 +80,8 @@ func suggest(name string) string {
 	return "did you mean " + strings.Join(near, " or ") + "?"
 }
 
-// resembles reports whether two names differ by at most one edit for every three letters, or by
-// underscores, hyphens and capitals only.
+// resembles reports whether two names differ by at most one edit for every three letters.
 func resembles(a, b string) bool {
-	plain := strings.NewReplacer("_", "", "-", "")
-	a, b = strings.ToLower(plain.Replace(a)), strings.ToLower(plain.Replace(b))
 	return edits(a, b) <= min(len(a), len(b))/3
 }
 
