@@ -142,7 +142,7 @@ Mixes are generated traces, fitted to public ones, that --mix takes:
 	gen := &traceFlags{}
 	g := &cobra.Command{
 		Use:   "generate",
-		Short: "Write a generated trace (CSV, or JSONL where prompts share prefixes)",
+		Short: "Write a generated trace (CSV, or JSONL with --json and where prompts share prefixes)",
 		Example: `  cascade trace generate --mix chat --requests 1000 > chat.csv
   cascade trace generate --mix mixed --duration 10m --seed 7 > mixed.jsonl`,
 		Args: exactArgs(0),
@@ -150,6 +150,9 @@ Mixes are generated traces, fitted to public ones, that --mix takes:
 			requests, _, err := gen.read()
 			if err != nil {
 				return err
+			}
+			if s.json {
+				return trace.WriteJSONL(s.stdout, requests)
 			}
 			return trace.Write(s.stdout, requests)
 		},
