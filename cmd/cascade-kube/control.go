@@ -121,9 +121,12 @@ func openState(f *wiring.Fleet, kubeconfig string) (*wiring.SharedState, error) 
 	}, nil
 }
 
-// exactArgs is cobra.ExactArgs with a usage error.
+// exactArgs requires n arguments.
 func exactArgs(n int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
+		if len(args) > n {
+			return &usageError{c.CommandPath(), fmt.Errorf("unexpected argument %q", args[n])}
+		}
 		if err := cobra.ExactArgs(n)(c, args); err != nil {
 			return &usageError{c.CommandPath(), err}
 		}

@@ -107,7 +107,7 @@ func TestControlErrors(t *testing.T) {
 		"control -c " + fleet: "name a file with --kubeconfig",
 		"control -c " + fleet + " --kubeconfig none": "--kubeconfig none",
 		"control -c " + kubeconfig:                   kubeconfig,
-		"control x":                                  "accepts 0 arg",
+		"control x":                                  `unexpected argument "x"`,
 		"control -c " + fleet + " --metrics x":       "--metrics: ",
 	} {
 		var log testkit.Log

@@ -43,7 +43,7 @@ func TestEPPCommandLine(t *testing.T) {
 		text string
 	}{
 		"epp":                 {2, "--pool-name is required"},
-		"epp --pool-name p x": {2, "accepts 0 arg(s)"},
+		"epp --pool-name p x": {2, `unexpected argument "x"`},
 		"epp --pool-name p --pool-group inference.networking.x-k8s.io": {1, "pools of other groups are not read"},
 		"epp --pool-name p --config-file /does/not/exist":              {1, "--config-file"},
 		"epp --pool-name p --config-file " + half:                      {1, "use both"},

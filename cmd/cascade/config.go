@@ -49,7 +49,8 @@ stand for <kind>: "policies.limits.place.fuel".`,
 		}
 		return paths, cobra.ShellCompDirectiveNoFileComp
 	}
-	c.AddCommand(&cobra.Command{
+	file := &fleetFile{}
+	check := &cobra.Command{
 		Use:   "check FILE",
 		Short: "Check a fleet file, and the files that it names",
 		Long: `Check reads a fleet file as the daemons do, and reports every invalid field with its line
@@ -62,9 +63,16 @@ A valid field that is probably not what you want is a warning. Exit code 0 means
 daemon would start with this file, on a host with these files. (Port 0, any free port, is
 for "cascade up" only: separate processes cannot find out each other's ports.)`,
 		Example: "  cascade config check fleet.yaml",
-		Args:    exactArgs(1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return s.checkConfig(cmd.Context(), args[0]) },
-	}, explain, newConfigConfirm(s), &cobra.Command{
+		Args:    atMost(1, "FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if (len(args) == 1) == (file.path != "") {
+				return usageErrorf(cmd, "name one fleet file: cascade config check FILE")
+			}
+			return s.checkConfig(cmd.Context(), strings.Join(args, "")+file.path)
+		},
+	}
+	file.flag(check, "fleet file, in place of FILE, as other commands take it")
+	c.AddCommand(check, explain, newConfigConfirm(s), &cobra.Command{
 		Use:     "example",
 		Short:   "Print an example fleet file, with a comment on every field",
 		Example: "  cascade config example > fleet.yaml",
@@ -160,7 +168,7 @@ func (s *settings) checkConfig(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	if _, err = fmt.Fprintf(s.stdout, "%s is valid: %d models, %d replicas\n", path, len(fleet.Models), len(fleet.Fleet.Replicas)); err != nil {
+	if _, err = fmt.Fprintf(s.stdout, "%s is valid: %s, %s\n", path, plural(len(fleet.Models), "model"), plural(len(fleet.Fleet.Replicas), "replica")); err != nil {
 		return err
 	}
 	for _, why := range fleet.Warnings() {

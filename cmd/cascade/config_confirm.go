@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -44,7 +45,9 @@ cannot be stored.`,
 				if held.Kind == control.FaultRemoval {
 					r := controlRequest{base: base, method: http.MethodPost, path: "replicas/confirm", query: url.Values{"digest": {held.Object}}}
 					return show(cmd.Context(), s, r, func(w io.Writer, _ control.Status) error {
-						_, err := fmt.Fprintln(w, "confirmed:", held.Text)
+						_, what, _ := strings.Cut(held.Text, "removes ") // else it says that it is not applied, and what to do
+						what, _, _ = strings.Cut(what, ";")
+						_, err := fmt.Fprintf(w, "confirmed: the fleet file removes %s; control planes apply it\n", what)
 						return err
 					})
 				}

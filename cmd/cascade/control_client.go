@@ -51,7 +51,7 @@ func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 	if f.file.path != "" && !cmd.Flags().Changed("control") {
 		fleet, err := f.file.load(cmd)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w\nWithout -c, --control with the URL of control.admin asks a control plane that runs", err)
 		}
 		candidates = []string{"http://" + fleet.Fleet.Control.Admin}
 		if len(fleet.Fleet.Control.Peers) > 0 {
@@ -187,7 +187,15 @@ func (r controlRequest) send(ctx context.Context) ([]byte, error) {
 	case isConnectionCut(failed.Err):
 		return nil, fmt.Errorf("the control plane at %s closed the connection: %w; see its log for the reason; the change may have been made", r.base, failed.Err)
 	}
-	return nil, fmt.Errorf("no control plane at %s: %w; start one (\"cascade up\"), or name it with --control or -c", r.base, failed.Err)
+	if strings.Contains(failed.Err.Error(), "malformed HTTP response") { // net/http has no type for it
+		return nil, fmt.Errorf("%s does not speak HTTP/1: set --control to the address of control.admin; control.listen is for proxies and migrators", r.base)
+	}
+	return nil, noControlPlane(r.base.String(), failed.Err)
+}
+
+// noControlPlane returns the error of an address at which no control plane answers.
+func noControlPlane(base string, cause error) error {
+	return fmt.Errorf("no control plane at %s: %w; start one (\"cascade up\"), or name it with --control or -c", base, cause)
 }
 
 // exchange sends the request and returns the header and the body of a response with status 200.

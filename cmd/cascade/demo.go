@@ -77,7 +77,8 @@ func (e *emulationFlags) buildFleet() (wiring.Fleet, error) {
 	if errs := f.Validate(); len(errs) > 0 {
 		return wiring.Fleet{}, errs[0]
 	}
-	return wiring.Resolve(f, ".")
+	fleet, err := wiring.Resolve(f, ".")
+	return fleet, nameFlag(err)
 }
 
 // newDemo is "cascade demo": it compares stages with round robin on one machine.

@@ -65,6 +65,7 @@ else the first. It runs no kernels there.`,
 			var err error
 			if file.path == "" {
 				w, err = wiring.Resolve(config.Fleet{Models: []config.Model{model}, Speed: speed}, ".")
+				err = nameFlag(err)
 			} else if w, err = file.load(cmd); err == nil {
 				if r, err = w.Replica(replica); err != nil {
 					err = fmt.Errorf("--replica: %w", err)

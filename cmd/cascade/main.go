@@ -103,7 +103,7 @@ func newRoot(s *settings) *cobra.Command {
 to the stage whose range covers its length, and adapts the stages as the
 traffic changes. Any Envoy routes for it, through xDS alone.
 
-  cascade demo                     compare stages with round robin on this machine, in about three minutes
+  cascade demo                     compare stages with round robin on this machine, in about four minutes
   cascade up                       a whole emulated fleet in one process
   cascade up -c fleet.yaml         the same, as the file describes it
   cascade status                   stages, ranges, replicas, load and ACKs of a running fleet

@@ -105,21 +105,24 @@ func writeMigrations(w io.Writer, m control.Migrations) error {
 // summarizeMigrations returns one line about migrations.
 func summarizeMigrations(migrations []control.Migration) string {
 	methods, stalls, copied := map[string]int{}, []float64(nil), int64(0)
-	done, aborted := 0, 0
+	done, aborted, prefixes := 0, 0, 0
 	for _, m := range migrations {
 		copied += m.Bytes
+		if m.Cause == loadreport.CausePrefix { // no request moved
+			prefixes++
+			continue
+		}
 		switch m.State {
 		case "done":
 			done++
 			methods[m.Method]++
-			if m.Cause != loadreport.CausePrefix {
-				stalls = append(stalls, m.Stall)
-			}
+			stalls = append(stalls, m.Stall)
 		case "aborted":
 			aborted++
 		}
 	}
-	line := fmt.Sprintf("%s: %d done", plural(len(migrations), "migration"), done)
+	moves := len(migrations) - prefixes
+	line := fmt.Sprintf("%s: %d done", plural(moves, "migration"), done)
 	var kinds []string
 	for method, n := range methods {
 		kinds = append(kinds, fmt.Sprintf("%d %s", n, method))
@@ -127,10 +130,13 @@ func summarizeMigrations(migrations []control.Migration) string {
 	if slices.Sort(kinds); len(kinds) > 0 {
 		line += " (" + strings.Join(kinds, ", ") + ")"
 	}
-	line += fmt.Sprintf(", %d aborted, %d in progress; %s copied", aborted, len(migrations)-done-aborted, formatBytes(copied))
+	line += fmt.Sprintf(", %d aborted, %d in progress; %s copied", aborted, moves-done-aborted, formatBytes(copied))
 	if len(stalls) > 0 {
 		slices.Sort(stalls)
 		line += fmt.Sprintf("; stall p50 %s, p99 %s", formatSeconds(stalls[percentileIndex(50, len(stalls))]), formatSeconds(stalls[percentileIndex(99, len(stalls))]))
+	}
+	if prefixes > 0 {
+		line += fmt.Sprintf("; beginnings of prompts copied before the first token: %d", prefixes)
 	}
 	return line + "."
 }

@@ -73,7 +73,7 @@ Its subcommands are about the plans of a running control plane.`,
 	f := c.Flags()
 	f.StringVar(&p.profile, "profile", "h200-llama-3.1-8b", "cost profile: built-in name or JSON file (see \"cascade profile list\")")
 	f.IntVar(&p.replicas, "replicas", 8, "replicas to divide")
-	f.StringVar(&p.policy, "policy", planner.PolicyDefault, "default (what a fleet runs), exact, recursion, two-phase (all on flows) or paper (two-phase on a snapshot)")
+	f.StringVar(&p.policy, "policy", planner.PolicyDefault, "default (what a fleet runs), least-cost, recursion, two-phase (all on flows) or paper (two-phase on a snapshot)")
 	f.Int64Var(&p.context, "context", 131072, "the model's context; longer requests of the trace are dropped")
 	f.IntVar(&p.tp, "tp", 1, "tensor-parallel ranks of each replica")
 	f.IntVar(&p.stages, "stages", policies.MaxStages, "most stages")
@@ -257,7 +257,7 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 	fleet := config.Fleet{Speed: 1, Models: []config.Model{{Name: "plan", Profile: p.profile, Context: policies.Tokens(p.context)}}}
 	ps, err := fleet.Profiles(".")
 	if err != nil {
-		return policies.Workload{}, err
+		return policies.Workload{}, nameFlag(err)
 	}
 	profile := ps["plan"].TensorParallel(p.tp)
 	if p.linkGbps > 0 {
@@ -341,11 +341,23 @@ func (p planResult) table() report.Table {
 	case p.Exact:
 		proof = "proven optimal for its model"
 	}
-	t.Notes = []string{note + ".", fmt.Sprintf("Policy %s, %s; planned in %.2f ms.", p.Policy, proof, p.Elapsed*1e3)}
+	t.Notes = []string{note + "." + p.adoptionNote(), fmt.Sprintf("Policy %s, %s; planned in %.2f ms.", p.Policy, proof, p.Elapsed*1e3)}
 	if p.Prefill != nil {
 		t.Notes = append(t.Notes, p.Prefill.notes(p.Replicas)...)
 	}
 	return t
+}
+
+// adoptionNote says whether a fleet in one stage would adopt the plan; "" for plans of one stage, and for
+// policies whose plans are adopted by other rules.
+func (p planResult) adoptionNote() string {
+	if len(p.Stages) < 2 || p.OneStage == nil || p.Policy != planner.PolicyDefault && p.Policy != "least-cost" {
+		return ""
+	}
+	if 1 - p.Cost / *p.OneStage < adoption.DefaultSplitGain {
+		return fmt.Sprintf(" A fleet in one stage stays in it for less than %.0f %%.", 100*adoption.DefaultSplitGain)
+	}
+	return fmt.Sprintf(" A fleet in one stage is divided for %.0f %% or more.", 100*adoption.DefaultSplitGain)
 }
 
 // drawPlan writes the plot in the format of the file's extension.

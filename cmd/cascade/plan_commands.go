@@ -46,7 +46,12 @@ lengths differently. The history outlives restarts.`,
 			if len(args) > 0 {
 				q.Set("model", args[0])
 			}
-			return show(cmd.Context(), s, controlRequest{base: base, path: "plan/history", query: q}, writePlans)
+			return show(cmd.Context(), s, controlRequest{base: base, path: "plan/history", query: q}, func(w io.Writer, p control.PlanHistory) error {
+				if len(args) > 0 && len(p.Decisions)+len(p.History) == 0 {
+					return fmt.Errorf("model %q: no plan of it is known; \"cascade status\" lists the models", args[0])
+				}
+				return writePlans(w, p)
+			})
 		},
 	}
 	f.flags(c)

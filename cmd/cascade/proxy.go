@@ -176,7 +176,7 @@ func (s *settings) logReadiness(ctx context.Context, px *proxy.Proxy, target str
 		case <-ctx.Done():
 			return
 		case <-notice.C:
-			s.announce(slog.LevelInfo, "waiting for a listener from the control plane at %s; use --log info for details", target)
+			s.announce(slog.LevelInfo, "not serving yet: the control plane at %s has sent no listener, or its address is in use here (--listen takes another one); use --log info for details", target)
 		case <-px.Ready():
 			if a := px.Addr(""); a != nil {
 				s.announce(slog.LevelInfo, "proxy serves on http://%s", a)

@@ -118,7 +118,7 @@ func (c *presetComparison) judge(s *settings, r clockspeed.Reading) (void string
 
 // slowDown says why a speed is given up.
 func (c *presetComparison) slowDown(s *settings, speed float64, r clockspeed.Reading) error {
-	why := fmt.Sprintf("at speed %g %v; at most %g counts", speed, r, clockspeed.MaxLateness)
+	why := fmt.Sprintf("at speed %g %v; a run is valid up to %g", speed, r, clockspeed.MaxLateness)
 	c.slowed = append(c.slowed, why)
 	fmt.Fprintf(s.stderr, "  this machine is too slow: %s. All runs start again, slower.\n", why)
 	return errSlower
@@ -126,7 +126,7 @@ func (c *presetComparison) slowDown(s *settings, speed float64, r clockspeed.Rea
 
 // tooBusy says what to do if the engines are late at the slowest speed.
 func (c *presetComparison) tooBusy(r clockspeed.Reading) string {
-	return fmt.Sprintf("the machine is too busy, even for speed %g: %v, and at most %g counts; stop other programs, or emulate less, for instance with --replicas %d --rate %.3g",
+	return fmt.Sprintf("the machine is too busy, even for speed %g: %v, and a run is valid up to %g; stop other programs, or emulate less, for instance with --replicas %d --rate %.3g",
 		c.governor.Speed(), r, clockspeed.MaxLateness, max(1, c.emulation.replicas/2), trace.Rate(c.requests)/2)
 }
 
@@ -136,7 +136,7 @@ func (c *presetComparison) writeSpeed(w io.Writer, outcomes []presetResult) {
 	for i, o := range outcomes {
 		late[i] = fmt.Sprintf("%.2g (%s)", o.Lateness, o.Result.Name)
 	}
-	fmt.Fprintf(w, "All fleets ran at speed %g. Tokens came %s iterations late on average; at most %g counts.\n", c.fleet.Speed, strings.Join(late, ", "), clockspeed.MaxLateness)
+	fmt.Fprintf(w, "All fleets ran at speed %g. Tokens came %s iterations late on average; a run is valid up to %g.\n", c.fleet.Speed, strings.Join(late, ", "), clockspeed.MaxLateness)
 	if len(c.slowed) > 0 {
 		fmt.Fprintf(w, "The clock was slowed down from speed %g, for lack of CPU: %s.\n", c.emulation.speed, strings.Join(c.slowed, "; "))
 	}

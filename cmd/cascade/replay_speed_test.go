@@ -62,9 +62,9 @@ func TestSlowDown(t *testing.T) {
 		t.Errorf("runs by speed: %s", got)
 	}
 	for _, want := range []string{
-		"All fleets ran at speed 2. Tokens came 0 (round robin), 0 (least load), 0 (cascade) iterations late on average; at most 0.25 counts.",
-		"The clock was slowed down from speed 8, for lack of CPU: at speed 8 tokens came 0.3 iterations late on average, with 28 % of the CPU idle; at most 0.25 counts; " +
-			"at speed 4 tokens came 0.6 iterations late on average, with 1 % of the CPU idle; at most 0.25 counts.",
+		"All fleets ran at speed 2. Tokens came 0 (round robin), 0 (least load), 0 (cascade) iterations late on average; a run is valid up to 0.25.",
+		"The clock was slowed down from speed 8, for lack of CPU: at speed 8 tokens came 0.3 iterations late on average, with 28 % of the CPU idle; a run is valid up to 0.25; " +
+			"at speed 4 tokens came 0.6 iterations late on average, with 1 % of the CPU idle; a run is valid up to 0.25.",
 		"wall time × 2, the speed of the engines",
 	} {
 		if !strings.Contains(out.String(), want) {

@@ -41,6 +41,12 @@ func (r *traceFlags) flags(c *cobra.Command, requests int) {
 	f.Int64Var(&r.maxLength, "max-length", 0, "drop requests longer than this, prompt and output together; 0 drops none")
 	f.Uint64Var(&r.seed, "seed", 1, "decides everything random")
 	completeFrom(c, "mix", trace.Names())
+	c.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if cmd.Flags().Changed("trace") && cmd.Flags().Changed("mix") {
+			return usageErrorf(cmd, "--trace and --mix: give one, requests are read or generated")
+		}
+		return nil
+	}
 }
 
 // readWithin is read without requests that are longer than a model's context.
@@ -105,11 +111,38 @@ func generator(name string) (trace.Generator, error) {
 
 // newTrace is "cascade trace": it inspects, fits and generates traces.
 func newTrace(s *settings) *cobra.Command {
-	c := group(&cobra.Command{Use: "trace", Short: "Generate, describe and fit request traces"})
+	c := group(&cobra.Command{
+		Use:   "trace",
+		Short: "Generate, describe and fit request traces",
+		Long: `A trace is a file with a line for each request, sorted by arrival, gzipped or not. "cascade plan",
+"sim", "replay" and "report" read it with --trace. Make one of an hour of your own requests:
+
+  CSV     arrival_ms,input_tokens,output_tokens     the header, in any order; others are ignored
+          400,3000,200
+  JSONL   {"timestamp": 400, "input_length": 3000, "output_length": 200, "hash_ids": [7, 8, 9, 12, 13]}
+
+Times are milliseconds since the trace began, -1 in every line where there are none; lengths are
+tokens. Azure's columns TIMESTAMP, ContextTokens and GeneratedTokens are read, too.
+
+hash_ids say which prompts begin alike, such as the turns of a conversation: one for each whole
+block of 512 tokens of the prompt, equal for equal blocks after equal beginnings. Any unsigned
+numbers of 64 bits do, for instance hashes of the prompt up to the end of the block. Without them,
+as in CSV, every prompt counts in full: for conversations the prefill is too high then, and no
+cache has hits.
+
+Mixes are generated traces, fitted to public ones, that --mix takes:
+
+  mixed          nine requests in ten of chat, the others of conversation: the share is a choice
+  chat           short prompts: Azure's conversations of 2023 (Azure/AzurePublicDataset)
+  conversation   long documents and several turns, which share prefixes: Mooncake (kvcache-ai/Mooncake)
+  assistant      requests of conversation up to 8,192 tokens: turns of a chat with a system prompt
+  agent          loops of tool calls up to 64Ki tokens, which share prefixes and the tools' definitions
+  sharegpt       the lengths of ShareGPT, which the paper uses; one request per second`,
+	})
 	gen := &traceFlags{}
 	g := &cobra.Command{
 		Use:   "generate",
-		Short: "Write a generated trace (CSV, or JSONL where prompts share prefixes)",
+		Short: "Write a generated trace (CSV, or JSONL with --json and where prompts share prefixes)",
 		Example: `  cascade trace generate --mix chat --requests 1000 > chat.csv
   cascade trace generate --mix mixed --duration 10m --seed 7 > mixed.jsonl`,
 		Args: exactArgs(0),
@@ -117,6 +150,9 @@ func newTrace(s *settings) *cobra.Command {
 			requests, _, err := gen.read()
 			if err != nil {
 				return err
+			}
+			if s.json {
+				return trace.WriteJSONL(s.stdout, requests)
 			}
 			return trace.Write(s.stdout, requests)
 		},

@@ -38,7 +38,7 @@ func newReport(s *settings) *cobra.Command {
 		Use:   "report",
 		Short: "Write the paper's whole evaluation, and a comparison with routers, as one HTML page",
 		Long: `Report simulates the evaluation of the paper, figure by figure, and compares Cascade with what
-you would run instead (least load, power of two, prefix tree, Llumnix), on three workloads, at
+you would run instead (least load, power of two, prefix tree, Llumnix), on five workloads, at
 loads from light to past saturation, under four assumptions about what batches of unequal lengths
 cost. Where Cascade loses, the page says so first.
 
@@ -58,9 +58,9 @@ The whole report takes some six minutes on two processors that do nothing else, 
 one; how long it will take is shown while it runs. --quick has few and short runs, which show that
 the page works and say nothing about Cascade.
 
-Workloads are the mixes of "cascade trace" (mixed, chat, conversation), or the traces that you
-give; each is stretched to the loads of the comparison, and replayed from other places for other
-seeds. The paper's experiments always have the lengths of ShareGPT.
+Workloads are the mixes of "cascade trace" (mixed, chat, conversation, assistant, agent), or the
+traces that you give; each is stretched to the loads of the comparison, and replayed from other
+places for other seeds. The paper's experiments always have the lengths of ShareGPT.
 
 Every row for a figure of the paper says whether it is reproduced (what it measures depends on no
 GPU), approximated (simulated, on engines that stand for the paper's) or impossible here, and why,
@@ -207,7 +207,7 @@ func (s *settings) execute(ctx context.Context, e *evaluation.Evaluation, runs [
 	}
 	workers := runtime.GOMAXPROCS(0)
 	progress := newReportProgress(s, e, left, workers)
-	fmt.Fprintf(s.stderr, "%d simulations, %d of them stored; about %s on %d processors.\n", len(runs), len(runs)-len(left), progress.expected(), workers)
+	fmt.Fprintf(s.stderr, "%d simulations, %d of them stored; about %s on %s.\n", len(runs), len(runs)-len(left), progress.expected(), plural(workers, "processor"))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(workers)
 	for _, r := range left {

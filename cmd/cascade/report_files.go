@@ -176,7 +176,7 @@ func (f *reportFlags) readWorkload(path string) (w evaluation.Workload, err erro
 	if f.skipInvalid {
 		source = trace.SkipInvalid(source, dropped.add)
 	}
-	requests, err := trace.Collect(&notEmpty{source, path})
+	requests, err := trace.Collect(&notEmpty{source, path, &dropped})
 	if err != nil {
 		return w, err
 	}

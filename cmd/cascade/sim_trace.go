@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 
@@ -38,7 +39,7 @@ func (r *traceFlags) stream(skip bool, skipped *invalidLines) (source trace.Sour
 	if skip {
 		source = trace.SkipInvalid(source, skipped.add)
 	}
-	return &notEmpty{source, r.file}, closeSource, nil
+	return &notEmpty{source, r.file, skipped}, closeSource, nil
 }
 
 // drawMix starts to draw the mix.
@@ -54,7 +55,8 @@ func (r *traceFlags) drawMix() (trace.Source, error) {
 // notEmpty is a source whose end before the first request is an error.
 type notEmpty struct {
 	trace.Source
-	name string // "" after the first request
+	name    string // "" after the first request
+	skipped *invalidLines
 }
 
 // Next implements trace.Source.
@@ -62,6 +64,9 @@ func (n *notEmpty) Next() (trace.Request, error) {
 	q, err := n.Source.Next()
 	if err == nil {
 		n.name = ""
+	}
+	if errors.Is(err, io.EOF) && n.name != "" && n.skipped != nil && n.skipped.first != nil {
+		return q, fmt.Errorf("%w; no line is valid", n.skipped.first)
 	}
 	if errors.Is(err, io.EOF) && n.name != "" {
 		return q, errors.New(n.name + ": " + trace.ErrEmpty.Error())

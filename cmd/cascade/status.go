@@ -24,7 +24,8 @@ what it refused; then the policies and the latest plans.
 
 Columns: weight is the EDS weight (100 is neutral); held and promised are KV tokens
 in use and accepted but not begun; iteration is the mean time between a request's
-tokens; report is the age of the last load report; transports are those by which KV
+tokens; proxies is how many requests all proxies have in progress at the replica, where they
+report it; report is the age of the last load report; transports are those by which KV
 blocks may come to the replica, best first, with the state of those that do not work, and
 in brackets the number of peers for which they failed recently and are tried last.
 A line for each policy slot shows what decides there and on how many hosts, with any

@@ -121,6 +121,10 @@ func proxies(n int) string {
 	return fmt.Sprintf("%d proxies", n)
 }
 
+// minEstimates is the number of requests from which on the error of their estimated lengths is shown: that of
+// a first "hello", whose body is JSON for the most part, is 1000 % and says nothing.
+const minEstimates = 100
+
 // modelTable returns a model's stages and replicas.
 func modelTable(m control.Model) report.Table {
 	t := report.Table{
@@ -140,8 +144,8 @@ func modelTable(m control.Model) report.Table {
 	for _, r := range m.Unassigned {
 		t.Rows = append(t.Rows, append([]string{cmp.Or(r.Role, "–"), ""}, replicaCells(r)...))
 	}
-	note := fmt.Sprintf("%d requests seen, %.2f/s now; %.2f bytes per token", m.Seen, m.Rate, m.BytesPerToken)
-	if m.EstimateError > 0 {
+	note := fmt.Sprintf("%s seen, %.2f/s now; %.2f bytes per token", plural(int(m.Seen), "request"), m.Rate, m.BytesPerToken)
+	if m.EstimateError > 0 && m.Seen >= minEstimates {
 		note += fmt.Sprintf(", estimates are off by %.1f %%", m.EstimateError*100)
 	}
 	t.Notes = append([]string{note + "."}, stageNotes(m.Stages)...)
@@ -304,6 +308,9 @@ func nodeTable(st control.Status) report.Table {
 			}
 			t.Notes = append(t.Notes, fmt.Sprintf("%s refused a response: %s%s", n.ID, when, n.LastError))
 		}
+	}
+	if slices.ContainsFunc(st.Nodes, func(n control.Node) bool { return n.State() == "unlisted" }) {
+		t.Notes = append(t.Notes, "No roll-out waits for an unlisted proxy: add its node id to proxy.nodes if it is the fleet's.")
 	}
 	t.Notes = append(t.Notes, nodeReasons(st)...)
 	for _, r := range st.Refused {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"strconv"
@@ -111,6 +112,9 @@ func (s *settings) top(cmd *cobra.Command, f *topFlags) error {
 
 // topOnce prints one frame, or what it shows as JSON.
 func (s *settings) topOnce(m top.Model, a top.Answer) error {
+	if dial := (*net.OpError)(nil); errors.As(a.Err, &dial) && dial.Op == "dial" {
+		return noControlPlane("http://"+a.Control, a.Err)
+	}
 	if a.Err != nil {
 		return a.Err
 	}

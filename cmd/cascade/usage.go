@@ -1,10 +1,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 )
 
 // usageError is an invalid command line.
@@ -21,14 +24,29 @@ func usageErrorf(c *cobra.Command, format string, args ...any) error {
 	return &usageError{command: c.CommandPath(), err: fmt.Errorf(format, args...)}
 }
 
-// exactArgs is cobra.ExactArgs with a usage error.
+// exactArgs requires n arguments. The usage error names the one that is too many, or those that the
+// command takes.
 func exactArgs(n int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if err := cobra.ExactArgs(n)(c, args); err != nil {
-			return &usageError{command: c.CommandPath(), err: err}
+		if len(args) > n {
+			return usageErrorf(c, "unexpected argument %q", args[n])
+		}
+		if len(args) < n {
+			_, names, _ := strings.Cut(c.Use, " ")
+			return usageErrorf(c, "an argument is missing: %s %s", c.CommandPath(), names)
 		}
 		return nil
 	}
+}
+
+// nameFlag returns an error about the one model that flags describe, with the flag in place of the field.
+func nameFlag(err error) error {
+	if bad := (*config.FieldError)(nil); errors.As(err, &bad) {
+		if flag, ok := strings.CutPrefix(bad.Path, "models[0]."); ok {
+			return fmt.Errorf("--%s: %s", flag, bad.Msg)
+		}
+	}
+	return err
 }
 
 // suggestDistance is how many edits a mistyped command may differ from a

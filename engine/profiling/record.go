@@ -115,7 +115,7 @@ func (rec *Record) add(n int, line []byte) error {
 	d.DisallowUnknownFields()
 	if n == 1 {
 		if err := d.Decode(&rec.Header); err != nil {
-			return err
+			return fmt.Errorf("not a record of \"cascade profile measure\": %w", err)
 		}
 		if rec.Format != Format {
 			return fmt.Errorf("the format is %q, not %q", rec.Format, Format)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"reflect"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -26,12 +27,12 @@ func (l *lineReader) decodeMooncake(line []byte) (Request, error) {
 	if err := json.Unmarshal(line, &m); err != nil {
 		var wrong *json.UnmarshalTypeError
 		if errors.As(err, &wrong) {
-			return Request{}, l.fail(wrong.Field, "%s does not fit; it must hold %s", wrong.Value, wrong.Type)
+			return Request{}, l.fail(wrong.Field, "%s does not fit; it must be %s", wrong.Value, jsonNoun(wrong.Type))
 		}
 		return Request{}, l.fail(keyOf(err, line), "%v; every line must be one JSON object", err)
 	}
 	if i := nullID(line); i >= 0 {
-		return Request{}, l.fail(mooncakeNames.prefix, "id %d is null; it must hold uint64", i)
+		return Request{}, l.fail(mooncakeNames.prefix, "id %d is null; it must be %s", i, jsonNoun(reflect.TypeFor[uint64]()))
 	}
 	for _, key := range [...]struct {
 		name    string
@@ -42,7 +43,7 @@ func (l *lineReader) decodeMooncake(line []byte) (Request, error) {
 		{mooncakeNames.output, m.Output == nil},
 	} {
 		if key.missing {
-			return Request{}, l.fail(key.name, "missing")
+			return Request{}, l.fail(key.name, "missing; a line has timestamp (ms), input_length and output_length (tokens)")
 		}
 	}
 	at, err := milliseconds(*m.Timestamp)
@@ -51,6 +52,21 @@ func (l *lineReader) decodeMooncake(line []byte) (Request, error) {
 	}
 	r := Request{At: at, Input: policies.Tokens(*m.Input), Output: policies.Tokens(*m.Output), Prefix: m.HashIDs}
 	return r, l.check(r, mooncakeNames)
+}
+
+// jsonNoun returns what a value that is decoded into a type has to be in a file.
+func jsonNoun(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Float64:
+		return "a number"
+	case reflect.Int64:
+		return "a whole number"
+	case reflect.Uint64:
+		return "a whole number of 64 bits, not negative"
+	case reflect.Slice:
+		return "a list of whole numbers"
+	}
+	return "an object"
 }
 
 // keyOf returns the key whose value is no JSON, such as NaN; "" if the error is elsewhere.

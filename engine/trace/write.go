@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -12,10 +13,13 @@ import (
 // (arrivals rounded to microseconds): CSV when no request names its prefix,
 // Mooncake JSONL otherwise.
 func Write(w io.Writer, requests []Request) error {
-	jsonl := false
-	for _, r := range requests {
-		jsonl = jsonl || len(r.Prefix) > 0
-	}
+	return write(w, requests, slices.ContainsFunc(requests, func(r Request) bool { return len(r.Prefix) > 0 }))
+}
+
+// WriteJSONL is Write, with Mooncake JSONL in any case.
+func WriteJSONL(w io.Writer, requests []Request) error { return write(w, requests, true) }
+
+func write(w io.Writer, requests []Request, jsonl bool) error {
 	out := bufio.NewWriter(w)
 	if !jsonl {
 		out.WriteString("arrival_ms,input_tokens,output_tokens\n")

@@ -325,3 +325,23 @@ func TestDeadEngineIsNamed(t *testing.T) {
 		}
 	})
 }
+
+// TestEngineThatHasNotAnswered checks that the log names the address of an engine that does not answer when its
+// server starts, once, and only if it takes long.
+func TestEngineThatHasNotAnswered(t *testing.T) {
+	for _, test := range []struct {
+		after time.Duration
+		named int
+	}{{2 * time.Second, 0}, {8 * time.Second, 1}} {
+		runInBubble(t, test.after.String(), func(t *testing.T) {
+			var log testkit.Log
+			e := newEngine(t)
+			e.unhealthy.Store(true)
+			time.AfterFunc(test.after, func() { e.unhealthy.Store(false) })
+			startServer(t, e.URL, func(c *Config) { c.Logger = log.Logger() })
+			if n := log.Count("has not answered health checks since the start"); n != test.named || n > 0 && log.Count(e.URL) == 0 {
+				t.Errorf("the log names the engine %d times, want %d with its address:\n%s", n, test.named, &log)
+			}
+		})
+	}
+}

@@ -45,6 +45,7 @@ func (srv *Server) Run(parent context.Context) error {
 	var brought, starvations uint64 // when the present health check began
 	watch := newProgressWatch(srv)
 	away := time.Now()                     // since when the engine has not been ready; zero while it is
+	starting := true                       // the engine has not been ready yet, and the log has not named it
 	drain, retire := srv.drain, srv.retire // nil once received
 	var retireTimer, deadline <-chan time.Time
 	var drained <-chan struct{} // closed when the servers have no connections, then nil
@@ -145,7 +146,7 @@ func (srv *Server) Run(parent context.Context) error {
 					srv.forgetCached()
 					srv.backoffs.forget(srv.cfg.Replica)
 				}
-				away = time.Time{}
+				away, starting = time.Time{}, false
 				if !srv.setReady(true) {
 					srv.log.Info("engine became ready")
 					watch.sample(ctx, &probes)
@@ -177,6 +178,11 @@ func (srv *Server) Run(parent context.Context) error {
 					if away = time.Now(); !mismatch {
 						srv.log.Warn("engine stopped answering health checks; refusing new requests", "error", err)
 					}
+				}
+				// One that has never answered may still load, or have another address.
+				if starting && !mismatch && time.Since(away) > startNotice {
+					starting = false
+					srv.log.Warn("engine has not answered health checks since the start; requests go to other replicas", "engine", srv.cfg.Engine, "error", err)
 				}
 				// An engine that reports that it is unhealthy, or whose port is
 				// closed, is believed; one that does not answer may be busy.

@@ -2,6 +2,9 @@ package adoption
 
 import "github.com/cascadeinfer/cascade/policies"
 
+// DefaultSplitGain is the share of the objective that stages must save over one stage to be created.
+const DefaultSplitGain = 0.2
+
 // Config configures a Machine. Times are in seconds of the fleet's time: if the fleet
 // runs faster than real time, the caller divides Period, HoldOff, HoldOffMax, MoveCost
 // and Horizon accordingly.
@@ -26,7 +29,7 @@ type Config struct {
 	Gain float64
 	// SplitGain is the share that stages must save over one stage to be created. It exceeds
 	// Gain as a hysteresis: otherwise a fleet at the threshold would switch back and forth.
-	// 0 means 0.2.
+	// 0 means DefaultSplitGain.
 	SplitGain float64
 	// MoveCost is the work, in seconds of one replica, that a move to another range costs:
 	// prefill that its prefix cache would have saved. Horizon is how long a plan is
@@ -57,7 +60,7 @@ func (c Config) complete() (Config, error) {
 		value     *float64
 		otherwise float64
 	}{
-		{"Period", &c.Period, 10}, {"Gain", &c.Gain, 0.1}, {"SplitGain", &c.SplitGain, 0.2},
+		{"Period", &c.Period, 10}, {"Gain", &c.Gain, 0.1}, {"SplitGain", &c.SplitGain, DefaultSplitGain},
 		{"MoveCost", &c.MoveCost, 5}, {"Horizon", &c.Horizon, 60}, {"Excess", &c.Excess, 0.25},
 		{"HoldOff", &c.HoldOff, 60}, {"HoldOffMax", &c.HoldOffMax, 960},
 	} {

@@ -122,7 +122,7 @@ func Explain(path string) ([]Field, error) {
 	if len(near) > 0 {
 		return nil, fmt.Errorf("the fleet file has no field %s; did you mean %s?", path, strings.Join(near, " or "))
 	}
-	return nil, fmt.Errorf("the fleet file has no field %s; \"cascade config explain\" lists all fields", path)
+	return nil, fmt.Errorf("the fleet file has no field %s; %s", path, suggest(want[len(want)-1]))
 }
 
 // typeName returns the name of a type in the terms of YAML.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -59,6 +60,9 @@ func LoadProfile(name, dir string) (cost.Profile, error) {
 		name = filepath.Join(dir, name)
 	}
 	r, err := os.Open(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return cost.Profile{}, fmt.Errorf("%w; \"cascade profile fit\" writes one, and \"cascade profile list\" has built-in ones", err)
+	}
 	if err != nil {
 		return cost.Profile{}, err
 	}

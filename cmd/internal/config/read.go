@@ -37,6 +37,9 @@ func (e *FieldError) Error() string {
 // the path, the line and the field.
 func Load(path string) (Fleet, error) {
 	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return Fleet{}, fmt.Errorf("%w; \"cascade config example\" prints a fleet file to start from", err)
+	}
 	if err != nil {
 		return Fleet{}, err
 	}
@@ -86,7 +89,7 @@ func decode(data []byte) (fleet Fleet, err error) {
 		if removed := checkRemoved(data); removed != nil {
 			return Fleet{}, removed
 		}
-		return Fleet{}, errors.New(yaml.FormatError(err, false, true))
+		return Fleet{}, describeDecoding(err)
 	}
 	return fleet, nil
 }

@@ -10,6 +10,7 @@ package wiring
 import (
 	"context"
 	"crypto/ed25519"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -71,6 +72,9 @@ func Load(path string) (Fleet, error) {
 		return Fleet{}, err
 	}
 	out, err := Resolve(f, filepath.Dir(path))
+	if bad := (*config.FieldError)(nil); errors.As(err, &bad) {
+		return Fleet{}, config.LocateErrors(path, []*config.FieldError{bad})
+	}
 	if err != nil {
 		return Fleet{}, fmt.Errorf("%s: %w", path, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/ed25519"
 	"fmt"
+	"net/netip"
 	"runtime"
 	"strings"
 	"time"
@@ -107,6 +108,13 @@ func withComparisons(g promotion.Gate) promotion.Gate {
 func (f *Fleet) Warnings() (all []string) {
 	if why := f.Fleet.MarksWarning(); why != "" {
 		all = append(all, why)
+	}
+	for i, r := range f.Replicas {
+		for _, a := range [...]struct{ field, text, who string }{{"address", r.Address, "proxies"}, {"peer", r.Peer, "other migrators"}} {
+			if at, err := netip.ParseAddrPort(a.text); err == nil && at.Addr().IsUnspecified() {
+				all = append(all, fmt.Sprintf("replicas[%d].%s: %s connect to %s as it is written: set an address of the replica's host", i, a.field, a.who, a.text))
+			}
+		}
 	}
 	if !f.ModulesEnabled() {
 		return all
