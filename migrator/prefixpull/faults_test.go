@@ -47,7 +47,7 @@ func TestFaults(t *testing.T) {
 		"the own engine is full": {fault: func(w *world) {
 			pin, err := w.b.PinPrefix(t.Context(), "others", prefix(poolBlocks*blockTokens, 7), true)
 			if err != nil || len(pin.Blocks) != poolBlocks {
-				t.Fatal(err)
+				t.Errorf("%d blocks are pinned, %v", len(pin.Blocks), err)
 			}
 			time.AfterFunc(50*time.Millisecond, func() { w.b.Release(context.Background(), "others") })
 		}},

@@ -82,7 +82,11 @@ func (c *cluster) command(ns *podnet.Namespace, p podshim.Pod, k podshim.Contain
 	case strings.Contains(k.Image, "/epp:"):
 		// The flags of the reference picker, unchanged, and those of which it has other defaults.
 		account := "system:serviceaccount:" + p.Namespace + ":default"
-		args = append([]string{"epp", "--log=info", "--host=" + p.IP.String(), "--secure-serving", "--kubeconfig=" + c.kubeconfig(p.Name, c.forward, account)}, args...)
+		kubeconfig, err := c.writeKubeconfig(p.Name, c.forward, account)
+		if err != nil {
+			return nil, 0, err
+		}
+		args = append([]string{"epp", "--log=info", "--host=" + p.IP.String(), "--secure-serving", "--kubeconfig=" + kubeconfig}, args...)
 		cmd, port = ns.Command(c.kube, args...), 9002
 		c.mu.Lock()
 		c.pickers[p.Name] = ns
@@ -100,7 +104,10 @@ func (c *cluster) command(ns *podnet.Namespace, p podshim.Pod, k podshim.Contain
 	for name, value := range k.Env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
-	log := c.logFile(p.Name + "-" + k.Name)
+	log, err := c.openLog(p.Name + "-" + k.Name)
+	if err != nil {
+		return nil, 0, err
+	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = dir, log, log, childprocess.DieWithParent()
 	return cmd, port, nil
 }

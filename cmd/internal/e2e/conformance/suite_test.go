@@ -161,9 +161,15 @@ func suiteArgs() []string {
 // everything, or as another one.
 func (c *cluster) kubeconfig(name, address, as string) string {
 	c.Helper()
-	path := filepath.Join(c.dir, name+".kubeconfig")
-	istiotest.Kubeconfig(c, path, c.server, address, as)
+	path, err := c.writeKubeconfig(name, address, as)
+	testkit.NoError(c, err)
 	return path
+}
+
+// writeKubeconfig is kubeconfig for goroutines other than the test's.
+func (c *cluster) writeKubeconfig(name, address, as string) (path string, err error) {
+	path = filepath.Join(c.dir, name+".kubeconfig")
+	return path, istiotest.WriteKubeconfig(path, c.server, address, as)
 }
 
 // forwardTo forwards connections from the Pods to an address of loopback, and returns where.
@@ -210,14 +216,22 @@ func (c *cluster) output(cmd *exec.Cmd) string {
 // otherwise in the folder of the test.
 func (c *cluster) logFile(name string) *os.File {
 	c.Helper()
+	f, err := c.openLog(name)
+	testkit.NoError(c, err)
+	return f
+}
+
+// openLog is logFile for goroutines other than the test's.
+func (c *cluster) openLog(name string) (*os.File, error) {
 	dir := c.dir
 	if d := os.Getenv("CASCADE_CONFORMANCE_LOGS"); d != "" {
 		dir = d
 	}
 	f, err := os.Create(filepath.Join(dir, name+".log"))
-	testkit.NoError(c, err)
-	c.Cleanup(func() { f.Close() })
-	return f
+	if err == nil {
+		c.Cleanup(func() { f.Close() })
+	}
+	return f, err
 }
 
 // tail returns the end of a text.

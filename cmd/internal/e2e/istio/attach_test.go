@@ -63,7 +63,7 @@ func TestAttach(t *testing.T) {
 	istiotest.ApplyDefinitions(t, api, filepath.Join(cache, "definitions", "istio"))
 	istiotest.Apply(t, api, testkit.Must(os.ReadFile("testdata/gateway.yaml")))
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	istiotest.Kubeconfig(t, kubeconfig, server, server.Address, "")
+	testkit.NoError(t, istiotest.WriteKubeconfig(kubeconfig, server, server.Address, ""))
 	istiotest.StartPilot(t, istiotest.PilotConfig{Binary: pilot, Dir: filepath.Join(dir, "pilot"), Kubeconfig: kubeconfig, Host: host, Log: logFile(t, dir, "pilot")})
 	gateway := &gateway{t: t, envoy: envoy, dir: dir}
 	shim := testkit.Must(podshim.New(podshim.Config{API: api, Start: gateway.start, Address: func() (netip.Addr, error) { return pod, nil }, Host: host,
@@ -169,7 +169,10 @@ func (g *gateway) start(ctx context.Context, p podshim.Pod) (stop func(), err er
 		return nil, err
 	}
 	cmd := exec.Command(g.envoy, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1", "--log-level", "info", "--drain-time-s", "600", "--drain-strategy", "immediate")
-	log := logFile(g.t, g.dir, "envoy")
+	log, err := openLog(g.t, g.dir, "envoy")
+	if err != nil {
+		return nil, err
+	}
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, childprocess.DieWithParent()
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -234,10 +237,19 @@ func (f *fleet) setBoundary(boundary policies.Tokens) {
 // logFile returns the file that a program's output is written to: in $CASCADE_ISTIO_LOGS, otherwise in the folder of the test.
 func logFile(t testing.TB, dir, name string) *os.File {
 	t.Helper()
+	f, err := openLog(t, dir, name)
+	testkit.NoError(t, err)
+	return f
+}
+
+// openLog is logFile for goroutines other than the test's.
+func openLog(t testing.TB, dir, name string) (*os.File, error) {
 	if d := os.Getenv("CASCADE_ISTIO_LOGS"); d != "" {
 		dir = d
 	}
-	f := testkit.Must(os.Create(filepath.Join(dir, name+".log")))
-	t.Cleanup(func() { f.Close() })
-	return f
+	f, err := os.Create(filepath.Join(dir, name+".log"))
+	if err == nil {
+		t.Cleanup(func() { f.Close() })
+	}
+	return f, err
 }

@@ -76,15 +76,14 @@ func ApplyDefinitions(t testing.TB, api *podshim.API, folder string) {
 	}
 }
 
-// Kubeconfig writes a file that says how to reach an API server at an address, as a user who may do everything, or as
+// WriteKubeconfig writes a file that says how to reach an API server at an address, as a user who may do everything, or as
 // another one.
-func Kubeconfig(t testing.TB, path string, s *kubetest.Server, address, as string) {
-	t.Helper()
-	testkit.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
+func WriteKubeconfig(path string, s *kubetest.Server, address, as string) error {
+	return os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
 kind: Config
 current-context: c
 clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %q, tls-server-name: 127.0.0.1}}]
 users: [{name: u, user: {token: %q, as: %q}}]
 contexts: [{name: c, context: {cluster: c, user: u}}]
-`, address, s.CAFile, s.Token, as), 0o600))
+`, address, s.CAFile, s.Token, as), 0o600)
 }
