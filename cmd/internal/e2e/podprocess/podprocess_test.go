@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,6 +72,18 @@ func run(t *testing.T, r *Runner, network *podnet.Network, spec corev1.PodSpec) 
 	return p
 }
 
+// wait returns the error of Run, which must end.
+func (p *running) wait(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-p.err:
+		return err
+	case <-time.After(testkit.WaitTimeout()):
+		t.Fatal("the Pod does not end")
+		return nil
+	}
+}
+
 // TestRun runs a Pod with an init container, a sidecar, volumes, probes and a hook, and deletes it: the hook, the container and
 // the sidecar end in this order, and nothing is left.
 func TestRun(t *testing.T) {
@@ -95,7 +108,7 @@ func TestRun(t *testing.T) {
 			Name: "main", Command: []string{"python3", "-c", server}, Env: env, VolumeMounts: mounts, Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 80}},
 			StartupProbe:   &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"test", "-s", "/run/shared/init"}}}},
 			ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/", Port: intstr.FromString("web")}}},
-			Lifecycle:      &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"sh", "-c", `printf "hook " >> "$LOG"`}}}},
+			Lifecycle:      &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"sh", "-c", `sleep 0.5; printf "hook " >> "$LOG"`}}}},
 		}},
 	})
 	for ready := false; !ready; {
@@ -103,6 +116,8 @@ func TestRun(t *testing.T) {
 		case ready = <-p.ready:
 		case err := <-p.err:
 			t.Fatalf("the Pod has ended: %v", err)
+		case <-time.After(testkit.WaitTimeout()):
+			t.Fatalf("the Pod is not ready; it has written %q", r.Logs("p"))
 		}
 	}
 	resp := testkit.Must(http.Get("http://" + p.IP.String()))
@@ -117,7 +132,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("the mount of the container is the host's, too: %v", files)
 	}
 	p.end()
-	testkit.NoError(t, <-p.err)
+	testkit.NoError(t, p.wait(t))
 	if got := string(testkit.Must(os.ReadFile(log))); got != "hook main sidecar " {
 		t.Errorf("they end in the order %q", got)
 	}
@@ -149,11 +164,10 @@ func TestFailures(t *testing.T) {
 		grace := int64(1)
 		p := run(t, r, network, corev1.PodSpec{Containers: []corev1.Container{c}, TerminationGracePeriodSeconds: &grace})
 		if strings.HasSuffix(want, "deaf") {
-			<-p.ready
 			testkit.WaitFor(t, "its output", func() bool { return r.Logs("p")["c"] != "" })
 			p.end()
 		}
-		testkit.WantError(t, <-p.err, want)
+		testkit.WantError(t, p.wait(t), want)
 	}
 }
 
