@@ -22,6 +22,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/cascadeinfer/cascade/xds/kubetest"
 )
 
 // period is the time between two reads of the API server's objects.
@@ -145,4 +148,9 @@ func (c *Cluster) do(ctx context.Context, what string, step func(context.Context
 		c.cfg.Logger.Warn("cluster not reconciled, trying again", "step", what, "error", text)
 	}
 	c.errors[what] = text
+}
+
+// ClientConfig returns how to reach an API server as the user who may do everything, as often as a test likes.
+func ClientConfig(s *kubetest.Server) *rest.Config {
+	return &rest.Config{Host: "https://" + s.Address, BearerToken: s.Token, TLSClientConfig: rest.TLSClientConfig{CAFile: s.CAFile}, QPS: -1}
 }
