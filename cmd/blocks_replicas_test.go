@@ -90,19 +90,32 @@ type leg struct {
 // open sends a request. It does not read the stream.
 func (s *replica) open(t testing.TB, path, name, body string) *leg {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	q, err := http.NewRequestWithContext(ctx, "POST", s.url+path, strings.NewReader(body))
+	l, err := s.tryOpen(t.Context(), path, name, body)
 	testkit.NoError(t, err)
+	return l
+}
+
+// tryOpen is open for goroutines other than the test's.
+func (s *replica) tryOpen(ctx context.Context, path, name, body string) (*leg, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	q, err := http.NewRequestWithContext(ctx, "POST", s.url+path, strings.NewReader(body))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
 	q.Header.Set("X-Cascade-Leg", name)
 	r, err := http.DefaultTransport.RoundTrip(q)
-	testkit.NoError(t, err)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
 	l := &leg{name: name, body: bufio.NewScanner(r.Body), close: func() { cancel(); r.Body.Close() }}
 	l.body.Buffer(nil, 4<<20) // the first event has the ids of the prompt
 	if r.StatusCode != http.StatusOK {
 		l.body.Scan()
 		l.refusal = fmt.Sprint(r.StatusCode, " ", l.body.Text())
 	}
-	return l
+	return l, nil
 }
 
 // adopt continues a migrated completion at the target for so many tokens.

@@ -229,8 +229,13 @@ func TestBlocksErrors(t *testing.T) {
 	if _, err := s.blocks.Table(ctx, "unknown", 0); !errors.Is(err, blocks.ErrNotFound) {
 		t.Error(err)
 	}
-	l := make(chan *leg)
-	go func() { l <- s.open(t, "/v1/completions", "a", requestBody(`"prompt":[1,2,3]`, 4000, "")) }()
+	var l *leg
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		l, err = s.tryOpen(ctx, "/v1/completions", "a", requestBody(`"prompt":[1,2,3]`, 4000, ""))
+		opened <- err
+	}()
 	for { // until its prompt is computed
 		_, err := s.blocks.Freeze(ctx, "a", 0)
 		if err == nil {
@@ -240,7 +245,8 @@ func TestBlocksErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	(<-l).close()
+	testkit.NoError(t, <-opened)
+	l.close()
 	testkit.WaitFor(t, "the end of the request", func() bool { return errors.Is(s.blocks.Thaw(ctx, "a"), blocks.ErrNotFound) })
 }
 

@@ -55,16 +55,25 @@ func serve(t testing.TB, c Config) *servedEngine {
 // openSession opens a session.
 func (s *servedEngine) openSession(t testing.TB) (name string, leave func()) {
 	t.Helper()
+	name, leave, err := s.tryOpenSession()
+	testkit.NoError(t, err)
+	return name, leave
+}
+
+// tryOpenSession is openSession for goroutines other than the test's.
+func (s *servedEngine) tryOpenSession() (name string, leave func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := s.rpc.Session(ctx, &wire.SessionRequest{})
 	if err != nil {
-		t.Fatal(err)
+		cancel()
+		return "", nil, err
 	}
 	first, err := stream.Recv()
 	if err != nil {
-		t.Fatal(err)
+		cancel()
+		return "", nil, err
 	}
-	return first.Session, func() { cancel(); stream.Recv() }
+	return first.Session, func() { cancel(); stream.Recv() }, nil
 }
 
 // run sends a streaming request of a leg in the background. answer receives the answer when it is

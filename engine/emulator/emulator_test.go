@@ -102,10 +102,15 @@ type completion struct {
 
 func complete(t *testing.T, e *Engine, body string) completion {
 	t.Helper()
-	w := serveRequest(e, post("/v1/completions", body))
+	return decodeCompletion(t, serveRequest(e, post("/v1/completions", body)))
+}
+
+// decodeCompletion returns the completion that a request was answered with.
+func decodeCompletion(t *testing.T, w *httptest.ResponseRecorder) completion {
+	t.Helper()
 	var c completion
 	if err := json.Unmarshal(w.Body.Bytes(), &c); err != nil || w.Code != http.StatusOK || len(c.Choices) != 1 {
-		t.Fatalf("%s: status %d, %v: %s", body, w.Code, err, w.Body)
+		t.Fatalf("status %d, %v: %s", w.Code, err, w.Body)
 	}
 	return c
 }

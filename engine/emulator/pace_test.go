@@ -1,6 +1,7 @@
 package emulator
 
 import (
+	"net/http/httptest"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,10 +28,9 @@ func TestPace(t *testing.T) {
 				if p := e.Pace(); p != (Pace{}) || p.Lateness() != 0 {
 					t.Errorf("before the first iteration: %+v", p)
 				}
-				done := make(chan struct{})
+				done := make(chan *httptest.ResponseRecorder, 1)
 				go func() {
-					defer close(done)
-					complete(t, e, `{"prompt":"a","max_tokens":6,"ignore_eos":true}`)
+					done <- serveRequest(e, post("/v1/completions", `{"prompt":"a","max_tokens":6,"ignore_eos":true}`))
 				}()
 				time.Sleep(tc.stop)
 				if tc.hung > 0 {
@@ -38,7 +38,7 @@ func TestPace(t *testing.T) {
 					time.Sleep(tc.hung)
 					serveRequest(e, post("/emulator/resume", ""))
 				}
-				<-done
+				decodeCompletion(t, <-done)
 				want := Pace{Iterations: 6, Scheduled: 65100 * time.Microsecond, Late: tc.late}
 				if p := e.Pace(); p != want {
 					t.Errorf("%+v, want %+v", p, want)

@@ -95,7 +95,8 @@ func TestFetchBeforeOffer(t *testing.T) {
 	t.Parallel()
 	_, a, b := pair(t, 0, nil)
 	b.send(api.Frame{Fetch: &api.Fetch{ID: 1, Holder: "r0", Handle: handle, Digest: digest, Slots: []uint32{0}}})
-	time.AfterFunc(20*time.Millisecond, func() { a.offer(handle, 5) })
+	time.Sleep(20 * time.Millisecond) // the fetch has arrived
+	a.offer(handle, 5)
 	if f := b.read().Fetched; f.Error != "" || b.slot(0)[0] != 6 {
 		t.Errorf("%q, slot 0 has %v…", f.Error, b.slot(0)[:4])
 	}

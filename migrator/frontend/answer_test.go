@@ -65,9 +65,9 @@ func TestAttackStopUnanswered(t *testing.T) {
 				e.passthrough.Store(&wait)
 				f := startServer(t, e.URL, func(c *Config) { c.DrainTimeout = 20 * time.Millisecond })
 				c := &http.Client{Transport: memory.transport(t, major)}
-				answered := make(chan error, 1)
+				answered, request := make(chan error, 1), send(t, f)
 				go func() {
-					resp, err := c.Do(send(t, f))
+					resp, err := c.Do(request)
 					if err == nil {
 						resp.Body.Close()
 						if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "" {
@@ -96,7 +96,7 @@ func TestAttackStopAssembled(t *testing.T) {
 		defer close(hold)
 		answered := make(chan *http.Response, 1)
 		go func() {
-			resp, _ := post(t, f.client, f.url, "/v1/completions", body)
+			resp, _ := tryPost(t, f.client, f.url, "/v1/completions", body)
 			answered <- resp
 		}()
 		waitFor(t, func() bool { return f.Status().Load.Running == 1 })

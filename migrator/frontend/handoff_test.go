@@ -163,7 +163,7 @@ func (f *fleet) startSlowStream(body string) runningStream {
 	b := runningStream{got: make(chan string, 1), want: f.directAnswer("/v1/completions", body)}
 	f.engines[0].slowLegs("#1")
 	go func() {
-		_, body := post(f.t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
+		_, body := tryPost(f.t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
 		b.got <- body
 	}()
 	b.Stream = f.waitForStream(4)

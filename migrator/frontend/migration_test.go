@@ -285,7 +285,7 @@ func (f *fleet) startKind(kind [2]string, output policies.Tokens) runningStream 
 	b := runningStream{got: make(chan string, 1), want: f.directAnswer(kind[0], kind[1])}
 	f.setPace(2 * time.Millisecond)
 	go func() {
-		_, body := post(f.t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
+		_, body := tryPost(f.t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
 		b.got <- body
 	}()
 	b.Stream = f.waitForStream(output)
@@ -454,7 +454,7 @@ func TestPinnedRequestDoesNotMigrate(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
+				tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
 			}()
 			waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 1 })
 			r := f.servers[0].LocalLegs()[0]

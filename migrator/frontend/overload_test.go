@@ -163,9 +163,9 @@ func TestOverloadedPeer(t *testing.T) {
 // TestOverloadTenantOfPeersLegs checks that a replica counts a leg for the tenant of the client's
 // request, also if another front end has sent it on, or a stream goes on there.
 func TestOverloadTenantOfPeersLegs(t *testing.T) {
-	for name, leave := range map[string]func(*fleet){
-		"first": func(*fleet) {},
-		"later": func(f *fleet) {
+	for name, leave := range map[string]func(*testing.T, *fleet){
+		"first": func(*testing.T, *fleet) {},
+		"later": func(t *testing.T, f *fleet) {
 			waitFor(t, func() bool { legs := f.servers[0].LocalLegs(); return len(legs) == 1 && legs[0].Request.Output > 4 })
 			f.engines[0].killAll()
 		},
@@ -187,7 +187,7 @@ func TestOverloadTenantOfPeersLegs(t *testing.T) {
 					resp.Body.Close()
 				}
 			}()
-			leave(f)
+			leave(t, f)
 			waitFor(t, func() bool { return len(f.servers[1].LocalLegs()) == 1 })
 			at := f.servers[1].admission
 			at.mu.Lock()

@@ -250,7 +250,7 @@ func TestFetchPrefillTooLate(t *testing.T) {
 		hold := w.engines[0].blockAt(0)
 		answered := make(chan int)
 		go func() {
-			resp, _ := post(t, w.servers[0].client, w.servers[0].url, "/v1/completions", streamOf(2000))
+			resp, _ := tryPost(t, w.servers[0].client, w.servers[0].url, "/v1/completions", streamOf(2000))
 			answered <- resp.StatusCode
 		}()
 		time.Sleep(31 * time.Second)

@@ -152,7 +152,7 @@ func TestPrefixPullDeadline(t *testing.T) {
 		_, body := promptOf(3000)
 		begun, calls := time.Now(), e.calls.Load()
 		answered := make(chan string)
-		go func() { _, got := post(t, s.client, s.url, "/v1/completions", body); answered <- got }()
+		go func() { _, got := tryPost(t, s.client, s.url, "/v1/completions", body); answered <- got }()
 		<-asked
 		if w := s.engineWork(true); w.Waiting > 0 || len(s.LocalLegs()) != 1 {
 			t.Errorf("while it waits for KV: %+v, %d legs", w, len(s.LocalLegs()))
@@ -212,7 +212,7 @@ func TestPrefixPullLimit(t *testing.T) {
 		_, body := promptOf(3000)
 		var all sync.WaitGroup
 		for range 2 {
-			all.Go(func() { post(t, s.client, s.url, "/v1/completions", body) })
+			all.Go(func() { tryPost(t, s.client, s.url, "/v1/completions", body) })
 			<-asked
 		}
 		post(t, s.client, s.url, "/v1/completions", body)
@@ -382,7 +382,7 @@ func TestPrefixHandoffTooLate(t *testing.T) {
 		s := w.servers[0]
 		answered := make(chan string)
 		go func() {
-			resp, got := post(t, s.client, s.url, "/v1/completions", body)
+			resp, got := tryPost(t, s.client, s.url, "/v1/completions", body)
 			answered <- fmt.Sprint(resp.StatusCode, got[:0])
 		}()
 		time.Sleep(31 * time.Second)

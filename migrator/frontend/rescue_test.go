@@ -17,6 +17,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // rescuer is a fake Rescuer: it returns the first target that was not tried.
@@ -171,7 +172,7 @@ func TestForwardToLostPeer(t *testing.T) {
 		})
 		got := make(chan string, 1)
 		go func() {
-			_, body := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", longRequest)
+			_, body := tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", longRequest)
 			got <- body
 		}()
 		waitFor(t, func() bool {
@@ -254,7 +255,7 @@ func TestEngineIgnoresProbes(t *testing.T) {
 		answer := make(chan string, 1)
 		e.set(func(_ int, r *http.Request) { <-r.Context().Done() }, nil)
 		go func() {
-			_, body := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","stream":true}`)
+			_, body := tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","stream":true}`)
 			answer <- body
 		}()
 		waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 2 })
@@ -280,7 +281,7 @@ func TestPinnedRequestIsNotRescued(t *testing.T) {
 		f.setPace(time.Millisecond)
 		got := make(chan string, 1)
 		go func() {
-			_, body := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","max_tokens":200,"stream":true,"stop":["q"]}`)
+			_, body := tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","max_tokens":200,"stream":true,"stop":["q"]}`)
 			got <- body
 		}()
 		f.waitForStream(3)
@@ -361,7 +362,7 @@ func TestRandomFaults(t *testing.T) {
 		over := make(chan struct{})
 		for n := range want {
 			clients.Go(func() {
-				if _, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body(n)); withoutCached(got) != withoutCached(want[n]) {
+				if _, got := tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body(n)); withoutCached(got) != withoutCached(want[n]) {
 					t.Errorf("stream %d: %s", n, firstDifference(withoutCached(got), withoutCached(want[n])))
 				}
 			})
@@ -393,7 +394,9 @@ func TestRandomFaults(t *testing.T) {
 							deaths.Add(1)
 							killed[s.id]++
 							f.engines[f.index(s.currentHolder().Replica)].kill(r.Name)
-							waitFor(t, func() bool { h, ok := f.servers[0].Holder(s.id); return !ok || !h.Pending })
+							if err := testkit.WaitUntil("the rescue", func() bool { h, ok := f.servers[0].Holder(s.id); return !ok || !h.Pending }); err != nil {
+								t.Error(err)
+							}
 						}
 						err = session.ErrHolderLost
 					case rng.IntN(2) == 0:

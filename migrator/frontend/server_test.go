@@ -20,6 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestMain checks for goroutine leaks. net/http lingers for half a second on a
@@ -132,16 +133,34 @@ func (w testWriter) Write(b []byte) (int, error) {
 
 func post(t testing.TB, c *http.Client, url, path, body string) (*http.Response, string) {
 	t.Helper()
+	resp, text, err := postBody(c, url, path, body)
+	testkit.NoError(t, err)
+	return resp, text
+}
+
+// tryPost is post for goroutines other than the test's: an error fails the test, which goes on with a response without a
+// status.
+func tryPost(t testing.TB, c *http.Client, url, path, body string) (*http.Response, string) {
+	t.Helper()
+	resp, text, err := postBody(c, url, path, body)
+	if err != nil {
+		t.Error(err)
+		return new(http.Response), text
+	}
+	return resp, text
+}
+
+func postBody(c *http.Client, url, path, body string) (*http.Response, string, error) {
 	resp, err := c.Post("http://"+url+path, "application/json", strings.NewReader(body))
 	if err != nil {
-		t.Fatal(err)
+		return nil, "", err
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
-		t.Fatalf("%v after %q", err, b)
+		return nil, string(b), fmt.Errorf("%w after %q", err, b)
 	}
-	return resp, string(b)
+	return resp, string(b), nil
 }
 
 var (

@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -28,17 +29,24 @@ func WaitFor(t testing.TB, what string, holds func() bool) {
 // shows the last value.
 func WaitForValue[T any](t testing.TB, what string, read func() T, fits func(T) bool) T {
 	t.Helper()
+	var v T
+	if err := WaitUntil(what, func() bool { v = read(); return fits(v) }); err != nil {
+		t.Fatalf("%v; last: %+v", err, v)
+	}
+	return v
+}
+
+// WaitUntil waits as WaitFor does, for goroutines other than the test's, which cannot end the test: after WaitTimeout it
+// returns an error with the name of the condition.
+func WaitUntil(what string, holds func() bool) error {
 	end := time.Now().Add(WaitTimeout())
-	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		v := read()
-		if fits(v) {
-			return v
-		}
+	for pause := 100 * time.Microsecond; !holds(); pause = min(2*pause, 20*time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("timed out waiting for %s; last: %+v", what, v)
+			return fmt.Errorf("timed out waiting for %s", what)
 		}
 		time.Sleep(pause)
 	}
+	return nil
 }
 
 // WaitForEvent waits until a channel is closed, or has a value. It fails the test, with

@@ -22,8 +22,9 @@ func TestOutputLimitOfEngine(t *testing.T) {
 		engine: func(c *emulator.Config) { c.Faults.MaxNewTokens = most }})
 	body := `{"model":"` + llm + `","messages":[{"role":"user","content":"x"}],"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`
 	answer := make(chan string, 1)
+	front, at := r.fronts["r0"], r.replica("r0").Address
 	go func() {
-		resp, err := r.HTTP.Post("http://"+r.replica("r0").Address+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		resp, err := r.HTTP.Post("http://"+at+"/v1/chat/completions", "application/json", strings.NewReader(body))
 		if err != nil {
 			answer <- err.Error()
 			return
@@ -32,7 +33,6 @@ func TestOutputLimitOfEngine(t *testing.T) {
 		b, _ := io.ReadAll(resp.Body)
 		answer <- string(b)
 	}()
-	front := r.fronts["r0"]
 	moved := func() bool {
 		for _, leg := range front.LocalLegs() {
 			if leg.Request.Output < 20 {

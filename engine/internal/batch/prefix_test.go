@@ -286,16 +286,16 @@ func TestAdoptedPrefixIsFound(t *testing.T) {
 	m := newModel(t)
 	c := setup{Blocks: 600, Block: 4, Batch: 4, Tokens: 2048}
 	request := Request{Prompt: prompt(1601, 1601, 0), MaxOutput: 60, IgnoreEOS: true, Salt: 3}
-	for name, end := range map[string]func(s *Scheduler, q *Sequence){
-		"its output ends": func(s *Scheduler, q *Sequence) { drain(t, s) },
-		"its client goes": func(s *Scheduler, q *Sequence) { s.Step(); s.Abort(q) },
-		"it moves on": func(s *Scheduler, q *Sequence) {
+	for name, end := range map[string]func(t *testing.T, s *Scheduler, q *Sequence){
+		"its output ends": func(t *testing.T, s *Scheduler, q *Sequence) { drain(t, s) },
+		"its client goes": func(t *testing.T, s *Scheduler, q *Sequence) { s.Step(); s.Abort(q) },
+		"it moves on": func(t *testing.T, s *Scheduler, q *Sequence) {
 			s.Step()
 			s.Settle()
 			testkit.NoError(t, s.Freeze(q, 1))
 			testkit.NoError(t, s.Drop(q))
 		},
-		"it is preempted": func(s *Scheduler, q *Sequence) { s.Step(); s.SetFull(0); s.EndFull(); s.Abort(q) },
+		"it is preempted": func(t *testing.T, s *Scheduler, q *Sequence) { s.Step(); s.SetFull(0); s.EndFull(); s.Abort(q) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			source, target := c.scheduler(t, m), c.scheduler(t, m)
@@ -314,7 +314,7 @@ func TestAdoptedPrefixIsFound(t *testing.T) {
 			adopted, err := target.Adopt(r, left)
 			testkit.NoError(t, err)
 			ids := slices.Clone(q.ids)
-			end(target, adopted)
+			end(t, target, adopted)
 			next := Request{Prompt: append(ids, 5, 6, 7, 8, 9), MaxOutput: 1, Salt: 3}
 			if _, hit := answer(t, target, next); hit != 1604 {
 				t.Errorf("the next turn finds %d tokens of %d", hit, len(ids))

@@ -37,10 +37,12 @@ func Open(t testing.TB, path string) *Control {
 	return c
 }
 
+// call may be called from any goroutine: without the function it fails the test, which goes on.
 func (c *Control) call(function, name string, a, b int) int {
 	f, err := c.lib.Symbol(function)
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Error(err)
+		return -1
 	}
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))

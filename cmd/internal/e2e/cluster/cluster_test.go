@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,12 +21,16 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clustertest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/helmtest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/playedcluster"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podspec"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/serviceproxy"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -73,7 +78,9 @@ const trustDomain = "cluster.local"
 // cluster is a cluster in the namespaces of the test.
 type cluster struct {
 	t          *testing.T
-	pods       *playedcluster.Cluster
+	objects    *clustertest.Cluster
+	network    *podnet.Network
+	pods       *podprocess.Runner
 	client     kubernetes.Interface
 	rest       *rest.Config
 	kubeconfig string
@@ -81,9 +88,10 @@ type cluster struct {
 	dir        string
 }
 
-// newCluster starts an API server and plays the rest of a cluster until the end of the test.
+// newCluster starts an API server, and runs its objects on this host until the end of the test.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
+	isolated.CopyEtc(t)
 	if out, err := exec.Command("mount", "--bind", bin, programs).CombinedOutput(); err != nil {
 		t.Fatalf("mount %s: %v: %s", programs, err, out)
 	}
@@ -100,19 +108,23 @@ clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %q}}
 contexts: [{name: c, context: {cluster: c, user: u}}]
 users: [{name: u, user: {token: %q}}]
 `, api.Address, api.CAFile, api.Token), 0o600))
-	c.rest = testkit.Must(clientcmd.BuildConfigFromFlags("", c.kubeconfig))
-	c.rest.QPS, c.rest.Burst = 200, 400
+	c.rest = clustertest.ClientConfig(api)
 	c.client = testkit.Must(kubernetes.NewForConfig(c.rest))
 	_, err = c.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	testkit.NoError(t, err)
 	log := &testkit.Log{}
-	c.pods = playedcluster.New(playedcluster.Config{
-		Client: c.client, APIAddress: api.Address, CAFile: api.CAFile, Namespace: namespace, Dir: dir,
+	c.network = testkit.Must(podnet.New(netip.MustParsePrefix("10.244.0.0/16")))
+	c.pods = testkit.Must(podprocess.New(podprocess.Config{
+		Source: podspec.Source{Client: c.client, CAFile: api.CAFile}, Network: c.network, Dir: filepath.Join(dir, "pods"),
 		Entrypoints: map[string]string{"cascade": programs + "/cascade", "cascade-kube": programs + "/cascade-kube"},
 		CSI:         c.issueVolume, Logger: log.Logger(),
-	})
-	testkit.NoError(t, c.pods.SetUp())
-	testkit.Run(t, c.pods.Run)
+	}))
+	proxy := testkit.Must(serviceproxy.New(serviceproxy.Config{Network: c.network, API: api.Address}))
+	t.Cleanup(func() { testkit.NoError(t, proxy.Close()) })
+	c.objects = testkit.Must(clustertest.New(clustertest.Config{
+		Client: c.client, RunPod: c.pods.Run, Address: c.network.Address, Host: c.network.Host(), Serve: proxy.Update, Logger: log.Logger(),
+	}))
+	testkit.Run(t, c.objects.Run)
 	t.Cleanup(func() {
 		if text := log.String(); t.Failed() {
 			t.Logf("the Pods:\n%s", text[max(0, len(text)-32<<10):])

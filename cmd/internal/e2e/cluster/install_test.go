@@ -14,7 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/helmtest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -71,7 +71,7 @@ func TestInstall(t *testing.T) {
 	testkit.SkipUnderRace(t) // it tests other processes
 	kubetest.Binary(t)
 	helmtest.Binary(t)
-	if !isolated.Run(t, binVariable+"="+bin) {
+	if !podnet.Isolate(t, binVariable+"="+bin) {
 		return
 	}
 	l := newLife(t)
@@ -100,7 +100,7 @@ func TestInstall(t *testing.T) {
 	l.helm("uninstall", "cascade")
 	l.WaitFor("no control planes", func() bool { return len(l.planes()) == 0 })
 	testkit.NoError(t, l.Stream(clienttest.Prompt(3, 400, 20)).Whole())
-	for _, err := range l.pods.Failures() {
+	for _, err := range l.objects.Failures() {
 		t.Error(err)
 	}
 }

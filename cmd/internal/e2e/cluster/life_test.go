@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/envoygateway"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/helmtest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -79,7 +79,7 @@ func TestLife(t *testing.T) {
 	envoytest.Binary(t)
 	kubetest.Binary(t)
 	helmtest.Binary(t)
-	if !isolated.Run(t, binVariable+"="+bin) {
+	if !podnet.Isolate(t, binVariable+"="+bin) {
 		return
 	}
 	l := &wholeLife{life: newLife(t)}
@@ -98,10 +98,10 @@ func TestLife(t *testing.T) {
 	testkit.NoError(t, os.MkdirAll(tls, 0o700))
 	testkit.NoError(t, l.issue(testkit.Must(identity.New(trustDomain, identity.Proxy, gatewayNode)), nil, tls))
 	service := testkit.Must(l.client.CoreV1().Services(namespace).Get(t.Context(), deployment, metav1.GetOptions{}))
-	address, enter, err := l.pods.AddHost("gateway") // Envoy Gateway takes port 18000 of all addresses
-	testkit.NoError(t, err)
-	l.DataPlane = "http://" + address + ":8888"
-	gateway := envoygateway.Start(t, fmt.Sprintf(gatewayObjects, service.Spec.ClusterIP), enter...)
+	address := testkit.Must(l.network.Address())
+	host := testkit.Must(l.network.Add(address)) // Envoy Gateway takes port 18000 of all addresses
+	l.DataPlane = "http://" + address.String() + ":8888"
+	gateway := envoygateway.Start(t, fmt.Sprintf(gatewayObjects, service.Spec.ClusterIP), host.Enter()...)
 	l.WaitForRoute("the route of a short request", 400, "")
 
 	fmt.Fprintf(&l.table, "| step | took | requests | of them streams | failed | then |\n|---|---|---|---|---|---|\n")
@@ -169,7 +169,7 @@ func TestLife(t *testing.T) {
 	l.step("uninstall: helm uninstall", func() string { l.uninstall(); return "" })
 	l.load.Stop()
 	l.load.Report()
-	if errs := l.pods.Failures(); len(errs) > 0 {
+	if errs := l.objects.Failures(); len(errs) > 0 {
 		t.Errorf("containers failed: %v", errors.Join(errs...))
 	}
 }

@@ -9,19 +9,23 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clustertest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/istiotest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podspec"
 )
 
 // startPod starts the processes of a Pod in a network namespace of its own: the suite's echo server
 // and Envoy as they are, and wherever the reference picker is deployed, "cascade-kube epp".
-func (c *cluster) startPod(ctx context.Context, p podshim.Pod) (stop func(), err error) {
+func (c *cluster) startPod(ctx context.Context, p clustertest.Pod) (stop func(), err error) {
 	dir, err := os.MkdirTemp(c.dir, p.Name)
 	if err != nil {
 		return nil, err
@@ -38,8 +42,9 @@ func (c *cluster) startPod(ctx context.Context, p podshim.Pod) (stop func(), err
 		}
 		_ = ns.Remove() // the kernel removes it with the last process otherwise
 	}
-	for _, container := range p.Containers {
-		cmd, port, err := c.command(ns, p, container, dir)
+	for i := range p.Spec.Containers {
+		container := &p.Spec.Containers[i]
+		cmd, port, err := c.command(ctx, ns, p, container, dir)
 		if err == nil {
 			err = cmd.Start()
 		}
@@ -56,39 +61,43 @@ func (c *cluster) startPod(ctx context.Context, p podshim.Pod) (stop func(), err
 }
 
 // command returns what a container runs, and the port at which it serves.
-func (c *cluster) command(ns *podnet.Namespace, p podshim.Pod, k podshim.Container, dir string) (cmd *exec.Cmd, port uint16, err error) {
-	// Files of ConfigMaps are below the folder of the Pod instead of at the root.
-	for path, text := range k.Files {
-		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(path)), 0o700); err != nil {
-			return nil, 0, err
-		}
-		if err := os.WriteFile(filepath.Join(dir, path), []byte(text), 0o600); err != nil {
-			return nil, 0, err
-		}
+func (c *cluster) command(ctx context.Context, ns *podnet.Namespace, p clustertest.Pod, k *corev1.Container, dir string) (cmd *exec.Cmd, port uint16, err error) {
+	resolved, err := p.Resolve(k)
+	if err != nil {
+		return nil, 0, err
 	}
-	args := make([]string, len(k.Args))
-	for i, a := range k.Args {
-		args[i] = a
-		if _, ok := k.Files[a]; ok {
-			args[i] = filepath.Join(dir, a)
+	files, err := c.writeConfigMaps(ctx, p, k, dir)
+	if err != nil {
+		return nil, 0, err
+	}
+	args := resolved.Args
+	for i, a := range args {
+		if file, ok := files[a]; ok {
+			args[i] = file
 		}
 	}
 	switch {
 	case strings.Contains(k.Image, "/echo-basic:"):
 		cmd, port = ns.Command(c.echo), 3000
-		if _, err := fmt.Sscan(k.Env["HTTP_PORT"], &port); err != nil && k.Env["HTTP_PORT"] != "" {
-			return nil, 0, err
+		if text, ok := resolved.Lookup("HTTP_PORT"); ok {
+			if _, err := fmt.Sscan(text, &port); err != nil {
+				return nil, 0, fmt.Errorf("HTTP_PORT %q: %w", text, err)
+			}
 		}
 	case strings.Contains(k.Image, "/epp:"):
 		// The flags of the reference picker, unchanged, and those of which it has other defaults.
 		account := "system:serviceaccount:" + p.Namespace + ":default"
-		args = append([]string{"epp", "--log=info", "--host=" + p.IP.String(), "--secure-serving", "--kubeconfig=" + c.kubeconfig(p.Name, c.forward, account)}, args...)
+		kubeconfig, err := c.writeKubeconfig(p.Name, c.forward, account)
+		if err != nil {
+			return nil, 0, err
+		}
+		args = append([]string{"epp", "--log=info", "--host=" + p.IP.String(), "--secure-serving", "--kubeconfig=" + kubeconfig}, args...)
 		cmd, port = ns.Command(c.kube, args...), 9002
 		c.mu.Lock()
 		c.pickers[p.Name] = ns
 		c.mu.Unlock()
 	case k.Image == istiotest.Image:
-		gateway := istiotest.Gateway{Namespace: p.Namespace, Name: p.Name, ServiceAccount: p.ServiceAccount, IP: p.IP, Pilot: c.network.Host()}
+		gateway := istiotest.Gateway{Namespace: p.Namespace, Name: p.Name, ServiceAccount: p.Spec.ServiceAccountName, IP: p.IP, Pilot: c.network.Host()}
 		bootstrap := filepath.Join(dir, "envoy.yaml")
 		if err := os.WriteFile(bootstrap, istiotest.Bootstrap(gateway), 0o600); err != nil {
 			return nil, 0, err
@@ -97,12 +106,44 @@ func (c *cluster) command(ns *podnet.Namespace, p podshim.Pod, k podshim.Contain
 	default:
 		return nil, 0, fmt.Errorf("the test does not know what the image %s does", k.Image)
 	}
-	for name, value := range k.Env {
-		cmd.Env = append(cmd.Env, name+"="+value)
+	for _, v := range resolved.Env {
+		cmd.Env = append(cmd.Env, v.Name+"="+v.Value)
 	}
-	log := c.logFile(p.Name + "-" + k.Name)
+	log, err := c.openLog(p.Name + "-" + k.Name)
+	if err != nil {
+		return nil, 0, err
+	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = dir, log, log, childprocess.DieWithParent()
 	return cmd, port, nil
+}
+
+// writeConfigMaps writes the files of the ConfigMaps that a container mounts below the folder of the Pod instead of at the root,
+// and returns where they are, by their paths in the container.
+func (c *cluster) writeConfigMaps(ctx context.Context, p clustertest.Pod, k *corev1.Container, dir string) (map[string]string, error) {
+	at := map[string]string{}
+	for _, m := range k.VolumeMounts {
+		for i := range p.Spec.Volumes {
+			v := &p.Spec.Volumes[i]
+			if v.Name != m.Name || v.ConfigMap == nil {
+				continue
+			}
+			files, err := p.VolumeFiles(ctx, podspec.Source{Client: c.api}, v)
+			if err != nil {
+				return nil, err
+			}
+			for name, text := range files {
+				inside := path.Join(m.MountPath, name)
+				at[inside] = filepath.Join(dir, inside)
+				if err := os.MkdirAll(filepath.Dir(at[inside]), 0o700); err != nil {
+					return nil, err
+				}
+				if err := os.WriteFile(at[inside], text, 0o600); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return at, nil
 }
 
 // startWithin bounds the start of a container on a loaded machine.

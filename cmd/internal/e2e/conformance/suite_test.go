@@ -17,10 +17,12 @@ import (
 	"sync"
 	"testing"
 
+	"k8s.io/client-go/kubernetes"
+
 	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clustertest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/istiotest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
@@ -44,7 +46,7 @@ func findBuilt(t *testing.T) built {
 	return b
 }
 
-// cluster is an API server with Istio and a Shim.
+// cluster is an API server with Istio, and Pods that run on this host.
 type cluster struct {
 	*testing.T
 	built
@@ -53,7 +55,7 @@ type cluster struct {
 	kube    string // the program cascade-kube
 	network *podnet.Network
 	server  *kubetest.Server
-	api     *podshim.API
+	api     kubernetes.Interface
 	forward string // the address at which Pods reach the API server
 
 	mu      sync.Mutex
@@ -73,16 +75,17 @@ func TestSuite(t *testing.T) {
 	c.output(exec.Command("go", "build", "-o", c.kube, "github.com/cascadeinfer/cascade/cmd/cascade-kube"))
 	c.network = testkit.Must(podnet.New(netip.MustParsePrefix("10.244.0.0/16")))
 	c.server = kubetest.Start(t)
-	c.api = testkit.Must(podshim.NewAPI(c.server.Address, c.server.CAFile, c.server.Token))
-	t.Cleanup(c.api.Close)
+	c.api = testkit.Must(kubernetes.NewForConfig(clustertest.ClientConfig(c.server)))
 	c.forward = c.forwardTo(c.server.Address)
 	for _, folder := range c.definitions {
 		istiotest.ApplyDefinitions(t, c.api, folder)
 	}
 	istiotest.Apply(t, c.api, testkit.Must(os.ReadFile("testdata/objects.yaml")))
 	istiotest.StartPilot(t, istiotest.PilotConfig{Binary: c.pilot, Dir: filepath.Join(c.dir, "pilot"), Kubeconfig: c.kubeconfig("pilot", c.server.Address, ""), Host: c.network.Host(), Log: c.logFile("pilot")})
-	shim := testkit.Must(podshim.New(podshim.Config{API: c.api, Start: c.startPod, Address: c.network.Address, Host: c.network.Host(), Logger: slog.New(slog.NewTextHandler(c.logFile("shim"), nil))}))
-	testkit.Run(t, shim.Run)
+	pods := testkit.Must(clustertest.New(clustertest.Config{
+		Client: c.api, RunPod: clustertest.RunStarted(c.startPod), Address: c.network.Address, Host: c.network.Host(), Logger: slog.New(slog.NewTextHandler(c.logFile("cluster"), nil)),
+	}))
+	testkit.Run(t, pods.Run)
 	results := c.runSuite()
 	if len(suiteArgs()) > 0 {
 		for _, r := range results {
@@ -161,9 +164,15 @@ func suiteArgs() []string {
 // everything, or as another one.
 func (c *cluster) kubeconfig(name, address, as string) string {
 	c.Helper()
-	path := filepath.Join(c.dir, name+".kubeconfig")
-	istiotest.Kubeconfig(c, path, c.server, address, as)
+	path, err := c.writeKubeconfig(name, address, as)
+	testkit.NoError(c, err)
 	return path
+}
+
+// writeKubeconfig is kubeconfig for goroutines other than the test's.
+func (c *cluster) writeKubeconfig(name, address, as string) (path string, err error) {
+	path = filepath.Join(c.dir, name+".kubeconfig")
+	return path, istiotest.WriteKubeconfig(path, c.server, address, as)
 }
 
 // forwardTo forwards connections from the Pods to an address of loopback, and returns where.
@@ -210,14 +219,22 @@ func (c *cluster) output(cmd *exec.Cmd) string {
 // otherwise in the folder of the test.
 func (c *cluster) logFile(name string) *os.File {
 	c.Helper()
+	f, err := c.openLog(name)
+	testkit.NoError(c, err)
+	return f
+}
+
+// openLog is logFile for goroutines other than the test's.
+func (c *cluster) openLog(name string) (*os.File, error) {
 	dir := c.dir
 	if d := os.Getenv("CASCADE_CONFORMANCE_LOGS"); d != "" {
 		dir = d
 	}
 	f, err := os.Create(filepath.Join(dir, name+".log"))
-	testkit.NoError(c, err)
-	c.Cleanup(func() { f.Close() })
-	return f
+	if err == nil {
+		c.Cleanup(func() { f.Close() })
+	}
+	return f, err
 }
 
 // tail returns the end of a text.

@@ -42,11 +42,14 @@ func PlayConnectorFaults(t *testing.T, model string, engines, dirs [2]string, ed
 		// The engine copies the KV of other prompts into the slots that the lease has freed.
 		{"the lease ends, and the blocks belong to others", 50 * time.Millisecond, func(t *testing.T, c *Connectors) {
 			expired := c.Clients[0].Stats().Expired
-			c.BeforeFetch = func() { // one after the other
+			c.BeforeFetch = func() error { // one after the other
 				expired++
-				testkit.WaitFor(t, "the end of the lease", func() bool { return c.Clients[0].Stats().Expired >= expired })
-				socketEngine{t, model, engines[0]}.keep(ids(prompt), nil)
-				expired++ // that one's, too
+				if err := testkit.WaitUntil("the end of the lease", func() bool { return c.Clients[0].Stats().Expired >= expired }); err != nil {
+					return err
+				}
+				expired++ // that of the next lease, too
+				_, _, err := socketEngine{t, model, engines[0]}.tryComplete(ids(prompt), 1, toKeep, nil)
+				return err
 			}
 		}, func(holder, target connector.Stats, got Sources) bool {
 			return holder.Taken == 0 && target.Fetched == 0 && target.Failed > 0 && got.Computed >= prompt

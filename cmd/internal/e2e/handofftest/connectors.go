@@ -23,15 +23,17 @@ type Connectors struct {
 	Clients [2]*connector.Client
 	// FlipBytes is how many more transfers arrive with a wrong byte.
 	FlipBytes atomic.Int64
-	// BeforeFetch, if it is not nil, is called before a holder is asked for KV. It is set before the
-	// first move.
-	BeforeFetch func()
+	// BeforeFetch, if it is not nil, is called before a holder is asked for KV, on another goroutine than the test's; its error
+	// fails the test. It is set before the first move.
+	BeforeFetch func() error
+
+	t testing.TB
 }
 
 // NewConnectors connects to the sockets in the engines' directories, until the test ends. Their
 // offers last for a lease, 0 for the default.
 func NewConnectors(t testing.TB, dirs [2]string, lease time.Duration, log *testkit.Log) *Connectors {
-	c := &Connectors{}
+	c := &Connectors{t: t}
 	for i, dir := range dirs {
 		var set *paths.Set
 		c.Clients[i] = testkit.Must(connector.New(connector.Config{
@@ -70,7 +72,10 @@ func (n connectedTo) FetchKV(ctx context.Context, to policies.ReplicaID, q *api.
 		return nil, fmt.Errorf("no replica %s", to)
 	}
 	if n.all.BeforeFetch != nil {
-		n.all.BeforeFetch()
+		if err := n.all.BeforeFetch(); err != nil {
+			n.all.t.Error(err)
+			return nil, err
+		}
 	}
 	answers, ended := make(chan *api.FetchKVAnswer, 1), make(chan error, 1)
 	go func() {

@@ -399,17 +399,30 @@ func (p *Pair) Counter(engine int, metric, label string) float64 {
 }
 
 // Counter returns the sum of the series of a metric, of the engine with a base URL, whose labels contain a text.
-func Counter(t testing.TB, client *http.Client, engine, metric, label string) (sum float64) {
+func Counter(t testing.TB, client *http.Client, engine, metric, label string) float64 {
 	t.Helper()
-	resp, err := client.Get(engine + "/metrics")
+	sum, err := ReadCounter(client, engine, metric, label)
 	testkit.NoError(t, err)
+	return sum
+}
+
+// ReadCounter is Counter for goroutines other than the test's.
+func ReadCounter(client *http.Client, engine, metric, label string) (sum float64, err error) {
+	resp, err := client.Get(engine + "/metrics")
+	if err != nil {
+		return 0, err
+	}
 	defer resp.Body.Close()
-	for line := range strings.Lines(string(testkit.Must(io.ReadAll(resp.Body)))) {
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
 		var v float64
 		if rest, found := strings.CutPrefix(line, metric+"{"); found && strings.Contains(rest, label) {
 			fmt.Sscan(rest[strings.LastIndexByte(rest, ' ')+1:], &v)
 			sum += v
 		}
 	}
-	return sum
+	return sum, nil
 }

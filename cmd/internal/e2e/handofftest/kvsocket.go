@@ -104,28 +104,39 @@ type socketEngine struct {
 // complete asks for so many tokens after ids, and returns them and the answer's kv_transfer_params.
 func (e socketEngine) complete(ids []uint32, tokens int, params any, more map[string]any) ([]uint32, gjson.Result) {
 	e.t.Helper()
+	out, kvParams, err := e.tryComplete(ids, tokens, params, more)
+	testkit.NoError(e.t, err)
+	return out, kvParams
+}
+
+// tryComplete is complete for goroutines other than the test's.
+func (e socketEngine) tryComplete(ids []uint32, tokens int, params any, more map[string]any) (out []uint32, kvParams gjson.Result, err error) {
 	fields := map[string]any{"model": e.model, "prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "kv_transfer_params": params}
 	for name, value := range more {
 		fields[name] = value
 	}
 	resp, err := http.Post(e.URL+"/v1/completions", "application/json", bytes.NewReader(testkit.Must(json.Marshal(fields))))
-	testkit.NoError(e.t, err)
-	defer resp.Body.Close()
-	answer := testkit.Must(io.ReadAll(resp.Body))
-	if resp.StatusCode != http.StatusOK {
-		e.t.Fatalf("%s: %s: %s", e.URL, resp.Status, answer)
+	if err != nil {
+		return nil, kvParams, err
 	}
-	var out []uint32
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return nil, kvParams, fmt.Errorf("%s: %s: %s, %v", e.URL, resp.Status, answer, err)
+	}
 	for _, id := range gjson.GetBytes(answer, "choices.0.token_ids").Array() {
 		out = append(out, uint32(id.Uint()))
 	}
-	return out, gjson.GetBytes(answer, "kv_transfer_params")
+	return out, gjson.GetBytes(answer, "kv_transfer_params"), nil
 }
+
+// toKeep are the kv_transfer_params by which an engine is asked to hand the KV of a prompt over.
+var toKeep = map[string]any{"do_remote_decode": true}
 
 // keep asks the engine to hand the KV of ids over.
 func (e socketEngine) keep(ids []uint32, more map[string]any) gjson.Result {
 	e.t.Helper()
-	_, params := e.complete(ids, 1, map[string]any{"do_remote_decode": true}, more)
+	_, params := e.complete(ids, 1, toKeep, more)
 	return params
 }
 
@@ -176,7 +187,10 @@ func (p *socketPair) fetch(why string, ids []uint32, params map[string]any, serv
 	before := p.sources()
 	done := make(chan []uint32, 1)
 	go func() {
-		got, _ := p.engines[1].complete(ids, tokens, params, nil)
+		got, _, err := p.engines[1].tryComplete(ids, tokens, params, nil)
+		if err != nil {
+			p.t.Errorf("%s: %v", why, err)
+		}
 		done <- got
 	}()
 	if serve != nil {

@@ -70,6 +70,19 @@ func Run(t *testing.T, env ...string) bool {
 	return false
 }
 
+// CopyEtc replaces /etc by a copy, which the test may change and in which mount points can be made, without name servers. The
+// test must be in namespaces of its own.
+func CopyEtc(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	for _, args := range [][]string{{"cp", "-a", "/etc/.", dir}, {"mount", "--bind", dir, "/etc"}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+	testkit.NoError(t, os.WriteFile("/etc/resolv.conf", nil, 0o644))
+}
+
 // command returns the command line that runs another one, which is added to it, in new namespaces with loopback.
 func command(t *testing.T) []string {
 	t.Helper()

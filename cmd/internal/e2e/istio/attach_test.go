@@ -17,12 +17,14 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
+
 	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clustertest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/isolated"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/istiotest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -58,17 +60,18 @@ func TestAttach(t *testing.T) {
 	}
 	dir := t.TempDir()
 	server := kubetest.Start(t)
-	api := testkit.Must(podshim.NewAPI(server.Address, server.CAFile, server.Token))
-	t.Cleanup(api.Close)
+	api := testkit.Must(kubernetes.NewForConfig(clustertest.ClientConfig(server)))
 	istiotest.ApplyDefinitions(t, api, filepath.Join(cache, "definitions", "istio"))
 	istiotest.Apply(t, api, testkit.Must(os.ReadFile("testdata/gateway.yaml")))
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	istiotest.Kubeconfig(t, kubeconfig, server, server.Address, "")
+	testkit.NoError(t, istiotest.WriteKubeconfig(kubeconfig, server, server.Address, ""))
 	istiotest.StartPilot(t, istiotest.PilotConfig{Binary: pilot, Dir: filepath.Join(dir, "pilot"), Kubeconfig: kubeconfig, Host: host, Log: logFile(t, dir, "pilot")})
 	gateway := &gateway{t: t, envoy: envoy, dir: dir}
-	shim := testkit.Must(podshim.New(podshim.Config{API: api, Start: gateway.start, Address: func() (netip.Addr, error) { return pod, nil }, Host: host,
-		Logger: slog.New(slog.NewTextHandler(logFile(t, dir, "shim"), nil))}))
-	testkit.Run(t, shim.Run)
+	cluster := testkit.Must(clustertest.New(clustertest.Config{
+		Client: api, RunPod: clustertest.RunStarted(gateway.start), Address: func() (netip.Addr, error) { return pod, nil }, Host: host,
+		Logger: slog.New(slog.NewTextHandler(logFile(t, dir, "cluster"), nil)),
+	}))
+	testkit.Run(t, cluster.Run)
 	serveOwn(t)
 
 	fleet := startFleet(t, dir)
@@ -90,7 +93,7 @@ func TestAttach(t *testing.T) {
 	var paths []string
 	l.step("EnvoyFilter applied", servers{"s0", "s1", "s1"}, func() { paths = istiotest.Apply(t, api, []byte(filter)) })
 	l.step("boundary moved", servers{"s0", "s0", "s1"}, func() { fleet.setBoundary(4000) })
-	remove := func() { testkit.NoError(t, api.Do(t.Context(), http.MethodDelete, paths[0], nil, nil)) }
+	remove := func() { istiotest.Delete(t, api, paths[0]) }
 	l.step("EnvoyFilter deleted", servers{own, own, own}, remove)
 	l.step("applied again", servers{"s0", "s0", "s1"}, func() { istiotest.Apply(t, api, []byte(filter)) })
 	var stream <-chan string
@@ -162,14 +165,17 @@ type gateway struct {
 
 // start starts Envoy as Istio's agent would, but with a time for draining connections of former configurations that no
 // stream of the test outlives.
-func (g *gateway) start(ctx context.Context, p podshim.Pod) (stop func(), err error) {
+func (g *gateway) start(ctx context.Context, p clustertest.Pod) (stop func(), err error) {
 	bootstrap := filepath.Join(g.dir, "envoy.yaml")
-	text := istiotest.Bootstrap(istiotest.Gateway{Namespace: p.Namespace, Name: p.Name, ServiceAccount: p.ServiceAccount, IP: p.IP, Pilot: host})
+	text := istiotest.Bootstrap(istiotest.Gateway{Namespace: p.Namespace, Name: p.Name, ServiceAccount: p.Spec.ServiceAccountName, IP: p.IP, Pilot: host})
 	if err := os.WriteFile(bootstrap, text, 0o600); err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(g.envoy, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1", "--log-level", "info", "--drain-time-s", "600", "--drain-strategy", "immediate")
-	log := logFile(g.t, g.dir, "envoy")
+	log, err := openLog(g.t, g.dir, "envoy")
+	if err != nil {
+		return nil, err
+	}
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, childprocess.DieWithParent()
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -234,10 +240,19 @@ func (f *fleet) setBoundary(boundary policies.Tokens) {
 // logFile returns the file that a program's output is written to: in $CASCADE_ISTIO_LOGS, otherwise in the folder of the test.
 func logFile(t testing.TB, dir, name string) *os.File {
 	t.Helper()
+	f, err := openLog(t, dir, name)
+	testkit.NoError(t, err)
+	return f
+}
+
+// openLog is logFile for goroutines other than the test's.
+func openLog(t testing.TB, dir, name string) (*os.File, error) {
 	if d := os.Getenv("CASCADE_ISTIO_LOGS"); d != "" {
 		dir = d
 	}
-	f := testkit.Must(os.Create(filepath.Join(dir, name+".log")))
-	t.Cleanup(func() { f.Close() })
-	return f
+	f, err := os.Create(filepath.Join(dir, name+".log"))
+	if err == nil {
+		t.Cleanup(func() { f.Close() })
+	}
+	return f, err
 }

@@ -8,8 +8,9 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podshim"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
 )
@@ -30,7 +31,7 @@ var objectPaths = map[string]string{
 }
 
 // Apply applies the objects of a manifest, and returns the paths at which they are.
-func Apply(t testing.TB, api *podshim.API, manifest []byte) (paths []string) {
+func Apply(t testing.TB, client kubernetes.Interface, manifest []byte) (paths []string) {
 	t.Helper()
 	for _, doc := range bytes.Split(manifest, []byte("\n---\n")) {
 		var o struct {
@@ -46,14 +47,14 @@ func Apply(t testing.TB, api *podshim.API, manifest []byte) (paths []string) {
 			t.Fatalf("the test does not know where a %s is", o.Kind)
 		}
 		path := fmt.Sprintf(format, o.Metadata.Namespace, o.Metadata.Name)
-		applyAt(t, api, path, doc)
+		applyAt(t, client, path, doc)
 		paths = append(paths, path)
 	}
 	return paths
 }
 
 // applyAt applies an object as soon as its definition is served, a moment after that was applied.
-func applyAt(t testing.TB, api *podshim.API, path string, doc []byte) {
+func applyAt(t testing.TB, client kubernetes.Interface, path string, doc []byte) {
 	t.Helper()
 	var err error
 	defer func() {
@@ -61,30 +62,38 @@ func applyAt(t testing.TB, api *podshim.API, path string, doc []byte) {
 			t.Logf("%s: %v", path, err)
 		}
 	}()
-	testkit.WaitFor(t, "the API server to accept "+path, func() bool { err = api.Apply(t.Context(), path, doc); return err == nil })
+	testkit.WaitFor(t, "the API server to accept "+path, func() bool {
+		err = client.CoreV1().RESTClient().Patch(types.ApplyPatchType).AbsPath(path).Param("fieldManager", "istiotest").Param("force", "true").Body(doc).Do(t.Context()).Error()
+		return err == nil
+	})
 }
 
 // ApplyDefinitions applies the CustomResourceDefinitions in a folder of a Cache.
-func ApplyDefinitions(t testing.TB, api *podshim.API, folder string) {
+func ApplyDefinitions(t testing.TB, client kubernetes.Interface, folder string) {
 	t.Helper()
 	files := testkit.Must(filepath.Glob(filepath.Join(folder, "*.yaml")))
 	if len(files) == 0 {
 		t.Fatalf("%s has no definitions", folder)
 	}
 	for _, file := range files {
-		Apply(t, api, testkit.Must(os.ReadFile(file)))
+		Apply(t, client, testkit.Must(os.ReadFile(file)))
 	}
 }
 
-// Kubeconfig writes a file that says how to reach an API server at an address, as a user who may do everything, or as
+// WriteKubeconfig writes a file that says how to reach an API server at an address, as a user who may do everything, or as
 // another one.
-func Kubeconfig(t testing.TB, path string, s *kubetest.Server, address, as string) {
-	t.Helper()
-	testkit.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
+func WriteKubeconfig(path string, s *kubetest.Server, address, as string) error {
+	return os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
 kind: Config
 current-context: c
 clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %q, tls-server-name: 127.0.0.1}}]
 users: [{name: u, user: {token: %q, as: %q}}]
 contexts: [{name: c, context: {cluster: c, user: u}}]
-`, address, s.CAFile, s.Token, as), 0o600))
+`, address, s.CAFile, s.Token, as), 0o600)
+}
+
+// Delete deletes the object at a path.
+func Delete(t testing.TB, client kubernetes.Interface, path string) {
+	t.Helper()
+	testkit.NoError(t, client.CoreV1().RESTClient().Delete().AbsPath(path).Do(t.Context()).Error())
 }

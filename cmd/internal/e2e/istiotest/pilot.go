@@ -2,7 +2,7 @@
 // Istio's agent.
 //
 // StartPilot runs pilot on an API server of the test; Bootstrap is what the agent of a gateway's Pod would give its Envoy;
-// Apply, ApplyDefinitions and Kubeconfig are what pilot and its objects need of the API server.
+// Apply, ApplyDefinitions and WriteKubeconfig are what pilot and its objects need of the API server.
 //
 // Istio's own filters and its mutual TLS are off: stock Envoy has no such filters, and without an agent there are
 // no certificates.

@@ -66,10 +66,10 @@ func Play(t *testing.T, e Engine) {
 	equal := p.random(3*e.BlockTokens + 5)
 	var wg sync.WaitGroup
 	for range 3 {
-		wg.Go(func() { p.ask(&conversation{ids: slices.Clone(equal)}, 2*e.BlockTokens) })
+		p.askBeside(&wg, &conversation{ids: slices.Clone(equal)}, 2*e.BlockTokens)
 	}
 	for _, c := range p.all[:3] {
-		wg.Go(func() { p.ask(c, 20) })
+		p.askBeside(&wg, c, 20)
 	}
 	wg.Wait()
 	p.turns(6)
@@ -94,7 +94,7 @@ func Play(t *testing.T, e Engine) {
 	p.turns(6)
 	running := &conversation{ids: p.random(2 * e.BlockTokens)}
 	began := p.counter("vllm:prefix_cache_queries_total")
-	wg.Go(func() { p.ask(running, e.Tokens/2) })
+	p.askBeside(&wg, running, e.Tokens/2)
 	testkit.WaitFor(t, "a request runs", func() bool { return p.counter("vllm:prefix_cache_queries_total") > began })
 	p.reset("?reset_running_requests=true", true)
 	wg.Wait()
@@ -217,15 +217,33 @@ func (p *player) turn(c *conversation, output int) int {
 // ask sends a conversation, adds the answer and returns the number of tokens that the engine found in its cache.
 func (p *player) ask(c *conversation, output int) int {
 	p.t.Helper()
+	found, err := p.tryAsk(c, output)
+	testkit.NoError(p.t, err)
+	return found
+}
+
+// askBeside sends a conversation on a goroutine of a group; an error fails the test.
+func (p *player) askBeside(group *sync.WaitGroup, c *conversation, output int) {
+	group.Go(func() {
+		if _, err := p.tryAsk(c, output); err != nil {
+			p.t.Error(err)
+		}
+	})
+}
+
+func (p *player) tryAsk(c *conversation, output int) (found int, err error) {
 	fields := map[string]any{"model": p.Model, "prompt": c.ids, "max_tokens": output, "temperature": 0, "ignore_eos": true, "return_token_ids": true}
 	if c.salt != "" {
 		fields["cache_salt"] = c.salt
 	}
-	answer := p.post("/v1/completions", testkit.Must(json.Marshal(fields)))
+	answer, err := p.tryPost("/v1/completions", testkit.Must(json.Marshal(fields)))
+	if err != nil {
+		return 0, err
+	}
 	for _, id := range gjson.GetBytes(answer, "choices.0.token_ids").Array() {
 		c.ids = append(c.ids, uint32(id.Uint()))
 	}
-	return int(gjson.GetBytes(answer, "usage.prompt_tokens_details.cached_tokens").Int())
+	return int(gjson.GetBytes(answer, "usage.prompt_tokens_details.cached_tokens").Int()), nil
 }
 
 // settle waits until the index has all that the engine has published. If the event of its request was lost, another one shows the gap.
@@ -251,7 +269,9 @@ func (p *player) known(c *conversation) int {
 // reset resets the prefix cache.
 func (p *player) reset(query string, want bool) {
 	p.t.Helper()
-	if got := string(p.post("/reset_prefix_cache"+query, nil)); got != fmt.Sprintf(`{"success":%v}`, want) {
+	answer, err := p.tryPost("/reset_prefix_cache"+query, nil)
+	testkit.NoError(p.t, err)
+	if got := string(answer); got != fmt.Sprintf(`{"success":%v}`, want) {
 		p.t.Errorf("reset%s: %s", query, got)
 	}
 }
@@ -261,15 +281,16 @@ func (p *player) counter(name string) int {
 	return int(handofftest.Counter(p.t, p.http, p.URL, name, ""))
 }
 
-func (p *player) post(path string, body []byte) []byte {
-	p.t.Helper()
+// tryPost sends a body and returns the answer's, on any goroutine.
+func (p *player) tryPost(path string, body []byte) ([]byte, error) {
 	resp, err := p.http.Post(p.URL+path, "application/json", bytes.NewReader(body))
-	testkit.NoError(p.t, err)
+	if err != nil {
+		return nil, err
+	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(resp.Body)
-	testkit.NoError(p.t, err)
-	if resp.StatusCode != http.StatusOK {
-		p.t.Fatalf("%s: %s: %s", path, resp.Status, answer)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s: %s, %v", path, resp.Status, answer, err)
 	}
-	return answer
+	return answer, nil
 }

@@ -1,11 +1,9 @@
-//go:build linux
-
 // Package podnet gives the Pods of a test what a node gives them: a network namespace for each,
 // with an address of its own, on a bridge. Programs of others that listen on every address of
 // their host then run side by side, and none of them can be reached from outside.
 //
 // Isolate runs the test in namespaces of its own (package isolated); New makes the bridge there, and
-// Add the namespace of a Pod.
+// Add the namespace of a Pod. AddService gives this host the address of a Service, which all Pods reach.
 package podnet
 
 import (
@@ -23,9 +21,9 @@ import (
 
 // Isolate is isolated.Run for a test that calls New: it also skips the test where no bridge or namespace of
 // a Pod can be made.
-func Isolate(t *testing.T) bool {
+func Isolate(t *testing.T, env ...string) bool {
 	t.Helper()
-	if !isolated.Run(t) {
+	if !isolated.Run(t, env...) {
 		return false
 	}
 	// ip keeps the names of namespaces in /run, which a user namespace may not write to.
@@ -36,7 +34,7 @@ func Isolate(t *testing.T) bool {
 	return true
 }
 
-// Network is a bridge with the first address of a prefix.
+// Network is a bridge with the first address of a prefix. Its methods may be called from any goroutine.
 type Network struct {
 	prefix netip.Prefix
 
@@ -78,9 +76,25 @@ func (n *Network) Add(address netip.Addr) (*Namespace, error) {
 	return ns, err
 }
 
+// AddService gives this host the address of a Service, until RemoveService.
+func (n *Network) AddService(address netip.Addr) error {
+	return run("ip addr add %s/32 dev pods", address)
+}
+
+// RemoveService takes the address away again.
+func (n *Network) RemoveService(address netip.Addr) error {
+	return run("ip addr del %s/32 dev pods", address)
+}
+
+// Enter returns the command that runs the one that follows it in the namespace.
+func (n *Namespace) Enter() []string {
+	return []string{"nsenter", "--net=" + filepath.Join("/run/netns", n.name), "--"}
+}
+
 // Command returns a command that runs in the namespace.
 func (n *Namespace) Command(name string, args ...string) *exec.Cmd {
-	return exec.Command("nsenter", append([]string{"--net=" + filepath.Join("/run/netns", n.name), "--", name}, args...)...)
+	words := append(n.Enter(), name)
+	return exec.Command(words[0], append(words[1:], args...)...)
 }
 
 // Remove removes the namespace as soon as no process is in it.

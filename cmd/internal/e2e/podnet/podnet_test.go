@@ -1,5 +1,3 @@
-//go:build linux
-
 package podnet
 
 import (
@@ -57,6 +55,16 @@ for a in "10.7.0.2", "10.7.0.3":
 	testkit.NoError(t, err)
 	if got := strings.Join(strings.Fields(string(out)), " "); got != "10.7.0.2 10.7.0.3" {
 		t.Errorf("from the first namespace: %s", got)
+	}
+	service := netip.MustParseAddr("10.96.0.1")
+	testkit.NoError(t, n.AddService(service))
+	l := testkit.Must(net.Listen("tcp", netip.AddrPortFrom(service, 80).String()))
+	dial := []string{"-c", `import socket; socket.create_connection(("10.96.0.1", 80), 10)`}
+	testkit.NoError(t, pods[1].Command("python3", dial...).Run())
+	testkit.NoError(t, l.Close())
+	testkit.NoError(t, n.RemoveService(service))
+	if _, err := net.Listen("tcp", netip.AddrPortFrom(service, 80).String()); err == nil {
+		t.Error("the address of a Service that was removed is still this host's")
 	}
 	for range 3 { // .4 to .6; .7 is the broadcast address
 		testkit.Must(n.Address())

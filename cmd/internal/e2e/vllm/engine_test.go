@@ -171,15 +171,23 @@ func (e *engine) counter(t testing.TB, metric, label string) float64 {
 // post sends a JSON body and returns that of the answer, which must have status 200.
 func post(t testing.TB, client *http.Client, url string, body []byte) []byte {
 	t.Helper()
-	resp, err := client.Post(url, "application/json", bytes.NewReader(body))
+	answer, err := tryPost(client, url, body)
 	testkit.NoError(t, err)
+	return answer
+}
+
+// tryPost is post for goroutines other than the test's.
+func tryPost(client *http.Client, url string, body []byte) ([]byte, error) {
+	resp, err := client.Post(url, "application/json", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(resp.Body)
-	testkit.NoError(t, err)
-	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %s: %s", url, resp.Status, answer)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s: %s, %v", url, resp.Status, answer, err)
 	}
-	return answer
+	return answer, nil
 }
 
 // prompt returns a text of made-up words that is different for each seed from its first word on, about size bytes.

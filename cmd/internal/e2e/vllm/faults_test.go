@@ -150,9 +150,10 @@ func faults() []fault {
 				f.atTarget(handofftest.Hooks{})
 				freeze(f.target)
 				f.background.Go(func() {
-					f.awaitExpiry()
-					f.overwrite(f.holder)
-					f.target.Signal(syscall.SIGCONT)
+					defer f.target.Signal(syscall.SIGCONT)
+					if err := f.reuseExpired(); err != nil {
+						f.t.Error(err)
+					}
 				})
 			})
 		},
@@ -179,9 +180,13 @@ func faults() []fault {
 				freeze(f.holder)
 				f.background.Go(func() {
 					defer f.holder.Kill()
-					testkit.WaitFor(f.t, "a request that waits for KV", func() bool {
-						return f.target.counter(f.t, "vllm:num_requests_waiting_by_reason", `reason="deferred"`) > 0
+					err := testkit.WaitUntil("a request that waits for KV", func() bool {
+						n, err := handofftest.ReadCounter(f.target.http, f.target.URL, "vllm:num_requests_waiting_by_reason", `reason="deferred"`)
+						return err == nil && n > 0
 					})
+					if err != nil {
+						f.t.Error(err)
+					}
 				})
 			})
 		},
@@ -198,21 +203,25 @@ func (f *faultFleet) requireNoFetch() {
 	}
 }
 
-// awaitExpiry waits until the holder's engine has released KV that was not fetched in time. It notices that when it
-// works.
-func (f *faultFleet) awaitExpiry() {
+// reuseExpired waits until the holder's engine has released KV that was not fetched in time, which it notices when it
+// works, and gives all its free blocks to other requests. It may run on any goroutine.
+func (f *faultFleet) reuseExpired() error {
 	const expired = "vllm:nixl_num_kv_expired_reqs_total"
-	before, began := f.holder.counter(f.t, expired, ""), time.Now()
-	testkit.WaitFor(f.t, "the end of the lease", func() bool { // the KV of an earlier stream may expire meanwhile
-		return time.Since(began) > (lease+1)*time.Second && f.holder.counter(f.t, expired, "") > before
-	})
-}
-
-// overwrite gives all free blocks of an engine to other requests.
-func (f *faultFleet) overwrite(e *engine) {
-	for i := range handoffKV/context + 2 {
-		post(f.t, e.http, e.URL+"/v1/completions", completion{output: 1}.body(map[string]any{"prompt": randomIDs(uint64(90_000+i)+uint64(time.Now().UnixNano()), context-64)}))
+	e := f.holder
+	before, err := handofftest.ReadCounter(e.http, e.URL, expired, "")
+	if err != nil {
+		return err
 	}
+	began := time.Now()
+	err = testkit.WaitUntil("the end of the lease", func() bool { // the KV of an earlier stream may expire meanwhile
+		n, err := handofftest.ReadCounter(e.http, e.URL, expired, "")
+		return err == nil && time.Since(began) > (lease+1)*time.Second && n > before
+	})
+	for i := 0; err == nil && i < handoffKV/context+2; i++ {
+		prompt := randomIDs(uint64(90_000+i)+uint64(time.Now().UnixNano()), context-64)
+		_, err = tryPost(e.http, e.URL+"/v1/completions", completion{output: 1}.body(map[string]any{"prompt": prompt}))
+	}
+	return err
 }
 
 // requireCleanCache requires that the target's engine answers a request with the prompt of the stream as the holder's
@@ -314,8 +323,7 @@ func testLateFetch(t *testing.T, engines []*engine) {
 	for _, salt := range salts {
 		kept[salt] = ask(f.holder, prompt(salt), 1, keep).Get("kv_transfer_params").Value()
 	}
-	f.awaitExpiry()
-	f.overwrite(f.holder)
+	testkit.NoError(f.t, f.reuseExpired())
 	for _, salt := range salts {
 		more := map[string]any{"kv_transfer_params": kept[salt]}
 		if salt != "" {

@@ -204,8 +204,9 @@ func TestManyStreams(t *testing.T) {
 			var wg sync.WaitGroup
 			responses := make(chan *http.Response, c.streams)
 			for range c.streams - 1 {
+				request := post(t, t.Context(), address, "")
 				wg.Go(func() {
-					resp, err := pool.RoundTrip(post(t, t.Context(), address, ""))
+					resp, err := pool.RoundTrip(request)
 					if err != nil {
 						t.Error(err)
 						return

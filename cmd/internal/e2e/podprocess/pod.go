@@ -1,13 +1,11 @@
-package playedcluster
+package podprocess
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,72 +13,44 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	apitypes "k8s.io/apimachinery/pkg/types"
-)
 
-// probePeriod is the time between two probes, which may be less than a manifest says so that tests take less time.
-const probePeriod = time.Second
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clustertest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podnet"
+)
 
 // runningPod is a Pod whose containers run.
 type runningPod struct {
-	c              *Cluster
-	pod            *corev1.Pod
-	services       []corev1.Service // when it was started
-	ip, netns, dir string
-	deleted        chan struct{} // closed when the API server has a deletionTimestamp
-	deleting       bool          // deleted is closed; guarded by c.mu
+	cfg       *Config
+	pod       clustertest.Pod
+	namespace *podnet.Namespace
+	dir       string
 
 	mu        sync.Mutex
 	processes map[string]*process // by container; guarded by mu
-	ready     bool                // as last reported; of run's goroutine
 }
 
-// run runs the Pod until it is deleted and its containers have ended, or ctx ends.
-func (r *runningPod) run(ctx context.Context) {
-	if err := r.live(ctx); err != nil && ctx.Err() == nil {
-		r.c.fail(fmt.Errorf("Pod %s: %w", r.pod.Name, err))
-	}
-	r.kill()
-	if ctx.Err() != nil {
-		return
-	}
-	if err := r.c.network.removePod(r.netns); err != nil {
-		r.c.fail(err)
-	}
-	os.RemoveAll(r.dir)
-	if err := r.c.removeObject(ctx, r.pod); err != nil {
-		r.c.cfg.Logger.Warn("Pod not removed", "pod", r.pod.Name, "error", err)
-	}
-	r.c.mu.Lock()
-	delete(r.c.pods, string(r.pod.UID))
-	r.c.mu.Unlock()
-}
-
-// live starts the containers, reports whether they are ready, and ends them when the Pod is deleted.
+// live starts the containers, reports whether they are ready, and ends them when the Pod is deleted. It returns as soon as ctx
+// ends.
 func (r *runningPod) live(ctx context.Context) error {
-	if err := r.c.network.addPod(r.netns, r.ip); err != nil {
-		return err
-	}
 	if err := r.prepareVolumes(ctx); err != nil {
 		return err
 	}
-	if err := r.reportStatus(ctx, false); err != nil {
-		return err
-	}
 	living, stop := context.WithCancel(ctx) // until the Pod is deleted
+	var watch sync.WaitGroup
+	defer watch.Wait()
 	defer stop()
-	go func() {
+	watch.Go(func() {
 		select {
-		case <-r.deleted:
+		case <-r.pod.Deleted:
 			stop()
 		case <-living.Done():
 		}
-	}()
+	})
 	err := r.start(living)
-	for err == nil {
-		if ready := r.probeAll(living); ready != r.ready && living.Err() == nil {
-			err = r.reportStatus(ctx, ready)
+	for reported, wasReady := false, false; err == nil; {
+		if ready := r.probeAll(living); (ready != wasReady || !reported) && living.Err() == nil {
+			reported, wasReady = true, ready
+			err = r.pod.SetReady(ctx, ready)
 		}
 		select {
 		case <-living.Done():
@@ -153,80 +123,6 @@ func (r *runningPod) awaitStartup(ctx context.Context, c *corev1.Container) erro
 	return nil
 }
 
-// probeAll reports whether all containers are ready.
-func (r *runningPod) probeAll(ctx context.Context) bool {
-	for _, list := range [][]corev1.Container{r.pod.Spec.InitContainers, r.pod.Spec.Containers} {
-		for i := range list {
-			if p := list[i].ReadinessProbe; p != nil && !r.probe(ctx, &list[i], p) {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// probe probes a container once.
-func (r *runningPod) probe(ctx context.Context, c *corev1.Container, p *corev1.Probe) bool {
-	ctx, cancel := context.WithTimeout(ctx, max(time.Second, time.Duration(p.TimeoutSeconds)*time.Second))
-	defer cancel()
-	switch {
-	case p.Exec != nil:
-		_, err := r.exec(ctx, c.Name, p.Exec.Command)
-		return err == nil
-	case p.TCPSocket != nil:
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(r.ip, r.port(c, p.TCPSocket.Port.String())))
-		if err == nil {
-			conn.Close()
-		}
-		return err == nil
-	case p.HTTPGet != nil:
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(r.ip, r.port(c, p.HTTPGet.Port.String()))+p.HTTPGet.Path, nil)
-		if err != nil {
-			return false
-		}
-		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		resp, err := client.Do(req)
-		if err != nil {
-			return false
-		}
-		resp.Body.Close()
-		return resp.StatusCode < http.StatusBadRequest
-	}
-	return false
-}
-
-// port returns the number of a port of a container that may be a name.
-func (r *runningPod) port(c *corev1.Container, port string) string {
-	for _, p := range c.Ports {
-		if p.Name == port {
-			return strconv.Itoa(int(p.ContainerPort))
-		}
-	}
-	return port
-}
-
-// reportStatus writes the status of the Pod.
-func (r *runningPod) reportStatus(ctx context.Context, ready bool) error {
-	state := corev1.ConditionFalse
-	if ready {
-		state = corev1.ConditionTrue
-	}
-	now := metav1.Now()
-	status := corev1.PodStatus{Phase: corev1.PodRunning, PodIP: r.ip, PodIPs: []corev1.PodIP{{IP: r.ip}}, HostIP: gateway, StartTime: &now}
-	for _, kind := range []corev1.PodConditionType{corev1.PodReady, corev1.ContainersReady} {
-		status.Conditions = append(status.Conditions, corev1.PodCondition{Type: kind, Status: state, LastTransitionTime: now})
-	}
-	text, err := json.Marshal(map[string]any{"status": status})
-	if err != nil {
-		return err
-	}
-	_, err = r.c.cfg.Client.CoreV1().Pods(r.pod.Namespace).Patch(ctx, r.pod.Name, apitypes.StrategicMergePatchType, text, metav1.PatchOptions{}, "status")
-	if err == nil {
-		r.ready = ready
-	}
-	return err
-}
-
 // ended returns an error if a container has ended.
 func (r *runningPod) ended() error {
 	r.mu.Lock()
@@ -296,7 +192,7 @@ func (r *runningPod) stop(ctx context.Context, name string) error {
 	if p.err != nil {
 		return fmt.Errorf("container %s: %w after SIGTERM\n%s", name, p.err, p.tail())
 	}
-	r.c.cfg.Logger.Info("container ended", "pod", r.pod.Name, "container", name, "log", strings.TrimSpace(p.tail()))
+	r.cfg.Logger.Info("container ended", "pod", r.pod.Name, "container", name, "log", strings.TrimSpace(p.tail()))
 	return nil
 }
 
@@ -314,4 +210,59 @@ func (r *runningPod) forget(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.processes, name)
+}
+
+// probePeriod is the time between two probes, which may be less than a manifest says so that tests take less time.
+const probePeriod = time.Second
+
+// probeAll reports whether all containers are ready.
+func (r *runningPod) probeAll(ctx context.Context) bool {
+	for _, list := range [][]corev1.Container{r.pod.Spec.InitContainers, r.pod.Spec.Containers} {
+		for i := range list {
+			if p := list[i].ReadinessProbe; p != nil && !r.probe(ctx, &list[i], p) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// probe probes a container once.
+func (r *runningPod) probe(ctx context.Context, c *corev1.Container, p *corev1.Probe) bool {
+	ctx, cancel := context.WithTimeout(ctx, max(time.Second, time.Duration(p.TimeoutSeconds)*time.Second))
+	defer cancel()
+	switch {
+	case p.Exec != nil:
+		_, err := r.exec(ctx, c.Name, p.Exec.Command)
+		return err == nil
+	case p.TCPSocket != nil:
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(r.pod.IP.String(), r.port(c, p.TCPSocket.Port.String())))
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	case p.HTTPGet != nil:
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(r.pod.IP.String(), r.port(c, p.HTTPGet.Port.String()))+p.HTTPGet.Path, nil)
+		if err != nil {
+			return false
+		}
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Do(req)
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode < http.StatusBadRequest
+	}
+	return false
+}
+
+// port returns the number of a port of a container that may be a name.
+func (r *runningPod) port(c *corev1.Container, port string) string {
+	for _, p := range c.Ports {
+		if p.Name == port {
+			return strconv.Itoa(int(p.ContainerPort))
+		}
+	}
+	return port
 }

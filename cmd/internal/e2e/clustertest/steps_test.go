@@ -1,4 +1,4 @@
-package playedcluster
+package clustertest
 
 import (
 	"fmt"

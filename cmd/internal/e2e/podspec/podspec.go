@@ -1,0 +1,195 @@
+// Package podspec resolves, for tests, what the containers of a Pod are to run: their variables, their commands, and the files
+// of their volumes, as a kubelet does.
+//
+// A Pod is made from the object and what a node adds to it. Resolve and VolumeFiles refuse what they do not know, so that no
+// container runs with less than its manifest says.
+package podspec
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Pod is a Pod on a node.
+type Pod struct {
+	*corev1.Pod
+	IP       netip.Addr       // its address
+	Host     netip.Addr       // that of its node
+	Services []corev1.Service // when it started, for the variables with their addresses
+}
+
+// Container is what a container runs.
+type Container struct {
+	// Env are its variables; of two with one name the later counts.
+	Env           []Variable
+	Command, Args []string
+}
+
+// Variable is an environment variable.
+type Variable struct{ Name, Value string }
+
+// Lookup returns the value of a variable.
+func (c Container) Lookup(name string) (value string, ok bool) { return lookup(c.Env, name) }
+
+func lookup(env []Variable, name string) (string, bool) {
+	for _, v := range slices.Backward(env) {
+		if v.Name == name {
+			return v.Value, true
+		}
+	}
+	return "", false
+}
+
+// reference matches $(NAME).
+var reference = regexp.MustCompile(`\$\(([A-Za-z_][A-Za-z0-9_]*)\)`)
+
+// expand replaces references to variables; those to unknown ones stay.
+func expand(text string, env []Variable) string {
+	return reference.ReplaceAllStringFunc(text, func(ref string) string {
+		if value, ok := lookup(env, ref[2:len(ref)-1]); ok {
+			return value
+		}
+		return ref
+	})
+}
+
+// Resolve returns what a container of the Pod runs: the addresses of Services are in its variables before those of its
+// manifest, and references to variables are replaced. A Command or Args that the manifest leaves to the image is nil.
+func (p Pod) Resolve(c *corev1.Container) (Container, error) {
+	out := Container{Env: p.serviceVariables()}
+	for _, v := range c.Env {
+		value := expand(v.Value, out.Env)
+		if v.ValueFrom != nil {
+			if v.ValueFrom.FieldRef == nil {
+				return Container{}, fmt.Errorf("container %s: variable %s: only fields of the Pod are supported", c.Name, v.Name)
+			}
+			var err error
+			if value, err = p.field(v.ValueFrom.FieldRef.FieldPath); err != nil {
+				return Container{}, fmt.Errorf("container %s: variable %s: %w", c.Name, v.Name, err)
+			}
+		}
+		out.Env = append(out.Env, Variable{v.Name, value})
+	}
+	for _, word := range c.Command {
+		out.Command = append(out.Command, expand(word, out.Env))
+	}
+	for _, word := range c.Args {
+		out.Args = append(out.Args, expand(word, out.Env))
+	}
+	return out, nil
+}
+
+// serviceVariables returns the variables with the addresses of the API server and of the Services of the Pod's namespace.
+func (p Pod) serviceVariables() (env []Variable) {
+	for i := range p.Services {
+		s := &p.Services[i]
+		api := s.Namespace == metav1.NamespaceDefault && s.Name == "kubernetes"
+		if s.Spec.ClusterIP != "" && s.Spec.ClusterIP != corev1.ClusterIPNone && (s.Namespace == p.Namespace || api) {
+			name := strings.ToUpper(strings.ReplaceAll(s.Name, "-", "_"))
+			env = append(env, Variable{name + "_SERVICE_HOST", s.Spec.ClusterIP}, Variable{name + "_SERVICE_PORT", strconv.Itoa(int(s.Spec.Ports[0].Port))})
+		}
+	}
+	return env
+}
+
+// field returns a field of the Pod.
+func (p Pod) field(path string) (string, error) {
+	switch path {
+	case "metadata.name":
+		return p.Name, nil
+	case "metadata.namespace":
+		return p.Namespace, nil
+	case "metadata.uid":
+		return string(p.UID), nil
+	case "status.podIP", "status.podIPs":
+		return p.IP.String(), nil
+	case "status.hostIP":
+		return p.Host.String(), nil
+	case "spec.nodeName":
+		return p.Spec.NodeName, nil
+	case "spec.serviceAccountName":
+		return p.Spec.ServiceAccountName, nil
+	}
+	return "", fmt.Errorf("field %s of a Pod is not supported", path)
+}
+
+// Source is where the files of volumes come from.
+type Source struct {
+	Client kubernetes.Interface // of a user who may read ConfigMaps and Secrets and create tokens
+	CAFile string               // the authority of the API server's certificate, as PEM; needed for projected volumes with it
+}
+
+// VolumeFiles returns the contents of the files of a volume, by their paths in it. Drivers' volumes are not supported.
+func (p Pod) VolumeFiles(ctx context.Context, from Source, v *corev1.Volume) (map[string][]byte, error) {
+	files := map[string][]byte{}
+	var err error
+	switch {
+	case v.EmptyDir != nil:
+	case v.ConfigMap != nil:
+		var m *corev1.ConfigMap
+		if m, err = from.Client.CoreV1().ConfigMaps(p.Namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{}); err == nil {
+			for name, text := range m.Data {
+				files[name] = []byte(text)
+			}
+		}
+	case v.Secret != nil:
+		var s *corev1.Secret
+		if s, err = from.Client.CoreV1().Secrets(p.Namespace).Get(ctx, v.Secret.SecretName, metav1.GetOptions{}); err == nil {
+			files = s.Data
+		}
+	case v.Projected != nil:
+		for i := 0; i < len(v.Projected.Sources) && err == nil; i++ {
+			err = p.project(ctx, from, v.Projected.Sources[i], files)
+		}
+	default:
+		err = fmt.Errorf("this kind of volume is not supported")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+	}
+	return files, nil
+}
+
+// project adds the files of one source of a projected volume.
+func (p Pod) project(ctx context.Context, from Source, source corev1.VolumeProjection, files map[string][]byte) error {
+	switch {
+	case source.ServiceAccountToken != nil:
+		request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: source.ServiceAccountToken.ExpirationSeconds}}
+		t, err := from.Client.CoreV1().ServiceAccounts(p.Namespace).CreateToken(ctx, p.Spec.ServiceAccountName, request, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+		files[source.ServiceAccountToken.Path] = []byte(t.Status.Token)
+	case source.ConfigMap != nil && source.ConfigMap.Name == "kube-root-ca.crt": // which a controller writes in a real cluster
+		text, err := os.ReadFile(from.CAFile)
+		if err != nil {
+			return err
+		}
+		files["ca.crt"] = text
+	case source.DownwardAPI != nil:
+		for _, item := range source.DownwardAPI.Items {
+			if item.FieldRef == nil {
+				return fmt.Errorf("file %s: only fields of the Pod are supported", item.Path)
+			}
+			value, err := p.field(item.FieldRef.FieldPath)
+			if err != nil {
+				return err
+			}
+			files[item.Path] = []byte(value)
+		}
+	default:
+		return fmt.Errorf("this kind of projection is not supported")
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+// Package serviceproxy makes, for tests, the addresses and names of Services work on a host and in its Pods, as kube-proxy and a
+// cluster's name server do.
+//
+// A test passes Proxy.Update to clustertest as Config.Serve. Each port of a Service with an address accepts connections there and
+// leads each to one of the endpoints that take connections; names are in /etc/hosts, of which the test must have a copy (package
+// isolated). Only TCP is served.
+package serviceproxy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clustertest"
+)
+
+// Network gives addresses to this host.
+type Network interface {
+	AddService(netip.Addr) error
+	RemoveService(netip.Addr) error
+}
+
+// Config is the configuration of a Proxy. Both fields are required.
+type Config struct {
+	Network Network
+	// API is host:port of the API server, to which the Service "kubernetes" leads.
+	API string
+}
+
+func (c *Config) validate() error {
+	if c.Network == nil || c.API == "" {
+		return errors.New("serviceproxy: Network and API are required")
+	}
+	return nil
+}
+
+// Proxy serves Services. Its methods may be called from one goroutine at a time.
+type Proxy struct {
+	cfg      Config
+	services map[string]*service // by namespace and name
+	hosts    string              // text of /etc/hosts, as written last
+}
+
+// New returns a Proxy, which serves nothing before Update.
+func New(c Config) (*Proxy, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	return &Proxy{cfg: c, services: map[string]*service{}}, nil
+}
+
+// Update serves all Services, and no others. What fails is tried again by the next Update.
+func (p *Proxy) Update(all []clustertest.Service) error {
+	var names strings.Builder
+	names.WriteString("127.0.0.1 localhost\n")
+	present := map[string]bool{}
+	var errs error
+	for _, s := range all {
+		if s.Spec.ClusterIP == "" || s.Spec.ClusterIP == corev1.ClusterIPNone {
+			continue
+		}
+		key := s.Namespace + "/" + s.Name
+		present[key] = true
+		fmt.Fprintf(&names, "%[1]s %[2]s %[2]s.%[3]s %[2]s.%[3]s.svc %[2]s.%[3]s.svc.cluster.local\n", s.Spec.ClusterIP, s.Name, s.Namespace)
+		endpoints := s.Endpoints
+		if key == metav1.NamespaceDefault+"/kubernetes" {
+			endpoints = map[string][]string{s.Spec.Ports[0].Name: {p.cfg.API}}
+		}
+		if err := p.serve(key, s.Spec.ClusterIP, s.Spec.Ports, endpoints); err != nil {
+			errs = errors.Join(errs, fmt.Errorf("serve Service %s: %w", key, err))
+		}
+	}
+	for key := range p.services {
+		if !present[key] {
+			errs = errors.Join(errs, p.remove(key))
+		}
+	}
+	return errors.Join(errs, p.writeHosts(names.String()))
+}
+
+// Close stops serving. Connections go on until one of their ends closes them.
+func (p *Proxy) Close() error {
+	var errs error
+	for _, key := range slices.Collect(maps.Keys(p.services)) {
+		errs = errors.Join(errs, p.remove(key))
+	}
+	return errs
+}
+
+// serve makes the ports of a Service lead to endpoints.
+func (p *Proxy) serve(key, address string, ports []corev1.ServicePort, endpoints map[string][]string) error {
+	s := p.services[key]
+	if s == nil {
+		ip, err := netip.ParseAddr(address)
+		if err != nil {
+			return err
+		}
+		if err := p.cfg.Network.AddService(ip); err != nil {
+			return err
+		}
+		s = &service{address: ip, ports: map[string]*port{}}
+		p.services[key] = s
+	}
+	return s.update(ports, endpoints)
+}
+
+func (p *Proxy) remove(key string) error {
+	s := p.services[key]
+	delete(p.services, key)
+	s.close()
+	return p.cfg.Network.RemoveService(s.address)
+}
+
+// writeHosts replaces /etc/hosts, which a resolver may read at any time.
+func (p *Proxy) writeHosts(text string) error {
+	if text == p.hosts {
+		return nil
+	}
+	err := os.WriteFile("/etc/hosts.new", []byte(text), 0o644)
+	if err == nil {
+		err = os.Rename("/etc/hosts.new", "/etc/hosts")
+	}
+	if err == nil {
+		p.hosts = text
+	}
+	return err
+}
+
+// service is the address of a Service: connections to it lead to one of its endpoints.
+type service struct {
+	address netip.Addr
+	ports   map[string]*port // by name
+}
+
+type port struct {
+	listener net.Listener
+	done     sync.WaitGroup
+
+	mu        sync.Mutex
+	endpoints []string // guarded by mu
+}
+
+func (s *service) update(ports []corev1.ServicePort, endpoints map[string][]string) error {
+	for _, p := range ports {
+		at := s.ports[p.Name]
+		if at == nil {
+			l, err := net.Listen("tcp", net.JoinHostPort(s.address.String(), strconv.Itoa(int(p.Port))))
+			if err != nil {
+				return err
+			}
+			at = &port{listener: l}
+			at.done.Go(at.accept)
+			s.ports[p.Name] = at
+		}
+		at.mu.Lock()
+		at.endpoints = endpoints[p.Name]
+		at.mu.Unlock()
+	}
+	return nil
+}
+
+func (s *service) close() {
+	for _, p := range s.ports {
+		p.listener.Close()
+		p.done.Wait()
+	}
+}
+
+// accept serves connections until the listener is closed.
+func (p *port) accept() {
+	for {
+		from, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		go p.forward(from)
+	}
+}
+
+// forward connects a client with an endpoint. Without one, or if it refuses, the connection is closed.
+func (p *port) forward(from net.Conn) {
+	defer from.Close()
+	p.mu.Lock()
+	endpoints := p.endpoints
+	p.mu.Unlock()
+	if len(endpoints) == 0 {
+		return
+	}
+	to, err := net.Dial("tcp", endpoints[rand.IntN(len(endpoints))])
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	var both sync.WaitGroup
+	for _, pair := range [][2]net.Conn{{from, to}, {to, from}} {
+		both.Go(func() {
+			io.Copy(pair[1], pair[0])
+			pair[1].(*net.TCPConn).CloseWrite()
+		})
+	}
+	both.Wait()
+}

@@ -1,0 +1,150 @@
+package prefixpull
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/paths"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// An engine that does not answer does not keep Pull: the caller goes on, and the reservation is released when the
+// engine answers again.
+func TestEngineHangs(t *testing.T) {
+	w := start(t, nil)
+	w.a.compute(prefix(24, 1))
+	hangs := make(chan struct{})
+	w.b.gate = func(call string) error {
+		if call == "commit" {
+			<-hangs
+		}
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := w.puller.Pull(ctx, "a", prefix(24, 1)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if w.b.pinned() == 0 {
+		t.Error("nothing is reserved although the engine hangs")
+	}
+	close(hangs)
+	w.waitUnpinned(t)
+	w.b.check(t, prefix(24, 1))
+}
+
+// slowEngine is an engine that makes a pin when it is let go, whether or not the call has been cancelled by then, as
+// an engine behind a connection does.
+type slowEngine struct {
+	*engine
+	pinning chan struct{} // gets a value for each call
+	letGo   chan struct{}
+}
+
+func (e *slowEngine) PinPrefix(ctx context.Context, id string, p blocks.Prefix, reserve bool) (blocks.PinnedPrefix, error) {
+	type result struct {
+		pinned blocks.PinnedPrefix
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		<-e.letGo
+		pinned, err := e.engine.PinPrefix(context.WithoutCancel(ctx), id, p, reserve)
+		done <- result{pinned, err}
+	}()
+	e.pinning <- struct{}{}
+	select {
+	case r := <-done:
+		return r.pinned, r.err
+	case <-ctx.Done():
+		return blocks.PinnedPrefix{}, ctx.Err()
+	}
+}
+
+// A request that ends while its prefix is pinned, at the own engine and at the holder's, leaves nothing pinned: the
+// release comes after the pin.
+func TestReleaseFollowsPin(t *testing.T) {
+	p := prefix(24, 1)
+	for _, at := range []string{"the own engine", "the holder's engine"} {
+		var slow *slowEngine
+		w := start(t, func(w *world, a, b *Config) {
+			slow = &slowEngine{w.b, make(chan struct{}, 1), make(chan struct{})}
+			if b.Engine = slow; at == "the holder's engine" {
+				slow.engine = w.a
+				a.Engine, b.Engine = slow, w.b
+			}
+		})
+		w.a.compute(p)
+		released := make(chan struct{}, 8)
+		slow.gate = func(call string) error {
+			if call == "release" {
+				released <- struct{}{}
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { _, err := w.puller.Pull(ctx, "a", p); ended <- err }()
+		<-slow.pinning
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", at, err)
+		}
+		select {
+		case <-released:
+			t.Errorf("%s: the release does not wait for the pin", at)
+		case <-time.After(20 * time.Millisecond):
+		}
+		close(slow.letGo)
+		<-released
+		w.waitUnpinned(t)
+	}
+}
+
+// A pin that the engine makes after its deadline is released, and an engine that refuses releases is logged once, not
+// with each try.
+func TestLatePin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowEngine{newEngine(), make(chan struct{}, 1), make(chan struct{})}
+		fails := 3
+		slow.gate = func(call string) error {
+			if call == "release" && fails > 0 {
+				fails--
+				return refused
+			}
+			return nil
+		}
+		var log bytes.Buffer
+		c := testkit.Must(New(Config{Engine: slow, Network: &world{}, Paths: func() *paths.Set { return nil }, Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+		ctx, stop := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		all.Go(func() { c.Run(ctx) })
+		synctest.Wait()
+		if _, err := c.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		time.Sleep(time.Second) // the first release has been answered
+		close(slow.letGo)
+		synctest.Wait()
+		if slow.pinned() == 0 {
+			t.Fatal("the late pin was not made")
+		}
+		time.Sleep(engineTimeout)
+		if slow.pinned() != 0 || slow.abandoned != 0 {
+			t.Errorf("%d references and reservations are left; %d sessions abandoned", slow.pinned(), slow.abandoned)
+		}
+		stop()
+		all.Wait()
+		if n := strings.Count(log.String(), "level=WARN"); n != 1 || strings.Count(log.String(), "after retries") != 1 {
+			t.Errorf("%s", log.String())
+		}
+	})
+}

@@ -1,0 +1,148 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/etcdtest"
+	"github.com/cascadeinfer/cascade/xds/internal/storetest"
+	"github.com/cascadeinfer/cascade/xds/store"
+	"github.com/cascadeinfer/cascade/xds/store/etcd"
+)
+
+// follower is a watch with the time of its last update.
+type follower struct {
+	t  *testing.T
+	ch <-chan store.Update
+}
+
+func follow(t *testing.T, s *etcd.Store) *follower {
+	ctx, cancel := context.WithCancel(context.Background())
+	f := &follower{t: t, ch: s.Watch(ctx)}
+	t.Cleanup(func() {
+		cancel()
+		for range f.ch {
+		}
+	})
+	return f
+}
+
+// await receives until an epoch comes, and returns how long that took.
+func (f *follower) await(epoch policies.Epoch) time.Duration {
+	f.t.Helper()
+	began := time.Now()
+	deadline := time.After(20 * time.Second)
+	for {
+		select {
+		case u := <-f.ch:
+			if u.Err == nil && u.Object.Epoch == epoch {
+				return time.Since(began)
+			}
+		case <-deadline:
+			f.t.Fatalf("epoch %d has not arrived", epoch)
+		}
+	}
+}
+
+// awaitError receives until an error comes, and returns it.
+func (f *follower) awaitError() error {
+	f.t.Helper()
+	deadline := time.After(20 * time.Second)
+	for {
+		select {
+		case u := <-f.ch:
+			if u.Err != nil {
+				return u.Err
+			}
+		case <-deadline:
+			f.t.Fatal("no error has arrived")
+		}
+	}
+}
+
+// testCompacted compacts the history while a watch is cut off, so that it cannot resume.
+func testCompacted(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
+	s := open(t, prefix, cluster.Endpoints()...).Plan()
+	f := follow(t, open(t, prefix, link.Endpoint).Plan())
+	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
+	testkit.NoError(t, err)
+	f.await(1)
+	link.Partition()
+	for e := policies.Epoch(2); e <= 4; e++ {
+		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(e))
+		testkit.NoError(t, err)
+	}
+	cluster.Compact()
+	link.Cut()
+	link.Heal()
+	f.await(4)
+	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(5))
+	testkit.NoError(t, err)
+	f.await(5)
+}
+
+// testWatchCut closes the connections of a watch, and lets one hang: what was stored arrives
+// by the next read at the latest, and later changes do, too.
+func testWatchCut(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
+	s := open(t, prefix, cluster.Endpoints()...).Plan()
+	f := follow(t, open(t, prefix, link.Endpoint).Plan())
+	v, epoch := store.Version(""), policies.Epoch(0)
+	swap := func() {
+		epoch++
+		var err error
+		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(epoch))
+		testkit.NoError(t, err)
+	}
+	swap()
+	f.await(epoch)
+	for range 5 {
+		link.Cut()
+		swap()
+		f.await(epoch)
+	}
+	// An operator's edit of the plan is no event.
+	raw := cluster.Client()
+	r, err := raw.Get(t.Context(), prefix+"/plan")
+	testkit.NoError(t, err)
+	_, err = raw.Put(t.Context(), prefix+"/plan", strings.Replace(string(r.Kvs[0].Value), `"epoch": 6`, `"epoch": 7`, 1))
+	testkit.NoError(t, err)
+	f.await(7)
+	link.Partition()
+	if err := f.awaitError(); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "no answer in time") {
+		t.Errorf("the error of a partition is %v", err)
+	}
+	link.Heal()
+	f.await(7)
+}
+
+// testLostAnswer loses the answer of a write that was made: the write succeeds, and is made once.
+func testLostAnswer(t *testing.T, cluster *etcdtest.Cluster) {
+	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
+	s := open(t, prefix, link.Endpoint).Plan()
+	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
+	testkit.NoError(t, err)
+	for e := policies.Epoch(2); e <= 3; e++ {
+		link.HoldAnswers()
+		time.AfterFunc(1500*time.Millisecond, link.Heal) // in the second attempt
+		if v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(e)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	raw := cluster.Client()
+	r, err := raw.Get(t.Context(), prefix+"/plan")
+	testkit.NoError(t, err)
+	if r.Kvs[0].Version != 3 {
+		t.Errorf("the plan was written %d times, want 3", r.Kvs[0].Version)
+	}
+	u := <-follow(t, s).ch
+	if u.Version != v || u.Object.Epoch != 3 {
+		t.Errorf("stored is epoch %d, version %q, want 3, %q", u.Object.Epoch, u.Version, v)
+	}
+}
