@@ -188,7 +188,12 @@ func TestReadLegRequest(t *testing.T) {
 	if h := o.headers(); h.Get("X-Request-Id") != "" || h.Get("X-Cascade-Tokens") != "" {
 		t.Errorf("a later leg has the fields %v", h)
 	}
+	first := legRequest{frontEnd: "r0", target: Target{Replica: "r2", Address: "x:1", Cached: 512, Held: 4096}, header: http.Header{}}
+	if o, err := readLegRequest(0, first.headers()); err != nil || o.arrival.Cached != 512 || o.held != 4096 {
+		t.Errorf("a first leg: %+v, %v", o, err)
+	}
 	for _, bad := range []map[string]string{
+		{HeldHeader: "-1"}, {HeldHeader: "4294967297"}, {CachedHeader: "x"},
 		{ForwardHeader: ""}, {ForwardHeader: strings.Repeat("r", maxName+1)}, {ForwardHeader: "r1"}, {RequestHeader: "r0"},
 		{RequestHeader: "r0/ 1"}, {LegEpochHeader: "0"}, {LegEpochHeader: ""}, {LegEpochHeader: "-1"}, {FeaturesHeader: "4294967296"},
 		{PromptHeader: "0"}, {PromptHeader: "4294967297"}, {PromptHeader: "", MigrationHeader: ""}, {PromptHeader: "", OutputHeader: ""},

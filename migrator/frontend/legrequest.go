@@ -33,6 +33,9 @@ const (
 	OutputHeader = "X-Cascade-Output"
 	// CachedHeader is how many tokens of a prompt the peer is expected to have cached.
 	CachedHeader = "X-Cascade-Cached"
+	// HeldHeader is how many of them another replica is expected to hold, if that is more: the peer
+	// may copy them.
+	HeldHeader = "X-Cascade-Held"
 	// ExpectedHeader is about how many tokens a prompt has, by what the sender knows of its
 	// text: the estimate that the request was routed by knows only how long it is.
 	ExpectedHeader = "X-Cascade-Expected"
@@ -70,12 +73,13 @@ type legRequest struct {
 	root        prefix.Hash      // that the ids of its prompt extend
 	minTokens   policies.Tokens  // min_tokens
 	epoch       policies.Epoch
-	tenant      string        // of the client's request
-	reservation string        // of the KV blocks; "" for none
-	hangTimeout time.Duration // how long the engine may pause after the first token; 0 for the idle timeout
-	prompt      *knownPrompt  // of a first leg, for a prefix pull; nil once it was tried
-	firstText   *firstText    // corrects the leg's first text; nil where the client's text ends with a character
-	notAfter    time.Time     // a later first token is not used; zero: no bound
+	tenant      string          // of the client's request
+	reservation string          // of the KV blocks; "" for none
+	hangTimeout time.Duration   // how long the engine may pause after the first token; 0 for the idle timeout
+	held        policies.Tokens // how many of the prompt's first tokens another replica holds, as the sender knows
+	prompt      *knownPrompt    // of a first leg, for a prefix pull; nil once it was tried
+	firstText   *firstText      // corrects the leg's first text; nil where the client's text ends with a character
+	notAfter    time.Time       // a later first token is not used; zero: no bound
 }
 
 // name returns the engine's name for the leg, "" for none.
@@ -120,6 +124,9 @@ func (lr *legRequest) headers() http.Header {
 	}
 	if lr.arrival.Input == 0 && lr.target.Cached > 0 {
 		h[CachedHeader] = []string{strconv.FormatInt(int64(lr.target.Cached), 10)}
+	}
+	if lr.arrival.Input == 0 && lr.target.Held > 0 {
+		h[HeldHeader] = []string{strconv.FormatInt(int64(lr.target.Held), 10)}
 	}
 	if lr.arrival.Input == 0 && lr.prompt != nil && lr.prompt.length > 0 {
 		h[ExpectedHeader] = []string{strconv.FormatInt(int64(lr.prompt.length), 10)}
@@ -167,6 +174,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 	lr.arrival.Input = policies.Tokens(number(PromptHeader, 1, maxCount))
 	lr.arrival.Output = policies.Tokens(number(OutputHeader, 0, maxCount))
 	lr.arrival.Cached = policies.Tokens(number(CachedHeader, 0, maxCount))
+	lr.held = policies.Tokens(number(HeldHeader, 0, maxCount))
 	lr.arrival.Estimate = policies.Tokens(number(ExpectedHeader, 0, maxCount))
 	switch {
 	case err != nil:

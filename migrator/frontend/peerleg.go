@@ -41,7 +41,8 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		lr.keeps = keeps // after it has computed the prompt
 		sent := lr.arrival
 		lr.arrival = srv.estimateArrival(r.Header, body)
-		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), 0)
+		// The sender has chosen this replica by what it may copy of the prompt.
+		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), lr.held)
 		lr.prompt, lr.arrival.Cached = &prompt, max(sent.Cached, prompt.cached)
 		prompt.refineEstimate(&lr.arrival)
 		lr.arrival.Estimate = cmp.Or(sent.Estimate, lr.arrival.Estimate)

@@ -19,6 +19,9 @@ type Target struct {
 	Prefill bool
 	// Cached is how many of the prompt's first tokens a peer is expected to hold.
 	Cached policies.Tokens
+	// Held is how many of them the replica that has most of the prompt is expected to hold, 0 if that
+	// is no more than Cached: the peer may copy them.
+	Held policies.Tokens
 }
 
 // Placer chooses where a request starts.

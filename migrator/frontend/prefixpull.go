@@ -169,7 +169,7 @@ func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.Recompute)*time.Microsecond)
 	defer cancel()
 	ctx, end := srv.startPullSpan(ctx, &out)
-	tokens, by, err := srv.pullHeld(ctx, lr, holder, held)
+	tokens, by, err := srv.pullHeld(ctx, lr, known.ids, holder, held)
 	out.Duration, out.Transport, out.Err = time.Since(out.Start), by, err
 	srv.pulls.count(func(n *PrefixPulls) {
 		n.Seconds += out.Duration.Seconds()
@@ -207,14 +207,16 @@ func (srv *Server) startPullSpan(ctx context.Context, out *PulledPrefix) (_ cont
 	}
 }
 
-// pullHeld copies the first tokens of a leg's prompt, which the holder has, to the own engine. by is the
-// transport.
-func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, holder Target, held policies.Tokens) (tokens policies.Tokens, by string, err error) {
+// pullHeld copies the first tokens of a leg's prompt, which the holder has, to the own engine. ids are the prompt's,
+// nil if they are not known; by is the transport.
+func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, ids []uint32, holder Target, held policies.Tokens) (tokens policies.Tokens, by string, err error) {
 	req, err := openai.Parse(lr.endpoint, lr.body.bytes)
 	if err != nil {
 		return 0, "", err
 	}
-	ids := req.PromptIDs()
+	if ids == nil {
+		ids = req.PromptIDs()
+	}
 	if ids == nil {
 		if ids, err = srv.tokenize(ctx, &req, engineHeaders(lr.header)); err != nil {
 			return 0, "", fmt.Errorf("%w: %w", errNoIDs, err)

@@ -396,3 +396,40 @@ func TestPrefixHandoffTooLate(t *testing.T) {
 		}
 	})
 }
+
+// TestPeerCopies checks that a peer finds out the tokens of a prompt that it has not seen if another replica holds
+// more of it, as the sender says, and copies them: it was chosen by what it may copy.
+func TestPeerCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &prefixFake{holder: Target{Replica: "r2", Address: "127.0.0.1:9"}, held: 4096}
+		z := newTokenizing(t, f.pulls)
+		send := func(held string, asked int64, copied int) {
+			t.Helper()
+			z.asked.Store(0)
+			f.copies = nil
+			body := z.nextBody(tokenizedPrompt)
+			leg := jsonRequest(z.peer, "/v1/completions", body)
+			leg.Header.Set(ForwardHeader, "r1")
+			if held != "" {
+				leg.Header.Set(HeldHeader, held)
+			}
+			resp, err := z.client.Do(leg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+				t.Errorf("held %q: %s, %v", held, resp.Status, err)
+			}
+			resp.Body.Close()
+			n := 0
+			if len(f.copies) == 1 {
+				n = len(f.copies[0].IDs)
+			}
+			if got := z.asked.Load(); got != asked || n != copied {
+				t.Errorf("held %q: the engine was asked %d times for tokens, and %d of them copied; want %d and %d", held, got, n, asked, copied)
+			}
+		}
+		send("", 0, 0)
+		send("4096", 1, 4096) // the copy takes the ids that are known by then
+	})
+}

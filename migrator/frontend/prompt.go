@@ -59,9 +59,9 @@ func (srv *Server) PrefixStatus() PrefixStatus {
 }
 
 // readPrompt finds out which tokens a request's prompt begins with, and how many of them the own
-// engine holds. It asks the engine if that pays, which takes tokenizeTimeout at most; estimate
-// is the prompt's estimated length, and header what the engine may see of the client's.
-func (srv *Server) readPrompt(ctx context.Context, req *openai.Request, header http.Header, estimate policies.Tokens) (p knownPrompt) {
+// engine holds. If fewer than wanted are known it asks the engine, which takes tokenizeTimeout at most;
+// header is what the engine may see of the client's.
+func (srv *Server) readPrompt(ctx context.Context, req *openai.Request, header http.Header, wanted policies.Tokens) (p knownPrompt) {
 	p.root = srv.promptRoot(req.Model, req.CacheSalt)
 	if srv.cfg.Placer == nil && srv.cfg.PrefixPull == nil {
 		return p
@@ -79,7 +79,7 @@ func (srv *Server) readPrompt(ctx context.Context, req *openai.Request, header h
 		return p
 	}
 	p.steps, p.known, p.length = srv.texts.Find(p.text)
-	if holders && 2*p.known < estimate && srv.tokenizer.pays(estimate) && srv.engineState.serves(req.Model) {
+	if holders && p.known < wanted && srv.engineState.serves(req.Model) {
 		if ids, err := srv.tokenize(ctx, req, header); err == nil {
 			srv.setPromptIDs(&p, ids)
 			srv.texts.Learn(p.text, p.root, ids)

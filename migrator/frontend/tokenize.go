@@ -113,11 +113,15 @@ func (t *tokenizer) forget() {
 	t.pause, t.known, t.warned = tokenizePauses{}, false, false
 }
 
-// pays reports whether the engine is asked for a prompt of about that many tokens.
-func (t *tokenizer) pays(length policies.Tokens) bool {
+// wanted returns of how many of a prompt's first tokens the ids have to be known, of about that many: if they are
+// not, the engine is asked.
+func (t *tokenizer) wanted(length policies.Tokens) policies.Tokens {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return length >= tokenizeLeast || !t.known
+	if t.known && length < tokenizeLeast {
+		return 0
+	}
+	return (length + 1) / 2
 }
 
 // mayAsk reports whether the engine may be asked for the tokens of a prompt of that many bytes: not during a pause

@@ -40,9 +40,23 @@ func (b *View) Place(now policies.Micros, r policies.Request, steps []prefix.Ste
 	}
 	if e := b.peers[id]; e != nil && e.address != "" {
 		b.forwards++
-		return b.placeAtPeer(e, r, b.prefixOf(id))
+		to := b.placeAtPeer(e, r, b.prefixOf(id))
+		if held := b.longestHeld(r); held > to.Cached {
+			to.Held = held
+		}
+		return to
 	}
 	return b.placeHere(r)
+}
+
+// longestHeld returns how many of a request's first tokens the replica holds that has most of them, of this one
+// and those that the Placer has just chosen from.
+func (b *View) longestHeld(r policies.Request) policies.Tokens {
+	held := r.Cached
+	for i := range b.sites {
+		held = max(held, b.sites[i].Prefix)
+	}
+	return held
 }
 
 // askPlacer lets the Placer choose from a sample of the peers that pass, and from those of

@@ -123,6 +123,27 @@ func TestPlaceOffersHolders(t *testing.T) {
 	}
 }
 
+// TestPlaceNamesWhatMayBeCopied checks that a peer is told how much of the prompt another replica holds, this one
+// included, if that is more than its own.
+func TestPlaceNamesWhatMayBeCopied(t *testing.T) {
+	p := &lastArrival{to: "a1"}
+	b := largeFleet(4, p)
+	b.SetPeerPrefixes("a1", holding(1024))
+	b.SetPeerPrefixes("a2", holding(2048))
+	for _, x := range []struct {
+		to         policies.ReplicaID
+		here, held policies.Tokens
+	}{{"a1", 100, 2048}, {"a1", 3000, 3000}, {"a2", 100, 0}, {"a3", 0, 2048}} {
+		p.to = x.to
+		if got := b.Place(0, policies.Request{Input: 4096, Cached: x.here}, stepsOf(4096)); got.Replica != x.to || got.Held != x.held {
+			t.Errorf("%+v, want %+v", got, x)
+		}
+	}
+	if got := b.Place(0, policies.Request{Input: 4096}, nil); got.Held != 0 {
+		t.Errorf("an unknown prompt: %+v", got)
+	}
+}
+
 // TestPlaceCountsUncachedTokens checks that a placed request adds to a queue what is to be computed for it.
 func TestPlaceCountsUncachedTokens(t *testing.T) {
 	p := &lastArrival{to: "a1"}
