@@ -40,7 +40,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	if lr.arrival.Input == 0 {
 		lr.keeps = keeps // after it has computed the prompt
 		sent := lr.arrival
-		lr.arrival = srv.estimateArrival(r.Header, body)
+		lr.arrival = srv.estimateForwarded(r.Header, body)
 		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), 0)
 		lr.prompt, lr.arrival.Cached = &prompt, max(sent.Cached, prompt.cached)
 		prompt.refineEstimate(&lr.arrival)
