@@ -105,6 +105,7 @@ func TestFaults(t *testing.T) {
 		fault func(w *world)
 		ok    bool // the pull succeeds all the same
 		late  bool // the engine may store the prefix although the pull failed
+		err   string
 	}{
 		"the own engine is full": {fault: func(w *world) {
 			pin, err := w.b.PinPrefix(t.Context(), "others", prefix(poolBlocks*blockTokens, 7), true)
@@ -118,7 +119,7 @@ func TestFaults(t *testing.T) {
 		"the own engine's pin and release fail": {fault: func(w *world) { w.b.gate = fail(errLost, "pin", "release", "release") }},
 		"the own engine refuses to commit":      {fault: func(w *world) { w.b.gate = fail(refused, "commit") }},
 		"the own engine's commit is lost":       {fault: func(w *world) { w.b.gate = fail(errLost, "commit") }, late: true},
-		"the own engine restarts": {fault: func(w *world) {
+		"the own engine restarts": {err: blocks.ErrUnavailable.Error(), fault: func(w *world) {
 			w.b.gate = func(c string) error {
 				if c == "pin" {
 					w.b.gate = nil
@@ -148,17 +149,20 @@ func TestFaults(t *testing.T) {
 		"a byte is flipped":           {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Corrupt}), ok: true},
 		"a byte is flipped three times": {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Corrupt},
 			memtransport.Fault{At: memtransport.AtPull, Nth: 1, Kind: memtransport.Corrupt}, memtransport.Fault{At: memtransport.AtPull, Nth: 2, Kind: memtransport.Corrupt})},
-		"the holder sends too few blocks":    {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks = a.Blocks[1:] })},
-		"the holder sends too few checksums": {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums = a.Sums[1:] })},
-		"the holder sends other checksums":   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums[2]++ })},
-		"the holder sends other blocks":      {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0], a.Blocks[1] = a.Blocks[1], a.Blocks[0] })},
-		"the holder sends blocks of no pool": {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0] = poolBlocks })},
-		"the holder sends half a block":      {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens -= 2 })},
-		"the holder sends more than asked":   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens = 1 << 63 })},
-		"the holder sends no transports":     {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers = nil })},
-		"the holder sends half a ticket":     {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket = a.Offers[0].Ticket[:8] })},
-		"the holder sends another's ticket":  {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket[3]++ })},
-		"the holder dies after its answer":   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Address = "nowhere" })},
+		"the own engine pins blocks of another size":      {fault: func(w *world) { w.b.pinsBy = 2 * blockTokens }, err: "the engine was restarted"},
+		"the holder's engine pins blocks of another size": {fault: func(w *world) { w.a.pinsBy = 2 * blockTokens }, err: ErrGone.Error()},
+		"the holder sends too few blocks":                 {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks = a.Blocks[1:] }), err: "invalid answer: 5 blocks"},
+		"the holder sends too few checksums":              {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums = a.Sums[1:] }), err: "invalid answer: 6 blocks and 11 checksums"},
+		"the holder sends other checksums":                {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums[2]++ })},
+		"the holder sends other blocks":                   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0], a.Blocks[1] = a.Blocks[1], a.Blocks[0] })},
+		"the holder sends blocks of no pool":              {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0] = poolBlocks })},
+		"the holder sends half a block":                   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens, a.Blocks, a.Sums = 22, a.Blocks[:5], a.Sums[:10] }), err: "invalid answer: 22 tokens"},
+		"the holder sends nothing":                        {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens, a.Blocks, a.Sums = 0, nil, nil }), err: "invalid answer: 0 tokens"},
+		"the holder sends more than asked":                {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens = 1 << 63 }), err: "invalid answer: 9223372036854775808 tokens"},
+		"the holder sends no transports":                  {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers = nil })},
+		"the holder sends half a ticket":                  {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket = a.Offers[0].Ticket[:8] })},
+		"the holder sends another's ticket":               {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket[3]++ })},
+		"the holder dies after its answer":                {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Address = "nowhere" })},
 		"the holder cannot be reached": {fault: func(w *world) {
 			w.ask = func(context.Context, *api.FetchPrefixRequest, func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
 				return nil, errors.New("connection refused")
@@ -177,11 +181,15 @@ func TestFaults(t *testing.T) {
 			if (err == nil) != x.ok || x.ok && tokens != 24 {
 				t.Errorf("%d tokens, %v", tokens, err)
 			}
+			if x.err != "" {
+				testkit.WantError(t, err, x.err)
+			}
 			w.waitUnpinned(t)
+			w.waitFree(t)
 			if cached := w.b.check(t, p); cached > 0 && !x.ok && !x.late {
 				t.Errorf("%d tokens are cached after the pull has failed", cached)
 			}
-			w.a.gate, w.b.gate, w.ask, w.pace, w.away = nil, nil, nil, nil, false
+			w.a.gate, w.b.gate, w.ask, w.pace, w.away, w.a.pinsBy, w.b.pinsBy = nil, nil, nil, nil, false, 0, 0
 			w.faults.Set()
 			w.a.compute(p)
 			if _, err := w.puller.Pull(t.Context(), "a", p); err != nil || w.b.check(t, p) != 24 {
@@ -258,6 +266,137 @@ func TestEngineHangs(t *testing.T) {
 	w.b.check(t, prefix(24, 1))
 }
 
+// While the own engine does not answer a release, the holder's blocks are free.
+func TestHolderIsFreedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, nil)
+		w.a.compute(prefix(24, 1))
+		w.pace = func(context.Context, time.Time, int64) error { return errors.New("no link") }
+		hangs := make(chan struct{})
+		w.b.gate = func(call string) error {
+			if call == "release" {
+				<-hangs
+			}
+			return nil
+		}
+		if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); err == nil {
+			t.Error("no error")
+		}
+		synctest.Wait()
+		if a, b := w.a.pinned(), w.b.pinned(); a > 0 || b == 0 {
+			t.Errorf("%d references and reservations at the holder's engine, %d at the own one, which hangs", a, b)
+		}
+		close(hangs)
+	})
+}
+
+// Run ends all that is under way, at either side, and returns after the last call to the engine.
+func TestRunEnds(t *testing.T) {
+	p := prefix(24, 1)
+	pulls := func(t *testing.T, w *world) (held, proceed chan struct{}, ended chan error) {
+		w.a.compute(p)
+		held, proceed, ended = make(chan struct{}, 1), make(chan struct{}), make(chan error, 1)
+		w.pace = func(ctx context.Context, _ time.Time, _ int64) error {
+			held <- struct{}{}
+			select {
+			case <-ctx.Done():
+			case <-proceed:
+			}
+			return ctx.Err()
+		}
+		go func() { _, err := w.puller.Pull(context.Background(), "a", p); ended <- err }()
+		<-held
+		return held, proceed, ended
+	}
+	bubble := func(name string, f func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+	}
+	bubble("of the puller", func(t *testing.T) {
+		w := start(t, nil)
+		_, _, ended := pulls(t, w)
+		w.stopPuller()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		w.b.AbandonSession(nil) // as the end of the process does
+	})
+	bubble("of the holder", func(t *testing.T) {
+		w := start(t, nil)
+		_, proceed, ended := pulls(t, w)
+		begun := time.Now()
+		w.stopHolder()
+		w.calls.Wait() // Serve has returned
+		if took := time.Since(begun); took > 0 {
+			t.Errorf("Run has returned after %v", took)
+		}
+		close(proceed)
+		if err := <-ended; err != nil {
+			t.Errorf("the blocks were copied before: %v", err)
+		}
+		w.a.AbandonSession(nil)
+	})
+	bubble("after the last call", func(t *testing.T) {
+		w := start(t, nil)
+		hangs, calls := make(chan struct{}), make(chan struct{}, 1)
+		w.b.gate = func(call string) error {
+			if call == "commit" {
+				calls <- struct{}{}
+				<-hangs
+			}
+			return nil
+		}
+		w.a.compute(p)
+		go w.puller.Pull(context.Background(), "a", p)
+		<-calls
+		stopped := make(chan struct{})
+		go func() { w.stopPuller(); close(stopped) }()
+		select {
+		case <-stopped:
+			t.Error("Run has returned during a call to the engine")
+		case <-time.After(20 * time.Millisecond):
+		}
+		close(hangs)
+		<-stopped
+	})
+}
+
+// A holder keeps a prefix for serveTimeout, however long its peer reads.
+func TestServeTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, nil)
+		w.a.compute(prefix(24, 1))
+		begun, answered := time.Now(), false
+		err := w.holder.Serve(context.Background(), "b", &api.FetchPrefixRequest{Model: "m", Ids: prefix(24, 1).IDs, Fingerprint: 77}, func(*api.FetchPrefixAnswer) error {
+			answered = true
+			return nil
+		})
+		if took := time.Since(begun); err != nil || !answered || took != serveTimeout || w.a.pinned() > 0 {
+			t.Errorf("%v after %v, answered: %v, %d references and reservations are left", err, took, answered, w.a.pinned())
+		}
+	})
+}
+
+// A release is tried again while the engine refuses it, less and less often, and then its session ends. An engine that has
+// no such reservation, or is away, need not release it.
+func TestRelease(t *testing.T) {
+	for err, want := range map[error]struct{ calls, abandoned int }{
+		refused:               {20, 1}, // after 0, 0.1, 0.3, … 3.1 s, and then every two seconds
+		blocks.ErrNotFound:    {1, 0},
+		blocks.ErrUnavailable: {1, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			e, calls := newEngine(), 0
+			e.gate = func(string) error { calls++; return err }
+			c := testkit.Must(New(Config{Engine: e, Network: &world{}, Paths: func() *paths.Set { return nil }}))
+			begun := time.Now()
+			c.releaseOnce(t.Context(), "x")
+			if took := time.Since(begun); calls != want.calls || e.abandoned != want.abandoned || took > releaseTimeout+maxReleaseRetry {
+				t.Errorf("%v: %d calls, %d sessions abandoned after %v; want %d, %d", err, calls, e.abandoned, took, want.calls, want.abandoned)
+			}
+		})
+	}
+}
+
 // slowEngine is an engine that makes a pin when it is let go, whether or not the call has been cancelled by then, as
 // an engine behind a connection does.
 type slowEngine struct {
@@ -323,7 +462,31 @@ func TestReleaseFollowsPin(t *testing.T) {
 		close(slow.letGo)
 		<-released
 		w.waitUnpinned(t)
+		if s := w.holder.Served(); s.Prefixes > 0 || at == "the holder's engine" && s.Refused != 1 {
+			t.Errorf("%s: %+v", at, s)
+		}
 	}
+}
+
+// A peer whose prefix is not pinned in time is told at once, not when the late pin has been released.
+func TestLatePinForPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowEngine{newEngine(), make(chan struct{}, 1), make(chan struct{})}
+		c := testkit.Must(New(Config{Engine: slow, Network: &world{}, Paths: func() *paths.Set { return nil }}))
+		testkit.Run(t, c.Run)
+		synctest.Wait()
+		begun := time.Now()
+		err := c.Serve(t.Context(), "b", &api.FetchPrefixRequest{Model: "m", Ids: prefix(24, 1).IDs, Fingerprint: 77}, nil)
+		if took := time.Since(begun); status.Code(err) != codes.DeadlineExceeded || took != engineTimeout {
+			t.Errorf("%v after %v", err, took)
+		}
+		close(slow.letGo)
+		time.Sleep(engineTimeout)
+		synctest.Wait()
+		if slow.pinned() != 0 {
+			t.Errorf("%d references and reservations are left", slow.pinned())
+		}
+	})
 }
 
 // A pin that the engine makes after its deadline is released, and an engine that refuses releases is logged once, not
@@ -384,7 +547,31 @@ func TestReasonsOfRefusals(t *testing.T) {
 	}{
 		"away":     {refuseToPin(fmt.Errorf("pin: %w", blocks.ErrUnavailable)), blocks.ErrUnavailable},
 		"no cache": {refuseToPin(blocks.ErrNoPrefixes), blocks.ErrNoPrefixes},
-		"evicted":  {func(w *world) { w.a.restart() }, ErrGone},
+		"too slow": {refuseToPin(context.DeadlineExceeded), context.DeadlineExceeded},
+		"restarted": {func(w *world) {
+			pinned := false
+			w.a.gate = func(call string) error {
+				if call == "memory" && pinned {
+					w.a.gate = nil
+					w.a.restart()
+				}
+				pinned = pinned || call == "pin"
+				return nil
+			}
+		}, blocks.ErrUnavailable},
+		"gone after the pin": {func(w *world) {
+			pinned := false
+			w.a.gate = func(call string) error {
+				if call == "memory" && pinned {
+					w.a.gate = nil
+					w.a.restart()
+					w.a.memory = nil
+				}
+				pinned = pinned || call == "pin"
+				return nil
+			}
+		}, blocks.ErrUnavailable},
+		"evicted": {func(w *world) { w.a.restart() }, ErrGone},
 		"other layout": {func(w *world) {
 			w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
 				q.Fingerprint++
@@ -492,6 +679,51 @@ func TestTicketIsUsedOnce(t *testing.T) {
 	}
 }
 
+// A ticket that was not used is worth nothing once the call has ended: the blocks have others' content then.
+func TestTicketEndsWithItsCall(t *testing.T) {
+	w := start(t, nil)
+	w.a.compute(prefix(24, 1))
+	unused := make(chan []byte, 1)
+	w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+		a, err := serve(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		unused <- a.Offers[0].Ticket
+		return nil, errors.New("the answer is lost")
+	}
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); err == nil {
+		t.Error("no error")
+	}
+	w.waitFree(t)
+	w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+		a, err := serve(ctx, q)
+		if err == nil {
+			a.Offers[0].Ticket = <-unused
+		}
+		return a, err
+	}
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, transport.ErrRefused) {
+		t.Errorf("with the ticket of the call that has ended: %v", err)
+	}
+}
+
+// A holder of which no transport runs says that it cannot serve, and counts that.
+func TestNoTransport(t *testing.T) {
+	w := start(t, func(w *world, a, _ *Config) {
+		none := paths.New(paths.Config{Self: "a", Pool: w.a})
+		a.Paths = func() *paths.Set { return none }
+	})
+	w.a.compute(prefix(24, 1))
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, blocks.ErrUnavailable) {
+		t.Error(err)
+	}
+	w.waitFree(t)
+	if s := w.holder.Served(); s.Prefixes != 0 || s.Refused != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // Many pulls at once, of the same prefixes and others, with faults at random: no block is wrong or leaked.
 func TestManyAtOnce(t *testing.T) {
 	w := start(t, func(_ *world, a, b *Config) { a.MaxConcurrent, b.MaxConcurrent = 8, 8 })
@@ -521,11 +753,13 @@ func TestManyAtOnce(t *testing.T) {
 func TestNotRunning(t *testing.T) {
 	w := start(t, nil)
 	c := testkit.Must(New(Config{Engine: w.b, Network: w, Paths: w.puller.cfg.Paths}))
-	if _, err := c.Pull(t.Context(), "a", prefix(8, 1)); !errors.Is(err, ErrUnavailable) {
-		t.Error(err)
-	}
-	if err := c.Serve(t.Context(), "a", &api.FetchPrefixRequest{}, nil); status.Code(err) != codes.Unavailable {
-		t.Error(err)
+	for range defaultConcurrent + 1 { // places are given back
+		if _, err := c.Pull(t.Context(), "a", prefix(8, 1)); !errors.Is(err, ErrUnavailable) {
+			t.Error(err)
+		}
+		if err := c.Serve(t.Context(), "a", &api.FetchPrefixRequest{}, nil); status.Code(err) != codes.Unavailable {
+			t.Error(err)
+		}
 	}
 	for name, bad := range map[string]Config{"Engine": {Network: w, Paths: c.cfg.Paths}, "Network": {Engine: w.b, Paths: c.cfg.Paths}, "Paths": {Engine: w.b, Network: w},
 		"MaxConcurrent": {Engine: w.b, Network: w, Paths: c.cfg.Paths, MaxConcurrent: -1}} {
