@@ -103,7 +103,8 @@ func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 	if p.PoolGroup != poolGroup {
 		return fmt.Errorf("--pool-group %s: must be %s: pools of other groups are not read", p.PoolGroup, poolGroup)
 	}
-	if p.metricsCerts != "" && adminserver.IsLoopback(p.Address(p.MetricsPort)) {
+	// A --host that is a name counts as what it resolves to, as for the listener.
+	if a, err := net.ResolveTCPAddr("tcp", p.Address(p.MetricsPort)); p.metricsCerts != "" && err == nil && a.IP.IsLoopback() {
 		return errors.New("--metrics-cert-path: --host is on loopback, where metrics are in plain text: set --host, or leave the flag out")
 	}
 	conformance, err := readsTestHeaders(p.ConfigFile)

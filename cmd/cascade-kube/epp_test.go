@@ -50,6 +50,7 @@ func TestEPPCommandLine(t *testing.T) {
 		"epp --pool-name p --kubeconfig /does/not/exist":               {1, "--kubeconfig"},
 		"epp --pool-name p --metrics-cert-path /tls":                   {1, "--host is on loopback"},
 		"epp --pool-name p --metrics-cert-path /tls --host ::1":        {1, "--host is on loopback"},
+		"epp --pool-name p --metrics-cert-path /tls --host localhost":  {1, "--host is on loopback"},
 		// Off loopback it goes on to the next fault.
 		"epp --pool-name p --metrics-cert-path /tls --host 192.0.2.1 --kubeconfig /does/not/exist": {1, "--kubeconfig"},
 	} {
@@ -245,9 +246,10 @@ func TestEPPMetrics(t *testing.T) {
 	testkit.Run(t, func(ctx context.Context) error {
 		return serveProbes(ctx, elsewhere{l}, metrics, pods, picker, own)
 	})
+	path := "/metrics"
 	get := func(scheme string, c *tls.Config) (int, error) {
 		transport := &http.Transport{TLSClientConfig: c, DisableKeepAlives: true}
-		resp, err := (&http.Client{Transport: transport}).Get(scheme + "://" + l.Addr().String() + "/metrics")
+		resp, err := (&http.Client{Transport: transport}).Get(scheme + "://" + l.Addr().String() + path)
 		if err != nil {
 			return 0, err
 		}
@@ -266,6 +268,13 @@ func TestEPPMetrics(t *testing.T) {
 	}
 	if code, err := get("http", nil); err == nil && code == http.StatusOK {
 		t.Error("in plain text the metrics are served")
+	}
+	path = "/readyz"
+	for _, want := range []int{http.StatusServiceUnavailable, http.StatusOK} { // before the pool was read, and afterwards
+		if code, err := get("https", &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}); code != want {
+			t.Errorf("%s: %d, %v, want %d", path, code, err, want)
+		}
+		picker.UpdatePool(nil)
 	}
 	bare := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	testkit.WantError(t, serveProbes(t.Context(), elsewhere{bare}, metrics, pods, picker, nil), "not a loopback address")

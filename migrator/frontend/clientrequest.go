@@ -122,10 +122,8 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 	refuseRequest(w, "the replica's engine does not answer; send the request to another one")
 }
 
-// estimateArrival estimates the length of a request that its engine has not
-// counted yet: by the header that it was routed by, else by its bytes. It counts how the
-// prompt begins, whether or not the proxies give prefix keys: they begin to when a depth for
-// them has been learnt.
+// estimateArrival is estimateLength for a request of a client. It counts how the prompt begins, whether or not
+// the proxies give prefix keys: they begin to when a depth for them has been learnt.
 func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arrival {
 	var scan length.Scanner
 	scan.HashPrefix(length.MaxPrefixDepth)
@@ -138,6 +136,19 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 	} else {
 		srv.tracker.ObservePrefix(scan.PrefixDigests())
 	}
+	return srv.estimateLength(h, count, len(body))
+}
+
+// estimateForwarded is estimateLength for a request that a peer forwards: how its prompt begins counts there.
+func (srv *Server) estimateForwarded(h http.Header, body []byte) loadtracker.Arrival {
+	var scan length.Scanner
+	scan.Write(body)
+	return srv.estimateLength(h, scan.Count(), len(body))
+}
+
+// estimateLength estimates the length of a request that its engine has not counted yet: by the header that it
+// was routed by, else by what its body of so many bytes has.
+func (srv *Server) estimateLength(h http.Header, count length.Count, body int) loadtracker.Arrival {
 	var a loadtracker.Arrival
 	if count.Found && count.Tokens == 0 && count.Media == 0 {
 		a.TextBytes = count.Text
@@ -145,7 +156,7 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 	if n, err := strconv.ParseInt(h.Get(length.TokensHeader), 10, 64); err == nil && n > 0 {
 		// The header may be forged: it counts as far as the body can hold that
 		// many tokens.
-		a.RoutedEstimate = policies.Tokens(min(n, maxTokensPerByte*int64(len(body))))
+		a.RoutedEstimate = policies.Tokens(min(n, maxTokensPerByte*int64(body)))
 	}
 	a.Estimate = a.RoutedEstimate
 	if count.Tokens > 0 || a.Estimate == 0 {
@@ -153,7 +164,7 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 	}
 	if a.RoutedEstimate == 0 {
 		// There was no estimate: the request was routed by its size.
-		a.RoutedEstimate = srv.tracker.Estimator().FromContentLength(int64(len(body)))
+		a.RoutedEstimate = srv.tracker.Estimator().FromContentLength(int64(body))
 	}
 	return a
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // engine is an inference engine that answers like vLLM 0.32. The next token is a
@@ -41,6 +42,7 @@ type engine struct {
 	noDetokenize     atomic.Bool                               // it cannot turn ids into text
 	detokenized      atomic.Int64                              // how often it was asked to
 	detokenizesWrong atomic.Bool                               // as an engine of another model
+	detokenizeTime   atomic.Int64                              // that it takes, in nanoseconds
 }
 
 func newEngine(t testing.TB) *engine {
@@ -124,6 +126,7 @@ func (v *detokenizer) begin(prompt []uint32) {
 // detokenize answers with the text of ids; incomplete bytes at its end become U+FFFD.
 func (e *engine) detokenize(w http.ResponseWriter, r *http.Request) {
 	e.detokenized.Add(1)
+	time.Sleep(time.Duration(e.detokenizeTime.Load()))
 	var req struct{ Tokens []uint32 }
 	if json.NewDecoder(r.Body).Decode(&req) != nil || e.noDetokenize.Load() {
 		http.Error(w, "no", http.StatusNotFound)

@@ -92,7 +92,7 @@ func (f *firstText) correct(c *openai.Chunk) (corrected *openai.Chunk, done bool
 // textOf returns the text that an event with text should have.
 func (f *firstText) textOf(ctx context.Context, c *openai.Chunk) (string, error) {
 	n, text, err := f.lastText(ctx, f.shownIDs, len(f.ids))
-	if rest, ok := f.rest(text, c); err != nil || ok && n > f.shownIDs {
+	if rest, ok := f.rest(text, c); err != nil || ok {
 		return rest, err
 	}
 	if !c.Finish {

@@ -1,12 +1,17 @@
 package frontend
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // seesIDs is a request whose client has the ids of a character that has only begun.
@@ -66,6 +71,7 @@ func TestLastText(t *testing.T) {
 			{[]uint32{1, 7}, 2, 2, 2, " w1\"\n<" + incomplete}, // the prompt's end, however it ends
 			{[]uint32{7}, 0, 1, 0, ""},
 			{nil, 0, 0, 0, ""},
+			{sevens(20), 0, 20, 20 - detokenizeIDs, incomplete}, // no more requests
 		} {
 			x := &firstText{server: f.servers[0].Server, ids: test.ids}
 			if n, text, err := x.lastText(t.Context(), test.least, test.most); n != test.n || text != test.text || err != nil {
@@ -91,6 +97,7 @@ func TestFirstText(t *testing.T) {
 			{"2", incomplete + " w2\"\n<", false, "é w2\"\n<"},
 			{"2", " w2\"\n<", true, "é w2\"\n<"},
 			{"2", "something else", true, ""},
+			{"2", incomplete, false, ""},
 			{"2,3", "é w2\"\n< w3\"\n<", false, "é w2\"\n< w3\"\n<"},
 			{"2,7", "é w2\"\n<", false, "é w2\"\n<"},       // the last one begins a character again
 			{"2,3", "prompt é w2\"\n<", true, "é w2\"\n<"}, // 3 ends the answer, and has no text
@@ -98,24 +105,88 @@ func TestFirstText(t *testing.T) {
 			{"14", "prompt" + incomplete, true, incomplete},
 		} {
 			x := &firstText{server: f.servers[0].Server, ctx: t.Context(), ids: []uint32{1, 7}, shown: " w1\"\n<", shownIDs: 1}
-			finish := "null"
-			if test.finish {
-				finish = `"stop"`
-			}
-			var c openai.Chunk
-			ev, err := openai.NewReader(strings.NewReader(`data: {"choices":[{"index":0,"text":` + quote(test.text) + `,"finish_reason":` + finish + `,"token_ids":[` + test.ids + `]}]}` + "\n\n")).Next()
-			if err == nil {
-				err = c.Parse(ev)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, done, err := x.correct(&c)
+			got, done, err := x.correct(textEvent(t, test.ids, test.text, test.finish))
 			switch {
 			case test.want == "" && err == nil:
 				t.Errorf("%+v: %q", test, got.Text())
 			case test.want != "" && (err != nil || !done || got.Text() != test.want):
 				t.Errorf("%+v: %+v, %v, %v", test, got, done, err)
+			}
+		}
+	})
+}
+
+// textEvent is an event of an answer.
+func textEvent(t *testing.T, ids, text string, finishes bool) *openai.Chunk {
+	t.Helper()
+	finish := "null"
+	if finishes {
+		finish = `"stop"`
+	}
+	ev := testkit.Must(openai.NewReader(strings.NewReader(`data: {"choices":[{"index":0,"text":` + quote(text) + `,"finish_reason":` + finish + `,"token_ids":[` + ids + `]}]}` + "\n\n")).Next())
+	var c openai.Chunk
+	testkit.NoError(t, c.Parse(ev))
+	return &c
+}
+
+// sevens returns so many ids of which none ends a character.
+func sevens(n int) []uint32 { return slices.Repeat([]uint32{7}, n) }
+
+// TestNoTextYet corrects the first text of a client that has none.
+func TestNoTextYet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		x := &firstText{server: f.servers[0].Server, ctx: t.Context()}
+		if got, done, err := x.correct(textEvent(t, "7", "prompt"+incomplete, true)); err != nil || !done || got.Text() != incomplete {
+			t.Errorf("%+v, %v, %v", got, done, err)
+		}
+		c := textEvent(t, `"x"`, "y", true)
+		if got, done, err := x.correct(c); got != c || done || err != nil {
+			t.Errorf("ids that cannot be read are for the reader of the event: %+v, %v, %v", got, done, err)
+		}
+	})
+}
+
+// TestSlowFirstText bounds the time of all requests about one event.
+func TestSlowFirstText(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.engines[0].detokenizeTime.Store(int64(detokenizeTimeout * 4 / 5))
+		x := &firstText{server: f.servers[0].Server, ctx: t.Context(), ids: sevens(detokenizeIDs)}
+		begun := time.Now()
+		_, _, err := x.correct(textEvent(t, "7", incomplete, false))
+		if took := time.Since(begun); !errors.Is(err, context.DeadlineExceeded) || took != firstTextTimeout {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
+}
+
+// TestNewFirstText checks from where on the text of an answer is compared with what the client has.
+func TestNewFirstText(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		s := &Stream{server: f.servers[0].Server, ctx: t.Context()}
+		ones := slices.Repeat([]uint32{1}, 30)
+		for name, test := range map[string]struct {
+			ids             []uint32
+			prompt, textIDs int
+			of, shown       int // ids that are kept, and those of them whose text the client has; 0: no correction
+			text            string
+		}{
+			"the text ends with a character":                   {[]uint32{1, 7, 2}, 1, 1, 0, 0, ""},
+			"a character has begun":                            {[]uint32{1, 2, 7}, 1, 2, 3, 2, " w1\"\n< w2\"\n<"},
+			"a character has begun, with text before it":       {[]uint32{1, 2, 7}, 1, 1, 3, 1, " w1\"\n<"},
+			"the prompt ends inside a character":               {[]uint32{1, 7, 14}, 2, 2, 3, 2, " w1\"\n<" + incomplete},
+			"the last ids are enough":                          {append(ones, 2, 7), 1, 31, 17, 16, strings.Repeat(" w1\"\n<", 15) + " w2\"\n<"},
+			"the prompt is longer than what is compared":       {append(ones, 2, 7), 31, 31, 17, 16, strings.Repeat(" w1\"\n<", 15) + " w2\"\n<"},
+			"the prompt's end is among them, and no character": {append(ones, 7, 7), 31, 31, 17, 16, strings.Repeat(" w1\"\n<", 15) + incomplete},
+		} {
+			x, err := s.newFirstText(t.Context(), Target{}, test.ids, test.prompt, test.textIDs)
+			switch {
+			case err != nil || (x == nil) != (test.of == 0):
+				t.Errorf("%s: %+v, %v", name, x, err)
+			case x != nil && (len(x.ids) != test.of || x.shownIDs != test.shown || x.shown != test.text):
+				t.Errorf("%s: %d ids, the text of %d is %q; want %d, %d, %q", name, len(x.ids), x.shownIDs, x.shown, test.of, test.shown, test.text)
 			}
 		}
 	})

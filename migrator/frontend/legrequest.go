@@ -77,7 +77,7 @@ type legRequest struct {
 	reservation string          // of the KV blocks; "" for none
 	hangTimeout time.Duration   // how long the engine may pause after the first token; 0 for the idle timeout
 	held        policies.Tokens // how many of the prompt's first tokens another replica holds, as the sender knows
-	prompt      *knownPrompt    // of a first leg, for a prefix pull; nil once it was tried
+	prompt      *knownPrompt    // of a first leg, for a prefix pull
 	firstText   *firstText      // corrects the leg's first text; nil where the client's text ends with a character
 	notAfter    time.Time       // a later first token is not used; zero: no bound
 }

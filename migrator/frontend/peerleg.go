@@ -40,7 +40,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	if lr.arrival.Input == 0 {
 		lr.keeps = keeps // after it has computed the prompt
 		sent := lr.arrival
-		lr.arrival = srv.estimateArrival(r.Header, body)
+		lr.arrival = srv.estimateForwarded(r.Header, body)
 		// The sender has chosen this replica by what it may copy of the prompt.
 		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), lr.held)
 		lr.prompt, lr.arrival.Cached = &prompt, max(sent.Cached, prompt.cached)

@@ -139,7 +139,6 @@ func (p *prefixPulls) count(f func(*PrefixPulls)) {
 // to compute the tokens. Whatever comes of it, the leg is then sent.
 func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg) {
 	c, known := srv.cfg.PrefixPull, lr.prompt
-	lr.prompt = nil // at most once
 	if c == nil || known == nil || len(known.steps) == 0 {
 		return
 	}

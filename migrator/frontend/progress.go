@@ -66,7 +66,9 @@ type counterSample struct {
 
 func newProgressWatch(srv *Server) *progressWatch {
 	now := time.Now()
-	return &progressWatch{server: srv, monitor: progress.New(srv.cfg.Cost, srv.cfg.MinPause, srv.brought.Load()), start: now, checked: now, seed: maphash.MakeSeed(), samples: make(chan counterSample)}
+	w := &progressWatch{server: srv, start: now, checked: now, seed: maphash.MakeSeed(), samples: make(chan counterSample)}
+	w.reset()
+	return w
 }
 
 // reset begins anew for an engine that has just become ready.

@@ -137,6 +137,29 @@ func TestHungEngineWithoutMetrics(t *testing.T) {
 	})
 }
 
+// TestMinPause checks that an engine hangs after Config.MinPause, before it has been away and after it.
+func TestMinPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const pause = 5 * time.Second
+		e := newEngine(t)
+		f := startServer(t, e.URL, func(c *Config) { c.MinPause = pause })
+		for n := range uint64(2) {
+			post(t, f.client, f.url, "/v1/completions", longRequest) // the engine is not cold any more
+			revive, began := e.hang(t), time.Now()
+			post(t, f.client, f.url, "/v1/completions", longRequest)
+			if took := time.Since(began); took < pause || took > pause+time.Second || f.Status().EngineHangs != n+1 {
+				t.Errorf("hang %d: found after %v, %+v", n, took, f.Status())
+			}
+			revive()
+			f.waitForReady(t, true)
+			e.unhealthy.Store(true)
+			f.waitForReady(t, false)
+			e.unhealthy.Store(false)
+			f.waitForReady(t, true)
+		}
+	})
+}
+
 // TestHungPeer checks a request that was placed at a peer whose engine hangs, and then at the own
 // engine, which hangs too: a third one serves it. A request that three engines have lost is not sent to
 // a fourth, by proxies neither: it may be the one that hangs them.

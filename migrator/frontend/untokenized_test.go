@@ -59,6 +59,24 @@ func TestUntokenizedPrompts(t *testing.T) {
 	})
 }
 
+// TestForwardedPromptCountsOnce checks that a prompt that is placed at a peer counts where it has arrived only: it
+// would look like two with one beginning.
+func TestForwardedPromptCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		z, b := newTokenizing(t), newEngine(t)
+		peer := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
+		z.placer.peer.Store(&peer.peer)
+		z.ask(z.nextBody(1000), 0)
+		if b.calls.Load() == 0 {
+			t.Fatal("the request was not forwarded")
+		}
+		own, at := z.tracker.State().PrefixDepths, peer.tracker.State().PrefixDepths
+		if own.Prompts() != 1 || at.Prompts() != 0 {
+			t.Errorf("%d prompts count where it has arrived, %d where it runs", own.Prompts(), at.Prompts())
+		}
+	})
+}
+
 // observe counts the prompt of a body.
 func observe(d *prefix.Depths, body string, untokenized bool) {
 	var s length.Scanner

@@ -1,6 +1,7 @@
 package prefixpull
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -40,6 +41,8 @@ var layout = transport.Layout{Blocks: poolBlocks, Regions: []transport.Region{
 // and of the root. Every call passes the gate, which may fail it before or after its effect.
 type engine struct {
 	gate func(call string) error // nil: none; errLost lets the call take effect
+	// pinsBy is the size of the blocks that PinPrefix says; 0: the right one.
+	pinsBy int
 
 	mu        sync.Mutex
 	memory    *transport.Memory
@@ -184,7 +187,7 @@ func (e *engine) PinPrefix(ctx context.Context, id string, p blocks.Prefix, rese
 		r.blocks = append(r.blocks, b)
 	}
 	e.pins[id] = r
-	return blocks.PinnedPrefix{Cached: r.cached * blockTokens, BlockTokens: blockTokens, Blocks: slices.Clone(r.blocks)}, bad
+	return blocks.PinnedPrefix{Cached: r.cached * blockTokens, BlockTokens: cmp.Or(e.pinsBy, blockTokens), Blocks: slices.Clone(r.blocks)}, bad
 }
 
 func (e *engine) CommitPrefix(ctx context.Context, id string, tokens int) error {
@@ -278,6 +281,8 @@ type world struct {
 	pace  func(ctx context.Context, start time.Time, bytes int64) error
 	away  bool // b cannot receive
 	calls sync.WaitGroup
+	// stopHolder and stopPuller end Run of each, and return when it has.
+	stopHolder, stopPuller func()
 }
 
 // FetchPrefix is the network of b.
@@ -330,10 +335,9 @@ func start(t *testing.T, change func(w *world, a, b *Config)) *world {
 		change(w, &ca, &cb)
 	}
 	w.holder, w.puller = testkit.Must(New(ca)), testkit.Must(New(cb))
+	w.stopHolder, w.stopPuller = testkit.Run(t, w.holder.Run), testkit.Run(t, w.puller.Run)
 	for _, c := range []*Copier{w.holder, w.puller} {
-		stop := testkit.Run(t, c.Run)
 		testkit.WaitFor(t, "it runs", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.ctx != nil })
-		t.Cleanup(stop)
 	}
 	t.Cleanup(func() {
 		w.waitUnpinned(t)
@@ -348,6 +352,14 @@ func (w *world) waitUnpinned(t *testing.T) {
 	for name, e := range map[string]*engine{"a": w.a, "b": w.b} {
 		testkit.WaitFor(t, "the engine of "+name+" has nothing pinned", func() bool { return e.pinned() == 0 })
 	}
+}
+
+// waitFree waits until no pull has a place, at either replica.
+func (w *world) waitFree(t *testing.T) {
+	t.Helper()
+	testkit.WaitFor(t, "all places are free", func() bool {
+		return len(w.puller.pulling)+len(w.puller.serving)+len(w.holder.pulling)+len(w.holder.serving) == 0
+	})
 }
 
 // prefix returns one of so many tokens; another seed gives another one.

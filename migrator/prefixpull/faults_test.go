@@ -5,10 +5,13 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // Whatever fails at whichever step, no block is stored without its content, nothing stays pinned, and the next
@@ -43,6 +46,7 @@ func TestFaults(t *testing.T) {
 		fault func(w *world)
 		ok    bool // the pull succeeds all the same
 		late  bool // the engine may store the prefix although the pull failed
+		err   string
 	}{
 		"the own engine is full": {fault: func(w *world) {
 			pin, err := w.b.PinPrefix(t.Context(), "others", prefix(poolBlocks*blockTokens, 7), true)
@@ -56,7 +60,7 @@ func TestFaults(t *testing.T) {
 		"the own engine's pin and release fail": {fault: func(w *world) { w.b.gate = fail(errLost, "pin", "release", "release") }},
 		"the own engine refuses to commit":      {fault: func(w *world) { w.b.gate = fail(refused, "commit") }},
 		"the own engine's commit is lost":       {fault: func(w *world) { w.b.gate = fail(errLost, "commit") }, late: true},
-		"the own engine restarts": {fault: func(w *world) {
+		"the own engine restarts": {err: blocks.ErrUnavailable.Error(), fault: func(w *world) {
 			w.b.gate = func(c string) error {
 				if c == "pin" {
 					w.b.gate = nil
@@ -86,17 +90,20 @@ func TestFaults(t *testing.T) {
 		"a byte is flipped":           {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Corrupt}), ok: true},
 		"a byte is flipped three times": {fault: script(memtransport.Fault{At: memtransport.AtPull, Block: 3, Kind: memtransport.Corrupt},
 			memtransport.Fault{At: memtransport.AtPull, Nth: 1, Kind: memtransport.Corrupt}, memtransport.Fault{At: memtransport.AtPull, Nth: 2, Kind: memtransport.Corrupt})},
-		"the holder sends too few blocks":    {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks = a.Blocks[1:] })},
-		"the holder sends too few checksums": {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums = a.Sums[1:] })},
-		"the holder sends other checksums":   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums[2]++ })},
-		"the holder sends other blocks":      {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0], a.Blocks[1] = a.Blocks[1], a.Blocks[0] })},
-		"the holder sends blocks of no pool": {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0] = poolBlocks })},
-		"the holder sends half a block":      {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens -= 2 })},
-		"the holder sends more than asked":   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens = 1 << 63 })},
-		"the holder sends no transports":     {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers = nil })},
-		"the holder sends half a ticket":     {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket = a.Offers[0].Ticket[:8] })},
-		"the holder sends another's ticket":  {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket[3]++ })},
-		"the holder dies after its answer":   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Address = "nowhere" })},
+		"the own engine pins blocks of another size":      {fault: func(w *world) { w.b.pinsBy = 2 * blockTokens }, err: "the engine was restarted"},
+		"the holder's engine pins blocks of another size": {fault: func(w *world) { w.a.pinsBy = 2 * blockTokens }, err: ErrGone.Error()},
+		"the holder sends too few blocks":                 {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks = a.Blocks[1:] }), err: "invalid answer: 5 blocks"},
+		"the holder sends too few checksums":              {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums = a.Sums[1:] }), err: "invalid answer: 6 blocks and 11 checksums"},
+		"the holder sends other checksums":                {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Sums[2]++ })},
+		"the holder sends other blocks":                   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0], a.Blocks[1] = a.Blocks[1], a.Blocks[0] })},
+		"the holder sends blocks of no pool":              {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Blocks[0] = poolBlocks })},
+		"the holder sends half a block":                   {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens, a.Blocks, a.Sums = 22, a.Blocks[:5], a.Sums[:10] }), err: "invalid answer: 22 tokens"},
+		"the holder sends nothing":                        {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens, a.Blocks, a.Sums = 0, nil, nil }), err: "invalid answer: 0 tokens"},
+		"the holder sends more than asked":                {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Tokens = 1 << 63 }), err: "invalid answer: 9223372036854775808 tokens"},
+		"the holder sends no transports":                  {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers = nil })},
+		"the holder sends half a ticket":                  {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket = a.Offers[0].Ticket[:8] })},
+		"the holder sends another's ticket":               {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Ticket[3]++ })},
+		"the holder dies after its answer":                {fault: spoil(func(a *api.FetchPrefixAnswer) { a.Offers[0].Address = "nowhere" })},
 		"the holder cannot be reached": {fault: func(w *world) {
 			w.ask = func(context.Context, *api.FetchPrefixRequest, func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
 				return nil, errors.New("connection refused")
@@ -115,11 +122,15 @@ func TestFaults(t *testing.T) {
 			if (err == nil) != x.ok || x.ok && tokens != 24 {
 				t.Errorf("%d tokens, %v", tokens, err)
 			}
+			if x.err != "" {
+				testkit.WantError(t, err, x.err)
+			}
 			w.waitUnpinned(t)
+			w.waitFree(t)
 			if cached := w.b.check(t, p); cached > 0 && !x.ok && !x.late {
 				t.Errorf("%d tokens are cached after the pull has failed", cached)
 			}
-			w.a.gate, w.b.gate, w.ask, w.pace, w.away = nil, nil, nil, nil, false
+			w.a.gate, w.b.gate, w.ask, w.pace, w.away, w.a.pinsBy, w.b.pinsBy = nil, nil, nil, nil, false, 0, 0
 			w.faults.Set()
 			w.a.compute(p)
 			if _, err := w.puller.Pull(t.Context(), "a", p); err != nil || w.b.check(t, p) != 24 {
@@ -195,4 +206,74 @@ func TestManyAtOnce(t *testing.T) {
 	w.waitUnpinned(t)
 	w.a.check(t, prefix(4, 1))
 	w.b.check(t, prefix(4, 1))
+}
+
+// Run ends all that is under way, at either side, and returns after the last call to the engine.
+func TestRunEnds(t *testing.T) {
+	p := prefix(24, 1)
+	pulls := func(t *testing.T, w *world) (held, proceed chan struct{}, ended chan error) {
+		w.a.compute(p)
+		held, proceed, ended = make(chan struct{}, 1), make(chan struct{}), make(chan error, 1)
+		w.pace = func(ctx context.Context, _ time.Time, _ int64) error {
+			held <- struct{}{}
+			select {
+			case <-ctx.Done():
+			case <-proceed:
+			}
+			return ctx.Err()
+		}
+		go func() { _, err := w.puller.Pull(context.Background(), "a", p); ended <- err }()
+		<-held
+		return held, proceed, ended
+	}
+	bubble := func(name string, f func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+	}
+	bubble("of the puller", func(t *testing.T) {
+		w := start(t, nil)
+		_, _, ended := pulls(t, w)
+		w.stopPuller()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		w.b.AbandonSession(nil) // as the end of the process does
+	})
+	bubble("of the holder", func(t *testing.T) {
+		w := start(t, nil)
+		_, proceed, ended := pulls(t, w)
+		begun := time.Now()
+		w.stopHolder()
+		w.calls.Wait() // Serve has returned
+		if took := time.Since(begun); took > 0 {
+			t.Errorf("Run has returned after %v", took)
+		}
+		close(proceed)
+		if err := <-ended; err != nil {
+			t.Errorf("the blocks were copied before: %v", err)
+		}
+		w.a.AbandonSession(nil)
+	})
+	bubble("after the last call", func(t *testing.T) {
+		w := start(t, nil)
+		hangs, calls := make(chan struct{}), make(chan struct{}, 1)
+		w.b.gate = func(call string) error {
+			if call == "commit" {
+				calls <- struct{}{}
+				<-hangs
+			}
+			return nil
+		}
+		w.a.compute(p)
+		go w.puller.Pull(context.Background(), "a", p)
+		<-calls
+		stopped := make(chan struct{})
+		go func() { w.stopPuller(); close(stopped) }()
+		select {
+		case <-stopped:
+			t.Error("Run has returned during a call to the engine")
+		case <-time.After(20 * time.Millisecond):
+		}
+		close(hangs)
+		<-stopped
+	})
 }

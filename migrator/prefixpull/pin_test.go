@@ -11,6 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/policies/testkit"
@@ -106,6 +110,9 @@ func TestReleaseFollowsPin(t *testing.T) {
 		close(slow.letGo)
 		<-released
 		w.waitUnpinned(t)
+		if s := w.holder.Served(); s.Prefixes > 0 || at == "the holder's engine" && s.Refused != 1 {
+			t.Errorf("%s: %+v", at, s)
+		}
 	}
 }
 
@@ -145,6 +152,72 @@ func TestLatePin(t *testing.T) {
 		all.Wait()
 		if n := strings.Count(log.String(), "level=WARN"); n != 1 || strings.Count(log.String(), "after retries") != 1 {
 			t.Errorf("%s", log.String())
+		}
+	})
+}
+
+// While the own engine does not answer a release, the holder's blocks are free.
+func TestHolderIsFreedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, nil)
+		w.a.compute(prefix(24, 1))
+		w.pace = func(context.Context, time.Time, int64) error { return errors.New("no link") }
+		hangs := make(chan struct{})
+		w.b.gate = func(call string) error {
+			if call == "release" {
+				<-hangs
+			}
+			return nil
+		}
+		if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); err == nil {
+			t.Error("no error")
+		}
+		synctest.Wait()
+		if a, b := w.a.pinned(), w.b.pinned(); a > 0 || b == 0 {
+			t.Errorf("%d references and reservations at the holder's engine, %d at the own one, which hangs", a, b)
+		}
+		close(hangs)
+	})
+}
+
+// A release is tried again while the engine refuses it, less and less often, and then its session ends. An engine that has
+// no such reservation, or is away, need not release it.
+func TestRelease(t *testing.T) {
+	for err, want := range map[error]struct{ calls, abandoned int }{
+		refused:               {20, 1}, // after 0, 0.1, 0.3, … 3.1 s, and then every two seconds
+		blocks.ErrNotFound:    {1, 0},
+		blocks.ErrUnavailable: {1, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			e, calls := newEngine(), 0
+			e.gate = func(string) error { calls++; return err }
+			c := testkit.Must(New(Config{Engine: e, Network: &world{}, Paths: func() *paths.Set { return nil }}))
+			begun := time.Now()
+			c.releaseOnce(t.Context(), "x")
+			if took := time.Since(begun); calls != want.calls || e.abandoned != want.abandoned || took > releaseTimeout+maxReleaseRetry {
+				t.Errorf("%v: %d calls, %d sessions abandoned after %v; want %d, %d", err, calls, e.abandoned, took, want.calls, want.abandoned)
+			}
+		})
+	}
+}
+
+// A peer whose prefix is not pinned in time is told at once, not when the late pin has been released.
+func TestLatePinForPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowEngine{newEngine(), make(chan struct{}, 1), make(chan struct{})}
+		c := testkit.Must(New(Config{Engine: slow, Network: &world{}, Paths: func() *paths.Set { return nil }}))
+		testkit.Run(t, c.Run)
+		synctest.Wait()
+		begun := time.Now()
+		err := c.Serve(t.Context(), "b", &api.FetchPrefixRequest{Model: "m", Ids: prefix(24, 1).IDs, Fingerprint: 77}, nil)
+		if took := time.Since(begun); status.Code(err) != codes.DeadlineExceeded || took != engineTimeout {
+			t.Errorf("%v after %v", err, took)
+		}
+		close(slow.letGo)
+		time.Sleep(engineTimeout)
+		synctest.Wait()
+		if slow.pinned() != 0 {
+			t.Errorf("%d references and reservations are left", slow.pinned())
 		}
 	})
 }

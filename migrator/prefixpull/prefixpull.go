@@ -179,7 +179,7 @@ func (c *Copier) Served() Served {
 func (c *Copier) begin(work func(run context.Context)) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ctx == nil || c.ctx.Err() != nil {
+	if c.ctx == nil {
 		return false
 	}
 	run := c.ctx

@@ -102,11 +102,13 @@ func TestLimits(t *testing.T) {
 func TestNotRunning(t *testing.T) {
 	w := start(t, nil)
 	c := testkit.Must(New(Config{Engine: w.b, Network: w, Paths: w.puller.cfg.Paths}))
-	if _, err := c.Pull(t.Context(), "a", prefix(8, 1)); !errors.Is(err, ErrUnavailable) {
-		t.Error(err)
-	}
-	if err := c.Serve(t.Context(), "a", &api.FetchPrefixRequest{}, nil); status.Code(err) != codes.Unavailable {
-		t.Error(err)
+	for range defaultConcurrent + 1 { // places are given back
+		if _, err := c.Pull(t.Context(), "a", prefix(8, 1)); !errors.Is(err, ErrUnavailable) {
+			t.Error(err)
+		}
+		if err := c.Serve(t.Context(), "a", &api.FetchPrefixRequest{}, nil); status.Code(err) != codes.Unavailable {
+			t.Error(err)
+		}
 	}
 	for name, bad := range map[string]Config{"Engine": {Network: w, Paths: c.cfg.Paths}, "Network": {Engine: w.b, Paths: c.cfg.Paths}, "Paths": {Engine: w.b, Network: w},
 		"MaxConcurrent": {Engine: w.b, Network: w, Paths: c.cfg.Paths, MaxConcurrent: -1}} {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	spancodes "go.opentelemetry.io/otel/codes"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
@@ -16,6 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -38,7 +41,31 @@ func TestReasonsOfRefusals(t *testing.T) {
 	}{
 		"away":     {refuseToPin(fmt.Errorf("pin: %w", blocks.ErrUnavailable)), blocks.ErrUnavailable},
 		"no cache": {refuseToPin(blocks.ErrNoPrefixes), blocks.ErrNoPrefixes},
-		"evicted":  {func(w *world) { w.a.restart() }, ErrGone},
+		"too slow": {refuseToPin(context.DeadlineExceeded), context.DeadlineExceeded},
+		"restarted": {func(w *world) {
+			pinned := false
+			w.a.gate = func(call string) error {
+				if call == "memory" && pinned {
+					w.a.gate = nil
+					w.a.restart()
+				}
+				pinned = pinned || call == "pin"
+				return nil
+			}
+		}, blocks.ErrUnavailable},
+		"gone after the pin": {func(w *world) {
+			pinned := false
+			w.a.gate = func(call string) error {
+				if call == "memory" && pinned {
+					w.a.gate = nil
+					w.a.restart()
+					w.a.memory = nil
+				}
+				pinned = pinned || call == "pin"
+				return nil
+			}
+		}, blocks.ErrUnavailable},
+		"evicted": {func(w *world) { w.a.restart() }, ErrGone},
 		"other layout": {func(w *world) {
 			w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
 				q.Fingerprint++
@@ -137,5 +164,66 @@ func TestServeSpans(t *testing.T) {
 				t.Errorf("%v, and the pull's error is %v", span.Status(), err)
 			}
 		})
+	}
+}
+
+// A holder keeps a prefix for serveTimeout, however long its peer reads.
+func TestServeTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, nil)
+		w.a.compute(prefix(24, 1))
+		begun, answered := time.Now(), false
+		err := w.holder.Serve(context.Background(), "b", &api.FetchPrefixRequest{Model: "m", Ids: prefix(24, 1).IDs, Fingerprint: 77}, func(*api.FetchPrefixAnswer) error {
+			answered = true
+			return nil
+		})
+		if took := time.Since(begun); err != nil || !answered || took != serveTimeout || w.a.pinned() > 0 {
+			t.Errorf("%v after %v, answered: %v, %d references and reservations are left", err, took, answered, w.a.pinned())
+		}
+	})
+}
+
+// A ticket that was not used is worth nothing once the call has ended: the blocks have others' content then.
+func TestTicketEndsWithItsCall(t *testing.T) {
+	w := start(t, nil)
+	w.a.compute(prefix(24, 1))
+	unused := make(chan []byte, 1)
+	w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+		a, err := serve(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		unused <- a.Offers[0].Ticket
+		return nil, errors.New("the answer is lost")
+	}
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); err == nil {
+		t.Error("no error")
+	}
+	w.waitFree(t)
+	w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+		a, err := serve(ctx, q)
+		if err == nil {
+			a.Offers[0].Ticket = <-unused
+		}
+		return a, err
+	}
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, transport.ErrRefused) {
+		t.Errorf("with the ticket of the call that has ended: %v", err)
+	}
+}
+
+// A holder of which no transport runs says that it cannot serve, and counts that.
+func TestNoTransport(t *testing.T) {
+	w := start(t, func(w *world, a, _ *Config) {
+		none := paths.New(paths.Config{Self: "a", Pool: w.a})
+		a.Paths = func() *paths.Set { return none }
+	})
+	w.a.compute(prefix(24, 1))
+	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, blocks.ErrUnavailable) {
+		t.Error(err)
+	}
+	w.waitFree(t)
+	if s := w.holder.Served(); s.Prefixes != 0 || s.Refused != 1 {
+		t.Errorf("%+v", s)
 	}
 }

@@ -46,8 +46,12 @@ func TestForecast(t *testing.T) {
 		{"a peer has it, and a load above the bound", func(a *policies.Arrival) { a.Peers[2].Prefix, a.Peers[2].Load = 9000, 100_000 }, ""},
 		{"a peer has it, and a load at the bound", func(a *policies.Arrival) {
 			a.Own.Load, a.Peers[0].Load, a.Peers[1].Load = 40_000, 40_000, 40_000
-			a.Peers[2].Prefix, a.Peers[2].Load = 9000, 112_768 // 2 × 58,192 + 16,384 at most
+			a.Peers[2].Prefix, a.Peers[2].Load = 9000, 152_768 // 2 × 68,192 + 16,384
 		}, "p3"},
+		{"a peer has it, and a load just above the bound", func(a *policies.Arrival) {
+			a.Own.Load, a.Peers[0].Load, a.Peers[1].Load = 40_000, 40_000, 40_000
+			a.Peers[2].Prefix, a.Peers[2].Load = 9000, 152_769 // the mean is the same
+		}, ""},
 		{"a peer has it, and two requests as long as this one", func(a *policies.Arrival) {
 			a.Request.Input, a.Own.High = 46_000, policies.Unbounded
 			a.Peers = []site{{ID: "p1", High: policies.Unbounded, Load: 10_000}, {ID: "p2", High: policies.Unbounded, Load: 92_000, Prefix: 45_000, Running: 2}}
@@ -114,6 +118,12 @@ func TestForecast(t *testing.T) {
 	for waiting, want := range map[policies.Tokens]policies.ReplicaID{place.DefaultQueue: "", place.DefaultQueue + 1: "p1"} {
 		if got := free.Place(stages(func(a *policies.Arrival) { a.Own.Waiting = waiting })); got != want {
 			t.Errorf("a queue of %d tokens that costs nothing: %q, want %q", waiting, got, want)
+		}
+	}
+	for margin, want := range map[policies.Micros]policies.ReplicaID{44_999: "p3", 45_000: ""} { // of 9,000 µs, and four times that by Prefill
+		unpriced := place.Forecast{Margin: margin}
+		if got := unpriced.Place(stages(func(a *policies.Arrival) { a.Peers[2].Prefix = 9000 })); got != want {
+			t.Errorf("without prices, and a margin of %d µs: %q, want %q", margin, got, want)
 		}
 	}
 	copies := byTime
@@ -192,7 +202,8 @@ func TestForecast(t *testing.T) {
 	}
 }
 
-// randomArrival draws an arrival; wild ones have numbers of any size.
+// randomArrival draws an arrival; wild ones have numbers of any size. Lengths and queues are often at a bound, some
+// peers are alike, and stages overlap as they do while a plan changes.
 func randomArrival(rng *rand.Rand, wild bool) policies.Arrival {
 	tokens := func(most int64) policies.Tokens {
 		if wild {
@@ -201,10 +212,19 @@ func randomArrival(rng *rand.Rand, wild bool) policies.Arrival {
 		return policies.Tokens(rng.Int64N(1 + rng.Int64N(most)))
 	}
 	cuts := []policies.Tokens{0, 4096, 16384, policies.Unbounded}
+	queues := []policies.Tokens{0, 1500, 3000, 4096, 8192, 16384}
 	one := func(i int) site {
 		k := rng.IntN(3)
+		high := k + 1
+		if rng.IntN(8) == 0 {
+			high += rng.IntN(len(cuts) - high)
+		}
+		waiting := tokens(30_000)
+		if rng.IntN(4) == 0 {
+			waiting = queues[rng.IntN(len(queues))]
+		}
 		return site{
-			ID: policies.ReplicaID(rune('a' + i)), Low: cuts[k], High: cuts[k+1], Waiting: tokens(30_000), Load: tokens(200_000),
+			ID: policies.ReplicaID(rune('a' + i)), Low: cuts[k], High: cuts[high], Waiting: waiting, Load: tokens(200_000),
 			Prefix: tokens(20_000) * policies.Tokens(rng.IntN(2)), Draining: rng.IntN(6) == 0, Running: int(tokens(40)),
 		}
 	}
@@ -212,12 +232,21 @@ func randomArrival(rng *rand.Rand, wild bool) policies.Arrival {
 	if rng.IntN(4) == 0 {
 		a.Request.Features = policies.Structured
 	}
+	if rng.IntN(4) == 0 {
+		a.Request.Input = cuts[1+rng.IntN(2)]
+	}
 	for i := range rng.IntN(16) {
 		if rng.IntN(20) == 0 {
 			a.Peers = append(a.Peers, one(0)) // the own replica is in the list
 			continue
 		}
-		a.Peers = append(a.Peers, one(i+1))
+		c := one(i + 1)
+		if i > 0 && rng.IntN(6) == 0 {
+			id := c.ID
+			c = a.Peers[i-1]
+			c.ID = id
+		}
+		a.Peers = append(a.Peers, c)
 	}
 	return a
 }

@@ -125,13 +125,13 @@ func (d *Depths) halve() {
 	}
 }
 
-// Merge adds what another has observed, for Choose: the binary form of a sum may be refused.
+// Merge adds what another, which is no sum itself, has observed, for Choose: the binary form of a sum may be refused.
 func (d *Depths) Merge(o *Depths) {
-	d.prompts += min(o.prompts, 2*maxPrompts)
-	d.untokenized += min(o.untokenized, maxCount)
+	d.prompts += o.prompts
+	d.untokenized += o.untokenized
 	for level := range d.counts {
-		d.reached[level] += min(o.reached[level], maxCount)
-		d.alone[level] += min(o.alone[level], maxCount*maxWork)
+		d.reached[level] += o.reached[level]
+		d.alone[level] += o.alone[level]
 		for i := range d.counts[level] {
 			d.counts[level][i] += o.counts[level][i]
 		}
@@ -212,7 +212,6 @@ func (d *Depths) found(level int) (found, first int64) {
 		rest, squares = rest-n, squares-n*n
 		others += max(0, n-alone/reached) // without a prompt of usual work
 	}
-	rest = max(rest, 0)
 	// Without a few keys that stand out, the largest counters of 256 have a fifth of the squares; with
 	// some, less. Of m equal prompts, m−1 find the KV of another; m is squares/alone.
 	alone, squares = alone*rest/reached, squares*9/8
@@ -316,7 +315,7 @@ func (d *Depths) UnmarshalBinary(b []byte) error {
 		counted := int64(-depthCounters) // halving rounds up
 		for i := range out.counts[level] {
 			c, n := binary.Varint(b)
-			if n <= 0 || c > maxCount || -c > maxCount {
+			if n <= 0 || c > maxCount || c < -maxCount {
 				return ErrDepths
 			}
 			if counted += max(c, -c); counted > int64(reached) {

@@ -2,8 +2,11 @@ package prefix
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -236,6 +239,107 @@ func FuzzDepths(f *testing.F) {
 			t.Errorf("%d bytes are chosen", got)
 		}
 	})
+}
+
+// TestMalformedDepths refuses each number that no fleet counts, and tells other versions from malformed bytes.
+func TestMalformedDepths(t *testing.T) {
+	form := func(edit func(d *Depths)) []byte {
+		d := Depths{prompts: 2 * maxPrompts, untokenized: 2, reached: [DepthLevels]uint32{2}}
+		edit(&d)
+		b, _ := d.AppendBinary(nil)
+		return b
+	}
+	sound := form(func(*Depths) {})
+	// counts has work of 1000, no squares, the counts given, and nothing in all other places.
+	counts := func(counts ...int64) []byte {
+		b := append([]byte{depthsForm}, 0x80, 0x40, 0, 0xe8, 7, 0) // 8192 prompts, 1000
+		for _, c := range counts {
+			b = binary.AppendVarint(b, c)
+		}
+		return append(b, make([]byte, DepthLevels*(2+depthCounters)-2-len(counts))...)
+	}
+	version := func(v byte) []byte { return append([]byte{v}, sound[1:]...) }
+	for name, c := range map[string]struct {
+		form []byte
+		want error
+	}{
+		"the largest number of prompts":   {sound, nil},
+		"no bytes":                        {nil, ErrDepths},
+		"an older version":                {version(depthsForm - 1), ErrDepthsVersion},
+		"a newer version":                 {version(depthsForm + 1), ErrDepthsVersion},
+		"too many prompts":                {form(func(d *Depths) { d.prompts++ }), ErrDepths},
+		"more untokenized work":           {form(func(d *Depths) { d.untokenized++ }), ErrDepths},
+		"untokenized work above 32 bits":  {slices.Concat([]byte{depthsForm}, binary.AppendUvarint(nil, maxPrompts), binary.AppendUvarint(nil, 1<<32), form(func(d *Depths) { d.prompts, d.untokenized = 0, 0 })[3:]), ErrDepths},
+		"more work than prompts":          {form(func(d *Depths) { d.prompts, d.reached[0] = 1, maxWork+1 }), ErrDepths},
+		"squares of more work":            {form(func(d *Depths) { d.alone[0] = 2*maxWork + 1 }), ErrDepths},
+		"counts of more work":             {form(func(d *Depths) { d.counts[0][0], d.counts[0][9] = 2, -(depthCounters + 1) }), ErrDepths},
+		"counts that halving has rounded": {form(func(d *Depths) { d.counts[0][0], d.counts[0][9] = 2, -depthCounters }), nil},
+		"counts of all work":              {counts(300, -700), nil},
+		"a count above 32 bits":           {counts(1 << 32), ErrDepths},
+		"a count that hides larger ones":  {counts(300, math.MinInt64, maxCount, maxCount), ErrDepths},
+		"a count whose sum wraps":         {counts(300, math.MaxInt64, maxCount, maxCount), ErrDepths},
+		"numbers longer than need be":     {append(slices.Clone(sound[:4]), bytes.Repeat([]byte{0x80, 0x80, 0x80, 0x80, 0x80, 0}, (len(sound)-4))...), ErrDepths},
+	} {
+		var d Depths
+		if err := d.UnmarshalBinary(c.form); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+}
+
+// TestDepthInUseStays checks that the depth in use may cost up to an eighth of the work more than a smaller one.
+func TestDepthInUseStays(t *testing.T) {
+	for short, want := range map[int]int{32: 4096, 40: 256} { // 4096 costs 0.25 and 0.30, 256 costs 0.12, both within 0.015
+		rng := rand.New(rand.NewPCG(1, 19))
+		var d Depths
+		for range 8000 {
+			size := 9000
+			if rng.IntN(100) < short {
+				size = 3000
+			}
+			d.Observe(hashesOf(size, 0, 0, 0, 0, rng.Uint64N(600)))
+		}
+		if got := d.Choose(4096); got != want {
+			t.Errorf("%d of 100 prompts are shorter than the depth in use: %d bytes are chosen, want %d", short, got, want)
+		}
+		if got := d.Choose(0); got != 256 {
+			t.Errorf("%d of 100 prompts are shorter than 4096 bytes: %d bytes are chosen where there are no keys, want 256", short, got)
+		}
+	}
+}
+
+// TestFewPromptsFindNothing checks that the largest counters of few prompts are not taken for prompts with one key.
+func TestFewPromptsFindNothing(t *testing.T) {
+	const fleets = 50
+	sum := 0.0
+	for seed := range uint64(fleets) {
+		rng := rand.New(rand.NewPCG(seed, 18))
+		var d Depths
+		for range minPrompts {
+			d.Observe([]uint64{rng.Uint64()})
+		}
+		found, _ := d.found(0)
+		sum += float64(found) / whole
+	}
+	if mean := sum / fleets; mean > 0.1 {
+		t.Errorf("%.2f of %d prompts that share nothing find another one, on average", mean, minPrompts)
+	}
+}
+
+// TestFewPromptsAreUncertain checks that the cost of few prompts has the error of a share that is observed in them.
+func TestFewPromptsAreUncertain(t *testing.T) {
+	deviation := func(prompts int) int64 {
+		var d Depths
+		for range prompts {
+			d.Observe([]uint64{1})
+		}
+		_, deviation := d.cost(0)
+		return deviation
+	}
+	// 1/(2√64) and 1/(2√6400)
+	if got, want := deviation(64)-deviation(6400), int64(whole/16-whole/160); got < want-whole/1000 || got > want+whole/1000 {
+		t.Errorf("64 prompts are uncertain by %d more than 6,400, want %d", got, want)
+	}
 }
 
 // TestMerge checks that the replicas of a fleet weigh the same in whatever order they are merged, and that no

@@ -23,6 +23,7 @@ var cost = policies.Cost{D0: 20e-3, D2: 0.1e-3}
 //	brings 3s      something comes with every check of that time
 //	silent 3s      nothing does
 //	suspended 1h   the process does not run; then one check
+//	min-pause 5s   another engine is watched, with this pause of New
 //	give-up | resume | limit
 func TestScenarios(t *testing.T) {
 	testkit.TestScenarios(t, "testdata", func(*testing.T) testkit.Player {
@@ -44,6 +45,8 @@ func TestScenarios(t *testing.T) {
 			case "work":
 				work = Work{}
 				return nil, testkit.SetFields(&work, words[1:])
+			case "min-pause":
+				m = New(cost, d, brought)
 			case "give-up":
 				m.GiveUp(now)
 			case "resume":

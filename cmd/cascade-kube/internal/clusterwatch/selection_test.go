@@ -34,6 +34,14 @@ func TestSelectionStays(t *testing.T) {
 		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "targetPorts[0].number") {
 			t.Errorf("faults %q", f)
 		}
+		leaving := pool("vllm", "blue", 9000)
+		now := metav1.Now()
+		leaving.SetDeletionTimestamp(&now)
+		c.setPool(leaving)
+		c.expect("port 9000: a@10.0.0.1")
+		if f := c.w.Faults(time.Now()); len(f) != 0 {
+			t.Errorf("faults %q", f)
+		}
 		testkit.NoError(t, c.dynamic.Resource(poolResource).Namespace(namespace).Delete(t.Context(), "vllm", metav1.DeleteOptions{}))
 		c.setPod(pod("c", "blue", "10.0.0.3"))
 		c.expect("port 9000: a@10.0.0.1, c@10.0.0.3") // its Pods are still followed
@@ -132,6 +140,25 @@ func TestForgetDeleted(t *testing.T) {
 		c.setPool(withUID(pool("vllm", "green", 9003), "fourth"))
 		c.expect("port 9003: b@10.0.0.2")
 		expectFault()
+
+		// The same pool selects others, which cannot be listed: the former ones stay.
+		away.Store(true)
+		c.setPool(withUID(pool("vllm", "blue", 9004), "fourth"))
+		c.expect("port 9003: b@10.0.0.2")
+		away.Store(false)
+		time.Sleep(2 * maxDelay)
+		c.expect("port 9004: a@10.0.0.1")
+
+		// It is bad, which changes nothing, and then it is gone: another effect is logged.
+		c.setPool(withUID(pool("vllm", "blue", 0), "fourth"))
+		c.expect("port 9004: a@10.0.0.1")
+		const gone = `error="it does not exist: create it, or name another one" effect="no endpoints"`
+		before := log.Count(gone)
+		remove()
+		c.expect("port 0: ")
+		if n := log.Count(gone); n != before+1 {
+			t.Errorf("logged %d times, and %d before:\n%s", n, before, log)
+		}
 	})
 }
 
@@ -160,5 +187,30 @@ func TestPortOfTheFormerSelector(t *testing.T) {
 		c.expect("port 9002: b@10.0.0.2")
 		c.setPool(pool("vllm", "green", 9003)) // the port alone
 		c.expect("port 9003: b@10.0.0.2")
+		away.Store(true)
+		c.setPool(pool("vllm", "blue", 9004))
+		c.setPod(pod("c", "green", "10.0.0.3")) // before the watch of the former selector has ended
+		c.expect("port 9003: b@10.0.0.2, c@10.0.0.3")
+		away.Store(false)
+	})
+}
+
+// TestChangesAtOnce checks that of several changes within settle the last one is delivered.
+func TestChangesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, "vllm", "")
+		c.setPod(pod("a", "blue", "10.0.0.1"))
+		c.setPool(pool("vllm", "blue", 9000))
+		stop := c.run()
+		defer stop()
+		c.expect("port 9000: a@10.0.0.1")
+		before := len(c.seen)
+		c.setPool(pool("vllm", "blue", 9001))
+		time.Sleep(settle / 2)
+		c.setPool(pool("vllm", "blue", 9002))
+		c.expect("port 9002: a@10.0.0.1")
+		if n := len(c.seen) - before; n != 1 {
+			t.Errorf("%d deliveries", n)
+		}
 	})
 }

@@ -332,7 +332,7 @@ func TestWatchForbidden(t *testing.T) {
 		c.setPool(pool("vllm", "vllm", 9000))
 		c.setPod(pod("a", "vllm", "10.0.0.1"))
 		c.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) {
-			return true, nil, errors.New("forbidden")
+			return true, nil, errors.New("forbidden" + strings.Repeat("é", maxFault)) // it may be as long as what an object contains
 		})
 		stop := c.run()
 		defer stop()
@@ -340,7 +340,7 @@ func TestWatchForbidden(t *testing.T) {
 		c.setPod(pod("b", "vllm", "10.0.0.2"))
 		time.Sleep(5 * time.Minute)
 		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2")
-		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "watch of pods: forbidden (for 5m") {
+		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.HasPrefix(f[0], "watch of pods: forbidden") || !strings.Contains(f[0], " (for 5m") || len(f[0]) > maxFault+100 {
 			t.Errorf("faults %q", f)
 		}
 	})

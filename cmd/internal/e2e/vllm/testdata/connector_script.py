@@ -86,6 +86,23 @@ class SchedulerTest(unittest.TestCase):
         self.assertEqual(fetch.digest, connector.compute_digest("f", "", "", range(40)))
         self.assertEqual(self.scheduler.count_remote(q, 16), (0, False))
 
+    def test_fetches_from_the_block_that_is_computed_in_part(self):
+        q, blocks = self.request(cascade_holder="r" * 256), types.SimpleNamespace(get_block_ids=lambda: [[7, 8, 9]])
+        self.assertEqual(self.scheduler.count_remote(q, 20), (20, True))
+        self.scheduler.begin_fetch(q, blocks, 20)
+        (fetch,) = self.scheduler.take_metadata().fetches
+        self.assertEqual((fetch.first, fetch.blocks), (1, [8, 9]))
+
+    def test_computes_what_it_does_not_fetch(self):
+        self.assertEqual(self.scheduler.count_remote(self.request(), 40), (0, False))  # nothing is left
+        for name, value in (("prompt_token_ids", None), ("mm_features", ["an image"])):
+            q = self.request()
+            setattr(q, name, value)
+            self.assertEqual(self.scheduler.count_remote(q, 0), (0, False), name)
+        q = self.request()
+        self.scheduler.begin_fetch(q, types.SimpleNamespace(get_block_ids=lambda: [[7, 8, 9]]), 0)
+        self.assertEqual(self.scheduler.take_metadata().fetches, [])
+
     def test_computes_what_a_client_made_up(self):
         for name, values in {
             "cascade_handle": ["", "x", "é" * 32, HANDLE + "0", HANDLE.replace("0", "g"), HANDLE + "\n", 5, None, [HANDLE]],
@@ -104,8 +121,14 @@ class SchedulerTest(unittest.TestCase):
         self.assertTrue(kept)
         self.assertEqual((params["cascade_handle"], params["cascade_holder"], params["remote_num_tokens"]), (offer.handle, "r0", 40))
         self.assertEqual(offer.blocks, [7, 8, 9])
-        q.status = 3  # aborted
-        self.assertEqual(self.scheduler.begin_offer(q, [7, 8, 9]), (False, None))
+        q.num_computed_tokens = 39  # the last token has no KV yet
+        self.scheduler.begin_offer(q, [7, 8, 9])
+        (offer,) = self.scheduler.take_metadata().offers
+        self.assertEqual(offer.digest, connector.compute_digest("f", "", "\ud800", range(39)))
+        self.assertEqual(self.scheduler.begin_offer(q, [7, 8]), (False, None))  # too few blocks
+        for name, value in (("num_computed_tokens", 0), ("prompt_token_ids", None), ("mm_features", ["an image"]), ("status", 3)):
+            with mock.patch.object(q, name, value):
+                self.assertEqual(self.scheduler.begin_offer(q, [7, 8, 9]), (False, None), name)
 
     def test_works_with_a_connected_migrator_only(self):
         for text in ("", "x", "[]", "5", "{}"):
@@ -113,6 +136,10 @@ class SchedulerTest(unittest.TestCase):
             self.assertIsNone(self.scheduler.connected_replica(), text)
         self.write_session('{"replica": "r0"}')
         self.assertEqual(self.scheduler.connected_replica(), "r0")
+        modified = os.stat(self.scheduler.path).st_mtime_ns
+        self.write_session('{"replica": "r9"}')
+        os.utime(self.scheduler.path, ns=(modified, modified))  # within one tick of the file system
+        self.assertEqual(self.scheduler.connected_replica(), "r9")
         os.remove(self.scheduler.path)
         self.assertEqual(self.scheduler.count_remote(self.request(), 0), (0, False))
         self.assertEqual(self.scheduler.begin_offer(self.request(do_remote_decode=True), [1, 2, 3]), (False, None))
@@ -233,6 +260,7 @@ class ServerTest(unittest.TestCase):
                 while True:
                     session.send({"offer": {"handle": HANDLE, "error": "x" * size}})
                     texts.append("x" * size)
+        self.assertLessEqual(len(session.unsent), connector.MAX_UNSENT)
         ticket = self.fetch([1, 2])
         self.assertFalse(ticket.is_pending())
         self.assertEqual(len(session.free), SLOTS)
@@ -257,6 +285,66 @@ class ServerTest(unittest.TestCase):
         self.assertIsNone(self.server.current)
         with self.assertRaises(ConnectionError):
             session.send({"offer": {"handle": HANDLE, "error": "late"}})
+        self.assertIsNone(session.take(1))
+
+    def test_migrator_that_reads_slowly(self):
+        self.connect()
+        session = self.server.current
+        session.conn = mock.Mock(wraps=session.conn, send=lambda data: 1)
+        with mock.patch.object(session, "wake"):
+            session.progress -= 60  # it was idle
+            session.send({"offer": {"handle": HANDLE, "error": "x" * (1 << 20)}})
+        self.assertFalse(session.is_stalled())
+        session.progress -= 60
+        session.flush()
+        self.assertTrue(session.has_unsent())
+        self.assertFalse(session.is_stalled())
+
+    def test_offer_taken_back(self):
+        self.connect()
+        session = self.server.current
+        session.withdraw(connector.Offer("q", HANDLE, "00" * 32, [1, 2]), session.take(2))
+        self.assertEqual(sorted(session.free), list(range(SLOTS)))
+
+    def test_later_migrator(self):
+        first = self.connect(2)
+        with self.assertRaises(EOFError):
+            self.read(self.hello(1))  # an earlier one
+        again = self.connect(2)  # the same one once more
+        with self.assertRaises(EOFError):
+            self.read(first)
+        wait_for(lambda: len(self.server.selector.get_map()) == 3)
+        self.assertEqual((self.server.current.incarnation, sorted(os.listdir(self.dir))), (2, ["kv.sock", "session.json"]))
+        self.send(again, {"released": {"handle": HANDLE}})
+        self.assertTrue(self.fetch([1]).is_pending())
+
+    def test_bad_first_frames(self):
+        good = {"version": 1, "replica": "r0", "incarnation": 1}
+        for bad in ({"version": 2}, {"replica": ""}, {"replica": 5}, {"replica": "r" * 257}, {"incarnation": "1"}):
+            conn = self.dial()
+            self.send(conn, {"hello": {**good, **bad}})
+            self.assertEqual(conn.recv(1), b"", bad)
+        with mock.patch.object(connector, "HELLO_SECONDS", 60):
+            conn = self.dial()
+            conn.sendall(struct.pack(">I", connector.MAX_FRAME + 1))
+            self.assertEqual(conn.recv(1), b"")
+        self.connect()
+
+    @mock.patch.object(connector, "HELLO_SECONDS", 60)
+    def test_too_many_connections(self):
+        conns = [self.dial() for _ in range(connector.MAX_CONNECTIONS - 2)]  # besides the listener and what wakes the thread
+        wait_for(lambda: len(self.server.selector.get_map()) == connector.MAX_CONNECTIONS)
+        self.assertEqual(self.dial().recv(1), b"")
+        conns[0].close()
+        wait_for(lambda: len(self.server.selector.get_map()) < connector.MAX_CONNECTIONS)
+        self.connect()
+
+    def test_others_have_no_access(self):
+        self.assertEqual(os.stat(self.server.path).st_mode & 0o777, 0o600)
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o750)
+            with self.assertRaisesRegex(connector.ConfigurationError, "mode 0700"):
+                connector.Server(folder, "f", SLOTS, SLOT_BYTES)
 
     def test_fetch_without_an_answer(self):
         conn = self.connect()
