@@ -123,7 +123,7 @@ func TestPlaceOffersHolders(t *testing.T) {
 	}
 }
 
-// TestPlaceNamesWhatMayBeCopied checks that a peer is told how much of the prompt another replica holds, this one
+// TestPlaceNamesWhatMayBeCopied checks that a peer learns how much of the prompt another replica holds, this one
 // included, if that is more than its own.
 func TestPlaceNamesWhatMayBeCopied(t *testing.T) {
 	p := &lastArrival{to: "a1"}
