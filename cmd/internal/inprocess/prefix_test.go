@@ -181,37 +181,59 @@ func TestMigrationBringsPrefix(t *testing.T) {
 	}
 }
 
+// forwardsTo places every request at one peer, and says how much of its prompt another replica holds.
+type forwardsTo struct {
+	frontend.Placer
+	holders frontend.PrefixHolders
+	peer    func() frontend.Target
+}
+
+// Place implements frontend.Placer.
+func (p forwardsTo) Place(_ policies.Request, steps []prefix.Step) frontend.Target {
+	to := p.peer()
+	_, to.Held = p.holders.LongestPrefix(steps)
+	return to
+}
+
 // TestPrefixPullFromSummaries checks that a replica knows from the others' summaries which of them holds a prompt,
-// given as token ids or as text, and pulls it.
+// given as token ids or as text, and pulls it, also if it gets the prompt from another front end.
 func TestPrefixPullFromSummaries(t *testing.T) {
 	t.Parallel()
-	r := newCheckedFleet(t, harnessConfig{replicas: 3, edit: func(f *config.Fleet) { f.Migration = config.Migration{Mode: config.MigrationLive} }, front: func(id string, c *frontend.Config) {
-		holders := c.PrefixPull.Holders
+	var r *fleetHarness
+	r = newCheckedFleet(t, harnessConfig{replicas: 3, edit: func(f *config.Fleet) { f.Migration = config.Migration{Mode: config.MigrationLive} }, front: func(id string, c *frontend.Config) {
+		holders, placer := c.PrefixPull.Holders, c.Placer
 		pullsFrom(func(string) frontend.Target { return frontend.Target{} })(id, c)
 		c.PrefixPull.Holders, c.TokenizeTimeout = holders, patience // the host may be busy
+		if id == "r2" {
+			c.Placer = forwardsTo{placer, holders, func() frontend.Target { return frontend.Target{Replica: "r1", Address: r.replica("r1").Peer} }}
+		}
 	}})
-	for kind, body := range map[string]func(n int) []byte{
-		"ids":  func(n int) []byte { return idsPrompt(3000, 0, 10*n, 4) },
-		"text": func(n int) []byte { return clienttest.Prompt(1000+n, 14_000, 4) },
+	for _, x := range []struct {
+		kind, to string
+		body     func(n int) []byte
+	}{
+		{"ids", "r1", func(n int) []byte { return idsPrompt(3000, 0, 10*n, 4) }},
+		{"text", "r1", func(n int) []byte { return clienttest.Prompt(1000+n, 14_000, 4) }},
+		{"text that r2 forwards", "r2", func(n int) []byte { return clienttest.Prompt(2000+n, 14_000, 4) }},
 	} {
 		const prompts = 30
 		for n := range prompts {
-			r.answerAt("r0", body(n))
+			r.answerAt("r0", x.body(n))
 		}
 		// What r1 is asked before it has heard of it, it computes itself.
 		before, n := r.fronts["r1"].PrefixPulls(), 0
-		r.WaitFor("r1 pulls a prompt that is "+kind, func() bool {
+		r.WaitFor("r1 pulls a prompt that is "+x.kind, func() bool {
 			if n == prompts {
-				t.Fatalf("%s: none of %d prompts was pulled: %+v", kind, prompts, r.fronts["r1"].PrefixPulls())
+				t.Fatalf("%s: none of %d prompts was pulled: %+v", x.kind, prompts, r.fronts["r1"].PrefixPulls())
 			}
-			_, hits := r.answerAt("r1", body(n))
+			_, hits := r.answerAt(x.to, x.body(n))
 			n++
 			now := r.fronts["r1"].PrefixPulls()
 			if now.Pulled > before.Pulled && (hits == "0" || hits == "null") {
-				t.Errorf("%s: %s tokens are cached after a pull: %+v", kind, hits, now)
+				t.Errorf("%s: %s tokens are cached after a pull: %+v", x.kind, hits, now)
 			}
 			return now.Pulled > before.Pulled
 		})
-		t.Logf("%s: pulled the prompt %d: %+v", kind, n, r.fronts["r1"].PrefixPulls())
+		t.Logf("%s: pulled the prompt %d: %+v", x.kind, n, r.fronts["r1"].PrefixPulls())
 	}
 }
