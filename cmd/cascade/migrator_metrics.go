@@ -127,7 +127,7 @@ var frontendMetrics = []metric[frontend.Status]{
 	gauge("prefix_index_bytes", "Memory of the indexes of what the engine holds.", func(s frontend.Status) float64 { return float64(s.Prefixes.Bytes) }),
 	counter("prefix_queried_tokens_total", "Prompt tokens that the engine was sent.", func(s frontend.Status) float64 { return float64(s.Prefixes.Queries) }),
 	counter("prefix_hit_tokens_total", "Prompt tokens of these that the engine had been sent before, or had generated, and that its KV cache has room for.", func(s frontend.Status) float64 { return float64(s.Prefixes.Hits) }),
-	counters("tokenize_calls_total", "Prompts of unknown tokens that are long, or the first of an engine, by whether the engine returned their tokens (answered), did not (failed), or was not asked (skipped).", "result", func(s frontend.Status) map[string]float64 {
+	counters("tokenize_calls_total", "Prompts whose tokens were wanted from the engine, by result: answered, failed, or skipped (it was not asked: the prompt is too long, or the engine is busy or has just failed).", "result", func(s frontend.Status) map[string]float64 {
 		p := s.Prefixes
 		return map[string]float64{"answered": float64(p.Tokenized), "failed": float64(p.TokenizeFailed), "skipped": float64(p.TokenizeSkipped)}
 	}),

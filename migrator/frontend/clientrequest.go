@@ -129,8 +129,8 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 	scan.HashPrefix(length.MaxPrefixDepth)
 	scan.Write(body)
 	count := scan.Count()
-	// While the engine may be asked, short prompts count as those whose tokens it returns, though it is asked for
-	// them only until it has answered once: what they share is soon computed once more.
+	// Short prompts count as untokenized only while the engine may not be asked: what they share is soon computed
+	// once more.
 	if count.Tokens == 0 && (srv.cfg.Placer == nil || !srv.tokenizer.mayAsk(int(count.Text))) {
 		srv.tracker.ObserveUntokenizedPrefix(scan.PrefixDigests())
 	} else {
@@ -139,7 +139,7 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 	return srv.estimateLength(h, count, len(body))
 }
 
-// estimateForwarded is estimateLength for a request that a peer forwards: how its prompt begins counts there.
+// estimateForwarded is estimateLength for a request that a peer forwards: the peer has counted how its prompt begins.
 func (srv *Server) estimateForwarded(h http.Header, body []byte) loadtracker.Arrival {
 	var scan length.Scanner
 	scan.Write(body)

@@ -33,8 +33,9 @@ const (
 	OutputHeader = "X-Cascade-Output"
 	// CachedHeader is how many tokens of a prompt the peer is expected to have cached.
 	CachedHeader = "X-Cascade-Cached"
-	// HeldHeader is how many of them another replica is expected to hold, if that is more: the peer
-	// may copy them.
+	// HeldHeader is how many of the prompt's first tokens another replica is expected to hold, if these
+	// are more than CachedHeader says: the peer may copy them. It is not sent when a request goes to
+	// another replica after a loss.
 	HeldHeader = "X-Cascade-Held"
 	// ExpectedHeader is about how many tokens a prompt has, by what the sender knows of its
 	// text: the estimate that the request was routed by knows only how long it is.
@@ -77,7 +78,7 @@ type legRequest struct {
 	reservation string          // of the KV blocks; "" for none
 	hangTimeout time.Duration   // how long the engine may pause after the first token; 0 for the idle timeout
 	held        policies.Tokens // how many of the prompt's first tokens another replica holds, as the sender knows
-	prompt      *knownPrompt    // of a first leg, for a prefix pull
+	prompt      *knownPrompt    // of a first leg, for a prefix pull and ExpectedHeader; nil: neither
 	firstText   *firstText      // corrects the leg's first text; nil where the client's text ends with a character
 	notAfter    time.Time       // a later first token is not used; zero: no bound
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
@@ -41,8 +42,11 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		lr.keeps = keeps // after it has computed the prompt
 		sent := lr.arrival
 		lr.arrival = srv.estimateForwarded(r.Header, body)
-		// The sender has chosen this replica by what it may copy of the prompt.
-		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), lr.held)
+		var wanted policies.Tokens
+		if srv.cfg.PrefixPull != nil { // the sender has chosen this replica by what it may copy of the prompt
+			wanted = lr.held
+		}
+		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), wanted)
 		lr.prompt, lr.arrival.Cached = &prompt, max(sent.Cached, prompt.cached)
 		prompt.refineEstimate(&lr.arrival)
 		lr.arrival.Estimate = cmp.Or(sent.Estimate, lr.arrival.Estimate)

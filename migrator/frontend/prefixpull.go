@@ -138,10 +138,12 @@ func (p *prefixPulls) count(f func(*PrefixPulls)) {
 // if a peer holds more of it and this pays. The leg waits for no longer than its engine would need
 // to compute the tokens. Whatever comes of it, the leg is then sent.
 func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg) {
-	c, known := srv.cfg.PrefixPull, lr.prompt
+	c, known := srv.cfg.PrefixPull, lr.prompt // once at most, as openLeg tries the own engine once
 	if c == nil || known == nil || len(known.steps) == 0 {
 		return
 	}
+	ids := known.ids
+	known.ids = nil // they may be long, and the leg may wait in a queue
 	holder, held := c.Holders.LongestPrefix(known.steps)
 	if holder = srv.normalize(holder); holder.Address == "" || held <= known.cached {
 		return
@@ -168,7 +170,7 @@ func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.Recompute)*time.Microsecond)
 	defer cancel()
 	ctx, end := srv.startPullSpan(ctx, &out)
-	tokens, by, err := srv.pullHeld(ctx, lr, known.ids, holder, held)
+	tokens, by, err := srv.pullHeld(ctx, lr, ids, holder, held)
 	out.Duration, out.Transport, out.Err = time.Since(out.Start), by, err
 	srv.pulls.count(func(n *PrefixPulls) {
 		n.Seconds += out.Duration.Seconds()

@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	// tokenizeLeast is the length of a prompt from which on the engine is asked for its ids: the
-	// answer costs about a millisecond for a few thousand tokens, computing them a hundred. Until
-	// the engine has answered once, it is asked for shorter ones, too: else nothing would notice
-	// that it has no such endpoint where all prompts are short.
+	// tokenizeLeast is the length from which on the engine is asked for the ids of a client's prompt: the
+	// answer costs about a millisecond for a few thousand tokens, computing them a hundred. It is asked for
+	// shorter prompts until it has answered once, because a missing endpoint would not be noticed where all
+	// prompts are short, and where a peer has chosen this replica for what it may copy (HeldHeader).
 	tokenizeLeast policies.Tokens = 2048
 	// tokenizeTimeout is the default of Config.TokenizeTimeout.
 	tokenizeTimeout = 100 * time.Millisecond
@@ -113,8 +113,8 @@ func (t *tokenizer) forget() {
 	t.pause, t.known, t.warned = tokenizePauses{}, false, false
 }
 
-// wanted returns of how many of a prompt's first tokens the ids have to be known, of about that many: if they are
-// not, the engine is asked.
+// wanted returns how many of a prompt's first tokens must be known for the engine not to be asked; length is about
+// how many tokens the prompt has.
 func (t *tokenizer) wanted(length policies.Tokens) policies.Tokens {
 	t.mu.Lock()
 	defer t.mu.Unlock()
