@@ -109,7 +109,7 @@ func TestRefused(t *testing.T) {
 	a.offer(handle, 3, 1)
 	full := strings.Repeat("ab", 16)
 	a.send(api.Frame{Offer: &api.Offer{Handle: full, Error: "the staging memory is full"}})
-	id := uint64(0)
+	id, begun := uint64(0), time.Now()
 	for want, f := range map[string]api.Fetch{
 		errDigest.Error():            {Digest: strings.Repeat("00", 32), Slots: []uint32{0, 1}},
 		"the staging memory is full": {Handle: full, Slots: []uint32{0}},
@@ -122,6 +122,9 @@ func TestRefused(t *testing.T) {
 		if why := b.fetch(f); why != want {
 			t.Errorf("%q, want %q", why, want)
 		}
+	}
+	if took := time.Since(begun); took > fetchTimeout*4/5 {
+		t.Errorf("the replies took %v: an offer is awaited for %v", took, offerTimeout)
 	}
 	// It is still there for who knows it.
 	if why := b.fetch(api.Fetch{ID: 100, Slots: []uint32{0, 1}}); why != "" {

@@ -201,7 +201,7 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// A peer whose prefix is not pinned in time is refused at once, not when the late pin has been released.
+// A peer whose prefix is not pinned in time gets its answer at once, not when the late pin has been released.
 func TestLatePinForPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := &slowEngine{newEngine(), make(chan struct{}, 1), make(chan struct{})}

@@ -241,7 +241,7 @@ func FuzzDepths(f *testing.F) {
 	})
 }
 
-// TestMalformedDepths refuses each number that no fleet counts, and distinguishes other versions from malformed bytes.
+// TestMalformedDepths refuses each number that no fleet counts, and names other versions as such.
 func TestMalformedDepths(t *testing.T) {
 	form := func(edit func(d *Depths)) []byte {
 		d := Depths{prompts: 2 * maxPrompts, untokenized: 2, reached: [DepthLevels]uint32{2}}

@@ -45,6 +45,15 @@ var plugins = []struct {
 		place.Forecast{Prices: place.Prices{Iteration: 14_000_000_000, Sequence: 20_000_000, Prompt: 29_000_000, Prompt2: 1_000_000_000, Held: 90_000_000, Copied: 5_200_000}, Answer: 64, Chunk: 2048, Margin: 2000, ShorterMargin: 3000, Prefill: 100, Others: 50, Evicted: 70, Bound: 150, Choices: 3, Queue: 500, ByLength: true}},
 }
 
+// further are more settings of modules, which those of plugins turn off.
+var further = []struct {
+	name, config string
+	set          any
+}{
+	{"place-forecast", "iteration 14000000000\nsequence 20000000\nprompt 29000000\nprompt2 1000000000\nheld 90000000\ncopied 5200000\nmargin 2000\nshorter-margin 3000",
+		place.Forecast{Prices: place.Prices{Iteration: 14_000_000_000, Sequence: 20_000_000, Prompt: 29_000_000, Prompt2: 1_000_000_000, Held: 90_000_000, Copied: 5_200_000}, Margin: 2000, ShorterMargin: 3000}},
+}
+
 // market combines the two policies for bids.
 type market struct {
 	policies.Quoter
@@ -77,6 +86,13 @@ func TestPluginsDecideAsNative(t *testing.T) {
 			}
 			testkit.NoError(t, g.Configure(abi.Call{}, []byte(p.config)))
 			guesttest.Compare(t, g, p.set)
+			for _, x := range further {
+				if x.name == p.name {
+					g := guesttest.Start(t, m)
+					testkit.NoError(t, g.Configure(abi.Call{}, []byte(x.config)))
+					guesttest.Compare(t, g, x.set)
+				}
+			}
 		})
 	}
 }

@@ -98,6 +98,7 @@ func TestSummarise(t *testing.T) {
 	runs := results([]string{"a", "b"}, 3, func(_ string, seed uint64) float64 { return float64(seed) })
 	edit(runs, cell{"a", 10, 3}, func(r *replay.Result) { r.Void, r.IdleCPU = "busy", 0.1 })
 	edit(runs, cell{"a", 10, 1}, func(r *replay.Result) { r.Failures, r.Truncated = []replay.Failure{{Count: 2}}, 4 })
+	edit(runs, cell{"b", 10, 3}, func(r *replay.Result) { r.IdleCPU = -1 }) // unknown
 	got := summarise([]string{"a", "b"}, []float64{10}, runs)
 	a, b := got[0], got[1]
 	if a.Contestant != "a" || a.Runs != 2 || a.Void != 1 || a.Requests != 200 || a.Failed != 2 || a.Truncated != 4 || a.Idle != 0.1 || a.Figures["TTFT p50"].Mean != 1.5 {

@@ -149,7 +149,7 @@ func (m *matrix) measure(ctx context.Context, c cell, in input) (r run, err erro
 	if e.History, err = writeHistory(dir, in.history); err != nil {
 		return run{}, err
 	}
-	r = run{cell: c, Key: in.key, Build: m.again.build}
+	r = m.newRun(c, in)
 	contest := func(ctx context.Context) error {
 		router, err := in.contestant.New(m.tools, e, m.log)
 		if err != nil {
@@ -174,6 +174,11 @@ func (m *matrix) measure(ctx context.Context, c cell, in input) (r run, err erro
 	return r, err
 }
 
+// newRun returns the run of a cell, without its result.
+func (m *matrix) newRun(c cell, in input) run {
+	return run{cell: c, Key: in.key, Build: m.again.build, BesideNiced: m.besideNiced}
+}
+
 // withEmulated calls contest while new engines run, which it writes into e.
 func (m *matrix) withEmulated(ctx context.Context, dir string, e *contestant.Engines, contest func(context.Context) error) error {
 	engines, err := newEmulated(m.replicas, m.model, m.speed, dir, m.log)
@@ -195,14 +200,18 @@ func (m *matrix) withEmulated(ctx context.Context, dir string, e *contestant.Eng
 	return nil
 }
 
+// replayConfig returns how the requests of a cell are replayed.
+func (m *matrix) replayConfig(c cell, in input, url string) replay.Config {
+	return replay.Config{Name: c.Contestant, Target: url, Model: m.model.Name, Requests: in.requests, Speed: m.speed, SLO: in.slo, BesideNiced: m.besideNiced, Logger: m.log}
+}
+
 // replay replays the requests of a cell on engines in stages.
 func (m *matrix) replay(ctx context.Context, c cell, in input, url string, engines []contestant.Replica, stages func() []int) (replay.Result, error) {
 	bar := progress.New(m.stderr, c.Contestant, len(in.requests))
 	defer bar.End()
-	r, err := replay.New(replay.Config{
-		Name: c.Contestant, Target: url, Model: m.model.Name, Requests: in.requests, Speed: m.speed, SLO: in.slo, BesideNiced: m.besideNiced,
-		Progress: func(p replay.Progress) { bar.Set(p.Done) }, Logger: m.log,
-	})
+	config := m.replayConfig(c, in, url)
+	config.Progress = func(p replay.Progress) { bar.Set(p.Done) }
+	r, err := replay.New(config)
 	if err != nil {
 		return replay.Result{}, err
 	}
@@ -257,12 +266,15 @@ func (m *matrix) evidence(runs map[cell]run) evidence {
 	}
 	e.Conditions = []string{fmt.Sprintf("%d requests a run, %s; %d CPUs for clients, engines and routers. Cascade: %s in front, native policies, admission off as the others refuse nothing, first plan from %d earlier requests.",
 		m.workload.requests, engines, runtime.NumCPU(), plane, m.history)}
-	if m.besideNiced {
-		e.Conditions = append(e.Conditions, "Work of the lowest priority ran beside; its CPU time counts as idle.")
-	}
-	builds := map[string]int{}
+	beside, builds := 0, map[string]int{}
 	for _, r := range runs {
 		builds[r.Build]++
+		if r.BesideNiced {
+			beside++
+		}
+	}
+	if beside > 0 {
+		e.Conditions = append(e.Conditions, fmt.Sprintf("Work of the lowest priority ran beside %d of %d runs; its CPU time counts as idle.", beside, len(runs)))
 	}
 	if len(builds) > 1 {
 		e.Conditions = append(e.Conditions, fmt.Sprintf("The runs are of %d builds of this program; -repeat-stale makes those of others than the present one again.", len(builds)))

@@ -226,6 +226,9 @@ func TestWindows(t *testing.T) {
 	if len(history) != 25 || len(seen) != 85 {
 		t.Errorf("%d requests of history, %d in all", len(history), len(seen))
 	}
+	if _, err := w.requestsOf(0, 4); err == nil {
+		t.Error("seed 0, before the first window, is no error")
+	}
 	if _, err := w.requestsOf(4, 4); err == nil || !strings.Contains(err.Error(), "3 windows of 20") {
 		t.Errorf("a seed beyond the trace: %v", err)
 	}
@@ -267,13 +270,42 @@ func TestSample(t *testing.T) {
 	if slices.EqualFunc(first, second, func(a, b trace.Request) bool { return slices.Equal(a.Prefix, b.Prefix) }) {
 		t.Error("two seeds have the same requests")
 	}
+	w.sample = 1 << 40
+	if _, err := openWorkload(w); err == nil || !strings.Contains(err.Error(), "-one-conversation-in 1099511627776") {
+		t.Errorf("a sample without a request: %v", err)
+	}
 	w.sample = -1
 	if _, err := openWorkload(w); err == nil {
 		t.Error("a negative sample is no error")
 	}
-	w.name, w.sample = "chat", 4
+	w.name, w.sample = "chat", 1
+	if _, err := openWorkload(w); err != nil {
+		t.Errorf("all of a mix: %v", err)
+	}
+	w.sample = 4
 	if _, err := openWorkload(w); err == nil || !strings.Contains(err.Error(), "only a trace file") {
 		t.Errorf("a sample of a mix: %v", err)
+	}
+}
+
+// TestBesideNiced checks that tables say of runs that other work was beside them, whoever prints them later.
+func TestBesideNiced(t *testing.T) {
+	m, _ := small(t, contestant.Tools{}, "cascade")
+	c := cell{"cascade", 20, 1}
+	beside := func(m *matrix, runs map[cell]run) bool {
+		return slices.ContainsFunc(m.evidence(runs).Conditions, func(s string) bool { return strings.Contains(s, "lowest priority") })
+	}
+	if beside(m, map[cell]run{c: {cell: c}}) {
+		t.Error("runs alone are said to have been beside other work")
+	}
+	m.besideNiced = true
+	r := m.newRun(c, input{})
+	if !m.replayConfig(c, input{}, "http://127.0.0.1:1").BesideNiced {
+		t.Error("-beside-niced does not reach the replay")
+	}
+	m.besideNiced = false
+	if !beside(m, map[cell]run{c: r}) {
+		t.Error("a stored run does not say that other work was beside it")
 	}
 }
 

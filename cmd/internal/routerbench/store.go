@@ -21,6 +21,8 @@ type run struct {
 	Build   string        `json:"build"`
 	Elapsed float64       `json:"elapsed_seconds"` // wall time, start and end of all processes included
 	Result  replay.Result `json:"result"`
+	// BesideNiced says that the CPU time of niced processes counts as idle in Result.
+	BesideNiced bool `json:"beside_niced,omitempty"`
 }
 
 func (r run) elapsed() time.Duration { return time.Duration(r.Elapsed * float64(time.Second)) }

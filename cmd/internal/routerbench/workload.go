@@ -61,9 +61,14 @@ func openWorkload(w workload) (workload, error) {
 	if w.sample > 1 {
 		w.name = fmt.Sprintf("%s, one conversation in %d", w.name, w.sample)
 	}
-	w.file, err = trace.Shape{MaxLength: w.longest, Spread: w.spread, Rate: rateOf(all), Seed: 1}.Apply(all)
-	w.file = trace.SampleConversations(w.file, w.sample)
-	return w, err
+	kept, err := trace.Shape{MaxLength: w.longest, Spread: w.spread, Rate: rateOf(all), Seed: 1}.Apply(all)
+	if err != nil {
+		return w, err
+	}
+	if w.file = trace.SampleConversations(kept, w.sample); len(w.file) == 0 {
+		return w, fmt.Errorf("-one-conversation-in %d: none of the %d requests of %s is left; use a smaller number", w.sample, len(kept), source)
+	}
+	return w, nil
 }
 
 // rateOf returns a trace's own rate; for one without times, any.

@@ -2,6 +2,7 @@ package wiring
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
@@ -82,6 +83,15 @@ func TestPlacementCountsCopies(t *testing.T) {
 		}
 		if got.Margin != place.DefaultMargin/2 || got.ShorterMargin != place.DefaultShorterMargin/2 {
 			t.Errorf("%+v: margins of %d and %d µs at twice the speed", c, got.Margin, got.ShorterMargin)
+		}
+		for _, m := range f.BuiltinModules() {
+			if m.Name == "place-forecast" && !strings.HasSuffix(string(m.Configuration), "\nmargin 125000\nshorter-margin 500000\n") {
+				t.Errorf("%+v: the module's configuration is\n%s", c, m.Configuration)
+			}
+		}
+		f.Speed = 1e9 // 0 would be the default of one second
+		if got = f.forecast(f.costs(r)); got.Margin != 1 || got.ShorterMargin != 1 {
+			t.Errorf("%+v: margins of %d and %d µs at a great speed", c, got.Margin, got.ShorterMargin)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
@@ -47,6 +48,34 @@ func TestRefuses(t *testing.T) {
 	}
 	if _, err := attach.WholeListener(attach.Config{Control: here, Fallback: "x"}); err == nil || !strings.Contains(err.Error(), "internal listener") {
 		t.Errorf("a whole listener with a fallback: %v", err)
+	}
+}
+
+// TestObjectsRefuse checks that an object for Kubernetes without any one of its names is refused, and one with
+// load reports, which it cannot have.
+func TestObjectsRefuse(t *testing.T) {
+	patch := attach.PatchConfig{Config: attach.Config{Control: here}, Name: "a", Namespace: "b", Gateway: "c", Section: "d"}
+	filter := attach.FilterConfig{Config: attach.Config{Control: here}, Name: "a", Namespace: "b", Labels: map[string]string{"c": "d"}, Port: 1}
+	for name, c := range map[string]struct {
+		edit func(p *attach.PatchConfig, f *attach.FilterConfig)
+		want [2]string // of the policy and of the filter
+	}{
+		"complete":     {func(*attach.PatchConfig, *attach.FilterConfig) {}, [2]string{"", ""}},
+		"no name":      {func(p *attach.PatchConfig, f *attach.FilterConfig) { p.Name, f.Name = "", "" }, [2]string{"the name", "the name"}},
+		"no namespace": {func(p *attach.PatchConfig, f *attach.FilterConfig) { p.Namespace, f.Namespace = "", "" }, [2]string{"the namespace", "the namespace"}},
+		"no gateway":   {func(p *attach.PatchConfig, f *attach.FilterConfig) { p.Gateway, f.Labels = "", nil }, [2]string{"the Gateway", "the labels"}},
+		"no listener":  {func(p *attach.PatchConfig, f *attach.FilterConfig) { p.Section, f.Port = "", 0 }, [2]string{"its listener", "the listener's port"}},
+		"load reports": {func(p *attach.PatchConfig, f *attach.FilterConfig) { p.LoadReports, f.LoadReports = true, true }, [2]string{"bootstrap", "bootstrap"}},
+	} {
+		p, f := patch, filter
+		c.edit(&p, &f)
+		_, err := attach.EnvoyPatchPolicy(p)
+		testkit.WantError(t, err, c.want[0])
+		_, other := attach.EnvoyFilter(f)
+		testkit.WantError(t, other, c.want[1])
+		if t.Failed() {
+			t.Fatal(name)
+		}
 	}
 }
 
