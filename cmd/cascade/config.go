@@ -51,7 +51,7 @@ stand for <kind>: "policies.limits.place.fuel".`,
 	}
 	file := &fleetFile{}
 	check := &cobra.Command{
-		Use:   "check FILE",
+		Use:   "check [FILE]",
 		Short: "Check a fleet file, and the files that it names",
 		Long: `Check reads a fleet file as the daemons do, and reports every invalid field with its line
 and what to write instead. It also reads the files that the fleet file names: keys, rules
@@ -66,7 +66,7 @@ for "cascade up" only: separate processes cannot find out each other's ports.)`,
 		Args:    atMost(1, "FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (len(args) == 1) == (file.path != "") {
-				return usageErrorf(cmd, "name one fleet file: cascade config check FILE")
+				return usageErrorf(cmd, "name one fleet file, as FILE or with -c")
 			}
 			return s.checkConfig(cmd.Context(), strings.Join(args, "")+file.path)
 		},

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -45,9 +44,11 @@ cannot be stored.`,
 				if held.Kind == control.FaultRemoval {
 					r := controlRequest{base: base, method: http.MethodPost, path: "replicas/confirm", query: url.Values{"digest": {held.Object}}}
 					return show(cmd.Context(), s, r, func(w io.Writer, _ control.Status) error {
-						_, what, _ := strings.Cut(held.Text, "removes ") // else it says that it is not applied, and what to do
-						what, _, _ = strings.Cut(what, ";")
-						_, err := fmt.Fprintf(w, "confirmed: the fleet file removes %s; control planes apply it\n", what)
+						line := "confirmed: control planes apply the fleet file"
+						if held.Removes != "" {
+							line = fmt.Sprintf("confirmed: the fleet file removes %s; control planes apply it", held.Removes)
+						}
+						_, err := fmt.Fprintln(w, line)
 						return err
 					})
 				}

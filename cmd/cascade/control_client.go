@@ -51,7 +51,7 @@ func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 	if f.file.path != "" && !cmd.Flags().Changed("control") {
 		fleet, err := f.file.load(cmd)
 		if err != nil {
-			return nil, fmt.Errorf("%w\nWithout -c, --control with the URL of control.admin asks a control plane that runs", err)
+			return nil, fmt.Errorf("%w\nTo ask a running control plane without the file, give its control.admin URL with --control", err)
 		}
 		candidates = []string{"http://" + fleet.Fleet.Control.Admin}
 		if len(fleet.Fleet.Control.Peers) > 0 {

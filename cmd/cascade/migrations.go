@@ -105,11 +105,14 @@ func writeMigrations(w io.Writer, m control.Migrations) error {
 // summarizeMigrations returns one line about migrations.
 func summarizeMigrations(migrations []control.Migration) string {
 	methods, stalls, copied := map[string]int{}, []float64(nil), int64(0)
-	done, aborted, prefixes := 0, 0, 0
+	done, aborted, prefixes, copiedPrefixes := 0, 0, 0, 0
 	for _, m := range migrations {
 		copied += m.Bytes
 		if m.Cause == loadreport.CausePrefix { // no request moved
 			prefixes++
+			if m.State == "done" {
+				copiedPrefixes++
+			}
 			continue
 		}
 		switch m.State {
@@ -136,7 +139,7 @@ func summarizeMigrations(migrations []control.Migration) string {
 		line += fmt.Sprintf("; stall p50 %s, p99 %s", formatSeconds(stalls[percentileIndex(50, len(stalls))]), formatSeconds(stalls[percentileIndex(99, len(stalls))]))
 	}
 	if prefixes > 0 {
-		line += fmt.Sprintf("; beginnings of prompts copied before the first token: %d", prefixes)
+		line += fmt.Sprintf("; beginnings of prompts copied before the first token: %d of %d tried", copiedPrefixes, prefixes)
 	}
 	return line + "."
 }

@@ -46,16 +46,29 @@ lengths differently. The history outlives restarts.`,
 			if len(args) > 0 {
 				q.Set("model", args[0])
 			}
-			return show(cmd.Context(), s, controlRequest{base: base, path: "plan/history", query: q}, func(w io.Writer, p control.PlanHistory) error {
-				if len(args) > 0 && len(p.Decisions)+len(p.History) == 0 {
-					return fmt.Errorf("model %q: no plan of it is known; \"cascade status\" lists the models", args[0])
+			r := controlRequest{base: base, path: "plan/history", query: q}
+			p, err := showDocument(cmd.Context(), s, r, func(w io.Writer, p control.PlanHistory) error {
+				if err := checkKnown(args, p); err != nil {
+					return err
 				}
 				return writePlans(w, p)
 			})
+			if err != nil {
+				return err
+			}
+			return checkKnown(args, p) // again for --json, which writes no text
 		},
 	}
 	f.flags(c)
 	return c
+}
+
+// checkKnown returns an error if the history of the model in args is empty.
+func checkKnown(args []string, p control.PlanHistory) error {
+	if len(args) > 0 && len(p.Decisions)+len(p.History) == 0 {
+		return fmt.Errorf("model %q: no plan of it is known; \"cascade status\" lists the models", args[0])
+	}
+	return nil
 }
 
 // newPlanChange completes a command that changes a model's plan and prints the plan in force

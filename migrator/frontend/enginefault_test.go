@@ -339,9 +339,28 @@ func TestEngineThatHasNotAnswered(t *testing.T) {
 			e.unhealthy.Store(true)
 			time.AfterFunc(test.after, func() { e.unhealthy.Store(false) })
 			startServer(t, e.URL, func(c *Config) { c.Logger = log.Logger() })
-			if n := log.Count("has not answered health checks since the start"); n != test.named || n > 0 && log.Count(e.URL) == 0 {
+			if n := log.Count("engine has passed no health check since the start"); n != test.named || n > 0 && log.Count(e.URL) == 0 {
 				t.Errorf("the log names the engine %d times, want %d with its address:\n%s", n, test.named, &log)
 			}
 		})
 	}
+}
+
+// TestMismatchedFromTheStart checks that the log does not also name as away an engine that was not the one of
+// the fleet file when its server started, and is then restarted.
+func TestMismatchedFromTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log testkit.Log
+		e, s := newEngine(t), &statingEngine{now: stated{model: "other", context: 4096}}
+		e.passthrough.Store(ptr(s.answer))
+		time.AfterFunc(2*time.Second, func() { e.unhealthy.Store(true) })
+		time.AfterFunc(8*time.Second, func() {
+			s.set(expected)
+			e.unhealthy.Store(false)
+		})
+		startServer(t, e.URL, func(c *Config) { c.Model, c.Context, c.Logger = "m", 4096, log.Logger() })
+		if log.Count("does not match") != 1 || log.Count("health check") != 0 {
+			t.Errorf("the log is %s", &log)
+		}
+	})
 }

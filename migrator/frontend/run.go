@@ -179,10 +179,13 @@ func (srv *Server) Run(parent context.Context) error {
 						srv.log.Warn("engine stopped answering health checks; refusing new requests", "error", err)
 					}
 				}
-				// One that has never answered may still load, or have another address.
-				if starting && !mismatch && time.Since(away) > startNotice {
+				if mismatch {
+					starting = false // the log has said what is wrong
+				}
+				// One that has never been healthy may still load, or have another address.
+				if starting && time.Since(away) > startNotice {
 					starting = false
-					srv.log.Warn("engine has not answered health checks since the start; requests go to other replicas", "engine", srv.cfg.Engine, "error", err)
+					srv.log.Warn("engine has passed no health check since the start; requests go to other replicas", "engine", srv.cfg.Engine, "error", err)
 				}
 				// An engine that reports that it is unhealthy, or whose port is
 				// closed, is believed; one that does not answer may be busy.

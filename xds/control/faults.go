@@ -25,6 +25,9 @@ type Fault struct {
 	// NotReady says that requests or operators' orders fail because of it: /readyz then
 	// answers 503, and "cascade status" exits with 1.
 	NotReady bool `json:"not_ready,omitempty"`
+	// Removes is what the fleet file of a FaultRemoval removes, as "2 of the 3 replicas of m (r1, r2)";
+	// empty for the other kinds.
+	Removes string `json:"removes,omitempty"`
 }
 
 // The kinds of faults.
@@ -75,7 +78,7 @@ func fleetFaults(s *fleet.Snapshot, stores []fleet.StoreFault, now time.Time) (o
 			text = "this control plane has started and serves nothing, because compared with the stored plan its fleet file removes "
 		}
 		out = append(out, Fault{
-			Kind: FaultRemoval, Object: h.Digest, Seconds: now.Sub(h.Since).Seconds(), NotReady: h.AtStart,
+			Kind: FaultRemoval, Object: h.Digest, Seconds: now.Sub(h.Since).Seconds(), NotReady: h.AtStart, Removes: h.Text,
 			Text: text + h.Text + "; if that is meant, run \"cascade config confirm\", else mend the file",
 		})
 	}

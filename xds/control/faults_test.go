@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -29,6 +30,18 @@ func requireNamed(t *testing.T, c *runningControl, kind, object string, ready bo
 	code, body := get(t, c, "/readyz")
 	if ready && code != http.StatusOK || !ready && (code != http.StatusServiceUnavailable || !strings.Contains(body, kind+" "+object+": ")) {
 		t.Errorf("/readyz answers %d with the fault %s of %s: %s", code, kind, object, body)
+	}
+}
+
+// TestRemovalFault checks that the fault of a fleet file that is not applied says by itself what the file removes.
+func TestRemovalFault(t *testing.T) {
+	const removes = "2 of the 3 replicas of m (r1, r2)"
+	for _, atStart := range []bool{false, true} {
+		held := &fleet.HeldRemoval{Digest: "d1", Text: removes, AtStart: atStart}
+		got := fleetFaults(&fleet.Snapshot{Held: held}, nil, time.Now())
+		if len(got) != 1 || got[0].Removes != removes || got[0].Object != "d1" || got[0].NotReady != atStart || !strings.Contains(got[0].Text, "removes "+removes+"; if") {
+			t.Errorf("at the start %v: %+v", atStart, got)
+		}
 	}
 }
 

@@ -118,6 +118,24 @@ func TestLoadErrorNamesFile(t *testing.T) {
 	}
 }
 
+// TestLongTextIsCut reads files in which something is invalid and long.
+func TestLongTextIsCut(t *testing.T) {
+	long := strings.Repeat("ü", 1<<16)
+	for want, text := range map[string]string{
+		`line 1: "üüüü`:                 "speed: " + long,
+		`line 1: "|": must be a number`: "speed: |\n" + strings.Repeat("  1\n", 1<<10),
+		`line 1: unknown field "üüüü`:   long + ": 1",
+		`line 2: "x": must be a number`: "preset: " + long + "\nspeed: x",
+		`line 2: mapping key "üüüü`:     long + ": 1\n" + long + ": 2",
+		"could not find flow map":       "speed: {" + long,
+	} {
+		if _, err := Read(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 4<<10 {
+			msg := fmt.Sprint(err)
+			t.Errorf("%.400q (%d bytes), want %s", msg, len(msg), want)
+		}
+	}
+}
+
 func FuzzRead(f *testing.F) {
 	f.Add(validFleet)
 	f.Add("models: [{name: a}]")

@@ -3,8 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,8 +13,12 @@ import (
 	"github.com/goccy/go-yaml/printer"
 )
 
-// maxNear is how many fields a message suggests.
-const maxNear = 3
+// Bounds of a message. A fleet file may be large, and a value may be a certificate that was pasted into it.
+const (
+	maxNear  = 3   // fields that are suggested
+	maxLines = 20  // lines, with those of the file
+	maxLine  = 512 // bytes of a line
+)
 
 // describeDecoding returns an error of the decoder in the terms of the fleet file: with the line, with what
 // the field must be in place of a type of Go's, with the fields that a misspelt one resembles, and
@@ -22,28 +26,46 @@ const maxNear = 3
 func describeDecoding(err error) error {
 	var at yaml.Error
 	if !errors.As(err, &at) || at.GetToken() == nil {
-		return errors.New(yaml.FormatError(err, false, true))
+		return errors.New(shorten(yaml.FormatError(err, false, true)))
 	}
 	token := at.GetToken()
 	msg := at.GetMessage()
 	var wrong *yaml.TypeError
+	var outside *yaml.OverflowError
 	var other *yaml.UnexpectedNodeTypeError
 	var unknown *yaml.UnknownFieldError
 	switch {
 	case errors.As(err, &wrong) && typeNoun(wrong.DstType) != "":
 		msg = "must be " + typeNoun(wrong.DstType)
+	case errors.As(err, &outside):
+		msg = "must be " + integerRange(outside.DstType)
 	case errors.As(err, &other) && other.Expected == ast.SequenceType:
 		msg = "must be a list"
 	case errors.As(err, &other) && other.Expected == ast.MappingType:
 		msg = "must have fields"
 	case errors.As(err, &unknown):
-		msg += "; " + suggest(token.Value)
+		msg = fmt.Sprintf("unknown field %.40q; %s", token.Value, suggest(token.Value))
 	}
 	if strings.HasPrefix(msg, "must ") && !strings.Contains("[]{}-:", token.Value) {
-		msg = fmt.Sprintf("%q: %s", token.Value, msg)
+		msg = fmt.Sprintf("%.40q: %s", token.Value, msg)
 	}
 	var lines printer.Printer
-	return fmt.Errorf("line %d: %s\n%s", token.Position.Line, msg, strings.TrimRight(lines.PrintErrorToken(token, false), "\n"))
+	excerpt := strings.TrimRight(lines.PrintErrorToken(token, false), "\n")
+	return errors.New(shorten(fmt.Sprintf("line %d: %s\n%s", token.Position.Line, msg, excerpt)))
+}
+
+// shorten returns the first lines of a text, and of each the beginning.
+func shorten(text string) string {
+	lines := strings.SplitN(text, "\n", maxLines+1)
+	if len(lines) > maxLines {
+		lines[maxLines] = "…"
+	}
+	for i, line := range lines {
+		if len(line) > maxLine {
+			lines[i] = strings.ToValidUTF8(line[:maxLine], "") + "…"
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // typeNoun returns what a value of a type has to be in the file, "" for types that are not scalars.
@@ -60,19 +82,39 @@ func typeNoun(t reflect.Type) string {
 		return "text"
 	case t.Kind() == reflect.Float64:
 		return "a number"
-	case t.Kind() >= reflect.Int && t.Kind() <= reflect.Uint64:
+	case t.Kind() >= reflect.Int && t.Kind() <= reflect.Int64:
 		return "a whole number"
+	case t.Kind() >= reflect.Uint && t.Kind() <= reflect.Uint64:
+		return "a whole number, not negative"
 	}
 	return ""
 }
 
-// suggest names the fields whose last name resembles a name, or says where all are listed.
+// integerRange returns what a value of an integer type has to be in the file, with the least and the
+// largest that the type holds.
+func integerRange(t reflect.Type) string {
+	least, most := int64(0), uint64(math.MaxUint64)>>(64-t.Bits())
+	if t.Kind() <= reflect.Int64 {
+		most >>= 1
+		least = -int64(most) - 1
+	}
+	return fmt.Sprintf("a whole number from %d to %d", least, most)
+}
+
+// suggest names the fields whose last name is a name, else those whose last name resembles it, or says
+// where all are listed.
 func suggest(name string) string {
-	var near []string
+	var same, near []string
 	for _, f := range Fields() {
-		if last := f.Path[strings.LastIndexByte(f.Path, '.')+1:]; resembles(name, last) && !slices.Contains(near, f.Path) {
+		switch last := f.Path[strings.LastIndexByte(f.Path, '.')+1:]; {
+		case last == name:
+			same = append(same, f.Path)
+		case resembles(name, last):
 			near = append(near, f.Path)
 		}
+	}
+	if len(same) > 0 {
+		near = same
 	}
 	if len(near) == 0 || len(near) > maxNear {
 		return "\"cascade config explain\" lists all fields"
@@ -80,9 +122,10 @@ func suggest(name string) string {
 	return "did you mean " + strings.Join(near, " or ") + "?"
 }
 
-// resembles reports whether two names differ by at most one edit for every three letters.
+// resembles reports whether two names differ by at most one edit for every three bytes of the shorter one.
 func resembles(a, b string) bool {
-	return edits(a, b) <= min(len(a), len(b))/3
+	most := min(len(a), len(b)) / 3
+	return max(len(a), len(b))-min(len(a), len(b)) <= most && edits(a, b) <= most // the first is cheap for long names
 }
 
 // edits returns the number of bytes to insert, remove or replace that make b of a.

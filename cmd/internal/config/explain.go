@@ -113,15 +113,6 @@ func Explain(path string) ([]Field, error) {
 	if why, ok := removedFields[strings.Join(want, ".")]; ok {
 		return nil, fmt.Errorf("%s was removed: %s", path, why)
 	}
-	var near []string
-	for _, f := range Fields() {
-		if f.Path[strings.LastIndexByte(f.Path, '.')+1:] == want[len(want)-1] {
-			near = append(near, f.Path)
-		}
-	}
-	if len(near) > 0 {
-		return nil, fmt.Errorf("the fleet file has no field %s; did you mean %s?", path, strings.Join(near, " or "))
-	}
 	return nil, fmt.Errorf("the fleet file has no field %s; %s", path, suggest(want[len(want)-1]))
 }
 

@@ -47,7 +47,7 @@ func (r *Replica) HealthReason() string {
 		}
 		return "its migrator has stopped reporting; " + stream
 	case ReasonEngine:
-		return "its engine does not answer health checks: check that it runs and listens at its engine address of the fleet file"
+		return "its engine does not answer health checks: check that it runs and listens at the address in replicas[].engine"
 	case ReasonHung:
 		return "its engine answers health checks and makes no progress: restart it"
 	case ReasonMismatch:

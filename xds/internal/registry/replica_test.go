@@ -123,7 +123,7 @@ func TestMismatchReason(t *testing.T) {
 	}{
 		{loadreport.Report{EngineReady: true}, ReasonReady, ""},
 		{loadreport.Report{EngineProblem: "the engine serves another model"}, ReasonMismatch, "the engine serves another model"},
-		{loadreport.Report{}, ReasonEngine, "its engine does not answer health checks: check that it runs and listens at its engine address of the fleet file"},
+		{loadreport.Report{}, ReasonEngine, "its engine does not answer health checks: check that it runs and listens at the address in replicas[].engine"},
 		{loadreport.Report{EngineHung: true, EngineProblem: "x"}, ReasonHung, "its engine answers health checks and makes no progress: restart it"},
 	} {
 		r := &Replica{Replica: policies.Replica{ID: "r"}}
