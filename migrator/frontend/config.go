@@ -34,7 +34,7 @@ const (
 	defaultHangTimeout      = 15 * time.Second
 	defaultHealthTimeout    = 4 * time.Second
 	healthRetry             = 100 * time.Millisecond // while the engine is away
-	startNotice             = 5 * time.Second        // after this time the log names an engine that has not answered yet
+	startNotice             = 5 * time.Second        // after this time the log names an engine that has passed no health check
 	retireGrace             = 500 * time.Millisecond // from Retire until connections without a request are closed
 	updateInterval          = 250 * time.Millisecond
 	dialTimeout             = 5 * time.Second  // a busy machine may take seconds
