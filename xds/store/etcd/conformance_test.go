@@ -134,7 +134,7 @@ func TestConfig(t *testing.T) {
 		}
 	}
 	c := open(t, "/a", "127.0.0.1:1")
-	u := <-follow(t, c.Plan()).ch
+	u := <-storetest.Follow(t, c.Plan()).Updates
 	if !errors.Is(u.Err, store.ErrUnavailable) || !strings.Contains(u.Err.Error(), "127.0.0.1:1: read the plan") || !strings.Contains(u.Err.Error(), "refused") {
 		t.Errorf("no etcd: %v", u.Err)
 	}

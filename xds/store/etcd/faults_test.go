@@ -29,7 +29,7 @@ func TestMembers(t *testing.T) {
 	cluster := etcdtest.Start(t, etcdtest.Config{Members: 3})
 	prefix := newPrefix()
 	s := open(t, prefix, cluster.Endpoints()...).Plan()
-	f := follow(t, open(t, prefix, cluster.Endpoints()...).Plan())
+	f := storetest.Follow(t, open(t, prefix, cluster.Endpoints()...).Plan())
 	v, epoch := store.Version(""), policies.Epoch(0)
 	// swap writes until it succeeds, and returns how long that took.
 	swap := func() time.Duration {
@@ -47,7 +47,7 @@ func TestMembers(t *testing.T) {
 			case time.Since(began) > 30*time.Second:
 				t.Fatal(err)
 			case errors.Is(err, store.ErrConflict): // a write that was reported as failed was made
-				u := <-follow(t, s).ch
+				u := <-storetest.Follow(t, s).Updates
 				testkit.NoError(t, u.Err)
 				if v = u.Version; u.Object.Epoch == epoch {
 					return time.Since(began)
@@ -56,7 +56,7 @@ func TestMembers(t *testing.T) {
 		}
 	}
 	swap()
-	f.await(epoch)
+	f.Await(epoch)
 	for range 2 {
 		leader := cluster.Leader()
 		for _, m := range cluster.Members {
@@ -65,7 +65,7 @@ func TestMembers(t *testing.T) {
 			}
 			m.Suspend()
 			took := swap()
-			f.await(epoch)
+			f.Await(epoch)
 			m.Resume()
 			t.Logf("a follower suspended: stored after %v", took)
 			if took > 2*time.Second {
@@ -74,14 +74,14 @@ func TestMembers(t *testing.T) {
 		}
 		leader.Suspend()
 		took := swap()
-		f.await(epoch)
+		f.Await(epoch)
 		t.Logf("the leader suspended: stored after %v", took)
 		leader.Resume()
 		cluster.WaitReady()
 		leader = cluster.Leader()
 		leader.Kill()
 		took = swap()
-		f.await(epoch)
+		f.Await(epoch)
 		t.Logf("the leader killed: stored after %v", took)
 		leader.Restart()
 		cluster.WaitReady()
@@ -147,10 +147,10 @@ func TestUsers(t *testing.T) {
 	}
 	current := func() (string, error) { mu.Lock(); defer mu.Unlock(); return password, nil }
 	c := login(prefix, "cascade", current)
-	f := follow(t, c.Plan())
+	f := storetest.Follow(t, c.Plan())
 	v, err := c.Plan().CompareAndSwap(t.Context(), "", storetest.Object(1))
 	testkit.NoError(t, err)
-	f.await(1)
+	f.Await(1)
 	testkit.NoError(t, c.Notes("planes").Put("a", []byte("x"))) // with a lease of etcd
 
 	refused := func(what, want string, err error) {
@@ -188,7 +188,7 @@ func TestUsers(t *testing.T) {
 		}
 		return err == nil
 	})
-	f.await(2)
+	f.Await(2)
 }
 
 // TestPartition separates a control plane from etcd while it holds a lease, and delivers what

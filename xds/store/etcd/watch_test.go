@@ -1,7 +1,6 @@
 package etcd_test
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -12,67 +11,16 @@ import (
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/store"
-	"github.com/cascadeinfer/cascade/xds/store/etcd"
 )
-
-// follower is a watch with the time of its last update.
-type follower struct {
-	t  *testing.T
-	ch <-chan store.Update
-}
-
-func follow(t *testing.T, s *etcd.Store) *follower {
-	ctx, cancel := context.WithCancel(context.Background())
-	f := &follower{t: t, ch: s.Watch(ctx)}
-	t.Cleanup(func() {
-		cancel()
-		for range f.ch {
-		}
-	})
-	return f
-}
-
-// await receives until an epoch comes, and returns how long that took.
-func (f *follower) await(epoch policies.Epoch) time.Duration {
-	f.t.Helper()
-	began := time.Now()
-	deadline := time.After(20 * time.Second)
-	for {
-		select {
-		case u := <-f.ch:
-			if u.Err == nil && u.Object.Epoch == epoch {
-				return time.Since(began)
-			}
-		case <-deadline:
-			f.t.Fatalf("epoch %d has not arrived", epoch)
-		}
-	}
-}
-
-// awaitError receives until an error comes, and returns it.
-func (f *follower) awaitError() error {
-	f.t.Helper()
-	deadline := time.After(20 * time.Second)
-	for {
-		select {
-		case u := <-f.ch:
-			if u.Err != nil {
-				return u.Err
-			}
-		case <-deadline:
-			f.t.Fatal("no error has arrived")
-		}
-	}
-}
 
 // testCompacted compacts the history while a watch is cut off, so that it cannot resume.
 func testCompacted(t *testing.T, cluster *etcdtest.Cluster) {
 	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
 	s := open(t, prefix, cluster.Endpoints()...).Plan()
-	f := follow(t, open(t, prefix, link.Endpoint).Plan())
+	f := storetest.Follow(t, open(t, prefix, link.Endpoint).Plan())
 	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
 	testkit.NoError(t, err)
-	f.await(1)
+	f.Await(1)
 	link.Partition()
 	for e := policies.Epoch(2); e <= 4; e++ {
 		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(e))
@@ -81,10 +29,10 @@ func testCompacted(t *testing.T, cluster *etcdtest.Cluster) {
 	cluster.Compact()
 	link.Cut()
 	link.Heal()
-	f.await(4)
+	f.Await(4)
 	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(5))
 	testkit.NoError(t, err)
-	f.await(5)
+	f.Await(5)
 }
 
 // testWatchCut closes the connections of a watch, and lets one hang: what was stored arrives
@@ -92,7 +40,7 @@ func testCompacted(t *testing.T, cluster *etcdtest.Cluster) {
 func testWatchCut(t *testing.T, cluster *etcdtest.Cluster) {
 	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
 	s := open(t, prefix, cluster.Endpoints()...).Plan()
-	f := follow(t, open(t, prefix, link.Endpoint).Plan())
+	f := storetest.Follow(t, open(t, prefix, link.Endpoint).Plan())
 	v, epoch := store.Version(""), policies.Epoch(0)
 	swap := func() {
 		epoch++
@@ -101,11 +49,11 @@ func testWatchCut(t *testing.T, cluster *etcdtest.Cluster) {
 		testkit.NoError(t, err)
 	}
 	swap()
-	f.await(epoch)
+	f.Await(epoch)
 	for range 5 {
 		link.Cut()
 		swap()
-		f.await(epoch)
+		f.Await(epoch)
 	}
 	// An operator's edit of the plan is no event.
 	raw := cluster.Client()
@@ -113,13 +61,13 @@ func testWatchCut(t *testing.T, cluster *etcdtest.Cluster) {
 	testkit.NoError(t, err)
 	_, err = raw.Put(t.Context(), prefix+"/plan", strings.Replace(string(r.Kvs[0].Value), `"epoch": 6`, `"epoch": 7`, 1))
 	testkit.NoError(t, err)
-	f.await(7)
+	f.Await(7)
 	link.Partition()
-	if err := f.awaitError(); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "no answer in time") {
+	if err := f.AwaitError(); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "no answer in time") {
 		t.Errorf("the error of a partition is %v", err)
 	}
 	link.Heal()
-	f.await(7)
+	f.Await(7)
 }
 
 // testLostAnswer loses the answer of a write that was made: the write succeeds, and is made once.
@@ -141,7 +89,7 @@ func testLostAnswer(t *testing.T, cluster *etcdtest.Cluster) {
 	if r.Kvs[0].Version != 3 {
 		t.Errorf("the plan was written %d times, want 3", r.Kvs[0].Version)
 	}
-	u := <-follow(t, s).ch
+	u := <-storetest.Follow(t, s).Updates
 	if u.Version != v || u.Object.Epoch != 3 {
 		t.Errorf("stored is epoch %d, version %q, want 3, %q", u.Object.Epoch, u.Version, v)
 	}

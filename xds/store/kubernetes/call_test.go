@@ -37,7 +37,7 @@ func TestLostAnswers(t *testing.T) {
 		t.Errorf("%d requests", lost.Load())
 	}
 	server.LoseAnswers(nil)
-	if u := <-follow(t, s).ch; u.Err != nil || u.Version != v || u.Object.Epoch != 3 {
+	if u := <-storetest.Follow(t, s).Updates; u.Err != nil || u.Version != v || u.Object.Epoch != 3 {
 		t.Errorf("stored is epoch %d, version %q, %v, want 3, %q", u.Object.Epoch, u.Version, u.Err, v)
 	}
 	if stored := server.Paths("-plan-"); len(stored) != 3 {
@@ -126,7 +126,7 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%+v is accepted", c)
 		}
 	}
-	u := <-follow(t, api{host: server.Host}.open(t, "b").Plan()).ch
+	u := <-storetest.Follow(t, api{host: server.Host}.open(t, "b").Plan()).Updates
 	if !errors.Is(u.Err, store.ErrUnavailable) || !strings.Contains(u.Err.Error(), "read the plan") || !strings.Contains(u.Err.Error(), "refused") {
 		t.Errorf("no API server: %v", u.Err)
 	}

@@ -42,7 +42,7 @@ func testRenewal(t *testing.T, a api) {
 	expect(1, "cp-1", 0)
 	// Also after another process has read it.
 	other := a.open(t, c.Name()).Plan()
-	u := <-follow(t, other).ch
+	u := <-storetest.Follow(t, other).Updates
 	o.Lease.Holder = "cp-2"
 	v, err = other.CompareAndSwap(t.Context(), u.Version, o)
 	testkit.NoError(t, err)

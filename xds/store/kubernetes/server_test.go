@@ -49,10 +49,10 @@ func TestServer(t *testing.T) {
 func testCompacted(t *testing.T, server *kubetest.Server, a api) {
 	link := etcdtest.NewLink(t, server.Address)
 	c := a.open(t, newName())
-	s, f := c.Plan(), follow(t, a.through(link).open(t, c.Name()).Plan())
+	s, f := c.Plan(), storetest.Follow(t, a.through(link).open(t, c.Name()).Plan())
 	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
 	testkit.NoError(t, err)
-	f.await(1)
+	f.Await(1)
 	link.Partition()
 	for e := policies.Epoch(2); e <= 4; e++ {
 		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(e))
@@ -61,10 +61,10 @@ func testCompacted(t *testing.T, server *kubetest.Server, a api) {
 	server.Etcd.Compact()
 	link.Cut()
 	link.Heal()
-	f.await(4)
+	f.Await(4)
 	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(5))
 	testkit.NoError(t, err)
-	f.await(5)
+	f.Await(5)
 }
 
 // gone is how long the API server is away.
@@ -74,13 +74,13 @@ const gone = 60 * time.Second
 // was stored is there afterwards.
 func testGone(t *testing.T, a api, stop, start func()) {
 	c := a.open(t, newName())
-	s, f := c.Plan(), follow(t, a.open(t, c.Name()).Plan())
+	s, f := c.Plan(), storetest.Follow(t, a.open(t, c.Name()).Plan())
 	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
 	testkit.NoError(t, err)
-	f.await(1)
+	f.Await(1)
 	stop()
 	began, writes, longest := time.Now(), 0, time.Duration(0)
-	if err := f.awaitError(); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "check that the API server runs") {
+	if err := f.AwaitError(); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "check that the API server runs") {
 		t.Errorf("the error of a watch is %v", err)
 	}
 	for time.Since(began) < gone {
@@ -95,7 +95,7 @@ func testGone(t *testing.T, a api, stop, start func()) {
 	start()
 	back := time.Now()
 	for {
-		u := <-follow(t, s).ch
+		u := <-storetest.Follow(t, s).Updates
 		if u.Err == nil && u.Object.Epoch == 2 { // a write that failed may be stored nevertheless
 			v = u.Version
 			break
@@ -109,14 +109,14 @@ func testGone(t *testing.T, a api, stop, start func()) {
 			t.Fatal(err)
 		}
 	}
-	f.await(2)
+	f.Await(2)
 	t.Logf("%d writes failed, the longest after %v; stored %v after the API server was back", writes, longest.Round(time.Millisecond), time.Since(back).Round(time.Millisecond))
 	if longest > 10*time.Second {
 		t.Errorf("a write took %v", longest)
 	}
 	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(3))
 	testkit.NoError(t, err)
-	f.await(3)
+	f.Await(3)
 }
 
 // testPartition separates a control plane from the API server while it holds a lease, and
@@ -213,10 +213,10 @@ func TestRoleIsMinimal(t *testing.T) {
 	server := kubetest.Simulate(t)
 	c := simulated(server).open(t, "fleet-a")
 	s := c.Plan()
-	f := follow(t, s)
+	f := storetest.Follow(t, s)
 	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
 	testkit.NoError(t, err)
-	f.await(1)
+	f.Await(1)
 	var g kubernetes.Collector
 	for range 3 {
 		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(2))

@@ -6,8 +6,8 @@
 // Pods, package serviceproxy makes the addresses of Services work. A test fills in Config, and runs Run while it acts on the
 // API server. All Pods of all namespaces run on the test's host; each has a node of its own, which is only a name.
 //
-// Left out are scheduling, ReplicaSets, quotas, and restarts: a Pod that ends by itself has failed, and its workload makes
-// another one.
+// Left out are scheduling, ReplicaSets, quotas, the strategy Recreate, the order in which StatefulSets create Pods and their
+// status, and restarts: a Pod that ends by itself has failed, and its workload makes another one.
 package clustertest
 
 import (

@@ -262,6 +262,27 @@ func TestPods(t *testing.T) {
 	}
 }
 
+// TestReusedName writes the status of a Pod that was removed, after another one got its name: that one keeps its own status.
+func TestReusedName(t *testing.T) {
+	w := newWorld(t)
+	w.createPod("p", "good")
+	testkit.WaitFor(t, "the Pod", func() bool { return len(w.running()) == 1 })
+	old := w.running()[0]
+	zero := int64(0)
+	testkit.NoError(t, w.client.CoreV1().Pods("default").Delete(t.Context(), "p", metav1.DeleteOptions{GracePeriodSeconds: &zero}))
+	testkit.NoError(t, old.SetReady(t.Context(), false))
+	w.createPod("p", "good")
+	status := func() corev1.PodStatus {
+		return testkit.Must(w.client.CoreV1().Pods("default").Get(t.Context(), "p", metav1.GetOptions{})).Status
+	}
+	isRunning := func(s corev1.PodStatus) bool { return isReady(&corev1.Pod{Status: s}) }
+	testkit.WaitForValue(t, "the other Pod to be ready", status, isRunning)
+	testkit.NoError(t, old.SetReady(t.Context(), false))
+	if s := status(); !isRunning(s) {
+		t.Errorf("the Pod has the status of one that was removed: %+v", s)
+	}
+}
+
 // TestConfig checks that a Config names what is missing.
 func TestConfig(t *testing.T) {
 	r := newRecorder()

@@ -213,14 +213,17 @@ func statusOf(phase corev1.PodPhase, message string, ready bool) corev1.PodStatu
 	return status
 }
 
-// patchStatus changes the status of a Pod; conditions of others, such as those of readiness gates, stay.
+// patchStatus changes the status of a Pod; conditions of others, such as those of readiness gates, stay. It does nothing if the
+// Pod was removed, also if another one has its name.
 func (c *Cluster) patchStatus(ctx context.Context, p *corev1.Pod, status corev1.PodStatus) error {
-	text, err := json.Marshal(map[string]any{"status": status})
+	text, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": p.UID}, "status": status})
 	if err != nil {
 		return err
 	}
 	_, err = c.cfg.Client.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, apitypes.StrategicMergePatchType, text, metav1.PatchOptions{}, "status")
-	if kerrors.IsNotFound(err) { // it was removed meanwhile
+	// The API server refuses another UID as an invalid change, not as a conflict.
+	cause, _ := kerrors.StatusCause(err, metav1.CauseTypeFieldValueInvalid)
+	if kerrors.IsNotFound(err) || cause.Field == "metadata.uid" { // it was removed meanwhile
 		return nil
 	}
 	return err

@@ -14,6 +14,17 @@ type member struct {
 	ready, terminates bool
 }
 
+// worth orders Pods: of two, the one of less worth is deleted first.
+func (m member) worth() (w int) {
+	if m.current {
+		w += 2
+	}
+	if m.ready {
+		w++
+	}
+	return w
+}
+
 // stepDeployment returns how many Pods a Deployment creates now, and which it deletes. During an update there are at most
 // surge Pods more than wanted, and at most unavailable fewer are ready.
 func stepDeployment(wanted, surge, unavailable int, members []member) (create int, remove []string) {
@@ -30,7 +41,7 @@ func stepDeployment(wanted, surge, unavailable int, members []member) (create in
 	create = max(0, min(wanted-current, wanted+surge-len(present)))
 	// Old ones go first, those that are not ready before others, the last by name before the first.
 	slices.SortFunc(present, func(a, b member) int {
-		return cmp.Or(compareBools(a.current, b.current), compareBools(a.ready, b.ready), cmp.Compare(b.name, a.name))
+		return cmp.Or(cmp.Compare(a.worth(), b.worth()), cmp.Compare(b.name, a.name))
 	})
 	old, excess := len(present)-current, len(present)-wanted
 	for _, m := range present {
@@ -49,8 +60,8 @@ func stepDeployment(wanted, surge, unavailable int, members []member) (create in
 	return create, remove
 }
 
-// stepStatefulSet returns the ordinals of the Pods that a StatefulSet creates now, and which Pod it deletes: one at a
-// time, the last first, while all others are ready.
+// stepStatefulSet returns the ordinals of the Pods that a StatefulSet creates now, and which Pod it deletes: surplus ones, one in
+// each step; then old ones, the last first, while all are ready.
 func stepStatefulSet(name string, wanted int, members []member) (create []int, remove string) {
 	byName := map[string]member{}
 	for _, m := range members {
@@ -65,9 +76,13 @@ func stepStatefulSet(name string, wanted int, members []member) (create []int, r
 		allReady = allReady && ok && m.ready && !m.terminates
 		delete(byName, m.name)
 	}
-	for _, m := range slices.Backward(slices.Sorted(maps.Keys(byName))) {
-		if !byName[m].terminates {
-			return create, m
+	// The last surplus Pod has the longest name, and of those the greatest.
+	surplus := slices.SortedFunc(maps.Values(byName), func(a, b member) int {
+		return cmp.Or(cmp.Compare(len(b.name), len(a.name)), cmp.Compare(b.name, a.name))
+	})
+	for _, m := range surplus {
+		if !m.terminates {
+			return create, m.name
 		}
 	}
 	for i := wanted - 1; i >= 0 && allReady; i-- {
@@ -78,15 +93,4 @@ func stepStatefulSet(name string, wanted int, members []member) (create []int, r
 		}
 	}
 	return create, ""
-}
-
-// compareBools orders false before true.
-func compareBools(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }

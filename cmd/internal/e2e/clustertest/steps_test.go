@@ -42,6 +42,7 @@ func TestStepDeployment(t *testing.T) {
 }
 
 func TestStepStatefulSet(t *testing.T) {
+	const tenOrMore = "s-0:+r s-1:+r s-2:+r s-3:+r s-4:+r s-5:+r s-6:+r s-7:+r s-8:+r s-9:+r s-10:+r s-11:+r"
 	for _, c := range []struct {
 		wanted     int
 		pods, want string
@@ -54,6 +55,9 @@ func TestStepStatefulSet(t *testing.T) {
 		{2, "s-0:r s-1:+", "[] "},
 		{2, "s-0:r s-1:+r", "[] s-0"},
 		{1, "s-0:+r s-1:+r s-2:+rt", "[] s-1"},
+		{9, tenOrMore, "[] s-11"},
+		{12, strings.ReplaceAll(tenOrMore, "+", ""), "[] s-11"},
+		{12, strings.Replace(tenOrMore, "s-9:+r", "s-9:+", 1), "[] "},
 	} {
 		create, remove := stepStatefulSet("s", c.wanted, parse(c.pods))
 		if got := fmt.Sprint(create, " ", remove); got != c.want {

@@ -70,10 +70,17 @@ func (n *Network) Add(address netip.Addr) (*Namespace, error) {
 	id := strings.ReplaceAll(address.String(), ".", "-")
 	ns := &Namespace{"pod-" + id}
 	veth := fmt.Sprintf("v%x", address.As4())
-	err := run("ip netns add %[1]s && ip link add %[2]s type veth peer name eth0 netns %[1]s && ip link set %[2]s master pods up && "+
+	if err := run("ip netns add %s", ns.name); err != nil {
+		return nil, err
+	}
+	err := run("ip link add %[2]s type veth peer name eth0 netns %[1]s && ip link set %[2]s master pods up && "+
 		"nsenter --net=/run/netns/%[1]s sh -c 'ip link set lo up && ip addr add %[3]s dev eth0 && ip link set eth0 up && ip route add default via %[4]s'",
 		ns.name, veth, netip.PrefixFrom(address, n.prefix.Bits()), n.Host())
-	return ns, err
+	if err != nil {
+		_ = ns.Remove() // what is left of it says less than err
+		return nil, err
+	}
+	return ns, nil
 }
 
 // AddService gives this host the address of a Service, until RemoveService.

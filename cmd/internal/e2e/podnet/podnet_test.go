@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -66,7 +67,15 @@ for a in "10.7.0.2", "10.7.0.3":
 	if _, err := net.Listen("tcp", netip.AddrPortFrom(service, 80).String()); err == nil {
 		t.Error("the address of a Service that was removed is still this host's")
 	}
-	for range 3 { // .4 to .6; .7 is the broadcast address
+	taken := testkit.Must(n.Address())
+	testkit.NoError(t, run("ip link add v0a070004 type bridge")) // the name of the link of .4
+	if _, err := n.Add(taken); err == nil {
+		t.Error("a namespace was added whose link there was already")
+	}
+	if all := testkit.Must(os.ReadDir("/run/netns")); len(all) != len(pods) {
+		t.Errorf("the namespace that could not be added is left: %v", all)
+	}
+	for range 2 { // .5 and .6; .7 is the broadcast address
 		testkit.Must(n.Address())
 	}
 	if a, err := n.Address(); err == nil {

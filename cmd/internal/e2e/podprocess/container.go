@@ -3,6 +3,7 @@ package podprocess
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -23,8 +25,24 @@ import (
 // mountPoints matches the paths at which volumes can be: in the copies of /run and /etc that the node has.
 var mountPoints = regexp.MustCompile(`^(/etc|/run|/var/run)/`)
 
+// checkSupported refuses a container with hooks or probes that would not run as its manifest says.
+func checkSupported(c *corev1.Container) error {
+	if l := c.Lifecycle; l != nil && (l.PostStart != nil || l.PreStop != nil && l.PreStop.Exec == nil) {
+		return fmt.Errorf("container %s: of hooks, only preStop with a command is supported", c.Name)
+	}
+	for _, p := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe} {
+		if p != nil && p.GRPC != nil {
+			return fmt.Errorf("container %s: gRPC probes are not supported", c.Name)
+		}
+	}
+	return nil
+}
+
 // launch starts a container.
 func (r *runningPod) launch(c *corev1.Container) (*process, error) {
+	if err := checkSupported(c); err != nil {
+		return nil, err
+	}
 	resolved, err := r.pod.Resolve(c)
 	if err != nil {
 		return nil, err
@@ -110,11 +128,23 @@ func (r *runningPod) exec(ctx context.Context, container string, command []strin
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--target", strconv.Itoa(p.cmd.Process.Pid), "--net", "--mount"}, command...)...)
 	cmd.Env, cmd.SysProcAttr = p.cmd.Env, childprocess.DieWithParent()
-	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, outputDelay
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := cmd.Run()
+	err := ignoreWriters(cmd.Run())
 	return out.String(), err
+}
+
+// outputDelay is how long a command that has ended may be followed by the output of what it has started.
+const outputDelay = 2 * time.Second
+
+// ignoreWriters returns the error of a command that has ended. A process that it has started and that still has its output is no
+// error: in a container it would end with the container.
+func ignoreWriters(err error) error {
+	if errors.Is(err, exec.ErrWaitDelay) {
+		return nil
+	}
+	return err
 }
 
 // maxOutput is how much of what a container writes is kept, in bytes.
@@ -151,7 +181,7 @@ func (p *process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // fa
 // startProcess starts a command that ends with this process.
 func startProcess(cmd *exec.Cmd) (*process, error) {
 	p := &process{cmd: cmd, ended: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = p, p
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = p, p, outputDelay
 	cmd.SysProcAttr = childprocess.DieWithParent()
 	started := make(chan error)
 	go func() { // for the kernel, the parent dies with the thread that forks
@@ -160,7 +190,7 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 		err := cmd.Start()
 		started <- err
 		if err == nil {
-			p.err = cmd.Wait()
+			p.err = ignoreWriters(cmd.Wait())
 			close(p.ended)
 		}
 	}()

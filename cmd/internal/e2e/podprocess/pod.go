@@ -49,8 +49,11 @@ func (r *runningPod) live(ctx context.Context) error {
 	err := r.start(living)
 	for reported, wasReady := false, false; err == nil; {
 		if ready := r.probeAll(living); (ready != wasReady || !reported) && living.Err() == nil {
-			reported, wasReady = true, ready
-			err = r.pod.SetReady(ctx, ready)
+			if err := r.pod.SetReady(ctx, ready); err != nil {
+				r.cfg.Logger.Warn("readiness not written, trying again", "pod", r.pod.Name, "error", err)
+			} else {
+				reported, wasReady = true, ready
+			}
 		}
 		select {
 		case <-living.Done():

@@ -1,12 +1,12 @@
 // Package podprocess runs, for tests, the containers of Pods as processes of this host, as a kubelet runs them by a container
 // runtime. Each Pod has a network namespace with its address, and each container a mount namespace with its volumes. So manifests
-// run unchanged: paths, ports, loopback, service accounts, probes, hooks and signals.
+// run unchanged: paths, ports, loopback, service accounts, startup and readiness probes, preStop commands and signals.
 //
 // A test passes Runner.Run to clustertest as Config.RunPod. It must have /run and a copy of /etc of its own, in which volumes are
 // mounted (packages podnet and isolated).
 //
-// Left out are images, of which Entrypoints names the programs, resources, users, security contexts and restarts: a container
-// that ends by itself is an error.
+// Left out are images, of which Entrypoints names the programs, liveness probes, read-only mounts, resources, users, security
+// contexts and restarts: a container that ends by itself is an error. One with other hooks or with gRPC probes is not started.
 package podprocess
 
 import (

@@ -2,6 +2,7 @@ package podprocess
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/netip"
 	"os"
@@ -55,15 +56,22 @@ type running struct {
 	err   chan error // of Run
 }
 
-// run runs a Pod.
+// run runs a Pod, whose first report fails.
 func run(t *testing.T, r *Runner, network *podnet.Network, spec corev1.PodSpec) *running {
 	t.Helper()
-	deleted := make(chan struct{})
+	deleted, unheard := make(chan struct{}), true
 	p := &running{ready: make(chan bool, 100), err: make(chan error, 1), end: func() { close(deleted) }}
 	ip := testkit.Must(network.Address())
 	p.Pod = clustertest.Pod{
 		Pod:     podspec.Pod{Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "u"}, Spec: spec}, IP: ip, Host: network.Host()},
-		Deleted: deleted, SetReady: func(_ context.Context, ready bool) error { p.ready <- ready; return nil },
+		Deleted: deleted, SetReady: func(_ context.Context, ready bool) error {
+			if unheard {
+				unheard = false
+				return errors.New("no API server")
+			}
+			p.ready <- ready
+			return nil
+		},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -158,6 +166,10 @@ func TestFailures(t *testing.T) {
 		"no program is named for image registry/x/other:v1":            {Image: "registry/x/other:v1"},
 		"mount path /config: must be below /etc or /run":               {Command: []string{"true"}, VolumeMounts: []corev1.VolumeMount{{MountPath: "/config"}}},
 		"variable V: only fields of the Pod are supported":             {Env: []corev1.EnvVar{{Name: "V", ValueFrom: &corev1.EnvVarSource{}}}},
+		"container c: of hooks, only preStop with a command":           {Lifecycle: &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{}}}},
+		"c: of hooks, only preStop with a command is":                  {Lifecycle: &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 1}}}},
+		"container c: gRPC probes are not supported":                   {StartupProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{}}}},
+		"c: gRPC probes are not supported":                             {ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{}}}},
 		"container c was killed: it had not ended after SIGTERM\ndeaf": {Command: []string{"sh", "-c", `trap "" TERM; echo deaf; while :; do sleep 0.05; done`}},
 	} {
 		c.Name = "c"
@@ -168,6 +180,33 @@ func TestFailures(t *testing.T) {
 			p.end()
 		}
 		testkit.WantError(t, p.wait(t), want)
+	}
+}
+
+// TestOutlived leaves a process that has the output of a container that has ended, and one that has that of its hook: the Pod ends
+// nevertheless.
+func TestOutlived(t *testing.T) {
+	if !podnet.Isolate(t) {
+		return
+	}
+	r, network := newRunner(t)
+	leave := []string{"sh", "-c", "sleep 20 & echo left"}
+	p := run(t, r, network, corev1.PodSpec{Containers: []corev1.Container{{
+		Name: "c", Command: []string{"sh", "-c", `trap "exit 0" TERM; sleep 20 & while :; do sleep 0.05; done`},
+		Lifecycle: &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: leave}}},
+	}}})
+	select {
+	case <-p.ready:
+	case err := <-p.err:
+		t.Fatalf("the Pod has ended: %v", err)
+	case <-time.After(testkit.WaitTimeout()):
+		t.Fatal("the Pod is not ready")
+	}
+	began := time.Now()
+	p.end()
+	testkit.NoError(t, p.wait(t))
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("it took %v to end", took)
 	}
 }
 

@@ -7,7 +7,9 @@ package podspec
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"regexp"
@@ -67,6 +69,14 @@ func expand(text string, env []Variable) string {
 // Resolve returns what a container of the Pod runs: the addresses of Services are in its variables before those of its
 // manifest, and references to variables are replaced. A Command or Args that the manifest leaves to the image is nil.
 func (p Pod) Resolve(c *corev1.Container) (Container, error) {
+	if len(c.EnvFrom) > 0 || c.WorkingDir != "" {
+		return Container{}, fmt.Errorf("container %s: envFrom and workingDir are not supported", c.Name)
+	}
+	for _, m := range c.VolumeMounts {
+		if m.SubPathExpr != "" {
+			return Container{}, fmt.Errorf("container %s: mount path %s: subPathExpr is not supported", c.Name, m.MountPath)
+		}
+	}
 	out := Container{Env: p.serviceVariables()}
 	for _, v := range c.Env {
 		value := expand(v.Value, out.Env)
@@ -136,12 +146,15 @@ func (p Pod) VolumeFiles(ctx context.Context, from Source, v *corev1.Volume) (ma
 	var err error
 	switch {
 	case v.EmptyDir != nil:
+	case v.ConfigMap != nil && len(v.ConfigMap.Items) > 0, v.Secret != nil && len(v.Secret.Items) > 0:
+		err = errors.New("items of ConfigMaps and Secrets are not supported")
 	case v.ConfigMap != nil:
 		var m *corev1.ConfigMap
 		if m, err = from.Client.CoreV1().ConfigMaps(p.Namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{}); err == nil {
 			for name, text := range m.Data {
 				files[name] = []byte(text)
 			}
+			maps.Copy(files, m.BinaryData)
 		}
 	case v.Secret != nil:
 		var s *corev1.Secret
@@ -176,7 +189,16 @@ func (p Pod) project(ctx context.Context, from Source, source corev1.VolumeProje
 		if err != nil {
 			return err
 		}
-		files["ca.crt"] = text
+		items := source.ConfigMap.Items
+		if len(items) == 0 {
+			items = []corev1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}}
+		}
+		for _, item := range items {
+			if item.Key != "ca.crt" {
+				return fmt.Errorf("ConfigMap %s has no key %s", source.ConfigMap.Name, item.Key)
+			}
+			files[item.Path] = text
+		}
 	case source.DownwardAPI != nil:
 		for _, item := range source.DownwardAPI.Items {
 			if item.FieldRef == nil {

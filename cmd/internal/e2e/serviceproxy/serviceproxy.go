@@ -3,7 +3,7 @@
 //
 // A test passes Proxy.Update to clustertest as Config.Serve. Each port of a Service with an address accepts connections there and
 // leads each to one of the endpoints that take connections; names are in /etc/hosts, of which the test must have a copy (package
-// isolated). Only TCP is served.
+// isolated). Only TCP is served. A short name that Services of two namespaces have leads to either.
 package serviceproxy
 
 import (
@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -101,12 +102,18 @@ func (p *Proxy) Close() error {
 
 // serve makes the ports of a Service lead to endpoints.
 func (p *Proxy) serve(key, address string, ports []corev1.ServicePort, endpoints map[string][]string) error {
+	ip, err := netip.ParseAddr(address)
+	if err != nil {
+		return err
+	}
 	s := p.services[key]
-	if s == nil {
-		ip, err := netip.ParseAddr(address)
-		if err != nil {
+	if s != nil && s.address != ip { // another Service has its name
+		if err := p.remove(key); err != nil {
 			return err
 		}
+		s = nil
+	}
+	if s == nil {
 		if err := p.cfg.Network.AddService(ip); err != nil {
 			return err
 		}
@@ -116,11 +123,15 @@ func (p *Proxy) serve(key, address string, ports []corev1.ServicePort, endpoints
 	return s.update(ports, endpoints)
 }
 
+// remove stops serving a Service. It is still known if its address cannot be removed.
 func (p *Proxy) remove(key string) error {
 	s := p.services[key]
+	s.keep(nil)
+	if err := p.cfg.Network.RemoveService(s.address); err != nil {
+		return fmt.Errorf("remove Service %s: %w", key, err)
+	}
 	delete(p.services, key)
-	s.close()
-	return p.cfg.Network.RemoveService(s.address)
+	return nil
 }
 
 // writeHosts replaces /etc/hosts, which a resolver may read at any time.
@@ -145,6 +156,7 @@ type service struct {
 }
 
 type port struct {
+	number   int32
 	listener net.Listener
 	done     sync.WaitGroup
 
@@ -152,7 +164,9 @@ type port struct {
 	endpoints []string // guarded by mu
 }
 
+// update makes the ports lead to endpoints, and no others.
 func (s *service) update(ports []corev1.ServicePort, endpoints map[string][]string) error {
+	s.keep(ports)
 	for _, p := range ports {
 		at := s.ports[p.Name]
 		if at == nil {
@@ -160,7 +174,7 @@ func (s *service) update(ports []corev1.ServicePort, endpoints map[string][]stri
 			if err != nil {
 				return err
 			}
-			at = &port{listener: l}
+			at = &port{number: p.Port, listener: l}
 			at.done.Go(at.accept)
 			s.ports[p.Name] = at
 		}
@@ -171,10 +185,14 @@ func (s *service) update(ports []corev1.ServicePort, endpoints map[string][]stri
 	return nil
 }
 
-func (s *service) close() {
-	for _, p := range s.ports {
-		p.listener.Close()
-		p.done.Wait()
+// keep closes the listeners of all ports but these. A port is another one when its number has changed.
+func (s *service) keep(ports []corev1.ServicePort) {
+	for name, p := range s.ports {
+		if !slices.ContainsFunc(ports, func(other corev1.ServicePort) bool { return other.Name == name && other.Port == p.number }) {
+			p.listener.Close()
+			p.done.Wait()
+			delete(s.ports, name)
+		}
 	}
 }
 
@@ -189,6 +207,9 @@ func (p *port) accept() {
 	}
 }
 
+// dialTimeout is how long an endpoint may take to accept a connection.
+const dialTimeout = 5 * time.Second
+
 // forward connects a client with an endpoint. Without one, or if it refuses, the connection is closed.
 func (p *port) forward(from net.Conn) {
 	defer from.Close()
@@ -198,7 +219,7 @@ func (p *port) forward(from net.Conn) {
 	if len(endpoints) == 0 {
 		return
 	}
-	to, err := net.Dial("tcp", endpoints[rand.IntN(len(endpoints))])
+	to, err := net.DialTimeout("tcp", endpoints[rand.IntN(len(endpoints))], dialTimeout)
 	if err != nil {
 		return
 	}

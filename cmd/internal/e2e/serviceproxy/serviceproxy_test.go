@@ -23,6 +23,9 @@ type addresses []netip.Addr
 func (a *addresses) AddService(ip netip.Addr) error { *a = append(*a, ip); return nil }
 
 func (a *addresses) RemoveService(ip netip.Addr) error {
+	if !slices.Contains(*a, ip) {
+		return fmt.Errorf("%v is no address of this host", ip)
+	}
 	*a = slices.DeleteFunc(*a, func(other netip.Addr) bool { return other == ip })
 	return nil
 }
@@ -99,6 +102,61 @@ func TestProxy(t *testing.T) {
 	}
 	update(serviceAt("n", "s", "127.0.9.2"))
 	want("127.0.9.2:8080", "")
+	testkit.NoError(t, p.Close())
+	if len(own) > 0 {
+		t.Errorf("the addresses %v are left", own)
+	}
+}
+
+// TestRecreated serves a Service that has another address and other ports than before under its name.
+func TestRecreated(t *testing.T) {
+	if !isolated.Run(t) {
+		return
+	}
+	isolated.CopyEtc(t)
+	var own addresses
+	a, b := serveName(t, "a"), serveName(t, "b")
+	p := testkit.Must(New(Config{Network: &own, API: a}))
+	serve := func(ip string, ports ...corev1.ServicePort) error {
+		s := serviceAt("n", "s", ip)
+		s.Spec.Ports, s.Endpoints = ports, map[string][]string{"a": {a}, "b": {b}}
+		return p.Update([]clustertest.Service{s})
+	}
+	want := func(answers ...string) {
+		t.Helper()
+		var got []string
+		for _, address := range []string{"127.0.9.2:8080", "127.0.9.2:8081", "127.0.9.3:8080", "127.0.9.3:8081"} {
+			got = append(got, ask(address))
+		}
+		if !slices.Equal(got, answers) {
+			t.Errorf("the ports answer %q, want %q", got, answers)
+		}
+	}
+	portA, portB := corev1.ServicePort{Name: "a", Port: 8080}, corev1.ServicePort{Name: "b", Port: 8081}
+	testkit.NoError(t, serve("127.0.9.2", portA, portB))
+	want("a", "b", "", "")
+	testkit.NoError(t, serve("127.0.9.3", portA, portB))
+	want("", "", "a", "b")
+	if got := fmt.Sprint(own); got != "[127.0.9.3]" {
+		t.Errorf("the addresses of Services are %s", got)
+	}
+	portA.Port, portB.Port = portB.Port, portA.Port
+	testkit.NoError(t, serve("127.0.9.3", portA, portB))
+	want("", "", "b", "a")
+	testkit.NoError(t, serve("127.0.9.3", portA))
+	want("", "", "", "a")
+
+	// An address that cannot be removed is tried again, also if the Service comes back meanwhile.
+	last := own
+	own = nil
+	testkit.WantError(t, p.Update(nil), "remove Service n/s: 127.0.9.3 is no")
+	want("", "", "", "")
+	testkit.WantError(t, serve("127.0.9.2", portA), "remove Service n/s: 127.0.9.3 is no")
+	testkit.NoError(t, serve("127.0.9.3", portA))
+	want("", "", "", "a")
+	testkit.WantError(t, p.Update(nil), "remove Service n/s: 127.0.9.3 is no")
+	own = last
+	testkit.NoError(t, p.Update(nil))
 	testkit.NoError(t, p.Close())
 	if len(own) > 0 {
 		t.Errorf("the addresses %v are left", own)
