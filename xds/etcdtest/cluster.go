@@ -43,10 +43,10 @@ type Cluster struct {
 type Member struct {
 	Endpoint string // host:port for clients
 
-	t                    testing.TB
-	command              []string
-	log                  *testkit.Log
-	*testprocess.Process // Kill ends it without a shutdown
+	t                   testing.TB
+	command             []string
+	log                 *testkit.Log
+	testprocess.Process // Kill ends it without a shutdown. No pointer: methods bound before Restart reach the new process
 }
 
 // readyWithin bounds the start of a cluster on a loaded machine.
@@ -183,7 +183,7 @@ func (m *Member) launch() {
 	m.t.Helper()
 	cmd := exec.Command(m.command[0], m.command[1:]...)
 	cmd.Stdout, cmd.Stderr = m.log, m.log
-	m.Process = testkit.Must(testprocess.Start(cmd))
+	m.Process = *testkit.Must(testprocess.Start(cmd))
 }
 
 // Restart starts a member after Kill, with what it has stored.

@@ -48,10 +48,10 @@ type Server struct {
 	Token   string // of a user who may do everything
 	Etcd    *etcdtest.Cluster
 
-	t                    testing.TB
-	command              []string
-	log                  *testkit.Log
-	*testprocess.Process // Kill ends it without a shutdown; its etcd goes on
+	t                   testing.TB
+	command             []string
+	log                 *testkit.Log
+	testprocess.Process // Kill ends it without a shutdown; its etcd goes on. No pointer: methods bound before Restart reach the new process
 }
 
 // readyWithin bounds the start on a loaded machine.
@@ -180,7 +180,7 @@ func (s *Server) launch() {
 	s.t.Helper()
 	cmd := exec.Command(s.command[0], s.command[1:]...)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
-	s.Process = testkit.Must(testprocess.Start(cmd))
+	s.Process = *testkit.Must(testprocess.Start(cmd))
 }
 
 // Restart starts the API server after Kill, and waits until it is ready.
