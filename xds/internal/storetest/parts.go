@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -86,4 +88,21 @@ func RunNotes(t *testing.T, n store.Notes) {
 	}
 	put("b", string(make([]byte, store.MaxNote)))
 	has(string(make([]byte, store.MaxNote)), "4")
+}
+
+// RunLargeModule checks that a module of so many random bytes comes back unchanged. It returns the module and its
+// digest.
+func RunLargeModule(t *testing.T, m store.Modules, size int) (large []byte, sum [sha256.Size]byte) {
+	large = make([]byte, size)
+	for i := range large {
+		large[i] = byte(rand.Uint32())
+	}
+	sum = sha256.Sum256(large)
+	testkit.NoError(t, m.Put(sum, large))
+	got, err := m.Get(sum)
+	testkit.NoError(t, err)
+	if !slices.Equal(got, large) {
+		t.Errorf("a module of %d bytes comes back changed", size)
+	}
+	return large, sum
 }

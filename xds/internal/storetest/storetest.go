@@ -399,12 +399,3 @@ func RunUnreadable(t *testing.T, s store.Store, damage, repair func()) {
 	requireEqual(t, u.Object, Object(1))
 	mustSwap(t, s, u.Version, Object(2))
 }
-
-// LargeObject returns an object of n replicas, for benchmarks and size limits.
-func LargeObject(n int) store.Object {
-	ids := make([]policies.ReplicaID, n)
-	for i := range ids {
-		ids[i] = policies.ReplicaID(fmt.Sprintf("replica-%s.pool-a.example", strconv.Itoa(i)))
-	}
-	return store.Object{Plans: []policies.Plan{policies.OneStagePlan("m", ids)}}
-}

@@ -1,7 +1,6 @@
 package etcd_test
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -65,17 +64,7 @@ func TestConformance(t *testing.T) {
 	t.Run("modules", func(t *testing.T) {
 		m := open(t, newPrefix(), cluster.Endpoints()...).Modules()
 		storetest.RunModules(t, m)
-		large := make([]byte, store.MaxModule)
-		for i := range large {
-			large[i] = byte(rand.Uint32())
-		}
-		sum := sha256.Sum256(large)
-		testkit.NoError(t, m.Put(sum, large))
-		got, err := m.Get(sum)
-		testkit.NoError(t, err)
-		if !slices.Equal(got, large) {
-			t.Error("a module of the largest size comes back changed")
-		}
+		storetest.RunLargeModule(t, m, store.MaxModule)
 	})
 	t.Run("notes", func(t *testing.T) {
 		storetest.RunNotes(t, open(t, newPrefix(), cluster.Endpoints()...).Notes("planes"))

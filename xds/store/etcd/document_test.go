@@ -49,16 +49,6 @@ func testRenewal(t *testing.T, cluster *etcdtest.Cluster) {
 	}
 }
 
-// largeObject returns an object whose plan and state are both too large for a value.
-func largeObject(name string) store.Object {
-	o := storetest.LargeObject(14_000)
-	o.Plans[0].Model = name
-	for _, id := range o.Plans[0].Stages[0].Replicas {
-		o.Weights = append(o.Weights, store.Weight{Replica: id, Weight: 7})
-	}
-	return o
-}
-
 // countKeys returns how many keys a prefix has.
 func countKeys(t *testing.T, raw *clientv3.Client, prefix string) int64 {
 	t.Helper()
@@ -75,7 +65,7 @@ func testLarge(t *testing.T, cluster *etcdtest.Cluster) {
 	v, now := store.Version(""), time.Now()
 	var garbage etcd.Garbage
 	for i := range 2 {
-		o := largeObject(fmt.Sprint("m", i))
+		o := storetest.LargeDocuments(fmt.Sprint("m", i))
 		var err error
 		v, err = s.CompareAndSwap(t.Context(), v, o)
 		testkit.NoError(t, err)
@@ -109,7 +99,7 @@ func testCollected(t *testing.T, cluster *etcdtest.Cluster) {
 	if storeWhileCollecting(t, cluster, etcd.CollectAge/16) == 0 {
 		t.Error("nothing was stored")
 	}
-	onlyPlan, onlyState := largeObject("a"), largeObject("a")
+	onlyPlan, onlyState := storetest.LargeDocuments("a"), storetest.LargeDocuments("a")
 	onlyPlan.Weights, onlyState.Plans = nil, nil
 	for _, large := range []store.Object{onlyPlan, onlyState} {
 		prefix, raw := newPrefix(), cluster.Client()
@@ -153,7 +143,7 @@ func storeWhileCollecting(t *testing.T, cluster *etcdtest.Cluster, pace time.Dur
 	}()
 	v := store.Version("")
 	for i := range 2 {
-		next, err := s.CompareAndSwap(t.Context(), v, largeObject(fmt.Sprint("m", i%2)))
+		next, err := s.CompareAndSwap(t.Context(), v, storetest.LargeDocuments(fmt.Sprint("m", i%2)))
 		if err == nil {
 			v = next
 			stored++

@@ -13,26 +13,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// testCompacted compacts the history while a watch is cut off, so that it cannot resume.
+// testCompacted runs storetest.RunCompacted on etcd.
 func testCompacted(t *testing.T, cluster *etcdtest.Cluster) {
 	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
-	s := open(t, prefix, cluster.Endpoints()...).Plan()
-	f := storetest.Follow(t, open(t, prefix, link.Endpoint).Plan())
-	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
-	testkit.NoError(t, err)
-	f.Await(1)
-	link.Partition()
-	for e := policies.Epoch(2); e <= 4; e++ {
-		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(e))
-		testkit.NoError(t, err)
-	}
-	cluster.Compact()
-	link.Cut()
-	link.Heal()
-	f.Await(4)
-	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(5))
-	testkit.NoError(t, err)
-	f.Await(5)
+	storetest.RunCompacted(t, open(t, prefix, cluster.Endpoints()...).Plan(), open(t, prefix, link.Endpoint).Plan(), link, cluster.Compact)
 }
 
 // testWatchCut closes the connections of a watch, and lets one hang: what was stored arrives

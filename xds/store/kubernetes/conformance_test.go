@@ -2,7 +2,6 @@ package kubernetes_test
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -99,17 +98,7 @@ func testConformance(t *testing.T, a api) {
 func testModules(t *testing.T, c *kubernetes.Client) {
 	m := c.Modules()
 	storetest.RunModules(t, m)
-	large := make([]byte, 2_000_000) // three parts
-	for i := range large {
-		large[i] = byte(rand.Uint32())
-	}
-	sum := sha256.Sum256(large)
-	testkit.NoError(t, m.Put(sum, large))
-	got, err := m.Get(sum)
-	testkit.NoError(t, err)
-	if !slices.Equal(got, large) {
-		t.Error("a module of three parts comes back changed")
-	}
+	large, sum := storetest.RunLargeModule(t, m, 2_000_000) // three parts
 	parts, err := c.ConfigMaps(t.Context(), "module")
 	testkit.NoError(t, err)
 	parts = slices.DeleteFunc(parts, func(name string) bool { return !strings.Contains(name, hex.EncodeToString(sum[:])) })

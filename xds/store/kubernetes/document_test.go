@@ -53,17 +53,6 @@ func testRenewal(t *testing.T, a api) {
 	expect(2, "cp-2", 1)
 }
 
-// largeObject returns an object whose plan has several parts, and whose state does not fit into
-// an annotation.
-func largeObject(name string) store.Object {
-	o := storetest.LargeObject(14_000)
-	o.Plans[0].Model = name
-	for _, id := range o.Plans[0].Stages[0].Replicas {
-		o.Weights = append(o.Weights, store.Weight{Replica: id, Weight: 7})
-	}
-	return o
-}
-
 // documents returns the names of the ConfigMaps of plans and states.
 func documents(t *testing.T, c *kubernetes.Client) []string {
 	t.Helper()
@@ -83,7 +72,7 @@ func testLarge(t *testing.T, a api) {
 	var first []string
 	var g kubernetes.Collector
 	for i := range 2 {
-		o := largeObject(fmt.Sprint("m", i))
+		o := storetest.LargeDocuments(fmt.Sprint("m", i))
 		var err error
 		v, err = s.CompareAndSwap(t.Context(), v, o)
 		testkit.NoError(t, err)
@@ -106,7 +95,7 @@ func testLarge(t *testing.T, a api) {
 	if left := documents(t, c); len(left) != len(before) {
 		t.Errorf("%d of %d are left although nothing was written since", len(left), len(before))
 	}
-	renewed := largeObject("m1")
+	renewed := storetest.LargeDocuments("m1")
 	renewed.Lease = store.Lease{Holder: "a", Expires: now}
 	_, err := s.CompareAndSwap(t.Context(), v, renewed)
 	testkit.NoError(t, err)

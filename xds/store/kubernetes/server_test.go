@@ -15,7 +15,6 @@ import (
 	"github.com/goccy/go-yaml"
 	"k8s.io/client-go/rest"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/internal/lease"
@@ -44,26 +43,11 @@ func TestServer(t *testing.T) {
 	t.Run("suspended", func(t *testing.T) { testGone(t, a, suspend, resume) })
 }
 
-// testCompacted compacts the history of the cluster's etcd while a watch is cut off.
+// testCompacted runs storetest.RunCompacted on an API server, whose etcd is compacted.
 func testCompacted(t *testing.T, server *kubetest.Server, a api) {
 	link := etcdtest.NewLink(t, server.Address)
 	c := a.open(t, newName())
-	s, f := c.Plan(), storetest.Follow(t, a.through(link).open(t, c.Name()).Plan())
-	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
-	testkit.NoError(t, err)
-	f.Await(1)
-	link.Partition()
-	for e := policies.Epoch(2); e <= 4; e++ {
-		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(e))
-		testkit.NoError(t, err)
-	}
-	server.Etcd.Compact()
-	link.Cut()
-	link.Heal()
-	f.Await(4)
-	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(5))
-	testkit.NoError(t, err)
-	f.Await(5)
+	storetest.RunCompacted(t, c.Plan(), a.through(link).open(t, c.Name()).Plan(), link, server.Etcd.Compact)
 }
 
 // gone is how long the API server is away.

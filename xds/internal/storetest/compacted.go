@@ -1,0 +1,37 @@
+package storetest
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Link is a connection that a test can cut off; etcdtest.Link is one.
+type Link interface {
+	Partition() // nothing passes until Heal
+	Cut()       // closes the connections
+	Heal()
+}
+
+// RunCompacted checks that a watch goes on whose history was compacted while it was cut off: it cannot resume.
+// s writes, and watched is the same plan behind the link; it must be empty.
+func RunCompacted(t *testing.T, s, watched store.Store, link Link, compact func()) {
+	f := Follow(t, watched)
+	v, err := s.CompareAndSwap(t.Context(), "", Object(1))
+	testkit.NoError(t, err)
+	f.Await(1)
+	link.Partition()
+	for e := policies.Epoch(2); e <= 4; e++ {
+		v, err = s.CompareAndSwap(t.Context(), v, Object(e))
+		testkit.NoError(t, err)
+	}
+	compact()
+	link.Cut()
+	link.Heal()
+	f.Await(4)
+	_, err = s.CompareAndSwap(t.Context(), v, Object(5))
+	testkit.NoError(t, err)
+	f.Await(5)
+}
