@@ -58,7 +58,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	s.header, s.requestID, s.begun = engineHeaders(r.Header), r.Header.Get(requestIDHeader), begun // what later legs, the log and latencies need
 	s.tenant = srv.admission.tenantOf(r.Header)
 	nameSpan(ctx, e, s.request)
-	prompt := srv.readPrompt(ctx, &req, s.header, srv.tokenizer.wanted(arrival.Estimate))
+	prompt := srv.readPrompt(ctx, &req, s.header, srv.tokenizer.minKnown(arrival.Estimate))
 	s.root, arrival.Cached = prompt.root, prompt.cached
 	prompt.refineEstimate(&arrival)
 	req, body = openai.Request{}, nil // only the payload is still needed

@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	// tokenizeLeast is the length from which on the engine is asked for the ids of a client's prompt: the
-	// answer costs about a millisecond for a few thousand tokens, computing them a hundred. It is asked for
-	// shorter prompts until it has answered once, because a missing endpoint would not be noticed where all
-	// prompts are short, and where a peer has chosen this replica for what it may copy (HeldHeader).
+	// tokenizeLeast is the length of a prompt from which on the engine is asked for its ids. For a few
+	// thousand tokens the answer takes about 1 ms, computing them about 100 ms. The engine is asked for shorter
+	// prompts in two cases: until it has answered once, so that a missing endpoint is noticed where all
+	// prompts are short, and if a peer has chosen this replica for what it may copy (HeldHeader).
 	tokenizeLeast policies.Tokens = 2048
 	// tokenizeTimeout is the default of Config.TokenizeTimeout.
 	tokenizeTimeout = 100 * time.Millisecond
-	// tokenizeFailures is how many calls fail in a row until the engine is not asked for
-	// tokenizePause, or for tokenizeMissing if it has no such endpoint.
+	// tokenizeFailures is after how many failed calls in a row calls stop: for tokenizePause, or
+	// for tokenizeMissing if the engine has no such endpoint.
 	tokenizeFailures = 3
 	tokenizePause    = 10 * time.Second
 	tokenizeMissing  = 10 * time.Minute
@@ -60,13 +60,13 @@ var (
 	errNoTokenize = errors.New("the engine has no " + tokenizePath)
 )
 
-// tokenizePauses decides when the engine is not asked: after several failures in a row. A call
-// that timed out may have done so for the length of its prompt, so timeouts keep only prompts
-// from being asked for that are as long as the longest of the last ones: a client with long
-// prompts does not turn the calls for others off.
+// tokenizePauses decides when the engine is not asked: after several failures. A call may time
+// out because its prompt is long. So timeouts stop only the calls for prompts that are at least
+// as long as the longest of those that timed out last: a client with long prompts does not stop
+// the calls for others.
 type tokenizePauses struct {
-	failed int                   // calls in a row that did not time out
-	slow   int                   // calls in a row that timed out
+	failed int                   // failures other than timeouts, since the engine has answered
+	slow   int                   // timeouts, since the engine has answered
 	sizes  [tokenizeFailures]int // of the prompts of the last ones that timed out
 	until  time.Time             // until then, prompts of least bytes or more are not asked for
 	least  int
@@ -106,16 +106,16 @@ func (p *tokenizePauses) record(size int, err error, now time.Time) time.Duratio
 	return length
 }
 
-// forget notes that another engine runs, perhaps: it is asked anew.
+// forget forgets what is known of the engine, as another one may run now.
 func (t *tokenizer) forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.pause, t.known, t.warned = tokenizePauses{}, false, false
 }
 
-// wanted returns how many of a prompt's first tokens must be known for the engine not to be asked; length is about
-// how many tokens the prompt has.
-func (t *tokenizer) wanted(length policies.Tokens) policies.Tokens {
+// minKnown returns of how many first tokens of a prompt the ids must be known: if fewer are, the engine is asked. At 0 it
+// never is. length is about how many tokens the prompt has.
+func (t *tokenizer) minKnown(length policies.Tokens) policies.Tokens {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.known && length < tokenizeLeast {

@@ -13,37 +13,37 @@ import (
 	"github.com/goccy/go-yaml/printer"
 )
 
-// Bounds of a message. A fleet file may be large, and a value may be a certificate that was pasted into it.
+// Limits of a message. A fleet file may be large, and a value may be a certificate that was pasted into it.
 const (
-	maxNear  = 3   // fields that are suggested
-	maxLines = 20  // lines, with those of the file
-	maxLine  = 512 // bytes of a line
+	maxSuggestions  = 3   // fields that are suggested
+	maxMessageLines = 20  // lines of the message, with those of the file that it shows
+	maxLineBytes    = 512 // bytes of each of them
 )
 
-// describeDecoding returns an error of the decoder in the terms of the fleet file: with the line, with what
-// the field must be in place of a type of Go's, with the fields that a misspelt one resembles, and
-// with the lines around it.
+// describeDecoding returns an error of the decoder in the terms of the fleet file. It has the line, says what
+// the value must be where the decoder names a type of Go's, suggests fields for a misspelt one, and ends
+// with the lines of the file around it.
 func describeDecoding(err error) error {
-	var at yaml.Error
-	if !errors.As(err, &at) || at.GetToken() == nil {
+	var yamlErr yaml.Error
+	if !errors.As(err, &yamlErr) || yamlErr.GetToken() == nil {
 		return errors.New(shorten(yaml.FormatError(err, false, true)))
 	}
-	token := at.GetToken()
-	msg := at.GetMessage()
-	var wrong *yaml.TypeError
-	var outside *yaml.OverflowError
-	var other *yaml.UnexpectedNodeTypeError
-	var unknown *yaml.UnknownFieldError
+	token := yamlErr.GetToken()
+	msg := yamlErr.GetMessage()
+	var typeErr *yaml.TypeError
+	var overflowErr *yaml.OverflowError
+	var nodeErr *yaml.UnexpectedNodeTypeError
+	var unknownField *yaml.UnknownFieldError
 	switch {
-	case errors.As(err, &wrong) && typeNoun(wrong.DstType) != "":
-		msg = "must be " + typeNoun(wrong.DstType)
-	case errors.As(err, &outside):
-		msg = "must be " + integerRange(outside.DstType)
-	case errors.As(err, &other) && other.Expected == ast.SequenceType:
+	case errors.As(err, &typeErr) && typeNoun(typeErr.DstType) != "":
+		msg = "must be " + typeNoun(typeErr.DstType)
+	case errors.As(err, &overflowErr):
+		msg = "must be " + integerRange(overflowErr.DstType)
+	case errors.As(err, &nodeErr) && nodeErr.Expected == ast.SequenceType:
 		msg = "must be a list"
-	case errors.As(err, &other) && other.Expected == ast.MappingType:
+	case errors.As(err, &nodeErr) && nodeErr.Expected == ast.MappingType:
 		msg = "must have fields"
-	case errors.As(err, &unknown):
+	case errors.As(err, &unknownField):
 		msg = fmt.Sprintf("unknown field %.40q; %s", token.Value, suggest(token.Value))
 	}
 	if strings.HasPrefix(msg, "must ") && !strings.Contains("[]{}-:", token.Value) {
@@ -54,15 +54,15 @@ func describeDecoding(err error) error {
 	return errors.New(shorten(fmt.Sprintf("line %d: %s\n%s", token.Position.Line, msg, excerpt)))
 }
 
-// shorten returns the first lines of a text, and of each the beginning.
+// shorten cuts a text to maxMessageLines lines, and each line to maxLineBytes bytes. Where it has cut is "…".
 func shorten(text string) string {
-	lines := strings.SplitN(text, "\n", maxLines+1)
-	if len(lines) > maxLines {
-		lines[maxLines] = "…"
+	lines := strings.SplitN(text, "\n", maxMessageLines+1)
+	if len(lines) > maxMessageLines {
+		lines[maxMessageLines] = "…"
 	}
 	for i, line := range lines {
-		if len(line) > maxLine {
-			lines[i] = strings.ToValidUTF8(line[:maxLine], "") + "…"
+		if len(line) > maxLineBytes {
+			lines[i] = strings.ToValidUTF8(line[:maxLineBytes], "") + "…"
 		}
 	}
 	return strings.Join(lines, "\n")
@@ -101,8 +101,8 @@ func integerRange(t reflect.Type) string {
 	return fmt.Sprintf("a whole number from %d to %d", least, most)
 }
 
-// suggest names the fields whose last name is a name, else those whose last name resembles it, or says
-// where all are listed.
+// suggest returns what to do about an unknown field. It names the fields whose last name is the same or, if there
+// is none, resembles it. If that leaves none, or more than maxSuggestions, it names the command that lists all.
 func suggest(name string) string {
 	var same, near []string
 	for _, f := range Fields() {
@@ -116,7 +116,7 @@ func suggest(name string) string {
 	if len(same) > 0 {
 		near = same
 	}
-	if len(near) == 0 || len(near) > maxNear {
+	if len(near) == 0 || len(near) > maxSuggestions {
 		return "\"cascade config explain\" lists all fields"
 	}
 	return "did you mean " + strings.Join(near, " or ") + "?"
@@ -125,11 +125,11 @@ func suggest(name string) string {
 // resembles reports whether two names differ by at most one edit for every three bytes of the shorter one.
 func resembles(a, b string) bool {
 	most := min(len(a), len(b)) / 3
-	return max(len(a), len(b))-min(len(a), len(b)) <= most && edits(a, b) <= most // the first is cheap for long names
+	return max(len(a), len(b))-min(len(a), len(b)) <= most && editDistance(a, b) <= most // the first is cheap for long names
 }
 
-// edits returns the number of bytes to insert, remove or replace that make b of a.
-func edits(a, b string) int {
+// editDistance returns how many bytes must at least be inserted, removed or replaced to make b of a.
+func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

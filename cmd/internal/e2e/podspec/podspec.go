@@ -1,8 +1,8 @@
-// Package podspec resolves, for tests, what the containers of a Pod are to run: their variables, their commands, and the files
-// of their volumes, as a kubelet does.
+// Package podspec finds out, for tests, the environment, the commands and the files of volumes of a Pod's containers, as a
+// kubelet does.
 //
-// A Pod is made from the object and what a node adds to it. Resolve and VolumeFiles refuse what they do not know, so that no
-// container runs with less than its manifest says.
+// Fill a Pod with the API object and with what its node knows of it; then call Resolve for each container, and VolumeFiles for
+// each volume. Both refuse what they do not support, so that no container runs with less than its manifest says.
 package podspec
 
 import (
@@ -26,14 +26,14 @@ import (
 // Pod is a Pod on a node.
 type Pod struct {
 	*corev1.Pod
-	IP       netip.Addr       // its address
-	Host     netip.Addr       // that of its node
-	Services []corev1.Service // when it started, for the variables with their addresses
+	IP       netip.Addr       // the Pod's
+	Host     netip.Addr       // its node's
+	Services []corev1.Service // that existed when the Pod started: their addresses are environment variables
 }
 
 // Container is what a container runs.
 type Container struct {
-	// Env are its variables; of two with one name the later counts.
+	// Env are its environment variables. If a name occurs twice, the last one counts.
 	Env           []Variable
 	Command, Args []string
 }
@@ -66,8 +66,8 @@ func expand(text string, env []Variable) string {
 	})
 }
 
-// Resolve returns what a container of the Pod runs: the addresses of Services are in its variables before those of its
-// manifest, and references to variables are replaced. A Command or Args that the manifest leaves to the image is nil.
+// Resolve returns what a container of the Pod runs. Its environment has the variables of Services first, then those of
+// the manifest, and references $(NAME) are replaced. A Command or Args that the manifest leaves to the image is nil.
 func (p Pod) Resolve(c *corev1.Container) (Container, error) {
 	if len(c.EnvFrom) > 0 || c.WorkingDir != "" {
 		return Container{}, fmt.Errorf("container %s: envFrom and workingDir are not supported", c.Name)
@@ -137,10 +137,11 @@ func (p Pod) field(path string) (string, error) {
 // Source is where the files of volumes come from.
 type Source struct {
 	Client kubernetes.Interface // of a user who may read ConfigMaps and Secrets and create tokens
-	CAFile string               // the authority of the API server's certificate, as PEM; needed for projected volumes with it
+	CAFile string               // path of the certificate of the API server's CA, as PEM; needed for projected volumes with kube-root-ca.crt
 }
 
-// VolumeFiles returns the contents of the files of a volume, by their paths in it. Drivers' volumes are not supported.
+// VolumeFiles returns the contents of the files of a volume, by their paths in it. It supports emptyDir, ConfigMaps and
+// Secrets without items, and projected volumes.
 func (p Pod) VolumeFiles(ctx context.Context, from Source, v *corev1.Volume) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	var err error
