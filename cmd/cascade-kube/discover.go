@@ -67,12 +67,7 @@ On --admin, /status lists all Pods and what they are, and why; /readyz fails unt
 fleet file is written, and /metrics has cascade_discovery_… .`,
 		Example: `  cascade-kube discover -c /etc/cascade/base.yaml -o /run/cascade/fleet.yaml --pool vllm
   cascade-kube discover -c base.yaml -o fleet.yaml --namespace llm --service vllm --kubeconfig ~/.kube/config`,
-		Args: func(c *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return &usageError{c.CommandPath(), fmt.Errorf("unexpected argument %q", args[0])}
-			}
-			return nil
-		},
+		Args: exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if d.check {
 				return d.checkFile(c)

@@ -34,12 +34,7 @@ POD_UID, POD_IP and NODE_NAME and, in the directory --pod-info, the files "label
 "annotations". It prints the replica's id, which is POD_NAME.POD_UID.`,
 		Example: `  cascade-kube replica -c /etc/cascade/base.yaml -o /run/cascade/fleet.yaml --port 9000 --pod-info /etc/podinfo
   cascade migrator -c /run/cascade/fleet.yaml --replica "$POD_NAME.$POD_UID"`,
-		Args: func(c *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return &usageError{c.CommandPath(), fmt.Errorf("unexpected argument %q", args[0])}
-			}
-			return nil
-		},
+		Args: exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if r.file.Base == "" || r.file.Path == "" || samePath(r.file.Base, r.file.Path) {
 				return &usageError{c.CommandPath(), errors.New("-c and -o are required, and must be different files")}

@@ -110,17 +110,17 @@ func summarizeMigrations(migrations []control.Migration) string {
 		copied += m.Bytes
 		if m.Cause == loadreport.CausePrefix { // no request moved
 			prefixes++
-			if m.State == "done" {
+			if m.State == loadreport.MigrationDone {
 				copiedPrefixes++
 			}
 			continue
 		}
 		switch m.State {
-		case "done":
+		case loadreport.MigrationDone:
 			done++
 			methods[m.Method]++
 			stalls = append(stalls, m.Stall)
-		case "aborted":
+		case loadreport.MigrationAborted:
 			aborted++
 		}
 	}
