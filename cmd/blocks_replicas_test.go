@@ -16,10 +16,10 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var vocabulary = sync.OnceValues(model.NewVocabulary)
@@ -28,13 +28,11 @@ var vocabulary = sync.OnceValues(model.NewVocabulary)
 type replica struct {
 	url    string
 	blocks *blocks.Client
-	config emulator.Config
-	stop   func()
 }
 
 // startReplicas starts n replicas that can continue each other's requests, with the given context
 // length in tokens and the given speed.
-func startReplicas(t testing.TB, n, ranks, context int, speed float64) []*replica {
+func startReplicas(t testing.TB, n, context int, speed float64) []*replica {
 	t.Helper()
 	v, err := vocabulary()
 	testkit.NoError(t, err)
@@ -43,33 +41,26 @@ func startReplicas(t testing.TB, n, ranks, context int, speed float64) []*replic
 		dir := filepath.Join(t.TempDir(), strconv.Itoa(i))
 		client, err := blocks.New(blocks.Config{Dir: dir})
 		testkit.NoError(t, err)
-		out[i] = &replica{blocks: client, config: emulator.Config{
-			Model: "m", Vocabulary: v, Speed: speed, Blocks: dir, TensorParallel: ranks,
+		out[i] = &replica{blocks: client}
+		engine, err := emulator.New(emulator.Config{
+			Model: "m", Vocabulary: v, Speed: speed, Blocks: dir,
 			// Different numbers of blocks, so that a block is never at the same place in two replicas.
 			KVTokens: policies.Tokens(2*context + 64*i), Context: policies.Tokens(context), MaxBatchedTokens: context,
 			Profile: cost.Profile{Name: "p", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-4, D2: 1e-6, KVBytesPerToken: 131072, KVTokens: 8192, MaxBatch: 16},
-		}}
+		})
+		testkit.NoError(t, err)
 		testkit.Run(t, client.Run)
-		out[i].start(t)
+		server := httptest.NewServer(engine.Handler())
+		out[i].url = server.URL
+		stop := testkit.Run(t, engine.Run)
+		t.Cleanup(func() {
+			stop()
+			server.CloseClientConnections()
+			server.Close()
+		})
+		testkit.WaitFor(t, "the memory", func() bool { _, ok := client.Memory(); return ok })
 	}
 	return out
-}
-
-// start starts a new engine for the replica.
-func (s *replica) start(t testing.TB) {
-	t.Helper()
-	engine, err := emulator.New(s.config)
-	testkit.NoError(t, err)
-	server := httptest.NewServer(engine.Handler())
-	s.url = server.URL
-	stop := testkit.Run(t, engine.Run)
-	s.stop = sync.OnceFunc(func() {
-		stop()
-		server.CloseClientConnections()
-		server.Close()
-	})
-	t.Cleanup(s.stop)
-	testkit.WaitFor(t, "the memory", func() bool { _, ok := s.blocks.Memory(); return ok })
 }
 
 // leg is one streaming request at one replica.
@@ -80,48 +71,32 @@ type leg struct {
 
 	text    strings.Builder
 	ids     []uint32
-	prompt  int // prompt tokens, from the usage
-	cached  int
-	finish  string
 	ended   bool // the end marker was read
 	refusal string
 }
 
-// open sends a request. It does not read the stream.
-func (s *replica) open(t testing.TB, path, name, body string) *leg {
+// open sends a completion. It does not read the stream.
+func (s *replica) open(t testing.TB, name, body string) *leg {
 	t.Helper()
-	l, err := s.tryOpen(t.Context(), path, name, body)
+	ctx, cancel := context.WithCancel(t.Context())
+	q, err := http.NewRequestWithContext(ctx, "POST", s.url+"/v1/completions", strings.NewReader(body))
 	testkit.NoError(t, err)
-	return l
-}
-
-// tryOpen is open for goroutines other than the test's.
-func (s *replica) tryOpen(ctx context.Context, path, name, body string) (*leg, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	q, err := http.NewRequestWithContext(ctx, "POST", s.url+path, strings.NewReader(body))
-	if err != nil {
-		cancel()
-		return nil, err
-	}
 	q.Header.Set("X-Cascade-Leg", name)
 	r, err := http.DefaultTransport.RoundTrip(q)
-	if err != nil {
-		cancel()
-		return nil, err
-	}
+	testkit.NoError(t, err)
 	l := &leg{name: name, body: bufio.NewScanner(r.Body), close: func() { cancel(); r.Body.Close() }}
 	l.body.Buffer(nil, 4<<20) // the first event has the ids of the prompt
 	if r.StatusCode != http.StatusOK {
 		l.body.Scan()
 		l.refusal = fmt.Sprint(r.StatusCode, " ", l.body.Text())
 	}
-	return l, nil
+	return l
 }
 
-// adopt continues a migrated completion at the target for so many tokens.
+// adopt continues a migrated request at the target for so many tokens; its prompt had three.
 func (s *replica) adopt(t testing.TB, reservation string, tokens int) *leg {
 	t.Helper()
-	return s.open(t, "/v1/completions", reservation, requestBody(`"prompt":[]`, tokens, `,"kv_transfer_params":{"cascade_reservation":"`+reservation+`"}`))
+	return s.open(t, reservation, requestBody(`[]`, tokens, `,"kv_transfer_params":{"cascade_reservation":"`+reservation+`","cascade_prompt":3}`))
 }
 
 // read reads tokens until there are n in all, or until the end of the stream; false at the
@@ -145,13 +120,6 @@ func (l *leg) read(t testing.TB, n int) bool {
 				Text     string
 				Delta    struct{ Content string }
 				TokenIDs []uint32 `json:"token_ids"`
-				Finish   string   `json:"finish_reason"`
-			}
-			Usage *struct {
-				Prompt  int `json:"prompt_tokens"`
-				Details struct {
-					Cached int `json:"cached_tokens"`
-				} `json:"prompt_tokens_details"`
 			}
 		}
 		if err := json.Unmarshal([]byte(data), &c); err != nil {
@@ -160,10 +128,6 @@ func (l *leg) read(t testing.TB, n int) bool {
 		for _, x := range c.Choices {
 			l.text.WriteString(x.Text + x.Delta.Content)
 			l.ids = append(l.ids, x.TokenIDs...)
-			l.finish = x.Finish
-		}
-		if c.Usage != nil {
-			l.prompt, l.cached = c.Usage.Prompt, c.Usage.Details.Cached
 		}
 	}
 	return true
@@ -172,9 +136,9 @@ func (l *leg) read(t testing.TB, n int) bool {
 // toEnd is more tokens than any stream has.
 const toEnd = 1 << 30
 
-// requestBody returns the body of a request: prompt is `"prompt":…` or `"messages":…`.
+// requestBody returns the body of a completion.
 func requestBody(prompt string, tokens int, more string) string {
-	return fmt.Sprintf(`{"model":"m",%s,"max_tokens":%d,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true},"return_token_ids":true%s}`, prompt, tokens, more)
+	return fmt.Sprintf(`{"model":"m","prompt":%s,"max_tokens":%d,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true},"return_token_ids":true%s}`, prompt, tokens, more)
 }
 
 // copyBlocks copies blocks from one engine's memory into another's, as a transport does.
@@ -201,8 +165,7 @@ type migration struct {
 	reservation string
 	dst         []uint32
 	generation  uint64
-	full        int                                     // full blocks copied so far
-	spoil       func(m *transport.Memory, dst []uint32) // changes the copied blocks; nil changes nothing
+	full        int // full blocks copied so far
 }
 
 // migrate copies the full blocks that a request has so far, while it runs.
@@ -226,10 +189,6 @@ func (m *migration) round(t testing.TB) {
 	m.dst, err = m.to.blocks.Reserve(t.Context(), m.reservation, table.Length+640)
 	testkit.NoError(t, err)
 	copyBlocks(t, m.from, m.to, table.Blocks[:n], m.dst[m.full:full])
-	if m.spoil != nil {
-		memory, _ := m.to.blocks.Memory()
-		m.spoil(memory, m.dst[m.full:full])
-	}
 	testkit.NoError(t, m.to.blocks.MarkFilled(t.Context(), m.reservation, from, table.IDs[:n*d.BlockTokens], full*d.BlockTokens))
 	m.full = full
 }
@@ -262,9 +221,9 @@ func (m *migration) finish(t testing.TB, last blocks.Table) (length int) {
 
 // unmigrated runs a request to its end on one replica, to compare a migrated request with. It can
 // be called afterwards, when the length of the migrated one is known.
-func unmigrated(t testing.TB, s *replica, path, prompt string, tokens int) *leg {
+func unmigrated(t testing.TB, s *replica, prompt string, tokens int) *leg {
 	t.Helper()
-	l := s.open(t, path, "unmigrated", requestBody(prompt, tokens, ""))
+	l := s.open(t, "unmigrated", requestBody(prompt, tokens, ""))
 	defer l.close()
 	if l.read(t, toEnd); len(l.ids) != tokens || !l.ended {
 		t.Fatalf("%d tokens of %d: %q", len(l.ids), tokens, l.refusal)

@@ -9,11 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/docsite/markdown"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 var (
-	// docCommand matches the inline code of README.md and BENCHMARKS.md that runs
+	// docCommand matches the inline code of documents that runs
 	// tests or benchmarks.
 	docCommand = regexp.MustCompile("`([^`\n]*-(?:run|bench)[ =][^`\n]*)`")
 	docPattern = regexp.MustCompile(`-(run|bench)[ =]('[^']*'|\S+)`)
@@ -21,13 +23,12 @@ var (
 	testFunc   = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w*)\(`)
 )
 
-// TestDocumentedCommands checks that every command in README.md and BENCHMARKS.md
-// that selects tests or benchmarks names packages that exist, and that each
-// alternative of its pattern matches at least one of their functions. Otherwise the
-// command passes and shows nothing.
+// TestDocumentedCommands checks that every command in the documents that promise something names packages that exist,
+// if it selects tests or benchmarks, and that each alternative of its pattern matches at least one of their functions.
+// Otherwise the command passes and shows nothing.
 func TestDocumentedCommands(t *testing.T) {
 	commands := 0
-	for _, doc := range []string{"README.md", "BENCHMARKS.md"} {
+	for _, doc := range []string{"README.md", "BENCHMARKS.md", "docs/promises.md"} {
 		text, err := os.ReadFile(filepath.Join("..", doc))
 		if err != nil {
 			t.Fatal(err)
@@ -103,6 +104,18 @@ func testFunctions(t *testing.T, pkg string) []string {
 	return functions
 }
 
+// TestOneVersion: the chart and the newest section of the changelog have the version of the programs.
+func TestOneVersion(t *testing.T) {
+	chart := string(testkit.Must(os.ReadFile("../deploy/helm/cascade/Chart.yaml")))
+	if !strings.Contains(chart, "\nversion: "+cli.Version+"\nappVersion: "+cli.Version+"\n") {
+		t.Errorf("Chart.yaml does not have version %s", cli.Version)
+	}
+	_, newest, _ := strings.Cut(string(testkit.Must(os.ReadFile("../CHANGELOG.md"))), "\n## ")
+	if !strings.HasPrefix(newest, cli.Version) {
+		t.Errorf("the newest section of CHANGELOG.md is not that of %s", cli.Version)
+	}
+}
+
 // TestLinks checks that the local links of every Markdown file lead to a file or a folder of the repository, and those
 // with an anchor to a heading. Links to other hosts are not followed.
 func TestLinks(t *testing.T) {
@@ -113,7 +126,7 @@ func TestLinks(t *testing.T) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || file == "bin" || file == "out"):
+		case d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || file == "bin" || file == "dist" || file == "out"):
 			return fs.SkipDir
 		case d.IsDir() || filepath.Ext(file) != ".md":
 			return nil

@@ -8,11 +8,10 @@ import (
 
 // TestSimulatorRunsProductionPolicies checks that the simulator imports every policy that decides in
 // production, and that production imports the same packages: neither has a copy of its own. Not in the
-// simulator are proximity and links, adapters, and what guards against false reports.
+// simulator are links, adapters, and what guards against false reports.
 func TestSimulatorRunsProductionPolicies(t *testing.T) {
 	shared := []string{
-		"policies/admission", "policies/bidask", "policies/flow", "policies/fleetview", "policies/loadview", "policies/outlier", "policies/place",
-		"policies/planner", "policies/refine", "policies/trader", "policies/weights",
+		"policies/admission", "policies/balance", "policies/bidask", "policies/partition", "policies/place", "policies/planner",
 	}
 	isSimulator := func(path string) bool { return strings.HasPrefix(path, "engine/sim/") }
 	isProduction := func(path string) bool {

@@ -5,7 +5,7 @@ import "slices"
 // Flow is the work that arrives at a fleet or a replica, per second, by length
 // bucket. Bucket b holds lengths in [Edges[b], Edges[b+1]); the last one is open.
 // Plans are made from flows because, unlike in-flight counts, flows do not depend
-// on the plan in force (RATIONALE.md, "Why flows?").
+// on the plan in force (RATIONALE.md, "Why flows instead of snapshots?").
 //
 // Invariants, checked by Validate:
 //  1. Edges is not empty, starts at 0 and increases strictly,

@@ -27,13 +27,15 @@ type Replica struct {
 	// The JSON of other replicas lacks the field: the digest of a list without prefill
 	// replicas does not depend on it.
 	Prefill bool `json:",omitempty"`
+	// Engine is where its engine listens, for messages to operators; "" where that is not known.
+	Engine string `json:",omitempty"`
 }
 
 // Equal reports whether two replicas are equal, including the order of their
 // adapters.
 func (r Replica) Equal(o Replica) bool {
 	return r.ID == o.ID && r.Model == o.Model && r.Address == o.Address && r.Peer == o.Peer && r.Host == o.Host &&
-		r.Capacity == o.Capacity && r.Draining == o.Draining && r.Prefill == o.Prefill && slices.Equal(r.Adapters, o.Adapters)
+		r.Capacity == o.Capacity && r.Draining == o.Draining && r.Prefill == o.Prefill && r.Engine == o.Engine && slices.Equal(r.Adapters, o.Adapters)
 }
 
 // Validate reports the first broken invariant, or nil.

@@ -30,6 +30,19 @@ func (t Tokens) String() string {
 	return strconv.FormatInt(int64(t), 10)
 }
 
+// Grouped returns t with commas between the thousands, as tables and plots show lengths: 1,536.
+func (t Tokens) Grouped() string {
+	text := t.String() // "∞" for Unbounded, which has three bytes
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// LengthRange returns the lengths from low up to, but without, high, as tables and plots show them:
+// 464–1,024, and 12,288–∞.
+func LengthRange(low, high Tokens) string { return low.Grouped() + "–" + high.Grouped() }
+
 // Bytes counts bytes.
 type Bytes int64
 

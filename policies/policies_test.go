@@ -171,7 +171,7 @@ func TestScaleCost(t *testing.T) {
 	}
 }
 
-// TestFlowColumns checks the order of the columns: package flow and its test index them.
+// TestFlowColumns checks the order of the columns: partition.FlowCounter and its test index them.
 func TestFlowColumns(t *testing.T) {
 	f := policies.NewFlow([]policies.Tokens{0})
 	for i, column := range [...][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings} {
@@ -305,5 +305,17 @@ func TestRequestLength(t *testing.T) {
 func TestTokensString(t *testing.T) {
 	if s := policies.Tokens(12).String() + policies.Unbounded.String(); s != "12∞" {
 		t.Errorf("got %q", s)
+	}
+}
+
+// TestLengthRange writes lengths as all tables and plots do.
+func TestLengthRange(t *testing.T) {
+	for want, got := range map[string]string{
+		"0": policies.Tokens(0).Grouped(), "999": policies.Tokens(999).Grouped(), "1,000": policies.Tokens(1000).Grouped(), "131,072": policies.Tokens(131072).Grouped(),
+		"1,048,576": policies.Tokens(1 << 20).Grouped(), "∞": policies.Unbounded.Grouped(), "464–1,024": policies.LengthRange(464, 1024), "12,288–∞": policies.LengthRange(12288, policies.Unbounded),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }

@@ -8,7 +8,10 @@ type Request struct {
 	Input     Tokens // prompt length
 	Cached    Tokens // prompt tokens found in a prefix cache, ≤ Input
 	Output    Tokens // tokens generated so far
-	MaxOutput Tokens // the client's max_tokens, 0 when it set none
+	MaxOutput Tokens // of each sequence: the client's max_tokens, 0 when it set none
+	// Prompts is how many prompts it has, and Sequences how many sequences its engine generates for
+	// them; 0 means 1. Input and Output are sums over them once the engine has reported them.
+	Prompts, Sequences int
 	// Estimated is true while Input is derived from bytes, not from the engine.
 	Estimated bool
 	// Features pin the request to the engine that started it; see Movable.

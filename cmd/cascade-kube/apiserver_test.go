@@ -22,7 +22,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/controld"
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
 )
 

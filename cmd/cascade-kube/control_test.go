@@ -14,8 +14,8 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/planrepair"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -80,7 +80,7 @@ func TestControl(t *testing.T) {
 	if secrets[0] != secrets[1] || len(secrets[0]) < 40 {
 		t.Errorf("the secrets of two runs are %q", secrets)
 	}
-	plans := server.Paths("/configmaps/fleet-a-plan-")
+	plans := server.Paths("/configmaps/fleet-a-parts-")
 	if len(plans) != 1 {
 		t.Errorf("a control plane that is started again has stored another plan: %q", plans)
 	}
@@ -125,7 +125,7 @@ func TestRepair(t *testing.T) {
 	client, err := openKubernetes("cascade", "fleet-a", kubeconfig)
 	testkit.NoError(t, err)
 	defer client.Close()
-	_, err = client.Plan().CompareAndSwap(t.Context(), "", store.Object{Epoch: 3})
+	_, err = client.CompareAndSwap(t.Context(), "", store.Object{Epoch: 3})
 	testkit.NoError(t, err)
 	newest := policies.OneStagePlan("m", []policies.ReplicaID{"r0"})
 	newest.Epoch = 9
@@ -137,20 +137,20 @@ func TestRepair(t *testing.T) {
 	defer migrator.Close()
 	repair := func() (string, int) {
 		var out testkit.Log
-		code := run(t.Context(), []string{"repair", "-c", fleet, "--kubeconfig", kubeconfig, "--from", migrator.URL}, &out, &out)
+		code := run(t.Context(), []string{"control", "--repair", "-c", fleet, "--kubeconfig", kubeconfig, "--from", migrator.URL}, &out, &out)
 		return out.String(), code
 	}
 	if text, code := repair(); code != 1 || !strings.Contains(text, "nothing to repair") {
 		t.Errorf("a good plan: %d %s", code, text)
 	}
 	server.Edit(server.Paths("/leases/")[0], func(lease map[string]any) map[string]any {
-		lease["metadata"].(map[string]any)["annotations"].(map[string]any)["cascade/plan"] = "damaged"
+		lease["metadata"].(map[string]any)["annotations"].(map[string]any)["cascade/root"] = "damaged"
 		return lease
 	})
-	if text, code := repair(); code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "kept as cascade/corrupt-") {
+	if text, code := repair(); code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "kept as corrupt/") {
 		t.Errorf("%d %s", code, text)
 	}
-	if u := <-client.Plan().Watch(t.Context()); u.Err != nil || u.Object.Epoch != 9 || len(u.Object.Plans) != 1 {
+	if u := <-client.Watch(t.Context()); u.Err != nil || u.Object.Epoch != 9 || len(u.Object.Plans) != 1 {
 		t.Errorf("%+v", u)
 	}
 }

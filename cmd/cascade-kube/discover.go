@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/cascade-kube/internal/clusterwatch"
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
 )
 
@@ -35,13 +37,14 @@ type discoverFlags struct {
 	check         bool
 	conditions    bool
 	rules         discovery.Rules
+	own           ownPodFlags
 }
 
 // newDiscover is "cascade-kube discover".
-func newDiscover(s *settings) *cobra.Command {
+func newDiscover(a *cli.App) *cobra.Command {
 	d := &discoverFlags{}
 	c := &cobra.Command{
-		Use:   "discover -c BASE -o FILE (--pool NAME | --service NAME)",
+		Use:   "discover -c BASE -o FILE (--pool NAME | --service NAME | --own-pod)",
 		Short: "Write the ready Pods of a cluster into a fleet file as its replicas",
 		Long: `Discover runs beside a control plane and writes its fleet file: the file BASE, which has
 everything but replicas, completed with the replicas that it finds in a Kubernetes
@@ -63,19 +66,36 @@ a replica, and its Service sends a draining one no new requests.
 The id of a replica is NAME.UID of its Pod, which its migrator gets as --replica. Of several
 control planes each has a discover of its own.
 
+With --own-pod it is an init container of a Pod with an engine and its migrator: it writes the
+migrator's fleet file, with this Pod's replica, prints the replica's id and ends. It needs no
+access to the API server: the downward API gives it the environment variables POD_NAME, POD_UID,
+POD_IP and NODE_NAME and, in the directory --pod-info, the files "labels" and "annotations".
+
 On --admin, /status lists all Pods and what they are, and why; /readyz fails until the
 fleet file is written, and /metrics has cascade_discovery_… .`,
 		Example: `  cascade-kube discover -c /etc/cascade/base.yaml -o /run/cascade/fleet.yaml --pool vllm
-  cascade-kube discover -c base.yaml -o fleet.yaml --namespace llm --service vllm --kubeconfig ~/.kube/config`,
-		Args: exactArgs(0),
+  cascade-kube discover -c base.yaml -o fleet.yaml --namespace llm --service vllm --kubeconfig ~/.kube/config
+  cascade-kube discover -c /etc/cascade/base.yaml -o /run/cascade/fleet.yaml --own-pod --port 9000 --pod-info /etc/podinfo
+  cascade migrator -c /run/cascade/fleet.yaml --replica "$POD_NAME.$POD_UID"     # the id that it prints`,
+		Args: cli.ExactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if d.check {
 				return d.checkFile(c)
 			}
-			if err := d.validate(); err != nil {
-				return &usageError{c.CommandPath(), err}
+			if err := cmp.Or(cli.ExcludeFlags(c, "own-pod", "pool"), cli.ExcludeFlags(c, "own-pod", "service"), cli.RequireFlag(c, "own-pod", "pod-info", "port")); err != nil {
+				return err
 			}
-			log, err := s.logger()
+			if err := d.validate(); err != nil {
+				return cli.Usagef(c, "%w", err)
+			}
+			if d.own.wanted {
+				id, err := d.writeOwnPod()
+				if err != nil {
+					return err
+				}
+				return a.PrintLine(map[string]string{"id": id}, "%s", id)
+			}
+			log, err := a.Logger()
 			if err != nil {
 				return err
 			}
@@ -93,16 +113,12 @@ fleet file is written, and /metrics has cascade_discovery_… .`,
 	f.StringVar(&d.metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage+"; the server's certificate is the control plane's in the fleet file")
 	f.BoolVar(&d.conditions, "conditions", false, "write the condition "+discovery.ConditionType+" into the status of each Pod, for readiness gates; needs the right to patch pods/status")
 	f.BoolVar(&d.check, "check", false, "only check that the file of -o is there and valid, for a startup probe")
-	portFlags(c, &d.rules)
+	d.own.flags(c)
+	// The ports of Pods without annotations.
+	f.IntVar(&d.rules.PeerPort, "peer-port", 9100, "port at which migrators serve their peers")
+	f.IntVar(&d.rules.AdminPort, "admin-port", 0, "port of the migrators' /metrics; 0: none")
+	f.IntVar(&d.rules.EnginePort, "engine-port", 8000, "port of the engine in its Pod")
 	return c
-}
-
-// portFlags defines the ports of Pods without annotations.
-func portFlags(c *cobra.Command, rules *discovery.Rules) {
-	f := c.Flags()
-	f.IntVar(&rules.PeerPort, "peer-port", 9100, "port at which migrators serve their peers")
-	f.IntVar(&rules.AdminPort, "admin-port", 0, "port of the migrators' /metrics; 0: none")
-	f.IntVar(&rules.EnginePort, "engine-port", 8000, "port of the engine in its Pod")
 }
 
 func (d *discoverFlags) validate() error {
@@ -111,8 +127,8 @@ func (d *discoverFlags) validate() error {
 		return errors.New("-c and -o are required: the fleet file without replicas, and the one to write")
 	case samePath(d.file.Base, d.file.Path):
 		return errors.New("-c and -o must be different files")
-	case (d.pool == "") == (d.service == ""):
-		return errors.New("set either --pool or --service")
+	case !d.own.wanted && (d.pool == "") == (d.service == ""):
+		return errors.New("set either --pool or --service, or --own-pod")
 	}
 	for name, port := range map[string]int{"--peer-port": d.rules.PeerPort, "--engine-port": d.rules.EnginePort, "--admin-port": max(d.rules.AdminPort, 1)} {
 		if port < 1 || port > 65535 {
@@ -128,7 +144,7 @@ func (d *discoverFlags) validate() error {
 // checkFile returns an error unless there is a fleet file for the control plane.
 func (d *discoverFlags) checkFile(c *cobra.Command) error {
 	if d.file.Path == "" {
-		return &usageError{c.CommandPath(), errors.New("-o is required")}
+		return cli.Usagef(c, "-o is required")
 	}
 	replicas, err := d.file.Replicas()
 	if err == nil && len(replicas) == 0 {
@@ -172,11 +188,10 @@ func (d *discoverFlags) run(ctx context.Context, log *slog.Logger) error {
 	}
 	k := newKeeper(kept)
 	servers := statusServers{}
-	if d.metrics != "" { // which alone needs the certificate
-		if servers.access, err = d.metricsAccess(log); err != nil {
-			return fmt.Errorf("--metrics: %w", err)
-		}
+	if servers.daemon, err = d.newDaemon(ctx, log); err != nil {
+		return err
 	}
+	defer servers.daemon.Close()
 	if servers.admin, err = net.Listen("tcp", d.admin); err != nil {
 		return fmt.Errorf("--admin: %w", err)
 	}
@@ -236,7 +251,7 @@ func newClients(kubeconfig, namespace string) (clients, string, error) {
 			}
 		}
 	}
-	cfg.UserAgent = "cascade-kube/" + version()
+	cfg.UserAgent = "cascade-kube/" + cli.Version
 	cfg.QPS, cfg.Burst = requestRate, requestBurst
 	out := clients{}
 	if out.typed, err = kubernetes.NewForConfig(cfg); err != nil {

@@ -11,16 +11,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/health"
 
 	"github.com/cascadeinfer/cascade/cmd/cascade-kube/internal/clusterwatch"
-	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/daemon"
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
-	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/pickerserver"
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/endpointpicker"
 )
 
@@ -29,10 +30,11 @@ type eppFlags struct {
 	pickerserver.Flags
 	kubeconfig   string
 	metricsCerts string // folder; "": metrics are on loopback
+	bodies       int    // MiB
 }
 
 // newEPP is "cascade-kube epp": an endpoint picker without a control plane.
-func newEPP(s *settings) *cobra.Command {
+func newEPP(a *cli.App) *cobra.Command {
 	p := &eppFlags{}
 	c := &cobra.Command{
 		Use:   "epp --pool-name NAME",
@@ -59,12 +61,15 @@ reference picker has, too, mean the same; those that its Helm charts pass and th
 them clients choose their endpoints by a header, which is for that suite alone.`,
 		Example: `  cascade-kube epp --pool-name vllm --pool-namespace llm --host 0.0.0.0 --secure-serving
   cascade-kube epp --pool-name vllm --kubeconfig ~/.kube/config`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if p.PoolName == "" {
-				return &usageError{cmd.CommandPath(), errors.New("--pool-name is required: the InferencePool whose Pods are picked")}
+				return cli.Usagef(cmd, "--pool-name is required: the InferencePool whose Pods are picked")
 			}
-			log, err := s.logger()
+			if err := config.BodyLimit(p.bodies).Validate(); err != nil {
+				return cli.Usagef(cmd, "--body-limit %w", err)
+			}
+			log, err := a.Logger()
 			if err != nil {
 				return err
 			}
@@ -78,6 +83,7 @@ them clients choose their endpoints by a header, which is for that suite alone.`
 	f.StringVar(&p.PoolGroup, "pool-group", poolGroup, "its API group")
 	f.Lookup("config-file").Usage, f.Lookup("config-file").Hidden = "the reference picker's configuration, for the conformance suite", false
 	f.StringVar(&p.metricsCerts, "metrics-cert-path", "", "directory with tls.crt, tls.key and ca.crt: serves --metrics-port on --host, over TLS; needs a --host off loopback")
+	f.IntVar(&p.bodies, "body-limit", length.BodyLimit>>20, "size of the largest request body, in MiB, as proxy.body_limit of a fleet file")
 	kubeconfigFlag(c, &p.kubeconfig)
 	return c
 }
@@ -130,9 +136,13 @@ func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	metrics, room, status := adminserver.NewRegistry(), headroom.New(headroom.Read(), log), health.NewServer()
-	metrics.MustRegister(room, certs.Expiries{Own: own})
-	picker, err := endpointpicker.New(endpointpicker.Config{Fallbacks: p.Fallbacks, ConformanceTest: conformance, Health: status, Metrics: metrics, Logger: log})
+	d, err := daemon.New(ctx, daemon.Config{Log: log, Certs: own})
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	status := health.NewServer()
+	picker, err := endpointpicker.New(endpointpicker.Config{Fallbacks: p.Fallbacks, MaxBody: p.bodies << 20, BodyMemory: config.BodyLimit(p.bodies).ProxyBytes(), ConformanceTest: conformance, Health: status, Metrics: d.Metrics, Logger: log})
 	if err != nil {
 		return err
 	}
@@ -142,24 +152,22 @@ func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 	}
 	log.Info("endpoint picker started", "source", pods.String(), "picker", listeners[0].Addr().String(), "health", listeners[1].Addr().String(), "metrics", listeners[2].Addr().String())
 	return pickerserver.Servers{
-		Picker: picker, Health: status, TLS: tls, GRPC: room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
+		Picker: picker, Health: status, TLS: tls, GRPC: d.Room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
 		While: []func(context.Context) error{
 			func(back context.Context) error {
 				return pods.Run(back, func(c discovery.Cluster) { picker.UpdatePool(c.PoolEndpoints()) })
 			},
-			func(back context.Context) error { return serveProbes(back, listeners[2], metrics, pods, picker, own) },
-			own.Run,
+			func(back context.Context) error { return serveProbes(back, listeners[2], d, pods, picker) },
 		},
 	}.Serve(ctx)
 }
 
-// serveProbes serves /metrics, /healthz and /readyz on l, which it closes, until ctx ends: off loopback over TLS, with the
-// certificate own.
-func serveProbes(ctx context.Context, l net.Listener, metrics *prometheus.Registry, pods *clusterwatch.Watcher, picker *endpointpicker.Server, own *certs.Provider) error {
-	return adminserver.Serve(ctx, l, adminserver.Handler(metrics, func() string {
+// serveProbes serves /metrics, /healthz and /readyz on l, which it closes, until ctx ends: off loopback over TLS.
+func serveProbes(ctx context.Context, l net.Listener, d *daemon.Daemon, pods *clusterwatch.Watcher, picker *endpointpicker.Server) error {
+	return d.ServeMetrics(ctx, l, func() string {
 		if !picker.Ready() {
 			return pods.String() + " was not read yet: " + strings.Join(pods.Faults(time.Now()), "; ")
 		}
 		return ""
-	}), adminserver.Access{Certificate: own})
+	})
 }

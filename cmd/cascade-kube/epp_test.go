@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -27,10 +28,11 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/cascadeinfer/cascade/cmd/cascade-kube/internal/clusterwatch"
-	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/cmd/internal/daemon"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/endpointpicker"
 )
 
@@ -42,8 +44,9 @@ func TestEPPCommandLine(t *testing.T) {
 		code int
 		text string
 	}{
-		"epp":                 {2, "--pool-name is required"},
-		"epp --pool-name p x": {2, `unexpected argument "x"`},
+		"epp":                              {2, "--pool-name is required"},
+		"epp --pool-name p x":              {2, `unexpected argument "x"`},
+		"epp --pool-name p --body-limit 0": {2, "--body-limit 0: must be from 1 to 64"},
 		"epp --pool-name p --pool-group inference.networking.x-k8s.io": {1, "pools of other groups are not read"},
 		"epp --pool-name p --config-file /does/not/exist":              {1, "--config-file"},
 		"epp --pool-name p --config-file " + half:                      {1, "use both"},
@@ -113,7 +116,7 @@ func TestEPPManifest(t *testing.T) {
 			var d appsv1.Deployment
 			testkit.NoError(t, json.Unmarshal(object, &d))
 			args := d.Spec.Template.Spec.Containers[0].Args
-			command, _, err := newRoot(&settings{}).Find(args[:1])
+			command, _, err := newRoot(&cli.App{}).Find(args[:1])
 			testkit.NoError(t, err)
 			if err := command.ParseFlags(args[1:]); err != nil || command.Name() != "epp" {
 				t.Errorf("%s %q: %v", command.Name(), args, err)
@@ -240,11 +243,12 @@ func TestEPPMetrics(t *testing.T) {
 	}
 
 	pods := testkit.Must(clusterwatch.New(clusterwatch.Config{Client: fake.NewClientset(), Namespace: "llm", Service: "vllm"}))
-	metrics := adminserver.NewRegistry()
-	picker := testkit.Must(endpointpicker.New(endpointpicker.Config{Metrics: metrics}))
+	d := testkit.Must(daemon.New(t.Context(), daemon.Config{Log: slog.New(slog.DiscardHandler), Certs: own}))
+	defer d.Close()
+	picker := testkit.Must(endpointpicker.New(endpointpicker.Config{Metrics: d.Metrics}))
 	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	testkit.Run(t, func(ctx context.Context) error {
-		return serveProbes(ctx, elsewhere{l}, metrics, pods, picker, own)
+		return serveProbes(ctx, elsewhere{l}, d, pods, picker)
 	})
 	path := "/metrics"
 	get := func(scheme string, c *tls.Config) (int, error) {
@@ -277,7 +281,9 @@ func TestEPPMetrics(t *testing.T) {
 		picker.UpdatePool(nil)
 	}
 	bare := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
-	testkit.WantError(t, serveProbes(t.Context(), elsewhere{bare}, metrics, pods, picker, nil), "not a loopback address")
+	plain := testkit.Must(daemon.New(t.Context(), daemon.Config{Log: slog.New(slog.DiscardHandler)}))
+	defer plain.Close()
+	testkit.WantError(t, serveProbes(t.Context(), elsewhere{bare}, plain, pods, picker), "not a loopback address")
 }
 
 // pick returns the destination of a request without a body, "" if there is none.

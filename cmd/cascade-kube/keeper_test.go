@@ -15,8 +15,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/daemon"
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const baseText = `control:
@@ -198,7 +199,12 @@ func TestKeeperWithoutPods(t *testing.T) {
 	testkit.NoError(t, err)
 	scraped, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.NoError(t, err)
-	testkit.Run(t, func(ctx context.Context) error { return statusServers{admin: l, metrics: scraped}.serve(ctx, k) })
+	own, err := daemon.New(t.Context(), daemon.Config{Log: slog.New(slog.DiscardHandler)})
+	testkit.NoError(t, err)
+	t.Cleanup(own.Close)
+	testkit.Run(t, func(ctx context.Context) error {
+		return statusServers{admin: l, metrics: scraped, daemon: own}.serve(ctx, k)
+	})
 	get := func(path string) (int, string) {
 		t.Helper()
 		r, err := http.Get("http://" + l.Addr().String() + path)
@@ -252,13 +258,15 @@ func TestKeeperWithoutPods(t *testing.T) {
 // TestDiscoverMetricsAccess: off loopback metrics are served over TLS, by the certificate of the base file, or not at all.
 func TestDiscoverMetricsAccess(t *testing.T) {
 	test := newKeeperTest(t)
-	d := &discoverFlags{file: test.file}
-	access, err := d.metricsAccess(slog.New(slog.DiscardHandler))
-	if err != nil || access.Certificate != nil {
-		t.Errorf("without tls: %+v, %v", access, err)
+	d := &discoverFlags{file: test.file, metrics: "127.0.0.1:0"}
+	own, err := d.newDaemon(t.Context(), slog.New(slog.DiscardHandler))
+	testkit.NoError(t, err)
+	defer own.Close()
+	if own.Certs != nil {
+		t.Errorf("without tls: %+v", own.Certs)
 	}
 	test.writeBase(baseText + "tls: {cert: c.pem, key: k.pem, ca: ca.pem, trust_domain: fleet.test}\n")
-	if _, err = d.metricsAccess(slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), filepath.Dir(test.file.Base)) {
+	if _, err = d.newDaemon(t.Context(), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), filepath.Dir(test.file.Base)) {
 		t.Errorf("without the files of tls: %v", err)
 	}
 }

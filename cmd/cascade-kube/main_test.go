@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 )
 
 // TestCommandLine checks exit codes, the version, and that errors name the command to ask.
@@ -12,7 +14,8 @@ func TestCommandLine(t *testing.T) {
 		code int
 		text string
 	}{
-		"--version":  {0, "cascade-kube version " + version()},
+		"--version":  {0, "cascade-kube version " + cli.Version},
+		"version":    {0, "policy ABI cascade-policy/"},
 		"":           {0, "Usage:"},
 		"nonsense":   {2, `unknown command "nonsense"`},
 		"--nonsense": {2, `Run "cascade-kube --help"`},

@@ -13,7 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestManifests checks that the manifests have no unknown field, and allow what discovery does and nothing else:
@@ -68,8 +69,8 @@ func readRules(t *testing.T, file string) (rules []string) {
 func TestGuide(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/kubernetes/discovery.md")
 	testkit.NoError(t, err)
-	root := newRoot(&settings{})
-	lines := regexp.MustCompile(`(?m)(?:args|command): \[(?:cascade-kube, )?(discover|replica), ([^\]]*)\]`).FindAllStringSubmatch(string(text), -1)
+	root := newRoot(&cli.App{})
+	lines := regexp.MustCompile(`(?m)(?:args|command): \[(?:cascade-kube, )?(discover), ([^\]]*)\]`).FindAllStringSubmatch(string(text), -1)
 	if len(lines) < 3 {
 		t.Fatalf("found %d commands: the test looks for them in the wrong way", len(lines))
 	}

@@ -14,8 +14,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // listenAt opens a listener in memory at an address.
@@ -78,7 +78,7 @@ func TestAttackAdminRemote(t *testing.T) {
 	const remote = "10.0.0.7:9200"
 	testkit.WantError(t, adminserver.Serve(t.Context(), listenAt(remote), testAdminHandler(), adminserver.Access{}), "not a loopback address")
 	dir := t.TempDir()
-	runCommand(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "--migrator", "r0", "--operator", "ops", "--proxy", "edge")
+	runCommand(t, "tls", "--out", dir, "--trust-domain", "fleet.test", "--migrator", "r0", "--operator", "ops", "--proxy", "edge")
 	certificate := func(role identity.Role, name string) (*certs.Provider, tls.Certificate) {
 		at := filepath.Join(dir, string(role), name)
 		cert, key := filepath.Join(at, "cert.pem"), filepath.Join(at, "key.pem")

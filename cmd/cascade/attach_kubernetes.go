@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
@@ -24,18 +26,48 @@ type kubernetesFlags struct {
 	hosts                             []string
 }
 
-func (k *kubernetesFlags) flags(c *cobra.Command) {
+func (k *kubernetesFlags) flags(c *cobra.Command, target string) {
 	f := c.Flags()
-	f.StringVar(&k.name, "name", "cascade", "with --to eg, istio or httproute: name of the object")
-	f.StringVar(&k.namespace, "namespace", "", "with --to eg, istio or httproute: its namespace (default the Gateway's; istio-ingress for --to istio)")
-	f.StringVar(&k.gateway, "gateway", "", "with --to eg or httproute: NAME or NAMESPACE/NAME of the Gateway")
-	f.StringVar(&k.section, "section", "", "with --to eg or httproute: name of the Gateway's listener (default http for --to eg, all for --to httproute)")
-	f.StringSliceVar(&k.selector, "selector", []string{"istio=ingressgateway"}, "with --to istio: labels of the gateway's pods")
-	f.Uint16Var(&k.listenerPort, "listener-port", 8080, "with --to istio: port of the listener inside the gateway's pods")
-	f.Int64SliceVar(&k.cuts, "cuts", nil, "with --to httproute: boundaries between the stages in tokens, as \"cascade status\" shows them")
-	f.StringVar(&k.service, "service", "cascade", "with --to httproute: the Services are SERVICE-s0, SERVICE-s1, …, one for each stage")
-	f.Uint16Var(&k.servicePort, "service-port", 8000, "with --to httproute: their port")
-	f.StringSliceVar(&k.hosts, "host", nil, "with --to httproute: host names of the route")
+	switch target {
+	case "eg":
+		k.objectFlags(c, "the Gateway's")
+		k.gatewayFlags(c, "http")
+	case "istio":
+		k.objectFlags(c, "istio-ingress")
+		f.StringSliceVar(&k.selector, "selector", []string{"istio=ingressgateway"}, "labels of the gateway's pods")
+		f.Uint16Var(&k.listenerPort, "listener-port", 8080, "port of the listener inside the gateway's pods")
+	case "httproute":
+		k.objectFlags(c, "the Gateway's")
+		k.gatewayFlags(c, "all")
+		f.Int64SliceVar(&k.cuts, "cuts", nil, "boundaries between the stages in tokens, as \"cascade status\" shows them")
+		f.StringVar(&k.service, "service", "cascade", "the Services are SERVICE-s0, SERVICE-s1, …, one for each stage")
+		f.Uint16Var(&k.servicePort, "service-port", 8000, "their port")
+		f.StringSliceVar(&k.hosts, "host", nil, "host names of the route")
+	}
+}
+
+// objectFlags adds the flags that name the object.
+func (k *kubernetesFlags) objectFlags(c *cobra.Command, namespace string) {
+	c.Flags().StringVar(&k.name, "name", "cascade", "name of the object")
+	c.Flags().StringVar(&k.namespace, "namespace", "", "its namespace (default "+namespace+")")
+}
+
+// gatewayFlags adds the flags that name a listener of a Gateway.
+func (k *kubernetesFlags) gatewayFlags(c *cobra.Command, section string) {
+	c.Flags().StringVar(&k.gateway, "gateway", "", "NAME or NAMESPACE/NAME of the Gateway")
+	c.Flags().StringVar(&k.section, "section", "", "name of the Gateway's listener (default "+section+")")
+}
+
+// splitGateway returns the namespace, if it is given, and the name of the Gateway.
+func (k *kubernetesFlags) splitGateway(cmd *cobra.Command) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(k.gateway, "/")
+	if !ok {
+		namespace, name = "", k.gateway
+	}
+	if name == "" {
+		return "", "", cli.Usagef(cmd, "name the Gateway with --gateway")
+	}
+	return namespace, name, nil
 }
 
 // The comments over the objects.
@@ -48,64 +80,65 @@ later. Listeners with TLS on one port are handed over together.`
 	istioComment = `Hands the routes of one listener of an Istio gateway over to Cascade. Istio keeps the listener,
 its certificates and its other filters; boundaries and members then change without Istio.
 Change the labels, the listener's port and the address of the control plane to yours. With the
-filter cascade.length.v1, the length estimator arrives by ECDS (control.estimator: wasm,
-control.module); it reads bodies of up to 16 MiB, the listener's new limit.`
+filter cascade.length.v1, the length estimator arrives by ECDS (a module as
+control.estimator); it reads bodies of up to proxy.body_limit of the fleet file (16 MiB).`
 	routeComment = `Routes requests to the stages of a plan by x-cascade-tokens, which a filter before this route must
 set, and overwrite or remove where clients send it. The last rule also gets the requests without
 it. Change a boundary by applying the output of "cascade attach" again.`
 )
 
-// attachKubernetes prints a Kubernetes object.
-func (s *settings) attachKubernetes(cmd *cobra.Command, fleet wiring.Fleet, a *attachFlags) error {
-	k := a.kubernetes
-	gatewayNamespace, gateway := "", k.gateway
-	if before, after, ok := strings.Cut(k.gateway, "/"); ok {
-		gatewayNamespace, gateway = before, after
+// attachRoute prints an HTTPRoute.
+func (s *settings) attachRoute(cmd *cobra.Command, _ wiring.Fleet, a *attachFlags) error {
+	k := &a.kubernetes
+	namespace, gateway, err := k.splitGateway(cmd)
+	if err != nil {
+		return err
 	}
-	if a.to != "istio" && gateway == "" {
-		return usageErrorf(cmd, "name the Gateway with --gateway")
+	c := attach.RouteConfig{Name: k.name, Namespace: k.namespace, Gateway: gateway, Section: k.section, Hosts: k.hosts, Service: k.service, Port: k.servicePort}
+	if c.Namespace == "" {
+		c.Namespace = namespace
+	} else if c.Namespace != namespace {
+		c.GatewayNamespace = namespace
 	}
-	if a.to == "httproute" {
-		c := attach.RouteConfig{Name: k.name, Namespace: k.namespace, Gateway: gateway, Section: k.section, Hosts: k.hosts, Service: k.service, Port: k.servicePort}
-		if c.Namespace == "" {
-			c.Namespace = gatewayNamespace
-		} else if c.Namespace != gatewayNamespace {
-			c.GatewayNamespace = gatewayNamespace
-		}
-		for _, cut := range k.cuts {
-			c.Cuts = append(c.Cuts, policies.Tokens(cut))
-		}
-		o, err := attach.HTTPRoute(c)
-		return s.printObject(o, err, routeComment)
+	for _, cut := range k.cuts {
+		c.Cuts = append(c.Cuts, policies.Tokens(cut))
+	}
+	o, err := attach.HTTPRoute(c)
+	return s.printObject(o, err, routeComment)
+}
+
+// attachGateway prints an EnvoyPatchPolicy.
+func (s *settings) attachGateway(cmd *cobra.Command, fleet wiring.Fleet, a *attachFlags) error {
+	k := &a.kubernetes
+	namespace, gateway, err := k.splitGateway(cmd)
+	if err != nil {
+		return err
+	}
+	if namespace != "" && k.namespace != "" && namespace != k.namespace {
+		return cli.Usagef(cmd, "--namespace %s: an EnvoyPatchPolicy must be in the namespace of its Gateway, %s", k.namespace, namespace)
 	}
 	c, err := a.config(fleet)
 	if err != nil {
 		return err
 	}
-	if a.to == "eg" {
-		p := attach.PatchConfig{Config: c, Name: k.name, Namespace: k.namespace, Gateway: gateway, Section: k.section}
-		switch {
-		case p.Namespace == "" && gatewayNamespace == "":
-			p.Namespace = "default"
-		case p.Namespace == "":
-			p.Namespace = gatewayNamespace
-		case gatewayNamespace != "" && gatewayNamespace != p.Namespace:
-			return usageErrorf(cmd, "--namespace %s: an EnvoyPatchPolicy must be in the namespace of its Gateway, %s", k.namespace, gatewayNamespace)
-		}
-		if p.Section == "" {
-			p.Section = "http"
-		}
-		o, err := attach.EnvoyPatchPolicy(p)
-		return s.printObject(o, err, egComment)
+	o, err := attach.EnvoyPatchPolicy(attach.PatchConfig{
+		Config: c, Name: k.name, Namespace: cmp.Or(k.namespace, namespace, "default"), Gateway: gateway, Section: cmp.Or(k.section, "http"),
+	})
+	return s.printObject(o, err, egComment)
+}
+
+// attachIstio prints an EnvoyFilter.
+func (s *settings) attachIstio(cmd *cobra.Command, fleet wiring.Fleet, a *attachFlags) error {
+	k := &a.kubernetes
+	c, err := a.config(fleet)
+	if err != nil {
+		return err
 	}
-	f := attach.FilterConfig{Config: c, Name: k.name, Namespace: k.namespace, Labels: make(map[string]string), Port: k.listenerPort}
-	if f.Namespace == "" {
-		f.Namespace = "istio-ingress"
-	}
+	f := attach.FilterConfig{Config: c, Name: k.name, Namespace: cmp.Or(k.namespace, "istio-ingress"), Labels: make(map[string]string), Port: k.listenerPort}
 	for _, label := range k.selector {
 		key, value, ok := strings.Cut(label, "=")
 		if !ok {
-			return usageErrorf(cmd, "--selector %q: must be LABEL=VALUE", label)
+			return cli.Usagef(cmd, "--selector %q: must be LABEL=VALUE", label)
 		}
 		f.Labels[key] = value
 	}
@@ -118,8 +151,8 @@ func (s *settings) printObject(o *attach.Object, err error, comment string) erro
 	if err != nil {
 		return err
 	}
-	if s.json {
-		return s.print(o)
+	if s.JSON {
+		return s.Print(o)
 	}
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -129,6 +162,6 @@ func (s *settings) printObject(o *attach.Object, err error, comment string) erro
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.stdout, "# %s\n%s", strings.ReplaceAll(comment, "\n", "\n# "), body)
+	_, err = fmt.Fprintf(s.Stdout, "# %s\n%s", strings.ReplaceAll(comment, "\n", "\n# "), body)
 	return err
 }

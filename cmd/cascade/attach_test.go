@@ -10,7 +10,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -32,12 +32,12 @@ func TestAttachDeploy(t *testing.T) {
 	dir := filepath.Join("..", "..", "deploy")
 	fleet := filepath.Join(dir, "fleet.yaml")
 	for file, args := range map[string][]string{
-		"envoy/listener.yaml":                 {"--to", "envoy", "--estimator-filter"},
-		"envoy/internal-listener.yaml":        {"--to", "envoy", "--internal-listener", "--fallback", "my-cluster"},
-		"grpc/bootstrap.json":                 {"--to", "grpc", "--node-id", "client-0"},
-		"envoy-gateway/envoypatchpolicy.yaml": {"--to", "eg", "--gateway", "default/eg", "--estimator-filter", "--control", inCluster},
-		"istio/envoyfilter.yaml":              {"--to", "istio", "--estimator-filter", "--control", inCluster},
-		"gateway-api/httproute.yaml":          {"--to", "httproute", "--gateway", "default/eg", "--cuts", "4096,16384", "--service", "llama"},
+		"envoy/listener.yaml":                 {"envoy", "--estimator-filter"},
+		"envoy/internal-listener.yaml":        {"envoy", "--internal-listener", "--fallback", "my-cluster"},
+		"grpc/bootstrap.json":                 {"grpc", "--node-id", "client-0"},
+		"envoy-gateway/envoypatchpolicy.yaml": {"eg", "--gateway", "default/eg", "--estimator-filter", "--control", inCluster},
+		"istio/envoyfilter.yaml":              {"istio", "--estimator-filter", "--control", inCluster},
+		"gateway-api/httproute.yaml":          {"httproute", "--gateway", "default/eg", "--cuts", "4096,16384", "--service", "llama"},
 	} {
 		got := attached(t, append(args, "-c", fleet)...)
 		want, err := os.ReadFile(filepath.Join(dir, file))
@@ -64,9 +64,9 @@ func TestAttachedConfigLoads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var printed tree
-			testkit.NoError(t, yaml.Unmarshal(attached(t, append(args, "--to", "envoy")...), &printed))
+			testkit.NoError(t, yaml.Unmarshal(attached(t, append([]string{"envoy"}, args...)...), &printed))
 			var same tree
-			testkit.NoError(t, json.Unmarshal(attached(t, append(args, "--to", "envoy", "--json")...), &same))
+			testkit.NoError(t, json.Unmarshal(attached(t, append([]string{"envoy", "--json"}, args...)...), &same))
 			for key := range printed {
 				if same[key] == nil || len(same) != len(printed) {
 					t.Errorf("--json has other parts: %v", same)
@@ -120,7 +120,7 @@ func TestAttachedPatchesLoad(t *testing.T) {
 			} `json:"jsonPatches"`
 		}
 	}
-	testkit.NoError(t, json.Unmarshal(attached(t, "--to", "eg", "--gateway", "infra/eg", "--section", "llm", "--estimator-filter", "--control", inCluster, "--json"), &policy))
+	testkit.NoError(t, json.Unmarshal(attached(t, "eg", "--gateway", "infra/eg", "--section", "llm", "--estimator-filter", "--control", inCluster, "--json"), &policy))
 	hcm := tree{
 		"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", "stat_prefix": "http-10080",
 		"rds":          tree{"config_source": tree{"ads": tree{}, "resource_api_version": "V3"}, "route_config_name": "infra/eg/llm"},

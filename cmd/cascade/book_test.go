@@ -17,14 +17,13 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/docsite/chapter"
 	"github.com/cascadeinfer/cascade/cmd/internal/docsite/markdown"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // The blocks of commands in the book that no test runs, and the least number of those that always run. A block that
 // is marked "unrun" changes the first: it needs what no machine of the tests has, such as a GPU.
 const (
-	bookUnrun = 4
+	bookUnrun = 5
 	bookQuick = 12
 )
 
@@ -96,7 +95,7 @@ func runChapter(t *testing.T, bash string, env []string, blocks []chapter.Block,
 	for _, b := range blocks {
 		if b.Use == chapter.File {
 			for _, address := range bookPort.FindAllString(b.Text, -1) {
-				free[address] = loopback.Addresses(t, 1)[0]
+				free[address] = testkit.Addresses(t, 1)[0]
 			}
 		}
 	}

@@ -7,19 +7,19 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/console"
 )
 
 // TestConsoleCommands checks that the commands of the console's advice exist, with their flags and
-// arguments, and that the table of faults in README.md and the console have the same kinds.
+// arguments, and that the table of faults in the runbook and the console have the same kinds.
 func TestConsoleCommands(t *testing.T) {
-	readme := string(testkit.Must(os.ReadFile("../../README.md")))
-	begin := strings.Index(readme, "| FAULT kind, object |")
+	runbook := string(testkit.Must(os.ReadFile("../../deploy/runbook.md")))
+	begin := strings.Index(runbook, "| FAULT kind, object |")
 	if begin < 0 {
-		t.Fatal("README.md has no table of faults")
+		t.Fatal("the runbook has no table of faults")
 	}
-	table, _, _ := strings.Cut(readme[begin:], "\n\n")
+	table, _, _ := strings.Cut(runbook[begin:], "\n\n")
 	var kinds []string
 	for line := range strings.Lines(table) {
 		first, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
@@ -30,7 +30,7 @@ func TestConsoleCommands(t *testing.T) {
 	for _, kind := range []string{"model", "replica", "capacity", "descriptors", "memory", "certificate", "refused_clients", "store", "control_plane", "no_leader", "name",
 		"fleet_file", "fleet_file_differs", "removal", "rollout", "publish", "policy"} {
 		if !slices.Contains(kinds, kind) {
-			t.Errorf("the table of README.md lacks %s", kind)
+			t.Errorf("the table of the runbook lacks %s", kind)
 		}
 		advice, ok := console.AdviceFor(kind)
 		if !ok {

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/controld"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -25,7 +26,7 @@ through it: while it is down, proxies route by the last plan.
 The fleet file is watched. Replicas that are added, removed or marked "drain: true"
 take effect at once; a file with an error is rejected, the error is logged, and the
 last valid file stays in force. A file that removes more than half of a model's replicas
-waits for "cascade config confirm". Other changes need a restart, which affects no request:
+waits for "cascade config check --confirm". Other changes need a restart, which affects no request:
 with "state" set, the plan and the counters are kept.
 
 With "control.peers" set, several control planes share "state", a directory of their
@@ -38,7 +39,7 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
   cascade control -c fleet.yaml --listen 127.0.0.1:18100 --admin 127.0.0.1:18101  # one more
   cascade status                      # who serves what, and why
   curl 127.0.0.1:18001/readyz         # is the first plan out?`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fleet, err := file.load(cmd)
 			if err != nil {
@@ -59,15 +60,15 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
 // runControl runs a control plane. The addresses and name of own override those of the file unless
 // they are empty. metrics is an address for metrics alone; "" is none.
 func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config.Control, path, metrics string) error {
-	log, err := s.logger()
+	log, err := s.Logger()
 	if err != nil {
 		return err
 	}
 	return controld.Run(ctx, controld.Config{
 		Fleet: file, Path: path, Own: own, Metrics: metrics, Logger: log,
 		Started: func(line string) {
-			s.announce(slog.LevelInfo, "%s", line)
-			notifySystemd(log, systemdReady)
+			s.Announce(slog.LevelInfo, "%s", line)
+			cli.NotifySystemd(log, cli.SystemdReady)
 		},
 	})
 }

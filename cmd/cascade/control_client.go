@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -92,7 +93,7 @@ func answers(ctx context.Context, base *url.URL) bool {
 func parseBaseURL(cmd *cobra.Command, name, text, example string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, usageErrorf(cmd, "%s %q is not a base URL such as http://%s", name, text, example)
+		return nil, cli.Usagef(cmd, "%s %q is not a base URL such as http://%s", name, text, example)
 	}
 	return u, nil
 }
@@ -135,7 +136,7 @@ const clearScreen = "\x1b[H\x1b[2J"
 func (s *settings) repeat(cmd *cobra.Command, f watchFlags, output func(context.Context) error) error {
 	ctx := cmd.Context()
 	if f.every < minEvery {
-		return usageErrorf(cmd, "--every %v: at least %v", f.every, minEvery)
+		return cli.Usagef(cmd, "--every %v: at least %v", f.every, minEvery)
 	}
 	if !f.watch {
 		return output(ctx)
@@ -143,11 +144,11 @@ func (s *settings) repeat(cmd *cobra.Command, f watchFlags, output func(context.
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
 	for {
-		if !s.json {
-			fmt.Fprint(s.stdout, clearScreen)
+		if !s.JSON {
+			fmt.Fprint(s.Stdout, clearScreen)
 		}
 		if err := output(ctx); err != nil && ctx.Err() == nil {
-			fmt.Fprintln(s.stderr, "cascade:", err)
+			fmt.Fprintln(s.Stderr, "cascade:", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -193,9 +194,10 @@ func (r controlRequest) send(ctx context.Context) ([]byte, error) {
 	return nil, noControlPlane(r.base.String(), failed.Err)
 }
 
-// noControlPlane returns the error of an address at which no control plane answers.
+// noControlPlane returns the error of an address at which no control plane answers. It does not name
+// "cascade up", which would start emulated engines at the addresses of a production fleet.
 func noControlPlane(base string, cause error) error {
-	return fmt.Errorf("no control plane at %s: %w; start one (\"cascade up\"), or name it with --control or -c", base, cause)
+	return fmt.Errorf("no control plane at %s: %w; requests are still served, by the last plan; start one with \"cascade control -c FILE\", or name it with --control or -c", base, cause)
 }
 
 // exchange sends the request and returns the header and the body of a response with status 200.
@@ -273,8 +275,8 @@ func showDocument[T any](ctx context.Context, s *settings, r controlRequest, tex
 	if err != nil {
 		return v, err
 	}
-	if s.json {
-		if _, err := s.stdout.Write(body); err != nil {
+	if s.JSON {
+		if _, err := s.Stdout.Write(body); err != nil {
 			return v, err
 		}
 		text = func(io.Writer, T) error { return nil }
@@ -282,7 +284,7 @@ func showDocument[T any](ctx context.Context, s *settings, r controlRequest, tex
 	if v, err = decode[T](r.base, body); err != nil {
 		return v, err
 	}
-	return v, text(s.stdout, v)
+	return v, text(s.Stdout, v)
 }
 
 // decode decodes the document of a control plane.

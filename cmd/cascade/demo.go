@@ -8,9 +8,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
+	"github.com/cascadeinfer/cascade/cmd/internal/stageplan"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -34,7 +38,7 @@ type emulationFlags struct {
 func (e *emulationFlags) flags(c *cobra.Command, speed float64) {
 	f := c.Flags()
 	f.IntVar(&e.replicas, "replicas", 8, "emulated replicas")
-	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profile list\")")
+	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profile\")")
 	f.Int64Var(&e.context, "context", 131072, "the model's context in tokens; longer requests are dropped")
 	f.Float64Var(&e.speed, "speed", speed, "run engines, arrivals and the planner this many times faster than real time")
 	f.DurationVar(&e.window, "window", 45*time.Second, "time constant of the flow counters, in engine time; longer for few requests per second")
@@ -42,19 +46,8 @@ func (e *emulationFlags) flags(c *cobra.Command, speed float64) {
 	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
 	f.StringVar(&e.moves, "migration", "", "how running requests migrate: live, reprompt, place or off; default: the preset's")
 	deviceFlag(c, &e.device)
-	completeFrom(c, "profile", cost.Names())
-	completeFrom(c, "migration", []string{config.MigrationLive, config.MigrationReprompt, config.MigrationPlace, config.MigrationOff})
-}
-
-// slows changes the description of --speed for a comparison, which runs slower if it has to.
-func (e *emulationFlags) slows(c *cobra.Command) {
-	c.Flags().Lookup("speed").Usage = "run engines, arrivals and the planner this many times faster than real time; slower if the machine is short of CPU"
-}
-
-// results adds the flags for the requests to send and the results to store.
-func (e *emulationFlags) results(c *cobra.Command) {
-	c.Flags().StringVar(&e.prompt, "prompt", "text", "send prompts as text or as token ids: text or ids")
-	c.Flags().StringVar(&e.out, "out", "", "directory for plots, tables and per-request records")
+	cli.CompleteFrom(c, "profile", cost.Names())
+	cli.CompleteFrom(c, "migration", []string{config.MigrationLive, config.MigrationReprompt, config.MigrationPlace, config.MigrationOff})
 }
 
 // buildFleet returns the fleet, on free loopback ports.
@@ -70,63 +63,73 @@ func (e *emulationFlags) buildFleet() (wiring.Fleet, error) {
 		Migration: config.Migration{Mode: e.moves},
 	}
 	for i := range e.replicas {
-		f.Replicas = append(f.Replicas, config.Replica{
-			ID: fmt.Sprintf("r%d", i), Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0", TP: e.tp,
-		})
+		f.Replicas = append(f.Replicas, flagReplica(fmt.Sprintf("r%d", i), e.tp))
 	}
-	if errs := f.Validate(); len(errs) > 0 {
-		return wiring.Fleet{}, errs[0]
-	}
-	fleet, err := wiring.Resolve(f, ".")
-	return fleet, nameFlag(err)
+	return resolveFlags(f)
 }
 
-// newDemo is "cascade demo": it compares stages with round robin on one machine.
+// planConfig returns the fleet as the offline planning sees it: in real time, as the trace is, whatever the speed.
+func (e *emulationFlags) planConfig() (stageplan.Config, error) {
+	p, err := config.LoadProfile(e.profile, ".")
+	return stageplan.Config{Profile: p.TensorParallel(e.tp), Replicas: e.replicas, Context: policies.Tokens(e.context)}, err
+}
+
+// demoLimit bounds the duration of a demo on a busy machine.
+const demoLimit = 15 * time.Minute
+
+// newDemo is "cascade demo": it compares stages with round robin, and with placement alone, on one machine.
 func newDemo(s *settings) *cobra.Command {
-	src, e, p := &traceFlags{}, &emulationFlags{}, &pluginFlags{}
+	src := &traceFlags{mix: "mixed", seed: 1}
+	e := &emulationFlags{profile: "rtxpro6000-llama-3.1-8b", context: 131072, window: 45 * time.Second, tp: 1, device: gpuset.Host, prompt: string(replay.PromptText)}
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Compare stages with round robin and least load: eight emulated replicas, a realistic mix of requests",
-		Long: `Demo starts eight emulated replicas, their migrators, the control plane and a proxy
-on loopback, replays a mix of short and long requests through the OpenAI API, first
-with all replicas in one stage (round robin), then in one stage with requests placed by
-load and not migrated (least load), then with planned stages between which running
-requests migrate, and compares the three. The policies are WebAssembly modules,
-whose decisions are compared with those of the native policies; --native uses native
-policies only. Everything runs in this process and talks over real sockets and real xDS;
---envoy puts a real Envoy process in front.
+		Short: "Compare stages with round robin and placement alone: eight emulated replicas, a realistic mix of requests",
+		Long: `Demo starts eight emulated replicas, their migrators, the control plane and a proxy on
+loopback, and replays a mix of short and long requests through the OpenAI API on three fleets:
 
-All three fleets run at the same speed, --speed unless the machine is short of CPU. When
-the emulated engines deliver their tokens too late, the runs stop and start again at half
-the speed or less, down to a sixteenth, which is said together with the new duration.
-Times are engine time, so that the speed does not change what is compared. Below them the
-plan says why each stage exists: what the planner predicts without it.
+  round robin      all replicas in one stage
+  placement alone  the same, and each request starts where it is served soonest: the best that
+                   Cascade does without stages
+  cascade          planned stages, between which running requests migrate, and placement
 
-The mix and the cost profile are chosen so that stages pay: many short chats and a
-few long documents on a GPU with slow memory. "cascade replay" takes other
-traffic; on uniform lengths the planner stays with one stage.`,
+It compares the three in tables, and its last lines say in three sentences what was seen. The
+policies are WebAssembly modules, whose decisions are compared with those of the native
+policies. Everything runs in this process and talks over real sockets and real xDS; --envoy puts
+a real Envoy process in front.
+
+All three fleets run at the same speed. Where the emulated engines deliver their tokens too late,
+the runs start again at the speed that the machine reaches, twice at most, and never so slowly
+that all of it takes more than 15 minutes. Times are engine time, so that the speed does not
+change what is compared.
+
+The mix and the cost profile are chosen so that stages pay: many short chats and a few long
+documents on a GPU with slow memory. On uniform lengths the planner stays with one stage.
+"cascade sim" compares the same and more routers on a trace of yours, in virtual time.`,
 		Example: `  cascade demo
   cascade demo --envoy "$(which envoy)" --out results`,
-		Args: exactArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.compare(cmd.Context(), src, e, *p) },
+		Args: cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return s.compare(cmd.Context(), src, e, pluginFlags{}, demoLimit)
+		},
 	}
-	src.flags(c, 3600)
-	e.flags(c, 2)
-	e.slows(c)
-	e.results(c)
-	p.flags(c)
-	c.Flags().Lookup("rate").DefValue = "30"
-	src.rate = 30
+	f := c.Flags()
+	f.IntVar(&src.requests, "requests", 3600, "requests to send")
+	f.Float64Var(&src.rate, "rate", 30, "mean arrivals per second")
+	f.IntVar(&e.replicas, "replicas", 8, "emulated replicas")
+	f.Float64Var(&e.speed, "speed", 2, "run everything this many times faster than real time; slower if the machine is short of CPU")
+	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
+	f.StringVar(&e.out, "out", "", "directory for plots, tables and per-request records")
 	return c
 }
 
-// compare replays the requests with round robin, with placement by least load, and with planned stages.
-func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFlags, p pluginFlags) error {
+// compare replays the requests with round robin, with placement alone, and with planned stages. The limit bounds the
+// duration; 0 is none.
+func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFlags, p pluginFlags, limit time.Duration) error {
 	requests, name, err := src.readWithin(e.context)
 	if err != nil {
 		return err
 	}
-	c, err := newPresetComparison(*e, p, requests)
+	c, err := newPresetComparison(*e, p, requests, limit)
 	if err != nil {
 		return err
 	}
@@ -134,8 +137,9 @@ func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFla
 	if e.envoy != "" {
 		proxy = e.envoy
 	}
-	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s, %d replicas of %s, through %s\n",
+	fmt.Fprintf(s.Stderr, "%d requests of %s at %.1f/s, %d replicas of %s, through %s\n",
 		len(requests), name, trace.Rate(requests), e.replicas, e.profile, proxy)
+	fmt.Fprintln(s.Stderr, c.expected.announce())
 	return c.compare(ctx, s)
 }
 

@@ -9,10 +9,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/cmd/internal/hostdevices"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // devicesFlags are the flags of "cascade devices".
@@ -57,7 +60,7 @@ replicas report as broken, or as held back for a peer, are left out, with the re
 
 A replica is on the GPU that "gpu" in the fleet file says; without it its KV cache is
 in the machine's memory. Its RDMA port is the one that its "rdma" names, else the nearest
-that is up; with "rdma: {off: true}" for the fleet there is none. Other
+that is up; with certificates, and without "rdma" in tls.plaintext, there is none. Other
 hosts are known only from --machine or the fleet file's "topology": save the output of
 "cascade devices --json" on each of them, and name the files.
 
@@ -69,20 +72,31 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
   cascade devices --json > a.json                      # on host a
   cascade devices -c fleet.yaml --host b --machine a.json
   cascade devices --control http://127.0.0.1:18001     # the whole fleet`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.control == "" {
 				return s.devices(f)
 			}
 			for _, local := range []string{"config", "host", "machine"} {
 				if cmd.Flags().Changed(local) {
-					return usageErrorf(cmd, "--control inspects a running fleet: --%s applies to this host", local)
+					return cli.Usagef(cmd, "--control inspects a running fleet: --%s applies to this host", local)
 				}
 			}
-			return s.fleetDevices(cmd, f)
+			base, err := parseBaseURL(cmd, "--control", f.control, upAdmin)
+			if err != nil {
+				return err
+			}
+			d, err := fetch[control.Devices](cmd.Context(), controlRequest{base: base, path: "devices"})
+			if err != nil {
+				return err
+			}
+			out := hostdevices.NewFleetReport(cmd.Context(), d, s.JSON)
+			if s.JSON {
+				return s.Print(out)
+			}
+			return out.Text(cmd.Context(), s.Stdout, f.all)
 		},
 	}
-	c.AddCommand(newCheck(s), newHold(s))
 	f.flag(c, "fleet file whose replicas are to be paired")
 	fl := c.Flags()
 	fl.StringVar(&f.where.Name, "host", "", "name of this host in the fleet file (default: its only host, else the host's own name)")
@@ -95,16 +109,6 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
 	fl.StringVar(&f.where.CUDA, "cuda", topology.CUDA, "soname or path of the CUDA driver's library")
 	fl.StringVar(&f.where.Verbs, "verbs", topology.Verbs, "soname or path of libibverbs")
 	return c
-}
-
-// deviceReport is what "cascade devices --json" prints.
-type deviceReport struct {
-	Machine *topology.Machine `json:"machine"`
-	// Missing and Failed are for human readers: what the host lacks, and which calls to its devices
-	// failed.
-	Missing []string        `json:"missing"`
-	Failed  []string        `json:"failed,omitempty"`
-	Pairs   []topology.Pair `json:"pairs"`
 }
 
 func (s *settings) devices(f *devicesFlags) error {
@@ -131,7 +135,7 @@ func (s *settings) devices(f *devicesFlags) error {
 	m, failed := inventory.Read(f.where)
 	machines[m.Name] = m
 	maps.Copy(machines, fromFile) // takes precedence, as in migrators
-	out := deviceReport{Machine: m, Missing: inventory.Missing(m), Pairs: machines.Pairs(replicaPlaces(fleet, m))}
+	out := hostdevices.Report{Machine: m, Missing: inventory.Missing(m), Pairs: machines.Pairs(replicaPlaces(fleet, m))}
 	if out.Missing == nil {
 		out.Missing = []string{}
 	}
@@ -141,10 +145,10 @@ func (s *settings) devices(f *devicesFlags) error {
 	if failed != nil {
 		out.Failed = strings.Split(failed.Error(), "\n")
 	}
-	if s.json {
-		return s.print(out)
+	if s.JSON {
+		return s.Print(out)
 	}
-	return out.text(s.stdout, f.all)
+	return out.Text(s.Stdout, f.all)
 }
 
 // hostName returns the host of all replicas of the fleet, else the host's name.

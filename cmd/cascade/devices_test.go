@@ -2,7 +2,6 @@ package main
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -10,15 +9,11 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 )
 
-// TestDevicesScripts runs testdata/devices. $CUDA is a driver without a GPU. $NVML is a library of four GPUs, of
+// TestDevicesScripts runs testdata/devices. $NVML is a library of four GPUs, of
 // which the pairs 0 and 1, 2 and 3 are joined by NVLink.
 func TestDevicesScripts(t *testing.T) {
 	t.Parallel()
-	lib, driver := fake.NVML(t), fake.CUDA(t)
-	standIn, err := filepath.Abs("../../migrator/device/measure/testdata") // for PyTorch
-	if err != nil {
-		t.Fatal(err)
-	}
+	lib := fake.NVML(t)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/devices",
 		RequireExplicitExec: true,
@@ -26,9 +21,6 @@ func TestDevicesScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=0")
 			e.Setenv("NVML", lib)
-			e.Setenv("CUDA", driver)
-			e.Setenv("STANDIN", standIn)
-			e.Setenv("PYTHONDONTWRITEBYTECODE", "1")
 			e.Setenv("FAKE_NVML_GPUS", "4")
 			e.Setenv("FAKE_NVML_LINKS", "direct")
 			return nil

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/cost"
@@ -37,10 +38,14 @@ func newEngine(s *settings) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "engine",
 		Short: "Run one emulated inference engine (OpenAI API, vLLM dialect)",
-		Long: `Engine serves /v1/completions, /v1/chat/completions, /v1/models, /tokenize,
-/detokenize, /health and /metrics like a vLLM replica would, with continuous
+		Long: `Engine serves /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models,
+/tokenize, /detokenize, /health and /metrics like a vLLM replica would, with continuous
 batching, prefix caching and iteration times from a measured cost profile. Its
 text is meaningless, and depends on every KV byte that it attends to.
+
+Clients of tools, JSON and log probabilities can be tried against it. A chat with tools
+calls the first one, and answers its result with text; JSON has the smallest value of
+its schema, with the text in the first string; a token's log probability is 0.
 
 With "blocks" in the fleet file, or --blocks, it serves its block table on Unix sockets
 in that directory, so that its migrator can migrate running requests with their KV.
@@ -59,17 +64,18 @@ else the first. It runs no kernels there.`,
 		Example: `  cascade engine -c fleet.yaml --replica r0
   cascade engine --model demo --profile h200-llama-3.1-8b --listen 127.0.0.1:8000
   curl -N 127.0.0.1:8000/v1/completions -d '{"model":"demo","prompt":"hello","max_tokens":20,"stream":true}'`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			w, r := wiring.Fleet{}, config.Replica{Model: model.Name, Engine: "http://" + listen, TP: tp}
+			w, r, field := wiring.Fleet{}, flagReplica("engine", tp), "--listen"
 			var err error
 			if file.path == "" {
-				w, err = wiring.Resolve(config.Fleet{Models: []config.Model{model}, Speed: speed}, ".")
-				err = nameFlag(err)
+				w, err = resolveFlags(config.Fleet{Models: []config.Model{model}, Replicas: []config.Replica{r}, Speed: speed})
+				r.Model, r.Engine = model.Name, "http://"+listen
 			} else if w, err = file.load(cmd); err == nil {
 				if r, err = w.Replica(replica); err != nil {
 					err = fmt.Errorf("--replica: %w", err)
 				}
+				field = "engine of replica " + r.ID
 			}
 			if err != nil {
 				return err
@@ -78,11 +84,11 @@ else the first. It runs no kernels there.`,
 			if err != nil {
 				return err
 			}
-			log, err := s.logger()
+			log, err := s.Logger()
 			if err != nil {
 				return err
 			}
-			gpus := newGPUs(w.CUDA, nil)
+			gpus := newGPUs(nil)
 			memory, err := gpus.PoolAllocator(device, r.GPU)
 			if err != nil {
 				return err
@@ -106,15 +112,15 @@ else the first. It runs no kernels there.`,
 				}
 				e.KVEvents = &events
 			}
-			return errors.Join(s.runEngine(cmd.Context(), u.Host, e), gpus.Close())
+			return errors.Join(s.runEngine(cmd.Context(), field, u.Host, e), gpus.Close())
 		},
 	}
 	f := c.Flags()
 	file.flag(c, "fleet file; with --replica, everything else comes from it")
 	file.replicaFlag(c, &replica)
 	f.StringVar(&model.Name, "model", "demo", "name of the served model")
-	f.StringVar(&model.Profile, "profile", "h200-llama-3.1-8b", "cost profile: built-in name or JSON file (see \"cascade profile list\")")
-	completeFrom(c, "profile", cost.Names())
+	f.StringVar(&model.Profile, "profile", "h200-llama-3.1-8b", "cost profile: built-in name or JSON file (see \"cascade profile\")")
+	cli.CompleteFrom(c, "profile", cost.Names())
 	f.StringVar(&listen, "listen", "127.0.0.1:8000", "address to serve on")
 	f.Float64Var(&speed, "speed", 1, "run this many times faster than the real engine")
 	f.IntVar(&tp, "tp", 1, "tensor-parallel ranks")
@@ -145,18 +151,18 @@ func listenSideChannel(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// runEngine runs an engine.
-func (s *settings) runEngine(ctx context.Context, listen string, c emulator.Config) error {
+// runEngine runs an engine. field is the flag, or the field of the fleet file, that has the address.
+func (s *settings) runEngine(ctx context.Context, field, listen string, c emulator.Config) error {
 	e, err := emulator.New(c)
 	if err != nil {
 		return err
 	}
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", field, err)
 	}
-	s.announce(slog.LevelInfo, "emulating %s (%s) on http://%s", c.Model, c.Profile.Name, l.Addr())
-	notifySystemd(c.Logger, systemdReady)
+	s.Announce(slog.LevelInfo, "emulating %s (%s) on http://%s", c.Model, c.Profile.Name, l.Addr())
+	cli.NotifySystemd(c.Logger, cli.SystemdReady)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.Run(ctx) })
 	// A stream may take any time to write.

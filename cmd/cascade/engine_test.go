@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // A side channel without a host is on loopback, and one on all addresses is rejected: other engines

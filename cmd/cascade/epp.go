@@ -10,14 +10,14 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/health"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
-	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/cmd/internal/daemon"
 	"github.com/cascadeinfer/cascade/cmd/internal/pickerserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/xds/endpointpicker"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // eppFlags are the flags of "cascade epp".
@@ -54,10 +54,10 @@ after the last response, or after --drain.`,
 		Example: `  cascade epp -c fleet.yaml                         # beside a gateway on the same host
   cascade epp -c fleet.yaml --host 0.0.0.0 --secure-serving --pool-name llama --pool-namespace default
   cascade epp --control 127.0.0.1:18000 --model llama-3.1-8b`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if p.file.path == "" && p.control == "" {
-				return usageErrorf(cmd, "name a fleet file with -c, or the control plane with --control")
+				return cli.Usagef(cmd, "name a fleet file with -c, or the control plane with --control")
 			}
 			fleet := wiring.Fleet{}
 			if p.file.path != "" {
@@ -72,7 +72,7 @@ after the last response, or after --drain.`,
 	p.file.flag(c, "fleet file")
 	f := c.Flags()
 	f.StringVar(&p.nodeID, "node-id", wiring.DefaultNodeID("epp"), "name of this picker; every node of a fleet needs one of its own")
-	f.StringVar(&p.control, "control", "", controlUsage)
+	f.StringVar(&p.control, "control", "", daemon.ControlUsage)
 	f.StringVar(&p.model, "model", "", "the model of the gateway's pool; empty: the one that the request's host name or body says")
 	p.AddTo(c)
 	f.StringVar(&p.PoolName, "pool-name", "", "name of the InferencePool, for logs")
@@ -83,33 +83,40 @@ after the last response, or after --drain.`,
 }
 
 func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) error {
-	m, err := s.newControlConns(fleet, component{identity.Proxy, p.nodeID}, p.control)
+	log, err := s.Logger()
 	if err != nil {
 		return err
 	}
-	defer m.close()
 	if p.PoolName != "" {
-		m.log = m.log.With("pool", p.PoolNamespace+"/"+p.PoolName)
+		log = log.With("pool", p.PoolNamespace+"/"+p.PoolName)
 	}
-	tlsOptions, err := p.Credentials(m.certs)
+	d, err := daemon.New(ctx, daemon.Config{Log: log, Fleet: fleet, Role: identity.Proxy, Name: p.nodeID})
 	if err != nil {
 		return err
 	}
-	metrics, room, status := adminserver.NewRegistry(), headroom.New(headroom.Read(), m.log), health.NewServer()
-	metrics.MustRegister(room, certs.Expiries{Own: m.certs})
+	defer d.Close()
+	planes, err := d.ControlPlanes(p.control)
+	if err != nil {
+		return err
+	}
+	tlsOptions, err := p.Credentials(d.Certs)
+	if err != nil {
+		return err
+	}
+	status := health.NewServer()
 	picker, err := endpointpicker.New(endpointpicker.Config{
-		Model: p.model, Fallbacks: p.Fallbacks, BodyMemory: int64(fleet.Bodies.Proxy) << 20, Health: status, Metrics: metrics, Logger: m.log,
+		Model: p.model, Fallbacks: p.Fallbacks, MaxBody: int(fleet.Fleet.Proxy.BodyLimit.Bytes()), BodyMemory: fleet.Fleet.Proxy.BodyLimit.ProxyBytes(), Health: status, Metrics: d.Metrics, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
-	xds, err := client.New(client.Config{
-		Target: m.control[0], Credentials: m.certs.ControlCredentials(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID, Watcher: picker, Logger: m.log,
-	})
+	follow := planes.Client(p.nodeID)
+	follow.Watcher, follow.Logger = picker, log
+	xds, err := routing.New(follow)
 	if err != nil {
 		return err
 	}
-	metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	d.Metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "cascade_endpoint_picker_control_plane_connected", Help: "1: plans come from the control plane; 0: the last ones are used.",
 	}, func() float64 {
 		if xds.Connected() {
@@ -117,18 +124,17 @@ func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) 
 		}
 		return 0
 	}))
-	listeners, err := pickerserver.Listen(p.Address(p.GRPCPort), p.Address(p.HealthPort), p.metricsAddress(m.certs))
+	listeners, err := pickerserver.Listen(p.Address(p.GRPCPort), p.Address(p.HealthPort), p.metricsAddress(d.Certs))
 	if err != nil {
 		return err
 	}
-	s.announce(slog.LevelInfo, "endpoint picker on %s, health on %s, metrics on %s", listeners[0].Addr(), listeners[1].Addr(), listeners[2].Addr())
-	notifySystemd(m.log, systemdReady)
+	s.Announce(slog.LevelInfo, "endpoint picker on %s, health on %s, metrics on %s", listeners[0].Addr(), listeners[1].Addr(), listeners[2].Addr())
+	cli.NotifySystemd(log, cli.SystemdReady)
 
 	return pickerserver.Servers{
-		Picker: picker, Health: status, TLS: tlsOptions, GRPC: room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
+		Picker: picker, Health: status, TLS: tlsOptions, GRPC: d.Room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
 		While: []func(context.Context) error{xds.Run, func(back context.Context) error {
-			return adminserver.Serve(back, listeners[2], adminserver.Handler(metrics, func() string { return eppReady(ctx, picker) }),
-				adminserver.NewAccess(fleet.Fleet, m.certs))
+			return d.ServeMetrics(back, listeners[2], func() string { return eppReady(ctx, picker) })
 		}},
 	}.Serve(ctx)
 }

@@ -16,8 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -58,7 +57,7 @@ func TestEPP(t *testing.T) {
 	start(t, "engine", "-c", s.file, "--replica", "r0")
 	start(t, "migrator", "-c", s.file, "--replica", "r0", "--log", "error")
 	plane := start(t, "control", "-c", s.file)
-	a := loopback.Addresses(t, 3)
+	a := testkit.Addresses(t, 3)
 	epp := start(t, "epp", "-c", s.file, "--log", "error", "--node-id", "edge", "--grpc-port", portOf(a[0]), "--grpc-health-port", portOf(a[1]), "--metrics-port", portOf(a[2]),
 		"--pool-name", "llama", "--pool-namespace", "default", "--pool-group", "inference.networking.k8s.io",
 		"--zap-encoder", "json", "--config-file", "/config/default-plugins.yaml", "--tracing=false", "--metrics-endpoint-auth=false", "--ha-enable-leader-election", "--v", "1")
@@ -108,7 +107,7 @@ func TestEPP(t *testing.T) {
 func TestEPPSecureServing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "")
-	a := loopback.Addresses(t, 3)
+	a := testkit.Addresses(t, 3)
 	start(t, "epp", "--control", s.control, "--log", "error", "--node-id", "edge", "--secure-serving",
 		"--grpc-port", portOf(a[0]), "--grpc-health-port", portOf(a[1]), "--metrics-port", portOf(a[2]))
 	awaitURL(t, "http://"+a[2]+"/healthz", "ok")

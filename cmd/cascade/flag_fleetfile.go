@@ -1,8 +1,14 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 )
@@ -19,7 +25,7 @@ func (f *fleetFile) flag(c *cobra.Command, usage string) {
 // load reads the file, which c requires.
 func (f *fleetFile) load(c *cobra.Command) (wiring.Fleet, error) {
 	if f.path == "" {
-		return wiring.Fleet{}, usageErrorf(c, "name a fleet file with -c; \"cascade config example\" prints one to start from")
+		return wiring.Fleet{}, cli.Usagef(c, "name a fleet file with -c; \"cascade config explain --example\" prints one to start from")
 	}
 	return wiring.Load(f.path)
 }
@@ -43,7 +49,31 @@ func (f *fleetFile) completeReplicas(*cobra.Command, []string, string) ([]string
 	return ids, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeFrom makes a flag complete from a fixed list.
-func completeFrom(c *cobra.Command, flag string, words []string) {
-	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+// flagReplica returns the replica that flags describe, on free loopback ports.
+func flagReplica(id string, tp int) config.Replica {
+	return config.Replica{ID: id, Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0", TP: tp}
+}
+
+// resolveFlags completes the fleet of one model that flags describe. Its errors name the flag. In a fleet file 0
+// means the default; as a flag it is refused.
+func resolveFlags(f config.Fleet) (wiring.Fleet, error) {
+	if f.Speed == 0 {
+		return wiring.Fleet{}, errors.New("--speed: 0: must be from 0.01 to 1000")
+	}
+	if slices.ContainsFunc(f.Replicas, func(r config.Replica) bool { return r.TP == 0 }) {
+		return wiring.Fleet{}, errors.New("--tp: 0: must be from 1 to 64")
+	}
+	if errs := f.Validate(); len(errs) > 0 {
+		return wiring.Fleet{}, nameFlag(errs[0])
+	}
+	w, err := wiring.Resolve(f, ".")
+	return w, nameFlag(err)
+}
+
+// nameFlag returns an error about the fleet that flags describe, with the flag in place of the field.
+func nameFlag(err error) error {
+	if bad := (*config.FieldError)(nil); errors.As(err, &bad) {
+		return fmt.Errorf("--%s: %s", bad.Path[strings.LastIndexByte(bad.Path, '.')+1:], bad.Msg)
+	}
+	return err
 }

@@ -6,14 +6,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
 )
 
 // newGPUs returns the GPUs of this process, which opens them at first use. Tests name the libraries
 // of a fake driver.
-func newGPUs(c config.CUDA, log *slog.Logger) *gpuset.Set {
-	return gpuset.New(gpuset.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Engines: c.UseCopyEngines(), Logger: log})
+func newGPUs(log *slog.Logger) *gpuset.Set {
+	return gpuset.New(gpuset.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Logger: log})
 }
 
 func cudaLibrary() string { return os.Getenv("CASCADE_TEST_LIBCUDA") }
@@ -23,5 +23,5 @@ func nvmlLibrary() string { return os.Getenv("CASCADE_TEST_LIBNVML") }
 // deviceFlag adds --device.
 func deviceFlag(c *cobra.Command, device *string) {
 	c.Flags().StringVar(device, "device", gpuset.Host, "where emulated engines keep their KV: host, or cuda for the memory of a GPU")
-	completeFrom(c, "device", []string{gpuset.Host, gpuset.CUDA})
+	cli.CompleteFrom(c, "device", []string{gpuset.Host, gpuset.CUDA})
 }

@@ -9,7 +9,7 @@ import (
 	"text/template"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // shellBlock matches the commands of a page.

@@ -20,7 +20,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // manifest is what is read of a Kubernetes object that has Pods or a fleet file.
@@ -193,8 +194,8 @@ func TestKubernetesPreStop(t *testing.T) {
 			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				n := asked.Add(1)
 				status := tt.answers[min(int(n), len(tt.answers))-1]
-				if r.Method != http.MethodPost || r.URL.Path != "/drain" {
-					status = http.StatusNotFound
+				if r.Method != http.MethodPost || r.URL.Path != "/drain" || r.Header.Get(control.AdminHeader) == "" {
+					status = http.StatusForbidden
 				}
 				if status == slow {
 					<-r.Context().Done()

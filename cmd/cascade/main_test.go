@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -52,18 +50,4 @@ func (l leakChecked) Run() int {
 		return 1
 	}
 	return 0
-}
-
-func TestOnlyCanceled(t *testing.T) {
-	cause := errors.New("disk full")
-	for err, want := range map[error]bool{
-		context.Canceled: true,
-		errors.Join(context.Canceled, fmt.Errorf("run: %w", context.Canceled)): true,
-		errors.Join(context.Canceled, cause):                                   false,
-		cause:                                                                  false,
-	} {
-		if onlyCanceled(err) != want {
-			t.Errorf("%q: %v", err, !want)
-		}
-	}
 }

@@ -7,25 +7,24 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
-	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
-	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
-	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
+	"github.com/cascadeinfer/cascade/cmd/internal/daemon"
+	"github.com/cascadeinfer/cascade/cmd/internal/hostdevices"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
-	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -53,9 +52,10 @@ refuses connections, so that proxies use the next replica without the control pl
 On SIGTERM it drains: it accepts no new request, and ends when the last stream has
 ended, or after --drain. A second signal ends it at once, and cuts its streams.
 
-POST /drain at its admin address, for preStop hooks of the engine, also offers the
-requests that the engine runs to other replicas. It answers 202 while some are left, and
-200 once the engine may be stopped; their clients read on through the migrator.
+POST /drain at its admin address, with the header X-Cascade-Admin: 1, is for preStop
+hooks of the engine. It also offers the requests that the engine runs to other replicas,
+and answers 202 while some are left, and 200 once the engine may be stopped; their
+clients read on through the migrator.
 
 To upgrade, start the new one beside the old, as the same user, with the same
 --runtime-dir: it takes over the listening sockets, so that no connection is refused, and
@@ -70,14 +70,14 @@ replica buys no requests, its own migrate by re-prompting from then on, and "cas
 status" shows the reason. New requests still begin there, while the engine accepts them.
 
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
-are served there and, to this host, the calls for "cascade policy records". With
+are served there and, to this host, the calls for "cascade policy status --records". With
 OTEL_EXPORTER_OTLP_ENDPOINT set, every request is a span, in the trace that its
 proxy or client began (W3C traceparent), and its migrations belong to that trace. Spans
 are exported by OTLP over gRPC; the other OpenTelemetry variables apply, too.`,
 		Example: `  cascade migrator -c fleet.yaml --replica r0
   cascade migrator -c fleet.yaml --replica r0 --control 10.0.0.5:18000 --drain 2m
   cascade migrator -c fleet.yaml --replica r0    # again, from the new binary: upgrades`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fleet, err := m.file.load(cmd)
 			if err != nil {
@@ -85,7 +85,7 @@ are exported by OTLP over gRPC; the other OpenTelemetry variables apply, too.`,
 			}
 			r, err := fleet.Replica(m.replica)
 			if err != nil {
-				return usageErrorf(cmd, "--replica: %w", err)
+				return cli.Usagef(cmd, "--replica: %w", err)
 			}
 			return s.runMigrator(cmd.Context(), fleet, r, m)
 		},
@@ -93,87 +93,76 @@ are exported by OTLP over gRPC; the other OpenTelemetry variables apply, too.`,
 	m.file.flag(c, "fleet file")
 	m.file.replicaFlag(c, &m.replica)
 	f := c.Flags()
-	f.StringVar(&m.control, "control", "", controlUsage)
-	runtimeDirFlag(c, &m.runtime)
+	f.StringVar(&m.control, "control", "", daemon.ControlUsage)
+	daemon.RuntimeDirFlag(c, &m.runtime)
 	c.Flags().StringVar(&m.metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage)
 	f.DurationVar(&m.drain, "drain", 10*time.Minute, "how long streams may go on after SIGTERM; what is left is cut")
 	return c
 }
 
 func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config.Replica, m *migratorFlags) error {
-	fm, err := s.newControlConns(fleet, component{identity.Migrator, r.ID}, m.control)
+	log, err := s.Logger()
 	if err != nil {
 		return err
 	}
-	defer fm.close()
-	links, hangUp, err := fm.dial()
+	own, err := daemon.New(ctx, daemon.Config{Log: log, Fleet: fleet, Role: identity.Migrator, Name: r.ID, Replica: r.ID})
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	planes, err := own.ControlPlanes(m.control)
+	if err != nil {
+		return err
+	}
+	links, hangUp, err := planes.Dial()
 	if err != nil {
 		return err
 	}
 	defer hangUp()
-	spans, err := tracing.New(ctx, tracing.Config{Replica: r.ID, Version: version(), Logger: fm.log})
-	if err != nil {
-		return err
-	}
-	defer spans.Close()
-	s.announce(slog.LevelInfo, "%s", describeHost(inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
+	s.Announce(slog.LevelInfo, "%s", hostdevices.Describe(inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, log))
 	if m.runtime, err = filepath.Abs(m.runtime); err != nil { // peers get the paths of sockets in it
 		return err
 	}
-	scraped, err := adminserver.ListenMetrics(m.metrics, fm.log)
+	scraped, err := adminserver.ListenMetrics(m.metrics, log)
 	if err != nil {
 		return err
 	}
-	next, err := beginUpgrade(ctx, m.runtime, r.ID, r.Address)
+	next, err := own.BeginUpgrade(ctx, m.runtime, r.ID, r.Address)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
-	defer next.abandon()
+	defer next.Abandon()
 	listeners, err := openReplicaListeners(next, r)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
 
-	all := newGPUs(fleet.Fleet.CUDA, fm.log)
-	seen := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
-	room := headroom.New(headroom.Read(), fm.log)
-	reopen, times := next.reopen(clientsListener), newLatencies(r.ID, r.Model)
+	all := newGPUs(log)
+	seen := hostdevices.New(hostdevices.Config{Host: inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
+	reopen := next.Reopen(clientsListener)
 	d, err := migratord.New(migratord.Config{
-		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: room.Listener(listeners.clients), Peers: fm.certs.WrapListener(listeners.peers),
+		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: own.Room.Listener(listeners.clients), Peers: own.Certs.WrapListener(listeners.peers),
 		Listen: func(network, address string) (net.Listener, error) {
 			l, err := reopen(network, address)
-			return room.Listener(l), err
+			return own.Room.Listener(l), err
 		},
-		Problems: problems(room, certs.Expiries{Own: fm.certs}),
-		Room:     room, TLS: fm.certs, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), OnServed: times.served, OnStall: times.stalled, Logger: fm.log,
+		Problems: own.Problems,
+		Room:     own.Room, TLS: own.Certs, Runtime: m.runtime, GPUs: all, RDMA: hostdevices.RDMA(log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.Predecessor(), Tracer: own.Tracer("migrator"), Logger: log,
 	})
 	if err != nil {
 		listeners.close()
 		return err
 	}
 	front := d.Frontend()
-	metrics := adminserver.NewRegistry()
-	metrics.MustRegister(room, certs.Expiries{Own: fm.certs}, newFrontendCollector(d.Status, r.ID, r.Model))
-	times.register(metrics)
-	if d.Market() != nil {
-		metrics.MustRegister(newMigrationCollector(func() migrationSample {
-			return migrationSample{market: d.Market().Status(), executor: d.Executor().Stats(), maxConcurrent: fleet.Migration.MaxConcurrent}
-		}, r.ID, r.Model))
-	}
-	metrics.MustRegister(newPrefixCollector(func() prefixSample { return prefixSample{front.PrefixPulls(), d.PrefixesServed(), front.Prefills()} }, r.ID, r.Model))
-	if _, ok := d.KVEvents(); ok {
-		metrics.MustRegister(newKVEventsCollector(func() kvEventsSample {
-			events, _ := d.KVEvents()
-			return kvEventsSample{events, front.PrefixStatus().Counts}
-		}, r.ID, r.Model))
-	}
-	if c := d.Connector(); c != nil {
-		metrics.MustRegister(newConnectorCollector(c.Stats, r.ID, r.Model))
-	}
+	d.RegisterMetrics(own.Metrics)
 
-	s.announce(slog.LevelInfo, "migrator of %s: %s on http://%s, reports to %s", r.ID, r.Engine, listeners.clients.Addr(), strings.Join(fm.control, " and "))
-	if p := next.predecessor(); p != 0 {
-		s.announce(slog.LevelInfo, "migrator of %s: taking over from process %d", r.ID, p)
+	scheme := "http"
+	if fleet.Fleet.TLS.ServesRequests() {
+		scheme = "https"
+	}
+	s.Announce(slog.LevelInfo, "migrator of %s: %s on %s://%s, reports to %s", r.ID, r.Engine, scheme, listeners.clients.Addr(), planes)
+	if p := next.Predecessor(); p != 0 {
+		s.Announce(slog.LevelInfo, "migrator of %s: taking over from process %d", r.ID, p)
 	}
 	// The front end ends by draining, and everything else stops after it.
 	back, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -184,18 +173,17 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		defer stop()
 		return d.Serve(back)
 	})
-	g.Go(func() error { return next.runMigrator(back, d, fm.log) })
+	g.Go(func() error { return takeOver(back, next, d) })
 	g.Go(func() error { return all.Run(back) })
 	g.Go(func() error { return seen.Run(back) })
-	ready := func() string { return frontendReadiness(front.Status(), room.Err()) }
-	access := adminserver.NewAccess(fleet.Fleet, fm.certs)
-	g.Go(func() error { return adminserver.Serve(back, scraped, adminserver.Handler(metrics, ready), access) })
+	ready := func() string { return frontendReadiness(front.Status(), own.Room.Err()) }
+	g.Go(func() error { return own.ServeMetrics(back, scraped, ready) })
 	g.Go(func() error {
-		mux := adminserver.Handler(metrics, ready)
+		mux := adminserver.Handler(own.Metrics, ready)
 		mux.Handle("GET /plan", planHandler(d.Plans))
 		mux.Handle("POST /drain", adminserver.OnlyLocal(control.RestrictHosts(nil, localOrders(fleet.Fleet.Control.AdminUsers, leaveHandler(d.Leave, func() policies.Load { return front.Status().Load })))))
 		mux.Handle("GET /policies/records", adminserver.OnlyLocal(control.RestrictHosts(nil, policyhost.Records(d.Hosts()...))))
-		return adminserver.Serve(back, listeners.admin, mux, access)
+		return own.Serve(back, listeners.admin, mux)
 	})
 	return errors.Join(g.Wait(), all.Close())
 }
@@ -221,28 +209,29 @@ type replicaListeners struct {
 	admin          net.Listener // nil if the replica has no admin address
 }
 
-// The names of a migrator's listeners in a handover.
+// The names of a daemon's listeners in a handover.
 const (
 	clientsListener = "clients"
 	peersListener   = "peers"
+	adminListener   = "admin"
 )
 
 // openReplicaListeners opens the listeners of a replica, or takes over those of
 // its predecessor.
-func openReplicaListeners(next *upgrade, r config.Replica) (d replicaListeners, err error) {
+func openReplicaListeners(next *daemon.Upgrade, r config.Replica) (d replicaListeners, err error) {
 	defer func() {
 		if err != nil {
 			d.close()
 		}
 	}()
-	if d.clients, err = next.listen(clientsListener, r.Address); err != nil {
+	if d.clients, err = next.Listen(clientsListener, "address of replica "+r.ID, r.Address); err != nil {
 		return d, err
 	}
-	if d.peers, err = next.listen(peersListener, r.Peer); err != nil {
+	if d.peers, err = next.Listen(peersListener, "peer of replica "+r.ID, r.Peer); err != nil {
 		return d, err
 	}
 	if r.Admin != "" {
-		d.admin, err = next.listen(adminListener, r.Admin)
+		d.admin, err = next.Listen(adminListener, "admin of replica "+r.ID, r.Admin)
 	}
 	return d, err
 }
@@ -251,6 +240,67 @@ func (d replicaListeners) close() {
 	for _, l := range [...]net.Listener{d.clients, d.peers, d.admin} {
 		if l != nil {
 			l.Close()
+		}
+	}
+}
+
+const (
+	// engineTimeout is how long a new process waits for its engine before it stops its predecessor
+	// even without one.
+	engineTimeout = 5 * time.Second
+	// enginePollPeriod is the time between two checks of the engine.
+	enginePollPeriod = 20 * time.Millisecond
+)
+
+// takeOver stops the predecessor as soon as the daemon is ready, then leads until it hands over to a
+// successor and retires. It returns when ctx ends, or when it no longer leads and the links to the
+// other processes have ended.
+func takeOver(ctx context.Context, next *daemon.Upgrade, d *migratord.Daemon) error {
+	if next.Predecessor() != 0 {
+		waitForEngine(ctx, d)
+	}
+	before, err := next.Finish(ctx)
+	if err != nil && ctx.Err() == nil {
+		return err
+	}
+	var links sync.WaitGroup
+	defer links.Wait()
+	links.Go(func() {
+		if before == nil { // as an interface, a nil *handover.Link would not be nil
+			d.FollowPredecessor(ctx, nil)
+			return
+		}
+		d.FollowPredecessor(ctx, before)
+	})
+	leading, stepDown := context.WithCancel(ctx)
+	defer stepDown()
+	led := make(chan error, 1)
+	go func() {
+		defer stepDown()
+		led <- d.Lead(leading)
+	}()
+	after := next.WaitForSuccessor(leading, func() {
+		stepDown()
+		led <- <-led
+	})
+	if after != nil {
+		links.Go(func() { d.ServeSuccessor(ctx, after) })
+		d.Retire()
+	}
+	return <-led
+}
+
+// waitForEngine waits until the engine of a daemon is ready, for at most engineTimeout.
+func waitForEngine(ctx context.Context, d *migratord.Daemon) {
+	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
+	defer cancel()
+	tick := time.NewTicker(enginePollPeriod)
+	defer tick.Stop()
+	for !d.Frontend().Status().EngineReady {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
 		}
 	}
 }

@@ -15,10 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -48,12 +47,11 @@ func TestMigratorMemory(t *testing.T) {
 	slots := map[string]string{"bid-least-load": "bid-select", "outlier": "outlier", "place": "place", "refine-weighted": "refine"}
 	for name := range slots {
 		file := filepath.Join(dir, name+".wasm")
-		if _, err := policydev.Build(t.Context(), filepath.Join(root, "wasm", "plugins", name), file, ""); err != nil {
-			t.Fatal(err)
-		}
+		code := hosttest.Build(t, filepath.Join(root, "wasm", "plugins", name+".go"))
+		testkit.NoError(t, os.WriteFile(file, code, 0o600))
 		do("policy", "sign", file, "--key", "ops.key", "--name", name, "--version", "1.0.0")
 	}
-	at := loopback.Addresses(t, 7)
+	at := testkit.Addresses(t, 7)
 	fleet := fmt.Sprintf(`models: [{name: llama, context: 8192, profile: h200-llama-3.1-8b, kv_tokens: 65536}]
 replicas: [{id: r0, address: %q, peer: %q, engine: "http://%s", admin: %q}]
 control: {listen: %q, admin: %q}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // networkPolicy is the part of Kubernetes' NetworkPolicy (networking.k8s.io/v1) that deploy/vllm

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -41,7 +41,7 @@ func TestPlanRepair(t *testing.T) {
 		p.Epoch = epoch
 		return p
 	}
-	corrupt := []byte(`{"format": 1, "epo`)
+	corrupt := []byte(`{"format": 2, "epo`)
 	testkit.NoError(t, os.WriteFile(plan, corrupt, 0o600))
 	if text, code := repair("--from", "http://127.0.0.1:1"); code != 1 || !strings.Contains(text, "no migrator and no proxy named a plan") {
 		t.Errorf("no daemon: %d %s", code, text)
@@ -52,18 +52,18 @@ func TestPlanRepair(t *testing.T) {
 
 	old, newest, other := following(t, of(7, "r0")), following(t, of(9, "r0", "r1")), following(t, policies.Plan{Model: "m", Epoch: 99})
 	text, code := repair("--from", old, "--from", newest, "--from", other)
-	if code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "plan.json.corrupt-") {
+	if code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "kept as corrupt/") {
 		t.Fatalf("%d %s", code, text)
 	}
-	u := <-testkit.Must(store.NewFile(plan)).Watch(t.Context())
+	u := <-store.New(testkit.Must(store.NewFile(filepath.Dir(plan)))).Watch(t.Context())
 	if u.Err != nil || u.Object.Epoch != 9 || len(u.Object.Plans) != 1 || len(u.Object.Plans[0].Stages[0].Replicas) != 2 {
 		t.Errorf("%+v", u)
 	}
 	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "nothing to repair") {
 		t.Errorf("a good file: %d %s", code, text)
 	}
-	testkit.NoError(t, os.WriteFile(plan, []byte(`{"format": 2, "color": "red"}`), 0o600))
-	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "written by a newer version") {
+	testkit.NoError(t, os.WriteFile(plan, []byte(`{"format": 3, "color": "red"}`), 0o600))
+	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "written by another version") {
 		t.Errorf("a newer file: %d %s", code, text)
 	}
 	testkit.NoError(t, os.Remove(plan))
@@ -91,20 +91,16 @@ func TestPlanRepairEtcd(t *testing.T) {
 		_, err := raw.Put(t.Context(), "/cascade/a/"+key, text)
 		testkit.NoError(t, err)
 	}
-	put("plan", "corrupt")
+	put("root", "corrupt")
 	text, code := repair(from)
-	if code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "kept as /cascade/a/corrupt/") {
+	if code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "kept as corrupt/") {
 		t.Fatalf("%d %s", code, text)
 	}
 	if text, code := repair(from); code != 1 || !strings.Contains(text, "nothing to repair") {
 		t.Errorf("a good plan: %d %s", code, text)
 	}
-	put("state", "corrupt")
-	if text, code := repair(from); code != 0 || !strings.Contains(text, "the leader writes it again") {
-		t.Errorf("a corrupt state: %d %s", code, text)
-	}
-	put("plan", `{"format": 2, "color": "red"}`)
-	if text, code := repair(from); code != 1 || !strings.Contains(text, "written by a newer version") {
+	put("root", `{"format": 3, "color": "red"}`)
+	if text, code := repair(from); code != 1 || !strings.Contains(text, "written by another version") {
 		t.Errorf("a newer plan: %d %s", code, text)
 	}
 	cluster.Members[0].Kill()

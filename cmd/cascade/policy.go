@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,16 +12,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
 // newPolicy is "cascade policy": the commands for authors and operators of
 // policies.
 func newPolicy(s *settings) *cobra.Command {
-	c := group(&cobra.Command{
+	c := cli.Group(&cobra.Command{
 		Use:   "policy",
 		Short: "Write, test, sign and roll out policies of your own",
 		Long: `A policy decides one thing: how a fleet is divided into length stages (partition),
@@ -32,23 +33,22 @@ sees only its call, and cannot make a request fail.
   cascade policy new my-refiner      creates one: forty lines that work
   cd my-refiner                      edit main.go
   cascade policy test                builds it and tests it as a host would run it
-  cascade policy bench               what a call costs, beside the built-in policy
+  cascade policy test --bench        what a call costs, beside the built-in policy
   cascade policy keygen author       a pair of keys, once
   cascade policy sign my-refiner.wasm --key author.key --name my-refiner --version 1.0.0
   cascade policy push my-refiner.wasm      in shadow, to a running fleet that trusts the key
   cascade policy status --watch            how often would it have decided otherwise?
-  cascade policy records refine            what was asked and decided lately, and
+  cascade policy status refine --records   what was asked and decided lately, and
   cascade policy diff refine.jsonl my-refiner.wasm     what it would have decided
   cascade policy promote refine --scope local   through a canary, then to all
   cascade policy rollback refine           and back, at once
 
 Instead of a module, commands accept a directory or a file of rules in Rego: they build it
-first, to NAME.wasm in it; files that belong to the module are beside that. Inspect and
-verify only read, and write nothing there.`,
+first, to NAME.wasm in it; files that belong to the module are beside that. Inspect only
+reads, and writes nothing there.`,
 	})
-	c.AddCommand(newPolicyNew(s), newPolicyBuild(s), newPolicyInspect(s), newPolicyTest(s), newPolicyBench(s),
-		newPolicyReplay(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s), newPolicyVerify(s),
-		newPolicyPush(s), newPolicyStatus(s), newPolicyRecords(s), newPolicyShadow(s), newPolicyPromote(s), newPolicyRollback(s))
+	c.AddCommand(newPolicyNew(s), newPolicyTest(s), newPolicyInspect(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s),
+		newPolicyPush(s), newPolicyStatus(s), newPolicyPromote(s), newPolicyRollback(s))
 	return c
 }
 
@@ -65,12 +65,12 @@ NAME may be a path; its last element names the policy.
 In Go it is a module of its own. Inside a checkout of Cascade its go.mod refers to that
 by a relative path; elsewhere to the checkout that --cascade names, or this program was
 built in, or to this program's version. In C it needs cascade_policy.h, which is
-written beside it, and a compiler for wasm32: see "cascade policy build --help".`,
+written beside it, and a compiler for wasm32: see "cascade policy test --help".`,
 		Example: `  cascade policy new my-refiner
   cascade policy new cheap-bids --kind bid --lang c
   cascade policy new ../policies/no-small-stages --kind guard --cascade ~/src/cascade
   cascade policy new at-night --lang rego`,
-		Args: exactArgs(1),
+		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			n.Dir = args[0]
 			if n.Lang == policydev.LangRego && !cmd.Flags().Changed("kind") {
@@ -80,15 +80,15 @@ written beside it, and a compiler for wasm32: see "cascade policy build --help".
 			if err != nil {
 				return err
 			}
-			return s.printLine(b, "%s: %s in %s: %s\nnext: cascade policy test %s", b.Dir, b.Name, b.Lang, strings.Join(b.Files, ", "), b.Dir)
+			return s.PrintLine(b, "%s: %s in %s: %s\nnext: cascade policy test %s", b.Dir, b.Name, b.Lang, strings.Join(b.Files, ", "), b.Dir)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&n.Kind, "kind", "refine", "what it decides: "+strings.Join(policydev.NewKinds(), ", ")+"; in Rego always guard")
 	f.StringVar(&n.Lang, "lang", "go", "language: "+strings.Join(policydev.NewLanguages(), ", "))
 	f.StringVar(&n.Sources, "cascade", "", "checkout of Cascade to build a Go policy against")
-	completeFrom(c, "kind", policydev.NewKinds())
-	completeFrom(c, "lang", policydev.NewLanguages())
+	cli.CompleteFrom(c, "kind", policydev.NewKinds())
+	cli.CompleteFrom(c, "lang", policydev.NewLanguages())
 	return c
 }
 
@@ -169,61 +169,33 @@ func pathOrWorkingDir(args []string) string {
 	return args[0]
 }
 
-func newPolicyBuild(s *settings) *cobra.Command {
-	b, out := &policyBuildFlags{}, ""
-	c := &cobra.Command{
-		Use:   "build [DIR|FILE.rego]",
-		Short: "Build a module from Go, C or Rego; the same bytes everywhere",
-		Long: `Build compiles the Go, C or Rego files of a directory, by default the working directory, to a
-module, NAME.wasm in it. The same sources and toolchain give the same bytes on every
-machine, so that others can verify what was signed.
-
-Go needs the go command, 1.26 or later, alone. C needs a compiler for wasm32: zig in
-PATH, the Python package ziglang where "make zig" puts it in the checkout of Cascade that
-this program lies in, or in the Python that is in PATH ("pip install ` + policydev.ZigWheel + `"),
-clang with wasm-ld, or what --cc names; cascade_policy.h need not be in the folder. Rego needs nothing: OPA's
-compiler is in this program. Rules are of the package cascade.plan, for the kind guard.
-Files that end in _test.go or _test.rego are left out, and a built-in function that a
-module cannot have (sprintf is one) is an error with its line.
-
-Nothing in the directory is executed and nothing is downloaded: run "go mod download"
-first for the modules that a Go policy needs; no other version of Go is installed. Compilers
-are not sandboxes: build sources that you do not trust in one, such as a container.`,
-		Example: `  cascade policy build
-  cascade policy build policy.rego
-  cascade policy build my-bids -o bids.wasm --cc "zig cc"`,
-		Args: atMost(1, "module or directory"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			built, err := policydev.Build(cmd.Context(), pathOrWorkingDir(args), out, b.cc)
-			if err != nil {
-				return err
-			}
-			return s.printLine(built, "%s: %d bytes, sha256 %s (%s)", built.File, built.Bytes, built.SHA256, built.Compiler)
-		},
-	}
-	b.flags(c)
-	c.Flags().StringVarP(&out, "output", "o", "", "file to write; empty: NAME.wasm in the directory")
-	return c
-}
-
-// errRefused ends a command that has already printed the reason.
-var errRefused = errors.New("hosts reject this module")
-
 func newPolicyInspect(s *settings) *cobra.Command {
-	b := &policyBuildFlags{}
+	b, trust := &policyBuildFlags{}, &policyTrustFlags{}
 	c := &cobra.Command{
 		Use:   "inspect FILE|DIR",
 		Short: "Show what a module decides, contains and may do, and whether hosts accept it",
 		Long: `Inspect reads a module as a host does: it checks and meters it, compiles it and creates
-an instance. It prints what the module decides and the limits of each call in a fleet whose
-file has no policies.limits, its imports and exports, its size and digest, and the statement
-in FILE.sig, if there is one; "cascade policy verify" checks the statement. Of a directory
-or rules it inspects a temporary build, and leaves the directory unchanged.
+an instance. It prints what the module decides and the limits of each call, its imports and exports, its
+size and digest, and the statement in FILE.sig, if there is one.
 
-Exit codes: 0 for a module that hosts accept, 1 for one that they reject, with the reason
-and its place in the file.`,
-		Args: exactArgs(1),
+With --keys it checks that FILE.sig is about this module, about what --configuration has and
+for the fleet of --fleet, is signed by enough of the keys given, and has not expired.
+
+A folder, or rules, is built first, and nothing of it is changed: with --keys it is checked,
+too, that the signature is of what these sources give. That runs compilers over the sources,
+though none of what they give: if you do not trust their author, build them in a sandbox, or
+inspect the module.
+
+Exit codes: 0 for a module that hosts accept and, with --keys, that a host which trusts these
+keys would load; 1 for another, with the reason and its place in the file.`,
+		Example: `  cascade policy inspect my-refiner.wasm
+  cascade policy inspect my-refiner.wasm --keys author.pub
+  cascade policy inspect my-refiner --keys author.pub,reviewer.pub --threshold 2`,
+		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (failed error) {
+			if err := cli.RequireFlag(cmd, "keys", "threshold", "fleet", "configuration"); err != nil {
+				return err
+			}
 			l, done, err := b.inspect(cmd.Context(), args[0])
 			defer func() { failed = errors.Join(failed, done()) }()
 			if err != nil {
@@ -234,19 +206,12 @@ and its place in the file.`,
 				return err
 			}
 			in.File = l.name
-			if in.Refused != "" {
-				err = fmt.Errorf("%s: %w: %s", l.name, errRefused, in.Refused)
-			}
-			var signature sign.File
-			at := l.at + signatureSuffix
-			if exists(at) {
-				var unread error
-				if signature, unread = readSignature(at); unread != nil {
-					err = errors.Join(err, unread)
-				}
-			}
+			err = in.Err()
+			at := cmp.Or(trust.signature, l.at+policydev.SignatureSuffix)
+			signature, unverified := trust.verify(l.file, at)
+			err = errors.Join(err, unverified)
 			stated := signature.Statement.Generation > 0
-			if s.json {
+			if s.JSON {
 				out := struct {
 					policydev.Inspection
 					Signature json.RawMessage `json:"signature,omitempty"`
@@ -255,7 +220,7 @@ and its place in the file.`,
 					text, unwritten := signature.Encode()
 					out.Signature, err = text, errors.Join(err, unwritten)
 				}
-				return errors.Join(s.print(out), err)
+				return errors.Join(s.Print(out), err)
 			}
 			err = errors.Join(s.printInspection(in), err)
 			if stated {
@@ -265,6 +230,7 @@ and its place in the file.`,
 		},
 	}
 	b.flags(c)
+	trust.flags(c)
 	return c
 }
 
@@ -274,11 +240,11 @@ func (s *settings) printInspection(in policydev.Inspection) error {
 	if in.Metered > 0 { // metered before it was rejected
 		metered = fmt.Sprintf(", %d with its meter (%s)", in.Metered, in.MeterVersion)
 	}
-	fmt.Fprintf(s.stdout, "%s: %d bytes%s\nsha256   %s\n", in.File, in.Bytes, metered, in.SHA256)
+	fmt.Fprintf(s.Stdout, "%s: %d bytes%s\nsha256   %s\n", in.File, in.Bytes, metered, in.SHA256)
 	if in.Functions > 0 {
-		fmt.Fprintf(s.stdout, "code     %d functions, the largest of %d bytes; %d loops\n", in.Functions, in.Largest, in.Loops)
-		fmt.Fprintf(s.stdout, "memory   %s, %s when started, at most %s\n", kib(in.Memory), kib(uint64(in.Started)), kib(in.MaxMemory))
-		fmt.Fprintf(s.stdout, "imports  %s\nexports  %s\n", strings.Join(in.Imports, "\n         "), strings.Join(in.Exports, "\n         "))
+		fmt.Fprintf(s.Stdout, "code     %d functions, the largest of %d bytes; %d loops\n", in.Functions, in.Largest, in.Loops)
+		fmt.Fprintf(s.Stdout, "memory   %s, %s when started, at most %s\n", kib(in.Memory), kib(uint64(in.Started)), kib(in.MaxMemory))
+		fmt.Fprintf(s.Stdout, "imports  %s\nexports  %s\n", strings.Join(in.Imports, "\n         "), strings.Join(in.Exports, "\n         "))
 	}
 	if len(in.Kinds) == 0 {
 		return nil
@@ -287,5 +253,5 @@ func (s *settings) printInspection(in policydev.Inspection) error {
 	for _, l := range in.Kinds {
 		k.Rows = append(k.Rows, []string{l.Kind, fmt.Sprint(l.Fuel), fmt.Sprintf("%g ms", float64(l.Micros)/1000), kib(uint64(l.Pages) << 16), kib(uint64(l.Frame))})
 	}
-	return k.Text(s.stdout)
+	return k.Text(s.Stdout)
 }

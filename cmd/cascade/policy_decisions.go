@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
@@ -75,7 +76,7 @@ func (d *decisions) write(w io.Writer) error {
 	}
 	t := report.Table{Title: "policies, as WebAssembly modules", Header: []string{"slot", "module", "version", "sha256", "hosts", "calls", "faults"}, Left: 4}
 	for _, s := range d.Slots {
-		t.Rows = append(t.Rows, []string{string(s.Slot), s.Module, s.Version, s.SHA256.String()[:shownDigest], fmt.Sprintf("%d of %d", s.Hosts, s.Of), fmt.Sprint(s.Calls), fmt.Sprint(s.Faults)})
+		t.Rows = append(t.Rows, []string{string(s.Slot), s.Module, s.Version, s.SHA256.String()[:fleetview.ShownDigest], fmt.Sprintf("%d of %d", s.Hosts, s.Of), fmt.Sprint(s.Calls), fmt.Sprint(s.Faults)})
 	}
 	n := d.Native
 	t.Notes = []string{fmt.Sprintf("%d recorded calls, %d of them decided by modules, were decided again by the native policies: %d differ.", n.Calls, n.Modules, n.Different)}

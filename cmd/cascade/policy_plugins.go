@@ -9,16 +9,16 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -72,7 +72,7 @@ func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugi
 		}
 		folder = filepath.Join(filepath.Dir(self), pluginsFolder)
 		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
-			fmt.Fprintf(s.stderr, "no modules in %s (\"make plugins\" builds them): the native policies decide\n", folder)
+			fmt.Fprintf(s.Stderr, "no modules in %s (\"make plugins\" builds them): the native policies decide\n", folder)
 			f.Fleet.Policies.Native = true
 			return nil, nil
 		}
@@ -88,7 +88,7 @@ func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugi
 			return nil, fmt.Errorf("--plugins: %w; \"make plugins\" builds it, --native does without", err)
 		}
 		one := policyPlugin{BuiltinModule: b, Module: code, Statement: sign.Statement{
-			Fleet: f.ModuleFleet(), Digest: lifecycle.Sum(code), ABI: abi.Name, Name: b.Name, Version: semanticVersion(version()), Generation: lifecycle.Generation(time.Now().Unix()),
+			Fleet: f.ModuleFleet(), Digest: lifecycle.Sum(code), ABI: abi.Name, Name: b.Name, Version: cli.Version, Generation: lifecycle.Generation(time.Now().Unix()),
 			Configuration: sign.SumOf(b.Configuration),
 		}}
 		for _, k := range b.Kinds {
@@ -104,10 +104,8 @@ func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugi
 		all = append(all, one)
 	}
 	f.Trusted = append(f.Trusted, secret.Public().(ed25519.PublicKey))
-	if c := &f.Fleet.Policies.Cache; *c == "" {
-		if dir, err := os.UserCacheDir(); err == nil {
-			*c = filepath.Join(dir, "cascade", "modules")
-		}
+	if dir, err := os.UserCacheDir(); err == nil && f.Fleet.Policies.Directory == "" {
+		f.CodeCache = filepath.Join(dir, "cascade", "modules")
 	}
 	return all, nil
 }
@@ -137,16 +135,7 @@ func signingKey(dir string) (ed25519.PrivateKey, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return secret, fileio.WriteAtomic(path, text, 0o600)
-}
-
-// semanticVersion returns a version of three numbers, as statements require.
-func semanticVersion(v string) string {
-	v, _, _ = strings.Cut(strings.TrimPrefix(v, "v"), "+")
-	if (sign.Statement{Fleet: sign.DefaultFleet, Digest: lifecycle.Digest{1}, ABI: abi.Name, Name: "x", Version: v, Grants: []sign.Grant{{Kind: abi.Place}}, Generation: 1}).Validate() != nil {
-		return "0.0.0"
-	}
-	return v
+	return secret, atomicfile.Write(path, text, 0o600)
 }
 
 // pushPlugins pushes the modules to a running fleet, as an operator would, and waits until they are

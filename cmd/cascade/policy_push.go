@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
@@ -57,7 +59,7 @@ func (p pushRequest) check(cmd *cobra.Command) error {
 		if err != nil {
 			// ParseGoal's and CheckGoal's errors begin with the parameter, goal, permille or scope,
 			// which is also the flag's name.
-			return usageErrorf(cmd, "--slot %s: --%v", slot, err)
+			return cli.Usagef(cmd, "--slot %s: --%v", slot, err)
 		}
 	}
 	return nil
@@ -90,7 +92,7 @@ one fails, the built-in policies decide.`,
 		Example: `  cascade policy push my-refiner.wasm
   cascade policy push bids.wasm --slot bid-select --goal canary --permille 10
   cascade policy push outlier.wasm --configuration outlier.conf --goal stable`,
-		Args: exactArgs(1),
+		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p := pushRequest{slots: kinds, goal: o.goal, scope: o.scope, by: o.by, permille: o.permille}
 			path, err := b.module(cmd.Context(), args[0])
@@ -101,9 +103,9 @@ one fails, the built-in policies decide.`,
 				return err
 			}
 			if signature == "" {
-				signature = path + signatureSuffix
+				signature = path + policydev.SignatureSuffix
 			}
-			file, err := readSignature(signature)
+			file, err := policydev.ReadSignature(signature)
 			if err != nil {
 				return fmt.Errorf("%w; \"cascade policy sign\" creates one", err)
 			}
@@ -133,7 +135,7 @@ one fails, the built-in policies decide.`,
 			if err != nil {
 				return err
 			}
-			return show(cmd.Context(), s, r, writeWanted)
+			return show(cmd.Context(), s, r, fleetview.WriteGoals)
 		},
 	}
 	b.flags(c)
@@ -144,7 +146,7 @@ one fails, the built-in policies decide.`,
 	f.StringVar(&o.goal, "goal", lifecycle.ToShadow.String(), "how far it may go: warm, shadow, canary, active or stable")
 	f.StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
 	f.StringVar(&config, "configuration", "", "file with what the module is configured with: what was signed")
-	completeFrom(c, "slot", lifecycle.KindNames())
-	completeFrom(c, "goal", lifecycle.GoalNames())
+	cli.CompleteFrom(c, "slot", lifecycle.KindNames())
+	cli.CompleteFrom(c, "goal", lifecycle.GoalNames())
 	return c
 }

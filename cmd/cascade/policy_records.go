@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -13,8 +14,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
@@ -29,61 +32,47 @@ type callRecords struct {
 	LeftOut int            `json:"left_out,omitempty"`
 }
 
-func newPolicyRecords(s *settings) *cobra.Command {
-	f, replica, out := &controlFlags{}, "", ""
-	c := &cobra.Command{
-		Use:   "records SLOT",
-		Short: "Fetch the calls that a running host has recorded in a slot",
-		Long: `Records writes the last calls that the policy in force of a slot answered on one host,
-built-in policies included: the arguments, the decision, the fuel, and the
-module's digest. "cascade policy diff" and "replay" then show where another policy would
-have decided otherwise, and "test" takes the file as testdata. A host keeps the
-last 64 calls of a slot, of a module's 64 for each call that can be made at a time.
+// recordsFlags are the flags of "cascade policy status --records".
+type recordsFlags struct {
+	wanted       bool
+	replica, out string
+}
 
-Slots partition and guard are the control plane's. The others are the migrators': --replica
-selects one of the fleet file, on its "admin" address; "cascade up" is all of them, and is
-read like the control plane. Calls contain names of requests: hosts serve them on their own
-host only.`,
-		Example: `  cascade policy records refine
-  cascade policy diff refine.jsonl my-refiner.wasm     # beside what was decided
-  cascade policy records bid-select -c fleet.yaml --replica r0 -o bids.jsonl`,
-		Args: exactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := requireSlots(cmd, args); err != nil {
-				return err
-			}
-			if out == "-" && s.json {
-				return usageErrorf(cmd, "-o - writes the calls to stdout, and --json a summary: name a file for one of them")
-			}
-			base, err := recordsBase(cmd, f, replica)
-			if err != nil {
-				return err
-			}
-			r, text, err := fetchRecords(cmd.Context(), base, args[0])
-			if err != nil {
-				return err
-			}
-			if out == "-" {
-				_, err = s.stdout.Write(text)
-				return err
-			}
-			if r.File = out; out == "" {
-				r.File = r.Slot + ".jsonl"
-			}
-			if err := fileio.WriteAtomic(r.File, text, 0o600); err != nil {
-				return err
-			}
-			if s.json {
-				return s.print(r)
-			}
-			return s.printRecords(r)
-		},
+func (r *recordsFlags) flags(c *cobra.Command, file *fleetFile) {
+	c.Flags().BoolVar(&r.wanted, "records", false, "write the calls that a host has recorded in the slot")
+	file.replicaFlag(c, &r.replica)
+	c.Flags().Lookup("replica").Usage = "with --records: ask the migrator of this replica, on its admin address in the fleet file"
+	c.Flags().StringVarP(&r.out, "output", "o", "", "with --records: file to write; empty: SLOT.jsonl; -: stdout")
+}
+
+// saveRecords writes the calls that a host has recorded in a slot.
+func (s *settings) saveRecords(cmd *cobra.Command, f *controlFlags, r *recordsFlags, args []string) error {
+	if len(args) != 1 {
+		return cli.Usagef(cmd, "--records is for one slot: name it")
 	}
-	f.flags(c)
-	f.file.replicaFlag(c, &replica)
-	c.Flags().Lookup("replica").Usage = "ask the migrator of this replica, on its admin address in the fleet file"
-	c.Flags().StringVarP(&out, "output", "o", "", "file to write; empty: SLOT.jsonl; -: stdout")
-	return c
+	if r.out == "-" && s.JSON {
+		return cli.Usagef(cmd, "-o - writes the calls to stdout, and --json a summary: name a file for one of them")
+	}
+	base, err := recordsBase(cmd, f, r.replica)
+	if err != nil {
+		return err
+	}
+	calls, text, err := fetchRecords(cmd.Context(), base, args[0])
+	if err != nil {
+		return err
+	}
+	if r.out == "-" {
+		_, err = s.Stdout.Write(text)
+		return err
+	}
+	calls.File = cmp.Or(r.out, calls.Slot+".jsonl")
+	if err := atomicfile.Write(calls.File, text, 0o600); err != nil {
+		return err
+	}
+	if s.JSON {
+		return s.Print(calls)
+	}
+	return s.printRecords(calls)
 }
 
 // recordsBase returns the base URL of the admin server that serves the records.
@@ -92,7 +81,7 @@ func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL,
 		return f.baseURL(cmd)
 	}
 	if cmd.Flags().Changed("control") {
-		return nil, usageErrorf(cmd, "--replica selects a migrator, --control a control plane: set one of them")
+		return nil, cli.Usagef(cmd, "--replica selects a migrator, --control a control plane: set one of them")
 	}
 	fleet, err := f.file.load(cmd)
 	if err != nil {
@@ -100,7 +89,7 @@ func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL,
 	}
 	r, err := fleet.Replica(replica)
 	if err != nil {
-		return nil, usageErrorf(cmd, "--replica: %w", err)
+		return nil, cli.Usagef(cmd, "--replica: %w", err)
 	}
 	if r.Admin == "" {
 		return nil, fmt.Errorf("%s: replica %s has no \"admin\" address; set one in the fleet file", f.file.path, replica)
@@ -152,22 +141,22 @@ func (s *settings) printRecords(r callRecords) error {
 	for _, who := range slices.Sorted(maps.Keys(r.Modules)) {
 		name := "the built-in policy"
 		if who != "" {
-			name = "module " + who[:shownDigest]
+			name = "module " + who[:fleetview.ShownDigest]
 		}
 		by = append(by, fmt.Sprintf("%d by %s", r.Modules[who], name))
 	}
 	if r.Frames == 0 {
 		by = []string{"no recent calls"}
 	}
-	fmt.Fprintf(s.stdout, "%s: %s of %s in %s: %s\n", r.File, plural(r.Frames, "call"), r.Slot, r.Host, strings.Join(by, ", "))
+	fmt.Fprintf(s.Stdout, "%s: %s of %s in %s: %s\n", r.File, cli.Plural(r.Frames, "call"), r.Slot, r.Host, strings.Join(by, ", "))
 	if r.Faults > 0 {
-		fmt.Fprintf(s.stdout, "%d of them failed, and the built-in policy answered\n", r.Faults)
+		fmt.Fprintf(s.Stdout, "%d of them failed, and the built-in policy answered\n", r.Faults)
 	}
 	if r.LeftOut > 0 {
-		fmt.Fprintf(s.stdout, "%d more did not fit into the response\n", r.LeftOut)
+		fmt.Fprintf(s.Stdout, "%d more did not fit into the response\n", r.LeftOut)
 	}
 	if r.Frames > 0 {
-		fmt.Fprintf(s.stdout, "next: cascade policy diff %s FILE|DIR\n", r.File)
+		fmt.Fprintf(s.Stdout, "next: cascade policy diff %s FILE|DIR\n", r.File)
 	}
 	return nil
 }

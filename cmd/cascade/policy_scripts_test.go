@@ -13,7 +13,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
@@ -25,7 +25,7 @@ func TestPolicyScripts(t *testing.T) { runPolicyScripts(t, "testdata/policy") }
 
 // runsReadme reports whether the commands of a README run: those that make a module in Go run for seconds, so that
 // without CASCADE_TEST_ALL=1 they are checked to exist, with their flags, which fails the test otherwise.
-// testdata/policy/author.txt and the README of this checkout always make one.
+// testdata/policy/author.txt always makes one.
 func runsReadme(t *testing.T, name string, inGo bool, commands []string) bool {
 	t.Helper()
 	if !inGo || os.Getenv("CASCADE_TEST_ALL") != "" {
@@ -71,36 +71,24 @@ func TestPolicyReadmes(t *testing.T) {
 	runPolicyScripts(t, dir)
 }
 
-// TestExampleReadmes runs the commands in the READMEs of the examples, and the first ones about
-// policies in the README of this checkout, in a copy of it.
+// TestExampleReadmes runs the commands in the READMEs of the examples.
 func TestExampleReadmes(t *testing.T) {
 	dir, root := t.TempDir(), filepath.Join("..", "..")
 	readmes, err := filepath.Glob(filepath.Join(root, "examples", "*", "README.md"))
 	if err != nil || len(readmes) < 4 {
 		t.Fatalf("%q, %v", readmes, err)
 	}
-	for _, readme := range append(readmes, filepath.Join(root, "README.md")) {
+	for _, readme := range readmes {
 		text, err := os.ReadFile(readme)
 		testkit.NoError(t, err)
 		name, script := filepath.Base(filepath.Dir(readme)), ""
-		if name == ".." {
-			_, chapter, _ := strings.Cut(string(text), "\n## Write your own policy\n")
-			chapter, _, _ = strings.Cut(chapter, "\n## ")
-			block, prose, found := strings.Cut(strings.SplitAfterN(chapter, "```\n", 2)[1], "```\n")
-			_, build, said := strings.Cut(prose, "(`cascade policy build ")
-			build, _, _ = strings.Cut(build, "`")
-			if !found || !said {
-				t.Error("README.md has other commands")
-			}
-			name, text = "checkout", []byte("    "+strings.ReplaceAll(block, "\n", "\n    ")+"\n    cascade policy build "+build+"\n")
-		}
 		sources, err := filepath.Glob(filepath.Join(filepath.Dir(readme), "*"))
 		testkit.NoError(t, err)
 		matched := func(pattern string) bool {
 			return slices.ContainsFunc(sources, func(p string) bool { ok, _ := filepath.Match(pattern, filepath.Base(p)); return ok })
 		}
 		switch {
-		case name == "checkout" || matched("main.go"):
+		case matched("main.go"):
 			script = "[!guest] skip\n"
 		case matched("src"):
 			script = "[!c] skip 'there is no Zig to compile C with: make zig'\n"
@@ -109,7 +97,7 @@ func TestExampleReadmes(t *testing.T) {
 		if len(commands) < 4 {
 			t.Errorf("%s: %d commands", name, len(commands))
 		}
-		if !runsReadme(t, readme, name != "checkout" && matched("main.go"), commands) {
+		if !runsReadme(t, readme, matched("main.go"), commands) {
 			continue
 		}
 		script += "checkout\n" + strings.Join(commands, "\n") + "\n"
@@ -129,16 +117,16 @@ func readmeCommands(text string) (script []string) {
 		rest, diff := strings.CutPrefix(command, "cascade policy diff")
 		switch {
 		case !indented || command == "" || strings.HasPrefix(command, "make "):
-		case diff:
+		case diff && !strings.Contains(rest, " -o "):
 			script = append(script, "exitcode 1 policy diff"+rest) // they do differ
-		case strings.Contains(command, "cascade policy test"):
+		case strings.Contains(command, "cascade policy test --bench"):
+			script = append(script, "exec "+command+" --time 20ms")
+		case strings.Contains(command, "cascade policy test") && !strings.Contains(command, "--build"):
 			calls := "2000"
 			if strings.Contains(command, "nvlink") {
 				calls = "500" // of milliseconds each
 			}
 			script = append(script, "exec "+command+" --calls "+calls+" --random 20")
-		case strings.Contains(command, "cascade policy bench"):
-			script = append(script, "exec "+command+" --time 20ms")
 		default:
 			script = append(script, "exec "+command)
 		}

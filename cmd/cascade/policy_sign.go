@@ -12,16 +12,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
-
-// signatureSuffix is added to a module's name for its signature file.
-const signatureSuffix = ".sig"
 
 func newPolicyKeygen(s *settings) *cobra.Command {
 	return &cobra.Command{
@@ -31,7 +29,7 @@ func newPolicyKeygen(s *settings) *cobra.Command {
 NAME.pub for hosts that trust it. It does not overwrite files. The files are PEM, as
 "openssl genpkey -algorithm ed25519" writes them; keys of other programs work as well.`,
 		Example: `  cascade policy keygen author`,
-		Args:    exactArgs(1),
+		Args:    cli.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			public, secret, err := ed25519.GenerateKey(nil)
 			if err != nil {
@@ -52,7 +50,7 @@ NAME.pub for hosts that trust it. It does not overwrite files. The files are PEM
 				Secret string `json:"secret"`
 				Public string `json:"public"`
 			}{sign.IDOf(public).String(), args[0] + ".key", args[0] + ".pub"}
-			return s.printLine(out, "key %s: %s is secret, %s is for those who trust it", out.ID, out.Secret, out.Public)
+			return s.PrintLine(out, "key %s: %s is secret, %s is for those who trust it", out.ID, out.Secret, out.Public)
 		},
 	}
 }
@@ -106,10 +104,10 @@ add theirs to the statement that is there. What it says is printed; read it firs
 		Example: `  cascade policy sign my-refiner.wasm --key author.key --name my-refiner --version 1.2.0
   cascade policy sign my-refiner.wasm --key reviewer.key
   cascade policy sign bids.wasm --key author.key --name bids --version 1.0.0 --kind bid-select --limit bid-select=20000 --not-after 2027-06-30`,
-		Args: exactArgs(1),
+		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.key == "" {
-				return usageErrorf(cmd, "name the secret key with --key; \"cascade policy keygen\" creates one")
+				return cli.Usagef(cmd, "name the secret key with --key; \"cascade policy keygen\" creates one")
 			}
 			path, err := f.module(cmd.Context(), args[0])
 			if err != nil {
@@ -159,13 +157,13 @@ func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) err
 	}
 	at := f.signature
 	if at == "" {
-		at = path + signatureSuffix
+		at = path + policydev.SignatureSuffix
 	}
 	var file sign.File
 	switch {
 	case f.newStatement(cmd):
 		if f.name == "" || f.version == "" {
-			return usageErrorf(cmd, "a new statement needs --name and --version; to sign the one in %s, set --key only", at)
+			return cli.Usagef(cmd, "a new statement needs --name and --version; to sign the one in %s, set --key only", at)
 		}
 		if file.Golden, err = f.readGolden(path, code); err != nil {
 			return err
@@ -175,9 +173,9 @@ func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) err
 		}
 		file.Statement.Golden = sign.SumOf(file.Golden)
 	case !exists(at):
-		return usageErrorf(cmd, "%s has no statement yet: set --name and --version", path)
+		return cli.Usagef(cmd, "%s has no statement yet: set --name and --version", path)
 	default:
-		if file, err = readSignature(at); err != nil {
+		if file, err = policydev.ReadSignature(at); err != nil {
 			return err
 		}
 		if file.Statement.Digest != lifecycle.Sum(code) {
@@ -191,7 +189,7 @@ func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) err
 	if err != nil {
 		return err
 	}
-	if err := fileio.WriteAtomic(at, out, 0o666); err != nil {
+	if err := atomicfile.Write(at, out, 0o666); err != nil {
 		return err
 	}
 	return s.printStatement(at, file)
@@ -231,52 +229,28 @@ func (f *policySignFlags) statement(cmd *cobra.Command, path string, code []byte
 		end, err := time.Parse(time.RFC3339, f.notAfter)
 		if err != nil {
 			if end, err = time.Parse(time.DateOnly, f.notAfter); err != nil {
-				return st, usageErrorf(cmd, "--not-after %q: write a day, 2027-06-30, or an instant, 2027-06-30T12:00:00Z", f.notAfter)
+				return st, cli.Usagef(cmd, "--not-after %q: write a day, 2027-06-30, or an instant, 2027-06-30T12:00:00Z", f.notAfter)
 			}
 			end = end.AddDate(0, 0, 1).Add(-time.Second) // the day's last second
 		}
 		if st.NotAfter = end.Unix(); st.Expired(time.Now()) {
-			return st, usageErrorf(cmd, "--not-after %s has passed: no host would load the module", f.notAfter)
+			return st, cli.Usagef(cmd, "--not-after %s has passed: no host would load the module", f.notAfter)
 		}
-	}
-	in, err := policydev.Inspect(cmd.Context(), path)
-	if err != nil {
-		return st, err
-	}
-	if in.Refused != "" {
-		return st, fmt.Errorf("%s: %w: %s", path, errRefused, in.Refused)
 	}
 	limits := map[string]sign.Grant{}
 	for _, l := range f.limits {
 		name, g, err := readLimit(l)
 		if err != nil {
-			return st, usageErrorf(cmd, "--limit %q: %v", l, err)
+			return st, cli.Usagef(cmd, "--limit %q: %v", l, err)
 		}
 		limits[name] = g
 	}
-	wanted := map[string]bool{}
-	for _, k := range f.kinds {
-		wanted[k] = true
+	st.Grants, err = policydev.Grants(cmd.Context(), path, f.kinds, limits)
+	if not := (*policydev.NotDecidedError)(nil); errors.As(err, &not) {
+		return st, cli.Usagef(cmd, "--kind or --limit: %v, or --kind leaves it out", err)
 	}
-	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
-		exported := false
-		for _, has := range in.Kinds {
-			exported = exported || has.Kind == k.String()
-		}
-		if !exported || len(wanted) > 0 && !wanted[k.String()] {
-			continue
-		}
-		g := limits[k.String()]
-		g.Kind = k
-		st.Grants = append(st.Grants, g)
-		delete(limits, k.String())
-		delete(wanted, k.String())
-	}
-	for k := range limits {
-		return st, usageErrorf(cmd, "--limit: %s does not decide %q, or --kind leaves it out", path, k)
-	}
-	for k := range wanted {
-		return st, usageErrorf(cmd, "--kind: %s does not decide %q", path, k)
+	if err != nil {
+		return st, err
 	}
 	return st, st.Validate()
 }

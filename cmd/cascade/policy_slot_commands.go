@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -43,27 +45,6 @@ func (o *slotFlags) share(kinds []string, goal string) int {
 // promotionGoals are the goals of a candidate, in order.
 var promotionGoals = []lifecycle.Goal{lifecycle.ToWarm, lifecycle.ToShadow, lifecycle.ToCanary, lifecycle.ToActive}
 
-func newPolicyShadow(s *settings) *cobra.Command {
-	o := &slotFlags{}
-	c := &cobra.Command{
-		Use:   "shadow SLOT...",
-		Short: "Restrict the candidate of a slot to recorded calls",
-		Long: `Shadow returns the candidates of the slots to shadow, or promotes them there from warm: they
-answer recorded calls, and the answers are only compared. A module in canary stops deciding
-at once. "cascade policy push" begins with shadow.`,
-		Example: `  cascade policy shadow bid-select
-  cascade policy status bid-select --watch     # where would it have decided otherwise?`,
-		Args: requireSlots,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.goal = lifecycle.ToShadow.String()
-			return s.setGoal(cmd, o, args)
-		},
-	}
-	o.flags(c)
-	c.Flags().Uint64Var(&o.generation, "generation", 0, "generation of the candidate; 0: any")
-	return c
-}
-
 func newPolicyPromote(s *settings) *cobra.Command {
 	o := &slotFlags{}
 	c := &cobra.Command{
@@ -76,11 +57,15 @@ waits for its calls in a step that is not the last for no longer than 2 minutes;
 that decides for many requests answers for --scope first, and needs it until it is active.
 When all hosts run it, it is stable: the fleet runs it, and a restart begins with it.
 
+"--to shadow" takes it back from a canary, or promotes it from warm: it answers recorded
+calls, and the answers are only compared. "cascade policy push" begins with shadow.
+
 Promote refuses a module that the status says "would not be promoted"; the module stays in
 shadow. The site's rules apply. "--to stable" is the step without any gate.`,
 		Example: `  cascade policy promote bid-select                 # from shadow to a canary of 10 ‰
   cascade policy promote bid-select --permille 100
   cascade policy promote bid-select --to active
+  cascade policy promote bid-select --to shadow    # it stops deciding at once
   cascade policy promote refine --scope rack-7`,
 		Args: requireSlots,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -91,7 +76,7 @@ shadow. The site's rules apply. "--to stable" is the step without any gate.`,
 	o.canary(c)
 	c.Flags().StringVar(&o.goal, "to", "", "how far: shadow, canary, active or stable; empty: one step")
 	c.Flags().Uint64Var(&o.generation, "generation", 0, "generation of the candidate; 0: any")
-	completeFrom(c, "to", []string{"shadow", "canary", "active", "stable"})
+	cli.CompleteFrom(c, "to", []string{"shadow", "canary", "active", "stable"})
 	return c
 }
 
@@ -115,7 +100,7 @@ runs again: to run the module again, sign it again, which gives it a new generat
 			}
 			q := o.query(args)
 			q.Set("reason", reason)
-			return show(cmd.Context(), s, controlRequest{base: base, method: http.MethodPost, path: "policies/rollback", query: q}, writeWanted)
+			return show(cmd.Context(), s, controlRequest{base: base, method: http.MethodPost, path: "policies/rollback", query: q}, fleetview.WriteGoals)
 		},
 	}
 	o.flags(c)
@@ -150,7 +135,7 @@ func (s *settings) setGoal(cmd *cobra.Command, o *slotFlags, kinds []string) err
 	if n := o.share(kinds, o.goal); n != 0 {
 		q.Set("permille", strconv.Itoa(n))
 	}
-	return show(cmd.Context(), s, controlRequest{base: base, method: http.MethodPost, path: "policies/goal", query: q}, writeWanted)
+	return show(cmd.Context(), s, controlRequest{base: base, method: http.MethodPost, path: "policies/goal", query: q}, fleetview.WriteGoals)
 }
 
 // nextGoal sets the goal after the present one, which must be the same in all the slots. A larger
@@ -190,11 +175,11 @@ func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string)
 // requireSlots requires the names of slots.
 func requireSlots(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return usageErrorf(c, "name the slot, one of %q", lifecycle.KindNames())
+		return cli.Usagef(c, "name the slot, one of %q", lifecycle.KindNames())
 	}
 	for _, a := range args {
 		if !lifecycle.Kind(a).Known() {
-			return usageErrorf(c, "%q is not a slot: must be one of %q", a, lifecycle.KindNames())
+			return cli.Usagef(c, "%q is not a slot: must be one of %q", a, lifecycle.KindNames())
 		}
 	}
 	return nil

@@ -12,8 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // running is a command line that runs inside the test.
@@ -23,6 +22,7 @@ type running struct {
 	out  testkit.Log // standard output and error
 	stop context.CancelFunc
 	code chan int
+	gone chan struct{} // closed when the command has ended
 	once sync.Once
 }
 
@@ -30,8 +30,11 @@ type running struct {
 func start(t *testing.T, args ...string) *running {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	d := &running{t: t, args: strings.Join(args, " "), stop: stop, code: make(chan int, 1)}
-	go func() { d.code <- run(ctx, args, &d.out, &d.out) }()
+	d := &running{t: t, args: strings.Join(args, " "), stop: stop, code: make(chan int, 1), gone: make(chan struct{})}
+	go func() {
+		defer close(d.gone)
+		d.code <- run(ctx, args, &d.out, &d.out)
+	}()
 	t.Cleanup(func() {
 		d.end()
 		if t.Failed() {
@@ -56,11 +59,25 @@ func (d *running) end() {
 	})
 }
 
-// await waits until the output of the daemon matches.
+// await waits until the output of the daemon matches. It fails at once if the daemon ends without.
 func (d *running) await(pattern string) {
 	d.t.Helper()
 	re := regexp.MustCompile(pattern)
-	testkit.WaitFor(d.t, fmt.Sprintf("cascade %s to write %q", d.args, pattern), func() bool { return re.MatchString(d.out.String()) })
+	testkit.WaitFor(d.t, fmt.Sprintf("cascade %s to write %q", d.args, pattern), func() bool {
+		ended := false
+		select {
+		case <-d.gone:
+			ended = true
+		default:
+		}
+		if re.MatchString(d.out.String()) {
+			return true
+		}
+		if ended {
+			d.t.Fatalf("cascade %s ended and did not write %q", d.args, pattern)
+		}
+		return false
+	})
 }
 
 // site has the fleet file of one replica and its addresses.
@@ -72,7 +89,7 @@ type site struct {
 // newSite writes the fleet file, with further lines.
 func newSite(t *testing.T, more string) site {
 	t.Helper()
-	a := loopback.Addresses(t, 6)
+	a := testkit.Addresses(t, 6)
 	s := site{file: filepath.Join(t.TempDir(), "fleet.yaml"), proxy: a[0], control: a[1], admin: a[2], engine: a[3], front: a[4], peers: a[5]}
 	s.write(t, more)
 	return s

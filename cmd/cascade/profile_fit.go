@@ -11,10 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/profiling"
 	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -52,13 +53,13 @@ in bf16: 131072), and for engines without vLLM's metrics the size of the cache.`
 		Example: `  cascade profile fit engine.jsonl
   cascade profile fit engine.jsonl --kv-bytes 131072 --out engine.json --plot errors.svg
   cascade plan --profile engine.json --mix chat --rate 10 --replicas 8`,
-		Args: exactArgs(1),
+		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.out != "" && filepath.Ext(f.out) != ".json" {
-				return usageErrorf(cmd, "--out %q: the name of a profile file ends in .json", f.out)
+				return cli.Usagef(cmd, "--out %q: the name of a profile file ends in .json", f.out)
 			}
 			if f.out != "" && f.kvBytes <= 0 {
-				return usageErrorf(cmd, "--out needs --kv-bytes, the bytes of KV cache that a token takes: see \"cascade profile fit --help\"")
+				return cli.Usagef(cmd, "--out needs --kv-bytes, the bytes of KV cache that a token takes: see \"cascade profile fit --help\"")
 			}
 			return s.fitProfile(args[0], f)
 		},
@@ -66,7 +67,7 @@ in bf16: 131072), and for engines without vLLM's metrics the size of the cache.`
 	fl := c.Flags()
 	fl.StringVar(&f.out, "out", "", "write the profile to this .json file")
 	fl.StringVar(&f.name, "name", "", "name of the profile; default: that of the file")
-	fl.StringVar(&f.plot, "plot", "", "write a picture of the errors to this file (.svg or .png)")
+	fl.StringVar(&f.plot, "plot", "", "write a picture of the errors to this file (.svg)")
 	fl.Int64Var(&f.kvBytes, "kv-bytes", 0, "bytes of KV cache per token, over all ranks")
 	fl.Int64Var(&f.kvTokens, "kv-tokens", 0, "tokens that the KV cache holds; default: as the engine reported it")
 	fl.IntVar(&f.maxBatch, "max-batch", 0, "sequences that the engine runs at once; default: the most that ran in the record")
@@ -116,18 +117,18 @@ func (s *settings) fitProfile(path string, f *fitFlags) error {
 		}
 	}
 	for _, warning := range out.Warnings() {
-		fmt.Fprintln(s.stderr, warning)
+		fmt.Fprintln(s.Stderr, warning)
 	}
-	if s.json {
-		return s.print(out)
+	if s.JSON {
+		return s.Print(out)
 	}
 	for _, t := range []report.Table{report.Coefficients(out.Fitted), report.PredictionErrors(out.Fitted), report.ErrorHistogram(out.Fitted)} {
-		if err := t.Text(s.stdout); err != nil {
+		if err := t.Text(s.Stdout); err != nil {
 			return err
 		}
 	}
 	if f.out != "" {
-		fmt.Fprintf(s.stdout, "The profile is in %s: write \"profile: %s\" in the fleet file, or give it to --profile.\n", f.out, f.out)
+		fmt.Fprintf(s.Stdout, "The profile is in %s: write \"profile: %s\" in the fleet file, or give it to --profile.\n", f.out, f.out)
 	}
 	return nil
 }
@@ -149,5 +150,5 @@ func (f *fitFlags) profile(path string, record profiling.Record, fitted profilin
 	if err != nil {
 		return p, err
 	}
-	return p, fileio.WriteAtomic(f.out, append(text, '\n'), 0o644)
+	return p, atomicfile.Write(f.out, append(text, '\n'), 0o644)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/profiler"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/profiling"
@@ -40,7 +41,7 @@ func newProfileMeasure(s *settings) *cobra.Command {
 		Long: `Measure sends streams of random words to an engine and records when each token comes.
 ENDPOINT is its base URL, with or without /v1.
 
-It measures cells: prompts of [100, 200), [200, 400), [400, 800) … tokens, each with 1, 2,
+It measures cells: prompts of 100–200, 200–400, 400–800 … tokens, each with 1, 2,
 4 … requests in flight. In a cell there are always exactly so many: when one ends, the next
 is sent. A cell ends when its mean time per token is known to 2 %, or after --seconds, but
 not before as many requests have ended as are in flight at once.
@@ -51,7 +52,8 @@ are others in every run.
 
 A cell in which the engine never ran all requests at once, in two attempts, is recorded as
 queued, and larger ones are left out: so the batches end where the engine's memory or its limit does. For vLLM,
-cells that exceed the KV cache are left out from the start, by its metrics.
+cells that exceed the KV cache are left out from the start, by its metrics. Where this machine is too busy to
+read tokens when they come, measure says so, and leaves no cell out.
 
 Each cell is a line of the record file when it has been measured. After Ctrl-C, or when the
 engine has failed, the same command goes on where it stopped; the file is usable at any
@@ -66,7 +68,7 @@ than the others, by more and more: for κ, what unequal lengths cost a batch.`,
 		Example: `  cascade profile measure http://127.0.0.1:8000 --record engine.jsonl
   cascade profile measure http://127.0.0.1:8000 --record quick.jsonl --factor 4 --seconds 5s --lengths 100:6400
   cascade profile measure http://127.0.0.1:8000 --record engine.jsonl --mixed   # the same grid, and cells for κ`,
-		Args: exactArgs(1),
+		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			endpoint, err := parseEndpoint(cmd, "ENDPOINT", args[0], "127.0.0.1:8000")
 			if err != nil {
@@ -91,7 +93,7 @@ than the others, by more and more: for κ, what unequal lengths cost a batch.`,
 	fl.Int64Var(&f.kvTokens, "kv-tokens", 0, "tokens that the engine's KV cache holds; default: as vLLM's metrics have it")
 	fl.Uint64Var(&f.grid.Seed, "seed", 1, "seed of the lengths")
 	fl.BoolVar(&f.mixed, "mixed", false, "also measure batches of unequal lengths, for κ")
-	completeFrom(c, "api", []string{string(profiler.Completions), string(profiler.Chat)})
+	cli.CompleteFrom(c, "api", []string{string(profiler.Completions), string(profiler.Chat)})
 	return c
 }
 
@@ -101,11 +103,11 @@ func (f *measureFlags) parse(c *cobra.Command) error {
 	low, errLow := strconv.ParseInt(from, 10, 32)
 	high, errHigh := strconv.ParseInt(to, 10, 32)
 	if !ok || errLow != nil || errHigh != nil {
-		return usageErrorf(c, "--lengths %q: write from:to, such as 100:25600", f.lengths)
+		return cli.Usagef(c, "--lengths %q: write from:to, such as 100:25600", f.lengths)
 	}
 	f.grid.Shortest, f.grid.Longest, f.grid.Output = policies.Tokens(low), policies.Tokens(high), policies.Tokens(f.output)
 	if err := f.grid.Validate(); err != nil {
-		return usageErrorf(c, "%w", err)
+		return cli.Usagef(c, "%w", err)
 	}
 	return nil
 }
@@ -116,7 +118,7 @@ func (s *settings) measureEngine(ctx context.Context, endpoint string, f *measur
 	if err != nil {
 		return err
 	}
-	log, err := s.logger()
+	log, err := s.Logger()
 	if err != nil {
 		return err
 	}
@@ -135,7 +137,7 @@ func (s *settings) measureEngine(ctx context.Context, endpoint string, f *measur
 		return err
 	}
 	for _, note := range warmed.Notes() {
-		fmt.Fprintln(s.stderr, note)
+		fmt.Fprintln(s.Stderr, note)
 	}
 	file, record, err := openRecord(f.record, profiling.Header{
 		Format: profiling.Format, Endpoint: endpoint, Model: c.Model, API: string(c.API), Started: time.Now().UTC().Truncate(time.Second),
@@ -151,10 +153,10 @@ func (s *settings) measureEngine(ctx context.Context, endpoint string, f *measur
 	}
 	logs, err := s.measureCells(ctx, p, cells, record.Logs, file)
 	if err != nil {
-		fmt.Fprintf(s.stderr, "%s has %d of %d cells; the same command goes on from there.\n", f.record, len(logs), len(cells))
+		fmt.Fprintf(s.Stderr, "%s has %d of %d cells; the same command goes on from there.\n", f.record, len(logs), len(cells))
 		return err
 	}
-	return s.printTable(struct {
+	return s.PrintTable(struct {
 		Record string `json:"record"`
 		Cells  int    `json:"cells"`
 	}{f.record, len(logs)}, report.Cells(logs))
@@ -162,8 +164,8 @@ func (s *settings) measureEngine(ctx context.Context, endpoint string, f *measur
 
 // measureCells measures the cells that are not in done, appends each to the file, and returns all.
 func (s *settings) measureCells(ctx context.Context, p *profiler.Profiler, cells []profiling.Cell, done []profiling.Log, file io.Writer) ([]profiling.Log, error) {
-	fmt.Fprintf(s.stderr, "%d cells, %d of them measured already; Ctrl-C keeps what has been measured\n", len(cells), len(done))
-	bar := progress.New(s.stderr, "measure", len(cells))
+	fmt.Fprintf(s.Stderr, "%d cells, %d of them measured already; Ctrl-C keeps what has been measured\n", len(cells), len(done))
+	bar := progress.New(s.Stderr, "measure", len(cells))
 	defer bar.End()
 	for i, cell := range cells {
 		bar.Describe(fmt.Sprintf("%-28s", cell))
@@ -173,7 +175,7 @@ func (s *settings) measureCells(ctx context.Context, p *profiler.Profiler, cells
 		}
 		l, err := p.Run(ctx, cell)
 		if err == nil && l.Queued() {
-			// Larger cells will be left out for it, and this machine may only have been busy: a queue shows twice.
+			// This machine may only have been busy: a queue shows twice.
 			l, err = p.Run(ctx, cell)
 		}
 		if err == nil {

@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/profiling"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // emulate serves an emulated engine on loopback.
@@ -50,20 +52,27 @@ func cells(path string) int {
 	return len(r.Logs)
 }
 
-// spreadSteps gives every request of a record even steps: a busy machine reads the tokens of some in bursts,
-// which are not fitted.
-func spreadSteps(t *testing.T, path string) {
+// idealise replaces the requests of a record by those of an engine whose steps take 1 ms, 0.1 ms per request and 100 ns
+// per token. Those of a busy machine come in bursts, to which nothing can be fitted.
+func idealise(t *testing.T, path string) {
 	t.Helper()
 	r := testkit.Must(profiling.ReadRecord(testkit.Must(os.Open(path))))
 	var out bytes.Buffer
 	testkit.NoError(t, profiling.AppendLine(&out, r.Header))
+	rng := rand.New(rand.NewPCG(1, 1))
 	for _, l := range r.Logs {
-		for i := range l.Requests {
-			q := &l.Requests[i]
-			for n := range q.Steps {
-				q.Steps[n] = int64(1e6*(q.End-q.First)) / int64(len(q.Steps))
+		l.Requests = nil
+		for slot := range l.Batch {
+			now := 0.0
+			for range 10 {
+				q := profiling.Request{Slot: slot, Prompt: l.Prompt(slot, rng), Output: 40, Start: now}
+				q.First = q.Start + 1e-5*float64(q.Prompt)
+				q.Steps = slices.Repeat([]int64{1000 + int64(l.Batch)*(1000+int64(l.Low))/10}, 39)
+				q.End = q.First + 39e-6*float64(q.Steps[0])
+				l.Requests, now = append(l.Requests, q), q.End
 			}
 		}
+		l.SetLoads()
 		testkit.NoError(t, profiling.AppendLine(&out, l))
 	}
 	testkit.NoError(t, os.WriteFile(path, out.Bytes(), 0o600))
@@ -114,7 +123,7 @@ func TestProfileOfAnEngine(t *testing.T) {
 		t.Errorf("another grid, code %d: %s", code, errs)
 	}
 
-	spreadSteps(t, record)
+	idealise(t, record)
 	code, out, errs := runProfile(t.Context(), "fit", record, "--kv-bytes", "131072", "--out", profile, "--plot", plot)
 	if code != 0 || !strings.Contains(out, "always the mean") {
 		t.Fatalf("code %d: %s%s", code, out, errs)

@@ -6,20 +6,18 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
-	"github.com/cascadeinfer/cascade/cmd/internal/certs"
-	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
-	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/daemon"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/proxy"
 )
 
@@ -40,9 +38,9 @@ func newProxy(s *settings) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "proxy -c FILE",
 		Short: "Run the embedded proxy, in place of Envoy",
-		Long: `Proxy is a small Envoy-style data plane that gets its whole configuration over xDS from the
-control plane. It listens on the address of the published listener (proxy.listen of the
-fleet file), and routes by its last tables while the control plane is down.
+		Long: `Proxy is a small data plane that follows the plan of the control plane and picks replicas as
+the endpoint picker does. It listens on proxy.listen of the fleet file, and goes on with its
+last plan while the control plane is down.
 
 On SIGTERM it stops accepting and ends when the last stream has ended, or after
 --drain. A second signal ends it at once.
@@ -55,7 +53,7 @@ however long that takes.`,
   cascade proxy -c fleet.yaml --node-id edge-2 --listen 127.0.0.1:8090
   cascade proxy -c fleet.yaml    # again, from the new binary: upgrades
   curl 127.0.0.1:8080/v1/models`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fleet, err := p.file.load(cmd)
 			if err != nil {
@@ -67,67 +65,57 @@ however long that takes.`,
 	p.file.flag(c, "fleet file")
 	f := c.Flags()
 	f.StringVar(&p.nodeID, "node-id", wiring.DefaultNodeID("proxy"), "name of this proxy; every node of a fleet needs one of its own")
-	f.StringVar(&p.control, "control", "", controlUsage)
+	f.StringVar(&p.control, "control", "", daemon.ControlUsage)
 	f.StringVar(&p.listen, "listen", "", "host:port to serve on instead of the published one")
 	f.DurationVar(&p.drain, "drain", proxy.DefaultDrainTimeout, "how long streams may go on after SIGTERM; what is left is cut")
-	runtimeDirFlag(c, &p.runtime)
+	daemon.RuntimeDirFlag(c, &p.runtime)
 	f.Lookup("node-id").DefValue = "proxy@<host name>"
 	return c
 }
 
 func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFlags) error {
-	m, err := s.newControlConns(fleet, component{identity.Proxy, p.nodeID}, p.control)
+	log, err := s.Logger()
 	if err != nil {
 		return err
 	}
-	defer m.close()
-	spans, err := tracing.New(ctx, tracing.Config{Version: version(), Logger: m.log})
+	d, err := daemon.New(ctx, daemon.Config{Log: log, Fleet: fleet, Role: identity.Proxy, Name: p.nodeID, Edge: true})
 	if err != nil {
 		return err
 	}
-	defer spans.Close()
-	metrics, room := adminserver.NewRegistry(), headroom.New(headroom.Read(), m.log)
-	metrics.MustRegister(room)
+	defer d.Close()
+	planes, err := d.ControlPlanes(p.control)
+	if err != nil {
+		return err
+	}
 	cfg := proxy.Config{
-		Client:       client.Config{Target: m.control[0], Credentials: m.certs.ControlCredentials(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
-		DrainTimeout: p.drain, Admit: room.Admit, WrapListener: room.Listener, Registry: metrics, Tracer: spans.Tracer("proxy"), Logger: m.log,
-		BodyMemory: int64(fleet.Bodies.Proxy) << 20, BodyRate: int64(fleet.Bodies.Rate),
+		Client: planes.Client(p.nodeID), DrainTimeout: p.drain, Admit: d.Room.Admit, WrapListener: d.Room.Listener, Registry: d.Metrics, Tracer: d.Tracer("proxy"),
+		BodyMemory: fleet.Fleet.Proxy.BodyLimit.ProxyBytes(), BodyRate: config.BodyRate, Problems: d.Problems, Logger: log,
 	}
-	next, err := beginUpgrade(ctx, p.runtime, "proxy:"+p.nodeID, cmp.Or(p.listen, fleet.Proxy.Listen))
+	if d.Edge != nil {
+		cfg.TLS = d.Edge.TLS()
+	}
+	if d.Certs != nil {
+		cfg.ReplicaTLS = d.Certs.ReplicaClientConfig
+	}
+	next, err := d.BeginUpgrade(ctx, p.runtime, "proxy:"+p.nodeID, cmp.Or(p.listen, fleet.Proxy.Listen))
 	if err != nil {
 		return fmt.Errorf("proxy %s: %w", p.nodeID, err)
 	}
-	defer next.abandon()
+	defer next.Abandon()
 	if p.listen != "" {
-		if cfg.Listener, err = next.listen(clientsListener, p.listen); err != nil {
+		if cfg.Listener, err = next.Listen(clientsListener, "--listen", p.listen); err != nil {
 			return err
 		}
 		defer cfg.Listener.Close()
 	}
-	var px *proxy.Proxy
-	cfg.Listen = func(network, address string) (net.Listener, error) {
-		select {
-		case <-px.Ready(): // the takeover is over
-			return next.reopen(address)(network, address)
-		default:
-			return next.listen(address, address)
-		}
-	}
-	edge, err := fleet.DownstreamCertificate(m.log)
+	cfg.Listen = func(_, address string) (net.Listener, error) { return next.Listen(address, "proxy.listen", address) }
+	px, err := proxy.New(cfg)
 	if err != nil {
-		return err
-	}
-	metrics.MustRegister(certs.Expiries{Own: m.certs, Edge: edge})
-	if edge != nil {
-		cfg.TLS = edge.TLS()
-	}
-	cfg.Problems = problems(room, certs.Expiries{Own: m.certs, Edge: edge})
-	if px, err = proxy.New(cfg); err != nil {
 		return err
 	}
 	var admin net.Listener
 	if fleet.Proxy.Admin != "" {
-		if admin, err = next.listen(adminListener, fleet.Proxy.Admin); err != nil {
+		if admin, err = next.Listen(adminListener, "proxy.admin", fleet.Proxy.Admin); err != nil {
 			return err
 		}
 	}
@@ -143,28 +131,45 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 		defer stop()
 		return px.Run(ctx)
 	})
-	if edge != nil {
-		g.Go(func() error { return edge.Run(ctx, nil) })
+	if d.Edge != nil {
+		g.Go(func() error { return d.Edge.Run(ctx, nil) })
 	}
-	g.Go(func() error { return next.runProxy(back, px, m.log) })
-	g.Go(func() error { s.logReadiness(ctx, px, strings.Join(m.control, " and ")); return nil })
+	g.Go(func() error { return lead(back, next, px) })
+	g.Go(func() error { s.logReadiness(ctx, px, planes.String()); return nil })
 	g.Go(func() error {
-		mux := adminserver.Handler(metrics, func() string { return proxyReady(ctx, px, room.Err()) })
+		mux := adminserver.Handler(d.Metrics, func() string { return proxyReady(ctx, px, d.Room.Err()) })
 		mux.Handle("GET /plan", planHandler(func() []policies.Plan {
-			s := px.Snapshot()
-			if s == nil {
-				return nil
+			if plan := px.Snapshot().Plan(); plan != nil {
+				return plan.Plans()
 			}
-			plans, err := client.ReadPlans(s)
-			if err != nil {
-				return nil // a roll-out is in progress: ask again
-			}
-			return plans
+			return nil
 		}))
-		return adminserver.Serve(back, admin, mux,
-			adminserver.NewAccess(fleet.Fleet, m.certs))
+		return d.Serve(back, admin, mux)
 	})
 	return g.Wait()
+}
+
+// lead stops the predecessor as soon as the proxy serves, and retires the proxy once a successor
+// does. It returns then, or when ctx ends.
+func lead(ctx context.Context, next *daemon.Upgrade, px *proxy.Proxy) error {
+	select {
+	case <-px.Ready():
+	case <-ctx.Done():
+		return nil
+	}
+	before, err := next.Finish(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	before.Close() // the processes of a proxy exchange nothing further
+	if after := next.WaitForSuccessor(ctx, nil); after != nil {
+		after.Close()
+		px.Retire()
+	}
+	return nil
 }
 
 // logReadiness logs when the proxy serves, and until then what it waits for.
@@ -176,10 +181,10 @@ func (s *settings) logReadiness(ctx context.Context, px *proxy.Proxy, target str
 		case <-ctx.Done():
 			return
 		case <-notice.C:
-			s.announce(slog.LevelInfo, "not serving yet: the control plane at %s has sent no listener, or its address is in use here (--listen takes another one); use --log info for details", target)
+			s.Announce(slog.LevelInfo, "not serving yet: the control plane at %s has sent no plan, or its address is in use here (--listen takes another one); use --log info for details", target)
 		case <-px.Ready():
-			if a := px.Addr(""); a != nil {
-				s.announce(slog.LevelInfo, "proxy serves on http://%s", a)
+			if a := px.Addr(); a != nil {
+				s.Announce(slog.LevelInfo, "proxy serves on http://%s", a)
 			}
 			return
 		}
@@ -198,6 +203,6 @@ func proxyReady(ctx context.Context, px *proxy.Proxy, room error) string {
 	case <-px.Ready():
 		return ""
 	default:
-		return "no listener received from the control plane yet"
+		return "no plan received from the control plane yet"
 	}
 }

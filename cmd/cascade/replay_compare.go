@@ -4,16 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/enginecounters"
+	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/engine/evaluation"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/trace"
@@ -31,24 +33,41 @@ type presetComparison struct {
 	requests  []trace.Request
 	seconds   float64                      // of one run, in engine time, as estimated
 	slo       replay.SLO                   // by the profile
+	expected  expectation                  // of the planner
 	meter     func(*inprocess.Fleet) meter // measures how the engines of a run keep up
 	governor  *clockspeed.Governor         // of the speed of all runs
 	slowed    []string                     // why speeds were given up, in order
 	fleet     wiring.Fleet                 // at the governor's speed
 }
 
-// newPresetComparison returns a comparison that starts at the speed of the flags.
-func newPresetComparison(e emulationFlags, p pluginFlags, requests []trace.Request) (*presetComparison, error) {
-	seconds, err := e.estimateSeconds(requests)
+// newPresetComparison returns a comparison that starts at the speed of the flags. A limit bounds its duration: the
+// clock is slowed down no further. 0 is none.
+func newPresetComparison(e emulationFlags, p pluginFlags, requests []trace.Request, limit time.Duration) (*presetComparison, error) {
+	fleet, err := e.buildFleet()
 	if err != nil {
 		return nil, err
 	}
-	profile, err := config.LoadProfile(e.profile, ".")
+	plan, err := e.planConfig()
 	if err != nil {
 		return nil, err
 	}
-	slo := evaluation.Alone(profile.TensorParallel(e.tp), requests)
-	return &presetComparison{emulation: e, plugins: p, requests: requests, seconds: seconds, slo: slo, meter: meterPace, governor: clockspeed.New(e.speed)}, nil
+	w, err := plan.Workload(requests)
+	if err != nil {
+		return nil, err
+	}
+	expected, err := expectStages(w, requests, fleet.Fleet)
+	if err != nil {
+		return nil, err
+	}
+	seconds := estimateSeconds(w, requests)
+	floor := 0.0
+	if limit > 0 {
+		floor = seconds / (limit/time.Duration(len(comparedFleets)) - startAndStop).Seconds()
+	}
+	return &presetComparison{
+		emulation: e, plugins: p, requests: requests, seconds: seconds, slo: replay.Alone(plan.Profile, requests),
+		expected: expected, meter: meterPace, governor: clockspeed.New(e.speed, floor),
+	}, nil
 }
 
 // compare runs every fleet and prints the results. Failed requests are an error.
@@ -76,9 +95,9 @@ type presetResult struct {
 	Lateness float64        `json:"lateness"`
 	Status   control.Status `json:"status"` // at the end of the replay
 	// Plan is the model with its plan about a second before the last arrival: later the traffic fades.
-	Plan   control.Model  `json:"plan"`
-	Placed stageHits      `json:"placed"`
-	Moves  migrationStats `json:"moves"`
+	Plan   control.Model            `json:"plan"`
+	Placed stageHits                `json:"placed"`
+	Moves  inprocess.MigrationStats `json:"moves"`
 	// Modules are the policies that ran as modules; it is absent if none did.
 	Modules *decisions `json:"modules,omitempty"`
 }
@@ -95,14 +114,14 @@ type stageHits struct {
 // comparedFleet is one of the fleets that are compared.
 type comparedFleet struct {
 	name, preset string
-	// leastLoad leaves of the preset only its placement: one stage, requests placed by load, and no migrations.
-	leastLoad bool
+	// placed leaves of the preset only its placement: one stage, requests placed by load, and no migrations.
+	placed bool
 }
 
-// comparedFleets are compared in this order; ratios are to the first one.
+// comparedFleets are compared in this order. The second is the best rival that the product has.
 var comparedFleets = [...]comparedFleet{
 	{name: "round robin", preset: config.PresetRoundRobin},
-	{name: "least load", preset: config.PresetDefault, leastLoad: true},
+	{name: "placement alone", preset: config.PresetDefault, placed: true},
 	{name: "cascade", preset: config.PresetDefault},
 }
 
@@ -114,18 +133,18 @@ func (of comparedFleet) configure(f *config.Fleet, moves string) {
 	if of.preset != config.PresetRoundRobin {
 		f.Migration.Mode = moves
 	}
-	if of.leastLoad {
+	if of.placed {
 		f.Planner.MinRequests, f.Migration.Mode = config.KeepFirstPlan, config.MigrationPlace
 	}
 }
 
 // run starts a fleet, replays, and stops it.
 func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFleet) (presetResult, error) {
-	log, err := s.logger()
+	log, err := s.Logger()
 	if err != nil {
 		return presetResult{}, err
 	}
-	spans, err := tracing.New(ctx, tracing.Config{Version: version(), Logger: log})
+	spans, err := tracing.New(ctx, tracing.Config{Version: cli.Version, Logger: log})
 	if err != nil {
 		return presetResult{}, err
 	}
@@ -142,7 +161,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 	if err != nil {
 		return presetResult{}, err
 	}
-	cards := newGPUs(f.Fleet.CUDA, log)
+	cards := newGPUs(log)
 	fleet, err := inprocess.New(inprocess.Config{Fleet: f, Envoy: c.emulation.envoy, GPUs: cards, Device: c.emulation.device, Tracer: spans.Tracer(of.name), Logger: log})
 	if err != nil {
 		return presetResult{}, err
@@ -162,7 +181,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 	out.Status = fleet.Control().Status()
 	out.Modules = collectDecisions(fleet, all)
 	out.Placed = countStageHits(out.Result, out.Status)
-	out.Moves = collectMigrationStats(fleet.Executors())
+	out.Moves = fleet.MigrationStats()
 	cancel(nil)
 	return out, errors.Join(err, <-done, cards.Close())
 }
@@ -185,7 +204,7 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	defer records.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	bar := progress.New(s.stderr, name, len(c.requests))
+	bar := progress.New(s.Stderr, name, len(c.requests))
 	var printed policies.Epoch
 	measure := c.meter(fleet)
 	r, err := replay.New(replay.Config{
@@ -226,7 +245,7 @@ func (c *presetComparison) runReplay(ctx context.Context, s *settings, fleet *in
 	if !trace.NamesPrefixes(c.requests) {
 		return r.Run(ctx)
 	}
-	log, err := s.logger()
+	log, err := s.Logger()
 	if err != nil {
 		return replay.Result{}, err
 	}
@@ -244,22 +263,9 @@ func (s *settings) announceChanges(bar *progress.Bar, history []control.Change, 
 		}
 		printed = c.Epoch
 		bar.Clear()
-		fmt.Fprintf(s.stderr, "  epoch %d: %s\n", c.Epoch, describeChange(c))
+		fmt.Fprintf(s.Stderr, "  epoch %d: %s\n", c.Epoch, fleetview.DescribeChange(c))
 	}
 	return printed
-}
-
-// describeChange describes the effect of a plan change.
-func describeChange(c control.Change) string {
-	text := c.Reason
-	if c.Gain > 0 && c.Gain < 1 { // 1: the previous plan could not carry the load at all
-		text += fmt.Sprintf(", predicted gain %.0f %%", c.Gain*100)
-	}
-	text += ":"
-	for _, st := range c.Stages {
-		text += fmt.Sprintf(" %s×%d", formatRange(st), len(st.Replicas))
-	}
-	return text
 }
 
 // countStageHits counts the stages that served the requests.
@@ -309,29 +315,34 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 			return err
 		}
 	}
-	if s.json {
-		return s.print(outcomes)
+	if s.JSON {
+		return s.Print(outcomes)
 	}
 	last := outcomes[len(outcomes)-1]
-	tables := append(resultTables(results), report.Stages(last.Result), planTable("Plan of "+last.Result.Name, last.Plan))
+	sentences := story(results, last, c.expected)
+	if len(last.Plan.Stages) < 2 {
+		fmt.Fprintln(s.Stdout, sentences[0])
+	}
+	tables := append(resultTables(results), report.Stages(last.Result), fleetview.PlanTable("Plan of "+last.Result.Name, last.Plan))
 	for _, t := range tables {
-		if err := t.Text(s.stdout); err != nil {
+		if err := t.Text(s.Stdout); err != nil {
 			return err
 		}
 	}
-	c.writeSpeed(s.stdout, outcomes)
+	c.writeSpeed(s.Stdout, outcomes)
 	p := last.Placed
-	fmt.Fprintf(s.stdout, "By exact length, %d requests were served in their stage, %d next to it (the estimate was off at a boundary), %d elsewhere.\n", p.InRange, p.Next, p.Other+p.Unknown)
+	fmt.Fprintf(s.Stdout, "By exact length, %d requests were served in their stage, %d next to it (the estimate was off at a boundary), %d elsewhere.\n", p.InRange, p.Next, p.Other+p.Unknown)
 	for _, m := range last.Status.Models {
-		fmt.Fprintf(s.stdout, "The length estimate for %s used %.2f bytes per token; its mean error against exact counts was %.1f %%.\n", m.Name, m.BytesPerToken, m.EstimateError*100)
+		fmt.Fprintf(s.Stdout, "The length estimate for %s used %.2f bytes per token; its mean error against exact counts was %.1f %%.\n", m.Name, m.BytesPerToken, m.EstimateError*100)
 	}
-	last.Moves.write(s.stdout)
-	if err := last.Modules.write(s.stdout); err != nil {
+	last.Moves.Write(s.Stdout)
+	if err := last.Modules.write(s.Stdout); err != nil {
 		return err
 	}
 	if c.emulation.out != "" {
-		fmt.Fprintf(s.stdout, "Plots, requests and results are in %s.\n", c.emulation.out)
+		fmt.Fprintf(s.Stdout, "Plots, requests and results are in %s.\n", c.emulation.out)
 	}
+	fmt.Fprintf(s.Stdout, "\n%s\n", strings.Join(sentences, "\n"))
 	return nil
 }
 
@@ -342,8 +353,14 @@ func (c *presetComparison) write(results []replay.Result, outcomes []presetResul
 		lengths[i] = r.Input + r.Output
 	}
 	return writeResults(c.emulation.out, results, map[string]func() (report.Picture, error){
-		"final-plan": func() (report.Picture, error) { return report.Plan(finalPlan(outcomes), lengths) },
+		"final-plan": func() (report.Picture, error) { return report.Plan(planTitle(outcomes), finalPlan(outcomes), lengths) },
 	})
+}
+
+// planTitle says which plan finalPlan is.
+func planTitle(outcomes []presetResult) string {
+	last := outcomes[len(outcomes)-1]
+	return fmt.Sprintf("Plan of %s at the end of its run, epoch %d", last.Result.Name, last.Status.Models[0].Epoch)
 }
 
 // finalPlan returns the plan in force at the end of the last run.

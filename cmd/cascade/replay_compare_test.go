@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/replay"
@@ -61,8 +62,8 @@ func TestCountStageHits(t *testing.T) {
 // TestAnnounceEachPlanOnce announces plans while the history loses its oldest entries.
 func TestAnnounceEachPlanOnce(t *testing.T) {
 	var out bytes.Buffer
-	s := &settings{stderr: &out}
-	bar := progress.New(s.stderr, "test", 10)
+	s := &settings{cli.App{Stderr: &out}}
+	bar := progress.New(s.Stderr, "test", 10)
 	printed := s.announceChanges(bar, []control.Change{threeStages(1), threeStages(2)}, 0)
 	printed = s.announceChanges(bar, []control.Change{threeStages(2), threeStages(3)}, printed)
 	if printed = s.announceChanges(bar, []control.Change{threeStages(3)}, printed); printed != 3 {
@@ -70,7 +71,7 @@ func TestAnnounceEachPlanOnce(t *testing.T) {
 	}
 	want := ""
 	for _, epoch := range []string{"1", "2", "3"} {
-		want += "  epoch " + epoch + ": better, predicted gain 25 %: [0, 100)×2 [100, 1000)×1 [1000, ∞)×2\n"
+		want += "  epoch " + epoch + ": better, predicted gain 25 %: 0–100 on 2, 100–1,000 on 1, 1,000–∞ on 2\n"
 	}
 	lines := ""
 	for line := range strings.Lines(out.String()) {
@@ -97,12 +98,12 @@ func TestComparedFleets(t *testing.T) {
 		}
 		got[of.name] = made.Fleet
 	}
-	plain, least, stages := got["round robin"], got["least load"], got["cascade"]
+	plain, least, stages := got["round robin"], got["placement alone"], got["cascade"]
 	if plain.Preset != config.PresetRoundRobin || plain.Migration.Mode != config.MigrationOff {
 		t.Errorf("round robin: %s, %+v", plain.Preset, plain.Migration)
 	}
 	if least.Preset != config.PresetDefault || least.Migration.Mode != config.MigrationPlace || least.Planner.MinRequests != config.KeepFirstPlan {
-		t.Errorf("least load: %s, %+v, %+v", least.Preset, least.Migration, least.Planner)
+		t.Errorf("placement alone: %s, %+v, %+v", least.Preset, least.Migration, least.Planner)
 	}
 	if stages.Preset != config.PresetDefault || stages.Migration.Mode != config.MigrationReprompt || stages.Planner.MinRequests == config.KeepFirstPlan {
 		t.Errorf("cascade: %s, %+v, %+v", stages.Preset, stages.Migration, stages.Planner)

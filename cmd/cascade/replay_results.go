@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -56,10 +57,8 @@ func writeResults(dir string, results []replay.Result, further map[string]func()
 		if err != nil {
 			return err
 		}
-		for _, ext := range []string{".svg", ".png"} {
-			if err := writePicture(filepath.Join(dir, name+ext), pic); err != nil {
-				return err
-			}
+		if err := writePicture(filepath.Join(dir, name+".svg"), pic); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -86,4 +85,17 @@ func resultTables(results []replay.Result) []report.Table {
 		}
 	}
 	return tables
+}
+
+// writePicture writes a plot to an .svg file.
+func writePicture(path string, pic report.Picture) (err error) {
+	if filepath.Ext(path) != ".svg" {
+		return fmt.Errorf("%s: a picture's file ends in .svg", path)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return pic.Write(f)
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/cost"
-	"github.com/cascadeinfer/cascade/engine/evaluation"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 )
@@ -49,7 +48,7 @@ func (r *traceFlags) slo(p cost.Profile) (replay.SLO, error) {
 		}
 		sample = append(sample, q)
 	}
-	return evaluation.Alone(p, sample), nil
+	return replay.Alone(p, sample), nil
 }
 
 // arrivalTime returns the wall time from the start of a replay to its last arrival.

@@ -14,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
@@ -26,8 +27,7 @@ const startAndStop = 5 * time.Second
 // recentReadings is how many of the readings, one per second, the recent lateness covers.
 const recentReadings = 5
 
-// runAll runs every fleet at the same speed: the fastest one that was tried at which the engines of
-// all of them keep up.
+// runAll runs every fleet at the same speed: the last one that was tried.
 func (c *presetComparison) runAll(ctx context.Context, s *settings) ([]presetResult, error) {
 	for {
 		outcomes, err := c.runAtSpeed(ctx, s, c.governor.Speed())
@@ -48,12 +48,12 @@ func (c *presetComparison) runAtSpeed(ctx context.Context, s *settings, speed fl
 	// its overloaded replicas refuse.
 	c.fleet.Overload.Admission = config.AdmissionOff
 	each := time.Duration(c.seconds/speed*float64(time.Second)) + startAndStop
-	fmt.Fprintf(s.stderr, "%d runs at speed %g, about %s each, %s in all\n", len(comparedFleets), speed, roundDuration(each), roundDuration(each*time.Duration(len(comparedFleets))))
+	fmt.Fprintf(s.Stderr, "%d runs at speed %g, about %s each, %s in all\n", len(comparedFleets), speed, roundDuration(each), roundDuration(each*time.Duration(len(comparedFleets))))
 	begun := time.Now()
 	for i, of := range comparedFleets {
 		if left := len(comparedFleets) - i; i > 0 {
 			mean := time.Since(begun) / time.Duration(i)
-			fmt.Fprintf(s.stderr, "left: %d of %d runs, about %s\n", left, len(comparedFleets), roundDuration(mean*time.Duration(left)))
+			fmt.Fprintf(s.Stderr, "left: %d of %d runs, about %s\n", left, len(comparedFleets), roundDuration(mean*time.Duration(left)))
 		}
 		o, err := c.run(ctx, s, of)
 		if err != nil {
@@ -71,20 +71,16 @@ func roundDuration(d time.Duration) time.Duration {
 
 // estimateSeconds estimates when the last request ends, in engine time: with the iterations that the
 // cost model predicts for one stage, or with idle ones where it predicts none.
-func (e *emulationFlags) estimateSeconds(requests []trace.Request) (float64, error) {
-	w, err := (&planFlags{profile: e.profile, context: e.context, tp: e.tp, replicas: e.replicas}).workload(requests)
-	if err != nil {
-		return 0, err
-	}
+func estimateSeconds(w policies.Workload, requests []trace.Request) float64 {
 	iteration := w.Cost.D0
-	if p, err := partition.Flow.Price(w, nil, []int{e.replicas}); err == nil {
+	if p, err := partition.Flow.Price(w, nil, []int{w.Replicas}); err == nil {
 		iteration = p.Iterations[0]
 	}
 	last := 0.0
 	for _, r := range requests {
 		last = max(last, r.At.Seconds()+float64(r.Output)*iteration)
 	}
-	return last, nil
+	return last
 }
 
 // watch decides about a run in progress. Its error ends the run.
@@ -93,7 +89,7 @@ func (c *presetComparison) watch(s *settings, bar *progress.Bar, r clockspeed.Re
 	switch c.governor.Watch(r) {
 	case clockspeed.Confirmed:
 		bar.Clear()
-		fmt.Fprintf(s.stderr, "  the engines keep up at speed %g: %v\n", speed, r)
+		fmt.Fprintf(s.Stderr, "  the engines keep up at speed %g: %v\n", speed, r)
 	case clockspeed.Slower:
 		bar.Clear()
 		return c.slowDown(s, speed, r)
@@ -120,7 +116,7 @@ func (c *presetComparison) judge(s *settings, r clockspeed.Reading) (void string
 func (c *presetComparison) slowDown(s *settings, speed float64, r clockspeed.Reading) error {
 	why := fmt.Sprintf("at speed %g %v; a run is valid up to %g", speed, r, clockspeed.MaxLateness)
 	c.slowed = append(c.slowed, why)
-	fmt.Fprintf(s.stderr, "  this machine is too slow: %s. All runs start again, slower.\n", why)
+	fmt.Fprintf(s.Stderr, "  this machine is too slow: %s. All runs start again at speed %g.\n", why, c.governor.Speed())
 	return errSlower
 }
 

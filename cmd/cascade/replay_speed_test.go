@@ -9,10 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
+	"github.com/cascadeinfer/cascade/cmd/internal/stageplan"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // fewRequests returns requests that arrive evenly over some time.
@@ -29,10 +33,10 @@ func fewRequests(n int, over time.Duration) []trace.Request {
 func TestSlowDown(t *testing.T) {
 	t.Parallel()
 	var out, progress bytes.Buffer
-	s := &settings{stdout: &out, stderr: &progress, logLevel: "error", logFormat: "text"}
+	s := &settings{cli.App{Stdout: &out, Stderr: &progress, LogLevel: "error", LogFormat: "text"}}
 	// At half the speed a run takes a little longer than a second, after which it is looked at.
 	c, err := newPresetComparison(emulationFlags{replicas: 2, profile: "h200-llama-3.1-8b", context: 8192, speed: 8, tp: 1, prompt: "text", window: time.Minute},
-		pluginFlags{native: true}, fewRequests(8, 5*time.Second))
+		pluginFlags{native: true}, fewRequests(8, 5*time.Second), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,8 +50,8 @@ func TestSlowDown(t *testing.T) {
 			switch {
 			case speed == 8 && elapsed == 0:
 				return clockspeed.Reading{Lateness: 0.3, Recent: 0.3, Idle: 0.28}
-			case speed == 4 && run == 2:
-				return clockspeed.Reading{Elapsed: time.Minute, Lateness: 0.6, Recent: 0.6, Idle: 0.01}
+			case speed == 4 && run == 2: // as if a run had taken a minute, its engines reach half of the speed
+				return clockspeed.Reading{Elapsed: time.Minute, Lateness: 1, Recent: 1, Idle: 0.01}
 			}
 			if r := inTime(elapsed, idle); r.Lateness < 0 || r.Recent < 0 {
 				t.Errorf("%+v", r)
@@ -58,14 +62,14 @@ func TestSlowDown(t *testing.T) {
 	if err := c.compare(t.Context(), s); err != nil {
 		t.Fatalf("%v\n%s", err, &progress)
 	}
-	if got := fmt.Sprint(runs); got != "map[2:3 4:2 8:1]" {
+	if got := fmt.Sprint(runs); got != "map[1.3:3 4:2 8:1]" {
 		t.Errorf("runs by speed: %s", got)
 	}
 	for _, want := range []string{
-		"All fleets ran at speed 2. Tokens came 0 (round robin), 0 (least load), 0 (cascade) iterations late on average; a run is valid up to 0.25.",
+		"All fleets ran at speed 1.3. Tokens came 0 (round robin), 0 (placement alone), 0 (cascade) iterations late on average; a run is valid up to 0.25.",
 		"The clock was slowed down from speed 8, for lack of CPU: at speed 8 tokens came 0.3 iterations late on average, with 28 % of the CPU idle; a run is valid up to 0.25; " +
-			"at speed 4 tokens came 0.6 iterations late on average, with 1 % of the CPU idle; a run is valid up to 0.25.",
-		"wall time × 2, the speed of the engines",
+			"at speed 4 tokens came 1 iterations late on average, with 1 % of the CPU idle; a run is valid up to 0.25.",
+		"wall time × 1.3, the speed of the engines",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the result lacks %q", want)
@@ -74,7 +78,7 @@ func TestSlowDown(t *testing.T) {
 	if strings.Contains(out.String(), "void") {
 		t.Error("a run is void")
 	}
-	for _, want := range []string{"3 runs at speed 8, about ", "3 runs at speed 4, about ", "3 runs at speed 2, about 10s each", "left: 1 of 3 runs, about "} {
+	for _, want := range []string{"3 runs at speed 8, about ", "3 runs at speed 4, about ", "3 runs at speed 1.3, about 10s each", "left: 1 of 3 runs, about "} {
 		if !strings.Contains(progress.String(), want) {
 			t.Errorf("the progress lacks %q", want)
 		}
@@ -86,35 +90,43 @@ func TestSlowDown(t *testing.T) {
 
 // TestTooBusy checks what a comparison says when even the slowest speed is too fast.
 func TestTooBusy(t *testing.T) {
-	s := &settings{stderr: io.Discard}
-	c := &presetComparison{emulation: emulationFlags{replicas: 8, speed: 2}, governor: clockspeed.New(2), requests: fewRequests(11, time.Second)}
+	s := &settings{cli.App{Stderr: io.Discard}}
+	c := &presetComparison{emulation: emulationFlags{replicas: 8, speed: 2}, governor: clockspeed.New(2, 0), requests: fewRequests(11, time.Second)}
 	hopeless := clockspeed.Reading{Elapsed: time.Minute, Lateness: 2, Recent: 2}
-	bar := progress.New(s.stderr, "test", 10)
-	for range 2 {
-		if err := c.watch(s, bar, hopeless); !errors.Is(err, errSlower) {
-			t.Fatalf("at speed %g: %v", c.governor.Speed(), err)
-		}
+	bar := progress.New(s.Stderr, "test", 10)
+	if err := c.watch(s, bar, hopeless); !errors.Is(err, errSlower) {
+		t.Fatalf("at speed %g: %v", c.governor.Speed(), err)
+	}
+	if err := c.watch(s, bar, clockspeed.Reading{Elapsed: time.Minute, Lateness: 0.4, Recent: 0.4}); !errors.Is(err, errSlower) {
+		t.Fatalf("at speed %g: %v", c.governor.Speed(), err)
 	}
 	const remedy = "stop other programs, or emulate less, for instance with --replicas 4 --rate 5"
 	if err := c.watch(s, bar, hopeless); err == nil || errors.Is(err, errSlower) || !strings.Contains(err.Error(), remedy) {
 		t.Errorf("at the slowest speed: %v", err)
 	}
-	if void, err := c.judge(s, hopeless); err != nil || !strings.Contains(void, "the machine is too busy, even for speed 0.125: tokens came 2 iterations late") || !strings.Contains(void, remedy) {
+	if void, err := c.judge(s, hopeless); err != nil || !strings.Contains(void, "the machine is too busy, even for speed 0.33: tokens came 2 iterations late") || !strings.Contains(void, remedy) {
 		t.Errorf("at the end: %q, %v", void, err)
 	}
 }
 
 // TestEstimateSeconds checks that the last request to end counts, and not the last one to arrive.
 func TestEstimateSeconds(t *testing.T) {
-	e := emulationFlags{replicas: 2, profile: "h200-llama-3.1-8b", context: 8192, tp: 1}
+	profile := testkit.Must(config.LoadProfile("h200-llama-3.1-8b", "."))
+	estimate := func(requests []trace.Request) float64 {
+		plan := stageplan.Config{Profile: profile, Context: 8192, Replicas: 2}
+		w, err := plan.Workload(requests)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return estimateSeconds(w, requests)
+	}
 	requests := fewRequests(100, 10*time.Second)
-	short, err := e.estimateSeconds(requests)
-	if err != nil || short < 10 || short > 11 {
-		t.Errorf("%v s, %v", short, err)
+	short := estimate(requests)
+	if short < 10 || short > 11 {
+		t.Errorf("%v s", short)
 	}
 	requests[50].Output = 4000
-	long, err := e.estimateSeconds(requests)
-	if err != nil || long < short+10 || long > short+120 {
-		t.Errorf("with a long request %v s, %v", long, err)
+	if long := estimate(requests); long < short+10 || long > short+120 {
+		t.Errorf("with a long request %v s", long)
 	}
 }

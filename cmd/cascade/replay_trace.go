@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -31,7 +33,7 @@ type traceFlags struct {
 func (r *traceFlags) flags(c *cobra.Command, requests int) {
 	f := c.Flags()
 	f.StringVar(&r.file, "trace", "", "trace file: arrival_ms,input_tokens,output_tokens CSV or Mooncake JSONL, gzipped or not")
-	f.StringVar(&r.mix, "mix", "mixed", "without --trace, generate this mix: "+strings.Join(trace.Names(), ", ")+", or a JSON file that \"cascade trace fit\" wrote")
+	f.StringVar(&r.mix, "mix", "mixed", "without --trace, generate this mix: "+strings.Join(trace.Names(), ", ")+", or a JSON file that \"cascade trace --like --fit\" wrote")
 	f.IntVar(&r.requests, "requests", requests, "use at most this many requests; 0 is all of a trace")
 	f.DurationVar(&r.duration, "duration", 0, "generate no arrival after this time")
 	f.Float64Var(&r.rate, "rate", 0, "mean arrivals per second; 0 keeps the trace's or the mix's own")
@@ -40,13 +42,8 @@ func (r *traceFlags) flags(c *cobra.Command, requests int) {
 	f.DurationVar(&r.until, "until", 0, "drop requests that arrive later in the trace; 0 drops none")
 	f.Int64Var(&r.maxLength, "max-length", 0, "drop requests longer than this, prompt and output together; 0 drops none")
 	f.Uint64Var(&r.seed, "seed", 1, "decides everything random")
-	completeFrom(c, "mix", trace.Names())
-	c.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		if cmd.Flags().Changed("trace") && cmd.Flags().Changed("mix") {
-			return usageErrorf(cmd, "--trace and --mix: give one, requests are read or generated")
-		}
-		return nil
-	}
+	cli.CompleteFrom(c, "mix", trace.Names())
+	c.PreRunE = func(cmd *cobra.Command, _ []string) error { return cli.ExcludeFlags(cmd, "trace", "mix") }
 }
 
 // readWithin is read without requests that are longer than a model's context.
@@ -109,13 +106,27 @@ func generator(name string) (trace.Generator, error) {
 	return g, nil
 }
 
-// newTrace is "cascade trace": it inspects, fits and generates traces.
+// likeFlags are the flags of "cascade trace" that make a mix of a trace.
+type likeFlags struct {
+	trace.FitConfig
+	file         string
+	fit, compare bool
+}
+
+// newTrace is "cascade trace": it generates traces of requests, and its help says what a trace file has.
 func newTrace(s *settings) *cobra.Command {
-	c := group(&cobra.Command{
+	src, like := &traceFlags{}, &likeFlags{}
+	c := &cobra.Command{
 		Use:   "trace",
-		Short: "Generate, describe and fit request traces",
-		Long: `A trace is a file with a line for each request, sorted by arrival, gzipped or not. "cascade plan",
-"sim", "replay" and "report" read it with --trace. Make one of an hour of your own requests:
+		Short: "Write a generated trace (CSV, or JSONL with --json and where prompts share prefixes)",
+		Long: `Trace writes the requests of a mix or, with --like, of one that is fitted to a trace:
+lengths as a mixture of bivariate lognormals, arrivals as Gamma gaps whose rate drifts from
+minute to minute, shared prefixes as continued conversations. --fit prints that mix instead, as
+JSON, which --mix takes, and --compare how good it is. The shipped mixes were made so from the
+public traces of kvcache-ai/Mooncake (FAST'25) and Azure/AzurePublicDataset (2023).
+
+A trace is a file with a line for each request, sorted by arrival, gzipped or not. "cascade plan",
+"sim" and "replay" read it with --trace. Make one of an hour of your own requests:
 
   CSV     arrival_ms,input_tokens,output_tokens     the header, in any order; others are ignored
           400,3000,200
@@ -136,77 +147,85 @@ Mixes are generated traces, fitted to public ones, that --mix takes:
   chat           short prompts: Azure's conversations of 2023 (Azure/AzurePublicDataset)
   conversation   long documents and several turns, which share prefixes: Mooncake (kvcache-ai/Mooncake)
   assistant      requests of conversation up to 8,192 tokens: turns of a chat with a system prompt
-  agent          loops of tool calls up to 64Ki tokens, which share prefixes and the tools' definitions
+  agent          loops of tool calls up to 65,536 tokens, which share prefixes and the tools' definitions
   sharegpt       the lengths of ShareGPT, which the paper uses; one request per second`,
-	})
-	gen := &traceFlags{}
-	g := &cobra.Command{
-		Use:   "generate",
-		Short: "Write a generated trace (CSV, or JSONL with --json and where prompts share prefixes)",
-		Example: `  cascade trace generate --mix chat --requests 1000 > chat.csv
-  cascade trace generate --mix mixed --duration 10m --seed 7 > mixed.jsonl`,
-		Args: exactArgs(0),
-		RunE: func(*cobra.Command, []string) error {
-			requests, _, err := gen.read()
+		Example: `  cascade trace --mix chat --requests 1000 > chat.csv
+  cascade trace --mix mixed --duration 10m --seed 7 > mixed.jsonl
+  cascade trace --like azure2023_conv.csv --requests 5000 > more.csv
+  cascade trace --like conversation_trace.jsonl --spread 3s --fit > mine.json
+  cascade trace --like azure2023_conv.csv --compare`,
+		Args: cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cmp.Or(cli.ExcludeFlags(cmd, "like", "trace", "mix"), cli.ExcludeFlags(cmd, "fit", "compare"),
+				cli.RequireFlag(cmd, "like", "fit", "compare", "name", "components")); err != nil {
+				return err
+			}
+			if like.file != "" {
+				return s.generateLike(src, like)
+			}
+			requests, _, err := src.read()
 			if err != nil {
 				return err
 			}
-			if s.json {
-				return trace.WriteJSONL(s.stdout, requests)
-			}
-			return trace.Write(s.stdout, requests)
+			return s.writeTrace(requests)
 		},
 	}
-	gen.flags(g, 1000)
-	fit := trace.FitConfig{}
-	src := &traceFlags{}
-	f := &cobra.Command{
-		Use:   "fit FILE",
-		Short: "Fit a generator to a trace and print it as JSON; --compare shows how good it is",
-		Long: `Fit makes a generator of any trace: lengths as a mixture of bivariate lognormals,
-arrivals as Gamma gaps whose rate drifts from minute to minute, shared prefixes as
-continued conversations. The shipped mixes were made by this command from the
-public traces of kvcache-ai/Mooncake (FAST'25) and Azure/AzurePublicDataset (2023):
-
-  cascade trace fit azure2023_conv.csv --compare
-  cascade trace fit conversation_trace.jsonl --spread 3s --compare`,
-		Args: exactArgs(1),
-	}
-	compare := f.Flags().Bool("compare", false, "print quantiles of the trace beside a generated one instead of the fit")
-	f.Flags().StringVar(&fit.Name, "name", "fitted", "name of the mix")
-	f.Flags().IntVar(&fit.Components, "components", 0, "lognormals in the mixture of lengths; 0 means 12")
-	f.Flags().Uint64Var(&fit.Seed, "seed", 1, "starts the fit")
-	f.Flags().DurationVar(&src.spread, "spread", 0, "window of the trace's clock (Mooncake: 3s)")
-	f.RunE = func(_ *cobra.Command, args []string) error {
-		src.file, src.seed = args[0], fit.Seed
-		fit.Source = args[0]
-		return s.fitTrace(src, fit, *compare)
-	}
-	c.AddCommand(g, f)
+	src.flags(c, 1000)
+	f := c.Flags()
+	f.StringVar(&like.file, "like", "", "generate requests like those of this trace")
+	f.BoolVar(&like.fit, "fit", false, "with --like: print the mix that is fitted to the trace, as JSON")
+	f.BoolVar(&like.compare, "compare", false, "with --like: print quantiles of the trace beside as many generated requests")
+	f.StringVar(&like.Name, "name", "fitted", "with --like: name of the mix")
+	f.IntVar(&like.Components, "components", 0, "with --like: lognormals in the mixture of lengths; 0 means 12")
 	return c
 }
 
-func (s *settings) fitTrace(src *traceFlags, cfg trace.FitConfig, compare bool) error {
-	requests, _, err := src.read()
+// writeTrace writes requests as a trace.
+func (s *settings) writeTrace(requests []trace.Request) error {
+	if s.JSON {
+		return trace.WriteJSONL(s.Stdout, requests)
+	}
+	return trace.Write(s.Stdout, requests)
+}
+
+// generateLike fits a mix to a trace, and prints the mix, the comparison of the two, or generated requests.
+func (s *settings) generateLike(src *traceFlags, like *likeFlags) error {
+	shape := trace.Shape{Spread: src.spread, From: src.from, Until: src.until, MaxLength: policies.Tokens(src.maxLength), Seed: src.seed}
+	requests, err := readTrace(like.file)
+	if err == nil {
+		requests, err = shape.Apply(requests)
+	}
 	if err != nil {
 		return err
 	}
-	g, err := trace.Fit(requests, cfg)
+	like.Source, like.Seed = like.file, src.seed
+	g, err := trace.Fit(requests, like.FitConfig)
 	if err != nil {
 		return err
 	}
-	if !compare {
-		return s.print(g)
+	if like.fit {
+		return s.Print(g)
 	}
-	g.Requests, g.Seed = len(requests), cfg.Seed
+	g.Seed = src.seed
+	if like.compare {
+		g.Requests = len(requests)
+	} else {
+		g.Requests, g.Duration = src.requests, src.duration
+	}
 	made, err := g.Generate()
 	if err != nil {
 		return err
 	}
-	q := trace.Compare(requests, made)
-	if s.json {
-		return s.print(q)
+	if !like.compare {
+		if made, err = (trace.Shape{Rate: src.rate}).Apply(made); err != nil {
+			return err
+		}
+		return s.writeTrace(made)
 	}
-	_, err = fmt.Fprint(s.stdout, q)
+	q := trace.Compare(requests, made)
+	if s.JSON {
+		return s.Print(q)
+	}
+	_, err = fmt.Fprint(s.Stdout, q)
 	return err
 }

@@ -19,7 +19,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -74,7 +74,7 @@ func TestScripts(t *testing.T) {
 }
 
 func ports(ts *testscript.TestScript, neg bool, names []string) {
-	for i, address := range loopback.Addresses(ts, len(names)) {
+	for i, address := range testkit.Addresses(ts, len(names)) {
 		ts.Setenv(names[i], address)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // longStream opens a stream and reads its first event; 300 tokens take two seconds.
@@ -93,7 +93,7 @@ func TestUpRefusesUnsupportedEdits(t *testing.T) {
 	moved.front, moved.peers = s.peers, s.front
 	moved.write(t, "")
 	up.await(`replica r0 runs in this process: only ..drain.. can change`)
-	s.write(t, "planner: {min_requests: 5}")
+	s.write(t, "planner: {utilisation: 0.5}")
 	up.await("fleet file has changes that need a restart; only changes of replicas were applied")
 	s.write(t, `- {id: r9, address: "127.0.0.1:9", peer: "127.0.0.1:10", engine: "http://127.0.0.1:11"}`)
 	awaitURL(t, "http://"+s.admin+"/status", `"id": "r9"`)

@@ -7,7 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -18,12 +18,15 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/sim"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -78,7 +81,7 @@ Schedulers that move running requests:
   llumnix-balanced  the same without a threshold: it balances the loads all the time
   prefill-decode    --prefill replicas compute prompts, the others generate
 Cascade, by the packages that production runs (proxies pick by prefix keys and weights, front
-ends place by predicted time and cached prefixes, prefixes and running requests are copied
+ends place by price and cached prefixes, prefixes and running requests are copied
 over the profile's link, the control plane plans from the flow that it counts, and running
 requests are sold by bid and ask):
   cascade           planned stages, placement, prefix pulls and moves
@@ -91,11 +94,11 @@ requests are sold by bid and ask):
                     without-tokenizer-or-keys
   without-affinity  nothing is known of cached prefixes, neither in proxies nor in front ends
   without-forwards  prompts are computed where a proxy sent them; front ends forward none
-  by-length         prompts are computed in the stage of their length only, wherever their
-                    prefix is
   least-cost        as many stages as the least predicted cost has: the default gives up 1 % of it
                     for fewer
   static-split      planned stages for ever, a static split by length, and placement by queues
+  ideal             one decider that knows the present state of each replica sends each request
+                    where it costs least; clairvoyant knows the outputs, too
   paper             "preset: paper": plans from the requests of a minute, refined each second,
                     and the market as published
 The paper's own comparisons, each the policy paper with one part replaced:
@@ -136,7 +139,7 @@ a bad line ends the run with its file, line and field, or is counted and dropped
   cascade sim --trace conversation_trace.jsonl --spread 3s --replicas 8 --policy prefix-tree --json
   cascade sim --mix mixed --requests 20000 --replicas 16 --rate 40 --fail 3@60s..120s
   cascade sim --mix mixed --requests 20000 --replicas 16 --attention measured --skew decode_skew.csv.gz`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if src.file == "" && src.requests == 0 && src.duration == 0 {
 				src.requests = defaultMix
@@ -146,9 +149,9 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 	}
 	src.flags(c, 0)
 	f := c.Flags()
-	f.StringSliceVar(&e.policies, "policy", []string{"least-load"}, "policies to simulate, the first being the baseline: "+strings.Join(sim.Policies(), ", "))
+	f.StringSliceVar(&e.policies, "policy", []string{"least-load"}, "policies to simulate: "+strings.Join(sim.Policies(), ", "))
 	f.IntVar(&e.replicas, "replicas", 8, "replicas of the fleet")
-	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profile list\"), or a .json file")
+	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profile\"), or a .json file")
 	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of a replica, extrapolated from the profile")
 	f.StringVar(&e.attention, "attention", "sum", "what batches of unequal lengths cost: "+strings.Join(cost.AttentionCases(), ", "))
 	f.StringVar(&e.skew, "skew", "", "table of measured batches of unequal lengths (CSV, gzipped or not), for --attention measured")
@@ -167,9 +170,9 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 	f.StringArrayVar(&e.drain, "drain", nil, "send a replica no new requests, like --fail; may be repeated")
 	f.BoolVar(&e.skipInvalid, "skip-invalid", false, "count and drop invalid lines of the trace")
 	f.StringVar(&e.out, "out", "", "write results, tables and plots, and every request, into this directory")
-	completeFrom(c, "policy", sim.Policies())
-	completeFrom(c, "attention", cost.AttentionCases())
-	completeFrom(c, "profile", cost.Names())
+	cli.CompleteFrom(c, "policy", sim.Policies())
+	cli.CompleteFrom(c, "attention", cost.AttentionCases())
+	cli.CompleteFrom(c, "profile", cost.Names())
 	return c
 }
 
@@ -185,45 +188,31 @@ func (e *simFlags) config(cmd *cobra.Command, seed uint64) (sim.Config, error) {
 	}
 	c.Profile = p.TensorParallel(e.tp)
 	if c.Attention, err = cost.ParseAttentionCase(e.attention); err != nil {
-		return c, usageErrorf(cmd, "--attention: %w", err)
+		return c, cli.Usagef(cmd, "--attention: %w", err)
 	}
 	if (c.Attention == cost.MeasuredSkew) != (e.skew != "") {
-		return c, usageErrorf(cmd, "--attention measured and --skew FILE go together")
+		return c, cli.Usagef(cmd, "--attention measured and --skew FILE go together")
 	}
 	if e.skew != "" {
-		if c.Skew, err = readSkew(e.skew); err != nil {
+		if c.Skew, err = atomicfile.Decode(e.skew, cost.ReadSkew); err != nil {
 			return c, err
 		}
 	}
 	if e.stages != "" {
 		if c.Stages, err = parseStages(e.stages); err != nil {
-			return c, usageErrorf(cmd, "--stages %q: %w", e.stages, err)
+			return c, cli.Usagef(cmd, "--stages %q: %w", e.stages, err)
 		}
 	}
 	for kind, texts := range map[sim.FaultKind][]string{sim.Fail: e.fail, sim.Drain: e.drain} {
 		for _, text := range texts {
 			fault, err := parseFault(kind, text)
 			if err != nil {
-				return c, usageErrorf(cmd, "--%s %q: %w", kind, text, err)
+				return c, cli.Usagef(cmd, "--%s %q: %w", kind, text, err)
 			}
 			c.Faults = append(c.Faults, fault)
 		}
 	}
 	return c, nil
-}
-
-// readSkew reads a table of measured skew.
-func readSkew(path string) (*cost.SkewTable, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	t, err := cost.ReadSkew(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return t, nil
 }
 
 // parseStages parses END:REPLICAS,…,REPLICAS.
@@ -271,11 +260,11 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 	}
 	stages := shared.Stages
 	if e.stages != "" && !slices.ContainsFunc(e.policies, sim.HasStages) {
-		return usageErrorf(cmd, "--stages: none of the policies %q has stages that can be given", e.policies)
+		return cli.Usagef(cmd, "--stages: none of the policies %q has stages that can be given", e.policies)
 	}
 	for i, policy := range e.policies { // all of them, before the first one runs
 		if slices.Contains(e.policies[:i], policy) {
-			return usageErrorf(cmd, "--policy: %q is named twice", policy)
+			return cli.Usagef(cmd, "--policy: %q is named twice", policy)
 		}
 		shared.Policy, shared.Stages = policy, stagesOf(policy, stages)
 		if err := shared.Validate(); err != nil {
@@ -286,7 +275,7 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 	if err != nil {
 		return err
 	}
-	bar := progress.New(s.stderr, "simulate", cmp.Or(src.requests, -1))
+	bar := progress.New(s.Stderr, "simulate", cmp.Or(src.requests, -1))
 	var mu sync.Mutex
 	ended := map[int]uint64{}
 	results, skipped := make([]sim.Result, len(e.policies)), make([]invalidLines, len(e.policies))
@@ -317,7 +306,7 @@ func (s *settings) simulate(cmd *cobra.Command, src *traceFlags, e *simFlags) er
 		return err
 	}
 	if n := skipped[0]; n.count > 0 {
-		fmt.Fprintf(s.stderr, "%d invalid lines were dropped; first: %s\n", n.count, n.first)
+		fmt.Fprintf(s.Stderr, "%d invalid lines were dropped; first: %s\n", n.count, n.first)
 	}
 	return s.showSimulation(results, e.out)
 }
@@ -371,4 +360,36 @@ func (e *simFlags) runOne(ctx context.Context, c sim.Config, src *traceFlags, sl
 	result, err := run.Run(ctx)
 	result.Attainment = &attained
 	return result, err
+}
+
+// showSimulation prints the results, and writes them into dir unless dir is empty.
+func (s *settings) showSimulation(results []sim.Result, dir string) error {
+	runs := make([]replay.Result, len(results))
+	for i, r := range results {
+		runs[i] = r.Result
+	}
+	if dir != "" {
+		if err := writeResults(dir, runs, nil); err != nil {
+			return err
+		}
+	}
+	if s.JSON {
+		return s.Print(results)
+	}
+	tables := append(resultTables(runs), report.Simulation(results))
+	if m := report.SimulatedMoves(results); len(m.Rows) > 0 {
+		tables = append(tables, m)
+	}
+	if plans := report.SimulatedPlans(results); len(plans.Rows) > 0 {
+		tables = append(tables, plans)
+	}
+	for _, t := range tables {
+		if err := t.Text(s.Stdout); err != nil {
+			return err
+		}
+	}
+	if dir != "" {
+		fmt.Fprintf(s.Stdout, "Plots, requests and results are in %s.\n", filepath.Clean(dir))
+	}
+	return nil
 }

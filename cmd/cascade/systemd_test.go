@@ -9,7 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // units returns the systemd units under deploy by name.
@@ -34,7 +35,7 @@ func TestUnitCommands(t *testing.T) {
 		line, _, _ = strings.Cut(line, "\n")
 		c, rest, err := newRoot(&settings{}).Find(strings.Fields(line))
 		testkit.NoError(t, err)
-		if _, ok := c.Annotations[daemonMark]; !ok {
+		if _, ok := c.Annotations[cli.DaemonMark]; !ok {
 			t.Errorf("%s: %q is not a daemon", name, line)
 		}
 		if err := c.ParseFlags(rest); err != nil {
@@ -43,6 +44,22 @@ func TestUnitCommands(t *testing.T) {
 		upgrades := c.Flags().Lookup("runtime-dir") != nil
 		if strings.Contains(text, "ExecReload=/bin/sh -c '/usr/local/bin/cascade "+line+" &'\n") != upgrades {
 			t.Errorf("%s: ExecReload must start ExecStart's command if and only if the daemon hands over its sockets", name)
+		}
+	}
+}
+
+// TestUnitsConfine checks that a daemon that is taken over can do little: control plane, proxy and replicas have users
+// of their own, and each unit lets its daemon call, see and become no more than it needs.
+func TestUnitsConfine(t *testing.T) {
+	users := map[string]string{"cascade-control.service": "cascade-control", "cascade-proxy.service": "cascade-proxy",
+		"cascade-migrator@.service": "cascade-replica", "cascade-engine@.service": "cascade-replica"} // sockets of an engine admit its own user only
+	for name, text := range units(t) {
+		for _, want := range []string{"User=" + users[name], "SystemCallFilter=@system-service", "SystemCallArchitectures=native", "CapabilityBoundingSet=",
+			"RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK", "RestrictNamespaces=yes", "ProtectKernelTunables=yes", "ProtectControlGroups=yes",
+			"LockPersonality=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} {
+			if !strings.Contains(text, "\n"+want+"\n") {
+				t.Errorf("%s lacks %s", name, want)
+			}
 		}
 	}
 }

@@ -11,9 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -34,15 +35,23 @@ func newIdentifiedSite(t *testing.T) (s site, dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	s = newSite(t, identities(dir, dir))
-	runCommand(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--proxy", "edge", "--proxy", "edge-2")
+	runCommand(t, "tls", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--proxy", "edge", "--proxy", "edge-2")
 	return s, dir
 }
 
 // identities returns the tls section for the authority of one directory and the certificates of
 // another.
 func identities(ca, own string) string {
-	return fmt.Sprintf("tls: {trust_domain: fleet.test, ca: %q, cert: %q, key: %q}",
-		filepath.Join(ca, "ca.pem"), filepath.Join(own, "{role}/{name}/cert.pem"), filepath.Join(own, "{role}/{name}/key.pem"))
+	return fmt.Sprintf("tls: {trust_domain: fleet.test, ca: %q, cert: %q, key: %q, envoy_dir: %q}",
+		filepath.Join(ca, "ca.pem"), filepath.Join(own, "{role}/{name}/cert.pem"), filepath.Join(own, "{role}/{name}/key.pem"), filepath.Join(own, "envoy"))
+}
+
+// inPlainText lets proxies and migrators of a fleet file speak plain text.
+func inPlainText(text string) string {
+	if strings.Contains(text, "plaintext:") {
+		return text
+	}
+	return strings.Replace(text, "tls: {", "tls: {plaintext: [requests], ", 1)
 }
 
 // serve starts all components but the data plane, and returns the control plane.
@@ -86,12 +95,29 @@ func TestFleetWithIdentities(t *testing.T) {
 	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
 	s.sendRequest(t)
 
+	// Front ends serve proxies and operators, and no other component.
+	for who, want := range map[identity.Role]int{identity.Proxy: http.StatusOK, identity.Control: http.StatusForbidden, identity.Migrator: http.StatusForbidden} {
+		name := map[identity.Role]string{identity.Proxy: "edge-2", identity.Control: "control", identity.Migrator: "r0"}[who]
+		own := filepath.Join(dir, string(who), name)
+		keys := keysOf(t, config.TLS{Cert: filepath.Join(own, "cert.pem"), Key: filepath.Join(own, "key.pem"), CA: filepath.Join(dir, "ca.pem")})
+		secure := keys.ReplicaClientConfig(s.front)
+		secure.VerifyConnection = nil
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: secure}, Timeout: patience}
+		resp, err := client.Get("https://" + s.front + "/v1/models")
+		testkit.NoError(t, err)
+		resp.Body.Close()
+		client.CloseIdleConnections()
+		if resp.StatusCode != want {
+			t.Errorf("a %s is answered %s, want %d", who, resp.Status, want)
+		}
+	}
+
 	out := new(testkit.Log)
 	if code := run(t.Context(), []string{"proxy", "-c", s.file, "--node-id", "unknown"}, out, out); code == 0 {
 		t.Error("a proxy without a certificate starts")
 	}
 	fixed := filepath.Join(t.TempDir(), "fleet.yaml")
-	elsewhere := site{file: fixed, proxy: loopback.Addresses(t, 1)[0], control: s.control, admin: s.admin, engine: s.engine, front: s.front, peers: s.peers}
+	elsewhere := site{file: fixed, proxy: testkit.Addresses(t, 1)[0], control: s.control, admin: s.admin, engine: s.engine, front: s.front, peers: s.peers}
 	elsewhere.write(t, strings.NewReplacer("{role}", "proxy", "{name}", "edge-2").Replace(identities(dir, dir)))
 	out = new(testkit.Log)
 	if code := run(t.Context(), []string{"proxy", "-c", fixed, "--node-id", "edge"}, out, out); code == 0 {
@@ -105,10 +131,15 @@ func TestFleetWithIdentities(t *testing.T) {
 	}
 }
 
-// envoyBoot returns the bootstrap of an Envoy that hardly waits for its configuration.
-func envoyBoot(t *testing.T, args ...string) string {
+// envoyBoot returns the bootstrap of an Envoy that hardly waits for its configuration, and that sends no requests to
+// migrators.
+func envoyBoot(t *testing.T, file string, args ...string) string {
 	t.Helper()
-	boot := runCommand(t, append([]string{"envoy-bootstrap", "--admin", "127.0.0.1:0"}, args...)...)
+	text, err := os.ReadFile(file)
+	testkit.NoError(t, err)
+	own := filepath.Join(t.TempDir(), "fleet.yaml")
+	testkit.NoError(t, os.WriteFile(own, []byte(inPlainText(string(text))), 0o600))
+	boot := runCommand(t, append([]string{"envoy-bootstrap", "--admin", "127.0.0.1:0", "-c", own}, args...)...)
 	return strings.ReplaceAll(boot, `"initial_fetch_timeout": "0s"`, `"initial_fetch_timeout": "0.2s"`)
 }
 
@@ -137,7 +168,7 @@ func TestEnvoyIdentity(t *testing.T) {
 	envoytest.Binary(t)
 	s, dir := newIdentifiedSite(t)
 	c := s.serve(t)
-	out := t.TempDir()
+	out := filepath.Join(dir, "envoy")
 	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
 	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
 	testkit.NoError(t, err)
@@ -150,7 +181,7 @@ func TestEnvoyIdentity(t *testing.T) {
 
 	began := time.Now()
 	// A valid certificate with the node id of another Envoy.
-	stolen := strings.Replace(envoyBoot(t, "-c", s.file, "--node-id", "edge-2"), `"id": "edge-2"`, `"id": "edge"`, 1)
+	stolen := strings.Replace(envoyBoot(t, s.file, "--node-id", "edge-2"), `"id": "edge-2"`, `"id": "edge"`, 1)
 	thief := envoytest.Start(t, envoytest.Config{Bootstrap: stolen})
 	c.await("spiffe://fleet.test/proxy/edge-2.*" + notThem + "|" + notThem + ".*spiffe://fleet.test/proxy/edge-2")
 	awaitStat(t, thief, "cluster.cascade-xds.upstream_rq_total", 4) // it tries again
@@ -158,21 +189,21 @@ func TestEnvoyIdentity(t *testing.T) {
 
 	// A certificate of an authority that the server does not trust.
 	other := t.TempDir()
-	runCommand(t, "tls", "init", "--out", other, "--trust-domain", "fleet.test", "--proxy", "edge")
+	runCommand(t, "tls", "--out", other, "--trust-domain", "fleet.test", "--proxy", "edge")
 	file := filepath.Join(t.TempDir(), "fleet.yaml")
 	elsewhere := s
 	elsewhere.file = file
 	elsewhere.write(t, identities(dir, other))
-	stranger := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", file, "--node-id", "edge")})
+	stranger := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, file, "--node-id", "edge")})
 	awaitStat(t, stranger, "cluster.cascade-xds.upstream_cx_destroy", 2)
 	requireUnconfigured(t, "an Envoy of another authority", stranger)
 	// A server whose authority the Envoy does not trust.
 	elsewhere.write(t, identities(other, other))
-	wary := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", file, "--node-id", "edge")})
+	wary := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, file, "--node-id", "edge")})
 	awaitStat(t, wary, "cluster.cascade-xds.ssl.fail_verify_error", 1)
 	requireUnconfigured(t, "an Envoy that trusts another authority", wary)
 	// A migrator is not the control plane.
-	lost := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", s.file, "--node-id", "edge-2", "--control", s.peers)})
+	lost := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, s.file, "--node-id", "edge-2", "--control", s.peers)})
 	awaitStat(t, lost, "cluster.cascade-xds.ssl.fail_verify_san", 1)
 	requireUnconfigured(t, "an Envoy that connects to a migrator", lost)
 
@@ -201,7 +232,7 @@ func TestAttackEdgeKeyEnvoy(t *testing.T) {
 	s, dir := newIdentifiedSite(t)
 	edge := issue(t, t.TempDir())
 	downstream := func(nodes string) string {
-		return identities(dir, dir) + fmt.Sprintf("\nproxy: {listen: %q, nodes: [%s], tls: {cert: %q, key: %q}}", s.proxy, nodes, edge.Cert, edge.Key)
+		return inPlainText(identities(dir, dir)) + fmt.Sprintf("\nproxy: {listen: %q, nodes: [%s], tls: {cert: %q, key: %q}}", s.proxy, nodes, edge.Cert, edge.Key)
 	}
 	s.write(t, downstream("edge"))
 	c := s.serve(t)
@@ -215,7 +246,7 @@ func TestAttackEdgeKeyEnvoy(t *testing.T) {
 	own := s
 	own.file = filepath.Join(t.TempDir(), "fleet.yaml") // as its owner wrote it
 	own.write(t, downstream("edge-2"))
-	other := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", own.file, "--node-id", "edge-2")})
+	other := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, own.file, "--node-id", "edge-2")})
 	c.await("secret refused.*node=edge-2")
 	awaitStat(t, other, "listener_manager.lds.update_success", 1)
 	if got := string(other.Get("/config_dump?resource=dynamic_active_secrets")); strings.Contains(got, "certificate_chain") {
@@ -226,7 +257,7 @@ func TestAttackEdgeKeyEnvoy(t *testing.T) {
 		t.Errorf("an Envoy that is not listed serves HTTPS: %s", resp.Status)
 	}
 	other.Stop()
-	listed := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", s.file, "--node-id", "edge")})
+	listed := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, s.file, "--node-id", "edge")})
 	testkit.WaitFor(t, "the listed Envoy to serve HTTPS", func() bool {
 		resp, err := client.Get("https://" + s.proxy + "/v1/models")
 		if err == nil {
@@ -246,7 +277,7 @@ func TestEnvoyRotates(t *testing.T) {
 	envoytest.Binary(t)
 	s, dir := newIdentifiedSite(t)
 	s.serve(t)
-	out := t.TempDir()
+	out := filepath.Join(dir, "envoy")
 	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
 	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
 	testkit.NoError(t, err)
@@ -269,7 +300,7 @@ func TestEnvoyRotates(t *testing.T) {
 		return ""
 	}
 	before := serial()
-	runCommand(t, "tls", "init", "--out", dir, "--proxy", "edge")
+	runCommand(t, "tls", "--out", dir, "--proxy", "edge")
 	testkit.WaitFor(t, "Envoy's new certificate", func() bool { return serial() != before })
 	if before == "" {
 		t.Fatal("Envoy has no certificate")

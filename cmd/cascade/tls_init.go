@@ -13,12 +13,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 )
 
-// tlsInitFlags are the flags of "cascade tls init".
+// tlsInitFlags are the flags of "cascade tls".
 type tlsInitFlags struct {
 	file                                    fleetFile
 	out, trustDomain                        string
@@ -28,12 +29,11 @@ type tlsInitFlags struct {
 
 // newTLS is "cascade tls": certificates for development.
 func newTLS(s *settings) *cobra.Command {
-	c := group(&cobra.Command{Use: "tls", Short: "Issue certificates for development"})
 	i := &tlsInitFlags{}
-	init := &cobra.Command{
-		Use:   "init --out DIR",
-		Short: "Create a development authority and issue certificates with identities",
-		Long: `Init makes a small certificate authority in a directory, if it is not there yet, and
+	c := &cobra.Command{
+		Use:   "tls --out DIR",
+		Short: "Issue certificates with identities, for development",
+		Long: `Tls makes a small certificate authority in a directory, if it is not there yet, and
 issues a certificate for each component that is named: ECDSA P-256, good for 30 days,
 with one URI name, spiffe://<trust domain>/<role>/<name>. The names are those by which
 the components know each other: a proxy's is its node id, a migrator's its replica's
@@ -50,13 +50,13 @@ their configuration. The authority is good for a year.
 This is for development: the authority's key is an unprotected file, certificates cannot be
 revoked, and nothing renews them. In production use the issuer that you have, such as
 SPIRE, cert-manager or Vault.`,
-		Example: `  cascade tls init --out tls --trust-domain example.org --proxy edge -c fleet.yaml
-  cascade tls init --out tls --trust-domain example.org --control main --migrator r0 --migrator r1
-  cascade tls init --out tls --migrator r2       # one more, from the same authority`,
-		Args: exactArgs(0),
+		Example: `  cascade tls --out tls --trust-domain example.org --proxy edge -c fleet.yaml
+  cascade tls --out tls --trust-domain example.org --control main --migrator r0 --migrator r1
+  cascade tls --out tls --migrator r2       # one more, from the same authority`,
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.initTLS(cmd, i) },
 	}
-	f := init.Flags()
+	f := c.Flags()
 	f.StringVar(&i.out, "out", "", "directory of the authority and the certificates; required")
 	f.StringVar(&i.trustDomain, "trust-domain", "", "trust domain of a new authority, for instance example.org")
 	f.StringArrayVar(&i.proxies, "proxy", nil, "node id of an Envoy or an embedded proxy; may be repeated")
@@ -64,12 +64,11 @@ SPIRE, cert-manager or Vault.`,
 	f.StringArrayVar(&i.controls, "control", nil, "name of a control plane; may be repeated")
 	f.StringArrayVar(&i.operators, "operator", nil, "name of an operator; may be repeated")
 	f.StringArrayVar(&i.hosts, "host", nil, "host name or IP address for the certificates of control planes; may be repeated")
-	i.file.flag(init, "fleet file, for a certificate of each of its replicas and of the control plane")
-	c.AddCommand(init)
+	i.file.flag(c, "fleet file, for a certificate of each of its replicas and of the control plane")
 	return c
 }
 
-// issuedCertificate is a certificate that init has written.
+// issuedCertificate is a certificate that was written.
 type issuedCertificate struct {
 	Identity string `json:"identity"`
 	Cert     string `json:"cert"`
@@ -78,7 +77,7 @@ type issuedCertificate struct {
 
 func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 	if i.out == "" {
-		return usageErrorf(cmd, "name a directory with --out")
+		return cli.Usagef(cmd, "name a directory with --out")
 	}
 	if i.file.path != "" {
 		fleet, err := config.Load(i.file.path)
@@ -145,7 +144,7 @@ func openAuthority(cmd *cobra.Command, i *tlsInitFlags, now time.Time) (a *devca
 	case !errors.Is(err, os.ErrNotExist):
 		return a, false, err
 	case i.trustDomain == "":
-		return nil, false, usageErrorf(cmd, "%s has no authority yet: name the trust domain of a new one with --trust-domain", i.out)
+		return nil, false, cli.Usagef(cmd, "%s has no authority yet: name the trust domain of a new one with --trust-domain", i.out)
 	}
 	for _, name := range []string{devca.AuthorityCert, devca.AuthorityKey} {
 		if _, err := os.Stat(filepath.Join(i.out, name)); err == nil {
@@ -166,7 +165,7 @@ func (i *tlsInitFlags) identities(cmd *cobra.Command, trustDomain string) ([]ide
 		for _, name := range part.names {
 			id, err := identity.New(trustDomain, part.role, name)
 			if err != nil {
-				return nil, usageErrorf(cmd, "--%s %q: %w", part.role, name, err)
+				return nil, cli.Usagef(cmd, "--%s %q: %w", part.role, name, err)
 			}
 			if !slices.Contains(ids, id) {
 				ids = append(ids, id)
@@ -174,7 +173,7 @@ func (i *tlsInitFlags) identities(cmd *cobra.Command, trustDomain string) ([]ide
 		}
 	}
 	if len(ids) == 0 {
-		return nil, usageErrorf(cmd, "name the components: --control, --migrator, --proxy, --operator or -c")
+		return nil, cli.Usagef(cmd, "name the components: --control, --migrator, --proxy, --operator or -c")
 	}
 	return ids, nil
 }
@@ -184,8 +183,8 @@ func (s *settings) printIssued(out string, a *devca.Authority, list []issuedCert
 		Cert: filepath.Join(out, "{role}", "{name}", devca.Cert), Key: filepath.Join(out, "{role}", "{name}", devca.Key),
 		CA: filepath.Join(out, devca.AuthorityCert), TrustDomain: a.TrustDomain(),
 	}
-	if s.json {
-		return s.print(struct {
+	if s.JSON {
+		return s.Print(struct {
 			TrustDomain string              `json:"trust_domain"`
 			CA          string              `json:"ca"`
 			Until       time.Time           `json:"ca_until"`
@@ -195,11 +194,11 @@ func (s *settings) printIssued(out string, a *devca.Authority, list []issuedCert
 		}{section.TrustDomain, section.CA, a.NotAfter(), section.Cert, section.Key, list})
 	}
 	for _, x := range list {
-		if _, err := fmt.Fprintf(s.stdout, "%s\n  %s\n", x.Identity, x.Cert); err != nil {
+		if _, err := fmt.Fprintf(s.Stdout, "%s\n  %s\n", x.Identity, x.Cert); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(s.stdout, `
+	_, err := fmt.Fprintf(s.Stdout, `
 Good for 30 days, for development only. In the fleet file (paths are relative to it):
 
 tls:

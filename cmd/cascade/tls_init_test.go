@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestIssuedCertificates checks that init issues a certificate for each control plane of a fleet
@@ -16,7 +16,7 @@ import (
 func TestIssuedCertificates(t *testing.T) {
 	dir := t.TempDir()
 	s := newSite(t, "state: state\ncontrol: {name: main, listen: \"127.0.0.1:18000\", peers: [\"127.0.0.9:18100\"]}\n"+identities(dir, dir))
-	runCommand(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--host", "control.example.org")
+	runCommand(t, "tls", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--host", "control.example.org")
 	host, err := os.Hostname()
 	testkit.NoError(t, err)
 	for _, name := range []string{"main", identity.Escape(host + ":18100")} {

@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -13,8 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -49,14 +50,18 @@ func TestFleetUnderTLS(t *testing.T) {
 		},
 		"envoy": func(t *testing.T, s site) {
 			envoytest.Binary(t)
-			boot := runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0")
-			envoytest.Validate(t, boot)
-			envoytest.Start(t, envoytest.Config{Bootstrap: boot})
+			out := filepath.Join(filepath.Dir(s.file), "envoy")
+			runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
+			boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
+			testkit.NoError(t, err)
+			envoytest.Validate(t, string(boot))
+			envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newSite(t, "tls: {cert: cert.pem, key: key.pem, ca: ca.pem}")
+			s := newSite(t, "tls: {}")
+			s.write(t, fmt.Sprintf("tls: {cert: cert.pem, key: key.pem, ca: ca.pem, envoy_dir: %q}", filepath.Join(filepath.Dir(s.file), "envoy")))
 			files := issue(t, filepath.Dir(s.file))
 			s.serve(t)
 			dataPlane(t, s)
@@ -80,7 +85,14 @@ func TestFleetUnderTLS(t *testing.T) {
 
 			stranger := keysOf(t, issue(t, t.TempDir())).ControlClientConfig("127.0.0.1")
 			stranger.VerifyConnection = nil
-			for _, door := range []string{s.control, s.peers} {
+			plain := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+			for _, door := range []string{s.control, s.peers, s.front} {
+				if resp, err := plain.Get("http://" + door + "/v1/models"); err == nil {
+					resp.Body.Close()
+					if resp.StatusCode != http.StatusBadRequest {
+						t.Errorf("%s in plain text: %s", door, resp.Status)
+					}
+				}
 				if err := dialTLS(door, &tls.Config{InsecureSkipVerify: true}); err == nil || !strings.Contains(err.Error(), "certificate required") {
 					t.Errorf("%s without a certificate: %v", door, err)
 				}

@@ -17,7 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/top"
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -60,32 +61,32 @@ terminal; NO_COLOR=1 leaves them out.`,
   cascade top --control http://127.0.0.1:18001 --sort load --filter draining
   cascade top --once --size 160x50
   cascade top --json | jq -r '.replicas[] | select(.load > 0.9) | .id'`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.top(cmd, f) },
 	}
 	f.controlFlags.flags(c)
 	c.Flags().BoolVar(&f.once, "once", false, "print one frame and exit")
-	c.Flags().DurationVar(&f.every, "every", time.Second, fmt.Sprintf("interval of the requests to the control plane, at least %v", top.MinEvery))
-	c.Flags().StringVar(&f.sort, "sort", top.ByStage.String(), "order of the replicas: stage, load, waiting, iteration or name")
+	c.Flags().DurationVar(&f.every, "every", time.Second, fmt.Sprintf("interval of the requests to the control plane, at least %v", fleetview.MinEvery))
+	c.Flags().StringVar(&f.sort, "sort", fleetview.ByStage.String(), "order of the replicas: stage, load, waiting, iteration or name")
 	c.Flags().StringVar(&f.filter, "filter", "", "show only what has this text")
 	c.Flags().StringVar(&f.model, "model", "", "the model to show first")
 	c.Flags().StringVar(&f.size, "size", "", "WIDTHxHEIGHT of the frame that --once prints; without it the terminal's, or 80x24")
 	c.Flags().BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default where LC_ALL, LC_CTYPE or LANG names no UTF-8")
-	completeFrom(c, "sort", []string{"stage", "load", "waiting", "iteration", "name"})
+	cli.CompleteFrom(c, "sort", []string{"stage", "load", "waiting", "iteration", "name"})
 	return c
 }
 
 func (s *settings) top(cmd *cobra.Command, f *topFlags) error {
-	order, err := top.ParseOrder(f.sort)
+	order, err := fleetview.ParseOrder(f.sort)
 	if err != nil {
-		return usageErrorf(cmd, "--sort %v", err)
+		return cli.Usagef(cmd, "--sort %v", err)
 	}
-	if f.every < top.MinEvery {
-		return usageErrorf(cmd, "--every %v: at least %v", f.every, top.MinEvery)
+	if f.every < fleetview.MinEvery {
+		return cli.Usagef(cmd, "--every %v: at least %v", f.every, fleetview.MinEvery)
 	}
 	width, height, err := s.frameSize(f.size)
 	if err != nil {
-		return usageErrorf(cmd, "--size %v", err)
+		return cli.Usagef(cmd, "--size %v", err)
 	}
 	source := &topSource{cmd: cmd, f: f}
 	if source.base, err = f.baseURL(cmd); err != nil { // a wrong flag or file, which no waiting mends
@@ -94,16 +95,16 @@ func (s *settings) top(cmd *cobra.Command, f *topFlags) error {
 	if !cmd.Flags().Changed("ascii") {
 		f.ascii = !localeHasUTF8()
 	}
-	m := top.New(cmd.Context(), top.Config{
+	m := fleetview.New(cmd.Context(), fleetview.Config{
 		Source: source, Every: f.every, Order: order, Filter: f.filter, Model: f.model, ASCII: f.ascii, Location: time.Local,
 	}).Size(width, height)
-	if f.once || s.json {
+	if f.once || s.JSON {
 		return s.topOnce(m, source.Poll(cmd.Context()))
 	}
-	if !isTerminal(s.stdout) {
-		return usageErrorf(cmd, "standard output is no terminal; --once prints one frame, --json one document")
+	if !isTerminal(s.Stdout) {
+		return cli.Usagef(cmd, "standard output is no terminal; --once prints one frame, --json one document")
 	}
-	_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithOutput(s.stdout), tea.WithoutSignalHandler()).Run()
+	_, err = tea.NewProgram(m, tea.WithContext(cmd.Context()), tea.WithOutput(s.Stdout), tea.WithoutSignalHandler()).Run()
 	if errors.Is(err, tea.ErrProgramKilled) || errors.Is(err, tea.ErrInterrupted) {
 		return nil // by a signal, which the terminal has survived
 	}
@@ -111,7 +112,7 @@ func (s *settings) top(cmd *cobra.Command, f *topFlags) error {
 }
 
 // topOnce prints one frame, or what it shows as JSON.
-func (s *settings) topOnce(m top.Model, a top.Answer) error {
+func (s *settings) topOnce(m fleetview.Model, a fleetview.Answer) error {
 	if dial := (*net.OpError)(nil); errors.As(a.Err, &dial) && dial.Op == "dial" {
 		return noControlPlane("http://"+a.Control, a.Err)
 	}
@@ -121,14 +122,14 @@ func (s *settings) topOnce(m top.Model, a top.Answer) error {
 	if m = m.Receive(a); !m.HasModel() {
 		return fmt.Errorf("--model %q: the fleet has no such model", m.ModelName())
 	}
-	if s.json {
-		if err := s.print(top.Show(m)); err != nil {
+	if s.JSON {
+		if err := s.Print(fleetview.Show(m)); err != nil {
 			return err
 		}
-	} else if _, err := lipgloss.Fprintln(s.stdout, top.Draw(m).Styled()); err != nil { // as many colours as the output has
+	} else if _, err := lipgloss.Fprintln(s.Stdout, fleetview.Draw(m).Styled()); err != nil { // as many colours as the output has
 		return err
 	}
-	return notReadyError(a.Status.Faults)
+	return fleetview.NotReadyError(a.Status.Faults)
 }
 
 // isTerminal reports whether an output is a terminal.
@@ -149,8 +150,8 @@ func (s *settings) frameSize(flag string) (width, height int, err error) {
 		}
 		return width, height, nil
 	}
-	if isTerminal(s.stdout) {
-		if width, height, err = term.GetSize(int(s.stdout.(*os.File).Fd())); err == nil && width > 0 && height > 0 {
+	if isTerminal(s.Stdout) {
+		if width, height, err = term.GetSize(int(s.Stdout.(*os.File).Fd())); err == nil && width > 0 && height > 0 {
 			return width, height, nil
 		}
 	}
@@ -171,8 +172,8 @@ type topSource struct {
 	base *url.URL // nil: the last one did not answer
 }
 
-// Poll implements top.Source.
-func (s *topSource) Poll(ctx context.Context) (a top.Answer) {
+// Poll implements fleetview.Source.
+func (s *topSource) Poll(ctx context.Context) (a fleetview.Answer) {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, topTimeout)
 	defer cancel()

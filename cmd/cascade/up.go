@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,12 +18,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
+	"github.com/cascadeinfer/cascade/cmd/internal/controld"
+	"github.com/cascadeinfer/cascade/cmd/internal/daemon"
 	"github.com/cascadeinfer/cascade/cmd/internal/fleetfile"
-	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
+	"github.com/cascadeinfer/cascade/cmd/internal/hostdevices"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
-	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 )
@@ -88,7 +90,7 @@ end. A second signal ends it at once.`,
   cascade up --replicas 16 --speed 10 --profile h200-llama-3.1-8b
   cascade up -c fleet.yaml
   cascade up -c fleet.yaml --external-engines --envoy "$(which envoy)"`,
-		Args: exactArgs(0),
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fleet, err := u.fleet(cmd)
 			if err != nil {
@@ -110,10 +112,10 @@ end. A second signal ends it at once.`,
 func (u *upFlags) fleet(cmd *cobra.Command) (wiring.Fleet, error) {
 	if u.file.path == "" {
 		if u.external {
-			return wiring.Fleet{}, usageErrorf(cmd, "--external-engines needs a fleet file that names the engines: add -c")
+			return wiring.Fleet{}, cli.Usagef(cmd, "--external-engines needs a fleet file that names the engines: add -c")
 		}
 		if u.made.replicas < 1 || u.made.replicas > upReplicas {
-			return wiring.Fleet{}, usageErrorf(cmd, "--replicas %d: 1 to %d have fixed addresses; write a fleet file for more", u.made.replicas, upReplicas)
+			return wiring.Fleet{}, cli.Usagef(cmd, "--replicas %d: 1 to %d have fixed addresses; write a fleet file for more", u.made.replicas, upReplicas)
 		}
 		fleet, err := u.made.buildFleet()
 		if err == nil {
@@ -123,7 +125,7 @@ func (u *upFlags) fleet(cmd *cobra.Command) (wiring.Fleet, error) {
 	}
 	for _, name := range []string{"replicas", "profile", "context", "speed", "window", "tp"} {
 		if cmd.Flags().Changed(name) {
-			return wiring.Fleet{}, usageErrorf(cmd, "--%s describes a fleet without a file; with -c, write it into the file", name)
+			return wiring.Fleet{}, cli.Usagef(cmd, "--%s describes a fleet without a file; with -c, write it into the file", name)
 		}
 	}
 	fleet, err := u.file.load(cmd)
@@ -145,37 +147,40 @@ func setFixedAddresses(f *config.Fleet) {
 }
 
 func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) error {
-	log, err := s.logger()
+	log, err := s.Logger()
 	if err != nil {
 		return err
 	}
-	spans, err := tracing.New(ctx, tracing.Config{Version: version(), Logger: log})
+	for _, text := range ignoredByUp(fleet.Fleet) {
+		s.Announce(slog.LevelWarn, "%s", text)
+	}
+	d, err := daemon.New(ctx, daemon.Config{Log: log})
 	if err != nil {
 		return err
 	}
-	defer spans.Close()
+	defer d.Close()
+	// preparePlugins changes fleet's policies, and inprocess.New writes the bound addresses into its
+	// replicas; asked keeps what the file or the flags asked for.
+	asked := fleet
+	asked.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	all, err := s.preparePlugins(&fleet, u.plugins)
 	if err != nil {
 		return err
 	}
-	// inprocess.New writes the bound addresses into fleet's replicas; asked keeps what the file or the
-	// flags asked for.
-	asked := fleet
-	asked.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
-	cards := newGPUs(fleet.Fleet.CUDA, log)
-	var seen *devicewatch.Watcher // for real engines; emulated ones use the fleet file's topology
+	cards := newGPUs(log)
+	var seen *hostdevices.Watcher // for real engines; emulated ones use the fleet file's topology
 	if u.external {
-		seen = devicewatch.New(devicewatch.Config{Host: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
+		seen = hostdevices.New(hostdevices.Config{Host: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
 	}
-	f, err := inprocess.New(inprocess.Config{Fleet: fleet, External: u.external, Machine: seen.Machine, Envoy: u.made.envoy, GPUs: cards, Device: u.made.device, Drain: u.drain, Room: headroom.New(headroom.Read(), log), Tracer: spans.Tracer("up"), Logger: log})
+	f, err := inprocess.New(inprocess.Config{Fleet: fleet, External: u.external, Machine: seen.Machine, Envoy: u.made.envoy, GPUs: cards, Device: u.made.device, Drain: u.drain, Room: d.Room, Tracer: d.Tracer("up"), Logger: log})
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%w: stop what listens there, or choose other addresses in a fleet file (-c)", err)
 	}
 	if err != nil {
 		return err
 	}
-	s.announce(slog.LevelInfo, "%s", describeHost(inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, log))
-	s.announce(slog.LevelInfo, "starting %d replicas", len(fleet.Fleet.Replicas))
+	s.Announce(slog.LevelInfo, "%s", hostdevices.Describe(inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, log))
+	s.Announce(slog.LevelInfo, "starting %d replicas", len(fleet.Fleet.Replicas))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return f.Run(ctx) })
 	g.Go(func() error { return seen.Run(ctx) })
@@ -187,10 +192,30 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 					return err
 				}
 				return f.Control().SetReplicas(now.Registry())
-			}, func(now wiring.Fleet, err error) { f.Control().SetFleetFile(now.Digest(), err) })
+			}, func(now wiring.Fleet, restart []string, err error) {
+				f.Control().SetFleetFile(controld.DescribeFile(now, restart), err)
+			})
 		})
 	}
 	return errors.Join(g.Wait(), cards.Close())
+}
+
+// ignoredByUp returns a warning for each field of a fleet that names a server of a daemon, which "up" does not run as
+// its own process.
+func ignoredByUp(f config.Fleet) (warnings []string) {
+	ignored := func(field, instead string) {
+		warnings = append(warnings, fmt.Sprintf("%s: \"up\" does not serve it: %s", field, instead))
+	}
+	metrics := "the metrics of this process are those of " + f.Control.Admin + "/metrics"
+	for i, r := range f.Replicas {
+		if r.Admin != "" {
+			ignored(fmt.Sprintf("replicas[%d].admin", i), metrics)
+		}
+	}
+	if f.Proxy.Admin != "" {
+		ignored("proxy.admin", metrics)
+	}
+	return warnings
 }
 
 // mergeReplicas returns the replicas after an edit of the file; those that run in this process keep
@@ -228,17 +253,17 @@ func (s *settings) printStarted(ctx context.Context, fleet wiring.Fleet, f *inpr
 		if ctx.Err() != nil {
 			return nil
 		}
-		s.announce(slog.LevelError, "cascade: modules: %v", err)
+		s.Announce(slog.LevelError, "cascade: modules: %v", err)
 	}
 	base := reachableURL(f.URL())
-	if s.json {
-		return s.print(startedOutput{URL: base, Status: f.AdminURL() + "/status"})
+	if s.JSON {
+		return s.Print(startedOutput{URL: base, Status: f.AdminURL() + "/status"})
 	}
 	look := "cascade status"
 	if f.AdminURL() != "http://"+upAdmin {
 		look += " --control " + f.AdminURL()
 	}
-	_, err := fmt.Fprintf(s.stdout, `%d replicas serve %s on %s. Try:
+	_, err := fmt.Fprintf(s.Stdout, `%d replicas serve %s on %s. Try:
 
   %s
   %s
@@ -282,6 +307,7 @@ func curlCommand(url string, m config.Model, several bool) string {
 	if several && len(m.Hosts) > 0 {
 		host = fmt.Sprintf(" -H 'host: %s'", m.Hosts[0])
 	}
+	name, _ := json.Marshal(m.Name) // a string can be encoded
 	return fmt.Sprintf(`curl %s/v1/completions%s -H 'content-type: application/json' -d '{"model":%s,"prompt":"Once upon a time","max_tokens":16}'`,
-		url, host, strings.ReplaceAll(jsonString(m.Name), "'", `'\''`))
+		url, host, strings.ReplaceAll(string(name), "'", `'\''`))
 }

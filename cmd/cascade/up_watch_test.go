@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const watched = `models: [{name: m, context: 4096, profile: h200-llama-3.1-8b}]

@@ -6,7 +6,7 @@ transports.
         "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"staging_mib": 1024}}'
 
 The engine listens on $CASCADE_KV_DIR/kv.sock, to which the Cascade migrator beside it connects; the directory must
-belong to the user of both, with mode 0700. engine/kvsocket/api in Cascade's repository is the specification of what
+belong to the user of both, with mode 0700. engine/api in Cascade's repository is the specification of what
 they say to each other. The connector never trusts what it did not ask for: whatever goes wrong, vLLM computes the KV
 itself.
 
@@ -107,7 +107,7 @@ def scales_by_length(model):
 
 
 def compute_digest(fingerprint, adapter, salt, ids):
-    """Returns the digest of everything that the KV of token ids depends on (Digest in engine/kvsocket/api)."""
+    """Returns the digest of everything that the KV of token ids depends on (Digest in engine/api)."""
     h = hashlib.sha256()
     for text in (fingerprint, adapter, salt):
         b = text.encode(errors="surrogatepass")  # a client's salt may be no valid text

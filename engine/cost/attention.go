@@ -29,6 +29,14 @@ const (
 // attentionCases are the names, in the order of the constants.
 var attentionCases = [...]string{"sum", "ten-percent", "measured", "stress"}
 
+// attentionMeanings say what a batch of unequal lengths costs, in the same order.
+var attentionMeanings = [...]string{
+	"attention costs what the sum of a batch's lengths costs",
+	"attention takes 1.1 times as long in every batch of two or more",
+	"attention takes as long as was measured for batches of unequal lengths",
+	"attention costs half of the way to that of a batch in which all are as long as the longest",
+}
+
 // AttentionCases lists the names of the cases.
 func AttentionCases() []string { return attentionCases[:] }
 
@@ -38,6 +46,18 @@ func ParseAttentionCase(name string) (AttentionCase, error) {
 		return AttentionCase(i), nil
 	}
 	return 0, fmt.Errorf("attention case %q: must be one of %q", name, attentionCases)
+}
+
+// Meaning says what the case prices, in a clause.
+func (c AttentionCase) Meaning() string { return attentionMeanings[c] }
+
+// Skew returns which share of the way from the sum of a batch's lengths to n times the longest the case pays in
+// every batch; 0 where it depends on the batch.
+func (c AttentionCase) Skew() float64 {
+	if c == Stress {
+		return stressAlpha
+	}
+	return 0
 }
 
 // String returns the name of the case.
@@ -118,17 +138,17 @@ type skewPoint struct{ mean, alpha float64 }
 func ReadSkew(r io.Reader) (*SkewTable, error) {
 	type key struct{ n, big, mean float64 }
 	sums, counts := map[key]float64{}, map[key]float64{}
-	err := readTable("skew", r, func(t *table) {
-		if t.text("regime") != "pure" {
+	err := ReadTable("skew", r, func(t *Table) {
+		if t.Text("regime") != "pure" {
 			return
 		}
-		k := key{t.number("n"), t.number("kv_big"), t.number("kv_mean")}
-		mean, skewed, most := t.number("t_mean_us"), t.number("t_skew_us"), t.number("t_max_us")
+		k := key{t.Number("n"), t.Number("kv_big"), t.Number("kv_mean")}
+		mean, skewed, most := t.Number("t_mean_us"), t.Number("t_skew_us"), t.Number("t_max_us")
 		switch {
 		case !(k.n >= 2) || !(k.mean > 0) || !(k.big >= k.mean):
-			t.fail(": n must be at least 2, and kv_big at least kv_mean")
+			t.Fail(": n must be at least 2, and kv_big at least kv_mean")
 		case !(mean > 0) || !(skewed > 0) || !(most > 0):
-			t.fail(": times must be positive")
+			t.Fail(": times must be positive")
 		case most > mean:
 			sums[k] += math.Max(0, (skewed-mean)/(most-mean))
 			counts[k]++

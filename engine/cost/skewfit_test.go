@@ -2,6 +2,7 @@ package cost
 
 import (
 	"encoding/json"
+	"flag"
 	"math"
 	"os"
 	"path/filepath"
@@ -11,7 +12,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+)
+
+var (
+	tables = flag.String("tables", "", "folder with the public measurement tables, to refit the built-in skew")
+	update = flag.Bool("update", false, "with -tables: write the refitted skew")
 )
 
 // TestBuiltinSkew checks the table of the built-in fit: its own points, what lies between and outside, and that
@@ -78,13 +84,13 @@ func TestBuiltinSkewIsTheFit(t *testing.T) {
 	again := testkit.Must(os.Open(path))
 	defer again.Close()
 	fitted, errs := got.Table(), []float64{}
-	testkit.NoError(t, readTable("skew", again, func(r *table) {
-		if r.text("regime") != "pure" {
+	testkit.NoError(t, ReadTable("skew", again, func(r *Table) {
+		if r.Text("regime") != "pure" {
 			return
 		}
-		mean, most := r.number("t_mean_us"), r.number("t_max_us")
-		alpha, _ := fitted.alpha(int(r.number("n")), r.number("kv_big"), r.number("kv_mean")/r.number("kv_big"))
-		errs = append(errs, math.Abs((mean+alpha*(most-mean))/r.number("t_skew_us")-1))
+		mean, most := r.Number("t_mean_us"), r.Number("t_max_us")
+		alpha, _ := fitted.alpha(int(r.Number("n")), r.Number("kv_big"), r.Number("kv_mean")/r.Number("kv_big"))
+		errs = append(errs, math.Abs((mean+alpha*(most-mean))/r.Number("t_skew_us")-1))
 	}))
 	slices.Sort(errs)
 	got.FitError = FitError{P50: errs[len(errs)/2], P90: errs[len(errs)*9/10], Points: len(errs)}

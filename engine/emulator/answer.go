@@ -3,9 +3,11 @@ package emulator
 import (
 	"fmt"
 	"strconv"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/internal/kvtransfer"
+	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
 )
 
 // answer writes the JSON of one request's response in vLLM's format, field by field without
@@ -19,11 +21,14 @@ type answer struct {
 	// prompt is set until the client has received its ids, if it wants them.
 	prompt       []model.Token
 	promptTokens int
-	noDetails    bool               // of prompt tokens
-	transfer     *kvtransfer.Params // of an answer whose KV is kept for another engine; else nil
+	noDetails    bool                // of prompt tokens
+	transfer     *kvconnector.Params // of an answer whose KV is kept for another engine; else nil
 
 	sent   int // output tokens written
 	cached int
+	offset int // characters written, as logprobs of completions count them
+
+	vocabulary *model.Vocabulary
 }
 
 // ending is how a text ended.
@@ -69,16 +74,27 @@ func (a *answer) writeFirst(b []byte) []byte {
 
 // writeChunk writes an event with the text and the ids of some tokens.
 func (a *answer) writeChunk(b []byte, text []byte, ids []model.Token, end ending) []byte {
+	first := a.sent == 0
 	a.sent += len(ids)
 	b = append(b, "data: "...)
+	switch {
+	case a.request.call != "":
+		head := `"delta":{"tool_calls":[{"index":0,"function":{"arguments":`
+		if first {
+			head = `"delta":{"tool_calls":[{"index":0,` + a.callHead() + `,"arguments":`
+		}
+		b = a.writeChoice(b, "chat.completion.chunk", head, text, `}}]}`, ids, end)
+	case a.api == chat:
+		b = a.writeChoice(b, "chat.completion.chunk", `"delta":{"content":`, text, `}`, ids, end)
+	default:
+		b = a.writeChoice(b, "text_completion", `"text":`, text, "", ids, end)
+	}
 	if a.api == chat {
-		b = a.writeChoice(b, "chat.completion.chunk", `"delta":{"content":`, text, `}`, end)
 		if end.reason != "" {
 			b = append(b, `,"stop_reason":`...)
 			b = end.appendStop(b)
 		}
 	} else {
-		b = a.writeChoice(b, "text_completion", `"text":`, text, "", end)
 		b = append(b, `,"stop_reason":`...)
 		b = end.appendStop(b)
 		b = append(b, `,"prompt_token_ids":`...)
@@ -100,14 +116,50 @@ func (a *answer) writeChunk(b []byte, text []byte, ids []model.Token, end ending
 }
 
 // writeChoice writes an object up to the finish reason of its choice.
-func (a *answer) writeChoice(b []byte, object, before string, text []byte, after string, end ending) []byte {
+func (a *answer) writeChoice(b []byte, object, before string, text []byte, after string, ids []model.Token, end ending) []byte {
 	b = a.writeHead(b, object)
 	b = append(b, `,"choices":[{"index":0,`...)
 	b = append(b, before...)
 	b = quote(b, text)
 	b = append(b, after...)
-	b = append(b, `,"logprobs":null,"finish_reason":`...)
+	b = append(b, `,"logprobs":`...)
+	b = a.writeLogprobs(b, ids)
+	b = append(b, `,"finish_reason":`...)
+	if a.request.call != "" && end.reason == "stop" {
+		end.reason = "tool_calls"
+	}
 	return end.appendReason(b)
+}
+
+// callHead returns the beginning of the call of a function, up to its arguments.
+func (a *answer) callHead() string {
+	return `"id":` + string(quote(nil, "chatcmpl-tool-"+a.id)) + `,"type":"function","function":{"name":` + string(quote(nil, a.request.call))
+}
+
+// writeLogprobs writes the log probabilities of some tokens if the client wants them, else null. This engine computes
+// its next token, so each has the probability 1, and there are no alternatives.
+func (a *answer) writeLogprobs(b []byte, ids []model.Token) []byte {
+	if !a.request.logprobs {
+		return append(b, "null"...)
+	}
+	var names, offsets, zeros, tops, content []byte
+	for i, id := range ids {
+		piece := a.vocabulary.Piece(id)
+		name := quote(nil, strings.ToValidUTF8(string(piece), "\ufffd"))
+		entry := fmt.Appendf(nil, `"token":%s,"logprob":0.0,"bytes":%s`, name, strings.ReplaceAll(fmt.Sprint([]byte(piece)), " ", ","))
+		if i > 0 {
+			names, offsets, zeros, tops, content = append(names, ','), append(offsets, ','), append(zeros, ','), append(tops, ','), append(content, ',')
+		}
+		names, zeros = append(names, name...), append(zeros, "0.0"...)
+		offsets = strconv.AppendInt(offsets, int64(a.offset), 10)
+		tops = fmt.Appendf(tops, `{%s:0.0}`, name)
+		content = fmt.Appendf(content, `{%s,"top_logprobs":[{%s}]}`, entry, entry)
+		a.offset += utf8.RuneCount([]byte(piece))
+	}
+	if a.api == chat {
+		return fmt.Appendf(b, `{"content":[%s]}`, content)
+	}
+	return fmt.Appendf(b, `{"text_offset":[%s],"token_logprobs":[%s],"tokens":[%s],"top_logprobs":[%s]}`, offsets, zeros, names, tops)
 }
 
 // writeLast writes the end of a stream: usage, if requested, and the end marker.
@@ -130,11 +182,15 @@ func (a *answer) writeLast(b []byte) []byte {
 // writeBody writes the body of a response that is not streamed.
 func (a *answer) writeBody(b []byte, text []byte, ids []model.Token, end ending) []byte {
 	a.sent = len(ids)
-	if a.api == chat {
+	switch {
+	case a.request.call != "":
+		b = a.writeChoice(b, "chat.completion", `"message":{"role":"assistant","content":null,"refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":[{`+
+			a.callHead()+`,"arguments":`, text, `}}],"reasoning":null}`, ids, end)
+	case a.api == chat:
 		b = a.writeChoice(b, "chat.completion", `"message":{"role":"assistant","content":`, text,
-			`,"refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":[],"reasoning":null}`, end)
-	} else {
-		b = a.writeChoice(b, "text_completion", `"text":`, text, "", end)
+			`,"refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":[],"reasoning":null}`, ids, end)
+	default:
+		b = a.writeChoice(b, "text_completion", `"text":`, text, "", ids, end)
 	}
 	b = end.appendStop(append(b, `,"stop_reason":`...))
 	b = a.writeIDs(append(b, `,"token_ids":`...), ids)

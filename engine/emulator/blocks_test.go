@@ -19,7 +19,7 @@ import (
 	wire "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // servedEngine is a replica that serves its block table, and a session with it.

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/engine/internal/kvsocket"
+	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -149,8 +149,8 @@ func (c Config) validate() error {
 		return bad("Context", "is %d tokens, but the KV cache holds %d; raise KVTokens or lower Context", int64(c.Context), int64(c.KVTokens))
 	case c.KVTransfer != nil && (c.KVTransfer.Listener == nil || c.KVTransfer.Lease < 0 || c.KVTransfer.HandshakeTimeout < 0):
 		return bad("KVTransfer", "needs a Listener, and no negative time")
-	case c.KVSocket != nil && (c.KVTransfer != nil || c.KVSocket.Dir == "" || len(c.KVSocket.Dir) > kvsocket.MaxDir || c.KVSocket.Slots < 1 || c.KVSocket.FetchTimeout < 0):
-		return bad("KVSocket", "needs a Dir of at most %d bytes, no negative size or time, and no KVTransfer", kvsocket.MaxDir)
+	case c.KVSocket != nil && (c.KVTransfer != nil || c.KVSocket.Dir == "" || len(c.KVSocket.Dir) > kvconnector.MaxSocketDir || c.KVSocket.Slots < 1 || c.KVSocket.FetchTimeout < 0):
+		return bad("KVSocket", "needs a Dir of at most %d bytes, no negative size or time, and no KVTransfer", kvconnector.MaxSocketDir)
 	case c.MaxBatch < 1:
 		return bad("MaxBatch", "must be positive, not %d", c.MaxBatch)
 	case c.MaxBatchedTokens < 1:

@@ -12,9 +12,9 @@
 // frozen, read and continued from KV bytes that another replica computed, with a reservation
 // in place of a prompt (kv_transfer_params.cascade_reservation).
 //
-// With Config.KVTransfer it hands KV over as stock vLLM does with a NixlConnector: package
-// kvtransfer. With Config.KVSocket it does so as vLLM with a CascadeConnector: package
-// engine/kvsocket/api. With Config.KVEvents it publishes which blocks its prefix cache holds.
+// With Config.KVTransfer it hands KV over as stock vLLM does with a NixlConnector, with
+// Config.KVSocket as vLLM does with a CascadeConnector: packages engine/internal/kvconnector and
+// engine/api. With Config.KVEvents it publishes which blocks its prefix cache holds.
 //
 // Invariant: equal token ids get equal continuations from every replica of the same model
 // name, whatever else runs there.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // events returns the events of a streamed answer but the last, [DONE].

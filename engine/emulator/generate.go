@@ -52,13 +52,13 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 	e.registerLeg(st)
 	ans := &answer{
 		api: a, id: id, model: cmp.Or(q.model, e.cfg.Model), fingerprint: e.fingerprint,
-		created: time.Now().Unix(), request: &q, promptTokens: st.prompt, noDetails: st.faults.NoPromptDetails,
+		created: time.Now().Unix(), request: &q, vocabulary: e.model.Vocabulary, promptTokens: st.prompt, noDetails: st.faults.NoPromptDetails,
 	}
 	if q.tokenIDs {
 		ans.prompt = prompt
 	}
 	// The sequence has its own copy: free a long prompt while its answer is generated.
-	q.text, q.ids, q.messages = "", nil, nil
+	q.text, q.ids, q.messages, q.tools.raw = "", nil, nil, ""
 	text := newText(e.model.Vocabulary, &q)
 	text.begin(prompt)
 	text.seed(st.tail)
@@ -191,6 +191,7 @@ func (e *Engine) writeStream(w http.ResponseWriter, r *http.Request, st *stream,
 	var (
 		out     []byte
 		show    []byte
+		piece   []byte // show as the client gets it
 		ids     []model.Token
 		finish  batch.Finish
 		end     ending
@@ -225,7 +226,8 @@ func (e *Engine) writeStream(w http.ResponseWriter, r *http.Request, st *stream,
 		var mine []model.Token
 		mine, end = decodeTokens(t, ans.request, ids, finish)
 		show = t.takeAfter(end, show[:0])
-		out = ans.writeChunk(out, show, mine, end)
+		piece = ans.request.skeleton.wrap(piece[:0], show, end.reason != "")
+		out = ans.writeChunk(out, piece, mine, end)
 		ans.prompt = nil // sent in the first chunk
 		if end.reason != "" {
 			out = ans.writeLast(out)
@@ -299,6 +301,6 @@ func (e *Engine) writeWhole(w http.ResponseWriter, r *http.Request, st *stream, 
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	defer clearWriteDeadline(control)
-	writeJSON(w, http.StatusOK, ans.writeBody(nil, show, all, end))
+	writeJSON(w, http.StatusOK, ans.writeBody(nil, ans.request.skeleton.wrap(nil, show, true), all, end))
 	_ = control.Flush() // within the deadline
 }

@@ -12,16 +12,15 @@ import (
 	"github.com/tidwall/gjson"
 
 	wire "github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/engine/internal/zmtp/zmtptest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // eventListener accepts the connection of an engine that publishes events.
-func eventListener(t *testing.T) (endpoint string, accept func() *zmtptest.Client) {
+func eventListener(t *testing.T) (endpoint string, accept func() *testkit.ZMTPClient) {
 	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	t.Cleanup(func() { l.Close() })
-	return "tcp://" + l.Addr().String(), func() *zmtptest.Client {
-		c := zmtptest.New(t, testkit.Must(l.Accept()), "SUB")
+	return "tcp://" + l.Addr().String(), func() *testkit.ZMTPClient {
+		c := testkit.NewZMTP(t, testkit.Must(l.Accept()), "SUB")
 		c.Subscribe("kv")
 		return c
 	}
@@ -104,7 +103,7 @@ func TestKVEvents(t *testing.T) {
 	if gjson.Get(sources, "0.endpoint").Str != endpoint || gjson.Get(sources, "0.topic").Str != "kv@r0" || gjson.Get(sources, "0.buffer_steps").Int() != 10_000 {
 		t.Errorf("sources %s", sources)
 	}
-	dealer := zmtptest.Dial(t, strings.TrimPrefix(replay, "tcp://"), "DEALER")
+	dealer := testkit.DialZMTP(t, strings.TrimPrefix(replay, "tcp://"), "DEALER")
 	dealer.Send("", "\x00\x00\x00\x00\x00\x00\x00\x06")
 	if got := describe(t, dealer.Receive()[1:]); got != "6 [AllBlocksCleared BlockStored]" {
 		t.Errorf("replayed %s", got)

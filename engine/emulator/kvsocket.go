@@ -9,12 +9,11 @@ import (
 	"strconv"
 	"time"
 
+	kvapi "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/engine/internal/kvsocket"
-	"github.com/cascadeinfer/cascade/engine/internal/kvtransfer"
-	kvapi "github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
 )
 
 // KVSocket configures a CascadeConnector. The engine computes what does not arrive.
@@ -37,7 +36,7 @@ func (c KVSocket) withDefaults(blocks int) KVSocket {
 // newSocketTransfer returns the connector of an engine with a KVSocket.
 func newSocketTransfer(e *Engine) (*transfer, error) {
 	c := e.cfg.KVSocket
-	s, err := kvsocket.New(kvsocket.Config{
+	s, err := kvconnector.NewSocketServer(kvconnector.SocketConfig{
 		Dir: c.Dir, Fingerprint: socketFingerprint(e.cfg), Slots: c.Slots, SlotBytes: e.cfg.layout().BlockBytes(), FetchTimeout: c.FetchTimeout, Logger: e.cfg.Logger,
 	})
 	if err != nil {
@@ -81,10 +80,10 @@ func (t *transfer) prepareHandle(q *request, st *stream) {
 
 // grantHandle is grant with a KVSocket. The blocks are copied soon afterwards, and are freed then:
 // the migrator has the lease.
-func (t *transfer) grantHandle(st *stream) *kvtransfer.Params {
+func (t *transfer) grantHandle(st *stream) *kvconnector.Params {
 	q := st.sequence
 	replica, _ := t.socket.Replica()
-	p := &kvtransfer.Params{Handle: st.handoffID, Holder: replica, Tokens: q.Length() - 1 + st.faults.TransferTokens}
+	p := &kvconnector.Params{Handle: st.handoffID, Holder: replica, Tokens: q.Length() - 1 + st.faults.TransferTokens}
 	var blocks []int
 	for _, b := range q.Pinned() {
 		blocks = append(blocks, int(b))
@@ -123,7 +122,7 @@ func (t *transfer) startFetch(ctx context.Context, st *stream, load batch.Load) 
 		if p.Tokens != q.Length() {
 			err = fmt.Errorf("the KV of %d tokens for a prompt of %d", p.Tokens, q.Length())
 		} else {
-			bytes, err = t.socket.Fetch(ctx, kvsocket.Want{
+			bytes, err = t.socket.Fetch(ctx, kvconnector.Want{
 				Holder: p.Holder, Handle: p.Handle, Digest: digest, First: load.First / t.engine.cfg.BlockTokens, Blocks: load.Blocks,
 			})
 		}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/engine/internal/kvtransfer"
+	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
 )
 
 // Limits of a request.
@@ -44,7 +44,7 @@ type request struct {
 	saltText  string // cache_salt
 	salt      uint64 // hash of it; 0: none
 
-	transfer    kvtransfer.Params
+	transfer    kvconnector.Params
 	reservation string // of the block table, in place of a prompt
 	from        int    // ids from this index on are output of an earlier leg; 0: none
 
@@ -53,6 +53,12 @@ type request struct {
 	continuousUsage bool // usage in every chunk
 	tokenIDs        bool
 	includeStop     bool
+
+	logprobs bool // of the tokens of the answer
+	tools    tools
+	call     string       // the function that the answer calls; "" for none
+	format   gjson.Result // response_format; zero: text
+	skeleton *skeleton    // the JSON around the text; nil: none
 }
 
 // message is one turn of a chat.
@@ -85,7 +91,31 @@ func decode(a api, body []byte) (request, *apiError) {
 	case !r.stream && (r.usage || r.continuousUsage):
 		return r, invalid("stream_options", "stream_options needs stream=true")
 	}
-	return r, nil
+	err = r.shapeAnswer()
+	return r, err
+}
+
+// shapeAnswer decides whether the answer is a call of a function, JSON or plain text.
+func (r *request) shapeAnswer() (err *apiError) {
+	var last message
+	if n := len(r.messages); n > 0 {
+		last = r.messages[n-1]
+	}
+	function, calls, err := r.tools.called(last)
+	switch {
+	case err != nil:
+	case calls:
+		r.call, r.skeleton = strings.Clone(function.Get("name").Str), jsonObject()
+		if schema := function.Get("parameters"); schema.Exists() {
+			r.skeleton, err = newSkeleton("tools", schema)
+		}
+	case r.format.Get("type").Str == "json_object":
+		r.skeleton = jsonObject()
+	case r.format.Get("type").Str == "json_schema":
+		r.skeleton, err = newSkeleton("response_format", r.format.Get("json_schema.schema"))
+	}
+	r.format, r.tools.list = gjson.Result{}, nil // they refer to the body
+	return err
 }
 
 // parseObject checks that a body is one JSON object that is safe to parse.
@@ -176,6 +206,21 @@ func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
 		}
 	case "return_token_ids":
 		r.tokenIDs, err = boolean(key, v)
+	case "logprobs": // a number of alternatives for completions, a switch for chat
+		r.logprobs = v.Type == gjson.Number || v.Bool()
+	case "top_logprobs":
+		_, err = integer(key, v, 0)
+	case "tools":
+		if a == chat {
+			err = r.tools.decodeTools(v)
+		}
+	case "tool_choice":
+		err = r.tools.decodeChoice(v)
+	case "response_format":
+		if kind := v.Get("type").Str; kind != "text" && kind != "json_object" && kind != "json_schema" {
+			return invalid(key, "response_format.type must be text, json_object or json_schema")
+		}
+		r.format = v
 	case "cache_salt":
 		var salt string
 		if salt, err = str(key, v); err == nil && salt == "" {
@@ -240,20 +285,8 @@ func uncovered(key string, v gjson.Result) *apiError {
 		if on, err := boolean(key, v); err != nil || !on {
 			return invalid(key, "%s=false is not supported by this engine", key)
 		}
-	case "logprobs", "top_logprobs":
-		if v.Type != gjson.False && (key == "logprobs" || v.Raw != "0") {
-			return invalid(key, "%s is not supported by this engine", key)
-		}
 	case "prompt_logprobs", "suffix", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "logit_bias", "allowed_token_ids", "bad_words", "prompt_embeds", "truncate_prompt_tokens":
 		return invalid(key, "%s is not supported by this engine", key)
-	case "tools":
-		if v.Raw != "[]" {
-			return invalid(key, "tools are not supported by this engine")
-		}
-	case "response_format":
-		if v.Get("type").Str != "text" {
-			return invalid(key, "response_format must be {\"type\":\"text\"} or absent")
-		}
 	}
 	return nil
 }

@@ -42,6 +42,7 @@ func (e *Engine) routes() http.Handler {
 	}
 	post("/v1/completions", func(w http.ResponseWriter, r *http.Request) *apiError { return e.generate(completions, w, r) })
 	post("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) *apiError { return e.generate(chat, w, r) })
+	post("/v1/embeddings", e.embed)
 	handle("GET", "/v1/models", e.models)
 	post("/tokenize", e.tokenize)
 	post("/detokenize", e.detokenize)
@@ -172,7 +173,7 @@ func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) *apiError {
 		a = chat
 	}
 	var q request
-	for _, key := range []string{"model", "prompt", "messages"} {
+	for _, key := range []string{"model", "prompt", "messages", "tools"} {
 		if v := root.Get(key); v.Exists() && bad == nil {
 			bad = q.field(a, key, v)
 		}
@@ -224,6 +225,9 @@ func (e *Engine) promptIDs(a api, q *request) ([]model.Token, *apiError) {
 	// The chat template, in the manner of ChatML: every turn between its marks, then the
 	// opening of the assistant's turn.
 	var ids []model.Token
+	if q.tools.raw != "" {
+		q.messages = append([]message{{role: "tools", content: q.tools.raw}}, q.messages...)
+	}
 	for _, m := range append(q.messages[:len(q.messages):len(q.messages)], message{role: "assistant"}) {
 		turn, err := e.encode(m.role + "\n" + m.content)
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 
 	wire "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // When a session ends, its reservations are freed and its frozen requests continue; those of other

@@ -15,8 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/engine/internal/kvsocket"
-	"github.com/cascadeinfer/cascade/engine/internal/kvtransfer"
+	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
 )
 
 // KVTransfer configures an engine's KV connector, which emulates vLLM's NixlConnector with
@@ -29,7 +28,7 @@ type KVTransfer struct {
 	// Dial connects to other engines' side channels. nil means TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// EngineID is the engine's name on the side channel. "" is a new name for every process, which
-	// others need after a restart: see kvtransfer.Agents.
+	// others need after a restart: see kvconnector.Agents.
 	EngineID string
 	// Lease is how long the blocks of a handoff are kept for a reader. 0 means 30 s. It is never
 	// extended: vLLM does that while the request waits at the reader.
@@ -72,9 +71,9 @@ type transfer struct {
 	cfg    KVTransfer
 	host   string // of the side channel
 	port   int
-	agents kvtransfer.Agents
-	socket *kvsocket.Server // instead of all of these but engine, with Config.KVSocket
-	group  *errgroup.Group  // of Run
+	agents kvconnector.Agents
+	socket *kvconnector.SocketServer // instead of all of these but engine, with Config.KVSocket
+	group  *errgroup.Group           // of Run
 
 	// Owned by the loop.
 	leases map[string]*lease // by request
@@ -98,7 +97,7 @@ func newTransfer(e *Engine) (*transfer, error) {
 	host, port, _ := c.address() // validated
 	return &transfer{
 		engine: e, cfg: c, host: host, port: port, leases: make(map[string]*lease),
-		agents: kvtransfer.Agents{Dial: c.Dial, HandshakeTimeout: c.HandshakeTimeout},
+		agents: kvconnector.Agents{Dial: c.Dial, HandshakeTimeout: c.HandshakeTimeout},
 	}, nil
 }
 
@@ -124,7 +123,7 @@ func (t *transfer) serve(ctx context.Context) error {
 	if t.socket != nil {
 		return t.socket.Run(ctx)
 	}
-	server := kvtransfer.Server{
+	server := kvconnector.TransferServer{
 		EngineID:   t.cfg.EngineID,
 		BlockBytes: t.engine.cfg.layout().BlockBytes(),
 		Read: func(ctx context.Context, blocks []int) (bytes []byte, err error) {
@@ -144,12 +143,12 @@ func (t *transfer) serve(ctx context.Context) error {
 
 // grant keeps the blocks of a stream that ends, for the lease, and describes them. It runs on the
 // loop.
-func (t *transfer) grant(st *stream) *kvtransfer.Params {
+func (t *transfer) grant(st *stream) *kvconnector.Params {
 	if t.socket != nil {
 		return t.grantHandle(st)
 	}
 	q := st.sequence
-	p := &kvtransfer.Params{
+	p := &kvconnector.Params{
 		EngineID: t.cfg.EngineID, RequestID: st.handoffID, Host: t.host, Port: t.port, Tokens: q.Length() - 1 + st.faults.TransferTokens,
 	}
 	for _, b := range q.Pinned() {
@@ -220,7 +219,7 @@ func (t *transfer) startPulls(ctx context.Context, loads []batch.Load) error {
 }
 
 // pull loads blocks from another engine and ends the load.
-func (t *transfer) pull(ctx context.Context, p *kvtransfer.Params, blocks []int, load batch.Load) {
+func (t *transfer) pull(ctx context.Context, p *kvconnector.Params, blocks []int, load batch.Load) {
 	layout, m := t.engine.cfg.layout(), t.engine.metrics.transfer
 	begun := time.Now()
 	bytes, err := t.agents.Pull(ctx, p, blocks, layout.BlockBytes())

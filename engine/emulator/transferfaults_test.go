@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // The failure cases that were measured on vLLM 0.32.0.

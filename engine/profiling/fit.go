@@ -7,8 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-
-	"github.com/cascadeinfer/cascade/engine/internal/leastsquares"
 )
 
 // Fitted is what Fit finds: the paper's QoE coefficients, the coefficients of an iteration, and how well both
@@ -115,7 +113,7 @@ func Fit(logs []Log, o FitOptions) (Fitted, error) {
 
 // term is one measurement of a model.
 type term struct {
-	leastsquares.Row
+	Row
 	known   float64 // part of the measured value that is predicted without the coefficients
 	value   float64 // measured, known included
 	heldOut bool
@@ -124,14 +122,14 @@ type term struct {
 
 // regression is a fit of terms.
 type regression struct {
-	leastsquares.Solution
+	Solution
 	Prediction
-	rows []leastsquares.Row // that were fitted
+	rows []Row // that were fitted
 }
 
 // regress fits the terms that are not held out, and evaluates the fit on the others.
 func regress(terms []term) (regression, error) {
-	var rows []leastsquares.Row
+	var rows []Row
 	mean := 0.0
 	for _, t := range terms {
 		if !t.heldOut && !t.outlier {
@@ -139,7 +137,7 @@ func regress(terms []term) (regression, error) {
 			mean += t.value
 		}
 	}
-	s, err := leastsquares.NonNegative(rows)
+	s, err := NonNegative(rows)
 	if err != nil {
 		return regression{}, err
 	}
@@ -167,7 +165,7 @@ func (f *Fitted) fitQoE(samples []sample) error {
 			continue
 		}
 		q, l := s.Normalised(), s.Load
-		terms = append(terms, term{Row: leastsquares.Row{X: []float64{1, l.N, l.SumI, l.SumI2, l.SumL}, Y: q, Weight: 1, Group: s.cell}, value: q, heldOut: s.heldOut})
+		terms = append(terms, term{Row: Row{X: []float64{1, l.N, l.SumI, l.SumI2, l.SumL}, Y: q, Weight: 1, Group: s.cell}, value: q, heldOut: s.heldOut})
 	}
 	r, err := regress(terms)
 	if err != nil {
@@ -200,7 +198,7 @@ func (f *Fitted) leaveOutBursts(samples []sample) ([]sample, error) {
 // were not cached. Engines compute a long prompt in several iterations; the number of tokens for each is the power
 // of two that fits best.
 func (f *Fitted) fitTTFT(samples []sample) error {
-	best := regression{Solution: leastsquares.Solution{Squares: math.Inf(1)}}
+	best := regression{Solution: Solution{Squares: math.Inf(1)}}
 	for chunk := smallestChunk; chunk <= largestChunk; chunk *= 2 {
 		var terms []term
 		for i, s := range samples {
@@ -211,7 +209,7 @@ func (f *Fitted) fitTTFT(samples []sample) error {
 			// Requests that are alone share no iteration: each is a group of its own.
 			t := s.First - s.Start
 			x := []float64{math.Ceil(tokens / float64(chunk)), tokens, squares}
-			terms = append(terms, term{Row: leastsquares.Row{X: x, Y: t, Weight: 1 / t, Group: i}, value: t, heldOut: s.heldOut})
+			terms = append(terms, term{Row: Row{X: x, Y: t, Weight: 1 / t, Group: i}, value: t, heldOut: s.heldOut})
 		}
 		r, err := regress(terms)
 		if err != nil {
@@ -279,7 +277,7 @@ func (f *Fitted) fitInterToken(samples []sample) error {
 		}
 		byCell[s.log] = append(byCell[s.log], len(terms))
 		terms = append(terms, term{
-			Row:   leastsquares.Row{X: x, Y: (sum.seconds - sum.prefill) / sum.n, Weight: math.Sqrt(sum.n), Group: s.cell},
+			Row:   Row{X: x, Y: (sum.seconds - sum.prefill) / sum.n, Weight: math.Sqrt(sum.n), Group: s.cell},
 			known: sum.prefill / sum.n, value: sum.seconds / sum.n, heldOut: s.heldOut,
 		})
 	}

@@ -32,7 +32,7 @@ type Grid struct {
 func (g Grid) Validate() error {
 	switch {
 	case g.Shortest < 1 || g.Longest <= g.Shortest || g.Longest > maxTokens:
-		return fmt.Errorf("prompt lengths must grow from at least 1 token to at most %d, not [%d, %d)", maxTokens, g.Shortest, g.Longest)
+		return fmt.Errorf("prompt lengths must grow from at least 1 token to at most %d, not %s", maxTokens, policies.LengthRange(g.Shortest, g.Longest))
 	case g.Factor < 2 || g.Factor > maxBatch:
 		return fmt.Errorf("the factor between buckets is %d; it must be 2 to %d", g.Factor, maxBatch)
 	case g.MaxBatch < 1 || g.MaxBatch > maxBatch:
@@ -67,7 +67,7 @@ func (c Cell) String() string {
 	if c.Mixed {
 		return fmt.Sprintf("%d × %d tokens on average, spread %.2g", c.Batch, c.Low, c.Spread)
 	}
-	return fmt.Sprintf("%d × [%d, %d)", c.Batch, c.Low, c.High)
+	return fmt.Sprintf("%d × %s", c.Batch, policies.LengthRange(c.Low, c.High))
 }
 
 // Cells returns the cells of the grid, from short prompts to long ones and from small batches to large ones.
@@ -149,10 +149,10 @@ func (c Cell) MeasuredIn(done []Log) bool {
 }
 
 // Skip reports whether a cell need not be measured: the engine could not run a batch of no more and no longer
-// requests at once.
+// requests at once. A client that was starved of CPU does not know that.
 func (c Cell) Skip(done []Log) bool {
 	for _, d := range done {
-		if d.Queued() && d.Batch <= c.Batch && d.Low <= c.Low {
+		if d.Queued() && !d.Starved() && d.Batch <= c.Batch && d.Low <= c.Low {
 			return true
 		}
 	}

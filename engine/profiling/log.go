@@ -16,6 +16,7 @@ type Log struct {
 	Failed   int       `json:"failed,omitempty"`  // requests without a complete answer, which are in no fit
 	Failure  string    `json:"failure,omitempty"` // of the first one
 	Running  int       `json:"running"`           // maximum number of requests that generated at once, by SetLoads
+	Late     float64   `json:"late,omitempty"`    // share of the time in which the client should have run and did not
 	Requests []Request `json:"requests"`
 }
 
@@ -70,6 +71,14 @@ func (r Request) perEvent() float64 { return float64(r.Output) / float64(1+len(r
 // Queued reports whether the engine never ran the whole batch at once: some requests always waited, for memory
 // or for a place in the batch. Such a cell is not fitted, since what it measures is its queue.
 func (l Log) Queued() bool { return l.Running < l.Batch }
+
+// maxLate is the share of a cell's time in which its client may wait for a CPU. Waits end early in the rest, so that
+// some moment shows every request that the engine runs at once.
+const maxLate = 0.25
+
+// Starved reports whether the client waited for a CPU so long that it may have read whole answers at once. Then it
+// cannot know whether they waited: no two of the answers seem to be generated at the same time.
+func (l Log) Starved() bool { return l.Late > maxLate }
 
 // Most steps of a cell whose tokens came in bursts are shorter than burstStep, in microseconds, and than
 // burstShare of the mean step. No engine has such short iterations, but an emulated one may.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestCells(t *testing.T) {
@@ -23,7 +23,7 @@ func TestCells(t *testing.T) {
 		got = append(got, c.String())
 	}
 	// The context ends the last bucket at 880, and 4 × 610 tokens exceed the KV cache.
-	want := "1 × [100, 200) 2 × [100, 200) 4 × [100, 200) 1 × [200, 400) 2 × [200, 400) 4 × [200, 400) 1 × [400, 800) 2 × [400, 800) 1 × [800, 880) 2 × [800, 880)"
+	want := "1 × 100–200 2 × 100–200 4 × 100–200 1 × 200–400 2 × 200–400 4 × 200–400 1 × 400–800 2 × 400–800 1 × 800–880 2 × 800–880"
 	if d := cmp.Diff(want, strings.Join(got, " ")); d != "" {
 		t.Error(d)
 	}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-
-	"github.com/cascadeinfer/cascade/engine/internal/leastsquares"
 )
 
 // StandardErrors are the standard errors of a fit's coefficients.
@@ -38,16 +36,16 @@ func (e StandardError) MarshalJSON() ([]byte, error) {
 // standardErrors returns the standard error of every coefficient.
 func (r regression) standardErrors() []StandardError {
 	out := make([]StandardError, len(r.Coefficients))
-	fits := leastsquares.LeaveOneOut(r.rows)
+	fits := LeaveOneOut(r.rows)
 	for i := range out {
-		out[i] = StandardError(leastsquares.StandardError(fits, func(c []float64) float64 { return c[i] }))
+		out[i] = StandardError(Jackknife(fits, func(c []float64) float64 { return c[i] }))
 	}
 	return out
 }
 
 // standardError returns that of a quantity that is computed from the coefficients.
 func (r regression) standardError(quantity func([]float64) float64) StandardError {
-	return StandardError(leastsquares.StandardError(leastsquares.LeaveOneOut(r.rows), quantity))
+	return StandardError(Jackknife(LeaveOneOut(r.rows), quantity))
 }
 
 // Coefficient is one coefficient of a fit.

@@ -14,8 +14,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

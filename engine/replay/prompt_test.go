@@ -88,13 +88,3 @@ func TestPrefixesAreShared(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkPrompt(b *testing.B) {
-	r, err := New(Config{Target: "http://x", Model: "m", Requests: every(0, 1, 50000, 1)})
-	if err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		r.body(0)
-	}
-}

@@ -279,10 +279,7 @@ func group(records []Record, low, high policies.Tokens, speed float64) Group {
 		completed = append(completed, r)
 	}
 	g.Latency = latency(completed, speed)
-	for _, s := range [...]*Summary{&g.TTFT, &g.TPOT, &g.Normalised, &g.E2E} {
-		s.Percentiles = nil
-	}
-	return g
+	return withoutPercentiles(g)
 }
 
 // deciles divides the requests by prompt length into ten groups that are as

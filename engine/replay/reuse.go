@@ -22,7 +22,7 @@ type Reuse struct {
 	// trace; 0 if it is not known, as of more than a million blocks. OfIdeal is HitRate over Ideal.
 	Ideal   float64 `json:"ideal_hit_rate"`
 	OfIdeal float64 `json:"of_ideal"`
-	// LoadCV is the coefficient of variation of the replicas' loads inside a stage (see package balance);
+	// LoadCV is the coefficient of variation of the replicas' loads inside a stage (see BalanceMeter);
 	// −1 if it is not known.
 	LoadCV float64 `json:"load_cv"`
 

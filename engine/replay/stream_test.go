@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const chunk = `data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"llama-3-8b","choices":[{"index":0,"text":" the","logprobs":null,"finish_reason":null,"stop_reason":null}],"usage":null}` + "\n\n"
@@ -43,16 +43,6 @@ func TestListenAllocations(t *testing.T) {
 	})
 	if allocs/n > 2.1 {
 		t.Errorf("%.2f allocations per event, at most 2 are wanted", allocs/n)
-	}
-}
-
-func BenchmarkListen(b *testing.B) {
-	stream := strings.Repeat(chunk, 1000) + "data: [DONE]\n\n"
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := listen(strings.NewReader(stream), time.Now); err != nil {
-			b.Fatal(err)
-		}
 	}
 }
 

@@ -35,20 +35,3 @@ func TestProtocols(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkTokens measures the cost of a token over a loopback socket, including the fake server's
-// part.
-func BenchmarkTokens(b *testing.B) {
-	server := httptest.NewServer(&fake{})
-	defer server.Close()
-	for b.Loop() {
-		replay, err := New(Config{Target: server.URL, Model: "m", Requests: every(0, 1, 100, 10000)})
-		if err != nil {
-			b.Fatal(err)
-		}
-		if result, err := replay.Run(b.Context()); err != nil || result.Completed != 1 {
-			b.Fatal(result.Failures, err)
-		}
-	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/10000, "ns/token")
-}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,20 +14,23 @@ import (
 func Runs(results []replay.Result) Table {
 	t := Table{
 		Title:  "Runs",
-		Header: []string{"system", "requests", "completed", "failed", "truncated", "requests/s", "tokens/s", "CPU idle", "worst second"},
+		Header: []string{"system", "requests", "completed", "failed", "truncated", "requests/s", "tokens/s"},
 		Left:   1,
 	}
-	idle := func(share float64) string {
-		if share < 0 {
-			return "unknown"
-		}
-		return percent(share)
+	// Simulations need no CPU in time, and some systems do not report theirs.
+	measured := slices.ContainsFunc(results, func(r replay.Result) bool { return r.IdleCPU >= 0 })
+	if measured {
+		t.Header = append(t.Header, "CPU idle", "worst second")
 	}
 	for _, r := range results {
-		t.Rows = append(t.Rows, []string{
+		row := []string{
 			name(r), strconv.Itoa(r.Requests), strconv.Itoa(r.Completed), strconv.Itoa(r.Failed()), strconv.Itoa(r.Truncated),
-			FormatNumber(r.Engine.RequestsPerSecond), FormatNumber(r.Engine.TokensPerSecond), idle(r.IdleCPU), idle(r.IdleCPUWorst),
-		})
+			FormatNumber(r.Engine.RequestsPerSecond), FormatNumber(r.Engine.TokensPerSecond),
+		}
+		if measured {
+			row = append(row, known(percent(r.IdleCPU), r.IdleCPU >= 0), known(percent(r.IdleCPUWorst), r.IdleCPU >= 0))
+		}
+		t.Rows = append(t.Rows, row)
 	}
 	t.Notes = append(notes(results), rates(results))
 	for _, r := range results {
@@ -41,12 +45,12 @@ func Runs(results []replay.Result) Table {
 func rates(results []replay.Result) string {
 	var times []string
 	for _, r := range results {
-		times = append(times, fmt.Sprintf("%s %s, and the last after %s", r.Name, seconds(r.Engine.MostSeconds), seconds(r.Engine.Seconds)))
+		times = append(times, fmt.Sprintf("%s %s, and the last after %s", r.Name, FormatTime(r.Engine.MostSeconds), FormatTime(r.Engine.Seconds)))
 	}
 	return "Requests and tokens per second are rates of the time in which 99 % of the requests ended: " + strings.Join(times, "; ") + "."
 }
 
-// notes returns what a reader of any figure must know.
+// notes returns what a reader of any figure must know: it stands once, below the first table.
 func notes(results []replay.Result) []string {
 	var notes []string
 	for _, r := range results {
@@ -76,38 +80,51 @@ func clock(results []replay.Result) string {
 	return ""
 }
 
-// Latencies compares mean, median and tail of every metric. The last columns
-// are ratios to the first result: below 1 is faster.
+// Latencies compares mean, median and tail of every metric. The last columns are ratios to the best of the other
+// results: below 1 is faster than all of them.
 func Latencies(results []replay.Result) Table {
 	t := Table{
 		Title:  "Latency",
-		Header: []string{"", "system", "mean", "p50", "p95", "p99", "mean ratio", "p99 ratio"},
+		Header: []string{"", "system", "mean", "p50", "p95", "p99", "mean / best other", "p99 / best other"},
 		Left:   2,
 		Group:  len(results),
-		Notes:  notes(results),
 	}
 	for _, m := range metrics {
+		mean := func(r replay.Result) float64 { return m.of(r.Engine.Latency).Mean }
+		p99 := func(r replay.Result) float64 { return m.of(r.Engine.Latency).P99 }
 		for i, r := range results {
-			s, base := m.of(r.Engine.Latency), m.of(results[0].Engine.Latency)
+			s := m.of(r.Engine.Latency)
 			label := m.String()
 			if i > 0 {
 				label = ""
 			}
 			t.Rows = append(t.Rows, []string{
-				label, name(r), seconds(s.Mean), seconds(s.P50), seconds(s.P95), seconds(s.P99),
-				ratio(s.Mean, base.Mean), ratio(s.P99, base.P99),
+				label, name(r), FormatTime(s.Mean), FormatTime(s.P50), FormatTime(s.P95), FormatTime(s.P99), ratio(results, i, mean), ratio(results, i, p99),
 			})
 		}
 	}
 	return t
 }
 
-// ratio prints a/b, or nothing where one is missing.
-func ratio(a, b float64) string {
-	if a == 0 || b == 0 {
+// BestOther returns the best of the results beside the i-th one: that with the least figure. It returns −1 if there is
+// none. Void results and those without the figure are no rivals.
+func BestOther(results []replay.Result, i int, figure func(replay.Result) float64) int {
+	best := -1
+	for j, r := range results {
+		if j != i && r.Void == "" && figure(r) > 0 && (best < 0 || figure(r) < figure(results[best])) {
+			best = j
+		}
+	}
+	return best
+}
+
+// ratio prints the figure of the i-th result over that of the best other one, or nothing where one is missing.
+func ratio(results []replay.Result, i int, figure func(replay.Result) float64) string {
+	best := BestOther(results, i, figure)
+	if best < 0 || figure(results[i]) == 0 {
 		return "–"
 	}
-	return "× " + FormatNumber(a/b)
+	return "× " + FormatNumber(figure(results[i])/figure(results[best]))
 }
 
 // Classes compares the systems within each class of prompt lengths, to show gains of one class at the
@@ -115,10 +132,9 @@ func ratio(a, b float64) string {
 func Classes(results []replay.Result) Table {
 	t := Table{
 		Title:  "By prompt length",
-		Header: []string{"prompt tokens", "requests", "system", "failed", "TTFT mean", "TTFT p99", "TPOT mean", "TPOT p99", "normalised mean", "normalised p99", "normalised ratio"},
-		Left:   3,
+		Header: []string{"prompt tokens (requests)", "system", "failed", "TTFT mean", "TTFT p99", "TPOT mean", "TPOT p99", "normalised mean", "normalised p99", "mean / best other"},
+		Left:   2,
 		Group:  len(results),
-		Notes:  notes(results),
 	}
 	if len(results) == 0 {
 		return t
@@ -130,29 +146,18 @@ func Classes(results []replay.Result) Table {
 		for j, r := range results {
 			g := r.Engine.Classes[i]
 			row := []string{
-				lengths(g), strconv.Itoa(g.Requests), name(r), strconv.Itoa(g.Failed),
-				seconds(g.TTFT.Mean), seconds(g.TTFT.P99), seconds(g.TPOT.Mean), seconds(g.TPOT.P99),
-				seconds(g.Normalised.Mean), seconds(g.Normalised.P99), ratio(g.Normalised.Mean, base.Normalised.Mean),
+				fmt.Sprintf("%s (%d)", policies.LengthRange(g.Low, g.High), g.Requests), name(r), strconv.Itoa(g.Failed),
+				FormatTime(g.TTFT.Mean), FormatTime(g.TTFT.P99), FormatTime(g.TPOT.Mean), FormatTime(g.TPOT.P99),
+				FormatTime(g.Normalised.Mean), FormatTime(g.Normalised.P99),
+				ratio(results, j, func(r replay.Result) float64 { return r.Engine.Classes[i].Normalised.Mean }),
 			}
 			if j > 0 {
-				row[0], row[1] = "", ""
+				row[0] = ""
 			}
 			t.Rows = append(t.Rows, row)
 		}
 	}
 	return t
-}
-
-// lengths prints a group's range of prompt lengths: classes by their bounds,
-// deciles by the shortest and longest prompt that may be in them.
-func lengths(g replay.Group) string {
-	switch {
-	case g.High == policies.Unbounded:
-		return "from " + tokens(g.Low)
-	case g.High%(1<<10) == 0:
-		return tokens(g.Low) + " to " + tokens(g.High)
-	}
-	return g.Low.String() + " – " + (g.High - 1).String()
 }
 
 // Stages lists which stages served a run, from the response headers.
@@ -163,7 +168,7 @@ func Stages(r replay.Result) Table {
 		Left:   1,
 	}
 	for _, s := range r.Stages {
-		t.Rows = append(t.Rows, []string{s.Stage, strconv.Itoa(s.Requests), percent(float64(s.Requests) / float64(max(1, r.Sent))), s.Min.String(), s.Max.String()})
+		t.Rows = append(t.Rows, []string{s.Stage, strconv.Itoa(s.Requests), percent(float64(s.Requests) / float64(max(1, r.Sent))), s.Min.Grouped(), s.Max.Grouped()})
 	}
 	return t
 }

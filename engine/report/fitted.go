@@ -1,40 +1,22 @@
 package report
 
-import (
-	"fmt"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-)
-
-// XY is a measured point.
-type XY struct{ X, Y float64 }
-
-// Fitted draws points and the line base + slope·x that was fitted to them. The names of
-// the axes have their units.
+// Fitted draws points and the line base + slope·x that was fitted to them. The names of the axes have their units.
 func Fitted(title, xName, yName string, points []XY, base, slope float64) (Picture, error) {
 	if len(points) == 0 {
 		return Picture{}, ErrNoData
 	}
-	p := newPlot(title, xName, yName)
-	p.X.Tick.Marker, p.Y.Tick.Marker = even{short}, even{short}
-	var all plotter.XYs
-	right := 0.0
+	right, top := 0.0, base
 	for _, xy := range points {
-		all = append(all, plotter.XY(xy))
-		right = max(right, xy.X)
+		right, top = max(right, xy.X), max(top, xy.Y)
 	}
-	fit, err := line(plotter.XYs{{X: 0, Y: base}, {X: right, Y: base + float64(slope*right)}}, 0)
-	if err != nil {
-		return Picture{}, fmt.Errorf("draw %s: %w", title, err)
-	}
-	dots, err := plotter.NewScatter(all)
-	if err != nil {
-		return Picture{}, fmt.Errorf("draw %s: %w", title, err)
-	}
-	dots.Color, dots.Radius = colour(1), vg.Points(2.5)
-	p.Add(fit, dots)
-	p.Y.Min = 0
-	return Picture{[]*plot.Plot{p}, vg.Points(520), vg.Points(320)}, nil
+	fit := []XY{{0, base}, {right, base + float64(slope*right)}}
+	return Figure{Title: title, Width: 560, Legend: []Key{{"measured", Style{Colour: series(1).Colour, Dots: true}}, {"fitted", series(0)}}, Charts: []Chart{{
+		X: linearAxis(xName, 0, right*1.02, shortCount), Y: linearAxis(yName, 0, max(top, fit[1].Y)*1.05, shortCount), Height: 240,
+		Draw: func(g *Grid) {
+			g.Line(fit, series(0))
+			for _, xy := range points {
+				g.Dot(xy, series(1))
+			}
+		},
+	}}}.Draw()
 }

@@ -1,15 +1,5 @@
 package report
 
-import (
-	"fmt"
-
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-
-	"github.com/cascadeinfer/cascade/engine/interval"
-)
-
 // Panel is the intervals of one figure: a row per system, and in each row a point per series.
 type Panel struct {
 	Figure  string // on the axis
@@ -22,74 +12,51 @@ type Panel struct {
 // is left out.
 type IntervalSeries struct {
 	Name      string
-	Intervals []interval.Interval
+	Intervals []Interval
 }
 
-// Intervals draws panels above each other. Times are in seconds unless a panel is Plain, and no bar begins below 0; the
-// first panel has the legend.
+// Intervals draws panels above each other. Times are in seconds unless a panel is Plain, and no bar begins below 0.
 func Intervals(panels []Panel) (Picture, error) {
-	picture := Picture{width: vg.Points(620)}
+	f := Figure{Width: 640}
 	for _, panel := range panels {
-		p := newPlot("", panel.Figure, "")
-		p.X.Tick.Marker = even{short}
-		if panel.Plain {
-			p.X.Tick.Marker = even{count}
-		}
-		p.X.Min = 0
-		drawn := false
-		for j, series := range panel.Series {
-			points := intervalPoints{}
-			shift := 0.16 * (float64(len(panel.Series)-1)/2 - float64(j))
-			for row, v := range series.Intervals {
+		most, drawn := 0.0, 0
+		for _, s := range panel.Series {
+			for _, v := range s.Intervals {
 				if v.Runs > 0 {
-					// The first system is at the top.
-					points.XYs = append(points.XYs, plotter.XY{X: v.Mean, Y: float64(len(panel.Systems)-1-row) + shift})
-					points.XErrors = append(points.XErrors, struct{ Low, High float64 }{max(v.Low, 0) - v.Mean, v.High - v.Mean})
+					most, drawn = max(most, v.High), drawn+1
 				}
 			}
-			if len(points.XYs) == 0 {
-				continue
-			}
-			drawn = true
-			bars, err := plotter.NewXErrorBars(points)
-			if err != nil {
-				return Picture{}, fmt.Errorf("draw %s: %w", panel.Figure, err)
-			}
-			dots, err := plotter.NewScatter(points.XYs)
-			if err != nil {
-				return Picture{}, fmt.Errorf("draw %s: %w", panel.Figure, err)
-			}
-			bars.Color, dots.Color = colour(j+1), colour(j+1)
-			bars.Width, dots.Radius, dots.Shape = vg.Points(1.2), vg.Points(2.6), draw.CircleGlyph{}
-			p.Add(bars, dots)
-			if len(picture.plots) == 0 {
-				p.Legend.Add(series.Name, dots)
-			}
 		}
-		if !drawn {
+		if drawn == 0 {
 			continue
 		}
-		p.Legend.Top = true
-		names := make([]string, len(panel.Systems))
-		for row, name := range panel.Systems {
-			names[len(names)-1-row] = name
+		if len(f.Charts) == 0 {
+			for i, s := range panel.Series {
+				f.Legend = append(f.Legend, Key{s.Name, Style{Colour: series(i + 1).Colour, Dots: true}})
+			}
 		}
-		p.NominalY(names...)
-		p.Y.Min, p.Y.Max = -0.6, float64(len(names))-0.4
-		if len(picture.plots) == 0 {
-			p.Y.Max += 0.5 * float64(len(panel.Series)) // head room for the legend
+		label := shortTime
+		if panel.Plain {
+			label = shortCount
 		}
-		p.X.Max *= 1.03
-		picture.plots = append(picture.plots, p)
-		picture.height += vg.Points(56 + 17*float64(len(names)))
+		f.Charts = append(f.Charts, Chart{
+			X: linearAxis(panel.Figure, 0, most*1.03, label), Y: nameAxis("", panel.Systems, true),
+			Height: 12 + 17*float64(len(panel.Systems)), Draw: func(g *Grid) { drawIntervals(g, panel) },
+		})
 	}
-	if len(picture.plots) == 0 {
-		return Picture{}, ErrNoData
-	}
-	return picture, nil
+	return f.Draw()
 }
 
-type intervalPoints struct {
-	plotter.XYs
-	plotter.XErrors
+// drawIntervals draws the mean of each interval as a dot, and its bounds as a line. The first system is at the top.
+func drawIntervals(g *Grid, panel Panel) {
+	for j, s := range panel.Series {
+		shift := 0.16 * (float64(len(panel.Series)-1)/2 - float64(j))
+		for row, v := range s.Intervals {
+			if v.Runs > 0 {
+				y := float64(len(panel.Systems)-1-row) + shift
+				g.Line([]XY{{max(v.Low, 0), y}, {v.High, y}}, series(j+1))
+				g.Dot(XY{v.Mean, y}, series(j+1))
+			}
+		}
+	}
 }

@@ -1,14 +1,11 @@
 package report
 
 import (
-	"fmt"
 	"math"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // unit is the note on an axis about the clock.
@@ -19,126 +16,130 @@ func unit(results []replay.Result) string {
 	return ""
 }
 
-// Distribution draws the share of requests that were served within a time,
-// one curve per result.
+// capital begins a title.
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+
+// Distribution draws the share of requests that were served within a time, a curve per result. The axis of shares is
+// logarithmic towards 100 %, and dots mark p50, p95 and p99.
 func Distribution(results []replay.Result, m Metric) (Picture, error) {
-	if len(results) == 0 {
-		return Picture{}, ErrNoData
-	}
-	p := newPlot("", m.axis()+unit(results), "share of requests served within")
-	p.X.Tick.Marker = timeTicks{}
-	p.Y.Min, p.Y.Max, p.Y.Tick.Marker = 0, 1, even{share}
-	p.Legend.Top, p.Legend.Left = true, true
-	drawn := false
+	low, high := math.Inf(1), 0.0
+	f := Figure{Title: capital(m.axis()) + ": the share of requests within a time", Width: 560}
 	for i, r := range results {
-		var points plotter.XYs
-		for percentile, v := range m.of(r.Engine.Latency).Percentiles {
-			if v > 0 {
-				points = append(points, plotter.XY{X: math.Log10(v), Y: float64(percentile) / 100})
-			}
-		}
-		if len(points) == 0 {
+		s := m.of(r.Engine.Latency)
+		if len(s.Percentiles) < 100 || s.P99 <= 0 {
 			continue
 		}
-		curve, err := line(points, i)
-		if err != nil {
-			return Picture{}, fmt.Errorf("draw %s of %s: %w", m, r.Name, err)
+		low, high = min(low, firstPositive(s.Percentiles)), max(high, s.P99)
+		f.Legend = append(f.Legend, Key{name(r) + ": p50 " + FormatTime(s.P50) + ", p95 " + FormatTime(s.P95) + ", p99 " + FormatTime(s.P99), series(i)})
+	}
+	if len(f.Legend) == 0 {
+		return Picture{}, ErrNoData
+	}
+	f.Charts = []Chart{{X: timeAxis(m.axis()+unit(results), low, high), Y: tailAxis("share of requests"), Height: 250, Draw: func(g *Grid) {
+		for i, r := range results {
+			var points []XY
+			for percentile, v := range m.of(r.Engine.Latency).Percentiles {
+				if v > 0 && percentile < 100 { // the slowest request has no place on the axis of shares
+					points = append(points, XY{math.Log10(v), tail(float64(percentile) / 100)})
+				}
+			}
+			if len(points) == 0 {
+				continue
+			}
+			g.Line(points, series(i))
+			s := m.of(r.Engine.Latency)
+			for _, at := range [...]XY{{s.P50, 0.5}, {s.P95, 0.95}, {s.P99, 0.99}} {
+				g.Dot(XY{math.Log10(at.X), tail(at.Y)}, series(i))
+			}
 		}
-		drawn = true
-		p.Add(curve)
-		p.Legend.Add(name(r), curve)
-	}
-	if !drawn {
-		return Picture{}, fmt.Errorf("draw %s: %w", m, ErrNoData)
-	}
-	// Equal times need some width around them.
-	p.X.Min, p.X.Max = p.X.Min-0.02, p.X.Max+0.02
-	return Picture{[]*plot.Plot{p}, vg.Points(520), vg.Points(320)}, nil
+	}}}
+	return f.Draw()
 }
 
-// ByLength draws the mean of a metric by decile of prompt length, a bar per
-// result. The deciles are those of the first result; results of other traces
-// have none of them and are left out.
+// firstPositive returns the first of the rising values that is above 0.
+func firstPositive(values []float64) float64 {
+	for _, v := range values {
+		if v > 0 {
+			return v
+		}
+	}
+	return 1
+}
+
+// ByLength draws the mean of a metric by decile of prompt length, a bar per result. The deciles are those of the first
+// result; results of other traces have none of them and are left out.
 func ByLength(results []replay.Result, m Metric) (Picture, error) {
 	if len(results) == 0 || len(results[0].Engine.Deciles) == 0 {
 		return Picture{}, ErrNoData
 	}
-	p := newPlot("", "prompt tokens, a tenth of the requests in each group", "mean "+m.axis()+unit(results))
-	p.Y.Tick.Marker = even{short}
-	p.Y.Min = 0
-	p.Legend.Top, p.Legend.Left = true, true
 	base := results[0].Engine.Deciles
-	labels := make([]string, len(base))
+	labels, most := make([]string, len(base)), 0.0
 	for i, g := range base {
-		labels[i] = lengths(g)
+		labels[i] = strings.Replace(policies.LengthRange(g.Low, g.High), "–", "–\n", 1)
 	}
-	const span = 34 // points of a group of bars
-	width := vg.Points(span / float64(len(results)))
+	f := Figure{Title: capital(m.axis()) + ": means by prompt length", Width: 640}
+	var shown []int
 	for i, r := range results {
 		if len(r.Engine.Deciles) != len(base) {
 			continue
 		}
-		values := make(plotter.Values, len(base))
-		for d, g := range r.Engine.Deciles {
-			values[d] = m.of(g.Latency).Mean
+		for _, g := range r.Engine.Deciles {
+			most = max(most, m.of(g.Latency).Mean)
 		}
-		bars, err := plotter.NewBarChart(values, width)
-		if err != nil {
-			return Picture{}, fmt.Errorf("draw %s of %s: %w", m, r.Name, err)
-		}
-		bars.Color = colour(i)
-		bars.LineStyle.Width = 0
-		bars.Offset = width * vg.Length(float64(i)-float64(len(results)-1)/2)
-		p.Add(bars)
-		p.Legend.Add(name(r), bars)
+		shown = append(shown, i)
+		f.Legend = append(f.Legend, Key{name(r), Style{Colour: series(i).Colour, Dots: true}})
 	}
-	p.NominalX(labels...)
-	p.X.Min, p.X.Max = -0.6, float64(len(base))-0.4
-	p.X.Tick.Label.Rotation = math.Pi / 7
-	p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = -1, -0.6
-	// Head room for the legend.
-	p.Y.Max *= 1.12
-	return Picture{[]*plot.Plot{p}, vg.Points(620), vg.Points(340)}, nil
+	const span = 0.8 // of a group of bars
+	width := span / float64(len(shown))
+	f.Charts = []Chart{{
+		X:      nameAxis("prompt tokens, a tenth of the requests in each group", labels, false),
+		Y:      linearAxis("mean"+unit(results), 0, most*1.05, shortTime),
+		Height: 230, Draw: func(g *Grid) {
+			for place, i := range shown {
+				for d, group := range results[i].Engine.Deciles {
+					from := float64(d) - span/2 + float64(place)*width
+					g.Box(XY{from, 0}, XY{from + width, m.of(group.Latency).Mean}, series(i), 1)
+				}
+			}
+		},
+	}}
+	return f.Draw()
 }
 
 // Timeline draws throughput and outstanding requests over the run.
 func Timeline(results []replay.Result) (Picture, error) {
-	if len(results) == 0 || len(results[0].Engine.Timeline) == 0 {
-		return Picture{}, ErrNoData
-	}
-	at := "time since the start" + unit(results)
-	rate := newPlot("", "", "tokens/s generated")
-	open := newPlot("", at, "requests outstanding")
-	for _, p := range []*plot.Plot{rate, open} {
-		p.X.Tick.Marker = even{short}
-		p.Y.Tick.Marker = even{count}
-		p.Y.Min = 0
-	}
-	rate.Legend.Top, rate.Legend.Left = true, true
+	f := Figure{Title: "Throughput and requests in flight over the run", Width: 640}
+	end, tokens, open := 0.0, 1.0, 1.0
 	for i, r := range results {
-		var tokens, outstanding plotter.XYs
-		for _, m := range r.Engine.Timeline {
-			tokens = append(tokens, plotter.XY{X: m.At, Y: m.Tokens})
-			outstanding = append(outstanding, plotter.XY{X: m.At, Y: m.Outstanding})
-		}
-		if len(tokens) == 0 {
+		if len(r.Engine.Timeline) == 0 {
 			continue
 		}
-		a, err := line(tokens, i)
-		if err != nil {
-			return Picture{}, fmt.Errorf("draw the timeline of %s: %w", r.Name, err)
+		f.Legend = append(f.Legend, Key{name(r), series(i)})
+		for _, m := range r.Engine.Timeline {
+			end, tokens, open = max(end, m.At), max(tokens, m.Tokens), max(open, m.Outstanding)
 		}
-		b, err := line(outstanding, i)
-		if err != nil {
-			return Picture{}, fmt.Errorf("draw the timeline of %s: %w", r.Name, err)
+	}
+	if len(f.Legend) == 0 {
+		return Picture{}, ErrNoData
+	}
+	curves := func(of func(replay.Moment) float64) func(*Grid) {
+		return func(g *Grid) {
+			for i, r := range results {
+				var points []XY
+				for _, m := range r.Engine.Timeline {
+					points = append(points, XY{m.At, of(m)})
+				}
+				if len(points) > 0 {
+					g.Line(points, series(i))
+				}
+			}
 		}
-		rate.Add(a)
-		rate.Legend.Add(name(r), a)
-		open.Add(b)
 	}
-	for _, p := range []*plot.Plot{rate, open} {
-		p.X.Min = 0
-		p.Y.Max = math.Max(p.Y.Max*1.2, 1)
+	x := linearAxis("", 0, end, shortTime)
+	f.Charts = []Chart{
+		{X: x, Y: linearAxis("tokens/s generated", 0, tokens*1.05, shortCount), Height: 150, Draw: curves(func(m replay.Moment) float64 { return m.Tokens })},
+		{X: x, Y: linearAxis("requests in flight", 0, open*1.05, shortCount), Height: 150, Draw: curves(func(m replay.Moment) float64 { return m.Outstanding })},
 	}
-	return Picture{[]*plot.Plot{rate, open}, vg.Points(620), vg.Points(420)}, nil
+	f.Charts[1].X.Label = "time since the start" + unit(results)
+	return f.Draw()
 }

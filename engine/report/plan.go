@@ -2,47 +2,28 @@ package report
 
 import (
 	"fmt"
-	"image/color"
 	"math"
 	"strconv"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/text"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Plan draws a plan: which range of lengths each stage serves and with how many replicas, below a
-// histogram of the lengths, if there are any, cut at the plan's boundaries. The plan must be valid.
-func Plan(plan policies.Plan, requests []policies.Tokens) (Picture, error) {
+// Plan draws a plan: which range of lengths each stage serves and with how many replicas, below a histogram of the
+// lengths, if there are any, cut at the plan's boundaries. The plan must be valid.
+func Plan(title string, plan policies.Plan, requests []policies.Tokens) (Picture, error) {
 	if err := plan.Validate(); err != nil {
 		return Picture{}, fmt.Errorf("draw the plan: %w", err)
 	}
 	low, high := planRange(plan, requests)
-	strip := newPlot("", "length in tokens", "")
-	strip.Add(stages{plan, low, high})
-	strip.HideY()
-	strip.Y.Min, strip.Y.Max = 0, 1
-	title := fmt.Sprintf("Plan of %s, epoch %d", plan.Model, plan.Epoch)
-	if len(requests) == 0 {
-		tokenAxis(strip, low, high)
-		strip.Title.Text = title
-		return Picture{[]*plot.Plot{strip}, vg.Points(620), vg.Points(150)}, nil
+	x := lengthAxis("", low, high)
+	strip := Chart{X: x, Y: Axis{High: 1}, Height: 70, Draw: func(g *Grid) { drawStages(g, plan) }}
+	strip.X.Label = "length in tokens"
+	f := Figure{Title: title, Width: 640, Charts: []Chart{strip}}
+	if len(requests) > 0 {
+		bins, most := shares(requests, low, high)
+		f.Charts = []Chart{{X: x, Y: linearAxis("share of requests", 0, most*1.05, shortShare), Height: 160, Draw: func(g *Grid) { drawBins(g, plan, bins) }}, strip}
 	}
-	histogram := newPlot(title, "", "share of requests")
-	histogram.Add(bins{plan, shares(requests, low, high)})
-	histogram.Y.Min, histogram.Y.Tick.Marker = 0, even{share}
-	tokenAxis(histogram, low, high)
-	tokenAxis(strip, low, high)
-	return Picture{[]*plot.Plot{histogram, strip}, vg.Points(620), vg.Points(360)}, nil
-}
-
-// tokenAxis sets the axis of log₂ that both parts of the picture share.
-func tokenAxis(p *plot.Plot, low, high float64) {
-	p.X.Tick.Marker = tokenTicks{}
-	p.X.Min, p.X.Max = math.Log2(low), math.Log2(high)
+	return f.Draw()
 }
 
 // planRange is what the axis spans: the lengths and cuts, in whole octaves.
@@ -73,108 +54,54 @@ type bin struct{ low, high, share float64 }
 // binsPerOctave is the resolution of histograms.
 const binsPerOctave = 4
 
-// shares counts lengths in bins of equal width on the logarithmic axis.
-func shares(requests []policies.Tokens, low, high float64) []bin {
+// shares counts lengths in bins of equal width on the logarithmic axis, and returns the greatest share, too.
+func shares(requests []policies.Tokens, low, high float64) (all []bin, most float64) {
 	n := int(math.Round(math.Log2(high/low) * binsPerOctave))
-	all := make([]bin, n)
+	all = make([]bin, n)
 	for i := range all {
 		all[i].low = low * math.Exp2(float64(i)/binsPerOctave)
 		all[i].high = low * math.Exp2(float64(i+1)/binsPerOctave)
 	}
 	for _, t := range requests {
-		i := int(math.Log2(math.Max(1, float64(t))/low) * binsPerOctave)
-		all[min(max(0, i), n-1)].share += 1 / float64(len(requests))
+		b := &all[min(max(0, int(math.Log2(math.Max(1, float64(t))/low)*binsPerOctave)), n-1)]
+		b.share += 1 / float64(len(requests))
+		most = max(most, b.share)
 	}
-	return all
+	return all, most
 }
 
-// bins draws a histogram in the colours of the stages.
-type bins struct {
-	plan policies.Plan
-	all  []bin
-}
-
-// Plot draws each bin, and a line at each cut.
-func (b bins) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	for _, one := range b.all {
-		if one.share == 0 {
-			continue
-		}
+// drawBins draws a histogram in the colours of the stages, and a line at each cut.
+func drawBins(g *Grid, plan policies.Plan, bins []bin) {
+	for _, b := range bins {
 		// A bin that a cut divides shows both colours.
-		for i, s := range b.plan.Stages {
-			from, to := math.Max(one.low, float64(s.Low)), math.Min(one.high, float64(s.High))
-			if from < to {
-				fill(c, stageColour(i), x(math.Log2(from)), y(0), x(math.Log2(to)), y(one.share))
+		for i, s := range plan.Stages {
+			from, to := math.Max(b.low, float64(s.Low)), math.Min(b.high, float64(s.High))
+			if from < to && b.share > 0 {
+				g.Box(XY{math.Log2(from), 0}, XY{math.Log2(to), b.share}, stageStyle(i), 1)
 			}
 		}
 	}
-	for _, s := range b.plan.Stages[1:] {
-		at := x(math.Log2(float64(s.Low)))
-		c.StrokeLine2(draw.LineStyle{Color: ink, Width: vg.Points(0.8), Dashes: []vg.Length{vg.Points(3), vg.Points(2)}}, at, c.Min.Y, at, c.Max.Y)
+	for _, s := range plan.Stages[1:] {
+		at := math.Log2(float64(s.Low))
+		g.Line([]XY{{at, g.Y.Low}, {at, g.Y.High}}, Style{Colour: inkColour, Dashed: true})
 	}
 }
 
-// DataRange spans the bins.
-func (b bins) DataRange() (xmin, xmax, ymin, ymax float64) {
-	for _, one := range b.all {
-		ymax = math.Max(ymax, one.share)
-	}
-	return math.Log2(b.all[0].low), math.Log2(b.all[len(b.all)-1].high), 0, ymax * 1.05
-}
+// stageStyle skips the grey of the baseline.
+func stageStyle(i int) Style { return Style{Colour: palette[1+i%(len(palette)-2)]} }
 
-// stages draws a plan as a strip of boxes.
-type stages struct {
-	plan      policies.Plan
-	low, high float64
-}
-
-// stageColour skips the grey of the baseline.
-func stageColour(i int) color.NRGBA { return palette[1+i%(len(palette)-2)] }
-
-// Plot draws a box per stage with its name, replicas and range.
-func (s stages) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	style := p.X.Tick.Label
-	style.XAlign, style.YAlign = text.XCenter, text.YCenter
-	heading := style
-	heading.Font.Weight = bold
-	leading := style.Font.Size * 1.7
-	for i, stage := range s.plan.Stages {
-		from, to := x(math.Log2(math.Max(float64(stage.Low), s.low))), x(math.Log2(math.Min(float64(stage.High), s.high)))
-		gap := vg.Points(1.5)
-		fill(c, pale(stageColour(i)), from+gap, y(0.04), to-gap, y(0.96))
-		lines := []string{
-			"stage " + strconv.Itoa(i),
-			plural(len(stage.Replicas), "replica"),
-			"[" + stage.Low.String() + ", " + stage.High.String() + ")",
-		}
-		room := to - from - 2*gap
-		if widest(style, lines) > room {
-			// A narrow stage has room for its numbers only.
-			lines = []string{strconv.Itoa(i), strconv.Itoa(len(stage.Replicas)) + "×", tokens(stage.Low) + "–"}
-		}
-		for j, line := range lines {
-			look := style
-			if j == 0 {
-				look = heading
-			}
-			c.FillText(look, vg.Point{X: (from + to) / 2, Y: y(0.5) - leading*vg.Length(j-1)}, line)
+// drawStages draws a plan as a strip of boxes with the name, lengths and replicas of each stage.
+func drawStages(g *Grid, plan policies.Plan) {
+	for i, s := range plan.Stages {
+		from, to := max(math.Log2(max(1, float64(s.Low))), g.X.Low), min(math.Log2(float64(s.High)), g.X.High)
+		gap := (g.X.High - g.X.Low) / 400
+		g.Box(XY{from + gap, 0.04}, XY{to - gap, 0.96}, stageStyle(i), 0.3)
+		middle := XY{(from + to) / 2, 0.5}
+		lines := []string{"stage " + strconv.Itoa(i), policies.LengthRange(s.Low, s.High), plural(len(s.Replicas), "replica")}
+		if !g.Text(middle, to-from-2*gap, lines...) {
+			g.Text(middle, to-from-2*gap, "s"+strconv.Itoa(i), strconv.Itoa(len(s.Replicas))+"×")
 		}
 	}
-}
-
-// DataRange is the strip's own.
-func (s stages) DataRange() (xmin, xmax, ymin, ymax float64) {
-	return math.Log2(s.low), math.Log2(s.high), 0, 1
-}
-
-func widest(style text.Style, lines []string) vg.Length {
-	var w vg.Length
-	for _, l := range lines {
-		w = max(w, style.Width(l))
-	}
-	return w
 }
 
 func plural(n int, noun string) string {
@@ -182,9 +109,4 @@ func plural(n int, noun string) string {
 		return "1 " + noun
 	}
 	return strconv.Itoa(n) + " " + noun + "s"
-}
-
-// fill paints a rectangle.
-func fill(c draw.Canvas, with color.Color, x0, y0, x1, y1 vg.Length) {
-	c.FillPolygon(with, []vg.Point{{X: x0, Y: y0}, {X: x1, Y: y0}, {X: x1, Y: y1}, {X: x0, Y: y1}})
 }

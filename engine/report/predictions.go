@@ -6,10 +6,8 @@ import (
 	"slices"
 	"strconv"
 
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-
 	"github.com/cascadeinfer/cascade/engine/profiling"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // prediction is something that a fit predicts.
@@ -29,7 +27,11 @@ func predictions(f profiling.Fitted) []prediction {
 func Cells(logs []profiling.Log) Table {
 	t := Table{Header: []string{"prompts", "in flight", "ran at once", "requests", "failed", "time to first token", "time per token"}, Left: 1,
 		Notes: []string{"Means of complete requests; time per token is end to end, over the tokens generated. A cell that ran fewer at once than were in flight has queued, and is not fitted."}}
+	starved := 0
 	for _, l := range logs {
+		if l.Starved() {
+			starved++
+		}
 		n, first, normalised := 0.0, 0.0, 0.0
 		for _, r := range l.Requests {
 			if !r.Cut {
@@ -38,11 +40,14 @@ func Cells(logs []profiling.Log) Table {
 				normalised += r.Normalised()
 			}
 		}
-		prompts := fmt.Sprintf("[%d, %d)", l.Low, l.High)
+		prompts := policies.LengthRange(l.Low, l.High)
 		if l.Mixed {
 			prompts = fmt.Sprintf("mean %d, spread %.2g", l.Low, l.Spread)
 		}
-		t.Rows = append(t.Rows, []string{prompts, fmt.Sprint(l.Batch), fmt.Sprint(l.Running), fmt.Sprint(n), fmt.Sprint(l.Failed), seconds(first / max(n, 1)), seconds(normalised / max(n, 1))})
+		t.Rows = append(t.Rows, []string{prompts, fmt.Sprint(l.Batch), fmt.Sprint(l.Running), fmt.Sprint(n), fmt.Sprint(l.Failed), FormatTime(first / max(n, 1)), FormatTime(normalised / max(n, 1))})
+	}
+	if starved > 0 {
+		t.Notes = append(t.Notes, fmt.Sprintf("In %d of %d cells this machine was too busy to read tokens when they came: measure them again, to another --record, on one that does little else.", starved, len(logs)))
 	}
 	return t
 }
@@ -75,7 +80,7 @@ func Coefficients(f profiling.Fitted) Table {
 	if !f.Mixed {
 		t.Rows = append(t.Rows, []string{"κ", meanings[len(meanings)-1], "not measured: give \"cascade profile measure\" --mixed", ""})
 	}
-	t.Notes = []string{fmt.Sprintf("Prompts are computed in chunks of %d tokens; a first token takes %s besides its prompt's tokens.", f.Chunk, seconds(f.FirstToken))}
+	t.Notes = []string{fmt.Sprintf("Prompts are computed in chunks of %d tokens; a first token takes %s besides its prompt's tokens.", f.Chunk, FormatTime(f.FirstToken))}
 	return t
 }
 
@@ -122,30 +127,30 @@ func ErrorHistogram(f profiling.Fitted) Table {
 
 // PredictionPicture draws the distribution of a fit's errors beside that of the static predictor.
 func PredictionPicture(f profiling.Fitted) (Picture, error) {
-	pic := Picture{width: vg.Points(520)}
+	names := [...]string{"always the mean", "the fit"}
+	fig := Figure{Title: "Errors of predictions for requests that were not fitted", Width: 560, Legend: []Key{{names[0], series(0)}, {names[1], series(1)}}}
 	for _, one := range predictions(f) {
-		p := newPlot(one.name, "", "share of requests")
-		p.X.Tick.Marker, p.Y.Tick.Marker = even{share}, even{share}
-		p.Y.Min = 0
-		p.Legend.Top = true
+		curves := make([][]XY, 2)
+		low, high, most := 0.0, 0.0, 0.0
+		title := capital(one.name) + ", mean error: "
 		for i, e := range []profiling.Errors{one.Static, one.Model} {
-			var points plotter.XYs
 			for _, b := range e.Histogram {
-				points = append(points, plotter.XY{X: b.Low, Y: b.Share}, plotter.XY{X: b.High, Y: b.Share})
+				curves[i] = append(curves[i], XY{b.Low, b.Share}, XY{b.High, b.Share})
+				low, high, most = min(low, b.Low), max(high, b.High), max(most, b.Share)
 			}
-			curve, err := line(points, i)
-			if err != nil {
-				return Picture{}, fmt.Errorf("draw the errors of %s: %w", one.name, err)
-			}
-			p.Add(curve)
-			p.Legend.Add([...]string{"always the mean", "the fit"}[i]+": "+percent(e.Mean)+" on average", curve)
+			title += [...]string{"", "; "}[i] + names[i] + " " + percent(e.Mean)
 		}
-		pic.plots = append(pic.plots, p)
-		pic.height += vg.Points(190)
+		fig.Charts = append(fig.Charts, Chart{
+			Title: title, X: linearAxis("", low, high, shortShare), Y: linearAxis("share of requests", 0, most*1.05, shortShare), Height: 120,
+			Draw: func(g *Grid) {
+				for i, curve := range curves {
+					g.Line(curve, series(i))
+				}
+			},
+		})
 	}
-	if len(pic.plots) == 0 {
-		return Picture{}, ErrNoData
+	if len(fig.Charts) > 0 {
+		fig.Charts[len(fig.Charts)-1].X.Label = "relative error, (predicted − measured) / measured"
 	}
-	pic.plots[len(pic.plots)-1].X.Label.Text = "relative error, (predicted − measured) / measured"
-	return pic, nil
+	return fig.Draw()
 }

@@ -1,9 +1,7 @@
-// Package report converts replay results and plans to text and Markdown tables, JSON, and pictures as SVG
-// or PNG.
+// Package report converts replay results and plans to text and Markdown tables, JSON, and SVG pictures.
 //
 // It measures nothing and opens no file. Equal arguments give equal bytes. Figures are in engine time (see
-// replay.Config.Speed), which is wall time if nothing is accelerated; the first result is the baseline of
-// the comparison.
+// replay.Config.Speed), which is wall time if nothing is accelerated. Ratios are to the best other result.
 package report
 
 import (
@@ -13,7 +11,6 @@ import (
 	"strconv"
 
 	"github.com/cascadeinfer/cascade/engine/replay"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Metric is one of the latencies of a result.
@@ -64,17 +61,20 @@ func name(r replay.Result) string {
 	return r.Name
 }
 
-// seconds prints a time with three digits and the unit that fits.
-func seconds(s float64) string {
+// FormatTime returns a time in seconds with three digits and the unit that fits.
+func FormatTime(s float64) string { return timeWithUnit(s, FormatNumber) }
+
+// timeWithUnit prints a time in seconds in the unit that fits. What rounds to the next unit is in that one.
+func timeWithUnit(s float64, number func(float64) string) string {
 	switch {
 	case s == 0:
 		return "0"
-	case s < 1e-3:
-		return FormatNumber(s*1e6) + " µs"
-	case s < 1:
-		return FormatNumber(s*1e3) + " ms"
+	case s < 0.9995e-3:
+		return number(s*1e6) + " µs"
+	case s < 0.9995:
+		return number(s*1e3) + " ms"
 	}
-	return FormatNumber(s) + " s"
+	return number(s) + " s"
 }
 
 // FormatNumber returns x with three significant digits, or all digits before the point, and no exponent.
@@ -86,20 +86,6 @@ func FormatNumber(x float64) string {
 		return strconv.FormatFloat(x, 'f', 1, 64)
 	}
 	return strconv.FormatFloat(x, 'f', 2, 64)
-}
-
-// tokens prints a length: exact below 1,024 and where it is a whole number of
-// Ki, else with three digits.
-func tokens(t policies.Tokens) string {
-	switch {
-	case t == policies.Unbounded:
-		return "∞"
-	case t < 1<<10:
-		return t.String()
-	case t%(1<<10) == 0:
-		return strconv.FormatInt(int64(t>>10), 10) + "Ki"
-	}
-	return FormatNumber(float64(t)/(1<<10)) + "Ki"
 }
 
 // percent prints a share.

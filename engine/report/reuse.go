@@ -2,12 +2,9 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
 
 	"github.com/cascadeinfer/cascade/engine/replay"
 )
@@ -29,7 +26,7 @@ func Reuse(results []replay.Result) Table {
 		l := r.Engine.Latency
 		t.Rows = append(t.Rows, []string{
 			name(r), known(percent(u.HitRate), u.Source != ""), known(percent(u.Ideal), u.Ideal > 0), known(percent(u.OfIdeal), u.Source != "" && u.Ideal > 0),
-			known(FormatNumber(u.LoadCV), u.LoadCV >= 0), seconds(l.TTFT.P50), seconds(l.TTFT.P95), seconds(l.TTFT.P99), seconds(l.TPOT.Mean), seconds(l.TPOT.P99), seconds(l.E2E.P50), seconds(l.E2E.P99),
+			known(FormatNumber(u.LoadCV), u.LoadCV >= 0), FormatTime(l.TTFT.P50), FormatTime(l.TTFT.P95), FormatTime(l.TTFT.P99), FormatTime(l.TPOT.Mean), FormatTime(l.TPOT.P99), FormatTime(l.E2E.P50), FormatTime(l.E2E.P99),
 		})
 		switch u.Source {
 		case replay.FromEngines:
@@ -41,7 +38,7 @@ func Reuse(results []replay.Result) Table {
 	if len(t.Rows) == 0 {
 		return t
 	}
-	t.Notes = append(notes(results), "The hit rate is the cached prompt tokens over all prompt tokens, the ideal that of one cache for all requests which loses nothing. "+
+	t.Notes = append(t.Notes, "The hit rate is the cached prompt tokens over all prompt tokens, the ideal that of one cache for all requests which loses nothing. "+
 		"Load CV is the coefficient of variation of the work of the last 30 s between the replicas of a stage: computed prompt tokens and four times the generated ones.")
 	if len(counted) > 0 {
 		t.Notes = append(t.Notes, fmt.Sprintf("The answers of %s named no cached tokens: the hit rate is that of the engines' counters.", strings.Join(counted, ", ")))
@@ -78,7 +75,7 @@ func Attainment(results []replay.Result) Table {
 		t.Rows = append(t.Rows, row)
 		slo := r.Attainment.SLO
 		if len(t.Rows) == 1 {
-			t.Notes = append(notes(results), fmt.Sprintf("The SLO is %s to the first token and %s between tokens, the latency of a request that is alone. A request attains it with both; failed requests do not.", seconds(slo.TTFT), seconds(slo.TPOT)))
+			t.Notes = append(t.Notes, fmt.Sprintf("The SLO is %s to the first token and %s between tokens, the latency of a request that is alone. A request attains it with both; failed requests do not.", FormatTime(slo.TTFT), FormatTime(slo.TPOT)))
 		}
 	}
 	return t
@@ -87,7 +84,7 @@ func Attainment(results []replay.Result) Table {
 // ReusePicture draws hit rate and load CV, a bar per result.
 func ReusePicture(results []replay.Result) (Picture, error) {
 	var systems []string
-	var hits, spreads plotter.Values
+	var hits, spreads []float64
 	ideal := 0.0
 	for _, r := range results {
 		if r.Reuse == nil {
@@ -99,35 +96,24 @@ func ReusePicture(results []replay.Result) (Picture, error) {
 	if len(systems) == 0 {
 		return Picture{}, ErrNoData
 	}
-	picture := Picture{width: vg.Points(520), height: vg.Points(90 + 44*float64(len(systems)))}
+	f := Figure{Title: "Prefix caches: hit rates, and what they cost in balance", Width: 560}
 	for _, panel := range []struct {
 		axis   string
-		values plotter.Values
-		ticks  plot.Ticker
+		values []float64
+		label  func(float64) string
 	}{
-		{fmt.Sprintf("prompt tokens found in prefix caches (ideal: %s)", percent(ideal)), hits, even{share}},
-		{"load CV between the replicas of a stage", spreads, even{count}},
+		{fmt.Sprintf("prompt tokens found in prefix caches (ideal: %s)", percent(ideal)), hits, shortShare},
+		{"load CV between the replicas of a stage", spreads, shortCount},
 	} {
-		p := newPlot("", panel.axis, "")
-		p.X.Tick.Marker = panel.ticks
-		for i, v := range panel.values {
-			row := len(systems) - 1 - i // the first system is at the top
-			bar, err := plotter.NewBarChart(plotter.Values{v}, vg.Points(11))
-			if err != nil {
-				return Picture{}, fmt.Errorf("draw %s: %w", panel.axis, err)
-			}
-			bar.Horizontal, bar.XMin, bar.Color, bar.LineStyle.Width = true, float64(row), colour(i), 0
-			p.Add(bar)
-		}
-		names := make([]string, len(systems))
-		for i, s := range systems {
-			names[len(names)-1-i] = s
-		}
-		p.NominalY(names...)
-		p.X.Min = 0
-		p.X.Max = max(1.03*p.X.Max, 0.01)
-		p.Y.Min, p.Y.Max = -0.6, float64(len(names))-0.4
-		picture.plots = append(picture.plots, p)
+		f.Charts = append(f.Charts, Chart{
+			X: linearAxis(panel.axis, 0, max(1.03*slices.Max(panel.values), 0.01), panel.label), Y: nameAxis("", systems, true),
+			Height: 12 + 20*float64(len(systems)), Draw: func(g *Grid) {
+				for i, v := range panel.values {
+					row := float64(len(systems) - 1 - i) // the first system is at the top
+					g.Box(XY{0, row - 0.3}, XY{v, row + 0.3}, series(i), 1)
+				}
+			},
+		})
 	}
-	return picture, nil
+	return f.Draw()
 }

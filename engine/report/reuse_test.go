@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/engine/replay"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // reuseResults are a result whose answers name cached tokens, one whose engines do, one of which nothing is

@@ -3,7 +3,7 @@ package sim
 import (
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/balance"
+	"github.com/cascadeinfer/cascade/engine/replay"
 )
 
 // balanceInterval is the time between two samples of the spread of load.
@@ -25,7 +25,7 @@ func (s *Sim) sampleBalance() {
 		if s.cfg.NoPrefixCache {
 			computed = x.PromptTokens
 		}
-		s.work[i] = balance.Work(float64(computed), float64(x.GenerationTokens))
+		s.work[i] = replay.EngineWork(float64(computed), float64(x.GenerationTokens))
 		if s.cascade != nil {
 			s.stages[i] = -1 // replicas that fail or drain are in none
 		}

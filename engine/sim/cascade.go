@@ -7,14 +7,12 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
-	"github.com/cascadeinfer/cascade/engine/sim/proxypick"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/trader"
 )
 
 // cascade is Cascade's control plane, proxies and migrators.
@@ -25,19 +23,20 @@ type cascade struct {
 	planning planner.Config
 	plans    *planner.Planner
 	// observed is what the chain is made of, and chained says that it is in force.
-	observed fleetview.Period
+	observed planner.Period
 	chained  bool
 	view     planView
+	decider  *decider // nil: front ends place requests
 	plan     policies.Plan
 	members  [][]int            // the indices of the replicas of each of its stages
 	replicas []policies.Replica // as the control plane lists them
 	fronts   []*front           // one for each replica
 	index    map[policies.ReplicaID]int
-	robin    *proxypick.RoundRobin // the proxies'
-	tried    []int                 // scratch memory of route
+	robin    *RoundRobin // the proxies'
+	tried    []int       // scratch memory of route
 	running  map[bidask.Deal]*transfer
 	// residents is scratch memory of scan.
-	residents []trader.Resident
+	residents []bidask.Resident
 	// repairAgain says that the planner wants Repair to be called soon.
 	repairAgain  bool
 	rescued      uint64
@@ -48,14 +47,20 @@ type cascade struct {
 	steps        []prefix.Step // scratch memory of describePrompt
 	hashes       []uint64      // and of hashText
 	past         Moves         // of earlier lives
-	seeds        *rand.Rand    // of the front ends
+	// Of placement by price: what replicas have accepted and other front ends do not know yet, and scratch memory.
+	arrived  [][]sentArrival
+	state    place.State
+	living   []place.Resident
+	queue    []*request
+	arrivals []place.Waiting
+	seeds    *rand.Rand // of the front ends
 }
 
 // newCascade makes the parts of a policy of Cascade, with its first plan.
 func newCascade(s *Sim) (*cascade, error) {
 	c := &cascade{
 		variant: variants[s.cfg.Policy], sim: s,
-		depth: s.cfg.PrefixDepth, index: map[policies.ReplicaID]int{}, robin: proxypick.NewRoundRobin(s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
+		depth: s.cfg.PrefixDepth, index: map[policies.ReplicaID]int{}, robin: NewRoundRobin(s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
 	}
 	c.edges = policies.BucketEdges(min(maxContext, s.cfg.KVTokens), c.perOctave())
 	c.seeds = rand.New(rand.NewPCG(s.cfg.Seed, 0xca5))
@@ -77,6 +82,9 @@ func newCascade(s *Sim) (*cascade, error) {
 			Prefill: i < s.cfg.PrefillReplicas,
 		})
 	}
+	if c.knows != 0 {
+		c.decider = newDecider(c, c.knows)
+	}
 	return c, c.startPlanning()
 }
 
@@ -96,6 +104,12 @@ func (c *cascade) now() policies.Micros { return policies.Micros(c.sim.now.Micro
 // of its prompt's length, which may forward it once. The proxy tries others if that does not answer, and
 // the front end keeps what it cannot forward.
 func (c *cascade) route(q *request) int {
+	if c.decider != nil {
+		to := c.decider.route(q)
+		q.front = max(to, 0)
+		q.known = len(q.Prefix)
+		return to
+	}
 	stage := c.plan.StageOf(q.Input)
 	c.tried = c.tried[:0]
 	steps, key := c.describePrompt(q)
@@ -121,6 +135,9 @@ func (c *cascade) route(q *request) int {
 		}
 		q.known = c.knownBlocks(f, q, steps)
 		r := policies.Request{Input: q.Input, MaxOutput: q.Output}
+		if c.priced {
+			r.MaxOutput = 0 // that would be a clairvoyant's
+		}
 		if f.peers.Prefills() || q.known > 0 {
 			r.Cached = f.replica.cachedTokens(q.Request)
 		}
@@ -171,7 +188,7 @@ func (c *cascade) weight(i int) uint32 {
 // round robin without a key; −1 if there are none.
 func (c *cascade) pick(stage []int, key uint64) int {
 	if key != 0 {
-		return proxypick.ByKey(stage, key, c.weight)
+		return ByKey(stage, key, c.weight)
 	}
 	return c.robin.Pick(stage, c.weight)
 }
@@ -189,6 +206,8 @@ func (c *cascade) handle(e event) error {
 		c.reachDeadline(c.fronts[e.index])
 	case pulled:
 		c.endPull(e.arg.(*pull))
+	case arrivalsDue:
+		c.flushArrivals(int(e.index))
 	case planTick:
 		return c.tick()
 	}
@@ -216,4 +235,10 @@ func (c *cascade) countToken(r *replica, q *request, e *batch.Event) {
 	}
 	f.counter.CountFinish(now, q.Input, policies.Tokens(q.tokens))
 	f.ledger.End(&q.entry, policies.Tokens(q.tokens), true)
+	if c.decider != nil {
+		c.decider.observeEnd(q)
+	}
+	if c.priced {
+		c.fronts[q.front].peers.ObserveEnd(q.Input, policies.Tokens(q.tokens))
+	}
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/policies/weights"
 )
 
 // newFleet returns a fleet of Cascade with a link of 1,000,000 tokens/s and 20 ms a migration, and
@@ -210,7 +210,7 @@ func TestPick(t *testing.T) {
 	var records []replay.Record
 	s := newFleet(t, &requests{}, &records, 1000, 2000)
 	c := s.cascade
-	for i, w := range []uint32{weights.Neutral, 25, 200} {
+	for i, w := range []uint32{balance.NeutralWeight, 25, 200} {
 		c.fronts[i].weight = w
 	}
 	var picks []int
@@ -291,7 +291,7 @@ func TestBusyFrontForwards(t *testing.T) {
 		if got := stays.route(&request{Request: trace.Request{Input: 100, Output: 10}}); got != 0 {
 			t.Errorf("with %d tokens queued a request that stays starts at replica %d", queued, got)
 		}
-		c.fronts[1].weight = weights.Neutral
+		c.fronts[1].weight = balance.NeutralWeight
 		s.cascade.variant = variants[GrowthRandom]
 		if a, b := c.route(&request{}), c.route(&request{}); a+b != 1 {
 			t.Errorf("requests start at replicas %d and %d, want one after the other", a, b)

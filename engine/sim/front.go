@@ -7,14 +7,12 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
-	"github.com/cascadeinfer/cascade/policies/flow"
-	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/trader"
-	"github.com/cascadeinfer/cascade/policies/weights"
 )
 
 // front is one replica's migrator: what migrator/market is in production, around the same trader and
@@ -24,12 +22,12 @@ type front struct {
 	replica  *replica
 	stage    int // in the plan in force
 	weight   uint32
-	counter  *flow.Counter
+	counter  *partition.FlowCounter
 	seen     uint64
 	depths   prefix.Depths // how deep its prompts are equal
 	texts    texts         // that it has served, where that is all it knows
-	peers    *loadview.View
-	trader   *trader.Trader
+	peers    *place.Peers
+	trader   *bidask.Trader
 	ledger   admission.Ledger // of the work that its engine has admitted
 	reserved map[bidask.Deal]*batch.Reservation
 	mailbox  []bidask.Event // to be handled from next on
@@ -38,10 +36,10 @@ type front struct {
 	wakeAt   time.Duration // of the next deadline event
 	// tokens and seconds are those since the last report: their quotient is the iteration time.
 	tokens, seconds float64
-	proposal        fleetview.Proposal
+	proposal        partition.BoundaryProposal
 	// down and draining are what proxies and the control plane know of the replica.
 	down, draining bool
-	reported       fleetview.Replica // its last report
+	reported       planner.ReplicaView // its last report
 	reportedAt     policies.Micros
 	// mean is the mean of the tokens that the replicas of the stage hold, from the reply to its report.
 	mean      policies.Tokens
@@ -49,19 +47,26 @@ type front struct {
 }
 
 // describe fills in what the control plane knows besides the last report.
-func (f *front) describe(r *fleetview.Replica) {
+func (f *front) describe(r *planner.ReplicaView) {
 	r.Stage, r.Ready, r.Leaving, r.DrainOrdered, r.Draining = f.stage, !f.down && !f.draining, f.draining, f.draining, f.draining
 	r.Seen = f.seen
 }
 
 func (c *cascade) newFront(id policies.ReplicaID, r *replica, seed uint64) (*front, error) {
-	peers := loadview.New(loadview.Config{Self: id, Placer: c.placer(), Prefill: place.Prefill{}, SampleSize: sampleSize, Seed: seed})
-	market, err := trader.New(c.marketOf(id, peers, c.edges, c.sim.cfg.Profile, seed, r.life))
+	config := place.PeersConfig{Self: id, Placer: c.placer(), Prefill: place.Prefill{}, SampleSize: sampleSize, Seed: seed}
+	if c.priced {
+		e, profile := engineOf(&c.sim.cfg), &c.sim.cfg.Profile
+		if config.Engine = &e; c.pull && profile.LinkRate > 0 {
+			config.CopySeconds = float64(profile.KVBytesPerToken) / profile.LinkRate
+		}
+	}
+	peers := place.NewPeers(config)
+	market, err := bidask.NewTrader(c.marketOf(id, peers, c.edges, c.sim.cfg.Profile, seed, r.life))
 	if err != nil {
 		return nil, err
 	}
 	return &front{
-		id: id, replica: r, stage: -1, weight: weights.Neutral, counter: flow.New(c.edges, c.window().Seconds()),
+		id: id, replica: r, stage: -1, weight: balance.NeutralWeight, counter: partition.NewFlowCounter(c.edges, c.window().Seconds()),
 		peers: peers, trader: market, ledger: c.newLedger(), reserved: map[bidask.Deal]*batch.Reservation{},
 	}, nil
 }
@@ -70,16 +75,20 @@ func (c *cascade) newFront(id policies.ReplicaID, r *replica, seed uint64) (*fro
 func (c *cascade) frontOf(id policies.ReplicaID) *front { return c.fronts[c.index[id]] }
 
 // measure returns the present situation of a replica, without its residents.
-func (c *cascade) measure(f *front) trader.Situation {
+func (c *cascade) measure(f *front) bidask.Situation {
 	load := f.replica.load()
 	load.Engine = policies.EngineLoad{Capacity: c.sim.cfg.KVTokens, KVUsed: f.replica.usedKV()}
-	return trader.Situation{Load: load, Ready: true, CanReceive: true, Draining: f.draining, Plan: c.plan, Mean: f.mean, MeanKnown: f.meanKnown}
+	return bidask.Situation{Load: load, Ready: true, CanReceive: true, Draining: f.draining, Plan: c.plan, Mean: f.mean, MeanKnown: f.meanKnown}
 }
 
 // scan lets a trader examine the requests that run on its replica. Without the market the front end
 // only measures its load.
 func (c *cascade) scan(f *front) {
 	s := c.measure(f)
+	if c.priced && !f.replica.failed {
+		c.describeState(f)
+		f.peers.SetOwnState(c.now(), &c.state)
+	}
 	switch {
 	case f.replica.failed:
 	case c.market:
@@ -96,13 +105,13 @@ func (c *cascade) scan(f *front) {
 }
 
 // listResidents returns a replica's requests for a scan. The next call overwrites them.
-func (c *cascade) listResidents(r *replica) []trader.Resident {
+func (c *cascade) listResidents(r *replica) []bidask.Resident {
 	c.residents = c.residents[:0]
 	for _, q := range r.resident {
 		if q.id == "" {
 			q.id = strconv.FormatUint(q.index, 10)
 		}
-		c.residents = append(c.residents, trader.Resident{
+		c.residents = append(c.residents, bidask.Resident{
 			Request:  policies.Request{ID: q.id, Input: q.Input, Output: policies.Tokens(q.tokens)},
 			FrontEnd: c.fronts[q.front].id, Epoch: q.epoch, Since: q.since,
 		})
@@ -122,6 +131,10 @@ func (c *cascade) summarise(f *front) {
 	if f.replica.holdings != nil {
 		f.replica.holdings.forgetBefore(c.sim.now - maxSummaryAge)
 	}
+	if c.priced {
+		c.flushArrivals(f.replica.index)
+		c.describeState(f)
+	}
 	send := func(to []policies.ReplicaID, running []policies.Sequence) {
 		for _, id := range to {
 			if c.frontOf(id).replica.failed {
@@ -129,6 +142,9 @@ func (c *cascade) summarise(f *front) {
 			}
 			peers := c.frontOf(id).peers
 			peers.SetPeerLoad(now, f.id, load)
+			if c.priced {
+				peers.SetPeerState(now, f.id, &c.state)
+			}
 			peers.SetPeerRunning(f.id, running)
 			if held := f.replica.holdings; held != nil {
 				peers.SetPeerPrefixes(f.id, snapshot{held, c.sim.now})

@@ -5,11 +5,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/policies/refine"
-	"github.com/cascadeinfer/cascade/policies/weights"
 )
 
 // The control plane's settings besides the planner's defaults, as in production at speed 1.
@@ -23,7 +21,7 @@ const (
 
 // planView is what the control plane knows, and when it learnt it.
 type planView struct {
-	fleetview.View
+	planner.View
 	ticks int
 }
 
@@ -204,7 +202,7 @@ func (c *cascade) report() {
 				f.ledger.SetIteration(load.Iteration)
 			}
 			f.tokens, f.seconds = 0, 0
-			f.reportedAt, f.reported = c.now(), fleetview.Replica{
+			f.reportedAt, f.reported = c.now(), planner.ReplicaView{
 				Replica: c.replicas[i], Reported: true, Load: load, Flow: f.counter.Rates(c.sim.now.Seconds()),
 				Snapshot: c.snapshot(f), Proposal: f.proposal,
 			}
@@ -236,32 +234,33 @@ func (c *cascade) refine() {
 	}
 	refiner := c.refiner
 	if refiner == nil {
-		refiner = refine.Paper{}
+		refiner = partition.PaperRefiner{}
 	}
 	for _, f := range c.fronts {
-		f.proposal = fleetview.Proposal{}
+		f.proposal = partition.BoundaryProposal{}
 		b := c.plans.Boundary(f.stage)
 		if b == nil {
 			continue
 		}
-		view, ok := f.peers.BoundaryView(c.now(), *b, sequences(f.replica), c.sim.cfg.Profile.QoEModel())
+		next, known := f.peers.Successors(c.now())
+		view, ok := b.View(sequences(f.replica), next, known, c.sim.cfg.Profile.QoEModel())
 		if !ok {
 			continue
 		}
-		f.proposal = fleetview.Proposal{Epoch: b.Epoch, Low: b.Low, Boundary: refiner.Refine(view)}
+		f.proposal = partition.BoundaryProposal{Epoch: b.Epoch, Low: b.Low, Boundary: refiner.Refine(view)}
 	}
 }
 
 // weigh computes the proxies' weights.
 func (c *cascade) weigh() {
 	for _, stage := range c.plan.Stages {
-		members := make([]weights.Replica, 0, len(stage.Replicas))
+		members := make([]balance.Member, 0, len(stage.Replicas))
 		for _, id := range stage.Replicas {
 			f := c.frontOf(id)
 			load := f.replica.load()
-			members = append(members, weights.Replica{ID: id, Work: load.Held + load.Promised, KV: c.sim.cfg.KVTokens, Known: !f.down && !f.draining, Weight: f.weight})
+			members = append(members, balance.Member{ID: id, Work: load.Held + load.Promised, KV: c.sim.cfg.KVTokens, Known: !f.down && !f.draining, Weight: f.weight})
 		}
-		for id, w := range weights.Next(members) {
+		for id, w := range balance.NextWeights(members) {
 			c.frontOf(id).weight = w
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/loadview"
 	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
@@ -20,7 +19,7 @@ const (
 	// textBytes is how many bytes of text a token stands for, where prompts are hashed.
 	textBytes = 4
 	// maxSummaryAge is the age up to which a peer's summary counts.
-	maxSummaryAge = time.Duration(loadview.DefaultMaxAge)*time.Microsecond + time.Second
+	maxSummaryAge = time.Duration(place.DefaultMaxAge)*time.Microsecond + time.Second
 	blockParts    = trace.BlockTokens / defaultBlockTokens
 )
 
@@ -108,18 +107,10 @@ func (c *cascade) placer() policies.Placer {
 	switch {
 	case c.stay:
 		return nil
-	case !c.forecast:
-		return place.Policy{}
+	case c.priced:
+		return place.Cheapest{}
 	}
-	prices, profile := place.NewPrices(c.sim.cfg.Profile.Cost()), &c.sim.cfg.Profile
-	if c.pull && profile.LinkRate > 0 {
-		prices = prices.WithCopies(float64(profile.KVBytesPerToken) / profile.LinkRate)
-	}
-	p := place.Forecast{Prices: prices, Chunk: policies.Tokens(c.sim.cfg.MaxBatchedTokens), ByLength: c.byLength}
-	if !c.market {
-		p.ShorterMargin = place.NoShorter
-	}
-	return p
+	return place.Policy{}
 }
 
 // holdings is which prefixes an engine's cache has at the ends of blocks, and had a while ago: what its
@@ -203,9 +194,9 @@ type snapshot struct {
 	at time.Duration
 }
 
-var _ loadview.Prefixes = snapshot{}
+var _ place.Prefixes = snapshot{}
 
-// MatchSteps implements loadview.Prefixes.
+// MatchSteps implements place.Prefixes.
 func (s snapshot) MatchSteps(steps []prefix.Step) (held policies.Tokens) {
 	for _, step := range steps {
 		x, ok := s.blocks[kv.Hash(step.Hash)]

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/policies/weights"
+	"github.com/cascadeinfer/cascade/policies/balance"
 )
 
 // turns draws conversations: each turn's prompt extends that of the turn before, seconds earlier, and all
@@ -138,7 +138,7 @@ func TestHotPrefix(t *testing.T) {
 func TestPickByKey(t *testing.T) {
 	s := testkit.Must(New(Config{Replicas: 4, Profile: profile, Policy: Cascade, Source: &requests{}}))
 	c, stage := s.cascade, []int{0, 1, 2, 3}
-	c.fronts[3].weight = 2 * weights.Neutral
+	c.fronts[3].weight = 2 * balance.NeutralWeight
 	const n = 20_000
 	before, counts := make([]int, n), [4]float64{}
 	for k := range before {
@@ -311,10 +311,10 @@ func TestPullIsNeverSlower(t *testing.T) {
 		})
 		return records[1].TTFT, r.Moves.Pulls
 	}
-	computed, _ := first(ByLength, 0)
+	computed, _ := first(WithoutForwards, 0)
 	pulled := uint64(0)
 	for _, rate := range []float64{1e3, 1e4, 5e4, 1e5, 2e5, 1e6, 1e7} {
-		took, pulls := first(ByLength, rate)
+		took, pulls := first(WithoutForwards, rate)
 		pulled += pulls
 		if took > computed+1e-9 {
 			t.Errorf("%v tokens/s: %v s, computed in %v s", rate, took, computed)

@@ -6,7 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/prefixpull"
+	"github.com/cascadeinfer/cascade/policies/place"
 )
 
 // maxPulls is how many prefixes a replica sends or receives at once, as for migrations.
@@ -45,9 +45,9 @@ func (c *cascade) pullPrefix(q *request, at int) bool {
 		return false
 	}
 	profile := &c.sim.cfg.Profile
-	decide := func(held policies.Tokens) prefixpull.Decision {
+	decide := func(held policies.Tokens) place.PullDecision {
 		share := max(1, from.sending+1, to.receiving+1)
-		return prefixpull.Policy{}.Decide(prefixpull.Offer{
+		return place.PullRule{}.Decide(place.PullOffer{
 			Own: to.cachedTokens(q.Request), Held: held, TokenBytes: profile.KVBytesPerToken, Rate: links.Rate(profile.LinkRate / float64(share)), Cost: profile.Cost(),
 		})
 	}
@@ -66,6 +66,7 @@ func (c *cascade) pullPrefix(q *request, at int) bool {
 	from.sending++
 	to.receiving++
 	to.accept(q)
+	q.arrived += decision.Transfer
 	q.hit += decision.Tokens
 	c.sim.queue.push(event{at: c.sim.now + time.Duration(decision.Transfer)*time.Microsecond, kind: pulled, arg: p})
 	return true

@@ -6,20 +6,21 @@ import "time"
 type kind uint8
 
 const (
-	arrival   kind = iota // the next request of the source is due
-	iteration             // a replica's iteration ends
-	report                // the replicas measure their loads
-	reported              // the loads reach the proxies
-	inspected             // Config.Inspect is due
-	fault                 // a fault begins or ends, or is noticed
-	scan                  // a front end looks for requests to sell
-	summary               // a front end sends its load to others
-	message               // of the market, arrives
-	deadline              // of a front end's market
-	copied                // a round of a transfer has ended
-	planTick              // of the control plane
-	pulled                // a prefix has been copied
-	rebalance             // a central scheduler looks for requests to move
+	arrival     kind = iota // the next request of the source is due
+	iteration               // a replica's iteration ends
+	report                  // the replicas measure their loads
+	reported                // the loads reach the proxies
+	inspected               // Config.Inspect is due
+	fault                   // a fault begins or ends, or is noticed
+	scan                    // a front end looks for requests to sell
+	summary                 // a front end sends its load to others
+	message                 // of the market, arrives
+	deadline                // of a front end's market
+	copied                  // a round of a transfer has ended
+	planTick                // of the control plane
+	pulled                  // a prefix has been copied
+	arrivalsDue             // a replica sends front ends what it has accepted
+	rebalance               // a central scheduler looks for requests to move
 )
 
 // event is something that happens at a time.

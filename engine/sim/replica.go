@@ -37,6 +37,7 @@ type request struct {
 	front            int
 	known            int // of the blocks of its prompt, what its front end knew when it came
 	resumed, aborted bool
+	arrived          policies.Micros // at its replica
 	hit              policies.Tokens // of its prompt, what the prefix cache had when it came
 	entry            admission.Entry // of the work that its replica has admitted
 }
@@ -55,10 +56,12 @@ type replica struct {
 	config    batch.Config
 	scheduler *batch.Scheduler
 	inbox     []*request
-	resident  []*request // that have not ended, in no order
-	running   bool       // an iteration is under way
-	step      batch.Step // that one
-	life      uint32     // incremented by each failure
+	resident  []*request    // that have not ended, in no order
+	running   bool          // an iteration is under way
+	endsAt    time.Duration // of that one
+	endedAt   time.Duration // of the last one
+	step      batch.Step    // that one
+	life      uint32        // incremented by each failure
 	failed    bool
 	busy      float64       // seconds in iterations
 	freezing  []*transfer   // whose requests are to be frozen when the iteration ends

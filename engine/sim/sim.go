@@ -8,9 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/balance"
 	"github.com/cascadeinfer/cascade/engine/cost"
-	"github.com/cascadeinfer/cascade/engine/internal/latencystats"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/baseline"
@@ -41,11 +39,11 @@ type Sim struct {
 	ended       uint64
 	events      uint64
 
-	stats    latencystats.Collector
+	stats    replay.Collector
 	reuse    replay.Reuse
 	failures map[replay.Kind]*replay.Failure
 	// Of sampleBalance.
-	balance     balance.Meter
+	balance     replay.BalanceMeter
 	nextBalance time.Duration
 	work        []float64 // scratch
 	stages      []int     // scratch
@@ -243,6 +241,7 @@ func (s *Sim) route(q *request) {
 				s.cascade.refuse(q)
 				return
 			}
+			s.cascade.noteArrival(q, to)
 			if !s.cascade.pullPrefix(q, to) {
 				s.submit(q, to)
 			}
@@ -303,6 +302,7 @@ func (s *Sim) resume(r *replica) {
 // beginIteration starts a replica's next iteration if it has something to do.
 func (s *Sim) beginIteration(r *replica) {
 	if takes := r.begin(); r.running {
+		r.endsAt = s.now + takes
 		s.queue.push(event{at: s.now + takes, kind: iteration, index: int32(r.index), life: r.life})
 	}
 }
@@ -310,6 +310,7 @@ func (s *Sim) beginIteration(r *replica) {
 // endIteration hands out the tokens of an iteration.
 func (s *Sim) endIteration(r *replica) {
 	s.stats.AddTokens(s.now, len(r.step.Events))
+	r.endedAt = s.now
 	for i := range r.step.Events {
 		e := &r.step.Events[i]
 		q := e.Sequence.Receiver.(*request)

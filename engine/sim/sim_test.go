@@ -324,7 +324,7 @@ func TestBadConfigs(t *testing.T) {
 // longer once.
 func TestMemoryIsFlat(t *testing.T) {
 	live := func(policy string, n int) uint64 {
-		s, err := New(Config{Replicas: 4, Profile: profile, Policy: policy, Source: mix(n, 120, 1)})
+		s, err := New(Config{Replicas: 4, Profile: profile, Policy: policy, Source: mix(n, 75, 1)})
 		if err != nil {
 			t.Fatal(err)
 		}

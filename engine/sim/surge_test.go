@@ -7,9 +7,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 const (

@@ -24,8 +24,8 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var skewTable = flag.String("skew-table", "", "LLMServingSim's table of decode skew of that GPU (csv.gz), for the case of measured attention")

@@ -7,15 +7,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/baseline"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/policies/refine"
-	"github.com/cascadeinfer/cascade/policies/trader"
 )
 
 // The policies of Cascade, beside the routers of package baseline.
 const (
-	// Cascade has planned stages, placement before the first token by predicted time and cached
+	// Cascade has planned stages, placement before the first token by price and cached
 	// prefixes, prefix pulls, and the market.
 	Cascade = "cascade"
 	// OneStage is Cascade without stages.
@@ -39,13 +37,16 @@ const (
 	WithoutAffinity = "without-affinity"
 	// WithoutForwards is Cascade whose prompts are computed where a proxy sent them.
 	WithoutForwards = "without-forwards"
-	// ByLength is Cascade that computes every prompt in the stage of its length, wherever its prefix is.
-	ByLength = "by-length"
 	// LeastCost is Cascade with the stages of the least predicted cost, however many they are.
 	LeastCost = "least-cost"
 	// StaticSplit is WithoutMoves with the first planned stages for ever: a static split by length, as
 	// operators make it of a trace (research calls it SITA: size interval task assignment).
 	StaticSplit = "static-split"
+	// Ideal sends each request where it costs least, by the present state of each replica: one decider that knows
+	// all at once. It has no stages, and moves nothing. Clairvoyant is Ideal that knows how many tokens each
+	// request will generate. They are what placement at arrival could reach at most.
+	Ideal       = "ideal"
+	Clairvoyant = "clairvoyant"
 	// Paper is "preset: paper": plans from the requests of a minute, every one adopted, boundaries
 	// refined each second, and the market as published.
 	Paper = "paper"
@@ -67,27 +68,28 @@ const (
 
 // variants are the parts of Cascade that each policy has.
 var variants = map[string]variant{
-	Cascade:         {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true},
-	OneStage:        {planner: planner.PolicyRoundRobin, market: true, forecast: true, affinity: true, keys: true, pull: true},
-	WithoutMoves:    {planner: planner.PolicyDefault, forecast: true, affinity: true, keys: true, pull: true},
-	WithoutPull:     {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true},
-	WithoutKeys:     {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true},
-	WithoutRanges:   {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, allLengths: true},
-	WithoutAffinity: {planner: planner.PolicyDefault, market: true, forecast: true},
-	WithoutForwards: {planner: planner.PolicyDefault, market: true, affinity: true, keys: true, stay: true},
-	ByLength:        {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, byLength: true},
+	Cascade:         {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true},
+	OneStage:        {planner: planner.PolicyRoundRobin, market: true, priced: true, affinity: true, keys: true, pull: true},
+	WithoutMoves:    {planner: planner.PolicyDefault, priced: true, affinity: true, keys: true, pull: true},
+	WithoutPull:     {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true},
+	WithoutKeys:     {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true},
+	WithoutRanges:   {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, allLengths: true},
+	WithoutAffinity: {planner: planner.PolicyDefault, market: true, priced: true},
+	WithoutForwards: {planner: planner.PolicyDefault, market: true, affinity: true, keys: true, pull: true, stay: true},
 
-	WithoutTokenizer:       {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, keys: true, pull: true, ownTexts: true},
-	WithoutTokenizerOrKeys: {planner: planner.PolicyDefault, market: true, forecast: true, affinity: true, pull: true, ownTexts: true},
+	WithoutTokenizer:       {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, ownTexts: true},
+	WithoutTokenizerOrKeys: {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, ownTexts: true},
 
-	LeastCost:   {planner: "least-cost", market: true, forecast: true, affinity: true, keys: true, pull: true},
+	LeastCost:   {planner: "least-cost", market: true, priced: true, affinity: true, keys: true, pull: true},
 	StaticSplit: {planner: planner.PolicyDefault, static: true},
+	Ideal:       {planner: planner.PolicyRoundRobin, affinity: true, pull: true, knows: exactStates},
+	Clairvoyant: {planner: planner.PolicyRoundRobin, affinity: true, pull: true, knows: exactOutputs},
 	Paper:       {planner: planner.PolicyPaper, market: true, paper: true},
 
 	NoPipeline:     {planner: planner.PolicyRoundRobin, market: true, paper: true},
 	Chain:          {planner: planner.PolicyPaper, market: true, paper: true, chain: true},
-	RefineQuantity: {planner: planner.PolicyPaper, market: true, paper: true, refiner: refine.Quantity{}},
-	RefineMemory:   {planner: planner.PolicyPaper, market: true, paper: true, refiner: refine.Memory{}},
+	RefineQuantity: {planner: planner.PolicyPaper, market: true, paper: true, refiner: partition.Quantity{}},
+	RefineMemory:   {planner: planner.PolicyPaper, market: true, paper: true, refiner: partition.Memory{}},
 	GrowthOnly:     {planner: planner.PolicyPaper, market: true, paper: true, growthOnly: true},
 	GrowthRandom:   {planner: planner.PolicyPaper, market: true, paper: true, growthOnly: true, blind: true},
 }
@@ -100,14 +102,14 @@ type variant struct {
 	chain      bool             // one replica for each stage
 	refiner    policies.Refiner // of the paper's policies; nil: the paper's
 	growthOnly bool             // no replica sells because it has more than others
-	forecast   bool             // requests are placed by predicted times (place.Forecast)
+	priced     bool             // requests are placed by price (place.Cheapest)
 	affinity   bool             // placement knows what is cached
 	ownTexts   bool             // a front end knows only the prompts that it has served
 	keys       bool             // proxies pick by prefix keys
 	pull       bool             // prefixes are copied from their holders
 	allLengths bool             // of prompts, at every prefill replica
 	stay       bool             // prompts are not forwarded
-	byLength   bool             // prompts are computed in the stage of their length alone
+	knows      knowledge        // of a decider by price; 0: there is none
 	blind      bool             // no load counts, and one random replica is asked to buy
 }
 
@@ -120,15 +122,15 @@ func (v variant) perOctave() int {
 }
 
 // marketOf returns the settings of a replica's part in the market, in one of its lives.
-func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []policies.Tokens, profile cost.Profile, seed uint64, life uint32) trader.Config {
-	c := trader.Config{
-		Self: self, Peers: peers, Detector: outlier.Detector{Percent: outlierPercent, MinExcess: outlier.MinExcess(profile.Cost())}, BucketEdges: edges, Seed: seed,
-		Machine: bidask.Config{FirstDeal: uint64(life)<<32 + 1, Sample: sampleSize, BidTimeout: bidTimeout, AnswerTimeout: answerTimeout},
+func (v variant) marketOf(self policies.ReplicaID, peers bidask.Peers, edges []policies.Tokens, profile cost.Profile, seed uint64, life uint32) bidask.TraderConfig {
+	c := bidask.TraderConfig{
+		Self: self, Peers: peers, Detector: bidask.Detector{Percent: outlierPercent, MinExcess: bidask.MinExcess(profile.Cost())}, BucketEdges: edges, Seed: seed,
+		Machine: bidask.Rules{FirstDeal: uint64(life)<<32 + 1, Sample: sampleSize, BidTimeout: bidTimeout, AnswerTimeout: answerTimeout},
 	}
 	if v.paper {
 		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true
 		c.Machine.MaxConcurrentSends, c.Machine.MaxConcurrentReceives = 3, 3
-		c.Detector, c.BucketEdges, c.SpillPercent, c.ExcessRatio = outlier.Detector{Percent: outlierPercent}, nil, neverSpill, 1
+		c.Detector, c.BucketEdges, c.SpillPercent, c.ExcessRatio = bidask.Detector{Percent: outlierPercent}, nil, neverSpill, 1
 		c.Machine.BalancePercent = 100
 	}
 	if v.growthOnly {
@@ -142,7 +144,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers trader.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutTokenizer, WithoutTokenizerOrKeys, WithoutRanges, WithoutAffinity, WithoutForwards, ByLength, LeastCost, StaticSplit, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutTokenizer, WithoutTokenizerOrKeys, WithoutRanges, WithoutAffinity, WithoutForwards, LeastCost, StaticSplit, Ideal, Clairvoyant, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.
@@ -154,7 +156,7 @@ func isCascade(policy string) bool {
 // HasStages reports whether the stages of a policy can be configured: of Cascade's policies with stages
 // but the chain.
 func HasStages(policy string) bool {
-	return isCascade(policy) && policy != OneStage && policy != NoPipeline && policy != Chain
+	return isCascade(policy) && policy != OneStage && policy != NoPipeline && policy != Chain && variants[policy].knows == 0
 }
 
 // mayPrefill reports whether a policy's replicas may be prefill replicas: their requests must be able to

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func generate(t testing.TB, g Generator) []Request {
@@ -208,14 +208,5 @@ func TestFitErrors(t *testing.T) {
 	}
 	if _, err := Fit(make([]Request, 1000), FitConfig{Components: -1}); err == nil {
 		t.Error("a negative number of components is taken")
-	}
-}
-
-func BenchmarkGenerate(b *testing.B) {
-	g, _ := Named("mixed")
-	g.Requests = 10000
-	b.ReportAllocs()
-	for b.Loop() {
-		generate(b, g)
 	}
 }

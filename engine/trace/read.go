@@ -53,8 +53,8 @@ func (e *Error) Error() string {
 // columns being ignored. An arrival of -1 means that the source has no times.
 //
 // The name is used in errors only. An error is an *Error where a line is at
-// fault, and wraps ErrEmpty for a trace without requests. Requests come back
-// in order of arrival, in file order where arrivals are equal.
+// fault, and wraps ErrEmpty for a trace without requests. A line that arrives before
+// the one above it is an error.
 func Read(r io.Reader, name string) ([]Request, error) {
 	reader, err := NewReader(r, name)
 	if err != nil {
@@ -67,7 +67,6 @@ func Read(r io.Reader, name string) ([]Request, error) {
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("%s: %w", name, ErrEmpty)
 	}
-	byArrival(requests)
 	return requests, nil
 }
 
@@ -79,6 +78,7 @@ type lineReader struct {
 	bytes   int64
 	timed   bool // of the requests so far, once there is one
 	count   int
+	latest  time.Duration // the last arrival
 	// unfinished says that the last line had no end.
 	unfinished bool
 }
@@ -144,12 +144,15 @@ func (l *lineReader) check(r Request, f fields) error {
 	if l.count > 0 && l.timed != (r.At >= 0) {
 		return l.fail(f.at, "a trace has arrival times in every line or in none (-1); split the file")
 	}
+	if r.At >= 0 && r.At < l.latest {
+		return l.fail(f.at, "a request arrives at %v, after one at %v; sort the trace by arrival", r.At, l.latest)
+	}
 	if most := blocks(r.Input); len(r.Prefix) > most {
 		return l.fail(f.prefix, "%d ids for a prompt of %d tokens, which has %d blocks of %d", len(r.Prefix), r.Input, most, BlockTokens)
 	}
 	if l.count++; l.count > maxRequests {
 		return l.fail("", "more than %d requests; split the trace", maxRequests)
 	}
-	l.timed = r.At >= 0
+	l.timed, l.latest = r.At >= 0, max(r.At, l.latest)
 	return nil
 }

@@ -10,10 +10,10 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/internal/gunzip"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 )
 
-// Source yields the requests of a trace, one by one, and io.EOF after the last one. After an *Error
+// Source yields the requests of a trace in the order of arrival, one by one, and io.EOF after the last one. After an *Error
 // with a Line it continues with the next line; any other error is the last.
 type Source interface {
 	Next() (Request, error)
@@ -43,7 +43,7 @@ type Reader struct {
 
 // NewReader reads the beginning of a trace. The name is used in errors only.
 func NewReader(r io.Reader, name string) (*Reader, error) {
-	buffered, err := gunzip.NewReader(r)
+	buffered, err := atomicfile.GunzipReader(r)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -100,8 +100,7 @@ func (f sourceFunc) Next() (Request, error) { return f() }
 
 // Stream shapes a trace as Apply does, while it is read: its memory grows with Spread only. open
 // starts to read the trace; it is called twice if Rate is to be changed, first to measure the rate.
-// A request that arrives more than Spread before the one before it is an error: Apply sorts a whole
-// trace, Stream cannot.
+// The source must yield requests in the order of arrival, as Reader does.
 func (s Shape) Stream(open func() (Source, error)) (Source, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
@@ -224,13 +223,6 @@ func (s *stream) fill() error {
 	}
 	if c.cuts(r.At) {
 		return nil
-	}
-	if r.At < s.latest {
-		err := &Error{Name: "trace", Cause: fmt.Sprintf("a request arrives at %v, after one at %v; sort the trace by arrival", r.At, s.latest)}
-		if reader, ok := s.from.(*Reader); ok {
-			err.Name, err.Line = reader.lines.name, reader.lines.line
-		}
-		return err
 	}
 	s.latest = r.At
 	if c.Spread > 0 {

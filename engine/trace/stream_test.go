@@ -91,7 +91,7 @@ func TestSkipInvalid(t *testing.T) {
 		want := []string{
 			`t.csv:3: input_tokens: "x" is not a whole number of tokens`,
 			"t.csv:4: output_tokens: 0 tokens is not in 1 … 16777216; drop the line or correct it",
-			"t.csv:7: a request arrives at 80ms, after one at 1m30s; sort the trace by arrival",
+			"t.csv:7: arrival_ms: a request arrives at 80ms, after one at 1m30s; sort the trace by arrival",
 		}
 		if len(got) != 4 || !slices.Equal(skipped, want) {
 			t.Errorf("%d requests, skipped %q; want 4 and %q", len(got), skipped, want)

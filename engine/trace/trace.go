@@ -29,7 +29,7 @@ const NoArrival time.Duration = -time.Millisecond
 // Invariants, kept by Read, Shape.Apply and Generator.Generate:
 //  1. Input and Output are at least 1 and at most MaxTokens,
 //  2. At is NoArrival in every request of a trace or in none; else it is the
-//     time since the trace began and not negative,
+//     time since the trace began, not negative, and not before the request above,
 //  3. Prefix has at most one id for each started block of the prompt.
 type Request struct {
 	At     time.Duration

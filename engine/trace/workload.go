@@ -2,7 +2,7 @@ package trace
 
 import (
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/flow"
+	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
 // Flow counts the requests of a trace, which have arrival times, without decay. With prefixes,
@@ -10,7 +10,7 @@ import (
 // every prompt is computed whole.
 func Flow(requests []Request, edges []policies.Tokens, prefixes bool) policies.Flow {
 	last := requests[len(requests)-1].At.Seconds()
-	count := flow.New(edges, 1000*(last+1)) // which forgets nothing
+	count := partition.NewFlowCounter(edges, 1000*(last+1)) // which forgets nothing
 	count.Rates(0)
 	var cache IdealCache
 	for _, r := range requests {

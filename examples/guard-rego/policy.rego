@@ -1,8 +1,8 @@
 # A guard of plans: when a fleet may be divided anew, and how much of it at once.
 #
-# The same file serves "cascade policy build", which makes a module of it that any
-# host of a fleet can run, and a control plane that evaluates rules itself. What
-# rules see is written down in wasm/internal/regodocument. Its settings, all of them
+# The same file serves "cascade policy test --build", which makes a module of it that any
+# host of a fleet can run, and a control plane that has it among its own rules. What
+# rules see is written down in wasm/host/opa. Its settings, all of them
 # optional, are the policy's configuration, in JSON:
 #
 #   {"guard": {"window": {"opens": 22, "closes": 5},   hours of the day, UTC

@@ -8,7 +8,6 @@ import (
 	"os"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/flow"
 	exact "github.com/cascadeinfer/cascade/policies/partition"
 )
 
@@ -24,7 +23,7 @@ func main() {
 // travels slowly: requests that think for long, and so go from stage to stage.
 func traffic() policies.Workload {
 	edges := policies.BucketEdges(65536, 4)
-	count := flow.New(edges, 36000)
+	count := exact.NewFlowCounter(edges, 36000)
 	count.Rates(0)
 	for second := range 600 {
 		for i := range 6 {

@@ -7,11 +7,11 @@
 //
 // and this makes the module that a fleet can run:
 //
-//	cascade policy build examples/nvlink
+//	cascade policy test --build examples/nvlink
 //
 // A policies.Workload says how many replicas there are, not where, and what a
 // hand-over costs if everybody's nearest neighbour is in the next stage. The control
-// plane prices a proposal by who is then in its stages (policies/proximity), which is more;
+// plane prices a proposal by who is then in its stages (policies/links), which is more;
 // the partition that is the best by then has to be proposed first. How many replicas
 // share a machine, and how much slower a hand-over to another one is, comes by
 // configuration, "node 8" and "slower 10". Stages are spread over all machines
@@ -26,7 +26,6 @@ import (
 	exact "github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/wasm/guest/configure"
 	"github.com/cascadeinfer/cascade/wasm/guest/partition"
-	"github.com/cascadeinfer/cascade/wasm/guest/settings"
 )
 
 func init() {
@@ -51,9 +50,9 @@ var _ policies.Partitioner = (*nvlink)(nil)
 
 // Configure reads "node" and "slower".
 func (p *nvlink) Configure(config []byte) error {
-	return settings.Read(config,
-		settings.Field{Name: "node", Set: func(v int64) { p.node = int(v) }, Low: 1, High: 1024},
-		settings.Field{Name: "slower", Set: func(v int64) { p.slower = int(v) }, Low: 1, High: 1000})
+	return configure.ReadSettings(config,
+		configure.Field{Name: "node", Set: func(v int64) { p.node = int(v) }, Low: 1, High: 1024},
+		configure.Field{Name: "slower", Set: func(v int64) { p.slower = int(v) }, Low: 1, High: 1000})
 }
 
 // Partition implements policies.Partitioner.

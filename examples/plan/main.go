@@ -11,7 +11,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/flow"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
@@ -29,7 +28,7 @@ func run(out io.Writer) error {
 	}
 	// Ten minutes of traffic: 40 chats a second, and a long document every four seconds.
 	edges := policies.BucketEdges(131072, 8)
-	count := flow.New(edges, 36000)
+	count := partition.NewFlowCounter(edges, 36000)
 	count.Rates(0)
 	for second := range 600 {
 		now := float64(second)
@@ -52,7 +51,7 @@ func run(out io.Writer) error {
 		if i < len(best.Cuts) {
 			high = best.Cuts[i]
 		}
-		fmt.Fprintf(out, "stage %d: lengths [%v, %v) on %d replicas, %.1f ms an iteration\n", i, low, high, n, best.Iterations[i]*1e3)
+		fmt.Fprintf(out, "stage %d: lengths %s on %d replicas, %.1f ms an iteration\n", i, policies.LengthRange(low, high), n, best.Iterations[i]*1e3)
 		low = high
 	}
 	fmt.Fprintf(out, "%.0f requests in the system, %.0f in one stage\n", best.Cost, best.OneStage)
@@ -60,7 +59,7 @@ func run(out io.Writer) error {
 }
 
 // record counts one whole request.
-func record(c *flow.Counter, now float64, input, output policies.Tokens) {
+func record(c *partition.FlowCounter, now float64, input, output policies.Tokens) {
 	c.CountArrival(now, input, 0)
 	c.CountTokens(now, input+output, int(output))
 	c.CountFinish(now, input, output)

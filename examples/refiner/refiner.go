@@ -5,7 +5,7 @@
 //
 // and this makes the module that a fleet can run:
 //
-//	cascade policy build examples/refiner
+//	cascade policy test --build examples/refiner
 package main
 
 import (

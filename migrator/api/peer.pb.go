@@ -348,6 +348,7 @@ type Envelope struct {
 	//	*Envelope_Transfer
 	//	*Envelope_Summary
 	//	*Envelope_Heartbeat
+	//	*Envelope_Arrivals
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -449,6 +450,15 @@ func (x *Envelope) GetHeartbeat() *Heartbeat {
 	return nil
 }
 
+func (x *Envelope) GetArrivals() *Arrivals {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Arrivals); ok {
+			return x.Arrivals
+		}
+	}
+	return nil
+}
+
 type isEnvelope_Body interface {
 	isEnvelope_Body()
 }
@@ -473,6 +483,10 @@ type Envelope_Heartbeat struct {
 	Heartbeat *Heartbeat `protobuf:"bytes,7,opt,name=heartbeat,proto3,oneof"`
 }
 
+type Envelope_Arrivals struct {
+	Arrivals *Arrivals `protobuf:"bytes,8,opt,name=arrivals,proto3,oneof"`
+}
+
 func (*Envelope_Hello) isEnvelope_Body() {}
 
 func (*Envelope_Market) isEnvelope_Body() {}
@@ -482,6 +496,8 @@ func (*Envelope_Transfer) isEnvelope_Body() {}
 func (*Envelope_Summary) isEnvelope_Body() {}
 
 func (*Envelope_Heartbeat) isEnvelope_Body() {}
+
+func (*Envelope_Arrivals) isEnvelope_Body() {}
 
 // Hello opens a stream. Two sides whose transfer versions do not overlap still trade, and
 // migrate by re-prompting.
@@ -729,7 +745,13 @@ type Summary struct {
 	// iteration_micros is the recent mean time between two tokens of a request; 0: unknown.
 	IterationMicros uint32 `protobuf:"varint,12,opt,name=iteration_micros,json=iterationMicros,proto3" json:"iteration_micros,omitempty"`
 	// cached is how many of the promised tokens the engine is expected to have in its cache.
-	Cached        int64 `protobuf:"varint,13,opt,name=cached,proto3" json:"cached,omitempty"`
+	Cached int64 `protobuf:"varint,13,opt,name=cached,proto3" json:"cached,omitempty"`
+	// The requests that the replica has, for the prices of new ones: those that generate tokens, in groups
+	// that are expected to end together, and those that wait, in the order of their arrival.
+	Groups        []*RunningGroup   `protobuf:"bytes,14,rep,name=groups,proto3" json:"groups,omitempty"`
+	Prompts       []*WaitingRequest `protobuf:"bytes,15,rep,name=prompts,proto3" json:"prompts,omitempty"`
+	Used          int64             `protobuf:"varint,16,opt,name=used,proto3" json:"used,omitempty"`                            // tokens of the KV cache in use, shared ones counted once; 0: unknown
+	AgeMicros     int64             `protobuf:"varint,17,opt,name=age_micros,json=ageMicros,proto3" json:"age_micros,omitempty"` // how long ago the engine's last iteration ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -855,6 +877,242 @@ func (x *Summary) GetCached() int64 {
 	return 0
 }
 
+func (x *Summary) GetGroups() []*RunningGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *Summary) GetPrompts() []*WaitingRequest {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
+func (x *Summary) GetUsed() int64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *Summary) GetAgeMicros() int64 {
+	if x != nil {
+		return x.AgeMicros
+	}
+	return 0
+}
+
+// RunningGroup is a policies/place.Running.
+type RunningGroup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         int64                  `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	Length        int64                  `protobuf:"varint,2,opt,name=length,proto3" json:"length,omitempty"`
+	Longest       int64                  `protobuf:"varint,3,opt,name=longest,proto3" json:"longest,omitempty"`
+	Remaining     int64                  `protobuf:"varint,4,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	Weight        float32                `protobuf:"fixed32,5,opt,name=weight,proto3" json:"weight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunningGroup) Reset() {
+	*x = RunningGroup{}
+	mi := &file_migrator_api_peer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunningGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunningGroup) ProtoMessage() {}
+
+func (x *RunningGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_migrator_api_peer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunningGroup.ProtoReflect.Descriptor instead.
+func (*RunningGroup) Descriptor() ([]byte, []int) {
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RunningGroup) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *RunningGroup) GetLength() int64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *RunningGroup) GetLongest() int64 {
+	if x != nil {
+		return x.Longest
+	}
+	return 0
+}
+
+func (x *RunningGroup) GetRemaining() int64 {
+	if x != nil {
+		return x.Remaining
+	}
+	return 0
+}
+
+func (x *RunningGroup) GetWeight() float32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+// WaitingRequest is a policies/place.Waiting.
+type WaitingRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Length        int64                  `protobuf:"varint,1,opt,name=length,proto3" json:"length,omitempty"`
+	Cached        int64                  `protobuf:"varint,2,opt,name=cached,proto3" json:"cached,omitempty"`
+	Output        int64                  `protobuf:"varint,3,opt,name=output,proto3" json:"output,omitempty"`
+	AgeMicros     int64                  `protobuf:"varint,4,opt,name=age_micros,json=ageMicros,proto3" json:"age_micros,omitempty"` // how long ago it was ready to start
+	Weight        float32                `protobuf:"fixed32,5,opt,name=weight,proto3" json:"weight,omitempty"`
+	FirstWeight   float32                `protobuf:"fixed32,6,opt,name=first_weight,json=firstWeight,proto3" json:"first_weight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitingRequest) Reset() {
+	*x = WaitingRequest{}
+	mi := &file_migrator_api_peer_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitingRequest) ProtoMessage() {}
+
+func (x *WaitingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_migrator_api_peer_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitingRequest.ProtoReflect.Descriptor instead.
+func (*WaitingRequest) Descriptor() ([]byte, []int) {
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *WaitingRequest) GetLength() int64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *WaitingRequest) GetCached() int64 {
+	if x != nil {
+		return x.Cached
+	}
+	return 0
+}
+
+func (x *WaitingRequest) GetOutput() int64 {
+	if x != nil {
+		return x.Output
+	}
+	return 0
+}
+
+func (x *WaitingRequest) GetAgeMicros() int64 {
+	if x != nil {
+		return x.AgeMicros
+	}
+	return 0
+}
+
+func (x *WaitingRequest) GetWeight() float32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *WaitingRequest) GetFirstWeight() float32 {
+	if x != nil {
+		return x.FirstWeight
+	}
+	return 0
+}
+
+// Arrivals are requests that the replica has accepted since its last Summary or Arrivals, but those
+// of the receiver's own front end, which knows of them.
+type Arrivals struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Requests      []*WaitingRequest      `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Arrivals) Reset() {
+	*x = Arrivals{}
+	mi := &file_migrator_api_peer_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Arrivals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Arrivals) ProtoMessage() {}
+
+func (x *Arrivals) ProtoReflect() protoreflect.Message {
+	mi := &file_migrator_api_peer_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Arrivals.ProtoReflect.Descriptor instead.
+func (*Arrivals) Descriptor() ([]byte, []int) {
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Arrivals) GetRequests() []*WaitingRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
 // Heartbeat shows that the sender is alive, to peers that hold its requests or whose
 // requests it holds.
 type Heartbeat struct {
@@ -867,7 +1125,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_migrator_api_peer_proto_msgTypes[9]
+	mi := &file_migrator_api_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +1137,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[9]
+	mi := &file_migrator_api_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +1150,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{9}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Heartbeat) GetSequence() uint64 {
@@ -957,7 +1215,7 @@ type Transfer struct {
 
 func (x *Transfer) Reset() {
 	*x = Transfer{}
-	mi := &file_migrator_api_peer_proto_msgTypes[10]
+	mi := &file_migrator_api_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -969,7 +1227,7 @@ func (x *Transfer) String() string {
 func (*Transfer) ProtoMessage() {}
 
 func (x *Transfer) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[10]
+	mi := &file_migrator_api_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -982,7 +1240,7 @@ func (x *Transfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
 func (*Transfer) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{10}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Transfer) GetKind() uint32 {
@@ -1230,7 +1488,7 @@ type KVConnector struct {
 
 func (x *KVConnector) Reset() {
 	*x = KVConnector{}
-	mi := &file_migrator_api_peer_proto_msgTypes[11]
+	mi := &file_migrator_api_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1500,7 @@ func (x *KVConnector) String() string {
 func (*KVConnector) ProtoMessage() {}
 
 func (x *KVConnector) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[11]
+	mi := &file_migrator_api_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1513,7 @@ func (x *KVConnector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVConnector.ProtoReflect.Descriptor instead.
 func (*KVConnector) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{11}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *KVConnector) GetPresence() uint32 {
@@ -1298,7 +1556,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_migrator_api_peer_proto_msgTypes[12]
+	mi := &file_migrator_api_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1310,7 +1568,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_migrator_api_peer_proto_msgTypes[12]
+	mi := &file_migrator_api_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1323,7 +1581,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_migrator_api_peer_proto_rawDescGZIP(), []int{12}
+	return file_migrator_api_peer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Offer) GetTransport() string {
@@ -1376,7 +1634,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\rFetchKVAnswer\x122\n" +
 	"\x06offers\x18\x01 \x03(\v2\x1a.cascade.migrator.v1.OfferR\x06offers\x12\x16\n" +
 	"\x06blocks\x18\x02 \x03(\rR\x06blocks\x12\x12\n" +
-	"\x04sums\x18\x03 \x03(\rR\x04sums\"\xd8\x02\n" +
+	"\x04sums\x18\x03 \x03(\rR\x04sums\"\x95\x03\n" +
 	"\bEnvelope\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x122\n" +
@@ -1384,7 +1642,8 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\x06market\x18\x04 \x01(\v2\x1b.cascade.migrator.v1.MarketH\x00R\x06market\x12;\n" +
 	"\btransfer\x18\x05 \x01(\v2\x1d.cascade.migrator.v1.TransferH\x00R\btransfer\x128\n" +
 	"\asummary\x18\x06 \x01(\v2\x1c.cascade.migrator.v1.SummaryH\x00R\asummary\x12>\n" +
-	"\theartbeat\x18\a \x01(\v2\x1e.cascade.migrator.v1.HeartbeatH\x00R\theartbeatB\x06\n" +
+	"\theartbeat\x18\a \x01(\v2\x1e.cascade.migrator.v1.HeartbeatH\x00R\theartbeat\x12;\n" +
+	"\barrivals\x18\b \x01(\v2\x1d.cascade.migrator.v1.ArrivalsH\x00R\barrivalsB\x06\n" +
 	"\x04body\"\xcc\x01\n" +
 	"\x05Hello\x12%\n" +
 	"\x0emarket_version\x18\x01 \x01(\rR\rmarketVersion\x12!\n" +
@@ -1402,7 +1661,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\bHandover\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x14\n" +
-	"\x05cause\x18\x03 \x01(\rR\x05cause\"\xee\x02\n" +
+	"\x05cause\x18\x03 \x01(\rR\x05cause\"\x9b\x04\n" +
 	"\aSummary\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
 	"\x04held\x18\x02 \x01(\x03R\x04held\x12\x1a\n" +
@@ -1417,7 +1676,28 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	" \x03(\x03R\alengths\x12\x1a\n" +
 	"\bprefixes\x18\v \x01(\fR\bprefixes\x12)\n" +
 	"\x10iteration_micros\x18\f \x01(\rR\x0fiterationMicros\x12\x16\n" +
-	"\x06cached\x18\r \x01(\x03R\x06cached\";\n" +
+	"\x06cached\x18\r \x01(\x03R\x06cached\x129\n" +
+	"\x06groups\x18\x0e \x03(\v2!.cascade.migrator.v1.RunningGroupR\x06groups\x12=\n" +
+	"\aprompts\x18\x0f \x03(\v2#.cascade.migrator.v1.WaitingRequestR\aprompts\x12\x12\n" +
+	"\x04used\x18\x10 \x01(\x03R\x04used\x12\x1d\n" +
+	"\n" +
+	"age_micros\x18\x11 \x01(\x03R\tageMicros\"\x8c\x01\n" +
+	"\fRunningGroup\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x16\n" +
+	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x18\n" +
+	"\alongest\x18\x03 \x01(\x03R\alongest\x12\x1c\n" +
+	"\tremaining\x18\x04 \x01(\x03R\tremaining\x12\x16\n" +
+	"\x06weight\x18\x05 \x01(\x02R\x06weight\"\xb2\x01\n" +
+	"\x0eWaitingRequest\x12\x16\n" +
+	"\x06length\x18\x01 \x01(\x03R\x06length\x12\x16\n" +
+	"\x06cached\x18\x02 \x01(\x03R\x06cached\x12\x16\n" +
+	"\x06output\x18\x03 \x01(\x03R\x06output\x12\x1d\n" +
+	"\n" +
+	"age_micros\x18\x04 \x01(\x03R\tageMicros\x12\x16\n" +
+	"\x06weight\x18\x05 \x01(\x02R\x06weight\x12!\n" +
+	"\ffirst_weight\x18\x06 \x01(\x02R\vfirstWeight\"K\n" +
+	"\bArrivals\x12?\n" +
+	"\brequests\x18\x01 \x03(\v2#.cascade.migrator.v1.WaitingRequestR\brequests\";\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
 	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xec\a\n" +
@@ -1491,7 +1771,7 @@ func file_migrator_api_peer_proto_rawDescGZIP() []byte {
 	return file_migrator_api_peer_proto_rawDescData
 }
 
-var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_migrator_api_peer_proto_goTypes = []any{
 	(*FetchPrefixRequest)(nil), // 0: cascade.migrator.v1.FetchPrefixRequest
 	(*FetchPrefixAnswer)(nil),  // 1: cascade.migrator.v1.FetchPrefixAnswer
@@ -1502,36 +1782,43 @@ var file_migrator_api_peer_proto_goTypes = []any{
 	(*Market)(nil),             // 6: cascade.migrator.v1.Market
 	(*Handover)(nil),           // 7: cascade.migrator.v1.Handover
 	(*Summary)(nil),            // 8: cascade.migrator.v1.Summary
-	(*Heartbeat)(nil),          // 9: cascade.migrator.v1.Heartbeat
-	(*Transfer)(nil),           // 10: cascade.migrator.v1.Transfer
-	(*KVConnector)(nil),        // 11: cascade.migrator.v1.KVConnector
-	(*Offer)(nil),              // 12: cascade.migrator.v1.Offer
-	(*api.Topology)(nil),       // 13: cascade.xds.v1.Topology
+	(*RunningGroup)(nil),       // 9: cascade.migrator.v1.RunningGroup
+	(*WaitingRequest)(nil),     // 10: cascade.migrator.v1.WaitingRequest
+	(*Arrivals)(nil),           // 11: cascade.migrator.v1.Arrivals
+	(*Heartbeat)(nil),          // 12: cascade.migrator.v1.Heartbeat
+	(*Transfer)(nil),           // 13: cascade.migrator.v1.Transfer
+	(*KVConnector)(nil),        // 14: cascade.migrator.v1.KVConnector
+	(*Offer)(nil),              // 15: cascade.migrator.v1.Offer
+	(*api.Topology)(nil),       // 16: cascade.xds.v1.Topology
 }
 var file_migrator_api_peer_proto_depIdxs = []int32{
-	12, // 0: cascade.migrator.v1.FetchPrefixAnswer.offers:type_name -> cascade.migrator.v1.Offer
-	12, // 1: cascade.migrator.v1.FetchKVAnswer.offers:type_name -> cascade.migrator.v1.Offer
+	15, // 0: cascade.migrator.v1.FetchPrefixAnswer.offers:type_name -> cascade.migrator.v1.Offer
+	15, // 1: cascade.migrator.v1.FetchKVAnswer.offers:type_name -> cascade.migrator.v1.Offer
 	5,  // 2: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
 	6,  // 3: cascade.migrator.v1.Envelope.market:type_name -> cascade.migrator.v1.Market
-	10, // 4: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
+	13, // 4: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
 	8,  // 5: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
-	9,  // 6: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
-	13, // 7: cascade.migrator.v1.Hello.topology:type_name -> cascade.xds.v1.Topology
-	7,  // 8: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
-	12, // 9: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
-	11, // 10: cascade.migrator.v1.Transfer.connector:type_name -> cascade.migrator.v1.KVConnector
-	11, // 11: cascade.migrator.v1.Transfer.target_connector:type_name -> cascade.migrator.v1.KVConnector
-	4,  // 12: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
-	2,  // 13: cascade.migrator.v1.Peer.FetchKV:input_type -> cascade.migrator.v1.FetchKVRequest
-	0,  // 14: cascade.migrator.v1.Peer.FetchPrefix:input_type -> cascade.migrator.v1.FetchPrefixRequest
-	4,  // 15: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
-	3,  // 16: cascade.migrator.v1.Peer.FetchKV:output_type -> cascade.migrator.v1.FetchKVAnswer
-	1,  // 17: cascade.migrator.v1.Peer.FetchPrefix:output_type -> cascade.migrator.v1.FetchPrefixAnswer
-	15, // [15:18] is the sub-list for method output_type
-	12, // [12:15] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	12, // 6: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
+	11, // 7: cascade.migrator.v1.Envelope.arrivals:type_name -> cascade.migrator.v1.Arrivals
+	16, // 8: cascade.migrator.v1.Hello.topology:type_name -> cascade.xds.v1.Topology
+	7,  // 9: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
+	9,  // 10: cascade.migrator.v1.Summary.groups:type_name -> cascade.migrator.v1.RunningGroup
+	10, // 11: cascade.migrator.v1.Summary.prompts:type_name -> cascade.migrator.v1.WaitingRequest
+	10, // 12: cascade.migrator.v1.Arrivals.requests:type_name -> cascade.migrator.v1.WaitingRequest
+	15, // 13: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
+	14, // 14: cascade.migrator.v1.Transfer.connector:type_name -> cascade.migrator.v1.KVConnector
+	14, // 15: cascade.migrator.v1.Transfer.target_connector:type_name -> cascade.migrator.v1.KVConnector
+	4,  // 16: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
+	2,  // 17: cascade.migrator.v1.Peer.FetchKV:input_type -> cascade.migrator.v1.FetchKVRequest
+	0,  // 18: cascade.migrator.v1.Peer.FetchPrefix:input_type -> cascade.migrator.v1.FetchPrefixRequest
+	4,  // 19: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
+	3,  // 20: cascade.migrator.v1.Peer.FetchKV:output_type -> cascade.migrator.v1.FetchKVAnswer
+	1,  // 21: cascade.migrator.v1.Peer.FetchPrefix:output_type -> cascade.migrator.v1.FetchPrefixAnswer
+	19, // [19:22] is the sub-list for method output_type
+	16, // [16:19] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_migrator_api_peer_proto_init() }
@@ -1545,6 +1832,7 @@ func file_migrator_api_peer_proto_init() {
 		(*Envelope_Transfer)(nil),
 		(*Envelope_Summary)(nil),
 		(*Envelope_Heartbeat)(nil),
+		(*Envelope_Arrivals)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1552,7 +1840,7 @@ func file_migrator_api_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_migrator_api_peer_proto_rawDesc), len(file_migrator_api_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

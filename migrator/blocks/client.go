@@ -2,7 +2,13 @@
 // migrator lists, freezes and adopts requests of its engine.
 //
 // A Client keeps one session with the engine and starts another when the engine comes back.
-// It copies no bytes and makes no decisions, and validates every size that the engine sends.
+// It makes no decisions, and validates every size that the engine sends.
+//
+// A Copier copies the KV of prompts' beginnings from the prefix cache of one engine into that of another, before a
+// request's first token. Its Pull is called at the replica where the request will run: the engine pins what it has of the
+// prefix and reserves blocks for the rest, the peer that holds the prefix pins its own blocks and offers them (Serve), and
+// the blocks are pulled, verified and stored in the engine's prefix cache. The caller knows who holds a prefix, and
+// whether a pull pays.
 //
 // Invariants:
 //
@@ -10,6 +16,14 @@
 //  2. A Memory stays readable and writable while it is held, even after the engine has died.
 //  3. Only Run's end ends a session with a live engine whose Memory is held: right
 //     afterwards the blocks may belong to another request.
+//  4. An engine stores only blocks of which every region has the checksum that the holder's migrator
+//     has computed. Ids, model and cache salt are those of the request, at both ends.
+//  5. A block that is read or written is pinned. Whatever fails, it is released after the last byte
+//     was written or read: if the engine cannot be reached for long, its session ends, which does it.
+//     No release overtakes its pin: a pin is not cancelled with the request, and one that was not
+//     answered is released again later.
+//  6. Pull returns when its context ends, and does not wait for that release.
+//  7. A replica pulls and serves at most MaxConcurrent prefixes at a time each, and refuses others.
 package blocks
 
 import (
@@ -28,7 +42,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -230,7 +244,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 			if dialled.Swap(true) {
 				return nil, errors.New("the engine closed the connection")
 			}
-			return localsocket.Dial(ctx, filepath.Join(c.dir, blocksSocket))
+			return unixsocket.Dial(ctx, filepath.Join(c.dir, blocksSocket))
 		}),
 		grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))

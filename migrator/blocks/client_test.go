@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // unavailable is what the log says of an engine that cannot be used.

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -58,7 +58,7 @@ func (c *Client) mapDeviceMemory(handle []byte, file *os.File, d Description) (*
 // receiveDescriptor receives the one message that the engine sends, which has at least one
 // byte, and its file descriptor, or nil.
 func receiveDescriptor(ctx context.Context, path string) ([]byte, *os.File, error) {
-	conn, err := localsocket.Dial(ctx, path)
+	conn, err := unixsocket.Dial(ctx, path)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -1,5 +1,5 @@
 // Package connector hands KV over between engines that keep their own caches, over Cascade's
-// transports: the migrator's side of a CascadeConnector (engine/kvsocket/api).
+// transports: the migrator's side of a CascadeConnector (engine/api).
 //
 // An engine asked for a handoff copies the request's blocks into staging memory and offers them here;
 // its answer names the offer by a random handle, and this replica. The engine that continues the
@@ -30,12 +30,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 	wire "github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
-	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
-	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -71,7 +70,7 @@ type Config struct {
 	Network Network
 	// Paths returns the paths of the transports that serve this Client's Memory. It is called while
 	// Run runs.
-	Paths func() *paths.Set
+	Paths func() *transport.Paths
 	// Incarnation of this process: of two processes of one replica, the engine serves that with the
 	// greater one. 0 means the time of New.
 	Incarnation uint64
@@ -198,7 +197,7 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) runSession(ctx context.Context) (lived bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conn, err := localsocket.Dial(ctx, filepath.Join(c.cfg.Dir, api.Socket))
+	conn, err := unixsocket.Dial(ctx, filepath.Join(c.cfg.Dir, api.ConnectorSocket))
 	if err != nil {
 		return false, err
 	}
@@ -223,7 +222,7 @@ func (c *Client) runSession(ctx context.Context) (lived bool, err error) {
 
 // greet sends the hello, and receives the welcome and the staging memory.
 func (c *Client) greet(conn *net.UnixConn) (*session, error) {
-	hello, err := api.Frame{Hello: &api.Hello{Version: api.Version, Replica: string(c.cfg.Self), Incarnation: c.cfg.Incarnation}}.Append(nil)
+	hello, err := api.Frame{Hello: &api.Hello{Version: api.ConnectorVersion, Replica: string(c.cfg.Self), Incarnation: c.cfg.Incarnation}}.Append(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -240,7 +239,7 @@ func (c *Client) greet(conn *net.UnixConn) (*session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kv.sock: no welcome: %w", err)
 	}
-	files, err := localsocket.ParseFiles(rights[:m], "kv-staging")
+	files, err := unixsocket.ParseFiles(rights[:m], "kv-staging")
 	if err == nil && (len(files) != 1 || flags&unix.MSG_CTRUNC != 0) {
 		err = fmt.Errorf("kv.sock: welcome with %d descriptors, want one", len(files))
 	}

@@ -12,16 +12,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	wire "github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
-	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
 // pair runs two engines with migrators r0 and r1, which are connected.
-func pair(t *testing.T, lease time.Duration, faults *memtransport.Faults) (w *world, a, b *engine) {
+func pair(t *testing.T, lease time.Duration, faults *transporttest.Faults) (w *world, a, b *engine) {
 	t.Helper()
 	w, a, b = newWorld(t), newEngine(t), newEngine(t)
 	w.start("r0", a, lease, nil)
@@ -215,8 +215,8 @@ func TestBadAnswers(t *testing.T) {
 // TestCorruptBlocks: blocks that arrive wrong are pulled again, and they alone.
 func TestCorruptBlocks(t *testing.T) {
 	t.Parallel()
-	faults := &memtransport.Faults{}
-	faults.Set(memtransport.Fault{At: memtransport.AtPull, Block: 1, Kind: memtransport.Corrupt})
+	faults := &transporttest.Faults{}
+	faults.Set(transporttest.Fault{At: transporttest.AtPull, Block: 1, Kind: transporttest.Corrupt})
 	w, a, b := pair(t, 0, faults)
 	a.offer(handle, 3, 1, 2)
 	if why := b.fetch(api.Fetch{ID: 1, Slots: []uint32{0, 1, 2}}); why != "" {
@@ -314,7 +314,7 @@ func TestEngineEnds(t *testing.T) {
 	}
 	a.connect()
 	w.waitForEngines()
-	if a.hello != (api.Hello{Version: api.Version, Replica: "r0", Incarnation: 7}) {
+	if a.hello != (api.Hello{Version: api.ConnectorVersion, Replica: "r0", Incarnation: 7}) {
 		t.Errorf("%+v", a.hello)
 	}
 	if why := b.fetch(api.Fetch{ID: 2, Slots: []uint32{0}}); why != errNoOffer.Error() {

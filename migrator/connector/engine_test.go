@@ -16,13 +16,12 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	wire "github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
-	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -49,7 +48,7 @@ func newEngine(t *testing.T) *engine {
 	t.Helper()
 	dir := testkit.Must(os.MkdirTemp("", "kv")) // the path of t.TempDir is too long for sockets
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	e := &engine{t: t, dir: dir, listen: testkit.Must(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, api.Socket), Net: "unix"}))}
+	e := &engine{t: t, dir: dir, listen: testkit.Must(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, api.ConnectorSocket), Net: "unix"}))}
 	t.Cleanup(func() { e.listen.Close(); e.disconnect() })
 	return e
 }
@@ -75,7 +74,7 @@ func (e *engine) connect() {
 	e.sendWith(welcome, unix.UnixRights(fd))
 }
 
-var welcome = api.Frame{Welcome: &api.Welcome{Version: api.Version, Fingerprint: "f", Slots: slots, SlotBytes: slotBytes}}
+var welcome = api.Frame{Welcome: &api.Welcome{Version: api.ConnectorVersion, Fingerprint: "f", Slots: slots, SlotBytes: slotBytes}}
 
 func (e *engine) disconnect() {
 	if e.conn != nil {
@@ -95,7 +94,7 @@ func (e *engine) sendWith(f api.Frame, rights []byte) {
 func (e *engine) read() api.Frame {
 	e.t.Helper()
 	e.conn.SetReadDeadline(time.Now().Add(testkit.WaitTimeout()))
-	f, err := api.Read(e.conn)
+	f, err := api.ReadFrame(e.conn)
 	testkit.NoError(e.t, err)
 	return f
 }
@@ -119,13 +118,13 @@ func (e *engine) offer(handle string, list ...uint32) {
 // migrator is a Client with its transport, on a network of the test's.
 type migrator struct {
 	*Client
-	set *paths.Set
+	set *transport.Paths
 }
 
 // world is the network of the migrators of a test.
 type world struct {
 	t         *testing.T
-	transport memtransport.Network
+	transport transporttest.Network
 	all       map[policies.ReplicaID]*migrator // written by the test
 
 	mu    sync.Mutex                // guards all for the migrators, and spoil
@@ -140,17 +139,17 @@ func newWorld(t *testing.T) *world {
 }
 
 // start runs a migrator of an engine.
-func (w *world) start(id policies.ReplicaID, e *engine, lease time.Duration, faults *memtransport.Faults) *migrator {
+func (w *world) start(id policies.ReplicaID, e *engine, lease time.Duration, faults *transporttest.Faults) *migrator {
 	w.t.Helper()
 	m := &migrator{}
-	m.Client = testkit.Must(New(Config{Self: id, Dir: e.dir, Network: networkOf{w, id}, Lease: lease, Incarnation: 7, Paths: func() *paths.Set {
+	m.Client = testkit.Must(New(Config{Self: id, Dir: e.dir, Network: networkOf{w, id}, Lease: lease, Incarnation: 7, Paths: func() *transport.Paths {
 		if w.beforePaths != nil {
 			w.beforePaths()
 		}
 		return m.set
 	}}))
-	carrier := testkit.Must(memtransport.New(memtransport.Config{Network: &w.transport, Name: string(id), Pool: m.Client, Faults: faults}))
-	m.set = paths.New(paths.Config{Self: id, Transports: []transport.Transport{counted{carrier, w}}, Pool: m.Client})
+	carrier := testkit.Must(transporttest.NewMemory(transporttest.MemoryConfig{Network: &w.transport, Name: string(id), Pool: m.Client, Faults: faults}))
+	m.set = transport.NewPaths(transport.PathsConfig{Self: id, Transports: []transport.Transport{counted{carrier, w}}, Pool: m.Client})
 	w.mu.Lock()
 	w.all[id] = m
 	w.mu.Unlock()

@@ -6,9 +6,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/engine/api"
 	wire "github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -44,7 +43,7 @@ func (c *Client) fetch(ctx context.Context, s *session, f api.Fetch) error {
 	if err != nil {
 		return err
 	}
-	offers, err := paths.DecodeOffers(holder, answer.GetOffers())
+	offers, err := transport.DecodeOffers(holder, answer.GetOffers())
 	if err != nil {
 		return fmt.Errorf("%s: %w", holder, err)
 	}

@@ -6,9 +6,8 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/engine/api"
 	wire "github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -46,7 +45,7 @@ func (c *Client) Serve(ctx context.Context, from policies.ReplicaID, q *wire.Fet
 		return errors.New("no transport can serve the KV")
 	}
 	set.Announce(grant.Migration, offers, x.Slots[first:])
-	if err := answer(&wire.FetchKVAnswer{Offers: paths.EncodeOffers(offers), Blocks: x.Slots[first:], Sums: x.Sums[first:]}); err != nil {
+	if err := answer(&wire.FetchKVAnswer{Offers: transport.EncodeOffers(offers), Blocks: x.Slots[first:], Sums: x.Sums[first:]}); err != nil {
 		return err
 	}
 	select {

@@ -11,7 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -80,9 +81,8 @@ func (s *session) write(f api.Frame) {
 func (s *session) reply(id uint64, err error) {
 	f := api.Fetched{ID: id}
 	if err != nil {
-		f.Error = strings.ToValidUTF8(err.Error(), "?")
-		f.Error = f.Error[:min(len(f.Error), api.MaxText)]
-		f.Error = strings.ToValidUTF8(f.Error, "") // a rune that was cut would get longer in JSON
+		// A rune that is cut would get longer in JSON.
+		f.Error = cleantext.Truncate(strings.ToValidUTF8(err.Error(), "?"), api.MaxText)
 	}
 	s.write(api.Frame{Fetched: &f})
 }

@@ -5,11 +5,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	wire "github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // counted is a transport that counts its open pulls.

@@ -6,14 +6,11 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	_ "github.com/cascadeinfer/cascade/migrator/device/health"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
-	_ "github.com/cascadeinfer/cascade/migrator/device/measure"
-	"github.com/cascadeinfer/cascade/migrator/device/nvml"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestWithoutCgo runs TestWithoutLibraries in a test binary of this package without cgo.
@@ -37,16 +34,16 @@ func TestWithoutLibraries(t *testing.T) {
 	_, found := (&device.Library{}).Symbol("getpid")
 	_, asked := cuda.Open("")
 	_, listed := verbs.Open("")
-	_, opened := nvml.Open(nvml.Config{})
+	_, opened := inventory.OpenNVML(inventory.NVMLConfig{})
 	for call, err := range map[string]error{"Load": loaded, "Symbol": found, "cuda.Open": asked, "verbs.Open": listed, "nvml.Open": opened} {
 		if !errors.Is(err, device.ErrNoCgo) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
-	l := &nvml.Library{}
+	l := &inventory.NVMLLibrary{}
 	_, read := l.Read()
 	for call, err := range map[string]error{"Read": read, "WatchXids": l.WatchXids(t.Context(), nil)} {
-		if !errors.Is(err, nvml.ErrClosed) {
+		if !errors.Is(err, inventory.ErrClosed) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}

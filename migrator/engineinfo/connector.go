@@ -3,9 +3,9 @@ package engineinfo
 import (
 	"errors"
 	"fmt"
-	"strings"
 
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 )
 
 // MaxConnectorText bounds each text of a KVConnector in bytes.
@@ -39,7 +39,7 @@ func (c KVConnector) Bounded() KVConnector {
 		c.Presence = Unknown
 	}
 	for _, text := range []*string{&c.Name, &c.Version, &c.Layout} {
-		*text = strings.ToValidUTF8((*text)[:min(len(*text), MaxConnectorText)], "")
+		*text = cleantext.Truncate(*text, MaxConnectorText)
 	}
 	return c
 }

@@ -66,6 +66,9 @@ type Info struct {
 	DraftTokens int
 	// PromptDetails says whether usage contains the cached tokens of a prompt.
 	PromptDetails Presence
+	// RefusesTokenIDs lists the paths on which the engine refuses return_token_ids: requests there
+	// cannot move.
+	RefusesTokenIDs []string
 	// Start identifies this life of the engine: it grows each time the engine is found to
 	// have started. What an earlier life handed over is void.
 	Start uint64

@@ -18,6 +18,7 @@ import (
 // Metrics is what one answer of /metrics says of its engine.
 type Metrics struct {
 	Load                  policies.EngineLoad // Queued is that of this report alone
+	StatesRequests        bool                // Load.Running and Load.Waiting are stated
 	BlockTokens, KVTokens policies.Tokens
 	Connector             Presence // Present (of NIXL) or Unknown
 	Layout                string   // as Info.Layout
@@ -69,6 +70,7 @@ func DecodeMetrics(text []byte) (Metrics, error) {
 		m.Load.Capacity = m.KVTokens
 		m.Load.KVUsed = policies.Tokens(math.Round(min(usage, 1) * float64(m.KVTokens)))
 	}
+	m.StatesRequests = len(samples["vllm:num_requests_running"])+len(samples["sglang:num_running_reqs"]) > 0
 	m.Load.Running = int(sum(samples["vllm:num_requests_running"], maxRequests) + sum(samples["sglang:num_running_reqs"], maxRequests))
 	m.Load.Waiting = int(sum(samples["vllm:num_requests_waiting"], maxRequests) + sum(samples["sglang:num_queue_reqs"], maxRequests))
 	m.Load.Queued = m.Load.Waiting

@@ -17,10 +17,10 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/shm"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -218,10 +218,10 @@ func carriers(tb testing.TB) map[string]func(name string, s *fakePool) (transpor
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { os.RemoveAll(dir) })
-	var network memtransport.Network
+	var network transporttest.Network
 	return map[string]func(name string, s *fakePool) (transport.Transport, error){
 		"memory": func(name string, s *fakePool) (transport.Transport, error) {
-			return memtransport.New(memtransport.Config{Network: &network, Name: name, Pool: s})
+			return transporttest.NewMemory(transporttest.MemoryConfig{Network: &network, Name: name, Pool: s})
 		},
 		"shm": func(_ string, s *fakePool) (transport.Transport, error) {
 			return shm.New(shm.Config{Dir: dir, Pool: s})

@@ -5,8 +5,8 @@ import (
 	"errors"
 
 	"github.com/cascadeinfer/cascade/migrator/blocks"
-	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -34,14 +34,14 @@ func (n *replica) passGate(ctx context.Context, point string) error {
 
 // insideTransport copies within the process.
 type insideTransport struct {
-	*memtransport.Transport
-	faults *memtransport.Faults
+	*transporttest.Memory
+	faults *transporttest.Faults
 }
 
 func carryInside(n *replica) carrier {
-	c := &insideTransport{faults: &memtransport.Faults{}}
+	c := &insideTransport{faults: &transporttest.Faults{}}
 	var err error
-	if c.Transport, err = memtransport.New(memtransport.Config{Network: &n.w.net, Name: string(n.id), Pool: n.engine, Faults: c.faults}); err != nil {
+	if c.Memory, err = transporttest.NewMemory(transporttest.MemoryConfig{Network: &n.w.net, Name: string(n.id), Pool: n.engine, Faults: c.faults}); err != nil {
 		panic(err)
 	}
 	return c
@@ -50,9 +50,9 @@ func carryInside(n *replica) carrier {
 func (c *insideTransport) pull(ctx context.Context, p transport.Puller, _ *replica, plan transport.Plan, v verdict) (transport.Stats, error) {
 	switch v {
 	case refuse:
-		c.faults.Set(memtransport.Fault{At: memtransport.AtPull, Kind: memtransport.Cut, Block: len(plan.Src) / 2})
+		c.faults.Set(transporttest.Fault{At: transporttest.AtPull, Kind: transporttest.Cut, Block: len(plan.Src) / 2})
 	case rot:
-		c.faults.Set(memtransport.Fault{At: memtransport.AtPull, Kind: memtransport.Corrupt, Block: len(plan.Src) - 1})
+		c.faults.Set(transporttest.Fault{At: transporttest.AtPull, Kind: transporttest.Corrupt, Block: len(plan.Src) - 1})
 	default:
 		c.faults.Set()
 	}

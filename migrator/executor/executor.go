@@ -13,7 +13,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
@@ -35,16 +34,15 @@ type Executor struct {
 	workers sync.WaitGroup
 
 	// Only Run's goroutine uses these fields, except that its workers read ctx.
-	ctx         context.Context // Run's context, for jobs
-	start       time.Time
-	machine     *transfer.Machine
-	queues      map[key]*jobQueue
-	exports     map[bidask.Deal]*exportState
-	imports     map[bidask.Deal]*importState
-	closing     map[*importState]bool // released, but the release job, which closes the puller, has not finished
-	adoptAnswer chan<- error          // receives the answer to the AdoptRequested event in progress; nil at other times
+	ctx     context.Context // Run's context, for jobs
+	start   time.Time
+	machine *transfer.Machine
+	queues  map[key]*jobQueue
+	exports map[bidask.Deal]*exportState
+	imports map[bidask.Deal]*importState
+	closing map[*importState]bool // released, but the release job, which closes the puller, has not finished
 
-	paths   *paths.Set
+	paths   *transport.Paths
 	records records
 }
 
@@ -63,12 +61,12 @@ func New(c Config) (*Executor, error) {
 }
 
 // newPaths returns the paths by which KV is pulled.
-func newPaths(c Config) *paths.Set {
-	p := paths.Config{Self: c.Self, Transports: c.Transports, Pool: c.Pool, Host: c.Host, Paths: c.Paths, Logger: c.Logger}
+func newPaths(c Config) *transport.Paths {
+	p := transport.PathsConfig{Self: c.Self, Transports: c.Transports, Pool: c.Pool, Host: c.Host, Paths: c.Paths, Logger: c.Logger}
 	if c.Engine != nil {
 		p.Pool = c.Engine
 	}
-	return paths.New(p)
+	return transport.NewPaths(p)
 }
 
 // Run executes migrations until ctx ends and returns nil then. It leaves migrations in progress as
@@ -216,9 +214,13 @@ func (m *Executor) Adopt(migration, request string, frontEnd policies.ReplicaID)
 	}
 	answer := make(chan error, 1)
 	if !m.post(func() {
-		m.adoptAnswer = answer
-		m.step(transfer.Event{Kind: transfer.AdoptRequested, Deal: deal, Peer: frontEnd, Request: transfer.Request{ID: request}})
-		m.adoptAnswer = nil
+		err := errors.New("no migration with this ID is ready for this front end")
+		for _, a := range m.step(transfer.Event{Kind: transfer.AdoptRequested, Deal: deal, Peer: frontEnd, Request: transfer.Request{ID: request}}) {
+			if a.Kind == transfer.AllowAdopt && a.Deal == deal {
+				err = nil
+			}
+		}
+		answer <- err
 	}) {
 		answer <- errors.New("the migration executor has stopped")
 	}
@@ -251,12 +253,14 @@ func parseDeal(s string) (bidask.Deal, error) {
 	return bidask.Deal{Seller: policies.ReplicaID(s[:at]), Number: n}, nil
 }
 
-// step passes an event to the machine and executes the resulting actions.
-func (m *Executor) step(ev transfer.Event) {
+// step passes an event to the machine, executes the resulting actions and returns them.
+func (m *Executor) step(ev transfer.Event) []transfer.Action {
 	ev.Now = m.now()
-	for _, a := range m.machine.Step(ev, nil) {
+	actions := m.machine.Step(ev, nil)
+	for _, a := range actions {
 		m.execute(a)
 	}
+	return actions
 }
 
 // execute starts one action.
@@ -280,9 +284,7 @@ func (m *Executor) execute(a transfer.Action) {
 		m.releaseReservation(a.Deal)
 	case transfer.AllowAdopt:
 		m.records.setState(key{target, a.Deal}, "adopted")
-		m.adoptAnswer <- nil
-	case transfer.DenyAdopt:
-		m.adoptAnswer <- errors.New("no migration with this ID is ready for this front end")
+	case transfer.DenyAdopt: // Adopt answers
 	case transfer.SwitchHolder:
 		m.switchHolder(a)
 	case transfer.LookUpHolder:
@@ -351,7 +353,7 @@ func (m *Executor) ProbeNow() { m.paths.ProbeNow() }
 func (m *Executor) TransportPaths() []transport.Path { return m.paths.Status() }
 
 // Paths returns the paths over Config.Transports.
-func (m *Executor) Paths() *paths.Set { return m.paths }
+func (m *Executor) Paths() *transport.Paths { return m.paths }
 
 // Pace returns when a transfer of so many bytes of the real engine's KV that began at start would be
 // complete on the link that all incoming migrations share, or with ctx's error.

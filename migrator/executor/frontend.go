@@ -15,7 +15,7 @@ import (
 // switchHolder continues a stream of this replica's front end at another replica.
 func (m *Executor) switchHolder(a transfer.Action) {
 	k, msg := key{front, a.Deal}, a.Message
-	migration := frontend.Migration{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: frontend.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)}, FromAddress: m.cfg.Address(msg.From),
+	migration := frontend.Migration{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: policies.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)}, FromAddress: m.cfg.Address(msg.From),
 		FromConnector: msg.Connector, ToConnector: msg.TargetConnector, FromBusy: msg.EngineBusy, Length: int(msg.Length), Hash: msg.Hash, Cached: int(msg.Cached)}
 	if msg.Mode == transfer.Live {
 		migration.Reservation = a.Deal.String()

@@ -13,9 +13,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/cascadeinfer/cascade/migrator/executor"
-	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -32,7 +32,7 @@ type fleet struct {
 	replicas []*replica
 	wg       sync.WaitGroup
 	done     chan struct{}
-	net      memtransport.Network
+	net      transporttest.Network
 
 	mu         sync.Mutex
 	cuts       map[[2]*replica]bool

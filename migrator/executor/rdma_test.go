@@ -13,11 +13,11 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	libibverbs "github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // onDevices are the faults of a fake RDMA device; a real device injects none of them.

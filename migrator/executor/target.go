@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/blocks"
-	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -21,7 +20,7 @@ type importState struct {
 	blockTokens   int
 	tokenBytes    int64
 	memory        *transport.Memory // the memory of the blocks
-	pull          *paths.Pull
+	pull          *transport.Pull
 	hash          prefix.Hash
 	scheduleBy    time.Time // do not wait for the engine's schedule after that
 	corruptBlocks []int     // indices in the round's plan of the blocks with wrong checksums

@@ -6,8 +6,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
-	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -30,7 +30,7 @@ func encode(m transfer.Message) *api.Transfer {
 		From: m.Span.From, Computed: m.Computed, Length: m.Length, IdsHash: uint64(m.Hash), Cached: m.Cached, Generation: m.Generation, Prompt: m.Prompt,
 		StallMicros: uint64(max(0, m.Stall)), Connector: encodeConnector(m.Connector), TargetConnector: encodeConnector(m.TargetConnector), EngineBusy: m.EngineBusy,
 	}
-	t.Offers = paths.EncodeOffers(m.Offers)
+	t.Offers = transport.EncodeOffers(m.Offers)
 	if m.Table != nil {
 		t.Ids, t.Blocks, t.Sums = m.Table.IDs, m.Table.Blocks, m.Table.Sums
 		if m.Engine.BlockTokens > 0 {
@@ -60,7 +60,7 @@ func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, err
 	}
 	m.Kind, m.Mode, m.Failure = transfer.Kind(t.GetKind()), transfer.Mode(t.GetMode()), transfer.Failure(t.GetFailure())
 	var err error
-	if m.Offers, err = paths.DecodeOffers(from, t.GetOffers()); err != nil {
+	if m.Offers, err = transport.DecodeOffers(from, t.GetOffers()); err != nil {
 		return m, err
 	}
 	if m.Kind == transfer.Round || m.Kind == transfer.Manifest {

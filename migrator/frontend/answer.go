@@ -4,17 +4,23 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 )
 
 // withAnswer answers every request: by next, whose writes get a deadline, else as
-// answerUnanswered does. No handler decides that for itself: net/http takes one that
-// returns without having written for one that means 200 and an empty body.
-func (srv *Server) withAnswer(next http.Handler) http.Handler {
+// answerUnanswered does. No handler decides that for itself: with net/http, a handler that
+// returns without writing sends 200 with an empty body.
+func (srv *Server) withAnswer(timeout time.Duration, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		g := newDeadlineWriter(w, srv.cfg.WriteTimeout)
-		defer g.end(r)
+		g := newDeadlineWriter(w, timeout)
+		defer func() {
+			if g.end(r) {
+				srv.unreadCut.Add(1)
+				srv.requestLog(r.Header).Info("answer cut: its client read too slowly", "path", r.URL.Path, "bytes", g.bytes.Load())
+			}
+		}()
 		next.ServeHTTP(g, r)
 		if !g.written {
 			srv.answerUnanswered(g, r)

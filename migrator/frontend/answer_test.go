@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // unfinished returns a request whose body sends what was given and then stalls until the
@@ -187,7 +187,7 @@ func TestNoAnswerIsNoSuccess(t *testing.T) {
 		http.StatusOK:                  func(w http.ResponseWriter, _ *http.Request) { http.NewResponseController(w).Flush() },
 	} {
 		rec := httptest.NewRecorder()
-		f.withAnswer(handler).ServeHTTP(rec, httptest.NewRequest("GET", "/", nil))
+		f.withAnswer(time.Minute, handler).ServeHTTP(rec, httptest.NewRequest("GET", "/", nil))
 		if rec.Code != want || (rec.Body.Len() == 0) != (want == http.StatusOK) {
 			t.Errorf("answered %d %s, want %d", rec.Code, rec.Body, want)
 		}

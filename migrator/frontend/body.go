@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/policies/intake"
 )
 
 // errNoMemory refuses a body that is not wrong.
@@ -19,7 +19,7 @@ var errNoMemory = errors.New("the memory for request bodies is in use")
 
 // readBody reads a request's body into memory that it takes from the share. If it
 // returns false it has answered the request, or answerUnanswered does.
-func (srv *Server) readBody(w http.ResponseWriter, r *http.Request, memory *intake.Share) ([]byte, bool) {
+func (srv *Server) readBody(w http.ResponseWriter, r *http.Request, memory *httpserver.Share) ([]byte, bool) {
 	b, err := srv.readAll(w, r, memory)
 	var large *http.MaxBytesError
 	switch {
@@ -33,7 +33,7 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request, memory *inta
 	case errors.Is(context.Cause(r.Context()), errStopping): // see answerUnanswered
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		writeProblem(w, openai.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("the request body arrived too slowly: it must bring %d bytes in every %v, or end, and be whole after %v",
-			intake.BytesAt(srv.cfg.BodyRate), time.Duration(intake.Window), srv.cfg.BodyTimeout)})
+			httpserver.BytesAt(srv.cfg.BodyRate), time.Duration(httpserver.Window), srv.cfg.BodyTimeout)})
 	default:
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body was cut: " + err.Error()})
 	}
@@ -46,7 +46,7 @@ func refuseForMemory(w http.ResponseWriter) {
 
 // readAll reads a body, whose declared size is −1 for unknown. It allocates for what
 // arrives, not for what is declared, and not before the share has grown.
-func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *intake.Share) ([]byte, error) {
+func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *httpserver.Share) ([]byte, error) {
 	if r.ContentLength == 0 {
 		return nil, nil
 	}
@@ -58,7 +58,7 @@ func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *intak
 		most = r.ContentLength
 	}
 	control, begun := http.NewResponseController(w), time.Now()
-	pace := intake.Pace{Least: intake.BytesAt(srv.cfg.BodyRate)}
+	pace := httpserver.Pace{Least: httpserver.BytesAt(srv.cfg.BodyRate)}
 	stop := func() { control.SetReadDeadline(time.Unix(1, 0)) }
 	setDeadline := func(at int64) { // fails only on servers that have a deadline of their own
 		control.SetReadDeadline(begun.Add(min(time.Duration(at), srv.cfg.BodyTimeout)))
@@ -66,7 +66,7 @@ func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *intak
 			stop() // again: it may have run before this deadline
 		}
 	}
-	setDeadline(intake.Window)
+	setDeadline(httpserver.Window)
 	defer control.SetReadDeadline(time.Time{})
 	defer afterFunc(r.Context(), stop)()
 

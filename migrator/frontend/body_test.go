@@ -14,9 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestAttackBodyMemory checks that unfinished bodies and large headers cannot hold more
@@ -65,7 +65,7 @@ func TestAttackBodyMemory(t *testing.T) {
 							t.Errorf("a refusal took %v", time.Since(begun))
 						}
 					case resp.StatusCode == http.StatusRequestTimeout:
-						if slow++; time.Since(begun) > 2*time.Duration(intake.Window) {
+						if slow++; time.Since(begun) > 2*time.Duration(httpserver.Window) {
 							t.Errorf("a body that stalls is given up after %v", time.Since(begun))
 						}
 					default:
@@ -113,7 +113,7 @@ func TestBodyPace(t *testing.T) {
 			pieces int
 			rate   int64 // configured; 0 for the default
 			want   int
-		}{{2, 0, http.StatusOK}, {100, 0, http.StatusRequestTimeout}, {2, intake.WindowBytes, http.StatusRequestTimeout}} {
+		}{{2, 0, http.StatusOK}, {100, 0, http.StatusRequestTimeout}, {2, httpserver.WindowBytes, http.StatusRequestTimeout}} {
 			pieces, want := test.pieces, test.want
 			runServer(t, func(c *Config) { c.BodyRate = test.rate }, func(t *testing.T, e *engine, f *testServer) {
 				body, w := io.Pipe()
@@ -126,8 +126,8 @@ func TestBodyPace(t *testing.T) {
 					defer close(written)
 					io.WriteString(w, `{"prompt":"`)
 					for range pieces {
-						time.Sleep(time.Duration(intake.Window) - time.Second)
-						if _, err := io.WriteString(w, strings.Repeat("x", intake.WindowBytes)); err != nil {
+						time.Sleep(time.Duration(httpserver.Window) - time.Second)
+						if _, err := io.WriteString(w, strings.Repeat("x", httpserver.WindowBytes)); err != nil {
 							return
 						}
 					}
@@ -173,7 +173,7 @@ type lastWindowBody struct {
 }
 
 func (b *lastWindowBody) Read(p []byte) (int, error) {
-	if len(p) < intake.WindowBytes {
+	if len(p) < httpserver.WindowBytes {
 		return len(p), nil
 	}
 	if b.sent {
@@ -200,7 +200,7 @@ func TestStopWhileBodyArrives(t *testing.T) {
 			return errors.New("timeout")
 		}}
 		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/completions", body)
-		memory := intake.NewBudget(1 << 20).Share()
+		memory := httpserver.NewBudget(1 << 20).Share()
 		srv := &Server{cfg: Config{MaxBody: 1 << 19, BodyTimeout: time.Minute}}
 		if _, ok := srv.readBody(w, r, &memory); ok {
 			t.Error("a cut body was read")
@@ -242,7 +242,7 @@ func TestAttackResetWhileReading(t *testing.T) {
 		ctx, reset := context.WithCancel(t.Context())
 		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/completions", endedBody{ctx})
 		w := &lateWriter{ResponseRecorder: httptest.NewRecorder()}
-		memory := intake.NewBudget(1 << 20).Share()
+		memory := httpserver.NewBudget(1 << 20).Share()
 		srv := &Server{cfg: Config{MaxBody: 1 << 20, BodyTimeout: time.Minute}}
 		time.AfterFunc(time.Second, reset)
 		if _, ok := srv.readBody(w, r, &memory); ok {

@@ -8,17 +8,17 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/internal/localfault"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // serveGenerate serves a client's request on one of the two generating endpoints.
-func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *intake.Share) {
+func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *httpserver.Share) {
 	begun := time.Now()
 	req, err := openai.Parse(e, body)
 	if err != nil {
@@ -29,10 +29,13 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 		refuseForMemory(w)
 		return
 	}
-	arrival := srv.estimateArrival(r.Header, body)
+	arrival := srv.estimateArrival(r.Header, &req, body)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 
+	if !req.WantsIDs && srv.engineState.refusesIDs(e) {
+		req.WithoutIDs()
+	}
 	key := templateKey{e, req.WantsIDs}
 	template := srv.templates.get(key)
 	var p *payload
@@ -47,8 +50,9 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	default:
 		p = &payload{bytes: req.PlainBody()}
 	}
-	request := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true, Features: req.Features}
-	assemblable := req.Assemblable()
+	request := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true, Features: req.Features,
+		Prompts: arrival.Prompts, Sequences: arrival.Sequences}
+	assemblable, asksIDs := req.Assemblable(), out != nil && req.AllowsIDs() && !req.WantsIDs
 	asked := openai.Edit{HideIDs: !req.WantsIDs && req.AllowsIDs(), HideUsage: !req.WantsUsage && req.AllowsUsage()}
 	resume, ok := req.Resume()
 	if !ok {
@@ -66,7 +70,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	memory.Resize(int64(len(p.bytes)))
 
 	lr := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
-		request: s.request, root: prompt.root, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, hangTimeout: s.hangTimeout(), plain: out == nil, prompt: &prompt}
+		request: s.request, root: prompt.root, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, hangTimeout: s.hangTimeout(), plain: out == nil, asksIDs: asksIDs, prompt: &prompt, losses: readLosses(w, r.Header)}
 	lr.target = srv.place(s.request, &prompt, lr.plain)
 	s.awaitPromptIDs(&prompt, lr.target.Prefill)
 	srv.mu.Lock()
@@ -82,25 +86,30 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	switch {
 	case err != nil && r.Context().Err() != nil: // see answerUnanswered
 	case err != nil:
-		if overloaded(err) != nil {
-			srv.turnedAway.Add(1)
-		}
-		srv.refuseEngineFailure(w, s.log(), err)
+		srv.refuseEngineFailure(w, s.log(), err, lr.losses)
 	case b.leg == nil:
-		srv.relayResponse(w, b, key, assemblable && template == nil)
+		srv.service.addStatus(b.response.StatusCode)
+		srv.relayResponse(w, b, lr.losses, key, assemblable && template == nil)
 	case out == nil:
 		// The engine streams an answer that was not expected to be a stream.
 		srv.relayEvents(w, b)
 	default:
-		srv.serveStream(r, s, b)
+		srv.serveStream(r, s, b, lr.losses)
 	}
 }
 
-// refuseEngineFailure answers a request for which the engine produced no token.
-func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, err error) {
+// refuseEngineFailure answers a request for which the engine produced no token, and counts the failure unless a
+// peer sent the request. l includes the loss by err.
+func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, err error, l losses) {
 	if busy := overloaded(err); busy != nil {
+		if !l.peer {
+			srv.turnedAway.Add(1)
+		}
 		refuseOverload(w, busy)
 		return
+	}
+	if !l.peer {
+		srv.service.addFailure()
 	}
 	var bad *session.MalformedError
 	if errors.As(err, &bad) || errors.Is(err, openai.ErrEventTooLarge) {
@@ -108,9 +117,10 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 		writeProblem(w, engineLostProblem(err))
 		return
 	}
-	if errors.Is(err, errLostEverywhere) {
-		log.Error("request not begun: several replicas lost it", "error", err)
-		writeProblem(w, openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError", Message: errLostEverywhere.Error() + "; send it again later"})
+	if l.here > 0 {
+		log.Error("engine was lost before it answered the request", "engines_lost", l.here, "attempts_before", l.earlier, "error", err)
+		l.mark(w.Header())
+		writeProblem(w, openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError", Message: "an engine that had the request was lost; send it again later"})
 		return
 	}
 	if localfault.Is(err) {
@@ -123,33 +133,47 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 }
 
 // estimateArrival is estimateLength for a request of a client. It counts how the prompt begins, whether or not
-// the proxies give prefix keys: they begin to when a depth for them has been learnt.
-func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arrival {
+// the proxies give prefix keys: they begin to when a depth for them has been learnt. A prompt that repeats a
+// recent one does not count again: one client could decide for all.
+func (srv *Server) estimateArrival(h http.Header, req *openai.Request, body []byte) loadtracker.Arrival {
+	return srv.estimateScanned(h, req, body, func(count length.Count, digests []uint64) {
+		// Short prompts count as untokenized only while the engine may not be asked: what they share is soon computed
+		// once more.
+		if count.Tokens == 0 && (srv.cfg.Placer == nil || !srv.tokenizer.mayAsk(int(count.Text))) {
+			srv.tracker.ObserveUntokenizedPrefix(digests)
+		} else {
+			srv.tracker.ObservePrefix(digests)
+		}
+	})
+}
+
+// estimateForwarded is estimateLength for a request that a peer forwards: the peer has counted how its prompt begins.
+func (srv *Server) estimateForwarded(h http.Header, req *openai.Request, body []byte) loadtracker.Arrival {
+	return srv.estimateScanned(h, req, body, func(length.Count, []uint64) {})
+}
+
+// estimateScanned is estimateLength for a body that it scans. observe is called unless the prompt repeats a recent one.
+func (srv *Server) estimateScanned(h http.Header, req *openai.Request, body []byte, observe func(length.Count, []uint64)) loadtracker.Arrival {
 	var scan length.Scanner
 	scan.HashPrefix(length.MaxPrefixDepth)
 	scan.Write(body)
 	count := scan.Count()
-	// Short prompts count as untokenized only while the engine may not be asked: what they share is soon computed
-	// once more.
-	if count.Tokens == 0 && (srv.cfg.Placer == nil || !srv.tokenizer.mayAsk(int(count.Text))) {
-		srv.tracker.ObserveUntokenizedPrefix(scan.PrefixDigests())
-	} else {
-		srv.tracker.ObservePrefix(scan.PrefixDigests())
+	a := srv.estimateLength(h, count, req.Choices, len(body))
+	if a.Repeated = srv.tracker.NotePrompt(scan.PromptDigest()); !a.Repeated {
+		observe(count, scan.PrefixDigests())
 	}
-	return srv.estimateLength(h, count, len(body))
-}
-
-// estimateForwarded is estimateLength for a request that a peer forwards: the peer has counted how its prompt begins.
-func (srv *Server) estimateForwarded(h http.Header, body []byte) loadtracker.Arrival {
-	var scan length.Scanner
-	scan.Write(body)
-	return srv.estimateLength(h, scan.Count(), len(body))
+	return a
 }
 
 // estimateLength estimates the length of a request that its engine has not counted yet: by the header that it
-// was routed by, else by what its body of so many bytes has.
-func (srv *Server) estimateLength(h http.Header, count length.Count, body int) loadtracker.Arrival {
-	var a loadtracker.Arrival
+// was routed by, else by what its body of so many bytes has. choices is how many sequences it generates for
+// each prompt.
+func (srv *Server) estimateLength(h http.Header, count length.Count, choices, body int) loadtracker.Arrival {
+	a := loadtracker.Arrival{Prompts: min(max(count.Prompts, 1), loadtracker.MaxSequences)}
+	a.Sequences = min(a.Prompts*choices, loadtracker.MaxSequences)
+	if count.Prompts > 0 {
+		a.Others = srv.tracker.Estimator().FromContentLength(count.OtherText) + count.OtherTokens
+	}
 	if count.Found && count.Tokens == 0 && count.Media == 0 {
 		a.TextBytes = count.Text
 	}
@@ -172,15 +196,16 @@ func (srv *Server) estimateLength(h http.Header, count length.Count, body int) l
 // serveStream relays a stream that has begun, to its end. If its client has left, its
 // connection or HTTP/2 stream is cut: a client that has left one direction only must not
 // read a regular end.
-func (srv *Server) serveStream(r *http.Request, s *Stream, b openedLeg) {
+func (srv *Server) serveStream(r *http.Request, s *Stream, b openedLeg, l losses) {
 	first := time.Now()
-	err := s.run(b)
+	err := s.run(b, l)
 	s.countInSpan(r.Context())
 	s.reportServed(first)
 	if cause := context.Cause(r.Context()); cause != nil && !errors.Is(cause, errStopping) {
 		panic(http.ErrAbortHandler)
 	}
 	if err != nil {
+		srv.service.addFailure()
 		s.log().Warn("stream ended early", "error", err)
 		if s.currentHolder().Replica == srv.cfg.Replica {
 			srv.probeNow()

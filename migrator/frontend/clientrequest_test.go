@@ -180,7 +180,7 @@ func TestReadLegRequest(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 	// What is read is what was written.
-	o.target, o.header = Target{Replica: "r2", Address: "x:1"}, http.Header{"X-Request-Id": {"mine"}, "X-Cascade-Tokens": {"5"}}
+	o.target, o.header = policies.Target{Replica: "r2", Address: "x:1"}, http.Header{"X-Request-Id": {"mine"}, "X-Cascade-Tokens": {"5"}}
 	again, err := readLegRequest(0, o.headers())
 	if err != nil || again.name() != o.name() || again.arrival != o.arrival || again.reservation != o.reservation || again.request != o.request {
 		t.Errorf("%+v, %v", again, err)
@@ -188,7 +188,7 @@ func TestReadLegRequest(t *testing.T) {
 	if h := o.headers(); h.Get("X-Request-Id") != "" || h.Get("X-Cascade-Tokens") != "" {
 		t.Errorf("a later leg has the fields %v", h)
 	}
-	first := legRequest{frontEnd: "r0", target: Target{Replica: "r2", Address: "x:1", Cached: 512, Held: 4096}, header: http.Header{}}
+	first := legRequest{frontEnd: "r0", target: policies.Target{Replica: "r2", Address: "x:1", Cached: 512, Held: 4096}, header: http.Header{}}
 	if o, err := readLegRequest(0, first.headers()); err != nil || o.arrival.Cached != 512 || o.held != 4096 {
 		t.Errorf("a first leg: %+v, %v", o, err)
 	}
@@ -222,7 +222,7 @@ func FuzzReadLegRequest(f *testing.F) {
 		if err != nil {
 			return
 		}
-		o.target, o.header = Target{Replica: "r2", Address: "x:1"}, http.Header{}
+		o.target, o.header = policies.Target{Replica: "r2", Address: "x:1"}, http.Header{}
 		again, err := readLegRequest(0, o.headers())
 		if err != nil || again.name() != o.name() || again.arrival != o.arrival || again.reservation != o.reservation || again.request != o.request {
 			t.Fatalf("%+v, again %+v, %v", o, again, err)

@@ -170,7 +170,10 @@ func (o *answerWriter) done(_ *openai.Chunk, prompt, ids []uint32) error {
 	return nil
 }
 
-func (o *answerWriter) fail(p openai.Problem) { o.status, o.body = p.Status, p.Body() }
+func (o *answerWriter) fail(p openai.Problem) {
+	o.status, o.body = p.Status, p.Body()
+	markRefusal(o.w.Header(), p.Status)
+}
 
 // close sends the answer.
 func (o *answerWriter) close() {
@@ -179,7 +182,6 @@ func (o *answerWriter) close() {
 	}
 	copyToClient(o.w, o.header)
 	h := o.w.Header()
-	markRefusal(h, o.status)
 	h.Set("Content-Type", o.template.contentType)
 	h.Set("Content-Length", strconv.Itoa(len(o.body)))
 	o.w.WriteHeader(o.status)

@@ -12,16 +12,15 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
-	"github.com/cascadeinfer/cascade/migrator/internal/progress"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/flow"
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
 // Defaults, and bounds of every boundary.
 const (
-	defaultMaxBody          = 16 << 20         // bytes: what the proxies buffer for a retry
 	defaultBodies           = 16               // times MaxBody
 	defaultBodyTimeout      = 30 * time.Second // for a request's body to arrive
 	defaultIdleTimeout      = 10 * time.Minute // between two events of an engine; queueing and prefill included
@@ -59,7 +58,7 @@ type Config struct {
 	// them (policies.BucketEdges). Required.
 	Edges []policies.Tokens
 	// FlowTau is the time constant with which the flow counters forget; 0 means
-	// flow.DefaultTau seconds.
+	// partition.DefaultTau seconds.
 	FlowTau time.Duration
 
 	// Model is the name under which the engine must serve the replica's model, and Context
@@ -76,7 +75,7 @@ type Config struct {
 	KVStated bool
 
 	// Cost is what the engine's steps cost. An engine that brings nothing for much longer
-	// than its present work should take counts as away (package progress). If it is zero,
+	// than its present work should take counts as away (engineinfo.Monitor). If it is zero,
 	// only the least time counts.
 	Cost policies.Cost
 
@@ -99,6 +98,8 @@ type Config struct {
 	// Placer chooses where a request starts; if it is nil all requests start at
 	// the own engine.
 	Placer Placer
+	// LegObserver is called for the requests on the own engine; nil: none is.
+	LegObserver LegObserver
 	// Handoff lets streams move with their KV between engines that have a KV connector
 	// (package handoff); whether they have is learnt from their answers. If it is false,
 	// a stream that moves without a Reservation is always computed anew.
@@ -131,7 +132,7 @@ type Config struct {
 	PeerScheme string
 	// TrustDomain, unless it is "", makes the server accept a peer's leg only if
 	// it came with the certificate of the migrator whose front end it names
-	// (policies/identity). The peers' listener must then demand certificates and
+	// (internal/identity). The peers' listener must then demand certificates and
 	// verify their chains.
 	TrustDomain string
 
@@ -147,7 +148,7 @@ type Config struct {
 	MaxBody int64
 	// MaxBodies bounds the memory, in bytes, of all requests that arrive or wait for the
 	// engine's answer, copies included; those beyond it are refused. As much again is for
-	// peers' legs. 0 means 16 times MaxBody.
+	// peers' legs, and for answers that clients read too slowly. 0 means 16 times MaxBody.
 	MaxBodies int64
 	// BodyRate is the slowest rate of a body, in bytes per second: every 10 s must bring that
 	// much. 0 means 32 KiB in 10 s.
@@ -169,7 +170,7 @@ type Config struct {
 	// 15 s.
 	HangTimeout time.Duration
 	// MinPause is how long an engine with work must bring nothing, at least, before it counts as hung and so as
-	// away (package progress); 0 means 2 s.
+	// away (engineinfo.Monitor); 0 means 2 s.
 	MinPause time.Duration
 	// MigrationTimeout is how long a client may wait for its stream's first token
 	// from another replica before the migration is given up; 0 means 10 s. The holder of
@@ -182,8 +183,9 @@ type Config struct {
 	// token of each other engine, and for the own engine to come back if the
 	// Rescuer names no replica; 0 means 30 s.
 	RescueTimeout time.Duration
-	// WriteTimeout is how long a client may read nothing of what was sent to it
-	// before its answer is cut; 0 means 1 min.
+	// WriteTimeout is how long a client may take to read 64 KiB of what is sent to it
+	// before its answer is cut; time in which it has read everything does not count. 0 means
+	// 1 min.
 	WriteTimeout time.Duration
 	// DrainTimeout bounds the life of streams after Drain; 0 means 10 min.
 	DrainTimeout time.Duration
@@ -252,7 +254,7 @@ func (c Config) validate() (Config, *url.URL, error) {
 		return c, nil, fmt.Errorf("frontend of %s: BodyRate: %d: must not be negative", c.Replica, c.BodyRate)
 	}
 	if c.MaxBody == 0 {
-		c.MaxBody = defaultMaxBody
+		c.MaxBody = length.BodyLimit
 	}
 	if c.MaxBodies < 0 || c.MaxBodies > 0 && c.MaxBodies < 2*c.MaxBody {
 		return c, nil, fmt.Errorf("frontend of %s: MaxBodies: %d: must be at least twice MaxBody, %d", c.Replica, c.MaxBodies, c.MaxBody)
@@ -265,12 +267,12 @@ func (c Config) validate() (Config, *url.URL, error) {
 		value *time.Duration
 		or    time.Duration
 	}{
-		{"FlowTau", &c.FlowTau, time.Duration(flow.DefaultTau * float64(time.Second))},
+		{"FlowTau", &c.FlowTau, time.Duration(partition.DefaultTau * float64(time.Second))},
 		{"RecentWindow", &c.RecentWindow, defaultRecentWindow},
 		{"BodyTimeout", &c.BodyTimeout, defaultBodyTimeout},
 		{"IdleTimeout", &c.IdleTimeout, defaultIdleTimeout},
 		{"HangTimeout", &c.HangTimeout, defaultHangTimeout},
-		{"MinPause", &c.MinPause, progress.MinPause},
+		{"MinPause", &c.MinPause, engineinfo.MinPause},
 		{"MigrationTimeout", &c.MigrationTimeout, defaultMigrationTimeout},
 		{"TokenizeTimeout", &c.TokenizeTimeout, tokenizeTimeout},
 		{"RescueTimeout", &c.RescueTimeout, defaultRescueTimeout},

@@ -14,7 +14,8 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 const (
@@ -32,7 +33,7 @@ const detokenizePath = "/detokenize"
 // askTextEnd asks an engine whether the text of ids of a stream ends with a character.
 // An event with several tokens does not show it: the engine withholds the bytes of a character
 // that the last of them has begun.
-func (srv *Server) askTextEnd(ctx context.Context, holder Target, ids []uint32) (ends bool, err error) {
+func (srv *Server) askTextEnd(ctx context.Context, holder policies.Target, ids []uint32) (ends bool, err error) {
 	text, err := srv.textOf(ctx, holder, ids[max(0, len(ids)-detokenizeIDs):])
 	return endsWithCharacter(text), err
 }
@@ -42,9 +43,9 @@ func endsWithCharacter(text string) bool { return text != "" && !strings.HasSuff
 
 // textOf asks an engine for the text of ids of a stream. The own engine is asked, whose model is
 // the holder's as long as it is ready; if it is not, or does not answer, the holder's is.
-func (srv *Server) textOf(ctx context.Context, holder Target, ids []uint32) (text string, err error) {
+func (srv *Server) textOf(ctx context.Context, holder policies.Target, ids []uint32) (text string, err error) {
 	if holder.Address == "" || srv.ready.Load() {
-		text, err = srv.textAt(ctx, Target{}, ids)
+		text, err = srv.textAt(ctx, policies.Target{}, ids)
 		if err == nil || holder.Address == "" || ctx.Err() != nil {
 			return text, err
 		}
@@ -57,7 +58,7 @@ func (srv *Server) textOf(ctx context.Context, holder Target, ids []uint32) (tex
 }
 
 // textAt asks the engine at a replica.
-func (srv *Server) textAt(ctx context.Context, at Target, ids []uint32) (string, error) {
+func (srv *Server) textAt(ctx context.Context, at policies.Target, ids []uint32) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, detokenizeTimeout)
 	defer cancel()
 	body, err := json.Marshal(map[string][]uint32{"tokens": ids})
@@ -81,7 +82,7 @@ func (srv *Server) textAt(ctx context.Context, at Target, ids []uint32) (string,
 }
 
 // detokenize sends a request for a text to the own engine or to a peer.
-func (srv *Server) detokenize(ctx context.Context, at Target, body []byte) (*http.Response, error) {
+func (srv *Server) detokenize(ctx context.Context, at policies.Target, body []byte) (*http.Response, error) {
 	target, transport := srv.engine.JoinPath(detokenizePath), http.RoundTripper(srv.local)
 	if at.Address != "" {
 		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: at.Address, Path: detokenizePath}, srv.peers
@@ -99,12 +100,12 @@ func (srv *Server) detokenize(ctx context.Context, at Target, body []byte) (*htt
 
 // servePeerDetokenize lets the front end of a stream that runs here ask the own engine. Only
 // peers get here: see withPeerIdentity.
-func (srv *Server) servePeerDetokenize(w http.ResponseWriter, r *http.Request, body []byte, _ *intake.Share) {
+func (srv *Server) servePeerDetokenize(w http.ResponseWriter, r *http.Request, body []byte, _ *httpserver.Share) {
 	ctx, cancel := context.WithTimeout(r.Context(), detokenizeTimeout)
 	defer cancel()
-	resp, err := srv.detokenize(ctx, Target{}, body)
+	resp, err := srv.detokenize(ctx, policies.Target{}, body)
 	if err != nil {
-		srv.refuseEngineFailure(w, srv.requestLog(r.Header), err)
+		srv.refuseEngineFailure(w, srv.requestLog(r.Header), err, losses{peer: true})
 		return
 	}
 	defer resp.Body.Close()

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // TestMovesOfSeveralTokens moves streams whose engines send several tokens at once, as with
@@ -127,17 +129,17 @@ func TestAskTextEnd(t *testing.T) {
 			ids  []uint32
 			want bool
 		}{{[]uint32{1, 2}, true}, {[]uint32{1, 7}, false}, {[]uint32{7, 1}, true}, {nil, false}, {long, true}} {
-			if got, err := srv.askTextEnd(t.Context(), Target{}, test.ids); err != nil || got != test.want {
+			if got, err := srv.askTextEnd(t.Context(), policies.Target{}, test.ids); err != nil || got != test.want {
 				t.Errorf("%.3v: %v, %v", test.ids, got, err)
 			}
 		}
 		e.noDetokenize.Store(true)
-		if _, err := srv.askTextEnd(t.Context(), Target{}, []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
+		if _, err := srv.askTextEnd(t.Context(), policies.Target{}, []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
 			t.Errorf("an engine without /detokenize: %v", err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := srv.askTextEnd(ctx, Target{}, []uint32{1}); err == nil {
+		if _, err := srv.askTextEnd(ctx, policies.Target{}, []uint32{1}); err == nil {
 			t.Error("no error after the end")
 		}
 	})

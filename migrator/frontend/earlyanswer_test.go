@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver/servertest"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/httpserver/servertest"
 )
 
 // TestAttackEarlyAnswers checks every answer that a front end gives before a request's

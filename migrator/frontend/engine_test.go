@@ -24,8 +24,10 @@ type engine struct {
 	last             atomic.Pointer[http.Request]
 	body             atomic.Pointer[string]
 	unhealthy        atomic.Bool
+	refusesIDs       atomic.Bool                                              // it refuses return_token_ids with streaming chats, like SGLang 0.5.23
 	hidesCached      atomic.Bool                                              // it reports no cached tokens, like stock vLLM
 	ignoresProbes    atomic.Bool                                              // it does not answer health checks
+	heldProbe        atomic.Pointer[heldProbe]                                // the next health check waits; nil: it does not
 	ignoredProbes    atomic.Int64                                             // health checks that it did not answer
 	tokensPerEvent   atomic.Int64                                             // tokens of one event, as for a slow reader; 0 means 1
 	passthrough      atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers passed-through requests; nil echoes the method and path
@@ -233,6 +235,9 @@ func (e *engine) refusesMinTokens(w http.ResponseWriter, body []byte) bool {
 	return true
 }
 
+// heldProbe is a health check that is answered, as it was when it arrived, after release is closed.
+type heldProbe struct{ arrived, release chan struct{} }
+
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/health":
@@ -240,7 +245,12 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 			e.ignoredProbes.Add(1)
 		}
-		if e.unhealthy.Load() {
+		unhealthy := e.unhealthy.Load()
+		if h := e.heldProbe.Swap(nil); h != nil {
+			close(h.arrived)
+			<-h.release
+		}
+		if unhealthy {
 			w.WriteHeader(503)
 		}
 		return
@@ -289,6 +299,12 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	chat := strings.Contains(r.URL.Path, "chat")
+	if chat && req.Stream && req.IDs && e.refusesIDs.Load() {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(400)
+		io.WriteString(w, `{"object":"error","message":"return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when using return_token_ids=true.","type":"BadRequestError","param":null,"code":400}`)
+		return
+	}
 	var prompt []uint32
 	if json.Unmarshal(req.Prompt, &prompt) != nil || prompt == nil {
 		for _, c := range string(req.Prompt) + string(req.Messages) {

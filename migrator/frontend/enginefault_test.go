@@ -12,8 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 const cutErrorPrefix = `data: {"error":{"message":"the engine's answer was cut: `
@@ -97,8 +97,8 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 			}
 			got := withoutIDs(string(b))
 			switch {
-			case resp.StatusCode == 503 && resp.Header.Get(length.RefusedHeader) != "":
-				kinds["refused"]++ // before the first token
+			case resp.StatusCode == 502 && resp.Header.Get(length.RefusedHeader) == "":
+				kinds["lost"]++ // before the first token
 			case got == withoutIDs(want):
 				kinds["whole"]++
 			case got == strings.Replace(withoutIDs(want), `,"system_fingerprint":"vllm-fake"`, "", 1) && n >= finished:
@@ -111,7 +111,7 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 				kinds["cut"]++
 			}
 		}
-		if kinds["refused"] == 0 || kinds["cut"] == 0 || kinds["concluded"] == 0 || kinds["whole"] == 0 {
+		if kinds["lost"] == 0 || kinds["cut"] == 0 || kinds["concluded"] == 0 || kinds["whole"] == 0 {
 			t.Errorf("cuts ended %v: each kind should be there", kinds)
 		}
 		if load := f.Status().Load; load.Running+load.Waiting != 0 {
@@ -214,7 +214,7 @@ func TestSilentAnswers(t *testing.T) {
 				switch {
 				case begun && err == nil:
 					t.Errorf("%s: an answer that is cut looks whole", path)
-				case !begun && (resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == ""):
+				case !begun && (resp.StatusCode != 502 || resp.Header.Get(length.RefusedHeader) != ""):
 					t.Errorf("%s: %d %v", path, resp.StatusCode, resp.Header)
 				}
 			}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -29,7 +30,8 @@ type engineState struct {
 	start           time.Time
 
 	tokensPerChunk atomic.Int64
-	promptDetails  atomic.Uint32 // an engineinfo.Presence
+	withoutIDs     [2]atomic.Bool // by endpoint: the engine refuses to return token ids
+	promptDetails  atomic.Uint32  // an engineinfo.Presence
 
 	mu          sync.Mutex
 	info        engineinfo.Info // without what is counted above
@@ -59,6 +61,11 @@ func (srv *Server) Engine() engineinfo.Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.info
+	for _, e := range [...]openai.Endpoint{openai.Completions, openai.Chat} {
+		if s.refusesIDs(e) {
+			i.RefusesTokenIDs = append(i.RefusesTokenIDs, e.Path())
+		}
+	}
 	i.TokensPerChunk, i.PromptDetails = int(s.tokensPerChunk.Load()), engineinfo.Presence(s.promptDetails.Load())
 	if srv.cfg.KVConnector != nil {
 		c := srv.cfg.KVConnector()
@@ -126,6 +133,9 @@ func (s *engineState) forgetLocked() {
 	s.asks, s.complete, s.load, s.queued, s.loadAt, s.processFrom = 0, false, policies.EngineLoad{}, 0, time.Time{}, 0
 	s.pace.Reset()
 	s.tokensPerChunk.Store(0)
+	for i := range s.withoutIDs {
+		s.withoutIDs[i].Store(false)
+	}
 	s.promptDetails.Store(uint32(engineinfo.Unknown))
 }
 
@@ -233,6 +243,9 @@ func (s *engineState) due(now time.Time) bool {
 // handleMetrics records what an answer of the engine's /metrics says.
 func (srv *Server) handleMetrics(sample counterSample, now time.Time) {
 	restarted, resized := srv.engineState.handleMetrics(sample, srv.tracker.State().Load, now)
+	if sample.err == nil && sample.metrics.StatesRequests {
+		srv.endUnread(sample.metrics.Load.Running+sample.metrics.Load.Waiting, now.Add(-sample.took))
+	}
 	if resized {
 		srv.applyCapacity()
 	}
@@ -292,6 +305,14 @@ func (s *engineState) noteChunk(tokens int) {
 	if n := int64(tokens); n > s.tokensPerChunk.Load() {
 		s.tokensPerChunk.Store(n) // of two at once, either is right soon
 	}
+}
+
+// refusesIDs reports whether the engine refuses to return token ids on an endpoint, as far as is known.
+func (s *engineState) refusesIDs(e openai.Endpoint) bool { return s.withoutIDs[e].Load() }
+
+// noteRefusesIDs records that the engine refuses to return token ids on an endpoint, and reports whether that is new.
+func (s *engineState) noteRefusesIDs(e openai.Endpoint) (isNew bool) {
+	return !s.withoutIDs[e].Swap(true)
 }
 
 // notePromptDetails records whether the usage of an answer contained the cached tokens.

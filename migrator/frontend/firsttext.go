@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // firstTextTimeout bounds the requests about one event; each of them takes at most detokenizeTimeout
@@ -21,7 +22,7 @@ const firstTextTimeout = 4 * detokenizeTimeout
 type firstText struct {
 	server   *Server
 	ctx      context.Context // the stream's
-	target   Target          // of the leg
+	target   policies.Target // of the leg
 	ids      []uint32        // the last ones of the client's text, then those without text
 	shown    string          // the text of ids[:shownIDs], which the client has
 	shownIDs int
@@ -35,7 +36,7 @@ var errTextDiffers = errors.New("the engine's text is not the text of its token 
 // ids[:textIDs], except a last character that is incomplete. If no engine turns ids into text, it returns
 // an error if their text is known to end inside a character or textIDs is less than len(ids); else it
 // logs that, and returns nil.
-func (s *Stream) newFirstText(ctx context.Context, target Target, ids []uint32, prompt, textIDs int) (*firstText, error) {
+func (s *Stream) newFirstText(ctx context.Context, target policies.Target, ids []uint32, prompt, textIDs int) (*firstText, error) {
 	ends, err := s.server.askTextEnd(ctx, target, ids)
 	switch {
 	case err == nil && ends:

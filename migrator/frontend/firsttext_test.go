@@ -9,9 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // seesIDs is a request whose client has the ids of a character that has only begun.
@@ -181,7 +181,7 @@ func TestNewFirstText(t *testing.T) {
 			"the prompt is longer than what is compared":       {append(ones, 2, 7), 31, 31, 17, 16, strings.Repeat(" w1\"\n<", 15) + " w2\"\n<"},
 			"the prompt's end is among them, and no character": {append(ones, 7, 7), 31, 31, 17, 16, strings.Repeat(" w1\"\n<", 15) + incomplete},
 		} {
-			x, err := s.newFirstText(t.Context(), Target{}, test.ids, test.prompt, test.textIDs)
+			x, err := s.newFirstText(t.Context(), policies.Target{}, test.ids, test.prompt, test.textIDs)
 			switch {
 			case err != nil || (x == nil) != (test.of == 0):
 				t.Errorf("%s: %+v, %v", name, x, err)

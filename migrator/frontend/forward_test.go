@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
@@ -26,13 +27,13 @@ func (p *placer) Prefills() bool { return p.prefill.Load() }
 
 func (p *placer) HasHolders() bool { return p.holders.Load() }
 
-func (p *placer) Place(r policies.Request, steps []prefix.Step) Target {
+func (p *placer) Place(r policies.Request, steps []prefix.Step) policies.Target {
 	p.last.Store(&r)
 	p.steps.Store(&steps)
 	if s := p.peer.Load(); s != nil {
-		return Target{Replica: "r1", Address: *s, Prefill: p.prefill.Load()}
+		return policies.Target{Replica: "r1", Address: *s, Prefill: p.prefill.Load()}
 	}
-	return Target{}
+	return policies.Target{}
 }
 
 var _ Placer = (*placer)(nil)
@@ -143,6 +144,10 @@ func TestForwardFallsBack(t *testing.T) {
 func TestPlaceKnowsCachedPrompts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fa, fb, _, _, p, _ := newForwardingPair(t)
+		// The engine has a token for each byte, and says that it has all of them cached: that teaches no ratio.
+		taught := fa.tracker.Begin(loadtracker.Arrival{TextBytes: 5000})
+		taught.SetUsage(5000, 0, 0)
+		taught.End()
 		text := strings.Repeat("over the hill and far away ", 400)
 		ask := func(path, format string, args ...any) policies.Request {
 			t.Helper()

@@ -4,9 +4,9 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/internal/publicapi"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/policies/intake"
-	"github.com/cascadeinfer/cascade/policies/publicapi"
 )
 
 // route is a request that a listener serves.
@@ -19,7 +19,7 @@ type route struct {
 
 // handler answers a request whose body has been read: r has none. The body's memory goes
 // back when the handler returns, or earlier if the handler gives it back.
-type handler func(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share)
+type handler func(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share)
 
 // gate is the only way into a server: it serves the routes that it lists and no others,
 // refuses bodies where none belongs, and reads every other body before its handler runs.
@@ -27,7 +27,7 @@ type handler func(w http.ResponseWriter, r *http.Request, body []byte, memory *i
 type gate struct {
 	server *Server
 	routes []route
-	bodies *intake.Budget // of the memory of all requests that pass
+	bodies *httpserver.Budget // of the memory of all requests that pass
 }
 
 // ServeHTTP implements http.Handler.
@@ -82,7 +82,7 @@ func methodsOf(routes []route, at string) (methods []string) {
 // admitted serves a request unless the engine is away, the server drains or the process
 // has no resources left, and counts it. After Retire it asks the client of each answer to
 // use another connection.
-func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route, bodies *intake.Budget) {
+func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route, bodies *httpserver.Budget) {
 	srv.inFlight.begin()
 	defer srv.inFlight.end()
 	if srv.retiring() {
@@ -140,7 +140,7 @@ func (srv *Server) clientRoutes() []route {
 		case e.Path == "/v1/audio/transcriptions", e.Path == "/v1/audio/translations":
 			to.serve = srv.passForm
 		case e.Body:
-			to.serve = srv.passJSON(e.Computed)
+			to.serve = srv.passJSON(e)
 		default:
 			to.serve = srv.pass
 		}
@@ -153,7 +153,7 @@ func (srv *Server) clientRoutes() []route {
 // always run on the own engine, so that a request is forwarded at most once.
 func (srv *Server) peerRoutes() []route {
 	leg := func(e openai.Endpoint) handler {
-		return func(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
+		return func(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share) {
 			srv.servePeerLeg(w, r, e, body, memory)
 		}
 	}
@@ -166,7 +166,7 @@ func (srv *Server) peerRoutes() []route {
 
 // generate returns the handler of a generating endpoint.
 func (srv *Server) generate(e openai.Endpoint) handler {
-	return func(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
+	return func(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share) {
 		srv.serveGenerate(w, r, e, body, memory)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // computeTimeout is for a target to compute the KV of a stream that goes on.
@@ -111,7 +112,7 @@ func (v *idMove) keepKV(ctx context.Context, within time.Duration) error {
 	defer cancel()
 	prompt := v.snapshot()
 	s := v.g.stream
-	lr := s.laterLeg(v.srv.normalize(Target{Replica: v.m.From, Address: v.m.FromAddress}), 0, prompt, len(v.ids)-prompt)
+	lr := s.laterLeg(v.srv.normalize(policies.Target{Replica: v.m.From, Address: v.m.FromAddress}), 0, prompt, len(v.ids)-prompt)
 	lr.endpoint, lr.stream, lr.request.ID = openai.Completions, nil, "" // it is no leg of the stream
 	lr.plain, lr.arrival.HasKV = true, true
 	lr.body = &payload{bytes: s.resume.HandoffBody(v.ids)}
@@ -216,9 +217,8 @@ func (srv *Server) callOnce(ctx context.Context, lr *legRequest) ([]byte, error)
 	if b.local != nil {
 		b.local.work.AddOutput(0)
 	}
-	answer, err := io.ReadAll(io.LimitReader(b.response.Body, maxInspected))
-	b.recordUsage(answer)
-	return answer, err
+	b.keepAnswer()
+	return io.ReadAll(io.LimitReader(b.response.Body, maxInspected))
 }
 
 // causeOf returns why ctx ended, else err.

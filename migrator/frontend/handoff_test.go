@@ -156,6 +156,51 @@ func TestHandoffs(t *testing.T) {
 	})
 }
 
+// TestFetchIsNotReplayed checks legs whose engine fetches or keeps KV, and whose connection dies unanswered: they are
+// not sent a second time, because the holder has freed its blocks by then, and engines verify none. The stream goes on
+// all the same.
+func TestFetchIsNotReplayed(t *testing.T) {
+	for _, test := range []struct {
+		name           string
+		lose           func(*connector, func(*http.Request))
+		asked, fetched int64
+	}{
+		{"keep", func(c *connector, die func(*http.Request)) { c.keeping = die }, 1, 0},
+		{"warm-up", func(c *connector, die func(*http.Request)) { c.fetching = die }, 1, 1},
+		{"leg", func(c *connector, die func(*http.Request)) { c.fetching = fromSecond(die) }, 2, 2},
+	} {
+		runInBubble(t, test.name, func(t *testing.T) {
+			f, c := newHandoffFleet(t, 2, nil)
+			f.learnTemplates()
+			f.setPace(time.Millisecond)
+			var warm sync.WaitGroup
+			for i := range 4 { // each server has two idle connections to its engine then
+				srv := f.servers[i%2]
+				warm.Go(func() { tryPost(t, srv.client, srv.url, "/v1/completions", longRequest) })
+			}
+			warm.Wait()
+			var died atomic.Bool
+			test.lose(c, func(*http.Request) {
+				if !died.Swap(true) {
+					c.reuse()
+					panic(http.ErrAbortHandler)
+				}
+			})
+			s := f.startKind(requestKinds()[0], 3)
+			waitFor(t, func() bool {
+				_, err := f.handOff(s.id, 1)
+				return err == nil
+			})
+			if body := <-s.got; withoutCached(withoutIDs(body)) != withoutCached(withoutIDs(s.want)) {
+				t.Errorf("got %s\nwant %s", body, s.want)
+			}
+			if c.asked.Load() != test.asked || c.fetched.Load() != test.fetched {
+				t.Errorf("KV was kept %d times and fetched %d times, want %d and %d", c.asked.Load(), c.fetched.Load(), test.asked, test.fetched)
+			}
+		})
+	}
+}
+
 // startSlowStream starts a stream that lasts for more than a minute; other requests, and legs
 // that continue it, are answered at once.
 func (f *fleet) startSlowStream(body string) runningStream {

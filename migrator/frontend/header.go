@@ -55,12 +55,22 @@ func setRequestID(h http.Header) {
 	h[requestIDHeader] = []string{hex.EncodeToString(id[:])}
 }
 
+// addresses are the header fields that name another server. The servers that an engine knows are not for clients.
+var addresses = map[string]bool{"Location": true, "Content-Location": true, "Refresh": true, "Alt-Svc": true}
+
+// isWithheld reports whether a header field of an engine's answer is kept from clients: a control header
+// between front ends and proxies, a load header, which the front end sets itself, or an address.
+func isWithheld(name string) bool {
+	lower := strings.ToLower(name)
+	return length.IsControlHeader(lower) || loadHeaders[lower] || addresses[name]
+}
+
 // copyToClient copies the fields of an engine's answer that a client may see into
 // the answer to the client.
 func copyToClient(w http.ResponseWriter, h http.Header) {
 	dst := w.Header()
 	for name, values := range h {
-		if lower := strings.ToLower(name); !hopByHop[name] && !length.IsControlHeader(lower) && !loadHeaders[lower] { // of the load the front end reports itself
+		if !hopByHop[name] && !isWithheld(name) {
 			dst[name] = values
 		}
 	}

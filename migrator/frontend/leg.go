@@ -37,12 +37,15 @@ var (
 
 // wireLeg is a Leg over the body of an HTTP response.
 type wireLeg struct {
-	body     io.ReadCloser
-	reader   *openai.Reader
-	chunk    openai.Chunk
-	local    *localLeg // at the own engine; nil if another replica counts the tokens
-	call     *call
-	hasToken bool // a token came; used by Next only
+	body  io.ReadCloser
+	local *localLeg // at the own engine; nil if another replica counts the tokens
+	call  *call
+	ahead readAhead
+	chunk openai.Chunk // used by Next only
+	// Of the goroutine that reads the engine: of Next, or of ahead.
+	reader     *openai.Reader
+	aheadChunk *openai.Chunk // of ahead; nil before it reads
+	hasToken   bool          // a token came
 	// firstText corrects the first text; nil if it needs no correction, or has got it. Used by Next only.
 	firstText *firstText
 	closed    atomic.Bool
@@ -52,34 +55,67 @@ type wireLeg struct {
 // readLeg returns the leg whose events an engine sends as body.
 func readLeg(body io.ReadCloser, l *call, home *localLeg, idle, hang time.Duration) *wireLeg {
 	leg := &wireLeg{body: body, reader: openai.NewReader(body), local: home, call: l}
+	leg.ahead.init(leg, l, home)
 	if home == nil {
 		hang = 0 // the replica that runs it judges its engine
-	} else {
-		home.reads.Store(&leg.watch.reads)
 	}
 	leg.watch.start(leg, idle, hang)
 	return leg
 }
 
 func (l *wireLeg) Next() (*openai.Chunk, error) {
-	l.watch.reads.begin()
-	ev, err := l.reader.Next()
-	l.watch.reads.end()
+	raw, direct, err := l.ahead.next(nil)
 	if err != nil {
 		return nil, l.call.causeOr(err)
 	}
-	if err := l.chunk.Parse(ev); err != nil {
-		return nil, &session.MalformedError{Err: err}
+	c := &l.chunk
+	if !direct {
+		c = new(openai.Chunk)
+		if err := c.Parse(openai.ParseEvent(raw)); err != nil {
+			return nil, &session.MalformedError{Err: err}
+		}
 	}
-	l.track(&l.chunk)
 	if l.firstText == nil {
-		return &l.chunk, nil
+		return c, nil
 	}
-	c, done, err := l.firstText.correct(&l.chunk)
+	c, done, err := l.firstText.correct(c)
 	if done {
 		l.firstText = nil
 	}
 	return c, err
+}
+
+// readPiece reads an event from the engine, and counts it. If Next calls, l.chunk is that event then.
+func (l *wireLeg) readPiece(_ []byte, ahead bool) ([]byte, error) {
+	c := &l.chunk
+	if ahead {
+		c = l.aheadChunk
+	}
+	ev, err := l.reader.Next()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Parse(ev); err != nil {
+		return nil, &session.MalformedError{Err: err}
+	}
+	l.track(c)
+	if c.Done && l.local != nil {
+		l.local.unregister(false)
+	}
+	return ev.Raw, nil
+}
+
+func (l *wireLeg) detach() []byte {
+	l.reader.Detach()
+	l.aheadChunk = new(openai.Chunk)
+	return nil
+}
+
+// endAhead ends the leg of a lost engine, although its reader may not have come to the error yet.
+func (l *wireLeg) endAhead() {
+	if !l.closed.Load() {
+		l.local.unregister(true)
+	}
 }
 
 // track reports what an event brings to the load tracker.
@@ -131,6 +167,7 @@ func (l *wireLeg) closeOnce(moved bool) {
 		return
 	}
 	l.watch.timer.Stop()
+	l.ahead.close()
 	l.body.Close()
 	l.call.cancel()
 	if l.local != nil {
@@ -146,7 +183,7 @@ func (l *wireLeg) abort(why error) { l.call.abort(why) }
 func (l *wireLeg) drainAndClose() {
 	l.watch.timer.Stop()
 	enough := time.AfterFunc(drainTimeout, func() { l.body.Close() })
-	l.reader.Next()
+	l.ahead.next(nil)
 	enough.Stop()
 	l.Close()
 }
@@ -156,10 +193,10 @@ const drainTimeout = 50 * time.Millisecond
 
 var _ Leg = (*wireLeg)(nil)
 
-// idleWatch aborts a leg whose engine sends nothing. Time for which Next was not
-// called does not count. A pause in the middle of an answer is no reason while the
+// idleWatch aborts a leg whose engine sends nothing. Time for which the engine was not
+// read does not count. A pause in the middle of an answer is no reason while the
 // engine may have preempted the request; whether the engine makes progress at all is
-// decided for all its requests together, by package progress.
+// decided for all its requests together, by engineinfo.Monitor.
 type idleWatch struct {
 	// Fixed.
 	leg                    *wireLeg
@@ -167,7 +204,6 @@ type idleWatch struct {
 	idleChecks, hangChecks int // checks that may find it waiting, before the first token and after
 	timer                  *time.Timer
 
-	reads    callWatch // of the leg's Next
 	hasToken atomic.Bool
 }
 
@@ -186,7 +222,7 @@ func (w *idleWatch) check() {
 	if w.leg.closed.Load() {
 		return
 	}
-	waiting := w.reads.check()
+	waiting := w.leg.ahead.reads.check()
 	switch {
 	case waiting > w.idleChecks:
 		w.leg.abort(errIdle)
@@ -238,29 +274,57 @@ func readToFirstToken(leg Leg, c *openai.Chunk, ids int) (*openai.Chunk, error) 
 // idleBody is the body of an answer that is not parsed. It is closed when a
 // single read waits too long; a slow client does not count.
 type idleBody struct {
-	io.ReadCloser
+	body  io.ReadCloser
 	idle  time.Duration
 	timer *time.Timer
-	reads callWatch
+	local *localLeg // whose answer it is; nil for none
+	ahead readAhead
+	seen  *prefixBuffer // keeps the beginning of the body; nil: it is not wanted
+	rest  []byte        // unread part of the last piece
 }
 
 // newIdleBody returns an idleBody. local is the leg whose answer it is, nil for none.
-func newIdleBody(body io.ReadCloser, idle time.Duration, local *localLeg) *idleBody {
-	b := &idleBody{ReadCloser: body, idle: idle, timer: time.AfterFunc(idle, func() { body.Close() })}
+func newIdleBody(body io.ReadCloser, idle time.Duration, c *call, local *localLeg) *idleBody {
+	b := &idleBody{body: body, idle: idle, local: local, timer: time.AfterFunc(idle, func() { body.Close() })}
 	b.timer.Stop()
-	if local != nil {
-		local.reads.Store(&b.reads)
-	}
+	b.ahead.init(b, c, local)
 	return b
 }
 
 func (b *idleBody) Read(p []byte) (int, error) {
+	if len(b.rest) == 0 {
+		piece, direct, err := b.ahead.next(p)
+		if direct || err != nil {
+			return len(piece), err
+		}
+		b.rest = piece
+	}
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
+
+// readPiece reads a piece from the engine, and ends the leg at the end of the answer.
+func (b *idleBody) readPiece(into []byte, _ bool) ([]byte, error) {
 	b.timer.Reset(b.idle)
-	b.reads.begin()
-	n, err := b.ReadCloser.Read(p)
-	b.reads.end()
+	n, err := b.body.Read(into)
 	if !b.timer.Stop() && err != nil {
 		err = errIdle
 	}
-	return n, err
+	if b.seen != nil {
+		b.seen.Write(into[:n])
+	}
+	if err == io.EOF && b.local != nil {
+		b.local.endWhole(b.seen)
+	}
+	return into[:n], err
+}
+
+func (b *idleBody) detach() []byte { return make([]byte, 16<<10) }
+
+func (b *idleBody) endAhead() { b.local.unregister(false) }
+
+func (b *idleBody) Close() error {
+	b.ahead.close()
+	return b.body.Close()
 }

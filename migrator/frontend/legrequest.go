@@ -59,13 +59,14 @@ const (
 // legRequest describes a leg that is to be opened.
 type legRequest struct {
 	endpoint openai.Endpoint
-	target   Target
+	target   policies.Target
 	header   http.Header // the client's
 	body     *payload
 	arrival  loadtracker.Arrival // with Input and Output if the leg is a later one
 
 	plain       bool // the answer is no stream, or one that cannot be parsed
 	passed      bool // it is passed through unparsed
+	asksIDs     bool // the front end asks for token ids, and the client does not
 	fetches     bool // the engine fetches the prompt's KV from another one
 	keeps       bool // the engine keeps the prompt's KV for another one; its token is discarded
 	frontEnd    policies.ReplicaID
@@ -81,6 +82,7 @@ type legRequest struct {
 	prompt      *knownPrompt    // of a first leg, for a prefix pull and ExpectedHeader; nil: neither
 	firstText   *firstText      // corrects the leg's first text; nil where the client's text ends with a character
 	notAfter    time.Time       // a later first token is not used; zero: no bound
+	losses      losses          // of a first leg
 }
 
 // name returns the engine's name for the leg, "" for none.
@@ -193,7 +195,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 
 // laterLeg returns the request for a later leg of the stream, without a body. It
 // carries the client's headers, and its length is known.
-func (s *Stream) laterLeg(to Target, epoch policies.Epoch, prompt, output int) *legRequest {
+func (s *Stream) laterLeg(to policies.Target, epoch policies.Epoch, prompt, output int) *legRequest {
 	return &legRequest{
 		endpoint: s.endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), root: s.root, epoch: epoch, tenant: s.tenant,
 		arrival:     loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},

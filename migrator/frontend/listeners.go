@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 )
 
 // discardLog discards what net/http would log: clients that leave are normal, and
@@ -60,6 +62,7 @@ func (ls *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) 
 	protocols.SetHTTP2(true) // on a listener with TLS that offers it
 	protocols.SetUnencryptedHTTP2(true)
 	s := &http.Server{
+		ConnContext:                  httpserver.ConnContext,
 		DisableGeneralOptionsHandler: true, // OPTIONS * passes the gate as any other request
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			ls.inFlight.begin()
@@ -90,21 +93,22 @@ func (ls *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) 
 	return s
 }
 
-// openClients starts to accept clients. If the address is in use, the next call
-// tries again.
-func (ls *listeners) openClients(ctx context.Context) {
+// openClients starts to accept clients and returns true if it does. If the address is
+// in use, the next call tries again.
+func (ls *listeners) openClients(ctx context.Context) bool {
 	if ls.clients != nil || ls.address == nil {
-		return
+		return true
 	}
 	l := ls.listener
 	if ls.listener = nil; l == nil {
 		var err error
 		if l, err = ls.server.cfg.Listen(ls.address.Network(), ls.address.String()); err != nil {
 			ls.server.log.Error("listen failed; retrying with the next health check", "address", ls.address.String(), "error", err)
-			return
+			return false
 		}
 	}
 	ls.clients = ls.serve(ctx, l, ls.server.Handler())
+	return true
 }
 
 // shutClients stops accepting clients; requests in progress go on.

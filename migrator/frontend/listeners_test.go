@@ -134,6 +134,40 @@ func TestRetire(t *testing.T) {
 	}
 }
 
+// TestReadyWhenOpen checks that a server whose engine has returned is not ready before its
+// address is open: proxies that learn that it is ready connect at once.
+func TestReadyWhenOpen(t *testing.T) {
+	runInBubble(t, "", func(t *testing.T) {
+		e := newEngine(t)
+		var f *testServer
+		var inUse atomic.Bool
+		f = startServer(t, e.URL, func(c *Config) {
+			c.Listen = func(network, address string) (net.Listener, error) {
+				if f.Status().EngineReady {
+					t.Error("ready before the address is open")
+				}
+				if inUse.Load() {
+					return nil, errors.New("address already in use")
+				}
+				return memory.listenAt(network, address)
+			}
+		})
+		e.unhealthy.Store(true)
+		inUse.Store(true)
+		f.waitForReady(t, false)
+		e.unhealthy.Store(false)
+		time.Sleep(time.Second)
+		if f.Status().EngineReady {
+			t.Error("ready while the address is in use")
+		}
+		inUse.Store(false)
+		f.waitForReady(t, true)
+		if f.refusesConnections() {
+			t.Error("ready, and connections are refused")
+		}
+	})
+}
+
 func TestBrokenListener(t *testing.T) {
 	lis := listen()
 	defer lis.Close()

@@ -76,7 +76,7 @@ func (srv *Server) PeerProgress() map[policies.ReplicaID]uint64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if leg := s.peerLegLocked(); leg != nil {
-			calls[s.machine.Holder()] += leg.watch.reads.calls.Load()
+			calls[s.machine.Holder()] += leg.ahead.reads.calls.Load()
 		}
 		return true
 	})

@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
-	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
@@ -29,6 +29,7 @@ type LocalLeg struct {
 	// Pinned says why the request cannot migrate; policies.NotPinned if it can.
 	Pinned policies.PinReason
 	Since  time.Time // when it came to this engine
+	Last   time.Time // when its last token came; zero before the first one
 	Trace  string    // the traceparent of the span that it belongs to; "" for none
 }
 
@@ -58,7 +59,8 @@ func (srv *Server) registeredLegs() []*localLeg {
 func (srv *Server) AdvanceEpoch(stream string, epoch policies.Epoch) {
 	for _, r := range srv.registeredLegs() {
 		if r.request.ID == stream && r.stream == nil {
-			for old := r.epoch.Load(); old < uint64(epoch) && !r.epoch.CompareAndSwap(old, uint64(epoch)); old = r.epoch.Load() {
+			for old := r.epoch.Load(); old < uint64(epoch); old = r.epoch.Load() {
+				r.epoch.CompareAndSwap(old, uint64(epoch))
 			}
 		}
 	}
@@ -80,34 +82,62 @@ type localLeg struct {
 	call      *call
 	span      trace.Span // of the call to the engine; nil without tracing
 
-	share     admission.Entry // of the admitted work; under the lock of that
-	plain     bool            // its answer comes as a whole
-	passed    bool            // its answer is not parsed
-	root      prefix.Hash     // that the ids of its prompt extend
-	chain     prefixes.Chain  // of its ids; used by Next only
-	fetches   bool            // its engine fetches the prompt's KV from another one
-	transfers bool            // KV travels from or to its engine until its first token
-	earlier   policies.Tokens // output of earlier legs
+	share     admission.Entry   // of the admitted work; under the lock of that
+	body      int               // bytes of the body, whose text the engine tokenizes
+	plain     bool              // its answer comes as a whole
+	passed    bool              // its answer is not parsed
+	root      prefix.Hash       // that the ids of its prompt extend
+	chain     loadtracker.Chain // of its ids; used by Next only
+	fetches   bool              // its engine fetches the prompt's KV from another one
+	transfers bool              // KV travels from or to its engine until its first token
+	earlier   policies.Tokens   // output of earlier legs
 	epoch     atomic.Uint64
 	idsHidden atomic.Bool               // its tokens come without ids
 	frozen    atomic.Bool               // a migration has stopped it between two steps
 	pulling   atomic.Bool               // it is sent to its engine after a prefix pull
-	reads     atomic.Pointer[callWatch] // of its answer; nil before it begins
+	answer    atomic.Pointer[readAhead] // nil before it begins
+	ended     atomic.Bool
 }
 
 // registerLeg registers a leg that is about to be sent to the own engine.
 func (srv *Server) registerLeg(lr *legRequest, l *call, admitted admission.Entry) *localLeg {
-	r := &localLeg{share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l, warmup: lr.keeps || lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed, root: lr.root, fetches: lr.fetches, transfers: lr.transfers(), earlier: lr.arrival.Output,
-		work: srv.tracker.Begin(lr.arrival)}
+	r := &localLeg{
+		share: admitted, server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request,
+		minTokens: lr.minTokens, name: lr.name(), since: time.Now(), trace: lr.header.Get(traceparent), call: l,
+		warmup: lr.keeps || lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain, passed: lr.passed,
+		root: lr.root, fetches: lr.fetches, transfers: lr.transfers(), earlier: lr.arrival.Output,
+		work: srv.tracker.Begin(lr.arrival),
+	}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)
+	if lr.body != nil {
+		r.body = int(lr.body.size())
+	}
 	if r.transfers {
 		srv.transferred.Store(&r.since) // it may be over before the next check
 	}
 	srv.mu.Lock()
 	srv.localLegs[r] = struct{}{}
 	srv.mu.Unlock()
+	r.observe(LegObserver.LegBegan)
 	return r
+}
+
+// LegObserver watches the requests on the own engine. Many goroutines call it at once; it must neither block nor keep
+// the legs.
+type LegObserver interface {
+	// LegBegan is called when a request is about to be sent to the own engine.
+	LegBegan(*LocalLeg)
+	// LegEnded is called when a request has ended there and no other engine continues it.
+	LegEnded(*LocalLeg)
+}
+
+// observe calls the observer for the leg, unless it is a warm-up.
+func (r *localLeg) observe(event func(LegObserver, *LocalLeg)) {
+	if to := r.server.cfg.LegObserver; to != nil && r.name != "" {
+		leg := r.snapshot()
+		event(to, &leg)
+	}
 }
 
 // awaitsKV reports whether the leg has no token yet because its engine fetches KV from another one,
@@ -121,19 +151,33 @@ func (r *localLeg) inTransfer() bool {
 	return r.pulling.Load() || r.transfers && r.work.Counts().Output <= r.earlier
 }
 
-// unregister removes the leg; moved says that another engine continues the
+// unregister removes the leg, once; moved says that another engine continues the
 // request. The end of a warm-up is never the end of a request.
 func (r *localLeg) unregister(moved bool) {
+	if r.ended.Swap(true) {
+		return
+	}
 	if moved || r.warmup {
 		r.work.EndMoved()
 	} else {
 		r.work.End()
+	}
+	if !moved {
+		r.observe(LegObserver.LegEnded)
 	}
 	r.endSpan(moved)
 	r.server.admission.end(&r.share, r.work.Counts().Output, !moved && !r.warmup)
 	r.server.mu.Lock()
 	delete(r.server.localLegs, r)
 	r.server.mu.Unlock()
+}
+
+// endWhole ends a leg whose answer has been read to its end. It takes the usage from seen, unless that is nil.
+func (r *localLeg) endWhole(seen *prefixBuffer) {
+	if u, ok := openai.ParseUsage(seen.whole()); ok {
+		r.setUsage(u)
+	}
+	r.unregister(false)
 }
 
 func (r *localLeg) snapshot() LocalLeg {
@@ -144,7 +188,10 @@ func (r *localLeg) snapshot() LocalLeg {
 	if r.stream != nil {
 		epoch = r.stream.currentHolder().Epoch
 	}
-	return LocalLeg{Request: q, Name: r.name, FrontEnd: r.frontEnd, Epoch: epoch, Pinned: r.pinReason(), Since: r.since, Trace: r.trace}
+	return LocalLeg{
+		Request: q, Name: r.name, FrontEnd: r.frontEnd, Epoch: epoch, Pinned: r.pinReason(), Since: r.since,
+		Last: n.Last, Trace: r.trace,
+	}
 }
 
 // pinReason returns why the request must stay.
@@ -166,8 +213,17 @@ func (r *localLeg) rescuable() bool {
 // call is one request to an engine or a peer. Any goroutine can abort it; reading
 // the answer then fails with the cause.
 type call struct {
-	cancel context.CancelFunc
-	cause  atomic.Pointer[error]
+	cancel  context.CancelFunc
+	done    <-chan struct{} // closed after cancel
+	cause   atomic.Pointer[error]
+	onBegin func()      // called when the transport has a connection for the call; may be nil
+	begun   atomic.Bool // an engine may have got the request; see withBegin
+}
+
+// newCall returns a call and its context.
+func newCall(parent context.Context) (context.Context, *call) {
+	ctx, cancel := context.WithCancel(parent)
+	return ctx, &call{cancel: cancel, done: ctx.Done()}
 }
 
 // abort ends the call; the first cause counts.

@@ -36,7 +36,7 @@ type Migration struct {
 	Stream string             // its Request's ID
 	From   policies.ReplicaID // the replica that holds it
 	Epoch  policies.Epoch     // in which it holds it
-	To     Target
+	To     policies.Target
 	// FromAddress is the address of From's peer listener; "" for the own replica, or if
 	// it is unknown.
 	FromAddress string
@@ -179,7 +179,7 @@ func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) (*legR
 		ctx, cancel = context.WithTimeoutCause(ctx, catchUpTimeout, errShort)
 		defer cancel()
 	}
-	holder := srv.normalize(Target{Replica: m.From, Address: m.FromAddress})
+	holder := srv.normalize(policies.Target{Replica: m.From, Address: m.FromAddress})
 	if err := g.awaitFreeze(ctx, func(ctx context.Context, ids []uint32) (bool, error) { return srv.askTextEnd(ctx, holder, ids) }); err != nil {
 		return nil, err
 	}

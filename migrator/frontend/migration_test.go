@@ -73,8 +73,8 @@ func (f *fleet) setPace(d time.Duration) {
 	}
 }
 
-func (f *fleet) target(i int) Target {
-	return Target{Replica: policies.ReplicaID(fmt.Sprint("r", i)), Address: f.servers[i].peer}
+func (f *fleet) target(i int) policies.Target {
+	return policies.Target{Replica: policies.ReplicaID(fmt.Sprint("r", i)), Address: f.servers[i].peer}
 }
 
 func (f *fleet) index(r policies.ReplicaID) (i int) {
@@ -432,7 +432,7 @@ func TestMigrationRefused(t *testing.T) {
 			t.Errorf("migrated with %+v, want epoch 2 and a stall of %v at least", moved, least)
 		}
 		// A replica without an address is not the own one.
-		if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
+		if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: policies.Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
 			t.Errorf("a migration to a replica without an address: %+v, %v", moved, err)
 		}
 		f.requireAnswer(b)

@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,12 +15,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/internal/localfault"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // payload is the body of an engine's request. It is released as soon as the
@@ -27,7 +28,7 @@ import (
 type payload struct {
 	mu     sync.Mutex
 	bytes  []byte
-	memory *intake.Share // that the bytes are counted in; nil for those of the own streams
+	memory *httpserver.Share // that the bytes are counted in; nil for those of the own streams
 }
 
 func (p *payload) size() int64 { return int64(len(p.bytes)) }
@@ -39,6 +40,13 @@ func (p *payload) newReader() (io.ReadCloser, error) {
 		return nil, errors.New("internal error: a request's body is opened after its release")
 	}
 	return &payloadReader{rest: p.bytes}, nil
+}
+
+// dropIDs removes the request for token ids from the body.
+func (p *payload) dropIDs() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bytes = openai.DropIDs(p.bytes)
 }
 
 func (p *payload) release() {
@@ -75,19 +83,22 @@ func (r *payloadReader) Close() error {
 	return nil
 }
 
-// send sends a leg request to the own engine, where local is its leg, or to a peer. The
+// send sends a leg request to the own engine, where local is its leg, or to a peer, as a call. The
 // caller closes the answer's body.
-func (srv *Server) send(ctx context.Context, lr *legRequest, local *localLeg) (*http.Response, error) {
+func (srv *Server) send(ctx context.Context, lr *legRequest, l *call, local *localLeg) (*http.Response, error) {
 	target, transport := srv.engine.JoinPath(lr.endpoint.Path()), http.RoundTripper(srv.local)
 	if peer := lr.target.Address; peer != "" {
 		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: peer, Path: lr.endpoint.Path()}, srv.peers
 	}
 	fields := lr.headers()
 	local.setTraceHeader(fields)
-	// The transport does not send an empty value. It takes the field as
-	// permission to send the request again if an idle connection turns out to be
-	// closed.
-	fields["X-Idempotency-Key"] = []string{}
+	if !lr.transfers() && lr.reservation == "" {
+		// The transport does not send an empty value. It takes the field as
+		// permission to send the request again if an idle connection turns out to be
+		// closed. A leg that transfers KV has none: the holder may have freed its blocks
+		// by then, and an engine decodes from what it finds there.
+		fields["X-Idempotency-Key"] = []string{}
+	}
 	body, err := lr.body.newReader()
 	if err != nil {
 		return nil, err
@@ -100,7 +111,7 @@ func (srv *Server) send(ctx context.Context, lr *legRequest, local *localLeg) (*
 		Body:          body,
 		GetBody:       func() (io.ReadCloser, error) { resent = true; return lr.body.newReader() },
 		ContentLength: lr.body.size(),
-	}).WithContext(ctx)
+	}).WithContext(l.withBegin(ctx))
 	resp, err := transport.RoundTrip(req)
 	if err == nil && resent && resp.StatusCode == http.StatusConflict {
 		// The first request had arrived: nothing reads the leg that it opened.
@@ -108,6 +119,39 @@ func (srv *Server) send(ctx context.Context, lr *legRequest, local *localLeg) (*
 		return nil, errDuplicateLeg
 	}
 	return resp, err
+}
+
+// sendWithoutIDs returns resp, unless the engine refuses in it to return token ids: then it sends the leg request again
+// without asking for them.
+func (srv *Server) sendWithoutIDs(ctx context.Context, lr *legRequest, l *call, local *localLeg, resp *http.Response) (*http.Response, error) {
+	if resp.StatusCode < http.StatusBadRequest {
+		return resp, nil
+	}
+	excerpt, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+	if err != nil || !openai.RefusesIDs(resp.StatusCode, excerpt) {
+		resp.Body = readCloser{io.MultiReader(bytes.NewReader(excerpt), resp.Body), resp.Body}
+		return resp, nil
+	}
+	resp.Body.Close()
+	lr.asksIDs = false
+	lr.body.dropIDs()
+	resp, err = srv.send(ctx, lr, l, local)
+	// An error that quotes the request proves nothing: the engine must take it without the field.
+	if err == nil && resp.StatusCode == http.StatusOK && local != nil {
+		local.idsHidden.Store(true)
+		if srv.engineState.noteRefusesIDs(lr.endpoint) {
+			srv.log.Warn("engine refuses return_token_ids; its answers there cannot move to other replicas", "path", lr.endpoint.Path(), "refusal", string(excerpt))
+		}
+	}
+	return resp, err
+}
+
+// maxRefusal is how many bytes of an engine's refusal are read.
+const maxRefusal = 4 << 10
+
+type readCloser struct {
+	io.Reader
+	io.Closer
 }
 
 // errDuplicateLeg is the loss of a request, not an error of its client.
@@ -128,7 +172,7 @@ type openedLeg struct {
 	response *http.Response
 	local    *localLeg // at the own engine, else nil
 	call     *call
-	target   Target
+	target   policies.Target
 }
 
 // release frees what a plain answer holds.
@@ -140,35 +184,42 @@ func (b openedLeg) release() {
 	}
 }
 
-// recordUsage reports the usage in a plain answer of the own engine to the load
-// tracker.
-func (b openedLeg) recordUsage(answer []byte) {
-	if u, ok := openai.ParseUsage(answer); ok && b.local != nil {
-		b.local.setUsage(u)
+// keepAnswer returns a buffer that keeps a plain answer while it is read, for its usage and its template; nil for an
+// answer with another status than 200.
+func (b openedLeg) keepAnswer() *prefixBuffer {
+	if b.response.StatusCode != http.StatusOK {
+		return nil
 	}
+	seen := &prefixBuffer{room: maxInspected}
+	b.response.Body.(*idleBody).seen = seen
+	return seen
 }
 
 // openLeg sends a client's request where it was placed and waits for the answer to begin.
-// A replica that loses the request before that costs only time: the next one gets it,
-// errLostEverywhere says that MaxAttempts replicas have lost it.
+// A replica that loses the request before that costs only time: the next one gets it, until
+// session.MaxLosses engines have lost it, or session.MaxAttempts replicas have not begun it.
 func (srv *Server) openLeg(ctx context.Context, lr *legRequest) (openedLeg, error) {
 	defer lr.body.release()
 	var tried []policies.ReplicaID
 	var busy *overloadedError // of the own engine
+	if lr.losses.exhausted() {
+		return openedLeg{}, errPrefillLost
+	}
 	for {
 		b, err := srv.openLegAt(ctx, lr)
 		if err == nil || ctx.Err() != nil {
 			return b, err
 		}
 		tried = append(tried, srv.replicaOf(lr.target))
+		lr.losses.note(err)
 		if found := overloaded(err); found != nil {
 			busy = found
 		}
 		if busy != nil && len(tried) == 2 {
 			return b, busy // the fleet is as busy; one more body costs what it lacks
 		}
-		if len(tried) == session.MaxAttempts {
-			return b, fmt.Errorf("%w: %w", errLostEverywhere, err)
+		if len(tried) == session.MaxAttempts || lr.losses.exhausted() {
+			return b, err
 		}
 		next, ok := srv.nextTarget(lr, tried, err)
 		if !ok {
@@ -183,20 +234,18 @@ func (srv *Server) openLeg(ctx context.Context, lr *legRequest) (openedLeg, erro
 	}
 }
 
-// errLostEverywhere ends a request that no engine has begun: it may be the one that hangs
-// them, and must not get all of them.
-var errLostEverywhere = errors.New("several replicas have lost the request")
+var errPrefillLost = errors.New("the prefill replica has lost the request")
 
 // nextTarget returns where a request goes that replicas have lost, the last one because of
 // err: to the own engine, or to a replica that the Rescuer names. A request with which the
 // own engine failed is not sent on from here.
-func (srv *Server) nextTarget(lr *legRequest, tried []policies.ReplicaID, err error) (Target, bool) {
+func (srv *Server) nextTarget(lr *legRequest, tried []policies.ReplicaID, err error) (policies.Target, bool) {
 	self := srv.cfg.Replica
 	switch ownTried := slices.Contains(tried, self); {
 	case !ownTried && srv.ready.Load():
-		return Target{}, true
+		return policies.Target{}, true
 	case srv.cfg.Rescuer == nil || ownTried && tried[len(tried)-1] == self && !errors.Is(err, errEngineAway) && !errors.Is(err, errLatePrefix) && overloaded(err) == nil:
-		return Target{}, false
+		return policies.Target{}, false
 	case !ownTried:
 		tried = append(slices.Clip(tried), self)
 	}
@@ -208,15 +257,16 @@ func (srv *Server) nextTarget(lr *legRequest, tried []policies.ReplicaID, err er
 // openLegAt is openLeg for one replica. While it waits, the loss of
 // the replica cancels it.
 func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg, error) {
-	ctx, cancel := context.WithCancel(parent)
-	b := openedLeg{call: &call{cancel: cancel}, target: lr.target}
+	ctx, c := newCall(parent)
+	c.onBegin = lr.losses.announceLast()
+	b := openedLeg{call: c, target: lr.target}
 	local := lr.target.Address == ""
 	if !local {
 		lr.notAfter = time.Time{} // it concerns the own engine
 	} else {
 		admitted, err := srv.admission.admit(lr)
 		if err != nil {
-			cancel()
+			c.cancel()
 			return openedLeg{}, err
 		}
 		b.local = srv.registerLeg(lr, b.call, admitted)
@@ -238,12 +288,15 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 		if local && parent.Err() == nil && !localfault.Is(err) {
 			srv.probeNow()
 		}
-		return openedLeg{}, b.call.causeOr(err)
+		return openedLeg{}, b.call.failure(err)
 	}
 	if local {
 		srv.pullPrefix(ctx, lr, b.local)
 	}
-	resp, err := srv.send(ctx, lr, b.local)
+	resp, err := srv.send(ctx, lr, b.call, b.local)
+	if err == nil && lr.asksIDs {
+		resp, err = srv.sendWithoutIDs(ctx, lr, b.call, b.local, resp)
+	}
 	if err != nil {
 		if local && parent.Err() == nil && errors.Is(err, syscall.ECONNREFUSED) {
 			srv.setReady(false) // the port is closed: no second probe is needed
@@ -251,8 +304,9 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 		}
 		return fail(err)
 	}
-	if !local && resp.Header.Get(length.RefusedHeader) != "" {
+	if refused := resp.Header.Get(length.RefusedHeader); !local && refused != "" {
 		resp.Body.Close()
+		b.call.begun.Store(refused != length.RefusedUnbegun)
 		return fail(errors.New("the peer refused the request"))
 	}
 	b.header = resp.Header
@@ -261,7 +315,7 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 			resp.Body.Close()
 			return fail(errLatePrefix)
 		}
-		resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout, b.local)
+		resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout, c, b.local)
 		b.response = resp
 		lr.body.release()
 		return b, nil
@@ -290,7 +344,9 @@ func (s *Stream) openLaterLeg(ctx context.Context, lr *legRequest, ids int) (*wi
 	}
 	var first *openai.Chunk
 	if err == nil {
-		first, err = readToFirstToken(b.leg, b.first, ids)
+		if first, err = readToFirstToken(b.leg, b.first, ids); err != nil {
+			err = b.call.failure(err)
+		}
 	}
 	s.setOpening("", nil)
 	if stop() && err == nil {
@@ -299,7 +355,9 @@ func (s *Stream) openLaterLeg(ctx context.Context, lr *legRequest, ids int) (*wi
 	if b.leg != nil {
 		b.leg.closeMoved()
 	}
-	if cause := context.Cause(ctx); cause != nil {
+	if cause := context.Cause(ctx); cause != nil && isLost(err) {
+		err = &lostError{cause}
+	} else if cause != nil {
 		err = cause // the caller does not wait any more
 	}
 	cancel(nil)
@@ -314,15 +372,15 @@ func refusal(resp *http.Response) error {
 
 // normalize returns a target as this server reaches it: the own replica has no
 // address.
-func (srv *Server) normalize(t Target) Target {
+func (srv *Server) normalize(t policies.Target) policies.Target {
 	if t.Replica == srv.cfg.Replica {
-		return Target{}
+		return policies.Target{}
 	}
 	return t
 }
 
 // replicaOf returns the id of the replica that a target is.
-func (srv *Server) replicaOf(t Target) policies.ReplicaID {
+func (srv *Server) replicaOf(t policies.Target) policies.ReplicaID {
 	if t.Address == "" {
 		return srv.cfg.Replica
 	}

@@ -68,11 +68,12 @@ func (a *admittedWork) tenantOf(h http.Header) string {
 }
 
 // admit counts a leg. A client's first one is refused if it would wait for too long, unless
-// it is passed through: how much it computes is not known.
+// how much it computes is not known, as of a recording.
 func (a *admittedWork) admit(lr *legRequest) (admission.Entry, error) {
 	first := lr.arrival.Input == 0
 	arrival := admission.Arrival{
-		Tenant: lr.tenant, Input: lr.arrival.Estimate, Cached: lr.arrival.Cached, MaxOutput: lr.request.MaxOutput, HasKV: lr.arrival.HasKV, Admitted: !first || lr.passed,
+		Tenant: lr.tenant, Input: lr.arrival.Estimate + lr.arrival.Others, Cached: lr.arrival.Cached, MaxOutput: lr.request.MaxOutput, HasKV: lr.arrival.HasKV, Admitted: !first || lr.passed && lr.arrival.Estimate == 0,
+		Prompts: lr.arrival.Prompts, Sequences: lr.arrival.Sequences,
 	}
 	if !first {
 		arrival.Input, arrival.Sent = lr.arrival.Input, lr.arrival.Output

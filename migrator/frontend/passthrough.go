@@ -4,21 +4,23 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httputil"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/internal/localfault"
+	"github.com/cascadeinfer/cascade/internal/publicapi"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/policies/intake"
-	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/localfault"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // relayResponse relays an answer that is not a stream as it is. It reads the
 // engine's counts from it and, if learn is true, the template of such answers
-// under key.
-func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, key templateKey, learn bool) {
+// under key. l has the losses of the request.
+func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, l losses, key templateKey, learn bool) {
 	defer b.release()
 	if b.local != nil {
 		b.local.work.AddOutput(0)
@@ -29,22 +31,18 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, key templat
 		w.Header().Set("Content-Length", size)
 	}
 	if b.local != nil && b.response.StatusCode == http.StatusServiceUnavailable {
-		w.Header().Set(length.RefusedHeader, "1") // by RFC 9110, section 15.6.4, it is this server that is unavailable
+		l.here++ // by RFC 9110, section 15.6.4, the engine is unavailable, and this request may be why
+		l.mark(w.Header())
 	}
 	w.WriteHeader(b.response.StatusCode)
-	var seen bytes.Buffer
-	_, err := io.Copy(w, io.TeeReader(b.response.Body, &prefixBuffer{&seen, maxInspected}))
-	if err != nil {
+	seen := b.keepAnswer()
+	if _, err := io.Copy(w, b.response.Body); err != nil {
 		// The announced length is not reached, so the client sees that the answer
 		// was cut.
 		panic(http.ErrAbortHandler)
 	}
-	if b.response.StatusCode != http.StatusOK || seen.Len() >= maxInspected {
-		return
-	}
-	b.recordUsage(seen.Bytes())
-	if learn && b.local != nil {
-		if err := srv.templates.learn(key, b.response.Header.Get("Content-Type"), seen.Bytes()); err != nil {
+	if whole := seen.whole(); learn && whole != nil && b.local != nil {
+		if err := srv.templates.learn(key, b.response.Header.Get("Content-Type"), whole); err != nil {
 			srv.log.Warn("unstreamed answers cannot be assembled from streams; their requests cannot migrate", "endpoint", key.endpoint.Path(), "reason", err)
 		}
 	}
@@ -53,8 +51,16 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, key templat
 // prefixBuffer keeps the first bytes that are written to it and discards the
 // rest.
 type prefixBuffer struct {
-	buf  *bytes.Buffer
+	buf  bytes.Buffer
 	room int
+}
+
+// whole returns what was written, nil if some of it was discarded or there was nothing.
+func (l *prefixBuffer) whole() []byte {
+	if l == nil || l.room <= 0 {
+		return nil
+	}
+	return l.buf.Bytes()
 }
 
 func (l *prefixBuffer) Write(b []byte) (int, error) {
@@ -71,6 +77,7 @@ func (srv *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 	for c, err := b.first, error(nil); ; c, err = b.leg.Next() {
 		if err != nil {
 			if err != io.EOF {
+				srv.service.addFailure()
 				out.fail(engineLostProblem(err))
 			}
 			return
@@ -82,17 +89,17 @@ func (srv *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 }
 
 // passJSON returns the handler of requests with a JSON body, or without a body, that pass on
-// to the engine, except for what is withheld from engines. computed says that the engine's
-// core computes them.
+// to the engine, except for what is withheld from engines.
 //
 // Engines accept as JSON what is not valid JSON (NaN, a byte order mark, UTF-16), whatever
 // Content-Type says. A body that cannot be parsed here may hold a withheld field, so it is
 // refused.
-func (srv *Server) passJSON(computed bool) handler {
-	return func(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
+func (srv *Server) passJSON(e publicapi.Endpoint) handler {
+	return func(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share) {
+		req := openai.Request{Choices: 1}
 		if len(body) > 0 {
-			req, err := openai.Parse(openai.Completions, body)
-			if err != nil {
+			var err error
+			if req, err = openai.Parse(openai.Completions, body); err != nil {
 				writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 				return
 			}
@@ -102,9 +109,19 @@ func (srv *Server) passJSON(computed bool) handler {
 			}
 			body = req.PlainBody()
 		}
-		if computed {
-			srv.passWork(w, r, body, srv.estimateArrival(r.Header, body))
-		} else {
+		switch {
+		case e.Text:
+			srv.passText(w, r, body)
+		case e.Computed:
+			output := req.MaxOutput
+			switch {
+			case !e.Generates:
+				output = 1
+			case e.Path == "/v1/responses":
+				output = req.ResponseOutput
+			}
+			srv.passWork(w, r, body, srv.estimateArrival(r.Header, &req, body), output)
+		default:
 			srv.pass(w, r, body, memory)
 		}
 	}
@@ -112,7 +129,7 @@ func (srv *Server) passJSON(computed bool) handler {
 
 // passForm passes a request whose body is a form to the engine, except for what is
 // withheld from engines.
-func (srv *Server) passForm(w http.ResponseWriter, r *http.Request, body []byte, memory *intake.Share) {
+func (srv *Server) passForm(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share) {
 	if !memory.Resize(2*int64(cap(body)) + 1<<10) { // for the form that is written anew
 		refuseForMemory(w)
 		return
@@ -123,32 +140,40 @@ func (srv *Server) passForm(w http.ResponseWriter, r *http.Request, body []byte,
 		return
 	}
 	r.Header.Set("Content-Type", kind)
-	srv.passWork(w, r, form, loadtracker.Arrival{}) // how many tokens a recording has is not known
+	srv.passWork(w, r, form, loadtracker.Arrival{}, 0) // how many tokens a recording has is not known
 }
 
 // pass passes a request to the engine that its core does not compute: the answer begins at
 // once, or the engine does not serve.
-func (srv *Server) pass(w http.ResponseWriter, r *http.Request, body []byte, _ *intake.Share) {
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	l := &call{cancel: cancel}
+func (srv *Server) pass(w http.ResponseWriter, r *http.Request, body []byte, _ *httpserver.Share) {
+	srv.passUncounted(w, r, body, func() {})
+}
+
+// passUncounted is pass, and calls begun when the answer begins.
+func (srv *Server) passUncounted(w http.ResponseWriter, r *http.Request, body []byte, begun func()) {
+	ctx, l := newCall(r.Context())
+	defer l.cancel()
 	late := time.AfterFunc(srv.cfg.HangTimeout, func() { l.abort(errIdle) })
 	defer late.Stop()
-	srv.passCall(ctx, w, r, body, l, nil, func(*http.Response) { late.Stop() })
+	srv.passCall(ctx, w, r, body, l, nil, func(*http.Response) {
+		late.Stop()
+		begun()
+	})
 }
 
 // passWork passes a request to the engine that its core computes: it is a part of the
-// replica's load, and of the work by which the engine's progress is judged.
-func (srv *Server) passWork(w http.ResponseWriter, r *http.Request, body []byte, arrival loadtracker.Arrival) {
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	lr := &legRequest{header: r.Header, frontEnd: srv.cfg.Replica, plain: true, passed: true, arrival: arrival, tenant: srv.admission.tenantOf(r.Header)}
+// replica's load, and of the work by which the engine's progress is judged. maxOutput is how many tokens each of
+// its sequences generates at most, 0 if that is not known.
+func (srv *Server) passWork(w http.ResponseWriter, r *http.Request, body []byte, arrival loadtracker.Arrival, maxOutput policies.Tokens) {
+	ctx, l := newCall(r.Context())
+	defer l.cancel()
+	lr := &legRequest{header: r.Header, frontEnd: srv.cfg.Replica, body: &payload{bytes: body}, plain: true, passed: true, arrival: arrival, tenant: srv.admission.tenantOf(r.Header)}
+	lr.request.MaxOutput = maxOutput
 	admitted, err := srv.admission.admit(lr)
 	if err != nil {
-		srv.refuseEngineFailure(w, srv.requestLog(r.Header), err)
+		srv.refuseEngineFailure(w, srv.requestLog(r.Header), err, losses{})
 		return
 	}
-	l := &call{cancel: cancel}
 	local := srv.registerLeg(lr, l, admitted)
 	defer local.unregister(false)
 	srv.passCall(ctx, w, r, body, l, local, func(resp *http.Response) {
@@ -171,7 +196,8 @@ func (srv *Server) passCall(ctx context.Context, w http.ResponseWriter, r *http.
 	if len(body) > 0 {
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
-	client := r.Context()
+	client, lost := r.Context(), readLosses(w, r.Header)
+	l.onBegin = lost.announceLast()
 	proxy := &httputil.ReverseProxy{
 		Transport:     srv.local,
 		FlushInterval: -1,
@@ -183,10 +209,9 @@ func (srv *Server) passCall(ctx context.Context, w http.ResponseWriter, r *http.
 		},
 		ModifyResponse: func(resp *http.Response) error {
 			begun(resp)
-			for name := range loadHeaders {
-				resp.Header.Del(name)
-			}
-			resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout, local)
+			srv.service.addStatus(resp.StatusCode)
+			maps.DeleteFunc(resp.Header, func(name string, _ []string) bool { return isWithheld(name) })
+			resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout, l, local)
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
@@ -196,9 +221,11 @@ func (srv *Server) passCall(ctx context.Context, w http.ResponseWriter, r *http.
 			if !localfault.Is(err) {
 				srv.probeNow()
 			}
-			srv.refuseEngineFailure(w, srv.requestLog(r.Header), l.causeOr(err))
+			err = l.failure(err)
+			lost.note(err)
+			srv.refuseEngineFailure(w, srv.requestLog(r.Header), err, lost)
 		},
 		ErrorLog: discardLog,
 	}
-	proxy.ServeHTTP(w, r.WithContext(ctx))
+	proxy.ServeHTTP(w, r.WithContext(l.withBegin(ctx)))
 }

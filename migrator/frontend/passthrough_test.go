@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf16"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // TestPassthroughParsesLikeEngine sends bodies that Python's JSON parser accepts
@@ -37,6 +40,31 @@ func TestPassthroughParsesLikeEngine(t *testing.T) {
 		for _, test := range [][2]string{{"/v1/responses/x/cancel", ""}, {"/tokenize", `{"prompt":"x"}`}} {
 			if resp, got := post(t, f.client, f.url, test[0], test[1]); resp.StatusCode != 200 || got != "passed POST "+test[0] {
 				t.Errorf("%s: %d %s", test[0], resp.StatusCode, got)
+			}
+		}
+	})
+}
+
+// TestAddressesStayInside checks that an engine's answer names neither another place to its client nor a
+// retry to the proxy, whether the front end parses it or not.
+func TestAddressesStayInside(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		redirect := func(w http.ResponseWriter, _ *http.Request) {
+			for _, name := range []string{"Location", "Content-Location", "Refresh", "Alt-Svc", length.RefusedHeader, "Endpoint-Load-Metrics"} {
+				w.Header().Set(name, "http://127.0.0.1:8000/")
+			}
+			w.WriteHeader(http.StatusTemporaryRedirect)
+		}
+		e.set(nil, redirect)
+		e.passthrough.Store(&redirect)
+		for _, path := range []string{"/v1/completions", "/v1/embeddings", "/tokenize"} {
+			resp, err := f.client.Transport.RoundTrip(testkit.Must(http.NewRequest("POST", "http://"+f.url+path, strings.NewReader(`{"prompt":"x"}`))))
+			testkit.NoError(t, err)
+			resp.Body.Close()
+			for name, values := range resp.Header {
+				if strings.Contains(strings.Join(values, " "), "127.0.0.1") {
+					t.Errorf("%s: %s: %q", path, name, values)
+				}
 			}
 		}
 	})

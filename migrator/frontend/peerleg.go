@@ -7,16 +7,16 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/intake"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // servePeerLeg runs a peer's leg on the own engine and relays the engine's bytes,
 // which the front end that owns the client parses. It adds the count of the
 // tokens here.
-func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *intake.Share) {
+func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *httpserver.Share) {
 	lr, err := readLegRequest(e, r.Header)
 	if err != nil {
 		srv.log.Warn("peer's leg refused", "error", err)
@@ -41,7 +41,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	if lr.arrival.Input == 0 {
 		lr.keeps = keeps // after it has computed the prompt
 		sent := lr.arrival
-		lr.arrival = srv.estimateForwarded(r.Header, body)
+		lr.arrival = srv.estimateForwarded(r.Header, &req, body)
 		var wanted policies.Tokens
 		if srv.cfg.PrefixPull != nil { // the sender has chosen this replica by what it may copy of the prompt
 			wanted = lr.held
@@ -49,6 +49,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		prompt := srv.readPrompt(r.Context(), &req, engineHeaders(r.Header), wanted)
 		lr.prompt, lr.arrival.Cached = &prompt, max(sent.Cached, prompt.cached)
 		prompt.refineEstimate(&lr.arrival)
+		lr.request.Prompts, lr.request.Sequences = lr.arrival.Prompts, lr.arrival.Sequences
 		lr.arrival.Estimate = cmp.Or(sent.Estimate, lr.arrival.Estimate)
 	} else if lr.request.MaxOutput > 0 {
 		lr.request.MaxOutput += lr.arrival.Output // which the client's limit includes
@@ -59,11 +60,13 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	case err != nil && r.Context().Err() != nil: // see answerUnanswered
 	case err != nil:
 		if overloaded(err) != nil {
-			w.Header().Set(length.RefusedHeader, "1") // to the front end that forwards it
+			w.Header().Set(length.RefusedHeader, length.RefusedUnbegun) // to the front end that forwards it
 		}
-		srv.refuseEngineFailure(w, srv.requestLog(r.Header).With("request", lr.request.ID), err)
+		lost := losses{peer: true}
+		lost.note(err)
+		srv.refuseEngineFailure(w, srv.requestLog(r.Header).With("request", lr.request.ID), err, lost)
 	case b.leg == nil:
-		srv.relayResponse(w, b, templateKey{}, false)
+		srv.relayResponse(w, b, losses{peer: true}, templateKey{}, false)
 	default:
 		if n := srv.outputLimit(b, e, req.MaxOutput); n > 0 {
 			w.Header().Set(OutputLimitHeader, strconv.FormatInt(int64(n), 10))

@@ -8,22 +8,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
-// Target is a replica where a request can run. The zero value is the own engine.
-type Target struct {
-	Replica policies.ReplicaID
-	// Address is host:port of the replica's peer listener; "" for the own engine.
-	Address string
-	// Prefill says that the replica only computes the prompt of a request: the request starts
-	// there and moves to the own replica with its first token, or to another one, or it starts
-	// at the own replica with the KV (Config.FetchPrefill).
-	Prefill bool
-	// Cached is how many of the prompt's first tokens a peer is expected to hold.
-	Cached policies.Tokens
-	// Held is how many of them the replica that has most of the prompt is expected to hold, 0 if that
-	// is no more than Cached: the peer may copy them.
-	Held policies.Tokens
-}
-
 // Placer chooses where a request starts.
 type Placer interface {
 	// Prefills reports whether Place may return a prefill replica, and HasHolders whether any
@@ -36,14 +20,14 @@ type Placer interface {
 	// are the prompt's, as far as they are known; Place does not keep them. It is called on
 	// the request's goroutine, by many at once, and must not block. If the peer refuses or
 	// fails before its first token, only time is lost: the own engine then serves the request.
-	Place(r policies.Request, steps []prefix.Step) Target
+	Place(r policies.Request, steps []prefix.Step) policies.Target
 }
 
 // place returns where a request starts. plain says that its answer is no stream, so that it
 // cannot move later.
-func (srv *Server) place(r policies.Request, p *knownPrompt, plain bool) Target {
+func (srv *Server) place(r policies.Request, p *knownPrompt, plain bool) policies.Target {
 	if srv.cfg.Placer == nil {
-		return Target{}
+		return policies.Target{}
 	}
 	r.Input = max(cmp.Or(p.length, r.Input), p.known)
 	r.Cached = p.cached
@@ -59,7 +43,7 @@ type Rescuer interface {
 	// there is no such replica. tried are the replicas that failed it, including
 	// the one that was lost; the own replica is returned like any other. Rescue
 	// is called on the stream's goroutine, by many at once, and must not block.
-	Rescue(r policies.Request, tried []policies.ReplicaID) (Target, bool)
+	Rescue(r policies.Request, tried []policies.ReplicaID) (policies.Target, bool)
 }
 
 // Adopter knows the reservations that live migrations have filled at the own

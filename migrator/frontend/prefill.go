@@ -104,7 +104,7 @@ func (srv *Server) fetchPrefill(ctx context.Context, lr *legRequest) {
 	if err == nil || !lr.notAfter.IsZero() {
 		lr.prompt = nil // no prefix is pulled: it is here, or a fetch of it may still be under way
 	}
-	if lr.target = (Target{}); srv.cfg.OnPrefill != nil && ctx.Err() == nil {
+	if lr.target = (policies.Target{}); srv.cfg.OnPrefill != nil && ctx.Err() == nil {
 		srv.cfg.OnPrefill(at.Replica, err == nil)
 	}
 }
@@ -118,7 +118,7 @@ func (srv *Server) prefillPatience(tokens int) (time.Duration, bool) {
 }
 
 // fetchPrefillFrom executes fetchPrefill. The loss of the prefill replica ends it at once.
-func (srv *Server) fetchPrefillFrom(ctx context.Context, lr *legRequest, req *openai.Request, at Target, ids []uint32, within time.Duration) error {
+func (srv *Server) fetchPrefillFrom(ctx context.Context, lr *legRequest, req *openai.Request, at policies.Target, ids []uint32, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	l := &call{cancel: cancel}

@@ -25,19 +25,23 @@ var errLatePrefix = errors.New("the first token came too late after the engine w
 //
 // The guards are those of package handoff. An engine that is asked to fetch and does not answer
 // in time may still do so: then the leg is not used if its first token comes after the holder's lease.
-func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *openai.Request, holder Target, ids []uint32, arrival loadtracker.Arrival) (policies.Tokens, error) {
+func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *openai.Request, holder policies.Target, ids []uint32, arrival loadtracker.Arrival) (policies.Tokens, error) {
 	q, ok := req.Resume()
 	if !ok {
 		return 0, errNotFetchable
 	}
 	ctx, cancel := context.WithTimeout(ctx, handoff.Deadline)
 	defer cancel()
-	call := func(to Target, endpoint openai.Endpoint, body []byte, arrival loadtracker.Arrival, fetches bool) ([]byte, error) {
+	call := func(to policies.Target, endpoint openai.Endpoint, body []byte, arrival loadtracker.Arrival, fetches bool) ([]byte, error) {
 		request := policies.Request{Model: lr.request.Model, Input: policies.Tokens(len(ids)), MaxOutput: 1}
-		return srv.callOnce(ctx, &legRequest{
+		answer, err := srv.callOnce(ctx, &legRequest{
 			endpoint: endpoint, target: to, header: lr.header, body: &payload{bytes: body}, frontEnd: srv.cfg.Replica, request: request, plain: true,
 			arrival: arrival, fetches: fetches, tenant: lr.tenant,
 		})
+		if ctx.Err() == nil { // else it may only have been slow
+			lr.losses.note(err)
+		}
+		return answer, err
 	}
 	asked := time.Now()
 	answer, err := call(holder, openai.Completions, q.HandoffBody(ids), arrival, false)
@@ -50,7 +54,7 @@ func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *open
 		return 0, fmt.Errorf("%s does not hand the KV over: %w", holder.Replica, causeOf(ctx, err))
 	}
 	lr.notAfter = asked.Add(handoff.Lease)
-	_, err = call(Target{}, lr.endpoint, q.PullBody(ids, params), loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true}, true)
+	_, err = call(policies.Target{}, lr.endpoint, q.PullBody(ids, params), loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true}, true)
 	srv.backoffs.learn(holder.Replica, srv.cfg.Replica, handoff.CopyKV, causeOf(ctx, err), time.Now())
 	if err != nil {
 		return 0, fmt.Errorf("the own engine does not fetch the KV: %w", causeOf(ctx, err))

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // prefixFleet returns a fleet of two replicas whose engines have KV connectors; r1 holds 1,024 tokens of every
@@ -95,7 +97,7 @@ func TestPrefixHandoffTooLate(t *testing.T) {
 				c.Cost.D2 = 0.1 // the prefix would take 102 s: handoff.Deadline counts
 				c.PrefixPull.TokenBytes = 1
 			})
-			r.targets = []Target{w.target(0), w.target(2)}
+			r.targets = []policies.Target{w.target(0), w.target(2)}
 			if late {
 				c.fetching = func(q *http.Request) { <-q.Context().Done() }
 			}

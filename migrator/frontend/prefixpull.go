@@ -17,8 +17,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/prefixpull"
 )
 
 // PromptPrefix is the beginning of a prompt. Engines find it only among prompts of the same Model
@@ -34,10 +34,10 @@ type PrefixHolders interface {
 	// LongestPrefix returns the peer that holds most of the prompt that has these steps, and how
 	// many tokens; 0 if none is known. It is called on the request's goroutine, by many at once,
 	// must not block, and may be wrong, which costs time only.
-	LongestPrefix(steps []prefix.Step) (Target, policies.Tokens)
+	LongestPrefix(steps []prefix.Step) (policies.Target, policies.Tokens)
 }
 
-// PrefixCopier copies KV between engines that serve their block tables; migrator/prefixpull
+// PrefixCopier copies KV between engines that serve their block tables; migrator/blocks
 // implements it.
 type PrefixCopier interface {
 	// Copy copies what a peer's engine has of a prefix beyond the own engine's, and returns how
@@ -72,7 +72,7 @@ type PrefixPull struct {
 	// by KV connectors, if Config.Handoff allows it.
 	Copier PrefixCopier
 	// Policy decides; the zero value has the defaults.
-	Policy prefixpull.Policy
+	Policy place.PullRule
 	// MaxConcurrent bounds the pulls at a time; 0 means 4.
 	MaxConcurrent int
 	// Reason names the cause of a failed Copy for metrics, one of few; nil means "failed".
@@ -152,7 +152,7 @@ func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg
 		return // there is no way
 	}
 	link := c.Link(holder.Replica)
-	d := c.Policy.Decide(prefixpull.Offer{Own: known.cached, Held: held, TokenBytes: c.TokenBytes, Rate: link.Rate, Latency: link.Latency, Cost: srv.cfg.Cost})
+	d := c.Policy.Decide(place.PullOffer{Own: known.cached, Held: held, TokenBytes: c.TokenBytes, Rate: link.Rate, Latency: link.Latency, Cost: srv.cfg.Cost})
 	if !d.Pull {
 		srv.pulls.count(func(n *PrefixPulls) { n.Recompute++ })
 		return
@@ -210,7 +210,7 @@ func (srv *Server) startPullSpan(ctx context.Context, out *PulledPrefix) (_ cont
 
 // pullHeld copies the first tokens of a leg's prompt, which the holder has, to the own engine. ids are the prompt's,
 // nil if they are not known; by is the transport.
-func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, ids []uint32, holder Target, held policies.Tokens) (tokens policies.Tokens, by string, err error) {
+func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, ids []uint32, holder policies.Target, held policies.Tokens) (tokens policies.Tokens, by string, err error) {
 	req, err := openai.Parse(lr.endpoint, lr.body.bytes)
 	if err != nil {
 		return 0, "", err

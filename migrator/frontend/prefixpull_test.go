@@ -24,17 +24,17 @@ import (
 // prefixes is a fake of what prefix pulls need: one holder, and a copier.
 type prefixFake struct {
 	mu     sync.Mutex
-	holder Target
+	holder policies.Target
 	held   policies.Tokens
 	copy   func(ctx context.Context, holder policies.ReplicaID, p PromptPrefix) (policies.Tokens, error)
 	copies []PromptPrefix
 }
 
-func (f *prefixFake) LongestPrefix(steps []prefix.Step) (Target, policies.Tokens) {
+func (f *prefixFake) LongestPrefix(steps []prefix.Step) (policies.Target, policies.Tokens) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(steps) == 0 {
-		return Target{}, 0
+		return policies.Target{}, 0
 	}
 	return f.holder, min(f.held, steps[len(steps)-1].Tokens)
 }
@@ -85,7 +85,7 @@ func TestPrefixPull(t *testing.T) {
 		{name: "all of it", ids: 2048, held: 2048, want: PrefixPulls{Pulled: 1, Tokens: 2048}, copied: 2048},
 		{name: "not held", ids: 3000},
 		{name: "shorter than a step", ids: 500, held: 2048},
-		{name: "held by the own replica", ids: 3000, held: 2048, change: func(f *prefixFake, _ *Config) { f.holder = Target{Replica: "r0", Address: "x"} }},
+		{name: "held by the own replica", ids: 3000, held: 2048, change: func(f *prefixFake, _ *Config) { f.holder = policies.Target{Replica: "r0", Address: "x"} }},
 		{name: "the link is slow", ids: 3000, held: 2048, want: PrefixPulls{Recompute: 1}, change: func(_ *prefixFake, c *Config) {
 			c.PrefixPull.Link = func(policies.ReplicaID) links.Path { return links.Path{Rate: links.Megabyte} }
 		}},
@@ -105,7 +105,7 @@ func TestPrefixPull(t *testing.T) {
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f, e := &prefixFake{holder: Target{Replica: "r1", Address: "127.0.0.1:9"}, held: x.held}, newEngine(t)
+				f, e := &prefixFake{holder: policies.Target{Replica: "r1", Address: "127.0.0.1:9"}, held: x.held}, newEngine(t)
 				s := startServer(t, e.URL, func(c *Config) {
 					if f.pulls(c); x.change != nil {
 						x.change(f, c)
@@ -140,7 +140,7 @@ func TestPrefixPull(t *testing.T) {
 // counts as one from which its engine has nothing to give.
 func TestPrefixPullDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, e := &prefixFake{holder: Target{Replica: "r1", Address: "127.0.0.1:9"}, held: 2048}, newEngine(t)
+		f, e := &prefixFake{holder: policies.Target{Replica: "r1", Address: "127.0.0.1:9"}, held: 2048}, newEngine(t)
 		asked := make(chan context.Context, 1)
 		f.copy = func(ctx context.Context, _ policies.ReplicaID, _ PromptPrefix) (policies.Tokens, error) {
 			asked <- ctx
@@ -179,7 +179,7 @@ func TestPrefixPullDeadline(t *testing.T) {
 // A client that leaves ends the copy, and nothing is sent to the engine.
 func TestPrefixPullClientGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, e := &prefixFake{holder: Target{Replica: "r1", Address: "127.0.0.1:9"}, held: 2048}, newEngine(t)
+		f, e := &prefixFake{holder: policies.Target{Replica: "r1", Address: "127.0.0.1:9"}, held: 2048}, newEngine(t)
 		asked, ended := make(chan bool, 1), make(chan bool, 1)
 		f.copy = func(ctx context.Context, _ policies.ReplicaID, _ PromptPrefix) (policies.Tokens, error) {
 			asked <- true
@@ -206,7 +206,7 @@ func TestPrefixPullClientGone(t *testing.T) {
 // Beyond the limit, requests begin without a pull.
 func TestPrefixPullLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, e := &prefixFake{holder: Target{Replica: "r1", Address: "127.0.0.1:9"}, held: 2048}, newEngine(t)
+		f, e := &prefixFake{holder: policies.Target{Replica: "r1", Address: "127.0.0.1:9"}, held: 2048}, newEngine(t)
 		asked, proceed := make(chan bool, 4), make(chan bool)
 		f.copy = func(context.Context, policies.ReplicaID, PromptPrefix) (policies.Tokens, error) {
 			asked <- true
@@ -234,7 +234,7 @@ func TestPrefixPullRecord(t *testing.T) {
 	const parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	for _, fails := range []error{nil, errors.New("no link")} {
 		synctest.Test(t, func(t *testing.T) {
-			f, e, to := &prefixFake{holder: Target{Replica: "r9", Address: "127.0.0.1:9"}, held: 1024}, newEngine(t), new(placer)
+			f, e, to := &prefixFake{holder: policies.Target{Replica: "r9", Address: "127.0.0.1:9"}, held: 1024}, newEngine(t), new(placer)
 			f.copy = func(ctx context.Context, _ policies.ReplicaID, p PromptPrefix) (policies.Tokens, error) {
 				time.Sleep(100 * time.Millisecond)
 				return policies.Tokens(len(p.IDs)), fails
@@ -291,7 +291,7 @@ func TestPrefixPullRecord(t *testing.T) {
 // A request that is forwarded gets its prefix where it runs, not where it arrived.
 func TestPrefixPullAtPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, a, b, to := &prefixFake{holder: Target{Replica: "r9", Address: "127.0.0.1:9"}, held: 1024}, newEngine(t), newEngine(t), new(placer)
+		f, a, b, to := &prefixFake{holder: policies.Target{Replica: "r9", Address: "127.0.0.1:9"}, held: 1024}, newEngine(t), newEngine(t), new(placer)
 		fa := startServer(t, a.URL, func(c *Config) { f.pulls(c); c.Placer = to })
 		fb := startServer(t, b.URL, func(c *Config) { f.pulls(c); c.Replica = "r1" })
 		to.peer.Store(&fb.peer)
@@ -311,7 +311,7 @@ func TestPrefixPullAtPeer(t *testing.T) {
 // TestPrefixPullUnknownIDs checks that a prompt of which the tokens cannot be had is not pulled, for that reason.
 func TestPrefixPullUnknownIDs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &prefixFake{holder: Target{Replica: "r9", Address: "127.0.0.1:9"}}
+		f := &prefixFake{holder: policies.Target{Replica: "r9", Address: "127.0.0.1:9"}}
 		z := newTokenizing(t, f.pulls)
 		body := z.nextBody(tokenizedPrompt)
 		z.ask(body, 0)
@@ -328,7 +328,7 @@ func TestPrefixPullUnknownIDs(t *testing.T) {
 // more of it, as the sender says, and copies them: it was chosen by what it may copy.
 func TestPeerCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &prefixFake{holder: Target{Replica: "r2", Address: "127.0.0.1:9"}, held: 4096}
+		f := &prefixFake{holder: policies.Target{Replica: "r2", Address: "127.0.0.1:9"}, held: 4096}
 		send := func(z *tokenizing, held string, asked int64, copied int) {
 			t.Helper()
 			z.asked.Store(0)

@@ -33,10 +33,10 @@ func writeProblem(w http.ResponseWriter, p openai.Problem) {
 }
 
 // markRefusal marks an answer of this server with status 503 for proxies, which then send
-// the request to another replica.
+// the request to another replica. Answers of engines are marked by losses.
 func markRefusal(h http.Header, status int) {
 	if status == http.StatusServiceUnavailable {
-		h.Set(length.RefusedHeader, "1")
+		h.Set(length.RefusedHeader, length.RefusedUnbegun)
 		h.Set("Retry-After", "1")
 	}
 }

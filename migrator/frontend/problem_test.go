@@ -10,20 +10,28 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// TestEngineRefuses checks that an engine's refusal reaches the client as it is,
-// and is marked for proxies to retry elsewhere if the engine is unavailable. A
-// peer's leg is then served by the own engine.
+// TestEngineRefuses checks that an engine's refusal reaches the client as it is, and is
+// marked for a proxy to try another replica once if the engine is unavailable. A peer's
+// leg is then served by the own engine.
 func TestEngineRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fa, fb, a, b, p, _ := newForwardingPair(t)
 		for _, body := range []string{`{"model":"m","prompt":"x"}`, `{"model":"m","prompt":"x","stream":true}`} {
-			for status, refused := range map[int]string{503: "1", 500: "", 429: ""} {
+			for status, refused := range map[int]string{503: length.RefusedLost, 500: "", 429: ""} {
 				b.set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
-				if resp, got := post(t, fb.client, fb.url, "/v1/completions", body); resp.StatusCode != status || got != "no\n" || resp.Header.Get(length.RefusedHeader) != refused {
-					t.Errorf("%d %q %q, want %d %q", resp.StatusCode, got, resp.Header.Get(length.RefusedHeader), status, refused)
+				for attempt, want := range map[string]string{"": "", "1": refused, "2": ""} {
+					req := testkit.Must(http.NewRequest("POST", "http://"+fb.url+"/v1/completions", strings.NewReader(body)))
+					req.Header.Set(length.AttemptHeader, attempt)
+					resp := testkit.Must(fb.client.Do(req))
+					got := testkit.Must(io.ReadAll(resp.Body))
+					resp.Body.Close()
+					if mark := resp.Header.Get(length.RefusedHeader); resp.StatusCode != status || string(got) != "no\n" || mark != want {
+						t.Errorf("attempt %q: %d %q %q, want %d %q", attempt, resp.StatusCode, got, mark, status, want)
+					}
 				}
 				p.peer.Store(&fb.peer)
 				before := a.calls.Load()
@@ -76,7 +84,7 @@ func TestResentRequest(t *testing.T) {
 			if resp, got := post(t, f.client, f.url, "/tokenize", body); resp.StatusCode != http.StatusOK {
 				t.Fatalf("%d %s", resp.StatusCode, got)
 			}
-			if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "" {
+			if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusBadGateway || resp.Header.Get(length.RefusedHeader) != "" {
 				t.Fatalf("%d %v %s", resp.StatusCode, resp.Header, got)
 			}
 			return twice.Load()

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
-	"github.com/cascadeinfer/cascade/migrator/internal/progress"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -23,7 +22,7 @@ const crowdedShare = 2
 
 // transferTime is for how long KV may still travel once the request to give or to fetch it is over: a
 // holder does not know when it is fetched.
-const transferTime = progress.MinTransferPause
+const transferTime = engineinfo.MinTransferPause
 
 // probeRequest makes an engine generate one token. Its default model answers it.
 const probeRequest = `{"prompt":[1],"max_tokens":1,"temperature":0}`
@@ -39,7 +38,7 @@ var coreCounters = [...]string{
 // progressWatch drives the Monitor of the own engine. Run's goroutine calls its methods.
 type progressWatch struct {
 	server  *Server
-	monitor *progress.Monitor
+	monitor *engineinfo.Monitor
 	start   time.Time
 	checked time.Time // the last call of check
 	late    uint64    // calls of check that came too late
@@ -73,7 +72,7 @@ func newProgressWatch(srv *Server) *progressWatch {
 
 // reset begins anew for an engine that has just become ready.
 func (w *progressWatch) reset() {
-	w.monitor, w.hasLast, w.readable = progress.New(w.server.cfg.Cost, w.server.cfg.MinPause, w.brought()), false, false
+	w.monitor, w.hasLast, w.readable = engineinfo.NewMonitor(w.server.cfg.Cost, w.server.cfg.MinPause, w.brought()), false, false
 }
 
 // brought returns a count that grows with all that the engine brings.
@@ -82,14 +81,14 @@ func (w *progressWatch) brought() uint64 { return w.server.brought.Load() + w.mo
 // starvations counts how often this process got too little CPU to judge its engine by what
 // did not come in time.
 func (w *progressWatch) starvations(now time.Time) uint64 {
-	if now.Sub(w.checked) > progress.MaxGap {
+	if now.Sub(w.checked) > engineinfo.MaxGap {
 		return w.late + 1 // a check is late now
 	}
 	return w.late
 }
 
 // check judges the engine by what it has brought and has to do now.
-func (w *progressWatch) check(now time.Time) progress.State {
+func (w *progressWatch) check(now time.Time) engineinfo.CoreState {
 	srv := w.server
 	w.late, w.checked = w.starvations(now), now
 	for n := srv.givenUp.Load(); w.givenUp < n; w.givenUp++ {
@@ -133,24 +132,24 @@ func (w *progressWatch) handleSample(s counterSample) {
 // Answers that their reader does not wait for, frozen streams and requests that wait for another
 // engine's KV are left out; so are answers that come as a whole, unless the engine's counters show
 // how they get on.
-func (srv *Server) engineWork(counters bool) (w progress.Work) {
+func (srv *Server) engineWork(counters bool) (w engineinfo.EngineWork) {
 	for _, r := range srv.registeredLegs() {
 		if r.frozen.Load() || r.plain && !counters || r.awaitsKV() {
 			continue
 		}
-		if reads := r.reads.Load(); reads != nil && !reads.inCall() {
+		if answer := r.answer.Load(); answer != nil && !answer.reads.inCall() {
 			continue
 		}
 		n := r.work.Length()
 		if r.passed {
-			n = min(n, progress.StepTokens) // its counters move with each step
+			n = min(n, engineinfo.StepTokens) // its counters move with each step
 		}
 		if r.work.Begun() {
 			w.Running++
 			w.Held, w.Longest = w.Held+n, max(w.Longest, n)
 		} else {
 			w.Waiting++
-			w.Promised, w.LongestPrompt = w.Promised+n, max(w.LongestPrompt, n)
+			w.Promised, w.LongestPrompt, w.LongestBody = w.Promised+n, max(w.LongestPrompt, n), max(w.LongestBody, r.body)
 		}
 	}
 	return w

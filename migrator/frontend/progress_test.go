@@ -13,10 +13,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/progress"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // hang stops the engine's core as a stuck GPU kernel does: no token comes any more, while
@@ -83,7 +84,7 @@ func TestHungEngine(t *testing.T) {
 		if got := <-b.got; withoutCached(got) != withoutCached(b.want) {
 			t.Errorf("got %s\nwant %s", got, b.want)
 		}
-		if took := time.Since(began); took < progress.MinPause || took > progress.MinPause+time.Second {
+		if took := time.Since(began); took < engineinfo.MinPause || took > engineinfo.MinPause+time.Second {
 			t.Errorf("the requests of the hung engine went on after %v", took)
 		}
 		if got := f.servers[0].Status(); got.EngineReady || !got.EngineHung || got.EngineHangs != 1 || got.Load.Running+got.Load.Waiting != 0 {
@@ -100,14 +101,33 @@ func TestHungEngine(t *testing.T) {
 	})
 }
 
-// TestHungEngineWithoutRefuge checks that requests that no other replica can take are refused,
-// so that proxies send them elsewhere.
+// TestHungEngineWithoutRefuge checks that requests that no other replica can take get an error.
 func TestHungEngineWithoutRefuge(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
-		defer within(t, 10*progress.MinPause)()
+		defer within(t, 10*engineinfo.MinPause)()
 		e.hang(t)
-		if resp, body := post(t, f.client, f.url, "/v1/completions", longRequest); resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == "" {
+		if resp, body := post(t, f.client, f.url, "/v1/completions", longRequest); resp.StatusCode != 502 || resp.Header.Get(length.RefusedHeader) != "" {
 			t.Errorf("%d %s", resp.StatusCode, body)
+		}
+	})
+}
+
+// TestTokenizingIsNoHang checks that an engine which turns a text of 3 MiB into tokens for some seconds, and brings
+// nothing meanwhile, is not found hung.
+func TestTokenizingIsNoHang(t *testing.T) {
+	runServer(t, func(c *Config) { c.MaxBody = 16 << 20 }, func(t *testing.T, e *engine, f *testServer) {
+		post(t, f.client, f.url, "/v1/completions", longRequest) // the engine is not cold any more
+		e.set(func(n int, _ *http.Request) {
+			if n == 0 {
+				time.Sleep(4 * engineinfo.MinPause)
+			}
+		}, nil)
+		body := `{"stream":true,"max_tokens":1,"prompt":"` + strings.Repeat("x", 3<<20) + `"}`
+		if resp, answer := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusOK || !strings.Contains(answer, "[DONE]") {
+			t.Errorf("%d %s", resp.StatusCode, answer)
+		}
+		if n := f.Status().EngineHangs; n != 0 {
+			t.Errorf("found hung %d times", n)
 		}
 	})
 }
@@ -129,7 +149,7 @@ func TestHungEngineWithoutMetrics(t *testing.T) {
 		}()
 		began := time.Now()
 		f.waitForReady(t, false)
-		if took := time.Since(began); took > progress.MinPause+time.Second || !f.Status().EngineHung {
+		if took := time.Since(began); took > engineinfo.MinPause+time.Second || !f.Status().EngineHung {
 			t.Errorf("not ready after %v, hung: %v", took, f.Status().EngineHung)
 		}
 		revive()
@@ -160,11 +180,11 @@ func TestMinPause(t *testing.T) {
 	})
 }
 
-// TestHungPeer checks a request that was placed at a peer whose engine hangs, and then at the own
-// engine, which hangs too: a third one serves it. A request that three engines have lost is not sent to
-// a fourth, by proxies neither: it may be the one that hangs them.
+// TestHungPeer checks a request that was placed at a peer whose engine hangs: the own engine serves it. A
+// request that two engines have lost is not sent to a third, by proxies neither: it may be the one that
+// hangs them.
 func TestHungPeer(t *testing.T) {
-	for hung, want := range map[int]string{2: "200  ", 3: "502  "} {
+	for ownHangs, want := range map[bool]string{false: "200  ", true: "502  "} {
 		synctest.Test(t, func(t *testing.T) {
 			p := new(placer)
 			f, _ := newRescueFleet(t, 4, func(c *Config) {
@@ -173,11 +193,12 @@ func TestHungPeer(t *testing.T) {
 				}
 			})
 			p.peer.Store(&f.servers[1].peer)
-			for _, e := range f.engines[:hung] {
-				e.hang(t)
+			f.engines[1].hang(t)
+			if ownHangs {
+				f.engines[0].hang(t)
 			}
-			if got := <-f.start(longRequest); !strings.HasPrefix(got, want) || f.engines[3].calls.Load() != 0 {
-				t.Errorf("%d engines hang: %s", hung, got)
+			if got := <-f.start(longRequest); !strings.HasPrefix(got, want) || f.engines[2].calls.Load()+f.engines[3].calls.Load() != 0 {
+				t.Errorf("the own engine hangs too: %v: %s", ownHangs, got)
 			}
 		})
 	}
@@ -240,7 +261,7 @@ func TestFrozenStreamIsNoHang(t *testing.T) {
 		_, leg, _ := f.findLeg(b.id)
 		f.engines[0].freeze(leg.Name)
 		f.servers[0].FreezeLeg(leg.Name, true)
-		time.Sleep(2 * progress.MinPause)
+		time.Sleep(2 * engineinfo.MinPause)
 		if f.servers[0].Status().EngineHangs > 0 {
 			t.Error("the engine of a frozen stream counts as hung")
 		}
@@ -273,12 +294,13 @@ func TestAttackSlowClientIsNoHang(t *testing.T) {
 			}
 			f.engines[0].countSteps(new(atomic.Int64), large)
 			f.servers[0].restart(t, f.engines[0])
+			f.servers[0].answers = httpserver.NewBudget(1 << 10) // else the engine ends the answer
 			<-f.start(longRequest)
 			if name == "whole answer" {
 				f.engines[0].set(nil, large)
 			}
 			resp := f.postSlowly(c[0], c[1])
-			time.Sleep(10 * progress.MinPause)
+			time.Sleep(10 * engineinfo.MinPause)
 			if s := f.servers[0].Status(); s.EngineHangs > 0 || s.Load.Running != 1 {
 				t.Errorf("%s: the engine of a client that does not read counts as hung: %+v", name, s)
 			}
@@ -319,7 +341,7 @@ func TestEngineCounters(t *testing.T) {
 		}
 		f.engines[0].hang(t)
 		began := time.Now()
-		if got := <-f.start(notStreamed); !strings.HasPrefix(got, "200 ") || time.Since(began) > 2*progress.MinPause {
+		if got := <-f.start(notStreamed); !strings.HasPrefix(got, "200 ") || time.Since(began) > 2*engineinfo.MinPause {
 			t.Errorf("after %v: %s", time.Since(began), got)
 		}
 	})
@@ -334,7 +356,7 @@ func TestRestartedEngineIsCold(t *testing.T) {
 		f.servers[0].restart(t, f.engines[0])
 		f.engines[0].set(func(n int, _ *http.Request) {
 			if n == 0 {
-				time.Sleep(3 * progress.MinPause)
+				time.Sleep(3 * engineinfo.MinPause)
 			}
 		}, nil)
 		if got := <-f.start(longRequest); !strings.HasPrefix(got, "200 ") || f.servers[0].Status().EngineHangs > 0 {

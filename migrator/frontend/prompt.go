@@ -7,7 +7,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -42,7 +41,7 @@ func (srv *Server) PrefixSummary(known uint64) (encoded []byte, version uint64) 
 
 // PrefixStatus is what a server knows of the prompts that its engine holds.
 type PrefixStatus struct {
-	prefixes.Status
+	loadtracker.PrefixStatus
 	Texts int // kibibytes of prompts whose tokens are known
 	// Tokenized counts the prompts whose token ids the engine's /tokenize has returned,
 	// TokenizeFailed those that it refused or returned too late, and TokenizeSkipped those for
@@ -54,7 +53,7 @@ type PrefixStatus struct {
 // PrefixStatus returns what is known of the prompts that the engine holds.
 func (srv *Server) PrefixStatus() PrefixStatus {
 	t := srv.tokenizer
-	return PrefixStatus{Status: srv.prefixes.Status(), Texts: srv.texts.Len(),
+	return PrefixStatus{PrefixStatus: srv.prefixes.Status(), Texts: srv.texts.Len(),
 		Tokenized: t.answered.Load(), TokenizeFailed: t.failures.Load(), TokenizeSkipped: t.skipped.Load()}
 }
 

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestLogsNameTheRequest: every line about a request has the id that its proxy gave it:
@@ -41,7 +41,7 @@ func TestLogsNameTheRequest(t *testing.T) {
 		send(strings.Repeat("refused", 100))
 		var about int
 		for line := range strings.Lines(log.String()) {
-			for _, event := range []string{"stream lost its engine", "stream goes on at another replica", "engine did not answer", "request not begun"} {
+			for _, event := range []string{"stream lost its engine", "stream goes on at another replica", "engine was lost", "request not begun"} {
 				if !strings.Contains(line, event) {
 					continue
 				}

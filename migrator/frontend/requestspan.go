@@ -94,7 +94,7 @@ type statusWriter struct {
 
 // WriteHeader implements http.ResponseWriter.
 func (s *statusWriter) WriteHeader(status int) {
-	if s.status == 0 {
+	if s.status == 0 && status >= http.StatusOK {
 		s.status = status
 	}
 	s.ResponseWriter.WriteHeader(status)

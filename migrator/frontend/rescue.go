@@ -4,10 +4,10 @@ import (
 	"context"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/localfault"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // rescuePoll is the time between two checks whether the own engine is back.
@@ -44,8 +44,8 @@ type Rescue struct {
 // rescue is what the pump knows of the rescue in progress.
 type rescue struct {
 	start  time.Time
-	probes uint64 // health checks that the own engine had passed when it last failed
-	target Target
+	probes uint64 // health checks of the own engine that had begun when it last failed
+	target policies.Target
 }
 
 // reportLoss logs what becomes of a lost leg.
@@ -53,7 +53,7 @@ func (s *Stream) reportLoss(a *session.Action) {
 	log := s.log().With("error", a.Err)
 	switch a.Loss {
 	case session.Rescuing:
-		s.rescue = rescue{start: time.Now(), probes: s.server.probesPassed.Load()}
+		s.rescue = rescue{start: time.Now(), probes: s.server.probesBegun.Load()}
 		log.Warn("stream lost its engine; seeking another replica", "holder", s.currentHolder().Replica)
 	case session.Concluded:
 		log.Warn("stream lost its engine after its last token; ended by the front end")
@@ -77,7 +77,7 @@ func (s *Stream) reportRescue(r *session.Rescue) {
 }
 
 // seek finds a replica that can continue the stream: the one that the Rescuer
-// names, else the own one once its engine has passed another health check.
+// names, else the own one once its engine has passed a health check that began after the loss.
 func (s *Stream) seek(a *session.Action) session.Event {
 	srv := s.server
 	if to, ok := srv.cfg.Rescuer.Rescue(s.Request(), a.Tried); ok {
@@ -86,8 +86,8 @@ func (s *Stream) seek(a *session.Action) session.Event {
 	tick := time.NewTicker(rescuePoll)
 	defer tick.Stop()
 	for end := time.Now().Add(srv.cfg.RescueTimeout); time.Now().Before(end); {
-		if srv.ready.Load() && srv.probesPassed.Load() > s.rescue.probes {
-			return s.rescueAt(Target{})
+		if srv.ready.Load() && srv.probePassed.Load() > s.rescue.probes {
+			return s.rescueAt(policies.Target{})
 		}
 		select {
 		case <-tick.C:
@@ -98,8 +98,8 @@ func (s *Stream) seek(a *session.Action) session.Event {
 	return session.Event{Kind: session.NoReplica}
 }
 
-func (s *Stream) rescueAt(to Target) session.Event {
-	s.rescue.target, s.rescue.probes = to, s.server.probesPassed.Load()
+func (s *Stream) rescueAt(to policies.Target) session.Event {
+	s.rescue.target, s.rescue.probes = to, s.server.probesBegun.Load()
 	return session.Event{Kind: session.ReplicaFound, Replica: s.server.replicaOf(to)}
 }
 
@@ -113,7 +113,7 @@ func (s *Stream) openRescueLeg(a *session.Action) session.Event {
 	}
 	if err != nil {
 		s.log().Warn("rescue failed at a replica", "replica", a.Replica, "error", err)
-		return session.Event{Kind: session.OpenFailed, Err: err}
+		return session.Event{Kind: session.OpenFailed, Err: err, Lost: isLost(err)}
 	}
 	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: a.Replica, Fingerprint: s.loadFingerprint()}
 }

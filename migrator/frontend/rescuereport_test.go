@@ -46,6 +46,31 @@ func TestRescueReport(t *testing.T) {
 	})
 }
 
+// TestRescueDistrustsEarlierProbes checks that a health check which began before the engine was lost, and is answered
+// after it, does not make the stream go on there.
+func TestRescueDistrustsEarlierProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reports := make(chan Rescue, 1)
+		f, rs := newRescueFleet(t, 1, func(c *Config) {
+			c.RescueTimeout, c.OnRescue = 3*time.Second, func(r Rescue) { reports <- r }
+		})
+		rs.setTargets()
+		b := f.startRescuableStream()
+		h := &heldProbe{make(chan struct{}), make(chan struct{})}
+		f.engines[0].heldProbe.Store(h)
+		<-h.arrived
+		f.engines[0].unhealthy.Store(true)
+		f.engines[0].killAll()
+		waitFor(t, func() bool { h, _ := f.servers[0].Holder(b.id); return h.Pending })
+		close(h.release)
+		if got := <-reports; got.To != "" || got.Err == nil {
+			t.Errorf("%+v", got)
+		}
+		<-b.got
+		f.requireIdle()
+	})
+}
+
 func sum(cells []float64) (s float64) {
 	for _, x := range cells {
 		s += x

@@ -9,9 +9,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/localfault"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
-	"github.com/cascadeinfer/cascade/migrator/internal/progress"
-	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // Run serves until parent ends, which cuts all streams, or until the server is
@@ -21,12 +20,13 @@ func (srv *Server) Run(parent context.Context) error {
 	ctx, stop := context.WithCancelCause(context.WithoutCancel(parent))
 	// So that clients whose streams are cut get an error event with this cause.
 	defer context.AfterFunc(parent, func() { stop(errStopping) })()
-	var probes sync.WaitGroup
+	var probes, readers sync.WaitGroup
 	l := newListeners(srv)
 	defer func() {
 		stop(errStopping)
 		l.close(ctx)
 		probes.Wait()
+		readers.Wait()
 		srv.local.CloseIdleConnections()
 		if t, ok := srv.peers.(*http.Transport); ok {
 			t.CloseIdleConnections()
@@ -66,14 +66,15 @@ func (srv *Server) Run(parent context.Context) error {
 		case err := <-l.failed:
 			return err
 		case <-sweep.C:
+			srv.checkReaders(&readers)
 			srv.tracker.Update()
 			srv.updateLoadHeader()
 			srv.admission.setIteration(srv.tracker.Iteration())
 			state := watch.check(time.Now())
-			if state == progress.Quiet || srv.ready.Load() && srv.engineState.due(time.Now()) {
+			if state == engineinfo.Quiet || srv.ready.Load() && srv.engineState.due(time.Now()) {
 				watch.sample(ctx, &probes)
 			}
-			if state == progress.Hung && !srv.hung.Swap(true) {
+			if state == engineinfo.Hung && !srv.hung.Swap(true) {
 				srv.hangs.Add(1)
 				away = time.Now()
 				srv.log.Warn("engine makes no progress; sending its requests to other replicas",
@@ -139,6 +140,11 @@ func (srv *Server) Run(parent context.Context) error {
 			}
 			if err == nil {
 				failures = 0
+				// The address is open before the replica is reported as ready: proxies connect at once.
+				if !leaving && !srv.retiring() && !l.openClients(ctx) {
+					probe.Reset(srv.cfg.HealthInterval)
+					continue
+				}
 				if srv.hung.Swap(false) {
 					watch.monitor.Resume()
 				} else if !srv.ready.Load() {
@@ -147,12 +153,10 @@ func (srv *Server) Run(parent context.Context) error {
 					srv.backoffs.forget(srv.cfg.Replica)
 				}
 				away, starting = time.Time{}, false
+				srv.probePassed.Store(result.number)
 				if !srv.setReady(true) {
 					srv.log.Info("engine became ready")
 					watch.sample(ctx, &probes)
-				}
-				if !leaving && !srv.retiring() {
-					l.openClients(ctx)
 				}
 				probe.Reset(srv.cfg.HealthInterval)
 				continue
@@ -210,28 +214,29 @@ func (srv *Server) Run(parent context.Context) error {
 type probeResult struct {
 	err       error
 	generated bool
+	number    uint64 // of probesBegun
 }
 
 // probeEngine checks the engine's health and, if it was hung, that it generates.
 func (srv *Server) probeEngine(ctx context.Context) probeResult {
 	ctx, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout)
 	defer cancel()
-	generate := srv.hung.Load()
+	generate, number := srv.hung.Load(), srv.probesBegun.Add(1)
 	resp, err := srv.probeCall(ctx, http.MethodGet, "/health", "")
 	if err != nil {
-		return probeResult{err, generate}
+		return probeResult{err, generate, number}
 	}
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return probeResult{fmt.Errorf("GET /health of the engine: status %s", resp.Status), generate}
+		return probeResult{fmt.Errorf("GET /health of the engine: status %s", resp.Status), generate, number}
 	}
 	if !srv.ready.Load() {
 		srv.askOutputLimits(ctx) // the engine may be another one than before
 	}
 	if generate {
 		if err = srv.probeGeneration(ctx); err != nil {
-			return probeResult{err, generate}
+			return probeResult{err, generate, number}
 		}
 	}
-	return probeResult{srv.learnEngine(ctx, !srv.ready.Load()), generate}
+	return probeResult{srv.learnEngine(ctx, !srv.ready.Load()), generate, number}
 }

@@ -11,13 +11,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
-	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/flow"
-	"github.com/cascadeinfer/cascade/policies/httpserver"
-	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
@@ -35,7 +33,8 @@ type Server struct {
 	templates templateCache
 	// The memory of clients' requests, and that of peers' legs: what clients send must not
 	// keep the streams of other replicas from going on here.
-	bodies, peerBodies *intake.Budget
+	bodies, peerBodies *httpserver.Budget
+	answers            *httpserver.Budget // the memory of answers that are read ahead
 	// engineFingerprint is the engine's system_fingerprint, nil until it was seen.
 	engineFingerprint atomic.Pointer[[]byte]
 	outputLimits      atomic.Pointer[outputLimits] // of the engine; nil until it was asked
@@ -49,18 +48,22 @@ type Server struct {
 	retire         chan struct{} // closed by Retire
 	retired        sync.Once
 
-	probesPassed atomic.Uint64 // health checks that the engine has passed
-	brought      atomic.Uint64 // tokens and whole answers that have come from the engine
-	givenUp      atomic.Uint64 // streams that the engine did not go on with although it had room
+	probesBegun atomic.Uint64 // health checks that have begun
+	probePassed atomic.Uint64 // the number of the last one that the engine passed, in the order in which they began
+	brought     atomic.Uint64 // tokens and whole answers that have come from the engine
+	givenUp     atomic.Uint64 // streams that the engine did not go on with although it had room
 	// transferred is when KV last travelled from or to the engine; nil: never.
 	transferred atomic.Pointer[time.Time]
-	hung        atomic.Bool   // the engine makes no progress; see package progress
+	hung        atomic.Bool   // the engine makes no progress; see engineinfo.Monitor
 	hangs       atomic.Uint64 // how often it was
 	turnedAway  atomic.Uint64 // requests of clients answered with 429
+	service     serviceCounts // how clients were served
 	crowded     atomic.Bool   // the engine may have preempted requests
+	unread      atomic.Int64  // answers of the engine that wait for clients which do not read
+	unreadCut   atomic.Uint64 // answers that were cut because their clients did not read
 
-	prefixes        *prefixes.Prefixes // that the own engine holds
-	texts           *prefixes.Texts    // of prompts, whose tokens are known
+	prefixes        *loadtracker.Prefixes // that the own engine holds
+	texts           *loadtracker.Texts    // of prompts, whose tokens are known
 	tokenizer       *tokenizer
 	reportsCached   atomic.Bool // the engine has reported cached tokens
 	estimatesCached atomic.Bool // it has not, and prompts began like former ones
@@ -70,6 +73,7 @@ type Server struct {
 	pulls          *prefixPulls           // of prompts' beginnings
 	prefills       prefills               // prompts of prefill replicas
 	admission      *admittedWork          // by the own engine
+	textCalls      *textCalls             // of the own engine's HTTP server
 	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress
 	loadHeader     atomic.Pointer[string] // the load that answers report; nil for none
@@ -91,12 +95,13 @@ func New(cfg Config) (*Server, error) {
 		cfg:            cfg,
 		engine:         engine,
 		log:            cfg.Logger.With("replica", string(cfg.Replica)),
-		tracker:        loadtracker.New(loadtracker.Config{Edges: cfg.Edges, Counter: flow.New(cfg.Edges, cfg.FlowTau.Seconds()), Recent: cfg.RecentWindow}),
+		tracker:        loadtracker.New(loadtracker.Config{Edges: cfg.Edges, Counter: partition.NewFlowCounter(cfg.Edges, cfg.FlowTau.Seconds()), Recent: cfg.RecentWindow}),
 		local:          newTransport(cfg),
 		probe:          &http.Transport{DialContext: cfg.Dial, DisableKeepAlives: true, DisableCompression: true},
 		peers:          cfg.Peers,
-		bodies:         intake.NewBudget(cfg.MaxBodies),
-		peerBodies:     intake.NewBudget(cfg.MaxBodies),
+		bodies:         httpserver.NewBudget(cfg.MaxBodies),
+		peerBodies:     httpserver.NewBudget(cfg.MaxBodies),
+		answers:        httpserver.NewBudget(cfg.MaxBodies),
 		changed:        make(chan struct{}, 1),
 		probeRequested: make(chan struct{}, 1),
 		drain:          make(chan struct{}),
@@ -104,10 +109,11 @@ func New(cfg Config) (*Server, error) {
 		streams:        make(map[string]*Stream),
 		localLegs:      make(map[*localLeg]struct{}),
 		inFlight:       newInFlight(),
-		prefixes:       prefixes.New(cfg.KVTokens),
-		texts:          prefixes.NewTexts(cfg.KVTokens),
+		prefixes:       loadtracker.NewPrefixes(cfg.KVTokens),
+		texts:          loadtracker.NewTexts(cfg.KVTokens),
 		tokenizer:      newTokenizer(),
 		admission:      newAdmittedWork(cfg),
+		textCalls:      newTextCalls(cfg.Overload.TenantHeader != ""),
 		engineState:    newEngineState(cfg),
 		pulls:          newPrefixPulls(cfg.PrefixPull),
 		// No two processes of a replica give a stream the same id.
@@ -122,13 +128,15 @@ func New(cfg Config) (*Server, error) {
 // Handler returns the handler for clients: what the proxies send to the
 // replica's address.
 func (srv *Server) Handler() http.Handler {
-	return srv.withLoadHeaders(httpserver.Handler(srv.withAnswer(gate{srv, srv.clientRoutes(), srv.bodies})))
+	answered := srv.withAnswer(srv.cfg.WriteTimeout, srv.withClientIdentity(gate{srv, srv.clientRoutes(), srv.bodies}))
+	return srv.withLoadHeaders(httpserver.Handler(answered))
 }
 
 // PeerHandler returns the handler for other migrators: for their gRPC, and for
 // their legs.
 func (srv *Server) PeerHandler() http.Handler {
-	legs := httpserver.Handler(srv.withAnswer(srv.withPeerIdentity(gate{srv, srv.peerRoutes(), srv.peerBodies})))
+	// A peer's front end cuts its slow client first: a leg that was cut here would look like a lost engine.
+	legs := httpserver.Handler(srv.withAnswer(2*srv.cfg.WriteTimeout, srv.withPeerIdentity(gate{srv, srv.peerRoutes(), srv.peerBodies})))
 	if srv.cfg.PeerRPC == nil {
 		return legs
 	}
@@ -173,9 +181,6 @@ func (srv *Server) notifyChanged() {
 
 // setReady records the engine's health and returns what it was.
 func (srv *Server) setReady(ready bool) (was bool) {
-	if ready {
-		srv.probesPassed.Add(1)
-	}
 	if was = srv.ready.Swap(ready); was != ready {
 		srv.notifyChanged()
 	}
@@ -230,6 +235,12 @@ type Status struct {
 	// TurnedAway is how many requests of clients were answered with 429: no replica that was asked
 	// took them.
 	TurnedAway uint64
+	// Service is how clients were served.
+	Service Service
+	// Unread is how many answers have used up their memory and wait for clients that read too
+	// slowly. UnreadCut is how many such answers were cut.
+	Unread    int
+	UnreadCut uint64
 	// BytesPerToken and EstimateError are as in loadtracker.State.
 	BytesPerToken float64
 	EstimateError float64
@@ -244,12 +255,13 @@ func (srv *Server) Status() Status {
 		Engine: srv.Engine(), EngineProblem: srv.engineState.problemText(), CapacityWarning: srv.engineState.capacityWarning(),
 		Load: srv.engineState.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError, PrefixDepths: r.PrefixDepths,
 		Prefixes:    srv.PrefixStatus(),
-		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), TurnedAway: srv.turnedAway.Load(), CachedEstimated: srv.estimatesCached.Load(),
+		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), TurnedAway: srv.turnedAway.Load(), Service: srv.service.read(),
+		Unread: int(srv.unread.Load()), UnreadCut: srv.unreadCut.Load(), CachedEstimated: srv.estimatesCached.Load(),
 	}
 }
 
 // HeldPrefixes returns what the engine's KV events are to be applied to, as by a kvevents.Subscriber.
-func (srv *Server) HeldPrefixes() *prefixes.Prefixes { return srv.prefixes }
+func (srv *Server) HeldPrefixes() *loadtracker.Prefixes { return srv.prefixes }
 
 // EachStream calls do for the streams of this server's clients, in no order,
 // until do returns false. Streams may end meanwhile.
@@ -313,7 +325,7 @@ func (srv *Server) probeNow() {
 	}
 }
 
-func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request, _ []byte, _ *intake.Share) {
+func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request, _ []byte, _ *httpserver.Share) {
 	status := http.StatusOK
 	if srv.draining() || !srv.ready.Load() {
 		status = http.StatusServiceUnavailable

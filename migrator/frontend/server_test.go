@@ -17,10 +17,10 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestMain checks for goroutine leaks. net/http lingers for half a second on a
@@ -77,7 +77,7 @@ func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 		if err := <-fr.done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		if n := f.bodies.Held() + f.peerBodies.Held(); n != 0 {
+		if n := f.bodies.Held() + f.peerBodies.Held() + f.answers.Held(); n != 0 {
 			t.Errorf("%d bytes of requests that have ended are still held", n)
 		}
 	})

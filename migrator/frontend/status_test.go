@@ -147,7 +147,7 @@ func TestForgedEstimate(t *testing.T) {
 	for stated, want := range map[string]policies.Tokens{
 		"9223372036854775807": policies.Tokens(2 * len(body)), "9223372036854775808": bySize, "-1": bySize, "": bySize, "7": 7,
 	} {
-		a := f.estimateArrival(http.Header{"X-Cascade-Tokens": {stated}}, body)
+		a := f.estimateArrival(http.Header{"X-Cascade-Tokens": {stated}}, &openai.Request{Choices: 1}, body)
 		if a.RoutedEstimate != want || a.Estimate > policies.Tokens(2*len(body)) {
 			t.Errorf("stated %s: %+v, want %d", stated, a, want)
 		}
@@ -169,9 +169,10 @@ func TestPrefixesAreObserved(t *testing.T) {
 	}{
 		{http.Header{}, body, 1},
 		{http.Header{}, []byte(`{"prompt":"short"}`), 1},
-		{http.Header{"X-Cascade-Prefix": {"0"}}, body, 2},
+		{http.Header{"X-Cascade-Prefix": {"0"}}, []byte(strings.Replace(string(body), "xx", "xy", 1)), 2},
+		{http.Header{"X-Cascade-Prefix": {"0"}}, body, 2}, // again
 	} {
-		f.estimateArrival(c.header, c.body)
+		f.estimateArrival(c.header, &openai.Request{Choices: 1}, c.body)
 		depths := f.Status().PrefixDepths
 		if got := depths.Prompts(); got != c.want {
 			t.Errorf("request %d: %d prompts were observed, want %d", i, got, c.want)

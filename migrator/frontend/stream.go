@@ -124,7 +124,7 @@ func (s *Stream) clearOpening(c *call) {
 
 // run relays the answer of an opened leg to the client until the stream ends. It returns
 // an error if an engine ended the stream early; the client then has an error event.
-func (s *Stream) run(opened openedLeg) error {
+func (s *Stream) run(opened openedLeg, l losses) error {
 	replica := s.server.replicaOf(opened.target)
 	if opened.target.Address == "" {
 		s.engineFingerprint = &s.server.engineFingerprint
@@ -132,7 +132,7 @@ func (s *Stream) run(opened openedLeg) error {
 	s.client.begin(opened.header)
 	limit := s.server.outputLimit(opened, s.endpoint, s.request.MaxOutput)
 	s.resume = s.resume.Limited(limit)
-	return s.pump(session.Event{Kind: session.LegOpened, Leg: opened.leg, Chunk: opened.first, Replica: replica, Limit: limit})
+	return s.pump(session.Event{Kind: session.LegOpened, Leg: opened.leg, Chunk: opened.first, Replica: replica, Limit: limit, Losses: l.earlier + l.here})
 }
 
 // pump steps the machine with one event after the other until the stream ends. It

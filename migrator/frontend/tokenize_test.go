@@ -14,9 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestKnownLength checks that a prompt whose text is known for the most part counts with the length

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/zmtp"
+	"github.com/cascadeinfer/cascade/internal/zmtp"
 )
 
 // maxConns is how many connections are served at the same time: the newest one counts, and

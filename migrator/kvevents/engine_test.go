@@ -11,11 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
-	"github.com/cascadeinfer/cascade/migrator/internal/zmtp"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/zmtp"
+	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/kvevents"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var (
@@ -206,11 +206,11 @@ func (e *engine) serveReplay(c net.Conn) {
 
 // index is what a front end knows of its engine's cache, and when that counted.
 type index struct {
-	*prefixes.Prefixes
+	*loadtracker.Prefixes
 	live []bool
 }
 
-func newIndex() *index { return &index{Prefixes: prefixes.New(1 << 18)} }
+func newIndex() *index { return &index{Prefixes: loadtracker.NewPrefixes(1 << 18)} }
 
 // holds returns whether the block that a batch stores is held.
 func (x *index) holds(e *engine, seq uint64) bool {

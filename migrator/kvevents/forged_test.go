@@ -9,8 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/kvevents"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestRejected sends what is no batch, or not one of this engine. Nothing of it changes the

@@ -28,7 +28,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/kvbatch"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
@@ -153,5 +152,3 @@ func (s *Subscriber) Status() Status {
 	defer s.mu.Unlock()
 	return s.status
 }
-
-var _ kvbatch.Index = Index(nil)

@@ -7,10 +7,10 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
-// TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The commands:
+// TestScenarios runs testdata/subscriber/*.txt (-rewrite rewrites the expected output). The commands:
 //
 //	new replays=true
 //	connect, disconnect
@@ -21,7 +21,7 @@ import (
 //	state
 //	counts
 func TestScenarios(t *testing.T) {
-	testkit.TestScenarios(t, "testdata", func(*testing.T) testkit.Player {
+	testkit.TestScenarios(t, "testdata/subscriber", func(*testing.T) testkit.Player {
 		o := &order{replays: true}
 		return func(words []string) ([]string, error) {
 			var out []todo

@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
+	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/kvevents"
 )
 
@@ -75,13 +75,13 @@ func TestGap(t *testing.T) {
 		e.mu.Unlock()
 		e.send(1, true) // the removal of block 0
 		e.send(1, false)
-		if st := s.Status(); st.Live || x.holds(e, 0) || x.holds(e, 1) || x.Status().Source != prefixes.None {
+		if st := s.Status(); st.Live || x.holds(e, 0) || x.holds(e, 1) || x.Status().Source != loadtracker.NoSource {
 			t.Errorf("while batches are missing: %+v, %+v", st, x.Status())
 		}
 		// The front end goes by what the engine was sent.
 		ids := slices.Repeat([]uint32{7}, 1000)
-		x.Begin(new(prefixes.Chain), 1, ids)
-		if got := x.Match(1, ids); got == 0 || x.Status().Source != prefixes.Own {
+		x.Begin(new(loadtracker.Chain), 1, ids)
+		if got := x.Match(1, ids); got == 0 || x.Status().Source != loadtracker.OwnPrompts {
 			t.Errorf("%d tokens of what was sent are held, %+v", got, x.Status())
 		}
 		e.mu.Lock()
@@ -92,7 +92,7 @@ func TestGap(t *testing.T) {
 		if st := s.Status(); !st.Live || x.holds(e, 0) || !x.holds(e, 1) || !x.holds(e, 3) || st.Lost != 0 {
 			t.Errorf("after the replay: %+v, %+v", st, x.Status())
 		}
-		if st := x.Status(); st.Source != prefixes.Events || st.Blocks != 2 {
+		if st := x.Status(); st.Source != loadtracker.EngineEvents || st.Blocks != 2 {
 			t.Errorf("%+v", st)
 		}
 	})

@@ -9,8 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/kvbatch"
-	"github.com/cascadeinfer/cascade/migrator/internal/zmtp"
+	"github.com/cascadeinfer/cascade/internal/zmtp"
 )
 
 // Pauses and limits in time.
@@ -58,7 +57,7 @@ type run struct {
 	group    *errgroup.Group
 	messages chan message
 	order    order
-	decoder  kvbatch.Decoder
+	decoder  Decoder
 
 	conn       *zmtp.Conn // the engine's newest one, nil for none
 	replay     int        // counts replays
@@ -76,7 +75,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	r := &run{
 		Subscriber: s, group: group, messages: make(chan message), order: order{replays: s.cfg.Replay != ""},
-		decoder: kvbatch.Decoder{Model: s.cfg.Model, Rank: s.cfg.Rank}, stopReplay: func() {}, quiet: quietAfter,
+		decoder: Decoder{Model: s.cfg.Model, Rank: s.cfg.Rank}, stopReplay: func() {}, quiet: quietAfter,
 	}
 	group.Go(func() error {
 		if s.cfg.Listen != "" {
@@ -197,7 +196,7 @@ func (r *run) do(ctx context.Context, todos []todo) {
 func (r *run) apply(t todo) {
 	if err := r.decoder.Decode(t.payload); err != nil {
 		r.mu.Lock()
-		if errors.Is(err, kvbatch.ErrRank) {
+		if errors.Is(err, ErrRank) {
 			r.status.OtherRank++
 		} else {
 			r.status.Malformed++

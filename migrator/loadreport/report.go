@@ -2,6 +2,7 @@ package loadreport
 
 import (
 	"math"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
@@ -53,6 +54,7 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		KnownPrefixes: &api.KnownPrefixes{Source: s.Prefixes.Source.String(), Blocks: int64(s.Prefixes.Blocks)},
 
 		RequestsRefused: s.TurnedAway,
+		Service:         &api.Service{Failed: s.Service.Failed, FirstToken: s.Service.FirstToken[:], PerToken: s.Service.PerToken[:]},
 	}
 	if sequence%depthsEvery == 1 && s.PrefixDepths.Prompts() > 0 {
 		report.PrefixDepths, _ = s.PrefixDepths.AppendBinary(nil) // it returns no error
@@ -83,6 +85,7 @@ func encodeEngine(i engineinfo.Info, model string) *api.Engine {
 	return &api.Engine{
 		Version: i.Version, Context: int64(i.Context(model)), BlockTokens: int64(i.BlockTokens), KvTokens: int64(i.KVTokens),
 		Connector: i.Connector.String(), TokensPerChunk: count(i.TokensPerChunk), DraftTokens: count(i.DraftTokens), PromptDetails: i.PromptDetails.String(),
+		RefusesTokenIds: strings.Join(i.RefusesTokenIDs, ", "),
 	}
 }
 

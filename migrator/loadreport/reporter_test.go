@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/internal/prefixes"
+	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -122,7 +122,7 @@ func TestReports(t *testing.T) {
 		w.status.Store(&frontend.Status{
 			Load: policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5}, Flow: flow,
 			Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 3, SumL: 4}, {}, {}}, EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
-			Prefixes: frontend.PrefixStatus{Status: prefixes.Status{Source: prefixes.Events, Blocks: 12}},
+			Prefixes: frontend.PrefixStatus{PrefixStatus: loadtracker.PrefixStatus{Source: loadtracker.EngineEvents, Blocks: 12}},
 		})
 		<-w.got // may be the previous report
 		for i := range uint64(3) {

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/place"
 )
 
 // Executor executes migrations.
@@ -42,7 +42,7 @@ type Config struct {
 	Self policies.ReplicaID
 	// Machine configures the market's rules. New fills in Self, and sets First from the present
 	// time if it is 0.
-	Machine bidask.Config
+	Machine bidask.Rules
 	// Executor and Network execute the machine's actions. Required.
 	Executor Executor
 	Network  Network
@@ -76,11 +76,15 @@ type Config struct {
 	// known. The market keeps the bytes. It is called on Run's goroutine, once per summary. nil:
 	// unknown.
 	Prefixes func(known uint64) (encoded []byte, version uint64)
+	// Engine is what prices count with, for the Placer; nil: candidates have no prices. CopySeconds is how long the KV
+	// of a token is copied from another replica; 0: none is copied.
+	Engine      *place.Engine
+	CopySeconds float64
 	// MigrationCost estimates the time to migrate so many tokens to a peer over the
 	// link between the two; sellers prefer cheap peers. It must be a pure function.
 	// nil: all peers cost the same.
 	MigrationCost func(to policies.ReplicaID, length policies.Tokens) policies.Micros
-	// BucketEdges, Cooldown, SpillPercent and ExcessRatio are the fields of candidates.Config.
+	// BucketEdges, Cooldown, SpillPercent and ExcessRatio are the fields of bidask.OfferRules.
 	BucketEdges  []policies.Tokens
 	Cooldown     time.Duration
 	SpillPercent int
@@ -127,8 +131,9 @@ func (c Config) validate() (Config, error) {
 		value *time.Duration
 		or    time.Duration
 	}{
-		{"ScanInterval", &c.ScanInterval, defaultScan}, {"SummaryInterval", &c.SummaryInterval, defaultSummary}, {"RefineInterval", &c.RefineInterval, defaultRefine},
-		{"SummaryMaxAge", &c.SummaryMaxAge, defaultMaxAge}, {"Cooldown", &c.Cooldown, 0}, // the packages that use them set their defaults
+		{"ScanInterval", &c.ScanInterval, defaultScan}, {"SummaryInterval", &c.SummaryInterval, defaultSummary},
+		{"RefineInterval", &c.RefineInterval, defaultRefine}, {"SummaryMaxAge", &c.SummaryMaxAge, defaultMaxAge},
+		{"Cooldown", &c.Cooldown, 0}, // bidask has the default
 	} {
 		if *d.value < 0 {
 			return c, fmt.Errorf("market of %s: %s %v must not be negative", c.Self, d.name, *d.value)
@@ -138,7 +143,7 @@ func (c Config) validate() (Config, error) {
 		}
 	}
 	if c.SampleSize == 0 {
-		c.SampleSize = loadview.DefaultSampleSize
+		c.SampleSize = place.DefaultSampleSize
 	}
 	if c.Ready == nil {
 		c.Ready = func() bool { return true }

@@ -1,10 +1,10 @@
 // Package market takes a replica's part in the market for running requests: one
-// goroutine around trader.Trader.
+// goroutine around bidask.Trader.
 //
 // A Market feeds the trader with events (messages of peers, results of the migration
 // executor, time) and scans (the replica's load and the requests that run there), and
 // executes its actions. It migrates nothing itself (the Executor does) and has no rules of
-// its own. In addition it places new requests and rescued streams with package loadview,
+// its own. In addition it places new requests and rescued streams with place.Peers,
 // and proposes with a policies.Refiner where the stage's boundary should lie.
 //
 // # Invariants

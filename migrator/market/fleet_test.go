@@ -11,7 +11,7 @@ import (
 )
 
 // paper is the paper's market.
-var paper = bidask.Config{Sample: bidask.AskAll, Selector: bidask.Paper{}, MaxConcurrentSends: 3, MaxConcurrentReceives: 3}
+var paper = bidask.Rules{Sample: bidask.AskAll, Selector: bidask.Paper{}, MaxConcurrentSends: 3, MaxConcurrentReceives: 3}
 
 // TestDrain drains a replica while transfers fail, reservations are rejected and messages are lost.
 func TestDrain(t *testing.T) {
@@ -56,7 +56,7 @@ func TestDrain(t *testing.T) {
 // TestBoundaryHalved moves a boundary under load: requests migrate in order, each once, and at most
 // as many at once as there are transfer slots.
 func TestBoundaryHalved(t *testing.T) {
-	for name, config := range map[string]bidask.Config{"default": {}, "paper": paper} {
+	for name, config := range map[string]bidask.Rules{"default": {}, "paper": paper} {
 		t.Run(name, func(t *testing.T) {
 			runFleet(t, 8, func(w *fleet) { w.config, w.growth = config, 20 }, func(t *testing.T, w *fleet) {
 				for i := range 200 {

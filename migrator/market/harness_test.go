@@ -15,7 +15,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/place"
 )
 
@@ -33,7 +32,7 @@ type fleet struct {
 	loss    float64       // share of messages that are lost
 	begun   time.Time
 	edges   []policies.Tokens
-	config  bidask.Config
+	config  bidask.Rules
 	rest    time.Duration
 	// distance returns the distance of two replicas; nil: all distances are equal.
 	distance func(from, to policies.ReplicaID) policies.Micros
@@ -92,7 +91,7 @@ func newFleet(t *testing.T, n int, change func(*fleet)) *fleet {
 		m, err := New(Config{
 			MigrationCost: distance,
 			Self:          id, Machine: w.config, Executor: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
-			Detector: outlier.Detector{}, ExcessRatio: 1, Placer: place.Policy{}, BucketEdges: w.edges, Cooldown: w.rest, Seed: uint64(i),
+			Detector: bidask.Detector{}, ExcessRatio: 1, Placer: place.Policy{}, BucketEdges: w.edges, Cooldown: w.rest, Seed: uint64(i),
 		})
 		if err != nil {
 			t.Fatal(err)

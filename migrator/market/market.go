@@ -11,9 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/trader"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -49,61 +48,66 @@ type Market struct {
 	start time.Time
 	peers *peers
 	wake  chan struct{} // holds a token when the mailbox is not empty
+	// arrival holds a token when requests have arrived of which peers do not know.
+	arrival chan struct{}
 
 	// Owned by Run's goroutine.
-	trader          *trader.Trader
+	trader          *bidask.Trader
 	leaving         bool              // nothing new may run here, as last measured
 	summarySequence uint64            // of the last summary
 	actions         []bidask.Action   // scratch
-	residents       []trader.Resident // scratch
+	residents       []bidask.Resident // scratch
 	prefixes        []byte            // what this replica holds, as sent last; not changed afterwards
 	prefixVersion   uint64            // of prefixes
+	state           place.State       // of this replica, as of the last scan
+	living          []place.Resident  // scratch
 
 	mu       sync.Mutex
 	mailbox  []bidask.Event
 	view     View
 	proposal *xds.Proposal
 	counts   counts
+	arrived  arrivals
 	sent     map[policies.ReplicaID]sentPrefixes // by peer, the last
 }
 
 // peers is a load view that several goroutines use.
 type peers struct {
 	mu   sync.Mutex
-	view *loadview.View
+	view *place.Peers
 }
 
 // do calls use with the view while no other goroutine uses it.
-func (p *peers) do(use func(*loadview.View)) {
+func (p *peers) do(use func(*place.Peers)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	use(p.view)
 }
 
-// SetOwnLoad implements trader.Peers.
-func (p *peers) SetOwnLoad(l loadview.Load) { p.do(func(v *loadview.View) { v.SetOwnLoad(l) }) }
+// SetOwnLoad implements bidask.Peers.
+func (p *peers) SetOwnLoad(l place.PeerLoad) { p.do(func(v *place.Peers) { v.SetOwnLoad(l) }) }
 
-// StageMean implements trader.Peers.
+// StageMean implements bidask.Peers.
 func (p *peers) StageMean(now policies.Micros) (mean policies.Tokens, ok bool) {
-	p.do(func(v *loadview.View) { mean, ok = v.StageMean(now) })
+	p.do(func(v *place.Peers) { mean, ok = v.StageMean(now) })
 	return mean, ok
 }
 
-// Available implements trader.Peers.
+// Available implements bidask.Peers.
 func (p *peers) Available(now policies.Micros, id policies.ReplicaID) (ok bool) {
-	p.do(func(v *loadview.View) { ok = v.Available(now, id) })
+	p.do(func(v *place.Peers) { ok = v.Available(now, id) })
 	return ok
 }
 
-// IsPrefill implements trader.Peers.
+// IsPrefill implements bidask.Peers.
 func (p *peers) IsPrefill() (is bool) {
-	p.do(func(v *loadview.View) { is = v.IsPrefill() })
+	p.do(func(v *place.Peers) { is = v.IsPrefill() })
 	return is
 }
 
-// RecordPrefillMove implements trader.Peers.
+// RecordPrefillMove implements bidask.Peers.
 func (p *peers) RecordPrefillMove(now policies.Micros, from policies.ReplicaID, moved bool) {
-	p.do(func(v *loadview.View) { v.RecordPrefillMove(now, from, moved) })
+	p.do(func(v *place.Peers) { v.RecordPrefillMove(now, from, moved) })
 }
 
 // New returns a market without a view: it bids once Run measures the load, and offers nothing
@@ -113,16 +117,21 @@ func New(cfg Config) (*Market, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &peers{view: loadview.New(loadview.Config{Self: cfg.Self, Placer: cfg.Placer, Prefill: cfg.Prefill, MaxAge: micros(cfg.SummaryMaxAge), SampleSize: cfg.SampleSize, Seed: cfg.Seed})}
-	t, err := trader.New(trader.Config{
-		Self: cfg.Self, Peers: p, Machine: cfg.Machine, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges, Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent, ExcessRatio: cfg.ExcessRatio,
+	p := &peers{view: place.NewPeers(place.PeersConfig{
+		Self: cfg.Self, Placer: cfg.Placer, Prefill: cfg.Prefill, MaxAge: micros(cfg.SummaryMaxAge),
+		SampleSize: cfg.SampleSize, Engine: cfg.Engine, CopySeconds: cfg.CopySeconds, Seed: cfg.Seed,
+	})}
+	t, err := bidask.NewTrader(bidask.TraderConfig{
+		Self: cfg.Self, Peers: p, Machine: cfg.Machine, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges,
+		Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent, ExcessRatio: cfg.ExcessRatio,
 		KeepRequests: cfg.KeepRequests, MaxOffers: cfg.MaxOffers, MigrationCost: cfg.MigrationCost, Seed: cfg.Seed,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
 	}
 	return &Market{
-		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), peers: p, trader: t, wake: make(chan struct{}, 1),
+		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), peers: p, trader: t,
+		wake: make(chan struct{}, 1), arrival: make(chan struct{}, 1),
 		sent: make(map[policies.ReplicaID]sentPrefixes),
 	}, nil
 }
@@ -138,7 +147,7 @@ func (m *Market) SetView(v View) {
 	m.mu.Lock()
 	m.view = v
 	m.mu.Unlock()
-	m.peers.do(func(known *loadview.View) {
+	m.peers.do(func(known *place.Peers) {
 		known.SetView(v.Plan, v.Peers)
 		known.SetPrefillRanges(v.PrefillRanges)
 	})
@@ -162,19 +171,25 @@ func (m *Market) Receive(from policies.ReplicaID, message *api.Market) {
 
 // ReceiveSummary handles a peer's load.
 func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
-	held, promised, incoming, cached := policies.Tokens(s.GetHeld()), policies.Tokens(s.GetPromised()), policies.Tokens(s.GetIncoming()), policies.Tokens(s.GetCached())
+	held, promised := policies.Tokens(s.GetHeld()), policies.Tokens(s.GetPromised())
+	incoming, cached := policies.Tokens(s.GetIncoming()), policies.Tokens(s.GetCached())
 	const most = policies.Unbounded / 4 // the sum of three does not overflow
 	running, ok := decodeSequences(s)
+	state, valid := decodeState(m.now(), s)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !ok || held < 0 || promised < 0 || incoming < 0 || cached < 0 || held > most || promised > most || incoming > most {
+	if !ok || !valid || min(held, promised, incoming, cached) < 0 || max(held, promised, incoming) > most {
 		m.counts.ignored++
 		return
 	}
 	m.counts.summariesReceived++
-	m.peers.do(func(v *loadview.View) {
-		v.SetPeerLoad(m.now(), from, loadview.Load{Waiting: max(promised-cached, 0), Total: held + promised + incoming, Held: held, Running: int(s.GetRunning()), Draining: s.GetDraining()})
+	m.peers.do(func(v *place.Peers) {
+		v.SetPeerLoad(m.now(), from, place.PeerLoad{
+			Waiting: max(promised-cached, 0), Total: held + promised + incoming, Held: held,
+			Running: int(s.GetRunning()), Draining: s.GetDraining(),
+		})
 		v.SetPeerRunning(from, running)
+		v.SetPeerState(m.now(), from, &state)
 	})
 	m.receivePrefixesLocked(from, s.GetPrefixes())
 }
@@ -186,14 +201,14 @@ func (m *Market) Notify(ev bidask.Event) { m.post(ev) }
 // PeerGone reports that a peer left or died.
 func (m *Market) PeerGone(peer policies.ReplicaID) {
 	m.forgetSentPrefixes(peer)
-	m.peers.do(func(v *loadview.View) { v.MarkGone(peer) })
+	m.peers.do(func(v *place.Peers) { v.MarkGone(peer) })
 	m.post(bidask.Event{Kind: bidask.PeerGone, Peer: peer})
 }
 
 // PeerBack reports that a peer that was gone is back and may be asked again.
 func (m *Market) PeerBack(peer policies.ReplicaID) {
 	m.forgetSentPrefixes(peer)
-	m.peers.do(func(v *loadview.View) { v.MarkBack(peer) })
+	m.peers.do(func(v *place.Peers) { v.MarkBack(peer) })
 }
 
 func (m *Market) post(ev bidask.Event) {
@@ -208,45 +223,37 @@ func (m *Market) post(ev bidask.Event) {
 
 // Prefills implements frontend.Placer.
 func (m *Market) Prefills() (may bool) {
-	m.peers.do(func(v *loadview.View) { may = v.Prefills() })
+	m.peers.do(func(v *place.Peers) { may = v.Prefills() })
 	return may
 }
 
 // RecordPrefill records whether the own engine has fetched the KV of a prompt that a prefill
 // replica computed; see frontend.Config.OnPrefill.
 func (m *Market) RecordPrefill(from policies.ReplicaID, fetched bool) {
-	m.peers.do(func(v *loadview.View) { v.RecordPrefillMove(m.now(), from, fetched) })
+	m.peers.do(func(v *place.Peers) { v.RecordPrefillMove(m.now(), from, fetched) })
 }
 
 // HasHolders implements frontend.Placer.
 func (m *Market) HasHolders() (has bool) {
-	m.peers.do(func(v *loadview.View) { has = v.Holders() > 0 })
+	m.peers.do(func(v *place.Peers) { has = v.Holders() > 0 })
 	return has
 }
 
 // Place implements frontend.Placer.
-func (m *Market) Place(r policies.Request, steps []prefix.Step) (at frontend.Target) {
-	m.peers.do(func(v *loadview.View) { at = frontend.Target(v.Place(m.now(), r, steps)) })
+func (m *Market) Place(r policies.Request, steps []prefix.Step) (at policies.Target) {
+	m.peers.do(func(v *place.Peers) { at = v.Place(m.now(), r, steps) })
 	return at
 }
 
 // LongestPrefix implements frontend.PrefixHolders.
-func (m *Market) LongestPrefix(steps []prefix.Step) (at frontend.Target, held policies.Tokens) {
-	m.peers.do(func(v *loadview.View) {
-		var to loadview.Target
-		to, held = v.LongestPrefix(steps)
-		at = frontend.Target(to)
-	})
+func (m *Market) LongestPrefix(steps []prefix.Step) (at policies.Target, held policies.Tokens) {
+	m.peers.do(func(v *place.Peers) { at, held = v.LongestPrefix(steps) })
 	return at, held
 }
 
 // Rescue implements frontend.Rescuer.
-func (m *Market) Rescue(r policies.Request, tried []policies.ReplicaID) (at frontend.Target, ok bool) {
-	m.peers.do(func(v *loadview.View) {
-		var target loadview.Target
-		target, ok = v.Rescue(m.now(), r, tried)
-		at = frontend.Target(target)
-	})
+func (m *Market) Rescue(r policies.Request, tried []policies.ReplicaID) (at policies.Target, ok bool) {
+	m.peers.do(func(v *place.Peers) { at, ok = v.Rescue(m.now(), r, tried) })
 	return at, ok
 }
 
@@ -260,10 +267,16 @@ var (
 func (m *Market) Run(ctx context.Context) error {
 	defer m.cancelSales()
 	m.scan()
-	scan, summary, refine := time.NewTicker(m.cfg.ScanInterval), time.NewTicker(m.cfg.SummaryInterval), time.NewTicker(m.cfg.RefineInterval)
+	scan := time.NewTicker(m.cfg.ScanInterval)
 	defer scan.Stop()
+	summary := time.NewTicker(m.cfg.SummaryInterval)
 	defer summary.Stop()
+	refine := time.NewTicker(m.cfg.RefineInterval)
 	defer refine.Stop()
+	arrivals := time.NewTimer(time.Hour)
+	arrivals.Stop()
+	defer arrivals.Stop()
+	arrivalsDue := false
 	deadline := time.NewTimer(time.Hour)
 	defer deadline.Stop()
 	for {
@@ -279,6 +292,14 @@ func (m *Market) Run(ctx context.Context) error {
 			m.drainMailbox()
 		case <-deadline.C:
 			m.step(bidask.Event{Kind: bidask.DeadlineReached})
+		case <-m.arrival:
+			if !arrivalsDue {
+				arrivalsDue = true
+				arrivals.Reset(arrivalsInterval)
+			}
+		case <-arrivals.C:
+			arrivalsDue = false
+			m.sendArrivals()
 		case <-scan.C:
 			m.scan()
 		case <-summary.C:
@@ -288,6 +309,10 @@ func (m *Market) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// arrivalsInterval is how long arrivals are collected before they are sent to the peers. With 20 ms instead of 5
+// several front ends send a burst to the same replica.
+const arrivalsInterval = 5 * time.Millisecond
 
 // cancelSales cancels all sales and releases all reservations: this process may continue without a
 // market until its streams have ended.
@@ -304,7 +329,8 @@ func (m *Market) drainMailbox() {
 	m.mu.Unlock()
 	for _, ev := range mail {
 		if sold, ok := m.trader.Exporting(ev.Deal); ok && ev.Kind == bidask.TransferDone {
-			m.log.Debug("request migrated", "request", sold.Request, "cause", sold.Cause.String(), "deal", ev.Deal.String())
+			m.log.Debug("request migrated", "request", sold.Request, "cause", sold.Cause.String(),
+				"deal", ev.Deal.String())
 		}
 		m.step(ev)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/refine"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -57,7 +57,7 @@ func TestConfig(t *testing.T) {
 		"Self": func(c *Config) { c.Self = "" }, "Executor": func(c *Config) { c.Executor = nil }, "Network": func(c *Config) { c.Network = nil },
 		"Residents": func(c *Config) { c.Residents = nil }, "Load": func(c *Config) { c.Load = nil }, "Capacity": func(c *Config) { c.Capacity = -1 },
 		"MaxOffers": func(c *Config) { c.MaxOffers = -1 }, "ScanInterval": func(c *Config) { c.ScanInterval = -1 }, "SummaryMaxAge": func(c *Config) { c.SummaryMaxAge = -1 },
-		"QoE": func(c *Config) { c.Refiner = refine.Paper{} }, "MaxConcurrentSends": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "SpillPercent": func(c *Config) { c.SpillPercent = -1 },
+		"QoE": func(c *Config) { c.Refiner = partition.PaperRefiner{} }, "MaxConcurrentSends": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "SpillPercent": func(c *Config) { c.SpillPercent = -1 },
 	} {
 		c := good()
 		change(&c)
@@ -139,7 +139,7 @@ func TestProposal(t *testing.T) {
 		residents = append(residents, frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 50 * i}})
 	}
 	c := good(residents...)
-	c.Refiner, c.QoE = refine.Paper{}, policies.QoE{D0: 0.01, D1: 1e-4, D4: 1e-7}
+	c.Refiner, c.QoE = partition.PaperRefiner{}, policies.QoE{D0: 0.01, D1: 1e-4, D4: 1e-7}
 	m, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -279,22 +279,5 @@ func TestGivesUp(t *testing.T) {
 	}
 	if n, _, _ := m.trader.Deals(); n != 0 || m.trader.Incoming() != 0 {
 		t.Errorf("%d sales and %d reserved tokens are left", n, m.trader.Incoming())
-	}
-}
-
-// BenchmarkScan measures a scan of a thousand residents, none of which is to migrate.
-func BenchmarkScan(b *testing.B) {
-	residents := make([]frontend.LocalLeg, 1000)
-	for i := range residents {
-		residents[i] = frontend.LocalLeg{Request: policies.Request{ID: string(rune('a'+i%26)) + time.Duration(i).String(), Input: 100, Output: policies.Tokens(i)}}
-	}
-	m, err := New(good(residents...))
-	if err != nil {
-		b.Fatal(err)
-	}
-	ids := []policies.ReplicaID{"a", "b"}
-	m.SetView(View{Plan: policies.OneStagePlan("m", ids), Peers: []policies.Replica{{ID: "b", Peer: "b"}}})
-	for b.Loop() {
-		m.scan()
 	}
 }

@@ -1,7 +1,6 @@
 package market
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -9,12 +8,12 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/outlier"
-	"github.com/cascadeinfer/cascade/policies/refine"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -23,7 +22,7 @@ import (
 func TestMeanOfStage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 1}}, frontend.LocalLeg{Request: policies.Request{ID: "p", Input: 900, Output: 1}})
-		c.Load, c.Detector, c.Capacity, c.ExcessRatio = func() policies.Load { return policies.Load{Held: 1002} }, outlier.Detector{}, 1<<20, 1
+		c.Load, c.Detector, c.Capacity, c.ExcessRatio = func() policies.Load { return policies.Load{Held: 1002} }, bidask.Detector{}, 1<<20, 1
 		m, err := New(c)
 		if err != nil {
 			t.Fatal(err)
@@ -79,7 +78,7 @@ func TestProposalBySequences(t *testing.T) {
 		local = append(local, policies.Sequence{Input: 100, Length: 100 + 50*i})
 	}
 	c := good(residents...)
-	c.Refiner, c.QoE = refine.Weighted{Damping: refine.Damping{Smoothing: 1000}}, policies.QoE{D0: 0.01, D1: 1e-4, D4: 1e-6}
+	c.Refiner, c.QoE = partition.WeightedRefiner{Damping: partition.Damping{Smoothing: 1000}}, policies.QoE{D0: 0.01, D1: 1e-4, D4: 1e-6}
 	m, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +136,7 @@ func TestSummariesToNeighbours(t *testing.T) {
 		sent := make(map[policies.ReplicaID]*api.Summary)
 		c.Network = network(func(to policies.ReplicaID, e *api.Envelope) { sent[to] = e.GetSummary() })
 		if refines {
-			c.Refiner, c.QoE = refine.Paper{}, policies.QoE{D0: 1}
+			c.Refiner, c.QoE = partition.PaperRefiner{}, policies.QoE{D0: 1}
 		}
 		m, err := New(c)
 		if err != nil {
@@ -190,46 +189,6 @@ func FuzzSummary(f *testing.F) {
 			t.Errorf("%v is neither refused nor kept: %+v", &s, n)
 		}
 	})
-}
-
-// BenchmarkSummaries measures what summaries cost a replica of a thousand per second: 24 are sent, a third
-// of them with 256 running requests, and as many are read.
-func BenchmarkSummaries(b *testing.B) {
-	var residents []frontend.LocalLeg
-	for i := range policies.Tokens(256) {
-		residents = append(residents, frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 1000 + i, Output: 50 * i}})
-	}
-	c := good(residents...)
-	bytes, messages := 0, [][]byte{}
-	c.Network = network(func(_ policies.ReplicaID, e *api.Envelope) {
-		messages = append(messages, testkit.Must(proto.Marshal(e)))
-	})
-	c.Refiner, c.QoE = refine.Paper{}, policies.QoE{D0: 1}
-	m := testkit.Must(New(c))
-	const stage = 333
-	v := View{Plan: policies.Plan{Model: "m", Stages: make([]policies.Stage, 3)}}
-	for i := range 3 * stage {
-		id := policies.ReplicaID(fmt.Sprint("r", i))
-		if i == stage {
-			id = c.Self
-		}
-		v.Plan.Stages[i/stage].Replicas = append(v.Plan.Stages[i/stage].Replicas, id)
-		v.Peers = append(v.Peers, policies.Replica{ID: id, Peer: string(id)})
-	}
-	m.SetView(v)
-	for b.Loop() {
-		messages = messages[:0]
-		m.sendSummaries()
-		bytes = 0
-		for i, raw := range messages {
-			bytes += len(raw)
-			var e api.Envelope
-			testkit.NoError(b, proto.Unmarshal(raw, &e))
-			m.ReceiveSummary(v.Peers[i].ID, e.GetSummary())
-		}
-	}
-	b.ReportMetric(float64(len(messages)), "messages/round")
-	b.ReportMetric(float64(bytes), "bytes/round")
 }
 
 // network is a Network that calls a function.

@@ -2,7 +2,7 @@ package market
 
 import (
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
@@ -67,9 +67,9 @@ func (m *Market) receivePrefixesLocked(from policies.ReplicaID, encoded []byte) 
 		m.counts.prefixesRefused++
 		return
 	}
-	var held loadview.Prefixes
+	var held place.Prefixes
 	if s.Tokens() > 0 {
 		held = s
 	}
-	m.peers.do(func(v *loadview.View) { v.SetPeerPrefixes(from, held) })
+	m.peers.do(func(v *place.Peers) { v.SetPeerPrefixes(from, held) })
 }

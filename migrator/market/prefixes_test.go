@@ -5,13 +5,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/loadview"
 	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // encodeHeld returns the summary of a replica that holds one prompt, whose steps it returns, too.
@@ -107,7 +105,7 @@ func TestPrefixesAreReceived(t *testing.T) {
 			if got := m.Status().Holders; got != holders || m.HasHolders() != (holders > 0) {
 				t.Errorf("%s: %d holders, want %d", what, got, holders)
 			}
-			m.peers.SetOwnLoad(loadview.Load{})
+			m.peers.SetOwnLoad(place.PeerLoad{})
 			for _, id := range []policies.ReplicaID{"b", "c"} { // without what was placed there
 				m.ReceiveSummary(id, &api.Summary{})
 			}
@@ -135,7 +133,7 @@ func TestPrefixesAreReceived(t *testing.T) {
 		want("a stranger holds it", "", 0)
 		m.ReceiveSummary("b", &api.Summary{Prefixes: encoded})
 		time.Sleep(m.cfg.SummaryMaxAge + time.Second)
-		if got := m.Place(r, steps); got != (frontend.Target{}) {
+		if got := m.Place(r, steps); got != (policies.Target{}) {
 			t.Errorf("at %+v, whose load is old", got)
 		}
 	})

@@ -3,8 +3,8 @@ package market
 import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
-	"github.com/cascadeinfer/cascade/policies/loadview"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/place"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -37,13 +37,16 @@ func (m *Market) boundaryView(ask *xds.Refine) (b policies.BoundaryView, ok bool
 		return policies.BoundaryView{}, false
 	}
 	running := m.runningSequences()
-	m.peers.do(func(v *loadview.View) { b, ok = v.BoundaryView(m.now(), decodeBoundary(ask), running, m.cfg.QoE) })
+	m.peers.do(func(v *place.Peers) {
+		next, known := v.Successors(m.now())
+		b, ok = decodeBoundary(ask).View(running, next, known, m.cfg.QoE)
+	})
 	return b, ok
 }
 
 // decodeBoundary returns the boundary that the control plane describes.
-func decodeBoundary(m *xds.Refine) fleetview.Boundary {
-	b := fleetview.Boundary{
+func decodeBoundary(m *xds.Refine) partition.Boundary {
+	b := partition.Boundary{
 		Epoch: policies.Epoch(m.GetEpoch()), At: policies.Tokens(m.GetBoundary()), Low: policies.Tokens(m.GetLow()), High: policies.Tokens(m.GetHigh()),
 		Peers: int(m.GetPeers()), Successors: int(m.GetSuccessors()), Next: make([]policies.Batch, len(m.GetNext())),
 	}

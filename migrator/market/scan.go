@@ -5,8 +5,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/loadview"
-	"github.com/cascadeinfer/cascade/policies/trader"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/place"
 )
 
 // scan lets the trader examine the requests that run here.
@@ -17,25 +17,27 @@ func (m *Market) scan() {
 }
 
 // measure returns the present situation of this replica.
-func (m *Market) measure() *trader.Situation {
+func (m *Market) measure() *bidask.Situation {
 	m.mu.Lock()
 	view := m.view
 	m.mu.Unlock()
 	legs := m.cfg.Residents()
-	s := &trader.Situation{
-		Load: m.cfg.Load(), Capacity: m.cfg.Capacity, Ready: m.cfg.Ready(), CanReceive: m.cfg.CanReceive(), Draining: view.Draining, Retired: view.Retired, Plan: view.Plan,
-		Mean:      view.StageMean,
+	s := &bidask.Situation{
+		Load: m.cfg.Load(), Capacity: m.cfg.Capacity, Ready: m.cfg.Ready(), CanReceive: m.cfg.CanReceive(),
+		Draining: view.Draining, Retired: view.Retired, Plan: view.Plan, Mean: view.StageMean,
 		MeanKnown: !view.MeanAt.IsZero() && m.now()-micros(view.MeanAt.Sub(m.start)) <= micros(m.cfg.SummaryMaxAge),
 	}
 	m.residents = m.residents[:0]
-	m.peers.do(func(v *loadview.View) {
+	m.peers.do(func(v *place.Peers) {
 		for i := range legs {
 			leg := &legs[i]
-			m.residents = append(m.residents, trader.Resident{
-				Request: leg.Request, FrontEnd: leg.FrontEnd, Pinned: leg.Pinned, Epoch: leg.Epoch, Since: micros(leg.Since.Sub(m.start)), CanRunOn: v.ServesModel(leg.Request.Model),
+			m.residents = append(m.residents, bidask.Resident{
+				Request: leg.Request, FrontEnd: leg.FrontEnd, Pinned: leg.Pinned, Epoch: leg.Epoch,
+				Since: micros(leg.Since.Sub(m.start)), CanRunOn: v.ServesModel(leg.Request.Model),
 			})
 		}
 	})
+	m.updateOwnState(legs, s.Load)
 	s.Residents, m.leaving = m.residents, s.Leaving()
 	return s
 }
@@ -49,17 +51,21 @@ func (m *Market) sendSummaries() {
 	if retired {
 		return
 	}
-	s := trader.Situation{Load: m.cfg.Load(), Capacity: m.cfg.Capacity}
+	s := bidask.Situation{Load: m.cfg.Load(), Capacity: m.cfg.Capacity}
 	load := s.Load
 	m.updatePrefixes()
+	m.sendArrivals()
+	m.updateOwnState(m.cfg.Residents(), load)
 	m.summarySequence++
 	summary := &api.Summary{
-		Sequence: m.summarySequence, Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.trader.Incoming()),
-		Capacity: int64(s.KVCapacity()), Draining: m.leaving, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
+		Sequence: m.summarySequence, Held: int64(load.Held), Promised: int64(load.Promised),
+		Incoming: int64(m.trader.Incoming()), Capacity: int64(s.KVCapacity()), Draining: m.leaving,
+		Running: uint32(load.Running), Waiting: uint32(load.Waiting),
 		Cached: int64(load.Cached), IterationMicros: uint32(min(max(load.Iteration, 0), maxIteration) * 1e6),
 	}
+	m.encodeState(summary)
 	var stage, before, others []policies.ReplicaID
-	m.peers.do(func(v *loadview.View) { stage, before, others = v.SampleNeighbours() })
+	m.peers.do(func(v *place.Peers) { stage, before, others = v.SampleNeighbours() })
 	m.sendSummary(stage, summary)
 	m.sendSummary(others, summary)
 	if m.cfg.Refiner != nil && len(before) > 0 {
@@ -92,12 +98,16 @@ func (m *Market) sendSummary(ids []policies.ReplicaID, s *api.Summary) {
 	}
 }
 
-// runningSequences returns the requests that run here.
+// runningSequences returns the sequences of the requests that run here, maxRunning at most.
 func (m *Market) runningSequences() []policies.Sequence {
 	residents := m.cfg.Residents()
-	out := make([]policies.Sequence, len(residents))
-	for i, r := range residents {
-		out[i] = policies.Sequence{Input: r.Request.Input, Length: r.Request.Length()}
+	out := make([]policies.Sequence, 0, len(residents))
+	for _, r := range residents {
+		n := max(r.Request.Sequences, 1)
+		input := r.Request.Input / policies.Tokens(max(r.Request.Prompts, 1))
+		for range min(n, maxRunning-len(out)) {
+			out = append(out, policies.Sequence{Input: input, Length: input + r.Request.Output/policies.Tokens(n)})
+		}
 	}
 	return out
 }

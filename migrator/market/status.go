@@ -3,13 +3,12 @@ package market
 import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/loadview"
-	"github.com/cascadeinfer/cascade/policies/trader"
+	"github.com/cascadeinfer/cascade/policies/place"
 )
 
 // counts holds the counters of Status; guarded by Market.mu.
 type counts struct {
-	trader.Counts                                            // as of the last step of the trader
+	bidask.Counts                                            // as of the last step of the trader
 	received                         [bidask.Drop + 1]uint64 // by kind
 	summariesSent, summariesReceived uint64
 	ignored                          uint64
@@ -62,7 +61,7 @@ type Status struct {
 func (m *Market) Status() Status {
 	var heard, holders int
 	var forwards uint64
-	m.peers.do(func(v *loadview.View) { heard, forwards, holders = v.CountFresh(m.now()), v.Forwards(), v.Holders() })
+	m.peers.do(func(v *place.Peers) { heard, forwards, holders = v.CountFresh(m.now()), v.Forwards(), v.Holders() })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &m.counts
@@ -98,7 +97,7 @@ func (m *Market) recordDeals() {
 }
 
 // recordResidents counts the requests that run here.
-func (m *Market) recordResidents(s *trader.Situation) {
+func (m *Market) recordResidents(s *bidask.Situation) {
 	pinned, last, limited := 0, policies.Tokens(0), true
 	for i := range s.Residents {
 		r := &s.Residents[i]

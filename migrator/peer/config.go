@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -86,7 +86,7 @@ type Config struct {
 	// is allowed.
 	Credentials func(peer policies.ReplicaID, address string) credentials.TransportCredentials
 	// TrustDomain, unless "", requires that the certificate of a stream is that of the
-	// migrator of the replica that the stream's Hello names (policies/identity). The
+	// migrator of the replica that the stream's Hello names (internal/identity). The
 	// server that runs Handler must then require certificates and verify their chains.
 	TrustDomain string
 	// Dial connects to an address; nil means TCP.

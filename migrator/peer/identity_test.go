@@ -13,11 +13,11 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/issuer"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/policies/testkit/issuer"
 )
 
 // startSecured starts a node with TLS and identities; the address is the server's.

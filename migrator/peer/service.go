@@ -11,10 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // service implements the gRPC service of a Network.
@@ -134,7 +133,7 @@ func (n *Network) checkIdentity(ctx context.Context, from string) error {
 	var err error
 	if from == "" || len(from) > maxNameBytes {
 		err = fmt.Errorf("invalid Hello: replica name has %d bytes, must have 1 to %d", len(from), maxNameBytes)
-	} else if _, err = (identity.Matcher{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).CheckCertificate(peeridentity.Certificate(ctx)); err == nil {
+	} else if _, err = (identity.Matcher{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).CheckCertificate(identity.PeerCertificate(ctx)); err == nil {
 		return nil
 	}
 	n.mu.Lock()

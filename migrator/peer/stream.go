@@ -12,9 +12,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/cascadeinfer/cascade/internal/localfault"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // ensureStreamLocked starts keepStream for a peer that is watched or has queued envelopes,

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-
-	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
 // Region is the place of one part of every block: the part of block b begins at
@@ -27,7 +25,7 @@ type Checksum uint32
 const (
 	// CRC32 is crc32 (IEEE), for pools that processors write.
 	CRC32 Checksum = iota
-	// Multiply is the checksum of package kernel, for pools on a GPU, which has no
+	// Multiply is the checksum of RawSum and FoldSum, for pools on a GPU, which has no
 	// instruction for crc32.
 	Multiply
 )
@@ -45,7 +43,7 @@ func (s Checksum) String() string {
 // Of returns the checksum of b.
 func (s Checksum) Of(b []byte) uint32 {
 	if s == Multiply {
-		return kernel.Fold(kernel.Raw(b), int64(len(b)))
+		return FoldSum(RawSum(b), int64(len(b)))
 	}
 	return crc32.ChecksumIEEE(b)
 }

@@ -32,7 +32,7 @@ const (
 
 // Work is what a replica has admitted.
 type Work struct {
-	Requests int             // admitted and not ended
+	Requests int             // admitted and not ended, each as many as it has sequences
 	Demand   policies.Tokens // Σ of the lengths that they are expected to reach
 	Waiting  policies.Tokens // Σ prompt tokens to be computed for those without a first token
 	// Output is the mean output of recent requests; 0 while unknown.
@@ -47,9 +47,11 @@ type Work struct {
 
 // Request is what is asked for.
 type Request struct {
-	Input  policies.Tokens
+	Input  policies.Tokens // of all its prompts
 	Cached policies.Tokens // of the prompt, which are not computed again
-	Output policies.Tokens // expected
+	Output policies.Tokens // expected of each sequence
+	// Prompts and Sequences are those of policies.Request.
+	Prompts, Sequences int
 	// Share scales the slowdown that is tolerated: 1, or by tenant (Share).
 	Share float64
 }
@@ -106,13 +108,14 @@ func tolerated(v Verdict, usual, slowdown float64) float64 {
 // predict returns a verdict without Admit and Retry. Requests ahead end at the pace of
 // the batch, so that KV and places in the batch become free at an even rate.
 func (d Decider) predict(w Work, q Request) Verdict {
-	c, length := d.Cost, float64(q.Input+q.Output)
-	ahead, room := float64(w.Demand)+length, float64(d.Capacity)
-	n := float64(w.Requests + 1)
-	beyond := max(0, n-float64(d.Batch)) // requests without a place
-	if d.Batch <= 0 {
-		beyond = 0
+	own, batch := float64(max(q.Sequences, 1)), float64(d.Batch)
+	if batch <= 0 {
+		batch = math.Inf(1)
 	}
+	c, length := d.Cost, float64(q.Input)+float64(own*float64(q.Output))
+	ahead, room := float64(w.Demand)+length, float64(d.Capacity)
+	n := float64(w.Requests) + own
+	beyond := max(0, n-batch) // sequences without a place
 	running := n - beyond
 	if ahead > room {
 		running = min(running, n*room/ahead)
@@ -124,14 +127,15 @@ func (d Decider) predict(w Work, q Request) Verdict {
 	}
 	turn := output * pace // of the KV cache and of the batch
 	input, cached := float64(q.Input), float64(min(q.Cached, q.Input))
-	whole := float64(c.D2*input) + float64(c.D3*input*input)
+	whole := float64(c.D2*input) + float64(c.D3*input*input)/float64(max(q.Prompts, 1))
 	prefill := whole - float64(c.D2*cached) - float64(c.D3*cached*cached)
 	v := Verdict{Wait: max(max(0, ahead-room)/room*turn, float64(c.D2*float64(w.Waiting)))}
 	if beyond > 0 {
-		v.Wait = max(v.Wait, beyond/float64(d.Batch)*turn)
+		v.Wait = max(v.Wait, beyond/batch*turn)
 	}
 	v.Latency = v.Wait + prefill + float64(float64(q.Output)*pace)
-	v.Alone = max(whole+float64(float64(q.Output)*(c.D0+c.D1+float64(c.D4*length))), c.D0)
+	together := max(min(own, batch, own*room/max(length, 1)), 1) // of its own sequences
+	v.Alone = max(whole+float64(float64(own/together*float64(q.Output))*(c.D0+float64(c.D1*together)+float64(c.D4*length))), c.D0)
 	return v
 }
 

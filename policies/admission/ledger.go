@@ -29,10 +29,12 @@ type Ledger struct {
 // Arrival is a request that a replica is asked to run.
 type Arrival struct {
 	Tenant string
-	Input  policies.Tokens // prompt tokens, or an estimate
+	Input  policies.Tokens // prompt tokens, or an estimate, of all prompts
 	Cached policies.Tokens // how many of them the replica is expected to hold
 	// MaxOutput is the client's limit, 0 for none, and Sent the tokens that it has already.
 	MaxOutput, Sent policies.Tokens
+	// Prompts and Sequences are those of policies.Request. MaxOutput is of each sequence.
+	Prompts, Sequences int
 	// HasKV says that no prompt is computed before the next token, and Admitted that the request is
 	// counted and never refused: it was admitted before.
 	HasKV, Admitted bool
@@ -40,14 +42,15 @@ type Arrival struct {
 
 // Entry is what one request has of the counts.
 type Entry struct {
-	tenant  string
-	demand  policies.Tokens
-	waiting policies.Tokens // until its first token
+	tenant    string
+	sequences int
+	demand    policies.Tokens
+	waiting   policies.Tokens // until its first token
 }
 
 // Admit decides about a request and counts it if it is admitted: see Verdict.Admit.
 func (l *Ledger) Admit(a Arrival) (Entry, Verdict) {
-	e := Entry{}
+	e := Entry{sequences: max(a.Sequences, a.Prompts, 1)}
 	if l.ByTenant {
 		e.tenant = a.Tenant
 	}
@@ -66,14 +69,14 @@ func (l *Ledger) Admit(a Arrival) (Entry, Verdict) {
 	}
 	v := Verdict{Admit: true}
 	if !a.Admitted {
-		v = l.Decider.Decide(l.work, Request{Input: a.Input, Cached: a.Cached, Output: output, Share: l.share(e.tenant, own)})
+		v = l.Decider.Decide(l.work, Request{Input: a.Input, Cached: a.Cached, Output: output, Prompts: a.Prompts, Sequences: e.sequences, Share: l.share(e.tenant, own)})
 		l.work.Alone = mean(l.work.Alone, v.Alone)
 		if !v.Admit {
 			l.refused++
 			return Entry{}, v
 		}
 	}
-	e.demand = a.Input + output
+	e.demand = a.Input + policies.Tokens(e.sequences)*output
 	if !a.HasKV {
 		e.waiting = max(a.Input-a.Cached, 0)
 	}
@@ -86,7 +89,7 @@ func (l *Ledger) Admit(a Arrival) (Entry, Verdict) {
 		l.weights += l.weight(e.tenant)
 	}
 	*own += e.demand
-	l.work.Requests++
+	l.work.Requests += e.sequences
 	l.work.Demand += e.demand
 	l.work.Waiting += e.waiting
 	return e, v
@@ -113,10 +116,10 @@ func (l *Ledger) Begin(e *Entry) {
 	e.waiting = 0
 }
 
-// End records that a request has ended or left, with so many tokens of output if that was all of its
-// answer. e has nothing of the counts then.
+// End records that a request has ended or left, and clears e. output is the sum over its sequences, if the
+// answer was complete.
 func (l *Ledger) End(e *Entry, output policies.Tokens, all bool) {
-	l.work.Requests--
+	l.work.Requests -= e.sequences
 	l.work.Demand -= e.demand
 	l.work.Waiting -= e.waiting
 	if own := l.demand[e.tenant]; own != nil {
@@ -125,10 +128,11 @@ func (l *Ledger) End(e *Entry, output policies.Tokens, all bool) {
 			l.weights -= l.weight(e.tenant)
 		}
 	}
+	each := float64(output) / float64(max(e.sequences, 1))
 	if *e = (Entry{}); !all || output == 0 {
 		return
 	}
-	l.output = mean(l.output, float64(output))
+	l.output = mean(l.output, each)
 	l.work.Output = policies.Tokens(l.output)
 }
 

@@ -2,6 +2,7 @@ package admission_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -19,20 +20,22 @@ func TestLedgerBooks(t *testing.T) {
 	type request struct {
 		entry          admission.Entry
 		demand, prompt policies.Tokens
+		sequences      int
 	}
 	var running []request
 	check := func(when string) {
 		var demand, prompts policies.Tokens
+		sequences := 0
 		for _, q := range running {
-			demand, prompts = demand+q.demand, prompts+q.prompt
+			demand, prompts, sequences = demand+q.demand, prompts+q.prompt, sequences+q.sequences
 		}
 		byTenant, weights := l.Demand()
 		want := 0
 		for name := range byTenant {
 			want += max(tenants[name].Weight, 1)
 		}
-		if w := l.Work(); w.Requests != len(running) || w.Demand != demand || w.Waiting != prompts || weights != want {
-			t.Fatalf("%s: %+v, weights of %d; want %d requests of %d tokens, %d waiting, weights of %d", when, w, weights, len(running), demand, prompts, want)
+		if w := l.Work(); w.Requests != sequences || w.Demand != demand || w.Waiting != prompts || weights != want {
+			t.Fatalf("%s: %+v, weights of %d; want %d requests of %d tokens, %d waiting, weights of %d", when, w, weights, sequences, demand, prompts, want)
 		}
 	}
 	most := 0
@@ -49,7 +52,9 @@ func TestLedgerBooks(t *testing.T) {
 		default:
 			q := request{prompt: policies.Tokens(1 + r.IntN(50))}
 			a := admission.Arrival{Tenant: fmt.Sprint("t", r.IntN(2*admission.MaxTenants)), Input: q.prompt, MaxOutput: policies.Tokens(1 + r.IntN(200)), HasKV: r.IntN(4) == 0}
-			q.demand = a.Input + a.MaxOutput
+			a.Sequences = r.IntN(4)
+			q.sequences = max(a.Sequences, 1)
+			q.demand = a.Input + policies.Tokens(q.sequences)*a.MaxOutput
 			if r.IntN(2) == 0 {
 				a.Cached = policies.Tokens(r.IntN(60)) // as an estimate, it may exceed the prompt
 				q.prompt = max(a.Input-a.Cached, 0)
@@ -96,6 +101,8 @@ func TestLedgerExpects(t *testing.T) {
 	}{
 		{"nothing is known", admission.Arrival{Input: 100}, 356},
 		{"its limit", admission.Arrival{Input: 100, MaxOutput: 20}, 120},
+		{"several sequences", admission.Arrival{Input: 100, MaxOutput: 20, Sequences: 4}, 180},
+		{"several prompts", admission.Arrival{Input: 100, MaxOutput: 20, Prompts: 3}, 160},
 		{"it has had more", admission.Arrival{Input: 100, Sent: 400, Admitted: true}, 501},
 	} {
 		if got := demand(c.a); got != c.want {
@@ -109,8 +116,29 @@ func TestLedgerExpects(t *testing.T) {
 	if got := demand(admission.Arrival{Input: 100}); got < 149 || got > 151 {
 		t.Errorf("after answers of 50 tokens: demand %d, want 151 or a little less", got)
 	}
+	for range 200 {
+		e, _ := l.Admit(admission.Arrival{Input: 1, Sequences: 4})
+		l.End(&e, 200, true)
+	}
 	if w := l.Work(); w.Output < 48 || w.Output > 50 {
 		t.Errorf("mean output %d", w.Output)
+	}
+}
+
+// TestLedgerPredictsSequences checks that a request's prediction is that of all its sequences.
+func TestLedgerPredictsSequences(t *testing.T) {
+	l := admission.Ledger{Decider: admission.Decider{Cost: policies.Cost{D0: 0.1, D2: 0.01, D3: 0.001}, Capacity: 1000, Batch: 8}}
+	for _, c := range []struct {
+		a     admission.Arrival
+		alone float64
+	}{
+		{admission.Arrival{Input: 100, MaxOutput: 10}, 12},
+		{admission.Arrival{Input: 100, MaxOutput: 10, Sequences: 16}, 13},
+		{admission.Arrival{Input: 100, MaxOutput: 10, Prompts: 4, Sequences: 16}, 5.5},
+	} {
+		if _, v := l.Admit(c.a); math.Abs(v.Alone-c.alone) > 1e-9 {
+			t.Errorf("%+v takes %g s alone, want %g", c.a, v.Alone, c.alone)
+		}
 	}
 }
 

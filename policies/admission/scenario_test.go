@@ -6,9 +6,9 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The commands:

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/proximity"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // Assign assigns replicas to the stages of a partition, as the successor of the plan
@@ -18,7 +18,7 @@ import (
 // need not move. First, every stage is spread over the hosts as evenly as possible: no
 // host is all of a stage of two replicas, and adjacent stages share hosts, so that
 // migrations can stay on one. Second, among the equally even choices, one with cheap
-// migrations is taken (proximity.Map.Improve). Replicas that are alike keep their
+// migrations is taken (links.CostMap.Improve). Replicas that are alike keep their
 // order: that of prev, then alternating between hosts, then by ID.
 //
 // With PackHosts, replicas of a stage go in the order of their hosts instead.
@@ -46,7 +46,7 @@ func (n Assigner) Assign(prev policies.Plan, p policies.Partition, replicas []po
 		sortByHost(stayers, homes, joiners, replicas)
 	}
 	counts := fitCounts(p.Counts, len(stayers)+len(joiners))
-	d := assignment{stages: make([][]proximity.Member, len(counts)), order: make(map[policies.ReplicaID]int, len(replicas))}
+	d := assignment{stages: make([][]links.Member, len(counts)), order: make(map[policies.ReplicaID]int, len(replicas))}
 	for s, joining := range placeJoiners(prev, next, homes, counts, len(joiners)) {
 		old := counts[s] - joining
 		for i, id := range stayers[:old] {

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // assign assigns replicas that are all alike.

@@ -2,13 +2,13 @@ package adoption
 
 import (
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/proximity"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // Assigner assigns replicas to stages and prices their migrations. The zero value has
-// no proximity map: all replicas are alike.
+// no map of links: all replicas are alike.
 type Assigner struct {
-	Map *proximity.Map
+	Map *links.CostMap
 	// Flow provides the crossings that weight the boundaries.
 	Flow policies.Flow
 	// PackHosts fills one host after the other, short to long, so that adjacent stages are

@@ -4,9 +4,9 @@ import (
 	"math"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestFollowNeedsEvidence checks that a proposal which saves a tenth is adopted if the requests

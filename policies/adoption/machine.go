@@ -17,7 +17,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/proximity"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // A Planner proposes divisions of a fleet and predicts the cost of a given one. Both
@@ -71,7 +71,7 @@ type Input struct {
 	// replicas and influences which replicas a stage gets. Proposals are made with
 	// Workload.Transfer, because their stages have no replicas yet. If it is nil, every
 	// migration costs Workload.Transfer.
-	Proximity *proximity.Map
+	Proximity *links.CostMap
 	// PackHosts is Assigner.PackHosts.
 	PackHosts bool
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
 // racks is a fleet of nodes with as many replicas each, in an order that says
@@ -69,17 +68,17 @@ func TestStagesSpreadOverNodes(t *testing.T) {
 
 // bridges is a map of racks(nodes, each) in which two replicas of a node, 0 and 1, 2
 // and 3, …, are joined by NVLink, and nothing else is near.
-func bridges(fleet []policies.Replica) *proximity.Map {
-	c := proximity.Config{TokenBytes: 1e5, Rates: links.Rates{SameHost: 1e9, BetweenHosts: 1e9}}
+func bridges(fleet []policies.Replica) *links.CostMap {
+	c := links.CostMapConfig{TokenBytes: 1e5, Rates: links.Rates{SameHost: 1e9, BetweenHosts: 1e9}}
 	for _, r := range fleet {
 		var number int
 		fmt.Sscanf(string(r.ID[3:]), "%d", &number)
 		g := &links.GPU{Index: number, Address: fmt.Sprint("g", number), Peers: []links.Peer{
 			{Index: number ^ 1, Address: fmt.Sprint("g", number^1), NVLinks: links.Bundle{Links: 4, Rate: 1e11}, Asked: true, Read: true, NVLink: true},
 		}}
-		c.Replicas = append(c.Replicas, proximity.Replica{ID: r.ID, Topology: links.Topology{Host: r.Host, Known: true, GPU: g}})
+		c.Replicas = append(c.Replicas, links.Endpoint{ID: r.ID, Topology: links.Topology{Host: r.Host, Known: true, GPU: g}})
 	}
-	return proximity.New(c)
+	return links.NewCostMap(c)
 }
 
 // TestNearStages: who of a node is in which stage follows the links, and the spread
@@ -136,7 +135,7 @@ func TestHandOversArePriced(t *testing.T) {
 	}
 	w := policytest.ChatWorkload(policies.BucketEdges(16384, 1), 8, 0.5, 1)
 	w.Transfer = know.Map.NearestTransfer(ids(fleet))
-	cost := func(plan policies.Plan, m *proximity.Map) float64 {
+	cost := func(plan policies.Plan, m *links.CostMap) float64 {
 		machine, err := adoption.New(adoption.Config{Planner: partition.Exact{}})
 		if err != nil {
 			t.Fatal(err)

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The output of a

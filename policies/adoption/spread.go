@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/proximity"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // joiner is the origin of replicas that the previous plan does not have.
@@ -14,19 +14,19 @@ const joiner = -1
 
 // assignment holds the stages while replicas are assigned to them.
 type assignment struct {
-	stages [][]proximity.Member
+	stages [][]links.Member
 	order  map[policies.ReplicaID]int // in which replicas were added
 }
 
 func (d *assignment) add(stage int, id policies.ReplicaID, origin int) {
-	d.stages[stage] = append(d.stages[stage], proximity.Member{ID: id, Origin: origin})
+	d.stages[stage] = append(d.stages[stage], links.Member{ID: id, Origin: origin})
 	d.order[id] = len(d.order)
 }
 
 // replicas lists a stage in the order of addition, joiners last.
 func (d *assignment) replicas(stage int) []policies.ReplicaID {
 	members := d.stages[stage]
-	slices.SortFunc(members, func(a, b proximity.Member) int {
+	slices.SortFunc(members, func(a, b links.Member) int {
 		return cmp.Or(compareJoiners(a, b), cmp.Compare(d.order[a.ID], d.order[b.ID]))
 	})
 	ids := make([]policies.ReplicaID, len(members))
@@ -37,7 +37,7 @@ func (d *assignment) replicas(stage int) []policies.ReplicaID {
 }
 
 // compareJoiners orders joiners after all others.
-func compareJoiners(a, b proximity.Member) int {
+func compareJoiners(a, b links.Member) int {
 	switch {
 	case (a.Origin == joiner) == (b.Origin == joiner):
 		return 0
@@ -56,7 +56,7 @@ func (d *assignment) spreadOverHosts(replicas []policies.Replica) {
 	home := make(map[policies.ReplicaID]*hostStock, len(replicas))
 	for _, r := range replicas {
 		if nodes[r.Host] == nil {
-			nodes[r.Host] = &hostStock{left: make(map[int][]proximity.Member)}
+			nodes[r.Host] = &hostStock{left: make(map[int][]links.Member)}
 		}
 		home[r.ID] = nodes[r.Host]
 	}
@@ -85,14 +85,14 @@ func (d *assignment) spreadOverHosts(replicas []policies.Replica) {
 
 // hostStock is what a host has left for the remaining stages.
 type hostStock struct {
-	left  map[int][]proximity.Member // by origin
+	left  map[int][]links.Member // by origin
 	count int
 	first int // order of first use
 	given int // to the present stage
 }
 
 // takeMembers forms a stage with the given number of members of each origin.
-func takeMembers(nodes []*hostStock, need map[int]int, size int) []proximity.Member {
+func takeMembers(nodes []*hostStock, need map[int]int, size int) []links.Member {
 	var origins []int
 	for o := range need {
 		origins = append(origins, o)
@@ -106,7 +106,7 @@ func takeMembers(nodes []*hostStock, need map[int]int, size int) []proximity.Mem
 		}
 	}
 	heap.Init(&q)
-	out := make([]proximity.Member, 0, size)
+	out := make([]links.Member, 0, size)
 	for len(q) > 0 && len(out) < size {
 		n := q[0]
 		at := slices.IndexFunc(origins, func(o int) bool { return need[o] > 0 && len(n.left[o]) > 0 })

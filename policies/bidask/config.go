@@ -9,9 +9,9 @@ import (
 // AskAll as Config.Sample means that every candidate is asked, as in the paper.
 const AskAll = -1
 
-// Config configures a Machine. The paper's settings are Sample AskAll, Selector Paper{},
+// Rules configures a Machine. The paper's settings are Sample AskAll, Selector Paper{},
 // three concurrent transfers each way and WaitForPromise.
-type Config struct {
+type Rules struct {
 	// Self is the own replica. Required.
 	Self policies.ReplicaID
 	// FirstDeal is the number of the first deal. It must be larger than any number that
@@ -59,7 +59,7 @@ type Config struct {
 
 // complete fills in the defaults and reports the first bad field as a
 // *policies.Violation.
-func (c Config) complete() (Config, error) {
+func (c Rules) complete() (Rules, error) {
 	if c.Self == "" {
 		return c, &policies.Violation{Subject: "bidask", Invariant: "Self must name the own replica"}
 	}

@@ -55,7 +55,7 @@ func TestNearBidsWin(t *testing.T) {
 // sell offers a request to these replicas, which send the bids in, and returns the
 // winner.
 func sell(t *testing.T, length policies.Tokens, ids []policies.ReplicaID, costs []policies.Micros, in []policies.Bid) policies.ReplicaID {
-	m, err := bidask.New(bidask.Config{Self: "a", Sample: 16})
+	m, err := bidask.NewMachine(bidask.Rules{Self: "a", Sample: 16})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestNearOnesAreAsked(t *testing.T) {
 			near = len(ev.Candidates) // then all are alike
 		}
 		self := policies.ReplicaID("s")
-		m, err := bidask.New(bidask.Config{Self: self, Sample: d})
+		m, err := bidask.NewMachine(bidask.Rules{Self: self, Sample: d})
 		if err != nil {
 			t.Fatal(err)
 		}

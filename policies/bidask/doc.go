@@ -3,13 +3,15 @@
 // request asks some candidates for bids and confirms the best bidder; the buyer
 // reserves KV and pulls the request when both have a free transfer slot.
 //
+// A Trader is a replica's part in it: a selector chooses what to offer, and a Machine negotiates.
+//
 // A Machine is one replica's side of the market, seller and buyer at once. It is a
 // pure state machine: Step takes an event and appends actions; it reads no clock,
 // sends nothing and transfers nothing. The migrator drives it with real messages,
 // the simulator with virtual ones.
 //
 // The transfer layer, not this package, defines how KV is transferred and which
-// replica owns a request after a fault. What to sell follows from policies/outlier
+// replica owns a request after a fault. What to sell follows from a Detector
 // and the ranges of the stages, what may move from policies.Movable.
 //
 // # The protocol

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // simulation is a stage that sells requests to the next one, in virtual time: there are
@@ -215,11 +215,11 @@ func (c *simulation) simulate() {
 }
 
 func (c *simulation) trader(name string) *trader {
-	cfg := bidask.Config{Self: policies.ReplicaID(name), Sample: c.rule.sample, MaxOffers: 1 << 12, MaxWins: 1 << 12, MaxConcurrentSends: c.slots, MaxConcurrentReceives: c.slots}
+	cfg := bidask.Rules{Self: policies.ReplicaID(name), Sample: c.rule.sample, MaxOffers: 1 << 12, MaxWins: 1 << 12, MaxConcurrentSends: c.slots, MaxConcurrentReceives: c.slots}
 	if c.rule.paper {
 		cfg.Selector = bidask.Paper{}
 	}
-	m, err := bidask.New(cfg)
+	m, err := bidask.NewMachine(cfg)
 	if err != nil {
 		panic(err)
 	}
@@ -473,21 +473,5 @@ func BenchmarkMarket(b *testing.B) {
 				}
 			}
 		}
-	}
-}
-
-// BenchmarkSlots shows the effect of the number of concurrent transfers in a burst.
-func BenchmarkSlots(b *testing.B) {
-	for _, slots := range []int{1, 3, 4, 8} {
-		b.Run(fmt.Sprint(slots), func(b *testing.B) {
-			var c simulation
-			for b.Loop() {
-				c = simulation{rule: ruleNamed("eight-least"), receivers: 128, latency: 300, burst: 20, slots: slots}
-				c.simulate()
-			}
-			b.ReportMetric(float64(c.messages)/float64(c.moves), "messages/move")
-			b.ReportMetric(1000*c.wait/float64(c.moves), "wait-ms")
-			b.ReportMetric(float64(c.longest)/1000, "longest-ms")
-		})
 	}
 }

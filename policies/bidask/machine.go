@@ -9,7 +9,7 @@ import (
 // Machine is one replica's part in the market. It is not safe for concurrent
 // use.
 type Machine struct {
-	config Config
+	config Rules
 	now    policies.Micros
 	out    []Action // of the Step in progress
 
@@ -32,10 +32,10 @@ type Machine struct {
 	receiving int // receive slots in use
 }
 
-// New returns a machine without sales and without a measured occupancy: it bids after
+// NewMachine returns a machine without sales and without a measured occupancy: it bids after
 // the first OccupancyMeasured event. The error is a *policies.Violation that names
 // the bad field.
-func New(c Config) (*Machine, error) {
+func NewMachine(c Rules) (*Machine, error) {
 	c, err := c.complete()
 	if err != nil {
 		return nil, err

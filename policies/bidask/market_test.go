@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // market is a small fleet in which a random source decides about messages, engines and
@@ -82,11 +82,11 @@ func newMarket(seed uint64, f faults, slots int) *market {
 
 // boot starts a new machine for a node.
 func (m *market) boot(n *node, slots int) {
-	c := bidask.Config{Self: n.id, FirstDeal: uint64(n.life) << 32, MaxConcurrentSends: slots, MaxConcurrentReceives: slots, Sample: 1 + m.rng.IntN(4), MaxWins: 8, MaxOffers: 12, MaxSkips: 1 + m.rng.IntN(3)}
+	c := bidask.Rules{Self: n.id, FirstDeal: uint64(n.life) << 32, MaxConcurrentSends: slots, MaxConcurrentReceives: slots, Sample: 1 + m.rng.IntN(4), MaxWins: 8, MaxOffers: 12, MaxSkips: 1 + m.rng.IntN(3)}
 	if m.rng.IntN(2) == 0 {
 		c.Selector, c.WaitForPromise = bidask.Paper{}, m.rng.IntN(2) == 0
 	}
-	machine, err := bidask.New(c)
+	machine, err := bidask.NewMachine(c)
 	if err != nil {
 		panic(err)
 	}

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // The tests of this file compare the paper's settings with section "Decentralized Load
@@ -120,7 +120,7 @@ func TestPaperReceiver(t *testing.T) {
 			slots: 1 + rng.IntN(3), patience: 1 + rng.IntN(3), delay: 5 * policies.Millisecond,
 			loads: map[policies.ReplicaID]policies.Tokens{}, failed: map[bidask.Deal]int{}, skipped: map[bidask.Deal]policies.Micros{}, taken: map[bidask.Deal]bool{},
 		}
-		m := testkit.Must(bidask.New(bidask.Config{
+		m := testkit.Must(bidask.NewMachine(bidask.Rules{
 			Self: "buyer", WaitForPromise: true, MaxConcurrentReceives: r.slots, MaxSkips: r.patience,
 			RetryDelay: r.delay, AnswerTimeout: hour, PromiseTimeout: hour, Lease: hour, TransferTimeout: hour,
 		}))
@@ -248,7 +248,7 @@ func TestPaperSender(t *testing.T) {
 		rng := rand.New(rand.NewPCG(16, i))
 		const hour = 3600 * policies.Second
 		s := &paperSender{slots: 1 + rng.IntN(3), next: map[bidask.Deal]bool{}, sending: map[bidask.Deal]bool{}}
-		m := testkit.Must(bidask.New(bidask.Config{
+		m := testkit.Must(bidask.NewMachine(bidask.Rules{
 			Self: "seller", Sample: bidask.AskAll, Selector: bidask.Paper{}, WaitForPromise: true, MaxConcurrentSends: s.slots,
 			BidTimeout: hour, AnswerTimeout: hour, PromiseTimeout: hour, Lease: hour, TransferTimeout: hour,
 		}))

@@ -7,9 +7,9 @@ import (
 	"sort"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // bids returns n random bids with many ties.
@@ -176,12 +176,12 @@ func TestConfig(t *testing.T) {
 		"Self=", "Sample=-2", "MaxConcurrentSends=-1", "MaxConcurrentReceives=-1", "MaxSkips=-1", "MaxOffers=-1", "MaxWins=-1",
 		"BidTimeout=-1", "AnswerTimeout=-1", "RetryDelay=-1", "PromiseTimeout=-1", "Lease=-1", "TransferTimeout=-1",
 	} {
-		c := bidask.Config{Self: "a"}
+		c := bidask.Rules{Self: "a"}
 		if err := testkit.SetFields(&c, []string{bad}); err != nil {
 			t.Fatal(err)
 		}
 		var v *policies.Violation
-		if _, err := bidask.New(c); !errors.As(err, &v) {
+		if _, err := bidask.NewMachine(c); !errors.As(err, &v) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
@@ -196,7 +196,7 @@ func (b broken) Select([]policies.Bid) int { return int(b) }
 // sells nothing.
 func TestBrokenSelector(t *testing.T) {
 	for _, at := range []int{-1, -7, 1, 99} {
-		m, err := bidask.New(bidask.Config{Self: "a", Selector: broken(at)})
+		m, err := bidask.NewMachine(bidask.Rules{Self: "a", Selector: broken(at)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +223,7 @@ func TestNames(t *testing.T) {
 
 // answering returns a machine, and an ask that it answers.
 func answering() (*bidask.Machine, bidask.Event) {
-	m, _ := bidask.New(bidask.Config{Self: "a"})
+	m, _ := bidask.NewMachine(bidask.Rules{Self: "a"})
 	m.Step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1000}}, nil)
 	return m, bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Migration: policies.Migration{Request: "q", Length: 10}}}
 }
@@ -238,13 +238,5 @@ func TestAnswerAllocations(t *testing.T) {
 	}
 	if len(out) != 1 || out[0].Message.Kind != bidask.Bid {
 		t.Errorf("%+v", out)
-	}
-}
-
-func BenchmarkAnswer(b *testing.B) {
-	m, ask := answering()
-	out := make([]bidask.Action, 0, 4)
-	for b.Loop() {
-		out = m.Step(ask, out[:0])
 	}
 }

@@ -2,6 +2,10 @@ package length
 
 import "strconv"
 
+// BodyLimit is the usual size of the largest body of a request, in bytes: a prompt of a million
+// tokens fits as text. The proxies, estimators and replicas of a fleet have one limit.
+const BodyLimit = 16 << 20
+
 // Headers is the part of a request's headers that an estimator needs.
 type Headers struct {
 	// ContentLength is the value of that header, "" without one.

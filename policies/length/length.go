@@ -24,9 +24,17 @@ const (
 	StageHeader = "x-cascade-stage"
 	// EpochHeader, in the response, is the epoch of the plan that routed the request.
 	EpochHeader = "x-cascade-epoch"
-	// RefusedHeader marks a replica's response that says nothing about the request: no token
-	// was produced, and another replica can serve it. Proxies retry on it.
+	// RefusedHeader marks a replica's response for which proxies send the request to another
+	// replica. Its value is RefusedUnbegun or RefusedLost.
 	RefusedHeader = "x-cascade-refused"
+	// RefusedUnbegun says that no engine was lost with the request: none has got it, or the replica
+	// stops and has therefore ended it.
+	RefusedUnbegun = "1"
+	// RefusedLost says that an engine has got the request and was lost with it.
+	RefusedLost = "lost"
+	// AttemptHeader, in a proxy's request, is the number of the attempt, from 1. It is Envoy's
+	// name; without it a replica never marks a request as RefusedLost for a proxy.
+	AttemptHeader = "x-envoy-attempt-count"
 	// ControlPrefix is the prefix of all headers that only Cascade may set on a request.
 	ControlPrefix = "x-cascade-"
 )

@@ -32,6 +32,18 @@ func oracle(data []byte) (Count, string) {
 	for _, k := range []string{"prompt", "messages", "input"} {
 		z := oraclePrompt(root[k])
 		c.Text, c.Tokens, c.Media, c.Found = c.Text+z.text, c.Tokens+policies.Tokens(z.tokens), c.Media+z.media, c.Found || z.found
+		if z.prompts > 1 && k != "messages" {
+			c.Prompts += z.prompts
+			c.OtherText, c.OtherTokens = c.OtherText+max(z.allText-z.text, 0), c.OtherTokens+policies.Tokens(max(z.allIDs-z.tokens, 0))
+		}
+	}
+	if n := oracleEntries(root["documents"]).prompts + oracleEntries(root["text_2"]).prompts; !c.Found && n > 1 {
+		c.Prompts = n
+		for _, k := range []string{"query", "queries", "text_1"} {
+			if z := oracleEntries(root[k]); z.prompts <= 1 {
+				c.OtherText += int64(n-1) * z.text
+			}
+		}
 	}
 	for _, k := range []string{"system", "instructions"} {
 		z := oracleContent(root[k])
@@ -61,7 +73,7 @@ func oraclePrompt(m json.RawMessage) (z size) {
 		for _, e := range array(m) {
 			switch kind(e) {
 			case '"':
-				z.text = max(z.text, stringLength(e))
+				z.text, z.allText, z.prompts = max(z.text, stringLength(e)), z.allText+stringLength(e), z.prompts+1
 			case '0':
 				z.tokens++
 			case '[':
@@ -71,12 +83,29 @@ func oraclePrompt(m json.RawMessage) (z size) {
 						row++
 					}
 				}
-				z.tokens = max(z.tokens, row)
+				z.tokens, z.allIDs, z.prompts = max(z.tokens, row), z.allIDs+row, z.prompts+1
 			case '{':
 				msg := object(e)
 				z.add(oracleContent(msg["content"]))
 				z.text += oracleRaw(msg["tool_calls"]) + oracleRaw(msg["function_call"])
 			}
+		}
+	}
+	return z
+}
+
+func oracleEntries(m json.RawMessage) (z size) {
+	if kind(m) == '"' {
+		z.text = stringLength(m)
+	}
+	if kind(m) != '[' {
+		return z
+	}
+	for _, e := range array(m) {
+		switch kind(e) {
+		case '"', '[', '{':
+			z.prompts++
+			z.text += stringLength(e)
 		}
 	}
 	return z

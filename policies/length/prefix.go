@@ -143,6 +143,18 @@ func (s *Scanner) PrefixDepth() int64 { return s.prefix.limit }
 // slice is valid until the next Write or Reset.
 func (s *Scanner) PrefixDigests() []uint64 { return s.prefix.digests[:s.prefix.levels] }
 
+// PromptDigest returns a hash of the prompt's text, as far as HashPrefix was asked for, and of
+// what Count found; 0 without text.
+func (s *Scanner) PromptDigest() uint64 {
+	if s.prefix.size == 0 {
+		return 0
+	}
+	h := s.prefix.hash
+	h.writeUint64(uint64(s.Count().Text))
+	h.writeUint64(uint64(s.Count().Tokens))
+	return h.sum()
+}
+
 // The key of the text's hash. It is no secret: the text is hashed before its model, and so
 // the model's secret, is known; Key adds the secret.
 const textKey0, textKey1 = 0x6361736361646501, 0x7072656669786573

@@ -304,19 +304,27 @@ func TestPrefixAllocatesNothing(t *testing.T) {
 	}
 }
 
-func BenchmarkPrefix(b *testing.B) {
-	for _, depth := range []int64{0, 4096, MaxPrefixDepth} {
-		for name, body := range map[string][]byte{"text": chat(220 << 10), "ids": ids(220 << 10)} {
-			b.Run(fmt.Sprintf("%s/depth=%d", name, depth), func(b *testing.B) {
-				b.ReportAllocs()
-				var s Scanner
-				for b.Loop() {
-					s.Reset()
-					s.HashPrefix(depth)
-					s.Write(body)
-					Prefixes{Depth: depth}.Key(&s)
-				}
-			})
+// TestPromptDigest checks which prompts are taken for equal ones.
+func TestPromptDigest(t *testing.T) {
+	digest := func(body string) uint64 {
+		var s Scanner
+		s.HashPrefix(MinPrefixDepth)
+		s.Write([]byte(body))
+		return s.PromptDigest()
+	}
+	long := strings.Repeat("x", 2*MinPrefixDepth)
+	base := digest(`{"prompt":"` + long + `"}`)
+	for body, equal := range map[string]bool{
+		`{"model":"m","n":2,"prompt":"` + long + `"}`: true, `{"prompt":"` + long + `x"}`: false, `{"prompt":"y` + long[1:] + `"}`: false, `{"prompt":"x"}`: false,
+	} {
+		if (digest(body) == base) != equal {
+			t.Errorf("%.40s…: equal is %v, want %v", body, !equal, equal)
 		}
+	}
+	if a, b := digest(`{"prompt":[1,2]}`), digest(`{"prompt":[1,3]}`); a == b || a == 0 {
+		t.Error("lists of ids are taken for equal ones")
+	}
+	if digest(`{"prompt":""}`) != 0 || digest(`{}`) != 0 {
+		t.Error("a body without text has a digest")
 	}
 }

@@ -22,6 +22,12 @@ type Count struct {
 	// Tokens is the exact number of token ids in the prompt; of a list of
 	// lists, the longest one.
 	Tokens policies.Tokens
+	// Prompts is the number of prompts, or of documents to rank, if the body has a list of them; 0
+	// for one prompt. OtherText and OtherTokens are the sums over those beside the longest; of
+	// documents, each of which is read with the query, they are the repeated query.
+	Prompts     int
+	OtherText   int64
+	OtherTokens policies.Tokens
 	// Media is the number of content parts without text: images, audio,
 	// files. Their size is in neither Text nor Tokens.
 	Media int
@@ -137,11 +143,24 @@ func (s *Scanner) Model() []byte {
 // complete.
 func (s *Scanner) Count() Count {
 	c := Count{Bytes: s.bytes}
-	for r, z := range s.sizes {
+	for r, z := range s.sizes[:query] {
 		c.Text += z.text
+		if z.prompts > 1 && register(r) != messages {
+			c.Prompts += z.prompts
+			c.OtherText += max(z.allText-z.text, 0)
+			c.OtherTokens += policies.Tokens(max(z.allIDs-z.tokens, 0))
+		}
 		c.Tokens += policies.Tokens(z.tokens)
 		c.Media += z.media
 		c.Found = c.Found || z.found && register(r) <= input
+	}
+	if n := s.sizes[documents].prompts + s.sizes[secondText].prompts; !c.Found && n > 1 {
+		c.Prompts = n
+		for _, q := range s.sizes[query:documents] {
+			if q.prompts <= 1 { // else each document has a query of its own
+				c.OtherText += int64(n-1) * q.text
+			}
+		}
 	}
 	c.MaxTokens = policies.Tokens(s.limits[1])
 	if c.MaxTokens == 0 {

@@ -17,6 +17,8 @@ const (
 	text                  // a part's text
 	raw                   // counted as compact JSON: tools, tool calls
 	cacheSalt             // cache_salt
+	ranked                // documents to rank, or the query: a text, or a list of entries
+	entry                 // of such a list: a text, or an object
 )
 
 // levels bounds how deep a value that counts may be: body, messages, message,
@@ -39,6 +41,11 @@ const (
 	messageCalls
 	messageCall
 	partText
+	query // from here on queries, then documents, which are no prompt
+	queries
+	firstText
+	documents
+	secondText
 	registers
 )
 
@@ -48,6 +55,10 @@ type size struct {
 	tokens int64
 	media  int
 	found  bool
+	// Of a list of prompts or documents: their number, and the sums over all of them.
+	prompts int
+	allText int64
+	allIDs  int64
 }
 
 // add adds a part of a message, which has no token ids.
@@ -69,6 +80,8 @@ func (s *Scanner) element() (role, register) {
 		return id, home
 	case content:
 		return part, home
+	case ranked:
+		return entry, home
 	}
 	return ignored, 0
 }
@@ -119,6 +132,11 @@ var members = [...]struct {
 	{body, "input", prompt, input},
 	{body, "system", content, system},
 	{body, "instructions", content, instructions},
+	{body, "query", ranked, query},
+	{body, "queries", ranked, queries},
+	{body, "text_1", ranked, firstText},
+	{body, "documents", ranked, documents},
+	{body, "text_2", ranked, secondText},
 	{body, "tools", raw, tools},
 	{body, "functions", raw, functions},
 	{item, "content", content, messageContent},
@@ -138,6 +156,8 @@ func (s *Scanner) enter(c byte, at int64) {
 		s.hasText = false
 	case s.role == raw:
 		s.mark = at - s.whitespace
+	case s.role == entry:
+		s.sizes[s.register].prompts++
 	}
 }
 
@@ -148,6 +168,8 @@ func (s *Scanner) leave(at int64) {
 	case item:
 		if !object {
 			home.tokens = max(home.tokens, s.row)
+			home.allIDs += s.row
+			home.prompts++
 			return
 		}
 		for r := messageContent; r <= messageCall; r++ {
@@ -176,7 +198,12 @@ func (s *Scanner) stringValue() {
 		home.text, home.found = s.length, true
 	case item:
 		home.text = max(home.text, s.length)
-	case content, part, text:
+		home.allText += s.length
+		home.prompts++
+	case entry:
+		home.prompts++
+		home.text += s.length
+	case content, part, text, ranked:
 		home.text += s.length
 	case cacheSalt:
 		s.salt = s.saltHash.sum()

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func scan(data []byte) (Count, string) {
@@ -28,9 +28,17 @@ var bodies = []struct {
 	{"escapes", `{"model":"a\/b\u0041","prompt":"\n\"\\\u00e9\u4e2d"}`, "a/bA", Count{Text: 1 + 1 + 1 + 2 + 3, Found: true}},
 	{"surrogates", `{"model":"\ud83d\ude00","prompt":"\ud83d\ude00\ud83d\ude00\ud83dx\ude00"}`, "😀", Count{Text: 4 + 4 + 3 + 1 + 3, Found: true}},
 	{"escaped key", `{"\u006dodel":"m","\u0070rompt":"x"}`, "m", Count{Text: 1, Found: true}},
-	{"list of texts: the longest", `{"prompt":["a","bbbb","cc"]}`, "", Count{Text: 4, Found: true}},
+	{"list of texts: the longest", `{"prompt":["a","bbbb","cc"]}`, "", Count{Text: 4, Prompts: 3, OtherText: 3, Found: true}},
+	{"texts to embed", `{"input":["a","bbbb"]}`, "", Count{Text: 4, Prompts: 2, OtherText: 1, Found: true}},
+	{"texts as messages", `{"messages":["a","bbbb"]}`, "", Count{Text: 4, Found: true}},
+	{"one text in a list", `{"prompt":["abc"]}`, "", Count{Text: 3, Found: true}},
+	{"documents to rank", `{"query":"abc","documents":["d",{"text":"no"},"e"]}`, "", Count{Prompts: 3, OtherText: 6}},
+	{"a score", `{"text_1":"abc","text_2":"d"}`, "", Count{}},
+	{"scores", `{"text_1":["abc"],"text_2":["d","e"]}`, "", Count{Prompts: 2, OtherText: 3}},
+	{"scores of pairs", `{"text_1":["abc","b"],"text_2":["d","e"]}`, "", Count{Prompts: 2}},
+	{"documents of a chat", `{"messages":[{"content":"a"}],"documents":[{"text":"a"},{"text":"b"}]}`, "", Count{Text: 1, Found: true}},
 	{"token ids", `{"prompt":[1,22,333,0]}`, "", Count{Tokens: 4, Found: true}},
-	{"lists of token ids: the longest", `{"prompt":[[1,2],[1,2,3],[]]}`, "", Count{Tokens: 3, Found: true}},
+	{"lists of token ids: the longest", `{"prompt":[[1,2],[1,2,3],[]]}`, "", Count{Tokens: 3, Prompts: 3, OtherTokens: 2, Found: true}},
 	{"empty prompt", `{"prompt":""}`, "", Count{Found: true}},
 	{"null prompt", `{"prompt":null}`, "", Count{}},
 	{"messages", `{"messages":[{"role":"system","content":"be brief"},{"role":"user","content":"hi"}]}`, "", Count{Text: 10, Found: true}},
@@ -168,7 +176,7 @@ func TestEveryShortText(t *testing.T) {
 
 // document returns a random JSON value, sometimes with a fault.
 func document(r *rand.Rand, depth int) string {
-	keys := []string{"model", "prompt", "messages", "input", "content", "text", "tools", "tool_calls", "function_call", "system", "max_tokens", "max_completion_tokens", "x", `\u0074ext`}
+	keys := []string{"model", "prompt", "messages", "input", "content", "text", "tools", "tool_calls", "function_call", "system", "max_tokens", "max_completion_tokens", "query", "documents", "text_1", "text_2", "x", `\u0074ext`}
 	strs := []string{`""`, `"a"`, `"hello world, this is longer"`, `"\n\t\"\\"`, `"\u00e9\ud83d\ude00"`, `"\ud83d"`, `"\ude00\ud83d\ud83d\ude00"`, `"Zürich 中文 😀"`}
 	blank := []string{"", "", "", " ", "\n\t "}[r.IntN(5)]
 	if r.IntN(400) == 0 {

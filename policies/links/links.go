@@ -1,5 +1,7 @@
 // Package links describes how KV blocks get from one replica to another: what connects
-// the two, which transport is best, how fast it is, and why.
+// the two, which transport is best, how fast it is, and why. A CostMap prices the
+// migrations of a plan from the links, and chooses replicas for adjacent stages so that
+// migrations between them are cheap.
 //
 // A Topology describes where one replica's KV cache is and which links lead away from
 // there: plain data, small enough for a load report. Everything else is a pure function

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The commands:

@@ -7,10 +7,10 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var models = []partition.Objective{partition.Flow, partition.Latency, partition.Snapshot}

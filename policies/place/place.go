@@ -1,7 +1,9 @@
 // Package place chooses the replica where a request without a first token starts: the
-// replica whose front end accepted it, or one peer.
+// replica whose front end accepted it, or one peer. Policy, Cheapest and Prefill are the rules;
+// Peers knows the peers that they choose from and what a request costs there, and a PullRule
+// decides whether the beginning of the prompt is copied from another replica.
 //
-// It forwards the request; no KV is transferred, and the front end keeps the client's
+// A placement forwards the request; no KV is transferred, and the front end keeps the client's
 // stream. It corrects what the proxy could not know (the exact length, the present
 // queue, cached prefixes) and never overrides another front end: a request that was
 // forwarded once stays.

@@ -3,23 +3,22 @@ package planner
 import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
-	"github.com/cascadeinfer/cascade/policies/proximity"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // near returns the assigner of the policy, with the distances between the model's replicas
 // where migrations are priced by them. The map is kept until ResetDistances.
-func (p *Planner) near(v *fleetview.View) adoption.Assigner {
+func (p *Planner) near(v *View) adoption.Assigner {
 	assigner := adoption.Assigner{PackHosts: p.cfg.Policy.paper}
 	if p.cfg.TokenBytes == 0 {
 		return assigner
 	}
 	if p.distances == nil {
-		c := proximity.Config{Rates: p.cfg.Links, TokenBytes: p.cfg.TokenBytes, Base: p.cfg.Transfer.Base}
+		c := links.CostMapConfig{Rates: p.cfg.Links, TokenBytes: p.cfg.TokenBytes, Base: p.cfg.Transfer.Base}
 		for i := range v.Replicas {
-			c.Replicas = append(c.Replicas, proximity.Replica{ID: v.Replicas[i].ID, Topology: v.Replicas[i].Topology})
+			c.Replicas = append(c.Replicas, links.Endpoint{ID: v.Replicas[i].ID, Topology: v.Replicas[i].Topology})
 		}
-		p.distances = proximity.New(c)
+		p.distances = links.NewCostMap(c)
 	}
 	assigner.Map = p.distances
 	return assigner
@@ -30,7 +29,7 @@ func (p *Planner) ResetDistances() { p.distances = nil }
 
 // transfer returns the assumed cost of a migration before the replicas of each stage
 // are known: from each replica to its nearest one.
-func (p *Planner) transfer(v *fleetview.View, eligible []policies.Replica) policies.Transfer {
+func (p *Planner) transfer(v *View, eligible []policies.Replica) policies.Transfer {
 	n := p.near(v)
 	if n.Map == nil || len(eligible) < 2 {
 		return p.cfg.Transfer

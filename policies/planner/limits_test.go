@@ -7,10 +7,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestNoPlanBeyondTheReplicas checks on random fleets, flows and iteration times that no plan
@@ -50,7 +49,7 @@ func TestNoPlanBeyondTheReplicas(t *testing.T) {
 // randomFleet is a planner with replicas that report whatever the test sets.
 type randomFleet struct {
 	planner *Planner
-	view    *fleetview.View
+	view    *View
 	cost    policies.Cost
 	now     policies.Micros
 	share   float64   // of the fleet's time that the flow takes
@@ -74,7 +73,7 @@ func newRandomFleet(rng *rand.Rand) *randomFleet {
 		Policy: testkit.Must(PolicyNamed([]string{PolicyDefault, PolicyDefault, "recursion", "two-phase"}[rng.IntN(4)])),
 		Follow: rng.IntN(4) == 0, Speed: 1, Period: 10 * policies.Second, Seen: 1,
 	}))
-	f.view = &fleetview.View{Grace: policies.Second, HalfLife: policies.Second}
+	f.view = &View{Grace: policies.Second, HalfLife: policies.Second}
 	capacity := policies.Capacity{KV: policies.Tokens(2e5 * math.Exp(rng.NormFloat64())), Batch: 8 + rng.IntN(250), TransferRate: maybe(3)}
 	for i := range replicas {
 		c := capacity
@@ -82,7 +81,7 @@ func newRandomFleet(rng *rand.Rand) *randomFleet {
 			c.KV, c.Batch, c.TransferRate = 2*c.KV, 2*c.Batch, maybe(3)
 		}
 		id := policies.ReplicaID(fmt.Sprint("r", i))
-		f.view.Replicas = append(f.view.Replicas, fleetview.Replica{
+		f.view.Replicas = append(f.view.Replicas, ReplicaView{
 			Replica: policies.Replica{ID: id, Model: "m", Address: string(id), Capacity: c}, Ready: true, Reported: true,
 		})
 	}

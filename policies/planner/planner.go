@@ -3,7 +3,7 @@
 // (Replan), moves boundaries to where the replicas propose them (Refine), and works out
 // which plan an operator's pin or rollback leads to (Revive).
 //
-// A Planner gets the replicas and their reports as a fleetview.View and only decides: its
+// A Planner gets the replicas and their reports as a View and only decides: its
 // owner stores each Change that it proposes and calls SetPlan when that is done. It reads no
 // clock, does no I/O and is not safe for concurrent use.
 //
@@ -26,12 +26,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/planrepair"
-	"github.com/cascadeinfer/cascade/policies/prefillpool"
-	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
 // Config is the configuration of a Planner. All fields but IterationRatio, Check and
@@ -78,10 +74,10 @@ type Planner struct {
 
 	plan    policies.Plan           // in force; no stages: none yet
 	initial bool                    // plan is the first one, or a repair of it
-	window  []fleetview.Pace        // per stage: the sum of the ticks' paces since the last reset
-	period  fleetview.Period        // the requests since the last planning period; only for the paper's policy
+	window  []Pace                  // per stage: the sum of the ticks' paces since the last reset
+	period  Period                  // the requests since the last planning period; only for the paper's policy
 	held    []float64               // mean held tokens per stage, as of the last tick; -1: unknown
-	bounds  []fleetview.Boundary    // between the stages, as of the last tick; none: not refined
+	bounds  []partition.Boundary    // between the stages, as of the last tick; none: not refined
 	ticks   int                     // since the start
 	ranges  []policies.PrefillRange // as of the last division
 	begun   bool                    // a first period has begun
@@ -92,14 +88,14 @@ type Planner struct {
 	lacks   bool                    // Repair has found a stage without ready replicas while another had one
 	lacking policies.Micros         // since when, if lacks
 
-	distances *proximity.Map // nil: to be computed
+	distances *links.CostMap // nil: to be computed
 }
 
 // Defaults of the fleets that plan, for the owner of a Planner, at speed 1.
 const (
 	DefaultPeriod   = 10 * policies.Second
-	DefaultHalfLife = 30 * policies.Second // fleetview.View.HalfLife
-	DefaultGrace    = 5 * policies.Second  // Config.Grace and fleetview.View.Grace, at any speed
+	DefaultHalfLife = 30 * policies.Second // View.HalfLife
+	DefaultGrace    = 5 * policies.Second  // Config.Grace and View.Grace, at any speed
 	DefaultSeen     = 1000
 	// BucketsPerOctave is the number of length buckets per doubling; see policies.BucketEdges.
 	BucketsPerOctave = 4
@@ -128,9 +124,7 @@ func New(cfg Config) (*Planner, error) {
 	if cfg.Wrap != nil {
 		p.native = cfg.Wrap(cfg.Model, p.native)
 	}
-	if cfg.IterationRatio > 0 {
-		p.native = adoption.LimitIterationRatio(p.native, cfg.IterationRatio)
-	}
+	p.native = cfg.Policy.bound(p.native, cfg.IterationRatio)
 	var err error
 	p.machine, err = adoption.New(adoption.Config{
 		// Replan is called once a period. The machine's own period is a little shorter,
@@ -149,7 +143,7 @@ func (p *Planner) Plan() policies.Plan { return p.plan }
 func (p *Planner) Status() string { return p.status }
 
 // SetPlan puts a plan in force. The view has the stages of that plan.
-func (p *Planner) SetPlan(v *fleetview.View, plan policies.Plan) {
+func (p *Planner) SetPlan(v *View, plan policies.Plan) {
 	p.plan = plan
 	p.resetMeasurements()
 	p.measure(v)
@@ -184,15 +178,15 @@ func (p *Planner) explain() {
 // TakeOver prepares the planner of a control plane that becomes the leader: the next
 // period begins now, and earlier measurements are dropped.
 func (p *Planner) TakeOver(now policies.Micros) {
-	p.begun, p.nextAt, p.lacks, p.period = true, now+p.cfg.Period, false, fleetview.Period{}
+	p.begun, p.nextAt, p.lacks, p.period = true, now+p.cfg.Period, false, Period{}
 	p.resetMeasurements()
 }
 
 // resetMeasurements drops the measured iteration times.
-func (p *Planner) resetMeasurements() { p.window = make([]fleetview.Pace, len(p.plan.Stages)) }
+func (p *Planner) resetMeasurements() { p.window = make([]Pace, len(p.plan.Stages)) }
 
 // Tick measures the stages once.
-func (p *Planner) Tick(v *fleetview.View) {
+func (p *Planner) Tick(v *View) {
 	for i, pace := range v.Paces(p.plan) {
 		p.window[i].Running += pace.Running
 		p.window[i].Tokens += pace.Tokens
@@ -208,7 +202,7 @@ func (p *Planner) Tick(v *fleetview.View) {
 }
 
 // measure computes the figures about the stages that replies to reports contain.
-func (p *Planner) measure(v *fleetview.View) {
+func (p *Planner) measure(v *View) {
 	p.held = v.MeanHeld(p.plan)
 	p.bounds = nil
 	if p.cfg.Refine && len(p.plan.Stages) > 1 {
@@ -252,7 +246,7 @@ type Result struct {
 // pin it proposes only a return to the pinned boundaries or, if they are in force, the
 // plan in force with the present members. The machine sees only the ready replicas; the
 // others keep their places in the plan.
-func (p *Planner) Replan(now policies.Micros, v *fleetview.View, pin *Pin) Result {
+func (p *Planner) Replan(now policies.Micros, v *View, pin *Pin) Result {
 	p.begun, p.nextAt = true, now+p.cfg.Period
 	if pin != nil {
 		if c := p.restorePinned(v, *pin); c != nil {
@@ -277,7 +271,7 @@ func (p *Planner) Replan(now policies.Micros, v *fleetview.View, pin *Pin) Resul
 	p.last = workload
 	p.explain()
 	p.resetMeasurements()
-	p.period = fleetview.Period{}
+	p.period = Period{}
 	p.status = describe(d) + p.describePrefill(v, workload)
 	if d.Reason == adoption.WarmingUp {
 		if c := p.remakeFirstPlan(v, present, eligible, members); c != nil {
@@ -291,7 +285,7 @@ func (p *Planner) Replan(now policies.Micros, v *fleetview.View, pin *Pin) Resul
 	}
 	entry.Predicted, entry.Observed = worstIteration(d.Present.Iterations, measured)
 	if d.Adopt {
-		if c := p.Propose(planrepair.PlaceUnready(d.Plan, p.plan, members), string(d.Reason)); c != nil {
+		if c := p.Propose(PlaceUnready(d.Plan, p.plan, members), string(d.Reason)); c != nil {
 			denied := p.Check(c.Stages)
 			if entry.Decision != Adopted || denied == nil {
 				entry.Stages = c.Stages
@@ -311,14 +305,14 @@ func (p *Planner) Replan(now policies.Micros, v *fleetview.View, pin *Pin) Resul
 }
 
 // repairMembers proposes the present plan with the present members.
-func (p *Planner) repairMembers(v *fleetview.View) Result {
+func (p *Planner) repairMembers(v *View) Result {
 	return Result{Change: p.Propose(p.repaired(v, listMembers(v)), "replicas changed")}
 }
 
 // Propose describes the replacement of the plan in force; it returns nil when the new
 // plan routes like the present one.
 func (p *Planner) Propose(plan policies.Plan, reason string) *Change {
-	if planrepair.SameRouting(plan, p.plan) || plan.Validate() != nil {
+	if SameRouting(plan, p.plan) || plan.Validate() != nil {
 		return nil
 	}
 	c := Change{Model: p.cfg.Model, Decision: Repaired, Reason: reason, Stages: plan.Stages}
@@ -371,7 +365,7 @@ const ticksPerDivision = 8
 func (p *Planner) PrefillRanges() []policies.PrefillRange { return p.ranges }
 
 // dividePrefill divides the ready prefill replicas among the prompts.
-func (p *Planner) dividePrefill(v *fleetview.View) []policies.PrefillRange {
+func (p *Planner) dividePrefill(v *View) []policies.PrefillRange {
 	var out []policies.PrefillRange
 	for i := range v.Replicas {
 		if r := &v.Replicas[i]; r.Prefill && r.Ready {
@@ -381,7 +375,7 @@ func (p *Planner) dividePrefill(v *fleetview.View) []policies.PrefillRange {
 	if len(out) < 2 || p.cfg.Policy.paper {
 		return nil
 	}
-	ranges := prefillpool.Divide(v.PrefillFlow(p.cfg.Edges), p.cfg.Cost, len(out))
+	ranges := DividePrefill(v.PrefillFlow(p.cfg.Edges), p.cfg.Cost, len(out))
 	if len(ranges) == 1 {
 		return nil
 	}
@@ -398,7 +392,7 @@ func (p *Planner) dividePrefill(v *fleetview.View) []policies.PrefillRange {
 
 // describePrefill returns what the present prefill replicas save, for the status; "" if there
 // are none. w is the workload of the stages.
-func (p *Planner) describePrefill(v *fleetview.View, w policies.Workload) string {
+func (p *Planner) describePrefill(v *View, w policies.Workload) string {
 	k := 0
 	for i := range v.Replicas {
 		if r := &v.Replicas[i]; r.Prefill && r.Ready {
@@ -410,7 +404,7 @@ func (p *Planner) describePrefill(v *fleetview.View, w policies.Workload) string
 	}
 	w.Flow, w.Replicas = v.Flow(p.cfg.Edges), w.Replicas+k
 	stages, w := p.cfg.Policy.ofFlows(w, p.cfg.IterationRatio)
-	gain, ok := prefillpool.Gain(stages, w, k)
+	gain, ok := PrefillGain(stages, w, k)
 	if !ok {
 		return ""
 	}
@@ -418,7 +412,7 @@ func (p *Planner) describePrefill(v *fleetview.View, w policies.Workload) string
 }
 
 // workload returns the input of a planner for the eligible replicas.
-func (p *Planner) workload(v *fleetview.View, eligible []policies.Replica) policies.Workload {
+func (p *Planner) workload(v *View, eligible []policies.Replica) policies.Workload {
 	w := p.workloadOf(v, eligible)
 	w.Flow = v.StageFlow(p.cfg.Edges)
 	if p.cfg.Policy.paper {
@@ -428,7 +422,7 @@ func (p *Planner) workload(v *fleetview.View, eligible []policies.Replica) polic
 }
 
 // workloadOf returns the part of a planner's input that does not depend on requests.
-func (p *Planner) workloadOf(v *fleetview.View, eligible []policies.Replica) policies.Workload {
+func (p *Planner) workloadOf(v *View, eligible []policies.Replica) policies.Workload {
 	w := policies.Workload{QoE: p.cfg.QoE, Cost: p.cfg.Cost, Transfer: p.transfer(v, eligible), Limits: p.cfg.Limits, Replicas: len(eligible), Capacity: eligible[0].Capacity}
 	for _, r := range eligible[1:] {
 		// Replicas of one model are equal; where they are not, the smallest counts.

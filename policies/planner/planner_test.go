@@ -7,13 +7,12 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 )
 
 // fixed proposes one partition, and prices all others at 100.
@@ -27,7 +26,7 @@ func (f fixed) Price(policies.Workload, []policies.Tokens, []int) (policies.Part
 // testPlanner is a Planner with the view of a fleet that does not change by itself.
 type testPlanner struct {
 	*Planner
-	view *fleetview.View
+	view *View
 }
 
 // newPlanner returns a planner with ready replicas of model m, under a plan.
@@ -38,10 +37,10 @@ func newPlanner(t *testing.T, cfg Config, plan string, ids ...policies.ReplicaID
 		cfg.Speed = 1
 	}
 	cfg.Period = 10 * policies.Second
-	p := testPlanner{testkit.Must(New(cfg)), &fleetview.View{Grace: 60 * policies.Second, HalfLife: 60 * policies.Second}}
+	p := testPlanner{testkit.Must(New(cfg)), &View{Grace: 60 * policies.Second, HalfLife: 60 * policies.Second}}
 	for _, id := range ids {
 		r := policies.Replica{ID: id, Model: "m", Capacity: policies.Capacity{KV: 1000, Batch: 8}}
-		p.view.Replicas = append(p.view.Replicas, fleetview.Replica{Replica: r, Stage: -1, Ready: true, Seen: 5000, Reported: true})
+		p.view.Replicas = append(p.view.Replicas, ReplicaView{Replica: r, Stage: -1, Ready: true, Seen: 5000, Reported: true})
 	}
 	if plan != "" {
 		p.setPlan(plantest.Parse(plan))
@@ -63,7 +62,7 @@ func (p testPlanner) change(changes []change) {
 		if !c.alter(p.view.Get(c.id)) {
 			list := slices.Clone(p.view.Replicas)
 			p.view.Reset()
-			p.view.Replicas = slices.DeleteFunc(list, func(r fleetview.Replica) bool { return r.ID == c.id })
+			p.view.Replicas = slices.DeleteFunc(list, func(r ReplicaView) bool { return r.ID == c.id })
 		}
 	}
 }
@@ -251,15 +250,15 @@ func TestPrefillRanges(t *testing.T) {
 	divided := []policies.PrefillRange{{Replica: "b", High: 31_000}, {Replica: "c", Low: 31_000, High: policies.Unbounded}}
 	for _, step := range []struct {
 		name   string
-		change func(r func(policies.ReplicaID) *fleetview.Replica)
+		change func(r func(policies.ReplicaID) *ReplicaView)
 		want   []policies.PrefillRange
 	}{
-		{"no prefill replica", func(r func(policies.ReplicaID) *fleetview.Replica) { r("a").Flow = flow(6, 0.1) }, nil},
-		{"one", func(r func(policies.ReplicaID) *fleetview.Replica) { r("b").Prefill, r("b").Flow = true, flow(3, 0.05) }, nil},
-		{"two", func(r func(policies.ReplicaID) *fleetview.Replica) { r("c").Prefill, r("c").Flow = true, flow(3, 0.05) }, divided},
-		{"one is not ready", func(r func(policies.ReplicaID) *fleetview.Replica) { r("c").Ready = false }, nil},
-		{"it is back", func(r func(policies.ReplicaID) *fleetview.Replica) { r("c").Ready = true }, divided},
-		{"their prompts are alike", func(r func(policies.ReplicaID) *fleetview.Replica) { r("b").Flow, r("c").Flow = flow(3, 0), flow(3, 0) }, nil},
+		{"no prefill replica", func(r func(policies.ReplicaID) *ReplicaView) { r("a").Flow = flow(6, 0.1) }, nil},
+		{"one", func(r func(policies.ReplicaID) *ReplicaView) { r("b").Prefill, r("b").Flow = true, flow(3, 0.05) }, nil},
+		{"two", func(r func(policies.ReplicaID) *ReplicaView) { r("c").Prefill, r("c").Flow = true, flow(3, 0.05) }, divided},
+		{"one is not ready", func(r func(policies.ReplicaID) *ReplicaView) { r("c").Ready = false }, nil},
+		{"it is back", func(r func(policies.ReplicaID) *ReplicaView) { r("c").Ready = true }, divided},
+		{"their prompts are alike", func(r func(policies.ReplicaID) *ReplicaView) { r("b").Flow, r("c").Flow = flow(3, 0), flow(3, 0) }, nil},
 	} {
 		step.change(p.view.Get)
 		for range ticksPerDivision {
@@ -306,22 +305,22 @@ func TestSiteRules(t *testing.T) {
 // change alters a replica after the plan is in force.
 type change struct {
 	id    policies.ReplicaID
-	alter func(r *fleetview.Replica) (inView bool)
+	alter func(r *ReplicaView) (inView bool)
 }
 
-func unready(r *fleetview.Replica) bool  { r.Ready = false; return true }
-func prefills(r *fleetview.Replica) bool { r.Prefill = true; return true }
-func drains(r *fleetview.Replica) bool {
+func unready(r *ReplicaView) bool  { r.Ready = false; return true }
+func prefills(r *ReplicaView) bool { r.Prefill = true; return true }
+func drains(r *ReplicaView) bool {
 	r.Draining, r.DrainOrdered, r.Ready, r.Leaving = true, true, false, true
 	return true
 }
-func leaves(r *fleetview.Replica) bool {
+func leaves(r *ReplicaView) bool {
 	r.Removed, r.Ready, r.Leaving = true, false, true
 	return true
 }
 
 // otherModel is a replica that serves another model by now, so that the view lacks it.
-func otherModel(*fleetview.Replica) bool { return false }
+func otherModel(*ReplicaView) bool { return false }
 
 // TestRepair checks when the plan in force is repaired, and to what.
 func TestRepair(t *testing.T) {
@@ -371,11 +370,11 @@ func TestRevive(t *testing.T) {
 		"first unready":     {[]change{{"a", unready}}, "b a |50| c d"},
 		"last unready":      {[]change{{"d", unready}}, "a |50| b c d"},
 		"left":              {[]change{{"d", leaves}}, "a |50| b c"},
-		"unready, left":     {[]change{{"d", func(r *fleetview.Replica) bool { r.Removed = true; return unready(r) }}}, "a |50| b c"},
+		"unready, left":     {[]change{{"d", func(r *ReplicaView) bool { r.Removed = true; return unready(r) }}}, "a |50| b c"},
 		"drained":           {[]change{{"d", drains}}, "a |50| b c"},
 		"other model":       {[]change{{"d", otherModel}}, "a |50| b c"},
 		"prefills":          {[]change{{"d", prefills}}, "a |50| b c"},
-		"prefills, unready": {[]change{{"d", func(r *fleetview.Replica) bool { return prefills(r) && unready(r) }}}, "a |50| b c"},
+		"prefills, unready": {[]change{{"d", func(r *ReplicaView) bool { return prefills(r) && unready(r) }}}, "a |50| b c"},
 		"none is ready":     {[]change{{"a", unready}, {"b", unready}, {"c", unready}, {"d", unready}}, "a b |100| c d"},
 	} {
 		p := newPlanner(t, Config{Policy: Policy{planner: fixed{}}}, "a b | c d", "a", "b", "c", "d")

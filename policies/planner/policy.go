@@ -19,6 +19,7 @@ const (
 type Policy struct {
 	planner adoption.Planner // nil: one stage
 	paper   bool             // plans, adopts and assigns as the paper does
+	least   int              // replicas of a stage of a new plan; see WithStageReplicas
 }
 
 // PolicyNamed looks a policy up by its name: one of the constants, or the name of a
@@ -39,6 +40,24 @@ func PolicyNamed(name string) (Policy, error) {
 		}
 	}
 	return Policy{planner: planner, paper: name == PolicyPaper}, nil
+}
+
+// WithStageReplicas returns the policy with at least the given number of replicas in each stage of a new plan; 0 and 1
+// set no minimum. See adoption.KeepStageReplicas.
+func (p Policy) WithStageReplicas(least int) Policy {
+	p.least = least
+	return p
+}
+
+// bound returns a planner within the bounds of new plans. It bounds the answers of modules, too.
+func (p Policy) bound(native adoption.Planner, iterationRatio float64) adoption.Planner {
+	if p.least > 1 {
+		native = adoption.KeepStageReplicas(native, p.least)
+	}
+	if iterationRatio > 0 {
+		native = adoption.LimitIterationRatio(native, iterationRatio)
+	}
+	return native
 }
 
 // WithSlack returns the policy with another slack (partition.Exact), if it has one.

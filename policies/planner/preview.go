@@ -24,7 +24,7 @@ func (p Policy) Preview(w policies.Workload, iterationRatio float64) (Preview, e
 		return Preview{}, ErrNeedsSnapshot
 	}
 	native := p.pricer()
-	limited, w := limit(native, p.planner == nil, w, iterationRatio)
+	limited, w := p.limit(native, w, iterationRatio)
 	proposal, err := limited.Partition(w)
 	if err != nil {
 		return Preview{}, err
@@ -50,16 +50,13 @@ func (p Policy) Price(w policies.Workload, plan policies.Plan) (policies.Partiti
 	return p.pricer().Price(w, plan.Cuts(), counts)
 }
 
-// limit returns the planner within an iteration ratio, and the workload that it divides: into one stage for
+// limit returns the planner within the bounds of new plans, and the workload that it divides: into one stage for
 // a policy that never makes more.
-func limit(native adoption.Planner, oneStage bool, w policies.Workload, iterationRatio float64) (adoption.Planner, policies.Workload) {
-	if oneStage {
+func (p Policy) limit(native adoption.Planner, w policies.Workload, iterationRatio float64) (adoption.Planner, policies.Workload) {
+	if p.planner == nil {
 		w.Limits.Stages = 1
 	}
-	if iterationRatio > 0 {
-		native = adoption.LimitIterationRatio(native, iterationRatio)
-	}
-	return native, w
+	return p.bound(native, iterationRatio), w
 }
 
 // ofFlows is what limit returns for the policy. In place of the paper's, which needs the requests in
@@ -69,7 +66,7 @@ func (p Policy) ofFlows(w policies.Workload, iterationRatio float64) (policies.P
 	if p.paper {
 		native = partition.Exact{Slack: partition.DefaultSlack}
 	}
-	return limit(native, p.planner == nil, w, iterationRatio)
+	return p.limit(native, w, iterationRatio)
 }
 
 // pricer returns the planner of the policy, or for one stage the default one.

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
 // refinedReason is the reason of a plan that differs from the previous one only by its
@@ -13,7 +13,7 @@ const refinedReason = "boundaries refined"
 
 // Boundary returns what the replicas of a stage need to propose its end; nil where
 // boundaries are not refined, or the stage is the last one.
-func (p *Planner) Boundary(stage int) *fleetview.Boundary {
+func (p *Planner) Boundary(stage int) *partition.Boundary {
 	if stage < 0 || stage >= len(p.bounds) {
 		return nil
 	}
@@ -23,7 +23,7 @@ func (p *Planner) Boundary(stage int) *fleetview.Boundary {
 // Refine proposes the plan in force with the boundaries that the replicas agree on.
 // Between two plans of the planner only boundaries change: members stay, so that a new
 // boundary costs one route table. A denied proposal becomes an entry of the history.
-func (p *Planner) Refine(v *fleetview.View) Result {
+func (p *Planner) Refine(v *View) Result {
 	if !p.cfg.Refine || len(p.plan.Stages) < 2 {
 		return Result{}
 	}

@@ -6,15 +6,13 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
-	"github.com/cascadeinfer/cascade/policies/planrepair"
 )
 
 // Repair proposes the change that cannot wait for the next period, nil for none: a
 // first plan, a stage without a ready replica, a replica that left the configuration or
 // is drained, a ready one that has no stage yet. again reports that a repair may become
 // necessary merely because time passes: the caller must call Repair again soon.
-func (p *Planner) Repair(now policies.Micros, v *fleetview.View) (c *Change, again bool) {
+func (p *Planner) Repair(now policies.Micros, v *View) (c *Change, again bool) {
 	members := listMembers(v)
 	reason, again := p.repairReason(now, v, members)
 	if reason != "" {
@@ -25,7 +23,7 @@ func (p *Planner) Repair(now policies.Micros, v *fleetview.View) (c *Change, aga
 }
 
 // repairReason returns why the plan needs repair at once, or "".
-func (p *Planner) repairReason(now policies.Micros, v *fleetview.View, members []planrepair.Member) (reason string, again bool) {
+func (p *Planner) repairReason(now policies.Micros, v *View, members []Member) (reason string, again bool) {
 	switch {
 	case len(p.plan.Stages) == 0:
 		return "first plan", false
@@ -86,7 +84,7 @@ func (p *Planner) repairReason(now policies.Micros, v *fleetview.View, members [
 }
 
 // namesReplica reports whether the plan in force names a replica of the model.
-func namesReplica(v *fleetview.View) bool {
+func namesReplica(v *View) bool {
 	for i := range v.Replicas {
 		if v.Replicas[i].Stage >= 0 {
 			return true
@@ -98,11 +96,11 @@ func namesReplica(v *fleetview.View) bool {
 // listMembers lists the replicas that may be in a stage, in the order of the view:
 // those that serve, are in the plan, or were never in one and are ready. A new replica
 // joins no stage before its engine answers health checks.
-func listMembers(v *fleetview.View) []planrepair.Member {
-	var list []planrepair.Member
+func listMembers(v *View) []Member {
+	var list []Member
 	for i := range v.Replicas {
 		if r := &v.Replicas[i]; r.MayJoin() && (r.Ready || r.Stage >= 0) {
-			list = append(list, planrepair.Member{ID: r.ID, Ready: r.Ready, Work: r.Work()})
+			list = append(list, Member{ID: r.ID, Ready: r.Ready, Work: r.Work()})
 		}
 	}
 	return list
@@ -110,9 +108,9 @@ func listMembers(v *fleetview.View) []planrepair.Member {
 
 // repaired returns the plan in force with the present members, or a single stage where
 // no plan can be kept.
-func (p *Planner) repaired(v *fleetview.View, members []planrepair.Member) policies.Plan {
+func (p *Planner) repaired(v *View, members []Member) policies.Plan {
 	if len(p.plan.Stages) > 0 && namesReplica(v) && (p.cfg.Policy.planner != nil || len(p.plan.Stages) == 1) {
-		return planrepair.Repair(p.plan, members)
+		return RepairPlan(p.plan, members)
 	}
 	// A first plan has all replicas: those that are not ready are listed as such.
 	var all []policies.Replica
@@ -132,11 +130,11 @@ func (p *Planner) repaired(v *fleetview.View, members []planrepair.Member) polic
 
 // remakeFirstPlan proposes the first plan anew if repairs have changed it while its replicas
 // started, before the fleet has seen requests to judge it by.
-func (p *Planner) remakeFirstPlan(v *fleetview.View, present policies.Plan, eligible []policies.Replica, members []planrepair.Member) *Change {
+func (p *Planner) remakeFirstPlan(v *View, present policies.Plan, eligible []policies.Replica, members []Member) *Change {
 	if !p.initial || !p.hasHistory() || v.Flow(p.cfg.Edges).Seen >= p.cfg.Seen {
 		return nil
 	}
-	next := planrepair.PlaceUnready(p.firstPlan(v, present, eligible), p.plan, members)
+	next := PlaceUnready(p.firstPlan(v, present, eligible), p.plan, members)
 	c := p.Propose(next, "first plan, for the replicas that are ready now")
 	if c != nil {
 		c.Decision = Adopted
@@ -148,7 +146,7 @@ func (p *Planner) hasHistory() bool { return p.native != nil && len(p.cfg.Histor
 
 // firstPlan returns the plan that the planner proposes for Config.History, or one stage if there
 // is no history or stages would save too little. It keeps replicas where they are in the plan before.
-func (p *Planner) firstPlan(v *fleetview.View, before policies.Plan, replicas []policies.Replica) policies.Plan {
+func (p *Planner) firstPlan(v *View, before policies.Plan, replicas []policies.Replica) policies.Plan {
 	if p.hasHistory() && len(replicas) > 0 {
 		w := p.workloadOf(v, replicas)
 		w.Flow, w.Snapshot = p.cfg.History.Flow, p.cfg.History.Snapshot
@@ -167,7 +165,7 @@ func (p *Planner) firstPlan(v *fleetview.View, before policies.Plan, replicas []
 
 // readyPlan returns the ready part of the plan in force, and its replicas. It is not
 // valid when a stage has none.
-func (p *Planner) readyPlan(v *fleetview.View) (policies.Plan, []policies.Replica) {
+func (p *Planner) readyPlan(v *View) (policies.Plan, []policies.Replica) {
 	var eligible []policies.Replica
 	for i := range v.Replicas {
 		if r := &v.Replicas[i]; r.Ready && r.Stage >= 0 && r.MayJoin() {
@@ -179,7 +177,7 @@ func (p *Planner) readyPlan(v *fleetview.View) (policies.Plan, []policies.Replic
 
 // readyStages returns the plan in force without the replicas that are not ready, or that have
 // become prefill replicas. A stage may become empty.
-func (p *Planner) readyStages(v *fleetview.View) policies.Plan {
+func (p *Planner) readyStages(v *View) policies.Plan {
 	plan := policies.Plan{Model: p.cfg.Model, Epoch: p.plan.Epoch}
 	for _, stage := range p.plan.Stages {
 		stage.Replicas = slices.DeleteFunc(slices.Clone(stage.Replicas), func(id policies.ReplicaID) bool {
@@ -195,7 +193,7 @@ func (p *Planner) readyStages(v *fleetview.View) policies.Plan {
 // counts, among the present replicas: as many to each stage as it had, or in proportion,
 // short to long in the order of the plan in force. It has fewer stages where there are
 // fewer replicas, and is the plan in force where none is ready.
-func (p *Planner) Revive(v *fleetview.View, former policies.Partition) policies.Plan {
+func (p *Planner) Revive(v *View, former policies.Partition) policies.Plan {
 	present := p.readyStages(v)
 	var eligible []policies.Replica
 	for _, stage := range present.Stages {
@@ -207,13 +205,13 @@ func (p *Planner) Revive(v *fleetview.View, former policies.Partition) policies.
 		return p.plan
 	}
 	divided := adoption.ScaleCounts(former, len(eligible))
-	var unready []planrepair.Member
+	var unready []Member
 	for i := range v.Replicas {
 		if r := &v.Replicas[i]; r.Stage >= 0 && !r.Prefill && !r.Removed && !r.DrainOrdered && !r.Ready {
-			unready = append(unready, planrepair.Member{ID: r.ID})
+			unready = append(unready, Member{ID: r.ID})
 		}
 	}
-	return planrepair.PlaceUnready(p.near(v).Assign(present, divided, eligible), p.plan, unready)
+	return PlaceUnready(p.near(v).Assign(present, divided, eligible), p.plan, unready)
 }
 
 // Pin keeps a model at a former plan.
@@ -226,7 +224,7 @@ type Pin struct {
 // restorePinned proposes to return to the boundaries of a pinned plan, which a
 // repair may have merged while replicas were missing; it returns nil where they are in
 // force, or cannot be.
-func (p *Planner) restorePinned(v *fleetview.View, pin Pin) *Change {
+func (p *Planner) restorePinned(v *View, pin Pin) *Change {
 	epoch := strconv.FormatUint(uint64(pin.Epoch), 10)
 	p.status = "pinned to the plan of epoch " + epoch
 	if pin.By != "" {

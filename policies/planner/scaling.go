@@ -2,15 +2,13 @@ package planner
 
 import (
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/autoscale"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
-// ScaleSample returns what package autoscale decides by: the flow of the stages and the replicas that may
+// ScaleSample returns what a Scaler decides by: the flow of the stages and the replicas that may
 // serve it, as the view has them. It does not depend on the plan in force, nor on the policy.
-func (p *Planner) ScaleSample(v *fleetview.View) autoscale.Sample {
-	var s autoscale.Sample
+func (p *Planner) ScaleSample(v *View) ScaleSample {
+	var s ScaleSample
 	var eligible, present []policies.Replica
 	for i := range v.Replicas {
 		r := &v.Replicas[i]
@@ -50,7 +48,7 @@ func (p *Planner) StageNeeds(w policies.Workload, share float64) []partition.Nee
 	if len(p.plan.Stages) == 0 || len(w.Flow.Edges) == 0 {
 		return nil
 	}
-	needs, err := partition.Flow.Needs(autoscale.Scale(w, 1/share), p.plan.Cuts())
+	needs, err := partition.Flow.Needs(ScaleFlow(w, 1/share), p.plan.Cuts())
 	if err != nil {
 		return nil
 	}

@@ -5,11 +5,9 @@ import (
 	"math"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/autoscale"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScaleSample checks which replicas count as what.
@@ -77,7 +75,7 @@ func TestStageNeeds(t *testing.T) {
 // scaledFleet is a planner whose fleet follows the number of replicas that is recommended for it.
 type scaledFleet struct {
 	testPlanner
-	scaler *autoscale.Scaler
+	scaler *Scaler
 	unit   policies.Flow
 	epoch  policies.Epoch
 	plans  int
@@ -85,7 +83,7 @@ type scaledFleet struct {
 }
 
 // period lets a planning period pass at a load, and returns the recommendation.
-func (f *scaledFleet) period(now policies.Micros, load float64) autoscale.Recommendation {
+func (f *scaledFleet) period(now policies.Micros, load float64) Recommendation {
 	n := len(f.view.Replicas)
 	for i := range f.view.Replicas {
 		r := &f.view.Replicas[i]
@@ -117,7 +115,7 @@ func (f *scaledFleet) resize(now policies.Micros, n int) {
 	list := f.view.Replicas
 	for len(list) < n {
 		r := policies.Replica{ID: policies.ReplicaID(fmt.Sprint(len(list))), Model: "m", Capacity: policies.Capacity{KV: 400_000, Batch: 256}}
-		list = append(list, fleetview.Replica{Replica: r, Stage: -1, Ready: true, Reported: true, Seen: 5000})
+		list = append(list, ReplicaView{Replica: r, Stage: -1, Ready: true, Reported: true, Seen: 5000})
 	}
 	f.view.Reset()
 	f.view.Replicas = list[:n]
@@ -130,13 +128,13 @@ func (f *scaledFleet) resize(now policies.Micros, n int) {
 func TestScalingIgnoresPlans(t *testing.T) {
 	edges := policies.BucketEdges(32768, 1)
 	w := policytest.ChatWorkload(edges, 1, 1, 4)
-	f := scaledFleet{scaler: testkit.Must(autoscale.New(autoscale.Config{})), unit: w.Flow, stages: map[int]bool{}}
+	f := scaledFleet{scaler: testkit.Must(NewScaler(ScalerConfig{})), unit: w.Flow, stages: map[int]bool{}}
 	f.testPlanner = testPlanner{
 		testkit.Must(New(Config{
 			Model: "m", Context: 32768, Edges: edges, Cost: w.Cost, Transfer: w.Transfer, Limits: policies.Limits{Stages: policies.MaxStages, Pooling: 0.3},
 			Policy: testkit.Must(PolicyNamed("")), Speed: 1, Period: DefaultPeriod, Seen: DefaultSeen, IterationRatio: DefaultIterationRatio, Grace: DefaultGrace,
 		})),
-		&fleetview.View{Grace: DefaultGrace, HalfLife: DefaultHalfLife},
+		&View{Grace: DefaultGrace, HalfLife: DefaultHalfLife},
 	}
 	f.resize(0, 6)
 	turns, rising, last := 0, true, 6

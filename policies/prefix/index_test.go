@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // oracle is what an Index should know, kept as whole sequences of ids.

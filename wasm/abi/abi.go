@@ -44,6 +44,14 @@ var kindNames = [...]struct{ name, export string }{
 // NumKinds is the number of kinds, Configure included. Kinds count from 0.
 const NumKinds = Kind(len(kindNames))
 
+// Codecs has the codec of each kind, for what does not depend on its types. Guests do not
+// use it: they would carry all kinds.
+var Codecs = [NumKinds]interface {
+	CheckAnswer(frame, arena []byte, result uint64) error
+}{
+	&ConfigureCodec, &PartitionCodec, &RefineCodec, &QuoteCodec, &SelectCodec, &OutlierCodec, &PlaceCodec, &GuardCodec,
+}
+
 // String returns the kind's name, as in policy slots and on the command line.
 func (k Kind) String() string {
 	if k < NumKinds {

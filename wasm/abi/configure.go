@@ -30,3 +30,12 @@ func DecodeConfigureResult(result uint64) error {
 	}
 	return nil
 }
+
+// ConfigureCodec is the codec of the kind.
+var ConfigureCodec = Codec[[]byte, struct{}]{
+	Kind: Configure, EncodeCall: EncodeConfigureCall, DecodeCall: DecodeConfigureCall,
+	EncodeResult: func([]byte, []byte, struct{}) (uint64, error) { return Result(OK, 0), nil },
+	DecodeResult: func(_ []byte, result uint64, _ []byte) (struct{}, error) {
+		return struct{}{}, DecodeConfigureResult(result)
+	},
+}

@@ -123,4 +123,5 @@
 //	2026-11-22  1.4  partition gets the QoE model, beside the iteration model; refine gets it in place of
 //	                 the iteration model, with which guests computed the same sums, and loses kappa
 //	2026-11-23  1.5  place gets the number of requests that run at each replica
+//	2026-11-30  1.6  place gets the price of the request at each replica
 package abi

@@ -13,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // A vector is a frame and an answer to it, as in testdata. The tables below have the offsets
@@ -54,7 +54,7 @@ var goldenArrival = policies.Arrival{
 	Request: policies.Request{ID: "front-1/77", Model: "llama", Input: 3000, Cached: 1024, MaxOutput: 512, Estimated: true, Features: policies.Seed | policies.Stop},
 	Own:     policies.Candidate{ID: "r0", Low: 0, High: 2048, Waiting: 9000, Load: 50_000, Prefix: 0, Draining: true, Running: 12},
 	Peers: []policies.Candidate{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
-		{ID: "replica-2", Low: 2048, High: policies.Unbounded, Waiting: 0, Load: 10_000, Prefix: 0, Running: 3}},
+		{ID: "replica-2", Low: 2048, High: policies.Unbounded, Waiting: 0, Load: 10_000, Prefix: 0, Running: 3, Price: 12_500_000}},
 }
 
 var vectors = []vector{

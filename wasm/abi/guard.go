@@ -202,3 +202,15 @@ func DecodeGuardResult(frame []byte, result uint64, ch Change) (Denial, bool, er
 	}
 	return d, true, nil
 }
+
+// GuardCodec is the codec of the kind.
+var GuardCodec = Codec[Change, GuardAnswer]{
+	Kind: Guard, EncodeCall: EncodeGuardCall, DecodeCall: DecodeGuardCall,
+	EncodeResult: func(frame []byte, _ Change, a GuardAnswer) (uint64, error) {
+		return EncodeGuardResult(frame, a.Denial, a.Denied), nil
+	},
+	DecodeResult: func(frame []byte, result uint64, ch Change) (GuardAnswer, error) {
+		d, denied, err := DecodeGuardResult(frame, result, ch)
+		return GuardAnswer{d, denied}, err
+	},
+}

@@ -79,3 +79,21 @@ func decodeTokens(frame []byte, result uint64) (policies.Tokens, error) {
 	}
 	return policies.Tokens(u64(out)), nil
 }
+
+// OutlierCodec is the codec of the kind.
+var OutlierCodec = Codec[Loads, policies.Tokens]{
+	Kind: Outlier,
+	EncodeCall: func(arena []byte, c Call, l Loads) (int, error) {
+		return EncodeOutlierCall(arena, c, l.Own, l.Mean)
+	},
+	DecodeCall: func(frame []byte) (l Loads, s Status) {
+		l.Own, l.Mean, s = DecodeOutlierCall(frame)
+		return l, s
+	},
+	EncodeResult: func(frame []byte, _ Loads, excess policies.Tokens) (uint64, error) {
+		return EncodeOutlierResult(frame, excess), nil
+	},
+	DecodeResult: func(frame []byte, result uint64, l Loads) (policies.Tokens, error) {
+		return DecodeOutlierResult(frame, result, l.Own)
+	},
+}

@@ -262,3 +262,25 @@ func decodeCost(b []byte) policies.Cost {
 	b = b[:48]
 	return policies.Cost{D0: f64(b), D1: f64(b[8:]), D2: f64(b[16:]), D3: f64(b[24:]), D4: f64(b[32:]), Kappa: f64(b[40:])}
 }
+
+// PartitionCodec is the codec of the kind.
+var PartitionCodec = Codec[policies.Workload, PartitionAnswer]{
+	Kind: Partition, EncodeCall: EncodePartitionCall,
+	DecodeCall: func(frame []byte) (w policies.Workload, s Status) {
+		s = DecodePartitionCall(frame, &w)
+		return w, s
+	},
+	EncodeResult: func(frame []byte, _ policies.Workload, a PartitionAnswer) (uint64, error) {
+		if a.Err != nil && a.Err != policies.ErrInfeasible {
+			return 0, a.Err
+		}
+		return EncodePartitionResult(frame, a.Partition, a.Err == nil), nil
+	},
+	DecodeResult: func(frame []byte, result uint64, w policies.Workload) (PartitionAnswer, error) {
+		p, err := DecodePartitionResult(frame, result, w)
+		if err == policies.ErrInfeasible { // an answer, not a fault
+			return PartitionAnswer{p, err}, nil
+		}
+		return PartitionAnswer{p, nil}, err
+	},
+}

@@ -21,6 +21,7 @@ import "github.com/cascadeinfer/cascade/policies"
 //	       40 text replica
 //	       48 u64  bit 0: draining
 //	       56 i64  running: requests that generate tokens there
+//	       64 i64  price: what the request costs there, in nanoseconds per token, 0 if unknown
 //	value     the index of the peer, from 0; with None, the own replica
 //	rules     the index is below rec_count − 1; forwarded requests stay
 //
@@ -29,7 +30,8 @@ import "github.com/cascadeinfer/cascade/policies"
 // the length. There is no output.
 const (
 	placeArgs = 64
-	siteSize  = 64
+	siteSize  = 72
+	siteSize5 = 64 // of 1.5
 	siteSize0 = 56 // of 1.0
 )
 
@@ -72,6 +74,7 @@ func encodeSite(r []byte, s *policies.Candidate, t *textWriter) {
 	t.put(r[40:], string(s.ID))
 	put64(r[48:], uint64(flagIf(s.Draining, 1)))
 	put64(r[56:], uint64(s.Running))
+	put64(r[64:], uint64(s.Price))
 }
 
 // DecodePlaceCall returns the arrival in a frame. Its peers are appended to dst[:0],
@@ -112,14 +115,17 @@ func DecodePlaceCall(frame []byte, dst []policies.Candidate) (policies.Arrival, 
 
 func decodeSite(r, aux []byte) (policies.Candidate, bool) {
 	id, ok := text(u64(r[40:]), aux)
-	running := uint64(0)
-	if len(r) >= siteSize {
+	running, price := uint64(0), uint64(0)
+	if len(r) >= siteSize5 {
 		running = u64(r[56:])
+	}
+	if len(r) >= siteSize {
+		price = u64(r[64:])
 	}
 	return policies.Candidate{
 		ID: policies.ReplicaID(id), Low: policies.Tokens(u64(r)), High: policies.Tokens(u64(r[8:])), Waiting: policies.Tokens(u64(r[16:])),
 		Load: policies.Tokens(u64(r[24:])), Prefix: policies.Tokens(u64(r[32:])), Draining: u64(r[48:])&1 != 0,
-		Running: int(running),
+		Running: int(running), Price: int64(price),
 	}, ok
 }
 
@@ -149,4 +155,16 @@ func DecodePlaceResult(result uint64, a policies.Arrival) (policies.ReplicaID, e
 	default:
 		return a.Peers[i].ID, nil
 	}
+}
+
+// PlaceCodec is the codec of the kind.
+var PlaceCodec = Codec[policies.Arrival, policies.ReplicaID]{
+	Kind: Place, EncodeCall: EncodePlaceCall,
+	DecodeCall: func(frame []byte) (policies.Arrival, Status) { return DecodePlaceCall(frame, nil) },
+	EncodeResult: func(_ []byte, a policies.Arrival, peer policies.ReplicaID) (uint64, error) {
+		return EncodePlaceResult(a, peer), nil
+	},
+	DecodeResult: func(_ []byte, result uint64, a policies.Arrival) (policies.ReplicaID, error) {
+		return DecodePlaceResult(result, a)
+	},
 }

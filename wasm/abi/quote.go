@@ -107,3 +107,15 @@ func DecodeQuoteResult(frame []byte, result uint64) (policies.Bid, bool, error) 
 	}
 	return b, true, nil
 }
+
+// QuoteCodec is the codec of the kind.
+var QuoteCodec = Codec[QuoteArgs, QuoteAnswer]{
+	Kind: Quote, EncodeCall: EncodeQuoteCall, DecodeCall: DecodeQuoteCall,
+	EncodeResult: func(frame []byte, _ QuoteArgs, a QuoteAnswer) (uint64, error) {
+		return EncodeQuoteResult(frame, a.Bid, a.OK), nil
+	},
+	DecodeResult: func(frame []byte, result uint64, _ QuoteArgs) (QuoteAnswer, error) {
+		bid, bids, err := DecodeQuoteResult(frame, result)
+		return QuoteAnswer{bid, bids}, err
+	},
+}

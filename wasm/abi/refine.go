@@ -112,3 +112,16 @@ func decodeQoE(b []byte) policies.QoE {
 	b = b[:qoeSize]
 	return policies.QoE{D0: f64(b), D1: f64(b[8:]), D2: f64(b[16:]), D3: f64(b[24:]), D4: f64(b[32:])}
 }
+
+// RefineCodec is the codec of the kind.
+var RefineCodec = Codec[policies.BoundaryView, policies.Tokens]{
+	Kind: Refine, EncodeCall: EncodeRefineCall,
+	DecodeCall: func(frame []byte) (policies.BoundaryView, Status) {
+		b, _, s := DecodeRefineCall(frame, nil)
+		return b, s
+	},
+	EncodeResult: func(frame []byte, _ policies.BoundaryView, boundary policies.Tokens) (uint64, error) {
+		return EncodeRefineResult(frame, boundary), nil
+	},
+	DecodeResult: DecodeRefineResult,
+}

@@ -79,3 +79,13 @@ func DecodeSelectResult(result uint64, bids int) (int, error) {
 		return int(i), nil
 	}
 }
+
+// SelectCodec is the codec of the kind.
+var SelectCodec = Codec[[]policies.Bid, int]{
+	Kind: Select, EncodeCall: EncodeSelectCall,
+	DecodeCall:   func(frame []byte) ([]policies.Bid, Status) { return DecodeSelectCall(frame, nil) },
+	EncodeResult: func(_ []byte, _ []policies.Bid, winner int) (uint64, error) { return EncodeSelectResult(winner), nil },
+	DecodeResult: func(_ []byte, result uint64, bids []policies.Bid) (int, error) {
+		return DecodeSelectResult(result, len(bids))
+	},
+}

@@ -125,7 +125,7 @@ func (s *source) workload() policies.Workload {
 
 func (s *source) site() policies.Candidate {
 	return policies.Candidate{ID: policies.ReplicaID(s.text()), Low: s.tokens(), High: s.tokens(), Waiting: s.tokens(), Load: s.tokens(),
-		Prefix: s.tokens(), Draining: s.below(2) == 1, Running: int(s.word())}
+		Prefix: s.tokens(), Draining: s.below(2) == 1, Running: int(s.word()), Price: int64(s.word())}
 }
 
 func (s *source) arrival() policies.Arrival {

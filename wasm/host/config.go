@@ -69,12 +69,12 @@ var defaults = [abi.NumKinds]Limit{
 	abi.Configure: {50_000_000, time.Second, 128, 256 << 10, callStack},
 	abi.Partition: {2_000_000_000, time.Second, 1024, 1 << 20, 64 * callStack},
 	abi.Refine:    {40_000_000, time.Second, 256, 512 << 10, 4 * callStack},
-	abi.Quote:     {50_000, requestTimeout, 128, 8 << 10, callStack},
-	abi.Select:    {50_000, requestTimeout, 128, 8 << 10, callStack},
-	abi.Outlier:   {50_000, requestTimeout, 128, 8 << 10, callStack},
 	abi.Place:     {50_000, requestTimeout, 128, 64 << 10, callStack},
 	abi.Guard:     {20_000_000, time.Second, 512, 2 << 20, 4 * callStack},
 }
+
+// requestLimit is the default of the other kinds, which decide for a request.
+var requestLimit = Limit{50_000, requestTimeout, 128, 8 << 10, callStack}
 
 // requestTimeout is the wall limit of per-request kinds.
 const requestTimeout = 250 * time.Millisecond
@@ -89,10 +89,13 @@ var defaultStart = Limit{Fuel: meter.DefaultStartFuel, Wall: time.Second}
 
 // DefaultLimit returns the default limit of a kind.
 func DefaultLimit(k abi.Kind) Limit {
-	if k < abi.NumKinds {
-		return defaults[k]
+	switch {
+	case k >= abi.NumKinds:
+		return Limit{}
+	case defaults[k] == Limit{}:
+		return requestLimit
 	}
-	return Limit{}
+	return defaults[k]
 }
 
 // Config configures a module and its limits.
@@ -136,7 +139,7 @@ type Config struct {
 // invalid field.
 func (c Config) withDefaults() (Config, error) {
 	for k := range abi.NumKinds {
-		l, err := c.Limits[k].withDefaults(defaults[k])
+		l, err := c.Limits[k].withDefaults(DefaultLimit(k))
 		if err != nil {
 			return c, fmt.Errorf("host: limit of %s: %w", k, err)
 		}

@@ -23,7 +23,7 @@
 // The wall limit is wall-clock time, during which a busy machine may not have scheduled
 // the call at all. A module cannot wait: no import blocks, so its fuel bounds its work.
 // A call that reaches its wall limit with less than half of its fuel consumed, and less
-// than code consumes in that time, is therefore marked as Starved, and breakers do not
+// than code consumes in that time, is therefore marked as Starved, and slots do not
 // count it as a fault.
 //
 // An Instance belongs to one goroutine at a time, and takes no lock. Calls of the kinds

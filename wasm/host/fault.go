@@ -11,7 +11,7 @@ import (
 type Cause uint8
 
 // The causes. What follows a fault (the native answer, a new instance, the rollback of
-// the module) is decided in wasm/policy/fallback.go. After Refused, TooLarge and Unknown
+// the module) is decided in wasm/slothost/pool.go. After Refused, TooLarge and Unknown
 // the instance stays usable; after the others it is dead.
 const (
 	Trapped   Cause = iota + 1 // the module trapped: unreachable, out of bounds, a Go panic

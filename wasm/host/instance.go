@@ -12,6 +12,7 @@ import (
 	"github.com/tetratelabs/wazero/experimental"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/opa"
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
@@ -31,6 +32,7 @@ type Instance struct {
 	depth               api.MutableGlobal // bytes of stack left, never written
 	fns                 [abi.NumKinds]api.Function
 	arenaFn, deferredFn api.Function
+	opa                 *opa.Guest // nil unless OPA compiled the module
 	limits              [abi.NumKinds + 1]meteredLimit
 	arenaAt, arenaSize  uint32 // of the arena
 	refusedSize         int    // of the largest frame that was refused for its size, 0: none

@@ -93,27 +93,8 @@ func (i *Instance) Replay(frame []byte, r *Record) error {
 		f.Starved = false
 	}
 	if err == nil {
-		err = i.wrapAnswerError(k, checkAnswer[k](i, frame, result))
+		err = i.wrapAnswerError(k, abi.Codecs[k].CheckAnswer(frame, i.arena(), result))
 	}
 	r.Cause = CauseOf(err)
 	return err
-}
-
-// checkAnswer has for each kind a function that checks an answer against the arguments in
-// the frame of its call.
-var checkAnswer = [abi.NumKinds]func(i *Instance, frame []byte, result uint64) error{
-	abi.Configure: checkerOf(&abi.ConfigureCodec), abi.Partition: checkerOf(&abi.PartitionCodec),
-	abi.Refine: checkerOf(&abi.RefineCodec), abi.Quote: checkerOf(&abi.QuoteCodec), abi.Select: checkerOf(&abi.SelectCodec),
-	abi.Outlier: checkerOf(&abi.OutlierCodec), abi.Place: checkerOf(&abi.PlaceCodec), abi.Guard: checkerOf(&abi.GuardCodec),
-}
-
-func checkerOf[Q, A any](k *abi.Codec[Q, A]) func(i *Instance, frame []byte, result uint64) error {
-	return func(i *Instance, frame []byte, result uint64) error {
-		q, s := k.DecodeCall(frame)
-		if s != abi.OK {
-			return s
-		}
-		_, err := k.DecodeResult(i.arena(), result, q)
-		return err
-	}
 }

@@ -72,7 +72,23 @@ func (m *Module) checkOPAStart() error {
 // bindOPA uses an opa.Guest for the functions of cascade-policy/1.
 func (i *Instance) bindOPA() {
 	g := opa.NewGuest(i.mod, opaHost{i})
+	i.opa = g
 	i.arenaFn, i.fns[abi.Configure], i.fns[abi.Guard] = g.Arena(), g.Configure(), g.Guard()
+}
+
+// Evaluate evaluates a set of rules in Rego, such as opa.PlanDeny, on an input document,
+// within the limits of a guard. The error is a *Fault, after which the instance is dead.
+func (i *Instance) Evaluate(set string, input []byte) (findings []abi.Denial, err error) {
+	switch {
+	case i.dead != nil:
+		return nil, i.dead
+	case i.opa == nil:
+		return nil, i.fault(abi.Guard, Unknown, errors.New("the module has no rules in Rego"))
+	case len(input) > i.limits[abi.Guard].Frame:
+		return nil, i.fault(abi.Guard, TooLarge, fmt.Errorf("the input has %d bytes", len(input)))
+	}
+	_, err = i.invoke(abi.Guard, i.opa.Evaluation(set, input, &findings), 0)
+	return findings, err
 }
 
 // opaHost is the opa.Host of an instance.

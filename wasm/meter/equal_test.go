@@ -9,7 +9,7 @@ import (
 
 	"github.com/tetratelabs/wazero/api"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // check runs a generated module with some fuel by the reference interpreter, instrumented, and,

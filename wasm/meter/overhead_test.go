@@ -14,8 +14,8 @@ import (
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -52,7 +52,7 @@ func subjects(b *testing.B) []subject {
 		list = append(list, subject{"c/near16", code, abi.Select.Export(), nil, true, 50_000, 500})
 	}
 	return append(list,
-		subject{"go/least16", hosttest.Build(b, "../plugins/bid-least-load"), abi.Select.Export(), nil, true, 50_000, 250},
+		subject{"go/least16", hosttest.Build(b, "../plugins/bid-least-load.go"), abi.Select.Export(), nil, true, 50_000, 250},
 		subject{"go/empty", guest, "arena", nil, false, 50_000, 1000},
 		subject{"go/select16", guest, "choose", []uint64{16}, false, 50_000, 250},
 		subject{"go/divide", guest, "divide", []uint64{32, 64}, false, 1 << 40, 1},

@@ -11,7 +11,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -169,7 +168,7 @@ func TestRefine(t *testing.T) {
 				t.Fatalf("%v came through for %+v", got, b)
 			}
 		}
-		native := refine.Weighted{Damping: refine.Damping{Smoothing: 1000}}
+		native := partition.WeightedRefiner{Damping: partition.Damping{Smoothing: 1000}}
 		got := Refiner{Proposer: native, Worse: -1, Refused: func(err error) { refused++ }}.Refine(b)
 		if got != b.Boundary {
 			moved++
@@ -238,15 +237,5 @@ func TestCheck(t *testing.T) {
 	var denied *Denied
 	if err := Check(change(), []NamedGuard{{"site", PolicyGuard{asked{}}}}); !errors.As(err, &denied) || len(denied.Denials) != 1 || denied.Denials[0].Stage != 1 {
 		t.Errorf("%+v", denied)
-	}
-}
-
-func BenchmarkPartition(b *testing.B) {
-	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 64, 0.6, 1)
-	p := Planner{Proposer: proposer(func(w policies.Workload) (policies.Partition, error) {
-		return policies.Partition{Counts: []int{64}}, nil
-	}), Native: partition.Exact{}}
-	for b.Loop() {
-		_, _ = p.Partition(w)
 	}
 }

@@ -39,7 +39,7 @@ func costTheSame(t *testing.T, g *host.Instance) {
 // BenchmarkBids measures a decision end to end: encode, arm, call, check.
 func BenchmarkBids(b *testing.B) {
 	for _, name := range []string{"bid-least-load", "bid-paper"} {
-		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name), host.Config{}))
+		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name+".go"), host.Config{}))
 		bids := hosttest.Bids(16)
 		b.Run(name+"/select16", func(b *testing.B) {
 			b.ReportAllocs()

@@ -28,7 +28,7 @@ func BenchmarkRefineFuel(b *testing.B) {
 	for _, name := range []string{"refine-weighted", "refine-paper"} {
 		var c host.Config
 		c.Limits[abi.Refine] = host.Limit{Fuel: 1 << 40, Wall: time.Minute, Pages: 1024, Frame: 4 << 20}
-		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name), c))
+		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name+".go"), c))
 		for _, n := range []int{0, 100, 1000, 4000, 16_000, 32_000, 64_000, 128_000, 250_000} {
 			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
 				border, most := border(n), int64(0)
@@ -55,7 +55,7 @@ func BenchmarkPartitionFuel(b *testing.B) {
 		return list
 	}
 	for _, name := range []string{"partition-exact", "partition-two-phase", "partition-recursion"} {
-		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name), host.Config{Limits: [abi.NumKinds]host.Limit{abi.Partition: {Fuel: 1 << 40, Wall: time.Minute}}}))
+		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name+".go"), host.Config{Limits: [abi.NumKinds]host.Limit{abi.Partition: {Fuel: 1 << 40, Wall: time.Minute}}}))
 		for _, size := range [][2]int{{16, 18}, {64, 18}, {256, 18}, {1000, 18}, {10_000, 18}, {1000, 119}, {10_000, 119}} {
 			if name == "partition-recursion" && size[0]*size[1] > 5000 {
 				continue

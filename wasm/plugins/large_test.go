@@ -18,7 +18,7 @@ func TestLargestQuestions(t *testing.T) {
 	b := border(2 * next)
 	b.Local = b.Local[:own]
 	for _, name := range []string{"refine-weighted", "refine-paper"} {
-		m := guesttest.Load(t, guesttest.Build(t, name), host.Config{})
+		m := guesttest.Load(t, guesttest.Build(t, name+".go"), host.Config{})
 		g := guesttest.Start(t, m)
 		most := int64(0)
 		for i := range calls {

@@ -59,12 +59,6 @@ type Config struct {
 	// and DefaultWindow. Faults is at most MaxFaults.
 	Faults int
 	Window policies.Micros
-	// Floor refuses offers below it: it is what SlotStatus.Floor was before a
-	// restart. Resume lists the generations that were active or previous then, or
-	// were to become so: they may be offered though they are below the floor. The
-	// generations that a host is to run are offered in ascending order.
-	Floor  lifecycle.Generation
-	Resume []lifecycle.Generation
 }
 
 // MaxFaults bounds Config.Faults: a Machine keeps the times of that many faults.
@@ -111,7 +105,7 @@ func (c Config) complete() (Config, error) {
 	if c.Ladder == nil {
 		c.Ladder = []int{1, 10, 100}
 	}
-	c.Ladder, c.Resume = slices.Clone(c.Ladder), slices.Clone(c.Resume)
+	c.Ladder = slices.Clone(c.Ladder)
 	last := 0
 	for i, p := range c.Ladder {
 		if p <= last || p >= 1000 {

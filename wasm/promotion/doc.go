@@ -6,7 +6,7 @@
 //
 // A Machine is a pure state machine: it loads nothing, calls nothing and reads no
 // clock, and one sequence of events gives one sequence of actions. Package
-// wasm/internal/swap feeds it events and executes its actions. Generation 0 stands
+// wasm/slothost feeds it events and executes its actions. Generation 0 stands
 // for the native policy, which is always there and serves a slot without modules.
 //
 // # Promotion
@@ -46,9 +46,9 @@
 //  2. At most three generations are loaded: active, previous, candidate; at most
 //     one is being built.
 //  3. A generation that was rejected, withdrawn after it ran, or rolled back never
-//     runs again: to run the module again, sign a new statement, with a new number.
-//  4. The floor never falls: an offer below the highest one seen is refused, unless
-//     the host is to go back to it.
-//  5. What is built is either loaded or closed: there is exactly one Close for every
+//     runs again while the process lives, among the last 64 of them: to run the
+//     module again, sign a new statement, with a new number. Which generations may be
+//     offered at all is the caller's to know, see slothost's history.
+//  4. What is built is either loaded or closed: there is exactly one Close for every
 //     generation that was compiled and is gone.
 package promotion

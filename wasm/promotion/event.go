@@ -23,9 +23,6 @@ type Offer struct {
 	// Until is when an offer that is not Stable expires: a generation that is not
 	// active by then is rejected. 0 means never.
 	Until policies.Micros
-	// Readmit says that the host admitted the generation before and is to go back to
-	// it: it may be below the floor. The caller knows that it did not fail.
-	Readmit bool
 }
 
 // Check returns what is wrong with an offer to a slot of a kind, regardless of

@@ -8,9 +8,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
-// maxEnded bounds the ended generations that Status reports. A rejected generation
-// that is forgotten is below the floor, or is the floor, whose end is kept apart.
-const maxEnded = 8
+const (
+	maxEnded  = 8  // ended generations that Status reports
+	maxBarred = 64 // generations that are remembered as ended for good
+)
 
 // module is a generation that is loaded or being built.
 type module struct {
@@ -26,10 +27,9 @@ type module struct {
 
 // Machine is the state of one slot. It is not safe for concurrent use.
 type Machine struct {
-	c          Config
-	now        policies.Micros
-	floor      lifecycle.Generation
-	floorEnded bool // the generation at the floor ended for good: it is not accepted again
+	c      Config
+	now    policies.Micros
+	barred []lifecycle.Generation // ended for good: not accepted again; latest last
 
 	active, previous, candidate, waiting *module
 	building                             lifecycle.Generation // being verified, compiled or warmed; 0 for none
@@ -50,7 +50,7 @@ func New(c Config) (*Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("promotion: %w", err)
 	}
-	return &Machine{c: c, floor: c.Floor}, nil
+	return &Machine{c: c}, nil
 }
 
 // Step handles an event, appends the actions that follow from it to actions, and
@@ -94,13 +94,10 @@ func (m *Machine) handleOffer(o Offer) error {
 	case m.waiting != nil && m.waiting.offer.Generation == g:
 		m.waiting.offer = o
 		return nil
-	case g < m.floor && !o.Readmit && !slices.Contains(m.c.Resume, g):
-		return fmt.Errorf("generation %d: older than %d, which was offered before: sign the module anew, with a higher generation", g, m.floor)
-	case g == m.floor && m.floorEnded:
+	case m.previous != nil && m.previous.offer.Generation == g:
+		return fmt.Errorf("generation %d: is kept for a rollback of generation %d", g, m.active.offer.Generation)
+	case slices.Contains(m.barred, g):
 		return fmt.Errorf("generation %d: %s: sign the module anew, with a higher generation", g, m.outcome(g))
-	}
-	if g > m.floor {
-		m.floor, m.floorEnded = g, false
 	}
 	next := &module{offer: o, phase: lifecycle.Waiting, since: m.now}
 	if m.waiting != nil {

@@ -18,7 +18,7 @@ func (m *Machine) promote() {
 // promoteOnce makes one transition, and reports whether there was one to make.
 func (m *Machine) promoteOnce() bool {
 	if w := m.waiting; w != nil && m.expired(w) {
-		m.forbid(w.offer.Generation, true)
+		m.bar(w.offer.Generation)
 		m.end(w, lifecycle.Rejected, expiredReason)
 		m.waiting = nil
 		return true
@@ -205,7 +205,7 @@ func (m *Machine) Route() Route { return m.route }
 // then the ended ones, latest first. The result shares no memory with the machine.
 func (m *Machine) Status() lifecycle.SlotStatus {
 	s := lifecycle.SlotStatus{Kind: m.c.Kind, Active: m.route.Active, Candidate: m.route.Candidate, Permille: m.route.Permille,
-		Scope: m.route.Scope, Floor: m.floor}
+		Scope: m.route.Scope}
 	for _, c := range []*module{m.active, m.previous, m.candidate, m.waiting} {
 		if c != nil {
 			s.Modules = append(s.Modules, m.status(c))

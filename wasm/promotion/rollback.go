@@ -17,14 +17,13 @@ func (m *Machine) handleRollback(g lifecycle.Generation, reason string) {
 	case m.active != nil && m.active.offer.Generation == g:
 		m.endActive(lifecycle.RolledBack, reason)
 	case m.candidate != nil && m.candidate.offer.Generation == g:
-		m.forbid(g, true)
 		m.endCandidate(lifecycle.RolledBack, reason)
 	case m.waiting != nil && m.waiting.offer.Generation == g:
-		m.forbid(g, true)
+		m.bar(g)
 		m.end(m.waiting, lifecycle.RolledBack, reason)
 		m.waiting = nil
 	case m.previous != nil && m.previous.offer.Generation == g: // the slot cannot fall back to it any more
-		m.forbid(g, true)
+		m.bar(g)
 		m.end(m.previous, lifecycle.RolledBack, reason)
 		m.closing = append(m.closing, g)
 		m.previous = nil
@@ -40,7 +39,9 @@ func (m *Machine) handleWithdrawal(g lifecycle.Generation) {
 		m.end(m.waiting, lifecycle.Withdrawn, "")
 		m.waiting = nil
 	case m.candidate != nil && m.candidate.offer.Generation == g:
-		m.forbid(g, m.candidate.phase == lifecycle.Canary)
+		if m.candidate.phase == lifecycle.Canary {
+			m.bar(g)
+		}
 		m.endCandidate(lifecycle.Withdrawn, "")
 	}
 }
@@ -49,7 +50,7 @@ func (m *Machine) handleWithdrawal(g lifecycle.Generation) {
 // policy.
 func (m *Machine) endActive(p lifecycle.Phase, reason string) {
 	g := m.active.offer.Generation
-	m.forbid(g, true)
+	m.bar(g)
 	m.end(m.active, p, reason)
 	m.closing = append(m.closing, g)
 	m.active, m.previous = m.previous, nil
@@ -63,7 +64,9 @@ func (m *Machine) endActive(p lifecycle.Phase, reason string) {
 func (m *Machine) endCandidate(p lifecycle.Phase, reason string) {
 	c := m.candidate
 	g := c.offer.Generation
-	m.forbid(g, p == lifecycle.Rejected)
+	if p == lifecycle.Rejected || p == lifecycle.RolledBack {
+		m.bar(g)
+	}
 	m.end(c, p, reason)
 	m.candidate = nil
 	if m.building == g {
@@ -76,15 +79,10 @@ func (m *Machine) endCandidate(p lifecycle.Phase, reason string) {
 	}
 }
 
-// forbid keeps a generation that ended for good from being offered again. Those
-// below the floor cannot be offered anyway, except those to resume.
-func (m *Machine) forbid(g lifecycle.Generation, forGood bool) {
-	if forGood && g == m.floor {
-		m.floorEnded = true
-	}
-	if forGood {
-		m.c.Resume = slices.DeleteFunc(m.c.Resume, func(r lifecycle.Generation) bool { return r == g })
-	}
+// bar keeps a generation that ended for good from being offered again.
+func (m *Machine) bar(g lifecycle.Generation) {
+	m.barred = append(m.barred, g)
+	m.barred = m.barred[max(0, len(m.barred)-maxBarred):]
 }
 
 // end records that a generation has ended.

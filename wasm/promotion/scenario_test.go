@@ -6,15 +6,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The output
 // of a command is the machine's actions. Times are in seconds.
 //
-//	slot bid-select floor=3 …      a new machine, at time 0; ladder=1,10 faults=2 resume=2
+//	slot bid-select faults=2 …     a new machine, at time 0; ladder=1,10
 //	at 10                          sets the time, with a tick
 //	offer 5 active [stable]        or warm, shadow, canary=50, canary@group, active@group
 //	build 5                        verified, compiled and warmed, each when requested
@@ -118,10 +118,6 @@ func (p *player) slot(words []string) {
 			}
 		case "faults":
 			c.Faults = int(p.number(value))
-		case "floor":
-			c.Floor = lifecycle.Generation(p.number(value))
-		case "resume":
-			c.Resume = append(c.Resume, lifecycle.Generation(p.number(value)))
 		case "worse":
 			c.Shadow.Worse = int(p.number(value))
 		case "differ":
@@ -197,7 +193,7 @@ func routeText(r Route) string {
 
 func (p *player) status() {
 	s := p.m.Status()
-	p.say("route %s, floor %d", routeText(Route{s.Active, s.Candidate, s.Permille, s.Scope}), s.Floor)
+	p.say("route %s", routeText(Route{s.Active, s.Candidate, s.Permille, s.Scope}))
 	for _, l := range s.Modules {
 		text := fmt.Sprintf("%d %s since %d, to %s", l.Generation, l.Phase, l.SinceUnixMillis/1000, l.Goal)
 		if l.Figures != (lifecycle.Figures{}) {

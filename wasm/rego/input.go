@@ -1,33 +1,25 @@
 package rego
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 
-	"github.com/open-policy-agent/opa/v1/ast"
-
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/internal/regodocument"
+	"github.com/cascadeinfer/cascade/wasm/host/opa"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
 )
 
 var _ planguard.Guard = (*Rules)(nil)
 
 // Plan evaluates the rules of cascade.plan.
-func (r *Rules) Plan(ctx context.Context, c abi.Change) (Verdict, error) {
-	var w regodocument.Writer
-	input, err := ast.ValueFromReader(bytes.NewReader(w.Input(c, r.now().Unix())))
-	if err != nil {
-		return Verdict{}, fmt.Errorf("rego: input: %w", err)
-	}
-	return r.ask(ctx, r.plan, input)
+func (r *Rules) Plan(c abi.Change) (Verdict, error) {
+	var w opa.Writer
+	return r.ask(opa.PlanDeny, opa.PlanWarn, w.Input(c, r.now().Unix()))
 }
 
 // Check implements planguard.Guard. It returns the denials of Plan.
 func (r *Rules) Check(c abi.Change) ([]abi.Denial, error) {
-	v, err := r.Plan(context.Background(), c)
+	v, err := r.Plan(c)
 	return v.Denials, err
 }
 
@@ -38,30 +30,32 @@ func (r *Rules) Check(c abi.Change) ([]abi.Denial, error) {
 //	 "from": "shadow", "to": "canary", "permille": 10, "permille_before": 1,
 //	 "scope": "", "stable": false, "soaked": 120}
 type Rollout struct {
-	Slot, Kind, Name, Version string
-	Generation                uint64
-	Signers                   []string // the IDs of the keys
-	From, To                  string   // names of lifecycle.Goal; From may be ""
-	Permille, PermilleBefore  int
-	Scope                     string
-	Stable                    bool
-	Soaked                    float64 // seconds since it has the goal From
+	Slot           string   `json:"slot"`
+	Kind           string   `json:"kind"`
+	Name           string   `json:"name"`
+	Version        string   `json:"version"`
+	Generation     uint64   `json:"generation"`
+	Signers        []string `json:"signers"` // the IDs of the keys
+	From           string   `json:"from"`    // the name of a lifecycle.Goal, or ""
+	To             string   `json:"to"`      // likewise, never ""
+	Permille       int      `json:"permille"`
+	PermilleBefore int      `json:"permille_before"`
+	Scope          string   `json:"scope"`
+	Stable         bool     `json:"stable"`
+	Soaked         float64  `json:"soaked"` // seconds since it has the goal From
 }
 
 // Rollout evaluates the rules of cascade.slot.
-func (r *Rules) Rollout(ctx context.Context, o Rollout) (Verdict, error) {
-	signers := make([]any, 0, len(o.Signers))
-	for _, s := range o.Signers {
-		signers = append(signers, s)
+func (r *Rules) Rollout(o Rollout) (Verdict, error) {
+	if o.Signers == nil {
+		o.Signers = []string{}
 	}
-	input, err := ast.InterfaceToValue(map[string]any{
-		"slot": o.Slot, "kind": o.Kind, "name": o.Name, "version": o.Version,
-		"generation": json.Number(fmt.Sprint(o.Generation)), "signers": signers,
-		"from": o.From, "to": o.To, "permille": o.Permille, "permille_before": o.PermilleBefore,
-		"scope": o.Scope, "stable": o.Stable, "soaked": o.Soaked, "now": r.now().Unix(),
-	})
+	input, err := json.Marshal(struct {
+		Rollout
+		Now int64 `json:"now"`
+	}{o, r.now().Unix()})
 	if err != nil {
 		return Verdict{}, fmt.Errorf("rego: input: %w", err)
 	}
-	return r.ask(ctx, r.slot, input)
+	return r.ask(opa.SlotDeny, opa.SlotWarn, input)
 }

@@ -8,17 +8,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
-	"github.com/cascadeinfer/cascade/wasm/rego/rules"
 )
 
 var noon = time.Unix(1_763_721_600, 0)
 
 func build(t testing.TB, data map[string]any) *Rules {
-	r := testkit.Must(New(context.Background(), Config{Files: rules.Files(), Data: data, Now: func() time.Time { return noon }, Timeout: 10 * time.Second}))
+	r := testkit.Must(New(context.Background(), Config{Files: ExampleRules(), Data: data, Now: func() time.Time { return noon }}))
+	t.Cleanup(func() { testkit.NoError(t, r.Close()) })
 	return r
 }
 
@@ -80,7 +80,7 @@ func TestExamplePlanRules(t *testing.T) {
 		{"freeze, same cuts", "0:a,b 1000:c,d", "0:a 1000:c,d", "", "100@0", limits("plan", map[string]any{"freezes": []any{map[string]any{"from": 1763721600, "to": 1763721601}}})},
 		{"freeze is over", "0:a,b 1000:c,d", "0:a,b 2000:c,d", "", "", limits("plan", map[string]any{"freezes": []any{map[string]any{"from": 0, "to": 1763721600}}})},
 	} {
-		v, err := build(t, c.data).Plan(context.Background(), abi.Change{Now: plan(4, c.now), Next: plan(5, c.next)})
+		v, err := build(t, c.data).Plan(abi.Change{Now: plan(4, c.now), Next: plan(5, c.next)})
 		if err != nil || codes(v.Denials) != c.deny || codes(v.Warnings) != c.warn {
 			t.Errorf("%s: denies %q, warns %q, %v", c.name, codes(v.Denials), codes(v.Warnings), err)
 		}
@@ -116,14 +116,14 @@ func TestExampleSlotRules(t *testing.T) {
 	} {
 		in := base
 		c.edit(&in)
-		v, err := build(t, c.data).Rollout(context.Background(), in)
+		v, err := build(t, c.data).Rollout(in)
 		if err != nil || codes(v.Denials) != c.deny || len(v.Warnings) > 0 {
 			t.Errorf("%s: denies %q, warns %q, %v", c.name, codes(v.Denials), codes(v.Warnings), err)
 		}
 	}
 	in := base
 	in.To, in.Version = "shadow", "1.0.0-rc.1"
-	if v, err := build(t, nil).Rollout(context.Background(), in); err != nil || codes(v.Warnings) != "100" {
+	if v, err := build(t, nil).Rollout(in); err != nil || codes(v.Warnings) != "100" {
 		t.Errorf("%+v, %v", v, err)
 	}
 }
@@ -141,19 +141,15 @@ func TestFailClosed(t *testing.T) {
 		"detail":          {"package cascade.plan\ndeny contains {\"code\": 1, \"detail\": 7}", `"detail"`},
 		"undefined":       {"package cascade.plan\ndeny := x if { x := input.nothing }", "no answer"},
 		"too many":        {"package cascade.plan\ndeny contains {\"code\": i} if some i in numbers.range(1, 65)", "65 findings"},
-		"error":           {"package cascade.plan\ndeny contains {\"code\": 1} if 1 / (input.moves - input.moves) == 1", "divide by zero"},
-		"endless":         {"package cascade.plan\ndeny contains {\"code\": 1} if { some i in numbers.range(1, 100000); some j in numbers.range(1, 100000); i * j == -1 }", "cancel"},
+		"endless":         {"package cascade.plan\ndeny contains {\"code\": 1} if { r := numbers.range(1, 500); some i in r; some j in r; some k in r; i > j; j > k; k > i }", "out of fuel"},
 		"only slot rules": {"package cascade.slot\ndeny contains {\"code\": 1}", "no rules for this question"},
 	} {
-		timeout := time.Minute
-		if c.want == "cancel" {
-			timeout = 200 * time.Millisecond
-		}
-		r, err := New(context.Background(), Config{Files: map[string]string{"x.rego": c.rules}, Timeout: timeout})
+		r, err := New(context.Background(), Config{Files: map[string]string{"x.rego": c.rules}})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
+		defer r.Close()
 		_, err = r.Check(ch)
 		testkit.WantError(t, err, c.want)
 		if err := planguard.Check(ch, []planguard.NamedGuard{{Name: "site", Guard: r}}); err == nil || !strings.HasPrefix(err.Error(), "plan denied: site, ") {
@@ -179,8 +175,7 @@ func TestNewRefuses(t *testing.T) {
 		"syntax":        {Files: map[string]string{"x.rego": "package cascade.plan\ndeny contains"}},
 		"type error":    {Files: map[string]string{"x.rego": "package cascade.plan\ndeny contains {\"code\": 1} if count(1) == 1"}},
 		"too long":      {Files: map[string]string{"x.rego": "package cascade.plan\n#" + strings.Repeat("x", MaxSource)}},
-		"no JSON":       {Files: rules.Files(), Data: map[string]any{"limits": func() {}}},
-		"timeout":       {Files: rules.Files(), Timeout: -1},
+		"no JSON":       {Files: ExampleRules(), Data: map[string]any{"limits": func() {}}},
 		"old rego":      {Files: map[string]string{"x.rego": "package cascade.plan\ndeny[x] { x := 1 }"}},
 		"another place": {Files: map[string]string{"x.rego": "package main\ndeny contains {\"code\": 1}"}},
 	} {
@@ -198,16 +193,5 @@ func TestDataIsCopied(t *testing.T) {
 	ds, err := r.Check(abi.Change{Next: plan(5, "0:a,b,c 1000:d")})
 	if err != nil || codes(ds) != "3@1" {
 		t.Errorf("%q, %v", codes(ds), err)
-	}
-}
-
-func BenchmarkCheck(b *testing.B) {
-	r := build(b, nil)
-	ch := abi.Change{Now: plan(4, "0:a,b 1000:c,d 4000:e,f 9000:g,h"), Next: plan(5, "0:a,b 1500:c,d 4000:e,f 8000:g,h")}
-	b.ReportAllocs()
-	for b.Loop() {
-		if ds, err := r.Check(ch); err != nil || len(ds) > 0 {
-			b.Fatal(ds, err)
-		}
 	}
 }

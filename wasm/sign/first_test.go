@@ -7,8 +7,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestAttackOldFormats checks that files which bind no configuration, or no fleet, are

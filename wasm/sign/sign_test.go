@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -312,18 +312,4 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("a statement that was not signed: %+v", s)
 		}
 	})
-}
-
-func BenchmarkVerify(b *testing.B) {
-	big := make([]byte, 1<<20)
-	s := statement()
-	s.Digest = lifecycle.Sum(big)
-	f := signed(b, s, 1, 2)
-	ring := Ring{Fleet: DefaultFleet, Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
-	b.SetBytes(int64(len(big)))
-	for b.Loop() {
-		if _, err := Verify(f, big, configuration, ring, now); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

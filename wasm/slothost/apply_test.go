@@ -9,19 +9,40 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // idle returns Slots that do not run: what is offered stays in its first phase.
-func idle(t testing.TB, c Config) (*Slots, *kindSlot) {
+func idle(t testing.TB, c Config) (*Slots, *slot) {
 	t.Helper()
 	s := testkit.Must(New(c))
 	return s, s.slots[abi.Select]
+}
+
+// rollBack ends what a spec lists as rolled back, as Check of a refused one does.
+func rollBack(s *Slots, w lifecycle.SlotSpec) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rollBack(w)
+}
+
+// checkOnly returns what Check does, and changes nothing.
+func checkOnly(s *Slots, w lifecycle.SlotSpec) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, _, err := s.check(w)
+	return err
+}
+
+// lacks returns how many modules are to be fetched for bid-select.
+func lacks(s *Slots) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.slots[abi.Select].missing())
 }
 
 // TestReached checks which phase a generation is known to have reached.
@@ -95,7 +116,7 @@ func TestKindsAreChecked(t *testing.T) {
 			t.Errorf("%v is accepted", kinds)
 		}
 	}
-	c.Kinds, c.Native = []abi.Kind{abi.Select}, policy.Native{}
+	c.Kinds, c.Native = []abi.Kind{abi.Select}, Native{}
 	if _, err := c.complete(); err == nil {
 		t.Error("a slot without a native policy is accepted")
 	}
@@ -107,7 +128,7 @@ func TestUnknownKinds(t *testing.T) {
 	if s.Records(abi.NumKinds) != nil || s.Records(abi.Place) != nil {
 		t.Error("records of kinds without a slot")
 	}
-	s.RollBack(without(specOf(abi.Place), 5))
+	rollBack(s, without(specOf(abi.Place), 5))
 	testkit.WantError(t, s.Check(specOf(abi.Place)), "no such slot")
 }
 
@@ -213,11 +234,11 @@ func TestRolledBackIsKept(t *testing.T) {
 	for i := range most {
 		most[i] = lifecycle.Generation(i + 1)
 	}
-	s.RollBack(without(want(), append(most, 1000)...))
+	rollBack(s, without(want(), append(most, 1000)...))
 	if len(k.history.RolledBack) > 0 {
 		t.Error("more than the limit are rolled back")
 	}
-	s.RollBack(without(want(), most...))
+	rollBack(s, without(want(), most...))
 	if got := testkit.Must(readHistory(c.File))["bid-select"].RolledBack; len(got) != min(maxRolledBack, maxEnded) {
 		t.Errorf("%d are written as rolled back", len(got))
 	}
@@ -226,13 +247,13 @@ func TestRolledBackIsKept(t *testing.T) {
 	}
 	// An unchanged history is not written again.
 	testkit.NoError(t, os.Remove(c.File))
-	s.RollBack(without(want(), most...))
+	rollBack(s, without(want(), most...))
 	if _, err := os.Stat(c.File); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("written again: %v", err)
 	}
 	c.File = filepath.Join(t.TempDir(), "none", "none", "slots.json")
 	s, _ = idle(t, c)
-	if s.RollBack(without(want(), 5)); log.Count("saving the rolled back policy modules failed") != 1 {
+	if rollBack(s, without(want(), 5)); log.Count("saving the rolled back policy modules failed") != 1 {
 		t.Errorf("a failed write is not logged:\n%s", log)
 	}
 	s.reconcile()

@@ -39,7 +39,7 @@ func BenchmarkRollback(b *testing.B) {
 	for g := lifecycle.Generation(1); b.Loop(); g++ {
 		b.StopTimer()
 		apply(b, s, want(stable(b, g, code)))
-		waitFor(b, "active", func() bool { return s.slots[abi.Select].slot.Status().Active == g })
+		waitFor(b, "active", func() bool { return s.slots[abi.Select].state().Active == g })
 		for range 5 {
 			selector.Select(words)
 		}
@@ -47,10 +47,8 @@ func BenchmarkRollback(b *testing.B) {
 		from := time.Now()
 		selector.Select(words)
 		took = append(took, time.Since(from))
-		if l, _ := s.slots[abi.Select].slot.EnterActive(); l.Generation == g {
+		if s.slots[abi.Select].state().Active == g {
 			b.Fatal("it is still there")
-		} else {
-			l.Leave()
 		}
 	}
 	report(b, took)
@@ -99,7 +97,7 @@ func BenchmarkSwaps(b *testing.B) {
 	c := config(b)
 	c.Every, c.Logger, c.Tick = 64, nil, 0
 	s, _ := running(b, c)
-	active := func() lifecycle.Generation { return s.slots[abi.Select].slot.Status().Active }
+	active := func() lifecycle.Generation { return s.slots[abi.Select].state().Active }
 	swap := func(g lifecycle.Generation) { // on any goroutine
 		if err := s.Apply(want(stable(b, g, other(int32(g))))); err != nil {
 			b.Error(err)

@@ -2,22 +2,25 @@ package slothost
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// Defaults of a Config.
+// Defaults of a Config, and its limit of instances.
 const (
-	DefaultEvery = 64
+	DefaultEvery  = 64
+	DefaultTick   = 100 * time.Millisecond
+	mostInstances = 1024
 )
 
 // Config configures Slots.
@@ -27,14 +30,17 @@ type Config struct {
 	// Native decides while no module does, and answers the calls that a module does
 	// not answer. It must have a policy for each of Kinds; those of other kinds are
 	// returned as they are.
-	Native policy.Native
+	Native Native
 	// Ring holds the keys whose signatures are valid. Required: a host without trusted
 	// keys needs no slots.
 	Ring sign.Ring
+	// Fetch returns the module with a digest, for specs that do not contain it. The error may
+	// be temporary: it is tried again. Nil means that specs contain their modules.
+	Fetch func(context.Context, lifecycle.Digest) ([]byte, error)
 	// Limits bound the calls of each kind; a statement's grant can only lower them.
 	Limits [abi.NumKinds]host.Limit
-	// Gates has the promotion gates and fault limits of each kind. Kind, Floor and
-	// Resume are filled in. A Canary.Compared of 0 becomes half of the recorded share
+	// Gates has the promotion gates and fault limits of each kind. Kind is
+	// filled in. A Canary.Compared of 0 becomes half of the recorded share
 	// of Canary.Calls, and at least 1.
 	Gates [abi.NumKinds]promotion.Config
 	// Cache is the folder for compiled code, with its bounds; see host.Config. "" means
@@ -51,11 +57,10 @@ type Config struct {
 	// leaves shadow.
 	Every int
 	// Tick is the interval at which gates are checked and recorded calls replayed. 0
-	// means swap.DefaultTick.
+	// means DefaultTick.
 	Tick time.Duration
 	// Instances is how many calls can be in progress in one module that decides for
-	// one request; see policy.Config, which also has the default that 0 means. The
-	// other kinds have one instance.
+	// one request. 0 means GOMAXPROCS. The other kinds have one instance.
 	Instances int
 	// Now is the clock of gates, fault limits and expiring statements, and the time
 	// that modules see, in microseconds since 1970. Nil means time.Now.
@@ -84,6 +89,10 @@ func (c Config) complete() (Config, error) {
 	if err := c.Ring.Validate(); err != nil {
 		return c, fmt.Errorf("ring: %w", err)
 	}
+	if c.Tick < 0 || c.Instances < 0 || c.Instances > mostInstances {
+		return c, fmt.Errorf("tick must not be negative, instances must be from 0 to %d", mostInstances)
+	}
+	c.Tick = cmp.Or(c.Tick, DefaultTick)
 	c.Every = cmp.Or(c.Every, DefaultEvery)
 	c.Every = max(c.Every, 0)
 	if c.Now == nil {

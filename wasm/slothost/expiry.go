@@ -45,14 +45,16 @@ func (s *Slots) warnExpiringLocked() {
 	now := s.config.Now()
 	for _, kind := range s.config.Kinds {
 		k := s.slots[kind]
-		for _, m := range k.slot.Status().Modules {
+		for _, m := range k.state().Modules {
 			a := k.about[m.Generation]
-			if a == nil || m.Phase < lifecycle.Warm || m.Phase > lifecycle.Active || !a.warned.IsZero() && now.Sub(a.warned) < warnEvery {
+			if a == nil || m.Phase < lifecycle.Warm || m.Phase > lifecycle.Active ||
+				!a.warned.IsZero() && now.Sub(a.warned) < warnEvery {
 				continue
 			}
 			if text := a.expiry(now); text != "" {
 				a.warned = now
-				s.config.Logger.Warn("policy statement expires", "kind", kind.String(), "generation", m.Generation, "name", a.name, "reason", text)
+				s.config.Logger.Warn("policy statement expires", "kind", kind.String(), "generation", m.Generation,
+					"name", a.name, "reason", text)
 			}
 		}
 	}

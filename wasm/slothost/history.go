@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
@@ -86,15 +87,6 @@ func (h *history) recordRollback(g lifecycle.Generation) {
 	}
 }
 
-// resume returns the generations that a slot may be offered below its floor.
-func (h history) resume() []lifecycle.Generation {
-	var all []lifecycle.Generation
-	for _, m := range slices.Concat(h.Wanted, h.Ran) {
-		all = append(all, m.Generation)
-	}
-	return all
-}
-
 // historyFile is the file of all slots.
 type historyFile struct {
 	Format string             `json:"format"`
@@ -168,30 +160,12 @@ func encodeHistory(slots map[string]history) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// writeHistory replaces a file atomically: after a crash, either the old content is
-// there or the new one. It makes a missing folder again, because the caller has all of
-// the content.
-func writeHistory(name string, b []byte) (err error) {
-	dir, temp := filepath.Dir(name), "."+filepath.Base(name)+"-*"
-	f, err := os.CreateTemp(dir, temp) // 0600
-	if errors.Is(err, fs.ErrNotExist) && os.Mkdir(dir, 0o700) == nil {
-		f, err = os.CreateTemp(dir, temp)
-	}
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		os.Remove(f.Name())
+// writeHistory replaces a file durably. It makes a missing folder again, because the
+// caller has all of the content.
+func writeHistory(name string, b []byte) error {
+	err := atomicfile.Write(name, b, 0o600)
+	if errors.Is(err, fs.ErrNotExist) && os.Mkdir(filepath.Dir(name), 0o700) == nil {
+		err = atomicfile.Write(name, b, 0o600)
 	}
 	return err
 }

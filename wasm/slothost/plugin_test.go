@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -17,7 +17,7 @@ import (
 // TestPlugin takes a module in Go that decides two kinds through all phases in both slots:
 // shadow, canary, active, previous, rolled back.
 func TestPlugin(t *testing.T) {
-	code := guesttest.Build(t, "../plugins/bid-least-load")
+	code := guesttest.Build(t, "../plugins/bid-least-load.go")
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Quote, abi.Select}
 	c.Cache = hosttest.Cache(t)
@@ -166,7 +166,7 @@ func BenchmarkSelect(b *testing.B) {
 			case "small", "go", "canary":
 				code := other(1)
 				if who == "go" {
-					code = guesttest.Build(b, "../plugins/bid-least-load")
+					code = guesttest.Build(b, "../plugins/bid-least-load.go")
 				}
 				apply(b, s, want(stable(b, 1, code)))
 				waitFor(b, "active", func() bool { return phase(s, 1) == "active" })

@@ -5,20 +5,22 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/wasm/policy"
 )
 
 // Status returns the state of the slots, in the order of their kinds. The modules of
-// a slot are the present ones, then the ended ones, latest first.
+// a slot are the present ones, then the ended ones, latest first, then those that are being
+// fetched.
 func (s *Slots) Status() []lifecycle.SlotStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := make([]lifecycle.SlotStatus, 0, len(s.config.Kinds))
 	for _, kind := range s.config.Kinds {
-		st := s.slots[kind].status(s.config.Now())
-		if s.err != nil {
+		k := s.slots[kind]
+		st := k.status(s.config.Now())
+		if st.Refused = k.refusal; s.err != nil {
 			st.Refused = s.err.Error()
 		}
+		s.addFetching(k, &st)
 		all = append(all, st)
 	}
 	return all
@@ -26,26 +28,26 @@ func (s *Slots) Status() []lifecycle.SlotStatus {
 
 // status returns the state of one slot: what the machine knows of each module, with
 // its names and counters. The lock of Slots is held.
-func (k *kindSlot) status(now time.Time) lifecycle.SlotStatus {
-	st, loaded := k.slot.Status(), k.slot.Loaded()
+func (k *slot) status(now time.Time) lifecycle.SlotStatus {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	st := k.machine.Status()
+	st.Floor = k.history.Mark.Generation
 	for i := range st.Modules {
 		m := &st.Modules[i]
-		var stats *policy.Stats
+		var counted *stats
 		if a := k.about[m.Generation]; a != nil {
-			m.Name, m.Version, m.SHA256, m.NotAfterUnixMillis, stats = a.name, a.version, a.digest, a.notAfter*1000, a.stats
+			m.Name, m.Version, m.SHA256, m.NotAfterUnixMillis, counted = a.name, a.version, a.digest, a.notAfter*1000, a.stats
 			if expiry := a.expiry(now); expiry != "" && m.Phase >= lifecycle.Warm && m.Phase <= lifecycle.Previous {
 				m.Reason = strings.TrimPrefix(m.Reason+"; "+expiry, "; ")
 			}
 		}
-		if p, ok := loaded[m.Generation].(*policy.Policy); ok {
-			present := p.Stats()
-			stats = &present
+		if loaded := k.modules[m.Generation]; loaded != nil {
+			present := loaded.stats()
+			counted = &present
 		}
-		if stats != nil {
-			m.Calls, m.Starved, m.Fuel = stats.Calls, stats.Starved, lifecycle.Fuel(stats.Fuel)
-			for _, n := range stats.Faults {
-				m.Faults += n
-			}
+		if counted != nil {
+			m.Calls, m.Faults, m.Starved, m.Fuel = counted.calls, counted.faults, counted.starved, counted.fuel
 		}
 		m.Reached = reached(*m)
 	}

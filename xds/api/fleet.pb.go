@@ -87,8 +87,10 @@ type LoadReport struct {
 	// Requests of clients that this process of the front end has answered with 429, because no replica that
 	// it asked would have served them in time.
 	RequestsRefused uint64 `protobuf:"varint,27,opt,name=requests_refused,json=requestsRefused,proto3" json:"requests_refused,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// How the clients of this process of the front end were served.
+	Service       *Service `protobuf:"bytes,28,opt,name=service,proto3" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LoadReport) Reset() {
@@ -310,6 +312,74 @@ func (x *LoadReport) GetRequestsRefused() uint64 {
 	return 0
 }
 
+func (x *LoadReport) GetService() *Service {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+// Service counts the requests of clients since a front end's start. The buckets are those of policies.LatencyCounts.
+type Service struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Failed        uint64                 `protobuf:"varint,1,opt,name=failed,proto3" json:"failed,omitempty"`                                  // answered with 5xx, or cut
+	FirstToken    []uint64               `protobuf:"varint,2,rep,packed,name=first_token,json=firstToken,proto3" json:"first_token,omitempty"` // by the time to the first token
+	PerToken      []uint64               `protobuf:"varint,3,rep,packed,name=per_token,json=perToken,proto3" json:"per_token,omitempty"`       // by the mean time between the tokens after it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Service) Reset() {
+	*x = Service{}
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Service) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Service) ProtoMessage() {}
+
+func (x *Service) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Service.ProtoReflect.Descriptor instead.
+func (*Service) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Service) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *Service) GetFirstToken() []uint64 {
+	if x != nil {
+		return x.FirstToken
+	}
+	return nil
+}
+
+func (x *Service) GetPerToken() []uint64 {
+	if x != nil {
+		return x.PerToken
+	}
+	return nil
+}
+
 // KnownPrefixes says what is known of the prompts that an engine has cached.
 type KnownPrefixes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -321,7 +391,7 @@ type KnownPrefixes struct {
 
 func (x *KnownPrefixes) Reset() {
 	*x = KnownPrefixes{}
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -333,7 +403,7 @@ func (x *KnownPrefixes) String() string {
 func (*KnownPrefixes) ProtoMessage() {}
 
 func (x *KnownPrefixes) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -346,7 +416,7 @@ func (x *KnownPrefixes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownPrefixes.ProtoReflect.Descriptor instead.
 func (*KnownPrefixes) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *KnownPrefixes) GetSource() string {
@@ -365,22 +435,23 @@ func (x *KnownPrefixes) GetBlocks() int64 {
 
 // Engine is what an engine says of itself. Zero values are not stated.
 type Engine struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Version        string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	Context        int64                  `protobuf:"varint,2,opt,name=context,proto3" json:"context,omitempty"` // max_model_len of the replica's model
-	BlockTokens    int64                  `protobuf:"varint,3,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
-	KvTokens       int64                  `protobuf:"varint,4,opt,name=kv_tokens,json=kvTokens,proto3" json:"kv_tokens,omitempty"`                     // size of the KV cache
-	Connector      string                 `protobuf:"bytes,5,opt,name=connector,proto3" json:"connector,omitempty"`                                    // of KV to other engines: yes, no or unknown
-	TokensPerChunk uint32                 `protobuf:"varint,6,opt,name=tokens_per_chunk,json=tokensPerChunk,proto3" json:"tokens_per_chunk,omitempty"` // the most in one event of an answer
-	DraftTokens    uint32                 `protobuf:"varint,7,opt,name=draft_tokens,json=draftTokens,proto3" json:"draft_tokens,omitempty"`            // speculated on in each step
-	PromptDetails  string                 `protobuf:"bytes,8,opt,name=prompt_details,json=promptDetails,proto3" json:"prompt_details,omitempty"`       // usage contains cached tokens: yes, no or unknown
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Version         string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	Context         int64                  `protobuf:"varint,2,opt,name=context,proto3" json:"context,omitempty"` // max_model_len of the replica's model
+	BlockTokens     int64                  `protobuf:"varint,3,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
+	KvTokens        int64                  `protobuf:"varint,4,opt,name=kv_tokens,json=kvTokens,proto3" json:"kv_tokens,omitempty"`                       // size of the KV cache
+	Connector       string                 `protobuf:"bytes,5,opt,name=connector,proto3" json:"connector,omitempty"`                                      // of KV to other engines: yes, no or unknown
+	TokensPerChunk  uint32                 `protobuf:"varint,6,opt,name=tokens_per_chunk,json=tokensPerChunk,proto3" json:"tokens_per_chunk,omitempty"`   // the most in one event of an answer
+	DraftTokens     uint32                 `protobuf:"varint,7,opt,name=draft_tokens,json=draftTokens,proto3" json:"draft_tokens,omitempty"`              // speculated on in each step
+	PromptDetails   string                 `protobuf:"bytes,8,opt,name=prompt_details,json=promptDetails,proto3" json:"prompt_details,omitempty"`         // usage contains cached tokens: yes, no or unknown
+	RefusesTokenIds string                 `protobuf:"bytes,9,opt,name=refuses_token_ids,json=refusesTokenIds,proto3" json:"refuses_token_ids,omitempty"` // paths on which it refuses return_token_ids, so that requests there cannot move
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Engine) Reset() {
 	*x = Engine{}
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -392,7 +463,7 @@ func (x *Engine) String() string {
 func (*Engine) ProtoMessage() {}
 
 func (x *Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -405,7 +476,7 @@ func (x *Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Engine.ProtoReflect.Descriptor instead.
 func (*Engine) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Engine) GetVersion() string {
@@ -464,6 +535,13 @@ func (x *Engine) GetPromptDetails() string {
 	return ""
 }
 
+func (x *Engine) GetRefusesTokenIds() string {
+	if x != nil {
+		return x.RefusesTokenIds
+	}
+	return ""
+}
+
 // Problem is something that does not work in a daemon, apart from its engine.
 type Problem struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -475,7 +553,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +565,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +578,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Problem) GetKind() string {
@@ -532,7 +610,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -544,7 +622,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -557,7 +635,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Route) GetTransport() string {
@@ -627,7 +705,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -639,7 +717,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -652,7 +730,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Migration) GetId() string {
@@ -779,7 +857,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +869,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +882,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Proposal) GetEpoch() uint64 {
@@ -844,7 +922,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +934,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +947,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Load) GetRunning() uint32 {
@@ -928,7 +1006,7 @@ type EngineLoad struct {
 
 func (x *EngineLoad) Reset() {
 	*x = EngineLoad{}
-	mi := &file_xds_api_fleet_proto_msgTypes[8]
+	mi := &file_xds_api_fleet_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1018,7 @@ func (x *EngineLoad) String() string {
 func (*EngineLoad) ProtoMessage() {}
 
 func (x *EngineLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[8]
+	mi := &file_xds_api_fleet_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1031,7 @@ func (x *EngineLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineLoad.ProtoReflect.Descriptor instead.
 func (*EngineLoad) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{8}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *EngineLoad) GetCapacityTokens() int64 {
@@ -1009,7 +1087,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_xds_api_fleet_proto_msgTypes[9]
+	mi := &file_xds_api_fleet_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1099,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[9]
+	mi := &file_xds_api_fleet_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1112,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{9}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Flow) GetEdges() []int64 {
@@ -1113,7 +1191,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_xds_api_fleet_proto_msgTypes[10]
+	mi := &file_xds_api_fleet_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +1203,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[10]
+	mi := &file_xds_api_fleet_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +1216,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{10}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Batch) GetN() float64 {
@@ -1191,7 +1269,7 @@ type LoadReply struct {
 
 func (x *LoadReply) Reset() {
 	*x = LoadReply{}
-	mi := &file_xds_api_fleet_proto_msgTypes[11]
+	mi := &file_xds_api_fleet_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1281,7 @@ func (x *LoadReply) String() string {
 func (*LoadReply) ProtoMessage() {}
 
 func (x *LoadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[11]
+	mi := &file_xds_api_fleet_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1294,7 @@ func (x *LoadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadReply.ProtoReflect.Descriptor instead.
 func (*LoadReply) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{11}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LoadReply) GetSequence() uint64 {
@@ -1273,7 +1351,7 @@ type PrefillRange struct {
 
 func (x *PrefillRange) Reset() {
 	*x = PrefillRange{}
-	mi := &file_xds_api_fleet_proto_msgTypes[12]
+	mi := &file_xds_api_fleet_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1285,7 +1363,7 @@ func (x *PrefillRange) String() string {
 func (*PrefillRange) ProtoMessage() {}
 
 func (x *PrefillRange) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[12]
+	mi := &file_xds_api_fleet_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1298,7 +1376,7 @@ func (x *PrefillRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefillRange.ProtoReflect.Descriptor instead.
 func (*PrefillRange) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{12}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PrefillRange) GetReplica() string {
@@ -1339,7 +1417,7 @@ type Refine struct {
 
 func (x *Refine) Reset() {
 	*x = Refine{}
-	mi := &file_xds_api_fleet_proto_msgTypes[13]
+	mi := &file_xds_api_fleet_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1429,7 @@ func (x *Refine) String() string {
 func (*Refine) ProtoMessage() {}
 
 func (x *Refine) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[13]
+	mi := &file_xds_api_fleet_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1442,7 @@ func (x *Refine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refine.ProtoReflect.Descriptor instead.
 func (*Refine) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{13}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Refine) GetEpoch() uint64 {
@@ -1420,7 +1498,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xce\b\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\x81\t\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -1453,10 +1531,16 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\x0eengine_problem\x18\x18 \x01(\tR\rengineProblem\x12#\n" +
 	"\rprefix_depths\x18\x19 \x01(\fR\fprefixDepths\x12D\n" +
 	"\x0eknown_prefixes\x18\x1a \x01(\v2\x1d.cascade.xds.v1.KnownPrefixesR\rknownPrefixes\x12)\n" +
-	"\x10requests_refused\x18\x1b \x01(\x04R\x0frequestsRefused\"?\n" +
+	"\x10requests_refused\x18\x1b \x01(\x04R\x0frequestsRefused\x121\n" +
+	"\aservice\x18\x1c \x01(\v2\x17.cascade.xds.v1.ServiceR\aservice\"_\n" +
+	"\aService\x12\x16\n" +
+	"\x06failed\x18\x01 \x01(\x04R\x06failed\x12\x1f\n" +
+	"\vfirst_token\x18\x02 \x03(\x04R\n" +
+	"firstToken\x12\x1b\n" +
+	"\tper_token\x18\x03 \x03(\x04R\bperToken\"?\n" +
 	"\rKnownPrefixes\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
-	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\"\x8e\x02\n" +
+	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\"\xba\x02\n" +
 	"\x06Engine\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\x03R\acontext\x12!\n" +
@@ -1465,7 +1549,8 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\tconnector\x18\x05 \x01(\tR\tconnector\x12(\n" +
 	"\x10tokens_per_chunk\x18\x06 \x01(\rR\x0etokensPerChunk\x12!\n" +
 	"\fdraft_tokens\x18\a \x01(\rR\vdraftTokens\x12%\n" +
-	"\x0eprompt_details\x18\b \x01(\tR\rpromptDetails\"1\n" +
+	"\x0eprompt_details\x18\b \x01(\tR\rpromptDetails\x12*\n" +
+	"\x11refuses_token_ids\x18\t \x01(\tR\x0frefusesTokenIds\"1\n" +
 	"\aProblem\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"\xa5\x01\n" +
@@ -1566,48 +1651,50 @@ func file_xds_api_fleet_proto_rawDescGZIP() []byte {
 	return file_xds_api_fleet_proto_rawDescData
 }
 
-var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_xds_api_fleet_proto_goTypes = []any{
 	(*LoadReport)(nil),    // 0: cascade.xds.v1.LoadReport
-	(*KnownPrefixes)(nil), // 1: cascade.xds.v1.KnownPrefixes
-	(*Engine)(nil),        // 2: cascade.xds.v1.Engine
-	(*Problem)(nil),       // 3: cascade.xds.v1.Problem
-	(*Route)(nil),         // 4: cascade.xds.v1.Route
-	(*Migration)(nil),     // 5: cascade.xds.v1.Migration
-	(*Proposal)(nil),      // 6: cascade.xds.v1.Proposal
-	(*Load)(nil),          // 7: cascade.xds.v1.Load
-	(*EngineLoad)(nil),    // 8: cascade.xds.v1.EngineLoad
-	(*Flow)(nil),          // 9: cascade.xds.v1.Flow
-	(*Batch)(nil),         // 10: cascade.xds.v1.Batch
-	(*LoadReply)(nil),     // 11: cascade.xds.v1.LoadReply
-	(*PrefillRange)(nil),  // 12: cascade.xds.v1.PrefillRange
-	(*Refine)(nil),        // 13: cascade.xds.v1.Refine
-	(*SlotStatus)(nil),    // 14: cascade.policy.v1.SlotStatus
-	(*Topology)(nil),      // 15: cascade.xds.v1.Topology
+	(*Service)(nil),       // 1: cascade.xds.v1.Service
+	(*KnownPrefixes)(nil), // 2: cascade.xds.v1.KnownPrefixes
+	(*Engine)(nil),        // 3: cascade.xds.v1.Engine
+	(*Problem)(nil),       // 4: cascade.xds.v1.Problem
+	(*Route)(nil),         // 5: cascade.xds.v1.Route
+	(*Migration)(nil),     // 6: cascade.xds.v1.Migration
+	(*Proposal)(nil),      // 7: cascade.xds.v1.Proposal
+	(*Load)(nil),          // 8: cascade.xds.v1.Load
+	(*EngineLoad)(nil),    // 9: cascade.xds.v1.EngineLoad
+	(*Flow)(nil),          // 10: cascade.xds.v1.Flow
+	(*Batch)(nil),         // 11: cascade.xds.v1.Batch
+	(*LoadReply)(nil),     // 12: cascade.xds.v1.LoadReply
+	(*PrefillRange)(nil),  // 13: cascade.xds.v1.PrefillRange
+	(*Refine)(nil),        // 14: cascade.xds.v1.Refine
+	(*SlotStatus)(nil),    // 15: cascade.policy.v1.SlotStatus
+	(*Topology)(nil),      // 16: cascade.xds.v1.Topology
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
-	7,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
-	9,  // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
-	10, // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
-	5,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
-	6,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
-	4,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
-	14, // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
-	15, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
-	3,  // 8: cascade.xds.v1.LoadReport.problems:type_name -> cascade.xds.v1.Problem
-	2,  // 9: cascade.xds.v1.LoadReport.engine:type_name -> cascade.xds.v1.Engine
-	1,  // 10: cascade.xds.v1.LoadReport.known_prefixes:type_name -> cascade.xds.v1.KnownPrefixes
-	8,  // 11: cascade.xds.v1.Load.engine:type_name -> cascade.xds.v1.EngineLoad
-	13, // 12: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
-	12, // 13: cascade.xds.v1.LoadReply.prefill_ranges:type_name -> cascade.xds.v1.PrefillRange
-	10, // 14: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
-	0,  // 15: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
-	11, // 16: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
-	16, // [16:17] is the sub-list for method output_type
-	15, // [15:16] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	8,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
+	10, // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
+	11, // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
+	6,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
+	7,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
+	5,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
+	15, // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
+	16, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
+	4,  // 8: cascade.xds.v1.LoadReport.problems:type_name -> cascade.xds.v1.Problem
+	3,  // 9: cascade.xds.v1.LoadReport.engine:type_name -> cascade.xds.v1.Engine
+	2,  // 10: cascade.xds.v1.LoadReport.known_prefixes:type_name -> cascade.xds.v1.KnownPrefixes
+	1,  // 11: cascade.xds.v1.LoadReport.service:type_name -> cascade.xds.v1.Service
+	9,  // 12: cascade.xds.v1.Load.engine:type_name -> cascade.xds.v1.EngineLoad
+	14, // 13: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
+	13, // 14: cascade.xds.v1.LoadReply.prefill_ranges:type_name -> cascade.xds.v1.PrefillRange
+	11, // 15: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
+	0,  // 16: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
+	12, // 17: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
+	17, // [17:18] is the sub-list for method output_type
+	16, // [16:17] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_fleet_proto_init() }
@@ -1623,7 +1710,7 @@ func file_xds_api_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xds_api_fleet_proto_rawDesc), len(file_xds_api_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

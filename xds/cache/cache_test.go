@@ -11,7 +11,7 @@ import (
 	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	"go.uber.org/goleak"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )

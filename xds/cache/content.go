@@ -29,7 +29,8 @@ type entry struct {
 // sendOrder is the order in which the types of one set are sent: a type before
 // those that refer to it.
 var sendOrder = []string{
-	resources.SecretType, resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType, resources.ExtensionType,
+	resources.SecretType, resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType, resources.RoutingType,
+	resources.ExtensionType,
 }
 
 // prepareSet makes a set ready to be sent. It shares contents and entries with

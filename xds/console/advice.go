@@ -13,6 +13,8 @@ type Advice struct {
 var advice = map[string]Advice{
 	"model": {"No replica takes requests", "All requests for this model fail.",
 		"Restart the engines. The faults of its replicas name each one's reason.", "cascade status"},
+	"overload": {"Clients are refused, or wait long", "More requests arrive than the replicas serve in time.",
+		"Add the replicas that the line names, or let clients send less. Weigh tenants with overload.tenants.", "cascade status"},
 	"replica": {"Replica is unhealthy", "It gets no new requests. The other replicas carry its share.",
 		"As the line says: restart the engine or the migrator, or correct the address in the fleet file.", "cascade status"},
 	"capacity": {"KV cache has another size than the fleet file says", "The smaller of the two sizes counts.",
@@ -40,7 +42,7 @@ var advice = map[string]Advice{
 	"fleet_file_differs": {"Control planes have different fleet files", "Proxies may get different replicas from different control planes.",
 		"Copy one file to all control planes.", "cascade status"},
 	"removal": {"Fleet file removes many replicas", "It waits until an operator confirms it.",
-		"Correct the file, or confirm it if it is meant.", "cascade config confirm"},
+		"Correct the file, or confirm it if it is meant.", "cascade config check --confirm"},
 	"rollout": {"Roll-out is stopped", "A proxy does not have what it was sent, and keeps its last good version.",
 		"Read the reason that the proxy gives. Upgrade the proxy, or go back to the plan before.", "cascade plan history"},
 	"publish": {"Newest state is not published", "The last published state stays in force.",

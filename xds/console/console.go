@@ -3,7 +3,10 @@
 // events, and the what-if. Run computes the events; a Source provides what they show.
 //
 // The page is embedded and loads nothing from elsewhere. It only reads, unless Config.Token is set:
-// then it offers orders, each of which needs the token. Its content security policy has no inline script or style, and forbids to parse any text as HTML.
+// then it offers orders, each of which needs the token. Its content security policy has no inline
+// script or style, and forbids to parse any text as HTML, because names and errors come from other
+// machines. It uses no framework, which would bring a build and a supply chain into the process that
+// plans the fleet.
 //
 // Invariants:
 //  1. one View is computed per interval, whatever the number of viewers, and none while there is

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const token = "0123456789abcdef"

@@ -80,16 +80,34 @@ type Model struct {
 	Reason  string          `json:"reason"`            // why its plan replaced the one before
 	Planner string          `json:"planner,omitempty"` // the last period's decision
 	Pinned  string          `json:"pinned,omitempty"`  // who pinned its plan, and which; empty: it is not
-	Rate    float64         `json:"rate"`              // requests/s
-	Seen    uint64          `json:"seen"`
-	Buckets []Bucket        `json:"buckets"` // ascending, from 0
-	Stages  []Stage         `json:"stages"`
+	// Rate is the requests/s with those that are refused, RefusedShare their share of it, and Queue the
+	// seconds that a request waits for its first token.
+	Rate         float64 `json:"rate"`
+	RefusedShare float64 `json:"refused_share,omitempty"`
+	Queue        float64 `json:"queue_seconds,omitempty"`
+	Seen         uint64  `json:"seen"`
+	// Service is how clients were served within the last minute.
+	Service Service  `json:"service"`
+	Buckets []Bucket `json:"buckets"` // ascending, from 0
+	Stages  []Stage  `json:"stages"`
 	// Replicas are those of the stages and those that are in none.
 	Replicas []Replica  `json:"replicas"`
 	Moves    []Move     `json:"moves"`   // between its stages, within the last minute
 	History  []Decision `json:"history"` // newest first
 	// Former are the plans that may be pinned or rolled back to, oldest first.
 	Former []policies.Epoch `json:"former"`
+}
+
+// Service is how a model's clients were served within the last minute. Times are quantiles in seconds; 0 where no
+// answer ended.
+type Service struct {
+	Answers       uint64  `json:"answers"` // streams of tokens that ended
+	Refused       uint64  `json:"refused"` // answered with 429: the replicas would have taken too long
+	Failed        uint64  `json:"failed"`  // answered with 5xx, or cut
+	FirstTokenP50 float64 `json:"first_token_p50"`
+	FirstTokenP95 float64 `json:"first_token_p95"`
+	PerTokenP50   float64 `json:"per_token_p50"`
+	PerTokenP95   float64 `json:"per_token_p95"`
 }
 
 // Bucket is the traffic of the lengths from Low to the next bucket's.
@@ -208,16 +226,19 @@ type Move struct {
 	Count int `json:"count"`
 }
 
-// Migrations are the latest migrations of requests.
+// Migrations are the latest migrations of requests. Pulls of prefixes are none: no request moves.
 type Migrations struct {
 	Running int `json:"running"`
 	// Done and Aborted ended within the last minute, at most those that the control plane keeps; the
 	// stalls are in seconds.
-	Done     int         `json:"done"`
-	Aborted  int         `json:"aborted"`
-	StallP50 float64     `json:"stall_p50"`
-	StallP99 float64     `json:"stall_p99"`
-	Latest   []Migration `json:"latest"` // newest first
+	Done     int     `json:"done"`
+	Aborted  int     `json:"aborted"`
+	StallP50 float64 `json:"stall_p50"`
+	StallP99 float64 `json:"stall_p99"`
+	// CopiesTried are the pulls of prompts' beginnings that ended within the last minute, Copied those that succeeded.
+	Copied      int         `json:"copied"`
+	CopiesTried int         `json:"copies_tried"`
+	Latest      []Migration `json:"latest"` // newest first
 }
 
 // Migration is one migration of a request.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -56,7 +56,7 @@ func (c *Control) adminServer() *http.Server {
 		mux.Handle("GET "+path, metrics)
 	}
 	return &http.Server{
-		Handler:           drainBody(maxPush, c.auditOrders(RestrictHosts(c.cfg.AdminHosts, c.restrictOrders(mux)))),
+		Handler:           drainBody(maxPush, c.auditOrders(RestrictHosts(c.cfg.AdminHosts, c.restrictOrders(RefuseCrossSite(mux))))),
 		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
 		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
 		ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
@@ -84,14 +84,14 @@ func (c *Control) MetricsHandler() http.Handler {
 func (c *Control) handleOrders(mux *http.ServeMux) {
 	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
 	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.undrainedStatus)))
-	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {
-		return orders.Pin{Model: model, Epoch: epoch, By: q.Get("by")}
+	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) fleetstate.Order {
+		return fleetstate.Pin{Model: model, Epoch: epoch, By: q.Get("by")}
 	})))
-	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(func(model string, _ policies.Epoch, q url.Values) orders.Order {
-		return orders.Unpin{Model: model, By: q.Get("by")}
+	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(func(model string, _ policies.Epoch, q url.Values) fleetstate.Order {
+		return fleetstate.Unpin{Model: model, By: q.Get("by")}
 	})))
-	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {
-		return orders.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")}
+	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) fleetstate.Order {
+		return fleetstate.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")}
 	})))
 }
 
@@ -157,9 +157,9 @@ func statusCode(err error) int {
 		return http.StatusUnprocessableEntity
 	case is(os.ErrDeadlineExceeded):
 		return http.StatusRequestTimeout
-	case is(orders.ErrUnknownReplica), is(orders.ErrUnknownModel), is(orders.ErrNoPlan):
+	case is(fleetstate.ErrUnknownReplica), is(fleetstate.ErrUnknownModel), is(fleetstate.ErrNoPlan):
 		return http.StatusNotFound
-	case is(orders.ErrNothingHeld), is(orders.ErrOtherRemoval), is(orders.ErrLastReplica), is(orders.ErrDrainedByFile), is(orders.ErrPinned), is(orders.ErrSamePlan), is(orders.ErrDenied),
+	case is(fleetstate.ErrNothingHeld), is(fleetstate.ErrOtherRemoval), is(fleetstate.ErrLastReplica), is(fleetstate.ErrDrainedByFile), is(fleetstate.ErrPinned), is(fleetstate.ErrSamePlan), is(fleetstate.ErrDenied),
 		is(store.ErrNoModule), is(policyslots.ErrReplayed), is(policyslots.ErrNoCandidate), is(policyslots.ErrChanged), is(policyslots.ErrNative):
 		return http.StatusConflict
 	}

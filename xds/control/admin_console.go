@@ -99,12 +99,13 @@ func describeLeadership(p Planner) string {
 // consoleModelOf returns a model without its moves and its history.
 func consoleModelOf(m fleet.ModelState, now time.Time) console.Model {
 	out := console.Model{
-		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner, Seen: m.Seen, Rate: rounded(arrivalRate(m.Flow)),
+		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner, Seen: m.Seen, Rate: rounded(m.Demand.Rate), RefusedShare: rounded(m.Demand.RefusedShare), Queue: rounded(m.Demand.Queue.Seconds()),
 		Buckets: []console.Bucket{}, Stages: []console.Stage{}, Replicas: []console.Replica{}, Moves: []console.Move{}, History: []console.Decision{},
 	}
 	if m.Pin != nil {
 		out.Pinned = fmt.Sprintf("plan %d by %s", m.Pin.Epoch, cmp.Or(m.Pin.By, "an operator"))
 	}
+	out.Service = consoleServiceOf(m.Service)
 	for b, low := range m.Flow.Edges {
 		out.Buckets = append(out.Buckets, console.Bucket{Low: low, Arrivals: rounded(m.Flow.Arrivals[b]), Tokens: rounded(m.Flow.Tokens[b])})
 	}
@@ -119,6 +120,14 @@ func consoleModelOf(m fleet.ModelState, now time.Time) console.Model {
 		out.Replicas = append(out.Replicas, consoleReplicaOf(r, now))
 	}
 	return out
+}
+
+func consoleServiceOf(s fleet.Service) console.Service {
+	return console.Service{
+		Answers: s.FirstToken.Total(), Refused: s.Refused, Failed: s.Failed,
+		FirstTokenP50: rounded(s.FirstToken.Quantile(0.5)), FirstTokenP95: rounded(s.FirstToken.Quantile(0.95)),
+		PerTokenP50: rounded(s.PerToken.Quantile(0.5)), PerTokenP95: rounded(s.PerToken.Quantile(0.95)),
+	}
 }
 
 func consoleStageOf(i int, st policies.Stage) console.Stage {
@@ -175,7 +184,7 @@ func movesOf(m fleet.ModelState, recent []loadreport.Migration, now time.Time) [
 	for _, g := range recent {
 		from, known := stages[g.From]
 		to, also := stages[g.To]
-		if known && also && g.State == loadreport.MigrationDone && now.Sub(g.Reported) < consoleWindow {
+		if known && also && g.Cause != loadreport.CausePrefix && g.State == loadreport.MigrationDone && now.Sub(g.Reported) < consoleWindow {
 			counts[[2]int{from, to}]++
 		}
 	}
@@ -191,8 +200,17 @@ func movesOf(m fleet.ModelState, recent []loadreport.Migration, now time.Time) [
 func migrationsOf(recent []loadreport.Migration, running int, now time.Time) console.Migrations {
 	out := console.Migrations{Running: running, Latest: []console.Migration{}}
 	var stalls []float64
-	for i, g := range recent {
-		if i < consoleMigrations {
+	for _, g := range recent {
+		if g.Cause == loadreport.CausePrefix {
+			if g.Ended() && now.Sub(g.Reported) < consoleWindow {
+				out.CopiesTried++
+				if g.State == loadreport.MigrationDone {
+					out.Copied++
+				}
+			}
+			continue
+		}
+		if len(out.Latest) < consoleMigrations {
 			way := g.Method
 			if g.Transport != "" {
 				way += ", " + g.Transport

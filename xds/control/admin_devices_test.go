@@ -5,10 +5,10 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/topology"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // TestDevices checks that GET /devices returns the topology and transports that
@@ -19,7 +19,7 @@ func TestDevices(t *testing.T) {
 	r.Models[0].TokenBytes, r.Models[0].Links = 1e5, links.Rates{BetweenHosts: 25 * links.Gigabyte}
 	c := startControl(t, Config{Rules: r, Replicas: f.list})
 	f.replicas[0].setReport(func(m *api.LoadReport) {
-		m.Topology = topology.Encode(links.Topology{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
+		m.Topology = loadreport.EncodeTopology(links.Topology{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Path: "loopback"}}
 	})
 	f.startReports(t, c)

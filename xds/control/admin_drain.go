@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -80,7 +80,7 @@ func (c *Control) confirmRemoval(ctx context.Context, q url.Values) (any, error)
 	if digest == "" {
 		return nil, badRequest("digest: missing; it is the object of the fault \"removal\" in /status")
 	}
-	if err := c.fleet.Order(ctx, orders.ConfirmRemoval{Digest: digest}); err != nil {
+	if err := c.fleet.Order(ctx, fleetstate.ConfirmRemoval{Digest: digest}); err != nil {
 		return nil, err
 	}
 	return c.Status(), nil

@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -40,12 +40,12 @@ func post(t *testing.T, c *runningControl, path string, edit func(*http.Request)
 // the status shows it, and a restart keeps it.
 func TestDrain(t *testing.T) {
 	f := newFakeFleet(t, 3)
-	st := new(store.Memory)
+	st := store.New(store.NewMemory())
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
 	f.replicas[1].setReport(func(m *api.LoadReport) { m.Residents, m.Pinned, m.PinnedSeconds, m.Streams = 4, 1, 12.5, 7 })
 	stop := f.startReports(t, c)
 	p := newProxy(t, c)
-	p.waitFor(t, "three replicas", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r1", "r2"}) })
+	p.waitFor(t, "three replicas", func(s *routing.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r1", "r2"}) })
 	waitFor(t, c, "r1's residents", func(s Status) bool { return s.Models[0].Stages[0].Replicas[1].Residents == 4 })
 
 	code, body := post(t, c, "/drain?replica=r1", nil)
@@ -57,8 +57,8 @@ func TestDrain(t *testing.T) {
 		o.Residents != 4 || o.Pinned != 1 || o.PinnedSeconds != 12.5 || o.Streams != 7 {
 		t.Errorf("%s", body)
 	}
-	_, s := p.waitFor(t, "r1 out of its stage", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r2"}) })
-	for _, r := range client.ReadReplicas(s) {
+	_, s := p.waitFor(t, "r1 out of its stage", func(s *routing.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r2"}) })
+	for _, r := range s.Routing.Models[0].Replicas {
 		if r.Draining != (r.ID == "r1") {
 			t.Errorf("proxy's %s: draining %v", r.ID, r.Draining)
 		}
@@ -146,10 +146,10 @@ func TestMigrations(t *testing.T) {
 }
 
 // TestRefinementReachesProxies checks that replicas which propose boundaries
-// change one, and that a proxy is sent only routes.
+// change one, and that a proxy is sent only routes, or the plan.
 func TestRefinementReachesProxies(t *testing.T) {
 	f := newFakeFleet(t, 3)
-	st := new(store.Memory)
+	st := store.New(store.NewMemory())
 	stored := policies.Plan{Model: "m", Epoch: 4, Stages: []policies.Stage{
 		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"r0", "r1"}}, {Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2"}},
 	}}
@@ -160,9 +160,9 @@ func TestRefinementReachesProxies(t *testing.T) {
 	r.Policy = fleet.PolicyPaper
 	c := startControl(t, Config{Rules: r, Replicas: f.list, Store: st})
 	p := newProxy(t, c)
-	_, before := p.waitFor(t, "the stored plan", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 2 })
+	p.waitFor(t, "the stored plan", func(s *routing.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 2 })
+	before := openDelta(t, c).subscribeAll(t, nil)
 	var got policies.Plan
-	var after *client.Snapshot
 	for epoch := policies.Epoch(4); epoch < 10 && (epoch == 4 || got.Stages[0].High != 1250); epoch++ {
 		// The replica whose report comes first may change the boundary alone;
 		// then both propose again.
@@ -172,23 +172,17 @@ func TestRefinementReachesProxies(t *testing.T) {
 		if epoch == 4 {
 			f.startReports(t, c)
 		}
-		_, after = p.waitFor(t, "the new boundary", func(s *client.Snapshot) bool { next, ok := plan(s); return ok && next.Epoch > epoch })
+		_, after := p.waitFor(t, "the new boundary", func(s *routing.Snapshot) bool { next, ok := plan(s); return ok && next.Epoch > epoch })
 		got, _ = plan(after)
 	}
 	if got.Stages[0].High != 1250 || got.Stages[1].Low != 1250 || !slices.Equal(got.Stages[0].Replicas, stored.Stages[0].Replicas) {
 		t.Errorf("%+v", got)
 	}
-	// Two snapshots of a client share what did not change.
-	for k := range policies.MaxStages {
-		if name := resources.EndpointName("m", k); before.Assignments[name] != after.Assignments[name] {
-			t.Errorf("endpoints of stage %d sent", k)
+	waitFor(t, c, "the roll-out's end", func(s Status) bool { return s.PublishedEpoch == got.Epoch && s.Phase == "idle" })
+	for name := range openDelta(t, c).subscribeAll(t, before) {
+		if !strings.HasPrefix(name, resources.RouteType) && !strings.HasPrefix(name, resources.RoutingType) {
+			t.Errorf("sent: %s", name)
 		}
-		if name := resources.ClusterName("m", k); before.Clusters[name] != after.Clusters[name] {
-			t.Errorf("cluster of stage %d sent", k)
-		}
-	}
-	if before.Listeners[resources.ListenerName] != after.Listeners[resources.ListenerName] || before.Routes[resources.RouteName] == after.Routes[resources.RouteName] {
-		t.Error("routes not sent, or a listener sent")
 	}
 	if m := c.Status().Models[0]; !m.Refining || m.Reason != "boundaries refined" {
 		t.Errorf("status: refining %v, %q", m.Refining, m.Reason)

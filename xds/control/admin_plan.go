@@ -11,7 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -144,7 +144,7 @@ func (c *Control) planHistory(w http.ResponseWriter, r *http.Request) {
 
 // planCommand returns a command that gives an order about the plan of ?model= and
 // ?epoch=, or about the present plan without the latter, given by ?by=.
-func (c *Control) planCommand(order func(model string, epoch policies.Epoch, q url.Values) orders.Order) command {
+func (c *Control) planCommand(order func(model string, epoch policies.Epoch, q url.Values) fleetstate.Order) command {
 	return func(ctx context.Context, q url.Values) (any, error) {
 		model := q.Get("model")
 		if model == "" {

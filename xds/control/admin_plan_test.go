@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -14,7 +14,7 @@ import (
 // proxies follow, the history lists it, and a restart keeps the pin.
 func TestPlanCommands(t *testing.T) {
 	f := newFakeFleet(t, 3)
-	st := new(store.Memory)
+	st := store.New(store.NewMemory())
 	split := policies.Plan{Model: "m", Epoch: 4, Stages: []policies.Stage{
 		{Low: 0, High: 100, Replicas: []policies.ReplicaID{"r0"}},
 		{Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1", "r2"}},
@@ -29,9 +29,9 @@ func TestPlanCommands(t *testing.T) {
 	p := newProxy(t, c)
 	stages := func(n int) {
 		t.Helper()
-		p.waitFor(t, "the stages", func(s *client.Snapshot) bool {
-			plans, err := client.ReadPlans(s)
-			return err == nil && len(plans) == 1 && len(plans[0].Stages) == n
+		p.waitFor(t, "the stages", func(s *routing.Snapshot) bool {
+			got, ok := plan(s)
+			return ok && len(got.Stages) == n
 		})
 	}
 	stages(2)

@@ -2,10 +2,11 @@ package control
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
@@ -85,6 +86,8 @@ type PolicySummary struct {
 	OnStable    int `json:"on_stable"`
 	OnCandidate int `json:"on_candidate"`
 	Refusing    int `json:"refusing,omitempty"`
+	// Rejected is why hosts have rejected the candidate, or else the stable generation; empty: none has.
+	Rejected string `json:"rejected,omitempty"`
 	// Hosts are the slot's states on each host, by name; GET /policies also has their
 	// modules.
 	Hosts []PolicyNode `json:"hosts"`
@@ -122,6 +125,10 @@ func (c *Control) policySummaries(now time.Time) (out []PolicySummary) {
 		stable := lifecycle.Native
 		if s.Stable != nil {
 			stable = s.Stable.Generation
+			sum.setRejected(stable, now, reports)
+		}
+		if s.Candidate != nil {
+			sum.setRejected(s.Candidate.Generation, now, reports)
 		}
 		for i := range sum.Hosts {
 			n := &sum.Hosts[i]
@@ -142,6 +149,13 @@ func (c *Control) policySummaries(now time.Time) (out []PolicySummary) {
 		out = append(out, sum)
 	}
 	return out
+}
+
+// setRejected notes why hosts have rejected a generation, if some have.
+func (s *PolicySummary) setRejected(g lifecycle.Generation, now time.Time, reports []policyslots.Report) {
+	if why, _ := policyslots.Rejected(s.Slot, g, now, reports); why != "" {
+		s.Rejected = fmt.Sprintf("generation %d: %s", g, why)
+	}
 }
 
 func policySlotOf(s policyslots.Slot) PolicySlot {

@@ -120,7 +120,7 @@ func (c *Control) setGoal(ctx context.Context, o policyQuery) error {
 		if err := c.checkGates(kind, t.Generation, o.goal); err != nil {
 			return err
 		}
-		code, err := c.cfg.Modules.Get(t.SHA256)
+		code, err := c.cfg.Store.Module(ctx, t.SHA256)
 		if err != nil {
 			return fmt.Errorf("slot %s: the bytes of generation %d (%s, sha256 %s) are lost: %w; push the same module and signature again, which puts them back",
 				kind, t.Generation, t.Name, t.SHA256, err)
@@ -137,15 +137,19 @@ func (c *Control) setGoal(ctx context.Context, o policyQuery) error {
 	})
 }
 
-// checkGates refuses a goal whose promotion gates would end the generation on a host,
-// given its results in shadow: while it stays in shadow it can still be examined.
+// checkGates refuses a goal for a generation that every host has rejected, and one whose
+// promotion gates would end the generation on a host, given its results in shadow: while
+// it stays in shadow it can still be examined.
 func (c *Control) checkGates(kind lifecycle.Kind, generation lifecycle.Generation, goal lifecycle.Goal) error {
+	now := time.Now()
+	if why, everywhere := policyslots.Rejected(kind, generation, now, c.slots.reports(now)); everywhere {
+		return inadmissibleError(kind, fmt.Errorf("every host has rejected generation %d: %s; push a corrected module as another generation", generation, why))
+	}
 	if goal != lifecycle.ToCanary && goal != lifecycle.ToActive {
 		return nil
 	}
-	now := time.Now()
 	if why := policyslots.Blocked(kind, generation, now, c.slots.reports(now)); why != "" {
-		return inadmissibleError(kind, fmt.Errorf("generation %d stays in shadow, because its gates would reject it: %s; see \"cascade policy records\" and \"diff\" for the calls; "+
+		return inadmissibleError(kind, fmt.Errorf("generation %d stays in shadow, because its gates would reject it: %s; see \"cascade policy status --records\" and \"diff\" for the calls; "+
 			"\"--to stable\" skips the gates", generation, why))
 	}
 	return nil

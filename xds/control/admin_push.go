@@ -71,9 +71,6 @@ var errTooLarge = fmt.Errorf("module or signature too large: the limits are %d M
 // "signature", or a form with those two files, and with "configuration" if the
 // module takes one.
 func (c *Control) handlePush(w http.ResponseWriter, r *http.Request) {
-	if !requireAdminHeader(w, r) {
-		return
-	}
 	ctx, cancel := context.WithTimeout(r.Context(), pushTimeout)
 	defer cancel()
 	out, err := c.admitPush(ctx, w, r)
@@ -139,7 +136,7 @@ func (c *Control) admitPush(ctx context.Context, w http.ResponseWriter, r *http.
 	describeOrder(w, "generation=%d name=%s signers=%s sha256=%s", first.Generation, first.Name, strings.Join(first.Signers, ","), sum)
 	// The bytes are stored before the slot that names them, so that a reader of
 	// the slot finds them. This also restores bytes that were lost.
-	if err := c.cfg.Modules.Put(sum, module); err != nil {
+	if err := c.cfg.Store.PutModule(ctx, sum, module); err != nil {
 		return nil, err
 	}
 	if err := c.slots.change(ctx, o.slots, func(s policyslots.Slot) (policyslots.Slot, error) {

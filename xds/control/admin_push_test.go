@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -22,11 +22,7 @@ import (
 // works.
 func TestPolicyModuleLost(t *testing.T) {
 	dir := t.TempDir()
-	folder, err := store.NewModuleFolder(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Modules: folder, Admitter: new(fakeAdmitter)})
+	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Store: store.New(testkit.Must(store.NewFile(dir))), Admitter: new(fakeAdmitter)})
 	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
 	module := []byte("module")
 	sum := fmt.Sprintf("%x", sha256.Sum256(module))
@@ -35,8 +31,8 @@ func TestPolicyModuleLost(t *testing.T) {
 	for name, spoil := range map[string]func(string) error{
 		"gone": os.Remove, "damaged": func(path string) error { return os.WriteFile(path, []byte("other"), 0o600) },
 	} {
-		if err := spoil(filepath.Join(dir, sum+".wasm")); err != nil {
-			t.Fatal(err)
+		for _, path := range testkit.Must(filepath.Glob(filepath.Join(dir, store.Modules, sum+".*"))) {
+			testkit.NoError(t, spoil(path))
 		}
 		code, text := post(t, c, "/policies/goal?slot=place&goal=active", nil)
 		if code == http.StatusOK || !strings.Contains(text, sum) || !strings.Contains(text, "push the same module and signature again") || name == "gone" && code != http.StatusConflict {

@@ -15,9 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
-// AdminHeader must be on every request that changes something, with any value:
-// a browser does not send it for a page of another site without a preflight
-// request.
+// AdminHeader must be on every request that changes something, with any value; see
+// RefuseCrossSite.
 const AdminHeader = "X-Cascade-Admin"
 
 // Bounds of a command.
@@ -89,15 +88,10 @@ func hostName(host string) string {
 // command changes something and returns the response.
 type command func(context.Context, url.Values) (any, error)
 
-// handleCommand serves a command and protects it against cross-site requests:
-// the header, or a content type that forms cannot have, makes a browser send a
-// preflight request, which is not answered.
+// handleCommand serves a command.
 func handleCommand(give command) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxCommandBody)
-		if !requireAdminHeader(w, r) {
-			return
-		}
 		ctx, cancel := context.WithTimeout(r.Context(), commandTimeout)
 		defer cancel()
 		out, err := give(ctx, r.URL.Query())
@@ -105,15 +99,18 @@ func handleCommand(give command) http.Handler {
 	})
 }
 
-// requireAdminHeader reports whether the request cannot be a cross-site one,
-// and refuses it otherwise.
-func requireAdminHeader(w http.ResponseWriter, r *http.Request) bool {
-	kind, _, _ := strings.Cut(r.Header.Get("content-type"), ";")
-	if len(r.Header.Values(AdminHeader)) == 0 && strings.TrimSpace(kind) != "application/json" {
-		writeJSON(w, http.StatusForbidden, errorBody{"send the header " + AdminHeader + ": 1"})
-		return false
-	}
-	return true
+// RefuseCrossSite refuses requests, other than reads, that a page of another site can make a browser
+// send. The header, or a content type that forms cannot have, makes a browser send a preflight
+// request first, which is not answered. Every admin server of every daemon uses it.
+func RefuseCrossSite(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		kind, _, _ := strings.Cut(r.Header.Get("content-type"), ";")
+		if r.Method != http.MethodGet && r.Method != http.MethodHead && len(r.Header.Values(AdminHeader)) == 0 && strings.TrimSpace(kind) != "application/json" {
+			writeJSON(w, http.StatusForbidden, errorBody{"send the header " + AdminHeader + ": 1"})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // errPoliciesOff is the error of commands that need an Admitter.

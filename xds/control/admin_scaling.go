@@ -1,7 +1,7 @@
 package control
 
 import (
-	"github.com/cascadeinfer/cascade/policies/autoscale"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -37,8 +37,8 @@ type StageScaling struct {
 }
 
 // scalingReasons are the reasons of a Scaling.
-var scalingReasons = map[autoscale.Reason]string{
-	autoscale.Unknown: "unknown", autoscale.Needed: "needed", autoscale.Holding: "holding", autoscale.NoAnswer: "infeasible",
+var scalingReasons = map[planner.ScaleReason]string{
+	planner.ScaleUnknown: "unknown", planner.ScaleNeeded: "needed", planner.ScaleHolding: "holding", planner.ScaleNoAnswer: "infeasible",
 }
 
 // scalingOf renders a recommendation; nil before the first one.

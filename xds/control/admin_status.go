@@ -40,6 +40,8 @@ type Status struct {
 	// nothing; they are not among the Nodes.
 	Observers int      `json:"observers,omitempty"`
 	History   []Change `json:"history"` // changes of plan, oldest first
+	// Plaintext names what may travel unencrypted between hosts; see tls.plaintext in the fleet file.
+	Plaintext []string `json:"plaintext,omitempty"`
 	// Planner says which control plane plans, and Planes lists the others of the store.
 	Planner Planner `json:"planner"`
 	Planes  []Plane `json:"planes,omitempty"`
@@ -62,9 +64,12 @@ type Model struct {
 	Stages []Stage `json:"stages"`
 	// Unassigned replicas are in no stage: new and not ready, drained, or prefill replicas.
 	Unassigned []Replica `json:"unassigned,omitempty"`
-	// Seen is the number of requests so far, Rate the requests per second now.
-	Seen uint64  `json:"seen"`
-	Rate float64 `json:"rate"`
+	// Seen is the number of requests served so far. Rate is the requests per second now, with those that
+	// are refused, RefusedShare their share, and Queue the seconds that a request waits for its first token.
+	Seen         uint64  `json:"seen"`
+	Rate         float64 `json:"rate"`
+	RefusedShare float64 `json:"refused_share,omitempty"`
+	Queue        float64 `json:"queue_seconds,omitempty"`
 	// BytesPerToken is the ratio in use; LearntBytesPerToken the one measured
 	// by exact counts (0: none yet).
 	BytesPerToken       float64 `json:"bytes_per_token"`
@@ -266,7 +271,7 @@ func modelOf(m fleet.ModelState, now time.Time) Model {
 	out := Model{
 		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner,
 		Pinned: pinnedOf(m.Pin), Seen: m.Seen, BytesPerToken: m.BytesPerToken.Float(), LearntBytesPerToken: m.LearntBytesPerToken.Float(),
-		EstimateError: m.EstimateError, Refining: m.Refining, Rate: arrivalRate(m.Flow), Stages: []Stage{},
+		EstimateError: m.EstimateError, Refining: m.Refining, Rate: m.Demand.Rate, RefusedShare: m.Demand.RefusedShare, Queue: m.Demand.Queue.Seconds(), Stages: []Stage{},
 	}
 	out.Scaling = scalingOf(m.Scaling)
 	for i, st := range m.Plan.Stages {

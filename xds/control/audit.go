@@ -12,10 +12,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
-	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // maxAuditedError is how much of an answer is kept to find the error in it, in bytes.
@@ -160,7 +160,7 @@ func (h hostRefusals) audit(log *auditlog.Log, slots []PolicySummary) {
 // auditFault is the fault of an audit log that lacks records; nil for none.
 func (c *Control) auditFault() (out []Fault) {
 	if err := c.cfg.Audit.Err(); err != nil {
-		out = append(out, Fault{Kind: FaultAudit, Object: "file", Text: loadreport.Truncate("orders, plans and refusals are not recorded: "+err.Error(), maxFaultText)})
+		out = append(out, Fault{Kind: FaultAudit, Object: "file", Text: cleantext.Truncate("orders, plans and refusals are not recorded: "+err.Error(), maxFaultText)})
 	}
 	return out
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -26,8 +25,10 @@ import (
 type Config struct {
 	// Rules are the models and how they are planned; see package fleet.
 	fleet.Rules
-	// Replicas is the configured list at the start; see Control.SetReplicas.
+	// Replicas is the configured list at the start; see Control.SetReplicas. The host of an Address may be a name.
 	Replicas []policies.Replica
+	// Resolver looks up names in Replicas; nil: the host's.
+	Resolver Resolver
 	// Settings of the published resources. If the estimator is ext_proc and
 	// Settings.Length is empty, this process is the length service.
 	Settings resources.Settings
@@ -48,6 +49,10 @@ type Config struct {
 	Listen string
 	// Listener is used instead of Listen, and closed by Run, if not nil.
 	Listener net.Listener
+	// Local is a listener of the same services for the fleet's own components on this host, a Unix socket that has
+	// checked their users; Run closes it. With it, clients of Listen only follow the configuration, and what they
+	// refuse or report counts for nothing. nil: every client of Listen is trusted, as far as its certificate goes.
+	Local net.Listener
 	// Admin is the host:port of the admin server: /status, /metrics, /healthz,
 	// /readyz and the others. "" means 127.0.0.1:18001.
 	Admin string
@@ -61,6 +66,8 @@ type Config struct {
 	// the admin server may name besides loopback, for instance the names of a proxy in
 	// front of it. Requests for any other name are refused.
 	AdminHosts []string
+	// Plaintext names what may travel unencrypted between hosts, for Status.
+	Plaintext []string
 	// AdmitOrder returns why the client of a connection to the admin server may not give
 	// orders: requests that change something. nil: every client that can connect may.
 	AdmitOrder func(client, server netip.AddrPort) error
@@ -90,41 +97,28 @@ type Config struct {
 	Limits server.Limits
 
 	// Groups are the groups of proxies in the order in which they get a new
-	// plan (package nodegroup). Without any, an eighth of all proxies gets it
+	// plan (resources.Groups). Without any, an eighth of all proxies gets it
 	// first.
-	Groups []nodegroup.Rule
+	Groups []resources.GroupRule
 	// Watch is how long a new plan is on trial in one group before the next group gets
 	// it; there is no trial if only one group has proxies. 0 means 2 s.
 	Watch time.Duration
 
-	// Store holds the plan object; nil keeps it in memory.
-	Store store.Store
+	// Store keeps what the control planes of a fleet share; nil keeps it in memory.
+	Store *store.Store
 	// Admitter decides which policy modules are admitted; nil: none.
 	Admitter Admitter
-	// Modules keeps the bytes of admitted modules, for all control planes of
-	// the Store; nil keeps them in memory, which suits a single control plane.
-	Modules store.Modules
 	// Slots are the policy slots of this control plane itself; nil: it has
 	// none.
 	Slots Slots
-	// Notes is where the control planes of the Store exchange the state of
-	// their own slots, once a second. It is used if the Store is shared and
-	// there are Slots. nil: each control plane knows only its own.
-	Notes store.Notes
 	// Mixes are the request mixes that a what-if of the console may ask about; nil: none.
 	Mixes Mixes
 	// Records answers GET /policies/records?slot=KIND with the recorded calls
 	// of a slot of this process. nil: 404.
 	Records http.Handler
-	// FleetDigest identifies the fleet file of this configuration; control planes of one
-	// store compare theirs. "" means the digest of Replicas. See Control.SetFleetFile.
-	FleetDigest string
-	// Planes is where the control planes of the Store leave notes about themselves; nil:
-	// they know nothing of each other but who leads.
-	Planes store.Notes
-	// Counters keeps flows, weights and byte ratios across restarts; nil
-	// forgets them.
-	Counters fleet.Counters
+	// FleetFile describes the fleet file of this configuration; control planes of one store
+	// compare theirs. Without a Digest it is that of Replicas. See Control.SetFleetFile.
+	FleetFile FleetFile
 	// Stop bounds the time that Run waits for streams to end when its context ends; the
 	// remaining streams are cut. 0 means 5 s.
 	Stop   time.Duration
@@ -135,6 +129,7 @@ const (
 	defaultListen = "127.0.0.1:18000"
 	defaultAdmin  = "127.0.0.1:18001"
 	defaultLength = "127.0.0.1:18002"
+	defaultName   = "control" // of the only control plane of a store
 	defaultStop   = 5 * time.Second
 	defaultWatch  = 2 * time.Second
 )
@@ -153,11 +148,14 @@ func (c Config) complete() Config {
 	if c.Length == "" {
 		c.Length = defaultLength
 	}
-	if c.Store == nil {
-		c.Store = new(store.Memory)
+	if c.Resolver == nil {
+		c.Resolver = net.DefaultResolver
 	}
-	if c.Modules == nil {
-		c.Modules = new(store.MemoryModules)
+	if c.Name == "" {
+		c.Name = defaultName
+	}
+	if c.Store == nil {
+		c.Store = store.New(store.NewMemory())
 	}
 	if c.Stop == 0 {
 		c.Stop = defaultStop
@@ -195,14 +193,14 @@ func (c Config) validate() error {
 	if c.TrustDomain != "" && c.TLS == nil {
 		return fmt.Errorf("trust domain %s: TLS is required, because identities are in certificates", c.TrustDomain)
 	}
-	if err := nodegroup.CheckPatterns(c.Proxies); err != nil {
+	if err := resources.CheckPatterns(c.Proxies); err != nil {
 		return fmt.Errorf("proxies: %w", err)
 	}
 	if c.EdgeCertificate != nil {
 		if c.TrustDomain == "" || len(c.Proxies) == 0 {
 			return errors.New("edge certificate: its key is sent only to listed proxies that have proved their names; set the trust domain and the proxies")
 		}
-		if err := nodegroup.CheckSpecific(c.Proxies); err != nil {
+		if err := resources.CheckSpecific(c.Proxies); err != nil {
 			return fmt.Errorf("edge certificate: proxies: %w", err)
 		}
 	}

@@ -26,9 +26,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/nodeauth"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/length"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Control is the control plane of a fleet. All methods may be called from any
@@ -37,6 +37,7 @@ type Control struct {
 	cfg       Config // complete
 	log       *slog.Logger
 	fleet     *fleet.Fleet
+	names     *replicaNames
 	cache     *servingCache
 	ledger    *publish.Ledger
 	xds       *server.Server
@@ -112,18 +113,23 @@ func (c *Control) init() error {
 			return err
 		}
 	}
-	// The settings do not change, so a fleet that cannot be rendered now never can.
-	if err := checkRenderable(settings, c.cfg.EdgeCertificate, c.cfg.Models, c.cfg.Replicas); err != nil {
+	c.names = newReplicaNames(c.cfg)
+	replicas, err := c.names.start(c.cfg.Replicas)
+	if err != nil {
 		return err
 	}
-	groups, err := nodegroup.New(c.cfg.Groups)
+	// The settings do not change, so a fleet that cannot be rendered now never can.
+	if err := checkRenderable(settings, c.cfg.EdgeCertificate, c.cfg.Models, replicas); err != nil {
+		return err
+	}
+	groups, err := resources.NewGroups(c.cfg.Groups)
 	if err != nil {
 		return fmt.Errorf("groups: %w", err)
 	}
 	groupOf := func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) }
 	c.cache = &servingCache{Cache: cache.New(cache.Config{Group: groupOf, SecretsFor: c.maySeeSecrets}), onServing: c.setServing, sets: make(map[string]resources.Set)}
 	c.slots = newSlotManager(c)
-	c.planes = &planeNotes{folder: c.cfg.Planes, file: fleetFile{digest: fleetDigest(c.cfg)}}
+	c.planes = &planeNotes{store: c.cfg.Store, file: fleetFile{FleetFile: fleetFileOf(c.cfg)}}
 	c.ledger = publish.NewLedger(c.log)
 	c.xds, err = server.New(server.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, OnRefusal: c.auditStream, Logger: c.log})
 	if err != nil {
@@ -141,12 +147,13 @@ func (c *Control) init() error {
 	}
 	c.submitter = &submitter{settings: settings, publisher: c.publisher, edge: c.cfg.EdgeCertificate}
 	c.fleet, err = fleet.New(fleet.Config{
-		Rules: c.cfg.Rules, Replicas: c.cfg.Replicas, Store: c.cfg.Store, Counters: c.cfg.Counters,
+		Rules: c.cfg.Rules, Replicas: replicas, Store: c.cfg.Store, Counters: c.cfg.Store.Counters(c.cfg.Name),
 		OnSlots: c.slots.setStored, OnPlan: c.auditPlan, Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
 	})
 	if err != nil {
 		return err
 	}
+	c.names.apply = c.fleet.SetReplicas
 	mux := http.NewServeMux()
 	c.handleOrders(mux)
 	c.console, err = console.New(console.Config{Source: consoleSource{c}, Token: c.cfg.ConsoleToken, Orders: mux, Logger: c.log})
@@ -162,7 +169,7 @@ func (c *Control) initLength() (string, error) {
 	}
 	var err error
 	c.length, err = length.New(length.Config{
-		Models: models, BytesPerToken: c.BytesPerToken, Prefixes: c.prefixes,
+		Models: models, MaxBody: int(c.cfg.Settings.BodyLimit), BytesPerToken: c.BytesPerToken, Prefixes: c.prefixes,
 		BaseOf: func(name string) string { return c.adapters.modelOf(c.fleet.Snapshot(), name) }, Health: c.health, Metrics: c.registry, Logger: c.log,
 	})
 	if err != nil {
@@ -179,7 +186,7 @@ func (c *Control) initLength() (string, error) {
 
 // Close releases the sockets of a Control that is not run.
 func (c *Control) Close() {
-	for _, l := range [...]net.Listener{c.listener, c.admin, c.lengthListener} {
+	for _, l := range [...]net.Listener{c.listener, c.admin, c.lengthListener, c.cfg.Local} {
 		if l != nil {
 			_ = l.Close()
 		}
@@ -192,8 +199,9 @@ func (c *Control) Addr() net.Addr { return c.listener.Addr() }
 // AdminAddr returns the address of the admin server.
 func (c *Control) AdminAddr() net.Addr { return c.admin.Addr() }
 
-// SetReplicas replaces the configured replicas; see fleet.Fleet.
-func (c *Control) SetReplicas(list []policies.Replica) error { return c.fleet.SetReplicas(list) }
+// SetReplicas replaces the configured replicas; see fleet.Fleet. A list with a name that is not found takes effect when
+// it is.
+func (c *Control) SetReplicas(list []policies.Replica) error { return c.names.set(list) }
 
 // SetEdgeCertificate replaces Config.EdgeCertificate; open connections keep the
 // one that they began with. It returns an error if there was none, because a
@@ -209,13 +217,13 @@ func (c *Control) SetEdgeCertificate(cert *resources.Certificate) error {
 // isProxy reports whether a node is known to be a proxy of the fleet: by its
 // certificate, or, where there are none, by the list.
 func (c *Control) isProxy(node string) bool {
-	return c.auth != nil || nodegroup.Match(c.cfg.Proxies, node)
+	return c.auth != nil || resources.MatchGroup(c.cfg.Proxies, node)
 }
 
 // maySeeSecrets reports whether a node, whose certificate proves its id, may
 // have the key of the edge. It logs each node that may not.
 func (c *Control) maySeeSecrets(node string) bool {
-	if c.auth != nil && nodegroup.Match(c.cfg.Proxies, node) {
+	if c.auth != nil && resources.MatchGroup(c.cfg.Proxies, node) {
 		return true
 	}
 	c.secretsRefused.Add(1)
@@ -242,7 +250,7 @@ func (c *Control) Status() Status {
 	s := statusOf(c.fleet.Snapshot(), c.publisher.Status(), c.cfg.Policy, now)
 	s.Nodes = c.withProblems(s.Nodes, now)
 	c.planes.addPlanes(&s, now)
-	s.Policies, s.Faults = c.policySummaries(now), c.faults(now)
+	s.Policies, s.Faults, s.Plaintext = c.policySummaries(now), c.faults(now), c.cfg.Plaintext
 	return s
 }
 
@@ -250,6 +258,27 @@ func (c *Control) Status() Status {
 func (c *Control) setServing() {
 	c.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	c.health.SetServingStatus(api.Fleet_ServiceDesc.ServiceName, healthv1.HealthCheckResponse_SERVING)
+}
+
+// runCollections removes what is no longer used from the store, until ctx ends.
+func (c *Control) runCollections(ctx context.Context) error {
+	tick := time.NewTicker(store.CollectInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			c.collect(ctx, now)
+		}
+	}
+}
+
+// collect makes one collection. That it fails is a fault: the store grows.
+func (c *Control) collect(ctx context.Context, now time.Time) {
+	if err := c.cfg.Store.Collect(ctx, now); ctx.Err() == nil {
+		c.fleet.NoteStore(fleet.StoreGarbage, err)
+	}
 }
 
 // Run serves until ctx ends, then ends the streams, closes the sockets and
@@ -261,8 +290,10 @@ func (c *Control) Run(ctx context.Context) error {
 	g.Go(func() error { return c.cache.Run(ctx) })
 	g.Go(func() error { return c.publisher.Run(ctx) })
 	g.Go(func() error { return c.fleet.Run(ctx) })
+	g.Go(func() error { return c.names.run(ctx) })
 	g.Go(func() error { return c.slots.run(ctx) })
 	g.Go(func() error { return c.runPlanes(ctx) })
+	g.Go(func() error { return c.runCollections(ctx) })
 	g.Go(func() error { return c.console.Run(ctx) })
 	c.serveGRPC(ctx, g)
 	c.serveAdmin(ctx, g)

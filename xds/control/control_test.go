@@ -7,7 +7,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -16,29 +16,27 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/policies/weights"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// testProxy is an xDS client that behaves like an Envoy, with the snapshots
-// that it was sent.
+// testProxy is a follower of the plan, with the snapshots that it was sent.
 type testProxy struct {
-	updates chan *client.Snapshot
+	updates chan *routing.Snapshot
 }
 
-// Update implements client.Watcher.
-func (p *testProxy) Update(s *client.Snapshot) { p.updates <- s }
+// Update implements routing.Watcher.
+func (p *testProxy) Update(s *routing.Snapshot) { p.updates <- s }
 
 func newProxy(t *testing.T, c *runningControl) *testProxy {
 	t.Helper()
-	p := &testProxy{updates: make(chan *client.Snapshot, 1000)}
-	cl, err := client.New(client.Config{Target: c.Addr().String(), NodeID: "proxy-1", Watcher: p})
+	p := &testProxy{updates: make(chan *routing.Snapshot, 1000)}
+	cl, err := routing.New(routing.Config{Target: c.Addr().String(), NodeID: "proxy-1", Watcher: p})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +48,7 @@ func newProxy(t *testing.T, c *runningControl) *testProxy {
 }
 
 // waitFor returns the first update that fits, and those before it.
-func (p *testProxy) waitFor(t *testing.T, what string, fits func(*client.Snapshot) bool) (before []*client.Snapshot, last *client.Snapshot) {
+func (p *testProxy) waitFor(t *testing.T, what string, fits func(*routing.Snapshot) bool) (before []*routing.Snapshot, last *routing.Snapshot) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
@@ -68,91 +66,63 @@ func (p *testProxy) waitFor(t *testing.T, what string, fits func(*client.Snapsho
 }
 
 // plan returns the model's plan; false if there is none.
-func plan(s *client.Snapshot) (policies.Plan, bool) {
-	plans, err := client.ReadPlans(s)
-	if err != nil || len(plans) != 1 {
+func plan(s *routing.Snapshot) (policies.Plan, bool) {
+	if s.Plan() == nil || len(s.Routing.Models) != 1 {
 		return policies.Plan{}, false
 	}
-	return plans[0], true
+	return s.Routing.Models[0].Plan, true
 }
 
-// members lists the replicas in the first priority of a stage's endpoints.
-func members(s *client.Snapshot, stage int) []string {
-	a := s.Assignments[resources.EndpointName("m", stage)]
-	if a == nil || len(a.Priorities) == 0 {
+// members lists the replicas of a stage.
+func members(s *routing.Snapshot, stage int) []string {
+	p, ok := plan(s)
+	if !ok || stage >= len(p.Stages) {
 		return nil
 	}
 	var ids []string
-	for _, e := range a.Priorities[0] {
-		meta, err := resources.ReadEndpointMeta(e.Metadata)
-		if err != nil {
-			return nil
-		}
-		ids = append(ids, string(meta.ID))
+	for _, id := range p.Stages[stage].Replicas {
+		ids = append(ids, string(id))
 	}
-	slices.Sort(ids)
 	return ids
 }
 
-// TestPlanReachesProxies checks that a skewed mix makes the fleet divide its
-// first stage, and that a proxy gets the change in the order add, flip, retire,
-// without a route to a stage that lacks its members.
+// TestPlanReachesProxies checks that a skewed mix makes the fleet divide its first stage,
+// and that a follower gets the change in one step, with the addresses of all members. Package
+// publish checks the order for proxies that route by tables.
 func TestPlanReachesProxies(t *testing.T) {
 	f := newFakeFleet(t, 8)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	p := newProxy(t, c)
-	_, first := p.waitFor(t, "the first plan", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 1 })
+	_, first := p.waitFor(t, "the first plan", func(s *routing.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 1 })
 	one, _ := plan(first)
 	f.setReports(skewReport)
 	f.startReports(t, c)
-	before, last := p.waitFor(t, "stages, retired", func(s *client.Snapshot) bool {
-		got, ok := plan(s)
-		if !ok || len(got.Stages) < 2 {
-			return false
-		}
-		for i, stage := range got.Stages {
-			if len(members(s, i)) != len(stage.Replicas) {
-				return false // still the members of both plans
-			}
-		}
-		return true
-	})
+	before, last := p.waitFor(t, "stages", func(s *routing.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) > 1 })
 	two, _ := plan(last)
 	if two.Epoch <= one.Epoch {
 		t.Errorf("epoch %d after %d", two.Epoch, one.Epoch)
 	}
-	seen := 0
-	for i, stage := range two.Stages {
-		seen += len(stage.Replicas)
-		for j, s := range before {
-			// With either routes, the stages that they name have all members of
-			// their plan.
-			got, ok := plan(s)
-			if ok && got.Epoch == two.Epoch {
-				if !contains(members(s, i), stage.Replicas) {
-					t.Errorf("update %d: stage %d of the new routes has %v, want %v", j, i, members(s, i), stage.Replicas)
+	for i, s := range append(before, last) {
+		got, _ := plan(s)
+		known := make(map[policies.ReplicaID]bool)
+		for _, r := range s.Routing.Models[0].Replicas {
+			known[r.ID] = r.At.IsValid()
+		}
+		seen := 0
+		for _, stage := range got.Stages {
+			for _, id := range stage.Replicas {
+				if seen++; !known[id] {
+					t.Errorf("update %d: no address of %s", i, id)
 				}
 			}
-			if ok && got.Epoch == one.Epoch && !contains(members(s, 0), one.Stages[0].Replicas) {
-				t.Errorf("update %d: stage of the old routes lost members before the flip: %v", j, members(s, 0))
-			}
 		}
-	}
-	if seen != 8 {
-		t.Errorf("plan has %d replicas", seen)
+		if want := one; seen != 8 || got.Epoch != two.Epoch && !reflect.DeepEqual(got, want) {
+			t.Errorf("update %d: neither plan: %v", i, got)
+		}
 	}
 	if m := c.Status().Models[0]; !strings.Contains(m.Reason, "better plan") {
 		t.Errorf("reason %q", m.Reason)
 	}
-}
-
-func contains(have []string, want []policies.ReplicaID) bool {
-	for _, id := range want {
-		if !slices.Contains(have, string(id)) {
-			return false
-		}
-	}
-	return true
 }
 
 // TestReplicasChange drains one replica by the configuration and adds another;
@@ -164,8 +134,8 @@ func TestReplicasChange(t *testing.T) {
 	f.replicas = f.replicas[:3]
 	f.startReports(t, c)
 	p := newProxy(t, c)
-	has := func(want ...string) func(*client.Snapshot) bool {
-		return func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), want) }
+	has := func(want ...string) func(*routing.Snapshot) bool {
+		return func(s *routing.Snapshot) bool { return slices.Equal(members(s, 0), want) }
 	}
 	p.waitFor(t, "three replicas", has("r0", "r1", "r2"))
 	list := slices.Clone(f.list)
@@ -188,24 +158,20 @@ func TestRestartSendsNoResources(t *testing.T) {
 	dir := t.TempDir()
 	f := newFakeFleet(t, 3)
 	run := func() *runningControl {
-		st, err := store.NewFile(filepath.Join(dir, "plan.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st, Counters: fleet.CounterFile{Path: filepath.Join(dir, "counters.json")}})
+		st := store.New(testkit.Must(store.NewFile(dir)))
+		return startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
 	}
 	c := run()
 	// A load that changes the weights by exactly one step.
 	f.replicas[0].setReport(func(m *api.LoadReport) { m.Load.HeldTokens = 15_000 })
 	stop := f.startReports(t, c)
-	newProxy(t, c).waitFor(t, "the loaded replica's weight", func(s *client.Snapshot) bool {
-		a := s.Assignments[resources.EndpointName("m", 0)]
-		return a != nil && slices.ContainsFunc(a.Priorities[0], func(e client.Endpoint) bool { return e.Weight < weights.Neutral })
+	newProxy(t, c).waitFor(t, "the loaded replica's weight", func(s *routing.Snapshot) bool {
+		return s.Plan() != nil && slices.ContainsFunc(s.Routing.Models[0].Replicas, func(r resources.RoutedReplica) bool { return r.Weight < balance.NeutralWeight })
 	})
 	stop()
 	d := openDelta(t, c)
 	have := d.subscribeAll(t, nil)
-	if len(have) != 2*policies.MaxStages+2 {
+	if len(have) != 2*policies.MaxStages+3 {
 		t.Fatalf("new proxy was sent %d resources", len(have))
 	}
 	c.stop()
@@ -300,7 +266,7 @@ func TestAdmin(t *testing.T) {
 // first plan is stored and published.
 func TestNotReady(t *testing.T) {
 	f := newFakeFleet(t, 1)
-	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: readOnlyStore{new(store.Memory)}})
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: store.New(readOnly{store.NewMemory()})})
 	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/status": 200, "/metrics": 200} {
 		if code, body := get(t, c, path); code != want {
 			t.Errorf("%s: %d %s", path, code, body)
@@ -308,10 +274,10 @@ func TestNotReady(t *testing.T) {
 	}
 }
 
-// readOnlyStore is a store that rejects every write.
-type readOnlyStore struct{ *store.Memory }
+// readOnly is a backend that rejects every write of the root.
+type readOnly struct{ store.Backend }
 
-func (readOnlyStore) CompareAndSwap(context.Context, store.Version, store.Object) (store.Version, error) {
+func (readOnly) SwapRoot(context.Context, store.Version, []byte) (store.Version, error) {
 	return "", io.ErrShortWrite
 }
 

@@ -33,7 +33,7 @@ func openDelta(t *testing.T, c *runningControl) deltaStream {
 	return deltaStream{stream}
 }
 
-// subscribeAll subscribes to everything that an Envoy does, with the versions
+// subscribeAll subscribes to everything that an Envoy or a follower does, with the versions
 // that it has, and returns the versions that it is sent, by type and name. It
 // subscribes last to a name that does not exist, whose response marks the end.
 func (d deltaStream) subscribeAll(t *testing.T, have map[string]string) map[string]string {
@@ -41,13 +41,13 @@ func (d deltaStream) subscribeAll(t *testing.T, have map[string]string) map[stri
 	const fence = "cascade/no-such-model/s0"
 	names := map[string][]string{
 		resources.ClusterType: nil, resources.ListenerType: nil, // wildcards
-		resources.RouteType: {resources.RouteName},
+		resources.RouteType: {resources.RouteName}, resources.RoutingType: {resources.RoutingName("")},
 	}
 	for k := range policies.MaxStages {
 		names[resources.EndpointType] = append(names[resources.EndpointType], resources.EndpointName("m", k))
 	}
 	sent := make(map[string]string)
-	for i, typ := range []string{resources.ClusterType, resources.ListenerType, resources.RouteType, resources.EndpointType} {
+	for i, typ := range []string{resources.ClusterType, resources.ListenerType, resources.RouteType, resources.RoutingType, resources.EndpointType} {
 		req := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesSubscribe: names[typ], InitialResourceVersions: make(map[string]string)}
 		if i == 0 {
 			req.Node = &corev3.Node{Id: "raw", Cluster: "cascade"}

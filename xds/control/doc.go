@@ -37,7 +37,9 @@
 //	plan_stages                       model                 stages of it
 //	stage_low_tokens                  model, stage          start of the stage's range
 //	requests_seen_total               model                 requests that front ends counted; of several control planes take the max
-//	arrivals_per_second               model                 requests/s now
+//	requests_refused_total            model                 requests answered with 429; of several control planes take the max
+//	queueing_seconds                  model                 wait for the first token
+//	arrivals_per_second               model                 requests/s now, refused ones included
 //	desired_replicas                  model                 replicas that the model should have; absent until known
 //	current_replicas                  model                 replicas that it has, without drained and prefill replicas
 //	stage_desired_replicas            model, stage          replicas that the stage needs now, undamped

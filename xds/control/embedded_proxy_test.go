@@ -6,12 +6,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/proxy"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // TestEmbeddedProxyReports checks that the embedded proxy reports its load as Envoy does, requests in
@@ -22,7 +22,7 @@ func TestEmbeddedProxyReports(t *testing.T) {
 	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: []policies.Replica{a.Replica, b.Replica}})
 	var short atomic.Bool
 	p := testkit.Must(proxy.New(proxy.Config{
-		Client: client.Config{Target: c.Addr().String(), NodeID: "e1"},
+		Client: routing.Config{Target: c.Addr().String(), NodeID: "e1"},
 		Problems: func() []loadreport.Problem {
 			if !short.Load() {
 				return nil
@@ -32,7 +32,7 @@ func TestEmbeddedProxyReports(t *testing.T) {
 	}))
 	testkit.Run(t, p.Run)
 	<-p.Ready()
-	streams := newClients(t, "http://"+p.Addr("").String(), 10)
+	streams := newClients(t, "http://"+p.Addr().String(), 10)
 	active := func() int {
 		n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		if !known {

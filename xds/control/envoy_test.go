@@ -9,16 +9,15 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
@@ -97,7 +96,7 @@ func TestEnvoyFlips(t *testing.T) {
 	for _, r := range list {
 		ids = append(ids, r.ID)
 	}
-	st := new(store.Memory)
+	st := store.New(store.NewMemory())
 	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: list, Store: st})
 	_, url := startEnvoy(t, c, "envoy")
 
@@ -153,11 +152,8 @@ func TestEnvoyRestart(t *testing.T) {
 	dir := t.TempDir()
 	list, _ := startUpstreams(t, 4)
 	run := func(l net.Listener) *runningControl {
-		st, err := store.NewFile(filepath.Join(dir, "plan.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return startControl(t, Config{Rules: rulesWithoutReports(), Replicas: list, Store: st, Listener: l, Counters: fleet.CounterFile{Path: filepath.Join(dir, "counters.json")}})
+		st := store.New(testkit.Must(store.NewFile(dir)))
+		return startControl(t, Config{Rules: rulesWithoutReports(), Replicas: list, Store: st, Listener: l})
 	}
 	var l net.Listener
 	for l == nil { // below the range of ephemeral ports, so that it stays free
@@ -198,7 +194,7 @@ func requireSameStats(t *testing.T, envoy *envoytest.Process, pattern string, be
 }
 
 // storePlan writes a plan into the store, as another control plane would.
-func storePlan(t *testing.T, st *store.Memory, p policies.Plan) {
+func storePlan(t *testing.T, st *store.Store, p policies.Plan) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	updates := st.Watch(ctx)

@@ -2,11 +2,15 @@ package control
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/nodeauth"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -41,10 +45,11 @@ const (
 	FaultFileDiffers = "fleet_file_differs" // another control plane has another fleet file in force
 	FaultRemoval     = "removal"            // a fleet file is not applied until an operator confirms what it removes
 	FaultModel       = "model"              // no replica of it takes requests
-	FaultReplica     = "replica"            // it is unhealthy
+	FaultOverload    = "overload"           // clients of a model are refused, or its requests queue up
+	FaultReplica     = "replica"            // a replica is unhealthy, or is drained and its migrator does not report
 	FaultRollout     = "rollout"            // a plan is stopped or rolled back ("plan"), or a proxy does not have what it was sent
 	FaultClients     = "refused_clients"    // clients were refused a moment ago, because of their "certificates" or of "limits"
-	FaultPolicy      = "policy"             // hosts refuse what a policy slot should run
+	FaultPolicy      = "policy"             // hosts refuse what a policy slot should run, or have rejected it
 	FaultAudit       = "audit"              // the audit log lacks records ("file")
 	// The kinds of loadreport.Problem are kinds of faults, too: descriptors, memory, certificate, capacity. Their
 	// object is a daemon, such as "migrator r0".
@@ -58,7 +63,7 @@ func fleetFaults(s *fleet.Snapshot, stores []fleet.StoreFault, now time.Time) (o
 	for _, f := range stores {
 		out = append(out, Fault{
 			Kind: FaultStore, Object: string(f.Operation), Text: f.Consequence() + ": " + f.Err.Error(),
-			Seconds: now.Sub(f.Since).Seconds(), NotReady: f.Operation != fleet.StoreCounters,
+			Seconds: now.Sub(f.Since).Seconds(), NotReady: !f.IsMinor(),
 		})
 	}
 	if s == nil {
@@ -79,14 +84,18 @@ func fleetFaults(s *fleet.Snapshot, stores []fleet.StoreFault, now time.Time) (o
 		}
 		out = append(out, Fault{
 			Kind: FaultRemoval, Object: h.Digest, Seconds: now.Sub(h.Since).Seconds(), NotReady: h.AtStart, Removes: h.Text,
-			Text: text + h.Text + "; if that is meant, run \"cascade config confirm\", else mend the file",
+			Text: text + h.Text + "; if that is meant, run \"cascade config check --confirm\", else mend the file",
 		})
 	}
 	for _, m := range s.Models {
 		for _, r := range m.Replicas {
 			out = append(out, problemFaults("migrator "+string(r.ID), r.Problems)...)
-			if r.Health == resources.Unhealthy {
-				out = append(out, Fault{Kind: FaultReplica, Object: string(r.ID), Text: r.HealthReason, Seconds: now.Sub(r.HealthSince).Seconds()})
+			if r.Faulty {
+				since := r.HealthSince
+				if r.Health == resources.Draining && r.Reported.After(since) {
+					since = r.Reported
+				}
+				out = append(out, Fault{Kind: FaultReplica, Object: string(r.ID), Text: r.HealthReason, Seconds: now.Sub(since).Seconds()})
 			}
 		}
 	}
@@ -101,7 +110,7 @@ func problemFaults(daemon string, problems []loadreport.Problem) (out []Fault) {
 	return out
 }
 
-// policyFaults lists the policy slots whose module some hosts refuse.
+// policyFaults lists the policy slots whose module some hosts refuse, or have rejected.
 func policyFaults(slots []PolicySummary) (out []Fault) {
 	for _, s := range slots {
 		var texts []string
@@ -110,8 +119,11 @@ func policyFaults(slots []PolicySummary) (out []Fault) {
 				texts = append(texts, host.Node+": "+host.Refused)
 			}
 		}
-		if s.Refusing > 0 {
-			out = append(out, Fault{Kind: FaultPolicy, Object: string(s.Slot), Text: loadreport.Truncate(fmt.Sprintf(
+		if s.Rejected != "" {
+			out = append(out, Fault{Kind: FaultPolicy, Object: string(s.Slot), Text: cleantext.Truncate(fmt.Sprintf(
+				"hosts have rejected %s; push another one, or end it with \"cascade policy rollback %s\"", s.Rejected, s.Slot), maxFaultText)})
+		} else if s.Refusing > 0 {
+			out = append(out, Fault{Kind: FaultPolicy, Object: string(s.Slot), Text: cleantext.Truncate(fmt.Sprintf(
 				"%d of %d hosts refuse the module that they should run, and keep the one before: %s", s.Refusing, s.Nodes, strings.Join(texts, "; ")), maxFaultText)})
 		}
 	}
@@ -127,19 +139,23 @@ func rolloutFaults(p publish.Status, now time.Time) (out []Fault) {
 	switch {
 	case p.Blocked:
 		out = append(out, Fault{Kind: FaultRollout, Object: "plan", Text: "the newest plan is not rolled out: " + p.Err.Error()})
-	case p.Err == nil && len(p.Refused) > 0 && now.Sub(p.Refused[len(p.Refused)-1].At) < refusalShown:
+	case p.Err == nil && len(p.Refused) > 0 && now.Sub(p.Refused[len(p.Refused)-1].At) < planRefusalShown:
 		r := p.Refused[len(p.Refused)-1]
-		out = append(out, Fault{Kind: FaultRollout, Object: "plan", Seconds: now.Sub(r.At).Seconds(), Text: loadreport.Truncate(fmt.Sprintf(
+		out = append(out, Fault{Kind: FaultRollout, Object: "plan", Seconds: now.Sub(r.At).Seconds(), Text: cleantext.Truncate(fmt.Sprintf(
 			"a plan was rolled back, because the proxy %s refused %s: %s", r.Node, r.Name, r.Text), maxFaultText)})
 	case p.Err != nil:
 		out = append(out, Fault{Kind: FaultPublish, Object: "resources", Text: "the newest state is not published: " + p.Err.Error()})
 	}
+	serves := func(n publish.Node) bool { return n.Connected && !n.Unlisted && !n.Observer && !n.Unrouted }
+	noneServes := !slices.ContainsFunc(p.Nodes, serves)
 	for _, n := range p.Nodes {
 		since := now.Sub(n.LastErrorAt)
 		refuses := n.Refusing || !n.Current && n.LastError != "" && since < refusalSettles
-		if n.Connected && !n.Unlisted && !n.Observer && (refuses || n.Fenced) {
+		if n.Connected && !n.Unlisted && !n.Observer && (refuses || n.Fenced || n.Unrouted) {
 			f := Fault{Kind: FaultRollout, Object: n.ID, Text: "the proxy does not have what it was sent: " + cmp.Or(n.Reason, n.LastError)}
-			if refuses {
+			if n.Unrouted {
+				f.Text, f.Seconds, f.NotReady = "the proxy has accepted no configuration, and serves no request: correct what it refuses, or upgrade it: "+n.LastError, since.Seconds(), noneServes
+			} else if refuses {
 				f.Text, f.Seconds = "the proxy refuses what it is sent, and keeps its last good version: "+n.LastError, since.Seconds()
 			}
 			out = append(out, f)
@@ -148,9 +164,25 @@ func rolloutFaults(p publish.Status, now time.Time) (out []Fault) {
 	return out
 }
 
-// modelFaults lists the models without a replica that takes requests.
+// overloadText describes the overload of a model, and what to do.
+func overloadText(m fleet.ModelState) string {
+	text := fmt.Sprintf("%.0f %% of its %.1f requests/s are refused with 429", 100*m.Demand.RefusedShare, m.Demand.Rate)
+	if m.Demand.Queue > 0 {
+		text += fmt.Sprintf(", a request waits %.1f s for its first token", m.Demand.Queue.Seconds())
+	}
+	if more := m.Scaling.Desired - m.Scaling.Present; more > 0 {
+		return text + fmt.Sprintf(": add %d replicas to the %d, or send less", more, m.Scaling.Present)
+	}
+	return text + ": add replicas, or send less"
+}
+
+// modelFaults lists the models without a replica that takes requests, and those that are overloaded:
+// by what was refused and how long requests wait, not by load, which admission keeps high on purpose.
 func modelFaults(s *fleet.Snapshot, now time.Time) (out []Fault) {
 	for _, m := range s.Models {
+		if m.Demand.Overloaded {
+			out = append(out, Fault{Kind: FaultOverload, Object: m.Name, Text: overloadText(m)})
+		}
 		var states []string
 		var since time.Time
 		for _, r := range m.Replicas {
@@ -180,9 +212,12 @@ func modelFaults(s *fleet.Snapshot, now time.Time) (out []Fault) {
 }
 
 const (
-	// refusalShown is how long a refused client, or plan, is shown: longer than clients wait before they
-	// try again.
-	refusalShown = 35 * time.Second
+	// refusalShown is how long a refused client is shown: longer than the pause between two attempts of the
+	// fleet's own clients (client.DefaultBackoffMax and gRPC's jitter), and gone within 10 s of the repair, with
+	// the 2 s after which they have read a new certificate (certs.Interval).
+	refusalShown = 7 * time.Second
+	// planRefusalShown is how long a plan that was rolled back is shown.
+	planRefusalShown = 35 * time.Second
 	// maxFaultText bounds a text that clients can influence, in bytes.
 	maxFaultText = 512
 )
@@ -193,6 +228,7 @@ const shownReplicas = 8
 // faults lists the present faults.
 func (c *Control) faults(now time.Time) []Fault {
 	out := fleetFaults(c.fleet.Snapshot(), c.fleet.StoreFaults(), now)
+	out = append(out, c.names.faults()...)
 	out = append(out, c.planes.faults(now)...)
 	published := c.publisher.Status()
 	out = append(out, rolloutFaults(published, now)...)
@@ -213,12 +249,16 @@ func (c *Control) refusedClients(now time.Time) (out []Fault) {
 	note := func(object, text string, at time.Time, all uint64, client string, err error) {
 		if now.Sub(at) < refusalShown {
 			text = fmt.Sprintf("%s; %d since the start, the last one %.0f s ago: %s: %v", text, all, now.Sub(at).Seconds(), client, err)
-			out = append(out, Fault{Kind: FaultClients, Object: object, Text: loadreport.Truncate(text, maxFaultText)})
+			out = append(out, Fault{Kind: FaultClients, Object: object, Text: cleantext.Truncate(text, maxFaultText)})
 		}
 	}
 	if c.auth != nil {
 		if r := c.auth.LastRefusal(); r != nil {
-			note("certificates", "clients are refused, because their certificates do not match", r.At, c.auth.Refused(), r.Client, r.Err)
+			text := "clients are refused, because their certificates do not match"
+			if errors.Is(r.Err, nodeauth.ErrPlainText) {
+				text = "clients are refused, because they have no certificate"
+			}
+			note("certificates", text, r.At, c.auth.Refused(), r.Client, r.Err)
 		}
 	}
 	if r := c.xds.LastRefusal(); r != nil {

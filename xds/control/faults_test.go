@@ -4,14 +4,18 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -51,7 +55,7 @@ func TestFaults(t *testing.T) {
 	f := newFakeFleet(t, 2)
 	state := filepath.Join(t.TempDir(), "state")
 	testkit.NoError(t, os.Mkdir(state, 0o700))
-	file := testkit.Must(store.NewFile(filepath.Join(state, "plan.json")))
+	file := store.New(testkit.Must(store.NewFile(state)))
 	rules := fastRules()
 	rules.Grace = 300 * time.Millisecond
 	c := startControl(t, Config{Rules: rules, Replicas: f.list, Store: file})
@@ -121,11 +125,109 @@ func TestFaultsOfHosts(t *testing.T) {
 	waitFor(t, c, "no fault again", func(s Status) bool { return len(s.Faults) == 0 })
 }
 
+// TestUnroutedProxy checks what is said of a proxy that has never accepted a configuration, that the fleet is not ready
+// while no proxy has, and what is said of one that keeps the routes that it has.
+func TestUnroutedProxy(t *testing.T) {
+	now := time.Now()
+	for name, c := range map[string]struct {
+		nodes    []Node
+		text     string
+		notReady bool
+	}{
+		"the only one":        {[]Node{{ID: "e", Connected: true, Unrouted: true, LastError: "bad", LastErrorAt: now.Add(-time.Hour)}}, "the proxy has accepted no configuration.*: bad", true},
+		"another one serves":  {[]Node{{ID: "e", Connected: true, Unrouted: true, LastError: "bad"}, {ID: "f", Connected: true}}, "the proxy has accepted no configuration.*: bad", false},
+		"others do not count": {[]Node{{ID: "e", Connected: true, Unrouted: true, LastError: "bad"}, {ID: "f"}, {ID: "g", Connected: true, Unlisted: true}, {ID: "h", Connected: true, Observer: true}}, "no configuration", true},
+		"it has routes":       {[]Node{{ID: "e", Connected: true, Refusing: true, LastError: "bad"}}, "keeps its last good version: bad", false},
+		"it is unlisted":      {[]Node{{ID: "e", Connected: true, Unlisted: true, Unrouted: true, LastError: "bad"}}, "", false},
+	} {
+		got := rolloutFaults(publish.Status{Nodes: c.nodes}, now)
+		if c.text == "" && len(got) > 0 || c.text != "" && (len(got) != 1 || got[0].Object != "e" || got[0].NotReady != c.notReady || !regexp.MustCompile(c.text).MatchString(got[0].Text)) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// TestOverload checks that refused requests are a fault, with what to do, and part of the rate, in the
+// status, the metrics and the console; and that it ends with them.
+func TestOverload(t *testing.T) {
+	t.Parallel()
+	f := newFakeFleet(t, 2)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
+	for _, r := range f.replicas {
+		r.served, r.refused = 1, 0
+	}
+	f.startReports(t, c)
+	waitFor(t, c, "a rate, and no fault", func(s Status) bool { return s.Epoch > 0 && len(s.Faults) == 0 && s.Models[0].Rate > 20 })
+	for _, r := range f.replicas {
+		r.setReport(func(*api.LoadReport) { r.refused = 3 })
+	}
+	began := time.Now()
+	waitFor(t, c, "the overload", func(s Status) bool { return hasFault(s, FaultOverload, "m") && s.Models[0].RefusedShare > 0.5 })
+	if after := time.Since(began); after > 10*time.Second {
+		t.Errorf("named after %v", after)
+	}
+	requireNamed(t, c, FaultOverload, "m", true)
+	s := c.Status()
+	i := slices.IndexFunc(s.Faults, func(f Fault) bool { return f.Kind == FaultOverload })
+	if text := s.Faults[i].Text; !regexp.MustCompile(`^\d\d % of its [\d.]+ requests/s are refused with 429.*: add .*or send less$`).MatchString(text) {
+		t.Error(text)
+	}
+	if v := (consoleSource{c.Control}).View(time.Now()); v.State != "faults" || v.Models[0].RefusedShare < 0.4 || v.Models[0].Rate < 1.5*s.Models[0].Rate*(1-s.Models[0].RefusedShare) {
+		t.Errorf("the console: %s, %+v", v.State, v.Models[0])
+	}
+	if _, metrics := get(t, c, "/metrics"); !regexp.MustCompile(`(?m)^cascade_requests_refused_total\{model="m"\} [1-9]`).MatchString(metrics) {
+		t.Error("no metric of the refused requests")
+	}
+	for _, r := range f.replicas {
+		r.setReport(func(*api.LoadReport) { r.refused = 0 })
+	}
+	began = time.Now()
+	waitFor(t, c, "no fault again", func(s Status) bool { return len(s.Faults) == 0 })
+	if after := time.Since(began); after > 10*time.Second {
+		t.Errorf("forgotten after %v", after)
+	}
+}
+
+// TestSilentMigrator checks that a migrator that does not report is a fault whatever its replica did
+// before: it said that it stops, an operator drains the replica, or the fleet file does. An undrain does
+// not wait for it. The fault ends when it reports again.
+func TestSilentMigrator(t *testing.T) {
+	f := newFakeFleet(t, 5)
+	f.list[2].Draining = true
+	rules := fastRules()
+	rules.Grace = 300 * time.Millisecond
+	c := startControl(t, Config{Rules: rules, Replicas: f.list})
+	stop := f.startReports(t, c)
+	waitFor(t, c, "no fault", func(s Status) bool { return s.Epoch > 0 && len(s.Faults) == 0 })
+	testkit.NoError(t, c.fleet.Drain(t.Context(), "r1"))
+	f.replicas[0].setReport(func(m *api.LoadReport) { m.Draining = true })
+	f.replicas[3].setReport(func(m *api.LoadReport) { m.Draining = true })
+	waitFor(t, c, "r3 stops, which is no fault", func(s Status) bool {
+		return len(s.Faults) == 0 && slices.Equal(c.replicaStatus("r3").Drain, []string{"migrator"})
+	})
+	stop()
+	for _, id := range []string{"r0", "r1", "r2", "r3"} {
+		waitFor(t, c, id+" named", func(s Status) bool { return hasFault(s, FaultReplica, id) })
+		if _, metrics := get(t, c, "/metrics"); !strings.Contains(metrics, `cascade_fault{kind="replica",object="`+id+`"} 1`) {
+			t.Errorf("no metric of the fault of %s", id)
+		}
+	}
+	for id, want := range map[policies.ReplicaID][]string{"r0": nil, "r1": {"operator"}, "r2": {"file"}} {
+		if got := c.replicaStatus(id); !slices.Equal(got.Drain, want) || !strings.Contains(got.HealthReason, "start it") || (got.Health == "draining") != (want != nil) {
+			t.Errorf("%s is %s, drained by %q: %s", id, got.Health, got.Drain, got.HealthReason)
+		}
+	}
+	f.setReports(func(m *api.LoadReport) { m.Draining = false })
+	f.startReports(t, c)
+	waitFor(t, c, "no fault again", func(s Status) bool { return len(s.Faults) == 0 })
+}
+
 // TestVanishedPlan checks that a plan object that disappears is stored again, with the drains.
 func TestVanishedPlan(t *testing.T) {
 	f := newFakeFleet(t, 2)
-	path := filepath.Join(t.TempDir(), "plan.json")
-	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: testkit.Must(store.NewFile(path))})
+	dir := t.TempDir()
+	path := filepath.Join(dir, "plan.json")
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: store.New(testkit.Must(store.NewFile(dir)))})
 	f.startReports(t, c)
 	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch > 0 })
 	if code, body := post(t, c, "/drain?replica=r1", nil); code != http.StatusOK {
@@ -138,5 +240,16 @@ func TestVanishedPlan(t *testing.T) {
 	})
 	if s := c.Status(); len(s.Models[0].Unassigned) != 1 {
 		t.Errorf("the drain is lost: %+v", s.Models[0])
+	}
+}
+
+// TestRefusedClientsTimes checks that a refusal is shown until the fleet's own clients have tried again, and that it is
+// over 10 s after the repair, which a client that reads its certificate again may refuse to know for 2 s.
+func TestRefusedClientsTimes(t *testing.T) {
+	if longest := routing.DefaultBackoffMax * 12 / 10; refusalShown <= longest {
+		t.Errorf("a refusal is shown for %v, and clients wait up to %v", refusalShown, longest)
+	}
+	if most := 8 * time.Second; refusalShown > most {
+		t.Errorf("a refusal is shown for %v, want %v at most", refusalShown, most)
 	}
 }

@@ -62,17 +62,23 @@ func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
 	if c.auth != nil {
 		extra = append(extra, c.auth.Options()...)
 	}
+	if c.cfg.Local != nil {
+		extra = append(extra, localClients{c.isProxy}.options()...)
+	}
 	server := grpc.NewServer(serverOptions(c.cfg.TLS, extra...)...)
 	c.xds.Register(ctx, server)
 	c.loads.register(server)
 	c.loads.run(ctx, g)
 	api.RegisterFleetServer(server, c.fleet.Service())
-	api.RegisterModulesServer(server, newModuleService(c.slots, c.cfg.Modules))
+	api.RegisterModulesServer(server, newModuleService(c.slots, c.cfg.Store))
 	healthv1.RegisterHealthServer(server, c.health)
 	if c.length != nil && c.lengthListener == nil {
 		c.length.Register(server)
 	}
 	c.serve(ctx, g, server, c.listener)
+	if c.cfg.Local != nil {
+		c.serve(ctx, g, server, c.cfg.Local)
+	}
 	if c.lengthListener != nil {
 		alone := grpc.NewServer(c.length.Options()...)
 		c.length.Register(alone)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )

@@ -51,6 +51,8 @@ type fakeReplica struct {
 
 	mu     sync.Mutex
 	report *api.LoadReport
+	// served and refused are by how much each report raises the counters of requests.
+	served, refused uint64
 }
 
 // newFakeReplica starts a replica's server; it reports nothing yet.
@@ -117,6 +119,12 @@ func (r *fakeReplica) reportTo(ctx context.Context, t *testing.T, wg *sync.WaitG
 		for {
 			r.mu.Lock()
 			r.report.Sequence++
+			if r.report.RequestsRefused += r.refused; r.served > 0 {
+				if r.report.Flow == nil {
+					skewReport(r.report)
+				}
+				r.report.Flow.Seen += r.served
+			}
 			err := stream.Send(r.report)
 			r.mu.Unlock()
 			if err == nil {

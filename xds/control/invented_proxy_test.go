@@ -12,10 +12,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // TestAttackInventedProxy has a client that is not among the fleet's proxies refuse
@@ -25,7 +25,7 @@ func TestAttackInventedProxy(t *testing.T) {
 	f := newFakeFleet(t, 8)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Proxies: []string{"proxy-1"}})
 	p := newProxy(t, c)
-	p.waitFor(t, "the first plan", func(s *client.Snapshot) bool { _, ok := plan(s); return ok })
+	p.waitFor(t, "the first plan", func(s *routing.Snapshot) bool { _, ok := plan(s); return ok })
 	invented := openDelta(t, c)
 	for i, typ := range []string{resources.ClusterType, resources.ListenerType, resources.RouteType, resources.EndpointType} {
 		r := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ}
@@ -65,7 +65,7 @@ func TestAttackInventedProxy(t *testing.T) {
 	}
 	f.setReports(skewReport)
 	f.startReports(t, c)
-	p.waitFor(t, "a plan with stages", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) > 1 })
+	p.waitFor(t, "a plan with stages", func(s *routing.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) > 1 })
 	if s := waitFor(t, c, "the roll-out's end", func(s Status) bool { return s.PublishedEpoch >= 2 }); len(s.Refused) > 0 || s.Error != "" {
 		t.Errorf("refused: %v, error %q", s.Refused, s.Error)
 	}

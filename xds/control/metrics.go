@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
@@ -28,7 +28,9 @@ var (
 	planStages    = desc("plan_stages", "Stages of the model's plan.", "model")
 	stageLow      = desc("stage_low_tokens", "Start of the stage's range of lengths.", "model", "stage")
 	seenTotal     = desc("requests_seen_total", "Requests that the front ends have counted, the same at every control plane of a store: aggregate with max.", "model")
-	arrivals      = desc("arrivals_per_second", "Arriving requests per second, from the flow counters.", "model")
+	refusedTotal  = desc("requests_refused_total", "Requests that front ends have answered with 429 since this control plane started, as it heard: aggregate with max.", "model")
+	queueing      = desc("queueing_seconds", "How long a request waits for its first token, from the requests that wait and those that are served.", "model")
+	arrivals      = desc("arrivals_per_second", "Requests that arrive per second, refused ones included, over the last 8 s.", "model")
 	desired       = desc("desired_replicas", "Replicas that the model should have for the present demand; absent until it is known. An autoscaler follows it; of several control planes, take the max.", "model")
 	current       = desc("current_replicas", "Replicas that the model has, ready or not, without those that are drained, and prefill replicas.", "model")
 	stageDesired  = desc("stage_desired_replicas", "Replicas that each stage of the plan in force needs at this moment, undamped. The sum may exceed desired_replicas: the planner merges stages.", "model", "stage")
@@ -66,7 +68,7 @@ var (
 
 	faultPresent   = desc("fault", "1 for each present fault; GET /status explains them.", "kind", "object")
 	leaderChanges  = desc("leader_changes_total", "How often the planning lease went from one control plane to another, as this one saw it.")
-	planner        = desc("planner", "1 while this control plane holds the planning lease; of several on one store, one does.")
+	plannerHere    = desc("planner", "1 while this control plane holds the planning lease; of several on one store, one does.")
 	publishedEpoch = desc("published_epoch", "Epoch of the routes that every group of proxies has been sent.")
 	nodeEpoch      = desc("node_epoch", "Newest epoch whose routes the node has acknowledged; 0: unknown.", "node")
 	nodeUp         = desc("node_connected", "1 while the node has a stream open.", "node")
@@ -121,7 +123,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	out.migrations(c.fleet.MigrationTotals(time.Now()))
 	if s := c.fleet.Snapshot(); s != nil {
-		out.gauge(planner, boolValue(s.Leadership.Leading))
+		out.gauge(plannerHere, boolValue(s.Leadership.Leading))
 		out.counter(leaderChanges, float64(s.Leadership.Changes))
 		for _, m := range s.Models {
 			out.model(m)
@@ -150,7 +152,9 @@ func (s metricSink) model(m fleet.ModelState) {
 		s.gauge(stageLow, float64(stage.Low), m.Name, resources.StageName(i))
 	}
 	s.counter(seenTotal, float64(m.Seen), m.Name)
-	s.gauge(arrivals, arrivalRate(m.Flow), m.Name)
+	s.gauge(arrivals, m.Demand.Rate, m.Name)
+	s.counter(refusedTotal, float64(m.Demand.Refused), m.Name)
+	s.gauge(queueing, m.Demand.Queue.Seconds(), m.Name)
 	s.scaling(m)
 	s.gauge(prefixDepth, float64(m.PrefixDepth), m.Name)
 	s.gauge(bytesPerToken, m.BytesPerToken.Float(), m.Name)
@@ -210,7 +214,7 @@ func (s metricSink) faults(list []Fault) {
 	}
 }
 
-func (s metricSink) migrations(ended []migrationlog.Total, running int) {
+func (s metricSink) migrations(ended []fleetstate.MigrationTotal, running int) {
 	s.gauge(migrationsRunning, float64(running))
 	for _, t := range ended {
 		s.counter(migrationsEnded, float64(t.Count), t.Cause, t.Method, t.Result)
@@ -218,8 +222,8 @@ func (s metricSink) migrations(ended []migrationlog.Total, running int) {
 		if t.Result != loadreport.MigrationDone {
 			continue
 		}
-		buckets := make(map[float64]uint64, len(migrationlog.StallBounds))
-		for i, bound := range migrationlog.StallBounds {
+		buckets := make(map[float64]uint64, len(fleetstate.StallBounds))
+		for i, bound := range fleetstate.StallBounds {
 			buckets[bound] = t.Stall.Buckets[i]
 		}
 		s <- prometheus.MustNewConstHistogram(migrationStall, t.Stall.Count, t.Stall.Sum, buckets, t.Cause, t.Method)

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -28,11 +29,11 @@ const (
 type moduleService struct {
 	api.UnimplementedModulesServer
 	slots   *slotManager
-	modules store.Modules
+	modules *store.Store
 	fetches chan struct{} // capacity maxFetches
 }
 
-func newModuleService(k *slotManager, m store.Modules) *moduleService {
+func newModuleService(k *slotManager, m *store.Store) *moduleService {
 	return &moduleService{slots: k, modules: m, fetches: make(chan struct{}, maxFetches)}
 }
 
@@ -46,17 +47,15 @@ func (s *moduleService) Fetch(r *api.FetchRequest, stream api.Modules_FetchServe
 	if !s.slots.isNamed(sum) {
 		return status.Errorf(codes.NotFound, "no slot names module %s", sum)
 	}
-	over := time.NewTimer(fetchTimeout)
-	defer over.Stop()
+	ctx, cancel := context.WithTimeout(stream.Context(), fetchTimeout)
+	defer cancel()
 	select {
 	case s.fetches <- struct{}{}:
-	case <-over.C:
+	case <-ctx.Done():
 		return status.Error(codes.ResourceExhausted, "too many fetches at a time; try again")
-	case <-stream.Context().Done():
-		return status.FromContextError(stream.Context().Err()).Err()
 	}
 	defer func() { <-s.fetches }()
-	code, err := s.modules.Get(lifecycle.Digest(sum))
+	code, err := s.modules.Module(ctx, sum)
 	switch {
 	case errors.Is(err, store.ErrNoModule):
 		return status.Errorf(codes.Unavailable, "module %s is not here yet; another control plane may have it", sum)
@@ -78,7 +77,7 @@ func (s *moduleService) Fetch(r *api.FetchRequest, stream api.Modules_FetchServe
 	select {
 	case err := <-sent:
 		return err
-	case <-over.C:
+	case <-ctx.Done():
 		return status.Errorf(codes.DeadlineExceeded, "the module was not read within %v", fetchTimeout)
 	}
 }

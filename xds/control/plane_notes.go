@@ -5,12 +5,18 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/cascadeinfer/cascade/internal/cleantext"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
@@ -29,11 +35,14 @@ const (
 	maxPlaneNodes = 256
 )
 
-// noNotes is the message of notes that cannot be exchanged, and errNotesHang the error of a store
-// that does not answer.
+// noNotes is the message of notes that cannot be exchanged.
 const noNotes = "control planes cannot exchange notes through the store"
 
-var errNotesHang = errors.New("it has not answered: check the disk, the file server or etcd")
+// nodePrefix begins the node names of control planes, and maxPeers bounds those that are read.
+const (
+	nodePrefix = "control/"
+	maxPeers   = 32
+)
 
 // planeNote is what a control plane leaves for the others of its store, as JSON.
 type planeNote struct {
@@ -46,11 +55,17 @@ type planeNote struct {
 	// replicas.
 	FleetDigest string `json:"fleet_digest"`
 	Replicas    int    `json:"replicas"`
+	// FleetFields are digests of the file's fields; absent in notes of earlier versions.
+	FleetFields map[string]string `json:"fleet_fields,omitempty"`
 	// FleetFault says why the newest file is not in force; absent: it is.
 	FleetFault string `json:"fleet_fault,omitempty"`
 	// Problems are what the process lacks.
 	Problems []loadreport.Problem `json:"problems,omitempty"`
 	Nodes    []Node               `json:"nodes,omitempty"` // connected there
+	// Slots is a load report with the state of its policy slots, as migrators send it; absent: it has none.
+	Slots json.RawMessage `json:"slots,omitempty"`
+
+	statuses []lifecycle.SlotStatus // of Slots
 }
 
 // peerPlane is another control plane, as its notes describe it.
@@ -64,29 +79,35 @@ type peerPlane struct {
 // planeNotes exchanges notes between the control planes of a store. It also shows every
 // second whether this one can write the store.
 type planeNotes struct {
-	folder   store.Notes   // nil: the store is not shared
-	sequence uint64        // owned by Run
-	logged   bool          // notes cannot be exchanged, which was logged; owned by Run
-	answered chan struct{} // capacity 1: the exchange in progress has ended; owned by Run
+	store    *store.Store
+	sequence uint64 // owned by Run
+	logged   bool   // notes cannot be exchanged, which was logged; owned by Run
 
 	mu    sync.Mutex
 	all   map[string]peerPlane // by name, without this one
-	fault error                // of the last exchange that has ended
+	fault error                // of the last exchange
 	since time.Time            // when fault began
-	began time.Time            // of the exchange in progress; zero: none
 	file  fleetFile
+}
+
+// FleetFile describes the fleet file that is in force at a control plane.
+type FleetFile struct {
+	Digest string            // of the fields that control planes share
+	Fields map[string]string // digests of its fields, such as planner.period
+	// Restart lists the fields whose changes only a restart applies.
+	Restart []string
 }
 
 // fleetFile is what this control plane last read of its fleet file.
 type fleetFile struct {
-	digest  string // of the one in force
+	FleetFile
 	refused string // why the last one is not in force; "": it is
 	since   time.Time
 }
 
-// SetFleetFile says what the fleet file has become: the digest of the file in force, and
-// why the last one that was read is refused (nil: it is in force).
-func (c *Control) SetFleetFile(digest string, refused error) {
+// SetFleetFile records the fleet file in force, and why the file that was read last is refused; nil means that it is
+// in force.
+func (c *Control) SetFleetFile(file FleetFile, refused error) {
 	n := c.planes
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -94,18 +115,18 @@ func (c *Control) SetFleetFile(digest string, refused error) {
 	if refused != nil {
 		text = refused.Error()
 	}
-	if text != n.file.refused {
+	if text != n.file.refused || (len(file.Restart) > 0) != (len(n.file.Restart) > 0) {
 		n.file.refused, n.file.since = text, time.Now()
 	}
 	if refused == nil {
-		n.file.digest = digest
+		n.file.FleetFile = file
 	}
 }
 
 // ownNote returns this control plane's note.
 func (c *Control) ownNote() planeNote {
 	c.planes.mu.Lock()
-	note := planeNote{Name: c.cfg.Name, Admin: c.AdminAddr().String(), FleetDigest: c.planes.file.digest, FleetFault: c.planes.file.refused}
+	note := planeNote{Name: c.cfg.Name, Admin: c.AdminAddr().String(), FleetDigest: c.planes.file.Digest, FleetFields: c.planes.file.Fields, FleetFault: c.planes.file.refused}
 	c.planes.mu.Unlock()
 	if s := c.fleet.Snapshot(); s != nil {
 		note.Leads, note.Epoch = s.Leadership.Leading, uint64(s.Epoch)
@@ -124,27 +145,25 @@ func (c *Control) ownNote() planeNote {
 			note.Nodes = append(note.Nodes, n)
 		}
 	}
+	if c.cfg.Slots != nil {
+		if text, err := protojson.Marshal(&api.LoadReport{Slots: c.slots.ownStatus()}); err == nil {
+			note.Slots = text
+		}
+	}
 	return note
 }
 
-// runPlanes writes a note and reads those of the others once a second, until ctx ends. A store
-// that does not answer delays neither ctx's end nor a status: the exchange is left to itself, and
-// none is begun beside it.
+// runPlanes writes a note and reads those of the others once a second, until ctx ends.
 func (c *Control) runPlanes(ctx context.Context) error {
 	n := c.planes
-	if n.folder == nil {
-		return nil
-	}
 	tick := time.NewTicker(planeInterval)
 	defer tick.Stop()
-	n.answered = make(chan struct{}, 1)
 	for ctx.Err() == nil {
 		n.sequence++
 		note := c.ownNote()
 		note.Sequence = n.sequence
-		n.do(func() { n.exchange(time.Now(), note) })
-		if !c.awaitNotes(ctx) {
-			return nil
+		if err := n.exchange(ctx, note); ctx.Err() == nil {
+			c.logNotes(err)
 		}
 		select {
 		case <-tick.C:
@@ -152,35 +171,10 @@ func (c *Control) runPlanes(ctx context.Context) error {
 		}
 	}
 	// The others then know that it has stopped.
-	n.do(func() {
-		if err := n.folder.Put(c.cfg.Name, nil); err != nil {
-			c.log.Debug("own note not removed", "error", err)
-		}
-	})
-	n.hangs()
-	return nil
-}
-
-// awaitNotes waits until the exchange in progress has ended, and logs the beginning and the end of a
-// fault. It returns false if the exchange hangs when ctx ends: the note then gets late.
-func (c *Control) awaitNotes(ctx context.Context) bool {
-	n := c.planes
-	late := time.NewTimer(planeLate)
-	defer late.Stop()
-	for {
-		select {
-		case <-n.answered:
-			n.mu.Lock()
-			fault := n.fault
-			n.mu.Unlock()
-			c.logNotes(fault)
-			return true
-		case <-late.C:
-			c.logNotes(errNotesHang)
-		case <-ctx.Done():
-			return !n.hangs()
-		}
+	if err := n.store.PutNote(context.WithoutCancel(ctx), c.cfg.Name, nil); err != nil {
+		c.log.Debug("own note not removed", "error", err)
 	}
+	return nil
 }
 
 // logNotes logs that notes cannot be exchanged, and that they can again.
@@ -195,45 +189,22 @@ func (c *Control) logNotes(fault error) {
 	n.logged = fault != nil
 }
 
-// hangs waits a moment for the exchange in progress, and reports whether it still has not ended.
-func (n *planeNotes) hangs() bool {
-	select {
-	case <-n.answered:
-		return false
-	case <-time.After(planeInterval):
-		return true
-	}
-}
-
-// do begins to use the folder, and signals the end in answered.
-func (n *planeNotes) do(use func()) {
-	n.mu.Lock()
-	n.began = time.Now()
-	n.mu.Unlock()
-	go func() {
-		use()
-		n.mu.Lock()
-		n.began = time.Time{}
-		n.mu.Unlock()
-		n.answered <- struct{}{}
-	}()
-}
-
 // exchange writes a note and reads the others.
-func (n *planeNotes) exchange(now time.Time, own planeNote) {
+func (n *planeNotes) exchange(ctx context.Context, own planeNote) error {
 	text, err := json.Marshal(own)
 	if err == nil {
-		err = n.folder.Put(own.Name, text)
+		err = n.store.PutNote(ctx, own.Name, text)
 	}
-	notes, problem := n.folder.All()
+	notes, problem := n.store.AllNotes(ctx, time.Now())
 	err = cmp.Or(err, problem)
+	now := time.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err != nil && n.fault == nil {
 		n.since = now
 	}
 	if n.fault = err; problem != nil {
-		return // what could not be read is as it was, and gets late
+		return err // what could not be read is as it was, and gets late
 	}
 	next := make(map[string]peerPlane)
 	for _, text := range notes {
@@ -253,6 +224,7 @@ func (n *planeNotes) exchange(now time.Time, own planeNote) {
 		next[note.Name] = p
 	}
 	n.all = next
+	return err
 }
 
 // parsePlaneNote decodes a note, which any process that writes the directory may have
@@ -262,11 +234,17 @@ func parsePlaneNote(text []byte) (planeNote, error) {
 	if err := json.Unmarshal(text, &note); err != nil {
 		return planeNote{}, err
 	}
-	if note.Name == "" || policyslots.Clip(note.Name, policyslots.MaxName) != note.Name || len(note.Nodes) > maxPlaneNodes {
+	if note.Name == "" || cleantext.Printable(note.Name, policyslots.MaxName) != note.Name || len(note.Nodes) > maxPlaneNodes {
 		return planeNote{}, fmt.Errorf("not a note of a control plane")
 	}
 	note.Problems = boundProblems(note.Problems)
-	note.FleetFault = policyslots.Clip(note.FleetFault, policyslots.MaxName)
+	note.FleetFault = cleantext.Printable(note.FleetFault, policyslots.MaxName)
+	if slots := new(api.LoadReport); len(note.Slots) > 0 {
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(note.Slots, slots); err != nil {
+			return planeNote{}, err
+		}
+		note.statuses, _ = policyslots.DecodeStatuses(slots.GetSlots())
+	}
 	for i := range note.Nodes {
 		note.Nodes[i].Problems = boundProblems(note.Nodes[i].Problems)
 		note.Nodes[i].Connected, note.Nodes[i].Plane = true, note.Name
@@ -291,6 +269,16 @@ func (n *planeNotes) peers() []peerPlane {
 		out = append(out, p)
 	}
 	slices.SortFunc(out, func(a, b peerPlane) int { return cmp.Compare(a.note.Name, b.note.Name) })
+	return out
+}
+
+// slotReports returns the state of the others' policy slots, sorted by name.
+func (n *planeNotes) slotReports() (out []policyslots.Report) {
+	for _, p := range n.peers() {
+		if len(p.note.Slots) > 0 {
+			out = append(out, policyslots.Report{Node: nodePrefix + p.note.Name, At: p.at, Statuses: p.note.statuses})
+		}
+	}
 	return out
 }
 
@@ -337,10 +325,12 @@ func (n *planeNotes) faults(now time.Time) (out []Fault) {
 	if n.file.refused != "" {
 		out = append(out, Fault{Kind: FaultFile, Object: "refused", Text: "the last valid fleet file stays in force: " + n.file.refused, Seconds: now.Sub(n.file.since).Seconds()})
 	}
-	if hangs := now.Sub(n.began); !n.began.IsZero() && hangs >= planeLate {
-		out = append(out, Fault{Kind: FaultStore, Object: "notes", Seconds: hangs.Seconds(),
-			Text: noNotes + ": " + errNotesHang.Error()})
-	} else if n.fault != nil {
+	if len(n.file.Restart) > 0 {
+		out = append(out, Fault{Kind: FaultFile, Object: "restart", Seconds: now.Sub(n.file.since).Seconds(),
+			Text: "changes of the fleet file that only a restart applies: " + fieldNames(n.file.Restart) + "; restart the control planes, and the daemons that read them"})
+	}
+	own := n.file.Fields
+	if n.fault != nil {
 		out = append(out, Fault{Kind: FaultStore, Object: "notes", Seconds: now.Sub(n.since).Seconds(), Text: noNotes + ": " + n.fault.Error()})
 	}
 	n.mu.Unlock()
@@ -359,16 +349,50 @@ func (n *planeNotes) faults(now time.Time) (out []Fault) {
 		if !p.differs.IsZero() && now.Sub(p.differs) >= fileSettling {
 			out = append(out, Fault{
 				Kind: FaultFileDiffers, Object: p.note.Name, Seconds: now.Sub(p.differs).Seconds(),
-				Text: fmt.Sprintf("the control plane has another fleet file in force, with %d replicas: give all control planes the same file", p.note.Replicas),
+				Text: fmt.Sprintf("the control plane has another fleet file in force, with %d replicas%s: give all control planes the same file", p.note.Replicas, differentFields(own, p.note.FleetFields)),
 			})
 		}
 	}
 	return out
 }
 
-// fleetDigest returns the digest of a configuration without a file of its own.
-func fleetDigest(c Config) string {
-	return cmp.Or(c.FleetDigest, fleet.DigestReplicas(c.Replicas))
+// differentFields names the fields in which two files differ, as a part of a sentence; "" if that is not known.
+func differentFields(own, other map[string]string) string {
+	if len(own) == 0 || len(other) == 0 {
+		return ""
+	}
+	return "; these fields differ: " + fieldNames(DifferentFields(own, other))
+}
+
+// DifferentFields lists the fields whose digests differ, sorted.
+func DifferentFields(a, b map[string]string) (names []string) {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	for name := range all {
+		if a[name] != b[name] {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// fieldNames joins the first shownFields names, and counts the others.
+func fieldNames(names []string) string {
+	if more := len(names) - shownFields; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:shownFields], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}
+
+// shownFields is how many fields a fault names.
+const shownFields = 8
+
+// fleetFileOf describes the file of a configuration, which may have none.
+func fleetFileOf(c Config) FleetFile {
+	out := c.FleetFile
+	out.Digest = cmp.Or(out.Digest, fleet.DigestReplicas(c.Replicas))
+	return out
 }
 
 // PlaneAdmins returns the admin addresses in notes of control planes.

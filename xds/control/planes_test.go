@@ -3,17 +3,17 @@ package control
 import (
 	"encoding/json"
 	"errors"
-	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -27,7 +27,7 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 	for i := range list {
 		list[i].Capacity.Batch = 4096 // so large that the few requests here change no weight
 	}
-	st := new(store.Memory)
+	st := store.New(store.NewMemory())
 	run := func(name string) *runningControl {
 		r := rulesWithoutReports()
 		r.Name, r.Shared = name, true
@@ -66,7 +66,7 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 // control plane of the store, and at one that starts later.
 func TestRefusalsReachAll(t *testing.T) {
 	f := newFakeFleet(t, 2)
-	st := new(store.Memory)
+	st := store.New(store.NewMemory())
 	run := func(name string) *runningControl {
 		r := fastRules()
 		r.Name, r.Shared = name, true
@@ -91,15 +91,15 @@ func TestRefusalsReachAll(t *testing.T) {
 func TestPlanesCompare(t *testing.T) {
 	t.Parallel()
 	f := newFakeFleet(t, 2)
-	st, dir := new(store.Memory), filepath.Join(t.TempDir(), "planes")
+	st := store.New(store.NewMemory())
 	run := func(name string) *runningControl {
 		r := rulesWithoutReports()
 		r.Name, r.Shared = name, true
-		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Planes: testkit.Must(store.NewNoteFolder(dir))})
+		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st})
 	}
 	a, b := run("a"), run("b")
 	p := newProxy(t, a)
-	p.waitFor(t, "a plan", func(s *client.Snapshot) bool { return len(members(s, 0)) == 2 })
+	p.waitFor(t, "a plan", func(s *routing.Snapshot) bool { return len(members(s, 0)) == 2 })
 	waitFor(t, b, "the proxy of a, with the same file", func(s Status) bool {
 		return len(s.Nodes) == 1 && s.Nodes[0].Connected && s.Nodes[0].Plane == "a" && len(s.Planes) == 1 && s.Planes[0].Name == "a" &&
 			s.Planes[0].SameFile && s.Planes[0].Nodes == 1 && s.Planes[0].Admin == a.AdminAddr().String()
@@ -108,17 +108,27 @@ func TestPlanesCompare(t *testing.T) {
 		t.Errorf("%+v", s.Faults)
 	}
 
-	a.SetFleetFile("", errors.New("fleet.yaml:3: bad"))
+	a.SetFleetFile(FleetFile{}, errors.New("fleet.yaml:3: bad"))
 	waitFor(t, a, "its own refused file", func(s Status) bool { return hasFault(s, FaultFile, "refused") })
 	requireNamed(t, a, FaultFile, "refused", true)
 	waitFor(t, b, "a's refused file", func(s Status) bool { return hasFault(s, FaultFile, "a") })
 	requireNamed(t, b, FaultFile, "a", true)
-	a.SetFleetFile("another", nil)
+	b.SetFleetFile(FleetFile{Digest: "one", Fields: map[string]string{"speed": "1", "replicas": "2", "planner.period": "3"}, Restart: []string{"proxy.listen", "speed"}}, nil)
+	waitFor(t, b, "changes that wait for a restart", func(s Status) bool {
+		i := slices.IndexFunc(s.Faults, func(f Fault) bool { return f.Kind == FaultFile && f.Object == "restart" })
+		return i >= 0 && strings.Contains(s.Faults[i].Text, "only a restart applies: proxy.listen, speed; restart the control planes")
+	})
+	requireNamed(t, b, FaultFile, "restart", true)
+	a.SetFleetFile(FleetFile{Digest: "another", Fields: map[string]string{"replicas": "2", "planner.period": "4", "proxy.nodes": "5"}}, nil)
+	waitFor(t, b, "the fields that differ", func(s Status) bool {
+		i := slices.IndexFunc(s.Faults, func(f Fault) bool { return f.Kind == FaultFileDiffers })
+		return i >= 0 && strings.Contains(s.Faults[i].Text, "; these fields differ: planner.period, proxy.nodes, speed: give all")
+	})
 	waitFor(t, b, "a's other file", func(s Status) bool { return hasFault(s, FaultFileDiffers, "a") && !hasFault(s, FaultFile, "a") })
 	requireNamed(t, b, FaultFileDiffers, "a", true)
 
 	note := testkit.Must(json.Marshal(planeNote{Name: "c", FleetDigest: "x"}))
-	testkit.NoError(t, testkit.Must(store.NewNoteFolder(dir)).Put("c", note)) // a plane that then dies
+	testkit.NoError(t, st.PutNote(t.Context(), "c", note)) // a plane that then dies
 	waitFor(t, b, "c is dead", func(s Status) bool { return hasFault(s, FaultPlane, "c") })
 	a.stop()
 	waitFor(t, b, "a has stopped", func(s Status) bool {

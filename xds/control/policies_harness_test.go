@@ -2,6 +2,7 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -18,13 +19,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // fakeAdmitter admits modules with the signature "generation N", unless the
@@ -89,14 +90,15 @@ type testHost struct {
 	connection *grpc.ClientConn
 	stop       func()
 
-	mu      sync.Mutex
-	want    lifecycle.SlotSpec
-	version string
-	codes   map[lifecycle.Digest][]byte
-	status  *api.SlotStatus
-	checks  int                  // configs received
-	refuse  string               // error for every config
-	reject  lifecycle.Generation // this generation, in canary
+	mu       sync.Mutex
+	want     lifecycle.SlotSpec
+	version  string
+	codes    map[lifecycle.Digest][]byte
+	status   *api.SlotStatus
+	checks   int                  // configs received
+	refuse   string               // error for every config
+	reject   lifecycle.Generation // this generation, in the phase rejectIn
+	rejectIn string               // "" is canary, after which the fleet rolls back
 }
 
 const slotKind = "bid-select"
@@ -111,7 +113,7 @@ func startHost(t *testing.T, r *fakeReplica, from *runningControl, to ...*runnin
 		t.Fatal(err)
 	}
 	h.connection = conn
-	cl, err := client.New(client.Config{
+	cl, err := routing.New(routing.Config{
 		Conn: conn, NodeID: identity.MigratorNodeID(string(r.ID)), Cluster: resources.ObserverCluster,
 		Slots: []string{policyslots.ResourceName(slotKind)}, CheckSlot: h.check, Watcher: h,
 	})
@@ -140,8 +142,8 @@ func (h *testHost) check(name string, typed *anypb.Any) error {
 	return err
 }
 
-// Update implements client.Watcher: a configuration takes effect at once.
-func (h *testHost) Update(s *client.Snapshot) {
+// Update implements routing.Watcher: a configuration takes effect at once.
+func (h *testHost) Update(s *routing.Snapshot) {
 	slot := s.Slots[policyslots.ResourceName(slotKind)]
 	if slot == nil {
 		return
@@ -163,7 +165,7 @@ func (h *testHost) Update(s *client.Snapshot) {
 		h.status.Modules = append(h.status.Modules, life)
 		switch {
 		case c.Generation == h.reject:
-			life.Phase, life.Reached, life.Reason = "rejected", "canary", "it trapped"
+			life.Phase, life.Reached, life.Reason = "rejected", cmp.Or(h.rejectIn, "canary"), "it trapped"
 		case c.Stable || c.Goal == lifecycle.ToActive:
 			h.status.Active, life.Phase, life.Reached, life.Calls = uint64(c.Generation), "active", "active", 10
 		case c.Goal == lifecycle.ToCanary:

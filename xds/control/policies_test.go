@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,9 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
@@ -30,7 +31,7 @@ import (
 // being promoted, except by a goal without gates.
 func TestPolicyBlockedByGates(t *testing.T) {
 	f := newFakeFleet(t, 1)
-	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Modules: new(store.MemoryModules), Admitter: new(fakeAdmitter)})
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter)})
 	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
 	h := startHost(t, f.replicas[0], c)
 	module := []byte("module 1")
@@ -58,6 +59,45 @@ func TestPolicyBlockedByGates(t *testing.T) {
 	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=stable", nil))
 }
 
+// TestPolicyRejectedEverywhere checks that a module which every host has rejected is promoted to nothing, and that
+// a rejection is a fault until the generation is rolled back.
+func TestPolicyRejectedEverywhere(t *testing.T) {
+	f := newFakeFleet(t, 2)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter)})
+	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
+	hosts := []*testHost{startHost(t, f.replicas[0], c), startHost(t, f.replicas[1], c)}
+	requireOK(t)(push(t, c, "slot=bid-select&goal=shadow", []byte("module 1"), "generation 1"))
+	phase := func(h *testHost, phase string) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.status.Modules[0].Phase, h.status.Modules[0].Reason = phase, map[string]string{"rejected": "needs too much memory"}[phase]
+		h.report()
+	}
+	for _, h := range hosts {
+		h.waitFor(t, c, "1 on trial", wantsGenerations(1))
+		phase(h, "rejected")
+	}
+	waitFor(t, c, "the fault of both", func(s Status) bool {
+		i := slices.IndexFunc(s.Faults, func(f Fault) bool { return f.Kind == FaultPolicy && f.Object == slotKind })
+		return i >= 0 && strings.Contains(s.Faults[i].Text, "generation 1: r0: needs too much memory; 1 other host reports the same; push another one")
+	})
+	requireNamed(t, c, FaultPolicy, slotKind, true)
+	for _, goal := range []string{"shadow", "canary&permille=10", "active", "stable"} {
+		if code, text := post(t, c, "/policies/goal?slot=bid-select&goal="+goal, nil); code != http.StatusUnprocessableEntity || !strings.Contains(text, "every host has rejected generation 1: r0: needs too much memory") {
+			t.Errorf("to %s: %d %s", goal, code, text)
+		}
+	}
+	phase(hosts[1], "shadow")
+	waitForPolicies(t, c, "a host that tries it", func(p Policies) bool { return p.Slots[0].Nodes[1].Modules[0].Phase == lifecycle.Shadow })
+	hosts[0].mu.Lock()
+	hosts[0].reject, hosts[0].rejectIn = 1, "warm" // before the goal: when both have it active, it is stable
+	hosts[0].mu.Unlock()
+	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=active", nil))
+	waitFor(t, c, "the fault of one", func(s Status) bool { return hasFault(s, FaultPolicy, slotKind) })
+	requireOK(t)(post(t, c, "/policies/rollback?slot=bid-select", nil))
+	waitFor(t, c, "no fault", func(s Status) bool { return len(s.Faults) == 0 })
+}
+
 // TestPolicies drives a slot through its states with two control planes on one store
 // and a folder of modules. A module is pushed at one, runs on the hosts of both, and
 // becomes stable. The next one fails on a host and is rolled back in the fleet. The one
@@ -65,16 +105,11 @@ func TestPolicyBlockedByGates(t *testing.T) {
 // the stable one.
 func TestPolicies(t *testing.T) {
 	f := newFakeFleet(t, 3)
-	st := new(store.Memory)
-	dir := filepath.Join(t.TempDir(), "modules")
+	dir := filepath.Join(t.TempDir(), "state")
 	run := func(name string) *runningControl {
 		r := fastRules()
 		r.Name, r.Shared = name, true
-		folder, err := store.NewModuleFolder(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Modules: folder, Admitter: new(fakeAdmitter)})
+		return startControl(t, Config{Rules: r, Replicas: f.list, Store: store.New(testkit.Must(store.NewFile(dir))), Admitter: new(fakeAdmitter)})
 	}
 	a := run("a")
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })

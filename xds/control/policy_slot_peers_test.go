@@ -2,12 +2,11 @@ package control
 
 import (
 	"errors"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -18,23 +17,17 @@ import (
 // rolls it back if it fails there; a stopped control plane is not waited for.
 func TestPolicyPeers(t *testing.T) {
 	f := newFakeFleet(t, 1)
-	st := new(store.Memory)
-	notes, err := store.NewNoteFolder(filepath.Join(t.TempDir(), "notes"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := notes.Put("control/gone", []byte(`{"replica":"control/gone","slots":[{"kind":"partition","active":"99","floor":"99"}]}`)); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{"control/x": "{", "r0": `{"replica":"r0","slots":[{"kind":"partition"}]}`} {
-		if err := notes.Put(name, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+	st := store.New(store.NewMemory())
+	for name, text := range map[string]string{
+		"gone": `{"name":"gone","slots":{"slots":[{"kind":"partition","active":"99","floor":"99"}]}}`,
+		"x":    "{", "y": `{"name":"y","slots":7}`, "z": `{"name":"z"}`,
+	} {
+		testkit.NoError(t, st.PutNote(t.Context(), name, []byte(text)))
 	}
 	run := func(name string, own *fakeSlots) *runningControl {
 		r := fastRules()
 		r.Name, r.Shared = name, true
-		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Notes: notes, Modules: new(store.MemoryModules), Admitter: new(fakeAdmitter), Slots: own})
+		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Admitter: new(fakeAdmitter), Slots: own})
 	}
 	ownA, ownB := new(fakeSlots), &fakeSlots{refuse: errors.New("not here")}
 	a := run("a", ownA)
@@ -82,9 +75,7 @@ func TestPolicyPeers(t *testing.T) {
 			t.Errorf("a candidate that one control plane refuses: %d, %s", verdict, why)
 		}
 	}
-	if err := notes.Put("control/gone", nil); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, st.PutNote(t.Context(), "gone", nil))
 	ownB.mu.Lock()
 	ownB.refuse = nil
 	ownB.mu.Unlock()
@@ -112,20 +103,19 @@ func TestPolicyPeers(t *testing.T) {
 	see(b, "4 is stable", stable(4))
 }
 
-// FuzzParsePeerReport checks that any note is a report of a control plane,
-// within bounds, or an error.
-func FuzzParsePeerReport(f *testing.F) {
-	f.Add([]byte(`{"replica":"control/a","sequence":"7","slots":[{"kind":"guard","active":"3","modules":[{"generation":"3","phase":"active","reason":"x"}]}]}`))
-	f.Add([]byte(`{"replica":"r0"}`))
+// FuzzParsePlaneNote checks that any note is one of a control plane, within bounds, or an error.
+func FuzzParsePlaneNote(f *testing.F) {
+	f.Add([]byte(`{"name":"a","sequence":7,"slots":{"slots":[{"kind":"guard","active":"3","modules":[{"generation":"3","phase":"active","reason":"x"}]}]}}`))
+	f.Add([]byte(`{"name":""}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		r, err := parsePeerReport(text)
+		n, err := parsePlaneNote(text)
 		if err != nil {
 			return
 		}
-		if !strings.HasPrefix(r.Node, nodePrefix) || len(r.Node) > policyslots.MaxName || len(r.Statuses) > policyslots.MaxStatuses {
-			t.Errorf("%+v", r)
+		if n.Name == "" || len(n.Name) > policyslots.MaxName || len(n.statuses) > policyslots.MaxStatuses {
+			t.Errorf("%+v", n)
 		}
-		for _, s := range r.Statuses {
+		for _, s := range n.statuses {
 			if !s.Kind.Known() || len(s.Modules) > policyslots.MaxModules || len(s.Refused) > policyslots.MaxReason {
 				t.Errorf("%+v", s)
 			}

@@ -5,15 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -32,11 +32,9 @@ type Slots interface {
 const (
 	// evaluateInterval is how often candidates are evaluated.
 	evaluateInterval = time.Second
-	// sweepInterval is how often unused modules are removed, and sweepMinAge
-	// the age that they must have: a push stores the bytes before the slot that
-	// names them.
-	sweepInterval = time.Hour
-	sweepMinAge   = time.Hour
+	// moduleTimeout bounds how long slots wait for a store that hangs: hosts fetch what it
+	// then lacks later.
+	moduleTimeout = 3 * time.Second
 )
 
 // slotManager publishes the stored slots to the hosts and to this control plane's own
@@ -53,7 +51,6 @@ type slotManager struct {
 	refused   map[string]string                 // by this control plane's own slots
 	published map[lifecycle.Kind]*publishedSlot // by kind
 
-	peers     *slotPeers    // nil: there are no other control planes
 	interval  time.Duration // evaluateInterval; shorter in tests
 	startedAt time.Time     // owned by run
 	audited   hostRefusals  // owned by run
@@ -69,9 +66,6 @@ func newSlotManager(c *Control) *slotManager {
 	k := &slotManager{
 		control: c, log: c.log, node: nodePrefix + c.cfg.Name, wakeup: make(chan struct{}, 1),
 		refused: make(map[string]string), audited: make(hostRefusals), published: make(map[lifecycle.Kind]*publishedSlot), interval: evaluateInterval,
-	}
-	if c.cfg.Notes != nil && c.cfg.Shared && c.cfg.Slots != nil {
-		k.peers = newSlotPeers(c.cfg.Notes, k.node, c.log)
 	}
 	return k
 }
@@ -110,41 +104,32 @@ func (k *slotManager) isNamed(d lifecycle.Digest) bool {
 // run publishes slots and evaluates candidates until ctx ends.
 func (k *slotManager) run(ctx context.Context) error {
 	k.startedAt = time.Now()
-	judge, sweep := time.NewTicker(k.interval), time.NewTicker(sweepInterval)
+	judge := time.NewTicker(k.interval)
 	defer judge.Stop()
-	defer sweep.Stop()
-	if k.peers != nil {
-		k.peers.exchange(k.startedAt, k.ownStatus())
-		defer k.peers.removeOwn()
-	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-k.wakeup:
-			k.publish()
-			k.sweep()
+			k.publish(ctx)
 		case now := <-judge.C:
-			if k.peers != nil {
-				k.peers.exchange(now, k.ownStatus())
-			}
 			k.evaluateCandidates(ctx, now)
 			if k.control.cfg.Audit != nil {
 				k.audited.audit(k.control.cfg.Audit, k.control.policySummaries(now))
 			}
-		case <-sweep.C:
-			k.sweep()
 		}
 	}
 }
 
 // publish renders the slots for the hosts and passes those that changed to this
 // control plane's own slots.
-func (k *slotManager) publish() {
+func (k *slotManager) publish(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, moduleTimeout)
+	defer cancel()
 	next := make(map[lifecycle.Kind]*publishedSlot)
 	var all []*resources.Resource
 	for _, s := range k.stored() {
-		p, err := k.render(s)
+		p, err := k.render(ctx, s)
 		if err != nil {
 			k.log.Error("policy slot not published; hosts keep the published one", "slot", s.Kind, "error", err)
 			if p = k.published[s.Kind]; p == nil {
@@ -160,9 +145,9 @@ func (k *slotManager) publish() {
 }
 
 // render renders a slot.
-func (k *slotManager) render(s policyslots.Slot) (*publishedSlot, error) {
+func (k *slotManager) render(ctx context.Context, s policyslots.Slot) (*publishedSlot, error) {
 	w := s.Spec(func(d lifecycle.Digest) []byte {
-		code, err := k.control.cfg.Modules.Get(d)
+		code, err := k.control.cfg.Store.Module(ctx, d)
 		if err != nil {
 			// Hosts retry until this control plane or another one has it.
 			k.log.Warn("module of a policy slot not found", "slot", s.Kind, "sha256", d.String(), "error", err)
@@ -199,18 +184,9 @@ func (k *slotManager) applyToOwn(next map[lifecycle.Kind]*publishedSlot) {
 	}
 }
 
-// sweep removes the modules that no slot names.
-func (k *slotManager) sweep() {
-	k.mu.Lock()
-	keep := maps.Clone(k.named)
-	k.mu.Unlock()
-	if err := k.control.cfg.Modules.Sweep(keep, time.Now().Add(-sweepMinAge)); err != nil {
-		k.log.Warn("unused policy modules not removed", "error", err)
-	}
-}
-
 // reports returns the reports of the hosts about their slots: the replicas, this
-// control plane, and the others of its store.
+// control plane, and the others of its store. The age of a report in a note counts from when this
+// control plane first read it, because clocks differ between hosts.
 func (k *slotManager) reports(now time.Time) []policyslots.Report {
 	out := k.control.fleet.SlotReports()
 	if k.control.cfg.Slots == nil {
@@ -218,10 +194,7 @@ func (k *slotManager) reports(now time.Time) []policyslots.Report {
 	}
 	own, _ := policyslots.DecodeStatuses(k.ownStatus())
 	out = append(out, policyslots.Report{Node: k.node, At: now, Statuses: own})
-	if k.peers != nil {
-		out = append(out, k.peers.reports()...)
-	}
-	return out
+	return append(out, k.control.planes.slotReports()...)
 }
 
 // ownStatus returns the state of this control plane's own slots.
@@ -231,7 +204,7 @@ func (k *slotManager) ownStatus() []*api.SlotStatus {
 	defer k.mu.Unlock()
 	for _, s := range own {
 		if s.GetRefused() == "" {
-			s.Refused = policyslots.Clip(k.refused[s.GetKind()], policyslots.MaxReason)
+			s.Refused = cleantext.Printable(k.refused[s.GetKind()], policyslots.MaxReason)
 		}
 	}
 	return own
@@ -331,7 +304,7 @@ func (k *slotManager) allReported(now time.Time, s *fleet.Snapshot, reports []po
 
 // change stores a change of some slots, all or none.
 func (k *slotManager) change(ctx context.Context, kinds []lifecycle.Kind, change func(policyslots.Slot) (policyslots.Slot, error)) error {
-	return k.control.fleet.Order(ctx, orders.ChangeSlots{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
+	return k.control.fleet.Order(ctx, fleetstate.ChangeSlots{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
 		for _, kind := range kinds {
 			s, err := change(policyslots.Find(list, kind))
 			if err == nil {

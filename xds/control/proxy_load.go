@@ -13,16 +13,15 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/internal/lrs"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
+	"github.com/cascadeinfer/cascade/xds/internal/reports"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // proxyLoads is the load that proxies report.
 type proxyLoads struct {
-	book    *lrs.Book
-	service *lrs.Service
+	book    *reports.Book
+	service *reports.LRSService
 	// assignments holds, by cluster name, the endpoint assignments that a stage's
 	// clusters use, under all their resource names.
 	assignments map[string][]string
@@ -35,9 +34,9 @@ var (
 
 // newLoads creates the load reporting service. The groups are those of the
 // cache.
-func (c *Control) newLoads(groups *nodegroup.List) (*proxyLoads, error) {
-	book := lrs.NewBook(lrs.DefaultInterval, func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) })
-	service, err := lrs.New(lrs.Config{Book: book, Admit: c.admitReports, Logger: c.log})
+func (c *Control) newLoads(groups *resources.Groups) (*proxyLoads, error) {
+	book := reports.NewBook(reports.DefaultInterval, func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) })
+	service, err := reports.NewLRS(reports.Config{Book: book, Admit: c.admitReports, Logger: c.log})
 	if err != nil {
 		return nil, err
 	}

@@ -15,17 +15,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/cascadeinfer/cascade/policies/autoscale"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
 // scaled is the state of a model that should have more replicas.
 func scaled() fleet.ModelState {
 	return fleet.ModelState{Name: "m", Plan: plantest.Parse("a | b"), Scaling: fleet.Scaling{
-		Recommendation: autoscale.Recommendation{Desired: 5, Reason: autoscale.Holding, Needed: 3, Limit: partition.LimitMemory, Work: 1.5, Growth: 1.25, Falls: 90e6},
+		Recommendation: planner.Recommendation{Desired: 5, Reason: planner.ScaleHolding, Needed: 3, Limit: partition.LimitMemory, Work: 1.5, Growth: 1.25, Falls: 90e6},
 		Present:        2, Utilisation: 0.75, Stages: []partition.Need{{Replicas: 2, Limit: partition.LimitWork}, {Replicas: 1, Limit: partition.LimitBatch}},
 	}}
 }
@@ -35,8 +35,8 @@ func TestScalingStatus(t *testing.T) {
 	for want, m := range map[string]fleet.ModelState{
 		`{"desired":5,"present":2,"reason":"holding","needed":3,"limit":"KV memory","work":1.5,"utilisation":0.75,"growth":1.25,"falls_seconds":90,"stages":[{"name":"s0","replicas":2,"limit":"work"},{"name":"s1","replicas":1,"limit":"batch size"}]}`: scaled(),
 		`null`: {Name: "m"},
-		`{"desired":4,"present":4,"reason":"unknown","utilisation":0.5}`:    {Name: "m", Scaling: fleet.Scaling{Recommendation: autoscale.Recommendation{Desired: 4, Reason: autoscale.Unknown}, Present: 4, Utilisation: 0.5}},
-		`{"desired":4,"present":4,"reason":"infeasible","utilisation":0.5}`: {Name: "m", Scaling: fleet.Scaling{Recommendation: autoscale.Recommendation{Desired: 4, Reason: autoscale.NoAnswer}, Present: 4, Utilisation: 0.5}},
+		`{"desired":4,"present":4,"reason":"unknown","utilisation":0.5}`:    {Name: "m", Scaling: fleet.Scaling{Recommendation: planner.Recommendation{Desired: 4, Reason: planner.ScaleUnknown}, Present: 4, Utilisation: 0.5}},
+		`{"desired":4,"present":4,"reason":"infeasible","utilisation":0.5}`: {Name: "m", Scaling: fleet.Scaling{Recommendation: planner.Recommendation{Desired: 4, Reason: planner.ScaleNoAnswer}, Present: 4, Utilisation: 0.5}},
 	} {
 		got, err := json.Marshal(modelOf(m, time.Time{}).Scaling)
 		if err != nil || string(got) != want {

@@ -1,7 +1,7 @@
 package endpointpicker
 
 import (
-	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -14,7 +14,7 @@ type heldBody struct {
 	scanner length.Scanner
 	pieces  [][]byte // nil where the gateway keeps the body itself
 	size    int64    // of all pieces so far
-	share   intake.Share
+	share   httpserver.Share
 }
 
 // grow accounts for n more bytes. It reports false if the budget has no room for them.

@@ -4,7 +4,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
-	"github.com/cascadeinfer/cascade/policies/endpointpick"
+	"github.com/cascadeinfer/cascade/policies/balance"
 )
 
 // The headers of the conformance suite of the Gateway API Inference Extension, which a picker
@@ -22,16 +22,16 @@ const (
 // testSelection returns the endpoints that a request of the suite allows, in place of the
 // gateway's subset hint. Without the header a request with a body may go nowhere and one without
 // a body everywhere, as with the reference picker: the suite's tests rely on both.
-func testSelection(h *corev3.HeaderMap, ended bool) *endpointpick.Subset {
+func testSelection(h *corev3.HeaderMap, ended bool) *balance.Subset {
 	for _, v := range h.GetHeaders() {
 		if v.GetKey() == selectionHeader {
-			return endpointpick.NewSubset(headerValue(v))
+			return balance.NewSubset(headerValue(v))
 		}
 	}
 	if ended {
 		return nil
 	}
-	return endpointpick.NewSubset()
+	return balance.NewSubset()
 }
 
 // servedMutation returns the change of a response by which the suite learns which endpoint

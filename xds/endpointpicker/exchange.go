@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/endpointpick"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -29,13 +29,13 @@ const (
 // exchange is the state of one request. One goroutine uses it.
 type exchange struct {
 	server *Server
-	view   *view // when the request began
+	view   *View // when the request began
 	phase  phase
 
 	duplex         bool // request body mode FULL_DUPLEX_STREAMED
 	responseDuplex bool // the same of the response
-	subset         *endpointpick.Subset
-	model          *model   // nil: the body must name it
+	subset         *balance.Subset
+	model          *Model   // nil: the body must name it
 	stale          []string // headers of the client under Cascade's names
 	body           *heldBody
 	picked         choice
@@ -121,7 +121,7 @@ func (x *exchange) onHeaders(r *extproc.ProcessingRequest, h *extproc.HttpHeader
 			return x.refuse(refuseNoEndpoint(false))
 		}
 	} else {
-		x.model = x.view.byHost(authority)
+		x.model = x.view.ByHost(authority)
 	}
 	step, size := length.Headers{
 		ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != nil, Prefix: x.model != nil && x.model.Prefixes.Depth > 0,
@@ -253,7 +253,7 @@ func (x *exchange) answerHeaders(tokens policies.Tokens) []*extproc.ProcessingRe
 func (x *exchange) answerBody(end bool) (out []*extproc.ProcessingResponse) {
 	b := x.body
 	if x.model == nil {
-		if x.model = x.view.byName(b.scanner.Model()); x.model == nil {
+		if x.model = x.view.ByName(string(b.scanner.Model())); x.model == nil {
 			return x.refuse(refuseUnknownModel())
 		}
 	}
@@ -284,17 +284,17 @@ func (x *exchange) pick(tokens policies.Tokens, key string) (refusal, bool) {
 	s, random := x.server, x.server.config.Random()
 	now := s.view.Load()
 	var name string
-	var m *model
+	var m *Model
 	if x.model != nil {
 		name = x.model.Model
 		m = now.models[name]
-	} else if n := len(now.list); n > 0 {
-		m = now.list[random%uint64(n)]
+	} else {
+		m = now.Any(random)
 	}
 	if m == nil {
 		return refuseNoEndpoint(false), false
 	}
-	stage, addresses := m.stages.Pick(endpointpick.Request{Length: tokens, Key: key, Random: random, Subset: x.subset})
+	stage, addresses := m.Stages.Pick(balance.PickRequest{Length: tokens, Key: key, Random: random, Subset: x.subset})
 	if len(addresses) == 0 {
 		return refuseNoEndpoint(x.subset != nil), false
 	}

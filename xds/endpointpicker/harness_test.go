@@ -22,12 +22,12 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/server"
 )
 
@@ -47,7 +47,7 @@ type plane struct {
 }
 
 // Update passes a snapshot to the picker.
-func (p *plane) Update(s *client.Snapshot) {
+func (p *plane) Update(s *routing.Snapshot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pooled {
@@ -75,7 +75,7 @@ func startPlane(t *testing.T, c Config) *plane {
 	s := testkit.Must(server.New(server.Config{Cache: p.cache}))
 	ads := grpc.NewServer()
 	s.Register(t.Context(), ads)
-	xds := testkit.Must(client.New(client.Config{Conn: serve(t, ads), NodeID: "picker", Watcher: p}))
+	xds := testkit.Must(routing.New(routing.Config{Conn: serve(t, ads), NodeID: "picker", Watcher: p}))
 	testkit.Run(t, xds.Run)
 	own := grpc.NewServer(p.picker.Options()...)
 	p.picker.Register(own)
@@ -132,10 +132,10 @@ func describeView(v resources.View) string {
 	return strings.Join(out, "\n")
 }
 
-func describePicker(v *view) string {
+func describePicker(v *View) string {
 	var out []string
 	for _, m := range v.list {
-		for _, s := range m.stages {
+		for _, s := range m.Stages {
 			for _, e := range s.Tiers[0] {
 				out = append(out, fmt.Sprintf("%s<%d %s %v", m.Model, s.High, e, e.Ready()))
 			}

@@ -4,7 +4,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/cascadeinfer/cascade/policies/endpointpick"
+	"github.com/cascadeinfer/cascade/policies/balance"
 )
 
 // The names of the protocol.
@@ -23,23 +23,23 @@ const (
 // subsetOf decodes a gateway's subset hint: a list of endpoints, or a text with commas. nil
 // means that there is none. A hint of another type, or with entries that are no endpoints,
 // is a hint all the same: it allows what it names and nothing else.
-func subsetOf(md *corev3.Metadata) *endpointpick.Subset {
+func subsetOf(md *corev3.Metadata) *balance.Subset {
 	hint, ok := md.GetFilterMetadata()[subsetNamespace].GetFields()[subsetKey]
 	if !ok {
 		return nil
 	}
 	switch hint.GetKind().(type) {
 	case *structpb.Value_StringValue:
-		return endpointpick.NewSubset(hint.GetStringValue())
+		return balance.NewSubset(hint.GetStringValue())
 	case *structpb.Value_ListValue:
 		values := hint.GetListValue().GetValues()
 		entries := make([]string, 0, len(values))
 		for _, v := range values {
 			entries = append(entries, v.GetStringValue())
 		}
-		return endpointpick.NewSubset(entries...)
+		return balance.NewSubset(entries...)
 	}
-	return endpointpick.NewSubset()
+	return balance.NewSubset()
 }
 
 // servedOf returns the address that served a request, "" if the gateway does not say.

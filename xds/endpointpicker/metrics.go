@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 )
 
 // outcome is how a request was answered; its text is the metric's label.
@@ -31,7 +31,7 @@ type metrics struct {
 	held     prometheus.GaugeFunc
 }
 
-func newMetrics(budget *intake.Budget) metrics {
+func newMetrics(budget *httpserver.Budget) metrics {
 	m := metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "cascade_endpoint_picker_requests_total", Help: "Requests that the endpoint picker answered, by outcome.",

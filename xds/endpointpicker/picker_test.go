@@ -3,9 +3,7 @@ package endpointpicker
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
@@ -23,11 +20,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/endpointpick"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -59,14 +53,16 @@ func (f *fakeStream) Recv() (*extproc.ProcessingRequest, error) {
 }
 
 // handView returns a view of models with one replica each, without a control plane.
-func handView(names ...string) *view {
-	v := &view{models: make(map[string]*model)}
+func handView(names ...string) *View {
+	plan := new(resources.Routing)
 	for i, name := range names {
-		e := endpointpick.NewEndpoint(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 8000), 1, true)
-		m := &model{resources.LengthMeta{Model: name}, endpointpick.Model{{High: policies.Unbounded, Tiers: [][]endpointpick.Endpoint{{e}}}}}
-		v.models[name], v.list = m, append(v.list, m)
+		r := resources.RoutedReplica{At: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 8000), Weight: 1}
+		plan.Models = append(plan.Models, resources.RoutedModel{
+			LengthMeta: resources.LengthMeta{Model: name}, Replicas: []resources.RoutedReplica{r},
+			Plan: policies.Plan{Model: name, Stages: []policies.Stage{{High: policies.Unbounded}}},
+		})
 	}
-	return v
+	return NewView(plan)
 }
 
 // TestLateBody checks that a body that does not arrive in time is refused and gives its memory
@@ -182,7 +178,7 @@ func TestSentBody(t *testing.T) {
 func TestPlanChangesDuringUpload(t *testing.T) {
 	s := testkit.Must(New(Config{}))
 	s.view.Store(handView("m", "n"))
-	pick := func(after *view) string {
+	pick := func(after *View) string {
 		s.view.Store(handView("m", "n"))
 		x := &exchange{server: s, view: s.view.Load()}
 		testkit.Must(x.step(headers(false)))
@@ -232,26 +228,6 @@ func TestHealth(t *testing.T) {
 	check(healthpb.HealthCheckResponse_SERVING)
 }
 
-// TestUnusablePlan checks that a snapshot whose stages cannot be read changes nothing, and that
-// it is logged once.
-func TestUnusablePlan(t *testing.T) {
-	log := new(testkit.Log)
-	p := startPlane(t, Config{Logger: log.Logger()})
-	p.publish(twoStages())
-	good := p.picker.view.Load()
-	bad := &client.Snapshot{Listeners: map[string]*client.Listener{}, Routes: map[string]*client.RouteTable{"t": {Name: "t", Hosts: []*client.VirtualHost{{
-		Routes: []*client.Route{{Name: "r", Cluster: "c", Metadata: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{resources.MetadataKey: {}}}}},
-	}}}}}
-	p.picker.Update(bad)
-	p.picker.Update(bad)
-	if p.picker.view.Load() != good {
-		t.Error("a plan that cannot be read has replaced the last one")
-	}
-	if n := log.Count("new plan cannot be used"); n != 1 {
-		t.Errorf("logged %d times: %s", n, log)
-	}
-}
-
 // TestPoolModel checks that the model of the pool wins, and that requests are refused while
 // the fleet does not have it.
 func TestPoolModel(t *testing.T) {
@@ -264,27 +240,6 @@ func TestPoolModel(t *testing.T) {
 	got := talk(t, p.client, headers(false, ":authority", "m.test", "content-length", "10"))
 	if want := []string{"headers: to=.9 x-cascade-tokens=5 x-gateway-model-name=n/2 reroute"}; !slices.Equal(got, want) {
 		t.Errorf("answers %q, want %q", got, want)
-	}
-}
-
-// TestSameReplicaAsProxy checks that the picker and the embedded proxy send the requests of one
-// prefix key to the same replica, so that a fleet may have both.
-func TestSameReplicaAsProxy(t *testing.T) {
-	p := startPlane(t, Config{})
-	p.publish(withPrefixes(twoStages()))
-	m := p.picker.view.Load().list[0]
-	b := balance.New(1)
-	a := &client.Assignment{Priorities: [][]client.Endpoint{nil}, OverprovisioningFactor: 140}
-	for _, e := range m.stages[0].Tiers[0] {
-		a.Priorities[0] = append(a.Priorities[0], client.Endpoint{Address: e.String(), Weight: 1, Healthy: true, LocalityWeight: 1})
-	}
-	b.Update(&client.Cluster{HashKeys: true}, a)
-	for n := range 500 {
-		key := fmt.Sprintf("%016x", n)
-		_, got := m.stages.Pick(endpointpick.Request{Length: 10, Key: key, Random: rand.Uint64()})
-		if want := b.Pick(time.Now(), &balance.Attempts{Key: key}, nil).Address; got[0] != want {
-			t.Fatalf("key %s: %s, but the proxy's is %s", key, got[0], want)
-		}
 	}
 }
 

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/endpointpick"
+	"github.com/cascadeinfer/cascade/policies/balance"
 )
 
 // UpdatePool makes new requests use the endpoints of the gateway's InferencePool alone: for a
@@ -12,11 +12,11 @@ import (
 // They are one stage of a model without a name, whatever model a request names, and have equal
 // shares. Without endpoints the picker still reports that it serves, and answers 503.
 func (s *Server) UpdatePool(endpoints []netip.AddrPort) {
-	tier := make([]endpointpick.Endpoint, len(endpoints))
+	tier := make([]balance.Endpoint, len(endpoints))
 	for i, a := range endpoints {
-		tier[i] = endpointpick.NewEndpoint(a, 1, true)
+		tier[i] = balance.NewEndpoint(a, 1, true)
 	}
-	m := &model{stages: endpointpick.Model{{High: policies.Unbounded, Tiers: [][]endpointpick.Endpoint{tier}}}}
-	s.view.Store(&view{pool: m, models: map[string]*model{"": m}, list: []*model{m}})
+	m := &Model{Stages: balance.Picker{{High: policies.Unbounded, Tiers: [][]balance.Endpoint{tier}}}}
+	s.view.Store(&View{pool: m, models: map[string]*Model{"": m}, list: []*Model{m}})
 	s.setReady(true)
 }

@@ -3,10 +3,10 @@
 // having Cascade's routes.
 //
 // A Server is Envoy's external processor (envoy.service.ext_proc.v3). For each request it
-// estimates the prompt length, chooses replicas by policies/endpointpick, and returns their
+// estimates the prompt length, chooses replicas by policies/balance.Picker, and returns their
 // addresses in order, in a header and in dynamic metadata. It gets plans, endpoints and
-// ratios as a proxy does, by Update with the snapshots of an xDS client, and keeps the last
-// ones while the control plane is away. It changes no body and no response.
+// ratios as the embedded proxy does, by Update with the snapshots of a routing.Client, and
+// keeps the last ones while the control plane is away. It changes no body and no response.
 //
 // Invariants: a request is never sent on without a choice, because its own header would then
 // decide where it goes; so every failure is a response to the client, and the stream is not
@@ -32,14 +32,14 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
-	"github.com/cascadeinfer/cascade/policies/endpointpick"
-	"github.com/cascadeinfer/cascade/policies/intake"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/policies/balance"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // Defaults of Config.
 const (
-	DefaultMaxBody    = 16 << 20
 	DefaultBodyMemory = 512 << 20
 	DefaultDeadline   = 60 * time.Second
 )
@@ -69,11 +69,11 @@ type Config struct {
 	// the request's host name, the only one of the fleet, or the one that the body names.
 	Model string
 	// Fallbacks is how many addresses follow the first one, for gateways that try them in
-	// order: 0 to endpointpick.MaxAddresses−1. 0 is right for gateways that can read one address
+	// order: 0 to balance.MaxAddresses−1. 0 is right for gateways that can read one address
 	// only, such as Envoy with an ORIGINAL_DST cluster.
 	Fallbacks int
 	// MaxBody is the largest body that is held, in bytes; a larger one is refused with 413.
-	// Default DefaultMaxBody.
+	// Default length.BodyLimit.
 	MaxBody int
 	// BodyMemory bounds the memory of all held bodies together, in bytes; beyond it requests are
 	// refused with 429. Default DefaultBodyMemory.
@@ -99,11 +99,11 @@ func (c *Config) validate() error {
 	if c.MaxBody < 0 || c.BodyMemory < 0 || c.Deadline < 0 {
 		return errors.New("endpoint picker: MaxBody, BodyMemory and Deadline must not be negative; 0 is the default")
 	}
-	if c.Fallbacks < 0 || c.Fallbacks >= endpointpick.MaxAddresses {
-		return fmt.Errorf("endpoint picker: Fallbacks is %d; use 0 to %d", c.Fallbacks, endpointpick.MaxAddresses-1)
+	if c.Fallbacks < 0 || c.Fallbacks >= balance.MaxAddresses {
+		return fmt.Errorf("endpoint picker: Fallbacks is %d; use 0 to %d", c.Fallbacks, balance.MaxAddresses-1)
 	}
 	if c.MaxBody == 0 {
-		c.MaxBody = DefaultMaxBody
+		c.MaxBody = length.BodyLimit
 	}
 	if c.BodyMemory == 0 {
 		c.BodyMemory = DefaultBodyMemory
@@ -125,17 +125,16 @@ func (c *Config) validate() error {
 type Server struct {
 	extproc.UnimplementedExternalProcessorServer
 
-	config  Config         // fixed after New
-	budget  *intake.Budget // of held bodies
+	config  Config             // fixed after New
+	budget  *httpserver.Budget // of held bodies
 	metrics metrics
-	view    atomic.Pointer[view]
+	view    atomic.Pointer[View]
 	warned  sync.Once // logs a gateway with an unsupported mode once
-	failed  string    // owned by Update: the error that was logged last
 }
 
 var (
 	_ extproc.ExternalProcessorServer = (*Server)(nil)
-	_ client.Watcher                  = (*Server)(nil)
+	_ routing.Watcher                 = (*Server)(nil)
 )
 
 // New returns a Server that knows no endpoint yet. It starts nothing.
@@ -143,9 +142,9 @@ func New(c Config) (*Server, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{config: c, budget: intake.NewBudget(c.BodyMemory)}
+	s := &Server{config: c, budget: httpserver.NewBudget(c.BodyMemory)}
 	s.metrics = newMetrics(s.budget)
-	s.view.Store(new(view))
+	s.view.Store(new(View))
 	if c.Metrics != nil {
 		if err := c.Metrics.Register(s.metrics); err != nil {
 			return nil, fmt.Errorf("endpoint picker: register metrics: %w", err)
@@ -171,20 +170,13 @@ func (s *Server) Options() []grpc.ServerOption {
 	}
 }
 
-// Update makes new requests use a snapshot. One from which the stages cannot be read is
-// logged, and the last one stays in use. The health service says that the picker is ready
-// once it has the stages of its Model or, without one, of any.
-func (s *Server) Update(snapshot *client.Snapshot) {
-	next, err := newView(snapshot, s.view.Load())
-	if err != nil {
-		if s.failed != err.Error() {
-			s.failed = err.Error()
-			s.config.Logger.Warn("new plan cannot be used, keeping the last one", "error", err)
-		}
+// Update makes new requests use the plan of a snapshot. The health service says that the
+// picker is ready once it has the stages of its Model or, without one, of any.
+func (s *Server) Update(snapshot *routing.Snapshot) {
+	if snapshot.Plan() == nil {
 		return
 	}
-	s.failed = ""
-	s.view.Store(next)
+	s.view.Store(NewView(snapshot.Routing))
 	s.setReady(s.Ready())
 }
 

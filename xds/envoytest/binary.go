@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // NotFoundError reports that no Envoy binary was found, and where it was searched.

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/internal/testprocess"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const (
@@ -53,7 +53,7 @@ type Process struct {
 	log     string    // path
 	once    sync.Once // of Stop
 	http    http.Client
-	process *testprocess.Process
+	process *testkit.Process
 }
 
 // Start runs Envoy until the end of the test and returns when it is ready. If the test
@@ -94,7 +94,7 @@ func (p *Process) start(cmd *exec.Cmd) error {
 	}
 	defer file.Close() // the process has its own
 	cmd.Stdout, cmd.Stderr = file, file
-	p.process, err = testprocess.Start(cmd)
+	p.process, err = testkit.StartProcess(cmd)
 	return err
 }
 

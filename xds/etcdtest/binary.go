@@ -5,7 +5,7 @@ package etcdtest
 import (
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // Binary returns the path of etcd: $ETCD, that of "make etcd", or etcd in PATH. Without one

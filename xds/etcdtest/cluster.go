@@ -14,9 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/internal/testprocess"
-	"github.com/cascadeinfer/cascade/xds/netnstest"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // Config configures Start.
@@ -29,7 +27,7 @@ type Config struct {
 	Scheme string
 	// Namespace, unless it is nil, is where the members run. Their endpoints are by its first link, and each of its other
 	// links reaches them at its own address and the same port.
-	Namespace *netnstest.Namespace
+	Namespace *testkit.Namespace
 }
 
 // Cluster is a running etcd cluster, without TLS between its members.
@@ -43,10 +41,10 @@ type Cluster struct {
 type Member struct {
 	Endpoint string // host:port for clients
 
-	t                   testing.TB
-	command             []string
-	log                 *testkit.Log
-	testprocess.Process // Kill ends it without a shutdown. No pointer: methods bound before Restart reach the new process
+	t               testing.TB
+	command         []string
+	log             *testkit.Log
+	testkit.Process // Kill ends it without a shutdown. No pointer: methods bound before Restart reach the new process
 }
 
 // readyWithin bounds the start of a cluster on a loaded machine.
@@ -121,6 +119,7 @@ func (c *Cluster) WaitReady() {
 	if c.scheme != "http" {
 		for _, m := range c.Members {
 			testkit.WaitFor(c.t, "etcd listens", func() bool {
+				c.requireQuorum()
 				conn, err := net.Dial("tcp", m.Endpoint)
 				if err == nil {
 					conn.Close()
@@ -134,6 +133,7 @@ func (c *Cluster) WaitReady() {
 	ctx, cancel := context.WithTimeout(context.Background(), readyWithin)
 	defer cancel()
 	for {
+		c.requireQuorum()
 		attempt, end := context.WithTimeout(ctx, time.Second)
 		_, err := client.Put(attempt, "/etcdtest/ready", "")
 		end()
@@ -143,6 +143,22 @@ func (c *Cluster) WaitReady() {
 		case ctx.Err() != nil:
 			c.t.Fatalf("etcdtest: the cluster is not ready: %v", err)
 		}
+	}
+}
+
+// requireQuorum fails the test if so many members have ended that none of the others can write.
+func (c *Cluster) requireQuorum() {
+	c.t.Helper()
+	running := len(c.Members)
+	for _, m := range c.Members {
+		select {
+		case <-m.Ended():
+			running--
+		default:
+		}
+	}
+	if 2*running <= len(c.Members) {
+		c.t.Fatalf("etcdtest: %d of %d members run", running, len(c.Members))
 	}
 }
 
@@ -183,7 +199,7 @@ func (m *Member) launch() {
 	m.t.Helper()
 	cmd := exec.Command(m.command[0], m.command[1:]...)
 	cmd.Stdout, cmd.Stderr = m.log, m.log
-	m.Process = *testkit.Must(testprocess.Start(cmd))
+	m.Process = *testkit.Must(testkit.StartProcess(cmd))
 }
 
 // Restart starts a member after Kill, with what it has stored.

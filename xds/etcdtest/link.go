@@ -5,7 +5,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // Link is a TCP proxy in front of a member, which a test can partition.

@@ -3,7 +3,6 @@ package fleet
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -111,18 +110,6 @@ func BenchmarkPeriodLinks(b *testing.B) {
 				s.resetDistances()
 				b.StartTimer()
 				settleState(s, now, Tick{})
-			}
-		})
-	}
-}
-
-// BenchmarkSnapshot measures the time that a status request takes in the loop.
-func BenchmarkSnapshot(b *testing.B) {
-	for _, n := range sizes {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, _ := largeState(b, n)
-			for b.Loop() {
-				s.Snapshot(start.Add(time.Second))
 			}
 		})
 	}

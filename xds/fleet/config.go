@@ -9,11 +9,10 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/autoscale"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -75,8 +74,10 @@ type Rules struct {
 	// IterationRatio bounds what stages cost the longest requests; see adoption.LimitIterationRatio. It is at
 	// least 1, or 0 for no bound.
 	IterationRatio float64
+	// StageReplicas is the least number of replicas in a stage of a new plan; 0 and 1 set no minimum.
+	StageReplicas int
 	// Scaling is how many replicas the models should have; Speed divides its times.
-	Scaling autoscale.Config
+	Scaling planner.ScalerConfig
 	// Speed divides Period and HalfLife: emulated fleets run faster. Times about
 	// reports are wall clock and stay. 0 means 1.
 	Speed float64
@@ -96,7 +97,7 @@ type Rules struct {
 	// unique where the store is shared.
 	Name string
 	// Shared says that other control planes use the same store. Then one plans at a
-	// time, the one that holds the lease in the plan object (package lease), and all
+	// time, the one that holds the lease in the plan object (store.LeaseMachine), and all
 	// publish what is stored. The models and replicas must be the same for all.
 	Shared bool
 	// AnyRemoval applies every configured list at once. Otherwise one that lacks more
@@ -271,5 +272,5 @@ func CheckReplicas(models []Model, list []policies.Replica) error {
 	for i, m := range models {
 		names[i] = m.Name
 	}
-	return registry.Check(names, list)
+	return fleetstate.Check(names, list)
 }

@@ -10,7 +10,7 @@ import (
 
 func TestNewRefuses(t *testing.T) {
 	good := func() Config {
-		return Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: new(store.Memory), Publisher: new(plane)}
+		return Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: store.New(store.NewMemory()), Publisher: new(plane)}
 	}
 	for _, c := range []struct {
 		edit func(*Config)

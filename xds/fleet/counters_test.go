@@ -1,9 +1,6 @@
 package fleet
 
 import (
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -48,29 +45,4 @@ func FuzzCounters(f *testing.F) {
 			t.Error(err)
 		}
 	})
-}
-
-func TestFile(t *testing.T) {
-	dir := t.TempDir()
-	f := CounterFile{filepath.Join(dir, "counters.json")}
-	if data, err := f.Load(); err != nil || data != nil {
-		t.Errorf("no file: %q, %v", data, err)
-	}
-	for _, want := range []string{"one", "two, longer"} {
-		if err := f.Save([]byte(want)); err != nil {
-			t.Fatal(err)
-		}
-		if data, err := f.Load(); err != nil || string(data) != want {
-			t.Errorf("%q, %v", data, err)
-		}
-	}
-	if files, _ := os.ReadDir(dir); len(files) != 1 {
-		t.Errorf("files left behind: %v", files)
-	}
-	if err := (CounterFile{filepath.Join(dir, "no", "such", "dir")}).Save(nil); err == nil || !strings.Contains(err.Error(), "no") {
-		t.Errorf("a directory that is not there: %v", err)
-	}
-	if data, err := (CounterFile{}).Load(); err != nil || data != nil {
-		t.Errorf("the zero value: %q, %v", data, err)
-	}
 }

@@ -3,12 +3,12 @@
 // orders, stores every plan, and publishes the state that proxies should see.
 //
 // A Fleet is the goroutine around a State, a pure state machine: the Fleet feeds it
-// events and carries its effects out. The parts have packages of their own under
-// xds/internal: registry (replicas and their reports), planner (one model's plan),
-// orders, planhistory, migrationlog, weights and reportservice.
+// events and carries its effects out. Its parts are
+// policies/planner (one model's plan), policies/weights, xds/internal/fleetstate (replicas, orders, history)
+// and xds/internal/reports.
 //
 // Several control planes may share a store (Rules.Shared): the one that holds the lease
-// (package lease) plans, and all of them publish what is stored and configured, so that
+// (store.LeaseMachine) plans, and all of them publish what is stored and configured, so that
 // they publish the same.
 //
 // Package publish serves the published state to proxies, and package store keeps the

@@ -4,10 +4,8 @@ import (
 	"net/netip"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/loadestimate"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
-	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
-	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/policies/balance"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -30,7 +28,7 @@ type Reported struct{ Report loadreport.Report }
 // ProxiesReported is what all proxies together report of the replicas, by address; see
 // Proxies. It comes at most once a second.
 type ProxiesReported struct {
-	Loads map[netip.AddrPort]loadestimate.ProxyReport
+	Loads map[netip.AddrPort]balance.ProxyReport
 }
 
 // StreamClosed says that a replica's report stream has ended. The replica becomes
@@ -39,7 +37,7 @@ type ProxiesReported struct {
 type StreamClosed struct{ Replica policies.ReplicaID }
 
 // Ordered is an operator's order. Orders that State.CheckOrder refuses change nothing.
-type Ordered struct{ Order orders.Order }
+type Ordered struct{ Order fleetstate.Order }
 
 // ProxiesRefused lists resources that proxies have refused, so that no control plane
 // that shares the store sends them again.
@@ -79,14 +77,14 @@ type Effects struct {
 	// for its answer, because only stored state is published.
 	Publish *Snapshot
 	// Health lists the changes of replicas' health, to be logged.
-	Health []registry.HealthChange
+	Health []fleetstate.HealthChange
 	// Leader is the change of the leader, to be logged; nil: none.
 	Leader *LeaderChange
 }
 
 // Proposal is the whole plan object with the changes that it makes.
 type Proposal struct {
-	Object    store.Object         // plans in the order of the models
-	Changes   []planhistory.Change // of plans; none when something else changes alone
-	withLease bool                 // the lease is written with it
+	Object    store.Object        // plans in the order of the models
+	Changes   []fleetstate.Change // of plans; none when something else changes alone
+	withLease bool                // the lease is written with it
 }

@@ -14,12 +14,12 @@ import (
 
 // faultyStore is a store whose writes fail or whose watch is slow.
 type faultyStore struct {
-	store.Memory
-	mu        sync.Mutex
-	fault     string
-	writes    int
-	delivered chan struct{} // nil: the watch is not slow
-	works     chan struct{} // closed when a hung store works again
+	*store.Store // in memory
+	mu           sync.Mutex
+	fault        string
+	writes       int
+	delivered    chan struct{} // nil: the watch is not slow
+	works        chan struct{} // closed when a hung store works again
 }
 
 // connection is the store as one control plane uses it.
@@ -51,7 +51,7 @@ func (c connection) CompareAndSwap(ctx context.Context, old store.Version, o sto
 		time.Sleep(writesLate)
 		defer time.Sleep(answersLate)
 	}
-	return c.Memory.CompareAndSwap(ctx, old, o)
+	return c.Store.CompareAndSwap(ctx, old, o)
 }
 
 // A late store writes after writesLate, so that all control planes that read the same
@@ -62,7 +62,7 @@ const (
 )
 
 func (c connection) Watch(ctx context.Context) <-chan store.Update {
-	in, out := c.Memory.Watch(ctx), make(chan store.Update)
+	in, out := c.Store.Watch(ctx), make(chan store.Update)
 	go func() {
 		defer close(out)
 		for u := range in {

@@ -14,9 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
-	"github.com/cascadeinfer/cascade/xds/internal/reportservice"
-	"github.com/cascadeinfer/cascade/xds/internal/reportstream"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
+	"github.com/cascadeinfer/cascade/xds/internal/reports"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -28,7 +27,7 @@ type Config struct {
 	// Replicas is the configured list at start; see SetReplicas.
 	Replicas []policies.Replica
 	// Store holds the plan object. Required.
-	Store store.Store
+	Store store.Plans
 	// Counters keeps flows, weights and byte ratios across restarts; nil keeps
 	// nothing.
 	Counters Counters
@@ -82,7 +81,7 @@ const (
 type Fleet struct {
 	cfg     Config
 	log     *slog.Logger
-	service *reportservice.Service
+	service *reports.Service
 	events  chan message
 	done    chan struct{} // closed when Run has returned
 	latest  atomic.Pointer[Snapshot]
@@ -92,7 +91,7 @@ type Fleet struct {
 	replicasChanged chan struct{}      // capacity 1: the loop has not applied replicas yet
 	refused         []store.Refusal    // not applied by the loop yet
 	refusedChanged  chan struct{}      // capacity 1: the loop has not applied refused yet
-	migrations      migrationlog.Log
+	migrations      fleetstate.MigrationLog
 	slotReports     map[policies.ReplicaID]policyslots.Report // the last of each replica
 	storeFaults     map[StoreOperation]StoreFault             // what fails
 
@@ -135,7 +134,7 @@ func New(cfg Config) (*Fleet, error) {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	if cfg.Counters == nil {
-		cfg.Counters = CounterFile{}
+		cfg.Counters = noCounters{}
 	}
 	log := cfg.Logger
 	if log == nil {
@@ -148,7 +147,7 @@ func New(cfg Config) (*Fleet, error) {
 		slotReports: make(map[policies.ReplicaID]policyslots.Report),
 		replicas:    cfg.Replicas, replicasChanged: make(chan struct{}, 1), refusedChanged: make(chan struct{}, 1),
 	}
-	f.service = reportservice.New(f, log)
+	f.service = reports.New(f, log)
 	return f, nil
 }
 
@@ -193,7 +192,7 @@ func (f *Fleet) Migrations(since time.Time, limit int) []loadreport.Migration {
 // MigrationTotals sums the migrations that have ended since the program started,
 // sorted by kind, and counts the running ones: not ended, and reported within the
 // last minute.
-func (f *Fleet) MigrationTotals(now time.Time) (ended []migrationlog.Total, running int) {
+func (f *Fleet) MigrationTotals(now time.Time) (ended []fleetstate.MigrationTotal, running int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.migrations.Totals(), f.migrations.Running(now.Add(-migrationTimeout))
@@ -240,18 +239,18 @@ func (f *Fleet) PrefixDepth(model string) int64 {
 	return 0
 }
 
-// HandleReport implements reportservice.Handler: it hands a report to the loop and
+// HandleReport implements reports.Handler: it hands a report to the loop and
 // waits for the reply.
 func (f *Fleet) HandleReport(ctx context.Context, r loadreport.Report) (loadreport.Reply, error) {
 	return f.ask(ctx, Reported{r})
 }
 
-// HandleClosed implements reportservice.Handler.
+// HandleClosed implements reports.Handler.
 func (f *Fleet) HandleClosed(replica policies.ReplicaID) {
 	_ = f.send(context.Background(), message{event: StreamClosed{replica}}) // fails only when the fleet stops
 }
 
-// Done implements reportservice.Handler: it is closed when Run has returned.
+// Done implements reports.Handler: it is closed when Run has returned.
 func (f *Fleet) Done() <-chan struct{} { return f.done }
 
 // ask hands an event to the loop and waits for its reply.
@@ -264,7 +263,7 @@ func (f *Fleet) ask(ctx context.Context, ev Event) (loadreport.Reply, error) {
 	case a := <-reply:
 		return a.reply, a.err
 	case <-f.done:
-		return loadreport.Reply{}, reportstream.ErrStopped
+		return loadreport.Reply{}, reports.ErrStopped
 	}
 }
 
@@ -274,7 +273,7 @@ func (f *Fleet) send(ctx context.Context, m message) error {
 	case f.events <- m:
 		return nil
 	case <-f.done:
-		return reportstream.ErrStopped
+		return reports.ErrStopped
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}

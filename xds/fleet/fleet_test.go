@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -18,10 +17,10 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -64,9 +63,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 //	log a                     prints what was logged at warn since the last call
 func TestFleetScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/fleet", func(t *testing.T, path string) {
-		counters := CounterFile{filepath.Join(t.TempDir(), "counters.json")}
 		synctest.Test(t, func(t *testing.T) {
-			w := &world{t: t, counters: counters, planes: map[string]*plane{}, streams: map[string]api.Fleet_ReportClient{}, loads: map[string]loadreport.Report{}}
+			w := &world{t: t, store: faultyStore{Store: store.New(store.NewMemory())}, planes: map[string]*plane{}, streams: map[string]api.Fleet_ReportClient{}, loads: map[string]loadreport.Report{}}
 			defer w.end()
 			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 				w.out.Reset()
@@ -79,13 +77,12 @@ func TestFleetScenarios(t *testing.T) {
 
 // world is a store and the control planes that share it.
 type world struct {
-	t        *testing.T
-	store    faultyStore
-	counters CounterFile
-	planes   map[string]*plane
-	streams  map[string]api.Fleet_ReportClient
-	loads    map[string]loadreport.Report // of the replicas that report twice a second
-	out      strings.Builder
+	t       *testing.T
+	store   faultyStore
+	planes  map[string]*plane
+	streams map[string]api.Fleet_ReportClient
+	loads   map[string]loadreport.Report // of the replicas that report twice a second
+	out     strings.Builder
 }
 
 // end ends the control planes, after a failure too: goroutines that outlive the bubble would hide it.
@@ -146,13 +143,13 @@ func (w *world) do(d *datadriven.TestData) {
 	case "undrain":
 		w.printError(p.Undrain(w.t.Context(), policies.ReplicaID(words[1])))
 	case "pin":
-		w.printError(p.Order(w.t.Context(), orders.Pin{Model: "m", By: "ann"}))
+		w.printError(p.Order(w.t.Context(), fleetstate.Pin{Model: "m", By: "ann"}))
 	case "confirm":
 		digest := "none"
 		if h := p.Snapshot().Held; h != nil {
 			digest = h.Digest
 		}
-		w.printError(p.Order(w.t.Context(), orders.ConfirmRemoval{Digest: cmp.Or(strings.Join(words[1:], ""), digest)}))
+		w.printError(p.Order(w.t.Context(), fleetstate.ConfirmRemoval{Digest: cmp.Or(strings.Join(words[1:], ""), digest)}))
 	case "requests":
 		for _, name := range words {
 			fmt.Fprintf(&w.out, "%s: %d\n", name, w.planes[name].Snapshot().Models[0].Seen)
@@ -304,11 +301,11 @@ func (w *world) write(words []string) {
 	plan := plantest.Parse(strings.Join(words[1:], " "))
 	plan.Epoch = policies.Epoch(epoch)
 	ctx, cancel := context.WithCancel(w.t.Context())
-	watch := w.store.Memory.Watch(ctx)
+	watch := w.store.Store.Watch(ctx)
 	u := <-watch
 	cancel()
 	for range watch {
 	}
-	_, err := w.store.Memory.CompareAndSwap(w.t.Context(), u.Version, store.Object{Epoch: plan.Epoch, Plans: []policies.Plan{plan}})
+	_, err := w.store.Store.CompareAndSwap(w.t.Context(), u.Version, store.Object{Epoch: plan.Epoch, Plans: []policies.Plan{plan}})
 	w.printError(err)
 }

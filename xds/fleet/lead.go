@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/xds/internal/lease"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -37,7 +36,7 @@ func (s *State) applyObject(now time.Time, o store.Object, own bool) {
 		s.lease.Written()
 		s.recordedAt = now
 	} else {
-		s.lease.Observe(now, lease.Lease(o.Lease))
+		s.lease.Observe(now, o.Lease)
 		s.retryAt = time.Time{} // the next proposal is based on this object
 	}
 	s.publishPending = s.registry.ApplyStored(o) || s.publishPending

@@ -8,31 +8,31 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Order executes an operator's order and returns when it is stored. A nil error means
-// that the order is in force. Other errors are those of package orders, of
+// that the order is in force. Other errors are those of package fleetstate, of
 // ChangeSlots.Change, or of a fleet that stops.
-func (f *Fleet) Order(ctx context.Context, o orders.Order) error {
+func (f *Fleet) Order(ctx context.Context, o fleetstate.Order) error {
 	_, err := f.ask(ctx, Ordered{o})
 	return err
 }
 
 // Drain orders a drain; see orders.Drain.
 func (f *Fleet) Drain(ctx context.Context, id policies.ReplicaID) error {
-	return f.Order(ctx, orders.Drain{Replica: id})
+	return f.Order(ctx, fleetstate.Drain{Replica: id})
 }
 
 // Undrain orders the end of a drain; see orders.Undrain.
 func (f *Fleet) Undrain(ctx context.Context, id policies.ReplicaID) error {
-	return f.Order(ctx, orders.Undrain{Replica: id})
+	return f.Order(ctx, fleetstate.Undrain{Replica: id})
 }
 
 // pendingOrder is an order that waits for its turn, or for the write that contains it.
 type pendingOrder struct {
-	order orders.Order
+	order fleetstate.Order
 	reply chan<- answer
 	tries int
 	// retryBy is set while the order waits for the object that another control plane
@@ -42,12 +42,12 @@ type pendingOrder struct {
 
 // addOrder queues an order. Orders are executed one after the other, each when it is
 // stored; the loop does not wait for that.
-func (f *Fleet) addOrder(ctx context.Context, o orders.Order, reply chan<- answer) {
+func (f *Fleet) addOrder(ctx context.Context, o fleetstate.Order, reply chan<- answer) {
 	switch {
 	case f.writing != nil && f.writing.abandoned:
-		reply <- answer{err: fmt.Errorf("%w: %w", orders.ErrNotStored, f.writing.stuck(time.Now()))}
+		reply <- answer{err: fmt.Errorf("%w: %w", fleetstate.ErrNotStored, f.writing.stuck(time.Now()))}
 	case len(f.orders) == maxOrders:
-		reply <- answer{err: fmt.Errorf("%w: %d other orders wait for the store", orders.ErrNotStored, maxOrders)}
+		reply <- answer{err: fmt.Errorf("%w: %d other orders wait for the store", fleetstate.ErrNotStored, maxOrders)}
 	default:
 		f.orders = append(f.orders, &pendingOrder{order: o, reply: reply})
 		f.nextOrder(ctx)
@@ -62,7 +62,7 @@ func (f *Fleet) nextOrder(ctx context.Context) {
 			if now.Before(o.retryBy) {
 				return
 			}
-			f.endOrder(fmt.Errorf("%w: another control plane wrote at the same time, and its object did not arrive", orders.ErrNotStored))
+			f.endOrder(fmt.Errorf("%w: another control plane wrote at the same time, and its object did not arrive", fleetstate.ErrNotStored))
 			continue
 		}
 		if err := f.state.CheckOrder(o.order); err != nil {
@@ -96,7 +96,7 @@ func (f *Fleet) endWrite(now time.Time, o *pendingOrder, err error) {
 		o.tries++
 		o.retryBy = now.Add(updateTimeout)
 	default:
-		f.endOrder(fmt.Errorf("%w: %w", orders.ErrNotStored, err))
+		f.endOrder(fmt.Errorf("%w: %w", fleetstate.ErrNotStored, err))
 	}
 }
 
@@ -108,21 +108,21 @@ func (f *Fleet) retryOrder() {
 }
 
 // CheckOrder returns an error for an order that cannot be executed.
-func (s *State) CheckOrder(o orders.Order) error {
+func (s *State) CheckOrder(o fleetstate.Order) error {
 	switch o := o.(type) {
-	case orders.Drain:
-		return orders.CheckDrain(s.registry, o.Replica)
-	case orders.Undrain:
-		return orders.CheckUndrain(s.registry, o.Replica)
-	case orders.ChangeSlots:
+	case fleetstate.Drain:
+		return fleetstate.CheckDrain(s.registry, o.Replica)
+	case fleetstate.Undrain:
+		return fleetstate.CheckUndrain(s.registry, o.Replica)
+	case fleetstate.ChangeSlots:
 		_, err := o.Change(s.object.Slots)
 		return err
-	case orders.ConfirmRemoval:
+	case fleetstate.ConfirmRemoval:
 		if s.held == nil && s.object.ConfirmedRemoval != o.Digest {
-			return orders.ErrNothingHeld
+			return fleetstate.ErrNothingHeld
 		}
 		if s.held != nil && s.held.Digest != o.Digest {
-			return orders.ErrOtherRemoval
+			return fleetstate.ErrOtherRemoval
 		}
 		return nil
 	}
@@ -131,29 +131,29 @@ func (s *State) CheckOrder(o orders.Order) error {
 }
 
 // resolvePlanOrder works out what an order changes in a plan; nil: nothing.
-func (s *State) resolvePlanOrder(now time.Time, o orders.Order) (*orders.PlanOrder, error) {
-	name := orders.Model(o)
+func (s *State) resolvePlanOrder(now time.Time, o fleetstate.Order) (*fleetstate.PlanOrder, error) {
+	name := fleetstate.Model(o)
 	m := s.model(name)
 	if m == nil {
-		return nil, fmt.Errorf("model %.60q: %w", name, orders.ErrUnknownModel)
+		return nil, fmt.Errorf("model %.60q: %w", name, fleetstate.ErrUnknownModel)
 	}
-	return orders.ResolvePlan(now, o, s.object, m.planner, s.registry.View(now, name))
+	return fleetstate.ResolvePlan(now, o, s.object, m.planner, s.registry.View(now, name))
 }
 
 // handleOrder keeps an order until it is stored; then it comes into force together with
 // the plan that follows from it. NotStored drops it.
-func (s *State) handleOrder(now time.Time, o orders.Order) {
+func (s *State) handleOrder(now time.Time, o fleetstate.Order) {
 	switch o := o.(type) {
-	case orders.Drain:
+	case fleetstate.Drain:
 		s.setDrained(now, o, o.Replica, true)
-	case orders.Undrain:
+	case fleetstate.Undrain:
 		s.setDrained(now, o, o.Replica, false)
-	case orders.ChangeSlots:
+	case fleetstate.ChangeSlots:
 		next, err := o.Change(s.object.Slots)
 		if err == nil && !reflect.DeepEqual(next, s.object.Slots) {
 			s.orderedSlots, s.toStore = &next, writeOrder
 		}
-	case orders.ConfirmRemoval:
+	case fleetstate.ConfirmRemoval:
 		if s.held != nil && s.CheckOrder(o) == nil {
 			s.confirm, s.toStore = o.Digest, writeOrder
 		}
@@ -162,14 +162,14 @@ func (s *State) handleOrder(now time.Time, o orders.Order) {
 		if err != nil || plan == nil {
 			return
 		}
-		m := s.model(orders.Model(o))
+		m := s.model(fleetstate.Model(o))
 		if m.planOrder, s.toStore = plan, writeOrder; plan.HoldOff {
 			m.planner.HoldOff(s.micros(now))
 		}
 	}
 }
 
-func (s *State) setDrained(now time.Time, o orders.Order, id policies.ReplicaID, drained bool) {
+func (s *State) setDrained(now time.Time, o fleetstate.Order, id policies.ReplicaID, drained bool) {
 	r := s.registry.Get(id)
 	if s.CheckOrder(o) != nil || r.Drained == drained {
 		return

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/outlier"
-	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -103,7 +103,7 @@ func (p *player) reply(id policies.ReplicaID) {
 	}
 	m := r.Encode(9)
 	fmt.Fprintf(&p.out, "epoch %d, mean %.0f", m.GetEpoch(), m.GetStageMeanHeld())
-	if n := (outlier.Detector{}).Excess(p.state.registry.Get(id).Report.Load.Held, policies.Tokens(m.GetStageMeanHeld())); n > 0 {
+	if n := (bidask.Detector{}).Excess(p.state.registry.Get(id).Report.Load.Held, policies.Tokens(m.GetStageMeanHeld())); n > 0 {
 		fmt.Fprintf(&p.out, ", an outlier by %d", n)
 	}
 	if m.GetDrain() {

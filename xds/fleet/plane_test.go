@@ -13,10 +13,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/internal/reportstream"
+	"github.com/cascadeinfer/cascade/xds/internal/reports"
 )
 
 // plane is a control plane. It is a Publisher that records the last snapshot.
@@ -59,7 +59,7 @@ func (w *world) start(name string, list []policies.Replica, shared, counters boo
 		Logger: slog.New(slog.NewTextHandler(&p.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	if counters {
-		cfg.Counters = w.counters
+		cfg.Counters = w.store.Counters("a")
 	}
 	f, err := New(cfg)
 	if err != nil {
@@ -88,7 +88,7 @@ func (w *world) start(name string, list []policies.Replica, shared, counters boo
 		conn.Close()
 		server.Stop()
 		wg.Wait()
-		if err := f.Drain(context.Background(), "r0"); !errors.Is(err, reportstream.ErrStopped) {
+		if err := f.Drain(context.Background(), "r0"); !errors.Is(err, reports.ErrStopped) {
 			w.t.Errorf("an order to a control plane that has ended: %v", err)
 		}
 	}

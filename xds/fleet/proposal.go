@@ -7,8 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
-	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -17,7 +16,7 @@ import (
 // orders skip the retry delay. If a proposal with an order is not stored, the order has
 // failed.
 func (s *State) duePropose(now time.Time, ev Event) *Proposal {
-	var changes []planhistory.Change
+	var changes []fleetstate.Change
 	ordered, mayRetry, leads := s.toStore == writeOrder, !now.Before(s.retryAt), s.leads(now)
 	if ordered || mayRetry {
 		changes = s.orderedChanges()
@@ -27,7 +26,7 @@ func (s *State) duePropose(now time.Time, ev Event) *Proposal {
 	}
 	switch {
 	case len(changes) > 0, ordered:
-	case mayRetry && s.vanished && leads:
+	case mayRetry && s.writeAgain && leads:
 	case mayRetry && (s.toStore == writeRefusal || s.toStore == writeCleanup && s.leads(now)):
 	case s.leaseWriteDue(now):
 	default:
@@ -38,12 +37,12 @@ func (s *State) duePropose(now time.Time, ev Event) *Proposal {
 
 // planChanges lists the changes of plan that are due for the models without an ordered
 // change.
-func (s *State) planChanges(now time.Time, ev Event, ordered []planhistory.Change) (changes []planhistory.Change) {
+func (s *State) planChanges(now time.Time, ev Event, ordered []fleetstate.Change) (changes []fleetstate.Change) {
 	_, tick := ev.(Tick)
 	refining := tick && now.Sub(s.refinedAt) >= duration(planner.RefineInterval) // of all models together
 	repairAgain := false
 	for _, m := range s.models {
-		if slices.ContainsFunc(ordered, func(c planhistory.Change) bool { return c.Model == m.Name }) {
+		if slices.ContainsFunc(ordered, func(c fleetstate.Change) bool { return c.Model == m.Name }) {
 			repairAgain = true
 			continue
 		}
@@ -59,7 +58,7 @@ func (s *State) planChanges(now time.Time, ev Event, ordered []planhistory.Chang
 
 // planChange returns the change of a model's plan that is due, nil if there is none.
 // again reports that the plan may need repair soon.
-func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *planhistory.Change, again bool) {
+func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *fleetstate.Change, again bool) {
 	if c = s.storeAgainChange(now, m); c != nil {
 		return c, false
 	}
@@ -72,14 +71,14 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *pla
 	if !tick {
 		return nil, again
 	}
-	pin := orders.PinOf(s.object, m.Name)
+	pin := fleetstate.PinOf(s.object, m.Name)
 	if m.planner.PeriodDue(s.micros(now)) {
 		s.updateRatio(now, m)
 		s.updateDepth(now, m)
 		r := m.planner.Replan(s.micros(now), s.registry.View(now, m.Name), planPin(pin))
 		if r.Entry != nil {
 			// It is stored with the next object.
-			s.history = planhistory.Append(s.history, *s.sign(now, *r.Entry))
+			s.history = fleetstate.Append(s.history, *s.sign(now, *r.Entry))
 		}
 		if r.Change != nil {
 			return s.sign(now, *r.Change), again
@@ -88,7 +87,7 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *pla
 	if refining && pin == nil {
 		r := m.planner.Refine(s.registry.View(now, m.Name))
 		if r.Entry != nil {
-			s.history = planhistory.Append(s.history, *s.sign(now, *r.Entry))
+			s.history = fleetstate.Append(s.history, *s.sign(now, *r.Entry))
 		}
 		if r.Entry != nil || r.Change != nil {
 			s.refinedAt = now
@@ -104,18 +103,18 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *pla
 // object cannot come into force as it is, nil if it can. The plan in force replaces an
 // older plan, and a plan that was edited without a new epoch gets an epoch of its own, so
 // that no two plans have the same epoch.
-func (s *State) storeAgainChange(now time.Time, m *model) *planhistory.Change {
+func (s *State) storeAgainChange(now time.Time, m *model) *fleetstate.Change {
 	if len(m.storeAgain.Stages) == 0 {
 		return nil
 	}
 	c := m.storeAgain
-	c.Model, c.Decision = m.Name, planhistory.Restated
+	c.Model, c.Decision = m.Name, fleetstate.Restated
 	return s.sign(now, c)
 }
 
 // sign returns a decision of this control plane as an entry of the history.
-func (s *State) sign(now time.Time, c planner.Change) *planhistory.Change {
-	return &planhistory.Change{Change: c, Time: now, By: s.rules.Name}
+func (s *State) sign(now time.Time, c planner.Change) *fleetstate.Change {
+	return &fleetstate.Change{Change: c, Time: now, By: s.rules.Name}
 }
 
 // planPin returns a stored pin for the planner; nil: none.
@@ -153,7 +152,7 @@ func (s *State) updateDepth(now time.Time, m *model) {
 }
 
 // orderedChanges lists the changes of plan that operators ordered.
-func (s *State) orderedChanges() (changes []planhistory.Change) {
+func (s *State) orderedChanges() (changes []fleetstate.Change) {
 	for _, m := range s.models {
 		if m.planOrder != nil && len(m.planOrder.Change.Stages) > 0 {
 			changes = append(changes, m.planOrder.Change)
@@ -165,7 +164,7 @@ func (s *State) orderedChanges() (changes []planhistory.Change) {
 // propose builds the plan object from the plans in force, the changes, the orders of
 // operators and the refusals of proxies. Without a change of plan the epoch stays. The
 // holder of the lease renews it, and records the state of the replicas.
-func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
+func (s *State) propose(now time.Time, changes []fleetstate.Change) *Proposal {
 	o := s.object
 	o.Epoch, o.Plans = s.epoch, nil
 	o.Drained, o.Pins, o.Holds, o.Refused = s.drainedToStore(now), s.pinsToStore(), s.holdsToStore(), mergeRefusals(s.object.Refused, s.refusals)
@@ -181,7 +180,7 @@ func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
 		plan := m.planner.Plan()
 		for i, c := range changes {
 			if c.Model == m.Name {
-				o.FormerPlans = planhistory.AppendFormer(o.FormerPlans, plan, c.Stages)
+				o.FormerPlans = fleetstate.AppendFormer(o.FormerPlans, plan, c.Stages)
 				plan = policies.Plan{Model: m.Name, Epoch: o.Epoch, Stages: c.Stages}
 				changes[i].Epoch, entries[i].Epoch = o.Epoch, o.Epoch
 			}
@@ -200,10 +199,10 @@ func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
 			}
 		}
 	}
-	o.Reasons = planhistory.ToStored(planhistory.Append(s.history, entries...))
+	o.Reasons = fleetstate.ToStored(fleetstate.Append(s.history, entries...))
 	p := &Proposal{Object: o, Changes: changes}
 	if s.lease != nil && (s.lease.WriteDue(now) || s.lease.Leads(now)) {
-		p.Object.Lease, p.withLease = store.Lease(s.lease.Next(now)), true
+		p.Object.Lease, p.withLease = s.lease.Next(now), true
 		if s.lease.Leads(now) {
 			s.recordReplicas(&p.Object)
 		}

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/loadestimate"
-	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/policies/balance"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -23,60 +23,61 @@ func TestUnreachableReplica(t *testing.T) {
 	if e := s.Step(now, Replicas{list}); e.Propose != nil {
 		s.Step(now, Stored{e.Propose.Object})
 	}
-	seen := uint64(100)
-	second := func(p loadestimate.ProxyReport) {
+	seen, answered := uint64(100), uint64(0)
+	second := func(p balance.ProxyReport) {
 		now = now.Add(time.Second)
 		for _, r := range list {
 			report := loadreport.Report{Replica: r.ID, Model: "m", EngineReady: true}
-			report.Flow.Seen = seen
+			seen++ // other front ends send requests to its engine
+			report.Flow.Seen, report.Service.FirstToken[0] = seen, answered
 			s.Step(now, Reported{report})
 		}
-		s.Step(now, ProxiesReported{map[netip.AddrPort]loadestimate.ProxyReport{
+		s.Step(now, ProxiesReported{map[netip.AddrPort]balance.ProxyReport{
 			netip.MustParseAddrPort(list[0].Address): {Succeeded: 5},
 			netip.MustParseAddrPort(list[1].Address): p,
 		}})
 	}
-	health := func() (resources.Health, registry.Reason) {
+	health := func() (resources.Health, fleetstate.Reason) {
 		r := s.registry.Get("r1")
 		return r.Health, r.Reason
 	}
 	require := func(what string, want resources.Health) {
 		t.Helper()
-		if h, reason := health(); h != want || (want == resources.Unhealthy) != (reason == registry.ReasonUnreachable) {
+		if h, reason := health(); h != want || (want == resources.Unhealthy) != (reason == fleetstate.ReasonUnreachable) {
 			t.Fatalf("%s: %v, %v", what, h, reason)
 		}
 	}
-	second(loadestimate.ProxyReport{})
+	second(balance.ProxyReport{})
 	for range 5 {
-		seen++
-		second(loadestimate.ProxyReport{Failed: 9})
+		answered++
+		second(balance.ProxyReport{Failed: 9})
 	}
 	require("a front end that counts the requests", resources.Healthy)
 	for range 2 {
-		second(loadestimate.ProxyReport{Failed: 9})
+		second(balance.ProxyReport{Failed: 9})
 	}
 	require("two seconds of failures", resources.Healthy)
 	for range 2 {
-		second(loadestimate.ProxyReport{Failed: 9})
+		second(balance.ProxyReport{Failed: 9})
 	}
 	require("four seconds of failures", resources.Unhealthy)
 	for range 20 {
-		second(loadestimate.ProxyReport{})
+		second(balance.ProxyReport{})
 	}
 	require("no requests, no evidence", resources.Unhealthy)
 	for range 11 {
-		second(loadestimate.ProxyReport{})
+		second(balance.ProxyReport{})
 	}
 	require("tried again", resources.Healthy)
-	second(loadestimate.ProxyReport{Failed: 9})
+	second(balance.ProxyReport{Failed: 9})
 	require("the address fails still", resources.Unhealthy)
-	second(loadestimate.ProxyReport{Succeeded: 1})
+	second(balance.ProxyReport{Succeeded: 1})
 	require("a request succeeded", resources.Healthy)
 	for range 4 {
 		now = now.Add(time.Second)
 		s.Step(now, StreamClosed{"r1"})
-		s.Step(now, ProxiesReported{map[netip.AddrPort]loadestimate.ProxyReport{netip.MustParseAddrPort(list[1].Address): {Failed: 9}}})
+		s.Step(now, ProxiesReported{map[netip.AddrPort]balance.ProxyReport{netip.MustParseAddrPort(list[1].Address): {Failed: 9}}})
 	}
-	second(loadestimate.ProxyReport{})
+	second(balance.ProxyReport{})
 	require("its migrator has restarted", resources.Healthy)
 }

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -64,12 +64,12 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 		plan := s.models[0].planner.Plan()
 		for _, id := range []string{"r0", "r1", "r2", "r3"} {
 			r := stagedReport(id)
-			r.Proposal = fleetview.Proposal{Epoch: plan.Epoch, Boundary: policies.Tokens(rng.Int64N(64))}
+			r.Proposal = partition.BoundaryProposal{Epoch: plan.Epoch, Boundary: policies.Tokens(rng.Int64N(64))}
 			if i := plan.StageOfReplica(r.Replica); i >= 0 {
 				r.Proposal.Low = plan.Stages[i].Low
 			}
 			if rng.IntN(10) == 0 {
-				r.Proposal = fleetview.Proposal{Epoch: policies.Epoch(rng.IntN(20)), Low: policies.Tokens(rng.Int64()), Boundary: policies.Tokens(rng.Int64())}
+				r.Proposal = partition.BoundaryProposal{Epoch: policies.Epoch(rng.IntN(20)), Low: policies.Tokens(rng.Int64()), Boundary: policies.Tokens(rng.Int64())}
 			}
 			settleState(s, now, Reported{r})
 		}

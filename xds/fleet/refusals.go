@@ -3,7 +3,7 @@ package fleet
 import (
 	"slices"
 
-	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -44,7 +44,7 @@ func mergeRefusals(list, more []store.Refusal) []store.Refusal {
 			continue
 		}
 		for _, text := range [...]*string{&r.Type, &r.Name, &r.Version, &r.Node, &r.Text} {
-			*text = planhistory.Truncate(*text)
+			*text = fleetstate.Truncate(*text)
 		}
 		r.At = r.At.UTC().Round(0)
 		if len(missingRefusals([]store.Refusal{r}, out)) > 0 {

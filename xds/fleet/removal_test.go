@@ -3,8 +3,8 @@ package fleet
 import (
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestRemovalAtStart checks that a control plane which starts with a file that lacks more than half

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -56,7 +56,7 @@ func (s *State) handleReport(now time.Time, report *loadreport.Report) {
 }
 
 // refresh recomputes a replica's health.
-func (s *State) refresh(now time.Time, r *registry.Replica) {
+func (s *State) refresh(now time.Time, r *fleetstate.Replica) {
 	changed, change := s.registry.Refresh(now, r)
 	if changed {
 		s.needsRepair, s.healthChanged, s.publishPending = true, true, true

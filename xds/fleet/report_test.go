@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
@@ -31,7 +31,7 @@ func FuzzReport(f *testing.F) {
 		if err != nil {
 			return
 		}
-		var log migrationlog.Log
+		var log fleetstate.MigrationLog
 		log.Add(start, r.Migrations)
 		if n := len(log.Newest(time.Time{}, 1000)); n > loadreport.MaxMigrations {
 			t.Errorf("%d migrations of one report", n)

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cascadeinfer/cascade/policies/weights"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -49,7 +49,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 			f.stepDown(ctx)
 			return nil
 		case now := <-ticker.C:
-			if f.cfg.Proxies != nil && now.Sub(proxiesAt) >= duration(weights.Interval) {
+			if f.cfg.Proxies != nil && now.Sub(proxiesAt) >= duration(balance.WeightInterval) {
 				proxiesAt = now
 				f.step(ctx, now, ProxiesReported{f.cfg.Proxies.Loads(now)})
 			}
@@ -112,14 +112,14 @@ func (f *Fleet) firstUpdate(ctx context.Context, updates <-chan store.Update) (s
 			case !ok:
 				return u, errors.New("fleet: the watch of the plan store ended")
 			case errors.Is(u.Err, store.ErrUnavailable):
-				f.noteStore(StoreRead, u.Err)
+				f.NoteStore(StoreRead, u.Err)
 				continue
 			case errors.Is(u.Err, store.ErrFormat):
 				return u, fmt.Errorf("fleet: read the stored plan: %w", u.Err)
 			case u.Err != nil:
 				return u, fmt.Errorf("fleet: read the stored plan: %w; restore it from a backup, or rebuild it with \"cascade plan repair\"", u.Err)
 			}
-			f.noteStore(StoreRead, nil)
+			f.NoteStore(StoreRead, nil)
 			return u, nil
 		case <-ctx.Done():
 			return store.Update{}, ctx.Err()
@@ -160,7 +160,7 @@ func (f *Fleet) readableUpdates() <-chan store.Update {
 // versions in the order in which they were stored, and merges some, so one of our
 // versions also confirms the earlier ones.
 func (f *Fleet) handleUpdate(ctx context.Context, u store.Update) {
-	f.noteStore(StoreRead, u.Err)
+	f.NoteStore(StoreRead, u.Err)
 	if u.Err != nil {
 		return
 	}
@@ -171,7 +171,7 @@ func (f *Fleet) handleUpdate(ctx context.Context, u store.Update) {
 	if u.Version == f.version {
 		return
 	}
-	f.noteStore(StoreWrite, nil) // another control plane could write
+	f.NoteStore(StoreWrite, nil) // another control plane could write
 	vanished := u.Version == ""  // the object of f.version
 	f.version, f.unconfirmed = u.Version, nil
 	if vanished {

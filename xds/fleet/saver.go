@@ -7,8 +7,12 @@ import "time"
 type saver struct {
 	fleet *Fleet
 	work  chan []byte
+	last  []byte // written last, after work is closed; nil for nothing
 	done  chan struct{}
 }
+
+// lastSaveTimeout bounds the wait for the last write.
+const lastSaveTimeout = 5 * time.Second
 
 func newSaver(f *Fleet) *saver {
 	s := &saver{fleet: f, work: make(chan []byte, 1), done: make(chan struct{})}
@@ -19,7 +23,10 @@ func newSaver(f *Fleet) *saver {
 func (s *saver) run() {
 	defer close(s.done)
 	for data := range s.work {
-		s.fleet.noteStore(StoreCounters, s.fleet.cfg.Counters.Save(data))
+		s.fleet.NoteStore(StoreCounters, s.fleet.cfg.Counters.Save(data))
+	}
+	if s.last != nil {
+		s.fleet.NoteStore(StoreCounters, s.fleet.cfg.Counters.SaveLast(s.last))
 	}
 }
 
@@ -30,7 +37,7 @@ func (s *saver) save(now time.Time) {
 		select {
 		case s.work <- data:
 		default:
-			s.fleet.noteStore(StoreCounters, errSkipped)
+			s.fleet.NoteStore(StoreCounters, errSkipped)
 		}
 	}
 }
@@ -44,12 +51,14 @@ func (s *saver) encode(now time.Time) []byte {
 	return data
 }
 
-// stop writes the counters a last time, after a write that is in progress has ended.
+// stop writes the counters a last time, after a write that is in progress has ended. A write
+// that hangs is abandoned after lastSaveTimeout, with its goroutine: the process is to end.
 func (s *saver) stop() {
-	data := s.encode(time.Now())
+	s.last = s.encode(time.Now())
 	close(s.work)
-	<-s.done
-	if data != nil {
-		s.fleet.noteStore(StoreCounters, s.fleet.cfg.Counters.SaveLast(data))
+	select {
+	case <-s.done:
+	case <-time.After(lastSaveTimeout):
+		s.fleet.log.Warn("counters not saved: the last write did not return", "timeout", lastSaveTimeout)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -41,7 +41,7 @@ func TestLastSave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		saves := new(countedSaves)
 		f, err := New(Config{
-			Rules: testRules(PolicyDefault), Replicas: replicas([]string{"r0"}), Store: new(store.Memory), Publisher: &plane{t: t}, Counters: saves,
+			Rules: testRules(PolicyDefault), Replicas: replicas([]string{"r0"}), Store: store.New(store.NewMemory()), Publisher: &plane{t: t}, Counters: saves,
 		})
 		testkit.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -52,6 +52,39 @@ func TestLastSave(t *testing.T) {
 		testkit.NoError(t, <-ended)
 		if len(saves.calls) != 2 || saves.calls[0] != "save" || saves.calls[1] != "last" {
 			t.Errorf("calls %q", saves.calls)
+		}
+	})
+}
+
+// hungSaves are Counters whose writes return when release is closed.
+type hungSaves struct {
+	countedSaves
+	release chan struct{}
+}
+
+func (c *hungSaves) Save(data []byte) error {
+	<-c.release
+	return c.countedSaves.Save(data)
+}
+
+// TestLastSaveIsBounded checks that a control plane stops although its disk hangs.
+func TestLastSaveIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		saves := &hungSaves{release: make(chan struct{})}
+		defer close(saves.release)
+		f, err := New(Config{
+			Rules: testRules(PolicyDefault), Replicas: replicas([]string{"r0"}), Store: store.New(store.NewMemory()), Publisher: &plane{t: t}, Counters: saves,
+		})
+		testkit.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- f.Run(ctx) }()
+		time.Sleep(saveInterval + saveInterval/2)
+		cancel()
+		stopped := time.Now()
+		testkit.NoError(t, <-ended)
+		if took := time.Since(stopped); took != lastSaveTimeout {
+			t.Errorf("it stopped after %v, want %v", took, lastSaveTimeout)
 		}
 	})
 }

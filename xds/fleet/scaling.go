@@ -4,15 +4,15 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/autoscale"
 	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/planner"
 )
 
 // Scaling is how many replicas a model should have, for an autoscaler to follow. Each control plane works it
 // out from the reports that it gets itself, whether it leads or not: they agree but for the moment of a
 // report.
 type Scaling struct {
-	autoscale.Recommendation
+	planner.Recommendation
 	// Present is how many replicas the model has, ready or not, without those that are drained, and prefill
 	// replicas.
 	Present int
@@ -26,10 +26,10 @@ type Scaling struct {
 func (s *State) newScalers() error {
 	cfg := s.rules.Scaling
 	// The flow counters of the migrators forget faster at a higher speed, too.
-	cfg.Window, cfg.Memory = s.scaledMicros(cfg.Window, autoscale.DefaultWindow), s.scaledMicros(cfg.Memory, autoscale.DefaultMemory)
+	cfg.Window, cfg.Memory = s.scaledMicros(cfg.Window, planner.DefaultScaleWindow), s.scaledMicros(cfg.Memory, planner.DefaultScaleMemory)
 	for _, m := range s.models {
 		var err error
-		if m.scaler, err = autoscale.New(cfg); err != nil {
+		if m.scaler, err = planner.NewScaler(cfg); err != nil {
 			return err
 		}
 	}

@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/autoscale"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -56,12 +56,12 @@ func (s *scaledState) wait(d time.Duration, reports bool) Scaling {
 // TestScaling follows the recommendation of a fleet, from its start to a demand that is refused.
 func TestScaling(t *testing.T) {
 	for _, shared := range []bool{false, true} { // one that never leads recommends, too
-		s := newScaledState(t, Rules{Shared: shared, Name: "a", Scaling: autoscale.Config{Utilisation: 0.5, Window: 60 * policies.Second}}, 4)
-		if got := s.wait(time.Second, false); got.Desired != 4 || got.Reason != autoscale.Unknown || got.Present != 4 || got.Utilisation != 0.5 {
+		s := newScaledState(t, Rules{Shared: shared, Name: "a", Scaling: planner.ScalerConfig{Utilisation: 0.5, Window: 60 * policies.Second}}, 4)
+		if got := s.wait(time.Second, false); got.Desired != 4 || got.Reason != planner.ScaleUnknown || got.Present != 4 || got.Utilisation != 0.5 {
 			t.Errorf("at the start: %+v", got)
 		}
 		got := s.wait(30*time.Second, true)
-		need := testkit.Must(autoscale.Demand(s.models[0].planner.ScaleSample(s.registry.View(s.now, "m")).Workload, 1, 0.5))
+		need := testkit.Must(planner.Demand(s.models[0].planner.ScaleSample(s.registry.View(s.now, "m")).Workload, 1, 0.5))
 		if got.Needed != need.Replicas || got.Desired != max(4, need.Replicas) || len(got.Stages) != len(s.models[0].planner.Plan().Stages) {
 			t.Errorf("%+v, want %+v", got, need)
 		}
@@ -84,14 +84,14 @@ func TestScaling(t *testing.T) {
 
 // TestScalingSpeed: the window of a fleet that is emulated ten times as fast is a tenth.
 func TestScalingSpeed(t *testing.T) {
-	s := newScaledState(t, Rules{Speed: 10, Scaling: autoscale.Config{Window: 600 * policies.Second}}, 40)
-	if got := s.wait(50*time.Second, true); got.Desired != 40 || got.Reason != autoscale.Holding {
+	s := newScaledState(t, Rules{Speed: 10, Scaling: planner.ScalerConfig{Window: 600 * policies.Second}}, 40)
+	if got := s.wait(50*time.Second, true); got.Desired != 40 || got.Reason != planner.ScaleHolding {
 		t.Errorf("before a tenth of the window: %+v", got)
 	}
-	if got := s.wait(20*time.Second, true); got.Desired >= 40 || got.Reason != autoscale.Needed {
+	if got := s.wait(20*time.Second, true); got.Desired >= 40 || got.Reason != planner.ScaleNeeded {
 		t.Errorf("after a tenth of the window: %+v", got)
 	}
-	if _, err := NewState(Rules{Models: s.rules.Models, Scaling: autoscale.Config{Utilisation: 2}}); err == nil {
+	if _, err := NewState(Rules{Models: s.rules.Models, Scaling: planner.ScalerConfig{Utilisation: 2}}); err == nil {
 		t.Error("a utilisation of 2 is accepted")
 	}
 }

@@ -11,14 +11,14 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
-	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -60,7 +60,7 @@ import (
 //	store fails|works         the result of proposals
 //	stored EPOCH a b | c      another server wrote a plan; cuts at 512, 1024, …
 //	edit                      another server or an operator edited the stored object;
-//	                          the lines below are the edits (package jsonedit)
+//	                          the lines below are the edits (testkit.EditMessage)
 //	push N                    an operator's order to make module N of the slot place
 //	                          the stable one
 //	object                    prints the stored object
@@ -151,9 +151,9 @@ func (p *player) do(d *datadriven.TestData) string {
 		}
 	case "drain", "undrain":
 		if id := policies.ReplicaID(f[1]); f[0] == "drain" {
-			p.order(orders.Drain{Replica: id})
+			p.order(fleetstate.Drain{Replica: id})
 		} else {
-			p.order(orders.Undrain{Replica: id})
+			p.order(fleetstate.Undrain{Replica: id})
 		}
 	case "pin", "unpin", "rollback":
 		var epoch policies.Epoch
@@ -162,8 +162,8 @@ func (p *player) do(d *datadriven.TestData) string {
 			n, _ := strconv.Atoi(f[1])
 			epoch = policies.Epoch(n)
 		}
-		p.order(map[string]orders.Order{
-			"pin": orders.Pin{Model: "m", Epoch: epoch, By: "ann"}, "unpin": orders.Unpin{Model: "m", By: "ann"}, "rollback": orders.Rollback{Model: "m", To: epoch, Keep: keep, By: "ann"},
+		p.order(map[string]fleetstate.Order{
+			"pin": fleetstate.Pin{Model: "m", Epoch: epoch, By: "ann"}, "unpin": fleetstate.Unpin{Model: "m", By: "ann"}, "rollback": fleetstate.Rollback{Model: "m", To: epoch, Keep: keep, By: "ann"},
 		}[f[0]])
 	case "history":
 		p.history()
@@ -184,7 +184,7 @@ func (p *player) do(d *datadriven.TestData) string {
 		p.stored = Stored{store.Object{Epoch: plan.Epoch, Drained: p.stored.Object.Drained, Plans: []policies.Plan{plan}, Reasons: []store.Reason{{Model: "m", Epoch: plan.Epoch, At: p.now, Text: "another server"}}}}
 		p.step(p.stored)
 	case "edit":
-		o, err := jsonedit.Struct(p.stored.Object, strings.Split(d.Input, "\n")...)
+		o, err := testkit.EditStruct(p.stored.Object, strings.Split(d.Input, "\n")...)
 		if err != nil {
 			d.Fatalf(p.t, "%v", err)
 		}
@@ -195,7 +195,7 @@ func (p *player) do(d *datadriven.TestData) string {
 		p.step(p.stored)
 	case "push":
 		n, _ := strconv.Atoi(f[1])
-		p.order(orders.ChangeSlots{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
+		p.order(fleetstate.ChangeSlots{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
 			m := policyslots.Module{Generation: lifecycle.Generation(n), SHA256: lifecycle.Digest{1}, Name: "p", Size: 1, Signature: []byte("s")}
 			next, err := policyslots.Find(list, lifecycle.Place).Push(policyslots.Trial{Module: m, Goal: lifecycle.ToStable})
 			return policyslots.Replace(list, next), err
@@ -241,7 +241,7 @@ func (p *player) do(d *datadriven.TestData) string {
 }
 
 // order executes an order, or prints why it is refused.
-func (p *player) order(o orders.Order) {
+func (p *player) order(o fleetstate.Order) {
 	if err := p.state.CheckOrder(o); err != nil {
 		fmt.Fprintf(&p.out, "refused: %v\n", err)
 	}
@@ -369,7 +369,7 @@ func (p *player) report(words []string) {
 				r.Flow.Seen = seen
 			case "propose":
 				plan := p.state.models[0].planner.Plan()
-				r.Proposal = fleetview.Proposal{Epoch: plan.Epoch, Low: plan.Stages[max(plan.StageOfReplica(r.Replica), 0)].Low, Boundary: policies.Tokens(x)}
+				r.Proposal = partition.BoundaryProposal{Epoch: plan.Epoch, Low: plan.Stages[max(plan.StageOfReplica(r.Replica), 0)].Low, Boundary: policies.Tokens(x)}
 			case "gpu":
 				n := int(x)
 				g := &links.GPU{Index: n, Address: fmt.Sprint("g", n), Peers: []links.Peer{

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/planrepair"
-	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/policies/planner"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -131,7 +131,7 @@ func (w *sharedStore) save(o store.Object) {
 	if len(before.Plans) > 0 && (len(o.Plans) == 0 || o.Plans[0].Epoch < before.Plans[0].Epoch) {
 		w.t.Fatalf("seed %d: the plans %+v are stored after %+v", w.seed, o.Plans, before.Plans)
 	}
-	if len(before.Plans) > 0 && o.Plans[0].Epoch == before.Plans[0].Epoch && !planrepair.SameRouting(o.Plans[0], before.Plans[0]) {
+	if len(before.Plans) > 0 && o.Plans[0].Epoch == before.Plans[0].Epoch && !planner.SameRouting(o.Plans[0], before.Plans[0]) {
 		w.t.Fatalf("seed %d: two plans of epoch %d", w.seed, o.Plans[0].Epoch)
 	}
 	w.saved = append(w.saved, o)
@@ -185,9 +185,9 @@ func (w *sharedStore) round() {
 func (w *sharedStore) order(p *peerState) {
 	id := w.list[w.rng.IntN(len(w.list))].ID
 	refusal := ProxiesRefused{[]store.Refusal{{Type: "t", Name: "n", Version: strconv.Itoa(w.rng.IntN(100))}}}
-	list := []orders.Order{
-		orders.Drain{Replica: id}, orders.Undrain{Replica: id}, orders.Undrain{Replica: id}, orders.Pin{Model: "m"}, orders.Unpin{Model: "m"}, orders.Unpin{Model: "m"},
-		orders.Rollback{Model: "m"}, orders.Rollback{Model: "m", Keep: true},
+	list := []fleetstate.Order{
+		fleetstate.Drain{Replica: id}, fleetstate.Undrain{Replica: id}, fleetstate.Undrain{Replica: id}, fleetstate.Pin{Model: "m"}, fleetstate.Unpin{Model: "m"}, fleetstate.Unpin{Model: "m"},
+		fleetstate.Rollback{Model: "m"}, fleetstate.Rollback{Model: "m", Keep: true},
 	}
 	// An operator may store other stages, so that the orders have something to change.
 	if o := w.saved[len(w.saved)-1]; len(o.Plans) > 0 && w.rng.IntN(6) == 0 {

@@ -6,7 +6,7 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit/plantest"
+	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 

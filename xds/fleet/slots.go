@@ -2,23 +2,23 @@ package fleet
 
 import (
 	"cmp"
+	"maps"
 	"reflect"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // SlotReports returns the last state of the policy slots that the migrator of each
-// configured replica reported, sorted by replica.
+// configured replica reported, sorted by replica. It forgets those of other replicas.
 func (f *Fleet) SlotReports() []policyslots.Report {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	out := make([]policyslots.Report, 0, len(f.slotReports))
-	for _, r := range f.replicas {
-		if report, ok := f.slotReports[r.ID]; ok {
-			out = append(out, report)
-		}
-	}
+	maps.DeleteFunc(f.slotReports, func(id policies.ReplicaID, _ policyslots.Report) bool {
+		return !slices.ContainsFunc(f.replicas, func(r policies.Replica) bool { return r.ID == id })
+	})
+	out := slices.Collect(maps.Values(f.slotReports))
 	slices.SortFunc(out, func(a, b policyslots.Report) int { return cmp.Compare(a.Node, b.Node) })
 	return out
 }

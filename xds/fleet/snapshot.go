@@ -5,12 +5,11 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/loadestimate"
 	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
-	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -20,9 +19,9 @@ import (
 // immutable and may be shared freely.
 type Snapshot struct {
 	Time    time.Time
-	Epoch   policies.Epoch       // of the newest plan in force
-	Models  []ModelState         // in the order of the configuration
-	History []planhistory.Change // oldest first, bounded; see Change.Replaces
+	Epoch   policies.Epoch      // of the newest plan in force
+	Models  []ModelState        // in the order of the configuration
+	History []fleetstate.Change // oldest first, bounded; see Change.Replaces
 	// FormerPlans are the plans that an operator may return to, the oldest first, and
 	// Refused the resources that proxies have refused.
 	FormerPlans []store.FormerPlan
@@ -43,6 +42,9 @@ type ModelState struct {
 	Pin             *store.Pin // nil: none
 	// Scaling is how many replicas the model should have; Desired is 0 until the first period.
 	Scaling Scaling
+	Demand  Demand // of the last seconds
+	// Service is how clients were served within the last minute.
+	Service Service
 	// StageReasons are why Plan has its stages, in their order; nil where that is not known.
 	StageReasons []partition.StageReason
 	// Workload is what was last planned for; without edges nothing was: there was no period yet, or
@@ -74,6 +76,7 @@ type ReplicaState struct {
 	HealthSince   time.Time
 	Reason        string
 	HealthReason  string
+	Faulty        bool // something is wrong with it: see registry.Replica.Faulty
 	HealthChanges [resources.Unhealthy + 1]uint64
 	Weight        uint32
 	Load          policies.Load
@@ -87,7 +90,7 @@ type ReplicaState struct {
 	// KnownPrefixes is what it knows of the prompts that its engine has cached.
 	KnownPrefixes loadreport.KnownPrefixes
 	// Estimate is the estimate of its load; its weight follows it.
-	Estimate loadestimate.Estimate
+	Estimate balance.Estimate
 	// Drained says that an operator drains it; Replica.Draining says that the
 	// configuration does.
 	Drained bool
@@ -134,7 +137,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 		state := ModelState{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.planner.Plan(),
 			Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), Workload: m.planner.Workload(), BytesPerToken: m.ratio, PrefixDepth: m.depth, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
-			Refining: s.rules.Refine == RefineOn, Pin: orders.PinOf(s.object, m.Name), Links: m.Links, Scaling: m.scaling,
+			Refining: s.rules.Refine == RefineOn, Pin: fleetstate.PinOf(s.object, m.Name), Links: m.Links, Scaling: m.scaling, Demand: m.demand.demand, Service: m.service.last,
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)
 		state.Seen = m.requests
@@ -145,9 +148,9 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			weight, health := s.registry.Served(r)
 			state.Replicas = append(state.Replicas, ReplicaState{
 				Replica: r.Replica, Stage: r.Stage, Health: health, Weight: weight,
-				HealthSince: r.HealthSince, Reason: r.Reason.String(), HealthReason: r.HealthReason(), HealthChanges: r.HealthChanges,
+				HealthSince: r.HealthSince, Reason: r.Reason.String(), HealthReason: r.HealthReason(), Faulty: r.Faulty(now), HealthChanges: r.HealthChanges,
 				Load: r.Report.Load, Reported: r.ReportedAt, Connected: r.Connected, Note: r.Note(), Estimate: r.Estimate,
-				Engine: r.Report.Engine, KnownPrefixes: r.Report.KnownPrefixes, Problems: s.registry.Problems(now, r), Drained: r.Drained, Stopping: r.Report.Draining, DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),
+				Engine: r.Report.Engine, KnownPrefixes: r.Report.KnownPrefixes, Problems: s.registry.Problems(now, r), Drained: r.Drained, Stopping: r.Report.Draining && s.registry.Fresh(now, r), DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),
 			})
 		}
 		snap.Models = append(snap.Models, state)

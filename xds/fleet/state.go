@@ -6,15 +6,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/autoscale"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/policies/planrepair"
-	"github.com/cascadeinfer/cascade/policies/weights"
-	"github.com/cascadeinfer/cascade/xds/internal/lease"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
-	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
-	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -35,12 +30,12 @@ import (
 //     is this control plane's own sight.
 type State struct {
 	rules    Rules // with defaults
-	registry *registry.Registry
+	registry *fleetstate.Registry
 	models   []*model
 	epoch    policies.Epoch
-	lease    *lease.Machine // nil unless the store is shared
-	object   store.Object   // as last stored, here or elsewhere
-	history  []planhistory.Change
+	lease    *store.LeaseMachine // nil unless the store is shared
+	object   store.Object        // as last stored, here or elsewhere
+	history  []fleetstate.Change
 	proposal *Proposal // waiting for its answer; nil: none
 
 	started    time.Time // of the first step; zero: none yet
@@ -57,12 +52,14 @@ type State struct {
 	leader, lastLeader string // the holder of the lease in force, and the last one
 	leaderChanges      uint64
 
-	healthChanges []registry.HealthChange // since the last effects
+	healthChanges []fleetstate.HealthChange // since the last effects
 
 	held    *HeldRemoval // the last configured list, if it has to be confirmed; nil: it is applied
 	confirm string       // the digest that an operator confirms, to be stored; "": none
 
-	vanished       bool // the stored object has disappeared
+	// writeAgain says that the stored object has disappeared, or that the only control plane could not
+	// write it: until a write succeeds, nothing else shows that the store works again.
+	writeAgain     bool
 	publishPending bool // a published value has changed
 	needsRepair    bool // a plan in force may need repair
 	healthChanged  bool // the health of some replica has changed
@@ -82,9 +79,11 @@ type model struct {
 	// depth is that of prefix keys, in bytes, and wantedDepth is to it what wantedRatio is
 	// to ratio.
 	depth, wantedDepth int64
-	planOrder          *orders.PlanOrder // commanded by an operator, until it is stored; nil: none
-	scaler             *autoscale.Scaler
+	planOrder          *fleetstate.PlanOrder // commanded by an operator, until it is stored; nil: none
+	scaler             *planner.Scaler
 	scaling            Scaling // as of the last period
+	demand             demandMeter
+	service            serviceMeter
 }
 
 // pendingWrite is the most urgent reason to write the object apart from plans.
@@ -111,10 +110,10 @@ func NewState(rules Rules) (*State, error) {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	rules = rules.withDefaults()
-	s := &State{rules: rules, registry: registry.New(registry.Config{Grace: rules.Grace, HalfLife: rules.HalfLife, Shared: rules.Shared})}
+	s := &State{rules: rules, registry: fleetstate.New(fleetstate.Config{Grace: rules.Grace, HalfLife: rules.HalfLife, Shared: rules.Shared})}
 	if rules.Shared {
 		var err error
-		if s.lease, err = lease.New(lease.Config{Self: rules.Name}); err != nil {
+		if s.lease, err = store.NewLeaseMachine(store.LeaseConfig{Self: rules.Name}); err != nil {
 			return nil, fmt.Errorf("fleet: %w", err)
 		}
 	}
@@ -122,6 +121,7 @@ func NewState(rules Rules) (*State, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
+	policy = policy.WithStageReplicas(rules.StageReplicas)
 	for _, m := range rules.Models {
 		p, err := planner.New(planner.Config{
 			Model: m.Name, Context: m.Context, Edges: m.Edges, QoE: m.QoE, Cost: m.Cost, Transfer: m.Transfer, TokenBytes: m.TokenBytes, Links: m.Links, Limits: m.Limits,
@@ -180,7 +180,7 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 	case Stored:
 		s.handleStored(now, ev.Object)
 	case Vanished:
-		s.vanished = true
+		s.writeAgain = true
 	case NotStored:
 		s.handleNotStored(now)
 	}
@@ -226,6 +226,7 @@ func (s *State) handleNotStored(now time.Time) {
 		}
 	}
 	s.proposal, s.retryAt, s.needsRepair = nil, now.Add(retryDelay), true
+	s.writeAgain = s.writeAgain || s.lease == nil // with a lease, its renewals write
 	s.resetOrders(now)
 }
 
@@ -259,7 +260,7 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 			s.publishPending = true
 		case p.Epoch < inForce.Epoch:
 			m.storeAgain = planner.Change{Reason: "the stored plan was older", Stages: inForce.Stages}
-		case !planrepair.SameRouting(p, inForce):
+		case !planner.SameRouting(p, inForce):
 			m.storeAgain = planner.Change{Reason: "the stored plan was edited under its epoch", Stages: p.Stages}
 		}
 	}
@@ -267,7 +268,7 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 		s.epoch = o.Epoch
 		s.restoreHistory(o)
 	}
-	s.proposal, s.needsRepair, s.vanished = nil, true, false
+	s.proposal, s.needsRepair, s.writeAgain = nil, true, false
 	s.resetOrders(now)
 	s.configureHeld(now)
 	s.registry.Forget(now)
@@ -290,7 +291,7 @@ func (s *State) restoreHistory(o store.Object) {
 	if s.proposal != nil {
 		known = slices.Concat(known, s.proposal.Changes)
 	}
-	s.history = planhistory.FromStored(o, known)
+	s.history = fleetstate.FromStored(o, known)
 	for _, m := range s.models {
 		m.reason = ""
 		for _, c := range s.history {
@@ -338,7 +339,7 @@ func (s *State) handleTick(now time.Time) {
 	for _, m := range s.models {
 		m.planner.Tick(s.registry.View(now, m.Name))
 	}
-	if now.Sub(s.weighedAt) >= duration(weights.Interval) {
+	if now.Sub(s.weighedAt) >= duration(balance.WeightInterval) {
 		s.weighedAt = now
 		for _, m := range s.models {
 			if s.updateWeights(now, m) && s.lease == nil {
@@ -347,6 +348,7 @@ func (s *State) handleTick(now time.Time) {
 		}
 	}
 	s.updateScaling(now)
+	s.measure(now)
 	s.registry.Forget(now)
 }
 
@@ -361,9 +363,9 @@ func (s *State) model(name string) *model {
 
 // EncodeCounters returns what a restart of the State would lose apart from its plans.
 func (s *State) EncodeCounters(now time.Time) ([]byte, error) {
-	var ratios []registry.ModelRatio
+	var ratios []fleetstate.ModelRatio
 	for _, m := range s.models {
-		ratios = append(ratios, registry.ModelRatio{Name: m.Name, BytesPerToken: m.ratio, PrefixDepth: m.depth})
+		ratios = append(ratios, fleetstate.ModelRatio{Name: m.Name, BytesPerToken: m.ratio, PrefixDepth: m.depth})
 	}
 	return s.registry.EncodeCounters(now, ratios)
 }

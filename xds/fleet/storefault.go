@@ -10,11 +10,12 @@ import (
 // StoreOperation is what a control plane does with its stores.
 type StoreOperation string
 
-// The operations. The counters have a store of their own; see Config.Counters.
+// The operations.
 const (
 	StoreRead     StoreOperation = "read"
 	StoreWrite    StoreOperation = "write"
 	StoreCounters StoreOperation = "counters"
+	StoreGarbage  StoreOperation = "garbage"
 )
 
 // StoreFault is an operation that failed when it was last tried.
@@ -29,10 +30,16 @@ var consequences = map[StoreOperation]string{
 	StoreRead:     "stored plan cannot be read, the last one stays in force",
 	StoreWrite:    "plan not stored, the last one stays in force, and orders fail",
 	StoreCounters: "counters not saved, a restart would begin to count anew",
+	StoreGarbage:  "the store grows, and its limits will be reached",
 }
 
 // Consequence says what the fault means for the fleet.
 func (f StoreFault) Consequence() string { return consequences[f.Operation] }
+
+// IsMinor reports whether plans and orders are stored all the same.
+func (f StoreFault) IsMinor() bool {
+	return f.Operation == StoreCounters || f.Operation == StoreGarbage
+}
 
 // StoreFaults lists the operations that fail, sorted by name.
 func (f *Fleet) StoreFaults() []StoreFault {
@@ -46,8 +53,8 @@ func (f *Fleet) StoreFaults() []StoreFault {
 	return out
 }
 
-// noteStore records the result of an operation, and logs failures and the recovery.
-func (f *Fleet) noteStore(op StoreOperation, err error) {
+// NoteStore records the result of an operation, and logs failures and the recovery.
+func (f *Fleet) NoteStore(op StoreOperation, err error) {
 	now := time.Now()
 	f.mu.Lock()
 	fault, failed := f.storeFaults[op]

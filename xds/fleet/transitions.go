@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -19,7 +19,7 @@ func (f *Fleet) logChanges(e Effects) {
 // logHealth logs changes of replicas' health, each once. An unhealthy replica, and its
 // return, are logged at warn, so that they are in the log at its usual level; one that is
 // merely starting is not.
-func (f *Fleet) logHealth(list []registry.HealthChange) {
+func (f *Fleet) logHealth(list []fleetstate.HealthChange) {
 	for _, c := range list {
 		args := []any{"replica", c.Replica, "model", c.Model, "was", c.From, "for", c.Lasted.Round(time.Millisecond)}
 		if c.Reason != "" {
@@ -66,7 +66,7 @@ func (f *Fleet) logLeader(c *LeaderChange) {
 func (f *Fleet) logHeld() {
 	held := f.state.held
 	if held != nil && held.Digest != f.heldLogged {
-		f.log.Error("fleet file not applied: it removes more than half of a model's replicas; if that is meant, run \"cascade config confirm\"", "removes", held.Text, "digest", held.Digest)
+		f.log.Error("fleet file not applied: it removes more than half of a model's replicas; if that is meant, run \"cascade config check --confirm\"", "removes", held.Text, "digest", held.Digest)
 	}
 	if f.heldLogged = ""; held != nil {
 		f.heldLogged = held.Digest

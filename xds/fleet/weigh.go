@@ -4,9 +4,8 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/loadestimate"
-	"github.com/cascadeinfer/cascade/policies/weights"
-	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/policies/balance"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 )
 
 // Proxies returns the load of the replicas as reported by the proxies in front of them.
@@ -14,11 +13,11 @@ type Proxies interface {
 	// Loads returns what all proxies together reported recently, by the address of the
 	// replica. An address without traffic is missing; nil means that no proxy reports
 	// at all. It must not block.
-	Loads(now time.Time) map[netip.AddrPort]loadestimate.ProxyReport
+	Loads(now time.Time) map[netip.AddrPort]balance.ProxyReport
 }
 
 // handleProxyLoads applies the reports of the proxies.
-func (s *State) handleProxyLoads(now time.Time, loads map[netip.AddrPort]loadestimate.ProxyReport) {
+func (s *State) handleProxyLoads(now time.Time, loads map[netip.AddrPort]balance.ProxyReport) {
 	if loads == nil {
 		return // no report is not the same as no request
 	}
@@ -32,25 +31,25 @@ func (s *State) handleProxyLoads(now time.Time, loads map[netip.AddrPort]loadest
 }
 
 // estimateLoad updates the estimate of a replica's load.
-func (s *State) estimateLoad(now time.Time, r *registry.Replica, ev loadestimate.Event) {
+func (s *State) estimateLoad(now time.Time, r *fleetstate.Replica, ev balance.Event) {
 	var m Model
 	if known := s.model(r.Model); known != nil {
 		m = known.Model
 	}
-	r.EstimateLoad(s.micros(now), loadestimate.NewReplica(r.Replica, m.Cost, m.Context, micros(s.rules.Grace)), ev)
+	r.EstimateLoad(s.micros(now), balance.NewEngine(r.Replica, m.Cost, m.Context, micros(s.rules.Grace)), ev)
 }
 
 // updateWeights computes the stages' next weights and reports whether any changed.
 func (s *State) updateWeights(now time.Time, m *model) (changed bool) {
 	for _, stage := range m.planner.Plan().Stages {
-		loads := make([]weights.Replica, 0, len(stage.Replicas))
+		loads := make([]balance.Member, 0, len(stage.Replicas))
 		for _, id := range stage.Replicas {
 			if r := s.registry.OfModel(m.Name, id); r != nil {
-				s.estimateLoad(now, r, loadestimate.Tick{})
-				loads = append(loads, weights.NewReplica(r.Replica, r.Estimate, r.Ready(), s.registry.ServedWeight(r)))
+				s.estimateLoad(now, r, balance.Tick{})
+				loads = append(loads, balance.NewMember(r.Replica, r.Estimate, r.Ready(), s.registry.ServedWeight(r)))
 			}
 		}
-		for id, w := range weights.Next(loads) {
+		for id, w := range balance.NextWeights(loads) {
 			if r := s.registry.Get(id); r != nil && r.Weight != w {
 				r.Weight, changed = w, true
 			}

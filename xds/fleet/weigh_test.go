@@ -14,8 +14,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/loadestimate"
-	"github.com/cascadeinfer/cascade/policies/weights"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -69,8 +68,8 @@ type actor struct {
 // tokensEach is the length of every request.
 const tokensEach = 2000
 
-// stepIndex returns the index of a weight in weights.Steps, or -1.
-func stepIndex(weight uint32) int { return slices.Index(weights.Steps[:], weight) }
+// stepIndex returns the index of a weight in balance.WeightSteps, or -1.
+func stepIndex(weight uint32) int { return slices.Index(balance.WeightSteps[:], weight) }
 
 func (b *loop) do(f []string) string {
 	switch f[0] {
@@ -146,7 +145,7 @@ func (b *loop) begin(words []string) {
 		r := scenarioReplica(fmt.Sprintf("r%d", i))
 		r.Capacity.KV = caches[i%len(caches)]
 		list = append(list, r)
-		b.replicas = append(b.replicas, &actor{Replica: r, weight: weights.Neutral})
+		b.replicas = append(b.replicas, &actor{Replica: r, weight: balance.NeutralWeight})
 	}
 	b.busy = 0.5
 	settleState(b.state, b.now, Replicas{list})
@@ -181,9 +180,9 @@ func (b *loop) second() {
 			settleState(b.state, b.now, Reported{r})
 		}
 		if quarter == 3 && !b.blind {
-			seen := make(map[netip.AddrPort]loadestimate.ProxyReport)
+			seen := make(map[netip.AddrPort]balance.ProxyReport)
 			for _, a := range b.replicas {
-				seen[netip.MustParseAddrPort(a.Address)] = loadestimate.ProxyReport{Requests: int(a.work / tokensEach)}
+				seen[netip.MustParseAddrPort(a.Address)] = balance.ProxyReport{Requests: int(a.work / tokensEach)}
 			}
 			settleState(b.state, b.now, ProxiesReported{seen})
 		}
@@ -214,7 +213,7 @@ func (b *loop) print() string {
 		count[a.weight]++
 	}
 	var list []string
-	for _, s := range weights.Steps {
+	for _, s := range balance.WeightSteps {
 		if n := count[s]; n > 0 {
 			list = append(list, fmt.Sprintf("%d at %d", n, s))
 		}
@@ -253,9 +252,9 @@ func TestWeightsAreBounded(t *testing.T) {
 				r.DrainProgress.Streams = rng.IntN(300)
 				settleState(s, now, Reported{r})
 			case 1:
-				seen := make(map[netip.AddrPort]loadestimate.ProxyReport)
+				seen := make(map[netip.AddrPort]balance.ProxyReport)
 				for p := range 4 {
-					seen[netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", 1000+p))] = loadestimate.ProxyReport{Requests: rng.IntN(500), Answers: rng.Uint64N(2), Share: rng.Float64()}
+					seen[netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", 1000+p))] = balance.ProxyReport{Requests: rng.IntN(500), Answers: rng.Uint64N(2), Share: rng.Float64()}
 				}
 				settleState(s, now, ProxiesReported{seen})
 			default:
@@ -267,10 +266,10 @@ func TestWeightsAreBounded(t *testing.T) {
 				if !ok || was == r.Weight {
 					continue
 				}
-				if d := stepIndex(was) - stepIndex(r.Weight); d > 1 || d < -1 || weights.Steps[stepIndex(r.Weight)] != r.Weight {
+				if d := stepIndex(was) - stepIndex(r.Weight); d > 1 || d < -1 || balance.WeightSteps[stepIndex(r.Weight)] != r.Weight {
 					t.Fatalf("seed %d: %s moves from %d to %d", seed, r.ID, was, r.Weight)
 				}
-				if at, ok := moved[r.ID]; ok && now.Sub(at) < duration(weights.Interval) {
+				if at, ok := moved[r.ID]; ok && now.Sub(at) < duration(balance.WeightInterval) {
 					t.Fatalf("seed %d: %s moves twice within %v", seed, r.ID, now.Sub(at))
 				}
 				moved[r.ID] = now

@@ -8,8 +8,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/xds/internal/orders"
-	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -68,7 +67,7 @@ func (f *Fleet) checkWrite(ctx context.Context, now time.Time) {
 		return
 	}
 	err := w.stuck(now)
-	f.noteStore(StoreWrite, err)
+	f.NoteStore(StoreWrite, err)
 	if w.abandoned {
 		return
 	}
@@ -78,7 +77,7 @@ func (f *Fleet) checkWrite(ctx context.Context, now time.Time) {
 		f.endOrder(fmt.Errorf("not stored yet, the change may still be made: %w", err))
 	}
 	for len(f.orders) > 0 {
-		f.endOrder(fmt.Errorf("%w: %w", orders.ErrNotStored, err))
+		f.endOrder(fmt.Errorf("%w: %w", fleetstate.ErrNotStored, err))
 	}
 }
 
@@ -92,7 +91,7 @@ func (f *Fleet) handleWritten(ctx context.Context, r writeResult) {
 	case conflict:
 		f.log.Debug("another control plane wrote first", "error", r.err)
 	default:
-		f.noteStore(StoreWrite, r.err)
+		f.NoteStore(StoreWrite, r.err)
 	}
 	if r.err == nil {
 		f.announcePlans(w.proposal.Changes)
@@ -123,7 +122,7 @@ type PlanDecision struct {
 }
 
 // announcePlans calls Config.OnPlan for the changes that it is for.
-func (f *Fleet) announcePlans(changes []planhistory.Change) {
+func (f *Fleet) announcePlans(changes []fleetstate.Change) {
 	for _, c := range changes {
 		if f.cfg.OnPlan != nil && c.Replaces() && c.Decision != planner.Refined {
 			f.cfg.OnPlan(PlanDecision{Model: c.Model, Epoch: c.Epoch, Decision: c.Decision, Reason: c.Reason, By: c.By})

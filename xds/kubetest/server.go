@@ -20,10 +20,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
-	"github.com/cascadeinfer/cascade/xds/internal/testprocess"
-	"github.com/cascadeinfer/cascade/xds/netnstest"
 )
 
 // Binary returns the path of kube-apiserver: $KUBE_APISERVER, that of "make kube-apiserver", or
@@ -48,10 +46,10 @@ type Server struct {
 	Token   string // of a user who may do everything
 	Etcd    *etcdtest.Cluster
 
-	t                   testing.TB
-	command             []string
-	log                 *testkit.Log
-	testprocess.Process // Kill ends it without a shutdown; its etcd goes on. No pointer: methods bound before Restart reach the new process
+	t               testing.TB
+	command         []string
+	log             *testkit.Log
+	testkit.Process // Kill ends it without a shutdown; its etcd goes on. No pointer: methods bound before Restart reach the new process
 }
 
 // readyWithin bounds the start on a loaded machine.
@@ -63,7 +61,7 @@ func Start(t testing.TB) *Server { t.Helper(); return StartIn(t, nil) }
 
 // StartIn is Start in a namespace; nil is none. Address is then by the first link of it, and each of the other links
 // reaches the API server at its own address and the same port, as ServerName.
-func StartIn(t testing.TB, namespace *netnstest.Namespace) *Server {
+func StartIn(t testing.TB, namespace *testkit.Namespace) *Server {
 	t.Helper()
 	binary, dir := Binary(t), t.TempDir()
 	s := &Server{t: t, log: &testkit.Log{}, Token: rand.Text(), CAFile: filepath.Join(dir, "apiserver.crt")}
@@ -180,7 +178,7 @@ func (s *Server) launch() {
 	s.t.Helper()
 	cmd := exec.Command(s.command[0], s.command[1:]...)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
-	s.Process = *testkit.Must(testprocess.Start(cmd))
+	s.Process = *testkit.Must(testkit.StartProcess(cmd))
 }
 
 // Restart starts the API server after Kill, and waits until it is ready.

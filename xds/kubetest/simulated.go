@@ -16,7 +16,7 @@ import (
 )
 
 // Simulated is a part of the Kubernetes API, in memory: ConfigMaps, Secrets and Leases of all
-// namespaces, with resourceVersions, label selectors, pages, merge patches, preconditions and
+// namespaces, with resourceVersions, label selectors, pages, merge patches and
 // watches of one object, as the API server has them. It checks no types and no permissions.
 // Suites of stores run on it and on a real API server.
 type Simulated struct {
@@ -206,20 +206,20 @@ func (s *Simulated) execute(r *http.Request, body []byte) (code int, answer obje
 			return http.StatusConflict, status(http.StatusConflict, "AlreadyExists", path+" already exists")
 		}
 	case http.MethodPut:
-		if v := text(given, "metadata", "resourceVersion"); v != "" && v != text(stored, "metadata", "resourceVersion") {
+		if isOutdated(given, stored) {
 			return http.StatusConflict, conflict
 		}
 		if stored["immutable"] == true && !sameData(stored, given) {
 			return http.StatusUnprocessableEntity, status(http.StatusUnprocessableEntity, "Invalid", "field is immutable when `immutable` is set")
 		}
 	case http.MethodPatch:
+		if isOutdated(given, stored) {
+			return http.StatusConflict, conflict
+		}
 		patched := clone(stored)
 		merge(patched, given)
 		given = patched
 	case http.MethodDelete:
-		if v := text(given, "preconditions", "resourceVersion"); v != "" && v != text(stored, "metadata", "resourceVersion") {
-			return http.StatusConflict, conflict
-		}
 		s.remove(path)
 		return http.StatusOK, object{"kind": "Status", "apiVersion": "v1", "status": "Success"}
 	}
@@ -227,6 +227,12 @@ func (s *Simulated) execute(r *http.Request, body []byte) (code int, answer obje
 		return http.StatusUnprocessableEntity, status(http.StatusUnprocessableEntity, "Invalid", why)
 	}
 	return http.StatusOK, s.store(path, given)
+}
+
+// isOutdated reports whether a request names another resourceVersion than the stored one.
+func isOutdated(given, stored object) bool {
+	v := text(given, "metadata", "resourceVersion")
+	return v != "" && v != text(stored, "metadata", "resourceVersion")
 }
 
 // verb returns the verb of RBAC of a request other than a watch.

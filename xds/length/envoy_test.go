@@ -1,7 +1,6 @@
 package length
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,8 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,7 +23,7 @@ import (
 
 // fleet is a real Envoy between a client and upstreams that report what they received.
 // What Envoy does with the answers, and without the service, is tested with the published
-// resources in cmd/internal/e2e/estimators.
+// resources in cmd/internal/e2e/envoy.
 type fleet struct {
 	t         testing.TB
 	server    *Server
@@ -130,11 +127,6 @@ func completion(model string, n int) []byte {
 	return fmt.Appendf(nil, `{"model":%q,"max_tokens":3,"prompt":%q}`, model, strings.Repeat("x", n))
 }
 
-// sized returns a body of n bytes in all.
-func sized(model string, n int) []byte {
-	return completion(model, n-len(completion(model, 0)))
-}
-
 // TestEnvoyWithSlowUpload checks a body for which the estimator's wait ends: Envoy
 // sends the whole request to the stage of requests without an estimate.
 func TestEnvoyWithSlowUpload(t *testing.T) {
@@ -160,48 +152,5 @@ func TestEnvoyWithSlowUpload(t *testing.T) {
 	wg.Wait()
 	if n := testutil.ToFloat64(f.server.metrics.answers.WithLabelValues(string(late))); n != 1 {
 		t.Errorf("%v late bodies, want 1", n)
-	}
-}
-
-// BenchmarkEnvoy measures requests through a real Envoy, 16 at a time: without
-// an estimate, by content-length routes, by ext_proc on headers and by ext_proc
-// on the body. Client, Envoy, estimator and upstream share the machine.
-func BenchmarkEnvoy(b *testing.B) {
-	const concurrency = 16
-	c := testConfig()
-	c.Models[1].Hosts = nil
-	f := newFleet(b, c)
-	f.client.Transport = &http.Transport{MaxIdleConnsPerHost: concurrency}
-	b.Cleanup(f.client.CloseIdleConnections)
-	for _, size := range []int{200, 220 << 10, 2 << 20} {
-		body := sized("m", size)
-		for _, way := range []struct{ name, host string }{{"none", "bare.test"}, {"content-length", "floor.test"}, {"headers", "m.test"}, {"body", "else.test"}} {
-			b.Run(fmt.Sprintf("%d/%s", size, way.name), func(b *testing.B) {
-				f := *f
-				f.t = b
-				b.SetBytes(int64(size))
-				b.SetParallelism(max(1, concurrency/runtime.GOMAXPROCS(0)))
-				var mu sync.Mutex
-				var all []time.Duration
-				b.RunParallel(func(pb *testing.PB) {
-					var mine []time.Duration
-					for pb.Next() {
-						began := time.Now()
-						got := f.post(way.host, bytes.NewReader(body))
-						mine = append(mine, time.Since(began))
-						if got.Status != 200 || got.Bytes != size {
-							b.Errorf("got %+v", got)
-						}
-					}
-					mu.Lock()
-					defer mu.Unlock()
-					all = append(all, mine...)
-				})
-				slices.Sort(all)
-				b.ReportMetric(float64(len(all))/b.Elapsed().Seconds(), "req/s")
-				b.ReportMetric(all[len(all)/2].Seconds()*1e3, "p50-ms")
-				b.ReportMetric(all[len(all)*99/100].Seconds()*1e3, "p99-ms")
-			})
-		}
 	}
 }

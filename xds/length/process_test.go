@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestScenarios runs testdata/process.txt (package datadriven, see
@@ -230,30 +230,4 @@ func FuzzExchange(f *testing.F) {
 			}
 		}
 	})
-}
-
-func BenchmarkProcess(b *testing.B) {
-	s, err := New(testConfig())
-	if err != nil {
-		b.Fatal(err)
-	}
-	for name, messages := range map[string][]*extproc.ProcessingRequest{
-		"headers": {post("m.test", "content-length", "1234")},
-		"body":    {post("m.test"), body(`{"prompt":"`+strings.Repeat("x", 220<<10)+`"}`, true)},
-	} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				ctx, cancel := context.WithCancel(context.Background())
-				f := &fakeStream{ctx: ctx, recv: make(chan *extproc.ProcessingRequest, len(messages))}
-				for _, m := range messages {
-					f.recv <- m
-				}
-				if err := s.Process(f); err != nil {
-					b.Fatal(err)
-				}
-				cancel()
-			}
-		})
-	}
 }

@@ -33,8 +33,6 @@ import (
 )
 
 const (
-	// DefaultMaxBody is the buffer limit of Cascade's listener: Envoy buffers no larger body.
-	DefaultMaxBody = 16 << 20
 	// DefaultDeadline allows for the slow upload of a body without a length. Envoy's
 	// message_timeout bounds its wait for a response.
 	DefaultDeadline = 60 * time.Second
@@ -66,7 +64,7 @@ type Config struct {
 	// for names in bodies that are not a model's, from any goroutine. nil knows no adapter.
 	BaseOf func(adapter string) string
 	// MaxBody is the largest body that is read, in bytes; a larger one that must be read is
-	// rejected with 413. Default DefaultMaxBody.
+	// rejected with 413. Default length.BodyLimit.
 	MaxBody int
 	// Deadline bounds one request's stream from its first message to its last, including the
 	// upload of the body. Default DefaultDeadline.
@@ -96,7 +94,7 @@ func (c *Config) validate() error {
 	case len(c.Models) == 0:
 		return errors.New("length: Models is empty; name at least one model")
 	case c.MaxBody < 0:
-		return fmt.Errorf("length: MaxBody is %d; use a positive number of bytes, or 0 for %d", c.MaxBody, DefaultMaxBody)
+		return fmt.Errorf("length: MaxBody is %d; use a positive number of bytes, or 0 for %d", c.MaxBody, length.BodyLimit)
 	case c.Deadline < 0:
 		return fmt.Errorf("length: Deadline is %s; use a positive duration, or 0 for %s", c.Deadline, DefaultDeadline)
 	}
@@ -107,7 +105,7 @@ func (c *Config) validate() error {
 		c.Prefixes = func(string) length.Prefixes { return length.Prefixes{} }
 	}
 	if c.MaxBody == 0 {
-		c.MaxBody = DefaultMaxBody
+		c.MaxBody = length.BodyLimit
 	}
 	if c.Deadline == 0 {
 		c.Deadline = DefaultDeadline

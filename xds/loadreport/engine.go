@@ -1,6 +1,7 @@
 package loadreport
 
 import (
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
@@ -20,6 +21,8 @@ type Engine struct {
 	DraftTokens int `json:"draft_tokens,omitempty"`
 	// PromptDetails says whether usage contains cached tokens: yes, no or unknown.
 	PromptDetails string `json:"prompt_details,omitempty"`
+	// RefusesTokenIDs is on which paths the engine refuses return_token_ids: requests there cannot move.
+	RefusesTokenIDs string `json:"refuses_token_ids,omitempty"`
 }
 
 // KnownPrefixes is what a replica knows of the prompts that its engine has cached.
@@ -32,15 +35,16 @@ type KnownPrefixes struct {
 
 // decodeKnownPrefixes bounds what is only informative.
 func decodeKnownPrefixes(m *api.KnownPrefixes) KnownPrefixes {
-	return KnownPrefixes{Source: Truncate(m.GetSource(), maxKeyword), Blocks: min(max(m.GetBlocks(), 0), MaxTokens)}
+	return KnownPrefixes{Source: cleantext.Truncate(m.GetSource(), maxKeyword), Blocks: min(max(m.GetBlocks(), 0), MaxTokens)}
 }
 
 // decodeEngine bounds what is only informative: an Engine decides nothing here.
 func decodeEngine(m *api.Engine) Engine {
 	tokens := func(n int64) policies.Tokens { return policies.Tokens(min(max(n, 0), MaxTokens)) }
 	return Engine{
-		Version: Truncate(m.GetVersion(), maxKeyword), Context: tokens(m.GetContext()), BlockTokens: tokens(m.GetBlockTokens()),
-		KVTokens: tokens(m.GetKvTokens()), Connector: Truncate(m.GetConnector(), maxKeyword), PromptDetails: Truncate(m.GetPromptDetails(), maxKeyword),
-		TokensPerChunk: int(min(m.GetTokensPerChunk(), maxCount)), DraftTokens: int(min(m.GetDraftTokens(), maxCount)),
+		Version: cleantext.Truncate(m.GetVersion(), maxKeyword), Context: tokens(m.GetContext()), BlockTokens: tokens(m.GetBlockTokens()),
+		KVTokens: tokens(m.GetKvTokens()), Connector: cleantext.Truncate(m.GetConnector(), maxKeyword), PromptDetails: cleantext.Truncate(m.GetPromptDetails(), maxKeyword),
+		RefusesTokenIDs: cleantext.Truncate(m.GetRefusesTokenIds(), maxKeyword),
+		TokensPerChunk:  int(min(m.GetTokensPerChunk(), maxCount)), DraftTokens: int(min(m.GetDraftTokens(), maxCount)),
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
@@ -103,7 +104,7 @@ func decodeMigration(reporter policies.ReplicaID, m *api.Migration) (Migration, 
 	return Migration{
 		ID: m.GetId(), Request: m.GetRequest(), Cause: m.GetCause(),
 		FrontEnd: policies.ReplicaID(m.GetFrontEnd()), From: policies.ReplicaID(m.GetFrom()), To: policies.ReplicaID(m.GetTo()),
-		Method: m.GetMethod(), Transport: m.GetTransport(), State: m.GetState(), Reason: Truncate(m.GetReason(), maxReason),
+		Method: m.GetMethod(), Transport: m.GetTransport(), State: m.GetState(), Reason: cleantext.Truncate(m.GetReason(), maxReason),
 		Rounds: int(m.GetRounds()), Tokens: policies.Tokens(m.GetTokens()), Bytes: m.GetBytes(),
 		Stall: m.GetStallSeconds(), Seconds: m.GetSeconds(), Started: decodeTime(m.GetStartedUnixMicros()),
 	}, true

@@ -1,6 +1,9 @@
 package loadreport
 
-import "github.com/cascadeinfer/cascade/xds/api"
+import (
+	"github.com/cascadeinfer/cascade/internal/cleantext"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
 
 // Problem is something that does not work in a daemon, apart from its engine. A daemon that
 // cannot serve is found by others; what it lacks, or will lack soon, only itself can say.
@@ -32,7 +35,7 @@ func NewProblem(kind, text string) Problem {
 	default:
 		kind = problemOther
 	}
-	return Problem{Kind: kind, Text: Truncate(text, maxReason)}
+	return Problem{Kind: kind, Text: cleantext.Truncate(text, maxReason)}
 }
 
 // decodeProblems returns the problems of a report, and how many were dropped.

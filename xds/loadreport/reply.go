@@ -2,7 +2,7 @@ package loadreport
 
 import (
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -15,7 +15,7 @@ type Reply struct {
 	// the replica's own figure, so that the replica is no outlier.
 	MeanHeld float64
 	Drain    bool                // the configuration or an operator drains the replica
-	Boundary *fleetview.Boundary // nil unless boundaries are refined and its stage has one; read-only
+	Boundary *partition.Boundary // nil unless boundaries are refined and its stage has one; read-only
 	// PrefillRanges is which prompts the prefill replicas of the model are meant for; nil: all
 	// are for all. Read-only.
 	PrefillRanges []policies.PrefillRange

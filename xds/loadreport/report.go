@@ -1,6 +1,6 @@
 // Package loadreport decodes the load reports that migrators send to the control plane,
 // and encodes the replies. Decode checks a message and returns a Report whose values
-// are within bounds, though not necessarily true (see package loadestimate).
+// are within bounds, though not necessarily true (see balance.Estimator).
 //
 // The client side is package migrator/loadreport, the messages are in package api.
 package loadreport
@@ -10,16 +10,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
-	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
 // Bounds of a load report. They are far above what an engine can reach and low enough
@@ -73,7 +72,7 @@ type Report struct {
 	EstimateError float64
 	// Proposal is the end of its stage that the replica's refiner proposes; the
 	// zero value when there is none.
-	Proposal fleetview.Proposal
+	Proposal partition.BoundaryProposal
 	// DrainProgress is the progress of a drain.
 	DrainProgress DrainProgress
 	// Migrations are those that the replica began.
@@ -96,6 +95,8 @@ type Report struct {
 	// Refused counts the requests of clients that this process of the front end has refused, because they
 	// would have waited for too long.
 	Refused uint64
+	// Service is how the clients of this process of the front end were served.
+	Service Service
 	// LoadBounded says that Decode had to bound figures of Load that requests cannot
 	// push out of bounds: counts, and the tokens held.
 	LoadBounded bool
@@ -132,12 +133,13 @@ func Decode(m *api.LoadReport) (Report, error) {
 		EngineReady:   m.GetEngineReady(),
 		EngineHung:    m.GetEngineHung(),
 		Engine:        decodeEngine(m.GetEngine()),
-		EngineProblem: Truncate(m.GetEngineProblem(), maxReason),
+		EngineProblem: cleantext.Truncate(m.GetEngineProblem(), maxReason),
 		Draining:      m.GetDraining(),
 		BytesPerToken: m.GetBytesPerToken(),
 		EstimateError: m.GetEstimateError(),
 		KnownPrefixes: decodeKnownPrefixes(m.GetKnownPrefixes()),
 		Refused:       min(m.GetRequestsRefused(), MaxSeen),
+		Service:       decodeService(m.GetService()),
 	}
 	switch {
 	case r.Replica == "" || len(r.Replica) > MaxName:
@@ -181,7 +183,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 		}
 	}
 	if m.GetTopology() != nil {
-		if t, err := topology.Decode(m.GetTopology()); err == nil {
+		if t, err := DecodeTopology(m.GetTopology()); err == nil {
 			r.Topology = &t
 		} else {
 			r.Topology = &links.Topology{} // the last reported topology is no longer valid
@@ -224,10 +226,10 @@ func decodeDrainProgress(m *api.LoadReport, bounded *[]string) DrainProgress {
 }
 
 // decodeProposal drops a proposal that is for no boundary.
-func decodeProposal(m *api.Proposal) fleetview.Proposal {
-	p := fleetview.Proposal{Epoch: policies.Epoch(m.GetEpoch()), Low: policies.Tokens(m.GetLow()), Boundary: policies.Tokens(m.GetBoundary())}
+func decodeProposal(m *api.Proposal) partition.BoundaryProposal {
+	p := partition.BoundaryProposal{Epoch: policies.Epoch(m.GetEpoch()), Low: policies.Tokens(m.GetLow()), Boundary: policies.Tokens(m.GetBoundary())}
 	if p.Low < 0 || p.Boundary <= p.Low {
-		return fleetview.Proposal{}
+		return partition.BoundaryProposal{}
 	}
 	return p
 }
@@ -291,14 +293,3 @@ func decodeSnapshot(list []*api.Batch, buckets int) ([]policies.Batch, error) {
 
 // Within reports whether x is a number in [0, limit]; NaN is in no range.
 func Within(x, limit float64) bool { return x >= 0 && x <= limit }
-
-// Truncate shortens a text to at most n bytes, between two characters.
-func Truncate(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
-}

@@ -10,18 +10,18 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // TestDecode runs testdata/*.txt (package datadriven; -rewrite rewrites the expected
 // output). The command decode decodes a good report, with so many migrations, routes or
-// length buckets, after the edits in the lines below it (package jsonedit), and prints what became of it.
+// length buckets, after the edits in the lines below it (testkit.EditMessage), and prints what became of it.
 func TestDecode(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -40,7 +40,7 @@ func TestDecode(t *testing.T) {
 					m.Flow.Edges = make([]int64, n)
 				}
 			}
-			m, err := jsonedit.Message(m, strings.FieldsFunc(d.Input, func(r rune) bool { return r == '\n' })...)
+			m, err := testkit.EditMessage(m, strings.FieldsFunc(d.Input, func(r rune) bool { return r == '\n' })...)
 			if err != nil {
 				d.Fatalf(t, "%v", err)
 			}
@@ -110,7 +110,7 @@ func describe(t *testing.T, r loadreport.Report) string {
 	if r.DrainProgress != (loadreport.DrainProgress{}) {
 		fmt.Fprintf(&out, "drain %+v\n", r.DrainProgress)
 	}
-	if r.Proposal != (fleetview.Proposal{}) {
+	if r.Proposal != (partition.BoundaryProposal{}) {
 		fmt.Fprintf(&out, "proposal %+v\n", r.Proposal)
 	}
 	for i, m := range r.Migrations {

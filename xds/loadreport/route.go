@@ -1,6 +1,7 @@
 package loadreport
 
 import (
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
@@ -42,8 +43,8 @@ func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
 			continue
 		}
 		routes = append(routes, Route{
-			Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Reason: Truncate(r.GetReason(), maxReason),
-			Rate: r.GetBytesPerSecond(), Path: Truncate(r.GetPath(), maxReason),
+			Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Reason: cleantext.Truncate(r.GetReason(), maxReason),
+			Rate: r.GetBytesPerSecond(), Path: cleantext.Truncate(r.GetPath(), maxReason),
 		})
 	}
 	return routes, dropped

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
@@ -48,7 +49,7 @@ func (s Slot) Withdraw(now time.Time, generation lifecycle.Generation, reason, b
 
 // end records that a generation never runs again.
 func (s Slot) end(m Module, now time.Time, reason, by string) Slot {
-	s.Ended = append(s.Ended, Ended{m.Generation, m.Name, Clip(reason, MaxReason), Clip(by, MaxName), now})
+	s.Ended = append(s.Ended, Ended{m.Generation, m.Name, cleantext.Printable(reason, MaxReason), cleantext.Printable(by, MaxName), now})
 	slices.SortFunc(s.Ended, func(a, b Ended) int { return cmp.Compare(a.Generation, b.Generation) })
 	s.Ended = s.Ended[max(0, len(s.Ended)-MaxEnded):]
 	return s

@@ -15,9 +15,9 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
 )
 
 // start is the time at which every test begins.
@@ -44,7 +44,7 @@ func generation(g lifecycle.Generation) Module {
 //	judge                    prints what the reports mean
 //	blocked GEN              prints why a generation would be rejected
 //	decode                   decodes the message for hosts after the edits in the lines
-//	                         below (package jsonedit)
+//	                         below (testkit.EditMessage)
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		r := &runner{slot: Slot{Kind: lifecycle.BidSelect}, now: start}
@@ -138,7 +138,7 @@ func (r *runner) run(t *testing.T, words []string) string {
 func (r *runner) decode(t *testing.T, edits []string) string {
 	m, err := Encode(r.slot.Spec(func(lifecycle.Digest) []byte { return nil }))
 	if err == nil {
-		m, err = jsonedit.Message(m, edits...)
+		m, err = testkit.EditMessage(m, edits...)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -340,6 +340,20 @@ func TestDecodeStatuses(t *testing.T) {
 	})
 	if len(got) != 2 || dropped != 4 || len(got[0].Modules) != MaxModules || got[1].Refused != "no " || len(got[0].Modules[0].Reason) != MaxReason || got[0].Modules[0].Permille != 1000 {
 		t.Errorf("%d dropped, %+v", dropped, got)
+	}
+}
+
+// TestEncodeStatusCutsNoCharacter checks that a report with a long reason in any script can be sent: Protobuf refuses a
+// whole message for one string that is not valid UTF-8.
+func TestEncodeStatusCutsNoCharacter(t *testing.T) {
+	for _, reason := range []string{"x" + strings.Repeat("é", MaxReason), strings.Repeat("é", 256)[:511], "\xff"} {
+		m := EncodeStatus(lifecycle.SlotStatus{Kind: "place", Refused: reason, Modules: []lifecycle.Status{{Reason: reason, Blocked: reason, Inconclusive: reason}}})
+		if _, err := proto.Marshal(m); err != nil {
+			t.Errorf("%.10q: %v", reason, err)
+		}
+		if got := m.GetModules()[0].GetReason(); len(got) > MaxReason || len(got) < min(len(reason), MaxReason)-1 {
+			t.Errorf("%.10q: %d bytes of %d are left", reason, len(got), len(reason))
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
@@ -46,13 +47,14 @@ func (r Report) Status(k lifecycle.Kind) (s lifecycle.SlotStatus, ok bool) {
 func EncodeStatus(s lifecycle.SlotStatus) *api.SlotStatus {
 	out := &api.SlotStatus{
 		Kind: string(s.Kind), Active: uint64(s.Active), Candidate: uint64(s.Candidate), Permille: uint32(s.Permille),
-		Scope: s.Scope, Floor: uint64(s.Floor), Refused: s.Refused, Host: s.Host,
+		Scope: s.Scope, Floor: uint64(s.Floor), Refused: cleantext.Printable(s.Refused, MaxReason), Host: s.Host,
 	}
 	for _, m := range s.Modules[:min(len(s.Modules), MaxModules)] {
 		f := m.Figures
 		out.Modules = append(out.Modules, &api.ModuleStatus{
 			Generation: uint64(m.Generation), Phase: m.Phase.String(), Reached: m.Reached.String(), Goal: m.Goal.String(), Permille: uint32(m.Permille),
-			Name: m.Name, Version: m.Version, Sha256: m.SHA256[:], Reason: m.Reason, Blocked: m.Blocked, Inconclusive: m.Inconclusive,
+			Name: m.Name, Version: m.Version, Sha256: m.SHA256[:], Reason: cleantext.Printable(m.Reason, MaxReason),
+			Blocked: cleantext.Printable(m.Blocked, MaxReason), Inconclusive: cleantext.Printable(m.Inconclusive, MaxReason),
 			Calls: cmp.Or(m.Calls, f.Calls), Faults: cmp.Or(m.Faults, f.Faults), Descheduled: m.Starved,
 			Differ: f.Differ, Worse: f.Worse, Compared: f.Compared, SinceUnixMillis: m.SinceUnixMillis,
 		})
@@ -74,8 +76,8 @@ func DecodeStatuses(list []*api.SlotStatus) (out []lifecycle.SlotStatus, dropped
 		}
 		s := lifecycle.SlotStatus{
 			Kind: kind, Active: lifecycle.Generation(m.GetActive()), Candidate: lifecycle.Generation(m.GetCandidate()),
-			Permille: int(min(m.GetPermille(), lifecycle.Permilles)), Scope: Clip(m.GetScope(), MaxName),
-			Floor: lifecycle.Generation(m.GetFloor()), Refused: Clip(m.GetRefused(), MaxReason), Host: Clip(m.GetHost(), MaxName),
+			Permille: int(min(m.GetPermille(), lifecycle.Permilles)), Scope: cleantext.Printable(m.GetScope(), MaxName),
+			Floor: lifecycle.Generation(m.GetFloor()), Refused: cleantext.Printable(m.GetRefused(), MaxReason), Host: cleantext.Printable(m.GetHost(), MaxName),
 		}
 		for _, l := range m.GetModules() {
 			_, twice := s.Module(lifecycle.Generation(l.GetGeneration()))
@@ -93,8 +95,8 @@ func DecodeStatuses(list []*api.SlotStatus) (out []lifecycle.SlotStatus, dropped
 func decodeModule(m *api.ModuleStatus) lifecycle.Status {
 	s := lifecycle.Status{
 		Generation: lifecycle.Generation(m.GetGeneration()), Phase: lifecycle.ParsePhase(m.GetPhase()), Reached: lifecycle.ParsePhase(m.GetReached()),
-		Permille: int(min(m.GetPermille(), lifecycle.Permilles)), Name: Clip(m.GetName(), MaxName), Version: Clip(m.GetVersion(), MaxName),
-		Reason: Clip(m.GetReason(), MaxReason), Blocked: Clip(m.GetBlocked(), MaxReason), Inconclusive: Clip(m.GetInconclusive(), MaxReason),
+		Permille: int(min(m.GetPermille(), lifecycle.Permilles)), Name: cleantext.Printable(m.GetName(), MaxName), Version: cleantext.Printable(m.GetVersion(), MaxName),
+		Reason: cleantext.Printable(m.GetReason(), MaxReason), Blocked: cleantext.Printable(m.GetBlocked(), MaxReason), Inconclusive: cleantext.Printable(m.GetInconclusive(), MaxReason),
 		Calls: m.GetCalls(), Faults: m.GetFaults(), Starved: m.GetDescheduled(), SinceUnixMillis: max(0, m.GetSinceUnixMillis()),
 		Figures: lifecycle.Figures{Differ: m.GetDiffer(), Worse: m.GetWorse(), Compared: m.GetCompared()},
 	}
@@ -185,7 +187,26 @@ func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 // first host that reported so within FreshFor, and how many other hosts did; "" if none
 // did.
 func Blocked(k lifecycle.Kind, g lifecycle.Generation, now time.Time, reports []Report) string {
-	found, others := "", 0
+	why, _, _ := against(k, g, now, reports, blockedReason)
+	return why
+}
+
+// Rejected returns why hosts have rejected a generation: the reason of the first host that
+// reported one within FreshFor, and how many others did; "" if none did. everywhere says
+// that no host runs or tries the generation.
+func Rejected(k lifecycle.Kind, g lifecycle.Generation, now time.Time, reports []Report) (why string, everywhere bool) {
+	why, found, known := against(k, g, now, reports, func(m lifecycle.Status) string {
+		if m.Phase != lifecycle.Rejected {
+			return ""
+		}
+		return cmp.Or(m.Why(), "no reason was reported")
+	})
+	return why, found > 0 && found == known
+}
+
+// against returns why hosts object to a generation, how many do, and how many know the
+// generation. reason returns the objection of one host, or "". Replicas of one host count once.
+func against(k lifecycle.Kind, g lifecycle.Generation, now time.Time, reports []Report, reason func(lifecycle.Status) string) (why string, found, known int) {
 	hosts := make(map[string]bool)
 	for _, r := range reports {
 		status, _ := r.Status(k)
@@ -194,22 +215,20 @@ func Blocked(k lifecycle.Kind, g lifecycle.Generation, now time.Time, reports []
 			continue
 		}
 		hosts[status.Host] = true
-		m.Blocked = blockedReason(m)
-		switch {
-		case m.Blocked == "":
-		case found == "":
-			found = fmt.Sprintf("%s: %s", cmp.Or(status.Host, r.Node), m.Blocked)
-		default:
-			others++
+		known++
+		if text := reason(m); text != "" {
+			if found++; found == 1 {
+				why = fmt.Sprintf("%s: %s", cmp.Or(status.Host, r.Node), text)
+			}
 		}
 	}
-	switch others {
-	case 0:
-		return found
-	case 1:
-		return found + "; 1 other host reports the same"
+	switch others := found - 1; {
+	case others == 1:
+		why += "; 1 other host reports the same"
+	case others > 1:
+		why += fmt.Sprintf("; %d other hosts report the same", others)
 	}
-	return fmt.Sprintf("%s; %d other hosts report the same", found, others)
+	return why, found, known
 }
 
 // blockedReason returns what blocks a generation that is in shadow, and its reason.

@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// accessLog writes one JSON object per request to the files that listeners name, with the
+// accessLog writes one JSON object per request to the file that the plan names, with the
 // fields of Envoy's access log. A file is opened again a minute after it could not be
 // written, so that a full disk ends no log for good; rotate it by copying and truncating.
 //
@@ -57,7 +57,8 @@ const (
 
 func newAccessLog(log *slog.Logger, drops prometheus.Counter) *accessLog {
 	return &accessLog{
-		queue: make(chan accessEntry, accessQueue), stop: make(chan struct{}), ended: make(chan struct{}), drops: drops, log: log, files: make(map[string]*logFile),
+		queue: make(chan accessEntry, accessQueue), stop: make(chan struct{}), ended: make(chan struct{}),
+		drops: drops, log: log, files: make(map[string]*logFile),
 		open: func(path string) (io.WriteCloser, error) {
 			return os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o640)
 		},
@@ -71,7 +72,6 @@ type accessRecord struct {
 	Path     string `json:"path"`
 	Status   int    `json:"status"`
 	Millis   int64  `json:"ms"`
-	Route    string `json:"route,omitempty"`
 	Cluster  string `json:"cluster,omitempty"`
 	Upstream string `json:"upstream,omitempty"`
 	Attempts int    `json:"attempts"`
@@ -83,12 +83,14 @@ type accessRecord struct {
 // accessRecord returns the line of a request that has ended.
 func (x *exchange) accessRecord(now time.Time) accessRecord {
 	r := accessRecord{
-		Start: x.begun.UTC().Format(time.RFC3339Nano), Method: bounded(x.r.Method, maxAccessText), Path: bounded(x.r.URL.RequestURI(), maxAccessText), Status: x.code, Millis: now.Sub(x.begun).Milliseconds(),
-		Upstream: x.upstream, Attempts: x.attempts, Model: bounded(x.header.Get(length.ModelHeader), maxAccessText), Tokens: x.header.Get(length.TokensHeader),
-		ID: bounded(x.header.Get("X-Request-Id"), maxAccessText),
+		Start: x.begun.UTC().Format(time.RFC3339Nano), Method: bounded(x.r.Method, maxAccessText),
+		Path: bounded(x.r.URL.RequestURI(), maxAccessText), Status: x.code, Millis: now.Sub(x.begun).Milliseconds(),
+		Upstream: x.upstream, Attempts: x.attempts, Model: bounded(x.header.Get(length.ModelHeader), maxAccessText),
+		Tokens: x.header.Get(length.TokensHeader),
+		ID:     bounded(x.header.Get("X-Request-Id"), maxAccessText),
 	}
-	if x.route != nil {
-		r.Route, r.Cluster = x.route.Name, x.route.Cluster
+	if x.stage != nil {
+		r.Cluster = x.stage.name
 	}
 	return r
 }
@@ -168,7 +170,8 @@ func (a *accessLog) append(e accessEntry, now time.Time) {
 	}
 	if n := a.lost.Swap(0); n > 0 {
 		a.warned = now
-		a.log.Warn("lines of the access log dropped: its disk is slower than the requests, or failed", "lines", n, "file", e.path)
+		a.log.Warn("lines of the access log dropped: its disk is slower than the requests, or failed", "lines", n,
+			"file", e.path)
 	}
 }
 

@@ -65,7 +65,8 @@ func BenchmarkEvent(b *testing.B) {
 				url = "http://" + f.fronts[0].address
 			}
 			b.ReportAllocs()
-			resp, err := http.Post(fmt.Sprintf("%s/sse?n=%d&gap=0s", url, b.N), "application/json", bytes.NewReader(prompt("m", 100)))
+			resp, err := http.Post(fmt.Sprintf("%s/sse?n=%d&gap=0s", url, b.N), "application/json",
+				bytes.NewReader(prompt("m", 100)))
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/intake"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 )
 
 // body is a request's body that can be sent more than once: what was read from the client
@@ -36,11 +36,11 @@ type body struct {
 	users   int         // those that use held: the request, its readers, and fill
 	last    *bodyReader // the newest, which must get all bytes; the others are abandoned
 
-	memory  intake.Share  // of the proxy's budget, for held
-	pace    intake.Pace   // counts the time for which src was read
-	waited  time.Duration // that time, without the read under way
-	late    time.Duration // when waited gets too long
-	reading time.Time     // since when src is read; zero if it is not
+	memory  httpserver.Share // of the proxy's budget, for held
+	pace    httpserver.Pace  // counts the time for which src was read
+	waited  time.Duration    // that time, without the read under way
+	late    time.Duration    // when waited gets too long
+	reading time.Time        // since when src is read; zero if it is not
 }
 
 var (
@@ -52,7 +52,8 @@ var (
 
 // newBody wraps a client's body. size is its length, -1 when unknown.
 func newBody(src io.Reader, size, limit int64, touch func(), pool *bufferPool) *body {
-	b := &body{src: src, limit: limit, touch: touch, pool: pool, keep: true, users: 1, memory: pool.budget.Share(), pace: intake.Pace{Least: pool.leastPace}, late: intake.Window}
+	b := &body{src: src, limit: limit, touch: touch, pool: pool, keep: true, users: 1, memory: pool.budget.Share(),
+		pace: httpserver.Pace{Least: pool.leastPace}, late: httpserver.Window}
 	b.changed.L = &b.mu
 	b.held = pool.get(min(max(size, 0), limit))
 	if !b.memory.Resize(int64(cap(b.held))) {
@@ -167,7 +168,7 @@ func (b *body) untilLate() time.Duration {
 		return 0
 	case b.reading.IsZero():
 		// Between two reads; the watchdog asks again, but not for each byte.
-		return max(b.late-b.waited, intake.Window/16)
+		return max(b.late-b.waited, httpserver.Window/16)
 	}
 	if left := b.late - b.waited - time.Since(b.reading); left > 0 {
 		return left
@@ -302,7 +303,7 @@ func (r *bodyReader) Close() error {
 // bufferPool recycles the memory of bodies.
 type bufferPool struct {
 	pool      sync.Pool
-	budget    *intake.Budget
+	budget    *httpserver.Budget
 	leastPace int64 // intake.Pace.Least of the bodies
 }
 

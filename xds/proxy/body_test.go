@@ -10,12 +10,12 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/cascadeinfer/cascade/policies/intake"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func bodyOf(src io.Reader, size, limit int64) *body {
-	return newBody(src, size, limit, func() {}, &bufferPool{budget: intake.NewBudget(1 << 30)})
+	return newBody(src, size, limit, func() {}, &bufferPool{budget: httpserver.NewBudget(1 << 30)})
 }
 
 // TestBodyAgain checks that an attempt sends the whole body, however much the previous
@@ -124,7 +124,8 @@ func TestBodyStaleWish(t *testing.T) {
 	}{"no memory": {minBuffer, false}, "committed": {1 << 30, true}} {
 		t.Run(name, func(t *testing.T) {
 			want := strings.Repeat("0123456789", 3000)
-			b := newBody(strings.NewReader(want), -1, 1<<20, func() {}, &bufferPool{budget: intake.NewBudget(test.budget)})
+			b := newBody(strings.NewReader(want), -1, 1<<20, func() {},
+				&bufferPool{budget: httpserver.NewBudget(test.budget)})
 			stale := b.newReader()
 			begun := make([]byte, minBuffer)
 			if _, err := io.ReadFull(stale, begun); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // DefaultDrainTimeout is the default of Config.DrainTimeout.
@@ -24,15 +24,10 @@ const DefaultBodyMemory = 512 << 20
 type Config struct {
 	// Client says how to reach the control plane and under which NodeID. Its Watcher, if
 	// any, receives every snapshot after the proxy has applied it.
-	Client client.Config
-	// Listener replaces the address of an LDS listener: the proxy serves one LDS listener on
-	// it and no other, and closes it when Run ends. nil means that every LDS listener is
-	// bound to its own address.
+	Client routing.Config
+	// Listener is served instead of the plan's address; it is closed when Run ends.
 	Listener net.Listener
-	// ListenerName is the LDS listener that Listener serves; "" means the first by name.
-	ListenerName string
-	// Listen opens the address of an LDS listener; nil means net.Listen. Calls do not overlap, and
-	// Ready is closed after the calls for the first configuration.
+	// Listen opens the plan's address; nil means net.Listen. Calls do not overlap.
 	Listen func(network, address string) (net.Listener, error)
 	// Admit, unless it is nil, is called for every new request, which is refused on an
 	// error. It must not block.
@@ -40,17 +35,21 @@ type Config struct {
 	// Problems returns what this process lacks or will lack soon, for the load reports to the control
 	// plane; nil reports nothing.
 	Problems func() []loadreport.Problem
-	// WrapListener wraps every listener before it is served; nil changes none.
+	// WrapListener wraps the listener before it is served; nil does not.
 	WrapListener func(net.Listener) net.Listener
-	// TLS is used for listeners with TLS; it holds their certificate. If it is nil, such a
-	// listener is not served.
+	// TLS is used if the plan asks for TLS with clients; it holds the certificate. If it is nil,
+	// such a plan is not served.
 	TLS *tls.Config
-	// DrainTimeout is how long streams may continue after Run's context has ended, and after
-	// their listener was removed; default DefaultDrainTimeout.
+	// ReplicaTLS returns the configuration of connections to a replica if the plan asks for TLS: the proxy's
+	// certificate, and how the replica's is verified. nil: requests fail then.
+	ReplicaTLS func(address string) *tls.Config
+	// DrainTimeout is how long streams may continue after Run's context has ended; default
+	// DefaultDrainTimeout.
 	DrainTimeout time.Duration
-	// BodyMemory bounds the memory of all request bodies together, in bytes; default
-	// DefaultBodyMemory. A body that must be read to be routed is refused beyond it, and any
-	// other one is passed on but can no longer be sent again to another endpoint.
+	// BodyMemory bounds the memory of all request bodies, and of all answers whose clients do not
+	// read, together, in bytes; default DefaultBodyMemory. Beyond it a body that must be read to be
+	// routed is refused, any other one is passed on but can no longer be sent again to another
+	// endpoint, and an answer is cut unless its client reads within a second.
 	BodyMemory int64
 	// BodyRate is the slowest rate of a request body, in bytes per second: every 10 s in which
 	// it is read must bring that much; default 32 KiB in 10 s.
@@ -60,8 +59,10 @@ type Config struct {
 	Tracer trace.Tracer
 	// Registry registers the proxy's metrics; nil means none.
 	Registry prometheus.Registerer
-	// Logger gets listener changes, ejections and refused resources; nil discards them.
+	// Logger gets the listener's start, replicas that give no response and refused plans; nil discards them.
 	Logger *slog.Logger
+
+	everyPath bool // serves paths outside the public API, too: tests choose answers by them
 }
 
 func (c *Config) validate() error {
@@ -73,9 +74,6 @@ func (c *Config) validate() error {
 	}
 	if c.BodyMemory == 0 {
 		c.BodyMemory = DefaultBodyMemory
-	}
-	if c.ListenerName != "" && c.Listener == nil {
-		return errors.New("proxy: ListenerName needs a Listener")
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = DefaultDrainTimeout

@@ -1,13 +1,12 @@
-// Package proxy is an Envoy-style HTTP data plane that is configured only by xDS: it
-// uses the listeners, route tables, clusters and endpoints of the control plane that
-// serves real Envoys.
+// Package proxy is the embedded proxy: an HTTP server in front of a fleet that follows the plan
+// of its control plane (package routing) and picks replicas as the endpoint picker does, by
+// length, prefix and load. Stock Envoys route by the same plan.
 //
-// It has no TLS to endpoints, no callouts, no Wasm and no health checks. If the listener
-// has the ECDS filter of a length estimator, it estimates natively. It differs from
-// Envoy on purpose in three ways: an edited listener ends no stream, local replies are
-// JSON, and an ejection ends on time rather than at the next sweep.
+// It serves the public API only, removes headers that only Cascade may set, estimates lengths
+// natively, and repeats a request on another replica while no response has begun.
 //
-// Invariant: no change of configuration affects a request that has been routed. A
-// request is retried only before the first byte of its response, and only if no
-// endpoint can have started to work on it.
+// Invariants: no change of the plan affects a request that has been routed. A request is
+// repeated only before the first byte of its response: always if no replica can have started it,
+// and otherwise as often as the replicas allow, which announce by a 102 (Processing) that they
+// work on the last attempt.
 package proxy

@@ -11,36 +11,36 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestEdge checks that a listener whose clients use TLS is served with the proxy's
-// certificate, and not served without one.
+// TestEdge checks that a plan with TLS for clients is served with the proxy's certificate, and
+// not served without one.
 func TestEdge(t *testing.T) {
 	// This is the certificate of the standard library's test server.
 	known := httptest.NewTLSServer(http.NotFoundHandler())
 	known.Close()
 	roots := x509.NewCertPool()
 	roots.AddCert(known.Certificate())
-	for name, config := range map[string]*tls.Config{"certificate": {Certificates: known.TLS.Certificates}, "none": nil} {
+	for name, config := range map[string]*tls.Config{"certificate": {Certificates: known.TLS.Certificates},
+		"none": nil} {
 		t.Run(name, func(t *testing.T) {
 			c, f := newControl(t), newFront(t, "r0")
 			v := twoStages([]*front{f, newFront(t, "r1")})
 			v.Settings.Listen = "127.0.0.1:0"
 			v.Settings.EdgeTLS, v.Edge = true, &resources.Certificate{Chain: []byte("not"), Key: []byte("fetched")}
 			c.set(v, nil)
-			p, updates := c.runProxy(t, Config{TLS: config})
+			p, _ := c.runProxy(t, Config{TLS: config})
 			if config == nil {
-				for s := range updates {
-					if l := s.Listeners["cascade"]; l != nil && s.Routes["cascade"] != nil {
-						if l.Secret != resources.EdgeSecret || p.Addr("") != nil {
-							t.Errorf("secret %q, bound at %v", l.Secret, p.Addr(""))
-						}
-						return
-					}
+				<-p.applied
+				if p.Addr() != nil {
+					t.Errorf("bound at %v", p.Addr())
 				}
+				return
 			}
 			<-p.Ready()
 			for _, h2 := range []bool{false, true} {
-				transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "example.com"}, ForceAttemptHTTP2: h2}
-				resp, err := (&http.Client{Transport: transport}).Post("https://"+p.Addr("").String()+"/v1", "text/plain", strings.NewReader("x"))
+				transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
+					ServerName: "example.com"}, ForceAttemptHTTP2: h2}
+				resp, err := (&http.Client{Transport: transport}).Post("https://"+p.Addr().String()+"/v1",
+					"text/plain", strings.NewReader("x"))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -3,45 +3,50 @@ package proxy
 import (
 	"context"
 	"errors"
-	"fmt"
+	"math/rand/v2"
 	"net/http"
-	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/internal/proxy/route"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/balance"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/endpointpicker"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // exchange is one request. It uses one state from start to end.
 type exchange struct {
-	p        *Proxy
-	state    *state
-	listener *listener
-	w        http.ResponseWriter
-	r        *http.Request
-	begun    time.Time
+	p     *Proxy
+	state *state
+	w     http.ResponseWriter
+	r     *http.Request
+	begun time.Time
 
-	header   http.Header // for the upstream
+	header   http.Header // for the replica
 	size     int64       // content length; -1 unknown
 	body     *body       // nil without one
 	watchdog *watchdog
 	ctx      context.Context
 
-	host  *client.VirtualHost
-	route *client.Route
-	code  int        // status answered
-	span  trace.Span // nil without tracing
+	model   *endpointpicker.Model // nil until it is known
+	tokens  policies.Tokens       // the estimated length; -1 unknown
+	key     string                // of the prefix; "" without one
+	stage   *stage                // nil until it is chosen
+	epoch   []string              // of the plan, as a header
+	foreign bool                  // of a page that is not admitted
+	code    int                   // status answered
+	span    trace.Span            // nil without tracing
 
-	upstream string // host:port of the last attempt
+	upstream string // address of the last attempt
 	attempts int
 }
 
-// serve handles one request of an LDS listener.
-func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
+// serve handles one request.
+func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	p.inflight.Add(1)
 	p.active.Add(1)
 	p.begun.Add(1)
@@ -50,21 +55,15 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 	if p.retiring() {
 		w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
 	}
-	s := p.state.Load()
-	l := s.listeners[name]
-	if l == nil {
-		// Removed while this connection was still open.
-		w.Header().Set("Connection", "close")
-		(&exchange{p: p, w: w, r: r}).replyStopping()
-		return
-	}
-	x := &exchange{p: p, state: s, listener: l, w: w, r: r, begun: time.Now(), size: r.ContentLength}
+	x := &exchange{p: p, state: p.state.Load(), w: w, r: r, begun: time.Now(), size: r.ContentLength, tokens: -1}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	x.ctx = ctx
-	x.watchdog = &watchdog{idle: l.StreamIdle, begun: x.begun, cancel: cancel, control: http.NewResponseController(w), reading: func() bool { return x.body.pending() },
-		untilLate: func() time.Duration { return x.body.untilLate() }}
-	metrics := p.metrics.none
+	x.watchdog = &watchdog{
+		idle: x.state.plan.Proxy.IdleTimeout, begun: x.begun, cancel: cancel, control: http.NewResponseController(w),
+		reading: func() bool { return x.body.pending() }, untilLate: func() time.Duration { return x.body.untilLate() },
+	}
+	metrics := &p.metrics.none
 	defer func() {
 		x.watchdog.stop()
 		if x.body != nil {
@@ -72,19 +71,20 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 		}
 		x.endSpan()
 		metrics.answered(x.code)
-		if path := x.listener.AccessLog; path != "" {
+		if path := x.state.plan.Proxy.AccessLog; path != "" {
 			p.accessLog.write(path, x.accessRecord(time.Now()))
 		}
 		observeTime(metrics.duration, time.Since(x.begun), x.span)
 	}()
-	if c := x.prepare(); c != nil {
-		metrics = c.metrics
-		x.forward(c)
+	if addresses := x.prepare(); x.stage != nil {
+		metrics = &x.stage.metrics
+		x.forward(addresses)
 	}
 }
 
-// prepare returns the cluster for the request, or nil after answering it.
-func (x *exchange) prepare() *cluster {
+// prepare chooses the stage of the request and the replicas to try, in order. It leaves the
+// stage nil if it has answered the request.
+func (x *exchange) prepare() (addresses []string) {
 	if x.p.cfg.Admit != nil && x.p.cfg.Admit() != nil {
 		if x.r.ProtoMajor == 1 {
 			x.w.Header().Set("Connection", "close") // it holds a descriptor
@@ -92,111 +92,53 @@ func (x *exchange) prepare() *cluster {
 		x.replyExhausted()
 		return nil
 	}
-	x.header = upstreamHeader(x.r, x.listener.Listener)
+	x.header = upstreamHeader(x.r)
 	x.beginSpan()
-	if x.listener.table != nil {
-		x.host = x.listener.table.Host(x.authority())
-	}
-	if x.host == nil {
-		x.replyError(404, codeNoHost, fmt.Sprintf("No virtual host of route table %q serves the host %q.", x.listener.RouteTable, x.r.Host))
+	addForwardedHeaders(x.header, x.r)
+	if x.refuse(normalizedTarget(x.r)) {
 		return nil
 	}
-	x.pickRoute()
-	if !x.runFilters() {
+	x.model = x.state.view.ByHost(x.r.Host)
+	if !x.estimateLength() {
 		return nil
 	}
-	if x.route == nil {
-		x.replyError(404, codeNoRoute, fmt.Sprintf("No route of virtual host %q matches the request.", x.host.Name))
-		return nil
-	}
-	addForwardedHeaders(x.header, x.r, x.listener.Listener)
-	if d := x.route.Direct; d != nil {
+	if x.model == nil {
 		h := x.w.Header()
-		if len(d.Body) > 0 {
-			h.Set("Content-Type", "text/plain")
-		}
-		x.mutateResponse(h, "")
-		x.replyLocal(d.Status, d.Body)
+		h.Set("Content-Type", "application/json")
+		x.editAnswer(h)
+		x.replyLocal(http.StatusNotFound, []byte(resources.UnknownModel()))
 		return nil
 	}
-	c := x.state.clusters[x.route.Cluster]
-	if c == nil {
-		x.replyError(x.route.NotFound, codeNoCluster, fmt.Sprintf("Cluster %q of route %q is unknown or still waits for its endpoints.", x.route.Cluster, x.route.Name))
-		return nil
-	}
-	return c
+	k, addresses := x.model.Stages.Pick(balance.PickRequest{
+		Length: x.tokens, Key: x.key, Random: rand.Uint64(), Avoid: x.p.replicas.failed.avoided(x.begun),
+		LastResort: true,
+	})
+	x.stage = x.state.stages[stageKey{x.model.Model, k}]
+	x.epoch = []string{strconv.FormatUint(uint64(x.state.epochs[x.model.Model]), 10)}
+	return addresses
 }
 
-// runFilters runs the listener's ECDS filters. It returns false if it has answered the
-// request.
-func (x *exchange) runFilters() bool {
-	for i := range x.listener.ECDSFilters {
-		slot := &x.listener.ECDSFilters[i]
-		if x.route != nil && slices.Contains(x.route.DisabledFilters, slot.Name) {
-			continue
-		}
-		e := x.state.extensions[slot.Name]
-		if e == nil {
-			e = slot.Default
-		}
-		if e == nil {
-			x.replyError(500, codeNoFilter, fmt.Sprintf("The filter %q has no configuration and no default.", slot.Name))
-			return false
-		}
-		if slot.Name == resources.LengthFilter && len(x.host.Models) > 0 {
-			if !x.estimateLength() {
-				return false
-			}
-			x.pickRoute()
-		}
-		// As in Envoy, this filter runs too late to change the route.
-		mutate(x.header, &e.Mutations, client.FormatContext{})
+// normalizedTarget returns the request's path and query with escaped slashes decoded. The
+// replica decodes the rest.
+func normalizedTarget(r *http.Request) string {
+	t := r.RequestURI
+	if !strings.HasPrefix(t, "/") {
+		t = r.URL.RequestURI() // of an absolute URI
 	}
-	return true
-}
-
-// pickRoute selects the route by the present headers.
-func (x *exchange) pickRoute() {
-	t := target(x.r)
 	path, _, _ := strings.Cut(t, "?")
-	if x.listener.UnescapeSlashes && strings.Contains(path, "%") {
-		query := t[len(path):]
-		path = unescapeSlashes.Replace(path)
-		t = path + query
+	if !strings.Contains(path, "%") {
+		return t
 	}
-	x.route = route.Pick(x.host, &route.Request{Method: x.r.Method, Authority: x.authority(), Path: path, Target: t, Header: x.header})
+	return unescapeSlashes.Replace(path) + t[len(path):]
 }
 
-// unescapeSlashes decodes escaped slashes of a path. The replica decodes the rest.
 var unescapeSlashes = strings.NewReplacer("%2f", "/", "%2F", "/", "%5c", `\`, "%5C", `\`)
-
-func (x *exchange) authority() string {
-	if x.listener.StripPort {
-		return route.WithoutPort(x.r.Host)
-	}
-	return x.r.Host
-}
-
-// target returns the request's path and query unchanged; of an absolute URI, only these.
-func target(r *http.Request) string {
-	if strings.HasPrefix(r.RequestURI, "/") {
-		return r.RequestURI
-	}
-	return r.URL.RequestURI()
-}
-
-// bufferLimit returns how much of the request's body may be buffered.
-func (x *exchange) bufferLimit() int64 {
-	if x.route != nil && x.route.BufferLimit >= 0 {
-		return x.route.BufferLimit
-	}
-	return x.listener.BufferLimit
-}
 
 // openBody wraps the request's body. x.body stays nil without one.
 func (x *exchange) openBody() {
 	if x.body == nil && x.r.Body != nil && x.r.Body != http.NoBody && x.size != 0 {
-		x.body = newBody(x.r.Body, x.size, x.bufferLimit(), func() { x.watchdog.recordProgress() }, &x.p.buffers)
+		x.body = newBody(x.r.Body, x.size, x.state.plan.Proxy.BodyLimit, func() { x.watchdog.recordProgress() },
+			&x.p.buffers)
 	}
 }
 
@@ -207,17 +149,12 @@ func (x *exchange) clientLeft() bool {
 		return false
 	}
 	cause := context.Cause(x.ctx)
-	return !errors.Is(cause, errIdle) && !errors.Is(cause, errSlowBody) && !errors.Is(cause, errTimeout) && !errors.Is(cause, errDuration) && !errors.Is(cause, errStopping)
+	return !errors.Is(cause, errIdle) && !errors.Is(cause, errSlowBody) && !errors.Is(cause, errStopping)
 }
 
-// mutateResponse changes the headers of a response: the route's operations first, the
-// table's last, as Envoy does by default.
-func (x *exchange) mutateResponse(h http.Header, upstream string) {
-	if x.route == nil {
-		return
-	}
-	c := client.FormatContext{Cluster: x.route.Cluster, Upstream: upstream}
-	mutate(h, &x.route.Response, c)
-	mutate(h, &x.host.Response, c)
-	mutate(h, &x.listener.table.Response, c)
+// controlHeader reports whether only Cascade or a proxy may set a header, in canonical form.
+func controlHeader(name string) bool {
+	low := strings.ToLower(name)
+	return low == length.ModelHeader || strings.HasPrefix(low, length.ControlPrefix) || strings.HasPrefix(low,
+		resources.EnvoyPrefix)
 }

@@ -14,71 +14,56 @@ import (
 	"testing"
 	"time"
 
-	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	upstreamsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/api"
 )
 
 // TestFailover kills the only replica of a stage while no control plane reports it. The
-// next priority serves, and no request fails.
+// next stage serves, and no request fails.
 func TestFailover(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100)))
 	f.control.stop()
 	f.fronts[0].kill()
-	c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]
-	pool := f.proxy.pools.Get(f.fronts[0].address, c.view.Load().upstream)
-	testkit.WaitFor(t, "the end of all connections", func() bool { return pool.Connections() == 0 && !f.proxy.Connected() })
+	r := f.proxy.replicas.get(f.fronts[0].address, f.proxy.state.Load().link)
+	testkit.WaitFor(t, "the end of all connections", func() bool { return r.count() == 0 && !f.proxy.Connected() })
 	for range 50 {
 		if _, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 100))); s.By != "r1" {
 			t.Fatalf("%s serves", s.By)
 		}
 	}
 	if n := testutil.ToFloat64(f.proxy.metrics.ejections.WithLabelValues("cascade/m/s0/rr")); n < 1 {
-		t.Error("the dead host was not ejected")
+		t.Error("the dead replica was not passed over")
 	}
-	// An ejected replica costs no retries.
+	// A replica that is passed over costs no retries.
 	before := testutil.ToFloat64(f.proxy.metrics.retries.WithLabelValues("cascade/m/s0/rr"))
 	if before > 10 {
 		t.Errorf("%v retries for 50 requests", before)
 	}
 }
 
-// TestReturn checks that the ejected host is used again after its ejection time.
+// TestReturn checks that a replica which was passed over is used again when it is back.
 func TestReturn(t *testing.T) {
-	f := newFleet(t, 2, func(all map[string][]types.Resource) {
-		for _, c := range all[resources.ClusterType] {
-			o := c.(*clusterv3.Cluster).OutlierDetection
-			o.BaseEjectionTime, o.MaxEjectionTime = durationpb.New(50*time.Millisecond), durationpb.New(50*time.Millisecond)
-			o.ConsecutiveGatewayFailure = wrapperspb.UInt32(2)
-		}
-	})
-	// On a busy machine the ejection may end before the next request, once or twice.
+	f := newFleet(t, 2, nil)
 	servedBy := func(id string) bool {
 		_, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 50)))
 		return s.By == id
 	}
-	testkit.WaitFor(t, "the ejection of r0", func() bool {
-		for range 2 {
-			if resp, _ := f.send("POST", "/status/503", "", bytes.NewReader(prompt("m", 50))); resp.StatusCode != 503 {
-				t.Fatalf("status %d; an upstream's 503 is passed on", resp.StatusCode)
-			}
-		}
-		return servedBy("r1")
-	})
+	f.proxy.replicas.failed.add(f.fronts[0].address, time.Now())
+	if !servedBy("r1") {
+		t.Error("a replica that is passed over serves")
+	}
 	testkit.WaitFor(t, "the return of r0", func() bool { return servedBy("r0") })
+	// An answer of the replica's own is passed on, whatever it says.
+	if resp, _ := f.send("POST", "/status/503", "", bytes.NewReader(prompt("m",
+		50))); resp.StatusCode != 503 || !servedBy("r0") {
+		t.Errorf("status %d", resp.StatusCode)
+	}
 }
 
 // TestRetryBeforeFirstByteOnly checks that the client sees the failure of a front that
@@ -103,37 +88,12 @@ func TestRetryBeforeFirstByteOnly(t *testing.T) {
 	}
 }
 
-func withTimeouts(idle, timeout time.Duration) func(map[string][]types.Resource) {
-	return func(all map[string][]types.Resource) {
-		for _, h := range all[resources.RouteType][0].(*routev3.RouteConfiguration).VirtualHosts {
-			for _, r := range h.Routes {
-				r.GetRoute().IdleTimeout, r.GetRoute().Timeout = durationpb.New(idle), durationpb.New(timeout)
-			}
-		}
-	}
+func withIdle(idle time.Duration) edit {
+	return func(r *api.Routing) { r.Proxy.IdleTimeout = durationpb.New(idle) }
 }
 
 func TestTimeouts(t *testing.T) {
 	f := newFleet(t, 2, nil)
-	// A busy machine may pause for longer than a short limit; then the test tries a
-	// longer one.
-	patiently := func(limits func(time.Duration) (idle, timeout time.Duration), wrong func(limit time.Duration) string) {
-		t.Helper()
-		for limit := 100 * time.Millisecond; ; limit *= 4 {
-			idle, timeout := limits(limit)
-			f.publish(f.view, withTimeouts(idle, timeout), func(s *client.Snapshot) bool {
-				r := s.Routes["cascade"].Hosts[0].Routes[0]
-				return r.IdleTimeout == idle && r.Timeout == timeout
-			})
-			what := wrong(limit)
-			if what == "" {
-				return
-			}
-			if limit > 5*time.Second {
-				t.Fatal(what)
-			}
-		}
-	}
 	read := func(path string) (status int, body []byte, err error) {
 		resp, err := f.client.Post(f.url+path, "", bytes.NewReader(prompt("m", 100)))
 		if err != nil {
@@ -143,32 +103,37 @@ func TestTimeouts(t *testing.T) {
 		body, err = io.ReadAll(resp.Body)
 		return resp.StatusCode, body, err
 	}
-	patiently(func(d time.Duration) (idle, timeout time.Duration) { return d, 0 }, func(idle time.Duration) string {
-		if status, b, err := read("/hang"); status != 504 || err != nil || failure(t, b).Code != codeTimeout {
+	wrong := func(idle time.Duration) string {
+		if status, b, err := read("/hang"); status != 504 || err != nil || failureOf(t, b).Code != codeTimeout {
 			return fmt.Sprintf("no answer: %d %s, %v", status, b, err)
 		}
 		if status, b, err := read("/sse?n=2&gap=1h"); status != 200 || err == nil {
 			return fmt.Sprintf("a silent stream was not cut: %d %s", status, b)
 		}
 		// Events keep a stream open beyond the idle timeout.
-		if status, b, err := read(fmt.Sprintf("/sse?n=20&gap=%v", idle/10)); status != 200 || err != nil || !bytes.Contains(b, []byte("[DONE]")) {
+		if status, b, err := read(fmt.Sprintf("/sse?n=20&gap=%v",
+			idle/10)); status != 200 || err != nil || !bytes.Contains(b, []byte("[DONE]")) {
 			return fmt.Sprintf("a lively stream was cut: %d %s, %v", status, b, err)
 		}
 		return ""
-	})
-	// The route's timeout ends even an active stream.
-	patiently(func(d time.Duration) (idle, timeout time.Duration) { return 0, d }, func(time.Duration) string {
-		if status, b, err := read("/sse?n=1000&gap=10ms"); status != 200 || err == nil {
-			return fmt.Sprintf("a stream outlived the route's timeout: %d, %d bytes", status, len(b))
+	}
+	// A busy machine may pause for longer than a short limit; then the test tries a longer one.
+	for idle := 100 * time.Millisecond; ; idle *= 4 {
+		f.publish(f.view, withIdle(idle))
+		what := wrong(idle)
+		if what == "" {
+			return
 		}
-		return ""
-	})
+		if idle > 5*time.Second {
+			t.Fatal(what)
+		}
+	}
 }
 
 // TestSlowBody checks that a client that stops sending does not hold the request open
 // forever.
 func TestSlowBody(t *testing.T) {
-	f := newFleet(t, 2, withTimeouts(100*time.Millisecond, 0))
+	f := newFleet(t, 2, withIdle(100*time.Millisecond))
 	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -181,23 +146,20 @@ func TestSlowBody(t *testing.T) {
 	}
 	b, _ := io.ReadAll(resp.Body)
 	resp.Body.Close()
-	if resp.StatusCode != 408 || failure(t, b).Code != codeTimeout {
+	if resp.StatusCode != 408 || failureOf(t, b).Code != codeTimeout {
 		t.Errorf("%d %s", resp.StatusCode, b)
 	}
 }
 
 func TestCircuitBreaker(t *testing.T) {
-	f := newFleet(t, 2, func(all map[string][]types.Resource) {
-		for _, c := range all[resources.ClusterType] {
-			c.(*clusterv3.Cluster).CircuitBreakers.Thresholds[0].MaxRequests = wrapperspb.UInt32(1)
-		}
-	})
+	f := newFleet(t, 2, func(r *api.Routing) { r.Proxy.MaxRequests = 1 })
 	resp, err := f.client.Post(f.url+"/sse?n=5&gap=1h", "", bytes.NewReader(prompt("m", 100)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	over, b := f.send("POST", "/", "", bytes.NewReader(prompt("m", 100)))
-	if over.StatusCode != 503 || over.Header.Get("X-Envoy-Overloaded") != "true" || failure(t, b).Code != codeOverload {
+	if over.StatusCode != 503 || over.Header.Get("X-Envoy-Overloaded") != "true" || failureOf(t,
+		b).Code != codeOverload {
 		t.Errorf("%d %s", over.StatusCode, b)
 	}
 	resp.Body.Close()
@@ -259,18 +221,16 @@ func serveStreams(t *testing.T, do func(f *http2.Framer, id uint32) bool) string
 func TestRefusedStreamsAreRepeated(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	f.replaceFirst(refusing(t), nil)
-	f.requireRepeats("/", "refused stream")
+	f.requireRepeats("/", "refused stream", 20)
 }
 
-// replaceFirst puts another address in the place of r0's, and edits the resources.
-func (f *fleet) replaceFirst(address string, edit func(map[string][]types.Resource)) {
+// replaceFirst puts another address in the place of r0's, and edits the plan.
+func (f *fleet) replaceFirst(address string, edit edit) {
 	f.t.Helper()
 	v := f.view
 	v.Endpoints = slices.Clone(v.Endpoints)
 	v.Endpoints[0].Address = address
-	f.publish(v, edit, func(s *client.Snapshot) bool {
-		return slices.ContainsFunc(s.Assignments["cascade/m/s0"].Priorities[0], func(e client.Endpoint) bool { return e.Address == address })
-	})
+	f.publish(v, edit)
 }
 
 // TestLostRequestsAreRepeated checks requests that a replica has read whole when its front end dies,
@@ -286,40 +246,35 @@ func TestLostRequestsAreRepeated(t *testing.T) {
 				}
 				return false
 			}), withPings)
-			f.requireRepeats("/", "connection reset")
+			f.requireRepeats("/", "connection reset", 2)
 		})
 	}
 }
 
-// withPings makes a connection that is silent for a second be noticed.
-func withPings(all map[string][]types.Resource) {
-	for _, r := range all[resources.ClusterType] {
-		for name, packed := range r.(*clusterv3.Cluster).TypedExtensionProtocolOptions {
-			o := new(upstreamsv3.HttpProtocolOptions)
-			if packed.UnmarshalTo(o) == nil {
-				o.GetExplicitHttpConfig().GetHttp2ProtocolOptions().ConnectionKeepalive = &corev3.KeepaliveSettings{Interval: durationpb.New(100 * time.Millisecond), Timeout: durationpb.New(time.Second)}
-				r.(*clusterv3.Cluster).TypedExtensionProtocolOptions[name], _ = anypb.New(o)
-			}
-		}
-	}
-}
+// withPings makes a connection that is silent for three seconds be noticed.
+func withPings(r *api.Routing) { r.Proxy.PingTimeout = durationpb.New(time.Second) }
 
 // TestRefusedAnswersAreRepeated checks that requests are repeated with their bodies
 // after a refusal response: a front whose engine has just died refuses them, and
 // another replica serves them. If all fronts refuse, the client gets the error.
 func TestRefusedAnswersAreRepeated(t *testing.T) {
 	f := newFleet(t, 4, nil)
-	f.requireRepeats("/refused-by-r0", "refused answer")
-	if resp, _ := f.send("POST", "/refused", "", bytes.NewReader(prompt("m", 3000))); resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == "" {
+	f.requireRepeats("/refused-by-r0", "refused answer", 20)
+	if resp, _ := f.send("POST", "/refused", "", bytes.NewReader(prompt("m",
+		3000))); resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == "" {
 		t.Errorf("refused by all: %s", resp.Status)
 	}
 }
 
 // requireRepeats sends requests that r0 refuses, and checks that other replicas get them
 // whole and that the failures are counted.
-func (f *fleet) requireRepeats(path, failure string) {
+func (f *fleet) requireRepeats(path, failure string, requests int) {
 	f.t.Helper()
-	for i := range 20 {
+	counted := func() float64 {
+		return testutil.ToFloat64(f.proxy.metrics.failures.WithLabelValues("cascade/m/s0/rr", failure))
+	}
+	for i := 0; i < requests || counted() < 2 && i < 1000; i++ {
+		f.proxy.replicas.failed.all.Store(nil) // tried again at once
 		var body io.Reader = bytes.NewReader(prompt("m", 3000))
 		if i%2 == 0 {
 			body = chunked{body}
@@ -328,14 +283,26 @@ func (f *fleet) requireRepeats(path, failure string) {
 			f.t.Fatalf("%s got %d bytes", s.By, s.Bytes)
 		}
 	}
-	if n := testutil.ToFloat64(f.proxy.metrics.failures.WithLabelValues("cascade/m/s0/rr", failure)); n < 2 {
+	if n := counted(); n < 2 {
 		f.t.Errorf("%v refusals seen", n)
+	}
+}
+
+// TestBodyBeyondTheLimit checks that a request whose body is too large to be kept is sent once.
+func TestBodyBeyondTheLimit(t *testing.T) {
+	f := newFleet(t, 4, func(r *api.Routing) { r.Proxy.BodyLimit = 1000 })
+	for range 20 {
+		before := f.hits()
+		resp, _ := f.send("POST", "/refused", "", bytes.NewReader(prompt("m", 3000)))
+		if n := f.hits() - before; resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == "" || n != 1 {
+			t.Errorf("%s, sent %d times", resp.Status, n)
+		}
 	}
 }
 
 // TestAttackAddresses checks that errors do not show clients the addresses of upstreams.
 func TestAttackAddresses(t *testing.T) {
-	f := newFleet(t, 2, withTimeouts(100*time.Millisecond, 0))
+	f := newFleet(t, 2, withIdle(100*time.Millisecond))
 	check := func(path string) {
 		t.Helper()
 		resp, b := f.send("POST", path, "", bytes.NewReader(prompt("m", 100)))

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,57 +15,38 @@ import (
 	"testing"
 	"time"
 
-	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
-	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
-	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
+	"github.com/cascadeinfer/cascade/xds/server"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// control is the stock ADS server of go-control-plane, without any code of this
-// repository.
+// control is a control plane that serves sets.
 type control struct {
 	t     testing.TB
-	cache cache.SnapshotCache
+	cache *cache.Cache
 	conn  *grpc.ClientConn
 	grpc  *grpc.Server
 	stop  func()
-	turn  atomic.Int64
-	// public publishes the refusals of what is not in the public API.
-	public bool
-}
-
-// serveEveryPath removes the refusals of what is not in the public API, so that a front's
-// answer can be chosen by the path.
-func serveEveryPath(tables []types.Resource) {
-	for _, t := range tables {
-		for _, h := range t.(*routev3.RouteConfiguration).VirtualHosts {
-			h.Routes = slices.DeleteFunc(h.Routes, func(r *routev3.Route) bool { return strings.HasPrefix(r.Name, "refused/") })
-		}
-	}
 }
 
 func newControl(t testing.TB) *control {
 	t.Helper()
-	c := &control{t: t, cache: cache.NewSnapshotCache(false, cache.IDHash{}, nil), grpc: grpc.NewServer()}
+	c := &control{t: t, cache: cache.New(cache.Config{}), grpc: grpc.NewServer()}
 	ctx, cancel := context.WithCancel(context.Background())
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(c.grpc, serverv3.NewServer(ctx, c.cache, nil))
+	testkit.Must(server.New(server.Config{Cache: c.cache})).Register(ctx, c.grpc)
 	l := bufconn.Listen(1 << 20)
 	done := make(chan struct{})
 	go func() { defer close(done); c.grpc.Serve(l) }()
@@ -84,43 +64,21 @@ func newControl(t testing.TB) *control {
 	return c
 }
 
-// set publishes a view; edit may change the resources first.
-func (c *control) set(v resources.View, edit func(map[string][]types.Resource)) {
+// edit changes the plan of proxies before it is served.
+type edit func(*api.Routing)
+
+// set publishes a view, whose plan edit may change first, and returns the version of the plan.
+func (c *control) set(v resources.View, edit edit) (version string) {
 	c.t.Helper()
-	set, err := resources.Build(v)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	all := make(map[string][]types.Resource)
-	add := func(url string, fresh func() types.Resource) {
-		for _, r := range set.All(url) {
-			if r.Unlisted {
-				continue
-			}
-			m := fresh()
-			if err := r.Decode(m); err != nil {
-				c.t.Fatal(err)
-			}
-			all[url] = append(all[url], m)
-		}
-	}
-	add(resources.ClusterType, func() types.Resource { return new(clusterv3.Cluster) })
-	add(resources.EndpointType, func() types.Resource { return new(endpointv3.ClusterLoadAssignment) })
-	add(resources.ListenerType, func() types.Resource { return new(listenerv3.Listener) })
-	add(resources.RouteType, func() types.Resource { return new(routev3.RouteConfiguration) })
-	if !c.public {
-		serveEveryPath(all[resources.RouteType])
-	}
+	set := testkit.Must(resources.Build(v))
+	r, plan := set.Get(resources.RoutingType, resources.RoutingName("")), new(api.Routing)
 	if edit != nil {
-		edit(all)
+		testkit.NoError(c.t, r.Decode(plan))
+		edit(plan)
+		r = testkit.Must(resources.Encode(r.Type, r.Name, plan))
 	}
-	s, err := cache.NewSnapshot(strconv.FormatInt(c.turn.Add(1), 10), all)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if err := c.cache.SetSnapshot(context.Background(), "proxy", s); err != nil {
-		c.t.Fatal(err)
-	}
+	c.cache.Set("", set.WithResources(r))
+	return r.Version
 }
 
 // front is an upstream that reports the requests that it received.
@@ -128,6 +86,7 @@ type front struct {
 	address string
 	server  *http.Server
 	hits    atomic.Int64
+	flooded atomic.Int64 // bytes of answers that it could write to X-Flood
 	done    chan struct{}
 }
 
@@ -149,57 +108,84 @@ func newFront(t testing.TB, name string) *front {
 		t.Fatal(err)
 	}
 	f := &front{address: l.Addr().String(), done: make(chan struct{})}
-	f.server = &http.Server{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 20000}, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		f.hits.Add(1)
-		w.Header().Set("X-By", name)
-		w.Header().Set("Endpoint-Load-Metrics", "TEXT named_metrics.kv_cache_usage_perc=0.5")
-		switch r.URL.Path {
-		case "/sse":
-			n, _ := strconv.Atoi(r.URL.Query().Get("n"))
-			gap, _ := time.ParseDuration(r.URL.Query().Get("gap"))
-			io.Copy(io.Discard, r.Body)
-			w.Header().Set("Content-Type", "text/event-stream")
-			for i := range n {
-				fmt.Fprintf(w, "data: %d\n\n", i)
-				w.(http.Flusher).Flush()
-				select {
-				case <-time.After(gap):
-				case <-r.Context().Done():
+	f.server = &http.Server{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 20000},
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			f.hits.Add(1)
+			w.Header().Set("X-By", name)
+			w.Header().Set("Endpoint-Load-Metrics", "TEXT named_metrics.kv_cache_usage_perc=0.5")
+			if r.Header.Get("Origin") != "" { // as vLLM by default, with --allow-credentials
+				w.Header().Set("Access-Control-Allow-Origin", "*")
+				w.Header().Set("Access-Control-Allow-Credentials", "true")
+			}
+			for r.Header.Get("X-Flood") != "" {
+				if _, err := w.Write(make([]byte, 16<<10)); err != nil {
 					return
 				}
+				f.flooded.Add(16 << 10)
 			}
-			io.WriteString(w, "data: [DONE]\n\n")
-		case "/hang":
-			io.Copy(io.Discard, r.Body)
-			<-r.Context().Done()
-		case "/refused", "/refused-by-" + name:
-			io.Copy(io.Discard, r.Body)
-			w.Header().Set(length.RefusedHeader, "1")
-			w.WriteHeader(503)
-		case "/refused-at-once":
-			w.Header().Set(length.RefusedHeader, "1")
-			w.WriteHeader(503)
-			io.WriteString(w, "refused")
-		case "/sink":
-			io.Copy(io.Discard, r.Body)
-		case "/cut":
-			panic(http.ErrAbortHandler)
-		case "/abort":
-			io.WriteString(w, "half")
-			w.(http.Flusher).Flush()
-			panic(http.ErrAbortHandler)
-		default:
-			if code, err := strconv.Atoi(strings.TrimPrefix(r.URL.Path, "/status/")); err == nil {
-				w.WriteHeader(code)
-				if code != 200 {
-					io.WriteString(w, "an answer")
-				}
+			if r.Header.Get("X-Refuse-By") == name {
+				io.Copy(io.Discard, r.Body)
+				w.Header().Set(length.RefusedHeader, length.RefusedUnbegun)
+				w.WriteHeader(503)
 				return
 			}
-			n, _ := io.Copy(io.Discard, r.Body)
-			json.NewEncoder(w).Encode(seen{name, r.Header, r.Host, r.RequestURI, r.Proto, int(n), r.ContentLength})
-		}
-	})}
+			switch r.URL.Path {
+			case "/sse":
+				n, _ := strconv.Atoi(r.URL.Query().Get("n"))
+				gap, _ := time.ParseDuration(r.URL.Query().Get("gap"))
+				io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Type", "text/event-stream")
+				for i := range n {
+					fmt.Fprintf(w, "data: %d\n\n", i)
+					w.(http.Flusher).Flush()
+					select {
+					case <-time.After(gap):
+					case <-r.Context().Done():
+						return
+					}
+				}
+				io.WriteString(w, "data: [DONE]\n\n")
+			case "/hang":
+				io.Copy(io.Discard, r.Body)
+				<-r.Context().Done()
+			case "/refused", "/refused-by-" + name:
+				io.Copy(io.Discard, r.Body)
+				w.Header().Set(length.RefusedHeader, "1")
+				w.WriteHeader(503)
+			case "/refused-at-once":
+				w.Header().Set(length.RefusedHeader, "1")
+				w.WriteHeader(503)
+				io.WriteString(w, "refused")
+			case "/sink":
+				io.Copy(io.Discard, r.Body)
+			case "/dies", "/dies-refusing": // as a front end that a request breaks
+				io.Copy(io.Discard, r.Body)
+				if n, _ := strconv.Atoi(r.Header.Get(length.AttemptHeader)); n > 1 {
+					w.WriteHeader(http.StatusProcessing)
+				}
+				if r.URL.Path == "/dies" {
+					panic(http.ErrAbortHandler)
+				}
+				w.Header().Set(length.RefusedHeader, length.RefusedLost)
+				w.WriteHeader(502)
+			case "/cut":
+				panic(http.ErrAbortHandler)
+			case "/abort":
+				io.WriteString(w, "half")
+				w.(http.Flusher).Flush()
+				panic(http.ErrAbortHandler)
+			default:
+				if code, err := strconv.Atoi(strings.TrimPrefix(r.URL.Path, "/status/")); err == nil {
+					w.WriteHeader(code)
+					if code != 200 {
+						io.WriteString(w, "an answer")
+					}
+					return
+				}
+				n, _ := io.Copy(io.Discard, r.Body)
+				json.NewEncoder(w).Encode(seen{name, r.Header, r.Host, r.RequestURI, r.Proto, int(n), r.ContentLength})
+			}
+		})}
 	f.server.Protocols.SetHTTP1(true)
 	f.server.Protocols.SetUnencryptedHTTP2(true)
 	f.server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
@@ -228,7 +214,7 @@ type fleet struct {
 	cancel   context.CancelFunc
 	ran      chan error
 	once     sync.Once // stops
-	applied  chan *client.Snapshot
+	applied  chan *routing.Snapshot
 }
 
 // twoStages returns a view with model m on four fronts: [0,1000) on 0 and 1, the rest
@@ -236,7 +222,8 @@ type fleet struct {
 func twoStages(fronts []*front) resources.View {
 	v := resources.View{Models: []resources.Model{{Name: "m", Context: 131072, BytesPerToken: 4000}}}
 	v.Settings.ConnectTimeout = time.Minute // with the default, a dial that a busy machine delays looks like a dead replica
-	p := policies.Plan{Model: "m", Epoch: 1, Stages: []policies.Stage{{Low: 0, High: 1000}, {Low: 1000, High: policies.Unbounded}}}
+	p := policies.Plan{Model: "m", Epoch: 1, Stages: []policies.Stage{{Low: 0, High: 1000}, {Low: 1000,
+		High: policies.Unbounded}}}
 	for i, f := range fronts {
 		id := policies.ReplicaID(fmt.Sprintf("r%d", i))
 		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: f.address, Weight: 10})
@@ -247,9 +234,15 @@ func twoStages(fronts []*front) resources.View {
 	return v
 }
 
-func newFleet(t testing.TB, fronts int, edit func(map[string][]types.Resource)) *fleet {
+func newFleet(t testing.TB, fronts int, edit edit) *fleet {
 	t.Helper()
-	f := &fleet{t: t, control: newControl(t), registry: prometheus.NewRegistry(), ran: make(chan error, 1), applied: make(chan *client.Snapshot, 10000)}
+	return newFleetWith(t, fronts, edit, Config{everyPath: true})
+}
+
+func newFleetWith(t testing.TB, fronts int, edit edit, cfg Config) *fleet {
+	t.Helper()
+	f := &fleet{t: t, control: newControl(t), registry: prometheus.NewRegistry(), ran: make(chan error, 1),
+		applied: make(chan *routing.Snapshot, 10000)}
 	for i := range fronts {
 		f.fronts = append(f.fronts, newFront(t, fmt.Sprintf("r%d", i)))
 	}
@@ -263,10 +256,10 @@ func newFleet(t testing.TB, fronts int, edit func(map[string][]types.Resource)) 
 	if testing.Verbose() {
 		logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
-	f.proxy, err = New(Config{
-		Client:   client.Config{Conn: f.control.conn, NodeID: "proxy", BackoffMin: time.Millisecond, Watcher: applied(f.applied)},
-		Listener: l, DrainTimeout: 5 * time.Second, Registry: f.registry, Logger: logger,
-	})
+	cfg.Client = routing.Config{Conn: f.control.conn, NodeID: "proxy", BackoffMin: time.Millisecond,
+		Watcher: applied(f.applied)}
+	cfg.Listener, cfg.DrainTimeout, cfg.Registry, cfg.Logger = l, 5*time.Second, f.registry, logger
+	f.proxy, err = New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,11 +282,12 @@ func newFleet(t testing.TB, fronts int, edit func(map[string][]types.Resource)) 
 	return f
 }
 
-// runProxy runs a proxy of a control plane that binds what LDS says, until the test ends.
+// runProxy runs a proxy that binds the plan's address, until the test ends.
 func (c *control) runProxy(t *testing.T, cfg Config) (*Proxy, applied) {
 	t.Helper()
 	updates := make(applied, 100)
-	cfg.Client, cfg.DrainTimeout = client.Config{Conn: c.conn, NodeID: "proxy", Watcher: updates}, time.Second
+	cfg.Client, cfg.DrainTimeout, cfg.everyPath = routing.Config{Conn: c.conn, NodeID: "proxy", Watcher: updates},
+		time.Second, true
 	p, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -325,28 +319,28 @@ func (f *fleet) stop() {
 // waitForNoRequests waits until no request of the first stage is in progress.
 func (f *fleet) waitForNoRequests() {
 	f.t.Helper()
-	c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]
+	c := f.proxy.state.Load().stages[stageKey{"m", 0}]
 	testkit.WaitFor(f.t, "the end of all requests", func() bool { return c.requests.Load() == 0 })
 }
 
-type applied chan *client.Snapshot
+type applied chan *routing.Snapshot
 
-func (a applied) Update(s *client.Snapshot) { a <- s }
+func (a applied) Update(s *routing.Snapshot) { a <- s }
 
-// publish sets a view and waits until the proxy uses it; want recognises the snapshot.
-func (f *fleet) publish(v resources.View, edit func(map[string][]types.Resource), want func(*client.Snapshot) bool) {
+// publish sets a view and waits until the proxy uses it.
+func (f *fleet) publish(v resources.View, edit edit) {
 	f.t.Helper()
-	f.control.set(v, edit)
+	version := f.control.set(v, edit)
 	timeout := time.After(time.Minute)
-	for {
+	for f.proxy.Snapshot().Version != version {
 		select {
-		case s := <-f.applied:
-			if s.Listeners["cascade"] != nil && s.Routes["cascade"] != nil && want(s) {
-				return
-			}
+		case <-f.applied:
 		case <-timeout:
 			f.t.Fatal("the proxy did not take the view")
 		}
+	}
+	for s := f.proxy.Snapshot(); f.proxy.state.Load().plan != s.Routing; {
+		<-f.applied
 	}
 }
 
@@ -394,8 +388,8 @@ func prompt(model string, n int) []byte {
 	return []byte(empty[:len(empty)-2] + strings.Repeat("x", max(0, n-len(empty))) + `"}`)
 }
 
-// failure decodes an error that the proxy itself made.
-func failure(t testing.TB, body []byte) apiError {
+// failureOf decodes an error that the proxy itself made.
+func failureOf(t testing.TB, body []byte) apiError {
 	t.Helper()
 	var e struct{ Error apiError }
 	if err := json.Unmarshal(body, &e); err != nil {

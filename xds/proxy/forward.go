@@ -7,174 +7,120 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
-	"strings"
+	"strconv"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/localfault"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/localfault"
-	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
-	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
 )
 
-// forward sends the request to the cluster and its response to the client.
-func (x *exchange) forward(c *cluster) {
-	view := c.view.Load()
-	if n := c.requests.Add(1); n > int64(view.MaxRequests) {
-		c.requests.Add(-1)
+// attemptHeader is length.AttemptHeader in canonical form; refusedHeader likewise.
+var (
+	attemptHeader = http.CanonicalHeaderKey(length.AttemptHeader)
+	refusedHeader = http.CanonicalHeaderKey(length.RefusedHeader)
+)
+
+// retryPause is the longest pause before the first repetition; it doubles each time, up to
+// maxRetryPause.
+const (
+	retryPause    = 5 * time.Millisecond
+	maxRetryPause = 100 * time.Millisecond
+)
+
+var errNoReplica = errors.New("no healthy replica")
+
+// forward sends the request to a replica and its response to the client.
+func (x *exchange) forward(addresses []string) {
+	s, most := x.stage, int64(x.state.plan.Proxy.MaxRequests)
+	if n := s.requests.Add(1); n > most {
+		s.requests.Add(-1)
 		x.w.Header().Set("X-Envoy-Overloaded", "true")
-		x.replyError(503, codeOverload, fmt.Sprintf("Cluster %q has %d requests in flight, its limit.", c.name, view.MaxRequests))
+		x.replyError(503, codeOverload, fmt.Sprintf("Stage %q has %d requests in flight, its limit.", s.name, most))
 		return
 	}
-	c.metrics.active.Inc()
+	s.metrics.active.Inc()
 	defer func() {
-		c.requests.Add(-1)
-		c.metrics.active.Dec()
+		s.requests.Add(-1)
+		s.metrics.active.Dec()
 	}()
 	x.watchdog.stop() // of the body's arrival, if it had to be read
-	x.watchdog = x.watchdog.forUpstream(x.route, x.listener.StreamIdle)
+	x.watchdog = x.watchdog.again()
 	x.openBody()
 	x.watchdog.start()
-	answer, host, err := x.tryHosts(c, view)
+	answer, load, err := x.tryReplicas(addresses)
 	if err != nil {
-		x.replyUnanswered(c, host, err)
+		x.replyUnanswered(err)
 		return
 	}
 	if x.body != nil {
-		x.body.commit() // a response has started: no retry from here on
+		x.body.commit() // a response has started: it is not repeated from here on
 	}
-	observeTime(c.metrics.firstByte, time.Since(x.begun), x.span)
-	defer host.Load.End(succeeded(answer))
-	x.forwardResponse(answer, host)
+	observeTime(s.metrics.firstByte, time.Since(x.begun), x.span)
+	defer load.end(succeeded(answer))
+	x.forwardResponse(answer)
 }
 
 // succeeded reports whether an answer counts as one in load reports, as Envoy counts them.
 func succeeded(answer *http.Response) bool { return answer.StatusCode < 500 }
 
-// forUpstream returns a watchdog for the upstream part of the request.
-func (w *watchdog) forUpstream(r *client.Route, idle time.Duration) *watchdog {
-	if r.IdleTimeout >= 0 {
-		idle = r.IdleTimeout
+// tryReplicas tries replicas until one responds: those that were picked in their order, and
+// again if they are few.
+func (x *exchange) tryReplicas(addresses []string) (*http.Response, *load, error) {
+	s := x.stage
+	if len(addresses) == 0 {
+		return nil, nil, errNoReplica
 	}
-	out := &watchdog{idle: idle, timeout: r.Timeout, duration: r.MaxDuration, begun: w.begun, cancel: w.cancel, control: w.control, reading: w.reading, untilLate: w.untilLate}
-	out.recordProgress()
-	return out
-}
-
-var (
-	errNoHost  = errors.New("no healthy upstream")
-	errRetries = errors.New("the retry limit is reached")
-)
-
-// tryHosts tries hosts until one responds. The returned host is the last one tried.
-func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *balance.Host, error) {
-	tried := balance.Attempts{Key: x.key()}
-	var last *balance.Host
 	for n := 0; ; n++ {
-		host := c.balancer.Pick(time.Now(), &tried, x.route.Retry)
-		if host == nil {
-			return nil, last, errNoHost
-		}
-		last, x.upstream = host, host.Address
+		address := addresses[n%len(addresses)]
+		x.upstream = address
 		x.attempts++
-		host.Load.Begin()
-		answer, err := x.p.pool(view, host).RoundTrip(x.upstreamRequest(host))
+		l := s.load(address)
+		l.begin()
+		answer, begun, err := x.p.replicas.get(address, x.state.link).send(x.attempt(address))
+		last := begun || n+1 >= balance.MaxAddresses || !x.body.repeatable()
 		if err == nil {
-			if c.balancer.ReportStatus(time.Now(), host, answer.StatusCode) {
-				x.logEjection(c, host)
-			}
-			if !x.refusedByReplica(answer) || n >= x.route.Retry.Retries {
-				return answer, host, nil
+			x.p.replicas.failed.clear(address)
+			if last || answer.Header[refusedHeader] == nil {
+				return answer, l, nil
 			}
 			answer.Body.Close()
-			host.Load.End(succeeded(answer))
-			c.metrics.failed("refused answer")
-			tried.Add(host)
-			if err := x.waitBeforeRetry(c, view, n); err != nil {
-				return nil, host, err
-			}
-			continue
+			l.end(succeeded(answer))
+			s.metrics.failed("refused answer")
+		} else if last = x.recordFailure(l, address, err) || last; last {
+			return nil, nil, err
 		}
-		var failure *upstream.Error
-		if !errors.As(err, &failure) {
-			// The client left, or a limit of this proxy was reached. Only a timeout counts against
-			// the host.
-			if !errors.Is(err, errTimeout) {
-				host.Load.Abandon()
-				return nil, host, err
-			}
-			host.Load.End(false)
-			if c.balancer.ReportFailure(time.Now(), host) {
-				x.logEjection(c, host)
-			}
-			return nil, host, err
-		}
-		c.metrics.failed(failure.Kind.String())
-		if localfault.Is(err) {
-			host.Load.Abandon()
-		} else {
-			host.Load.End(false)
-			if c.balancer.ReportFailure(time.Now(), host) {
-				x.logEjection(c, host)
-			}
-		}
-		if !x.retriable(failure.Kind) || n >= x.route.Retry.Retries {
-			return nil, host, err
-		}
-		tried.Add(host)
-		if err := x.waitBeforeRetry(c, view, n); err != nil {
-			return nil, host, err
+		if err := x.pause(n); err != nil {
+			return nil, nil, err
 		}
 	}
 }
 
-// key returns the request's key in clusters that choose by one, "" without one.
-func (x *exchange) key() string {
-	if x.route.HashHeader == "" {
-		return ""
+// recordFailure counts an attempt without a response. It reports whether the request is over.
+func (x *exchange) recordFailure(l *load, address string, err error) (over bool) {
+	var f *failure
+	if !errors.As(err, &f) {
+		l.abandon() // the client left, or a limit of this proxy was reached
+		return true
 	}
-	return strings.Join(x.header[x.route.HashHeader], ",")
-}
-
-// retriable reports whether the route retries a failure and the body can be resent.
-func (x *exchange) retriable(k upstream.Kind) bool {
-	p := x.route.Retry
-	if p == nil {
+	x.stage.metrics.failed(f.kind.String())
+	if localfault.Is(err) {
+		l.abandon()
 		return false
 	}
-	ok := k == upstream.NotConnected && p.ConnectFailure || k == upstream.Refused && p.RefusedStream || k == upstream.BeforeRequest && p.ResetBeforeRequest || k == upstream.Reset && p.Reset
-	return ok && x.body.repeatable()
-}
-
-// refusedByReplica reports whether the route retries a response on another host and the
-// body can be resent.
-func (x *exchange) refusedByReplica(answer *http.Response) bool {
-	p := x.route.Retry
-	if p == nil || !x.body.repeatable() {
-		return false
-	}
-	for _, name := range p.Headers {
-		if answer.Header[name] != nil {
-			return true
-		}
+	l.end(false)
+	if x.p.replicas.failed.add(address, time.Now()) {
+		x.stage.metrics.ejections.Inc()
+		x.p.cfg.Logger.Warn("replica passed over: it gave no response", "stage", x.stage.name, "address", address,
+			"error", err)
 	}
 	return false
 }
 
-// waitBeforeRetry counts a retry and waits a random time up to the base interval, which
-// doubles each time.
-func (x *exchange) waitBeforeRetry(c *cluster, view *clusterView, n int) error {
-	if r := c.retries.Add(1); r > int64(view.MaxRetries) {
-		c.retries.Add(-1)
-		return errRetries
-	}
-	defer c.retries.Add(-1)
-	c.metrics.retries.Inc()
-	d := min(x.route.Retry.BaseInterval<<min(n, 16), x.route.Retry.MaxInterval)
-	if d <= 0 {
-		return nil
-	}
-	t := time.NewTimer(rand.N(d))
+// pause counts a repetition and waits a random time before it.
+func (x *exchange) pause(n int) error {
+	x.stage.metrics.retries.Inc()
+	t := time.NewTimer(rand.N(min(retryPause<<n, maxRetryPause)))
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -184,26 +130,18 @@ func (x *exchange) waitBeforeRetry(c *cluster, view *clusterView, n int) error {
 	}
 }
 
-func (x *exchange) logEjection(c *cluster, h *balance.Host) {
-	c.metrics.ejections.Inc()
-	hosts, out := c.balancer.Size()
-	x.p.cfg.Logger.Warn("host ejected", "cluster", c.name, "host", h.Address, "ejected", out, "hosts", hosts)
-}
-
-// upstreamRequest returns the upstream request for one attempt.
-func (x *exchange) upstreamRequest(h *balance.Host) *http.Request {
+// attempt returns the request for one attempt.
+func (x *exchange) attempt(address string) *http.Request {
 	header := x.header
-	if !x.route.Request.Empty() || !x.host.Request.Empty() || !x.listener.table.Request.Empty() {
-		// Each attempt starts from the client's headers.
-		header = header.Clone()
-		c := client.FormatContext{Cluster: x.route.Cluster, Upstream: h.Address}
-		mutate(header, &x.route.Request, c)
-		mutate(header, &x.host.Request, c)
-		mutate(header, &x.listener.table.Request, c)
+	if x.attempts > 1 {
+		header = header.Clone() // the first attempt may still read it
 	}
+	header[attemptHeader] = []string{strconv.Itoa(x.attempts)}
+	u := x.r.URL
 	r := (&http.Request{
 		Method: x.r.Method,
-		URL:    &url.URL{Scheme: "http", Host: h.Address, Path: x.r.URL.Path, RawPath: x.r.URL.RawPath, RawQuery: x.r.URL.RawQuery, ForceQuery: x.r.URL.ForceQuery},
+		URL: &url.URL{Scheme: "http", Host: address, Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery,
+			ForceQuery: u.ForceQuery},
 		Host:   x.r.Host,
 		Header: header,
 	}).WithContext(x.ctx)
@@ -216,13 +154,12 @@ func (x *exchange) upstreamRequest(h *balance.Host) *http.Request {
 	return r
 }
 
-// replyUnanswered answers a request to which no host has responded. Clients do not see
-// the addresses of hosts, which transport errors contain; the log does.
-func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
-	var failure *upstream.Error
-	if host != nil {
-		x.p.cfg.Logger.Debug("request got no response", "cluster", c.name, "host", host.Address, "error", err)
-	}
+// replyUnanswered answers a request to which no replica has responded. Clients do not see the
+// addresses of replicas, which transport errors contain; the log does.
+func (x *exchange) replyUnanswered(err error) {
+	var f *failure
+	name := x.stage.name
+	x.p.cfg.Logger.Debug("request got no response", "stage", name, "address", x.upstream, "error", err)
 	switch {
 	case x.clientLeft():
 		x.code = statusClientGone // without an answer, which aborts the request
@@ -230,23 +167,20 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 		x.replyStopping()
 	case errors.Is(err, errSlowBody), errors.Is(err, errIdle) && (x.body.pending() || x.body.failed()):
 		x.replyError(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
-	case errors.Is(err, errIdle), errors.Is(err, errTimeout), errors.Is(err, errDuration):
-		x.replyError(504, codeTimeout, fmt.Sprintf("Cluster %q: %v.", c.name, err))
+	case errors.Is(err, errIdle):
+		x.replyError(504, codeTimeout, fmt.Sprintf("Stage %q: %v.", name, err))
 	case localfault.Is(err):
 		x.replyExhausted()
-	case errors.Is(err, errNoHost):
-		x.replyError(503, codeNoUpstream, fmt.Sprintf("Cluster %q has no healthy endpoint.", c.name))
-	case errors.Is(err, errRetries):
-		x.w.Header().Set("X-Envoy-Overloaded", "true")
-		x.replyError(503, codeOverload, fmt.Sprintf("Cluster %q: %v.", c.name, err))
+	case errors.Is(err, errNoReplica):
+		x.replyError(503, codeNoUpstream, fmt.Sprintf("Stage %q has no healthy replica.", name))
 	case x.body.failed():
 		x.replyError(400, codeBadBody, "The request body ended before its length.")
-	case errors.As(err, &failure) && failure.Kind == upstream.Reset:
-		x.replyError(503, codeReset, fmt.Sprintf("Cluster %q ended the request without a response.", c.name))
-	case errors.As(err, &failure):
-		x.replyError(503, codeUnreachable, fmt.Sprintf("Cluster %q: %v.", c.name, failure.Kind))
+	case errors.As(err, &f) && f.kind == reset:
+		x.replyError(503, codeReset, fmt.Sprintf("A replica of stage %q ended the request without a response.", name))
+	case errors.As(err, &f):
+		x.replyError(503, codeUnreachable, fmt.Sprintf("Stage %q: %v.", name, f.kind))
 	default:
-		x.replyError(503, codeUnreachable, fmt.Sprintf("Cluster %q cannot be reached.", c.name))
+		x.replyError(503, codeUnreachable, fmt.Sprintf("Stage %q cannot be reached.", name))
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/intake"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // endless is a body that brings n bytes at a time.
@@ -25,7 +25,7 @@ func (e endless) Read(p []byte) (int, error) {
 // TestAttackBodyMemory checks that bodies never hold more memory together than they may:
 // one that must be read is refused, another one is passed on without being kept.
 func TestAttackBodyMemory(t *testing.T) {
-	pool := &bufferPool{budget: intake.NewBudget(1 << 20)}
+	pool := &bufferPool{budget: httpserver.NewBudget(1 << 20)}
 	big := newBody(endless{1 << 10, 0}, 16<<20, 16<<20, func() {}, pool)
 	if n := pool.budget.Held(); n > maxFirstBuffer+1 {
 		t.Errorf("the announcement of a body costs %d bytes", n)
@@ -54,18 +54,19 @@ func TestAttackSlowBody(t *testing.T) {
 		bytes int
 		rate  int64 // configured; 0 for the default
 		late  bool
-	}{{1, 0, true}, {intake.WindowBytes / 8, 0, false}, {20, 10, false}, {20, 30, true}} {
+	}{{1, 0, true}, {httpserver.WindowBytes / 8, 0, false}, {20, 10, false}, {20, 30, true}} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newBody(endless{c.bytes, time.Second}, -1, 1<<30, func() {}, &bufferPool{budget: intake.NewBudget(1 << 30), leastPace: intake.BytesAt(c.rate)})
-			w, cause := watched(time.Hour, 0, 0)
+			b := newBody(endless{c.bytes, time.Second}, -1, 1<<30, func() {},
+				&bufferPool{budget: httpserver.NewBudget(1 << 30), leastPace: httpserver.BytesAt(c.rate)})
+			w, cause := watched(time.Hour)
 			w.untilLate = b.untilLate
 			r := b.newReader()
 			w.start()
-			time.Sleep(10 * intake.Window)
+			time.Sleep(10 * httpserver.Window)
 			if cause() != nil {
 				t.Errorf("a body that was not read is late: %v", cause())
 			}
-			for begun := time.Now(); cause() == nil && time.Since(begun) < 3*intake.Window; {
+			for begun := time.Now(); cause() == nil && time.Since(begun) < 3*httpserver.Window; {
 				if _, err := r.Read(make([]byte, 64<<10)); err != nil {
 					t.Fatal(err)
 				}

@@ -1,18 +1,15 @@
 package proxy
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
-	"math"
 	"net"
 	"net/http"
-	"slices"
-	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/httpserver"
+	"github.com/cascadeinfer/cascade/internal/httpserver"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // bindRetry is the delay before another attempt to bind an address.
@@ -37,50 +34,119 @@ const (
 // errStopping ends the requests that outlive the drain timeout.
 var errStopping = errors.New("the proxy is stopping")
 
-// server is a bound listener.
-type server struct {
-	http    *http.Server
-	address string // from LDS
-	secure  bool   // with TLS
-	stop    context.CancelCauseFunc
-	ended   chan struct{}
+// connectionIdle ends a connection without requests: Envoy's default.
+const connectionIdle = time.Hour
+
+// maxHeaderBytes bounds the headers of a request: Envoy's default.
+const maxHeaderBytes = 60 << 10
+
+// listen serves the plan's address, or Config.Listener, from the first plan on until ctx ends, and
+// then drains. After Retire it returns when no request is left.
+func (p *Proxy) listen(ctx context.Context) {
+	if p.cfg.Listener != nil {
+		defer p.cfg.Listener.Close()
+	}
+	s := p.bind(ctx)
+	if s == nil {
+		return
+	}
+	close(p.ready)
+	select {
+	case <-ctx.Done():
+	case <-p.retire:
+		p.awaitQuiet(ctx)
+	}
+	p.addr.Store(nil)
+	p.drain(ctx, s)
 }
 
-// serveListeners runs one server per listener of the state until ctx ends, and then
-// drains all of them. After Retire it returns when no request is left.
-func (p *Proxy) serveListeners(ctx context.Context) error {
-	running := make(map[string]*server)
-	var draining sync.WaitGroup
-	drain := func(ctx context.Context, name string) {
-		s := running[name]
-		delete(running, name)
-		p.setAddr(name, nil)
-		draining.Go(func() { p.drain(ctx, s) })
+// bind waits for a plan that can be served, and serves it. It returns nil if ctx ends before, or if
+// another process has taken over.
+func (p *Proxy) bind(ctx context.Context) *clientServer {
+	select {
+	case <-p.applied:
+	case <-p.retire:
+		return nil
+	case <-ctx.Done():
+		return nil
 	}
-	now, cancel := context.WithCancel(context.Background())
-	cancel()
-	stop := func(name string) { drain(now, name) }
-	for serving := true; serving; {
-		retry := p.reconcile(running, stop)
+	for warned := false; ; {
+		settings := &p.state.Load().plan.Proxy
+		bound, err := p.cfg.Listener, error(nil)
+		switch {
+		case settings.EdgeTLS && p.cfg.TLS == nil:
+			err = errors.New("the plan asks for TLS with clients, and this proxy has no certificate")
+		case bound == nil:
+			bound, err = p.cfg.Listen("tcp", settings.Listen)
+		}
+		if err == nil {
+			address := bound.Addr()
+			p.addr.Store(&address)
+			p.cfg.Logger.Info("listener started", "address", address.String())
+			return p.start(settings.EdgeTLS, bound)
+		}
+		if !warned {
+			p.cfg.Logger.Error("clients are not served, trying again", "address", settings.Listen, "error", err,
+				"retry_in", bindRetry)
+			warned = true
+		}
+		retry := time.NewTimer(bindRetry)
 		select {
-		case <-ctx.Done():
-			serving = false
+		case <-retry.C:
 		case <-p.retire:
-			// The successor has the sockets, so that no other listener is opened.
-			p.awaitQuiet(ctx)
-			serving = false
-		case <-p.changed:
-		case <-retry:
+			return nil
+		case <-ctx.Done():
+			retry.Stop()
+			return nil
 		}
 	}
-	for name := range running {
-		drain(ctx, name)
+}
+
+// clientServer is the HTTP server for clients.
+type clientServer struct {
+	http  *http.Server
+	stop  context.CancelCauseFunc
+	ended chan struct{}
+}
+
+// start serves a listener, with TLS if it is secure.
+func (p *Proxy) start(secure bool, bound net.Listener) *clientServer {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(!secure)
+	protocols.SetHTTP2(secure)
+	ctx, stop := context.WithCancelCause(context.Background())
+	s := &clientServer{stop: stop, ended: make(chan struct{}), http: &http.Server{
+		BaseContext:                  func(net.Listener) context.Context { return ctx },
+		Handler:                      httpserver.Handler(http.HandlerFunc(p.serve)),
+		Protocols:                    protocols,
+		ConnContext:                  httpserver.ConnContext,
+		DisableGeneralOptionsHandler: true, // OPTIONS * is answered as any other request
+		ReadHeaderTimeout:            resources.HeadersTimeout,
+		IdleTimeout:                  connectionIdle,
+		ConnState:                    markRequestRead,
+		MaxHeaderBytes:               maxHeaderBytes,
+		ErrorLog:                     slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: resources.ClientStreams, MaxReceiveBufferPerStream: resources.ClientBuffer,
+			MaxReceiveBufferPerConnection: resources.ClientWindow,
+		},
+	}}
+	serve := s.http.Serve
+	if secure {
+		s.http.TLSConfig = p.cfg.TLS.Clone()
+		serve = func(l net.Listener) error { return s.http.ServeTLS(l, "", "") }
 	}
-	draining.Wait()
-	if p.cfg.Listener != nil {
-		p.cfg.Listener.Close()
+	if p.cfg.WrapListener != nil {
+		bound = p.cfg.WrapListener(bound)
 	}
-	return nil
+	go func() {
+		defer close(s.ended)
+		if err := serve(lazyDeadlineListener{bound, connectionIdle}); !errors.Is(err, http.ErrServerClosed) {
+			p.cfg.Logger.Error("listener failed", "error", err)
+		}
+	}()
+	return s
 }
 
 // awaitQuiet returns when no request was in progress or began at quietChecks checks in
@@ -102,118 +168,10 @@ func (p *Proxy) awaitQuiet(ctx context.Context) {
 	}
 }
 
-// reconcile starts and stops servers to match the state. The channel fires when an
-// address should be tried again; it is nil if none should.
-func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry <-chan time.Time) {
-	want := p.wantedListeners()
-	for name, s := range running {
-		if l := want[name]; l == nil || p.cfg.Listener == nil && (l.Address != s.address || (l.Secret != "") != s.secure) {
-			stop(name)
-		}
-	}
-	for name, l := range want {
-		if running[name] != nil {
-			continue
-		}
-		bound := p.cfg.Listener
-		if bound == nil {
-			var err error
-			if bound, err = p.cfg.Listen("tcp", l.Address); err != nil {
-				p.cfg.Logger.Error("listener not bound", "listener", name, "error", err, "retry_in", bindRetry)
-				retry = time.After(bindRetry)
-				continue
-			}
-		}
-		running[name] = p.start(name, l, bound)
-		p.setAddr(name, bound.Addr())
-		p.cfg.Logger.Info("listener started", "listener", name, "address", bound.Addr().String())
-	}
-	if len(running) > 0 {
-		p.once.Do(func() { close(p.ready) })
-	}
-	return retry
-}
-
-// wantedListeners returns the listeners to serve. Once a listener is served on
-// Config.Listener, no other replaces it: http.Server closes the listener it has served.
-func (p *Proxy) wantedListeners() map[string]*listener {
-	out := make(map[string]*listener)
-	for name, l := range p.state.Load().listeners {
-		if l.Address == "" {
-			continue
-		}
-		if l.Secret != "" && p.cfg.TLS == nil {
-			p.noTLS.Do(func() {
-				p.cfg.Logger.Error("listener not served: it needs TLS, and this proxy has no certificate", "listener", name)
-			})
-			continue
-		}
-		out[name] = l
-	}
-	if p.cfg.Listener == nil {
-		return out
-	}
-	name := p.cfg.ListenerName
-	if name == "" && len(out) > 0 {
-		names := make([]string, 0, len(out))
-		for n := range out {
-			names = append(names, n)
-		}
-		name = slices.MinFunc(names, cmp.Compare[string])
-	}
-	if l := out[name]; l != nil {
-		return map[string]*listener{name: l}
-	}
-	return nil
-}
-
-// start serves a listener. Settings that an HTTP server fixes at its start (connection
-// timeouts, HTTP/2 windows and stream limits) stay until the listener's address
-// changes; everything else follows the state.
-func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
-	ctx, stop := context.WithCancelCause(context.Background())
-	s := &server{address: l.Address, secure: l.Secret != "", stop: stop, ended: make(chan struct{}), http: &http.Server{
-		BaseContext:                  func(net.Listener) context.Context { return ctx },
-		Handler:                      httpserver.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(name, w, r) })),
-		Protocols:                    protocols,
-		DisableGeneralOptionsHandler: true, // OPTIONS * is routed as any other request
-		ReadHeaderTimeout:            l.HeadersTimeout,
-		IdleTimeout:                  l.ConnectionIdle,
-		ConnState:                    markRequestRead,
-		MaxHeaderBytes:               l.MaxHeaderBytes,
-		ErrorLog:                     slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:          int(min(l.MaxStreams, math.MaxInt32)),
-			MaxReceiveBufferPerStream:     l.StreamWindow,
-			MaxReceiveBufferPerConnection: l.ConnectionWindow,
-		},
-	}}
-	serve := s.http.Serve
-	if s.secure {
-		protocols.SetUnencryptedHTTP2(false)
-		protocols.SetHTTP2(true)
-		s.http.TLSConfig = p.cfg.TLS.Clone()
-		serve = func(l net.Listener) error { return s.http.ServeTLS(l, "", "") }
-	}
-	go func() {
-		defer close(s.ended)
-		if p.cfg.WrapListener != nil {
-			bound = p.cfg.WrapListener(bound)
-		}
-		if err := serve(lazyDeadlineListener{bound, l.ConnectionIdle}); !errors.Is(err, http.ErrServerClosed) {
-			p.cfg.Logger.Error("listener failed", "listener", name, "error", err)
-		}
-	}()
-	return s
-}
-
 // drain stops accepting and waits for the streams. What remains after the drain timeout,
 // which begins when ctx ends, is ended: a request without an answer is refused, and a
 // stream is cut.
-func (p *Proxy) drain(ctx context.Context, s *server) {
+func (p *Proxy) drain(ctx context.Context, s *clientServer) {
 	defer s.stop(nil)
 	if s.http.Shutdown(ctx) == nil {
 		<-s.ended
@@ -230,14 +188,4 @@ func (p *Proxy) drain(ctx context.Context, s *server) {
 		s.http.Close()
 	}
 	<-s.ended
-}
-
-func (p *Proxy) setAddr(name string, a net.Addr) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if a == nil {
-		delete(p.addrs, name)
-		return
-	}
-	p.addrs[name] = a
 }

@@ -11,58 +11,32 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
-
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
-// TestBindsWhatLDSSays checks that a proxy without a Listener of its own binds the
-// address of LDS, follows its changes, and closes the socket when the listener is
-// removed.
-func TestBindsWhatLDSSays(t *testing.T) {
+// TestBindsThePlansAddress checks that a proxy without a Listener of its own binds the address of the
+// plan, as soon as it is free.
+func TestBindsThePlansAddress(t *testing.T) {
 	c := newControl(t)
 	v := twoStages([]*front{newFront(t, "r0"), newFront(t, "r1")})
-	v.Settings.Listen = "127.0.0.1:0"
-	c.set(v, nil)
-	p, applied := c.runProxy(t, Config{})
-	<-p.Ready()
-	first := p.Addr(resources.ListenerName)
-	get := func(a net.Addr) error {
-		tr := &http.Transport{DisableKeepAlives: true}
-		resp, err := (&http.Client{Transport: tr}).Get("http://" + a.String() + "/sink")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode != 200 {
-				t.Errorf("status %d", resp.StatusCode)
-			}
-		}
-		return err
-	}
-	if err := get(first); err != nil {
-		t.Fatal(err)
-	}
-	// The next address is in use: the proxy retries until it is free.
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	v.Settings.Listen = taken.Addr().String()
 	c.set(v, nil)
-	for s := range applied {
-		if l := s.Listeners[resources.ListenerName]; l != nil && l.Address == taken.Addr().String() {
-			break
-		}
+	p, _ := c.runProxy(t, Config{})
+	<-p.applied
+	if p.Addr() != nil {
+		t.Errorf("bound at %v", p.Addr())
 	}
 	taken.Close()
-	testkit.WaitFor(t, "the new address", func() bool { return p.Addr("") != nil && p.Addr("").String() == taken.Addr().String() })
-	if err := get(p.Addr("")); err != nil {
-		t.Error(err)
+	<-p.Ready()
+	resp, err := (&http.Client{Transport: transport(t, false)}).Get("http://" + taken.Addr().String() + "/sink")
+	if err != nil || resp.StatusCode != http.StatusOK || p.Addr().String() != taken.Addr().String() {
+		t.Fatal(resp, err, p.Addr())
 	}
-	// The listener is removed.
-	c.set(v, func(all map[string][]types.Resource) { delete(all, resources.ListenerType) })
-	testkit.WaitFor(t, "the closed socket", func() bool { return p.Addr("") == nil && get(taken.Addr()) != nil })
+	resp.Body.Close()
 }
 
 // TestRetire checks that a retired proxy serves open connections and asks their clients to use another
@@ -78,7 +52,7 @@ func TestRetire(t *testing.T) {
 			c.set(v, nil)
 			p, _ := c.runProxy(t, Config{})
 			<-p.Ready()
-			url := "http://" + p.Addr("").String()
+			url := "http://" + p.Addr().String()
 			client := http.Client{Transport: transport(t, h2)}
 			post := func(client http.Client, path string) *http.Response {
 				t.Helper()
@@ -105,7 +79,7 @@ func TestRetire(t *testing.T) {
 			if err != nil || strings.Count(string(events), "data:") != 16 {
 				t.Errorf("the stream was cut: %v, %q", err, events)
 			}
-			testkit.WaitFor(t, "the closed socket", func() bool { return p.Addr("") == nil })
+			testkit.WaitFor(t, "the closed socket", func() bool { return p.Addr() == nil })
 		})
 	}
 }
@@ -136,18 +110,17 @@ func TestRetiredConnections(t *testing.T) {
 	})
 }
 
-// FuzzTrustBoundary checks that the listener removes every header that controls
-// routing, in any spelling.
+// FuzzTrustBoundary checks that every header that controls routing is removed, in any
+// spelling.
 func FuzzTrustBoundary(f *testing.F) {
 	f.Add("x-cascade-tokens", "5", "Connection", "x-cascade-tokens")
 	f.Add("X-CASCADE-Stage", "1", "X-Gateway-Model-Name", "m")
-	l := &client.Listener{Early: client.HeaderOps{Remove: []string{"X-Gateway-Model-Name"}, RemovePrefix: []string{"x-cascade-"}}}
 	f.Fuzz(func(t *testing.T, n1, v1, n2, v2 string) {
 		r := &http.Request{Header: http.Header{}, RemoteAddr: "127.0.0.1:1"}
 		r.Header.Add(n1, v1)
 		r.Header.Add(n2, v2)
-		h := upstreamHeader(r, l)
-		addForwardedHeaders(h, r, l)
+		h := upstreamHeader(r)
+		addForwardedHeaders(h, r)
 		for name := range h {
 			if low := strings.ToLower(name); strings.HasPrefix(low, "x-cascade-") || low == "x-gateway-model-name" {
 				t.Errorf("%q got through", name)

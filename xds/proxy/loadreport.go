@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -76,7 +77,8 @@ func (p *Proxy) reportLoadsOnce(ctx context.Context, conn grpc.ClientConnInterfa
 	for {
 		select {
 		case <-tick.C:
-			if err := stream.Send(&loadstatsv3.LoadStatsRequest{Node: p.reportingNode(), ClusterStats: p.clusterStats(interval)}); err != nil {
+			if err := stream.Send(&loadstatsv3.LoadStatsRequest{Node: p.reportingNode(),
+				ClusterStats: p.clusterStats(interval)}); err != nil {
 				cancel()
 				return <-ended
 			}
@@ -102,33 +104,64 @@ func (p *Proxy) reportingNode() *corev3.Node {
 	return n
 }
 
-// clusterStats returns the loads of the endpoints since the last call. Those that have had no request are
-// left out.
+// clusterStats returns the loads of the replicas since the last call. Those that have had no request
+// are left out.
 func (p *Proxy) clusterStats(interval time.Duration) (out []*endpointv3.ClusterStats) {
-	for name, c := range p.state.Load().clusters {
+	for _, s := range p.state.Load().stages {
 		l := &endpointv3.UpstreamLocalityStats{Locality: &corev3.Locality{}}
-		for h, s := range c.balancer.Loads() {
-			a, err := netip.ParseAddrPort(h.Address)
+		for address, n := range s.samples() {
+			a, err := netip.ParseAddrPort(address)
 			if err != nil {
 				continue
 			}
-			l.TotalRequestsInProgress += s.Active
-			l.TotalIssuedRequests += s.Issued
-			l.TotalSuccessfulRequests += s.Succeeded
-			l.TotalErrorRequests += s.Failed
+			l.TotalRequestsInProgress += n.active
+			l.TotalIssuedRequests += n.issued
+			l.TotalSuccessfulRequests += n.succeeded
+			l.TotalErrorRequests += n.failed
 			l.UpstreamEndpointStats = append(l.UpstreamEndpointStats, &endpointv3.UpstreamEndpointStats{
 				Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 					Address: a.Addr().String(), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())},
 				}}},
-				TotalRequestsInProgress: s.Active, TotalIssuedRequests: s.Issued, TotalSuccessfulRequests: s.Succeeded, TotalErrorRequests: s.Failed,
+				TotalRequestsInProgress: n.active, TotalIssuedRequests: n.issued,
+				TotalSuccessfulRequests: n.succeeded, TotalErrorRequests: n.failed,
 			})
 		}
 		if len(l.UpstreamEndpointStats) > 0 {
 			out = append(out, &endpointv3.ClusterStats{
-				ClusterName: name, ClusterServiceName: c.view.Load().EDSName, LoadReportInterval: durationpb.New(interval),
+				ClusterName: s.name, ClusterServiceName: s.endpoints, LoadReportInterval: durationpb.New(interval),
 				UpstreamLocalityStats: []*endpointv3.UpstreamLocalityStats{l},
 			})
 		}
 	}
 	return out
 }
+
+// load counts the requests of a replica, for load reports.
+type load struct {
+	active                    atomic.Int64
+	issued, succeeded, failed atomic.Uint64
+}
+
+// sample is what a load has counted: the requests in progress, and the others since the last
+// sample.
+type sample struct{ active, issued, succeeded, failed uint64 }
+
+// begin counts a request that is sent to the replica.
+func (l *load) begin() {
+	l.active.Add(1)
+	l.issued.Add(1)
+}
+
+// end counts the end of a request: whether the replica answered it, other than with a server error.
+func (l *load) end(succeeded bool) {
+	l.active.Add(-1)
+	if succeeded {
+		l.succeeded.Add(1)
+	} else {
+		l.failed.Add(1)
+	}
+}
+
+// abandon ends a request that says nothing about the replica: its client has left, or this process
+// could not send it.
+func (l *load) abandon() { l.active.Add(-1) }

@@ -9,6 +9,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // refusingConn is a connection to a control plane that refuses streams.
@@ -17,7 +21,8 @@ type refusingConn struct {
 	streams int
 }
 
-func (c *refusingConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c *refusingConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream,
+	error) {
 	c.streams++
 	return nil, errors.New("permission denied")
 }
@@ -34,4 +39,26 @@ func TestRefusedLoadReports(t *testing.T) {
 			t.Errorf("%d streams in five minutes, want 14", conn.streams)
 		}
 	})
+}
+
+// TestLoadsOfRemovedReplicas checks that a stage forgets replicas that have left, as Pods do all the time, but no
+// requests in progress.
+func TestLoadsOfRemovedReplicas(t *testing.T) {
+	p, err := New(Config{Client: routing.Config{Target: "127.0.0.1:1", NodeID: "p"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply := func(address string) *stage {
+		p.apply(&resources.Routing{Models: []resources.RoutedModel{{LengthMeta: resources.LengthMeta{Model: "m"},
+			Plan:     policies.Plan{Stages: []policies.Stage{{High: policies.Unbounded, Replicas: []policies.ReplicaID{"r"}}}},
+			Replicas: []resources.RoutedReplica{{Replica: policies.Replica{ID: "r", Address: address}}}}}})
+		return p.state.Load().stages[stageKey{"m", 0}]
+	}
+	running := apply("10.0.0.1:1").load("10.0.0.1:1")
+	running.begin()
+	apply("10.0.0.2:1").load("10.0.0.2:1")
+	s := apply("10.0.0.3:1")
+	if s.loads["10.0.0.1:1"] != running || s.loads["10.0.0.2:1"] != nil {
+		t.Errorf("the stage counts %v", s.loads)
+	}
 }

@@ -9,16 +9,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
-// TestLocalFaultEjectsNoHost: a proxy without descriptors for new connections refuses
-// requests, and ejects no host for it.
-func TestLocalFaultEjectsNoHost(t *testing.T) {
+// TestLocalFaultBlamesNoReplica: a proxy without descriptors for new connections refuses
+// requests, and passes no replica over for it.
+func TestLocalFaultBlamesNoReplica(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100))) // opens the client's connection
-	f.proxy.pools.RetireUnless(func(string, upstream.Settings) bool { return false })
+	f.proxy.replicas.keep(nil)
 	var was syscall.Rlimit
 	testkit.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was))
 	none := was
@@ -35,7 +34,7 @@ func TestLocalFaultEjectsNoHost(t *testing.T) {
 	}
 	restore()
 	if n := testutil.ToFloat64(f.proxy.metrics.ejections.WithLabelValues("cascade/m/s0/rr")); n != 0 {
-		t.Errorf("%v hosts were ejected", n)
+		t.Errorf("%v replicas were passed over", n)
 	}
 	if resp, body := f.send("POST", "/", "", bytes.NewReader(prompt("m", 100))); resp.StatusCode != 200 {
 		t.Errorf("afterwards: %d %s", resp.StatusCode, body)
@@ -46,7 +45,8 @@ func TestLocalFaultEjectsNoHost(t *testing.T) {
 func TestAdmit(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	f.proxy.cfg.Admit = func() error { return syscall.EMFILE } // before the first request
-	if resp, body := f.send("POST", "/", "", bytes.NewReader(prompt("m", 100))); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Envoy-Overloaded") == "" {
+	if resp, body := f.send("POST", "/", "", bytes.NewReader(prompt("m",
+		100))); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Envoy-Overloaded") == "" {
 		t.Errorf("%d %v: %s", resp.StatusCode, resp.Header, body)
 	}
 	if hits := f.fronts[0].hits.Load() + f.fronts[1].hits.Load(); hits != 0 {

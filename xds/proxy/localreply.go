@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -13,16 +14,12 @@ const statusClientGone = 499
 
 // Codes of the errors that the proxy itself answers with.
 const (
-	codeNoHost      = "no_virtual_host"
-	codeNoRoute     = "no_route"
-	codeNoCluster   = "no_cluster"
 	codeNoUpstream  = "no_healthy_upstream"
 	codeOverload    = "upstream_overloaded"
 	codeUnreachable = "upstream_unreachable"
 	codeReset       = "upstream_reset"
 	codeTimeout     = "upstream_timeout"
 	codeTooLarge    = "request_too_large"
-	codeNoFilter    = "filter_missing"
 	codeBadBody     = "bad_request_body"
 	codeStopping    = "proxy_stopping"
 )
@@ -47,7 +44,7 @@ func (x *exchange) replyError(status int, code, message string) {
 	}
 	h := x.w.Header()
 	h.Set("Content-Type", "application/json")
-	x.mutateResponse(h, "")
+	x.editAnswer(h)
 	x.replyLocal(status, body)
 }
 
@@ -65,26 +62,7 @@ func (x *exchange) replyLocal(status int, body []byte) {
 // newRequestID returns a random UUID (RFC 9562, version 4). It identifies, it
 // protects nothing, so the fast generator will do.
 func newRequestID() string {
-	const hex = "0123456789abcdef"
-	var out [36]byte
-	bits, left := uint64(0), 0
-	for i := range out {
-		if i == 8 || i == 13 || i == 18 || i == 23 {
-			out[i] = '-'
-			continue
-		}
-		if left == 0 {
-			bits, left = rand.Uint64(), 16
-		}
-		d := bits & 15
-		bits, left = bits>>4, left-1
-		switch i {
-		case 14:
-			d = 4
-		case 19:
-			d = 8 | d&3
-		}
-		out[i] = hex[d]
-	}
-	return string(out[:])
+	high, low := rand.Uint64(), rand.Uint64()
+	return fmt.Sprintf("%08x-%04x-4%03x-%04x-%012x", high>>32, high>>16&0xffff, high&0xfff, 0x8000|low>>48&0x3fff,
+		low&0xffffffffffff)
 }

@@ -3,14 +3,13 @@ package proxy
 import (
 	"errors"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 )
 
-// noCluster is the cluster label of requests that reached no cluster.
+// noCluster is the cluster label of requests that reached no stage.
 const noCluster = "none"
 
 // metrics holds the proxy's metrics.
@@ -23,35 +22,41 @@ type metrics struct {
 	firstByte *prometheus.HistogramVec
 	active    *prometheus.GaugeVec
 	unlogged  prometheus.Counter
-	none      *clusterMetrics
+	none      stageMetrics // of requests that reached no stage
 }
 
 func newMetrics(r prometheus.Registerer, connected func() bool) (*metrics, error) {
 	// Generating a response takes from milliseconds to many minutes.
 	buckets := prometheus.ExponentialBuckets(0.001, 2, 21)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "cascade", Subsystem: "proxy", Name: name, Help: help}, labels)
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "cascade", Subsystem: "proxy", Name: name,
+			Help: help}, labels)
 	}
 	histogram := func(name, help string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "cascade", Subsystem: "proxy", Name: name, Help: help, Buckets: buckets}, []string{"cluster"})
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "cascade", Subsystem: "proxy",
+			Name: name, Help: help, Buckets: buckets}, []string{"cluster"})
 	}
 	m := &metrics{
-		requests:  counter("requests_total", "Requests by cluster and status; 499 means that the client left before the response.", "cluster", "code"),
-		retries:   counter("upstream_retries_total", "Attempts after the first, by cluster.", "cluster"),
-		failures:  counter("upstream_failures_total", "Attempts without a response, by cluster and kind.", "cluster", "kind"),
-		ejections: counter("ejections_total", "Hosts ejected by outlier detection, by cluster.", "cluster"),
+		requests: counter("requests_total", "Requests by cluster and status; 499 means that the client left before the response.", "cluster", "code"),
+		retries:  counter("upstream_retries_total", "Attempts after the first, by cluster.", "cluster"),
+		failures: counter("upstream_failures_total", "Attempts without a response, by cluster and kind.",
+			"cluster", "kind"),
+		ejections: counter("ejections_total", "Replicas passed over for a while because they gave no response, by cluster.", "cluster"),
 		duration:  histogram("request_duration_seconds", "Time from a request's headers to the end of its response."),
 		firstByte: histogram("first_byte_seconds", "Time from a request's headers to those of its response."),
-		active: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "cascade", Subsystem: "proxy", Name: "active_requests",
+		active: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "cascade", Subsystem: "proxy",
+			Name: "active_requests",
 			Help: "Requests in flight by cluster."}, []string{"cluster"}),
 	}
-	m.unlogged = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "cascade", Subsystem: "proxy", Name: "access_log_dropped_total",
+	m.unlogged = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "cascade", Subsystem: "proxy",
+		Name: "access_log_dropped_total",
 		Help: "Lines of the access log that were dropped because its disk was too slow or failed."})
-	m.none = m.cluster(noCluster)
+	m.none = m.stage(noCluster)
 	if r == nil {
 		return m, nil
 	}
-	up := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "cascade", Subsystem: "proxy", Name: "control_plane_connected",
+	up := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "cascade", Subsystem: "proxy",
+		Name: "control_plane_connected",
 		Help: "1 while the stream to the control plane is open."}, func() float64 {
 		if connected() {
 			return 1
@@ -59,49 +64,41 @@ func newMetrics(r prometheus.Registerer, connected func() bool) (*metrics, error
 		return 0
 	})
 	var errs []error
-	for _, c := range []prometheus.Collector{m.requests, m.retries, m.failures, m.ejections, m.duration, m.firstByte, m.active, m.unlogged, up} {
+	for _, c := range []prometheus.Collector{m.requests, m.retries, m.failures, m.ejections, m.duration,
+		m.firstByte, m.active, m.unlogged, up} {
 		errs = append(errs, r.Register(c))
 	}
 	return m, errors.Join(errs...)
 }
 
-// clusterMetrics caches the metrics of one cluster, because a label lookup costs more
-// than counting.
-type clusterMetrics struct {
-	name      string
-	all       *metrics
-	codes     [600]atomic.Pointer[prometheus.Counter]
-	retries   prometheus.Counter
-	ejections prometheus.Counter
-	duration  prometheus.Observer
-	firstByte prometheus.Observer
-	active    prometheus.Gauge
+// stageMetrics are the metrics of one stage.
+type stageMetrics struct {
+	requests, failures *prometheus.CounterVec
+	retries, ejections prometheus.Counter
+	duration           prometheus.Observer
+	firstByte          prometheus.Observer
+	active             prometheus.Gauge
 }
 
-func (m *metrics) cluster(name string) *clusterMetrics {
-	return &clusterMetrics{
-		name: name, all: m,
-		retries:   m.retries.WithLabelValues(name),
-		ejections: m.ejections.WithLabelValues(name),
-		duration:  m.duration.WithLabelValues(name),
-		firstByte: m.firstByte.WithLabelValues(name),
-		active:    m.active.WithLabelValues(name),
+func (m *metrics) stage(name string) stageMetrics {
+	of := prometheus.Labels{"cluster": name}
+	return stageMetrics{
+		requests: m.requests.MustCurryWith(of), failures: m.failures.MustCurryWith(of),
+		retries: m.retries.With(of), ejections: m.ejections.With(of), duration: m.duration.With(of),
+		firstByte: m.firstByte.With(of), active: m.active.With(of),
 	}
 }
 
 // answered counts a request by its status.
-func (c *clusterMetrics) answered(code int) {
-	if code < 0 || code >= len(c.codes) {
+func (s *stageMetrics) answered(code int) {
+	if code < 100 || code > 599 {
 		code = 0
 	}
-	counter := c.codes[code].Load()
-	if counter == nil {
-		made := c.all.requests.WithLabelValues(c.name, strconv.Itoa(code))
-		counter = &made
-		c.codes[code].Store(counter)
-	}
-	(*counter).Inc()
+	s.requests.WithLabelValues(strconv.Itoa(code)).Inc()
 }
+
+// failed counts an attempt without a response.
+func (s *stageMetrics) failed(kind string) { s.failures.WithLabelValues(kind).Inc() }
 
 // observeTime records a latency, with the trace of the request if it is sampled: OpenMetrics calls
 // that an exemplar.
@@ -114,6 +111,3 @@ func observeTime(o prometheus.Observer, took time.Duration, span trace.Span) {
 	}
 	o.Observe(took.Seconds())
 }
-
-// failed counts an attempt without a response.
-func (c *clusterMetrics) failed(kind string) { c.all.failures.WithLabelValues(c.name, kind).Inc() }

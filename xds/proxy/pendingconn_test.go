@@ -16,8 +16,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // pipes is a listener in memory that keeps the client's ends of its connections.
@@ -34,8 +35,8 @@ func (p *pipes) dial() net.Conn {
 }
 
 const (
-	testHead = 10 * time.Second
-	testIdle = time.Hour
+	testHead = resources.HeadersTimeout
+	testIdle = connectionIdle
 	question = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" // without a body, whose early answer ends the connection
 )
 
@@ -104,14 +105,16 @@ func TestFirstRequest(t *testing.T) {
 		"HTTP/2": func(t *testing.T, p *pipes) {
 			protocols := new(http.Protocols)
 			protocols.SetUnencryptedHTTP2(true)
-			tr := &http.Transport{Protocols: protocols, DialContext: func(context.Context, string, string) (net.Conn, error) {
+			tr := &http.Transport{Protocols: protocols, DialContext: func(context.Context, string,
+				string) (net.Conn, error) {
 				c := p.dial()
 				time.Sleep(testIdle / 2)
 				return c, nil
 			}}
 			defer tr.CloseIdleConnections()
 			for range 2 {
-				resp, err := (&http.Client{Transport: tr}).Post("http://x/v1/completions", "application/json", strings.NewReader("{}"))
+				resp, err := (&http.Client{Transport: tr}).Post("http://x/v1/completions", "application/json",
+					strings.NewReader("{}"))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -124,18 +127,18 @@ func TestFirstRequest(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := New(Config{Client: client.Config{Target: "127.0.0.1:1", NodeID: "proxy"}, DrainTimeout: time.Second})
+			p, err := New(Config{Client: routing.Config{Target: "127.0.0.1:1", NodeID: "proxy"},
+				DrainTimeout: time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
-			l := &listener{Listener: &client.Listener{Name: "l", HeadersTimeout: testHead, ConnectionIdle: testIdle, MaxHeaderBytes: 60 << 10, MaxStreams: 100, StreamIdle: time.Minute}}
-			if strings.Contains(name, "TLS") || strings.Contains(name, "handshake") {
-				l.Secret, p.cfg.TLS = "s", &tls.Config{Certificates: known.TLS.Certificates}
-			}
-			p.state.Store(&state{listeners: map[string]*listener{"l": l}}) // no routes: 404
+			secure := strings.Contains(name, "TLS") || strings.Contains(name, "handshake")
+			p.cfg.TLS = &tls.Config{Certificates: known.TLS.Certificates}
+			p.apply(&resources.Routing{Proxy: resources.ProxySettings{IdleTimeout: time.Minute,
+				BodyLimit: 1 << 20}}) // no model: 404
 			synctest.Test(t, func(t *testing.T) {
 				lis := &pipes{PipeListener: testkit.NewPipeListener(netip.MustParseAddrPort("127.0.0.1:1"))}
-				s := p.start("l", l, lis)
+				s := p.start(secure, lis)
 				defer func() {
 					// Over TLS, a server's Close sends an alert to each client that
 					// still reads.
@@ -169,7 +172,7 @@ func requireAnswer(t *testing.T, c net.Conn, text string) {
 		t.Fatal(err)
 	}
 	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusNotFound || !strings.Contains(string(body), codeNoHost) {
+	if err != nil || resp.StatusCode != http.StatusNotFound || !strings.Contains(string(body), "model_not_found") {
 		t.Fatalf("status %d: %s (%v)", resp.StatusCode, body, err)
 	}
 }

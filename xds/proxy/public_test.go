@@ -1,7 +1,10 @@
 package proxy
 
 import (
+	"bytes"
 	"encoding/json"
+	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,13 +14,11 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -26,20 +27,7 @@ import (
 // both with the published listener and routes: they answer themselves, and a replica sees
 // only what is public. The replica here would answer anything.
 func TestAttackPublicAPI(t *testing.T) {
-	envoytest.Binary(t)
-	f := newFleet(t, 2, nil)
-	f.control.public = true
-	published := make(map[string][]types.Resource)
-	f.publish(f.view, func(all map[string][]types.Resource) {
-		for typ, list := range all {
-			for _, r := range list {
-				published[typ] = append(published[typ], proto.Clone(r))
-			}
-		}
-	}, func(s *client.Snapshot) bool { return s.Routes["cascade"].Hosts[0].Routes[0].Name == "refused/path" })
-	testkit.WaitFor(t, "the proxy refuses", func() bool { resp, _ := f.send("GET", "/metrics", "", nil); return resp.StatusCode == 404 })
-	envoy := envoytest.Start(t, envoytest.Config{Concurrency: 1, Bootstrap: publishedBootstrap(t, published)})
-	addresses := map[string]string{"envoy": envoy.Listener("cascade"), "proxy": strings.TrimPrefix(f.url, "http://")}
+	f, addresses, _ := newPublicFleet(t)
 
 	const body = "Content-Length: 2\r\n\r\n{}"
 	type verdict struct{ envoy, proxy string }
@@ -49,26 +37,36 @@ func TestAttackPublicAPI(t *testing.T) {
 		requests []string // the request line without its version, and what follows Host
 	}{
 		{both("served"), []string{
-			"POST /v1/completions\r\n" + body, "POST /v1/chat/completions?x=/metrics\r\n" + body, "GET /v1/models", "GET /v1/models/", "GET /v1/models/org/name",
-			"GET /v1/models/org%2Fname", "GET /v1/models/a%3Ab", "GET /health", "HEAD /health", "GET /ping", "POST /ping\r\n" + body, "POST /v1/responses/resp_1/cancel\r\n" + body,
+			"POST /v1/completions\r\n" + body, "POST /v1/chat/completions?x=/metrics\r\n" + body, "GET /v1/models",
+			"GET /v1/models/", "GET /v1/models/org/name",
+			"GET /v1/models/org%2Fname", "GET /v1/models/a%3Ab", "GET /health", "HEAD /health", "GET /ping",
+			"POST /ping\r\n" + body, "POST /v1/responses/resp_1/cancel\r\n" + body,
 			"GET http://evil.example/v1/models",
 		}},
 		{both("404"), []string{
-			"GET /metrics", "GET /load", "GET /", "POST /pause\r\n" + body, "POST /v1/load_lora_adapter\r\n" + body, "GET /metrics?/v1/models", "GET /docs", "POST /abort_requests\r\n" + body,
-			"GET //metrics", "GET //v1/models", "GET /v1//models", "GET /v1/models//x", "GET /v1/models/..;/metrics", "GET /v1/models/..;/..;/metrics", "GET /v1/models;x", "GET /V1/models",
-			"GET /v1/models/../../metrics", "GET /v1/models/%2e%2e/%2e%2e/metrics", "GET /v1/models/..%2f..%2fmetrics", "GET /v1/models/%2e%2e%2f%2e%2e%2fmetrics", "GET /%6detrics",
-			"GET /v1/models/a%253Fb", "GET /v1/models/a%3Bb", "GET /v1/models/%23", "POST /v1/completions/\r\n" + body, "GET http://evil.example/metrics", "PUT /metrics\r\n" + body,
+			"GET /metrics", "GET /load", "GET /", "POST /pause\r\n" + body, "POST /v1/load_lora_adapter\r\n" + body,
+			"GET /metrics?/v1/models", "GET /docs", "POST /abort_requests\r\n" + body,
+			"GET //metrics", "GET //v1/models", "GET /v1//models", "GET /v1/models//x",
+			"GET /v1/models/..;/metrics", "GET /v1/models/..;/..;/metrics", "GET /v1/models;x", "GET /V1/models",
+			"GET /v1/models/../../metrics", "GET /v1/models/%2e%2e/%2e%2e/metrics",
+			"GET /v1/models/..%2f..%2fmetrics", "GET /v1/models/%2e%2e%2f%2e%2e%2fmetrics", "GET /%6detrics",
+			"GET /v1/models/a%253Fb", "GET /v1/models/a%3Bb", "GET /v1/models/%23",
+			"POST /v1/completions/\r\n" + body, "GET http://evil.example/metrics", "PUT /metrics\r\n" + body,
 			"CONNECT evil.example:443", "OPTIONS *",
 		}},
 		{both("405"), []string{
-			"PUT /v1/completions\r\n" + body, "GET /v1/completions", "DELETE /v1/models", "PATCH /v1/chat/completions\r\n" + body, "HEAD /v1/models", "OPTIONS /tokenize",
-			"POST /health\r\n" + body, "PUT /ping\r\n" + body, "GET /v1/responses/x/cancel", "TRACE /v1/models", "POST /v1/models/x\r\n" + body,
+			"PUT /v1/completions\r\n" + body, "GET /v1/completions", "DELETE /v1/models",
+			"PATCH /v1/chat/completions\r\n" + body, "HEAD /v1/models", "OPTIONS /tokenize",
+			"POST /health\r\n" + body, "PUT /ping\r\n" + body, "GET /v1/responses/x/cancel", "TRACE /v1/models",
+			"POST /v1/models/x\r\n" + body,
 		}},
 		{both("400"), []string{"GET /v1/models\r\n" + body, "HEAD /health\r\n" + body}},
 		{verdict{"400", "405"}, []string{"post /v1/completions\r\n" + body}}, // Envoy's parser knows no such method
 		{both("404"), []string{"GET /v1/models/..\\..\\metrics", "GET /v1/models/..%5c..%5cmetrics"}},
-		{verdict{"served", "404"}, []string{"GET /v1/models%5c"}},                                           // Envoy forwards a slash
-		{verdict{"403", "served"}, []string{"GET /v1/models\r\nConnection: Upgrade\r\nUpgrade: websocket"}}, // the proxy forwards it without the upgrade
+		{verdict{"served", "404"}, []string{"GET /v1/models%5c"}},
+		// Envoy forwards a slash
+		{verdict{"403", "served"}, []string{"GET /v1/models\r\nConnection: Upgrade\r\nUpgrade: websocket"}},
+		// the proxy forwards it without the upgrade
 	} {
 		for _, request := range test.requests {
 			line, rest, _ := strings.Cut(request, "\r\n")
@@ -94,6 +92,60 @@ func TestAttackPublicAPI(t *testing.T) {
 	}
 }
 
+// newPublicFleet returns a fleet with the public API only, and the addresses of its proxy and of a real
+// Envoy with the same listener and routes.
+func newPublicFleet(t *testing.T, origins ...string) (*fleet, map[string]string, *envoytest.Process) {
+	t.Helper()
+	envoytest.Binary(t)
+	f := newFleetWith(t, 2, nil, Config{})
+	f.view.Settings.Origins = origins
+	f.publish(f.view, nil)
+	published := make(map[string][]proto.Message)
+	set := testkit.Must(resources.Build(f.view))
+	for _, typ := range []string{resources.ClusterType, resources.EndpointType, resources.ListenerType,
+		resources.RouteType} {
+		for _, r := range set.All(typ) {
+			if !r.Unlisted {
+				published[typ] = append(published[typ], testkit.Must((&anypb.Any{TypeUrl: r.Type,
+					Value: r.Body}).UnmarshalNew()))
+			}
+		}
+	}
+	envoy := envoytest.Start(t, envoytest.Config{Concurrency: 1, Bootstrap: publishedBootstrap(t, published)})
+	addresses := map[string]string{"envoy": envoy.Listener("cascade"), "proxy": strings.TrimPrefix(f.url, "http://")}
+	return f, addresses, envoy
+}
+
+// TestAttackEnvoyHeaders sends headers by which a client could choose Envoy's timeouts, retries and
+// attempts to a real Envoy and to the proxy: replicas see none of them.
+func TestAttackEnvoyHeaders(t *testing.T) {
+	f, addresses, _ := newPublicFleet(t)
+	for name, address := range addresses {
+		r := testkit.Must(http.NewRequest("POST", "http://"+address+"/v1/completions", bytes.NewReader(prompt("m",
+			100))))
+		for _, h := range []string{"Retry-On", "Max-Retries", "Upstream-Rq-Timeout-Ms", "Attempt-Count", "Internal",
+			"Force-Trace", "Expected-Rq-Timeout-Ms"} {
+			r.Header.Set("X-Envoy-"+h, "7")
+		}
+		resp := testkit.Must(f.client.Do(r))
+		var s seen
+		testkit.NoError(t, json.NewDecoder(resp.Body).Decode(&s))
+		resp.Body.Close()
+		for h, values := range s.Header {
+			if h == "X-Envoy-External-Address" && name == "envoy" && !slices.Contains(values, "7") {
+				continue // Envoy's own
+			}
+			if strings.HasPrefix(h, "X-Envoy-") && (h != "X-Envoy-Attempt-Count" || !slices.Equal(values,
+				[]string{"1"})) {
+				t.Errorf("%s: a replica sees %s: %q", name, h, values)
+			}
+		}
+		if s.Header.Get("X-Envoy-Attempt-Count") != "1" {
+			t.Errorf("%s: a replica sees %v", name, s.Header)
+		}
+	}
+}
+
 // hits returns how many requests all fronts have received.
 func (f *fleet) hits() (n int64) {
 	for _, r := range f.fronts {
@@ -104,7 +156,7 @@ func (f *fleet) hits() (n int64) {
 
 // publishedBootstrap returns an Envoy bootstrap with the published listener, routes, clusters
 // and endpoints inline. The filters that come by ECDS run their defaults.
-func publishedBootstrap(t *testing.T, published map[string][]types.Resource) string {
+func publishedBootstrap(t *testing.T, published map[string][]proto.Message) string {
 	t.Helper()
 	text := func(m proto.Message) json.RawMessage { return testkit.Must(protojson.Marshal(m)) }
 	endpoints := make(map[string]*endpointv3.ClusterLoadAssignment)
@@ -116,7 +168,8 @@ func publishedBootstrap(t *testing.T, published map[string][]types.Resource) str
 	for _, r := range published[resources.ClusterType] {
 		c := r.(*clusterv3.Cluster)
 		if a := endpoints[c.GetEdsClusterConfig().GetServiceName()]; a != nil {
-			c.ClusterDiscoveryType, c.EdsClusterConfig, c.LoadAssignment = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}, nil, a
+			c.ClusterDiscoveryType, c.EdsClusterConfig,
+				c.LoadAssignment = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}, nil, a
 		}
 		clusters = append(clusters, text(c))
 	}

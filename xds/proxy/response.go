@@ -4,16 +4,21 @@ import (
 	"errors"
 	"io"
 	"net/http"
-
-	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
+	"time"
 )
 
 // chunkBytes is the size of the pieces in which an answer is copied: two
 // HTTP/2 frames.
 const chunkBytes = 32 << 10
 
+// answerMemory is the memory of an answer whose client does not read: its stream's window and a chunk.
+const answerMemory = 128 << 10
+
+// hurry is how long a client may take to read a chunk while the memory budget is used up.
+const hurry = time.Second
+
 // forwardResponse copies a response to the client as it arrives.
-func (x *exchange) forwardResponse(resp *http.Response, host *balance.Host) {
+func (x *exchange) forwardResponse(resp *http.Response) {
 	defer resp.Body.Close()
 	h := x.w.Header()
 	for name, values := range resp.Header {
@@ -24,7 +29,7 @@ func (x *exchange) forwardResponse(resp *http.Response, host *balance.Host) {
 	if h["Content-Type"] == nil {
 		h["Content-Type"] = nil // keeps net/http from guessing
 	}
-	x.mutateResponse(h, host.Address)
+	x.editAnswer(h)
 	x.code = resp.StatusCode
 	x.watchdog.answering.Store(true)
 	x.w.WriteHeader(resp.StatusCode)
@@ -51,6 +56,8 @@ func (x *exchange) copyBody(resp *http.Response) error {
 	}
 	defer x.p.chunks.Put(chunk)
 	streams := resp.ContentLength < 0
+	memory := x.p.buffers.budget.Share()
+	defer memory.Release()
 	flush := func() error { return nil }
 	if streams {
 		flush = x.watchdog.control.Flush
@@ -62,12 +69,20 @@ func (x *exchange) copyBody(resp *http.Response) error {
 		n, err := resp.Body.Read(*chunk)
 		if n > 0 {
 			x.watchdog.recordProgress()
+			fits := memory.Resize(answerMemory)
+			if !fits {
+				_ = x.watchdog.control.SetWriteDeadline(time.Now().Add(hurry)) // fails once the client has left
+			}
 			if _, err := x.w.Write((*chunk)[:n]); err != nil {
 				return err
 			}
 			if err := flush(); err != nil {
 				return err
 			}
+			if !fits {
+				_ = x.watchdog.control.SetWriteDeadline(time.Time{})
+			}
+			memory.Release()
 		}
 		if errors.Is(err, io.EOF) {
 			return nil

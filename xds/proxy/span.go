@@ -31,10 +31,12 @@ func (x *exchange) endSpan() {
 	if x.span == nil {
 		return
 	}
-	x.span.SetAttributes(attribute.Int("http.response.status_code", x.code), attribute.Int("cascade.attempts", x.attempts),
-		attribute.String("cascade.request_id", bounded(x.header.Get("X-Request-Id"), maxSpanText)), attribute.String("server.address", x.upstream))
-	if x.route != nil {
-		x.span.SetAttributes(attribute.String("cascade.route", x.route.Name), attribute.String("cascade.cluster", x.route.Cluster))
+	x.span.SetAttributes(attribute.Int("http.response.status_code", x.code), attribute.Int("cascade.attempts",
+		x.attempts),
+		attribute.String("cascade.request_id", bounded(x.header.Get("X-Request-Id"), maxSpanText)),
+		attribute.String("server.address", x.upstream))
+	if x.stage != nil {
+		x.span.SetAttributes(attribute.String("cascade.cluster", x.stage.name))
 	}
 	if x.code >= http.StatusInternalServerError {
 		x.span.SetStatus(codes.Error, http.StatusText(x.code))

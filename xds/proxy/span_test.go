@@ -12,7 +12,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestSpans checks that each request is one span of its client's trace, below which its
@@ -26,14 +26,17 @@ func TestSpans(t *testing.T) {
 	c.set(v, nil)
 	p, _ := c.runProxy(t, Config{Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")})
 	<-p.Ready()
-	f := fleet{t: t, url: "http://" + p.Addr("").String(), client: http.Client{Transport: &http.Transport{}}}
+	f := fleet{t: t, url: "http://" + p.Addr().String(), client: http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(f.client.CloseIdleConnections)
-	_, seen := f.see("POST", "/v1/completions", "", bytes.NewReader(prompt("m", 100)), "Traceparent", "00-"+trace+"-"+parent+"-01", "X-Request-Id", "q")
+	_, seen := f.see("POST", "/v1/completions", "", bytes.NewReader(prompt("m", 100)), "Traceparent",
+		"00-"+trace+"-"+parent+"-01", "X-Request-Id", "q")
 	_, alone := f.see("POST", "/v1/completions", "", bytes.NewReader(prompt("m", 100)))
 	fronts[0].kill()
 	fronts[1].kill()
-	f.send("PUT", "/v1/completions%ff", "", bytes.NewReader(prompt("m", 100)), "X-Request-Id", strings.Repeat("ü", 64)+"\xff")
-	f.send("PUT", "/v1/completions%ff", "", bytes.NewReader(prompt("m", 100)), "X-Request-Id", "\xff"+strings.Repeat("ü", 64))
+	f.send("PUT", "/v1/completions%ff", "", bytes.NewReader(prompt("m", 100)), "X-Request-Id", strings.Repeat("ü",
+		64)+"\xff")
+	f.send("PUT", "/v1/completions%ff", "", bytes.NewReader(prompt("m", 100)), "X-Request-Id",
+		"\xff"+strings.Repeat("ü", 64))
 	testkit.WaitFor(t, "the last span", func() bool { return len(spans.Ended()) == 4 }) // it ends after the answer
 	ended := spans.Ended()
 	attributes := func(i int) map[string]string {
@@ -47,13 +50,15 @@ func TestSpans(t *testing.T) {
 	if got := first.SpanContext().TraceID().String(); got != trace || first.Parent().SpanID().String() != parent {
 		t.Errorf("the span is of the trace %s, below %s", got, first.Parent().SpanID())
 	}
-	if got, want := seen.Header.Get("Traceparent"), "00-"+trace+"-"+first.SpanContext().SpanID().String()+"-01"; got != want {
+	if got, want := seen.Header.Get("Traceparent"),
+		"00-"+trace+"-"+first.SpanContext().SpanID().String()+"-01"; got != want {
 		t.Errorf("the replica continues %s, want %s", got, want)
 	}
 	if a := attributes(0); a["http.response.status_code"] != "200" || a["cascade.request_id"] != "q" || a["cascade.cluster"] != "cascade/m/s0/rr" || a["server.address"] == "" || first.Name() != "proxy POST" {
 		t.Errorf("%s: %v", first.Name(), a)
 	}
-	if got := alone.Header.Get("Traceparent"); !strings.Contains(got, ended[1].SpanContext().TraceID().String()) || strings.Contains(got, trace) {
+	if got := alone.Header.Get("Traceparent"); !strings.Contains(got,
+		ended[1].SpanContext().TraceID().String()) || strings.Contains(got, trace) {
 		t.Errorf("a request without a trace is continued as %q", got)
 	}
 	if a := attributes(2); a["http.response.status_code"] != "503" || ended[2].Name() != "proxy other" || ended[2].Status().Description == "" {
@@ -79,7 +84,8 @@ func TestSpans(t *testing.T) {
 	}
 	// Without a tracer the client's own trace passes.
 	g := newFleet(t, 2, nil)
-	if _, seen := g.see("POST", "/v1/completions", "", bytes.NewReader(prompt("m", 100)), "Traceparent", "00-"+trace+"-"+parent+"-01"); seen.Header.Get("Traceparent") != "00-"+trace+"-"+parent+"-01" {
+	if _, seen := g.see("POST", "/v1/completions", "", bytes.NewReader(prompt("m", 100)), "Traceparent",
+		"00-"+trace+"-"+parent+"-01"); seen.Header.Get("Traceparent") != "00-"+trace+"-"+parent+"-01" {
 		t.Errorf("without tracing the replica sees %q", seen.Header.Get("Traceparent"))
 	}
 }

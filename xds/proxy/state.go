@@ -1,113 +1,121 @@
 package proxy
 
 import (
-	"math/rand/v2"
+	"maps"
+	"sync"
 	"sync/atomic"
 
-	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
-	"github.com/cascadeinfer/cascade/xds/internal/proxy/route"
-	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/endpointpicker"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
-// state is a snapshot prepared for requests. It is immutable, except for the balancers
-// of its clusters, which outlive it.
+// state is a plan prepared for requests. It is immutable, except for its stages, which outlive
+// it.
 type state struct {
-	listeners  map[string]*listener
-	clusters   map[string]*cluster
-	extensions map[string]*client.Extension
+	plan   *resources.Routing
+	view   *endpointpicker.View
+	stages map[stageKey]*stage
+	epochs map[string]policies.Epoch // by model
+	link   link
 }
 
-// listener is an LDS listener with its routes.
-type listener struct {
-	*client.Listener
-	table *route.Table // nil while there is none: every request gets a 404
+type stageKey struct {
+	model string
+	stage int
 }
 
-// cluster is a CDS cluster in use. It stays the same when the cluster is edited.
-type cluster struct {
-	name     string
-	view     atomic.Pointer[clusterView]
-	balancer *balance.Balancer
-	requests atomic.Int64 // in flight
-	retries  atomic.Int64 // in flight
-	metrics  *clusterMetrics
+// stage is what the proxy counts of a stage. It stays the same when the plan changes.
+type stage struct {
+	name, endpoints string       // of the stage in the tables of Envoys, for metrics and reports
+	label           []string     // of answers
+	requests        atomic.Int64 // in flight
+	metrics         stageMetrics
+
+	mu    sync.Mutex
+	loads map[string]*load // by address
 }
 
-// clusterView is a cluster's settings.
-type clusterView struct {
-	*client.Cluster
-	upstream upstream.Settings
-}
-
-// apply makes new requests use a snapshot.
-func (p *Proxy) apply(s *client.Snapshot) {
-	old := p.state.Load()
-	next := &state{
-		listeners:  make(map[string]*listener, len(s.Listeners)),
-		clusters:   make(map[string]*cluster, len(s.Clusters)),
-		extensions: s.Extensions,
+// load returns the counters of a replica.
+func (s *stage) load(address string) *load {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.loads[address]
+	if l == nil {
+		l = new(load)
+		s.loads[address] = l
 	}
-	type endpoint struct {
-		address  string
-		settings upstream.Settings
-	}
-	used := make(map[endpoint]bool)
-	for name, c := range s.Clusters {
-		cl := old.clusters[name]
-		if cl == nil {
-			cl = &cluster{name: name, balancer: balance.New(rand.Uint64()), metrics: p.metrics.cluster(name)}
+	return l
+}
+
+// keep forgets the counters of replicas that are not wanted any more and have no requests.
+func (s *stage) keep(wanted map[string]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.loads, func(address string, l *load) bool { return !wanted[address] && l.active.Load() <= 0 })
+}
+
+// samples returns the samples of the replicas that have requests, or had some since the last
+// call.
+func (s *stage) samples() map[string]sample {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[string]sample)
+	for address, l := range s.loads {
+		n := sample{uint64(max(l.active.Load(), 0)), l.issued.Swap(0), l.succeeded.Swap(0), l.failed.Swap(0)}
+		if n != (sample{}) {
+			out[address] = n
 		}
-		v := cl.view.Load()
-		if v == nil || v.Cluster != c {
-			v = &clusterView{c, upstream.Settings{
-				HTTP2: c.HTTP2, MaxStreams: int(c.MaxStreams), ConnectTimeout: c.ConnectTimeout, Ping: c.Ping, PingTimeout: c.PingTimeout,
-			}}
-			cl.view.Store(v)
-		}
-		a := s.Assignment(c)
-		cl.balancer.Update(c, a)
-		if a != nil {
-			for _, tier := range a.Priorities {
-				for _, e := range tier {
-					used[endpoint{e.Address, v.upstream}] = true
-				}
-			}
-		}
-		next.clusters[name] = cl
-	}
-	for name, l := range s.Listeners {
-		t := l.Inline
-		if t == nil {
-			t = s.Routes[l.RouteTable]
-		}
-		next.listeners[name] = old.listener(name, l, t)
-	}
-	p.state.Store(next)
-	// After the new state is in use: until then a request may still get a pool of the old
-	// state and would open it again.
-	p.pools.RetireUnless(func(address string, s upstream.Settings) bool { return used[endpoint{address, s}] })
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
-}
-
-// listener prepares a listener; it reuses the old table if it is unchanged.
-func (s *state) listener(name string, l *client.Listener, t *client.RouteTable) *listener {
-	was := s.listeners[name]
-	out := &listener{Listener: l}
-	switch {
-	case t == nil:
-	case was != nil && was.table != nil && was.table.RouteTable == t:
-		out.table = was.table
-	default:
-		out.table = route.NewTable(t)
 	}
 	return out
 }
 
-// pool returns the connections to one of the cluster's hosts.
-func (p *Proxy) pool(v *clusterView, h *balance.Host) *upstream.Pool {
-	return p.pools.Get(h.Address, v.upstream)
+// Update implements routing.Watcher: new requests use the plan.
+func (p *Proxy) Update(s *routing.Snapshot) {
+	if plan := s.Plan(); plan != nil {
+		p.apply(plan)
+	}
+	if p.next != nil {
+		p.next.Update(s)
+	}
+}
+
+// apply makes new requests use a plan.
+func (p *Proxy) apply(plan *resources.Routing) {
+	old := p.state.Load()
+	next := &state{
+		plan: plan, view: endpointpicker.NewView(plan), stages: make(map[stageKey]*stage),
+		epochs: make(map[string]policies.Epoch),
+		link: link{plan.Proxy.ReplicaTLS, int(plan.Proxy.MaxRequests), plan.Proxy.ConnectTimeout,
+			plan.Proxy.PingTimeout},
+	}
+	used := make(map[string]bool)
+	for i := range plan.Models {
+		m := &plan.Models[i]
+		next.epochs[m.Model] = m.Plan.Epoch
+		for k := range m.Plan.Stages {
+			at := stageKey{m.Model, k}
+			if old != nil {
+				next.stages[at] = old.stages[at]
+			}
+			if next.stages[at] == nil {
+				name := resources.ClusterName(m.Model, k)
+				next.stages[at] = &stage{
+					name: name, endpoints: resources.EndpointName(m.Model, k), label: []string{resources.StageName(k)},
+					metrics: p.metrics.stage(name), loads: make(map[string]*load),
+				}
+			}
+		}
+		for _, r := range m.Replicas {
+			used[r.Address] = true
+		}
+	}
+	p.state.Store(next)
+	// A request may hold the old state until then, and would open the connections again.
+	p.replicas.keep(used)
+	for _, s := range next.stages {
+		s.keep(used)
+	}
+	p.appliedOnce.Do(func() { close(p.applied) })
 }

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 func TestSSEFlushesEveryEvent(t *testing.T) {
@@ -74,8 +74,7 @@ func TestCancel(t *testing.T) {
 }
 
 // TestRunningStreamsSurvive checks that running streams continue through every kind of
-// update: a flip away from their stage, the removal of their endpoint, an edit of their
-// listener.
+// update: a flip away from their stage, the removal of their replica, other settings.
 func TestRunningStreamsSurvive(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	resp, err := f.client.Post(f.url+"/sse?n=30&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
@@ -85,10 +84,8 @@ func TestRunningStreamsSurvive(t *testing.T) {
 	v := f.view
 	v.Endpoints = v.Endpoints[2:]
 	v.Plans = []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r2", "r3"})}
-	v.Settings.IdleTimeout = time.Hour // an edit of the listener
-	f.publish(v, nil, func(s *client.Snapshot) bool {
-		return s.Listeners["cascade"].StreamIdle == time.Hour && len(s.Assignments["cascade/m/s0"].Priorities[0]) == 2 && len(s.Assignments["cascade/m/s0"].Priorities) == 1
-	})
+	v.Settings.IdleTimeout = time.Hour
+	f.publish(v, nil)
 	if _, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 100))); stageOf(s.By) != 1 {
 		t.Errorf("a new request went to %s, which is gone", s.By)
 	}
@@ -144,9 +141,7 @@ func TestFlips(t *testing.T) {
 			{Low: cut, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2", "r3"}[i%2:]}}}
 		v.Previous, v.Plans = v.Plans, []policies.Plan{p}
 		f.view.Plans = v.Plans
-		f.publish(v, nil, func(s *client.Snapshot) bool {
-			return s.Routes["cascade"].Hosts[0].Routes[0].Headers[1].End == int64(cut)
-		})
+		f.publish(v, nil)
 	}
 	cancel()
 	load.Wait()
@@ -194,11 +189,9 @@ func TestDrainTimeout(t *testing.T) {
 }
 
 func TestConfigErrors(t *testing.T) {
-	ok := client.Config{Target: "x", NodeID: "n"}
 	for name, c := range map[string]Config{
-		"no target":     {},
-		"negative":      {Client: ok, DrainTimeout: -1},
-		"name, no sock": {Client: ok, ListenerName: "x"},
+		"no target": {},
+		"negative":  {Client: routing.Config{Target: "x", NodeID: "n"}, DrainTimeout: -1},
 	} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%s: New accepted it", name)

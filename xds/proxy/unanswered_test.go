@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestAttackHalfClose checks that a client which closes its side of the connection before

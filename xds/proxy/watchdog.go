@@ -12,29 +12,35 @@ import (
 var (
 	errSlowBody = errors.New("the request body arrives too slowly")
 	errIdle     = errors.New("no data in either direction for the idle timeout")
-	errTimeout  = errors.New("no complete response within the route's timeout")
-	errDuration = errors.New("the stream reached its maximum duration")
 )
 
-// watchdog ends a request that takes too long, in total or between two bytes. It has one
+// watchdog ends a request that takes too long between two bytes, or whose body is slow. It has one
 // timer, which compares the time of the last progress when it fires; so a byte costs one
 // clock reading and one atomic store.
 type watchdog struct {
-	idle, timeout, duration time.Duration // 0 = none
-	begun                   time.Time
-	lastProgress            atomic.Int64 // time of the last byte, since begun
-	cancel                  func(error)
-	control                 *http.ResponseController
-	reading                 func() bool          // the request's body is still to come
-	untilLate               func() time.Duration // see body.untilLate
-	answering               atomic.Bool          // the response headers were sent
+	idle         time.Duration // 0 = none
+	begun        time.Time
+	lastProgress atomic.Int64 // time of the last byte, since begun
+	cancel       func(error)
+	control      *http.ResponseController
+	reading      func() bool          // the request's body is still to come
+	untilLate    func() time.Duration // see body.untilLate
+	answering    atomic.Bool          // the response headers were sent
 
 	mu      sync.Mutex
 	timer   *time.Timer
 	stopped bool
 }
 
-// start starts the timer. The limits must be set.
+// again returns a watchdog that begins anew, for another part of the request.
+func (w *watchdog) again() *watchdog {
+	out := &watchdog{idle: w.idle, begun: w.begun, cancel: w.cancel, control: w.control, reading: w.reading,
+		untilLate: w.untilLate}
+	out.recordProgress()
+	return out
+}
+
+// start starts the timer. The limit must be set.
 func (w *watchdog) start() {
 	if first := w.nextTimeout(0, 0, w.untilLate()); first > 0 {
 		w.mu.Lock()
@@ -49,15 +55,14 @@ func (w *watchdog) recordProgress() { w.lastProgress.Store(int64(time.Since(w.be
 // nextTimeout returns the time until a limit may be reached; 0 if there is none. late is
 // what untilLate returned, at least 0.
 func (w *watchdog) nextTimeout(age, alive, late time.Duration) time.Duration {
-	least := late
-	for _, left := range [...]struct{ limit, used time.Duration }{{w.idle, age - alive}, {w.timeout, age}, {w.duration, age}} {
-		if left.limit > 0 {
-			if d := max(left.limit-left.used, 1); least == 0 || d < least {
-				least = d
-			}
-		}
+	if w.idle == 0 {
+		return late
 	}
-	return least
+	idle := max(w.idle-(age-alive), 1)
+	if late == 0 {
+		return idle
+	}
+	return min(idle, late)
 }
 
 func (w *watchdog) fire() {
@@ -68,10 +73,6 @@ func (w *watchdog) fire() {
 	}
 	age, alive, late := time.Since(w.begun), time.Duration(w.lastProgress.Load()), w.untilLate()
 	switch {
-	case w.timeout > 0 && age >= w.timeout:
-		w.endRequest(errTimeout)
-	case w.duration > 0 && age >= w.duration:
-		w.endRequest(errDuration)
 	case w.idle > 0 && age-alive >= w.idle:
 		w.endRequest(errIdle)
 	case late < 0:

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"path/filepath"
+	"strings"
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
@@ -24,11 +26,13 @@ type BootstrapConfig struct {
 	NodeID       string // unique per Envoy; required
 	NodeCluster  string // group of Envoys; "" means "cascade"
 	Zone         string // the host or zone of the Envoy, for its locality
-	ControlPlane string // IP:port of the control plane; "" means 127.0.0.1:18000
+	ControlPlane string // IP:port of the control plane, or unix:/PATH; "" means 127.0.0.1:18000
 	// OtherControlPlanes are IP:port of further control planes of the same fleet. Envoy uses
 	// them while those before them fail their health checks.
 	OtherControlPlanes []string
-	Admin              string // IP:port of Envoy's admin page; "" means 127.0.0.1:0, a free port of loopback
+	// Admin is IP:port of Envoy's admin page, or unix:/PATH, which only Envoy's own user can open; "" means
+	// 127.0.0.1:0, a free port of loopback.
+	Admin string
 }
 
 // Defaults of BootstrapConfig.
@@ -56,20 +60,18 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 		return nil, fmt.Errorf("node id: give every Envoy a unique one")
 	}
 	c.NodeCluster = cmp.Or(c.NodeCluster, defaultNodeCluster)
-	admin, err := netip.ParseAddrPort(cmp.Or(c.Admin, defaultAdmin))
+	admin, err := adminAddress(cmp.Or(c.Admin, defaultAdmin))
 	if err != nil {
-		return nil, fmt.Errorf("admin address %q: give an IP address and a port", c.Admin)
+		return nil, err
 	}
 	planes, err := controlPlanes(append([]string{cmp.Or(c.ControlPlane, defaultXDS)}, c.OtherControlPlanes...))
 	if err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
 	}
 	plane := &corev3.GrpcService_EnvoyGrpc{ClusterName: XDSCluster}
-	if len(c.OtherControlPlanes) > 0 {
-		plane.RetryPolicy = &corev3.RetryPolicy{RetryBackOff: &corev3.BackoffStrategy{
-			BaseInterval: durationpb.New(planeRetry), MaxInterval: durationpb.New(planeRetryMax),
-		}}
-	}
+	plane.RetryPolicy = &corev3.RetryPolicy{RetryBackOff: &corev3.BackoffStrategy{
+		BaseInterval: durationpb.New(planeRetry), MaxInterval: durationpb.New(planeRetryMax),
+	}}
 	service := []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: plane}}}
 	fromADS := ads()
 	// Wait for the control plane without a time limit: an Envoy that stops waiting reports
@@ -80,7 +82,7 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 			Id: c.NodeID, Cluster: c.NodeCluster,
 			Locality: &corev3.Locality{Region: Region, Zone: c.Zone},
 		},
-		Admin: &bootstrapv3.Admin{Address: socketAddress(admin)},
+		Admin: &bootstrapv3.Admin{Address: admin},
 		DynamicResources: &bootstrapv3.Bootstrap_DynamicResources{
 			AdsConfig: &corev3.ApiConfigSource{
 				ApiType:                   corev3.ApiConfigSource_DELTA_GRPC,
@@ -91,11 +93,33 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 			LdsConfig: fromADS,
 			CdsConfig: fromADS,
 		},
-		ClusterManager: LoadStatsConfig(service),
+		ClusterManager:  LoadStatsConfig(service),
+		OverloadManager: OverloadManager(),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Clusters: []*clusterv3.Cluster{planes},
 		},
 	}, nil
+}
+
+// adminSocketMode lets only Envoy's own user connect, because the admin page can end Envoy.
+const adminSocketMode = 0o600
+
+// adminAddress returns the address of Envoy's admin page.
+func adminAddress(text string) (*corev3.Address, error) {
+	if at, ok := pipe(text, adminSocketMode); ok {
+		return at, nil
+	}
+	a, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return nil, fmt.Errorf("admin address %q: give an IP address and a port, or unix:/PATH", text)
+	}
+	return socketAddress(a), nil
+}
+
+// pipe parses the address of a Unix socket, unix:/PATH. It returns false for another text.
+func pipe(text string, mode uint32) (*corev3.Address, bool) {
+	path, ok := strings.CutPrefix(text, "unix:")
+	return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path, Mode: mode}}}, ok && filepath.IsAbs(path)
 }
 
 // Health checks of the control planes, if there are several. Without them Envoy would
@@ -104,7 +128,7 @@ const (
 	planeCheck     = time.Second // interval and timeout of a check
 	planeUnhealthy = 1           // failed checks
 	// planeRetry and planeRetryMax bound the backoff between two streams. Envoy's default
-	// goes up to 30 s, too long if another control plane is available.
+	// goes up to 30 s, too long if another control plane is available or a certificate was repaired.
 	planeRetry    = 200 * time.Millisecond
 	planeRetryMax = 2 * time.Second
 )
@@ -121,12 +145,16 @@ func controlPlanes(addresses []string) (*clusterv3.Cluster, error) {
 		TypedExtensionProtocolOptions: protocolOptions(minMaxRequests, defaultPingTimeout),
 	}
 	for i, address := range addresses {
-		at, err := hostPort(address)
-		if err != nil {
-			return nil, err
+		at, ok := pipe(address, 0)
+		if !ok {
+			a, err := hostPort(address)
+			if err != nil {
+				return nil, err
+			}
+			at = socketAddress(a)
 		}
 		c.LoadAssignment.Endpoints = append(c.LoadAssignment.Endpoints, &endpointv3.LocalityLbEndpoints{
-			Priority: uint32(i), LbEndpoints: []*endpointv3.LbEndpoint{endpointAt(at)},
+			Priority: uint32(i), LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: at}}}},
 		})
 	}
 	if len(addresses) > 1 {

@@ -32,12 +32,13 @@ const (
 
 // HTTP/2 towards the replicas.
 const (
-	// A dead host sends no reset; pings detect it.
-	pingInterval = 2 * time.Second
+	// PingInterval is the time between pings: a dead host sends no reset, and pings detect it.
+	PingInterval = 2 * time.Second
+	// UpstreamWindow is how much of an answer a proxy holds for a client that does not read.
+	UpstreamWindow = 64 << 10
 	// Streams share one connection per worker, so its window must be large enough for
-	// thousands of token streams.
-	streamWindow     = 1 << 20
-	connectionWindow = 64 << 20
+	// a thousand answers that are not read.
+	upstreamConnectionWindow = 64 << 20
 )
 
 // stageCluster returns the cluster of one stage. It is immutable for the life of the
@@ -81,6 +82,9 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 		},
 		TypedExtensionProtocolOptions: protocolOptions(s.MaxRequests, s.PingTimeout),
 	})
+	if y.kind != federatedGRPC {
+		c.TransportSocket = s.ReplicaTLS.socket()
+	}
 	if y.byPrefix {
 		// Envoy's default delays every second ejection within a second until its end. The retries
 		// of these clusters wait for ejections, and their weights do not change.
@@ -137,10 +141,10 @@ func HTTP2Options(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
 				ProtocolConfig: &upstreamsv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
 					Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
 						MaxConcurrentStreams:        wrapperspb.UInt32(maxStreams),
-						InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
-						InitialConnectionWindowSize: wrapperspb.UInt32(connectionWindow),
+						InitialStreamWindowSize:     wrapperspb.UInt32(UpstreamWindow),
+						InitialConnectionWindowSize: wrapperspb.UInt32(upstreamConnectionWindow),
 						ConnectionKeepalive: &corev3.KeepaliveSettings{
-							Interval: durationpb.New(pingInterval),
+							Interval: durationpb.New(PingInterval),
 							Timeout:  durationpb.New(defaultPingTimeout),
 						},
 					},

@@ -14,7 +14,7 @@
 // are in one set, so there is one proof and one rollout; only the first kind is sent
 // resources that it did not request by name.
 //
-// What is not in the public API (package policies/publicapi) is refused by the first routes of
+// What is not in the public API (package internal/publicapi) is refused by the first routes of
 // every virtual host of a proxy's table, so that no replica sees it.
 //
 // Invariants:

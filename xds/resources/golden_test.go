@@ -3,6 +3,7 @@ package resources_test
 import (
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,8 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -146,7 +147,10 @@ func static(t testing.TB, s resources.Set) []byte {
 		t.Fatal(err)
 	}
 	rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
-	rc.ValidateClusters = nil // the clusters are in the bootstrap, so Envoy can check the routes
+	rc.ValidateClusters = nil            // the clusters are in the bootstrap, so Envoy can check the routes
+	for _, vh := range rc.VirtualHosts { // but for the one that leads to none on purpose
+		vh.Routes = slices.DeleteFunc(vh.Routes, func(r *routev3.Route) bool { return r.Name == "cascade/unestimated" })
+	}
 	hcm.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: rc}
 	packed, err := anypb.New(hcm)
 	if err != nil {

@@ -24,12 +24,17 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// bufferLimit is the largest request body that a proxy buffers, for an estimator that
-// must read it and for a retry. A 1M-token text prompt fits.
-const bufferLimit = 16 << 20
+// Bounds of the memory that a client can occupy in a proxy by reading no answers.
+const (
+	// ClientBuffer is how much of an answer waits for its client, and the HTTP/2 receive
+	// window of a request, in bytes.
+	ClientBuffer  = 256 << 10
+	ClientStreams = 1000    // HTTP/2 streams per connection
+	ClientWindow  = 1 << 20 // HTTP/2 receive window of a connection
+)
 
-// headersTimeout bounds the arrival of a request's headers.
-const headersTimeout = 10 * time.Second
+// HeadersTimeout bounds the arrival of a request's headers.
+const HeadersTimeout = 10 * time.Second
 
 // Type URLs that the estimator's ECDS filter accepts.
 const (
@@ -58,13 +63,10 @@ func addressListener(s Settings) *listenerv3.Listener {
 		},
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{StripControlHeaders()},
 		UseRemoteAddress:              wrapperspb.Bool(true),
+		InternalAddressConfig:         noInternalAddress(),
 		StreamIdleTimeout:             durationpb.New(s.IdleTimeout),
-		RequestHeadersTimeout:         durationpb.New(headersTimeout),
-		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
-			MaxConcurrentStreams:        wrapperspb.UInt32(s.MaxRequests),
-			InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
-			InitialConnectionWindowSize: wrapperspb.UInt32(connectionWindow),
-		},
+		RequestHeadersTimeout:         durationpb.New(HeadersTimeout),
+		Http2ProtocolOptions:          ClientHTTP2Options(),
 	}
 	NormalizePaths(hcm)
 	if s.AccessLog != "" {
@@ -76,7 +78,7 @@ func addressListener(s Settings) *listenerv3.Listener {
 	l := &listenerv3.Listener{
 		Name:                          ListenerName,
 		Address:                       socketAddress(netip.MustParseAddrPort(s.Listen)),
-		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
+		PerConnectionBufferLimitBytes: wrapperspb.UInt32(ClientBuffer),
 		FilterChains: []*listenerv3.FilterChain{{
 			Filters: []*listenerv3.Filter{{
 				Name:       "envoy.filters.network.http_connection_manager",
@@ -90,6 +92,23 @@ func addressListener(s Settings) *listenerv3.Listener {
 	return l
 }
 
+// ClientHTTP2Options returns the HTTP/2 options of a listener for clients.
+func ClientHTTP2Options() *corev3.Http2ProtocolOptions {
+	return &corev3.Http2ProtocolOptions{
+		MaxConcurrentStreams:        wrapperspb.UInt32(ClientStreams),
+		InitialStreamWindowSize:     wrapperspb.UInt32(ClientBuffer),
+		InitialConnectionWindowSize: wrapperspb.UInt32(ClientWindow),
+	}
+}
+
+// noInternalAddress makes no client internal: without a range, some versions of Envoy trust every
+// private address. No client has the address of this one.
+func noInternalAddress() *hcmv3.HttpConnectionManager_InternalAddressConfig {
+	return &hcmv3.HttpConnectionManager_InternalAddressConfig{CidrRanges: []*corev3.CidrRange{
+		{AddressPrefix: "0.0.0.0", PrefixLen: wrapperspb.UInt32(32)},
+	}}
+}
+
 // NormalizePaths has a listener decode escaped slashes and resolve dot segments before the
 // first route lookup, so that the route table judges the path that a replica will see. Empty
 // segments stay: no path of the public API has one.
@@ -98,18 +117,24 @@ func NormalizePaths(hcm *hcmv3.HttpConnectionManager) {
 	hcm.PathWithEscapedSlashesAction = hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD
 }
 
-// StripControlHeaders removes headers that only Cascade may set from a client's
-// request. It runs before the first route lookup; the HTTP filter of the same kind
+// EnvoyPrefix is the prefix of the headers that control Envoy: its retries, timeouts and attempts.
+const EnvoyPrefix = "x-envoy-"
+
+// StripControlHeaders removes headers that only Cascade or Envoy itself may set from a
+// client's request. It runs before the first route lookup; the HTTP filter of the same kind
 // would remove the header but keep the route chosen by it. A header sent twice would
 // otherwise match by either value.
 func StripControlHeaders() *corev3.TypedExtensionConfig {
+	prefixed := func(prefix string) *mutationv3.HeaderMutation {
+		return &mutationv3.HeaderMutation{Action: &mutationv3.HeaderMutation_RemoveOnMatch_{RemoveOnMatch: &mutationv3.HeaderMutation_RemoveOnMatch{
+			KeyMatcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}},
+		}}}
+	}
 	return &corev3.TypedExtensionConfig{
 		Name: "envoy.http.early_header_mutation.header_mutation",
 		TypedConfig: wrap(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{
 			{Action: &mutationv3.HeaderMutation_Remove{Remove: length.ModelHeader}},
-			{Action: &mutationv3.HeaderMutation_RemoveOnMatch_{RemoveOnMatch: &mutationv3.HeaderMutation_RemoveOnMatch{
-				KeyMatcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: length.ControlPrefix}},
-			}}},
+			prefixed(length.ControlPrefix), prefixed(EnvoyPrefix),
 		}}),
 	}
 }

@@ -2,6 +2,7 @@ package resources
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -10,6 +11,8 @@ import (
 	wasmfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/wasm/v3"
 	wasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/wasm/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // MaxModule is the largest module in bytes: it is sent to proxies in one response.
@@ -35,11 +38,15 @@ var capabilities = [...]string{
 
 // EstimatorModule is the estimator that proxies run themselves, encoded once because it
 // is larger than the rest of a set. It is immutable.
-type EstimatorModule struct{ resource *Resource }
+type EstimatorModule struct {
+	resource  *Resource
+	bodyLimit int64
+}
 
 // NewModule returns the module of a proxy-wasm filter's code, as built from
-// wasm/estimator. The error says why the code is not accepted.
-func NewModule(code []byte) (*EstimatorModule, error) {
+// wasm/estimator; bodyLimit is as in Settings. The error says why the code is not accepted.
+func NewModule(code []byte, bodyLimit int64) (*EstimatorModule, error) {
+	bodyLimit = cmp.Or(bodyLimit, length.BodyLimit)
 	if len(code) > MaxModule {
 		return nil, fmt.Errorf("module of %d bytes: at most %d are sent to proxies", len(code), MaxModule)
 	}
@@ -54,7 +61,7 @@ func NewModule(code []byte) (*EstimatorModule, error) {
 		Name:   LengthFilter,
 		RootId: LengthFilter,
 		// The module would receive a Struct in its binary encoding.
-		Configuration: wrap(wrapperspb.String(`{"read_body":true,"max_body":` + strconv.Itoa(bufferLimit) + `}`)),
+		Configuration: wrap(wrapperspb.String(`{"read_body":true,"max_body":` + strconv.FormatInt(bodyLimit, 10) + `}`)),
 		// A module that traps is passed by from then on.
 		FailurePolicy: wasmv3.FailurePolicy_FAIL_OPEN,
 		// Without it a request that waits for its body waits for ever.
@@ -76,7 +83,7 @@ func NewModule(code []byte) (*EstimatorModule, error) {
 		return nil, err
 	}
 	r.Unlisted = true
-	return &EstimatorModule{r}, nil
+	return &EstimatorModule{r, bodyLimit}, nil
 }
 
 // Version returns the content hash with which clients acknowledge the module.

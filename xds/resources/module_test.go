@@ -11,7 +11,7 @@ const magic = "\x00asm\x01\x00\x00\x00"
 
 func withModule(t testing.TB) resources.View {
 	t.Helper()
-	m, err := resources.NewModule([]byte(magic))
+	m, err := resources.NewModule([]byte(magic), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,34 +37,9 @@ func TestModule(t *testing.T) {
 	}
 }
 
-// BenchmarkProveModule measures what the module adds to the proof of every table.
-func BenchmarkProveModule(b *testing.B) {
-	for name, size := range map[string]int{"none": 0, "2MiB": 2 << 20} {
-		b.Run(name, func(b *testing.B) {
-			v := fleet()
-			if size > 0 {
-				m, err := resources.NewModule(append([]byte(magic), make([]byte, size)...))
-				if err != nil {
-					b.Fatal(err)
-				}
-				v.Settings.Estimator, v.Settings.Module = resources.Wasm, m
-			}
-			for b.Loop() {
-				s, err := resources.Build(v)
-				if err == nil {
-					err = resources.Prove(s)
-				}
-				if err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 func TestModuleRefused(t *testing.T) {
 	for _, code := range [][]byte{nil, []byte("\x00asm"), []byte("\x00asm\x0d\x00\x01\x00"), append([]byte(magic), make([]byte, resources.MaxModule)...)} {
-		if _, err := resources.NewModule(code); err == nil {
+		if _, err := resources.NewModule(code, 0); err == nil {
 			t.Errorf("%d bytes: no error", len(code))
 		}
 	}

@@ -10,6 +10,7 @@ import (
 // cluster before its endpoints, and both before the routes that name them (the
 // make-before-break order of the xDS protocol).
 const (
+	RoutingType   = "type.googleapis.com/cascade.v1.Routing"
 	ClusterType   = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	EndpointType  = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 	ListenerType  = "type.googleapis.com/envoy.config.listener.v3.Listener"
@@ -22,7 +23,7 @@ const (
 // change their meaning.
 const (
 	// ListenerName is the address listener, RouteName the RouteConfiguration that it
-	// subscribes to.
+	// subscribes to. Followers' plan has the same name.
 	ListenerName = "cascade"
 	RouteName    = "cascade"
 	// LengthCluster is the cluster of the ext_proc length estimator.

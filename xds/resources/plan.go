@@ -22,6 +22,7 @@ func Build(v View) (Set, error) {
 	ours, theirs := namingFor(adsClient, v.Settings), namingFor(splitEnvoy, v.Settings)
 	b.add(RouteType, RouteName, routeConfig(ours, RouteName, v))
 	b.addUnlisted(RouteType, SplitRouteName, routeConfig(theirs, SplitRouteName, v))
+	b.addRouting(v)
 	if v.Settings.EdgeTLS {
 		b.addUnlisted(SecretType, EdgeSecret, edgeSecret(v.Edge))
 	}

@@ -10,6 +10,8 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cascadeinfer/cascade/xds/api"
 )
 
 // Prove returns the first reason why a set must not be served, or nil. It reads only
@@ -30,6 +32,7 @@ import (
 //     of at least 10,000 requests, ejection of up to all endpoints, and HTTP/2;
 //   - endpoints: priorities without gaps, no address twice, a name for every locality,
 //     every weight at least 1, and the next longer stage at the next priority;
+//   - the plan of followers (Routing) can be read, and so keeps every rule of a plan;
 //   - the listener removes headers that only Cascade may set before routing, the
 //     certificate that it takes by SDS exists, and extensions that proxies run fail
 //     open.
@@ -121,6 +124,12 @@ func read(r *Resource) (proto.Message, error) {
 		if err := proveExtension(r, c); err != nil {
 			return nil, fmt.Errorf("%s %q: %w", shortType(r.Type), r.Name, err)
 		}
+	}
+	if plan, ok := m.(*api.Routing); ok {
+		if _, err := ReadRouting(plan); err != nil {
+			return nil, fmt.Errorf("%s %q: %w", shortType(r.Type), r.Name, err)
+		}
+		return &api.Routing{Name: plan.Name}, nil // nothing else reads it
 	}
 	return m, nil
 }

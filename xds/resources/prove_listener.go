@@ -71,7 +71,7 @@ func (p *proof) proveManager(hcm *hcmv3.HttpConnectionManager) error {
 
 // proveEdge checks the trust boundary and the disabled filters of a proxy's listener.
 func proveEdge(hcm *hcmv3.HttpConnectionManager) error {
-	model, control := false, false
+	model, control, envoy := false, false, false
 	for _, ext := range hcm.EarlyHeaderMutationExtensions {
 		early := new(earlyv3.HeaderMutation)
 		if ext.GetTypedConfig().MessageIs(early) {
@@ -82,10 +82,14 @@ func proveEdge(hcm *hcmv3.HttpConnectionManager) error {
 		for _, m := range early.Mutations {
 			model = model || m.GetRemove() == length.ModelHeader
 			control = control || m.GetRemoveOnMatch().GetKeyMatcher().GetPrefix() == length.ControlPrefix
+			envoy = envoy || m.GetRemoveOnMatch().GetKeyMatcher().GetPrefix() == EnvoyPrefix
 		}
 	}
-	if !model || !control {
-		return fmt.Errorf("a client's %s* and %s must be removed before routing", length.ControlPrefix, length.ModelHeader)
+	if !model || !control || !envoy {
+		return fmt.Errorf("a client's %s*, %s* and %s must be removed before routing", length.ControlPrefix, EnvoyPrefix, length.ModelHeader)
+	}
+	if n := hcm.GetHttp2ProtocolOptions().GetMaxConcurrentStreams().GetValue(); n == 0 || n > ClientStreams {
+		return fmt.Errorf("HTTP/2: %d streams for a client's connection, want 1 to %d", n, ClientStreams)
 	}
 	if !hcm.GetNormalizePath().GetValue() || hcm.MergeSlashes || hcm.PathWithEscapedSlashesAction != hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD {
 		return errors.New("paths must be normalised before routing: dot segments and escaped slashes, and nothing else")

@@ -11,6 +11,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	previousprioritiesv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/priority/previous_priorities/v3"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -70,6 +71,9 @@ type hostProof struct {
 	models []LengthMeta // from the host's metadata
 	seen   map[string]*modelProof
 	ended  bool // the catch-all was seen
+	// unestimated says that a route for requests without an estimate was seen. It would take those whose model alone
+	// is known from the routes behind it.
+	unestimated bool
 }
 
 // modelProof follows one model through the routes of a host.
@@ -88,6 +92,9 @@ func (h *hostProof) prove() error {
 	if h.edge {
 		if err := proveRetry(h.host.RetryPolicy); err != nil {
 			return err
+		}
+		if !h.host.IncludeRequestAttemptCount {
+			return errors.New("attempts must be counted, or a request that breaks engines is retried until none is left")
 		}
 		models, err := ReadLengthMeta(h.host.Metadata)
 		if err != nil {
@@ -114,9 +121,15 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	if r.GetDirectResponse() != nil {
 		return h.proveRefusal(r)
 	}
+	if r.Name == unestimated {
+		return h.proveUnestimated(r)
+	}
 	meta, err := ReadRouteMeta(r.Metadata)
 	if err != nil {
 		return err
+	}
+	if h.unestimated && meta.Rule != ByNone {
+		return errors.New("must stand before the routes for requests without an estimate")
 	}
 	a := r.GetRoute()
 	if a == nil {
@@ -290,6 +303,23 @@ func (h *hostProof) proveRefusal(r *routev3.Route) error {
 	return h.estimated(r)
 }
 
+// proveUnestimated checks a route of a shared host for requests that no estimator has read yet.
+func (h *hostProof) proveUnestimated(r *routev3.Route) error {
+	allowed := func(match *routev3.RouteMatch) bool { return proto.Equal(match, r.Match) }
+	switch {
+	case !slices.ContainsFunc(unestimatedMatches(), allowed):
+		return errors.New("must match requests with a body and without an estimate, and no others")
+	case r.GetRoute().GetCluster() != unestimated || h.clusters[unestimated] != nil:
+		return errors.New("must lead to a cluster that does not exist: its requests have no model")
+	case r.GetRoute().ClusterNotFoundResponseCode != routev3.RouteAction_NOT_FOUND:
+		return errors.New("must answer 404")
+	case len(h.models) < 2:
+		return errors.New("a host of one model must serve every request")
+	}
+	h.unestimated = true
+	return h.estimated(r)
+}
+
 // estimated checks that the length service gets every request without a length: either
 // no host uses it, or all such routes do.
 func (h *hostProof) estimated(r *routev3.Route) error {
@@ -383,7 +413,7 @@ func proveRetry(r *routev3.RetryPolicy) error {
 		}
 	}
 	if h := r.GetRetriableHeaders(); len(h) != 1 || h[0].GetName() != length.RefusedHeader || !h[0].GetPresentMatch() || h[0].GetInvertMatch() {
-		return fmt.Errorf("retry policy: must retry on answers with %s, by which a replica reports that it has not started the request, and on no others", length.RefusedHeader)
+		return fmt.Errorf("retry policy: must retry on answers with %s, by which a replica asks for another one, and on no others", length.RefusedHeader)
 	}
 	if r.GetNumRetries().GetValue() == 0 || len(r.GetRetryHostPredicate()) == 0 || r.GetHostSelectionRetryMaxAttempts() == 0 {
 		return errors.New("retry policy: must retry on another endpoint")

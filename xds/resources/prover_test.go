@@ -156,7 +156,7 @@ func TestProverForgets(t *testing.T) {
 		for _, typ := range s.Types() {
 			size += s.Len(typ)
 		}
-		if most := 2*size + 16*s.Len(resources.RouteType); p.Known() > most {
+		if most := 2*size + 16*(s.Len(resources.RouteType)+s.Len(resources.RoutingType)); p.Known() > most {
 			t.Fatalf("after %d sets of %d resources it remembers %d, want at most %d", n+1, size, p.Known(), most)
 		}
 	}
@@ -167,26 +167,5 @@ func TestProverForgets(t *testing.T) {
 	}
 	if p.Known() != size && p.Known() != 2*size {
 		t.Errorf("of one set of %d resources it remembers %d", size, p.Known())
-	}
-}
-
-// BenchmarkProver proves the sets of a boundary that changes, one after another: from
-// scratch, and with a Prover.
-func BenchmarkProver(b *testing.B) {
-	for _, n := range []int{8, 1000} {
-		sets := make([]resources.Set, 32)
-		for i := range sets {
-			sets[i] = build(b, wide(n, policies.Epoch(i)))
-		}
-		for name, prove := range map[string]func(resources.Set) error{"scratch": resources.Prove, "prover": new(resources.Prover).Prove} {
-			b.Run(fmt.Sprintf("%d replicas/%s", n, name), func(b *testing.B) {
-				b.ReportAllocs()
-				for i := 0; b.Loop(); i++ {
-					if err := prove(sets[i%len(sets)]); err != nil {
-						b.Fatal(err)
-					}
-				}
-			})
-		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/cascadeinfer/cascade/policies/publicapi"
+	"github.com/cascadeinfer/cascade/internal/publicapi"
 )
 
 // publicRoutes returns the routes with which every virtual host of a proxy's table begins:
@@ -22,8 +22,9 @@ import (
 // them needs no path of its own.
 //
 // A path outside the API is answered 404, another method 405, and a GET or HEAD that
-// announces a body 400; replicas refuse those that do not announce theirs.
-func publicRoutes(kind clientKind) []*routev3.Route {
+// announces a body 400; replicas refuse those that do not announce theirs. With origins, a
+// request of a page of another one is answered 403, and a preflight 204.
+func publicRoutes(kind clientKind, origins []string) []*routev3.Route {
 	methods := make(map[string][]string) // that a path allows
 	var paths []string                   // in the order of the API
 	for _, e := range publicapi.Endpoints() {
@@ -32,7 +33,14 @@ func publicRoutes(kind clientKind) []*routev3.Route {
 		}
 		methods[e.Path] = append(methods[e.Path], e.Method)
 	}
-	routes := []*routev3.Route{refusal(kind, "path", 404, "NotFoundError", "path not served", noneOf(paths))}
+	var routes []*routev3.Route
+	if len(origins) > 0 && origins[0] != AnyOrigin {
+		routes = append(routes, foreignRoute(kind, origins))
+	}
+	routes = append(routes, refusal(kind, "path", 404, "NotFoundError", "path not served", noneOf(paths)))
+	if len(origins) > 0 {
+		routes = append(routes, preflightRoute(kind))
+	}
 	groups := make(map[string][]string) // the methods of several paths
 	for _, m := range methods {
 		groups[strings.Join(m, ", ")] = m
@@ -81,6 +89,15 @@ func not(m *routev3.HeaderMatcher) *routev3.HeaderMatcher {
 	return m
 }
 
+// publicMethods returns the methods of the public API, sorted.
+func publicMethods() []string {
+	all := make(map[string]bool)
+	for _, e := range publicapi.Endpoints() {
+		all[e.Method] = true
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
 // bodiless returns the methods of which no request may have a body, sorted.
 func bodiless() []string {
 	takesBody := make(map[string]bool)
@@ -114,12 +131,19 @@ func refusal(kind clientKind, name string, status uint32, errorType, message str
 }
 
 // provePublic checks that the routes of a virtual host begin with those that refuse what is
-// not in the public API, and returns the others.
+// not in the public API, and returns the others, which admit the same origins.
 func provePublic(kind clientKind, routes []*routev3.Route) ([]*routev3.Route, error) {
-	want := publicRoutes(kind)
+	origins := originsOf(routes)
+	want := publicRoutes(kind, origins)
+	admit(want, origins)
 	for i, r := range want {
 		if i >= len(routes) || !proto.Equal(routes[i], r) {
-			return nil, fmt.Errorf("route %d: must be %q, which refuses requests outside the public API", i, r.Name)
+			return nil, fmt.Errorf("route %d: must be %q: no replica answers requests outside the public API, or for pages of other origins", i, r.Name)
+		}
+	}
+	for _, r := range routes[len(want):] {
+		if err := proveAdmitted(r, origins); err != nil {
+			return nil, fmt.Errorf("route %q: %w", r.Name, err)
 		}
 	}
 	return routes[len(want):], nil

@@ -2,6 +2,7 @@ package resources
 
 import (
 	"encoding/json"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -22,9 +23,9 @@ import (
 )
 
 // Retries happen only before the first byte of a response, or on a response by which a
-// replica reports that it has not started the request, for example because its engine
-// has just died. Of a connection that is reset it is not known whether an engine has
-// started; generating the same text again harms no client, an error does. One priority
+// replica asks for one. The replicas count the attempts: a request that breaks engines or
+// front ends gets at most two of them, because the second one sends a 102 (Processing) when
+// an engine gets the request, and no proxy retries after that. One priority
 // is tried once: the dead replica of a one-replica stage must not use up all attempts,
 // and the next longer stage can always serve.
 const (
@@ -94,7 +95,7 @@ func planOf(v View, model string) policies.Plan {
 func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost {
 	p, s := planOf(v, m.Name), v.Settings
 	last := len(p.Stages) - 1
-	routes := append(publicRoutes(y.kind), headerRoutes(y, p, s)...)
+	routes := append(publicRoutes(y.kind, s.Origins), headerRoutes(y, p, s)...)
 	cuts := length.Estimator{BytesPerToken: m.BytesPerToken}
 	for k, st := range p.Stages {
 		low, high := cuts.CutBytes(st.Low), cuts.CutBytes(st.High)
@@ -108,12 +109,16 @@ func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost
 	}
 	rest := stageRoute(y, p, last, ByNone, s)
 	rest.TypedPerFilterConfig = estimatorOverride(y, s, &extprocv3.ExtProcOverrides{})
+	routes = append(routes, rest)
+	admit(routes, s.Origins)
 	return &routev3.VirtualHost{
 		Name:        m.Name,
 		Domains:     domains,
-		Routes:      append(routes, rest),
+		Routes:      routes,
 		RetryPolicy: retryPolicy(),
 		Metadata:    lengthMetadata([]Model{m}, v.Endpoints, s),
+
+		IncludeRequestAttemptCount: true,
 	}
 }
 
@@ -121,28 +126,75 @@ func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost
 // Only an estimator, which reads the model from the body, can route them; without it
 // the response is an error, because guessing a model is wrong.
 func sharedHost(y naming, v View) *routev3.VirtualHost {
-	routes := publicRoutes(y.kind)
+	routes := publicRoutes(y.kind, v.Settings.Origins)
 	for _, m := range v.Models {
 		routes = append(routes, headerRoutes(y, planOf(v, m.Name), v.Settings)...)
 	}
+	if y.kind == adsClient && v.Settings.Estimator != ContentLength {
+		routes = append(routes, unestimatedRoutes(y, v.Settings)...)
+	}
+	routes = append(routes, &routev3.Route{
+		Name:                   string(ByNone),
+		Match:                  anyPath(),
+		RequestBodyBufferLimit: v.Settings.bodyLimit(), // the service may have to read it
+		Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
+			Status: 404,
+			Body:   &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: UnknownModel()}},
+		}},
+		ResponseHeadersToAdd: []*corev3.HeaderValueOption{setHeader("content-type", "application/json")},
+		// Without the service's answer it is not known whether the model is served: clients try again
+		// after a 503, and would not after the 404.
+		TypedPerFilterConfig: estimatorOverride(y, v.Settings, &extprocv3.ExtProcOverrides{FailureModeAllow: wrapperspb.Bool(false)}),
+	})
+	admit(routes, v.Settings.Origins)
 	return &routev3.VirtualHost{
-		Name:    "*",
-		Domains: []string{"*"},
-		Routes: append(routes, &routev3.Route{
-			Name:  string(ByNone),
-			Match: anyPath(),
-			Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
-				Status: 404,
-				Body:   &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: unknownModel()}},
-			}},
-			ResponseHeadersToAdd: []*corev3.HeaderValueOption{setHeader("content-type", "application/json")},
-			// Without the service's answer it is not known whether the model is served: clients try again
-			// after a 503, and would not after the 404.
-			TypedPerFilterConfig: estimatorOverride(y, v.Settings, &extprocv3.ExtProcOverrides{FailureModeAllow: wrapperspb.Bool(false)}),
-		}),
+		Name:        "*",
+		Domains:     []string{"*"},
+		Routes:      routes,
 		RetryPolicy: retryPolicy(),
 		Metadata:    lengthMetadata(v.Models, v.Endpoints, v.Settings),
+
+		IncludeRequestAttemptCount: true,
 	}
+}
+
+// unestimated names the routes of a shared host for requests with a body that no estimator has read yet, and the
+// cluster that they lead to, which never exists.
+const unestimated = "cascade/unestimated"
+
+// unestimatedRoutes returns the routes of a shared host for requests with a body that no estimator has read yet. Envoy
+// applies the body limit of a route only if that leads to a cluster: with the 404 alone, an estimator could hold no
+// body that is larger than a connection's buffer. A request that is still without an estimate when it is routed gets a
+// 404.
+func unestimatedRoutes(y naming, s Settings) (routes []*routev3.Route) {
+	for _, match := range unestimatedMatches() {
+		routes = append(routes, &routev3.Route{
+			Name:                   unestimated,
+			Match:                  match,
+			RequestBodyBufferLimit: s.bodyLimit(),
+			Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+				ClusterSpecifier:            &routev3.RouteAction_Cluster{Cluster: unestimated},
+				ClusterNotFoundResponseCode: routev3.RouteAction_NOT_FOUND,
+				Timeout:                     durationpb.New(0),
+				IdleTimeout:                 durationpb.New(s.IdleTimeout),
+			}},
+			TypedPerFilterConfig: estimatorOverride(y, s, &extprocv3.ExtProcOverrides{FailureModeAllow: wrapperspb.Bool(false)}),
+		})
+	}
+	return routes
+}
+
+// unestimatedMatches returns what has a body and no estimate: a body of a known size, or a POST without a size.
+func unestimatedMatches() []*routev3.RouteMatch {
+	absent := func(header string) *routev3.HeaderMatcher {
+		m := presentMatch(header)
+		m.InvertMatch = true
+		return m
+	}
+	sized, chunked := anyPath(), anyPath()
+	sized.Headers = []*routev3.HeaderMatcher{absent(length.TokensHeader), rangeMatch(contentLength, 1, math.MaxInt64)}
+	chunked.Headers = []*routev3.HeaderMatcher{absent(length.TokensHeader), absent(contentLength), exactMatch(":method", "POST")}
+	return []*routev3.RouteMatch{sized, chunked}
 }
 
 // headerRoutes returns the routes by the estimator's headers. For each stage of several
@@ -174,8 +226,9 @@ func headerRoutes(y naming, p policies.Plan, s Settings) []*routev3.Route {
 func stageRoute(y naming, p policies.Plan, k int, rule Rule, s Settings) *routev3.Route {
 	st := p.Stages[k]
 	return &routev3.Route{
-		Name:  p.Model + "/" + string(rule) + "/" + StageName(k),
-		Match: anyPath(),
+		Name:                   p.Model + "/" + string(rule) + "/" + StageName(k),
+		Match:                  anyPath(),
+		RequestBodyBufferLimit: s.bodyLimit(),
 		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: y.cluster(p.Model, k)},
 			// The default of 15 s would cut a token stream, with status 200.
@@ -240,9 +293,9 @@ func prefixRetryPolicy() *routev3.RetryPolicy {
 	return p
 }
 
-// unknownModel returns the body of the 404 of a host that serves several models, in the
+// UnknownModel returns the body of the 404 of a host that serves several models, in the
 // format of the OpenAI API's errors.
-func unknownModel() string {
+func UnknownModel() string {
 	type apiError struct {
 		Message string `json:"message"`
 		Type    string `json:"type"`

@@ -9,14 +9,14 @@ import (
 	"github.com/cockroachdb/datadriven"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // TestScenarios runs testdata/scenarios/*.txt (package datadriven; -rewrite rewrites the
 // expected output). VIEW is fleet, two-models, edge or module; the lines below a command
-// are edits (package jsonedit).
+// are edits (testkit.EditMessage).
 //
 //	prove VIEW       builds the view and proves the edited set. The edits below
 //	                 "edit TYPE NAME" are of that resource; "drop TYPE NAME" removes a
@@ -33,7 +33,7 @@ func TestScenarios(t *testing.T) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			edits := strings.FieldsFunc(d.Input, func(r rune) bool { return r == '\n' })
 			if d.Cmd == "bootstrap" {
-				c, err := jsonedit.Struct(resources.BootstrapConfig{NodeID: "n"}, edits...)
+				c, err := testkit.EditStruct(resources.BootstrapConfig{NodeID: "n"}, edits...)
 				if err != nil {
 					d.Fatalf(t, "%v", err)
 				}
@@ -64,7 +64,14 @@ func TestScenarios(t *testing.T) {
 }
 
 func views(t *testing.T) map[string]resources.View {
-	return map[string]resources.View{"fleet": fleet(), "two-models": twoModels(), "edge": edgeFleet(), "module": withModule(t), "prefixes": withPrefixes()}
+	return map[string]resources.View{"fleet": fleet(), "two-models": twoModels(), "edge": edgeFleet(), "module": withModule(t), "prefixes": withPrefixes(),
+		"origins": withOrigins("https://a.example", "https://b.example"), "all-origins": withOrigins(resources.AnyOrigin)}
+}
+
+func withOrigins(origins ...string) resources.View {
+	v := twoModels()
+	v.Settings.Origins = origins
+	return v
 }
 
 // outcome formats an error; package protobuf varies the space in its errors.
@@ -81,7 +88,7 @@ func editView(t *testing.T, v resources.View, edits []string) resources.View {
 	t.Helper()
 	edge, module, secret := v.Edge, v.Settings.Module, v.Settings.PrefixSecret
 	v.Edge, v.Settings.Module = nil, nil
-	out, err := jsonedit.Struct(v, edits...)
+	out, err := testkit.EditStruct(v, edits...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +131,7 @@ func editResource(t *testing.T, s resources.Set, header, edits []string) resourc
 		r.Unlisted = false
 		all[i] = &r
 	default:
-		m, err := jsonedit.Message(message(t, &r), edits...)
+		m, err := testkit.EditMessage(message(t, &r), edits...)
 		if err != nil {
 			t.Fatal(err)
 		}

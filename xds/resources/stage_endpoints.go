@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/rendezvous"
+	"github.com/cascadeinfer/cascade/policies/balance"
 )
 
 // Region is the region of every locality; the zone is the endpoint's host.
@@ -98,7 +98,7 @@ func distantToOmit(k int, plans []policies.Plan, endpoints []Endpoint) map[polic
 	}
 	type ranked struct {
 		id   policies.ReplicaID
-		rank rendezvous.Rank
+		rank balance.Rank
 	}
 	near, staged := make(map[policies.ReplicaID]bool), make(map[policies.ReplicaID]int)
 	for _, p := range plans {
@@ -113,7 +113,7 @@ func distantToOmit(k int, plans []policies.Plan, endpoints []Endpoint) map[polic
 	var far []ranked
 	for _, e := range endpoints {
 		if staged[e.ID] == len(plans) && !near[e.ID] {
-			far = append(far, ranked{e.ID, rendezvous.RankOf(rendezvous.Mix(uint64(k)+1), rendezvous.Hash(string(e.ID)), 1)})
+			far = append(far, ranked{e.ID, balance.RankOf(balance.Mix(uint64(k)+1), balance.Hash(string(e.ID)), 1)})
 		}
 	}
 	if len(far) <= MaxDistant {

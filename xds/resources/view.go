@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
@@ -121,6 +123,13 @@ type Settings struct {
 	// stage, where an estimator reads their bodies. It keys the hash of those beginnings.
 	// The zero value means no such routes and clusters.
 	PrefixSecret length.PrefixSecret `json:"-"`
+	// BodyLimit is the largest request body that a proxy keeps, in bytes, for an estimator that must
+	// read it and for a retry. Routes have it: the limits of a listener also count for answers. 0
+	// means length.BodyLimit.
+	BodyLimit int64
+	// Origins are the web origins whose pages may call the fleet (CORS), such as
+	// https://app.example, or AnyOrigin alone; none: the fleet says nothing of origins.
+	Origins []string
 	// LengthTimeout bounds one response of the ext_proc service; after it the request
 	// continues without an estimate. 0 means 200 ms.
 	LengthTimeout time.Duration
@@ -134,8 +143,10 @@ type Settings struct {
 	// which the connection is closed with its streams. 0 means 5 s.
 	PingTimeout time.Duration
 	// MaxRequests bounds the concurrent requests of a stage per proxy, and the
-	// streams of a connection. 0 means 65,536; below 10,000 is refused.
+	// streams of a connection to a replica. 0 means 65,536; below 10,000 is refused.
 	MaxRequests uint32
+	// ReplicaTLS is the TLS of Envoys and embedded proxies with replicas; gRPC clients have no such clusters.
+	ReplicaTLS ReplicaTLS
 	// EdgeTLS enables TLS on the listener, with the view's certificate.
 	EdgeTLS   bool
 	AccessLog string // file for JSON access logs, "" for none
@@ -162,6 +173,9 @@ const (
 // givesPrefixes reports whether requests get prefix keys.
 func (s Settings) givesPrefixes() bool { return s.PrefixSecret != (length.PrefixSecret{}) }
 
+// bodyLimit returns the limit as routes carry it.
+func (s Settings) bodyLimit() *wrapperspb.UInt64Value { return wrapperspb.UInt64(uint64(s.BodyLimit)) }
+
 // Prefixes returns what makes the prefix keys of a model's requests; depth is as in Model.
 // Each model has a secret of its own, derived from the fleet's: who learns it from one
 // model's route table learns nothing of the others.
@@ -180,6 +194,7 @@ func (s Settings) Prefixes(model string, depth int64) (p length.Prefixes) {
 func (s Settings) complete() Settings {
 	s.Listen = cmp.Or(s.Listen, defaultListen)
 	s.Estimator = cmp.Or(s.Estimator, ContentLength)
+	s.BodyLimit = cmp.Or(s.BodyLimit, length.BodyLimit)
 	s.LengthTimeout = cmp.Or(s.LengthTimeout, defaultLengthTimeout)
 	s.IdleTimeout = cmp.Or(s.IdleTimeout, defaultIdleTimeout)
 	s.ConnectTimeout = cmp.Or(s.ConnectTimeout, defaultConnectTimeout)
@@ -209,6 +224,12 @@ func (s Settings) validate() error {
 	}
 	if s.Module != nil && s.Estimator != Wasm {
 		return fmt.Errorf("estimator %s: remove the module, which only estimator %s runs", s.Estimator, Wasm)
+	}
+	if s.BodyLimit < 0 || s.Module != nil && s.Module.bodyLimit != s.BodyLimit {
+		return fmt.Errorf("body limit %d: must be positive, and that of the module", s.BodyLimit)
+	}
+	if err := validateOrigins(s.Origins); err != nil {
+		return err
 	}
 	for _, a := range [...]struct{ what, address string }{{"length service", s.LengthService}, {"trace collector", s.TraceCollector}} {
 		if a.address == "" {

@@ -19,7 +19,7 @@ type Limits struct {
 	// client of the older protocol lists all its names in each.
 	Request int
 	// StreamNames and NodeNames bound the resource names that one stream, and
-	// all streams of a node, subscribe to at a time. 0 means 8192 and 16384.
+	// all streams of a node, subscribe to at a time. 0 means 16384 for a node, and as many for a stream.
 	StreamNames, NodeNames int
 	// NodeBytes bounds the bytes of all names that a node subscribes to at a
 	// time. 0 means 256 for each of NodeNames.
@@ -29,8 +29,9 @@ type Limits struct {
 	// stream per cluster.
 	Streams int
 	// Rate is how many requests a second a node may make beyond one reply to
-	// each response, and Burst how many of them at once. 0 means 100 and 2048:
-	// a node that reconnects sends requests on all its streams at once.
+	// each response, and Burst how many of them at once. 0 means 100, and those
+	// of 20 s, at least 32: a node that reconnects sends requests on all its
+	// streams at once, and an Envoy asks for all types.
 	Rate, Burst int
 	// Nodes bounds the nodes that are known at a time, including those that
 	// left within the last minute. 0 means 16384.
@@ -46,12 +47,12 @@ type Limits struct {
 const (
 	defaultFirstRequest        = 1 << 20
 	defaultRequest             = 512 << 10
-	defaultStreamNames         = 8 << 10
 	defaultNodeNames           = 16 << 10
 	defaultNameBytes           = 256
 	defaultStreams             = 1 << 10
 	defaultRate                = 100
-	defaultBurst               = 2 << 10
+	defaultBurstSeconds        = 20
+	minDefaultBurst            = 32
 	defaultNodes               = 16 << 10
 	defaultFirstRequestTimeout = 10 * time.Second
 	defaultSendTimeout         = 30 * time.Second
@@ -61,12 +62,12 @@ const (
 func (l Limits) complete() Limits {
 	l.FirstRequest = cmp.Or(l.FirstRequest, defaultFirstRequest)
 	l.Request = cmp.Or(l.Request, defaultRequest)
-	l.StreamNames = cmp.Or(l.StreamNames, defaultStreamNames)
 	l.NodeNames = cmp.Or(l.NodeNames, defaultNodeNames)
+	l.StreamNames = cmp.Or(l.StreamNames, l.NodeNames)
 	l.NodeBytes = cmp.Or(l.NodeBytes, l.NodeNames*defaultNameBytes)
 	l.Streams = cmp.Or(l.Streams, defaultStreams)
 	l.Rate = cmp.Or(l.Rate, defaultRate)
-	l.Burst = cmp.Or(l.Burst, defaultBurst)
+	l.Burst = cmp.Or(l.Burst, max(minDefaultBurst, defaultBurstSeconds*l.Rate))
 	l.Nodes = cmp.Or(l.Nodes, defaultNodes)
 	l.FirstRequestTimeout = cmp.Or(l.FirstRequestTimeout, defaultFirstRequestTimeout)
 	l.SendTimeout = cmp.Or(l.SendTimeout, defaultSendTimeout)

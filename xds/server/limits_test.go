@@ -180,3 +180,21 @@ func TestConfig(t *testing.T) {
 		}
 	}
 }
+
+// TestBurst checks how many requests may come at once: those of 20 s, or what an Envoy asks for.
+func TestBurst(t *testing.T) {
+	for rate, burst := range map[int]int{1: 32, 5: 100} {
+		synctest.Test(t, func(t *testing.T) {
+			s := startServer(t, server.Config{Cache: cache.New(cache.Config{}), Limits: server.Limits{Rate: rate}})
+			d := openStream(t, s.conn, true, "", "d")
+			for range burst {
+				d.subscribe(rds, "r")
+			}
+			if err := d.endError(); err != nil {
+				t.Errorf("rate %d: %d requests at once: %v", rate, burst, err)
+			}
+			d.subscribe(rds, "r")
+			requireEnd(t, d, codes.ResourceExhausted, "requests a second")
+		})
+	}
+}

@@ -73,8 +73,11 @@ var services = []service{
 	{&secretservice.SecretDiscoveryService_ServiceDesc, resources.SecretType},
 }
 
-// isServed reports whether a type has a service.
+// isServed reports whether a type is served.
 func isServed(typ string) bool {
+	if typ == resources.RoutingType {
+		return true // its followers use the aggregated service
+	}
 	for _, s := range services {
 		if s.typ == typ {
 			return typ != ""

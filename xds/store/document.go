@@ -12,24 +12,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// The stored form is JSON that operators can read and edit. Unknown fields and
-// formats are refused, because a writer that ignored them would drop them.
-const (
-	format = 1
-	// MaxSize is the largest stored form of an object, in bytes: twenty times the size of
-	// 10,000 replicas with long names.
-	MaxSize = 8 << 20
-)
+// MaxSize is the largest stored form of an object, in bytes: twenty times the size of
+// 10,000 replicas with long names.
+const MaxSize = 8 << 20
 
-// ErrFormat says that a newer version wrote the stored object.
-var ErrFormat = errors.New("the plan was written by a newer version")
-
-// document is the stored form. Epoch and Plans stand for those of Object.
+// document is the stored form of an object without its lease: JSON that operators can read.
+// Unknown fields are refused, because a writer that ignored them would drop them. Plans stand
+// for those of Object.
 type document struct {
-	Format   int            `json:"format"`
-	Revision uint64         `json:"revision"` // grows by one with every write
-	Epoch    policies.Epoch `json:"epoch"`
-	Plans    []planDocument `json:"plans"`
+	Plans []planDocument `json:"plans,omitempty"`
 	Object
 }
 
@@ -46,14 +37,9 @@ type stageDocument struct {
 	Replicas []policies.ReplicaID `json:"replicas"`
 }
 
-// Encode returns the stored form of an object: JSON of at most MaxSize bytes. It refuses an
-// invalid object. revision is a number that the store keeps with the object; a file's grows
-// by one with every write. It is for implementations of Store.
-func Encode(o Object, revision uint64) ([]byte, error) {
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
-	d := document{Format: format, Revision: revision, Epoch: o.Epoch, Plans: []planDocument{}, Object: o.inUTC()}
+// encode returns the stored form of an object, at most MaxSize bytes.
+func encode(o Object) ([]byte, error) {
+	d := document{Object: o.inUTC()}
 	for _, p := range o.Plans {
 		pd := planDocument{Model: p.Model, Epoch: p.Epoch}
 		for _, s := range p.Stages {
@@ -65,40 +51,20 @@ func Encode(o Object, revision uint64) ([]byte, error) {
 		}
 		d.Plans = append(d.Plans, pd)
 	}
-	body, err := json.MarshalIndent(d, "", "  ")
-	if err != nil {
-		return nil, err
+	body, err := json.Marshal(d)
+	if err == nil && len(body) > MaxSize {
+		err = fmt.Errorf("the object has %d bytes, at most %d are allowed", len(body), MaxSize)
 	}
-	if body = append(body, '\n'); len(body) > MaxSize {
-		return nil, fmt.Errorf("the object has %d bytes, at most %d are allowed", len(body), MaxSize)
-	}
-	return body, nil
+	return body, err
 }
 
-// Decode returns the object of a stored form, which an operator may have edited, and its
-// revision. The error is ErrFormat (wrapped) if a newer version wrote it.
-func Decode(body []byte) (o Object, revision uint64, err error) {
-	// The format first: another one may have other fields.
-	var head struct {
-		Format int `json:"format"`
-	}
-	if json.Unmarshal(body, &head) == nil && head.Format > format {
-		return Object{}, 0, fmt.Errorf("%w: format %d, and this program reads up to %d: start a version that reads it", ErrFormat, head.Format, format)
-	}
+// decode returns the object of a stored form, which it does not validate.
+func decode(body []byte) (Object, error) {
 	var d document
-	dec := json.NewDecoder(bytes.NewReader(body))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&d); err != nil {
-		return Object{}, 0, fmt.Errorf("byte %d: %w", dec.InputOffset(), err)
+	if err := decodeStrict(body, &d); err != nil {
+		return Object{}, err
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return Object{}, 0, fmt.Errorf("byte %d: more than one JSON object", dec.InputOffset())
-	}
-	if d.Format != format {
-		return Object{}, 0, fmt.Errorf("format %d: must be %d", d.Format, format)
-	}
-	o = d.Object.inUTC()
-	o.Epoch = d.Epoch
+	o := d.Object.inUTC()
 	for _, pd := range d.Plans {
 		p := policies.Plan{Model: pd.Model, Epoch: pd.Epoch}
 		for _, sd := range pd.Stages {
@@ -110,16 +76,29 @@ func Decode(body []byte) (o Object, revision uint64, err error) {
 		}
 		o.Plans = append(o.Plans, p)
 	}
-	if err := o.Validate(); err != nil {
-		return Object{}, 0, err
-	}
-	return o, d.Revision, nil
+	return o, nil
 }
+
+// decodeStrict decodes one JSON value without unknown fields.
+func decodeStrict(body []byte, into any) error {
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		return fmt.Errorf("byte %d: %w", dec.InputOffset(), err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("byte %d: more than one JSON object", dec.InputOffset())
+	}
+	return nil
+}
+
+// inUTC returns the lease with its time in UTC, without a monotonic clock.
+func (l Lease) inUTC() Lease { return Lease{l.Holder, l.Expires.UTC().Round(0)} }
 
 // inUTC returns a copy whose times are in UTC, without a monotonic clock.
 func (o Object) inUTC() Object {
 	o = o.Clone()
-	times := []*time.Time{&o.Lease.Expires}
+	var times []*time.Time
 	for i := range o.Reasons {
 		times = append(times, &o.Reasons[i].At, &o.Reasons[i].Until)
 	}

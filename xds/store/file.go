@@ -2,233 +2,280 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/cascadeinfer/cascade/xds/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 )
 
 const (
-	// pollInterval is how often a watch reads the file even without an event: events do
-	// not cross network file systems.
-	pollInterval = time.Second
-	// readTimeout is how long a watch waits for the file system before it reports an error.
-	readTimeout = 3 * time.Second
 	// lockRetryDelay is the pause between two attempts to take the lock, which is held
 	// for the milliseconds of one write.
 	lockRetryDelay = 5 * time.Millisecond
+	// maxBlobFile bounds a blob, in bytes.
+	maxBlobFile = 64 << 20
 )
 
-// File is a Store in a JSON file. The control planes of one host may share it; an
-// operator may edit it. For those of several hosts see package etcd: what locks and renames
-// promise over a network file system depends on its server and on its mount options. Writers lock a second
-// file beside it (path + ".lock").
-type File struct {
-	path string
+// file is a Backend in a directory: its root is plan.json, its blobs are files in a directory of
+// their folder.
+type file struct {
+	dir string
+	// What the file system does is done one at a time for the root, for its writes, and for each
+	// folder: then one file that hangs does not keep the others.
+	reads, writes chan struct{}
+	folders       map[string]chan struct{}
 }
 
-var _ Store = (*File)(nil)
+// rootFile is the name of the file of the root. Writers lock a second file beside it.
+const (
+	rootFile   = "plan.json"
+	lockSuffix = ".lock"
+)
 
-// NewFile returns the store in the file at path. The file need not exist, but its
-// directory must. Temporary files that interrupted writers left there more than an
-// hour ago are removed.
-func NewFile(path string) (*File, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return nil, fmt.Errorf("plan file: %w", err)
+// NewFile returns the Backend in a directory, which the control planes of one host may share. It
+// creates the directory unless it exists. For those of several hosts see
+// packages etcd and kubernetes: what locks and renames promise over a network file system depends
+// on its server and on its mount options.
+func NewFile(dir string) (Backend, error) {
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
 	}
-	if info, err := os.Stat(filepath.Dir(path)); err != nil {
-		return nil, fmt.Errorf("plan file %s: directory: %w", path, err)
-	} else if !info.IsDir() {
-		return nil, fmt.Errorf("plan file %s: %s is not a directory", path, filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	f := &file{
+		dir: dir, reads: make(chan struct{}, 1), writes: make(chan struct{}, 1),
+		folders: make(map[string]chan struct{}),
+	}
+	for _, folder := range Folders {
+		f.folders[folder] = make(chan struct{}, 1)
 	}
 	// Temporary files that cannot be removed do no harm.
-	_ = atomicfile.RemoveStale(filepath.Dir(path), func(name string) bool { return name == filepath.Base(path) })
-	return &File{path: path}, nil
+	_ = atomicfile.RemoveStale(dir, func(name string) bool { return name == rootFile })
+	return f, nil
 }
 
-// read returns the stored object; the zero object where there is no file.
-func (f *File) read() (o Object, revision uint64, v Version, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("plan file %s: %w", f.path, err)
+func (f *file) path() string { return filepath.Join(f.dir, rootFile) }
+
+// String implements Backend.
+func (f *file) String() string { return "plan file " + f.path() }
+
+// Limits implements Backend. The whole object is in the root, which operators can read.
+func (f *file) Limits() Limits { return Limits{Plan: MaxSize, State: MaxSize, Blob: maxBlobFile} }
+
+// Close implements Backend.
+func (f *file) Close() error { return nil }
+
+// await returns what do returns. It does not wait for a file system that hangs: where ctx ends
+// first, do is left to itself, and whoever uses the gate next waits for it.
+func await[T any](ctx context.Context, gate chan struct{}, do func(context.Context) (T, error)) (out T, err error) {
+	type result struct {
+		out T
+		err error
+	}
+	done := make(chan result, 1)
+	select {
+	case gate <- struct{}{}:
+		go func() {
+			r, err := do(ctx)
+			<-gate
+			done <- result{r, err}
+		}()
+		select {
+		case r := <-done:
+			return r.out, r.err
+		case <-ctx.Done():
 		}
-	}()
-	body, err := atomicfile.Read(f.path, MaxSize)
+	case <-ctx.Done():
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return out, fmt.Errorf("%w: its file system has not answered: check the disk or the file server", ErrUnavailable)
+	}
+	return out, ctx.Err()
+}
+
+// ReadRoot implements Backend.
+func (f *file) ReadRoot(ctx context.Context) (Root, error) {
+	r, err := await(ctx, f.reads, func(context.Context) (Root, error) { return f.readRoot() })
+	return r, f.describe(err)
+}
+
+func (f *file) describe(err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", f, err)
+	}
+	return nil
+}
+
+func (f *file) readRoot() (Root, error) {
+	data, err := atomicfile.Read(f.path(), 3*MaxSize) // indented
 	if errors.Is(err, fs.ErrNotExist) {
 		// Without its directory the file is not missing but out of reach.
-		_, err = os.Stat(filepath.Dir(f.path))
-		return Object{}, 0, "", err
+		_, err = os.Stat(f.dir)
+		return Root{}, err
 	}
 	if err != nil {
-		return Object{}, 0, "", err
+		return Root{}, err
 	}
-	if o, revision, err = Decode(body); err != nil {
-		return Object{}, 0, "", err
-	}
-	return o, revision, version(revision, body), nil
+	return Root{data, versionOf(data)}, nil
 }
 
-// version combines the revision, so that no version ever recurs, with a hash, so that
-// an operator's edit makes a new version.
-func version(revision uint64, body []byte) Version {
-	sum := sha256.Sum256(body)
-	return Version(strconv.FormatUint(revision, 10) + "-" + hex.EncodeToString(sum[:8]))
+// versionOf returns the version of a root: no two roots have the same bytes, and an operator's
+// edit makes a new version.
+func versionOf(data []byte) Version { return Version(sumOf(data)[:32]) }
+
+// SwapRoot implements Backend. The lock is held only while the file is read again and replaced by a
+// rename: a process that is stopped meanwhile blocks all writers.
+func (f *file) SwapRoot(ctx context.Context, old Version, root []byte) (Version, error) {
+	v, err := await(ctx, f.writes, func(ctx context.Context) (Version, error) { return f.swapRoot(ctx, old, root) })
+	return v, f.describe(err)
 }
 
-// CompareAndSwap implements Store. A file that cannot be read is not
-// overwritten: the error says what is wrong with it.
-//
-// The lock is held only while the file is read again and replaced by a rename: a
-// process that is stopped meanwhile blocks all writers.
-func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (v Version, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("plan file %s: %w", f.path, err)
-		}
-	}()
-	_, revision, v, err := f.read()
-	if err != nil {
-		return "", errors.Unwrap(err) // the deferred wrap names the file
-	}
-	if v != old {
-		return "", ErrConflict
-	}
-	body, err := Encode(object, revision+1)
-	if err != nil {
-		return "", err
-	}
-	temp, err := atomicfile.WriteTemp(f.path, body, 0o644, (*os.File).Sync)
+func (f *file) swapRoot(ctx context.Context, old Version, root []byte) (Version, error) {
+	temp, err := atomicfile.WriteTemp(f.path(), root, 0o644, (*os.File).Sync)
 	if err != nil {
 		return "", err
 	}
 	defer os.Remove(temp) // after the rename there is none
-	if err := f.replaceLocked(ctx, old, temp); err != nil {
-		return "", err
-	}
-	if err := atomicfile.SyncDir(filepath.Dir(f.path)); err != nil {
-		return "", err
-	}
-	return version(revision+1, body), nil
-}
-
-// replaceLocked renames a file over the stored one under the lock if the stored one has
-// the version old.
-func (f *File) replaceLocked(ctx context.Context, old Version, with string) error {
-	unlock, err := lock(ctx, f.path+".lock")
+	unlock, err := lock(ctx, f.path()+lockSuffix)
 	if err != nil {
-		return fmt.Errorf("lock: %w", err)
+		return "", fmt.Errorf("lock: %w", err)
 	}
 	defer unlock()
-	_, _, v, err := f.read()
+	switch stored, err := f.readRoot(); {
+	case err != nil:
+		return "", err
+	case stored.Version != old:
+		return "", ErrConflict
+	case ctx.Err() != nil:
+		return "", ctx.Err() // its caller has given up
+	}
+	if err := os.Rename(temp, f.path()); err != nil {
+		return "", err
+	}
+	return versionOf(root), atomicfile.SyncDir(f.dir)
+}
+
+// WatchRoot implements Backend. It watches the directory, because writers replace the file by a
+// rename. Events do not cross network file systems.
+func (f *file) WatchRoot(ctx context.Context, changed chan<- struct{}) {
+	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		return errors.Unwrap(err)
+		return
 	}
-	if v != old {
-		return ErrConflict
+	defer w.Close()
+	if w.Add(f.dir) != nil {
+		return
 	}
-	return os.Rename(with, f.path)
-}
-
-// Watch implements Store.
-func (f *File) Watch(ctx context.Context) <-chan Update {
-	updates := make(chan Update)
-	go func() {
-		defer close(updates)
-		f.watch(ctx, updates)
-	}()
-	return updates
-}
-
-// watch sends the content whenever it differs from the last one sent. It watches the
-// directory, because writers replace the file by a rename.
-func (f *File) watch(ctx context.Context, updates chan<- Update) {
-	var events <-chan fsnotify.Event
-	var watchErrors <-chan error
-	if w, err := fsnotify.NewWatcher(); err == nil {
-		defer w.Close()
-		if w.Add(filepath.Dir(f.path)) == nil {
-			events, watchErrors = w.Events, w.Errors
-		}
-	}
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
-	var last Update
-	var reader boundedReader
-	first := true
 	for {
-		u := reader.read(ctx, f)
-		if ctx.Err() != nil {
+		select {
+		case e := <-w.Events:
+			if e.Name == f.path() {
+				Signal(changed)
+			}
+		case <-w.Errors: // events may have been lost, by an overflow for instance
+			Signal(changed)
+		case <-ctx.Done():
 			return
 		}
-		if u.Err != nil {
-			u.Object, u.Version = last.Object.Clone(), last.Version
+	}
+}
+
+// inFolder runs do with the path of a blob.
+func inFolder[T any](ctx context.Context, f *file, folder, name string, do func(path string) (T, error)) (T, error) {
+	path := filepath.Join(f.dir, folder, name)
+	out, err := await(ctx, f.folders[folder], func(context.Context) (T, error) { return do(path) })
+	if err != nil {
+		return out, fmt.Errorf("blob %s: %w", path, err)
+	}
+	return out, nil
+}
+
+// write writes a blob, in a folder that may not exist yet.
+func (f *file) write(ctx context.Context, folder, name string, do func(path string) error) error {
+	_, err := inFolder(ctx, f, folder, name, func(path string) (struct{}, error) {
+		err := os.Mkdir(filepath.Dir(path), 0o700)
+		if err == nil || errors.Is(err, fs.ErrExist) {
+			err = do(path)
 		}
-		if first || u.Version != last.Version || errorText(u.Err) != errorText(last.Err) {
-			last, first = u, false
-			last.Object = u.Object.Clone()
-			select {
-			case updates <- u:
-			case <-ctx.Done():
-				return
+		return struct{}{}, err
+	})
+	return err
+}
+
+// CreateBlob implements Backend.
+func (f *file) CreateBlob(ctx context.Context, folder, name string, data []byte) error {
+	return f.write(ctx, folder, name, func(path string) error {
+		temp, err := atomicfile.WriteTemp(path, data, 0o600, (*os.File).Sync)
+		if err != nil {
+			return err
+		}
+		defer os.Remove(temp)
+		if err := os.Link(temp, path); err != nil {
+			if errors.Is(err, fs.ErrExist) {
+				err = ErrExists
+			}
+			return err
+		}
+		return atomicfile.SyncDir(filepath.Dir(path))
+	})
+}
+
+// ReplaceBlob implements Backend.
+func (f *file) ReplaceBlob(ctx context.Context, folder, name string, data []byte) error {
+	return f.write(ctx, folder, name, func(path string) error { return atomicfile.WriteUnsynced(path, data, 0o600) })
+}
+
+// ReadBlob implements Backend.
+func (f *file) ReadBlob(ctx context.Context, folder, name string) ([]byte, error) {
+	return inFolder(ctx, f, folder, name, func(path string) ([]byte, error) {
+		data, err := atomicfile.Read(path, maxBlobFile)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = ErrNoBlob
+		}
+		return data, err
+	})
+}
+
+// ListBlobs implements Backend. It removes the temporary files that interrupted writers left more
+// than an hour ago, and leaves out files with names that blobs do not have.
+func (f *file) ListBlobs(ctx context.Context, folder string) ([]string, error) {
+	return inFolder(ctx, f, folder, "", func(path string) (names []string, err error) {
+		entries, err := os.ReadDir(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			_, err = os.Stat(f.dir)
+			return nil, err
+		}
+		for _, e := range entries {
+			if isBlobName(e.Name()) {
+				names = append(names, e.Name())
 			}
 		}
-		for wait := true; wait; {
-			select {
-			case e := <-events:
-				wait = e.Name != f.path
-			case <-watchErrors: // events may have been lost, by an overflow for instance
-				wait = false
-			case <-poll.C:
-				wait = false
-			case <-ctx.Done():
-				return
-			}
+		return names, errors.Join(err, atomicfile.RemoveStale(path, isBlobName))
+	})
+}
+
+// isBlobName reports whether a file may be a blob, and no temporary file.
+func isBlobName(name string) bool {
+	return strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789.-") == "" && !strings.Contains(name, ".tmp")
+}
+
+// RemoveBlob implements Backend.
+func (f *file) RemoveBlob(ctx context.Context, folder, name string) error {
+	_, err := inFolder(ctx, f, folder, name, func(path string) (struct{}, error) {
+		err := os.Remove(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
 		}
-	}
-}
-
-// boundedReader reads the file, and does not wait for a file system that hangs.
-type boundedReader struct {
-	pending chan Update // capacity 1: of the read that has not returned; nil: none
-}
-
-// read returns an error, and leaves the read to itself, if it takes longer than readTimeout. The next
-// call waits for the same read.
-func (r *boundedReader) read(ctx context.Context, f *File) Update {
-	if r.pending == nil {
-		pending := make(chan Update, 1)
-		r.pending = pending
-		go func() {
-			o, _, v, err := f.read()
-			pending <- Update{Object: o, Version: v, Err: err}
-		}()
-	}
-	late := time.NewTimer(readTimeout)
-	defer late.Stop()
-	select {
-	case u := <-r.pending:
-		r.pending = nil
-		return u
-	case <-late.C:
-		return Update{Err: fmt.Errorf("plan file %s: its file system has not answered: check the disk or the file server", f.path)}
-	case <-ctx.Done():
-		return Update{}
-	}
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
+		return struct{}{}, err
+	})
+	return err
 }

@@ -3,74 +3,139 @@ package store
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 )
 
-// Memory is a Store that lives as long as the process. The zero value is
-// empty and ready.
-type Memory struct {
+// memory is a Backend that lives as long as the process. Its limits are small, so that all
+// control planes of tests store large things in pieces.
+type memory struct {
 	mu       sync.Mutex
-	object   Object
-	revision uint64
-	changed  chan struct{} // closed at the next change; nil while there is no watch
+	root     []byte
+	revision uint64        // of root; grows by one with every write
+	changed  chan struct{} // closed at the next change
+	blobs    map[string][]byte
 }
 
-var _ Store = (*Memory)(nil)
+// NewMemory returns a Backend that lives as long as the process.
+func NewMemory() Backend {
+	return &memory{changed: make(chan struct{}), blobs: make(map[string][]byte)}
+}
 
-// CompareAndSwap implements Store.
-func (m *Memory) CompareAndSwap(ctx context.Context, old Version, object Object) (Version, error) {
+func (m *memory) String() string { return "memory" }
+
+func (m *memory) Limits() Limits { return Limits{Plan: 0, State: 1 << 10, Blob: 64 << 10} }
+
+func (m *memory) Close() error { return nil }
+
+// do runs f under the lock, unless ctx has ended.
+func (m *memory) do(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
-		return "", err
-	}
-	if err := object.Validate(); err != nil {
-		return "", fmt.Errorf("plan in memory: %w", err)
+		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if old != m.versionLocked() {
-		return "", fmt.Errorf("plan in memory: %w", ErrConflict)
-	}
-	m.object = object.Clone()
-	m.revision++
-	if m.changed != nil {
-		close(m.changed)
-		m.changed = nil
-	}
-	return m.versionLocked(), nil
+	return f()
 }
 
-func (m *Memory) versionLocked() Version {
-	if m.revision == 0 {
+func (m *memory) version() Version {
+	if m.root == nil {
 		return ""
 	}
 	return Version(strconv.FormatUint(m.revision, 10))
 }
 
-// Watch implements Store.
-func (m *Memory) Watch(ctx context.Context) <-chan Update {
-	updates := make(chan Update)
-	go func() {
-		defer close(updates)
-		for {
-			m.mu.Lock()
-			u := Update{Object: m.object.Clone(), Version: m.versionLocked()}
-			if m.changed == nil {
-				m.changed = make(chan struct{})
-			}
-			changed := m.changed
-			m.mu.Unlock()
-			select {
-			case updates <- u:
-			case <-ctx.Done():
-				return
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return
+func (m *memory) ReadRoot(ctx context.Context) (r Root, err error) {
+	err = m.do(ctx, func() error {
+		r = Root{m.root, m.version()}
+		return nil
+	})
+	return r, err
+}
+
+func (m *memory) SwapRoot(ctx context.Context, old Version, root []byte) (v Version, err error) {
+	err = m.do(ctx, func() error {
+		if old != m.version() {
+			return fmt.Errorf("memory: %w", ErrConflict)
+		}
+		m.root = slices.Clone(root)
+		m.revision++
+		v = m.version()
+		close(m.changed)
+		m.changed = make(chan struct{})
+		return nil
+	})
+	return v, err
+}
+
+func (m *memory) WatchRoot(ctx context.Context, changed chan<- struct{}) {
+	for {
+		m.mu.Lock()
+		next := m.changed
+		m.mu.Unlock()
+		Signal(changed)
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Signal sends to a channel of capacity 1, unless a signal waits there.
+func Signal(changed chan<- struct{}) {
+	select {
+	case changed <- struct{}{}:
+	default:
+	}
+}
+
+func (m *memory) CreateBlob(ctx context.Context, folder, name string, data []byte) error {
+	return m.do(ctx, func() error {
+		if _, exists := m.blobs[folder+"/"+name]; exists {
+			return fmt.Errorf("blob %s/%s: %w", folder, name, ErrExists)
+		}
+		m.blobs[folder+"/"+name] = slices.Clone(data)
+		return nil
+	})
+}
+
+func (m *memory) ReplaceBlob(ctx context.Context, folder, name string, data []byte) error {
+	return m.do(ctx, func() error {
+		m.blobs[folder+"/"+name] = slices.Clone(data)
+		return nil
+	})
+}
+
+func (m *memory) ReadBlob(ctx context.Context, folder, name string) (data []byte, err error) {
+	err = m.do(ctx, func() error {
+		var ok bool
+		if data, ok = m.blobs[folder+"/"+name]; !ok {
+			return fmt.Errorf("blob %s/%s: %w", folder, name, ErrNoBlob)
+		}
+		return nil
+	})
+	return data, err
+}
+
+func (m *memory) ListBlobs(ctx context.Context, folder string) (names []string, err error) {
+	err = m.do(ctx, func() error {
+		for path := range maps.Keys(m.blobs) {
+			if name, ok := strings.CutPrefix(path, folder+"/"); ok {
+				names = append(names, name)
 			}
 		}
-	}()
-	return updates
+		return nil
+	})
+	return names, err
+}
+
+func (m *memory) RemoveBlob(ctx context.Context, folder, name string) error {
+	return m.do(ctx, func() error {
+		delete(m.blobs, folder+"/"+name)
+		return nil
+	})
 }

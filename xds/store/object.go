@@ -52,12 +52,11 @@ func (o Object) Validate() error {
 	return nil
 }
 
-// Divide splits an object into what operators and planners decide, and what the leader
-// writes every second: the lease and the state of the fleet. Stores for which a write is
-// costly keep the two apart.
-func (o Object) Divide() (plan, state Object) {
+// divide splits an object into what operators and planners decide, and the state of the fleet,
+// which the leader writes every second. The lease is in neither.
+func (o Object) divide() (plan, state Object) {
 	state = Object{
-		Lease: o.Lease, Weights: o.Weights, Unready: o.Unready, Stopping: o.Stopping,
+		Weights: o.Weights, Unready: o.Unready, Stopping: o.Stopping,
 		Ratios: o.Ratios, PrefixDepths: o.PrefixDepths, Counts: o.Counts,
 	}
 	plan = o
@@ -65,10 +64,10 @@ func (o Object) Divide() (plan, state Object) {
 	return plan, state
 }
 
-// Join is the inverse of Divide. The result shares nothing with the arguments.
-func Join(plan, state Object) Object {
+// join is the inverse of divide, without the lease. The result shares nothing with the arguments.
+func join(plan, state Object) Object {
 	o, s := plan.Clone(), state.Clone()
-	o.Lease, o.Weights, o.Unready, o.Stopping, o.Ratios, o.PrefixDepths, o.Counts = s.Lease, s.Weights, s.Unready, s.Stopping, s.Ratios, s.PrefixDepths, s.Counts
+	o.Weights, o.Unready, o.Stopping, o.Ratios, o.PrefixDepths, o.Counts = s.Weights, s.Unready, s.Stopping, s.Ratios, s.PrefixDepths, s.Counts
 	return o
 }
 

@@ -1,16 +1,16 @@
-// Package store keeps the plan object: the few kilobytes from which every control plane
-// of a fleet renders its resources, with the operators' orders that must survive a
-// restart. It is read only by a watch and written only by compare-and-swap. Where
-// several control planes share it, it also has the weights and the health of the
-// replicas as the leader sees them. It holds no loads and no counters.
+// Package store keeps what the control planes of a fleet share: the plan object, from
+// which every one of them renders its resources, policy modules, notes about each other,
+// flow counters, secrets, and the lease that says who plans.
 //
-// The package also stores the bytes of policy modules (Modules), and small notes that
-// control planes leave for each other (Notes). Its implementations are files, for the
-// control planes of one host, and memory, for one that keeps nothing; package etcd has
-// those for several hosts.
+// New returns a Store on a Backend: one root under compare-and-swap, and blobs. The Store
+// builds all else on these few methods, the same for each Backend: NewFile keeps files, for
+// the control planes of one host, NewMemory nothing beyond the process; packages etcd and
+// kubernetes are for several hosts.
 //
 // Invariants: readers see whole, valid objects or an error, never a part of one; of two
-// writers that started from the same version at most one succeeds.
+// writers that started from the same version at most one succeeds, also where an answer is
+// lost; the root names only blobs that exist. No decision compares the clocks of two hosts:
+// age counts from when this process first saw a blob.
 package store
 
 import (
@@ -38,7 +38,7 @@ type Version string
 //  5. there are at most MaxRefused refusals,
 //  6. policy slots are valid, each once and sorted by kind.
 type Object struct {
-	Epoch   policies.Epoch  `json:"epoch"` // of the newest plan
+	Epoch   policies.Epoch  `json:"epoch,omitempty"` // of the newest plan
 	Plans   []policies.Plan `json:"plans"`
 	Reasons []Reason        `json:"reasons,omitempty"` // why plans changed, oldest first; the writer bounds it
 	// Drained lists the replicas that operators drain, in any order; the fleet file has
@@ -61,12 +61,12 @@ type Object struct {
 	Slots []policyslots.Slot `json:"slots,omitempty"`
 
 	// Lease says which control plane plans for the fleet, and until when. The zero
-	// value means no lease; only control planes that share a store need one.
+	// value means no lease.
 	Lease Lease `json:"lease,omitzero"`
 	// The fields below are the state of the fleet that the leader sees and every
 	// control plane publishes: the weights that are not neutral, the replicas that take
 	// no request because their engine is not ready or their migrator stops, and the
-	// bytes per token. They are empty where the store is not shared.
+	// bytes per token.
 	Weights  []Weight             `json:"weights,omitempty"`
 	Unready  []policies.ReplicaID `json:"unready,omitempty"`
 	Stopping []policies.ReplicaID `json:"stopping,omitempty"`
@@ -85,7 +85,7 @@ type Reason struct {
 	Epoch policies.Epoch `json:"epoch"` // of the plan in force after it
 	At    time.Time      `json:"at"`
 	Text  string         `json:"text"`
-	// Decision is one of the constants of package planhistory; "" is a change of plan.
+	// Decision is one of the constants of package fleetstate; "" is a change of plan.
 	Decision string `json:"decision,omitempty"`
 	// Gain is the predicted gain, as a share of the previous cost. Predicted and
 	// Observed are the seconds of an iteration in the stage where they differ most.
@@ -129,8 +129,8 @@ type Update struct {
 	Err error
 }
 
-// Store holds one object. Implementations keep this contract, which
-// storetest.Run checks:
+// Plans holds one object. Store implements it, and keeps this contract, which storetest.Run
+// checks for every Backend:
 //
 //   - Watch sends the present state at once, also where there is no object, and then
 //     every change, including those of its own process. Changes in quick succession
@@ -141,11 +141,11 @@ type Update struct {
 //   - CompareAndSwap stores the object, durably before it returns, if the
 //     stored one is still old ("" for none), and returns its new version. It
 //     returns ErrConflict (wrapped or not) if not, and then has changed nothing. It
-//     refuses an invalid object.
+//     refuses an invalid object, and does not overwrite one that cannot be read.
 //
 // Both may be called by any goroutine at any time. Objects are copied: the caller may
 // change what it received and what it passed.
-type Store interface {
+type Plans interface {
 	Watch(ctx context.Context) <-chan Update
 	CompareAndSwap(ctx context.Context, old Version, object Object) (Version, error)
 }

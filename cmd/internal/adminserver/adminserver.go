@@ -20,7 +20,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -54,12 +54,14 @@ func NewAccess(f config.Fleet, own *certs.Provider) Access {
 
 // Serve serves h on l until ctx ends. A nil l serves nothing. On loopback it serves
 // plain text, to requests for loopback or one of the hosts. Elsewhere it serves HTTPS, to
-// operators with a certificate.
+// operators with a certificate. Nowhere does a request change something that another site's page
+// can make a browser send.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, access Access) error {
 	if l == nil {
 		<-ctx.Done()
 		return nil
 	}
+	h = control.RefuseCrossSite(h)
 	switch local := IsLoopback(l.Addr().String()); {
 	case local:
 		h = control.RestrictHosts(access.Hosts, h)

@@ -5,11 +5,12 @@ import (
 	"encoding/pem"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -121,8 +122,11 @@ func (x Expiries) all() (all []expiry) {
 	return all
 }
 
-// Problems returns the certificates that expire soon, or have.
+// Problems returns the certificates that expire soon, or have, and the new files that are rejected.
 func (x Expiries) Problems(now time.Time) (out []loadreport.Problem) {
+	for _, why := range x.rejections() {
+		out = append(out, loadreport.Problem{Kind: loadreport.ProblemCertificate, Text: "new certificate files are rejected, and the last valid ones stay in use: " + why})
+	}
 	for _, e := range x.all() {
 		left, due := e.left(now)
 		switch {
@@ -135,6 +139,17 @@ func (x Expiries) Problems(now time.Time) (out []loadreport.Problem) {
 		}
 	}
 	return out
+}
+
+// rejections lists why new files are rejected.
+func (x Expiries) rejections() (out []string) {
+	if x.Own != nil {
+		out = append(out, x.Own.files.rejection())
+	}
+	if x.Edge != nil {
+		out = append(out, x.Edge.files.rejection())
+	}
+	return slices.DeleteFunc(out, func(why string) bool { return why == "" })
 }
 
 // expiries returns the ends of the own certificate and of the authorities.

@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 )
 
 // maxClientFile bounds each PEM file of a client, in bytes.
@@ -57,7 +57,7 @@ func (c fileCredentials) Clone() credentials.TransportCredentials {
 
 // config reads the files.
 func (f ClientFiles) config() (*tls.Config, error) {
-	authorities, err := fileio.Read(f.CA, maxClientFile)
+	authorities, err := atomicfile.Read(f.CA, maxClientFile)
 	if err != nil {
 		return nil, err
 	}
@@ -68,8 +68,8 @@ func (f ClientFiles) config() (*tls.Config, error) {
 	if f.Cert == "" {
 		return config, nil
 	}
-	cert, err1 := fileio.Read(f.Cert, maxClientFile)
-	key, err2 := fileio.Read(f.Key, maxClientFile)
+	cert, err1 := atomicfile.Read(f.Cert, maxClientFile)
+	key, err2 := atomicfile.Read(f.Key, maxClientFile)
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, err
 	}

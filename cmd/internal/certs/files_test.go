@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestFileCredentials checks that each handshake uses the files as they are then, verifies the

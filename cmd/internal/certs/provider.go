@@ -3,7 +3,7 @@
 //
 // A [Provider] is the mutual TLS between Cascade's components: it returns the TLS
 // configurations of both sides of a connection. With a trust domain it also
-// verifies identities (package policies/identity): it rejects an own certificate
+// verifies identities (package internal/identity): it rejects an own certificate
 // of another component, and its clients reject servers other than the component
 // that they connect to. A server requires a certificate of the fleet's
 // authorities; what a client may do is decided above TLS, where the claims of the
@@ -26,7 +26,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 )
 
 // Config configures a Provider.

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const domain = "example.org"
@@ -198,11 +198,23 @@ func TestRotation(t *testing.T) {
 				t.Errorf("a handshake: %v", err)
 			}
 		}
+		problem := func() (text string) {
+			for _, p := range (Expiries{Own: k}).Problems(time.Now()) {
+				text += p.Kind + ": " + p.Text + "\n"
+			}
+			return text
+		}
 		inForce("a")
 		issue(t, a, dir, identity.Control, "b")
 		inForce("b")
+		if got := problem(); got != "" {
+			t.Errorf("problems of good files: %s", got)
+		}
 		issue(t, a, dir, identity.Proxy, "b")
 		inForce("b")
+		if got := problem(); !strings.HasPrefix(got, "certificate: new certificate files are rejected, and the last valid ones stay in use: ") || !strings.Contains(got, "is wanted") {
+			t.Errorf("problem of another component's certificate: %q", got)
+		}
 		if got := strings.Count(log.String(), "level=WARN"); got != 1 || !strings.Contains(log.String(), "spiffe://example.org/control/* is wanted") {
 			t.Errorf("%d warnings for another component's certificate:\n%s", got, log)
 		}
@@ -210,6 +222,9 @@ func TestRotation(t *testing.T) {
 		inForce("b")
 		issue(t, a, dir, identity.Control, "c")
 		inForce("c")
+		if got := problem(); got != "" {
+			t.Errorf("problems after the repair: %s", got)
+		}
 		key, err := os.ReadFile(cfg.Key)
 		testkit.NoError(t, err)
 		issue(t, a, dir, identity.Control, "d")

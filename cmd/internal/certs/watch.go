@@ -7,12 +7,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 )
 
 const (
 	// Interval is the time between two reads of the files.
-	Interval = 10 * time.Second
+	Interval = 2 * time.Second
 	// maxFile bounds a PEM file, in bytes.
 	maxFile = 1 << 20
 )
@@ -24,7 +24,8 @@ type watcher[T any] struct {
 	parse func(contents []string, now time.Time) (*T, error)
 	log   *slog.Logger
 
-	value atomic.Pointer[T]
+	value    atomic.Pointer[T]
+	rejected atomic.Pointer[string] // why the newest files are not in use; nil: they are
 
 	// Owned by run, and by start before it.
 	contents []string // of value
@@ -64,22 +65,33 @@ func (w *watcher[T]) run(ctx context.Context, expiries func() []expiry, changed 
 				w.problem, w.repeated = err.Error(), 0
 			}
 			if w.repeated++; w.repeated == 2 {
+				why := w.problem
+				w.rejected.Store(&why)
 				w.log.Warn("new certificate files rejected, keeping the last valid ones", "error", err)
 			}
 			continue
 		}
 		w.problem = ""
+		w.rejected.Store(nil)
 		if replaced {
 			changed(w.current())
 		}
 	}
 }
 
+// rejection returns why the newest files are not in use; "" if they are.
+func (w *watcher[T]) rejection() string {
+	if why := w.rejected.Load(); why != nil {
+		return *why
+	}
+	return ""
+}
+
 // read replaces the value if the files have changed and are valid.
 func (w *watcher[T]) read(now time.Time) (replaced bool, err error) {
 	contents := make([]string, len(w.paths))
 	for i, path := range w.paths {
-		b, err := fileio.Read(path, maxFile)
+		b, err := atomicfile.Read(path, maxFile)
 		if err != nil {
 			return false, err
 		}

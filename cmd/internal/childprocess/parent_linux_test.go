@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/childprocess"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // parent is the environment variable that makes the test the process that dies.

@@ -3,9 +3,9 @@
 //
 // A comparison starts at the speed that was asked for. While a fleet runs, its owner passes a
 // Reading of its engines to [Governor.Watch] about once a second, and at the end of the run to
-// [Governor.End]. If the engines fall behind, the Governor lowers its speed, and the owner starts
-// all runs of the comparison again. At the slowest speed the runs go on, and one that stayed behind
-// is void.
+// [Governor.End]. If the engines fall behind, the Governor lowers its speed to what they reached, and
+// the owner starts all runs of the comparison again. That happens twice at most. At the last speed
+// the runs go on, and one that stayed behind is void.
 //
 // The engines' lateness decides, not the idle CPU: a busy machine may still serve engines in time,
 // and one with idle CPU may not. The package reads no clock: equal readings give equal decisions.
@@ -26,20 +26,22 @@ const (
 	MaxLateness = 0.25
 	// headroom is the greatest lateness in the first seconds at a speed: later phases may be heavier.
 	headroom = 0.8 * MaxLateness
-	// hopeless is the lateness from which half the speed will not do: tokens come more than an
+	// hopeless is the lateness at which a speed is given up early: tokens come more than an
 	// iteration late.
 	hopeless = 1.0
 
 	// firstLook and trial are how long a run lasts before a hopeless speed is given up, and before
 	// the speed is confirmed. In its first seconds a fleet is late because it starts.
-	firstLook = 10 * time.Second
+	firstLook = 6 * time.Second
 	trial     = 15 * time.Second
 	// patience is how long a hopeless run goes on at the slowest speed.
 	patience = 30 * time.Second
 
 	// slowestShare is the slowest speed as a share of the one that was asked for. The comparison
 	// then takes so many times longer.
-	slowestShare = 1.0 / 16
+	slowestShare = 1.0 / 6
+	// maxRestarts is how often a speed is given up.
+	maxRestarts = 2
 )
 
 // Reading is how the engines of a run have kept up so far.
@@ -71,13 +73,18 @@ const (
 // Governor chooses the speed of one comparison.
 type Governor struct {
 	speed, slowest float64
+	restarts       int
 	confirmed      bool
 }
 
-// New returns a Governor that starts at a speed, which is positive.
-func New(speed float64) *Governor {
-	return &Governor{speed: speed, slowest: speed * slowestShare}
+// New returns a Governor that starts at a speed, which is positive. It goes down to a sixth of it, but
+// not below floor.
+func New(speed, floor float64) *Governor {
+	return &Governor{speed: speed, slowest: min(speed, twoDigits(max(speed*slowestShare, floor)))}
 }
+
+// last reports whether the speed stays.
+func (g *Governor) last() bool { return g.speed == g.slowest || g.restarts == maxRestarts }
 
 // Speed returns the speed at which to run.
 func (g *Governor) Speed() float64 { return g.speed }
@@ -86,16 +93,16 @@ func (g *Governor) Speed() float64 { return g.speed }
 func (g *Governor) Watch(r Reading) Verdict {
 	behind := r.Lateness > MaxLateness && r.Recent > MaxLateness
 	switch {
-	case r.Elapsed < firstLook, g.speed == g.slowest && r.Elapsed < patience:
+	case r.Elapsed < firstLook, g.last() && r.Elapsed < patience:
 		return Continue
 	case r.Lateness >= hopeless && r.Recent >= hopeless:
-		return g.slowDown(4, r)
+		return g.slowDown(r)
 	case r.Elapsed < trial:
 		return Continue
-	case g.speed == g.slowest:
+	case g.last():
 		return Continue // what is measured may still count in the end
 	case behind, !g.confirmed && r.Lateness > headroom && r.Recent > headroom:
-		return g.slowDown(2, r)
+		return g.slowDown(r)
 	case !g.confirmed:
 		g.confirmed = true
 		return Confirmed
@@ -103,21 +110,29 @@ func (g *Governor) Watch(r Reading) Verdict {
 	return Continue
 }
 
-// End decides about a run that has ended. Its Recent is not read.
+// End decides about a run that has ended. Its Recent is 0.
 func (g *Governor) End(r Reading) Verdict {
 	if r.Lateness > MaxLateness {
-		return g.slowDown(2, r)
+		return g.slowDown(r)
 	}
 	return Continue
 }
 
-// slowDown divides the speed by a factor, down to the slowest one.
-func (g *Governor) slowDown(factor float64, r Reading) Verdict {
-	if g.speed == g.slowest {
+// slowDown lowers the speed to two thirds of the one that the engines reached, and at least to half: later
+// phases are heavier. Engines whose iterations end L iterations late reach 1/(1+L) of their speed.
+func (g *Governor) slowDown(r Reading) Verdict {
+	if g.last() {
 		return Void
 	}
-	g.speed, g.confirmed = math.Max(g.speed/factor, g.slowest), false
+	g.speed, g.confirmed = max(twoDigits(g.speed/max(2, 1.5*(1+r.Lateness), 1.5*(1+r.Recent))), g.slowest), false
+	g.restarts++
 	return Slower
+}
+
+// twoDigits rounds a speed down to two digits.
+func twoDigits(speed float64) float64 {
+	scale := math.Pow(10, 1-math.Floor(math.Log10(speed)))
+	return math.Floor(speed*scale+1e-9) / scale
 }
 
 // String describes the reading in a few words.

@@ -2,6 +2,7 @@ package clockspeed_test
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ var verdicts = map[clockspeed.Verdict]string{
 }
 
 // TestSpeed runs testdata/*.txt (package datadriven; -rewrite rewrites the expected output). "start
-// speed=S" starts a comparison. "run" passes its lines to the Governor, and prints the verdicts and the
+// speed=S floor=F" starts a comparison. "run" passes its lines to the Governor, and prints the verdicts and the
 // speed: "SECONDS LATENESS RECENT" in percent is a reading during a run, "end LATENESS" that of its end.
 func TestSpeed(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, file string) {
@@ -25,7 +26,15 @@ func TestSpeed(t *testing.T) {
 			if d.Cmd == "start" {
 				var speed int
 				d.ScanArgs(t, "speed", &speed)
-				g = clockspeed.New(float64(speed))
+				floor := "0"
+				if d.HasArg("floor") {
+					d.ScanArgs(t, "floor", &floor)
+				}
+				least, err := strconv.ParseFloat(floor, 64)
+				if err != nil {
+					d.Fatalf(t, "%v", err)
+				}
+				g = clockspeed.New(float64(speed), least)
 				return fmt.Sprintf("speed %g\n", g.Speed())
 			}
 			var out strings.Builder

@@ -5,7 +5,9 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -52,6 +54,26 @@ func checkIP(c *checker, path, v string) {
 	}
 	if _, err := netip.ParseAddr(host); err != nil {
 		c.fail(path, "%q: proxies get this address over xDS, which needs an IP address, for instance 127.0.0.1:9000", v)
+	}
+}
+
+// hostName matches host names; the last label is not a number, as in an IP address with an error.
+var hostName = regexp.MustCompile(`^([0-9A-Za-z_]([0-9A-Za-z_-]{0,61}[0-9A-Za-z_])?\.)*[A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?\.?$`)
+
+// checkReplicaHost checks that the host of a replica's address is an IP address or a name. Proxies connect to the
+// IP address that the control plane finds for a name, so they cannot verify the name in a certificate.
+func (f *Fleet) checkReplicaHost(c *checker, path, v string) {
+	host, _, err := net.SplitHostPort(v)
+	if err != nil || host == "" {
+		return // checkAddress reports it
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return
+	}
+	if strings.HasPrefix(v, "[") || len(host) > 253 || !hostName.MatchString(host) {
+		c.fail(path, "%q: must be an IP address or a host name, and a port, for instance 127.0.0.1:9000", v)
+	} else if f.TLS.ServesRequests() && f.TLS.TrustDomain == "" {
+		c.fail(path, "%q: proxies connect to the IP address of this name and verify identities: set tls.trust_domain, or give an IP address", v)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/goccy/go-yaml"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // validFleet uses every section.
@@ -102,7 +102,7 @@ func TestExampleIsValid(t *testing.T) {
 	if all.TLS.Cert == "" {
 		t.Fatal("the options were not switched on")
 	}
-	if !all.Policies.ModulesEnabled() || plain.Policies.ModulesEnabled() || all.Policies.Gates.Shadow.Calls == 0 || len(all.Policies.Limits) == 0 {
+	if !all.Policies.ModulesEnabled() || plain.Policies.ModulesEnabled() || all.Policies.Trial != plain.Policies.Trial || all.Policies.Directory != plain.Policies.Directory {
 		t.Errorf("the policies were not switched on: %+v", all.Policies)
 	}
 	if all.Preset != plain.Preset || all.Planner != plain.Planner || all.Migration != plain.Migration || all.Speed != plain.Speed {
@@ -148,4 +148,14 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("accepted, then refused: %v", errs[0])
 		}
 	})
+}
+
+// TestPresets checks what follows from the preset and is no field of the file.
+func TestPresets(t *testing.T) {
+	for preset, want := range map[string]string{"default": "4 on 1000", "round-robin": "4 on 1000", "paper": "3 off 1"} {
+		f := testkit.Must(Read(strings.NewReader(strings.Replace(validFleet, "preset: default", "preset: "+preset, 1))))
+		if got := fmt.Sprint(f.Migration.MaxConcurrent, " ", f.Migration.PrefixPull, " ", f.Planner.MinRequests); got != want {
+			t.Errorf("preset %s has %s, want %s", preset, got, want)
+		}
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/printer"
@@ -62,7 +63,7 @@ func shorten(text string) string {
 	}
 	for i, line := range lines {
 		if len(line) > maxLineBytes {
-			lines[i] = strings.ToValidUTF8(line[:maxLineBytes], "") + "…"
+			lines[i] = cleantext.Truncate(line, maxLineBytes) + "…"
 		}
 	}
 	return strings.Join(lines, "\n")

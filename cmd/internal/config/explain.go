@@ -16,16 +16,14 @@ import (
 // source holds the files whose structs describe the fleet file. Their comments
 // are the only documentation of the fields.
 //
-//go:embed autoscale.go config.go cuda.go etcd.go groups.go kvevents.go limits.go migration.go bodies.go overload.go policies.go rdma.go
+//go:embed config.go etcd.go groups.go kvevents.go limits.go migration.go bodies.go overload.go policies.go rdma.go
 var source embed.FS
 
 // Field describes one field of the fleet file.
 type Field struct {
-	// Path is the field's YAML path: "[]" stands for an element of a list, and
-	// "<kind>" for a policy kind.
+	// Path is the field's YAML path: "[]" stands for an element of a list.
 	Path string `json:"field"`
-	// Type is string, bool, integer, number, duration, object, or a list or map of
-	// one of these.
+	// Type is string, bool, integer, number, duration, object, or a list of one of these.
 	Type string `json:"type"`
 	// Default is the value of a field that is missing: "required" or "none" where
 	// there is none.
@@ -48,6 +46,9 @@ var Fields = sync.OnceValue(func() []Field {
 		for i := range t.NumField() {
 			sf := t.Field(i)
 			name, options, _ := strings.Cut(sf.Tag.Get("yaml"), ",")
+			if name == "-" {
+				continue
+			}
 			f := Field{Path: prefix + name, Unit: sf.Tag.Get("unit"), Default: sf.Tag.Get("default")}
 			f.Meaning = meaning(comments[t.Name()+"."+sf.Name], sf.Name, name)
 			at, inner := f.Path, sf.Type
@@ -62,9 +63,6 @@ var Fields = sync.OnceValue(func() []Field {
 				} else {
 					value = reflect.Zero(inner)
 				}
-			case reflect.Map:
-				f.Type, at, inner = "map by kind of ", at+".<kind>", inner.Elem()
-				value = reflect.Zero(inner)
 			}
 			f.Type += typeName(inner)
 			switch {
@@ -89,31 +87,19 @@ var Fields = sync.OnceValue(func() []Field {
 // indexes matches the list indexes of a path.
 var indexes = regexp.MustCompile(`\[[0-9*]*\]`)
 
-// Explain returns the field at a path and the fields below it. List indexes may
-// be left out, and a policy kind may stand for "<kind>".
+// Explain returns the field at a path and the fields below it. List indexes may be left out.
 func Explain(path string) ([]Field, error) {
-	want := strings.Split(indexes.ReplaceAllString(path, ""), ".")
+	want := indexes.ReplaceAllString(path, "")
 	var found []Field
 	for _, f := range Fields() {
-		have := strings.Split(strings.ReplaceAll(f.Path, "[]", ""), ".")
-		if len(have) < len(want) {
-			continue
-		}
-		same := true
-		for i, w := range want {
-			same = same && (have[i] == w || have[i] == "<kind>" && w != "")
-		}
-		if same {
+		if have := strings.ReplaceAll(f.Path, "[]", ""); have == want || strings.HasPrefix(have, want+".") {
 			found = append(found, f)
 		}
 	}
-	if len(found) > 0 {
-		return found, nil
+	if len(found) == 0 {
+		return nil, fmt.Errorf("the fleet file has no field %s; %s", path, suggest(want[strings.LastIndexByte(want, '.')+1:]))
 	}
-	if why, ok := removedFields[strings.Join(want, ".")]; ok {
-		return nil, fmt.Errorf("%s was removed: %s", path, why)
-	}
-	return nil, fmt.Errorf("the fleet file has no field %s; %s", path, suggest(want[len(want)-1]))
+	return found, nil
 }
 
 // typeName returns the name of a type in the terms of YAML.

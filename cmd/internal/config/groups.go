@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // Group is a group of proxies. A proxy is in the first group with a pattern that
@@ -22,22 +22,22 @@ type Group struct {
 const maxSoak = time.Hour
 
 // NodeGroups returns the groups as the control plane's rules.
-func (c Control) NodeGroups() []nodegroup.Rule {
-	rules := make([]nodegroup.Rule, len(c.Groups))
+func (c Control) NodeGroups() []resources.GroupRule {
+	rules := make([]resources.GroupRule, len(c.Groups))
 	for i, g := range c.Groups {
-		rules[i] = nodegroup.Rule{Name: g.Name, Nodes: g.Nodes, Clusters: g.Clusters}
+		rules[i] = resources.GroupRule{Name: g.Name, Nodes: g.Nodes, Clusters: g.Clusters}
 	}
 	return rules
 }
 
 func (c Control) validateGroups(check *checker) {
 	for i, r := range c.NodeGroups() {
-		if _, err := nodegroup.New([]nodegroup.Rule{r}); err != nil {
+		if _, err := resources.NewGroups([]resources.GroupRule{r}); err != nil {
 			check.fail(fmt.Sprintf("control.groups[%d]", i), "%v", err)
 			return
 		}
 	}
-	if _, err := nodegroup.New(c.NodeGroups()); err != nil {
+	if _, err := resources.NewGroups(c.NodeGroups()); err != nil {
 		check.fail("control.groups", "%v", err)
 	}
 	checkRange(check, "control.soak", c.Soak, 0, maxSoak)

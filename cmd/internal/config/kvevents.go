@@ -51,7 +51,7 @@ func loopbackAddress(endpoint string) string {
 const maxTopic = 255
 
 // validate checks the events of one replica. taken has the addresses of other fields.
-func (e KVEvents) validate(c *checker, at string, taken map[string]string) {
+func (e KVEvents) validate(c *checker, at string, taken listeners) {
 	if !e.Enabled() {
 		return
 	}
@@ -73,11 +73,7 @@ func (e KVEvents) validate(c *checker, at string, taken map[string]string) {
 			c.fail(path, "%s is not loopback, and the events contain users' prompts: use tcp://127.0.0.1:%s", f.value, port)
 			continue
 		}
-		address := net.JoinHostPort(host, port)
-		if other := taken[address]; other != "" {
-			c.fail(path, "%s is also %s; every engine needs endpoints of its own", f.value, other)
-		}
-		taken[address] = path
+		taken.claim(c, path, net.JoinHostPort(host, port))
 	}
 	if len(e.Topic) > maxTopic {
 		c.fail(at+".topic", "%d bytes exceed the limit of %d", len(e.Topic), maxTopic)

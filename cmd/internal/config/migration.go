@@ -21,54 +21,46 @@ const (
 
 // Bounds of a migration's numbers.
 const (
-	maxConcurrent = 256
-	minLink       = 0.01 // Gbit/s
-	maxLink       = 100_000
+	minLink = 0.01 // Gbit/s
+	maxLink = 100_000
 	// maxBlocks is the longest path of a Unix socket's directory, in bytes: the
 	// kernel allows 107 with the socket's name.
 	maxBlocks = 90
 )
 
+// Transfers that a replica sends at once, and as many that it receives. With one, throughput collapses.
+const (
+	concurrentTransfers      = 4
+	concurrentTransfersPaper = 3
+)
+
 // Migration configures how requests are placed and migrate between replicas. The
 // defaults are right for most fleets.
 type Migration struct {
-	// Mode is "live" (copy the KV blocks while the request decodes, where both engines
-	// serve their block tables; else let the engines hand the KV over, where both have a
-	// KV connector, as vLLM has with --kv-transfer-config; else re-prompt), "reprompt" (the target
-	// always recomputes the KV), "place" (a new request starts on another replica
-	// of its stage where the queue is shorter or the prefix is cached, and ends where it
-	// started; a drain waits for it) or "off" (a request stays where the proxy sent it,
-	// whatever the load there; a drain waits for it). Except with "off", a request whose
-	// engine is lost goes on elsewhere.
+	// Mode is "live" (copy the KV blocks while the request decodes, where both engines serve their block tables;
+	// else let the engines' KV connectors hand the KV over; else re-prompt), "reprompt" (the target recomputes the
+	// KV), "place" (a new request may start on another replica of its stage, and ends where it started) or "off"
+	// (a request stays where the proxy sent it). With the last two a drain waits. Except with "off", a request
+	// whose engine is lost goes on elsewhere.
 	Mode string `yaml:"mode,omitempty" default:"live; off for preset round-robin"`
 	// LinkGbps is the rate of the link into each replica, to which transfers between
 	// emulated engines are paced at the profile's true bytes; it is multiplied by
 	// speed. Real transfers are not paced.
 	LinkGbps float64 `yaml:"link_gbps,omitempty" unit:"Gbit/s"`
-	// HostGbps is the rate between replicas on one host where it is above the rate
-	// between hosts and the links between the two are unknown: migrators report
-	// NVLink, PCIe and NICs by themselves, and those rates take precedence, between
-	// hosts up to link_gbps. By these rates the planner prices migrations and gives
-	// adjacent stages to near replicas, and a seller prefers a near buyer whose load
-	// exceeds another's by no more than the request. Preset "paper" ignores all
-	// rates. Without it, unknown links within a host count as links between hosts.
-	HostGbps float64 `yaml:"host_gbps,omitempty" unit:"Gbit/s"`
-	// MaxConcurrent is how many transfers a replica sends at once, and how many it
-	// receives, 1 to 256. With 1, throughput collapses.
-	MaxConcurrent int `yaml:"max_concurrent,omitempty" unit:"transfers" default:"4; 3 for preset paper"`
-	// PrefixPull is "on" (with mode "live": a request whose prompt begins as one whose KV
-	// another replica holds gets that KV copied before its first token, where this is
-	// predicted to be faster than computing it; it never waits for longer than computing
-	// would take) or "off".
-	PrefixPull string `yaml:"prefix_pull,omitempty" default:"on; off for preset paper"`
+	// MaxConcurrent is how many transfers a replica sends at once, and how many it receives. Only tests set it.
+	MaxConcurrent int `yaml:"-"`
+	// PrefixPull is "on" (with mode "live": KV of a prompt's beginning that another replica holds is copied before
+	// the first token, where this is predicted to be faster than computing it) or "off", as with preset paper. Only
+	// tests set it: the prediction decides.
+	PrefixPull string `yaml:"-"`
 }
 
 // setDefaults writes the defaults of the preset into empty fields.
 func (m *Migration) setDefaults(preset string) {
-	mode, concurrent, pull := MigrationLive, 4, PrefixPullOn
+	mode, concurrent, pull := MigrationLive, concurrentTransfers, PrefixPullOn
 	switch preset {
 	case PresetPaper:
-		concurrent, pull = 3, PrefixPullOff
+		concurrent, pull = concurrentTransfersPaper, PrefixPullOff
 	case PresetRoundRobin:
 		mode = MigrationOff
 	}
@@ -81,11 +73,6 @@ func (m *Migration) setDefaults(preset string) {
 func (m Migration) validate(c *checker) {
 	checkOneOf(c, "migration.mode", m.Mode, MigrationLive, MigrationReprompt, MigrationPlace, MigrationOff)
 	checkRange(c, "migration.link_gbps", m.LinkGbps, minLink, maxLink)
-	if m.HostGbps != 0 {
-		checkRange(c, "migration.host_gbps", m.HostGbps, minLink, maxLink)
-	}
-	checkOneOf(c, "migration.prefix_pull", m.PrefixPull, PrefixPullOn, PrefixPullOff)
-	checkRange(c, "migration.max_concurrent", m.MaxConcurrent, 1, maxConcurrent)
 }
 
 // validateSocketDirs checks that no two engines have their sockets in one directory.

@@ -27,9 +27,9 @@ const (
 // It refuses them with 429 and Retry-After, so that those that run finish; migrations and
 // rescues are never refused.
 type Overload struct {
-	// Admission is "on" or "off" (a replica takes all requests, which then wait in its
-	// engine).
-	Admission string `yaml:"admission,omitempty" default:"on"`
+	// Admission is "on" or "off" (a replica takes all requests, which then wait in its engine, and time out at
+	// clients after they have been computed). Comparisons and tests set it.
+	Admission string `yaml:"-"`
 	// Slowdown is from 1 to 1000: a request is refused if by prediction it would take more
 	// than this many times as long as on an idle replica. One that need not wait is never
 	// refused.
@@ -64,9 +64,6 @@ func (o *Overload) setDefaults() {
 }
 
 func (o Overload) validate(c *checker) {
-	if o.Admission != AdmissionOn && o.Admission != AdmissionOff {
-		c.fail("overload.admission", "%q: must be %q or %q", o.Admission, AdmissionOn, AdmissionOff)
-	}
 	checkRange(c, "overload.slowdown", o.Slowdown, minSlowdown, maxSlowdown)
 	if h := o.TenantHeader; h != "" && (textproto.TrimString(h) != h || strings.ContainsAny(h, " :\r\n\t") || strings.HasPrefix(strings.ToLower(h), controlHeaders)) {
 		c.fail("overload.tenant_header", "%q: must be the name of a header field that does not begin with %s", h, controlHeaders)

@@ -61,7 +61,7 @@ func LoadProfile(name, dir string) (cost.Profile, error) {
 	}
 	r, err := os.Open(name)
 	if errors.Is(err, os.ErrNotExist) {
-		return cost.Profile{}, fmt.Errorf("%w; \"cascade profile fit\" writes one, and \"cascade profile list\" has built-in ones", err)
+		return cost.Profile{}, fmt.Errorf("%w; \"cascade profile fit\" writes one, and \"cascade profile\" has built-in ones", err)
 	}
 	if err != nil {
 		return cost.Profile{}, err

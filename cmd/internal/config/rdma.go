@@ -1,12 +1,14 @@
 package config
 
-import "net/netip"
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+)
 
 // RDMA configures how KV blocks travel by RDMA. Hosts that have RDMA devices use
 // them.
 type RDMA struct {
-	// Off disables RDMA: blocks travel by other transports only.
-	Off bool `yaml:"off,omitempty"`
 	// TrafficClass is the byte of the IP header with which RoCE v2 marks its
 	// packets, four times the DSCP, 0 to 255: it selects the fabric's lossless
 	// queue.
@@ -25,30 +27,43 @@ func (r RDMA) validate(c *checker) {
 	}
 }
 
-// RDMADevice selects an RDMA device of a replica's host.
-type RDMADevice struct {
-	// Device is the device's name, as "cascade devices" lists it.
-	Device string `yaml:"device,omitempty" default:"the nearest to the KV cache"`
-	// Port is the device's port, 1 to 255.
-	Port int `yaml:"port,omitempty" default:"the first active one"`
-	// Address is the IP address of the port to use where the port has several, in
-	// VLANs or of both families.
-	Address string `yaml:"address,omitempty" default:"a routable one, IPv4 before IPv6"`
+// RDMAPort selects an RDMA device of a replica's host, its port, and an IP address of the port: DEVICE[:PORT][@ADDRESS].
+type RDMAPort string
+
+// cut returns the parts; hasPort and hasAddress say which are there.
+func (p RDMAPort) cut() (device, port, address string, hasPort, hasAddress bool) {
+	device, address, hasAddress = strings.Cut(string(p), "@")
+	device, port, hasPort = strings.Cut(device, ":")
+	return device, port, address, hasPort, hasAddress
 }
 
-func (d RDMADevice) validate(c *checker, at string) {
-	if d.Port != 0 {
-		checkRange(c, at+".port", d.Port, 1, 255)
+// Device returns the name of the device and its port; 0 is the first active one.
+func (p RDMAPort) Device() (device string, port int) {
+	device, text, _, _, _ := p.cut()
+	number, _ := strconv.ParseUint(text, 10, 8)
+	return device, int(number)
+}
+
+// Address returns the IP address; "" for a routable one, IPv4 before IPv6.
+func (p RDMAPort) Address() string {
+	_, _, address, _, _ := p.cut()
+	return address
+}
+
+func (p RDMAPort) validate(c *checker, at string) {
+	name, port, address, hasPort, hasAddress := p.cut()
+	number, err := strconv.ParseUint(port, 10, 8)
+	switch {
+	case len(name) > 64:
+		c.fail(at, "the device's name has %d bytes; at most 64 are allowed", len(name))
+	case name == "" && (hasPort || hasAddress):
+		c.fail(at, "%q: name the device to which port and address belong", string(p))
+	case hasPort && (err != nil || number == 0):
+		c.fail(at, "%q: the port must be from 1 to 255", string(p))
 	}
-	if len(d.Device) > 64 {
-		c.fail(at+".device", "%d bytes; at most 64 are allowed", len(d.Device))
-	}
-	if d.Device == "" && (d.Port != 0 || d.Address != "") {
-		c.fail(at+".device", "name the device to which port and address belong")
-	}
-	if d.Address != "" {
-		if _, err := netip.ParseAddr(d.Address); err != nil {
-			c.fail(at+".address", "%q is not an IP address", d.Address)
+	if hasAddress {
+		if _, err := netip.ParseAddr(address); err != nil {
+			c.fail(at, "%q: %q is not an IP address", string(p), address)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 )
 
 // maxFile bounds a configuration file: 10,000 replicas take about 2 MiB.
@@ -38,13 +38,13 @@ func (e *FieldError) Error() string {
 func Load(path string) (Fleet, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return Fleet{}, fmt.Errorf("%w; \"cascade config example\" prints a fleet file to start from", err)
+		return Fleet{}, fmt.Errorf("%w; \"cascade config explain --example\" prints a fleet file to start from", err)
 	}
 	if err != nil {
 		return Fleet{}, err
 	}
 	defer f.Close()
-	data, err := fileio.ReadAll(f, maxFile)
+	data, err := atomicfile.ReadAll(f, maxFile)
 	if err != nil {
 		return Fleet{}, fmt.Errorf("%s: %w", path, err)
 	}
@@ -55,19 +55,21 @@ func Load(path string) (Fleet, error) {
 	return fleet, nil
 }
 
-// ReadText is Read for the text of a file, in which ${NAME} stands for the environment variable NAME.
+// ReadText is Read for the text of a file, in which ${NAME} stands for the environment variable NAME. Errors do not
+// contain the variables' values.
 func ReadText(data []byte) (Fleet, error) {
-	data, err := expandEnvironment(data, os.LookupEnv)
+	data, env, err := expandEnvironment(data, os.LookupEnv)
 	if err != nil {
 		return Fleet{}, err
 	}
-	return Read(bytes.NewReader(data))
+	fleet, err := Read(bytes.NewReader(data))
+	return fleet, env.hide(err)
 }
 
 // Read decodes a fleet file, fills in the defaults and validates it. It reports
 // every invalid field, not only the first.
 func Read(r io.Reader) (Fleet, error) {
-	data, err := fileio.ReadAll(r, maxFile)
+	data, err := atomicfile.ReadAll(r, maxFile)
 	if err != nil {
 		return Fleet{}, err
 	}
@@ -84,14 +86,30 @@ func Read(r io.Reader) (Fleet, error) {
 
 // decode decodes a fleet file, without its defaults.
 func decode(data []byte) (fleet Fleet, err error) {
+	if err := checkSingleDocument(data); err != nil {
+		return Fleet{}, err
+	}
 	if err := yaml.UnmarshalWithOptions(data, &fleet, yaml.Strict()); err != nil {
-		// To the strict decoder a removed field is an unknown one.
-		if removed := checkRemoved(data); removed != nil {
-			return Fleet{}, removed
-		}
 		return Fleet{}, describeDecoding(err)
 	}
 	return fleet, nil
+}
+
+// checkSingleDocument returns an error for a file with a second document, which the decoder would ignore.
+func checkSingleDocument(data []byte) error {
+	if !bytes.Contains(data, []byte("\n---")) {
+		return nil // no need to parse it
+	}
+	file, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		return nil // the decoder reports it
+	}
+	documents := slices.DeleteFunc(file.Docs, func(d *ast.DocumentNode) bool { return d.Body == nil || d.Body.Type() == ast.NullType })
+	if len(documents) > 1 {
+		return fmt.Errorf("line %d: a second document begins here, and a fleet file is one: remove the line \"---\", or the document",
+			documents[1].Body.GetToken().Position.Line)
+	}
+	return nil
 }
 
 // LocateErrors returns an error that joins the errors of fields of the file at
@@ -105,7 +123,8 @@ func LocateErrors(path string, bad []*FieldError) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%s: %w", path, errors.Join(locateErrors(data, bad)...))
+	_, env, _ := expandEnvironment(data, os.LookupEnv) // it has been read without an error before
+	return fmt.Errorf("%s: %w", path, env.hide(errors.Join(locateErrors(data, bad)...)))
 }
 
 // locateErrors adds line numbers to field errors.
@@ -149,16 +168,16 @@ func parentPath(path string) string {
 // ReadBase decodes a fleet file that another program completes with replicas: it must
 // have none, and is valid but for them. ${NAME} stands for the environment variable NAME, as in
 // the complete file. Defaults are not filled in.
-func ReadBase(data []byte) (Fleet, error) {
+func ReadBase(data []byte) (fleet Fleet, err error) {
 	if len(data) > maxFile {
 		return Fleet{}, fmt.Errorf("larger than %d MiB", maxFile>>20)
 	}
-	data, err := expandEnvironment(data, os.LookupEnv)
+	data, env, err := expandEnvironment(data, os.LookupEnv)
 	if err != nil {
 		return Fleet{}, err
 	}
-	fleet, err := decode(data)
-	if err != nil {
+	defer func() { err = env.hide(err) }()
+	if fleet, err = decode(data); err != nil {
 		return Fleet{}, err
 	}
 	if fleet.Replicas != nil {

@@ -1,9 +1,11 @@
 package config
 
 import (
+	"path/filepath"
+	"slices"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 )
 
 // The placeholders of a path for the component that reads it.
@@ -21,12 +23,20 @@ func (t TLS) ForComponent(role identity.Role, name string) TLS {
 	return t
 }
 
+// ServesRequests reports whether migrators serve proxies over mutual TLS.
+func (t TLS) ServesRequests() bool { return t.Cert != "" && !t.Allows(PlaintextRequests) }
+
+// Allows reports whether Plaintext names what may travel unencrypted.
+func (t TLS) Allows(what string) bool { return slices.Contains(t.Plaintext, what) }
+
+func (t TLS) sameFiles(other TLS) bool { return t.Cert == other.Cert && t.Key == other.Key }
+
 // PerComponent reports whether each component has files of its own.
-func (t TLS) PerComponent() bool { return t.ForComponent("", "") != t }
+func (t TLS) PerComponent() bool { return !t.ForComponent("", "").sameFiles(t) }
 
 // PerName reports whether components of one role have different files.
 func (t TLS) PerName() bool {
-	return t.ForComponent(identity.Control, "a") != t.ForComponent(identity.Control, "b")
+	return !t.ForComponent(identity.Control, "a").sameFiles(t.ForComponent(identity.Control, "b"))
 }
 
 // ExpectedIdentity returns the identity that the certificate of a component must
@@ -39,6 +49,9 @@ func (t TLS) ExpectedIdentity(role identity.Role, name string) identity.Matcher 
 }
 
 func (t TLS) validate(c *checker) {
+	if !filepath.IsAbs(t.EnvoyDir) {
+		c.fail("tls.envoy_dir", "%q: must be an absolute path: Envoys on every host read it", t.EnvoyDir)
+	}
 	if (t.Cert == "") != (t.Key == "") || (t.Cert == "") != (t.CA == "") {
 		c.fail("tls", "cert, key and ca belong together: set all three or none")
 	}

@@ -4,14 +4,14 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // setDefaults writes the documented defaults into empty fields.
@@ -22,27 +22,24 @@ func (f *Fleet) setDefaults() {
 	setDefault(&f.Control.Admin, "127.0.0.1:18001")
 	setDefault(&f.Control.XDSCluster, "cascade-xds")
 	setDefault(&f.Control.Soak, 2*time.Second)
+	if f.distrustsUsers() {
+		setDefault(&f.Control.Socket, DefaultSocket)
+	}
 	setDefault(&f.Proxy.Listen, "127.0.0.1:8080")
-	if f.Control.Module != "" {
-		setDefault(&f.Control.Estimator, "wasm")
-	}
+	setDefault(&f.TLS.EnvoyDir, "/etc/envoy")
 	if len(f.Models) > 1 {
-		setDefault(&f.Control.Estimator, "ext_proc")
+		setDefault(&f.Control.Estimator, EstimatorExtProc)
 	}
-	setDefault(&f.Control.Estimator, "content-length")
-	if f.Control.Estimator == "content-length" {
+	setDefault(&f.Control.Estimator, EstimatorContentLength)
+	if f.Control.Estimator == EstimatorContentLength {
 		setDefault(&f.Control.PrefixKeys, PrefixKeysOff)
 	}
 	setDefault(&f.Control.PrefixKeys, PrefixKeysOn)
 	f.Planner.setDefaults(f.Preset)
 	f.Migration.setDefaults(f.Preset)
-	f.Bodies.setDefaults()
+	setDefault(&f.Proxy.BodyLimit, usualBodyLimit)
 	f.Overload.setDefaults()
-	f.Autoscale.setDefaults()
 	f.Policies.setDefaults()
-	for i := range f.Models {
-		setDefault(&f.Models[i].BytesPerToken, 4)
-	}
 	canonical(&f.Control.Listen)
 	for i := range f.Control.Peers {
 		canonical(&f.Control.Peers[i])
@@ -60,28 +57,44 @@ func (f *Fleet) setDefaults() {
 	}
 }
 
+// DefaultSocket is the default of control.socket. Only root, and the users to whom it gives the folder, can open it.
+const DefaultSocket = "/run/cascade/control.sock"
+
+// distrustsUsers reports whether only some users of this host may give orders, in a fleet whose components have no
+// certificates.
+func (f *Fleet) distrustsUsers() bool {
+	users := f.Control.AdminUsers
+	return len(users) > 0 && !slices.Contains(users, "*") && f.TLS.Cert == "" && len(f.Control.Peers) == 0
+}
+
+// Requests to count before the planner replaces the first plan: fewer say too little about lengths.
+const (
+	minRequests      = 1000
+	minRequestsPaper = 1
+)
+
 // setDefaults writes the defaults of the preset into empty fields.
 func (p *Planner) setDefaults(preset string) {
 	if preset == PresetPaper {
 		setDefault(&p.Period, time.Minute)
 		setDefault(&p.Window, p.Period)
-		setDefault(&p.Adopt, AdoptAlways)
-		setDefault(&p.MinRequests, 1)
+		setDefault(&p.MinRequests, minRequestsPaper)
 		setDefault(&p.Refine, RefineOn)
-		setDefault(&p.IterationRatio, maxIterationRatio)
 	}
+	setDefault(&p.StageReplicas, 1)
+	setDefault(&p.Utilisation, 0.75)
 	setDefault(&p.Period, 10*time.Second)
 	setDefault(&p.Window, 45*time.Second)
-	setDefault(&p.Adopt, AdoptGain)
-	setDefault(&p.MinRequests, 1000)
+	setDefault(&p.MinRequests, minRequests)
 	setDefault(&p.Refine, RefineOff)
-	setDefault(&p.IterationRatio, planner.DefaultIterationRatio)
+	setDefault(&p.Iteration, defaultIteration(preset))
 }
 
 // canonical removes the brackets around an IPv4 address, which files have that are written for both
 // families: "[${POD_IP}]:9000". Components compare addresses as texts.
 func canonical(address *string) {
-	if host, port, err := net.SplitHostPort(*address); err == nil {
+	host, port, err := net.SplitHostPort(*address)
+	if _, bad := netip.ParseAddr(host); err == nil && bad == nil {
 		*address = net.JoinHostPort(host, port)
 	}
 }
@@ -94,8 +107,8 @@ func setDefault[T comparable](v *T, to T) {
 	}
 }
 
-// maxIterationRatio is the largest Planner.IterationRatio, which bounds nothing.
-const maxIterationRatio = 100
+// maxStageReplicas is the largest Planner.StageReplicas.
+const maxStageReplicas = 64
 
 // maxGPU is the largest index of a GPU on a node.
 const maxGPU = 1023
@@ -115,28 +128,23 @@ func (f *Fleet) validate() []*FieldError {
 	checkOneOf(c, "preset", f.Preset, PresetDefault, PresetPaper, PresetRoundRobin)
 	checkRange(c, "speed", f.Speed, 0.01, 1000)
 	f.validateModels(c)
-	f.validateReplicas(c)
+	taken := listeners{}
+	taken.claim(c, "control.listen", f.Control.Listen)
+	taken.claim(c, "control.admin", f.Control.Admin)
+	taken.claim(c, "proxy.listen", f.Proxy.Listen)
+	taken.claim(c, "proxy.admin", f.Proxy.Admin)
+	f.validateReplicas(c, taken)
 	checkAddress(c, "control.listen", f.Control.Listen)
 	checkAddress(c, "control.admin", f.Control.Admin)
-	if host, _, err := net.SplitHostPort(f.Control.Admin); err == nil && !isLoopback(host) {
+	if isRemote(f.Control.Admin) {
 		c.fail("control.admin", "%s is not loopback, and the admin server has no authentication: listen on 127.0.0.1, and reach it through a tunnel or a proxy of your own", f.Control.Admin)
 	}
+	f.validateSocket(c)
 	f.validateState(c)
 	f.validatePeers(c)
 	f.Control.Limits.validate(c)
 	f.Control.validateGroups(c)
-	checkOneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc", "wasm")
-	checkOneOf(c, "control.prefix_keys", f.Control.PrefixKeys, PrefixKeysOn, PrefixKeysOff)
-	if (f.Control.Module != "") != (f.Control.Estimator == "wasm") {
-		c.fail("control.module", "estimator wasm and a module belong together: set both or none")
-	}
-	if f.Control.Estimator == "content-length" && len(f.Models) > 1 {
-		for i, m := range f.Models {
-			if len(m.Hosts) == 0 {
-				c.fail(fmt.Sprintf("models[%d].hosts", i), "with several models and control.estimator content-length, every model needs a host name of its own; or set control.estimator to ext_proc or wasm")
-			}
-		}
-	}
+	f.validateEstimator(c)
 	if x := f.Control.XDSCluster; len(x) > 128 || strings.ContainsAny(x, "\x00\r\n") {
 		c.fail("control.xds_cluster", "must have 1 to 128 bytes")
 	}
@@ -144,6 +152,7 @@ func (f *Fleet) validate() []*FieldError {
 	checkIP(c, "proxy.listen", f.Proxy.Listen)
 	f.Proxy.validateNodes(c, f.TLS.TrustDomain)
 	f.Proxy.validateObservation(c)
+	f.Proxy.validateOrigins(c)
 	if len(f.Topology) > maxMachineFiles {
 		c.fail("topology", "%d files exceed the limit of %d: put several machines into one file", len(f.Topology), maxMachineFiles)
 	}
@@ -152,10 +161,8 @@ func (f *Fleet) validate() []*FieldError {
 	}
 	f.validatePlanner(c)
 	f.Migration.validate(c)
-	f.Bodies.validate(c)
+	f.Proxy.BodyLimit.validate(c)
 	f.Overload.validate(c)
-	f.Autoscale.validate(c)
-	f.CUDA.validate(c)
 	f.RDMA.validate(c)
 	f.Policies.validate(c)
 	f.validateSocketDirs(c)
@@ -166,7 +173,7 @@ func (f *Fleet) validate() []*FieldError {
 // validateNodes checks which proxies there are, and that only they can have the key of
 // the downstream certificate.
 func (p Proxy) validateNodes(c *checker, trustDomain string) {
-	if err := nodegroup.CheckPatterns(p.Nodes); err != nil {
+	if err := resources.CheckPatterns(p.Nodes); err != nil {
 		c.fail("proxy.nodes", "%v", err)
 		return
 	}
@@ -177,12 +184,12 @@ func (p Proxy) validateNodes(c *checker, trustDomain string) {
 		return
 	}
 	if trustDomain == "" {
-		c.fail("proxy.tls", "without tls.trust_domain every client of the control plane could get the key: set it, with tls.cert, tls.key and tls.ca (\"cascade tls init\" issues some)")
+		c.fail("proxy.tls", "without tls.trust_domain every client of the control plane could get the key: set it, with tls.cert, tls.key and tls.ca (\"cascade tls\" issues some)")
 	}
 	if len(p.Nodes) == 0 {
 		c.fail("proxy.nodes", "list the node ids of the proxies that may have the key of proxy.tls")
 	}
-	if err := nodegroup.CheckSpecific(p.Nodes); err != nil {
+	if err := resources.CheckSpecific(p.Nodes); err != nil {
 		c.fail("proxy.nodes", "%v, because these proxies get the key of proxy.tls", err)
 	}
 }
@@ -229,8 +236,8 @@ func (f *Fleet) validatePeers(c *checker) {
 	if f.State == "" {
 		c.fail("state", "several control planes (control.peers) need a store that they share: set it to etcd://HOST:2379/PREFIX or kubernetes://NAMESPACE/NAME, or, where all run on one host, to a directory")
 	}
-	if f.Control.Estimator == "ext_proc" {
-		c.fail("control.estimator", "each control plane serves ext_proc on its own address, so that several would publish different resources; use wasm, or content-length with a host name for each model")
+	if f.Control.Estimator == EstimatorExtProc {
+		c.fail("control.estimator", "each control plane serves ext_proc on its own address, so that several would publish different resources; use a module, or content-length with a host name for each model")
 	}
 }
 
@@ -249,7 +256,6 @@ func (f *Fleet) validateModels(c *checker) {
 		}
 		names[m.Name] = true
 		checkRange(c, at+".context", m.Context, 16, 1<<31)
-		checkRange(c, at+".bytes_per_token", m.BytesPerToken, 0.5, 16)
 		if d := m.PrefixDepth; d != 0 && d != length.PrefixDepth(d) {
 			c.fail(at+".prefix_depth", "%d must be a power of two from %d to %d, for instance %d", d, length.MinPrefixDepth, length.MaxPrefixDepth, length.PrefixDepth(max(d, 1)))
 		}
@@ -271,7 +277,7 @@ func (f *Fleet) validateModels(c *checker) {
 	}
 }
 
-func (f *Fleet) validateReplicas(c *checker) {
+func (f *Fleet) validateReplicas(c *checker, taken listeners) {
 	if len(f.Replicas) == 0 {
 		c.fail("replicas", "name at least one replica")
 	}
@@ -279,16 +285,10 @@ func (f *Fleet) validateReplicas(c *checker) {
 	for _, m := range f.Models {
 		models[m.Name] = true
 	}
-	ids, taken := map[string]bool{}, map[string]string{}
+	ids := map[string]bool{}
 	listen := func(path, addr string) {
 		checkAddress(c, path, addr)
-		if _, port, _ := net.SplitHostPort(addr); port == "0" {
-			return // any free port, so no clash
-		}
-		if other := taken[addr]; other != "" && addr != "" {
-			c.fail(path, "%s is also %s", addr, other)
-		}
-		taken[addr] = path
+		taken.claim(c, path, addr)
 	}
 	for i, r := range f.Replicas {
 		at := fmt.Sprintf("replicas[%d]", i)
@@ -309,7 +309,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 		serving[r.Model] = serving[r.Model] || !r.Drain
 		decoding[r.Model] = decoding[r.Model] || !r.Drain && r.Role != RolePrefill
 		listen(at+".address", r.Address)
-		checkIP(c, at+".address", r.Address)
+		f.checkReplicaHost(c, at+".address", r.Address)
 		listen(at+".peer", r.Peer)
 		if r.Admin != "" {
 			listen(at+".admin", r.Admin)
@@ -321,6 +321,9 @@ func (f *Fleet) validateReplicas(c *checker) {
 		}
 		r.RDMA.validate(c, at+".rdma")
 		r.KVEvents.validate(c, at+".kv_events", taken)
+	}
+	for i, r := range f.Replicas {
+		taken.checkEngine(c, fmt.Sprintf("replicas[%d].engine", i), r.Engine)
 	}
 	for i, m := range f.Models {
 		if !serving[m.Name] && len(f.Replicas) > 0 {
@@ -335,20 +338,21 @@ func (f *Fleet) validateReplicas(c *checker) {
 
 func (f *Fleet) validatePlanner(c *checker) {
 	p := f.Planner
-	checkOneOf(c, "planner.adopt", p.Adopt, AdoptGain, AdoptAlways)
 	checkOneOf(c, "planner.refine", p.Refine, RefineOn, RefineOff)
 	checkRange(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
 	checkRange(c, "planner.window", p.Window, time.Second, 24*time.Hour)
-	checkRange(c, "planner.iteration", p.Iteration, 0, time.Minute)
-	checkRange(c, "planner.iteration_ratio", p.IterationRatio, 1, maxIterationRatio)
+	p.Iteration.validate(c)
+	checkRange(c, "planner.stage_replicas", p.StageReplicas, 1, maxStageReplicas)
+	checkRange(c, "planner.utilisation", p.Utilisation, 0.01, 1)
 }
 
 func (f *Fleet) validateTLS(c *checker) {
 	t := f.TLS
 	t.validate(c)
+	f.validatePlaintext(c)
 	if t.Cert != "" {
-		if host, _, err := net.SplitHostPort(f.Control.Listen); err == nil && !isLoopback(host) && f.Control.Estimator == "ext_proc" {
-			c.fail("control.estimator", "the control plane serves ext_proc in plain text on its own loopback, where proxies on other hosts cannot reach it; use wasm, or content-length with a host name for each model")
+		if isRemote(f.Control.Listen) && f.Control.Estimator == EstimatorExtProc {
+			c.fail("control.estimator", "the control plane serves ext_proc in plain text on its own loopback, where proxies on other hosts cannot reach it; use a module, or content-length with a host name for each model")
 		}
 		return
 	}
@@ -366,8 +370,55 @@ func (f *Fleet) validateTLS(c *checker) {
 		}
 	}
 	for _, path := range slices.Sorted(maps.Keys(addresses)) {
-		if host, _, err := net.SplitHostPort(addresses[path]); err == nil && !isLoopback(host) {
+		if isRemote(addresses[path]) {
 			c.fail(path, "%s is not loopback; set tls, or listen on 127.0.0.1", addresses[path])
 		}
 	}
+}
+
+// maxSocketPath bounds the path of a Unix socket: the kernel's limit is 108 bytes with a final zero.
+const maxSocketPath = 107
+
+// validateSocket checks the Unix socket of the control plane.
+func (f *Fleet) validateSocket(c *checker) {
+	path := f.Control.Socket
+	switch {
+	case path == "" && len(f.Control.SocketUsers) > 0:
+		c.fail("control.socket_users", "set control.socket, whose users they are")
+	case path == "":
+	case !filepath.IsAbs(path) || len(path) > maxSocketPath:
+		c.fail("control.socket", "%q: must be an absolute path of at most %d bytes", path, maxSocketPath)
+	case f.TLS.Cert != "":
+		c.fail("control.socket", "with tls, certificates say who connects to control.listen: remove control.socket")
+	case len(f.Control.Peers) > 0:
+		c.fail("control.socket", "is for one control plane: remove it, or control.peers, and set tls")
+	}
+	if i := slices.Index(f.Control.SocketUsers, ""); i >= 0 {
+		c.fail(fmt.Sprintf("control.socket_users[%d]", i), "must be the name or number of a user, or *")
+	}
+}
+
+// validatePlaintext checks that what proxies and clients exchange off loopback is encrypted, or may be plain text.
+func (f *Fleet) validatePlaintext(c *checker) {
+	t := f.TLS
+	for i, name := range t.Plaintext {
+		checkOneOf(c, fmt.Sprintf("tls.plaintext[%d]", i), name, PlaintextClients, PlaintextRequests, PlaintextRDMA, PlaintextTraces)
+	}
+	for i, r := range f.Replicas {
+		if isRemote(r.Address) && t.Cert == "" && !t.Allows(PlaintextRequests) {
+			c.fail(fmt.Sprintf("replicas[%d].address", i), "%s is not loopback, and prompts would travel in plain text; set tls, or, where a mesh or the network protects them, tls.plaintext: [requests]", r.Address)
+		}
+	}
+	if isRemote(f.Proxy.Listen) && f.Proxy.TLS.Cert == "" && !t.Allows(PlaintextClients) {
+		c.fail("proxy.listen", "%s is not loopback, and prompts would travel in plain text; set proxy.tls, or, where something in front of it encrypts them, tls.plaintext: [clients]", f.Proxy.Listen)
+	}
+	if isRemote(f.Proxy.TraceCollector) && !t.Allows(PlaintextTraces) {
+		c.fail("proxy.trace_collector", "%s is not loopback, and Envoys export spans in plain text; use a collector on each host, or set tls.plaintext: [traces]", f.Proxy.TraceCollector)
+	}
+}
+
+// isRemote reports whether an address is valid and off loopback.
+func isRemote(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	return err == nil && !isLoopback(host)
 }

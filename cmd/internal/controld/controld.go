@@ -8,26 +8,23 @@ package controld
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
-	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/daemon"
 	"github.com/cascadeinfer/cascade/cmd/internal/fleetfile"
-	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Config configures Run.
@@ -38,9 +35,9 @@ type Config struct {
 	// Own has the addresses and the name of this control plane, Listen, Admin and Name, where
 	// they are not those of the file; the others are ignored.
 	Own config.Control
-	// OpenState opens the state that control planes on several hosts share; nil where the
-	// fleet has none. Run closes it. nil means wiring.Fleet.OpenState.
-	OpenState func(*wiring.Fleet) (*wiring.SharedState, error)
+	// OpenState opens what the control planes share; it returns nil where the fleet has no
+	// state. Run closes it. nil means wiring.Fleet.OpenState.
+	OpenState func(*wiring.Fleet) (*store.Store, error)
 	// Logger logs events. Required.
 	Logger *slog.Logger
 	// Started is called once with a line about this control plane, when it listens. Required.
@@ -64,25 +61,22 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	own, err := OwnCertificate(fleet, c.Logger)
+	d, err := daemon.New(ctx, daemon.Config{Log: c.Logger, Fleet: fleet, Role: identity.Control, Name: fleet.ControlCertificate(), Edge: true})
 	if err != nil {
 		return err
 	}
-	edge, err := fleet.DownstreamCertificate(c.Logger)
-	if err != nil {
-		return err
-	}
+	defer d.Close()
 	cc, err := c.controlConfig(ctx, fleet)
 	if err != nil {
 		return err
 	}
-	if closer, ok := cc.Store.(io.Closer); ok {
-		defer closer.Close()
+	if cc.Store != nil {
+		defer cc.Store.Close()
 	}
-	cc.TLS, cc.TrustDomain = own.ServerConfig("h2"), fleet.Fleet.TLS.TrustDomain
-	cc.FleetDigest = c.Fleet.Digest()
-	if edge != nil {
-		cc.EdgeCertificate = edge.Certificate()
+	cc.TLS, cc.TrustDomain = d.Certs.ServerConfig("h2"), fleet.Fleet.TLS.TrustDomain
+	cc.FleetFile = DescribeFile(c.Fleet, nil)
+	if d.Edge != nil {
+		cc.EdgeCertificate = d.Edge.Certificate()
 	}
 	plane, err := policyhost.JoinPlane(ctx, &fleet, &cc, c.Logger)
 	if err != nil {
@@ -90,12 +84,15 @@ func Run(ctx context.Context, c Config) error {
 	}
 	l, err := net.Listen("tcp", cc.Listen)
 	if err != nil {
-		return err
+		return fmt.Errorf("control.listen: %w", err)
 	}
-	room, ends := headroom.New(headroom.Read(), c.Logger), certs.Expiries{Own: own, Edge: edge}
-	cc.Listener = room.Listener(l)
-	cc.Collectors = []prometheus.Collector{room, ends}
-	cc.Problems = func() []loadreport.Problem { return append(room.Problems(), ends.Problems(time.Now())...) }
+	if cc.AdminListener, err = net.Listen("tcp", cc.Admin); err != nil {
+		return errors.Join(fmt.Errorf("control.admin: %w", err), l.Close())
+	}
+	if cc.Local, err = fleet.ListenLocal(c.Logger); err != nil {
+		return errors.Join(err, l.Close(), cc.AdminListener.Close())
+	}
+	cc.Listener, cc.Collectors, cc.Problems = d.Room.Listener(l), d.Collectors(), d.Problems
 	plan, err := control.New(cc)
 	if err != nil {
 		return err
@@ -105,13 +102,10 @@ func Run(ctx context.Context, c Config) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return plan.Run(ctx) })
 	g.Go(func() error { return plane.Run(ctx) })
-	g.Go(func() error { return own.Run(ctx) })
-	g.Go(func() error {
-		return adminserver.Serve(ctx, scraped, plan.MetricsHandler(), adminserver.NewAccess(c.Fleet.Fleet, own))
-	})
-	if edge != nil {
+	g.Go(func() error { return d.Serve(ctx, scraped, plan.MetricsHandler()) })
+	if d.Edge != nil {
 		g.Go(func() error {
-			return edge.Run(ctx, func(cert *resources.Certificate) {
+			return d.Edge.Run(ctx, func(cert *resources.Certificate) {
 				if err := plan.SetEdgeCertificate(cert); err != nil {
 					c.Logger.Error("publishing the downstream certificate failed", "error", err)
 				}
@@ -120,9 +114,15 @@ func Run(ctx context.Context, c Config) error {
 	}
 	g.Go(func() error {
 		return fleetfile.Watch(ctx, c.Path, c.Fleet, c.Logger, func(f wiring.Fleet) error { return plan.SetReplicas(f.Registry()) },
-			func(f wiring.Fleet, err error) { plan.SetFleetFile(f.Digest(), err) })
+			func(f wiring.Fleet, restart []string, err error) { plan.SetFleetFile(DescribeFile(f, restart), err) })
 	})
 	return g.Wait()
+}
+
+// DescribeFile describes a fleet file, so that control planes can compare theirs. restart lists the fields whose
+// changes only a restart applies.
+func DescribeFile(f wiring.Fleet, restart []string) control.FleetFile {
+	return control.FleetFile{Digest: f.Digest(), Fields: f.SharedFields(), Restart: restart}
 }
 
 // resolveFleet returns the fleet with the addresses and the name of this control plane.
@@ -138,20 +138,6 @@ func (c Config) resolveFleet() (wiring.Fleet, error) {
 		return fleet, fmt.Errorf("%s with --listen, --admin and --name: %w", c.Path, errs[0])
 	}
 	return fleet, nil
-}
-
-// OwnCertificate returns the certificate of the control plane of a fleet file; nil, for plain text, if the file
-// has no TLS. The caller runs it.
-func OwnCertificate(fleet wiring.Fleet, log *slog.Logger) (*certs.Provider, error) {
-	name := fleet.ControlCertificate()
-	if !fleet.Fleet.TLS.PerName() {
-		name = "" // any control plane's certificate
-	}
-	files := fleet.TLS(identity.Control, name)
-	if files.Cert == "" {
-		return nil, nil
-	}
-	return certs.New(certs.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: files.ExpectedIdentity(identity.Control, name), Logger: log})
 }
 
 // controlConfig opens the state, and returns the Config of the control plane.

@@ -9,7 +9,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 )
 
 // maxBase bounds a fleet file without replicas.
@@ -28,7 +28,7 @@ type FleetFile struct {
 // ReadBase returns the text of the file without replicas, and what it says. A file that
 // would not let discovery change the replicas is an error.
 func (f FleetFile) ReadBase() ([]byte, config.Fleet, error) {
-	text, err := fileio.Read(f.Base, maxBase)
+	text, err := atomicfile.Read(f.Base, maxBase)
 	if err != nil {
 		return nil, config.Fleet{}, err
 	}
@@ -37,7 +37,7 @@ func (f FleetFile) ReadBase() ([]byte, config.Fleet, error) {
 		return nil, config.Fleet{}, fmt.Errorf("%s: %w", f.Base, err)
 	}
 	if !fleet.Control.AnyRemoval {
-		return nil, config.Fleet{}, fmt.Errorf("%s: control.any_removal: must be true: Pods that are gone cannot be kept, and without it a fleet that loses more than half of them at once would wait for \"cascade config confirm\"", f.Base)
+		return nil, config.Fleet{}, fmt.Errorf("%s: control.any_removal: must be true: Pods that are gone cannot be kept, and without it a fleet that loses more than half of them at once would wait for \"cascade config check --confirm\"", f.Base)
 	}
 	return text, fleet, nil
 }
@@ -59,14 +59,14 @@ func (f FleetFile) Write(base []byte, replicas []config.Replica) (written bool, 
 	if err != nil {
 		return false, fmt.Errorf("%s completed with %d replicas: %w", f.Base, len(replicas), err)
 	}
-	if present, err := fileio.Read(f.Path, int64(len(text))); err == nil && bytes.Equal(present, text) {
+	if present, err := atomicfile.Read(f.Path, int64(len(text))); err == nil && bytes.Equal(present, text) {
 		return false, nil
 	}
 	// The control plane reads it in the same way.
 	if _, err := config.ReadText(text); err != nil {
 		return false, fmt.Errorf("%s completed with %d replicas: %w", f.Base, len(replicas), err)
 	}
-	if err := fileio.WriteAtomic(f.Path, text, 0o644); err != nil {
+	if err := atomicfile.Write(f.Path, text, 0o644); err != nil {
 		return false, fmt.Errorf("fleet file not written: %w", err)
 	}
 	return true, nil

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestOwnFleet checks that a migrator's file has the replica that the decision has, also in a
@@ -23,7 +23,7 @@ func TestOwnFleet(t *testing.T) {
 		full.Models[i].Adapters = nil
 	}
 	several := fleetOf("m", "n")
-	several.Control.Estimator, several.Control.Module = "", ""
+	several.Control.Estimator = ""
 	for name, base := range map[string]config.Fleet{"several models": several, "example": full} {
 		rules := Rules{Base: base, PeerPort: 9100, EnginePort: 8000}
 		model := base.Models[len(base.Models)-1].Name

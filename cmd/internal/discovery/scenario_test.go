@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestScenarios plays testdata/*.txt.
@@ -35,7 +35,7 @@ type world struct {
 
 // fleetOf returns a fleet file without replicas.
 func fleetOf(models ...string) config.Fleet {
-	f := config.Fleet{TLS: config.TLS{Cert: "/c/{role}/{name}", Key: "/k/{role}/{name}", CA: "/ca", TrustDomain: "example.org"}, Control: config.Control{Estimator: "wasm", Module: "m.wasm", AnyRemoval: true}}
+	f := config.Fleet{TLS: config.TLS{Cert: "/c/{role}/{name}", Key: "/k/{role}/{name}", CA: "/ca", TrustDomain: "example.org"}, Control: config.Control{Estimator: "m.wasm", AnyRemoval: true}}
 	f.Migration.Mode = config.MigrationLive
 	for _, m := range models {
 		f.Models = append(f.Models, config.Model{Name: m, Context: 4096, Profile: "h200-llama-3.1-8b"})

@@ -48,7 +48,7 @@ var settings = map[string]setting{
 	"profile": {func(r *config.Replica, _ *ports, v string) bool {
 		r.Profile = v
 		return isDNSName(v) && !strings.HasSuffix(v, ".json")
-	}, `must be the name of a built-in profile ("cascade profile list")`},
+	}, `must be the name of a built-in profile ("cascade profile")`},
 	"tp": {func(r *config.Replica, _ *ports, v string) bool { return parseNumber(v, 1, 64, &r.TP) }, "must be a number of ranks, 1 to 64"},
 	"kv-tokens": {func(r *config.Replica, _ *ports, v string) bool {
 		return parseNumber(v, 1, 1<<40, &r.KVTokens)

@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/engine/balance"
+	"github.com/cascadeinfer/cascade/engine/replay"
 )
 
 const (
@@ -47,7 +47,7 @@ type Config struct {
 type Total struct {
 	Queries int64 // prompt tokens that were looked up in prefix caches
 	Hits    int64 // of them, those that were found
-	// LoadCV is that of package balance; −1 if it is not known.
+	// LoadCV is that of a replay.BalanceMeter; −1 if it is not known.
 	LoadCV float64
 }
 
@@ -57,7 +57,7 @@ type Watcher struct {
 	client http.Client
 	// Written by Run only.
 	first, last []counters
-	meter       balance.Meter
+	meter       replay.BalanceMeter
 	err         error // of the last reading
 }
 
@@ -127,7 +127,7 @@ func (w *Watcher) sample(ctx context.Context, elapsed time.Duration) {
 	}
 	work, stages := make([]float64, len(now)), make([]int, len(now))
 	for i, c := range now {
-		work[i] = balance.Work(c.computed(), c.generated)
+		work[i] = replay.EngineWork(c.computed(), c.generated)
 	}
 	if w.cfg.Stages != nil {
 		copy(stages, w.cfg.Stages())

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // fakeEngine has the metrics of an engine that started long ago.

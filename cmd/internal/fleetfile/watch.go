@@ -36,8 +36,9 @@ const pollPeriod = 5 * time.Second
 // It watches the directory, because editors replace the file and Kubernetes replaces a link beside
 // it.
 //
-// report is called after each attempt with the file in force, and with the error; nil is not called.
-func Watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, apply func(wiring.Fleet) error, report func(wiring.Fleet, error)) error {
+// report, unless it is nil, is called after each attempt with the file in force, the fields whose changes only a
+// restart applies, and the error.
+func Watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, apply func(wiring.Fleet) error, report func(wiring.Fleet, []string, error)) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", path, err)
@@ -47,7 +48,7 @@ func Watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, 
 		return fmt.Errorf("watch %s: %w", path, err)
 	}
 	if report == nil {
-		report = func(wiring.Fleet, error) {}
+		report = func(wiring.Fleet, []string, error) {}
 	}
 	f := follower{path: path, log: log, apply: apply, report: report, in: in, seen: in}
 	f.run(ctx, w.Events, w.Errors)
@@ -112,7 +113,7 @@ type follower struct {
 	path   string
 	log    *slog.Logger
 	apply  func(wiring.Fleet) error
-	report func(wiring.Fleet, error)
+	report func(wiring.Fleet, []string, error)
 	in     wiring.Fleet // the configuration in force
 	seen   wiring.Fleet // the configuration last read
 	stamp  fileState    // state of the file at the last check; owned by run
@@ -135,11 +136,12 @@ func (f *follower) reload() {
 		return
 	}
 	f.bad = ""
-	f.report(fleet, nil)
+	waiting := f.needRestart(fleet)
+	f.report(fleet, waiting, nil)
 	f.logRemoved(fleet)
 	f.log.Info("fleet file reloaded", "file", f.path, "replicas", len(fleet.Fleet.Replicas))
-	if !sameButReplicas(fleet, f.in) {
-		f.log.Warn("fleet file has changes that need a restart; only changes of replicas were applied", "file", f.path)
+	if len(waiting) > 0 {
+		f.log.Warn("fleet file has changes that need a restart; only changes of replicas were applied", "file", f.path, "fields", waiting)
 	}
 	f.in.Fleet.Replicas = fleet.Fleet.Replicas
 }
@@ -151,7 +153,7 @@ func (f *follower) refuse(err error) {
 		return
 	}
 	f.bad = err.Error()
-	f.report(f.in, err)
+	f.report(f.in, nil, err)
 	f.log.Error("fleet file rejected, keeping the last valid one", "error", err)
 }
 
@@ -169,8 +171,15 @@ func (f *follower) logRemoved(next wiring.Fleet) {
 	}
 }
 
-// sameButReplicas reports whether two fleets differ only in their replicas.
-func sameButReplicas(a, b wiring.Fleet) bool {
-	a.Fleet.Replicas, b.Fleet.Replicas = nil, nil
-	return reflect.DeepEqual(a, b)
+// needRestart lists the fields whose changes only a restart applies: all but the replicas.
+func (f *follower) needRestart(next wiring.Fleet) []string {
+	now := f.in
+	now.Fleet.Replicas, next.Fleet.Replicas = nil, nil
+	if reflect.DeepEqual(now, next) {
+		return nil
+	}
+	if fields := now.Differences(&next); len(fields) > 0 {
+		return fields
+	}
+	return []string{"a file that it names"}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // patience bounds the waits for a change of a real file.
@@ -46,7 +46,7 @@ func follow(t *testing.T, text string) (f *follower, applied *[]int, refusal *er
 	in, err := wiring.Load(path)
 	testkit.NoError(t, err)
 	applied, refusal, log = new([]int), new(error), new(testkit.Log)
-	return &follower{path: path, log: slog.New(slog.NewTextHandler(log, nil)), in: in, seen: in, report: func(wiring.Fleet, error) {}, apply: func(w wiring.Fleet) error {
+	return &follower{path: path, log: slog.New(slog.NewTextHandler(log, nil)), in: in, seen: in, report: func(wiring.Fleet, []string, error) {}, apply: func(w wiring.Fleet) error {
 		*applied = append(*applied, len(w.Fleet.Replicas))
 		return *refusal
 	}}, applied, refusal, log
@@ -91,7 +91,7 @@ func TestFollowerKeepsLastValidFile(t *testing.T) {
 	}
 	replace(t, f.path, "speed: 2\n"+watched)
 	f.reload()
-	if got := lines(log); len(got) != 7 || !strings.Contains(got[6], "need a restart") {
+	if got := lines(log); len(got) != 7 || !strings.Contains(got[6], "need a restart") || !strings.Contains(got[6], "fields=[") {
 		t.Fatalf("other changes: log %q", got)
 	}
 	testkit.NoError(t, os.Remove(f.path))

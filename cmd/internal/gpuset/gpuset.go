@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/migrator/device"
 	driver "github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/device/health"
+	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
@@ -34,9 +34,8 @@ const (
 type Config struct {
 	// CUDA and NVML are sonames or paths; "" means the host's driver.
 	CUDA, NVML string
-	// Groups and Engines set Groups and CopyEngines of cuda.GPUConfig.
-	Groups  int
-	Engines bool
+	// Groups sets Groups of cuda.GPUConfig.
+	Groups int
 	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
@@ -52,8 +51,8 @@ type Set struct {
 
 	mu       sync.Mutex
 	driver   *driver.Driver
-	gpus     map[int]*cuda.GPU          // by ordinal
-	trackers map[string]*health.Tracker // of all GPUs of the host, by PCI address
+	gpus     map[int]*cuda.GPU                   // by ordinal
+	trackers map[string]*inventory.HealthTracker // of all GPUs of the host, by PCI address
 	closed   bool
 }
 
@@ -62,7 +61,7 @@ func New(c Config) *Set {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Set{config: c, interval: readInterval, opened: make(chan struct{}), gpus: make(map[int]*cuda.GPU), trackers: make(map[string]*health.Tracker)}
+	return &Set{config: c, interval: readInterval, opened: make(chan struct{}), gpus: make(map[int]*cuda.GPU), trackers: make(map[string]*inventory.HealthTracker)}
 }
 
 // Open opens a GPU by its index, unless it is open. If this process cannot use GPUs, the error
@@ -87,7 +86,7 @@ func (g *Set) openGPULocked(index int) (*cuda.GPU, error) {
 	if index < 0 || index >= n {
 		return nil, fmt.Errorf("gpu %d does not exist: the driver lists %d GPUs for this process", index, n)
 	}
-	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index, Groups: g.config.Groups, CopyEngines: g.config.Engines})
+	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index, Groups: g.config.Groups})
 	if err != nil {
 		return nil, err
 	}

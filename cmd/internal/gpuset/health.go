@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/migrator/device"
-	"github.com/cascadeinfer/cascade/migrator/device/health"
-	"github.com/cascadeinfer/cascade/migrator/device/nvml"
+	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
@@ -32,7 +31,7 @@ func (g *Set) Run(ctx context.Context) error {
 	}
 	for last := ""; ctx.Err() == nil; {
 		err := g.watchHealth(ctx)
-		if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) || errors.Is(err, nvml.ErrOtherLibrary) {
+		if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) || errors.Is(err, inventory.ErrOtherLibrary) {
 			g.config.Logger.Info("GPU health is not watched: NVML is not available", "error", err)
 			<-ctx.Done()
 			return nil
@@ -51,7 +50,7 @@ func (g *Set) Run(ctx context.Context) error {
 
 // watchHealth watches the GPUs' health until NVML fails.
 func (g *Set) watchHealth(ctx context.Context) (err error) {
-	l, err := nvml.Open(nvml.Config{Library: g.config.NVML})
+	l, err := inventory.OpenNVML(inventory.NVMLConfig{Library: g.config.NVML})
 	if err != nil {
 		return err
 	}
@@ -90,18 +89,18 @@ func (g *Set) handleXid(index int, handleXid uint64) {
 	g.reading.Lock()
 	defer g.reading.Unlock()
 	if index >= len(g.indices) || g.indices[index] == "" {
-		g.config.Logger.Warn("an unknown GPU reported a critical error", "index", index, "error", health.XidText(handleXid))
+		g.config.Logger.Warn("an unknown GPU reported a critical error", "index", index, "error", inventory.XidText(handleXid))
 		return
 	}
 	at := g.indices[index]
-	g.updateHealth(at, func(j *health.Tracker) {
+	g.updateHealth(at, func(j *inventory.HealthTracker) {
 		counts := j.RecordXid(handleXid)
-		g.config.Logger.Warn("a GPU reported a critical error", "gpu", at, "error", health.XidText(handleXid), "application_error", !counts)
+		g.config.Logger.Warn("a GPU reported a critical error", "gpu", at, "error", inventory.XidText(handleXid), "application_error", !counts)
 	})
 }
 
 // readHealth reads the health of all GPUs.
-func (g *Set) readHealth(l *nvml.Library) {
+func (g *Set) readHealth(l *inventory.NVMLLibrary) {
 	g.reading.Lock()
 	defer g.reading.Unlock()
 	all, err := l.ReadHealth()
@@ -117,7 +116,7 @@ func (g *Set) readHealth(l *nvml.Library) {
 		}
 		addresses, seen[at] = append(addresses, at), true
 		if at != "" {
-			g.updateHealth(at, func(j *health.Tracker) { j.RecordReading(one.Health) })
+			g.updateHealth(at, func(j *inventory.HealthTracker) { j.RecordReading(one.Health) })
 		}
 	}
 	g.indices = addresses
@@ -126,7 +125,7 @@ func (g *Set) readHealth(l *nvml.Library) {
 	g.mu.Unlock()
 	if len(all) > 0 {
 		for _, at := range gone {
-			g.updateHealth(at, func(j *health.Tracker) {
+			g.updateHealth(at, func(j *inventory.HealthTracker) {
 				j.RecordReading(topology.Health{Lost: "the driver does not list it any more"})
 			})
 		}
@@ -137,12 +136,12 @@ func (g *Set) readHealth(l *nvml.Library) {
 func normalizeAddress(s string) string { return strings.ToLower(s) }
 
 // updateHealth updates the tracker of a GPU, logs changes, and applies the result to the open GPUs.
-func (g *Set) updateHealth(at string, update func(*health.Tracker)) {
+func (g *Set) updateHealth(at string, update func(*inventory.HealthTracker)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	j := g.trackers[at]
 	if j == nil {
-		j = &health.Tracker{}
+		j = &inventory.HealthTracker{}
 		g.trackers[at] = j
 	}
 	problem, note := j.Problem(), j.Warning()

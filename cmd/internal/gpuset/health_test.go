@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // watchedSet is a Set with GPUs 0 and 1 whose health is watched until the test ends.

@@ -17,8 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -280,7 +279,7 @@ func addListener(t *testing.T, d *Listeners, name string) (socket, added net.Lis
 
 // TestUpgradeRefusesNoConnection hands over twenty times while clients connect continuously.
 func TestUpgradeRefusesNoConnection(t *testing.T) {
-	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
+	path, address := filepath.Join(t.TempDir(), "s"), testkit.Addresses(t, 1)[0]
 	warm := startProcess(t, path, address, "warm")
 	warm.end()
 	before := testkit.OpenFiles(t)
@@ -317,7 +316,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 // TestRacingProcesses starts many processes at once: they take over from each other in some order,
 // and one remains.
 func TestRacingProcesses(t *testing.T) {
-	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
+	path, address := filepath.Join(t.TempDir(), "s"), testkit.Addresses(t, 1)[0]
 	first := startProcess(t, path, address, "first")
 	c := ask(t, address)
 	var mu sync.Mutex

@@ -12,11 +12,11 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // h2c returns a client transport for HTTP/2 in plain text, which carries many streams on a
@@ -66,11 +66,11 @@ func (*away) Prefills() bool { return false }
 func (*away) HasHolders() bool { return false }
 
 // Place implements frontend.Placer.
-func (a *away) Place(policies.Request, []prefix.Step) frontend.Target {
+func (a *away) Place(policies.Request, []prefix.Step) policies.Target {
 	if a.on.Load() {
-		return frontend.Target{Replica: "quiet", Address: a.peer}
+		return policies.Target{Replica: "quiet", Address: a.peer}
 	}
-	return frontend.Target{}
+	return policies.Target{}
 }
 
 // TestBalance checks that a front end with hundreds of streams that run on a peer still gets its
@@ -101,7 +101,7 @@ func TestBalance(t *testing.T) {
 		client := &http.Client{Transport: h2c()}
 		defer client.CloseIdleConnections()
 		for range held {
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+"/v1/completions", bytes.NewReader(clienttest.WithStream(prompt(100, 1000))))
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+"/v1/completions", bytes.NewReader(harness.WithStream(prompt(100, 1000))))
 			testkit.NoError(t, err)
 			resp, err := client.Do(req)
 			if err != nil || resp.StatusCode != http.StatusOK {

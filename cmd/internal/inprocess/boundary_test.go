@@ -10,9 +10,10 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -74,7 +75,7 @@ var forged = []string{
 
 // TestBoundaries checks that a request one token below, at and one above every boundary goes to the
 // right stage, whatever length the client's headers claim. Without CASCADE_TEST_ALL=1 each data plane
-// has one estimator here: e2e/estimators has Envoy with all of them, and xds/proxy the embedded proxy.
+// has one estimator here: e2e/envoy has Envoy with all of them, and xds/proxy the embedded proxy.
 func TestBoundaries(t *testing.T) {
 	planes(t, onBoth, func(t *testing.T, envoy string) {
 		if envoy != "" || everything {
@@ -134,11 +135,16 @@ func testContentLength(t *testing.T, envoy string) {
 
 // testExtProc tests two models on one host name, and one on a host name of its own.
 func testExtProc(t *testing.T, envoy string) {
-	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8, control: keepReplicas, edit: func(f *config.Fleet) {
+	ratio := func(c *control.Config) {
+		keepReplicas(c)
+		c.Rules.Models[1].BytesPerToken = length.RatioOf(2)
+	}
+	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8, control: ratio, edit: func(f *config.Fleet) {
 		f.Control.Estimator = "ext_proc"
 		f.Control.PrefixKeys = config.PrefixKeysOff // with them a body is read even if its size suffices
+		f.Proxy.BodyLimit = 3
 		f.Models[0].Hosts = []string{"m.example"}
-		f.Models = append(f.Models, config.Model{Name: "org/n", Context: 1000, Profile: f.Models[0].Profile, BytesPerToken: 2})
+		f.Models = append(f.Models, config.Model{Name: "org/n", Context: 1000, Profile: f.Models[0].Profile})
 		f.Replicas = append(f.Replicas, config.Replica{ID: "n0", Model: "org/n", Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"},
 			config.Replica{ID: "n1", Model: "org/n", Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"})
 	}})
@@ -197,11 +203,11 @@ func testExtProc(t *testing.T, envoy string) {
 			}
 		}
 	}
-	// A body larger than the limit of the estimator, the front end or the proxy. If the request has
+	// A body larger than proxy.body_limit: for the estimator, the front end or the proxy. If the request has
 	// no content-length, Envoy sometimes rejects it only after the estimator's deadline (its buffer
 	// is full before the estimator has requested the body), so this case runs on the embedded proxy
 	// alone.
-	oversized := make([]byte, 17<<20)
+	oversized := make([]byte, 4<<20)
 	cases := map[string]probe{
 		"by the estimator": {host: "any.example", body: bytes.NewReader(oversized)},
 		"by the front":     {host: "m.example", body: bytes.NewReader(oversized)},
@@ -211,7 +217,7 @@ func testExtProc(t *testing.T, envoy string) {
 	}
 	for name, x := range cases {
 		got, err := r.send("/v1/completions", x.host, x.body)
-		if err != nil || got.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(got.body), "16777216") {
+		if err != nil || got.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(got.body), "3145728") {
 			t.Errorf("oversized, refused %s: %v, status %d, %.200s", name, err, got.status, got.body)
 		}
 	}

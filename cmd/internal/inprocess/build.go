@@ -2,6 +2,7 @@ package inprocess
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -17,14 +18,17 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/proxy"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
+
+// bindFunc binds the address of a field of the fleet file, and writes the address that it got into the field.
+type bindFunc func(field string, address *string) (net.Listener, error)
 
 // bindReplicas builds engines and migrators and writes their real addresses
 // into the fleet.
-func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
+func (f *Fleet) bindReplicas(bind bindFunc) error {
 	var err error
 	if f.vocabulary, err = model.NewVocabulary(); err != nil {
 		return err
@@ -32,27 +36,27 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 	list := f.cfg.Fleet.Fleet.Replicas
 	for i := range list {
 		r := &list[i]
-		n := replica{id: policies.ReplicaID(r.ID)}
+		n, at := replica{id: policies.ReplicaID(r.ID)}, fmt.Sprintf("replicas[%d]", i)
 		if !f.cfg.External {
 			u, err := url.Parse(r.Engine)
 			if err != nil {
 				return fmt.Errorf("engine of %s: %w", r.ID, err)
 			}
-			if n.listener, err = bind(&u.Host); err != nil {
-				return fmt.Errorf("engine of %s: %w", r.ID, err)
+			if n.listener, err = bind(at+".engine", &u.Host); err != nil {
+				return err
 			}
 			r.Engine = u.String()
 			if n.engine, err = f.newEngine(*r); err != nil {
 				return fmt.Errorf("engine of %s: %w", r.ID, err)
 			}
 		}
-		clients, err := bind(&r.Address)
+		clients, err := bind(at+".address", &r.Address)
 		if err != nil {
-			return fmt.Errorf("front of %s: %w", r.ID, err)
+			return err
 		}
-		peers, err := bind(&r.Peer)
+		peers, err := bind(at+".peer", &r.Peer)
 		if err != nil {
-			return fmt.Errorf("front of %s: %w", r.ID, err)
+			return err
 		}
 		if n.migrator, err = f.newMigrator(*r, clients, peers); err != nil {
 			return err
@@ -104,13 +108,13 @@ func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*mig
 }
 
 // bindProxy finds the data plane's address. Envoy binds it itself, so bindProxy only reserves it.
-func (f *Fleet) bindProxy(bind func(*string) (net.Listener, error)) error {
+func (f *Fleet) bindProxy(bind bindFunc) error {
 	if f.cfg.Envoy != "" {
 		return f.reserveEnvoyAddress(bind)
 	}
-	l, err := bind(&f.cfg.Fleet.Proxy.Listen)
+	l, err := bind("proxy.listen", &f.cfg.Fleet.Proxy.Listen)
 	if err != nil {
-		return fmt.Errorf("proxy: %w", err)
+		return err
 	}
 	f.proxyListener, f.address = l, l.Addr().String()
 	return nil
@@ -118,7 +122,7 @@ func (f *Fleet) bindProxy(bind func(*string) (net.Listener, error)) error {
 
 // reserveEnvoyAddress finds an address that Envoy can bind. Another process could take an ephemeral
 // port before Envoy binds it, so the function searches below the ephemeral range.
-func (f *Fleet) reserveEnvoyAddress(bind func(*string) (net.Listener, error)) error {
+func (f *Fleet) reserveEnvoyAddress(bind bindFunc) error {
 	const lowest, ports, tries = 20_000, 10_000, 50
 	host, port, err := net.SplitHostPort(f.cfg.Fleet.Proxy.Listen)
 	if err != nil {
@@ -128,13 +132,13 @@ func (f *Fleet) reserveEnvoyAddress(bind func(*string) (net.Listener, error)) er
 		if port == "0" {
 			f.cfg.Fleet.Proxy.Listen = net.JoinHostPort(host, strconv.Itoa(lowest+rand.IntN(ports)))
 		}
-		l, err := bind(&f.cfg.Fleet.Proxy.Listen)
+		l, err := bind("proxy.listen", &f.cfg.Fleet.Proxy.Listen)
 		if err == nil {
 			f.address = l.Addr().String()
 			return l.Close()
 		}
 		if port != "0" || n == tries {
-			return fmt.Errorf("proxy: %w", err)
+			return err
 		}
 	}
 }
@@ -145,7 +149,7 @@ const (
 	envoyProxy    = "envoy"
 )
 
-func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Listener, error)) error {
+func (f *Fleet) bindControl(listener net.Listener, bind bindFunc) error {
 	if f.cfg.Fleet.RemoteState() {
 		return wiring.ErrInProcess
 	}
@@ -162,21 +166,27 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 	}
 	cc.Records = policyhost.Records(f.Hosts()...) // all hosts are in this process
 	cc.Listener = listener
-	if cc.AdminListener, err = bind(&f.cfg.Fleet.Fleet.Control.Admin); err != nil {
-		return fmt.Errorf("control: admin: %w", err)
-	}
-	if f.control, err = control.New(cc); err != nil {
+	if cc.AdminListener, err = bind("control.admin", &f.cfg.Fleet.Fleet.Control.Admin); err != nil {
 		return err
 	}
-	xds := f.control.Addr().String()
+	if cc.Local, err = f.cfg.Fleet.ListenLocal(f.log); err != nil {
+		return err
+	}
+	if f.control, err = control.New(cc); err != nil {
+		if cc.Local != nil {
+			err = errors.Join(err, cc.Local.Close())
+		}
+		return err
+	}
+	xds := f.cfg.Fleet.OwnControlPlanes()[0]
 	if f.cfg.Envoy != "" {
 		f.envoy = &envoyProcess{binary: f.cfg.Envoy, xds: xds, drain: f.cfg.Drain, log: f.log.With("part", "envoy")}
 		return nil
 	}
 	f.proxy, err = proxy.New(proxy.Config{
-		Client: client.Config{Target: xds, NodeID: embeddedProxy}, Listener: f.proxyListener,
+		Client: routing.Config{Target: xds, NodeID: embeddedProxy}, Listener: f.proxyListener,
 		DrainTimeout: f.cfg.Drain, Admit: f.cfg.Room.Admit, WrapListener: f.cfg.Room.Listener, Logger: f.log.With("part", "proxy"),
-		Tracer: f.cfg.Tracer, BodyMemory: int64(f.cfg.Fleet.Bodies.Proxy) << 20, BodyRate: int64(f.cfg.Fleet.Bodies.Rate),
+		Tracer: f.cfg.Tracer, BodyMemory: f.cfg.Fleet.Fleet.Proxy.BodyLimit.ProxyBytes(), BodyRate: config.BodyRate,
 	})
 	return err
 }

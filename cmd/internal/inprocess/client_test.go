@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // newSlowFleet returns a fleet of two replicas whose migrations take about half a second per 2,000
@@ -126,7 +126,7 @@ func TestRequestEndsWhileMigrating(t *testing.T) {
 		const output = 2000
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = .05 })
 		r.useOnly("r0")
-		var all []*clienttest.Stream
+		var all []*harness.Stream
 		for n := range 4 {
 			all = append(all, r.Stream(prompt(20_000+n, output)))
 		}
@@ -163,10 +163,10 @@ func TestSlowReader(t *testing.T) {
 		body := prompt(400, 600)
 		want, err := r.Oracle().Text(body)
 		testkit.NoError(t, err)
-		resp, err := r.open(context.Background(), "/v1/completions", "", bytes.NewReader(clienttest.WithStream(body)))
+		resp, err := r.open(context.Background(), "/v1/completions", "", bytes.NewReader(harness.WithStream(body)))
 		testkit.NoError(t, err)
 		defer resp.Body.Close()
-		var e clienttest.Events
+		var e harness.Events
 		n, from := 0, "r0"
 		err = e.Read(slow{resp.Body}, func() {
 			if n++; n%100 == 50 {
@@ -195,7 +195,7 @@ func (s slow) Read(b []byte) (int, error) {
 // TestSecondRequest sends a second request on a client connection while the first one migrates.
 func TestSecondRequest(t *testing.T) {
 	second := func() []byte { return prompt(200, 20) }
-	check := func(t *testing.T, o *clienttest.Oracle, what string, body []byte, text string) {
+	check := func(t *testing.T, o *harness.Oracle, what string, body []byte, text string) {
 		t.Helper()
 		want, err := o.Text(body)
 		testkit.NoError(t, err)
@@ -219,7 +219,7 @@ func TestSecondRequest(t *testing.T) {
 			answer := func(each func()) string {
 				resp, err := http.ReadResponse(in, nil)
 				testkit.NoError(t, err)
-				var e clienttest.Events
+				var e harness.Events
 				if err := e.Read(resp.Body, each); err != nil || !e.Done {
 					t.Fatalf("%v, done %v, %s", err, e.Done, e.Failed)
 				}
@@ -227,13 +227,13 @@ func TestSecondRequest(t *testing.T) {
 			}
 			r.repeatUntilMigrated(func(output int) {
 				first := prompt(8000, output)
-				send(clienttest.WithStream(first))
+				send(harness.WithStream(first))
 				sent := false
 				text := answer(func() {
 					if !sent {
 						sent = true
 						r.startLeaving()
-						send(clienttest.WithStream(second()))
+						send(harness.WithStream(second()))
 					}
 				})
 				check(t, o, "the first", first, text)
@@ -249,13 +249,13 @@ func TestSecondRequest(t *testing.T) {
 			defer transport.CloseIdleConnections()
 			client := &http.Client{Transport: transport}
 			ask := func(body []byte, each func()) string {
-				resp, err := client.Post(r.URL()+"/v1/completions", "application/json", bytes.NewReader(clienttest.WithStream(body)))
+				resp, err := client.Post(r.URL()+"/v1/completions", "application/json", bytes.NewReader(harness.WithStream(body)))
 				if err != nil {
 					t.Error(err)
 					return ""
 				}
 				defer resp.Body.Close()
-				var e clienttest.Events
+				var e harness.Events
 				if err := e.Read(resp.Body, each); err != nil || !e.Done || resp.ProtoMajor != 2 {
 					t.Errorf("%v, %s, done %v, %s", err, resp.Proto, e.Done, e.Failed)
 				}
@@ -292,11 +292,11 @@ func TestBoundaryHalved(t *testing.T) {
 		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
 		r.teachShapes()
 		load := r.newLoad(3, 60, 200, 2000)
-		var streams []*clienttest.Stream
+		var streams []*harness.Stream
 		for n := range 10 {
 			streams = append(streams, r.Stream(prompt(4000+n, forever)))
 		}
-		var short []*clienttest.Stream // the streams that stay
+		var short []*harness.Stream // the streams that stay
 		for n := range 3 {
 			short = append(short, r.Stream(prompt(100+n, forever)))
 		}

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // pulls counts the pulls by a transport.
@@ -50,7 +50,7 @@ func TestConnector(t *testing.T) {
 		return true
 	}
 	r.WaitFor("the connectors are available", connected)
-	var streams []*clienttest.Stream
+	var streams []*harness.Stream
 	for n := range 3 {
 		streams = append(streams, r.Stream(prompt(200+n*3000, forever)))
 	}

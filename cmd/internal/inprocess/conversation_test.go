@@ -10,10 +10,10 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // turn is what a client knows of one answer.
@@ -86,7 +86,7 @@ func (r *fleetHarness) waitUntilPlacing() {
 	r.T.Helper()
 	for id, d := range r.daemons {
 		r.WaitFor(id+" knows that its engine is ready", func() bool {
-			return d.Market().Place(policies.Request{ID: "probe", Model: llm, Input: 20, MaxOutput: 4}, nil) == (frontend.Target{})
+			return d.Market().Place(policies.Request{ID: "probe", Model: llm, Input: 20, MaxOutput: 4}, nil) == (policies.Target{})
 		})
 	}
 }

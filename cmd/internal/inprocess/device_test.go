@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
@@ -15,7 +15,7 @@ import (
 )
 
 // startStreamsOn starts streams until one of them runs on the given engine.
-func (r *fleetHarness) startStreamsOn(id string) (streams []*clienttest.Stream) {
+func (r *fleetHarness) startStreamsOn(id string) (streams []*harness.Stream) {
 	r.T.Helper()
 	for n := 0; ; n++ {
 		if slices.ContainsFunc(r.fronts[id].LocalLegs(), func(q frontend.LocalLeg) bool { return q.Request.MaxOutput == forever }) {
@@ -64,7 +64,7 @@ func TestDevice(t *testing.T) {
 		r.WaitFor("the GPUs are watched", func() bool { return nvml.Live("event sets") == 1 })
 		nvml.Set("fake_xid", 1079)
 		r.waitForStatus("r2 reports why it receives no KV", func(s control.Status) bool {
-			list := clienttest.Find(s, "r2").Transports
+			list := harness.Find(s, "r2").Transports
 			return len(list) > 0 && !slices.ContainsFunc(list, func(tr control.Transport) bool {
 				return tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Reason, "gpu 1 is down: Xid 79: it has fallen off the bus")
 			})

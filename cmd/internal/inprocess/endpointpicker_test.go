@@ -19,13 +19,13 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/endpointpicker"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // gatewayKind is how a stock Envoy sends a request to the endpoint that was picked.
@@ -51,7 +51,7 @@ func (r *fleetHarness) startGateway(kind gatewayKind, fallbacks int) *gateway {
 	t.Helper()
 	envoytest.Binary(t)
 	g := &gateway{fleetHarness: r, picker: testkit.Must(endpointpicker.New(endpointpicker.Config{Fallbacks: fallbacks, Logger: logger(t)}))}
-	xds := testkit.Must(client.New(client.Config{Target: r.cfg.Fleet.Fleet.Control.Listen, NodeID: "epp", Watcher: g.picker}))
+	xds := testkit.Must(routing.New(routing.Config{Target: r.cfg.Fleet.Fleet.Control.Listen, NodeID: "epp", Watcher: g.picker}))
 	g.stop = testkit.Run(t, xds.Run)
 	server := grpc.NewServer(g.picker.Options()...)
 	g.picker.Register(server)
@@ -163,7 +163,7 @@ func TestEndpointPicker(t *testing.T) {
 			}
 
 			// Streams pass the picker unchanged.
-			var streams []*clienttest.Stream
+			var streams []*harness.Stream
 			for n := range 4 {
 				streams = append(streams, r.Start(g.url, prompt(300+n, 40)), r.Start(g.url, prompt(9000+n, 40)))
 			}

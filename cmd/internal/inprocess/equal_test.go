@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // withoutIdentity returns an answer without its id and time, which differ between answers.
@@ -89,7 +89,7 @@ func TestEquality(t *testing.T) {
 				}
 			}
 		}
-		for _, body := range []string{string(prompt(220<<10, 3)), string(clienttest.WithStream(prompt(220<<10, 3)))} {
+		for _, body := range []string{string(prompt(220<<10, 3)), string(harness.WithStream(prompt(220<<10, 3)))} {
 			ask(direct, "/v1/completions", body)
 			requireEqual("/v1/completions", body)
 		}

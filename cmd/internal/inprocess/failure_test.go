@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -74,7 +74,7 @@ func TestControlRestart(t *testing.T) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, control: keepReplicas, edit: func(f *config.Fleet) { f.State = dir }})
 		// Each stage has two replicas: one that counts as away for a moment, on a busy host, is no reason to plan anew.
 		p := r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2, 3))...)
-		var streams []*clienttest.Stream
+		var streams []*harness.Stream
 		for n := range 4 {
 			streams = append(streams, r.Stream(prompt(120+n, forever)))
 		}

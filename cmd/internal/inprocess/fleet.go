@@ -33,13 +33,12 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
-	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/proxy"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // Config describes the fleet to run.
@@ -100,7 +99,7 @@ type Fleet struct {
 	control       *control.Control
 	plane         *policyhost.Plane // the control plane's modules and rules
 	host          *policyhost.Host  // the slots that all migrators share; nil without modules
-	slotClient    *client.Client    // follows the control plane for host
+	slotClient    *routing.Client   // follows the control plane for host
 	controlConn   *grpc.ClientConn  // of the migrators to the control plane
 	runtime       string            // directory of Unix sockets, removed at the end
 	proxyListener net.Listener      // of the embedded proxy; nil with Envoy
@@ -143,20 +142,20 @@ func New(cfg Config) (f *Fleet, err error) {
 			err = fmt.Errorf("local fleet: %w", err)
 		}
 	}()
-	bind := func(addr *string) (net.Listener, error) {
+	bind := func(field string, addr *string) (net.Listener, error) {
 		l, err := cfg.hooks.listen("tcp", *addr)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", field, err)
 		}
 		open = append(open, l)
 		*addr = l.Addr().String()
 		return l, nil
 	}
-	xds, err := bind(&f.cfg.Fleet.Fleet.Control.Listen)
+	xds, err := bind("control.listen", &f.cfg.Fleet.Fleet.Control.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("control: %w", err)
+		return nil, err
 	}
-	if f.controlConn, err = grpc.NewClient(xds.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), loadreport.ConnectParams()); err != nil {
+	if f.controlConn, err = grpc.NewClient(f.cfg.Fleet.OwnControlPlanes()[0], grpc.WithTransportCredentials(insecure.NewCredentials()), loadreport.ConnectParams()); err != nil {
 		return nil, fmt.Errorf("control: %w", err)
 	}
 	if f.runtime, err = os.MkdirTemp("", "cascade-"); err != nil {
@@ -193,16 +192,6 @@ func (f *Fleet) AdminURL() string { return "http://" + f.control.AdminAddr().Str
 // Control returns the control plane.
 func (f *Fleet) Control() *control.Control { return f.control }
 
-// Migrator returns the migrator of a replica, nil for an unknown id.
-func (f *Fleet) Migrator(id string) *migratord.Daemon {
-	for _, n := range f.replicas {
-		if n.id == policies.ReplicaID(id) {
-			return n.migrator
-		}
-	}
-	return nil
-}
-
 // Pace returns how all emulated engines together have kept to the schedules of their profiles.
 func (f *Fleet) Pace() (sum emulator.Pace) {
 	for _, n := range f.replicas {
@@ -211,24 +200,6 @@ func (f *Fleet) Pace() (sum emulator.Pace) {
 		}
 	}
 	return sum
-}
-
-// Executors returns the migration executors of all replicas, or none if requests do not migrate.
-func (f *Fleet) Executors() (out []*executor.Executor) {
-	for _, n := range f.replicas {
-		if m := n.migrator.Executor(); m != nil {
-			out = append(out, m)
-		}
-	}
-	return out
-}
-
-// Frontend returns the front end of a replica, nil for an unknown id.
-func (f *Fleet) Frontend(id string) *frontend.Server {
-	if d := f.Migrator(id); d != nil {
-		return d.Frontend()
-	}
-	return nil
 }
 
 // Ready waits until the data plane answers for every model.
@@ -379,18 +350,4 @@ func serveHTTP(ctx context.Context, l net.Listener, h http.Handler) error {
 		return err
 	}
 	return nil
-}
-
-// Close releases the sockets of a fleet that is never run.
-func (f *Fleet) Close() {
-	f.release()
-	f.control.Close()
-	for _, n := range f.replicas {
-		if n.listener != nil {
-			n.listener.Close()
-		}
-	}
-	if f.proxyListener != nil {
-		f.proxyListener.Close()
-	}
 }

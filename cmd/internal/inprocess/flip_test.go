@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -34,7 +34,7 @@ func TestFlips(t *testing.T) {
 
 		// Streams on every stage continue from before the first flip until after the last.
 		before := r.counts()
-		var long []*clienttest.Stream
+		var long []*harness.Stream
 		for i := range 6 {
 			long = append(long, r.Stream(prompt([]int{300, 8000, 40_000}[i%3]+i, forever)))
 		}

@@ -16,16 +16,15 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -33,9 +32,9 @@ import (
 )
 
 const (
-	patience = clienttest.Patience
-	forever  = clienttest.Forever
-	llm      = clienttest.Model // its context is 131072
+	patience = harness.Patience
+	forever  = harness.Forever
+	llm      = harness.Model // its context is 131072
 	tick     = 2 * time.Millisecond
 )
 
@@ -68,10 +67,10 @@ func planes(t *testing.T, on plane, test func(t *testing.T, envoy string)) {
 // fleetHarness is a running fleet with the handles that a test needs.
 type fleetHarness struct {
 	*Fleet
-	*clienttest.Clients
+	*harness.Clients
 	parts    *parts
 	sockets  *sockets
-	store    store.Store
+	store    *store.Store
 	plans    sync.Map                        // by epoch, of the requests whose stage a load checks
 	placed   map[string]*atomic.Int64        // requests that each front end received from clients
 	server   atomic.Pointer[control.Control] // the running control plane
@@ -152,7 +151,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		c.Placer = counting{r.placed[string(c.Replica)], c.Placer}
 	}}
 	if f.State == "" {
-		r.store = new(store.Memory)
+		r.store = store.New(store.NewMemory())
 	}
 	cfg.hooks.control = func(c *control.Config) {
 		if f.State == "" {
@@ -176,8 +175,8 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	for _, a := range f.Models[0].Adapters {
 		adapters = append(adapters, a.Name)
 	}
-	r.Clients = &clienttest.Clients{
-		T: t, DataPlane: r.URL(), Admin: r.AdminURL(), HTTP: clienttest.NewHTTP(), State: func() string { return summarize(r.server.Load().Status()) },
+	r.Clients = &harness.Clients{
+		T: t, DataPlane: r.URL(), Admin: r.AdminURL(), HTTP: harness.NewHTTP(), State: func() string { return summarize(r.server.Load().Status()) },
 		Engine: emulator.Config{Model: llm, Adapters: adapters, Context: f.Models[0].Context, Profile: r.cfg.Fleet.Profiles[llm], Vocabulary: r.vocabulary},
 	}
 	for _, n := range r.replicas {
@@ -197,7 +196,7 @@ func address(t *testing.T) (a string) {
 	select {
 	case a = <-spare:
 	default:
-		a = loopback.Addresses(t, 1)[0]
+		a = testkit.Addresses(t, 1)[0]
 	}
 	t.Cleanup(func() {
 		select {
@@ -248,7 +247,7 @@ func (r *fleetHarness) run() {
 
 // allHealthy reports whether every replica has reported and is healthy.
 func allHealthy(s control.Status) bool {
-	for _, n := range clienttest.Replicas(s) {
+	for _, n := range harness.Replicas(s) {
 		if n.ReportAge == nil || !n.Connected || n.Health != "healthy" {
 			return false
 		}
@@ -276,10 +275,10 @@ func (c counting) Prefills() bool { return c.next != nil && c.next.Prefills() }
 func (c counting) HasHolders() bool { return c.next != nil && c.next.HasHolders() }
 
 // Place implements frontend.Placer.
-func (c counting) Place(q policies.Request, steps []prefix.Step) frontend.Target {
+func (c counting) Place(q policies.Request, steps []prefix.Step) policies.Target {
 	c.n.Add(1)
 	if c.next == nil {
-		return frontend.Target{}
+		return policies.Target{}
 	}
 	return c.next.Place(q, steps)
 }
@@ -314,9 +313,9 @@ func summarize(s control.Status) string {
 
 // newLoad starts a load. Each body has one of the sizes, and each answer has output tokens. The load checks the stage of
 // requests that were routed by an expected plan.
-func (r *fleetHarness) newLoad(workers, output int, sizes ...int) *clienttest.Load {
+func (r *fleetHarness) newLoad(workers, output int, sizes ...int) *harness.Load {
 	r.T.Helper()
-	return r.NewLoad(clienttest.LoadConfig{
+	return r.NewLoad(harness.LoadConfig{
 		Workers: workers,
 		Body:    func(_ int, rng *rand.Rand) []byte { return prompt(sizes[rng.IntN(len(sizes))], output) },
 		Check: func(sent []byte, resp *http.Response) error {

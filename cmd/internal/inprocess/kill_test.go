@@ -4,16 +4,24 @@ import (
 	"context"
 	"net/url"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// killEngine ends an engine as a crash would, without a shutdown.
-func (r *fleetHarness) killEngine(id string) {
+// killEngine ends an engine as a crash would, without a shutdown. Several end at once: were they to end one after
+// another, a stream could continue at the next one, and end as the request that breaks engines (session.MaxLosses).
+func (r *fleetHarness) killEngine(ids ...string) {
 	r.T.Helper()
-	u, err := url.Parse(r.replica(id).Engine)
-	testkit.NoError(r.T, err)
-	r.parts.halt(r.T, "engine "+id, func() { r.sockets.cut(u.Host) })
+	var hosts []string
+	kill := func() { r.sockets.cut(hosts...) }
+	for _, id := range ids {
+		u, err := url.Parse(r.replica(id).Engine)
+		testkit.NoError(r.T, err)
+		hosts = append(hosts, u.Host)
+		cut := kill
+		kill = func() { r.parts.halt(r.T, "engine "+id, cut) }
+	}
+	kill()
 }
 
 // hangEngine makes an engine stop answering until the returned function is called.

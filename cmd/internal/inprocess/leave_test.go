@@ -4,15 +4,22 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestLeave empties the engine of a replica that leaves by itself, as the preStop hook of a Pod
 // does, without an order of the control plane. Clients of its front end read on.
 func TestLeave(t *testing.T) {
-	r := newMigratingFleet(t, "", config.MigrationReprompt, 2)
+	r := newCheckedFleet(t, harnessConfig{
+		replicas: 2,
+		edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{Mode: config.MigrationReprompt}, 4
+		},
+		migrator: func(c *migratord.Config) { c.Drain = patience }, // it cuts the streams that this test reads
+	})
 	leaving := r.fronts["r0"]
 	countOwn := func() (own int) {
 		leaving.EachStream(func(*frontend.Stream) bool { own++; return true })
@@ -20,7 +27,7 @@ func TestLeave(t *testing.T) {
 	}
 	// A request at the engine of r0 may be one that another front end has placed there, and one of its own clients may run
 	// elsewhere.
-	var streams []*clienttest.Stream
+	var streams []*harness.Stream
 	for n := 0; countOwn() == 0 || leaving.Status().Load.Running == 0; n++ {
 		streams = append(streams, r.Stream(prompt(120+n, forever)))
 	}

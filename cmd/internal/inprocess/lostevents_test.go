@@ -11,12 +11,11 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // setEventFaults sets the faults of an engine's KV events.
@@ -89,7 +88,7 @@ func (r *fleetHarness) requireEngineTable(id string, prompts [][]uint32) {
 // front ends then know again what their engines hold.
 func TestEventsAreLost(t *testing.T) {
 	t.Parallel()
-	addresses := loopback.Addresses(t, 4)
+	addresses := testkit.Addresses(t, 4)
 	r := newCheckedFleet(t, harnessConfig{replicas: 2, control: keepReplicas, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: config.MigrationLive}
 		computePrompts(f)
@@ -107,7 +106,7 @@ func TestEventsAreLost(t *testing.T) {
 		}
 	}
 	follow("at first")
-	load := r.NewLoad(clienttest.LoadConfig{Workers: 4, Body: func(_ int, rng *rand.Rand) []byte {
+	load := r.NewLoad(harness.LoadConfig{Workers: 4, Body: func(_ int, rng *rand.Rand) []byte {
 		return idsPrompt(600+500*rng.IntN(9), 500*rng.IntN(8), rng.IntN(3), 8+rng.IntN(8))
 	}})
 	// counts returns how many batches were missing, and how often engines seemed to be started anew, on all replicas.

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -13,9 +13,9 @@ import (
 // startScattered starts long streams on all front ends and drains replicas so that some streams of the
 // first front end run elsewhere, and some streams of the others run on the first replica. It
 // returns the streams by front end.
-func (r *fleetHarness) startScattered() map[string][]*clienttest.Stream {
+func (r *fleetHarness) startScattered() map[string][]*harness.Stream {
 	r.T.Helper()
-	out := make(map[string][]*clienttest.Stream)
+	out := make(map[string][]*harness.Stream)
 	start := func(n int) {
 		before := r.counts()
 		s := r.Stream(prompt(120+n, forever))
@@ -102,7 +102,7 @@ func TestMigratorKilled(t *testing.T) {
 		before := r.counts()["r0"]
 		r.startFront("r0")
 		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
-		r.waitForStatus("r0 is reported as healthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "healthy" })
+		r.waitForStatus("r0 is reported as healthy", func(s control.Status) bool { return harness.Find(s, "r0").Health == "healthy" })
 		load.WaitForRequests(12)
 		load.Stop()
 		load.Report()

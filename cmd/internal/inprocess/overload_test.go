@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // overloadKinds are the requests of the overload tests: bytes of the prompt, and output.

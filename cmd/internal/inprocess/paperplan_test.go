@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/engine/trace"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -49,9 +49,9 @@ func keepsPlan(t *testing.T, envoy string, lengths []trace.Request, history stri
 	if history != "" {
 		first = r.waitForStatus("the first plan has stages", staged)
 	}
-	load := r.NewLoad(clienttest.LoadConfig{Workers: 48, Body: func(_ int, rng *rand.Rand) []byte {
+	load := r.NewLoad(harness.LoadConfig{Workers: 48, Body: func(_ int, rng *rand.Rand) []byte {
 		q := lengths[rng.IntN(len(lengths))]
-		return clienttest.Prompt(0, 4*int(q.Input), int(q.Output)) // four bytes are a token
+		return harness.Prompt(0, 4*int(q.Input), int(q.Output)) // four bytes are a token
 	}})
 	if history == "" {
 		first = r.waitForStatus("the planner has made stages", staged)

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // parts runs the components of a fleet so that a test can end each of them as a crash would, and

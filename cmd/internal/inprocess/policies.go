@@ -8,9 +8,10 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
-	names "github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	names "github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // hostName is the name of the policy slots that the migrators of this process
@@ -27,14 +28,14 @@ func (f *Fleet) newHost() error {
 	log := f.log.With("part", "policies")
 	var err error
 	if f.host, err = policyhost.NewHost(policyhost.HostConfig{
-		Fleet: fleet, Role: names.Migrator, Name: hostName, Replicas: len(fleet.Fleet.Replicas), Kinds: policyhost.MigratorKinds,
+		Fleet: fleet, Role: names.Migrator, Name: hostName, Replicas: len(fleet.Fleet.Replicas), Kinds: wiring.MigratorKinds,
 		Native: fleet.NativePolicies(fleet.Market(fleet.Fleet.Replicas[0], log)), Fetch: policyhost.FetchFrom([]grpc.ClientConnInterface{f.controlConn}), Logger: log,
 	}); err != nil {
 		return fmt.Errorf("policies: %w", err)
 	}
-	f.slotClient, err = client.New(client.Config{
+	f.slotClient, err = routing.New(routing.Config{
 		Conn: f.controlConn, NodeID: names.MigratorNodeID(hostName), Cluster: resources.ObserverCluster,
-		Slots: policyhost.Resources(policyhost.MigratorKinds), CheckSlot: f.host.CheckResource, Watcher: f.host.Follower(), Logger: log,
+		Slots: policyhost.Resources(wiring.MigratorKinds), CheckSlot: f.host.CheckResource, Watcher: f.host.Follower(), Logger: log,
 	})
 	return err
 }

@@ -10,18 +10,18 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // holds says that some peer holds all of every prompt, which is often wrong.
-type holds func() frontend.Target
+type holds func() policies.Target
 
 // LongestPrefix implements frontend.PrefixHolders.
-func (h holds) LongestPrefix(steps []prefix.Step) (frontend.Target, policies.Tokens) {
+func (h holds) LongestPrefix(steps []prefix.Step) (policies.Target, policies.Tokens) {
 	return h(), steps[len(steps)-1].Tokens
 }
 
@@ -29,16 +29,16 @@ func (h holds) LongestPrefix(steps []prefix.Step) (frontend.Target, policies.Tok
 type staysHere struct{ frontend.Placer }
 
 // Place implements frontend.Placer.
-func (staysHere) Place(policies.Request, []prefix.Step) frontend.Target { return frontend.Target{} }
+func (staysHere) Place(policies.Request, []prefix.Step) policies.Target { return policies.Target{} }
 
 // pullsFrom makes front ends pull what holder says, from engines that take a millisecond for a token of a prompt as
 // far as the front ends know.
-func pullsFrom(holder func(own string) frontend.Target) func(id string, c *frontend.Config) {
+func pullsFrom(holder func(own string) policies.Target) func(id string, c *frontend.Config) {
 	return func(id string, c *frontend.Config) {
 		c.Placer = staysHere{c.Placer}
 		c.Cost = policies.Cost{D0: 0.02, D2: 1e-3}
 		c.Overload.Off = true
-		c.PrefixPull.Holders = holds(func() frontend.Target { return holder(id) })
+		c.PrefixPull.Holders = holds(func() policies.Target { return holder(id) })
 	}
 }
 
@@ -80,9 +80,9 @@ func TestPrefixPull(t *testing.T) {
 	var r *fleetHarness
 	r = newCheckedFleet(t, harnessConfig{replicas: 2, edit: func(f *config.Fleet) {
 		f.Migration, f.Models[0].Adapters = config.Migration{Mode: config.MigrationLive}, []config.Adapter{{Name: "sql"}}
-	}, front: pullsFrom(func(own string) frontend.Target {
+	}, front: pullsFrom(func(own string) policies.Target {
 		other := map[string]string{"r0": "r1", "r1": "r0"}[own]
-		return frontend.Target{Replica: policies.ReplicaID(other), Address: r.replica(other).Peer}
+		return policies.Target{Replica: policies.ReplicaID(other), Address: r.replica(other).Peer}
 	})})
 	for _, id := range []string{"r0", "r1"} {
 		r.WaitFor(id+" knows the other's load", func() bool { return r.daemons[id].Market().Status().FreshPeers == 1 })
@@ -125,11 +125,11 @@ func TestPrefixPullsUnderFaults(t *testing.T) {
 			f.Replicas[i].KVTokens = 24_000 // prefixes are evicted
 		}
 		f.Models[0].Context = 16_000
-	}, front: pullsFrom(func(string) frontend.Target {
+	}, front: pullsFrom(func(string) policies.Target {
 		id := fmt.Sprintf("r%d", rand.IntN(replicas))
-		return frontend.Target{Replica: policies.ReplicaID(id), Address: r.replica(id).Peer}
+		return policies.Target{Replica: policies.ReplicaID(id), Address: r.replica(id).Peer}
 	})})
-	load := r.NewLoad(clienttest.LoadConfig{Workers: 6, Body: func(_ int, rng *rand.Rand) []byte {
+	load := r.NewLoad(harness.LoadConfig{Workers: 6, Body: func(_ int, rng *rand.Rand) []byte {
 		return idsPrompt(600+500*rng.IntN(9), 500*rng.IntN(8), rng.IntN(3), 20+rng.IntN(3))
 	}})
 	pulls := func() (all uint64) {
@@ -168,9 +168,9 @@ func TestMigrationBringsPrefix(t *testing.T) {
 	}, front: func(_ string, c *frontend.Config) { c.Placer = staysHere{c.Placer} }})
 	front := "http://" + r.replica("r0").Address
 	stream := r.Start(front, idsPrompt(8000, 8000, 0, forever))
-	r.WaitForGrowth([]*clienttest.Stream{stream})
+	r.WaitForGrowth([]*harness.Stream{stream})
 	r.drainAndWait("r0")
-	r.WaitForGrowth([]*clienttest.Stream{stream})
+	r.WaitForGrowth([]*harness.Stream{stream})
 	stream.Leave()
 	r.WaitFor("it has ended", func() bool { return len(r.fronts["r1"].LocalLegs()) == 0 })
 	if done, _ := r.migrations(); len(done) != 1 || done[0].Mode != "live" {
@@ -185,11 +185,11 @@ func TestMigrationBringsPrefix(t *testing.T) {
 type forwardsTo struct {
 	frontend.Placer
 	holders frontend.PrefixHolders
-	peer    func() frontend.Target
+	peer    func() policies.Target
 }
 
 // Place implements frontend.Placer.
-func (p forwardsTo) Place(_ policies.Request, steps []prefix.Step) frontend.Target {
+func (p forwardsTo) Place(_ policies.Request, steps []prefix.Step) policies.Target {
 	to := p.peer()
 	_, to.Held = p.holders.LongestPrefix(steps)
 	return to
@@ -202,10 +202,10 @@ func TestPrefixPullFromSummaries(t *testing.T) {
 	var r *fleetHarness
 	r = newCheckedFleet(t, harnessConfig{replicas: 3, edit: func(f *config.Fleet) { f.Migration = config.Migration{Mode: config.MigrationLive} }, front: func(id string, c *frontend.Config) {
 		holders, placer := c.PrefixPull.Holders, c.Placer
-		pullsFrom(func(string) frontend.Target { return frontend.Target{} })(id, c)
+		pullsFrom(func(string) policies.Target { return policies.Target{} })(id, c)
 		c.PrefixPull.Holders, c.TokenizeTimeout = holders, patience // the host may be busy
 		if id == "r2" {
-			c.Placer = forwardsTo{placer, holders, func() frontend.Target { return frontend.Target{Replica: "r1", Address: r.replica("r1").Peer} }}
+			c.Placer = forwardsTo{placer, holders, func() policies.Target { return policies.Target{Replica: "r1", Address: r.replica("r1").Peer} }}
 		}
 	}})
 	for _, x := range []struct {
@@ -213,8 +213,8 @@ func TestPrefixPullFromSummaries(t *testing.T) {
 		body     func(n int) []byte
 	}{
 		{"ids", "r1", func(n int) []byte { return idsPrompt(3000, 0, 10*n, 4) }},
-		{"text", "r1", func(n int) []byte { return clienttest.Prompt(1000+n, 14_000, 4) }},
-		{"text that r2 forwards", "r2", func(n int) []byte { return clienttest.Prompt(2000+n, 14_000, 4) }},
+		{"text", "r1", func(n int) []byte { return harness.Prompt(1000+n, 14_000, 4) }},
+		{"text that r2 forwards", "r2", func(n int) []byte { return harness.Prompt(2000+n, 14_000, 4) }},
 	} {
 		const prompts = 30
 		for n := range prompts {

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -74,7 +74,7 @@ func TestHotPrefix(t *testing.T) {
 			computePrompts(f)
 		}})
 		r.waitUntilPlacing()
-		var streams []*clienttest.Stream
+		var streams []*harness.Stream
 		most := int64(0)
 		for _, n := range r.arrivals(func() {
 			for i := range each {
@@ -182,7 +182,7 @@ func TestForgedPrefix(t *testing.T) {
 		names := []string{"x-cascade-prefix", "X-Cascade-Prefix", "X-CASCADE-PREFIX"}
 		if by := r.arrivals(func() {
 			for i := range 30 {
-				r.sendKeyed(clienttest.Prompt(i, 1000, 1), names[i%3], "0123456789abcdef")
+				r.sendKeyed(harness.Prompt(i, 1000, 1), names[i%3], "0123456789abcdef")
 			}
 		}); len(by) != 3 || min(by["r0"], by["r1"], by["r2"]) < 5 {
 			t.Errorf("short prompts with one forged key go to %v", by)
@@ -206,7 +206,7 @@ func TestForgedPrefix(t *testing.T) {
 			t.Errorf("12 conversations go to %v", homes)
 		}
 
-		text := string(bytes.TrimSpace(testkit.Must(os.ReadFile(filepath.Join(state, "prefix-secret")))))
+		text := string(bytes.TrimSpace(testkit.Must(os.ReadFile(filepath.Join(state, "secrets", "prefix-secret")))))
 		secrets := []string{text, resources.Settings{PrefixSecret: testkit.Must(length.ParsePrefixSecret(text))}.Prefixes(llm, 4096).Secret.Hex()}
 		for _, path := range []string{"/status", "/devices", "/migrations", "/plan/history?model=" + llm, "/policies", "/metrics", "/healthz", "/readyz"} {
 			page, err := r.Get(r.Admin + path)

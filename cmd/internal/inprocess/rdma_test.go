@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
@@ -69,7 +69,7 @@ func TestRDMA(t *testing.T) {
 
 // prefersTransport reports whether every replica prefers a transport, and the transport works.
 func prefersTransport(s control.Status, transport string) bool {
-	return !slices.ContainsFunc(clienttest.Replicas(s), func(n control.Replica) bool {
+	return !slices.ContainsFunc(harness.Replicas(s), func(n control.Replica) bool {
 		return len(n.Transports) == 0 || n.Transports[0].Name != transport || n.Transports[0].State != "ready"
 	})
 }

@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
@@ -58,4 +58,4 @@ func (r *fleetHarness) open(ctx context.Context, path, host string, body io.Read
 type chunked struct{ io.Reader }
 
 // prompt returns a completions body of exactly size bytes, at least 80, that asks for output tokens.
-func prompt(size, output int) []byte { return clienttest.Prompt(0, size, output) }
+func prompt(size, output int) []byte { return harness.Prompt(0, size, output) }

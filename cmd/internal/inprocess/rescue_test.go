@@ -2,6 +2,7 @@ package inprocess
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
@@ -11,10 +12,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -25,7 +26,7 @@ func withSeed(body []byte) []byte {
 
 // startResidents starts long streams until an engine runs at least movable streams that may migrate, and
 // one that is pinned. It returns the movable ones of that engine, its pinned ones, and all others.
-func (r *fleetHarness) startResidents(id string, movable int) (movables, pinned, others []*clienttest.Stream) {
+func (r *fleetHarness) startResidents(id string, movable int) (movables, pinned, others []*harness.Stream) {
 	r.T.Helper()
 	for n := 0; len(movables) < movable || len(pinned) == 0; n++ {
 		here := func() map[string]policies.PinReason {
@@ -60,7 +61,7 @@ func (r *fleetHarness) startResidents(id string, movable int) (movables, pinned,
 
 // requireRecovery waits until a replica whose engine was away serves new requests again, and checks that no
 // request of the load failed and that every stream has continued with the right text, wherever it runs now.
-func (r *fleetHarness) requireRecovery(id string, load *clienttest.Load, streams ...[]*clienttest.Stream) {
+func (r *fleetHarness) requireRecovery(id string, load *harness.Load, streams ...[]*harness.Stream) {
 	r.T.Helper()
 	before := r.counts()[id]
 	r.WaitFor(id+" serves again", func() bool { return r.counts()[id] > before })
@@ -99,71 +100,67 @@ func TestEngineKilled(t *testing.T) {
 		if who := r.countsSince(before); who["r0"] > 0 || len(who) == 0 {
 			t.Errorf("the next requests went to %v, want none at r0", who)
 		}
-		r.waitForStatus("r0 is reported as unhealthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "unhealthy" })
+		r.waitForStatus("r0 is reported as unhealthy", func(s control.Status) bool { return harness.Find(s, "r0").Health == "unhealthy" })
 		r.startEngine("r0")
 		r.requireRecovery("r0", load, own, others)
-		r.waitForStatus("r0 is reported as healthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "healthy" })
+		r.waitForStatus("r0 is reported as healthy", func(s control.Status) bool { return harness.Find(s, "r0").Health == "healthy" })
 	})
 }
 
 // minPause is frontend.Config.MinPause of engines that hang: a busy host must not pause one for so long before the test does.
 const minPause = 4 * time.Second
 
-// TestEngineHangs makes an engine stop answering for a while. Requests that may migrate continue on
-// other engines; pinned ones wait.
+// TestEngineHangs makes an engine stop answering for a while, or only its core, whose health check still passes. Requests
+// that may migrate, running or without a token, continue on other engines; pinned ones wait. While the core hangs, the
+// replica gets no new requests. It serves again when the engine does.
 func TestEngineHangs(t *testing.T) {
-	planes(t, onProxy, func(t *testing.T, envoy string) {
-		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
-			f.Migration, f.Speed = config.Migration{}, 4
-		}, front: func(id string, c *frontend.Config) {
-			if c.HealthTimeout = time.Second; id == "r0" {
-				c.MinPause = minPause
-			}
-		}})
-		r.teachShapes()
-		load := r.newLoad(3, 60, 200, 2000)
-		own, fixed, others := r.startResidents("r0", 3)
-		load.WaitForRequests(6)
-		resume := r.hangEngine("r0")
-		r.WaitForGrowth(own)
-		load.WaitForRequests(12)
-		resume()
-		r.requireRecovery("r0", load, own, fixed, others)
-	})
+	for _, core := range []bool{false, true} {
+		t.Run(fmt.Sprintf("core=%v", core), func(t *testing.T) {
+			planes(t, onProxy, func(t *testing.T, envoy string) {
+				r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
+					f.Migration, f.Speed = config.Migration{}, 4
+				}, front: func(id string, c *frontend.Config) {
+					if !core {
+						c.HealthTimeout = time.Second
+					}
+					if id == "r0" {
+						c.MinPause = minPause
+					}
+				}})
+				r.teachShapes()
+				load := r.newLoad(3, 60, 200, 2000)
+				own, fixed, others := r.startResidents("r0", 3)
+				load.WaitForRequests(6)
+				var resume func()
+				if core {
+					resume = r.hangCore("r0")
+					r.waitForStatus("r0 is reported as unhealthy", func(s control.Status) bool { return harness.Find(s, "r0").Health == "unhealthy" })
+				} else {
+					resume = r.hangEngine("r0")
+				}
+				r.WaitForGrowth(own) // elsewhere
+				before := r.counts()
+				load.WaitForRequests(12)
+				if who := r.countsSince(before); core && who["r0"] > 0 {
+					t.Errorf("the next requests went to %v, want none at r0", who)
+				}
+				resume()
+				r.requireRecovery("r0", load, own, fixed, others)
+			})
+		})
+	}
 }
 
-// TestEngineCoreHangs stops the core of an engine whose health check still passes. Running streams and
-// requests without a token go on elsewhere, its replica gets no new ones and no higher weight, and it
-// serves again when the core does.
-func TestEngineCoreHangs(t *testing.T) {
-	planes(t, onProxy, func(t *testing.T, envoy string) {
-		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
-			f.Migration, f.Speed = config.Migration{}, 4
-		}, front: func(id string, c *frontend.Config) {
-			if id == "r0" {
-				c.MinPause = minPause
-			}
-		}})
-		r.teachShapes()
-		load := r.newLoad(3, 60, 200, 2000)
-		own, fixed, others := r.startResidents("r0", 3)
-		load.WaitForRequests(6)
-		fault := func(what string) {
-			resp, err := http.Post(r.replica("r0").Engine+"/emulator/"+what, "", nil)
-			testkit.NoError(t, err)
-			resp.Body.Close()
-		}
-		fault("hang")
-		r.waitForStatus("r0 is reported as unhealthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "unhealthy" })
-		r.WaitForGrowth(own) // elsewhere
-		before := r.counts()
-		load.WaitForRequests(12)
-		if who := r.countsSince(before); who["r0"] > 0 {
-			t.Errorf("the next requests went to %v, want none at r0", who)
-		}
-		fault("resume")
-		r.requireRecovery("r0", load, own, fixed, others)
-	})
+// hangCore stops the core of an emulated engine until the returned function is called.
+func (r *fleetHarness) hangCore(id string) (resume func()) {
+	r.T.Helper()
+	fault := func(what string) {
+		resp, err := http.Post(r.replica(id).Engine+"/emulator/"+what, "", nil)
+		testkit.NoError(r.T, err)
+		resp.Body.Close()
+	}
+	fault("hang")
+	return func() { fault("resume") }
 }
 
 // TestOverloadedKV sends an engine three times what its KV cache holds: it preempts requests, which

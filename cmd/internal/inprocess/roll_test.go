@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -22,7 +22,7 @@ func (r *fleetHarness) undrainAndWait(id string) {
 	r.T.Helper()
 	r.Order("undrain", id)
 	r.waitForStatus(id+" is back", func(s control.Status) bool {
-		n := clienttest.Find(s, id)
+		n := harness.Find(s, id)
 		return n.Weight > 0 && n.Health == "healthy"
 	})
 }
@@ -42,7 +42,7 @@ func TestDrainChain(t *testing.T) {
 			planes(t, on, func(t *testing.T, envoy string) {
 				r := newMigratingFleet(t, envoy, mode, 3)
 				load := r.newLoad(3, 100, 200, 2000, 20_000)
-				var streams []*clienttest.Stream
+				var streams []*harness.Stream
 				for n := range 4 {
 					streams = append(streams, r.Stream(prompt(120+n*900, forever)))
 				}

@@ -1,17 +1,20 @@
 // Package localuser admits clients on this host by the user that their process runs as.
 //
-// A Policy finds the owner of a client's TCP socket in the kernel's tables, as identd
-// did. It is for loopback, where all users of a host can connect; it says nothing about
-// clients on other hosts.
+// A Policy asks the kernel for the owner of a client's TCP socket, as identd
+// did, and Listen opens a Unix socket, whose clients the kernel names. Both are for one host, where all
+// users can connect; they say nothing about clients on other hosts.
 //
 // Invariant: a client whose user is not known is not admitted, unless every user is.
 package localuser
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/user"
@@ -26,7 +29,7 @@ const Any = "*"
 // root may do everything on its host anyway.
 const root = 0
 
-// tables are the kernel's tables of TCP sockets.
+// tables are the kernel's tables of TCP sockets, for kernels that do not answer for one.
 var tables = [...]string{"/proc/self/net/tcp", "/proc/self/net/tcp6"}
 
 // Policy is the users that are admitted.
@@ -89,19 +92,29 @@ func Describe(client, server netip.AddrPort) string {
 
 // OwnerOf returns the user id of the client's socket of a connection on this host.
 func OwnerOf(client, server netip.AddrPort) (uid int, err error) {
+	noSocket := fmt.Errorf("no socket from %s to %s", client, server)
+	uid, ok, err := askOwner(client, server)
+	switch {
+	case ok:
+		return uid, nil
+	case err == nil:
+		return 0, noSocket
+	}
 	for _, path := range tables {
-		table, err := os.ReadFile(path)
+		table, err := os.Open(path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return 0, err
 		}
-		if uid, ok := findOwner(string(table), client, server); ok {
-			return uid, nil
+		uid, ok, err := findOwner(table, client, server)
+		table.Close()
+		if ok || err != nil {
+			return uid, err
 		}
 	}
-	return 0, fmt.Errorf("no socket from %s to %s in %s", client, server, strings.Join(tables[:], " and "))
+	return 0, noSocket
 }
 
 // Columns of the kernel's table.
@@ -111,16 +124,21 @@ const (
 
 // findOwner finds the user id of the socket of a table with these addresses. A socket that its process has
 // closed has inode 0 and no owner: the kernel lists it as root's, whoever opened it.
-func findOwner(table string, local, remote netip.AddrPort) (uid int, ok bool) {
-	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
+func findOwner(table io.Reader, local, remote netip.AddrPort) (uid int, ok bool, err error) {
+	lines := bufio.NewScanner(table)
+	port := fmt.Appendf(nil, ":%04X ", local.Port())
+	for lines.Scan() {
+		if !bytes.Contains(lines.Bytes(), port) {
+			continue
+		}
+		f := strings.Fields(lines.Text())
 		if len(f) <= inodeColumn || !isAddress(f[localColumn], local) || !isAddress(f[remoteColumn], remote) {
 			continue
 		}
 		uid, err := strconv.Atoi(f[uidColumn])
-		return uid, err == nil && uid >= 0 && f[inodeColumn] != "0"
+		return uid, err == nil && uid >= 0 && f[inodeColumn] != "0", nil
 	}
-	return 0, false
+	return 0, false, lines.Err()
 }
 
 // isAddress reports whether the kernel's text, such as 0100007F:4650, is an address.

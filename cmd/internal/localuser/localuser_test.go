@@ -4,11 +4,29 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
+
+// TestOwnerInTable is TestOwnerOf where the kernel shows its tables only.
+func TestOwnerInTable(t *testing.T) {
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
+	defer l.Close()
+	conn := testkit.Must(net.Dial("tcp", l.Addr().String()))
+	defer conn.Close()
+	table, err := os.Open(tables[0])
+	if err != nil {
+		testkit.Skip(t, testkit.Unavailable{What: "this system has no " + tables[0], Remedy: "run it on Linux"})
+	}
+	defer table.Close()
+	if uid, ok, err := findOwner(table, addressOf(conn.LocalAddr()), addressOf(l.Addr())); uid != os.Geteuid() || !ok || err != nil {
+		t.Errorf("user %d, %v, %v", uid, ok, err)
+	}
+}
 
 func addressOf(a net.Addr) netip.AddrPort { return a.(*net.TCPAddr).AddrPort() }
 
@@ -48,10 +66,32 @@ func TestOwnerOf(t *testing.T) {
 			if uid, err := OwnerOf(addressOf(served.RemoteAddr()), netip.MustParseAddrPort("127.0.0.1:1")); err == nil {
 				t.Errorf("%s: user %d of a connection to another server", target, uid)
 			}
+			none := netip.AddrPortFrom(addressOf(served.LocalAddr()).Addr(), 1)
+			if uid, err := OwnerOf(addressOf(served.LocalAddr()), none); err == nil {
+				t.Errorf("%s: user %d of a socket that listens", target, uid)
+			}
 		}
 	}
 	if uid, err := OwnerOf(netip.MustParseAddrPort("127.0.0.1:1"), netip.MustParseAddrPort("127.0.0.1:2")); err == nil {
 		t.Errorf("user %d of a connection that does not exist", uid)
+	}
+}
+
+// TestAttackManySockets checks that a look-up in a table of as many sockets as a host can have takes little memory:
+// a client decides how many there are, and how many look-ups.
+func TestAttackManySockets(t *testing.T) {
+	line := "   1: 0100007F:8C7B 0100007F:9536 06 00000000:00000000 03:00000CF1 00000000     0        0 0 3 0000000000000000\n"
+	table := "  sl  local_address\n" + strings.Repeat(line, 60_000) +
+		"   2: 0100007F:8C7C 0100007F:9536 01 00000000:00000000 00:00000000 00000000  4242        0 77 1\n"
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	uid, ok, err := findOwner(strings.NewReader(table), netip.MustParseAddrPort("127.0.0.1:35964"), netip.MustParseAddrPort("127.0.0.1:38198"))
+	runtime.ReadMemStats(&after)
+	if uid != 4242 || !ok || err != nil {
+		t.Errorf("user %d, %v, %v", uid, ok, err)
+	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > 128<<10 {
+		t.Errorf("a look-up among 60,000 sockets took %d KiB", took>>10)
 	}
 }
 
@@ -87,7 +127,7 @@ func FuzzFindOwner(f *testing.F) {
 	f.Add("0: 00000000000000000000000001000000:0001 : 1 1 1 1 -1")
 	client, server := netip.MustParseAddrPort("127.0.0.1:35963"), netip.MustParseAddrPort("127.0.0.1:38198")
 	f.Fuzz(func(t *testing.T, table string) {
-		if uid, ok := findOwner(table, client, server); ok && uid < 0 {
+		if uid, ok, _ := findOwner(strings.NewReader(table), client, server); ok && uid < 0 {
 			t.Errorf("user %d", uid)
 		}
 	})

@@ -4,7 +4,7 @@ import (
 	"net"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // dialAs connects as another user.

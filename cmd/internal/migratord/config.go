@@ -44,7 +44,7 @@ type Config struct {
 	// the reports, and the daemon takes plans from the first that answers.
 	OtherControl []grpc.ClientConnInterface
 	// Clients and Peers are the open listeners of the replica's two addresses;
-	// Peers is already wrapped in TLS where TLS is used. Required.
+	// Peers is already wrapped in TLS where TLS is used, and New wraps Clients. Required.
 	Clients, Peers net.Listener
 	// Listen reopens the clients' address when the engine is available again; nil means net.Listen.
 	Listen func(network, address string) (net.Listener, error)
@@ -81,10 +81,6 @@ type Config struct {
 	Host *policyhost.Host
 	// Tracer creates the spans of migrations; nil creates none.
 	Tracer trace.Tracer
-	// OnServed and OnStall receive what frontend.Config and executor.Config say; nil: nothing is
-	// called.
-	OnServed func(frontend.Served)
-	OnStall  func(stall time.Duration, span trace.SpanContext)
 	// Logger logs events for operators; nil discards them.
 	Logger *slog.Logger
 	// EditFrontend edits the front end's configuration after New has completed it; nil changes
@@ -105,6 +101,9 @@ func (c Config) validate() (Config, error) {
 	}
 	if c.Blocks == "" {
 		c.Blocks = c.Fleet.Blocks(c.Replica)
+	}
+	if c.Listen == nil {
+		c.Listen = net.Listen
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

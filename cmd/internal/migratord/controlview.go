@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // controlView is what the control plane reports: the plan and the peers over
@@ -64,46 +64,38 @@ func (o *controlView) owner(address string) policies.ReplicaID {
 	return ""
 }
 
-// snapshotWatcher receives xDS snapshots.
+// snapshotWatcher receives the control plane's snapshots.
 type snapshotWatcher struct {
 	d     *Daemon
 	slots *policyhost.Follower // nil if the daemon has no slots of its own
 }
 
-// Update implements client.Watcher. A snapshot without a complete plan leaves the previous plan in
+// Update implements routing.Watcher. A plan without the replica's model leaves the previous one in
 // force.
-func (w snapshotWatcher) Update(s *client.Snapshot) {
+func (w snapshotWatcher) Update(s *routing.Snapshot) {
 	d := w.d
 	if w.slots != nil {
 		w.slots.Update(s)
 	}
-	plans, err := client.ReadPlans(s)
-	if err != nil {
-		return // a rollout is in progress: a later snapshot completes it
-	}
-	d.controlView.mu.Lock()
-	d.controlView.plans = plans
-	d.controlView.mu.Unlock()
-	var plan policies.Plan
-	for _, p := range plans {
-		if p.Model == d.model {
-			plan = p
-		}
-	}
-	if len(plan.Stages) == 0 {
+	if s.Plan() == nil {
 		return
 	}
-	var mine []policies.Replica
+	d.controlView.mu.Lock()
+	d.controlView.plans = s.Routing.Plans()
+	d.controlView.mu.Unlock()
+	m := s.Routing.ByName(d.model)
+	if m == nil {
+		return
+	}
+	mine := make([]policies.Replica, len(m.Replicas))
 	peers, addresses := make(map[policies.ReplicaID]policies.Replica), make(map[policies.ReplicaID]string)
-	for _, r := range client.ReadReplicas(s) {
-		if r.Model == d.model {
-			mine = append(mine, r)
-			peers[r.ID], addresses[r.ID] = r, r.Peer
-		}
+	for i, r := range m.Replicas {
+		mine[i] = r.Replica
+		peers[r.ID], addresses[r.ID] = r.Replica, r.Peer
 	}
 	delete(addresses, d.id)
 	d.network.SetPeers(addresses)
-	d.updateView(func(v *market.View) { v.Plan, v.Peers, d.controlView.peers = plan, mine, peers })
+	d.updateView(func(v *market.View) { v.Plan, v.Peers, d.controlView.peers = m.Plan, mine, peers })
 }
 
 // updateView changes the view and gives it to the market, under the lock, so that an older view

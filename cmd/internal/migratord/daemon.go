@@ -13,6 +13,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/connector"
@@ -22,7 +24,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/peer"
-	"github.com/cascadeinfer/cascade/migrator/prefixpull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 	"github.com/cascadeinfer/cascade/migrator/transport/shm"
@@ -30,9 +31,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // Daemon is the migrator of one replica. Its methods are safe for concurrent use; Run may be
@@ -43,20 +43,21 @@ type Daemon struct {
 	id    policies.ReplicaID
 	model string
 
-	frontend *frontend.Server
-	kvEvents *kvevents.Subscriber // nil if the engine publishes none
-	reporter *loadreport.Reporter
+	frontend  *frontend.Server
+	latencies *latencies
+	kvEvents  *kvevents.Subscriber // nil if the engine publishes none
+	reporter  *loadreport.Reporter
 	// The fields from network to plans are nil if the fleet does not migrate requests.
 	network     *peer.Network
 	market      *market.Market
 	executor    *executor.Executor
-	blocks      *blocks.Client     // nil if the engine has no block table
-	connector   *connector.Client  // nil if the engine has no connector of ours
-	prefixes    *prefixpull.Copier // nil if the engine has no block table
-	pool        transport.Pool     // that transports serve: blocks or connector; nil for none
+	blocks      *blocks.Client    // nil if the engine has no block table
+	connector   *connector.Client // nil if the engine has no connector of ours
+	prefixes    *blocks.Copier    // nil if the engine has no block table
+	pool        transport.Pool    // that transports serve: blocks or connector; nil for none
 	transports  []transport.Transport
 	rdma        *verbs.Transport // an element of transports, or nil
-	plans       *client.Client
+	plans       *routing.Client
 	host        *policyhost.Host // nil if no module may decide
 	controlView controlView
 	linkCache   linkCache
@@ -75,7 +76,7 @@ func New(cfg Config) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, startedAt: time.Now(), leading: make(chan struct{})}
+	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, startedAt: time.Now(), leading: make(chan struct{}), latencies: newLatencies(cfg.Replica.ID, cfg.Replica.Model)}
 	d.predecessor.expected = cfg.Predecessor != 0
 	if cfg.Fleet.Places() {
 		err = d.newMigration()
@@ -96,6 +97,16 @@ func New(cfg Config) (*Daemon, error) {
 func (d *Daemon) newFrontend() error {
 	c := d.cfg.Fleet.Frontend(d.cfg.Replica, d.cfg.Logger)
 	c.Listener, c.PeerListener, c.Listen, c.DrainTimeout = d.cfg.Clients, d.cfg.Peers, d.cfg.Listen, d.cfg.Drain
+	if own := d.cfg.TLS; own != nil && d.cfg.Fleet.Fleet.TLS.ServesRequests() {
+		reopen := c.Listen
+		c.Listener, c.Listen = own.WrapListener(c.Listener), func(network, address string) (net.Listener, error) {
+			l, err := reopen(network, address)
+			if err != nil {
+				return nil, err
+			}
+			return own.WrapListener(l), nil
+		}
+	}
 	c.Peers, c.PeerScheme = d.cfg.TLS.PeerTransport(d.owner)
 	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
 	if d.connector != nil {
@@ -103,6 +114,7 @@ func (d *Daemon) newFrontend() error {
 	}
 	if d.market != nil {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.executor, d.peerRPC()
+		c.LegObserver = d.market
 		c.PrefixPull = d.prefixPull()
 		if c.OnPrefill = d.market.RecordPrefill; c.Handoff {
 			c.FetchPrefill = func() bool { return !d.Live() }
@@ -112,7 +124,7 @@ func (d *Daemon) newFrontend() error {
 			d.executor.RecordRescue(r)
 		}
 	}
-	c.Admit, c.Tracer, c.OnServed = d.cfg.Room.Admit, d.cfg.Tracer, d.cfg.OnServed
+	c.Admit, c.Tracer, c.OnServed = d.cfg.Room.Admit, d.cfg.Tracer, d.latencies.served
 	if d.cfg.EditFrontend != nil {
 		d.cfg.EditFrontend(&c)
 	}
@@ -182,7 +194,7 @@ func (d *Daemon) newMigration() error {
 		mc.Pool, mc.Transports = d.connector, d.transports
 	}
 	mc.FrontEnd, mc.Network, mc.Notify = frontendAdapter{d}, d.network, func(ev bidask.Event) { d.market.Notify(ev) }
-	mc.Address, mc.Host, mc.Paths, mc.Tracer, mc.OnStall = d.controlView.address, d.controlView.host, d.linksFrom, d.cfg.Tracer, d.cfg.OnStall
+	mc.Address, mc.Host, mc.Paths, mc.Tracer, mc.OnStall = d.controlView.address, d.controlView.host, d.linksFrom, d.cfg.Tracer, d.latencies.stalled
 	if d.executor, err = executor.New(mc); err != nil {
 		return err
 	}
@@ -214,18 +226,18 @@ func (d *Daemon) newMigration() error {
 	if d.market, err = market.New(kc); err != nil {
 		return err
 	}
-	var others []client.Server
+	var others []routing.Server
 	for _, conn := range d.cfg.OtherControl {
-		others = append(others, client.Server{Conn: conn})
+		others = append(others, routing.Server{Conn: conn})
 	}
-	cc := client.Config{Conn: d.cfg.Control, OtherServers: others, NodeID: identity.MigratorNodeID(r.ID), Cluster: resources.ObserverCluster, Logger: log}
+	cc := routing.Config{Conn: d.cfg.Control, OtherServers: others, NodeID: identity.MigratorNodeID(r.ID), Cluster: resources.ObserverCluster, Logger: log}
 	w := snapshotWatcher{d: d}
 	if d.host != nil && d.cfg.Host == nil {
 		w.slots = d.host.Follower()
-		cc.Slots, cc.CheckSlot = policyhost.Resources(policyhost.MigratorKinds), d.host.CheckResource
+		cc.Slots, cc.CheckSlot = policyhost.Resources(wiring.MigratorKinds), d.host.CheckResource
 	}
 	cc.Watcher = w
-	d.plans, err = client.New(cc)
+	d.plans, err = routing.New(cc)
 	return err
 }
 
@@ -238,7 +250,7 @@ func (d *Daemon) newHost(m market.Config) error {
 	}
 	var err error
 	d.host, err = policyhost.NewHost(policyhost.HostConfig{
-		Fleet: f, Role: identity.Migrator, Name: string(d.id), Kinds: policyhost.MigratorKinds, Native: f.NativePolicies(m),
+		Fleet: f, Role: identity.Migrator, Name: string(d.id), Kinds: wiring.MigratorKinds, Native: f.NativePolicies(m),
 		Fetch: policyhost.FetchFrom(append([]grpc.ClientConnInterface{d.cfg.Control}, d.cfg.OtherControl...)), Logger: d.cfg.Logger,
 	})
 	if err == nil && d.host.MarksWarning() != "" {
@@ -265,7 +277,7 @@ func (d *Daemon) newTransports(pool transport.Pool) error {
 		}
 		d.transports = append(d.transports, t)
 	}
-	if d.cfg.RDMA != nil && !d.cfg.Fleet.RDMA.Off {
+	if d.cfg.RDMA != nil && d.cfg.Fleet.UsesRDMA() {
 		if err := d.newRDMA(pool); err != nil {
 			return err
 		}
@@ -441,6 +453,8 @@ func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
 		d.executor.Receive(from, b.Transfer)
 	case *api.Envelope_Summary:
 		d.market.ReceiveSummary(from, b.Summary)
+	case *api.Envelope_Arrivals:
+		d.market.ReceiveArrivals(from, b.Arrivals)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	xds "github.com/cascadeinfer/cascade/xds/api"
-	topologywire "github.com/cascadeinfer/cascade/xds/topology"
+	topologywire "github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // linkCache holds the locations of the replica's and its peers' KV caches, and the links between
@@ -87,7 +87,7 @@ func (d *Daemon) updateTopologyLocked() {
 	}
 	s.Host = d.cfg.Replica.Host
 	if n.wire == nil || !s.Equal(n.own) {
-		n.own, n.wire = s, topologywire.Encode(s)
+		n.own, n.wire = s, topologywire.EncodeTopology(s)
 	}
 }
 
@@ -134,7 +134,7 @@ const maxPeerLinks = 1 << 15
 // known description, the one of the fleet file; else only its host.
 func (d *Daemon) peerTopologyLocked(id policies.ReplicaID, reported *xds.Topology, host string) links.Topology {
 	if reported != nil {
-		if s, err := topologywire.Decode(reported); err == nil {
+		if s, err := topologywire.DecodeTopology(reported); err == nil {
 			s.Host = host
 			return s
 		}

@@ -36,7 +36,7 @@ func newLinkDaemon(t *testing.T) *Daemon {
 		t.Fatal(err)
 	}
 	var f wiring.Fleet
-	f.Migration = config.Migration{LinkGbps: 200, HostGbps: 1600}
+	f.Migration = config.Migration{LinkGbps: 200}
 	for i := range 5 {
 		r := config.Replica{ID: fmt.Sprint("r", i), Host: "a"}
 		if i < 3 {
@@ -56,11 +56,11 @@ func newLinkDaemon(t *testing.T) *Daemon {
 	return d
 }
 
-// TestDistances checks that the links of a known host take precedence over the two rates of the fleet
+// TestDistances checks that the links of a known host take precedence over the rate of the fleet
 // file, before any peer has reported.
 func TestDistances(t *testing.T) {
 	d := newLinkDaemon(t)
-	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 5, "r3": 5, "r4": 40, "stranger": 40} {
+	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 40, "r3": 40, "r4": 40, "stranger": 40} {
 		if got := d.distance(id, 1); got != want {
 			t.Errorf("without a machine %s is %d µs a token away, not %d", id, got, want)
 		}
@@ -117,27 +117,28 @@ func TestTopology(t *testing.T) {
 }
 
 // TestTopologyRDMA checks that the replica reports and the transport opens the port that the fleet file
-// names, and none if RDMA is off. The same applies to peers that have not reported.
+// names, and none if RDMA is not allowed. The same applies to peers that have not reported.
 func TestTopologyRDMA(t *testing.T) {
 	m := pairedGPUs("a")
 	m.Libraries[1].Missing = ""
 	m.NICs = []topology.NIC{{Name: "mlx5_0", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 50e9}, {Name: "mlx5_1", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 25e9}, {Name: "mlx5_1", Port: 2, RDMA: "InfiniBand", Up: true, Rate: 12e9}}
 	for _, c := range []struct {
-		off                bool
-		own                config.RDMADevice
+		tls                config.TLS
+		own                config.RDMAPort
 		port, device, none string
 		rate               int64
 	}{
 		{port: "mlx5_0", device: "mlx5_0", rate: 50e9},
-		{own: config.RDMADevice{Device: "mlx5_1"}, port: "mlx5_1", device: "mlx5_1", rate: 25e9},
-		{own: config.RDMADevice{Device: "mlx5_1", Port: 2}, port: "mlx5_1", device: "mlx5_1", rate: 12e9},
-		{own: config.RDMADevice{Device: "mlx5_9"}, device: "mlx5_9", none: "mlx5_9, which does not exist"},
-		{off: true, none: "switched off in the fleet file"},
-		{off: true, own: config.RDMADevice{Device: "mlx5_1"}, device: "mlx5_1", none: "switched off in the fleet file"},
+		{own: "mlx5_1", port: "mlx5_1", device: "mlx5_1", rate: 25e9},
+		{own: "mlx5_1:2", port: "mlx5_1", device: "mlx5_1", rate: 12e9},
+		{own: "mlx5_9", device: "mlx5_9", none: "mlx5_9, which does not exist"},
+		{tls: config.TLS{Cert: "c"}, none: "does not list rdma"}, // RDMA encrypts nothing
+		{tls: config.TLS{Cert: "c", Plaintext: []string{config.PlaintextRDMA}}, port: "mlx5_0", device: "mlx5_0", rate: 50e9},
+		{tls: config.TLS{Cert: "c"}, own: "mlx5_1", device: "mlx5_1", none: "does not list rdma"},
 	} {
 		d := newLinkDaemon(t)
 		d.cfg.Machine = func() *topology.Machine { return m }
-		d.cfg.Fleet.RDMA.Off = c.off
+		d.cfg.Fleet.Fleet.TLS = c.tls
 		d.cfg.Replica.RDMA, d.cfg.Fleet.Fleet.Replicas[1].RDMA = c.own, c.own
 		d.linkCache.mu.Lock()
 		d.updateTopologyLocked()

@@ -10,8 +10,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/paths"
-	"github.com/cascadeinfer/cascade/migrator/prefixpull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -19,8 +17,8 @@ import (
 
 // newPrefixCopier builds what copies prefixes from and to the engine's cache.
 func (d *Daemon) newPrefixCopier() (err error) {
-	d.prefixes, err = prefixpull.New(prefixpull.Config{
-		Engine: d.blocks, Network: d.network, Paths: func() *paths.Set { return d.executor.Paths() },
+	d.prefixes, err = blocks.NewCopier(blocks.CopierConfig{
+		Engine: d.blocks, Network: d.network, Paths: func() *transport.Paths { return d.executor.Paths() },
 		Pace: d.executor.Pace, CanReceive: func() bool { return d.deviceDown() == nil },
 		MaxConcurrent: d.cfg.Fleet.Migration.MaxConcurrent, Tracer: d.cfg.Tracer, Logger: d.cfg.Logger,
 	})
@@ -62,7 +60,7 @@ func (d *Daemon) prefixPull() *frontend.PrefixPull {
 }
 
 // prefixCopier is the front end's view of a Copier.
-type prefixCopier struct{ *prefixpull.Copier }
+type prefixCopier struct{ *blocks.Copier }
 
 // Copy implements frontend.PrefixCopier.
 func (c prefixCopier) Copy(ctx context.Context, holder policies.ReplicaID, p frontend.PromptPrefix) (policies.Tokens, string, error) {
@@ -74,26 +72,26 @@ func (c prefixCopier) Copy(ctx context.Context, holder policies.ReplicaID, p fro
 func pullFailure(err error) string {
 	corrupt := (*transport.CorruptError)(nil)
 	switch {
-	case errors.Is(err, prefixpull.ErrBusy):
+	case errors.Is(err, blocks.ErrBusy):
 		return "busy"
-	case errors.Is(err, prefixpull.ErrGone):
+	case errors.Is(err, blocks.ErrGone):
 		return "gone"
 	case errors.Is(err, blocks.ErrFull):
 		return "full"
 	case errors.As(err, &corrupt):
 		return "corrupt"
-	case errors.Is(err, prefixpull.ErrDifferent):
+	case errors.Is(err, blocks.ErrDifferent):
 		return "different"
-	case errors.Is(err, blocks.ErrUnavailable), errors.Is(err, blocks.ErrNoPrefixes), errors.Is(err, prefixpull.ErrUnavailable):
+	case errors.Is(err, blocks.ErrUnavailable), errors.Is(err, blocks.ErrNoPrefixes), errors.Is(err, blocks.ErrNoMemory):
 		return "unavailable"
 	}
 	return "failed"
 }
 
 // PrefixesServed returns what peers have pulled of the engine's cache.
-func (d *Daemon) PrefixesServed() prefixpull.Served {
+func (d *Daemon) PrefixesServed() blocks.Served {
 	if d.prefixes == nil {
-		return prefixpull.Served{}
+		return blocks.Served{}
 	}
 	return d.prefixes.Served()
 }

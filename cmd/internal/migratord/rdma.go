@@ -14,16 +14,17 @@ import (
 // credentials of that port; without TLS it stays within the host.
 func (d *Daemon) newRDMA(pool transport.Pool) error {
 	own, all := d.cfg.Replica.RDMA, d.cfg.Fleet.RDMA
+	_, port := own.Device()
 	vc := verbs.Config{
-		Device: d.rdmaDevice, Bounce: d.bounceThroughHost, Port: own.Port, TrafficClass: uint8(all.TrafficClass), ServiceLevel: uint8(all.ServiceLevel),
+		Device: d.rdmaDevice, Bounce: d.bounceThroughHost, Port: port, TrafficClass: uint8(all.TrafficClass), ServiceLevel: uint8(all.ServiceLevel),
 		Library: d.cfg.RDMA, Address: func() string { return d.cfg.Replica.Peer }, Pool: pool, Logger: d.cfg.Logger,
 	}
 	if d.cfg.TLS != nil {
 		vc.Credentials, vc.TrustDomain = d.credentials, d.cfg.Fleet.Fleet.TLS.TrustDomain
 	}
-	if own.Address != "" {
+	if address := own.Address(); address != "" {
 		var err error
-		if vc.GID, err = netip.ParseAddr(own.Address); err != nil {
+		if vc.GID, err = netip.ParseAddr(address); err != nil {
 			return err
 		}
 	}
@@ -38,7 +39,7 @@ func (d *Daemon) newRDMA(pool transport.Pool) error {
 // rdmaDevice returns the device named in the fleet file, or the one nearest to the replica's KV
 // cache on this host, or "" while that is unknown.
 func (d *Daemon) rdmaDevice() string {
-	if name := d.cfg.Replica.RDMA.Device; name != "" || d.cfg.Machine == nil {
+	if name, _ := d.cfg.Replica.RDMA.Device(); name != "" || d.cfg.Machine == nil {
 		return name
 	}
 	if m := d.cfg.Machine(); m != nil {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	libibverbs "github.com/cascadeinfer/cascade/migrator/device/verbs"
@@ -13,7 +14,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestPeerRPC checks that the peers' port has two services with RDMA, and one without.

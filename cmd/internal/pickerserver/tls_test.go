@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestCredentials checks which certificate the picker serves with, and that prompts do not

@@ -1,5 +1,5 @@
 // Package planrepair rebuilds a stored plan that cannot be read from the plans that migrators and
-// proxies follow, as "cascade plan repair" and "cascade-kube repair" do.
+// proxies follow, as "cascade plan repair" and "cascade-kube control --repair" do.
 //
 // What only the stored plan had is lost: drains, pins, former plans, the history, and which policy
 // modules run.
@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"net/url"
 	"slices"
@@ -33,11 +32,7 @@ type Followed struct {
 
 // Config says what to repair, and from where. All fields but From are required.
 type Config struct {
-	Store store.Store
-	Name  string // of the plan in messages
-	// SetAside moves an unreadable plan away, and returns the name that it then has; "" where
-	// the plan itself can be read.
-	SetAside func(context.Context, time.Time) (string, error)
+	Store *store.Store
 	// Fleet names the models, and the admin servers to ask. From are base URLs of more.
 	Fleet wiring.Fleet
 	From  []string
@@ -65,36 +60,29 @@ func Run(ctx context.Context, c Config) error {
 	for range updates { // until the watch has ended
 	}
 	if !ok {
-		return fmt.Errorf("read %s: %w", c.Name, cmp.Or(context.Cause(ctx), errors.New("the watch has ended without an answer")))
+		return fmt.Errorf("read %s: %w", c.Store, cmp.Or(context.Cause(ctx), errors.New("the watch has ended without an answer")))
 	}
-	var unreadable *fs.PathError
 	switch {
 	case errors.Is(u.Err, store.ErrFormat), errors.Is(u.Err, store.ErrUnavailable):
 		return u.Err
-	case errors.As(u.Err, &unreadable): // what it contains may be well
+	case u.Err != nil && !errors.Is(u.Err, store.ErrCorrupt): // what it contains may be well
 		return fmt.Errorf("%w: let this user read the file, or run this command as the control plane's user", u.Err)
 	case u.Err == nil && u.Version != "":
-		return fmt.Errorf("%s can be read: there is nothing to repair", c.Name)
+		return fmt.Errorf("%s can be read: there is nothing to repair", c.Store)
 	}
 	plans, problems := askAll(ctx, c.adminURLs())
 	object := rebuild(plans, c.Fleet)
 	if len(object.Plans) == 0 {
 		return fmt.Errorf("no migrator and no proxy named a plan, %s is as it was: name one that runs with --from, or remove it to begin with a first plan\n%s",
-			c.Name, strings.Join(problems, "\n"))
+			c.Store, strings.Join(problems, "\n"))
 	}
-	kept := ""
-	if u.Err != nil {
-		var err error
-		if kept, err = c.SetAside(ctx, time.Now()); err != nil {
-			return fmt.Errorf("keep the unreadable plan: %w", err)
-		}
-		if kept == "" {
-			fmt.Fprintf(c.Out, "%s itself can be read; the state beside it could not, and is removed: the leader writes it again\n", c.Name)
-			return nil
-		}
-	}
-	if _, err := c.Store.CompareAndSwap(ctx, "", object); err != nil {
+	kept, err := c.Store.Repair(ctx, time.Now(), object)
+	switch {
+	case err != nil:
 		return err
+	case kept == "" && u.Err != nil:
+		fmt.Fprintf(c.Out, "%s itself can be read; the state beside it could not, and is removed: the leader writes it again\n", c.Store)
+		return nil
 	}
 	for _, p := range problems {
 		fmt.Fprintln(c.Problems, "not asked:", p)
@@ -106,7 +94,7 @@ func Run(ctx context.Context, c Config) error {
 		}
 		fmt.Fprintf(c.Out, "%s: epoch %d, %d %s\n", p.Model, p.Epoch, len(p.Stages), unit)
 	}
-	fmt.Fprintf(c.Out, "%s is rebuilt; start the control planes, and order drains and pins, and push modules, again\n", c.Name)
+	fmt.Fprintf(c.Out, "%s is rebuilt; start the control planes, and order drains and pins, and push modules, again\n", c.Store)
 	if kept != "" {
 		fmt.Fprintf(c.Out, "the unreadable plan is kept as %s\n", kept)
 	}

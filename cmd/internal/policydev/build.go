@@ -13,8 +13,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
-	"github.com/cascadeinfer/cascade/wasm"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/wasm/guest"
 )
 
 // BuildResult describes a module that was built.
@@ -72,7 +72,7 @@ func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) 
 			return b, err
 		}
 		b.Compiler = strings.Join(cc, " ")
-		if err := os.WriteFile(filepath.Join(temp, "cascade_policy.h"), wasm.Header, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(temp, "cascade_policy.h"), guest.Header, 0o600); err != nil {
 			return b, err
 		}
 		args := append(cc[1:], "-std=c11", "-O2", "-Wall", "-Wextra", "-nostdlib", "-I", temp, "-Wl,--no-entry", "-Wl,--strip-all", "-o", made)
@@ -104,7 +104,7 @@ func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) 
 	}
 	sum := sha256.Sum256(code)
 	b.Bytes, b.SHA256 = len(code), hex.EncodeToString(sum[:])
-	return b, fileio.WriteAtomic(out, code, 0o666)
+	return b, atomicfile.Write(out, code, 0o666)
 }
 
 // ModulePath returns the default output of Build: for a directory, the file in it with

@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	wasm "github.com/cascadeinfer/cascade/wasm/policy"
+	wasm "github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
 // call is a call of some kind, with its arguments.

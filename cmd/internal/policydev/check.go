@@ -361,7 +361,7 @@ func (t *tester) recorded(all []Frame) (string, error) {
 		}
 		known++
 		if !calllog.SameAnswer(got, f.Answer) {
-			return "", fmt.Errorf("frame %d: %s; in the file: %s (\"cascade policy replay -o\" writes the new answers)", n, describeDecision(got), describeDecision(f.Answer))
+			return "", fmt.Errorf("frame %d: %s; in the file: %s (\"cascade policy diff -o\" writes the new answers)", n, describeDecision(got), describeDecision(f.Answer))
 		}
 		if f.FuelComparable && f.Answer.Module == t.subject.Module.SHA256() && got.Fuel != f.Answer.Fuel {
 			return "", fmt.Errorf("frame %d: %d ticks; in the file, of the same module: %d", n, got.Fuel, f.Answer.Fuel)

@@ -4,10 +4,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io/fs"
-	"os"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/wasm"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
@@ -17,27 +16,18 @@ type Frame = calllog.Call
 
 // LoadFrames reads a call log.
 func LoadFrames(path string) ([]Frame, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	all, err := calllog.Read(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return all, nil
+	return atomicfile.Decode(path, calllog.Read)
 }
 
 // goldenVectors returns the golden vectors of a kind, by name.
 func goldenVectors(k abi.Kind) (map[string][]byte, error) {
-	names, err := fs.Glob(wasm.Vectors, "abi/testdata/*.hex")
+	names, err := fs.Glob(abi.Vectors, "testdata/*.hex")
 	if err != nil {
 		return nil, err
 	}
 	found := map[string][]byte{}
 	for _, name := range names {
-		text, err := wasm.Vectors.ReadFile(name)
+		text, err := abi.Vectors.ReadFile(name)
 		if err != nil {
 			return nil, err
 		}
@@ -46,7 +36,7 @@ func goldenVectors(k abi.Kind) (map[string][]byte, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		if kindOf(frame) == k {
-			found[strings.TrimSuffix(strings.TrimPrefix(name, "abi/testdata/"), ".hex")] = frame
+			found[strings.TrimSuffix(strings.TrimPrefix(name, "testdata/"), ".hex")] = frame
 		}
 	}
 	return found, nil

@@ -5,9 +5,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -90,14 +90,7 @@ func expectedCalls(k abi.Kind, recorded []Frame, seed uint64) ([]Frame, error) {
 
 // ReadGolden reads a golden file without checking its content.
 func ReadGolden(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > sign.MaxGolden {
-		return nil, fmt.Errorf("%s: larger than %d bytes", path, sign.MaxGolden)
-	}
-	return os.ReadFile(path)
+	return atomicfile.Read(path, sign.MaxGolden)
 }
 
 // expected checks the expected answers on a new instance.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -31,6 +32,14 @@ type Inspection struct {
 
 	MeterVersion string `json:"meter"`
 	ABI          string `json:"abi"`
+}
+
+// Err returns an error if hosts refuse the module.
+func (in Inspection) Err() error {
+	if in.Refused == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: hosts reject this module: %s", in.File, in.Refused)
 }
 
 // KindLimit is a kind that a module decides, and the limits of a call.

@@ -7,9 +7,39 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	wasm "github.com/cascadeinfer/cascade/wasm/slothost"
 )
+
+// builtins are the built-in policies. The first of a kind is the fleet's default.
+var builtins = []builtin{
+	{"partition-exact", wasm.Native{Partitioner: partition.Exact{Slack: partition.DefaultSlack}}},
+	{"partition-recursion", wasm.Native{Partitioner: partition.Recursion{}}},
+	{"partition-two-phase", wasm.Native{Partitioner: partition.TwoPhase{}}},
+	{"partition-paper", wasm.Native{Partitioner: partition.TwoPhase{Objective: partition.Snapshot}}},
+	{"refine-weighted", wasm.Native{Refiner: partition.WeightedRefiner{}}},
+	{"refine-paper", wasm.Native{Refiner: partition.PaperRefiner{}}},
+	{"bid-least-load", wasm.Native{Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{}}},
+	{"bid-paper", wasm.Native{Quoter: bidask.Backlog{}, Selector: bidask.Paper{}}},
+	{"outlier", wasm.Native{Detector: bidask.Detector{}}},
+	{"place-cheapest", wasm.Native{Placer: place.Cheapest{}}},
+	{"place", wasm.Native{Placer: place.Policy{}}},
+}
+
+// newKinds maps the kinds of policies that New can write to the kinds of calls that they
+// decide, each with its guest package.
+var newKinds = map[string]map[string]string{
+	"refine":    {"refine": "refine"},
+	"bid":       {"bid-quote": "bidquote", "bid-select": "bidselect"},
+	"outlier":   {"outlier": "outlier"},
+	"place":     {"place": "place"},
+	"partition": {"partition": "partition"},
+	"guard":     {"guard": "guard"},
+}
 
 // describeDecision describes the decision of a record in a few words.
 func describeDecision(r *host.Record) string {

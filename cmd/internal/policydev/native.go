@@ -5,15 +5,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/outlier"
-	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/place"
-	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	wasm "github.com/cascadeinfer/cascade/wasm/policy"
+	wasm "github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
 // builtin is a built-in policy. It is a Decider, which answers frames as a module with that
@@ -24,20 +19,6 @@ type builtin struct {
 }
 
 var _ Decider = builtin{}
-
-// builtins are the built-in policies. The first of a kind is the fleet's default.
-var builtins = []builtin{
-	{"partition-exact", wasm.Native{Partitioner: partition.Exact{Slack: partition.DefaultSlack}}},
-	{"partition-recursion", wasm.Native{Partitioner: partition.Recursion{}}},
-	{"partition-two-phase", wasm.Native{Partitioner: partition.TwoPhase{}}},
-	{"partition-paper", wasm.Native{Partitioner: partition.TwoPhase{Objective: partition.Snapshot}}},
-	{"refine-weighted", wasm.Native{Refiner: refine.Weighted{}}},
-	{"refine-paper", wasm.Native{Refiner: refine.Paper{}}},
-	{"bid-least-load", wasm.Native{Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{}}},
-	{"bid-paper", wasm.Native{Quoter: bidask.Backlog{}, Selector: bidask.Paper{}}},
-	{"outlier", wasm.Native{Detector: outlier.Detector{}}},
-	{"place", wasm.Native{Placer: place.Policy{}}},
-}
 
 // Builtins returns the names of the built-in policies.
 func Builtins() []string {

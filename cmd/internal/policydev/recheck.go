@@ -5,7 +5,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	wasm "github.com/cascadeinfer/cascade/wasm/policy"
+	wasm "github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
 // RecheckResult is the result of Recheck.

@@ -4,19 +4,18 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/outlier"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	wasm "github.com/cascadeinfer/cascade/wasm/policy"
+	wasm "github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
 func TestRecheck(t *testing.T) {
 	frame := make([]byte, 4096)
 	n, err := abi.EncodeOutlierCall(frame, abi.Call{}, 1000, 500)
 	testkit.NoError(t, err)
-	native := wasm.Native{Detector: outlier.Detector{}, Selector: bidask.LeastLoad{}}
+	native := wasm.Native{Detector: bidask.Detector{}, Selector: bidask.LeastLoad{}}
 	var record host.Record
 	testkit.NoError(t, native.Answer(frame[:n], &record))
 	module := record
@@ -26,7 +25,7 @@ func TestRecheck(t *testing.T) {
 	if r := Recheck(native, []host.Record{record, module, failed, {Kind: abi.Guard}}); r != (RecheckResult{Calls: 2, Modules: 1}) {
 		t.Errorf("%+v", r)
 	}
-	native.Detector = outlier.Detector{Percent: 500}
+	native.Detector = bidask.Detector{Percent: 500}
 	if r := Recheck(native, []host.Record{module}); r.Different != 1 || !strings.Contains(r.First, "outlier: offer 500 tokens, natively offer 0 tokens") {
 		t.Errorf("%+v", r)
 	}

@@ -11,9 +11,8 @@ import (
 
 	"github.com/open-policy-agent/opa/v1/version"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/wasm/rego"
-	"github.com/cascadeinfer/cascade/wasm/rego/regomodule"
 )
 
 const regoExt = ".rego"
@@ -43,11 +42,11 @@ func buildRego(ctx context.Context, paths []string, out string) (BuildResult, er
 	if len(files) == 0 {
 		return b, fmt.Errorf("%s has only tests of rules", filepath.Dir(paths[0]))
 	}
-	code, err := regomodule.Build(ctx, files)
+	code, err := rego.Build(ctx, files)
 	if err != nil {
 		return b, err
 	}
 	sum := sha256.Sum256(code)
 	b.Bytes, b.SHA256 = len(code), hex.EncodeToString(sum[:])
-	return b, fileio.WriteAtomic(out, code, 0o666)
+	return b, atomicfile.Write(out, code, 0o666)
 }

@@ -1,6 +1,7 @@
 package policydev
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -197,4 +198,20 @@ func Recorded(frames []Frame) []host.Record {
 		}
 	}
 	return records
+}
+
+// Changed counts the frames whose recorded answer is of the very module that was replayed, and differs: in the decision, or
+// in its fuel alone.
+func Changed(frames []Frame, played []host.Record) (decisions, fuel int) {
+	for n := range frames {
+		was, now := frames[n].Answer, &played[n]
+		switch {
+		case was == nil || !frames[n].FuelComparable || was.Module != now.Module || now.Module == [len(now.Module)]byte{} || now.Equal(was):
+		case was.Result == now.Result && was.Cause == now.Cause && bytes.Equal(was.Output, now.Output):
+			fuel++
+		default:
+			decisions++
+		}
+	}
+	return decisions, fuel
 }

@@ -15,24 +15,13 @@ import (
 	"strings"
 	"text/template"
 
-	"github.com/cascadeinfer/cascade/wasm"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/guest"
 )
 
 //go:embed scaffold
 var scaffold embed.FS
-
-// newKinds maps the kinds of policies that New can write to the kinds of calls that they
-// decide, each with its guest package.
-var newKinds = map[string]map[string]string{
-	"refine":    {"refine": "refine"},
-	"bid":       {"bid-quote": "bidquote", "bid-select": "bidselect"},
-	"outlier":   {"outlier": "outlier"},
-	"place":     {"place": "place"},
-	"partition": {"partition": "partition"},
-	"guard":     {"guard": "guard"},
-}
 
 // NewKinds returns the kinds of policies that New can write.
 func NewKinds() []string { return slices.Sorted(maps.Keys(newKinds)) }
@@ -131,7 +120,7 @@ func New(c NewConfig) (NewResult, error) {
 		v.Test = string(test)
 		maps.Copy(templates, map[string]string{"main.go": "go/" + c.Kind + ".go.tmpl", "main_test.go": "go/main_test.go.tmpl", "go.mod": "go/go.mod.tmpl"})
 	case langC:
-		files["cascade_policy.h"] = wasm.Header
+		files["cascade_policy.h"] = guest.Header
 		templates["main.c"] = "c/" + c.Kind + ".c.tmpl"
 	case LangRego:
 		for _, name := range []string{"README.md", "policy.rego", "policy_test.rego", "settings.json"} {

@@ -10,7 +10,7 @@ import (
 
 	opatest "github.com/open-policy-agent/opa/v1/tester"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // run runs a command in a folder and returns its output.

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/meter"
@@ -69,7 +69,7 @@ func (s *Subject) instance() (*host.Instance, error) {
 
 // ReadModule reads a module, at most of the size that hosts accept.
 func ReadModule(path string) ([]byte, error) {
-	return fileio.Read(path, meter.DefaultSize)
+	return atomicfile.Read(path, meter.DefaultSize)
 }
 
 // cacheDir returns the user's folder for machine code, "" if there is none.

@@ -70,7 +70,7 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 			return control.Admitted{}, err
 		}
 	}
-	return out, a.allows(ctx, k, p, out, again)
+	return out, a.allows(k, p, out, again)
 }
 
 // unknown adds to an error the keys that have signed, if none of them is in the ring,
@@ -111,7 +111,7 @@ func (a *Admission) loads(ctx context.Context, k abi.Kind, code []byte) error {
 }
 
 // allows returns why the site's rules deny a step.
-func (a *Admission) allows(ctx context.Context, k abi.Kind, p control.Push, m control.Admitted, again bool) error {
+func (a *Admission) allows(k abi.Kind, p control.Push, m control.Admitted, again bool) error {
 	if a.site == nil || !a.site.Rollouts() {
 		return nil
 	}
@@ -126,7 +126,7 @@ func (a *Admission) allows(ctx context.Context, k abi.Kind, p control.Push, m co
 		c := p.Current.Candidate
 		o.From, o.PermilleBefore, o.Soaked = c.Goal.String(), c.Permille, time.Since(c.Since).Seconds()
 	}
-	v, err := a.site.Rollout(ctx, o)
+	v, err := a.site.Rollout(o)
 	if err != nil {
 		return fmt.Errorf("the site's rules cannot judge it: %w", err)
 	}

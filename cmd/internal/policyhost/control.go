@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies"
@@ -16,14 +15,9 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
-// siteTimeout bounds an evaluation of the site's rules. For 10,000 replicas it takes some
-// 40 ms, and longer on a busy host. The planner that waits for it renews its lease, whose
-// duration is three times as long.
-const siteTimeout = time.Second
-
 // ControlConfig configures a Control.
 type ControlConfig struct {
-	// Set has the control plane's slots, of ControlKinds; nil when modules are
+	// Set has the control plane's slots, of wiring.ControlKinds; nil when modules are
 	// disabled.
 	Set *slothost.Slots
 	// Site has the site's rules. Without files there are none.
@@ -51,7 +45,7 @@ func NewControl(ctx context.Context, c ControlConfig) (*Control, error) {
 		return out, nil
 	}
 	var err error
-	if out.site, err = rego.New(ctx, rego.Config{Files: c.Site.Files, Data: c.Site.Data, Timeout: siteTimeout}); err != nil {
+	if out.site, err = rego.New(ctx, rego.Config{Files: c.Site.Files, Data: c.Site.Data}); err != nil {
 		return nil, fmt.Errorf("policies.rules: %w", err)
 	}
 	return out, nil

@@ -6,13 +6,12 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/policy"
-	"github.com/cascadeinfer/cascade/wasm/rego/rules"
+	"github.com/cascadeinfer/cascade/wasm/rego"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -37,7 +36,7 @@ func plan(epoch policies.Epoch, stages ...string) policies.Plan {
 // TestSiteRules checks that plans are checked against the invariants and then the site's
 // rules.
 func TestSiteRules(t *testing.T) {
-	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: rules.Files(), Data: map[string]any{
+	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: rego.ExampleRules(), Data: map[string]any{
 		"limits": map[string]any{"plan": map[string]any{"smallest": 2}},
 	}}})
 	testkit.NoError(t, err)
@@ -61,7 +60,7 @@ func TestSiteRules(t *testing.T) {
 
 // TestRulesForModulesAlone checks that rules about rollouts alone do not affect plans.
 func TestRulesForModulesAlone(t *testing.T) {
-	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: map[string]string{"slot.rego": rules.Files()["slot.rego"]}}})
+	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: map[string]string{"slot.rego": rego.ExampleRules()["slot.rego"]}}})
 	testkit.NoError(t, err)
 	if err := c.Check(plan(1, "a b"), plan(2, "a", "b")); err != nil {
 		t.Error(err)
@@ -87,7 +86,7 @@ func (stubborn) Partition(w policies.Workload) (policies.Partition, error) {
 func TestSlotsDecide(t *testing.T) {
 	key, _, err := ed25519.GenerateKey(nil)
 	testkit.NoError(t, err)
-	set, err := slothost.New(slothost.Config{Kinds: ControlKinds, Native: policy.Native{Partitioner: stubborn{}, Guard: stubborn{}}, Ring: sign.Ring{Fleet: sign.DefaultFleet, Keys: []ed25519.PublicKey{key}, Threshold: 1}})
+	set, err := slothost.New(slothost.Config{Kinds: wiring.ControlKinds, Native: slothost.Native{Partitioner: stubborn{}, Guard: stubborn{}}, Ring: sign.Ring{Fleet: sign.DefaultFleet, Keys: []ed25519.PublicKey{key}, Threshold: 1}})
 	testkit.NoError(t, err)
 	c, err := NewControl(t.Context(), ControlConfig{Set: set})
 	testkit.NoError(t, err)

@@ -18,6 +18,9 @@ import (
 // fetchTimeout bounds one attempt. It suffices for 8 MiB over a link of 4 Mbit/s.
 const fetchTimeout = 20 * time.Second
 
+// Fetch returns the bytes of a module. The error may be temporary.
+type Fetch func(ctx context.Context, digest lifecycle.Digest) ([]byte, error)
+
 // FetchFrom returns a Fetch that gets modules from control planes, in turn: each attempt
 // uses the next one.
 func FetchFrom(links []grpc.ClientConnInterface) Fetch {

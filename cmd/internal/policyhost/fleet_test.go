@@ -18,8 +18,8 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -50,10 +50,7 @@ func newSite(t *testing.T) *site {
 		Proxy:   config.Proxy{Listen: "127.0.0.1:0"},
 		Planner: config.Planner{Period: time.Hour},
 	}
-	f.Policies.Gates.Shadow, f.Policies.Gates.Canary = config.Gate{Calls: 2, Soak: -1}, config.Gate{Calls: 5, Soak: -1}
-	f.Policies.Gates.Ladder = []int{500}
-	// A call must not time out because the host is busy.
-	f.Policies.Limits = map[string]config.CallLimit{abi.Place.String(): {Wall: 30 * time.Second}}
+	f.Policies.Trial = config.TrialShort
 	for i := range 3 {
 		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"})
 	}

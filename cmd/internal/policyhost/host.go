@@ -1,33 +1,26 @@
 package policyhost
 
 import (
+	"cmp"
+	"context"
 	"log/slog"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/market"
-	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
-	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/slothost"
-	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
-// ControlKinds are the kinds that a control plane decides, MigratorKinds those that a
-// migrator decides.
-var (
-	ControlKinds  = []abi.Kind{abi.Partition, abi.Guard}
-	MigratorKinds = []abi.Kind{abi.Refine, abi.Quote, abi.Select, abi.Outlier, abi.Place}
-)
-
-// Host has the slots of one process and the Node that applies their specs. Migrators in
-// one process share a Host.
+// Host has the slots of one process. Migrators in one process share a Host.
 type Host struct {
-	*Node
 	Slots    *slothost.Slots
-	Native   policy.Native // decides while no module does
+	Native   slothost.Native // decides while no module does
 	policies wiring.Policies
 	name     string // as in reports
+	log      *slog.Logger
 }
 
 // HostConfig configures a Host.
@@ -42,7 +35,7 @@ type HostConfig struct {
 	// Kinds are the kinds that the host decides. Native decides while no module does.
 	// Required.
 	Kinds  []abi.Kind
-	Native policy.Native
+	Native slothost.Native
 	// Fetch gets modules. Required.
 	Fetch  Fetch
 	Logger *slog.Logger // nil discards logs
@@ -55,18 +48,21 @@ func NewHost(c HostConfig) (*Host, error) {
 		return nil, err
 	}
 	set, err := slothost.New(slothost.Config{
-		Kinds: c.Kinds, Native: c.Native, Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: p.Cache,
+		Kinds: c.Kinds, Native: c.Native, Ring: p.Ring, Fetch: c.Fetch, Limits: p.Limits, Gates: p.Gates, Cache: p.Cache,
 		File: p.MarksFile, Every: p.RecordEvery, Instances: p.Instances, Logger: c.Logger,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := set.Err(); err != nil && c.Logger != nil {
-		c.Logger.Error("no module is taken; the built-in policies decide", "error", err)
+	log := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	if err := set.Err(); err != nil {
+		log.Error("no module is taken; the built-in policies decide", "error", err)
 	}
-	node := NewNode(NodeConfig{Slots: set, Fetch: c.Fetch, Logger: c.Logger})
-	return &Host{Node: node, Slots: set, Native: c.Native, policies: p, name: nodeName(c.Role, c.Name)}, nil
+	return &Host{Slots: set, Native: c.Native, policies: p, name: nodeName(c.Role, c.Name), log: log}, nil
 }
+
+// Run runs the slots until ctx ends.
+func (h *Host) Run(ctx context.Context) error { return h.Slots.Run(ctx) }
 
 // nodeName returns the name of a host in reports: a replica's ID, or "control/" and the
 // name of a control plane.
@@ -107,14 +103,14 @@ func (h *Host) Follower() *Follower { return &Follower{h, make(map[string]string
 
 // Update applies the specs that have changed. Slots that are not in the snapshot stay as
 // they are.
-func (f *Follower) Update(s *client.Snapshot) {
+func (f *Follower) Update(s *routing.Snapshot) {
 	for name, slot := range s.Slots {
 		if f.taken[name] == slot.Version {
 			continue
 		}
 		f.taken[name] = slot.Version
 		if err := f.host.ApplyResource(name, slot.Config); err != nil {
-			f.host.log.Error("policy slot passed its check and cannot be decoded", "slot", name, "error", err)
+			f.host.log.Error("policy slot passed its check and cannot be applied", "slot", name, "error", err)
 		}
 	}
 }

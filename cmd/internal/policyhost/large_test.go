@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	"github.com/cascadeinfer/cascade/wasm/rego/regomodule"
+	"github.com/cascadeinfer/cascade/wasm/rego"
 )
 
 // largeFleet is the number of replicas of one model for which a guard must be able to judge
@@ -48,7 +48,7 @@ func TestLargestPlans(t *testing.T) {
 	}
 	rules, err := os.ReadFile("../../../examples/guard-rego/policy.rego")
 	testkit.NoError(t, err)
-	inRego, err := regomodule.Build(t.Context(), map[string]string{"policy.rego": string(rules)})
+	inRego, err := rego.Build(t.Context(), map[string]string{"policy.rego": string(rules)})
 	testkit.NoError(t, err)
 	now := largePlan(7, 0, 4096)
 	same, fewer, other := largePlan(8, 1, 4096), largePlan(8, largeFleet*3/4, 4096), largePlan(8, 0, 5000)

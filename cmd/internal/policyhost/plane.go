@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/market"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -23,7 +21,7 @@ type Plane struct {
 }
 
 // JoinPlane adds modules and rules to the Config of a control plane of the fleet; its
-// Name and Store must be set, and Modules and Notes where they are not in the state directory. Run must run as long as the control plane. When modules are
+// Name must be set, and its Store where it is not memory. Run must run as long as the control plane. When modules are
 // disabled and there are no rules, JoinPlane only sets Records.
 func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slog.Logger) (*Plane, error) {
 	site, err := f.RegoRules()
@@ -36,17 +34,12 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 		if c.Name == "" {
 			return nil, errors.New("modules: a control plane with slots has a Name")
 		}
-		kept := c.Modules // of etcd
-		if kept == nil {
-			if kept, err = modulesOf(f); err != nil {
-				return nil, err
-			}
+		if c.Store == nil {
+			c.Store = store.New(store.NewMemory())
 		}
 		p.Host, err = NewHost(HostConfig{
-			Fleet: f, Role: identity.Control, Name: c.Name, Kinds: ControlKinds, Native: f.NativePolicies(market.Config{}), Logger: log,
-			Fetch: func(_ context.Context, digest lifecycle.Digest) ([]byte, error) {
-				return kept.Get(digest)
-			},
+			Fleet: f, Role: identity.Control, Name: c.Name, Kinds: wiring.ControlKinds, Native: f.NativePolicies(market.Config{}), Logger: log,
+			Fetch: c.Store.Module,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("policies: %w", err)
@@ -55,12 +48,7 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 			log.Warn("modules that are admitted are not remembered", "reason", reason)
 		}
 		set = p.Host.Slots
-		c.Modules, c.Slots = kept, p.Host
-		if c.Shared && c.Notes == nil {
-			if c.Notes, err = notesOf(f); err != nil {
-				return nil, err
-			}
-		}
+		c.Slots = p.Host
 	}
 	c.Records = Records(p.hosts()...)
 	if p.Control, err = NewControl(ctx, ControlConfig{Set: set, Site: site, Logger: log}); err != nil {
@@ -82,33 +70,6 @@ func (p *Plane) hosts() []*Host {
 		return nil
 	}
 	return []*Host{p.Host}
-}
-
-// modulesOf returns the store in which the control planes keep pushed modules.
-func modulesOf(f *wiring.Fleet) (store.Modules, error) {
-	dir := f.ModulesDir()
-	if dir == "" {
-		return new(store.MemoryModules), nil
-	}
-	kept, err := store.NewModuleFolder(dir)
-	if err != nil {
-		return nil, fmt.Errorf("policies.modules: %w", err)
-	}
-	return kept, nil
-}
-
-// notesOf returns the notes in which control planes that share a state directory report
-// their slots to each other.
-func notesOf(f *wiring.Fleet) (*store.NoteFolder, error) {
-	dir := f.StateDir()
-	if dir == "" {
-		return nil, errors.New("modules: several control planes share a state directory, or etcd: set state")
-	}
-	notes, err := store.NewNoteFolder(filepath.Join(dir, "planes"))
-	if err != nil {
-		return nil, fmt.Errorf("state: %w", err)
-	}
-	return notes, nil
 }
 
 // Run runs the control plane's own slots until ctx ends. It returns at once if there are

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
@@ -99,7 +100,7 @@ func (h *Host) decides(kind string) bool {
 
 // whose describes the processes that have the slot of a kind.
 func whose(kind string) string {
-	for _, k := range ControlKinds {
+	for _, k := range wiring.ControlKinds {
 		if k.String() == kind {
 			return "the control planes'"
 		}

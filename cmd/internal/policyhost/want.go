@@ -20,38 +20,49 @@ func Resources(kinds []abi.Kind) []string {
 
 // CheckResource returns why an extension config is not a valid spec of the slot with
 // its name, now or ever: the text of a NACK.
-func (n *Node) CheckResource(name string, typed *anypb.Any) error {
+func (h *Host) CheckResource(name string, typed *anypb.Any) error {
 	spec, err := policyslots.DecodeResource(name, typed)
 	if err != nil {
 		if kind, ok := policyslots.KindOf(name); ok && kind.Known() {
-			n.recordRefusal(kind, err)
+			h.Slots.Refuse(kind, err)
 		}
 		return err
 	}
-	return n.Check(spec)
+	return h.Slots.Check(spec)
 }
 
 // ApplyResource makes an extension config, which has passed CheckResource, the spec of
 // the slot with its name.
-func (n *Node) ApplyResource(name string, typed *anypb.Any) error {
+func (h *Host) ApplyResource(name string, typed *anypb.Any) error {
 	spec, err := policyslots.DecodeResource(name, typed)
 	if err != nil {
 		return err
 	}
-	n.SetSpec(spec)
+	_ = h.Slots.Apply(spec) // Status reports the error
 	return nil
 }
 
 // Apply implements control.Slots: it is CheckResource and ApplyResource for a control
 // plane, which sends specs to its own slots.
-func (n *Node) Apply(m *api.SlotSpec) error {
+func (h *Host) Apply(m *api.SlotSpec) error {
 	spec, err := policyslots.Decode(m)
 	if err != nil {
 		return err
 	}
-	if err := n.Check(spec); err != nil {
+	if err := h.Slots.Check(spec); err != nil {
 		return err
 	}
-	n.SetSpec(spec)
+	_ = h.Slots.Apply(spec) // Status reports the error
 	return nil
+}
+
+// Status returns the state of the slots as messages of a report, which belong to the
+// caller.
+func (h *Host) Status() []*api.SlotStatus {
+	all := h.Slots.Status()
+	out := make([]*api.SlotStatus, len(all))
+	for i, s := range all {
+		out[i] = policyslots.EncodeStatus(s)
+	}
+	return out
 }

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/profiling"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // serveEngine runs an emulated engine inside a synctest bubble, and returns a Config for it.

@@ -39,6 +39,9 @@ const (
 	maxFailures = 5
 	// maxAnswer bounds the answers to GET requests.
 	maxAnswer = 16 << 20
+	// clockTick is the time between two looks at the clock. It is well above the resolution of timers, and well below
+	// the time of an answer.
+	clockTick = 10 * time.Millisecond
 )
 
 // Config configures a Profiler. Endpoint, Model, Grid and Seconds are required.
@@ -53,7 +56,9 @@ type Config struct {
 	Seconds float64
 	// Transport sends the requests; nil is one with as many connections as the largest batch.
 	Transport http.RoundTripper
-	Logger    *slog.Logger // nil discards
+	// After is time.After by default. By how much it is late says whether this process gets a CPU.
+	After  func(time.Duration) <-chan time.Time
+	Logger *slog.Logger // nil discards
 }
 
 // Profiler measures one endpoint.
@@ -75,6 +80,9 @@ type Profiler struct {
 // New validates the Config and sends nothing.
 func New(c Config) (*Profiler, error) {
 	c.API = cmp.Or(c.API, Completions)
+	if c.After == nil {
+		c.After = time.After
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -108,6 +116,7 @@ func (p *Profiler) Run(ctx context.Context, cell profiling.Cell) (profiling.Log,
 	defer stop(nil)
 	c := &cellRun{profiler: p, log: profiling.Log{Cell: cell}, began: time.Now(), stop: stop}
 	var slots sync.WaitGroup
+	slots.Go(func() { c.watchClock(ctx) })
 	for slot := range cell.Batch {
 		// The lengths of a slot do not depend on which slot is faster.
 		rng := rand.New(rand.NewPCG(p.cfg.Grid.Seed, uint64(cell.Low)<<32|uint64(cell.Batch)<<16|uint64(slot)))
@@ -147,6 +156,21 @@ type cellRun struct {
 
 // seconds returns a time since the cell began, in whole microseconds.
 func (c *cellRun) seconds(t time.Time) float64 { return float64(t.Sub(c.began).Microseconds()) * 1e-6 }
+
+// watchClock measures how late this process runs until ctx ends.
+func (c *cellRun) watchClock(ctx context.Context) {
+	var late, total time.Duration
+	for from := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			c.log.Late = late.Seconds() / max(total, clockTick).Seconds()
+			return
+		case <-c.profiler.cfg.After(clockTick):
+		}
+		now := time.Now()
+		late, total, from = late+now.Sub(from)-clockTick, total+now.Sub(from), now
+	}
+}
 
 // add adds a request that ended, and ends the cell when enough have.
 func (c *cellRun) add(r profiling.Request, err error) {

@@ -1,21 +1,24 @@
 package profiler
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/profiling"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -152,6 +155,42 @@ func TestCellKeepsItsBatch(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestStarvedClient measures through a client that reads whole answers at once, as one that gets no CPU: it must not
+// leave out larger cells for a queue that the engine does not have. One that runs in time leaves them out.
+func TestStarvedClient(t *testing.T) {
+	for slower, want := range map[time.Duration]int{1: 1, 4: 6} {
+		synctest.Test(t, func(t *testing.T) {
+			c, stop := serveEngine(t, emulator.Config{Profile: testkit.Must(cost.Builtin("h100-llama-3.1-8b"))})
+			defer stop()
+			c.Transport = wholeAnswers{c.Transport}
+			c.After = func(d time.Duration) <-chan time.Time { return time.After(slower * d) }
+			c.Seconds, c.Grid = 1, profiling.Grid{Shortest: 100, Longest: 400, Factor: 2, MaxBatch: 4, Output: 20}
+			logs := measure(t, c, c.Grid.Cells(), func(profiling.Log) {})
+			if len(logs) != want {
+				t.Errorf("a clock %d times as slow: %d cells, want %d", slower, len(logs), want)
+			}
+			for _, l := range logs {
+				if l.Starved() != (slower > 1) || !l.Queued() {
+					t.Errorf("a clock %d times as slow, %v: ran %d at once, late for %.2f of the time", slower, l.Cell, l.Running, l.Late)
+				}
+			}
+		})
+	}
+}
+
+// wholeAnswers is a transport whose answers come when they are complete.
+type wholeAnswers struct{ http.RoundTripper }
+
+func (w wholeAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := w.RoundTripper.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(answer.Body)
+	answer.Body = io.NopCloser(bytes.NewReader(text))
+	return answer, err
 }
 
 // TestEndpointsWithoutExtensions measures one that refuses ignore_eos and reports no usage.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestBar checks that carriage returns are written to terminals only, and that all bars end with a line's end.

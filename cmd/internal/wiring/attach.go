@@ -6,7 +6,7 @@ import (
 
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
 
@@ -19,7 +19,8 @@ func (f *Fleet) Attach(nodeID string, control []string) (attach.Config, error) {
 	if len(control) == 0 {
 		control = f.ControlPlanes()
 	}
-	c := attach.Config{Control: control, Cluster: f.Fleet.Control.XDSCluster}
+	c := attach.Config{Control: control, Cluster: f.Fleet.Control.XDSCluster, BodyLimit: f.Fleet.Proxy.BodyLimit.Bytes(),
+		SeveralModels: len(f.Fleet.Models) > 1}
 	if f.Fleet.TLS.Cert == "" {
 		return c, nil
 	}

@@ -10,9 +10,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/flow"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
@@ -66,7 +66,7 @@ func (s *scaledFleet) list() []policies.Replica {
 func (s *scaledFleet) resize(n int) {
 	s.changes = append(s.changes, n-len(s.engines))
 	for len(s.engines) < n {
-		e := &virtualEngine{id: policies.ReplicaID(fmt.Sprint("r", s.next)), capacity: s.engines[0].capacity, starting: true, counter: flow.New(s.edges, s.f.Planner.Window.Seconds())}
+		e := &virtualEngine{id: policies.ReplicaID(fmt.Sprint("r", s.next)), capacity: s.engines[0].capacity, starting: true, counter: partition.NewFlowCounter(s.edges, s.f.Planner.Window.Seconds())}
 		s.started[e.id] = s.now
 		s.engines = append(s.engines, e)
 		s.next++

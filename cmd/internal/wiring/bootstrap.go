@@ -17,20 +17,13 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// The files that BootstrapFiles returns, and the names of the secrets in them.
-const (
-	BootstrapFile   = "bootstrap.json"
-	certificateFile = "sds-certificate.json"
-	authorityFile   = "sds-authority.json"
-
-	certificateSecret = "cascade/own-certificate"
-	authoritySecret   = "cascade/authority"
-)
+// BootstrapFile is one of the files that BootstrapFiles returns; the others are resources.CertificateFile and
+// resources.AuthorityFile.
+const BootstrapFile = "bootstrap.json"
 
 // Bootstrap renders the bootstrap of an Envoy of this fleet. An empty b.XDS stands
 // for all the fleet's control planes. With TLS, Envoy presents the certificate that
@@ -39,6 +32,9 @@ const (
 // address. Envoy reads the PEM files once; see BootstrapFiles for files that
 // rotate.
 func (f *Fleet) Bootstrap(b resources.BootstrapConfig) ([]byte, error) {
+	if t := f.Fleet.TLS; t.ServesRequests() {
+		return nil, fmt.Errorf("bootstrap: with tls, Envoy presents a certificate to migrators, which it reads through files in tls.envoy_dir: write them with --out %s, or set tls.plaintext.requests", t.EnvoyDir)
+	}
 	return f.bootstrap(b, func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
 		c.TlsCertificates = []*tlsv3.TlsCertificate{own}
 		c.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: peers}
@@ -48,12 +44,15 @@ func (f *Fleet) Bootstrap(b resources.BootstrapConfig) ([]byte, error) {
 
 // BootstrapFiles renders the same bootstrap as files of the directory dir, by
 // name. With TLS, two of them are SDS files: Envoy reads its certificate and the
-// authorities through them, and again whenever a file is renamed into the
+// authorities through them, for the control plane and for migrators, and again whenever a file is renamed into the
 // directories of the PEM files, so that they rotate without a restart.
 func (f *Fleet) BootstrapFiles(b resources.BootstrapConfig, dir string) (map[string][]byte, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
+	}
+	if t := f.Fleet.TLS; t.ServesRequests() && dir != filepath.Clean(t.EnvoyDir) {
+		return nil, fmt.Errorf("bootstrap: Envoys of this fleet read their certificate through files in %s: write them there, and not to %s, or set tls.envoy_dir", t.EnvoyDir, dir)
 	}
 	files := make(map[string][]byte)
 	files[BootstrapFile], err = f.bootstrap(b, func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
@@ -63,12 +62,16 @@ func (f *Fleet) BootstrapFiles(b resources.BootstrapConfig, dir string) (map[str
 		}
 		peers.WatchedDirectory = &corev3.WatchedDirectory{Path: filepath.Dir(ca)}
 		var bad1, bad2 error
-		files[certificateFile], bad1 = secretFile(&tlsv3.Secret{Name: certificateSecret, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: own}})
-		files[authorityFile], bad2 = secretFile(&tlsv3.Secret{Name: authoritySecret, Type: &tlsv3.Secret_ValidationContext{ValidationContext: peers}})
-		c.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secretFromFile(certificateSecret, filepath.Join(dir, certificateFile))}
-		c.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
-			ValidationContextSdsSecretConfig: secretFromFile(authoritySecret, filepath.Join(dir, authorityFile)),
-		}
+		files[resources.CertificateFile], bad1 = secretFile(&tlsv3.Secret{Name: resources.CertificateSecret, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: own}})
+		// The file says who issues certificates, and each user of it whose it accepts.
+		who := &tlsv3.CertificateValidationContext{MatchTypedSubjectAltNames: peers.MatchTypedSubjectAltNames}
+		peers.MatchTypedSubjectAltNames = nil
+		files[resources.AuthorityFile], bad2 = secretFile(&tlsv3.Secret{Name: resources.AuthoritySecret, Type: &tlsv3.Secret_ValidationContext{ValidationContext: peers}})
+		c.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{resources.SecretFromFile(resources.CertificateSecret, filepath.Join(dir, resources.CertificateFile))}
+		c.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+			DefaultValidationContext:         who,
+			ValidationContextSdsSecretConfig: resources.SecretFromFile(resources.AuthoritySecret, filepath.Join(dir, resources.AuthorityFile)),
+		}}
 		return errors.Join(bad1, bad2)
 	})
 	return files, err
@@ -83,24 +86,16 @@ func secretFile(s *tlsv3.Secret) ([]byte, error) {
 	return resources.FormatJSON(&discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{typed}})
 }
 
-// secretFromFile returns the reference to a secret in a file.
-func secretFromFile(name, path string) *tlsv3.SdsSecretConfig {
-	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
-		ResourceApiVersion:    corev3.ApiVersion_V3,
-		ConfigSourceSpecifier: &corev3.ConfigSource_PathConfigSource{PathConfigSource: &corev3.PathConfigSource{Path: path}},
-	}}
-}
-
 // placeCertificates puts Envoy's certificate and the validation of its peers into
 // a TLS context.
 type placeCertificates func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error
 
 func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placeCertificates) ([]byte, error) {
-	if f.Proxy.TLS.Cert != "" && !nodegroup.Match(f.Proxy.Nodes, b.NodeID) {
+	if f.Proxy.TLS.Cert != "" && !resources.MatchGroup(f.Proxy.Nodes, b.NodeID) {
 		return nil, fmt.Errorf("bootstrap: node id %q is not in proxy.nodes of the fleet file, so the control plane would not send it the certificate of proxy.tls: add it there, or use another --node-id", b.NodeID)
 	}
 	if b.ControlPlane == "" {
-		planes := f.ControlPlanes()
+		planes := f.OwnControlPlanes()
 		b.ControlPlane, b.OtherControlPlanes = planes[0], planes[1:]
 	}
 	plain, err := resources.Bootstrap(b)
@@ -177,11 +172,7 @@ func controlPlaneMatcher(files config.TLS, host string) *tlsv3.SubjectAltNameMat
 	exact := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: host}}
 	switch {
 	case files.TrustDomain != "":
-		prefix := "spiffe://" + files.TrustDomain + "/" + string(identity.Control) + "/"
-		return &tlsv3.SubjectAltNameMatcher{
-			SanType: tlsv3.SubjectAltNameMatcher_URI,
-			Matcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}},
-		}
+		return resources.IdentityMatcher(files.TrustDomain, identity.Control)
 	case net.ParseIP(host) != nil:
 		return &tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_IP_ADDRESS, Matcher: exact}
 	}

@@ -2,7 +2,6 @@ package wiring
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
@@ -11,13 +10,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
+)
+
+// ControlKinds are the kinds that a control plane decides, MigratorKinds those that a
+// migrator decides.
+var (
+	ControlKinds  = []abi.Kind{abi.Partition, abi.Guard}
+	MigratorKinds = []abi.Kind{abi.Refine, abi.Quote, abi.Select, abi.Outlier, abi.Place}
 )
 
 // NativePolicies returns the policies of this fleet's preset that decide where no
 // module does: those of the control plane, and those of a replica's market m.
-func (f *Fleet) NativePolicies(m market.Config) policy.Native {
-	n := policy.Native{
+func (f *Fleet) NativePolicies(m market.Config) slothost.Native {
+	n := slothost.Native{
 		Partitioner: partition.Exact{Slack: partition.DefaultSlack}, Guard: allowAll{}, Refiner: m.Refiner,
 		Quoter: m.Machine.Quoter, Selector: m.Machine.Selector, Detector: m.Detector, Placer: m.Placer,
 	}
@@ -37,7 +43,7 @@ func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 		n.Detector = f.outlierDetector(policies.Cost{})
 	}
 	if n.Placer == nil {
-		n.Placer = f.placer(engineCosts{})
+		n.Placer = f.placer()
 	}
 	return n
 }
@@ -46,7 +52,7 @@ func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 // built-in invariants apply in any case.
 type allowAll struct{}
 
-// Guard implements policy.Guard.
+// Guard implements slothost.Guard.
 func (allowAll) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
 
 // BuiltinModule is a built-in policy as a module of wasm/plugins.
@@ -69,34 +75,29 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 		{Name: bids, Kinds: []abi.Kind{abi.Quote, abi.Select}},
 		{Name: refiner, Kinds: []abi.Kind{abi.Refine}},
 	}
-	cost, one, copies := f.commonCosts()
-	if one || f.Preset == config.PresetPaper {
-		detector := f.outlierDetector(cost.Cost)
+	if cost, one := f.commonCost(); one || f.Preset == config.PresetPaper {
+		detector := f.outlierDetector(cost)
 		all = append(all, BuiltinModule{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}, Configuration: fmt.Appendf(nil, "percent %d\nleast %d\n", detector.Percent, detector.MinExcess)})
 	}
-	switch {
-	case f.Preset == config.PresetPaper:
-		all = append(all, BuiltinModule{Name: "place", Kinds: []abi.Kind{abi.Place}})
-	case one && copies:
-		p := f.forecast(cost)
-		all = append(all, BuiltinModule{Name: "place-forecast", Kinds: []abi.Kind{abi.Place}, Configuration: fmt.Appendf(nil, "iteration %d\nsequence %d\nprompt %d\nprompt2 %d\nheld %d\ncopied %d\nmargin %d\nshorter-margin %d\n",
-			p.Prices.Iteration, p.Prices.Sequence, p.Prices.Prompt, p.Prices.Prompt2, p.Prices.Held, p.Prices.Copied, p.Margin, p.ShorterMargin)})
+	placer := "place-cheapest"
+	if f.Preset == config.PresetPaper {
+		placer = "place"
 	}
+	all = append(all, BuiltinModule{Name: placer, Kinds: []abi.Kind{abi.Place}})
 	return slices.DeleteFunc(all, func(b BuiltinModule) bool { return f.UnusedReason(b.Kinds[0]) != "" })
 }
 
-// commonCosts returns the costs of the replicas, whether all compute at the same cost, and whether all copy at
-// the same.
-func (f *Fleet) commonCosts() (common engineCosts, compute, copy bool) {
-	compute, copy = true, true
+// commonCost returns the cost of the replicas' engines, and whether all have the same.
+func (f *Fleet) commonCost() (common policies.Cost, same bool) {
+	same = true
 	for i, r := range f.Fleet.Replicas {
-		c := f.costs(r)
+		c := f.costs(r).Cost
 		if i == 0 {
 			common = c
 		}
-		compute, copy = compute && c.Cost == common.Cost, copy && c.copied == common.copied
+		same = same && c == common
 	}
-	return common, compute, copy
+	return common, same
 }
 
 // UnusedReason returns why nothing in this fleet calls the policies of a kind, and
@@ -115,15 +116,6 @@ func (f *Fleet) UnusedReason(k abi.Kind) string {
 		return `boundaries of this fleet move only with plans: set planner.refine: "on" in the fleet file, and restart`
 	}
 	return ""
-}
-
-// ModulesDir returns the directory in which the control planes keep the modules
-// that were pushed; "" for memory, etcd and Kubernetes.
-func (f *Fleet) ModulesDir() string {
-	if f.StateDir() == "" {
-		return ""
-	}
-	return filepath.Join(f.StateDir(), "modules")
 }
 
 // StateDir returns the directory of the fleet's state; "" for none, for etcd and for Kubernetes.

@@ -26,13 +26,9 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 	if f.ModulesEnabled() {
 		_, bad = f.keyRing()
 	}
+	rules := RegoRules{Files: map[string]string{}}
 	for i, name := range f.Fleet.Policies.Rules {
-		rules := RegoRules{Files: map[string]string{}}
 		fail(fmt.Sprintf("policies.rules[%d]", i), rules.read(f.resolvePath(name)))
-	}
-	if name := f.Fleet.Policies.Data; name != "" {
-		_, err := readData(f.resolvePath(name))
-		fail("policies.data", err)
 	}
 	for i, m := range f.Models {
 		if m.History != "" {
@@ -42,10 +38,12 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 	}
 	_, err := localuser.New(f.Fleet.Control.AdminUsers)
 	fail("control.admin_users", err)
+	_, err = localuser.New(f.Fleet.Control.SocketUsers)
+	fail("control.socket_users", err)
 	_, err = f.consoleToken()
 	fail("control.console_token_file", err)
 	f.checkEtcd(fail)
-	fail("control.module", f.loadEstimator(&resources.Settings{}))
+	fail("control.estimator", f.loadEstimator(&resources.Settings{}))
 	if t := f.Fleet.Proxy.TLS; t.Cert != "" {
 		cert, key := f.resolvePath(t.Cert), f.resolvePath(t.Key)
 		_, err := tls.LoadX509KeyPair(cert, key)
@@ -74,7 +72,7 @@ func (f *Fleet) keyRing() (r sign.Ring, bad []*config.FieldError) {
 	c := f.Fleet.Policies
 	r.Fleet, r.Threshold = f.ModuleFleet(), max(c.Threshold, 1)
 	for i, file := range c.Keys {
-		keys, err := readKeys(f.resolvePath(file))
+		keys, err := ReadKeys(f.resolvePath(file))
 		if err != nil {
 			bad = append(bad, &config.FieldError{Path: fmt.Sprintf("policies.keys[%d]", i), Msg: err.Error()})
 		}

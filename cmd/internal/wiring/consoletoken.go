@@ -5,7 +5,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/xds/console"
 )
 
@@ -23,7 +23,7 @@ func (f *Fleet) consoleToken() (string, error) {
 	if info.Mode().Perm()&0o027 != 0 {
 		return "", fmt.Errorf("%s: its group may write it, or others may read it (mode %04o): chmod 600 it", path, info.Mode().Perm())
 	}
-	text, err := fileio.Read(path, 2*console.MaxToken)
+	text, err := atomicfile.Read(path, 2*console.MaxToken)
 	if err != nil {
 		return "", err
 	}

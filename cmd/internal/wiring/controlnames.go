@@ -1,6 +1,6 @@
 package wiring
 
-import "github.com/cascadeinfer/cascade/policies/identity"
+import "github.com/cascadeinfer/cascade/internal/identity"
 
 // ControlCertificate returns the name that stands for {name} in the paths of this
 // control plane's certificate, and that the certificate must carry: control.name or,

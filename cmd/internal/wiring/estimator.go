@@ -7,25 +7,28 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// loadEstimator reads the length estimator that runs inside Envoys into the
-// settings, if the fleet has one.
+// loadEstimator sets the estimator in the settings, with the module that runs inside
+// Envoys, if the fleet has one.
 func (f *Fleet) loadEstimator(s *resources.Settings) error {
-	if f.Fleet.Control.Module == "" {
+	module := f.Fleet.Control.EstimatorModule()
+	if module == "" {
+		s.Estimator = resources.Estimator(f.Fleet.Control.Estimator)
 		return nil
 	}
-	path := f.resolvePath(f.Fleet.Control.Module)
+	s.Estimator = resources.Wasm
+	path := f.resolvePath(module)
 	if info, err := os.Stat(path); err == nil && info.Size() > resources.MaxModule {
-		return fmt.Errorf("control.module: %s has %d bytes; proxies get at most %d", path, info.Size(), resources.MaxModule)
+		return fmt.Errorf("control.estimator: %s has %d bytes; proxies get at most %d", path, info.Size(), resources.MaxModule)
 	}
 	code, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("control.module: %w", err)
+		return fmt.Errorf("control.estimator: %w", err)
 	}
-	if s.Module, err = resources.NewModule(code); err != nil {
-		return fmt.Errorf("control.module: %s: %w", path, err)
+	if s.Module, err = resources.NewModule(code, f.Fleet.Proxy.BodyLimit.Bytes()); err != nil {
+		return fmt.Errorf("control.estimator: %s: %w", path, err)
 	}
 	if err := checkEstimatorModule(code); err != nil {
-		return fmt.Errorf("control.module: %s: %w", path, err)
+		return fmt.Errorf("control.estimator: %s: %w", path, err)
 	}
 	return nil
 }

@@ -10,11 +10,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestEstimatorModule: control.module lies beside the fleet file, and chooses the
-// estimator.
+// TestEstimatorModule: the module of control.estimator lies beside the fleet file.
 func TestEstimatorModule(t *testing.T) {
-	f := load(t, "control: {module: est.wasm}\n")
-	if _, err := f.Control(nil); err == nil || !strings.Contains(err.Error(), "control.module") {
+	f := load(t, "control: {estimator: est.wasm}\n")
+	if _, err := f.Control(nil); err == nil || !strings.Contains(err.Error(), "control.estimator") {
 		t.Errorf("a missing module: %v", err)
 	}
 	path := filepath.Join(f.Dir, "est.wasm")

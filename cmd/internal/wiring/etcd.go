@@ -4,27 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/xds/store"
 	"github.com/cascadeinfer/cascade/xds/store/etcd"
 )
 
 // maxPassword bounds the file of a password, in bytes.
 const maxPassword = 4096
 
-// slotFolder is the folder, of the state directory or of etcd, for the notes of control
-// planes about their policy slots.
-const slotFolder = "planes"
-
-// OpenEtcd returns the client of the etcd that state names; nil where it names none. It reads
-// no file and dials nothing. The caller closes it.
-func (f *Fleet) OpenEtcd() (*etcd.Client, error) {
-	members, prefix, ok := f.EtcdState()
-	if !ok {
-		return nil, nil
-	}
+// openEtcd returns the etcd that state names. It reads no file and dials nothing.
+func (f *Fleet) openEtcd(members []string, prefix string) (store.Backend, error) {
 	c := etcd.Config{Endpoints: members, Prefix: prefix, User: f.Etcd.User}
 	if e := f.etcdFiles(); e.CA != "" {
 		c.Credentials = certs.FileCredentials(e)
@@ -32,11 +26,7 @@ func (f *Fleet) OpenEtcd() (*etcd.Client, error) {
 	if c.User != "" {
 		c.Password = f.etcdPassword
 	}
-	client, err := etcd.New(c)
-	if err != nil {
-		return nil, fmt.Errorf("state: %w", err)
-	}
-	return client, nil
+	return etcd.New(c)
 }
 
 // etcdFiles returns the PEM files of the connection to etcd, by resolved paths.
@@ -48,7 +38,7 @@ func (f *Fleet) etcdFiles() certs.ClientFiles {
 // etcdPassword reads the password of the etcd user. Its errors name the file only.
 func (f *Fleet) etcdPassword() (string, error) {
 	path := f.resolvePath(f.Etcd.PasswordFile)
-	text, err := fileio.Read(path, maxPassword)
+	text, err := atomicfile.Read(path, maxPassword)
 	if err != nil {
 		return "", fmt.Errorf("etcd.password_file: %w", err)
 	}
@@ -62,26 +52,17 @@ func (f *Fleet) etcdPassword() (string, error) {
 // PlaneNotes returns the notes of the control planes that share the fleet's state; none if it
 // cannot be read, or has not answered when ctx ends.
 func (f *Fleet) PlaneNotes(ctx context.Context) [][]byte {
-	notes := make(chan [][]byte, 1)
-	go func() { notes <- f.readPlaneNotes() }() // which is left to itself if the file system hangs
-	select {
-	case all := <-notes:
-		return all
-	case <-ctx.Done():
-		return nil
+	if dir := f.StateDir(); dir != "" {
+		if _, err := os.Stat(dir); err != nil { // it is on another host
+			return nil
+		}
 	}
-}
-
-func (f *Fleet) readPlaneNotes() [][]byte {
 	state, err := f.OpenState()
-	if err != nil {
+	if err != nil || state == nil {
 		return nil
-	}
-	if state == nil {
-		return readFolder(f.StateDir())
 	}
 	defer state.Close()
-	notes, _ := state.Notes(planeFolder).All() // those that can be read
+	notes, _ := state.AllNotes(ctx, time.Now()) // those that can be read
 	return notes
 }
 

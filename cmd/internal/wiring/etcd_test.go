@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,10 +11,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
-	fleetpkg "github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -33,8 +31,8 @@ func TestControlOnEtcd(t *testing.T) {
 	b, err := other.Control(nil)
 	testkit.NoError(t, err)
 	defer func() {
-		testkit.NoError(t, a.Store.(io.Closer).Close())
-		testkit.NoError(t, b.Store.(io.Closer).Close())
+		testkit.NoError(t, a.Store.Close())
+		testkit.NoError(t, b.Store.Close())
 	}()
 	if a.Settings.PrefixSecret != b.Settings.PrefixSecret || a.Settings.PrefixSecret == (resources.Settings{}).PrefixSecret {
 		t.Error("two control planes have different secrets of prefix keys")
@@ -44,24 +42,20 @@ func TestControlOnEtcd(t *testing.T) {
 	if u := <-b.Store.Watch(t.Context()); u.Err != nil || u.Version != v || u.Object.Epoch != 3 {
 		t.Errorf("the other control plane reads %+v", u)
 	}
-	testkit.NoError(t, a.Modules.Put(sha256.Sum256([]byte("module")), []byte("module")))
-	if code, err := b.Modules.Get(sha256.Sum256([]byte("module"))); err != nil || string(code) != "module" {
+	testkit.NoError(t, a.Store.PutModule(t.Context(), sha256.Sum256([]byte("module")), []byte("module")))
+	if code, err := b.Store.Module(t.Context(), sha256.Sum256([]byte("module"))); err != nil || string(code) != "module" {
 		t.Errorf("module %q, %v", code, err)
 	}
-	testkit.NoError(t, a.Counters.Save([]byte("of a")))
-	if data, err := b.Counters.Load(); err != nil || data != nil {
+	testkit.NoError(t, a.Store.Counters("a").Save([]byte("of a")))
+	if data, err := b.Store.Counters("b").Load(); err != nil || data != nil {
 		t.Errorf("b has the counters %q, %v", data, err)
 	}
-	if data, err := a.Counters.Load(); err != nil || string(data) != "of a" {
+	if data, err := a.Store.Counters("a").Load(); err != nil || string(data) != "of a" {
 		t.Errorf("a has the counters %q, %v", data, err)
 	}
-	testkit.NoError(t, a.Planes.Put("a", []byte("plane")))
-	testkit.NoError(t, a.Notes.Put("a", []byte("slots")))
+	testkit.NoError(t, a.Store.PutNote(t.Context(), "a", []byte("plane")))
 	if notes := fleet.PlaneNotes(t.Context()); len(notes) != 1 || string(notes[0]) != "plane" {
 		t.Errorf("notes of control planes: %q", notes)
-	}
-	if notes, err := b.Notes.All(); err != nil || len(notes) != 1 || string(notes[0]) != "slots" {
-		t.Errorf("notes about slots: %q, %v", notes, err)
 	}
 	entries, err := os.ReadDir(fleet.Dir)
 	testkit.NoError(t, err)
@@ -120,7 +114,7 @@ func TestEtcdTLS(t *testing.T) {
 		fleet := load(t, state+"etcd: {"+login+"}\n")
 		c, err := fleet.Control(nil)
 		testkit.NoError(t, err)
-		defer c.Store.(io.Closer).Close()
+		defer c.Store.Close()
 		_, err = c.Store.CompareAndSwap(t.Context(), "", store.Object{Epoch: 1})
 		return err
 	}
@@ -143,15 +137,26 @@ func TestNoKubernetes(t *testing.T) {
 	if dir := fleet.StateDir(); dir != "" {
 		t.Errorf("the state is in the directory %q", dir)
 	}
-	memory := new(store.Memory)
-	c, err := fleet.ControlWith(t.Context(), nil, &SharedState{Plan: memory, Modules: new(store.MemoryModules), Counters: func(string) fleetpkg.Counters { return fleetpkg.CounterFile{} }})
+	memory := store.New(store.NewMemory())
+	c, err := fleet.ControlWith(t.Context(), nil, memory)
 	testkit.NoError(t, err)
 	if c.Store != memory {
 		t.Error("the state of the caller is not used")
 	}
-	closed := false
+	b := &closing{Backend: store.NewMemory()}
 	fleet.Fleet.Control.AdminUsers = []string{"no such user"}
-	if _, err := fleet.ControlWith(t.Context(), nil, &SharedState{Close: func() error { closed = true; return nil }}); err == nil || !closed {
-		t.Errorf("%v; closed: %v", err, closed)
+	if _, err := fleet.ControlWith(t.Context(), nil, store.New(b)); err == nil || !b.closed {
+		t.Errorf("%v; closed: %v", err, b.closed)
 	}
+}
+
+// closing is a backend that remembers its end.
+type closing struct {
+	store.Backend
+	closed bool
+}
+
+func (c *closing) Close() error {
+	c.closed = true
+	return nil
 }

@@ -12,26 +12,27 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/localuser"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
-	"github.com/cascadeinfer/cascade/policies/autoscale"
-	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -58,6 +59,8 @@ type Fleet struct {
 	Profiles map[string]cost.Profile // by model, at the fleet's speed
 	// Machines are the hosts of the fleet file's topology, by node.
 	Machines topology.Machines
+	// CodeCache is the directory of machine code where policies.directory names none; "" for no cache.
+	CodeCache string
 	// Trusted are public keys besides those of policies.keys, of a program that signs
 	// modules itself.
 	Trusted         []ed25519.PublicKey
@@ -175,26 +178,36 @@ func (f *Fleet) Registry() []policies.Replica {
 	for i, r := range f.Fleet.Replicas {
 		out[i] = policies.Replica{
 			ID: policies.ReplicaID(r.ID), Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host,
-			Capacity: f.capacity(r), Adapters: f.AdaptersOf(r), Draining: r.Drain, Prefill: r.Role == config.RolePrefill,
+			Capacity: f.capacity(r), Adapters: f.AdaptersOf(r), Draining: r.Drain, Prefill: r.Role == config.RolePrefill, Engine: r.Engine,
 		}
 	}
 	return out
 }
 
+// firstBytesPerToken is the first estimate of prompt bytes per token. It is learnt from exact counts once requests finish.
+const firstBytesPerToken = 4
+
+// scaleDownWindow is for how long fewer replicas must have been enough before fewer are recommended.
+const scaleDownWindow = 10 * time.Minute
+
 // Rules returns the models and how the control plane plans them.
 func (f *Fleet) Rules() fleet.Rules {
-	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Adopt: f.Planner.Adopt, IterationRatio: f.Planner.IterationRatio, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.MinRequests, AnyRemoval: f.Fleet.Control.AnyRemoval}
-	rules.Scaling = autoscale.Config{
-		Utilisation: f.Autoscale.Utilisation, Hysteresis: f.Autoscale.Hysteresis,
-		Window: policies.Micros(f.Autoscale.Window.Microseconds()), Memory: policies.Micros(f.Planner.Window.Microseconds()),
+	limit, ratio := f.IterationBounds()
+	rules := fleet.Rules{
+		Policy: f.Preset, Refine: f.Planner.Refine, IterationRatio: ratio, StageReplicas: f.Planner.StageReplicas, Speed: f.Speed,
+		Period: f.Planner.Period, Seen: f.Planner.MinRequests, AnyRemoval: f.Fleet.Control.AnyRemoval,
+	}
+	rules.Scaling = planner.ScalerConfig{
+		Utilisation: f.Planner.Utilisation,
+		Window:      policies.Micros(scaleDownWindow.Microseconds()), Memory: policies.Micros(f.Planner.Window.Microseconds()),
 	}
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.minTensorParallel(m.Name))
 		model := fleet.Model{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
-			Limits:        policies.Limits{Stages: policies.MaxStages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: poolingFactor},
+			Limits:        policies.Limits{Stages: policies.MaxStages, Iteration: f.scaled(limit).Seconds(), Pooling: poolingFactor},
 			Edges:         f.Edges(m),
-			BytesPerToken: length.RatioOf(m.BytesPerToken), PrefixDepth: m.PrefixDepth, History: f.histories[m.Name],
+			BytesPerToken: length.RatioOf(firstBytesPerToken), PrefixDepth: m.PrefixDepth, History: f.histories[m.Name],
 		}
 		f.setLinks(&model, p)
 		rules.Models = append(rules.Models, model)
@@ -214,13 +227,12 @@ func (f *Fleet) minTensorParallel(model string) int {
 	return max(1, least)
 }
 
-// stateTimeout bounds how long Control waits for a shared state that is unavailable.
+// stateTimeout bounds how long Control waits for a state that is unavailable.
 const stateTimeout = 10 * time.Second
 
 // Control returns the control plane's Config, without listeners and TLS. It
-// creates the state directory where it is missing, and reads the models' histories. Where
-// state names etcd, Store is an io.Closer, which the caller closes after the control plane
-// has ended. For a state in Kubernetes it returns ErrNoKubernetes (wrapped).
+// opens the state, and reads the models' histories. The caller closes Store, unless it is nil,
+// after the control plane has ended. For a state in Kubernetes it returns ErrNoKubernetes (wrapped).
 func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	state, err := f.OpenState()
 	if err != nil {
@@ -231,10 +243,9 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	return f.ControlWith(ctx, log, state)
 }
 
-// ControlWith is Control with a state that the caller has opened; nil is the state directory, or
-// memory. Where the state is unavailable and is needed, it waits for it until ctx ends. Where it
+// ControlWith is Control with a state that the caller has opened; nil is memory. Where the state is unavailable and is needed, it waits for it until ctx ends. Where it
 // fails, it closes the state.
-func (f *Fleet) ControlWith(ctx context.Context, log *slog.Logger, state *SharedState) (control.Config, error) {
+func (f *Fleet) ControlWith(ctx context.Context, log *slog.Logger, state *store.Store) (control.Config, error) {
 	c, err := f.controlConfig(ctx, log, state)
 	if err != nil && state != nil {
 		_ = state.Close()
@@ -242,14 +253,18 @@ func (f *Fleet) ControlWith(ctx context.Context, log *slog.Logger, state *Shared
 	return c, err
 }
 
-func (f *Fleet) controlConfig(ctx context.Context, log *slog.Logger, state *SharedState) (control.Config, error) {
+func (f *Fleet) controlConfig(ctx context.Context, log *slog.Logger, state *store.Store) (control.Config, error) {
 	if err := f.readHistories(); err != nil {
 		return control.Config{}, err
 	}
 	c := control.Config{
 		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.AdminHosts, Mixes: new(mixes), Logger: log,
 		Proxies:  f.proxyNodes(),
-		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, AccessLog: f.Fleet.Proxy.AccessLog, TraceCollector: f.Fleet.Proxy.TraceCollector, TraceShare: f.Fleet.Proxy.TraceShare, Estimator: resources.Estimator(f.Fleet.Control.Estimator), XDSCluster: f.Fleet.Control.XDSCluster},
+		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, AccessLog: f.Fleet.Proxy.AccessLog, TraceCollector: f.Fleet.Proxy.TraceCollector, TraceShare: f.Fleet.Proxy.TraceShare, XDSCluster: f.Fleet.Control.XDSCluster, BodyLimit: f.Fleet.Proxy.BodyLimit.Bytes(), Origins: f.Fleet.Proxy.Origins},
+	}
+	c.Plaintext = f.Fleet.TLS.Plaintext
+	if f.Fleet.TLS.ServesRequests() {
+		c.Settings.ReplicaTLS = resources.ReplicaTLS{Dir: f.Fleet.TLS.EnvoyDir, TrustDomain: f.Fleet.TLS.TrustDomain}
 	}
 	if err := f.loadEstimator(&c.Settings); err != nil {
 		return c, err
@@ -266,7 +281,7 @@ func (f *Fleet) controlConfig(ctx context.Context, log *slog.Logger, state *Shar
 		return c, fmt.Errorf("control.console_token_file: %w", err)
 	}
 	l := f.Fleet.Control.Limits
-	c.Limits = server.Limits{Streams: l.Streams, StreamNames: l.StreamNames, NodeNames: l.NodeNames, Rate: l.Rate, Burst: l.Burst, Nodes: l.Nodes}
+	c.Limits = server.Limits{Streams: l.Streams, NodeNames: l.NodeNames, Rate: l.Rate, Nodes: l.Nodes}
 	c.Groups, c.Watch = f.Fleet.Control.NodeGroups(), f.scaled(f.Fleet.Control.Soak)
 	c.Name, c.Shared = f.controlPlaneName(), len(f.Fleet.Control.Peers) > 0
 	if path := f.resolvePath(f.Fleet.Control.Audit); path != "" {
@@ -274,29 +289,7 @@ func (f *Fleet) controlConfig(ctx context.Context, log *slog.Logger, state *Shar
 			return c, fmt.Errorf("control.audit: %w", err)
 		}
 	}
-	switch dir := f.StateDir(); {
-	case state != nil:
-		c.Store, c.Counters, c.Modules = state.Plan, state.Counters(c.Name), state.Modules
-		if c.Shared {
-			c.Planes, c.Notes = state.Notes(planeFolder), state.Notes(slotFolder)
-		}
-	case dir != "":
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return c, fmt.Errorf("state: %w", err)
-		}
-		file, err := store.NewFile(filepath.Join(dir, "plan.json"))
-		if err != nil {
-			return c, fmt.Errorf("state: %w", err)
-		}
-		counters := "counters.json"
-		if c.Shared {
-			counters = "counters-" + url.PathEscape(c.Name) + ".json" // each has its own
-			if c.Planes, err = store.NewNoteFolder(filepath.Join(dir, planeFolder)); err != nil {
-				return c, fmt.Errorf("state: %w", err)
-			}
-		}
-		c.Store, c.Counters = file, fleet.CounterFile{Path: filepath.Join(dir, counters)}
-	}
+	c.Store = state
 	return c, nil
 }
 
@@ -318,24 +311,6 @@ func DefaultNodeID(kind string) string {
 	return kind + "@" + host
 }
 
-// planeFolder is the folder, of the state directory or of etcd, for the notes of control
-// planes.
-const planeFolder = "control-planes"
-
-// readFolder returns the notes in a state directory; none if it is on another host.
-func readFolder(state string) [][]byte {
-	path := filepath.Join(state, planeFolder)
-	if _, err := os.Stat(path); err != nil {
-		return nil
-	}
-	folder, err := store.NewNoteFolder(path)
-	if err != nil {
-		return nil
-	}
-	notes, _ := folder.All() // those that can be read
-	return notes
-}
-
 // ControlPlanes returns the addresses of all control planes of the fleet, that of
 // control.listen first.
 func (f *Fleet) ControlPlanes() []string {
@@ -346,6 +321,41 @@ func (f *Fleet) ControlPlanes() []string {
 		}
 	}
 	return all
+}
+
+// OwnControlPlanes returns where the fleet's own components reach the control planes: control.socket, as unix:/PATH,
+// else ControlPlanes.
+func (f *Fleet) OwnControlPlanes() []string {
+	if path := f.Fleet.Control.Socket; path != "" {
+		return []string{"unix:" + path}
+	}
+	return f.ControlPlanes()
+}
+
+// ListenLocal opens control.socket for the fleet's own components; nil if the fleet has none.
+func (f *Fleet) ListenLocal(log *slog.Logger) (net.Listener, error) {
+	c := f.Fleet.Control
+	if c.Socket == "" {
+		return nil, nil
+	}
+	users, err := localuser.New(append(slices.Clone(c.SocketUsers), strconv.Itoa(os.Geteuid())))
+	if err != nil {
+		return nil, fmt.Errorf("control.socket_users: %w", err)
+	}
+	l, err := listenAt(c.Socket, users, func(err error) {
+		log.Warn("client of control.socket refused; add its user to control.socket_users if it is a migrator or proxy of the fleet", "error", err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("control.socket: %w; set it to a path in a folder of the control plane's user", err)
+	}
+	return l, nil
+}
+
+func listenAt(path string, users *localuser.Policy, refused func(error)) (net.Listener, error) {
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	return users.Listen(path, refused)
 }
 
 // controlPlaneName returns the name of a control plane: control.name, else the
@@ -371,7 +381,7 @@ func (f *Fleet) Frontend(r config.Replica, log *slog.Logger) frontend.Config {
 		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: f.Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV,
 		KVStated: r.KVTokens > 0 || m.KVTokens > 0, Model: m.Name, Context: m.Context,
 		Cost: f.profile(r).TensorParallel(r.TP).Cost(), Overload: f.overload(r), Logger: log,
-		Handoff: f.Migration.Mode == config.MigrationLive, MaxBodies: int64(f.Bodies.Replica) << 20, BodyRate: int64(f.Bodies.Rate),
+		Handoff: f.Migration.Mode == config.MigrationLive, MaxBody: f.Fleet.Proxy.BodyLimit.Bytes(), MaxBodies: f.Fleet.Proxy.BodyLimit.FrontEndBytes(), BodyRate: config.BodyRate,
 	}
 }
 

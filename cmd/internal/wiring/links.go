@@ -7,9 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
-// Migrators report the links between replicas. The fleet file has the rates of
-// unknown links: migration.link_gbps between hosts, and migration.host_gbps within a
-// host where that is faster. The preset "paper" ignores all of them.
+// Migrators report the links between replicas. The fleet file has the rate of
+// unknown links: migration.link_gbps. The preset "paper" ignores all of them.
 
 // UsesDistance reports whether policies consider the links between replicas.
 func (f *Fleet) UsesDistance() bool { return f.Preset != "paper" }
@@ -21,7 +20,7 @@ func gbps(x float64) links.Rate { return links.Rate(x * float64(links.Gigabit)) 
 // hosts.
 func (f *Fleet) Links() links.Rates {
 	between := gbps(f.Migration.LinkGbps)
-	return links.Rates{SameHost: max(between, gbps(f.Migration.HostGbps)), BetweenHosts: between, MaxBetweenHosts: between}
+	return links.Rates{SameHost: between, BetweenHosts: between, MaxBetweenHosts: between}
 }
 
 // TokenBytes returns the size of the KV of one token of a replica.
@@ -37,5 +36,5 @@ func (f *Fleet) setLinks(m *fleet.Model, p cost.Profile) {
 	}
 	m.TokenBytes, m.Links = float64(p.KVBytesPerToken)/f.Speed, f.Links()
 	m.Links.BetweenHosts = links.Rate(p.LinkRate / f.Speed)
-	m.Links.SameHost = max(m.Links.BetweenHosts, gbps(f.Migration.HostGbps))
+	m.Links.SameHost = m.Links.BetweenHosts
 }

@@ -3,11 +3,13 @@ package wiring
 import (
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestRemoveStaleMarks: what a process that was ended left of a new file is removed when it
@@ -16,23 +18,22 @@ func TestRemoveStaleMarks(t *testing.T) {
 	f := load(t, "state: s\npolicies: {keys: [k.pub]}\n")
 	writeFile(t, filepath.Join(f.Dir, "k.pub"), publicKey(t))
 	dir := filepath.Join(f.Dir, "s", "marks")
-	old := time.Now().Add(-2 * time.Hour)
-	for _, name := range []string{".control-a.json-17", ".control-b.json-17", ".control-a.json-x", "control-a.json"} {
-		writeFile(t, filepath.Join(dir, name), "x")
-		if err := os.Chtimes(filepath.Join(dir, name), old, old); err != nil {
-			t.Fatal(err)
-		}
+	writeFile(t, filepath.Join(dir, "control-a.json"), "x")
+	interrupted := func(name string) string {
+		return testkit.Must(atomicfile.WriteTemp(filepath.Join(dir, name), nil, 0o600, (*os.File).Sync))
 	}
-	writeFile(t, filepath.Join(dir, ".control-a.json-18"), "x")
+	stale, kept := interrupted("control-a.json"), []string{interrupted("control-b.json"), filepath.Join(dir, "control-a.json.tmpx"), filepath.Join(dir, "control-a.json")}
+	writeFile(t, kept[1], "x")
+	old := time.Now().Add(-2 * time.Hour)
+	for _, name := range append(kept, stale) {
+		testkit.NoError(t, os.Chtimes(name, old, old))
+	}
+	kept = append(kept, interrupted("control-a.json")) // a moment ago
 	if _, err := f.Policies(identity.Control, "a", 0); err != nil {
 		t.Fatal(err)
 	}
-	var left []string
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		left = append(left, e.Name())
-	}
-	if got := strings.Join(left, " "); err != nil || got != ".control-a.json-18 .control-a.json-x .control-b.json-17 control-a.json" {
-		t.Errorf("left: %s, %v", got, err)
+	left := testkit.Must(filepath.Glob(filepath.Join(dir, "*")))
+	if slices.Sort(kept); !slices.Equal(left, kept) {
+		t.Errorf("left: %q, want %q", left, kept)
 	}
 }

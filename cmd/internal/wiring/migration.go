@@ -11,9 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
-	"github.com/cascadeinfer/cascade/policies/refine"
 )
 
 const (
@@ -43,33 +42,35 @@ const neverSpill = 101
 
 // outlierDetector returns the built-in detector of overloaded replicas, for an engine of this
 // cost. The paper's has no least excess.
-func (f *Fleet) outlierDetector(c policies.Cost) outlier.Detector {
+func (f *Fleet) outlierDetector(c policies.Cost) bidask.Detector {
 	if f.Preset == config.PresetPaper {
-		return outlier.Detector{Percent: outlierPercent}
+		return bidask.Detector{Percent: outlierPercent}
 	}
-	return outlier.Detector{Percent: outlierPercent, MinExcess: outlier.MinExcess(c)}
+	return bidask.Detector{Percent: outlierPercent, MinExcess: bidask.MinExcess(c)}
 }
 
-// placer returns the built-in choice of the replica where a request starts, for engines of this
-// cost. The paper has none; its requests are placed by thresholds that need no prices.
-func (f *Fleet) placer(c engineCosts) policies.Placer {
+// placer returns the built-in choice of the replica where a request starts. The paper has none; its requests are placed by thresholds that need no prices.
+func (f *Fleet) placer() policies.Placer {
 	if f.Preset == config.PresetPaper {
 		return place.Policy{}
 	}
-	return f.forecast(c)
+	return place.Cheapest{}
 }
 
-// forecast returns how requests are placed by predicted times on engines of this cost.
-func (f *Fleet) forecast(c engineCosts) place.Forecast {
-	return place.Forecast{
-		Prices: place.NewPrices(c.Cost).WithCopies(c.copied),
-		Margin: f.scaledMargin(place.DefaultMargin), ShorterMargin: f.scaledMargin(place.DefaultShorterMargin),
+// engine returns what placement counts with at a replica; nil in the paper's preset: it has no prices.
+func (f *Fleet) engine(r config.Replica) *place.Engine {
+	if f.Preset == config.PresetPaper {
+		return nil
 	}
-}
-
-// scaledMargin returns a margin of placement at the fleet's speed; at least a microsecond.
-func (f *Fleet) scaledMargin(at1 policies.Micros) policies.Micros {
-	return max(1, policies.Micros(f.scaled(time.Duration(at1)*time.Microsecond).Microseconds()))
+	c := f.capacity(r)
+	e := &place.Engine{Cost: f.costs(r).Cost, Batch: c.Batch, Chunk: place.DefaultChunk, KV: c.KV}
+	if e.Batch <= 0 {
+		e.Batch = place.DefaultBatch
+	}
+	if e.KV <= 0 {
+		e.KV = policies.Unbounded
+	}
+	return e
 }
 
 // engineCosts is what the built-in policies count with.
@@ -112,9 +113,9 @@ func (f *Fleet) Refines() bool { return f.Planner.Refine == config.RefineOn }
 // builtinRefiner returns the refiner of the preset.
 func (f *Fleet) builtinRefiner() policies.Refiner {
 	if f.Preset == config.PresetPaper {
-		return refine.Paper{}
+		return partition.PaperRefiner{}
 	}
-	return refine.Weighted{}
+	return partition.WeightedRefiner{}
 }
 
 // Blocks returns the directory of the sockets with which a replica's engine serves
@@ -132,14 +133,16 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 	p := f.profile(r).TensorParallel(r.TP)
 	c := market.Config{
 		Self: policies.ReplicaID(r.ID),
-		Machine: bidask.Config{
+		Machine: bidask.Rules{
 			Sample: bidSample, MaxConcurrentSends: f.Migration.MaxConcurrent, MaxConcurrentReceives: f.Migration.MaxConcurrent,
 			BidTimeout: bidTimeout, AnswerTimeout: answerTimeout,
 		},
 		KeepRequests:    !f.Migrates(),
 		Capacity:        f.capacity(r).KV,
 		Detector:        f.outlierDetector(p.Cost()),
-		Placer:          f.placer(f.costs(r)),
+		Placer:          f.placer(),
+		Engine:          f.engine(r),
+		CopySeconds:     f.costs(r).copied,
 		Prefill:         place.Prefill{},
 		QoE:             p.QoEModel(),
 		BucketEdges:     f.Edges(m),

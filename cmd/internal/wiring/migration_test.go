@@ -1,13 +1,12 @@
 package wiring
 
 import (
+	"math"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/place"
 )
 
 // TestOverloadedReplicas checks from which load on a replica sells requests: the default
@@ -42,15 +41,11 @@ func TestModulesOfUnequalReplicas(t *testing.T) {
 		return out
 	}
 	f := load(t, "")
-	if got := names(f); !slices.Contains(got, "outlier") || !slices.Contains(got, "place-forecast") {
+	if got := names(f); !slices.Contains(got, "outlier") || !slices.Contains(got, "place-cheapest") {
 		t.Errorf("equal replicas: %v", got)
 	}
-	f.Fleet.Replicas[1].Blocks, f.Migration.Mode, f.Migration.PrefixPull = "b", config.MigrationLive, "on"
-	if got := names(f); !slices.Contains(got, "outlier") || slices.Contains(got, "place-forecast") {
-		t.Errorf("one replica copies prefixes: %v", got)
-	}
 	f.Fleet.Replicas[1].TP = 4
-	if got := names(f); !slices.Equal(got, []string{"partition-exact", "bid-least-load"}) {
+	if got := names(f); !slices.Equal(got, []string{"partition-exact", "bid-least-load", "place-cheapest"}) {
 		t.Errorf("unequal replicas: %v", got)
 	}
 }
@@ -61,13 +56,13 @@ func TestPlacementCountsCopies(t *testing.T) {
 	for _, c := range []struct {
 		blocks, pull, mode string
 		gbps               float64
-		copied             int64 // picoseconds per token of 131,072 bytes
+		copied             float64 // microseconds per token of 131,072 bytes
 	}{
 		{"", "on", "live", 0, 0},
 		{"b", "off", "live", 0, 0},
 		{"b", "on", "place", 0, 0},
-		{"b", "on", "live", 0, 5_242_880 / 2},
-		{"b", "on", "live", 100, 10_485_760 / 2},
+		{"b", "on", "live", 0, 2.62144},
+		{"b", "on", "live", 100, 5.24288},
 	} {
 		f := load(t, "")
 		f.Migration = config.Migration{Mode: c.mode, PrefixPull: c.pull, LinkGbps: c.gbps}
@@ -77,21 +72,12 @@ func TestPlacementCountsCopies(t *testing.T) {
 		f.Profiles[f.Fleet.Replicas[0].Model] = p
 		r := f.Fleet.Replicas[0]
 		r.Blocks = c.blocks
-		got := f.forecast(f.costs(r))
-		if got.Prices.Copied != c.copied {
-			t.Errorf("%+v: %d ps for a token", c, got.Prices.Copied)
+		m := f.Market(r, nil)
+		if got := m.CopySeconds * 1e6; math.Abs(got-c.copied) > 1e-9 {
+			t.Errorf("%+v: %v µs for a token", c, got)
 		}
-		if got.Margin != place.DefaultMargin/2 || got.ShorterMargin != place.DefaultShorterMargin/2 {
-			t.Errorf("%+v: margins of %d and %d µs at twice the speed", c, got.Margin, got.ShorterMargin)
-		}
-		for _, m := range f.BuiltinModules() {
-			if m.Name == "place-forecast" && !strings.HasSuffix(string(m.Configuration), "\nmargin 125000\nshorter-margin 500000\n") {
-				t.Errorf("%+v: the module's configuration is\n%s", c, m.Configuration)
-			}
-		}
-		f.Speed = 1e9 // 0 would be the default of one second
-		if got = f.forecast(f.costs(r)); got.Margin != 1 || got.ShorterMargin != 1 {
-			t.Errorf("%+v: margins of %d and %d µs at a great speed", c, got.Margin, got.ShorterMargin)
+		if m.Engine == nil || m.Engine.Cost != f.costs(r).Cost || m.Engine.Batch <= 0 || m.Engine.KV <= 0 {
+			t.Errorf("%+v: prices count with %+v", c, m.Engine)
 		}
 	}
 }

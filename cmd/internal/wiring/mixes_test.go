@@ -4,8 +4,8 @@ import (
 	"math"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestMixes checks that each mix has a valid flow of one request per second, within the context,

@@ -1,18 +1,17 @@
 package wiring
 
 import (
-	"cmp"
 	"crypto/ed25519"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -34,6 +33,10 @@ const (
 	// (promotion.Config.Patience). The defaults of package promotion are for a
 	// hundred times that rate.
 	shadowCalls, canaryCalls = 200, 20
+	// shortCalls and shortStep are the gates and the canary, in 1/1000 of the requests, of a short trial.
+	shortCalls, shortStep = 5, 500
+	// shortWall ends a call of a module on short trial, whatever its kind.
+	shortWall = 30 * time.Second
 )
 
 // Policies is the configuration of one process's policy slots.
@@ -60,40 +63,43 @@ func (f *Fleet) ModulesEnabled() bool {
 // how many replicas share the component's modules; 0 means 1.
 func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policies, error) {
 	c := f.Fleet.Policies
-	p := Policies{Cache: f.resolvePath(c.Cache), RecordEvery: recordEvery, Instances: min(max(replicas, 1)+1, runtime.GOMAXPROCS(0))}
+	p := Policies{Cache: f.CodeCache, RecordEvery: recordEvery, Instances: min(max(replicas, 1)+1, runtime.GOMAXPROCS(0))}
 	ring, invalid := f.keyRing()
 	if len(invalid) > 0 {
 		return p, invalid[0]
 	}
 	p.Ring = ring
+	if dir := f.resolvePath(c.Directory); dir != "" {
+		p.Cache = filepath.Join(dir, "code")
+	}
 	if err := f.setMarksFile(&p, string(role)+"-"+identity.Escape(name)+".json"); err != nil {
 		return p, err
 	}
 	for k := range abi.NumKinds {
 		p.UnusedReason[k] = f.UnusedReason(k)
-		if l, ok := c.Limits[k.String()]; ok {
-			p.Limits[k].Fuel, p.Limits[k].Wall, p.Limits[k].Pages = l.Fuel, l.Wall, l.Pages
+		if c.Trial == config.TrialShort {
+			p.Limits[k].Wall = shortWall
 		}
-		own := c.Gates.Kinds[k.String()]
-		p.Gates[k] = promotion.Config{
-			Kind: lifecycle.Kind(k.String()), Ladder: c.Gates.Ladder, Patience: f.scaledGateTime(0, promotion.DefaultPatience),
-			Shadow: f.promotionGate(k, own.Shadow, c.Gates.Shadow, config.Gate{Calls: shadowCalls}, promotion.DefaultShadowSoak),
-			Canary: withComparisons(f.promotionGate(k, own.Canary, c.Gates.Canary, config.Gate{Calls: canaryCalls}, promotion.DefaultCanarySoak)),
-		}
+		p.Gates[k] = f.promotionGates(k)
 	}
 	return p, nil
 }
 
-// promotionGate returns a gate of a kind's slot: the file's values for the kind,
-// else its values for all kinds, else the default. A number of calls for all kinds
-// applies to those that decide for one request only; Fleet.Warnings reports that.
-func (f *Fleet) promotionGate(k abi.Kind, own, all, otherwise config.Gate, soak policies.Micros) promotion.Gate {
-	if !lifecycle.Kind(k.String()).PerRequest() {
-		all.Calls, otherwise.Calls = 0, 0
+// promotionGates returns the gates of a kind's slot. A number of calls applies to kinds that decide for one request
+// only.
+func (f *Fleet) promotionGates(k abi.Kind) promotion.Config {
+	c := promotion.Config{Kind: lifecycle.Kind(k.String()), Patience: f.scaledGateTime(promotion.DefaultPatience)}
+	c.Shadow = promotion.Gate{Calls: shadowCalls, Soak: f.scaledGateTime(promotion.DefaultShadowSoak)}
+	c.Canary = promotion.Gate{Calls: canaryCalls, Soak: f.scaledGateTime(promotion.DefaultCanarySoak)}
+	if f.Fleet.Policies.Trial == config.TrialShort {
+		c.Ladder, c.Shadow = []int{shortStep}, promotion.Gate{Calls: shortCalls, Soak: -1}
+		c.Canary = c.Shadow
 	}
-	return promotion.Gate{
-		Calls: cmp.Or(own.Calls, all.Calls, otherwise.Calls), Soak: f.scaledGateTime(cmp.Or(own.Soak, all.Soak), soak), Worse: cmp.Or(own.Worse, all.Worse),
+	if !c.Kind.PerRequest() {
+		c.Shadow.Calls, c.Canary.Calls = 0, 0
 	}
+	c.Canary = withComparisons(c.Canary)
+	return c
 }
 
 // withComparisons returns a canary's gate that also requires comparisons with the
@@ -101,6 +107,14 @@ func (f *Fleet) promotionGate(k abi.Kind, own, all, otherwise config.Gate, soak 
 func withComparisons(g promotion.Gate) promotion.Gate {
 	g.Compared = max(1, g.Calls/2)
 	return g
+}
+
+// plaintextMeaning says what each entry of tls.plaintext allows.
+var plaintextMeaning = map[string]string{
+	"clients":  "prompts travel from clients to proxies in plain text",
+	"requests": "prompts travel from proxies to migrators in plain text, and migrators serve everyone who reaches them",
+	"rdma":     "KV blocks, from which prompts can be computed, travel by RDMA unencrypted",
+	"traces":   "spans of requests travel to the collector in plain text",
 }
 
 // Warnings returns what is valid in the fleet file and possibly unintended, with
@@ -116,46 +130,23 @@ func (f *Fleet) Warnings() (all []string) {
 			}
 		}
 	}
-	if !f.ModulesEnabled() {
-		return all
+	if c := f.Fleet.Control; c.Socket == config.DefaultSocket && len(c.SocketUsers) == 0 {
+		all = append(all, "control.socket: "+c.Socket+" admits the control plane's own user and root: name the users of migrators and proxies in control.socket_users")
 	}
-	g := f.Fleet.Policies.Gates
-	for _, stage := range []struct {
-		name string
-		all  config.Gate
-		own  func(config.KindGates) config.Gate
-	}{
-		{"shadow", g.Shadow, func(k config.KindGates) config.Gate { return k.Shadow }},
-		{"canary", g.Canary, func(k config.KindGates) config.Gate { return k.Canary }},
-	} {
-		var one []string
-		for k := abi.Configure + 1; k < abi.NumKinds; k++ {
-			if !lifecycle.Kind(k.String()).PerRequest() && stage.own(g.Kinds[k.String()]).Calls == 0 {
-				one = append(one, k.String())
-			}
-		}
-		if stage.all.Calls > 1 && len(one) > 0 {
-			all = append(all, fmt.Sprintf("policies.gates.%s.calls: %d applies to kinds that decide for one request; %s are called every few seconds and must have answered 1 call: "+
-				"set policies.gates.kinds.%s.%s.calls to require more", stage.name, stage.all.Calls, strings.Join(one, ", "), one[0], stage.name))
-		}
+	for _, what := range f.Fleet.TLS.Plaintext {
+		all = append(all, fmt.Sprintf("tls.plaintext: %s: %s; make sure that a mesh or the network protects it", what, plaintextMeaning[what]))
 	}
 	return all
 }
 
-// scaledGateTime returns a gate's duration at the fleet's speed: d, or otherwise
-// where d is 0; −1 where d is below 0.
-func (f *Fleet) scaledGateTime(d time.Duration, otherwise policies.Micros) policies.Micros {
-	switch {
-	case d == 0:
-		d = time.Duration(otherwise) * time.Microsecond
-	case d < 0:
-		return -1
-	}
-	return max(1, policies.Micros(f.scaled(d).Microseconds()))
+// scaledGateTime returns a gate's duration at the fleet's speed.
+func (f *Fleet) scaledGateTime(at1 policies.Micros) policies.Micros {
+	return max(1, policies.Micros(f.scaled(time.Duration(at1)*time.Microsecond).Microseconds()))
 }
 
-func readKeys(path string) ([]ed25519.PublicKey, error) {
-	text, err := fileio.Read(path, maxKeyFile)
+// ReadKeys reads the public keys of a PEM file.
+func ReadKeys(path string) ([]ed25519.PublicKey, error) {
+	text, err := atomicfile.Read(path, maxKeyFile)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -31,7 +32,11 @@ func prefixFleet(dir string) *Fleet {
 func TestPrefixSecret(t *testing.T) {
 	load := func(f *Fleet) length.PrefixSecret {
 		var s resources.Settings
-		if err := f.loadPrefixSecret(t.Context(), nil, &s, nil); err != nil {
+		state, err := f.OpenState()
+		if err == nil {
+			err = f.loadPrefixSecret(t.Context(), nil, &s, state)
+		}
+		if err != nil {
 			t.Error(err)
 		}
 		return s.PrefixSecret
@@ -49,7 +54,7 @@ func TestPrefixSecret(t *testing.T) {
 			t.Fatalf("secrets %v", secrets)
 		}
 	}
-	files, err := os.ReadDir(dir)
+	files, err := os.ReadDir(filepath.Join(dir, store.Secrets))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("the state directory has %v, %v", files, err)
 	}
@@ -65,11 +70,11 @@ func TestPrefixSecret(t *testing.T) {
 		t.Error("a fleet without prefix keys has a secret")
 	}
 	for _, bad := range []string{"", "x", strings.Repeat("0", 32), strings.Repeat("ab", 40)} {
-		if err := os.WriteFile(filepath.Join(dir, prefixSecretFile), []byte(bad), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, store.Secrets, prefixSecretName), []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		var s resources.Settings
-		if err := prefixFleet(dir).loadPrefixSecret(t.Context(), nil, &s, nil); err == nil || !strings.Contains(err.Error(), "remove it") || bad != "" && strings.Contains(err.Error(), bad) && len(bad) > 1 {
+		if err := prefixFleet(dir).loadPrefixSecret(t.Context(), nil, &s, testkit.Must(prefixFleet(dir).OpenState())); err == nil || !strings.Contains(err.Error(), "remove it") || bad != "" && strings.Contains(err.Error(), bad) && len(bad) > 1 {
 			t.Errorf("file %q: %v", bad, err)
 		}
 	}
@@ -94,12 +99,12 @@ func TestPrefixSecretOfStateThatIsAway(t *testing.T) {
 			defer cancel()
 			var calls int
 			var log strings.Builder
-			state := &SharedState{CreateOnce: func(ctx context.Context, _ string, secret []byte) ([]byte, error) {
+			state := store.New(failing{store.NewMemory(), func() error {
 				if calls++; calls <= c.fails {
-					return nil, c.err
+					return c.err
 				}
-				return secret, ctx.Err()
-			}}
+				return nil
+			}})
 			var s resources.Settings
 			err := prefixFleet("etcd://a").loadPrefixSecret(ctx, slog.New(slog.NewTextHandler(&log, nil)), &s, state)
 			if !errors.Is(err, c.want) || (err == nil) != (s.PrefixSecret != length.PrefixSecret{}) || calls != c.calls {
@@ -110,4 +115,17 @@ func TestPrefixSecretOfStateThatIsAway(t *testing.T) {
 			}
 		})
 	}
+}
+
+// failing is a backend in which blobs are not created while fail returns an error.
+type failing struct {
+	store.Backend
+	fail func() error
+}
+
+func (b failing) CreateBlob(ctx context.Context, folder, name string, data []byte) error {
+	if err := b.fail(); err != nil {
+		return err
+	}
+	return b.Backend.CreateBlob(ctx, folder, name, data)
 }

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 )
 
 // maxRegoFile bounds a file of rules or of their data, in bytes.
@@ -28,26 +28,28 @@ func (f *Fleet) RegoRules() (RegoRules, error) {
 			return s, fmt.Errorf("policies.rules[%d]: %w", i, err)
 		}
 	}
-	if name := f.Fleet.Policies.Data; name != "" {
-		var err error
-		if s.Data, err = readData(f.resolvePath(name)); err != nil {
-			return s, fmt.Errorf("policies.data: %w", err)
-		}
-	}
 	return s, nil
 }
 
-// read adds a file, or the Rego files of a directory except their tests.
-func (s *RegoRules) read(path string) error {
+// read adds a file of rules or, with the suffix .json, of their data; or the Rego files of a directory except their
+// tests.
+func (s *RegoRules) read(path string) (err error) {
+	if strings.HasSuffix(path, ".json") {
+		if s.Data != nil {
+			return errors.New(path + ": a second file of data; merge the two")
+		}
+		s.Data, err = readData(path)
+		return err
+	}
 	found := false
-	err := filepath.WalkDir(path, func(at string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(path, func(at string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		if at != path && (!strings.HasSuffix(at, ".rego") || strings.HasSuffix(at, "_test.rego")) {
 			return nil
 		}
-		text, err := fileio.Read(at, maxRegoFile)
+		text, err := atomicfile.Read(at, maxRegoFile)
 		if err != nil {
 			return err
 		}
@@ -62,7 +64,7 @@ func (s *RegoRules) read(path string) error {
 
 // readData reads the data of rules.
 func readData(path string) (data map[string]any, err error) {
-	text, err := fileio.Read(path, maxRegoFile)
+	text, err := atomicfile.Read(path, maxRegoFile)
 	if err != nil {
 		return nil, err
 	}

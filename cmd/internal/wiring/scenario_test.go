@@ -15,8 +15,8 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -86,7 +86,7 @@ func (f *Fleet) describe(w *strings.Builder, what string, args []string) error {
 		p := f.Registry()[i]
 		fmt.Fprintf(w, "registry: model %s, peer %s, host %s, %+v, adapters %q, draining %v\n", p.Model, p.Peer, p.Host, p.Capacity, p.Adapters, p.Draining)
 		front := f.Frontend(r, nil)
-		fmt.Fprintf(w, "front end: window %v; bodies %d MiB, %d B/s\n", front.FlowTau, front.MaxBodies>>20, front.BodyRate)
+		fmt.Fprintf(w, "front end: window %v; bodies of %d MiB, together %d MiB, %d B/s\n", front.FlowTau, front.MaxBody>>20, front.MaxBodies>>20, front.BodyRate)
 		m := f.Market(r, nil)
 		fmt.Fprintf(w, "market: capacity %d, sample %d, sends %d, receives %d, selector %T, detector %+v, refiner %T; waits for promises %v, keeps requests %v, %d buckets of slack, spills at %d %%, excess ratio %d, balances up to %d %%\n",
 			m.Capacity, m.Machine.Sample, m.Machine.MaxConcurrentSends, m.Machine.MaxConcurrentReceives, m.Machine.Selector, m.Detector, m.Refiner, m.Machine.WaitForPromise, m.KeepRequests, len(m.BucketEdges), m.SpillPercent, m.ExcessRatio, m.Machine.BalancePercent)
@@ -104,7 +104,7 @@ func (f *Fleet) describe(w *strings.Builder, what string, args []string) error {
 		fmt.Fprintf(w, "links %+v; %.4g s per token on a host, %.4g s between hosts\n", m.Links, m.TokenBytes/float64(m.Links.SameHost), m.TokenBytes/float64(m.Links.BetweenHosts))
 	case "control":
 		c, err := f.Control(nil)
-		fmt.Fprintf(w, "%d models, %d replicas, store %v, counters %v, %+v\n", len(c.Models), len(c.Replicas), c.Store != nil, c.Counters != nil, c.Limits)
+		fmt.Fprintf(w, "%d models, %d replicas, store %v, %+v\n", len(c.Models), len(c.Replicas), c.Store != nil, c.Limits)
 		return err
 	case "certificates":
 		for i, address := range f.ControlPlanes() {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -14,14 +14,21 @@ import (
 // Place returns where a replica keeps its KV cache, and the RDMA port by which its
 // blocks travel.
 func (f *Fleet) Place(r config.Replica) topology.Place {
+	device, port := r.RDMA.Device()
 	p := topology.Place{
 		Replica: policies.ReplicaID(r.ID), Node: r.Host, GPU: topology.Unknown,
-		Adapter: topology.Adapter{Off: f.RDMA.Off, Device: r.RDMA.Device, Port: r.RDMA.Port},
+		Adapter: topology.Adapter{Off: !f.UsesRDMA(), Device: device, Port: port},
 	}
 	if r.GPU != nil {
 		p.GPU = *r.GPU
 	}
 	return p
+}
+
+// UsesRDMA reports whether KV blocks travel by RDMA where hosts have devices. RDMA encrypts nothing, so a fleet with
+// certificates must allow it.
+func (f *Fleet) UsesRDMA() bool {
+	return f.Fleet.TLS.Cert == "" || f.Fleet.TLS.Allows(config.PlaintextRDMA)
 }
 
 // maxMachineFile bounds a topology file, in bytes.
@@ -30,7 +37,7 @@ const maxMachineFile = 16 << 20
 // ReadMachines reads a topology file: the output of "cascade devices --json", or
 // {"machines": […]} of several.
 func ReadMachines(path string) ([]*topology.Machine, error) {
-	text, err := fileio.Read(path, maxMachineFile)
+	text, err := atomicfile.Read(path, maxMachineFile)
 	if err != nil {
 		return nil, err
 	}

@@ -10,10 +10,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/fleetview"
-	"github.com/cascadeinfer/cascade/policies/flow"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
@@ -51,10 +50,10 @@ type virtualEngine struct {
 	capacity policies.Capacity
 	starting bool // not ready yet
 	requests []*virtualRequest
-	counter  *flow.Counter
+	counter  *partition.FlowCounter
 	tokens   float64 // since the last report: Σ requests·seconds/iteration, and
 	busy     float64 // Σ requests·seconds
-	proposal fleetview.Proposal
+	proposal partition.BoundaryProposal
 }
 
 type virtualRequest struct {
@@ -84,7 +83,7 @@ func newVirtualFleet(t *testing.T, f *Fleet, seed uint64) *virtualFleet {
 		v.refiner = f.builtinRefiner()
 	}
 	for _, r := range f.Registry() {
-		v.engines = append(v.engines, &virtualEngine{id: r.ID, capacity: r.Capacity, counter: flow.New(m.Edges, f.Planner.Window.Seconds())})
+		v.engines = append(v.engines, &virtualEngine{id: r.ID, capacity: r.Capacity, counter: partition.NewFlowCounter(m.Edges, f.Planner.Window.Seconds())})
 	}
 	v.step(fleet.Replicas{List: f.Registry()})
 	v.report()
@@ -128,7 +127,7 @@ func (v *virtualFleet) report() {
 	}
 	v.step(fleet.Tick{})
 	for _, e := range v.engines {
-		e.proposal = fleetview.Proposal{}
+		e.proposal = partition.BoundaryProposal{}
 		reply, _ := v.state.Reply(e.id)
 		b := reply.Boundary
 		if b == nil || v.refiner == nil {
@@ -147,7 +146,7 @@ func (v *virtualFleet) report() {
 				}
 			}
 		}
-		e.proposal = fleetview.Proposal{Epoch: b.Epoch, Low: b.Low, Boundary: v.refiner.Refine(view)}
+		e.proposal = partition.BoundaryProposal{Epoch: b.Epoch, Low: b.Low, Boundary: v.refiner.Refine(view)}
 	}
 }
 

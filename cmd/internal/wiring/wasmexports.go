@@ -27,7 +27,7 @@ func checkEstimatorModule(code []byte) error {
 	filter := slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, proxyVersion) })
 	switch {
 	case slices.Contains(names, abi.ExportArena):
-		return errors.New("the module is a policy (" + abi.Name + "), which \"cascade policy push\" installs; control.module is the length estimator, a proxy-wasm filter: \"make estimator\" builds it")
+		return errors.New("the module is a policy (" + abi.Name + "), which \"cascade policy push\" installs; control.estimator takes a proxy-wasm filter: \"make estimator\" builds it")
 	case !filter:
 		return errors.New("the module is not a proxy-wasm filter: it does not export " + proxyVersion + "…; \"make estimator\" builds the length estimator")
 	case !slices.Contains(names, proxyHeaders):

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // setup is what a scenario may configure.
@@ -366,18 +366,6 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("%+v was accepted", c)
 		}
 	}
-}
-
-// BenchmarkStep256 measures the emulator's own cost: with 256 running sequences it must stay far
-// below the emulated time, about 20 µs per token at full speed.
-func BenchmarkStep256(b *testing.B) {
-	s := benchmark(b, 256)
-	tokens := 0
-	for b.Loop() {
-		tokens += len(s.Step().Events)
-	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(tokens), "ns/token")
-	b.ReportAllocs()
 }
 
 func benchmark(t testing.TB, n int) *Scheduler {

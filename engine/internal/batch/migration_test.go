@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // fill does the work of a migration executor: it copies the KV bytes of a sequence from the blocks
@@ -341,45 +341,6 @@ func TestWrongHandoverChangesText(t *testing.T) {
 		}
 	}); slices.Equal(got, want) {
 		t.Error("another block's bytes change nothing")
-	}
-}
-
-// BenchmarkAdopt measures the scheduler's part of a migration: the last Fill, the adoption and the
-// first token. It must not grow with the length.
-func BenchmarkAdopt(b *testing.B) {
-	for _, n := range []int{256, 131_072} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s := setup{Blocks: 1 << 14, Block: 16, Batch: 4, Tokens: 64}.scheduler(b, newModel(b))
-			ids := prompt(n, 0, 1)
-			add := func(r *Reservation, from, to int) {
-				f, err := s.BeginFill(r, from, ids[from:to], max(from, to-1))
-				if err != nil {
-					b.Fatal(err)
-				}
-				f.Read()
-				s.EndFill(f)
-			}
-			for b.Loop() {
-				b.StopTimer()
-				r := &Reservation{}
-				if err := s.Reserve(r, n+16); err != nil {
-					b.Fatal(err)
-				}
-				add(r, 0, n-9)
-				b.StartTimer()
-				add(r, n-9, n)
-				q, err := s.Adopt(r, Request{MaxOutput: 8, IgnoreEOS: true})
-				if err != nil {
-					b.Fatal(err)
-				}
-				if got := s.Step(); len(got.Events) != 1 {
-					b.Fatalf("%+v", got)
-				}
-				b.StopTimer()
-				s.Abort(q)
-				b.StartTimer()
-			}
-		})
 	}
 }
 

@@ -153,6 +153,13 @@ func (s *Sequence) Output() int { return s.length - s.prompt }
 // Length returns the number of prompt and output tokens.
 func (s *Sequence) Length() int { return s.length }
 
+// Computed returns for how many tokens the KV is in the pool.
+func (s *Sequence) Computed() int { return s.computed }
+
+// Runs reports whether the sequence is in the batch, and Ended whether it has left it for good.
+func (s *Sequence) Runs() bool  { return s.state == running }
+func (s *Sequence) Ended() bool { return s.state == ended }
+
 // IDs returns the ids at positions [from, to); nil without content. The slice must not be changed.
 func (s *Sequence) IDs(from, to int) []model.Token {
 	if s.ids == nil {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 var vllmLog = flag.String("vllm-log", "", "LLMServingSim's request log of a real vLLM run on RTX PRO 6000 (jsonl.gz), to compare with")

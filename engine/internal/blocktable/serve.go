@@ -14,7 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
-	"github.com/cascadeinfer/cascade/engine/internal/privatesocket"
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 )
 
 // Limits and timeouts of the two sockets.
@@ -28,15 +28,15 @@ const (
 
 // Run serves until ctx ends, and removes the sockets. It may be called once.
 func (t *Table) Run(ctx context.Context) error {
-	if err := privatesocket.Prepare(t.cfg.Dir); err != nil {
+	if err := unixsocket.PrepareDir(t.cfg.Dir); err != nil {
 		return fmt.Errorf("block table: %w", err)
 	}
-	calls, err := privatesocket.Listen(filepath.Join(t.cfg.Dir, BlocksSocket), t.cfg.Logger)
+	calls, err := unixsocket.Listen(filepath.Join(t.cfg.Dir, BlocksSocket), t.cfg.Logger)
 	if err != nil {
 		return fmt.Errorf("block table: %w", err)
 	}
 	defer calls.Close()
-	memory, err := privatesocket.Listen(filepath.Join(t.cfg.Dir, PoolSocket), t.cfg.Logger)
+	memory, err := unixsocket.Listen(filepath.Join(t.cfg.Dir, PoolSocket), t.cfg.Logger)
 	if err != nil {
 		return fmt.Errorf("block table: %w", err)
 	}
@@ -67,7 +67,7 @@ func (t *Table) Run(ctx context.Context) error {
 }
 
 // serveMemory sends the pool's memory to every client that connects.
-func (t *Table) serveMemory(ctx context.Context, l *privatesocket.Listener) error {
+func (t *Table) serveMemory(ctx context.Context, l *unixsocket.Listener) error {
 	for {
 		c, err := l.AcceptUser()
 		switch {

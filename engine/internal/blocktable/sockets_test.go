@@ -44,7 +44,7 @@ func TestSockets(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, info.Mode(), err)
 		}
 	}
-	if err := run()(); err == nil || !strings.Contains(err.Error(), "another engine") {
+	if err := run()(); err == nil || !strings.Contains(err.Error(), "another process serves") {
 		t.Errorf("two engines in one directory: %v", err)
 	}
 	conn, err := net.Dial("unix", filepath.Join(dir, PoolSocket))
@@ -87,7 +87,7 @@ func TestSockets(t *testing.T) {
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := run()(); err == nil || !strings.Contains(err.Error(), "chmod 700") {
+	if err := run()(); err == nil || !strings.Contains(err.Error(), "mode 0700; it has mode 0777") {
 		t.Errorf("an open directory: %v", err)
 	}
 }

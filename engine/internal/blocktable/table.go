@@ -26,7 +26,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
-	"github.com/cascadeinfer/cascade/engine/internal/privatesocket"
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -37,7 +37,7 @@ const (
 )
 
 // MaxDir is the maximum length of the directory's path in bytes.
-const MaxDir = privatesocket.MaxPath - len("/"+BlocksSocket)
+const MaxDir = unixsocket.MaxPath - len("/"+BlocksSocket)
 
 // MaxName bounds the name of a leg or a reservation, in bytes.
 const MaxName = 256

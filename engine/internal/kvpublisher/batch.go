@@ -1,8 +1,7 @@
 package kvpublisher
 
 import (
-	"encoding/binary"
-	"math"
+	"github.com/tinylib/msgp/msgp"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
@@ -109,7 +108,7 @@ func (b *Batch) AddCleared() { b.add("AllBlocksCleared", 1) }
 func (b *Batch) Take(seconds float64) []byte {
 	head := Batch{b: make([]byte, 0, 16+len(b.b))}
 	head.array(3)
-	head.b = binary.BigEndian.AppendUint64(append(head.b, 0xcb), math.Float64bits(seconds))
+	head.b = msgp.AppendFloat64(head.b, seconds)
 	head.array(b.events)
 	head.b = append(head.b, b.b...)
 	head.uint(0) // data_parallel_rank
@@ -120,7 +119,7 @@ func (b *Batch) Take(seconds float64) []byte {
 // add begins an event with so many fields, the first of which is its type.
 func (b *Batch) add(kind string, fields int) {
 	b.events++
-	b.b = append(b.b, 0x80|byte(fields))
+	b.b = msgp.AppendMapHeader(b.b, uint32(fields))
 	b.text("type")
 	b.text(kind)
 }
@@ -143,45 +142,12 @@ func (b *Batch) group() {
 	b.uint(group)
 }
 
-func (b *Batch) null() { b.b = append(b.b, 0xc0) }
+// The values are in MessagePack's shortest forms.
 
-// uint encodes a number in MessagePack's shortest form, as all of the following do.
-func (b *Batch) uint(x uint64) {
-	switch {
-	case x < 0x80:
-		b.b = append(b.b, byte(x))
-	case x <= math.MaxUint8:
-		b.b = append(b.b, 0xcc, byte(x))
-	case x <= math.MaxUint16:
-		b.b = binary.BigEndian.AppendUint16(append(b.b, 0xcd), uint16(x))
-	case x <= math.MaxUint32:
-		b.b = binary.BigEndian.AppendUint32(append(b.b, 0xce), uint32(x))
-	default:
-		b.b = binary.BigEndian.AppendUint64(append(b.b, 0xcf), x)
-	}
-}
+func (b *Batch) null() { b.b = msgp.AppendNil(b.b) }
 
-func (b *Batch) text(s string) {
-	switch n := len(s); {
-	case n < 32:
-		b.b = append(b.b, 0xa0|byte(n))
-	case n <= math.MaxUint8:
-		b.b = append(b.b, 0xd9, byte(n))
-	case n <= math.MaxUint16:
-		b.b = binary.BigEndian.AppendUint16(append(b.b, 0xda), uint16(n))
-	default:
-		b.b = binary.BigEndian.AppendUint32(append(b.b, 0xdb), uint32(n))
-	}
-	b.b = append(b.b, s...)
-}
+func (b *Batch) uint(x uint64) { b.b = msgp.AppendUint64(b.b, x) }
 
-func (b *Batch) array(n int) {
-	switch {
-	case n < 16:
-		b.b = append(b.b, 0x90|byte(n))
-	case n <= math.MaxUint16:
-		b.b = binary.BigEndian.AppendUint16(append(b.b, 0xdc), uint16(n))
-	default:
-		b.b = binary.BigEndian.AppendUint32(append(b.b, 0xdd), uint32(n))
-	}
-}
+func (b *Batch) text(s string) { b.b = msgp.AppendString(b.b, s) }
+
+func (b *Batch) array(n int) { b.b = msgp.AppendArrayHeader(b.b, uint32(n)) }

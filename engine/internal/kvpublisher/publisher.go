@@ -21,7 +21,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/engine/internal/zmtp"
+	"github.com/cascadeinfer/cascade/internal/zmtp"
 )
 
 // Faults are what a subscriber meets when messages are lost or an engine is slow. The zero value is none.

@@ -17,9 +17,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cascadeinfer/cascade/engine/internal/zmtp"
-	"github.com/cascadeinfer/cascade/engine/internal/zmtp/zmtptest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/zmtp"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -46,8 +45,8 @@ func newHarness(t *testing.T, c Config) *harness {
 	return h
 }
 
-func (h *harness) subscriber(topic string) *zmtptest.Client {
-	c := zmtptest.New(h.t, testkit.Must(h.pub.Dial(h.t.Context())), "SUB")
+func (h *harness) subscriber(topic string) *testkit.ZMTPClient {
+	c := testkit.NewZMTP(h.t, testkit.Must(h.pub.Dial(h.t.Context())), "SUB")
 	c.Subscribe(topic)
 	return c
 }
@@ -66,7 +65,7 @@ func summarize(m []string) string {
 }
 
 // collect returns the messages that a client gets until nothing more comes.
-func collect(c *zmtptest.Client) []string {
+func collect(c *testkit.ZMTPClient) []string {
 	got := make(chan string, 1000)
 	go func() {
 		defer close(got)
@@ -88,7 +87,7 @@ func collect(c *zmtptest.Client) []string {
 }
 
 func (h *harness) ask(start string) []string {
-	c := zmtptest.New(h.t, testkit.Must(h.replay.Dial(h.t.Context())), "DEALER")
+	c := testkit.NewZMTP(h.t, testkit.Must(h.replay.Dial(h.t.Context())), "DEALER")
 	c.Send("", start)
 	return collect(c)
 }
@@ -116,7 +115,7 @@ func TestPublisher(t *testing.T) {
 				t.Errorf("replay from %q: %q, want %q", start, got, want)
 			}
 		}
-		c := zmtptest.New(t, testkit.Must(h.replay.Dial(t.Context())), "DEALER")
+		c := testkit.NewZMTP(t, testkit.Must(h.replay.Dial(t.Context())), "DEALER")
 		c.Send("\x00\x00\x00\x00\x00\x00\x00\x08") // without the empty frame: ignored
 		c.Send("", "\x00\x00\x00\x00\x00\x00\x00\x08")
 		if m := c.Receive(); !slices.Equal(m, []string{"", "kv@r0", "\x00\x00\x00\x00\x00\x00\x00\x08", "8"}) {
@@ -237,13 +236,13 @@ func TestRun(t *testing.T) {
 	if !strings.HasPrefix(bound.Endpoint, "tcp://127.0.0.1:") || !strings.HasPrefix(bound.ReplayEndpoint, "tcp://127.0.0.1:") || bound.Topic != "kv" {
 		t.Errorf("%+v", bound)
 	}
-	sub := zmtptest.Dial(t, strings.TrimPrefix(bound.Endpoint, "tcp://"), "SUB")
+	sub := testkit.DialZMTP(t, strings.TrimPrefix(bound.Endpoint, "tcp://"), "SUB")
 	sub.Subscribe("kv")
 	p.Publish(t.Context(), []byte("x"))
 	if got := summarize(sub.Receive()); got != "0:x" {
 		t.Errorf("live: %q", got)
 	}
-	replay := zmtptest.Dial(t, strings.TrimPrefix(bound.ReplayEndpoint, "tcp://"), "DEALER")
+	replay := testkit.DialZMTP(t, strings.TrimPrefix(bound.ReplayEndpoint, "tcp://"), "DEALER")
 	replay.Send("", "")
 	if got := summarize(replay.Receive()); got != "0:x" {
 		t.Errorf("replay: %q", got)
@@ -252,7 +251,7 @@ func TestRun(t *testing.T) {
 	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	out := run(Config{Endpoint: "tcp://" + l.Addr().String()})
-	sub = zmtptest.New(t, testkit.Must(l.Accept()), "SUB")
+	sub = testkit.NewZMTP(t, testkit.Must(l.Accept()), "SUB")
 	sub.Subscribe("")
 	out.Publish(t.Context(), []byte("y"))
 	if got := summarize(sub.Receive()); got != "0:y" {

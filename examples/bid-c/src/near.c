@@ -8,7 +8,7 @@
    Build it with the wheel of Zig, which brings clang (make zig), or any clang for
    wasm32:
 
-     cascade policy build examples/bid-c/src -o examples/bid-c/near.wasm */
+     cascade policy test --build examples/bid-c/src -o examples/bid-c/near.wasm */
 
 #include "cascade_policy.h"
 

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func open(t testing.TB) (*Driver, *fake.Control) {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 // harness has everything that a call may need.
@@ -52,9 +52,9 @@ func newHarness(t testing.TB, d *Driver) *harness {
 	ok(r.early.Record(r.stream))
 	ok(r.event.Record(r.stream))
 	ok(r.stream.Wait())
-	r.module, err = r.a.LoadModule(kernel.PTX)
+	r.module, err = r.a.LoadModule(transport.KernelPTX)
 	ok(err)
-	r.kernel, err = r.module.Kernel(kernel.Sum)
+	r.kernel, err = r.module.Kernel(transport.KernelSum)
 	ok(err)
 	r.memory, err = r.a.Alloc(rigBytes)
 	ok(err)
@@ -326,11 +326,11 @@ func useBatch(r *harness) error {
 }
 
 func useModule(r *harness) error {
-	m, err := r.a.LoadModule(kernel.PTX)
+	m, err := r.a.LoadModule(transport.KernelPTX)
 	if err != nil {
 		return err
 	}
-	_, err = m.Kernel(kernel.Copy)
+	_, err = m.Kernel(transport.KernelCopy)
 	return errors.Join(err, closeAgain(&m.closed, m.Close))
 }
 
@@ -350,7 +350,7 @@ func useKernel(r *harness) error {
 	if err := errors.Join(err, r.stream.Wait()); err != nil {
 		return err
 	}
-	if want := kernel.Raw(r.host.Bytes()[:bytes]); w[6] != want {
+	if want := transport.RawSum(r.host.Bytes()[:bytes]); w[6] != want {
 		return fmt.Errorf("checksum %#x, want %#x", w[6], want)
 	}
 	return nil

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 // TestKernels runs every kernel over regions of every alignment, and compares the copied
@@ -50,14 +50,14 @@ func TestKernels(t *testing.T) {
 				}
 				w := table.Uint64s()
 				for i, g := range regions {
-					copy(w[i*kernel.RegionWords:], []uint64{uint64(src.Pointer()) + g.src, g.sstride, uint64(dst.Pointer()) + g.dst, g.dstride, g.bytes})
+					copy(w[i*transport.KernelRegionWords:], []uint64{uint64(src.Pointer()) + g.src, g.sstride, uint64(dst.Pointer()) + g.dst, g.dstride, g.bytes})
 				}
-				pairs := table.Uint32s()[len(regions)*kernel.RegionWords*2:]
+				pairs := table.Uint32s()[len(regions)*transport.KernelRegionWords*2:]
 				to := rng.Perm(blocks)
 				for e := range entries {
 					pairs[2*e], pairs[2*e+1] = uint32(rng.IntN(blocks)), uint32(to[e])
 				}
-				for _, k := range []string{kernel.Copy, kernel.Gather, kernel.Scatter, kernel.Sum, kernel.SumDestination} {
+				for _, k := range []string{transport.KernelCopy, transport.KernelGather, transport.KernelScatter, transport.KernelSum, transport.KernelSumDestination} {
 					for i := range src.Uint64s() {
 						src.Uint64s()[i], dst.Uint64s()[i] = rng.Uint64(), rng.Uint64()
 					}
@@ -66,18 +66,18 @@ func TestKernels(t *testing.T) {
 					for e := range uint64(entries) {
 						for _, g := range regions {
 							from, to := uint64(pairs[2*e]), uint64(pairs[2*e+1])
-							if k == kernel.Gather {
+							if k == transport.KernelGather {
 								to = e
 							}
-							if k == kernel.Scatter {
+							if k == transport.KernelScatter {
 								from = e
 							}
 							part := src.Bytes()[g.src+from*g.sstride:][:g.bytes]
-							if k == kernel.SumDestination {
+							if k == transport.KernelSumDestination {
 								part = dst.Bytes()[g.dst+to*g.dstride:][:g.bytes]
 							}
-							sums = append(sums, kernel.Raw(part))
-							if k != kernel.Sum && k != kernel.SumDestination {
+							sums = append(sums, transport.RawSum(part))
+							if k != transport.KernelSum && k != transport.KernelSumDestination {
 								copy(want[g.dst+to*g.dstride:], part)
 							}
 						}
@@ -88,7 +88,7 @@ func TestKernels(t *testing.T) {
 					}
 					at := uint64(table.Pointer())
 					out := w[1<<13:]
-					if err := code.Launch(r.stream, 3, block, []uint64{at, uint64(len(regions)), at + uint64(len(regions)*kernel.RegionWords*8), entries, piece, pieces, at + 1<<16}); err != nil {
+					if err := code.Launch(r.stream, 3, block, []uint64{at, uint64(len(regions)), at + uint64(len(regions)*transport.KernelRegionWords*8), entries, piece, pieces, at + 1<<16}); err != nil {
 						t.Fatal(err)
 					}
 					if err := r.stream.Wait(); err != nil {

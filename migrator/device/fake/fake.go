@@ -19,10 +19,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 //go:embed libcuda/libcuda.c libnvml/libnvidia-ml.c libverbs/libibverbs.c
@@ -38,7 +38,7 @@ var flags = []string{"-shared", "-fPIC", "-O2", "-g", "-Wall", "-Wextra", "-Werr
 // test, or fails it if $CI is set; so do NVML and Verbs.
 func CUDA(t testing.TB) string {
 	t.Helper()
-	return library(t, "libcuda/libcuda.c", "core.h", kernel.Core)
+	return library(t, "libcuda/libcuda.c", "core.h", transport.KernelCore)
 }
 
 // NVML builds the fake libnvidia-ml.so.1 and returns its path.

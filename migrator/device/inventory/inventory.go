@@ -1,8 +1,19 @@
 // Package inventory reads the hardware of this host: GPUs, NICs, NUMA nodes, memory, and
 // the libraries that transports need.
 //
-// Read returns a topology.Machine, from the driver (package nvml) and sysfs, and changes
+// Read returns a topology.Machine, from the GPU driver's library (NVML) and sysfs, and changes
 // nothing. Missing hardware is no error: Missing lists it.
+//
+// OpenNVML loads NVML for further questions: Read returns the GPUs, their links and their access to each
+// other, ReadHealth their health, and WatchXids waits for critical errors, which a HealthTracker judges.
+//
+// # Invariants of NVML
+//
+//  1. No function is called before nvmlInit has succeeded, and none that the library lacks: both would
+//     end the process, without a recoverable panic.
+//  2. A call that fails loses only its own result: the rest is returned with the error, which names
+//     each call, its GPU and its code.
+//  3. What a driver does not support, or is too old for, is left out without an error.
 package inventory
 
 import (
@@ -13,7 +24,6 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/device"
-	"github.com/cascadeinfer/cascade/migrator/device/nvml"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
@@ -71,7 +81,7 @@ func describeError(err error) string {
 // readGPUs reads the GPUs from the driver. missing is why there is no driver to ask; the
 // error is of calls that failed.
 func readGPUs(path string, m *topology.Machine) (missing string, err error) {
-	l, err := nvml.Open(nvml.Config{Library: path})
+	l, err := OpenNVML(NVMLConfig{Library: path})
 	if err != nil {
 		return describeError(err), nil
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
-	"github.com/cascadeinfer/cascade/migrator/device/nvml"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies/links"
 )
@@ -105,7 +104,7 @@ func TestCallsFail(t *testing.T) {
 	path := fake.NVML(t)
 	fake.Open(t, path).Fail("nvmlDeviceGetName", 2, 999)
 	m, err := Read(Config{Sysfs: t.TempDir(), NVML: path})
-	var failed *nvml.CallError
+	var failed *CallError
 	if !errors.As(err, &failed) || failed.GPU != 1 || len(m.GPUs) != 2 || m.GPUs[0].Name == "" || m.GPUs[1].UUID == "" {
 		t.Errorf("%+v, %v", m, err)
 	}

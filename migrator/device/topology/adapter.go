@@ -3,6 +3,7 @@ package topology
 import (
 	"strconv"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
@@ -22,11 +23,11 @@ type Adapter struct {
 // is not available.
 func (m *Machine) selectPort(a Adapter, gpu *PCI) (p *links.Port, why string) {
 	if a.Off {
-		return nil, "RDMA is switched off in the fleet file"
+		return nil, "tls.plaintext in the fleet file does not list rdma"
 	}
 	if n := m.nearestPort(a, gpu); n != nil {
 		return &links.Port{
-			Name: truncate(n.Name, links.MaxText), Layer: truncate(n.RDMA, links.MaxText), Subnet: truncate(n.Subnet, links.MaxText), Rate: n.Rate, Distance: n.distanceTo(gpu),
+			Name: cleantext.Truncate(n.Name, links.MaxText), Layer: cleantext.Truncate(n.RDMA, links.MaxText), Subnet: cleantext.Truncate(n.Subnet, links.MaxText), Rate: n.Rate, Distance: n.distanceTo(gpu),
 		}, ""
 	}
 	if a.Device == "" {

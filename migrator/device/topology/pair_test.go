@@ -99,15 +99,3 @@ func TestPairs(t *testing.T) {
 		t.Errorf("the zero pair has an open path: %+v", p)
 	}
 }
-
-func BenchmarkPairs(b *testing.B) {
-	ms, _ := anything(rand.New(rand.NewPCG(1, 2)))
-	places := make([]topology.Place, 16)
-	for i := range places {
-		places[i] = topology.Place{Replica: policies.ReplicaID(fmt.Sprint("r", i)), Node: fmt.Sprint("n", i%2), GPU: i / 2}
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		ms.Pairs(places)
-	}
-}

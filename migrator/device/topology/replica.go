@@ -3,8 +3,8 @@ package topology
 import (
 	"cmp"
 	"slices"
-	"strings"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
@@ -12,7 +12,7 @@ import (
 // is. What does not fit into a links.Topology is cut: names and reasons, and the GPU's
 // farthest peers.
 func (m *Machine) Topology(p Place) links.Topology {
-	s := links.Topology{Host: truncate(p.Node, links.MaxName), Known: true, CUDA: truncate(m.missingLibrary(CUDA), links.MaxText), PeerMemory: m.PeerMemory != ""}
+	s := links.Topology{Host: cleantext.Truncate(p.Node, links.MaxName), Known: true, CUDA: cleantext.Truncate(m.missingLibrary(CUDA), links.MaxText), PeerMemory: m.PeerMemory != ""}
 	var pci *PCI
 	if p.GPU != Unknown {
 		s.GPU = &links.GPU{Index: p.GPU, Absent: true}
@@ -24,7 +24,7 @@ func (m *Machine) Topology(p Place) links.Topology {
 	if lacks := m.missingLibrary(Verbs); lacks != "" && !p.Adapter.Off {
 		s.Verbs = Verbs + ": " + lacks
 	}
-	s.Verbs = truncate(s.Verbs, links.MaxText)
+	s.Verbs = cleantext.Truncate(s.Verbs, links.MaxText)
 	for _, n := range m.NICs {
 		if n.RDMA == "" && n.Up && !n.Virtual {
 			s.TCP = max(s.TCP, n.Rate)
@@ -33,13 +33,10 @@ func (m *Machine) Topology(p Place) links.Topology {
 	return s
 }
 
-// truncate shortens a text to so many bytes of whole characters.
-func truncate(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
-
 // gpuView returns what other hosts need to know of a GPU.
 func (m *Machine) gpuView(g *GPU) *links.GPU {
 	out := &links.GPU{
-		Index: g.Index, UUID: truncate(g.UUID, links.MaxText), Address: truncate(g.PCI.Address, links.MaxText), Lost: truncate(g.Health.Lost, links.MaxText), MIG: g.MIG, Copy: g.Copy, PCIe: g.PCI.Link.Rate(),
+		Index: g.Index, UUID: cleantext.Truncate(g.UUID, links.MaxText), Address: cleantext.Truncate(g.PCI.Address, links.MaxText), Lost: cleantext.Truncate(g.Health.Lost, links.MaxText), MIG: g.MIG, Copy: g.Copy, PCIe: g.PCI.Link.Rate(),
 	}
 	joined := map[string]links.Bundle{} // by the address of the other end
 	for _, l := range g.NVLinks {
@@ -58,7 +55,7 @@ func (m *Machine) gpuView(g *GPU) *links.GPU {
 		if o == g || o.Index == Unknown {
 			continue
 		}
-		p := links.Peer{Index: o.Index, Address: truncate(o.PCI.Address, links.MaxText), Distance: Between(g.PCI, o.PCI), NVLinks: joined[o.PCI.Address]}
+		p := links.Peer{Index: o.Index, Address: cleantext.Truncate(o.PCI.Address, links.MaxText), Distance: Between(g.PCI, o.PCI), NVLinks: joined[o.PCI.Address]}
 		delete(joined, o.PCI.Address)
 		if says, ok := m.peer(g.Index, o.Index); ok {
 			p.Asked, p.Read, p.Write, p.NVLink = true, says.Read, says.Write, says.NVLink
@@ -70,7 +67,7 @@ func (m *Machine) gpuView(g *GPU) *links.GPU {
 	}
 	// A container sees only its own GPU, and the links that lead to others.
 	for address, b := range joined {
-		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: truncate(address, links.MaxText), NVLinks: b})
+		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: cleantext.Truncate(address, links.MaxText), NVLinks: b})
 	}
 	slices.SortFunc(out.Peers, func(a, b links.Peer) int {
 		return cmp.Or(cmp.Compare(b.NVLinks.Rate, a.NVLinks.Rate), cmp.Compare(a.Distance, b.Distance), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Address, b.Address))

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestRealDevice reads on the machine's first RDMA device: in the

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func open(t testing.TB) (*verbs.Library, *fake.Control) {

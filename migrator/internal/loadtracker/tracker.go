@@ -24,7 +24,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
-// Counter counts flows: a *flow.Counter, or a plain sum in tests. now is in
+// Counter counts flows: a *partition.FlowCounter, or a plain sum in tests. now is in
 // seconds and never goes back. The Tracker calls it from one goroutine at a time.
 type Counter interface {
 	// CountArrival counts an arriving request by its prompt, of which cached
@@ -72,6 +72,7 @@ type Tracker struct {
 	counter Counter
 	learner length.Learner
 	depths  prefix.Depths
+	prompts [recentPrompts]uint64 // hash table of recent prompts' hashes; a later one replaces an earlier one
 	// Sums over the estimates that requests arrived with: of the relative error,
 	// and their number, both forgetting.
 	errorSum, errorN float64
@@ -80,6 +81,9 @@ type Tracker struct {
 	gapSum, gapN float64
 	updatedAt    float64
 }
+
+// recentPrompts is about how many recent prompts are remembered, several times as many as the learner weighs.
+const recentPrompts = 1 << 12
 
 type shard struct {
 	mu   sync.Mutex
@@ -113,12 +117,16 @@ const (
 	maxLength policies.Tokens = 1 << 32
 	// maxError bounds the weight of one estimate's relative error in the mean.
 	maxError = 10
+	// MaxSequences bounds the sequences that one request counts as.
+	MaxSequences = 1 << 14
 )
 
 // Begin adds a request, which waits for its first token unless it came with its
 // KV. The caller must call End or EndMoved.
 func (t *Tracker) Begin(a Arrival) *Work {
-	a.Estimate, a.RoutedEstimate = min(a.Estimate, maxLength), min(a.RoutedEstimate, maxLength)
+	a.Estimate, a.RoutedEstimate, a.Others = min(a.Estimate, maxLength), min(a.RoutedEstimate, maxLength), min(a.Others, maxLength)
+	a.Prompts = min(max(a.Prompts, 1), MaxSequences)
+	a.Sequences = min(max(a.Sequences, a.Prompts), MaxSequences)
 	a.Input, a.Output = min(max(a.Input, 0), maxLength), min(max(a.Output, 0), maxLength)
 	w := &Work{t: t, arrival: a, shard: uint8(t.next.Add(1) % shards)}
 	w.cached.Store(int64(min(max(a.Cached, 0), maxLength)))
@@ -173,9 +181,18 @@ func (t *Tracker) countLocked(w *Work, now float64) {
 	if last == 0 {
 		return
 	}
-	if n := output - w.counted; n > 0 {
-		t.counter.CountTokens(now, w.inputOrEstimate()+policies.Tokens(output), int(n))
+	if output > w.counted {
+		for i := range w.arrival.Sequences {
+			input, part := w.sequence(i, output)
+			_, before := w.sequence(i, w.counted)
+			if part > before {
+				t.counter.CountTokens(now, input+part, int(part-before))
+			}
+		}
 		w.counted = output
+	}
+	if w.untimed.Load() || w.arrival.Sequences > 1 {
+		return // the time between the tokens of one sequence is not known
 	}
 	if w.gapFrom == 0 {
 		w.gapFrom, w.gapOutput = w.first.Load(), w.firstOutput.Load()
@@ -222,16 +239,18 @@ func (t *Tracker) State() State {
 	r := State{Flow: t.counter.Rates(now), Snapshot: make([]policies.Batch, len(t.edges))}
 	t.each(func(w *Work) {
 		input, output := w.inputOrEstimate(), policies.Tokens(w.output.Load())
+		n := w.arrival.Sequences
 		if w.last.Load() == 0 {
-			r.Load.Waiting++
+			r.Load.Waiting += n
 			r.Load.Promised += input + output
 			r.Load.Cached += min(policies.Tokens(w.cached.Load()), input+output)
 		} else {
-			r.Load.Running++
+			r.Load.Running += n
 			r.Load.Held += input + output
 		}
+		input, output = w.sequence(0, int64(output))
 		b := policies.BucketOf(t.edges, input+output)
-		r.Snapshot[b] = r.Snapshot[b].Add(input, input+output)
+		r.Snapshot[b] = r.Snapshot[b].Plus(policies.Batch{}.Add(input, input+output).Scale(float64(n)))
 	})
 	switch {
 	case r.Load.Running == 0:
@@ -248,6 +267,20 @@ func (t *Tracker) State() State {
 		r.EstimateError = t.errorSum / t.errorN
 	}
 	return r
+}
+
+// NotePrompt notes a prompt that arrives, by its hash (length.Scanner.PromptDigest), and reports whether an equal
+// one has arrived lately.
+func (t *Tracker) NotePrompt(digest uint64) (repeated bool) {
+	if digest == 0 {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	at := &t.prompts[digest%uint64(len(t.prompts))]
+	repeated = *at == digest
+	*at = digest
+	return repeated
 }
 
 // ObservePrefix counts the beginning of an arriving prompt, by its hashes up to the depths of
@@ -273,11 +306,20 @@ func (t *Tracker) Estimator() length.Estimator {
 	return t.learner.Estimator()
 }
 
+// learnRatioLocked learns from the exact length of a prompt, of which cached tokens were cached.
+func (t *Tracker) learnRatioLocked(a Arrival, exact, cached policies.Tokens) {
+	if a.Prompts == 1 && !a.Repeated {
+		t.learner.Observe(a.TextBytes, exact, cached)
+	}
+}
+
 // learnEstimateLocked compares a request's estimates with its exact prompt
 // length.
 func (t *Tracker) learnEstimateLocked(a Arrival, exact policies.Tokens) {
 	const forget = 1.0 / 512 // of the mean over the latest requests
-	t.learner.Observe(a.TextBytes, exact)
+	if a.Prompts > 1 {
+		return // cached is the sum over all prompts, but the estimate is of the longest one
+	}
 	if a.RoutedEstimate <= 0 || exact <= 0 {
 		return
 	}

@@ -75,8 +75,8 @@ func TestState(t *testing.T) {
 		if b := got.Snapshot[policies.BucketOf(edges, 121)]; b.N != 1 || b.SumI != 100 || b.SumL != 121 {
 			t.Errorf("snapshot: %+v", got.Snapshot)
 		}
-		if math.Abs(got.EstimateError-0.1) > 1e-9 || got.BytesPerToken <= 0 {
-			t.Errorf("estimate error %g, bytes per token %g", got.EstimateError, got.BytesPerToken)
+		if math.Abs(got.EstimateError-0.1) > 1e-9 || got.BytesPerToken != 0 {
+			t.Errorf("estimate error %g, bytes per token %g before the engine has said what was cached", got.EstimateError, got.BytesPerToken)
 		}
 		if l.generated != 21 || l.arrived != 0 {
 			t.Errorf("counted %+v", l)
@@ -92,8 +92,8 @@ func TestState(t *testing.T) {
 		if l.generated != 32 || l.arrived != 1 || l.cached != 64 || l.output != 32 {
 			t.Errorf("at the end: %+v", l)
 		}
-		if got := tr.State(); got.Load != (policies.Load{}) {
-			t.Errorf("none is left: %+v", got.Load)
+		if got := tr.State(); got.Load != (policies.Load{}) || got.BytesPerToken <= 0 {
+			t.Errorf("none is left: %+v, %g bytes per token", got.Load, got.BytesPerToken)
 		}
 	})
 }
@@ -187,6 +187,72 @@ func BenchmarkUpdate2000(b *testing.B) {
 	}
 }
 
+// TestSequences checks that a request for several sequences of several prompts counts as so many requests, with
+// the sums of its tokens, and teaches nothing that holds for one prompt or one sequence only.
+func TestSequences(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr, l := newTracker(t)
+		w := tr.Begin(Arrival{Estimate: 60, Others: 40, RoutedEstimate: 60, TextBytes: 900, Prompts: 2, Sequences: 6})
+		if got := tr.State(); got.Load != (policies.Load{Waiting: 6, Promised: 100}) {
+			t.Errorf("it waits: %+v", got.Load)
+		}
+		w.AddOutput(6)
+		time.Sleep(50 * time.Millisecond)
+		w.AddOutput(7)
+		got := tr.State()
+		if got.Load != (policies.Load{Running: 6, Held: 113}) {
+			t.Errorf("it runs, and the time between the tokens of a sequence is not known: %+v", got.Load)
+		}
+		if b := got.Snapshot[policies.BucketOf(edges, 52)]; b.N != 6 || b.SumI != 300 || b.SumL != 6*52 {
+			t.Errorf("snapshot: %+v", got.Snapshot)
+		}
+		w.SetUsage(110, 20, 30)
+		w.End()
+		if l.arrived != 6 || l.finished != 6 || l.generated != 20 || l.output != 20 || l.input-l.cached != 110-30 || l.input != 6*55 {
+			t.Errorf("counted %+v", l)
+		}
+		if got := tr.State(); got.Load != (policies.Load{}) || got.BytesPerToken != 0 || got.EstimateError != 0 {
+			t.Errorf("at the end: %+v", got)
+		}
+		tr.Begin(Arrival{Estimate: 1, Prompts: 1 << 40, Sequences: 1 << 50})
+		if n := tr.State().Load.Waiting; n != MaxSequences {
+			t.Errorf("one request counts as %d sequences", n)
+		}
+	})
+}
+
+// TestRatioIsNotPoisoned sends one long prompt again and again among many short ones: neither it, nor what the
+// engine had cached, counts more than once for the ratio.
+func TestRatioIsNotPoisoned(t *testing.T) {
+	for _, how := range []string{"repeated", "cached"} {
+		tr, _ := newTracker(t)
+		for i := range 2100 {
+			a, exact, cached := Arrival{TextBytes: 1100}, policies.Tokens(200), policies.Tokens(0)
+			if i%2 == 0 { // half of the requests
+				a.TextBytes, exact = 170_000, 16_384
+				if a.Repeated = tr.NotePrompt(7); how == "cached" {
+					a.Repeated = false
+				}
+				if how == "cached" && i > 0 {
+					cached = exact - 16
+				}
+			} else if tr.NotePrompt(uint64(1000 + i)) {
+				t.Fatal("another prompt is taken for a repeated one")
+			}
+			w := tr.Begin(a)
+			w.SetUsage(exact, 1, cached)
+			w.End()
+		}
+		if got := tr.State().BytesPerToken; math.Abs(got-5.5) > 0.1 {
+			t.Errorf("%s: %g bytes per token, want 5.5", how, got)
+		}
+	}
+	tr, _ := newTracker(t)
+	if tr.NotePrompt(0) || tr.NotePrompt(0) {
+		t.Error("prompts without a hash are taken for equal ones")
+	}
+}
+
 // TestForgedLengths checks that no reported length makes the state impossible to report.
 func TestForgedLengths(t *testing.T) {
 	tr, _ := newTracker(t)
@@ -230,7 +296,7 @@ func TestEndMoved(t *testing.T) {
 		time.Sleep(time.Second)
 		live.SetInput(110) // the engine's count of prompt tokens
 		live.AddOutput(5)
-		if got := live.Counts(); got != (Counts{100, 15, 0, true}) {
+		if got := live.Counts(); got != (Counts{100, 15, 0, true, time.Now()}) {
 			t.Errorf("%+v", got)
 		}
 

@@ -2,19 +2,26 @@ package loadtracker
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Arrival is what is known of a request before its engine has answered.
 type Arrival struct {
-	// Estimate is the prompt length that counts until the exact one is known.
-	Estimate policies.Tokens
+	// Estimate is the prompt length that counts until the exact one is known. For a list of prompts it
+	// is the length of the longest one, and Others is the sum over the others.
+	Estimate, Others policies.Tokens
 	// RoutedEstimate is the estimate that the request was routed by, 0 for none.
 	RoutedEstimate policies.Tokens
 	// TextBytes is the length of the prompt's text, to learn bytes per token
 	// from; 0 if it does not determine the prompt's length (token ids, images).
 	TextBytes int64
+	// Repeated says that an equal prompt has arrived lately: the learner ignores this one.
+	Repeated bool
+	// Prompts and Sequences are those of policies.Request. Each sequence counts as a request of its own,
+	// with an equal part of the prompts and of the output.
+	Prompts, Sequences int
 
 	// Input and Output are the exact lengths of a request that began at another
 	// replica and goes on at this one; Input is 0 for one that begins here. A
@@ -41,6 +48,7 @@ type Work struct {
 	first, last atomic.Int64 // when tokens came, in ns of the tracker's time; 0 for never
 	firstOutput atomic.Int64
 	cached      atomic.Int64
+	untimed     atomic.Bool // see StopTiming
 	ended       atomic.Bool
 	moved       atomic.Bool // another replica continues it
 
@@ -56,7 +64,13 @@ func (w *Work) inputOrEstimate() policies.Tokens {
 	if n := w.input.Load(); n > 0 {
 		return policies.Tokens(n)
 	}
-	return w.arrival.Estimate
+	return w.arrival.Estimate + w.arrival.Others
+}
+
+// sequence returns the prompt and the output of the i-th of the request's sequences, whose outputs add up
+// to output.
+func (w *Work) sequence(i int, output int64) (input, part policies.Tokens) {
+	return w.inputOrEstimate() / policies.Tokens(w.arrival.Prompts), policies.Tokens((output + int64(i)) / int64(w.arrival.Sequences))
 }
 
 // resumed reports whether the request began at another replica.
@@ -87,6 +101,10 @@ func (w *Work) AddOutput(n int) {
 	w.last.Store(now)
 }
 
+// StopTiming is called when a request's tokens wait for its client: from then on, the time between
+// them says nothing about the engine, and does not count.
+func (w *Work) StopTiming() { w.untimed.Store(true) }
+
 // SetUsage sets the engine's own final counts, which are never below those
 // reported before. The engine counts as the output of a request that began
 // elsewhere only its own tokens.
@@ -108,12 +126,17 @@ func (w *Work) SetCached(n policies.Tokens) { w.cached.Store(int64(n)) }
 // Counts are the tokens of a request so far.
 type Counts struct {
 	Input, Output, Cached policies.Tokens
-	Exact                 bool // Input comes from an engine
+	Exact                 bool      // Input comes from an engine
+	Last                  time.Time // when the last token came; zero before the first one
 }
 
 // Counts returns the tokens of the request so far.
 func (w *Work) Counts() Counts {
-	return Counts{w.inputOrEstimate(), policies.Tokens(w.output.Load()), policies.Tokens(w.cached.Load()), w.input.Load() > 0}
+	c := Counts{Input: w.inputOrEstimate(), Output: policies.Tokens(w.output.Load()), Cached: policies.Tokens(w.cached.Load()), Exact: w.input.Load() > 0}
+	if last := w.last.Load(); last > 0 {
+		c.Last = w.t.start.Add(time.Duration(last))
+	}
+	return c
 }
 
 // Begun reports whether the request has a token, or came with its KV.
@@ -152,12 +175,24 @@ func (w *Work) End() {
 	switch cached := policies.Tokens(w.cached.Load()); {
 	case input == 0:
 	case !w.resumed():
-		w.t.counter.CountArrival(now, input, cached)
+		w.t.learnRatioLocked(w.arrival, input, cached)
+		// The sequences of one prompt share it: it is computed once.
+		each, all := input/policies.Tokens(w.arrival.Prompts), w.arrival.Prompts
+		for i := range w.arrival.Sequences {
+			if i < all {
+				w.t.counter.CountArrival(now, each, cached/policies.Tokens(all))
+			} else {
+				w.t.counter.CountArrival(now, each, each)
+			}
+		}
 	case !w.arrival.HasKV && w.first.Load() != 0:
 		// Its engine got all ids as a prompt.
 		w.t.counter.CountPrefill(now, w.arrival.Input+w.arrival.Output, cached)
 	}
 	if input > 0 && !w.moved.Load() {
-		w.t.counter.CountFinish(now, input, policies.Tokens(w.output.Load()))
+		for i := range w.arrival.Sequences {
+			each, output := w.sequence(i, w.output.Load())
+			w.t.counter.CountFinish(now, each, output)
+		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func readForm(t testing.TB, contentType string, form []byte) map[string]string {

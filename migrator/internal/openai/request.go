@@ -1,8 +1,11 @@
 package openai
 
 import (
+	"bytes"
 	"fmt"
 	"math"
+	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -16,6 +19,10 @@ type Request struct {
 	Model     string
 	MaxOutput policies.Tokens // max_tokens or max_completion_tokens, 0 if the client set none
 	MinOutput policies.Tokens // min_tokens, 0 if the client set none
+	// ResponseOutput is max_output_tokens, which only the responses API reads; 0 if the client set none.
+	ResponseOutput policies.Tokens
+	// Choices is how many sequences the engine generates for each prompt: n or best_of, at least 1.
+	Choices int
 	// Features is what ties the request to one engine. A seed counts unless the
 	// client asks for greedy decoding.
 	Features policies.Features
@@ -31,6 +38,7 @@ type Request struct {
 	options     span // stream_options' value, if an object
 	prompt      span // prompt's or messages' value
 	hasWithheld bool // a member must not reach the engine
+	withoutIDs  bool // see WithoutIDs
 	logprobs    bool // the answer has log probabilities
 	tied        bool // a second engine may answer differently, for a reason that is no feature
 	// The last values of max_tokens and max_completion_tokens.
@@ -44,6 +52,9 @@ type member struct {
 	value span
 }
 
+// idsField asks an engine for token ids.
+const idsField = "return_token_ids"
+
 // isWithheld reports whether only the fleet itself may send a field to an engine: it
 // names other engines' memory, or the request at its engine.
 func isWithheld(name string) bool {
@@ -55,13 +66,15 @@ func isWithheld(name string) bool {
 const (
 	MaxMembers = 1024 // of the body
 	MaxModel   = 1024 // bytes
+	// MaxChoices is the greatest Request.Choices: engines refuse more.
+	MaxChoices = 1 << 14
 )
 
 // Parse parses a body, which the Request refers to. The error says what is wrong
 // with the JSON text and where, in words for the client. Fields that an engine
 // would refuse are left for the engine to refuse.
 func Parse(e Endpoint, body []byte) (Request, error) {
-	r := Request{Endpoint: e, body: body}
+	r := Request{Endpoint: e, body: body, Choices: 1}
 	if err := checkObject(body); err != nil {
 		return r, err
 	}
@@ -162,6 +175,12 @@ func (r *Request) field(name string, value span) (edited bool) {
 	case "max_tokens":
 		r.maxTokens = r.count(v)
 		return true
+	case "max_output_tokens":
+		r.ResponseOutput = r.count(v)
+	case "n", "best_of":
+		// Engines also read "4" and 4.0. Of equal names the greatest counts: no engine generates more.
+		r.Choices = min(max(r.Choices, int(v.Int())), MaxChoices)
+		r.Features |= featureOf(name, v)
 	case "max_completion_tokens":
 		r.maxCompletion = r.count(v)
 		r.tied = r.tied || r.Endpoint == Completions && v.Type != gjson.Null // some engines read it there
@@ -214,7 +233,40 @@ func (r *Request) Assemblable() bool {
 
 // AllowsIDs reports whether token ids may be requested. An engine that echoes the
 // prompt omits it as soon as ids are requested.
-func (r *Request) AllowsIDs() bool { return !r.Features.Has(policies.Echo | policies.Unreadable) }
+func (r *Request) AllowsIDs() bool {
+	return !r.withoutIDs && !r.Features.Has(policies.Echo|policies.Unreadable)
+}
+
+// WithoutIDs records that the engine refuses to return token ids: the front end requests none, and the request cannot
+// move.
+func (r *Request) WithoutIDs() {
+	r.withoutIDs = true
+	r.Features |= policies.HiddenTokens
+}
+
+// RefusesIDs reports whether an engine's answer refuses a request because the front end asked for token ids in it.
+func RefusesIDs(status int, answer []byte) bool {
+	return (status == http.StatusBadRequest || status == http.StatusUnprocessableEntity) && bytes.Contains(answer, []byte(idsField))
+}
+
+// DropIDs returns body without the member that asks an engine for token ids.
+func DropIDs(body []byte) []byte {
+	out := body
+	eachMember(body, span{0, len(body)}, func(name []byte, whole, _ span) bool {
+		if string(name) != idsField {
+			return true
+		}
+		from, to := whole.from, whole.to
+		if comma := bytes.LastIndexByte(body[:from], ','); comma >= 0 && len(bytes.TrimSpace(body[comma+1:from])) == 0 {
+			from = comma
+		} else if comma := bytes.IndexByte(body[to:], ','); comma >= 0 && len(bytes.TrimSpace(body[to:to+comma])) == 0 {
+			to += comma + 1
+		}
+		out = slices.Concat(body[:from], body[to:])
+		return false
+	})
+	return out
+}
 
 // AllowsUsage reports whether usage may be requested and removed again. With
 // several choices it may not: the engine then moves the fingerprint to the usage

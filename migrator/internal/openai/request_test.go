@@ -86,6 +86,18 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
+// TestChoices checks how many sequences are generated for a prompt, as the most lenient engine reads it.
+func TestChoices(t *testing.T) {
+	for body, want := range map[string]int{
+		`{}`: 1, `{"n":3}`: 3, `{"n":"3"}`: 3, `{"n":3.0}`: 3, `{"n":4,"n":2}`: 4, `{"n":2,"best_of":5}`: 5, `{"n":null}`: 1, `{"n":-7}`: 1, `{"n":0}`: 1,
+		`{"n":1e9}`: MaxChoices, `{"n":[7]}`: 1, `{"x":{"n":7}}`: 1, `{"n":true}`: 1,
+	} {
+		if r, err := Parse(Chat, []byte(body)); err != nil || r.Choices != want {
+			t.Errorf("%s: %d choices, %v; want %d", body, r.Choices, err, want)
+		}
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	for body, want := range map[string]string{
 		``: "not valid JSON at byte 0", `[]`: "not a JSON object", `{"a":1`: "not valid JSON at byte 6", `{"a":NaN}`: "not valid JSON at byte 6", `{} {}`: "not valid JSON at byte 4",
@@ -205,5 +217,20 @@ func TestAttackMembers(t *testing.T) {
 	}
 	if _, err := Parse(Chat, []byte(`{"":0`+strings.Repeat(`,"":0`, MaxMembers-1)+"}")); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDropIDs checks bodies with the field in every place.
+func TestDropIDs(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"return_token_ids":true}`:                        `{}`,
+		`{"return_token_ids":true,"a":1}`:                  `{"a":1}`,
+		`{"a":"return_token_ids","return_token_ids":true}`: `{"a":"return_token_ids"}`,
+		`{"a":[1,2] , "return_token_ids" : true , "b":{}}`: `{"a":[1,2]  , "b":{}}`,
+		`{"a":{"return_token_ids":true}}`:                  `{"a":{"return_token_ids":true}}`,
+	} {
+		if got := string(DropIDs([]byte(body))); got != want {
+			t.Errorf("%s becomes %s, want %s", body, got, want)
+		}
 	}
 }

@@ -62,7 +62,7 @@ func (r *Reader) Next() (Event, error) {
 			raw := r.buf[r.start : r.start+end]
 			r.start += end
 			r.last = end
-			return parseEvent(raw), nil
+			return ParseEvent(raw), nil
 		}
 		// A line end may be split between two reads: rescan what may be its
 		// start.
@@ -86,6 +86,13 @@ func (r *Reader) Next() (Event, error) {
 		}
 		r.end += n
 	}
+}
+
+// Detach keeps the bytes of the last event valid: the reader takes another buffer.
+func (r *Reader) Detach() {
+	rest := r.buf[r.start:r.end]
+	r.buf = make([]byte, max(len(rest), smallEvent))
+	r.start, r.end = 0, copy(r.buf, rest)
 }
 
 // shrink makes the buffer small again once events are small: the first event of a
@@ -160,8 +167,8 @@ func blankLine(b []byte, from int) int {
 
 var dataField = []byte("data")
 
-// parseEvent finds the value of the data fields in a whole event.
-func parseEvent(raw []byte) Event {
+// ParseEvent returns the event whose bytes are raw, the empty line that ends it included.
+func ParseEvent(raw []byte) Event {
 	ev := Event{Raw: raw, at: -1}
 	fields := 0
 	for at := 0; at < len(raw); {

@@ -194,7 +194,7 @@ func (a *Answer) Add(c *Chunk, edit Edit) error {
 
 // editedUsage returns the usage of an edited event.
 func editedUsage(raw []byte) []byte {
-	return []byte(gjson.Parse(unsafeString(parseEvent(raw).Data)).Get("usage").Raw)
+	return []byte(gjson.Parse(unsafeString(ParseEvent(raw).Data)).Get("usage").Raw)
 }
 
 // Body returns the answer in the shape of t. ids and prompt are the token ids to

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // at returns the address of a receiver on a host.

@@ -6,14 +6,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 // Source exports the pool of the local engine to receivers. Its tickets are redeemed by
 // the embedded Issuer.
 type Source struct {
-	ticket.Issuer
+	Issuer
 	// Transport is the transport's name.
 	Transport string
 	// Pool has the memory of the local engine.

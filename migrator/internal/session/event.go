@@ -18,7 +18,7 @@ type EventKind uint8
 const (
 	// The pump's.
 	LegOpened    EventKind = iota + 1 // Leg runs at Replica; Chunk is its first one: begins the stream, or answers Open
-	OpenFailed                        // answers Open: Err
+	OpenFailed                        // answers Open: Err; Lost says that the engine had the request and was lost
 	ReplicaFound                      // answers Seek: Replica may continue the stream
 	NoReplica                         // answers Seek: none can
 	ChunkArrived                      // answers Read: Leg brought Chunk
@@ -48,6 +48,9 @@ type Event struct {
 	// Limit is, with the first LegOpened, how many tokens the leg's engine generates
 	// at most, whatever the request asks for; 0 for unknown.
 	Limit policies.Tokens
+	// Losses is, with the first LegOpened, how many engines the request has lost before.
+	Losses int
+	Lost   bool // with OpenFailed: the engine had the request and was lost
 	// Migration is the number that MigrationBegan, or MigrationRenewed after it, gave.
 	Migration policies.Epoch
 	// Fingerprint is what the engine of the first leg calls its build, as raw JSON;
@@ -150,7 +153,7 @@ type Loss uint8
 const (
 	Rescuing  Loss = iota + 1 // a replica is sought
 	Concluded                 // the client has the whole text; the machine writes what follows it
-	Exhausted                 // the stream lost MaxLosses engines in a row; it ends
+	Exhausted                 // the stream has lost MaxLosses engines in a row; it ends
 )
 
 // Rescue is the outcome of a rescue.

@@ -92,7 +92,7 @@ type Machine struct {
 	migration   migration // in Claimed, Freezing, Checking and Frozen
 	rescue      *rescue   // in Seeking and Opening
 	losses      int       // engines lost without getting further
-	lastLoss    int       // how many ids there were at the last one
+	lastLoss    int       // how many tokens of output there were at the last one
 	fingerprint []byte
 }
 
@@ -109,7 +109,7 @@ func (m *Machine) Step(ev *Event, out []Action) []Action {
 	case LegOpened:
 		m.legOpened(ev)
 	case OpenFailed:
-		m.openFailed(ev.Err)
+		m.openFailed(ev)
 	case ReplicaFound:
 		m.replicaFound(ev.Replica)
 	case NoReplica:
@@ -151,7 +151,7 @@ func (m *Machine) legOpened(ev *Event) {
 	switch m.state {
 	case Starting:
 		m.state, m.leg, m.holder, m.first = Relaying, ev.Leg, ev.Replica, ev.Chunk
-		m.cfg.Resume = m.cfg.Resume.Limited(ev.Limit)
+		m.cfg.Resume, m.losses = m.cfg.Resume.Limited(ev.Limit), ev.Losses
 		if m.cause != nil {
 			m.do(Action{Kind: Close, Leg: m.leg})
 		}

@@ -11,9 +11,9 @@ import (
 const (
 	// MaxAttempts is how many replicas are tried after the loss of one engine.
 	MaxAttempts = 3
-	// MaxLosses is how many engines a stream may lose before it has got lossTokens
-	// tokens further: a request that kills every engine must not get all of them.
-	MaxLosses  = 3
+	// MaxLosses is how many engines a request may lose within lossTokens tokens: the last of these
+	// losses ends it, because it may be the request that breaks the engines.
+	MaxLosses  = 2
 	lossTokens = 64
 )
 
@@ -107,14 +107,14 @@ func (m *Machine) beginRescue() bool {
 		policies.Movable(m.Request()) != policies.NotPinned || m.cfg.Resume.Remaining(m.output()) == 0 {
 		return false
 	}
-	if len(m.ids)-m.lastLoss >= lossTokens {
+	if m.output()-m.lastLoss >= lossTokens {
 		m.losses = 0
 	}
-	if m.losses++; m.losses > MaxLosses {
+	if m.losses++; m.losses >= MaxLosses {
 		m.do(Action{Kind: Report, Loss: Exhausted, Err: m.lost})
 		return false
 	}
-	m.lastLoss = len(m.ids)
+	m.lastLoss = m.output()
 	m.takeBack(m.cfg.Asked.HideIDs)
 	m.rescue = &rescue{Rescue: Rescue{From: m.holder, Length: len(m.ids), Err: ErrNoRefuge}, tried: []policies.ReplicaID{m.holder}}
 	m.probe()
@@ -136,12 +136,15 @@ func (m *Machine) replicaFound(replica policies.ReplicaID) {
 	m.do(Action{Kind: Open, Detail: &Detail{Replica: replica, Epoch: m.epoch, IDs: m.shared(), Prompt: m.prompt, Aligned: m.aligned, TextIDs: m.textIDs}})
 }
 
-// openFailed tries the next replica.
-func (m *Machine) openFailed(err error) {
+// openFailed tries the next replica, unless the stream has lost too many engines.
+func (m *Machine) openFailed(ev *Event) {
 	r := m.rescue
-	r.Err = err
+	r.Err = ev.Err
 	r.tried = append(r.tried, r.To)
-	if r.attempts++; r.attempts < MaxAttempts && m.cause == nil {
+	if ev.Lost {
+		m.losses++
+	}
+	if r.attempts++; r.attempts < MaxAttempts && m.losses < MaxLosses && m.cause == nil {
 		m.seek()
 		return
 	}

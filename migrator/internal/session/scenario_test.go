@@ -21,8 +21,8 @@ import (
 // output the actions that the event causes. The commands:
 //
 //	config rescue hide-ids limit=20     before the first event
-//	open a at=r0 limit=3 CHUNK          the first leg, or the leg of a rescue, is opened; limit is the first engine's own
-//	open-failed why | found r1 | none   answers to open and seek
+//	open a at=r0 limit=3 CHUNK          the first leg, or the leg of a rescue, is opened; limit is the first engine's own, losses those before it
+//	open-failed why lost | found r1 | none   answers to open and seek; lost is optional
 //	chunk a CHUNK | end a why           answers to read; eof and malformed have special meanings
 //	resume                              the answer to resume and wait
 //	client-failed
@@ -35,7 +35,7 @@ import (
 //	returned                            the handler has returned
 //	state                               prints the state of the stream
 //
-// A CHUNK is prompt=11,12 ids=1,2 text=ab finish, or one of usage, done and
+// A CHUNK is prompt=11,12 ids=1-2 text=ab finish, or one of usage, done and
 // error=500; no-ids leaves out the list of ids, and bytes=7 makes the text that long.
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -89,7 +89,13 @@ func (l line) number(name string) int {
 
 func (l line) list(name string) (ids []uint32) {
 	for s := range strings.SplitSeq(l.field(name), ",") {
-		if n, err := strconv.ParseUint(s, 10, 32); err == nil {
+		first, last, isRange := strings.Cut(s, "-")
+		n, err := strconv.ParseUint(first, 10, 32)
+		end := n
+		if isRange && err == nil {
+			end, err = strconv.ParseUint(last, 10, 32)
+		}
+		for ; err == nil && n <= end; n++ {
 			ids = append(ids, uint32(n))
 		}
 	}
@@ -131,9 +137,9 @@ func (l line) event(t *testing.T) Event {
 	number := policies.Epoch(n) // of a migration: the epoch in which it takes over
 	switch l.Cmd {
 	case "open":
-		return Event{Kind: LegOpened, Leg: l.word(0), Chunk: l.chunk(t, l.word(0)), Replica: replica, Limit: policies.Tokens(l.number("limit"))}
+		return Event{Kind: LegOpened, Leg: l.word(0), Chunk: l.chunk(t, l.word(0)), Replica: replica, Limit: policies.Tokens(l.number("limit")), Losses: l.number("losses")}
 	case "open-failed":
-		return Event{Kind: OpenFailed, Err: l.err(0)}
+		return Event{Kind: OpenFailed, Err: l.err(0), Lost: l.HasArg("lost")}
 	case "found":
 		return Event{Kind: ReplicaFound, Replica: policies.ReplicaID(l.word(0))}
 	case "none":

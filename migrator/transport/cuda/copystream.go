@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -35,7 +34,7 @@ type copyStream struct {
 	sums              *cuda.HostMemory // sums
 	packed            *cuda.HostMemory // packed blocks; nil until the first use
 	batch             cuda.Batch
-	args              [kernel.Arguments]uint64
+	args              [transport.KernelArguments]uint64
 	runs              []copyRun
 }
 
@@ -139,14 +138,14 @@ func (c tiling) maxBlocks(l transport.Layout) int {
 // block numbers that it returns.
 func (l *copyStream) describe(c tiling, src, dst cuda.Pointer, from, to transport.Layout, n int) ([]uint32, error) {
 	regions := len(from.Regions)
-	words := regions * kernel.RegionWords
+	words := regions * transport.KernelRegionWords
 	if err := l.reserve(int64(words*8+n*8), int64(n*regions)*c.pieces*8); err != nil {
 		return nil, err
 	}
 	w := l.description.Uint64s()
 	for r, g := range from.Regions {
 		d := to.Regions[r]
-		one := w[r*kernel.RegionWords:]
+		one := w[r*transport.KernelRegionWords:]
 		one[0], one[1] = uint64(src)+uint64(g.Offset), uint64(g.Stride)
 		one[2], one[3] = uint64(dst)+uint64(d.Offset), uint64(d.Stride)
 		one[4] = uint64(g.Bytes)
@@ -156,7 +155,7 @@ func (l *copyStream) describe(c tiling, src, dst cuda.Pointer, from, to transpor
 
 // uploadDescription copies the description to the GPU.
 func (l *copyStream) uploadDescription(regions, n int) error {
-	return l.stream.CopyToDevice(l.deviceDescription, l.description, 0, int64(regions*kernel.RegionWords*8+n*8))
+	return l.stream.CopyToDevice(l.deviceDescription, l.description, 0, int64(regions*transport.KernelRegionWords*8+n*8))
 }
 
 // launchKernel launches a kernel over entries [first, first+n) of the description.
@@ -164,7 +163,7 @@ func (l *copyStream) launchKernel(k cuda.Kernel, groups int, c tiling, regions, 
 	items := int64(n*regions) * c.pieces
 	l.args = [...]uint64{
 		uint64(l.deviceDescription), uint64(regions),
-		uint64(l.deviceDescription) + uint64(regions*kernel.RegionWords*8+first*8), uint64(n),
+		uint64(l.deviceDescription) + uint64(regions*transport.KernelRegionWords*8+first*8), uint64(n),
 		uint64(c.piece), uint64(c.pieces),
 		uint64(l.sums.Pointer()) + uint64(int64(first*regions)*c.pieces*8),
 	}
@@ -210,7 +209,7 @@ func (l *copyStream) regionChecksum(c tiling, regions, e, r int, bytes int64) ui
 	for _, s := range l.sums.Uint64s()[int64(e*regions+r)*c.pieces:][:c.pieces] {
 		sum += s
 	}
-	return kernel.Fold(sum, bytes)
+	return transport.FoldSum(sum, bytes)
 }
 
 // checksumBlocks computes the checksums of blocks of a pool and passes them to emit in
@@ -382,7 +381,7 @@ func (l *copyStream) appendCorrupt(c tiling, layout transport.Layout, want []uin
 			want := want[i*regions:][:regions]
 			sums := sums[i*regions:][:regions]
 			for r := range layout.Regions {
-				differ |= kernel.Fold(sums[r], layout.Regions[r].Bytes) ^ want[r]
+				differ |= transport.FoldSum(sums[r], layout.Regions[r].Bytes) ^ want[r]
 			}
 		} else {
 			for r, g := range layout.Regions {

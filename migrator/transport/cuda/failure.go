@@ -40,13 +40,12 @@ func (e *DownError) Unwrap() error { return e.Err }
 type failures struct {
 	n     int
 	until time.Time // no context is made before; zero for no pause
-	err   error     // of the last failure
 }
 
 // record counts a failure. The first free failures in a row cost no pause.
-func (f *failures) record(err error, now time.Time, free int) {
+func (f *failures) record(now time.Time, free int) {
 	f.n++
-	f.err, f.until = err, time.Time{}
+	f.until = time.Time{}
 	if wait := f.n - free; wait > 0 {
 		f.until = now.Add(min(firstPause<<min(wait-1, 6), longestPause))
 	}
@@ -55,23 +54,30 @@ func (f *failures) record(err error, now time.Time, free int) {
 // MarkUnhealthy marks the GPU as unhealthy although it may work: Err returns why until
 // MarkUnhealthy(nil).
 func (g *GPU) MarkUnhealthy(why error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.unhealthy = why
+	if why == nil {
+		g.unhealthy.Store(nil)
+		return
+	}
+	g.unhealthy.Store(&DownError{GPU: g.config.Ordinal, Err: why})
 }
 
 // Err returns why the GPU cannot be used now, as a *DownError, or nil. A GPU that has
-// failed once, and was not tried again, is not down.
+// failed once, and was not tried again, is not down. It waits for no call of the driver.
 func (g *GPU) Err() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	switch {
-	case g.unhealthy != nil:
-		return &DownError{GPU: g.config.Ordinal, Err: g.unhealthy}
-	case g.current == nil && !g.failures.until.IsZero():
-		return &DownError{GPU: g.config.Ordinal, Err: g.failures.err, RetryAt: g.failures.until}
+	for _, down := range []*DownError{g.unhealthy.Load(), g.paused.Load()} {
+		if down != nil {
+			return down
+		}
 	}
 	return nil
+}
+
+// recordFailureLocked counts a failure, of which the first free ones cost no pause. mu is held.
+func (g *GPU) recordFailureLocked(why error, free int) {
+	g.failures.record(time.Now(), free)
+	if !g.failures.until.IsZero() {
+		g.paused.Store(&DownError{GPU: g.config.Ordinal, Err: why, RetryAt: g.failures.until})
+	}
 }
 
 // DeviceErr returns why the pool's GPU cannot be used now. See GPU.Err.
@@ -83,11 +89,8 @@ const probeBytes = 4096
 // CheckDevice returns why nothing can be copied into or out of the pool now, as a
 // *DownError if the GPU is the cause, or nil. It makes the GPU read some of the pool.
 func (m *Memory) CheckDevice() error {
-	m.gpu.mu.Lock()
-	sick := m.gpu.unhealthy
-	m.gpu.mu.Unlock()
-	if sick != nil {
-		return m.gpu.Err()
+	if sick := m.gpu.unhealthy.Load(); sick != nil {
+		return sick
 	}
 	size := min(m.size, probeBytes)
 	_, err := m.Sums(nil, transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: size, Bytes: size}}}, []uint32{0})

@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -211,6 +212,50 @@ func TestGPUDown(t *testing.T) {
 	}
 }
 
+// TestHungDriver closes a context while a call in it does not return: Err and MarkUnhealthy, which
+// are called where nothing may wait, return at once.
+func TestHungDriver(t *testing.T) {
+	g := newGPU(t)
+	h, err := g.currentContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	started, hung, closed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		_ = g.withContext(h, func(*gpuContext) error {
+			close(started)
+			<-hung
+			return nil
+		})
+	}()
+	<-started
+	go func() { closed <- g.closeContext(h, errors.New("a failure")) }()
+	for h.closeMu.TryRLock() { // until closeContext waits for the call
+		h.closeMu.RUnlock()
+		runtime.Gosched()
+	}
+	answered := make(chan error, 1)
+	go func() {
+		if err := g.Err(); err != nil {
+			t.Errorf("Err after one failure: %v", err)
+		}
+		g.MarkUnhealthy(errors.New("Xid 79"))
+		answered <- g.Err()
+	}()
+	select {
+	case err := <-answered:
+		if err == nil || !strings.Contains(err.Error(), "Xid 79") {
+			t.Errorf("Err: %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("MarkUnhealthy and Err wait for the driver")
+	}
+	close(hung)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestBatchCallMismatch covers a driver whose batch call has another meaning: the copy
 // engines get one call per piece then, and the transfer succeeds.
 func TestBatchCallMismatch(t *testing.T) {
@@ -252,17 +297,17 @@ func TestClosesAreRetried(t *testing.T) {
 func TestFailurePauses(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var f failures
-	f.record(errContextClosed, now, 1)
+	f.record(now, 1)
 	if now.Before(f.until) || !f.until.IsZero() {
 		t.Errorf("the first failure costs a pause until %v", f.until)
 	}
 	for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-		if f.record(errContextClosed, now, 1); f.until.Sub(now) != want*time.Second {
+		if f.record(now, 1); f.until.Sub(now) != want*time.Second {
 			t.Errorf("failure %d costs a pause of %v", i+2, f.until.Sub(now))
 		}
 	}
 	f = failures{}
-	if f.record(errContextClosed, now, 0); f.until.Sub(now) != time.Second {
+	if f.record(now, 0); f.until.Sub(now) != time.Second {
 		t.Errorf("a context that cannot be made costs a pause of %v", f.until.Sub(now))
 	}
 }

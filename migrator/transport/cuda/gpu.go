@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 const (
@@ -37,12 +37,15 @@ type GPU struct {
 	config GPUConfig
 	info   cuda.Device
 
-	mu            sync.Mutex
+	// Err reads these without mu.
+	unhealthy atomic.Pointer[DownError] // set by MarkUnhealthy
+	paused    atomic.Pointer[DownError] // set when a failure costs a pause, until there is a context again
+
+	mu            sync.Mutex  // held while contexts are opened and closed, which may wait for a driver that hangs
 	current       *gpuContext // nil until the first use, and after an error
 	closed        bool
 	failures      failures // of earlier contexts
 	pendingCloses []func() error
-	unhealthy     error // set by MarkUnhealthy
 
 	pinsMu sync.Mutex // guards pins; held only briefly
 	pins   []*hostPin
@@ -144,14 +147,15 @@ func (g *GPU) currentContext() (*gpuContext, error) {
 		return g.current, nil
 	}
 	if time.Now().Before(g.failures.until) {
-		return nil, &DownError{g.config.Ordinal, g.failures.err, g.failures.until}
+		return nil, g.paused.Load()
 	}
 	h, err := g.openContext()
 	if err != nil {
-		g.failures.record(err, time.Now(), 0)
-		return nil, &DownError{g.config.Ordinal, err, g.failures.until}
+		g.recordFailureLocked(err, 0)
+		return nil, g.paused.Load()
 	}
 	g.current = h
+	g.paused.Store(nil)
 	_ = retryCloses(&g.pendingCloses) // the error was returned when it was new
 	return h, nil
 }
@@ -164,9 +168,9 @@ func (g *GPU) openContext() (*gpuContext, error) {
 	}
 	h := &gpuContext{context: context, copyEngines: g.config.CopyEngines, streams: map[*copyStream]bool{}, mappings: map[mappingKey]*mapping{}, allocations: map[*Memory]cuda.Pointer{}, pins: map[*hostPin]*cuda.HostMemory{}}
 	h.batches.Store(g.config.Driver.SupportsBatches())
-	if h.module, err = context.LoadModule(kernel.PTX); err == nil {
+	if h.module, err = context.LoadModule(transport.KernelPTX); err == nil {
 		for name, k := range map[string]*cuda.Kernel{
-			kernel.Copy: &h.copy, kernel.Sum: &h.sum, kernel.SumDestination: &h.sumDestination, kernel.Gather: &h.gather, kernel.Scatter: &h.scatter,
+			transport.KernelCopy: &h.copy, transport.KernelSum: &h.sum, transport.KernelSumDestination: &h.sumDestination, transport.KernelGather: &h.gather, transport.KernelScatter: &h.scatter,
 		} {
 			if *k, err = h.module.Kernel(name); err != nil {
 				break
@@ -201,7 +205,7 @@ func (g *GPU) closeContext(h *gpuContext, why error) error {
 		g.failures = failures{}
 	}
 	if why != nil {
-		g.failures.record(why, time.Now(), 1)
+		g.recordFailureLocked(why, 1)
 	}
 	// In a failed context all of these calls fail, and the end of the context releases
 	// what is in it: their errors say nothing new.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
@@ -35,7 +34,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 		return nil, err
 	}
 	p.gpu = own.gpu
-	s, err := localsocket.Open(ctx, suffix, receiver, offer)
+	s, err := pull.OpenSocket(ctx, suffix, receiver, offer)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +95,7 @@ type puller struct {
 	*pull.Puller
 	gpu     *GPU
 	logger  *slog.Logger
-	session *localsocket.Session
+	session *pull.SocketSession
 	memory  *transport.Memory
 	context *gpuContext // of the fields below
 	stream  *copyStream

@@ -7,9 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
-	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -46,7 +45,7 @@ func (t *Transport) Name() string { return "cuda" }
 // Probe creates the directory and makes the GPU read some of the engine's memory. It
 // fails while the engine is away.
 func (t *Transport) Probe(context.Context) error {
-	err := localsocket.MakePrivateDir(t.config.Dir)
+	err := unixsocket.PrepareDir(t.config.Dir)
 	if err == nil {
 		err = t.probeMemory()
 	}
@@ -87,7 +86,7 @@ func (t *Transport) CanReach(from, to string) bool { return from == to && from !
 
 // Run serves until ctx ends and unmaps idle mappings.
 func (t *Transport) Run(ctx context.Context) error {
-	err := localsocket.Serve(ctx, localsocket.Config{
+	err := pull.ServeSocket(ctx, pull.SocketConfig{
 		Dir: t.config.Dir, Suffix: suffix, Source: &t.source, Welcome: t.welcome, Logger: t.config.Logger,
 		IdleTimeout: idleMapping, DropIdle: func(before time.Time) {
 			if g := t.gpu.Load(); g != nil {
@@ -103,7 +102,7 @@ func (t *Transport) Run(ctx context.Context) error {
 
 // welcome returns the handle and the descriptor by which a receiver maps the memory of a
 // lease.
-func (t *Transport) welcome(lease *ticket.Lease) ([]byte, *os.File, error) {
+func (t *Transport) welcome(lease *pull.Lease) ([]byte, *os.File, error) {
 	m, err := t.deviceMemory(lease.Memory)
 	if err != nil {
 		return nil, nil, err

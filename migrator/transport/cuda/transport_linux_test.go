@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // driverPath returns the driver that the tests run on: the fake, or with

@@ -14,10 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
@@ -76,9 +74,9 @@ func TestSourceProcessIsKilled(t *testing.T) {
 }
 
 // listen makes the socket of a source, and removes it at the end of the test.
-func listen(t *testing.T, dir string) *localsocket.Server {
+func listen(t *testing.T, dir string) *pull.SocketServer {
 	t.Helper()
-	s, err := localsocket.Listen(localsocket.Config{
+	s, err := pull.ListenSocket(pull.SocketConfig{
 		Dir: dir, Suffix: suffix, Source: &pull.Source{}, Logger: slog.New(slog.DiscardHandler), IdleTimeout: time.Hour, DropIdle: func(time.Time) {},
 	})
 	if err != nil {
@@ -181,11 +179,11 @@ func TestInvalidWelcomes(t *testing.T) {
 	defer m.Close()
 	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
-	good, err := handshake.AppendWelcome(nil, small, int64(len(m.Bytes)))
+	good, err := transport.AppendWelcome(nil, small, int64(len(m.Bytes)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	larger, err := handshake.AppendWelcome(nil, small, int64(len(m.Bytes))+1)
+	larger, err := transport.AppendWelcome(nil, small, int64(len(m.Bytes))+1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +221,7 @@ func TestInvalidWelcomes(t *testing.T) {
 					return
 				}
 				defer conn.Close()
-				conn.Read(make([]byte, handshake.MaxHello))
+				conn.Read(make([]byte, transport.MaxHello))
 				var rights []byte
 				if c.files != nil {
 					rights = unix.UnixRights(c.files...)

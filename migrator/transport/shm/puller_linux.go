@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
@@ -26,7 +25,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if p.local, err = transport.HoldHostMemory(t.config.Pool); err != nil {
 		return nil, err
 	}
-	if p.session, err = localsocket.Open(ctx, suffix, receiver, offer); err != nil {
+	if p.session, err = pull.OpenSocket(ctx, suffix, receiver, offer); err != nil {
 		return nil, err
 	}
 	file := p.session.File
@@ -51,7 +50,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 // puller is one open pull: a connection and a mapping of the source's pool.
 type puller struct {
 	*pull.Puller
-	session  *localsocket.Session
+	session  *pull.SocketSession
 	local    *transport.Memory
 	mappings *mappings
 	mapping  *mapping

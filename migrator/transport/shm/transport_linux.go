@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
-	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -45,7 +44,7 @@ func (t *Transport) Probe(context.Context) error {
 }
 
 func (t *Transport) probe() error {
-	if err := localsocket.MakePrivateDir(t.config.Dir); err != nil {
+	if err := unixsocket.PrepareDir(t.config.Dir); err != nil {
 		return err
 	}
 	m, ok := t.config.Pool.Memory()
@@ -67,7 +66,7 @@ func (t *Transport) CanReach(from, to string) bool { return from == to && from !
 func (t *Transport) Run(ctx context.Context) error {
 	t.mappings.setKeepIdle(true)
 	defer t.mappings.setKeepIdle(false)
-	err := localsocket.Serve(ctx, localsocket.Config{
+	err := pull.ServeSocket(ctx, pull.SocketConfig{
 		Dir: t.config.Dir, Suffix: suffix, Source: &t.source, Welcome: welcome, Logger: t.config.Logger,
 		IdleTimeout: idleMapping, DropIdle: t.mappings.unmapIdle,
 	})
@@ -95,7 +94,7 @@ func requireFile(m *transport.Memory) error {
 }
 
 // welcome returns the descriptor that the receiver of a lease maps.
-func welcome(lease *ticket.Lease) ([]byte, *os.File, error) {
+func welcome(lease *pull.Lease) ([]byte, *os.File, error) {
 	f, err := openReadOnly(lease.Memory)
 	return nil, f, err
 }

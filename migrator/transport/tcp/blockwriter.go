@@ -5,13 +5,13 @@ import (
 	"net"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 )
 
 // blockWriter sends the blocks that the receiver of one lease asks for.
 type blockWriter struct {
 	conn    net.Conn
-	lease   *ticket.Lease
+	lease   *pull.Lease
 	head    [headSize]byte
 	queue   [writeParts][]byte // parts to be written
 	n       int                // of them

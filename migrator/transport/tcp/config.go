@@ -8,9 +8,9 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 const (
@@ -40,7 +40,7 @@ type Config struct {
 	// source is "" if it is not known. Required with TLS, and otherwise nil.
 	ClientTLS func(source policies.ReplicaID, address string) *tls.Config
 	// TrustDomain binds tickets to certificates: the receiver that presents a ticket
-	// must have the certificate of its migrator (policies/identity). "" binds nothing.
+	// must have the certificate of its migrator (internal/identity). "" binds nothing.
 	// It requires TLS.
 	TrustDomain string
 	// Pool has the local engine's memory. Required.

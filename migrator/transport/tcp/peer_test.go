@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
-	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
@@ -83,7 +82,7 @@ func TestSlowSource(t *testing.T) {
 func TestReceiverReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
-		var issuer ticket.Issuer
+		var issuer pull.Issuer
 		issuer.Open()
 		m := transporttest.HeapMemory(small)
 		secret, err := issuer.Issue(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}, m, time.Now())

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -53,7 +52,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 // presentTicket sends the hello over a new connection, which it secures if TLS is
 // configured, and receives the layout of the source's pool.
 func (t *Transport) presentTicket(ctx context.Context, r *blockReader, receiver policies.ReplicaID, offer transport.Offer) (conn net.Conn, err error) {
-	hello, err := handshake.Hello{Ticket: offer.Ticket, Receiver: receiver}.Append(nil)
+	hello, err := transport.Hello{Ticket: offer.Ticket, Receiver: receiver}.Append(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +71,7 @@ func (t *Transport) presentTicket(ctx context.Context, r *blockReader, receiver 
 		if _, err := conn.Write(hello); err != nil {
 			return err
 		}
-		r.remote, _, err = handshake.ReadWelcome(conn)
+		r.remote, _, err = transport.ReadWelcome(conn)
 		return err
 	})
 	return conn, err

@@ -11,7 +11,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 )
 
 // serveReceiver serves one receiver until its connection or its lease ends. It closes the
@@ -24,27 +23,27 @@ func (t *Transport) serveReceiver(ctx context.Context, socket net.Conn, admit fu
 	if err != nil {
 		return err
 	}
-	hello, err := handshake.ReadHello(conn)
+	hello, err := transport.ReadHello(conn)
 	if err != nil {
 		return err
 	}
 	if err := t.receivers.Check(cert, hello.Receiver); err != nil {
-		conn.Write(handshake.AppendRefusal(nil))
+		conn.Write(transport.AppendRefusal(nil))
 		return err
 	}
 	lease, err := t.source.Redeem(hello.Ticket, hello.Receiver, time.Now())
 	if err != nil {
-		conn.Write(handshake.AppendRefusal(nil))
+		conn.Write(transport.AppendRefusal(nil))
 		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
 	}
 	defer lease.End()
 	if err := admit(); err != nil {
-		conn.Write(handshake.AppendRefusal(nil))
+		conn.Write(transport.AppendRefusal(nil))
 		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
 	}
 	defer lease.CloseWhenDone(socket)()
 
-	welcome, err := handshake.AppendWelcome(nil, lease.Memory.Layout, lease.Memory.Size())
+	welcome, err := transport.AppendWelcome(nil, lease.Memory.Layout, lease.Memory.Size())
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"net"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
-	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -15,7 +14,7 @@ import (
 type Transport struct {
 	config    Config
 	source    pull.Source
-	receivers ticket.ReceiverCheck
+	receivers pull.ReceiverCheck
 }
 
 var _ transport.Transport = (*Transport)(nil)
@@ -29,7 +28,7 @@ func New(c Config) (*Transport, error) {
 	return &Transport{
 		config:    c,
 		source:    pull.Source{Transport: "tcp", Pool: c.Pool},
-		receivers: ticket.ReceiverCheck{TrustDomain: c.TrustDomain, Transport: "tcp", Logger: c.Logger},
+		receivers: pull.ReceiverCheck{TrustDomain: c.TrustDomain, Transport: "tcp", Logger: c.Logger},
 	}, nil
 }
 

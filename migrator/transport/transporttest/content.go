@@ -8,8 +8,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func testShuffled(t *testing.T, b *suite) {

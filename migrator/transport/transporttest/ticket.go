@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func testTickets(t *testing.T, b *suite) {

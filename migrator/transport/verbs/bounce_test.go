@@ -16,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
@@ -221,7 +220,7 @@ func TestReceiverDoesNotRead(t *testing.T) {
 	requireNothingOpen(t)
 	l := startBounceSource(t, layout(8, 512))
 	p := l.Open().(*puller)
-	hello, err := handshake.Hello{Ticket: l.Export(l.Grant()).Ticket, Receiver: transporttest.Receiver}.Append(nil)
+	hello, err := transport.Hello{Ticket: l.Export(l.Grant()).Ticket, Receiver: transporttest.Receiver}.Append(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,10 +9,10 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 const (
@@ -72,7 +72,7 @@ type Config struct {
 	// only: the transport reaches its own host only.
 	Credentials func(source policies.ReplicaID, address string) credentials.TransportCredentials
 	// TrustDomain binds tickets to certificates: the receiver that presents a ticket must
-	// have the certificate of its migrator (policies/identity). "" binds nothing. The
+	// have the certificate of its migrator (internal/identity). "" binds nothing. The
 	// server of Handler must require client certificates then.
 	TrustDomain string
 	// Pool has the local engine's memory. Required.

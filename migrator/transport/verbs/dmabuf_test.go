@@ -8,9 +8,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // dmabufDevice is memory that only a descriptor reaches, as a GPU's with dma-buf: a file.

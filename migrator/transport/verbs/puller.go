@@ -17,7 +17,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -75,7 +74,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err != nil {
 		return nil, err
 	}
-	if err := p.presentTicket(ctx, handshake.Hello{Ticket: offer.Ticket, Receiver: receiver}); err != nil {
+	if err := p.presentTicket(ctx, transport.Hello{Ticket: offer.Ticket, Receiver: receiver}); err != nil {
 		return nil, err
 	}
 	p.Puller = pull.NewPuller(pull.Steps{
@@ -120,7 +119,7 @@ type puller struct {
 }
 
 // presentTicket presents the ticket and the local endpoint, and connects to the source's.
-func (p *puller) presentTicket(ctx context.Context, h handshake.Hello) error {
+func (p *puller) presentTicket(ctx context.Context, h transport.Hello) error {
 	own := p.state.localEndpoint(p.nic.device, p.pair)
 	hello, err := h.Append(nil)
 	if err != nil {
@@ -145,7 +144,7 @@ func (p *puller) presentTicket(ctx context.Context, h handshake.Hello) error {
 	}
 	r := bytes.NewReader(answer.GetValue())
 	size := int64(0)
-	if p.remote, size, err = handshake.ReadWelcome(r); err != nil {
+	if p.remote, size, err = transport.ReadWelcome(r); err != nil {
 		return err
 	}
 	rest := answer.GetValue()[len(answer.GetValue())-r.Len():]

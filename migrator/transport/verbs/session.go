@@ -13,11 +13,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
-	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
-	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 // Path is the prefix of the paths of the transport's gRPC requests.
@@ -28,8 +27,8 @@ const attachMethod = Path + "Attach"
 
 // maxAttach and maxAnswer bound messages in bytes.
 const (
-	maxAttach = handshake.MaxHello + endpointSize + 64
-	maxAnswer = handshake.MaxWelcome + endpointSize + remoteMemorySize + 64
+	maxAttach = transport.MaxHello + endpointSize + 64
+	maxAnswer = transport.MaxWelcome + endpointSize + remoteMemorySize + 64
 )
 
 // service describes the method: a stream of bytes in both directions.
@@ -72,7 +71,7 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 	t.mu.Unlock()
 	defer t.wg.Done()
 	dropped := make(chan struct{})
-	counted := t.admission.Enter(peeridentity.Address(stream.Context()), func() { close(dropped) })
+	counted := t.admission.Enter(identity.PeerAddress(stream.Context()), func() { close(dropped) })
 	defer counted.Leave()
 
 	late := time.NewTimer(pull.HelloTimeout)
@@ -99,7 +98,7 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 // the ticket is redeemed. asks are the receiver's further messages.
 func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, admit func() error, asks <-chan []byte, gone <-chan struct{}) (err error) {
 	r := bytes.NewReader(message)
-	hello, err := handshake.ReadHello(r)
+	hello, err := transport.ReadHello(r)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -109,7 +108,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	}
 	lease, err := t.redeem(stream.Context(), hello)
 	if err != nil {
-		return errors.Join(stream.SendMsg(wrapperspb.Bytes(handshake.AppendRefusal(nil))), err)
+		return errors.Join(stream.SendMsg(wrapperspb.Bytes(transport.AppendRefusal(nil))), err)
 	}
 	defer lease.End()
 	if err := admit(); err != nil {
@@ -175,8 +174,8 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 }
 
 // redeem checks the ticket of a hello and returns its lease.
-func (t *Transport) redeem(ctx context.Context, hello handshake.Hello) (*ticket.Lease, error) {
-	if err := t.receivers.Check(peeridentity.Certificate(ctx), hello.Receiver); err != nil {
+func (t *Transport) redeem(ctx context.Context, hello transport.Hello) (*pull.Lease, error) {
+	if err := t.receivers.Check(identity.PeerCertificate(ctx), hello.Receiver); err != nil {
 		return nil, err
 	}
 	lease, err := t.source.Redeem(hello.Ticket, hello.Receiver, time.Now())
@@ -189,7 +188,7 @@ func (t *Transport) redeem(ctx context.Context, hello handshake.Hello) (*ticket.
 // session is the source's end of one connection.
 type session struct {
 	t      *Transport
-	lease  *ticket.Lease
+	lease  *pull.Lease
 	nic    *nic
 	region *region
 	queue  *verbs.CompletionQueue
@@ -233,7 +232,7 @@ func (s *session) connectPair(theirs endpoint) (err error) {
 		return err
 	}
 	m := s.lease.Memory
-	if s.answer, err = handshake.AppendWelcome(nil, m.Layout, m.Size()); err != nil {
+	if s.answer, err = transport.AppendWelcome(nil, m.Layout, m.Size()); err != nil {
 		return err
 	}
 	s.answer = own.append(s.answer)

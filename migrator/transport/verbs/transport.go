@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
-	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -26,7 +25,7 @@ var errDeviceChanged = errors.New("the configured RDMA device has changed")
 type Transport struct {
 	config    Config
 	source    pull.Source
-	receivers ticket.ReceiverCheck
+	receivers pull.ReceiverCheck
 	server    *grpc.Server
 	admission pull.Admission
 	wg        sync.WaitGroup // goroutines of sessions; added to under mu, while ctx is set
@@ -47,7 +46,7 @@ func New(c Config) (*Transport, error) {
 	t := &Transport{
 		config:    c,
 		source:    pull.Source{Transport: "verbs", Pool: c.Pool},
-		receivers: ticket.ReceiverCheck{TrustDomain: c.TrustDomain, Transport: "verbs", Logger: c.Logger},
+		receivers: pull.ReceiverCheck{TrustDomain: c.TrustDomain, Transport: "verbs", Logger: c.Logger},
 		server:    grpc.NewServer(grpc.MaxRecvMsgSize(max(maxAttach, maxAskBytes+64))),
 	}
 	t.source.Check = t.requireDevice

@@ -6,11 +6,11 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestMain is also a source in another process, on the library of its argument.

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestAttackIdleStreams opens more streams that present no ticket than there may be pulls: the

@@ -1,6 +1,6 @@
 /* cascade_policy.h: policies in C for Cascade's sandbox, by cascade-policy/1.
 
-   Generated (go generate ./wasm/guest/c): do not edit. The protocol is described
+   Generated (make generate): do not edit. The protocol is described
    in package wasm/abi; the structs below overlay its frames. They may grow at
    their ends: step through records with cs_record, never with an index.
 

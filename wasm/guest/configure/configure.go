@@ -1,5 +1,5 @@
 // Package configure passes a configuration, whose format the author defines, to a
-// module.
+// module. ReadSettings reads the format of the built-in policies.
 package configure
 
 import (

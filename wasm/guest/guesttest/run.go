@@ -8,7 +8,7 @@ package guesttest
 import (
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -20,8 +20,8 @@ func SkipUnderRace(t testing.TB) {
 	hosttest.SkipUnderRace(t)
 }
 
-// Build builds the main package in dir as a module, as "make plugins" does. Without a go
-// command it skips the test, or fails it under CI. It fails the test if the package does
+// Build builds the main package in dir, or the program that is one Go file, as a module, as
+// "make plugins" does. Without a go command it skips the test, or fails it under CI. It fails the test if the package does
 // not build.
 func Build(t testing.TB, dir string) []byte {
 	t.Helper()

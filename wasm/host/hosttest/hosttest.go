@@ -12,8 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
@@ -30,11 +30,14 @@ var (
 	built   = map[string][]byte{} // guarded by buildMu
 )
 
-// Build builds the main package in dir as a module, as "make plugins" does, once per
-// process. Without a go command it skips the test, or fails it under CI. It fails the
+// Build builds the main package in dir, or the program that is one Go file, as a module, as
+// "make plugins" does, once per process. Without a go command it skips the test, or fails it under CI. It fails the
 // test if the package does not build.
 func Build(t testing.TB, dir string) []byte {
 	t.Helper()
+	if strings.HasSuffix(dir, ".go") {
+		return build(t, filepath.Dir(dir), filepath.Base(dir))
+	}
 	return build(t, dir, ".")
 }
 

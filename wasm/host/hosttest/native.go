@@ -6,11 +6,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -50,10 +48,10 @@ func (p *Policies) Decides(k abi.Kind) bool {
 // Native decides every kind as the Go guest does.
 type Native struct {
 	partition.Exact
-	refine.Weighted
+	partition.WeightedRefiner
 	bidask.Backlog
 	bidask.LeastLoad
-	outlier.Detector
+	bidask.Detector
 	place.Policy
 }
 

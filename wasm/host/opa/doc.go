@@ -1,5 +1,5 @@
 // Package opa lets a host of cascade-policy/1 run Rego rules that OPA compiled to
-// WebAssembly, by "opa build -t wasm -e cascade/plan/deny" or "cascade policy build".
+// WebAssembly, by "opa build -t wasm -e cascade/plan/deny" or "cascade policy test --build".
 // Such modules decide the kind guard.
 //
 // OPA's modules have their own interface, which the exported global opa_wasm_abi_version
@@ -19,10 +19,12 @@
 //
 // # Input and output of rules
 //
-// The input is the document of package regodocument, the same bytes that OPA's evaluator
-// gets on a control plane, with the frame's time as "now", in seconds. Of several
+// The input is what Writer writes, with the frame's time as "now", in seconds. Of several
 // denials, the one with the lowest code is the answer. If the module has the entry point
 // cascade/plan/warn, its warnings are logged, unless the plan is denied.
+//
+// A control plane evaluates a site's rules in such a module, too (package rego), by
+// Guest.Evaluation: there the input is any document, and all findings are returned.
 //
 // There are three differences from OPA's evaluator. An error in a built-in function, such
 // as a division by zero, makes its rule undefined, where the evaluator fails; OPA's

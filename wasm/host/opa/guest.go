@@ -15,7 +15,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/internal/regodocument"
 )
 
 const (
@@ -78,12 +77,11 @@ type Guest struct {
 	stack                          [8]uint64
 
 	started    bool
-	deny, warn uint32 // entry points
-	warns      bool
-	data, base uint32 // address of the rules' data; where an evaluation's heap begins
+	entries    map[string]uint32 // entry points
+	data, base uint32            // address of the rules' data; where an evaluation's heap begins
 	arena      region
 	input      region // for the document
-	writer     regodocument.Writer
+	writer     Writer
 	room       abi.GuardBuffer
 }
 
@@ -163,15 +161,13 @@ func (g *Guest) start(ctx context.Context) error {
 	if len(needs) > 0 {
 		return &Missing{slices.Sorted(maps.Keys(needs))}
 	}
-	entries, err := g.table(ctx, "entrypoints")
-	if err != nil {
+	if g.entries, err = g.table(ctx, "entrypoints"); err != nil {
 		return err
 	}
-	var there bool
-	if g.deny, there = entries[regodocument.Deny]; !there {
-		return fmt.Errorf("opa: the module has no entry point %s: opa build -t wasm -e %[1]s", regodocument.Deny)
+	_, plans := g.entries[PlanDeny]
+	if _, slots := g.entries[SlotDeny]; !plans && !slots {
+		return fmt.Errorf("opa: the module has no entry point %s: opa build -t wasm -e %[1]s", PlanDeny)
 	}
-	g.warn, g.warns = entries[regodocument.Warn]
 	if g.base, err = g.call(ctx, g.heapGet); err != nil {
 		return err
 	}
@@ -323,20 +319,10 @@ func (g *Guest) decide(ctx context.Context, n uint64) (uint64, error) {
 	text := g.writer.Input(change, int64(call.Now/policies.Second))
 	g.charge(len(text))
 	stages := len(change.Next.Stages)
-	if uint32(len(text)) > g.input.size {
-		r, err := g.reserve(ctx, uint32(2*len(text)))
-		if err != nil {
-			return 0, err
-		}
-		g.input = r
-	}
-	if !g.memory.Write(g.input.at, text) {
-		return 0, errors.New("opa: the room for the input is gone") // memories do not shrink
-	}
-	denials, failure, err := g.evaluate(ctx, g.deny, len(text))
-	if err == nil && failure == nil && len(denials) == 0 && g.warns {
+	denials, failure, err := g.evaluate(ctx, PlanDeny, text)
+	if _, warns := g.entries[PlanWarn]; err == nil && failure == nil && len(denials) == 0 && warns {
 		var warnings []abi.Denial
-		warnings, failure, err = g.evaluate(ctx, g.warn, len(text))
+		warnings, failure, err = g.evaluate(ctx, PlanWarn, text)
 		for _, w := range warnings {
 			g.host.Log(fmt.Sprintf("warning %d, stage %d: %s", w.Code, w.Stage, w.Detail))
 		}
@@ -357,10 +343,33 @@ func (g *Guest) decide(ctx context.Context, n uint64) (uint64, error) {
 	return abi.EncodeGuardResult(g.frame(n), d, len(denials) > 0), nil
 }
 
-// evaluate calls an entry point with the n bytes of input. failure is the reason why the
-// answer is invalid, err the reason why there is none.
-func (g *Guest) evaluate(ctx context.Context, entry uint32, n int) (findings []abi.Denial, failure, err error) {
-	at, err := g.call(ctx, g.eval, 0, entry, g.data, g.input.at, uint32(n), g.base, 0)
+// Evaluation returns a function that evaluates a set on an input document, and adds its
+// findings to out.
+func (g *Guest) Evaluation(set string, input []byte, out *[]abi.Denial) api.Function {
+	return &function{g.eval, func(ctx context.Context, _ uint64) (uint64, error) {
+		g.charge(len(input))
+		findings, failure, err := g.evaluate(ctx, set, input)
+		*out = append(*out, findings...)
+		return 0, errors.Join(failure, err)
+	}}
+}
+
+// evaluate evaluates a set on an input. failure is the reason why the answer is invalid, err
+// the reason why there is none.
+func (g *Guest) evaluate(ctx context.Context, set string, input []byte) (findings []abi.Denial, failure, err error) {
+	entry, ok := g.entries[set]
+	if !ok {
+		return nil, fmt.Errorf("opa: the module has no entry point %s", set), nil
+	}
+	if uint32(len(input)) > g.input.size {
+		if g.input, err = g.reserve(ctx, uint32(2*len(input))); err != nil {
+			return nil, nil, err
+		}
+	}
+	if !g.memory.Write(g.input.at, input) {
+		return nil, nil, errors.New("opa: the room for the input is gone") // memories do not shrink
+	}
+	at, err := g.call(ctx, g.eval, 0, entry, g.data, g.input.at, uint32(len(input)), g.base, 0)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -369,6 +378,6 @@ func (g *Guest) evaluate(ctx context.Context, entry uint32, n int) (findings []a
 		return nil, nil, err
 	}
 	g.charge(len(text))
-	findings, failure = regodocument.Results(text)
+	findings, failure = Results(text)
 	return findings, failure, nil
 }

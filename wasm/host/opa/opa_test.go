@@ -9,19 +9,19 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/opa"
-	"github.com/cascadeinfer/cascade/wasm/rego/regomodule"
+	"github.com/cascadeinfer/cascade/wasm/rego"
 )
 
 func build(t testing.TB, rules string) []byte {
 	t.Helper()
 	guesttest.SkipUnderRace(t)
-	code := testkit.Must(regomodule.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules}))
+	code := testkit.Must(rego.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules}))
 	return code
 }
 

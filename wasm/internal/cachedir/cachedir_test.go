@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // key returns the nth key.

@@ -7,10 +7,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// DefaultMaxBody is the buffer limit of Cascade's listener, in bytes: its proxies do not
-// hold a larger body.
-const DefaultMaxBody = 16 << 20
-
 // Config is the module's configuration, in JSON in the proxy's configuration.
 type Config struct {
 	// ReadBody lets the filter hold a request until its body is complete. It is
@@ -19,8 +15,8 @@ type Config struct {
 	// otherwise such requests hang; therefore it is off by default, and such requests
 	// are routed like requests without an estimate.
 	ReadBody bool `json:"read_body"`
-	// MaxBody bounds the bodies that the filter reads, in bytes. It must not exceed the
-	// buffer limit of the proxy's listener. 0 means DefaultMaxBody.
+	// MaxBody bounds the bodies that the filter reads, in bytes. It must not exceed what
+	// the proxy's routes buffer. 0 means length.BodyLimit.
 	MaxBody int64 `json:"max_body"`
 	// Models are the models of hosts whose route table lists none, such as those of
 	// another control plane. If there is only one, bodies are not needed to know it.
@@ -44,7 +40,7 @@ type Model struct {
 
 func (c *Config) validate() error {
 	if c.MaxBody == 0 {
-		c.MaxBody = DefaultMaxBody
+		c.MaxBody = length.BodyLimit
 	}
 	if c.MaxBody < 0 {
 		return errors.New("max_body: want a number of bytes, or 0 for 16 MiB")

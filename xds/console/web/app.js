@@ -6,12 +6,12 @@ import { Feed } from "./feed.js";
 import { count, figure, percent, seconds } from "./format.js";
 import { Orders } from "./orders.js";
 import { load, Stages } from "./stages.js";
-import { History, Migrations, Proxies, Replicas, Slots } from "./tables.js";
+import { History, Migrations, Models, Proxies, Replicas, Slots } from "./tables.js";
 import { ready, Verdict } from "./verdict.js";
 import { WhatIf } from "./whatif.js";
 
 const parts = {
-  verdict: new Verdict(), chart: new Chart(), stages: new Stages(), replicas: new Replicas(), migrations: new Migrations(),
+  verdict: new Verdict(), chart: new Chart(), stages: new Stages(), replicas: new Replicas(), migrations: new Migrations(), models: new Models(),
   history: new History(), proxies: new Proxies(), slots: new Slots(), whatIf: new WhatIf(), orders: new Orders(),
 };
 let view = null;
@@ -51,6 +51,7 @@ function render() {
   const start = performance.now();
   setText(byId("plane"), view.name ?? "");
   parts.verdict.update(view);
+  parts.models.update(view);
   parts.migrations.update(view.migrations);
   parts.proxies.update(view);
   parts.slots.update(view.slots);

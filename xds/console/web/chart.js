@@ -5,7 +5,7 @@ import { byId, svg } from "./dom.js";
 import { figure, percent, plural, range, tokens } from "./format.js";
 
 const left = 64; // room for the labels of the rows
-const right = 12;
+const right = 26; // room for half of the last label
 const shortest = 8; // where the axis begins: shorter requests are drawn there
 const rows = { arrivals: { top: 22, height: 58 }, tokens: { top: 104, height: 58 }, band: { top: 176, height: 26 }, axis: 218, moves: 232 };
 
@@ -77,11 +77,11 @@ export class Chart {
 
   axis(end, x) {
     const out = [];
-    const wide = x(2 * shortest) - x(shortest) > 34 ? 1 : 2; // octaves between two labels
+    const wide = x(2 * shortest) - x(shortest) > 48 ? 1 : 2; // octaves between two labels
     for (let length = 16, n = 0; length <= end; length *= 2, n++) {
       if (n % wide) continue;
       out.push(svg("line", { class: "base", x1: x(length), x2: x(length), y1: rows.band.top + rows.band.height, y2: rows.band.top + rows.band.height + 4 }));
-      out.push(svg("text", { class: "label", x: x(length), y: rows.axis, "text-anchor": length === end ? "end" : "middle" }, tokens(length)));
+      out.push(svg("text", { class: "label", x: x(length), y: rows.axis, "text-anchor": "middle" }, tokens(length)));
     }
     out.push(svg("text", { class: "label", x: 0, y: rows.axis }, "tokens"));
     return out;

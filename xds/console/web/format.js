@@ -18,14 +18,11 @@ export function percent(share) {
 // signed is a percentage with its sign.
 export const signed = (share) => (share > 0 ? "+" : share < 0 ? "−" : "") + percent(Math.abs(share));
 
-// tokens is a number of tokens, in 1024s where it has few digits in them.
-export function tokens(n) {
-  if (n >= 1024 && n % 256 === 0) return `${n / 1024}Ki`;
-  return whole.format(n);
-}
+// tokens is a number of tokens.
+export const tokens = (n) => whole.format(n);
 
-// range is [low, high) of a stage; no high is no end.
-export const range = (low, high) => (high === undefined ? `${tokens(low)} and more` : `${tokens(low)} to ${tokens(high)}`);
+// range is [low, high) of a stage, as all commands show it; no high is no end.
+export const range = (low, high) => `${tokens(low)}–${high === undefined ? "∞" : tokens(high)}`;
 
 export function seconds(s) {
   if (!(s > 0)) return dash;

@@ -3,8 +3,8 @@
 import { byId, el, number, setText, svg, Table, text } from "./dom.js";
 import { count, dash, milliseconds, percent, range } from "./format.js";
 
-// load is the share of a replica's KV cache that is in use or promised.
-export const load = (r) => (r.capacity > 0 ? (r.held + r.promised) / r.capacity : 0);
+// load is the share of a replica's KV cache that is in use.
+export const load = (r) => (r.capacity > 0 ? Math.min(1, r.held / r.capacity) : 0);
 
 // why says why a stage exists.
 export function why(stage) {
@@ -75,7 +75,7 @@ export class Stages {
 
   legend() {
     const swatch = (name) => svg("svg", { width: 10, height: 10, "aria-hidden": "true" }, svg("rect", { width: 9, height: 9, rx: 1.5, class: name }));
-    byId("stages").after(el("p", { class: "legend" }, "KV used: ", swatch("load-0"), " below 20 % ", swatch("load-2"), " 40 to 60 % ", swatch("load-4"), " 80 % and more ", swatch("draining"), " draining ", swatch("unhealthy"), " unhealthy"));
+    byId("stages").after(el("p", { class: "legend" }, "KV used: ", ...["below 20 %", "20–40 %", "40–60 %", "60–80 %", "80 % and more"].flatMap((name, i) => [swatch(`load-${i}`), ` ${name} `]), swatch("draining"), " draining ", swatch("unhealthy"), " unhealthy"));
   }
 
   update(model) {

@@ -1,7 +1,7 @@
 // The tables of replicas, migrations, plans, proxies and policy slots.
 
 import { byId, el, number, setClass, setText, Table, text } from "./dom.js";
-import { bytes, clock, count, dash, duration, milliseconds, percent, plural, range, seconds, signed, tokens } from "./format.js";
+import { bytes, clock, count, dash, duration, figure, milliseconds, percent, plural, range, seconds, signed, tokens } from "./format.js";
 import { load } from "./stages.js";
 
 const late = 3; // seconds after which the age of a report is shown
@@ -80,6 +80,35 @@ export class Replicas {
   }
 }
 
+// quantiles are the median and the 95th percentile of a time.
+const quantiles = (p50, p95) => (p50 > 0 ? `${seconds(p50)}, ${seconds(p95)}` : dash);
+
+export class Models {
+  constructor() {
+    this.table = new Table(byId("models"), "Models, and how their clients are served", [
+      text("Model", (m) => m.name, { head: true }),
+      number("Requests", (m) => `${figure(m.rate)} /s`),
+      number("Answered", (m) => count(m.service.answers)),
+      { label: "Refused (429)", num: true, cell: (td, m) => this.errors(td, m.service.refused) },
+      { label: "Failed (5xx)", num: true, cell: (td, m) => this.errors(td, m.service.failed) },
+      number("First token p50, p95", (m) => quantiles(m.service.first_token_p50, m.service.first_token_p95)),
+      number("Per token p50, p95", (m) => quantiles(m.service.per_token_p50, m.service.per_token_p95)),
+      number("Running", (m) => count(m.replicas.reduce((sum, r) => sum + r.running, 0))),
+      number("Waiting", (m) => count(m.replicas.reduce((sum, r) => sum + r.waiting, 0))),
+    ], (m) => m.name, "No model is known yet.");
+  }
+
+  // errors fills a cell with a number of requests, marked if there are any.
+  errors(td, n) {
+    setClass(td, n > 0 ? "num errors" : "num");
+    setText(td, count(n));
+  }
+
+  update(view) {
+    this.table.update(view.models);
+  }
+}
+
 export class Migrations {
   constructor() {
     this.table = new Table(byId("migrations"), "Latest migrations, newest first", [
@@ -99,6 +128,7 @@ export class Migrations {
   update(migrations) {
     this.table.update(migrations.latest);
     let note = `Last minute: ${count(migrations.done)} done, ${count(migrations.aborted)} aborted; ${count(migrations.running)} in progress`;
+    if (migrations.copies_tried > 0) note += `; beginnings of prompts copied: ${count(migrations.copied)} of ${count(migrations.copies_tried)} tried`;
     if (migrations.done > 0) note += `; stall p50 ${seconds(migrations.stall_p50)}, p99 ${seconds(migrations.stall_p99)}`;
     setText(byId("migrations-note"), note);
   }

@@ -1,6 +1,6 @@
 // Package nodeauth authenticates the clients of a gRPC server by their
 // certificates: a node that asks for xDS or reports loads must be the proxy or
-// the migrator of its certificate's identity (policies/identity), and a
+// the migrator of its certificate's identity (internal/identity), and a
 // migrator may report only for its own replica.
 //
 // An Authenticator provides the server's credentials and interceptors. TLS has
@@ -22,21 +22,18 @@ package nodeauth
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -119,7 +116,7 @@ var withoutName = map[string]bool{extProcService: true, healthService: true, mod
 
 // authorize returns the identity that calls a method, or why it may not.
 func (b *Authenticator) authorize(ctx context.Context, method string) (identity.ID, error) {
-	id, err := identity.Matcher{TrustDomain: b.trustDomain}.CheckCertificate(clientCertificate(ctx))
+	id, err := identity.Matcher{TrustDomain: b.trustDomain}.CheckCertificate(identity.PeerCertificate(ctx))
 	if err != nil {
 		return id, err
 	}
@@ -137,26 +134,9 @@ func serviceOf(method string) string {
 	return service
 }
 
-// clientCertificate returns the certificate of a call's client, nil for none.
-func clientCertificate(ctx context.Context) *x509.Certificate {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return nil
-	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return nil
-	}
-	return info.State.PeerCertificates[0]
-}
-
 // refuse records a refusal and returns the error for the client.
 func (b *Authenticator) refuse(ctx context.Context, id identity.ID, method string, why error) error {
-	var from net.Addr
-	if p, ok := peer.FromContext(ctx); ok {
-		from = p.Addr
-	}
-	b.refusals.record(from, id, method, why)
+	b.refusals.record(identity.PeerAddress(ctx), id, method, why)
 	return status.Error(codes.PermissionDenied, why.Error())
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -27,8 +28,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit/issuer"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit/issuer"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -376,6 +377,9 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 		t.Errorf("idle stream: %v", err)
 	}
 	w.stop()
+	if r := w.binder.LastRefusal(); r == nil || !errors.Is(r.Err, ErrPlainText) || !strings.Contains(w.log.String(), "client refused: it does not speak TLS") {
+		t.Errorf("the client with plain text: %+v\n%s", r, w.log.String())
+	}
 	if got := w.binder.Refused(); got != 3 {
 		t.Errorf("%d refused, want 3", got)
 	}

@@ -9,8 +9,11 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 )
+
+// ErrPlainText refuses a client without TLS.
+var ErrPlainText = errors.New("it speaks plain text, and this address requires TLS: set tls in its configuration")
 
 // loggingCredentials are server credentials that log clients without a valid
 // certificate, which gRPC itself drops silently.
@@ -25,6 +28,9 @@ func (h loggingCredentials) ServerHandshake(conn net.Conn) (net.Conn, credential
 	var unverified *tls.CertificateVerificationError
 	if errors.As(err, &unverified) && len(unverified.UnverifiedCertificates) > 0 {
 		err = fmt.Errorf("certificate %s is not accepted: %w", identity.Describe(unverified.UnverifiedCertificates[0]), unverified.Err)
+	}
+	if errors.As(err, new(tls.RecordHeaderError)) {
+		err = ErrPlainText
 	}
 	if err != nil && isReportable(err) {
 		h.refusals.record(conn.RemoteAddr(), identity.ID{}, "", err)

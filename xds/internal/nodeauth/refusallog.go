@@ -1,12 +1,13 @@
 package nodeauth
 
 import (
+	"errors"
 	"log/slog"
 	"net"
 	"sync/atomic"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/identity"
 )
 
 // refusalLog counts and logs refusals.
@@ -48,7 +49,11 @@ func (n *refusalLog) record(from net.Addr, id identity.ID, method string, why er
 	}
 	n.count.Add(1)
 	n.last.Store(&Refusal{time.Now(), client, why})
-	n.log.Warn("client refused: its certificate does not match", "client", client, "peer", address, "method", method, "error", why)
+	message := "client refused: its certificate does not match"
+	if errors.Is(why, ErrPlainText) {
+		message = "client refused: it does not speak TLS"
+	}
+	n.log.Warn(message, "client", client, "peer", address, "method", method, "error", why)
 	if n.also != nil {
 		n.also(client, address, why)
 	}

@@ -7,9 +7,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// awaitedTypes lists the types whose acknowledgement each phase waits for.
+// awaitedTypes lists the types whose acknowledgement each phase waits for. A follower gets
+// the next plan at once in Add, with the replicas of both.
 var awaitedTypes = map[Phase][]string{
-	Add:  {resources.ClusterType, resources.EndpointType},
+	Add:  {resources.ClusterType, resources.EndpointType, resources.RoutingType},
 	Flip: {resources.RouteType, resources.ListenerType},
 }
 

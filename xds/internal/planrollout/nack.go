@@ -118,10 +118,10 @@ func sortKeys[V any](m map[key]V) []key {
 	})
 }
 
-// refusedRoute describes the first quarantined route table or listener in a
-// set; "" if there is none.
+// refusedRoute describes the first quarantined route table, listener or followers' plan in
+// a set; "" if there is none.
 func (r *Rollout) refusedRoute(s resources.Set) string {
-	for _, typ := range [...]string{resources.RouteType, resources.ListenerType} {
+	for _, typ := range [...]string{resources.RouteType, resources.ListenerType, resources.RoutingType} {
 		for _, res := range s.All(typ) {
 			if f, bad := r.quarantined[keyOf(res)]; bad && routesRequests(res) {
 				return f.describe()

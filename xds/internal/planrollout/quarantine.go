@@ -58,7 +58,7 @@ func (q *versionTracker) quarantine(f Refusal) bool {
 func (q *versionTracker) releaseIrreplaceable(s resources.Set) (released []Refusal) {
 	q.order = slices.DeleteFunc(q.order, func(k key) bool {
 		r := s.Get(k.typ, k.name)
-		if r == nil || r.Version != k.version || routesRequests(r) && k.typ == resources.RouteType ||
+		if r == nil || r.Version != k.version || routesRequests(r) && k.typ != resources.ListenerType ||
 			k.typ == resources.EndpointType || isOptional(r) || q.replacement(k, resources.Set{}) != nil {
 			return false
 		}
@@ -128,7 +128,7 @@ func ContentHash(version string) string { return strings.TrimSuffix(version, res
 // routesRequests reports whether a resource decides where requests are routed. Such
 // a resource is never replaced alone.
 func routesRequests(r *resources.Resource) bool {
-	return !r.Unlisted && (r.Type == resources.RouteType || r.Type == resources.ListenerType)
+	return !r.Unlisted && (r.Type == resources.RouteType || r.Type == resources.ListenerType || r.Type == resources.RoutingType)
 }
 
 // isOptional reports whether a client can do without a resource: the extension
@@ -230,6 +230,8 @@ func typeNoun(typ string) string {
 		return "cluster"
 	case resources.EndpointType:
 		return "endpoints"
+	case resources.RoutingType:
+		return "plan"
 	}
 	return "resource"
 }
@@ -239,7 +241,7 @@ func typeNoun(typ string) string {
 // after a restart none is known, and a proxy keeps those that it has.
 func (q *versionTracker) omitRefused(s, applied resources.Set, withEndpoints bool) (kept resources.Set, omitted bool) {
 	kept = s
-	for _, typ := range [...]string{resources.RouteType, resources.EndpointType} {
+	for _, typ := range [...]string{resources.RouteType, resources.RoutingType, resources.EndpointType} {
 		all := s.All(typ)
 		n := len(all)
 		all = slices.DeleteFunc(all, func(r *resources.Resource) bool {

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -160,6 +160,20 @@ func TestOmitRefused(t *testing.T) {
 		got, omitted := q.omitRefused(set, testkit.Must(resources.NewSet(c.applied...)), c.withEndpoints)
 		if r, e := len(got.All(resources.RouteType)), len(got.All(resources.EndpointType)); r != c.routes || e != c.ends || omitted != (r+e < 4) {
 			t.Errorf("%+v: %d routes, %d endpoints, omitted %v", c, r, e, omitted)
+		}
+	}
+}
+
+// TestRefusedPlanIsNotReplaced checks that a follower's plan is never replaced alone by an older
+// one, as endpoints are: its plan goes back as a whole.
+func TestRefusedPlanIsNotReplaced(t *testing.T) {
+	for typ, replaced := range map[string]bool{resources.EndpointType: true, resources.RoutingType: false, resources.RouteType: false} {
+		q := newVersionTracker()
+		q.recordAcked(testkit.Must(resources.NewSet(version(typ, "x", "1"))), nil)
+		q.quarantine(Refusal{Type: typ, Name: "x", Version: "2", Text: "no"})
+		got, _, err := q.replaceRefused(testkit.Must(resources.NewSet(version(typ, "x", "2"))), groupSets{})
+		if (err == nil) != replaced || replaced && got.Get(typ, "x").Version != "1" {
+			t.Errorf("%s: %v, replaced: want %v", typ, err, replaced)
 		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 )
 
 // Plan rollback because proxies refuse it; policies/adoption/rollback.go: because it is
-// slower than predicted; xds/internal/orders: by an operator.
+// slower than predicted; xds/internal/fleetstate: by an operator.
 
 // revertStable reverts from the plan that all groups have to the previous one.
 // Either a node of another control plane refused it, or this control plane had no

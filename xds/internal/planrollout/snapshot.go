@@ -43,7 +43,7 @@ func (t *Snapshot) sameRoutes(o *Snapshot) bool {
 // are the same.
 func (t *Snapshot) sameExceptHealth(o *Snapshot) bool {
 	for _, typ := range append(t.Set.Types(), o.Set.Types()...) {
-		if typ != resources.EndpointType && !t.Set.Equal(o.Set, typ) {
+		if typ != resources.EndpointType && typ != resources.RoutingType && !t.Set.Equal(o.Set, typ) {
 			return false
 		}
 	}

@@ -12,11 +12,10 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -59,7 +58,7 @@ func (a *routeAudit) count(node, version string) int {
 // refuses.
 func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 	t.Helper()
-	groups, err := nodegroup.New([]nodegroup.Rule{{Name: "canary", Nodes: []string{"canary*"}}})
+	groups, err := resources.NewGroups([]resources.GroupRule{{Name: "canary", Nodes: []string{"canary*"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

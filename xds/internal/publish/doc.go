@@ -4,7 +4,7 @@
 //
 // A Publisher receives views by Submit and applies the resulting sets to a Cache.
 // Package rollout decides which group gets which set, and its invariants hold here;
-// package nodegroup assigns nodes to groups; a Ledger, the callbacks of the xDS
+// resources.Groups assigns nodes to groups; a Ledger, the callbacks of the xDS
 // server, records what every node was sent and has acknowledged. The Ledger tracks
 // nodes and not streams: if a node opens a stream per type, only the waits between
 // the steps order them. Package fleet makes the plans, and package cache answers

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -66,6 +67,7 @@ type node struct {
 	since       time.Time       // start of its first open stream, or end of its last one if none is open
 	subscribed  map[string]bool // delta: types that it has subscribed to, on any stream
 	streams     map[streamKey]*stream
+	planEpoch   policies.Epoch // of a follower: that it acknowledged last; 0: unknown
 	nacks       uint64
 	lastError   string
 	errorAt     time.Time
@@ -325,7 +327,12 @@ func (l *Ledger) recordReplyLocked(s *stream, sub *subscription, r reply) {
 		}
 		l.recordNACKLocked(s, r.GetTypeUrl(), sub, e.GetMessage(), was)
 	} else {
-		sub.acknowledge(r.GetResponseNonce())
+		acked := sub.acknowledge(r.GetResponseNonce())
+		if r.GetTypeUrl() == resources.RoutingType {
+			for _, res := range acked.resources {
+				s.node.planEpoch = resources.RoutingEpoch(res.GetResource().GetValue())
+			}
+		}
 	}
 	l.signal()
 }

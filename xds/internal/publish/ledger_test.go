@@ -1,9 +1,11 @@
 package publish_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
@@ -129,6 +132,43 @@ func TestLedgerOneNodeManyStreams(t *testing.T) {
 	if n := p.Status().Nodes[0]; n.Connected || n.Current {
 		t.Errorf("not disconnected: %+v", n)
 	}
+}
+
+// TestNodesOfARestartedControlPlane checks that proxies are not current before a new process has published a plan. One
+// that reconnects is then known to have it by the versions that its first requests name.
+func TestNodesOfARestartedControlPlane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := view(7, []policies.Tokens{10}, "a", "b")
+		had := snapshotOf(t, v).Set
+		l := publish.NewLedger(nil)
+		testkit.NoError(t, l.OnDeltaStreamOpen(t.Context(), 1, ""))
+		for _, typ := range planrollout.AwaitedTypes() {
+			r := &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "envoy"}, TypeUrl: typ, InitialResourceVersions: make(map[string]string)}
+			for _, has := range had.All(typ) {
+				r.InitialResourceVersions[has.Name] = has.Version
+				r.ResourceNamesSubscribe = append(r.ResourceNamesSubscribe, has.Name)
+			}
+			testkit.NoError(t, l.OnStreamDeltaRequest(1, r))
+		}
+		testkit.NoError(t, l.OnDeltaStreamOpen(t.Context(), 2, ""))
+		testkit.NoError(t, l.OnStreamDeltaRequest(2, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "new"}, TypeUrl: resources.ClusterType}))
+		p := testkit.Must(publish.New(publish.Config{Cache: cache.New(cache.Config{}), Ledger: l}))
+		for _, n := range p.Status().Nodes {
+			if n.State() != "following" || n.Epoch != 0 || !strings.Contains(n.Reason, "published no plan yet") {
+				t.Errorf("%s before the first plan: %s, epoch %d, %q", n.ID, n.State(), n.Epoch, n.Reason)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		p.Submit(v)
+		synctest.Wait()
+		if n := p.Status().Nodes[0]; n.State() != "current" || n.Epoch != 7 || n.Reason != "" {
+			t.Errorf("after it: %s, epoch %d, %q", n.State(), n.Epoch, n.Reason)
+		}
+		cancel()
+		<-done
+	})
 }
 
 // TestLedgerSotW has clients that list all names in every request.

@@ -13,15 +13,17 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	xdsclient "github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // lossyRelay forwards streams between nodes and their control plane, and loses
@@ -198,7 +200,8 @@ func TestFlipsWithLossyAcks(t *testing.T) {
 	}
 }
 
-// runClient runs one node for a while.
+// runClient runs one node for a while: one that acknowledges the tables, and every second one a
+// follower of the plan.
 func runClient(ctx context.Context, t *testing.T, id, address string, life time.Duration) {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -206,17 +209,37 @@ func runClient(ctx context.Context, t *testing.T, id, address string, life time.
 		return
 	}
 	defer conn.Close()
-	c, err := xdsclient.New(xdsclient.Config{Conn: conn, NodeID: id, Watcher: ignoreUpdates{}})
-	if err != nil {
-		t.Error(err)
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, life)
 	defer cancel()
-	c.Run(ctx)
+	if id[len(id)-1]%2 == 0 {
+		if c, err := routing.New(routing.Config{Conn: conn, NodeID: id}); err != nil {
+			t.Error(err)
+		} else {
+			c.Run(ctx)
+		}
+		return
+	}
+	ads, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		return
+	}
+	endpoints := make([]string, policies.MaxStages)
+	for k := range endpoints {
+		endpoints[k] = resources.EndpointName("m", k)
+	}
+	node := &corev3.Node{Id: id}
+	for _, r := range []*discoveryv3.DeltaDiscoveryRequest{
+		{Node: node, TypeUrl: resources.ClusterType}, {TypeUrl: resources.EndpointType, ResourceNamesSubscribe: endpoints},
+		{TypeUrl: resources.ListenerType}, {TypeUrl: resources.RouteType, ResourceNamesSubscribe: []string{resources.RouteName}},
+	} {
+		if ads.Send(r) != nil {
+			return
+		}
+	}
+	for {
+		r, err := ads.Recv()
+		if err != nil || ads.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}) != nil {
+			return
+		}
+	}
 }
-
-type ignoreUpdates struct{}
-
-// Update implements client.Watcher.
-func (ignoreUpdates) Update(*xdsclient.Snapshot) {}

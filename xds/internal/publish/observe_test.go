@@ -13,10 +13,9 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -82,7 +81,7 @@ func TestObservationCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &wire{Ledger: NewLedger(nil), t: t}
 		w.open(1, "early", "edge", resources.ClusterType) // before the groups are known
-		groups := testkit.Must(nodegroup.New([]nodegroup.Rule{{Name: "g", Clusters: []string{"edge"}}}))
+		groups := testkit.Must(resources.NewGroups([]resources.GroupRule{{Name: "g", Clusters: []string{"edge"}}}))
 		p := testkit.Must(New(Config{Cache: noCache{}, Ledger: w.Ledger, Groups: groups, Counts: func(id string) bool { return id != "foreign" }}))
 		if got := p.Status(); len(got.Groups) != 2 || got.Nodes[0].Group != "g" {
 			t.Errorf("before the first plan: groups %+v, nodes %+v", got.Groups, got.Nodes)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -51,7 +50,7 @@ type Config struct {
 	Ledger *Ledger // required, and used by this publisher alone
 	// Groups are the groups of nodes in the order of the rollout. The Cache
 	// must use the same. nil is one group for all.
-	Groups *nodegroup.List
+	Groups *resources.Groups
 	// Counts reports whether a node counts, because it is known to be a proxy of the
 	// fleet. What other nodes refuse is shown and has no other effect, and a phase waits
 	// for all of them for one AckTimeout at most. It must be pure. nil: every node.

@@ -16,7 +16,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -143,7 +142,7 @@ func option(d *datadriven.TestData, key string) string {
 func (p *player) startControl(d *datadriven.TestData) {
 	var cfg publish.Config
 	if d.HasArg("canary") {
-		groups, err := nodegroup.New([]nodegroup.Rule{{Name: "canary", Nodes: []string{"canary*"}}})
+		groups, err := resources.NewGroups([]resources.GroupRule{{Name: "canary", Nodes: []string{"canary*"}}})
 		if err != nil {
 			d.Fatalf(p.t, "%v", err)
 		}
@@ -156,7 +155,7 @@ func (p *player) startControl(d *datadriven.TestData) {
 		}
 	}
 	if ours := option(d, "count"); ours != "" {
-		cfg.Counts = func(node string) bool { return nodegroup.Match([]string{ours}, node) }
+		cfg.Counts = func(node string) bool { return resources.MatchGroup([]string{ours}, node) }
 	}
 	cfg.AckTimeout, _ = time.ParseDuration(option(d, "ack"))
 	if p.harness != nil {

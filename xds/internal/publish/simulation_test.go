@@ -14,7 +14,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
-	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -52,7 +51,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 		shown: make(map[string]resources.Set), bodies: make(map[string][]byte), neverRefused: make(map[string]bool), sentGroups: make(map[string]string),
 		signal: make(chan struct{}, 1),
 	}
-	groups, err := nodegroup.New([]nodegroup.Rule{{Name: "a", Nodes: []string{"a*"}}, {Name: "b", Nodes: []string{"b*"}}})
+	groups, err := resources.NewGroups([]resources.GroupRule{{Name: "a", Nodes: []string{"a*"}}, {Name: "b", Nodes: []string{"b*"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

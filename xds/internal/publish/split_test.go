@@ -1,17 +1,19 @@
 package publish_test
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
 
@@ -271,6 +273,20 @@ func TestSplitWithoutControl(t *testing.T) {
 				h.Clusters = append(h.Clusters, ownCluster(t, "spare", backends["fallback"].address))
 			}
 			o := startOwnedEnvoy(t, h, backends["shop"])
+			var fallen atomic.Uint64
+			post := func(tokens int) (string, error) {
+				replica, _, err := o.llm.post(tokens)
+				if replica == "fallback" {
+					fallen.Add(1)
+				}
+				return replica, err
+			}
+			counted := func(when string) { // the owner's Envoy counts what the fallback serves
+				t.Helper()
+				if got := string(o.Get("/stats?filter=^" + attach.FallbackStat + "$")); got != fmt.Sprintf("%s: %d\n", attach.FallbackStat, fallen.Load()) {
+					t.Errorf("%s: Envoy's stats have %q; the fallback served %d", when, got, fallen.Load())
+				}
+			}
 			if replica, _, err := o.rest.post(100); err != nil || replica != "shop" {
 				t.Errorf("owner's own host: %q, %v", replica, err)
 			}
@@ -287,43 +303,46 @@ func TestSplitWithoutControl(t *testing.T) {
 				var wg sync.WaitGroup
 				for i := range 40 {
 					wg.Go(func() {
-						if replica, _, err := o.llm.post(1 + i*100000); err != nil || replica != "fallback" {
+						if replica, err := post(1 + i*100000); err != nil || replica != "fallback" {
 							t.Errorf("without a control plane: %d bytes: %q, %v", 1+i*100000, replica, err)
 						}
 					})
 				}
 				wg.Wait()
+				counted("without a control plane")
 			}
 			p, _ := startServices(t, address)
 			p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000}, "a", "b"))
 			start := time.Now()
 			testkit.WaitFor(t, "served by Cascade", func() bool {
-				replica, _, err := o.llm.post(10)
+				replica, err := post(10)
 				return err == nil && replica == "a"
 			})
 			t.Logf("served by Cascade %v after its start", time.Since(start).Round(time.Millisecond))
 			if name == "whole" {
 				return
 			}
+			counted("served by Cascade")
 			// The control plane stops before the first request for a stage.
 			p.stop()
-			if replica, _, err := o.llm.post(4000); err != nil || replica != "fallback" {
+			if replica, err := post(4000); err != nil || replica != "fallback" {
 				t.Errorf("unknown stage: %q, %v", replica, err)
 			}
-			if replica, _, err := o.llm.post(10); err != nil || replica != "a" {
+			if replica, err := post(10); err != nil || replica != "a" {
 				t.Errorf("known stage: %q, %v", replica, err)
 			}
 			// No replica of the fleet is left.
 			backends["a"].kill()
 			backends["b"].kill()
 			for range 20 {
-				if replica, _, err := o.llm.post(10); err != nil || replica != "fallback" {
+				if replica, err := post(10); err != nil || replica != "fallback" {
 					t.Errorf("without replicas: %q, %v", replica, err)
 				}
 			}
 			backends["a"] = startBackend(t, "a", backends["a"].address)
+			counted("without replicas")
 			testkit.WaitFor(t, "served by Cascade again", func() bool {
-				replica, _, err := o.llm.post(10)
+				replica, err := post(10)
 				return err == nil && replica == "a"
 			})
 		})

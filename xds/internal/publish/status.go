@@ -56,7 +56,8 @@ type Node struct {
 	Since     time.Time `json:"since"`
 	// Epoch is of the newest plan whose routes it has acknowledged; 0: unknown.
 	Epoch policies.Epoch `json:"epoch"`
-	// Current says that it has acknowledged everything that was applied to its group.
+	// Current says that it has acknowledged everything that was applied to its group. Before the
+	// first plan no node is current.
 	// Fenced says that it was late, keeps what it has, and delays no rollout.
 	Current bool `json:"current"`
 	Fenced  bool `json:"fenced,omitempty"`
@@ -65,6 +66,9 @@ type Node struct {
 	// fleet, so that its refusals do not count.
 	Refusing bool `json:"refusing,omitempty"`
 	Unlisted bool `json:"unlisted,omitempty"`
+	// Unrouted says that it has refused what it was sent and has accepted no routes: it serves none of the
+	// fleet's requests.
+	Unrouted bool `json:"unrouted,omitempty"`
 	// Types is its state by the last part of the type URL.
 	Types map[string]NodeType `json:"types"`
 	NACKs uint64              `json:"nacks"`
@@ -156,7 +160,8 @@ func (n *node) status(g groupView, snapshots []*planrollout.Snapshot, routes []t
 	out := Node{
 		ID: n.id, Cluster: n.cluster, Group: n.group, Connected: len(n.streams) > 0, Since: n.since,
 		Fenced: fenced, Refusing: refusal != "", Unlisted: !n.counts, Observer: n.isObserver(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
-		Slots: maps.Clone(n.slots), Current: len(n.streams) > 0 && !n.isBehind(g.versions), Types: make(map[string]NodeType),
+		Unrouted: len(n.streams) > 0 && n.lastError != "" && !n.hasAcked([]string{resources.RouteType, resources.RoutingType}),
+		Slots:    maps.Clone(n.slots), Current: len(n.streams) > 0 && len(snapshots) > 0 && !n.isBehind(g.versions), Types: make(map[string]NodeType),
 	}
 	routed := false
 	for _, stream := range n.streams {
@@ -166,6 +171,9 @@ func (n *node) status(g groupView, snapshots []*planrollout.Snapshot, routes []t
 			t.Pending += len(sub.sent)
 			out.Types[shortType(typ)] = t
 			routed = routed || typ == resources.RouteType
+			if typ == resources.RoutingType {
+				out.Epoch = n.followedEpoch(sub, g.versions)
+			}
 		}
 	}
 	for i := len(snapshots) - 1; routed && i >= 0; i-- {
@@ -177,6 +185,8 @@ func (n *node) status(g groupView, snapshots []*planrollout.Snapshot, routes []t
 	switch {
 	case !out.Connected:
 		out.Reason = "not connected"
+	case refusal != "" && out.Unrouted:
+		out.Reason = "has accepted no routes: " + refusal
 	case refusal != "":
 		out.Reason = "keeps its last good version: " + refusal
 	case out.Unlisted && out.LastError != "" && !out.Current:
@@ -187,10 +197,23 @@ func (n *node) status(g groupView, snapshots []*planrollout.Snapshot, routes []t
 		out.Reason = "fenced: " + reason
 	case g.reason != "":
 		out.Reason = g.reason
+	case len(snapshots) == 0:
+		out.Reason = "this control plane has published no plan yet, so the proxy keeps what it has"
 	case !out.Current:
 		out.Reason = "has not acknowledged everything that it was sent"
 	}
 	return out
+}
+
+// followedEpoch returns the epoch of the plan that a follower has; 0: unknown. After a restart
+// of the control plane the follower has only said its version.
+func (n *node) followedEpoch(sub *subscription, v targetVersions) policies.Epoch {
+	for name, version := range sub.applied {
+		if r := v.set.Get(resources.RoutingType, name); r != nil && r.Version == version {
+			return resources.RoutingEpoch(r.Body)
+		}
+	}
+	return n.planEpoch
 }
 
 // groupReason returns what a group waits for.

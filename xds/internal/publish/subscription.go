@@ -139,11 +139,11 @@ func (u *subscription) takeSent(nonce string) (r response, ok bool) {
 	return r, true
 }
 
-// acknowledge records an ACK.
-func (u *subscription) acknowledge(nonce string) {
+// acknowledge records an ACK, and returns the response that it answers.
+func (u *subscription) acknowledge(nonce string) (r response) {
 	r, ok := u.takeSent(nonce)
 	if !ok {
-		return
+		return r
 	}
 	u.refused = false
 	if r.complete {
@@ -158,6 +158,7 @@ func (u *subscription) acknowledge(nonce string) {
 	for _, name := range r.removed {
 		delete(u.applied, name)
 	}
+	return r
 }
 
 // isBehind reports whether the client lacks a resource of the set that it

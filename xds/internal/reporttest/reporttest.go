@@ -8,7 +8,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
-	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
 // Started is when the migrations began.
@@ -46,6 +45,6 @@ func Seeds() []*api.LoadReport {
 	outOfBounds.Load.HeldTokens, outOfBounds.Flow.Tokens[0] = loadreport.MaxTokens, loadreport.MaxRate
 	full.Migrations, full.Proposal, full.Residents = []*api.Migration{Migration(1, loadreport.MigrationDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
 	full.Routes = []*api.Route{Route("shm", loadreport.RouteBroken)}
-	full.Topology = topology.Encode(links.Topology{Host: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
+	full.Topology = loadreport.EncodeTopology(links.Topology{Host: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
 	return []*api.LoadReport{Report(), {}, outOfBounds, full}
 }

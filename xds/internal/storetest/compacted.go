@@ -3,8 +3,8 @@ package storetest
 import (
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -17,7 +17,7 @@ type Link interface {
 
 // RunCompacted checks that a watch goes on whose history was compacted while it was cut off: it cannot resume.
 // s writes, and watched is the same plan behind the link; it must be empty.
-func RunCompacted(t *testing.T, s, watched store.Store, link Link, compact func()) {
+func RunCompacted(t *testing.T, s, watched store.Plans, link Link, compact func()) {
 	f := Follow(t, watched)
 	v, err := s.CompareAndSwap(t.Context(), "", Object(1))
 	testkit.NoError(t, err)

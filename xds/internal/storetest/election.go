@@ -7,8 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
-	"github.com/cascadeinfer/cascade/xds/internal/lease"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -35,10 +34,10 @@ func NewElection(t *testing.T) *Election {
 }
 
 // Add runs a control plane whose clock is off.
-func (e *Election) Add(name string, off time.Duration, s store.Store) {
+func (e *Election) Add(name string, off time.Duration, s store.Plans) {
 	self := e.n
 	e.n++
-	m, err := lease.New(lease.Config{Self: name})
+	m, err := store.NewLeaseMachine(store.LeaseConfig{Self: name})
 	testkit.NoError(e.t, err)
 	e.wg.Go(func() {
 		clock := func() time.Time { return time.Now().Add(off) }
@@ -63,7 +62,7 @@ func (e *Election) Add(name string, off time.Duration, s store.Store) {
 				}
 				if u.Err == nil && (u.Version != v || !known) {
 					v, known = u.Version, true
-					m.Observe(clock(), lease.Lease(u.Object.Lease))
+					m.Observe(clock(), u.Object.Lease)
 				}
 			case a := <-written:
 				if writing = false; a.err == nil {
@@ -76,7 +75,7 @@ func (e *Election) Add(name string, off time.Duration, s store.Store) {
 			}
 			if !writing && m.WriteDue(clock()) {
 				writing = true
-				o, from := store.Object{Lease: store.Lease(m.Next(clock()))}, v
+				o, from := store.Object{Lease: m.Next(clock())}, v
 				go func() {
 					ctx, cancel := context.WithTimeout(e.ctx, 2*time.Second)
 					defer cancel()

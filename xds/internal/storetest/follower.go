@@ -17,7 +17,7 @@ type Follower struct {
 }
 
 // Follow watches a store until the test ends.
-func Follow(t *testing.T, s store.Store) *Follower {
+func Follow(t *testing.T, s store.Plans) *Follower {
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &Follower{Updates: s.Watch(ctx), t: t}
 	t.Cleanup(func() {

@@ -1,13 +1,11 @@
-// Package storetest checks that a plan store keeps the contract of
-// store.Store. Every implementation runs it.
+// Package storetest checks that a store.Backend, and the store.Store on it, keep their contracts.
+// Every implementation runs it.
 package storetest
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -25,20 +23,25 @@ import (
 const timeout = 20 * time.Second
 
 // Run runs the suite. create makes an empty storage and returns a function that opens
-// it; two stores opened by it represent two control planes.
-func Run(t *testing.T, create func(t *testing.T) (open func() store.Store)) {
-	for name, f := range map[string]func(*testing.T, func() store.Store){
-		"empty":      testEmpty,
-		"swap":       testSwap,
-		"conflict":   testConflict,
-		"invalid":    testInvalid,
-		"watch":      testWatch,
-		"race":       testRace,
-		"cancelled":  testCancelled,
-		"not shared": testNotShared,
+// it; two backends opened by it represent two control planes.
+func Run(t *testing.T, create func(t *testing.T) (open func() store.Backend)) {
+	for name, f := range map[string]func(*testing.T, func() *store.Store){
+		"empty": testEmpty, "swap": testSwap, "conflict": testConflict, "watch": testWatch, "race": testRace,
+		"cancelled": testCancelled, "not shared": testNotShared, "modules": testModules, "notes": testNotes,
+		"counters": testCounters, "secrets": testSecrets,
+	} {
+		t.Run(name, func(t *testing.T) {
+			open := create(t)
+			f(t, func() *store.Store { return store.New(open()) })
+		})
+	}
+	for name, f := range map[string]func(*testing.T, func() store.Backend){
+		"backend": testBackend, "unreadable": testUnreadable, "large": testLarge, "collected": testCollected, "removed by hand": testRemoved, "collected meanwhile": testCollectedMeanwhile,
+		"repair": testRepair,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, create(t)) })
 	}
+	t.Run("any call", func(t *testing.T) { testAnyCall(t, create) })
 }
 
 // module returns a generation of a slot.
@@ -99,7 +102,7 @@ type watcher struct {
 	cancel context.CancelFunc
 }
 
-func startWatch(t *testing.T, s store.Store) *watcher {
+func startWatch(t *testing.T, s store.Plans) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &watcher{t: t, ch: s.Watch(ctx), cancel: cancel}
@@ -149,7 +152,7 @@ func (w *watcher) stop() {
 	}
 }
 
-func mustSwap(t *testing.T, s store.Store, old store.Version, o store.Object) store.Version {
+func mustSwap(t *testing.T, s store.Plans, old store.Version, o store.Object) store.Version {
 	t.Helper()
 	v, err := s.CompareAndSwap(t.Context(), old, o)
 	if err != nil {
@@ -168,7 +171,7 @@ func requireEqual(t *testing.T, got, want store.Object) {
 	}
 }
 
-func testEmpty(t *testing.T, open func() store.Store) {
+func testEmpty(t *testing.T, open func() *store.Store) {
 	u := startWatch(t, open()).next()
 	if u.Version != "" || u.Err != nil {
 		t.Fatalf("empty store: version %q, error %v", u.Version, u.Err)
@@ -176,7 +179,7 @@ func testEmpty(t *testing.T, open func() store.Store) {
 	requireEqual(t, u.Object, store.Object{})
 }
 
-func testSwap(t *testing.T, open func() store.Store) {
+func testSwap(t *testing.T, open func() *store.Store) {
 	s := open()
 	v1 := mustSwap(t, s, "", Object(1))
 	u := startWatch(t, open()).next()
@@ -190,10 +193,15 @@ func testSwap(t *testing.T, open func() store.Store) {
 		t.Fatal("a version was used twice")
 	}
 	requireEqual(t, startWatch(t, s).next().Object, Object(1))
-	mustSwap(t, s, v3, store.Object{}) // the zero object is valid
+	v4 := mustSwap(t, s, v3, store.Object{}) // the zero object is valid
+	twice := Object(1)
+	twice.Plans[1].Model = twice.Plans[0].Model
+	if _, err := s.CompareAndSwap(t.Context(), v4, twice); err == nil || errors.Is(err, store.ErrConflict) {
+		t.Fatalf("stored two plans of one model: %v", err)
+	}
 }
 
-func testConflict(t *testing.T, open func() store.Store) {
+func testConflict(t *testing.T, open func() *store.Store) {
 	a, b := open(), open()
 	v1 := mustSwap(t, a, "", Object(1))
 	for _, old := range []store.Version{"", "nonsense", v1 + "x"} {
@@ -222,65 +230,7 @@ func testConflict(t *testing.T, open func() store.Store) {
 	requireEqual(t, startWatch(t, a).waitForVersion(v3).Object, renewed)
 }
 
-func testInvalid(t *testing.T, open func() store.Store) {
-	s := open()
-	bad := Object(1)
-	bad.Plans[0].Stages[0].High = 5
-	if _, err := s.CompareAndSwap(t.Context(), "", bad); err == nil || errors.Is(err, store.ErrConflict) {
-		t.Fatalf("stored a plan with a hole: %v", err)
-	}
-	twice := Object(1)
-	twice.Plans[1].Model = twice.Plans[0].Model
-	if _, err := s.CompareAndSwap(t.Context(), "", twice); err == nil {
-		t.Fatal("stored two plans of one model")
-	}
-	ahead := Object(1)
-	ahead.Epoch = 0
-	if _, err := s.CompareAndSwap(t.Context(), "", ahead); err == nil {
-		t.Fatal("stored a plan whose epoch is greater than the object's")
-	}
-	again := Object(1)
-	again.Drained = append(again.Drained, again.Drained[0])
-	if _, err := s.CompareAndSwap(t.Context(), "", again); err == nil {
-		t.Fatal("stored a replica that is listed as drained twice")
-	}
-	for name, edit := range map[string]func(*store.Object){
-		"two weights":            func(o *store.Object) { o.Weights = append(o.Weights, o.Weights[0]) },
-		"a weight of 0":          func(o *store.Object) { o.Weights[0].Weight = 0 },
-		"a pin of a later epoch": func(o *store.Object) { o.Pins[0].Epoch = 2 },
-		"cuts that fall":         func(o *store.Object) { o.Pins[1].Cuts[0] = 10 },
-		"a missing count":        func(o *store.Object) { o.FormerPlans[1].Counts = nil },
-		"an empty stage":         func(o *store.Object) { o.FormerPlans[0].Counts[0] = 0 },
-		"a former plan twice":    func(o *store.Object) { o.FormerPlans = append(o.FormerPlans, o.FormerPlans[0]) },
-		"a refusal twice":        func(o *store.Object) { o.Refused = append(o.Refused, o.Refused[0]) },
-		"a negative hold":        func(o *store.Object) { o.Holds[0].For = -1 },
-		"too many requests":      func(o *store.Object) { o.Counts[0].Requests = 1<<62 + 1 },
-		"a ratio of 0":           func(o *store.Object) { o.Ratios[0].Milli = 0 },
-		"a depth of 0":           func(o *store.Object) { o.PrefixDepths[0].Bytes = 0 },
-		"a depth in between":     func(o *store.Object) { o.PrefixDepths[0].Bytes = 5000 },
-		"a depth twice":          func(o *store.Object) { o.PrefixDepths[1].Model = "org/a" },
-		"a gain of NaN":          func(o *store.Object) { o.Reasons[0].Gain = math.NaN() },
-		"too many refusals":      func(o *store.Object) { o.Refused = manyRefusals(store.MaxRefused + 1) },
-	} {
-		o := Object(1)
-		edit(&o)
-		if _, err := s.CompareAndSwap(t.Context(), "", o); err == nil || errors.Is(err, store.ErrConflict) {
-			t.Errorf("stored an object with %s: %v", name, err)
-		}
-	}
-	if u := startWatch(t, s).next(); u.Version != "" {
-		t.Fatal("a refused object was stored")
-	}
-}
-
-func manyRefusals(n int) (list []store.Refusal) {
-	for i := range n {
-		list = append(list, store.Refusal{Type: "Cluster", Name: "c", Version: strconv.Itoa(i)})
-	}
-	return list
-}
-
-func testWatch(t *testing.T, open func() store.Store) {
+func testWatch(t *testing.T, open func() *store.Store) {
 	s := open()
 	own, other := startWatch(t, s), startWatch(t, open())
 	own.next()
@@ -301,7 +251,7 @@ func testWatch(t *testing.T, open func() store.Store) {
 
 // testRace increments the epoch from several writers: every successful swap must have
 // been exclusive.
-func testRace(t *testing.T, open func() store.Store) {
+func testRace(t *testing.T, open func() *store.Store) {
 	const writers, rounds = 4, 10
 	mustSwap(t, open(), "", Object(0))
 	var wg sync.WaitGroup
@@ -344,7 +294,7 @@ func testRace(t *testing.T, open func() store.Store) {
 	}
 }
 
-func testCancelled(t *testing.T, open func() store.Store) {
+func testCancelled(t *testing.T, open func() *store.Store) {
 	s := open()
 	w := startWatch(t, s)
 	w.stop() // before any update was received
@@ -355,7 +305,7 @@ func testCancelled(t *testing.T, open func() store.Store) {
 	}
 }
 
-func testNotShared(t *testing.T, open func() store.Store) {
+func testNotShared(t *testing.T, open func() *store.Store) {
 	s := open()
 	given := Object(1)
 	mustSwap(t, s, "", given)
@@ -372,30 +322,4 @@ func testNotShared(t *testing.T, open func() store.Store) {
 	got.Drained[0] = "changed too"
 	got.Pins[1].Cuts[0], got.FormerPlans[1].Cuts[0], got.Holds[0].For = 8, 9, 10
 	requireEqual(t, startWatch(t, s).next().Object, Object(1))
-}
-
-// RunUnreadable checks how a store reports an object that cannot be read: damage makes
-// the stored one unreadable, repair restores it, under the same or another version.
-func RunUnreadable(t *testing.T, s store.Store, damage, repair func()) {
-	v := mustSwap(t, s, "", Object(1))
-	w := startWatch(t, s)
-	requireEqual(t, w.waitForVersion(v).Object, Object(1))
-	damage()
-	u := w.next()
-	for u.Err == nil {
-		u = w.next()
-	}
-	if u.Version != v {
-		t.Fatalf("version %q with the error, want the last readable one, %q", u.Version, v)
-	}
-	requireEqual(t, u.Object, Object(1))
-	if _, err := s.CompareAndSwap(t.Context(), v, Object(2)); err == nil || errors.Is(err, store.ErrConflict) {
-		t.Fatalf("swap over an unreadable object: %v", err)
-	}
-	repair()
-	for u = w.next(); u.Err != nil; {
-		u = w.next()
-	}
-	requireEqual(t, u.Object, Object(1))
-	mustSwap(t, s, u.Version, Object(2))
 }

@@ -17,7 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
@@ -212,6 +213,19 @@ func TestGRPC(t *testing.T) {
 	} {
 		if _, err := attach.GRPCBootstrap(c); err == nil {
 			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// TestConnectionBuffer: a listener holds what an estimator inside the proxy has to read, and little without one.
+func TestConnectionBuffer(t *testing.T) {
+	for want, c := range map[uint32]attach.Config{
+		resources.ClientBuffer: {BodyLimit: 1 << 20, EstimatorFilter: true},
+		1 << 20:                {BodyLimit: 1 << 20, EstimatorFilter: true, SeveralModels: true},
+		length.BodyLimit:       {EstimatorFilter: true, SeveralModels: true},
+	} {
+		if got := c.ConnectionBuffer(); got != want {
+			t.Errorf("%+v: %d bytes, want %d", c, got, want)
 		}
 	}
 }

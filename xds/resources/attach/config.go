@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -30,6 +32,9 @@ type Config struct {
 	// Model is the only model that the listener serves, whatever the host name of
 	// a request. "" means all models, selected by host name or by the request.
 	Model string
+	// BodyLimit is the largest body that can be retried on the fallback, in bytes: Envoy holds it
+	// until an upstream has answered. 0 means length.BodyLimit.
+	BodyLimit int64
 	// FetchTimeout bounds Envoy's wait for the route table when it starts, and
 	// for anything that it asks for later. 0 means 2 s.
 	FetchTimeout time.Duration
@@ -40,6 +45,8 @@ type Config struct {
 	// from Cascade by ECDS. Without it requests are routed by content-length, or
 	// by the headers that a filter of the owner's sets.
 	EstimatorFilter bool
+	// SeveralModels says that the estimator must read from the body which of several models a request is for.
+	SeveralModels bool
 	// LoadReports has Envoy report the load of its clusters to the control
 	// plane. This is part of Envoy's bootstrap; see EnvoyConfig.Bootstrap.
 	LoadReports bool
@@ -57,6 +64,19 @@ const (
 	clusterTimeoutMargin = time.Second
 	minTimeout           = 10 * time.Millisecond
 )
+
+// ConnectionBuffer returns per_connection_buffer_limit_bytes of a listener that Cascade routes, in bytes. It is the
+// body limit if an estimator inside the proxy must hold whole bodies on a host of several models, because there Envoy
+// bounds a body by this limit alone.
+func (c Config) ConnectionBuffer() uint32 {
+	if c.EstimatorFilter && c.SeveralModels {
+		return uint32(c.bodyLimit())
+	}
+	return resources.ClientBuffer
+}
+
+// bodyLimit returns BodyLimit, or its default.
+func (c Config) bodyLimit() int64 { return cmp.Or(c.BodyLimit, length.BodyLimit) }
 
 // complete fills in the defaults.
 func (c Config) complete() Config {

@@ -10,7 +10,7 @@
 // name a fallback cluster that serves while Cascade has no route.
 //
 // The public API holds in both ways: Cascade's route table begins with routes that refuse
-// other methods and paths (package policies/publicapi), and the configuration rendered here
+// other methods and paths (package internal/publicapi), and the configuration rendered here
 // normalises paths before they are looked up. The bounds of what the owner's listener takes
 // before that (connections, headers, bodies, upgrades) stay the owner's, and so do routes that
 // do not lead to Cascade. A refusal is an answer: no fallback cluster serves the request. An

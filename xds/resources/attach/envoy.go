@@ -45,6 +45,9 @@ type EnvoyConfig struct {
 	// that is handed over: Rds replaces its route table, and the filters go before
 	// the router filter. nil with an internal listener.
 	Manager *hcmv3.HttpConnectionManager
+	// ConnectionBuffer is the value for per_connection_buffer_limit_bytes of the listener with Manager. See
+	// Config.ConnectionBuffer.
+	ConnectionBuffer uint32
 	// Listener is the internal listener, for the static listeners or the owner's
 	// LDS; nil when a whole listener is handed over.
 	Listener *listenerv3.Listener
@@ -52,8 +55,8 @@ type EnvoyConfig struct {
 	// owner's, who may narrow its match. nil when a whole listener is handed over.
 	Route *routev3.Route
 	// Bootstrap holds fields to merge into Envoy's bootstrap, which only a restart
-	// changes: the extension that internal listeners need, and load reporting. nil
-	// when neither is needed.
+	// changes: what Envoy may occupy, the extension that internal listeners need, and
+	// load reporting.
 	Bootstrap *bootstrapv3.Bootstrap
 }
 
@@ -75,7 +78,7 @@ func WholeListener(c Config) (*EnvoyConfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
 	}
-	return &EnvoyConfig{Clusters: []*clusterv3.Cluster{control}, Manager: m, Bootstrap: c.loadReportBootstrap()}, nil
+	return &EnvoyConfig{Clusters: []*clusterv3.Cluster{control}, Manager: m, ConnectionBuffer: c.ConnectionBuffer(), Bootstrap: c.bootstrap()}, nil
 }
 
 // connectionManager returns the fields of an HTTP connection manager that gets its
@@ -93,6 +96,7 @@ func (c Config) connectionManager() (*hcmv3.HttpConnectionManager, error) {
 		// Otherwise a client could choose its stage by sending a length.
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{resources.StripControlHeaders()},
 		LocalReplyConfig:              unroutedReply(),
+		Http2ProtocolOptions:          resources.ClientHTTP2Options(),
 	}
 	resources.NormalizePaths(m)
 	if c.EstimatorFilter {
@@ -154,14 +158,15 @@ func (c Config) controlCluster() (*clusterv3.Cluster, error) {
 	return out, nil
 }
 
-// loadReportBootstrap returns the bootstrap fields for load reporting, nil when
-// it is off.
-func (c Config) loadReportBootstrap() *bootstrapv3.Bootstrap {
-	if !c.LoadReports {
-		return nil
+// bootstrap returns the bootstrap fields that bound Envoy's memory and connections, and those for
+// load reporting if it is on.
+func (c Config) bootstrap() *bootstrapv3.Bootstrap {
+	b := &bootstrapv3.Bootstrap{OverloadManager: resources.OverloadManager()}
+	if c.LoadReports {
+		services := resources.SplitConfigSource(c.Cluster, c.FetchTimeout).GetApiConfigSource().GetGrpcServices()
+		b.ClusterManager = resources.LoadStatsConfig(services)
 	}
-	services := resources.SplitConfigSource(c.Cluster, c.FetchTimeout).GetApiConfigSource().GetGrpcServices()
-	return &bootstrapv3.Bootstrap{ClusterManager: resources.LoadStatsConfig(services)}
+	return b
 }
 
 func http2Cluster(name string) (*clusterv3.Cluster, error) {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -24,6 +23,8 @@ import (
 const (
 	InternalCluster = "cascade-internal"
 	fallbackCluster = "cascade-or-fallback"
+	// FallbackStat is the counter of Envoy for the requests that went to the fallback cluster.
+	FallbackStat = "cluster." + fallbackCluster + ".upstream_rq_retry"
 )
 
 // Timing of the owner's route to the internal listener.
@@ -34,9 +35,6 @@ const (
 	// The fallback cluster has not been tried yet, so no real backoff is needed.
 	fallbackBackoff    = time.Millisecond
 	fallbackMaxBackoff = 10 * time.Millisecond
-	// bufferLimit is the largest body that can be retried on the fallback: Envoy
-	// holds it until an upstream has answered.
-	bufferLimit = 16 << 20
 )
 
 // InternalListener renders an internal listener with Cascade's routes and a
@@ -96,13 +94,10 @@ func (c Config) renderInternalListener() (*EnvoyConfig, error) {
 				Name:       "envoy.filters.network.http_connection_manager",
 				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed},
 			}}}},
-			PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
+			PerConnectionBufferLimitBytes: wrapperspb.UInt32(c.ConnectionBuffer()),
 		},
 		Route:     route(InternalCluster),
-		Bootstrap: c.loadReportBootstrap(),
-	}
-	if h.Bootstrap == nil {
-		h.Bootstrap = new(bootstrapv3.Bootstrap)
+		Bootstrap: c.bootstrap(),
 	}
 	h.Bootstrap.BootstrapExtensions = []*corev3.TypedExtensionConfig{{Name: "envoy.bootstrap.internal_listener", TypedConfig: extension}}
 	if c.Fallback == "" {
@@ -118,7 +113,7 @@ func (c Config) renderInternalListener() (*EnvoyConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.Route.RequestBodyBufferLimit = wrapperspb.UInt64(bufferLimit)
+	h.Route.RequestBodyBufferLimit = wrapperspb.UInt64(uint64(c.bodyLimit()))
 	return h, nil
 }
 

@@ -25,8 +25,8 @@ type ObjectMeta struct {
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// bufferLimitField of a listener is raised to bufferLimit where an estimator reads bodies: the
-// default of 1 MiB answers larger ones with status 413.
+// bufferLimitField of a listener bounds what waits for clients that do not read. Cascade's routes have
+// the limit of request bodies.
 const bufferLimitField = "per_connection_buffer_limit_bytes"
 
 // PatchConfig is the input of EnvoyPatchPolicy.
@@ -110,9 +110,7 @@ func EnvoyPatchPolicy(c PatchConfig) (*Object, error) {
 		}
 		patch("add", managerPath, "/http_filters/0", value)
 	}
-	if c.EstimatorFilter {
-		patch("add", "", "/"+bufferLimitField, bufferLimit)
-	}
+	patch("add", "", "/"+bufferLimitField, c.ConnectionBuffer())
 	return &Object{"gateway.envoyproxy.io/v1alpha1", "EnvoyPatchPolicy", ObjectMeta{c.Name, c.Namespace}, spec}, nil
 }
 
@@ -203,9 +201,7 @@ func EnvoyFilter(c FilterConfig) (*Object, error) {
 		return &listenerMatch{c.Port, &filterChainMatch{filterMatch{managerName, sub}}}
 	}
 	add("NETWORK_FILTER", at(nil), "MERGE", orderedObject{{"typed_config", manager}})
-	if c.EstimatorFilter {
-		add("LISTENER", &listenerMatch{PortNumber: c.Port}, "MERGE", orderedObject{{bufferLimitField, bufferLimit}})
-	}
+	add("LISTENER", &listenerMatch{PortNumber: c.Port}, "MERGE", orderedObject{{bufferLimitField, c.ConnectionBuffer()}})
 	for _, f := range filters {
 		value, err := asJSON(f)
 		if err != nil {

@@ -1,25 +1,14 @@
-// Package etcd keeps in etcd what the control planes of a fleet share: the plan object,
-// policy modules, notes, flow counters and secrets. It is for control planes on several
-// hosts; those of one host can share files (package store).
+// Package etcd is a store.Backend in etcd, for control planes on several hosts.
 //
-// New returns a Client of the keys below one prefix; its methods return the stores. Nothing
-// is dialled before the first request. Below the prefix:
+// New returns a Client of the keys below one prefix, which dials nothing before the first
+// request. Below the prefix:
 //
-//	plan             what operators and planners decided: a store document
-//	state            the lease, and the replicas as the leader sees them: another document,
-//	                 of its own because it changes every second
-//	chunks/H/N       pieces of a document that is too large for one value, by its SHA-256
-//	modules/H/N-M    piece N of M of a policy module, by its SHA-256
-//	notes/F/NAME     notes of control planes
-//	counters/NAME    flow counters of a control plane, compressed
-//	secrets/NAME     what is created once
-//	corrupt/TIME     plans that could not be read, kept by SetAside
+//	root         the root
+//	FOLDER/NAME  blobs
 //
-// Invariants: a document changes only in a transaction that compares the revisions of both,
-// so of two writers that started from one version at most one succeeds, also where an answer
-// is lost and the request is sent again. A document names only chunks that exist. Every
-// request has a deadline, every value a size limit. No decision compares the clocks of two
-// hosts: age is measured by this host's clock from when it first saw a revision.
+// Invariants: the root changes only in a transaction that compares its revision, so of two
+// writers that started from one version at most one succeeds, also where an answer is lost
+// and the request is sent again.
 package etcd
 
 import (
@@ -37,7 +26,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/cascadeinfer/cascade/xds/internal/remotestore"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Config is the configuration of a Client.
@@ -119,8 +108,7 @@ const (
 	// maxBackoff bounds the pause before a member that was away is dialled again; gRPC's own
 	// grows to two minutes.
 	maxBackoff = time.Second
-	// The largest request is a transaction with two documents, the largest response a page
-	// of notes.
+	dialPause  = 50 * time.Millisecond
 	maxSend    = 2 << 20
 	maxReceive = 8 << 20
 )
@@ -148,7 +136,7 @@ func (c *Client) connect(ctx context.Context) (*clientv3.Client, error) {
 			grpc.WithTransportCredentials(c.cfg.Credentials),
 			grpc.WithChainUnaryInterceptor(failFast),
 			grpc.WithConnectParams(grpc.ConnectParams{
-				Backoff:           backoff.Config{BaseDelay: retryPause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+				Backoff:           backoff.Config{BaseDelay: dialPause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
 				MinConnectTimeout: pingTimeout,
 			}),
 		},
@@ -161,10 +149,10 @@ func (c *Client) connect(ctx context.Context) (*clientv3.Client, error) {
 	if c.cfg.User != "" {
 		password, err := c.cfg.Password()
 		if err != nil {
-			return nil, remotestore.RefusedError{Cause: err}
+			return nil, store.RefusedError{Cause: err}
 		}
 		if password == "" {
-			return nil, remotestore.RefusedError{Cause: fmt.Errorf("the password of user %q is empty", c.cfg.User)}
+			return nil, store.RefusedError{Cause: fmt.Errorf("the password of user %q is empty", c.cfg.User)}
 		}
 		cfg.Username, cfg.Password = c.cfg.User, password
 	}
@@ -193,9 +181,4 @@ func (c *Client) disconnect(conn *clientv3.Client) {
 	if current {
 		_ = conn.Close()
 	}
-}
-
-// key returns a key below the prefix.
-func (c *Client) key(parts ...string) string {
-	return c.cfg.Prefix + "/" + strings.Join(parts, "/")
 }

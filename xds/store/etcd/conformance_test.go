@@ -3,15 +3,13 @@ package etcd_test
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"go.uber.org/goleak"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -38,74 +36,19 @@ func open(t testing.TB, prefix string, endpoints ...string) *etcd.Client {
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.Config{})
-	t.Run("plan", func(t *testing.T) {
-		storetest.Run(t, func(t *testing.T) func() store.Store {
+	t.Run("suite", func(t *testing.T) {
+		storetest.Run(t, func(t *testing.T) func() store.Backend {
 			prefix := newPrefix()
-			return func() store.Store { return open(t, prefix, cluster.Endpoints()...).Plan() }
+			return func() store.Backend { return open(t, prefix, cluster.Endpoints()...) }
 		})
 	})
-	for _, name := range []string{"plan", "state"} {
-		t.Run("unreadable "+name, func(t *testing.T) {
-			prefix, raw := newPrefix(), cluster.Client()
-			key := prefix + "/" + name
-			var good string
-			storetest.RunUnreadable(t, open(t, prefix, cluster.Endpoints()...).Plan(), func() {
-				r, err := raw.Get(t.Context(), key)
-				testkit.NoError(t, err)
-				good = string(r.Kvs[0].Value)
-				_, err = raw.Put(t.Context(), key, good[:len(good)/2])
-				testkit.NoError(t, err)
-			}, func() {
-				_, err := raw.Put(t.Context(), key, good)
-				testkit.NoError(t, err)
-			})
-		})
-	}
-	t.Run("modules", func(t *testing.T) {
-		m := open(t, newPrefix(), cluster.Endpoints()...).Modules()
-		storetest.RunModules(t, m)
-		storetest.RunLargeModule(t, m, store.MaxModule)
-	})
-	t.Run("notes", func(t *testing.T) {
-		storetest.RunNotes(t, open(t, newPrefix(), cluster.Endpoints()...).Notes("planes"))
-	})
-	t.Run("values", func(t *testing.T) { testValues(t, open(t, newPrefix(), cluster.Endpoints()...)) })
 	for name, test := range map[string]func(*testing.T, *etcdtest.Cluster){
-		"renewals write no plan": testRenewal, "large": testLarge, "collected": testCollected, "set aside": testSetAside,
 		"compacted": testCompacted, "watch cut": testWatchCut, "lost answer": testLostAnswer,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, cluster)
 		})
-	}
-}
-
-// testValues checks counters and secrets.
-func testValues(t *testing.T, c *etcd.Client) {
-	for _, size := range []int{0, 10, 3 << 20} {
-		data := make([]byte, size)
-		for i := range data {
-			data[i] = byte(rand.Uint32())
-		}
-		testkit.NoError(t, c.Counters("a/b").Save(data)) // a new process: nothing is skipped
-		got, err := c.Counters("a/b").Load()
-		testkit.NoError(t, err)
-		if !slices.Equal(got, data) {
-			t.Errorf("counters of %d bytes come back as %d", len(data), len(got))
-		}
-	}
-	testkit.NoError(t, c.Counters("a/b").Save([]byte("short"))) // after a long one
-	if got, err := c.Counters("a/b").Load(); err != nil || string(got) != "short" {
-		t.Errorf("counters %q, %v", got, err)
-	}
-	if got, err := c.Counters("b").Load(); err != nil || got != nil {
-		t.Errorf("counters that were never saved: %q, %v", got, err)
-	}
-	for _, mine := range []string{"first", "second"} {
-		if got, err := c.CreateOnce(t.Context(), "s", []byte(mine)); err != nil || string(got) != "first" {
-			t.Errorf("secret %q, %v", got, err)
-		}
 	}
 }
 
@@ -123,7 +66,7 @@ func TestConfig(t *testing.T) {
 		}
 	}
 	c := open(t, "/a", "127.0.0.1:1")
-	u := <-storetest.Follow(t, c.Plan()).Updates
+	u := storetest.Read(t, store.New(c))
 	if !errors.Is(u.Err, store.ErrUnavailable) || !strings.Contains(u.Err.Error(), "127.0.0.1:1: read the plan") || !strings.Contains(u.Err.Error(), "refused") {
 		t.Errorf("no etcd: %v", u.Err)
 	}

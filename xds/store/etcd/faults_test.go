@@ -11,10 +11,9 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
-	"github.com/cascadeinfer/cascade/xds/internal/lease"
 	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/store"
 	"github.com/cascadeinfer/cascade/xds/store/etcd"
@@ -28,8 +27,8 @@ func TestMembers(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.Config{Members: 3})
 	prefix := newPrefix()
-	s := open(t, prefix, cluster.Endpoints()...).Plan()
-	f := storetest.Follow(t, open(t, prefix, cluster.Endpoints()...).Plan())
+	s := store.New(open(t, prefix, cluster.Endpoints()...))
+	f := storetest.Follow(t, store.New(open(t, prefix, cluster.Endpoints()...)))
 	v, epoch := store.Version(""), policies.Epoch(0)
 	// swap writes until it succeeds, and returns how long that took.
 	swap := func() time.Duration {
@@ -86,8 +85,8 @@ func TestMembers(t *testing.T) {
 		leader.Restart()
 		cluster.WaitReady()
 	}
-	if got, err := s.Read(t.Context()); err != nil || got.Epoch != epoch {
-		t.Errorf("stored is epoch %d, %v, want %d", got.Epoch, err, epoch)
+	if u := storetest.Read(t, s); u.Err != nil || u.Object.Epoch != epoch {
+		t.Errorf("stored is epoch %d, %v, want %d", u.Object.Epoch, u.Err, epoch)
 	}
 }
 
@@ -99,21 +98,21 @@ func TestNoSpace(t *testing.T) {
 	cluster := etcdtest.Start(t, etcdtest.Config{Args: []string{"--quota-backend-bytes=16777216"}})
 	prefix := newPrefix()
 	c := open(t, prefix, cluster.Endpoints()...)
-	s := c.Plan()
+	s := store.New(c)
 	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
 	testkit.NoError(t, err)
 	cluster.Fill()
 	for name, write := range map[string]func() error{
 		"plan":     func() error { _, err := s.CompareAndSwap(t.Context(), v, storetest.Object(2)); return err },
-		"note":     func() error { return c.Notes("planes").Put("a", []byte("x")) },
-		"counters": func() error { return c.Counters("a").Save([]byte("x")) },
+		"note":     func() error { return s.PutNote(t.Context(), "a", []byte("x")) },
+		"counters": func() error { return s.Counters("a").Save([]byte("x")) },
 	} {
 		if err := write(); err == nil || !strings.Contains(err.Error(), "compact and defragment it") || !strings.Contains(err.Error(), "alarm disarm") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if got, err := s.Read(t.Context()); err != nil || got.Epoch != 1 {
-		t.Errorf("epoch %d, %v", got.Epoch, err)
+	if u := storetest.Read(t, s); u.Err != nil || u.Object.Epoch != 1 {
+		t.Errorf("epoch %d, %v", u.Object.Epoch, u.Err)
 	}
 	cluster.Empty()
 	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(2))
@@ -146,13 +145,11 @@ func TestUsers(t *testing.T) {
 		return c
 	}
 	current := func() (string, error) { mu.Lock(); defer mu.Unlock(); return password, nil }
-	c := login(prefix, "cascade", current)
-	f := storetest.Follow(t, c.Plan())
-	v, err := c.Plan().CompareAndSwap(t.Context(), "", storetest.Object(1))
+	s := store.New(login(prefix, "cascade", current))
+	f := storetest.Follow(t, s)
+	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
 	testkit.NoError(t, err)
 	f.Await(1)
-	testkit.NoError(t, c.Notes("planes").Put("a", []byte("x"))) // with a lease of etcd
-
 	refused := func(what, want string, err error) {
 		t.Helper()
 		if !errors.Is(err, store.ErrUnavailable) {
@@ -162,15 +159,15 @@ func TestUsers(t *testing.T) {
 			t.Errorf("%s: %v, want %q", what, err, want)
 		}
 	}
-	_, err = login(prefix, "cascade", func() (string, error) { return wrong, nil }).Plan().Read(t.Context())
+	_, err = login(prefix, "cascade", func() (string, error) { return wrong, nil }).ReadRoot(t.Context())
 	refused("wrong password", `user "cascade"`, err)
-	_, err = login(prefix, "cascade", func() (string, error) { return "", nil }).Plan().Read(t.Context())
+	_, err = login(prefix, "cascade", func() (string, error) { return "", nil }).ReadRoot(t.Context())
 	refused("empty password", "is empty", err)
-	_, err = login(prefix, "cascade", func() (string, error) { return "", errors.New("file is gone") }).Plan().Read(t.Context())
+	_, err = login(prefix, "cascade", func() (string, error) { return "", errors.New("file is gone") }).ReadRoot(t.Context())
 	refused("no file", "file is gone", err)
-	_, err = login("/elsewhere", "cascade", current).Plan().Read(t.Context())
+	_, err = login("/elsewhere", "cascade", current).ReadRoot(t.Context())
 	refused("another prefix", "grant the user's role readwrite on the prefix /elsewhere/", err)
-	_, err = open(t, prefix, cluster.Endpoints()...).Plan().Read(t.Context())
+	_, err = open(t, prefix, cluster.Endpoints()...).ReadRoot(t.Context())
 	refused("no user", `user ""`, err)
 
 	// Another password: the store logs in again with what the file then has.
@@ -182,7 +179,7 @@ func TestUsers(t *testing.T) {
 	password = second
 	mu.Unlock()
 	testkit.WaitFor(t, "the store uses the new password", func() bool {
-		next, err := c.Plan().CompareAndSwap(t.Context(), v, storetest.Object(2))
+		next, err := s.CompareAndSwap(t.Context(), v, storetest.Object(2))
 		if err == nil {
 			v = next
 		}
@@ -204,7 +201,7 @@ func TestPartition(t *testing.T) {
 	for i, off := range []time.Duration{0, time.Hour, -time.Hour} {
 		link := etcdtest.NewLink(t, cluster.Members[0].Endpoint)
 		links = append(links, link)
-		w.Add(fmt.Sprint("p", i), off, open(t, prefix, link.Endpoint).Plan())
+		w.Add(fmt.Sprint("p", i), off, store.New(open(t, prefix, link.Endpoint)))
 	}
 	for round := range 4 {
 		leader := w.AwaitLeader(-1)
@@ -214,7 +211,7 @@ func TestPartition(t *testing.T) {
 		t.Logf("round %d: p%d leads %v after p%d was cut off", round, next, time.Since(began), leader)
 		time.Sleep(time.Second) // it writes meanwhile
 		links[leader].Heal()
-		time.Sleep(2 * lease.DefaultTerm)
+		time.Sleep(2 * store.LeaseTerm)
 		if now := w.AwaitLeader(-1); now != next {
 			t.Errorf("round %d: p%d leads instead of p%d, which was not disturbed", round, now, next)
 		}

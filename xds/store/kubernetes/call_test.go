@@ -4,14 +4,13 @@ import (
 	"errors"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
 	"k8s.io/client-go/rest"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -23,7 +22,7 @@ import (
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	server := kubetest.Simulate(t)
-	s := simulated(server).open(t, newName()).Plan()
+	s := store.New(simulated(server).open(t, newName()))
 	var lost atomic.Int64
 	server.LoseAnswers(func(r *http.Request) bool { return r.Method != http.MethodGet && lost.Add(1)%2 == 1 }) // the first of two
 	v := store.Version("")
@@ -37,38 +36,11 @@ func TestLostAnswers(t *testing.T) {
 		t.Errorf("%d requests", lost.Load())
 	}
 	server.LoseAnswers(nil)
-	if u := <-storetest.Follow(t, s).Updates; u.Err != nil || u.Version != v || u.Object.Epoch != 3 {
+	if u := storetest.Read(t, s); u.Err != nil || u.Version != v || u.Object.Epoch != 3 {
 		t.Errorf("stored is epoch %d, version %q, %v, want 3, %q", u.Object.Epoch, u.Version, u.Err, v)
 	}
-	if stored := server.Paths("-plan-"); len(stored) != 3 {
+	if stored := server.Paths("-parts-"); len(stored) != 3 {
 		t.Errorf("stored are %q", stored)
-	}
-}
-
-// TestReplacedWhileRead replaces the plan, and removes the former one, between the two requests of
-// a read, which then returns the new one.
-func TestReplacedWhileRead(t *testing.T) {
-	t.Parallel()
-	server := kubetest.Simulate(t)
-	c := simulated(server).open(t, newName())
-	s, reader := c.Plan(), simulated(server).open(t, c.Name()).Plan()
-	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
-	testkit.NoError(t, err)
-	former := server.Paths("-plan-")[0]
-	var once sync.Once
-	server.Before(func(r *http.Request) int {
-		if r.Method == http.MethodGet && r.URL.Path == former {
-			once.Do(func() {
-				if _, err := s.CompareAndSwap(t.Context(), v, storetest.Object(2)); err != nil {
-					t.Error(err)
-				}
-				server.Edit(former, func(map[string]any) map[string]any { return nil })
-			})
-		}
-		return 0
-	})
-	if got, err := reader.Read(t.Context()); err != nil || got.Epoch != 2 {
-		t.Errorf("epoch %d, %v, want 2", got.Epoch, err)
 	}
 }
 
@@ -77,7 +49,7 @@ func TestRefused(t *testing.T) {
 	t.Parallel()
 	server := kubetest.Simulate(t)
 	c := simulated(server).open(t, newName())
-	s := c.Plan()
+	s := store.New(c)
 	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
 	testkit.NoError(t, err)
 	for code, want := range map[int]string{
@@ -87,7 +59,7 @@ func TestRefused(t *testing.T) {
 		http.StatusInternalServerError: "check that the API server runs",
 	} {
 		server.Before(func(*http.Request) int { return code })
-		_, read := s.Read(t.Context())
+		read := storetest.Read(t, s).Err
 		_, write := s.CompareAndSwap(t.Context(), v, storetest.Object(2))
 		for _, err := range []error{read, write} {
 			if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), want) {
@@ -106,8 +78,8 @@ func TestRefused(t *testing.T) {
 	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(2))
 	testkit.NoError(t, err)
 	server.Before(nil)
-	if got, err := s.Read(t.Context()); err != nil || got.Epoch != 2 {
-		t.Errorf("epoch %d, %v", got.Epoch, err)
+	if u := storetest.Read(t, s); u.Err != nil || u.Object.Epoch != 2 {
+		t.Errorf("epoch %d, %v", u.Object.Epoch, u.Err)
 	}
 }
 
@@ -126,7 +98,7 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%+v is accepted", c)
 		}
 	}
-	u := <-storetest.Follow(t, api{host: server.Host}.open(t, "b").Plan()).Updates
+	u := storetest.Read(t, store.New(api{host: server.Host}.open(t, "b")))
 	if !errors.Is(u.Err, store.ErrUnavailable) || !strings.Contains(u.Err.Error(), "read the plan") || !strings.Contains(u.Err.Error(), "refused") {
 		t.Errorf("no API server: %v", u.Err)
 	}

@@ -1,33 +1,22 @@
-// Package kubernetes keeps in a Kubernetes cluster what the control planes of a fleet share:
-// the plan object, policy modules, notes, flow counters and secrets. It is for control planes
-// that run as Pods; others share etcd (package etcd) or files (package store).
+// Package kubernetes is a store.Backend in a Kubernetes cluster, for control planes that run as
+// Pods.
 //
-// New returns a Client of the objects of one name in one namespace; its methods return the
-// stores. No request is made before the first use. For the name NAME there are:
+// New returns a Client of the objects of one name in one namespace, which makes no request before
+// the first use. For the name NAME there are:
 //
-//	Lease NAME                        the root: its spec says who leads, its annotations
-//	                                  have the state of the fleet and name the plan
-//	ConfigMap NAME-plan-ID-N          part N of a plan; a plan never changes, another one
-//	                                  has another ID
-//	ConfigMap NAME-state-ID-N         the same for a state that is too large for an annotation
-//	ConfigMap NAME-module-SHA256-N-M  part N of M of a policy module
-//	ConfigMap NAME-note-HASH          the note of a control plane
-//	ConfigMap NAME-counters-HASH-N    flow counters of a control plane, compressed
-//	Secret NAME-SECRET                what is created once
+//	Lease NAME                  its spec says who leads, an annotation is the root
+//	ConfigMap NAME-FOLDER-BLOB  a blob
+//	Secret NAME-BLOB            a blob of store.Secrets
 //
-// Invariants: the stored object changes only by an update of the Lease that names the
-// resourceVersion it started from, so of two writers that started from one version at most one
-// succeeds, also where an answer is lost and the request is sent again. The Lease names only
-// ConfigMaps that exist. Every request has a deadline, every value a size limit. No decision
-// compares the clocks of two hosts: age is measured by this host's clock from when it first saw
-// a resourceVersion.
+// Invariants: the root changes only by a patch of the Lease that names the resourceVersion it
+// started from, so of two writers that started from one version at most one succeeds, also where
+// an answer is lost and the request is sent again.
 package kubernetes
 
 import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -129,39 +118,14 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// objectName returns the name of an object of this store.
-func (c *Client) objectName(parts ...string) string {
-	return c.name + "-" + strings.Join(parts, "-")
-}
-
 // Labels of all objects of a store.
 const (
 	managedByLabel = "app.kubernetes.io/managed-by"
 	instanceLabel  = "app.kubernetes.io/instance"
-	kindLabel      = "app.kubernetes.io/component" // one of the kinds below
-	groupLabel     = "cascade/group"               // which objects of a kind belong together
+	kindLabel      = "app.kubernetes.io/component" // the folder of a blob, or rootKind
 	managedBy      = "cascade-kube"
+	rootKind       = "plan-root"
 )
-
-// The kinds of objects.
-const (
-	rootKind     = "plan-root"
-	planKind     = "plan"
-	stateKind    = "state"
-	moduleKind   = "module"
-	noteKind     = "note"
-	countersKind = "counters"
-	secretKind   = "secret"
-)
-
-// meta returns the metadata of an object of this store. A group of "" is none.
-func (c *Client) meta(name, kind, group string) metav1.ObjectMeta {
-	labels := c.labels(kind)
-	if group != "" {
-		labels[groupLabel] = group
-	}
-	return metav1.ObjectMeta{Namespace: c.namespace, Name: name, Labels: labels}
-}
 
 func (c *Client) labels(kind string) map[string]string {
 	return map[string]string{managedByLabel: managedBy, instanceLabel: c.name, kindLabel: kind}

@@ -1,6 +1,7 @@
 package kubernetes_test
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,9 +16,9 @@ import (
 	"github.com/goccy/go-yaml"
 	"k8s.io/client-go/rest"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
-	"github.com/cascadeinfer/cascade/xds/internal/lease"
 	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -46,8 +47,8 @@ func TestServer(t *testing.T) {
 // testCompacted runs storetest.RunCompacted on an API server, whose etcd is compacted.
 func testCompacted(t *testing.T, server *kubetest.Server, a api) {
 	link := etcdtest.NewLink(t, server.Address)
-	c := a.open(t, newName())
-	storetest.RunCompacted(t, c.Plan(), a.through(link).open(t, c.Name()).Plan(), link, server.Etcd.Compact)
+	name := newName()
+	storetest.RunCompacted(t, store.New(a.open(t, name)), store.New(a.through(link).open(t, name)), link, server.Etcd.Compact)
 }
 
 // gone is how long the API server is away.
@@ -56,8 +57,8 @@ const gone = 60 * time.Second
 // testGone stops the API server for a minute: reads and writes fail in time and say why, and what
 // was stored is there afterwards.
 func testGone(t *testing.T, a api, stop, start func()) {
-	c := a.open(t, newName())
-	s, f := c.Plan(), storetest.Follow(t, a.open(t, c.Name()).Plan())
+	name := newName()
+	s, f := store.New(a.open(t, name)), storetest.Follow(t, store.New(a.open(t, name)))
 	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
 	testkit.NoError(t, err)
 	f.Await(1)
@@ -78,7 +79,7 @@ func testGone(t *testing.T, a api, stop, start func()) {
 	start()
 	back := time.Now()
 	for {
-		u := <-storetest.Follow(t, s).Updates
+		u := storetest.Read(t, s)
 		if u.Err == nil && u.Object.Epoch == 2 { // a write that failed may be stored nevertheless
 			v = u.Version
 			break
@@ -112,7 +113,7 @@ func testPartition(t *testing.T, server *kubetest.Server, a api) {
 	for i, off := range []time.Duration{0, time.Hour, -time.Hour} {
 		link := etcdtest.NewLink(t, server.Address)
 		links = append(links, link)
-		w.Add(fmt.Sprint("p", i), off, a.through(link).open(t, name).Plan())
+		w.Add(fmt.Sprint("p", i), off, store.New(a.through(link).open(t, name)))
 	}
 	for round := range 3 {
 		leader := w.AwaitLeader(-1)
@@ -122,7 +123,7 @@ func testPartition(t *testing.T, server *kubetest.Server, a api) {
 		t.Logf("round %d: p%d leads %v after p%d was cut off", round, next, time.Since(began), leader)
 		time.Sleep(time.Second) // it writes meanwhile
 		links[leader].Heal()
-		time.Sleep(2 * lease.DefaultTerm)
+		time.Sleep(2 * store.LeaseTerm)
 		if now := w.AwaitLeader(-1); now != next {
 			t.Errorf("round %d: p%d leads instead of p%d, which was not disturbed", round, now, next)
 		}
@@ -166,26 +167,37 @@ func testRole(t *testing.T, server *kubetest.Server) {
 		a.namespace = namespace
 		// The authorizer learns of a new Role by a watch.
 		testkit.WaitFor(t, "the Role is in force", func() bool {
-			_, err := a.open(t, "fleet-a").Lease(t.Context())
+			_, err := a.open(t, "fleet-a").ReadRoot(t.Context())
 			return err == nil
 		})
 		return a, namespace
 	}
-	storetest.Run(t, func(t *testing.T) func() store.Store {
-		a, _ := user(t)
-		return func() store.Store { return a.open(t, "fleet-a").Plan() }
-	})
 	a, _ := user(t)
-	c := a.open(t, "fleet-a")
-	testModules(t, c)
-	storetest.RunNotes(t, c.Notes("planes"))
-	testkit.NoError(t, c.Counters("a").Save([]byte("x")))
-	for range 2 {
-		_, err := c.CreateOnce(t.Context(), "prefix-secret", []byte("s"))
-		testkit.NoError(t, err)
-	}
-	if _, err := a.open(t, "fleet-b").Plan().CompareAndSwap(t.Context(), "", storetest.Object(1)); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "control-role.yaml") {
+	use(t, a.open(t, "fleet-a"))
+	if _, err := store.New(a.open(t, "fleet-b")).CompareAndSwap(t.Context(), "", storetest.Object(1)); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "control-role.yaml") {
 		t.Errorf("the state of another fleet: %v", err)
+	}
+}
+
+// use makes every request that a store makes.
+func use(t *testing.T, c *kubernetes.Client) {
+	s, v := store.New(c), store.Version("")
+	for e := range policies.Epoch(3) {
+		var err error
+		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(e+1))
+		testkit.NoError(t, err)
+		testkit.NoError(t, s.Collect(t.Context(), time.Now()))
+	}
+	code := []byte("module")
+	testkit.NoError(t, s.PutModule(t.Context(), sha256.Sum256(code), code))
+	for range 2 {
+		testkit.NoError(t, s.PutNote(t.Context(), "a", []byte("x")))
+		_, err := s.CreateOnce(t.Context(), "prefix-secret", []byte("s"))
+		testkit.NoError(t, err)
+		testkit.NoError(t, s.Counters("a").SaveLast([]byte("x")))
+	}
+	if notes, err := s.AllNotes(t.Context(), time.Now()); err != nil || len(notes) != 1 {
+		t.Errorf("%d notes, %v", len(notes), err)
 	}
 }
 
@@ -195,24 +207,8 @@ func TestRoleIsMinimal(t *testing.T) {
 	t.Parallel()
 	server := kubetest.Simulate(t)
 	c := simulated(server).open(t, "fleet-a")
-	s := c.Plan()
-	f := storetest.Follow(t, s)
-	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
-	testkit.NoError(t, err)
-	f.Await(1)
-	var g kubernetes.Collector
-	for range 3 {
-		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(2))
-		testkit.NoError(t, err)
-		testkit.NoError(t, s.Collect(t.Context(), &g, time.Now()))
-	}
-	storetest.RunModules(t, c.Modules())
-	storetest.RunNotes(t, c.Notes("planes"))
-	testkit.NoError(t, c.Counters("a").Save([]byte("x")))
-	for range 2 {
-		_, err := c.CreateOnce(t.Context(), "prefix-secret", []byte("s"))
-		testkit.NoError(t, err)
-	}
+	storetest.Follow(t, store.New(c)).Await(0)
+	use(t, c)
 	testkit.WaitFor(t, "the store watches", func() bool { return server.Watches() == 1 })
 
 	made := make(map[string]bool)

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
@@ -19,8 +19,8 @@ func TestWatch(t *testing.T) {
 	server := kubetest.Simulate(t)
 	a := simulated(server)
 	link := etcdtest.NewLink(t, strings.TrimPrefix(server.URL, "http://"))
-	c := a.open(t, newName())
-	s, f := c.Plan(), storetest.Follow(t, a.through(link).open(t, c.Name()).Plan())
+	name := newName()
+	s, f := store.New(a.open(t, name)), storetest.Follow(t, store.New(a.through(link).open(t, name)))
 	v, epoch := store.Version(""), policies.Epoch(0)
 	swap := func() {
 		t.Helper()

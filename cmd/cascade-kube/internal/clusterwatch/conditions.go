@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 )
 
 // Limits of conditions.
@@ -128,7 +129,7 @@ func (c *Conditions) writeBatch(ctx context.Context) (more bool) {
 			break
 		}
 		p := wanted[index]
-		p.Want.Message = truncate(p.Want.Message, maxMessage)
+		p.Want.Message = cleantext.Truncate(p.Want.Message, maxMessage)
 		if p.Have != nil && *p.Have == p.Want {
 			c.written[p.UID] = conditionRecord{condition: p.Want}
 			continue
@@ -213,7 +214,7 @@ func (c *Conditions) noteResult(err error) {
 			c.since = time.Now()
 			c.log.Warn("condition of a Pod not written", "error", err)
 		}
-		c.fault = truncate(err.Error(), maxFault)
+		c.fault = cleantext.Truncate(err.Error(), maxFault)
 	case c.fault != "" && !waiting:
 		c.log.Info("conditions of Pods are written again", "after", time.Since(c.since).Round(time.Millisecond))
 		c.fault = ""

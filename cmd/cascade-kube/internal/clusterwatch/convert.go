@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 )
 
 // poolResource is the resource of InferencePools.
@@ -115,7 +116,7 @@ func convertPod(object any) (discovery.Pod, bool) {
 	out.Gated, out.Ready = readiness(pod)
 	for _, c := range pod.Status.Conditions {
 		if c.Type == discovery.ConditionType {
-			out.Condition = &discovery.Condition{Ready: c.Status == corev1.ConditionTrue, Reason: strings.Clone(truncate(c.Reason, maxReason)), Message: strings.Clone(truncate(c.Message, maxMessage))}
+			out.Condition = &discovery.Condition{Ready: c.Status == corev1.ConditionTrue, Reason: strings.Clone(cleantext.Truncate(c.Reason, maxReason)), Message: strings.Clone(cleantext.Truncate(c.Message, maxMessage))}
 		}
 	}
 	for _, all := range [...]map[string]string{pod.Labels, pod.Annotations} {

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"time"
-	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 )
 
 // Limits of Events: a fleet that flaps must not fill the API server.
@@ -58,7 +58,7 @@ func NewEvents(cfg EventsConfig) *Events {
 	if err != nil || host == "" {
 		host = "unknown"
 	}
-	return &Events{cfg: cfg, log: log, host: truncate(host, 128), queue: make(chan discovery.Change, eventQueue), allowed: budget{left: eventBurst}}
+	return &Events{cfg: cfg, log: log, host: cleantext.Truncate(host, 128), queue: make(chan discovery.Change, eventQueue), allowed: budget{left: eventBurst}}
 }
 
 // Record queues changes. It never blocks, and may be called from any goroutine.
@@ -89,7 +89,7 @@ func (e *Events) Run(ctx context.Context) error {
 				continue
 			}
 			if dropped > 0 {
-				event.Note = truncate(fmt.Sprintf("%s (%d more changes before it: see the log of cascade-kube)", event.Note, dropped), maxNote)
+				event.Note = cleantext.Truncate(fmt.Sprintf("%s (%d more changes before it: see the log of cascade-kube)", event.Note, dropped), maxNote)
 				dropped = 0
 			}
 			e.write(ctx, event)
@@ -114,7 +114,7 @@ func newEvent(c discovery.Change, regarding corev1.ObjectReference, host string,
 	event := &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "cascade-", Namespace: regarding.Namespace},
 		EventTime:  metav1.NewMicroTime(now), ReportingController: controllerName, ReportingInstance: host,
-		Action: "Discover", Reason: reason, Type: kind, Regarding: regarding, Note: truncate(note, maxNote),
+		Action: "Discover", Reason: reason, Type: kind, Regarding: regarding, Note: cleantext.Truncate(note, maxNote),
 	}
 	if _, uid, ok := discovery.PodOf(c.Replica); ok {
 		event.Related = &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: regarding.Namespace, Name: c.Pod, UID: types.UID(uid)}
@@ -137,17 +137,6 @@ func describe(c discovery.Change) (reason, kind, note string) {
 		return "ReplicaKept", corev1.EventTypeWarning, "the replica of Pod " + c.Pod + " stays in the fleet"
 	}
 	return "PodLeftOut", corev1.EventTypeWarning, "Pod " + c.Pod + " is no replica"
-}
-
-// truncate cuts a text to at most n bytes, at the beginning of a character.
-func truncate(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
 }
 
 // budget allows a burst of Events, and then one in each interval.

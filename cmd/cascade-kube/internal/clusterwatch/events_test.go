@@ -18,7 +18,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func change(pod string, before, state discovery.State, reason string) discovery.Change {

@@ -19,7 +19,6 @@ import (
 	"maps"
 	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -29,6 +28,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 )
 
 // settle is how long changes are collected before they are delivered: a Deployment that
@@ -173,7 +173,7 @@ func (w *Watcher) noteFault(what string, err error) {
 		if errors.As(err, &request) {
 			err = request.Err
 		}
-		text := truncate(strings.ToValidUTF8(err.Error(), "?"), maxFault)
+		text := cleantext.Truncate(err.Error(), maxFault)
 		if !failed {
 			was.since = time.Now()
 		}

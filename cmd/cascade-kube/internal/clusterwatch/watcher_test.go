@@ -27,7 +27,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const namespace = "llm"

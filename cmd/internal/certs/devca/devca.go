@@ -7,7 +7,7 @@
 // It is not for production: the key of the authority is in a file, certificates
 // cannot be revoked, and nothing renews them. In production the issuer that is
 // there already (SPIRE, cert-manager, Vault) issues the certificates: one URI name
-// each (policies/identity), for servers and clients.
+// each (internal/identity), for servers and clients.
 package devca
 
 import (
@@ -27,8 +27,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
-	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/internal/identity"
 )
 
 // Lifetimes of certificates.
@@ -200,5 +200,5 @@ func save(dir, certName string, cert []byte, keyName string, key []byte) error {
 }
 
 func writePEM(path, kind string, der []byte, mode os.FileMode) error {
-	return fileio.WriteAtomic(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode)
+	return atomicfile.Write(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode)
 }

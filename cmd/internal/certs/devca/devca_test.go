@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestIssue: what an authority issues, after it was saved and loaded, is good

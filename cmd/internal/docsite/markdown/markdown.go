@@ -1,5 +1,5 @@
-// Package markdown reads the repository's Markdown files: their headings, links and fenced blocks, and renders them as
-// HTML. Tests check links and run commands by it, and package site builds the static site with it.
+// Package markdown reads the repository's Markdown files: their headings, links and fenced blocks. Tests
+// check links and run the commands of the book with it.
 //
 // A fenced block has a language and, after it, words that say what is done with the block:
 //
@@ -9,23 +9,19 @@
 //	```yaml file: NAME       its text is written to this file before the blocks below it run
 //	```text output           what the block above it prints; a line "…" stands for any number of lines
 //
-// Anchors of headings are those that GitHub gives them, so that a link works there and on the site.
+// Anchors of headings are those that GitHub gives them, so that a link works there.
 package markdown
 
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"strings"
 	"unicode"
 
 	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/ast"
 	"github.com/yuin/goldmark/extension"
-	"github.com/yuin/goldmark/renderer"
-	"github.com/yuin/goldmark/renderer/html"
 	"github.com/yuin/goldmark/text"
-	"github.com/yuin/goldmark/util"
 )
 
 // MaxSize is the size of the largest file that Parse reads, in bytes.
@@ -43,7 +39,6 @@ type Link struct {
 	Line   int // where its paragraph begins, from 1
 	Text   string
 	Target string // as it is written
-	node   ast.Node
 }
 
 // Local reports whether the link leads to a file or an anchor, and not to another host.
@@ -66,23 +61,19 @@ type Document struct {
 	Blocks   []Block
 
 	source []byte
-	root   ast.Node
 }
 
-// engine parses GitHub's tables and links, and drops HTML.
-var engine = goldmark.New(
-	goldmark.WithExtensions(extension.Table, extension.Linkify, extension.Strikethrough),
-	goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(scrolling{html.NewRenderer().(*html.Renderer)}, 100))),
-)
+// engine parses GitHub's tables and links.
+var engine = goldmark.New(goldmark.WithExtensions(extension.Table, extension.Linkify, extension.Strikethrough))
 
 // Parse reads a document. It fails for a source larger than MaxSize.
 func Parse(source []byte) (*Document, error) {
 	if len(source) > MaxSize {
 		return nil, fmt.Errorf("parse Markdown: %d bytes exceed the limit of %d", len(source), MaxSize)
 	}
-	d := &Document{source: source, root: engine.Parser().Parse(text.NewReader(source))}
+	d, root := &Document{source: source}, engine.Parser().Parse(text.NewReader(source))
 	used, repeats := make(map[string]bool), make(map[string]int) // of anchors
-	err := ast.Walk(d.root, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
+	err := ast.Walk(root, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
 		if !entering {
 			return ast.WalkContinue, nil
 		}
@@ -94,7 +85,6 @@ func Parse(source []byte) (*Document, error) {
 				repeats[first]++
 			}
 			used[h.Anchor] = true
-			n.SetAttributeString("id", []byte(h.Anchor))
 			d.Headings = append(d.Headings, h)
 		case *ast.Link:
 			d.addLink(n, string(n.Destination))
@@ -117,7 +107,7 @@ func Parse(source []byte) (*Document, error) {
 }
 
 func (d *Document) addLink(n ast.Node, target string) {
-	l := Link{Text: d.plainText(n), Target: target, node: n}
+	l := Link{Text: d.plainText(n), Target: target}
 	for p := n.Parent(); p != nil && l.Line == 0; p = p.Parent() {
 		if p.Type() == ast.TypeBlock && p.Lines() != nil && p.Lines().Len() > 0 {
 			l.Line = d.lineAt(p.Lines().At(0).Start)
@@ -161,16 +151,6 @@ func anchor(heading string) string {
 	}, strings.TrimSpace(heading))
 }
 
-// Title returns the text of the first heading of level 1, or "".
-func (d *Document) Title() string {
-	for _, h := range d.Headings {
-		if h.Level == 1 {
-			return h.Text
-		}
-	}
-	return ""
-}
-
 // HasAnchor reports whether a heading has this anchor.
 func (d *Document) HasAnchor(name string) bool {
 	for _, h := range d.Headings {
@@ -179,17 +159,4 @@ func (d *Document) HasAnchor(name string) bool {
 		}
 	}
 	return false
-}
-
-// Render writes the document as HTML. The target of each link is what rewrite returns for it.
-func (d *Document) Render(w io.Writer, rewrite func(Link) string) error {
-	for _, l := range d.Links {
-		switch n := l.node.(type) {
-		case *ast.Link:
-			n.Destination = []byte(rewrite(l))
-		case *ast.Image:
-			n.Destination = []byte(rewrite(l))
-		}
-	}
-	return engine.Renderer().Render(w, d.source, d.root)
 }

@@ -4,10 +4,7 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
-
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func TestResolve(t *testing.T) {
@@ -45,14 +42,5 @@ func TestResolve(t *testing.T) {
 		} else if testkit.NoError(t, err); got != tc.want {
 			t.Errorf("%s leads to %+v, want %+v", tc.target, got, tc.want)
 		}
-	}
-}
-
-func TestParts(t *testing.T) {
-	d, err := Parse([]byte("# T\n\n- [a](0)\n\n## P\n\n[text](1)\n\n- **[b](2)** and [c](3)\n- d\n\n### Q\n\n1. [e](4)\n\n## R\n"))
-	testkit.NoError(t, err)
-	want := []Part{{"T", []Link{{Line: 3, Text: "a", Target: "0"}}}, {"P", []Link{{Line: 9, Text: "b", Target: "2"}, {Line: 14, Text: "e", Target: "4"}}}, {"R", nil}}
-	if diff := cmp.Diff(want, d.Parts(), cmpopts.IgnoreUnexported(Link{})); diff != "" {
-		t.Error(diff)
 	}
 }

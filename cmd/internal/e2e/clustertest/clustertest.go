@@ -1,13 +1,22 @@
-// Package clustertest does, for tests, what a Kubernetes cluster does besides its API server: it makes the Pods of Deployments and
-// StatefulSets, has them run, and writes their status, the EndpointSlices of Services, and the addresses of load balancers.
+// Package clustertest does, for tests, what a Kubernetes cluster does besides its API server, on the test's host:
 //
-// What running a Pod means is a function of the test's: package podprocess runs the containers of unchanged manifests as
-// processes; RunStarted is for tests that start programs of their own. Package podnet has addresses and network namespaces for
-// Pods, package serviceproxy makes the addresses of Services work. A test fills in Config, and runs Run while it acts on the
-// API server. All Pods of all namespaces run on the test's host; each has a node of its own, which is only a name.
+//   - Cluster makes the Pods of Deployments and StatefulSets, has them run, and writes their status, the EndpointSlices
+//     of Services, and the addresses of load balancers.
+//   - Runner is a kubelet: it runs the containers of unchanged manifests as processes, with volumes, service accounts,
+//     probes, preStop commands and signals (ScheduledPod resolves what a container gets). RunStarted is for tests that
+//     start programs of their own.
+//   - Network is a bridge with a network namespace for each Pod, so that programs that listen on every address of
+//     their host run side by side.
+//   - Proxy makes the addresses and names of Services work, as kube-proxy and a cluster's name server do. Only TCP is
+//     served. A short name that Services of two namespaces have leads to either.
 //
-// Left out are scheduling, ReplicaSets, quotas, the strategy Recreate, the order in which StatefulSets create Pods and their
-// status, and restarts: a Pod that ends by itself has failed, and its workload makes another one.
+// The test fills in Config, and runs Cluster.Run while it acts on the API server. It runs in namespaces of its own
+// (Isolate), with a copy of /etc where Runner or Proxy are used. Each Pod has a node of its own, which is only a name.
+//
+// Left out are scheduling, ReplicaSets, quotas, the strategy Recreate, the order in which StatefulSets create Pods and
+// their status, and restarts: a Pod that ends by itself has failed, and its workload makes another one. Runner leaves
+// out images, of which Entrypoints names the programs, liveness probes, read-only mounts, resources, users and security
+// contexts; it does not start a container with other hooks or with gRPC probes.
 package clustertest
 
 import (

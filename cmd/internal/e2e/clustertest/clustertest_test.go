@@ -17,8 +17,7 @@ import (
 	apitypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podspec"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
 )
 
@@ -177,7 +176,7 @@ func TestDeployment(t *testing.T) {
 		nodes[p.Spec.NodeName] = true
 		c, err := p.Resolve(&p.Spec.Containers[0])
 		testkit.NoError(t, err)
-		files, err := p.VolumeFiles(ctx, podspec.Source{Client: w.client}, &p.Spec.Volumes[0])
+		files, err := p.VolumeFiles(ctx, Source{Client: w.client}, &p.Spec.Volumes[0])
 		testkit.NoError(t, err)
 		if ip, _ := c.Lookup("IP"); ip != p.IP.String() || fmt.Sprint(c.Args) != "[--ip="+ip+" $(UNKNOWN)]" || string(files["f.yaml"]) != "text" {
 			t.Errorf("%s runs %v with the files %q", p.Name, c, files)

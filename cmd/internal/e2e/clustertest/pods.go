@@ -11,13 +11,11 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apitypes "k8s.io/apimachinery/pkg/types"
-
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/podspec"
 )
 
 // Pod is a Pod that runs.
 type Pod struct {
-	podspec.Pod
+	ScheduledPod
 	// Deleted is closed when the Pod is to end.
 	Deleted <-chan struct{}
 	// SetReady writes that the Pod runs, and whether it serves.
@@ -155,7 +153,7 @@ func (c *Cluster) startPod(ctx context.Context, p *corev1.Pod, services []corev1
 	i := &instance{deleted: make(chan struct{}), ended: make(chan struct{})}
 	c.running[string(p.UID)] = i
 	c.cfg.Logger.Info("Pod started", "pod", p.Namespace+"/"+p.Name, "ip", ip)
-	pod := Pod{Pod: podspec.Pod{Pod: p, IP: ip, Host: c.cfg.Host, Services: services}, Deleted: i.deleted, SetReady: func(ctx context.Context, ready bool) error {
+	pod := Pod{ScheduledPod: ScheduledPod{Pod: p, IP: ip, Host: c.cfg.Host, Services: services}, Deleted: i.deleted, SetReady: func(ctx context.Context, ready bool) error {
 		return c.patchStatus(ctx, p, statusOf(corev1.PodRunning, "", ready))
 	}}
 	c.instances.Go(func() {

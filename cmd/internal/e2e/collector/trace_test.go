@@ -232,9 +232,9 @@ func (f *fleet) readStream() error {
 // order runs a command on a replica, and waits for its effect.
 func (f *fleet) order(t *testing.T, verb, replica string) {
 	t.Helper()
-	args := []string{verb, replica, "--control", "http://" + f.admin}
+	args := []string{"drain", replica, "--control", "http://" + f.admin, "--undo"}
 	if verb == "drain" {
-		args = append(args, "--wait", "--timeout", deadline.String())
+		args = append(args[:4], "--wait", "--timeout", deadline.String())
 	}
 	if out, err := exec.Command(f.program, args...).CombinedOutput(); err != nil {
 		t.Fatalf("cascade %s: %v\n%s", strings.Join(args, " "), err, out)

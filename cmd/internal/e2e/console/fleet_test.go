@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -89,6 +89,7 @@ func TestFleet(t *testing.T) {
 	b.open(fleet.AdminURL() + "/")
 	b.waitFor("the verdict", `document.querySelector("#headline").innerText === "The fleet is well" && document.querySelector("#detail").innerText.includes("3 of 3 replicas take requests. 1 of 1 proxy has the newest plan")`)
 	b.waitFor("the traffic", `document.querySelector("#figures dd").innerText !== "0 /s" && document.querySelectorAll("#chart .bar.arrivals").length > 1 && document.querySelectorAll("#chart .bar.tokens").length > 1`)
+	b.waitFor("how clients are served", `(cells => Number(cells[2].innerText) > 0 && cells[3].innerText === "0" && cells[4].innerText === "0" && /s, .*s/.test(cells[5].innerText) && cells[6].innerText.includes("ms"))(document.querySelector("#models tbody tr").children)`)
 	stop()
 	if got := b.text("#proxies tbody"); !strings.Contains(got, "current") {
 		t.Errorf("proxies %q", got)

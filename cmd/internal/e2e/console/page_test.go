@@ -25,13 +25,14 @@ func TestVerdict(t *testing.T) {
 		t.Errorf("detail %q", got)
 	}
 	for selector, want := range map[string]string{
-		"#stages": "4Ki and more", "#replicas": "ready", "#migrations": "live, shm", "#history": "+18 %", "#proxies": "envoy@edge-2", "#slots": "6 shadow, 2 canary", "#figures": "14.2 /s", "#plane": "control-1",
+		"#stages": "4,096–∞", "#replicas": "ready", "#migrations": "live, shm", "#history": "+18 %", "#proxies": "envoy@edge-2", "#slots": "6 shadow, 2 canary", "#figures": "14.2 /s", "#plane": "control-1",
+		"#models": "851\t12\t2\t184 ms, 1.31 s\t21.2 ms, 38.8 ms",
 	} {
 		if got := b.text(selector); !strings.Contains(got, want) {
 			t.Errorf("%s lacks %q: %s", selector, want, got)
 		}
 	}
-	if got := value[string](b, `document.querySelector("#chart svg").getAttribute("aria-label")`); !strings.Contains(got, "17 from s0 to s1") || !strings.Contains(got, "s0, 0 to 4Ki tokens, 4 replicas, 91 % of the requests") {
+	if got := value[string](b, `document.querySelector("#chart svg").getAttribute("aria-label")`); !strings.Contains(got, "17 from s0 to s1") || !strings.Contains(got, "s0, 0–4,096 tokens, 4 replicas, 91 % of the requests") {
 		t.Errorf("the chart says %q", got)
 	}
 
@@ -60,6 +61,41 @@ func TestVerdict(t *testing.T) {
 	b.waitFor("that it is well again", `document.querySelector("#headline").innerText === "The fleet is well" && document.querySelector("#faults").hidden`)
 	b.waitFor("that a replica has left", `document.querySelectorAll("#replicas tbody tr").length === 7`)
 	b.noErrors()
+}
+
+// TestWidths checks, at the widths of small laptops and half screens, that no table is wider than its card, that no
+// word of the tables breaks, and that the legend has all five bands of load.
+func TestWidths(t *testing.T) {
+	v := fleetView(24)
+	v.Migrations.Latest = append(v.Migrations.Latest, console.Migration{ID: "r2/1", Request: "chatcmpl-3f2b8c1e5a7d4e6f9b0c1d2e3f4a5b6c", Cause: "engine lost", From: "llama-0", To: "llama-11",
+		Way: "handoff, cascade", State: "aborted", Reason: "its engine was lost while the blocks were copied", Tokens: 104_858, Bytes: 12_884_901_888, Stall: 0.0412, Seconds: 1.2, Ago: 44})
+	for _, width := range []int64{1100, 1280, 1400} {
+		b := openTab(t, width, 900)
+		b.open(newSite(t, &scripted{view: v}).url())
+		if got := value[string](b, `[...document.querySelectorAll(".scroll")].filter(e => e.scrollWidth > e.clientWidth).map(e => e.getAttribute("aria-label")+" "+e.scrollWidth+" of "+e.clientWidth).join("; ")`); got != "" {
+			t.Errorf("%d px: wider than their cards: %s", width, got)
+		}
+		// A word that is broken has more than one box.
+		b.script(`window.broken = [...document.querySelectorAll("td, th")].filter(e => e.checkVisibility()).flatMap(cell => {
+			const out = [], walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+			for (let node; (node = walk.nextNode()); ) for (const word of node.data.matchAll(/\S{1,14}(?!\S)/g)) {
+				if (word.index > 0 && /\S/.test(node.data[word.index - 1])) continue;
+				const range = document.createRange();
+				range.setStart(node, word.index);
+				range.setEnd(node, word.index + word[0].length);
+				if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1) out.push(word[0]);
+			}
+			return out;
+		})`)
+		if got := value[string](b, `broken.join(" ")`); got != "" {
+			t.Errorf("%d px: broken words: %s", width, got)
+		}
+		if n := value[int](b, `document.querySelectorAll(".legend rect[class^=load-]").length`); n != 5 {
+			t.Errorf("the legend has %d of 5 bands", n)
+		}
+		b.screenshot(fmt.Sprintf("width-%d", width))
+		b.noErrors()
+	}
 }
 
 // TestReconnect checks that a page says since when it is disconnected, keeps what it knew, and goes

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/console"
 )
 
@@ -102,6 +102,7 @@ func fleetView(replicas int) console.View {
 	cut, rise := policies.Tokens(4096), 0.183
 	m := console.Model{
 		Name: "llama-3.1-8b", Context: 131072, Epoch: 12, Reason: "predicted gain", Planner: "kept: predicted gain 2 %", Rate: 14.2, Seen: 52_000,
+		Service: console.Service{Answers: 851, Refused: 12, Failed: 2, FirstTokenP50: 0.184, FirstTokenP95: 1.31, PerTokenP50: 0.0212, PerTokenP95: 0.0388},
 		Stages: []console.Stage{{Name: "s0", High: &cut, Replicas: replicas / 2, Known: true, Requests: 0.91, Tokens: 0.62, MergedWith: "s1", CostRise: &rise},
 			{Name: "s1", Low: cut, Replicas: replicas - replicas/2, Known: true, Requests: 0.09, Tokens: 0.38, MergedWith: "s0", CostRise: &rise}},
 		Former:  []policies.Epoch{9, 11},
@@ -122,7 +123,7 @@ func fleetView(replicas int) console.View {
 	return console.View{
 		Name: "control-1", State: console.Well, Faults: []console.Fault{}, Policy: "default", Epoch: 12, Published: 12, Phase: "idle", Models: []console.Model{m},
 		Proxies: []console.Proxy{{ID: "envoy@edge-1", State: "current", Epoch: 12}, {ID: "envoy@edge-2", State: "current", Epoch: 12, NACKs: 1}}, Rollout: []string{}, Observers: replicas, Mixes: []string{"chat", "mixed"},
-		Slots: []console.Slot{{Slot: "place", Stable: "place-forecast 1.0.0, generation 3", Candidate: "place-forecast 1.1.0, generation 4, to canary 10 ‰", Nodes: 8, OnStable: 8,
+		Slots: []console.Slot{{Slot: "place", Stable: "place-cheapest 1.0.0, generation 3", Candidate: "place-cheapest 1.1.0, generation 4, to canary 10 ‰", Nodes: 8, OnStable: 8,
 			Phases: []console.SlotPhase{{Module: "generation 4", Phase: "shadow", Hosts: 6}, {Module: "generation 4", Phase: "canary", Hosts: 2}}, Hosts: []console.SlotHost{{Host: "r0", Module: "generation 4", Phase: "shadow"}}}},
 		Migrations: console.Migrations{Running: 1, Done: 20, Aborted: 1, StallP50: 0.0041, StallP99: 0.0192, Latest: []console.Migration{
 			{ID: "r0/2", Request: "cmpl-81", Cause: "growth", From: "r0", To: "r3", Way: "live, shm", State: "done", Tokens: 4101, Bytes: 500 << 20, Stall: 0.0041, Seconds: 0.3, Ago: 2},

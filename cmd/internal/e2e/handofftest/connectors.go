@@ -8,14 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/paths"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // Connectors are the migrators' sides of two engines' CascadeConnectors. Their KV travels over TCP.
@@ -35,12 +34,12 @@ type Connectors struct {
 func NewConnectors(t testing.TB, dirs [2]string, lease time.Duration, log *testkit.Log) *Connectors {
 	c := &Connectors{t: t}
 	for i, dir := range dirs {
-		var set *paths.Set
+		var set *transport.Paths
 		c.Clients[i] = testkit.Must(connector.New(connector.Config{
-			Self: replica(i), Dir: dir, Network: connectedTo{c, i}, Lease: lease, Paths: func() *paths.Set { return set }, Logger: log.Logger(),
+			Self: replica(i), Dir: dir, Network: connectedTo{c, i}, Lease: lease, Paths: func() *transport.Paths { return set }, Logger: log.Logger(),
 		}))
 		carrier := testkit.Must(tcp.New(tcp.Config{Pool: c.Clients[i], Logger: log.Logger()}))
-		set = paths.New(paths.Config{Self: replica(i), Transports: []transport.Transport{spoiling{carrier, c, t}}, Pool: c.Clients[i], Logger: log.Logger()})
+		set = transport.NewPaths(transport.PathsConfig{Self: replica(i), Transports: []transport.Transport{spoiling{carrier, c, t}}, Pool: c.Clients[i], Logger: log.Logger()})
 		for _, run := range []func(context.Context) error{carrier.Run, c.Clients[i].Run, func(ctx context.Context) error { set.Run(ctx); return nil }} {
 			t.Cleanup(testkit.Run(t, run))
 		}

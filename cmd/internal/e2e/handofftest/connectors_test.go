@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
+	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator"
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // startSocketEngines runs two emulated engines with connectors that stage so many blocks, 0 for as many as their caches
@@ -23,7 +23,7 @@ func startSocketEngines(t *testing.T, slots int) (engines [2]*emulator.Engine, u
 		e := testkit.Must(emulator.New(emulator.Config{Model: "tiny", Profile: profile, BlockTokens: 32, SlotBytes: 512, KVSocket: &emulator.KVSocket{Dir: dirs[i], Slots: slots}}))
 		t.Cleanup(testkit.Run(t, e.Run))
 		engines[i], urls[i] = e, serveEngine(t, e)
-		testkit.WaitFor(t, "the socket", func() bool { _, err := os.Stat(filepath.Join(dirs[i], api.Socket)); return err == nil })
+		testkit.WaitFor(t, "the socket", func() bool { _, err := os.Stat(filepath.Join(dirs[i], api.ConnectorSocket)); return err == nil })
 	}
 	return engines, urls, dirs
 }

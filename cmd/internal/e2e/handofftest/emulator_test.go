@@ -10,9 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // profile is an engine that takes a millisecond for a token.

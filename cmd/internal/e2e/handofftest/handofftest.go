@@ -1,7 +1,16 @@
-// Package handofftest moves streams between two engines that keep their own KV, and compares
-// what the client reads with what the engine answers by itself. The engines are the emulator's
-// or stock vLLM's; the front ends run in the test's process, so that it chooses when and where a
-// stream moves.
+// Package handofftest tests engines that keep their own KV, the emulator's and stock vLLM: the same tests run against
+// both, in this package and in package vllm.
+//
+//   - Streams move between two engines, and what the client reads is compared with what the engine answers by itself.
+//     The front ends run in the test's process, so that it chooses when and where a stream moves.
+//   - KV events: the number of tokens that the index knows of a prompt is the number that the engine then finds in its
+//     prefix cache. Before each comparison a request with a prompt of its own is sent, and the test waits until the
+//     index knows its block: events come in order, so that the index then has all that came before.
+//
+// The package's own tests also play every row of the table of failures that was measured on vLLM 0.32.0, on emulated
+// engines that fail like it, in the virtual time of testing/synctest and on a network in memory: leases and timeouts
+// have their real lengths. Whatever fails, the client's stream goes on with the token ids of the uninterrupted run, and
+// no engine dies.
 package handofftest
 
 import (
@@ -22,9 +31,9 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // maxEvent bounds an event of a stream: the first one has the ids of the prompt.
@@ -84,18 +93,18 @@ func NewProxied(t testing.TB, model string, engines [2]string, edit func(*fronte
 func replica(i int) policies.ReplicaID { return policies.ReplicaID(fmt.Sprint("r", i)) }
 
 // target returns a replica as a target of migrations.
-func (p *Pair) target(i int) frontend.Target {
-	return frontend.Target{Replica: replica(i), Address: p.peers[i]}
+func (p *Pair) target(i int) policies.Target {
+	return policies.Target{Replica: replica(i), Address: p.peers[i]}
 }
 
 // Rescue implements frontend.Rescuer.
-func (p *Pair) Rescue(_ policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
+func (p *Pair) Rescue(_ policies.Request, tried []policies.ReplicaID) (policies.Target, bool) {
 	for i := range p.Front {
 		if !slices.Contains(tried, replica(i)) {
 			return p.target(i), true
 		}
 	}
-	return frontend.Target{}, false
+	return policies.Target{}, false
 }
 
 // Stream is a request whose stream moves.

@@ -18,8 +18,8 @@ import (
 	"github.com/tidwall/gjson"
 	"golang.org/x/sys/unix"
 
-	"github.com/cascadeinfer/cascade/engine/kvsocket/api"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // migrator is the other end of an engine's kv.sock, of which the test writes each frame.
@@ -33,7 +33,7 @@ type migrator struct {
 // dial connects to the socket in a directory and says hello.
 func dial(t *testing.T, dir string, hello api.Hello) *migrator {
 	t.Helper()
-	m := &migrator{t: t, conn: testkit.Must(net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(dir, api.Socket), Net: "unix"}))}
+	m := &migrator{t: t, conn: testkit.Must(net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(dir, api.ConnectorSocket), Net: "unix"}))}
 	t.Cleanup(func() { m.conn.Close() })
 	body := testkit.Must(json.Marshal(api.Frame{Hello: &hello})) // unlike Append it validates nothing
 	m.write(append([]byte{0, 0, 0, byte(len(body))}, body...))
@@ -43,7 +43,7 @@ func dial(t *testing.T, dir string, hello api.Hello) *migrator {
 // connect is dial for a hello that is accepted.
 func connect(t *testing.T, dir, replica string, incarnation uint64) *migrator {
 	t.Helper()
-	m := dial(t, dir, api.Hello{Version: api.Version, Replica: replica, Incarnation: incarnation})
+	m := dial(t, dir, api.Hello{Version: api.ConnectorVersion, Replica: replica, Incarnation: incarnation})
 	var head [api.HeadBytes]byte
 	rights := make([]byte, unix.CmsgSpace(4))
 	m.conn.SetReadDeadline(time.Now().Add(testkit.WaitTimeout()))
@@ -75,7 +75,7 @@ func (m *migrator) send(f api.Frame) { m.t.Helper(); m.write(testkit.Must(f.Appe
 func (m *migrator) read() api.Frame {
 	m.t.Helper()
 	m.conn.SetReadDeadline(time.Now().Add(testkit.WaitTimeout()))
-	f, err := api.Read(m.conn)
+	f, err := api.ReadFrame(m.conn)
 	testkit.NoError(m.t, err)
 	return f
 }
@@ -84,7 +84,7 @@ func (m *migrator) read() api.Frame {
 func (m *migrator) requireClosed(why string) {
 	m.t.Helper()
 	m.conn.SetReadDeadline(time.Now().Add(testkit.WaitTimeout()))
-	if f, err := api.Read(m.conn); err == nil || strings.Contains(err.Error(), "timeout") {
+	if f, err := api.ReadFrame(m.conn); err == nil || strings.Contains(err.Error(), "timeout") {
 		m.t.Errorf("%s: the engine sends %s, %v", why, f.Name(), err)
 	}
 }
@@ -228,7 +228,7 @@ func (p *socketPair) deliver(o api.Offer) func(api.Fetch) {
 	}
 }
 
-// PlayKVSocket speaks with two engines as their migrators do (engine/kvsocket/api), frame by frame: what they offer, what
+// PlayKVSocket speaks with two engines as their migrators do (engine/api), frame by frame: what they offer, what
 // they fetch, and that they compute, rightly, what they do not get. The engines are base URLs, with blocks of so many
 // tokens and sockets in directories to which nothing else connects.
 func PlayKVSocket(t *testing.T, model string, engines, dirs [2]string, block int) {

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // Room is what an engine has room for.

@@ -11,11 +11,11 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/prefix"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // otherHolds says that the other replica of a pair holds all of every prompt.
@@ -25,7 +25,7 @@ type otherHolds struct {
 }
 
 // LongestPrefix implements frontend.PrefixHolders.
-func (o otherHolds) LongestPrefix(steps []prefix.Step) (frontend.Target, policies.Tokens) {
+func (o otherHolds) LongestPrefix(steps []prefix.Step) (policies.Target, policies.Tokens) {
 	p, i := *o.pair, 0
 	if o.own == replica(0) {
 		i = 1

@@ -11,6 +11,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 )
 
+// apart is how many tokens are between two breaks of a stream. A stream that loses two engines in fewer ends.
+const apart = 70
+
 // PlayRescues breaks streams twice, first at one engine and then at the other, whenever the client
 // has the ids of a character that has only begun, until it has done so as often as cuts says: what
 // clients read in all is the engine's own answer. Half of the streams are chats. The engines are
@@ -24,17 +27,22 @@ func PlayRescues(t *testing.T, model string, engines [2]string, cuts int, edit f
 		if i == 10*cuts {
 			t.Fatalf("%d streams broke inside a character %d times only", i, done)
 		}
-		var left, seen atomic.Int64
+		var left, seen, next atomic.Int64
 		left.Store(2)
+		next.Store(5)
 		hooks := Hooks{Cut: func(e gjson.Result) bool {
 			ids := len(e.Get("choices.0.token_ids").Array())
 			seen.Add(int64(ids))
-			return ids > 0 && textOf(e) == "" && e.Get("choices.0.finish_reason").Type == gjson.Null && seen.Load() > 5 && left.Add(-1) >= 0
+			if ids == 0 || textOf(e) != "" || e.Get("choices.0.finish_reason").Type != gjson.Null || seen.Load() <= next.Load() || left.Add(-1) < 0 {
+				return false
+			}
+			next.Store(seen.Load() + apart)
+			return true
 		}}
 		for _, proxy := range proxies {
 			proxy.SetHooks(hooks)
 		}
-		s := Stream{At: i % 2, Output: 150}
+		s := Stream{At: i % 2, Output: 300}
 		if i/2%2 == 0 {
 			s.Prompt = make([]uint32, 20+rng.IntN(300))
 			for k := range s.Prompt {

@@ -8,14 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // parts are what each section of the runbook answers, in this order.
 var parts = []string{"**What you see.** ", "**Why it matters.** ", "**Find the cause.**\n\n```sh\n", "**What to do.** ", "**What not to do.** Do not "}
 
-// objects are those of faults that the README's table names beside the kinds.
-var objects = []string{"certificates", "limits", "read", "write", "notes", "counters", "refused", "plan", "resources", "file"}
+// objects are those of faults that the runbook's table names beside the kinds.
+var objects = []string{"certificates", "limits", "read", "write", "notes", "counters", "garbage", "refused", "restart", "plan", "resources", "file"}
 
 // sections returns the runbook's sections by their titles.
 func sections(t *testing.T) map[string]string {
@@ -84,7 +84,7 @@ func TestRunbookLinks(t *testing.T) {
 	}
 }
 
-// TestRunbookFaults: each kind of fault that the code reports, each of the README's table, and each that "make faults"
+// TestRunbookFaults: each kind of fault that the code reports, each of its table, and each that "make faults"
 // injects has a section, which says so.
 func TestRunbookFaults(t *testing.T) {
 	book := string(Deployed(t, RunbookFile))
@@ -93,11 +93,10 @@ func TestRunbookFaults(t *testing.T) {
 		named[m[1]] = true
 	}
 	kinds := faultKinds(t)
-	readme := string(testkit.Must(os.ReadFile(filepath.Join(testkit.Root(t), "README.md"))))
-	_, table, found := strings.Cut(readme, "| FAULT kind, object |")
+	_, table, found := strings.Cut(book, "| FAULT kind, object |")
 	table, _, _ = strings.Cut(table, "\n\n")
 	if !found {
-		t.Fatal("README.md has no table of faults")
+		t.Fatal("the runbook has no table of faults")
 	}
 	for _, row := range strings.Split(table, "\n")[2:] {
 		cell, _, _ := strings.Cut(strings.TrimPrefix(row, "|"), "|")
@@ -112,7 +111,7 @@ func TestRunbookFaults(t *testing.T) {
 			t.Errorf("no section has FAULT `%s`", kind)
 		}
 	}
-	injected := regexp.MustCompile("(?m)^\\| ([^|]+) \\| [^|]+ \\| [^|]+ \\| `cascade_").FindAllStringSubmatch(string(testkit.Must(os.ReadFile(filepath.Join(testkit.Root(t), "cmd/internal/e2e/processes/README.md")))), -1)
+	injected := regexp.MustCompile("(?m)^\\| ([^|]+) \\| [^|]+ \\| [^|]+ \\| `cascade_").FindAllStringSubmatch(string(testkit.Must(os.ReadFile(filepath.Join(testkit.Root(t), "cmd/cascade-lab/results/2026-11-29-faults.txt")))), -1)
 	if len(injected) < 30 {
 		t.Fatalf("read %d rows of the table of injected faults: the pattern is wrong", len(injected))
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -106,7 +106,7 @@ func TestDeviceDown(t *testing.T) {
 	h.leaveSource()
 	h.target.migrator.WaitForLog("stopped receiving KV: the engine's memory is unusable.*gpu 0 is down")
 	h.awaitStatus("r2 reports that its GPU is down", func(s control.Status) bool {
-		list := clienttest.Find(s, "r2").Transports
+		list := harness.Find(s, "r2").Transports
 		return len(list) > 0 && !slices.ContainsFunc(list, func(tr control.Transport) bool {
 			return tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Reason, "gpu 0 is down: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)")
 		})
@@ -123,7 +123,7 @@ func TestDeviceDown(t *testing.T) {
 	h.WaitForEvents(running, 200)
 	enough := time.Now()
 	h.awaitStatus("the source has reported since", func(s control.Status) bool {
-		age := clienttest.Find(s, h.source.ID).ReportAge
+		age := harness.Find(s, h.source.ID).ReportAge
 		return age != nil && *age < time.Since(enough).Seconds()
 	})
 	for _, m := range h.migrations() {

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -39,10 +39,7 @@ func TestEtcdGone(t *testing.T) {
 	client, err := etcd.New(etcd.Config{Endpoints: cluster.Endpoints(), Prefix: "/cascade/test"})
 	testkit.NoError(t, err)
 	defer client.Close()
-	plans := f.watchStore(client.Plan(), func(v store.Version) string {
-		_, state, _ := strings.Cut(string(v), ".")
-		return state
-	})
+	plans := f.watchStore(store.New(client))
 	f.endureOutages("etcd", []outage{
 		{name: "killed", lasts: time.Minute, inject: member.Kill, heal: member.Restart, object: "read", fault: "stored plan cannot be read", restart: true},
 		{name: "suspended", lasts: 30 * time.Second, inject: member.Suspend, heal: member.Resume, object: "read", fault: "stored plan cannot be read"},
@@ -121,7 +118,7 @@ func (f *fleet) endureOutages(engine string, outages []outage) {
 		var long sync.WaitGroup
 		for i := range 4 {
 			output := int(outage.lasts / (10 * time.Millisecond)) // lasts half as long as the outage
-			long.Go(func() { load.Send(clienttest.Prompt(100+i, 400, output), true) })
+			long.Go(func() { load.Send(harness.Prompt(100+i, 400, output), true) })
 		}
 		outage.inject()
 		at := time.Now()
@@ -158,9 +155,9 @@ func (f *fleet) endureOutages(engine string, outages []outage) {
 		})
 		t.Logf("%s %s for %v: one plans again after %v; until then %v", engine, outage.name, outage.lasts, time.Since(at), late.reasons)
 		for _, p := range f.planes {
-			p.cascade("undrain", "r1") // which may have been stored after all
+			p.cascade("drain", "--undo", "r1") // which may have been stored after all
 			p.cascade("drain", "r0", "--wait", "--timeout", patience.String())
-			p.cascade("undrain", "r0")
+			p.cascade("drain", "--undo", "r0")
 		}
 		long.Wait()
 	}

@@ -11,10 +11,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // stopped is how long a suspended process stays so: longer than any lease.
@@ -31,7 +30,7 @@ var victims = []victim{
 	{"source's engine", toSource, true}, {"target's engine", toTarget, true}, {"source's migrator", toSource, false}, {"target's migrator", toTarget, false},
 }
 
-func (v victim) process(h *hop) *daemontest.Daemon {
+func (v victim) process(h *hop) *harness.Daemon {
 	if v.engine {
 		return v.of(h).engine
 	}
@@ -214,7 +213,7 @@ func noRoom(t *testing.T, mode string) {
 		var fill sync.WaitGroup
 		for i := range 3 {
 			h.turn++
-			body := clienttest.Prompt(h.turn, 4600+500*i, 300)
+			body := harness.Prompt(h.turn, 4600+500*i, 300)
 			fill.Go(func() {
 				resp, err := h.HTTP.Post(h.target.Engine+"/v1/completions", "application/json", bytes.NewReader(body))
 				if err != nil {

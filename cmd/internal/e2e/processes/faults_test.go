@@ -1,6 +1,9 @@
 package processes
 
 import (
+	"bytes"
+	"context"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -8,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,11 +22,10 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	xdsfleet "github.com/cascadeinfer/cascade/xds/fleet"
@@ -38,10 +41,12 @@ func TestFaults(t *testing.T) {
 	t.Parallel()
 	t.Run("proxy", func(t *testing.T) {
 		t.Parallel()
-		f := newFleet(t, setup{replicas: 3, planes: 2, log: []string{"--log", "info"}, limits: map[string]int{"r2": fewDescriptors}, edit: func(c *config.Fleet) {
-			c.Proxy.Admin = loopback.Addresses(t, 1)[0]
+		modules, key := newSigner(t)
+		f := newFleet(t, setup{replicas: 3, planes: 2, log: []string{"--log", "info"}, limits: map[string]int{"r2": fewDescriptors}, files: map[string][]byte{"ops.pub": key}, edit: func(c *config.Fleet) {
+			c.Proxy.Admin, c.Policies.Keys = testkit.Addresses(t, 1)[0], []string{"ops.pub"}
 		}})
-		f.runFaults(t, "proxy", f.replicaFaults, f.addressFaults, f.resourceFaults, f.planeFaults, f.startFaults, f.storeFaults, f.fileFaults, f.rolloutFaults, f.limitFaults)
+		f.runFaults(t, "proxy", f.replicaFaults, f.addressFaults, f.resourceFaults, f.planeFaults, f.startFaults, f.storeFaults, f.fileFaults, f.rolloutFaults,
+			func(t *testing.T) []faultRow { return f.policyFaults(t, modules) }, f.limitFaults, f.loadFaults)
 	})
 	t.Run("certificates", func(t *testing.T) {
 		t.Parallel()
@@ -104,6 +109,8 @@ func (f *fleet) replicaFaults(t *testing.T) []faultRow {
 			func() { r.migrator.Signal(syscall.SIGSTOP) }, unhealthy, func() { r.migrator.Signal(syscall.SIGCONT) }),
 		replica("migrator killed (SIGKILL)", "stopped reporting; its report stream is closed",
 			func() { r.migrator.Kill() }, unhealthy, r.startMigrator),
+		replica("migrator stopped (SIGTERM)", "stopped reporting; its report stream is closed",
+			func() { r.migrator.Stop() }, unhealthy, r.startMigrator),
 		{
 			name: "all engines killed", kind: control.FaultModel, object: llm, text: "no replica takes requests", notReady: true, down: true,
 			inject: func() {
@@ -111,7 +118,7 @@ func (f *fleet) replicaFaults(t *testing.T) []faultRow {
 					r.engine.Kill()
 				}
 			},
-			witness: logs("engine stopped answering", func() (list []*daemontest.Daemon) {
+			witness: logs("engine stopped answering", func() (list []*harness.Daemon) {
 				for _, r := range f.replicas {
 					list = append(list, r.migrator)
 				}
@@ -155,7 +162,7 @@ func (f *fleet) addressFaults(t *testing.T) []faultRow {
 	return []faultRow{{
 		name: "wrong address of a replica in the fleet file", kind: control.FaultReplica, object: "r1", text: "every request that proxies sent to its address",
 		inject: func() {
-			restore = f.edited("fleet.yaml", func(c *config.Fleet) { c.Replicas[1].Address = loopback.Addresses(t, 1)[0] })
+			restore = f.edited("fleet.yaml", func(c *config.Fleet) { c.Replicas[1].Address = testkit.Addresses(t, 1)[0] })
 		},
 		witness: f.planesLog("replica is unhealthy.*replica=r1"),
 		heal:    func() { restore() },
@@ -213,7 +220,7 @@ func (f *fleet) certificateFaults(t *testing.T, authority *devca.Authority) []fa
 		{
 			name: "certificate of a proxy expires within the hour", kind: "certificate", object: "proxy edge", text: "proxy/edge.*expires at",
 			inject:  issue(authority, identity.Proxy, "edge", nearEnd),
-			witness: logs("certificate expires soon", func() []*daemontest.Daemon { return []*daemontest.Daemon{f.proxy} }), heal: issue(authority, identity.Proxy, "edge", 0),
+			witness: logs("certificate expires soon", func() []*harness.Daemon { return []*harness.Daemon{f.proxy} }), heal: issue(authority, identity.Proxy, "edge", 0),
 		},
 		{
 			name: "certificate of a control plane expires within the hour", kind: "certificate", object: "control b", text: "control/b.*expires at",
@@ -260,7 +267,7 @@ func (f *fleet) startFaults(t *testing.T) []faultRow {
 	}
 	return []faultRow{
 		row("plan.json is corrupt when all control planes start", `rebuild it with "cascade plan repair"`, func(good string) string { return good[:len(good)/2] }),
-		row("plan.json is of a future version when all control planes start", "start a version that reads it", func(good string) string { return strings.Replace(good, `"format": 1`, `"format": 99`, 1) }),
+		row("plan.json is of a future version when all control planes start", "start a version that reads it", func(good string) string { return strings.Replace(good, `"format": 2`, `"format": 99`, 1) }),
 	}
 }
 
@@ -272,12 +279,45 @@ func (f *fleet) limitFaults(t *testing.T) []faultRow {
 		inject: func() {
 			conn := testkit.Must(grpc.NewClient(f.planes[0].listen, grpc.WithTransportCredentials(insecure.NewCredentials())))
 			x := &flood{ads: discoveryv3.NewAggregatedDiscoveryServiceClient(conn)}
-			x.ask(t.Context(), "edge-9", 1, 9000)
+			x.ask(t.Context(), "edge-9", 1, 17_000)
 			stop = func() { conn.Close() }
 		},
 		witness: f.planesLog("xds stream refused"),
 		heal:    func() { stop() },
 	}}
+}
+
+// loadFaults are those of clients that send too much.
+func (f *fleet) loadFaults(t *testing.T) []faultRow {
+	const clients = 200
+	stop := func() {}
+	return []faultRow{{
+		name: "more requests than the replicas serve", kind: control.FaultOverload, object: llm, text: "requests/s are refused with 429.*or send less", down: true, quick: true,
+		inject: func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			for i := range clients {
+				wg.Go(func() { f.sendAgain(ctx, harness.Prompt(100+i, 40_000, 500)) })
+			}
+			stop = func() { cancel(); wg.Wait() }
+		},
+		heal: func() { stop() },
+	}}
+}
+
+// sendAgain sends a request until ctx ends, a second after each answer.
+func (f *fleet) sendAgain(ctx context.Context, body []byte) {
+	for ctx.Err() == nil {
+		req := testkit.Must(http.NewRequestWithContext(ctx, http.MethodPost, f.DataPlane+"/v1/completions", bytes.NewReader(body)))
+		if resp, err := f.HTTP.Do(req); err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
 }
 
 // planeFaults are those of control planes.
@@ -305,7 +345,7 @@ func (f *fleet) planeFaults(t *testing.T) []faultRow {
 		{
 			name: "all control planes killed", kind: "", object: "cascade_proxy_control_plane_connected 0", text: "exit 1: no control plane answers",
 			inject:  func() { a.process.Kill(); b.process.Kill() },
-			witness: logs("control plane unreachable", func() []*daemontest.Daemon { return []*daemontest.Daemon{f.proxy} }),
+			witness: logs("control plane unreachable", func() []*harness.Daemon { return []*harness.Daemon{f.proxy} }),
 			named: func() (bool, bool) {
 				_, code := commandCode("status", "--control", "http://"+a.admin+",http://"+b.admin)
 				page, err := f.Get(proxyMetrics)
@@ -318,7 +358,7 @@ func (f *fleet) planeFaults(t *testing.T) []faultRow {
 
 // storeFaults are those of the state directory.
 func (f *fleet) storeFaults(t *testing.T) []faultRow {
-	plan, lock, notes := f.path("state/plan.json"), f.path("state/plan.json.lock"), f.path("state/control-planes")
+	plan, lock, notes := f.path("state/plan.json"), f.path("state/plan.json.lock"), f.path("state/notes")
 	var kept []byte
 	keep := func() { kept = testkit.Must(os.ReadFile(plan)) }
 	replace := func(text []byte) {
@@ -353,9 +393,9 @@ func (f *fleet) storeFaults(t *testing.T) []faultRow {
 			testkit.NoError(t, os.Rename(f.path("state"), f.path("away")))
 		}, func() { testkit.NoError(t, os.Rename(f.path("away"), f.path("state"))) }),
 		store("read", "plan.json is corrupt", "stored plan cannot be read", func() { keep(); replace(kept[:len(kept)/2]) }, func() { replace(kept) }),
-		store("read", "plan.json is of a future version", "stored plan cannot be read.*newer", func() {
+		store("read", "plan.json is of a future version", "stored plan cannot be read.*another version", func() {
 			keep()
-			replace([]byte(strings.Replace(string(kept), `"format": 1`, `"format": 99`, 1)))
+			replace([]byte(strings.Replace(string(kept), `"format": 2`, `"format": 99`, 1)))
 		}, func() { replace(kept) }),
 		store("read", "plan store hangs", "has not answered", func() { keep(); hang(plan)() }, func() {
 			p, err := os.OpenFile(plan, os.O_RDWR|syscall.O_NONBLOCK, 0)
@@ -363,7 +403,7 @@ func (f *fleet) storeFaults(t *testing.T) []faultRow {
 			replace(kept)
 			p.Close()
 		}),
-		store("notes", "directory of notes hangs", "has not answered", hang(notes+"/hung.note"), func() { unblock(notes + "/hung.note") }),
+		store("notes", "directory of notes hangs", "has not answered", hang(notes+"/hung"), func() { unblock(notes + "/hung") }),
 	}
 	rows[0].quick, rows[2].quick = true, true
 	for i := range rows {
@@ -392,6 +432,10 @@ func (f *fleet) fileFaults(t *testing.T) []faultRow {
 			inject: func() { f.write("fleet.yaml", []byte("models: [\n")) }, witness: f.planesLog("fleet file rejected"), heal: func() { f.writeFleet("fleet.yaml", f.file) },
 		},
 		{
+			name: "fleet file has a change that only a restart applies", kind: control.FaultFile, object: "restart", text: "planner.period; restart the control planes",
+			inject: edit("fleet.yaml", func(c *config.Fleet) { c.Planner.Period = time.Hour / 2 }), witness: f.planesLog("changes that need a restart"), heal: mend,
+		},
+		{
 			name: "fleet file removes two of three replicas", kind: control.FaultRemoval, object: f.removalDigest(1), text: "removes 2 of the 3 replicas of m", quick: true,
 			inject: edit("fleet.yaml", two), witness: f.planesLog("fleet file not applied"), heal: mend,
 		},
@@ -404,7 +448,7 @@ func (f *fleet) fileFaults(t *testing.T) []faultRow {
 			heal: func() { restart("fleet.yaml") },
 		},
 		{
-			name: "control planes with different fleet files", kind: control.FaultFileDiffers, object: "b", text: "another fleet file in force, with 2 replicas",
+			name: "control planes with different fleet files", kind: control.FaultFileDiffers, object: "b", text: "another fleet file in force, with 2 replicas; these fields differ: replicas",
 			inject: func() {
 				f.edited("other.yaml", func(c *config.Fleet) { c.Replicas = c.Replicas[:2] })
 				restart("other.yaml")
@@ -425,7 +469,7 @@ func (f *fleet) rolloutFaults(t *testing.T) []faultRow {
 	}
 	return []faultRow{
 		{
-			name: "a proxy refuses what the others run", kind: control.FaultRollout, object: "edge-2", text: "refused by the test",
+			name: "a proxy refuses what the others run", kind: control.FaultRollout, object: "edge-2", text: "has accepted no configuration.*refused by the test",
 			inject: func() {
 				node = startRefuser(t, f.planes[0].listen, "edge-2")
 				node.refusing.Store(true)
@@ -442,7 +486,7 @@ func (f *fleet) rolloutFaults(t *testing.T) []faultRow {
 			witness: f.planesLog("node refused a response"),
 			heal: func() {
 				node.stop()
-				f.planes[0].cascade("undrain", "r2")
+				f.planes[0].cascade("drain", "--undo", "r2")
 			},
 		},
 	}

@@ -1,6 +1,7 @@
 package processes
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -46,17 +47,17 @@ func (r faultRow) metric() string {
 type faultTable struct {
 	*fleet
 	plane string // of the data plane: proxy or envoy
-	load  *clienttest.Load
+	load  *harness.Load
 	known int // failed requests before the row
 	lines []string
 }
 
 func newFaultTable(f *fleet, dataPlane string) *faultTable {
 	t := &faultTable{fleet: f, plane: dataPlane}
-	t.load = f.NewLoad(clienttest.LoadConfig{
+	t.load = f.NewLoad(harness.LoadConfig{
 		Workers: 6,
 		Body: func(worker int, rng *rand.Rand) []byte {
-			return clienttest.Prompt(1+worker, []int{300, 1000, 4000}[rng.IntN(3)], 40)
+			return harness.Prompt(1+worker, []int{300, 1000, 4000}[rng.IntN(3)], 40)
 		},
 		Streamed: func(n int) bool { return n%4 != 0 },
 	})
@@ -65,27 +66,27 @@ func newFaultTable(f *fleet, dataPlane string) *faultTable {
 }
 
 // logs returns a witness: one of the processes writes a matching line.
-func logs(pattern string, list func() []*daemontest.Daemon) func() func() bool {
+func logs(pattern string, list func() []*harness.Daemon) func() func() bool {
 	re := regexp.MustCompile(pattern)
 	return func() func() bool {
-		from := map[*daemontest.Daemon]int{}
+		from := map[*harness.Daemon]int{}
 		for _, p := range list() {
 			from[p] = len(p.Log.String())
 		}
 		return func() bool {
-			return slices.ContainsFunc(list(), func(p *daemontest.Daemon) bool { return re.MatchString(p.Log.String()[from[p]:]) })
+			return slices.ContainsFunc(list(), func(p *harness.Daemon) bool { return re.MatchString(p.Log.String()[from[p]:]) })
 		}
 	}
 }
 
 // logs is a witness: the replica's migrator writes a matching line.
 func (r *replica) logs(pattern string) func() func() bool {
-	return logs(pattern, func() []*daemontest.Daemon { return []*daemontest.Daemon{r.migrator} })
+	return logs(pattern, func() []*harness.Daemon { return []*harness.Daemon{r.migrator} })
 }
 
 // planesLog is a witness: a control plane writes a matching line.
 func (f *fleet) planesLog(pattern string) func() func() bool {
-	return logs(pattern, func() (list []*daemontest.Daemon) {
+	return logs(pattern, func() (list []*harness.Daemon) {
 		for _, p := range f.planes {
 			list = append(list, p.process)
 		}
@@ -107,7 +108,7 @@ func (t *faultTable) run(tt *testing.T, r faultRow) {
 	}
 	began := time.Now()
 	r.inject()
-	var at [3]time.Duration // detected, in the status, in the metrics
+	var at [4]time.Duration // detected, in the status, in the metrics; over
 	seen := func(i int, is bool) {
 		if is && at[i] == 0 {
 			at[i] = time.Since(began)
@@ -139,9 +140,14 @@ func (t *faultTable) run(tt *testing.T, r faultRow) {
 	if !r.down {
 		t.load.WaitForRequests(6)
 	}
+	mended := time.Now()
 	r.heal()
 	if left := ""; !holds(func() bool { left = t.leftOver(); return left == "" }) {
 		tt.Fatalf("%s was mended, and is not over: %s", r.name, left)
+	}
+	at[3] = time.Since(mended)
+	if (r.kind == control.FaultClients || r.kind == "certificate") && (at[3] > overWithin || at[1] > at[0]+namedWithin) {
+		tt.Errorf("%s: named %v after it was detected, over %v after it was mended; want %v and %v at most", r.name, at[1]-at[0], at[3], namedWithin, overWithin)
 	}
 	t.load.WaitForRequests(6)
 	lost, cut := t.lostSince()
@@ -151,6 +157,9 @@ func (t *faultTable) run(tt *testing.T, r faultRow) {
 	t.lines = append(t.lines, r.line(t.plane, at, lost, cut))
 	tt.Log(t.lines[len(t.lines)-1])
 }
+
+// namedWithin and overWithin bound the times of faults that are named by what happened within a window.
+const namedWithin, overWithin = 5 * time.Second, 10 * time.Second
 
 // rowPatience bounds the waits of a row, so that one that fails does not keep the others from running.
 const rowPatience = 45 * time.Second
@@ -197,11 +206,14 @@ func (p *plane) fault(r faultRow) (control.Fault, bool) {
 func (t *faultTable) checkStatusCommand(tt *testing.T, ask *plane, r faultRow) {
 	tt.Helper()
 	text, code := commandCode("status", "--control", "http://"+ask.admin)
-	if !regexp.MustCompile(`(?m)^FAULT ` + regexp.QuoteMeta(r.kind+" "+r.object) + `: .*(` + r.text + `)`).MatchString(text) {
+	if !regexp.MustCompile(`(?m)^(NOT READY: )?FAULT ` + regexp.QuoteMeta(r.kind+" "+r.object) + `: .*(` + r.text + `)`).MatchString(text) {
 		tt.Errorf("%s: cascade status prints no FAULT line of it:\n%s", r.name, text)
 	}
 	if strings.HasPrefix(text, "NOT READY") != r.notReady || (code == 1) != r.notReady {
 		tt.Errorf("%s: cascade status exits with %d, want the headline NOT READY and 1: %v\n%s", r.name, code, r.notReady, text)
+	}
+	if want := fmt.Sprintf(`{"kind":%q,"object":%q,`, r.kind, r.object); !t.consoleShows(ask, want) {
+		tt.Errorf("%s: the console does not show it", r.name)
 	}
 	text, _ = commandCode("status", "--json", "--control", "http://"+ask.admin)
 	var s control.Status
@@ -211,6 +223,28 @@ func (t *faultTable) checkStatusCommand(tt *testing.T, ask *plane, r faultRow) {
 	if _, err := t.Get("http://" + ask.admin + "/readyz"); (err != nil) != r.notReady {
 		tt.Errorf("%s: /readyz of %s: %v, want ready: %v", r.name, ask.name, err, !r.notReady)
 	}
+}
+
+// consoleEvents is how many events of the console, one a second, are looked at: the first is older than the fault.
+const consoleEvents = 5
+
+// consoleShows reports whether one of the next events of a control plane's console contains a text.
+func (t *faultTable) consoleShows(ask *plane, text string) bool {
+	t.T.Helper()
+	resp, err := t.HTTP.Get("http://" + ask.admin + "/console/events")
+	testkit.NoError(t.T, err)
+	defer resp.Body.Close()
+	lines := bufio.NewReader(resp.Body)
+	for events := 0; events < consoleEvents; {
+		line, err := lines.ReadString('\n')
+		testkit.NoError(t.T, err)
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			if events++; strings.Contains(data, text) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // commandCode runs a command line to its end and returns its standard output and exit code.
@@ -229,7 +263,7 @@ func commandCode(args ...string) (string, int) {
 func (t *faultTable) lostSince() (lost, cut int) {
 	all := t.load.Failures()
 	for _, err := range all[t.known:] {
-		if errors.Is(err, clienttest.ErrCut) {
+		if errors.Is(err, harness.ErrCut) {
 			cut++
 		} else {
 			lost++
@@ -240,10 +274,10 @@ func (t *faultTable) lostSince() (lost, cut int) {
 }
 
 // faultTableHead begins the table, as Markdown.
-const faultTableHead = "| fault | data plane | `cascade status` | metric | detected after | then in status | in metric | lost | cut |\n|---|---|---|---|---:|---:|---:|---:|---:|"
+const faultTableHead = "| fault | data plane | `cascade status` | metric | detected after | then in status | in metric | over after | lost | cut |\n|---|---|---|---|---:|---:|---:|---:|---:|---:|"
 
 // line returns the row of the table.
-func (r faultRow) line(dataPlane string, at [3]time.Duration, lost, cut int) string {
+func (r faultRow) line(dataPlane string, at [4]time.Duration, lost, cut int) string {
 	says, metric := "FAULT "+r.kind+" "+r.object, "`"+strings.TrimSuffix(r.metric(), " 1")+"`"
 	if r.named != nil {
 		says, metric = r.text, "`"+r.object+"`"
@@ -255,5 +289,5 @@ func (r faultRow) line(dataPlane string, at [3]time.Duration, lost, cut int) str
 		lostText = "all"
 	}
 	later := func(i int) string { return fmt.Sprintf("%.1f s", max(0, at[i]-at[0]).Seconds()) }
-	return fmt.Sprintf("| %s | %s | %s | %s | %.1f s | %s | %s | %s | %d |", r.name, dataPlane, says, metric, at[0].Seconds(), later(1), later(2), lostText, cut)
+	return fmt.Sprintf("| %s | %s | %s | %s | %.1f s | %s | %s | %.1f s | %s | %d |", r.name, dataPlane, says, metric, at[0].Seconds(), later(1), later(2), at[3].Seconds(), lostText, cut)
 }

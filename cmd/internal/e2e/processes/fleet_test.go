@@ -15,18 +15,16 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
 // llm is the model of every fleet in this package.
-const llm = clienttest.Model
+const llm = harness.Model
 
 // forever is the output of streams that outlast their test, however slow the host is: more than a minute at the speed
 // of the fleets, and close to the context.
@@ -39,17 +37,17 @@ const steady = `{"name": "steady", "source": "made up for tests", "unit": "secon
 
 // fleet is a running fleet, with a process per component.
 type fleet struct {
-	*clienttest.Clients
+	*harness.Clients
 	dir      string // directory of the files; its path is short
 	file     config.Fleet
 	replicas []*replica
-	control  *daemontest.Daemon // the only control plane
-	planes   []*plane           // the control planes, if there are several
-	wire     *wiretap           // between the control planes and Envoy
+	control  *harness.Daemon // the only control plane
+	planes   []*plane        // the control planes, if there are several
+	wire     *wiretap        // between the control planes and Envoy
 	envoy    *envoytest.Process
-	proxy    *daemontest.Daemon // nil if Envoy is the data plane
-	library  string             // of the GPUs that hold the engines' KV; "": host memory does
-	faults   map[string]string  // see setup
+	proxy    *harness.Daemon   // nil if Envoy is the data plane
+	library  string            // of the GPUs that hold the engines' KV; "": host memory does
+	faults   map[string]string // see setup
 	onHost   string
 	rdma     string // see setup
 	limits   map[string]int
@@ -71,7 +69,7 @@ type replica struct {
 	config.Replica
 	file             string   // the fleet file of its processes
 	env              []string // additional environment variables of its migrators from now on
-	engine, migrator *daemontest.Daemon
+	engine, migrator *harness.Daemon
 }
 
 // setup configures a fleet.
@@ -105,7 +103,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	f := &fleet{dir: dir, library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma, limits: s.limits, log: s.log}
 	s.planes = max(1, s.planes)
-	a := loopback.Addresses(t, 3+4*s.replicas+2*(s.planes-1))
+	a := testkit.Addresses(t, 3+4*s.replicas+2*(s.planes-1))
 	f.file = config.Fleet{
 		Speed:   4,
 		Models:  []config.Model{{Name: llm, Context: 16384, Profile: "steady.json"}},
@@ -134,8 +132,8 @@ func newFleet(t testing.TB, s setup) *fleet {
 	}
 	var profile cost.Profile
 	testkit.NoError(t, json.Unmarshal([]byte(steady), &profile))
-	f.Clients = &clienttest.Clients{
-		T: t, DataPlane: "http://" + f.file.Proxy.Listen, Admin: "http://" + f.file.Control.Admin, HTTP: clienttest.NewHTTP(),
+	f.Clients = &harness.Clients{
+		T: t, DataPlane: "http://" + f.file.Proxy.Listen, Admin: "http://" + f.file.Control.Admin, HTTP: harness.NewHTTP(),
 		Engine: emulator.Config{Model: llm, Context: f.file.Models[0].Context, KVTokens: f.file.Models[0].KVTokens, Profile: profile},
 	}
 	t.Cleanup(f.HTTP.CloseIdleConnections)
@@ -179,7 +177,14 @@ func newFleet(t testing.TB, s setup) *fleet {
 		f.replicas = append(f.replicas, r)
 	}
 	if s.envoy {
-		boot := command(t, "envoy-bootstrap", "-c", f.tapped(shown, s.planes > 1), "--node-id", "edge", "--admin", "127.0.0.1:0")
+		args := []string{"envoy-bootstrap", "-c", f.tapped(shown, s.planes > 1), "--node-id", "edge", "--admin", "127.0.0.1:0"}
+		var boot string
+		if dir := shown.TLS.EnvoyDir; shown.TLS.ServesRequests() {
+			command(t, append(args, "--out", dir)...)
+			boot = string(testkit.Must(os.ReadFile(filepath.Join(dir, "bootstrap.json"))))
+		} else {
+			boot = command(t, args...)
+		}
 		f.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: boot})
 	} else {
 		f.startProxy()
@@ -232,7 +237,7 @@ func (f *fleet) startControl() {
 func (f *fleet) startProxy(more ...string) {
 	f.T.Helper()
 	args := append([]string{"proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--runtime-dir", f.path("run")}, more...)
-	f.proxy = daemontest.Command{Binary: cascade, Args: append(args, f.logArgs("--log", "error")...), Env: f.proxyEnv}.Start(f.T)
+	f.proxy = harness.Command{Binary: cascade, Args: append(args, f.logArgs("--log", "error")...), Env: f.proxyEnv}.Start(f.T)
 }
 
 func (r *replica) startEngine() {
@@ -241,7 +246,7 @@ func (r *replica) startEngine() {
 	if r.f.library != "" && r.f.onHost != r.ID {
 		args = append(args, "--device", "cuda")
 	}
-	r.engine = daemontest.Command{Binary: cascade, Args: args, Env: r.f.env()}.Start(r.f.T)
+	r.engine = harness.Command{Binary: cascade, Args: args, Env: r.f.env()}.Start(r.f.T)
 	r.engine.WaitForLog("emulating")
 }
 
@@ -265,7 +270,7 @@ func (r *replica) startMigrator() {
 		env = append(env, "FAKE_CUDA_FAIL="+faults)
 	}
 	args := append([]string{"migrator", "-c", r.file, "--replica", r.ID, "--runtime-dir", r.f.path("run")}, r.f.logArgs("--log", "info")...)
-	r.migrator = daemontest.Command{Binary: cascade, Args: args, Env: env, Descriptors: r.f.limits[r.ID]}.Start(r.f.T)
+	r.migrator = harness.Command{Binary: cascade, Args: args, Env: env, Descriptors: r.f.limits[r.ID]}.Start(r.f.T)
 	r.migrator.WaitForLog("migrator of " + r.ID + ": .*reports to")
 }
 
@@ -273,7 +278,7 @@ func (r *replica) startMigrator() {
 func (r *replica) awaitServing() {
 	r.f.T.Helper()
 	r.f.awaitStatus(r.ID+" serves", func(s control.Status) bool {
-		n := clienttest.Find(s, r.ID)
+		n := harness.Find(s, r.ID)
 		return n.Health == "healthy" && n.Weight > 0 && n.Connected && len(n.Drain) == 0
 	})
 }
@@ -360,16 +365,16 @@ var busy = [...]string{"vllm:num_requests_running", "vllm:num_requests_waiting",
 // awaitDrained waits until no request runs at a replica, as the control plane sees it.
 func (f *fleet) awaitDrained(id string) {
 	f.T.Helper()
-	f.awaitStatus(id+" is empty", func(s control.Status) bool { n := clienttest.Find(s, id); return n.ID != "" && n.Residents == 0 })
+	f.awaitStatus(id+" is empty", func(s control.Status) bool { n := harness.Find(s, id); return n.ID != "" && n.Residents == 0 })
 }
 
 // newLoad starts a load; its prompts have the given sizes, and its answers output tokens. Most requests are streamed.
-func (f *fleet) newLoad(workers, output int, sizes ...int) *clienttest.Load {
+func (f *fleet) newLoad(workers, output int, sizes ...int) *harness.Load {
 	f.T.Helper()
-	return f.NewLoad(clienttest.LoadConfig{
+	return f.NewLoad(harness.LoadConfig{
 		Workers: workers,
 		Body: func(worker int, rng *rand.Rand) []byte {
-			return clienttest.Prompt(1+worker, sizes[rng.IntN(len(sizes))], output)
+			return harness.Prompt(1+worker, sizes[rng.IntN(len(sizes))], output)
 		},
 		Streamed: func(n int) bool { return n%4 != 0 },
 	})

@@ -20,15 +20,15 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // narrow are limits far above the use of a small fleet's Envoy and migrators.
-var narrow = config.ProxyLimits{Streams: 4, StreamNames: 64, NodeNames: 96, Rate: 50, Burst: 100, Nodes: 8}
+var narrow = config.ProxyLimits{Streams: 4, NodeNames: 96, Rate: 5, Nodes: 8}
 
 // refusal waits for the end of a stream and returns why it ended.
 func refusal(s grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]) error {
@@ -110,8 +110,8 @@ func TestFloods(t *testing.T) {
 			})
 		}
 	}
-	again("requests", 2, func(x *flood) { x.ask(ctx, "requests", 4*narrow.Burst, 0) })
-	again("names", 2, func(x *flood) { x.ask(ctx, "names", 1, narrow.StreamNames+1) })
+	again("requests", 2, func(x *flood) { x.ask(ctx, "requests", 4*20*narrow.Rate, 0) })
+	again("names", 2, func(x *flood) { x.ask(ctx, "names", 1, narrow.NodeNames+1) })
 	again("streams", 3*narrow.Streams, func(x *flood) {
 		// A stream within the limits is not rejected: the client closes it.
 		short, end := context.WithTimeout(ctx, 5*tick)
@@ -128,7 +128,7 @@ func TestFloods(t *testing.T) {
 	}
 	f.WaitFor("the floods of three nodes are refused", refusedOften)
 	var n atomic.Int64 // number of nodes, which all exceed the limit by now
-	again("nodes", 2, func(x *flood) { x.ask(ctx, fmt.Sprint("invented-", n.Add(1)), 1, narrow.StreamNames+1) })
+	again("nodes", 2, func(x *flood) { x.ask(ctx, fmt.Sprint("invented-", n.Add(1)), 1, narrow.NodeNames+1) })
 	f.WaitFor("every flood is refused", refusedOften)
 
 	// Meanwhile the planner works, and Envoy applies its plans.
@@ -137,7 +137,7 @@ func TestFloods(t *testing.T) {
 		return func(s control.Status) bool { return s.Epoch >= e && envoyHasPlan("edge")(s) }
 	}
 	f.awaitStatus("the Envoy has the plan without r0", reached(2))
-	f.cascade("undrain", "r0")
+	f.cascade("drain", "--undo", "r0")
 	f.awaitStatus("the Envoy has the plan with r0", reached(3))
 	load.WaitForRequests(10)
 	cancel()

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestDescriptorsRunOut takes all file descriptors of a migrator that clients can take. Its
@@ -19,11 +19,11 @@ func TestDescriptorsRunOut(t *testing.T) {
 	f := newFleet(t, setup{replicas: 2, limits: map[string]int{"r0": limit}})
 	r0 := f.replicas[0]
 	r0.migrator.WaitForLog("file descriptor limit is low.*limit=256")
-	var running []*clienttest.Stream
+	var running []*harness.Stream
 	for i := range 16 { // at one replica and the other
-		running = append(running, f.Stream(clienttest.Prompt(i, 200, forever)))
+		running = append(running, f.Stream(harness.Prompt(i, 200, forever)))
 	}
-	running = append(running, f.Start("http://"+r0.Address, clienttest.Prompt(100, 200, forever)))
+	running = append(running, f.Start("http://"+r0.Address, harness.Prompt(100, 200, forever)))
 	f.WaitForGrowth(running)
 
 	var held []net.Conn
@@ -42,9 +42,9 @@ func TestDescriptorsRunOut(t *testing.T) {
 		_, err := f.Get("http://" + r0.Admin + "/readyz")
 		return err != nil && strings.Contains(err.Error(), "few file descriptors are left")
 	})
-	var later []*clienttest.Stream
+	var later []*harness.Stream
 	for i := range 32 {
-		later = append(later, f.Stream(clienttest.Prompt(200+i, 200, 400)))
+		later = append(later, f.Stream(harness.Prompt(200+i, 200, 400)))
 	}
 	f.WaitForEvents(running, 200) // a second, in which health checks pass
 	for i, s := range later {

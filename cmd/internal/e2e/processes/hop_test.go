@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -58,14 +58,14 @@ func newHop(t *testing.T, mode string, s setup) *hop {
 }
 
 // begin starts streams of the front end's clients and waits until the source runs all of them.
-func (h *hop) begin(output int) (running []*clienttest.Stream) {
+func (h *hop) begin(output int) (running []*harness.Stream) {
 	h.T.Helper()
 	for _, r := range h.replicas {
 		h.awaitURL("http://"+r.Admin+"/readyz", "ready")
 	}
 	h.awaitStatus("only "+h.source.ID+" serves", func(s control.Status) bool {
 		for _, r := range h.replicas {
-			n := clienttest.Find(s, r.ID)
+			n := harness.Find(s, r.ID)
 			if !n.Connected || n.Health == "unhealthy" || n.Residents != 0 || (len(n.Drain) == 0) != (r == h.source) {
 				return false
 			}
@@ -74,10 +74,10 @@ func (h *hop) begin(output int) (running []*clienttest.Stream) {
 	})
 	for i := range hopping {
 		h.turn++
-		running = append(running, h.Start("http://"+h.front.Address, clienttest.Prompt(h.turn, 350+500*i, output)))
+		running = append(running, h.Start("http://"+h.front.Address, harness.Prompt(h.turn, 350+500*i, output)))
 	}
 	h.awaitStatus("all streams run at "+h.source.ID, func(st control.Status) bool {
-		n := clienttest.Find(st, h.source.ID)
+		n := harness.Find(st, h.source.ID)
 		return n.Residents == hopping && n.Waiting == 0
 	})
 	return running
@@ -188,7 +188,7 @@ func (h *hop) migrate(name string, s step, f fault) (came bool) {
 	})
 	h.leaveSource()
 	left := func(s control.Status) bool {
-		n := clienttest.Find(s, h.source.ID)
+		n := harness.Find(s, h.source.ID)
 		return n.ID != "" && n.Residents == 0
 	}
 	h.awaitStatus(name, func(s control.Status) bool {
@@ -208,8 +208,8 @@ func (h *hop) migrate(name string, s step, f fault) (came bool) {
 	}
 	if came && f.cuts {
 		for _, s := range running {
-			if err := s.Whole(); !errors.Is(err, clienttest.ErrCut) {
-				h.T.Errorf("%s: %v, want %v", name, err, clienttest.ErrCut)
+			if err := s.Whole(); !errors.Is(err, harness.ErrCut) {
+				h.T.Errorf("%s: %v, want %v", name, err, harness.ErrCut)
 			}
 		}
 	} else {

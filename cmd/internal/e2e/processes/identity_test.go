@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -62,7 +62,7 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 	testkit.NoError(t, errors.Join(os.RemoveAll(own), os.Rename(own+".own", own)))
 	a.start()
 	a.await("follows b", isFollowing("b"))
-	a.cascade("undrain", "r0")
+	a.cascade("drain", "--undo", "r0")
 	b.await("the Envoy has the plan with r0", envoyHasEpoch(3))
 	load.WaitForRequests(5)
 	load.Stop()

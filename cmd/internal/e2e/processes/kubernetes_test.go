@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
 	"github.com/cascadeinfer/cascade/xds/store"
 	"github.com/cascadeinfer/cascade/xds/store/kubernetes"
@@ -33,7 +33,7 @@ func TestKubernetesGone(t *testing.T) {
 	client, err := kubernetes.New(kubernetes.Config{REST: testkit.Must(clientcmd.BuildConfigFromFlags("", kubeconfig)), Namespace: "cascade", Name: "fleet-a"})
 	testkit.NoError(t, err)
 	defer client.Close()
-	plans := f.watchStore(client.Plan(), func(v store.Version) string { return string(v) })
+	plans := f.watchStore(store.New(client))
 	f.endureOutages("the API server", []outage{
 		{name: "killed", lasts: time.Minute, inject: server.Kill, heal: server.Restart, object: "read", fault: "stored plan cannot be read", restart: true},
 		{name: "suspended", lasts: 30 * time.Second, inject: server.Suspend, heal: server.Resume, object: "read", fault: "stored plan cannot be read"},

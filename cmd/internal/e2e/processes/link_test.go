@@ -17,9 +17,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // largestEnvelope bounds the size of a message on a link, in bytes.

@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 )
 
 // everything makes the slow tests run, too.
@@ -24,5 +24,5 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(daemontest.Main(m, &cascade))
+	os.Exit(harness.Main(m, &cascade))
 }

@@ -20,10 +20,9 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/discovery"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/monitoring"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
@@ -45,8 +44,8 @@ var afterEvents = map[string]string{
 // knownValues are the values of labels that a fleet exposes while something is wrong.
 var knownValues = map[string]map[string][]string{"cascade_fault": {
 	"kind": {"model", "replica", "capacity", "descriptors", "memory", "certificate", "refused_clients", "store", "control_plane", "no_leader", "name",
-		"fleet_file", "fleet_file_differs", "removal", "rollout", "publish", "policy", "audit"},
-	"object": {"read", "write", "notes", "counters"},
+		"fleet_file", "fleet_file_differs", "removal", "rollout", "publish", "policy", "audit", "overload"},
+	"object": {"read", "write", "notes", "counters", "garbage"},
 }}
 
 // vllmProblems are what Prometheus finds wrong with vLLM's names, which emulated engines have, too.
@@ -59,10 +58,9 @@ var vllmProblems = map[string]string{
 // and the dashboard name.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	command(t, "policy", "keygen", filepath.Join(dir, "ops"))
-	admin := loopback.Addresses(t, 6)
-	f := newFleet(t, setup{replicas: 2, files: map[string][]byte{"ops.pub": testkit.Must(os.ReadFile(filepath.Join(dir, "ops.pub")))}, edit: func(c *config.Fleet) {
+	modules, key := newSigner(t)
+	admin := testkit.Addresses(t, 6)
+	f := newFleet(t, setup{replicas: 2, files: map[string][]byte{"ops.pub": key}, edit: func(c *config.Fleet) {
 		c.State, c.Control.Estimator, c.Proxy.Admin, c.Policies.Keys = "state", "ext_proc", admin[0], []string{"ops.pub"}
 		c.Control.Audit = "audit.jsonl"
 		r := &c.Replicas[1]
@@ -100,11 +98,11 @@ func TestMetrics(t *testing.T) {
 	})
 
 	// The events: an answer, a migration, a module, a fault.
-	stream := f.Stream(clienttest.Prompt(1, 400, forever))
-	f.WaitForEvents([]*clienttest.Stream{stream}, 2)
+	stream := f.Stream(harness.Prompt(1, 400, forever))
+	f.WaitForEvents([]*harness.Stream{stream}, 2)
 	at := ""
 	f.awaitStatus("a replica has the stream", func(s control.Status) bool {
-		for _, r := range clienttest.Replicas(s) {
+		for _, r := range harness.Replicas(s) {
 			if r.Residents > 0 {
 				at = string(r.ID)
 			}
@@ -112,11 +110,7 @@ func TestMetrics(t *testing.T) {
 		return at != ""
 	})
 	f.cascade("drain", at)
-	stay := filepath.Join(dir, "stay.wasm")
-	module := hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, hosttest.Result(uint32(abi.None), 0)))
-	testkit.NoError(t, os.WriteFile(stay, module.Encode(), 0o600))
-	command(t, "policy", "sign", stay, "--key", filepath.Join(dir, "ops.key"), "--name", "stay", "--version", "1.0.0", "--generation", "10")
-	f.cascade("policy", "push", stay)
+	f.cascade("policy", "push", modules.sign(t, "stay", "10", hosttest.Result(uint32(abi.None), 0)))
 	f.awaitURL(f.Admin+"/metrics", `(?s)cascade_group_requests\{.*cascade_migrations_total\{.*cascade_policy_calls_total\{.*cascade_replica_proxy_requests\{`)
 	f.requireAudited("drain | replica="+at, "policies/push | goal=shadow slot=place generation=10 name=stay ", "plan | model=m epoch=1 | done")
 	f.write("fleet.yaml", []byte("models: [\n"))

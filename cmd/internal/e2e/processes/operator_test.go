@@ -6,9 +6,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestHangup: SIGHUP ends no daemon, each says that it ignores it, and streams go on. The
@@ -16,14 +15,14 @@ import (
 func TestHangup(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 1, log: []string{"--log", "warn", "--log-format", "json"}})
-	running := []*clienttest.Stream{f.Stream(clienttest.Prompt(1, 200, forever))}
-	daemons := []*daemontest.Daemon{f.control, f.proxy, f.replicas[0].engine, f.replicas[0].migrator}
+	running := []*harness.Stream{f.Stream(harness.Prompt(1, 200, forever))}
+	daemons := []*harness.Daemon{f.control, f.proxy, f.replicas[0].engine, f.replicas[0].migrator}
 	for _, p := range daemons {
 		p.Signal(syscall.SIGHUP)
 		p.WaitForLog("SIGHUP ignored")
 	}
 	f.WaitForGrowth(running)
-	testkit.NoError(t, f.Stream(clienttest.Prompt(2, 200, 10)).Whole())
+	testkit.NoError(t, f.Stream(harness.Prompt(2, 200, 10)).Whole())
 	f.RequireTexts(running)
 	for _, p := range daemons {
 		for line := range strings.Lines(p.Log.String()) {
@@ -49,6 +48,6 @@ func TestHangupUp(t *testing.T) {
 	p.WaitForLog("serve m on")
 	p.Signal(syscall.SIGHUP)
 	p.WaitForLog("SIGHUP ignored")
-	testkit.NoError(t, f.Stream(clienttest.Prompt(2, 200, 10)).Whole())
+	testkit.NoError(t, f.Stream(harness.Prompt(2, 200, 10)).Whole())
 	p.Stop()
 }

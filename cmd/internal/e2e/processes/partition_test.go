@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,12 +17,11 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
-	"github.com/cascadeinfer/cascade/xds/netnstest"
 	"github.com/cascadeinfer/cascade/xds/store"
 	"github.com/cascadeinfer/cascade/xds/store/etcd"
 	"github.com/cascadeinfer/cascade/xds/store/kubernetes"
@@ -38,7 +36,7 @@ const (
 )
 
 // addressOf returns the address of the store by the link of a control plane.
-func addressOf(n *netnstest.Namespace, plane, address string) string {
+func addressOf(n *testkit.Namespace, plane, address string) string {
 	_, port, _ := net.SplitHostPort(address)
 	return net.JoinHostPort(n.Links[map[string]int{"a": linkOfA, "b": linkOfB}[plane]].Address, port)
 }
@@ -46,7 +44,7 @@ func addressOf(n *netnstest.Namespace, plane, address string) string {
 // TestKubernetesPartition cuts the leading control plane off from the API server, which runs in a network namespace.
 func TestKubernetesPartition(t *testing.T) {
 	skipSlow(t)
-	n := netnstest.New(t, storeLinks)
+	n := testkit.NewNamespace(t, storeLinks)
 	server := kubetest.StartIn(t, n)
 	server.Do(http.MethodPost, "/api/v1/namespaces", []byte(`{"metadata":{"name":"cascade"}}`))
 	f := newFleet(t, setup{replicas: 2, planes: 2, controlBinary: buildKube(t),
@@ -57,13 +55,13 @@ func TestKubernetesPartition(t *testing.T) {
 	client, err := kubernetes.New(kubernetes.Config{REST: testkit.Must(clientcmd.BuildConfigFromFlags("", writeKubeconfig(t, server, server.Address))), Namespace: "cascade", Name: "fleet-a"})
 	testkit.NoError(t, err)
 	defer client.Close()
-	f.endurePartition(n, f.watchStore(client.Plan(), func(v store.Version) string { return string(v) }))
+	f.endurePartition(n, f.watchStore(store.New(client)))
 }
 
 // TestEtcdPartition cuts the leading control plane off from etcd, which runs in a network namespace.
 func TestEtcdPartition(t *testing.T) {
 	skipSlow(t)
-	n, dir := netnstest.New(t, storeLinks), t.TempDir()
+	n, dir := testkit.NewNamespace(t, storeLinks), t.TempDir()
 	// Off loopback etcd is reached by TLS.
 	authority, err := devca.New("cascade.test", time.Now())
 	testkit.NoError(t, err)
@@ -85,16 +83,13 @@ func TestEtcdPartition(t *testing.T) {
 	client, err := etcd.New(etcd.Config{Endpoints: []string{member.Endpoint}, Prefix: "/cascade/test", Credentials: credentials.NewTLS(&tls.Config{RootCAs: pool})})
 	testkit.NoError(t, err)
 	defer client.Close()
-	f.endurePartition(n, f.watchStore(client.Plan(), func(v store.Version) string {
-		_, state, _ := strings.Cut(string(v), ".")
-		return state
-	}))
+	f.endurePartition(n, f.watchStore(store.New(client)))
 }
 
 // endurePartition takes the link between the leader, a, and the store down under load, and up again. The other control
 // plane leads within the time of the lease, and plans; a has stepped down before, and says why; at no time do
 // both lead; and no request fails.
-func (f *fleet) endurePartition(n *netnstest.Namespace, plans *record) {
+func (f *fleet) endurePartition(n *testkit.Namespace, plans *record) {
 	t, a, b := f.T, f.planes[0], f.planes[1]
 	t.Helper()
 	a.await("leads", isLeading)
@@ -111,7 +106,7 @@ func (f *fleet) endurePartition(n *netnstest.Namespace, plans *record) {
 	b.await("leads", isLeading)
 	a.await("says that the store does not answer, and does not lead", func(s control.Status) bool { return !s.Planner.Leads && storeFault(s, "read") })
 	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
-	b.cascade("undrain", "r0")
+	b.cascade("drain", "--undo", "r0")
 	if text, code := commandCode("drain", "r1", "--control", "http://"+a.admin); code == 0 {
 		t.Errorf("the control plane that is cut off accepts a drain: %s", text)
 	}
@@ -121,7 +116,7 @@ func (f *fleet) endurePartition(n *netnstest.Namespace, plans *record) {
 	at = time.Now()
 	a.await("follows b", func(s control.Status) bool { return isFollowing("b")(s) && !storeFault(s, "") })
 	t.Logf("the link is up: a follows after %v", time.Since(at))
-	a.cascade("undrain", "r1") // which may have been stored after all
+	a.cascade("drain", "--undo", "r1") // which may have been stored after all
 	stop()
 	load.WaitForRequests(10)
 	load.Stop()

@@ -9,15 +9,13 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -29,7 +27,7 @@ type plane struct {
 	file                string   // the fleet file, in the fleet's directory; "": fleet.yaml
 	binary              string   // "": cascade
 	args                []string // more arguments
-	process             *daemontest.Daemon
+	process             *harness.Daemon
 }
 
 // start restarts the control plane after its process has ended.
@@ -39,12 +37,12 @@ func (p *plane) start() {
 	p.process.WaitForLog("control plane of")
 }
 
-// launch is start without waiting for the control plane.
+// launch is start without waiting for the control plane, which may fail.
 func (p *plane) launch() {
 	p.f.T.Helper()
 	file := cmp.Or(p.file, "fleet.yaml")
 	args := []string{"control", "-c", p.f.path(file), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info"}
-	p.process = daemontest.Command{Binary: cmp.Or(p.binary, cascade), Args: append(args, p.args...)}.Start(p.f.T)
+	p.process = harness.Command{Binary: cmp.Or(p.binary, cascade), Args: append(args, p.args...), MayFail: true}.Start(p.f.T)
 }
 
 // status fetches the state of the control plane once.
@@ -104,7 +102,7 @@ const fresh = 10
 
 // hasFreshReports reports whether a control plane has fresh reports from every replica.
 func hasFreshReports(s control.Status) bool {
-	all := clienttest.Replicas(s)
+	all := harness.Replicas(s)
 	return len(all) > 0 && !slices.ContainsFunc(all, func(r control.Replica) bool {
 		return !r.Connected || r.ReportAge == nil || *r.ReportAge > fresh
 	})
@@ -138,17 +136,11 @@ type record struct {
 // that no epoch has two plans.
 func (f *fleet) watchPlans() *record {
 	f.T.Helper()
-	file, err := store.NewFile(f.path("state/plan.json"))
-	testkit.NoError(f.T, err)
-	return f.watchStore(file, func(v store.Version) string {
-		number, _, _ := strings.Cut(string(v), "-")
-		return number
-	})
+	return f.watchStore(store.New(testkit.Must(store.NewFile(f.path("state")))))
 }
 
-// watchStore is watchPlans for any store that may be unavailable. Its revisions, which are in the
-// versions, must ascend.
-func (f *fleet) watchStore(st store.Store, revisionOf func(store.Version) string) *record {
+// watchStore is watchPlans for any store that may be unavailable. Versions that are numbers must ascend.
+func (f *fleet) watchStore(st *store.Store) *record {
 	f.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &record{f: f, plans: map[string]policies.Plan{}}
@@ -164,10 +156,9 @@ func (f *fleet) watchStore(st store.Store, revisionOf func(store.Version) string
 				failed = true // the same version comes again
 				continue
 			}
-			number := revisionOf(u.Version)
-			n, err := strconv.ParseUint(number, 10, 64)
-			if err != nil || n < revision || n == revision && !failed {
-				f.T.Errorf("revision %s of the plan object after %d: %v", u.Version, revision, err)
+			n, err := strconv.ParseUint(string(u.Version), 10, 64)
+			if err == nil && (n < revision || n == revision && !failed) {
+				f.T.Errorf("revision %s of the plan object after %d", u.Version, revision)
 			}
 			revision, failed = n, false
 			r.see(u.Object)

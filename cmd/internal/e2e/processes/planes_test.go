@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -60,7 +60,7 @@ func (p *pulse) within(t testing.TB, what string, took, bound time.Duration) {
 }
 
 // calmLoad starts a load that a control plane must not disturb.
-func (f *fleet) calmLoad() *clienttest.Load { f.T.Helper(); return f.newLoad(8, 250, 300, 1000, 4000) }
+func (f *fleet) calmLoad() *harness.Load { f.T.Helper(); return f.newLoad(8, 250, 300, 1000, 4000) }
 
 // envoyHasEpoch returns a condition: an Envoy has the plan of an epoch, or a later one, from a control
 // plane.
@@ -101,7 +101,7 @@ func TestPlannerDies(t *testing.T) {
 	b.await("follows a", isFollowing("a"))
 	b.cascade("plan", "pin", llm, "--by", "ann") // the follower executes commands, too
 	a.await("pinned", func(s control.Status) bool { return s.Models[0].Pinned != nil })
-	a.cascade("plan", "unpin", llm, "--by", "ben")
+	a.cascade("plan", "pin", "--undo", llm, "--by", "ben")
 	b.await("not pinned", func(s control.Status) bool { return s.Models[0].Pinned == nil })
 	if x, y := a.cascade("plan", "history"), b.cascade("plan", "history"); x == "" || x != y {
 		t.Errorf("history of a:\n%s\nhistory of b:\n%s", x, y)
@@ -134,7 +134,7 @@ func TestPlannerDies(t *testing.T) {
 	// The killed control plane restarts as a follower.
 	a.start()
 	a.await("follows b", isFollowing("b"))
-	a.cascade("undrain", "r0")
+	a.cascade("drain", "--undo", "r0")
 	b.await("the Envoy has the plan with r0", envoyHasEpoch(e+1))
 	load.WaitForRequests(10)
 	if got := plans.held(); !slices.Equal(got, []string{"a", "b"}) {
@@ -145,7 +145,7 @@ func TestPlannerDies(t *testing.T) {
 	// both are back.
 	var long sync.WaitGroup
 	for i := range 4 {
-		long.Go(func() { load.Send(clienttest.Prompt(100+i, 400, 1200), true) })
+		long.Go(func() { load.Send(harness.Prompt(100+i, 400, 1200), true) })
 	}
 	load.WaitForRequests(4)
 	a.process.Kill()
@@ -190,7 +190,7 @@ func TestControlPlanesRoll(t *testing.T) {
 	skipSlow(t)
 	envoytest.Binary(t)
 	f := newFleet(t, setup{envoy: true, replicas: 4, planes: 2, edit: func(c *config.Fleet) {
-		c.Planner = config.Planner{Period: 2 * time.Second, MinRequests: 20}
+		c.Planner = config.Planner{Period: 2 * time.Second}
 	}})
 	for _, p := range f.planes {
 		p.await("hears of all", hasFreshReports)
@@ -255,12 +255,12 @@ func TestControlPlanesRoll(t *testing.T) {
 	}
 	stopOrders()
 	for _, r := range f.replicas {
-		f.planes[1].cascade("undrain", r.ID)
+		f.planes[1].cascade("drain", "--undo", r.ID)
 	}
-	f.planes[0].cascade("plan", "unpin", llm)
+	f.planes[0].cascade("plan", "pin", "--undo", llm)
 	for _, p := range f.planes {
 		p.await("none drained", func(s control.Status) bool {
-			return s.Models[0].Pinned == nil && len(clienttest.Find(s, "r0").Drain)+len(clienttest.Find(s, "r1").Drain) == 0
+			return s.Models[0].Pinned == nil && len(harness.Find(s, "r0").Drain)+len(harness.Find(s, "r1").Drain) == 0
 		})
 	}
 	f.WaitFor("the Envoy has the last plan", func() bool {

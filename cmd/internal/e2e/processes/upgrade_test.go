@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -57,7 +57,7 @@ func TestRollingUpgrade(t *testing.T) {
 			r.engine.Stop()
 			r.startEngine()
 			f.awaitURL("http://"+r.Admin+"/readyz", "ready")
-			f.cascade("undrain", r.ID)
+			f.cascade("drain", "--undo", r.ID)
 			r.awaitServing()
 		}
 		load.WaitForRequests(10)
@@ -80,7 +80,7 @@ func TestProxyUpgrade(t *testing.T) {
 	socket, receive := f.notifySocket(t)
 	f.proxyEnv = []string{socket}
 	for i := range 2 {
-		stream := f.Stream(clienttest.Prompt(99+i, 350, 500))
+		stream := f.Stream(harness.Prompt(99+i, 350, 500))
 		old := f.proxy
 		f.startProxy("--drain", "1ms")
 		old.WaitForLog("another process has taken over")
@@ -158,26 +158,26 @@ func TestPredecessorMigrates(t *testing.T) {
 			f.Order("drain", r1.ID)
 			f.Order("drain", r2.ID)
 			f.awaitStatus("only r0 serves", func(s control.Status) bool {
-				return len(clienttest.Find(s, r0.ID).Drain) == 0 && len(clienttest.Find(s, r1.ID).Drain) > 0 && len(clienttest.Find(s, r2.ID).Drain) > 0 && allProxiesCurrent(s)
+				return len(harness.Find(s, r0.ID).Drain) == 0 && len(harness.Find(s, r1.ID).Drain) > 0 && len(harness.Find(s, r2.ID).Drain) > 0 && allProxiesCurrent(s)
 			})
-			var streams []*clienttest.Stream
+			var streams []*harness.Stream
 			for i := range hopping {
-				streams = append(streams, f.Stream(clienttest.Prompt(1+i, 350+500*i, forever)))
+				streams = append(streams, f.Stream(harness.Prompt(1+i, 350+500*i, forever)))
 			}
-			here := func(s control.Status) bool { return clienttest.Find(s, r0.ID).Residents == hopping }
+			here := func(s control.Status) bool { return harness.Find(s, r0.ID).Residents == hopping }
 			f.awaitStatus("all streams run at r0", here)
 
 			old := r0.migrator
 			r0.startMigrator()
 			old.WaitForLog("another process has taken over")
 			f.awaitStatus("the new process counts the old one's streams", func(s control.Status) bool {
-				n := clienttest.Find(s, r0.ID)
+				n := harness.Find(s, r0.ID)
 				return here(s) && n.Running == hopping && n.Streams == hopping && n.Held > 0
 			})
 			f.Order("undrain", r1.ID)
 			f.cascade("drain", r0.ID, "--wait", "--timeout", patience.String())
 			f.awaitEmpty(r0)
-			f.awaitStatus("all streams run at r1", func(s control.Status) bool { return clienttest.Find(s, r1.ID).Residents == hopping })
+			f.awaitStatus("all streams run at r1", func(s control.Status) bool { return harness.Find(s, r1.ID).Residents == hopping })
 			f.Order("undrain", r2.ID)
 			f.cascade("drain", r1.ID, "--wait", "--timeout", patience.String())
 			f.awaitEmpty(r0, r1)

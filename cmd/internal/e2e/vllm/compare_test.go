@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // answer is what a client reads, as far as two answers to one request should be equal.

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // connectorHandoffs is how many moves testLengths must see with Cascade's connector.

@@ -11,9 +11,9 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/engine/report"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -67,7 +67,7 @@ func (f *fleet) demonstrate(t *testing.T, ids []int) []string {
 	f.Order("drain", holder)
 	f.awaitDrained(holder)
 	s.Wait()
-	f.command("undrain", holder)
+	f.command("drain", "--undo", holder)
 
 	var m control.Migration
 	f.WaitFor("the migration is reported", func() bool {
@@ -129,7 +129,7 @@ func (f *fleet) holder(t *testing.T) string {
 func (f *fleet) awaitDrained(id string) {
 	f.T.Helper()
 	f.WaitFor(id+" is empty", func() bool {
-		r := clienttest.Find(f.status(), id)
+		r := harness.Find(f.status(), id)
 		return r.ID != "" && r.Residents == 0 && len(r.Drain) > 0
 	})
 }

@@ -8,9 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -20,6 +19,16 @@ var (
 	localPort = regexp.MustCompile(`(127\.0\.0\.1:|--port |CHANNEL_PORT=)([0-9]+)`)
 )
 
+// supervise is the function of shims that runs a program. If it fails, so does the script, at once and with the
+// program's output: a loop of the README that waits for a daemon would otherwise wait for one that has failed.
+const supervise = `supervise() {
+	"$@" &
+	child=$!
+	trap 'kill $child; wait $child; exit' TERM
+	wait $child || { echo "$* ended with code $?"; kill -KILL 0; }
+}
+`
+
 // realShims and emulatedShims are programs before those of the same name in the path: what vLLM needs on CPUs, or the
 // emulator in its place, and a smaller grid of measurements.
 var realShims = map[string]string{
@@ -27,10 +36,13 @@ var realShims = map[string]string{
 	set -- "$@" --dtype float32 --max-model-len 4096 --block-size 32 --num-gpu-blocks-override 1024 --max-num-seqs 8 --max-num-batched-tokens 4096 \
 		--enforce-eager --distributed-executor-backend uni
 fi
-exec "$INSTALLED/bin/vllm" "$@"`,
+supervise "$INSTALLED/bin/vllm" "$@"`,
 	"cascade": `if [ "$1 $2" = "profile measure" ]; then set -- "$@" --lengths 100:1600 --max-batch 4 --seconds 3s; fi
-exec "$CASCADE" "$@"`,
+supervise "$CASCADE" "$@"`,
+	"envoy": envoyShim,
 }
+
+const envoyShim = `supervise "$ENVOY" "$@"`
 
 var emulatedShims = map[string]string{
 	"vllm": `kv="--kv-transfer $VLLM_NIXL_SIDE_CHANNEL_HOST:$VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -40,9 +52,10 @@ while [ $# -gt 0 ]; do
 	if [ "$1" = --kv-events-config ]; then events=$2; fi
 	shift
 done
-exec "$CASCADE" engine --model "$model" --context 4096 --speed 2 --listen "$listen" $kv --kv-events-config "$events"`,
+supervise "$CASCADE" engine --model "$model" --context 4096 --speed 2 --listen "$listen" $kv --kv-events-config "$events"`,
 	"cascade": `if [ "$1 $2" = "profile measure" ]; then set -- "$@" --lengths 100:1600 --max-batch 4 --output 16 --seconds 500ms; fi
-exec "$CASCADE" "$@"`,
+supervise "$CASCADE" "$@"`,
+	"envoy": envoyShim,
 }
 
 // TestDeployment runs every command of deploy/vllm/README.md on real engines.
@@ -62,26 +75,16 @@ func TestDeploymentEmulated(t *testing.T) {
 func runREADME(t *testing.T, shims map[string]string, modelDir string, env []string) {
 	t.Helper()
 	envoy := envoytest.Binary(t)
-	bash := testkit.Tool(t, "bash")
 	testkit.Tool(t, "curl")
 	work, err := os.MkdirTemp("", "vllm")
 	testkit.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(work) })
-	write := func(name, text string) {
-		path := filepath.Join(work, name)
-		testkit.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
-		testkit.NoError(t, os.WriteFile(path, []byte(text), 0o700))
-	}
 	adapt := adapter(t)
 	for _, name := range []string{"fleet.yaml", "kv-transfer.json", "kv-transfer-cascade.json", "cascade_connector.py"} {
-		write(name, adapt(name))
+		testkit.NoError(t, os.WriteFile(filepath.Join(work, name), []byte(adapt(name)), 0o600))
 	}
-	for name, script := range shims {
-		write("bin/"+name, "#!/bin/sh\n"+script+"\n")
-	}
-	testkit.NoError(t, os.Symlink(envoy, filepath.Join(work, "bin/envoy")))
 	testkit.NoError(t, os.Symlink(modelDir, filepath.Join(work, model)))
-	script := "cd " + work + "\nPATH=" + work + "/bin:$PATH\nset -ex\ntrap 'kill -KILL 0' ERR\n" // or else children keep the log open
+	script := ""
 	blocks := shellBlock.FindAllStringSubmatch(adapt("README.md"), -1)
 	for i, b := range blocks {
 		script += fmt.Sprintf("%s\necho block %d has run\n", b[1], i)
@@ -89,8 +92,7 @@ func runREADME(t *testing.T, shims map[string]string, modelDir string, env []str
 	if len(blocks) < 6 {
 		t.Fatalf("the README has only %d blocks of commands", len(blocks))
 	}
-	write("readme.sh", script)
-	d := daemontest.Command{Binary: bash, Args: []string{filepath.Join(work, "readme.sh")}, Group: true, Env: append(env, "CASCADE="+cascade)}.Start(t)
+	d := startScript(t, work, script, shims, append(env, "CASCADE="+cascade, "ENVOY="+envoy))
 	for i := range blocks {
 		d.WaitForLog(fmt.Sprintf("(?m)^block %d has run$", i))
 	}
@@ -101,6 +103,33 @@ func runREADME(t *testing.T, shims map[string]string, modelDir string, env []str
 	}
 	if !regexp.MustCompile(`(handoff|reprompt) +│ done`).MatchString(d.Log.String()) {
 		t.Error("no request migrated")
+	}
+}
+
+// startScript starts a script for bash in a directory, with shims of programs, until the end of the test at the latest.
+func startScript(t *testing.T, dir, script string, shims map[string]string, env []string) *harness.Daemon {
+	t.Helper()
+	bash := testkit.Tool(t, "bash")
+	testkit.NoError(t, os.Mkdir(filepath.Join(dir, "bin"), 0o700))
+	for name, shim := range shims {
+		testkit.NoError(t, os.WriteFile(filepath.Join(dir, "bin", name), []byte("#!/bin/sh\n"+supervise+shim+"\n"), 0o700))
+	}
+	script = "cd " + dir + "\nPATH=" + dir + "/bin:$PATH\nset -ex\ntrap 'kill -KILL 0' ERR\n" + script // or else children keep the log open
+	file := filepath.Join(dir, "script.sh")
+	testkit.NoError(t, os.WriteFile(file, []byte(script), 0o600))
+	return harness.Command{Binary: bash, Args: []string{file}, Group: true, Env: env}.Start(t)
+}
+
+// TestFailedDaemon checks that a script ends when a daemon fails for which it waits, and shows the daemon's output.
+func TestFailedDaemon(t *testing.T) {
+	t.Parallel()
+	const script = "envoy &\nuntil false; do sleep 0.1; done\n"
+	d := startScript(t, t.TempDir(), script, map[string]string{"envoy": `supervise sh -c "echo cannot bind; exit 3"`}, nil)
+	testkit.WaitFor(t, "the script to end", func() bool { return !d.Running() })
+	for _, want := range []string{"cannot bind", "ended with code 3"} {
+		if !strings.Contains(d.Log.String(), want) {
+			t.Errorf("the log lacks %q:\n%s", want, d.Log)
+		}
 	}
 }
 
@@ -115,7 +144,7 @@ func adapter(t *testing.T) func(name string) string {
 		return other.Replace(localPort.ReplaceAllStringFunc(text, func(match string) string {
 			m := localPort.FindStringSubmatch(match)
 			if ports[m[2]] == "" {
-				_, ports[m[2]], _ = strings.Cut(loopback.Addresses(t, 1)[0], ":")
+				_, ports[m[2]], _ = strings.Cut(testkit.Addresses(t, 1)[0], ":")
 			}
 			return m[1] + ports[m[2]]
 		}))

@@ -9,8 +9,8 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // testDrain drains one of two replicas under load, and then the other one: no request fails, no stream is cut, and
@@ -28,9 +28,9 @@ func testDrain(t *testing.T, f *fleet) {
 	l.start(6)
 	for _, r := range f.file.Replicas {
 		l.await(t, 6)
-		f.command("drain", r.ID, "--wait", "--timeout", clienttest.Patience.String())
+		f.command("drain", r.ID, "--wait", "--timeout", harness.Patience.String())
 		l.await(t, 6) // at the other replica
-		f.command("undrain", r.ID)
+		f.command("drain", "--undo", r.ID)
 		f.awaitServing(r.ID)
 	}
 	l.end()
@@ -121,7 +121,7 @@ func (l *load) plain(c completion) (string, error) {
 func (l *load) record(n int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if errors.Is(err, clienttest.ErrCut) {
+	if errors.Is(err, harness.ErrCut) {
 		l.cut++
 	} else {
 		l.failed++

@@ -14,11 +14,9 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const (
@@ -59,7 +57,7 @@ var engineEnv = []string{
 
 // engine is one instance of vLLM.
 type engine struct {
-	*daemontest.Daemon
+	*harness.Daemon
 	URL string
 
 	t    testing.TB
@@ -71,7 +69,7 @@ func newEngines(t testing.TB, n int, o options) []*engine {
 	t.Helper()
 	dir := installed(t)
 	var out []*engine
-	addresses := loopback.Addresses(t, 2*n)
+	addresses := testkit.Addresses(t, 2*n)
 	for i := range n {
 		each := o
 		if o.sockets != nil {
@@ -105,8 +103,8 @@ func startEngine(t testing.TB, dir, address, side string, o options) *engine {
 		}
 		args = append(args, "--kv-transfer-config", fmt.Sprintf(nixl, extra))
 	}
-	e := &engine{URL: "http://" + address, t: t, http: clienttest.NewHTTP()}
-	e.Daemon = daemontest.Command{Binary: filepath.Join(dir, "bin/vllm"), Args: append(args, o.args...), Group: true, Env: append([]string{
+	e := &engine{URL: "http://" + address, t: t, http: harness.NewHTTP()}
+	e.Daemon = harness.Command{Binary: filepath.Join(dir, "bin/vllm"), Args: append(args, o.args...), Group: true, MayFail: true, Env: append([]string{
 		"VLLM_NIXL_SIDE_CHANNEL_HOST=" + host, "VLLM_NIXL_SIDE_CHANNEL_PORT=" + sidePort,
 	}, append(o.env, engineEnv...)...)}.Start(t)
 	t.Cleanup(e.http.CloseIdleConnections)

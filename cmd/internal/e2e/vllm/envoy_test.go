@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 )
 
 // throughEnvoy is how many handoffs testThroughEnvoy must see.
@@ -19,16 +19,16 @@ func testThroughEnvoy(t *testing.T, engines []*engine) {
 			t.Fatalf("%d handoffs in %d rounds", done, round)
 		}
 		from, to := f.file.Replicas[round%2].ID, f.file.Replicas[1-round%2].ID
-		f.command("drain", to, "--wait", "--timeout", clienttest.Patience.String())
-		var streams []*clienttest.Stream
+		f.command("drain", to, "--wait", "--timeout", harness.Patience.String())
+		var streams []*harness.Stream
 		for i, n := range []int{100, 300, 700, 1500} {
 			streams = append(streams, f.startIDs(4*round+i, n))
 		}
 		f.WaitForEvents(streams, 21)
-		f.command("undrain", to)
+		f.command("drain", "--undo", to)
 		f.awaitServing(to)
-		f.command("drain", from, "--wait", "--timeout", clienttest.Patience.String())
-		f.command("undrain", from)
+		f.command("drain", from, "--wait", "--timeout", harness.Patience.String())
+		f.command("drain", "--undo", from)
 		for _, s := range streams {
 			f.requireIDs(s, engines[0])
 		}
@@ -44,15 +44,15 @@ func testThroughEnvoy(t *testing.T, engines []*engine) {
 }
 
 // startIDs starts a stream of token ids through Envoy, with a prompt of so many ids.
-func (f *fleet) startIDs(seed, n int) *clienttest.Stream {
+func (f *fleet) startIDs(seed, n int) *harness.Stream {
 	return f.Start(f.DataPlane, completion{output: 1000}.body(map[string]any{"prompt": randomIDs(uint64(1000+seed), n), "return_token_ids": true}))
 }
 
 // requireIDs waits for the end of a stream, and compares its ids with those of an engine.
-func (f *fleet) requireIDs(s *clienttest.Stream, e *engine) {
+func (f *fleet) requireIDs(s *harness.Stream, e *engine) {
 	f.T.Helper()
 	want := f.Start(e.URL, s.Body)
-	for _, s := range []*clienttest.Stream{s, want} {
+	for _, s := range []*harness.Stream{s, want} {
 		if s.Wait(); s.Err != nil || !s.Done || s.Failed != "" {
 			f.T.Errorf("the stream ends after %d ids with %v, error event %q, done %v", len(s.IDs), s.Err, s.Failed, s.Done)
 		}

@@ -16,8 +16,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
 	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // Ways that a move can take.

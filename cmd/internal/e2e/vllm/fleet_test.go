@@ -15,10 +15,8 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/daemontest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -29,11 +27,11 @@ const profile = `{"name": "tiny", "source": "measured roughly on two cores", "un
 
 // fleet is Cascade in front of engines: a control plane, a migrator per engine, and Envoy.
 type fleet struct {
-	*clienttest.Clients
+	*harness.Clients
 	file      config.Fleet
 	engines   []*engine
-	control   *daemontest.Daemon
-	migrators []*daemontest.Daemon
+	control   *harness.Daemon
+	migrators []*harness.Daemon
 	envoy     *envoytest.Process
 }
 
@@ -44,7 +42,7 @@ func newFleet(t testing.TB, engines []*engine, edit func(*config.Fleet)) *fleet 
 	dir, err := os.MkdirTemp("", "vllm") // private, as a runtime directory must be, and its path is short
 	testkit.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	a := loopback.Addresses(t, 3+3*len(engines))
+	a := testkit.Addresses(t, 3+3*len(engines))
 	f := &fleet{engines: engines, file: config.Fleet{
 		Models:  []config.Model{{Name: model, Context: context, Profile: "tiny.json"}},
 		Control: config.Control{Listen: a[0], Admin: a[1]},
@@ -57,20 +55,20 @@ func newFleet(t testing.TB, engines []*engine, edit func(*config.Fleet)) *fleet 
 	if edit != nil {
 		edit(&f.file)
 	}
-	f.Clients = &clienttest.Clients{T: t, DataPlane: "http://" + f.file.Proxy.Listen, Admin: "http://" + f.file.Control.Admin, HTTP: clienttest.NewHTTP()}
+	f.Clients = &harness.Clients{T: t, DataPlane: "http://" + f.file.Proxy.Listen, Admin: "http://" + f.file.Control.Admin, HTTP: harness.NewHTTP()}
 	t.Cleanup(f.HTTP.CloseIdleConnections)
 	path := filepath.Join(dir, "fleet.yaml")
 	testkit.NoError(t, os.WriteFile(filepath.Join(dir, "tiny.json"), []byte(profile), 0o600))
 	testkit.NoError(t, os.WriteFile(path, testkit.Must(yaml.Marshal(f.file)), 0o600))
 
-	f.control = daemontest.Command{Binary: cascade, Args: []string{"control", "-c", path}}.Start(t)
+	f.control = harness.Command{Binary: cascade, Args: []string{"control", "-c", path}}.Start(t)
 	f.control.WaitForLog("control plane of")
 	for _, r := range f.file.Replicas {
-		m := daemontest.Command{Binary: cascade, Args: []string{"migrator", "-c", path, "--replica", r.ID, "--runtime-dir", dir, "--log", "info"}}.Start(t)
+		m := harness.Command{Binary: cascade, Args: []string{"migrator", "-c", path, "--replica", r.ID, "--runtime-dir", dir, "--log", "info"}}.Start(t)
 		m.WaitForLog("migrator of " + r.ID + ": .*reports to")
 		f.migrators = append(f.migrators, m)
 	}
-	boot := daemontest.Command{Binary: cascade, Args: []string{"envoy-bootstrap", "-c", path, "--node-id", "edge", "--admin", "127.0.0.1:0"}}.Output(t)
+	boot := harness.Command{Binary: cascade, Args: []string{"envoy-bootstrap", "-c", path, "--node-id", "edge", "--admin", "127.0.0.1:0"}}.Output(t)
 	f.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: boot})
 	for _, r := range f.file.Replicas {
 		f.awaitServing(r.ID)
@@ -95,7 +93,7 @@ func (f *fleet) status() (s control.Status) {
 func (f *fleet) awaitServing(id string) {
 	f.T.Helper()
 	f.WaitFor(id+" serves", func() bool {
-		r := clienttest.Find(f.status(), id)
+		r := harness.Find(f.status(), id)
 		return r.Health == "healthy" && r.Weight > 0 && r.Connected && len(r.Drain) == 0
 	})
 }
@@ -103,7 +101,7 @@ func (f *fleet) awaitServing(id string) {
 // command runs an operator's command against the fleet and returns what it prints.
 func (f *fleet) command(args ...string) string {
 	f.T.Helper()
-	return daemontest.Command{Binary: cascade, Args: append(args, "--control", f.Admin)}.Output(f.T)
+	return harness.Command{Binary: cascade, Args: append(args, "--control", f.Admin)}.Output(f.T)
 }
 
 // migrations returns the migrations that the control plane reports.
@@ -140,10 +138,10 @@ func (f *fleet) stream(body []byte, each func()) (text string, err error) {
 	if resp.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("status %s", resp.Status)
 	}
-	var e clienttest.Events
+	var e harness.Events
 	err = e.Read(resp.Body, each)
 	if text = e.Text.String(); err == nil && (!e.Done || e.Failed != "") {
-		err = fmt.Errorf("%w after %d events: %s", clienttest.ErrCut, e.Tokens, e.Failed)
+		err = fmt.Errorf("%w after %d events: %s", harness.ErrCut, e.Tokens, e.Failed)
 	}
 	return text, err
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // handoffs is how many moves testLengths must see with NIXL.

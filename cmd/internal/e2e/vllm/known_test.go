@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -22,7 +22,7 @@ func TestKnownEngine(t *testing.T) {
 	}
 	var r control.Replica
 	f.WaitFor("the status shows the engine", func() bool {
-		r = clienttest.Find(f.status(), "r0")
+		r = harness.Find(f.status(), "r0")
 		return r.Engine.TokensPerChunk > 1 && r.EngineLoad != nil && r.EngineLoad.Running == 0
 	})
 	e := r.Engine
@@ -34,7 +34,7 @@ func TestKnownEngine(t *testing.T) {
 		t.Errorf("load %+v", l)
 	}
 	for _, want := range []string{"engine " + e.Version, fmt.Sprintf("of %d", kvTokens), "KV connector: yes", "kv_tokens is"} {
-		if got := f.command("status"); !strings.Contains(got, want) {
+		if got := f.command("status", "--wide"); !strings.Contains(got, want) {
 			t.Errorf("the status lacks %q:\n%s", want, got)
 		}
 	}

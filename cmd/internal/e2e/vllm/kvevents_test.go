@@ -15,19 +15,18 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/kveventstest"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestKVEvents follows the events of an engine with a small prefix cache, through turns, evictions, resets and a restart.
 func TestKVEvents(t *testing.T) {
 	const tokens = 2304
-	addresses := loopback.Addresses(t, 2)
-	each := kveventstest.Engine{
+	addresses := testkit.Addresses(t, 2)
+	each := handofftest.Engine{
 		Model: model, Endpoint: "tcp://" + addresses[0], ReplayEndpoint: "tcp://" + addresses[1], Topic: "kv@gpu0", BlockTokens: block, Tokens: tokens,
 	}
 	e := newEngines(t, 1, options{
@@ -42,7 +41,7 @@ func TestKVEvents(t *testing.T) {
 		e.Kill()
 		e.restart()
 	}
-	kveventstest.Play(t, each)
+	handofftest.Play(t, each)
 }
 
 // TestEmulatedKVEvents checks that libzmq receives an emulated engine's KV events, live and replayed, and that vLLM's own
@@ -51,7 +50,7 @@ func TestEmulatedKVEvents(t *testing.T) {
 	python := filepath.Join(installed(t), "bin/python")
 	for _, how := range []string{"connect", "listen"} {
 		t.Run(how, func(t *testing.T) {
-			addresses := loopback.Addresses(t, 2)
+			addresses := testkit.Addresses(t, 2)
 			endpoint, replay := "tcp://"+addresses[0], "tcp://"+addresses[1]
 			config := emulator.KVEvents{Enable: true, Endpoint: endpoint, ReplayEndpoint: replay, Topic: "kv@gpu0"}
 			if how == "connect" {
@@ -79,7 +78,7 @@ func TestEmulatedKVEvents(t *testing.T) {
 					}
 				}
 			}()
-			client := clienttest.NewHTTP()
+			client := harness.NewHTTP()
 			defer client.CloseIdleConnections()
 			rng := rand.New(rand.NewPCG(1, 1))
 			batches := 0

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // prefillFetches is how many prompts must come from the prefill replica.
@@ -24,7 +24,7 @@ func TestPrefillReplica(t *testing.T) {
 	done := 0
 	for i := 0; done < prefillFetches; i++ {
 		if i == 4*prefillFetches {
-			t.Fatalf("%d of %d prompts were fetched: %+v", done, i, clienttest.Replicas(f.status()))
+			t.Fatalf("%d of %d prompts were fetched: %+v", done, i, harness.Replicas(f.status()))
 		}
 		c := completion{prompt: prompt(500+i, 6000), output: 400}
 		fetched, computed, generated := source(1, "external_kv_transfer"), source(1, "local_compute"), engines[0].counter(t, "vllm:generation_tokens_total", "")

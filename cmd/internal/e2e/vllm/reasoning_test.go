@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/handofftest"
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // beginThought and endThought are the ids of the marks of reasoning in the thinking model.

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
 const (
-	// routersFlags is the environment variable with the flags of routerbench for a measurement ("make bench-routers-vllm").
+	// routersFlags is the environment variable with the flags of "cascade-lab routers" for a measurement ("make bench-lab WHAT=routers-vllm").
 	// Without it a few requests show that the measurement works.
 	routersFlags = "CASCADE_BENCH_ROUTERS"
 	// longest is the longest request of a trace, in words: a word is 2.3 to 3.1 tokens of the tiny model.
@@ -25,22 +25,22 @@ const (
 // The engines have no KV connector, with which an idle engine uses a whole core, so streams migrate by re-prompting.
 func TestRouters(t *testing.T) {
 	installed(t) // or the routers need not be there
-	router := wheel(t, "vllm-router/bin/python")
+	router := wheel(t, "routers/bin/python")
 	engines := newEngines(t, 2, options{env: []string{"VLLM_SERVER_DEV_MODE=1"}}) // has /reset_prefix_cache
 	dir := t.TempDir()
-	bench, tiny := filepath.Join(dir, "routerbench"), filepath.Join(dir, "tiny.json")
-	if out, err := exec.Command("go", "build", "-o", bench, "github.com/cascadeinfer/cascade/cmd/internal/routerbench").CombinedOutput(); err != nil {
+	lab, tiny := filepath.Join(dir, "cascade-lab"), filepath.Join(dir, "tiny.json")
+	if out, err := exec.Command("go", "build", "-C", filepath.Join(testkit.Root(t), "cmd", "cascade-lab"), "-o", lab, ".").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	testkit.NoError(t, os.WriteFile(tiny, []byte(profile), 0o600))
-	args := []string{"-engines", engines[0].URL + "," + engines[1].URL, "-speed", "1", "-model", model, "-context", fmt.Sprint(context), "-max-length", fmt.Sprint(longest),
+	args := []string{"routers", "-engines", engines[0].URL + "," + engines[1].URL, "-speed", "1", "-model", model, "-context", fmt.Sprint(context), "-max-length", fmt.Sprint(longest),
 		"-profile", tiny, "-contestants", "cascade,vllm-router-cache-aware", "-vllm-python", router, "-envoy", envoytest.Binary(t)}
 	measured := strings.Fields(os.Getenv(routersFlags))
 	if len(measured) == 0 {
 		measured = []string{"-trace", "chat", "-requests", "12", "-rates", "4", "-seeds", "1", "-out", dir}
 	}
 	// It takes as long as its runs do, and ends with the engines.
-	out, err := exec.CommandContext(t.Context(), bench, append(args, measured...)...).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), lab, append(args, measured...)...).CombinedOutput()
 	t.Logf("\n%s", out)
 	testkit.NoError(t, err)
 	if os.Getenv(routersFlags) != "" {

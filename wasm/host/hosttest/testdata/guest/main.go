@@ -7,10 +7,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
-	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -100,7 +98,7 @@ func excess(n uint32) uint64 {
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.EncodeOutlierResult(frame(n), outlier.Detector{}.Excess(own, mean))
+	return abi.EncodeOutlierResult(frame(n), bidask.Detector{}.Excess(own, mean))
 }
 
 //go:wasmexport cs_place_v1
@@ -119,7 +117,7 @@ func refineTo(n uint32) uint64 {
 	if b, sequences, s = abi.DecodeRefineCall(frame(n), sequences); s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.EncodeRefineResult(frame(n), refine.Weighted{}.Refine(b))
+	return abi.EncodeRefineResult(frame(n), partition.WeightedRefiner{}.Refine(b))
 }
 
 //go:wasmexport cs_partition_v1

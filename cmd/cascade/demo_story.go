@@ -1,0 +1,146 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/partition"
+)
+
+// expectation is what the planner would do with the requests of a comparison, if it knew them all.
+type expectation struct {
+	requests, enough int     // that are replayed, and that the planner needs to divide a fleet
+	gain             float64 // of the best plan over one stage, in predicted cost
+}
+
+// expectStages returns what a planner is expected to do with the requests.
+func expectStages(w policies.Workload, requests []trace.Request, f config.Fleet) (expectation, error) {
+	p := f.Planner
+	_, ratio := f.IterationBounds()
+	x := expectation{requests: len(requests), enough: int(p.MinRequests) + int(trace.Rate(requests)*p.Window.Seconds())}
+	part, err := adoption.LimitIterationRatio(partition.Exact{Slack: partition.DefaultSlack}, ratio).Partition(w)
+	if errors.Is(err, policies.ErrInfeasible) {
+		return x, nil
+	}
+	if err == nil && len(part.Counts) > 1 {
+		x.gain = 1 - part.Cost/part.OneStage // 1 if one stage cannot carry the load
+	}
+	return x, err
+}
+
+// oneStage says why no stages are formed; "" if they are expected.
+func (x expectation) oneStage() string {
+	switch {
+	case x.requests < x.enough:
+		return fmt.Sprintf("%d requests are too few, about %d are needed before the planner trusts what it has counted", x.requests, x.enough)
+	case x.gain < adoption.DefaultSplitGain:
+		return fmt.Sprintf("the planner predicts a gain of %.0f %% for this traffic, and a fleet is divided for %.0f %% or more", 100*x.gain, 100*adoption.DefaultSplitGain)
+	}
+	return ""
+}
+
+// announce says before the runs whether stages are expected.
+func (x expectation) announce() string {
+	if why := x.oneStage(); why != "" {
+		return "no stages are expected: " + why
+	}
+	return fmt.Sprintf("stages are expected: with all of these requests counted, they would save %.0f %% of the predicted cost", 100*x.gain)
+}
+
+// story says in three sentences what a comparison has shown. The results are those of comparedFleets, and last is the
+// outcome of the last of them.
+func story(results []replay.Result, last presetResult, x expectation) []string {
+	if len(results) != len(comparedFleets) {
+		return []string{"", "", ""}
+	}
+	one, placed, ours := results[0], results[1], results[2]
+	normalised := func(r replay.Result) float64 { return r.Engine.Normalised.Mean }
+	sentences := []string{describeStages(last, x)}
+	var void []string
+	for _, r := range results {
+		if r.Void != "" || normalised(r) == 0 {
+			void = append(void, r.Name)
+		}
+	}
+	if len(void) > 0 {
+		return append(sentences, fmt.Sprintf("Nothing can be compared: the machine was too busy for the figures of %s to count.", strings.Join(void, ", ")),
+			"Run it again with more idle CPU, or with fewer --replicas at a lower --rate.")
+	}
+	rival, other := placed, one
+	if best := report.BestOther(results, 2, normalised); best == 0 {
+		rival, other = one, placed
+	}
+	first := func(r replay.Result) float64 { return r.Engine.TTFT.Mean }
+	sentences = append(sentences, fmt.Sprintf("Its latency per output token is %s on average, × %s of %s, the best rival, and × %s of %s; first tokens come after %s, × %s and × %s.",
+		report.FormatTime(normalised(ours)), over(ours, rival, normalised), rival.Name, over(ours, other, normalised), other.Name,
+		report.FormatTime(first(ours)), over(ours, rival, first), over(ours, other, first)))
+	all, placement := 1-normalised(ours)/normalised(one), 1-normalised(placed)/normalised(one)
+	return append(sentences, describeShares(all, placement)+describeWorst(results)+".")
+}
+
+// over returns the ratio of a figure of two results.
+func over(a, b replay.Result, figure func(replay.Result) float64) string {
+	if figure(b) == 0 {
+		return "–"
+	}
+	return report.FormatNumber(figure(a) / figure(b))
+}
+
+// describeStages says which stages formed, or why none did.
+func describeStages(last presetResult, x expectation) string {
+	if len(last.Plan.Stages) < 2 {
+		why := x.oneStage()
+		if why == "" {
+			why = "the planner had not decided for them before the last request; more --requests give it time"
+		}
+		return "No stage formed: " + why + "."
+	}
+	stages, replicas := make([]string, len(last.Plan.Stages)), 0
+	for i, st := range last.Plan.Stages {
+		stages[i] = fmt.Sprintf("%s on %d", fleetview.FormatRange(st), len(st.Replicas))
+		replicas += len(st.Replicas)
+	}
+	moved := uint64(0)
+	for _, n := range last.Moves.Moved {
+		moved += n
+	}
+	return fmt.Sprintf("Cascade divided %d replicas into %d stages by length (%s) and migrated %d running requests.", replicas, len(stages), strings.Join(stages, ", "), moved)
+}
+
+// describeShares says what placement and what stages contribute to what is saved on round robin.
+func describeShares(all, placement float64) string {
+	percent := func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
+	switch stages := all - placement; {
+	case all <= 0:
+		return fmt.Sprintf("Nothing is saved on round robin here: placement changes the latency by %+.0f %%, stages with migrations by %+.0f %%", -100*placement+0, -100*stages+0)
+	case placement <= 0:
+		return fmt.Sprintf("All of the %s that it saves on round robin come from stages with migrations", percent(all))
+	case stages < 0:
+		return fmt.Sprintf("Placement alone saves %s of round robin's latency, and stages with migrations give %s back", percent(placement), percent(-stages))
+	default:
+		return fmt.Sprintf("Of the %s that it saves on round robin, placement carries %s and stages with migrations %s", percent(all), percent(placement), percent(stages))
+	}
+}
+
+// describeWorst names the prompts that are served worst in comparison with the best rival, if they are served worse.
+func describeWorst(results []replay.Result) string {
+	worst, text := 1.0, "; no class of prompt lengths is served worse than by its best rival"
+	for i, g := range results[2].Engine.Classes {
+		mean := func(r replay.Result) float64 { return r.Engine.Classes[i].Normalised.Mean }
+		best := report.BestOther(results, 2, mean)
+		if best < 0 || mean(results[2])/mean(results[best]) <= worst {
+			continue
+		}
+		worst = mean(results[2]) / mean(results[best])
+		text = fmt.Sprintf("; prompts of %s tokens pay for it, × %s of %s", policies.LengthRange(g.Low, g.High), report.FormatNumber(worst), results[best].Name)
+	}
+	return text
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
+	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// compared returns results with means of latency per token, and of two classes of prompts.
+func compared(robin, placed, ours, short, long float64) []replay.Result {
+	var out []replay.Result
+	for i, mean := range []float64{robin, placed, ours} {
+		r := replay.Result{Name: comparedFleets[i].name}
+		r.Engine.Normalised.Mean, r.Engine.TTFT.Mean = mean, 10*mean
+		classes := [2]float64{mean, mean}
+		if i == 2 {
+			classes = [2]float64{short, long}
+		}
+		for c, bounds := range [...]policies.Tokens{0, 1024} {
+			g := replay.Group{Low: bounds, High: 1024, Requests: 5}
+			if c == 1 {
+				g.High = policies.Unbounded
+			}
+			g.Normalised.Mean = classes[c]
+			r.Engine.Classes = append(r.Engine.Classes, g)
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// TestStory checks the three sentences at the end of a comparison.
+func TestStory(t *testing.T) {
+	staged := presetResult{Plan: control.Model{Stages: threeStages(2).Stages}, Moves: inprocess.MigrationStats{Moved: map[string]uint64{"live": 200, "reprompt": 12}}}
+	one := presetResult{Plan: control.Model{Stages: threeStages(2).Stages[:1]}}
+	good := expectation{requests: 3600, enough: 2350, gain: 0.21}
+	void := compared(1, 0.6, 0.5, 0.4, 0.7)
+	void[1].Void = "late"
+	const divided = "Cascade divided 5 replicas into 3 stages by length (0–100 on 2, 100–1,000 on 1, 1,000–∞ on 2) and migrated 212 running requests."
+	for name, c := range map[string]struct {
+		results []replay.Result
+		last    presetResult
+		x       expectation
+		want    []string
+	}{
+		"best": {compared(0.1, 0.06, 0.05, 0.04, 0.07), staged, good, []string{
+			divided,
+			"Its latency per output token is 50.0 ms on average, × 0.83 of placement alone, the best rival, and × 0.50 of round robin; first tokens come after 500 ms, × 0.83 and × 0.50.",
+			"Of the 50 % that it saves on round robin, placement carries 40 % and stages with migrations 10 %; prompts of 1,024–∞ tokens pay for it, × 1.17 of placement alone.",
+		}},
+		"placement is better": {compared(0.1, 0.05, 0.06, 0.04, 0.04), staged, good, []string{
+			divided,
+			"Its latency per output token is 60.0 ms on average, × 1.20 of placement alone, the best rival, and × 0.60 of round robin; first tokens come after 600 ms, × 1.20 and × 0.60.",
+			"Placement alone saves 50 % of round robin's latency, and stages with migrations give 10 % back; no class of prompt lengths is served worse than by its best rival.",
+		}},
+		"round robin is better": {compared(0.05, 0.1, 0.2, 0.04, 0.04), staged, good, []string{
+			divided,
+			"Its latency per output token is 200 ms on average, × 4.00 of round robin, the best rival, and × 2.00 of placement alone; first tokens come after 2.00 s, × 4.00 and × 2.00.",
+			"Nothing is saved on round robin here: placement changes the latency by +100 %, stages with migrations by +200 %; no class of prompt lengths is served worse than by its best rival.",
+		}},
+		"stages alone help": {compared(0.1, 0.11, 0.05, 0.04, 0.04), staged, good, []string{
+			divided, "", "All of the 50 % that it saves on round robin come from stages with migrations; no class of prompt lengths is served worse than by its best rival.",
+		}},
+		"void":         {void, staged, good, []string{divided, "Nothing can be compared: the machine was too busy for the figures of placement alone to count.", "Run it again with more idle CPU, or with fewer --replicas at a lower --rate."}},
+		"too few":      {compared(1, 1, 1, 1, 1), one, expectation{300, 2350, 0.3}, []string{"No stage formed: 300 requests are too few, about 2350 are needed before the planner trusts what it has counted.", "", "Nothing is saved on round robin here: placement changes the latency by +0 %, stages with migrations by +0 %; no class of prompt lengths is served worse than by its best rival."}},
+		"small gain":   {compared(1, 1, 1, 1, 1), one, expectation{3000, 2350, 0.06}, []string{"No stage formed: the planner predicts a gain of 6 % for this traffic, and a fleet is divided for 20 % or more.", "", ""}},
+		"not in time":  {compared(1, 1, 1, 1, 1), one, good, []string{"No stage formed: the planner had not decided for them before the last request; more --requests give it time.", "", ""}},
+		"interrupted":  {nil, one, good, []string{"", "", ""}},
+		"no latencies": {compared(0, 0, 0, 0, 0), staged, good, []string{divided, "Nothing can be compared: the machine was too busy for the figures of round robin, placement alone, cascade to count.", ""}},
+	} {
+		got := story(c.results, c.last, c.x)
+		if len(got) != 3 {
+			t.Errorf("%s: %d sentences", name, len(got))
+			continue
+		}
+		for i, want := range c.want {
+			if want != "" && got[i] != want {
+				t.Errorf("%s: %q\nwant %q", name, got[i], want)
+			}
+		}
+	}
+}
+
+// TestExpectStages says before the runs whether stages will form: not for few requests, and not for uniform lengths.
+func TestExpectStages(t *testing.T) {
+	e := &emulationFlags{replicas: 8, profile: "rtxpro6000-llama-3.1-8b", context: 131072, speed: 2, tp: 1} // the trace has real times
+	fleet, err := e.buildFleet()
+	if err != nil {
+		t.Fatal(err)
+	}
+	announce := func(src traceFlags) string {
+		requests, _, err := src.readWithin(131072)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan, err := e.planConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := plan.Workload(requests)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := expectStages(w, requests, fleet.Fleet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x.announce()
+	}
+	demo := traceFlags{mix: "mixed", requests: 3600, rate: 30, seed: 1}
+	if got := announce(demo); !strings.HasPrefix(got, "stages are expected: ") {
+		t.Error(got)
+	}
+	demo.requests = 300
+	if got := announce(demo); !strings.HasPrefix(got, "no stages are expected: 300 requests are too few, about 2") {
+		t.Error(got)
+	}
+	if got := announce(traceFlags{mix: "chat", requests: 20000, rate: 5, maxLength: 500, seed: 1}); !strings.HasPrefix(got, "no stages are expected: the planner predicts a gain of ") {
+		t.Error(got)
+	}
+}
+
+// TestDemoFlags keeps the demo to a handful of flags, and its duration bounded.
+func TestDemoFlags(t *testing.T) {
+	demo := newDemo(&settings{})
+	if n := strings.Count(demo.LocalFlags().FlagUsages(), "\n"); n != 6 {
+		t.Errorf("%d flags:\n%s", n, demo.LocalFlags().FlagUsages())
+	}
+	for _, n := range []int{300, 3600} {
+		requests, _, err := (&traceFlags{mix: "mixed", requests: n, rate: 30, seed: 1}).readWithin(131072)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := newPresetComparison(emulationFlags{replicas: 8, profile: "rtxpro6000-llama-3.1-8b", context: 131072, speed: 2, tp: 1, window: 45 * time.Second}, pluginFlags{}, requests, demoLimit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 5 { // a machine that is far too slow
+			c.governor.Watch(clockspeed.Reading{Elapsed: 10 * time.Second, Lateness: 20, Recent: 20})
+		}
+		all := time.Duration(len(comparedFleets)) * (startAndStop + time.Duration(c.seconds/c.governor.Speed()*float64(time.Second)))
+		if all > demoLimit+30*time.Second || n == 300 && all > 10*time.Minute {
+			t.Errorf("%d requests take %v at speed %g", n, all, c.governor.Speed())
+		}
+	}
+}

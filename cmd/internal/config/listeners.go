@@ -1,0 +1,66 @@
+package config
+
+import (
+	"net"
+	"net/netip"
+	"net/url"
+	"strings"
+)
+
+// listeners maps each port to the fields that name an address with it, on which the fleet's daemons listen.
+type listeners map[string][]listener
+
+// listener is a field that names an address. host is in canonical form.
+type listener struct{ path, host string }
+
+// claim adds the address of a field, and reports an error if another field has it. An address of all interfaces
+// conflicts with the addresses of the same daemon only, because other daemons may run on other hosts.
+func (l listeners) claim(c *checker, path, address string) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || port == "0" {
+		return // no address, or any free port
+	}
+	host = canonicalHost(host)
+	for _, other := range l[port] {
+		if other.host == host || section(other.path) == section(path) && (isUnspecified(other.host) || isUnspecified(host)) {
+			c.fail(path, "%s is also %s", address, other.path)
+			break
+		}
+	}
+	l[port] = append(l[port], listener{path, host})
+}
+
+// checkEngine reports an error if an engine has the address of a replica, which would then be its own engine.
+func (l listeners) checkEngine(c *checker, path, engine string) {
+	u, err := url.Parse(engine)
+	if err != nil {
+		return // checkEngineURL reports it
+	}
+	for _, other := range l[u.Port()] {
+		if strings.HasPrefix(other.path, "replicas[") && other.host == canonicalHost(u.Hostname()) {
+			c.fail(path, "%s is also %s", u.Host, other.path)
+			return
+		}
+	}
+}
+
+// section returns the path of the object that a field belongs to. The listeners of a section are of one daemon.
+func section(path string) string {
+	return path[:strings.LastIndexByte(path, '.')]
+}
+
+// canonicalHost returns one spelling for all spellings of a host.
+func canonicalHost(host string) string {
+	if host == "localhost" {
+		return "127.0.0.1"
+	}
+	if a, err := netip.ParseAddr(host); err == nil {
+		return a.Unmap().String()
+	}
+	return host
+}
+
+func isUnspecified(host string) bool {
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.IsUnspecified()
+}

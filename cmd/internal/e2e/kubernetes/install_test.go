@@ -1,0 +1,155 @@
+package kubernetes
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clustertest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/kubetest"
+)
+
+// clusterSteady is the cost of the engines: 5 ms per token.
+var clusterSteady = steadyProfile(0.005)
+
+// values are those of the chart: a control plane with its state in Kubernetes, which finds the Pods of the Service. The
+// planner makes no plan by itself but the first one, and repairs.
+const values = `
+fleet:
+  models: [{name: m, context: 16384, profile: /etc/cascade/fleet/steady.json}]
+  planner: {period: 1h}
+fleetFiles: {steady.json: %q}
+tls: {certManager: {enabled: true}}
+controlPlane:
+  state: {kubernetes: {enabled: true}}
+  discovery: {enabled: true, service: llama}
+`
+
+// plane is the name of the control plane's Pod.
+const plane = "cascade-0"
+
+// life is a cluster whose life is tested, with its clients.
+type life struct {
+	*harness.Clients
+	*cluster
+	values string // file with those of the chart
+}
+
+// newLife starts a cluster in which nothing is installed.
+func newLife(t *testing.T) *life {
+	t.Helper()
+	var profile cost.Profile
+	testkit.NoError(t, json.Unmarshal([]byte(clusterSteady), &profile))
+	l := &life{cluster: newCluster(t)}
+	l.Clients = &harness.Clients{
+		T: t, HTTP: harness.NewHTTP(), State: l.describe, Engine: emulator.Config{Model: harness.Model, Context: 16384, Profile: profile},
+	}
+	t.Cleanup(l.HTTP.CloseIdleConnections)
+	l.values = filepath.Join(l.dir, "values.yaml")
+	testkit.NoError(t, os.WriteFile(l.values, fmt.Appendf(nil, values, clusterSteady), 0o600))
+	return l
+}
+
+// TestInstall installs the chart by Helm, patches the example's Deployment with the migrator, and discovers, scales and deletes its Pods; a
+// stream that runs in a Pod that is deleted is complete. Then it uninstalls the chart, and the engines serve on.
+func TestInstall(t *testing.T) {
+	testkit.SkipSlow(t)
+	testkit.SkipUnderRace(t) // it tests other processes
+	kubetest.Binary(t)
+	helmBinary(t)
+	if !clustertest.Isolate(t, harness.Variable+"="+cascade) {
+		return
+	}
+	l := newLife(t)
+	l.helm("install", "cascade", l.chart(), "--values", l.values)
+	l.deployEngines()
+	l.scale(2)
+	t.Log("installed: ", l.awaitReplicas(2))
+	service := testkit.Must(l.client.CoreV1().Services(namespace).Get(t.Context(), deployment, metav1.GetOptions{}))
+	l.DataPlane = "http://" + service.Spec.ClusterIP
+	testkit.NoError(t, l.Stream(harness.Prompt(1, 400, 20)).Whole())
+
+	l.scale(3)
+	t.Log("scaled: ", l.awaitReplicas(3))
+	leaving := l.engines()[0]
+	stream := l.Start("http://"+leaving.Status.PodIP+":9000", harness.Prompt(2, 400, 2000))
+	l.WaitFor("the stream to begin", func() bool { return stream.Count() > 0 })
+	l.deleteEngine(leaving.Name)
+	testkit.NoError(t, stream.Whole())
+	l.WaitFor(leaving.Name+" to end", func() bool {
+		return !slices.ContainsFunc(l.engines(), func(p corev1.Pod) bool { return p.Name == leaving.Name })
+	})
+	t.Log("a Pod was replaced: ", l.awaitReplicas(3))
+	l.scale(1)
+	t.Log("scaled: ", l.awaitReplicas(1))
+
+	l.helm("uninstall", "cascade")
+	l.WaitFor("no control planes", func() bool { return len(l.planes()) == 0 })
+	testkit.NoError(t, l.Stream(harness.Prompt(3, 400, 20)).Whole())
+	for _, err := range l.objects.Failures() {
+		t.Error(err)
+	}
+}
+
+// describe describes the cluster after a wait that failed.
+func (l *life) describe() string {
+	var out strings.Builder
+	for _, p := range l.engines() {
+		fmt.Fprintf(&out, "%s %s: %v deleted %v\n", p.Name, p.Status.PodIP, p.Status.Conditions, p.DeletionTimestamp)
+	}
+	text, err := l.cascade(plane, "status")
+	fmt.Fprintf(&out, "%s: %v\n%s\n", plane, err, text)
+	for container, log := range l.pods.Logs(plane) {
+		fmt.Fprintf(&out, "%s %s: %s\n", plane, container, log)
+	}
+	return out.String()
+}
+
+// planes returns the Pods of control planes; one without a name where they cannot be listed.
+func (l *life) planes() []corev1.Pod {
+	list, err := l.client.CoreV1().Pods(namespace).List(l.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=control"})
+	if err != nil {
+		return []corev1.Pod{{}}
+	}
+	return list.Items
+}
+
+// awaitReplicas waits until so many replicas are in stages, healthy and with a weight, and no Pod terminates. It returns how
+// many are in each stage.
+func (l *life) awaitReplicas(n int) string {
+	l.T.Helper()
+	l.WaitFor(fmt.Sprintf("%d replicas", n), func() bool {
+		pods := l.engines()
+		if len(pods) != n {
+			return false
+		}
+		if slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }) {
+			return false
+		}
+		s, err := l.status(plane)
+		all := harness.Replicas(s)
+		return err == nil && len(all) == n && len(s.Models[0].Unassigned) == 0 && !slices.ContainsFunc(all, func(r control.Replica) bool { return r.Health != "healthy" || r.Weight == 0 })
+	})
+	s, err := l.status(plane)
+	testkit.NoError(l.T, err)
+	var stages []string
+	for _, st := range s.Models[0].Stages {
+		stages = append(stages, fmt.Sprintf("from %d: %d", st.Low, len(st.Replicas)))
+	}
+	if len(stages) == 0 {
+		return "replicas in no stage yet"
+	}
+	return "replicas " + strings.Join(stages, ", ")
+}

@@ -1,0 +1,169 @@
+package pull_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+var t0 = time.Unix(1000, 0)
+
+func newGrant(migration string) transport.Grant {
+	return transport.Grant{Migration: migration, Epoch: 3, Receiver: "b", Deadline: t0.Add(time.Second)}
+}
+
+func newIssuer() *pull.Issuer {
+	b := &pull.Issuer{}
+	b.Open()
+	return b
+}
+
+func issue(t *testing.T, b *pull.Issuer, move string) [transport.TicketSize]byte {
+	t.Helper()
+	secret, err := b.Issue(newGrant(move), &transport.Memory{}, t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return secret
+}
+
+func TestRedeemRefuses(t *testing.T) {
+	refused := func(t *testing.T, b *pull.Issuer, secret [transport.TicketSize]byte, who string, now time.Time) {
+		t.Helper()
+		if _, err := b.Redeem(secret, "b", now); !errors.Is(err, transport.ErrRefused) {
+			t.Errorf("%s ticket: %v", who, err)
+		}
+	}
+	b := newIssuer()
+	secret := issue(t, b, "a/1")
+	wrong := secret
+	wrong[7] ^= 1
+	refused(t, b, wrong, "wrong", t0)
+	refused(t, b, [transport.TicketSize]byte{}, "empty", t0)
+	refused(t, b, secret, "expired", t0.Add(time.Second))
+	if _, err := b.Redeem(secret, "c", t0); !errors.Is(err, transport.ErrRefused) {
+		t.Errorf("another receiver's ticket: %v", err)
+	}
+	lease, err := b.Redeem(secret, "b", t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(t, b, secret, "used", t0)
+	lease.End()
+	refused(t, b, secret, "ended", t0)
+
+	gone := &transport.Memory{}
+	if secret, err = b.Issue(newGrant("a/2"), gone, t0); err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	refused(t, b, secret, "closed memory's", t0)
+
+	secret = issue(t, b, "a/3")
+	b.Revoke("a/3")
+	refused(t, b, secret, "revoked", t0)
+	secret = issue(t, b, "a/4")
+	b.Close()
+	refused(t, b, secret, "closed issuer's", t0)
+}
+
+func TestIssueRefusesBadGrants(t *testing.T) {
+	m := &transport.Memory{}
+	if _, err := new(pull.Issuer).Issue(newGrant("a/1"), m, t0); err == nil {
+		t.Error("an issuer that was never opened issues a ticket")
+	}
+	b := newIssuer()
+	if _, err := b.Issue(transport.Grant{Receiver: "b", Deadline: t0.Add(1)}, m, t0); err == nil {
+		t.Error("a grant without a migration is accepted")
+	}
+	if _, err := b.Issue(newGrant("a/1"), m, t0.Add(time.Second)); err == nil {
+		t.Error("an expired grant is accepted")
+	}
+}
+
+// TestGrantsAreBounded checks that MaxGrants bounds the grants in force, and that expired
+// ones do not count.
+func TestGrantsAreBounded(t *testing.T) {
+	b := newIssuer()
+	for i := range pull.MaxGrants {
+		issue(t, b, fmt.Sprint("a/", i))
+	}
+	late := newGrant("a/late")
+	if _, err := b.Issue(late, &transport.Memory{}, t0); err == nil {
+		t.Error("more than MaxGrants grants are in force")
+	}
+	late.Deadline = t0.Add(time.Hour)
+	if _, err := b.Issue(late, &transport.Memory{}, t0.Add(time.Second)); err != nil {
+		t.Errorf("Issue after all grants have expired: %v", err)
+	}
+}
+
+func TestRevokeWaitsForUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newIssuer()
+		lease, err := b.Redeem(issue(t, b, "a/1"), "b", t0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !lease.Enter(t0) {
+			t.Fatal("Enter of a new lease reports false")
+		}
+		revoked := false
+		go func() { b.Revoke("a/1"); revoked = true }()
+		<-lease.Done()
+		synctest.Wait()
+		if revoked {
+			t.Error("Revoke returned while the lease had a user")
+		}
+		if lease.Enter(t0) {
+			t.Error("Enter of a revoked lease reports true")
+		}
+		lease.Leave()
+		synctest.Wait()
+		if !revoked {
+			t.Error("Revoke did not return after Leave")
+		}
+		lease.End()
+	})
+}
+
+func TestDeadlineEndsALease(t *testing.T) {
+	b := newIssuer()
+	lease, err := b.Redeem(issue(t, b, "a/1"), "b", t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.End()
+	if lease.Enter(t0.Add(time.Second)) {
+		t.Error("Enter of an expired lease reports true")
+	}
+}
+
+// TestLeaseHoldsItsMemory checks that a closed memory is unmapped when its last lease has
+// ended.
+func TestLeaseHoldsItsMemory(t *testing.T) {
+	unmapped := false
+	m := &transport.Memory{Unmap: func() { unmapped = true }}
+	b := newIssuer()
+	secret, err := b.Issue(newGrant("a/1"), m, t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := b.Redeem(secret, "b", t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Close()
+	if unmapped {
+		t.Error("the memory was unmapped before the lease ended")
+	}
+	lease.End()
+	if !unmapped {
+		t.Error("the memory is mapped after the last lease has ended")
+	}
+}

@@ -1,0 +1,180 @@
+package slothost
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
+)
+
+// routeTo returns the route to one generation.
+func routeTo(g lifecycle.Generation) promotion.Route { return promotion.Route{Active: g} }
+
+// entered returns the module that a call for a winner gets, which it does not leave.
+func entered(s *slot) *module { return newCaller(s, &selectKind, "", nil).enter(bids(3, 1)) }
+
+// TestFaultTakesEffectAtOnce checks that no call gets the module once its last tolerated fault
+// is reported, that the previous one takes over, and that the module is closed after its last
+// call.
+func TestFaultTakesEffectAtOnce(t *testing.T) {
+	c := config(t)
+	c.Gates[abi.Select].Faults = 2
+	slots, _ := running(t, c)
+	s := slots.slots[abi.Select]
+	for g := lifecycle.Generation(4); g <= 5; g++ {
+		apply(t, slots, want(stable(t, g, other(int32(g)))))
+		waitFor(t, "it is active", func() bool { return slots.Status()[0].Active == g })
+	}
+	held := entered(s)
+	s.fault(5)
+	if m := entered(s); m != held {
+		t.Fatal("one fault is not tolerated")
+	}
+	held.inUse.Done()
+	s.fault(5)
+	if m := entered(s); m == nil || m.generation != 4 {
+		t.Fatalf("after two faults: %+v", m)
+	} else {
+		m.inUse.Done()
+	}
+	if _, ok := askModule(held, &selectKind, nil, bids(3, 1)); !ok || statusOf(slots, abi.Select, 5).Phase != lifecycle.Rejected {
+		t.Error("a module was closed under a call")
+	}
+	held.inUse.Done()
+	waitFor(t, "it is closed", func() bool { return held.host.Instances() == 0 })
+	s.end(4, "by hand")
+	if m := entered(s); m != nil {
+		t.Errorf("after the rollback: %d", m.generation)
+	}
+}
+
+// TestEndWaitsForCalls checks that Run does not free a module with a call in progress, that
+// the native policy answers meanwhile and afterwards, and that a slot that has ended takes no
+// offers.
+func TestEndWaitsForCalls(t *testing.T) {
+	slots, stop := running(t, config(t))
+	s := slots.slots[abi.Select]
+	apply(t, slots, want(stable(t, 5, other(1))))
+	waitFor(t, "it is active", func() bool { return slots.Status()[0].Active == 5 })
+	held := entered(s)
+	ended := make(chan struct{})
+	go func() { stop(); close(ended) }()
+	testkit.WaitFor(t, "the native policy decides", func() bool {
+		m := entered(s)
+		if m != nil {
+			m.inUse.Done()
+		}
+		return m == nil
+	})
+	if _, ok := askModule(held, &selectKind, nil, bids(3, 1)); !ok {
+		t.Error("closed under a call")
+	}
+	select {
+	case <-ended:
+		t.Error("Run ended before its calls")
+	default:
+	}
+	held.inUse.Done()
+	testkit.WaitForEvent(t, "Run ends", ended)
+	s.fault(5)
+	s.end(5, "")
+	ask(t, slots, 1)
+	if slots.Apply(want(stable(t, 6, other(2)))) == nil {
+		t.Error("a slot that has ended takes offers")
+	}
+}
+
+// TestNewerCancels checks that a newer module ends the build of an older one, and that what
+// is compiled is what was verified, even if other bytes are offered meanwhile.
+func TestNewerCancels(t *testing.T) {
+	slots, _ := running(t, config(t))
+	s := slots.slots[abi.Select]
+	slots.building.Lock() // a build is in progress
+	apply(t, slots, want(stable(t, 4, other(1))))
+	waitFor(t, "its job has begun", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.cancel != nil })
+	bad := stable(t, 4, other(1))
+	bad.Module = []byte("not a module")
+	testkit.NoError(t, s.offer(promotion.Offer{Generation: 4, Goal: lifecycle.ToActive, Stable: true}, bad))
+	slots.building.Unlock()
+	waitFor(t, "it is active", func() bool { return slots.Status()[0].Active == 4 })
+
+	slots.building.Lock()
+	apply(t, slots, want(stable(t, 4, other(1)), candidate(t, 5, lifecycle.ToShadow, other(2))))
+	waitFor(t, "its job has begun", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.cancel != nil })
+	apply(t, slots, want(stable(t, 4, other(1)), candidate(t, 6, lifecycle.ToShadow, other(3))))
+	slots.building.Unlock()
+	waitFor(t, "the newer one is in shadow", func() bool { return phase(slots, 6) == "shadow" })
+	if got := statusOf(slots, abi.Select, 5); got.Phase != lifecycle.Withdrawn || got.Calls != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestSharesOfRequests checks that a canary decides for its share of the requests, chosen by
+// their names, and that a scope is whole.
+func TestSharesOfRequests(t *testing.T) {
+	_, s := alone(t, config(t), abi.Place)
+	active, candidate := new(module), new(module)
+	s.modules[1], s.modules[2] = active, candidate
+	c := newCaller(s, &placeKind, "", nil)
+	decided := func(n int) bool {
+		m := c.enter(policies.Arrival{Request: policies.Request{ID: "front-1/" + string(rune('0'+n))}})
+		m.inUse.Done()
+		return m == candidate
+	}
+	s.setRoute(promotion.Route{Active: 1, Candidate: 2, Permille: 100})
+	by := map[bool]int{}
+	var first []bool
+	for n := range 20_000 {
+		first = append(first, decided(n))
+		by[first[n]]++
+	}
+	if by[true] < 1600 || by[true] > 2400 {
+		t.Errorf("%d of 20000 at 100 ‰", by[true])
+	}
+	s.setRoute(promotion.Route{Active: 1, Candidate: 2, Permille: 300})
+	for n := range first {
+		if first[n] && !decided(n) {
+			t.Fatalf("request %d left the canary as its share grew", n)
+		}
+	}
+}
+
+// TestGatesTakeTime takes a module through shadow and canary, in the time that the gates
+// require.
+func TestGatesTakeTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := config(t)
+		c.Tick, c.Logger = DefaultTick, nil
+		c.Gates[abi.Select] = promotion.Config{Shadow: promotion.Gate{Calls: 5}, Canary: promotion.Gate{Calls: 5, Compared: 1, Judged: 1}}
+		slots, _ := running(t, c)
+		apply(t, slots, want(candidate(t, 5, lifecycle.ToActive, other(1))))
+		n := 0
+		pass := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				ask(t, slots, n)
+				n++
+			}
+		}
+		pass(9 * time.Second)
+		if got := phase(slots, 5); got != "shadow" {
+			t.Errorf("after 9 s it is %s", got)
+		}
+		pass(3 * time.Second)
+		for _, permille := range []int{1, 10, 100} {
+			if got := statusOf(slots, abi.Select, 5); got.Phase != lifecycle.Canary || got.Permille != permille {
+				t.Fatalf("%+v, want canary of %d ‰", got, permille)
+			}
+			for end := time.Now().Add(10 * time.Minute); time.Now().Before(end) && statusOf(slots, abi.Select, 5).Permille == permille; {
+				pass(time.Second)
+			}
+		}
+		if got := phase(slots, 5); got != "active" {
+			t.Errorf("in the end it is %s", got)
+		}
+	})
+}

@@ -1,0 +1,108 @@
+package fleetstate
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
+)
+
+// Order is one of Drain, Undrain, Pin, Unpin, Rollback, ConfirmRemoval and ChangeSlots. It is in force when
+// package fleet has stored it.
+type Order interface{ order() }
+
+// Drain empties a replica: it leaves its stage at once, proxies see it as draining,
+// its migrator is notified, and restarts keep the drain until Undrain or until the
+// replica leaves the configuration. A second Drain changes nothing.
+type Drain struct{ Replica policies.ReplicaID }
+
+// Undrain ends a Drain: the replica serves again. It changes nothing for a replica
+// that is not drained.
+type Undrain struct{ Replica policies.ReplicaID }
+
+// Pin keeps a model's plan until Unpin: the one in force, or an earlier one, which
+// comes into force again under a new epoch. Repairs and drains still change which
+// replicas serve each stage.
+type Pin struct {
+	Model string
+	Epoch policies.Epoch // 0: the plan in force
+	By    string         // the operator
+}
+
+// Unpin ends a Pin; the planner takes over. It changes nothing for a model that is
+// not pinned.
+type Unpin struct{ Model, By string }
+
+// Rollback puts an earlier plan in force again, under a new epoch, and holds new
+// plans off for as long as after a plan that was rolled back for its slowness.
+type Rollback struct {
+	Model string
+	To    policies.Epoch // 0: the plan before the one in force
+	Keep  bool           // also pin it
+	By    string
+}
+
+// ConfirmRemoval lets every control plane of the store apply a configured list that
+// lacks more than half of a model's replicas, by the list's digest.
+type ConfirmRemoval struct{ Digest string }
+
+// ChangeSlots changes what the policy slots of all hosts should run. Change is pure:
+// it returns the slots to store in place of the stored ones, or an error. It may be
+// called more than once.
+type ChangeSlots struct {
+	Change func([]policyslots.Slot) ([]policyslots.Slot, error)
+}
+
+func (Drain) order()          {}
+func (Undrain) order()        {}
+func (Pin) order()            {}
+func (Unpin) order()          {}
+func (Rollback) order()       {}
+func (ConfirmRemoval) order() {}
+func (ChangeSlots) order()    {}
+
+// Reasons why an order cannot be executed.
+var (
+	ErrUnknownReplica = errors.New("no such replica is configured")
+	ErrLastReplica    = errors.New("no other replica of its model could serve: start one, or undrain one, first")
+	ErrDrainedByFile  = errors.New("the fleet file drains it: remove its drain mark there")
+	ErrUnknownModel   = errors.New("no such model is configured")
+	ErrNoPlan         = errors.New("no such plan is kept")
+	ErrPinned         = errors.New("its plan is pinned: unpin it first, or pin the one to go back to")
+	ErrSamePlan       = errors.New("the plan in force already divides the lengths like it")
+	ErrDenied         = errors.New("the site's rules deny it")
+	ErrNothingHeld    = errors.New("no removal of replicas waits to be confirmed here")
+	ErrOtherRemoval   = errors.New("the fleet file has changed since: look at the status, and confirm again")
+	ErrNotStored      = errors.New("the plan store did not accept it; nothing has changed, try again") // wrapped with the reason
+)
+
+// CheckDrain returns an error for a Drain that cannot be executed: at least one replica
+// of each model that takes requests must stay.
+func CheckDrain(g *Registry, id policies.ReplicaID) error {
+	r := g.Get(id)
+	switch {
+	case r == nil || r.Removed:
+		return fmt.Errorf("replica %q: %w", id, ErrUnknownReplica)
+	case r.DrainOrdered():
+		return nil // it is drained already
+	}
+	for _, o := range g.All() {
+		if o != r && o.Model == r.Model && o.Ready() && !o.Prefill {
+			return nil
+		}
+	}
+	return fmt.Errorf("replica %q: %w", id, ErrLastReplica)
+}
+
+// CheckUndrain returns an error for an Undrain that cannot be executed.
+func CheckUndrain(g *Registry, id policies.ReplicaID) error {
+	r := g.Get(id)
+	switch {
+	case r == nil || r.Removed:
+		return fmt.Errorf("replica %q: %w", id, ErrUnknownReplica)
+	case r.Draining && !r.Drained:
+		return fmt.Errorf("replica %q: %w", id, ErrDrainedByFile)
+	}
+	return nil
+}

@@ -1,0 +1,130 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// scripted is a backend whose reads fail, and are counted.
+type scripted struct {
+	Backend
+	mu    sync.Mutex
+	fault error
+	reads int
+}
+
+func (b *scripted) ReadRoot(ctx context.Context) (Root, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.reads++; b.fault != nil {
+		return Root{}, b.fault
+	}
+	return b.Backend.ReadRoot(ctx)
+}
+
+// TestFollow: what differs is sent, at once and after signals and polls; while the server is silent, its
+// changing reasons are sent once.
+func TestFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		b := &scripted{Backend: NewMemory()}
+		fail := func(err error) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.fault = err
+		}
+		count := func() int {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return b.reads
+		}
+		s := New(b)
+		updates := s.Watch(ctx)
+		expect := func(what string, want Version, failed bool) {
+			t.Helper()
+			select {
+			case u := <-updates:
+				if u.Version != want || (u.Err != nil) != failed {
+					t.Errorf("%s: %+v", what, u)
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("%s: nothing is sent", what)
+			}
+		}
+		silent := func(what string) {
+			t.Helper()
+			select {
+			case u := <-updates:
+				t.Errorf("%s: %+v is sent", what, u)
+			case <-time.After(5 * time.Second):
+			}
+		}
+		expect("the first read", "", false)
+		silent("nothing has changed")
+		time.Sleep(time.Second / 2) // between two polls
+		began := time.Now()
+		if _, err := s.CompareAndSwap(ctx, "", Object{}); err != nil {
+			t.Fatal(err)
+		}
+		if expect("a signal", "1", false); time.Since(began) > 0 {
+			t.Errorf("after %v", time.Since(began))
+		}
+		fail(fmt.Errorf("dial: %w", ErrUnavailable))
+		expect("an outage", "1", true)
+		fail(fmt.Errorf("no answer: %w", ErrUnavailable))
+		silent("another reason of the same outage")
+		fail(RefusedError{errors.New("forbidden")})
+		expect("a refusal", "1", true)
+		fail(nil)
+		expect("the end", "1", false)
+		before := count()
+		time.Sleep(10 * time.Second)
+		if n := count() - before; n < 9 || n > 11 {
+			t.Errorf("%d reads in ten seconds", n)
+		}
+		cancel()
+		for range updates {
+		}
+	})
+}
+
+func TestRefusedError(t *testing.T) {
+	cause := errors.New("forbidden")
+	err := fmt.Errorf("at x: %w", RefusedError{cause})
+	if !errors.Is(err, ErrUnavailable) || !errors.Is(err, cause) || !strings.Contains(err.Error(), "forbidden") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestRetry: an attempt that hangs is given up early, and the last error is the one that says most.
+func TestRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		var took []time.Duration
+		tries := 0
+		err := Retry(ctx, func(error) bool { return true }, func(ctx context.Context) error {
+			if tries++; tries == 2 {
+				return errors.New("refused")
+			}
+			began := time.Now()
+			<-ctx.Done()
+			took = append(took, time.Since(began))
+			return ctx.Err()
+		})
+		if err == nil || err.Error() != "refused" || len(took) < 3 || took[0] != 800*time.Millisecond || took[1] > 600*time.Millisecond {
+			t.Errorf("%v after %v", err, took)
+		}
+		tries = 0
+		err = Retry(ctx, func(error) bool { return false }, func(context.Context) error { tries++; return errors.New("final") })
+		if err == nil || tries != 1 {
+			t.Errorf("%v after %d attempts", err, tries)
+		}
+	})
+}
