@@ -59,9 +59,10 @@ clients read on through the migrator.
 
 To upgrade, start the new one beside the old, as the same user, with the same
 --runtime-dir: it takes over the listening sockets, so that no connection is refused, and
-the old one ends with its last stream. Until then the old one's streams count as the
-replica's load, and migrate like others: "cascade drain" empties both. A second process
-of a replica therefore replaces the first.
+the old one ends with its last stream, or up to five minutes later while clients keep
+HTTP/1 connections open. Until then the old one's streams count as the replica's load, and
+migrate like others: "cascade drain" empties both. A second process of a replica
+therefore replaces the first.
 
 Where the engine's KV is in the memory of a GPU, the GPU is watched by NVML, if that is
 there. One that reports a critical error (Xid) of its own, uncorrected memory errors, or

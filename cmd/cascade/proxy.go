@@ -48,7 +48,8 @@ On SIGTERM it stops accepting and ends when the last stream has ended, or after
 To upgrade, start the new one beside the old, as the same user, with the same --node-id,
 --listen and --runtime-dir: once it has its configuration it takes over the listening
 sockets, so that no connection is refused, and the old one ends 5 s after its last stream,
-however long that takes.`,
+however long that takes. HTTP/1 connections without a request are left to their clients to
+close, for ten minutes: closing one may lose the request that its client is sending.`,
 		Example: `  cascade proxy -c fleet.yaml
   cascade proxy -c fleet.yaml --node-id edge-2 --listen 127.0.0.1:8090
   cascade proxy -c fleet.yaml    # again, from the new binary: upgrades

@@ -34,7 +34,7 @@ const (
 	defaultHealthTimeout    = 4 * time.Second
 	healthRetry             = 100 * time.Millisecond // while the engine is away
 	startNotice             = 5 * time.Second        // after this time the log names an engine that has passed no health check
-	retireGrace             = 500 * time.Millisecond // from Retire until connections without a request are closed
+	retireGrace             = 500 * time.Millisecond // from Retire until connections are closed, and between checks for HTTP/1 ones that are left
 	updateInterval          = 250 * time.Millisecond
 	dialTimeout             = 5 * time.Second  // a busy machine may take seconds
 	headerTimeout           = 10 * time.Second // for a request's header to arrive

@@ -30,8 +30,11 @@ type gate struct {
 	bodies *httpserver.Budget // of the memory of all requests that pass
 }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP implements http.Handler. After Retire it asks the client of each answer to use another connection.
 func (g gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if g.server.retiring() {
+		w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
+	}
 	to, problem := findRoute(g.routes, r)
 	switch {
 	case problem != nil:
@@ -80,14 +83,10 @@ func methodsOf(routes []route, at string) (methods []string) {
 }
 
 // admitted serves a request unless the engine is away, the server drains or the process
-// has no resources left, and counts it. After Retire it asks the client of each answer to
-// use another connection.
+// has no resources left, and counts it.
 func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route, bodies *httpserver.Budget) {
 	srv.inFlight.begin()
 	defer srv.inFlight.end()
-	if srv.retiring() {
-		w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
-	}
 	switch {
 	case srv.draining():
 		refuseRequest(w, "the replica is draining; send the request to another one")

@@ -43,12 +43,15 @@ type listeners struct {
 	wg       sync.WaitGroup // goroutines that end when the servers are closed
 	inFlight *inFlight      // requests at the servers
 
+	fromClients, fromPeers httpserver.Connections
+
 	mu      sync.Mutex
 	servers map[*http.Server]struct{} // that may have connections
 }
 
 func newListeners(f *Server) *listeners {
 	ls := &listeners{server: f, listener: f.cfg.Listener, failed: make(chan error, 1), servers: make(map[*http.Server]struct{}), inFlight: newInFlight()}
+	ls.fromClients.Idle, ls.fromPeers.Idle = clientIdleConn, clientIdleConn
 	if ls.listener != nil {
 		ls.address = ls.listener.Addr()
 	}
@@ -56,7 +59,7 @@ func newListeners(f *Server) *listeners {
 }
 
 // serve starts an HTTP server on l; its requests end when ctx does.
-func (ls *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *http.Server {
+func (ls *listeners) serve(ctx context.Context, l net.Listener, open *httpserver.Connections, h http.Handler) *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true) // on a listener with TLS that offers it
@@ -73,7 +76,7 @@ func (ls *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) 
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, WriteByteTimeout: ls.server.cfg.WriteTimeout},
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       clientIdleConn,
-		ConnState:         markActive,
+		ConnState:         open.Track,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ErrorLog:          discardLog,
@@ -83,7 +86,7 @@ func (ls *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) 
 	ls.mu.Unlock()
 	ls.wg.Go(func() {
 		// A listener that its owner closes was handed over.
-		if err := s.Serve(lazyListener{l, clientIdleConn}); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := s.Serve(open.Listener(l)); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			select {
 			case ls.failed <- fmt.Errorf("frontend of %s: serve %s: %w", ls.server.cfg.Replica, l.Addr(), err):
 			default:
@@ -107,7 +110,7 @@ func (ls *listeners) openClients(ctx context.Context) bool {
 			return false
 		}
 	}
-	ls.clients = ls.serve(ctx, l, ls.server.Handler())
+	ls.clients = ls.serve(ctx, l, &ls.fromClients, ls.server.Handler())
 	return true
 }
 

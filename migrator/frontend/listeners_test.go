@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -129,6 +131,40 @@ func TestRetire(t *testing.T) {
 			f.done <- err
 			if err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestRetiredConnections checks that a retired server answers a request on an HTTP/1 connection that was long idle,
+// and that it ends once its clients have closed or used theirs, or after five minutes.
+func TestRetiredConnections(t *testing.T) {
+	for name, closes := range map[string]bool{"closed": true, "kept": false} {
+		runInBubble(t, name, func(t *testing.T) {
+			f := startServer(t, newEngine(t).URL, nil)
+			var idle [2]net.Conn
+			for i := range idle {
+				idle[i] = testkit.Must(memory.dial(t.Context(), "tcp", f.url))
+				defer idle[i].Close()
+			}
+			f.Retire()
+			retired := time.Now()
+			time.Sleep(4 * time.Minute)
+			go io.WriteString(idle[0], "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+			resp, err := http.ReadResponse(bufio.NewReader(idle[0]), nil)
+			if err != nil || resp.StatusCode != http.StatusOK || !resp.Close {
+				t.Fatalf("%+v, %v; want 200 and Connection: close", resp, err)
+			}
+			io.Copy(io.Discard, resp.Body)
+			want := clientIdleConn
+			if closes {
+				idle[1].Close()
+				want = 4 * time.Minute
+			}
+			err = <-f.done
+			f.done <- err
+			if took := time.Since(retired); err != nil || took < want || took > want+time.Second {
+				t.Errorf("Run ended %v after Retire: %v; want %v", took, err, want)
 			}
 		})
 	}

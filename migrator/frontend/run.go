@@ -33,7 +33,7 @@ func (srv *Server) Run(parent context.Context) error {
 		}
 	}()
 	if srv.cfg.PeerListener != nil {
-		l.serve(ctx, srv.cfg.PeerListener, srv.PeerHandler())
+		l.serve(ctx, srv.cfg.PeerListener, &l.fromPeers, srv.PeerHandler())
 	}
 	sweep := time.NewTicker(updateInterval)
 	defer sweep.Stop()
@@ -48,6 +48,7 @@ func (srv *Server) Run(parent context.Context) error {
 	starting := true                       // the engine has not been ready yet, and the log has not named it
 	drain, retire := srv.drain, srv.retire // nil once received
 	var retireTimer, deadline <-chan time.Time
+	var retired time.Time
 	var drained <-chan struct{} // closed when the servers have no connections, then nil
 	leaving := false            // the server drains or has retired
 	leave := func() {
@@ -97,10 +98,12 @@ func (srv *Server) Run(parent context.Context) error {
 			leave()
 		case <-retire:
 			srv.log.Info("server retired")
-			// A client stops using a busy connection before it is closed, so no
-			// request in flight is lost with it.
-			retire, retireTimer = nil, time.After(retireGrace)
+			retire, retireTimer, retired = nil, time.After(retireGrace), time.Now()
 		case <-retireTimer:
+			if l.fromClients.HTTP1() > 0 && time.Since(retired) < clientIdleConn {
+				retireTimer = time.After(retireGrace)
+				continue
+			}
 			leave()
 		case <-drained:
 			drained = nil

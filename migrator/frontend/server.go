@@ -163,7 +163,7 @@ func (srv *Server) Drain() {
 // Retire ends the server as Drain does when another process serves its address
 // from now on, so that no client is refused: requests on open connections are
 // served, and each client is asked to use another connection (Connection: close,
-// GOAWAY).
+// GOAWAY). For five minutes HTTP/1 connections are left to their clients to close.
 func (srv *Server) Retire() {
 	srv.retired.Do(func() { close(srv.retire) })
 }

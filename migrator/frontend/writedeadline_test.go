@@ -18,7 +18,7 @@ func TestQuietStream(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := &Server{cfg: Config{WriteTimeout: timeout}}
 			d, lis := newListeners(f), listen()
-			s := d.serve(t.Context(), lis, f.withAnswer(timeout, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			s := d.serve(t.Context(), lis, &d.fromClients, f.withAnswer(timeout, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				for range pieces {
 					io.WriteString(w, "x")
 					http.NewResponseController(w).Flush()

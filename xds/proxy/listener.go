@@ -18,16 +18,14 @@ const bindRetry = time.Second
 // closeGrace is how long requests that are ended have for their answers.
 const closeGrace = time.Second
 
-// A retired proxy closes its connections once it has had no request at quietChecks
-// checks in succession. Closing an idle HTTP/1.1 connection loses the request that its
-// client sends at the same moment, and most requests of this API may not be sent twice
-// by a client on its own. Clients under load reuse a connection within moments and are
-// then asked to use another one, so that those which remain are not in use.
+// A retired proxy ends once it has had no request at quietChecks checks in succession, and no HTTP/1 connection is
+// left (httpserver.Connections.HTTP1) or none was used at idleChecks checks: then it closes those connections.
 //
 // The checks are counted, and not the time: a process that the machine does not let
 // run sees no requests either, although they have arrived.
 const (
 	quietChecks = 10
+	idleChecks  = 1200
 	quietPeriod = 500 * time.Millisecond
 )
 
@@ -54,7 +52,7 @@ func (p *Proxy) listen(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-p.retire:
-		p.awaitQuiet(ctx)
+		p.awaitQuiet(ctx, s.connections.HTTP1)
 	}
 	p.addr.Store(nil)
 	p.drain(ctx, s)
@@ -104,9 +102,10 @@ func (p *Proxy) bind(ctx context.Context) *clientServer {
 
 // clientServer is the HTTP server for clients.
 type clientServer struct {
-	http  *http.Server
-	stop  context.CancelCauseFunc
-	ended chan struct{}
+	http        *http.Server
+	connections *httpserver.Connections
+	stop        context.CancelCauseFunc
+	ended       chan struct{}
 }
 
 // start serves a listener, with TLS if it is secure.
@@ -116,7 +115,8 @@ func (p *Proxy) start(secure bool, bound net.Listener) *clientServer {
 	protocols.SetUnencryptedHTTP2(!secure)
 	protocols.SetHTTP2(secure)
 	ctx, stop := context.WithCancelCause(context.Background())
-	s := &clientServer{stop: stop, ended: make(chan struct{}), http: &http.Server{
+	connections := &httpserver.Connections{Idle: connectionIdle}
+	s := &clientServer{connections: connections, stop: stop, ended: make(chan struct{}), http: &http.Server{
 		BaseContext:                  func(net.Listener) context.Context { return ctx },
 		Handler:                      httpserver.Handler(http.HandlerFunc(p.serve)),
 		Protocols:                    protocols,
@@ -124,7 +124,7 @@ func (p *Proxy) start(secure bool, bound net.Listener) *clientServer {
 		DisableGeneralOptionsHandler: true, // OPTIONS * is answered as any other request
 		ReadHeaderTimeout:            resources.HeadersTimeout,
 		IdleTimeout:                  connectionIdle,
-		ConnState:                    markRequestRead,
+		ConnState:                    connections.Track,
 		MaxHeaderBytes:               maxHeaderBytes,
 		ErrorLog:                     slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
@@ -142,20 +142,20 @@ func (p *Proxy) start(secure bool, bound net.Listener) *clientServer {
 	}
 	go func() {
 		defer close(s.ended)
-		if err := serve(lazyDeadlineListener{bound, connectionIdle}); !errors.Is(err, http.ErrServerClosed) {
+		if err := serve(connections.Listener(bound)); !errors.Is(err, http.ErrServerClosed) {
 			p.cfg.Logger.Error("listener failed", "error", err)
 		}
 	}()
 	return s
 }
 
-// awaitQuiet returns when no request was in progress or began at quietChecks checks in
-// succession, or when ctx ends.
-func (p *Proxy) awaitQuiet(ctx context.Context) {
+// awaitQuiet returns when no request was in progress or began at quietChecks checks in succession and http1 is 0, at
+// idleChecks checks, or when ctx ends.
+func (p *Proxy) awaitQuiet(ctx context.Context, http1 func() int) {
 	tick := time.NewTicker(quietPeriod)
 	defer tick.Stop()
 	begun := p.begun.Load()
-	for quiet := 0; quiet < quietChecks; {
+	for quiet := 0; quiet < quietChecks || quiet < idleChecks && http1() > 0; {
 		select {
 		case <-ctx.Done():
 			return

@@ -6,12 +6,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // TestBindsThePlansAddress checks that a proxy without a Listener of its own binds the address of the
@@ -79,20 +82,72 @@ func TestRetire(t *testing.T) {
 			if err != nil || strings.Count(string(events), "data:") != 16 {
 				t.Errorf("the stream was cut: %v, %q", err, events)
 			}
+			client.CloseIdleConnections() // over HTTP/1 the stream's is in use until then
 			testkit.WaitFor(t, "the closed socket", func() bool { return p.Addr() == nil })
 		})
 	}
 }
 
-// TestRetiredConnections checks that a retired proxy keeps its connections while requests come or run,
-// and long enough for clients that a busy machine holds up.
+// TestRetiredConnections checks that a retired proxy answers the request that a client sends on a connection long
+// idle, that it ends five seconds after its last HTTP/1 connection, and that an idle one lasts ten minutes.
 func TestRetiredConnections(t *testing.T) {
+	for name, do := range map[string]func(t *testing.T, p *pipes) (left time.Duration){
+		"none": func(*testing.T, *pipes) time.Duration { return 5 * time.Second },
+		"used": func(t *testing.T, p *pipes) time.Duration {
+			for _, c := range p.ends {
+				time.Sleep(4 * time.Minute)
+				if resp := requireAnswer(t, c, question); !resp.Close {
+					t.Error("the client is not asked to use another connection")
+				}
+				requireClosed(t, c, 0)
+			}
+			return 5 * time.Second
+		},
+		"closed by its client": func(t *testing.T, p *pipes) time.Duration {
+			for _, c := range p.ends {
+				time.Sleep(4 * time.Minute)
+				c.Close()
+			}
+			return time.Second
+		},
+		"kept by its client": func(t *testing.T, p *pipes) time.Duration {
+			time.Sleep(9 * time.Minute)
+			requireAnswer(t, p.ends[0], question)
+			return 10 * time.Minute
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lis := &pipes{PipeListener: testkit.NewPipeListener(netip.MustParseAddrPort("127.0.0.1:1"))}
+				p := testkit.Must(New(Config{Client: routing.Config{Target: "127.0.0.1:1", NodeID: "proxy"}, Listener: lis}))
+				p.apply(&resources.Routing{Proxy: resources.ProxySettings{IdleTimeout: time.Minute, BodyLimit: 1 << 20}})
+				ended := make(chan time.Time, 1)
+				go func() { p.listen(t.Context()); ended <- time.Now() }()
+				if name != "none" {
+					requireAnswer(t, lis.dial(), question)
+					lis.dial() // ahead of its first request
+				}
+				<-p.Ready()
+				p.Retire()
+				left := do(t, lis)
+				last := time.Now()
+				if took := (<-ended).Sub(last); took < left-time.Second || took > left+time.Second {
+					t.Errorf("the proxy ended %v after the last connection or request, want %v", took, left)
+				}
+			})
+		})
+	}
+}
+
+// TestAwaitQuiet checks that a retired proxy keeps its connections while requests come or run,
+// and long enough for clients that a busy machine holds up.
+func TestAwaitQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var p Proxy
 		began := time.Now()
 		ended := make(chan time.Duration, 1)
 		go func() {
-			p.awaitQuiet(t.Context())
+			p.awaitQuiet(t.Context(), func() int { return 0 })
 			ended <- time.Since(began)
 		}()
 		request := func(at, length time.Duration) {

@@ -63,7 +63,7 @@ func New(cfg Config) (*Proxy, error) {
 
 // Run serves until ctx ends, then stops accepting, lets streams finish for
 // DrainTimeout, cuts the rest and returns nil. After Retire it returns when its last stream
-// has ended.
+// has ended, and its last HTTP/1 connection.
 func (p *Proxy) Run(ctx context.Context) error {
 	go p.accessLog.run() // close ends it
 	g, ctx := errgroup.WithContext(ctx)
@@ -81,7 +81,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 
 // Retire ends Run some seconds after the last request, however long its stream takes: another process
 // serves the address from now on. Requests on open connections are served, and each client is asked
-// to use another connection (Connection: close, GOAWAY).
+// to use another connection (Connection: close, GOAWAY). HTTP/1 connections are left to their clients to close,
+// until none of them was used for ten minutes.
 func (p *Proxy) Retire() { p.retireOnce.Do(func() { close(p.retire) }) }
 
 func (p *Proxy) retiring() bool {

@@ -101,6 +101,7 @@ func TestProxyUpgrade(t *testing.T) {
 		}
 		stream.Wait()
 		testkit.NoError(t, stream.Whole())
+		f.HTTP.CloseIdleConnections() // the stream's may be one of them, and the old process leaves it to its client
 		old.Wait()
 	}
 	load.Stop()

@@ -30,7 +30,7 @@ func TestFirstRequest(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			lis := listen()
 			d := newListeners(&Server{cfg: Config{WriteTimeout: defaultWriteTimeout}})
-			s := d.serve(t.Context(), lis, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			s := d.serve(t.Context(), lis, &d.fromClients, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 			here, err := memory.dial(t.Context(), "tcp", lis.Addr().String())
 			if err != nil {
 				t.Fatal(err)

@@ -163,8 +163,8 @@ func write(t *testing.T, c net.Conn, text string) {
 	}
 }
 
-// requireAnswer sends a request, or the rest of one, and expects the proxy's own response.
-func requireAnswer(t *testing.T, c net.Conn, text string) {
+// requireAnswer sends a request, or the rest of one, and expects the proxy's own response, whose head it returns.
+func requireAnswer(t *testing.T, c net.Conn, text string) *http.Response {
 	t.Helper()
 	go io.WriteString(c, text)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -175,6 +175,7 @@ func requireAnswer(t *testing.T, c net.Conn, text string) {
 	if err != nil || resp.StatusCode != http.StatusNotFound || !strings.Contains(string(body), "model_not_found") {
 		t.Fatalf("status %d: %s (%v)", resp.StatusCode, body, err)
 	}
+	return resp
 }
 
 // requireClosed expects the connection to be closed after this time without a response.
