@@ -37,16 +37,11 @@ var (
 	ErrDifferent = errors.New("the two engines store KV differently")
 )
 
-// Engine is an engine that serves its block table; Client implements it.
+// Engine pins prefixes in the cache of an engine that serves its block table; Client implements it.
 type Engine interface {
-	Prefixes
+	transport.Pool
 	// Description returns false while the engine is unavailable.
 	Description() (Description, bool)
-	transport.Pool
-}
-
-// Prefixes pins prefixes in an engine's cache, as Client does.
-type Prefixes interface {
 	PinPrefix(ctx context.Context, id string, p Prefix, reserve bool) (PinnedPrefix, error)
 	CommitPrefix(ctx context.Context, id string, tokens int) error
 	Release(ctx context.Context, id string) error
@@ -68,9 +63,6 @@ type CopierConfig struct {
 	Network Network
 	// Paths returns the paths of the transports that serve the Engine's memory.
 	Paths func() *transport.Paths
-	// Pace returns when a transfer that began at start and has so many bytes of the real engine's
-	// KV would be complete; nil returns at once.
-	Pace func(ctx context.Context, start time.Time, bytes int64) error
 	// CanReceive reports whether KV can be written to the engine's memory now. It must not block.
 	// nil: it always can.
 	CanReceive func() bool
@@ -113,9 +105,6 @@ func NewCopier(c CopierConfig) (*Copier, error) {
 	}
 	if c.MaxConcurrent == 0 {
 		c.MaxConcurrent = defaultConcurrent
-	}
-	if c.Pace == nil {
-		c.Pace = func(context.Context, time.Time, int64) error { return nil }
 	}
 	if c.CanReceive == nil {
 		c.CanReceive = func() bool { return true }

@@ -272,10 +272,10 @@ type world struct {
 	faults    *transporttest.Faults
 	transport transporttest.Network
 	// ask passes the calls of b to a; tests change it.
-	ask   func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error)
-	pace  func(ctx context.Context, start time.Time, bytes int64) error
-	away  bool // b cannot receive
-	calls sync.WaitGroup
+	ask       func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error)
+	afterPull func(ctx context.Context) error // at the end of each pull; its error is that of the transport
+	away      bool                            // b cannot receive
+	calls     sync.WaitGroup
 	// stopHolder and stopPuller end Run of each, and return when it has.
 	stopHolder, stopPuller func()
 }
@@ -305,6 +305,33 @@ func (w *world) serve(ctx context.Context, q *api.FetchPrefixRequest) (*api.Fetc
 	}
 }
 
+// hooked is a transport whose pulls call afterPull before they return.
+type hooked struct {
+	transport.Transport
+	w *world
+}
+
+type hookedPuller struct {
+	transport.Puller
+	w *world
+}
+
+func (h hooked) Open(ctx context.Context, receiver policies.ReplicaID, o transport.Offer) (transport.Puller, error) {
+	p, err := h.Transport.Open(ctx, receiver, o)
+	if err != nil {
+		return nil, err
+	}
+	return hookedPuller{p, h.w}, nil
+}
+
+func (p hookedPuller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
+	stats, err := p.Puller.Pull(ctx, plan)
+	if err == nil && p.w.afterPull != nil {
+		err = p.w.afterPull(ctx)
+	}
+	return stats, err
+}
+
 // start runs the two replicas until the end of the test, when nothing may be pinned any more.
 func start(t *testing.T, change func(w *world, a, b *CopierConfig)) *world {
 	t.Helper()
@@ -312,20 +339,14 @@ func start(t *testing.T, change func(w *world, a, b *CopierConfig)) *world {
 	set := func(id policies.ReplicaID, e *engine, faults *transporttest.Faults) *transport.Paths {
 		carrier := testkit.Must(transporttest.NewMemory(transporttest.MemoryConfig{Network: &w.transport, Name: string(id), Pool: e, Faults: faults}))
 		t.Cleanup(testkit.Run(t, carrier.Run))
-		s := transport.NewPaths(transport.PathsConfig{Self: id, Transports: []transport.Transport{carrier}, Pool: e})
+		s := transport.NewPaths(transport.PathsConfig{Self: id, Transports: []transport.Transport{hooked{carrier, w}}, Pool: e})
 		grant := transport.Grant{Migration: "trial", Receiver: "x", Deadline: time.Now().Add(time.Minute)}
 		testkit.WaitFor(t, "the transport runs", func() bool { return len(s.Export(grant)) > 0 })
 		return s
 	}
 	setA, setB := set("a", w.a, nil), set("b", w.b, w.faults)
 	ca := CopierConfig{Engine: w.a, Network: w, Paths: func() *transport.Paths { return setA }}
-	cb := CopierConfig{Engine: w.b, Network: w, Paths: func() *transport.Paths { return setB }, CanReceive: func() bool { return !w.away },
-		Pace: func(ctx context.Context, start time.Time, bytes int64) error {
-			if w.pace != nil {
-				return w.pace(ctx, start, bytes)
-			}
-			return nil
-		}}
+	cb := CopierConfig{Engine: w.b, Network: w, Paths: func() *transport.Paths { return setB }, CanReceive: func() bool { return !w.away }}
 	if change != nil {
 		change(w, &ca, &cb)
 	}

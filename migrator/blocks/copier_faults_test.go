@@ -108,8 +108,8 @@ func TestFaults(t *testing.T) {
 				return nil, errors.New("connection refused")
 			}
 		}},
-		"the pace fails": {fault: func(w *world) {
-			w.pace = func(context.Context, time.Time, int64) error { return errors.New("no link") }
+		"the transport fails at the end": {fault: func(w *world) {
+			w.afterPull = func(context.Context) error { return errors.New("no link") }
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestFaults(t *testing.T) {
 			if cached := w.b.check(t, p); cached > 0 && !x.ok && !x.late {
 				t.Errorf("%d tokens are cached after the pull has failed", cached)
 			}
-			w.a.gate, w.b.gate, w.ask, w.pace, w.away, w.a.pinsBy, w.b.pinsBy = nil, nil, nil, nil, false, 0, 0
+			w.a.gate, w.b.gate, w.ask, w.afterPull, w.away, w.a.pinsBy, w.b.pinsBy = nil, nil, nil, nil, false, 0, 0
 			w.faults.Set()
 			w.a.compute(p)
 			if _, err := w.puller.Pull(t.Context(), "a", p); err != nil || w.b.check(t, p) != 24 {
@@ -153,11 +153,8 @@ func TestDeadline(t *testing.T) {
 				return nil, ctx.Err()
 			}
 		},
-		"at the pace": func(w *world) {
-			w.pace = func(ctx context.Context, _ time.Time, bytes int64) error {
-				if bytes != 24*1000 {
-					t.Errorf("%d bytes", bytes)
-				}
+		"at the end of the transport": func(w *world) {
+			w.afterPull = func(ctx context.Context) error {
 				<-ctx.Done()
 				return ctx.Err()
 			}
@@ -213,7 +210,7 @@ func TestRunEnds(t *testing.T) {
 	pulls := func(t *testing.T, w *world) (held, proceed chan struct{}, ended chan error) {
 		w.a.compute(p)
 		held, proceed, ended = make(chan struct{}, 1), make(chan struct{}), make(chan error, 1)
-		w.pace = func(ctx context.Context, _ time.Time, _ int64) error {
+		w.afterPull = func(ctx context.Context) error {
 			held <- struct{}{}
 			select {
 			case <-ctx.Done():

@@ -160,7 +160,7 @@ func TestHolderIsFreedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, nil)
 		w.a.compute(prefix(24, 1))
-		w.pace = func(context.Context, time.Time, int64) error { return errors.New("no link") }
+		w.afterPull = func(context.Context) error { return errors.New("no link") }
 		hangs := make(chan struct{})
 		w.b.gate = func(call string) error {
 			if call == "release" {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -109,12 +108,8 @@ func (in *pullJob) pull(ctx, run context.Context) (out Pulled, err error) {
 	if err != nil {
 		return out, fmt.Errorf("%s: %w", in.holder, err)
 	}
-	begun := time.Now()
 	copied, err := in.c.cfg.Paths().PullBlocks(ctx, in.holder, offers, memory, plan)
 	if err != nil {
-		return out, err
-	}
-	if err := in.c.cfg.Pace(ctx, begun, int64(tokens-pinned.Cached)*int64(d.TokenBytes)); err != nil {
 		return out, err
 	}
 	if err := e.CommitPrefix(ctx, in.name, tokens); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -64,7 +63,7 @@ func TestLimits(t *testing.T) {
 	w := start(t, func(_ *world, a, b *CopierConfig) { a.MaxConcurrent, b.MaxConcurrent = 1, 2 })
 	w.a.compute(prefix(24, 1))
 	hold, held := make(chan struct{}), make(chan struct{}, 4)
-	w.pace = func(ctx context.Context, _ time.Time, _ int64) error {
+	w.afterPull = func(ctx context.Context) error {
 		held <- struct{}{}
 		<-hold
 		return nil

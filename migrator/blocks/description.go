@@ -23,7 +23,7 @@ type Description struct {
 	// Layout fits into PoolBytes.
 	Layout    transport.Layout
 	PoolBytes int64
-	// TokenBytes is the size of a token's KV on the real engine, all ranks together: what a
+	// TokenBytes is the size of a token's KV, all ranks together, as the engine states it: what a
 	// link has to carry. 0 if unknown.
 	TokenBytes policies.Bytes
 	// Fingerprint is equal for engines that can read each other's blocks.

@@ -691,7 +691,7 @@ type Migration struct {
 	To                string                 `protobuf:"bytes,6,opt,name=to,proto3" json:"to,omitempty"`
 	Method            string                 `protobuf:"bytes,7,opt,name=method,proto3" json:"method,omitempty"`       // live, reprompt, handoff
 	Transport         string                 `protobuf:"bytes,8,opt,name=transport,proto3" json:"transport,omitempty"` // shm, tcp, …; empty for reprompt
-	State             string                 `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`         // as migrator/transfer names it; done and aborted are final
+	State             string                 `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`         // as migrator/move names it; done and aborted are final
 	Reason            string                 `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`      // of an abort
 	Rounds            uint32                 `protobuf:"varint,11,opt,name=rounds,proto3" json:"rounds,omitempty"`
 	Tokens            int64                  `protobuf:"varint,12,opt,name=tokens,proto3" json:"tokens,omitempty"`                                  // length of the request when the migration began

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -27,7 +27,7 @@ func newSlowFleet(t *testing.T, envoy string) *fleetHarness {
 
 // waitForMigration waits until a migration is in progress for which holds returns true. It reports false if
 // all requests have left before it saw such a migration.
-func (r *fleetHarness) waitForMigration(from string, what string, holds func(executor.Migration) bool) (found executor.Migration, seen bool) {
+func (r *fleetHarness) waitForMigration(from string, what string, holds func(move.Migration) bool) (found move.Migration, seen bool) {
 	r.T.Helper()
 	r.WaitFor(what, func() bool {
 		gone := len(r.fronts[from].LocalLegs()) == 0 // before reading the migrations, so that none ends in between
@@ -105,10 +105,10 @@ func TestClientLeaves(t *testing.T) {
 		for n := range 6 {
 			r.useOnly(from)
 			s := r.Stream(prompt(8000+n, forever))
-			var m executor.Migration
+			var m move.Migration
 			for seen := false; !seen; {
 				r.swapDrain(from)
-				m, seen = r.waitForMigration(from, "a migration", func(m executor.Migration) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
+				m, seen = r.waitForMigration(from, "a migration", func(m move.Migration) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
 				from = otherReplica(from)
 			}
 			states[m.State]++
@@ -131,7 +131,7 @@ func TestRequestEndsWhileMigrating(t *testing.T) {
 			all = append(all, r.Stream(prompt(20_000+n, output)))
 		}
 		r.swapDrain("r0")
-		if _, seen := r.waitForMigration("r0", "a migration", func(m executor.Migration) bool { return m.Rounds > 0 }); !seen {
+		if _, seen := r.waitForMigration("r0", "a migration", func(m move.Migration) bool { return m.Rounds > 0 }); !seen {
 			t.Fatal("the requests are over, or elsewhere, before they migrate")
 		}
 		for _, s := range all {

@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -34,7 +34,7 @@ func (halves) Price(_ policies.Workload, cuts []policies.Tokens, counts []int) (
 // runLinkedFleet runs eight replicas on two hosts, whose GPUs 0 and 1, 2 and 3 are joined by NVLink, until the planner
 // has divided them and each of some streams, one after the other, has left its stage. It returns the second stage and
 // these migrations.
-func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []policies.ReplicaID, moves []executor.Migration) {
+func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []policies.ReplicaID, moves []move.Migration) {
 	r := newCheckedFleet(t, harnessConfig{replicas: 8, edit: func(f *config.Fleet) {
 		f.Speed = 2
 		f.Models[0].Profile = "testdata/linked.json"
@@ -61,7 +61,7 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 		stream := r.Stream(prompt(1300+n, forever)) // of 300 tokens
 		r.WaitFor("the stream has migrated", func() bool {
 			done, _ := r.migrations()
-			moves = slices.DeleteFunc(done, func(m executor.Migration) bool { return m.Cause != policies.Growth })
+			moves = slices.DeleteFunc(done, func(m move.Migration) bool { return m.Cause != policies.Growth })
 			return len(moves) > n
 		})
 		stream.Leave()
@@ -97,7 +97,7 @@ func TestMigrationsStayOnHost(t *testing.T) {
 		t.Parallel()
 		second, moves := runLinkedFleet(t, 16)
 		requireSpread(t, second)
-		if !slices.ContainsFunc(moves, func(m executor.Migration) bool { return joinedPair(m.From)/2 != joinedPair(m.To)/2 }) {
+		if !slices.ContainsFunc(moves, func(m move.Migration) bool { return joinedPair(m.From)/2 != joinedPair(m.To)/2 }) {
 			t.Errorf("without the topology, all of %d migrations stay on their hosts", len(moves))
 		}
 	})

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/move"
 )
 
 // newMigratingFleet returns a fleet whose requests migrate in the given mode.
@@ -29,7 +29,7 @@ func newCheckedFleet(t *testing.T, s harnessConfig) *fleetHarness {
 
 // migrations returns the completed and failed migrations of the whole fleet, as their sources recorded
 // them.
-func (r *fleetHarness) migrations() (done, failed []executor.Migration) {
+func (r *fleetHarness) migrations() (done, failed []move.Migration) {
 	for _, n := range r.replicas {
 		for _, m := range n.migrator.Executor().Migrations() {
 			switch {

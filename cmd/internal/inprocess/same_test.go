@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -348,7 +348,7 @@ func TestSameAnswers(t *testing.T) {
 func (r *fleetHarness) grownToLast() bool {
 	done, _ := r.migrations()
 	stages := r.status().Models[0].Stages
-	return slices.ContainsFunc(done, func(m executor.Migration) bool {
+	return slices.ContainsFunc(done, func(m move.Migration) bool {
 		return m.Cause == policies.Growth && slices.ContainsFunc(stages[len(stages)-1].Replicas, func(n control.Replica) bool { return n.ID == m.To })
 	})
 }

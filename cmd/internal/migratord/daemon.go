@@ -18,14 +18,15 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/connector"
-	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/kvevents"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/migrator/peer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
+	"github.com/cascadeinfer/cascade/migrator/transport/emulatedlink"
 	"github.com/cascadeinfer/cascade/migrator/transport/shm"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
@@ -50,7 +51,7 @@ type Daemon struct {
 	// The fields from network to plans are nil if the fleet does not migrate requests.
 	network     *peer.Network
 	market      *market.Market
-	executor    *executor.Executor
+	executor    *move.Executor
 	blocks      *blocks.Client    // nil if the engine has no block table
 	connector   *connector.Client // nil if the engine has no connector of ours
 	prefixes    *blocks.Copier    // nil if the engine has no block table
@@ -185,6 +186,7 @@ func (d *Daemon) newMigration() error {
 		if err = d.newTransports(d.blocks); err != nil {
 			return err
 		}
+		d.paceTransports()
 		mc.Engine, mc.Transports = d.blocks, d.transports
 	}
 	if dir := f.Connector(r); dir != "" && f.Migration.Mode == config.MigrationLive {
@@ -193,9 +195,9 @@ func (d *Daemon) newMigration() error {
 		}
 		mc.Pool, mc.Transports = d.connector, d.transports
 	}
-	mc.FrontEnd, mc.Network, mc.Notify = frontendAdapter{d}, d.network, func(ev bidask.Event) { d.market.Notify(ev) }
+	mc.FrontEnd, mc.Send, mc.Notify = func() move.FrontEnd { return d.frontend }, d.network.Send, func(ev bidask.Event) { d.market.Notify(ev) }
 	mc.Address, mc.Host, mc.Paths, mc.Tracer, mc.OnStall = d.controlView.address, d.controlView.host, d.linksFrom, d.cfg.Tracer, d.latencies.stalled
-	if d.executor, err = executor.New(mc); err != nil {
+	if d.executor, err = move.New(mc); err != nil {
 		return err
 	}
 	if d.blocks != nil {
@@ -301,6 +303,17 @@ func (d *Daemon) newTransports(pool transport.Pool) error {
 	return nil
 }
 
+// paceTransports lets an emulated link carry the blocks, whose size is that of the engine's description.
+func (d *Daemon) paceTransports() {
+	link := emulatedlink.New(max(1, d.cfg.Fleet.LinkRate()), func() int64 {
+		s, _ := d.blocks.Description()
+		return int64(s.BlockTokens) * int64(s.TokenBytes)
+	})
+	for i, t := range d.transports {
+		d.transports[i] = link.Carry(t)
+	}
+}
+
 // credentials returns the credentials of a connection to a peer.
 func (d *Daemon) credentials(peer policies.ReplicaID, address string) credentials.TransportCredentials {
 	return d.cfg.TLS.MigratorCredentials(string(peer), address)
@@ -317,7 +330,7 @@ func (d *Daemon) Frontend() *frontend.Server { return d.frontend }
 func (d *Daemon) Market() *market.Market { return d.market }
 
 // Executor returns the migration executor, or nil if requests do not migrate.
-func (d *Daemon) Executor() *executor.Executor { return d.executor }
+func (d *Daemon) Executor() *move.Executor { return d.executor }
 
 // Live reports whether this replica's engine supports live migration, which means that it serves
 // its block table now.

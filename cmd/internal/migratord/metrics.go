@@ -6,10 +6,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cascadeinfer/cascade/migrator/connector"
-	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/market"
-	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -160,7 +159,7 @@ var frontendMetrics = []metric[frontend.Status]{
 // migrationSample is the state from which a scrape reads the migration metrics.
 type migrationSample struct {
 	market        market.Status
-	executor      executor.Stats
+	executor      move.Stats
 	maxConcurrent int // in each direction
 }
 
@@ -264,7 +263,7 @@ func byCause(counts map[policies.MigrationCause]uint64) map[string]float64 {
 // byMode returns counts by the mode of transfers, zeros included.
 func byMode(counts map[string]uint64) map[string]float64 {
 	out := floats(counts)
-	for _, m := range []transfer.Mode{transfer.Live, transfer.Handoff, transfer.Reprompt} {
+	for _, m := range []move.Mode{move.Live, move.Handoff, move.Reprompt} {
 		out[m.String()] += 0
 	}
 	return out

@@ -10,10 +10,10 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
-	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/kvevents"
 	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -49,7 +49,7 @@ func TestMigrationMetrics(t *testing.T) {
 			SummariesSent: 9, SummariesReceived: 10, Ignored: 11, Offers: 12, Exporting: 13, Importing: 14, Incoming: 15, Throughput: 16, FreshPeers: 17, Forwards: 18,
 			Residents: 19, Pinned: 20, PinnedSeconds: 21, PrefixBytesSent: 37, PrefixBytesReceived: 38, PrefixesRefused: 39, Holders: 40,
 		},
-		executor: executor.Stats{
+		executor: move.Stats{
 			Sent: map[string]uint64{"live": 22}, Received: map[string]uint64{"reprompt": 23}, Failed: map[string]uint64{"lease": 24}, Running: 25, Bytes: 26, Copied: 27,
 			Corrupt: 28, Rounds: 29, Rescued: 34, Lost: 35, SessionsAbandoned: 36,
 		},

@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
-	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
@@ -117,7 +117,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-func transferEnvelope(seller string, number uint64, kind transfer.Kind, request string) *api.Envelope {
+func transferEnvelope(seller string, number uint64, kind move.Kind, request string) *api.Envelope {
 	return &api.Envelope{From: "r1", Body: &api.Envelope_Transfer{Transfer: &api.Transfer{Kind: uint32(kind), Seller: seller, Number: number, Request: request}}}
 }
 
@@ -135,14 +135,14 @@ func TestIsForPredecessor(t *testing.T) {
 		{market("r0", 999), true},
 		{market("r0", 1000), false},
 		{market("r1", 999), false}, // a bid request: only the later process buys
-		{transferEnvelope("r0", 999, transfer.Pulled, ""), true},
-		{transferEnvelope("r0", 1001, transfer.Pulled, ""), false},
-		{transferEnvelope("r1", 999, transfer.Accept, "r0/5"), false},
-		{transferEnvelope("r1", 2000, transfer.Commit, "r0/999"), true},
-		{transferEnvelope("r1", 2000, transfer.Query, "r0/999"), true},
-		{transferEnvelope("r1", 5, transfer.Commit, "r0/1000"), false},
-		{transferEnvelope("r1", 5, transfer.Commit, "r00/999"), false},
-		{transferEnvelope("r1", 5, transfer.Commit, "nonsense"), false},
+		{transferEnvelope("r0", 999, move.Pulled, ""), true},
+		{transferEnvelope("r0", 1001, move.Pulled, ""), false},
+		{transferEnvelope("r1", 999, move.Accept, "r0/5"), false},
+		{transferEnvelope("r1", 2000, move.Commit, "r0/999"), true},
+		{transferEnvelope("r1", 2000, move.Query, "r0/999"), true},
+		{transferEnvelope("r1", 5, move.Commit, "r0/1000"), false},
+		{transferEnvelope("r1", 5, move.Commit, "r00/999"), false},
+		{transferEnvelope("r1", 5, move.Commit, "nonsense"), false},
 		{&api.Envelope{Body: &api.Envelope_Summary{Summary: &api.Summary{}}}, false},
 		{&api.Envelope{}, false},
 	} {
@@ -195,11 +195,11 @@ var _ Link = (*pipe)(nil)
 // counts as long as it runs.
 func TestFollowPredecessor(t *testing.T) {
 	d := &Daemon{cfg: Config{Logger: slog.New(slog.DiscardHandler)}, id: "r0", startedAt: time.UnixMicro(1000)}
-	if d.predecessor.forward(transferEnvelope("r0", 1, transfer.Pulled, "")) {
+	if d.predecessor.forward(transferEnvelope("r0", 1, move.Pulled, "")) {
 		t.Error("an envelope was forwarded without an earlier process")
 	}
 	d.predecessor.expected = true
-	if !d.predecessor.forward(transferEnvelope("r0", 1, transfer.Pulled, "")) {
+	if !d.predecessor.forward(transferEnvelope("r0", 1, move.Pulled, "")) {
 		t.Error("an earlier process that is not connected yet counts as none")
 	}
 	d.controlView.view.Draining = true
@@ -220,7 +220,7 @@ func TestFollowPredecessor(t *testing.T) {
 	p.in <- []byte{stateMessage, '{'}
 	p.in <- []byte{'?', 1, 2}
 	p.in <- nil
-	want := transferEnvelope("r0", 1, transfer.Pulled, "")
+	want := transferEnvelope("r0", 1, move.Pulled, "")
 	if !d.predecessor.forward(want) {
 		t.Error("not passed on")
 	}

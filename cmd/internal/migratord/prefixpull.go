@@ -19,7 +19,7 @@ import (
 func (d *Daemon) newPrefixCopier() (err error) {
 	d.prefixes, err = blocks.NewCopier(blocks.CopierConfig{
 		Engine: d.blocks, Network: d.network, Paths: func() *transport.Paths { return d.executor.Paths() },
-		Pace: d.executor.Pace, CanReceive: func() bool { return d.deviceDown() == nil },
+		CanReceive:    func() bool { return d.deviceDown() == nil },
 		MaxConcurrent: d.cfg.Fleet.Migration.MaxConcurrent, Tracer: d.cfg.Tracer, Logger: d.cfg.Logger,
 	})
 	return err

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -71,7 +71,7 @@ const maxReportedMigrations = 64
 // reportedMigrations returns the migrations out of this replica for a report: those in progress,
 // and then the latest that have ended. The argument is ordered by start time, the result newest
 // first.
-func reportedMigrations(moves []executor.Migration) []*api.Migration {
+func reportedMigrations(moves []move.Migration) []*api.Migration {
 	var live, ended []*api.Migration
 	for _, m := range slices.Backward(moves) {
 		switch {
@@ -90,7 +90,7 @@ func reportedMigrations(moves []executor.Migration) []*api.Migration {
 var finalStates = map[string]string{"moved": "done", "failed": "aborted"}
 
 // encodeMigration converts a migration to its form in reports.
-func encodeMigration(m executor.Migration) *api.Migration {
+func encodeMigration(m move.Migration) *api.Migration {
 	state := m.State
 	if final := finalStates[state]; final != "" {
 		state = final

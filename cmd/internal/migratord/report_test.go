@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -13,13 +13,13 @@ import (
 // TestMigrationsFitIntoReport checks that a report has only migrations out of this replica: those in
 // progress, then the latest that have ended.
 func TestMigrationsFitIntoReport(t *testing.T) {
-	moves := []executor.Migration{{ID: "live 0", Role: "source", State: "round"}, {ID: "other", Role: "target", State: "moved"}, {ID: "live 1", Role: "source", State: "open"}}
+	moves := []move.Migration{{ID: "live 0", Role: "source", State: "round"}, {ID: "other", Role: "target", State: "moved"}, {ID: "live 1", Role: "source", State: "open"}}
 	for i := range 100 {
 		state := "moved"
 		if i%2 > 0 {
 			state = "failed"
 		}
-		moves = append(moves, executor.Migration{ID: fmt.Sprint("ended ", i), Role: "source", State: state, Failure: "why"})
+		moves = append(moves, move.Migration{ID: fmt.Sprint("ended ", i), Role: "source", State: state, Failure: "why"})
 	}
 	got := reportedMigrations(moves)
 	if len(got) != maxReportedMigrations {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -139,8 +139,8 @@ func (d *Daemon) isForPredecessor(e *api.Envelope) bool {
 		return b.Market.GetSeller() == string(d.id) && before(b.Market.GetNumber())
 	case *api.Envelope_Transfer:
 		t := b.Transfer
-		switch transfer.Kind(t.GetKind()) {
-		case transfer.Commit, transfer.Query: // to the front end of the request
+		switch move.Kind(t.GetKind()) {
+		case move.Commit, move.Query: // to the front end of the request
 			front, number, ok := strings.Cut(t.GetRequest(), "/")
 			n, err := strconv.ParseUint(number, 10, 64)
 			return ok && err == nil && front == string(d.id) && before(n)

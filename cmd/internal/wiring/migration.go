@@ -5,9 +5,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/market"
-	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -167,14 +166,16 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 
 // Executor returns the Config of a replica's migration executor, without the
 // components that it is connected to.
-func (f *Fleet) Executor(r config.Replica, log *slog.Logger) executor.Config {
-	return executor.Config{
-		Self:     policies.ReplicaID(r.ID),
-		LinkRate: int64(f.Migration.LinkGbps * 1e9 / 8 * f.Speed),
-		Transfer: transfer.Config{PeerTimeout: transferSilence, ReadyTimeout: transferLease, FreezeTimeout: freezeLimit, CommitTimeout: commitTimeout},
-		Logger:   log,
+func (f *Fleet) Executor(r config.Replica, log *slog.Logger) move.Config {
+	return move.Config{
+		Self:   policies.ReplicaID(r.ID),
+		Limits: move.Limits{PeerTimeout: transferSilence, ReadyTimeout: transferLease, FreezeTimeout: freezeLimit, CommitTimeout: commitTimeout},
+		Logger: log,
 	}
 }
+
+// LinkRate returns the rate, in bytes per second, of the emulated link into each replica.
+func (f *Fleet) LinkRate() int64 { return int64(f.Migration.LinkGbps * 1e9 / 8 * f.Speed) }
 
 // PrefixRates are the sizes and rates by which prefix pulls are priced.
 type PrefixRates struct {

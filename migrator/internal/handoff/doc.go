@@ -1,5 +1,5 @@
 // Package handoff is the state machine of one move of a stream between two engines
-// that keep their own KV caches (the mode Reprompt of migrator/transfer): how its KV
+// that keep their own KV caches (the mode Reprompt of migrator/move): how its KV
 // gets to the target. A Machine is pure: Step takes what became of the last action and
 // returns the next one; it reads no clock and calls no engine. The driver is
 // migrator/frontend.

@@ -38,7 +38,7 @@ const (
 var tests = []struct{ pkg, run string }{
 	{"./migrator/device/verbs", "."},
 	{"./migrator/transport/verbs", "."},
-	{"./migrator/executor", "OverRDMA$"},
+	{"./migrator/move", "OverRDMA$"},
 }
 
 func main() {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
-	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -53,7 +53,7 @@ func (h *hop) requireMigrations(want ...string) {
 }
 
 // anyMigration is a step that every migration has.
-var anyMigration = step{name: "committed", kind: transfer.Committed, to: toSource}
+var anyMigration = step{name: "committed", kind: move.Committed, to: toSource}
 
 // TestDeviceErrors makes the GPUs of both migrators fail repeatedly during migrations, each time
 // permanently for their contexts: every text is right, a failed migration ends no request, and

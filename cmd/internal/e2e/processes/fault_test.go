@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/move"
 )
 
 // stopped is how long a suspended process stays so: longer than any lease.
@@ -154,7 +154,7 @@ func messagesLie(t *testing.T, mode string) {
 			"sums": func(c crossing) { flip(c.Sums) }, "ids": func(c crossing) { flip(c.Ids) }, "blocks": func(c crossing) { flip(c.Blocks) },
 			"last id": func(c crossing) { flip(c.Ids[max(0, len(c.Ids)-1):]) }, "hash": func(c crossing) { c.IdsHash++ },
 		} {
-			if name == "hash" && s.kind != transfer.Manifest {
+			if name == "hash" && s.kind != move.Manifest {
 				continue
 			}
 			source := h.source.ID

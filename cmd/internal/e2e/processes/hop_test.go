@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
-	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -96,7 +96,7 @@ func (h *hop) swap() { h.source, h.target = h.target, h.source }
 // step is a point of a migration, identified by a message in transit.
 type step struct {
 	name  string
-	kind  transfer.Kind
+	kind  move.Kind
 	to    func(h *hop) *replica
 	round uint32 // minimum round
 }
@@ -107,25 +107,25 @@ func toFront(h *hop) *replica  { return h.front }
 
 // liveSteps are the steps of a live migration, in order.
 var liveSteps = []step{
-	{"open", transfer.Open, toSource, 0},
-	{"accept", transfer.Accept, toTarget, 0},
-	{"round", transfer.Round, toTarget, 1},
-	{"pulled", transfer.Pulled, toSource, 1},
-	{"manifest", transfer.Manifest, toTarget, 0},
-	{"ready", transfer.Ready, toSource, 0},
-	{"commit", transfer.Commit, toFront, 0},
-	{"committed to source", transfer.Committed, toSource, 0},
-	{"committed to target", transfer.Committed, toTarget, 0},
+	{"open", move.Open, toSource, 0},
+	{"accept", move.Accept, toTarget, 0},
+	{"round", move.Round, toTarget, 1},
+	{"pulled", move.Pulled, toSource, 1},
+	{"manifest", move.Manifest, toTarget, 0},
+	{"ready", move.Ready, toSource, 0},
+	{"commit", move.Commit, toFront, 0},
+	{"committed to source", move.Committed, toSource, 0},
+	{"committed to target", move.Committed, toTarget, 0},
 }
 
 // repromptSteps are the steps of a migration by re-prompting.
 var repromptSteps = []step{
-	{"open", transfer.Open, toSource, 0},
-	{"accept", transfer.Accept, toTarget, 0},
-	{"ready", transfer.Ready, toSource, 0},
-	{"commit", transfer.Commit, toFront, 0},
-	{"committed to source", transfer.Committed, toSource, 0},
-	{"committed to target", transfer.Committed, toTarget, 0},
+	{"open", move.Open, toSource, 0},
+	{"accept", move.Accept, toTarget, 0},
+	{"ready", move.Ready, toSource, 0},
+	{"commit", move.Commit, toFront, 0},
+	{"committed to source", move.Committed, toSource, 0},
+	{"committed to target", move.Committed, toTarget, 0},
 }
 
 // fault is a fault that is injected into a fleet at a step.

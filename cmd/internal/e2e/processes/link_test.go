@@ -19,7 +19,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/move"
 )
 
 // largestEnvelope bounds the size of a message on a link, in bytes.
@@ -31,7 +31,7 @@ type crossing struct {
 	from, to string // replicas
 }
 
-func (c crossing) kind() transfer.Kind { return transfer.Kind(c.Kind) }
+func (c crossing) kind() move.Kind { return move.Kind(c.Kind) }
 
 // state determines what a link does with its traffic.
 type state int
