@@ -210,7 +210,7 @@ SLOWEST := ./cmd/internal/inprocess ./migrator/frontend ./xds/internal/publish .
 # Goroutines on which others rely, without processes or gRPC: what "make test" runs with the race
 # detector. For it everything that a package imports is compiled once more, and tests take several
 # times as long, so all other packages get it in "make test-all".
-RACED := ./internal/httpserver ./wasm/slothost ./migrator/internal/loadtracker ./migrator/transport/transporttest ./migrator/internal/pull \
+RACED := ./internal/httpserver ./wasm/slothost ./migrator/internal/loadtracker ./migrator/transport/transporttest ./migrator/transport/lease \
 	./internal/zmtp ./migrator/kvevents ./engine/internal/kvconnector ./xds/console ./cmd/internal/loglimit ./cmd/internal/handover
 # Slots count allocations, too, which the race detector makes.
 UNRACED = $(SLOWEST) ./wasm/slothost $$($(GO) list ./... | grep -vxF "$$($(GO) list $(SLOWEST) $(RACED))")

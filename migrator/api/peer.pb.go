@@ -1181,8 +1181,8 @@ type Transfer struct {
 	Mode        uint32                 `protobuf:"varint,8,opt,name=mode,proto3" json:"mode,omitempty"`
 	Round       uint32                 `protobuf:"varint,9,opt,name=round,proto3" json:"round,omitempty"`
 	Failure     uint32                 `protobuf:"varint,10,opt,name=failure,proto3" json:"failure,omitempty"`
-	Fingerprint uint64                 `protobuf:"varint,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"` // of the engines' block layout
-	TokenBytes  uint64                 `protobuf:"varint,12,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
+	Fingerprint uint64                 `protobuf:"varint,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`                 // of the engines' block layout
+	TokenBytes  uint64                 `protobuf:"varint,12,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"` // not sent by this version
 	BlockTokens uint32                 `protobuf:"varint,13,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	VersionMin  uint32                 `protobuf:"varint,14,opt,name=version_min,json=versionMin,proto3" json:"version_min,omitempty"`
 	VersionMax  uint32                 `protobuf:"varint,15,opt,name=version_max,json=versionMax,proto3" json:"version_max,omitempty"`

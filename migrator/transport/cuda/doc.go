@@ -5,7 +5,7 @@
 // makes a pool in this one; both return a transport.Memory whose Device is a *Memory. New
 // returns the transport. A source sends receivers the Handle of its engine's memory: the
 // name of a CUDA IPC allocation, or a descriptor that the receiver maps read-only. The
-// socket, the ticket and the check that ends each pull are those of package pull.
+// socket, the ticket and the check that ends each pull are those of package lease.
 //
 // As with shared memory, a receiver can read the whole pool once it is mapped, and is trusted
 // with it: it runs as the same user on the same host.

@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Open presents a ticket and maps the source's pool. See transport.Target.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	return pull.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
+	return lease.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
 }
 
 func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *puller, err error) {
@@ -34,7 +34,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 		return nil, err
 	}
 	p.gpu = own.gpu
-	s, err := pull.OpenSocket(ctx, suffix, receiver, offer)
+	s, err := lease.OpenSocket(ctx, suffix, receiver, offer)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err := p.gpu.withContext(nil, func(h *gpuContext) error { return p.mapPools(h, own, handle, s.File, offer.Address) }); err != nil {
 		return nil, err
 	}
-	p.Puller = pull.NewPuller(pull.Steps{
+	p.Puller = lease.NewPuller(lease.Steps{
 		Transport: t.Name(), Local: p.memory, Remote: s.Layout, Copy: p.copyBlocks, Interrupt: s.Close, Release: p.release,
 	})
 	return p, nil
@@ -92,10 +92,10 @@ func (g *GPU) checkPeerAccess(uuid [16]byte) error {
 
 // puller is one open pull: a connection, a stream and both pools in one context.
 type puller struct {
-	*pull.Puller
+	*lease.Puller
 	gpu     *GPU
 	logger  *slog.Logger
-	session *pull.SocketSession
+	session *lease.SocketSession
 	memory  *transport.Memory
 	context *gpuContext // of the fields below
 	stream  *copyStream

@@ -8,15 +8,15 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/unixsocket"
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // Transport carries blocks to and from the pool of one engine. It is safe for concurrent
 // use.
 type Transport struct {
 	config Config
-	source pull.Source
+	source lease.Source
 	gpu    atomic.Pointer[GPU] // the GPU of the engine's pool when it was last used
 }
 
@@ -32,7 +32,7 @@ func New(c Config) (*Transport, error) {
 		return nil, err
 	}
 	t := &Transport{config: c}
-	t.source = pull.Source{Transport: "cuda", Pool: c.Pool, Check: func(m *transport.Memory) error {
+	t.source = lease.Source{Transport: "cuda", Pool: c.Pool, Logger: c.Logger, Check: func(m *transport.Memory) error {
 		_, err := t.deviceMemory(m)
 		return err
 	}}
@@ -86,7 +86,7 @@ func (t *Transport) CanReach(from, to string) bool { return from == to && from !
 
 // Run serves until ctx ends and unmaps idle mappings.
 func (t *Transport) Run(ctx context.Context) error {
-	err := pull.ServeSocket(ctx, pull.SocketConfig{
+	err := lease.ServeSocket(ctx, lease.SocketConfig{
 		Dir: t.config.Dir, Suffix: suffix, Source: &t.source, Welcome: t.welcome, Logger: t.config.Logger,
 		IdleTimeout: idleMapping, DropIdle: func(before time.Time) {
 			if g := t.gpu.Load(); g != nil {
@@ -102,7 +102,7 @@ func (t *Transport) Run(ctx context.Context) error {
 
 // welcome returns the handle and the descriptor by which a receiver maps the memory of a
 // lease.
-func (t *Transport) welcome(lease *pull.Lease) ([]byte, *os.File, error) {
+func (t *Transport) welcome(lease *lease.Lease) ([]byte, *os.File, error) {
 	m, err := t.deviceMemory(lease.Memory)
 	if err != nil {
 		return nil, nil, err

@@ -1,7 +1,7 @@
 // Package shm carries blocks between two processes of one host: the receiver maps the
 // pool of the source read-only and copies blocks out of it.
 //
-// A source serves a Unix socket (package pull). It sends a receiver that presents
+// A source serves a Unix socket (package lease). It sends a receiver that presents
 // a valid ticket the layout of its pool and a read-only descriptor of the file behind it.
 //
 // A receiver can read the whole pool, whatever was announced, also after its grant: it must be

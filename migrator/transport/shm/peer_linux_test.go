@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
@@ -74,10 +74,10 @@ func TestSourceProcessIsKilled(t *testing.T) {
 }
 
 // listen makes the socket of a source, and removes it at the end of the test.
-func listen(t *testing.T, dir string) *pull.SocketServer {
+func listen(t *testing.T, dir string) *lease.SocketServer {
 	t.Helper()
-	s, err := pull.ListenSocket(pull.SocketConfig{
-		Dir: dir, Suffix: suffix, Source: &pull.Source{}, Logger: slog.New(slog.DiscardHandler), IdleTimeout: time.Hour, DropIdle: func(time.Time) {},
+	s, err := lease.ListenSocket(lease.SocketConfig{
+		Dir: dir, Suffix: suffix, Source: &lease.Source{}, Logger: slog.New(slog.DiscardHandler), IdleTimeout: time.Hour, DropIdle: func(time.Time) {},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -179,11 +179,11 @@ func TestInvalidWelcomes(t *testing.T) {
 	defer m.Close()
 	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
-	good, err := transport.AppendWelcome(nil, small, int64(len(m.Bytes)))
+	good, err := lease.AppendWelcome(nil, small, int64(len(m.Bytes)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	larger, err := transport.AppendWelcome(nil, small, int64(len(m.Bytes))+1)
+	larger, err := lease.AppendWelcome(nil, small, int64(len(m.Bytes))+1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func TestInvalidWelcomes(t *testing.T) {
 					return
 				}
 				defer conn.Close()
-				conn.Read(make([]byte, transport.MaxHello))
+				conn.Read(make([]byte, lease.MaxHello))
 				var rights []byte
 				if c.files != nil {
 					rights = unix.UnixRights(c.files...)

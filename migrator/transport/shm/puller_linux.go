@@ -5,14 +5,14 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Open presents a ticket and maps the source's pool. See transport.Target.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	return pull.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
+	return lease.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
 }
 
 func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *puller, err error) {
@@ -25,7 +25,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if p.local, err = transport.HoldHostMemory(t.config.Pool); err != nil {
 		return nil, err
 	}
-	if p.session, err = pull.OpenSocket(ctx, suffix, receiver, offer); err != nil {
+	if p.session, err = lease.OpenSocket(ctx, suffix, receiver, offer); err != nil {
 		return nil, err
 	}
 	file := p.session.File
@@ -41,7 +41,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 		return nil, err
 	}
 	p.remote = transport.Memory{Layout: layout, Bytes: p.mapping.bytes}
-	p.Puller = pull.NewPuller(pull.Steps{
+	p.Puller = lease.NewPuller(lease.Steps{
 		Transport: t.Name(), Local: p.local, Remote: layout, Copy: p.copyBlocks, Interrupt: p.session.Close, Release: p.release,
 	})
 	return p, nil
@@ -49,8 +49,8 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 
 // puller is one open pull: a connection and a mapping of the source's pool.
 type puller struct {
-	*pull.Puller
-	session  *pull.SocketSession
+	*lease.Puller
+	session  *lease.SocketSession
 	local    *transport.Memory
 	mappings *mappings
 	mapping  *mapping

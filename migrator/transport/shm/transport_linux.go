@@ -6,8 +6,8 @@ import (
 	"os"
 
 	"github.com/cascadeinfer/cascade/internal/unixsocket"
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // suffix distinguishes the sockets of this transport from others in the directory.
@@ -17,7 +17,7 @@ const suffix = ".shm"
 // use.
 type Transport struct {
 	config   Config
-	source   pull.Source
+	source   lease.Source
 	mappings mappings
 }
 
@@ -29,7 +29,7 @@ func New(c Config) (*Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Transport{config: c, source: pull.Source{Transport: "shm", Pool: c.Pool, Check: requireFile}}, nil
+	return &Transport{config: c, source: lease.Source{Transport: "shm", Pool: c.Pool, Check: requireFile, Logger: c.Logger}}, nil
 }
 
 // Name returns "shm".
@@ -66,7 +66,7 @@ func (t *Transport) CanReach(from, to string) bool { return from == to && from !
 func (t *Transport) Run(ctx context.Context) error {
 	t.mappings.setKeepIdle(true)
 	defer t.mappings.setKeepIdle(false)
-	err := pull.ServeSocket(ctx, pull.SocketConfig{
+	err := lease.ServeSocket(ctx, lease.SocketConfig{
 		Dir: t.config.Dir, Suffix: suffix, Source: &t.source, Welcome: welcome, Logger: t.config.Logger,
 		IdleTimeout: idleMapping, DropIdle: t.mappings.unmapIdle,
 	})
@@ -94,7 +94,7 @@ func requireFile(m *transport.Memory) error {
 }
 
 // welcome returns the descriptor that the receiver of a lease maps.
-func welcome(lease *pull.Lease) ([]byte, *os.File, error) {
+func welcome(lease *lease.Lease) ([]byte, *os.File, error) {
 	f, err := openReadOnly(lease.Memory)
 	return nil, f, err
 }

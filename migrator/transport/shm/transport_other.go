@@ -2,10 +2,10 @@
 
 package shm
 
-import "github.com/cascadeinfer/cascade/migrator/internal/pull"
+import "github.com/cascadeinfer/cascade/migrator/transport/lease"
 
 // Transport carries nothing on this operating system.
-type Transport struct{ pull.Unsupported }
+type Transport struct{ lease.Unsupported }
 
 // New checks the Config.
 func New(c Config) (*Transport, error) {

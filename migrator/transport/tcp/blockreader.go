@@ -7,13 +7,13 @@ import (
 	"net"
 	"slices"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // blockReader asks for the blocks of a plan and reads them to their places.
 type blockReader struct {
-	*pull.Puller
+	*lease.Puller
 	socket net.Conn
 	conn   connReader // of socket, or of TLS over it
 	remote transport.Layout
@@ -29,7 +29,7 @@ type blockReader struct {
 // copyBlocks pulls the blocks of a plan.
 func (r *blockReader) copyBlocks(ctx context.Context, plan transport.Plan, bad []int) ([]int, error) {
 	r.bad = bad
-	err := pull.InterruptConn(ctx, r.socket, func() error {
+	err := lease.InterruptConn(ctx, r.socket, func() error {
 		return transport.CatchFault(func() error { return r.readBlocks(ctx, plan) })
 	})
 	return r.bad, err

@@ -5,13 +5,13 @@ import (
 	"net"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // blockWriter sends the blocks that the receiver of one lease asks for.
 type blockWriter struct {
 	conn    net.Conn
-	lease   *pull.Lease
+	lease   *lease.Lease
 	head    [headSize]byte
 	queue   [writeParts][]byte // parts to be written
 	n       int                // of them

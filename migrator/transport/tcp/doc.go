@@ -1,7 +1,7 @@
 // Package tcp carries blocks over TCP, with TLS between hosts. It works between any two
 // hosts.
 //
-// A connection serves one pull. The receiver presents its ticket (transport.Hello) and
+// A connection serves one pull. The receiver presents its ticket (lease.Hello) and
 // receives the layout of the source's pool. Then it asks for lists of blocks, up to two
 // lists ahead, and the source answers each with the bytes of all regions of all blocks,
 // in order (frame.go).

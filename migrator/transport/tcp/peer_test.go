@@ -11,15 +11,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
 var small = transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 4, Bytes: 4}, {Offset: 32, Stride: 4, Bytes: 4}}}
 
 // newTestPuller returns a puller whose source is the test, and its memory.
-func newTestPuller(t testing.TB, conn net.Conn) (*pull.Puller, *transport.Memory) {
+func newTestPuller(t testing.TB, conn net.Conn) (*lease.Puller, *transport.Memory) {
 	t.Helper()
 	local := transporttest.HeapMemory(small)
 	local.Hold()
@@ -82,7 +82,7 @@ func TestSlowSource(t *testing.T) {
 func TestReceiverReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
-		var issuer pull.Issuer
+		var issuer lease.Issuer
 		issuer.Open()
 		m := transporttest.HeapMemory(small)
 		secret, err := issuer.Issue(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}, m, time.Now())

@@ -6,19 +6,19 @@ import (
 	"net"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Open connects and presents a ticket. See transport.Target.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	return pull.Open(t.Name(), offer, func() (*pull.Puller, error) { return t.open(ctx, receiver, offer) })
+	return lease.Open(t.Name(), offer, func() (*lease.Puller, error) { return t.open(ctx, receiver, offer) })
 }
 
-func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *pull.Puller, err error) {
+func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *lease.Puller, err error) {
 	if t.config.TLS == nil {
-		if err := pull.CheckPlaintext(offer.Address); err != nil {
+		if err := lease.CheckPlaintext(offer.Address); err != nil {
 			return nil, err
 		}
 	}
@@ -34,10 +34,10 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if r.local, err = transport.HoldMemory(t.config.Pool); err != nil {
 		return nil, err
 	}
-	dialer := net.Dialer{Timeout: pull.HelloTimeout, Control: setCongestionControl}
+	dialer := net.Dialer{Timeout: lease.HelloTimeout, Control: setCongestionControl}
 	dialer.SetMultipathTCP(false)
 	if r.socket, err = dialer.DialContext(ctx, "tcp", offer.Address); err != nil {
-		return nil, pull.Cause(ctx, err)
+		return nil, lease.Cause(ctx, err)
 	}
 	conn, err := t.presentTicket(ctx, r, receiver, offer)
 	if err != nil {
@@ -52,13 +52,13 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 // presentTicket sends the hello over a new connection, which it secures if TLS is
 // configured, and receives the layout of the source's pool.
 func (t *Transport) presentTicket(ctx context.Context, r *blockReader, receiver policies.ReplicaID, offer transport.Offer) (conn net.Conn, err error) {
-	hello, err := transport.Hello{Ticket: offer.Ticket, Receiver: receiver}.Append(nil)
+	hello, err := lease.Hello{Ticket: offer.Ticket, Receiver: receiver}.Append(nil)
 	if err != nil {
 		return nil, err
 	}
 	conn = r.socket
-	err = pull.InterruptConn(ctx, r.socket, func() error {
-		if err := r.socket.SetDeadline(time.Now().Add(pull.HelloTimeout)); err != nil {
+	err = lease.InterruptConn(ctx, r.socket, func() error {
+		if err := r.socket.SetDeadline(time.Now().Add(lease.HelloTimeout)); err != nil {
 			return err
 		}
 		if t.config.TLS != nil {
@@ -71,17 +71,17 @@ func (t *Transport) presentTicket(ctx context.Context, r *blockReader, receiver 
 		if _, err := conn.Write(hello); err != nil {
 			return err
 		}
-		r.remote, _, err = transport.ReadWelcome(conn)
+		r.remote, _, err = lease.ReadWelcome(conn)
 		return err
 	})
 	return conn, err
 }
 
 // newPuller returns the puller of a connection over which the ticket was accepted.
-func newPuller(r *blockReader, conn net.Conn) *pull.Puller {
+func newPuller(r *blockReader, conn net.Conn) *lease.Puller {
 	r.conn = newConnReader(conn)
 	r.pending = make([][]byte, 0, readParts)
-	r.Puller = pull.NewPuller(pull.Steps{
+	r.Puller = lease.NewPuller(lease.Steps{
 		Transport: "tcp", Local: r.local, Remote: r.remote, Release: r.release,
 		Copy:      r.copyBlocks,
 		Interrupt: func() { r.socket.Close() },

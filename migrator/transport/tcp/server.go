@@ -5,52 +5,38 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"net"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // serveReceiver serves one receiver until its connection or its lease ends. It closes the
 // socket itself then, without the closing messages of TLS, which could block.
 func (t *Transport) serveReceiver(ctx context.Context, socket net.Conn, admit func() error) error {
-	if err := socket.SetDeadline(time.Now().Add(pull.HelloTimeout)); err != nil {
+	if err := socket.SetDeadline(time.Now().Add(lease.HelloTimeout)); err != nil {
 		return err
 	}
 	conn, cert, err := t.acceptTLS(ctx, socket)
 	if err != nil {
 		return err
 	}
-	hello, err := transport.ReadHello(conn)
+	held, err := t.source.Accept(conn, cert, admit, func(b []byte) error { _, err := conn.Write(b); return err })
 	if err != nil {
 		return err
 	}
-	if err := t.receivers.Check(cert, hello.Receiver); err != nil {
-		conn.Write(transport.AppendRefusal(nil))
-		return err
-	}
-	lease, err := t.source.Redeem(hello.Ticket, hello.Receiver, time.Now())
-	if err != nil {
-		conn.Write(transport.AppendRefusal(nil))
-		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
-	}
-	defer lease.End()
-	if err := admit(); err != nil {
-		conn.Write(transport.AppendRefusal(nil))
-		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
-	}
-	defer lease.CloseWhenDone(socket)()
+	defer held.End()
+	defer held.CloseWhenDone(socket)()
 
-	welcome, err := transport.AppendWelcome(nil, lease.Memory.Layout, lease.Memory.Size())
+	welcome, err := lease.AppendWelcome(nil, held.Memory.Layout, held.Memory.Size())
 	if err != nil {
 		return err
 	}
 	if _, err := conn.Write(welcome); err != nil {
 		return err
 	}
-	w := &blockWriter{conn: conn, lease: lease}
+	w := &blockWriter{conn: conn, lease: held}
 	return transport.CatchFault(w.serveAsks)
 }
 

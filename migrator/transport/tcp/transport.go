@@ -5,16 +5,15 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // Transport carries blocks to and from the pool of one engine. It is safe for concurrent
 // use.
 type Transport struct {
-	config    Config
-	source    pull.Source
-	receivers pull.ReceiverCheck
+	config Config
+	source lease.Source
 }
 
 var _ transport.Transport = (*Transport)(nil)
@@ -26,9 +25,8 @@ func New(c Config) (*Transport, error) {
 		return nil, err
 	}
 	return &Transport{
-		config:    c,
-		source:    pull.Source{Transport: "tcp", Pool: c.Pool},
-		receivers: pull.ReceiverCheck{TrustDomain: c.TrustDomain, Transport: "tcp", Logger: c.Logger},
+		config: c,
+		source: lease.Source{Transport: "tcp", Pool: c.Pool, TrustDomain: c.TrustDomain, Logger: c.Logger},
 	}, nil
 }
 
@@ -62,7 +60,7 @@ func (t *Transport) Run(ctx context.Context) error {
 		return fmt.Errorf("tcp transport: %w", err)
 	}
 	t.source.Start(net.JoinHostPort(t.config.Advertise, port))
-	pull.Serve(ctx, l, t.Name(), t.config.Logger, t.serveReceiver)
+	lease.Serve(ctx, l, t.Name(), t.config.Logger, t.serveReceiver)
 	t.source.Stop()
 	return nil
 }

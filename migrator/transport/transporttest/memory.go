@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -38,7 +38,7 @@ type MemoryConfig struct {
 // testing/synctest and two runs with the same faults are the same. It is safe for concurrent use.
 type Memory struct {
 	config MemoryConfig
-	source pull.Source
+	source lease.Source
 }
 
 var _ transport.Transport = (*Memory)(nil)
@@ -48,7 +48,7 @@ func NewMemory(c MemoryConfig) (*Memory, error) {
 	if c.Network == nil || c.Name == "" || c.Pool == nil {
 		return nil, errors.New("memory transport: Network, Name and Pool are required")
 	}
-	return &Memory{config: c, source: pull.Source{Transport: "memory", Pool: c.Pool}}, nil
+	return &Memory{config: c, source: lease.Source{Transport: "memory", Pool: c.Pool}}, nil
 }
 
 // Name returns "memory".
@@ -97,7 +97,7 @@ func (t *Memory) Revoke(migration string) { t.source.Revoke(migration) }
 
 // Open presents a ticket. See transport.Target.
 func (t *Memory) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	return pull.Open(t.Name(), offer, func() (*puller, error) {
+	return lease.Open(t.Name(), offer, func() (*puller, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}

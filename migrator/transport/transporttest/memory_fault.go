@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // Step is a call of the receiving side that a fault can happen in.
@@ -128,6 +128,6 @@ func (f Fault) wait(ctx context.Context, closing <-chan struct{}, deadline time.
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-closing:
-		return pull.ErrClosed
+		return lease.ErrClosed
 	}
 }

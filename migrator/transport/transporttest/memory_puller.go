@@ -5,26 +5,26 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // puller is one open pull.
 type puller struct {
-	*pull.Puller
+	*lease.Puller
 	faults  *Faults
-	lease   *pull.Lease
+	lease   *lease.Lease
 	local   *transport.Memory
 	closing chan struct{} // closed by Close
 }
 
-func newPuller(faults *Faults, lease *pull.Lease, local *transport.Memory) *puller {
-	p := &puller{faults: faults, lease: lease, local: local, closing: make(chan struct{})}
-	p.Puller = pull.NewPuller(pull.Steps{
-		Transport: "memory", Local: local, Remote: lease.Memory.Layout, Copy: p.copyBlocks,
+func newPuller(faults *Faults, held *lease.Lease, local *transport.Memory) *puller {
+	p := &puller{faults: faults, lease: held, local: local, closing: make(chan struct{})}
+	p.Puller = lease.NewPuller(lease.Steps{
+		Transport: "memory", Local: local, Remote: held.Memory.Layout, Copy: p.copyBlocks,
 		Interrupt: func() { close(p.closing) },
 		Release: func() error {
-			lease.End()
+			held.End()
 			local.Release()
 			return nil
 		},

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
@@ -220,7 +220,7 @@ func TestReceiverDoesNotRead(t *testing.T) {
 	requireNothingOpen(t)
 	l := startBounceSource(t, layout(8, 512))
 	p := l.Open().(*puller)
-	hello, err := transport.Hello{Ticket: l.Export(l.Grant()).Ticket, Receiver: transporttest.Receiver}.Append(nil)
+	hello, err := lease.Hello{Ticket: l.Export(l.Grant()).Ticket, Receiver: transporttest.Receiver}.Append(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestBounceEnds(t *testing.T) {
 		case "context":
 			time.AfterFunc(time.Millisecond, cancel)
 		case "close":
-			want = pull.ErrClosed
+			want = lease.ErrClosed
 			time.AfterFunc(time.Millisecond, func() { p.Close() })
 		case "grant":
 			want = errExpired

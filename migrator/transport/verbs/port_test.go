@@ -11,7 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
@@ -212,7 +212,7 @@ func TestNICConfig(t *testing.T) {
 		t.Errorf("an address that the port does not have: %v", err)
 	}
 	s.config.GID, s.config.Port = netip.Addr{}, 2
-	if err := s.Probe(t.Context()); err == nil || errors.Is(err, pull.ErrClosed) {
+	if err := s.Probe(t.Context()); err == nil || errors.Is(err, lease.ErrClosed) {
 		t.Errorf("a port that does not exist: %v", err)
 	}
 }

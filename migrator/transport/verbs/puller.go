@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -24,14 +24,14 @@ var errExpired = fmt.Errorf("the grant has expired: %w", context.DeadlineExceede
 
 // Open presents a ticket and connects. See transport.Target.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	return pull.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
+	return lease.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
 }
 
 func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *puller, err error) {
 	creds := insecure.NewCredentials()
 	if t.config.Credentials != nil {
 		creds = t.config.Credentials(offer.Source, offer.Address)
-	} else if err := pull.CheckPlaintext(offer.Address); err != nil {
+	} else if err := lease.CheckPlaintext(offer.Address); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -40,7 +40,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	p := &puller{t: t, done: make([]verbs.Completion, 2*depth)}
 	defer func() {
 		if err != nil {
-			err = errors.Join(pull.Cause(ctx, err), p.release())
+			err = errors.Join(lease.Cause(ctx, err), p.release())
 		}
 	}()
 	if p.memory, err = transport.HoldMemory(t.config.Pool); err != nil {
@@ -74,10 +74,10 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err != nil {
 		return nil, err
 	}
-	if err := p.presentTicket(ctx, transport.Hello{Ticket: offer.Ticket, Receiver: receiver}); err != nil {
+	if err := p.presentTicket(ctx, lease.Hello{Ticket: offer.Ticket, Receiver: receiver}); err != nil {
 		return nil, err
 	}
-	p.Puller = pull.NewPuller(pull.Steps{
+	p.Puller = lease.NewPuller(lease.Steps{
 		Transport: t.Name(), Local: p.memory, Remote: p.remote, Copy: p.copyBlocks, Interrupt: p.interrupt,
 		Release: func() error { return errors.Join(p.fence(), p.release()) },
 	})
@@ -86,7 +86,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 
 // puller is one open pull: a stream to the source's migrator, and a queue pair.
 type puller struct {
-	*pull.Puller
+	*lease.Puller
 	t           *Transport
 	memory      *transport.Memory
 	nic         *nic
@@ -119,7 +119,7 @@ type puller struct {
 }
 
 // presentTicket presents the ticket and the local endpoint, and connects to the source's.
-func (p *puller) presentTicket(ctx context.Context, h transport.Hello) error {
+func (p *puller) presentTicket(ctx context.Context, h lease.Hello) error {
 	own := p.state.localEndpoint(p.nic.device, p.pair)
 	hello, err := h.Append(nil)
 	if err != nil {
@@ -127,7 +127,7 @@ func (p *puller) presentTicket(ctx context.Context, h transport.Hello) error {
 	}
 	streaming, cancel := context.WithCancel(context.Background())
 	p.hangUp = cancel
-	late := time.AfterFunc(pull.HelloTimeout, cancel)
+	late := time.AfterFunc(lease.HelloTimeout, cancel)
 	defer late.Stop()
 	defer context.AfterFunc(ctx, cancel)()
 	start := time.Now()
@@ -144,7 +144,7 @@ func (p *puller) presentTicket(ctx context.Context, h transport.Hello) error {
 	}
 	r := bytes.NewReader(answer.GetValue())
 	size := int64(0)
-	if p.remote, size, err = transport.ReadWelcome(r); err != nil {
+	if p.remote, size, err = lease.ReadWelcome(r); err != nil {
 		return err
 	}
 	rest := answer.GetValue()[len(answer.GetValue())-r.Len():]

@@ -15,8 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
-	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // Path is the prefix of the paths of the transport's gRPC requests.
@@ -27,8 +26,8 @@ const attachMethod = Path + "Attach"
 
 // maxAttach and maxAnswer bound messages in bytes.
 const (
-	maxAttach = transport.MaxHello + endpointSize + 64
-	maxAnswer = transport.MaxWelcome + endpointSize + remoteMemorySize + 64
+	maxAttach = lease.MaxHello + endpointSize + 64
+	maxAnswer = lease.MaxWelcome + endpointSize + remoteMemorySize + 64
 )
 
 // service describes the method: a stream of bytes in both directions.
@@ -74,7 +73,7 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 	counted := t.admission.Enter(identity.PeerAddress(stream.Context()), func() { close(dropped) })
 	defer counted.Leave()
 
-	late := time.NewTimer(pull.HelloTimeout)
+	late := time.NewTimer(lease.HelloTimeout)
 	defer late.Stop()
 	select {
 	case hello := <-said:
@@ -84,7 +83,7 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 		}
 		return err
 	case <-late.C:
-		return status.Errorf(codes.DeadlineExceeded, "received no ticket within %v", pull.HelloTimeout)
+		return status.Errorf(codes.DeadlineExceeded, "received no ticket within %v", lease.HelloTimeout)
 	case <-gone:
 		return status.Error(codes.Canceled, "the receiver disconnected before it sent a ticket")
 	case <-dropped:
@@ -98,32 +97,25 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 // the ticket is redeemed. asks are the receiver's further messages.
 func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, admit func() error, asks <-chan []byte, gone <-chan struct{}) (err error) {
 	r := bytes.NewReader(message)
-	hello, err := transport.ReadHello(r)
+	refuse := func(b []byte) error { return stream.SendMsg(wrapperspb.Bytes(b)) }
+	held, err := t.source.Accept(r, identity.PeerCertificate(stream.Context()), admit, refuse)
 	if err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
+		return err
 	}
+	defer held.End()
 	theirs, err := parseEndpoint(message[len(message)-r.Len():])
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	lease, err := t.redeem(stream.Context(), hello)
-	if err != nil {
-		return errors.Join(stream.SendMsg(wrapperspb.Bytes(transport.AppendRefusal(nil))), err)
-	}
-	defer lease.End()
-	if err := admit(); err != nil {
-		t.config.Logger.Warn("rejected a receiver with a valid ticket", "transport", t.Name(), "receiver", string(hello.Receiver), "err", err)
-		return status.Error(codes.ResourceExhausted, err.Error())
-	}
-	s := &session{t: t, lease: lease}
+	s := &session{t: t, lease: held}
 	if err := s.connectPair(theirs); err != nil {
 		err = errors.Join(err, s.release())
-		t.config.Logger.Warn("serving a receiver failed", "receiver", string(hello.Receiver), "err", err)
+		t.config.Logger.Warn("serving a receiver failed", "receiver", string(held.Receiver), "err", err)
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
 	// Inside the lease from here until the NIC serves the pair no more: that makes Revoke
 	// a fence.
-	if !lease.Enter(time.Now()) {
+	if !held.Enter(time.Now()) {
 		return errors.Join(status.Error(codes.PermissionDenied, "the grant is over"), s.release())
 	}
 	// Sends may block on a receiver that does not read, and Revoke must not.
@@ -138,7 +130,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 			}
 		}
 	})
-	end := time.NewTimer(time.Until(lease.Deadline))
+	end := time.NewTimer(time.Until(held.Deadline))
 	defer end.Stop()
 	for waits := true; waits; {
 		select {
@@ -155,7 +147,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 			default:
 				err, waits = status.Error(codes.ResourceExhausted, "the receiver does not read the answers to its asks"), false
 			}
-		case <-lease.Done():
+		case <-held.Done():
 			err, waits = status.Error(codes.PermissionDenied, "the grant is over"), false
 		case <-end.C:
 			err, waits = status.Error(codes.DeadlineExceeded, "the grant has expired"), false
@@ -166,29 +158,17 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 		}
 	}
 	fenced := s.fence()
-	lease.Leave()
+	held.Leave()
 	if fenced = errors.Join(fenced, s.release()); fenced != nil {
 		t.config.Logger.Error("ending a connection failed", "err", fenced)
 	}
 	return err
 }
 
-// redeem checks the ticket of a hello and returns its lease.
-func (t *Transport) redeem(ctx context.Context, hello transport.Hello) (*pull.Lease, error) {
-	if err := t.receivers.Check(identity.PeerCertificate(ctx), hello.Receiver); err != nil {
-		return nil, err
-	}
-	lease, err := t.source.Redeem(hello.Ticket, hello.Receiver, time.Now())
-	if err != nil {
-		return nil, fmt.Errorf("receiver %s: %w", hello.Receiver, err)
-	}
-	return lease, nil
-}
-
 // session is the source's end of one connection.
 type session struct {
 	t      *Transport
-	lease  *pull.Lease
+	lease  *lease.Lease
 	nic    *nic
 	region *region
 	queue  *verbs.CompletionQueue
@@ -232,7 +212,7 @@ func (s *session) connectPair(theirs endpoint) (err error) {
 		return err
 	}
 	m := s.lease.Memory
-	if s.answer, err = transport.AppendWelcome(nil, m.Layout, m.Size()); err != nil {
+	if s.answer, err = lease.AppendWelcome(nil, m.Layout, m.Size()); err != nil {
 		return err
 	}
 	s.answer = own.append(s.answer)

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // errDeviceChanged ends the use of a device when the configuration names another one.
@@ -24,10 +24,9 @@ var errDeviceChanged = errors.New("the configured RDMA device has changed")
 // use.
 type Transport struct {
 	config    Config
-	source    pull.Source
-	receivers pull.ReceiverCheck
+	source    lease.Source
 	server    *grpc.Server
-	admission pull.Admission
+	admission lease.Admission
 	wg        sync.WaitGroup // goroutines of sessions; added to under mu, while ctx is set
 
 	mu  sync.Mutex
@@ -44,10 +43,9 @@ func New(c Config) (*Transport, error) {
 		return nil, err
 	}
 	t := &Transport{
-		config:    c,
-		source:    pull.Source{Transport: "verbs", Pool: c.Pool},
-		receivers: pull.ReceiverCheck{TrustDomain: c.TrustDomain, Transport: "verbs", Logger: c.Logger},
-		server:    grpc.NewServer(grpc.MaxRecvMsgSize(max(maxAttach, maxAskBytes+64))),
+		config: c,
+		source: lease.Source{Transport: "verbs", Pool: c.Pool, TrustDomain: c.TrustDomain, Logger: c.Logger},
+		server: grpc.NewServer(grpc.MaxRecvMsgSize(max(maxAttach, maxAskBytes+64))),
 	}
 	t.source.Check = t.requireDevice
 	t.server.RegisterService(&service, t)

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // TestAttackIdleStreams opens more streams that present no ticket than there may be pulls: the
@@ -22,7 +22,7 @@ func TestAttackIdleStreams(t *testing.T) {
 	testkit.NoError(t, err)
 	defer conn.Close()
 	var first grpc.ClientStream
-	for i := range pull.MaxSessions + 1 {
+	for i := range lease.MaxSessions + 1 {
 		s, err := conn.NewStream(t.Context(), &service.Streams[0], attachMethod)
 		testkit.NoError(t, err)
 		if i == 0 {

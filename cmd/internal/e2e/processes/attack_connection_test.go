@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // attackPatience is how long an attacker waits for an answer, and a client for service.
@@ -133,14 +134,14 @@ func refusedTicket(address string) error {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(attackPatience))
-	hello, err := transport.Hello{Receiver: "r1"}.Append(nil)
+	hello, err := lease.Hello{Receiver: "r1"}.Append(nil)
 	if err != nil {
 		return err
 	}
 	if _, err := conn.Write(hello); err != nil {
 		return err
 	}
-	if _, _, err = transport.ReadWelcome(conn); !errors.Is(err, transport.ErrRefused) {
+	if _, _, err = lease.ReadWelcome(conn); !errors.Is(err, transport.ErrRefused) {
 		return fmt.Errorf("an unknown ticket is not refused: %w", err)
 	}
 	return nil

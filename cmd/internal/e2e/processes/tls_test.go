@@ -20,6 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 // identities issues certificates without host names for components, such as "--migrator r0", and returns the tls section
@@ -173,7 +174,7 @@ func dialWithTicket(address string, c *tls.Config, ticket []byte) error {
 		return err
 	}
 	defer conn.Close()
-	h := transport.Hello{Receiver: "r1"}
+	h := lease.Hello{Receiver: "r1"}
 	copy(h.Ticket[:], ticket)
 	hello, err := h.Append(nil)
 	if err != nil {
@@ -183,6 +184,6 @@ func dialWithTicket(address string, c *tls.Config, ticket []byte) error {
 	if _, err := conn.Write(hello); err != nil {
 		return err
 	}
-	_, _, err = transport.ReadWelcome(bufio.NewReaderSize(conn, transport.MaxWelcome))
+	_, _, err = lease.ReadWelcome(bufio.NewReaderSize(conn, lease.MaxWelcome))
 	return err
 }

@@ -1,4 +1,4 @@
-package transport_test
+package lease_test
 
 import (
 	"bytes"
@@ -9,41 +9,42 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 var layout = transport.Layout{Blocks: 3, Regions: []transport.Region{{Offset: 0, Stride: 8, Bytes: 8}, {Offset: 24, Stride: 16, Bytes: 4}}}
 
 func TestHelloRoundTrip(t *testing.T) {
-	want := transport.Hello{Ticket: [transport.TicketSize]byte{1, 15: 2}, Receiver: "replica-7"}
+	want := lease.Hello{Ticket: [transport.TicketSize]byte{1, 15: 2}, Receiver: "replica-7"}
 	b, err := want.Append([]byte("before"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := transport.ReadHello(bytes.NewReader(b[len("before"):]))
+	got, err := lease.ReadHello(bytes.NewReader(b[len("before"):]))
 	if err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
-	long := transport.Hello{Receiver: policies.ReplicaID(strings.Repeat("x", transport.MaxReceiver+1))}
+	long := lease.Hello{Receiver: policies.ReplicaID(strings.Repeat("x", lease.MaxReceiver+1))}
 	if _, err := long.Append(nil); err == nil {
 		t.Error("Append accepts a receiver's name that is too long")
 	}
 }
 
 func TestWelcomeRoundTrip(t *testing.T) {
-	b, err := transport.AppendWelcome(nil, layout, 64)
+	b, err := lease.AppendWelcome(nil, layout, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := bytes.NewReader(append(b, 9))
-	got, size, err := transport.ReadWelcome(r)
+	got, size, err := lease.ReadWelcome(r)
 	if err != nil || size != 64 || !reflect.DeepEqual(got, layout) || r.Len() != 1 {
 		t.Errorf("got %+v of %d bytes, %v, %d left; want %+v", got, size, err, r.Len(), layout)
 	}
-	if _, _, err := transport.ReadWelcome(bytes.NewReader(transport.AppendRefusal(nil))); !errors.Is(err, transport.ErrRefused) {
+	if _, _, err := lease.ReadWelcome(bytes.NewReader(lease.AppendRefusal(nil))); !errors.Is(err, transport.ErrRefused) {
 		t.Errorf("ReadWelcome of a refusal: %v", err)
 	}
-	if _, err := transport.AppendWelcome(nil, transport.Layout{Blocks: 1, Regions: make([]transport.Region, transport.MaxRegions+1)}, 64); err == nil {
+	if _, err := lease.AppendWelcome(nil, transport.Layout{Blocks: 1, Regions: make([]transport.Region, lease.MaxRegions+1)}, 64); err == nil {
 		t.Error("AppendWelcome accepts too many regions")
 	}
 }
@@ -51,34 +52,34 @@ func TestWelcomeRoundTrip(t *testing.T) {
 // TestBrokenMessages checks that truncated messages and other versions are errors that
 // say so.
 func TestBrokenMessages(t *testing.T) {
-	hello, _ := transport.Hello{Receiver: "b"}.Append(nil)
-	welcome, _ := transport.AppendWelcome(nil, layout, 64)
+	hello, _ := lease.Hello{Receiver: "b"}.Append(nil)
+	welcome, _ := lease.AppendWelcome(nil, layout, 64)
 	for n := range hello {
-		if _, err := transport.ReadHello(bytes.NewReader(hello[:n])); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		if _, err := lease.ReadHello(bytes.NewReader(hello[:n])); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("hello of %d bytes: %v", n, err)
 		}
 	}
 	for n := range welcome {
-		if _, _, err := transport.ReadWelcome(bytes.NewReader(welcome[:n])); err == nil {
+		if _, _, err := lease.ReadWelcome(bytes.NewReader(welcome[:n])); err == nil {
 			t.Errorf("a welcome of %d bytes is accepted", n)
 		}
 	}
 	hello[4] = 2
-	if _, err := transport.ReadHello(bytes.NewReader(hello)); err == nil || !strings.Contains(err.Error(), "version 2") || !strings.Contains(err.Error(), "version 1") {
+	if _, err := lease.ReadHello(bytes.NewReader(hello)); err == nil || !strings.Contains(err.Error(), "version 2") || !strings.Contains(err.Error(), "version 1") {
 		t.Errorf("hello of another version: %v", err)
 	}
-	small, _ := transport.AppendWelcome(nil, layout, 59) // the last block ends at 60
-	if _, _, err := transport.ReadWelcome(bytes.NewReader(small)); err == nil {
+	small, _ := lease.AppendWelcome(nil, layout, 59) // the last block ends at 60
+	if _, _, err := lease.ReadWelcome(bytes.NewReader(small)); err == nil {
 		t.Error("a layout that leaves its pool is accepted")
 	}
 }
 
 func FuzzHello(f *testing.F) {
-	seed, _ := transport.Hello{Receiver: "b"}.Append(nil)
+	seed, _ := lease.Hello{Receiver: "b"}.Append(nil)
 	f.Add(seed)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		r := bytes.NewReader(in)
-		h, err := transport.ReadHello(r)
+		h, err := lease.ReadHello(r)
 		if err != nil {
 			return
 		}
@@ -90,11 +91,11 @@ func FuzzHello(f *testing.F) {
 }
 
 func FuzzWelcome(f *testing.F) {
-	seed, _ := transport.AppendWelcome(nil, layout, 64)
+	seed, _ := lease.AppendWelcome(nil, layout, 64)
 	f.Add(seed)
-	f.Add(transport.AppendRefusal(nil))
+	f.Add(lease.AppendRefusal(nil))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		l, size, err := transport.ReadWelcome(bytes.NewReader(in))
+		l, size, err := lease.ReadWelcome(bytes.NewReader(in))
 		if err != nil {
 			return
 		}

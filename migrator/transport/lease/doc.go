@@ -1,10 +1,11 @@
-// Package pull holds what every transport does in the same way: the receiver's Puller,
-// the offers of a source and their tickets, the accept loop of a source that serves a socket, and
-// the socket of transports on one host.
+// Package lease grants a receiver the right to pull blocks, and ends it: what every transport does in
+// the same way at both ends of a pull. It has the offers of a source and their tickets, the first two
+// messages of a connection, the accept loop of a source that serves a socket, the socket of transports
+// on one host, and the receiver's Puller.
 //
 // A transport opens a pull with Open, and returns a Puller that runs the transport's own
 // Steps: copy the blocks of a plan, interrupt that copy, release what was acquired. Its
-// source embeds a Source, which exports grants and redeems their tickets.
+// source embeds a Source, which exports grants and accepts receivers.
 //
 // Invariants:
 //
@@ -40,4 +41,4 @@
 // receiver reads the bytes of the pool without the source, which therefore cannot stop it; each
 // pull ends with a check, which a source does not answer once the lease is over. That makes the
 // Revoke of a transport a fence.
-package pull
+package lease

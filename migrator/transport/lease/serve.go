@@ -1,4 +1,4 @@
-package pull
+package lease
 
 import (
 	"context"
@@ -50,18 +50,16 @@ func Serve(ctx context.Context, l net.Listener, name string, logger *slog.Logger
 			defer counted.Leave()
 			defer conn.Close()
 			defer context.AfterFunc(ctx, func() { conn.Close() })()
-			admit := func() error {
-				err := counted.Admit()
-				if err != nil {
-					logger.Warn("rejected a receiver with a valid ticket", "transport", name, "err", err)
-				}
-				return err
-			}
-			if err := session(ctx, conn, admit); err != nil {
+			if err := session(ctx, conn, counted.Admit); err != nil {
 				logger.Debug("session ended", "transport", name, "peer", conn.RemoteAddr(), "err", err)
 			}
 		})
 	}
+}
+
+// refuseOn returns what sends a refusal on a connection.
+func refuseOn(c net.Conn) func([]byte) error {
+	return func(b []byte) error { _, err := c.Write(b); return err }
 }
 
 // InterruptConn runs f, which uses conn, and makes its reads and writes fail when ctx

@@ -1,11 +1,10 @@
-package pull
+package lease
 
 import (
 	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cascadeinfer/cascade/internal/unixsocket"
-	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 const (
@@ -113,25 +111,16 @@ func (s *SocketServer) serveReceiver(ctx context.Context, c net.Conn, admit func
 	if err := conn.SetDeadline(time.Now().Add(HelloTimeout)); err != nil {
 		return err
 	}
-	packet := make([]byte, transport.MaxHello+1)
+	packet := make([]byte, MaxHello+1)
 	n, err := conn.Read(packet)
 	if err != nil {
 		return err
 	}
-	hello, err := transport.ReadHello(bytes.NewReader(packet[:n]))
+	lease, err := s.config.Source.Accept(bytes.NewReader(packet[:n]), nil, admit, refuseOn(conn))
 	if err != nil {
 		return err
 	}
-	lease, err := s.config.Source.Redeem(hello.Ticket, hello.Receiver, time.Now())
-	if err != nil {
-		conn.Write(transport.AppendRefusal(nil))
-		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
-	}
 	defer lease.End()
-	if err := admit(); err != nil {
-		conn.Write(transport.AppendRefusal(nil))
-		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
-	}
 	defer lease.CloseWhenDone(conn)()
 
 	if err := s.sendWelcome(conn, lease); err != nil {
@@ -159,7 +148,7 @@ func (s *SocketServer) serveReceiver(ctx context.Context, c net.Conn, admit func
 // sendWelcome sends what a receiver needs to reach the memory of a lease.
 func (s *SocketServer) sendWelcome(conn *net.UnixConn, lease *Lease) error {
 	m := lease.Memory
-	packet, err := transport.AppendWelcome(nil, m.Layout, m.Size())
+	packet, err := AppendWelcome(nil, m.Layout, m.Size())
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package transport
+package lease
 
 import (
 	"encoding/binary"
@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 
+	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -44,7 +45,7 @@ const (
 
 // Hello is the message that presents a ticket.
 type Hello struct {
-	Ticket   [TicketSize]byte
+	Ticket   [transport.TicketSize]byte
 	Receiver policies.ReplicaID
 }
 
@@ -74,12 +75,12 @@ func ReadHello(r io.Reader) (Hello, error) {
 	if _, err := io.ReadFull(r, name); err != nil {
 		return Hello{}, fmt.Errorf("hello: %w", err)
 	}
-	return Hello{Ticket: [TicketSize]byte(head[8:]), Receiver: policies.ReplicaID(name)}, nil
+	return Hello{Ticket: [transport.TicketSize]byte(head[8:]), Receiver: policies.ReplicaID(name)}, nil
 }
 
 // AppendWelcome appends the answer that accepts a ticket for a pool of that layout and
 // size.
-func AppendWelcome(dst []byte, l Layout, size int64) ([]byte, error) {
+func AppendWelcome(dst []byte, l transport.Layout, size int64) ([]byte, error) {
 	if len(l.Regions) > MaxRegions || int64(l.Blocks) > math.MaxUint32 {
 		return dst, fmt.Errorf("welcome: %d regions and %d blocks; the limits are %d and %d", len(l.Regions), l.Blocks, MaxRegions, uint32(math.MaxUint32))
 	}
@@ -103,35 +104,35 @@ func AppendRefusal(dst []byte) []byte {
 
 // ReadWelcome reads one answer, and no byte after it. It returns the layout and the size
 // of the source's pool, or transport.ErrRefused.
-func ReadWelcome(r io.Reader) (Layout, int64, error) {
+func ReadWelcome(r io.Reader) (transport.Layout, int64, error) {
 	var head [headSize]byte
 	if err := readHead(r, head[:]); err != nil {
-		return Layout{}, 0, fmt.Errorf("welcome: %w", err)
+		return transport.Layout{}, 0, fmt.Errorf("welcome: %w", err)
 	}
 	if head[5] == statusRefused {
-		return Layout{}, 0, ErrRefused
+		return transport.Layout{}, 0, transport.ErrRefused
 	}
 	regions := int(binary.LittleEndian.Uint16(head[6:]))
-	l := Layout{Blocks: int(binary.LittleEndian.Uint32(head[8:])), Checksum: Checksum(binary.LittleEndian.Uint32(head[12:]))}
+	l := transport.Layout{Blocks: int(binary.LittleEndian.Uint32(head[8:])), Checksum: transport.Checksum(binary.LittleEndian.Uint32(head[12:]))}
 	size := binary.LittleEndian.Uint64(head[16:])
 	if head[5] != statusAccepted || regions > MaxRegions || size > math.MaxInt64 {
-		return Layout{}, 0, fmt.Errorf("welcome: status %d, %d regions, pool of %d bytes: out of range", head[5], regions, size)
+		return transport.Layout{}, 0, fmt.Errorf("welcome: status %d, %d regions, pool of %d bytes: out of range", head[5], regions, size)
 	}
 	body := make([]byte, regions*encodedRegionSize)
 	if _, err := io.ReadFull(r, body); err != nil {
-		return Layout{}, 0, fmt.Errorf("welcome: %w", err)
+		return transport.Layout{}, 0, fmt.Errorf("welcome: %w", err)
 	}
-	l.Regions = make([]Region, regions)
+	l.Regions = make([]transport.Region, regions)
 	for i := range l.Regions {
 		b := body[i*encodedRegionSize:]
-		l.Regions[i] = Region{
+		l.Regions[i] = transport.Region{
 			Offset: int64(binary.LittleEndian.Uint64(b)),
 			Stride: int64(binary.LittleEndian.Uint64(b[8:])),
 			Bytes:  int64(binary.LittleEndian.Uint64(b[16:])),
 		}
 	}
 	if err := l.Validate(int64(size)); err != nil {
-		return Layout{}, 0, fmt.Errorf("welcome: %w", err)
+		return transport.Layout{}, 0, fmt.Errorf("welcome: %w", err)
 	}
 	return l, int64(size), nil
 }

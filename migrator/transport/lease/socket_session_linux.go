@@ -1,4 +1,4 @@
-package pull
+package lease
 
 import (
 	"bytes"
@@ -60,7 +60,7 @@ func OpenSocket(ctx context.Context, suffix string, receiver policies.ReplicaID,
 		return nil, err
 	}
 	return s, s.exchange(ctx, HelloTimeout, func() error {
-		return s.presentTicket(transport.Hello{Ticket: offer.Ticket, Receiver: receiver})
+		return s.presentTicket(Hello{Ticket: offer.Ticket, Receiver: receiver})
 	})
 }
 
@@ -68,7 +68,7 @@ func OpenSocket(ctx context.Context, suffix string, receiver policies.ReplicaID,
 func (s *SocketSession) Close() { s.conn.Close() }
 
 // presentTicket sends the hello and receives the welcome.
-func (s *SocketSession) presentTicket(h transport.Hello) error {
+func (s *SocketSession) presentTicket(h Hello) error {
 	hello, err := h.Append(nil)
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func (s *SocketSession) presentTicket(h transport.Hello) error {
 	if _, err := s.conn.Write(hello); err != nil {
 		return err
 	}
-	packet, rights := make([]byte, transport.MaxWelcome+MaxExtra+1), make([]byte, unix.CmsgSpace(4))
+	packet, rights := make([]byte, MaxWelcome+MaxExtra+1), make([]byte, unix.CmsgSpace(4))
 	n, m, flags, _, err := s.conn.ReadMsgUnix(packet, rights)
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func (s *SocketSession) presentTicket(h transport.Hello) error {
 		return err
 	}
 	r := bytes.NewReader(packet[:n])
-	s.Layout, s.Size, err = transport.ReadWelcome(r)
+	s.Layout, s.Size, err = ReadWelcome(r)
 	if err == nil && (len(files) > 1 || flags&unix.MSG_CTRUNC != 0) {
 		err = errors.New("the source sent more than one file")
 	}

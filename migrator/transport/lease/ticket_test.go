@@ -1,4 +1,4 @@
-package pull_test
+package lease_test
 
 import (
 	"errors"
@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
 
 var t0 = time.Unix(1000, 0)
@@ -17,13 +17,13 @@ func newGrant(migration string) transport.Grant {
 	return transport.Grant{Migration: migration, Epoch: 3, Receiver: "b", Deadline: t0.Add(time.Second)}
 }
 
-func newIssuer() *pull.Issuer {
-	b := &pull.Issuer{}
+func newIssuer() *lease.Issuer {
+	b := &lease.Issuer{}
 	b.Open()
 	return b
 }
 
-func issue(t *testing.T, b *pull.Issuer, move string) [transport.TicketSize]byte {
+func issue(t *testing.T, b *lease.Issuer, move string) [transport.TicketSize]byte {
 	t.Helper()
 	secret, err := b.Issue(newGrant(move), &transport.Memory{}, t0)
 	if err != nil {
@@ -33,7 +33,7 @@ func issue(t *testing.T, b *pull.Issuer, move string) [transport.TicketSize]byte
 }
 
 func TestRedeemRefuses(t *testing.T) {
-	refused := func(t *testing.T, b *pull.Issuer, secret [transport.TicketSize]byte, who string, now time.Time) {
+	refused := func(t *testing.T, b *lease.Issuer, secret [transport.TicketSize]byte, who string, now time.Time) {
 		t.Helper()
 		if _, err := b.Redeem(secret, "b", now); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("%s ticket: %v", who, err)
@@ -74,7 +74,7 @@ func TestRedeemRefuses(t *testing.T) {
 
 func TestIssueRefusesBadGrants(t *testing.T) {
 	m := &transport.Memory{}
-	if _, err := new(pull.Issuer).Issue(newGrant("a/1"), m, t0); err == nil {
+	if _, err := new(lease.Issuer).Issue(newGrant("a/1"), m, t0); err == nil {
 		t.Error("an issuer that was never opened issues a ticket")
 	}
 	b := newIssuer()
@@ -90,7 +90,7 @@ func TestIssueRefusesBadGrants(t *testing.T) {
 // ones do not count.
 func TestGrantsAreBounded(t *testing.T) {
 	b := newIssuer()
-	for i := range pull.MaxGrants {
+	for i := range lease.MaxGrants {
 		issue(t, b, fmt.Sprint("a/", i))
 	}
 	late := newGrant("a/late")
