@@ -38,6 +38,13 @@ type CostMap struct {
 	same, between []policies.Transfer
 }
 
+// Clone returns a copy that another goroutine may use.
+func (m *CostMap) Clone() *CostMap {
+	clone := *m
+	clone.same, clone.between = slices.Clone(m.same), slices.Clone(m.between)
+	return &clone
+}
+
 // location is a position in the fleet: a host and a class.
 type location struct{ host, class int32 }
 

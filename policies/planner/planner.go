@@ -59,9 +59,9 @@ type Config struct {
 	// History is the workload that the first plan is made for: its Flow, with these Edges,
 	// and its Snapshot. Without edges the first plan is one stage.
 	History policies.Workload
-	// Check returns an error for stages that the site's rules deny as the next plan;
-	// nil denies nothing.
-	Check func(before policies.Plan, next []policies.Stage) error
+	// Check returns an error for a plan that the site's rules deny as the next one, whose epoch is one more than the
+	// present one; nil denies nothing.
+	Check func(before, next policies.Plan) error
 	// Wrap returns the planner to use in place of the native one; nil: the native one.
 	Wrap func(model string, native adoption.Planner) adoption.Planner
 }
@@ -88,6 +88,7 @@ type Planner struct {
 	lacks   bool                    // Repair has found a stage without ready replicas while another had one
 	lacking policies.Micros         // since when, if lacks
 
+	changes   int            // of what a Task is made from; see Finish
 	distances *links.CostMap // nil: to be computed
 }
 
@@ -144,6 +145,9 @@ func (p *Planner) Status() string { return p.status }
 
 // SetPlan puts a plan in force. The view has the stages of that plan.
 func (p *Planner) SetPlan(v *View, plan policies.Plan) {
+	if len(plan.Stages) != len(p.plan.Stages) || !slices.Equal(plan.Cuts(), p.plan.Cuts()) {
+		p.changes++
+	}
 	p.plan = plan
 	p.resetMeasurements()
 	p.measure(v)
@@ -179,6 +183,7 @@ func (p *Planner) explain() {
 // period begins now, and earlier measurements are dropped.
 func (p *Planner) TakeOver(now policies.Micros) {
 	p.begun, p.nextAt, p.lacks, p.period = true, now+p.cfg.Period, false, Period{}
+	p.changes++
 	p.resetMeasurements()
 }
 
@@ -328,7 +333,7 @@ func (p *Planner) Check(stages []policies.Stage) error {
 	if p.cfg.Check == nil || len(p.plan.Stages) == 0 {
 		return nil
 	}
-	return p.cfg.Check(p.plan, stages)
+	return p.cfg.Check(p.plan, policies.Plan{Model: p.plan.Model, Epoch: p.plan.Epoch + 1, Stages: stages})
 }
 
 // worstIteration returns the predicted and the measured iteration of the stage where
@@ -441,14 +446,20 @@ func (p *Planner) workloadOf(v *View, eligible []policies.Replica) policies.Work
 func (p *Planner) HoldOff(now policies.Micros) {
 	if p.machine != nil {
 		p.machine.HoldOff(seconds(now))
+		p.changes++
 	}
 }
 
 // RestoreHold sets the hold-off to one that Hold returned, of this or another planner of the
 // model; a length of 0 resets it.
 func (p *Planner) RestoreHold(until, length policies.Micros) {
-	if p.machine != nil {
-		p.machine.RestoreHoldOff(seconds(until), seconds(length))
+	if p.machine == nil {
+		return
+	}
+	wasUntil, wasLength := p.machine.HoldOffState()
+	p.machine.RestoreHoldOff(seconds(until), seconds(length))
+	if isUntil, isLength := p.machine.HoldOffState(); isUntil != wasUntil || isLength != wasLength {
+		p.changes++
 	}
 }
 

@@ -289,10 +289,10 @@ func TestBoundaries(t *testing.T) {
 
 // TestSiteRules checks that the site's rules are asked about every plan but the first.
 func TestSiteRules(t *testing.T) {
-	deny := func(policies.Plan, []policies.Stage) error { return errors.New("denied") }
+	deny := func(_, _ policies.Plan) error { return errors.New("denied") }
 	for _, c := range []struct {
 		plan string
-		deny func(policies.Plan, []policies.Stage) error
+		deny func(_, _ policies.Plan) error
 		want bool
 	}{{"", deny, false}, {"a", deny, true}, {"a", nil, false}, {"", nil, false}} {
 		p := newPlanner(t, Config{Check: c.deny}, c.plan, "a")

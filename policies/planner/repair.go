@@ -106,10 +106,15 @@ func listMembers(v *View) []Member {
 	return list
 }
 
+// keepsPlan reports whether a repair changes the plan in force, and makes no first plan.
+func (p *Planner) keepsPlan(v *View) bool {
+	return len(p.plan.Stages) > 0 && namesReplica(v) && (p.cfg.Policy.planner != nil || len(p.plan.Stages) == 1)
+}
+
 // repaired returns the plan in force with the present members, or a single stage where
 // no plan can be kept.
 func (p *Planner) repaired(v *View, members []Member) policies.Plan {
-	if len(p.plan.Stages) > 0 && namesReplica(v) && (p.cfg.Policy.planner != nil || len(p.plan.Stages) == 1) {
+	if p.keepsPlan(v) {
 		return RepairPlan(p.plan, members)
 	}
 	// A first plan has all replicas: those that are not ready are listed as such.

@@ -11,7 +11,7 @@ import (
 )
 
 // Event is an input of a State: one of Tick, Replicas, Reported, ProxiesReported,
-// StreamClosed, Ordered, ProxiesRefused, Stored, Vanished and NotStored.
+// StreamClosed, Ordered, ProxiesRefused, Planned, Stored, Vanished and NotStored.
 type Event interface{ event() }
 
 // Tick says that time has passed.
@@ -36,8 +36,15 @@ type ProxiesReported struct {
 // not concern requests.
 type StreamClosed struct{ Replica policies.ReplicaID }
 
-// Ordered is an operator's order. Orders that State.CheckOrder refuses change nothing.
-type Ordered struct{ Order fleetstate.Order }
+// Ordered is an operator's order. Orders that State.CheckOrder refuses change nothing. Allowed is the plan that the
+// site's rules allow for it; see fleetstate.Unchecked.
+type Ordered struct {
+	Order   fleetstate.Order
+	Allowed policies.Plan
+}
+
+// Planned says that the present Planning has run.
+type Planned struct{}
 
 // ProxiesRefused lists resources that proxies have refused, so that no control plane
 // that shares the store sends them again.
@@ -64,6 +71,7 @@ func (ProxiesReported) event() {}
 func (StreamClosed) event()    {}
 func (Ordered) event()         {}
 func (ProxiesRefused) event()  {}
+func (Planned) event()         {}
 func (Stored) event()          {}
 func (Vanished) event()        {}
 func (NotStored) event()       {}
@@ -76,6 +84,9 @@ type Effects struct {
 	// Publish is to be published to the proxies. It is never set while a proposal waits
 	// for its answer, because only stored state is published.
 	Publish *Snapshot
+	// Plan is to be run by another goroutine, because it may take seconds; the answer is the event Planned. There is
+	// at most one at a time.
+	Plan *Planning
 	// Health lists the changes of replicas' health, to be logged.
 	Health []fleetstate.HealthChange
 	// Leader is the change of the leader, to be logged; nil: none.

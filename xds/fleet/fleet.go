@@ -68,6 +68,8 @@ const (
 	// wrote at the same time, and updateTimeout the wait for that write to arrive.
 	orderTries    = 10
 	updateTimeout = 3 * time.Second
+	// maxQueued bounds the messages that are handled before a tick.
+	maxQueued = 20_000
 	// maxOrders bounds the orders that wait for the store.
 	maxOrders = 64
 	// migrationTimeout is how long a migration that has not ended counts as running
@@ -100,6 +102,7 @@ type Fleet struct {
 	version store.Version    // of the plan object last read or written
 	writing *storeWrite      // nil: no proposal is being stored
 	written chan writeResult // capacity 1: the answer to writing
+	planned chan struct{}    // capacity 1: the present planning has run
 	orders  []*pendingOrder  // in their order; the first one may be in writing
 	// unconfirmed are the versions that were written here and that the store's watch
 	// has not delivered yet, oldest first.
@@ -143,7 +146,7 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, log: log, state: state,
 		events: make(chan message), done: make(chan struct{}),
-		written: make(chan writeResult, 1), storeFaults: make(map[StoreOperation]StoreFault),
+		written: make(chan writeResult, 1), planned: make(chan struct{}, 1), storeFaults: make(map[StoreOperation]StoreFault),
 		slotReports: make(map[policies.ReplicaID]policyslots.Report),
 		replicas:    cfg.Replicas, replicasChanged: make(chan struct{}, 1), refusedChanged: make(chan struct{}, 1),
 	}

@@ -16,8 +16,21 @@ import (
 // that the order is in force. Other errors are those of package fleetstate, of
 // ChangeSlots.Change, or of a fleet that stops.
 func (f *Fleet) Order(ctx context.Context, o fleetstate.Order) error {
-	_, err := f.ask(ctx, Ordered{o})
-	return err
+	ev := Ordered{Order: o}
+	for range orderTries {
+		_, err := f.ask(ctx, ev)
+		var unchecked *fleetstate.Unchecked
+		if !errors.As(err, &unchecked) {
+			return err
+		}
+		if f.cfg.Check != nil {
+			if err := f.cfg.Check(unchecked.Before, unchecked.After); err != nil {
+				return unchecked.Denied(err)
+			}
+		}
+		ev.Allowed = unchecked.After
+	}
+	return fmt.Errorf("%w: the replicas changed whenever the site's rules had been asked", fleetstate.ErrNotStored)
 }
 
 // Drain orders a drain; see orders.Drain.
@@ -32,7 +45,7 @@ func (f *Fleet) Undrain(ctx context.Context, id policies.ReplicaID) error {
 
 // pendingOrder is an order that waits for its turn, or for the write that contains it.
 type pendingOrder struct {
-	order fleetstate.Order
+	order Ordered
 	reply chan<- answer
 	tries int
 	// retryBy is set while the order waits for the object that another control plane
@@ -42,7 +55,7 @@ type pendingOrder struct {
 
 // addOrder queues an order. Orders are executed one after the other, each when it is
 // stored; the loop does not wait for that.
-func (f *Fleet) addOrder(ctx context.Context, o fleetstate.Order, reply chan<- answer) {
+func (f *Fleet) addOrder(ctx context.Context, o Ordered, reply chan<- answer) {
 	switch {
 	case f.writing != nil && f.writing.abandoned:
 		reply <- answer{err: fmt.Errorf("%w: %w", fleetstate.ErrNotStored, f.writing.stuck(time.Now()))}
@@ -69,7 +82,7 @@ func (f *Fleet) nextOrder(ctx context.Context) {
 			f.endOrder(err)
 			continue
 		}
-		f.step(ctx, now, Ordered{o.order})
+		f.step(ctx, now, o.order)
 		if f.writing == nil {
 			f.endOrder(nil) // nothing has to change
 			continue
@@ -108,8 +121,8 @@ func (f *Fleet) retryOrder() {
 }
 
 // CheckOrder returns an error for an order that cannot be executed.
-func (s *State) CheckOrder(o fleetstate.Order) error {
-	switch o := o.(type) {
+func (s *State) CheckOrder(ev Ordered) error {
+	switch o := ev.Order.(type) {
 	case fleetstate.Drain:
 		return fleetstate.CheckDrain(s.registry, o.Replica)
 	case fleetstate.Undrain:
@@ -126,39 +139,39 @@ func (s *State) CheckOrder(o fleetstate.Order) error {
 		}
 		return nil
 	}
-	_, err := s.resolvePlanOrder(time.Time{}, o)
+	_, err := s.resolvePlanOrder(time.Time{}, ev)
 	return err
 }
 
 // resolvePlanOrder works out what an order changes in a plan; nil: nothing.
-func (s *State) resolvePlanOrder(now time.Time, o fleetstate.Order) (*fleetstate.PlanOrder, error) {
-	name := fleetstate.Model(o)
+func (s *State) resolvePlanOrder(now time.Time, ev Ordered) (*fleetstate.PlanOrder, error) {
+	name := fleetstate.Model(ev.Order)
 	m := s.model(name)
 	if m == nil {
 		return nil, fmt.Errorf("model %.60q: %w", name, fleetstate.ErrUnknownModel)
 	}
-	return fleetstate.ResolvePlan(now, o, s.object, m.planner, s.registry.View(now, name))
+	return fleetstate.ResolvePlan(now, ev.Order, ev.Allowed, s.object, m.planner, s.registry.View(now, name))
 }
 
 // handleOrder keeps an order until it is stored; then it comes into force together with
 // the plan that follows from it. NotStored drops it.
-func (s *State) handleOrder(now time.Time, o fleetstate.Order) {
-	switch o := o.(type) {
+func (s *State) handleOrder(now time.Time, ev Ordered) {
+	switch o := ev.Order.(type) {
 	case fleetstate.Drain:
-		s.setDrained(now, o, o.Replica, true)
+		s.setDrained(now, ev, o.Replica, true)
 	case fleetstate.Undrain:
-		s.setDrained(now, o, o.Replica, false)
+		s.setDrained(now, ev, o.Replica, false)
 	case fleetstate.ChangeSlots:
 		next, err := o.Change(s.object.Slots)
 		if err == nil && !reflect.DeepEqual(next, s.object.Slots) {
 			s.orderedSlots, s.toStore = &next, writeOrder
 		}
 	case fleetstate.ConfirmRemoval:
-		if s.held != nil && s.CheckOrder(o) == nil {
+		if s.held != nil && s.CheckOrder(ev) == nil {
 			s.confirm, s.toStore = o.Digest, writeOrder
 		}
 	default:
-		plan, err := s.resolvePlanOrder(now, o)
+		plan, err := s.resolvePlanOrder(now, ev)
 		if err != nil || plan == nil {
 			return
 		}
@@ -169,9 +182,9 @@ func (s *State) handleOrder(now time.Time, o fleetstate.Order) {
 	}
 }
 
-func (s *State) setDrained(now time.Time, o fleetstate.Order, id policies.ReplicaID, drained bool) {
+func (s *State) setDrained(now time.Time, ev Ordered, id policies.ReplicaID, drained bool) {
 	r := s.registry.Get(id)
-	if s.CheckOrder(o) != nil || r.Drained == drained {
+	if s.CheckOrder(ev) != nil || r.Drained == drained {
 		return
 	}
 	r.Drained, s.toStore = drained, writeOrder

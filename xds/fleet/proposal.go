@@ -12,16 +12,16 @@ import (
 )
 
 // duePropose returns a proposal with the orders of operators, the repairs that cannot
-// wait, the plans that are due and the writes that the lease requires, or nil. Operator
+// wait, the plans that were made and the writes that the lease requires, or nil. Operator
 // orders skip the retry delay. If a proposal with an order is not stored, the order has
 // failed.
-func (s *State) duePropose(now time.Time, ev Event) *Proposal {
+func (s *State) duePropose(now time.Time) *Proposal {
 	var changes []fleetstate.Change
 	ordered, mayRetry, leads := s.toStore == writeOrder, !now.Before(s.retryAt), s.leads(now)
 	if ordered || mayRetry {
 		changes = s.orderedChanges()
 		if leads {
-			changes = append(changes, s.planChanges(now, ev, changes)...)
+			changes = append(changes, s.planChanges(now, changes)...)
 		}
 	}
 	switch {
@@ -37,16 +37,14 @@ func (s *State) duePropose(now time.Time, ev Event) *Proposal {
 
 // planChanges lists the changes of plan that are due for the models without an ordered
 // change.
-func (s *State) planChanges(now time.Time, ev Event, ordered []fleetstate.Change) (changes []fleetstate.Change) {
-	_, tick := ev.(Tick)
-	refining := tick && now.Sub(s.refinedAt) >= duration(planner.RefineInterval) // of all models together
+func (s *State) planChanges(now time.Time, ordered []fleetstate.Change) (changes []fleetstate.Change) {
 	repairAgain := false
 	for _, m := range s.models {
 		if slices.ContainsFunc(ordered, func(c fleetstate.Change) bool { return c.Model == m.Name }) {
 			repairAgain = true
 			continue
 		}
-		c, again := s.planChange(now, m, tick, refining)
+		c, again := s.planChange(now, m)
 		repairAgain = repairAgain || again
 		if c != nil {
 			changes = append(changes, *c)
@@ -58,45 +56,20 @@ func (s *State) planChanges(now time.Time, ev Event, ordered []fleetstate.Change
 
 // planChange returns the change of a model's plan that is due, nil if there is none.
 // again reports that the plan may need repair soon.
-func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *fleetstate.Change, again bool) {
+func (s *State) planChange(now time.Time, m *model) (c *fleetstate.Change, again bool) {
 	if c = s.storeAgainChange(now, m); c != nil {
 		return c, false
 	}
 	if s.needsRepair {
-		var proposed *planner.Change
-		if proposed, again = m.planner.Repair(s.micros(now), s.registry.View(now, m.Name)); proposed != nil {
-			return s.sign(now, *proposed), again
+		view := s.registry.View(now, m.Name)
+		if again = m.planner.RepairsSlowly(view); !again {
+			var repair *planner.Change
+			if repair, again = m.planner.Repair(s.micros(now), view); repair != nil {
+				return s.sign(now, *repair), again
+			}
 		}
 	}
-	if !tick {
-		return nil, again
-	}
-	pin := fleetstate.PinOf(s.object, m.Name)
-	if m.planner.PeriodDue(s.micros(now)) {
-		s.updateRatio(now, m)
-		s.updateDepth(now, m)
-		r := m.planner.Replan(s.micros(now), s.registry.View(now, m.Name), planPin(pin))
-		if r.Entry != nil {
-			// It is stored with the next object.
-			s.history = fleetstate.Append(s.history, *s.sign(now, *r.Entry))
-		}
-		if r.Change != nil {
-			return s.sign(now, *r.Change), again
-		}
-	}
-	if refining && pin == nil {
-		r := m.planner.Refine(s.registry.View(now, m.Name))
-		if r.Entry != nil {
-			s.history = fleetstate.Append(s.history, *s.sign(now, *r.Entry))
-		}
-		if r.Entry != nil || r.Change != nil {
-			s.refinedAt = now
-		}
-		if r.Change != nil {
-			return s.sign(now, *r.Change), again
-		}
-	}
-	return nil, again
+	return s.planned(now, m), again
 }
 
 // storeAgainChange returns the plan that must be stored again because the last stored

@@ -36,6 +36,11 @@ func (f *Fleet) Run(ctx context.Context) error {
 	}
 	saver := newSaver(f)
 	defer saver.stop()
+	defer func() { // modules and rules end by their own limits
+		if p := f.state.planning; p != nil && !p.ran {
+			<-f.planned
+		}
+	}()
 
 	ticker := time.NewTicker(min(max(f.state.rules.Period/4, minTick), maxTick))
 	defer ticker.Stop()
@@ -48,7 +53,9 @@ func (f *Fleet) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			f.stepDown(ctx)
 			return nil
-		case now := <-ticker.C:
+		case <-ticker.C:
+			f.handleQueued(ctx)
+			now := time.Now() // the ticker's time is old if the loop was late
 			if f.cfg.Proxies != nil && now.Sub(proxiesAt) >= duration(balance.WeightInterval) {
 				proxiesAt = now
 				f.step(ctx, now, ProxiesReported{f.cfg.Proxies.Loads(now)})
@@ -63,6 +70,8 @@ func (f *Fleet) Run(ctx context.Context) error {
 			f.step(ctx, time.Now(), f.takeRefusals())
 		case r := <-f.written:
 			f.handleWritten(ctx, r)
+		case <-f.planned:
+			f.step(ctx, time.Now(), Planned{})
 		case m := <-f.events:
 			f.handleMessage(ctx, m)
 		case u, ok := <-f.readableUpdates():
@@ -137,6 +146,12 @@ func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) {
 		e = f.state.Step(now, NotStored{}) // which proposes nothing before its retry is due
 		f.logChanges(e)
 	}
+	if e.Plan != nil {
+		go func() {
+			e.Plan.Run()
+			f.planned <- struct{}{}
+		}()
+	}
 	f.announceSlots()
 	if e.Publish != nil {
 		f.latest.Store(e.Publish)
@@ -184,13 +199,26 @@ func (f *Fleet) handleUpdate(ctx context.Context, u store.Update) {
 	f.nextOrder(ctx)
 }
 
+// handleQueued handles the messages that wait. A replica is late only if no report of it waits here: the loop may have
+// been late itself.
+func (f *Fleet) handleQueued(ctx context.Context) {
+	for range maxQueued {
+		select {
+		case m := <-f.events:
+			f.handleMessage(ctx, m)
+		default:
+			return
+		}
+	}
+}
+
 // handleMessage steps the state with a report, the end of a report stream or an order,
 // and replies to it.
 func (f *Fleet) handleMessage(ctx context.Context, m message) {
 	now := time.Now()
 	switch ev := m.event.(type) {
 	case Ordered:
-		f.addOrder(ctx, ev.Order, m.reply)
+		f.addOrder(ctx, ev, m.reply)
 	case Reported:
 		if err := f.state.CheckReport(ev.Report); err != nil {
 			m.reply <- answer{err: status.Error(codes.NotFound, "load report: "+err.Error())}

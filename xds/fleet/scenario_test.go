@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -242,10 +243,19 @@ func (p *player) do(d *datadriven.TestData) string {
 
 // order executes an order, or prints why it is refused.
 func (p *player) order(o fleetstate.Order) {
-	if err := p.state.CheckOrder(o); err != nil {
+	ev := Ordered{Order: o}
+	err := p.state.CheckOrder(ev)
+	if unchecked := (*fleetstate.Unchecked)(nil); errors.As(err, &unchecked) {
+		if err = p.check(unchecked.Before, unchecked.After); err != nil {
+			err = unchecked.Denied(err)
+		} else {
+			ev.Allowed = unchecked.After
+		}
+	}
+	if err != nil {
 		fmt.Fprintf(&p.out, "refused: %v\n", err)
 	}
-	p.step(Ordered{o})
+	p.step(ev)
 }
 
 // option returns the value of an argument of the command policy.
@@ -441,7 +451,12 @@ func mix(name string) (policies.Flow, []policies.Batch) {
 // step applies an event, answers proposals and prints the effects.
 func (p *player) step(ev Event) {
 	e := p.state.Step(p.now, ev)
-	for e.Propose != nil {
+	for e.Propose != nil || e.Plan != nil {
+		p.printPublished(e)
+		if e.Propose == nil {
+			e = p.state.Step(p.now, carryOut(e))
+			continue
+		}
 		at := p.now.Sub(start).Seconds()
 		if err := e.Propose.Object.Validate(); err != nil {
 			p.t.Errorf("the proposed object cannot be stored: %v", err)
@@ -463,6 +478,10 @@ func (p *player) step(ev Event) {
 		p.stored = Stored{e.Propose.Object}
 		e = p.state.Step(p.now, p.stored)
 	}
+	p.printPublished(e)
+}
+
+func (p *player) printPublished(e Effects) {
 	if e.Publish != nil {
 		fmt.Fprintf(&p.out, "%gs publish%s\n", p.now.Sub(start).Seconds(), routing(e.Publish))
 	}

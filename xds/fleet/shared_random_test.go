@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"errors"
 	"math/rand/v2"
 	"reflect"
 	"strconv"
@@ -23,6 +24,7 @@ type peerState struct {
 	version   int // of the object, as its state knows it
 	delivered int // the last version that its watch delivered
 	shown     *Snapshot
+	planned   bool // its planning has run, and it does not know yet
 }
 
 // sharedStore is a store and the control planes that share it.
@@ -73,7 +75,7 @@ func (w *sharedStore) begin(p *peerState) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	p.state, p.shown = s, nil
+	p.state, p.shown, p.planned = s, nil, false
 	p.version, p.delivered = len(w.saved)-1, len(w.saved)-1
 	w.step(p, Stored{w.saved[p.version]}, false)
 	w.step(p, Replicas{w.list}, false)
@@ -83,7 +85,15 @@ func (w *sharedStore) begin(p *peerState) {
 // write fail.
 func (w *sharedStore) step(p *peerState, ev Event, order bool) {
 	e := p.state.Step(w.now, ev)
-	for first := true; e.Propose != nil; first = false {
+	for first := true; e.Propose != nil || e.Plan != nil; first = false {
+		if p.show(w, e); e.Plan != nil {
+			e.Plan.Run()
+			if p.planned = !w.calm && w.rng.IntN(3) == 0; p.planned {
+				break // it takes until the next round
+			}
+			e = p.state.Step(w.now, Planned{})
+			continue
+		}
 		if len(e.Propose.Changes) > 0 && !p.state.leads(w.now) && !(order && first) {
 			w.t.Fatalf("seed %d: %s follows, and changes the plan: %+v", w.seed, p.name, e.Propose.Changes)
 		}
@@ -106,12 +116,7 @@ func (w *sharedStore) step(p *peerState, ev Event, order bool) {
 		p.version = len(w.saved) - 1
 		e = p.state.Step(w.now, Stored{e.Propose.Object})
 	}
-	if e.Publish != nil {
-		if p.shown != nil && e.Publish.Epoch < p.shown.Epoch {
-			w.t.Fatalf("seed %d: %s shows epoch %d after %d", w.seed, p.name, e.Publish.Epoch, p.shown.Epoch)
-		}
-		p.shown = e.Publish
-	}
+	p.show(w, e)
 	leaders := ""
 	for _, p := range w.peers {
 		if p.state != nil && p.state.leads(w.now) {
@@ -121,6 +126,16 @@ func (w *sharedStore) step(p *peerState, ev Event, order bool) {
 	if len(leaders) > 1 {
 		w.t.Fatalf("seed %d: %s plan", w.seed, leaders)
 	}
+}
+
+func (p *peerState) show(w *sharedStore, e Effects) {
+	if e.Publish == nil {
+		return
+	}
+	if p.shown != nil && e.Publish.Epoch < p.shown.Epoch {
+		w.t.Fatalf("seed %d: %s shows epoch %d after %d", w.seed, p.name, e.Publish.Epoch, p.shown.Epoch)
+	}
+	p.shown = e.Publish
 }
 
 func (w *sharedStore) save(o store.Object) {
@@ -165,6 +180,10 @@ func (w *sharedStore) round() {
 		if !w.calm && w.rng.IntN(150) == 0 {
 			w.begin(p)
 		}
+		if p.planned {
+			p.planned = false
+			w.step(p, Planned{}, false)
+		}
 		w.step(p, Tick{}, false)
 	}
 	// All control planes receive the report of a replica.
@@ -203,8 +222,11 @@ func (w *sharedStore) order(p *peerState) {
 	}
 	if i := w.rng.IntN(len(list) + 1); i == len(list) {
 		w.step(p, refusal, true)
-	} else if p.state.CheckOrder(list[i]) == nil {
-		w.step(p, Ordered{list[i]}, true)
+	} else if ev := (Ordered{Order: list[i]}); p.state.CheckOrder(ev) == nil {
+		w.step(p, ev, true)
+	} else if u := (*fleetstate.Unchecked)(nil); errors.As(p.state.CheckOrder(ev), &u) {
+		ev.Allowed = u.After
+		w.step(p, ev, true)
 	}
 }
 

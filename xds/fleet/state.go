@@ -37,9 +37,11 @@ type State struct {
 	object   store.Object        // as last stored, here or elsewhere
 	history  []fleetstate.Change
 	proposal *Proposal // waiting for its answer; nil: none
+	planning *Planning // runs, or has run and waits for the proposal's answer; nil: none
 
 	started    time.Time // of the first step; zero: none yet
 	retryAt    time.Time // no proposal earlier than this, after one that was not stored
+	tickedAt   time.Time // the last tick
 	weighedAt  time.Time
 	refinedAt  time.Time // when boundaries were last proposed
 	scaledAt   time.Time // when numbers of replicas were last recommended
@@ -75,6 +77,7 @@ type model struct {
 	// requests are those that front ends have counted. It never decreases, and continues
 	// at the leader's count where several control planes share a store.
 	requests    uint64
+	askedAt     time.Time    // when a first plan or boundaries were last asked for
 	wantedRatio length.Ratio // to be served; ratio follows when this is stored
 	// depth is that of prefix keys, in bytes, and wantedDepth is to it what wantedRatio is
 	// to ratio.
@@ -126,7 +129,7 @@ func NewState(rules Rules) (*State, error) {
 		p, err := planner.New(planner.Config{
 			Model: m.Name, Context: m.Context, Edges: m.Edges, QoE: m.QoE, Cost: m.Cost, Transfer: m.Transfer, TokenBytes: m.TokenBytes, Links: m.Links, Limits: m.Limits,
 			Policy: policy, Refine: rules.Refine == RefineOn, Follow: rules.Adopt == AdoptAlways, IterationRatio: rules.IterationRatio, History: m.History, Speed: rules.Speed, Period: micros(rules.Period), Grace: micros(rules.Grace), Seen: rules.Seen,
-			Check: s.checkPlan, Wrap: rules.Wrap,
+			Check: rules.Check, Wrap: rules.Wrap,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("fleet: %w", err)
@@ -147,14 +150,6 @@ func duration(t policies.Micros) time.Duration { return time.Duration(t) * time.
 
 func micros(d time.Duration) policies.Micros { return policies.Micros(d.Microseconds()) }
 
-// checkPlan returns an error if Rules.Check denies the stages as the next plan.
-func (s *State) checkPlan(before policies.Plan, next []policies.Stage) error {
-	if s.rules.Check == nil {
-		return nil
-	}
-	return s.rules.Check(before, policies.Plan{Model: before.Model, Epoch: s.epoch + 1, Stages: next})
-}
-
 // Step applies an event that happened at now. now must not go back.
 func (s *State) Step(now time.Time, ev Event) Effects {
 	if s.started.IsZero() {
@@ -174,9 +169,11 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 			r.Connected = false
 		}
 	case Ordered:
-		s.handleOrder(now, ev.Order)
+		s.handleOrder(now, ev)
 	case ProxiesRefused:
 		s.addRefusals(ev.List)
+	case Planned:
+		s.planning.ran = true
 	case Stored:
 		s.handleStored(now, ev.Object)
 	case Vanished:
@@ -193,8 +190,9 @@ func (s *State) effects(now time.Time, ev Event) Effects {
 	e := Effects{Health: s.healthChanges, Leader: s.leaderChange(now)}
 	s.healthChanges = nil
 	if s.proposal == nil && s.registry.Configured() {
-		e.Propose = s.duePropose(now, ev)
+		e.Propose = s.duePropose(now)
 	}
+	e.Plan = s.startPlanning(now, ev)
 	if s.proposal == nil && s.publishPending && s.hasPlans() {
 		s.publishPending = false
 		e.Publish = s.Snapshot(now)
@@ -333,6 +331,7 @@ func (s *State) resetDistances() {
 
 // handleTick updates health, weights and measurements as time passes.
 func (s *State) handleTick(now time.Time) {
+	s.tickedAt = now
 	for _, r := range s.registry.All() {
 		s.refresh(now, r)
 	}

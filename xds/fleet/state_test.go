@@ -49,8 +49,23 @@ func newState(t testing.TB, rules Rules) *State {
 // settleState applies an event and stores proposals until there are none.
 func settleState(s *State, now time.Time, ev Event) (published *Snapshot) {
 	e := s.Step(now, ev)
-	for e.Propose != nil {
-		e = s.Step(now, Stored{e.Propose.Object})
+	for e.Propose != nil || e.Plan != nil {
+		if e.Publish != nil {
+			published = e.Publish
+		}
+		e = s.Step(now, carryOut(e))
 	}
-	return e.Publish
+	if e.Publish != nil {
+		published = e.Publish
+	}
+	return published
+}
+
+// carryOut carries the effects out that have an answer: it stores a proposal, or runs a planning.
+func carryOut(e Effects) Event {
+	if e.Propose != nil {
+		return Stored{e.Propose.Object}
+	}
+	e.Plan.Run()
+	return Planned{}
 }

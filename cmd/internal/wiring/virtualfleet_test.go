@@ -90,10 +90,15 @@ func newVirtualFleet(t *testing.T, f *Fleet, seed uint64) *virtualFleet {
 	return v
 }
 
-// step applies an event, and stores what the state proposes.
+// step applies an event, plans, and stores what the state proposes.
 func (v *virtualFleet) step(ev fleet.Event) {
 	e := v.state.Step(v.now, ev)
-	for e.Propose != nil {
+	for e.Propose != nil || e.Plan != nil {
+		if e.Propose == nil {
+			e.Plan.Run()
+			e = v.state.Step(v.now, fleet.Planned{})
+			continue
+		}
 		for _, c := range e.Propose.Changes {
 			if c.Decision == "refined" {
 				v.refined++

@@ -34,10 +34,26 @@ func Model(o Order) string {
 	return ""
 }
 
+// Unchecked is the error of an order about a plan that the site's rules must allow first. Asking them may take seconds.
+type Unchecked struct {
+	Before, After policies.Plan
+	former        policies.Epoch
+}
+
+// Error implements error.
+func (*Unchecked) Error() string { return "the site's rules have not been asked" }
+
+// Denied returns the error of the order if the rules deny the plan.
+func (u *Unchecked) Denied(why error) error {
+	return fmt.Errorf("model %q, epoch %d: %w: %w", u.After.Model, u.former, ErrDenied, why)
+}
+
 // ResolvePlan works out what a Pin, Unpin or Rollback of the planner's model changes,
 // given the stored object and the replicas. It returns nil for an order that changes
-// nothing, and an error for one that cannot be executed.
-func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner, v *planner.View) (*PlanOrder, error) {
+// nothing, and an error for one that cannot be executed: *Unchecked for a plan that is not the allowed one.
+func ResolvePlan(
+	now time.Time, o Order, allowed policies.Plan, object store.Object, p *planner.Planner, v *planner.View,
+) (*PlanOrder, error) {
 	model, plan := Model(o), p.Plan()
 	if len(plan.Stages) == 0 {
 		return nil, fmt.Errorf("model %q: %w: there is none yet", model, ErrNoPlan)
@@ -57,7 +73,7 @@ func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner
 			if former, next, err = find(object, p, v, o.Epoch); err != nil {
 				return nil, err
 			}
-			if err := checkRules(p, former, next); err != nil {
+			if err := checkAllowed(allowed, plan, next, former.Epoch); err != nil {
 				return nil, err
 			}
 			change = revert(now, p, next, fmt.Sprintf("pinned to the plan of epoch %d", former.Epoch), o.By)
@@ -79,7 +95,7 @@ func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner
 		case !o.Keep && planner.SameRouting(next, plan):
 			return nil, fmt.Errorf("model %q, epoch %d: with the replicas that are ready, %w", model, former.Epoch, ErrSamePlan)
 		}
-		if err := checkRules(p, former, next); err != nil {
+		if err := checkAllowed(allowed, plan, next, former.Epoch); err != nil {
 			return nil, err
 		}
 		out := &PlanOrder{Change: revert(now, p, next, fmt.Sprintf("rolled back to the plan of epoch %d", former.Epoch), o.By), HoldOff: true}
@@ -107,15 +123,13 @@ func find(object store.Object, p *planner.Planner, v *planner.View, epoch polici
 	return former, p.Revive(v, policies.Partition{Cuts: former.Cuts, Counts: former.Counts}), nil
 }
 
-// checkRules returns an error for a revived plan that the site's rules deny.
-func checkRules(p *planner.Planner, former store.FormerPlan, next policies.Plan) error {
-	if planner.SameRouting(next, p.Plan()) {
+// checkAllowed returns an error for a plan that changes the routing and that the site's rules have not allowed.
+func checkAllowed(allowed, plan, next policies.Plan, former policies.Epoch) error {
+	if planner.SameRouting(next, plan) || planner.SameRouting(next, allowed) {
 		return nil
 	}
-	if err := p.Check(next.Stages); err != nil {
-		return fmt.Errorf("model %q, epoch %d: %w: %w", former.Model, former.Epoch, ErrDenied, err)
-	}
-	return nil
+	next.Epoch = plan.Epoch + 1
+	return &Unchecked{plan, next, former}
 }
 
 // revert returns the change to a revived plan; one without stages where the plan routes

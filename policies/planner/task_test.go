@@ -1,0 +1,44 @@
+package planner
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// TestTask checks which changes during a task leave its result in force: replicas that come and go, whose places it
+// adapts, and not another plan's boundaries, a hold-off or a new leader's start.
+func TestTask(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(p testPlanner)
+		want      string // the plan; "": none
+	}{
+		"nothing":         {func(testPlanner) {}, "a b | c d"},
+		"a tick":          {func(p testPlanner) { p.Tick(p.view) }, "a b | c d"},
+		"a replica left":  {func(p testPlanner) { p.change([]change{{"b", func(*ReplicaView) bool { return false }}}) }, "a | c d"},
+		"members":         {func(p testPlanner) { p.setPlan(plantest.Parse("a b c")) }, "a b | c d"},
+		"boundaries":      {func(p testPlanner) { p.setPlan(plantest.Parse("a | b c d")) }, ""},
+		"a hold-off":      {func(p testPlanner) { p.HoldOff(0) }, ""},
+		"a stored hold":   {func(p testPlanner) { p.RestoreHold(policies.Second, policies.Second) }, ""},
+		"the same hold":   {func(p testPlanner) { p.RestoreHold(0, 0) }, "a b | c d"},
+		"another leader":  {func(p testPlanner) { p.TakeOver(0) }, ""},
+		"another network": {func(p testPlanner) { p.ResetDistances() }, "a b | c d"},
+	} {
+		better := fixed{policies.Partition{Cuts: []policies.Tokens{100}, Counts: []int{2, 2}, Cost: 70, OneStage: 100}}
+		p := newPlanner(t, Config{Policy: Policy{planner: better}, TokenBytes: 1}, "a b c d", "a", "b", "c", "d")
+		task := p.Start(p.view, func(p *Planner, v *View) Result { return p.Replan(0, v, nil) })
+		c.meanwhile(p)
+		task.Run()
+		got := ""
+		if r := p.Finish(p.view, task); r.Change != nil {
+			got = plantest.Format(policies.Plan{Stages: r.Change.Stages})
+		}
+		if want := c.want; want != "" && got != plantest.Format(plantest.Parse(want)) || want == "" && got != "" {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+		if p.PeriodDue(0) {
+			t.Errorf("%s: the period is still due", name)
+		}
+	}
+}
