@@ -13,15 +13,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/internal/processing"
 )
-
-// setHeader replaces every value of a header. Envoy reads raw_value only.
-func setHeader(name, value string) *corev3.HeaderValueOption {
-	return &corev3.HeaderValueOption{
-		Header:       &corev3.HeaderValue{Key: name, RawValue: []byte(value)},
-		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-	}
-}
 
 // choice is the result of a pick.
 type choice struct {
@@ -34,12 +27,12 @@ type choice struct {
 // model, which the front end counts by. stale are the headers under Cascade's names that the
 // client sent.
 func (c choice) mutation(stale []string) *extproc.CommonResponse {
-	m := &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{setHeader(DestinationHeader, c.destination())}}
+	m := &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{processing.SetHeader(DestinationHeader, c.destination())}}
 	if c.length >= 0 {
-		m.SetHeaders = append(m.SetHeaders, setHeader(length.TokensHeader, strconv.FormatInt(int64(min(c.length, policies.Unbounded-1)), 10)))
+		m.SetHeaders = append(m.SetHeaders, processing.SetHeader(length.TokensHeader, strconv.FormatInt(int64(min(c.length, policies.Unbounded-1)), 10)))
 	}
 	if c.model != "" {
-		m.SetHeaders = append(m.SetHeaders, setHeader(length.ModelHeader, c.model))
+		m.SetHeaders = append(m.SetHeaders, processing.SetHeader(length.ModelHeader, c.model))
 	}
 	for _, name := range stale {
 		if !(name == length.TokensHeader && c.length >= 0 || name == length.ModelHeader && c.model != "") {
@@ -58,14 +51,6 @@ func (c choice) metadata() *structpb.Struct {
 			DestinationHeader: structpb.NewStringValue(c.destination()),
 		}}),
 	}}
-}
-
-func headersAnswer(c *extproc.CommonResponse) *extproc.ProcessingResponse {
-	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: c}}}
-}
-
-func bodyAnswer(c *extproc.CommonResponse) *extproc.ProcessingResponse {
-	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: c}}}
 }
 
 // streamed returns a piece of a body in mode FULL_DUPLEX_STREAMED, in which the gateway
@@ -89,9 +74,9 @@ type refusal struct {
 // answer returns the message that makes the gateway answer the request. The status must be
 // set: otherwise Envoy would respond 200.
 func (r refusal) answer() *extproc.ProcessingResponse {
-	headers := []*corev3.HeaderValueOption{setHeader("content-type", "application/json")}
+	headers := []*corev3.HeaderValueOption{processing.SetHeader("content-type", "application/json")}
 	if r.retry {
-		headers = append(headers, setHeader("retry-after", "1"))
+		headers = append(headers, processing.SetHeader("retry-after", "1"))
 	}
 	body := r.body
 	if body == "" {

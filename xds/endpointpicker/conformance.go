@@ -5,6 +5,7 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"github.com/cascadeinfer/cascade/policies/balance"
+	"github.com/cascadeinfer/cascade/xds/internal/processing"
 )
 
 // The headers of the conformance suite of the Gateway API Inference Extension, which a picker
@@ -25,7 +26,7 @@ const (
 func testSelection(h *corev3.HeaderMap, ended bool) *balance.Subset {
 	for _, v := range h.GetHeaders() {
 		if v.GetKey() == selectionHeader {
-			return balance.NewSubset(headerValue(v))
+			return balance.NewSubset(processing.HeaderValue(v))
 		}
 	}
 	if ended {
@@ -40,5 +41,5 @@ func servedMutation(served string) *extproc.CommonResponse {
 	if served == "" {
 		served = notServed
 	}
-	return &extproc.CommonResponse{HeaderMutation: &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{setHeader(servedHeader, served)}}}
+	return &extproc.CommonResponse{HeaderMutation: &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{processing.SetHeader(servedHeader, served)}}}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/internal/processing"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -49,8 +50,24 @@ func (x *exchange) release() {
 	}
 }
 
-// step handles one message and returns the answers to it, in order.
-func (x *exchange) step(r *extproc.ProcessingRequest) ([]*extproc.ProcessingResponse, error) {
+// Late implements processing.Exchange.
+func (x *exchange) Late() []*extproc.ProcessingResponse {
+	if x.phase == passing {
+		return nil // a response may take as long as it likes
+	}
+	return x.refuse(refuseLate())
+}
+
+// Sent implements processing.Exchange.
+func (x *exchange) Sent() (done bool) {
+	if x.phase == passing {
+		x.release() // what was held has been sent
+	}
+	return x.phase == refused
+}
+
+// Step implements processing.Exchange.
+func (x *exchange) Step(r *extproc.ProcessingRequest) ([]*extproc.ProcessingResponse, error) {
 	switch m := r.GetRequest().(type) {
 	case *extproc.ProcessingRequest_RequestHeaders:
 		if x.phase != waiting {
@@ -158,7 +175,7 @@ func (x *exchange) onHeaders(r *extproc.ProcessingRequest, h *extproc.HttpHeader
 	if x.duplex {
 		return nil // the answer follows when the body is complete
 	}
-	return one(headersAnswer(nil)) // and here the body follows the answer
+	return one(processing.HeadersAnswer(nil)) // and here the body follows the answer
 }
 
 // readHeaders returns the authority and the content-length, and collects the client's headers
@@ -167,23 +184,14 @@ func (x *exchange) readHeaders(h *corev3.HeaderMap) (authority, contentLength st
 	for _, v := range h.GetHeaders() {
 		switch name := v.GetKey(); {
 		case name == ":authority":
-			authority = headerValue(v)
+			authority = processing.HeaderValue(v)
 		case name == "content-length":
-			contentLength = headerValue(v)
+			contentLength = processing.HeaderValue(v)
 		case length.IsControlHeader(name) && !slices.Contains(x.stale, name):
 			x.stale = append(x.stale, name)
 		}
 	}
 	return authority, contentLength
-}
-
-// headerValue returns a header's value: Envoy sends raw_value, other gateways may still
-// send value.
-func headerValue(v *corev3.HeaderValue) string {
-	if raw := v.GetRawValue(); len(raw) > 0 {
-		return string(raw)
-	}
-	return v.GetValue()
 }
 
 func (x *exchange) prefixDepth() int64 {
@@ -205,9 +213,9 @@ func (x *exchange) onBody(b *extproc.HttpBody) []*extproc.ProcessingResponse {
 	switch x.phase {
 	case passing:
 		if x.duplex {
-			return one(bodyAnswer(streamed(b.GetBody(), b.GetEndOfStream())))
+			return one(processing.BodyAnswer(streamed(b.GetBody(), b.GetEndOfStream())))
 		}
-		return one(bodyAnswer(nil))
+		return one(processing.BodyAnswer(nil))
 	case waiting:
 		return x.refuse(refuseMode("it does not send request headers; set request_header_mode to SEND"))
 	}
@@ -246,7 +254,7 @@ func (x *exchange) answerHeaders(tokens policies.Tokens) []*extproc.ProcessingRe
 	if r, ok := x.pick(tokens, ""); !ok {
 		return x.refuse(r)
 	}
-	return one(x.withDestination(headersAnswer(x.picked.mutation(x.stale))))
+	return one(x.withDestination(processing.HeadersAnswer(x.picked.mutation(x.stale))))
 }
 
 // answerBody picks endpoints for a request whose body is complete, and passes the body on.
@@ -265,14 +273,14 @@ func (x *exchange) answerBody(end bool) (out []*extproc.ProcessingResponse) {
 		return x.refuse(r)
 	}
 	if !x.duplex {
-		return one(x.withDestination(bodyAnswer(x.picked.mutation(x.stale))))
+		return one(x.withDestination(processing.BodyAnswer(x.picked.mutation(x.stale))))
 	}
-	out = one(x.withDestination(headersAnswer(x.picked.mutation(x.stale))))
+	out = one(x.withDestination(processing.HeadersAnswer(x.picked.mutation(x.stale))))
 	for i, piece := range b.pieces {
-		out = append(out, bodyAnswer(streamed(piece, end && i == len(b.pieces)-1)))
+		out = append(out, processing.BodyAnswer(streamed(piece, end && i == len(b.pieces)-1)))
 	}
 	if end && len(b.pieces) == 0 {
-		out = append(out, bodyAnswer(streamed(nil, true)))
+		out = append(out, processing.BodyAnswer(streamed(nil, true)))
 	}
 	return out
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/processing"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -77,8 +78,8 @@ func TestLateBody(t *testing.T) {
 		f.recv <- body(`{"prompt":`, false)
 		began := time.Now()
 		testkit.NoError(t, s.Process(f))
-		if took := time.Since(began); took != DefaultDeadline || len(f.sent) != 1 || f.sent[0].GetImmediateResponse().GetStatus().GetCode() != 408 {
-			t.Errorf("after %v: %v, want 408 after %v", took, f.sent, DefaultDeadline)
+		if took := time.Since(began); took != processing.DefaultDeadline || len(f.sent) != 1 || f.sent[0].GetImmediateResponse().GetStatus().GetCode() != 408 {
+			t.Errorf("after %v: %v, want 408 after %v", took, f.sent, processing.DefaultDeadline)
 		}
 		if s.budget.Held() != 0 {
 			t.Errorf("%d bytes are held after the request", s.budget.Held())
@@ -90,7 +91,7 @@ func TestLateBody(t *testing.T) {
 		f = &fakeStream{ctx: ctx, recv: make(chan *extproc.ProcessingRequest)}
 		go func() {
 			f.recv <- headers(true)
-			time.Sleep(2 * DefaultDeadline)
+			time.Sleep(2 * processing.DefaultDeadline)
 			f.recv <- &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extproc.HttpHeaders{}}}
 			close(f.recv)
 		}()
@@ -110,14 +111,14 @@ func TestMemory(t *testing.T) {
 	s.view.Store(handView("m", "n"))
 	open := func() *exchange {
 		x := &exchange{server: s, view: s.view.Load()}
-		if out := testkit.Must(x.step(headers(false))); len(out) != 0 {
+		if out := testkit.Must(x.Step(headers(false))); len(out) != 0 {
 			t.Fatalf("answers %v before the body", out)
 		}
 		return x
 	}
 	x, y := open(), open()
-	testkit.Must(x.step(body(strings.Repeat("x", 60), false)))
-	out := testkit.Must(y.step(body(strings.Repeat("x", 60), false)))
+	testkit.Must(x.Step(body(strings.Repeat("x", 60), false)))
+	out := testkit.Must(y.Step(body(strings.Repeat("x", 60), false)))
 	if len(out) != 1 || out[0].GetImmediateResponse().GetStatus().GetCode() != 429 {
 		t.Errorf("answers %v, want 429", out)
 	}
@@ -126,7 +127,7 @@ func TestMemory(t *testing.T) {
 		t.Errorf("%d bytes are held", s.budget.Held())
 	}
 	z := open()
-	testkit.Must(z.step(body(strings.Repeat("x", 60), false)))
+	testkit.Must(z.Step(body(strings.Repeat("x", 60), false)))
 	if s.budget.Held() != 60 {
 		t.Errorf("%d bytes are held, want 60", s.budget.Held())
 	}
@@ -138,12 +139,12 @@ func TestRefusedBody(t *testing.T) {
 	s := testkit.Must(New(Config{MaxBody: 100}))
 	s.view.Store(handView("m", "n"))
 	x := &exchange{server: s, view: s.view.Load()}
-	testkit.Must(x.step(headers(false)))
-	testkit.Must(x.step(body(strings.Repeat("x", 60), false)))
+	testkit.Must(x.Step(headers(false)))
+	testkit.Must(x.Step(body(strings.Repeat("x", 60), false)))
 	if s.budget.Held() != 60 {
 		t.Errorf("%d bytes are held, want 60", s.budget.Held())
 	}
-	if out := testkit.Must(x.step(body(strings.Repeat("x", 60), false))); out[0].GetImmediateResponse().GetStatus().GetCode() != 413 || s.budget.Held() != 0 {
+	if out := testkit.Must(x.Step(body(strings.Repeat("x", 60), false))); out[0].GetImmediateResponse().GetStatus().GetCode() != 413 || s.budget.Held() != 0 {
 		t.Errorf("answers %v and %d bytes held, want 413 and none", out, s.budget.Held())
 	}
 }
@@ -181,9 +182,9 @@ func TestPlanChangesDuringUpload(t *testing.T) {
 	pick := func(after *View) string {
 		s.view.Store(handView("m", "n"))
 		x := &exchange{server: s, view: s.view.Load()}
-		testkit.Must(x.step(headers(false)))
+		testkit.Must(x.Step(headers(false)))
 		s.view.Store(after)
-		return describe(t, testkit.Must(x.step(body(`{"model":"m","prompt":"xxxx"}`, true)))[0])
+		return describe(t, testkit.Must(x.Step(body(`{"model":"m","prompt":"xxxx"}`, true)))[0])
 	}
 	if got, want := pick(handView("n", "m")), "headers: to=.2 x-cascade-tokens=1 x-gateway-model-name=m reroute"; got != want {
 		t.Errorf("%q, want %q", got, want)
@@ -289,7 +290,7 @@ func FuzzExchange(f *testing.F) {
 			if proto.Unmarshal(data, &r) != nil {
 				return
 			}
-			out, err := x.step(&r)
+			out, err := x.Step(&r)
 			if err != nil && len(out) > 0 {
 				t.Fatalf("message %d: answers %v and error %v", i, out, err)
 			}

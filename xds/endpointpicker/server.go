@@ -30,29 +30,16 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
 
 	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/internal/processing"
 	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
-// Defaults of Config.
-const (
-	DefaultBodyMemory = 512 << 20
-	DefaultDeadline   = 60 * time.Second
-)
-
-const (
-	// maxHeaders is the size of a message without its body.
-	maxHeaders = 256 << 10
-	// maxStreams bounds the concurrent requests of one connection.
-	maxStreams = 100_000
-	// pingAfter and pingTimeout detect a dead gateway; minPing is below the interval of its own
-	// pings.
-	pingAfter, pingTimeout, minPing = 30 * time.Second, 5 * time.Second, time.Second
-)
+// DefaultBodyMemory is Config.BodyMemory if that is 0.
+const DefaultBodyMemory = 512 << 20
 
 // The names under which the health service answers. The protocol asks for the last three,
 // gateways' and charts' probes for the second.
@@ -79,7 +66,7 @@ type Config struct {
 	// refused with 429. Default DefaultBodyMemory.
 	BodyMemory int64
 	// Deadline bounds the time until a held body is complete; a later one is refused with 408.
-	// Default DefaultDeadline.
+	// Default processing.DefaultDeadline.
 	Deadline time.Duration
 	// ConformanceTest obeys the headers by which the conformance suite of the Inference Extension
 	// chooses endpoints. It is not for production: clients would choose their endpoints.
@@ -109,7 +96,7 @@ func (c *Config) validate() error {
 		c.BodyMemory = DefaultBodyMemory
 	}
 	if c.Deadline == 0 {
-		c.Deadline = DefaultDeadline
+		c.Deadline = processing.DefaultDeadline
 	}
 	if c.Random == nil {
 		c.Random = rand.Uint64
@@ -162,12 +149,16 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { extproc.RegisterExternalPro
 
 // Options returns the gRPC server options that the service needs.
 func (s *Server) Options() []grpc.ServerOption {
-	return []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(s.config.MaxBody + maxHeaders),
-		grpc.MaxConcurrentStreams(maxStreams),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
-	}
+	return processing.Options(s.config.MaxBody)
+}
+
+// Process handles one request of a gateway and the response to it.
+func (s *Server) Process(stream extproc.ExternalProcessor_ProcessServer) error {
+	s.metrics.streams.Inc()
+	defer s.metrics.streams.Dec()
+	x := &exchange{server: s, view: s.view.Load()}
+	defer x.release()
+	return processing.Serve(stream, s.config.Deadline, x)
 }
 
 // Update makes new requests use the plan of a snapshot. The health service says that the

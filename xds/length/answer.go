@@ -13,6 +13,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/internal/processing"
 )
 
 // withEstimate sets the length and the model, and clears the route cache. For an unknown
@@ -20,7 +21,7 @@ import (
 func withEstimate(model string, tokens policies.Tokens) *extproc.CommonResponse {
 	// A route's open end excludes the largest int64 itself.
 	tokens = min(tokens, policies.Unbounded-1)
-	m := &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{set(length.TokensHeader, strconv.FormatInt(int64(tokens), 10))}}
+	m := &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{processing.SetHeader(length.TokensHeader, strconv.FormatInt(int64(tokens), 10))}}
 	return finish(m, model)
 }
 
@@ -33,7 +34,7 @@ func finish(m *extproc.HeaderMutation, model string) *extproc.CommonResponse {
 	if model == "" {
 		m.RemoveHeaders = append(m.RemoveHeaders, length.ModelHeader)
 	} else {
-		m.SetHeaders = append(m.SetHeaders, set(length.ModelHeader, model))
+		m.SetHeaders = append(m.SetHeaders, processing.SetHeader(length.ModelHeader, model))
 	}
 	m.RemoveHeaders = append(m.RemoveHeaders, length.PrefixHeader)
 	return &extproc.CommonResponse{HeaderMutation: m, ClearRouteCache: true}
@@ -43,30 +44,13 @@ func finish(m *extproc.HeaderMutation, model string) *extproc.CommonResponse {
 func setPrefix(c *extproc.CommonResponse, key length.PrefixKey) {
 	m := c.HeaderMutation
 	m.RemoveHeaders = slices.DeleteFunc(m.RemoveHeaders, func(name string) bool { return name == length.PrefixHeader })
-	m.SetHeaders = append(m.SetHeaders, set(length.PrefixHeader, key.String()))
-}
-
-// set replaces every value of a header. Envoy reads raw_value only; value
-// would set the header to "".
-func set(key, value string) *corev3.HeaderValueOption {
-	return &corev3.HeaderValueOption{
-		Header:       &corev3.HeaderValue{Key: key, RawValue: []byte(value)},
-		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-	}
-}
-
-func headersAnswer(c *extproc.CommonResponse) *extproc.ProcessingResponse {
-	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: c}}}
-}
-
-func bodyAnswer(c *extproc.CommonResponse) *extproc.ProcessingResponse {
-	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: c}}}
+	m.SetHeaders = append(m.SetHeaders, processing.SetHeader(length.PrefixHeader, key.String()))
 }
 
 // requestBody makes Envoy buffer the body and send it in one message. It changes no
 // header: the second response does.
 func requestBody() *extproc.ProcessingResponse {
-	r := headersAnswer(nil)
+	r := processing.HeadersAnswer(nil)
 	r.ModeOverride = &filterv3.ProcessingMode{
 		RequestHeaderMode:  filterv3.ProcessingMode_SEND,
 		RequestBodyMode:    filterv3.ProcessingMode_BUFFERED,
@@ -80,7 +64,7 @@ func requestBody() *extproc.ProcessingResponse {
 func rejectTooLarge(limit int) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extproc.ImmediateResponse{
 		Status:  &typev3.HttpStatus{Code: typev3.StatusCode_PayloadTooLarge},
-		Headers: &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{set("content-type", "application/json")}},
+		Headers: &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{processing.SetHeader("content-type", "application/json")}},
 		Body:    []byte(length.TooLargeBody(int64(limit))),
 		Details: "cascade_length_request_too_large",
 	}}}

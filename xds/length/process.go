@@ -1,17 +1,13 @@
 package length
 
 import (
-	"errors"
-	"io"
-	"time"
-
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/internal/processing"
 )
 
 // Process handles one request of an Envoy. It closes the stream after its last response
@@ -20,68 +16,7 @@ import (
 func (s *Server) Process(stream extproc.ExternalProcessor_ProcessServer) error {
 	s.metrics.streams.Inc()
 	defer s.metrics.streams.Dec()
-	stop := make(chan struct{})
-	defer close(stop)
-	incoming := receive(stream, stop)
-	deadline := time.NewTimer(s.config.Deadline)
-	defer deadline.Stop()
-
-	x := exchange{server: s}
-	for {
-		select {
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		case <-deadline.C:
-			// After a clean close Envoy continues without this filter, and the request takes the
-			// route for requests without an estimate.
-			s.metrics.count(late)
-			return nil
-		case in := <-incoming:
-			if errors.Is(in.err, io.EOF) {
-				return nil
-			} else if in.err != nil {
-				return in.err
-			}
-			answer, err := x.step(in.request)
-			if err != nil {
-				s.metrics.count(refused)
-				s.warned.Do(func() { s.config.Logger.Warn("length estimator cannot answer", "error", err) })
-				return err
-			}
-			if err := stream.Send(answer); err != nil {
-				return err
-			}
-			if !x.waiting {
-				return nil
-			}
-		}
-	}
-}
-
-type message struct {
-	request *extproc.ProcessingRequest
-	err     error
-}
-
-// receive reads the stream on another goroutine, so that a deadline can interrupt the
-// wait for a body. The goroutine ends with the stream: gRPC fails Recv as soon as
-// Process has returned.
-func receive(stream extproc.ExternalProcessor_ProcessServer, stop <-chan struct{}) <-chan message {
-	c := make(chan message)
-	go func() {
-		for {
-			r, err := stream.Recv()
-			select {
-			case c <- message{r, err}:
-			case <-stop:
-				return
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	return c
+	return processing.Serve(stream, s.config.Deadline, &exchange{server: s})
 }
 
 // exchange is the state of one request.
@@ -91,6 +26,27 @@ type exchange struct {
 	headers bool   // request headers were seen
 	waiting bool   // the body was requested
 }
+
+// Step implements processing.Exchange.
+func (x *exchange) Step(r *extproc.ProcessingRequest) ([]*extproc.ProcessingResponse, error) {
+	answer, err := x.step(r)
+	if err != nil {
+		x.server.metrics.count(refused)
+		x.server.warned.Do(func() { x.server.config.Logger.Warn("length estimator cannot answer", "error", err) })
+	}
+	return []*extproc.ProcessingResponse{answer}, err
+}
+
+// Late implements processing.Exchange. After a clean close Envoy continues without this filter, and the request takes the
+// route for requests without an estimate.
+func (x *exchange) Late() []*extproc.ProcessingResponse {
+	x.server.metrics.count(late)
+	x.waiting = false
+	return nil
+}
+
+// Sent implements processing.Exchange.
+func (x *exchange) Sent() (done bool) { return !x.waiting }
 
 // step handles one message. It was the last one unless x.waiting is set.
 func (x *exchange) step(r *extproc.ProcessingRequest) (*extproc.ProcessingResponse, error) {
@@ -122,9 +78,9 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 	for _, v := range h.GetHeaders().GetHeaders() {
 		switch v.GetKey() {
 		case ":authority":
-			authority = headerValue(v)
+			authority = processing.HeaderValue(v)
 		case "content-length":
-			contentLength = headerValue(v)
+			contentLength = processing.HeaderValue(v)
 		}
 	}
 	x.model = s.models.byHost(authority)
@@ -134,10 +90,10 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 	switch step {
 	case length.ModelOnly:
 		s.metrics.count(noBody)
-		return headersAnswer(withoutEstimate(x.model)), nil
+		return processing.HeadersAnswer(withoutEstimate(x.model)), nil
 	case length.BySize:
 		s.metrics.count(fromHeaders)
-		return headersAnswer(withEstimate(x.model, s.estimator(x.model).FromContentLength(size))), nil
+		return processing.HeadersAnswer(withEstimate(x.model, s.estimator(x.model).FromContentLength(size))), nil
 	case length.RejectBody:
 		s.metrics.count(tooLarge)
 		return rejectTooLarge(s.config.MaxBody), nil
@@ -182,7 +138,7 @@ func (x *exchange) onBody(body []byte) *extproc.ProcessingResponse {
 			setPrefix(answer, key)
 		}
 	}
-	return bodyAnswer(answer)
+	return processing.BodyAnswer(answer)
 }
 
 // prefixDepth returns the depth to which a body is hashed: the model's, or the largest of all
@@ -199,13 +155,4 @@ func (s *Server) prefixDepth(model string) (depth int64) {
 
 func (s *Server) estimator(model string) length.Estimator {
 	return length.Estimator{BytesPerToken: s.config.BytesPerToken(model)}
-}
-
-// headerValue returns a header's value: Envoy sends raw_value, other clients may still
-// send value.
-func headerValue(v *corev3.HeaderValue) string {
-	if raw := v.GetRawValue(); len(raw) > 0 {
-		return string(raw)
-	}
-	return v.GetValue()
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/xds/internal/processing"
 )
 
 // TestScenarios runs testdata/process.txt (package datadriven, see
@@ -84,7 +85,7 @@ func TestBodyLargerThanAMessage(t *testing.T) {
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	stream.Send(body(strings.Repeat("x", c.MaxBody+maxHeaders), true))
+	stream.Send(body(strings.Repeat("x", c.MaxBody+processing.MaxHeaders), true))
 	if _, err := stream.Recv(); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("ended with %v, want ResourceExhausted", err)
 	}

@@ -27,24 +27,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
 
 	"github.com/cascadeinfer/cascade/policies/length"
-)
-
-const (
-	// DefaultDeadline allows for the slow upload of a body without a length. Envoy's
-	// message_timeout bounds its wait for a response.
-	DefaultDeadline = 60 * time.Second
-	// maxHeaders is the size of a message without its body: Envoy limits request headers to
-	// 60 KiB.
-	maxHeaders = 256 << 10
-	// maxStreams bounds the concurrent requests of one Envoy connection.
-	maxStreams = 100_000
-	// pingAfter and pingTimeout detect a dead Envoy.
-	pingAfter, pingTimeout = 30 * time.Second, 5 * time.Second
-	// minPing is below the interval of Envoy's own pings.
-	minPing = time.Second
+	"github.com/cascadeinfer/cascade/xds/internal/processing"
 )
 
 // Config lists the models and sets the bounds.
@@ -67,7 +52,7 @@ type Config struct {
 	// rejected with 413. Default length.BodyLimit.
 	MaxBody int
 	// Deadline bounds one request's stream from its first message to its last, including the
-	// upload of the body. Default DefaultDeadline.
+	// upload of the body. Default processing.DefaultDeadline.
 	Deadline time.Duration
 	// Health, if set, is set to SERVING when the service is registered.
 	Health *health.Server
@@ -96,7 +81,7 @@ func (c *Config) validate() error {
 	case c.MaxBody < 0:
 		return fmt.Errorf("length: MaxBody is %d; use a positive number of bytes, or 0 for %d", c.MaxBody, length.BodyLimit)
 	case c.Deadline < 0:
-		return fmt.Errorf("length: Deadline is %s; use a positive duration, or 0 for %s", c.Deadline, DefaultDeadline)
+		return fmt.Errorf("length: Deadline is %s; use a positive duration, or 0 for %s", c.Deadline, processing.DefaultDeadline)
 	}
 	if c.BytesPerToken == nil {
 		c.BytesPerToken = func(string) length.Ratio { return length.DefaultRatio }
@@ -108,7 +93,7 @@ func (c *Config) validate() error {
 		c.MaxBody = length.BodyLimit
 	}
 	if c.Deadline == 0 {
-		c.Deadline = DefaultDeadline
+		c.Deadline = processing.DefaultDeadline
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -154,14 +139,5 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	}
 }
 
-// Options returns the gRPC server options needed for bodies of MaxBody; the default limit
-// of 4 MiB would fail larger ones.
-func (s *Server) Options() []grpc.ServerOption {
-	return []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(s.config.MaxBody + maxHeaders),
-		grpc.MaxConcurrentStreams(maxStreams),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
-		// Envoy pings idle connections every 2 s; without this the server would close them.
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
-	}
-}
+// Options returns the gRPC server options needed for bodies of MaxBody.
+func (s *Server) Options() []grpc.ServerOption { return processing.Options(s.config.MaxBody) }

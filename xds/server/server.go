@@ -17,8 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
-	"time"
 
 	clusterservice "github.com/envoyproxy/go-control-plane/envoy/service/cluster/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -32,6 +30,7 @@ import (
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
 
+	"github.com/cascadeinfer/cascade/xds/internal/nodeauth"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -49,9 +48,9 @@ type Config struct {
 
 // Server is the xDS services of one gRPC server.
 type Server struct {
-	cfg      Config // complete
-	accounts *nodeAccounts
-	refusals *refusalLog
+	*nodeauth.Refusals        // streams that were refused or ended because of a limit or an invalid request
+	cfg                Config // complete
+	accounts           *nodeAccounts
 }
 
 // service is one of the gRPC services with the type that it serves; "" for all
@@ -98,7 +97,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Server{cfg: cfg, accounts: newNodeAccounts(cfg.Limits), refusals: newRefusalLog(cfg.Logger, cfg.OnRefusal)}, nil
+	return &Server{Refusals: nodeauth.NewRefusals(cfg.Logger, cfg.OnRefusal), cfg: cfg, accounts: newNodeAccounts(cfg.Limits)}, nil
 }
 
 // Register adds the services to a gRPC server. Their streams end with ctx or
@@ -117,39 +116,3 @@ func (s *Server) Register(ctx context.Context, to grpc.ServiceRegistrar) {
 		to.RegisterService(&desc, server)
 	}
 }
-
-// refusalLog counts and logs refused streams.
-type refusalLog struct {
-	log   *slog.Logger
-	total atomic.Uint64
-	last  atomic.Pointer[Refusal]
-	also  func(client, address string, why error) // may be nil
-}
-
-// Refusal is a stream that was refused or ended because of a limit or an invalid request.
-type Refusal struct {
-	At     time.Time
-	Client string // its node, or its host if that is not trusted
-	Err    error
-}
-
-func newRefusalLog(log *slog.Logger, also func(client, address string, why error)) *refusalLog {
-	return &refusalLog{log: log, also: also}
-}
-
-// record counts and logs a refusal.
-func (j *refusalLog) record(client, peer string, why error) {
-	j.total.Add(1)
-	j.last.Store(&Refusal{time.Now(), client, why})
-	j.log.Warn("xds stream refused", "node", client, "peer", peer, "error", why)
-	if j.also != nil {
-		j.also(client, peer, why)
-	}
-}
-
-// Refused counts the streams that were refused or ended because of a limit or
-// an invalid request.
-func (s *Server) Refused() uint64 { return s.refusals.total.Load() }
-
-// LastRefusal returns the last of them; nil if there was none.
-func (s *Server) LastRefusal() *Refusal { return s.refusals.last.Load() }

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -105,14 +104,7 @@ func (g *limitedStream) end(why error) error {
 		if p, ok := peer.FromContext(g.Context()); ok {
 			address = p.Addr.String()
 		}
-		client := g.id
-		if client == "" {
-			client = address
-			if host, _, err := net.SplitHostPort(address); err == nil {
-				client = host
-			}
-		}
-		g.server.refusals.record(client, address, why)
+		g.server.Record("xds stream refused", g.id, address, "", why)
 	}
 	return why
 }

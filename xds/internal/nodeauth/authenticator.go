@@ -25,6 +25,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -53,9 +54,9 @@ type Config struct {
 // Authenticator authenticates the clients of one gRPC server. It is safe for
 // concurrent use.
 type Authenticator struct {
+	*Refusals
 	trustDomain string
 	tls         *tls.Config
-	refusals    *refusalLog
 }
 
 // New checks the configuration.
@@ -66,22 +67,16 @@ func New(c Config) (*Authenticator, error) {
 	if c.TLS == nil {
 		return nil, errors.New("node authentication: TLS is required, because identities are in certificates")
 	}
-	return &Authenticator{trustDomain: c.TrustDomain, tls: c.TLS, refusals: newRefusalLog(c.Logger, c.OnRefusal)}, nil
+	return &Authenticator{Refusals: NewRefusals(c.Logger, c.OnRefusal), trustDomain: c.TrustDomain, tls: c.TLS}, nil
 }
 
 // Options returns the credentials and interceptors for the gRPC server.
 func (b *Authenticator) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.Creds(loggingCredentials{credentials.NewTLS(b.tls), b.refusals}),
+		grpc.Creds(loggingCredentials{credentials.NewTLS(b.tls), b}),
 		grpc.ChainStreamInterceptor(b.stream), grpc.ChainUnaryInterceptor(b.unary),
 	}
 }
-
-// Refused counts the handshakes and calls that were refused.
-func (b *Authenticator) Refused() uint64 { return b.refusals.total() }
-
-// LastRefusal returns the last refusal; nil if there was none.
-func (b *Authenticator) LastRefusal() *Refusal { return b.refusals.last.Load() }
 
 // The services that have rules of their own below.
 const (
@@ -136,8 +131,25 @@ func serviceOf(method string) string {
 
 // refuse records a refusal and returns the error for the client.
 func (b *Authenticator) refuse(ctx context.Context, id identity.ID, method string, why error) error {
-	b.refusals.record(identity.PeerAddress(ctx), id, method, why)
+	b.record(identity.PeerAddress(ctx), id, method, why)
 	return status.Error(codes.PermissionDenied, why.Error())
+}
+
+// record records a refusal of an identity or, without one, of a host.
+func (b *Authenticator) record(from net.Addr, id identity.ID, method string, why error) {
+	address := ""
+	if from != nil {
+		address = from.String()
+	}
+	client := ""
+	if id != (identity.ID{}) {
+		client = id.String()
+	}
+	message := "client refused: its certificate does not match"
+	if errors.Is(why, ErrPlainText) {
+		message = "client refused: it does not speak TLS"
+	}
+	b.Record(message, client, address, method, why)
 }
 
 func (b *Authenticator) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

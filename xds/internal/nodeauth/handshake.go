@@ -19,7 +19,7 @@ var ErrPlainText = errors.New("it speaks plain text, and this address requires T
 // certificate, which gRPC itself drops silently.
 type loggingCredentials struct {
 	credentials.TransportCredentials
-	refusals *refusalLog
+	authenticator *Authenticator
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
@@ -33,14 +33,14 @@ func (h loggingCredentials) ServerHandshake(conn net.Conn) (net.Conn, credential
 		err = ErrPlainText
 	}
 	if err != nil && isReportable(err) {
-		h.refusals.record(conn.RemoteAddr(), identity.ID{}, "", err)
+		h.authenticator.record(conn.RemoteAddr(), identity.ID{}, "", err)
 	}
 	return secure, info, err
 }
 
 // Clone implements credentials.TransportCredentials.
 func (h loggingCredentials) Clone() credentials.TransportCredentials {
-	return loggingCredentials{h.TransportCredentials.Clone(), h.refusals}
+	return loggingCredentials{h.TransportCredentials.Clone(), h.authenticator}
 }
 
 // isReportable reports whether the end of a handshake concerns the operator.

@@ -158,7 +158,7 @@ func TestFloods(t *testing.T) {
 	most := minutes * loglimit.PerSubject
 	// A node that was not admitted is not trusted to be that node: the log names its address.
 	for _, who := range []string{"requests", "names", "127.0.0.1"} {
-		if n := strings.Count(text, `msg="xds stream refused" node=`+who+" "); n < 1 || n > most {
+		if n := strings.Count(text, `msg="xds stream refused" client=`+who+" "); n < 1 || n > most {
 			t.Errorf("node %s is logged %d times, want %d at most", who, n, most)
 		}
 	}
