@@ -33,8 +33,8 @@ type Status struct {
 	Nodes  []Node  `json:"nodes"`
 	// Groups are the groups of proxies, in the order in which they get plans.
 	Groups []Group `json:"groups"`
-	// Refused are the versions of resources that a proxy refused and that are
-	// not sent again, oldest first.
+	// Refused are the plans that were rolled back because proxies refused them, oldest
+	// first.
 	Refused []Refusal `json:"refused,omitempty"`
 	// Observers counts the migrators and other clients that follow the plans and route
 	// nothing; they are not among the Nodes.
@@ -199,15 +199,15 @@ type Change struct {
 	Stages []Stage        `json:"stages"`         // with ranges and replica ids only
 }
 
-// Refusal is one refused version of a Status.
+// Refusal is one refused plan of a Status.
 type Refusal struct {
-	Type    string    `json:"type"` // the last part of the type URL
-	Name    string    `json:"name"`
-	Version string    `json:"version"`
-	Node    string    `json:"node"`
-	Group   string    `json:"group,omitempty"`
-	Text    string    `json:"text"` // the proxy's error text, redacted
-	At      time.Time `json:"at"`
+	Epoch policies.Epoch `json:"epoch"`
+	Type  string         `json:"type"` // of what was refused: the last part of the type URL
+	Name  string         `json:"name"`
+	Node  string         `json:"node"`
+	Group string         `json:"group,omitempty"`
+	Text  string         `json:"text"` // the proxy's error text, redacted
+	At    time.Time      `json:"at"`
 }
 
 // Group is one group of proxies of a Status, Node one proxy or gRPC client.
@@ -224,7 +224,7 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 	}
 	for _, r := range p.Refused {
 		out.Refused = append(out.Refused, Refusal{
-			Type: r.Type[strings.LastIndexByte(r.Type, '.')+1:], Name: r.Name, Version: r.Version,
+			Epoch: r.Epoch, Type: r.Type[strings.LastIndexByte(r.Type, '.')+1:], Name: r.Name,
 			Node: r.Node, Group: r.Group, Text: r.Text, At: r.At,
 		})
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/internal/publish"
 )
 
 // maxAuditedError is how much of an answer is kept to find the error in it, in bytes.
@@ -126,13 +125,6 @@ func (c *Control) auditClient(client, address string, why error) {
 
 func (c *Control) auditStream(client, address string, why error) {
 	c.cfg.Audit.Record(auditlog.Record{Action: auditlog.Stream, Outcome: auditlog.Refused, Reason: why.Error(), Who: client, From: address})
-}
-
-// auditConfiguration records the resources that proxies refused.
-func (c *Control) auditConfiguration(list []publish.Refusal) {
-	for _, r := range list {
-		c.cfg.Audit.Record(auditlog.Record{Action: auditlog.ProxyRefusal, Object: r.Name, Outcome: auditlog.Refused, Reason: r.Text, Who: r.Node})
-	}
 }
 
 // hostRefusals are the modules that hosts refuse, by slot and host, as they were last recorded.

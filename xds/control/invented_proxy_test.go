@@ -20,7 +20,7 @@ import (
 
 // TestAttackInventedProxy has a client that is not among the fleet's proxies refuse
 // everything that it is sent, also what all others run, and report failures. Plans go on,
-// nothing is quarantined, and the reports are refused.
+// no plan is rolled back, and the reports are refused.
 func TestAttackInventedProxy(t *testing.T) {
 	f := newFakeFleet(t, 8)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Proxies: []string{"proxy-1"}})

@@ -1,17 +1,25 @@
 package control
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
-	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -62,28 +70,90 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 	}
 }
 
-// TestRefusalsReachAll checks that what a proxy refused is quarantined at every
-// control plane of the store, and at one that starts later.
-func TestRefusalsReachAll(t *testing.T) {
+// TestRefusedPlanIsReplaced checks that a plan which a proxy of one control plane refuses is rolled
+// back in the store: all control planes, and one that starts later, get the plan before it under a
+// new epoch, and no proxy is sent the refused one again.
+func TestRefusedPlanIsReplaced(t *testing.T) {
+	t.Parallel()
 	f := newFakeFleet(t, 2)
 	st := store.New(store.NewMemory())
 	run := func(name string) *runningControl {
-		r := fastRules()
+		r := rulesWithoutReports()
 		r.Name, r.Shared = name, true
 		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Audit: newAudit(t)})
 	}
-	a, b := run("a"), run("b")
-	barred := func(c *runningControl) {
-		t.Helper()
-		testkit.WaitFor(t, "the refusal", func() bool {
-			list := c.publisher.Quarantined()
-			return len(list) == 1 && list[0].Version == "v1" && list[0].Node == "edge"
-		})
+	a := run("a")
+	waitFor(t, a, "the first plan", func(s Status) bool { return s.Planner.Leads && s.PublishedEpoch == 1 })
+	b := run("b")
+	conn := testkit.Must(grpc.NewClient(b.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))
+	t.Cleanup(func() { conn.Close() })
+	ads := testkit.Must(discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context(), grpc.WaitForReady(true)))
+	testkit.NoError(t, ads.Send(&discoveryv3.DeltaDiscoveryRequest{
+		Node: &corev3.Node{Id: "edge"}, TypeUrl: resources.RoutingType, ResourceNamesSubscribe: []string{resources.RoutingName("")},
+	}))
+	var taken, refusals atomic.Int64
+	go func() {
+		for {
+			r, err := ads.Recv()
+			if err != nil {
+				return
+			}
+			reply := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}
+			for _, res := range r.GetResources() {
+				if epoch := resources.RoutingEpoch(res.GetResource().GetValue()); epoch == 2 {
+					refusals.Add(1)
+					reply.ErrorDetail = &rpcstatus.Status{Code: 13, Message: "two stages are too many"}
+				} else {
+					taken.Store(int64(epoch))
+				}
+			}
+			if ads.Send(reply) != nil {
+				return
+			}
+		}
+	}()
+	testkit.WaitFor(t, "the first plan at the proxy", func() bool { return taken.Load() == 1 })
+
+	testkit.WaitFor(t, "a second plan in the store", func() bool {
+		u := storedUpdate(t, st)
+		o := u.Object
+		before := o.Plans[0]
+		next := policies.Plan{Model: "m", Epoch: 2, Stages: []policies.Stage{
+			{High: 1000, Replicas: before.Stages[0].Replicas[:1]}, {Low: 1000, High: policies.Unbounded, Replicas: before.Stages[0].Replicas[1:]},
+		}}
+		o.FormerPlans = fleetstate.AppendFormer(o.FormerPlans, before, next.Stages)
+		o.Epoch, o.Plans = 2, []policies.Plan{next}
+		_, err := st.CompareAndSwap(t.Context(), u.Version, o)
+		return err == nil
+	})
+	back := func(s Status) bool {
+		h := s.History
+		return s.PublishedEpoch == 3 && s.Error == "" && len(s.Models[0].Stages) == 1 && len(h) > 0 &&
+			strings.HasPrefix(h[len(h)-1].Reason, "rolled back to the plan of epoch 1: edge refused ") && strings.HasSuffix(h[len(h)-1].Reason, ": two stages are too many")
 	}
-	b.storeRefusals([]publish.Refusal{{Type: resources.ClusterType, Name: "c", Version: "v1", Node: "edge", Text: "bad", At: time.Now()}})
-	barred(a)
-	barred(run("c"))
-	requireAudited(t, b, "configuration | c | refused | bad | edge |  | false")
+	waitFor(t, a, "the plan before", back)
+	waitFor(t, b, "the plan before", back)
+	testkit.WaitFor(t, "the plan before at the proxy", func() bool { return taken.Load() == 3 })
+	waitFor(t, run("c"), "the plan before", back)
+	if n := refusals.Load(); n != 1 {
+		t.Errorf("the proxy was sent the refused plan %d times", n)
+	}
+	if s := b.Status(); len(s.Refused) != 1 || s.Refused[0].Epoch != 2 || s.Refused[0].Text != "two stages are too many" || !hasFault(s, FaultRollout, "plan") {
+		t.Errorf("refused: %+v, faults %+v", s.Refused, s.Faults)
+	}
+	requireAudited(t, b, "configuration | "+resources.RoutingName("")+" | refused | two stages are too many | edge |  | false")
+}
+
+// storedUpdate returns the stored object with its version.
+func storedUpdate(t *testing.T, st *store.Store) store.Update {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	updates := st.Watch(ctx)
+	u := <-updates
+	cancel()
+	for range updates {
+	}
+	return u
 }
 
 // TestPlanesCompare checks that control planes of one store show each other's proxies and fleet

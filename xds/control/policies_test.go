@@ -205,8 +205,8 @@ func TestPolicies(t *testing.T) {
 }
 
 // TestPolicyRefused checks that a host which refuses a slot is shown with its
-// reason and sent nothing again; the other hosts continue, no version is
-// quarantined, and plans are rolled out.
+// reason and sent nothing again; the other hosts continue, and plans are
+// rolled out.
 func TestPolicyRefused(t *testing.T) {
 	f := newFakeFleet(t, 2)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter), Audit: newAudit(t)})

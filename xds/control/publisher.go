@@ -1,16 +1,20 @@
 package control
 
 import (
-	"slices"
+	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // submitter submits the fleet's snapshots to the publisher, with the settings
@@ -30,13 +34,6 @@ var _ fleet.Publisher = (*submitter)(nil)
 func (s *submitter) Publish(snap *fleet.Snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var known []store.Refusal
-	if s.last != nil {
-		known = s.last.Refused
-	}
-	if fresh := newRefusals(snap.Refused, known); len(fresh) > 0 {
-		s.publisher.Quarantine(fresh)
-	}
 	s.last = snap
 	s.submitLocked()
 }
@@ -119,26 +116,37 @@ func (f *servingCache) setSlots(slots []*resources.Resource) {
 	}
 }
 
-// storeRefusals stores the resources that proxies of this control plane refused, so
-// that no control plane of the store sends them again, not even this one after a
-// restart.
-func (c *Control) storeRefusals(list []publish.Refusal) {
-	out := make([]store.Refusal, len(list))
-	for i, r := range list {
-		out[i] = store.Refusal{Type: r.Type, Name: r.Name, Version: r.Version, Node: r.Node, Text: r.Text, At: r.At}
+// reportRefusal records a plan that proxies of this control plane refused, and passes it to
+// runRefusals.
+func (c *Control) reportRefusal(r publish.Refusal) {
+	c.cfg.Audit.Record(auditlog.Record{Action: auditlog.ProxyRefusal, Object: r.Name, Outcome: auditlog.Refused, Reason: r.Text, Who: r.Node})
+	select {
+	case c.refusals <- r:
+	default: // one for each hold-off is enough
 	}
-	c.auditConfiguration(list)
-	c.fleet.RecordRefusals(out)
 }
 
-// newRefusals returns the refusals of a list that are not known.
-func newRefusals(list, known []store.Refusal) (fresh []publish.Refusal) {
-	for _, r := range list {
-		if !slices.ContainsFunc(known, func(o store.Refusal) bool {
-			return o.Type == r.Type && o.Name == r.Name && o.Version == r.Version
-		}) {
-			fresh = append(fresh, publish.Refusal{Type: r.Type, Name: r.Name, Version: r.Version, Node: r.Node, Text: r.Text, At: r.At})
+// runRefusals rolls refused plans back in the store: the other control planes of the store, and
+// this one after a restart, then do not send them either.
+func (c *Control) runRefusals(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case r := <-c.refusals:
+			for _, p := range r.Plans {
+				o := fleetstate.Refuse{Model: p.Model, Epoch: p.Epoch, To: p.Before, Why: fmt.Sprintf("%s refused %s: %s", r.Node, r.Name, r.Text), By: c.cfg.Name}
+				for err := c.fleet.Order(ctx, o); err != nil && ctx.Err() == nil; err = c.fleet.Order(ctx, o) {
+					if !errors.Is(err, fleetstate.ErrNotStored) {
+						c.log.Warn("refused plan stays in the store; a restarted control plane will send it again", "model", p.Model, "epoch", uint64(p.Epoch), "error", err)
+						break
+					}
+					select {
+					case <-time.After(time.Second):
+					case <-ctx.Done():
+					}
+				}
+			}
 		}
 	}
-	return fresh
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // Event is an input of a State: one of Tick, Replicas, Reported, ProxiesReported,
-// StreamClosed, Ordered, ProxiesRefused, Planned, Stored, Vanished and NotStored.
+// StreamClosed, Ordered, Planned, Stored, Vanished and NotStored.
 type Event interface{ event() }
 
 // Tick says that time has passed.
@@ -46,10 +46,6 @@ type Ordered struct {
 // Planned says that the present Planning has run.
 type Planned struct{}
 
-// ProxiesRefused lists resources that proxies have refused, so that no control plane
-// that shares the store sends them again.
-type ProxiesRefused struct{ List []store.Refusal }
-
 // Stored is the content of the plan store: the answer to a proposal, what a restart
 // finds, or what another control plane wrote. Its plans come into force, unless they
 // are older than those in force or differ from them under the same epoch: those are
@@ -70,7 +66,6 @@ func (Reported) event()        {}
 func (ProxiesReported) event() {}
 func (StreamClosed) event()    {}
 func (Ordered) event()         {}
-func (ProxiesRefused) event()  {}
 func (Planned) event()         {}
 func (Stored) event()          {}
 func (Vanished) event()        {}

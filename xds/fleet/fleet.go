@@ -91,8 +91,6 @@ type Fleet struct {
 	mu              sync.Mutex
 	replicas        []policies.Replica // configured
 	replicasChanged chan struct{}      // capacity 1: the loop has not applied replicas yet
-	refused         []store.Refusal    // not applied by the loop yet
-	refusedChanged  chan struct{}      // capacity 1: the loop has not applied refused yet
 	migrations      fleetstate.MigrationLog
 	slotReports     map[policies.ReplicaID]policyslots.Report // the last of each replica
 	storeFaults     map[StoreOperation]StoreFault             // what fails
@@ -148,7 +146,7 @@ func New(cfg Config) (*Fleet, error) {
 		events: make(chan message), done: make(chan struct{}),
 		written: make(chan writeResult, 1), planned: make(chan struct{}, 1), storeFaults: make(map[StoreOperation]StoreFault),
 		slotReports: make(map[policies.ReplicaID]policyslots.Report),
-		replicas:    cfg.Replicas, replicasChanged: make(chan struct{}, 1), refusedChanged: make(chan struct{}, 1),
+		replicas:    cfg.Replicas, replicasChanged: make(chan struct{}, 1),
 	}
 	f.service = reports.New(f, log)
 	return f, nil

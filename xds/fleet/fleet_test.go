@@ -154,8 +154,6 @@ func (w *world) do(d *datadriven.TestData) {
 		for _, name := range words {
 			fmt.Fprintf(&w.out, "%s: %d\n", name, w.planes[name].Snapshot().Models[0].Seen)
 		}
-	case "refuse":
-		p.RecordRefusals([]store.Refusal{{Type: "Cluster", Name: "c", Version: words[1], Text: "bad"}})
 	case "store":
 		w.store.mu.Lock()
 		if w.store.works != nil {

@@ -26,8 +26,6 @@ func (s *State) leads(now time.Time) bool { return s.lease == nil || s.lease.Lea
 // proposal.
 func (s *State) applyObject(now time.Time, o store.Object, own bool) {
 	led := s.leads(now)
-	// The publisher must not send refused resources.
-	s.publishPending = s.publishPending || len(missingRefusals(o.Refused, s.object.Refused)) > 0
 	s.object = o
 	if s.lease == nil {
 		return

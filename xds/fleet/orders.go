@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -150,7 +152,19 @@ func (s *State) resolvePlanOrder(now time.Time, ev Ordered) (*fleetstate.PlanOrd
 	if m == nil {
 		return nil, fmt.Errorf("model %.60q: %w", name, fleetstate.ErrUnknownModel)
 	}
+	if r, ok := ev.Order.(fleetstate.Refuse); ok && !s.mayRefuse(m, r) {
+		return nil, nil
+	}
 	return fleetstate.ResolvePlan(now, ev.Order, ev.Allowed, s.object, m.planner, s.registry.View(now, name))
+}
+
+// mayRefuse reports whether a refused plan is to be rolled back: it is in force, and not itself
+// what a rollback led to. While plans are held off handleOrder rolls back none, so that a proxy
+// which refuses all plans causes one rollback per hold-off at most.
+func (s *State) mayRefuse(m *model, o fleetstate.Refuse) bool {
+	return m.planner.Plan().Epoch == o.Epoch && !slices.ContainsFunc(s.history, func(c fleetstate.Change) bool {
+		return c.Model == o.Model && c.Epoch == o.Epoch && c.Decision == planner.RolledBack
+	})
 }
 
 // handleOrder keeps an order until it is stored; then it comes into force together with
@@ -176,6 +190,10 @@ func (s *State) handleOrder(now time.Time, ev Ordered) {
 			return
 		}
 		m := s.model(fleetstate.Model(o))
+		until, _, held := m.planner.Hold()
+		if _, refused := o.(fleetstate.Refuse); refused && held && s.micros(now) < until {
+			return
+		}
 		if m.planOrder, s.toStore = plan, writeOrder; plan.HoldOff {
 			m.planner.HoldOff(s.micros(now))
 		}
@@ -213,5 +231,4 @@ func (s *State) resetOrders(now time.Time) {
 		m.planOrder = nil
 	}
 	s.orderedSlots, s.confirm = nil, ""
-	s.addRefusals(nil)
 }

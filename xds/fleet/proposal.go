@@ -27,7 +27,7 @@ func (s *State) duePropose(now time.Time) *Proposal {
 	switch {
 	case len(changes) > 0, ordered:
 	case mayRetry && s.writeAgain && leads:
-	case mayRetry && (s.toStore == writeRefusal || s.toStore == writeCleanup && s.leads(now)):
+	case mayRetry && s.toStore == writeCleanup && s.leads(now):
 	case s.leaseWriteDue(now):
 	default:
 		return nil
@@ -134,13 +134,13 @@ func (s *State) orderedChanges() (changes []fleetstate.Change) {
 	return changes
 }
 
-// propose builds the plan object from the plans in force, the changes, the orders of
-// operators and the refusals of proxies. Without a change of plan the epoch stays. The
+// propose builds the plan object from the plans in force, the changes and the orders of
+// operators. Without a change of plan the epoch stays. The
 // holder of the lease renews it, and records the state of the replicas.
 func (s *State) propose(now time.Time, changes []fleetstate.Change) *Proposal {
 	o := s.object
 	o.Epoch, o.Plans = s.epoch, nil
-	o.Drained, o.Pins, o.Holds, o.Refused = s.drainedToStore(now), s.pinsToStore(), s.holdsToStore(), mergeRefusals(s.object.Refused, s.refusals)
+	o.Drained, o.Pins, o.Holds = s.drainedToStore(now), s.pinsToStore(), s.holdsToStore()
 	if s.orderedSlots != nil {
 		o.Slots = *s.orderedSlots
 	}

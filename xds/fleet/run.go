@@ -66,8 +66,6 @@ func (f *Fleet) Run(ctx context.Context) error {
 			f.latest.Store(f.state.Snapshot(now))
 		case <-f.replicasChanged:
 			f.step(ctx, time.Now(), Replicas{f.configuredReplicas()})
-		case <-f.refusedChanged:
-			f.step(ctx, time.Now(), f.takeRefusals())
 		case r := <-f.written:
 			f.handleWritten(ctx, r)
 		case <-f.planned:

@@ -56,6 +56,7 @@ import (
 //	drain r0, undrain r0      an operator's order
 //	pin [EPOCH], unpin, rollback [EPOCH|keep]
 //	                          an operator's order about the plan
+//	refuse EPOCH BEFORE       a proxy refused the plan of an epoch, and keeps the one before
 //	history                   prints the decisions, oldest first, and the former plans
 //	allow N                   the site's rules: at most N stages; 0: any number
 //	store fails|works         the result of proposals
@@ -166,6 +167,10 @@ func (p *player) do(d *datadriven.TestData) string {
 		p.order(map[string]fleetstate.Order{
 			"pin": fleetstate.Pin{Model: "m", Epoch: epoch, By: "ann"}, "unpin": fleetstate.Unpin{Model: "m", By: "ann"}, "rollback": fleetstate.Rollback{Model: "m", To: epoch, Keep: keep, By: "ann"},
 		}[f[0]])
+	case "refuse":
+		epoch, _ := strconv.Atoi(f[1])
+		before, _ := strconv.Atoi(f[2])
+		p.order(fleetstate.Refuse{Model: "m", Epoch: policies.Epoch(epoch), To: policies.Epoch(before), Why: "edge refused cascade: no", By: "a"})
 	case "history":
 		p.history()
 	case "allow":

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"reflect"
-	"strconv"
 	"testing"
 	"time"
 
@@ -203,10 +202,10 @@ func (w *sharedStore) round() {
 
 func (w *sharedStore) order(p *peerState) {
 	id := w.list[w.rng.IntN(len(w.list))].ID
-	refusal := ProxiesRefused{[]store.Refusal{{Type: "t", Name: "n", Version: strconv.Itoa(w.rng.IntN(100))}}}
 	list := []fleetstate.Order{
 		fleetstate.Drain{Replica: id}, fleetstate.Undrain{Replica: id}, fleetstate.Undrain{Replica: id}, fleetstate.Pin{Model: "m"}, fleetstate.Unpin{Model: "m"}, fleetstate.Unpin{Model: "m"},
 		fleetstate.Rollback{Model: "m"}, fleetstate.Rollback{Model: "m", Keep: true},
+		fleetstate.Refuse{Model: "m", Epoch: p.state.epoch, To: p.state.epoch - 1, Why: "a proxy refuses it"},
 	}
 	// An operator may store other stages, so that the orders have something to change.
 	if o := w.saved[len(w.saved)-1]; len(o.Plans) > 0 && w.rng.IntN(6) == 0 {
@@ -220,9 +219,7 @@ func (w *sharedStore) order(p *peerState) {
 		w.save(o)
 		return
 	}
-	if i := w.rng.IntN(len(list) + 1); i == len(list) {
-		w.step(p, refusal, true)
-	} else if ev := (Ordered{Order: list[i]}); p.state.CheckOrder(ev) == nil {
+	if ev := (Ordered{Order: list[w.rng.IntN(len(list))]}); p.state.CheckOrder(ev) == nil {
 		w.step(p, ev, true)
 	} else if u := (*fleetstate.Unchecked)(nil); errors.As(p.state.CheckOrder(ev), &u) {
 		ev.Allowed = u.After

@@ -46,9 +46,6 @@ func (w *world) show(names []string) {
 		for _, fault := range p.StoreFaults() {
 			notes = append(notes, fmt.Sprintf("store: %s fails for %v", fault.Operation, time.Since(fault.Since).Round(time.Second)))
 		}
-		if n := len(now.Refused); n > 0 {
-			notes = append(notes, fmt.Sprintf("%d resources refused", n))
-		}
 		if accepted, refused := p.ReportCounts(); accepted+refused > 0 {
 			notes = append(notes, fmt.Sprintf("%d reports accepted, %d streams refused", accepted, refused))
 		}

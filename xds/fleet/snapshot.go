@@ -22,10 +22,8 @@ type Snapshot struct {
 	Epoch   policies.Epoch      // of the newest plan in force
 	Models  []ModelState        // in the order of the configuration
 	History []fleetstate.Change // oldest first, bounded; see Change.Replaces
-	// FormerPlans are the plans that an operator may return to, the oldest first, and
-	// Refused the resources that proxies have refused.
+	// FormerPlans are the plans that an operator may return to, the oldest first.
 	FormerPlans []store.FormerPlan
-	Refused     []store.Refusal
 	Leadership  Leadership
 	Held        *HeldRemoval // nil: the last configured list is applied
 }
@@ -131,7 +129,7 @@ func (s *Snapshot) Model(name string) *ModelState {
 func (s *State) Snapshot(now time.Time) *Snapshot {
 	snap := &Snapshot{
 		Time: now, Epoch: s.epoch, History: slices.Clone(s.history),
-		FormerPlans: s.object.FormerPlans, Refused: s.object.Refused, Leadership: s.leadership(now), Held: s.held,
+		FormerPlans: s.object.FormerPlans, Leadership: s.leadership(now), Held: s.held,
 	}
 	for _, m := range s.models {
 		state := ModelState{

@@ -47,7 +47,6 @@ type State struct {
 	scaledAt   time.Time // when numbers of replicas were last recommended
 	recordedAt time.Time // when the leader last stored the state of the replicas
 
-	refusals     []store.Refusal     // to be stored
 	orderedSlots *[]policyslots.Slot // commanded by an operator, to be stored; nil: none
 	toStore      pendingWrite        // beside plans
 
@@ -95,13 +94,12 @@ type pendingWrite uint8
 const (
 	noWrite      pendingWrite = iota
 	writeCleanup              // the object mentions replicas that left; the leader removes them
-	writeRefusal              // proxies refused resources
 	writeOrder                // an operator waits for the answer
 )
 
 // String names the pending write.
 func (p pendingWrite) String() string {
-	return [...]string{"none", "cleanup", "refusal", "order"}[p]
+	return [...]string{"none", "cleanup", "order"}[p]
 }
 
 // retryDelay is how long a State waits after a proposal that was not stored.
@@ -170,8 +168,6 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 		}
 	case Ordered:
 		s.handleOrder(now, ev)
-	case ProxiesRefused:
-		s.addRefusals(ev.List)
 	case Planned:
 		s.planning.ran = true
 	case Stored:

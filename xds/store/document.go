@@ -108,9 +108,6 @@ func (o Object) inUTC() Object {
 	for i := range o.Holds {
 		times = append(times, &o.Holds[i].Until)
 	}
-	for i := range o.Refused {
-		times = append(times, &o.Refused[i].At)
-	}
 	for _, s := range o.Slots {
 		for _, m := range []*policyslots.Module{s.Stable, s.Previous} {
 			if m != nil {

@@ -21,8 +21,8 @@ func FuzzDecode(f *testing.F) {
 	}, {
 		Epoch: 2, Pins: []Pin{{FormerPlan: FormerPlan{Model: "m", Epoch: 2, Cuts: []policies.Tokens{10}, Counts: []int{1, 1}}}}, Holds: []Hold{{Model: "m", For: 1}},
 		FormerPlans: []FormerPlan{{Model: "m", Epoch: 1, Cuts: []policies.Tokens{10}, Counts: []int{1, 2}}},
-		Refused:     []Refusal{{Type: "t", Name: "n", Version: "v"}}, Weights: []Weight{{Replica: "a", Weight: 71}},
-		Unready: []policies.ReplicaID{"a"}, Stopping: []policies.ReplicaID{"b"}, Ratios: []Ratio{{Model: "m", Milli: 4000}},
+		Weights:     []Weight{{Replica: "a", Weight: 71}},
+		Unready:     []policies.ReplicaID{"a"}, Stopping: []policies.ReplicaID{"b"}, Ratios: []Ratio{{Model: "m", Milli: 4000}},
 		Slots: []policyslots.Slot{{Kind: "guard", Floor: 3, Stable: &policyslots.Module{Generation: 2, SHA256: lifecycle.Digest{1}, Name: "g", Size: 1, Signature: []byte("s")},
 			Ended: []policyslots.Ended{{Generation: 3, Reason: "trapped"}}}},
 		Reasons: []Reason{{Model: "m", Decision: "kept", Gain: 0.1, Predicted: 1, Observed: 2, By: "x", Times: 2}},

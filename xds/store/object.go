@@ -89,7 +89,7 @@ func (o Object) Clone() Object {
 		o.Slots[i] = s.Clone()
 	}
 	o.Drained, o.Unready, o.Stopping = slices.Clone(o.Drained), slices.Clone(o.Unready), slices.Clone(o.Stopping)
-	o.Weights, o.Ratios, o.Holds, o.Refused = slices.Clone(o.Weights), slices.Clone(o.Ratios), slices.Clone(o.Holds), slices.Clone(o.Refused)
+	o.Weights, o.Ratios, o.Holds = slices.Clone(o.Weights), slices.Clone(o.Ratios), slices.Clone(o.Holds)
 	o.PrefixDepths = slices.Clone(o.PrefixDepths)
 	o.Counts = slices.Clone(o.Counts)
 	o.Pins, o.FormerPlans = slices.Clone(o.Pins), slices.Clone(o.FormerPlans)

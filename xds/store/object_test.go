@@ -2,7 +2,6 @@ package store_test
 
 import (
 	"math"
-	"strconv"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/xds/internal/storetest"
@@ -21,7 +20,6 @@ func TestInvalid(t *testing.T) {
 		"a missing count":          func(o *store.Object) { o.FormerPlans[1].Counts = nil },
 		"an empty stage":           func(o *store.Object) { o.FormerPlans[0].Counts[0] = 0 },
 		"a former plan twice":      func(o *store.Object) { o.FormerPlans = append(o.FormerPlans, o.FormerPlans[0]) },
-		"a refusal twice":          func(o *store.Object) { o.Refused = append(o.Refused, o.Refused[0]) },
 		"a negative hold":          func(o *store.Object) { o.Holds[0].For = -1 },
 		"too many requests":        func(o *store.Object) { o.Counts[0].Requests = 1<<62 + 1 },
 		"a ratio of 0":             func(o *store.Object) { o.Ratios[0].Milli = 0 },
@@ -29,7 +27,6 @@ func TestInvalid(t *testing.T) {
 		"a depth in between":       func(o *store.Object) { o.PrefixDepths[0].Bytes = 5000 },
 		"a depth twice":            func(o *store.Object) { o.PrefixDepths[1].Model = "org/a" },
 		"a gain of NaN":            func(o *store.Object) { o.Reasons[0].Gain = math.NaN() },
-		"too many refusals":        func(o *store.Object) { o.Refused = manyRefusals(store.MaxRefused + 1) },
 		"a plan with a hole":       func(o *store.Object) { o.Plans[0].Stages[0].High = 5 },
 		"two plans of a model":     func(o *store.Object) { o.Plans[1].Model = o.Plans[0].Model },
 		"a plan of a later epoch":  func(o *store.Object) { o.Epoch = 0 },
@@ -44,11 +41,4 @@ func TestInvalid(t *testing.T) {
 			t.Errorf("an object with %s is valid", name)
 		}
 	}
-}
-
-func manyRefusals(n int) (list []store.Refusal) {
-	for i := range n {
-		list = append(list, store.Refusal{Type: "Cluster", Name: "c", Version: strconv.Itoa(i)})
-	}
-	return list
 }

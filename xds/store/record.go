@@ -16,8 +16,6 @@ import (
 const (
 	// MaxFormerPlans is how many former plans of one model are kept.
 	MaxFormerPlans = 8
-	// MaxRefused is how many refused resources are kept.
-	MaxRefused = 64
 	// maxReplicas bounds the lists that name replicas.
 	maxReplicas = 1 << 17
 	// maxWeight bounds an EDS weight; served weights are far below.
@@ -77,17 +75,6 @@ type Hold struct {
 	For   time.Duration `json:"for_nanoseconds"` // the whole length of the hold; the next one is longer
 }
 
-// Refusal is one version of one xDS resource that a proxy has refused: it is not sent
-// to any node again.
-type Refusal struct {
-	Type    string    `json:"type"`
-	Name    string    `json:"name"`
-	Version string    `json:"version"`        // the content's hash
-	Node    string    `json:"node,omitempty"` // the first node that refused it
-	Text    string    `json:"text,omitempty"` // why, truncated and without quoted content
-	At      time.Time `json:"at"`
-}
-
 // validateRecords checks everything but the plans, the reasons and the lease.
 func (o Object) validateRecords() error {
 	checks := [...]struct {
@@ -96,7 +83,7 @@ func (o Object) validateRecords() error {
 	}{
 		{"drained", checkReplicaIDs(o.Drained)}, {"unready", checkReplicaIDs(o.Unready)}, {"stopping", checkReplicaIDs(o.Stopping)},
 		{"weights", o.validateWeights()}, {"ratios", o.validateRatios()}, {"prefix_depths", o.validatePrefixDepths()}, {"requests_seen", o.validateCounts()}, {"pins", o.validatePins()},
-		{"former_plans", o.validateFormerPlans()}, {"holds", o.validateHolds()}, {"refused", o.validateRefused()},
+		{"former_plans", o.validateFormerPlans()}, {"holds", o.validateHolds()},
 		{"slots", policyslots.ValidateAll(o.Slots)},
 	}
 	for _, c := range checks {
@@ -271,26 +258,6 @@ func (o Object) validateHolds() error {
 		if h.For < 0 || h.For > maxHold {
 			return fmt.Errorf("model %.60q: hold of %v: must be 0 to %v", h.Model, h.For, maxHold)
 		}
-	}
-	return nil
-}
-
-func (o Object) validateRefused() error {
-	if len(o.Refused) > MaxRefused {
-		return fmt.Errorf("more than %d", MaxRefused)
-	}
-	seen := make(map[[3]string]bool, len(o.Refused))
-	for i, r := range o.Refused {
-		for _, text := range [...]string{r.Type, r.Name, r.Version, r.Node, r.Text} {
-			if len(text) > MaxText {
-				return fmt.Errorf("entry %d: a text must have at most %d bytes", i, MaxText)
-			}
-		}
-		key := [3]string{r.Type, r.Name, r.Version}
-		if r.Type == "" || r.Version == "" || seen[key] {
-			return fmt.Errorf("entry %d: must have a type and a version, and be listed once", i)
-		}
-		seen[key] = true
 	}
 	return nil
 }

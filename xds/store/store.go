@@ -35,8 +35,7 @@ type Version string
 //  3. names and texts have at most MaxText bytes,
 //  4. no list names a replica or a model twice, but for Past, which has at most
 //     MaxPast plans of each model, the oldest first,
-//  5. there are at most MaxRefused refusals,
-//  6. policy slots are valid, each once and sorted by kind.
+//  5. policy slots are valid, each once and sorted by kind.
 type Object struct {
 	Epoch   policies.Epoch  `json:"epoch,omitempty"` // of the newest plan
 	Plans   []policies.Plan `json:"plans"`
@@ -49,8 +48,6 @@ type Object struct {
 	Holds []Hold `json:"holds,omitempty"`
 	// FormerPlans are former plans, which an operator may return to.
 	FormerPlans []FormerPlan `json:"former_plans,omitempty"`
-	// Refused are the resources that proxies have refused, the oldest first.
-	Refused []Refusal `json:"refused,omitempty"`
 
 	// ConfirmedRemoval is the digest of the configured list that an operator has last
 	// confirmed although it lacks more than half of a model's replicas.

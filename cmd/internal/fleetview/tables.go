@@ -330,8 +330,8 @@ func nodeTable(st control.Status) report.Table {
 	}
 	t.Notes = append(t.Notes, nodeReasons(st)...)
 	for _, r := range st.Refused {
-		t.Notes = append(t.Notes, fmt.Sprintf("%s %s %s is refused by %s and not sent again: %s",
-			r.Type, r.Name, r.Version, r.Node, cmp.Or(r.Text, "no reason was given")))
+		t.Notes = append(t.Notes, fmt.Sprintf("Plan %d was rolled back, because %s refused %s: %s",
+			r.Epoch, r.Node, r.Name, cmp.Or(r.Text, "no reason was given")))
 	}
 	if len(st.Nodes) == 0 {
 		none := "No proxy has connected yet."

@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// Order is one of Drain, Undrain, Pin, Unpin, Rollback, ConfirmRemoval and ChangeSlots. It is in force when
+// Order is one of Drain, Undrain, Pin, Unpin, Rollback, Refuse, ConfirmRemoval and ChangeSlots. It is in force when
 // package fleet has stored it.
 type Order interface{ order() }
 
@@ -43,6 +43,17 @@ type Rollback struct {
 	By    string
 }
 
+// Refuse rolls a plan back because proxies refuse it, as Rollback does. It changes nothing
+// unless the plan is in force, while new plans are held off, or if the plan itself came from a
+// rollback.
+type Refuse struct {
+	Model string
+	Epoch policies.Epoch // the refused plan's
+	To    policies.Epoch // the plan that the proxies have
+	Why   string         // what they say
+	By    string         // the control plane
+}
+
 // ConfirmRemoval lets every control plane of the store apply a configured list that
 // lacks more than half of a model's replicas, by the list's digest.
 type ConfirmRemoval struct{ Digest string }
@@ -59,6 +70,7 @@ func (Undrain) order()        {}
 func (Pin) order()            {}
 func (Unpin) order()          {}
 func (Rollback) order()       {}
+func (Refuse) order()         {}
 func (ConfirmRemoval) order() {}
 func (ChangeSlots) order()    {}
 

@@ -30,6 +30,8 @@ func Model(o Order) string {
 		return o.Model
 	case Rollback:
 		return o.Model
+	case Refuse:
+		return o.Model
 	}
 	return ""
 }
@@ -48,7 +50,7 @@ func (u *Unchecked) Denied(why error) error {
 	return fmt.Errorf("model %q, epoch %d: %w: %w", u.After.Model, u.former, ErrDenied, why)
 }
 
-// ResolvePlan works out what a Pin, Unpin or Rollback of the planner's model changes,
+// ResolvePlan works out what a Pin, Unpin, Rollback or Refuse of the planner's model changes,
 // given the stored object and the replicas. It returns nil for an order that changes
 // nothing, and an error for one that cannot be executed: *Unchecked for a plan that is not the allowed one.
 func ResolvePlan(
@@ -82,6 +84,12 @@ func ResolvePlan(
 			Change: change, Pin: &store.Pin{FormerPlan: former, By: o.By, At: now},
 			Entry: entry(now, plan, Pinned, fmt.Sprintf("pinned to the plan of epoch %d", former.Epoch), o.By),
 		}, nil
+	case Refuse:
+		out, err := ResolvePlan(now, Rollback{Model: o.Model, To: o.To, By: o.By}, allowed, object, p, v)
+		if err == nil {
+			out.Change.Reason += ": " + o.Why
+		}
+		return out, err
 	case Rollback:
 		if pin := PinOf(object, model); pin != nil && !o.Keep {
 			return nil, fmt.Errorf("model %q, epoch %d: %w", model, pin.Epoch, ErrPinned)

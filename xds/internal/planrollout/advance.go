@@ -24,7 +24,6 @@ func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
 		if !settled || r.isStopped(g) {
 			return false
 		}
-		g.recordPassed()
 		g.machine.advance()
 		if g.machine.phase == Watch {
 			if g.revision == r.rolling {
@@ -50,22 +49,12 @@ func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
 	}
 	moved := g.reverting
 	g.reverting = false
-	if !g.recorded && g.hasAck && g.revision == r.stable {
-		g.recorded = true
-		r.recordAcked(g.set, g.refusals)
-	}
-	if len(g.suspended) > 0 {
-		clear(g.suspended)
-		r.reapply(now, g)
-		moved = true
-	}
 	return moved
 }
 
 // retire drops the members of the old snapshot. Removed endpoints stay until it is
 // known whether they have requests.
 func (r *Rollout) retire(now time.Time, g *group) {
-	r.recordAcked(g.ackedSet, g.refusals)
 	old := g.machine.finish()
 	if r.cfg.DrainTimeout > 0 {
 		view := g.revision.snapshot.View
@@ -87,6 +76,11 @@ func (r *Rollout) retire(now time.Time, g *group) {
 func (r *Rollout) advanceRollout(now time.Time) bool {
 	if r.rolling == nil {
 		return r.startRollout(now)
+	}
+	if why := r.whyStopped(); why != "" && !r.rolling.snapshot.sameExceptHealth(r.target) && r.whyBlocked(r.target) == "" {
+		// A node that refuses one plan does not hold back the next.
+		r.revertRollout(now, "plan withdrawn", why)
+		return true
 	}
 	var populated, empty []*group
 	for _, name := range r.cfg.Groups {
@@ -116,7 +110,7 @@ func (r *Rollout) advanceRollout(now time.Time) bool {
 		}
 	default:
 		r.note(Note{Text: "plan rolled out to all groups", Epoch: r.rolling.snapshot.Epoch()})
-		r.previous, r.stable, r.rolling, r.failed, r.blocked = r.stable, r.rolling, nil, nil, ""
+		r.stable, r.rolling, r.failed, r.blocked = r.rolling, nil, nil, ""
 	}
 	return true
 }
@@ -159,40 +153,8 @@ func (r *Rollout) startRollout(now time.Time) bool {
 
 // whyBlocked returns why a snapshot cannot be rolled out; "" if it can.
 func (r *Rollout) whyBlocked(t *Snapshot) string {
-	if r.failed != nil && !r.failed.retryWithReplacements && r.failed.snapshot.sameExceptHealth(t) {
-		return r.failed.why
-	}
-	if len(r.quarantined) == 0 {
-		return ""
-	}
-	if at := (obstacleKey{target: t, stable: r.stable.snapshot, quarantineCount: r.quarantineCount}); at != r.obstacleKey {
-		r.obstacleKey, r.obstacle = at, r.findObstacle(t)
-	}
-	return r.obstacle
-}
-
-// obstacleKey identifies the inputs of findObstacle, whose result is cached.
-type obstacleKey struct {
-	target, stable  *Snapshot
-	quarantineCount uint64
-}
-
-// findObstacle returns which step of a rollout of the snapshot is impossible, before
-// the first step is made; "" if all are possible.
-func (r *Rollout) findObstacle(t *Snapshot) string {
-	if why := r.refusedRoute(t.Set); why != "" {
-		return why
-	}
-	old := r.stable.snapshot
-	both, err := r.compose(layers{routes: t, newest: t, live: []*Snapshot{old}}, nil)
-	if err == nil {
-		err = r.cfg.CheckMembers(both, old.View)
-	}
-	if err == nil {
-		_, err = r.compose(layers{routes: t, newest: t}, nil)
-	}
-	if err != nil {
-		return err.Error()
+	if r.failed != nil && r.failed.sameExceptHealth(t) {
+		return r.failedWhy
 	}
 	return ""
 }

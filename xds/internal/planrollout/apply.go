@@ -4,17 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	"github.com/cascadeinfer/cascade/xds/resources"
 )
-
-// applyOrReset applies the group's phase or, if that fails, its revision alone.
-func (r *Rollout) applyOrReset(now time.Time, g *group) {
-	if r.apply(now, g) != nil {
-		g.machine = phaseMachine{live: []*Snapshot{g.revision.snapshot}}
-		r.reapply(now, g)
-	}
-}
 
 // startTransition begins the transition of a group to its revision's snapshot.
 func (r *Rollout) startTransition(now time.Time, g *group) {
@@ -27,7 +17,7 @@ func (r *Rollout) startTransition(now time.Time, g *group) {
 // abortPhase ends a phase that could not be applied.
 func (r *Rollout) abortPhase(now time.Time, g *group, err error) {
 	if g.revision == r.rolling {
-		r.failRollout(now, err.Error(), false)
+		r.failRollout(now, err.Error())
 		return
 	}
 	r.note(Note{Warn: true, Text: "phase not applied", Group: g.name, Why: err.Error()})
@@ -50,12 +40,15 @@ func (r *Rollout) apply(now time.Time, g *group) error {
 	if !g.requestsUnknown {
 		l.removed = g.removed
 	}
-	set, err := r.compose(l, g)
+	set, err := l.render(r.cfg.Build)
+	if err == nil {
+		err = r.cfg.Prove(set)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", g.machine.phase, err)
 	}
 	if !g.hasSet || !set.Equal(g.set) {
-		g.set, g.hasSet, g.recorded = set, true, false
+		g.set, g.hasSet = set, true
 		g.serial++
 		g.observed = false
 		r.out.ObserveNow = true
@@ -76,40 +69,4 @@ func (r *Rollout) enterPhase(now time.Time, g *group) {
 	g.serial++
 	g.observed = false
 	r.out.ObserveNow = true
-}
-
-// compose renders layers, replaces quarantined versions and proves the result.
-// g is the group that gets the set; nil if none does yet.
-func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
-	set, err := l.render(r.cfg.Build)
-	if err != nil {
-		return resources.Set{}, err
-	}
-	var h groupSets
-	omitted := false // the complete set was proven
-	if g != nil {
-		h.applied, h.suspended = g.set, g.suspended
-		if g.machine.phase != Idle {
-			h.acked = resources.Set{}.WithTypes(g.ackedSet, awaitedTypes[Add]...)
-		}
-		if g.machine.phase != Idle && g.reverting {
-			// The nodes keep routes to these resources until they have reverted.
-			h.passed = resources.Set{}.WithTypes(g.passedSet, awaitedTypes[Add]...)
-		}
-		// The stable revision has no replacement.
-		set, omitted = r.omitRefused(set, g.set, g.revision == r.stable)
-	}
-	admitted, lost, err := r.replaceRefused(set, h)
-	if err != nil || omitted {
-		return admitted, err
-	}
-	if err := r.cfg.Prove(admitted); err != nil {
-		return resources.Set{}, err
-	}
-	if lost != "" {
-		if err := r.cfg.CheckMembers(admitted, l.routes.View); err != nil {
-			return resources.Set{}, fmt.Errorf("%s; no good version can replace it: %w", lost, err)
-		}
-	}
-	return admitted, nil
 }

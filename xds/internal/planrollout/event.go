@@ -7,7 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Event is an input of a Rollout: SetTarget, Observe, NACK or Quarantine.
+// Event is an input of a Rollout: SetTarget, Observe or NACK.
 type Event interface{ event() }
 
 // SetTarget requests that a snapshot be rolled out to the fleet.
@@ -25,9 +25,6 @@ type Observe struct{ Groups map[string]Observation }
 type Observation struct {
 	Serial uint64 // of the Query that it answers; one with another serial is ignored
 	Nodes  int    // connected nodes that count
-	// Acked counts the nodes that have acknowledged resources of Query.Types and
-	// are not late. Nothing becomes established while it is 0.
-	Acked int
 	// Late holds the ids of nodes that lack resources of Query.Types, and Behind
 	// the ids of nodes that lack any resource. Behind is set only if
 	// Query.WantBehind is set.
@@ -47,28 +44,31 @@ type Observation struct {
 type NACK struct {
 	Node, Group, Type string
 	Nodes             int       // of the group, connected
-	Resources         []Version // that the response held
-	Blamed            []string  // names among them that the error text mentions; may be empty
+	Resources         []Version // that the response held; at least one
 	Text              string    // the reason, redacted
 }
 
 // Version is one version of a named resource.
 type Version struct{ Name, Version string }
 
-// Quarantine adds versions that nodes of other control planes refused.
-type Quarantine struct{ Refusals []Refusal }
+func (SetTarget) event() {}
+func (Observe) event()   {}
+func (NACK) event()      {}
 
-func (SetTarget) event()  {}
-func (Observe) event()    {}
-func (NACK) event()       {}
-func (Quarantine) event() {}
-
-// Refusal is a version that a node refused and that is not sent again.
+// Refusal is a plan that was rolled back because a canary or half of a group refused it.
 type Refusal struct {
-	Type, Name, Version string
-	Node, Group         string
-	Text                string // the reason, redacted
-	At                  time.Time
+	Epoch       policies.Epoch // of the newest plan of the refused snapshot
+	Plans       []RefusedPlan  // that the snapshot would have replaced
+	Type, Name  string         // of what was refused
+	Node, Group string
+	Text        string // the reason, redacted
+	At          time.Time
+}
+
+// RefusedPlan is a model's plan in a refused snapshot.
+type RefusedPlan struct {
+	Model         string
+	Epoch, Before policies.Epoch // Before is of the plan that stays
 }
 
 // Query asks for the state of one group's nodes.
@@ -88,7 +88,7 @@ type Query struct {
 // Output is what the caller has to do after an event.
 type Output struct {
 	Applies []Apply   // at most one for each group
-	Refused []Refusal // newly, by nodes of this control plane
+	Refused []Refusal // newly
 	Notes   []Note
 	// Wake is when the next Observe is due if no event comes before; zero:
 	// never.
@@ -137,11 +137,8 @@ type GroupReport struct {
 	Nodes int
 	// Until is when the group's watch ends, or when its removed endpoints are
 	// dropped at the latest; zero in other phases.
-	Until time.Time
-	// KeptRefused counts the refused versions that the group still has because
-	// no other version is known, or until its routes are rolled back.
-	KeptRefused int
-	Reverting   bool              // it is reverting to its previous plan
-	Fenced      map[string]string // reasons by node
-	Refusing    map[string]string // by node: the version that it refuses and others run
+	Until     time.Time
+	Reverting bool              // it is reverting to its previous plan
+	Fenced    map[string]string // reasons by node
+	Refusing  map[string]string // by node: what it refuses of what its group has
 }

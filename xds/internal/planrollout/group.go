@@ -42,20 +42,12 @@ type group struct {
 
 	observed   bool // an observation with this serial has come
 	nodes      int  // as last observed
-	hasAck     bool // a node has acknowledged what the phase waits for
 	phaseStart time.Time
-	lateSince  map[string]time.Time // by node, in this phase
-	othersLate bool                 // nodes that do not count are late
-	fenced     map[string]string    // nodes that the group does not wait for, with the reason
-	dissenting map[string]bool      // nodes that refused an established version
-	refusals   refusals             // NACKs of versions that the group has
-
-	passedSet      resources.Set // resources of the last phases that passed
-	ackedSet       resources.Set // the part of passedSet that a node has acknowledged
-	recorded       bool          // the set is recorded among the good versions
-	suspended      map[key]bool  // arrived in a refused response; sent under another version until the group has settled
-	suspendedSince time.Time     // when the last version was suspended
-	reverting      bool          // the group is reverting and starts nothing new
+	lateSince  map[string]time.Time   // by node, in this phase
+	othersLate bool                   // nodes that do not count are late
+	fenced     map[string]string      // nodes that the group does not wait for, with the reason
+	refusals   map[refusalKey]refusal // of what the group has
+	reverting  bool                   // the group is reverting and starts nothing new
 
 	removed         []resources.Endpoint
 	removeBy        time.Time // when removed endpoints are dropped at the latest
@@ -72,7 +64,7 @@ func (g *group) displayPhase() Phase {
 
 // awaitedTypes lists the types whose acknowledgement the group waits for.
 func (g *group) awaitedTypes() []string {
-	if g.machine.phase == Idle && (g.reverting || len(g.suspended) > 0 || !g.recorded) {
+	if g.machine.phase == Idle && g.reverting {
 		return AwaitedTypes()
 	}
 	return awaitedTypes[g.machine.phase]
@@ -81,13 +73,14 @@ func (g *group) awaitedTypes() []string {
 // mayFence reports whether a late node may be fenced; it may be only if it delays
 // something.
 func (g *group) mayFence() bool {
-	return g.machine.phase == Add || g.machine.phase == Flip || g.reverting || len(g.suspended) > 0
+	return g.machine.phase == Add || g.machine.phase == Flip || g.reverting
 }
 
 // applyObservation records which nodes are late and since when, and returns the
-// nodes that have caught up. withBehind says that the observation has Behind.
-func (g *group) applyObservation(f Observation, now time.Time, withBehind bool) (caughtUp []string) {
-	g.observed, g.nodes, g.hasAck, g.othersLate = true, f.Nodes, f.Acked > 0, f.OthersLate
+// nodes that have caught up. withBehind says that the observation has Behind. Nodes that
+// refuse the plan in progress are not late.
+func (g *group) applyObservation(f Observation, now time.Time, withBehind bool, refuses func(id string) bool) (caughtUp []string) {
+	g.observed, g.nodes, g.othersLate = true, f.Nodes, f.OthersLate
 	if withBehind {
 		for _, id := range sortedKeys(g.fenced) {
 			if !f.Behind[id] {
@@ -95,10 +88,9 @@ func (g *group) applyObservation(f Observation, now time.Time, withBehind bool) 
 				caughtUp = append(caughtUp, id)
 			}
 		}
-		maps.DeleteFunc(g.dissenting, func(id string, _ bool) bool { return !f.Behind[id] })
-		g.refusals.prune(g.set, f.Behind)
+		g.prune(f.Behind)
 	}
-	excused := func(id string) bool { return g.isFenced(id) || g.refusals.refuses(id) }
+	excused := func(id string) bool { return g.isFenced(id) || refuses(id) }
 	maps.DeleteFunc(g.lateSince, func(id string, _ time.Time) bool { return !f.Late[id] || excused(id) })
 	for id := range f.Late {
 		if _, ok := g.lateSince[id]; !ok && !excused(id) {
@@ -116,14 +108,11 @@ func (g *group) fenceLate(now time.Time, bound time.Duration) (ids []string) {
 	if !g.mayFence() {
 		return nil
 	}
-	over := now.Sub(g.waitStart()) >= maxPhaseTimeouts*bound
+	over := now.Sub(g.phaseStart) >= maxPhaseTimeouts*bound
 	for _, id := range sortedKeys(g.lateSince) {
 		if over || now.Sub(g.lateSince[id]) >= bound {
 			delete(g.lateSince, id)
 			g.fenced[id] = "did not acknowledge phase " + g.displayPhase().String()
-			if g.dissenting[id] {
-				g.fenced[id] = "refused an established version"
-			}
 			ids = append(ids, id)
 		}
 	}
@@ -134,12 +123,12 @@ func (g *group) fenceLate(now time.Time, bound time.Duration) (ids []string) {
 // zero: never.
 func (g *group) fenceDeadline(now time.Time, bound time.Duration) (at time.Time) {
 	if !g.mayFence() || len(g.lateSince) == 0 {
-		if end := g.waitStart().Add(bound); g.mayFence() && g.othersLate && now.Before(end) {
+		if end := g.phaseStart.Add(bound); g.mayFence() && g.othersLate && now.Before(end) {
 			return end
 		}
 		return at
 	}
-	at = g.waitStart().Add(maxPhaseTimeouts * bound)
+	at = g.phaseStart.Add(maxPhaseTimeouts * bound)
 	for _, since := range g.lateSince {
 		if end := since.Add(bound); end.Before(at) {
 			at = end
@@ -150,25 +139,5 @@ func (g *group) fenceDeadline(now time.Time, bound time.Duration) (at time.Time)
 
 // isSettled reports whether the group waits for no node.
 func (g *group) isSettled(now time.Time, bound time.Duration) bool {
-	return g.observed && len(g.lateSince) == 0 && (!g.othersLate || now.Sub(g.waitStart()) >= bound)
-}
-
-// waitStart returns when the group began to wait in the present phase.
-func (g *group) waitStart() time.Time {
-	if g.machine.phase == Idle && g.suspendedSince.After(g.phaseStart) {
-		return g.suspendedSince
-	}
-	return g.phaseStart
-}
-
-// recordPassed records the versions that the end of the present phase has shown to
-// be good. Without an acknowledgement it records none.
-func (g *group) recordPassed() {
-	types := awaitedTypes[g.machine.phase]
-	g.passedSet = g.passedSet.WithTypes(g.set, types...)
-	if g.hasAck {
-		g.ackedSet = g.ackedSet.WithTypes(g.set, types...)
-	} else {
-		g.ackedSet = g.ackedSet.WithTypes(resources.Set{}, types...)
-	}
+	return g.observed && len(g.lateSince) == 0 && (!g.othersLate || now.Sub(g.phaseStart) >= bound)
 }

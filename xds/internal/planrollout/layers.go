@@ -1,11 +1,8 @@
 package planrollout
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
-
-	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -142,41 +139,4 @@ func sameMembers(a, b policies.Plan) bool {
 		}
 		return len(x.Replicas) == len(y.Replicas)
 	})
-}
-
-// checkMembers returns an error for the first stage of the view's plans that
-// lacks a member in the set. Package resources proves that every stage has
-// endpoints, but not which ones.
-func checkMembers(s resources.Set, v resources.View) error {
-	known := make(map[policies.ReplicaID]bool, len(v.Endpoints))
-	for _, e := range v.Endpoints {
-		known[e.ID] = true
-	}
-	for _, p := range v.Plans {
-		for k, st := range p.Stages {
-			name := resources.EndpointName(p.Model, k)
-			cla := new(endpointv3.ClusterLoadAssignment)
-			r := s.Get(resources.EndpointType, name)
-			if r == nil {
-				return fmt.Errorf("%s has no endpoints", name)
-			}
-			if err := r.Decode(cla); err != nil {
-				return err
-			}
-			members := make(map[policies.ReplicaID]bool)
-			for _, l := range cla.GetEndpoints() {
-				for _, e := range l.GetLbEndpoints() {
-					if m, err := resources.ReadEndpointMeta(e.GetMetadata()); err == nil && l.GetPriority() == 0 {
-						members[m.ID] = true
-					}
-				}
-			}
-			for _, id := range st.Replicas {
-				if known[id] && !members[id] {
-					return fmt.Errorf("%s lacks replica %s of plan %d", name, id, p.Epoch)
-				}
-			}
-		}
-	}
-	return nil
 }

@@ -34,7 +34,7 @@ func (r *Rollout) nextWake(now time.Time) (at time.Time) {
 
 // needsBehind reports whether the group needs Observation.Behind.
 func (r *Rollout) needsBehind(g *group) bool {
-	return len(g.fenced)+len(g.dissenting)+len(g.refusals) > 0
+	return len(g.fenced)+len(g.refusals) > 0
 }
 
 // Queries lists the queries that the next Observe has to answer.
@@ -66,7 +66,7 @@ func (r *Rollout) Report() Report {
 	}
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
-		gr := GroupReport{Name: name, Phase: g.displayPhase(), Set: g.set, Nodes: g.nodes, KeptRefused: r.countQuarantined(g.set), Reverting: g.reverting, Fenced: maps.Clone(g.fenced), Refusing: g.refusals.byNode(), Epoch: r.routeEpoch(g)}
+		gr := GroupReport{Name: name, Phase: g.displayPhase(), Set: g.set, Nodes: g.nodes, Reverting: g.reverting, Fenced: maps.Clone(g.fenced), Refusing: r.refusing(g), Epoch: r.routeEpoch(g)}
 		switch {
 		case gr.Phase == Retire:
 			gr.Until = g.removeBy
@@ -85,14 +85,8 @@ func (r *Rollout) routeEpoch(g *group) policies.Epoch {
 	return g.machine.layers().routes.Epoch()
 }
 
-// Refusals lists the quarantined versions, oldest first.
-func (r *Rollout) Refusals() []Refusal {
-	out := make([]Refusal, 0, len(r.order))
-	for _, k := range r.order {
-		out = append(out, r.quarantined[k])
-	}
-	return out
-}
+// Refusals lists the last 16 plans that nodes refused, oldest first.
+func (r *Rollout) Refusals() []Refusal { return slices.Clone(r.refused) }
 
 // groupLabel returns a group's name for messages.
 func groupLabel(name string) string {

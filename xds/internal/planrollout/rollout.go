@@ -26,12 +26,10 @@ type Config struct {
 	// 250 ms.
 	PollInterval time.Duration
 
-	// Build renders a view, Prove proves a set, and CheckMembers checks that a set
-	// has the members of a view's plans. They must be pure functions. nil means the
-	// functions of package resources and of this package.
-	Build        func(resources.View) (resources.Set, error)
-	Prove        func(resources.Set) error
-	CheckMembers func(resources.Set, resources.View) error
+	// Build renders a view, and Prove proves a set. They must be pure functions. nil
+	// means the functions of package resources.
+	Build func(resources.View) (resources.Set, error)
+	Prove func(resources.Set) error
 }
 
 const defaultPoll = 250 * time.Millisecond
@@ -43,30 +41,21 @@ type Rollout struct {
 	groups map[string]*group
 
 	stable      *revision // the plan of all groups; nil before the first SetTarget
-	previous    *revision // stable before the present one, or nil
 	rolling     *revision // being rolled out; nil: none
 	lastSettled time.Time // when the last group of rolling settled
 	target      *Snapshot // of the last SetTarget
 	urgent      bool
 
-	failed  *failure // the last rolling that was rolled back
-	blocked string   // why target is not rolled out
-	versionTracker
-
-	obstacleKey obstacleKey
-	obstacle    string
+	failed    *Snapshot // the last plan that was rolled back; nil once another one is stable
+	failedWhy string
+	blocked   string    // why target is not rolled out
+	refused   []Refusal // the last ones, oldest first
 
 	out Output
 }
 
-// failure is a snapshot that is not tried again while it is the target.
-type failure struct {
-	snapshot *Snapshot
-	why      string
-	// retryWithReplacements allows another try once good versions can replace
-	// the refused ones.
-	retryWithReplacements bool
-}
+// maxRefused bounds the refused plans that are remembered.
+const maxRefused = 16
 
 // New checks the configuration.
 func New(cfg Config) (*Rollout, error) {
@@ -85,17 +74,13 @@ func New(cfg Config) (*Rollout, error) {
 	if cfg.Prove == nil {
 		cfg.Prove = new(resources.Prover).Prove
 	}
-	if cfg.CheckMembers == nil {
-		cfg.CheckMembers = checkMembers
-	}
-	r := &Rollout{cfg: cfg, groups: make(map[string]*group), versionTracker: newVersionTracker()}
+	r := &Rollout{cfg: cfg, groups: make(map[string]*group)}
 	for _, name := range cfg.Groups {
 		if r.groups[name] != nil {
 			return nil, fmt.Errorf("rollout: group %q is there twice", name)
 		}
 		r.groups[name] = &group{
-			name: name, lateSince: make(map[string]time.Time), fenced: make(map[string]string),
-			dissenting: make(map[string]bool), refusals: make(refusals), suspended: make(map[key]bool),
+			name: name, lateSince: make(map[string]time.Time), fenced: make(map[string]string), refusals: make(map[refusalKey]refusal),
 		}
 	}
 	return r, nil
@@ -112,15 +97,6 @@ func (r *Rollout) Step(now time.Time, e Event) Output {
 		r.observe(now, e)
 	case NACK:
 		r.handleNACK(now, e)
-	case Quarantine:
-		newlyQuarantined := make(map[key]bool)
-		for _, f := range e.Refusals {
-			if r.quarantine(f) {
-				newlyQuarantined[key{f.Type, f.Name, f.Version}] = true
-				r.note(Note{Warn: true, Text: "version quarantined by another control plane", Group: f.Group, Node: f.Node, Why: f.describe()})
-			}
-		}
-		r.enforceQuarantine(now, newlyQuarantined)
 	}
 	for moved := true; moved; {
 		moved = false
@@ -141,7 +117,7 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 		r.applyFirst(now)
 		return
 	}
-	for _, ed := range [...]*revision{r.stable, r.rolling, r.previous} {
+	for _, ed := range [...]*revision{r.stable, r.rolling} {
 		if ed != nil {
 			r.refresh(ed)
 		}
@@ -153,8 +129,6 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 		r.revertRollout(now, "plan withdrawn", "")
 	case r.rolling.snapshot.sameExceptHealth(r.target):
 		r.rolling.urgent = r.rolling.urgent || r.urgent
-	case r.whyStopped() != "" && !r.canRetarget() && r.whyBlocked(r.target) == "":
-		r.withdrawStopped(now)
 	case r.urgent && !r.canRetarget():
 		// The rollout in progress must end before the newest plan can be rolled
 		// out, so it becomes urgent too.
@@ -180,9 +154,6 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 // applyFirst applies the first snapshot to all groups: there is no older one to
 // compare it with.
 func (r *Rollout) applyFirst(now time.Time) {
-	for _, f := range r.releaseIrreplaceable(r.target.Set) {
-		r.note(Note{Warn: true, Text: "refused version applied because nothing can replace it", Epoch: r.target.Epoch(), Why: f.describe()})
-	}
 	r.stable = &revision{snapshot: r.target}
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
@@ -242,21 +213,21 @@ func (r *Rollout) observe(now time.Time, e Observe) {
 		if !ok || f.Serial != g.serial {
 			continue
 		}
-		for _, id := range g.applyObservation(f, now, r.needsBehind(g)) {
+		refuses := func(id string) bool { return r.refusesPlan(g, id) }
+		for _, id := range g.applyObservation(f, now, r.needsBehind(g), refuses) {
 			r.note(Note{Text: "node caught up", Group: name, Node: id})
 		}
 		for _, id := range g.fenceLate(now, r.cfg.AckTimeout) {
 			r.note(Note{Warn: true, Text: "node fenced", Group: name, Node: id, Why: g.fenced[id]})
 		}
-		if confirmed := r.confirmRefusals(g, f.Nodes); len(confirmed) > 0 {
-			r.enforceQuarantine(now, confirmed)
+		if r.rollBackRefused(now, g) {
 			continue
 		}
 		if len(g.removed) > 0 {
 			r.dropRemoved(now, g, f)
 		}
 		if f.Regression != "" && g.revision == r.rolling && g.machine.phase == Watch {
-			r.failRollout(now, fmt.Sprintf("group %s: %s", groupLabel(name), f.Regression), false)
+			r.failRollout(now, fmt.Sprintf("group %s: %s", groupLabel(name), f.Regression))
 		}
 	}
 }

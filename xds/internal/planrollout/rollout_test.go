@@ -2,6 +2,7 @@ package planrollout
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -27,7 +28,7 @@ func TestDefaults(t *testing.T) {
 			break
 		}
 		q := r.Queries()[0]
-		out = r.Step(now, Observe{map[string]Observation{"": {Serial: q.Serial, Nodes: 1, Acked: 1, Requests: 2, RequestsKnown: true}}})
+		out = r.Step(now, Observe{map[string]Observation{"": {Serial: q.Serial, Nodes: 1, Requests: 2, RequestsKnown: true}}})
 	}
 	rep := r.Report()
 	if rep.Blocked != "" || rep.Groups[0].Epoch != 2 || rep.Groups[0].Phase != Retire {
@@ -67,25 +68,6 @@ func realView(epoch policies.Epoch, text string) resources.View {
 	p.Stages[len(p.Stages)-1].High = policies.Unbounded
 	v.Plans = []policies.Plan{p}
 	return v
-}
-
-// TestCheckMembers checks which sets hold the members of a plan. The next longer stage's
-// replicas, which take over from a stage without any, are no members of it.
-func TestCheckMembers(t *testing.T) {
-	v := realView(1, "a b | c")
-	set := testkit.Must(resources.Build(v))
-	testkit.NoError(t, checkMembers(set, v))
-	swapped := realView(1, "a c | b")
-	testkit.WantError(t, checkMembers(set, swapped), "lacks replica c of plan 1")
-	gone := realView(1, "a b d | c")
-	gone.Endpoints = slices.DeleteFunc(gone.Endpoints, func(e resources.Endpoint) bool { return e.ID == "d" })
-	testkit.NoError(t, checkMembers(set, gone))
-	testkit.WantError(t, checkMembers(testkit.Must(resources.NewSet()), v), "has no endpoints")
-	name := resources.EndpointName("m", 0)
-	bad := testkit.Must(resources.NewSet(&resources.Resource{Type: resources.EndpointType, Name: name, Version: "1", Body: []byte("no message")}))
-	if checkMembers(bad, v) == nil {
-		t.Error("endpoints that cannot be decoded have all members")
-	}
 }
 
 // TestSameExceptHealth checks which changes of a view keep a plan's rollout.
@@ -145,63 +127,6 @@ func TestHealthOfOthers(t *testing.T) {
 	}
 }
 
-// TestSuspects checks to which versions of a refused response a NACK may refer.
-func TestSuspects(t *testing.T) {
-	r := testkit.Must(New(Config{Groups: []string{""}, AckTimeout: time.Second}))
-	g := r.groups[""]
-	g.ackedSet = testkit.Must(resources.NewSet(version(resources.ClusterType, "acked", "1"), version(resources.ClusterType, "also", "1"), version(resources.ClusterType, "changed", "0")))
-	r.recordAcked(testkit.Must(resources.NewSet(version(resources.ClusterType, "good", "1"))), nil)
-	for _, c := range []struct{ held, blamed, want string }{
-		{"acked", "", "acked"},
-		{"good", "", ""},
-		{"acked new", "", "new"},
-		{"acked changed new", "", "changed new"},
-		{"acked changed+ good", "", "changed"},
-		{"acked good", "", "acked"},
-		{"acked also", "", "acked also"},
-		{"acked new", "acked new", "acked new"},
-		{"acked new good", "acked", "acked"},
-		{"acked new good", "good", ""},
-		{"new other", "", "new other"},
-	} {
-		e := NACK{Type: resources.ClusterType, Blamed: strings.Fields(c.blamed)}
-		for _, name := range strings.Fields(c.held) {
-			name, again := strings.CutSuffix(name, resendMark)
-			v := Version{name, "1"}
-			if again {
-				v.Version += resendMark
-			}
-			e.Resources = append(e.Resources, v)
-		}
-		var got []string
-		for _, k := range r.suspects(g, e) {
-			got = append(got, k.name)
-		}
-		if strings.Join(got, " ") != c.want {
-			t.Errorf("of %q, blamed %q: %v are suspects, want %q", c.held, c.blamed, got, c.want)
-		}
-	}
-	if out := r.Step(time.Unix(0, 0), NACK{Group: "unknown", Node: "n"}); len(out.Notes) > 0 {
-		t.Errorf("a NACK of an unknown group: %+v", out.Notes)
-	}
-}
-
-// TestPassedWithoutAck checks that versions which no node has acknowledged, because all have
-// left, do not count as acknowledged, nor do those of the phase before.
-func TestPassedWithoutAck(t *testing.T) {
-	g := &group{machine: phaseMachine{phase: Flip}, hasAck: true}
-	g.set = testkit.Must(resources.NewSet(version(resources.RouteType, "r", "1"), version(resources.ClusterType, "c", "1")))
-	g.recordPassed()
-	if g.ackedSet.Get(resources.RouteType, "r") == nil || g.ackedSet.Get(resources.ClusterType, "c") != nil {
-		t.Errorf("acknowledged are %v, want the routes", g.ackedSet.Types())
-	}
-	g.hasAck, g.set = false, testkit.Must(resources.NewSet(version(resources.RouteType, "r", "2")))
-	g.recordPassed()
-	if r := g.ackedSet.Get(resources.RouteType, "r"); r != nil || g.passedSet.Get(resources.RouteType, "r").Version != "2" {
-		t.Errorf("%+v is acknowledged", r)
-	}
-}
-
 // TestWakes checks when a rollout is due next without an event: at the end of a drain, not
 // only at the next poll, and never for what it does not wait for.
 func TestWakes(t *testing.T) {
@@ -214,7 +139,7 @@ func TestWakes(t *testing.T) {
 		if q.WantBehind {
 			t.Errorf("group %q compares all versions of its nodes, and none has refused any", q.Group)
 		}
-		quiet[q.Group] = Observation{Serial: q.Serial, Nodes: 1, Acked: 1, OthersLate: true}
+		quiet[q.Group] = Observation{Serial: q.Serial, Nodes: 1, OthersLate: true}
 	}
 	if out := s.r.Step(s.now, Observe{quiet}); !out.Wake.IsZero() {
 		t.Errorf("a rollout that waits for nothing is due at %v", out.Wake)
@@ -251,52 +176,6 @@ func TestHealthIsProven(t *testing.T) {
 	}
 }
 
-// TestOtherGroupsDoNotStop checks that a rollout is stopped by refusals of what came with
-// its plan, in the groups that have it.
-func TestOtherGroupsDoNotStop(t *testing.T) {
-	s := newScenario(t, "")
-	s.run("nodes", "a=1 b=5")
-	s.run("target", "1 ab|c")
-	s.run("target", "2 a|bc")
-	k := key{resources.EndpointType, "e1", "old"}
-	s.r.groups["b"].refusals.add(k, Refusal{Type: k.typ, Name: k.name, Version: k.version, Node: "n"})
-	if why := s.r.whyStopped(); why != "" {
-		t.Errorf("plan 2, which group b does not have yet, is %s", why)
-	}
-}
-
-// TestReplacedVersionIsObserved checks that a version which replaces a quarantined one in a
-// group that is idle is applied, and its acknowledgement observed.
-func TestReplacedVersionIsObserved(t *testing.T) {
-	s := newScenario(t, "")
-	s.run("nodes", "a=1")
-	s.run("target", "1 ab|c")
-	s.run("target", "1 ab|c b=sick")
-	out := s.r.Step(s.now, Quarantine{[]Refusal{{Type: resources.EndpointType, Name: "e0", Version: "ab!", Node: "n"}}})
-	if len(out.Applies) == 0 || !out.ObserveNow {
-		t.Errorf("%+v", out)
-	}
-}
-
-// TestRecordAcked checks which versions count as good, and their order.
-func TestRecordAcked(t *testing.T) {
-	q := newVersionTracker()
-	record := func(v string, refused refusals) {
-		q.recordAcked(testkit.Must(resources.NewSet(version(resources.ClusterType, "c", v))), refused)
-	}
-	for _, v := range []string{"1", "2", "2", "3", "4", "2", "5+"} {
-		record(v, nil)
-	}
-	record("6", refusals{key{resources.ClusterType, "c", "6"}: {"n": Refusal{}}})
-	var got []string
-	for _, r := range q.goodVersions[Version{resources.ClusterType, "c"}] {
-		got = append(got, r.Version)
-	}
-	if !slices.Equal(got, []string{"2", "4", "3"}) {
-		t.Errorf("good are %q, newest first", got)
-	}
-}
-
 // TestNegativeTimes checks that no time of a configuration may be negative.
 func TestNegativeTimes(t *testing.T) {
 	base := Config{Groups: []string{""}, AckTimeout: 1}
@@ -312,4 +191,58 @@ func TestNegativeTimes(t *testing.T) {
 		testkit.WantError(t, err, name)
 	}
 	testkit.Must(New(base))
+}
+
+// TestRefusalsOfThePlan checks which NACKs count against the plan in progress.
+func TestRefusalsOfThePlan(t *testing.T) {
+	for name, c := range map[string]struct {
+		group, typ string
+		versions   []Version
+		early      bool // in phase Add
+		counts     bool
+	}{
+		"its routes":                   {"a", resources.RouteType, []Version{{"r", "2"}}, false, true},
+		"the routes before it":         {"a", resources.RouteType, []Version{{"r", "1"}}, true, false},
+		"routes that were replaced":    {"a", resources.RouteType, []Version{{"r", "0"}}, false, false},
+		"its endpoints":                {"a", resources.EndpointType, []Version{{"e1", "bc"}}, true, true},
+		"endpoints of both plans":      {"a", resources.EndpointType, []Version{{"e0", "ab"}}, true, false},
+		"some of a response":           {"a", resources.EndpointType, []Version{{"e0", "ab"}, {"e1", "bc"}}, true, true},
+		"in a group that lacks it":     {"b", resources.EndpointType, []Version{{"e1", "bc"}}, true, false},
+		"in a group that has it later": {"b", resources.RouteType, []Version{{"r", "2"}}, false, false},
+		"in no group":                  {"x", resources.RouteType, []Version{{"r", "2"}}, false, false},
+		"of nothing":                   {"a", resources.RouteType, nil, false, false},
+	} {
+		s := newScenario(t, "")
+		s.run("nodes", "a=8 b=1")
+		s.run("target", "1 ab|c")
+		if c.early {
+			s.run("late", "a=n2")
+		} else {
+			s.run("late", "a=n2@flip")
+		}
+		s.run("target", "2 a|bc")
+		out := s.r.Step(s.now, NACK{Node: "n", Group: c.group, Type: c.typ, Resources: c.versions, Nodes: 8, Text: "no"})
+		if counts := len(out.Refused) == 1 && out.Refused[0].Epoch == 2 && slices.Equal(out.Refused[0].Plans, []RefusedPlan{{"m", 2, 1}}); counts != c.counts {
+			t.Errorf("%s: %+v, want a refusal of the plan: %v", name, out.Refused, c.counts)
+		}
+		if r := s.r.Report(); (r.Rolling == 0) != c.counts || (r.Blocked != "") != c.counts {
+			t.Errorf("%s: rolling %d, blocked %q", name, r.Rolling, r.Blocked)
+		}
+	}
+}
+
+// TestRefusedPlansAreBounded checks that the last refused plans are remembered.
+func TestRefusedPlansAreBounded(t *testing.T) {
+	s := newScenario(t, "")
+	s.run("nodes", "a=1")
+	s.run("target", "1 ab|c")
+	for epoch := 2; epoch < maxRefused+4; epoch++ {
+		s.run("late", "a=n@flip")
+		s.run("target", fmt.Sprint(epoch, " a|bc"))
+		s.run("nack", "n a r")
+		s.run("late", "a=")
+	}
+	if got := s.r.Refusals(); len(got) != maxRefused || got[0].Epoch != 4 {
+		t.Errorf("%d are remembered: %+v", len(got), got)
+	}
 }

@@ -172,8 +172,6 @@ func (l *Ledger) observe(needs []planrollout.Query, unanswered func(types []stri
 		}
 		if q.unsure[id] || n.isBehind(q.late) || n.isReconnecting(q.Types) {
 			f.Late[id] = true
-		} else if n.hasAcked(q.Types) {
-			f.Acked++
 		}
 		if q.WantBehind && (q.unsureIn[id] || n.isBehind(q.behind) || n.isReconnecting(awaitedTypes)) {
 			f.Behind[id] = true
@@ -337,8 +335,7 @@ func (l *Ledger) recordReplyLocked(s *stream, sub *subscription, r reply) {
 	l.signal()
 }
 
-// The ledger only records NACKs; planrollout/nack.go decides what follows: suspects,
-// quarantine, rollback.
+// The ledger only records NACKs; planrollout/nack.go decides what follows.
 
 // takeNACKs returns the NACKs since the last call, oldest first.
 func (l *Ledger) takeNACKs() []planrollout.NACK {
@@ -363,18 +360,13 @@ func (l *Ledger) takeNACKs() []planrollout.NACK {
 
 // recordNACKLocked records a NACK and logs the first one of a row. NACKs of
 // observers, which route nothing, and of nodes that do not count do not reach the
-// rollout.
+// rollout, nor do those of extension configs, which have a default.
 func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text string, r response) {
 	s.node.nacks++
 	s.node.lastError, s.node.errorAt = redact(text), time.Now()
-	if rs := withoutSlots(r.versions()); len(rs) > 0 && s.node.counts && !s.node.isObserver() {
-		names := make([]string, len(rs))
-		for i, v := range rs {
-			names[i] = v.Name
-		}
+	if rs := r.versions(); len(rs) > 0 && typ != resources.ExtensionType && s.node.counts && !s.node.isObserver() {
 		l.nacks = append(l.nacks, planrollout.NACK{
-			Node: s.node.id, Group: s.node.group, Type: typ, Resources: rs,
-			Blamed: blamedNames(sanitize(text, maxRawText), names), Text: s.node.lastError,
+			Node: s.node.id, Group: s.node.group, Type: typ, Resources: rs, Text: s.node.lastError,
 		})
 		l.nacks = l.nacks[max(0, len(l.nacks)-maxNACKs):]
 	}

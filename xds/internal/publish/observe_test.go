@@ -99,7 +99,7 @@ func TestObservationCounts(t *testing.T) {
 		w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1"), "")
 		w.reply(7, resources.RouteType, w.send(7, resources.RouteType, "r@1"), "")
 		f := w.ask("g", "a@1", clusterTypes, "foreign")
-		if f.Nodes != 4 || f.Acked != 1 || !f.OthersLate || !f.Late["late"] || !f.Late["gone"] || len(f.Late) != 2 {
+		if f.Nodes != 4 || !f.OthersLate || !f.Late["late"] || !f.Late["gone"] || len(f.Late) != 2 {
 			t.Errorf("%+v, want 4 nodes of which early has a, and late and gone do not", f)
 		}
 		time.Sleep(reconnectTime - 1)
@@ -144,7 +144,7 @@ func TestNACKs(t *testing.T) {
 	refuse(1, "a@1 b@2", "cluster b: bad")
 	refuse(4, "a@1", "an observer's")
 	nacks := w.TakeNACKs()
-	if len(nacks) != 1 || nacks[0].Nodes != 2 || !slices.Equal(nacks[0].Blamed, []string{"b"}) || nacks[0].Resources[1] != (planrollout.Version{Name: "b", Version: "2"}) {
+	if len(nacks) != 1 || nacks[0].Nodes != 2 || nacks[0].Text != "cluster b: bad" || nacks[0].Resources[1] != (planrollout.Version{Name: "b", Version: "2"}) {
 		t.Errorf("%+v, want one of n among two connected nodes", nacks)
 	}
 	const text = "node refused a response"
@@ -165,6 +165,11 @@ func TestNACKs(t *testing.T) {
 	}
 	if w.TakeNACKs() != nil {
 		t.Error("they are taken twice")
+	}
+	w.open(5, "n", "", resources.ExtensionType)
+	w.reply(5, resources.ExtensionType, w.send(5, resources.ExtensionType, "estimator@1"), "it has a default")
+	if got := w.TakeNACKs(); got != nil {
+		t.Errorf("%+v: the refusal of an extension config stops a plan", got)
 	}
 }
 
@@ -356,18 +361,14 @@ func TestLedgerWakesPublisher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log testkit.Log
 		w := &wire{Ledger: NewLedger(nil), t: t}
-		var refused [][]Refusal
-		p := testkit.Must(New(Config{Cache: noCache{}, Ledger: w.Ledger, Logger: log.Logger(), OnRefusal: func(r []Refusal) { refused = append(refused, r) }}))
+		p := testkit.Must(New(Config{Cache: noCache{}, Ledger: w.Ledger, Logger: log.Logger()}))
 		stop := testkit.Run(t, func(ctx context.Context) error { return p.Run(ctx) })
 		defer stop()
 		w.open(1, "n", "", resources.ClusterType)
 		w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1"), "no")
 		synctest.Wait()
-		if len(p.Quarantined()) != 1 || log.Count("version quarantined") != 1 {
-			t.Errorf("%+v are quarantined:\n%s", p.Quarantined(), &log)
-		}
-		if len(refused) != 1 || len(refused[0]) != 1 {
-			t.Errorf("refusals were passed on as %+v", refused)
+		if log.Count("node refused a version") != 1 {
+			t.Errorf("not logged:\n%s", &log)
 		}
 	})
 }

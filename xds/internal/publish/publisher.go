@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -71,13 +70,13 @@ type Config struct {
 	// request or DrainTimeout is over. nil removes them at once.
 	RequestCounter RequestCounter
 	DrainTimeout   time.Duration // 0 means 30 s
-	// OnRefusal is called once for each version that a node refused, so that other
-	// control planes can quarantine it too. Run calls it and waits for it.
-	OnRefusal func([]Refusal)
+	// OnRefusal, unless it is nil, is called after each plan that was rolled back because
+	// nodes refused it. It must not block.
+	OnRefusal func(Refusal)
 	Logger    *slog.Logger // nil discards
 }
 
-// Refusal is a version of a resource that a node refused.
+// Refusal is a plan that nodes refused.
 type Refusal = planrollout.Refusal
 
 const (
@@ -115,17 +114,15 @@ func (c Config) rollout() planrollout.Config {
 	return planrollout.Config{Groups: c.Groups.Names(), Watch: c.Watch, AckTimeout: c.AckTimeout, DrainTimeout: c.DrainTimeout}
 }
 
-// Publisher rolls out the latest submitted view, group after group. Submit,
-// Quarantine, Quarantined and Status may be called by any goroutine; Run by
-// one.
+// Publisher rolls out the latest submitted view, group after group. Submit and Status
+// may be called by any goroutine; Run by one.
 type Publisher struct {
 	cfg    Config
-	wakeup chan struct{} // capacity 1: submitted or quarantined is set
+	wakeup chan struct{} // capacity 1: submitted is set
 
-	mu          sync.Mutex
-	submitted   *resources.View // not taken by Run yet
-	quarantined []Refusal       // not taken by Run yet
-	state       state
+	mu        sync.Mutex
+	submitted *resources.View // not taken by Run yet
+	state     state
 
 	buildSnapshot func(resources.View) (*planrollout.Snapshot, error) // renders and proves a view
 	rollout       *planrollout.Rollout
@@ -168,32 +165,10 @@ func (p *Publisher) Submit(v resources.View) {
 	p.mu.Lock()
 	p.submitted = &v
 	p.mu.Unlock()
-	p.wake()
-}
-
-// Quarantine records that nodes of other control planes have refused these
-// versions. From then on no node of this control plane is sent them. It never
-// blocks.
-func (p *Publisher) Quarantine(list []Refusal) {
-	p.mu.Lock()
-	p.quarantined = append(p.quarantined, list...)
-	p.mu.Unlock()
-	p.wake()
-}
-
-func (p *Publisher) wake() {
 	select {
 	case p.wakeup <- struct{}{}:
 	default:
 	}
-}
-
-// Quarantined lists the quarantined versions, oldest first: those that nodes of
-// this control plane refused and those of Quarantine. There are at most 1,024.
-func (p *Publisher) Quarantined() []Refusal {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.state.refusals)
 }
 
 // Run publishes until the context ends. The sets then stay applied.
@@ -225,15 +200,12 @@ func (p *Publisher) observeNodes() {
 	p.step(p.observe())
 }
 
-// applySubmitted passes submitted views and quarantined versions to the rollout.
+// applySubmitted passes the submitted view to the rollout.
 func (p *Publisher) applySubmitted() {
 	p.mu.Lock()
-	v, barred := p.submitted, p.quarantined
-	p.submitted, p.quarantined = nil, nil
+	v := p.submitted
+	p.submitted = nil
 	p.mu.Unlock()
-	if len(barred) > 0 {
-		p.step(planrollout.Quarantine{Refusals: barred})
-	}
 	if v == nil {
 		return
 	}
@@ -281,8 +253,10 @@ func (p *Publisher) step(e planrollout.Event) {
 		p.mu.Lock()
 		p.state.report, p.state.refusals = p.rollout.Report(), p.rollout.Refusals()
 		p.mu.Unlock()
-		if len(out.Refused) > 0 && p.cfg.OnRefusal != nil {
-			p.cfg.OnRefusal(out.Refused)
+		for _, r := range out.Refused {
+			if p.cfg.OnRefusal != nil {
+				p.cfg.OnRefusal(r)
+			}
 		}
 		if !out.ObserveNow {
 			p.setTimer(out.Wake)

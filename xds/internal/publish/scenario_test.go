@@ -36,13 +36,11 @@ import (
 //	wait                       waits for the end of the rollout
 //	for 1s                     time passes
 //	refuse NAME | accept NAME  the proxy refuses new route tables from now on, or not
-//	quarantine                 another control plane's proxy has refused the routes of
-//	                           the submitted view
 //	regression [TEXT]          what the monitor says of canaries on trial
 //	requests N                 requests in progress at the replicas of the first stage
 //	counted b                  prints the clusters for which b's requests were counted
 //	received NAME              prints how many resources came since the last time
-//	status                     prints the rollout, the refused versions and the nodes
+//	status                     prints the rollout, the refused plans and the nodes
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -64,7 +62,6 @@ type player struct {
 	monitor  *fakeMonitor
 	proxies  map[string]*fakeProxy
 	received map[string]int
-	last     resources.View // submitted
 	out      strings.Builder
 }
 
@@ -101,9 +98,6 @@ func (p *player) do(d *datadriven.TestData) {
 		f.refuse(func(r *discoveryv3.Resource) bool { return r.Name == resources.RouteName && r.Version != good })
 	case "accept":
 		p.proxies[words[0]].refuse(nil)
-	case "quarantine":
-		routes := snapshotOf(p.t, p.last).Set.Get(resources.RouteType, resources.RouteName)
-		p.publisher.Quarantine([]publish.Refusal{{Type: routes.Type, Name: routes.Name, Version: routes.Version, Node: "far", Text: "no"}})
 	case "regression":
 		p.monitor.set(strings.Join(words, " "), 0)
 	case "requests":
@@ -148,10 +142,10 @@ func (p *player) startControl(d *datadriven.TestData) {
 		}
 		p.monitor = &fakeMonitor{clusters: make(map[string]string)}
 		cfg = publish.Config{Groups: groups, Watch: 2 * time.Second, Monitor: p.monitor, RequestCounter: p.monitor}
-		cfg.OnRefusal = func(list []publish.Refusal) {
+		cfg.OnRefusal = func(r publish.Refusal) {
 			p.monitor.mu.Lock()
 			defer p.monitor.mu.Unlock()
-			p.monitor.reported = append(p.monitor.reported, list...)
+			p.monitor.reported = append(p.monitor.reported, r)
 		}
 	}
 	if ours := option(d, "count"); ours != "" {
@@ -203,7 +197,6 @@ func (p *player) plan(d *datadriven.TestData, words []string) {
 		v.Plans = append(v.Plans, policies.Plan{Model: model, Epoch: 2, Stages: policies.OneStagePlan(model, []policies.ReplicaID{policies.ReplicaID(id)}).Stages})
 		v.Endpoints = append(v.Endpoints, endpoint(model, id))
 	}
-	p.last = v
 	p.submit(v)
 	if !now {
 		p.wait()
@@ -234,11 +227,11 @@ func (p *player) status() {
 	fmt.Fprintln(&p.out)
 	if p.monitor != nil {
 		for _, r := range p.monitor.reported {
-			fmt.Fprintf(&p.out, "reported: %s of group %q refused %s\n", r.Node, r.Group, r.Name)
+			fmt.Fprintf(&p.out, "reported: %s of group %q refused plan %d: %v\n", r.Node, r.Group, r.Epoch, r.Plans)
 		}
 	}
-	for _, r := range p.publisher.Quarantined() {
-		fmt.Fprintf(&p.out, "quarantined: %s, refused by %s\n", r.Name, r.Node)
+	for _, r := range st.Refused {
+		fmt.Fprintf(&p.out, "plan %d: %s refused by %s\n", r.Epoch, r.Name, r.Node)
 	}
 	for _, n := range st.Nodes {
 		fmt.Fprintf(&p.out, "%s: plan %d", n.ID, n.Epoch)
@@ -275,7 +268,7 @@ func (p *player) status() {
 }
 
 // fakeMonitor is a Monitor and a RequestCounter with results set by the test. It
-// keeps what is reported for the other control planes.
+// keeps the reported refusals.
 type fakeMonitor struct {
 	mu       sync.Mutex
 	reported []publish.Refusal

@@ -2,7 +2,7 @@ package publish
 
 import (
 	"fmt"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -13,46 +13,25 @@ import (
 // checkSent checks a resource that is sent to a node.
 func (sim *simulation) checkSent(n *simNode, r *resources.Resource) {
 	for _, f := range sim.pub.rollout.Refusals() {
-		if f.Type == r.Type && f.Name == r.Name && f.Version == r.Version && !sim.mayKeepRefused(n.group, r) {
-			sim.failf("%s is sent %s %s %q, which %s refused", n.id, r.Type, r.Name, r.Body, f.Node)
+		if r.Type == resources.RouteType && string(r.Body) == fmt.Sprint("plan ", f.Epoch) {
+			sim.failf("%s is sent %q, which %s refused", n.id, r.Body, f.Node)
 		}
 	}
-	if r.Type != resources.RouteType || string(r.Body) != fmt.Sprint("plan ", sim.pub.rollout.Report().Rolling) && len(sim.sentGroups) > 0 {
+	if r.Type != resources.RouteType || string(r.Body) != fmt.Sprint("plan ", sim.pub.rollout.Report().Rolling) {
 		return
 	}
-	if !strings.Contains(sim.sentGroups[r.Version], "["+n.group+"]") {
-		// A plan goes to a group only after the groups before it have it. Empty
-		// groups get it together, and nodes may join them then.
-		for _, o := range sim.nodes {
-			if sim.wanted > sim.churn && o.mustBeAwaited() && o.group != n.group && strings.Contains(sim.sentGroups[r.Version], "["+o.group+"]") {
-				shown, has := sim.shown[o.group].Get(r.Type, r.Name), o.has[r.Type][r.Name]
-				if shown.Version == r.Version && (has == nil || has.Version != r.Version) {
-					sim.failf("%s is sent %q, which %s of an earlier group has not acknowledged", n.id, r.Body, o.id)
-				}
-			}
-		}
-		if _, begun := sim.sentGroups[r.Version]; begun || len(sim.sentGroups) > 0 {
-			sim.sentGroups[r.Version] += "[" + n.group + "]"
-		} else {
-			sim.sentGroups[r.Version] = "[a][b][]" // the first snapshot goes to all
-		}
-	}
-}
-
-// mayKeepRefused reports whether a group may be sent a refused version: it goes
-// back to other routes and has applied the version, or no other version can
-// replace it.
-func (sim *simulation) mayKeepRefused(group string, r *resources.Resource) bool {
-	for _, g := range sim.pub.rollout.Report().Groups {
-		if g.Name != group || g.KeptRefused == 0 || r.Type == resources.RouteType {
+	// A plan goes to a group only after the groups before it have it. Empty groups get it
+	// together, and nodes may join them then.
+	order := sim.shownIn[r.Version]
+	for _, o := range sim.nodes {
+		if !slices.Contains(order[:slices.Index(order, n.group)], o.group) || min(sim.wanted, sim.begun[r.Version]) <= sim.churn || !o.mustBeAwaited() {
 			continue
 		}
-		if !g.Reverting {
-			sim.sentRefused = true
+		shown, has := sim.shown[o.group].Get(r.Type, r.Name), o.has[r.Type][r.Name]
+		if shown.Version == r.Version && (has == nil || has.Version != r.Version) {
+			sim.failf("%s is sent %q, which %s of an earlier group has not acknowledged", n.id, r.Body, o.id)
 		}
-		return true
 	}
-	return false
 }
 
 // updateExcused records that, as far as the publisher knows, the node was away
@@ -92,7 +71,7 @@ func (n *simNode) checkRoutes() {
 			n.sim.failf("%s: routes %q lead to missing cluster %s", n.id, routes.Body, clusterOf(k))
 		}
 	}
-	if missing := missingMember(plan, resources.View{}, func(k int) *resources.Resource {
+	if missing := missingMember(plan, func(k int) *resources.Resource {
 		return n.has[resources.EndpointType][serviceOfStage(k)]
 	}); missing != "" {
 		n.sim.failf("%s: routes %q, but %s", n.id, routes.Body, missing)

@@ -12,7 +12,6 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -255,12 +254,11 @@ func (n *simNode) subscribedNames(sub *simSubscription) map[string]bool {
 // refuses reports whether the node refuses a version: proxies refuse a fixed
 // share of all versions.
 func (n *simNode) refuses(typ string, r *discoveryv3.Resource) bool {
-	version := planrollout.ContentHash(r.Version)
-	if n.sim.neverRefused[version] || typ == resources.ListenerType {
+	if n.sim.neverRefused[r.Version] || typ == resources.ListenerType {
 		return false
 	}
 	h := fnv.New32a()
-	fmt.Fprint(h, version, n.sim.seed)
+	fmt.Fprint(h, r.Version, n.sim.seed)
 	if n.picky {
 		fmt.Fprint(h, n.id)
 	}

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -55,27 +54,16 @@ func textSet(v resources.View) (resources.Set, error) {
 func clusterOf(k int) string      { return fmt.Sprint("c", k) }
 func serviceOfStage(k int) string { return fmt.Sprint("e", k) }
 
-func (sim *simulation) checkMembers(s resources.Set, v resources.View) error {
-	if missing := missingMember(v.Plans[0], v, func(k int) *resources.Resource { return s.Get(resources.EndpointType, serviceOfStage(k)) }); missing != "" {
-		return fmt.Errorf("%s", missing)
-	}
-	return nil
-}
-
 // missingMember describes the first stage of a plan whose endpoints lack a
 // member.
-func missingMember(p policies.Plan, v resources.View, get func(k int) *resources.Resource) string {
-	known := make(map[policies.ReplicaID]bool)
-	for _, e := range v.Endpoints {
-		known[e.ID] = true
-	}
+func missingMember(p policies.Plan, get func(k int) *resources.Resource) string {
 	for k, st := range p.Stages {
 		e := get(k)
 		if e == nil {
 			return fmt.Sprint("stage ", k, " has no endpoints")
 		}
 		for _, id := range st.Replicas {
-			if (len(known) == 0 || known[id]) && !strings.Contains(" "+string(e.Body), " "+string(id)+":") {
+			if !strings.Contains(" "+string(e.Body), " "+string(id)+":") {
 				return fmt.Sprint("stage ", k, " lacks ", id)
 			}
 		}
@@ -88,7 +76,7 @@ func formatSet(s resources.Set) string {
 	for _, typ := range simTypes {
 		for _, r := range s.All(typ) {
 			if typ == resources.EndpointType || typ == resources.RouteType {
-				out = append(out, fmt.Sprintf("%s=%q %.4s%s", r.Name, r.Body, r.Version, strings.TrimPrefix(r.Version, planrollout.ContentHash(r.Version))))
+				out = append(out, fmt.Sprintf("%s=%q %.4s", r.Name, r.Body, r.Version))
 			}
 		}
 	}

@@ -6,7 +6,6 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -15,12 +14,12 @@ import (
 
 // Set implements Cache.
 func (sim *simulation) Set(g string, s resources.Set) {
-	if sim.isStableReverted(g, s) {
-		for _, n := range sim.nodes {
-			n.excused = n.excused || n.group == g
+	sim.shown[g] = s
+	if v := s.Get(resources.RouteType, "r").Version; !slices.Contains(sim.shownIn[v], g) {
+		if sim.shownIn[v] = append(sim.shownIn[v], g); len(sim.shownIn[v]) == 1 {
+			sim.begun[v] = sim.said
 		}
 	}
-	sim.shown[g] = s
 	for _, typ := range simTypes {
 		for _, r := range s.All(typ) {
 			sim.bodies[r.Version] = r.Body
@@ -34,22 +33,6 @@ func (sim *simulation) Set(g string, s resources.Set) {
 			}
 		}
 	}
-}
-
-// isStableReverted reports whether a group goes back to other routes in one
-// step: all groups had a plan that no node had acknowledged, and the first node
-// that gets it refuses it.
-func (sim *simulation) isStableReverted(name string, s resources.Set) bool {
-	before := sim.shown[name]
-	if before.Len(resources.RouteType) == 0 || before.Equal(s, resources.RouteType) {
-		return false
-	}
-	for _, g := range sim.pub.rollout.Report().Groups {
-		if g.Name == name && g.Phase == planrollout.Idle {
-			return true
-		}
-	}
-	return false
 }
 
 // Unanswered implements Cache.

@@ -21,14 +21,6 @@ type SlotReply struct {
 	At      time.Time
 }
 
-// withoutSlots returns the versions that do not belong to policy slots.
-func withoutSlots(vs []planrollout.Version) []planrollout.Version {
-	return slices.DeleteFunc(vs, func(v planrollout.Version) bool {
-		_, slot := policyslots.KindOf(v.Name)
-		return slot
-	})
-}
-
 // recordSlotsLocked records the reply about the policy slots in the response that
 // it answers, which must still be in sub.sent.
 func (n *node) recordSlotsLocked(sub *subscription, r reply) {
@@ -71,4 +63,24 @@ func textAbout(text, name string) string {
 		part, _, _ = strings.Cut(part, "; "+policyslots.ResourceName(kind)+": ")
 	}
 	return part
+}
+
+// mentionsName reports whether a text contains a name by itself, and not as
+// part of a longer one.
+func mentionsName(text, name string) bool {
+	inName := func(c byte) bool {
+		return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("-_/.%~", c) >= 0
+	}
+	for at := 0; name != ""; {
+		i := strings.Index(text[at:], name)
+		if i < 0 {
+			return false
+		}
+		from, to := at+i, at+i+len(name)
+		if (from == 0 || !inName(text[from-1])) && (to == len(text) || !inName(text[to])) {
+			return true
+		}
+		at = from + 1
+	}
+	return false
 }

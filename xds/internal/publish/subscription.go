@@ -165,13 +165,7 @@ func (u *subscription) acknowledge(nonce string) (r response) {
 // subscribes to, still has one that the set lacks, or has not replied to all
 // responses.
 func (u *subscription) isBehind(v targetVersions, typ string) bool {
-	lacks := func(r *resources.Resource) bool {
-		if u.sotw {
-			// For such clients only the content hash is known.
-			return u.applied[r.Name] != planrollout.ContentHash(r.Version)
-		}
-		return u.applied[r.Name] != r.Version
-	}
+	lacks := func(r *resources.Resource) bool { return u.applied[r.Name] != r.Version }
 	if len(u.sent) > 0 {
 		return true
 	}

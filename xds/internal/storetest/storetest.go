@@ -82,7 +82,6 @@ func Object(epoch policies.Epoch) store.Object {
 		},
 		Holds:       []store.Hold{{Model: "b", Until: at.Add(time.Hour), For: time.Minute}},
 		FormerPlans: []store.FormerPlan{{Model: "c", Epoch: 0, Counts: []int{2}}, {Model: "b", Epoch: epoch, Cuts: []policies.Tokens{5}, Counts: []int{1, 1}}},
-		Refused:     []store.Refusal{{Type: "RouteConfiguration", Name: "cascade", Version: "ab12", Node: "edge-1", Text: "no cluster", At: at}},
 
 		Lease:    store.Lease{Holder: "cp-1", Expires: at.Add(3 * time.Second)},
 		Weights:  []store.Weight{{Replica: "r0", Weight: 141}},
@@ -314,7 +313,7 @@ func testNotShared(t *testing.T, open func() *store.Store) {
 	given.Drained[0] = "changed"
 	given.Pins[1].Cuts[0], given.FormerPlans[1].Counts[0], given.Weights[0].Weight = 8, 9, 10
 	given.PrefixDepths[0].Bytes = 512
-	given.Refused[0].Text, given.Unready[0], given.Stopping[0], given.Ratios[0].Milli, given.Counts[0].Requests = "changed", "changed", "changed", 1, 1
+	given.Unready[0], given.Stopping[0], given.Ratios[0].Milli, given.Counts[0].Requests = "changed", "changed", 1, 1
 	got := startWatch(t, s).next().Object
 	requireEqual(t, got, Object(1))
 	got.Plans[0].Stages[1].Replicas[0] = "changed"

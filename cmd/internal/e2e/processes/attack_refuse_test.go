@@ -66,7 +66,7 @@ func (f *attackedFleet) refuse(ctx context.Context, n int) (string, error) {
 		switch {
 		case refusing < n: // the control plane has not read all refusals
 		case counted > 0 || len(s.Refused) > 0 || s.Error != "":
-			return fmt.Sprintf("%d of %d count, %d resources are held back, error %q", counted, n, len(s.Refused), s.Error), nil
+			return fmt.Sprintf("%d of %d count, %d plans are rolled back, error %q", counted, n, len(s.Refused), s.Error), nil
 		default:
 			return "they do not count, and nothing is held back", nil
 		}
