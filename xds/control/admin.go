@@ -40,7 +40,7 @@ func (c *Control) adminServer() *http.Server {
 	mux.HandleFunc("GET /devices", c.devices)
 	mux.HandleFunc("GET /migrations", c.migrations)
 	c.handleOrders(mux)
-	mux.Handle("POST /replicas/confirm", handleCommand(c.confirmRemoval))
+	mux.Handle("POST /replicas/confirm", c.handleCommand(c.confirmRemoval))
 	mux.HandleFunc("GET /plan/history", c.planHistory)
 	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, c.Policies(queryKinds(r.URL.Query())...))
@@ -49,8 +49,8 @@ func (c *Control) adminServer() *http.Server {
 		mux.Handle("GET /policies/records", c.cfg.Records)
 	}
 	mux.HandleFunc("POST /policies/push", c.handlePush)
-	mux.Handle("POST /policies/goal", handleCommand(c.policyCommand(c.setGoal)))
-	mux.Handle("POST /policies/rollback", handleCommand(c.policyCommand(c.rollbackPolicies)))
+	mux.Handle("POST /policies/goal", c.handleCommand(c.policyCommand(c.setGoal)))
+	mux.Handle("POST /policies/rollback", c.handleCommand(c.policyCommand(c.rollbackPolicies)))
 	metrics := c.MetricsHandler()
 	for _, path := range []string{"/metrics", "/healthz", "/readyz"} {
 		mux.Handle("GET "+path, metrics)
@@ -82,15 +82,15 @@ func (c *Control) MetricsHandler() http.Handler {
 
 // handleOrders registers the orders that the console offers as well as the command line.
 func (c *Control) handleOrders(mux *http.ServeMux) {
-	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
-	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.undrainedStatus)))
-	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) fleetstate.Order {
+	mux.Handle("POST /drain", c.handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
+	mux.Handle("POST /undrain", c.handleCommand(drainCommand(c.fleet.Undrain, c.undrainedStatus)))
+	mux.Handle("POST /plan/pin", c.handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) fleetstate.Order {
 		return fleetstate.Pin{Model: model, Epoch: epoch, By: q.Get("by")}
 	})))
-	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(func(model string, _ policies.Epoch, q url.Values) fleetstate.Order {
+	mux.Handle("POST /plan/unpin", c.handleCommand(c.planCommand(func(model string, _ policies.Epoch, q url.Values) fleetstate.Order {
 		return fleetstate.Unpin{Model: model, By: q.Get("by")}
 	})))
-	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) fleetstate.Order {
+	mux.Handle("POST /plan/rollback", c.handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) fleetstate.Order {
 		return fleetstate.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")}
 	})))
 }

@@ -27,22 +27,18 @@ func drainCommand(give func(context.Context, policies.ReplicaID) error, then fun
 // replicaStatus returns a replica as in /status, with its stage, or the id
 // alone if it is gone.
 func (c *Control) replicaStatus(id policies.ReplicaID) DrainResult {
-	out := DrainResult{Replica: Replica{ID: id}}
-	for _, m := range c.Status().Models {
-		for _, r := range m.Unassigned {
+	for _, m := range c.fleet.Snapshot().Models {
+		for _, r := range m.Replicas {
 			if r.ID == id {
-				out = DrainResult{Model: m.Name, Replica: r}
-			}
-		}
-		for _, st := range m.Stages {
-			for _, r := range st.Replicas {
-				if r.ID == id {
-					out = DrainResult{Model: m.Name, Stage: st.Name, Replica: r}
+				out := DrainResult{Model: m.Name, Replica: replicaOf(r, time.Now())}
+				if r.Stage >= 0 {
+					out.Stage = resources.StageName(r.Stage)
 				}
+				return out
 			}
 		}
 	}
-	return out
+	return DrainResult{Replica: Replica{ID: id}}
 }
 
 // joinTimeout is how long the answer to an undrain waits for the plan with the replica, and
@@ -83,5 +79,6 @@ func (c *Control) confirmRemoval(ctx context.Context, q url.Values) (any, error)
 	if err := c.fleet.Order(ctx, fleetstate.ConfirmRemoval{Digest: digest}); err != nil {
 		return nil, err
 	}
+	c.observer.expire()
 	return c.Status(), nil
 }

@@ -65,6 +65,9 @@ func TestPlanCommands(t *testing.T) {
 	}
 	stages(2)
 	order("/plan/rollback?model=m", 409)
+	if first := c.Status(); !first.Time.Equal(c.Status().Time) && !c.Status().Time.Equal(c.Status().Time) {
+		t.Error("each request has a status of its own")
+	}
 	if s := c.Status(); s.Models[0].Pinned == nil || s.Models[0].Pinned.By != "ann" || !s.Planner.Leads {
 		t.Errorf("%+v", s)
 	}

@@ -98,7 +98,7 @@ type PolicySummary struct {
 func (c *Control) Policies(only ...lifecycle.Kind) Policies {
 	now := time.Now()
 	out := Policies{Time: now, Enabled: c.cfg.Admitter != nil, Slots: []PolicySlot{}}
-	stored, reports, refusals := c.slots.stored(), c.slots.reports(now), c.slots.nackedSlots()
+	stored, reports, refusals := c.slots.stored(), c.slots.reports(now), nackedSlots(c.observe().published.Nodes)
 	for _, kind := range lifecycle.Kinds() {
 		if len(only) > 0 && !slices.Contains(only, kind) {
 			continue
@@ -113,8 +113,8 @@ func (c *Control) Policies(only ...lifecycle.Kind) Policies {
 }
 
 // policySummaries returns the slots as in /status.
-func (c *Control) policySummaries(now time.Time) (out []PolicySummary) {
-	stored, reports, refusals := c.slots.stored(), c.slots.reports(now), c.slots.nackedSlots()
+func (c *Control) policySummaries(now time.Time, nodes []Node) (out []PolicySummary) {
+	stored, reports, refusals := c.slots.stored(), c.slots.reports(now), nackedSlots(nodes)
 	for _, kind := range lifecycle.Kinds() {
 		s := policyslots.Find(stored, kind)
 		shown := policySlotOf(s)

@@ -74,6 +74,7 @@ func (c *Control) handlePush(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), pushTimeout)
 	defer cancel()
 	out, err := c.admitPush(ctx, w, r)
+	c.observer.expire()
 	writeResult(w, out, err)
 }
 

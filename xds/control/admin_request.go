@@ -88,13 +88,14 @@ func hostName(host string) string {
 // command changes something and returns the response.
 type command func(context.Context, url.Values) (any, error)
 
-// handleCommand serves a command.
-func handleCommand(give command) http.Handler {
+// handleCommand serves a command. What it has changed is in the status when it is answered.
+func (c *Control) handleCommand(give command) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxCommandBody)
 		ctx, cancel := context.WithTimeout(r.Context(), commandTimeout)
 		defer cancel()
 		out, err := give(ctx, r.URL.Query())
+		c.observer.expire()
 		writeResult(w, out, err)
 	})
 }

@@ -55,6 +55,7 @@ type Control struct {
 	health    *health.Server
 	registry  *prometheus.Registry
 	console   *console.Console
+	observer  observer
 
 	secretsRefused atomic.Uint64
 
@@ -244,16 +245,6 @@ func (c *Control) BytesPerToken(model string) policylength.Ratio { return c.flee
 
 // Ready reports whether the first plan was published.
 func (c *Control) Ready() bool { return c.cache.served.Load() }
-
-// Status returns what GET /status answers.
-func (c *Control) Status() Status {
-	now := time.Now()
-	s := statusOf(c.fleet.Snapshot(), c.publisher.Status(), c.cfg.Policy, now)
-	s.Nodes = c.withProblems(s.Nodes, now)
-	c.planes.addPlanes(&s, now)
-	s.Policies, s.Faults, s.Plaintext = c.policySummaries(now), c.faults(now), c.cfg.Plaintext
-	return s
-}
 
 // setServing makes the health checks report that proxies get responses.
 func (c *Control) setServing() {

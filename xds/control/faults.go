@@ -226,19 +226,18 @@ const (
 const shownReplicas = 8
 
 // faults lists the present faults.
-func (c *Control) faults(now time.Time) []Fault {
-	out := fleetFaults(c.fleet.Snapshot(), c.fleet.StoreFaults(), now)
+func (c *Control) faults(s *fleet.Snapshot, published publish.Status, slots []PolicySummary, now time.Time) []Fault {
+	out := fleetFaults(s, c.fleet.StoreFaults(), now)
 	out = append(out, c.names.faults()...)
 	out = append(out, c.planes.faults(now)...)
-	published := c.publisher.Status()
 	out = append(out, rolloutFaults(published, now)...)
 	if c.cfg.Problems != nil {
 		out = append(out, problemFaults("control "+c.cfg.Name, c.cfg.Problems())...)
 	}
-	out = append(out, policyFaults(c.policySummaries(now))...)
+	out = append(out, policyFaults(slots)...)
 	out = append(out, c.refusedClients(now)...)
 	out = append(out, c.auditFault()...)
-	for _, n := range c.withProblems(published.Nodes, now) {
+	for _, n := range published.Nodes {
 		out = append(out, problemFaults("proxy "+n.ID, n.Problems)...)
 	}
 	return out
@@ -267,22 +266,13 @@ func (c *Control) refusedClients(now time.Time) (out []Fault) {
 	return out
 }
 
-// withProblems returns nodes with the problems that they report.
-func (c *Control) withProblems(nodes []Node, now time.Time) []Node {
-	problems := c.loads.book.Problems(now)
-	for i, n := range nodes {
-		nodes[i].Problems = problems[n.ID]
-	}
-	return nodes
-}
-
 // notReady returns why this control plane is not ready, one reason a line; "" when it is.
 func (c *Control) notReady() string {
 	var lines []string
 	if !c.Ready() {
 		lines = append(lines, "no plan published yet")
 	}
-	for _, f := range c.faults(time.Now()) {
+	for _, f := range c.observe().status.Faults {
 		if f.NotReady {
 			lines = append(lines, f.Kind+" "+f.Object+": "+f.Text)
 		}

@@ -129,9 +129,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			out.model(m)
 		}
 	}
-	out.faults(c.faults(time.Now()))
+	seen := c.observe()
+	out.faults(seen.status.Faults)
 	out.policies(c.slots.reports(time.Now()))
-	out.publish(c.publisher.Status())
+	out.publish(seen.published)
 }
 
 // metricSink is where metrics are written.

@@ -140,7 +140,7 @@ func (c *Control) ownNote() planeNote {
 	if c.cfg.Problems != nil {
 		note.Problems = c.cfg.Problems()
 	}
-	for _, n := range c.withProblems(c.publisher.Status().Nodes, time.Now()) {
+	for _, n := range c.observe().published.Nodes {
 		if n.Connected && !n.Observer && len(note.Nodes) < maxPlaneNodes {
 			note.Nodes = append(note.Nodes, n)
 		}

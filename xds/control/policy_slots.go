@@ -115,7 +115,7 @@ func (k *slotManager) run(ctx context.Context) error {
 		case now := <-judge.C:
 			k.evaluateCandidates(ctx, now)
 			if k.control.cfg.Audit != nil {
-				k.audited.audit(k.control.cfg.Audit, k.control.policySummaries(now))
+				k.audited.audit(k.control.cfg.Audit, k.control.observe().status.Policies)
 			}
 		}
 	}
@@ -324,9 +324,9 @@ func storedTime(now time.Time) time.Time { return now.UTC().Round(0) }
 
 // nackedSlots returns the NACKs of slots that hosts sent by xDS, by node and
 // kind.
-func (k *slotManager) nackedSlots() map[string]map[lifecycle.Kind]string {
+func nackedSlots(nodes []Node) map[string]map[lifecycle.Kind]string {
 	out := make(map[string]map[lifecycle.Kind]string)
-	for _, n := range k.control.publisher.Status().Nodes {
+	for _, n := range nodes {
 		for kind, r := range n.Slots {
 			if r.Refused == "" || !n.Connected {
 				continue

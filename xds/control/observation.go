@@ -1,0 +1,63 @@
+package control
+
+import (
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+)
+
+// observeInterval is the age up to which an observation is shared.
+const observeInterval = time.Second
+
+// observation is what the control plane sees at one moment. Nothing in it is ever changed.
+type observation struct {
+	status    Status
+	published publish.Status // with what the nodes report of themselves
+}
+
+// observer makes an observation a second at most, for all who ask: to describe ten thousand nodes costs milliseconds
+// under the lock that their acknowledgements need.
+type observer struct {
+	mu   sync.Mutex
+	last *observation // nil: none yet, or an order was given since
+}
+
+// observe returns an observation that is at most a second old, and not older than the last order and the last plan.
+func (c *Control) observe() *observation {
+	o := &c.observer
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now, snapshot := time.Now(), c.fleet.Snapshot()
+	planned := o.last != nil && snapshot != nil && snapshot.Epoch != o.last.status.Epoch
+	if o.last == nil || planned || now.Sub(o.last.status.Time) >= observeInterval {
+		o.last = c.look(now, snapshot)
+	}
+	return o.last
+}
+
+// expire makes the next observation a new one.
+func (o *observer) expire() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.last = nil
+}
+
+// look makes an observation.
+func (c *Control) look(now time.Time, snapshot *fleet.Snapshot) *observation {
+	published := c.publisher.Status()
+	problems := c.loads.book.Problems(now)
+	for i, n := range published.Nodes {
+		published.Nodes[i].Problems = problems[n.ID]
+	}
+	s := statusOf(snapshot, published, c.cfg.Policy, now)
+	c.planes.addPlanes(&s, now)
+	s.Policies, s.Plaintext = c.policySummaries(now, published.Nodes), c.cfg.Plaintext
+	s.Faults = c.faults(snapshot, published, s.Policies, now)
+	return &observation{s, published}
+}
+
+// Status returns what GET /status answers: at most a second old, and not older than the last order and the
+// last plan. It must not be changed.
+func (c *Control) Status() Status { return c.observe().status }
