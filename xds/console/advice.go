@@ -55,14 +55,8 @@ var advice = map[string]Advice{
 
 // AdviceFor returns the advice for a kind of fault; ok is false for a kind that it does not know.
 func AdviceFor(kind string) (a Advice, ok bool) {
-	a, ok = advice[kind]
-	return a, ok
-}
-
-// adviceFor returns the advice for a fault, whatever its kind.
-func adviceFor(f Fault) Advice {
-	if a, ok := AdviceFor(f.Kind); ok {
-		return a
+	if a, ok = advice[kind]; !ok {
+		a = Advice{Title: kind, Meaning: "Something does not work.", Action: "As the line says.", Command: "cascade status"}
 	}
-	return Advice{Title: f.Kind, Meaning: "Something does not work.", Action: "As the line says.", Command: "cascade status"}
+	return a, ok
 }

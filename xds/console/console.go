@@ -134,9 +134,6 @@ func (c *Console) Run(ctx context.Context) error {
 func (c *Console) render(now time.Time) []byte {
 	v := c.cfg.Source.View(now)
 	v.Orders = c.cfg.Token != ""
-	for i := range v.Faults {
-		v.Faults[i].Advice = adviceFor(v.Faults[i])
-	}
 	data, err := json.Marshal(v)
 	if err != nil {
 		c.cfg.Logger.Error("encoding the console's view failed", "error", err)

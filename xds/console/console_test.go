@@ -18,7 +18,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -36,7 +35,6 @@ func (s *fakeSource) View(now time.Time) View {
 	if s.view != nil {
 		v = s.view()
 	}
-	v.Time = now
 	return v
 }
 
@@ -274,19 +272,5 @@ func TestOneWhatIfAtATime(t *testing.T) {
 	go func() { <-computing }()
 	if w := ask(c, "/console/whatif", nil); w.Code != http.StatusOK {
 		t.Errorf("afterwards: %d", w.Code)
-	}
-}
-
-func TestStateOf(t *testing.T) {
-	for _, tc := range []struct {
-		faults []Fault
-		epoch  policies.Epoch
-		want   State
-	}{
-		{nil, 3, Well}, {nil, 0, Starting}, {[]Fault{{}}, 3, Faulty}, {[]Fault{{}}, 0, Starting}, {[]Fault{{}, {NotReady: true}}, 3, NotReady}, {[]Fault{{NotReady: true}}, 0, NotReady},
-	} {
-		if got := StateOf(tc.faults, tc.epoch); got != tc.want {
-			t.Errorf("%v at plan %d: %s, want %s", tc.faults, tc.epoch, got, tc.want)
-		}
 	}
 }

@@ -248,13 +248,9 @@ func TestLatestEventAtOnce(t *testing.T) {
 	})
 }
 
-// bigView is the state of a fleet of 1,000 replicas.
+// bigView has a status of a hundred kilobytes.
 func bigView() View {
-	v := View{State: Well, Epoch: 7, Models: []Model{{Name: "m", Context: 131072, Stages: []Stage{{Name: "s0"}, {Name: "s1"}}}}}
-	for i := range 1000 {
-		v.Models[0].Replicas = append(v.Models[0].Replicas, Replica{ID: fmt.Sprintf("replica-%04d", i), Stage: i % 2, Host: "node-17", Health: "healthy", Running: 40, Held: 200_000, Capacity: 400_000, Iteration: 0.0213, Weight: 100})
-	}
-	return v
+	return View{Status: strings.Repeat("status ", 15_000)}
 }
 
 // TestViewersShareMemory checks that 20 viewers of 1,000 replicas hold the bytes of few events, and

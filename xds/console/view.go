@@ -10,25 +10,13 @@ import (
 // its owner, and so is every text. Names and texts come from clients, replicas and proxies: the
 // page shows them as text only.
 type View struct {
-	Time  time.Time `json:"time"`
-	Name  string    `json:"name,omitempty"` // of the control plane, where it has one
-	State State     `json:"state"`
-	// Faults are what does not work, the most serious first, as in "cascade status".
-	Faults []Fault `json:"faults"`
-	// Leadership says which control plane plans; empty where there is only one.
-	Leadership string `json:"leadership,omitempty"`
-	Policy     string `json:"policy"`
-	// Epoch of the newest plan in force, and the one that all groups of proxies were sent; Phase is
-	// that of the roll-out.
-	Epoch     policies.Epoch `json:"epoch"`
-	Published policies.Epoch `json:"published_epoch"`
-	Phase     string         `json:"phase"`
-	Models    []Model        `json:"models"`
-	Proxies   []Proxy        `json:"proxies"`
-	// Rollout has what each group of proxies waits for.
-	Rollout    []string   `json:"rollout"`
-	Observers  int        `json:"observers"`
-	Slots      []Slot     `json:"slots"`
+	Name string `json:"name,omitempty"` // of the control plane, where it has one
+	// Status is what GET /status answers, and Advice what to do about its faults, by their kinds.
+	Status any               `json:"status"`
+	Advice map[string]Advice `json:"advice"`
+	Models []Model           `json:"models"` // in the order of the status
+	Slots  []Slot            `json:"slots"`
+	// Migrations are those of all models.
 	Migrations Migrations `json:"migrations"`
 	// Orders says that the page offers orders. It is filled in by the Console.
 	Orders bool `json:"orders"`
@@ -36,64 +24,13 @@ type View struct {
 	Mixes []string `json:"mixes"`
 }
 
-// State is the verdict on a fleet.
-type State string
-
-// The verdicts, in the words of "cascade status" and "cascade top".
-const (
-	Well     State = "ok"        // no fault
-	Faulty   State = "faults"    // faults, and requests and orders succeed
-	NotReady State = "not_ready" // requests or orders fail
-	Starting State = "starting"  // no plan yet
-)
-
-// StateOf returns the verdict for the faults of a fleet whose newest plan has the epoch.
-func StateOf(faults []Fault, epoch policies.Epoch) State {
-	state := Well
-	for _, f := range faults {
-		if f.NotReady {
-			return NotReady
-		}
-		state = Faulty
-	}
-	if epoch == 0 {
-		return Starting
-	}
-	return state
-}
-
-// Fault is one thing that does not work. Advice is filled in by the Console.
-type Fault struct {
-	Kind     string  `json:"kind"`
-	Object   string  `json:"object"`
-	Text     string  `json:"text"`
-	Seconds  float64 `json:"seconds,omitempty"` // how long it has lasted; 0: unknown
-	NotReady bool    `json:"not_ready,omitempty"`
-	Advice
-}
-
-// Model is one model of a View.
+// Model is what a View adds to one model of the status.
 type Model struct {
-	Name    string          `json:"name"`
-	Context policies.Tokens `json:"context"`
-	Epoch   policies.Epoch  `json:"epoch"`
-	Reason  string          `json:"reason"`            // why its plan replaced the one before
-	Planner string          `json:"planner,omitempty"` // the last period's decision
-	Pinned  string          `json:"pinned,omitempty"`  // who pinned its plan, and which; empty: it is not
-	// Rate is the requests/s with those that are refused, RefusedShare their share of it, and Queue the
-	// seconds that a request waits for its first token.
-	Rate         float64 `json:"rate"`
-	RefusedShare float64 `json:"refused_share,omitempty"`
-	Queue        float64 `json:"queue_seconds,omitempty"`
-	Seen         uint64  `json:"seen"`
 	// Service is how clients were served within the last minute.
-	Service Service  `json:"service"`
-	Buckets []Bucket `json:"buckets"` // ascending, from 0
-	Stages  []Stage  `json:"stages"`
-	// Replicas are those of the stages and those that are in none.
-	Replicas []Replica  `json:"replicas"`
-	Moves    []Move     `json:"moves"`   // between its stages, within the last minute
-	History  []Decision `json:"history"` // newest first
+	Service Service    `json:"service"`
+	Buckets []Bucket   `json:"buckets"` // ascending, from 0
+	Moves   []Move     `json:"moves"`   // between its stages, within the last minute
+	History []Decision `json:"history"` // newest first
 	// Former are the plans that may be pinned or rolled back to, oldest first.
 	Former []policies.Epoch `json:"former"`
 }
@@ -117,7 +54,7 @@ type Bucket struct {
 	Tokens   float64         `json:"tokens"`   // tokens/s generated at these lengths
 }
 
-// Stage is one stage of a plan.
+// Stage is one stage of a plan that was made or would be.
 type Stage struct {
 	Name     string           `json:"name"`
 	Low      policies.Tokens  `json:"low"`
@@ -137,31 +74,6 @@ type Stage struct {
 	Busy      float64 `json:"busy,omitempty"`
 }
 
-// Replica is one replica of a View.
-type Replica struct {
-	ID     string   `json:"id"`
-	Stage  int      `json:"stage"`          // index; -1: none
-	Role   string   `json:"role,omitempty"` // "prefill" for a prefill replica
-	Host   string   `json:"host,omitempty"`
-	Health string   `json:"health"`           // healthy, draining, unhealthy
-	Reason string   `json:"reason,omitempty"` // why it is not ready, or what is wrong with its reports
-	Since  float64  `json:"health_seconds"`
-	Drain  []string `json:"drain,omitempty"` // who drains it
-	// Residents run here, and Streams are its clients'; both are 0 when it may be stopped.
-	Residents     int             `json:"residents"`
-	Streams       int             `json:"streams"`
-	Pinned        int             `json:"pinned,omitempty"`
-	PinnedSeconds float64         `json:"pinned_seconds,omitempty"`
-	Running       int             `json:"running"`
-	Waiting       int             `json:"waiting"`
-	Held          policies.Tokens `json:"held"`     // KV tokens in use
-	Promised      policies.Tokens `json:"promised"` // accepted, and not begun
-	Capacity      policies.Tokens `json:"capacity"` // KV tokens
-	Iteration     float64         `json:"iteration_seconds"`
-	Weight        uint32          `json:"weight"`
-	Age           float64         `json:"report_age_seconds"` // of its last report; -1: never
-}
-
 // Decision is one decision about a model's plan.
 type Decision struct {
 	Time     time.Time      `json:"time"`
@@ -175,18 +87,6 @@ type Decision struct {
 	Predicted float64 `json:"predicted_seconds,omitempty"`
 	Observed  float64 `json:"observed_seconds,omitempty"`
 	Stages    []Stage `json:"stages,omitempty"` // ranges and counts only
-}
-
-// Proxy is one proxy or gRPC client.
-type Proxy struct {
-	ID       string         `json:"id"`
-	State    string         `json:"state"`
-	Epoch    policies.Epoch `json:"epoch"` // newest acknowledged; 0: unknown
-	Pending  int            `json:"pending"`
-	NACKs    uint64         `json:"nacks"`
-	Reason   string         `json:"reason,omitempty"` // why it has no newer plan, or what it refused
-	Plane    string         `json:"control_plane,omitempty"`
-	Problems bool           `json:"problems,omitempty"`
 }
 
 // Slot is one policy slot of the fleet.

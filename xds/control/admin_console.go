@@ -30,20 +30,22 @@ type consoleSource struct{ c *Control }
 // View implements console.Source. It reads what others have published, and waits for no one.
 func (s consoleSource) View(now time.Time) console.View {
 	st := s.c.Status()
-	v := viewOf(st, now)
-	v.Slots = slotsOf(s.c.Policies().Slots)
-	v.Name, v.Mixes = s.c.cfg.Name, s.mixes()
+	v := console.View{
+		Name: s.c.cfg.Name, Status: st, Advice: make(map[string]console.Advice), Models: []console.Model{},
+		Slots: slotsOf(s.c.Policies().Slots), Mixes: s.mixes(),
+	}
+	for _, f := range st.Faults {
+		v.Advice[f.Kind], _ = console.AdviceFor(f.Kind)
+	}
 	recent := s.c.fleet.Migrations(time.Time{}, maxMigrations)
 	_, running := s.c.fleet.MigrationTotals(now)
 	v.Migrations = migrationsOf(recent, running, now)
-	if snapshot := s.c.fleet.Snapshot(); snapshot != nil {
-		for _, m := range snapshot.Models {
-			model := consoleModelOf(m, now)
-			model.Moves = movesOf(m, recent, now)
-			plans := s.c.PlanHistory(m.Name)
-			model.History, model.Former = decisionsOf(plans.Decisions), epochsOf(plans.History)
-			v.Models = append(v.Models, model)
-		}
+	for _, m := range st.Models {
+		model := consoleModelOf(*s.c.fleet.Snapshot().Model(m.Name))
+		model.Moves = movesOf(m, recent, now)
+		plans := s.c.PlanHistory(m.Name)
+		model.History, model.Former = decisionsOf(plans.Decisions), epochsOf(plans.History)
+		v.Models = append(v.Models, model)
 	}
 	return v
 }
@@ -55,69 +57,11 @@ func (s consoleSource) mixes() []string {
 	return s.c.cfg.Mixes.Names()
 }
 
-// viewOf returns the part of a view that a Status has.
-func viewOf(st Status, now time.Time) console.View {
-	v := console.View{
-		Time: now, Policy: st.Policy, Epoch: st.Epoch, Published: st.PublishedEpoch, Phase: st.Phase, Observers: st.Observers, Leadership: describeLeadership(st.Planner),
-		Faults: []console.Fault{}, Models: []console.Model{}, Proxies: []console.Proxy{}, Rollout: []string{},
-	}
-	for _, f := range st.Faults {
-		v.Faults = append(v.Faults, console.Fault{Kind: f.Kind, Object: f.Object, Text: f.Text, Seconds: math.Round(f.Seconds), NotReady: f.NotReady})
-	}
-	v.State = console.StateOf(v.Faults, st.Epoch)
-	for _, g := range st.Groups {
-		if g.Reason != "" && g.Nodes > 0 {
-			v.Rollout = append(v.Rollout, fmt.Sprintf("plan %d, %d proxies: %s", g.Epoch, g.Nodes, g.Reason))
-		}
-	}
-	for _, n := range st.Nodes {
-		p := console.Proxy{ID: n.ID, State: n.State(), Epoch: n.Epoch, NACKs: n.NACKs, Reason: n.Reason, Plane: n.Plane, Problems: len(n.Problems) > 0}
-		for _, t := range n.Types {
-			p.Pending += t.Pending
-		}
-		if n.LastError != "" && !n.Current {
-			p.Reason = n.LastError
-		}
-		v.Proxies = append(v.Proxies, p)
-	}
-	return v
-}
-
-// describeLeadership says which control plane plans; "" where there is only one.
-func describeLeadership(p Planner) string {
-	switch {
-	case !p.Shared:
-		return ""
-	case p.Leads:
-		return "this control plane, " + p.Self + ", plans"
-	case p.Holder == "":
-		return "this control plane, " + p.Self + ", follows, and none leads"
-	}
-	return "this control plane, " + p.Self + ", follows " + p.Holder
-}
-
-// consoleModelOf returns a model without its moves and its history.
-func consoleModelOf(m fleet.ModelState, now time.Time) console.Model {
-	out := console.Model{
-		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner, Seen: m.Seen, Rate: rounded(m.Demand.Rate), RefusedShare: rounded(m.Demand.RefusedShare), Queue: rounded(m.Demand.Queue.Seconds()),
-		Buckets: []console.Bucket{}, Stages: []console.Stage{}, Replicas: []console.Replica{}, Moves: []console.Move{}, History: []console.Decision{},
-	}
-	if m.Pin != nil {
-		out.Pinned = fmt.Sprintf("plan %d by %s", m.Pin.Epoch, cmp.Or(m.Pin.By, "an operator"))
-	}
-	out.Service = consoleServiceOf(m.Service)
+// consoleModelOf returns what the status does not have of a model, without its moves and its history.
+func consoleModelOf(m fleet.ModelState) console.Model {
+	out := console.Model{Service: consoleServiceOf(m.Service), Buckets: []console.Bucket{}}
 	for b, low := range m.Flow.Edges {
 		out.Buckets = append(out.Buckets, console.Bucket{Low: low, Arrivals: rounded(m.Flow.Arrivals[b]), Tokens: rounded(m.Flow.Tokens[b])})
-	}
-	for i, st := range m.Plan.Stages {
-		stage := consoleStageOf(i, st)
-		if m.StageReasons != nil {
-			setReason(&stage, ReasonOf(m.StageReasons[i]))
-		}
-		out.Stages = append(out.Stages, stage)
-	}
-	for _, r := range m.Replicas {
-		out.Replicas = append(out.Replicas, consoleReplicaOf(r, now))
 	}
 	return out
 }
@@ -143,28 +87,6 @@ func setReason(s *console.Stage, r *StageReason) {
 	}
 }
 
-func consoleReplicaOf(r fleet.ReplicaState, now time.Time) console.Replica {
-	out := console.Replica{
-		ID: string(r.ID), Stage: r.Stage, Host: r.Host, Health: r.Health.String(), Reason: cmp.Or(r.HealthReason, r.Note), Drain: drainOf(r),
-		Residents: r.Residents, Streams: r.Streams, Pinned: r.Pinned, PinnedSeconds: rounded(r.PinnedSeconds),
-		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised, Capacity: r.Capacity.KV,
-		Iteration: rounded(r.Load.Iteration), Weight: r.Weight, Age: -1,
-	}
-	if r.Prefill {
-		out.Role = "prefill"
-	}
-	if !r.HealthSince.IsZero() {
-		out.Since = math.Round(now.Sub(r.HealthSince).Seconds())
-	}
-	if !r.Reported.IsZero() {
-		out.Age = math.Round(now.Sub(r.Reported).Seconds()*10) / 10
-	}
-	if e := r.Load.Engine; e.Capacity > 0 {
-		out.Held, out.Capacity = e.KVUsed, e.Capacity // what the engine itself counts
-	}
-	return out
-}
-
 // epochsOf returns the epochs of former plans.
 func epochsOf(plans []FormerPlan) []policies.Epoch {
 	out := make([]policies.Epoch, len(plans))
@@ -175,10 +97,15 @@ func epochsOf(plans []FormerPlan) []policies.Epoch {
 }
 
 // movesOf counts a model's migrations between stages that were reported within the window.
-func movesOf(m fleet.ModelState, recent []loadreport.Migration, now time.Time) []console.Move {
-	stages := make(map[policies.ReplicaID]int, len(m.Replicas))
-	for _, r := range m.Replicas {
-		stages[r.ID] = r.Stage
+func movesOf(m Model, recent []loadreport.Migration, now time.Time) []console.Move {
+	stages := make(map[policies.ReplicaID]int)
+	for i, st := range m.Stages {
+		for _, r := range st.Replicas {
+			stages[r.ID] = i
+		}
+	}
+	for _, r := range m.Unassigned {
+		stages[r.ID] = -1
 	}
 	counts := make(map[[2]int]int)
 	for _, g := range recent {

@@ -24,7 +24,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/console"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -40,14 +39,20 @@ func (oneMix) Flow(_ string, _ policies.Tokens, edges []policies.Tokens) (polici
 	return f, nil
 }
 
+// consoleView is a view with its status.
+type consoleView struct {
+	console.View
+	Status Status `json:"status"`
+}
+
 // readViews opens the console's events and returns a function that returns the next view.
-func readViews(t *testing.T, c *runningControl) func() console.View {
+func readViews(t *testing.T, c *runningControl) func() consoleView {
 	t.Helper()
 	resp, err := http.Get("http://" + c.AdminAddr().String() + "/console/events")
 	testkit.NoError(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
 	lines := bufio.NewReader(resp.Body)
-	return func() (v console.View) {
+	return func() (v consoleView) {
 		t.Helper()
 		for {
 			line, err := lines.ReadString('\n')
@@ -78,7 +83,7 @@ func TestConsole(t *testing.T) {
 	}
 	next := readViews(t, c)
 	v := next()
-	if v.State != console.Well || len(v.Models) != 1 || len(v.Models[0].Replicas) != 3 || v.Epoch == 0 || !slices.Equal(v.Mixes, []string{"short"}) {
+	if st := v.Status; len(st.Faults) > 0 || len(st.Models) != 1 || len(v.Models) != 1 || len(st.Models[0].Stages[0].Replicas) != 3 || st.Epoch == 0 || !slices.Equal(v.Mixes, []string{"short"}) {
 		t.Errorf("view %+v", v)
 	}
 	m := v.Models[0]
@@ -88,20 +93,20 @@ func TestConsole(t *testing.T) {
 		at[b.Low] = b.Arrivals
 	}
 	if rate < 12 || at[192] < 11.9 {
-		t.Errorf("%v requests/s, by length %v", m.Rate, m.Buckets)
+		t.Errorf("%v requests/s, by length %v", v.Status.Models[0].Rate, m.Buckets)
 	}
-	if r := m.Replicas[0]; r.Health != "healthy" || r.Capacity != 400_000 || r.Age < 0 || r.Stage != 0 {
+	if r := v.Status.Models[0].Stages[0].Replicas[0]; r.Health != "healthy" || r.Capacity != 400_000 || r.ReportAge == nil {
 		t.Errorf("replica %+v", r)
 	}
 
 	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineReady = false })
 	waitFor(t, c, "r1 named", func(s Status) bool { return hasFault(s, FaultReplica, "r1") })
-	for v = next(); v.State == console.Well; v = next() {
+	for v = next(); len(v.Status.Faults) == 0; v = next() {
 	}
-	if v.State != console.Faulty || len(v.Faults) != 1 || v.Faults[0].Object != "r1" || v.Faults[0].Text == "" || v.Faults[0].Action == "" || v.Faults[0].Meaning == "" {
-		t.Errorf("faults %+v", v.Faults)
+	if list, a := v.Status.Faults, v.Advice[FaultReplica]; len(list) != 1 || list[0].Object != "r1" || list[0].Text == "" || a.Action == "" || a.Meaning == "" {
+		t.Errorf("faults %+v, advice %+v", list, v.Advice)
 	}
-	if r := v.Models[0].Replicas[1]; r.Health != "unhealthy" || r.Reason == "" {
+	if r := v.Status.Models[0].Stages[0].Replicas[1]; r.Health != "unhealthy" || r.HealthReason == "" {
 		t.Errorf("replica %+v", r)
 	}
 }
@@ -195,9 +200,7 @@ func TestConsoleMoves(t *testing.T) {
 		move("a", "b", "done", 0, 0.004), move("a", "b", "done", time.Second, 0.002), move("b", "a", "done", time.Second, 0.003),
 		move("a", "b", "aborted", 0, 9), move("a", "b", "copying", 0, 9), move("a", "b", "done", time.Minute, 9), move("a", "gone", "done", 0, 0.001), move("a", "c", "done", 0, 0.005),
 	}
-	m := fleet.ModelState{Replicas: []fleet.ReplicaState{
-		{Replica: policies.Replica{ID: "a"}, Stage: 0}, {Replica: policies.Replica{ID: "b"}, Stage: 1}, {Replica: policies.Replica{ID: "c"}, Stage: -1},
-	}}
+	m := Model{Stages: []Stage{{Replicas: []Replica{{ID: "a"}}}, {Replicas: []Replica{{ID: "b"}}}}, Unassigned: []Replica{{ID: "c"}}}
 	if got, want := movesOf(m, recent, now), []console.Move{{From: 0, To: -1, Count: 1}, {From: 0, To: 1, Count: 2}, {From: 1, To: 0, Count: 1}}; !slices.Equal(got, want) {
 		t.Errorf("moves %v, want %v", got, want)
 	}
@@ -249,23 +252,8 @@ func TestConsoleSlots(t *testing.T) {
 	}
 }
 
-// TestConsoleStatus checks the states of proxies, the leadership and the decisions.
-func TestConsoleStatus(t *testing.T) {
-	st := Status{Epoch: 3, Planner: Planner{Shared: true, Self: "a", Holder: "b"}, Nodes: []Node{
-		{ID: "edge", Connected: true, Current: true, Types: map[string]publish.NodeType{"Cluster": {Acked: 2, Pending: 1}}},
-		{ID: "old", Connected: true, Refusing: true, LastError: "no such field", NACKs: 2}, {ID: "gone"}, {ID: "slow", Connected: true, Fenced: true}, {ID: "other", Connected: true, Unlisted: true}, {ID: "new", Connected: true},
-	}, Groups: []Group{{Name: "", Nodes: 2, Epoch: 3, Reason: "watched"}, {Name: "empty", Reason: "nothing"}}}
-	v := viewOf(st, time.Time{})
-	var states []string
-	for _, p := range v.Proxies {
-		states = append(states, p.State)
-	}
-	if want := []string{"current", "refuses", "gone", "late", "unlisted", "following"}; !slices.Equal(states, want) {
-		t.Errorf("states %v, want %v", states, want)
-	}
-	if v.Proxies[0].Pending != 1 || v.Proxies[1].Reason != "no such field" || v.Proxies[1].NACKs != 2 || len(v.Rollout) != 1 || v.Leadership != "this control plane, a, follows b" {
-		t.Errorf("view %+v", v)
-	}
+// TestConsoleDecisions checks the latest decisions.
+func TestConsoleDecisions(t *testing.T) {
 	until := time.Unix(9, 0)
 	all := []Decision{{Epoch: 1, Decision: "adopted", Gain: 0.123456}, {Epoch: 1, Decision: "kept", Times: 3, Until: &until, Stages: stagesOf(plantest.Parse("a b | c").Stages)}}
 	d := decisionsOf(all)

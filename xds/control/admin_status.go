@@ -123,6 +123,7 @@ type Replica struct {
 	Running       int             `json:"running"`
 	Waiting       int             `json:"waiting"`
 	Held          policies.Tokens `json:"held_tokens"`
+	Capacity      policies.Tokens `json:"capacity_tokens"` // of its KV cache
 	// Promised is the length of the requests that are accepted and not yet
 	// running.
 	Promised policies.Tokens `json:"promised_tokens"`
@@ -315,7 +316,7 @@ func ReasonOf(r partition.StageReason) *StageReason {
 func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	out := Replica{
 		ID: r.ID, Address: r.Address, Host: r.Host, Health: r.Health.String(), Weight: r.Weight,
-		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
+		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Capacity: r.Capacity.KV, Promised: r.Load.Promised,
 		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
 		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,
 		Load: r.Estimate.Source.String(), Engine: r.Engine, KnownPrefixes: r.KnownPrefixes,

@@ -172,8 +172,8 @@ func TestOverload(t *testing.T) {
 	if text := s.Faults[i].Text; !regexp.MustCompile(`^\d\d % of its [\d.]+ requests/s are refused with 429.*: add .*or send less$`).MatchString(text) {
 		t.Error(text)
 	}
-	if v := (consoleSource{c.Control}).View(time.Now()); v.State != "faults" || v.Models[0].RefusedShare < 0.4 || v.Models[0].Rate < 1.5*s.Models[0].Rate*(1-s.Models[0].RefusedShare) {
-		t.Errorf("the console: %s, %+v", v.State, v.Models[0])
+	if v := (consoleSource{c.Control}).View(time.Now()); v.Advice[FaultOverload].Title == "" {
+		t.Errorf("the console has no advice: %+v", v.Advice)
 	}
 	if _, metrics := get(t, c, "/metrics"); !regexp.MustCompile(`(?m)^cascade_requests_refused_total\{model="m"\} [1-9]`).MatchString(metrics) {
 		t.Error("no metric of the refused requests")

@@ -5,6 +5,7 @@ import { byId, el, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import { count, figure, percent, seconds } from "./format.js";
 import { Orders } from "./orders.js";
+import { read } from "./read.js";
 import { load, Stages } from "./stages.js";
 import { History, Migrations, Models, Proxies, Replicas, Slots } from "./tables.js";
 import { ready, Verdict } from "./verdict.js";
@@ -73,6 +74,6 @@ byId("model").addEventListener("change", (event) => {
 addEventListener("hashchange", render);
 setInterval(() => parts.verdict.tick(), 1000);
 new Feed("/console/events", (next) => {
-  view = next;
+  view = read(next);
   render();
 }, (state) => parts.verdict.connection(state));

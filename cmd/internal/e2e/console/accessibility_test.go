@@ -47,8 +47,9 @@ func TestAccessibility(t *testing.T) {
 	scanner := axe(t)
 	v := fleetView(12)
 	breakFleet(&v)
-	v.Models = append(v.Models, fleetView(1).Models...)
-	v.Models[1].Name = "other"
+	other := fleetView(1)
+	other.model().Name = "other"
+	v.Status.Models, v.Models = append(v.Status.Models, other.Status.Models...), append(v.Models, other.Models...)
 	s := newOrderSite(t, &scripted{view: v}, "0123456789abcdef", func(http.ResponseWriter, *http.Request) {})
 	for _, tc := range []struct {
 		name, scheme  string

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/xds/console"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // TestReadOnly checks that a page without a token offers no orders.
@@ -28,9 +28,9 @@ func TestOrders(t *testing.T) {
 	var mu sync.Mutex
 	var got []string
 	source := &scripted{view: fleetView(4)}
-	source.edit(func(v *console.View) {
-		v.Models[0].Replicas[3].Drain, v.Models[0].Pinned = []string{"operator"}, "plan 12 by ops"
-		v.Models[0].Replicas[0].Drain = []string{"file"} // an order does not take that back
+	source.edit(func(v *fakePage) {
+		v.replica(3).Drain, v.model().Pinned = []string{"operator"}, &control.Pinned{FormerPlan: control.FormerPlan{Epoch: 12}, By: "ops"}
+		v.replica(0).Drain = []string{"file"} // an order does not take that back
 	})
 	b := openTab(t, 1440, 900)
 	b.open(newOrderSite(t, source, token, func(w http.ResponseWriter, r *http.Request) {
@@ -80,7 +80,7 @@ func TestOrders(t *testing.T) {
 	if got := value[string](b, `[...document.querySelectorAll("#order-object option")].map(o => o.value).join()`); got != ",r0,r1,r2" {
 		t.Errorf("replicas that are offered to be drained: %s", got)
 	}
-	source.edit(func(v *console.View) { v.Models[0].Replicas = append([]console.Replica{}, v.Models[0].Replicas[2:]...) })
+	source.edit(func(v *fakePage) { v.stage(0).Replicas = []control.Replica{} })
 	b.waitFor("that nothing is chosen once r1 is gone", `document.querySelector("#order-object").value === "" && document.querySelector("#order button").disabled`)
 	choose("undrain", "")
 	if got := value[string](b, `[...document.querySelectorAll("#order-object option")].map(o => o.value).join()`); got != ",r3" {

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,7 +10,9 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/console"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // TestVerdict checks what a page says first: well, then a fault with its meaning, its remedy and a
@@ -36,10 +39,9 @@ func TestVerdict(t *testing.T) {
 		t.Errorf("the chart says %q", got)
 	}
 
-	source.edit(func(v *console.View) {
-		v.State = console.Faulty
-		v.Faults = []console.Fault{{Kind: "replica", Object: "r3", Text: "the engine does not answer", Seconds: 75}}
-		v.Models[0].Replicas[3].Health, v.Models[0].Replicas[3].Reason = "unhealthy", "the engine does not answer"
+	source.edit(func(v *fakePage) {
+		v.Status.Faults = []control.Fault{{Kind: "replica", Object: "r3", Text: "the engine does not answer", Seconds: 75}}
+		v.replica(3).Health, v.replica(3).HealthReason = "unhealthy", "the engine does not answer"
 	})
 	b.waitFor("the fault", `document.querySelector("#headline").innerText === "One thing does not work"`)
 	for _, want := range []string{"r3", "the engine does not answer", "for 1 min 15 s", "It gets no new requests", "restart the engine", "cascade status"} {
@@ -54,9 +56,17 @@ func TestVerdict(t *testing.T) {
 		t.Errorf("title %q", got)
 	}
 
-	source.edit(func(v *console.View) {
-		v.State, v.Faults = console.Well, []console.Fault{}
-		v.Models[0].Replicas = v.Models[0].Replicas[:7]
+	for headline, edit := range map[string]func(v *fakePage){
+		"Requests or orders fail":       func(v *fakePage) { v.Status.Faults[0].NotReady, v.Status.Epoch = true, 0 },
+		"The control plane is starting": func(v *fakePage) { v.Status.Faults[0].NotReady, v.Status.Epoch = false, 0 },
+	} {
+		source.edit(edit)
+		b.waitFor(headline, fmt.Sprintf(`document.querySelector("#headline").innerText === %q`, headline))
+	}
+
+	source.edit(func(v *fakePage) {
+		v.Status.Faults, v.Status.Epoch = nil, 12
+		v.stage(1).Replicas = v.stage(1).Replicas[:3]
 	})
 	b.waitFor("that it is well again", `document.querySelector("#headline").innerText === "The fleet is well" && document.querySelector("#faults").hidden`)
 	b.waitFor("that a replica has left", `document.querySelectorAll("#replicas tbody tr").length === 7`)
@@ -113,7 +123,7 @@ func TestReconnect(t *testing.T) {
 	if n := value[int](b, `document.querySelectorAll("#replicas tbody tr").length`); n != 4 {
 		t.Errorf("%d replicas are shown meanwhile", n)
 	}
-	source.edit(func(v *console.View) { v.Epoch = 13 })
+	source.edit(func(v *fakePage) { v.Status.Epoch = 13 })
 	s.start()
 	b.waitFor("the return", `document.querySelector("#headline").innerText === "The fleet is well" && document.querySelector("#detail").innerText.includes("plan, 13")`)
 	if got := b.text("#connection"); !strings.HasPrefix(got, "Live") {
@@ -125,17 +135,20 @@ func TestReconnect(t *testing.T) {
 func TestHostileNames(t *testing.T) {
 	const hostile = `<img src=x onerror="window.attacked=1"><script>window.attacked=1</script>'"&amp;` + "\u202e" + `</td>`
 	v := fleetView(4)
-	v.Name, v.State = hostile, console.NotReady
-	v.Faults = []console.Fault{{Kind: hostile, Object: hostile, Text: hostile, NotReady: true}}
-	m := &v.Models[0]
-	m.Name, m.Reason, m.Planner, m.Pinned = hostile, hostile, hostile, hostile
-	m.Replicas[0].ID, m.Replicas[0].Host, m.Replicas[0].Health, m.Replicas[0].Reason, m.Replicas[0].Role, m.Replicas[0].Drain = hostile, hostile, hostile, hostile, hostile, []string{hostile}
-	m.Replicas[1].ID = "__proto__"
-	m.Stages[0].Name, m.Stages[1].MergedWith = hostile, hostile
-	m.History[0].Reason, m.History[0].By, m.History[0].Decision = hostile, hostile, hostile
-	v.Models = append(v.Models, fleetView(2).Models...)
-	v.Proxies[0].ID, v.Proxies[0].State, v.Proxies[0].Reason, v.Proxies[0].Plane = hostile, hostile, hostile, hostile
-	v.Rollout, v.Leadership, v.Mixes = []string{hostile}, hostile, []string{hostile}
+	v.Name = hostile
+	v.Status.Faults = []control.Fault{{Kind: hostile, Object: hostile, Text: hostile, NotReady: true}}
+	m, r := v.model(), v.replica(0)
+	m.Name, m.Reason, m.Planner, m.Pinned = hostile, hostile, hostile, &control.Pinned{By: hostile}
+	r.ID, r.Host, r.Health, r.HealthReason, r.Role, r.Drain = hostile, hostile, hostile, hostile, hostile, []string{hostile}
+	v.replica(1).ID = "__proto__"
+	m.Stages[0].Name, m.Stages[1].Reason.MergedWith = hostile, hostile
+	d := &v.Models[0].History[0]
+	d.Reason, d.By, d.Decision = hostile, hostile, hostile
+	v.Status.Models, v.Models = append(v.Status.Models, fleetView(2).Status.Models...), append(v.Models, fleetView(2).Models...)
+	n := &v.Status.Nodes[0]
+	n.ID, n.Current, n.LastError, n.Plane = hostile, false, hostile, hostile
+	v.Status.Groups, v.Mixes = []control.Group{{Reason: hostile, Nodes: 1}}, []string{hostile}
+	v.Status.Planner = control.Planner{Shared: true, Self: hostile, Holder: hostile}
 	v.Slots[0].Slot, v.Slots[0].Stable, v.Slots[0].Candidate, v.Slots[0].Phases[0].Phase = hostile, hostile, hostile, hostile
 	v.Slots[0].Hosts[0] = console.SlotHost{Host: hostile, Module: hostile, Phase: hostile, Problem: hostile}
 	g := &v.Migrations.Latest[0]
@@ -163,15 +176,40 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
+// TestProxies checks the states of proxies, and which control plane plans.
+func TestProxies(t *testing.T) {
+	v := fleetView(2)
+	v.Status.Planner = control.Planner{Shared: true, Self: "a", Holder: "b"}
+	v.Status.Groups = []control.Group{{Nodes: 2, Epoch: 3, Reason: "watched"}, {Name: "empty", Reason: "nothing"}}
+	v.Status.Nodes = nil
+	testkit.NoError(t, json.Unmarshal([]byte(`[
+		{"id": "edge", "connected": true, "current": true, "types": {"Cluster": {"acked": 2, "pending": 1}}},
+		{"id": "old", "connected": true, "refusing": true, "last_error": "no such field", "nacks": 2}, {"id": "gone"}, {"id": "slow", "connected": true, "fenced": true},
+		{"id": "other", "connected": true, "unlisted": true}, {"id": "new", "connected": true}
+	]`), &v.Status.Nodes))
+	b := openTab(t, 1440, 900)
+	b.open(newSite(t, &scripted{view: v}).url())
+	rows := value[string](b, `[...document.querySelectorAll("#proxies tbody tr")].map(row => [0, 1, 3, 4].map(i => row.children[i].textContent).join(" ")).join(", ")`)
+	if want := "edge ●current 1 0, old ✕refusesno such field 0 2, gone ✕gone 0 0, slow ✕late 0 0, other ◐unlisted 0 0, new ◐following 0 0"; rows != want {
+		t.Errorf("proxies %q, want %q", rows, want)
+	}
+	if got := b.text("#proxies-note"); !strings.Contains(got, "plan 3, 2 proxies: watched") || strings.Contains(got, "nothing") {
+		t.Errorf("note %q", got)
+	}
+	if got := b.text("#detail"); !strings.HasSuffix(got, "This control plane, a, follows b.") {
+		t.Errorf("detail %q", got)
+	}
+}
+
 // TestModels checks that another model can be chosen.
 func TestModels(t *testing.T) {
 	v := fleetView(4)
-	other := fleetView(2).Models[0]
-	other.Name = "qwen/other model"
-	v.Models = append(v.Models, other)
+	other := fleetView(2)
+	other.model().Name = "qwen/other model"
+	v.Status.Models, v.Models = append(v.Status.Models, other.Status.Models...), append(v.Models, other.Models...)
 	b := openTab(t, 1440, 900)
 	b.open(newSite(t, &scripted{view: v}).url())
-	b.set("#model", other.Name)
+	b.set("#model", other.model().Name)
 	b.script(`document.querySelector("#model").dispatchEvent(new Event("change"))`)
 	b.waitFor("its replicas", `document.querySelectorAll("#replicas tbody tr").length === 2`)
 	b.run(chromedp.Reload())
@@ -210,8 +248,7 @@ func TestWhatIf(t *testing.T) {
 // while the page is updated.
 func TestKeyboard(t *testing.T) {
 	v := fleetView(8)
-	v.State = console.Faulty
-	v.Faults = []console.Fault{{Kind: "replica", Object: "r3", Text: "the engine does not answer"}, {Kind: "rollout", Object: "plan", Text: "refused"}}
+	v.Status.Faults = []control.Fault{{Kind: "replica", Object: "r3", Text: "the engine does not answer"}, {Kind: "rollout", Object: "plan", Text: "refused"}}
 	b := openTab(t, 1440, 900)
 	b.open(newSite(t, &scripted{view: v}).url())
 	controls := value[int](b, `[...document.querySelectorAll("a, button, input, select, summary, [tabindex='0']")].filter(e => e.checkVisibility()).length`)
@@ -244,7 +281,7 @@ func TestThousandReplicas(t *testing.T) {
 	}
 	t.Logf("the last update took %.1f ms", value[float64](b, `performance.getEntriesByName("cascade-view")[0].duration`))
 	b.script(`window.changed = new Set(); new MutationObserver(list => list.forEach(m => changed.add((m.target.closest ? m.target : m.target.parentElement).closest("tr")))).observe(document.querySelector("#replicas tbody"), {subtree: true, childList: true, characterData: true, attributes: true})`)
-	source.edit(func(v *console.View) { v.Models[0].Replicas[500].Running = 4321 })
+	source.edit(func(v *fakePage) { v.replica(500).Running = 4321 })
 	b.waitFor("the update", `document.querySelector("#replicas").textContent.includes("4,321")`)
 	if n := value[int](b, `changed.size`); n != 1 {
 		t.Errorf("%d rows changed", n)

@@ -28,8 +28,8 @@ func TestTimeToCause(t *testing.T) {
 	t.Log("| fault | title | from opening the page to cause and remedy |")
 	for i, kind := range kinds {
 		cause := fmt.Sprintf("cause %d of the fault", i)
-		source.edit(func(v *console.View) {
-			v.State, v.Faults = console.Faulty, []console.Fault{{Kind: kind, Object: fmt.Sprint("object-", i), Text: cause, Seconds: 3}}
+		source.edit(func(v *fakePage) {
+			v.Status.Faults = []control.Fault{{Kind: kind, Object: fmt.Sprint("object-", i), Text: cause, Seconds: 3}}
 		})
 		a, ok := console.AdviceFor(kind)
 		if !ok {
