@@ -49,13 +49,13 @@ every client's stream, counts tokens exactly, and reports load and flow to the
 control plane. While its engine does not answer /health, or makes no progress, it
 refuses connections, so that proxies use the next replica without the control plane.
 
-On SIGTERM it drains: it accepts no new request, and ends when the last stream has
-ended, or after --drain. A second signal ends it at once, and cuts its streams.
+On SIGTERM it drains: it accepts no new request, offers those that the engine runs to
+other replicas, whose clients read on through the migrator, and ends when the last stream
+has ended, or after --drain. A second signal ends it at once, and cuts its streams.
 
-POST /drain at its admin address, with the header X-Cascade-Admin: 1, is for preStop
-hooks of the engine. It also offers the requests that the engine runs to other replicas,
-and answers 202 while some are left, and 200 once the engine may be stopped; their
-clients read on through the migrator.
+POST /drain at its admin address, with the header X-Cascade-Admin: 1, does the same, for
+preStop hooks of the engine. It answers 202 while the engine runs some requests, and 200
+once it may be stopped.
 
 To upgrade, start the new one beside the old, as the same user, with the same
 --runtime-dir: it takes over the listening sockets, so that no connection is refused, and
@@ -168,7 +168,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	// The front end ends by draining, and everything else stops after it.
 	back, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	defer context.AfterFunc(ctx, front.Drain)()
+	defer context.AfterFunc(ctx, d.Drain)()
 	g, back := errgroup.WithContext(back)
 	g.Go(func() error {
 		defer stop()
@@ -182,7 +182,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	g.Go(func() error {
 		mux := adminserver.Handler(own.Metrics, ready)
 		mux.Handle("GET /plan", planHandler(d.Plans))
-		mux.Handle("POST /drain", adminserver.OnlyLocal(control.RestrictHosts(nil, localOrders(fleet.Fleet.Control.AdminUsers, leaveHandler(d.Leave, func() policies.Load { return front.Status().Load })))))
+		mux.Handle("POST /drain", adminserver.OnlyLocal(control.RestrictHosts(nil, localOrders(fleet.Fleet.Control.AdminUsers, drainHandler(d.Drain, func() policies.Load { return front.Status().Load })))))
 		mux.Handle("GET /policies/records", adminserver.OnlyLocal(control.RestrictHosts(nil, policyhost.Records(d.Hosts()...))))
 		return own.Serve(back, listeners.admin, mux)
 	})
@@ -273,15 +273,15 @@ func takeOver(ctx context.Context, next *daemon.Upgrade, d *migratord.Daemon) er
 		}
 		d.FollowPredecessor(ctx, before)
 	})
-	leading, stepDown := context.WithCancel(ctx)
-	defer stepDown()
+	leading, stopLeading := context.WithCancel(ctx)
+	defer stopLeading()
 	led := make(chan error, 1)
 	go func() {
-		defer stepDown()
+		defer stopLeading()
 		led <- d.Lead(leading)
 	}()
 	after := next.WaitForSuccessor(leading, func() {
-		stepDown()
+		stopLeading()
 		led <- <-led
 	})
 	if after != nil {

@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/migrator/internal/enginestate"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/partition"
@@ -32,8 +34,6 @@ const (
 	defaultRescueTimeout    = 30 * time.Second
 	defaultHangTimeout      = 15 * time.Second
 	defaultHealthTimeout    = 4 * time.Second
-	healthRetry             = 100 * time.Millisecond // while the engine is away
-	startNotice             = 5 * time.Second        // after this time the log names an engine that has passed no health check
 	retireGrace             = 500 * time.Millisecond // from Retire until connections are closed, and between checks for HTTP/1 ones that are left
 	updateInterval          = 250 * time.Millisecond
 	dialTimeout             = 5 * time.Second  // a busy machine may take seconds
@@ -75,7 +75,7 @@ type Config struct {
 	KVStated bool
 
 	// Cost is what the engine's steps cost. An engine that brings nothing for much longer
-	// than its present work should take counts as away (engineinfo.Monitor). If it is zero,
+	// than its present work should take counts as away (enginestate.Monitor). If it is zero,
 	// only the least time counts.
 	Cost policies.Cost
 
@@ -170,7 +170,7 @@ type Config struct {
 	// 15 s.
 	HangTimeout time.Duration
 	// MinPause is how long an engine with work must bring nothing, at least, before it counts as hung and so as
-	// away (engineinfo.Monitor); 0 means 2 s.
+	// away (enginestate.Monitor); 0 means 2 s.
 	MinPause time.Duration
 	// MigrationTimeout is how long a client may wait for its stream's first token
 	// from another replica before the migration is given up; 0 means 10 s. The holder of
@@ -226,73 +226,41 @@ func (c Config) validate() (Config, *url.URL, error) {
 	if c.Replica == "" {
 		return c, nil, errors.New("frontend: Replica: must not be empty")
 	}
+	invalid := func(format string, args ...any) (Config, *url.URL, error) {
+		return c, nil, fmt.Errorf("frontend of %s: %w", c.Replica, fmt.Errorf(format, args...))
+	}
 	engine, err := url.Parse(c.Engine)
 	if err != nil || engine.Scheme != "http" || engine.Host == "" {
-		return c, nil, fmt.Errorf("frontend of %s: Engine: %q: must be a URL like http://127.0.0.1:8000", c.Replica, c.Engine)
+		return invalid("Engine: %q: must be a URL like http://127.0.0.1:8000", c.Engine)
 	}
-	if engine.Path == "" {
-		engine.Path = "/" // what JoinPath needs to make rooted paths
-	}
+	engine.Path = cmp.Or(engine.Path, "/") // what JoinPath needs to make rooted paths
 	if err := policies.NewFlow(c.Edges).Validate(); err != nil {
-		return c, nil, fmt.Errorf("frontend of %s: Edges: %w", c.Replica, err)
+		return invalid("Edges: %w", err)
 	}
-	if c.PeerScheme == "" {
-		c.PeerScheme = "http"
-	}
-	if c.PeerScheme != "http" && c.PeerScheme != "https" {
-		return c, nil, fmt.Errorf("frontend of %s: PeerScheme: %q: must be http or https", c.Replica, c.PeerScheme)
+	if c.PeerScheme = cmp.Or(c.PeerScheme, "http"); c.PeerScheme != "http" && c.PeerScheme != "https" {
+		return invalid("PeerScheme: %q: must be http or https", c.PeerScheme)
 	}
 	if c.TrustDomain != "" {
 		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
-			return c, nil, fmt.Errorf("frontend of %s: TrustDomain: %w", c.Replica, err)
+			return invalid("TrustDomain: %w", err)
 		}
 	}
-	if c.MaxBody < 0 {
-		return c, nil, fmt.Errorf("frontend of %s: MaxBody: %d: must not be negative", c.Replica, c.MaxBody)
+	c.MaxBody = cmp.Or(c.MaxBody, length.BodyLimit)
+	c.MaxBodies = cmp.Or(c.MaxBodies, defaultBodies*c.MaxBody)
+	switch p := c.PrefixPull; {
+	case c.MaxBody < 0:
+		return invalid("MaxBody: %d: must not be negative", c.MaxBody)
+	case c.BodyRate < 0:
+		return invalid("BodyRate: %d: must not be negative", c.BodyRate)
+	case c.MaxBodies < 2*c.MaxBody:
+		return invalid("MaxBodies: %d: must be at least twice MaxBody, %d", c.MaxBodies, c.MaxBody)
+	case p != nil && (p.Holders == nil || p.Link == nil || p.TokenBytes <= 0):
+		return invalid("PrefixPull: Holders, Link and TokenBytes are required")
+	case c.FetchPrefill != nil && !c.Handoff:
+		return invalid("FetchPrefill: needs Handoff")
 	}
-	if c.BodyRate < 0 {
-		return c, nil, fmt.Errorf("frontend of %s: BodyRate: %d: must not be negative", c.Replica, c.BodyRate)
-	}
-	if c.MaxBody == 0 {
-		c.MaxBody = length.BodyLimit
-	}
-	if c.MaxBodies < 0 || c.MaxBodies > 0 && c.MaxBodies < 2*c.MaxBody {
-		return c, nil, fmt.Errorf("frontend of %s: MaxBodies: %d: must be at least twice MaxBody, %d", c.Replica, c.MaxBodies, c.MaxBody)
-	}
-	if c.MaxBodies == 0 {
-		c.MaxBodies = defaultBodies * c.MaxBody
-	}
-	for _, d := range []struct {
-		name  string
-		value *time.Duration
-		or    time.Duration
-	}{
-		{"FlowTau", &c.FlowTau, time.Duration(partition.DefaultTau * float64(time.Second))},
-		{"RecentWindow", &c.RecentWindow, defaultRecentWindow},
-		{"BodyTimeout", &c.BodyTimeout, defaultBodyTimeout},
-		{"IdleTimeout", &c.IdleTimeout, defaultIdleTimeout},
-		{"HangTimeout", &c.HangTimeout, defaultHangTimeout},
-		{"MinPause", &c.MinPause, engineinfo.MinPause},
-		{"MigrationTimeout", &c.MigrationTimeout, defaultMigrationTimeout},
-		{"TokenizeTimeout", &c.TokenizeTimeout, tokenizeTimeout},
-		{"RescueTimeout", &c.RescueTimeout, defaultRescueTimeout},
-		{"WriteTimeout", &c.WriteTimeout, defaultWriteTimeout},
-		{"DrainTimeout", &c.DrainTimeout, defaultDrainTimeout},
-		{"HealthInterval", &c.HealthInterval, defaultHealthInterval},
-		{"HealthTimeout", &c.HealthTimeout, defaultHealthTimeout},
-	} {
-		if *d.value < 0 {
-			return c, nil, fmt.Errorf("frontend of %s: %s: %v: must not be negative", c.Replica, d.name, *d.value)
-		}
-		if *d.value == 0 {
-			*d.value = d.or
-		}
-	}
-	if p := c.PrefixPull; p != nil && (p.Holders == nil || p.Link == nil || p.TokenBytes <= 0) {
-		return c, nil, fmt.Errorf("frontend of %s: PrefixPull: Holders, Link and TokenBytes are required", c.Replica)
-	}
-	if c.FetchPrefill != nil && !c.Handoff {
-		return c, nil, fmt.Errorf("frontend of %s: FetchPrefill: needs Handoff", c.Replica)
+	if err := c.completeDurations(); err != nil {
+		return invalid("%w", err)
 	}
 	if c.Listen == nil {
 		c.Listen = net.Listen
@@ -304,4 +272,33 @@ func (c Config) validate() (Config, *url.URL, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c, engine, nil
+}
+
+// completeDurations gives the durations that are 0 their defaults.
+func (c *Config) completeDurations() error {
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		or    time.Duration
+	}{
+		{"FlowTau", &c.FlowTau, time.Duration(partition.DefaultTau * float64(time.Second))},
+		{"RecentWindow", &c.RecentWindow, defaultRecentWindow},
+		{"BodyTimeout", &c.BodyTimeout, defaultBodyTimeout},
+		{"IdleTimeout", &c.IdleTimeout, defaultIdleTimeout},
+		{"HangTimeout", &c.HangTimeout, defaultHangTimeout},
+		{"MinPause", &c.MinPause, enginestate.MinPause},
+		{"MigrationTimeout", &c.MigrationTimeout, defaultMigrationTimeout},
+		{"TokenizeTimeout", &c.TokenizeTimeout, tokenizeTimeout},
+		{"RescueTimeout", &c.RescueTimeout, defaultRescueTimeout},
+		{"WriteTimeout", &c.WriteTimeout, defaultWriteTimeout},
+		{"DrainTimeout", &c.DrainTimeout, defaultDrainTimeout},
+		{"HealthInterval", &c.HealthInterval, defaultHealthInterval},
+		{"HealthTimeout", &c.HealthTimeout, defaultHealthTimeout},
+	} {
+		if *d.value < 0 {
+			return fmt.Errorf("%s: %v: must not be negative", d.name, *d.value)
+		}
+		*d.value = cmp.Or(*d.value, d.or)
+	}
+	return nil
 }

@@ -196,7 +196,7 @@ var _ Leg = (*wireLeg)(nil)
 // idleWatch aborts a leg whose engine sends nothing. Time for which the engine was not
 // read does not count. A pause in the middle of an answer is no reason while the
 // engine may have preempted the request; whether the engine makes progress at all is
-// decided for all its requests together, by engineinfo.Monitor.
+// decided for all its requests together, by enginestate.Monitor.
 type idleWatch struct {
 	// Fixed.
 	leg                    *wireLeg

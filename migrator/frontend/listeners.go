@@ -25,7 +25,7 @@ var errStopping = errors.New("the server is stopping")
 // streams that are cut.
 const closeGrace = time.Second
 
-// listeners are the server's HTTP servers. Run's goroutine calls their methods.
+// listeners are the server's HTTP servers.
 //
 // Clients must find out by themselves that the engine is away. So the listener is
 // closed, and new connections are refused. The HTTP server is shut down, which
@@ -34,10 +34,14 @@ const closeGrace = time.Second
 // and running ones go on. An http.Server cannot be opened again, so each opening
 // has its own.
 type listeners struct {
-	server   *Server
-	address  net.Addr       // of the clients' listener, nil for none
-	listener net.Listener   // open and not yet served, nil for none
-	clients  *http.Server   // accepts clients; nil while shut
+	server  *Server
+	address net.Addr // of the clients' listener, nil for none
+
+	opening  sync.Mutex   // guards the next three
+	listener net.Listener // open and not yet served, nil for none
+	clients  *http.Server // accepts clients; nil while shut
+	left     bool         // clients are not accepted any more
+
 	failed   chan error     // holds the error of a listener
 	leaving  sync.WaitGroup // servers whose requests finish
 	wg       sync.WaitGroup // goroutines that end when the servers are closed
@@ -96,10 +100,12 @@ func (ls *listeners) serve(ctx context.Context, l net.Listener, open *httpserver
 	return s
 }
 
-// openClients starts to accept clients and returns true if it does. If the address is
-// in use, the next call tries again.
+// openClients starts to accept clients. It returns false if the address is in use: the next call tries
+// again. A server that leaves accepts none.
 func (ls *listeners) openClients(ctx context.Context) bool {
-	if ls.clients != nil || ls.address == nil {
+	ls.opening.Lock()
+	defer ls.opening.Unlock()
+	if ls.clients != nil || ls.address == nil || ls.left || ls.server.retiring() {
 		return true
 	}
 	l := ls.listener
@@ -116,6 +122,8 @@ func (ls *listeners) openClients(ctx context.Context) bool {
 
 // shutClients stops accepting clients; requests in progress go on.
 func (ls *listeners) shutClients(ctx context.Context) {
+	ls.opening.Lock()
+	defer ls.opening.Unlock()
 	if ls.listener != nil {
 		ls.listener.Close()
 		ls.listener = nil
@@ -132,6 +140,14 @@ func (ls *listeners) shutClients(ctx context.Context) {
 			delete(ls.servers, s)
 		}
 	})
+}
+
+// leave stops accepting clients for good.
+func (ls *listeners) leave(ctx context.Context) {
+	ls.opening.Lock()
+	ls.left = true
+	ls.opening.Unlock()
+	ls.shutClients(ctx)
 }
 
 // drained returns a channel that is closed when no server that was shut has a

@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/migrator/internal/enginestate"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
@@ -77,13 +77,13 @@ func TestHungEnginePassThrough(t *testing.T) {
 		}
 		for range 40 { // a long computation
 			steps.Add(1)
-			time.Sleep(engineinfo.MinPause / 4)
+			time.Sleep(enginestate.MinPause / 4)
 		}
 		if f.Status().EngineHangs > 0 {
 			t.Error("an engine whose counters move counts as hung")
 		}
 		began := time.Now()
-		if got := <-waiting; !strings.HasPrefix(got, "502  ") || time.Since(began) > 2*engineinfo.MinPause {
+		if got := <-waiting; !strings.HasPrefix(got, "502  ") || time.Since(began) > 2*enginestate.MinPause {
 			t.Errorf("after %v: %s", time.Since(began), got)
 		}
 		waitFor(t, func() bool { return f.Status().Load == policies.Load{} })
@@ -135,7 +135,7 @@ func TestRefusalsAreNoProgress(t *testing.T) {
 		})
 		for range 20 {
 			<-f.start(`{"prompt":"x","max_tokens":4,"logprobs":99}`)
-			time.Sleep(engineinfo.MinPause / 8)
+			time.Sleep(enginestate.MinPause / 8)
 		}
 		if f.servers[0].Status().EngineHangs != 1 {
 			t.Error("an engine that only refuses counts as one that makes progress")
@@ -154,7 +154,7 @@ func TestHungEngineEndsPinnedStreams(t *testing.T) {
 		began := time.Now()
 		e.hang(t)
 		answer := <-got
-		if took := time.Since(began); took < f.cfg.HangTimeout || took > f.cfg.HangTimeout+2*engineinfo.MinPause || !strings.Contains(answer, "makes no progress") {
+		if took := time.Since(began); took < f.cfg.HangTimeout || took > f.cfg.HangTimeout+2*enginestate.MinPause || !strings.Contains(answer, "makes no progress") {
 			t.Errorf("after %v: %.300s", took, answer[max(0, len(answer)-300):])
 		}
 	})

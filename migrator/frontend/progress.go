@@ -9,10 +9,10 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/migrator/internal/enginestate"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -22,7 +22,7 @@ const crowdedShare = 2
 
 // transferTime is for how long KV may still travel once the request to give or to fetch it is over: a
 // holder does not know when it is fetched.
-const transferTime = engineinfo.MinTransferPause
+const transferTime = enginestate.MinTransferPause
 
 // probeRequest makes an engine generate one token. Its default model answers it.
 const probeRequest = `{"prompt":[1],"max_tokens":1,"temperature":0}`
@@ -35,105 +35,27 @@ var coreCounters = [...]string{
 	"sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_used_tokens", "sglang:num_retracted_reqs",
 }
 
-// progressWatch drives the Monitor of the own engine. Run's goroutine calls its methods.
-type progressWatch struct {
-	server  *Server
-	monitor *engineinfo.Monitor
-	start   time.Time
-	checked time.Time // the last call of check
-	late    uint64    // calls of check that came too late
-	givenUp uint64    // of Server.givenUp, what the monitor knows
-	moved   uint64    // how many samples of the counters differed from the one before
-
-	seed     maphash.Seed
-	counters uint64 // the last sample
-	hasLast  bool   // counters is set
-	readable bool   // the engine has such counters
-	sampling bool
-	samples  chan counterSample
-}
-
-// counterSample is one answer of the engine's /metrics: a hash of its counters, and what it
-// says. found says that it has counters.
+// counterSample is one answer of the engine's /metrics: a hash of its counters, 0 if it has none, and what it
+// says.
 type counterSample struct {
 	hash    uint64
-	found   bool
 	metrics engineinfo.Metrics
 	err     error // of metrics
 	took    time.Duration
-}
-
-func newProgressWatch(srv *Server) *progressWatch {
-	now := time.Now()
-	w := &progressWatch{server: srv, start: now, checked: now, seed: maphash.MakeSeed(), samples: make(chan counterSample)}
-	w.reset()
-	return w
-}
-
-// reset begins anew for an engine that has just become ready.
-func (w *progressWatch) reset() {
-	w.monitor, w.hasLast, w.readable = engineinfo.NewMonitor(w.server.cfg.Cost, w.server.cfg.MinPause, w.brought()), false, false
-}
-
-// brought returns a count that grows with all that the engine brings.
-func (w *progressWatch) brought() uint64 { return w.server.brought.Load() + w.moved }
-
-// starvations counts how often this process got too little CPU to judge its engine by what
-// did not come in time.
-func (w *progressWatch) starvations(now time.Time) uint64 {
-	if now.Sub(w.checked) > engineinfo.MaxGap {
-		return w.late + 1 // a check is late now
-	}
-	return w.late
-}
-
-// check judges the engine by what it has brought and has to do now.
-func (w *progressWatch) check(now time.Time) engineinfo.CoreState {
-	srv := w.server
-	w.late, w.checked = w.starvations(now), now
-	for n := srv.givenUp.Load(); w.givenUp < n; w.givenUp++ {
-		w.monitor.GiveUp(now.Sub(w.start))
-	}
-	if slices.ContainsFunc(srv.registeredLegs(), (*localLeg).inTransfer) {
-		srv.transferred.Store(&now)
-	}
-	work, last := srv.engineWork(w.readable), srv.transferred.Load()
-	work.Transferring = last != nil && now.Sub(*last) < transferTime
-	return w.monitor.Check(now.Sub(w.start), w.brought(), work)
-}
-
-// sample reads the engine's counters on another goroutine, one of reads, unless one does
-// already.
-func (w *progressWatch) sample(ctx context.Context, reads *sync.WaitGroup) {
-	if w.sampling {
-		return
-	}
-	w.sampling = true
-	reads.Go(func() {
-		s := w.server.readCounters(ctx, w.seed)
-		select {
-		case w.samples <- s:
-		case <-ctx.Done():
-		}
-	})
-}
-
-// handleSample takes note of a sample. A counter that moved is progress.
-func (w *progressWatch) handleSample(s counterSample) {
-	w.sampling = false
-	if s.found && w.hasLast && s.hash != w.counters {
-		w.moved++
-	}
-	w.counters, w.hasLast = s.hash, s.found
-	w.readable = w.readable || s.found
 }
 
 // engineWork sums the requests at the own engine from which something is to be expected.
 // Answers that their reader does not wait for, frozen streams and requests that wait for another
 // engine's KV are left out; so are answers that come as a whole, unless the engine's counters show
 // how they get on.
-func (srv *Server) engineWork(counters bool) (w engineinfo.EngineWork) {
-	for _, r := range srv.registeredLegs() {
+func (srv *Server) engineWork(counters bool) (w enginestate.Work) {
+	legs, now := srv.registeredLegs(), time.Now()
+	if slices.ContainsFunc(legs, (*localLeg).inTransfer) {
+		srv.transferred.Store(&now)
+	}
+	last := srv.transferred.Load()
+	w.Transferring = last != nil && now.Sub(*last) < transferTime
+	for _, r := range legs {
 		if r.frozen.Load() || r.plain && !counters || r.awaitsKV() {
 			continue
 		}
@@ -142,7 +64,7 @@ func (srv *Server) engineWork(counters bool) (w engineinfo.EngineWork) {
 		}
 		n := r.work.Length()
 		if r.passed {
-			n = min(n, engineinfo.StepTokens) // its counters move with each step
+			n = min(n, enginestate.StepTokens) // its counters move with each step
 		}
 		if r.work.Begun() {
 			w.Running++
@@ -166,14 +88,15 @@ func (srv *Server) readCounters(ctx context.Context, seed maphash.Seed) (s count
 		return s
 	}
 	s.metrics, s.err = engineinfo.DecodeMetrics(text)
-	s.hash, s.found = hashCounters(text, seed)
+	s.hash = hashCounters(text, seed)
 	return s
 }
 
-// hashCounters hashes an engine's counters. It returns false if there are none.
-func hashCounters(text []byte, seed maphash.Seed) (hash uint64, found bool) {
+// hashCounters hashes an engine's counters. It returns 0 if there are none.
+func hashCounters(text []byte, seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
+	found := false
 	for line := range bytes.Lines(text) {
 		for _, name := range coreCounters {
 			if bytes.HasPrefix(line, []byte(name)) {
@@ -182,7 +105,10 @@ func hashCounters(text []byte, seed maphash.Seed) (hash uint64, found bool) {
 			}
 		}
 	}
-	return h.Sum64(), found
+	if !found {
+		return 0
+	}
+	return max(h.Sum64(), 1)
 }
 
 // getFromEngine sends a GET request of the server's own to the engine.

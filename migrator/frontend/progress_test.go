@@ -15,7 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/migrator/internal/enginestate"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
@@ -84,7 +84,7 @@ func TestHungEngine(t *testing.T) {
 		if got := <-b.got; withoutCached(got) != withoutCached(b.want) {
 			t.Errorf("got %s\nwant %s", got, b.want)
 		}
-		if took := time.Since(began); took < engineinfo.MinPause || took > engineinfo.MinPause+time.Second {
+		if took := time.Since(began); took < enginestate.MinPause || took > enginestate.MinPause+time.Second {
 			t.Errorf("the requests of the hung engine went on after %v", took)
 		}
 		if got := f.servers[0].Status(); got.EngineReady || !got.EngineHung || got.EngineHangs != 1 || got.Load.Running+got.Load.Waiting != 0 {
@@ -104,7 +104,7 @@ func TestHungEngine(t *testing.T) {
 // TestHungEngineWithoutRefuge checks that requests that no other replica can take get an error.
 func TestHungEngineWithoutRefuge(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
-		defer within(t, 10*engineinfo.MinPause)()
+		defer within(t, 10*enginestate.MinPause)()
 		e.hang(t)
 		if resp, body := post(t, f.client, f.url, "/v1/completions", longRequest); resp.StatusCode != 502 || resp.Header.Get(length.RefusedHeader) != "" {
 			t.Errorf("%d %s", resp.StatusCode, body)
@@ -119,7 +119,7 @@ func TestTokenizingIsNoHang(t *testing.T) {
 		post(t, f.client, f.url, "/v1/completions", longRequest) // the engine is not cold any more
 		e.set(func(n int, _ *http.Request) {
 			if n == 0 {
-				time.Sleep(4 * engineinfo.MinPause)
+				time.Sleep(4 * enginestate.MinPause)
 			}
 		}, nil)
 		body := `{"stream":true,"max_tokens":1,"prompt":"` + strings.Repeat("x", 3<<20) + `"}`
@@ -149,7 +149,7 @@ func TestHungEngineWithoutMetrics(t *testing.T) {
 		}()
 		began := time.Now()
 		f.waitForReady(t, false)
-		if took := time.Since(began); took > engineinfo.MinPause+time.Second || !f.Status().EngineHung {
+		if took := time.Since(began); took > enginestate.MinPause+time.Second || !f.Status().EngineHung {
 			t.Errorf("not ready after %v, hung: %v", took, f.Status().EngineHung)
 		}
 		revive()
@@ -261,7 +261,7 @@ func TestFrozenStreamIsNoHang(t *testing.T) {
 		_, leg, _ := f.findLeg(b.id)
 		f.engines[0].freeze(leg.Name)
 		f.servers[0].FreezeLeg(leg.Name, true)
-		time.Sleep(2 * engineinfo.MinPause)
+		time.Sleep(2 * enginestate.MinPause)
 		if f.servers[0].Status().EngineHangs > 0 {
 			t.Error("the engine of a frozen stream counts as hung")
 		}
@@ -300,7 +300,7 @@ func TestAttackSlowClientIsNoHang(t *testing.T) {
 				f.engines[0].set(nil, large)
 			}
 			resp := f.postSlowly(c[0], c[1])
-			time.Sleep(10 * engineinfo.MinPause)
+			time.Sleep(10 * enginestate.MinPause)
 			if s := f.servers[0].Status(); s.EngineHangs > 0 || s.Load.Running != 1 {
 				t.Errorf("%s: the engine of a client that does not read counts as hung: %+v", name, s)
 			}
@@ -341,7 +341,7 @@ func TestEngineCounters(t *testing.T) {
 		}
 		f.engines[0].hang(t)
 		began := time.Now()
-		if got := <-f.start(notStreamed); !strings.HasPrefix(got, "200 ") || time.Since(began) > 2*engineinfo.MinPause {
+		if got := <-f.start(notStreamed); !strings.HasPrefix(got, "200 ") || time.Since(began) > 2*enginestate.MinPause {
 			t.Errorf("after %v: %s", time.Since(began), got)
 		}
 	})
@@ -356,7 +356,7 @@ func TestRestartedEngineIsCold(t *testing.T) {
 		f.servers[0].restart(t, f.engines[0])
 		f.engines[0].set(func(n int, _ *http.Request) {
 			if n == 0 {
-				time.Sleep(3 * engineinfo.MinPause)
+				time.Sleep(3 * enginestate.MinPause)
 			}
 		}, nil)
 		if got := <-f.start(longRequest); !strings.HasPrefix(got, "200 ") || f.servers[0].Status().EngineHangs > 0 {
@@ -401,11 +401,15 @@ func TestStarvedHealthChecks(t *testing.T) {
 		log := new(slowDisk)
 		f := newFleet(t, 1, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) })
 		defer f.postSlowly("/v1/completions", `{"prompt":"x","max_tokens":4000,"stream":true}`).Body.Close()
-		e, srv, began := f.engines[0], f.servers[0], time.Now()
+		e, srv := f.engines[0], f.servers[0]
+		metrics := &statingEngine{now: expected}
+		e.passthrough.Store(ptr(metrics.answer))
+		waitFor(t, func() bool { return metrics.readCount() > 0 })
+		began := time.Now()
 		log.wait.Store(int64(2 * srv.cfg.HealthTimeout))
 		e.ignoresProbes.Store(true)
 		time.Sleep(srv.cfg.HealthTimeout / 2) // a check waits for its answer
-		srv.Retire()                          // which the server logs
+		metrics.set(stated{started: 200})     // which the server logs on the goroutine that watches the engine
 		srv.waitForReady(t, false)
 		// A check, with the time for which the server stands still, and two checks.
 		if took := time.Since(began); took < 4*srv.cfg.HealthTimeout {

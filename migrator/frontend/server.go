@@ -54,7 +54,7 @@ type Server struct {
 	givenUp     atomic.Uint64 // streams that the engine did not go on with although it had room
 	// transferred is when KV last travelled from or to the engine; nil: never.
 	transferred atomic.Pointer[time.Time]
-	hung        atomic.Bool   // the engine makes no progress; see engineinfo.Monitor
+	hung        atomic.Bool   // the engine makes no progress; see enginestate.Monitor
 	hangs       atomic.Uint64 // how often it was
 	turnedAway  atomic.Uint64 // requests of clients answered with 429
 	service     serviceCounts // how clients were served

@@ -21,8 +21,8 @@ type controlView struct {
 	view  market.View
 	peers map[policies.ReplicaID]policies.Replica
 	plans []policies.Plan // of all models, as last published
-	// leaving says that the replica empties itself (Leave), whatever the control plane says.
-	leaving bool
+	// drained says that the replica empties itself (Daemon.Drain), whatever the control plane says.
+	drained bool
 }
 
 // Plans returns the plans of all models that the daemon follows.
@@ -108,7 +108,7 @@ func (d *Daemon) updateView(change func(*market.View)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	change(&o.view)
-	o.view.Draining = o.view.Draining || o.leaving
+	o.view.Draining = o.view.Draining || o.drained
 	d.market.SetView(o.view)
 }
 
@@ -129,11 +129,6 @@ func (d *Daemon) applyControlUpdate(x controlUpdate) {
 			v.MeanAt = time.Now()
 		}
 	})
-}
-
-// stepDown records that another process leads the replica from now on.
-func (d *Daemon) stepDown() {
-	d.updateView(func(v *market.View) { v.Retired, v.Refine = true, nil })
 }
 
 // handleReply applies a reply to a load report.

@@ -363,16 +363,12 @@ func (d *Daemon) Hosts() []*policyhost.Host {
 	return []*policyhost.Host{d.host}
 }
 
-// Drain makes the front end reject new requests. Run returns when the last
-// stream has ended, or after Config.Drain.
-func (d *Daemon) Drain() { d.frontend.Drain() }
-
-// Leave is like Drain, for a replica whose engine is to stop: requests that its engine generates for
-// are also offered to other replicas, those of clients of this front end included, which go on
-// reading here.
-func (d *Daemon) Leave() {
+// Drain ends the replica's part in the fleet: it makes the front end reject new requests, and offers
+// those that its engine generates for to other replicas, those of clients of this front end included,
+// which go on reading here. Run returns when the last stream has ended, or after Config.Drain.
+func (d *Daemon) Drain() {
 	d.controlView.mu.Lock()
-	d.controlView.leaving = true
+	d.controlView.drained = true
 	d.controlView.mu.Unlock()
 	d.updateView(func(*market.View) {})
 	d.frontend.Drain()
@@ -432,7 +428,7 @@ func (d *Daemon) Serve(ctx context.Context) error {
 // until Serve returns. Lead may be called once.
 func (d *Daemon) Lead(ctx context.Context) error {
 	close(d.leading)
-	defer d.stepDown()
+	defer d.updateView(func(v *market.View) { v.Retired, v.Refine = true, nil })
 	if d.kvEvents == nil {
 		return d.reporter.Run(ctx)
 	}

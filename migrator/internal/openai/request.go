@@ -139,19 +139,7 @@ func (r *Request) field(name string, value span) (edited bool) {
 		r.Stream = r.boolean(v)
 		return true
 	case "stream_options":
-		r.options, r.WantsUsage = span{}, false
-		switch {
-		case v.IsObject():
-			r.options = value
-			v.ForEach(func(k, o gjson.Result) bool {
-				if k.Str == "include_usage" {
-					r.WantsUsage = r.boolean(o)
-				}
-				return true
-			})
-		case v.Type != gjson.Null:
-			r.Features |= policies.Unreadable
-		}
+		r.streamOptions(v, value)
 		return true
 	case "return_token_ids":
 		r.WantsIDs = r.boolean(v)
@@ -197,6 +185,23 @@ func (r *Request) field(name string, value span) (edited bool) {
 		r.Features |= featureOf(name, v)
 	}
 	return false
+}
+
+// streamOptions records whether a client wants the usage of a stream.
+func (r *Request) streamOptions(v gjson.Result, value span) {
+	r.options, r.WantsUsage = span{}, false
+	switch {
+	case v.IsObject():
+		r.options = value
+		v.ForEach(func(k, o gjson.Result) bool {
+			if k.Str == "include_usage" {
+				r.WantsUsage = r.boolean(o)
+			}
+			return true
+		})
+	case v.Type != gjson.Null:
+		r.Features |= policies.Unreadable
+	}
 }
 
 // boolean returns a flag. Engines also accept "true" and 1; requests that use

@@ -146,6 +146,26 @@ func TestMigratorUnderSystemd(t *testing.T) {
 	r.migrator.Wait()
 }
 
+// TestSignalDrains ends a migrator with SIGTERM: its engine's requests go to the other replica, and their
+// clients read on through it until their streams end.
+func TestSignalDrains(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, setup{replicas: 2, edit: func(c *config.Fleet) { c.Speed = 1 }})
+	r0, r1 := f.replicas[0], f.replicas[1]
+	f.Order("drain", r1.ID)
+	f.awaitStatus("only r0 serves", func(s control.Status) bool {
+		return len(harness.Find(s, r0.ID).Drain) == 0 && len(harness.Find(s, r1.ID).Drain) > 0 && allProxiesCurrent(s)
+	})
+	streams := []*harness.Stream{f.Stream(harness.Prompt(1, 350, forever))}
+	f.awaitStatus("the stream runs at r0", func(s control.Status) bool { return harness.Find(s, r0.ID).Residents == 1 })
+	f.Order("undrain", r1.ID)
+	r0.migrator.Signal(syscall.SIGTERM)
+	f.awaitEmpty(r0)
+	f.WaitForGrowth(streams)
+	f.RequireTexts(streams)
+	r0.migrator.Wait()
+}
+
 // TestPredecessorMigrates replaces a migrator whose clients' streams run on its own engine and outlast it:
 // they count as the replica's load, migrate away when it is drained, and migrate further, while the
 // replaced process is their front end.

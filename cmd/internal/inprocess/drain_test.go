@@ -10,9 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 )
 
-// TestLeave empties the engine of a replica that leaves by itself, as the preStop hook of a Pod
+// TestDrain empties the engine of a replica that leaves by itself, as the preStop hook of a Pod
 // does, without an order of the control plane. Clients of its front end read on.
-func TestLeave(t *testing.T) {
+func TestDrain(t *testing.T) {
 	r := newCheckedFleet(t, harnessConfig{
 		replicas: 2,
 		edit: func(f *config.Fleet) {
@@ -31,7 +31,7 @@ func TestLeave(t *testing.T) {
 	for n := 0; countOwn() == 0 || leaving.Status().Load.Running == 0; n++ {
 		streams = append(streams, r.Stream(prompt(120+n, forever)))
 	}
-	r.daemons["r0"].Leave()
+	r.daemons["r0"].Drain()
 	testkit.WaitFor(t, "the engine of r0 to be empty", func() bool {
 		l := leaving.Status().Load
 		return l.Running+l.Waiting == 0

@@ -13,16 +13,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestLeaveHandler: the hook is to ask again until the engine has no requests.
-func TestLeaveHandler(t *testing.T) {
+// TestDrainHandler: the hook is to ask again until the engine has no requests.
+func TestDrainHandler(t *testing.T) {
 	left := []policies.Load{{Running: 2, Waiting: 1}, {Waiting: 1}, {}}
 	asked := 0
-	h := leaveHandler(func() { asked++ }, func() policies.Load { return left[asked-1] })
+	h := drainHandler(func() { asked++ }, func() policies.Load { return left[asked-1] })
 	for i, want := range []int{http.StatusAccepted, http.StatusAccepted, http.StatusOK} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/drain", nil))
 		if w.Code != want || asked != i+1 {
-			t.Errorf("answer %d: %d, %q; left %d times", i, w.Code, w.Body, asked)
+			t.Errorf("answer %d: %d, %q; drained %d times", i, w.Code, w.Body, asked)
 		}
 	}
 }

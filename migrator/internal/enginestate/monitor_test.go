@@ -1,4 +1,4 @@
-package engineinfo
+package enginestate
 
 import (
 	"fmt"
@@ -28,7 +28,7 @@ var cost = policies.Cost{D0: 20e-3, D2: 0.1e-3}
 func TestMonitorScenarios(t *testing.T) {
 	testkit.TestScenarios(t, "testdata/monitor", func(*testing.T) testkit.Player {
 		m, now, brought, last := NewMonitor(cost, MinPause, 0), time.Duration(0), uint64(0), Progressing
-		var work EngineWork
+		var work Work
 		check := func(d time.Duration) (out []string) {
 			now += d
 			if s := m.Check(now, brought, work); s != last {
@@ -43,7 +43,7 @@ func TestMonitorScenarios(t *testing.T) {
 			}
 			switch words[0] {
 			case "work":
-				work = EngineWork{}
+				work = Work{}
 				return nil, testkit.SetFields(&work, words[1:])
 			case "min-pause":
 				m = NewMonitor(cost, d, brought)
@@ -117,8 +117,8 @@ func (e *monitoredEngine) runUntil(now time.Duration) {
 
 const squareCost = 1e-9
 
-func (e *monitoredEngine) work() EngineWork {
-	w := EngineWork{Running: len(e.running), Waiting: len(e.prompts)}
+func (e *monitoredEngine) work() Work {
+	w := Work{Running: len(e.running), Waiting: len(e.prompts)}
 	for _, l := range e.running {
 		w.Held, w.Longest = w.Held+l, max(w.Longest, l)
 	}

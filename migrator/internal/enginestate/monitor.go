@@ -1,4 +1,4 @@
-package engineinfo
+package enginestate
 
 import (
 	"math"
@@ -59,8 +59,8 @@ const (
 	givenUpWindow = 30 * time.Second
 )
 
-// EngineWork is what an engine has to do, as far as it shows in tokens.
-type EngineWork struct {
+// Work is what an engine has to do, as far as it shows in tokens.
+type Work struct {
 	Running       int             // requests that have had a token
 	Held, Longest policies.Tokens // Σ and maximum of their lengths
 	Waiting       int             // requests without a token
@@ -71,17 +71,17 @@ type EngineWork struct {
 }
 
 // Idle reports whether no token is to be expected.
-func (w EngineWork) Idle() bool { return w.Running+w.Waiting == 0 }
+func (w Work) Idle() bool { return w.Running+w.Waiting == 0 }
 
 // Predict returns the seconds until an engine of this cost brings the next token of any
 // request. A step computes one token of each running request and a chunk of the
 // prompts. Without a running request there is no token before a whole prompt is
 // computed, which may be the longest one. The longest body is tokenized before, which may stop the others.
-func Predict(c policies.Cost, w EngineWork) float64 {
+func Predict(c policies.Cost, w Work) float64 {
 	return predictSteps(c, w) + float64(w.LongestBody)/tokenizeRate
 }
 
-func predictSteps(c policies.Cost, w EngineWork) float64 {
+func predictSteps(c policies.Cost, w Work) float64 {
 	prompt, longest := float64(w.Promised), float64(w.LongestPrompt)
 	if w.Running > 0 {
 		chunk := min(prompt, StepTokens)
@@ -138,7 +138,7 @@ func NewMonitor(c policies.Cost, minPause time.Duration, brought uint64) *Monito
 // Check takes note of the state at now, which must not go back, and returns whether the
 // monitoredEngine makes progress. brought grows with everything that the engine brings; w is its
 // present work.
-func (m *Monitor) Check(now time.Duration, brought uint64, w EngineWork) CoreState {
+func (m *Monitor) Check(now time.Duration, brought uint64, w Work) CoreState {
 	gap := now - m.last
 	if m.last = now; gap > MaxGap {
 		gap = 0

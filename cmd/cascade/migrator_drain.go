@@ -10,11 +10,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// leaveHandler serves POST /drain: it empties the engine by leave, and answers 202 while the load has
+// drainHandler serves POST /drain: it calls drain, and answers 202 while the load has
 // requests, and 200 once the engine may be stopped. The hook that asks repeats the request.
-func leaveHandler(leave func(), load func() policies.Load) http.Handler {
+func drainHandler(drain func(), load func() policies.Load) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		leave()
+		drain()
 		if l := load(); l.Running+l.Waiting > 0 {
 			w.WriteHeader(http.StatusAccepted)
 			fmt.Fprintf(w, "%d running and %d waiting requests are left at the engine\n", l.Running, l.Waiting)
