@@ -61,8 +61,8 @@ type Network interface {
 type CopierConfig struct {
 	Engine  Engine
 	Network Network
-	// Paths returns the paths of the transports that serve the Engine's memory.
-	Paths func() *transport.Paths
+	// Paths are those of the transports that serve the Engine's memory.
+	Paths *transport.Paths
 	// CanReceive reports whether KV can be written to the engine's memory now. It must not block.
 	// nil: it always can.
 	CanReceive func() bool

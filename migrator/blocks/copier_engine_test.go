@@ -345,8 +345,8 @@ func start(t *testing.T, change func(w *world, a, b *CopierConfig)) *world {
 		return s
 	}
 	setA, setB := set("a", w.a, nil), set("b", w.b, w.faults)
-	ca := CopierConfig{Engine: w.a, Network: w, Paths: func() *transport.Paths { return setA }}
-	cb := CopierConfig{Engine: w.b, Network: w, Paths: func() *transport.Paths { return setB }, CanReceive: func() bool { return !w.away }}
+	ca := CopierConfig{Engine: w.a, Network: w, Paths: setA}
+	cb := CopierConfig{Engine: w.b, Network: w, Paths: setB, CanReceive: func() bool { return !w.away }}
 	if change != nil {
 		change(w, &ca, &cb)
 	}

@@ -129,7 +129,7 @@ func TestLatePin(t *testing.T) {
 			return nil
 		}
 		var log bytes.Buffer
-		c := testkit.Must(NewCopier(CopierConfig{Engine: slow, Network: &world{}, Paths: func() *transport.Paths { return nil }, Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+		c := testkit.Must(NewCopier(CopierConfig{Engine: slow, Network: &world{}, Paths: transport.NewPaths(transport.PathsConfig{Self: "x"}), Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 		ctx, stop := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		all.Go(func() { c.Run(ctx) })
@@ -190,7 +190,7 @@ func TestRelease(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			e, calls := newEngine(), 0
 			e.gate = func(string) error { calls++; return err }
-			c := testkit.Must(NewCopier(CopierConfig{Engine: e, Network: &world{}, Paths: func() *transport.Paths { return nil }}))
+			c := testkit.Must(NewCopier(CopierConfig{Engine: e, Network: &world{}, Paths: transport.NewPaths(transport.PathsConfig{Self: "x"})}))
 			begun := time.Now()
 			c.releaseOnce(t.Context(), "x")
 			if took := time.Since(begun); calls != want.calls || e.abandoned != want.abandoned || took > releaseTimeout+maxReleaseRetry {
@@ -204,7 +204,7 @@ func TestRelease(t *testing.T) {
 func TestLatePinForPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := &slowEngine{newEngine(), make(chan struct{}, 1), make(chan struct{})}
-		c := testkit.Must(NewCopier(CopierConfig{Engine: slow, Network: &world{}, Paths: func() *transport.Paths { return nil }}))
+		c := testkit.Must(NewCopier(CopierConfig{Engine: slow, Network: &world{}, Paths: transport.NewPaths(transport.PathsConfig{Self: "x"})}))
 		testkit.Run(t, c.Run)
 		synctest.Wait()
 		begun := time.Now()

@@ -108,7 +108,7 @@ func (in *pullJob) pull(ctx, run context.Context) (out Pulled, err error) {
 	if err != nil {
 		return out, fmt.Errorf("%s: %w", in.holder, err)
 	}
-	copied, err := in.c.cfg.Paths().PullBlocks(ctx, in.holder, offers, memory, plan)
+	copied, err := in.c.cfg.Paths.PullBlocks(ctx, in.holder, offers, memory, plan)
 	if err != nil {
 		return out, err
 	}

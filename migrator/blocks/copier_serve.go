@@ -110,7 +110,7 @@ func (c *Copier) serve(ctx, run context.Context, name string, from policies.Repl
 	if err != nil {
 		return false, refusal(err)
 	}
-	set, grant := c.cfg.Paths(), transport.Grant{Migration: name, Receiver: from, Deadline: time.Now().Add(serveTimeout)}
+	set, grant := c.cfg.Paths, transport.Grant{Migration: name, Receiver: from, Deadline: time.Now().Add(serveTimeout)}
 	offers := set.Export(grant)
 	defer set.Revoke(name, offers) // before the release
 	if len(offers) == 0 {

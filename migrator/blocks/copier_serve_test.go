@@ -213,8 +213,7 @@ func TestTicketEndsWithItsCall(t *testing.T) {
 // A holder of which no transport runs says that it cannot serve, and counts that.
 func TestNoTransport(t *testing.T) {
 	w := start(t, func(w *world, a, _ *CopierConfig) {
-		none := transport.NewPaths(transport.PathsConfig{Self: "a", Pool: w.a})
-		a.Paths = func() *transport.Paths { return none }
+		a.Paths = transport.NewPaths(transport.PathsConfig{Self: "a", Pool: w.a})
 	})
 	w.a.compute(prefix(24, 1))
 	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, ErrUnavailable) {

@@ -173,9 +173,10 @@ func newPairBench(tb testing.TB, source, target *fakePool, carrier func(name str
 		}
 		l.events[i] = make(chan bidask.EventKind, 4)
 		front := &fakeFrontEnd{slab: s, target: l.movers[0], self: self}
+		paths := transport.NewPaths(transport.PathsConfig{Self: self, Transports: []transport.Transport{t}, Pool: s})
 		c := move.Config{Self: self, Engine: s, FrontEnd: func() move.FrontEnd { return front },
-			Send:       directNetwork{func() *move.Executor { return l.movers[1-i] }}.Send,
-			Transports: []transport.Transport{t}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(ev bidask.Event) { l.events[i] <- ev.Kind }}
+			Send:  directNetwork{func() *move.Executor { return l.movers[1-i] }}.Send,
+			Paths: paths, Address: func(policies.ReplicaID) string { return "" }, Notify: func(ev bidask.Event) { l.events[i] <- ev.Kind }}
 		if self == "s" {
 			c.OnEnd = func(m move.Migration) { l.ended <- m }
 		}
@@ -183,6 +184,7 @@ func newPairBench(tb testing.TB, source, target *fakePool, carrier func(name str
 			tb.Fatal(err)
 		}
 		wg.Go(func() { t.Run(ctx) })
+		wg.Go(func() { paths.Run(ctx) })
 	}
 	for _, m := range l.movers {
 		wg.Go(func() { m.Run(ctx) })

@@ -16,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // Timeouts and limits.
@@ -74,20 +73,11 @@ type Config struct {
 	// Send sends a message to another replica. It never blocks and does not guarantee delivery.
 	// Required.
 	Send func(to policies.ReplicaID, e *api.Envelope)
-	// Transports carry blocks, best first, with distinct names. The Executor probes them;
-	// the caller runs them. Without an Engine, they carry those of Pool, and the Executor leaves
-	// them to who uses Paths.
-	Transports []transport.Transport
-	// Pool has the memory that Transports serve if there is no Engine.
-	Pool transport.Pool
+	// Paths pull the blocks of Engine from other replicas and export them. The caller runs them.
+	// Required; without an Engine they have no transports that the Executor uses.
+	Paths *transport.Paths
 	// Address returns the address of a replica's peer listener, "" if unknown. Required.
 	Address func(policies.ReplicaID) string
-	// Host returns the host on which a replica runs; nil if all run on one host.
-	Host func(policies.ReplicaID) string
-	// Paths returns the paths over which this replica can pull from a peer, best first
-	// (links.Paths), or nil if they are unknown. It must not block. nil: no paths are
-	// known, and transports are tried in their order.
-	Paths func(policies.ReplicaID) []links.Path
 	// MaxEnvelope is the maximum number of bytes of one message. A larger table is sent
 	// in parts. 0 means 8 MiB, as in migrator/peer.
 	MaxEnvelope int
@@ -113,8 +103,8 @@ func (c Config) validate() (Config, error) {
 	switch {
 	case c.Self == "":
 		return c, errors.New("migration executor: Self must name this replica")
-	case c.FrontEnd == nil || c.Send == nil || c.Notify == nil || c.Address == nil:
-		return c, fmt.Errorf("migration executor of %s: FrontEnd, Send, Address and Notify are required", c.Self)
+	case c.FrontEnd == nil || c.Send == nil || c.Notify == nil || c.Address == nil || c.Paths == nil:
+		return c, fmt.Errorf("migration executor of %s: FrontEnd, Send, Paths, Address and Notify are required", c.Self)
 	case c.MaxEnvelope < 0 || c.MaxEnvelope > 0 && c.MaxEnvelope < 2*envelopeRoom:
 		return c, fmt.Errorf("migration executor of %s: MaxEnvelope %d is too small: at least %d bytes are required", c.Self, c.MaxEnvelope, 2*envelopeRoom)
 	}

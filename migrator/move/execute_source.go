@@ -80,7 +80,7 @@ func (m *Executor) beginExport(a bidask.Action) {
 	}
 	m.exports[a.Deal] = &exportJob{leg: r.Name, peer: a.Peer}
 	m.records.begin(frontend.ContextWithTrace(m.ctx, r.Trace), key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.FrontEnd)
-	m.step(Event{Kind: ExportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: m.paths.ExportNames(a.Peer),
+	m.step(Event{Kind: ExportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: m.cfg.Paths.ExportNames(a.Peer),
 		Request: Request{ID: r.Request.ID, FrontEnd: r.FrontEnd, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Pinned: r.Pinned,
 			KeepsKV: a.Migration.Cause == policies.Prefill}})
 }
@@ -104,7 +104,7 @@ func (m *Executor) transportOffers(msg Message) []transport.Offer {
 		}
 		return x.offers
 	}
-	x.offers = m.paths.Export(transport.Grant{Migration: msg.Deal.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
+	x.offers = m.cfg.Paths.Export(transport.Grant{Migration: msg.Deal.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
 	return x.offers
 }
 
@@ -250,7 +250,7 @@ func (m *Executor) retryUntilAnswered(ctx context.Context, what string, d bidask
 // announceBlocks lets the target read blocks of a migration with its tickets.
 func (m *Executor) announceBlocks(d bidask.Deal, list []uint32) {
 	if x := m.exports[d]; x != nil {
-		m.paths.Announce(d.String(), x.offers, list)
+		m.cfg.Paths.Announce(d.String(), x.offers, list)
 	}
 }
 
@@ -262,7 +262,7 @@ func (m *Executor) revokeOffers(a Action) {
 	}
 	offers := x.offers
 	m.enqueue(key{source, a.Deal}, job{kind: a.Kind, run: func(context.Context) func() {
-		m.paths.Revoke(a.Deal.String(), offers)
+		m.cfg.Paths.Revoke(a.Deal.String(), offers)
 		return nil
 	}})
 }

@@ -68,7 +68,7 @@ func (m *Executor) beginImport(a bidask.Action) {
 	}
 	m.imports[a.Deal] = &importJob{}
 	m.records.begin(m.ctx, key{target, a.Deal}, a, a.Peer, m.cfg.Self, "")
-	m.step(Event{Kind: ImportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: m.paths.PullNames(a.Peer)})
+	m.step(Event{Kind: ImportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: m.cfg.Paths.PullNames(a.Peer)})
 }
 
 // reportFailure logs a failed action and returns the function that reports it to the machine.
@@ -98,7 +98,7 @@ func (m *Executor) prepareImport(a Action) {
 			return m.reportFailure(a.Deal, OutOfBlocks, err)
 		}
 		*in = importJob{blocks: list, blockTokens: d.BlockTokens, tokenBytes: int64(d.TokenBytes), memory: memory, scheduleBy: time.Now().Add(maxScheduleWait)}
-		if in.pull, err = m.paths.Open(ctx, a.Peer, a.Offers, memory); err != nil {
+		if in.pull, err = m.cfg.Paths.Open(ctx, a.Peer, a.Offers, memory); err != nil {
 			return m.reportFailure(a.Deal, NoTransport, err)
 		}
 		if length <= d.BlockTokens*shortBlocks {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -40,7 +39,6 @@ type Executor struct {
 	imports map[bidask.Deal]*importJob
 	closing map[*importJob]bool // released, but the release job, which closes the puller, has not finished
 
-	paths   *transport.Paths
 	records records
 }
 
@@ -55,16 +53,7 @@ func New(c Config) (*Executor, error) {
 		return nil, fmt.Errorf("migration executor of %s: %w", c.Self, err)
 	}
 	return &Executor{cfg: c, log: c.Logger, ready: make(chan struct{}, 1), machine: machine,
-		queues: map[key]*jobQueue{}, exports: map[bidask.Deal]*exportJob{}, imports: map[bidask.Deal]*importJob{}, closing: map[*importJob]bool{}, paths: newPaths(c), records: newRecords(c)}, nil
-}
-
-// newPaths returns the paths by which KV is pulled.
-func newPaths(c Config) *transport.Paths {
-	p := transport.PathsConfig{Self: c.Self, Transports: c.Transports, Pool: c.Pool, Host: c.Host, Paths: c.Paths, Logger: c.Logger}
-	if c.Engine != nil {
-		p.Pool = c.Engine
-	}
-	return transport.NewPaths(p)
+		queues: map[key]*jobQueue{}, exports: map[bidask.Deal]*exportJob{}, imports: map[bidask.Deal]*importJob{}, closing: map[*importJob]bool{}, records: newRecords(c)}, nil
 }
 
 // Run executes migrations until ctx ends and returns nil then. It leaves migrations in progress as
@@ -93,7 +82,6 @@ func (m *Executor) Run(ctx context.Context) error {
 			in.close()
 		}
 	}()
-	m.workers.Go(func() { m.paths.Run(ctx) })
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -197,7 +185,7 @@ func (m *Executor) Receive(from policies.ReplicaID, t *api.Transfer) {
 // PeerGone reports that a peer left or died.
 func (m *Executor) PeerGone(peer policies.ReplicaID) {
 	m.post(func() {
-		m.paths.Forget(peer)
+		m.cfg.Paths.Forget(peer)
 		m.step(Event{Kind: Gone, Peer: peer})
 	})
 }
@@ -343,15 +331,6 @@ func (m *Executor) endMigration(a Action) {
 	}
 	m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal, Over: a.Failure == RequestEnded || a.Failure == Withdrawn})
 }
-
-// ProbeNow probes all transports at once, after something that they need has failed or recovered.
-func (m *Executor) ProbeNow() { m.paths.ProbeNow() }
-
-// TransportPaths returns the transports, best first, then the pulls over them, by peer.
-func (m *Executor) TransportPaths() []transport.Path { return m.paths.Status() }
-
-// Paths returns the paths over Config.Transports.
-func (m *Executor) Paths() *transport.Paths { return m.paths }
 
 // Migrations returns the running migrations of which this replica is source or target, then the
 // latest finished ones, each in order of start or end.

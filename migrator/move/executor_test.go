@@ -147,7 +147,7 @@ func TestAdoptRefuses(t *testing.T) {
 			}
 		}
 	})
-	m, err := move.New(move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}})
+	m, err := move.New(move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Paths: transport.NewPaths(transport.PathsConfig{Self: "a"}), Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestSpans(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	good := func() move.Config {
-		return move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}
+		return move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Paths: transport.NewPaths(transport.PathsConfig{Self: "a"}), Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}
 	}
 	if _, err := move.New(good()); err != nil {
 		t.Fatal(err)
@@ -275,6 +275,7 @@ func TestConfig(t *testing.T) {
 		"self":     func(c *move.Config) { c.Self = "" },
 		"front":    func(c *move.Config) { c.FrontEnd = nil },
 		"send":     func(c *move.Config) { c.Send = nil },
+		"paths":    func(c *move.Config) { c.Paths = nil },
 		"address":  func(c *move.Config) { c.Address = nil },
 		"notify":   func(c *move.Config) { c.Notify = nil },
 		"envelope": func(c *move.Config) { c.MaxEnvelope = 1000 },

@@ -103,8 +103,9 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 				transports[i] = shared.Carry(t)
 			}
 		}
+		n.paths = transport.NewPaths(transport.PathsConfig{Self: n.id, Transports: transports, Pool: n.engine, Logger: logger})
 		var err error
-		n.executor, err = move.New(move.Config{Self: n.id, Engine: n.engine, FrontEnd: func() move.FrontEnd { return n.frontEnd }, Send: n.Send, Transports: transports,
+		n.executor, err = move.New(move.Config{Self: n.id, Engine: n.engine, FrontEnd: func() move.FrontEnd { return n.frontEnd }, Send: n.Send, Paths: n.paths,
 			Address: func(r policies.ReplicaID) string { return string(r) }, Notify: n.notify, MaxEnvelope: envelope, Limits: move.Limits{TailBlocks: 1 + i%2}, Tracer: tracer, Logger: logger})
 		if err != nil {
 			panic(err)
@@ -112,6 +113,7 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 		ctx, cancel := context.WithCancel(context.Background())
 		n.cancel = cancel
 		w.wg.Go(func() { n.executor.Run(ctx) })
+		w.wg.Go(func() { n.paths.Run(ctx) })
 		w.wg.Go(func() { n.carrier.Run(ctx) })
 		w.wg.Go(func() {
 			time.Sleep(time.Duration(i) * time.Millisecond / 3)

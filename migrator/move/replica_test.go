@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/move"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -20,6 +21,7 @@ type replica struct {
 	engine   *engine
 	frontEnd *frontEnd
 	executor *move.Executor
+	paths    *transport.Paths
 	carrier  carrier
 	cancel   context.CancelFunc
 

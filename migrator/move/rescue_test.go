@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/move"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -20,7 +21,7 @@ import (
 func TestRescued(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	var stalls []string
-	m, err := move.New(move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {},
+	m, err := move.New(move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Paths: transport.NewPaths(transport.PathsConfig{Self: "a"}), Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {},
 		Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test"), OnStall: func(stall time.Duration, span trace.SpanContext) {
 			stalls = append(stalls, stall.String()+" "+span.TraceID().String())
 		}})

@@ -166,7 +166,7 @@ func (w *fleet) do(t *testing.T, d *datadriven.TestData) string {
 			fmt.Fprintf(&out, "%s: sent %v, received %v, %d stalls, %d running, %d sessions abandoned\n", r.id, s.Sent, s.Received, s.Stalls, s.Running, s.SessionsAbandoned)
 		}
 	case "paths":
-		for _, p := range w.replica(policies.ReplicaID(first)).executor.TransportPaths() {
+		for _, p := range w.replica(policies.ReplicaID(first)).paths.Status() {
 			fmt.Fprintf(&out, "%s", p.Transport)
 			if p.Peer != "" {
 				fmt.Fprintf(&out, " from %s", p.Peer)

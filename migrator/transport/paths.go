@@ -61,8 +61,8 @@ func NewPaths(c PathsConfig) *Paths {
 	return &Paths{cfg: c, log: c.Logger, chooser: NewChooser(c.Transports...), probeDue: make(chan struct{}, 1)}
 }
 
-// Run probes the transports whenever a probe is due, until ctx ends.
-func (s *Paths) Run(ctx context.Context) {
+// Run probes the transports whenever a probe is due, until ctx ends. It returns nil.
+func (s *Paths) Run(ctx context.Context) error {
 	tick := time.NewTicker(dueInterval)
 	defer tick.Stop()
 	was := map[string]bool{} // transports whose last probe failed
@@ -87,7 +87,7 @@ func (s *Paths) Run(ctx context.Context) {
 		}
 		all.Wait()
 		if ctx.Err() != nil {
-			return
+			return nil
 		}
 		for i, t := range due {
 			if err := errs[i]; (err != nil) != was[t.Name()] {
@@ -100,7 +100,7 @@ func (s *Paths) Run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-s.probeDue:
 		case <-tick.C:
 		}

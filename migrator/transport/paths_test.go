@@ -71,7 +71,7 @@ func newSide(t *testing.T, id policies.ReplicaID, n [2]*transporttest.Network, t
 		list = append(list, x)
 	}
 	s.Paths = transport.NewPaths(transport.PathsConfig{Self: id, Transports: list, Pool: s.pool})
-	t.Cleanup(testkit.Run(t, func(ctx context.Context) error { s.Run(ctx); return nil }))
+	t.Cleanup(testkit.Run(t, s.Run))
 	working := 2
 	if broken != nil {
 		working = 1

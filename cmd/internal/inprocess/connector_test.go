@@ -17,7 +17,7 @@ import (
 // pulls counts the pulls by a transport.
 func (r *fleetHarness) pulls(transport string) (n int) {
 	for _, d := range r.daemons {
-		for _, p := range d.Executor().TransportPaths() {
+		for _, p := range d.TransportPaths() {
 			if p.Peer != "" && p.Transport == transport {
 				n += p.Pulls
 			}

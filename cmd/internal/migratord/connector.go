@@ -15,7 +15,7 @@ import (
 func (d *Daemon) newConnector(dir string) (err error) {
 	d.connector, err = connector.New(connector.Config{
 		Self: d.id, Dir: dir, Network: d.network, Incarnation: uint64(d.startedAt.UnixMicro()),
-		Paths: func() *transport.Paths { return d.executor.Paths() }, Logger: d.cfg.Logger,
+		Paths: func() *transport.Paths { return d.paths }, Logger: d.cfg.Logger,
 	})
 	if err != nil {
 		return err

@@ -57,6 +57,7 @@ type Daemon struct {
 	prefixes    *blocks.Copier    // nil if the engine has no block table
 	pool        transport.Pool    // that transports serve: blocks or connector; nil for none
 	transports  []transport.Transport
+	paths       *transport.Paths // over transports
 	rdma        *verbs.Transport // an element of transports, or nil
 	plans       *routing.Client
 	host        *policyhost.Host // nil if no module may decide
@@ -187,16 +188,16 @@ func (d *Daemon) newMigration() error {
 			return err
 		}
 		d.paceTransports()
-		mc.Engine, mc.Transports = d.blocks, d.transports
+		mc.Engine = d.blocks
 	}
 	if dir := f.Connector(r); dir != "" && f.Migration.Mode == config.MigrationLive {
 		if err = d.newConnector(dir); err != nil {
 			return err
 		}
-		mc.Pool, mc.Transports = d.connector, d.transports
 	}
 	mc.FrontEnd, mc.Send, mc.Notify = func() move.FrontEnd { return d.frontend }, d.network.Send, func(ev bidask.Event) { d.market.Notify(ev) }
-	mc.Address, mc.Host, mc.Paths, mc.Tracer, mc.OnStall = d.controlView.address, d.controlView.host, d.linksFrom, d.cfg.Tracer, d.latencies.stalled
+	d.paths = transport.NewPaths(transport.PathsConfig{Self: d.id, Transports: d.transports, Pool: d.pool, Host: d.controlView.host, Paths: d.linksFrom, Logger: log})
+	mc.Address, mc.Paths, mc.Tracer, mc.OnStall = d.controlView.address, d.paths, d.cfg.Tracer, d.latencies.stalled
 	if d.executor, err = move.New(mc); err != nil {
 		return err
 	}
@@ -332,6 +333,9 @@ func (d *Daemon) Market() *market.Market { return d.market }
 // Executor returns the migration executor, or nil if requests do not migrate.
 func (d *Daemon) Executor() *move.Executor { return d.executor }
 
+// TransportPaths returns the transports, best first, then the pulls over them, by peer.
+func (d *Daemon) TransportPaths() []transport.Path { return d.paths.Status() }
+
 // Live reports whether this replica's engine supports live migration, which means that it serves
 // its block table now.
 func (d *Daemon) Live() bool {
@@ -405,6 +409,7 @@ func (d *Daemon) Serve(ctx context.Context) error {
 		for _, run := range []func(context.Context) error{d.network.Run, d.executor.Run, d.plans.Run, d.watchPeers, d.runMarket} {
 			g.Go(func() error { return run(ctx) })
 		}
+		g.Go(func() error { return d.paths.Run(ctx) })
 		for _, t := range d.transports {
 			g.Go(func() error { return t.Run(ctx) })
 		}

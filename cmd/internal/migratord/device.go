@@ -43,7 +43,7 @@ func (d *Daemon) watchDevice(ctx context.Context) error {
 	for {
 		now := d.deviceDown()
 		if (now == nil) != (was == nil) {
-			d.executor.ProbeNow()
+			d.paths.ProbeNow()
 			if now != nil {
 				d.cfg.Logger.Warn("stopped receiving KV: the engine's memory is unusable", "reason", now)
 			} else {
@@ -54,7 +54,7 @@ func (d *Daemon) watchDevice(ctx context.Context) error {
 		var down *cuda.DownError
 		if errors.As(now, &down) && !down.RetryAt.IsZero() && !down.RetryAt.Equal(tried) && time.Now().After(down.RetryAt) {
 			tried = down.RetryAt
-			d.executor.ProbeNow()
+			d.paths.ProbeNow()
 		}
 		select {
 		case <-tick.C:

@@ -18,7 +18,7 @@ import (
 // newPrefixCopier builds what copies prefixes from and to the engine's cache.
 func (d *Daemon) newPrefixCopier() (err error) {
 	d.prefixes, err = blocks.NewCopier(blocks.CopierConfig{
-		Engine: d.blocks, Network: d.network, Paths: func() *transport.Paths { return d.executor.Paths() },
+		Engine: d.blocks, Network: d.network, Paths: d.paths,
 		CanReceive:    func() bool { return d.deviceDown() == nil },
 		MaxConcurrent: d.cfg.Fleet.Migration.MaxConcurrent, Tracer: d.cfg.Tracer, Logger: d.cfg.Logger,
 	})

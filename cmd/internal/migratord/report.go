@@ -53,7 +53,7 @@ func (d *Daemon) ownExtra() loadreport.Extra {
 	e.Proposal = d.market.Proposal()
 	// The reporter splits a list that exceeds one report.
 	e.Migrations = slices.Concat(reportedMigrations(d.executor.Migrations()), d.rescues.all(), d.pulled.all())
-	e.Routes = reportedRoutes(d.executor.TransportPaths(), d.describeLink)
+	e.Routes = reportedRoutes(d.paths.Status(), d.describeLink)
 	if d.host != nil {
 		e.Slots = d.host.Status()
 		if d.cfg.Host != nil {

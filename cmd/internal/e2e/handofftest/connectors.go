@@ -40,7 +40,7 @@ func NewConnectors(t testing.TB, dirs [2]string, lease time.Duration, log *testk
 		}))
 		carrier := testkit.Must(tcp.New(tcp.Config{Pool: c.Clients[i], Logger: log.Logger()}))
 		set = transport.NewPaths(transport.PathsConfig{Self: replica(i), Transports: []transport.Transport{spoiling{carrier, c, t}}, Pool: c.Clients[i], Logger: log.Logger()})
-		for _, run := range []func(context.Context) error{carrier.Run, c.Clients[i].Run, func(ctx context.Context) error { set.Run(ctx); return nil }} {
+		for _, run := range []func(context.Context) error{carrier.Run, c.Clients[i].Run, set.Run} {
 			t.Cleanup(testkit.Run(t, run))
 		}
 	}
