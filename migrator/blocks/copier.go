@@ -21,11 +21,8 @@ import (
 // Timeouts and limits.
 const (
 	defaultConcurrent = 4
-	engineTimeout     = 3 * time.Second        // for one call to the engine
-	releaseRetry      = 100 * time.Millisecond // before a release that failed is tried again; it doubles
-	maxReleaseRetry   = 2 * time.Second        // and ends here
-	releaseTimeout    = 30 * time.Second       // for an engine to release; then its session ends
-	serveTimeout      = 30 * time.Second       // for which a prefix is kept for a peer
+	engineTimeout     = 3 * time.Second  // for one call to the engine
+	serveTimeout      = 30 * time.Second // for which a prefix is kept for a peer
 )
 
 // Why a prefix is not pulled.
@@ -167,44 +164,14 @@ func (c *Copier) pin(run context.Context, name string, p Prefix, reserve bool) (
 // release frees a reservation, whether or not the engine has made it. One that is late is released once
 // more when the engine had time to make it.
 func (c *Copier) release(run context.Context, name string, late bool) {
-	c.releaseOnce(run, name)
+	free := func(ctx context.Context) error { return c.cfg.Engine.Release(ctx, name) }
+	Insist(run, c.log, "release", name, free, c.cfg.Engine.AbandonSession)
 	if !late {
 		return
 	}
 	select {
 	case <-run.Done(): // the session ends
 	case <-time.After(engineTimeout):
-		c.releaseOnce(run, name)
-	}
-}
-
-// releaseOnce retries until the engine has answered or is unavailable, and ends the session of an engine
-// that does not for releaseTimeout.
-func (c *Copier) releaseOnce(run context.Context, name string) {
-	end, wait := time.Now().Add(releaseTimeout), releaseRetry
-	for tries := 1; ; tries++ {
-		ctx, cancel := context.WithTimeout(run, engineTimeout)
-		err := c.cfg.Engine.Release(ctx, name)
-		cancel()
-		if err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnavailable) || run.Err() != nil {
-			if tries > 1 {
-				c.log.Info("reservation released after retries", "reservation", name, "tries", tries)
-			}
-			return
-		}
-		if !time.Now().Before(end) {
-			c.log.Error("engine session abandoned after repeated failures", "call", "release", "reservation", name, "error", err)
-			c.cfg.Engine.AbandonSession(fmt.Errorf("release of %s: %w", name, err))
-			return
-		}
-		if tries == 1 {
-			c.log.Warn("engine call failed; retrying", "call", "release", "reservation", name, "for", releaseTimeout, "error", err)
-		}
-		select {
-		case <-run.Done():
-			return
-		case <-time.After(wait):
-		}
-		wait = min(2*wait, maxReleaseRetry)
+		Insist(run, c.log, "release", name, free, c.cfg.Engine.AbandonSession)
 	}
 }

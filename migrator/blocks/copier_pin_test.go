@@ -192,8 +192,8 @@ func TestRelease(t *testing.T) {
 			e.gate = func(string) error { calls++; return err }
 			c := testkit.Must(NewCopier(CopierConfig{Engine: e, Network: &world{}, Paths: transport.NewPaths(transport.PathsConfig{Self: "x"})}))
 			begun := time.Now()
-			c.releaseOnce(t.Context(), "x")
-			if took := time.Since(begun); calls != want.calls || e.abandoned != want.abandoned || took > releaseTimeout+maxReleaseRetry {
+			c.release(t.Context(), "x", false)
+			if took := time.Since(begun); calls != want.calls || e.abandoned != want.abandoned || took > insistTimeout+maxInsistRetry {
 				t.Errorf("%v: %d calls, %d sessions abandoned after %v; want %d, %d", err, calls, e.abandoned, took, want.calls, want.abandoned)
 			}
 		})

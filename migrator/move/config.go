@@ -20,11 +20,9 @@ import (
 
 // Timeouts and limits.
 const (
-	engineTimeout    = 3 * time.Second        // for one call to the engine
-	engineRetryDelay = 100 * time.Millisecond // before a failed thaw, drop or release is tried again
-	releaseTimeout   = 30 * time.Second       // for an engine to thaw, drop or release; then its session ends
-	adoptTimeout     = time.Second            // for the state machine's answer to Adopt
-	grantLifetime    = 2 * time.Minute        // of a ticket: longer than a migration may take
+	engineTimeout = 3 * time.Second // for one call to the engine
+	adoptTimeout  = time.Second     // for the state machine's answer to Adopt
+	grantLifetime = 2 * time.Minute // of a ticket: longer than a migration may take
 	// A client whose stream moves waits for the source's freeze and the target's first token.
 	maxNextToken    = 250 * time.Millisecond // a target that needs longer for a token is not asked to take over
 	maxScheduleWait = 10 * time.Second       // but for no longer than this in one migration: then it never gets faster

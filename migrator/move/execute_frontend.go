@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
@@ -25,7 +26,8 @@ func (m *Executor) switchHolder(a Action) {
 	m.records.setState(key{source, a.Deal}, msg.Kind.String())
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
 		h, _ := m.cfg.FrontEnd().Holder(msg.Request)
-		ctx, span := m.startSwitchSpan(frontend.ContextWithTrace(ctx, h.Trace), "migration.commit", a.Deal, msg.Request, msg.Mode)
+		ctx, span := m.cfg.Tracer.Start(frontend.ContextWithTrace(ctx, h.Trace), "migration.commit", trace.WithAttributes(attribute.String("cascade.migration", a.Deal.String()),
+			attribute.String("cascade.request", msg.Request), attribute.String("cascade.mode", msg.Mode.String())))
 		defer span.End()
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()

@@ -3,7 +3,6 @@ package move
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -98,13 +97,12 @@ func (m *Executor) abortIfRequestEnded(d bidask.Deal) {
 // transportOffers creates the tickets of a migration, once.
 func (m *Executor) transportOffers(msg Message) []transport.Offer {
 	x := m.exports[msg.Deal]
-	if x == nil || x.offers != nil {
-		if x == nil {
-			return nil
-		}
-		return x.offers
+	if x == nil {
+		return nil
 	}
-	x.offers = m.cfg.Paths.Export(transport.Grant{Migration: msg.Deal.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
+	if x.offers == nil {
+		x.offers = m.cfg.Paths.Export(transport.Grant{Migration: msg.Deal.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
+	}
 	return x.offers
 }
 
@@ -161,7 +159,7 @@ func (m *Executor) enqueueTableCall(a Action, ask func(ctx context.Context, leg 
 		ev := Event{Kind: answer, Deal: a.Deal, Partial: part, Table: &Table{IDs: t.IDs, Blocks: t.Blocks},
 			Span: Span{From: a.Span.From, Computed: uint64(t.Computed), Length: uint64(t.Length), Generation: t.Generation, Prompt: uint64(t.Prompt), Cached: uint64(t.Cached)}}
 		if err == nil {
-			ev.Table.Sums, err = m.checksumBlocks(t.Blocks)
+			ev.Table.Sums, err = transport.ChecksumBlocks(m.cfg.Engine, t.Blocks)
 		}
 		var hash prefix.Hash
 		if err == nil {
@@ -175,24 +173,16 @@ func (m *Executor) enqueueTableCall(a Action, ask func(ctx context.Context, leg 
 		x.listed.hash, x.listed.at = hash.Extend(t.IDs...), from+len(t.IDs)
 		ev.Span.Hash = x.listed.hash
 		return func() {
-			m.announceBlocks(a.Deal, t.Blocks)
+			if x := m.exports[a.Deal]; x != nil { // the target may read the blocks with its tickets
+				m.cfg.Paths.Announce(a.Deal.String(), x.offers, t.Blocks)
+			}
 			if answer == Frozen {
-				m.records.recordFreeze(k, at, t.Length, m.kvBytes(t.Length))
+				d, _ := m.cfg.Engine.Description()
+				m.records.recordFreeze(k, at, t.Length, int64(t.Length)*int64(d.TokenBytes))
 			}
 			m.step(ev)
 		}
 	}})
-}
-
-// kvBytes returns the size of so many tokens of KV.
-func (m *Executor) kvBytes(tokens int) int64 {
-	d, _ := m.cfg.Engine.Description()
-	return int64(tokens) * int64(d.TokenBytes)
-}
-
-// checksumBlocks computes the checksums of own blocks.
-func (m *Executor) checksumBlocks(list []uint32) ([]uint32, error) {
-	return transport.ChecksumBlocks(m.cfg.Engine, list)
 }
 
 // failureOf maps an engine's error to the reason of a failed migration.
@@ -216,41 +206,16 @@ func (m *Executor) unfreeze(a Action) {
 		call = m.cfg.Engine.Drop
 	}
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
-		m.retryUntilAnswered(ctx, a.Kind.String(), a.Deal, func(ctx context.Context) error { return call(ctx, x.leg) })
+		m.insist(ctx, a.Kind.String(), a.Deal, func(ctx context.Context) error { return call(ctx, x.leg) })
 		m.cfg.FrontEnd().FreezeLeg(x.leg, false)
 		return nil
 	}})
 }
 
-// retryUntilAnswered retries a call until the engine has answered it. After
-// releaseTimeout it abandons the session, which has the same effect.
-func (m *Executor) retryUntilAnswered(ctx context.Context, what string, d bidask.Deal, ask func(context.Context) error) {
-	for end := time.Now().Add(releaseTimeout); ; {
-		try, cancel := context.WithTimeout(ctx, engineTimeout)
-		err := ask(try)
-		cancel()
-		if err == nil || errors.Is(err, blocks.ErrNotFound) || errors.Is(err, blocks.ErrUnavailable) {
-			return
-		}
-		if ctx.Err() == nil && !time.Now().Before(end) {
-			m.log.Error("engine session abandoned after repeated failures", "call", what, "migration", d.String(), "error", err)
-			m.records.recordAbandonedSession()
-			m.cfg.Engine.AbandonSession(fmt.Errorf("%s of %s: %w", what, d, err))
-			return
-		}
-		m.log.Warn("engine call failed; retrying", "call", what, "migration", d.String(), "error", err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(engineRetryDelay):
-		}
-	}
-}
-
-// announceBlocks lets the target read blocks of a migration with its tickets.
-func (m *Executor) announceBlocks(d bidask.Deal, list []uint32) {
-	if x := m.exports[d]; x != nil {
-		m.cfg.Paths.Announce(d.String(), x.offers, list)
+// insist makes a call to the engine until it is answered.
+func (m *Executor) insist(ctx context.Context, call string, d bidask.Deal, do func(context.Context) error) {
+	if blocks.Insist(ctx, m.log, call, d.String(), do, m.cfg.Engine.AbandonSession) {
+		m.records.count(func(s *Stats) { s.SessionsAbandoned++ })
 	}
 }
 

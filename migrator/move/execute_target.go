@@ -152,7 +152,7 @@ func (m *Executor) pullRound(a Action) {
 		if bad := (*transport.CorruptError)(nil); errors.As(err, &bad) {
 			in.corruptBlocks = mapIndices(in.corruptBlocks, bad.Blocks)
 			return func() {
-				m.records.recordCorruptBlocks(len(bad.Blocks))
+				m.records.count(func(s *Stats) { s.Corrupt += uint64(len(bad.Blocks)) })
 				m.step(Event{Kind: Corrupt, Deal: a.Deal, Round: a.Round})
 			}
 		}
@@ -253,7 +253,7 @@ func (m *Executor) releaseReservation(d bidask.Deal) {
 	}
 	m.enqueue(key{target, d}, job{kind: Release, run: func(ctx context.Context) func() {
 		in.close()
-		m.retryUntilAnswered(ctx, "release", d, func(ctx context.Context) error { return m.cfg.Engine.Release(ctx, d.String()) })
+		m.insist(ctx, "release", d, func(ctx context.Context) error { return m.cfg.Engine.Release(ctx, d.String()) })
 		return func() { delete(m.closing, in) }
 	}})
 }

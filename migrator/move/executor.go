@@ -229,11 +229,8 @@ var _ frontend.Adopter = (*Executor)(nil)
 // parseDeal parses the result of Deal.String.
 func parseDeal(s string) (bidask.Deal, error) {
 	at := strings.LastIndexByte(s, '/')
-	if at <= 0 {
-		return bidask.Deal{}, fmt.Errorf("invalid migration ID %q: want seller/number", s)
-	}
 	n, err := strconv.ParseUint(s[at+1:], 10, 64)
-	if err != nil {
+	if at <= 0 || err != nil {
 		return bidask.Deal{}, fmt.Errorf("invalid migration ID %q: want seller/number", s)
 	}
 	return bidask.Deal{Seller: policies.ReplicaID(s[:at]), Number: n}, nil
@@ -321,7 +318,7 @@ func (m *Executor) endMigration(a Action) {
 		m.cfg.FrontEnd().AdvanceEpoch(a.Request, a.Epoch)
 	}
 	if a.Mode == Handoff {
-		m.records.setMode(k, a.Mode)
+		m.records.update(k, func(rec *record) { rec.Mode = a.Mode.String() })
 	}
 	m.records.recordStall(k, time.Duration(a.Stall)*time.Microsecond)
 	if ended, ok := m.records.end(k, a); ok {

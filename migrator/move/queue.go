@@ -35,11 +35,7 @@ type job struct {
 // cancellable reports whether a job may be stopped and its result discarded. A freeze
 // must end before its thaw.
 func (j job) cancellable() bool {
-	switch j.kind {
-	case List, Prepare, Pull:
-		return true
-	}
-	return false
+	return j.kind == List || j.kind == Prepare || j.kind == Pull
 }
 
 // jobQueue holds the jobs of one key; the first one is running.

@@ -120,10 +120,6 @@ func (r *records) update(k key, edit func(*record)) {
 
 func (r *records) setState(k key, s string) { r.update(k, func(rec *record) { rec.State = s }) }
 
-func (r *records) setMode(k key, mode Mode) {
-	r.update(k, func(rec *record) { rec.Mode = mode.String() })
-}
-
 func (r *records) setTransport(k key, name string) {
 	r.update(k, func(rec *record) { rec.Transport = name })
 }
@@ -227,16 +223,11 @@ func (r *records) recordPull(k key, a Action, bytes, copied int64) {
 	})
 }
 
-func (r *records) recordCorruptBlocks(blocks int) {
+// count changes the counters.
+func (r *records) count(change func(*Stats)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.stats.Corrupt += uint64(blocks)
-}
-
-func (r *records) recordAbandonedSession() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.stats.SessionsAbandoned++
+	change(&r.stats)
 }
 
 // end finishes the record of a migration.
@@ -332,7 +323,27 @@ func (r *records) snapshot() Stats {
 	return s
 }
 
-// startSwitchSpan starts the span of a switch that this front end executes for a source.
-func (m *Executor) startSwitchSpan(ctx context.Context, name string, d bidask.Deal, request string, way Mode) (context.Context, trace.Span) {
-	return m.cfg.Tracer.Start(ctx, name, trace.WithAttributes(attribute.String("cascade.migration", d.String()), attribute.String("cascade.request", request), attribute.String("cascade.mode", way.String())))
+// RecordRescue records the rescue of a stream of this replica's front end that had lost
+// its engine. It never blocks and may be called concurrently, even when Run does not run.
+func (m *Executor) RecordRescue(r frontend.Rescue) {
+	_, span := m.cfg.Tracer.Start(frontend.ContextWithTrace(context.Background(), r.Trace), "migration.rescue", trace.WithTimestamp(r.Start), trace.WithAttributes(
+		attribute.String("cascade.request", r.Stream), attribute.String("cascade.from", string(r.From)), attribute.String("cascade.to", string(r.To)),
+		attribute.Int64("cascade.tokens", int64(r.Length)), attribute.Float64("cascade.stall_seconds", r.Duration.Seconds())))
+	if r.Err != nil {
+		span.RecordError(r.Err)
+		span.SetStatus(codes.Error, "the stream ends")
+	}
+	span.End(trace.WithTimestamp(r.Start.Add(r.Duration)))
+	m.records.recordRescue(r, span)
+}
+
+func (r *records) recordRescue(x frontend.Rescue, span trace.Span) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if x.Err != nil {
+		r.stats.Lost++
+		return
+	}
+	r.stats.Rescued++
+	r.addStall(x.Duration, span)
 }

@@ -158,9 +158,6 @@ func (m *Machine) watchAnew(brought uint64) {
 	m.monitor, m.counters, m.readable = NewMonitor(m.cfg.Cost, m.cfg.MinPause, brought+m.moved), 0, false
 }
 
-// Hung reports whether the engine makes no progress.
-func (m *Machine) Hung() bool { return m.hung }
-
 // CountsSteps reports whether the engine has counters that show how it gets on.
 func (m *Machine) CountsSteps() bool { return m.readable }
 
