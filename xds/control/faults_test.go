@@ -202,8 +202,9 @@ func TestSilentMigrator(t *testing.T) {
 	testkit.NoError(t, c.fleet.Drain(t.Context(), "r1"))
 	f.replicas[0].setReport(func(m *api.LoadReport) { m.Draining = true })
 	f.replicas[3].setReport(func(m *api.LoadReport) { m.Draining = true })
-	waitFor(t, c, "r3 stops, which is no fault", func(s Status) bool {
-		return len(s.Faults) == 0 && slices.Equal(c.replicaStatus("r3").Drain, []string{"migrator"})
+	waitFor(t, c, "r0 and r3 stop, which is no fault", func(s Status) bool {
+		stops := func(id policies.ReplicaID) bool { return slices.Equal(c.replicaStatus(id).Drain, []string{"migrator"}) }
+		return len(s.Faults) == 0 && stops("r0") && stops("r3")
 	})
 	stop()
 	for _, id := range []string{"r0", "r1", "r2", "r3"} {
