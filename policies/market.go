@@ -20,14 +20,15 @@ const (
 	Drain                             // its replica is draining
 	Spill                             // its replica is full; it moves to another one, of its own stage if possible
 	Prefill                           // a prefill replica has computed its prompt; it moves to a replica of the stage of its length
+	Cheaper                           // it costs less at another replica, by the prices of placement
 )
 
 // String names the cause, for tables and metrics.
 func (c MigrationCause) String() string {
-	if c < Growth || c > Prefill {
+	if c < Growth || c > Cheaper {
 		return "unknown cause"
 	}
-	return [...]string{Growth: "growth", Outlier: "outlier", Drain: "drain", Spill: "spill", Prefill: "prefill"}[c]
+	return [...]string{Growth: "growth", Outlier: "outlier", Drain: "drain", Spill: "spill", Prefill: "prefill", Cheaper: "cheaper"}[c]
 }
 
 // Migration is one running request that should move to another replica.

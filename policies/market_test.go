@@ -22,10 +22,10 @@ func TestPosition(t *testing.T) {
 
 func TestCause(t *testing.T) {
 	got := ""
-	for c := policies.MigrationCause(0); c < 7; c++ {
+	for c := policies.MigrationCause(0); c < 8; c++ {
 		got += c.String() + ","
 	}
-	if got != "unknown cause,growth,outlier,drain,spill,prefill,unknown cause," {
+	if got != "unknown cause,growth,outlier,drain,spill,prefill,cheaper,unknown cause," {
 		t.Error(got)
 	}
 }

@@ -32,8 +32,8 @@ func newMigrations(s *settings) *cobra.Command {
 newest first: those in progress and the latest that have ended.
 
 Columns:
-  cause    growth (longer than its stage), outlier (its replica carries more than its
-           share), drain, spill (its replica is full), prefill (a prefill replica has
+  cause    growth (longer than its stage), cheaper (it costs less elsewhere), outlier
+           (with preset paper: its replica has more than its share), drain, spill (its replica is full), prefill (a prefill replica has
            computed its prompt) or engine lost; prefix is no move: the KV of a prompt's
            beginning was copied before its first token
   front    the replica that keeps the client's connection, whichever replica generates

@@ -52,7 +52,8 @@ func TestMigratorMemory(t *testing.T) {
 		do("policy", "sign", file, "--key", "ops.key", "--name", name, "--version", "1.0.0")
 	}
 	at := testkit.Addresses(t, 7)
-	fleet := fmt.Sprintf(`models: [{name: llama, context: 8192, profile: h200-llama-3.1-8b, kv_tokens: 65536}]
+	fleet := fmt.Sprintf(`preset: paper
+models: [{name: llama, context: 8192, profile: h200-llama-3.1-8b, kv_tokens: 65536}]
 replicas: [{id: r0, address: %q, peer: %q, engine: "http://%s", admin: %q}]
 control: {listen: %q, admin: %q}
 proxy: {listen: %q}

@@ -62,7 +62,7 @@ func SimulatedMoves(results []sim.Result) Table {
 		for _, why := range []struct {
 			count uint64
 			name  string
-		}{{m.Growth, "growth"}, {m.Outlier, "outlier"}, {m.Spill, "spill"}, {m.Prefill, "prefill"}, {m.Drain, "drain"}} {
+		}{{m.Growth, "growth"}, {m.Outlier, "outlier"}, {m.Cheaper, "cheaper"}, {m.Spill, "spill"}, {m.Prefill, "prefill"}, {m.Drain, "drain"}} {
 			if why.count > 0 {
 				reasons = append(reasons, fmt.Sprintf("%d %s", why.count, why.name))
 			}

@@ -132,10 +132,11 @@ func TestCascadeKeepsEveryToken(t *testing.T) {
 			if oneStage && m.Growth > 0 {
 				t.Errorf("%+v moved for growth in one stage", m)
 			}
-			total.Growth, total.Outlier, total.Spill, total.Failed = total.Growth+m.Growth, total.Outlier+m.Outlier, total.Spill+m.Spill, total.Failed+m.Failed
+			total.Growth, total.Outlier, total.Spill = total.Growth+m.Growth, total.Outlier+m.Outlier, total.Spill+m.Spill
+			total.Cheaper, total.Failed = total.Cheaper+m.Cheaper, total.Failed+m.Failed
 		})
 	}
-	if total.Growth == 0 || total.Outlier == 0 || total.Spill == 0 || total.Failed == 0 {
+	if total.Growth == 0 || total.Outlier == 0 || total.Cheaper == 0 || total.Spill == 0 || total.Failed == 0 {
 		t.Errorf("%+v: the test sees too little", total)
 	}
 }
@@ -312,7 +313,7 @@ func TestMeasuredReplica(t *testing.T) {
 	if m.Load.KV() != 63*16 || m.Load.Held != 1001 || m.KVCapacity() != s.cfg.KVTokens {
 		t.Errorf("%d of %d tokens are in use, %d held; want %d of %d and 1001", m.Load.KV(), m.KVCapacity(), m.Load.Held, 63*16, s.cfg.KVTokens)
 	}
-	residents := s.cascade.listResidents(f.replica)
+	residents := s.cascade.listResidents(f.replica.resident)
 	if len(residents) != 1 || residents[0].Request != (policies.Request{ID: "7", Input: 1000, Output: 1}) || residents[0].Epoch != 2 || residents[0].Since != 5 {
 		t.Errorf("residents %+v", residents)
 	}

@@ -61,7 +61,7 @@ func (c *cascade) newFront(id policies.ReplicaID, r *replica, seed uint64) (*fro
 		}
 	}
 	peers := place.NewPeers(config)
-	market, err := bidask.NewTrader(c.marketOf(id, peers, c.edges, c.sim.cfg.Profile, seed, r.life))
+	market, err := bidask.NewTrader(c.marketOf(id, peers, c.edges, seed, r.life))
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,11 @@ func (c *cascade) scan(f *front) {
 	switch {
 	case f.replica.failed:
 	case c.market:
-		s.Residents = c.listResidents(f.replica)
+		list := f.replica.resident
+		if c.priced {
+			list, s.Priced = c.queue, c.living // in the same order
+		}
+		s.Residents = c.listResidents(list)
 		c.execute(f, f.trader.Scan(c.now(), &s, nil))
 	default:
 		f.peers.SetOwnLoad(f.trader.OwnLoad(&s))
@@ -104,10 +108,10 @@ func (c *cascade) scan(f *front) {
 	c.sim.queue.push(event{at: c.sim.now + interval, kind: scan, index: int32(f.replica.index)})
 }
 
-// listResidents returns a replica's requests for a scan. The next call overwrites them.
-func (c *cascade) listResidents(r *replica) []bidask.Resident {
+// listResidents describes a replica's requests for a scan. The next call overwrites it.
+func (c *cascade) listResidents(list []*request) []bidask.Resident {
 	c.residents = c.residents[:0]
-	for _, q := range r.resident {
+	for _, q := range list {
 		if q.id == "" {
 			q.id = strconv.FormatUint(q.index, 10)
 		}
@@ -275,6 +279,7 @@ func (m *Moves) add(f *front) {
 	m.Failed += x.FailedIn
 	m.Growth += x.MovedOut[policies.Growth]
 	m.Outlier += x.MovedOut[policies.Outlier]
+	m.Cheaper += x.MovedOut[policies.Cheaper]
 	m.Spill += x.MovedOut[policies.Spill]
 	m.Prefill += x.MovedOut[policies.Prefill]
 	m.Drain += x.MovedOut[policies.Drain]

@@ -15,10 +15,11 @@ type Moves struct {
 	Messages uint64 `json:"messages"` // of the market
 	Moved    uint64 `json:"moved"`
 	Failed   uint64 `json:"failed"` // transfers
-	// Growth, Outlier, Spill, Prefill and Drain are the causes of those that moved. A router that rebalances
+	// Growth, Outlier, Spill, Prefill, Drain and Cheaper are the causes of those that moved. A router that rebalances
 	// moves outliers.
 	Growth  uint64 `json:"growth"`
 	Outlier uint64 `json:"outlier"`
+	Cheaper uint64 `json:"cheaper"`
 	Spill   uint64 `json:"spill"`
 	Prefill uint64 `json:"prefill"`
 	Drain   uint64 `json:"drain"`

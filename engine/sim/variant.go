@@ -3,7 +3,6 @@ package sim
 import (
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/baseline"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -75,7 +74,7 @@ var variants = map[string]variant{
 	WithoutKeys:     {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true},
 	WithoutRanges:   {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, allLengths: true},
 	WithoutAffinity: {planner: planner.PolicyDefault, market: true, priced: true},
-	WithoutForwards: {planner: planner.PolicyDefault, market: true, affinity: true, keys: true, pull: true, stay: true},
+	WithoutForwards: {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, stay: true},
 
 	WithoutTokenizer:       {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, ownTexts: true},
 	WithoutTokenizerOrKeys: {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, ownTexts: true},
@@ -122,15 +121,15 @@ func (v variant) perOctave() int {
 }
 
 // marketOf returns the settings of a replica's part in the market, in one of its lives.
-func (v variant) marketOf(self policies.ReplicaID, peers bidask.Peers, edges []policies.Tokens, profile cost.Profile, seed uint64, life uint32) bidask.TraderConfig {
+func (v variant) marketOf(self policies.ReplicaID, peers bidask.Peers, edges []policies.Tokens, seed uint64, life uint32) bidask.TraderConfig {
 	c := bidask.TraderConfig{
-		Self: self, Peers: peers, Detector: bidask.Detector{Percent: outlierPercent, MinExcess: bidask.MinExcess(profile.Cost())}, BucketEdges: edges, Seed: seed,
+		Self: self, Peers: peers, BucketEdges: edges, Seed: seed,
 		Machine: bidask.Rules{FirstDeal: uint64(life)<<32 + 1, Sample: sampleSize, BidTimeout: bidTimeout, AnswerTimeout: answerTimeout},
 	}
 	if v.paper {
 		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true
 		c.Machine.MaxConcurrentSends, c.Machine.MaxConcurrentReceives = 3, 3
-		c.Detector, c.BucketEdges, c.SpillPercent, c.ExcessRatio = bidask.Detector{Percent: outlierPercent}, nil, neverSpill, 1
+		c.Detector, c.BucketEdges, c.SpillPercent = bidask.Detector{Percent: outlierPercent}, nil, neverSpill
 		c.Machine.BalancePercent = 100
 	}
 	if v.growthOnly {

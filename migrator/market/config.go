@@ -84,11 +84,10 @@ type Config struct {
 	// link between the two; sellers prefer cheap peers. It must be a pure function.
 	// nil: all peers cost the same.
 	MigrationCost func(to policies.ReplicaID, length policies.Tokens) policies.Micros
-	// BucketEdges, Cooldown, SpillPercent and ExcessRatio are the fields of bidask.OfferRules.
+	// BucketEdges, Cooldown and SpillPercent are the fields of bidask.OfferRules.
 	BucketEdges  []policies.Tokens
 	Cooldown     time.Duration
 	SpillPercent int
-	ExcessRatio  int
 	// KeepRequests makes the replica sell nothing: new requests are placed by load, and run
 	// where they began.
 	KeepRequests bool

@@ -91,7 +91,7 @@ func newFleet(t *testing.T, n int, change func(*fleet)) *fleet {
 		m, err := New(Config{
 			MigrationCost: distance,
 			Self:          id, Machine: w.config, Executor: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
-			Detector: bidask.Detector{}, ExcessRatio: 1, Placer: place.Policy{}, BucketEdges: w.edges, Cooldown: w.rest, Seed: uint64(i),
+			Detector: bidask.Detector{}, Placer: place.Policy{}, BucketEdges: w.edges, Cooldown: w.rest, Seed: uint64(i),
 		})
 		if err != nil {
 			t.Fatal(err)

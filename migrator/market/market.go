@@ -99,6 +99,12 @@ func (p *peers) Available(now policies.Micros, id policies.ReplicaID) (ok bool) 
 	return ok
 }
 
+// FindMove implements bidask.Peers.
+func (p *peers) FindMove(now policies.Micros, q place.MoveQuery) (move place.Move, ok bool) {
+	p.do(func(v *place.Peers) { move, ok = v.FindMove(now, q) })
+	return move, ok
+}
+
 // IsPrefill implements bidask.Peers.
 func (p *peers) IsPrefill() (is bool) {
 	p.do(func(v *place.Peers) { is = v.IsPrefill() })
@@ -123,7 +129,7 @@ func New(cfg Config) (*Market, error) {
 	})}
 	t, err := bidask.NewTrader(bidask.TraderConfig{
 		Self: cfg.Self, Peers: p, Machine: cfg.Machine, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges,
-		Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent, ExcessRatio: cfg.ExcessRatio,
+		Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent,
 		KeepRequests: cfg.KeepRequests, MaxOffers: cfg.MaxOffers, MigrationCost: cfg.MigrationCost, Seed: cfg.Seed,
 	})
 	if err != nil {

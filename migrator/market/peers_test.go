@@ -22,7 +22,7 @@ import (
 func TestMeanOfStage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 1}}, frontend.LocalLeg{Request: policies.Request{ID: "p", Input: 900, Output: 1}})
-		c.Load, c.Detector, c.Capacity, c.ExcessRatio = func() policies.Load { return policies.Load{Held: 1002} }, bidask.Detector{}, 1<<20, 1
+		c.Load, c.Detector, c.Capacity = func() policies.Load { return policies.Load{Held: 1002} }, bidask.Detector{}, 1<<20
 		m, err := New(c)
 		if err != nil {
 			t.Fatal(err)

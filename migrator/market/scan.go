@@ -27,6 +27,7 @@ func (m *Market) measure() *bidask.Situation {
 		Draining: view.Draining, Retired: view.Retired, Plan: view.Plan, Mean: view.StageMean,
 		MeanKnown: !view.MeanAt.IsZero() && m.now()-micros(view.MeanAt.Sub(m.start)) <= micros(m.cfg.SummaryMaxAge),
 	}
+	m.updateOwnState(legs, s.Load) // sorts them
 	m.residents = m.residents[:0]
 	m.peers.do(func(v *place.Peers) {
 		for i := range legs {
@@ -37,7 +38,9 @@ func (m *Market) measure() *bidask.Situation {
 			})
 		}
 	})
-	m.updateOwnState(legs, s.Load)
+	if m.cfg.Engine != nil {
+		s.Priced = m.living
+	}
 	s.Residents, m.leaving = m.residents, s.Leaving()
 	return s
 }

@@ -80,11 +80,22 @@ func (m *Machine) quote(h policies.Migration) (policies.Bid, bool) {
 	if h.Length < 0 || len(m.wins) >= m.config.MaxWins || !m.occupancy.Fits(h.Length) {
 		return policies.Bid{}, false
 	}
-	if balances := h.Cause == policies.Spill || h.Cause == policies.Outlier; balances &&
+	if balances := h.Cause == policies.Spill || h.Cause == policies.Outlier || h.Cause == policies.Cheaper; balances &&
 		m.occupancy.Load()+h.Length > m.occupancy.Capacity/100*policies.Tokens(m.config.BalancePercent) {
 		return policies.Bid{}, false
 	}
+	if h.Cause == policies.Cheaper && m.buysCheaper(h.Request) {
+		return policies.Bid{}, false
+	}
 	return m.config.Quoter.Quote(m.occupancy, h)
+}
+
+// buysCheaper reports whether another request comes here because it costs less here. One at a time: sellers do not
+// know of each other's moves.
+func (m *Machine) buysCheaper(request string) bool {
+	return slices.ContainsFunc(m.wins, func(w *win) bool {
+		return w.migration.Cause == policies.Cheaper && w.migration.Request != request
+	})
 }
 
 // answerAsk replies to an ask with a bid or with NoBid.

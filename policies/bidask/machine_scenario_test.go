@@ -76,7 +76,7 @@ func newPlayer(*testing.T) testkit.Player {
 	}
 }
 
-var causes = map[string]policies.MigrationCause{"growth": policies.Growth, "outlier": policies.Outlier, "drain": policies.Drain, "spill": policies.Spill}
+var causes = map[string]policies.MigrationCause{"growth": policies.Growth, "outlier": policies.Outlier, "drain": policies.Drain, "spill": policies.Spill, "cheaper": policies.Cheaper}
 
 // parseEvent parses one line of a scenario.
 func parseEvent(words []string) (ev bidask.Event, err error) {

@@ -18,33 +18,16 @@ const DefaultPercent = 25
 type Detector struct {
 	// Percent above the mean; 0 or less means DefaultPercent.
 	Percent int
-	// MinExcess is the smallest excess worth a migration, in tokens. On a nearly idle
-	// stage, every request would make an outlier. 0 means any.
-	MinExcess policies.Tokens
 }
 
 var _ policies.Detector = Detector{}
-
-// minExcess is the smallest excess worth a migration on an engine of unknown cost.
-const minExcess policies.Tokens = 4096
-
-// MinExcess returns the smallest excess that is worth a migration on engines of a cost: attention to
-// it takes half as long as the fixed part of an iteration. Less is hardly felt by the requests that
-// run there, and each migration leaves a second copy of the request's KV, which evicts cached
-// prefixes that other requests would have found.
-func MinExcess(c policies.Cost) policies.Tokens {
-	if !(c.D4 > 0) || !(c.D0 > 0) {
-		return minExcess
-	}
-	return max(minExcess, policies.Tokens(min(c.D0/c.D4/2, 1<<40)))
-}
 
 // Excess implements policies.Detector. It returns the whole load above the mean, once
 // that is too much: selling only down to the threshold would make the next request an
 // outlier again.
 func (d Detector) Excess(own, mean policies.Tokens) policies.Tokens {
 	excess := own - mean
-	if mean < 0 || excess < max(d.MinExcess, 1) {
+	if mean < 0 || excess < 1 {
 		return 0
 	}
 	percent := uint64(DefaultPercent)

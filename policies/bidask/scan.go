@@ -36,6 +36,9 @@ type Situation struct {
 	Mean      policies.Tokens
 	MeanKnown bool
 	Residents []Resident
+	// Priced are the Residents as prices count them, in the same order; nil: none moves because it costs less
+	// elsewhere. Scan sets their Leaving.
+	Priced []place.Resident
 }
 
 // KVCapacity returns the size of the KV cache: by the engine's report, else by Capacity.
@@ -61,6 +64,9 @@ func (t *Trader) Scan(now policies.Micros, in *Situation, out []Action) []Action
 	}
 	s.Mean, s.MeanKnown = t.StageMean(now, in)
 	here := t.listResidents(s, in.Residents)
+	if in.Priced != nil {
+		s.FindMove = func(movable []candidate) (int, policies.ReplicaID, bool) { return t.findMove(now, in, movable) }
+	}
 	out = t.cancelStaleSales(s, here, out)
 	if !in.Ready || t.cfg.KeepRequests {
 		return out
@@ -71,6 +77,29 @@ func (t *Trader) Scan(now policies.Micros, in *Situation, out []Action) []Action
 		out = t.Step(Event{Kind: Offered, Now: now, Migration: o.Handover, Candidates: o.Candidates, Costs: t.migrationCosts(o), Seed: t.rng.Uint64()}, out)
 	}
 	return out
+}
+
+// findMove returns which of the movable requests saves most where it moves, and where that is.
+func (t *Trader) findMove(now policies.Micros, in *Situation, movable []candidate) (int, policies.ReplicaID, bool) {
+	for i := range in.Residents {
+		in.Priced[i].Leaving = t.sales[in.Residents[i].Request.ID] != nil
+	}
+	t.movable = t.movable[:0]
+	for i := range movable {
+		t.movable = append(t.movable, movable[i].Resident)
+	}
+	move, ok := t.cfg.Peers.FindMove(now, place.MoveQuery{
+		Residents: in.Priced, Movable: t.movable, Takes: t.cfg.MigrationCost,
+		CanRunOn: func(i int, to policies.ReplicaID) bool {
+			can := in.Residents[i].CanRunOn
+			return can == nil || can(to)
+		},
+	})
+	if !ok {
+		return 0, "", false
+	}
+	at := slices.IndexFunc(movable, func(c candidate) bool { return c.Resident == move.Resident })
+	return at, move.To, at >= 0
 }
 
 // OwnLoad returns the replica's load as its peers should know it.
@@ -120,7 +149,7 @@ func (t *Trader) listResidents(s *stageView, residents []Resident) map[string]bo
 			continue
 		}
 		s.Residents = append(s.Residents, candidate{
-			Request: id, FrontEnd: r.FrontEnd, Length: r.Request.Length(), Pinned: r.Pinned, Epoch: r.Epoch, Since: r.Since, ForSale: t.sales[id] != nil, CanRunOn: r.CanRunOn,
+			Resident: i, Request: id, FrontEnd: r.FrontEnd, Length: r.Request.Length(), Pinned: r.Pinned, Epoch: r.Epoch, Since: r.Since, ForSale: t.sales[id] != nil, CanRunOn: r.CanRunOn,
 		})
 	}
 	t.residents = s.Residents

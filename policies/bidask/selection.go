@@ -177,8 +177,28 @@ func (c *selection) selectOutliers() {
 	excess := c.sel.cfg.Detector.Excess(c.situation.Held, c.situation.Mean)
 	c.offerMatching(policies.Outlier, func(candidate) []int { return []int{c.own} },
 		func(r candidate) bool {
-			return r.Length > 0 && r.Length <= (excess-c.leaving)/policies.Tokens(c.sel.cfg.ExcessRatio) && c.longEnoughHere(r)
+			return r.Length > 0 && r.Length <= excess-c.leaving && c.longEnoughHere(r)
 		})
+}
+
+// selectCheaper offers the request whose move saves most, to the replica where it costs least.
+func (c *selection) selectCheaper() {
+	if len(c.offers) >= c.limit {
+		return
+	}
+	movable := slices.DeleteFunc(slices.Clone(c.unsold), func(r candidate) bool {
+		last := c.sel.cooldowns[r.Request]
+		return last.cause == policies.Cheaper && c.situation.Now < last.until || !c.longEnoughHere(r)
+	})
+	at, to, ok := c.situation.FindMove(movable)
+	if !ok {
+		return
+	}
+	r := movable[at]
+	c.offers = append(c.offers, offer{
+		Handover:   policies.Migration{Request: r.Request, Length: r.Length, Cause: policies.Cheaper},
+		Candidates: []policies.ReplicaID{to},
+	})
 }
 
 // longEnoughHere reports whether a request has been here long enough to be rebalanced.

@@ -10,8 +10,7 @@ import (
 const (
 	DefaultCooldown     = policies.Second
 	DefaultSpillPercent = 90 // percent of the KV capacity
-	DefaultExcessRatio  = 16
-	maxDoublings        = 5 // of a cooldown
+	maxDoublings        = 5  // of a cooldown
 	// prefillShare is the divisor of the cooldown for requests at a prefill replica: each
 	// of their tokens there delays the prompts of others.
 	prefillShare = 4
@@ -33,16 +32,12 @@ type OfferRules struct {
 	// SpillPercent is the percentage of the KV capacity above which a replica spills.
 	// 0 means 90; above 100 it never spills.
 	SpillPercent int
-	// ExcessRatio is how many times as long as a request an outlier's excess must be for the
-	// outlier to offer it. The other requests gain in proportion to the excess, while what a
-	// migration costs grows with the request: the copy of its KV evicts as many cached tokens of
-	// the buyer, which later requests must compute again. 1 is the paper's rule. 0 means 16.
-	ExcessRatio int
 }
 
 // candidate is a request that runs on this replica's engine.
 type candidate struct {
-	Request string
+	Resident int // its index in Situation.Residents
+	Request  string
 	// FrontEnd is the replica whose front end serves the request's client.
 	FrontEnd policies.ReplicaID
 	Length   policies.Tokens
@@ -69,6 +64,9 @@ type stageView struct {
 	Mean      policies.Tokens // of Held over the replica's stage, slightly old
 	MeanKnown bool
 	Residents []candidate
+	// FindMove returns which of the movable residents saves most where it moves, and where that is; nil: none moves
+	// because it costs less elsewhere, and outliers are offered by load.
+	FindMove func(movable []candidate) (int, policies.ReplicaID, bool)
 }
 
 // offer is a request for sale and its possible buyers.
@@ -103,8 +101,11 @@ type offer struct {
 //     replica of the request's front end if that serves such lengths, else to the stage that
 //     holds its length, to longer ones and to shorter ones. It offers nothing for another
 //     reason, except that it drains.
-//  5. Outlier (same section, intra-stage rebalancing): a replica that holds far more than
-//     its stage's mean offers the excess to its stage, in requests that are short against it.
+//  5. Cheaper: a request that costs less at another replica, by the prices of placement, is
+//     offered to that replica, one in each scan.
+//  6. Outlier (same section, intra-stage rebalancing), where there are no prices: a replica that
+//     holds far more than its stage's mean offers the excess to its stage, in requests that are
+//     no longer than it.
 //
 // Invariants:
 //
@@ -112,7 +113,7 @@ type offer struct {
 //  2. A request that was returned has a cooldown before it is offered for the same cause
 //     again; each time twice as long, up to a bound. Drains have a constant cooldown, and so
 //     have prefills, a shorter one, unless the transfer failed: it may always fail.
-//  3. A request is rebalanced (Spill, Outlier) only after it has been here for a time that
+//  3. A request is rebalanced (Spill, Cheaper, Outlier) only after it has been here for a time that
 //     doubles with its epoch, so that it does not ping-pong. Growth only goes to longer
 //     stages and needs no such delay.
 //  4. Requests for sale count as gone: a replica never offers more than its excess.
@@ -135,8 +136,8 @@ func newSelector(c OfferRules) (*selector, error) {
 	switch {
 	case c.Self == "":
 		return nil, &policies.Violation{Subject: "candidates", Invariant: "Self must name this replica"}
-	case c.Cooldown < 0 || c.SpillPercent < 0 || c.ExcessRatio < 0:
-		return nil, &policies.Violation{Subject: "candidates", Invariant: "Cooldown, SpillPercent and ExcessRatio must not be negative"}
+	case c.Cooldown < 0 || c.SpillPercent < 0:
+		return nil, &policies.Violation{Subject: "candidates", Invariant: "Cooldown and SpillPercent must not be negative"}
 	case !slices.IsSorted(c.BucketEdges):
 		return nil, &policies.Violation{Subject: "candidates", Invariant: "BucketEdges must ascend"}
 	}
@@ -145,9 +146,6 @@ func newSelector(c OfferRules) (*selector, error) {
 	}
 	if c.SpillPercent == 0 {
 		c.SpillPercent = DefaultSpillPercent
-	}
-	if c.ExcessRatio == 0 {
-		c.ExcessRatio = DefaultExcessRatio
 	}
 	return &selector{cfg: c, cooldowns: make(map[string]cooldown)}, nil
 }
@@ -216,6 +214,10 @@ func (b *selector) SelectOffers(s *stageView, most int) []offer {
 	}
 	c.selectGrowth()
 	c.selectSpill()
+	if s.FindMove != nil {
+		c.selectCheaper()
+		return c.offers
+	}
 	c.selectOutliers()
 	return c.offers
 }

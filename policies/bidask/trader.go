@@ -23,6 +23,8 @@ type Peers interface {
 	StageMean(now policies.Micros) (policies.Tokens, bool)
 	// Available reports whether a peer can be asked to take a request.
 	Available(now policies.Micros, id policies.ReplicaID) bool
+	// FindMove returns the running request whose move saves most; see place.Peers.
+	FindMove(policies.Micros, place.MoveQuery) (place.Move, bool)
 	// IsPrefill reports whether this is a prefill replica.
 	IsPrefill() bool
 	// RecordPrefillMove records whether a migration from a prefill replica to here succeeded.
@@ -38,12 +40,11 @@ type TraderConfig struct {
 	Peers Peers
 	// Machine configures the market's rules. New fills in Self.
 	Machine Rules
-	// Detector, BucketEdges, Cooldown, SpillPercent and ExcessRatio are the fields of OfferRules.
+	// Detector, BucketEdges, Cooldown and SpillPercent are the fields of OfferRules.
 	Detector     policies.Detector
 	BucketEdges  []policies.Tokens
 	Cooldown     policies.Micros
 	SpillPercent int
-	ExcessRatio  int
 	// KeepRequests makes the replica offer nothing: its requests end where they run. Its load
 	// still places new requests, and it still buys what others offer.
 	KeepRequests bool
@@ -95,6 +96,7 @@ type Trader struct {
 	throughput throughputMeter
 	occupancy  policies.Occupancy // as last measured
 	residents  []candidate        // scratch memory of Scan
+	movable    []int              // and of findMove
 	counts     Counts
 }
 
@@ -103,7 +105,7 @@ type Counts struct {
 	// Offered, MovedOut and FailedOut count, by cause, requests that were offered, that left,
 	// and whose transfer failed. MovedIn and FailedIn count those that arrived and those that
 	// did not.
-	Offered, MovedOut, FailedOut [policies.Prefill + 1]uint64
+	Offered, MovedOut, FailedOut [policies.Cheaper + 1]uint64
 	MovedIn, FailedIn            uint64
 	// Sent counts messages by kind. Returned counts, by reason, offers that were not sold.
 	Sent     [Drop + 1]uint64
@@ -121,7 +123,7 @@ func NewTrader(c TraderConfig) (*Trader, error) {
 	if err != nil {
 		return nil, err
 	}
-	selector, err := newSelector(OfferRules{Self: c.Self, Detector: c.Detector, BucketEdges: c.BucketEdges, Cooldown: c.Cooldown, SpillPercent: c.SpillPercent, ExcessRatio: c.ExcessRatio})
+	selector, err := newSelector(OfferRules{Self: c.Self, Detector: c.Detector, BucketEdges: c.BucketEdges, Cooldown: c.Cooldown, SpillPercent: c.SpillPercent})
 	if err != nil {
 		return nil, err
 	}

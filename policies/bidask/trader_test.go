@@ -260,3 +260,46 @@ func TestOwnLoad(t *testing.T) {
 		t.Errorf("%v waiting", got)
 	}
 }
+
+// movingPeers is Peers of which one request moves.
+type movingPeers struct {
+	Peers
+	move  place.Move
+	asked []place.MoveQuery
+}
+
+// FindMove implements Peers.
+func (p *movingPeers) FindMove(_ policies.Micros, q place.MoveQuery) (place.Move, bool) {
+	p.asked = append(p.asked, q)
+	return p.move, len(q.Movable) > 0
+}
+
+// TestCheaperMove checks that the request that costs less elsewhere is offered there and nowhere else, that it leaves
+// from then on, and that requests that have just come stay.
+func TestCheaperMove(t *testing.T) {
+	peers := &movingPeers{move: place.Move{Resident: 1, To: "b", Gain: 1}}
+	x, plan := newTwoStages(t, func(c *TraderConfig) { peers.Peers, c.Peers = c.Peers, peers })
+	s := &Situation{Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan, Priced: make([]place.Resident, 3)}
+	for _, id := range []string{"p", "q", "new"} {
+		s.Residents = append(s.Residents, Resident{Request: policies.Request{ID: id, Input: 10, Output: 1}})
+	}
+	now := DefaultCooldown
+	s.Residents[2].Since = now
+	out := x.Scan(now, s, nil)
+	want := Message{Kind: Ask, From: "a", To: "b", Deal: Deal{Seller: "a"}, Migration: policies.Migration{Request: "q", Length: 11, Cause: policies.Cheaper}, Load: 11}
+	if len(out) != 1 || out[0].Message != want {
+		t.Fatalf("%+v, want an ask %+v", out, want)
+	}
+	if got := fmt.Sprint(peers.asked[0].Movable); got != "[0 1]" {
+		t.Errorf("movable are %s; one of the three has just come", got)
+	}
+	x.Scan(now+1, s, nil)
+	if !s.Priced[1].Leaving || s.Priced[0].Leaving || fmt.Sprint(peers.asked[1].Movable) != "[0]" {
+		t.Errorf("after its offer: %+v, movable %v", s.Priced, peers.asked[1].Movable)
+	}
+	// It gets no bid: it is not offered again for a while.
+	x.Step(received(now+2, NoBid, out[0].Message.Deal, policies.Migration{}), nil)
+	if x.Scan(now+3, s, nil); fmt.Sprint(peers.asked[2].Movable) != "[0]" {
+		t.Errorf("after its return movable are %v", peers.asked[2].Movable)
+	}
+}

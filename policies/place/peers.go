@@ -80,7 +80,9 @@ type Peers struct {
 	holders     int // peers with prefixes
 	outputs     Outputs
 	view        *View   // of this replica
+	ownState    State   // as last set, without its requests
 	pricing     Pricing // scratch
+	search      moveSearch
 }
 
 // peerEntry is the state of one peer.

@@ -17,6 +17,34 @@ type Resident struct {
 	Sequences int
 	// Prefilling says that its KV is computed anew: it waits, whatever it has generated.
 	Prefilling bool
+	// Leaving says that it is for sale: FindMove counts without it.
+	Leaving bool
+}
+
+// runs reports whether it generates tokens.
+func (r *Resident) runs() bool { return r.Output > 0 && !r.Prefilling }
+
+// describeRunning describes a request that generates tokens, by how many o expects of it.
+func (r *Resident) describeRunning(o *Outputs) Running {
+	n := policies.Tokens(max(r.Sequences, 1))
+	expected, length := o.Expect(r.Input/n, r.Output/n, r.MaxOutput), r.Input+r.Output
+	return Running{
+		Count: int(n), Length: length, Longest: length / n, Remaining: expected - r.Output/n,
+		Weight: float64(n) / float64(expected),
+	}
+}
+
+// describeWaiting describes a request that waits, by how many tokens o expects of it.
+func (r *Resident) describeWaiting(o *Outputs) Waiting {
+	n := policies.Tokens(max(r.Sequences, 1))
+	expected := o.Expect(r.Input/n, r.Output/n, r.MaxOutput)
+	w := Waiting{Length: r.Input + r.Output, Cached: min(r.Cached, r.Input), Ready: r.Arrived}.Weigh(expected)
+	w.Output -= r.Output / n
+	w.Weight, w.FirstWeight = w.Weight*float64(n), w.FirstWeight*float64(n)
+	if r.Output > 0 {
+		w.FirstWeight = 0
+	}
+	return w
 }
 
 // State is the load of a replica as a Model counts it.
@@ -34,24 +62,11 @@ type State struct {
 func (s *State) Describe(o *Outputs, residents []Resident) {
 	s.Running, s.Waiting = s.Running[:0], s.Waiting[:0]
 	for i := range residents {
-		r := &residents[i]
-		n := policies.Tokens(max(r.Sequences, 1))
-		expected := o.Expect(r.Input/n, r.Output/n, r.MaxOutput)
-		if r.Output > 0 && !r.Prefilling {
-			length := r.Input + r.Output
-			s.Running = append(s.Running, Running{
-				Count: int(n), Length: length, Longest: length / n, Remaining: expected - r.Output/n,
-				Weight: float64(n) / float64(expected),
-			})
-			continue
+		if r := &residents[i]; r.runs() {
+			s.Running = append(s.Running, r.describeRunning(o))
+		} else {
+			s.Waiting = append(s.Waiting, r.describeWaiting(o))
 		}
-		w := Waiting{Length: r.Input + r.Output, Cached: min(r.Cached, r.Input), Ready: r.Arrived}.Weigh(expected)
-		w.Output -= r.Output / n
-		w.Weight, w.FirstWeight = w.Weight*float64(n), w.FirstWeight*float64(n)
-		if r.Output > 0 {
-			w.FirstWeight = 0
-		}
-		s.Waiting = append(s.Waiting, w)
 	}
 }
 
@@ -101,6 +116,7 @@ func mergeRunning(groups []Running) (all Running) {
 func (b *Peers) SetOwnState(now policies.Micros, s *State) {
 	if b.cfg.Engine != nil {
 		b.view.Report(now, s)
+		b.ownState = State{At: s.At, Used: s.Used}
 	}
 }
 

@@ -91,20 +91,33 @@ type Pricing struct{ with, before Model }
 const maxPrice = math.MaxInt64 / 4
 
 // EvictedShare is how much of the price that a copy saves is lost again, because it evicts as many tokens from a full
-// cache: what requests of these prefixes then cost more.
+// cache: what requests of these prefixes then cost more. A move copies what the other replica keeps, too, and what was
+// just computed: all of it counts.
 const EvictedShare = 0.15
 
 // Price returns what a request costs at the replica: its own weighted latency, and by how much it delays what the
 // replica has. It is in nanoseconds per token, at least 0.
 func (v *View) Price(now policies.Micros, w Waiting, p *Pricing) int64 {
+	computed := w
+	return v.price(now, &w, &computed, EvictedShare, p)
+}
+
+// PriceMove is Price for a request that generates tokens at another replica and is moved with its KV (Copied).
+func (v *View) PriceMove(now policies.Micros, w Waiting, p *Pricing) int64 {
+	computed := w
+	computed.FirstWeight = FirstTokenWeight // a prompt pays for what is evicted
+	return v.price(now, &w, &computed, 1, p)
+}
+
+// price is Price, where a request evicts this share of what it copies: it costs as much as computed, which is changed.
+func (v *View) price(now policies.Micros, w, computed *Waiting, evicted float64, p *Pricing) int64 {
 	v.state.Advance(now)
 	p.before.CopyFrom(&v.state)
 	before := p.before.Finish()
-	price := v.finishWith(&w, p) - before
+	price := v.finishWith(w, p) - before
 	if w.Copied > 0 {
-		computed := w
 		computed.Cached, computed.Ready = w.Cached-w.Copied, 0
-		price += EvictedShare * max(0, v.finishWith(&computed, p)-before-price)
+		price += evicted * max(0, v.finishWith(computed, p)-before-price)
 	}
 	// The iteration that the report is of has to end.
 	price += max(0, v.state.now-seconds(now)) * (w.Weight + w.FirstWeight)

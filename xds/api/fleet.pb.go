@@ -685,7 +685,7 @@ type Migration struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	Id                string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // replica/number
 	Request           string                 `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
-	Cause             string                 `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`                       // growth, outlier, drain, spill, prefill, engine lost, prefix
+	Cause             string                 `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`                       // growth, cheaper, outlier, drain, spill, prefill, engine lost, prefix
 	FrontEnd          string                 `protobuf:"bytes,4,opt,name=front_end,json=frontEnd,proto3" json:"front_end,omitempty"` // the replica whose front end serves the stream
 	From              string                 `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
 	To                string                 `protobuf:"bytes,6,opt,name=to,proto3" json:"to,omitempty"`

@@ -29,7 +29,7 @@ type Migrations struct {
 type Migration struct {
 	ID        string             `json:"id"`
 	Request   string             `json:"request"`
-	Cause     string             `json:"cause"` // growth, outlier, drain, spill, prefill, engine lost, prefix
+	Cause     string             `json:"cause"` // growth, cheaper, outlier, drain, spill, prefill, engine lost, prefix
 	Frontend  policies.ReplicaID `json:"frontend"`
 	From      policies.ReplicaID `json:"from"`
 	To        policies.ReplicaID `json:"to"`

@@ -13,7 +13,7 @@ import (
 type Migration struct {
 	ID       string // reporter/number; the same in every report of the migration
 	Request  string // the stream that it moves
-	Cause    string // growth, outlier, drain, spill, prefill, engine lost; CausePrefix for a prefix pull
+	Cause    string // growth, cheaper, outlier, drain, spill, prefill, engine lost; CausePrefix for a prefix pull
 	FrontEnd policies.ReplicaID
 	From     policies.ReplicaID
 	To       policies.ReplicaID

@@ -109,7 +109,7 @@ func script(t *testing.T, requests, climbers int, over time.Duration) []question
 		out = append(out, s)
 	}
 	for i := range climbers {
-		// One request grows through all stages, one makes its replica an outlier.
+		// One request grows through all stages, one makes its replica expensive.
 		for j, input := range []int{20, 5000} {
 			s := ask(requests+2*i+j, input, 400)
 			s.at = over * time.Duration(i) / time.Duration(climbers) / 2

@@ -254,7 +254,7 @@ func byName[K interface {
 // first event lacks that event.
 func byCause(counts map[policies.MigrationCause]uint64) map[string]float64 {
 	out := byName(counts)
-	for c := policies.Growth; c <= policies.Prefill; c++ {
+	for c := policies.Growth; c <= policies.Cheaper; c++ {
 		out[c.String()] += 0
 	}
 	return out

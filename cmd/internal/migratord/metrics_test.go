@@ -66,7 +66,7 @@ func TestMigrationMetrics(t *testing.T) {
 		"transfers_max_concurrent send": 33, "transfers_max_concurrent receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35, "engine_sessions_abandoned_total": 36,
 	}
 	for name, labels := range map[string]string{
-		"migrations_offered_total": "outlier drain spill prefill", "migrations_out_total": "growth outlier spill prefill", "migrations_out_failed_total": "growth outlier drain prefill",
+		"migrations_offered_total": "outlier drain spill prefill cheaper", "migrations_out_total": "growth outlier spill prefill cheaper", "migrations_out_failed_total": "growth outlier drain prefill cheaper",
 		"transfers_sent_total": "handoff reprompt", "transfers_received_total": "live handoff",
 	} {
 		for label := range strings.FieldsSeq(labels) {

@@ -1,12 +1,10 @@
 package wiring
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/migrator/market"
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/wasm/abi"
@@ -40,7 +38,7 @@ func (f *Fleet) NativePolicies(m market.Config) slothost.Native {
 		n.Selector = bidask.LeastLoad{}
 	}
 	if n.Detector == nil {
-		n.Detector = f.outlierDetector(policies.Cost{})
+		n.Detector = bidask.Detector{Percent: outlierPercent}
 	}
 	if n.Placer == nil {
 		n.Placer = f.placer()
@@ -74,10 +72,7 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 		{Name: partitioner, Kinds: []abi.Kind{abi.Partition}},
 		{Name: bids, Kinds: []abi.Kind{abi.Quote, abi.Select}},
 		{Name: refiner, Kinds: []abi.Kind{abi.Refine}},
-	}
-	if cost, one := f.commonCost(); one || f.Preset == config.PresetPaper {
-		detector := f.outlierDetector(cost)
-		all = append(all, BuiltinModule{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}, Configuration: fmt.Appendf(nil, "percent %d\nleast %d\n", detector.Percent, detector.MinExcess)})
+		{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}},
 	}
 	placer := "place-cheapest"
 	if f.Preset == config.PresetPaper {
@@ -85,19 +80,6 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 	}
 	all = append(all, BuiltinModule{Name: placer, Kinds: []abi.Kind{abi.Place}})
 	return slices.DeleteFunc(all, func(b BuiltinModule) bool { return f.UnusedReason(b.Kinds[0]) != "" })
-}
-
-// commonCost returns the cost of the replicas' engines, and whether all have the same.
-func (f *Fleet) commonCost() (common policies.Cost, same bool) {
-	same = true
-	for i, r := range f.Fleet.Replicas {
-		c := f.costs(r).Cost
-		if i == 0 {
-			common = c
-		}
-		same = same && c == common
-	}
-	return common, same
 }
 
 // UnusedReason returns why nothing in this fleet calls the policies of a kind, and
@@ -112,6 +94,8 @@ func (f *Fleet) UnusedReason(k abi.Kind) string {
 		return "no request of this fleet is placed by load or migrates: migration.mode is off"
 	case !f.Migrates() && (k == abi.Quote || k == abi.Select || k == abi.Outlier):
 		return "no request of this fleet migrates: migration.mode is place"
+	case k == abi.Outlier && f.Preset != config.PresetPaper:
+		return "requests of this fleet move where they cost less: only preset paper moves them by load"
 	case k == abi.Refine && !f.Refines():
 		return `boundaries of this fleet move only with plans: set planner.refine: "on" in the fleet file, and restart`
 	}

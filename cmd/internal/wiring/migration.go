@@ -32,21 +32,12 @@ const (
 	// fleet makes the sellers herd.
 	bidSample = 8
 	// outlierPercent is how far above the mean load of its stage a replica must be
-	// to sell requests.
+	// to sell requests, in the paper's preset.
 	outlierPercent = 25
 )
 
 // neverSpill is a market.Config.SpillPercent that no replica reaches.
 const neverSpill = 101
-
-// outlierDetector returns the built-in detector of overloaded replicas, for an engine of this
-// cost. The paper's has no least excess.
-func (f *Fleet) outlierDetector(c policies.Cost) bidask.Detector {
-	if f.Preset == config.PresetPaper {
-		return bidask.Detector{Percent: outlierPercent}
-	}
-	return bidask.Detector{Percent: outlierPercent, MinExcess: bidask.MinExcess(c)}
-}
 
 // placer returns the built-in choice of the replica where a request starts. The paper has none; its requests are placed by thresholds that need no prices.
 func (f *Fleet) placer() policies.Placer {
@@ -138,7 +129,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		},
 		KeepRequests:    !f.Migrates(),
 		Capacity:        f.capacity(r).KV,
-		Detector:        f.outlierDetector(p.Cost()),
+		Detector:        bidask.Detector{Percent: outlierPercent},
 		Placer:          f.placer(),
 		Engine:          f.engine(r),
 		CopySeconds:     f.costs(r).copied,
@@ -153,7 +144,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true
 		// A request migrates when its length exceeds its stage's range, and otherwise only
 		// from overloaded outliers.
-		c.BucketEdges, c.SpillPercent, c.ExcessRatio, c.Machine.BalancePercent = nil, neverSpill, 1, 100
+		c.BucketEdges, c.SpillPercent, c.Machine.BalancePercent = nil, neverSpill, 100
 	}
 	if r.Role == config.RolePrefill {
 		c.ScanInterval = minScanPeriod // every token that it generates delays prompts

@@ -6,47 +6,23 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestOverloadedReplicas checks from which load on a replica sells requests: the default
-// preset ignores small excesses, the paper's ignores none.
-func TestOverloadedReplicas(t *testing.T) {
-	for _, c := range []struct {
-		preset            string
-		own, mean, excess policies.Tokens
-	}{
-		{config.PresetDefault, 40_000, 30_000, 10_000},
-		{config.PresetDefault, 37_000, 30_000, 0}, // below a quarter
-		{config.PresetDefault, 5000, 1000, 0},
-		{config.PresetDefault, 5200, 1000, 4200},
-		{config.PresetPaper, 40_000, 30_000, 10_000},
-		{config.PresetPaper, 37_000, 30_000, 0},
-		{config.PresetPaper, 2, 1, 1},
-	} {
-		f := Fleet{Fleet: config.Fleet{Preset: c.preset}}
-		if got := f.outlierDetector(policies.Cost{}).Excess(c.own, c.mean); got != c.excess {
-			t.Errorf("preset %s: %d tokens where the mean is %d: excess %d, want %d", c.preset, c.own, c.mean, got, c.excess)
-		}
-	}
-}
-
-// TestModulesOfUnequalReplicas checks that no module, whose settings are those of all hosts, replaces a
-// policy that counts with the cost of its replica where replicas differ in it.
-func TestModulesOfUnequalReplicas(t *testing.T) {
-	names := func(f Fleet) (out []string) {
-		for _, m := range f.BuiltinModules() {
-			out = append(out, m.Name)
-		}
-		return out
-	}
+// TestBuiltinModules checks that the modules are those of the kinds that a preset calls.
+func TestBuiltinModules(t *testing.T) {
 	f := load(t, "")
-	if got := names(f); !slices.Contains(got, "outlier") || !slices.Contains(got, "place-cheapest") {
-		t.Errorf("equal replicas: %v", got)
-	}
-	f.Fleet.Replicas[1].TP = 4
-	if got := names(f); !slices.Equal(got, []string{"partition-exact", "bid-least-load", "place-cheapest"}) {
-		t.Errorf("unequal replicas: %v", got)
+	for preset, want := range map[string][]string{
+		config.PresetDefault: {"partition-exact", "bid-least-load", "place-cheapest"},
+		config.PresetPaper:   {"partition-paper", "bid-paper", "outlier", "place"},
+	} {
+		f.Preset = preset
+		var got []string
+		for _, m := range f.BuiltinModules() {
+			got = append(got, m.Name)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("preset %s: %v, want %v", preset, got, want)
+		}
 	}
 }
 

@@ -57,7 +57,7 @@ func (h *StallHistogram) observe(x float64) {
 
 // The causes and methods that are counted under their own names.
 var (
-	knownCauses  = []string{"growth", "outlier", "drain", "spill", "prefill", "engine lost", loadreport.CausePrefix}
+	knownCauses  = []string{"growth", "outlier", "drain", "spill", "prefill", "cheaper", "engine lost", loadreport.CausePrefix}
 	knownMethods = []string{"live", "reprompt", "handoff"}
 )
 
