@@ -94,34 +94,35 @@ type PolicySummary struct {
 }
 
 // Policies returns what GET /policies answers about some slots, or about all if
-// none is given.
+// none is given. It must not be changed.
 func (c *Control) Policies(only ...lifecycle.Kind) Policies {
-	now := time.Now()
-	out := Policies{Time: now, Enabled: c.cfg.Admitter != nil, Slots: []PolicySlot{}}
-	stored, reports, refusals := c.slots.stored(), c.slots.reports(now), nackedSlots(c.observe().published.Nodes)
-	for _, kind := range lifecycle.Kinds() {
-		if len(only) > 0 && !slices.Contains(only, kind) {
-			continue
-		}
-		s := policySlotOf(policyslots.Find(stored, kind))
-		s.Nodes = policyNodesOf(kind, reports, refusals, now)
-		if len(s.Nodes) > 0 || slices.ContainsFunc(stored, func(o policyslots.Slot) bool { return o.Kind == kind }) {
+	seen := c.observe()
+	out := Policies{Time: seen.status.Time, Enabled: c.cfg.Admitter != nil, Slots: []PolicySlot{}}
+	for _, s := range seen.slots {
+		if len(only) == 0 || slices.Contains(only, s.Slot) {
 			out.Slots = append(out.Slots, s)
 		}
 	}
 	return out
 }
 
-// policySummaries returns the slots as in /status.
-func (c *Control) policySummaries(now time.Time, nodes []Node) (out []PolicySummary) {
-	stored, reports, refusals := c.slots.stored(), c.slots.reports(now), nackedSlots(nodes)
+// policySlots returns the slots that are stored or that a host has.
+func policySlots(stored []policyslots.Slot, reports []policyslots.Report, nodes []Node, now time.Time) (out []PolicySlot) {
+	refusals := nackedSlots(nodes)
 	for _, kind := range lifecycle.Kinds() {
-		s := policyslots.Find(stored, kind)
-		shown := policySlotOf(s)
-		sum := PolicySummary{Slot: kind, Stable: shown.Stable, Candidate: shown.Candidate, Hosts: policyNodesOf(kind, reports, refusals, now)}
-		if len(sum.Hosts) == 0 && !slices.ContainsFunc(stored, func(o policyslots.Slot) bool { return o.Kind == kind }) {
-			continue
+		s := policySlotOf(policyslots.Find(stored, kind))
+		s.Nodes = policyNodesOf(kind, reports, refusals, now)
+		if len(s.Nodes) > 0 || slices.ContainsFunc(stored, func(o policyslots.Slot) bool { return o.Kind == kind }) {
+			out = append(out, s)
 		}
+	}
+	return out
+}
+
+// policySummaries returns the slots as in /status.
+func policySummaries(slots []PolicySlot, reports []policyslots.Report, now time.Time) (out []PolicySummary) {
+	for _, s := range slots {
+		sum := PolicySummary{Slot: s.Slot, Stable: s.Stable, Candidate: s.Candidate, Hosts: slices.Clone(s.Nodes)}
 		stable := lifecycle.Native
 		if s.Stable != nil {
 			stable = s.Stable.Generation

@@ -15,6 +15,7 @@ const observeInterval = time.Second
 type observation struct {
 	status    Status
 	published publish.Status // with what the nodes report of themselves
+	slots     []PolicySlot
 }
 
 // observer makes an observation a second at most, for all who ask: to describe ten thousand nodes costs milliseconds
@@ -53,9 +54,11 @@ func (c *Control) look(now time.Time, snapshot *fleet.Snapshot) *observation {
 	}
 	s := statusOf(snapshot, published, c.cfg.Policy, now)
 	c.planes.addPlanes(&s, now)
-	s.Policies, s.Plaintext = c.policySummaries(now, published.Nodes), c.cfg.Plaintext
+	reports := c.slots.reports(now)
+	slots := policySlots(c.slots.stored(), reports, published.Nodes, now)
+	s.Policies, s.Plaintext = policySummaries(slots, reports, now), c.cfg.Plaintext
 	s.Faults = c.faults(snapshot, published, s.Policies, now)
-	return &observation{s, published}
+	return &observation{s, published, slots}
 }
 
 // Status returns what GET /status answers: at most a second old, and not older than the last order and the

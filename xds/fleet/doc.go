@@ -5,7 +5,8 @@
 // A Fleet is the goroutine around a State, a pure state machine: the Fleet feeds it
 // events and carries its effects out. Its parts are
 // policies/planner (one model's plan), policies/weights, xds/internal/fleetstate (replicas, orders, history)
-// and xds/internal/reports.
+// and xds/internal/reports. What may take seconds runs in goroutines of its own and comes back as an event: a write of
+// the store, and a Planning, which asks modules and the site's rules.
 //
 // Several control planes may share a store (Rules.Shared): the one that holds the lease
 // (store.LeaseMachine) plans, and all of them publish what is stored and configured, so that
