@@ -7,8 +7,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
-
-	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 var _ serverv3.Callbacks = (*Ledger)(nil)
@@ -41,11 +39,7 @@ func (l *Ledger) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryR
 
 // OnStreamDeltaResponse implements serverv3.Callbacks.
 func (l *Ledger) OnStreamDeltaResponse(id int64, _ *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s := l.streams[streamKey{false, id}]; s != nil {
-		s.subscription(resp.GetTypeUrl()).addSent(response{nonce: resp.GetNonce(), resources: resp.GetResources(), removed: resp.GetRemovedResources()})
-	}
+	l.recordSent(streamKey{false, id}, resp.GetTypeUrl(), deltaResponse(resp))
 }
 
 // OnStreamOpen implements serverv3.Callbacks.
@@ -73,13 +67,14 @@ func (l *Ledger) OnStreamRequest(id int64, req *discoveryv3.DiscoveryRequest) er
 
 // OnStreamResponse implements serverv3.Callbacks.
 func (l *Ledger) OnStreamResponse(_ context.Context, id int64, _ *discoveryv3.DiscoveryRequest, resp *discoveryv3.DiscoveryResponse) {
+	l.recordSent(streamKey{true, id}, resp.GetTypeUrl(), sotwResponse(resp))
+}
+
+func (l *Ledger) recordSent(key streamKey, typ string, r response) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s := l.streams[streamKey{true, id}]; s != nil {
-		s.subscription(resp.GetTypeUrl()).addSent(response{
-			nonce: resp.GetNonce(), bodies: resp.GetResources(),
-			complete: resp.GetTypeUrl() == resources.ClusterType || resp.GetTypeUrl() == resources.ListenerType,
-		})
+	if s := l.streams[key]; s != nil {
+		s.subscription(typ).addSent(r)
 	}
 }
 

@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -98,21 +99,6 @@ func (l *Ledger) signal() {
 	}
 }
 
-// Behind adds to ids the nodes that have not acknowledged the set's resources of the
-// given types, as far as they subscribe to them. A proxy that has just lost its stream
-// counts as behind for reconnectTime, because it keeps what it has and will subscribe
-// again.
-func (l *Ledger) Behind(set resources.Set, types []string, ids map[string]bool) {
-	v := newVersions(set, types)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for id, n := range l.nodes {
-		if !ids[id] && (n.isBehind(v) || n.isReconnecting(types)) {
-			ids[id] = true
-		}
-	}
-}
-
 // classify assigns all nodes, present and future, to groups, and decides which count;
 // nil: all.
 func (l *Ledger) classify(groupOf func(id, cluster string) string, counts func(id string) bool) {
@@ -191,6 +177,8 @@ func (n *node) logLevel() slog.Level {
 
 func (n *node) isObserver() bool { return n.cluster == resources.ObserverCluster }
 
+// isBehind reports whether the node has not acknowledged the set's resources of the types, as far
+// as it subscribes to them.
 func (n *node) isBehind(v targetVersions) bool {
 	for _, s := range n.streams {
 		for typ, sub := range s.types {
@@ -325,12 +313,7 @@ func (l *Ledger) recordReplyLocked(s *stream, sub *subscription, r reply) {
 		}
 		l.recordNACKLocked(s, r.GetTypeUrl(), sub, e.GetMessage(), was)
 	} else {
-		acked := sub.acknowledge(r.GetResponseNonce())
-		if r.GetTypeUrl() == resources.RoutingType {
-			for _, res := range acked.resources {
-				s.node.planEpoch = resources.RoutingEpoch(res.GetResource().GetValue())
-			}
-		}
+		s.node.planEpoch = cmp.Or(sub.acknowledge(r.GetResponseNonce()).epoch, s.node.planEpoch)
 	}
 	l.signal()
 }
@@ -364,9 +347,9 @@ func (l *Ledger) takeNACKs() []planrollout.NACK {
 func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text string, r response) {
 	s.node.nacks++
 	s.node.lastError, s.node.errorAt = redact(text), time.Now()
-	if rs := r.versions(); len(rs) > 0 && typ != resources.ExtensionType && s.node.counts && !s.node.isObserver() {
+	if len(r.versions) > 0 && typ != resources.ExtensionType && s.node.counts && !s.node.isObserver() {
 		l.nacks = append(l.nacks, planrollout.NACK{
-			Node: s.node.id, Group: s.node.group, Type: typ, Resources: rs, Text: s.node.lastError,
+			Node: s.node.id, Group: s.node.group, Type: typ, Resources: r.versions, Text: s.node.lastError,
 		})
 		l.nacks = l.nacks[max(0, len(l.nacks)-maxNACKs):]
 	}

@@ -34,7 +34,7 @@ func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 		}
 	}
 	text := sanitize(r.GetErrorDetail().GetMessage(), maxRawText)
-	versions := sub.sent[i].versions()
+	versions := sub.sent[i].versions
 	anyone := slices.ContainsFunc(versions, func(v planrollout.Version) bool { return mentionsName(text, v.Name) })
 	for _, v := range versions {
 		kind, ok := policyslots.KindOf(v.Name)

@@ -6,8 +6,8 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -45,23 +45,32 @@ const maxSent = 64
 
 // response is a response that was sent.
 type response struct {
-	nonce     string
-	resources []*discoveryv3.Resource // delta; shared with the cache
-	removed   []string
-	bodies    []*anypb.Any // SotW; shared with the cache
-	complete  bool         // SotW: resources that it lacks do not exist
+	nonce    string
+	versions []planrollout.Version
+	removed  []string
+	complete bool           // SotW: resources that it lacks do not exist
+	epoch    policies.Epoch // of the plan in it; 0: none
 }
 
-// versions lists the resources in the response.
-func (r response) versions() []planrollout.Version {
-	out := make([]planrollout.Version, 0, len(r.resources)+len(r.bodies))
-	for _, res := range r.resources {
-		out = append(out, planrollout.Version{Name: res.GetName(), Version: res.GetVersion()})
+func deltaResponse(resp *discoveryv3.DeltaDiscoveryResponse) response {
+	r := response{nonce: resp.GetNonce(), removed: resp.GetRemovedResources()}
+	for _, res := range resp.GetResources() {
+		r.versions = append(r.versions, planrollout.Version{Name: res.GetName(), Version: res.GetVersion()})
+		if resp.GetTypeUrl() == resources.RoutingType {
+			r.epoch = resources.RoutingEpoch(res.GetResource().GetValue())
+		}
 	}
-	for _, a := range r.bodies {
-		out = append(out, planrollout.Version{Name: nameOf(a.GetValue()), Version: resources.Version(a.GetValue())})
+	return r
+}
+
+// sotwResponse hashes the bodies, which takes a while.
+func sotwResponse(resp *discoveryv3.DiscoveryResponse) response {
+	typ := resp.GetTypeUrl()
+	r := response{nonce: resp.GetNonce(), complete: typ == resources.ClusterType || typ == resources.ListenerType}
+	for _, a := range resp.GetResources() {
+		r.versions = append(r.versions, planrollout.Version{Name: nameOf(a.GetValue()), Version: resources.Version(a.GetValue())})
 	}
-	return out
+	return r
 }
 
 // applyDelta applies a request of the incremental protocol.
@@ -149,11 +158,8 @@ func (u *subscription) acknowledge(nonce string) (r response) {
 	if r.complete {
 		clear(u.applied)
 	}
-	for _, a := range r.bodies {
-		u.applied[nameOf(a.GetValue())] = resources.Version(a.GetValue())
-	}
-	for _, res := range r.resources {
-		u.applied[res.GetName()] = res.GetVersion()
+	for _, v := range r.versions {
+		u.applied[v.Name] = v.Version
 	}
 	for _, name := range r.removed {
 		delete(u.applied, name)

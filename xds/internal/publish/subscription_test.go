@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -61,28 +62,28 @@ func (c *client) delta(text string) {
 // serve sends resources with versions, and removes those behind "-". It returns the nonce.
 func (c *client) serve(text string) string {
 	c.nonce++
-	r := response{nonce: fmt.Sprint(c.nonce)}
+	r := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: resources.ClusterType, Nonce: fmt.Sprint(c.nonce)}
 	for _, f := range strings.Fields(text) {
 		if name, minus := strings.CutPrefix(f, "-"); minus {
-			r.removed = append(r.removed, name)
+			r.RemovedResources = append(r.RemovedResources, name)
 			continue
 		}
 		name, version, _ := strings.Cut(f, "@")
-		r.resources = append(r.resources, &discoveryv3.Resource{Name: name, Version: version})
+		r.Resources = append(r.Resources, &discoveryv3.Resource{Name: name, Version: version})
 	}
-	c.addSent(r)
-	return r.nonce
+	c.addSent(deltaResponse(r))
+	return r.Nonce
 }
 
 // serveSotW sends all clusters, and returns the nonce.
 func (c *client) serveSotW(names string) string {
 	c.nonce++
-	r := response{nonce: fmt.Sprint(c.nonce), complete: true}
+	r := &discoveryv3.DiscoveryResponse{TypeUrl: resources.ClusterType, Nonce: fmt.Sprint(c.nonce)}
 	for _, name := range strings.Fields(names) {
-		r.bodies = append(r.bodies, &anypb.Any{Value: body(name)})
+		r.Resources = append(r.Resources, &anypb.Any{Value: body(name)})
 	}
-	c.addSent(r)
-	return r.nonce
+	c.addSent(sotwResponse(r))
+	return r.Nonce
 }
 
 // TestDeltaSubscription checks what a client of the incremental protocol lacks.
@@ -220,11 +221,27 @@ func TestVersionsOfResponses(t *testing.T) {
 	c.serveSotW("d")
 	var got []string
 	for _, r := range c.sent {
-		for _, v := range r.versions() {
+		for _, v := range r.versions {
 			got = append(got, v.Name)
 		}
 	}
 	if !slices.Equal(got, []string{"a", "c", "d"}) {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestBodiesAreReadWhenSent checks that a state-of-the-world response is hashed once, when it is
+// sent and before the ledger is locked: an ACK reads no body.
+func TestBodiesAreReadWhenSent(t *testing.T) {
+	w := &wire{Ledger: NewLedger(nil), t: t}
+	testkit.NoError(t, w.OnStreamOpen(t.Context(), 1, ""))
+	request := &discoveryv3.DiscoveryRequest{Node: &corev3.Node{Id: "n"}, TypeUrl: resources.ClusterType}
+	testkit.NoError(t, w.OnStreamRequest(1, request))
+	sent := &anypb.Any{Value: body("a")}
+	w.OnStreamResponse(t.Context(), 1, request, &discoveryv3.DiscoveryResponse{TypeUrl: resources.ClusterType, Nonce: "1", Resources: []*anypb.Any{sent}})
+	sent.Value = nil
+	testkit.NoError(t, w.OnStreamRequest(1, &discoveryv3.DiscoveryRequest{TypeUrl: resources.ClusterType, ResponseNonce: "1"}))
+	if f := w.ask("", "a", clusterTypes); len(f.Late) > 0 {
+		t.Errorf("%v lack the cluster that was sent", f.Late)
 	}
 }
