@@ -240,29 +240,19 @@ func TestSlotsOfNodes(t *testing.T) {
 func TestNodeStatus(t *testing.T) {
 	w := &wire{Ledger: NewLedger(nil), t: t}
 	w.open(1, "n", "", resources.RouteType, resources.ClusterType)
-	routes := func(version string, epoch policies.Epoch) *planrollout.Snapshot {
-		return &planrollout.Snapshot{
-			View: resources.View{Plans: []policies.Plan{{Epoch: epoch}}},
-			Set:  testkit.Must(resources.NewSet(&resources.Resource{Type: resources.RouteType, Name: "r", Version: version})),
-		}
-	}
-	snapshots := []*planrollout.Snapshot{routes("1", 1), routes("2", 2), routes("1", 3), routes("4", 4)}
-	var versions []targetVersions
-	for _, s := range snapshots {
-		versions = append(versions, newVersions(s.Set, []string{resources.RouteType}))
-	}
+	epochs := map[string]policies.Epoch{"2": 2, "1": 3, "4": 4}
 	w.reply(1, resources.RouteType, w.send(1, resources.RouteType, "r@1"), "")
 	w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1 b@1"), "")
 	w.send(1, resources.ClusterType, "a@2")
 	w.send(1, resources.ClusterType, "b@2")
 	n := w.nodes["n"]
-	got := n.status(groupView{}, snapshots, versions)
+	got := n.status(groupView{}, epochs)
 	if got.Epoch != 3 || got.Types["Cluster"] != (NodeType{Acked: 2, Pending: 2}) {
-		t.Errorf("%+v, want the newest plan with its routes, and two responses without a reply", got)
+		t.Errorf("%+v, want the plan of its routes, and two responses without a reply", got)
 	}
 	w.reply(1, resources.ClusterType, fmt.Sprint(w.nonce), "no memory")
 	fenced := groupView{GroupReport: planrollout.GroupReport{Fenced: map[string]string{"n": "late"}}}
-	if got := n.status(fenced, nil, nil); got.Reason != "fenced: late: no memory" || !got.Fenced {
+	if got := n.status(fenced, nil); got.Reason != "fenced: late: no memory" || !got.Fenced {
 		t.Errorf("a fenced node: %+v", got)
 	}
 }
@@ -326,19 +316,20 @@ func TestCountRequests(t *testing.T) {
 	}
 }
 
-// TestSnapshotsAreBounded checks that the last snapshots are kept, one for each route table.
-func TestSnapshotsAreBounded(t *testing.T) {
+// TestEpochsAreBounded checks that the versions of the last route tables are known, and that
+// health leaves them as they are.
+func TestEpochsAreBounded(t *testing.T) {
 	p := testkit.Must(New(Config{Cache: noCache{}, Ledger: NewLedger(nil)}))
-	for i := range maxSnapshots + 5 {
+	for i := range policies.Epoch(maxEpochs + 5) {
 		for _, health := range []string{"well", "sick"} {
-			p.rememberSnapshot(&planrollout.Snapshot{Set: testkit.Must(resources.NewSet(
+			p.rememberRoutes(planrollout.Apply{Epoch: i, Set: testkit.Must(resources.NewSet(
 				&resources.Resource{Type: resources.RouteType, Name: "r", Version: fmt.Sprint(i)},
 				&resources.Resource{Type: resources.EndpointType, Name: "e", Version: health}))})
 		}
 	}
-	kept := p.state.snapshots
-	if len(kept) != maxSnapshots || kept[0].Set.Get(resources.RouteType, "r").Version != "5" || kept[0].Set.Get(resources.EndpointType, "e").Version != "sick" {
-		t.Errorf("%d are kept", len(kept))
+	kept := p.state.epochs
+	if _, forgotten := kept["3"]; len(kept) != maxEpochs+1 || forgotten || kept["4"] != 4 || kept["20"] != 20 {
+		t.Errorf("%v are kept", kept)
 	}
 }
 

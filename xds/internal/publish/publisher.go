@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -82,9 +83,8 @@ type Refusal = planrollout.Refusal
 const (
 	defaultAckTimeout   = 3 * time.Second
 	defaultDrainTimeout = 30 * time.Second
-	// maxSnapshots bounds the snapshots that are kept to find out which one a node
-	// has.
-	maxSnapshots = 16
+	// maxEpochs is how many epochs back the versions of route tables are known.
+	maxEpochs = 16
 )
 
 // validate returns the configuration with its defaults.
@@ -132,10 +132,10 @@ type Publisher struct {
 
 // state is what Status returns.
 type state struct {
-	report    planrollout.Report
-	refusals  []Refusal
-	err       error                   // why the last view is not a snapshot
-	snapshots []*planrollout.Snapshot // the last targets, oldest first
+	report   planrollout.Report
+	refusals []Refusal
+	err      error                     // why the last view is not a snapshot
+	epochs   map[string]policies.Epoch // of the applied route tables, by version
 }
 
 // New checks the configuration. Nothing is applied before Run.
@@ -220,22 +220,25 @@ func (p *Publisher) applySubmitted() {
 	if p.target != nil && p.target.Set.Equal(t.Set) {
 		return
 	}
-	p.rememberSnapshot(t)
+	p.target = t
 	p.observeNodes() // a node that has caught up by now starts with a fresh timeout
 	p.step(planrollout.SetTarget{Snapshot: t})
 }
 
-// rememberSnapshot keeps a snapshot, so that Status can find out which nodes have it.
-func (p *Publisher) rememberSnapshot(t *planrollout.Snapshot) {
-	p.target = t
+// rememberRoutes keeps the versions of a set's route tables, so that Status knows the epochs of
+// nodes.
+func (p *Publisher) rememberRoutes(s planrollout.Apply) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.state.snapshots); n > 0 && p.state.snapshots[n-1].Set.Equal(t.Set, resources.RouteType) {
-		p.state.snapshots[n-1] = t
-		return
+	epochs := maps.Clone(p.state.epochs)
+	if epochs == nil {
+		epochs = make(map[string]policies.Epoch)
 	}
-	p.state.snapshots = append(p.state.snapshots, t)
-	p.state.snapshots = p.state.snapshots[max(0, len(p.state.snapshots)-maxSnapshots):]
+	maps.DeleteFunc(epochs, func(_ string, e policies.Epoch) bool { return e+maxEpochs < s.Epoch })
+	for _, r := range s.Set.All(resources.RouteType) {
+		epochs[r.Version] = s.Epoch
+	}
+	p.state.epochs = epochs
 }
 
 // step passes an event to the rollout and executes its output, as long as the
@@ -247,6 +250,7 @@ func (p *Publisher) step(e planrollout.Event) {
 			p.logNote(n)
 		}
 		for _, s := range out.Applies {
+			p.rememberRoutes(s)
 			p.cfg.Cache.Set(s.Group, s.Set)
 			p.cfg.Logger.Debug("resources applied", "group", s.Group, "epoch", uint64(s.Epoch), "phase", s.Phase.String())
 		}

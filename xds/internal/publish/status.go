@@ -54,7 +54,7 @@ type Node struct {
 	// Connected says that it has an open stream; Since is when that changed.
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since"`
-	// Epoch is of the newest plan whose routes it has acknowledged; 0: unknown.
+	// Epoch is of the newest routes that it has acknowledged; 0: unknown.
 	Epoch policies.Epoch `json:"epoch"`
 	// Current says that it has acknowledged everything that was applied to its group. Before the
 	// first plan no node is current.
@@ -111,12 +111,10 @@ type NodeType struct {
 // Status returns the present state.
 func (p *Publisher) Status() Status {
 	p.mu.Lock()
-	st := p.state
-	snapshots := slices.Clone(p.state.snapshots)
-	refusals := slices.Clone(p.state.refusals)
+	st := p.state // its parts are replaced, and never changed
 	p.mu.Unlock()
 	now := time.Now()
-	s := Status{Phase: planrollout.Idle.String(), Err: st.err, Stopped: st.report.Stopped, Refused: refusals}
+	s := Status{Phase: planrollout.Idle.String(), Err: st.err, Stopped: st.report.Stopped, Refused: st.refusals}
 	if s.Err == nil && st.report.Blocked != "" {
 		s.Err, s.Blocked = errors.New(st.report.Blocked), true
 	}
@@ -132,15 +130,11 @@ func (p *Publisher) Status() Status {
 		}
 		s.Groups = append(s.Groups, Group{Name: g.Name, Phase: g.Phase.String(), Epoch: g.Epoch, Nodes: g.Nodes, Reason: v.reason})
 	}
-	routes := make([]targetVersions, len(snapshots))
-	for i, t := range snapshots {
-		routes[i] = newVersions(t.Set, []string{resources.RouteType})
-	}
 	l := p.cfg.Ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range l.nodes {
-		s.Nodes = append(s.Nodes, n.status(groups[n.group], snapshots, routes))
+		s.Nodes = append(s.Nodes, n.status(groups[n.group], st.epochs))
 	}
 	slices.SortFunc(s.Nodes, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
 	return s
@@ -153,33 +147,30 @@ type groupView struct {
 	reason   string
 }
 
-// status describes a node. The ledger must be locked.
-func (n *node) status(g groupView, snapshots []*planrollout.Snapshot, routes []targetVersions) Node {
+// status describes a node, given the epochs of route tables. The ledger must be locked.
+func (n *node) status(g groupView, epochs map[string]policies.Epoch) Node {
 	reason, fenced := g.Fenced[n.id]
 	refusal := g.Refusing[n.id]
 	out := Node{
 		ID: n.id, Cluster: n.cluster, Group: n.group, Connected: len(n.streams) > 0, Since: n.since,
 		Fenced: fenced, Refusing: refusal != "", Unlisted: !n.counts, Observer: n.isObserver(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
 		Unrouted: len(n.streams) > 0 && n.lastError != "" && !n.hasAcked([]string{resources.RouteType, resources.RoutingType}),
-		Slots:    maps.Clone(n.slots), Current: len(n.streams) > 0 && len(snapshots) > 0 && !n.isBehind(g.versions), Types: make(map[string]NodeType),
+		Slots:    maps.Clone(n.slots), Current: len(n.streams) > 0 && len(epochs) > 0 && !n.isBehind(g.versions), Types: make(map[string]NodeType),
 	}
-	routed := false
 	for _, stream := range n.streams {
 		for typ, sub := range stream.types {
 			t := out.Types[shortType(typ)]
 			t.Acked += len(sub.applied)
 			t.Pending += len(sub.sent)
 			out.Types[shortType(typ)] = t
-			routed = routed || typ == resources.RouteType
-			if typ == resources.RoutingType {
+			switch typ {
+			case resources.RouteType:
+				for _, version := range sub.applied {
+					out.Epoch = max(out.Epoch, epochs[version])
+				}
+			case resources.RoutingType:
 				out.Epoch = n.followedEpoch(sub, g.versions)
 			}
-		}
-	}
-	for i := len(snapshots) - 1; routed && i >= 0; i-- {
-		if !n.isBehind(routes[i]) {
-			out.Epoch = snapshots[i].Epoch()
-			break
 		}
 	}
 	switch {
@@ -197,7 +188,7 @@ func (n *node) status(g groupView, snapshots []*planrollout.Snapshot, routes []t
 		out.Reason = "fenced: " + reason
 	case g.reason != "":
 		out.Reason = g.reason
-	case len(snapshots) == 0:
+	case len(epochs) == 0:
 		out.Reason = "this control plane has published no plan yet, so the proxy keeps what it has"
 	case !out.Current:
 		out.Reason = "has not acknowledged everything that it was sent"
