@@ -2,7 +2,6 @@ package control
 
 import (
 	"math"
-	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -200,34 +199,18 @@ type Change struct {
 	Stages []Stage        `json:"stages"`         // with ranges and replica ids only
 }
 
-// Refusal is one refused plan of a Status.
-type Refusal struct {
-	Epoch policies.Epoch `json:"epoch"`
-	Type  string         `json:"type"` // of what was refused: the last part of the type URL
-	Name  string         `json:"name"`
-	Node  string         `json:"node"`
-	Group string         `json:"group,omitempty"`
-	Text  string         `json:"text"` // the proxy's error text, redacted
-	At    time.Time      `json:"at"`
-}
-
-// Group is one group of proxies of a Status, Node one proxy or gRPC client.
+// Group is one group of proxies of a Status, Node one proxy or gRPC client, Refusal one refused plan.
 type (
-	Group = publish.Group
-	Node  = publish.Node
+	Group   = publish.Group
+	Node    = publish.Node
+	Refusal = publish.Refusal
 )
 
 // statusOf renders a Status. Without a snapshot the fleet has not started yet.
 func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time) Status {
-	out := Status{Time: now, Policy: policy, Phase: p.Phase, PublishedEpoch: p.Epoch, Models: []Model{}, Nodes: []Node{}, Groups: append([]Group{}, p.Groups...), History: []Change{}}
+	out := Status{Time: now, Policy: policy, Phase: p.Phase, PublishedEpoch: p.Epoch, Refused: p.Refused, Models: []Model{}, Nodes: []Node{}, Groups: append([]Group{}, p.Groups...), History: []Change{}}
 	if p.Err != nil {
 		out.Error = p.Err.Error()
-	}
-	for _, r := range p.Refused {
-		out.Refused = append(out.Refused, Refusal{
-			Epoch: r.Epoch, Type: r.Type[strings.LastIndexByte(r.Type, '.')+1:], Name: r.Name,
-			Node: r.Node, Group: r.Group, Text: r.Text, At: r.At,
-		})
 	}
 	for _, n := range p.Nodes {
 		switch {

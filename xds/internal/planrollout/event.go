@@ -55,14 +55,17 @@ func (SetTarget) event() {}
 func (Observe) event()   {}
 func (NACK) event()      {}
 
-// Refusal is a plan that was rolled back because a canary or half of a group refused it.
+// Refusal is a plan that was rolled back because a canary or half of a group refused it, in the
+// JSON form of GET /status.
 type Refusal struct {
-	Epoch       policies.Epoch // of the newest plan of the refused snapshot
-	Plans       []RefusedPlan  // that the snapshot would have replaced
-	Type, Name  string         // of what was refused
-	Node, Group string
-	Text        string // the reason, redacted
-	At          time.Time
+	Epoch policies.Epoch `json:"epoch"` // of the newest plan of the refused snapshot
+	Plans []RefusedPlan  `json:"-"`     // of the snapshot, that would have replaced others
+	Type  string         `json:"type"`  // of what was refused: the last part of the type URL
+	Name  string         `json:"name"`
+	Node  string         `json:"node"`
+	Group string         `json:"group,omitempty"`
+	Text  string         `json:"text"` // the proxy's error text, redacted
+	At    time.Time      `json:"at"`
 }
 
 // RefusedPlan is a model's plan in a refused snapshot.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -119,9 +120,9 @@ func (r *Rollout) rollBackRefused(now time.Time, g *group) bool {
 	if nodes == 0 || !canary && 2*nodes < g.nodes {
 		return false
 	}
-	f := g.refusals[list[0]]
+	f, typ := g.refusals[list[0]], list[0].typ
 	refused := Refusal{
-		Epoch: r.rolling.snapshot.Epoch(), Plans: r.rolling.snapshot.replaces(r.stable.snapshot), Type: list[0].typ,
+		Epoch: r.rolling.snapshot.Epoch(), Plans: r.rolling.snapshot.replaces(r.stable.snapshot), Type: typ[strings.LastIndexByte(typ, '.')+1:],
 		Name: nameRefused(f.versions), Node: list[0].node, Group: g.name, Text: f.text, At: f.at,
 	}
 	r.refused = append(r.refused, refused)

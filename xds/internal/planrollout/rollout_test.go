@@ -246,3 +246,15 @@ func TestRefusedPlansAreBounded(t *testing.T) {
 		t.Errorf("%d are remembered: %+v", len(got), got)
 	}
 }
+
+// TestNewHealthIsObserved checks that a set which changes within a phase is observed at once.
+func TestNewHealthIsObserved(t *testing.T) {
+	s := newScenario(t, "")
+	s.r = testkit.Must(New(Config{Groups: []string{""}, AckTimeout: time.Second, Build: renderText, Prove: func(resources.Set) error { return nil }}))
+	s.r.Step(s.now, SetTarget{Snapshot: s.snapshot("1 ab|c")})
+	s.r.Step(s.now, SetTarget{Snapshot: s.snapshot("1 ab|c b=sick")}) // phase Add
+	out := s.r.Step(s.now, SetTarget{Snapshot: s.snapshot("1 ab|c a=sick")})
+	if len(out.Applies) != 1 || out.Applies[0].Phase != Add || !out.ObserveNow {
+		t.Errorf("%+v", out)
+	}
+}

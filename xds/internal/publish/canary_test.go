@@ -146,7 +146,7 @@ func TestEnvoyRefuses(t *testing.T) {
 	t.Logf("refused and rolled back after %v", time.Since(begun).Round(time.Microsecond))
 	st := p.publisher.Status()
 	r := st.Refused[0]
-	if r.Node != "canary-1" || r.Group != "canary" || r.Type != resources.RouteType || r.Name != resources.RouteName || r.Epoch != 2 {
+	if r.Node != "canary-1" || r.Group != "canary" || r.Type != "RouteConfiguration" || r.Name != resources.RouteName || r.Epoch != 2 {
 		t.Errorf("refused: %+v", r)
 	}
 	if want := "Only a single wildcard domain is permitted in route cascade"; r.Text != want {

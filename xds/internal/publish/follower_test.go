@@ -1,6 +1,7 @@
 package publish_test
 
 import (
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -74,7 +75,7 @@ func TestFollowerRefuses(t *testing.T) {
 	p.waitForCurrent(t, 1, 2)
 	submit(2, 2000)
 	testkit.WaitForValue(t, "the rollback", p.publisher.Status, func(st publish.Status) bool {
-		return len(st.Refused) == 1 && st.Refused[0].Type == resources.RoutingType && st.Refused[0].Node == "canary-1" && st.Phase == "idle" && st.Blocked
+		return len(st.Refused) == 1 && strings.HasSuffix(resources.RoutingType, "."+st.Refused[0].Type) && st.Refused[0].Node == "canary-1" && st.Phase == "idle" && st.Blocked
 	})
 	if canary.Load() != 1 || edge.Load() != 1 || highest.Load() != 1 {
 		t.Errorf("epochs %d and %d; the other group was sent %d", canary.Load(), edge.Load(), highest.Load())
