@@ -257,7 +257,7 @@ func (srv *Server) handleMetrics(sample counterSample, now time.Time) {
 	}
 }
 
-// handleMetrics records a sample that was read while the requests counted here had a load. It
+// handleMetrics records a sample that has just arrived; counted is the load of the requests counted here now. It
 // returns whether the engine has started anew since the last one, and whether the size of its
 // KV cache is another one.
 func (s *engineState) handleMetrics(sample counterSample, counted policies.Load, now time.Time) (restarted, resized bool) {
@@ -278,9 +278,11 @@ func (s *engineState) handleMetrics(sample counterSample, counted policies.Load,
 	s.load, s.loadAt = m.Load, now
 	s.load.Queued, s.queued = min(m.Load.Queued, s.queued), m.Load.Queued // twice: a request that arrives is no queue
 	// What the engine uses beyond the lengths of running requests belongs to waiting ones,
-	// as far as they reach; what it uses less is shared.
-	used := m.Load.KVUsed
-	s.correction = used - min(max(used, counted.Held), counted.Held+counted.Promised)
+	// as far as they reach; what it uses less is shared. What has begun or ended since it was asked is neither.
+	used, before := m.Load.KVUsed, sample.counted
+	least := min(before.Held, counted.Held)
+	most := max(before.Held+before.Promised, counted.Held+counted.Promised)
+	s.correction = used - min(max(used, least), most)
 	return restarted, s.info.KVTokens != was
 }
 

@@ -183,9 +183,10 @@ func TestEngineCapacity(t *testing.T) {
 // that are counted here.
 func TestSharedPrefixes(t *testing.T) {
 	now := time.Now()
-	sample := func(used policies.Tokens) counterSample {
-		return counterSample{metrics: engineinfo.Metrics{KVTokens: 8192, Load: policies.EngineLoad{Capacity: 8192, KVUsed: used}}}
+	sample := func(used policies.Tokens, asked policies.Load) counterSample {
+		return counterSample{counted: asked, metrics: engineinfo.Metrics{KVTokens: 8192, Load: policies.EngineLoad{Capacity: 8192, KVUsed: used}}}
 	}
+	none, one := policies.Load{}, policies.Load{Held: 720}
 	for _, test := range []struct {
 		name         string
 		at           policies.Load // counted here when the engine reports used
@@ -202,13 +203,22 @@ func TestSharedPrefixes(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newEngineState(Config{})
-			s.handleMetrics(sample(test.used), test.at, now)
+			s.handleMetrics(sample(test.used, test.at), test.at, now)
 			l := s.addLoad(test.then, now.Add(time.Second))
 			if l.KV() != test.wantKV || l.KV()+l.Promised != test.want {
 				t.Errorf("%d in use, with what waits %d; want %d, %d", l.KV(), l.KV()+l.Promised, test.wantKV, test.want)
 			}
 			testkit.NoError(t, l.Validate())
 		})
+	}
+	for _, change := range [][2]policies.Load{{one, none}, {none, one}} {
+		for _, used := range []policies.Tokens{0, 720} { // before and after the change
+			s := newEngineState(Config{})
+			s.handleMetrics(sample(used, change[0]), change[1], now)
+			if got := s.addLoad(change[1], now).KV(); got != change[1].Held {
+				t.Errorf("%d while asked, then %d; the engine reports %d: %d in use", change[0].Held, change[1].Held, used, got)
+			}
+		}
 	}
 }
 
@@ -233,7 +243,10 @@ func TestLoadBetweenReports(t *testing.T) {
 	used := func(after time.Duration) policies.Tokens {
 		return s.addLoad(policies.Load{Held: 5000}, now.Add(after)).KV()
 	}
-	s.handleMetrics(counterSample{took: time.Minute, metrics: engineinfo.Metrics{KVTokens: 1000, Load: policies.EngineLoad{Capacity: 1000, KVUsed: 400}}}, policies.Load{Held: 5000}, now)
+	s.handleMetrics(counterSample{
+		took: time.Minute, counted: policies.Load{Held: 5000},
+		metrics: engineinfo.Metrics{KVTokens: 1000, Load: policies.EngineLoad{Capacity: 1000, KVUsed: 400}},
+	}, policies.Load{Held: 5000}, now)
 	for after := time.Duration(0); !s.due(now.Add(after)); after += time.Second {
 		if got := used(after); got != 400 {
 			t.Fatalf("after %v %d tokens are in use, want 400", after, got)

@@ -42,6 +42,7 @@ type counterSample struct {
 	metrics engineinfo.Metrics
 	err     error // of metrics
 	took    time.Duration
+	counted policies.Load // at this server when it was asked
 }
 
 // engineWork sums the requests at the own engine from which something is to be expected.
@@ -81,6 +82,7 @@ func (srv *Server) engineWork(counters bool) (w enginestate.Work) {
 func (srv *Server) readCounters(ctx context.Context, seed maphash.Seed) (s counterSample) {
 	ctx, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout)
 	defer cancel()
+	s.counted = srv.tracker.State().Load
 	start := time.Now()
 	text, err := engineinfo.Get(srv.getFromEngine).Read(ctx, "/metrics")
 	if s.took = time.Since(start); err != nil {
