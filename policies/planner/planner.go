@@ -96,8 +96,10 @@ type Planner struct {
 const (
 	DefaultPeriod   = 10 * policies.Second
 	DefaultHalfLife = 30 * policies.Second // View.HalfLife
-	DefaultGrace    = 5 * policies.Second  // Config.Grace and View.Grace, at any speed
-	DefaultSeen     = 1000
+	// DefaultGrace is Config.Grace and View.Grace, at any speed: with the tick that finds a silent replica, and an
+	// operator's look at the status, it is named within 5 s of its last report.
+	DefaultGrace = 4500 * policies.Millisecond
+	DefaultSeen  = 1000
 	// BucketsPerOctave is the number of length buckets per doubling; see policies.BucketEdges.
 	BucketsPerOctave = 4
 	// RefineInterval is the least time between two changes of boundaries: each costs a

@@ -87,7 +87,7 @@ type Rules struct {
 	HalfLife time.Duration
 	// Grace is how long a replica counts as ready after its last report, and how long
 	// a replica that has not reported yet counts as ready after the start. Migrators
-	// report every second or faster. 0 means 5 s.
+	// report every second or faster. 0 means 4.5 s.
 	Grace time.Duration
 	// Seen is how many requests must be counted before a fleet may leave its first,
 	// single stage. 0 means 1000.
