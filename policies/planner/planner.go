@@ -10,7 +10,8 @@
 // The control plane's owner is xds/fleet. In virtual time, the owner calls Repair at the start
 // and when a replica joins, leaves or fails, Tick four times a second, Replan when PeriodDue,
 // and Refine once a second if Config.Refine. It puts every Change with stages in force by
-// SetPlan, under the next epoch, with the replicas' stages updated in the View.
+// SetPlan, under the next epoch, with the replicas' stages updated in the View. An owner that must not wait calls Repair,
+// Replan and Refine in a Task.
 //
 // Invariant: a proposed plan is valid and routes differently from the one in force. The
 // site's rules are asked about plans that Replan adopts for a gain and boundaries that

@@ -31,7 +31,7 @@ type consoleSource struct{ c *Control }
 func (s consoleSource) View(now time.Time) console.View {
 	st := s.c.Status()
 	v := console.View{
-		Name: s.c.cfg.Name, Status: st, Advice: make(map[string]console.Advice), Models: []console.Model{},
+		Name: s.c.cfg.Name, Status: shown(st), Advice: make(map[string]console.Advice), Models: []console.Model{},
 		Slots: slotsOf(s.c.Policies().Slots), Mixes: s.mixes(),
 	}
 	for _, f := range st.Faults {
@@ -48,6 +48,27 @@ func (s consoleSource) View(now time.Time) console.View {
 		v.Models = append(v.Models, model)
 	}
 	return v
+}
+
+// shown returns a status without what the page does not show and what a large fleet has most of: the replicas of former
+// plans, and the transports between each two.
+func shown(st Status) Status {
+	trim := func(list []Replica) []Replica {
+		list = slices.Clone(list)
+		for i := range list {
+			list[i].Transports = nil
+		}
+		return list
+	}
+	st.History, st.Models = nil, slices.Clone(st.Models)
+	for i := range st.Models {
+		m := &st.Models[i]
+		m.Unassigned, m.Stages = trim(m.Unassigned), slices.Clone(m.Stages)
+		for j := range m.Stages {
+			m.Stages[j].Replicas = trim(m.Stages[j].Replicas)
+		}
+	}
+	return st
 }
 
 func (s consoleSource) mixes() []string {

@@ -252,6 +252,19 @@ func TestConsoleSlots(t *testing.T) {
 	}
 }
 
+// TestConsoleShowsLess checks that events carry neither former plans nor transports, which the status keeps.
+func TestConsoleShowsLess(t *testing.T) {
+	r := []Replica{{ID: "a", Transports: []Transport{{Name: "shm"}}}}
+	st := Status{History: []Change{{Epoch: 1}}, Models: []Model{{Stages: []Stage{{Replicas: r}, {Replicas: []Replica{}}}, Unassigned: slices.Clone(r)}}}
+	text := string(testkit.Must(json.Marshal(shown(st))))
+	if strings.Contains(text, "shm") || !strings.Contains(text, `"history":null`) || !strings.Contains(text, `"replicas":[]`) {
+		t.Error(text)
+	}
+	if text := string(testkit.Must(json.Marshal(st))); strings.Count(text, "shm") != 2 || len(st.History) != 1 {
+		t.Errorf("the status has changed: %s", text)
+	}
+}
+
 // TestConsoleDecisions checks the latest decisions.
 func TestConsoleDecisions(t *testing.T) {
 	until := time.Unix(9, 0)
