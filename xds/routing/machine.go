@@ -8,6 +8,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -99,6 +100,7 @@ func (m *machine) receive(r *discoveryv3.DeltaDiscoveryResponse) ([]*discoveryv3
 		return nil, fmt.Errorf("response of type %q: not subscribed", r.GetTypeUrl())
 	}
 	var faults []error
+	refused := new(errdetails.BadRequest) // so that the server need not read the text
 	seen := make(map[string]bool, len(r.GetResources()))
 	for _, res := range r.GetResources() {
 		err := fmt.Errorf("occurs twice in one response")
@@ -108,6 +110,11 @@ func (m *machine) receive(r *discoveryv3.DeltaDiscoveryResponse) ([]*discoveryv3
 		seen[res.GetName()] = true
 		if err != nil {
 			faults = append(faults, fmt.Errorf("%s: %w", res.GetName(), err))
+			if len(refused.FieldViolations) < MaxSlots {
+				refused.FieldViolations = append(refused.FieldViolations, &errdetails.BadRequest_FieldViolation{
+					Field: res.GetName(), Description: truncate(err.Error()),
+				})
+			}
 		}
 	}
 	if r.GetTypeUrl() == resources.ExtensionType { // a plan stays when its resource is removed
@@ -116,7 +123,7 @@ func (m *machine) receive(r *discoveryv3.DeltaDiscoveryResponse) ([]*discoveryv3
 		}
 	}
 	reply := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce(),
-		ErrorDetail: nackDetail(faults)}
+		ErrorDetail: nackDetail(faults, refused)}
 	return []*discoveryv3.DeltaDiscoveryRequest{reply}, errors.Join(faults...)
 }
 
@@ -197,7 +204,7 @@ func open(a *anypb.Any, into proto.Message) error {
 }
 
 // nackDetail returns a NACK's error detail, nil for an ACK. The code is Envoy's.
-func nackDetail(faults []error) *statuspb.Status {
+func nackDetail(faults []error, refused *errdetails.BadRequest) *statuspb.Status {
 	if len(faults) == 0 {
 		return nil
 	}
@@ -205,9 +212,17 @@ func nackDetail(faults []error) *statuspb.Status {
 	for i, err := range faults {
 		text[i] = err.Error()
 	}
-	msg := strings.Join(text, "; ")
-	if len(msg) > maxDetail {
-		msg = cleantext.Truncate(msg, maxDetail) + "…"
+	out := &statuspb.Status{Code: int32(codes.Internal), Message: truncate(strings.Join(text, "; "))}
+	if d, err := anypb.New(refused); err == nil {
+		out.Details = append(out.Details, d)
 	}
-	return &statuspb.Status{Code: int32(codes.Internal), Message: strings.ToValidUTF8(msg, "\uFFFD")}
+	return out
+}
+
+// truncate returns a text as valid UTF-8 of at most maxDetail bytes and an ellipsis.
+func truncate(text string) string {
+	if len(text) > maxDetail {
+		text = cleantext.Truncate(text, maxDetail) + "…"
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
 }

@@ -8,6 +8,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -154,6 +155,15 @@ func render(r *discoveryv3.DeltaDiscoveryRequest) string {
 	}
 	if e := r.GetErrorDetail(); e != nil {
 		s += fmt.Sprintf(" NACK %s code %d %q", r.GetResponseNonce(), e.GetCode(), e.GetMessage())
+		list := new(errdetails.BadRequest)
+		if len(e.GetDetails()) != 1 || e.GetDetails()[0].UnmarshalTo(list) != nil || len(list.FieldViolations) == 0 {
+			s += " without details"
+		}
+		for _, v := range list.GetFieldViolations() {
+			if !strings.Contains(e.GetMessage(), v.GetField()+": "+v.GetDescription()) {
+				s += fmt.Sprintf(", of %s %q", v.GetField(), v.GetDescription())
+			}
+		}
 	}
 	return s
 }

@@ -3,7 +3,6 @@ package publish
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -52,25 +51,4 @@ func FuzzRedact(f *testing.F) {
 			t.Errorf("%q", got)
 		}
 	})
-}
-
-// TestMentionsName checks that a name counts only by itself.
-func TestMentionsName(t *testing.T) {
-	names := []string{"cascade/m/s0/rr", "cascade/m/s1/rr", "cascade/m/s1", "cascade/m/s10/rr", "bad"}
-	for _, x := range []struct {
-		text string
-		want []string
-	}{
-		{"Error adding/updating cluster(s) cascade/m/s1/rr: no, cascade/m/s10/rr: neither", []string{"cascade/m/s1/rr", "cascade/m/s10/rr"}},
-		{"Error adding/updating cluster(s) bad: malformed", []string{"bad"}},
-		{"badly done", nil},
-		{"abad zbad Abad Zbad 0bad 9bad bada badz badA badZ bad0 bad9 bad-bad bad_ ~bad", nil},
-		{"", nil},
-		{"cascade/m/s1", []string{"cascade/m/s1"}},
-	} {
-		got := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !mentionsName(x.text, name) })
-		if !slices.Equal(got, x.want) {
-			t.Errorf("%q: %q, want %q", x.text, got, x.want)
-		}
-	}
 }

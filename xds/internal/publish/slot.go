@@ -2,11 +2,12 @@ package publish
 
 import (
 	"slices"
-	"strings"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
@@ -33,17 +34,17 @@ func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 			delete(n.slots, kind)
 		}
 	}
-	text := sanitize(r.GetErrorDetail().GetMessage(), maxRawText)
-	versions := sub.sent[i].versions
-	anyone := slices.ContainsFunc(versions, func(v planrollout.Version) bool { return mentionsName(text, v.Name) })
-	for _, v := range versions {
+	refusals := refusalsByName(r.GetErrorDetail())
+	for _, v := range sub.sent[i].versions {
 		kind, ok := policyslots.KindOf(v.Name)
 		if !ok || !kind.Known() {
 			continue
 		}
 		said := SlotReply{Version: v.Version, At: time.Now()}
-		if r.GetErrorDetail() != nil && (!anyone || mentionsName(text, v.Name)) {
-			said.Refused = redact(textAbout(text, v.Name))
+		if text, refused := refusals[v.Name]; refused {
+			said.Refused = redact(text)
+		} else if r.GetErrorDetail() != nil && len(refusals) == 0 {
+			said.Refused = redact(r.GetErrorDetail().GetMessage())
 		}
 		if n.slots == nil {
 			n.slots = make(map[lifecycle.Kind]SlotReply)
@@ -52,35 +53,17 @@ func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 	}
 }
 
-// textAbout returns the part of an error text that is about one slot, in the
-// format of package client, or all of it if it has another format.
-func textAbout(text, name string) string {
-	_, part, found := strings.Cut(text, name+": ")
-	if !found {
-		return text
-	}
-	for _, kind := range lifecycle.Kinds() {
-		part, _, _ = strings.Cut(part, "; "+policyslots.ResourceName(kind)+": ")
-	}
-	return part
-}
-
-// mentionsName reports whether a text contains a name by itself, and not as
-// part of a longer one.
-func mentionsName(text, name string) bool {
-	inName := func(c byte) bool {
-		return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("-_/.%~", c) >= 0
-	}
-	for at := 0; name != ""; {
-		i := strings.Index(text[at:], name)
-		if i < 0 {
-			return false
+// refusalsByName returns the reasons in a NACK by the names of resources, as package routing
+// sends them; none of another client.
+func refusalsByName(e *rpcstatus.Status) map[string]string {
+	out := make(map[string]string)
+	for _, d := range e.GetDetails() {
+		list := new(errdetails.BadRequest)
+		if d.UnmarshalTo(list) == nil {
+			for _, v := range list.GetFieldViolations() {
+				out[v.GetField()] = v.GetDescription()
+			}
 		}
-		from, to := at+i, at+i+len(name)
-		if (from == 0 || !inName(text[from-1])) && (to == len(text) || !inName(text[to])) {
-			return true
-		}
-		at = from + 1
 	}
-	return false
+	return out
 }
