@@ -71,7 +71,8 @@ func TestRollingUpgrade(t *testing.T) {
 }
 
 // TestProxyUpgrade replaces the embedded proxy under load, twice: no request fails, and a stream ends
-// with its last token at the process that has begun it, whatever --drain says. systemd follows the process that serves.
+// with its last token at the process that has begun it, whatever --drain says. That process ends once the client has
+// closed its idle connections. systemd follows the process that serves.
 func TestProxyUpgrade(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 2, log: []string{"--log", "info"}})
