@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/cascadeinfer/cascade/internal/identity"
@@ -178,7 +179,7 @@ func (h *testHost) Update(s *routing.Snapshot) {
 
 // report sets the slot's state in the reports. The host must be locked.
 func (h *testHost) report() {
-	h.setReport(func(m *api.LoadReport) { m.Slots = []*api.SlotStatus{h.status} })
+	h.setReport(func(m *api.LoadReport) { m.Slots = []*api.SlotStatus{proto.CloneOf(h.status)} })
 }
 
 // fetch fetches a module from the host's control plane.
