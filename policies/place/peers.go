@@ -89,8 +89,9 @@ type Peers struct {
 type peerEntry struct {
 	id       policies.ReplicaID
 	address  string
-	draining bool // as the control plane says
-	planned  bool // it is in the plan
+	host     string // "" unknown
+	draining bool   // as the control plane says
+	planned  bool   // it is in the plan
 	gone     bool
 	load     PeerLoad
 	loadedAt policies.Micros // of load
@@ -141,7 +142,7 @@ func (b *Peers) SetView(plan policies.Plan, replicas []policies.Replica) {
 		if e == nil {
 			e = &peerEntry{id: r.ID, view: b.newView()}
 		}
-		e.address, e.draining, e.planned, e.stage = r.Peer, r.Draining, false, -1
+		e.address, e.host, e.draining, e.planned, e.stage = r.Peer, r.Host, r.Draining, false, -1
 		named[r.ID] = e
 		if e.capacity = r.Capacity.KV; r.Prefill {
 			b.prefill = append(b.prefill, e)

@@ -136,8 +136,9 @@ func (b *Peers) addSite(e *peerEntry, low, high policies.Tokens) *policies.Candi
 
 // Rescue returns where to continue a stream whose engine was lost: the least loaded replica
 // of the stage that holds its length, else of a longer stage, else of a shorter one. Within
-// a stage, peers without a recent load come last. If none is left, the least loaded prefill
-// replica continues it. It returns false if all have been tried.
+// a stage, peers without a recent load come last, and before them those on the hosts of replicas that
+// have been tried: where a host dies, its engines are lost one after the other. If none is left, the
+// least loaded prefill replica continues it. It returns false if all have been tried.
 func (b *Peers) Rescue(now policies.Micros, r policies.Request, tried []policies.ReplicaID) (policies.Target, bool) {
 	b.sites = b.sites[:0] // of another request
 	self := !b.self.Draining && !slices.Contains(tried, b.cfg.Self) && b.adapters.CanServe(b.cfg.Self, r.Model)
@@ -171,18 +172,30 @@ func (b *Peers) leastLoaded(now policies.Micros, all []*peerEntry, r policies.Re
 	if len(all) == 0 {
 		return nil, false
 	}
+	onTriedHost := func(e *peerEntry) bool {
+		return e.host != "" && slices.ContainsFunc(tried, func(id policies.ReplicaID) bool {
+			other := b.peers[id]
+			return other != nil && other.host == e.host
+		})
+	}
+	rank := 0 // of best: 1 if its load is known, 2 if its host has lost no replica besides
 	start := b.rng.IntN(len(all))
 	for i := range all {
 		e := all[(start+i)%len(all)]
 		if !b.open(now, e) || slices.Contains(tried, e.id) || !b.adapters.CanServe(e.id, r.Model) {
 			continue
 		}
-		fresh := b.fresh(now, e)
-		if best == nil || fresh && !heard || fresh == heard && fresh && e.load.Total < best.load.Total {
-			best, heard = e, fresh
+		n := 0
+		if b.fresh(now, e) {
+			if n = 2; onTriedHost(e) {
+				n = 1
+			}
+		}
+		if best == nil || n > rank || n == rank && n > 0 && e.load.Total < best.load.Total {
+			best, rank = e, n
 		}
 	}
-	return best, heard
+	return best, rank > 0
 }
 
 // Forwards counts the requests that Place sent to a peer.

@@ -1,6 +1,7 @@
 package place_test
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"testing"
@@ -190,6 +191,28 @@ func TestOpen(t *testing.T) {
 	b.SetPeerLoad(0, "x", place.PeerLoad{}) // an unknown replica
 	if b.CountFresh(0) != 1 {
 		t.Error("a stranger counts")
+	}
+}
+
+// TestRescueLeavesHost checks that a stream whose engine was lost continues on another host, if one has a replica of
+// the stage: the engines of a host that dies are lost one after the other, and a stream survives one loss.
+func TestRescueLeavesHost(t *testing.T) {
+	b, replicas := peersOf(t), peers("a", "b", "c", "d", "e")
+	for i := range replicas {
+		replicas[i].Host = []string{"x", "x", "x", "y", "y"}[i]
+	}
+	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d", "e"}), replicas)
+	b.SetOwnLoad(place.PeerLoad{Total: 900})
+	for id, load := range map[policies.ReplicaID]policies.Tokens{"b": 0, "c": 100, "d": 500, "e": 600} {
+		b.SetPeerLoad(0, id, place.PeerLoad{Total: load})
+	}
+	var tried []policies.ReplicaID
+	for _, want := range []policies.ReplicaID{"b", "d", "c", "e", "a"} {
+		got, ok := b.Rescue(0, prompt(2000), tried)
+		if !ok || cmp.Or(got.Replica, "a") != want {
+			t.Errorf("after %v: %q, %v; want %q", tried, got.Replica, ok, want)
+		}
+		tried = append(tried, want)
 	}
 }
 
