@@ -75,6 +75,9 @@ Policies, one or several with --policy. Routers that users would pick:
   prefix-tree   the replica that has seen most of the prompt, unless the replicas' requests
                 differ by more than 64 and by half (cache_aware of sglang-router and
                 vllm-router)
+  lmetric       the least product of the prompt tokens to compute and the requests there; it and
+                llm-d see what each replica has cached at this moment
+  llm-d         the best sum of three scores: cached prompt, short queue, free KV (3, 2, 2)
 Schedulers that move running requests:
   llumnix           Llumnix: a central scheduler sends requests where the most tokens are free
                     for each, and moves the shortest ones away before a replica's memory ends
@@ -126,7 +129,8 @@ show every claim for all cases of --attention:
   measured      what --skew, a table of measured batches in LLMServingSim's format, says;
                 outside of the table its nearest point, and the share of such iterations is
                 printed
-  stress        half of the way to attention that is paid for the longest request by all
+  stress        half of the way to attention that is paid for the longest request by all;
+                stress:0.1 a tenth of it
 
 Of a trace whose prompts share prefixes (hash_ids), a table shows the hit rate of the prefix
 caches, its share of the ideal, and the spread of load between the replicas of a stage.
@@ -187,8 +191,15 @@ func (e *simFlags) config(cmd *cobra.Command, seed uint64) (sim.Config, error) {
 		return c, err
 	}
 	c.Profile = p.TensorParallel(e.tp)
-	if c.Attention, err = cost.ParseAttentionCase(e.attention); err != nil {
+	name, share, given := strings.Cut(e.attention, ":")
+	if c.Attention, err = cost.ParseAttentionCase(name); err != nil {
 		return c, cli.Usagef(cmd, "--attention: %w", err)
+	}
+	if given {
+		c.Stress, err = strconv.ParseFloat(share, 64)
+		if err != nil || c.Attention != cost.Stress || !(c.Stress > 0 && c.Stress <= 1) {
+			return c, cli.Usagef(cmd, "--attention %s: write stress:SHARE with a share above 0 and at most 1", e.attention)
+		}
 	}
 	if (c.Attention == cost.MeasuredSkew) != (e.skew != "") {
 		return c, cli.Usagef(cmd, "--attention measured and --skew FILE go together")

@@ -22,7 +22,7 @@ const (
 	// MeasuredSkew: attention takes the share of the way from the sum of the lengths to n times the
 	// longest that a SkewTable measured.
 	MeasuredSkew
-	// Stress: half of that way, for any batch. It is no measurement; it shows what would follow.
+	// Stress: a given share of that way, for any batch. It is no measurement; it shows what would follow.
 	Stress
 )
 
@@ -34,7 +34,7 @@ var attentionMeanings = [...]string{
 	"attention costs what the sum of a batch's lengths costs",
 	"attention takes 1.1 times as long in every batch of two or more",
 	"attention takes as long as was measured for batches of unequal lengths",
-	"attention costs half of the way to that of a batch in which all are as long as the longest",
+	"attention costs a share, half unless given, of the way to that of a batch in which all are as long as the longest",
 }
 
 // AttentionCases lists the names of the cases.
@@ -51,27 +51,19 @@ func ParseAttentionCase(name string) (AttentionCase, error) {
 // Meaning says what the case prices, in a clause.
 func (c AttentionCase) Meaning() string { return attentionMeanings[c] }
 
-// Skew returns which share of the way from the sum of a batch's lengths to n times the longest the case pays in
-// every batch; 0 where it depends on the batch.
-func (c AttentionCase) Skew() float64 {
-	if c == Stress {
-		return stressAlpha
-	}
-	return 0
-}
-
 // String returns the name of the case.
 func (c AttentionCase) String() string { return attentionCases[c] }
 
-const (
-	tenPercent  = 0.1
-	stressAlpha = 0.5
-)
+const tenPercent = 0.1
+
+// DefaultStress is the share of Stress unless one is given.
+const DefaultStress = 0.5
 
 // Attention prices the iterations of a profile in a case. One goroutine uses it.
 type Attention struct {
 	profile Profile
 	kind    AttentionCase
+	stress  float64
 	table   *SkewTable
 	batches Batches
 }
@@ -84,13 +76,13 @@ type Batches struct {
 	Outside uint64 `json:"outside"`
 }
 
-// NewAttention returns the prices of a case. table is required for MeasuredSkew.
-func NewAttention(p Profile, c AttentionCase, table *SkewTable) (*Attention, error) {
+// NewAttention returns the prices of a case. stress is the share of Stress, 0 … 1; table is required for MeasuredSkew.
+func NewAttention(p Profile, c AttentionCase, stress float64, table *SkewTable) (*Attention, error) {
 	if c == MeasuredSkew && table == nil {
 		return nil, errors.New("attention case measured: needs a table of measured skew")
 	}
 	p.Kappa = 0
-	return &Attention{profile: p, kind: c, table: table}, nil
+	return &Attention{profile: p, kind: c, stress: stress, table: table}, nil
 }
 
 // Batches returns what was priced so far.
@@ -114,7 +106,7 @@ func (a *Attention) Seconds(it Iteration) float64 {
 		}
 		t += a.profile.D4 * alpha * (most - held)
 	case Stress:
-		t += a.profile.D4 * stressAlpha * (most - held)
+		t += a.profile.D4 * a.stress * (most - held)
 	}
 	return t
 }

@@ -57,7 +57,7 @@ func TestAttentionCases(t *testing.T) {
 		{MeasuredSkew, Iteration{Decodes: 4, Held: 1024, Longest: 512}, 1.4 + 1.024 + 0.15*1.024, 0},
 		{MeasuredSkew, Iteration{Decodes: 16, Held: 4096, Longest: 512}, 2.6 + 4.096 + 0.2*4.096, 1},
 	} {
-		a, err := NewAttention(p, c.kind, table)
+		a, err := NewAttention(p, c.kind, DefaultStress, table)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +80,7 @@ func TestBadSkew(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	if _, err := NewAttention(Profile{}, MeasuredSkew, nil); err == nil {
+	if _, err := NewAttention(Profile{}, MeasuredSkew, 0, nil); err == nil {
 		t.Error("measured without a table")
 	}
 	if _, err := ParseAttentionCase("x"); err == nil {

@@ -44,7 +44,7 @@ func TestBuiltinSkew(t *testing.T) {
 	}
 	p := testkit.Must(Builtin(BuiltinSkewName))
 	p.Kappa = 0
-	a := testkit.Must(NewAttention(p, MeasuredSkew, table))
+	a := testkit.Must(NewAttention(p, MeasuredSkew, 0, table))
 	it := Iteration{Decodes: 64, Held: 64 * 3604, Longest: 8192} // the mean is 0.44 of the longest
 	alpha, _ := table.alpha(64, 8192, float64(it.Held)/(64*8192))
 	want := p.Seconds(it) + p.D4*alpha*(64*8192-float64(it.Held))

@@ -34,8 +34,9 @@ func Simulation(results []sim.Result) Table {
 	if len(results) > 0 {
 		r := results[0]
 		note := fmt.Sprintf("Simulated: %d replicas of %s, seed %d", r.Replicas, r.Model, r.Seed)
-		if attention, err := cost.ParseAttentionCase(r.Attention); err == nil {
-			note += fmt.Sprintf("; %s (--attention %s)", attention.Meaning(), attention)
+		name, _, _ := strings.Cut(r.Attention, ":")
+		if attention, err := cost.ParseAttentionCase(name); err == nil {
+			note += fmt.Sprintf("; %s (--attention %s)", attention.Meaning(), r.Attention)
 		}
 		t.Notes = append(t.Notes, note+".")
 		if r.Attention == cost.MeasuredSkew.String() {

@@ -38,6 +38,8 @@ type Config struct {
 	// Attention is what batches of unequal lengths cost; Skew is required for cost.MeasuredSkew.
 	Attention cost.AttentionCase
 	Skew      *cost.SkewTable
+	// Stress is the share that cost.Stress pays, at most 1; 0 means cost.DefaultStress.
+	Stress float64
 
 	// KVTokens, MaxBatch and MaxBatchedTokens are the engine's limits, as in emulator.Config; 0 means
 	// the profile's, the profile's and 8192.
@@ -106,6 +108,7 @@ func (c Config) withDefaults() Config {
 	c.MaxBatch = cmp.Or(c.MaxBatch, c.Profile.MaxBatch)
 	c.MaxBatchedTokens = max(cmp.Or(c.MaxBatchedTokens, defaultBatchedTokens), c.MaxBatch)
 	c.Proxies = cmp.Or(c.Proxies, 1)
+	c.Stress = cmp.Or(c.Stress, cost.DefaultStress)
 	if c.Policy == prefillDecode {
 		c.PrefillReplicas = cmp.Or(c.PrefillReplicas, baseline.DefaultPrefillReplicas(c.Replicas))
 	}
@@ -113,6 +116,14 @@ func (c Config) withDefaults() Config {
 	c.IterationRatio = max(0, cmp.Or(c.IterationRatio, planner.DefaultIterationRatio))
 	c.HealthDelay = cmp.Or(c.HealthDelay, DefaultHealthDelay)
 	return c
+}
+
+// attentionName names the case, with the share of cost.Stress where it is not the default.
+func (c *Config) attentionName() string {
+	if c.Attention == cost.Stress && c.Stress != cost.DefaultStress {
+		return fmt.Sprintf("%s:%g", c.Attention, c.Stress)
+	}
+	return c.Attention.String()
 }
 
 // Validate checks everything but the Source, before a caller opens one. The error names the field.
@@ -127,6 +138,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("simulate: %d proxies; give 1 … %d", c.Proxies, maxProxies)
 	case c.KVTokens < defaultBlockTokens:
 		return fmt.Errorf("simulate: a KV cache of %d tokens holds no block of %d", c.KVTokens, defaultBlockTokens)
+	case !(c.Stress > 0 && c.Stress <= 1):
+		return fmt.Errorf("simulate: a stress of %v; give a share above 0 and at most 1", c.Stress)
 	case !(c.Slack <= 1):
 		return fmt.Errorf("simulate: a slack of %v of the least cost; give at most 1", c.Slack)
 	case c.PrefixDepth != 0 && c.PrefixDepth != length.PrefixDepth(c.PrefixDepth):

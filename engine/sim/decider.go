@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/place"
@@ -43,8 +44,14 @@ func newDecider(c *cascade, knows knowledge) *decider {
 
 // engineOf returns what placement knows of the engines of a simulation.
 func engineOf(c *Config) place.Engine {
+	skew := 0.0
+	if c.Attention == cost.Stress {
+		skew = c.Stress
+	}
+	prices := c.Profile.Cost()
+	prices.Kappa = 0 // as for cost.Attention
 	return place.Engine{
-		Cost: c.Profile.Cost(), Skew: c.Attention.Skew(), Batch: c.MaxBatch,
+		Cost: prices, Skew: skew, Batch: c.MaxBatch,
 		Chunk: policies.Tokens(c.MaxBatchedTokens), KV: c.KVTokens,
 	}
 }

@@ -8,6 +8,7 @@ import (
 // proxy is one proxy in front of the fleet: its router, and what it knows of the replicas.
 type proxy struct {
 	router   baseline.Router
+	reads    bool // what replicas have cached
 	replicas []baseline.Replica
 	measured []policies.Tokens // loads that are on their way here
 	since    []policies.Tokens // prompts sent since they were measured
@@ -15,11 +16,30 @@ type proxy struct {
 
 func newProxy(router baseline.Router, c *Config) proxy {
 	n := c.Replicas
-	p := proxy{router: router, replicas: make([]baseline.Replica, n), measured: make([]policies.Tokens, n), since: make([]policies.Tokens, n)}
+	p := proxy{router: router, reads: readsCaches(router), replicas: make([]baseline.Replica, n), measured: make([]policies.Tokens, n), since: make([]policies.Tokens, n)}
 	for i := range p.replicas {
 		p.replicas[i].Capacity = c.KVTokens
 	}
 	return p
+}
+
+// readsCaches reports whether a router's choices follow what replicas have cached.
+func readsCaches(r baseline.Router) bool {
+	switch r.(type) {
+	case baseline.LMetric, baseline.LLMD:
+		return true
+	}
+	return false
+}
+
+// readCaches sets how much of a prompt each replica has cached, and how many requests wait there.
+func (p *proxy) readCaches(replicas []*replica, q *request) {
+	for i, r := range replicas {
+		p.replicas[i].Cached, p.replicas[i].Waiting = 0, r.load().Waiting
+		if len(q.Prefix) > 0 {
+			p.replicas[i].Cached = r.cachedTokens(q.Request)
+		}
+	}
 }
 
 // send counts a request that is sent to its replica.

@@ -57,7 +57,7 @@ func (e *Engines) add(s batch.Stats) {
 func (s *Sim) result() Result {
 	out := Result{
 		Seed: s.cfg.Seed, Replicas: s.cfg.Replicas, Policy: s.cfg.Policy,
-		Attention: s.cfg.Attention.String(), Batches: s.prices.Batches(), Events: s.events,
+		Attention: s.cfg.attentionName(), Batches: s.prices.Batches(), Events: s.events,
 	}
 	out.Name, out.Target, out.Model, out.Speed = s.cfg.Name, "simulated", s.cfg.Profile.Name, 1
 	out.Requests, out.Sent, out.Completed = int(s.read), int(s.read), int(s.ended)

@@ -65,7 +65,7 @@ func New(c Config) (*Sim, error) {
 	if c.Source == nil {
 		return nil, errors.New("simulate: Source is required: the requests")
 	}
-	prices, err := cost.NewAttention(c.Profile, c.Attention, c.Skew)
+	prices, err := cost.NewAttention(c.Profile, c.Attention, c.Stress, c.Skew)
 	if err != nil {
 		return nil, fmt.Errorf("simulate: %w", err)
 	}
@@ -255,6 +255,9 @@ func (s *Sim) route(q *request) {
 	among := p.replicas
 	if s.central != nil {
 		among = s.central.candidates(among)
+	}
+	if p.reads {
+		p.readCaches(s.replicas, q)
 	}
 	to := -1
 	var silent []int // replicas that did not answer

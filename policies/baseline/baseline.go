@@ -34,6 +34,10 @@ type Replica struct {
 	Load policies.Tokens
 	// Capacity is the size of its KV cache.
 	Capacity policies.Tokens
+	// Cached is how much of the prompt it has cached now, as its KV events say, and Waiting how many requests wait
+	// there for their first token, as its metrics say. Both are as of now.
+	Cached  policies.Tokens
+	Waiting int
 	// Down excludes the replica: it drains, or failed its health checks.
 	Down bool
 }
@@ -77,6 +81,8 @@ var routers = []struct {
 	{"power-of-two", func() Router { return PowerOfTwo{} }},
 	{"prefix-hash", func() Router { return PrefixHash{} }},
 	{"prefix-tree", func() Router { return &PrefixTree{} }},
+	{"lmetric", func() Router { return LMetric{} }},
+	{"llm-d", func() Router { return LLMD{} }},
 	{"llumnix", func() Router { return Llumnix{} }},
 	{"llumnix-balanced", func() Router { return Llumnix{Balanced: true} }},
 	{"prefill-decode", func() Router { return PrefillDecode{} }},

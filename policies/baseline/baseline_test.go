@@ -25,7 +25,7 @@ func TestRouters(t *testing.T) {
 				replicas := make([]baseline.Replica, 8)
 				up := false
 				for i := range replicas {
-					replicas[i] = baseline.Replica{Requests: rng.IntN(200), Load: policies.Tokens(rng.IntN(9000)), Capacity: 8000, Down: rng.IntN(3) == 0 || step%97 == 0}
+					replicas[i] = baseline.Replica{Requests: rng.IntN(200), Load: policies.Tokens(rng.IntN(9000)), Capacity: 8000, Cached: policies.Tokens(rng.IntN(3) * 512), Waiting: rng.IntN(9), Down: rng.IntN(3) == 0 || step%97 == 0}
 					up = up || !replicas[i].Down
 				}
 				r := baseline.Request{Input: policies.Tokens(1 + rng.IntN(3000))}
@@ -65,6 +65,24 @@ func TestChoices(t *testing.T) {
 	}
 	if !slices.Equal(got, []int{0, 2, 0, 2, 0}) {
 		t.Errorf("round robin: %v", got)
+	}
+	for _, c := range []struct {
+		router   baseline.Router
+		replicas []baseline.Replica
+		want     int
+	}{
+		// 100 · 3 against 40 · 8 and 300 · 1.
+		{baseline.LMetric{}, []baseline.Replica{{Cached: 200, Requests: 2}, {Cached: 260, Requests: 7}, {Requests: 1}}, 0},
+		{baseline.LMetric{}, []baseline.Replica{{Cached: 200, Requests: 3}, {Cached: 260, Requests: 7}, {Requests: 0}}, 2},
+		// What is wholly cached costs nothing anywhere.
+		{baseline.LMetric{}, []baseline.Replica{{Cached: 300, Requests: 7}, {Cached: 300, Requests: 6}}, 1},
+		// 3 · ⅔ + 0 + 2 · ½ against 0 + 2 + 2 · ½ + a little.
+		{baseline.LLMD{}, []baseline.Replica{{Cached: 200, Waiting: 4, Load: 50, Capacity: 100}, {Waiting: 1, Load: 49, Capacity: 100}}, 1},
+		{baseline.LLMD{}, []baseline.Replica{{Cached: 250, Waiting: 4, Load: 50, Capacity: 100}, {Waiting: 1, Load: 49, Capacity: 100}}, 0},
+	} {
+		if got := c.router.Route(baseline.Request{Input: 300}, c.replicas, rng); got != c.want {
+			t.Errorf("%T of %+v: %d, want %d", c.router, c.replicas, got, c.want)
+		}
 	}
 	for _, c := range []struct {
 		replicas []baseline.Replica

@@ -77,7 +77,7 @@ func (e *Evaluation) interference() (row, report.Table) {
 			row := []string{fmt.Sprintf("%d and %d", lengths[0], lengths[1]), fmt.Sprintf("%d of %d", long, batch)}
 			sum := policies.Tokens(batch-long)*lengths[0] + policies.Tokens(long)*lengths[1]
 			for i := range cost.AttentionCases() {
-				a, err := cost.NewAttention(p, cost.AttentionCase(i), e.in.Skew)
+				a, err := cost.NewAttention(p, cost.AttentionCase(i), cost.DefaultStress, e.in.Skew)
 				if err != nil {
 					panic("internal error: " + err.Error()) // New has checked that there is a table
 				}
