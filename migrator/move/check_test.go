@@ -27,8 +27,8 @@ func (m *Machine) Check() error {
 		switch {
 		case i.deadline == 0 || i.retry == 0:
 			return fmt.Errorf("import %v: deadline %d and retry %d in state %v", i.deal, i.deadline, i.retry, i.state)
-		case (i.state == pulling) != (i.pull.Kind == Pull):
-			return fmt.Errorf("import %v: pull %v in state %v", i.deal, i.pull.Kind, i.state)
+		case i.state == pulling && i.end < i.position:
+			return fmt.Errorf("import %v: a round that ends at %d, of %d", i.deal, i.end, i.position)
 		}
 		for _, o := range m.imports[:n] {
 			if o.deal == i.deal {

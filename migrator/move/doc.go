@@ -100,7 +100,7 @@
 //	                                     ReadyTimeout          stream
 //	front end dies                       Gone                  the request ends: its source drops it
 //	ticket, transport or pull fails      ActionFailed          the next transport (executor), then Abort
-//	a block has a wrong checksum         Corrupt               pulled again, at most twice, then Abort
+//	a block has a wrong checksum         transport             pulled again, at most twice (executor), then Abort
 //	blocks freed (preemption)            generation            Abort, before the target was ever ready
 //	reservation gone or too small        ActionFailed          Abort
 //	freeze or table refused              ActionFailed          Abort
@@ -113,7 +113,7 @@
 // The executor carries out the actions of one migration in order, one at a time. Thaw,
 // Drop, Release and Revoke cancel the actions before them, except a Freeze. The executor
 // answers List with Listed, Freeze with Frozen, Prepare with Prepared, and Pull with
-// Verified or Corrupt; each of these with ActionFailed if it fails; SwitchHolder with
+// Verified; each of these with ActionFailed if it fails; SwitchHolder with
 // SwitchResult and LookUpHolder with HolderResult. It answers in bounded time unless
 // the action was cancelled. It repeats Thaw and Drop until the engine has answered. It
 // authenticates Message.From, reports Gone only for peers that report the same of this

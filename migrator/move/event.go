@@ -19,7 +19,6 @@ const (
 	Frozen                              // answer to Freeze: Span and Table; the request is frozen
 	Prepared                            // answer to Prepare: the reservation suffices and a transport is open
 	Verified                            // answer to Pull: the round's blocks are verified and known to the engine
-	Corrupt                             // answer to Pull: some of the round's blocks have wrong checksums
 	ActionFailed                        // an action of the migration failed, because of Failure
 	AdoptRequested                      // Peer, a front end, opens the migration's leg for Request.ID
 	SwitchResult                        // answer to SwitchHolder: Answer and Epoch
@@ -52,7 +51,7 @@ type Event struct {
 	Engine     KVFormat
 	Transports []string
 	Message    Message
-	Round      uint32 // Verified, Corrupt
+	Round      uint32 // Verified
 	Span       Span
 	Table      *Table
 	Partial    bool // Listed: there are more full blocks than one message holds
@@ -82,7 +81,7 @@ const (
 	Drop                               // end the request without further output
 	Revoke                             // revoke the tickets of the migration
 	Prepare                            // check that the reservation holds Span.Length and open one of Offers
-	Pull                               // pull Round's Table, verify it and pass it to the engine; when repeated, the corrupt blocks
+	Pull                               // pull Round's Table, verify it and pass it to the engine
 	Release                            // stop pulling, and free the reservation unless it is adopted
 	AllowAdopt                         // let the leg of the current AdoptRequested adopt the blocks
 	DenyAdopt                          // refuse it

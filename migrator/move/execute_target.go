@@ -15,14 +15,13 @@ import (
 
 // importJob is the executor's state of the target of a migration. The running job owns it.
 type importJob struct {
-	blocks        []uint32 // the reservation, in the order of positions
-	blockTokens   int
-	tokenBytes    int64
-	memory        *transport.Memory // the memory of the blocks
-	pull          *transport.Pull
-	hash          prefix.Hash
-	scheduleBy    time.Time // do not wait for the engine's schedule after that
-	corruptBlocks []int     // indices in the round's plan of the blocks with wrong checksums
+	blocks      []uint32 // the reservation, in the order of positions
+	blockTokens int
+	tokenBytes  int64
+	memory      *transport.Memory // the memory of the blocks
+	pull        *transport.Pull
+	hash        prefix.Hash
+	scheduleBy  time.Time // do not wait for the engine's schedule after that
 }
 
 // reserveWithSlack reserves blocks for a request of a length and, if the engine has them and the
@@ -131,7 +130,7 @@ func (m *Executor) awaitSchedule(ctx context.Context, until time.Time) {
 	}
 }
 
-// pullRound pulls a round's blocks, or those that arrived with wrong checksums.
+// pullRound pulls a round's blocks.
 func (m *Executor) pullRound(a Action) {
 	k, in := key{target, a.Deal}, m.imports[a.Deal]
 	until := m.clockTime(a.Deadline)
@@ -148,18 +147,15 @@ func (m *Executor) pullRound(a Action) {
 		if err != nil {
 			return m.reportFailure(a.Deal, TableMismatch, err)
 		}
-		err = in.pull.Pull(ctx, plan)
-		if bad := (*transport.CorruptError)(nil); errors.As(err, &bad) {
-			in.corruptBlocks = mapIndices(in.corruptBlocks, bad.Blocks)
-			return func() {
-				m.records.count(func(s *Stats) { s.Corrupt += uint64(len(bad.Blocks)) })
-				m.step(Event{Kind: Corrupt, Deal: a.Deal, Round: a.Round})
-			}
+		corrupt, err := in.pull.Pull(ctx, plan)
+		m.records.count(func(s *Stats) { s.Corrupt += uint64(corrupt) })
+		if errors.As(err, new(*transport.CorruptError)) {
+			return m.reportFailure(a.Deal, ChecksumMismatch, err)
 		}
 		if err != nil {
 			return m.reportFailure(a.Deal, NoTransport, err)
 		}
-		in.corruptBlocks, in.hash = nil, hash
+		in.hash = hash
 		tokens := int64(a.Span.Computed - a.Span.From)
 		if err := m.cfg.Engine.MarkFilled(ctx, a.Deal.String(), int(a.Span.From), a.Table.IDs, int(a.Span.Computed)); err != nil {
 			return m.reportFailure(a.Deal, OutOfBlocks, err)
@@ -193,7 +189,7 @@ func (m *Executor) growReservation(ctx context.Context, in *importJob, a Action)
 	return nil
 }
 
-// planPull returns which blocks a round must still pull, and the hash of all ids after it.
+// planPull returns which blocks a round pulls, and the hash of all ids after it.
 // It validates everything that the peer has sent.
 func (in *importJob) planPull(a Action) (transport.Plan, prefix.Hash, error) {
 	size, s, t := uint64(in.blockTokens), a.Span, a.Table
@@ -217,28 +213,7 @@ func (in *importJob) planPull(a Action) (transport.Plan, prefix.Hash, error) {
 	if a.Last && hash != s.Hash {
 		return transport.Plan{}, 0, errors.New("the ids do not match the manifest's hash")
 	}
-	p := transport.Plan{Src: t.Blocks, Dst: in.blocks[first:last], Sums: t.Sums}
-	if in.corruptBlocks == nil {
-		return p, hash, nil
-	}
-	var rest transport.Plan
-	for _, i := range in.corruptBlocks {
-		rest.Src, rest.Dst = append(rest.Src, p.Src[i]), append(rest.Dst, p.Dst[i])
-		rest.Sums = append(rest.Sums, p.Sums[i*regions:(i+1)*regions]...)
-	}
-	return rest, hash, nil
-}
-
-// mapIndices maps indices into a partial plan to indices into the round's plan.
-func mapIndices(part, bad []int) []int {
-	if part == nil {
-		return slices.Clone(bad)
-	}
-	out := make([]int, 0, len(bad))
-	for _, i := range bad {
-		out = append(out, part[i])
-	}
-	return out
+	return transport.Plan{Src: t.Blocks, Dst: in.blocks[first:last], Sums: t.Sums}, hash, nil
 }
 
 // releaseReservation stops pulling and frees the reservation.

@@ -60,8 +60,8 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 		m.handleTable(ev)
 	case Prepared:
 		m.handlePrepared(ev.Deal)
-	case Verified, Corrupt:
-		m.handlePullResult(ev)
+	case Verified:
+		m.handleVerified(ev)
 	case ActionFailed:
 		if ev.Deal.Seller == m.cfg.Self {
 			m.handleExportFailure(ev)

@@ -235,7 +235,7 @@ func (w *fleet) work(n *node) {
 		w.require(kv != nil && !kv.last, "%s pulls into nothing", n.id)
 		switch {
 		case w.chance(w.faults.corrupt):
-			finish(Event{Kind: Corrupt, Round: j.a.Round})
+			finish(Event{Kind: ActionFailed, Failure: ChecksumMismatch})
 		case w.chance(w.faults.refuse), w.partitioned(n.id, j.a.Peer):
 			finish(Event{Kind: ActionFailed, Failure: NoTransport})
 		default:

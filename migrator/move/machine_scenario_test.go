@@ -24,7 +24,7 @@ import (
 //	import b/1 b engine=7 via=shm
 //	from b open a/1 engine=7 via=shm     a message, with its fields
 //	listed a/1 from=0 computed=64 generation=1 partial=1 | frozen …
-//	prepared b/1 | verified b/1 round=1 | corrupt b/1 round=1 | action-failed b/1 failure=(out of blocks)
+//	prepared b/1 | verified b/1 round=1 | action-failed b/1 failure=(out of blocks)
 //	adopt b/1 f
 //	switch-result b/1 committed epoch=4 stall=9 | holder-result b/1 reverted epoch=3
 //	abort a/1 | gone b | tick
@@ -87,7 +87,7 @@ func (p *player) do(d *datadriven.TestData) (out string, err error) {
 
 var eventNames = map[string]EventKind{
 	"export": ExportStarted, "import": ImportStarted, "abort": AbortRequested, "listed": Listed, "frozen": Frozen,
-	"prepared": Prepared, "verified": Verified, "corrupt": Corrupt, "action-failed": ActionFailed, "adopt": AdoptRequested,
+	"prepared": Prepared, "verified": Verified, "action-failed": ActionFailed, "adopt": AdoptRequested,
 	"switch-result": SwitchResult, "holder-result": HolderResult, "from": Received, "gone": Gone, "tick": Ticked,
 }
 

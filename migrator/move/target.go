@@ -23,9 +23,6 @@ func (s targetState) String() string {
 	return [...]string{"awaiting accept", "preparing", "awaiting table", "pulling", "ready", "adopted"}[s]
 }
 
-// maxRepulls is how often corrupt blocks of one round are pulled again.
-const maxRepulls = 2
-
 // importState is the target's side of a migration.
 type importState struct {
 	deal     bidask.Deal
@@ -36,10 +33,10 @@ type importState struct {
 	mode     Mode
 	frontEnd policies.ReplicaID
 	request  string
-	round    uint32 // the last one that was listed
-	position uint64 // the positions before it are here
-	pull     Action // pulling: the action to repeat
-	pulls    int
+	round    uint32          // the last one that was listed
+	position uint64          // the positions before it are here
+	end      uint64          // pulling: the round's end
+	last     bool            // pulling: all blocks are here then
 	endBy    policies.Micros // end of everything before ready
 	deadline policies.Micros // until the source must send something, or of the state
 	retry    policies.Micros // when to send the state again
@@ -174,32 +171,22 @@ func (m *Machine) handleRound(i *importState, msg Message) {
 		m.abortImport(i, TableMismatch)
 		return
 	}
-	i.round, i.pulls = msg.Round, 0
-	i.pull = Action{Kind: Pull, Deal: i.deal, Peer: i.source, Round: i.round, Span: s, Last: last, Table: msg.Table, Deadline: i.endBy}
+	i.round, i.end, i.last = msg.Round, s.Computed, last
 	m.enterState(i, pulling)
-	m.emit(i.pull)
+	m.emit(Action{Kind: Pull, Deal: i.deal, Peer: i.source, Round: i.round, Span: s, Last: last, Table: msg.Table, Deadline: i.endBy})
 }
 
-// handlePullResult handles the end of a pull.
-func (m *Machine) handlePullResult(ev Event) {
+// handleVerified handles the end of a round.
+func (m *Machine) handleVerified(ev Event) {
 	i := m.findImport(ev.Deal)
 	if i == nil || i.state != pulling || ev.Round != i.round {
 		return
 	}
-	switch {
-	case ev.Kind == Corrupt && i.pulls >= maxRepulls:
-		m.abortImport(i, ChecksumMismatch)
-	case ev.Kind == Corrupt:
-		i.pulls++
-		m.emit(i.pull)
-	default:
-		last := i.pull.Last
-		i.position, i.pull = i.pull.Span.Computed, Action{}
-		if last {
-			m.enterState(i, ready)
-		} else {
-			m.enterState(i, awaitingTable)
-		}
+	i.position = i.end
+	if i.last {
+		m.enterState(i, ready)
+	} else {
+		m.enterState(i, awaitingTable)
 	}
 }
 

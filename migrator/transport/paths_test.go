@@ -103,7 +103,7 @@ func TestPullFallsBack(t *testing.T) {
 		p, err := b.Open(t.Context(), "r0", a.offers(1, 2), b.pool.m)
 		testkit.NoError(t, err)
 		plan := transport.Plan{Src: []uint32{1, 2}, Dst: []uint32{3, 0}, Sums: a.pool.m.Sums(nil, []uint32{1, 2})}
-		testkit.NoError(t, p.Pull(t.Context(), plan))
+		testkit.Must(p.Pull(t.Context(), plan))
 		want := "good"
 		if name == "none" {
 			want = "bad"

@@ -64,10 +64,28 @@ func (p *Pull) open(ctx context.Context) error {
 // Transport returns the name of the transport in use.
 func (p *Pull) Transport() string { return p.transport }
 
-// Pull pulls a plan. If a transport fails, it uses the next one. It returns a
-// *transport.CorruptError if blocks arrived without their checksums; they may be pulled again. After
-// any other error every further Pull fails.
-func (p *Pull) Pull(ctx context.Context, plan Plan) error {
+// maxTries is how often blocks are pulled that arrive without their checksums.
+const maxTries = 3
+
+// Pull pulls a plan, and the blocks that arrive without their checksums up to three times. If a
+// transport fails, it uses the next one. It returns how many blocks arrived without their checksums,
+// each time; the error of blocks that never arrived intact is a *CorruptError. After any other error
+// every further Pull fails.
+func (p *Pull) Pull(ctx context.Context, plan Plan) (corrupt int, err error) {
+	for range maxTries {
+		err = p.pullOnce(ctx, plan)
+		bad := (*CorruptError)(nil)
+		if !errors.As(err, &bad) {
+			return corrupt, err
+		}
+		corrupt += len(bad.Blocks)
+		plan = pathPart(plan, bad.Blocks, len(p.memory.Regions))
+	}
+	return corrupt, err
+}
+
+// pullOnce pulls each block of a plan once over a transport that does not fail.
+func (p *Pull) pullOnce(ctx context.Context, plan Plan) error {
 	if len(plan.Src) == 0 {
 		return nil
 	}
@@ -89,34 +107,22 @@ func (p *Pull) Pull(ctx context.Context, plan Plan) error {
 	}
 }
 
-// maxTries is how often PullBlocks pulls blocks that arrive without their checksums.
-const maxTries = 3
-
 // Outcome is what PullBlocks has done.
 type Outcome struct {
 	Transport string // that was used last; "" if none could be opened
 	Corrupt   int    // blocks that arrived without their checksums, each time
 }
 
-// PullBlocks opens a pull, pulls a plan, the blocks that arrive without their checksums up to three
-// times, and closes the pull. When it returns, the memory does not change any more. The error of blocks
-// that never arrived intact is a *transport.CorruptError.
+// PullBlocks opens a pull, pulls a plan as Pull does, and closes the pull. When it returns, the memory
+// does not change any more.
 func (s *Paths) PullBlocks(ctx context.Context, peer policies.ReplicaID, offers []Offer, memory *Memory, plan Plan) (out Outcome, err error) {
 	p, err := s.Open(ctx, peer, offers, memory)
 	if err != nil {
 		return out, err
 	}
 	defer p.Close()
-	for range maxTries {
-		err = p.Pull(ctx, plan)
-		out.Transport = p.Transport()
-		bad := (*CorruptError)(nil)
-		if !errors.As(err, &bad) {
-			return out, err
-		}
-		out.Corrupt += len(bad.Blocks)
-		plan = pathPart(plan, bad.Blocks, len(memory.Regions))
-	}
+	out.Corrupt, err = p.Pull(ctx, plan)
+	out.Transport = p.Transport()
 	return out, err
 }
 
