@@ -102,27 +102,6 @@ func (e *CorruptError) Error() string {
 	return fmt.Sprintf("%d blocks do not have the checksums of the plan", len(e.Blocks))
 }
 
-// Source serves the blocks of the local engine's pool.
-type Source interface {
-	// Export makes an offer for a grant. Each call issues a new ticket; earlier tickets
-	// of the same migration stay valid until their deadlines. It does not block.
-	Export(Grant) (Offer, error)
-	// Announce lets the receivers of the offers that were exported for a migration read
-	// these blocks, beside those announced before, until the grants end. It is called
-	// before the receiver learns of the blocks, and does not block.
-	Announce(migration string, blocks []uint32)
-	// Revoke ends all grants of a migration. A pull that reports success has read its
-	// bytes before Revoke returns; all others fail.
-	Revoke(migration string)
-}
-
-// Target pulls into the local engine's pool.
-type Target interface {
-	// Open presents a ticket to its source. The Puller must be closed. Only its Pull
-	// writes the local memory.
-	Open(ctx context.Context, receiver policies.ReplicaID, offer Offer) (Puller, error)
-}
-
 // Puller is one open pull at the target. It is for one goroutine at a time, but any
 // goroutine may call Close.
 type Puller interface {
@@ -144,8 +123,20 @@ type Transport interface {
 	// CanReach reports whether a target on host to could pull from a source on host
 	// from: shared memory, for instance, requires that they are the same.
 	CanReach(from, to string) bool
-	Source
-	Target
+	// Export makes an offer of the local engine's blocks for a grant. Each call issues a new
+	// ticket; earlier tickets of the same migration stay valid until their deadlines. It does
+	// not block.
+	Export(Grant) (Offer, error)
+	// Announce lets the receivers of the offers that were exported for a migration read
+	// these blocks, beside those announced before, until the grants end. It is called
+	// before the receiver learns of the blocks, and does not block.
+	Announce(migration string, blocks []uint32)
+	// Revoke ends all grants of a migration. A pull that reports success has read its
+	// bytes before Revoke returns; all others fail.
+	Revoke(migration string)
+	// Open presents a ticket to its source. The Puller must be closed. Only its Pull
+	// writes the local engine's memory.
+	Open(ctx context.Context, receiver policies.ReplicaID, offer Offer) (Puller, error)
 	// Run serves until ctx ends. Export fails before and after.
 	Run(ctx context.Context) error
 }

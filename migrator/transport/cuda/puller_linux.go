@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Open presents a ticket and maps the source's pool. See transport.Target.
+// Open presents a ticket and maps the source's pool. See transport.Transport.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
 	return lease.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
 }

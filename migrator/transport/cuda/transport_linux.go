@@ -111,11 +111,11 @@ func (t *Transport) welcome(lease *lease.Lease) ([]byte, *os.File, error) {
 	return m.handle.Append(nil), f, err
 }
 
-// Export makes an offer. See transport.Source.
+// Export makes an offer. See transport.Transport.
 func (t *Transport) Export(g transport.Grant) (transport.Offer, error) { return t.source.Export(g) }
 
 // Announce does nothing: a receiver maps the whole pool.
 func (t *Transport) Announce(string, []uint32) {}
 
-// Revoke ends the grants of a migration. See transport.Source.
+// Revoke ends the grants of a migration. See transport.Transport.
 func (t *Transport) Revoke(migration string) { t.source.Revoke(migration) }

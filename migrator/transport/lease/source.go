@@ -45,7 +45,7 @@ func (s *Source) Stop() {
 	s.Issuer.Close()
 }
 
-// Export makes an offer. See transport.Source.
+// Export makes an offer. See transport.Transport.
 func (s *Source) Export(g transport.Grant) (transport.Offer, error) {
 	address := ""
 	if p := s.address.Load(); p != nil {

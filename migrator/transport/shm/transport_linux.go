@@ -76,13 +76,13 @@ func (t *Transport) Run(ctx context.Context) error {
 	return nil
 }
 
-// Export makes an offer. See transport.Source.
+// Export makes an offer. See transport.Transport.
 func (t *Transport) Export(g transport.Grant) (transport.Offer, error) { return t.source.Export(g) }
 
 // Announce does nothing: a receiver maps the whole pool.
 func (t *Transport) Announce(string, []uint32) {}
 
-// Revoke ends the grants of a migration. See transport.Source.
+// Revoke ends the grants of a migration. See transport.Transport.
 func (t *Transport) Revoke(migration string) { t.source.Revoke(migration) }
 
 // requireFile returns an error unless a memory is shared memory.

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Open connects and presents a ticket. See transport.Target.
+// Open connects and presents a ticket. See transport.Transport.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
 	return lease.Open(t.Name(), offer, func() (*lease.Puller, error) { return t.open(ctx, receiver, offer) })
 }

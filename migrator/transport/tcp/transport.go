@@ -65,13 +65,13 @@ func (t *Transport) Run(ctx context.Context) error {
 	return nil
 }
 
-// Export makes an offer. See transport.Source.
+// Export makes an offer. See transport.Transport.
 func (t *Transport) Export(g transport.Grant) (transport.Offer, error) { return t.source.Export(g) }
 
-// Announce lets receivers read blocks. See transport.Source.
+// Announce lets receivers read blocks. See transport.Transport.
 func (t *Transport) Announce(migration string, blocks []uint32) {
 	t.source.Announce(migration, blocks)
 }
 
-// Revoke ends the grants of a migration. See transport.Source.
+// Revoke ends the grants of a migration. See transport.Transport.
 func (t *Transport) Revoke(migration string) { t.source.Revoke(migration) }

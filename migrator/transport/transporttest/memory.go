@@ -84,18 +84,18 @@ func (t *Memory) Run(ctx context.Context) error {
 	return nil
 }
 
-// Export makes an offer. See transport.Source.
+// Export makes an offer. See transport.Transport.
 func (t *Memory) Export(g transport.Grant) (transport.Offer, error) { return t.source.Export(g) }
 
-// Announce lets receivers read blocks. See transport.Source.
+// Announce lets receivers read blocks. See transport.Transport.
 func (t *Memory) Announce(migration string, blocks []uint32) {
 	t.source.Announce(migration, blocks)
 }
 
-// Revoke ends the grants of a migration. See transport.Source.
+// Revoke ends the grants of a migration. See transport.Transport.
 func (t *Memory) Revoke(migration string) { t.source.Revoke(migration) }
 
-// Open presents a ticket. See transport.Target.
+// Open presents a ticket. See transport.Transport.
 func (t *Memory) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
 	return lease.Open(t.Name(), offer, func() (*puller, error) {
 		if err := ctx.Err(); err != nil {

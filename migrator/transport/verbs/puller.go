@@ -22,7 +22,7 @@ import (
 
 var errExpired = fmt.Errorf("the grant has expired: %w", context.DeadlineExceeded)
 
-// Open presents a ticket and connects. See transport.Target.
+// Open presents a ticket and connects. See transport.Transport.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
 	return lease.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
 }

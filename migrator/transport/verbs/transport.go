@@ -259,7 +259,7 @@ func (t *Transport) watchEvents(n *nic) error {
 	}
 }
 
-// Export makes an offer. See transport.Source.
+// Export makes an offer. See transport.Transport.
 func (t *Transport) Export(g transport.Grant) (transport.Offer, error) {
 	return t.source.ExportAt(g, t.config.Address())
 }
@@ -273,10 +273,10 @@ func (t *Transport) requireDevice(*transport.Memory) error {
 }
 
 // Announce lets receivers ask for blocks that go through bounce buffers. A NIC that has the
-// pool's key reads the whole pool. See transport.Source.
+// pool's key reads the whole pool. See transport.Transport.
 func (t *Transport) Announce(migration string, blocks []uint32) {
 	t.source.Announce(migration, blocks)
 }
 
-// Revoke ends the grants of a move. See transport.Source.
+// Revoke ends the grants of a move. See transport.Transport.
 func (t *Transport) Revoke(move string) { t.source.Revoke(move) }

@@ -95,7 +95,7 @@ type spoiling struct {
 	t   testing.TB
 }
 
-// Open implements transport.Target. If the transfer is to be spoilt, it leads through a proxy.
+// Open implements transport.Transport. If the transfer is to be spoilt, it leads through a proxy.
 func (s spoiling) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
 	offer.Address = s.proxy(offer.Address)
 	return s.Transport.Open(ctx, receiver, offer)
