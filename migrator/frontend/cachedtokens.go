@@ -48,7 +48,7 @@ func (r *localLeg) recordOutput(c *openai.Chunk) {
 // setUsage reports the engine's own final counts to the load tracker.
 func (r *localLeg) setUsage(u openai.Usage) {
 	srv := r.server
-	srv.engineState.notePromptDetails(u.HasCached)
+	srv.engineFacts.notePromptDetails(u.HasCached)
 	if u.HasCached && u.Cached > 0 {
 		srv.reportsCached.Store(true)
 		srv.estimatesCached.Store(false)

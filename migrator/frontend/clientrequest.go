@@ -33,7 +33,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 
-	if !req.WantsIDs && srv.engineState.refusesIDs(e) {
+	if !req.WantsIDs && srv.engineFacts.refusesIDs(e) {
 		req.WithoutIDs()
 	}
 	key := templateKey{e, req.WantsIDs}

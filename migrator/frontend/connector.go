@@ -101,9 +101,9 @@ func (srv *Server) askConnector(ctx context.Context) error {
 func (srv *Server) noteConnector(answer []byte, err error) {
 	switch {
 	case err == nil:
-		srv.engineState.setConnector(engineinfo.Present, openai.ConnectorName(answer))
+		srv.engineFacts.setConnector(engineinfo.Present, openai.ConnectorName(answer))
 	case errors.Is(err, openai.ErrNoConnector):
-		srv.engineState.setConnector(engineinfo.Absent, "")
+		srv.engineFacts.setConnector(engineinfo.Absent, "")
 	}
 }
 

@@ -119,12 +119,12 @@ func TestHandoffNotTried(t *testing.T) {
 // better than the messages say.
 func TestHandoffOfOwnEngine(t *testing.T) {
 	for name, test := range map[string]struct {
-		change func(*engineState)
+		change func(*engineFacts)
 		from   bool
 	}{
-		"a queue":                 {func(s *engineState) { s.load, s.loadAt = policies.EngineLoad{Waiting: 1, Queued: 1}, time.Now() }, true},
-		"no connector":            {func(s *engineState) { s.info.Connector = engineinfo.Absent }, true},
-		"no connector, to itself": {func(s *engineState) { s.info.Connector = engineinfo.Absent }, false},
+		"a queue":                 {func(s *engineFacts) { s.load, s.loadAt = policies.EngineLoad{Waiting: 1, Queued: 1}, time.Now() }, true},
+		"no connector":            {func(s *engineFacts) { s.info.Connector = engineinfo.Absent }, true},
+		"no connector, to itself": {func(s *engineFacts) { s.info.Connector = engineinfo.Absent }, false},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
 			f, c := newHandoffFleet(t, 2, nil)
@@ -138,7 +138,7 @@ func TestHandoffOfOwnEngine(t *testing.T) {
 				to = 0
 			}
 			asked := c.asked.Load()
-			state := f.servers[0].engineState
+			state := f.servers[0].engineFacts
 			state.mu.Lock()
 			test.change(state)
 			state.mu.Unlock()
@@ -187,7 +187,7 @@ func TestConnectorsLearn(t *testing.T) {
 
 // TestNoteConnector checks what the answers to requests for a handover show of an engine.
 func TestNoteConnector(t *testing.T) {
-	srv := &Server{engineState: newEngineState(Config{})}
+	srv := &Server{engineFacts: newEngineFacts(Config{})}
 	for _, test := range []struct {
 		err  error
 		want engineinfo.Presence

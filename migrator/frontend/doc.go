@@ -27,6 +27,12 @@
 //  6. A stream has one holder in one epoch. Both change here only, by
 //     compare-and-swap, and no epoch is used for two attempts.
 //
+// # The engine
+//
+// Whether requests are accepted, checks are due and requests go elsewhere is decided by
+// migrator/internal/enginestate, a pure state machine; engineWatch is its driver. What is known of the
+// engine besides (engineFacts) comes from migrator/engineinfo.
+//
 // # Legs
 //
 // A Leg is one engine's generation, which its engine knows as "<stream id>#<epoch>".

@@ -60,7 +60,7 @@ func (w *engineWatch) run(ctx context.Context) {
 			srv.tracker.Update()
 			srv.updateLoadHeader()
 			srv.admission.setIteration(srv.tracker.Iteration())
-			w.step(ctx, enginestate.Event{Kind: enginestate.Ticked, Work: srv.engineWork(w.machine.CountsSteps()), GivenUp: srv.givenUp.Load(), LoadDue: srv.engineState.due(time.Now())})
+			w.step(ctx, enginestate.Event{Kind: enginestate.Ticked, Work: srv.engineWork(w.machine.CountsSteps()), GivenUp: srv.givenUp.Load(), LoadDue: srv.engineFacts.due(time.Now())})
 		case s := <-w.samples:
 			w.step(ctx, enginestate.Event{Kind: enginestate.Sampled, Counters: s.hash})
 			srv.handleMetrics(s, time.Now())
@@ -108,7 +108,7 @@ func (w *engineWatch) step(ctx context.Context, ev enginestate.Event) {
 			srv.templates.clear()
 			srv.engineFingerprint.Store(nil)
 		case enginestate.ForgetOther:
-			srv.engineState.noteAway()
+			srv.engineFacts.noteAway()
 		default:
 			w.note(a.Kind)
 		}

@@ -149,7 +149,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 		work.AddOutput(n)
 		l.local.recordOutput(c)
 		l.local.server.brought.Add(uint64(n))
-		l.local.server.engineState.noteChunk(n)
+		l.local.server.engineFacts.noteChunk(n)
 	}
 	if u, ok := c.Usage(); ok {
 		l.local.setUsage(u)

@@ -21,9 +21,9 @@ var loadHeaders = map[string]bool{
 // updateLoadHeader updates the load that answers report. The names are vLLM's, so
 // that engines with and without a front end can be compared.
 func (srv *Server) updateLoadHeader() {
-	l := srv.engineState.addLoad(srv.tracker.State().Load, time.Now())
+	l := srv.engineFacts.addLoad(srv.tracker.State().Load, time.Now())
 	srv.updateCrowded(l)
-	capacity := srv.engineState.capacity()
+	capacity := srv.engineFacts.capacity()
 	if capacity <= 0 || !srv.ready.Load() {
 		srv.loadHeader.Store(nil) // the load of an engine that is away is not low but unknown
 		return

@@ -139,7 +139,7 @@ func (srv *Server) sendWithoutIDs(ctx context.Context, lr *legRequest, l *call, 
 	// An error that quotes the request proves nothing: the engine must take it without the field.
 	if err == nil && resp.StatusCode == http.StatusOK && local != nil {
 		local.idsHidden.Store(true)
-		if srv.engineState.noteRefusesIDs(lr.endpoint) {
+		if srv.engineFacts.noteRefusesIDs(lr.endpoint) {
 			srv.log.Warn("engine refuses return_token_ids; its answers there cannot move to other replicas", "path", lr.endpoint.Path(), "refusal", string(excerpt))
 		}
 	}

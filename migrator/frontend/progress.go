@@ -160,6 +160,6 @@ func (srv *Server) FreezeLeg(name string, frozen bool) {
 
 // updateCrowded records whether the engine may have preempted requests.
 func (srv *Server) updateCrowded(l policies.Load) {
-	capacity := srv.engineState.capacity()
+	capacity := srv.engineFacts.capacity()
 	srv.crowded.Store(capacity <= 0 || l.KV()+l.Promised > capacity/crowdedShare)
 }

@@ -139,9 +139,9 @@ func TestHungEngineWithoutMetrics(t *testing.T) {
 		post(t, f.client, f.url, "/v1/completions", longRequest) // the engine is not cold any more
 		revive := e.hang(t)
 		e.passthrough.Store(ptr(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
-		f.engineState.mu.Lock()
-		f.engineState.pace.Reset() // a read is due
-		f.engineState.mu.Unlock()
+		f.engineFacts.mu.Lock()
+		f.engineFacts.pace.Reset() // a read is due
+		f.engineFacts.mu.Unlock()
 		answered := make(chan struct{})
 		go func() {
 			defer close(answered)

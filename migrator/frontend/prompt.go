@@ -27,7 +27,7 @@ type knownPrompt struct {
 // same in all front ends of the model.
 func (srv *Server) promptRoot(model, salt string) prefix.Hash {
 	adapter := ""
-	if srv.engineState.isAdapter(model) {
+	if srv.engineFacts.isAdapter(model) {
 		adapter = model
 	}
 	return prefix.Root(srv.cfg.Model, adapter, salt)
@@ -78,7 +78,7 @@ func (srv *Server) readPrompt(ctx context.Context, req *openai.Request, header h
 		return p
 	}
 	p.steps, p.known, p.length = srv.texts.Find(p.text)
-	if holders && p.known < wanted && srv.engineState.serves(req.Model) {
+	if holders && p.known < wanted && srv.engineFacts.serves(req.Model) {
 		if ids, err := srv.tokenize(ctx, req, header); err == nil {
 			srv.setPromptIDs(&p, ids)
 			srv.texts.Learn(p.text, p.root, ids)

@@ -38,7 +38,7 @@ type Server struct {
 	// engineFingerprint is the engine's system_fingerprint, nil until it was seen.
 	engineFingerprint atomic.Pointer[[]byte]
 	outputLimits      atomic.Pointer[outputLimits] // of the engine; nil until it was asked
-	engineState       *engineState
+	engineFacts       *engineFacts
 
 	ready          atomic.Bool   // the engine answers its health check
 	changed        chan struct{} // holds a token when ready or draining has changed
@@ -114,7 +114,7 @@ func New(cfg Config) (*Server, error) {
 		tokenizer:      newTokenizer(),
 		admission:      newAdmittedWork(cfg),
 		textCalls:      newTextCalls(cfg.Overload.TenantHeader != ""),
-		engineState:    newEngineState(cfg),
+		engineFacts:    newEngineFacts(cfg),
 		pulls:          newPrefixPulls(cfg.PrefixPull),
 		// No two processes of a replica give a stream the same id.
 		lastStream: uint64(time.Now().UnixMicro()),
@@ -252,8 +252,8 @@ type Status struct {
 func (srv *Server) Status() Status {
 	r := srv.tracker.State()
 	return Status{
-		Engine: srv.Engine(), EngineProblem: srv.engineState.problemText(), CapacityWarning: srv.engineState.capacityWarning(),
-		Load: srv.engineState.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError, PrefixDepths: r.PrefixDepths,
+		Engine: srv.Engine(), EngineProblem: srv.engineFacts.problemText(), CapacityWarning: srv.engineFacts.capacityWarning(),
+		Load: srv.engineFacts.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError, PrefixDepths: r.PrefixDepths,
 		Prefixes:    srv.PrefixStatus(),
 		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), TurnedAway: srv.turnedAway.Load(), Service: srv.service.read(),
 		Unread: int(srv.unread.Load()), UnreadCut: srv.unreadCut.Load(), CachedEstimated: srv.estimatesCached.Load(),

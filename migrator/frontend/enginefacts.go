@@ -20,9 +20,9 @@ const (
 	engineLoadAge = engineinfo.MaxInterval + 10*time.Second
 )
 
-// engineState is what the server knows of its engine: what it is, and what it reports of its
+// engineFacts is what the server knows of its engine: what it is, and what it reports of its
 // load. It is safe for concurrent use.
-type engineState struct {
+type engineFacts struct {
 	// Fixed.
 	model           string
 	context         policies.Tokens
@@ -47,8 +47,8 @@ type engineState struct {
 	warned      string              // the last warning of another capacity
 }
 
-func newEngineState(cfg Config) *engineState {
-	s := &engineState{model: cfg.Model, context: cfg.Context, start: time.Now()}
+func newEngineFacts(cfg Config) *engineFacts {
+	s := &engineFacts{model: cfg.Model, context: cfg.Context, start: time.Now()}
 	if s.assumed = cfg.KVTokens; cfg.KVStated {
 		s.stated, s.assumed = cfg.KVTokens, 0
 	}
@@ -57,7 +57,7 @@ func newEngineState(cfg Config) *engineState {
 
 // Engine returns what is known of the engine.
 func (srv *Server) Engine() engineinfo.Info {
-	s := srv.engineState
+	s := srv.engineFacts
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.info
@@ -76,13 +76,13 @@ func (srv *Server) Engine() engineinfo.Info {
 
 // EngineLoad returns what the engine reports of its load; the zero value if it reports none.
 func (srv *Server) EngineLoad() policies.EngineLoad {
-	return srv.engineState.addLoad(srv.tracker.State().Load, time.Now()).Engine
+	return srv.engineFacts.addLoad(srv.tracker.State().Load, time.Now()).Engine
 }
 
 // setConnector records whether the engine has answered a request for a handover with its
 // parameters, and the connector's name, "" for none: that is how an engine shows that it has no
 // KV connector.
-func (s *engineState) setConnector(has engineinfo.Presence, name string) {
+func (s *engineFacts) setConnector(has engineinfo.Presence, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.info.Connector, s.info.ConnectorName = has, cmp.Or(name, s.info.ConnectorName)
@@ -91,7 +91,7 @@ func (s *engineState) setConnector(has engineinfo.Presence, name string) {
 // learnEngine asks the engine what it is, if it has just started or left a question without
 // an answer. It returns why it is not the expected one.
 func (srv *Server) learnEngine(ctx context.Context, started bool) error {
-	s := srv.engineState
+	s := srv.engineFacts
 	if !s.beginAsking(started) {
 		return s.mismatched()
 	}
@@ -114,7 +114,7 @@ func (srv *Server) learnEngine(ctx context.Context, started bool) error {
 
 // beginAsking reports whether the engine is to be asked now. If it has started, what was known
 // of it is forgotten.
-func (s *engineState) beginAsking(started bool) bool {
+func (s *engineFacts) beginAsking(started bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if started {
@@ -128,7 +128,7 @@ func (s *engineState) beginAsking(started bool) bool {
 }
 
 // forgetLocked forgets the engine, with s.mu held: another life of it begins.
-func (s *engineState) forgetLocked() {
+func (s *engineFacts) forgetLocked() {
 	s.info = engineinfo.Info{Start: s.info.Start + 1}
 	s.asks, s.complete, s.load, s.queued, s.loadAt, s.processFrom = 0, false, policies.EngineLoad{}, 0, time.Time{}, 0
 	s.pace.Reset()
@@ -141,7 +141,7 @@ func (s *engineState) forgetLocked() {
 
 // learn records what the engine has answered; what it has answered before stays. It returns
 // why it is not the expected engine, and whether that is new.
-func (s *engineState) learn(info engineinfo.Info, complete bool) (mismatch error, isNew bool) {
+func (s *engineFacts) learn(info engineinfo.Info, complete bool) (mismatch error, isNew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := &s.info
@@ -161,21 +161,21 @@ func (s *engineState) learn(info engineinfo.Info, complete bool) (mismatch error
 }
 
 // askAgain records that the engine has left a question without an answer.
-func (s *engineState) askAgain() {
+func (s *engineFacts) askAgain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.complete = false
 }
 
 // mismatched returns why the engine is not the expected one; nil if it is, or is away.
-func (s *engineState) mismatched() error {
+func (s *engineFacts) mismatched() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.mismatch
 }
 
 // problemText is mismatched as a text, "" for none.
-func (s *engineState) problemText() string {
+func (s *engineFacts) problemText() string {
 	if err := s.mismatched(); err != nil {
 		return err.Error()
 	}
@@ -183,35 +183,35 @@ func (s *engineState) problemText() string {
 }
 
 // isAdapter reports whether a name that clients ask for is an adapter of the model.
-func (s *engineState) isAdapter(name string) bool {
+func (s *engineFacts) isAdapter(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.info.IsAdapter(name, s.model)
 }
 
 // serves reports whether the engine lists a name that clients ask for, or is known to serve it.
-func (s *engineState) serves(name string) bool {
+func (s *engineFacts) serves(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return name == "" || name == s.model || s.info.Lists(name)
 }
 
 // noteAway records that the engine does not answer: what it is like does not matter now.
-func (s *engineState) noteAway() {
+func (s *engineFacts) noteAway() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mismatch = nil
 }
 
 // capacity returns the size of the KV cache to count with, 0 for unknown.
-func (s *engineState) capacity() policies.Tokens {
+func (s *engineFacts) capacity() policies.Tokens {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.info.Capacity(s.stated, s.assumed)
 }
 
 // capacityWarning returns how the engine's KV cache differs from the configured one.
-func (s *engineState) capacityWarning() string {
+func (s *engineFacts) capacityWarning() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.info.CheckCapacity(s.stated)
@@ -220,7 +220,7 @@ func (s *engineState) capacityWarning() string {
 // applyCapacity passes the size of the KV cache on to what counts with it, and warns once if it
 // is not the configured one.
 func (srv *Server) applyCapacity() {
-	s := srv.engineState
+	s := srv.engineFacts
 	kv, warning := s.capacity(), s.capacityWarning()
 	srv.admission.setCapacity(kv)
 	srv.prefixes.SetCapacity(kv)
@@ -234,7 +234,7 @@ func (srv *Server) applyCapacity() {
 }
 
 // due reports whether the engine's metrics are to be read.
-func (s *engineState) due(now time.Time) bool {
+func (s *engineFacts) due(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.pace.Due(now.Sub(s.start))
@@ -242,7 +242,7 @@ func (s *engineState) due(now time.Time) bool {
 
 // handleMetrics records what an answer of the engine's /metrics says.
 func (srv *Server) handleMetrics(sample counterSample, now time.Time) {
-	restarted, resized := srv.engineState.handleMetrics(sample, srv.tracker.State().Load, now)
+	restarted, resized := srv.engineFacts.handleMetrics(sample, srv.tracker.State().Load, now)
 	if sample.err == nil && sample.metrics.StatesRequests {
 		srv.endUnread(sample.metrics.Load.Running+sample.metrics.Load.Waiting, now.Add(-sample.took))
 	}
@@ -260,7 +260,7 @@ func (srv *Server) handleMetrics(sample counterSample, now time.Time) {
 // handleMetrics records a sample that has just arrived; counted is the load of the requests counted here now. It
 // returns whether the engine has started anew since the last one, and whether the size of its
 // KV cache is another one.
-func (s *engineState) handleMetrics(sample counterSample, counted policies.Load, now time.Time) (restarted, resized bool) {
+func (s *engineFacts) handleMetrics(sample counterSample, counted policies.Load, now time.Time) (restarted, resized bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pace.Done(now.Sub(s.start), sample.took, sample.err)
@@ -288,7 +288,7 @@ func (s *engineState) handleMetrics(sample counterSample, counted policies.Load,
 
 // addLoad adds the engine's report to the load that is counted here. Since the report, the KV
 // in use has changed as the lengths counted here have.
-func (s *engineState) addLoad(l policies.Load, now time.Time) policies.Load {
+func (s *engineFacts) addLoad(l policies.Load, now time.Time) policies.Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.loadAt.IsZero() || now.Sub(s.loadAt) > engineLoadAge {
@@ -303,22 +303,22 @@ func (s *engineState) addLoad(l policies.Load, now time.Time) policies.Load {
 }
 
 // noteChunk records that an event of the engine has carried that many tokens.
-func (s *engineState) noteChunk(tokens int) {
+func (s *engineFacts) noteChunk(tokens int) {
 	if n := int64(tokens); n > s.tokensPerChunk.Load() {
 		s.tokensPerChunk.Store(n) // of two at once, either is right soon
 	}
 }
 
 // refusesIDs reports whether the engine refuses to return token ids on an endpoint, as far as is known.
-func (s *engineState) refusesIDs(e openai.Endpoint) bool { return s.withoutIDs[e].Load() }
+func (s *engineFacts) refusesIDs(e openai.Endpoint) bool { return s.withoutIDs[e].Load() }
 
 // noteRefusesIDs records that the engine refuses to return token ids on an endpoint, and reports whether that is new.
-func (s *engineState) noteRefusesIDs(e openai.Endpoint) (isNew bool) {
+func (s *engineFacts) noteRefusesIDs(e openai.Endpoint) (isNew bool) {
 	return !s.withoutIDs[e].Swap(true)
 }
 
 // notePromptDetails records whether the usage of an answer contained the cached tokens.
-func (s *engineState) notePromptDetails(has bool) {
+func (s *engineFacts) notePromptDetails(has bool) {
 	p := engineinfo.Absent
 	if has {
 		p = engineinfo.Present

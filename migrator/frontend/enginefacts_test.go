@@ -202,7 +202,7 @@ func TestSharedPrefixes(t *testing.T) {
 		{"more than there is", policies.Load{Held: 100}, 8192, policies.Load{Held: 9000}, 8192, 8192},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := newEngineState(Config{})
+			s := newEngineFacts(Config{})
 			s.handleMetrics(sample(test.used, test.at), test.at, now)
 			l := s.addLoad(test.then, now.Add(time.Second))
 			if l.KV() != test.wantKV || l.KV()+l.Promised != test.want {
@@ -213,7 +213,7 @@ func TestSharedPrefixes(t *testing.T) {
 	}
 	for _, change := range [][2]policies.Load{{one, none}, {none, one}} {
 		for _, used := range []policies.Tokens{0, 720} { // before and after the change
-			s := newEngineState(Config{})
+			s := newEngineFacts(Config{})
 			s.handleMetrics(sample(used, change[0]), change[1], now)
 			if got := s.addLoad(change[1], now).KV(); got != change[1].Held {
 				t.Errorf("%d while asked, then %d; the engine reports %d: %d in use", change[0].Held, change[1].Held, used, got)
@@ -224,7 +224,7 @@ func TestSharedPrefixes(t *testing.T) {
 
 // TestQueue checks that requests which wait at one report only are no queue: they have just arrived.
 func TestQueue(t *testing.T) {
-	s, now := newEngineState(Config{}), time.Now()
+	s, now := newEngineFacts(Config{}), time.Now()
 	for i, test := range []struct {
 		queued int
 		busy   bool
@@ -239,7 +239,7 @@ func TestQueue(t *testing.T) {
 // TestLoadBetweenReports checks that the load of an engine whose metrics are read as rarely as may be
 // is known at all times.
 func TestLoadBetweenReports(t *testing.T) {
-	s, now := newEngineState(Config{}), time.Now()
+	s, now := newEngineFacts(Config{}), time.Now()
 	used := func(after time.Duration) policies.Tokens {
 		return s.addLoad(policies.Load{Held: 5000}, now.Add(after)).KV()
 	}
@@ -259,7 +259,7 @@ func TestLoadBetweenReports(t *testing.T) {
 
 // TestUnansweredQuestions checks that what an engine does not answer when it is asked again stays known.
 func TestUnansweredQuestions(t *testing.T) {
-	s := newEngineState(Config{Model: "m"})
+	s := newEngineFacts(Config{Model: "m"})
 	info := engineinfo.Info{Version: "1", Models: []engineinfo.Model{{Name: "other"}}, KVTokens: 1000, BlockTokens: 10, Connector: engineinfo.Present}
 	for i, answer := range []engineinfo.Info{info, {}} {
 		mismatch, isNew := s.learn(answer, false)
