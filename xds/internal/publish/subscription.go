@@ -54,6 +54,7 @@ type response struct {
 
 func deltaResponse(resp *discoveryv3.DeltaDiscoveryResponse) response {
 	r := response{nonce: resp.GetNonce(), removed: resp.GetRemovedResources()}
+	r.versions = make([]planrollout.Version, 0, len(resp.GetResources()))
 	for _, res := range resp.GetResources() {
 		r.versions = append(r.versions, planrollout.Version{Name: res.GetName(), Version: res.GetVersion()})
 		if resp.GetTypeUrl() == resources.RoutingType {
