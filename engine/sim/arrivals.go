@@ -10,7 +10,7 @@ import (
 )
 
 // arrivalsInterval is how long a replica collects the requests that it accepts before it sends them to the front ends.
-const arrivalsInterval = 5 * time.Millisecond
+const arrivalsInterval = 2 * time.Millisecond
 
 // sentArrival is a request that a replica has accepted, from a front end that knows of it.
 type sentArrival struct {

@@ -316,9 +316,9 @@ func (m *Market) Run(ctx context.Context) error {
 	}
 }
 
-// arrivalsInterval is how long arrivals are collected before they are sent to the peers. With 20 ms instead of 5
+// arrivalsInterval is how long arrivals are collected before they are sent to the peers. With 20 ms instead of 2
 // several front ends send a burst to the same replica.
-const arrivalsInterval = 5 * time.Millisecond
+const arrivalsInterval = 2 * time.Millisecond
 
 // cancelSales cancels all sales and releases all reservations: this process may continue without a
 // market until its streams have ended.
