@@ -14,7 +14,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/emulatedlink"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -98,7 +97,7 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 			transports = slices.Insert(transports, 0, transport.Transport(&u))
 		}
 		if link > 0 {
-			shared := emulatedlink.New(link, func() int64 { return blockTokens * tokenBytes })
+			shared := transport.NewEmulatedLink(link, func() int64 { return blockTokens * tokenBytes })
 			for i, t := range transports {
 				transports[i] = shared.Carry(t)
 			}

@@ -26,7 +26,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/peer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
-	"github.com/cascadeinfer/cascade/migrator/transport/emulatedlink"
 	"github.com/cascadeinfer/cascade/migrator/transport/shm"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
@@ -306,7 +305,7 @@ func (d *Daemon) newTransports(pool transport.Pool) error {
 
 // paceTransports lets an emulated link carry the blocks, whose size is that of the engine's description.
 func (d *Daemon) paceTransports() {
-	link := emulatedlink.New(max(1, d.cfg.Fleet.LinkRate()), func() int64 {
+	link := transport.NewEmulatedLink(max(1, d.cfg.Fleet.LinkRate()), func() int64 {
 		s, _ := d.blocks.Description()
 		return int64(s.BlockTokens) * int64(s.TokenBytes)
 	})

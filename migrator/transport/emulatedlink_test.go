@@ -1,4 +1,4 @@
-package emulatedlink
+package transport_test
 
 import (
 	"context"
@@ -36,9 +36,9 @@ func (p fakePuller) Pull(context.Context, transport.Plan) (transport.Stats, erro
 
 // Pulls take the time that the link would need, one after the other, including the time for
 // copying.
-func TestPulls(t *testing.T) {
+func TestEmulatedLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		link, under := New(1000, func() int64 { return 100 }), &fake{}
+		link, under := transport.NewEmulatedLink(1000, func() int64 { return 100 }), &fake{}
 		p := testkit.Must(link.Carry(under).Open(t.Context(), "r0", transport.Offer{}))
 		pull := func(ctx context.Context, blocks int) (time.Duration, error) {
 			start := time.Now()

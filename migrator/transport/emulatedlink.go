@@ -1,6 +1,4 @@
-// Package emulatedlink paces the pulls of transports to the rate of a link, for fleets whose
-// engines are emulated: their blocks have fewer bytes than those of the engines they emulate.
-package emulatedlink
+package transport
 
 import (
 	"context"
@@ -8,13 +6,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Link is the link into one replica. It carries one pull after the other. It is safe for
+// EmulatedLink paces pulls to the rate of the link into one replica, for fleets whose engines are emulated: their
+// blocks have fewer bytes than those of the engines they emulate. It carries one pull after the other. It is safe for
 // concurrent use.
-type Link struct {
+type EmulatedLink struct {
 	rate       int64
 	blockBytes func() int64
 
@@ -22,39 +20,39 @@ type Link struct {
 	free time.Time // when the link is idle again
 }
 
-// New returns a link that carries rate bytes per second, more than 0. blockBytes returns the size
+// NewEmulatedLink returns a link that carries rate bytes per second, more than 0. blockBytes returns the size
 // of a block on the emulated engine; it must not block.
-func New(rate int64, blockBytes func() int64) *Link {
-	return &Link{rate: rate, blockBytes: blockBytes}
+func NewEmulatedLink(rate int64, blockBytes func() int64) *EmulatedLink {
+	return &EmulatedLink{rate: rate, blockBytes: blockBytes}
 }
 
 // Carry returns a transport whose pulls take as long as this link needs for their blocks.
-func (l *Link) Carry(t transport.Transport) transport.Transport { return carried{t, l} }
+func (l *EmulatedLink) Carry(t Transport) Transport { return pacedTransport{t, l} }
 
-type carried struct {
-	transport.Transport
-	link *Link
+type pacedTransport struct {
+	Transport
+	link *EmulatedLink
 }
 
-func (c carried) Open(ctx context.Context, receiver policies.ReplicaID, o transport.Offer) (transport.Puller, error) {
+func (c pacedTransport) Open(ctx context.Context, receiver policies.ReplicaID, o Offer) (Puller, error) {
 	p, err := c.Transport.Open(ctx, receiver, o)
 	if err != nil {
 		return nil, err
 	}
-	return puller{p, c.link}, nil
+	return pacedPuller{p, c.link}, nil
 }
 
-type puller struct {
-	transport.Puller
-	link *Link
+type pacedPuller struct {
+	Puller
+	link *EmulatedLink
 }
 
-func (p puller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
+func (p pacedPuller) Pull(ctx context.Context, plan Plan) (Stats, error) {
 	start := time.Now()
 	stats, err := p.Puller.Pull(ctx, plan)
-	if err == nil || errors.As(err, new(*transport.CorruptError)) {
+	if err == nil || errors.As(err, new(*CorruptError)) {
 		if late := p.link.wait(ctx, start, int64(len(plan.Src))*p.link.blockBytes()); late != nil {
-			return transport.Stats{}, late
+			return Stats{}, late
 		}
 	}
 	return stats, err
@@ -62,7 +60,7 @@ func (p puller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats,
 
 // wait returns when a transfer of bytes that began at start would be complete, or with
 // ctx's error; then it frees the rest of the transfer's time on the link.
-func (l *Link) wait(ctx context.Context, start time.Time, bytes int64) error {
+func (l *EmulatedLink) wait(ctx context.Context, start time.Time, bytes int64) error {
 	l.mu.Lock()
 	if l.free.Before(start) {
 		l.free = start
