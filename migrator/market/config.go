@@ -80,6 +80,8 @@ type Config struct {
 	// of a token is copied from another replica; 0: none is copied.
 	Engine      *place.Engine
 	CopySeconds float64
+	// Reprompt says that the KV of a request that moves is not copied: its new replica computes it.
+	Reprompt bool
 	// MigrationCost estimates the time to migrate so many tokens to a peer over the
 	// link between the two; sellers prefer cheap peers. It must be a pure function.
 	// nil: all peers cost the same.

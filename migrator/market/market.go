@@ -125,7 +125,7 @@ func New(cfg Config) (*Market, error) {
 	}
 	p := &peers{view: place.NewPeers(place.PeersConfig{
 		Self: cfg.Self, Placer: cfg.Placer, Prefill: cfg.Prefill, MaxAge: micros(cfg.SummaryMaxAge),
-		SampleSize: cfg.SampleSize, Engine: cfg.Engine, CopySeconds: cfg.CopySeconds, Seed: cfg.Seed,
+		SampleSize: cfg.SampleSize, Engine: cfg.Engine, CopySeconds: cfg.CopySeconds, Reprompt: cfg.Reprompt, Seed: cfg.Seed,
 	})}
 	t, err := bidask.NewTrader(bidask.TraderConfig{
 		Self: cfg.Self, Peers: p, Machine: cfg.Machine, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges,

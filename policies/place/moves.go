@@ -61,8 +61,9 @@ func (b *Peers) FindMove(now policies.Micros, q MoveQuery) (best Move, ok bool) 
 		if saved <= least {
 			continue
 		}
-		w := Waiting{
-			Length: one.Length, Cached: one.Length - 1, Copied: one.Length - 1, Output: one.Remaining, Weight: one.Weight,
+		w := Waiting{Length: one.Length, Output: one.Remaining, Weight: one.Weight}
+		if !b.cfg.Reprompt {
+			w.Cached, w.Copied = one.Length-1, one.Length-1
 		}
 		if to, price := b.findBuyer(now, i, &w, &q); to != "" && saved-price > least {
 			best, ok, sent = Move{i, to, saved - price}, true, w

@@ -116,6 +116,7 @@ func TestFindMoveOracle(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		b := movingPeers()
+		b.cfg.Reprompt = seed%2 == 1
 		n := 1 + rng.IntN(maxMovers)
 		residents, movable := runningResidents(b, n, 2000)
 		for i := range residents {
@@ -150,6 +151,10 @@ func TestFindMoveOracle(t *testing.T) {
 				computed := w
 				computed.Cached, computed.FirstWeight = 0, FirstTokenWeight
 				price := math.Max(cost(there, w), cost(there, computed)) - cost(there)
+				if b.cfg.Reprompt {
+					w.Cached = 0
+					price = cost(there, w) - cost(there)
+				}
 				if gain := saved - price; gain > best && gain > minGainShare*saved {
 					best, from = gain, i
 				}

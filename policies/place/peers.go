@@ -33,6 +33,8 @@ type PeersConfig struct {
 	Engine *Engine
 	// CopySeconds is how long the KV of a token is copied from another replica; 0: none is copied.
 	CopySeconds float64
+	// Reprompt says that the KV of a request that moves is not copied: its new replica computes it.
+	Reprompt bool
 	// Seed seeds the samples.
 	Seed uint64
 }

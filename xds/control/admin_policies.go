@@ -106,6 +106,12 @@ func (c *Control) Policies(only ...lifecycle.Kind) Policies {
 	return out
 }
 
+// changedPolicies returns slots as a command has just changed them.
+func (c *Control) changedPolicies(slots []lifecycle.Kind) Policies {
+	c.observer.expire()
+	return c.Policies(slots...)
+}
+
 // policySlots returns the slots that are stored or that a host has.
 func policySlots(stored []policyslots.Slot, reports []policyslots.Report, nodes []Node, now time.Time) (out []PolicySlot) {
 	refusals := nackedSlots(nodes)

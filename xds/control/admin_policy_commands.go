@@ -90,7 +90,7 @@ func (c *Control) policyCommand(give func(context.Context, policyQuery) error) c
 		if err := give(ctx, o); err != nil {
 			return nil, err
 		}
-		return c.Policies(o.slots...), nil
+		return c.changedPolicies(o.slots), nil
 	}
 }
 

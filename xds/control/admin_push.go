@@ -145,7 +145,7 @@ func (c *Control) admitPush(ctx context.Context, w http.ResponseWriter, r *http.
 	}); err != nil {
 		return nil, err
 	}
-	return c.Policies(o.slots...), nil
+	return c.changedPolicies(o.slots), nil
 }
 
 // acquire waits for a free place and returns the function that releases it.

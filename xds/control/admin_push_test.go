@@ -110,3 +110,21 @@ func TestUploadDeadline(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestPushAnswersChange checks that a command's answer has what the command changed, although the status was read a
+// moment before.
+func TestPushAnswersChange(t *testing.T) {
+	f := newFakeFleet(t, 1)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter)})
+	f.startReports(t, c)
+	for n, command := range []func() (int, string){
+		func() (int, string) { return push(t, c, "slot=place&goal=shadow", []byte("module"), "generation 1") },
+		func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=warm", nil) },
+	} {
+		c.Status()
+		code, text := command()
+		if want := []string{`"goal": "shadow"`, `"goal": "warm"`}[n]; code != http.StatusOK || !strings.Contains(text, want) {
+			t.Errorf("%d: want %s in\n%s", code, want, text)
+		}
+	}
+}

@@ -133,6 +133,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		Placer:          f.placer(),
 		Engine:          f.engine(r),
 		CopySeconds:     f.costs(r).copied,
+		Reprompt:        f.Migration.Mode == config.MigrationReprompt || r.Blocks == "" && r.Connector == "",
 		Prefill:         place.Prefill{},
 		QoE:             p.QoEModel(),
 		BucketEdges:     f.Edges(m),
