@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/internal/testkit/issuer"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -366,6 +367,8 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 		}
 		conn.Close()
 	}
+	// Clients read of their refusal before it is recorded.
+	testkit.WaitFor(t, "two refusals", func() bool { return w.binder.Refused() == 2 })
 	conn, err := w.listener.Dial()
 	if err != nil {
 		t.Fatal(err)
