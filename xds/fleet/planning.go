@@ -22,8 +22,9 @@ type Planning struct {
 // Run executes the step, which may take seconds. It is called once.
 func (p *Planning) Run() { p.task.Run() }
 
-// startPlanning starts the planning that is due after an event; nil: none is. A first plan comes before the plans of a
-// period, and these before refined boundaries.
+// startPlanning starts the planning that is due after an event; nil: none is. A first plan comes before the plans of
+// a period, and these before refined boundaries. Of the models whose period is due, the one that was planned longest
+// ago comes first, so that each has its turn however long plannings take; so it is with boundaries.
 func (s *State) startPlanning(now time.Time, ev Event) *Planning {
 	_, tick := ev.(Tick)
 	_, ran := ev.(Planned)
@@ -45,9 +46,12 @@ func (s *State) startPlanning(now time.Time, ev Event) *Planning {
 				c, _ := p.Repair(t, v)
 				return planner.Result{Change: c}
 			})
-		case configured || next != nil && !next.refine:
+		case configured:
 		case m.planner.PeriodDue(t):
-			next = p
+			if next == nil || next.refine || m.periodAt.Before(next.model.periodAt) {
+				next = p
+			}
+		case next != nil && !next.refine:
 		case p.pin == nil && s.refineDue(now, m) && (next == nil || m.askedAt.Before(next.model.askedAt)):
 			p.refine, next = true, p
 		}
@@ -59,6 +63,7 @@ func (s *State) startPlanning(now time.Time, ev Event) *Planning {
 		next.model.askedAt = now
 		return s.start(now, next, func(p *planner.Planner, v *planner.View) planner.Result { return p.Refine(v) })
 	}
+	next.model.periodAt = now
 	s.updateRatio(now, next.model)
 	s.updateDepth(now, next.model)
 	pin := planPin(next.pin)

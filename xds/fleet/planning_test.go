@@ -172,3 +172,32 @@ func TestPinDuringPlanning(t *testing.T) {
 		t.Errorf("after the pin: %d stages: %s", len(plan.Stages), s.models[0].planner.Status())
 	}
 }
+
+// TestPlanningsTakeTurns checks that models are planned in turn although each planning takes a whole period.
+func TestPlanningsTakeTurns(t *testing.T) {
+	rules, list, reports := slowRules()
+	rules.Shared, rules.Wrap, rules.Check = false, nil, nil
+	s, err := NewState(rules)
+	testkit.NoError(t, err)
+	settleState(s, start, Replicas{list})
+	for _, r := range reports {
+		settleState(s, start, Reported{r})
+	}
+	planned := make(map[string]int)
+	for now, i := start, 0; i < 9; i++ {
+		now = now.Add(time.Second)
+		for e := s.Step(now, Tick{}); e.Propose != nil || e.Plan != nil; e = s.Step(now, carryOut(e)) {
+			if e.Plan == nil {
+				continue
+			}
+			now = now.Add(rules.withDefaults().Period)
+			if planned[e.Plan.model.Name]++; planned[e.Plan.model.Name] > 2 {
+				t.Fatalf("one model is planned again and again: %v", planned)
+			}
+			if len(planned) == len(rules.Models) {
+				return
+			}
+		}
+	}
+	t.Errorf("planned: %v", planned)
+}

@@ -77,6 +77,7 @@ type model struct {
 	// at the leader's count where several control planes share a store.
 	requests    uint64
 	askedAt     time.Time    // when a first plan or boundaries were last asked for
+	periodAt    time.Time    // when the last period was planned
 	wantedRatio length.Ratio // to be served; ratio follows when this is stored
 	// depth is that of prefix keys, in bytes, and wantedDepth is to it what wantedRatio is
 	// to ratio.
