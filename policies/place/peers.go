@@ -75,6 +75,7 @@ type Peers struct {
 	stages      [][]*peerEntry // of the plan, without this replica
 	prefill     []*peerEntry   // the prefill replicas, in the order of their ids
 	prefillSelf bool           // this is a prefill replica
+	host        string         // of this replica; "" unknown
 	ranges      []policies.PrefillRange
 	rng         *rand.Rand
 	sites       []policies.Candidate // scratch
@@ -134,10 +135,10 @@ func (b *Peers) newView() *View {
 // copying them.
 func (b *Peers) SetView(plan policies.Plan, replicas []policies.Replica) {
 	named := make(map[policies.ReplicaID]*peerEntry, len(replicas))
-	b.prefill, b.prefillSelf = nil, false
+	b.prefill, b.prefillSelf, b.host = nil, false, ""
 	for _, r := range replicas {
 		if r.ID == b.cfg.Self {
-			b.prefillSelf = r.Prefill
+			b.prefillSelf, b.host = r.Prefill, r.Host
 			continue
 		}
 		e := b.peers[r.ID]

@@ -136,21 +136,21 @@ func (b *Peers) addSite(e *peerEntry, low, high policies.Tokens) *policies.Candi
 
 // Rescue returns where to continue a stream whose engine was lost: the least loaded replica
 // of the stage that holds its length, else of a longer stage, else of a shorter one. Within
-// a stage, peers without a recent load come last, and before them those on the hosts of replicas that
-// have been tried: where a host dies, its engines are lost one after the other. If none is left, the
-// least loaded prefill replica continues it. It returns false if all have been tried.
+// a stage, replicas on other hosts than those that have been tried come first, and peers without a recent
+// load last: where a host dies, its engines are lost one after the other. If none is left, the least
+// loaded prefill replica continues the stream. It returns false if all have been tried.
 func (b *Peers) Rescue(now policies.Micros, r policies.Request, tried []policies.ReplicaID) (policies.Target, bool) {
 	b.sites = b.sites[:0] // of another request
 	self := !b.self.Draining && !slices.Contains(tried, b.cfg.Self) && b.adapters.CanServe(b.cfg.Self, r.Model)
-	at := b.plan.StageOf(r.Length())
+	at, ownRank := b.plan.StageOf(r.Length()), b.rankRescue(b.host, tried)
 	for i := range len(b.stages) {
 		k := at + i
 		if k >= len(b.stages) {
 			k = len(b.stages) - 1 - i // the shorter ones, longest first
 		}
-		e, heard := b.leastLoaded(now, b.stages[k], r, tried)
+		e, rank := b.leastLoaded(now, b.stages[k], r, tried)
 		switch here := self && k == b.own; {
-		case here && (!heard || b.self.Total <= e.load.Total):
+		case here && (ownRank > rank || ownRank == rank && b.self.Total <= e.load.Total):
 			return b.placeHere(now, r), true
 		case e != nil:
 			return b.placeAtPeer(now, e, r, 0), true
@@ -165,20 +165,13 @@ func (b *Peers) Rescue(now policies.Micros, r policies.Request, tried []policies
 	return policies.Target{}, false
 }
 
-// leastLoaded returns the least loaded of the replicas that has not been tried; heard
-// reports whether its load is known.
+// leastLoaded returns the least loaded of the replicas that has not been tried, and its rank: 0 if its load is not
+// known, otherwise that of its host.
 func (b *Peers) leastLoaded(now policies.Micros, all []*peerEntry, r policies.Request,
-	tried []policies.ReplicaID) (best *peerEntry, heard bool) {
+	tried []policies.ReplicaID) (best *peerEntry, rank int) {
 	if len(all) == 0 {
-		return nil, false
+		return nil, 0
 	}
-	onTriedHost := func(e *peerEntry) bool {
-		return e.host != "" && slices.ContainsFunc(tried, func(id policies.ReplicaID) bool {
-			other := b.peers[id]
-			return other != nil && other.host == e.host
-		})
-	}
-	rank := 0 // of best: 1 if its load is known, 2 if its host has lost no replica besides
 	start := b.rng.IntN(len(all))
 	for i := range all {
 		e := all[(start+i)%len(all)]
@@ -187,15 +180,28 @@ func (b *Peers) leastLoaded(now policies.Micros, all []*peerEntry, r policies.Re
 		}
 		n := 0
 		if b.fresh(now, e) {
-			if n = 2; onTriedHost(e) {
-				n = 1
-			}
+			n = b.rankRescue(e.host, tried)
 		}
 		if best == nil || n > rank || n == rank && n > 0 && e.load.Total < best.load.Total {
 			best, rank = e, n
 		}
 	}
-	return best, rank > 0
+	return best, rank
+}
+
+// rankRescue ranks a host as the place of a rescue: 1 if a replica on it has been tried, 2 if none has or its name is
+// not known.
+func (b *Peers) rankRescue(host string, tried []policies.ReplicaID) int {
+	if host != "" && slices.ContainsFunc(tried, func(id policies.ReplicaID) bool {
+		if id == b.cfg.Self {
+			return b.host == host
+		}
+		other := b.peers[id]
+		return other != nil && other.host == host
+	}) {
+		return 1
+	}
+	return 2
 }
 
 // Forwards counts the requests that Place sent to a peer.

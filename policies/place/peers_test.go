@@ -214,6 +214,16 @@ func TestRescueLeavesHost(t *testing.T) {
 		}
 		tried = append(tried, want)
 	}
+	// So does one whose engine was that of this replica, and one that this replica's host could continue.
+	for _, c := range []struct{ lost, want policies.ReplicaID }{{"a", "d"}, {"b", "d"}, {"d", "a"}} {
+		b.SetOwnLoad(place.PeerLoad{Total: 50})
+		for id, load := range map[policies.ReplicaID]policies.Tokens{"b": 100, "c": 100, "d": 500, "e": 600} {
+			b.SetPeerLoad(0, id, place.PeerLoad{Total: load})
+		}
+		if got, ok := b.Rescue(0, prompt(2000), []policies.ReplicaID{c.lost}); !ok || cmp.Or(got.Replica, "a") != c.want {
+			t.Errorf("after the loss of %s: %q, %v; want %q", c.lost, got.Replica, ok, c.want)
+		}
+	}
 }
 
 func TestRescue(t *testing.T) {
