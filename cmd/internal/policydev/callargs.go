@@ -74,7 +74,10 @@ func (r random) quoteArgs() abi.QuoteArgs {
 	return abi.QuoteArgs{
 		Occupancy: policies.Occupancy{Capacity: 1e6 + r.tokens(1e6), Held: r.tokens(1e6), Promised: r.tokens(1e4), Incoming: r.tokens(1e5),
 			Throughput: r.tokens(2) * r.tokens(1e6), Draining: r.IntN(20) == 0},
-		Migration: policies.Migration{Request: fmt.Sprintf("front-%d/%d", r.IntN(9), r.IntN(1e6)), Length: 1 + r.tokens(1e5), Cause: policies.MigrationCause(1 + r.IntN(int(policies.Prefill)))},
+		Migration: policies.Migration{
+			Request: fmt.Sprintf("front-%d/%d", r.IntN(9), r.IntN(1e6)), Length: 1 + r.tokens(1e5),
+			Cause: policies.MigrationCause(1 + r.IntN(int(policies.Cheaper))),
+		},
 	}
 }
 
