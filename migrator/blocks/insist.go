@@ -14,10 +14,10 @@ const (
 	insistTimeout  = 30 * time.Second       // for an engine to answer; then its session ends
 )
 
-// Insist makes a call that thaws, drops or releases something, until the engine has answered it or is
-// unavailable, when nothing is frozen or reserved any more. It abandons the session of an engine that
-// fails for 30 s, which has the same effect, and returns true then. It returns when ctx ends: the session
-// does, too. call and object are for the log.
+// Insist repeats a call that thaws, drops or releases something until the engine has answered it or is
+// unavailable: then nothing is frozen or reserved any more. If the engine fails for 30 s, Insist abandons its
+// session, which has the same effect, and returns true. It also returns when ctx ends, because the session
+// ends then, too. call and object are for the log.
 func Insist(ctx context.Context, log *slog.Logger, call, object string, do func(context.Context) error, abandon func(why error)) (abandoned bool) {
 	end, wait := time.Now().Add(insistTimeout), insistRetry
 	for tries := 1; ; tries++ {
@@ -25,7 +25,7 @@ func Insist(ctx context.Context, log *slog.Logger, call, object string, do func(
 		err := do(try)
 		cancel()
 		if err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
-			if tries > 1 {
+			if tries > 1 && (err == nil || errors.Is(err, ErrNotFound)) {
 				log.Info("engine call answered after retries", "call", call, "object", object, "tries", tries)
 			}
 			return false
