@@ -76,7 +76,8 @@ type Batches struct {
 	Outside uint64 `json:"outside"`
 }
 
-// NewAttention returns the prices of a case. stress is the share of Stress, 0 … 1; table is required for MeasuredSkew.
+// NewAttention returns the prices of a case. stress is the share of Stress, from 0 to 1; table is required for
+// MeasuredSkew.
 func NewAttention(p Profile, c AttentionCase, stress float64, table *SkewTable) (*Attention, error) {
 	if c == MeasuredSkew && table == nil {
 		return nil, errors.New("attention case measured: needs a table of measured skew")

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Connections are the connections of one http.Server with its clients. Listener and Track are to be the
-// server's; its IdleTimeout should equal Idle. The other fields are its own.
+// Connections are the connections of one http.Server with its clients. The server serves Listener, and its
+// ConnState is Track; its IdleTimeout should equal Idle.
 //
 // The first request of a connection may come late, as with Envoy. Clients dial ahead: a pool that opens a
 // connection for a request and then sends the request on another one keeps the new connection for later.

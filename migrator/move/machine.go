@@ -23,7 +23,7 @@ type Machine struct {
 	commitResults expiringMap[bidask.Deal, Message] // of finished switches at this front end, for their sources
 }
 
-// New returns a machine without migrations. The error is a *policies.Violation that
+// newMachine returns a machine without migrations. The error is a *policies.Violation that
 // names the invalid field.
 func newMachine(c Limits) (*Machine, error) {
 	c, err := c.withDefaults()

@@ -67,10 +67,10 @@ func (p *Pull) Transport() string { return p.transport }
 // maxTries is how often blocks are pulled that arrive without their checksums.
 const maxTries = 3
 
-// Pull pulls a plan, and the blocks that arrive without their checksums up to three times. If a
-// transport fails, it uses the next one. It returns how many blocks arrived without their checksums,
-// each time; the error of blocks that never arrived intact is a *CorruptError. After any other error
-// every further Pull fails.
+// Pull pulls a plan. It pulls blocks that arrive without their checksums up to three times in all, and
+// uses the next transport if one fails. corrupt counts the blocks that arrived without their checksums,
+// over all tries. The error is a *CorruptError, with indices into the last try, if some never arrived
+// intact. After any other error every further Pull fails.
 func (p *Pull) Pull(ctx context.Context, plan Plan) (corrupt int, err error) {
 	for range maxTries {
 		err = p.pullOnce(ctx, plan)
@@ -110,7 +110,7 @@ func (p *Pull) pullOnce(ctx context.Context, plan Plan) error {
 // Outcome is what PullBlocks has done.
 type Outcome struct {
 	Transport string // that was used last; "" if none could be opened
-	Corrupt   int    // blocks that arrived without their checksums, each time
+	Corrupt   int    // blocks that arrived without their checksums, over all tries
 }
 
 // PullBlocks opens a pull, pulls a plan as Pull does, and closes the pull. When it returns, the memory

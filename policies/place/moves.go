@@ -36,9 +36,9 @@ type MoveQuery struct {
 	CanRunOn func(resident int, at policies.ReplicaID) bool
 }
 
-// FindMove returns which of at most maxMovers random movable requests saves most where it costs least, and expects that
-// peer to have it from now on. It returns false if none saves enough. A request never moves to a stage that is
-// shorter than it is, nor to a peer whose load is not known. Only requests of one sequence move.
+// FindMove prices at most maxMovers random movable requests here and at peers, and returns the move that saves
+// most; false if none saves enough. From then on it counts the request at that peer. A request never moves to a
+// stage that is shorter than it is, nor to a peer whose load is not known. Only requests of one sequence move.
 func (b *Peers) FindMove(now policies.Micros, q MoveQuery) (best Move, ok bool) {
 	if b.cfg.Engine == nil || len(q.Movable) == 0 || b.own < 0 {
 		return best, false
@@ -76,8 +76,8 @@ func (b *Peers) FindMove(now policies.Micros, q MoveQuery) (best Move, ok bool) 
 	return best, true
 }
 
-// findBuyer returns at which of at most maxBuyers peers a request costs least, and how much; "" if none may have it.
-// It sets when the request can start there.
+// findBuyer returns the one of at most maxBuyers peers at which a request costs least, and the price; "" if none may
+// have it. It sets w.Ready to when the request can start there.
 func (b *Peers) findBuyer(now policies.Micros, resident int, w *Waiting, q *MoveQuery) (to policies.ReplicaID, least int64) {
 	examined, ready := 0, now
 	for k := b.plan.StageOf(w.Length); k < len(b.stages); k++ {
@@ -117,7 +117,7 @@ type residentGroup struct {
 	resident int
 }
 
-// describe sets what the residents are. Those that leave are left out.
+// describe sets the residents, without those that leave.
 func (s *moveSearch) describe(o *Outputs, residents []Resident) {
 	s.running, s.waiting = s.running[:0], s.waiting[:0]
 	for i := range residents {
@@ -135,7 +135,7 @@ func (s *moveSearch) describe(o *Outputs, residents []Resident) {
 	})
 }
 
-// find returns what a resident is; false if it does not run.
+// find returns a resident's description; false if it does not run.
 func (s *moveSearch) find(resident int) (Running, bool) {
 	for i := range s.running {
 		if s.running[i].resident == resident {

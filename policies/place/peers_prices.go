@@ -17,7 +17,7 @@ type Resident struct {
 	Sequences int
 	// Prefilling says that its KV is computed anew: it waits, whatever it has generated.
 	Prefilling bool
-	// Leaving says that it is for sale: FindMove counts without it.
+	// Leaving says that it is for sale: FindMove leaves it out.
 	Leaving bool
 }
 

@@ -10,8 +10,8 @@
 // The control plane's owner is xds/fleet. In virtual time, the owner calls Repair at the start
 // and when a replica joins, leaves or fails, Tick four times a second, Replan when PeriodDue,
 // and Refine once a second if Config.Refine. It puts every Change with stages in force by
-// SetPlan, under the next epoch, with the replicas' stages updated in the View. An owner that must not wait calls Repair,
-// Replan and Refine in a Task.
+// SetPlan, under the next epoch, with the replicas' stages updated in the View. An owner that must
+// not wait calls Repair, Replan and Refine in a Task.
 //
 // Invariant: a proposed plan is valid and routes differently from the one in force. The
 // site's rules are asked about plans that Replan adopts for a gain and boundaries that
@@ -60,8 +60,8 @@ type Config struct {
 	// History is the workload that the first plan is made for: its Flow, with these Edges,
 	// and its Snapshot. Without edges the first plan is one stage.
 	History policies.Workload
-	// Check returns an error for a plan that the site's rules deny as the next one, whose epoch is one more than the
-	// present one; nil denies nothing.
+	// Check returns an error if the site's rules deny next, whose epoch is that of before plus one;
+	// nil denies nothing.
 	Check func(before, next policies.Plan) error
 	// Wrap returns the planner to use in place of the native one; nil: the native one.
 	Wrap func(model string, native adoption.Planner) adoption.Planner
@@ -89,7 +89,7 @@ type Planner struct {
 	lacks   bool                    // Repair has found a stage without ready replicas while another had one
 	lacking policies.Micros         // since when, if lacks
 
-	changes   int            // of what a Task is made from; see Finish
+	changes   int            // counts what makes a Task out of date; see Finish
 	distances *links.CostMap // nil: to be computed
 }
 

@@ -7,8 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// Task is one step of a Planner that may take seconds, because it asks modules or the site's rules. It works on copies of
-// the Planner and of its View: Run may be called by any goroutine while the Planner's owner goes on.
+// Task is one step of a Planner that may take seconds, because it asks modules or the site's rules. It works
+// on copies of the Planner and its View, so that Run may run on another goroutine than the Planner's owner.
 type Task struct {
 	planner   Planner
 	view      View
@@ -36,10 +36,10 @@ func (p *Planner) Start(v *View, step func(*Planner, *View) Result) *Task {
 // Run executes the task. It is called once.
 func (t *Task) Run() { t.result = t.step(&t.planner, &t.view) }
 
-// Finish applies a task that has run, and returns its result. A task is out of date, and gives nothing but the time of
-// the next period, if meanwhile the boundaries of the plan in force have changed, new plans were held off, or the
-// control plane became the leader again. Replicas that have come or gone do not matter: the result gets the present
-// ones, as a repair would.
+// Finish applies a task that has run, and returns its result. A task is out of date if, since Start, the boundaries
+// of the plan in force have changed, new plans were held off, or the control plane became the leader again: then only
+// the time of the next period is applied. If replicas have come or gone, the result gets the present ones, as a repair
+// would.
 func (p *Planner) Finish(v *View, t *Task) Result {
 	p.begun, p.nextAt = p.begun || t.planner.begun, max(p.nextAt, t.planner.nextAt)
 	if p.distances == t.distances {

@@ -53,7 +53,7 @@ var advice = map[string]Advice{
 		"Free the disk of control.audit, or correct its path.", "cascade config explain control.audit"},
 }
 
-// AdviceFor returns the advice for a kind of fault; ok is false for a kind that it does not know.
+// AdviceFor returns the advice for a kind of fault; for a kind that it does not know, general advice and false.
 func AdviceFor(kind string) (a Advice, ok bool) {
 	if a, ok = advice[kind]; !ok {
 		a = Advice{Title: kind, Meaning: "Something does not work.", Action: "As the line says.", Command: "cascade status"}

@@ -105,17 +105,17 @@ type Rules struct {
 	AnyRemoval bool
 	// Wrap is called once for the planner of each model, at New, and returns the
 	// planner to use in its place, for instance one that calls the site's modules and
-	// checks their answers. That planner is called by one goroutine at a time, must return within seconds, must be a
-	// function of its arguments, and must not be nil. A nil Wrap leaves planners as they are. It is not called for a policy
-	// with one stage.
+	// checks their answers. That planner is called by one goroutine at a time, must return
+	// within seconds, must be a function of its arguments, and must not be nil. A nil Wrap
+	// leaves planners as they are. It is not called for a policy with one stage.
 	Wrap func(model string, native adoption.Planner) adoption.Planner
 	// Check returns an error for a plan that must not replace the present one of its
 	// model. The plan in force then stays, and the history has the error as its reason.
 	// Plans of the planner, boundaries that replicas propose and plans that operators
 	// go back to are checked. Repairs, first plans and rollbacks of slow plans are not:
-	// a rule must not keep a fleet from serving. Check may be called by
-	// several goroutines, should return within seconds, and must not change the plans. The epoch of after is the next
-	// one of before. Nil allows all plans.
+	// a rule must not keep a fleet from serving. Check may be called by several goroutines,
+	// should return within seconds, and must not change the plans. The epoch of after is
+	// that of before plus one. Nil allows all plans.
 	Check func(before, after policies.Plan) error
 }
 

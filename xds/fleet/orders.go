@@ -32,7 +32,7 @@ func (f *Fleet) Order(ctx context.Context, o fleetstate.Order) error {
 		}
 		ev.Allowed = unchecked.After
 	}
-	return fmt.Errorf("%w: the replicas changed whenever the site's rules had been asked", fleetstate.ErrNotStored)
+	return fmt.Errorf("%w: the plan changed each time before the site's rules had answered; try again", fleetstate.ErrNotStored)
 }
 
 // Drain orders a drain; see orders.Drain.

@@ -65,7 +65,7 @@ func (s *Source) ExportAt(g transport.Grant, address string) (transport.Offer, e
 
 // Accept reads a hello and trades its ticket for a lease, which the caller must End. cert is the
 // receiver's certificate, nil if it presented none. admit decides whether there may be another
-// pull. refuse sends the refusal of a hello that is not accepted; its error is left out.
+// pull. refuse sends the refusal of a hello that is not accepted; its error is ignored.
 func (s *Source) Accept(r io.Reader, cert *x509.Certificate, admit func() error, refuse func([]byte) error) (*Lease, error) {
 	hello, err := ReadHello(r)
 	if err != nil {

@@ -23,7 +23,7 @@ type Refusal struct {
 	Err    error
 }
 
-// NewRefusals returns a log without refusals. also, unless it is nil, is called for each of them.
+// NewRefusals returns a Refusals that has counted none. also, unless it is nil, is called for each refusal.
 func NewRefusals(log *slog.Logger, also func(client, address string, why error)) *Refusals {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -34,7 +34,7 @@ func NewRefusals(log *slog.Logger, also func(client, address string, why error))
 	return &Refusals{log: log, also: also}
 }
 
-// Record counts a refusal and logs it as a message. A client of no name is that of the address's host.
+// Record counts a refusal and logs it with a message. An empty client is replaced by the host of the address.
 func (n *Refusals) Record(message, client, address, method string, why error) {
 	if host, _, err := net.SplitHostPort(address); err == nil && client == "" {
 		client = host
