@@ -129,7 +129,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers bidask.Peers, edges []p
 	if v.paper {
 		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true
 		c.Machine.MaxConcurrentSends, c.Machine.MaxConcurrentReceives = 3, 3
-		c.Detector, c.BucketEdges, c.SpillPercent = bidask.Detector{Percent: outlierPercent}, nil, neverSpill
+		c.Detector, c.BucketEdges, c.SpillPercent = bidask.Detector{Percent: bidask.DefaultPercent}, nil, neverSpill
 		c.Machine.BalancePercent = 100
 	}
 	if v.growthOnly {
@@ -174,7 +174,6 @@ const (
 	prefillScanInterval                 = 20 * time.Millisecond // every token that a prefill replica generates delays prompts
 	summaryInterval                     = time.Second
 	sampleSize                          = 8
-	outlierPercent                      = 25
 	neverSpill                          = 101 // percent
 	bidTimeout                          = policies.Second
 	answerTimeout                       = 2 * policies.Second

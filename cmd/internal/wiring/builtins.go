@@ -38,7 +38,7 @@ func (f *Fleet) NativePolicies(m market.Config) slothost.Native {
 		n.Selector = bidask.LeastLoad{}
 	}
 	if n.Detector == nil {
-		n.Detector = bidask.Detector{Percent: outlierPercent}
+		n.Detector = bidask.Detector{Percent: bidask.DefaultPercent}
 	}
 	if n.Placer == nil {
 		n.Placer = f.placer()

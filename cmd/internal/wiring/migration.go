@@ -31,9 +31,6 @@ const (
 	// bidSample is how many replicas a seller asks for a bid. Asking all of a large
 	// fleet makes the sellers herd.
 	bidSample = 8
-	// outlierPercent is how far above the mean load of its stage a replica must be
-	// to sell requests, in the paper's preset.
-	outlierPercent = 25
 )
 
 // neverSpill is a market.Config.SpillPercent that no replica reaches.
@@ -129,7 +126,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		},
 		KeepRequests:    !f.Migrates(),
 		Capacity:        f.capacity(r).KV,
-		Detector:        bidask.Detector{Percent: outlierPercent},
+		Detector:        bidask.Detector{Percent: bidask.DefaultPercent},
 		Placer:          f.placer(),
 		Engine:          f.engine(r),
 		CopySeconds:     f.costs(r).copied,

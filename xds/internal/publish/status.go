@@ -56,9 +56,8 @@ type Node struct {
 	Since     time.Time `json:"since"`
 	// Epoch is of the newest routes that it has acknowledged; 0: unknown.
 	Epoch policies.Epoch `json:"epoch"`
-	// Current says that it has acknowledged everything that was applied to its group. Before the
-	// first plan no node is current.
-	// Fenced says that it was late, keeps what it has, and delays no rollout.
+	// Current says that it has acknowledged everything that was applied to its group; before the
+	// first plan no node is current. Fenced says that it was late, keeps what it has, and delays no rollout.
 	Current bool `json:"current"`
 	Fenced  bool `json:"fenced,omitempty"`
 	// Refusing says that it refuses what other nodes of its group run, which stops the
