@@ -183,8 +183,8 @@ func (c *selection) selectOutliers() {
 
 // selectCheaper offers the request whose move saves most, to the replica where it costs least.
 func (c *selection) selectCheaper() {
-	if len(c.offers) >= c.limit {
-		return
+	if len(c.offers) > 0 || c.limit < 1 {
+		return // what was just offered still counts as running here
 	}
 	movable := slices.DeleteFunc(slices.Clone(c.unsold), func(r candidate) bool {
 		last := c.sel.cooldowns[r.Request]

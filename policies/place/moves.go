@@ -148,16 +148,20 @@ func (s *moveSearch) find(resident int) (Running, bool) {
 // finish returns what the ends of all residents but one cost from now on.
 func (s *moveSearch) finish(e *Engine, own *State, now policies.Micros, without int) float64 {
 	s.model.Reset(e, own.At)
+	held, rest := 0.0, 0.0 // tokens of all, and of all but one: prefixes are taken to be shared alike
 	for i := range s.running {
-		if s.running[i].resident != without {
-			s.model.AddRunning(s.running[i].Running)
+		one := &s.running[i]
+		held += float64(one.Length)
+		if one.resident != without {
+			rest += float64(one.Length)
+			s.model.AddRunning(one.Running)
 		}
 	}
 	for i := range s.waiting {
 		s.model.AddWaiting(s.waiting[i])
 	}
-	if own.Used > 0 {
-		s.model.SetUsed(own.Used)
+	if own.Used > 0 && held > 0 {
+		s.model.SetUsed(policies.Tokens(float64(own.Used) * rest / held))
 	}
 	s.model.Advance(now)
 	return s.model.Finish()

@@ -13,7 +13,7 @@ import (
 // have reported that they are idle.
 func movingPeers() *Peers {
 	e := testEngine
-	e.Skew, e.Cost.D2 = 0.5, 2e-6 // moves pay
+	e.Skew, e.Cost.D2, e.KV = 0.5, 2e-6, 24_000 // moves pay
 	b := NewPeers(PeersConfig{Self: "a", Engine: &e, Seed: 1})
 	plan := policies.Plan{Model: "m", Epoch: 1, Stages: []policies.Stage{
 		{High: 1000, Replicas: []policies.ReplicaID{"short"}},
@@ -140,12 +140,28 @@ func TestFindMoveOracle(t *testing.T) {
 			}
 			return m.Finish()
 		}
+		// Here, half of the tokens that run are shared, and a prompt waits for memory.
+		residents = append(residents, Resident{Input: 5000})
+		b.SetOwnState(0, &State{Used: tokensOf(residents) / 2})
+		queued := residents[n].describeWaiting(&b.outputs)
+		costHere := func(running []Running) float64 {
+			var m Model
+			m.Reset(&e, 0)
+			held := policies.Tokens(0)
+			for _, r := range running {
+				m.AddRunning(r)
+				held += r.Length
+			}
+			m.AddWaiting(queued)
+			m.SetUsed(held / 2)
+			return m.Finish()
+		}
 		var own State
 		own.Describe(&b.outputs, residents)
 		best, from := minGain*e.Cost.D0, -1
 		for i, r := range own.Running {
 			rest := append(append([]Running{}, own.Running[:i]...), own.Running[i+1:]...)
-			saved := cost(own.Running) - cost(rest)
+			saved := costHere(own.Running) - costHere(rest)
 			for _, there := range [][]Running{other.Running, nil} {
 				w := Waiting{Length: r.Length, Cached: r.Length - 1, Output: r.Remaining, Weight: r.Weight}
 				computed := w
@@ -177,6 +193,16 @@ func TestFindMoveOracle(t *testing.T) {
 	if moved < 20 || moved > 180 {
 		t.Errorf("something moves in %d of 200 cases", moved)
 	}
+}
+
+// tokensOf returns how many tokens the residents have that run.
+func tokensOf(residents []Resident) (n policies.Tokens) {
+	for i := range residents {
+		if r := &residents[i]; r.runs() {
+			n += r.Input + r.Output
+		}
+	}
+	return n
 }
 
 func TestFindMoveAllocatesNothing(t *testing.T) {

@@ -22,7 +22,8 @@ type Task struct {
 func (p *Planner) Start(v *View, step func(*Planner, *View) Result) *Task {
 	t := &Task{planner: *p, step: step, members: listMembers(v)}
 	t.view = View{Replicas: slices.Clone(v.Replicas), Grace: v.Grace, HalfLife: v.HalfLife}
-	t.planner.window, t.planner.period.batches = slices.Clone(p.window), slices.Clone(p.period.batches)
+	// What is measured from now on is added when the task has ended.
+	p.window, p.period = make([]Pace, len(p.window)), Period{}
 	if p.machine != nil {
 		machine := *p.machine
 		t.planner.machine = &machine
@@ -50,7 +51,13 @@ func (p *Planner) Finish(v *View, t *Task) Result {
 	}
 	p.machine, p.initial = t.planner.machine, t.planner.initial
 	p.status, p.last, p.reasons = t.planner.status, t.planner.last, t.planner.reasons
-	p.window, p.period = t.planner.window, t.planner.period
+	if p.plan.Epoch == t.planner.plan.Epoch {
+		for i, pace := range t.planner.window {
+			p.window[i].Running += pace.Running
+			p.window[i].Tokens += pace.Tokens
+		}
+	}
+	p.period.add(&t.planner.period)
 	if p.plan.Epoch != t.planner.plan.Epoch {
 		p.explain()
 	}

@@ -42,3 +42,36 @@ func TestTask(t *testing.T) {
 		}
 	}
 }
+
+// TestTaskKeepsMeasurements checks that no tick is lost while a task runs, and that what it has used is not used again.
+func TestTaskKeepsMeasurements(t *testing.T) {
+	paper := Policy{planner: fixed{policies.Partition{Counts: []int{2}, Cost: 1, OneStage: 1}}, paper: true}
+	p := newPlanner(t, Config{Policy: paper, TokenBytes: 1}, "a b", "a", "b")
+	for i := range p.view.Replicas {
+		r := &p.view.Replicas[i]
+		r.Load.Iteration, r.Load.Running = 0.5, 2
+	}
+	p.Tick(p.view)
+	one, seen := p.window[0], p.period.Batches(p.cfg.Edges, 1)
+	if one.Running == 0 || len(seen) == 0 {
+		t.Fatalf("a tick measures %+v, %v", one, seen)
+	}
+	task := p.Start(p.view, func(*Planner, *View) Result { return Result{} })
+	p.Tick(p.view)
+	task.Run()
+	p.Finish(p.view, task)
+	if got := p.window[0]; got.Running != 2*one.Running || got.Tokens != 2*one.Tokens {
+		t.Errorf("after two ticks %+v, after one %+v", got, one)
+	}
+	task = p.Start(p.view, func(p *Planner, _ *View) Result {
+		p.resetMeasurements()
+		p.period = Period{}
+		return Result{}
+	})
+	task.Run()
+	p.Tick(p.view)
+	p.Finish(p.view, task)
+	if got := p.window[0]; got != one {
+		t.Errorf("a task has used the measurements; a tick later %+v, want %+v", got, one)
+	}
+}

@@ -32,6 +32,17 @@ func (v *View) AddToPeriod(edges []policies.Tokens, p *Period) {
 	}
 }
 
+// add adds what another period has seen.
+func (p *Period) add(o *Period) {
+	if len(p.batches) == 0 {
+		p.batches = o.batches
+		return
+	}
+	for b, x := range o.batches {
+		p.batches[b] = p.batches[b].Plus(x)
+	}
+}
+
 // Batches returns n requests in flight, by bucket, in the proportions of the period; none if
 // it has seen no request.
 func (p *Period) Batches(edges []policies.Tokens, n float64) []policies.Batch {
