@@ -67,5 +67,5 @@ func (c Limits) withDefaults() (Limits, error) {
 	default:
 		return c, nil
 	}
-	return c, &policies.Violation{Subject: "transfer", Invariant: invalid}
+	return c, &policies.Violation{Subject: "move", Invariant: invalid}
 }
