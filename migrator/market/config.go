@@ -82,10 +82,10 @@ type Config struct {
 	CopySeconds float64
 	// Reprompt says that the KV of a request that moves is not copied: its new replica computes it.
 	Reprompt bool
-	// MigrationCost estimates the time to migrate so many tokens to a peer over the
-	// link between the two; sellers prefer cheap peers. It must be a pure function.
-	// nil: all peers cost the same.
-	MigrationCost func(to policies.ReplicaID, length policies.Tokens) policies.Micros
+	// MigrationCost returns the present estimate of how long so many tokens take to a peer over the link between the
+	// two; sellers prefer cheap peers. The estimate is called under locks: it takes none, and does no I/O. nil: all
+	// peers cost the same.
+	MigrationCost func() func(to policies.ReplicaID, length policies.Tokens) policies.Micros
 	// BucketEdges, Cooldown and SpillPercent are the fields of bidask.OfferRules.
 	BucketEdges  []policies.Tokens
 	Cooldown     time.Duration

@@ -89,7 +89,7 @@ func newFleet(t *testing.T, n int, change func(*fleet)) *fleet {
 			}
 		}
 		m, err := New(Config{
-			MigrationCost: distance,
+			MigrationCost: func() func(policies.ReplicaID, policies.Tokens) policies.Micros { return distance },
 			Self:          id, Machine: w.config, Executor: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
 			Detector: bidask.Detector{}, Placer: place.Policy{}, BucketEdges: w.edges, Cooldown: w.rest, Seed: uint64(i),
 		})

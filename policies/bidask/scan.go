@@ -89,7 +89,7 @@ func (t *Trader) findMove(now policies.Micros, in *Situation, movable []candidat
 		t.movable = append(t.movable, movable[i].Resident)
 	}
 	move, ok := t.cfg.Peers.FindMove(now, place.MoveQuery{
-		Residents: in.Priced, Movable: t.movable, Takes: t.cfg.MigrationCost,
+		Residents: in.Priced, Movable: t.movable, Takes: t.presentCost(),
 		CanRunOn: func(i int, to policies.ReplicaID) bool {
 			can := in.Residents[i].CanRunOn
 			return can == nil || can(to)
@@ -118,14 +118,23 @@ func (t *Trader) StageMean(now policies.Micros, in *Situation) (mean policies.To
 	return in.Mean, in.MeanKnown
 }
 
+// presentCost returns the estimate of migration costs as of now; nil if unknown.
+func (t *Trader) presentCost() func(policies.ReplicaID, policies.Tokens) policies.Micros {
+	if t.cfg.MigrationCost == nil {
+		return nil
+	}
+	return t.cfg.MigrationCost()
+}
+
 // migrationCosts returns the costs of an offer's candidates, or nil if unknown.
 func (t *Trader) migrationCosts(o offer) []policies.Micros {
-	if t.cfg.MigrationCost == nil {
+	cost := t.presentCost()
+	if cost == nil {
 		return nil
 	}
 	out := make([]policies.Micros, len(o.Candidates))
 	for i, id := range o.Candidates {
-		out[i] = t.cfg.MigrationCost(id, o.Handover.Length)
+		out[i] = cost(id, o.Handover.Length)
 	}
 	return out
 }

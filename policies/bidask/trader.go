@@ -52,10 +52,10 @@ type TraderConfig struct {
 	// transferred included. Set it above the limit of concurrent transfers: else no deal is made
 	// while they run. 0 means DefaultMaxOffers.
 	MaxOffers int
-	// MigrationCost estimates the time to migrate so many tokens to a peer over the link
-	// between the two; sellers prefer cheap peers. It must be a pure function. nil: all
+	// MigrationCost returns the present estimate of how long so many tokens take to a peer over the link between the
+	// two; sellers prefer cheap peers. The estimate is called under locks: it takes none, and does no I/O. nil: all
 	// peers cost the same.
-	MigrationCost func(to policies.ReplicaID, length policies.Tokens) policies.Micros
+	MigrationCost func() func(to policies.ReplicaID, length policies.Tokens) policies.Micros
 	// Seed seeds the choice of the peers that are asked for bids.
 	Seed uint64
 }

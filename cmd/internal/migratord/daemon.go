@@ -213,7 +213,7 @@ func (d *Daemon) newMigration() error {
 		d.host.ConfigureMarket(&kc, r.Host)
 	}
 	if f.UsesDistance() {
-		d.linkCache.tokenBytes, kc.MigrationCost = f.TokenBytes(r), d.distance
+		d.linkCache.tokenBytes, kc.MigrationCost = f.TokenBytes(r), d.distances
 	}
 	kc.Executor, kc.Network = d.executor, d.network
 	kc.Residents = func() []frontend.LocalLeg { return d.frontend.LocalLegs() }

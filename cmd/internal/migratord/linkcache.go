@@ -152,14 +152,17 @@ func (d *Daemon) peerTopologyLocked(id policies.ReplicaID, reported *xds.Topolog
 	return s
 }
 
-// distance returns the time that a transfer of length tokens to a peer takes over the links between
-// the two replicas.
-func (d *Daemon) distance(to policies.ReplicaID, length policies.Tokens) policies.Micros {
-	w, ok := d.linksToPeers()[to]
-	if !ok {
-		w.Rate = d.cfg.Fleet.Links().BetweenHosts
+// distances returns the time that a transfer of length tokens to a peer takes over the present links between the two
+// replicas. What it returns takes no locks.
+func (d *Daemon) distances() func(to policies.ReplicaID, length policies.Tokens) policies.Micros {
+	known, tokenBytes := d.linksToPeers(), d.linkCache.tokenBytes
+	return func(to policies.ReplicaID, length policies.Tokens) policies.Micros {
+		w, ok := known[to]
+		if !ok {
+			w.Rate = d.cfg.Fleet.Links().BetweenHosts
+		}
+		return w.Latency + policies.Micros(float64(length)*tokenBytes/float64(max(1, w.Rate))*1e6)
 	}
-	return w.Latency + policies.Micros(float64(length)*d.linkCache.tokenBytes/float64(max(1, w.Rate))*1e6)
 }
 
 // linksToPeers returns the best links to all peers, at most toPeersMaxAge old.

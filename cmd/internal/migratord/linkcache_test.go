@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -61,7 +62,7 @@ func newLinkDaemon(t *testing.T) *Daemon {
 func TestDistances(t *testing.T) {
 	d := newLinkDaemon(t)
 	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 40, "r3": 40, "r4": 40, "stranger": 40} {
-		if got := d.distance(id, 1); got != want {
+		if got := d.distances()(id, 1); got != want {
 			t.Errorf("without a machine %s is %d µs a token away, not %d", id, got, want)
 		}
 	}
@@ -72,7 +73,7 @@ func TestDistances(t *testing.T) {
 	d.cfg.Machine = func() *topology.Machine { return m }
 	d.linkCache.toPeersAt = d.linkCache.toPeersAt.Add(-toPeersMaxAge)
 	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 12 + 10, "r2": 389 + 100, "r3": 389 + 100, "r4": 40, "stranger": 40} {
-		if got := d.distance(id, 1); got != want {
+		if got := d.distances()(id, 1); got != want {
 			t.Errorf("%s is %d µs a token away, not %d", id, got, want)
 		}
 	}
@@ -175,5 +176,27 @@ func TestBounce(t *testing.T) {
 		if d.bounceThroughHost() != want {
 			t.Errorf("a NIC of NUMA node %d: %v", node, d.bounceThroughHost())
 		}
+	}
+}
+
+// TestDistancesTakeNoLocks checks that distances can be asked under the market's lock, while who holds the daemon's locks
+// waits for that one.
+func TestDistancesTakeNoLocks(t *testing.T) {
+	d := newLinkDaemon(t)
+	distance := d.distances()
+	d.linkCache.toPeersAt = time.Time{} // they are old by now
+	d.linkCache.mu.Lock()
+	defer d.linkCache.mu.Unlock()
+	d.controlView.mu.Lock()
+	defer d.controlView.mu.Unlock()
+	answered := make(chan policies.Micros, 1)
+	go func() { answered <- distance("r1", 1) }()
+	select {
+	case got := <-answered:
+		if got != 40 {
+			t.Errorf("%d µs a token, want 40", got)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("it waits for a lock")
 	}
 }
