@@ -205,6 +205,7 @@ type idleWatch struct {
 	timer                  *time.Timer
 
 	hasToken atomic.Bool
+	hadToken bool // at the last check
 }
 
 func (w *idleWatch) start(leg *wireLeg, idle, hang time.Duration) {
@@ -222,11 +223,14 @@ func (w *idleWatch) check() {
 	if w.leg.closed.Load() {
 		return
 	}
+	// A first token that has come since the last check ends the wait that this one may still find.
+	hadToken := w.hadToken
+	w.hadToken = w.hasToken.Load()
 	waiting := w.leg.ahead.reads.check()
 	switch {
 	case waiting > w.idleChecks:
 		w.leg.abort(errIdle)
-	case waiting > w.hangChecks && w.hangChecks < w.idleChecks && w.hasToken.Load() && !w.leg.local.server.crowded.Load():
+	case waiting > w.hangChecks && w.hangChecks < w.idleChecks && hadToken && !w.leg.local.server.crowded.Load():
 		w.leg.local.server.givenUp.Add(1)
 		w.leg.abort(errHung)
 	default:
