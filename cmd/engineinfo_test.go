@@ -2,7 +2,6 @@ package cmd_test
 
 import (
 	"context"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -18,35 +17,28 @@ import (
 
 // TestEmulatorStatesWhatVLLMDoes asks an emulated engine what it is, as a front end asks vLLM.
 func TestEmulatorStatesWhatVLLMDoes(t *testing.T) {
-	for _, connector := range []engineinfo.Presence{engineinfo.Unknown, engineinfo.Present} {
-		c := emulator.Config{Model: "m", Profile: testkit.Must(cost.Builtin("h100-llama-3.1-8b")), KVTokens: 5000, BlockTokens: 32, Context: 4096, Adapters: []string{"lora"}}
-		if connector == engineinfo.Present {
-			listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
-			defer listener.Close()
-			c.KVTransfer = &emulator.KVTransfer{Listener: listener}
-		}
-		before := time.Now()
-		engine := testkit.Must(emulator.New(c))
-		get := func(_ context.Context, path string) (*http.Response, error) {
-			w := httptest.NewRecorder()
-			engine.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-			return w.Result(), nil
-		}
-		info, err := engineinfo.Ask(t.Context(), get)
-		testkit.NoError(t, err)
-		if info.Version == "" || info.BlockTokens != 32 || info.KVTokens != 4992 || info.Connector != connector || info.DraftTokens != 0 {
-			t.Errorf("learnt %+v", info)
-		}
-		if want := []engineinfo.Model{{Name: "m", Context: 4096}, {Name: "lora", Adapter: true}}; !slices.Equal(info.Models, want) {
-			t.Errorf("models %v, want %v", info.Models, want)
-		}
-		m, err := engineinfo.DecodeMetrics(testkit.Must(engineinfo.Get(get).Read(t.Context(), "/metrics")))
-		testkit.NoError(t, err)
-		if want := (policies.EngineLoad{Capacity: 4992}); m.Load != want {
-			t.Errorf("load %+v, want %+v", m.Load, want)
-		}
-		if at := time.Since(before).Seconds(); m.StartedAt < float64(before.UnixMilli())/1e3-1 || at < 0 {
-			t.Errorf("started at %f, not after %v", m.StartedAt, before)
-		}
+	c := emulator.Config{Model: "m", Profile: testkit.Must(cost.Builtin("h100-llama-3.1-8b")), KVTokens: 5000, BlockTokens: 32, Context: 4096, Adapters: []string{"lora"}}
+	before := time.Now()
+	engine := testkit.Must(emulator.New(c))
+	get := func(_ context.Context, path string) (*http.Response, error) {
+		w := httptest.NewRecorder()
+		engine.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		return w.Result(), nil
+	}
+	info, err := engineinfo.Ask(t.Context(), get)
+	testkit.NoError(t, err)
+	if info.Version == "" || info.BlockTokens != 32 || info.KVTokens != 4992 || info.Connector != engineinfo.Unknown || info.DraftTokens != 0 {
+		t.Errorf("learnt %+v", info)
+	}
+	if want := []engineinfo.Model{{Name: "m", Context: 4096}, {Name: "lora", Adapter: true}}; !slices.Equal(info.Models, want) {
+		t.Errorf("models %v, want %v", info.Models, want)
+	}
+	m, err := engineinfo.DecodeMetrics(testkit.Must(engineinfo.Get(get).Read(t.Context(), "/metrics")))
+	testkit.NoError(t, err)
+	if want := (policies.EngineLoad{Capacity: 4992}); m.Load != want {
+		t.Errorf("load %+v, want %+v", m.Load, want)
+	}
+	if at := time.Since(before).Seconds(); m.StartedAt < float64(before.UnixMilli())/1e3-1 || at < 0 {
+		t.Errorf("started at %f, not after %v", m.StartedAt, before)
 	}
 }

@@ -31,7 +31,6 @@ func newEngine(s *settings) *cobra.Command {
 		tp              int
 		ctxLen          int64
 		blocks, device  string
-		sideChannel     string
 		kvSocket        string
 		kvEvents        string
 	)
@@ -49,9 +48,6 @@ its schema, with the text in the first string; a token's log probability is 0.
 
 With "blocks" in the fleet file, or --blocks, it serves its block table on Unix sockets
 in that directory, so that its migrator can migrate running requests with their KV.
-
-With --kv-transfer it answers kv_transfer_params like vLLM with a NixlConnector. Other
-emulated engines pull KV from that address without authentication: keep it on loopback.
 
 With "connector" in the fleet file, or --kv-socket, its migrator carries the
 KV (a CascadeConnector).
@@ -95,13 +91,6 @@ else the first. It runs no kernels there.`,
 			}
 			e := w.Engine(r, log)
 			e.Blocks, e.Device = cmp.Or(blocks, w.Blocks(r)), memory
-			if sideChannel != "" {
-				l, err := listenSideChannel(sideChannel)
-				if err != nil {
-					return errors.Join(err, gpus.Close())
-				}
-				e.KVTransfer = &emulator.KVTransfer{Listener: l}
-			}
 			if dir := cmp.Or(kvSocket, w.Connector(r)); dir != "" {
 				e.KVSocket = &emulator.KVSocket{Dir: dir}
 			}
@@ -126,29 +115,11 @@ else the first. It runs no kernels there.`,
 	f.IntVar(&tp, "tp", 1, "tensor-parallel ranks")
 	f.Int64Var(&ctxLen, "context", 131072, "longest sequence in tokens")
 	f.StringVar(&blocks, "blocks", "", "private directory for the sockets of the block table, instead of \"blocks\" of the fleet file")
-	f.StringVar(&sideChannel, "kv-transfer", "", "address of the KV connector's side channel, such as :5600, on loopback unless it names another host; \"\" is no connector")
 	f.StringVar(&kvSocket, "kv-socket", "", "private directory for the socket of a CascadeConnector, instead of \"connector\" of the fleet file")
 	f.StringVar(&kvEvents, "kv-events-config", "", "KV events, in the JSON of vLLM's flag of this name; \"\" is none")
 	deviceFlag(c, &device)
 	c.PreRun = func(*cobra.Command, []string) { model.Context = policies.Tokens(ctxLen) }
 	return c
-}
-
-// listenSideChannel opens an engine's side channel, which is on loopback unless another host is named:
-// whoever can connect reads KV.
-func listenSideChannel(address string) (net.Listener, error) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, fmt.Errorf("--kv-transfer: %w", err)
-	}
-	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
-		return nil, fmt.Errorf("--kv-transfer %s: name the address that other engines connect to", address)
-	}
-	l, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
-	if err != nil {
-		return nil, fmt.Errorf("--kv-transfer: %w", err)
-	}
-	return l, nil
 }
 
 // runEngine runs an engine. field is the flag, or the field of the fleet file, that has the address.

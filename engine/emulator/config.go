@@ -77,13 +77,12 @@ type Config struct {
 	// the pool in shared memory.
 	Device func(bytes int64) (kv.Memory, error)
 
-	// KVTransfer is the KV connector, with which a request's KV goes to another engine as with
-	// stock vLLM. nil is an engine without one: it ignores kv_transfer_params.
-	KVTransfer *KVTransfer
-
-	// KVSocket is the KV connector, instead of KVTransfer, with which a request's KV goes to another
-	// engine by way of the migrators of both.
+	// KVSocket is the KV connector, with which a request's KV goes to another engine by way of the
+	// migrators of both. nil is an engine without one: it ignores kv_transfer_params.
 	KVSocket *KVSocket
+
+	// KVConnector is another KV connector instead of KVSocket.
+	KVConnector KVConnector
 
 	// KVEvents publishes what the prefix cache holds, as vLLM with --kv-events-config does. nil is an
 	// engine without events.
@@ -109,10 +108,6 @@ func (c Config) withDefaults() Config {
 	c.SlotBytes = cmp.Or(c.SlotBytes, defaultSlotBytes)
 	c.MaxBatch = cmp.Or(c.MaxBatch, p.MaxBatch)
 	c.MaxBatchedTokens = max(cmp.Or(c.MaxBatchedTokens, defaultBatchedTokens), c.MaxBatch)
-	if c.KVTransfer != nil {
-		t := c.KVTransfer.withDefaults()
-		c.KVTransfer = &t
-	}
 	if c.KVSocket != nil {
 		k := c.KVSocket.withDefaults(c.layout().Blocks)
 		c.KVSocket = &k
@@ -147,19 +142,12 @@ func (c Config) validate() error {
 		return bad("Context", "must be at least 2 tokens, one in and one out, not %d", int64(c.Context))
 	case c.Context > c.KVTokens/policies.Tokens(c.BlockTokens)*policies.Tokens(c.BlockTokens):
 		return bad("Context", "is %d tokens, but the KV cache holds %d; raise KVTokens or lower Context", int64(c.Context), int64(c.KVTokens))
-	case c.KVTransfer != nil && (c.KVTransfer.Listener == nil || c.KVTransfer.Lease < 0 || c.KVTransfer.HandshakeTimeout < 0):
-		return bad("KVTransfer", "needs a Listener, and no negative time")
-	case c.KVSocket != nil && (c.KVTransfer != nil || c.KVSocket.Dir == "" || len(c.KVSocket.Dir) > kvconnector.MaxSocketDir || c.KVSocket.Slots < 1 || c.KVSocket.FetchTimeout < 0):
-		return bad("KVSocket", "needs a Dir of at most %d bytes, no negative size or time, and no KVTransfer", kvconnector.MaxSocketDir)
+	case c.KVSocket != nil && (c.KVConnector != nil || c.KVSocket.Dir == "" || len(c.KVSocket.Dir) > kvconnector.MaxSocketDir || c.KVSocket.Slots < 1 || c.KVSocket.FetchTimeout < 0):
+		return bad("KVSocket", "needs a Dir of at most %d bytes, no negative size or time, and no KVConnector", kvconnector.MaxSocketDir)
 	case c.MaxBatch < 1:
 		return bad("MaxBatch", "must be positive, not %d", c.MaxBatch)
 	case c.MaxBatchedTokens < 1:
 		return bad("MaxBatchedTokens", "must be positive, not %d", c.MaxBatchedTokens)
-	}
-	if c.KVTransfer != nil {
-		if _, _, err := c.KVTransfer.address(); err != nil {
-			return bad("KVTransfer", "%w", err)
-		}
 	}
 	if c.KVEvents != nil {
 		if err := c.KVEvents.Validate(); err != nil {

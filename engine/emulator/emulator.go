@@ -12,9 +12,8 @@
 // frozen, read and continued from KV bytes that another replica computed, with a reservation
 // in place of a prompt (kv_transfer_params.cascade_reservation).
 //
-// With Config.KVTransfer it hands KV over as stock vLLM does with a NixlConnector, with
-// Config.KVSocket as vLLM does with a CascadeConnector: packages engine/internal/kvconnector and
-// engine/api. With Config.KVEvents it publishes which blocks its prefix cache holds.
+// With Config.KVSocket it hands KV over as vLLM does with a CascadeConnector (engine/api). With
+// Config.KVEvents it publishes which blocks its prefix cache holds.
 //
 // Invariant: equal token ids get equal continuations from every replica of the same model
 // name, whatever else runs there.
@@ -122,12 +121,11 @@ func New(c Config) (*Engine, error) {
 	// Like vLLM's, the fingerprint identifies the version and the configuration.
 	e.fingerprint = fmt.Sprintf("vllm-%s-%08x", version, uint32(xxhash.Sum64String(fmt.Sprint(c.Model, c.layout(), c.TensorParallel))))
 	e.faults.Store(&c.Faults)
-	e.metrics = newMetrics(e)
-	t, err := newTransfer(e)
-	if err != nil {
+	var err error
+	if e.transfer, err = newTransfer(e); err != nil {
 		return nil, fmt.Errorf("emulator: %w", err)
 	}
-	e.transfer = t
+	e.metrics = newMetrics(e)
 	if e.events, err = newKVEvents(e); err != nil {
 		return nil, fmt.Errorf("emulator: %w", err)
 	}
@@ -178,7 +176,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	if t := e.transfer; t != nil {
 		t.group = group
-		group.Go(func() error { return t.serve(ctx) })
+		group.Go(func() error { return t.connector.Run(ctx) })
 	}
 	if e.events != nil {
 		group.Go(func() error { return e.events.publisher.Run(ctx) })

@@ -13,8 +13,8 @@ import (
 )
 
 // Faults are what a front end meets at real engines that were started with other options or that
-// fail in a way of their own. The zero value is a plain engine. See also Hang, FillKV,
-// RestartKVEvents and KVTransfer.
+// fail in a way of their own. The zero value is a plain engine. See also Hang, FillKV and
+// RestartKVEvents.
 type Faults struct {
 	// MaxNewTokens bounds the output of every request, whatever its max_tokens (vLLM's
 	// max_new_tokens of --override-generation-config). 0 means that only the context does.
@@ -30,8 +30,6 @@ type Faults struct {
 	NoPromptDetails bool `json:"no_prompt_details"`
 	// NoTransferParams answers handoff legs with null, as connectors do that keep nothing.
 	NoTransferParams bool `json:"no_transfer_params"`
-	// LeaseSeconds replaces KVTransfer.Lease, unless it is 0.
-	LeaseSeconds float64 `json:"kv_lease_seconds"`
 	// TransferTokens is added to the remote_num_tokens of answers to handoff legs, as of engines
 	// that shorten a prompt or compute more than it.
 	TransferTokens int `json:"transfer_tokens"`
@@ -39,8 +37,8 @@ type Faults struct {
 	KVEvents KVEventFaults `json:"kv_events"`
 }
 
-// maxChunk bounds the tokens of one chunk, maxLease a lease in seconds.
-const maxChunk, maxLease = 1024, 3600
+// maxChunk bounds the tokens of one chunk.
+const maxChunk = 1024
 
 func (f Faults) validate() error {
 	switch {
@@ -48,8 +46,6 @@ func (f Faults) validate() error {
 		return fmt.Errorf("MaxNewTokens: must not be negative, not %d", f.MaxNewTokens)
 	case f.StreamInterval < 0 || f.StreamInterval > maxChunk:
 		return fmt.Errorf("StreamInterval: must be 0 to %d, not %d", maxChunk, f.StreamInterval)
-	case !(f.LeaseSeconds >= 0) || f.LeaseSeconds > maxLease:
-		return fmt.Errorf("LeaseSeconds: must be 0 to %d, not %v", maxLease, f.LeaseSeconds)
 	case f.DraftTokens < 0 || f.DraftTokens >= maxChunk:
 		return fmt.Errorf("DraftTokens: must be 0 to %d, not %d", maxChunk-1, f.DraftTokens)
 	}
@@ -84,23 +80,12 @@ func (e *Engine) FillKV(ctx context.Context, keep int) error {
 	return e.do(ctx, blocktable.AtBoundary, func(s *batch.Scheduler) { s.SetFull(keep) })
 }
 
-// EndLeases frees the blocks of all handoffs that no engine has read, as if their leases ended now. An error means that
-// the engine does not run.
-func (e *Engine) EndLeases(ctx context.Context) error {
-	return e.do(ctx, blocktable.Immediately, e.transfer.expireAll)
-}
-
 // faultRoutes let the tests and demos of other processes set a replica's faults. A front end serves
 // none of these paths to clients.
 func (e *Engine) faultRoutes(handle func(method, path string, h http.HandlerFunc)) {
 	handle("POST", "/emulator/hang", func(http.ResponseWriter, *http.Request) { e.Hang() })
 	handle("POST", "/emulator/resume", func(http.ResponseWriter, *http.Request) { e.Resume() })
 	handle("POST", "/emulator/faults", handleFault(func(_ context.Context, f Faults) error { return e.SetFaults(f) }))
-	handle("POST", "/emulator/end-leases", func(w http.ResponseWriter, r *http.Request) {
-		if err := e.EndLeases(r.Context()); err != nil {
-			writeError(w, malformed("%v", err))
-		}
-	})
 	handle("POST", "/emulator/restart-kv-events", func(http.ResponseWriter, *http.Request) { e.RestartKVEvents() })
 	handle("POST", "/emulator/full", handleFault(func(ctx context.Context, full struct{ Keep int }) error { return e.FillKV(ctx, full.Keep) }))
 }

@@ -110,9 +110,7 @@ func TestNoPromptDetails(t *testing.T) {
 // A connector that answers null keeps no blocks; one that answers another number of tokens does.
 func TestTransferParamsFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := sideChannels{}
-		e, stop := net.start(t, 5601, Config{}, KVTransfer{})
-		defer stop()
+		e, _, _ := startPair(t, nil)
 		ask := func(f Faults) map[string]any {
 			testkit.NoError(t, e.SetFaults(f))
 			code, r := send(t, e, promptOf(100, 1), 1, map[string]any{"do_remote_decode": true})
@@ -129,54 +127,6 @@ func TestTransferParamsFaults(t *testing.T) {
 				t.Errorf("remote_num_tokens is %v", p["remote_num_tokens"])
 			}
 		}
-	})
-}
-
-// The lease can be shortened for handoffs from then on.
-func TestLeaseAtRunTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := sideChannels{}
-		e, stop := net.start(t, 5601, Config{}, KVTransfer{})
-		defer stop()
-		handoff(t, e, promptOf(100, 1))
-		testkit.NoError(t, e.SetFaults(Faults{LeaseSeconds: 0.5}))
-		handoff(t, e, promptOf(100, 2))
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if n := metric(t, e, "vllm:nixl_num_kv_expired_reqs_total"); n != 1 {
-			t.Errorf("%v leases have ended, want 1", n)
-		}
-		time.Sleep(30 * time.Second)
-		synctest.Wait()
-		if n := metric(t, e, "vllm:nixl_num_kv_expired_reqs_total"); n != 2 || metric(t, e, "vllm:kv_cache_usage_perc") != 0 {
-			t.Errorf("%v leases have ended, want 2", n)
-		}
-	})
-}
-
-// All leases can be ended at once; one that is granted later is kept. An engine without a connector has none.
-func TestEndLeases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := sideChannels{}
-		e, stop := net.start(t, 5601, Config{}, KVTransfer{})
-		defer stop()
-		for seed := range 2 {
-			handoff(t, e, promptOf(100, seed+1))
-		}
-		if code := serveRequest(e, post("/emulator/end-leases", "")).Code; code != http.StatusOK {
-			t.Fatal(code)
-		}
-		if n := metric(t, e, "vllm:nixl_num_kv_expired_reqs_total"); n != 2 || metric(t, e, "vllm:kv_cache_usage_perc") != 0 {
-			t.Errorf("%v leases have ended, want 2 and no block kept", n)
-		}
-		handoff(t, e, promptOf(100, 3))
-		if metric(t, e, "vllm:kv_cache_usage_perc") == 0 {
-			t.Error("a later handoff keeps no blocks")
-		}
-		plain, stopPlain := start(t, Config{})
-		defer stopPlain()
-		send(t, plain, promptOf(100, 1), 1, nil) // it runs now
-		testkit.NoError(t, plain.EndLeases(t.Context()))
 	})
 }
 
@@ -219,7 +169,7 @@ func TestPreemptionPause(t *testing.T) {
 func TestFaultsRejected(t *testing.T) {
 	e := newEngine(t, Config{})
 	for path, bodies := range map[string][]string{
-		"/emulator/faults": {`{"stream_interval":-1}`, `{"draft_tokens":5000}`, `{"max_new_tokens":-1}`, `{"kv_lease_seconds":-1}`, `{"kv_lease_seconds":1e9}`, `{"interval":1}`, `[]`, ``},
+		"/emulator/faults": {`{"stream_interval":-1}`, `{"draft_tokens":5000}`, `{"max_new_tokens":-1}`, `{"interval":1}`, `[]`, ``},
 		"/emulator/full":   {`{"keep":"x"}`, `{"keep":1}`}, // the second one: the engine does not run
 	} {
 		for _, body := range bodies {

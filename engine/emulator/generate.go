@@ -39,7 +39,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 	}
 	defer e.releaseLeg(st)
 	id := requestID(a, r)
-	e.transfer.prepare(&q, st, id)
+	e.transfer.prepare(&q, st)
 	var prompt []model.Token // echoed in the answer
 	if q.reservation == "" {
 		prompt, bad = e.submitPrompt(a, &q, st)

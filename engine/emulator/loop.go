@@ -38,9 +38,7 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 			e.due = start
 		}
 		step := s.Step()
-		if err := e.transfer.startPulls(ctx, step.Loads); err != nil {
-			return err
-		}
+		e.transfer.startLoads(ctx, step.Loads)
 		if err := s.Pool.Err(); err != nil {
 			return err
 		}

@@ -34,7 +34,6 @@ type metrics struct {
 	promptComputed                   prometheus.Histogram
 	ends                             *prometheus.CounterVec
 	lag                              prometheus.Counter
-	transfer                         *transferMetrics
 
 	samples []sample
 }
@@ -96,7 +95,7 @@ func newMetrics(e *Engine) *metrics {
 	add(counter, "vllm:generation_tokens_total", "Tokens generated.", func(s batch.Stats) float64 { return float64(s.GenerationTokens) })
 	add(counter, "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", func(s batch.Stats) float64 { return float64(s.PrefixQueries) })
 	add(counter, "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", func(s batch.Stats) float64 { return float64(s.PrefixHits) })
-	if e.cfg.KVTransfer != nil || e.cfg.KVSocket != nil {
+	if e.transfer != nil {
 		add(counter, "vllm:external_prefix_cache_queries_total", "Prompt tokens asked of other engines.", func(s batch.Stats) float64 { return float64(s.ExternalQueries) })
 		add(counter, "vllm:external_prefix_cache_hits_total", "Prompt tokens that other engines promised, also if they did not come.", func(s batch.Stats) float64 { return float64(s.ExternalHits) })
 	}
@@ -106,10 +105,6 @@ func newMetrics(e *Engine) *metrics {
 		"num_gpu_blocks", strconv.Itoa(blocks), "kv_cache_size_tokens", strconv.Itoa(blocks*e.cfg.BlockTokens), "enable_prefix_caching", caching)
 	started := float64(e.created.UnixMicro()) / 1e6
 	m.samples = append(m.samples, sample{prometheus.NewDesc("process_start_time_seconds", "When the engine started, in seconds since 1970.", nil, nil), gauge, func(batch.Stats) float64 { return started }})
-	m.transfer = newTransferMetrics(labels)
-	if e.cfg.KVTransfer != nil {
-		m.transfer.register(registry)
-	}
 	m.ends = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Requests finished, by reason.", ConstLabels: labels}, []string{"finished_reason"})
 	m.lag = prometheus.NewCounter(prometheus.CounterOpts{Name: "cascade_emulator_lag_seconds_total", Help: "Time that this machine was too slow to emulate; a run with any is not to be trusted.", ConstLabels: labels})
 	registry.MustRegister(m.ends, m.lag, m)

@@ -73,6 +73,15 @@ func (srv *Server) holderConnector(m Migration) (c engineinfo.KVConnector, busy 
 // errNotConnected is the answer without parameters of an engine whose connector is known.
 var errNotConnected = errors.New("the engine's KV connector was not connected to its migrator")
 
+// checkNull returns err, or errNotConnected where the answer of a Cascade connector has no parameters: that lasts for a
+// moment, so its engine is not left alone as one without a connector.
+func checkNull(c engineinfo.KVConnector, err error) error {
+	if c.Name == engineinfo.Cascade && errors.Is(err, openai.ErrNoConnector) {
+		return errNotConnected
+	}
+	return err
+}
+
 // askConnector asks this replica's engine to hand over the KV of one token, unless it is known
 // already whether it has a KV connector. It returns an error if the engine does not answer; an
 // answer other than 200 leaves the question open.

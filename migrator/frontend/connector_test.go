@@ -197,3 +197,20 @@ func TestNoteConnector(t *testing.T) {
 		}
 	}
 }
+
+// An answer without parameters means that a Cascade connector has no migrator at the moment; other engines have no
+// connector.
+func TestCheckNull(t *testing.T) {
+	gone := errors.New("gone")
+	for _, c := range []struct {
+		name      string
+		err, want error
+	}{
+		{engineinfo.Cascade, openai.ErrNoConnector, errNotConnected}, {engineinfo.NIXL, openai.ErrNoConnector, openai.ErrNoConnector},
+		{"", openai.ErrNoConnector, openai.ErrNoConnector}, {engineinfo.Cascade, gone, gone}, {engineinfo.Cascade, nil, nil},
+	} {
+		if got := checkNull(engineinfo.KVConnector{Name: c.name}, c.err); got != c.want {
+			t.Errorf("%q, %v: %v", c.name, c.err, got)
+		}
+	}
+}

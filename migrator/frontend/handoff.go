@@ -122,9 +122,8 @@ func (v *idMove) keepKV(ctx context.Context, within time.Duration) error {
 		if v.m.From == v.srv.cfg.Replica {
 			v.srv.noteConnector(answer, err)
 		}
-		if c, _ := v.srv.holderConnector(v.m); c.Name == engineinfo.Cascade && errors.Is(err, openai.ErrNoConnector) {
-			err = errNotConnected // for a moment: the engine is not left alone as one without a connector
-		}
+		c, _ := v.srv.holderConnector(v.m)
+		err = checkNull(c, err)
 	}
 	if err != nil {
 		return fmt.Errorf("%s does not hand the KV over: %w", v.m.From, causeOf(ctx, err))

@@ -48,6 +48,8 @@ func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *open
 	var params []byte
 	if err == nil {
 		params, err = openai.ParseHandoff(answer, len(ids))
+		own, _ := srv.KVConnector() // the holder has the same one, or hands nothing over
+		err = checkNull(own, err)
 	}
 	srv.backoffs.learn(holder.Replica, srv.cfg.Replica, handoff.KeepKV, causeOf(ctx, err), time.Now())
 	if err != nil {

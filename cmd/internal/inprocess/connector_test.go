@@ -2,15 +2,11 @@ package inprocess
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
-	"github.com/cascadeinfer/cascade/engine/emulator"
-	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 )
 
@@ -31,15 +27,10 @@ func (r *fleetHarness) pulls(transport string) (n int) {
 // killed and started again.
 func TestConnector(t *testing.T) {
 	t.Parallel()
-	top := testkit.Must(os.MkdirTemp("", "kv")) // the path of t.TempDir is too long for sockets
-	t.Cleanup(func() { os.RemoveAll(top) })
-	r := newCheckedFleet(t, harnessConfig{replicas: 2, handOver: true, engine: func(c *emulator.Config) { c.KVTransfer = nil }, front: func(_ string, c *frontend.Config) {
+	r := newCheckedFleet(t, harnessConfig{replicas: 2, handOver: true, front: func(_ string, c *frontend.Config) {
 		c.MigrationTimeout = time.Minute // on a busy host, too, handoffs are in time
 	}, edit: func(f *config.Fleet) {
 		f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
-		for i, n := range f.Replicas {
-			f.Replicas[i].Connector = filepath.Join(top, n.ID)
-		}
 	}})
 	connected := func() bool {
 		for _, f := range r.fronts {

@@ -7,8 +7,9 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -115,6 +116,13 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	for i := range s.replicas {
 		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Model: llm, Address: address(t), Peer: address(t), Engine: "http://" + address(t)})
 	}
+	if s.handOver {
+		top := testkit.Must(os.MkdirTemp("", "kv")) // the path of t.TempDir is too long for sockets
+		t.Cleanup(func() { os.RemoveAll(top) })
+		for i, n := range f.Replicas {
+			f.Replicas[i].Connector = filepath.Join(top, n.ID)
+		}
+	}
 	if s.edit != nil {
 		s.edit(&f)
 	}
@@ -133,15 +141,6 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	cfg := Config{Fleet: file, Envoy: s.envoy, Drain: time.Second, GPUs: s.gpus, Logger: logger(t)}
 	if s.gpus != nil {
 		cfg.Device = gpuset.CUDA
-	}
-	if s.handOver {
-		edit := s.engine
-		s.engine = func(c *emulator.Config) {
-			c.Blocks, c.KVTransfer = "", &emulator.KVTransfer{Listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))}
-			if edit != nil {
-				edit(c)
-			}
-		}
 	}
 	cfg.hooks = hooks{listen: r.sockets.listen, part: r.parts.run, engine: s.engine, migrator: s.migrator, front: func(c *frontend.Config) {
 		c.HangTimeout, c.MinPause = time.Minute, time.Minute

@@ -174,7 +174,7 @@ func TestPrefillReplicaHandsOver(t *testing.T) {
 // replica, and requests are hardly ever placed there.
 func TestPrefillReplicaWithoutConnector(t *testing.T) {
 	t.Parallel()
-	r := newCheckedFleet(t, harnessConfig{replicas: 3, handOver: true, engine: func(c *emulator.Config) { c.KVTransfer = nil }, edit: func(f *config.Fleet) {
+	r := newCheckedFleet(t, harnessConfig{replicas: 3, handOver: true, engine: func(c *emulator.Config) { c.KVSocket = nil }, edit: func(f *config.Fleet) {
 		f.Migration, f.Speed = config.Migration{}, 4
 		f.Replicas[0].Role = config.RolePrefill
 	}})

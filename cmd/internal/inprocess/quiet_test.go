@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 )
 
@@ -62,21 +61,6 @@ func (r *fleetHarness) migratorWork(id string) string {
 	return fmt.Sprintf("%d streams, %d residents, %d migrations, %d in the market", streams, residents, migrations, offers)
 }
 
-// endLeases ends the leases of all running engines. When a request ends while its KV is handed over, no engine reads the
-// KV, and the engine keeps it for half a minute.
-func (r *fleetHarness) endLeases() {
-	r.T.Helper()
-	for _, n := range r.cfg.Fleet.Fleet.Replicas {
-		if r.parts.alive("engine " + n.ID) {
-			resp, err := r.HTTP.Post(n.Engine+"/emulator/end-leases", "", nil)
-			testkit.NoError(r.T, err)
-			if resp.Body.Close(); resp.StatusCode != http.StatusOK {
-				r.T.Fatalf("engine %s: %s", n.ID, resp.Status)
-			}
-		}
-	}
-}
-
 // waitForIdle waits until nothing is left of any request at any running replica: no slot, no frozen
 // request, no reservation.
 func (r *fleetHarness) waitForIdle() {
@@ -97,7 +81,6 @@ func (r *fleetHarness) waitForIdle() {
 			}
 			return left == ""
 		})
-		r.endLeases()
 	}
 	r.WaitFor("nothing is left over", func() bool {
 		left = ""

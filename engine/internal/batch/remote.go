@@ -1,8 +1,6 @@
 package batch
 
 import (
-	"fmt"
-
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 )
@@ -84,19 +82,6 @@ func (s *Scheduler) store(blocks []kv.Block, bytes []byte) {
 		s.Pool.Changed(b, 0, s.Pool.BlockTokens)
 	}
 	s.Pool.Flush(blocks) // an error is recorded in the Pool and ends the engine
-}
-
-// ReadBlocks returns the bytes of blocks, whether they are in use or not, as another process
-// would read them. If a device fails, so does the engine.
-func (s *Scheduler) ReadBlocks(blocks []int) ([]byte, error) {
-	list := make([]kv.Block, len(blocks))
-	for i, b := range blocks {
-		if b < 0 || b >= s.Pool.Blocks {
-			return nil, fmt.Errorf("block %d of %d", b, s.Pool.Blocks)
-		}
-		list[i] = kv.Block(b)
-	}
-	return s.Pool.Read(list)
 }
 
 // Pinned returns the blocks of a sequence with Pin that has ended at its MaxOutput. They stay

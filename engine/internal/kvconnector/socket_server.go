@@ -1,15 +1,9 @@
-// Package kvconnector is the emulator's KV connectors, by which engines that keep their own caches hand KV over.
+// Package kvconnector is the emulator's KV connector, by which engines that keep their own caches hand KV over: the
+// engine's end of the frames of engine/api.
 //
-// Agents, Params and TransferServer are what vLLM's NixlConnector shows to its users, over a plain TCP protocol of its
-// own between emulators. An engine A that answers a request with do_remote_decode keeps the request's blocks for a
-// lease and describes them in Params. A request with these Params on an engine B makes B pull the blocks from A's
-// TransferServer. Like NIXL it trusts the numbers of blocks: neither side knows what a block contains, when it was
-// written, or whether the lease has ended. The server has no authentication: it belongs on loopback or a network of
-// engines only.
-//
-// SocketServer is the engine's end of the frames of engine/api: it copies the blocks of requests into staging memory
-// for the migrator, and out of it when the migrator has fetched some. It has at most one session, with the migrator
-// that connected last. It knows slots and bytes, but neither requests nor token ids.
+// SocketServer copies the blocks of requests into staging memory for the migrator, and out of it when the migrator has
+// fetched some. It has at most one session, with the migrator that connected last. It knows slots and bytes, but
+// neither requests nor token ids. Params is how requests and answers name what is handed over.
 package kvconnector
 
 import (

@@ -2,7 +2,6 @@ package handofftest_test
 
 import (
 	"math/rand/v2"
-	"net"
 	"net/http/httptest"
 	"testing"
 	"time"
@@ -17,19 +16,6 @@ import (
 
 // profile is an engine that takes a millisecond for a token.
 var profile = cost.Profile{Name: "tiny", Unit: "seconds", D0: 0.001, D1: 1e-6, D2: 1e-9, D3: 0, D4: 1e-6, KVBytesPerToken: 1024, KVTokens: 1 << 15, MaxBatch: 8, Ranks: 1}
-
-// newPair runs two emulated engines with KV connectors, and front ends for them.
-func newPair(t *testing.T, faults emulator.Faults, edit func(*frontend.Config)) (*handofftest.Pair, [2]*emulator.Engine) {
-	var urls [2]string
-	var engines [2]*emulator.Engine
-	for i := range engines {
-		engines[i] = testkit.Must(emulator.New(emulator.Config{Model: "tiny", Profile: profile, BlockTokens: 32, Faults: faults,
-			KVTransfer: &emulator.KVTransfer{Listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))}}))
-		t.Cleanup(testkit.Run(t, engines[i].Run))
-		urls[i] = serveEngine(t, engines[i])
-	}
-	return handofftest.New(t, "tiny", urls, edit), engines
-}
 
 // serveEngine serves an engine until the test ends, and returns its base URL.
 func serveEngine(t *testing.T, e *emulator.Engine) string {
@@ -62,26 +48,12 @@ func requireMoves(t *testing.T, p *handofftest.Pair, s handofftest.Stream, hando
 	}
 }
 
-// TestHandoff hands streams over between engines that each keep their own KV: what the client
-// reads is the engine's own answer, and the target computes nothing of it.
-func TestHandoff(t *testing.T) {
-	t.Parallel()
-	p, _ := newPair(t, emulator.Faults{}, nil)
-	for i, n := range []int{95, 96, 97, 1000, 3000} {
-		before := p.Sources(1 - i%2)
-		requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}, true)
-		if got := p.Sources(1 - i%2).Sub(before); got.Computed != 0 || got.Fetched == 0 {
-			t.Errorf("%d tokens: the target got %+v", n, got)
-		}
-	}
-}
-
 // TestHandoffOfSeveralTokens hands streams over that get several tokens at once.
 func TestHandoffOfSeveralTokens(t *testing.T) {
 	t.Parallel()
 	for name, faults := range map[string]emulator.Faults{"stream interval": {StreamInterval: 8}, "speculation": {DraftTokens: 4}} {
 		t.Run(name, func(t *testing.T) {
-			p, _ := newPair(t, faults, nil)
+			p, _, _ := newConnectedPair(t, emulator.Config{Faults: faults}, 0)
 			for i := range 2 {
 				requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), 100), Output: 10_000, After: 50, Moves: []int{20, 120}}, true)
 			}
@@ -95,7 +67,7 @@ func TestHandoffFaults(t *testing.T) {
 	t.Parallel()
 	for name, faults := range map[string]emulator.Faults{"null": {NoTransferParams: true}, "one token more": {TransferTokens: 1}, "one token less": {TransferTokens: -1}} {
 		t.Run(name, func(t *testing.T) {
-			p, _ := newPair(t, faults, nil)
+			p, _, _ := newConnectedPair(t, emulator.Config{Faults: faults}, 0)
 			for i, n := range []int{100, 1000} {
 				requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}, false)
 			}
@@ -111,28 +83,13 @@ func TestOverload(t *testing.T) {
 	room := handofftest.Room{KV: 1 << 16, Context: 1 << 14, Batch: 32}
 	p := profile
 	p.D0, p.D2, p.KVTokens, p.MaxBatch = 0.005, 2e-5, policies.Tokens(room.KV), room.Batch
-	var urls [2]string
-	for i := range urls {
-		e := testkit.Must(emulator.New(emulator.Config{Model: "tiny", Profile: p, BlockTokens: 32, Context: policies.Tokens(room.Context),
-			KVTransfer: &emulator.KVTransfer{Listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))}}))
-		t.Cleanup(testkit.Run(t, e.Run))
-		urls[i] = serveEngine(t, e)
-	}
-	handofftest.PlayOverload(t, "tiny", urls, room, moves, func(c *frontend.Config) { c.HealthInterval = 50 * time.Millisecond })
-}
-
-// TestBlockEdges hands streams over at the edges of blocks, through proxies of the engines that hold them there.
-func TestBlockEdges(t *testing.T) {
-	t.Parallel()
-	_, engines := newPair(t, emulator.Faults{}, nil)
-	urls := [2]string{serveEngine(t, engines[0]), serveEngine(t, engines[1])}
-	handofftest.PlayBlockEdges(t, "tiny", urls, 32, func(c *frontend.Config) { c.HealthInterval = 20 * time.Millisecond })
+	engines, c, _ := newConnectedPair(t, emulator.Config{Profile: p, Context: policies.Tokens(room.Context)}, 0)
+	handofftest.PlayOverload(t, "tiny", engines.Engines, room, moves, func(f *frontend.Config) { c.Edit(f); f.HealthInterval = 50 * time.Millisecond })
 }
 
 // TestRescues breaks streams inside characters.
 func TestRescues(t *testing.T) {
 	t.Parallel()
-	_, engines := newPair(t, emulator.Faults{}, nil)
-	urls := [2]string{serveEngine(t, engines[0]), serveEngine(t, engines[1])}
+	_, urls, _ := startSocketEngines(t, emulator.Config{}, 0)
 	handofftest.PlayRescues(t, "tiny", urls, 4, nil)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -33,9 +32,8 @@ var vocabulary = sync.OnceValues(model.NewVocabulary)
 type engine struct {
 	t      *testing.T
 	net    *network
-	id     string // of its KV connector
-	api    string // addresses
-	side   string
+	id     string // of its replica
+	api    string // address
 	config func(*emulator.Config)
 
 	// fetching is called before the engine gets a leg that continues a stream and fetches its KV, not
@@ -43,6 +41,8 @@ type engine struct {
 	// handoff leg. Both may be nil, and are set before the request.
 	fetching func(*http.Request)
 	answer   func(body string) string
+	// breakFetch, if it is not nil, is called before the engine fetches KV; with an error nothing arrives.
+	breakFetch func() error
 
 	*emulator.Engine // the process
 	kill             func()
@@ -57,26 +57,26 @@ type engine struct {
 func newEngine(t *testing.T, n *network, index int, config func(*emulator.Config)) *engine {
 	t.Helper()
 	e := &engine{
-		t: t, net: n, config: config, id: string(rune('A' + index)),
-		api: fmt.Sprintf("127.0.0.1:%d", 8000+index), side: fmt.Sprintf("127.0.0.1:%d", 5600+index),
+		t: t, net: n, config: config, id: string(emulatedReplica(index)), api: fmt.Sprintf("127.0.0.1:%d", 8000+index),
 	}
+	if n.engines == nil {
+		n.engines = make(map[string]*engine)
+	}
+	n.engines[e.id] = e
 	e.start()
 	t.Cleanup(func() { e.thaw(); e.kill() })
 	return e
 }
 
-// start starts a process with the engine id of the former one.
+// start starts a process.
 func (e *engine) start() {
 	t := e.t
 	t.Helper()
 	c := emulator.Config{
 		Model: "m", BlockTokens: blockTokens, KVTokens: 16384, Context: 8192, Vocabulary: testkit.Must(vocabulary()),
-		Profile: cost.Profile{Name: "plain", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-3, D2: 0.01e-3, KVBytesPerToken: 1024, KVTokens: 16384, MaxBatch: 8},
-		KVTransfer: &emulator.KVTransfer{
-			Listener: testkit.Must(e.net.Listen("tcp", e.side)), EngineID: e.id,
-			Dial: func(ctx context.Context, address string) (net.Conn, error) { return e.net.Dial(ctx, "tcp", address) },
-		},
-		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Profile:     cost.Profile{Name: "plain", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-3, D2: 0.01e-3, KVBytesPerToken: 1024, KVTokens: 16384, MaxBatch: 8},
+		KVConnector: &connection{e: e, ended: make(chan struct{})},
+		Logger:      slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	if e.config != nil {
 		e.config(&c)
@@ -198,21 +198,4 @@ func (e *engine) metric(name, source string) float64 {
 	}
 	e.t.Fatalf("no metric %s %s", name, source)
 	return 0
-}
-
-// overwrite gives all free blocks to other requests.
-func (e *engine) overwrite() {
-	e.t.Helper()
-	for i := range 4 {
-		ids := make([]string, 8000)
-		for j := range ids {
-			ids[j] = fmt.Sprint(20000 + (j*31+i*7)%5000)
-		}
-		body := `{"prompt":[` + strings.Join(ids, ",") + `],"max_tokens":1}`
-		w := httptest.NewRecorder()
-		e.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(body)))
-		if w.Code != http.StatusOK {
-			e.t.Errorf("engine %s answers %d: %s", e.id, w.Code, w.Body)
-		}
-	}
 }

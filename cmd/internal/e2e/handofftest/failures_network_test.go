@@ -16,6 +16,8 @@ import (
 type network struct {
 	mu        sync.Mutex
 	listeners map[string]*testkit.PipeListener // by address
+	offers    offers
+	engines   map[string]*engine // by replica
 }
 
 // Listen opens a listener, also at the address of one that was opened before.

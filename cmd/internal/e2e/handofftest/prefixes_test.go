@@ -8,11 +8,6 @@ import (
 )
 
 func TestPrefixPulls(t *testing.T) {
-	p, _ := newPair(t, emulator.Faults{}, nil)
-	handofftest.PlayPrefixPulls(t, "tiny", p.Engines, nil)
-}
-
-func TestPrefixPullsByConnector(t *testing.T) {
-	p, c, _ := newConnectedPair(t, 512)
+	p, c, _ := newConnectedPair(t, emulator.Config{}, 512)
 	handofftest.PlayPrefixPulls(t, "tiny", p.Engines, c.Edit)
 }

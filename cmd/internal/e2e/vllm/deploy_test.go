@@ -45,7 +45,7 @@ supervise "$CASCADE" "$@"`,
 const envoyShim = `supervise "$ENVOY" "$@"`
 
 var emulatedShims = map[string]string{
-	"vllm": `kv="--kv-transfer $VLLM_NIXL_SIDE_CHANNEL_HOST:$VLLM_NIXL_SIDE_CHANNEL_PORT"
+	"vllm": `kv=
 if [ -n "$CASCADE_KV_DIR" ]; then kv="--kv-socket $CASCADE_KV_DIR"; fi
 model=$2 listen=$4:$6 events=
 while [ $# -gt 0 ]; do
