@@ -75,9 +75,9 @@ func TestUnreachableReplica(t *testing.T) {
 	}
 	require("two seconds of failures", resources.Healthy)
 	for range 2 {
-		second(balance.ProxyReport{Failed: 9})
+		second(balance.ProxyReport{})
 	}
-	require("four seconds of failures", resources.Unhealthy)
+	require("two seconds of failures, then no requests", resources.Unhealthy)
 	for range 20 {
 		second(balance.ProxyReport{})
 	}
@@ -90,6 +90,12 @@ func TestUnreachableReplica(t *testing.T) {
 	require("the address fails still", resources.Unhealthy)
 	second(balance.ProxyReport{Succeeded: 1})
 	require("a request succeeded", resources.Healthy)
+	second(balance.ProxyReport{Failed: 9})
+	for range 9 {
+		second(balance.ProxyReport{})
+	}
+	require("requests failed in one report alone", resources.Healthy)
+	second(balance.ProxyReport{Succeeded: 1})
 	for range 4 {
 		now = now.Add(time.Second)
 		s.Step(now, StreamClosed{"r1"})

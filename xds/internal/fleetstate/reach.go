@@ -8,9 +8,10 @@ import (
 
 // When proxies' failures count as a wrong or unreachable address.
 const (
-	// unreachableAfter is how long all requests must fail, and minFailures how many of
-	// them there must be at least: two, after which a proxy ejects the address, and the one
-	// with which it tries again.
+	// unreachableAfter is how long no request may succeed after the first failure, and
+	// minFailures how many must fail, in more than one report: two, after which a proxy
+	// ejects the address, and the one with which it tries again. Proxies wait longer each
+	// time, so no failure is required at the end of unreachableAfter.
 	unreachableAfter = 3 * time.Second
 	minFailures      = 3
 	// unreachableFor is how long the replica then gets no request. Nothing else shows
@@ -23,6 +24,7 @@ const (
 type reach struct {
 	failingSince time.Time // zero: no request has failed since the last one that arrived
 	failures     uint64
+	repeated     bool      // requests have failed in more than one report
 	answered     uint64    // requests that the front end had answered or refused at failingSince
 	downUntil    time.Time // until then the replica counts as unreachable
 }
@@ -37,14 +39,16 @@ func (r *Replica) HandleProxyReport(now time.Time, p balance.ProxyReport) {
 		r.reach = reach{answered: r.answered()}
 		return
 	}
-	if p.Failed == 0 {
-		return
+	if p.Failed > 0 {
+		r.reach.repeated = !r.reach.failingSince.IsZero()
+		if !r.reach.repeated {
+			r.reach.failingSince = now
+		}
+		r.reach.failures += p.Failed
+	} else if !r.reach.downUntil.IsZero() {
+		return // tried again after unreachableFor: only another failure proves anything
 	}
-	if r.reach.failingSince.IsZero() {
-		r.reach.failingSince = now
-	}
-	r.reach.failures += p.Failed
-	if now.Sub(r.reach.failingSince) >= unreachableAfter && r.reach.failures >= minFailures {
+	if r.reach.repeated && r.reach.failures >= minFailures && now.Sub(r.reach.failingSince) >= unreachableAfter {
 		r.reach.downUntil = now.Add(unreachableFor)
 	}
 }
