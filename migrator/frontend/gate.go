@@ -3,6 +3,7 @@ package frontend
 import (
 	"net/http"
 	"strings"
+	"sync/atomic"
 
 	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/internal/publicapi"
@@ -28,6 +29,8 @@ type gate struct {
 	server *Server
 	routes []route
 	bodies *httpserver.Budget // of the memory of all requests that pass
+	// received counts the requests that arrive, those of always served routes excluded.
+	received *atomic.Uint64
 }
 
 // ServeHTTP implements http.Handler. After Retire it asks the client of each answer to use another connection.
@@ -36,6 +39,9 @@ func (g gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
 	}
 	to, problem := findRoute(g.routes, r)
+	if !to.always {
+		g.received.Add(1)
+	}
 	switch {
 	case problem != nil:
 		if problem.Status == http.StatusMethodNotAllowed {

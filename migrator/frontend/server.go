@@ -56,6 +56,7 @@ type Server struct {
 	transferred atomic.Pointer[time.Time]
 	hung        atomic.Bool   // the engine makes no progress; see enginestate.Monitor
 	hangs       atomic.Uint64 // how often it was
+	received    atomic.Uint64 // requests of clients, refused ones included
 	turnedAway  atomic.Uint64 // requests of clients answered with 429
 	service     serviceCounts // how clients were served
 	crowded     atomic.Bool   // the engine may have preempted requests
@@ -128,7 +129,7 @@ func New(cfg Config) (*Server, error) {
 // Handler returns the handler for clients: what the proxies send to the
 // replica's address.
 func (srv *Server) Handler() http.Handler {
-	answered := srv.withAnswer(srv.cfg.WriteTimeout, srv.withClientIdentity(gate{srv, srv.clientRoutes(), srv.bodies}))
+	answered := srv.withAnswer(srv.cfg.WriteTimeout, srv.withClientIdentity(gate{srv, srv.clientRoutes(), srv.bodies, &srv.received}))
 	return srv.withLoadHeaders(httpserver.Handler(answered))
 }
 
@@ -136,7 +137,7 @@ func (srv *Server) Handler() http.Handler {
 // their legs.
 func (srv *Server) PeerHandler() http.Handler {
 	// A peer's front end cuts its slow client first: a leg that was cut here would look like a lost engine.
-	legs := httpserver.Handler(srv.withAnswer(2*srv.cfg.WriteTimeout, srv.withPeerIdentity(gate{srv, srv.peerRoutes(), srv.peerBodies})))
+	legs := httpserver.Handler(srv.withAnswer(2*srv.cfg.WriteTimeout, srv.withPeerIdentity(gate{srv, srv.peerRoutes(), srv.peerBodies, new(atomic.Uint64)})))
 	if srv.cfg.PeerRPC == nil {
 		return legs
 	}
@@ -235,6 +236,9 @@ type Status struct {
 	// TurnedAway is how many requests of clients were answered with 429: no replica that was asked
 	// took them.
 	TurnedAway uint64
+	// Received is how many requests the listener for clients got, refused ones included and health
+	// checks excluded.
+	Received uint64
 	// Service is how clients were served.
 	Service Service
 	// Unread is how many answers have used up their memory and wait for clients that read too
@@ -256,7 +260,8 @@ func (srv *Server) Status() Status {
 		Load: srv.engineFacts.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError, PrefixDepths: r.PrefixDepths,
 		Prefixes:    srv.PrefixStatus(),
 		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), TurnedAway: srv.turnedAway.Load(), Service: srv.service.read(),
-		Unread: int(srv.unread.Load()), UnreadCut: srv.unreadCut.Load(), CachedEstimated: srv.estimatesCached.Load(),
+		Received: srv.received.Load(),
+		Unread:   int(srv.unread.Load()), UnreadCut: srv.unreadCut.Load(), CachedEstimated: srv.estimatesCached.Load(),
 	}
 }
 

@@ -34,6 +34,14 @@ func TestServiceCounts(t *testing.T) {
 		if s.FirstToken.Total() != 1 || s.PerToken.Total() != 1 || s.Failed != 0 || s.PerToken.Quantile(1) < 0.016 || s.PerToken.Quantile(1) > 0.028 {
 			t.Errorf("after an answer: %+v", s)
 		}
+		health, err := srv.client.Get("http://" + srv.url + "/health")
+		if err != nil {
+			t.Fatal(err)
+		}
+		health.Body.Close()
+		if n := srv.Status().Received; n != 1 {
+			t.Errorf("after a request and a health check: %d requests received, want 1", n)
+		}
 		for i, override := range []http.HandlerFunc{
 			func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "broken", http.StatusInternalServerError) },
 			func(w http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) },

@@ -54,7 +54,7 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		KnownPrefixes: &api.KnownPrefixes{Source: s.Prefixes.Source.String(), Blocks: int64(s.Prefixes.Blocks)},
 
 		RequestsRefused: s.TurnedAway,
-		Service:         &api.Service{Failed: s.Service.Failed, FirstToken: s.Service.FirstToken[:], PerToken: s.Service.PerToken[:]},
+		Service:         &api.Service{Failed: s.Service.Failed, FirstToken: s.Service.FirstToken[:], PerToken: s.Service.PerToken[:], Received: s.Received},
 	}
 	if sequence%depthsEvery == 1 && s.PrefixDepths.Prompts() > 0 {
 		report.PrefixDepths, _ = s.PrefixDepths.AppendBinary(nil) // it returns no error

@@ -325,6 +325,7 @@ type Service struct {
 	Failed        uint64                 `protobuf:"varint,1,opt,name=failed,proto3" json:"failed,omitempty"`                                  // answered with 5xx, or cut
 	FirstToken    []uint64               `protobuf:"varint,2,rep,packed,name=first_token,json=firstToken,proto3" json:"first_token,omitempty"` // by the time to the first token
 	PerToken      []uint64               `protobuf:"varint,3,rep,packed,name=per_token,json=perToken,proto3" json:"per_token,omitempty"`       // by the mean time between the tokens after it
+	Received      uint64                 `protobuf:"varint,4,opt,name=received,proto3" json:"received,omitempty"`                              // by the listener for clients, refused ones included, without health checks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -378,6 +379,13 @@ func (x *Service) GetPerToken() []uint64 {
 		return x.PerToken
 	}
 	return nil
+}
+
+func (x *Service) GetReceived() uint64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
 }
 
 // KnownPrefixes says what is known of the prompts that an engine has cached.
@@ -1532,12 +1540,13 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\rprefix_depths\x18\x19 \x01(\fR\fprefixDepths\x12D\n" +
 	"\x0eknown_prefixes\x18\x1a \x01(\v2\x1d.cascade.xds.v1.KnownPrefixesR\rknownPrefixes\x12)\n" +
 	"\x10requests_refused\x18\x1b \x01(\x04R\x0frequestsRefused\x121\n" +
-	"\aservice\x18\x1c \x01(\v2\x17.cascade.xds.v1.ServiceR\aservice\"_\n" +
+	"\aservice\x18\x1c \x01(\v2\x17.cascade.xds.v1.ServiceR\aservice\"{\n" +
 	"\aService\x12\x16\n" +
 	"\x06failed\x18\x01 \x01(\x04R\x06failed\x12\x1f\n" +
 	"\vfirst_token\x18\x02 \x03(\x04R\n" +
 	"firstToken\x12\x1b\n" +
-	"\tper_token\x18\x03 \x03(\x04R\bperToken\"?\n" +
+	"\tper_token\x18\x03 \x03(\x04R\bperToken\x12\x1a\n" +
+	"\breceived\x18\x04 \x01(\x04R\breceived\"?\n" +
 	"\rKnownPrefixes\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x03R\x06blocks\"\xba\x02\n" +

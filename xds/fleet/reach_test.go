@@ -40,13 +40,13 @@ func TestUnreachableReplica(t *testing.T) {
 	if e := s.Step(now, Replicas{list}); e.Propose != nil {
 		s.Step(now, Stored{e.Propose.Object})
 	}
-	seen, answered := uint64(100), uint64(0)
+	seen, received := uint64(100), uint64(0)
 	second := func(p balance.ProxyReport) {
 		now = now.Add(time.Second)
 		for _, r := range list {
 			report := loadreport.Report{Replica: r.ID, Model: "m", EngineReady: true}
 			seen++ // other front ends send requests to its engine
-			report.Flow.Seen, report.Service.FirstToken[0] = seen, answered
+			report.Flow.Seen, report.Service.Received = seen, received
 			s.Step(now, Reported{report})
 		}
 		s.Step(now, ProxiesReported{map[netip.AddrPort]balance.ProxyReport{
@@ -66,7 +66,7 @@ func TestUnreachableReplica(t *testing.T) {
 	}
 	second(balance.ProxyReport{})
 	for range 5 {
-		answered++
+		received++
 		second(balance.ProxyReport{Failed: 9})
 	}
 	require("a front end that counts the requests", resources.Healthy)

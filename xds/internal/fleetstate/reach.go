@@ -25,18 +25,20 @@ type reach struct {
 	failingSince time.Time // zero: no request has failed since the last one that arrived
 	failures     uint64
 	repeated     bool      // requests have failed in more than one report
-	answered     uint64    // requests that the front end had answered or refused at failingSince
+	received     uint64    // requests of clients that the front end had got at failingSince
 	downUntil    time.Time // until then the replica counts as unreachable
 }
 
 // HandleProxyReport applies what the proxies report of the replica's address. Failures
-// count while no request succeeds and the front end answers none: a front end that
-// refuses requests is reachable. Requests of other front ends reach its engine by its
-// peer address and prove nothing. They do not count while its migrator is away: a migrator
+// count while no request succeeds and none arrives at the front end: a front end that
+// refuses requests is reachable, and one that still answers requests which it got at an
+// earlier address need not be. Requests of other front ends reach its engine by its
+// peer address and prove nothing. Failures do not count while its migrator is away: a migrator
 // that restarts explains them, and its replica must take requests once it is back.
 func (r *Replica) HandleProxyReport(now time.Time, p balance.ProxyReport) {
-	if !r.Connected || p.Succeeded > 0 || r.answered() != r.reach.answered || r.Report.DrainProgress.Streams > 0 {
-		r.reach = reach{answered: r.answered()}
+	received := r.Report.Service.Received
+	if !r.Connected || p.Succeeded > 0 || received != r.reach.received {
+		r.reach = reach{received: received}
 		return
 	}
 	if p.Failed > 0 {
@@ -51,10 +53,4 @@ func (r *Replica) HandleProxyReport(now time.Time, p balance.ProxyReport) {
 	if r.reach.repeated && r.reach.failures >= minFailures && now.Sub(r.reach.failingSince) >= unreachableAfter {
 		r.reach.downUntil = now.Add(unreachableFor)
 	}
-}
-
-// answered counts the requests of its clients that the front end has answered or refused.
-func (r *Replica) answered() uint64 {
-	s := &r.Report.Service
-	return s.Failed + s.FirstToken.Total() + r.Report.Refused
 }

@@ -143,7 +143,7 @@ func (g *Registry) Configure(now time.Time, list []policies.Replica) {
 			r.reset()
 		}
 		if r.Address != c.Address {
-			r.reach = reach{answered: r.answered()}
+			r.reach = reach{received: r.Report.Service.Received}
 		}
 		r.Replica, r.configuredKV, r.Removed = c, c.Capacity.KV, false
 		r.applyReportedKV()

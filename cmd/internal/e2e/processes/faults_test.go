@@ -110,7 +110,7 @@ func (f *fleet) replicaFaults(t *testing.T) []faultRow {
 		replica("migrator killed (SIGKILL)", "stopped reporting; its report stream is closed",
 			func() { r.migrator.Kill() }, unhealthy, r.startMigrator),
 		replica("migrator stopped (SIGTERM)", "stopped reporting; its report stream is closed",
-			func() { r.migrator.Stop() }, unhealthy, r.startMigrator),
+			func() { r.migrator.Stop() }, f.planesLog("replica is draining.*replica=r0"), r.startMigrator),
 		{
 			name: "all engines killed", kind: control.FaultModel, object: llm, text: "no replica takes requests", notReady: true, down: true,
 			inject: func() {
