@@ -11,6 +11,9 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/migrator/dialect"
+	"github.com/cascadeinfer/cascade/migrator/dialect/sglang"
+	"github.com/cascadeinfer/cascade/migrator/dialect/vllm"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -25,15 +28,15 @@ func TestEmulatorStatesWhatVLLMDoes(t *testing.T) {
 		engine.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 		return w.Result(), nil
 	}
-	info, err := engineinfo.Ask(t.Context(), get)
+	info, spoken, err := dialect.Ask(t.Context(), get, []dialect.Dialect{sglang.Dialect{}, vllm.Dialect{}})
 	testkit.NoError(t, err)
-	if info.Version == "" || info.BlockTokens != 32 || info.KVTokens != 4992 || info.Connector != engineinfo.Unknown || info.DraftTokens != 0 {
+	if spoken != dialect.Dialect(vllm.Dialect{}) || info.Version == "" || info.BlockTokens != 32 || info.KVTokens != 4992 || info.Connector != engineinfo.Unknown || info.DraftTokens != 0 {
 		t.Errorf("learnt %+v", info)
 	}
 	if want := []engineinfo.Model{{Name: "m", Context: 4096}, {Name: "lora", Adapter: true}}; !slices.Equal(info.Models, want) {
 		t.Errorf("models %v, want %v", info.Models, want)
 	}
-	m, err := engineinfo.DecodeMetrics(testkit.Must(engineinfo.Get(get).Read(t.Context(), "/metrics")))
+	m, err := spoken.Load(testkit.Must(dialect.Get(get).Read(t.Context(), "/metrics")))
 	testkit.NoError(t, err)
 	if want := (policies.EngineLoad{Capacity: 4992}); m.Load != want {
 		t.Errorf("load %+v, want %+v", m.Load, want)

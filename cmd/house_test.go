@@ -100,6 +100,33 @@ func readSources(t *testing.T) []source {
 	return all
 }
 
+// engines matches the name of an engine.
+var engines = regexp.MustCompile(`(?i)vllm|sglang|tensorrt`)
+
+// TestEnginesStandInOnePlace checks that the migrator names engines in their dialects only.
+func TestEnginesStandInOnePlace(t *testing.T) {
+	found := 0
+	err := walkGo(func(file string) error {
+		slashed := filepath.ToSlash(file)
+		if !strings.HasPrefix(slashed, "../migrator/") || strings.HasSuffix(file, "_test.go") {
+			return nil
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if name := engines.Find(text); name != nil && strings.HasPrefix(slashed, "../migrator/dialect/") {
+			found++
+		} else if name != nil {
+			t.Errorf("%s names %s: what one engine does belongs to its dialect", slashed, name)
+		}
+		return nil
+	})
+	if err != nil || found < 3 {
+		t.Fatalf("%d dialects, %v", found, err)
+	}
+}
+
 // skips matches a call that skips a test and does not say why by testkit.Skip.
 var skips = regexp.MustCompile(`\b(?:t|b|f|tb|[a-z]\.[tT])\.Skip(?:f|Now)?\(`)
 

@@ -11,9 +11,6 @@ import (
 // MaxConnectorText bounds each text of a KVConnector in bytes.
 const MaxConnectorText = 128
 
-// NIXL is the name of vLLM's NIXL connector, as its metrics show it.
-const NIXL = "nixl"
-
 // Cascade is the name that a connector gives itself whose KV travels over Cascade's transports.
 const Cascade = api.Connector
 
@@ -44,7 +41,7 @@ func (c KVConnector) Bounded() KVConnector {
 	return c
 }
 
-// ErrNoConnector is returned if an engine is known to have no KV connector.
+// ErrNoConnector is returned for an engine that hands no KV over.
 var ErrNoConnector = errors.New("no KV connector")
 
 // CheckHandoff returns why an engine cannot hand KV over to another one, nil if it can as far as

@@ -1,19 +1,12 @@
-// Package engineinfo learns what an inference engine is, and how loaded it is, from what the
-// engine serves anyway: GET /version, /v1/models and /metrics, in the dialects of vLLM and
-// SGLang.
+// Package engineinfo says what an inference engine is, and how loaded it is, as far as the engine states
+// it: package dialect asks it. Pace says when to read its load again.
 //
-// Ask asks an engine that has just started; DecodeMetrics reads one answer of /metrics; Pace
-// says when to read the next. The driver is migrator/frontend, which owns the connections.
-//
-// Invariants:
-//
-//  1. Everything is optional. What an engine does not state is the zero value, and no caller
-//     may treat that as a fault: engines differ.
-//  2. No answer costs more than MaxAnswer bytes, and none is waited for beyond its context.
-//  3. Decoding is pure, and never fails as a whole because of one bad sample.
+// Everything is optional. What an engine does not state is the zero value, and no caller may treat that as a
+// fault: engines differ.
 package engineinfo
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -51,15 +44,15 @@ type Info struct {
 	// BlockTokens is the length of a KV block, and KVTokens the size of the KV cache.
 	BlockTokens, KVTokens policies.Tokens
 	// Connector says whether the engine can hand KV over to another one. Metrics show only
-	// some connectors (NIXL's); that there is none shows only when a request that asks for
+	// some connectors; that there is none shows only when a request that asks for
 	// a handover is answered without its parameters.
 	Connector Presence
-	// ConnectorName is NIXL, or the name that the connector gives itself in the parameters
-	// of a handover ("kv_connector"); "" if unknown. Layout is what the engine states of its
+	// ConnectorName is the name of the connector, as the engine's metrics or the parameters
+	// of a handover state it; "" if unknown. Layout is what the engine states of its
 	// KV blocks that another engine must have in common; "" if unknown.
 	ConnectorName, Layout string
 	// TokensPerChunk is the most token ids that one event of an answer has carried: more
-	// than 1 with vLLM's --stream-interval, or with speculation. 0: no answer seen yet.
+	// than 1 with an engine that collects tokens, or with speculation. 0: no answer seen yet.
 	TokensPerChunk int
 	// DraftTokens is how many tokens the engine speculates on in each step; 0: none, or
 	// not stated.
@@ -154,4 +147,27 @@ func (i Info) CheckCapacity(stated policies.Tokens) string {
 	}
 	return fmt.Sprintf("kv_tokens is %d in the fleet file, the engine has %d; the smaller one counts: remove kv_tokens, or correct it",
 		stated, i.KVTokens)
+}
+
+// Metrics is what one answer of an engine about its load says.
+type Metrics struct {
+	Load                  policies.EngineLoad // Queued is that of this report alone
+	StatesRequests        bool                // Load.Running and Load.Waiting are stated
+	BlockTokens, KVTokens policies.Tokens
+	Connector             Presence // Present or Unknown
+	ConnectorName, Layout string   // as in Info
+	DraftTokens           int
+	StartedAt             float64 // when the engine's process started, in Unix seconds; 0: not stated
+}
+
+// Update takes over what metrics show of the engine. What they do not show stays.
+func (i *Info) Update(m Metrics) {
+	if m.KVTokens > 0 {
+		i.BlockTokens, i.KVTokens = m.BlockTokens, m.KVTokens
+	}
+	if m.Connector == Present && i.Connector == Unknown {
+		i.Connector = Present
+	}
+	i.ConnectorName, i.Layout = cmp.Or(m.ConnectorName, i.ConnectorName), cmp.Or(m.Layout, i.Layout)
+	i.DraftTokens = max(i.DraftTokens, m.DraftTokens)
 }

@@ -58,7 +58,7 @@ func (r *localLeg) setUsage(u openai.Usage) {
 		cached = r.work.Counts().Cached
 		if cached > 0 {
 			srv.cachedLog.Do(func() {
-				srv.log.Warn("engine reports no cached tokens; its prefill is estimated from the prompts it got (vLLM reports them with --enable-prompt-tokens-details)")
+				srv.log.Warn("engine reports no cached tokens; its prefill is estimated from the prompts it got; start the engine so that usage has the details of the prompt")
 			})
 		}
 	}

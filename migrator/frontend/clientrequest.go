@@ -20,7 +20,7 @@ import (
 // serveGenerate serves a client's request on one of the two generating endpoints.
 func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *httpserver.Share) {
 	begun := time.Now()
-	req, err := openai.Parse(e, body)
+	req, err := srv.dialect().Parse(e, body)
 	if err != nil {
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 		return

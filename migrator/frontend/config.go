@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/enginestate"
 	"github.com/cascadeinfer/cascade/policies"
@@ -104,6 +105,9 @@ type Config struct {
 	// (package handoff); whether they have is learnt from their answers. If it is false,
 	// a stream that moves without a Reservation is always computed anew.
 	Handoff bool
+	// Dialects are those that the engine may speak; the first is spoken with one that does not say which.
+	// nil means known.Dialects.
+	Dialects []dialect.Dialect
 	// KVConnector returns what is known of the engine's KV connector, if this process is
 	// connected to it (migrator/connector); nil: what the engine shows by itself. It must
 	// not block.

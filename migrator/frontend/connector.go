@@ -76,7 +76,7 @@ var errNotConnected = errors.New("the engine's KV connector was not connected to
 // checkNull returns err, or errNotConnected where the answer of a Cascade connector has no parameters: that lasts for a
 // moment, so its engine is not left alone as one without a connector.
 func checkNull(c engineinfo.KVConnector, err error) error {
-	if c.Name == engineinfo.Cascade && errors.Is(err, openai.ErrNoConnector) {
+	if c.Name == engineinfo.Cascade && errors.Is(err, engineinfo.ErrNoConnector) {
 		return errNotConnected
 	}
 	return err
@@ -89,7 +89,8 @@ func (srv *Server) askConnector(ctx context.Context) error {
 	if !srv.cfg.Handoff || srv.Engine().Connector != engineinfo.Unknown {
 		return nil
 	}
-	resp, err := srv.probeCall(ctx, http.MethodPost, "/v1/completions", openai.ConnectorRequest)
+	kv := srv.kv()
+	resp, err := srv.probeCall(ctx, http.MethodPost, "/v1/completions", string(kv.Keep(new(openai.Resume), []uint32{1})))
 	if err != nil {
 		return err
 	}
@@ -99,19 +100,18 @@ func (srv *Server) askConnector(ctx context.Context) error {
 		return fmt.Errorf("POST /v1/completions of the engine: %w", err)
 	}
 	if resp.StatusCode == http.StatusOK {
-		_, err := openai.ParseHandoff(answer, 1)
-		srv.noteConnector(answer, err)
+		_, connector, err := kv.Kept(answer, 1)
+		srv.noteConnector(connector, err)
 	}
 	return nil
 }
 
-// noteConnector records what the answer of this replica's engine says of its KV connector; err is
-// ParseHandoff's.
-func (srv *Server) noteConnector(answer []byte, err error) {
+// noteConnector records what this replica's engine says of its KV connector, as dialect.KV.Kept returns it.
+func (srv *Server) noteConnector(name string, err error) {
 	switch {
 	case err == nil:
-		srv.engineFacts.setConnector(engineinfo.Present, openai.ConnectorName(answer))
-	case errors.Is(err, openai.ErrNoConnector):
+		srv.engineFacts.setConnector(engineinfo.Present, name)
+	case errors.Is(err, engineinfo.ErrNoConnector):
 		srv.engineFacts.setConnector(engineinfo.Absent, "")
 	}
 }
@@ -152,7 +152,7 @@ func (b *backoffs) learn(from, to policies.ReplicaID, kind handoff.ActionKind, e
 		return
 	case err == nil || errors.Is(err, handoff.ErrHolderLost) || errors.Is(err, errReplicaGone) || errors.Is(err, context.Canceled):
 		return
-	case errors.Is(err, openai.ErrNoConnector):
+	case errors.Is(err, engineinfo.ErrNoConnector):
 	case kind == handoff.KeepKV && errors.Is(err, context.DeadlineExceeded):
 		delay = min(max(silentRetry, 2*b.pairs[pair].delay), maxSilentRetry)
 	case kind == handoff.CopyKV || kind == handoff.OpenHandoff:

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
-	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -22,7 +21,7 @@ func TestKVConnector(t *testing.T) {
 		connector *connector
 		want      engineinfo.KVConnector
 	}{
-		"metrics": {&connector{}, engineinfo.KVConnector{Presence: engineinfo.Present, Name: engineinfo.NIXL}},
+		"metrics": {&connector{}, engineinfo.KVConnector{Presence: engineinfo.Present, Name: "nixl"}},
 		"answer":  {&connector{hidden: true, lie: own}, engineinfo.KVConnector{Presence: engineinfo.Present, Name: "CascadeConnector"}},
 		"unnamed": {&connector{hidden: true}, engineinfo.KVConnector{Presence: engineinfo.Present}},
 		"none":    {nil, engineinfo.KVConnector{Presence: engineinfo.Absent}},
@@ -81,7 +80,7 @@ func (f *fleet) migrateEdited(stream string, to int, edit func(*Migration)) (mov
 // TestHandoffNotTried moves a stream between engines that are known to be unable to hand over:
 // neither is asked. Peers that do not say what they have are tried.
 func TestHandoffNotTried(t *testing.T) {
-	nixl := engineinfo.KVConnector{Presence: engineinfo.Present, Name: engineinfo.NIXL}
+	nixl := engineinfo.KVConnector{Presence: engineinfo.Present, Name: "nixl"}
 	other := engineinfo.KVConnector{Presence: engineinfo.Present, Name: "CascadeConnector"}
 	none := engineinfo.KVConnector{Presence: engineinfo.Absent}
 	for name, test := range map[string]struct {
@@ -176,7 +175,7 @@ func TestConnectorsLearn(t *testing.T) {
 	c.learn("a", "b", handoff.CopyKV, late, now)
 	until("b", fetchRetry)
 	until("c", silentRetry)
-	c.learn("a", "b", handoff.KeepKV, openai.ErrNoConnector, now)
+	c.learn("a", "b", handoff.KeepKV, engineinfo.ErrNoConnector, now)
 	until("c", connectorRetry)
 	c.forget("a")
 	for _, err := range []error{errors.New("odd"), handoff.ErrHolderLost, context.Canceled} {
@@ -191,8 +190,8 @@ func TestNoteConnector(t *testing.T) {
 	for _, test := range []struct {
 		err  error
 		want engineinfo.Presence
-	}{{context.DeadlineExceeded, engineinfo.Unknown}, {fmt.Errorf("r0: %w", openai.ErrNoConnector), engineinfo.Absent}, {errors.New("busy"), engineinfo.Absent}, {nil, engineinfo.Present}} {
-		if srv.noteConnector(nil, test.err); srv.Engine().Connector != test.want {
+	}{{context.DeadlineExceeded, engineinfo.Unknown}, {fmt.Errorf("r0: %w", engineinfo.ErrNoConnector), engineinfo.Absent}, {errors.New("busy"), engineinfo.Absent}, {nil, engineinfo.Present}} {
+		if srv.noteConnector("", test.err); srv.Engine().Connector != test.want {
 			t.Errorf("after %v: %v, want %v", test.err, srv.Engine().Connector, test.want)
 		}
 	}
@@ -206,8 +205,8 @@ func TestCheckNull(t *testing.T) {
 		name      string
 		err, want error
 	}{
-		{engineinfo.Cascade, openai.ErrNoConnector, errNotConnected}, {engineinfo.NIXL, openai.ErrNoConnector, openai.ErrNoConnector},
-		{"", openai.ErrNoConnector, openai.ErrNoConnector}, {engineinfo.Cascade, gone, gone}, {engineinfo.Cascade, nil, nil},
+		{engineinfo.Cascade, engineinfo.ErrNoConnector, errNotConnected}, {"nixl", engineinfo.ErrNoConnector, engineinfo.ErrNoConnector},
+		{"", engineinfo.ErrNoConnector, engineinfo.ErrNoConnector}, {engineinfo.Cascade, gone, gone}, {engineinfo.Cascade, nil, nil},
 	} {
 		if got := checkNull(engineinfo.KVConnector{Name: c.name}, c.err); got != c.want {
 			t.Errorf("%q, %v: %v", c.name, c.err, got)

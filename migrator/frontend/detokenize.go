@@ -71,7 +71,7 @@ func (srv *Server) textAt(ctx context.Context, at policies.Target, ids []uint32)
 	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxDetokenized))
-	text := gjson.GetBytes(answer, "prompt")
+	text := gjson.GetBytes(answer, srv.dialect().Capabilities().Text)
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("POST /detokenize of the engine: %w", err)

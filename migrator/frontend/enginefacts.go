@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/dialect"
+	"github.com/cascadeinfer/cascade/migrator/dialect/known"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
@@ -28,7 +30,9 @@ type engineFacts struct {
 	context         policies.Tokens
 	stated, assumed policies.Tokens // size of the KV cache; at most one is not 0
 	start           time.Time
+	dialects        []dialect.Dialect
 
+	spoken         atomic.Pointer[dialect.Dialect]
 	tokensPerChunk atomic.Int64
 	withoutIDs     [2]atomic.Bool // by endpoint: the engine refuses to return token ids
 	promptDetails  atomic.Uint32  // an engineinfo.Presence
@@ -48,12 +52,22 @@ type engineFacts struct {
 }
 
 func newEngineFacts(cfg Config) *engineFacts {
-	s := &engineFacts{model: cfg.Model, context: cfg.Context, start: time.Now()}
+	s := &engineFacts{model: cfg.Model, context: cfg.Context, start: time.Now(), dialects: cfg.Dialects}
+	if s.dialects == nil {
+		s.dialects = known.Dialects()
+	}
+	s.spoken.Store(&s.dialects[0])
 	if s.assumed = cfg.KVTokens; cfg.KVStated {
 		s.stated, s.assumed = cfg.KVTokens, 0
 	}
 	return s
 }
+
+// dialect returns the dialect that the engine speaks.
+func (srv *Server) dialect() dialect.Dialect { return *srv.engineFacts.spoken.Load() }
+
+// kv is dialect for what concerns the KV of requests.
+func (srv *Server) kv() dialect.KV { return dialect.KVOf(srv.dialect()) }
 
 // Engine returns what is known of the engine.
 func (srv *Server) Engine() engineinfo.Info {
@@ -98,7 +112,10 @@ func (srv *Server) learnEngine(ctx context.Context, started bool) error {
 	// What it does not answer now must not make its health check late.
 	asking, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout/4)
 	defer cancel()
-	info, err := engineinfo.Ask(asking, srv.getFromEngine)
+	info, spoken, err := dialect.Ask(asking, srv.getFromEngine, s.dialects)
+	if spoken != nil {
+		s.spoken.Store(&spoken)
+	}
 	mismatch, isNew := s.learn(info, err == nil)
 	if failed := srv.askConnector(asking); failed != nil {
 		s.askAgain()
@@ -108,7 +125,7 @@ func (srv *Server) learnEngine(ctx context.Context, started bool) error {
 		srv.log.Warn("engine does not match the fleet file; refusing requests", "problem", mismatch)
 	}
 	srv.applyCapacity()
-	srv.log.Debug("engine asked what it is", "version", info.Version, "kv_tokens", info.KVTokens, "connector", srv.Engine().Connector, "error", err)
+	srv.log.Debug("engine asked what it is", "kind", srv.dialect().Capabilities().Name, "version", info.Version, "kv_tokens", info.KVTokens, "connector", srv.Engine().Connector, "error", err)
 	return mismatch
 }
 

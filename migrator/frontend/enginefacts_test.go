@@ -12,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
-	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -272,7 +271,7 @@ func TestUnansweredQuestions(t *testing.T) {
 // TestRestartForgetsConnectors restarts an engine that had no connector, between two health checks.
 func TestRestartForgetsConnectors(t *testing.T) {
 	runStated(t, nil, func(t *testing.T, s *statingEngine, f *testServer) {
-		f.backoffs.learn(f.cfg.Replica, "other", handoff.KeepKV, openai.ErrNoConnector, time.Now())
+		f.backoffs.learn(f.cfg.Replica, "other", handoff.KeepKV, engineinfo.ErrNoConnector, time.Now())
 		now := expected
 		now.started = 200
 		s.set(now)

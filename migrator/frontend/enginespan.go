@@ -30,9 +30,6 @@ const (
 	genAIFinish    = attribute.Key("gen_ai.response.finish_reasons")
 )
 
-// engineProvider is the provider's name in spans: the dialect that all engines speak.
-const engineProvider = "vllm"
-
 // firstTokenEvent is the span event of the first token.
 const firstTokenEvent = "first_token"
 
@@ -54,7 +51,7 @@ func (r *localLeg) beginSpan(ctx context.Context, lr *legRequest) {
 	}
 	operation, model := genAIOperationOf(lr.endpoint), strings.ToValidUTF8(r.request.Model, "\uFFFD")
 	attributes := []attribute.KeyValue{
-		genAIOperation.String(operation), genAIProvider.String(engineProvider), genAIModel.String(model),
+		genAIOperation.String(operation), genAIProvider.String(r.server.dialect().Capabilities().Name), genAIModel.String(model),
 		attribute.String("cascade.replica", string(r.server.cfg.Replica)), attribute.String("cascade.leg", r.name), attribute.Int64("cascade.epoch", int64(lr.epoch)),
 	}
 	if r.request.MaxOutput > 0 {

@@ -16,7 +16,7 @@ import (
 const firstTextTimeout = 4 * detokenizeTimeout
 
 // firstText corrects the first text of a leg that continues ids whose text ends inside a
-// character. Engines do not handle that: vLLM 0.32 sends the text of the whole prompt and answer
+// character. Engines do not handle that: some send the text of the whole prompt and answer
 // then, others may lose the character. firstText asks an engine for the text of all ids so far
 // instead, and removes what the client has of it.
 type firstText struct {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
@@ -54,10 +55,10 @@ func (srv *Server) moveIDs(ctx context.Context, g *migration, m Migration) error
 		case handoff.KeepKV:
 			done, err = handoff.Kept, v.keepKV(ctx, a.Within)
 		case handoff.CopyKV:
-			err = v.warmUp(ctx, a.Within, func(ids []uint32) []byte { return g.stream.resume.PullBody(ids, v.params) })
+			err = v.warmUp(ctx, a.Within, v.params)
 		case handoff.Compute:
 			v.snapshot()
-			err = v.warmUp(ctx, computeTimeout, g.stream.resume.WarmupBody)
+			err = v.warmUp(ctx, computeTimeout, nil)
 		case handoff.Freeze:
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, srv.cfg.MigrationTimeout)
@@ -71,7 +72,7 @@ func (srv *Server) moveIDs(ctx context.Context, g *migration, m Migration) error
 				g.renew()
 			}
 			v.logReprompt(machine.Failure())
-			done, err = handoff.Opened, v.open(ctx, g.stream.resume.PromptBody(g.ids, len(g.ids)-g.prompt), false)
+			done, err = handoff.Opened, v.open(ctx, g.ids, nil)
 		case handoff.Splice:
 			g.result.Handoff = machine.Handoff()
 			g.splice(v.leg, v.first, to, m.Cached)
@@ -115,12 +116,14 @@ func (v *idMove) keepKV(ctx context.Context, within time.Duration) error {
 	lr := s.laterLeg(v.srv.normalize(policies.Target{Replica: v.m.From, Address: v.m.FromAddress}), 0, prompt, len(v.ids)-prompt)
 	lr.endpoint, lr.stream, lr.request.ID = openai.Completions, nil, "" // it is no leg of the stream
 	lr.plain, lr.arrival.HasKV = true, true
-	lr.body = &payload{bytes: s.resume.HandoffBody(v.ids)}
+	kv := v.srv.kv()
+	lr.body = &payload{bytes: kv.Keep(&s.resume, v.ids)}
 	answer, err := v.srv.callOnce(ctx, lr)
 	if err == nil {
-		v.params, err = openai.ParseHandoff(answer, len(v.ids))
+		var connector string
+		v.params, connector, err = kv.Kept(answer, len(v.ids))
 		if v.m.From == v.srv.cfg.Replica {
-			v.srv.noteConnector(answer, err)
+			v.srv.noteConnector(connector, err)
 		}
 		c, _ := v.srv.holderConnector(v.m)
 		err = checkNull(c, err)
@@ -131,9 +134,9 @@ func (v *idMove) keepKV(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-// warmUp has the target compute or fetch the KV of v.ids while the client reads on. It
+// warmUp has the target fetch the KV of v.ids with parameters, or compute it without, while the client reads on. It
 // stops when the stream is frozen, because its holder was lost.
-func (v *idMove) warmUp(ctx context.Context, within time.Duration, body func(ids []uint32) []byte) error {
+func (v *idMove) warmUp(ctx context.Context, within time.Duration, fetch []byte) error {
 	s, g := v.g.stream, v.g
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -150,9 +153,8 @@ func (v *idMove) warmUp(ctx context.Context, within time.Duration, body func(ids
 	defer s.clearOpening(l)
 	lr := s.laterLeg(v.m.To, 0, prompt, len(v.ids)-prompt)
 	lr.stream, lr.request.ID = nil, "" // it is no leg of the stream
-	lr.body = &payload{bytes: body(v.ids)}
-	_, lr.fetches = openai.TransferOf(lr.body.bytes)
-	lr.arrival.HasKV = lr.fetches
+	lr.body = &payload{bytes: v.srv.dialect().Continue(&s.resume, dialect.Continuation{IDs: v.ids, Warm: true, Fetch: fetch})}
+	lr.fetches, lr.arrival.HasKV = fetch != nil, fetch != nil
 	if _, err := v.srv.callOnce(ctx, lr); err != nil {
 		return fmt.Errorf("%s does not warm up: %w", v.srv.replicaOf(v.m.To), l.causeOr(causeOf(ctx, err)))
 	}
@@ -164,13 +166,15 @@ func (v *idMove) warmUp(ctx context.Context, within time.Duration, body func(ids
 func (v *idMove) openHandoff(ctx context.Context, within time.Duration) error {
 	ctx, cancel := v.whileHeld(ctx, within)
 	defer cancel()
-	return v.open(ctx, v.g.stream.resume.PulledPromptBody(v.ids, len(v.ids)-v.g.prompt, v.params), true)
+	return v.open(ctx, v.ids, v.params)
 }
 
-// open opens the target's leg and reads it up to its first token.
-func (v *idMove) open(ctx context.Context, body []byte, hasKV bool) (err error) {
+// open opens the target's leg, which fetches the KV of ids with parameters, or computes it without, and reads it
+// up to its first token.
+func (v *idMove) open(ctx context.Context, ids []uint32, fetch []byte) (err error) {
 	lr := *v.request
-	lr.epoch, lr.body, lr.arrival.HasKV, lr.fetches = v.g.number, &payload{bytes: body}, hasKV, hasKV
+	body := v.srv.dialect().Continue(&v.g.stream.resume, dialect.Continuation{IDs: ids, Output: len(ids) - v.g.prompt, Fetch: fetch})
+	lr.epoch, lr.body, lr.arrival.HasKV, lr.fetches = v.g.number, &payload{bytes: body}, fetch != nil, fetch != nil
 	if v.leg, v.first, err = v.g.stream.openLaterLeg(ctx, &lr, len(v.g.ids)); err != nil {
 		return fmt.Errorf("%s gives no token: %w", v.srv.replicaOf(v.m.To), err)
 	}
@@ -194,7 +198,7 @@ func (v *idMove) whileHeld(ctx context.Context, within time.Duration) (context.C
 // logReprompt logs why no handoff is tried, or why one has become a reprompt, unless that is how the
 // engines are configured.
 func (v *idMove) logReprompt(err error) {
-	if err != nil && !errors.Is(err, errNoHandoff) && !errors.Is(err, engineinfo.ErrNoConnector) && !errors.Is(err, openai.ErrNoConnector) {
+	if err != nil && !errors.Is(err, errNoHandoff) && !errors.Is(err, engineinfo.ErrNoConnector) {
 		v.g.stream.log().Info("KV not handed over; the target computes it", "from", v.m.From, "to", v.srv.replicaOf(v.m.To), "error", err)
 	}
 }

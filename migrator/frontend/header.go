@@ -19,7 +19,7 @@ var hopByHop = map[string]bool{
 
 // forEngines are the fields of a client's request that an engine may see: what it needs to
 // read the body, to know the caller and to join its trace. Engines act on more fields than
-// are documented: vLLM reads the addresses of its peers from X-Request-Id (P2pNccl), and
+// are documented: some have read the addresses of their peers from X-Request-Id, and
 // from X-data-parallel-rank which of its processes serves the request.
 var forEngines = [...]string{"Accept", "Authorization", "Content-Type", "Traceparent", "Tracestate", "User-Agent"}
 

@@ -18,7 +18,7 @@ var loadHeaders = map[string]bool{
 	"endpoint-load-metrics": true, "endpoint-load-metrics-bin": true, "endpoint-load-metrics-json": true,
 }
 
-// updateLoadHeader updates the load that answers report. The names are vLLM's, so
+// updateLoadHeader updates the load that answers report. The names are those of engines, so
 // that engines with and without a front end can be compared.
 func (srv *Server) updateLoadHeader() {
 	l := srv.engineFacts.addLoad(srv.tracker.State().Load, time.Now())

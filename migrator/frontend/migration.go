@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
@@ -153,7 +154,7 @@ func (srv *Server) executeMigration(ctx context.Context, g *migration, m Migrati
 	if err != nil {
 		return err
 	}
-	body := g.stream.resume.AdoptBody(len(g.ids) - g.prompt)
+	body := srv.dialect().Continue(&g.stream.resume, dialect.Continuation{Output: len(g.ids) - g.prompt})
 	lr.reservation, lr.arrival.HasKV = m.Reservation, true
 	if m.To.Address == "" {
 		if body, err = srv.adopt(lr, body); err != nil {

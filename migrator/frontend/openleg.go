@@ -43,10 +43,10 @@ func (p *payload) newReader() (io.ReadCloser, error) {
 }
 
 // dropIDs removes the request for token ids from the body.
-func (p *payload) dropIDs() {
+func (p *payload) dropIDs(fields *openai.Fields) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.bytes = openai.DropIDs(p.bytes)
+	p.bytes = fields.DropIDs(p.bytes)
 }
 
 func (p *payload) release() {
@@ -128,19 +128,20 @@ func (srv *Server) sendWithoutIDs(ctx context.Context, lr *legRequest, l *call, 
 		return resp, nil
 	}
 	excerpt, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
-	if err != nil || !openai.RefusesIDs(resp.StatusCode, excerpt) {
+	fields := srv.dialect().Capabilities().Fields
+	if err != nil || !fields.RefusesIDs(resp.StatusCode, excerpt) {
 		resp.Body = readCloser{io.MultiReader(bytes.NewReader(excerpt), resp.Body), resp.Body}
 		return resp, nil
 	}
 	resp.Body.Close()
 	lr.asksIDs = false
-	lr.body.dropIDs()
+	lr.body.dropIDs(fields)
 	resp, err = srv.send(ctx, lr, l, local)
 	// An error that quotes the request proves nothing: the engine must take it without the field.
 	if err == nil && resp.StatusCode == http.StatusOK && local != nil {
 		local.idsHidden.Store(true)
 		if srv.engineFacts.noteRefusesIDs(lr.endpoint) {
-			srv.log.Warn("engine refuses return_token_ids; its answers there cannot move to other replicas", "path", lr.endpoint.Path(), "refusal", string(excerpt))
+			srv.log.Warn("engine refuses "+fields.IDs+"; its answers there cannot move to other replicas", "path", lr.endpoint.Path(), "refusal", string(excerpt))
 		}
 	}
 	return resp, err

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -14,7 +13,7 @@ import (
 )
 
 // outputLimits is how many tokens the engine generates for one request at most by
-// its own settings (vLLM's max_new_tokens of the generation config). A leg that
+// its own settings (such as max_new_tokens of a generation config). A leg that
 // continues a stream at another engine must not get them a second time. 0 stands
 // for unknown.
 type outputLimits struct {
@@ -51,6 +50,10 @@ func (srv *Server) outputLimit(b openedLeg, e openai.Endpoint, maxTokens policie
 // generates. One that answers in another way has limits that are not known.
 func (srv *Server) askOutputLimits(ctx context.Context) {
 	var l outputLimits
+	if srv.dialect().Capabilities().OutputLimit == nil {
+		srv.outputLimits.Store(&l)
+		return
+	}
 	l.byDefault = srv.askOutputLimit(ctx, "null")
 	if l.byDefault > 0 {
 		// One more than the default is granted unless the limit is for all.
@@ -61,9 +64,6 @@ func (srv *Server) askOutputLimits(ctx context.Context) {
 	srv.outputLimits.Store(&l)
 	srv.log.Debug("engine asked for its limits of output tokens", "default", l.byDefault, "always", l.always)
 }
-
-// statedLimit is how vLLM refuses a request whose min_tokens is over its limit.
-var statedLimit = regexp.MustCompile(`max_tokens=(\d{1,9}), got`)
 
 // askOutputLimit returns the limit that the engine states for a request with
 // max_tokens, 0 if it states none.
@@ -83,7 +83,7 @@ func (srv *Server) askOutputLimit(ctx context.Context, maxTokens string) policie
 		return 0
 	}
 	refused, _ := io.ReadAll(io.LimitReader(resp.Body, 8*maxExcerpt))
-	m := statedLimit.FindSubmatch(refused)
+	m := srv.dialect().Capabilities().OutputLimit.FindSubmatch(refused)
 	if m == nil {
 		return 0
 	}

@@ -99,7 +99,7 @@ func (srv *Server) passJSON(e publicapi.Endpoint) handler {
 		req := openai.Request{Choices: 1}
 		if len(body) > 0 {
 			var err error
-			if req, err = openai.Parse(openai.Completions, body); err != nil {
+			if req, err = srv.dialect().Parse(openai.Completions, body); err != nil {
 				writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 				return
 			}
@@ -134,7 +134,7 @@ func (srv *Server) passForm(w http.ResponseWriter, r *http.Request, body []byte,
 		refuseForMemory(w)
 		return
 	}
-	kind, form, err := openai.PlainForm(r.Header.Get("Content-Type"), body)
+	kind, form, err := srv.dialect().Capabilities().Fields.PlainForm(r.Header.Get("Content-Type"), body)
 	if err != nil {
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 		return

@@ -23,7 +23,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		refuseRequest(w, err.Error())
 		return
 	}
-	req, err := openai.Parse(e, body)
+	req, err := srv.dialect().Parse(e, body)
 	if err == nil && lr.reservation != "" {
 		body, err = srv.adopt(lr, body)
 	}
@@ -34,7 +34,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	}
 	lr.root = srv.promptRoot(req.Model, req.CacheSalt)
 	lr.request.Model, lr.request.MaxOutput, lr.minTokens = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
-	keeps, fetches := openai.TransferOf(body)
+	keeps, fetches := srv.kv().Transfers(body)
 	if (keeps || fetches) && lr.arrival.Input > 0 {
 		lr.arrival.HasKV, lr.fetches = true, fetches // nothing is computed for it here
 	}
@@ -84,7 +84,7 @@ func (srv *Server) adopt(lr *legRequest, body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openai.WithTransferParams(body, params, int(lr.arrival.Input))
+	return srv.kv().Adopt(body, params, int(lr.arrival.Input))
 }
 
 // relayLeg relays the events of a leg to the front end that opened it. A leg that

@@ -75,7 +75,7 @@ func (srv *Server) fetchPrefill(ctx context.Context, lr *legRequest) {
 	if srv.cfg.FetchPrefill == nil || !lr.target.Prefill || lr.target.Address == "" || !srv.cfg.FetchPrefill() {
 		return
 	}
-	req, err := openai.Parse(lr.endpoint, lr.body.bytes)
+	req, err := srv.dialect().Parse(lr.endpoint, lr.body.bytes)
 	if err != nil {
 		return // the engine says what is wrong
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
@@ -26,6 +27,7 @@ var errLatePrefix = errors.New("the first token came too late after the engine w
 // The guards are those of package handoff. An engine that is asked to fetch and does not answer
 // in time may still do so: then the leg is not used if its first token comes after the holder's lease.
 func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *openai.Request, holder policies.Target, ids []uint32, arrival loadtracker.Arrival) (policies.Tokens, error) {
+	kv := srv.kv()
 	q, ok := req.Resume()
 	if !ok {
 		return 0, errNotFetchable
@@ -44,10 +46,10 @@ func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *open
 		return answer, err
 	}
 	asked := time.Now()
-	answer, err := call(holder, openai.Completions, q.HandoffBody(ids), arrival, false)
+	answer, err := call(holder, openai.Completions, kv.Keep(&q, ids), arrival, false)
 	var params []byte
 	if err == nil {
-		params, err = openai.ParseHandoff(answer, len(ids))
+		params, _, err = kv.Kept(answer, len(ids))
 		own, _ := srv.KVConnector() // the holder has the same one, or hands nothing over
 		err = checkNull(own, err)
 	}
@@ -56,7 +58,7 @@ func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *open
 		return 0, fmt.Errorf("%s does not hand the KV over: %w", holder.Replica, causeOf(ctx, err))
 	}
 	lr.notAfter = asked.Add(handoff.Lease)
-	_, err = call(policies.Target{}, lr.endpoint, q.PullBody(ids, params), loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true}, true)
+	_, err = call(policies.Target{}, lr.endpoint, kv.Continue(&q, dialect.Continuation{IDs: ids, Warm: true, Fetch: params}), loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true}, true)
 	srv.backoffs.learn(holder.Replica, srv.cfg.Replica, handoff.CopyKV, causeOf(ctx, err), time.Now())
 	if err != nil {
 		return 0, fmt.Errorf("the own engine does not fetch the KV: %w", causeOf(ctx, err))

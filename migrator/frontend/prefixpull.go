@@ -14,7 +14,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
-	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/place"
@@ -211,7 +210,7 @@ func (srv *Server) startPullSpan(ctx context.Context, out *PulledPrefix) (_ cont
 // pullHeld copies the first tokens of a leg's prompt, which the holder has, to the own engine. ids are the prompt's,
 // nil if they are not known; by is the transport.
 func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, ids []uint32, holder policies.Target, held policies.Tokens) (tokens policies.Tokens, by string, err error) {
-	req, err := openai.Parse(lr.endpoint, lr.body.bytes)
+	req, err := srv.dialect().Parse(lr.endpoint, lr.body.bytes)
 	if err != nil {
 		return 0, "", err
 	}

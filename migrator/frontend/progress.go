@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/enginestate"
 	"github.com/cascadeinfer/cascade/policies"
@@ -27,15 +28,7 @@ const transferTime = enginestate.MinTransferPause
 // probeRequest makes an engine generate one token. Its default model answers it.
 const probeRequest = `{"prompt":[1],"max_tokens":1,"temperature":0}`
 
-// coreCounters are the metrics, of vLLM and SGLang, that an engine's core changes with
-// every step, whether or not a request gets a token. They stand still while it hangs.
-var coreCounters = [...]string{
-	"vllm:iteration_tokens_total_count", "vllm:generation_tokens_total", "vllm:prompt_tokens_total",
-	"vllm:kv_cache_usage_perc", "vllm:num_preemptions_total", "vllm:prefix_cache_queries_total",
-	"sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_used_tokens", "sglang:num_retracted_reqs",
-}
-
-// counterSample is one answer of the engine's /metrics: a hash of its counters, 0 if it has none, and what it
+// counterSample is one answer of the engine about its load: a hash of its counters, 0 if it has none, and what it
 // says.
 type counterSample struct {
 	hash    uint64
@@ -84,23 +77,25 @@ func (srv *Server) readCounters(ctx context.Context, seed maphash.Seed) (s count
 	defer cancel()
 	s.counted = srv.tracker.State().Load
 	start := time.Now()
-	text, err := engineinfo.Get(srv.getFromEngine).Read(ctx, "/metrics")
+	d := srv.dialect()
+	c := d.Capabilities()
+	text, err := dialect.Get(srv.getFromEngine).Read(ctx, c.LoadPath)
 	if s.took = time.Since(start); err != nil {
 		s.err = err
 		return s
 	}
-	s.metrics, s.err = engineinfo.DecodeMetrics(text)
-	s.hash = hashCounters(text, seed)
+	s.metrics, s.err = d.Load(text)
+	s.hash = hashCounters(text, c.Counters, seed)
 	return s
 }
 
-// hashCounters hashes an engine's counters. It returns 0 if there are none.
-func hashCounters(text []byte, seed maphash.Seed) uint64 {
+// hashCounters hashes the lines of an engine's counters. It returns 0 if there are none.
+func hashCounters(text []byte, counters []string, seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
 	found := false
 	for line := range bytes.Lines(text) {
-		for _, name := range coreCounters {
+		for _, name := range counters {
 			if bytes.HasPrefix(line, []byte(name)) {
 				h.Write(line)
 				found = true

@@ -43,7 +43,7 @@ func (srv *Server) PrefixSummary(known uint64) (encoded []byte, version uint64) 
 type PrefixStatus struct {
 	loadtracker.PrefixStatus
 	Texts int // kibibytes of prompts whose tokens are known
-	// Tokenized counts the prompts whose token ids the engine's /tokenize has returned,
+	// Tokenized counts the prompts whose token ids the engine has returned before it computed them,
 	// TokenizeFailed those that it refused or returned too late, and TokenizeSkipped those for
 	// which it was not called: they are too long, or it is busy, or has failed several times
 	// shortly before.

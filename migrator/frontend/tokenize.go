@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -32,7 +33,6 @@ const (
 	maxTokenizing    = 4       // calls at a time; requests beyond them do without
 	maxTokenized     = 8 << 20 // bytes of an answer
 	maxTokenizedText = 1 << 20 // bytes of a prompt; a longer one is not tokenized in time
-	tokenizePath     = "/tokenize"
 )
 
 // tokenizer asks the own engine for the token ids of prompts. A request that gets none is placed
@@ -56,8 +56,8 @@ var (
 	// errPromptRefused is returned for a prompt that the engine does not accept, which says
 	// nothing about others.
 	errPromptRefused = errors.New("the engine refuses the prompt")
-	// errNoTokenize is returned if the engine has no such endpoint.
-	errNoTokenize = errors.New("the engine has no " + tokenizePath)
+	// errNoTokenize is returned if the engine has no endpoint that tokenizes.
+	errNoTokenize = errors.New("the engine does not tokenize")
 )
 
 // tokenizePauses decides when the engine is not asked: after several failures. A call may time
@@ -148,13 +148,13 @@ func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header htt
 		t.skipped.Add(1)
 		return nil, errTokenizerBusy
 	}
-	body := req.TokenizeBody()
-	if body == nil {
+	call := srv.dialect().Tokenize(req)
+	if call.Body == nil {
 		return nil, errPromptRefused
 	}
 	asking, cancel := context.WithTimeout(ctx, srv.cfg.TokenizeTimeout)
 	defer cancel()
-	ids, err := srv.askTokens(asking, header, body)
+	ids, err := srv.askTokens(asking, header, call)
 	if ctx.Err() != nil {
 		return ids, err // the client has left, which says nothing about the engine
 	}
@@ -171,7 +171,7 @@ func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header htt
 	t.known = t.known || err == nil || errors.Is(err, errPromptRefused)
 	if pause := t.pause.record(size, err, time.Now()); pause >= tokenizeMissing && !t.warned {
 		t.warned = true
-		srv.log.Warn("engine has no "+tokenizePath+": prompts that are new are placed without their token ids", "pause", pause, "cause", err)
+		srv.log.Warn("engine does not tokenize: prompts that are new are placed without their token ids", "pause", pause, "cause", err)
 	} else if pause > 0 {
 		srv.log.Debug("engine gave no token ids for several prompts; not asking for a while", "pause", pause, "prompt_bytes", t.pause.least, "cause", err)
 	}
@@ -179,8 +179,8 @@ func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header htt
 }
 
 // askTokens sends one request for token ids.
-func (srv *Server) askTokens(ctx context.Context, header http.Header, body []byte) ([]uint32, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, srv.engine.JoinPath(tokenizePath).String(), bytes.NewReader(body))
+func (srv *Server) askTokens(ctx context.Context, header http.Header, call dialect.Call) ([]uint32, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, srv.engine.JoinPath(call.Path).String(), bytes.NewReader(call.Body))
 	if err != nil {
 		return nil, err
 	}
@@ -194,11 +194,11 @@ func (srv *Server) askTokens(ctx context.Context, header http.Header, body []byt
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxTokenized))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("POST %s of the engine: %w", tokenizePath, err)
+		return nil, fmt.Errorf("POST %s of the engine: %w", call.Path, err)
 	case resp.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("POST %s of the engine: %w: status %s: %.100q", tokenizePath, classifyStatus(resp.StatusCode), resp.Status, answer)
+		return nil, fmt.Errorf("POST %s of the engine: %w: status %s: %.100q", call.Path, classifyStatus(resp.StatusCode), resp.Status, answer)
 	}
-	return openai.ParseTokens(answer)
+	return openai.ParseTokens(answer, call.Tokens)
 }
 
 var errTokenizeFailed = errors.New("the engine failed")

@@ -261,7 +261,7 @@ func TestTokenizeMissing(t *testing.T) {
 			}
 			time.Sleep(tokenizeMissing)
 		}
-		if n := log.Count(`msg="engine has no /tokenize`); n != 1 {
+		if n := log.Count(`msg="engine does not tokenize`); n != 1 {
 			t.Errorf("logged %d times:\n%s", n, &log)
 		}
 		z.ask(z.nextBody(tokenizedPrompt), 0)

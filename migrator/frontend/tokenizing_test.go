@@ -47,7 +47,7 @@ func newTokenizing(t *testing.T, change ...func(*Config)) *tokenizing {
 	z.placer.holders.Store(true)
 	z.set(answerTokens)
 	rest := func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != tokenizePath {
+		if r.URL.Path != "/tokenize" {
 			http.NotFound(w, r)
 			return
 		}

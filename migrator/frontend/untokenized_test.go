@@ -44,7 +44,7 @@ func TestUntokenizedPrompts(t *testing.T) {
 			body := short.nextBody(1000)
 			short.ask(body, 0)
 			if observe(&want, body, i == tokenizeFailures); short.tracker.State().PrefixDepths != want {
-				t.Errorf("short prompt %d of an engine that has no %s was not counted so", i, tokenizePath)
+				t.Errorf("short prompt %d of an engine that has no %s was not counted so", i, "/tokenize")
 			}
 		}
 		short.expect("short prompts without an endpoint", tokenizeFailures, 0, tokenizeFailures, 1)

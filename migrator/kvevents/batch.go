@@ -11,12 +11,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
-// A Decoder decodes the batches of KV events that vLLM publishes: which blocks an engine
+// A Decoder decodes the batches of KV events that engines publish: which blocks an engine
 // has stored in its prefix cache and removed from it.
 //
 // A batch is a MessagePack array: a time stamp, the events, and the data-parallel rank. An
-// event is a map from the names of its fields to their values; before vLLM 0.12 it was an array
-// of the values, in the order of the fields. Both are read. Numbers may have any width, hashes
+// event is a map from the names of its fields to their values, or an array
+// of the values, in the order of the fields. Numbers may have any width, hashes
 // are unsigned 64-bit numbers or 32 bytes, fields and events that are not known are skipped.
 //
 // A batch is decoded as a whole before any of its events can be applied, so a malformed one
@@ -362,9 +362,9 @@ func tierOf(medium []byte) prefix.Tier {
 	switch string(medium) {
 	case "", "GPU":
 		return prefix.GPU
-	case "CPU":
+	case "CPU", "CPU_PINNED":
 		return prefix.CPU
-	case "STORAGE":
+	case "STORAGE", "DISK":
 		return prefix.Storage
 	}
 	return prefix.OtherTier

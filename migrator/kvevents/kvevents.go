@@ -1,11 +1,10 @@
-// Package kvevents subscribes to the KV events of one engine (vLLM's --kv-events-config): which
+// Package kvevents subscribes to the KV events of one engine (its --kv-events-config): which
 // blocks it has stored in its prefix cache and removed from it. A Subscriber applies them to an
 // Index, in order and without gaps as far as the engine can replay what was lost.
 //
 // The engine publishes batches by a ZeroMQ PUB socket, which either connects to the Subscriber
-// or is connected to, and replays past batches by a ROUTER socket. vLLM 0.32 names the topic in
-// each answer of a replay (4 frames); older releases of it, and SGLang, do not (3 frames). Both
-// are read. There is no snapshot: what the engine has stored before its oldest batch is unknown
+// or is connected to, and replays past batches by a ROUTER socket. Some engines name the topic in
+// each answer of a replay (4 frames), others do not (3 frames). There is no snapshot: what the engine has stored before its oldest batch is unknown
 // until it is stored again.
 //
 // While batches are known to be missing, the Index is not live (Config.SetLive): it may name

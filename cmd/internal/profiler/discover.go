@@ -9,7 +9,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/cascadeinfer/cascade/migrator/engineinfo"
+	"github.com/cascadeinfer/cascade/migrator/dialect/known"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -41,8 +41,10 @@ func Discover(ctx context.Context, c Config) (Served, error) {
 	}
 	// Other engines have no such metrics, which is no error.
 	if text, err := p.get(ctx, "metrics"); err == nil {
-		if m, err := engineinfo.DecodeMetrics(text); err == nil {
-			s.KVTokens = m.KVTokens
+		for _, d := range known.Dialects() {
+			if m, err := d.Load(text); err == nil {
+				s.KVTokens = max(s.KVTokens, m.KVTokens)
+			}
 		}
 	} else if ctx.Err() != nil {
 		return Served{}, err

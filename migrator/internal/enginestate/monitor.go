@@ -8,7 +8,7 @@ import (
 )
 
 // A Monitor decides whether an inference engine makes progress: whether its core
-// generates tokens, which a health check does not show. vLLM's /health answers 200 while a
+// generates tokens, which a health check does not show. An engine's /health answers 200 while a
 // GPU kernel or a collective is stuck, for hours.
 //
 // The driver, migrator/frontend, counts what the engine brings and calls Monitor.Check a
@@ -29,8 +29,8 @@ import (
 const (
 	// MinPause is the least time without progress after which an engine is hung; New may get another one.
 	MinPause = 2 * time.Second
-	// MinTransferPause is the least such time while KV travels from or to the engine. NIXL's handshake with an
-	// engine that it has not met stops vLLM 0.32's core: for 3.75 s on two busy cores. It is less
+	// MinTransferPause is the least such time while KV travels from or to the engine. A handshake with an
+	// engine that it has not met may stop an engine's core: NIXL's takes 3.75 s on two busy cores. It is less
 	// than the time that a handoff has, so that a holder which hangs in one is found in time to
 	// compute the KV elsewhere.
 	MinTransferPause = 4500 * time.Millisecond
@@ -39,8 +39,8 @@ const (
 	MaxGap = 500 * time.Millisecond
 	// patience is how many times longer than predicted a step may take.
 	patience = 3
-	// StepTokens is the most prompt tokens that a step computes: vLLM's default for
-	// large GPUs (max_num_batched_tokens).
+	// StepTokens is the most prompt tokens that a step computes, as engines do it by default on
+	// large GPUs.
 	StepTokens = 8192
 
 	// tokenizeRate is how many bytes of text a slow tokenizer turns into tokens per second.

@@ -8,7 +8,7 @@
 //
 // By handoff, the holder's engine is asked for one more token of exactly the stream's
 // ids and answers with parameters for the target's engine, which fetches the KV with
-// them (vLLM's kv_transfer_params). By reprompt, the target's engine computes the KV of
+// them (dialect.KV). By reprompt, the target's engine computes the KV of
 // the ids anew. A handoff that cannot go on becomes a reprompt; it is never the reason
 // why a stream does not move, except with Config.KeepsKV: a stream that leaves the replica
 // that has just computed its prompt must not have it computed again, and stays instead
@@ -28,11 +28,11 @@
 //
 // # Guards
 //
-// vLLM's target reads blocks of the holder's memory by number and verifies nothing, so
+// A target may read blocks of the holder's memory by number and verify nothing, so
 // a leg that fetches KV is used only if what it read was certainly the stream's:
 //
 //  1. The parameters are for exactly the ids that the target is given
-//     (openai.ParseHandoff). The holder's one token is discarded.
+//     (dialect.KV.Kept). The holder's one token is discarded.
 //  2. The leg's first token comes within Deadline of the request to the holder. A later
 //     one is not used: the holder keeps the blocks for a time that its answer does not
 //     state.

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// Lease is for how long an engine keeps the KV of a handoff at least: the default of
-	// vLLM's kv_lease_duration, which operators must not shorten.
+	// Lease is for how long an engine keeps the KV of a handoff at least. Operators must not
+	// shorten it.
 	Lease = 30 * time.Second
 	// Deadline is how long after the request to the holder the first token of a leg that
 	// fetches KV may come.

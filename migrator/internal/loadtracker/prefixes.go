@@ -40,7 +40,7 @@ func (s PrefixSource) String() string {
 // as far as its KV cache reaches. The decisions are those of policies/prefix.
 //
 // What the engine was sent is recorded in any case: it says how much of a prompt the engine finds in its cache where the
-// engine does not report that (stock vLLM does so only with --enable-prompt-tokens-details), and stands in for events
+// engine does not report that (by default some do not), and stands in for events
 // that do not arrive. It does not show what makes an engine evict early: it is an estimate. It is safe for
 // concurrent use.
 type Prefixes struct {

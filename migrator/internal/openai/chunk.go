@@ -57,7 +57,7 @@ func (c *Chunk) Parse(ev Event) error {
 		c.Done = true
 		return nil
 	}
-	if err := checkObject(ev.Data); err != nil {
+	if err := CheckObject(ev.Data); err != nil {
 		return fmt.Errorf("an event is %w", err)
 	}
 	var err error
@@ -314,7 +314,7 @@ type Usage struct {
 // ParseUsage returns the counts of an unstreamed answer; ok is false if it has
 // none.
 func ParseUsage(body []byte) (u Usage, ok bool) {
-	if checkObject(body) != nil {
+	if CheckObject(body) != nil {
 		return Usage{}, false
 	}
 	return usageOf(gjson.Parse(unsafeString(body)).Get("usage"))

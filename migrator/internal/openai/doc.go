@@ -1,6 +1,6 @@
-// Package openai reads and edits the bytes of the OpenAI API as vLLM implements
-// it: request bodies, the server-sent events of a streamed answer, and the body
-// of an unstreamed answer.
+// Package openai reads and edits the bytes of the OpenAI API: request bodies, the
+// server-sent events of a streamed answer, and the body of an unstreamed answer.
+// What engines add to the API is the business of migrator/dialect.
 //
 // It is pure: no connection, no clock. It is not a model of the API: everything
 // that it does not name travels verbatim. The invariant: bytes that no edit
@@ -56,8 +56,8 @@ func spanOf(v gjson.Result) span { return span{v.Index, v.Index + len(v.Raw)} }
 // change them while the string is in use, and must not keep it.
 func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// checkObject returns an error that says where b is not one valid JSON object.
-func checkObject(b []byte) error {
+// CheckObject returns an error that says where b is not one valid JSON object.
+func CheckObject(b []byte) error {
 	if at := depthExceededAt(b); at >= 0 {
 		return fmt.Errorf("nested deeper than %d levels at byte %d", MaxDepth, at)
 	}

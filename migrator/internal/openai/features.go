@@ -11,61 +11,50 @@ import (
 const exactOnly = policies.Choices | policies.Prompts | policies.Echo | policies.PromptLogprobs |
 	policies.Tools | policies.ForcedTools | policies.Unreadable
 
-// featureOf returns the features that one field asks for.
-func featureOf(name string, v gjson.Result) policies.Features {
-	set := func(f policies.Features, on bool) policies.Features {
+// featureOf returns the features that one field asks for. Those of the API, and min_tokens, have the same
+// meaning to all engines.
+func (f *Fields) featureOf(name string, v gjson.Result) policies.Features {
+	set := func(features policies.Features, on bool) policies.Features {
 		if on {
-			return f
+			return features
 		}
 		return 0
 	}
-	number := func(f policies.Features, idle float64) policies.Features {
+	number := func(features policies.Features, idle float64) policies.Features {
 		switch v.Type {
 		case gjson.Null:
 			return 0
 		case gjson.Number:
-			return set(f, v.Num != idle)
+			return set(features, v.Num != idle)
 		}
-		return f | policies.Unreadable
+		return features | policies.Unreadable
 	}
 	given := v.Type != gjson.Null && v.Type != gjson.False && !(v.IsArray() && !nonEmpty(v)) && v.Raw != `""`
 	switch name {
 	case "n", "best_of":
 		return number(policies.Choices, 1)
-	case "use_beam_search":
-		return set(policies.Choices, given)
 	case "echo":
 		return set(policies.Echo, given)
-	case "prompt_logprobs":
-		return set(policies.PromptLogprobs, given)
 	case "tools", "functions":
 		return set(policies.Tools, given)
 	case "tool_choice", "function_call":
 		return set(policies.Tools, v.Str == "auto") | set(policies.ForcedTools, given && v.Str != "none" && v.Str != "auto")
 	case "response_format":
 		return set(policies.Structured, given && v.Get("type").Str != "text")
-	case "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag":
-		return set(policies.Structured, given)
 	case "presence_penalty", "frequency_penalty":
 		return number(policies.Penalties, 0)
 	case "min_tokens":
 		return number(policies.MinTokens, 0)
-	case "bad_words":
-		return set(policies.BadWords, given)
-	case "thinking_token_budget":
-		return set(policies.ThinkingBudget, given)
 	case "seed":
 		return set(policies.Seed, given)
 	case "stop":
 		return set(policies.Stop, given)
-	case "prompt_embeds":
-		return set(policies.Multimodal, given)
 	case "include_reasoning":
 		return set(policies.HiddenTokens, v.Type == gjson.False)
-	case "return_prompt_text", "suffix":
+	case "suffix":
 		return set(policies.Unreadable, given)
 	}
-	return 0
+	return set(f.Features[name], given)
 }
 
 func nonEmpty(v gjson.Result) bool {

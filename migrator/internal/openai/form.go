@@ -18,7 +18,7 @@ const maxFormFields = 64
 // and its Content-Type. The form is written anew, because engines may read names out of a
 // malformed one that are not seen here. The error says what is wrong with it, in words for
 // the client.
-func PlainForm(contentType string, body []byte) (newType string, form []byte, err error) {
+func (f *Fields) PlainForm(contentType string, body []byte) (newType string, form []byte, err error) {
 	kind, params, err := mime.ParseMediaType(contentType)
 	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
 		return "", nil, errors.New("not a form: Content-Type must be multipart/form-data with a boundary")
@@ -44,7 +44,7 @@ func PlainForm(contentType string, body []byte) (newType string, form []byte, er
 		if !isFieldName(name) {
 			return "", nil, fmt.Errorf("a form with a field named %.40q: names consist of letters, digits and _-.[]", name)
 		}
-		if isWithheld(name) || name == "vllm_xargs" {
+		if f.withholds(name) || name == f.Nested {
 			continue
 		}
 		disposition := `form-data; name="` + name + `"`

@@ -36,7 +36,7 @@ func TestPlainForm(t *testing.T) {
 	body := "--b\r\nContent-Disposition: form-data; name=file; filename=\"a\\\"b.wav\"\r\nContent-Type: audio/wav\r\nX-Other: 1\r\n\r\n\x00\r\n--\r\n" +
 		part(`name="model"`, "m") + part(`name="timestamp_granularities[]"`, "word") +
 		part(`name=kv_transfer_params`, "evil") + part(`name="vllm_xargs"`, "evil") + part(`name="ec_transfer_params"`, "evil") + end
-	newType, form, err := PlainForm(kind, []byte(body))
+	newType, form, err := extended.PlainForm(kind, []byte(body))
 	testkit.NoError(t, err)
 	got := readForm(t, newType, form)
 	if len(got) != 3 || got["file|a_b.wav|audio/wav"] != "\x00\r\n--" || got["model||"] != "m" || got["timestamp_granularities[]||"] != "word" || bytes.Contains(form, []byte("X-Other")) {
@@ -49,7 +49,7 @@ func TestPlainForm(t *testing.T) {
 		kind + "  ": strings.Repeat(part(`name="a"`, ""), maxFormFields+1) + end,
 		kind + ";":  part(`filename="no name"`, "x") + end,
 	} {
-		if _, form, err := PlainForm(contentType, []byte(body)); err == nil {
+		if _, form, err := extended.PlainForm(contentType, []byte(body)); err == nil {
 			t.Errorf("%s: %.100q is accepted as %.100q", contentType, body, form)
 		}
 	}
@@ -61,17 +61,17 @@ func FuzzPlainForm(f *testing.F) {
 	f.Add("b", "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x\"\r\nContent-Type: a/b\r\n\r\nx\r\n--b--\r\n")
 	f.Add("b", "--b\nContent-Disposition: form-data; name*=utf-8''kv_transfer_params\n\nx\n--b--\n")
 	f.Fuzz(func(t *testing.T, boundary, body string) {
-		kind, form, err := PlainForm(mime.FormatMediaType("multipart/form-data", map[string]string{"boundary": boundary}), []byte(body))
+		kind, form, err := extended.PlainForm(mime.FormatMediaType("multipart/form-data", map[string]string{"boundary": boundary}), []byte(body))
 		if err != nil {
 			return
 		}
 		fields := readForm(t, kind, form)
 		for name := range fields {
-			if name, _, _ = strings.Cut(name, "|"); isWithheld(name) || !isFieldName(name) {
+			if name, _, _ = strings.Cut(name, "|"); extended.withholds(name) || !isFieldName(name) {
 				t.Fatalf("the engine gets %q", name)
 			}
 		}
-		kind, again, err := PlainForm(kind, form)
+		kind, again, err := extended.PlainForm(kind, form)
 		testkit.NoError(t, err)
 		if got := readForm(t, kind, again); len(got) != len(fields) {
 			t.Fatalf("%q, again %q", fields, got)

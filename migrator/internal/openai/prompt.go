@@ -12,6 +12,19 @@ import (
 // otherPrompt are the features of requests whose tokens are not those of one text prompt.
 const otherPrompt = policies.Prompts | policies.Multimodal | policies.Unreadable
 
+// OneText reports whether the request's tokens are those of one text prompt, or of one list of messages.
+func (r *Request) OneText() bool {
+	return r.prompt.to != 0 && !r.Features.Has(otherPrompt) && r.body[r.prompt.from] == map[Endpoint]byte{Completions: '"', Chat: '['}[r.Endpoint]
+}
+
+// EachMember calls do for the members of the body, in its order, until do returns false. whole is a member with
+// its name. Escapes in name are resolved.
+func (r *Request) EachMember(do func(name string, whole, value []byte) bool) {
+	eachMember(r.body, span{0, len(r.body)}, func(name []byte, whole, value span) bool {
+		return do(unsafeString(name), whole.of(r.body), value.of(r.body))
+	})
+}
+
 // Prompt returns the JSON text of the prompt or the messages, a part of the body; nil if
 // there is none.
 func (r *Request) Prompt() []byte {
@@ -44,67 +57,12 @@ func (r *Request) PromptIDs() []uint32 {
 	return ids
 }
 
-// TokenizeBody returns the body of a request to /tokenize for the prompt's token ids; nil if
-// the answer could differ from what the engine makes of the request itself, or if the engine
-// would run a chat template of the client's: what it does with one, it does once, when it
-// serves the request.
-func (r *Request) TokenizeBody() []byte {
-	prompt := r.Prompt()
-	if prompt == nil || r.Features.Has(otherPrompt) || r.Endpoint == Completions && prompt[0] != '"' || r.Endpoint == Chat && prompt[0] != '[' {
-		return nil
-	}
-	out, same := append(make([]byte, 0, len(prompt)+256), '{'), true
-	eachMember(r.body, span{0, len(r.body)}, func(name []byte, whole, value span) bool {
-		switch string(name) {
-		case "model", "add_special_tokens":
-		case "prompt":
-			if r.Endpoint != Completions {
-				return true
-			}
-		case "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs":
-			if r.Endpoint != Chat {
-				return true
-			}
-			if string(name) == "chat_template_kwargs" && !isPlainKwargs(r.body, value) {
-				same = false
-				return false
-			}
-		case "chat_template", "truncate_prompt_tokens", "documents", "functions", "tool_choice", "reasoning_effort", "mm_processor_kwargs", "prompt_embeds", "suffix":
-			// The prompt depends on these, and /tokenize does not know them, or should not get them.
-			same = same && gjson.Parse(unsafeString(value.of(r.body))).Type == gjson.Null
-			return same
-		default:
-			return true
-		}
-		if len(out) > 1 {
-			out = append(out, ',')
-		}
-		out = append(out, whole.of(r.body)...)
-		return true
-	})
-	if !same {
-		return nil
-	}
-	return append(out, '}')
-}
-
-// isPlainKwargs returns whether none of a template's arguments replaces the template itself, or
-// makes the engine tokenize where it renders: releases of vLLM have passed both on.
-func isPlainKwargs(body []byte, kwargs span) bool {
-	plain := true
-	eachMember(body, kwargs, func(name []byte, _, _ span) bool {
-		plain = string(name) != "chat_template" && string(name) != "tokenize"
-		return plain
-	})
-	return plain
-}
-
-// ParseTokens returns the token ids in an answer of /tokenize.
-func ParseTokens(answer []byte) ([]uint32, error) {
-	if err := checkObject(answer); err != nil {
+// ParseTokens returns the list of token ids at a path in an engine's answer.
+func ParseTokens(answer []byte, path string) ([]uint32, error) {
+	if err := CheckObject(answer); err != nil {
 		return nil, errors.New("the answer is " + err.Error())
 	}
-	list := gjson.GetBytes(answer, "tokens")
+	list := gjson.GetBytes(answer, path)
 	if !list.IsArray() {
 		return nil, errors.New("the answer has no list of tokens")
 	}

@@ -1,10 +1,8 @@
 package openai
 
 import (
-	"bytes"
 	"fmt"
 	"math"
-	"net/http"
 	"slices"
 	"strings"
 
@@ -33,6 +31,7 @@ type Request struct {
 	// none. It is a part of the body.
 	CacheSalt string
 
+	fields      *Fields
 	body        []byte
 	members     []member
 	options     span // stream_options' value, if an object
@@ -52,15 +51,6 @@ type member struct {
 	value span
 }
 
-// idsField asks an engine for token ids.
-const idsField = "return_token_ids"
-
-// isWithheld reports whether only the fleet itself may send a field to an engine: it
-// names other engines' memory, or the request at its engine.
-func isWithheld(name string) bool {
-	return name == "kv_transfer_params" || name == "ec_transfer_params" || name == "request_id"
-}
-
 // What a body may make its readers keep: an engine knows some hundred members, and the
 // name of the model is kept for as long as the stream lives, and sent to peers.
 const (
@@ -73,9 +63,9 @@ const (
 // Parse parses a body, which the Request refers to. The error says what is wrong
 // with the JSON text and where, in words for the client. Fields that an engine
 // would refuse are left for the engine to refuse.
-func Parse(e Endpoint, body []byte) (Request, error) {
-	r := Request{Endpoint: e, body: body, Choices: 1}
-	if err := checkObject(body); err != nil {
+func (f *Fields) Parse(e Endpoint, body []byte) (Request, error) {
+	r := Request{Endpoint: e, fields: f, body: body, Choices: 1}
+	if err := CheckObject(body); err != nil {
 		return r, err
 	}
 	r.members = make([]member, 0, 16)
@@ -130,6 +120,24 @@ func (r *Request) field(name string, value span) (edited bool) {
 		return true
 	}
 	v := gjson.Parse(unsafeString(value.of(r.body)))
+	f := r.fields
+	switch {
+	case f.withholds(name):
+		r.hasWithheld = true
+		return true
+	case name != "" && name == f.IDs:
+		r.WantsIDs = r.boolean(v)
+		return true
+	case name != "" && name == f.Nested && v.IsObject():
+		v.ForEach(func(k, _ gjson.Result) bool {
+			r.hasWithheld = r.hasWithheld || f.withholds(k.Str)
+			r.tied = true // arguments of an engine's plugin
+			return true
+		})
+		return true
+	case slices.Contains(f.Tied, name):
+		r.tied = r.tied || v.Type != gjson.Null
+	}
 	switch name {
 	case "model":
 		r.Model = strings.Clone(v.Str)
@@ -141,22 +149,6 @@ func (r *Request) field(name string, value span) (edited bool) {
 	case "stream_options":
 		r.streamOptions(v, value)
 		return true
-	case "return_token_ids":
-		r.WantsIDs = r.boolean(v)
-		return true
-	case "kv_transfer_params", "ec_transfer_params", "request_id":
-		r.hasWithheld = true
-		return true
-	case "vllm_xargs":
-		// The engine adds these to the same table as kv_transfer_params.
-		if v.IsObject() {
-			v.ForEach(func(k, _ gjson.Result) bool {
-				r.hasWithheld = r.hasWithheld || isWithheld(k.Str)
-				r.tied = true // arguments of a custom logits processor
-				return true
-			})
-			return true
-		}
 	case "logprobs":
 		r.logprobs = v.Type != gjson.Null && v.Type != gjson.False
 		r.tied = r.tied || r.logprobs && r.Endpoint == Completions // text_offset counts from the leg's first text
@@ -168,21 +160,18 @@ func (r *Request) field(name string, value span) (edited bool) {
 	case "n", "best_of":
 		// Engines also read "4" and 4.0. Of equal names the greatest counts: no engine generates more.
 		r.Choices = min(max(r.Choices, int(v.Int())), MaxChoices)
-		r.Features |= featureOf(name, v)
+		r.Features |= f.featureOf(name, v)
 	case "max_completion_tokens":
 		r.maxCompletion = r.count(v)
 		r.tied = r.tied || r.Endpoint == Completions && v.Type != gjson.Null // some engines read it there
 		return true
 	case "min_tokens":
 		r.MinOutput = r.count(v)
-		r.Features |= featureOf(name, v)
+		r.Features |= f.featureOf(name, v)
 		return true
-	case "truncate_prompt_tokens", "chat_template", "documents", "add_generation_prompt", "continue_final_message":
-		return true
-	case "logits_processors":
-		r.tied = r.tied || v.Type != gjson.Null
 	default:
-		r.Features |= featureOf(name, v)
+		r.Features |= f.featureOf(name, v)
+		return slices.Contains(f.PromptOnly, name)
 	}
 	return false
 }
@@ -239,7 +228,7 @@ func (r *Request) Assemblable() bool {
 // AllowsIDs reports whether token ids may be requested. An engine that echoes the
 // prompt omits it as soon as ids are requested.
 func (r *Request) AllowsIDs() bool {
-	return !r.withoutIDs && !r.Features.Has(policies.Echo|policies.Unreadable)
+	return r.fields.IDs != "" && !r.withoutIDs && !r.Features.Has(policies.Echo|policies.Unreadable)
 }
 
 // WithoutIDs records that the engine refuses to return token ids: the front end requests none, and the request cannot
@@ -247,30 +236,6 @@ func (r *Request) AllowsIDs() bool {
 func (r *Request) WithoutIDs() {
 	r.withoutIDs = true
 	r.Features |= policies.HiddenTokens
-}
-
-// RefusesIDs reports whether an engine's answer refuses a request because the front end asked for token ids in it.
-func RefusesIDs(status int, answer []byte) bool {
-	return (status == http.StatusBadRequest || status == http.StatusUnprocessableEntity) && bytes.Contains(answer, []byte(idsField))
-}
-
-// DropIDs returns body without the member that asks an engine for token ids.
-func DropIDs(body []byte) []byte {
-	out := body
-	eachMember(body, span{0, len(body)}, func(name []byte, whole, _ span) bool {
-		if string(name) != idsField {
-			return true
-		}
-		from, to := whole.from, whole.to
-		if comma := bytes.LastIndexByte(body[:from], ','); comma >= 0 && len(bytes.TrimSpace(body[comma+1:from])) == 0 {
-			from = comma
-		} else if comma := bytes.IndexByte(body[to:], ','); comma >= 0 && len(bytes.TrimSpace(body[to:to+comma])) == 0 {
-			to += comma + 1
-		}
-		out = slices.Concat(body[:from], body[to:])
-		return false
-	})
-	return out
 }
 
 // AllowsUsage reports whether usage may be requested and removed again. With
@@ -297,7 +262,7 @@ func (r *Request) StreamBody() []byte {
 		add = append(add, `"stream":true`...)
 	}
 	if r.AllowsIDs() && !r.WantsIDs {
-		add = append(add, `,"return_token_ids":true`...)
+		add = append(append(append(add, `,"`...), r.fields.IDs...), `":true`...)
 	}
 	if r.AllowsUsage() && !r.WantsUsage {
 		add = append(add, `,"stream_options":`...)
@@ -344,12 +309,12 @@ func (r *Request) rebuild(add []byte) []byte {
 		switch name {
 		case "stream":
 			return !r.Stream && len(add) > 0
-		case "return_token_ids":
+		case r.fields.IDs:
 			return !r.WantsIDs && r.AllowsIDs() && len(add) > 0
 		case "stream_options":
 			return !r.WantsUsage && r.AllowsUsage() && len(add) > 0
 		}
-		return isWithheld(name)
+		return r.fields.withholds(name)
 	}
 	out := make([]byte, 0, len(r.body)+len(add)+2)
 	out = append(out, '{')
@@ -360,10 +325,10 @@ func (r *Request) rebuild(add []byte) []byte {
 		if len(out) > 1 {
 			out = append(out, ',')
 		}
-		if m.name == "vllm_xargs" {
-			out = append(out, `"vllm_xargs":{`...)
+		if m.name != "" && m.name == r.fields.Nested {
+			out = append(append(append(out, '"'), m.name...), `":{`...)
 			n := len(out)
-			out = copyMembers(out, m.value.of(r.body), isWithheld)
+			out = copyMembers(out, m.value.of(r.body), r.fields.withholds)
 			if len(out) > n {
 				out = append(out[:n], out[n+1:]...) // no comma before the first
 			}

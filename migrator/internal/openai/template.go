@@ -59,7 +59,7 @@ var (
 // NewTemplate makes a Template from the body of an unstreamed answer with one
 // choice. The error names the field that cannot be assembled.
 func NewTemplate(body []byte) (*Template, error) {
-	if err := checkObject(body); err != nil {
+	if err := CheckObject(body); err != nil {
 		return nil, err
 	}
 	l := templateBuilder{text: string(body)}
@@ -252,9 +252,9 @@ func (a *Answer) Body(t *Template, ids, prompt []uint32) ([]byte, error) {
 		case fieldStop:
 			out = orNull(out, a.stop)
 		case fieldIDs:
-			out = appendList(out, ids)
+			out = AppendIDList(out, ids)
 		case fieldPromptIDs:
-			out = appendList(out, prompt)
+			out = AppendIDList(out, prompt)
 		case fieldUsage:
 			if v := usage.Get(p.usage); v.Exists() {
 				out = append(out, v.Raw...)
@@ -266,8 +266,8 @@ func (a *Answer) Body(t *Template, ids, prompt []uint32) ([]byte, error) {
 	return out, nil
 }
 
-// appendList appends a list of ids as engines write it, null for none.
-func appendList(dst []byte, ids []uint32) []byte {
+// AppendIDList appends a list of ids as engines write it, null for none.
+func AppendIDList(dst []byte, ids []uint32) []byte {
 	if ids == nil {
 		return append(dst, null...)
 	}

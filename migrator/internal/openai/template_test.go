@@ -116,7 +116,7 @@ func FuzzNewTemplate(f *testing.F) {
 		}
 		a := answer(t, Edit{}, firstEvent, lastEvent, usageEvent)
 		got, err := a.Body(template, nil, nil)
-		if err != nil || checkObject(got) != nil {
+		if err != nil || CheckObject(got) != nil {
 			t.Fatalf("%q makes %q, %v", body, got, err)
 		}
 	})

@@ -85,7 +85,7 @@ func textOf(t testing.TB, a Action) string {
 
 // resume returns the state that is kept to resume a request, for limit tokens.
 func resume(t testing.TB, limit int) openai.Resume {
-	req, err := openai.Parse(openai.Completions, fmt.Appendf(nil, `{"model":"m","prompt":"x","stream":true,"max_tokens":%d}`, limit))
+	req, err := new(openai.Fields).Parse(openai.Completions, fmt.Appendf(nil, `{"model":"m","prompt":"x","stream":true,"max_tokens":%d}`, limit))
 	if err != nil {
 		t.Fatal(err)
 	}

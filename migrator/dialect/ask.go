@@ -1,7 +1,6 @@
-package engineinfo
+package dialect
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -45,9 +45,10 @@ func (get Get) Read(ctx context.Context, path string) ([]byte, error) {
 	return text, err
 }
 
-// Ask asks an engine what it is. The error is the first of a request that had no answer:
-// then the result is what was learnt, and asking again may show more.
-func Ask(ctx context.Context, get Get) (i Info, err error) {
+// Ask asks an engine what it is, and which of the dialects it speaks, by the kind that its list of models
+// names: d is nil if it names none. The error is the first of a request that had no answer: then the result
+// is what was learnt, and asking again may show more.
+func Ask(ctx context.Context, get Get, dialects []Dialect) (i engineinfo.Info, d Dialect, err error) {
 	read := func(path string, take func([]byte)) {
 		text, failed := get.Read(ctx, path)
 		switch {
@@ -57,29 +58,33 @@ func Ask(ctx context.Context, get Get) (i Info, err error) {
 			err = failed
 		}
 	}
-	read("/version", func(text []byte) { i.Version = decodeVersion(text) })
-	read("/v1/models", func(text []byte) { i.Models = decodeModels(text) })
-	read("/metrics", func(text []byte) {
-		if m, err := DecodeMetrics(text); err == nil {
+	read("/v1/models", func(text []byte) { i.Models, d = decodeModels(text), pick(text, dialects) })
+	spoken := d
+	if spoken == nil {
+		spoken = dialects[0]
+	}
+	c := spoken.Capabilities()
+	read(c.VersionPath, func(text []byte) { i.Version = decodeVersion(text) })
+	read(c.LoadPath, func(text []byte) {
+		if m, err := spoken.Load(text); err == nil {
 			i.Update(m)
 		}
 	})
-	return i, err
+	if _, ok := spoken.(KV); !ok {
+		i.Connector = engineinfo.Absent
+	}
+	return i, d, err
 }
 
-// Update takes over what metrics show of the engine. What they do not show stays.
-func (i *Info) Update(m Metrics) {
-	if m.KVTokens > 0 {
-		i.BlockTokens, i.KVTokens = m.BlockTokens, m.KVTokens
+// pick returns the dialect of an engine by its answer of GET /v1/models, nil for none.
+func pick(models []byte, dialects []Dialect) Dialect {
+	owner := gjson.GetBytes(models, "data.0.owned_by").Str
+	for _, d := range dialects {
+		if d.Capabilities().Name == owner {
+			return d
+		}
 	}
-	if m.Connector == Present && i.Connector == Unknown {
-		i.Connector = Present
-	}
-	if m.Connector == Present {
-		i.ConnectorName = NIXL
-	}
-	i.Layout = cmp.Or(m.Layout, i.Layout)
-	i.DraftTokens = max(i.DraftTokens, m.DraftTokens)
+	return nil
 }
 
 // decodeVersion returns the version in an answer of GET /version, "" for none.
@@ -92,7 +97,7 @@ func decodeVersion(text []byte) string {
 }
 
 // decodeModels returns the names in an answer of GET /v1/models.
-func decodeModels(text []byte) (out []Model) {
+func decodeModels(text []byte) (out []engineinfo.Model) {
 	if !gjson.ValidBytes(text) {
 		return nil
 	}
@@ -101,10 +106,10 @@ func decodeModels(text []byte) (out []Model) {
 		if name.Type != gjson.String || name.Str == "" || len(name.Str) > maxName || len(out) == maxModels {
 			continue
 		}
-		if context < 0 || context > maxTokens {
+		if context < 0 || context > MaxTokens {
 			context = 0
 		}
-		out = append(out, Model{Name: name.Str, Context: policies.Tokens(context), Adapter: m.Get("parent").Type == gjson.String})
+		out = append(out, engineinfo.Model{Name: name.Str, Context: policies.Tokens(context), Adapter: m.Get("parent").Type == gjson.String})
 	}
 	return out
 }
