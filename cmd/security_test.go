@@ -2,8 +2,13 @@ package cmd_test
 
 import (
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
+	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -81,5 +86,59 @@ func TestThreatTableBites(t *testing.T) {
 	missing := unlisted("| `c.d` |", addressesIn("", file))
 	if got := fmt.Sprint(len(missing), strings.Contains(strings.Join(missing, " "), "a[].b")); got != "3 true" {
 		t.Errorf("missing: %q", missing)
+	}
+}
+
+// listens matches the usage of a flag that names where a process listens or connects.
+var listens = regexp.MustCompile(`host:port|IP:port|\bto (serve|listen) on\b|side channel`)
+
+// flagsIn returns the flags that a source file of a command declares, with their usages.
+func flagsIn(t *testing.T, path string) map[string]string {
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	testkit.NoError(t, err)
+	out := make(map[string]string)
+	ast.Inspect(file, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) < 4 {
+			return true
+		}
+		if f, ok := call.Fun.(*ast.SelectorExpr); !ok || !strings.HasPrefix(f.Sel.Name, "String") || !strings.HasSuffix(f.Sel.Name, "Var") {
+			return true
+		}
+		name, isText := call.Args[1].(*ast.BasicLit)
+		usage, alsoText := call.Args[3].(*ast.BasicLit)
+		if isText && alsoText {
+			out[testkit.Must(strconv.Unquote(name.Value))] = testkit.Must(strconv.Unquote(usage.Value))
+		}
+		return true
+	})
+	return out
+}
+
+// TestThreatTableHasFlags checks that SECURITY.md has each address that a command takes as a flag: the flag of the
+// command, the flag of all commands, or the field of the fleet file that its usage names.
+func TestThreatTableHasFlags(t *testing.T) {
+	text := string(testkit.Must(os.ReadFile("../SECURITY.md")))
+	checked := 0
+	for _, pattern := range []string{"cascade/*.go", "cascade-kube/*.go", "internal/*/*.go"} {
+		for _, path := range testkit.Must(filepath.Glob(pattern)) {
+			command := strings.TrimSuffix(filepath.Base(path), ".go")
+			for name, usage := range flagsIn(t, path) {
+				if !listens.MatchString(usage) {
+					continue
+				}
+				checked++
+				known := strings.Contains(text, "`--"+name+"`") || strings.Contains(text, strings.ReplaceAll(command, "_", "-")+" --"+name+"`")
+				for _, field := range regexp.MustCompile(`\b[a-z]+\.[a-z]+\b`).FindAllString(usage, -1) {
+					known = known || strings.Contains(text, "`"+field+"`")
+				}
+				if !known {
+					t.Errorf("%s: --%s is an address that the table of SECURITY.md lacks: say there who may speak, how that is authenticated and encrypted, and what is bounded", path, name)
+				}
+			}
+		}
+	}
+	if checked < 9 {
+		t.Errorf("only %d flags are addresses", checked)
 	}
 }
