@@ -110,6 +110,33 @@ func TestAttackUnreadAnswers(t *testing.T) {
 	}
 }
 
+// TestAttackUnreadPeerLegs has clients that read nothing of answers which a peer's engine gives: the peer is idle once
+// that engine has ended them, and serves others.
+func TestAttackUnreadPeerLegs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := new(placer)
+		f := newFleet(t, 2, func(c *Config) {
+			busyEngine(c)
+			c.Placer = p
+		})
+		peer := f.servers[1]
+		p.peer.Store(&peer.peer)
+		f.postUnread("/v1/completions", busyRequest, 3)
+		for range 3 {
+			f.postSlowly("/v1/completions", busyRequest)
+		}
+		time.Sleep(time.Second)
+		if n := f.engines[1].calls.Load(); n == 0 {
+			t.Fatal("the peer's engine has no request")
+		}
+		peer.requireNoWork(t, time.Second)
+		p.peer.Store(nil)
+		if resp, body := post(t, peer.client, peer.url, "/v1/completions", busyRequest); resp.StatusCode != 200 || !strings.HasSuffix(body, "[DONE]\n\n") {
+			t.Errorf("another client gets %s: %.200s", resp.Status, body)
+		}
+	})
+}
+
 // TestAttackUnreadReports runs the same requests at two front ends: clients of one read nothing. What both
 // report is alike, from which plans, their rollbacks, weights, outliers and sales follow: running requests,
 // what they hold, by length, and the time between tokens, until the engine has ended them, and nothing after that.
