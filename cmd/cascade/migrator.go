@@ -133,7 +133,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
 	defer next.Abandon()
-	listeners, err := openReplicaListeners(next, r)
+	listeners, err := openReplicaListeners(next, &fleet, r)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
@@ -219,7 +219,7 @@ const (
 
 // openReplicaListeners opens the listeners of a replica, or takes over those of
 // its predecessor.
-func openReplicaListeners(next *daemon.Upgrade, r config.Replica) (d replicaListeners, err error) {
+func openReplicaListeners(next *daemon.Upgrade, f *wiring.Fleet, r config.Replica) (d replicaListeners, err error) {
 	defer func() {
 		if err != nil {
 			d.close()
@@ -228,7 +228,7 @@ func openReplicaListeners(next *daemon.Upgrade, r config.Replica) (d replicaList
 	if d.clients, err = next.Listen(clientsListener, "address of replica "+r.ID, r.Address); err != nil {
 		return d, err
 	}
-	if d.peers, err = next.Listen(peersListener, "peer of replica "+r.ID, r.Peer); err != nil {
+	if d.peers, err = next.Listen(peersListener, "peer of replica "+r.ID, f.PeerSocket(r.Peer)); err != nil {
 		return d, err
 	}
 	if r.Admin != "" {

@@ -92,9 +92,10 @@ type Config struct {
 	PeerListener net.Listener
 	// Listen opens a listener; nil means net.Listen.
 	Listen func(network, address string) (net.Listener, error)
-	// Dial opens connections to the engine, and to other migrators if Peers is nil; nil
-	// means a net.Dialer with a timeout of 5 s.
+	// Dial opens connections to the engine; nil means a net.Dialer with a timeout of 5 s.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// DialPeer opens connections to other migrators if Peers is nil; nil means Dial.
+	DialPeer func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// Placer chooses where a request starts; if it is nil all requests start at
 	// the own engine.
@@ -271,6 +272,9 @@ func (c Config) validate() (Config, *url.URL, error) {
 	}
 	if c.Dial == nil {
 		c.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	}
+	if c.DialPeer == nil {
+		c.DialPeer = c.Dial
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

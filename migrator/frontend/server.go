@@ -121,7 +121,9 @@ func New(cfg Config) (*Server, error) {
 		lastStream: uint64(time.Now().UnixMicro()),
 	}
 	if srv.peers == nil {
-		srv.peers = newTransport(cfg)
+		peers := newTransport(cfg)
+		peers.DialContext = cfg.DialPeer
+		srv.peers = peers
 	}
 	return srv, nil
 }

@@ -134,7 +134,8 @@ type Replica struct {
 	// name: control planes look it up every 5 s and publish one IP address, the same as long
 	// as the answers have it. If a look-up fails, the last address stays, and status says so.
 	Address string `yaml:"address"`
-	// Peer is where other migrators reach this one.
+	// Peer is where other migrators reach this one. In a fleet with control.socket, on Linux, it is an abstract Unix
+	// socket, @cascade-peer/ before the address, and both sides check that the other's user is one of those.
 	Peer string `yaml:"peer"`
 	// Admin serves the migrator's /metrics, /healthz and /readyz and, to its own
 	// host, the calls that its policies recorded: in plain text on loopback, and

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/handover"
+	"github.com/cascadeinfer/cascade/cmd/internal/localuser"
 )
 
 // takeoverTimeout is how long a process waits for another starting process of the same daemon,
@@ -56,13 +57,14 @@ func (u *Upgrade) Predecessor() int { return u.takeover.Process }
 // accepting.
 func (u *Upgrade) Abandon() { u.takeover.Abandon() }
 
-// Listen returns the predecessor's listener if it has one at that address, else a new one. field is the field of
+// Listen returns the predecessor's listener if it has one at that address, host:port or @NAME of an abstract Unix
+// socket, else a new one. field is the field of
 // the fleet file, or the flag, that has the address.
 func (u *Upgrade) Listen(name, field, address string) (net.Listener, error) {
 	l := u.takeover.TakeListener(name, address)
 	if l == nil {
 		var err error
-		if l, err = net.Listen("tcp", address); err != nil {
+		if l, err = net.Listen(localuser.Network(address), address); err != nil {
 			return nil, fmt.Errorf("%s: %w", field, err)
 		}
 	}

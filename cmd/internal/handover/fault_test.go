@@ -377,6 +377,14 @@ func TestTakeListenerMatchesAddress(t *testing.T) {
 		}
 		l.Close()
 	}
+	for want, good := range map[string]bool{"@cascade-handover-test": true, "@cascade-handover": false, "127.0.0.1:0": false} {
+		l, err := net.Listen("unix", "@cascade-handover-test")
+		testkit.NoError(t, err)
+		if got := (&Takeover{Listeners: map[string]net.Listener{"clients": l}}).TakeListener("clients", want); (got != nil) != good {
+			t.Errorf("%s: %v", want, got)
+		}
+		l.Close()
+	}
 }
 
 // TestListener checks that a server does not notice StopAccepting until it closes its listener, and

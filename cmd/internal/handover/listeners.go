@@ -24,10 +24,15 @@ type Listeners struct {
 
 // Add adds l to the set under a name, and returns the listener to serve; closing that listener
 // removes the socket. A name may be added again once its socket is closed. l must be a
-// *net.TCPListener. After an error the caller still owns it.
+// *net.TCPListener or a *net.UnixListener. After an error the caller still owns it.
 func (d *Listeners) Add(name string, l net.Listener) (net.Listener, error) {
-	tcp, ok := l.(*net.TCPListener)
-	if !ok {
+	var s socket
+	switch l := l.(type) {
+	case *net.TCPListener:
+		s = l
+	case *net.UnixListener:
+		s = l
+	default:
 		return nil, fmt.Errorf("listener %s: a %T cannot be handed over", name, l)
 	}
 	d.mu.Lock()
@@ -41,7 +46,7 @@ func (d *Listeners) Add(name string, l net.Listener) (net.Listener, error) {
 	if d.open[name] != nil {
 		return nil, fmt.Errorf("listener %s is already open", name)
 	}
-	g := &listener{TCPListener: tcp, set: d, name: name, closed: make(chan struct{}), parked: make(chan struct{})}
+	g := &listener{socket: s, set: d, name: name, closed: make(chan struct{}), parked: make(chan struct{})}
 	d.open[name] = g
 	return g, nil
 }
@@ -108,10 +113,16 @@ func closeAll(files []*os.File) {
 	}
 }
 
+// socket is a listening socket whose descriptor another process can get.
+type socket interface {
+	net.Listener
+	File() (*os.File, error)
+}
+
 // listener is a listener that can stop accepting without being closed. It
 // overrides the methods that servers call.
 type listener struct {
-	*net.TCPListener
+	socket
 	set       *Listeners
 	name      string
 	closeOnce sync.Once
@@ -128,7 +139,7 @@ type listener struct {
 // Accept implements net.Listener.
 func (g *listener) Accept() (net.Conn, error) {
 	g.accepting.Store(true)
-	conn, err := g.TCPListener.Accept()
+	conn, err := g.socket.Accept()
 	if err == nil {
 		return conn, nil
 	}
@@ -156,12 +167,12 @@ func (g *listener) Close() error {
 	if g.stopped {
 		return nil
 	}
-	return g.TCPListener.Close()
+	return g.socket.Close()
 }
 
 func (g *listener) stop() {
 	g.mu.Lock()
 	g.stopped = true
 	g.mu.Unlock()
-	g.TCPListener.Close()
+	g.socket.Close()
 }

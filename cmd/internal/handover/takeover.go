@@ -80,21 +80,29 @@ func (c *Takeover) requestListeners() error {
 }
 
 // TakeListener removes a socket from Listeners and returns it if it listens at the
-// address; port 0 matches every port. Otherwise it closes the socket and returns
-// nil.
+// address, host:port or @NAME of an abstract Unix socket; port 0 matches every port.
+// Otherwise it closes the socket and returns nil.
 func (c *Takeover) TakeListener(name, address string) net.Listener {
 	l := c.Listeners[name]
 	delete(c.Listeners, name)
 	if l == nil {
 		return nil
 	}
-	want, err := net.ResolveTCPAddr("tcp", address)
-	have, ok := l.Addr().(*net.TCPAddr)
-	if err != nil || !ok || !want.IP.Equal(have.IP) && len(want.IP) > 0 || want.Port != 0 && want.Port != have.Port {
+	if !listensAt(l.Addr(), address) {
 		l.Close()
 		return nil
 	}
 	return l
+}
+
+// listensAt reports whether the address of a socket is the one that is asked for; see TakeListener.
+func listensAt(have net.Addr, address string) bool {
+	if have.Network() == "unix" {
+		return have.String() == address
+	}
+	want, err := net.ResolveTCPAddr("tcp", address)
+	at, ok := have.(*net.TCPAddr)
+	return err == nil && ok && (want.IP.Equal(at.IP) || len(want.IP) == 0) && (want.Port == 0 || want.Port == at.Port)
 }
 
 // Finish reports to the running process, if any, that this one accepts, waits until it has stopped

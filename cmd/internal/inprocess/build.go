@@ -54,7 +54,7 @@ func (f *Fleet) bindReplicas(bind bindFunc) error {
 		if err != nil {
 			return err
 		}
-		peers, err := bind(at+".peer", &r.Peer)
+		peers, err := f.bindPeers(bind, at+".peer", &r.Peer)
 		if err != nil {
 			return err
 		}
@@ -64,6 +64,17 @@ func (f *Fleet) bindReplicas(bind bindFunc) error {
 		f.replicas = append(f.replicas, n)
 	}
 	return nil
+}
+
+// bindPeers binds the address of a replica's peers. If a Unix socket stands for it, its port is only sought.
+func (f *Fleet) bindPeers(bind bindFunc, field string, address *string) (net.Listener, error) {
+	l, err := bind(field, address)
+	name := f.cfg.Fleet.PeerSocket(*address)
+	if err != nil || name == *address {
+		return l, err
+	}
+	l.Close()
+	return bind(field, &name)
 }
 
 // blocks returns the directory of an engine's block table; "" for none.

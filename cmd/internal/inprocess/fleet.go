@@ -27,6 +27,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
 	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
+	"github.com/cascadeinfer/cascade/cmd/internal/localuser"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -143,7 +144,7 @@ func New(cfg Config) (f *Fleet, err error) {
 		}
 	}()
 	bind := func(field string, addr *string) (net.Listener, error) {
-		l, err := cfg.hooks.listen("tcp", *addr)
+		l, err := cfg.hooks.listen(localuser.Network(*addr), *addr)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", field, err)
 		}

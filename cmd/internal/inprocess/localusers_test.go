@@ -2,6 +2,7 @@ package inprocess
 
 import (
 	"context"
+	"net"
 	"path/filepath"
 	"testing"
 
@@ -15,20 +16,23 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestAttackLocalUser has a user of the host, whom admin_users refuses, report as r1, refuse plans as the fleet's proxy
-// and report loads as that proxy. The fleet's own migrators and proxies connect by control.socket, and serve.
+// TestAttackLocalUser has a user of the host, whom admin_users refuses, report as r1, refuse plans as the fleet's proxy,
+// report loads as that proxy, and connect as a migrator. The fleet's own migrators and proxies connect by sockets that
+// name their user, and serve; a request moves between two of them.
 func TestAttackLocalUser(t *testing.T) {
 	planes(t, onProxy|onEnvoy, func(t *testing.T, envoy string) {
 		dir := t.TempDir()
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 2, edit: func(f *config.Fleet) {
 			f.Control.AdminUsers = []string{"root"}
 			f.Control.Socket = filepath.Join(dir, "s")
-		}})
+			f.Migration, f.Speed = config.Migration{Mode: config.MigrationReprompt}, 4
+		}, migrator: func(c *migratord.Config) { c.Drain = patience }})
 		node := &corev3.Node{Id: map[bool]string{true: embeddedProxy, false: envoyProxy}[envoy == ""]}
 		conn := testkit.Must(grpc.NewClient(r.cfg.Fleet.Fleet.Control.Listen, grpc.WithTransportCredentials(insecure.NewCredentials())))
 		defer conn.Close()
@@ -58,6 +62,19 @@ func TestAttackLocalUser(t *testing.T) {
 			}
 			cancel()
 		}
-		r.WaitForGrowth([]*harness.Stream{r.Stream(prompt(120, forever)), r.Stream(prompt(130, forever))})
+		for _, replica := range r.cfg.Fleet.Fleet.Replicas {
+			if conn, err := net.Dial("tcp", replica.Peer); err == nil {
+				conn.Close()
+				t.Errorf("a user of the host reaches the peers' port of %s", replica.ID)
+			}
+		}
+		streams := []*harness.Stream{r.Stream(prompt(120, forever)), r.Stream(prompt(130, forever))}
+		r.WaitForGrowth(streams)
+		r.daemons["r0"].Drain()
+		testkit.WaitFor(t, "the engine of r0 to be empty", func() bool {
+			l := r.fronts["r0"].Status().Load
+			return l.Running+l.Waiting == 0
+		})
+		r.WaitForGrowth(streams)
 	})
 }

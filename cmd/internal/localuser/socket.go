@@ -1,11 +1,13 @@
 package localuser
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/cascadeinfer/cascade/internal/unixsocket"
@@ -33,7 +35,43 @@ func (p *Policy) Listen(path string, refused func(error)) (net.Listener, error) 
 		l.Close()
 		return nil, err
 	}
-	return &listener{Listener: l, policy: p, refused: refused}, nil
+	return p.Filter(l, refused), nil
+}
+
+// Network is the network of an address: unix of @NAME, an abstract Unix socket, and tcp of host:port.
+func Network(address string) string {
+	if strings.HasPrefix(address, "@") {
+		return "unix"
+	}
+	return "tcp"
+}
+
+// Filter returns a listener of those connections of l, a Unix socket, whose users p admits. It closes the others, and
+// calls refused with the reason; refused must not block.
+func (p *Policy) Filter(l net.Listener, refused func(error)) net.Listener {
+	return &listener{Listener: l, policy: p, refused: refused}
+}
+
+// Dial connects to a Unix socket. It fails unless p admits the user of the server.
+func (p *Policy) Dial(ctx context.Context, name string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", name)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.admitPeer(conn.(*net.UnixConn)); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("the server at %s: %w", name, err)
+	}
+	return conn, nil
+}
+
+// admitPeer returns why the process at the other end of a connection is not admitted, nil if it is.
+func (p *Policy) admitPeer(conn *net.UnixConn) error {
+	uid, err := unixsocket.PeerUser(conn)
+	if err == nil && !p.any && !slices.Contains(p.uids, uid) {
+		err = fmt.Errorf("user %d is not admitted", uid)
+	}
+	return err
 }
 
 type listener struct {
@@ -49,11 +87,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		uid, err := unixsocket.PeerUser(conn.(*net.UnixConn))
-		if err == nil && !l.policy.any && !slices.Contains(l.policy.uids, uid) {
-			err = fmt.Errorf("user %d is not admitted", uid)
-		}
-		if err == nil {
+		if err = l.policy.admitPeer(conn.(*net.UnixConn)); err == nil {
 			return conn, nil
 		}
 		conn.Close()

@@ -1,6 +1,7 @@
 package localuser
 
 import (
+	"context"
 	"errors"
 	"net"
 	"path/filepath"
@@ -58,5 +59,27 @@ func TestAttackSocket(t *testing.T) {
 		other.Close()
 		l.Close()
 		<-done
+	}
+}
+
+// TestAttackServer has another user of the host listen where a process of the fleet should: it gets no connection,
+// unless it is admitted.
+func TestAttackServer(t *testing.T) {
+	testkit.SkipUnlessRoot(t)
+	const name = "@cascade-localuser-test"
+	var l net.Listener
+	testkit.RunAs(t, 4242, func() (err error) {
+		l, err = net.Listen("unix", name)
+		return err
+	})
+	defer l.Close()
+	for users, want := range map[string]string{"0": "the server at " + name + ": user 4242 is not admitted", "4242": ""} {
+		conn, err := testkit.Must(New([]string{users})).Dial(context.Background(), name)
+		if want != "" {
+			testkit.WantError(t, err, want)
+			continue
+		}
+		testkit.NoError(t, err)
+		conn.Close()
 	}
 }

@@ -44,7 +44,7 @@ type Config struct {
 	// the reports, and the daemon takes plans from the first that answers.
 	OtherControl []grpc.ClientConnInterface
 	// Clients and Peers are the open listeners of the replica's two addresses;
-	// Peers is already wrapped in TLS where TLS is used, and New wraps Clients. Required.
+	// Peers is at Fleet.PeerSocket, and already wrapped in TLS where TLS is used; New wraps Clients. Required.
 	Clients, Peers net.Listener
 	// Listen reopens the clients' address when the engine is available again; nil means net.Listen.
 	Listen func(network, address string) (net.Listener, error)

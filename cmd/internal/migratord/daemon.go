@@ -46,6 +46,7 @@ type Daemon struct {
 	frontend  *frontend.Server
 	latencies *latencies
 	kvEvents  *kvevents.Subscriber // nil if the engine publishes none
+	peers     *wiring.Peers        // nil if the migrators of the fleet listen by TCP
 	reporter  *loadreport.Reporter
 	// The fields from network to plans are nil if the fleet does not migrate requests.
 	network     *peer.Network
@@ -79,7 +80,8 @@ func New(cfg Config) (*Daemon, error) {
 	}
 	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, startedAt: time.Now(), leading: make(chan struct{}), latencies: newLatencies(cfg.Replica.ID, cfg.Replica.Model)}
 	d.predecessor.expected = cfg.Predecessor != 0
-	if cfg.Fleet.Places() {
+	d.peers, err = cfg.Fleet.Peers()
+	if err == nil && cfg.Fleet.Places() {
 		err = d.newMigration()
 	}
 	if err == nil {
@@ -109,6 +111,10 @@ func (d *Daemon) newFrontend() error {
 		}
 	}
 	c.Peers, c.PeerScheme = d.cfg.TLS.PeerTransport(d.owner)
+	if d.peers != nil {
+		c.PeerListener = d.peers.Admit(c.PeerListener, d.cfg.Logger)
+		c.DialPeer = func(ctx context.Context, _, address string) (net.Conn, error) { return d.peers.Dial(ctx, address) }
+	}
 	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
 	if d.connector != nil {
 		c.KVConnector = d.connector.KVConnector
@@ -167,11 +173,14 @@ func (d *Daemon) KVEvents() (kvevents.Status, bool) {
 func (d *Daemon) newMigration() error {
 	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
 	var err error
-	d.network, err = peer.New(peer.Config{
+	pc := peer.Config{
 		Self: d.id, Handle: d.receive, PeerGone: d.peerGone, PeerBack: d.peerBack, Alive: d.liveness.isAlive,
 		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Topology: d.topology, ServeFetch: d.serveFetch(), ServePrefix: d.servePrefix, Logger: log,
-	})
-	if err != nil {
+	}
+	if d.peers != nil {
+		pc.Dial = d.peers.Dial
+	}
+	if d.network, err = peer.New(pc); err != nil {
 		return err
 	}
 	mc := f.Executor(r, log)

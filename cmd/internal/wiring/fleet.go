@@ -338,9 +338,9 @@ func (f *Fleet) ListenLocal(log *slog.Logger) (net.Listener, error) {
 	if c.Socket == "" {
 		return nil, nil
 	}
-	users, err := localuser.New(append(slices.Clone(c.SocketUsers), strconv.Itoa(os.Geteuid())))
+	users, err := f.ownUsers()
 	if err != nil {
-		return nil, fmt.Errorf("control.socket_users: %w", err)
+		return nil, err
 	}
 	l, err := listenAt(c.Socket, users, func(err error) {
 		log.Warn("client of control.socket refused; add its user to control.socket_users if it is a migrator or proxy of the fleet", "error", err)
@@ -349,6 +349,15 @@ func (f *Fleet) ListenLocal(log *slog.Logger) (net.Listener, error) {
 		return nil, fmt.Errorf("control.socket: %w; set it to a path in a folder of the control plane's user", err)
 	}
 	return l, nil
+}
+
+// ownUsers are the users whose processes are the fleet's own components on this host.
+func (f *Fleet) ownUsers() (*localuser.Policy, error) {
+	users, err := localuser.New(append(slices.Clone(f.Fleet.Control.SocketUsers), strconv.Itoa(os.Geteuid())))
+	if err != nil {
+		return nil, fmt.Errorf("control.socket_users: %w", err)
+	}
+	return users, nil
 }
 
 func listenAt(path string, users *localuser.Policy, refused func(error)) (net.Listener, error) {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/localuser"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
@@ -22,6 +23,15 @@ const attackPatience = 15 * time.Second
 // attacker dials from an address of its own, so that bounds per address apply to it.
 var attacker = net.Dialer{Timeout: attackPatience, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 66)}}
 
+// dial connects to a port: host:port, or @NAME of an abstract Unix socket.
+func dial(d net.Dialer, address string) (net.Conn, error) {
+	network := localuser.Network(address)
+	if network == "unix" {
+		d.LocalAddr = nil
+	}
+	return d.Dial(network, address)
+}
+
 // sentinel follows an attack on a connection that is still open. It is answered 404, and last.
 const sentinel = "GET /sentinel HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -29,7 +39,7 @@ const sentinel = "GET /sentinel HTTP/1.1\r\nHost: localhost\r\nConnection: close
 // of the answers. Whether the connection stays open afterwards does not matter: the sentinel shows
 // that what follows the attack is not taken for a request of its own.
 func exchange(address string, attack []byte, halfClose bool) (string, error) {
-	conn, err := attacker.Dial("tcp", address)
+	conn, err := dial(attacker, address)
 	if err != nil {
 		return "", err
 	}
@@ -39,7 +49,7 @@ func exchange(address string, attack []byte, halfClose bool) (string, error) {
 	go func() {
 		conn.Write(attack)
 		if halfClose {
-			conn.(*net.TCPConn).CloseWrite()
+			conn.(interface{ CloseWrite() error }).CloseWrite()
 		}
 	}()
 	in := bufio.NewReader(conn)
@@ -112,7 +122,7 @@ func (f *attackedFleet) served(port string) error {
 	case "kv":
 		return refusedTicket(address)
 	}
-	conn, err := net.DialTimeout("tcp", address, attackPatience)
+	conn, err := dial(net.Dialer{Timeout: attackPatience}, address)
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ func newAttackedFleet(t testing.TB, replicas int) *attackedFleet {
 	f := &attackedFleet{
 		t: t, http: harness.NewHTTP(), daemons: map[string]*harness.Daemon{},
 		ports: map[string]string{
-			"xds": a[0], "admin": a[1], "envoy": a[2], "proxy": a[3], "front": a[4], "peer": a[5], "front-admin": a[6], "proxy-admin": a[7],
+			"xds": a[0], "admin": a[1], "envoy": a[2], "proxy": a[3], "front": a[4], "peer": "@cascade-peer/" + a[5], "front-admin": a[6], "proxy-admin": a[7],
 		},
 	}
 	t.Cleanup(f.http.CloseIdleConnections)

@@ -166,14 +166,14 @@ func (f *attackedFleet) address(t *testing.T, port string) string {
 }
 
 // open opens n connections with an attack on each.
-func (f *attackedFleet) open(dial net.Dialer, port string, n int, attack []byte) (conns []net.Conn, closeAll func(), err error) {
+func (f *attackedFleet) open(from net.Dialer, port string, n int, attack []byte) (conns []net.Conn, closeAll func(), err error) {
 	closeAll = func() {
 		for _, c := range conns {
 			c.Close()
 		}
 	}
 	for range n {
-		c, err := dial.Dial("tcp", f.ports[port])
+		c, err := dial(from, f.ports[port])
 		if err != nil {
 			return conns, closeAll, err
 		}
@@ -186,8 +186,8 @@ func (f *attackedFleet) open(dial net.Dialer, port string, n int, attack []byte)
 
 // hold opens n connections with an attack on each, and reports whether another client is served
 // while they are open.
-func (f *attackedFleet) hold(dial net.Dialer, port string, n int, attack []byte) (string, error) {
-	_, closeAll, err := f.open(dial, port, n, attack)
+func (f *attackedFleet) hold(from net.Dialer, port string, n int, attack []byte) (string, error) {
+	_, closeAll, err := f.open(from, port, n, attack)
 	defer closeAll()
 	if err != nil {
 		return "", err
