@@ -303,3 +303,12 @@ func TestCheaperMove(t *testing.T) {
 		t.Errorf("after its return movable are %v", peers.asked[2].Movable)
 	}
 }
+
+// TestExportOfUnknownRequest executes an export of a request that is not for sale: it is no export.
+func TestExportOfUnknownRequest(t *testing.T) {
+	x, _ := newTwoStages(t)
+	x.recordAction(0, Action{Kind: Export, Deal: Deal{Seller: "a", Number: 1}, Migration: policies.Migration{Request: "q"}})
+	if len(x.exports) != 0 {
+		t.Errorf("exports %v", x.exports)
+	}
+}
