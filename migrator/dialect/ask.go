@@ -64,7 +64,12 @@ func Ask(ctx context.Context, get Get, dialects []Dialect) (i engineinfo.Info, d
 		spoken = dialects[0]
 	}
 	c := spoken.Capabilities()
-	read(c.VersionPath, func(text []byte) { i.Version = decodeVersion(text) })
+	read(c.VersionPath, func(text []byte) {
+		i.Version = decodeVersion(text)
+		if configurable, ok := spoken.(Configurable); ok {
+			d = configurable.Configured(text)
+		}
+	})
 	read(c.LoadPath, func(text []byte) {
 		if m, err := spoken.Load(text); err == nil {
 			i.Update(m)

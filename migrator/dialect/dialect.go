@@ -3,8 +3,8 @@
 // checks them all. No other package of the migrator names an engine.
 //
 // The clients speak the OpenAI API, whichever engine serves them. A dialect says which members engines add
-// to it, writes the requests that continue a stream from its token ids, and reads metrics. It is pure: no
-// connection, no clock. The driver is migrator/frontend, which asks an engine what it is (Ask).
+// to it, writes the requests that continue a stream from its token ids, and reads metrics. It has no
+// connection. The driver is migrator/frontend, which asks an engine what it is (Ask).
 //
 // # Adding an engine
 //
@@ -14,6 +14,7 @@ package dialect
 
 import (
 	"errors"
+	"io"
 	"regexp"
 
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
@@ -26,8 +27,11 @@ type Dialect interface {
 	Capabilities() Capabilities
 	// Parse parses a client's body as the engines read it. The error is for the client.
 	Parse(e openai.Endpoint, body []byte) (openai.Request, error)
-	// Continue returns the body of a request that continues token ids.
+	// Continue returns the body of a request that continues token ids; nil if the engines take none for it.
 	Continue(q *openai.Resume, c Continuation) []byte
+	// Open returns the path at the engine of a body of a request for an endpoint, and what makes of the events
+	// of its answer those of the endpoint; nil: they are.
+	Open(e openai.Endpoint, body []byte) (path string, translate func(events io.Reader) io.Reader)
 	// Tokenize returns the call whose answer has the token ids of a request's prompt. Its Body is nil if
 	// they could differ from what the engine makes of the request itself, or if the engine would run a chat
 	// template of the client's: what it does with one, it does once, when it serves the request.
@@ -48,11 +52,19 @@ type Capabilities struct {
 	// Counters begin the lines of an answer of LoadPath that change with every step of the engine's core,
 	// whether or not a request gets a token. They stand still while it hangs.
 	Counters []string
+	// ChatsByIDs says that streamed chats bring token ids only to requests that Continue their prompt's ids.
+	ChatsByIDs bool
 	// Text is the path of the text in an answer of /detokenize.
 	Text string
 	// OutputLimit finds the limit of output tokens in the refusal of a request whose min_tokens is over it,
 	// as its only submatch of at most nine digits; nil: the engines do not state it.
 	OutputLimit *regexp.Regexp
+}
+
+// Configurable is a Dialect that depends on how an engine was started.
+type Configurable interface {
+	// Configured returns the dialect of an engine by its answer of VersionPath.
+	Configured(info []byte) Dialect
 }
 
 // Call is a POST request of JSON.
@@ -61,6 +73,8 @@ type Call struct {
 	Body []byte
 	// Tokens is the path of the list of token ids in the answer.
 	Tokens string
+	// Computes says that the engine computes the prompt before it answers: only who needs the ids asks.
+	Computes bool
 }
 
 // Continuation is a request for what follows token ids.

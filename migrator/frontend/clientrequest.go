@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/internal/localfault"
+	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
@@ -42,10 +43,10 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	var out clientWriter
 	switch {
 	case req.Streamable():
-		p = &payload{bytes: req.StreamBody()}
+		p = &payload{bytes: srv.streamBody(ctx, &req, r.Header)}
 		out = newEventWriter(w, req)
 	case req.Assemblable() && template != nil:
-		p = &payload{bytes: req.StreamBody()}
+		p = &payload{bytes: srv.streamBody(ctx, &req, r.Header)}
 		out = &answerWriter{w: w, template: template, ids: req.WantsIDs}
 	default:
 		p = &payload{bytes: req.PlainBody()}
@@ -96,6 +97,23 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	default:
 		srv.serveStream(r, s, b, lr.losses)
 	}
+}
+
+// streamBody returns the body that asks the engine for a stream. If the engine streams a chat with token ids only to a
+// request for ids, it is asked for them first; a chat whose ids are not learnt cannot move.
+func (srv *Server) streamBody(ctx context.Context, req *openai.Request, header http.Header) []byte {
+	d := srv.dialect()
+	if req.Endpoint != openai.Chat || !d.Capabilities().ChatsByIDs {
+		return req.StreamBody()
+	}
+	if q, ok := req.Resume(); ok && d.Continue(&q, dialect.Continuation{IDs: []uint32{0}}) != nil {
+		if ids, err := srv.tokenizeWithin(ctx, req, engineHeaders(header), srv.cfg.MigrationTimeout); err == nil && len(ids) > 0 {
+			req.LearnPromptIDs(ids)
+			return d.Continue(&q, dialect.Continuation{IDs: ids})
+		}
+	}
+	req.WithoutIDs()
+	return req.StreamBody()
 }
 
 // refuseEngineFailure answers a request for which the engine produced no token, and counts the failure unless a

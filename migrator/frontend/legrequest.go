@@ -3,6 +3,7 @@ package frontend
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -75,14 +76,15 @@ type legRequest struct {
 	root        prefix.Hash      // that the ids of its prompt extend
 	minTokens   policies.Tokens  // min_tokens
 	epoch       policies.Epoch
-	tenant      string          // of the client's request
-	reservation string          // of the KV blocks; "" for none
-	hangTimeout time.Duration   // how long the engine may pause after the first token; 0 for the idle timeout
-	held        policies.Tokens // how many of the prompt's first tokens another replica holds, as the sender knows
-	prompt      *knownPrompt    // of a first leg, for a prefix pull and ExpectedHeader; nil: neither
-	firstText   *firstText      // corrects the leg's first text; nil where the client's text ends with a character
-	notAfter    time.Time       // a later first token is not used; zero: no bound
-	losses      losses          // of a first leg
+	tenant      string                    // of the client's request
+	reservation string                    // of the KV blocks; "" for none
+	hangTimeout time.Duration             // how long the engine may pause after the first token; 0 for the idle timeout
+	held        policies.Tokens           // how many of the prompt's first tokens another replica holds, as the sender knows
+	prompt      *knownPrompt              // of a first leg, for a prefix pull and ExpectedHeader; nil: neither
+	firstText   *firstText                // corrects the leg's first text; nil where the client's text ends with a character
+	notAfter    time.Time                 // a later first token is not used; zero: no bound
+	losses      losses                    // of a first leg
+	translate   func(io.Reader) io.Reader // the own engine's events, as dialect.Dialect.Open returns it
 }
 
 // name returns the engine's name for the leg, "" for none.

@@ -86,7 +86,9 @@ func (r *payloadReader) Close() error {
 // send sends a leg request to the own engine, where local is its leg, or to a peer, as a call. The
 // caller closes the answer's body.
 func (srv *Server) send(ctx context.Context, lr *legRequest, l *call, local *localLeg) (*http.Response, error) {
-	target, transport := srv.engine.JoinPath(lr.endpoint.Path()), http.RoundTripper(srv.local)
+	var path string
+	path, lr.translate = srv.dialect().Open(lr.endpoint, lr.body.bytes)
+	target, transport := srv.engine.JoinPath(path), http.RoundTripper(srv.local)
 	if peer := lr.target.Address; peer != "" {
 		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: peer, Path: lr.endpoint.Path()}, srv.peers
 	}
@@ -320,6 +322,9 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 		b.response = resp
 		lr.body.release()
 		return b, nil
+	}
+	if local && lr.translate != nil {
+		resp.Body = readCloser{lr.translate(resp.Body), resp.Body}
 	}
 	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout, lr.hangTimeout)
 	b.leg.firstText = lr.firstText

@@ -132,9 +132,15 @@ func (t *tokenizer) mayAsk(size int) bool {
 	return size <= maxTokenizedText && t.pause.allows(size, time.Now())
 }
 
-// tokenize returns the token ids of a request's prompt. header has the client's fields that
-// engines may see.
+// tokenize returns the token ids of a request's prompt, unless the engine computes the prompt for that. header has the
+// client's fields that engines may see.
 func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header http.Header) ([]uint32, error) {
+	return srv.tokenizeWithin(ctx, req, header, min(srv.cfg.TokenizeTimeout, srv.cfg.MigrationTimeout-1))
+}
+
+// tokenizeWithin is tokenize with another bound than Config.TokenizeTimeout. With Config.MigrationTimeout, the engine
+// may compute the prompt.
+func (srv *Server) tokenizeWithin(ctx context.Context, req *openai.Request, header http.Header, within time.Duration) ([]uint32, error) {
 	t := srv.tokenizer
 	size := len(req.Prompt())
 	if !t.mayAsk(size) {
@@ -149,10 +155,10 @@ func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header htt
 		return nil, errTokenizerBusy
 	}
 	call := srv.dialect().Tokenize(req)
-	if call.Body == nil {
+	if call.Body == nil || call.Computes && within < srv.cfg.MigrationTimeout {
 		return nil, errPromptRefused
 	}
-	asking, cancel := context.WithTimeout(ctx, srv.cfg.TokenizeTimeout)
+	asking, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	ids, err := srv.askTokens(asking, header, call)
 	if ctx.Err() != nil {

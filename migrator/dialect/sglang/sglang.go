@@ -2,16 +2,37 @@
 package sglang
 
 import (
+	"bytes"
+	"io"
+	"slices"
+
+	"github.com/tidwall/gjson"
+
 	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Dialect is SGLang's.
-type Dialect struct{}
+// Dialect is SGLang's. The zero value is for an engine of which it is not known how it was started.
+type Dialect struct {
+	differs       bool // the text of a chat is not that of /generate, or comes otherwise than documented
+	plainDefaults bool // chats sample as the API says by default, not as the model says
+}
 
-var _ dialect.Dialect = Dialect{}
+var (
+	_ dialect.Dialect      = Dialect{}
+	_ dialect.Configurable = Dialect{}
+)
+
+// Configured implements dialect.Configurable.
+func (Dialect) Configured(info []byte) dialect.Dialect {
+	return Dialect{
+		differs: gjson.GetBytes(info, "reasoning_parser").Type == gjson.String || gjson.GetBytes(info, "incremental_streaming_output").Bool() ||
+			gjson.GetBytes(info, "stream_output").Bool(),
+		plainDefaults: gjson.GetBytes(info, "sampling_defaults").Str == "openai",
+	}
+}
 
 // fields are the members that SGLang adds to the API.
 var fields = &openai.Fields{
@@ -23,29 +44,36 @@ var fields = &openai.Fields{
 		"input_ids": policies.Unreadable, "input_embeds": policies.Multimodal, "return_hidden_states": policies.Unreadable,
 	},
 	Tied:       []string{"custom_logit_processor", "custom_params", "lora_path"},
-	PromptOnly: []string{"continue_final_message", "chat_template_kwargs"},
+	PromptOnly: []string{"continue_final_message", "chat_template_kwargs", "reasoning_effort"},
 }
 
 var capabilities = dialect.Capabilities{
 	Name: "sglang", Fields: fields, VersionPath: "/server_info", LoadPath: "/metrics",
 	Counters: []string{"sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_used_tokens", "sglang:num_retracted_reqs"},
-	Text:     "text",
+	Text:     "text", ChatsByIDs: true,
 }
 
 // Capabilities implements dialect.Dialect.
 func (Dialect) Capabilities() dialect.Capabilities { return capabilities }
 
-// Parse implements dialect.Dialect. Streamed chats get no token ids.
+// Parse implements dialect.Dialect.
 func (Dialect) Parse(e openai.Endpoint, body []byte) (openai.Request, error) {
-	r, err := fields.Parse(e, body)
-	if e == openai.Chat && !r.WantsIDs {
-		r.WithoutIDs()
+	return fields.Parse(e, body)
+}
+
+// Open implements dialect.Dialect: chats by ids go to /generate.
+func (Dialect) Open(e openai.Endpoint, body []byte) (string, func(io.Reader) io.Reader) {
+	if e == openai.Chat && bytes.HasPrefix(body, []byte(generate)) {
+		return "/generate", func(src io.Reader) io.Reader { return newChatEvents(src, body) }
 	}
-	return r, err
+	return e.Path(), nil
 }
 
 // Continue implements dialect.Dialect.
-func (Dialect) Continue(q *openai.Resume, c dialect.Continuation) []byte {
+func (d Dialect) Continue(q *openai.Resume, c dialect.Continuation) []byte {
+	if q.Endpoint == openai.Chat {
+		return d.continueChat(q, c)
+	}
 	dst := make([]byte, 0, 7*len(c.IDs)+len(q.Rest)+256)
 	if c.Warm {
 		dst = append(dst, `{"max_tokens":1`...)
@@ -55,13 +83,28 @@ func (Dialect) Continue(q *openai.Resume, c dialect.Continuation) []byte {
 	return append(append(openai.AppendIDList(append(dst, `,"prompt":`...), c.IDs), q.Rest...), '}')
 }
 
-// Tokenize implements dialect.Dialect, for texts: /tokenize knows no chat template.
+// answerOnly are the members of a chat that do not matter for its prompt, and that the request for its ids states
+// or has no use for.
+var answerOnly = []string{"stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "n",
+	"return_token_ids", "return_prompt_token_ids"}
+
+// Tokenize implements dialect.Dialect. /tokenize knows no chat template: a chat is asked for one token, and
+// its answer has the prompt's ids, whose KV the engine then has.
 func (Dialect) Tokenize(r *openai.Request) dialect.Call {
-	if r.Endpoint == openai.Chat || !r.OneText() {
+	if !r.OneText() {
 		return dialect.Call{}
 	}
-	body := append(append([]byte(`{"prompt":`), r.Prompt()...), '}')
-	return dialect.Call{Path: "/tokenize", Body: body, Tokens: "tokens"}
+	if r.Endpoint == openai.Completions {
+		return dialect.Call{Path: "/tokenize", Body: append(append([]byte(`{"prompt":`), r.Prompt()...), '}'), Tokens: "tokens"}
+	}
+	body := []byte(`{"max_tokens":1,"temperature":0,"return_prompt_token_ids":true`)
+	r.EachMember(func(name string, whole, _ []byte) bool {
+		if !slices.Contains(answerOnly, name) && !slices.Contains(fields.Withheld, name) {
+			body = append(append(body, ','), whole...)
+		}
+		return true
+	})
+	return dialect.Call{Path: r.Endpoint.Path(), Body: append(body, '}'), Tokens: "choices.0.prompt_token_ids", Computes: true}
 }
 
 // The samples that are read.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 
 	"github.com/tidwall/gjson"
@@ -41,6 +42,11 @@ func (Dialect) Continue(q *openai.Resume, c dialect.Continuation) []byte {
 		}
 	}
 	return append(append(dst, q.Rest...), '}')
+}
+
+// Open implements dialect.Dialect.
+func (Dialect) Open(e openai.Endpoint, _ []byte) (string, func(io.Reader) io.Reader) {
+	return e.Path(), nil
 }
 
 // Keep implements dialect.KV. The end of the text must not end the request: some connectors then keep

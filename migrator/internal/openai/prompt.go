@@ -34,9 +34,15 @@ func (r *Request) Prompt() []byte {
 	return r.prompt.of(r.body)
 }
 
-// PromptIDs returns the token ids of a prompt that is a list of them, alone or as the only
+// LearnPromptIDs records the token ids of the prompt, which the engine has stated.
+func (r *Request) LearnPromptIDs(ids []uint32) { r.learnt = ids }
+
+// PromptIDs returns the token ids of a prompt that were learnt, or that is a list of them, alone or as the only
 // element of a list; nil for any other prompt.
 func (r *Request) PromptIDs() []uint32 {
+	if r.learnt != nil {
+		return r.learnt
+	}
 	if r.Endpoint != Completions || r.Features.Has(otherPrompt) || r.prompt.to == 0 || r.body[r.prompt.from] != '[' {
 		return nil
 	}

@@ -33,6 +33,7 @@ type Request struct {
 
 	fields      *Fields
 	body        []byte
+	learnt      []uint32
 	members     []member
 	options     span // stream_options' value, if an object
 	prompt      span // prompt's or messages' value

@@ -1,0 +1,91 @@
+package sglang
+
+import (
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/migrator/dialect"
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+)
+
+// TestContinueChat checks which chats go to /generate, and how: only where it samples as the chat would.
+func TestContinueChat(t *testing.T) {
+	const chat = `"messages":[{"role":"user","content":"x"}]`
+	openaiDefaults := Dialect{}.Configured([]byte(`{"sampling_defaults":"openai","reasoning_parser":null}`))
+	for _, test := range []struct {
+		dialect dialect.Dialect
+		more    string
+		want    string // after the ids
+	}{
+		{Dialect{}, `,"temperature":0,"max_tokens":9,"repetition_penalty":1,"user":"u"`, `"stream":true,"sampling_params":{"max_new_tokens":7,"min_new_tokens":0,"temperature":0,"repetition_penalty":1}}`},
+		{openaiDefaults, `,"temperature":0,"model":"m","priority":2`, `"stream":true,"sampling_params":{"max_new_tokens":null,"min_new_tokens":0,"temperature":0},"model":"m","priority":2}`},
+		{Dialect{}, `,"temperature":0.5,"repetition_penalty":1`, ""}, // the model's top_p would be missing
+		{Dialect{}, `,"temperature":0`, ""},                          // … its penalty
+		{Dialect{}, ``, ""},
+		{openaiDefaults, `,"temperature":0.5,"min_tokens":5`, `"stream":true,"sampling_params":{"max_new_tokens":null,"min_new_tokens":3,"temperature":0.5}}`},
+		{openaiDefaults, `,"chat_template_kwargs":{"a":1}`, `"stream":true,"sampling_params":{"max_new_tokens":null,"min_new_tokens":0}}`}, // in the ids
+		{openaiDefaults, `,"logit_bias":{"5":1}`, ""},
+		{Dialect{}.Configured([]byte(`{"sampling_defaults":"openai","reasoning_parser":"qwen3"}`)), ``, ""},
+		{Dialect{}.Configured([]byte(`{"sampling_defaults":"openai","incremental_streaming_output":true}`)), ``, ""},
+	} {
+		r := testkit.Must(test.dialect.Parse(openai.Chat, []byte(`{`+chat+test.more+`}`)))
+		q, ok := r.Resume()
+		want := ""
+		if test.want != "" {
+			want = `{"input_ids":[1,2,3],` + test.want
+		}
+		if got := string(test.dialect.Continue(&q, dialect.Continuation{IDs: []uint32{1, 2, 3}, Output: 2})); !ok || got != want {
+			t.Errorf("%s:\n got %s\nwant %s", test.more, got, want)
+		}
+	}
+}
+
+// TestTokenizeChat checks that the request for a chat's ids has all that its prompt and its cache depend on.
+func TestTokenizeChat(t *testing.T) {
+	r := testkit.Must(Dialect{}.Parse(openai.Chat, []byte(`{"messages":[],"stream":true,"tools":[{}],"cache_salt":"s","max_tokens":9,"rid":"x"}`)))
+	if got := string(Dialect{}.Tokenize(&r).Body); got != `{"max_tokens":1,"temperature":0,"return_prompt_token_ids":true,"messages":[],"tools":[{}],"cache_salt":"s"}` {
+		t.Error(got)
+	}
+}
+
+// TestChatEvents checks what becomes of the events of /generate.
+func TestChatEvents(t *testing.T) {
+	event := func(text, ids, finish string) string {
+		return `data: {"text":"` + text + `","output_ids":` + ids + `,"meta_info":{"id":"g","finish_reason":` + finish + `,"prompt_tokens":2,"completion_tokens":3,"cached_tokens":1}}` + "\n\n"
+	}
+	out := string(testkit.Must(io.ReadAll(newChatEvents(strings.NewReader(event("a�", "[7]", "null")+event("aé<", "[7,8]", "null")+event("aé<", "[7,8,9]", `{"type":"stop","matched":9}`)+
+		"data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"), []byte(`{"input_ids":[1, 2],"model":"m"}`)))))
+	var texts, rest []string
+	for line := range strings.Lines(out) {
+		if _, after, ok := strings.Cut(line, `"choices":[`); ok {
+			texts = append(texts, strings.TrimSpace(after))
+		} else if line != "\n" {
+			rest = append(rest, strings.TrimSpace(line))
+		}
+	}
+	want := []string{
+		`{"index":0,"delta":{"role":"assistant","content":"","reasoning_content":null},"finish_reason":null,"prompt_token_ids":[1, 2]}]}`,
+		`{"index":0,"delta":{"content":"a","reasoning_content":null},"finish_reason":null,"token_ids":[7]}]}`,
+		`{"index":0,"delta":{"content":"é<","reasoning_content":null},"finish_reason":null,"token_ids":[8]}]}`,
+		`{"index":0,"delta":{"content":"","reasoning_content":null},"finish_reason":null,"token_ids":[9]}]}`,
+		`{"index":0,"delta":{"reasoning_content":null},"finish_reason":"stop","matched_stop":9}]}`,
+		`],"usage":{"prompt_tokens":2,"total_tokens":5,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":1}}}`,
+	}
+	if strings.Join(texts, "\n") != strings.Join(want, "\n") || strings.Join(rest, " ") != `data: {"error":{"message":"x"}} data: [DONE]` {
+		t.Errorf("%s", out)
+	}
+}
+
+// FuzzChatEvents checks that whatever an engine sends becomes events.
+func FuzzChatEvents(f *testing.F) {
+	f.Add(`data: {"text":"a","output_ids":[7],"meta_info":{"id":"g","finish_reason":null}}` + "\n\n")
+	f.Add(`data: {"text":7,"output_ids":[[]],"meta_info":{"finish_reason":{"type":7}}}` + "\n\n")
+	f.Fuzz(func(t *testing.T, events string) {
+		out, err := io.ReadAll(newChatEvents(strings.NewReader(events), []byte(`{"input_ids":[1]}`)))
+		if err == nil && len(out) > 4*len(events)+4096*(1+strings.Count(events, "data")) {
+			t.Errorf("%d bytes become %d", len(events), len(out))
+		}
+	})
+}
