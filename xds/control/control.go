@@ -49,9 +49,9 @@ type Control struct {
 	adapters  adapterIndex
 	slots     *slotManager
 	planes    *planeNotes
-	uploads   chan struct{}        // capacity maxUploads: bodies that are read at a time
-	pushes    chan struct{}        // capacity 1: one push is admitted at a time
-	refusals  chan publish.Refusal // capacity 1: a plan that proxies refused
+	uploads   chan struct{} // capacity maxUploads: bodies that are read at a time
+	pushes    chan struct{} // capacity 1: one push is admitted at a time
+	refusals  *refusals
 	health    *health.Server
 	registry  *prometheus.Registry
 	console   *console.Console
@@ -68,7 +68,7 @@ type Control struct {
 // is not run must be closed.
 func New(cfg Config) (*Control, error) {
 	cfg = cfg.complete()
-	c := &Control{cfg: cfg, log: cfg.Logger, health: health.NewServer(), uploads: make(chan struct{}, maxUploads), pushes: make(chan struct{}, 1), refusals: make(chan publish.Refusal, 1)}
+	c := &Control{cfg: cfg, log: cfg.Logger, health: health.NewServer(), uploads: make(chan struct{}, maxUploads), pushes: make(chan struct{}, 1)}
 	c.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING) // until the first plan is published
 	if err := c.init(); err != nil {
 		c.Close()
@@ -155,7 +155,7 @@ func (c *Control) init() error {
 	if err != nil {
 		return err
 	}
-	c.names.apply = c.fleet.SetReplicas
+	c.names.apply, c.refusals = c.fleet.SetReplicas, newRefusals(c.fleet.Order, c.log)
 	mux := http.NewServeMux()
 	c.handleOrders(mux)
 	c.console, err = console.New(console.Config{Source: consoleSource{c}, Token: c.cfg.ConsoleToken, Orders: mux, Logger: c.log})
@@ -286,7 +286,7 @@ func (c *Control) Run(ctx context.Context) error {
 	g.Go(func() error { return c.slots.run(ctx) })
 	g.Go(func() error { return c.runPlanes(ctx) })
 	g.Go(func() error { return c.runCollections(ctx) })
-	g.Go(func() error { return c.runRefusals(ctx) })
+	g.Go(func() error { return c.refusals.run(ctx) })
 	g.Go(func() error { return c.console.Run(ctx) })
 	c.serveGRPC(ctx, g)
 	c.serveAdmin(ctx, g)

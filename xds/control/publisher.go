@@ -1,18 +1,12 @@
 package control
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -113,40 +107,5 @@ func (f *servingCache) setSlots(slots []*resources.Resource) {
 	f.slots = slots
 	for group, set := range f.sets {
 		f.Cache.Set(group, set.WithResources(slots...))
-	}
-}
-
-// reportRefusal records a plan that proxies of this control plane refused, and passes it to
-// runRefusals.
-func (c *Control) reportRefusal(r publish.Refusal) {
-	c.cfg.Audit.Record(auditlog.Record{Action: auditlog.ProxyRefusal, Object: r.Name, Outcome: auditlog.Refused, Reason: r.Text, Who: r.Node})
-	select {
-	case c.refusals <- r:
-	default: // one for each hold-off is enough
-	}
-}
-
-// runRefusals rolls refused plans back in the store: the other control planes of the store, and
-// this one after a restart, then do not send them either.
-func (c *Control) runRefusals(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case r := <-c.refusals:
-			for _, p := range r.Plans {
-				o := fleetstate.Refuse{Model: p.Model, Epoch: p.Epoch, To: p.Before, Why: fmt.Sprintf("%s refused %s: %s", r.Node, r.Name, r.Text), By: c.cfg.Name}
-				for err := c.fleet.Order(ctx, o); err != nil && ctx.Err() == nil; err = c.fleet.Order(ctx, o) {
-					if !errors.Is(err, fleetstate.ErrNotStored) {
-						c.log.Warn("refused plan stays in the store; a restarted control plane will send it again", "model", p.Model, "epoch", uint64(p.Epoch), "error", err)
-						break
-					}
-					select {
-					case <-time.After(time.Second):
-					case <-ctx.Done():
-					}
-				}
-			}
-		}
 	}
 }

@@ -80,7 +80,7 @@ func (f *Fleet) nextOrder(ctx context.Context) {
 			f.endOrder(fmt.Errorf("%w: another control plane wrote at the same time, and its object did not arrive", fleetstate.ErrNotStored))
 			continue
 		}
-		if err := f.state.CheckOrder(o.order); err != nil {
+		if err := f.state.CheckOrder(now, o.order); err != nil {
 			f.endOrder(err)
 			continue
 		}
@@ -123,7 +123,7 @@ func (f *Fleet) retryOrder() {
 }
 
 // CheckOrder returns an error for an order that cannot be executed.
-func (s *State) CheckOrder(ev Ordered) error {
+func (s *State) CheckOrder(now time.Time, ev Ordered) error {
 	switch o := ev.Order.(type) {
 	case fleetstate.Drain:
 		return fleetstate.CheckDrain(s.registry, o.Replica)
@@ -141,7 +141,7 @@ func (s *State) CheckOrder(ev Ordered) error {
 		}
 		return nil
 	}
-	_, err := s.resolvePlanOrder(time.Time{}, ev)
+	_, err := s.resolvePlanOrder(now, ev)
 	return err
 }
 
@@ -152,15 +152,20 @@ func (s *State) resolvePlanOrder(now time.Time, ev Ordered) (*fleetstate.PlanOrd
 	if m == nil {
 		return nil, fmt.Errorf("model %.60q: %w", name, fleetstate.ErrUnknownModel)
 	}
-	if r, ok := ev.Order.(fleetstate.Refuse); ok && !s.mayRefuse(m, r) {
-		return nil, nil
+	if r, ok := ev.Order.(fleetstate.Refuse); ok {
+		until, _, held := m.planner.Hold()
+		switch {
+		case !s.mayRefuse(m, r):
+			return nil, nil
+		case held && s.micros(now) < until:
+			return nil, fmt.Errorf("model %q, epoch %d: %w", name, r.Epoch, fleetstate.ErrHeldOff)
+		}
 	}
 	return fleetstate.ResolvePlan(now, ev.Order, ev.Allowed, s.object, m.planner, s.registry.View(now, name))
 }
 
 // mayRefuse reports whether a refused plan is to be rolled back: it is in force, and not itself
-// what a rollback led to. While plans are held off handleOrder rolls back none, so that a proxy
-// which refuses all plans causes one rollback per hold-off at most.
+// what a rollback led to.
 func (s *State) mayRefuse(m *model, o fleetstate.Refuse) bool {
 	return m.planner.Plan().Epoch == o.Epoch && !slices.ContainsFunc(s.history, func(c fleetstate.Change) bool {
 		return c.Model == o.Model && c.Epoch == o.Epoch && c.Decision == planner.RolledBack
@@ -181,7 +186,7 @@ func (s *State) handleOrder(now time.Time, ev Ordered) {
 			s.orderedSlots, s.toStore = &next, writeOrder
 		}
 	case fleetstate.ConfirmRemoval:
-		if s.held != nil && s.CheckOrder(ev) == nil {
+		if s.held != nil && s.CheckOrder(now, ev) == nil {
 			s.confirm, s.toStore = o.Digest, writeOrder
 		}
 	default:
@@ -190,10 +195,6 @@ func (s *State) handleOrder(now time.Time, ev Ordered) {
 			return
 		}
 		m := s.model(fleetstate.Model(o))
-		until, _, held := m.planner.Hold()
-		if _, refused := o.(fleetstate.Refuse); refused && held && s.micros(now) < until {
-			return
-		}
 		if m.planOrder, s.toStore = plan, writeOrder; plan.HoldOff {
 			m.planner.HoldOff(s.micros(now))
 		}
@@ -202,7 +203,7 @@ func (s *State) handleOrder(now time.Time, ev Ordered) {
 
 func (s *State) setDrained(now time.Time, ev Ordered, id policies.ReplicaID, drained bool) {
 	r := s.registry.Get(id)
-	if s.CheckOrder(ev) != nil || r.Drained == drained {
+	if s.CheckOrder(now, ev) != nil || r.Drained == drained {
 		return
 	}
 	r.Drained, s.toStore = drained, writeOrder

@@ -249,7 +249,7 @@ func (p *player) do(d *datadriven.TestData) string {
 // order executes an order, or prints why it is refused.
 func (p *player) order(o fleetstate.Order) {
 	ev := Ordered{Order: o}
-	err := p.state.CheckOrder(ev)
+	err := p.state.CheckOrder(p.now, ev)
 	if unchecked := (*fleetstate.Unchecked)(nil); errors.As(err, &unchecked) {
 		if err = p.check(unchecked.Before, unchecked.After); err != nil {
 			err = unchecked.Denied(err)

@@ -219,9 +219,9 @@ func (w *sharedStore) order(p *peerState) {
 		w.save(o)
 		return
 	}
-	if ev := (Ordered{Order: list[w.rng.IntN(len(list))]}); p.state.CheckOrder(ev) == nil {
+	if ev := (Ordered{Order: list[w.rng.IntN(len(list))]}); p.state.CheckOrder(w.now, ev) == nil {
 		w.step(p, ev, true)
-	} else if u := (*fleetstate.Unchecked)(nil); errors.As(p.state.CheckOrder(ev), &u) {
+	} else if u := (*fleetstate.Unchecked)(nil); errors.As(p.state.CheckOrder(w.now, ev), &u) {
 		ev.Allowed = u.After
 		w.step(p, ev, true)
 	}

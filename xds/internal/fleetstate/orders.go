@@ -44,8 +44,9 @@ type Rollback struct {
 }
 
 // Refuse rolls a plan back because proxies refuse it, as Rollback does. It changes nothing
-// unless the plan is in force, while new plans are held off, or if the plan itself came from a
-// rollback.
+// unless the plan is in force, or if the plan itself came from a rollback. While new plans are
+// held off it is refused with ErrHeldOff and is to be ordered again: a proxy that refuses all
+// plans causes one rollback per hold-off.
 type Refuse struct {
 	Model string
 	Epoch policies.Epoch // the refused plan's
@@ -83,6 +84,7 @@ var (
 	ErrNoPlan         = errors.New("no such plan is kept")
 	ErrPinned         = errors.New("its plan is pinned: unpin it first, or pin the one to go back to")
 	ErrSamePlan       = errors.New("the plan in force already divides the lengths like it")
+	ErrHeldOff        = errors.New("plans are held off after a rollback; the refused plan is rolled back when that ends")
 	ErrDenied         = errors.New("the site's rules deny it")
 	ErrNothingHeld    = errors.New("no removal of replicas waits to be confirmed here")
 	ErrOtherRemoval   = errors.New("the fleet file has changed since: look at the status, and confirm again")
