@@ -143,7 +143,7 @@ func Show(m Model) Shown {
 		out.addMigration(m, x)
 	}
 	for _, n := range st.Nodes {
-		p := Proxy{Node: Clean(n.ID), State: n.State(), Epoch: n.Epoch, NACKs: n.NACKs, Error: Clean(n.LastError)}
+		p := Proxy{Node: Clean(n.ID), State: Clean(n.State), Epoch: n.Epoch, NACKs: n.NACKs, Error: Clean(n.LastError)}
 		if m.matches(p.Node, p.State) {
 			out.Proxies = append(out.Proxies, p)
 		}

@@ -169,7 +169,7 @@ func proxyLines(st control.Status) string {
 	states := make(map[string]int)
 	var order, lines []string
 	for _, n := range st.Nodes {
-		state := n.State()
+		state := n.State
 		if states[state]++; states[state] == 1 {
 			order = append(order, state)
 		}

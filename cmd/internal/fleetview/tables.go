@@ -315,7 +315,7 @@ func formatRange(low policies.Tokens, high *policies.Tokens) string {
 func nodeTable(st control.Status) report.Table {
 	t := report.Table{Title: "proxies", Header: []string{"node", "state", "acknowledged", "epoch", "NACKs"}, Left: 3}
 	for _, n := range st.Nodes {
-		t.Rows = append(t.Rows, []string{n.ID, n.State(), acked(n), epochOf(n), fmt.Sprint(n.NACKs)})
+		t.Rows = append(t.Rows, []string{n.ID, n.State, acked(n), epochOf(n), fmt.Sprint(n.NACKs)})
 		if n.LastError != "" {
 			when := ""
 			if !n.LastErrorAt.IsZero() {
@@ -324,7 +324,7 @@ func nodeTable(st control.Status) report.Table {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s refused a response: %s%s", n.ID, when, n.LastError))
 		}
 	}
-	if slices.ContainsFunc(st.Nodes, func(n control.Node) bool { return n.State() == "unlisted" }) {
+	if slices.ContainsFunc(st.Nodes, func(n control.Node) bool { return n.State == "unlisted" }) {
 		t.Notes = append(t.Notes, "No roll-out waits for an unlisted proxy: "+
 			"add its node id to proxy.nodes if it is the fleet's.")
 	}

@@ -56,8 +56,8 @@ func fleet(replicas int) Answer {
 	a.Status = control.Status{
 		Time: noon, Epoch: 12, PublishedEpoch: 12, Phase: "idle", Models: []control.Model{m, {Name: "qwen-3-32b", Context: 32768, Epoch: 9, Stages: []control.Stage{{Name: "s0", Replicas: []control.Replica{{ID: "q0", Health: "healthy", Held: 10}, {ID: "q1", Health: "healthy", Held: 5}}}}}},
 		Nodes: []control.Node{
-			{ID: "edge-1", Connected: true, Current: true, Epoch: 12}, {ID: "edge-0", Connected: true, Current: true, Epoch: 12},
-			{ID: "edge-2", Connected: true, Refusing: true, Epoch: 11, NACKs: 3, LastError: "RDS cascade: duplicate domain"},
+			{ID: "edge-1", State: "current", Connected: true, Current: true, Epoch: 12}, {ID: "edge-0", State: "current", Connected: true, Current: true, Epoch: 12},
+			{ID: "edge-2", State: "refuses", Connected: true, Refusing: true, Epoch: 11, NACKs: 3, LastError: "RDS cascade: duplicate domain"},
 		},
 	}
 	a.Migrations.Migrations = []control.Migration{

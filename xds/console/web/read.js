@@ -31,17 +31,9 @@ function model(m, more) {
   };
 }
 
-function proxyState(n) {
-  if (!n.connected) return "gone";
-  if (n.refusing) return "refuses";
-  if (n.fenced) return "late";
-  if (n.unlisted) return "unlisted";
-  return n.current ? "current" : "following";
-}
-
 function proxy(n) {
   const pending = Object.values(n.types ?? {}).reduce((sum, type) => sum + type.pending, 0);
-  return { ...n, pending, state: proxyState(n), reason: n.last_error && !n.current ? n.last_error : n.reason };
+  return { ...n, pending, reason: n.last_error && !n.current ? n.last_error : n.reason };
 }
 
 export function read({ status, advice, models, ...more }) {

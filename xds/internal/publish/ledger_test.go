@@ -154,8 +154,8 @@ func TestNodesOfARestartedControlPlane(t *testing.T) {
 		testkit.NoError(t, l.OnStreamDeltaRequest(2, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "new"}, TypeUrl: resources.ClusterType}))
 		p := testkit.Must(publish.New(publish.Config{Cache: cache.New(cache.Config{}), Ledger: l}))
 		for _, n := range p.Status().Nodes {
-			if n.State() != "following" || n.Epoch != 0 || !strings.Contains(n.Reason, "published no plan yet") {
-				t.Errorf("%s before the first plan: %s, epoch %d, %q", n.ID, n.State(), n.Epoch, n.Reason)
+			if n.State != "following" || n.Epoch != 0 || !strings.Contains(n.Reason, "published no plan yet") {
+				t.Errorf("%s before the first plan: %s, epoch %d, %q", n.ID, n.State, n.Epoch, n.Reason)
 			}
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -163,8 +163,8 @@ func TestNodesOfARestartedControlPlane(t *testing.T) {
 		go func() { done <- p.Run(ctx) }()
 		p.Submit(v)
 		synctest.Wait()
-		if n := p.Status().Nodes[0]; n.State() != "current" || n.Epoch != 7 || n.Reason != "" {
-			t.Errorf("after it: %s, epoch %d, %q", n.State(), n.Epoch, n.Reason)
+		if n := p.Status().Nodes[0]; n.State != "current" || n.Epoch != 7 || n.Reason != "" {
+			t.Errorf("after it: %s, epoch %d, %q", n.State, n.Epoch, n.Reason)
 		}
 		cancel()
 		<-done

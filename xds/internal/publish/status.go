@@ -49,6 +49,8 @@ type Node struct {
 	// Plane is the other control plane to which it is connected; empty: the one that
 	// answers.
 	Plane string `json:"control_plane,omitempty"`
+	// State is its progress in one word: gone, refuses, late, unlisted, current or following.
+	State string `json:"state"`
 	// Reason is why it has no newer plan; empty if it is current.
 	Reason string `json:"reason,omitempty"`
 	// Connected says that it has an open stream; Since is when that changed.
@@ -81,24 +83,6 @@ type Node struct {
 	// replies about policy slots.
 	Observer bool                         `json:"-"`
 	Slots    map[lifecycle.Kind]SlotReply `json:"-"`
-}
-
-// State names the node's progress in one word: gone, refuses, late, unlisted (proxy.nodes does
-// not have it), current or following.
-func (n Node) State() string {
-	switch {
-	case !n.Connected:
-		return "gone"
-	case n.Refusing:
-		return "refuses"
-	case n.Fenced:
-		return "late"
-	case n.Unlisted:
-		return "unlisted"
-	case n.Current:
-		return "current"
-	}
-	return "following"
 }
 
 // NodeType is a node's state for one resource type.
@@ -192,7 +176,25 @@ func (n *node) status(g groupView, epochs map[string]policies.Epoch) Node {
 	case !out.Current:
 		out.Reason = "has not acknowledged everything that it was sent"
 	}
+	out.State = stateOf(out)
 	return out
+}
+
+// stateOf names a node's progress.
+func stateOf(n Node) string {
+	switch {
+	case !n.Connected:
+		return "gone"
+	case n.Refusing:
+		return "refuses"
+	case n.Fenced:
+		return "late"
+	case n.Unlisted:
+		return "unlisted"
+	case n.Current:
+		return "current"
+	}
+	return "following"
 }
 
 // followedEpoch returns the epoch of the plan that a follower has; 0: unknown. After a restart

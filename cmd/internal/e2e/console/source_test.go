@@ -151,7 +151,7 @@ func fleetView(replicas int) fakePage {
 	}
 	return fakePage{Status: control.Status{
 		Policy: "default", Epoch: 12, PublishedEpoch: 12, Phase: "idle", Models: []control.Model{m}, Groups: []control.Group{}, Observers: replicas,
-		Nodes: []control.Node{{ID: "envoy@edge-1", Connected: true, Current: true, Epoch: 12}, {ID: "envoy@edge-2", Connected: true, Current: true, Epoch: 12, NACKs: 1}},
+		Nodes: []control.Node{{ID: "envoy@edge-1", State: "current", Connected: true, Current: true, Epoch: 12}, {ID: "envoy@edge-2", State: "current", Connected: true, Current: true, Epoch: 12, NACKs: 1}},
 	}, View: console.View{
 		Name: "control-1", Models: []console.Model{more}, Mixes: []string{"chat", "mixed"},
 		Slots: []console.Slot{{Slot: "place", Stable: "place-cheapest 1.0.0, generation 3", Candidate: "place-cheapest 1.1.0, generation 4, to canary 10 ‰", Nodes: 8, OnStable: 8,
