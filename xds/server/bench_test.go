@@ -171,24 +171,6 @@ func newServer(tb testing.TB, m *meter, sets []resources.Set) *benchServer {
 	return &benchServer{"ours", listen(tb, m, s.Register, server.Options()...), m, func(i int) { c.Set("", sets[i]) }}
 }
 
-// newPublishingServer is newServer with the publisher, which rolls plans out in
-// phases.
-func newPublishingServer(tb testing.TB, m *meter, views []resources.View) *benchServer {
-	tb.Helper()
-	c, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
-	s, err := server.New(server.Config{Cache: c, Callbacks: ledger})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	p, err := publish.New(publish.Config{Cache: c, Ledger: ledger})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	runInBackground(tb, c.Run)
-	runInBackground(tb, p.Run)
-	return &benchServer{"published", listen(tb, m, s.Register, server.Options()...), m, func(i int) { p.Submit(views[i]) }}
-}
-
 // runInBackground runs f until the end of the test.
 func runInBackground(tb testing.TB, f func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())

@@ -138,19 +138,3 @@ func TestChangeServer(t *testing.T) {
 		}
 	}
 }
-
-// TestReplan has the publisher change one boundary several times: each change
-// is one resource for each node, over all phases.
-func TestReplan(t *testing.T) {
-	n := clientCount() / 4
-	views := []resources.View{fleetView(100, 1000), fleetView(100, 1001), fleetView(100, 1002)}
-	p := newPublishingServer(t, new(meter), views)
-	p.meter.arm(1 << 30)
-	p.set(0)
-	c := startClientProcess(t)
-	c.command("connect", p.address, fmt.Sprint(n))
-	c.command(append([]string{"subscribe", p.address}, subscriptionWords(fleetSet(t, 100, 1000))...)...)
-	settle(t, p.meter, 8*n)
-	p.measureChange(t, 1, n, 1)
-	p.measureChange(t, 2, n, 1)
-}

@@ -19,6 +19,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -29,6 +30,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // controlPlane is a control plane on loopback: publisher, cache and gRPC
 // server.
@@ -159,7 +162,7 @@ func (b *backend) kill() { b.server.Close(); b.wg.Wait() }
 
 // backendView is view over real backends.
 func backendView(backends map[string]*backend, epoch policies.Epoch, cuts []policies.Tokens, stages ...string) resources.View {
-	v := view(epoch, cuts, stages...)
+	v := publish.View(epoch, cuts, stages...)
 	v.Settings = resources.Settings{Listen: "127.0.0.1:0", PrefixSecret: length.PrefixSecret{1}}
 	for i := range v.Endpoints {
 		v.Endpoints[i].Address = backends[string(v.Endpoints[i].ID)].address

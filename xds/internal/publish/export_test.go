@@ -25,18 +25,3 @@ func (p *Publisher) Misrender(change func(resources.View, resources.Set) resourc
 	p.rollout, err = planrollout.New(cfg)
 	return err
 }
-
-// Behind adds to ids the nodes that are behind or reconnecting.
-func (l *Ledger) Behind(set resources.Set, types []string, ids map[string]bool) {
-	v := newVersions(set, types)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for id, n := range l.nodes {
-		if n.isBehind(v) || n.isReconnecting(types) {
-			ids[id] = true
-		}
-	}
-}
-
-// TakeNACKs returns the NACKs since the last call.
-func (l *Ledger) TakeNACKs() []planrollout.NACK { return l.takeNACKs() }

@@ -25,7 +25,7 @@ var awaitedTypes = planrollout.AwaitedTypes()
 
 // Bounds of the data that the ledger keeps of its nodes.
 const (
-	maxNodeID       = 256 // bytes of a node's id
+	maxCluster      = 256 // bytes of the name of a node's cluster
 	maxDisconnected = 256 // nodes remembered without a stream
 	// reconnectTime is how long a proxy that lost its streams is expected to
 	// reconnect. Envoy tries again after half a second.
@@ -255,29 +255,22 @@ func (l *Ledger) closeStream(key streamKey) {
 }
 
 // streamOfLocked returns the stream of a request, and binds it to its node at
-// the first one. It drops the unused parts of the node message: an Envoy's has
-// 61 KB, and the server keeps it for the life of the stream.
+// the first one, whose id package server has checked.
 func (l *Ledger) streamOfLocked(key streamKey, n *corev3.Node) (*stream, error) {
 	s := l.streams[key]
 	if s == nil {
 		return nil, status.Error(codes.Internal, "internal error: request on a stream that was not opened")
 	}
-	if n != nil {
-		n.Extensions, n.ClientFeatures, n.UserAgentVersionType = nil, nil, nil
-	}
 	if s.node != nil {
 		return s, nil
 	}
 	id := n.GetId()
-	if id == "" || len(id) > maxNodeID {
-		return nil, status.Errorf(codes.InvalidArgument, "node id %.40q: the first request must carry one of 1 to %d bytes", id, maxNodeID)
-	}
 	known := l.nodes[id]
 	if known == nil {
 		known = &node{id: id, streams: make(map[streamKey]*stream), subscribed: make(map[string]bool)}
 		l.nodes[id] = known
 	}
-	known.cluster = sanitize(n.GetCluster(), maxNodeID)
+	known.cluster = sanitize(n.GetCluster(), maxCluster)
 	known.group, known.counts = l.groupOf(id, known.cluster), l.counts(id)
 	if len(known.streams) == 0 {
 		known.since = time.Now()

@@ -11,10 +11,13 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -52,12 +55,19 @@ func (w *wire) send(id int64, typ, text string) (nonce string) {
 	return r.Nonce
 }
 
-// reply answers a response; a refusal makes it a NACK.
-func (w *wire) reply(id int64, typ, nonce, refusal string) {
+// reply answers a response; a refusal makes it a NACK, with reasons by name in its details.
+func (w *wire) reply(id int64, typ, nonce, refusal string, byName ...string) {
 	w.t.Helper()
 	r := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResponseNonce: nonce}
 	if refusal != "" {
 		r.ErrorDetail = &rpcstatus.Status{Code: 13, Message: refusal}
+	}
+	list := new(errdetails.BadRequest)
+	for i := 0; i < len(byName); i += 2 {
+		list.FieldViolations = append(list.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: byName[i], Description: byName[i+1]})
+	}
+	if len(byName) > 0 {
+		r.ErrorDetail.Details = []*anypb.Any{testkit.Must(anypb.New(list))}
 	}
 	testkit.NoError(w.t, w.OnStreamDeltaRequest(id, r))
 }
@@ -143,7 +153,7 @@ func TestNACKs(t *testing.T) {
 	}
 	refuse(1, "a@1 b@2", "cluster b: bad")
 	refuse(4, "a@1", "an observer's")
-	nacks := w.TakeNACKs()
+	nacks := w.takeNACKs()
 	if len(nacks) != 1 || nacks[0].Nodes != 2 || nacks[0].Text != "cluster b: bad" || nacks[0].Resources[1] != (planrollout.Version{Name: "b", Version: "2"}) {
 		t.Errorf("%+v, want one of n among two connected nodes", nacks)
 	}
@@ -160,15 +170,15 @@ func TestNACKs(t *testing.T) {
 	for range maxNACKs + 5 {
 		refuse(2, "c@1", "no")
 	}
-	if nacks := w.TakeNACKs(); len(nacks) != maxNACKs || nacks[0].Node != "other" {
+	if nacks := w.takeNACKs(); len(nacks) != maxNACKs || nacks[0].Node != "other" {
 		t.Errorf("%d NACKs are kept, the first of %s", len(nacks), nacks[0].Node)
 	}
-	if w.TakeNACKs() != nil {
+	if w.takeNACKs() != nil {
 		t.Error("they are taken twice")
 	}
 	w.open(5, "n", "", resources.ExtensionType)
 	w.reply(5, resources.ExtensionType, w.send(5, resources.ExtensionType, "estimator@1"), "it has a default")
-	if got := w.TakeNACKs(); got != nil {
+	if got := w.takeNACKs(); got != nil {
 		t.Errorf("%+v: the refusal of an extension config stops a plan", got)
 	}
 }
@@ -185,7 +195,7 @@ func TestLedgerSignals(t *testing.T) {
 			t.Error("not signalled:", what)
 		}
 	}
-	w.open(1, strings.Repeat("x", maxNodeID), "", resources.ClusterType)
+	w.open(1, "n", "", resources.ClusterType)
 	signalled("a request")
 	w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1"), "")
 	signalled("an ACK")
@@ -196,7 +206,7 @@ func TestLedgerSignals(t *testing.T) {
 }
 
 // TestReconnectedNodeIsKept checks that a node which has come back is not forgotten among
-// those without a stream, and that a second stream does not count as a new connect.
+// those without a stream, and that a second stream counts neither as a new connect nor, at its end, as a disconnect.
 func TestReconnectedNodeIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &wire{Ledger: NewLedger(nil), t: t}
@@ -206,6 +216,7 @@ func TestReconnectedNodeIsKept(t *testing.T) {
 		since := w.nodes["back"].since
 		time.Sleep(time.Minute)
 		w.open(3, "back", "", resources.RouteType)
+		w.OnDeltaStreamClosed(3, nil)
 		if n := w.nodes["back"]; n.since != since {
 			t.Errorf("connected since %v, then %v", since, n.since)
 		}
@@ -219,27 +230,77 @@ func TestReconnectedNodeIsKept(t *testing.T) {
 	})
 }
 
-// TestSlotsOfNodes checks that the removal of a policy slot removes the reply about it, and
-// that only slots of known kinds are recorded.
-func TestSlotsOfNodes(t *testing.T) {
+// TestSlotReplies checks that replies about policy slots of known kinds are recorded by slot,
+// also those of a proxy, until the slot is removed, and that they stop no plan.
+func TestSlotReplies(t *testing.T) {
 	w := &wire{Ledger: NewLedger(nil), t: t}
 	w.open(1, "n", "", resources.ExtensionType)
 	place, bid := policyslots.ResourceName("place"), policyslots.ResourceName("bid-select")
-	unknown := policyslots.ResourceName("juggle")
-	w.reply(1, resources.ExtensionType, w.send(1, resources.ExtensionType, place+"@1 "+bid+"@1 "+unknown+"@1 wasm-filter@1"), "")
-	if slots := w.nodes["n"].slots; len(slots) != 2 || slots["place"].Version != "1" || slots["bid-select"].Version != "1" {
-		t.Errorf("%+v", slots)
+	for _, step := range []struct {
+		sent, text   string
+		byName       []string // names and reasons in a NACK
+		place, other string
+	}{
+		{place + "@1 " + bid + "@1 " + policyslots.ResourceName("juggle") + "@1 wasm-filter@1", "", nil, "1", "1"},
+		{place + "@2 " + bid + "@2", bid + ": " + place + ": the text counts for nothing", []string{bid, "unknown signer; unknown key", place, "expired"}, "2 expired", "2 unknown signer; unknown key"},
+		{place + "@3 " + bid + "@3", "one is bad", []string{bid, "bad"}, "3", "3 bad"},
+		{bid + "@4", "something else", nil, "3", "4 something else"},
+		{"-" + place + " -wasm-filter", "", nil, "", "4 something else"},
+	} {
+		w.reply(1, resources.ExtensionType, w.send(1, resources.ExtensionType, step.sent), step.text, step.byName...)
+		slots := w.nodes["n"].slots
+		said := func(k lifecycle.Kind) string { return strings.TrimSpace(slots[k].Version + " " + slots[k].Refused) }
+		if said("place") != step.place || said("bid-select") != step.other || len(slots) > 2 {
+			t.Errorf("after %q: %+v", step.sent, slots)
+		}
 	}
-	w.reply(1, resources.ExtensionType, w.send(1, resources.ExtensionType, "-"+place+" -wasm-filter"), "")
-	if slots := w.nodes["n"].slots; len(slots) != 1 || slots["bid-select"].Version != "1" {
-		t.Errorf("after the removal of place: %+v", slots)
+	if got := w.takeNACKs(); len(got) != 0 {
+		t.Errorf("passed on %+v", got)
 	}
+}
+
+// TestNodesOfARestartedControlPlane checks that proxies are not current before a new process has published a plan. One
+// that reconnects is then known to have it by the versions that its first requests name.
+func TestNodesOfARestartedControlPlane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := View(7, []policies.Tokens{10}, "a", "b")
+		had := testkit.Must(resources.Build(v))
+		l := NewLedger(nil)
+		testkit.NoError(t, l.OnDeltaStreamOpen(t.Context(), 1, ""))
+		for _, typ := range planrollout.AwaitedTypes() {
+			r := &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "envoy"}, TypeUrl: typ, InitialResourceVersions: make(map[string]string)}
+			for _, has := range had.All(typ) {
+				r.InitialResourceVersions[has.Name] = has.Version
+				r.ResourceNamesSubscribe = append(r.ResourceNamesSubscribe, has.Name)
+			}
+			testkit.NoError(t, l.OnStreamDeltaRequest(1, r))
+		}
+		testkit.NoError(t, l.OnDeltaStreamOpen(t.Context(), 2, ""))
+		testkit.NoError(t, l.OnStreamDeltaRequest(2, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "new"}, TypeUrl: resources.ClusterType}))
+		p := testkit.Must(New(Config{Cache: noCache{}, Ledger: l}))
+		for _, n := range p.Status().Nodes {
+			if n.State != "following" || n.Epoch != 0 || !strings.Contains(n.Reason, "published no plan yet") {
+				t.Errorf("%s before the first plan: %s, epoch %d, %q", n.ID, n.State, n.Epoch, n.Reason)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		p.Submit(v)
+		synctest.Wait()
+		if n := p.Status().Nodes[0]; n.State != "current" || n.Epoch != 7 || n.Reason != "" {
+			t.Errorf("after it: %s, epoch %d, %q", n.State, n.Epoch, n.Reason)
+		}
+		cancel()
+		<-done
+	})
 }
 
 // TestNodeStatus checks what the status says of one node.
 func TestNodeStatus(t *testing.T) {
 	w := &wire{Ledger: NewLedger(nil), t: t}
 	w.open(1, "n", "", resources.RouteType, resources.ClusterType)
+	w.open(2, "n", "", resources.ExtensionType)
 	epochs := map[string]policies.Epoch{"2": 2, "1": 3, "4": 4}
 	w.reply(1, resources.RouteType, w.send(1, resources.RouteType, "r@1"), "")
 	w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1 b@1"), "")
@@ -252,8 +313,16 @@ func TestNodeStatus(t *testing.T) {
 	}
 	w.reply(1, resources.ClusterType, fmt.Sprint(w.nonce), "no memory")
 	fenced := groupView{GroupReport: planrollout.GroupReport{Fenced: map[string]string{"n": "late"}}}
-	if got := n.status(fenced, nil); got.Reason != "fenced: late: no memory" || !got.Fenced {
+	if got := n.status(fenced, nil); got.Reason != "fenced: late: no memory" || !got.Fenced || got.NACKs != 1 || got.State != "late" {
 		t.Errorf("a fenced node: %+v", got)
+	}
+	w.OnDeltaStreamClosed(1, nil)
+	if got := n.status(fenced, nil); !got.Connected {
+		t.Error("disconnected although one of two streams is open")
+	}
+	w.OnDeltaStreamClosed(2, nil)
+	if got := n.status(fenced, nil); got.Connected || got.State != "gone" {
+		t.Errorf("not disconnected: %+v", got)
 	}
 }
 
@@ -264,11 +333,13 @@ func TestConfigIsChecked(t *testing.T) {
 		"ack timeout":   func(c *Config) { c.AckTimeout = -1 },
 		"watch":         func(c *Config) { c.Watch = -1 },
 		"drain timeout": func(c *Config) { c.DrainTimeout = -1 },
+		"no cache":      func(c *Config) { c.Cache = nil },
+		"no ledger":     func(c *Config) { c.Ledger = nil },
 	} {
 		c := base
 		edit(&c)
-		if _, err := c.validate(); err == nil {
-			t.Errorf("a negative %s is accepted", name)
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: accepted", name)
 		}
 	}
 	c := base

@@ -1,26 +1,25 @@
-package publish_test
+package publish
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/datadriven"
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // TestScenarios runs testdata/scenarios/*.txt (package datadriven; -rewrite rewrites
-// the expected output) on a control plane with fake proxies, in simulated time:
+// the expected output) on a simulation, with real resources and without randomness:
 //
 //	control [canary] [ack=2s] [count=our-*]
 //	                           starts the control plane, or another one in its place,
@@ -44,13 +43,12 @@ import (
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		synctest.Test(t, func(t *testing.T) {
-			p := &player{t: t, proxies: make(map[string]*fakeProxy), received: make(map[string]int)}
+			p := &player{t: t, received: make(map[string]int)}
 			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 				p.out.Reset()
 				p.do(d)
 				return p.out.String()
 			})
-			p.harness.stop()
 		})
 	})
 }
@@ -58,12 +56,32 @@ func TestScenarios(t *testing.T) {
 // player runs the commands of a scenario.
 type player struct {
 	t *testing.T
-	*harness
+	*simulation
 	monitor  *fakeMonitor
-	proxies  map[string]*fakeProxy
 	received map[string]int
+	printed  int // sets of applied
 	out      strings.Builder
 }
+
+// node returns a node by its id.
+func (p *player) node(id string) *simNode {
+	return p.nodes[slices.IndexFunc(p.nodes, func(n *simNode) bool { return n.id == id })]
+}
+
+// pass lets time pass, while all messages arrive at once, until it is over or done.
+func (p *player) pass(limit time.Duration, done func() bool) {
+	for end := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+		for p.deliverOne() {
+			p.observe()
+		}
+		p.observe()
+		if done() || !time.Now().Before(end) {
+			return
+		}
+	}
+}
+
+func never() bool { return false }
 
 func (p *player) do(d *datadriven.TestData) {
 	var words []string // without the options
@@ -76,12 +94,10 @@ func (p *player) do(d *datadriven.TestData) {
 	case "control":
 		p.startControl(d)
 	case "proxy":
-		f := &fakeProxy{id: words[0], cluster: option(d, "cluster"), maxDelay: time.Millisecond}
-		if slices.Contains(words, "slow") {
-			f.maxDelay = 1000 * time.Hour
-		}
-		p.proxies[f.id] = p.startProxy(f)
-		time.Sleep(time.Second)
+		n := p.addNode(words[0], option(d, "cluster"))
+		n.mute = slices.Contains(words, "slow")
+		n.connect()
+		p.pass(time.Second, never)
 	case "plan":
 		p.plan(d, words)
 	case "wait":
@@ -91,28 +107,25 @@ func (p *player) do(d *datadriven.TestData) {
 		if err != nil {
 			d.Fatalf(p.t, "%v", err)
 		}
-		time.Sleep(length)
+		p.pass(length, never)
 	case "refuse":
-		f := p.proxies[words[0]]
-		good := f.version(resources.RouteType, resources.RouteName)
-		f.refuse(func(r *discoveryv3.Resource) bool { return r.Name == resources.RouteName && r.Version != good })
+		n := p.node(words[0])
+		n.accepts = n.has[resources.RouteType][resources.RouteName].Version
 	case "accept":
-		p.proxies[words[0]].refuse(nil)
+		p.node(words[0]).accepts = ""
 	case "regression":
-		p.monitor.set(strings.Join(words, " "), 0)
+		p.monitor.bad, p.monitor.requests = strings.Join(words, " "), 0
 	case "requests":
-		n, _ := strconv.Atoi(words[0])
-		p.monitor.set("", n)
+		p.monitor.bad = ""
+		p.monitor.requests, _ = strconv.Atoi(words[0])
 	case "counted":
-		p.monitor.mu.Lock()
-		defer p.monitor.mu.Unlock()
 		for _, cluster := range slices.Sorted(maps.Keys(p.monitor.clusters)) {
 			if p.monitor.clusters[cluster] == endpoint("m", words[0]).Address {
 				fmt.Fprintln(&p.out, cluster)
 			}
 		}
 	case "received":
-		n := p.proxies[words[0]].received()
+		n := p.node(words[0]).received
 		fmt.Fprintln(&p.out, n-p.received[words[0]])
 		p.received[words[0]] = n
 	case "status":
@@ -134,32 +147,28 @@ func option(d *datadriven.TestData, key string) string {
 
 // startControl starts the control plane, and connects the proxies of the one before.
 func (p *player) startControl(d *datadriven.TestData) {
-	var cfg publish.Config
+	var cfg Config
 	if d.HasArg("canary") {
-		groups, err := resources.NewGroups([]resources.GroupRule{{Name: "canary", Nodes: []string{"canary*"}}})
-		if err != nil {
-			d.Fatalf(p.t, "%v", err)
-		}
+		groups := testkit.Must(resources.NewGroups([]resources.GroupRule{{Name: "canary", Nodes: []string{"canary*"}}}))
 		p.monitor = &fakeMonitor{clusters: make(map[string]string)}
-		cfg = publish.Config{Groups: groups, Watch: 2 * time.Second, Monitor: p.monitor, RequestCounter: p.monitor}
-		cfg.OnRefusal = func(r publish.Refusal) {
-			p.monitor.mu.Lock()
-			defer p.monitor.mu.Unlock()
-			p.monitor.reported = append(p.monitor.reported, r)
-		}
+		cfg = Config{Groups: groups, Watch: 2 * time.Second, Monitor: p.monitor, RequestCounter: p.monitor}
+		cfg.OnRefusal = func(r Refusal) { p.monitor.reported = append(p.monitor.reported, r) }
 	}
 	if ours := option(d, "count"); ours != "" {
 		cfg.Counts = func(node string) bool { return resources.MatchGroup([]string{ours}, node) }
 	}
 	cfg.AckTimeout, _ = time.ParseDuration(option(d, "ack"))
-	if p.harness != nil {
-		p.stop()
+	before := p.simulation
+	p.simulation, p.printed = startSimulation(p.t, 0, cfg), 0
+	if before != nil {
+		for _, n := range before.nodes {
+			n.disconnect()
+			n.sim = p.simulation
+			p.nodes = append(p.nodes, n)
+			n.connect()
+		}
 	}
-	p.harness = startHarness(p.t, cfg)
-	for _, f := range p.proxies {
-		p.startProxy(f)
-	}
-	time.Sleep(time.Second) // they subscribe before there is a set
+	p.pass(time.Second, never) // they subscribe before there is a set
 }
 
 // plan submits a view.
@@ -178,7 +187,7 @@ func (p *player) plan(d *datadriven.TestData, words []string) {
 	}
 	now, same := slices.Contains(words, "now"), slices.Contains(words, "same-address")
 	words = slices.DeleteFunc(words[1:], func(w string) bool { return w == "now" || w == "same-address" })
-	v := view(policies.Epoch(epoch), cuts, strings.Split(strings.Join(words, " "), "|")...)
+	v := View(policies.Epoch(epoch), cuts, strings.Split(strings.Join(words, " "), "|")...)
 	if same {
 		v.Endpoints[1].Address = v.Endpoints[0].Address
 	}
@@ -197,17 +206,44 @@ func (p *player) plan(d *datadriven.TestData, words []string) {
 		v.Plans = append(v.Plans, policies.Plan{Model: model, Epoch: 2, Stages: policies.OneStagePlan(model, []policies.ReplicaID{policies.ReplicaID(id)}).Stages})
 		v.Endpoints = append(v.Endpoints, endpoint(model, id))
 	}
-	p.submit(v)
+	p.pub.Submit(v)
+	p.pub.applySubmitted()
 	if !now {
 		p.wait()
 	}
 }
 
-// wait waits for the end of the rollout.
+// wait waits for the end of the rollout, and prints how many resources of each type each set
+// has changed in its group since the last time.
 func (p *player) wait() {
-	took := p.waitForIdle()
-	for _, change := range p.cache.takeChanges() {
-		fmt.Fprintln(&p.out, change)
+	start := time.Now()
+	p.pass(time.Hour, func() bool { return p.pub.Status().Phase == "idle" })
+	took := time.Since(start)
+	p.pass(time.Second, never)
+	for ; p.printed < len(p.applied); p.printed++ {
+		a := p.applied[p.printed]
+		var before resources.Set
+		for _, b := range p.applied[:p.printed] {
+			if b.group == a.group {
+				before = b.set
+			}
+		}
+		var words []string
+		for _, kind := range []struct{ short, typ string }{
+			{"cds", resources.ClusterType}, {"eds", resources.EndpointType}, {"lds", resources.ListenerType}, {"rds", resources.RouteType},
+		} {
+			names := resources.ChangedNames(before, a.set, kind.typ)
+			names = slices.DeleteFunc(names, func(n string) bool {
+				return cmp.Or(a.set.Get(kind.typ, n), before.Get(kind.typ, n)).Unlisted // these proxies do not subscribe to it
+			})
+			if len(names) > 0 {
+				words = append(words, fmt.Sprintf("%s %d", kind.short, len(names)))
+			}
+		}
+		if a.group != "" {
+			fmt.Fprintf(&p.out, "%s: ", a.group)
+		}
+		fmt.Fprintln(&p.out, cmp.Or(strings.Join(words, ", "), "nothing"))
 	}
 	if took >= time.Second {
 		fmt.Fprintf(&p.out, "after %v\n", took.Round(time.Second))
@@ -215,8 +251,7 @@ func (p *player) wait() {
 }
 
 func (p *player) status() {
-	synctest.Wait()
-	st := p.publisher.Status()
+	st := p.pub.Status()
 	fmt.Fprintf(&p.out, "plan %d, %s", st.Epoch, st.Phase)
 	for _, g := range st.Groups {
 		fmt.Fprintf(&p.out, ", group %q: %d nodes at %d", g.Name, g.Nodes, g.Epoch)
@@ -258,43 +293,25 @@ func (p *player) status() {
 		}
 		fmt.Fprintln(&p.out)
 	}
-	for _, f := range p.proxies {
-		f.mu.Lock()
-		if f.maxDelay < time.Hour && f.checked == 0 {
-			p.t.Errorf("%s checked no routes", f.id)
-		}
-		f.mu.Unlock()
-	}
 }
 
 // fakeMonitor is a Monitor and a RequestCounter with results set by the test. It
 // keeps the reported refusals.
 type fakeMonitor struct {
-	mu       sync.Mutex
-	reported []publish.Refusal
+	reported []Refusal
 	bad      string
 	requests int
 	clusters map[string]string // addresses by the clusters that were asked for
 }
 
 func (v *fakeMonitor) Regression(group string, since time.Time) (bool, string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	return v.bad != "" && group == "canary" && !since.IsZero(), v.bad
 }
 
 func (v *fakeMonitor) ActiveRequests(cluster string, addresses []string) (int, bool) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	v.clusters[cluster] = strings.Join(addresses, " ")
 	if cluster != resources.ClusterName("m", 0) {
 		return 0, true
 	}
 	return v.requests, true
-}
-
-func (v *fakeMonitor) set(bad string, requests int) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.bad, v.requests = bad, requests
 }

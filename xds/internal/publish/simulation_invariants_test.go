@@ -64,7 +64,7 @@ func (n *simNode) checkRoutes() {
 	if !n.mustBeAwaited() {
 		return
 	}
-	routes := n.has[resources.RouteType]["r"]
+	routes := n.has[resources.RouteType][resources.RouteName]
 	plan := n.sim.plans[string(routes.Body)]
 	for k := range plan.Stages {
 		if n.has[resources.ClusterType][clusterOf(k)] == nil {

@@ -22,9 +22,12 @@ import (
 type simNode struct {
 	sim            *simulation
 	id             string
-	group          string
+	group, cluster string
 	perType        bool
-	picky          bool // it refuses versions that no other node refuses
+	picky          bool   // it refuses versions that no other node refuses
+	accepts        string // unless "", it refuses all other versions of the route table
+	mute           bool   // it applies and answers nothing
+	received       int    // resources
 	up             bool
 	disconnectedAt time.Time
 	excused        bool                                      // it was away for too long, until it has caught up
@@ -62,7 +65,7 @@ func (n *simNode) connect() {
 	}
 	if n.ready {
 		n.open(resources.ListenerType)
-		n.open(resources.RouteType, "r")
+		n.open(resources.RouteType, resources.RouteName)
 	}
 }
 
@@ -80,7 +83,7 @@ func (n *simNode) open(typ string, names ...string) {
 	}
 	n.subs[typ] = sub
 	req := &discoveryv3.DeltaDiscoveryRequest{
-		Node: &corev3.Node{Id: n.id}, TypeUrl: typ, ResourceNamesSubscribe: names, InitialResourceVersions: make(map[string]string),
+		Node: &corev3.Node{Id: n.id, Cluster: n.cluster}, TypeUrl: typ, ResourceNamesSubscribe: names, InitialResourceVersions: make(map[string]string),
 	}
 	for name, r := range n.has[typ] {
 		req.InitialResourceVersions[name] = r.Version
@@ -99,7 +102,7 @@ func (n *simNode) anyStream() int64 {
 func (n *simNode) services() []string {
 	var names []string
 	for name := range n.has[resources.ClusterType] {
-		names = append(names, "e"+name[1:])
+		names = append(names, serviceOf(name))
 	}
 	slices.Sort(names)
 	return names
@@ -135,6 +138,7 @@ func (n *simNode) receiveResponse(typ string) {
 	sub.toNode = sub.toNode[1:]
 	ack := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResponseNonce: resp.Nonce}
 	n.sim.logf("%s hears %s nonce %q: %d, %v", n.id, shortType(typ), resp.Nonce, len(resp.Resources), resp.RemovedResources)
+	n.received += len(resp.Resources)
 	var bad []string
 	for _, r := range resp.Resources {
 		if n.refuses(typ, r) {
@@ -142,7 +146,7 @@ func (n *simNode) receiveResponse(typ string) {
 		}
 	}
 	if len(bad) > 0 {
-		ack.ErrorDetail = &rpcstatus.Status{Message: "not possible"}
+		ack.ErrorDetail = &rpcstatus.Status{Message: "no\n" + bad[0]}
 		if typ == resources.ClusterType {
 			ack.ErrorDetail.Message = "Error adding/updating cluster(s) " + strings.Join(bad, ": bad, ") + ": bad"
 		}
@@ -160,7 +164,7 @@ func (n *simNode) receiveResponse(typ string) {
 		for _, r := range resp.Resources {
 			if !slices.Contains(bad, r.Name) && (typ != resources.EndpointType || slices.Contains(n.services(), r.Name)) {
 				if typ == resources.ClusterType && n.has[typ][r.Name] == nil {
-					delete(n.refused, "e"+r.Name[1:]) // a new cluster waits again
+					delete(n.refused, serviceOf(r.Name)) // a new cluster waits again
 				}
 				n.has[typ][r.Name] = &resources.Resource{Type: typ, Name: r.Name, Version: r.Version, Body: n.sim.bodies[r.Version]}
 			}
@@ -232,7 +236,7 @@ func (n *simNode) finishWarming(typ string) {
 	if !n.ready {
 		n.ready = true
 		n.open(resources.ListenerType)
-		n.open(resources.RouteType, "r")
+		n.open(resources.RouteType, resources.RouteName)
 	}
 }
 
@@ -254,6 +258,9 @@ func (n *simNode) subscribedNames(sub *simSubscription) map[string]bool {
 // refuses reports whether the node refuses a version: proxies refuse a fixed
 // share of all versions.
 func (n *simNode) refuses(typ string, r *discoveryv3.Resource) bool {
+	if n.accepts != "" && typ == resources.RouteType {
+		return r.Version != n.accepts
+	}
 	if n.sim.neverRefused[r.Version] || typ == resources.ListenerType {
 		return false
 	}

@@ -46,13 +46,16 @@ func textSet(v resources.View) (resources.Set, error) {
 		add(resources.ClusterType, clusterOf(k), v.Settings.AccessLog)
 		add(resources.EndpointType, serviceOfStage(k), strings.Join(words, " "))
 	}
-	add(resources.ListenerType, "l", "l")
-	add(resources.RouteType, "r", fmt.Sprint("plan ", v.Plans[0].Epoch))
+	add(resources.ListenerType, resources.ListenerName, "l")
+	add(resources.RouteType, resources.RouteName, fmt.Sprint("plan ", v.Plans[0].Epoch))
 	return resources.NewSet(all...)
 }
 
-func clusterOf(k int) string      { return fmt.Sprint("c", k) }
-func serviceOfStage(k int) string { return fmt.Sprint("e", k) }
+func clusterOf(k int) string      { return resources.ClusterName("m", k) }
+func serviceOfStage(k int) string { return resources.EndpointName("m", k) }
+
+// serviceOf names the endpoints of a cluster.
+func serviceOf(cluster string) string { return strings.TrimSuffix(cluster, "/rr") }
 
 // missingMember describes the first stage of a plan whose endpoints lack a
 // member.

@@ -14,8 +14,9 @@ import (
 
 // Set implements Cache.
 func (sim *simulation) Set(g string, s resources.Set) {
+	sim.applied = append(sim.applied, appliedSet{g, s})
 	sim.shown[g] = s
-	if v := s.Get(resources.RouteType, "r").Version; !slices.Contains(sim.shownIn[v], g) {
+	if v := s.Get(resources.RouteType, resources.RouteName).Version; !slices.Contains(sim.shownIn[v], g) {
 		if sim.shownIn[v] = append(sim.shownIn[v], g); len(sim.shownIn[v]) == 1 {
 			sim.begun[v] = sim.said
 		}
@@ -51,13 +52,14 @@ func (sim *simulation) Changed() <-chan struct{} { return sim.signal }
 
 // sendUpdate sends what a subscription lacks, unless it waits for a reply.
 func (n *simNode) sendUpdate(typ string) {
-	sub, set := n.subs[typ], n.sim.shown[n.group]
-	if !n.up || sub == nil || !sub.begun || sub.unreplied {
+	sub := n.subs[typ]
+	set, served := n.sim.shown[n.group]
+	if !served || !n.up || sub == nil || !sub.begun || sub.unreplied {
 		return
 	}
 	resp := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typ}
 	for _, r := range set.All(typ) {
-		if (sub.wildcard || sub.names[r.Name]) && sub.returned[r.Name] != r.Version {
+		if (sub.wildcard && !r.Unlisted || sub.names[r.Name]) && sub.returned[r.Name] != r.Version {
 			n.sim.checkSent(n, r)
 			sub.returned[r.Name] = r.Version
 			resp.Resources = append(resp.Resources, &discoveryv3.Resource{Name: r.Name, Version: r.Version})

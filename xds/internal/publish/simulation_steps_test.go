@@ -52,7 +52,7 @@ func (sim *simulation) deliverOne() bool {
 				if len(sub.toServer) > 0 {
 					ways = append(ways, way{n, typ, false})
 				}
-				if len(sub.toNode) > 0 {
+				if len(sub.toNode) > 0 && !n.mute {
 					ways = append(ways, way{n, typ, true})
 				}
 			}

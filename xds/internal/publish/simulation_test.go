@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -37,6 +38,7 @@ type simulation struct {
 	begun          map[string]int      // event count when the first of them was shown it
 	signal         chan struct{}
 	sent           int
+	applied        []appliedSet
 	wanted         int // event count at the last submission; churn: at the last connect or disconnect
 	churn          int
 
@@ -45,38 +47,45 @@ type simulation struct {
 	log     []string
 }
 
-func newSimulation(t *testing.T, seed uint64) *simulation {
+// appliedSet is a set that the publisher has applied to a group.
+type appliedSet struct {
+	group string
+	set   resources.Set
+}
+
+// startSimulation returns a simulation of a configuration without nodes.
+func startSimulation(t *testing.T, seed uint64, cfg Config) *simulation {
 	sim := &simulation{
 		t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 1)), plans: make(map[string]policies.Plan),
 		shown: make(map[string]resources.Set), bodies: make(map[string][]byte), neverRefused: make(map[string]bool), shownIn: make(map[string][]string), begun: make(map[string]int),
 		signal: make(chan struct{}, 1),
 	}
-	groups, err := resources.NewGroups([]resources.GroupRule{{Name: "a", Nodes: []string{"a*"}}, {Name: "b", Nodes: []string{"b*"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	watch := time.Duration(sim.r.IntN(3)) * 500 * time.Millisecond
-	if sim.pub, err = New(Config{Cache: sim, Ledger: NewLedger(nil), Groups: groups, Watch: watch}); err != nil {
-		t.Fatal(err)
-	}
-	sim.pub.rollout, err = planrollout.New(planrollout.Config{
-		Groups: groups.Names(), Watch: watch, AckTimeout: sim.pub.cfg.AckTimeout,
-		Build: textSet, Prove: func(resources.Set) error { return nil },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg.Cache, cfg.Ledger = sim, NewLedger(nil)
+	sim.pub = testkit.Must(New(cfg))
 	sim.pub.timer = time.NewTimer(time.Hour)
+	return sim
+}
+
+// addNode adds a node that is not connected yet.
+func (sim *simulation) addNode(id, cluster string) *simNode {
+	n := &simNode{sim: sim, id: id, cluster: cluster, group: sim.pub.cfg.Groups.GroupOf(id, cluster), has: make(map[string]map[string]*resources.Resource)}
+	for _, typ := range simTypes {
+		n.has[typ] = make(map[string]*resources.Resource)
+	}
+	sim.nodes = append(sim.nodes, n)
+	return n
+}
+
+// newSimulation returns a simulation of random nodes, with resources of text.
+func newSimulation(t *testing.T, seed uint64) *simulation {
+	groups := testkit.Must(resources.NewGroups([]resources.GroupRule{{Name: "a", Nodes: []string{"a*"}}, {Name: "b", Nodes: []string{"b*"}}}))
+	watch := time.Duration(rand.New(rand.NewPCG(seed, 2)).IntN(3)) * 500 * time.Millisecond
+	sim := startSimulation(t, seed, Config{Groups: groups, Watch: watch})
+	steps := sim.pub.cfg.rollout()
+	steps.Build, steps.Prove = textSet, func(resources.Set) error { return nil }
+	sim.pub.rollout = testkit.Must(planrollout.New(steps))
 	for i := range 3 + sim.r.IntN(3) {
-		g := []string{"a", "b", ""}[sim.r.IntN(3)]
-		n := &simNode{sim: sim, id: fmt.Sprint(g+"n", i), group: g, perType: sim.r.IntN(2) == 0, has: make(map[string]map[string]*resources.Resource)}
-		if g == "" {
-			n.id = fmt.Sprint("z", i)
-		}
-		for _, typ := range simTypes {
-			n.has[typ] = make(map[string]*resources.Resource)
-		}
-		sim.nodes = append(sim.nodes, n)
+		sim.addNode(fmt.Sprint([]string{"an", "bn", "z"}[sim.r.IntN(3)], i), "").perType = sim.r.IntN(2) == 0
 	}
 	return sim
 }
