@@ -154,3 +154,19 @@ func TestLinks(t *testing.T) {
 		t.Errorf("found only %d links in %d files: the test looks in the wrong place", links, files)
 	}
 }
+
+// TestPlansWay checks that docs/plan.md leads through at most twelve functions, and that each exists.
+func TestPlansWay(t *testing.T) {
+	text := string(testkit.Must(os.ReadFile("../docs/plan.md")))
+	rows := regexp.MustCompile("(?m)^\\| \\d+ \\| `(?:(\\w+)\\.)?(\\w+)` \\| `([a-z/]+)` \\|").FindAllStringSubmatch(text, -1)
+	if len(rows) < 10 || len(rows) > 12 {
+		t.Errorf("%d functions, want 10 to 12", len(rows))
+	}
+	for _, row := range rows {
+		declared := regexp.MustCompile(`(?m)^func (?:\(\w+ \*?` + row[1] + `\) )?` + row[2] + `\(`)
+		files := testkit.Must(filepath.Glob("../" + row[3] + "/*.go"))
+		if !slices.ContainsFunc(files, func(f string) bool { return declared.Match(testkit.Must(os.ReadFile(f))) }) {
+			t.Errorf("%s has no function %s of %q", row[3], row[2], row[1])
+		}
+	}
+}

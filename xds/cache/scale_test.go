@@ -126,7 +126,9 @@ func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 	for i := range n {
 		id := policies.ReplicaID(fmt.Sprint("replica-", i))
 		p.Stages[i%4].Replicas = append(p.Stages[i%4].Replicas, id)
-		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Host: fmt.Sprint("n", i/8)})
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{
+			Replica: policies.Replica{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Host: fmt.Sprint("n", i/8)},
+		})
 	}
 	v.Plans = []policies.Plan{p}
 	s, err := resources.Build(v)

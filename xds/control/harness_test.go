@@ -22,6 +22,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // together is how many of the longest tests run in parallel, on any host: they wait for reports.
@@ -151,8 +152,8 @@ func fastRules() fleet.Rules {
 	return fleet.Rules{
 		Speed: 100, Seen: 1,
 		Models: []fleet.Model{{
-			Name: "m", Context: context32k,
-			QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+			Model: resources.Model{Name: "m", Context: context32k},
+			QoE:   policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 		}},
 	}
 }

@@ -31,7 +31,7 @@ import (
 func TestEnvoyTwoControlPlanes(t *testing.T) {
 	t.Parallel()
 	envoytest.Binary(t)
-	list, _ := startUpstreams(t, 4)
+	list := startUpstreams(t, 4)
 	for i := range list {
 		list[i].Capacity.Batch = 4096 // so large that the few requests here change no weight
 	}

@@ -355,7 +355,7 @@ func TestPolicyOwnSlots(t *testing.T) {
 // back change nothing in an Envoy, and that no request fails.
 func TestEnvoyPolicies(t *testing.T) {
 	envoytest.Binary(t)
-	list, _ := startUpstreams(t, 2)
+	list := startUpstreams(t, 2)
 	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: list, Admitter: new(fakeAdmitter)})
 	envoy, url := startEnvoy(t, c, "envoy")
 	waitForEpoch(t, c, 1)

@@ -83,12 +83,11 @@ func checkRenderable(settings resources.Settings, edge *resources.Certificate, m
 	}
 	v := resources.View{Settings: settings, Edge: edge}
 	for _, m := range models {
-		v.Models = append(v.Models, resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: m.BytesPerToken, PrefixDepth: m.PrefixDepth})
+		v.Models = append(v.Models, m.Model)
 		var ids []policies.ReplicaID
 		for _, r := range replicas {
 			if r.Model == m.Name {
-				ids = append(ids, r.ID)
-				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host, Capacity: r.Capacity, Adapters: r.Adapters, Prefill: r.Prefill})
+				ids, v.Endpoints = append(ids, r.ID), append(v.Endpoints, resources.Endpoint{Replica: r})
 			}
 		}
 		v.Plans = append(v.Plans, policies.OneStagePlan(m.Name, ids))

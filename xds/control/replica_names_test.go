@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,10 +52,11 @@ func TestReplicaNames(t *testing.T) {
 		n := newReplicaNames(Config{Resolver: dns, Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
 		var applied string
 		count := 0
-		var refuse error
+		var refusal atomic.Pointer[string] // why apply refuses the list; nil: it does not
+		refuse := func(why string) { refusal.Store(&why) }
 		n.apply = func(list []policies.Replica) error {
-			if refuse != nil {
-				return refuse
+			if why := refusal.Load(); why != nil {
+				return errors.New(*why)
 			}
 			count++
 			applied = ""
@@ -110,16 +112,16 @@ func TestReplicaNames(t *testing.T) {
 			"r1: the name in its address two.example:8001 is not found: no such host; proxies keep 10.0.0.3")
 		dns.set("one.example", "fd00::1")
 		dns.set("two.example", "10.0.0.4")
-		refuse = errors.New("in use")
+		refuse("in use")
 		expect("new addresses are refused", all, "refused: names of replicas have new addresses, which are refused: in use")
-		refuse = nil
+		refusal.Store(nil)
 		moved := "[fd00::1]:8000 10.0.0.4:8001 127.0.0.1:8002 "
 		expect("new addresses", moved)
 
-		if refuse = errors.New("bad list"); n.set(list("one.example:9")) == nil {
+		if refuse("bad list"); n.set(list("one.example:9")) == nil {
 			t.Error("a bad list is accepted")
 		}
-		refuse = nil
+		refusal.Store(nil)
 		expect("after a bad list", moved)
 		testkit.NoError(t, n.set(list("one.example:8000", "new.example:1")))
 		expect("an unknown name", moved, "r1: the name in its address new.example:1 is not found: no such host; the replicas of the fleet file take effect")

@@ -20,11 +20,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // scaled is the state of a model that should have more replicas.
 func scaled() fleet.ModelState {
-	return fleet.ModelState{Name: "m", Plan: plantest.Parse("a | b"), Scaling: fleet.Scaling{
+	return fleet.ModelState{Model: resources.Model{Name: "m"}, Plan: plantest.Parse("a | b"), Scaling: fleet.Scaling{
 		Recommendation: planner.Recommendation{Desired: 5, Reason: planner.ScaleHolding, Needed: 3, Limit: partition.LimitMemory, Work: 1.5, Growth: 1.25, Falls: 90e6},
 		Present:        2, Utilisation: 0.75, Stages: []partition.Need{{Replicas: 2, Limit: partition.LimitWork}, {Replicas: 1, Limit: partition.LimitBatch}},
 	}}
@@ -34,9 +35,9 @@ func scaled() fleet.ModelState {
 func TestScalingStatus(t *testing.T) {
 	for want, m := range map[string]fleet.ModelState{
 		`{"desired":5,"present":2,"reason":"holding","needed":3,"limit":"KV memory","work":1.5,"utilisation":0.75,"growth":1.25,"falls_seconds":90,"stages":[{"name":"s0","replicas":2,"limit":"work"},{"name":"s1","replicas":1,"limit":"batch size"}]}`: scaled(),
-		`null`: {Name: "m"},
-		`{"desired":4,"present":4,"reason":"unknown","utilisation":0.5}`:    {Name: "m", Scaling: fleet.Scaling{Recommendation: planner.Recommendation{Desired: 4, Reason: planner.ScaleUnknown}, Present: 4, Utilisation: 0.5}},
-		`{"desired":4,"present":4,"reason":"infeasible","utilisation":0.5}`: {Name: "m", Scaling: fleet.Scaling{Recommendation: planner.Recommendation{Desired: 4, Reason: planner.ScaleNoAnswer}, Present: 4, Utilisation: 0.5}},
+		`null`: {Model: resources.Model{Name: "m"}},
+		`{"desired":4,"present":4,"reason":"unknown","utilisation":0.5}`:    {Model: resources.Model{Name: "m"}, Scaling: fleet.Scaling{Recommendation: planner.Recommendation{Desired: 4, Reason: planner.ScaleUnknown}, Present: 4, Utilisation: 0.5}},
+		`{"desired":4,"present":4,"reason":"infeasible","utilisation":0.5}`: {Model: resources.Model{Name: "m"}, Scaling: fleet.Scaling{Recommendation: planner.Recommendation{Desired: 4, Reason: planner.ScaleNoAnswer}, Present: 4, Utilisation: 0.5}},
 	} {
 		got, err := json.Marshal(modelOf(m, time.Time{}).Scaling)
 		if err != nil || string(got) != want {
@@ -52,7 +53,7 @@ func TestScalingMetrics(t *testing.T) {
 		want  map[string]float64
 	}{
 		{scaled(), map[string]float64{"cascade_desired_replicas m": 5, "cascade_current_replicas m": 2, "cascade_stage_desired_replicas m s0": 2, "cascade_stage_desired_replicas m s1": 1}},
-		{fleet.ModelState{Name: "m"}, map[string]float64{}},
+		{fleet.ModelState{Model: resources.Model{Name: "m"}}, map[string]float64{}},
 	} {
 		ch := make(chan prometheus.Metric, 100)
 		metricSink(ch).scaling(c.state)

@@ -156,7 +156,10 @@ func twoStages() resources.View {
 		}}},
 	}
 	for i := 1; i <= 4; i++ {
-		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m", Address: fmt.Sprintf("10.0.0.%d:8000", i), Weight: 100})
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{
+			Replica: policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m", Address: fmt.Sprintf("10.0.0.%d:8000", i)},
+			Weight:  100,
+		})
 	}
 	return v
 }
@@ -166,7 +169,10 @@ func withSecondModel(v resources.View) resources.View {
 	v.Models[0].Hosts = []string{"m.test"}
 	v.Models = append(v.Models, resources.Model{Name: "n/2", Context: 1 << 20, BytesPerToken: 2000})
 	v.Plans = append(v.Plans, policies.OneStagePlan("n/2", []policies.ReplicaID{"r9"}))
-	v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: "r9", Model: "n/2", Address: "10.0.0.9:8000", Weight: 100, Adapters: []string{"n-lora"}})
+	v.Endpoints = append(v.Endpoints, resources.Endpoint{
+		Replica: policies.Replica{ID: "r9", Model: "n/2", Address: "10.0.0.9:8000", Adapters: []string{"n-lora"}},
+		Weight:  100,
+	})
 	return v
 }
 

@@ -57,7 +57,8 @@ func (f *fakeStream) Recv() (*extproc.ProcessingRequest, error) {
 func handView(names ...string) *View {
 	plan := new(resources.Routing)
 	for i, name := range names {
-		r := resources.RoutedReplica{At: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 8000), Weight: 1}
+		r := resources.RoutedReplica{At: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 8000)}
+		r.Weight = 1
 		plan.Models = append(plan.Models, resources.RoutedModel{
 			LengthMeta: resources.LengthMeta{Model: name}, Replicas: []resources.RoutedReplica{r},
 			Plan: policies.Plan{Model: name, Stages: []policies.Stage{{High: policies.Unbounded}}},

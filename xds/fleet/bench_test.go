@@ -8,6 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // largeState returns a State of n replicas that all report a skewed mix.
@@ -21,7 +22,7 @@ func largeState(b *testing.B, n int) (*State, []loadreport.Report) {
 func newLargeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Report) {
 	b.Helper()
 	rules := Rules{Models: []Model{{
-		Name: "m", Context: 32768, Edges: policies.BucketEdges(32768, 4),
+		Model: resources.Model{Name: "m", Context: 32768}, Edges: policies.BucketEdges(32768, 4),
 		QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 	}}}
 	if withLinks {

@@ -14,13 +14,15 @@ import (
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // Model is one model, with the cost and the capacity of its engines.
 type Model struct {
-	Name    string          // as in requests
-	Context policies.Tokens // the longest sequence
-	Hosts   []string        // host names that belong to this model alone
+	// Model is how proxies see it at first. BytesPerToken is served until enough requests were
+	// counted. A PrefixDepth of 0 means that it is learnt: there are no keys until traffic shows
+	// at which depth prompts differ.
+	resources.Model
 	// Cost of one replica, at the fleet's speed (a profile scaled by 1/speed).
 	Cost policies.Cost
 	// QoE is what its requests experience, at the fleet's speed; policies that plan on
@@ -44,13 +46,6 @@ type Model struct {
 	// earlier traffic, by these Edges; its other fields are ignored. Without it the first
 	// plan is one stage.
 	History policies.Workload
-	// BytesPerToken is served until enough requests were counted. 0 means
-	// length.DefaultRatio.
-	BytesPerToken length.Ratio
-	// PrefixDepth is how many bytes of a prompt's text its prefix key covers, as function
-	// length.PrefixDepth rounds it; 0 means that it is learnt: there are no keys until traffic
-	// shows at which depth prompts differ.
-	PrefixDepth int64
 }
 
 // Rules are the constants of a State. Zero values mean the defaults named.

@@ -38,7 +38,7 @@ func slowRules() (rules Rules, list []policies.Replica, reports []loadreport.Rep
 	flow, _ := mix("skewed")
 	for i, name := range []string{"m0", "m1", "m2"} {
 		rules.Models = append(rules.Models, Model{
-			Name: name, Context: 32768, Edges: policies.BucketEdges(32768, 4),
+			Model: resources.Model{Name: name, Context: 32768}, Edges: policies.BucketEdges(32768, 4),
 			QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 		})
 		for j := range 4 {
@@ -102,7 +102,7 @@ func TestSlowPlanners(t *testing.T) {
 func TestQueuedReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, list, reports := slowRules()
-		rules := Rules{Models: []Model{{Name: "m0", Context: 32768, QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 1}}}}
+		rules := Rules{Models: []Model{{Model: resources.Model{Name: "m0", Context: 32768}, QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 1}}}}
 		late := 2 * (Rules{}).withDefaults().Grace
 		p := &healthPublisher{t: t, blocked: late}
 		f, err := New(Config{Rules: rules, Replicas: list[:4], Store: store.New(store.NewMemory()), Publisher: p})

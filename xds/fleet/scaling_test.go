@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // scaledState is a State whose replicas all report the same.
@@ -24,7 +25,7 @@ type scaledState struct {
 // newScaledState returns a State of replicas that have not reported yet.
 func newScaledState(t *testing.T, rules Rules, n int) *scaledState {
 	t.Helper()
-	rules.Models = []Model{{Name: "m", Context: 32768, QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8}}}
+	rules.Models = []Model{{Model: resources.Model{Name: "m", Context: 32768}, QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8}}}
 	s := &scaledState{State: testkit.Must(NewState(rules)), t: t, now: start}
 	var list []policies.Replica
 	for i := range n {

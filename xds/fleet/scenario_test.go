@@ -275,7 +275,7 @@ func (p *player) option(name string) (value string, ok bool) {
 
 func (p *player) begin() {
 	m := Model{
-		Name: "m", Context: 32768, Edges: policies.BucketEdges(32768, 4),
+		Model: resources.Model{Name: "m", Context: 32768}, Edges: policies.BucketEdges(32768, 4),
 		QoE: policies.QoE{D0: 0.008, D1: 5e-5, D2: 2e-7, D3: 3e-12, D4: 6e-8}, Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 	}
 	if _, ok := p.option("links"); ok {

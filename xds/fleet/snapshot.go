@@ -30,10 +30,8 @@ type Snapshot struct {
 
 // ModelState is one model of a Snapshot.
 type ModelState struct {
-	Name    string
-	Context policies.Tokens
-	Hosts   []string
-	Plan    policies.Plan
+	resources.Model // as served: with the ratio and the depth of prefix keys that were learnt
+	Plan            policies.Plan
 	// Reason is why Plan replaced the one before. Planner is the decision of the last
 	// planning period with its reason, also when it kept the plan.
 	Reason, Planner string
@@ -48,10 +46,8 @@ type ModelState struct {
 	// Workload is what was last planned for; without edges nothing was: there was no period yet, or
 	// another control plane plans.
 	Workload policies.Workload
-	// BytesPerToken is served; LearntBytesPerToken is learnt from the present reports
-	// (0: none yet).
-	BytesPerToken, LearntBytesPerToken length.Ratio
-	PrefixDepth                        int64 // of prefix keys, in bytes
+	// LearntBytesPerToken is learnt from the present reports (0: none yet).
+	LearntBytesPerToken length.Ratio
 	// EstimateError is the mean relative error of the length estimate.
 	EstimateError float64
 	Refining      bool          // replicas propose boundaries between two plans
@@ -65,9 +61,8 @@ type ModelState struct {
 
 // ReplicaState is one replica of a Snapshot.
 type ReplicaState struct {
-	policies.Replica
-	Stage  int // index in the plan; -1: in no stage
-	Health resources.Health
+	resources.Endpoint
+	Stage int // index in the plan; -1: in no stage
 	// HealthSince is when Health began; Reason is a label for why, HealthReason a
 	// sentence, empty for a replica that is ready. HealthChanges counts how often each
 	// health began, but for the first.
@@ -76,7 +71,6 @@ type ReplicaState struct {
 	HealthReason  string
 	Faulty        bool // something is wrong with it: see registry.Replica.Faulty
 	HealthChanges [resources.Unhealthy + 1]uint64
-	Weight        uint32
 	Load          policies.Load
 	Reported      time.Time // zero: never
 	// Connected says that a report stream is open.
@@ -103,13 +97,9 @@ type ReplicaState struct {
 func (s *Snapshot) View(settings resources.Settings) resources.View {
 	v := resources.View{Settings: settings}
 	for _, m := range s.Models {
-		v.Models = append(v.Models, resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: m.BytesPerToken, PrefixDepth: m.PrefixDepth})
-		v.Plans = append(v.Plans, m.Plan)
+		v.Models, v.Plans = append(v.Models, m.Model), append(v.Plans, m.Plan)
 		for _, r := range m.Replicas {
-			v.Endpoints = append(v.Endpoints, resources.Endpoint{
-				ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host,
-				Weight: r.Weight, Health: r.Health, Capacity: r.Capacity, Adapters: r.Adapters, Prefill: r.Prefill,
-			})
+			v.Endpoints = append(v.Endpoints, r.Endpoint)
 		}
 	}
 	return v
@@ -133,10 +123,10 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 	}
 	for _, m := range s.models {
 		state := ModelState{
-			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.planner.Plan(),
-			Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), Workload: m.planner.Workload(), BytesPerToken: m.ratio, PrefixDepth: m.depth, Flow: s.registry.View(now, m.Name).Flow(m.Edges),
+			Model: m.Model.Model, Plan: m.planner.Plan(), Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), Workload: m.planner.Workload(), Flow: s.registry.View(now, m.Name).Flow(m.Edges),
 			Refining: s.rules.Refine == RefineOn, Pin: fleetstate.PinOf(s.object, m.Name), Links: m.Links, Scaling: m.scaling, Demand: m.demand.demand, Service: m.service.last,
 		}
+		state.BytesPerToken, state.PrefixDepth = m.ratio, m.depth
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)
 		state.Seen = m.requests
 		for _, r := range s.registry.All() {
@@ -145,7 +135,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			}
 			weight, health := s.registry.Served(r)
 			state.Replicas = append(state.Replicas, ReplicaState{
-				Replica: r.Replica, Stage: r.Stage, Health: health, Weight: weight,
+				Endpoint: resources.Endpoint{Replica: r.Replica, Weight: weight, Health: health}, Stage: r.Stage,
 				HealthSince: r.HealthSince, Reason: r.Reason.String(), HealthReason: r.HealthReason(), Faulty: r.Faulty(now), HealthChanges: r.HealthChanges,
 				Load: r.Report.Load, Reported: r.ReportedAt, Connected: r.Connected, Note: r.Note(), Estimate: r.Estimate,
 				Engine: r.Report.Engine, KnownPrefixes: r.Report.KnownPrefixes, Problems: s.registry.Problems(now, r), Drained: r.Drained, Stopping: r.Report.Draining && s.registry.Fresh(now, r), DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),

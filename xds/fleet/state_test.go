@@ -6,6 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -14,7 +15,7 @@ var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func testRules(policy string) Rules {
 	return Rules{
 		Models: []Model{{
-			Name: "m", Context: 4096, Edges: []policies.Tokens{0, 16, 32},
+			Model: resources.Model{Name: "m", Context: 4096}, Edges: []policies.Tokens{0, 16, 32},
 			QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.01, D1: 1e-4, D2: 1e-5, D4: 1e-7},
 		}},
 		Policy: policy,

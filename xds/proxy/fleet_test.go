@@ -226,7 +226,7 @@ func twoStages(fronts []*front) resources.View {
 		High: policies.Unbounded}}}
 	for i, f := range fronts {
 		id := policies.ReplicaID(fmt.Sprintf("r%d", i))
-		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: f.address, Weight: 10})
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{Replica: policies.Replica{ID: id, Model: "m", Address: f.address}, Weight: 10})
 		s := &p.Stages[2*i/len(fronts)]
 		s.Replicas = append(s.Replicas, id)
 	}

@@ -51,7 +51,7 @@ func TestLoadsOfRemovedReplicas(t *testing.T) {
 	apply := func(address string) *stage {
 		p.apply(&resources.Routing{Models: []resources.RoutedModel{{LengthMeta: resources.LengthMeta{Model: "m"},
 			Plan:     policies.Plan{Stages: []policies.Stage{{High: policies.Unbounded, Replicas: []policies.ReplicaID{"r"}}}},
-			Replicas: []resources.RoutedReplica{{Replica: policies.Replica{ID: "r", Address: address}}}}}})
+			Replicas: []resources.RoutedReplica{{Endpoint: resources.Endpoint{Replica: policies.Replica{ID: "r", Address: address}}}}}}})
 		return p.state.Load().stages[stageKey{"m", 0}]
 	}
 	running := apply("10.0.0.1:1").load("10.0.0.1:1")

@@ -20,11 +20,11 @@ func fleet() resources.View {
 			{Low: 9000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"d"}},
 		}}},
 		Endpoints: []resources.Endpoint{
-			{ID: "a", Model: "org/m", Address: "127.0.0.1:8001", Peer: "127.0.0.1:9001", Host: "n1", Weight: 10},
-			{ID: "b", Model: "org/m", Address: "127.0.0.1:8002", Peer: "127.0.0.1:9002", Host: "n2"},
-			{ID: "c", Model: "org/m", Address: "127.0.0.1:8003", Peer: "127.0.0.1:9003", Host: "n1", Health: resources.Draining},
-			{ID: "d", Model: "org/m", Address: "[::1]:8004", Peer: "[::1]:9004", Health: resources.Unhealthy},
-			{ID: "e", Model: "org/m", Address: "127.0.0.1:8005", Peer: "127.0.0.1:9005", Host: "n2"},
+			{Replica: policies.Replica{ID: "a", Model: "org/m", Address: "127.0.0.1:8001", Peer: "127.0.0.1:9001", Host: "n1"}, Weight: 10},
+			{Replica: policies.Replica{ID: "b", Model: "org/m", Address: "127.0.0.1:8002", Peer: "127.0.0.1:9002", Host: "n2"}},
+			{Replica: policies.Replica{ID: "c", Model: "org/m", Address: "127.0.0.1:8003", Peer: "127.0.0.1:9003", Host: "n1"}, Health: resources.Draining},
+			{Replica: policies.Replica{ID: "d", Model: "org/m", Address: "[::1]:8004", Peer: "[::1]:9004"}, Health: resources.Unhealthy},
+			{Replica: policies.Replica{ID: "e", Model: "org/m", Address: "127.0.0.1:8005", Peer: "127.0.0.1:9005", Host: "n2"}},
 		},
 	}
 }
@@ -35,7 +35,7 @@ func twoModels() resources.View {
 	v := fleet()
 	v.Models = append(v.Models, resources.Model{Name: "tiny", Context: 8192, BytesPerToken: 3500})
 	v.Plans = append(v.Plans, policies.OneStagePlan("tiny", []policies.ReplicaID{"t"}))
-	v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: "t", Model: "tiny", Address: "127.0.0.1:8101", Host: "n3"})
+	v.Endpoints = append(v.Endpoints, resources.Endpoint{Replica: policies.Replica{ID: "t", Model: "tiny", Address: "127.0.0.1:8101", Host: "n3"}})
 	v.Settings = resources.Settings{
 		Listen: "127.0.0.1:0", Estimator: resources.ExtProc, LengthService: "127.0.0.1:7000",
 		AccessLog: "/dev/stdout", TraceCollector: "127.0.0.1:4317", TraceShare: 0.5,

@@ -140,8 +140,8 @@ func random(r *rand.Rand) resources.View {
 				st.Replicas = append(st.Replicas, id)
 				if r.IntN(8) > 0 || k == 0 && i == 0 {
 					v.Endpoints = append(v.Endpoints, resources.Endpoint{
-						ID: id, Model: name, Address: fmt.Sprintf("10.%d.%d.%d:80", m, k, i), Host: fmt.Sprint("n", r.IntN(3)),
-						Weight: r.Uint32N(100), Health: resources.Health(r.IntN(3)),
+						Replica: policies.Replica{ID: id, Model: name, Address: fmt.Sprintf("10.%d.%d.%d:80", m, k, i), Host: fmt.Sprint("n", r.IntN(3))},
+						Weight:  r.Uint32N(100), Health: resources.Health(r.IntN(3)),
 					})
 				}
 			}
@@ -300,7 +300,9 @@ func wide(n int, epoch policies.Epoch) resources.View {
 	for i := range n {
 		id := policies.ReplicaID(fmt.Sprint("replica-", i))
 		p.Stages[i%4].Replicas = append(p.Stages[i%4].Replicas, id)
-		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Host: fmt.Sprint("n", i/8)})
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{
+			Replica: policies.Replica{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Host: fmt.Sprint("n", i/8)},
+		})
 	}
 	v.Plans = []policies.Plan{p}
 	return v

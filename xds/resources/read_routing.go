@@ -112,14 +112,11 @@ func readModel(m *api.RoutedModel, addresses map[string]string) (out RoutedModel
 }
 
 func readReplica(r *api.RoutedReplica, model string, stages int) (out RoutedReplica, err error) {
-	out = RoutedReplica{
-		Replica: policies.Replica{
-			ID: policies.ReplicaID(r.GetId()), Model: model, Address: r.GetAddress(), Peer: r.GetPeer(),
-			Host: r.GetHost(), Adapters: r.GetAdapters(), Prefill: r.GetPrefill(),
-			Capacity: policies.Capacity{KV: policies.Tokens(r.GetKv()), Batch: int(r.GetBatch()),
-				TransferRate: r.GetTransferRate()},
-		},
-		Weight: max(r.GetWeight(), 1), Health: Health(r.GetHealth()), Stage: int(r.GetStage()) - 1,
+	out.Stage, out.Weight, out.Health = int(r.GetStage())-1, max(r.GetWeight(), 1), Health(r.GetHealth())
+	out.Replica = policies.Replica{
+		ID: policies.ReplicaID(r.GetId()), Model: model, Address: r.GetAddress(), Peer: r.GetPeer(),
+		Host: r.GetHost(), Adapters: r.GetAdapters(), Prefill: r.GetPrefill(),
+		Capacity: policies.Capacity{KV: policies.Tokens(r.GetKv()), Batch: int(r.GetBatch()), TransferRate: r.GetTransferRate()},
 	}
 	out.Draining = out.Health != Healthy
 	switch {

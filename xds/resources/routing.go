@@ -29,14 +29,12 @@ type RoutedModel struct {
 	Replicas []RoutedReplica // sorted by id
 }
 
-// RoutedReplica is a replica. It is Draining unless it is healthy. An unknown capacity is
-// zero, so that the replica does not pass Validate.
+// RoutedReplica is a replica with a weight of at least 1. It is Draining unless it is healthy. An
+// unknown capacity is zero, so that the replica does not pass Validate.
 type RoutedReplica struct {
-	policies.Replica
-	At     netip.AddrPort // Address
-	Weight uint32         // relative share of new requests, ≥ 1
-	Health Health
-	Stage  int // index in the plan; −1: none
+	Endpoint
+	At    netip.AddrPort // Address
+	Stage int            // index in the plan; −1: none
 }
 
 // ProxySettings are the settings of embedded proxies, as in Settings.

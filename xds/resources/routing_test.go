@@ -49,12 +49,9 @@ func randomView(r *rand.Rand) resources.View {
 					continue // a member whose address is not known
 				}
 				v.Endpoints = append(v.Endpoints, resources.Endpoint{
-					ID: id, Model: m.Name, Address: fmt.Sprintf("10.0.%d.%d:80", port/250, port%250+1), Peer: "p:1",
-					Adapters: []string{"a", "b"}[:r.IntN(3)],
-					Host:     []string{"", "node-1", "node-2"}[r.IntN(3)], Weight: uint32(1 + r.IntN(100)),
-					Health: resources.Health(r.IntN(3)), Prefill: r.IntN(9) == 0,
-					Capacity: policies.Capacity{KV: policies.Tokens(1 + r.Int64N(1<<60)), Batch: 1 + r.IntN(1000),
-						TransferRate: float64(r.IntN(2)) * 0.1},
+					Replica: policies.Replica{ID: id, Model: m.Name, Address: fmt.Sprintf("10.0.%d.%d:80", port/250, port%250+1), Peer: "p:1", Adapters: []string{"a", "b"}[:r.IntN(3)], Host: []string{"", "node-1", "node-2"}[r.IntN(3)], Prefill: r.IntN(9) == 0, Capacity: policies.Capacity{KV: policies.Tokens(1 + r.Int64N(1<<60)), Batch: 1 + r.IntN(1000),
+						TransferRate: float64(r.IntN(2)) * 0.1}},
+					Weight: uint32(1 + r.IntN(100)), Health: resources.Health(r.IntN(3)),
 				})
 			}
 			slices.Sort(s.Replicas)
@@ -103,10 +100,9 @@ func TestRoutingInvertsBuild(t *testing.T) {
 				if r.Draining != (r.Health != resources.Healthy) || r.Stage != m.Plan.StageOfReplica(r.ID) || r.At.String() != r.Address {
 					t.Fatalf("seed %d: %+v", seed, r)
 				}
-				read = append(read, resources.Endpoint{
-					ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host, Weight: r.Weight,
-					Health: r.Health, Capacity: r.Capacity, Adapters: r.Adapters, Prefill: r.Prefill,
-				})
+				e := r.Endpoint
+				e.Draining = false
+				read = append(read, e)
 				if r.Weight = 1; !cmp.Equal(r, observed.Models[i].Replicas[j], cmp.Comparer(func(a,
 					b resources.RoutedReplica) bool {
 					return a.At == b.At && a.Weight == b.Weight && a.Health == b.Health && a.Equal(b.Replica)

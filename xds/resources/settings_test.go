@@ -40,7 +40,7 @@ func TestBodyLimit(t *testing.T) {
 	v := View{
 		Models:    []Model{{Name: "m", Context: 1000, Hosts: []string{"m.test"}}, {Name: "n", Context: 1000}},
 		Plans:     []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"a"}), policies.OneStagePlan("n", []policies.ReplicaID{"b"})},
-		Endpoints: []Endpoint{{ID: "a", Model: "m", Address: "127.0.0.1:1"}, {ID: "b", Model: "n", Address: "127.0.0.1:2"}},
+		Endpoints: []Endpoint{{Replica: policies.Replica{ID: "a", Model: "m", Address: "127.0.0.1:1"}}, {Replica: policies.Replica{ID: "b", Model: "n", Address: "127.0.0.1:2"}}},
 		Settings:  Settings{Estimator: Wasm, BodyLimit: limit},
 	}
 	var err error

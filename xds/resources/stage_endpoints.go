@@ -151,7 +151,8 @@ const keyOverprovisioning = 200
 func prefixAssignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
 	endpoints = slices.Clone(endpoints)
 	for i, e := range endpoints {
-		endpoints[i] = Endpoint{ID: e.ID, Model: e.Model, Address: e.Address, Host: e.Host, Weight: 1, Health: e.Health, Prefill: e.Prefill}
+		endpoints[i].Replica = policies.Replica{ID: e.ID, Model: e.Model, Address: e.Address, Host: e.Host, Prefill: e.Prefill}
+		endpoints[i].Weight = 1
 	}
 	cla := stageAssignment(model, k, plans, endpoints)
 	cla.ClusterName = PrefixClusterName(model, k)

@@ -79,20 +79,12 @@ func (h Health) String() string {
 
 // Endpoint is one replica's front end, as a proxy sees it.
 type Endpoint struct {
-	ID      policies.ReplicaID
-	Model   string
-	Address string // IP:port of the migrator's front end
-	Peer    string // host:port where other migrators reach it; metadata only
-	Host    string // the machine; the locality's zone
-	Weight  uint32 // relative share of new requests; 0 means 1
-	Health  Health
-	// Capacity is metadata for other migrators; the zero value means unknown.
-	Capacity policies.Capacity
-	// Adapters are the LoRA adapters of Model that the replica has loaded.
-	Adapters []string
-	// Prefill says that the replica computes prompts for others: it gets requests of clients
-	// only when no other replica is left.
-	Prefill bool
+	// Replica has an IP:port as its Address, and the locality's zone as its Host. Peer and
+	// Capacity are metadata for other migrators. A replica that computes prompts for others
+	// gets requests of clients only when no other replica is left. Draining counts for nothing: see Health.
+	policies.Replica
+	Weight uint32 // relative share of new requests; 0 means 1
+	Health Health
 }
 
 // Estimator says how the length of a request is determined.

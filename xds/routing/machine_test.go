@@ -76,7 +76,7 @@ func planResource(name string, epoch policies.Epoch) *discoveryv3.Resource {
 	plan.Epoch = epoch
 	set := testkit.Must(resources.Build(resources.View{
 		Models: []resources.Model{{Name: "m", Context: 1000}}, Plans: []policies.Plan{plan},
-		Endpoints: []resources.Endpoint{{ID: "r", Model: "m", Address: "127.0.0.1:1"}},
+		Endpoints: []resources.Endpoint{{Replica: policies.Replica{ID: "r", Model: "m", Address: "127.0.0.1:1"}}},
 	}))
 	r := set.Get(resources.RoutingType, name)
 	return &discoveryv3.Resource{Name: name, Version: fmt.Sprint("v", epoch), Resource: &anypb.Any{TypeUrl: r.Type,

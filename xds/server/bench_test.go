@@ -52,7 +52,9 @@ func fleetView(n int, cut policies.Tokens) resources.View {
 	for i := range n {
 		id := policies.ReplicaID(fmt.Sprint("replica-", i))
 		p.Stages[i%4].Replicas = append(p.Stages[i%4].Replicas, id)
-		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Host: fmt.Sprint("n", i/8)})
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{
+			Replica: policies.Replica{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Host: fmt.Sprint("n", i/8)},
+		})
 	}
 	v.Plans = []policies.Plan{p}
 	return v

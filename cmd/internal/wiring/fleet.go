@@ -204,10 +204,10 @@ func (f *Fleet) Rules() fleet.Rules {
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.minTensorParallel(m.Name))
 		model := fleet.Model{
-			Name: m.Name, Context: m.Context, Hosts: m.Hosts, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
-			Limits:        policies.Limits{Stages: policies.MaxStages, Iteration: f.scaled(limit).Seconds(), Pooling: poolingFactor},
-			Edges:         f.Edges(m),
-			BytesPerToken: length.RatioOf(firstBytesPerToken), PrefixDepth: m.PrefixDepth, History: f.histories[m.Name],
+			Model: resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: length.RatioOf(firstBytesPerToken), PrefixDepth: m.PrefixDepth},
+			QoE:   p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
+			Limits: policies.Limits{Stages: policies.MaxStages, Iteration: f.scaled(limit).Seconds(), Pooling: poolingFactor},
+			Edges:  f.Edges(m), History: f.histories[m.Name],
 		}
 		f.setLinks(&model, p)
 		rules.Models = append(rules.Models, model)

@@ -17,7 +17,7 @@ func view(epoch policies.Epoch, text string, models ...resources.Model) resource
 	p.Epoch = epoch
 	for _, f := range strings.Fields(text) {
 		id, address, _ := strings.Cut(f, "@")
-		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: policies.ReplicaID(id), Model: "m", Address: address})
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{Replica: policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: address}})
 		p.Stages[0].Replicas = append(p.Stages[0].Replicas, policies.ReplicaID(id))
 	}
 	for _, m := range models {

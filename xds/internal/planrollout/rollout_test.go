@@ -60,7 +60,9 @@ func realView(epoch policies.Epoch, text string) resources.View {
 			st.Replicas = append(st.Replicas, id)
 			if !ids[id] {
 				ids[id] = true
-				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: "10.0.0." + string('0'+id[0]-'a') + ":1"})
+				v.Endpoints = append(v.Endpoints, resources.Endpoint{
+					Replica: policies.Replica{ID: id, Model: "m", Address: "10.0.0." + string('0'+id[0]-'a') + ":1"},
+				})
 			}
 		}
 		p.Stages = append(p.Stages, st)
@@ -88,7 +90,7 @@ func TestSameExceptHealth(t *testing.T) {
 	} {
 		view := func() resources.View {
 			v := realView(1, "a b | c")
-			v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: "d", Model: "m", Address: "10.0.0.3:1"})
+			v.Endpoints = append(v.Endpoints, resources.Endpoint{Replica: policies.Replica{ID: "d", Model: "m", Address: "10.0.0.3:1"}})
 			v.Plans = append(v.Plans, policies.OneStagePlan("n", nil))
 			return v
 		}

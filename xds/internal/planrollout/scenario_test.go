@@ -129,7 +129,9 @@ func (s *scenario) snapshot(arg string) *Snapshot {
 		p.Stages = append(p.Stages, policies.Stage{})
 		for _, id := range stage {
 			p.Stages[k].Replicas = append(p.Stages[k].Replicas, policies.ReplicaID(id))
-			e := resources.Endpoint{ID: policies.ReplicaID(id), Model: "m", Address: fmt.Sprint("10.0.0.", int(id), ":1")}
+			e := resources.Endpoint{
+				Replica: policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: fmt.Sprint("10.0.0.", int(id), ":1")},
+			}
 			if slices.Contains(f, string(id)+"=sick") {
 				e.Health = resources.Unhealthy
 			}

@@ -5,10 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -337,30 +335,4 @@ func TestEnvoyFailsOverAlone(t *testing.T) {
 		replica, _, err := c.post(10)
 		return err == nil && replica == "a"
 	})
-}
-
-// TestEnvoyWeights checks that weights, and nothing else, divide the requests.
-func TestEnvoyWeights(t *testing.T) {
-	backends := startBackends(t, "a", "b", "c")
-	p := startControlPlane(t, "")
-	v := backendView(backends, 1, nil, "a b c")
-	for i, w := range []uint32{60, 30, 10} {
-		v.Endpoints[i].Weight = w
-	}
-	p.publisher.Submit(v)
-	c := newClient(t, startEnvoy(t, "edge", p.address))
-	p.waitForCurrent(t, 1, 1)
-	got := make(map[string]int)
-	for range 1000 {
-		replica, _, err := c.post(10)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got[replica]++
-	}
-	for id, want := range map[string]int{"a": 600, "b": 300, "c": 100} {
-		if n := got[id]; n < want-50 || n > want+50 {
-			t.Errorf("%s served %d of 1000, want about %d; all: %v", id, n, want, slices.Sorted(maps.Keys(got)))
-		}
-	}
 }

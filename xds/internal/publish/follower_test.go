@@ -16,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
 // startFollower runs a node that follows the plan, refuses the one of epoch bad, says nothing of
@@ -103,34 +102,3 @@ func TestFollowersAreAwaited(t *testing.T) {
 		t.Errorf("phase %s, epoch %d, while a follower has not answered", st.Phase, st.Groups[0].Epoch)
 	}
 }
-
-// TestFollowersShareAChange checks that a routing.Client gets each plan in one update.
-func TestFollowersShareAChange(t *testing.T) {
-	p := newControlPlane(t, publish.Config{})
-	p.serve(t, "", p.ads(p.ledger))
-	backends := startBackends(t, "a", "b")
-	p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000}, "a", "b"))
-	updates := make(planUpdates, 100)
-	c := testkit.Must(routing.New(routing.Config{Target: p.address, NodeID: "proxy", Watcher: updates}))
-	testkit.Run(t, c.Run)
-	p.waitForCurrent(t, 1, 1)
-	p.publisher.Submit(backendView(backends, 2, []policies.Tokens{500}, "b", "a"))
-	p.waitForCurrent(t, 2, 1)
-	for epoch := policies.Epoch(0); epoch < 2; {
-		s := <-updates
-		if s.Plan() == nil {
-			continue
-		}
-		m := s.Routing.Models[0]
-		epoch = m.Plan.Epoch
-		if want := []policies.ReplicaID{"", "a",
-			"b"}[epoch]; m.Plan.Stages[0].Replicas[0] != want || len(m.Replicas) != 2 {
-			t.Errorf("plan %d: %v", epoch, m.Plan)
-		}
-	}
-}
-
-type planUpdates chan *routing.Snapshot
-
-// Update implements routing.Watcher.
-func (u planUpdates) Update(s *routing.Snapshot) { u <- s }

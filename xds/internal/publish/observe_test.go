@@ -371,7 +371,7 @@ func (c counter) ActiveRequests(cluster string, addresses []string) (int, bool) 
 // TestCountRequests checks that requests on removed endpoints are summed over all clusters
 // that can reach them, and unknown where no cluster counts.
 func TestCountRequests(t *testing.T) {
-	removed := []resources.Endpoint{{Model: "m", Address: "a"}, {Model: "m", Address: "b"}, {Model: "n", Address: "c"}}
+	removed := []resources.Endpoint{{Replica: policies.Replica{Model: "m", Address: "a"}}, {Replica: policies.Replica{Model: "m", Address: "b"}}, {Replica: policies.Replica{Model: "n", Address: "c"}}}
 	p := testkit.Must(New(Config{Cache: noCache{}, Ledger: NewLedger(nil), RequestCounter: counter{
 		resources.ClusterName("m", 0): 3, resources.ClusterName("m", 2): 5, resources.ClusterName("n", 1): 7,
 	}}))

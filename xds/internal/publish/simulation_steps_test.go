@@ -96,7 +96,10 @@ func (sim *simulation) submitRandom(epoch policies.Epoch, before resources.View)
 				k = i
 			}
 			p.Stages[k].Replicas = append(p.Stages[k].Replicas, id)
-			v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprint("10.0.0.", i, ":1"), Weight: 1})
+			v.Endpoints = append(v.Endpoints, resources.Endpoint{
+				Replica: policies.Replica{ID: id, Model: "m", Address: fmt.Sprint("10.0.0.", i, ":1")},
+				Weight:  1,
+			})
 		}
 		v.Plans = []policies.Plan{p}
 	}

@@ -37,7 +37,6 @@ func endpoint(model, id string) resources.Endpoint {
 		sum = sum*31 + int(c)
 	}
 	return resources.Endpoint{
-		ID: policies.ReplicaID(id), Model: model, Host: fmt.Sprintf("n%d", sum%3),
-		Address: fmt.Sprintf("10.%d.%d.%d:8000", sum>>16&255, sum>>8&255, sum&255),
+		Replica: policies.Replica{ID: policies.ReplicaID(id), Model: model, Host: fmt.Sprintf("n%d", sum%3), Address: fmt.Sprintf("10.%d.%d.%d:8000", sum>>16&255, sum>>8&255, sum&255)},
 	}
 }

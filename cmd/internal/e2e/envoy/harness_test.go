@@ -113,7 +113,8 @@ func view() resources.View {
 			policies.OneStagePlan("n/2", []policies.ReplicaID{"n0"}),
 		},
 		Endpoints: []resources.Endpoint{
-			{ID: "m0", Model: "m", Adapters: []string{"m-lora"}}, {ID: "m1", Model: "m"}, {ID: "m2", Model: "m"}, {ID: "n0", Model: "n/2"},
+			{Replica: policies.Replica{ID: "m0", Model: "m", Adapters: []string{"m-lora"}}}, {Replica: policies.Replica{ID: "m1", Model: "m"}},
+			{Replica: policies.Replica{ID: "m2", Model: "m"}}, {Replica: policies.Replica{ID: "n0", Model: "n/2"}},
 		},
 		// Other tests cover a late service.
 		Settings: resources.Settings{Listen: "127.0.0.1:0", LengthTimeout: 20 * time.Second, BodyLimit: bodyLimit},

@@ -113,7 +113,7 @@ func TestPrefixesRehome(t *testing.T) {
 	}
 	v.Settings.Estimator = resources.ExtProc
 	for i := range most + 1 {
-		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: policies.ReplicaID(fmt.Sprint("m", i)), Model: "m"})
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{Replica: policies.Replica{ID: policies.ReplicaID(fmt.Sprint("m", i)), Model: "m"}})
 	}
 	// plan puts the first n replicas into the first stage.
 	plan := func(n int, boundary policies.Tokens) {
@@ -240,7 +240,7 @@ func TestPrefixFailover(t *testing.T) {
 	v.Settings.ConnectTimeout = time.Minute // a dial that a busy machine delays is no dead replica
 	v.Endpoints = nil
 	for i := range 6 {
-		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: policies.ReplicaID(fmt.Sprint("m", i)), Model: "m"})
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{Replica: policies.Replica{ID: policies.ReplicaID(fmt.Sprint("m", i)), Model: "m"}})
 	}
 	v.Plans = []policies.Plan{{Model: "m", Epoch: 1, Stages: []policies.Stage{
 		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"m0", "m1", "m2"}},

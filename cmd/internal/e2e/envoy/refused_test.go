@@ -58,7 +58,7 @@ func plane(t *testing.T, replicas []policies.Replica, st *store.Store, m *resour
 	c, err := control.New(control.Config{
 		Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Store: st, Replicas: replicas,
 		Rules: fleet.Rules{Speed: 1, Seen: 1, Grace: time.Hour, Models: []fleet.Model{{
-			Name: "m", Context: 32768, QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+			Model: resources.Model{Name: "m", Context: 32768}, QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 		}}},
 		Groups:   []resources.GroupRule{{Name: "first", Nodes: []string{"envoy"}}},
 		Proxies:  []string{"envoy"},

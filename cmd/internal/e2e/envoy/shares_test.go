@@ -182,7 +182,10 @@ func startEnvoy(t *testing.T, replicas []string, draining bool) *envoytest.Proce
 	}
 	var ids []policies.ReplicaID
 	for i, address := range replicas {
-		e := resources.Endpoint{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: model, Address: address, Weight: weights[i]}
+		e := resources.Endpoint{
+			Replica: policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: model, Address: address},
+			Weight:  weights[i],
+		}
 		if draining && i == drained {
 			e.Health = resources.Draining
 		}
