@@ -17,7 +17,7 @@ import (
 // A batch is a MessagePack array: a time stamp, the events, and the data-parallel rank. An
 // event is a map from the names of its fields to their values, or an array
 // of the values, in the order of the fields. Numbers may have any width, hashes
-// are unsigned 64-bit numbers or 32 bytes, fields and events that are not known are skipped.
+// are 64-bit numbers or 32 bytes, fields and events that are not known are skipped.
 //
 // A batch is decoded as a whole before any of its events can be applied, so a malformed one
 // changes nothing.
@@ -295,13 +295,21 @@ func optional(r *reader) []byte {
 
 // decodeHash reads a block's hash: a number, or 32 bytes, of which the number is the last 8.
 func decodeHash(r *reader) uint64 {
-	if t := r.next(); t == msgp.StrType || t == msgp.BinType {
+	t := r.next()
+	if t == msgp.StrType || t == msgp.BinType {
 		b := r.bytes()
 		if len(b) < 8 || len(b) > 64 {
 			r.fail()
 			return 0
 		}
 		return binary.BigEndian.Uint64(b[len(b)-8:])
+	}
+	if t == msgp.IntType { // some engines state them as signed numbers
+		v, left, err := msgp.ReadInt64Bytes(r.b)
+		if !r.advance(left, err) {
+			return 0
+		}
+		return uint64(v)
 	}
 	return r.uint()
 }
