@@ -118,9 +118,9 @@ func TestMovesInFaults(t *testing.T) {
 			c := Config{Replicas: 5, Policy: policy, KVTokens: 3000, Seed: seed, HealthDelay: 300 * time.Millisecond}
 			for i := range 5 { // each once, one of them for ever
 				at := time.Duration(500+700*i) * time.Millisecond
-				c.Faults = append(c.Faults, Fault{Fail, i, at, at + 400*time.Millisecond})
+				c.Faults = append(c.Faults, Fault{Kind: Fail, Replica: i, At: at, Until: at + 400*time.Millisecond})
 			}
-			c.Faults = append(c.Faults, Fault{Drain, 1, 2 * time.Second, 3 * time.Second}, Fault{Fail, 4, 5 * time.Second, 0})
+			c.Faults = append(c.Faults, Fault{Kind: Drain, Replica: 1, At: 2 * time.Second, Until: 3 * time.Second}, Fault{Kind: Fail, Replica: 4, At: 5 * time.Second})
 			s, records := runCentral(t, c, source)
 			seen := map[int]bool{}
 			for _, r := range records {

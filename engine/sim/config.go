@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -174,8 +175,10 @@ func (c Config) validate() error {
 	}
 	for i, f := range c.Faults {
 		switch {
-		case f.Kind != Fail && f.Kind != Drain:
-			return fmt.Errorf("simulate: fault %d: kind %q must be %q or %q", i, f.Kind, Fail, Drain)
+		case f.Kind != Fail && f.Kind != Drain && f.Kind != Slow:
+			return fmt.Errorf("simulate: fault %d: kind %q must be %q, %q or %q", i, f.Kind, Fail, Drain, Slow)
+		case (f.Kind == Slow) != (f.Speed > 0) || math.IsInf(f.Speed, 1):
+			return fmt.Errorf("simulate: fault %d: speed %v: must be positive for kind %q, and 0 for others", i, f.Speed, Slow)
 		case f.Replica < 0 || f.Replica >= c.Replicas:
 			return fmt.Errorf("simulate: fault %d: replica %d of %d", i, f.Replica, c.Replicas)
 		case f.At < 0 || f.Until != 0 && f.Until <= f.At:

@@ -146,7 +146,7 @@ func TestCascadeInFaults(t *testing.T) {
 			}
 			for i := range 5 {
 				at := time.Duration(2000+2500*i) * time.Millisecond
-				c.Faults = append(c.Faults, Fault{Fail, i, at, at + 1500*time.Millisecond}, Fault{Drain, (i + 2) % 5, at + time.Second, at + 2*time.Second})
+				c.Faults = append(c.Faults, Fault{Kind: Fail, Replica: i, At: at, Until: at + 1500*time.Millisecond}, Fault{Kind: Drain, Replica: (i + 2) % 5, At: at + time.Second, Until: at + 2*time.Second})
 			}
 			s := testkit.Must(New(c))
 			if _, err := s.Run(context.Background()); err != nil {

@@ -17,6 +17,9 @@ const (
 	Fail FaultKind = "fail"
 	// Drain sends the replica no further requests; it finishes those that it has, or sells them.
 	Drain FaultKind = "drain"
+	// Slow changes how fast the replica is, of which no profile says anything: a GPU is throttled, or its profile is
+	// wrong.
+	Slow FaultKind = "slow"
 )
 
 // Fault happens to one replica.
@@ -25,6 +28,7 @@ type Fault struct {
 	Replica int // from 0
 	At      time.Duration
 	Until   time.Duration // 0: until the end
+	Speed   float64       // of a replica that is Slow: above 1 is faster than its profile
 }
 
 // faultPhase is one of the times at which a fault changes something. The index of a fault's event is
@@ -39,11 +43,27 @@ const (
 	faultPhases = iota // how many there are
 )
 
+// changeSpeed handles one phase of a change of speed, which no proxy notices.
+func (s *Sim) changeSpeed(index int, phase faultPhase) error {
+	f := s.cfg.Faults[index]
+	s.replicas[f.Replica].speed = 1
+	if phase == faultBegins {
+		s.replicas[f.Replica].speed = f.Speed
+		if f.Until > 0 {
+			s.queue.push(event{at: f.Until, kind: fault, index: int32(index*faultPhases + int(faultEnds))})
+		}
+	}
+	return nil
+}
+
 // handleFault handles one phase of a fault. The proxies notice a drain and its end at once, a failure
 // and its end after HealthDelay.
 func (s *Sim) handleFault(index int, phase faultPhase) error {
 	f := s.cfg.Faults[index]
 	r := s.replicas[f.Replica]
+	if f.Kind == Slow {
+		return s.changeSpeed(index, phase)
+	}
 	after := func(d time.Duration, phase faultPhase) {
 		s.queue.push(event{at: s.now + d, kind: fault, index: int32(index*faultPhases + int(phase))})
 	}

@@ -87,7 +87,7 @@ func (c *cascade) scan(f *front) {
 	s := c.measure(f)
 	if c.priced && !f.replica.failed {
 		c.describeState(f)
-		f.peers.SetOwnState(c.now(), &c.state)
+		f.peers.SetOwnState(c.now(), &c.state, c.living)
 	}
 	switch {
 	case f.replica.failed:
@@ -138,6 +138,7 @@ func (c *cascade) summarise(f *front) {
 	if c.priced {
 		c.flushArrivals(f.replica.index)
 		c.describeState(f)
+		f.peers.SetOwnState(now, &c.state, c.living)
 	}
 	send := func(to []policies.ReplicaID, running []policies.Sequence) {
 		for _, id := range to {

@@ -36,6 +36,7 @@ func (c *cascade) startTransfer(f *front, a *bidask.Action) {
 	t := &transfer{request: q, from: seller.replica, to: f.replica, blocks: f.reserved[deal]}
 	t.ended = func(moved bool) {
 		if moved {
+			q.arrived = c.now()
 			c.leave(q, seller)
 			c.join(q, f, true)
 		}

@@ -109,7 +109,7 @@ func TestPrefillRoleInFaults(t *testing.T) {
 		}
 		for i := range 5 {
 			at := time.Duration(3000+3000*i) * time.Millisecond
-			c.Faults = append(c.Faults, Fault{Fail, i, at, at + 2*time.Second}, Fault{Drain, (i + 2) % 5, at + time.Second, at + 2*time.Second})
+			c.Faults = append(c.Faults, Fault{Kind: Fail, Replica: i, At: at, Until: at + 2*time.Second}, Fault{Kind: Drain, Replica: (i + 2) % 5, At: at + time.Second, Until: at + 2*time.Second})
 		}
 		var source requests
 		for next := mix(400, 20, seed); ; {

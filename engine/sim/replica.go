@@ -63,6 +63,7 @@ type replica struct {
 	step      batch.Step    // that one
 	life      uint32        // incremented by each failure
 	failed    bool
+	speed     float64       // in relation to the profile
 	busy      float64       // seconds in iterations
 	freezing  []*transfer   // whose requests are to be frozen when the iteration ends
 	transfers []*transfer   // under way, from and to here
@@ -73,12 +74,13 @@ type replica struct {
 }
 
 func newReplica(index int, c *Config, price func(cost.Iteration) float64) (*replica, error) {
-	r := &replica{index: index, config: batch.Config{
+	r := &replica{index: index, speed: 1}
+	r.config = batch.Config{
 		Pool:     &kv.Pool{Layout: kv.Layout{Blocks: int(c.KVTokens) / defaultBlockTokens, BlockTokens: defaultBlockTokens, SlotBytes: 8, Regions: 1}},
 		Profile:  c.Profile,
-		Time:     price,
+		Time:     func(it cost.Iteration) float64 { return price(it) / r.speed },
 		MaxBatch: c.MaxBatch, MaxTokens: c.MaxBatchedTokens, NoPrefixCache: c.NoPrefixCache,
-	}}
+	}
 	return r, r.start()
 }
 

@@ -140,7 +140,7 @@ func TestFaults(t *testing.T) {
 	for i := range 100 {
 		source = append(source, trace.Request{At: time.Duration(i) * 100 * time.Millisecond, Input: 100, Output: 200}) // 2 s each
 	}
-	c := Config{Replicas: 2, HealthDelay: time.Second, Faults: []Fault{{Fail, 0, 3050 * time.Millisecond, 6050 * time.Millisecond}}}
+	c := Config{Replicas: 2, HealthDelay: time.Second, Faults: []Fault{{Kind: Fail, Replica: 0, At: 3050 * time.Millisecond, Until: 6050 * time.Millisecond}}}
 	result, records := run(t, c, &source)
 	counts := map[replay.Kind]int{}
 	for _, r := range records {
@@ -166,7 +166,7 @@ func TestFaults(t *testing.T) {
 	}
 	c.Replicas = 2
 	source = requests{{Input: 100, Output: 300}, {At: time.Second, Input: 100, Output: 10}, {At: 2 * time.Second, Input: 100, Output: 10}}
-	c.Faults = []Fault{{Drain, 0, 500 * time.Millisecond, 1500 * time.Millisecond}, {Drain, 1, time.Second / 2, 0}}
+	c.Faults = []Fault{{Kind: Drain, Replica: 0, At: 500 * time.Millisecond, Until: 1500 * time.Millisecond}, {Kind: Drain, Replica: 1, At: time.Second / 2}}
 	_, records = run(t, c, &source)
 	if len(records) != 3 || records[0].Error != replay.Connect || records[0].Index != 1 || records[1].Error != "" || records[2].Error != "" || records[1].Tokens+records[2].Tokens != 310 {
 		t.Errorf("drain: %+v", records)
@@ -299,6 +299,8 @@ func TestBadConfigs(t *testing.T) {
 			c.Policy, c.Stages = Cascade, policies.Partition{Cuts: []policies.Tokens{5}, Counts: []int{1, 0}}
 		},
 		`kind "x" must be`: func(c *Config) { c.Faults = []Fault{{Kind: "x"}} },
+		"speed 0: must be": func(c *Config) { c.Faults = []Fault{{Kind: Slow}} },
+		"speed 2: must be": func(c *Config) { c.Faults = []Fault{{Kind: Drain, Speed: 2}} },
 		"replica 1 of 1":   func(c *Config) { c.Faults = []Fault{{Kind: Fail, Replica: 1}} },
 		"from 2s until 1s": func(c *Config) { c.Faults = []Fault{{Kind: Fail, At: 2 * time.Second, Until: time.Second}} },
 	} {

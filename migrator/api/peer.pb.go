@@ -742,7 +742,8 @@ type Summary struct {
 	// policies/prefix encodes it. It is absent if the receiver has been sent the present one
 	// lately, or the replica knows of none.
 	Prefixes []byte `protobuf:"bytes,11,opt,name=prefixes,proto3" json:"prefixes,omitempty"`
-	// iteration_micros is the recent mean time between two tokens of a request; 0: unknown.
+	// iteration_micros is how long an iteration of 16 sequences of 1,024 tokens takes on the replica, by its
+	// profile and by what its requests took; 0: unknown.
 	IterationMicros uint32 `protobuf:"varint,12,opt,name=iteration_micros,json=iterationMicros,proto3" json:"iteration_micros,omitempty"`
 	// cached is how many of the promised tokens the engine is expected to have in its cache.
 	Cached int64 `protobuf:"varint,13,opt,name=cached,proto3" json:"cached,omitempty"`

@@ -47,7 +47,7 @@ func TestPrefixesAreSent(t *testing.T) {
 	sent, held, version, asked := summaries{}, []byte("first"), uint64(1), 0
 	m := newPrefixMarket(t, func(c *Config) {
 		c.Network = sent
-		c.Load = func() policies.Load { return policies.Load{Running: 3, Held: 50, Iteration: 0.02} }
+		c.Load = func() policies.Load { return policies.Load{Running: 3, Held: 50} }
 		c.Prefixes = func(known uint64) ([]byte, uint64) {
 			if asked++; known == version {
 				return nil, version
@@ -58,7 +58,7 @@ func TestPrefixesAreSent(t *testing.T) {
 	last := func(id policies.ReplicaID) string {
 		t.Helper()
 		all := sent[id]
-		if s := all[len(all)-1]; s.GetHeld() != 50 || s.GetRunning() != 3 || s.GetIterationMicros() != 20_000 {
+		if s := all[len(all)-1]; s.GetHeld() != 50 || s.GetRunning() != 3 {
 			t.Errorf("the load is %v", s)
 		}
 		return string(all[len(all)-1].GetPrefixes())

@@ -93,7 +93,7 @@ func (m *Market) updateOwnState(legs []frontend.LocalLeg, load policies.Load) {
 	m.peers.do(func(v *place.Peers) {
 		v.DescribeOwn(&m.state, m.living)
 		m.state.Compact()
-		v.SetOwnState(now, &m.state)
+		v.SetOwnState(now, &m.state, m.living)
 	})
 }
 
@@ -104,6 +104,7 @@ func (m *Market) encodeState(s *api.Summary) {
 	}
 	now := m.now()
 	s.Used, s.AgeMicros = int64(m.state.Used), int64(now-m.state.At)
+	s.IterationMicros = uint32(min(m.state.Iteration*1e6, math.MaxUint32))
 	for i := range m.state.Running {
 		g := &m.state.Running[i]
 		s.Groups = append(s.Groups, &api.RunningGroup{
@@ -181,6 +182,7 @@ func decodeState(now policies.Micros, s *api.Summary) (state place.State, ok boo
 		return state, false
 	}
 	state.At, state.Used = now-policies.Micros(s.GetAgeMicros()), policies.Tokens(s.GetUsed())
+	state.Iteration = float64(s.GetIterationMicros()) * 1e-6
 	for _, g := range s.GetGroups() {
 		if !within(g.GetCount(), 1, maxClaimedCount) || !within(g.GetLength(), 0, maxClaimedTokens) ||
 			!within(g.GetLongest(), 0, g.GetLength()) || !within(g.GetRemaining(), 0, maxClaimedTokens) ||

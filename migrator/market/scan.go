@@ -64,7 +64,7 @@ func (m *Market) sendSummaries() {
 		Sequence: m.summarySequence, Held: int64(load.Held), Promised: int64(load.Promised),
 		Incoming: int64(m.trader.Incoming()), Capacity: int64(s.KVCapacity()), Draining: m.leaving,
 		Running: uint32(load.Running), Waiting: uint32(load.Waiting),
-		Cached: int64(load.Cached), IterationMicros: uint32(min(max(load.Iteration, 0), maxIteration) * 1e6),
+		Cached: int64(load.Cached),
 	}
 	m.encodeState(summary)
 	var stage, before, others []policies.ReplicaID
@@ -77,9 +77,6 @@ func (m *Market) sendSummaries() {
 	}
 	m.sendSummary(before, summary)
 }
-
-// maxIteration bounds the iteration time of a summary, in seconds.
-const maxIteration = 3600
 
 // sendSummary sends a summary to peers, with what this replica holds to those that lack it.
 func (m *Market) sendSummary(ids []policies.ReplicaID, s *api.Summary) {

@@ -50,6 +50,8 @@ type Status struct {
 	// placed at a peer.
 	FreshPeers int
 	Forwards   uint64
+	// Slowdown is how many times as long iterations take here as the profile says; see place.Calibration.
+	Slowdown float64
 	// Residents counts the requests that run here, Pinned those of them that may not migrate.
 	// PinnedSeconds estimates the time until the last pinned one has ended by its max_tokens; it is
 	// 0 if there is none or one has no limit.
@@ -61,7 +63,10 @@ type Status struct {
 func (m *Market) Status() Status {
 	var heard, holders int
 	var forwards uint64
-	m.peers.do(func(v *place.Peers) { heard, forwards, holders = v.CountFresh(m.now()), v.Forwards(), v.Holders() })
+	var slowdown float64
+	m.peers.do(func(v *place.Peers) {
+		heard, forwards, holders, slowdown = v.CountFresh(m.now()), v.Forwards(), v.Holders(), v.Slowdown()
+	})
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &m.counts
@@ -72,7 +77,7 @@ func (m *Market) Status() Status {
 		SummariesSent: c.summariesSent, SummariesReceived: c.summariesReceived, Ignored: c.ignored,
 		PrefixBytesSent: c.prefixBytesSent, PrefixBytesReceived: c.prefixBytesReceived, PrefixesRefused: c.prefixesRefused, Holders: holders,
 		Offers: c.offers, Exporting: c.exporting, Importing: c.importing, Incoming: c.incoming, Throughput: c.throughput,
-		FreshPeers: heard, Forwards: forwards, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
+		FreshPeers: heard, Forwards: forwards, Slowdown: slowdown, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
 	}
 }
 

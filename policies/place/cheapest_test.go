@@ -77,7 +77,7 @@ func TestPricesFollowWhatIsKnown(t *testing.T) {
 	want("the own replica has one", 0, "b")
 	want("b has one, too", 0, "c")
 	want("all have one", 0, "")
-	b.SetOwnState(1, busy())
+	b.SetOwnState(1, busy(), nil)
 	b.SetPeerState(1, "b", busy())
 	b.SetPeerState(1, "c", &place.State{})
 	want("two are busy", 1, "c")
@@ -86,7 +86,7 @@ func TestPricesFollowWhatIsKnown(t *testing.T) {
 	b.SetPeerState(2, "b", &place.State{})
 	want("c has accepted a long one", 2, "b")
 	b.AddArrivals(2, "x", []place.Waiting{{Length: 1}}) // which is not known
-	b.SetOwnState(3, &place.State{})
+	b.SetOwnState(3, &place.State{}, nil)
 	b.AddArrivals(3, "a", []place.Waiting{place.Waiting{Length: 50_000}.Weigh(100)})
 	b.SetPeerState(3, "b", busy())
 	b.SetPeerState(3, "c", &place.State{})
@@ -98,7 +98,7 @@ func TestPricesFollowWhatIsKnown(t *testing.T) {
 func TestPricesCountCopies(t *testing.T) {
 	place1 := func(copySeconds float64) policies.ReplicaID {
 		b := pricedPeers(copySeconds)
-		b.SetOwnState(0, busy())
+		b.SetOwnState(0, busy(), nil)
 		b.SetPeerState(0, "c", busy())
 		r := prompt(20_000)
 		r.Cached = 19_000
@@ -155,7 +155,7 @@ func TestUnknownPeersAreNoBargain(t *testing.T) {
 	b.SetPeerLoad(0, "c", place.PeerLoad{})
 	b.SetPeerState(0, "b", busy())
 	b.SetPeerState(0, "c", busy())
-	b.SetOwnState(0, &place.State{Running: busy().Running[:1]})
+	b.SetOwnState(0, &place.State{Running: busy().Running[:1]}, nil)
 	if got := b.Place(0, prompt(20_000), nil).Replica; got != "" {
 		t.Errorf("placed at %q, not here, where it is cheapest", got)
 	}

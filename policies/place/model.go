@@ -34,6 +34,9 @@ func (e *Engine) seconds(n, held, longest float64) float64 {
 	return c.D0 + c.D1*n + c.D4*attended
 }
 
+// typical is the time of an iteration by which engines are compared.
+func (e *Engine) typical() float64 { return e.seconds(16, 16*1024, 1024) }
+
 // prompt is the time to compute a prompt's tokens from position start to position end, beside the
 // iterations in which that happens.
 func (e *Engine) prompt(start, end float64) float64 {

@@ -40,7 +40,7 @@ func runningResidents(b *Peers, n int, input policies.Tokens) (residents []Resid
 	for i := range n {
 		residents, movable = append(residents, Resident{Input: input, Output: 1}), append(movable, i)
 	}
-	b.SetOwnState(0, &State{})
+	b.SetOwnState(0, &State{}, nil)
 	return residents, movable
 }
 
@@ -142,7 +142,7 @@ func TestFindMoveOracle(t *testing.T) {
 		}
 		// Here, half of the tokens that run are shared, and a prompt waits for memory.
 		residents = append(residents, Resident{Input: 5000})
-		b.SetOwnState(0, &State{Used: tokensOf(residents) / 2})
+		b.SetOwnState(0, &State{Used: tokensOf(residents) / 2}, nil)
 		queued := residents[n].describeWaiting(&b.outputs)
 		costHere := func(running []Running) float64 {
 			var m Model

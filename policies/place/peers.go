@@ -82,8 +82,9 @@ type Peers struct {
 	forwards    uint64
 	holders     int // peers with prefixes
 	outputs     Outputs
-	view        *View   // of this replica
-	ownState    State   // as last set, without its requests
+	view        *View // of this replica
+	ownState    State // as last set, without its requests
+	calibration Calibration
 	pricing     Pricing // scratch
 	search      moveSearch
 }

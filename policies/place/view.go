@@ -24,7 +24,8 @@ func (w Waiting) Weigh(output policies.Tokens) Waiting {
 // Time is an argument. A View is not safe for concurrent use; no call allocates once the replica has held as many
 // requests before.
 type View struct {
-	engine Engine
+	engine Engine        // with the prices that were measured
+	cost   policies.Cost // as given
 	state  Model
 	sent   []sentRequest // since the last report
 }
@@ -37,7 +38,7 @@ type sentRequest struct {
 
 // NewView returns the view of an idle replica.
 func NewView(e Engine, now policies.Micros) *View {
-	v := &View{engine: e}
+	v := &View{engine: e, cost: e.Cost}
 	v.state.Reset(&v.engine, now)
 	return v
 }
@@ -45,6 +46,10 @@ func NewView(e Engine, now policies.Micros) *View {
 // Report sets the state of the replica, as of now. What was sent to it before now must be in the state.
 // Report copies it.
 func (v *View) Report(now policies.Micros, s *State) {
+	if s.Iteration > 0 {
+		given := Engine{Cost: v.cost, Skew: v.engine.Skew}
+		v.engine.Cost = v.cost.Scale(min(max(s.Iteration/given.typical(), 1/MaxSlowdown), MaxSlowdown))
+	}
 	v.state.Reset(&v.engine, s.At)
 	for i := range s.Running {
 		v.state.AddRunning(s.Running[i])

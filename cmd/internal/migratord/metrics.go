@@ -194,6 +194,7 @@ var migrationMetrics = []metric[migrationSample]{
 	counter("prefix_summaries_refused_total", "Summaries of what a peer holds that were not used: malformed, or of another version.", func(m migrationSample) float64 { return float64(m.market.PrefixesRefused) }),
 	gauge("prefix_holders", "Peers that are known to hold prompts.", func(m migrationSample) float64 { return float64(m.market.Holders) }),
 	gauge("peers_known", "Peers with a current load summary.", func(m migrationSample) float64 { return float64(m.market.FreshPeers) }),
+	gauge("slowdown_ratio", "How many times as long iterations of the engine take as its profile says, by what requests took.", func(m migrationSample) float64 { return m.market.Slowdown }),
 	counter("forwards_total", "Requests placed at a peer before their first token.", func(m migrationSample) float64 { return float64(m.market.Forwards) }),
 
 	counters("transfers_sent_total", "Completed transfers to other replicas.", "method", func(m migrationSample) map[string]float64 { return byMode(m.executor.Sent) }),
