@@ -77,20 +77,20 @@ func (e *emulationFlags) planConfig() (stageplan.Config, error) {
 // demoLimit bounds the duration of a demo on a busy machine.
 const demoLimit = 15 * time.Minute
 
-// newDemo is "cascade demo": it compares stages with round robin, and with placement alone, on one machine.
+// newDemo is "cascade demo": it compares Cascade with round robin, and with placement alone, on one machine.
 func newDemo(s *settings) *cobra.Command {
 	src := &traceFlags{mix: "mixed", seed: 1}
 	e := &emulationFlags{profile: "rtxpro6000-llama-3.1-8b", context: 131072, window: 45 * time.Second, tp: 1, device: gpuset.Host, prompt: string(replay.PromptText)}
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Compare stages with round robin and placement alone: eight emulated replicas, a realistic mix of requests",
+		Short: "Compare Cascade with round robin and placement alone: eight emulated replicas, a realistic mix of requests",
 		Long: `Demo starts eight emulated replicas, their migrators, the control plane and a proxy on
 loopback, and replays a mix of short and long requests through the OpenAI API on three fleets:
 
   round robin      all replicas in one stage
-  placement alone  the same, and each request starts where it is served soonest: the best that
-                   Cascade does without stages
-  cascade          planned stages, between which running requests migrate, and placement
+  placement alone  the same, and each request starts where it costs least
+  cascade          the same, and running requests migrate to where they cost less; stages if one
+                   stage cannot carry the load
 
 It compares the three in tables, and its last lines say in three sentences what was seen. The
 policies are WebAssembly modules, whose decisions are compared with those of the native
@@ -102,9 +102,8 @@ the runs start again at the speed that the machine reaches, twice at most, and n
 that all of it takes more than 15 minutes. Times are engine time, so that the speed does not
 change what is compared.
 
-The mix and the cost profile are chosen so that stages pay: many short chats and a few long
-documents on a GPU with slow memory. On uniform lengths the planner stays with one stage.
-"cascade sim" compares the same and more routers on a trace of yours, in virtual time.`,
+The mix and the cost profile are chosen so that lengths matter: many short chats and a few long
+documents on a GPU with slow memory. "cascade sim" compares the same and more routers on a trace of yours, in virtual time.`,
 		Example: `  cascade demo
   cascade demo --envoy "$(which envoy)" --out results`,
 		Args: cli.ExactArgs(0),
@@ -122,7 +121,7 @@ documents on a GPU with slow memory. On uniform lengths the planner stays with o
 	return c
 }
 
-// compare replays the requests with round robin, with placement alone, and with planned stages. The limit bounds the
+// compare replays the requests with round robin, with placement alone, and with Cascade. The limit bounds the
 // duration; 0 is none.
 func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFlags, p pluginFlags, limit time.Duration) error {
 	requests, name, err := src.readWithin(e.context)

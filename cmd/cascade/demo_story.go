@@ -9,42 +9,34 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
-	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
-// expectation is what the planner would do with the requests of a comparison, if it knew them all.
-type expectation struct {
-	requests, enough int     // that are replayed, and that the planner needs to divide a fleet
-	gain             float64 // of the best plan over one stage, in predicted cost
-}
+// expectation is the gain in cost that the planner would predict of stages, if it knew all requests of a comparison; 1
+// if one stage cannot carry the load.
+type expectation float64
 
-// expectStages returns what a planner is expected to do with the requests.
-func expectStages(w policies.Workload, requests []trace.Request, f config.Fleet) (expectation, error) {
-	p := f.Planner
+// expectStages returns what a planner is expected to predict.
+func expectStages(w policies.Workload, f config.Fleet) (x expectation, err error) {
 	_, ratio := f.IterationBounds()
-	x := expectation{requests: len(requests), enough: int(p.MinRequests) + int(trace.Rate(requests)*p.Window.Seconds())}
 	part, err := adoption.LimitIterationRatio(partition.Exact{Slack: partition.DefaultSlack}, ratio).Partition(w)
 	if errors.Is(err, policies.ErrInfeasible) {
 		return x, nil
 	}
 	if err == nil && len(part.Counts) > 1 {
-		x.gain = 1 - part.Cost/part.OneStage // 1 if one stage cannot carry the load
+		x = expectation(1 - part.Cost/part.OneStage)
 	}
 	return x, err
 }
 
 // oneStage says why no stages are formed; "" if they are expected.
 func (x expectation) oneStage() string {
-	switch {
-	case x.requests < x.enough:
-		return fmt.Sprintf("%d requests are too few, about %d are needed before the planner trusts what it has counted", x.requests, x.enough)
-	case x.gain < adoption.DefaultSplitGain:
-		return fmt.Sprintf("the planner predicts a gain of %.0f %% for this traffic, and a fleet is divided for %.0f %% or more", 100*x.gain, 100*adoption.DefaultSplitGain)
+	if x == 1 {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf("requests are placed by price, which saves in one stage most of the %.0f %% of the cost that stages would save otherwise; a fleet is divided if one stage cannot carry its load", 100*float64(x))
 }
 
 // announce says before the runs whether stages are expected.
@@ -52,7 +44,7 @@ func (x expectation) announce() string {
 	if why := x.oneStage(); why != "" {
 		return "no stages are expected: " + why
 	}
-	return fmt.Sprintf("stages are expected: with all of these requests counted, they would save %.0f %% of the predicted cost", 100*x.gain)
+	return "stages are expected: one stage cannot carry this load"
 }
 
 // story says in three sentences what a comparison has shown. The results are those of comparedFleets, and last is the
@@ -83,7 +75,11 @@ func story(results []replay.Result, last presetResult, x expectation) []string {
 		report.FormatTime(normalised(ours)), over(ours, rival, normalised), rival.Name, over(ours, other, normalised), other.Name,
 		report.FormatTime(first(ours)), over(ours, rival, first), over(ours, other, first)))
 	all, placement := 1-normalised(ours)/normalised(one), 1-normalised(placed)/normalised(one)
-	return append(sentences, describeShares(all, placement)+describeWorst(results)+".")
+	rest := "migrations"
+	if len(last.Plan.Stages) > 1 {
+		rest = "stages with migrations"
+	}
+	return append(sentences, describeShares(all, placement, rest)+describeWorst(results)+".")
 }
 
 // over returns the ratio of a figure of two results.
@@ -115,18 +111,18 @@ func describeStages(last presetResult, x expectation) string {
 	return fmt.Sprintf("Cascade divided %d replicas into %d stages by length (%s) and migrated %d running requests.", replicas, len(stages), strings.Join(stages, ", "), moved)
 }
 
-// describeShares says what placement and what stages contribute to what is saved on round robin.
-func describeShares(all, placement float64) string {
+// describeShares says what placement and what the rest of Cascade contribute to what is saved on round robin.
+func describeShares(all, placement float64, rest string) string {
 	percent := func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
-	switch stages := all - placement; {
+	switch more := all - placement; {
 	case all <= 0:
-		return fmt.Sprintf("Nothing is saved on round robin here: placement changes the latency by %+.0f %%, stages with migrations by %+.0f %%", -100*placement+0, -100*stages+0)
+		return fmt.Sprintf("Nothing is saved on round robin here: placement changes the latency by %+.0f %%, %s by %+.0f %%", -100*placement+0, rest, -100*more+0)
 	case placement <= 0:
-		return fmt.Sprintf("All of the %s that it saves on round robin come from stages with migrations", percent(all))
-	case stages < 0:
-		return fmt.Sprintf("Placement alone saves %s of round robin's latency, and stages with migrations give %s back", percent(placement), percent(-stages))
+		return fmt.Sprintf("All of the %s that it saves on round robin come from %s", percent(all), rest)
+	case more < 0:
+		return fmt.Sprintf("Placement alone saves %s of round robin's latency, and %s give %s back", percent(placement), rest, percent(-more))
 	default:
-		return fmt.Sprintf("Of the %s that it saves on round robin, placement carries %s and stages with migrations %s", percent(all), percent(placement), percent(stages))
+		return fmt.Sprintf("Of the %s that it saves on round robin, placement carries %s and %s %s", percent(all), percent(placement), rest, percent(more))
 	}
 }
 

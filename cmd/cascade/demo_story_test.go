@@ -39,7 +39,7 @@ func compared(robin, placed, ours, short, long float64) []replay.Result {
 func TestStory(t *testing.T) {
 	staged := presetResult{Plan: control.Model{Stages: threeStages(2).Stages}, Moves: inprocess.MigrationStats{Moved: map[string]uint64{"live": 200, "reprompt": 12}}}
 	one := presetResult{Plan: control.Model{Stages: threeStages(2).Stages[:1]}}
-	good := expectation{requests: 3600, enough: 2350, gain: 0.21}
+	const needed expectation = 1
 	void := compared(1, 0.6, 0.5, 0.4, 0.7)
 	void[1].Void = "late"
 	const divided = "Cascade divided 5 replicas into 3 stages by length (0–100 on 2, 100–1,000 on 1, 1,000–∞ on 2) and migrated 212 running requests."
@@ -49,30 +49,29 @@ func TestStory(t *testing.T) {
 		x       expectation
 		want    []string
 	}{
-		"best": {compared(0.1, 0.06, 0.05, 0.04, 0.07), staged, good, []string{
+		"best": {compared(0.1, 0.06, 0.05, 0.04, 0.07), staged, needed, []string{
 			divided,
 			"Its latency per output token is 50.0 ms on average, × 0.83 of placement alone, the best rival, and × 0.50 of round robin; first tokens come after 500 ms, × 0.83 and × 0.50.",
 			"Of the 50 % that it saves on round robin, placement carries 40 % and stages with migrations 10 %; prompts of 1,024–∞ tokens pay for it, × 1.17 of placement alone.",
 		}},
-		"placement is better": {compared(0.1, 0.05, 0.06, 0.04, 0.04), staged, good, []string{
+		"placement is better": {compared(0.1, 0.05, 0.06, 0.04, 0.04), staged, needed, []string{
 			divided,
 			"Its latency per output token is 60.0 ms on average, × 1.20 of placement alone, the best rival, and × 0.60 of round robin; first tokens come after 600 ms, × 1.20 and × 0.60.",
 			"Placement alone saves 50 % of round robin's latency, and stages with migrations give 10 % back; no class of prompt lengths is served worse than by its best rival.",
 		}},
-		"round robin is better": {compared(0.05, 0.1, 0.2, 0.04, 0.04), staged, good, []string{
+		"round robin is better": {compared(0.05, 0.1, 0.2, 0.04, 0.04), staged, needed, []string{
 			divided,
 			"Its latency per output token is 200 ms on average, × 4.00 of round robin, the best rival, and × 2.00 of placement alone; first tokens come after 2.00 s, × 4.00 and × 2.00.",
 			"Nothing is saved on round robin here: placement changes the latency by +100 %, stages with migrations by +200 %; no class of prompt lengths is served worse than by its best rival.",
 		}},
-		"stages alone help": {compared(0.1, 0.11, 0.05, 0.04, 0.04), staged, good, []string{
+		"stages alone help": {compared(0.1, 0.11, 0.05, 0.04, 0.04), staged, needed, []string{
 			divided, "", "All of the 50 % that it saves on round robin come from stages with migrations; no class of prompt lengths is served worse than by its best rival.",
 		}},
-		"void":         {void, staged, good, []string{divided, "Nothing can be compared: the machine was too busy for the figures of placement alone to count.", "Run it again with more idle CPU, or with fewer --replicas at a lower --rate."}},
-		"too few":      {compared(1, 1, 1, 1, 1), one, expectation{300, 2350, 0.3}, []string{"No stage formed: 300 requests are too few, about 2350 are needed before the planner trusts what it has counted.", "", "Nothing is saved on round robin here: placement changes the latency by +0 %, stages with migrations by +0 %; no class of prompt lengths is served worse than by its best rival."}},
-		"small gain":   {compared(1, 1, 1, 1, 1), one, expectation{3000, 2350, 0.06}, []string{"No stage formed: the planner predicts a gain of 6 % for this traffic, and a fleet is divided for 20 % or more.", "", ""}},
-		"not in time":  {compared(1, 1, 1, 1, 1), one, good, []string{"No stage formed: the planner had not decided for them before the last request; more --requests give it time.", "", ""}},
-		"interrupted":  {nil, one, good, []string{"", "", ""}},
-		"no latencies": {compared(0, 0, 0, 0, 0), staged, good, []string{divided, "Nothing can be compared: the machine was too busy for the figures of round robin, placement alone, cascade to count.", ""}},
+		"void":         {void, staged, needed, []string{divided, "Nothing can be compared: the machine was too busy for the figures of placement alone to count.", "Run it again with more idle CPU, or with fewer --replicas at a lower --rate."}},
+		"one stage":    {compared(1, 1, 1, 1, 1), one, 0.24, []string{"No stage formed: requests are placed by price, which saves in one stage most of the 24 % of the cost that stages would save otherwise; a fleet is divided if one stage cannot carry its load.", "", "Nothing is saved on round robin here: placement changes the latency by +0 %, migrations by +0 %; no class of prompt lengths is served worse than by its best rival."}},
+		"not in time":  {compared(1, 1, 1, 1, 1), one, needed, []string{"No stage formed: the planner had not decided for them before the last request; more --requests give it time.", "", ""}},
+		"interrupted":  {nil, one, needed, []string{"", "", ""}},
+		"no latencies": {compared(0, 0, 0, 0, 0), staged, needed, []string{divided, "Nothing can be compared: the machine was too busy for the figures of round robin, placement alone, cascade to count.", ""}},
 	} {
 		got := story(c.results, c.last, c.x)
 		if len(got) != 3 {
@@ -87,41 +86,33 @@ func TestStory(t *testing.T) {
 	}
 }
 
-// TestExpectStages says before the runs whether stages will form: not for few requests, and not for uniform lengths.
+// TestExpectStages says before the runs whether stages will form: only if one stage cannot carry the load.
 func TestExpectStages(t *testing.T) {
 	e := &emulationFlags{replicas: 8, profile: "rtxpro6000-llama-3.1-8b", context: 131072, speed: 2, tp: 1} // the trace has real times
 	fleet, err := e.buildFleet()
 	if err != nil {
 		t.Fatal(err)
 	}
-	announce := func(src traceFlags) string {
-		requests, _, err := src.readWithin(131072)
-		if err != nil {
-			t.Fatal(err)
-		}
-		plan, err := e.planConfig()
-		if err != nil {
-			t.Fatal(err)
-		}
-		w, err := plan.Workload(requests)
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, err := expectStages(w, requests, fleet.Fleet)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x.announce()
+	requests, _, err := (&traceFlags{mix: "mixed", requests: 3600, rate: 30, seed: 1}).readWithin(131072)
+	if err != nil {
+		t.Fatal(err)
 	}
-	demo := traceFlags{mix: "mixed", requests: 3600, rate: 30, seed: 1}
-	if got := announce(demo); !strings.HasPrefix(got, "stages are expected: ") {
-		t.Error(got)
+	plan, err := e.planConfig()
+	if err != nil {
+		t.Fatal(err)
 	}
-	demo.requests = 300
-	if got := announce(demo); !strings.HasPrefix(got, "no stages are expected: 300 requests are too few, about 2") {
-		t.Error(got)
+	w, err := plan.Workload(requests)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := announce(traceFlags{mix: "chat", requests: 20000, rate: 5, maxLength: 500, seed: 1}); !strings.HasPrefix(got, "no stages are expected: the planner predicts a gain of ") {
+	x, err := expectStages(w, fleet.Fleet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := x.announce(); x < 0.2 || x >= 1 || !strings.HasPrefix(got, "no stages are expected: requests are placed by price") {
+		t.Errorf("%v: %s", x, got)
+	}
+	if got := expectation(1).announce(); !strings.HasPrefix(got, "stages are expected: ") {
 		t.Error(got)
 	}
 }

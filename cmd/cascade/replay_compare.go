@@ -55,7 +55,7 @@ func newPresetComparison(e emulationFlags, p pluginFlags, requests []trace.Reque
 	if err != nil {
 		return nil, err
 	}
-	expected, err := expectStages(w, requests, fleet.Fleet)
+	expected, err := expectStages(w, fleet.Fleet)
 	if err != nil {
 		return nil, err
 	}

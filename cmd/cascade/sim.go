@@ -50,6 +50,7 @@ type simFlags struct {
 	reportDelay time.Duration
 	healthDelay time.Duration
 	fail, drain []string
+	slow        []string
 	skipInvalid bool
 	out         string
 }
@@ -87,7 +88,7 @@ Cascade, by the packages that production runs (proxies pick by prefix keys and w
 ends place by price and cached prefixes, prefixes and running requests are copied
 over the profile's link, the control plane plans from the flow that it counts, and running
 requests are sold by bid and ask):
-  cascade           planned stages, placement, prefix pulls and moves
+  cascade           placement, prefix pulls and moves; stages if one is over its limits
   one-stage         the same without stages
   without-moves     running requests stay
   without-pull      prefixes that a replica lacks are computed again
@@ -97,8 +98,8 @@ requests are sold by bid and ask):
                     without-tokenizer-or-keys
   without-affinity  nothing is known of cached prefixes, neither in proxies nor in front ends
   without-forwards  prompts are computed where a proxy sent them; front ends forward none
-  least-cost        as many stages as the least predicted cost has: the default gives up 1 % of it
-                    for fewer
+  by-gain           stages for a predicted gain (planner.adopt: gain), not only if one is over
+                    its limits
   static-split      planned stages for ever, a static split by length, and placement by queues
   ideal             one decider that knows the present state of each replica sends each request
                     where it costs least; clairvoyant knows the outputs, too
@@ -118,7 +119,7 @@ Plans and weights take effect at once, and reports to the control plane are neve
 --proxies and --report-* are for routers only. --admission is for Cascade only, and other
 policies are an error with it: its front ends refuse what would wait for too long.
 
-Failures and drains (--fail, --drain) work with every policy. Under Cascade a replica that
+Failures, drains and changes of speed (--fail, --drain, --slow) work with every policy. Under Cascade a replica that
 fails takes its front end with it: the clients of that front end see a cut, and other front
 ends resume what they had on the replica.
 
@@ -172,6 +173,7 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 	f.DurationVar(&e.healthDelay, "health-delay", sim.DefaultHealthDelay, "time until the proxies notice that a replica failed or is back")
 	f.StringArrayVar(&e.fail, "fail", nil, "fail a replica and all its requests: REPLICA@FROM or REPLICA@FROM..UNTIL, such as 3@60s..120s; may be repeated")
 	f.StringArrayVar(&e.drain, "drain", nil, "send a replica no new requests, like --fail; may be repeated")
+	f.StringArrayVar(&e.slow, "slow", nil, "change the speed of a replica, of which its profile says nothing, like --fail: 3@60s..120s:0.7 is 0.7 times as fast; may be repeated")
 	f.BoolVar(&e.skipInvalid, "skip-invalid", false, "count and drop invalid lines of the trace")
 	f.StringVar(&e.out, "out", "", "write results, tables and plots, and every request, into this directory")
 	cli.CompleteFrom(c, "policy", sim.Policies())
@@ -214,7 +216,7 @@ func (e *simFlags) config(cmd *cobra.Command, seed uint64) (sim.Config, error) {
 			return c, cli.Usagef(cmd, "--stages %q: %w", e.stages, err)
 		}
 	}
-	for kind, texts := range map[sim.FaultKind][]string{sim.Fail: e.fail, sim.Drain: e.drain} {
+	for kind, texts := range map[sim.FaultKind][]string{sim.Fail: e.fail, sim.Drain: e.drain, sim.Slow: e.slow} {
 		for _, text := range texts {
 			fault, err := parseFault(kind, text)
 			if err != nil {
@@ -246,19 +248,26 @@ func parseStages(text string) (p policies.Partition, err error) {
 	return p, nil
 }
 
-// parseFault parses REPLICA@FROM or REPLICA@FROM..UNTIL.
+// parseFault parses REPLICA@FROM or REPLICA@FROM..UNTIL, and :SPEED behind it for sim.Slow.
 func parseFault(kind sim.FaultKind, text string) (sim.Fault, error) {
 	f := sim.Fault{Kind: kind}
+	form := "REPLICA@FROM or REPLICA@FROM..UNTIL"
 	replica, times, ok := strings.Cut(text, "@")
+	var errs [4]error
+	if kind == sim.Slow {
+		var speed string
+		form += ":SPEED"
+		times, speed, _ = strings.Cut(times, ":")
+		f.Speed, errs[3] = strconv.ParseFloat(speed, 64)
+	}
 	from, until, ends := strings.Cut(times, "..")
-	var errs [3]error
 	f.Replica, errs[0] = strconv.Atoi(replica)
 	f.At, errs[1] = time.ParseDuration(from)
 	if ends {
 		f.Until, errs[2] = time.ParseDuration(until)
 	}
 	if !ok || errors.Join(errs[:]...) != nil {
-		return f, errors.New("write REPLICA@FROM or REPLICA@FROM..UNTIL, such as 3@60s..120s")
+		return f, errors.New("write " + form + ", such as 3@60s..120s")
 	}
 	return f, nil
 }

@@ -81,7 +81,7 @@ func (c *cascade) startPlanning() error {
 	c.planning = planner.Config{
 		Model: modelName, Context: min(maxContext, c.sim.cfg.KVTokens), Edges: c.edges, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
 		Limits: policies.Limits{Stages: policies.MaxStages, Pooling: poolingFactor},
-		Policy: policy, Speed: 1, Period: policies.Micros(c.period().Microseconds()), Grace: planner.DefaultGrace, Seen: c.minSeen(), Refine: c.paper && !c.fixed(), Follow: c.paper,
+		Policy: policy, Speed: 1, Period: policies.Micros(c.period().Microseconds()), Grace: planner.DefaultGrace, Seen: c.minSeen(), Refine: c.paper && !c.fixed(), Follow: c.paper, IfNeeded: c.priced && !c.byGain,
 		IterationRatio: c.iterationRatio(c.sim.cfg.IterationRatio),
 	}
 	if c.plans, err = planner.New(c.planning); err != nil {

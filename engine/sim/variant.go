@@ -36,8 +36,9 @@ const (
 	WithoutAffinity = "without-affinity"
 	// WithoutForwards is Cascade whose prompts are computed where a proxy sent them.
 	WithoutForwards = "without-forwards"
-	// LeastCost is Cascade with the stages of the least predicted cost, however many they are.
-	LeastCost = "least-cost"
+	// ByGain is Cascade that is divided into stages for a predicted gain (planner.adopt: gain), not only when one stage
+	// is over its limits.
+	ByGain = "by-gain"
 	// StaticSplit is WithoutMoves with the first planned stages for ever: a static split by length, as
 	// operators make it of a trace (research calls it SITA: size interval task assignment).
 	StaticSplit = "static-split"
@@ -79,7 +80,7 @@ var variants = map[string]variant{
 	WithoutTokenizer:       {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, ownTexts: true},
 	WithoutTokenizerOrKeys: {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, ownTexts: true},
 
-	LeastCost:   {planner: "least-cost", market: true, priced: true, affinity: true, keys: true, pull: true},
+	ByGain:      {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, byGain: true},
 	StaticSplit: {planner: planner.PolicyDefault, static: true},
 	Ideal:       {planner: planner.PolicyRoundRobin, affinity: true, pull: true, knows: exactStates},
 	Clairvoyant: {planner: planner.PolicyRoundRobin, affinity: true, pull: true, knows: exactOutputs},
@@ -102,6 +103,7 @@ type variant struct {
 	refiner    policies.Refiner // of the paper's policies; nil: the paper's
 	growthOnly bool             // no replica sells because it has more than others
 	priced     bool             // requests are placed by price (place.Cheapest)
+	byGain     bool             // and yet the fleet is divided for a predicted gain
 	affinity   bool             // placement knows what is cached
 	ownTexts   bool             // a front end knows only the prompts that it has served
 	keys       bool             // proxies pick by prefix keys
@@ -143,7 +145,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers bidask.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutTokenizer, WithoutTokenizerOrKeys, WithoutRanges, WithoutAffinity, WithoutForwards, LeastCost, StaticSplit, Ideal, Clairvoyant, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutTokenizer, WithoutTokenizerOrKeys, WithoutRanges, WithoutAffinity, WithoutForwards, ByGain, StaticSplit, Ideal, Clairvoyant, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.

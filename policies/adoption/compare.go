@@ -53,7 +53,11 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 	next := in.assigner().Assign(present, target, in.Replicas)
 	placed := m.placedCost(in, w, next, best)
 	target.Cost = placed
-	if len(best.Counts) > 1 && gain(placed, best.OneStage) < worth {
+	divided := gain(placed, best.OneStage) >= worth
+	if m.config.IfNeeded {
+		divided = math.IsInf(best.OneStage, 1) && (over || stages > 1)
+	}
+	if len(best.Counts) > 1 && !divided {
 		target = oneStage(w.Replicas)
 		target.Cost = best.OneStage
 		next = in.assigner().Assign(present, target, in.Replicas)
@@ -69,6 +73,9 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 		d.Reason, d.Gain = AlreadyBest, 0
 		if len(best.Counts) > 1 && stages == 1 {
 			d.Reason, d.Gain = SmallGain, gain(placed, cost)
+			if m.config.IfNeeded {
+				d.Reason = NotNeeded
+			}
 		}
 		return d
 	case over:

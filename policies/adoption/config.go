@@ -18,6 +18,10 @@ type Config struct {
 	// the last proposal stay while the proposal does. Gain, SplitGain, MoveCost, Horizon,
 	// Excess and Windows have no effect then.
 	Follow bool
+	// IfNeeded divides a fleet only when one stage is over its limits, and merges its stages once one stage is within
+	// them with headroom, whatever the stages gain by prediction: requests that are placed by price separate lengths
+	// within one stage, of which the prices of plans know nothing.
+	IfNeeded bool
 	// Period is the time between comparisons, and the length of a measurement window. 0
 	// means 10.
 	Period float64

@@ -16,15 +16,19 @@ type proposal struct {
 }
 
 // ChooseFirst returns the partition of a first plan that is made of a proposal and replaces an epoch: the proposal, or one
-// stage if the proposal saves less over it than Config.Gain, as stages in force are merged that save less. Distances
-// between replicas count for nothing yet.
+// stage if stages in force would be merged that cost as much: they save less than Config.Gain, or are not needed
+// (Config.IfNeeded). Distances between replicas count for nothing yet.
 //
 // With Config.Follow it is the proposal, however small its gain: its boundaries may be refined, and if a repair merges
 // its stages, as the replicas are not ready yet, the next better proposal is adopted, whatever it gains. Of several
 // proposals, as replicas become ready, the one with most stages counts.
 func (m *Machine) ChooseFirst(p policies.Partition, replaces policies.Epoch) policies.Partition {
 	if !m.config.Follow {
-		if gain(p.Cost, p.OneStage) < m.config.Gain {
+		least := m.config.Gain
+		if m.config.IfNeeded {
+			least = 1 // one stage cannot carry it
+		}
+		if gain(p.Cost, p.OneStage) < least {
 			replicas := 0
 			for _, n := range p.Counts {
 				replicas += n

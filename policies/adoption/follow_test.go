@@ -105,14 +105,17 @@ func TestFirstPlanIsFollowed(t *testing.T) {
 // TestFirstPlanIsWorthIt checks that a first plan has stages only where stages in force would stay.
 func TestFirstPlanIsWorthIt(t *testing.T) {
 	for _, c := range []struct {
-		follow bool
-		one    float64
-		stages int
-	}{{false, 99, 1}, {false, 101, 2}, {false, math.Inf(1), 2}, {true, 99, 2}} {
-		m := testkit.Must(adoption.New(adoption.Config{Planner: &script{}, Follow: c.follow}))
+		follow, ifNeeded bool
+		one              float64
+		stages           int
+	}{
+		{false, false, 99, 1}, {false, false, 101, 2}, {false, false, math.Inf(1), 2}, {true, false, 99, 2},
+		{false, true, 9000, 1}, {false, true, math.Inf(1), 2},
+	} {
+		m := testkit.Must(adoption.New(adoption.Config{Planner: &script{}, Follow: c.follow, IfNeeded: c.ifNeeded}))
 		got := m.ChooseFirst(policies.Partition{Cuts: []policies.Tokens{100}, Counts: []int{1, 2}, Cost: 90, OneStage: c.one}, 1)
 		if total := got.Counts[0]; len(got.Counts) != c.stages || len(got.Cuts) != c.stages-1 || c.stages == 1 && total != 3 {
-			t.Errorf("cost 90, one stage %v, follow %v: %v with %v replicas", c.one, c.follow, got.Cuts, got.Counts)
+			t.Errorf("cost 90, one stage %v, follow %v, if needed %v: %v with %v replicas", c.one, c.follow, c.ifNeeded, got.Cuts, got.Counts)
 		}
 	}
 }

@@ -50,6 +50,7 @@ const (
 	HeldOff          Reason = "held off after a plan rollback"
 	Infeasible       Reason = "no plan is within the limits"
 	SmallGain        Reason = "gain too small"
+	NotNeeded        Reason = "one stage is within its limits" // and requests are placed by price
 	AlreadyBest      Reason = "plan in force is the best"
 	InvalidWorkload  Reason = "invalid workload"
 )

@@ -44,6 +44,7 @@ type script struct {
 	Iterations         []float64
 	Invalid            bool
 	Over               []policies.Tokens // the cuts of a plan beyond its limits
+	Crowded            bool              // one stage lacks the headroom that is required of a new plan
 	undivided          float64
 }
 
@@ -51,7 +52,11 @@ func (s *script) Partition(w policies.Workload) (policies.Partition, error) {
 	if math.IsInf(s.Best, 1) {
 		return policies.Partition{}, policies.ErrInfeasible
 	}
-	return policies.Partition{Cuts: s.Cuts, Counts: s.Counts, Cost: s.Best, OneStage: s.One}, nil
+	p := policies.Partition{Cuts: s.Cuts, Counts: s.Counts, Cost: s.Best, OneStage: s.One}
+	if s.Crowded {
+		p.OneStage = math.Inf(1)
+	}
+	return p, nil
 }
 
 func (s *script) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {

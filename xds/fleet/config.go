@@ -62,9 +62,10 @@ type Rules struct {
 	// pointless.
 	Refine string
 	// Adopt says which proposals of the planner replace the plan in force: "gain" (those
-	// that gain enough; a plan that is slower than predicted is rolled back), "always"
-	// (all, each period), or "" for the policy's default, which is "always" for "paper"
-	// and "gain" for all others.
+	// that gain enough; a plan that is slower than predicted is rolled back), "if-needed"
+	// (those without which the fleet is over its limits, if requests are placed by price),
+	// "always" (all, each period), or "" for the policy's default, which is "always" for
+	// "paper" and "gain" for all others.
 	Adopt string
 	// IterationRatio bounds what stages cost the longest requests; see adoption.LimitIterationRatio. It is at
 	// least 1, or 0 for no bound.
@@ -129,8 +130,9 @@ const (
 
 // Values of Rules.Adopt.
 const (
-	AdoptGain   = "gain"
-	AdoptAlways = "always"
+	AdoptGain     = "gain"
+	AdoptIfNeeded = "if-needed"
+	AdoptAlways   = "always"
 )
 
 // Bounds of Rules; their defaults are those of package planner.
@@ -217,9 +219,9 @@ func (r Rules) validate() error {
 		return fmt.Errorf("refine %q: must be %q, %q or empty", r.Refine, RefineOn, RefineOff)
 	}
 	switch r.Adopt {
-	case "", AdoptGain, AdoptAlways:
+	case "", AdoptGain, AdoptIfNeeded, AdoptAlways:
 	default:
-		return fmt.Errorf("adopt %q: must be %q, %q or empty", r.Adopt, AdoptGain, AdoptAlways)
+		return fmt.Errorf("adopt %q: must be %q, %q, %q or empty", r.Adopt, AdoptGain, AdoptIfNeeded, AdoptAlways)
 	}
 	_, err := planner.PolicyNamed(r.Policy)
 	return err

@@ -329,6 +329,11 @@ type Planner struct {
 	// MinRequests is how many requests must be counted before the planner replaces the first plan. Tests and
 	// comparisons set it.
 	MinRequests uint64 `yaml:"-"`
+	// Adopt says when the planner divides the replicas into stages: "if-needed", only when one stage would be over its
+	// limits: memory, or an iteration that is given as a time; "gain", also if stages save a fifth by prediction, and a
+	// tenth to stay; or "always". The prediction is for requests that are placed without regard to their lengths. Front
+	// ends place them by price, and reach most of it in one stage. A policy of kind partition needs "gain" or "always".
+	Adopt string `yaml:"adopt,omitempty" default:"if-needed; gain with migration.mode off, always for preset paper"`
 	// Utilisation is the share of what the replicas can serve, 0.01 to 1, that the demand may be in the
 	// recommended number of replicas (cascade_desired_replicas). A lower one leaves more room for what comes while
 	// replicas start. Fewer are recommended only after they have been enough for 10m, divided by speed.
@@ -338,6 +343,13 @@ type Planner struct {
 	// have not moved for four periods. Policies of kind refine decide only with "on".
 	Refine string `yaml:"refine,omitempty" default:"off; on for preset paper"`
 }
+
+// The values of Planner.Adopt.
+const (
+	AdoptIfNeeded = "if-needed"
+	AdoptGain     = "gain"
+	AdoptAlways   = "always"
+)
 
 // The values of Planner.Refine.
 const (

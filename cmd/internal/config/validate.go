@@ -35,8 +35,8 @@ func (f *Fleet) setDefaults() {
 		setDefault(&f.Control.PrefixKeys, PrefixKeysOff)
 	}
 	setDefault(&f.Control.PrefixKeys, PrefixKeysOn)
-	f.Planner.setDefaults(f.Preset)
 	f.Migration.setDefaults(f.Preset)
+	f.Planner.setDefaults(f.Preset, f.Migration.Mode != MigrationOff)
 	setDefault(&f.Proxy.BodyLimit, usualBodyLimit)
 	f.Overload.setDefaults()
 	f.Policies.setDefaults()
@@ -73,14 +73,19 @@ const (
 	minRequestsPaper = 1
 )
 
-// setDefaults writes the defaults of the preset into empty fields.
-func (p *Planner) setDefaults(preset string) {
+// setDefaults writes the defaults of the preset into empty fields, for front ends that place requests or do not.
+func (p *Planner) setDefaults(preset string, placed bool) {
 	if preset == PresetPaper {
+		setDefault(&p.Adopt, AdoptAlways)
 		setDefault(&p.Period, time.Minute)
 		setDefault(&p.Window, p.Period)
 		setDefault(&p.MinRequests, minRequestsPaper)
 		setDefault(&p.Refine, RefineOn)
 	}
+	if placed {
+		setDefault(&p.Adopt, AdoptIfNeeded)
+	}
+	setDefault(&p.Adopt, AdoptGain)
 	setDefault(&p.StageReplicas, 1)
 	setDefault(&p.Utilisation, 0.75)
 	setDefault(&p.Period, 10*time.Second)
@@ -339,6 +344,7 @@ func (f *Fleet) validateReplicas(c *checker, taken listeners) {
 func (f *Fleet) validatePlanner(c *checker) {
 	p := f.Planner
 	checkOneOf(c, "planner.refine", p.Refine, RefineOn, RefineOff)
+	checkOneOf(c, "planner.adopt", p.Adopt, AdoptIfNeeded, AdoptGain, AdoptAlways)
 	checkRange(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
 	checkRange(c, "planner.window", p.Window, time.Second, 24*time.Hour)
 	p.Iteration.validate(c)

@@ -38,7 +38,7 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 	r := newCheckedFleet(t, harnessConfig{replicas: 8, edit: func(f *config.Fleet) {
 		f.Speed = 2
 		f.Models[0].Profile = "testdata/linked.json"
-		f.Planner = config.Planner{MinRequests: 1, Period: time.Second}
+		f.Planner = config.Planner{Adopt: config.AdoptGain, MinRequests: 1, Period: time.Second}
 		f.Migration, f.Topology = config.Migration{Mode: config.MigrationLive}, topology
 		for i := range f.Replicas {
 			gpu := i % 4

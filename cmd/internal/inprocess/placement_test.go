@@ -37,7 +37,7 @@ func TestPlacement(t *testing.T) {
 	planes(t, onProxy, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) {
 			f.Models[0].Profile = "testdata/skewed.json"
-			f.Planner = config.Planner{MinRequests: 100}
+			f.Planner = config.Planner{Adopt: config.AdoptGain, MinRequests: 100}
 			f.Overload.Admission = config.AdmissionOff // engines are slower than their profile on a busy host
 		}})
 		run, err := replay.New(replay.Config{

@@ -133,16 +133,13 @@ func (r Result) Table() report.Table {
 	return t
 }
 
-// adoptionNote says whether a fleet in one stage would adopt the plan; "" for plans of one stage, and for
-// policies whose plans are adopted by other rules.
+// adoptionNote says when a fleet in one stage would adopt the plan; "" for plans of one stage, and for policies whose
+// plans are adopted by other rules.
 func (r Result) adoptionNote() string {
 	if len(r.Stages) < 2 || r.OneStage == nil || r.Policy != planner.PolicyDefault && r.Policy != "least-cost" {
 		return ""
 	}
-	if 1 - r.Cost / *r.OneStage < adoption.DefaultSplitGain {
-		return fmt.Sprintf(" A fleet in one stage stays in it for less than %.0f %%.", 100*adoption.DefaultSplitGain)
-	}
-	return fmt.Sprintf(" A fleet in one stage is divided for %.0f %% or more.", 100*adoption.DefaultSplitGain)
+	return fmt.Sprintf(" Placement by price saves most of that in one stage; with planner.adopt gain, a fleet is divided for %.0f %% or more.", 100*adoption.DefaultSplitGain)
 }
 
 // Picture draws the plan over the lengths of its requests.

@@ -194,7 +194,7 @@ const scaleDownWindow = 10 * time.Minute
 func (f *Fleet) Rules() fleet.Rules {
 	limit, ratio := f.IterationBounds()
 	rules := fleet.Rules{
-		Policy: f.Preset, Refine: f.Planner.Refine, IterationRatio: ratio, StageReplicas: f.Planner.StageReplicas, Speed: f.Speed,
+		Policy: f.Preset, Refine: f.Planner.Refine, Adopt: f.Planner.Adopt, IterationRatio: ratio, StageReplicas: f.Planner.StageReplicas, Speed: f.Speed,
 		Period: f.Planner.Period, Seen: f.Planner.MinRequests, AnyRemoval: f.Fleet.Control.AnyRemoval,
 	}
 	rules.Scaling = planner.ScalerConfig{
