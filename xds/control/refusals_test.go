@@ -15,12 +15,13 @@ import (
 
 // TestRefusalsWait checks that a plan which is refused while new plans are held off is rolled back
 // when that ends, that it delays no other model's, that a later refusal of the model takes its
-// place, and that each is ordered no more than once after it was decided.
+// place, also while the first one is ordered, and that none is ordered again after it was decided.
 func TestRefusalsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var decided []string
-		f := newRefusals(func(_ context.Context, o fleetstate.Order) error {
+		var f *refusals
+		f = newRefusals(func(_ context.Context, o fleetstate.Order) error {
 			r, since := o.(fleetstate.Refuse), time.Since(began)
 			var err error
 			switch {
@@ -28,6 +29,8 @@ func TestRefusalsWait(t *testing.T) {
 				return fmt.Errorf("held: %w", fleetstate.ErrHeldOff)
 			case r.Model == "unstored" && since < 10*time.Second:
 				return fmt.Errorf("unstored: %w", fleetstate.ErrNotStored)
+			case r.Model == "free" && r.Epoch == 2:
+				f.add(fleetstate.Refuse{Model: "free", Epoch: 4}) // while this one is ordered
 			case r.Model == "pinned":
 				err = errors.New("pinned")
 			}
@@ -48,7 +51,7 @@ func TestRefusalsWait(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		if want := []string{"pinned 2 0s", "free 2 0s", "unstored 2 10s", "held 3 1m0s"}; !slices.Equal(decided, want) {
+		if want := []string{"pinned 2 0s", "free 2 0s", "free 4 0s", "unstored 2 10s", "held 3 1m0s"}; !slices.Equal(decided, want) {
 			t.Errorf("decided %q, want %q", decided, want)
 		}
 	})
