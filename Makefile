@@ -383,7 +383,7 @@ generate: ptxas ## regenerate the wire types from their .proto files, the C head
 	GOBIN=$(CURDIR)/.cache/protoc/bin $(GO) install $(PROTOC_GRPC)
 	PATH="$(CURDIR)/.cache/protoc/bin:$$PATH" .cache/protoc/bin/python -m grpc_tools.protoc -I. \
 		--go_out=. --go_opt=module=github.com/cascadeinfer/cascade \
-		--go-grpc_out=. --go-grpc_opt=module=github.com/cascadeinfer/cascade xds/api/*.proto migrator/api/*.proto engine/api/*.proto
+		--go-grpc_out=. --go-grpc_opt=module=github.com/cascadeinfer/cascade xds/api/*.proto migrator/api/*.proto
 
 # The metrics are those of a fleet that the test runs.
 reference: ## regenerate docs/reference: the fleet file, the metrics

@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -27,7 +27,7 @@ var vocabulary = sync.OnceValues(model.NewVocabulary)
 // replica is a real emulator with a real client of its block table.
 type replica struct {
 	url    string
-	blocks *blocks.Client
+	blocks *kvport.Client
 }
 
 // startReplicas starts n replicas that can continue each other's requests, with the given context
@@ -39,7 +39,7 @@ func startReplicas(t testing.TB, n, context int, speed float64) []*replica {
 	out := make([]*replica, n)
 	for i := range out {
 		dir := filepath.Join(t.TempDir(), strconv.Itoa(i))
-		client, err := blocks.New(blocks.Config{Dir: dir})
+		client, err := kvport.New(kvport.Config{Self: "r", Dir: dir})
 		testkit.NoError(t, err)
 		out[i] = &replica{blocks: client}
 		engine, err := emulator.New(emulator.Config{
@@ -194,7 +194,7 @@ func (m *migration) round(t testing.TB) {
 }
 
 // freeze stops the request at the source.
-func (m *migration) freeze(t testing.TB) blocks.Table {
+func (m *migration) freeze(t testing.TB) kvport.Table {
 	t.Helper()
 	d, _ := m.to.blocks.Description()
 	last, err := m.from.blocks.Freeze(t.Context(), m.leg, m.full*d.BlockTokens)
@@ -206,7 +206,7 @@ func (m *migration) freeze(t testing.TB) blocks.Table {
 }
 
 // finish copies the remaining blocks of the frozen request, and returns its length.
-func (m *migration) finish(t testing.TB, last blocks.Table) (length int) {
+func (m *migration) finish(t testing.TB, last kvport.Table) (length int) {
 	t.Helper()
 	d, _ := m.to.blocks.Description()
 	if d.BlocksFor(last.Length) > len(m.dst) {

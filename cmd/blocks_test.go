@@ -12,7 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 )
 
 // TestCharacterMigratesWhole migrates a request in the middle of a character. It thaws
@@ -30,7 +30,7 @@ func TestCharacterMigratesWhole(t *testing.T) {
 		defer l.close()
 		l.read(t, 1)
 		inside := false
-		var at blocks.Table
+		var at kvport.Table
 		for !inside && at.Length < 3+tokens-20 {
 			testkit.NoError(t, ss[0].blocks.Thaw(t.Context(), name))
 			at, err = ss[0].blocks.Freeze(t.Context(), name, 3)

@@ -46,7 +46,7 @@ Clients of tools, JSON and log probabilities can be tried against it. A chat wit
 calls the first one, and answers its result with text; JSON has the smallest value of
 its schema, with the text in the first string; a token's log probability is 0.
 
-With "blocks" in the fleet file, or --blocks, it serves its block table on Unix sockets
+With "blocks" in the fleet file, or --blocks, it shows its block table on the socket kv.sock
 in that directory, so that its migrator can migrate running requests with their KV.
 
 With "connector" in the fleet file, or --kv-socket, its migrator carries the
@@ -114,7 +114,7 @@ else the first. It runs no kernels there.`,
 	f.Float64Var(&speed, "speed", 1, "run this many times faster than the real engine")
 	f.IntVar(&tp, "tp", 1, "tensor-parallel ranks")
 	f.Int64Var(&ctxLen, "context", 131072, "longest sequence in tokens")
-	f.StringVar(&blocks, "blocks", "", "private directory for the sockets of the block table, instead of \"blocks\" of the fleet file")
+	f.StringVar(&blocks, "blocks", "", "private directory for kv.sock with the block table, instead of \"blocks\" of the fleet file")
 	f.StringVar(&kvSocket, "kv-socket", "", "private directory for the socket of a CascadeConnector, instead of \"connector\" of the fleet file")
 	f.StringVar(&kvEvents, "kv-events-config", "", "KV events, in the JSON of vLLM's flag of this name; \"\" is none")
 	deviceFlag(c, &device)

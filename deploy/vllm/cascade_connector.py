@@ -46,15 +46,15 @@ from vllm.v1.request import RequestStatus
 logger = init_logger("vllm.cascade_connector")
 
 NAME = "CascadeConnector"
-VERSION = 1  # of the protocol
-MAX_FRAME = 4 << 20  # bytes
+VERSION = 2  # of the protocol
+MAX_FRAME = 16 << 20  # bytes
 MAX_NAME = 256  # bytes of a replica's name
 HELLO_SECONDS = 5.0  # for a migrator's first frame
 SEND_SECONDS = 5.0  # without progress, while frames wait to be sent
 FETCH_SECONDS = 12.0  # for the migrator to fetch KV; it gives up before
 DEFAULT_STAGING_MIB = 1024
 MAX_CONNECTIONS = 8
-MAX_UNSENT = 4 * MAX_FRAME  # bytes of frames that wait to be sent on one connection
+MAX_UNSENT = 16 << 20  # bytes of frames that wait to be sent on one connection
 
 
 class ConfigurationError(ValueError):
@@ -474,7 +474,7 @@ class Session:
     def offer(self, offer, slots, sums):
         with self.lock:
             self.offers[offer.handle] = slots
-        self.send({"offer": {"handle": offer.handle, "digest": offer.digest, "slots": slots, "sums": sums}})
+        self.send({"offer": {"handle": offer.handle, "digest": offer.digest, "blocks": slots, "sums": sums}})
 
     def withdraw(self, offer, slots):
         """Takes back an offer that was not sent."""
@@ -494,7 +494,7 @@ class Session:
         try:
             self.send({"fetch": {
                 "id": number, "holder": fetch.holder, "handle": fetch.handle, "digest": fetch.digest,
-                "first": fetch.first, "slots": slots}})
+                "first": fetch.first, "blocks": slots}})
         except (OSError, ValueError) as e:  # the migrator will not have the frame
             with self.lock:
                 if self.fetches.pop(number, None) is not None:
@@ -518,7 +518,10 @@ class Session:
 
     def welcome(self, fingerprint, slots, slot_bytes):
         """Sends the first frame, with the memory. It raises an error if the connection's buffer does not hold it."""
-        data = encode({"welcome": {"version": VERSION, "fingerprint": fingerprint, "slots": slots, "slot_bytes": slot_bytes}})
+        data = encode({"welcome": {
+            "version": VERSION, "fingerprint": fingerprint, "ranks": 1, "blocks": slots,
+            "handles": [{"kind": "memfd", "bytes": slots * slot_bytes}],
+            "regions": [{"handle": 0, "rank": 0, "offset": 0, "stride": slot_bytes, "bytes": slot_bytes}]}})
         if socket.send_fds(self.conn, [data], [self.fd]) < len(data):
             raise BlockingIOError("the first frame does not fit")
 

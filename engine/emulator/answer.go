@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
+	"github.com/cascadeinfer/cascade/engine/internal/kvport"
 )
 
 // answer writes the JSON of one request's response in vLLM's format, field by field without
@@ -21,8 +21,8 @@ type answer struct {
 	// prompt is set until the client has received its ids, if it wants them.
 	prompt       []model.Token
 	promptTokens int
-	noDetails    bool                // of prompt tokens
-	transfer     *kvconnector.Params // of an answer whose KV is kept for another engine; else nil
+	noDetails    bool           // of prompt tokens
+	transfer     *kvport.Params // of an answer whose KV is kept for another engine; else nil
 
 	sent   int // output tokens written
 	cached int

@@ -3,6 +3,7 @@ package emulator
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
@@ -11,23 +12,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
-
 	wire "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
-// servedEngine is a replica that serves its block table, and a session with it.
+// servedEngine is a replica that serves its block table, and a migrator's session with it.
 type servedEngine struct {
 	*Engine
-	rpc     wire.BlocksClient
-	session string
-	leave   func() // ends the session
+	session *wire.Conn
 	stop    func()
 }
 
@@ -36,44 +30,64 @@ func serve(t testing.TB, c Config) *servedEngine {
 	t.Helper()
 	c.Blocks = filepath.Join(t.TempDir(), "b")
 	e, stop := start(t, c)
-	conn, err := grpc.NewClient("unix://"+filepath.Join(c.Blocks, blocktable.BlocksSocket),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20), grpc.WaitForReady(true)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &servedEngine{Engine: e, rpc: wire.NewBlocksClient(conn)}
-	s.session, s.leave = s.openSession(t)
+	s := &servedEngine{Engine: e}
+	testkit.WaitFor(t, "the socket", func() (ok bool) {
+		var err error
+		s.session, err = s.open()
+		return err == nil
+	})
 	s.stop = sync.OnceFunc(func() {
-		s.leave()
-		conn.Close()
+		s.session.Close()
 		stop()
 	})
 	t.Cleanup(s.stop)
 	return s
 }
 
-// openSession opens a session.
-func (s *servedEngine) openSession(t testing.TB) (name string, leave func()) {
-	t.Helper()
-	name, leave, err := s.tryOpenSession()
-	testkit.NoError(t, err)
-	return name, leave
+// open opens a session. Close ends it.
+func (s *servedEngine) open() (*wire.Conn, error) {
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(s.cfg.Blocks, wire.Socket), Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	conn := wire.NewConn(c)
+	err = conn.Write(wire.Frame{Hello: &wire.Hello{Version: wire.Version, Replica: "r0", Incarnation: 1}})
+	if err == nil {
+		_, err = conn.Read() // the welcome
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	go func() {
+		defer conn.Fail()
+		for {
+			f, err := conn.Read()
+			if err != nil {
+				return
+			}
+			conn.Deliver(f.Answer)
+		}
+	}()
+	return conn, nil
 }
 
-// tryOpenSession is openSession for goroutines other than the test's.
-func (s *servedEngine) tryOpenSession() (name string, leave func(), err error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	stream, err := s.rpc.Session(ctx, &wire.SessionRequest{})
-	if err != nil {
-		cancel()
-		return "", nil, err
+// call makes a call and returns why it was refused.
+func (s *servedEngine) call(q wire.Call) error {
+	return callOn(context.Background(), s.session, q)
+}
+
+func callOn(ctx context.Context, session *wire.Conn, q wire.Call) error {
+	_, err := session.Call(ctx, q)
+	return err
+}
+
+// code returns the code of a refusal, "" for none.
+func code(err error) wire.Code {
+	if r := (*wire.Refusal)(nil); errors.As(err, &r) {
+		return r.Code
 	}
-	first, err := stream.Recv()
-	if err != nil {
-		cancel()
-		return "", nil, err
-	}
-	return first.Session, func() { cancel(); stream.Recv() }, nil
+	return ""
 }
 
 // run sends a streaming request of a leg in the background. answer receives the answer when it is
@@ -90,12 +104,12 @@ func (s *servedEngine) run(t testing.TB, leg, body string) (answer <-chan *httpt
 }
 
 // table requests the block table until the leg has generated a token.
-func (s *servedEngine) table(t testing.TB, leg string) (r *wire.TableReply) {
+func (s *servedEngine) table(t testing.TB, leg string) (r *wire.Answer) {
 	t.Helper()
 	testkit.WaitFor(t, "a token of leg "+leg, func() bool {
 		var err error
-		r, err = s.rpc.Table(t.Context(), &wire.TableRequest{Leg: leg})
-		if c := status.Code(err); c != codes.OK && c != codes.NotFound && c != codes.FailedPrecondition {
+		r, err = s.session.Call(t.Context(), wire.Call{Op: wire.List, Leg: leg})
+		if c := code(err); err != nil && c != wire.NotFound && c != wire.NotComputed {
 			t.Fatal(err)
 		}
 		return err == nil
@@ -104,9 +118,9 @@ func (s *servedEngine) table(t testing.TB, leg string) (r *wire.TableReply) {
 }
 
 // freeze freezes a leg and returns its table.
-func (s *servedEngine) freeze(t testing.TB, leg string) *wire.TableReply {
+func (s *servedEngine) freeze(t testing.TB, leg string) *wire.Answer {
 	t.Helper()
-	r, err := s.rpc.Freeze(t.Context(), &wire.TableRequest{Session: s.session, Leg: leg})
+	r, err := s.session.Call(t.Context(), wire.Call{Op: wire.Freeze, Leg: leg})
 	check(t, err)
 	return r
 }
@@ -132,8 +146,6 @@ func (s *servedEngine) waitForStats(t testing.TB, what string, ok func(batch.Sta
 func empty(st batch.Stats) bool {
 	return st.Running+st.Waiting+st.Frozen+st.UsedBlocks+st.Reserved == 0
 }
-
-func second[T any](_ T, err error) error { return err }
 
 const long = `{"prompt":[1,2,3,4,5,6,7,8],"max_tokens":4000,"ignore_eos":true,"stream":true}`
 

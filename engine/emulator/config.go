@@ -11,8 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
+	"github.com/cascadeinfer/cascade/engine/internal/kvport"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -66,9 +65,9 @@ type Config struct {
 	// MaxBatch.
 	MaxBatchedTokens int
 
-	// Blocks is the directory in which the replica serves its block table (engine/api):
-	// blocks.sock and pool.sock, for processes of the same user. It is created if it does
-	// not exist. A directory that another replica serves is rejected; stale sockets are
+	// Blocks is the directory in which the replica serves its block table, by kv.sock
+	// (engine/api), for processes of the same user. It is created if it does
+	// not exist. A directory that another replica serves is rejected; a stale socket is
 	// replaced. "" disables the block table and with it live migration.
 	Blocks string
 
@@ -142,8 +141,8 @@ func (c Config) validate() error {
 		return bad("Context", "must be at least 2 tokens, one in and one out, not %d", int64(c.Context))
 	case c.Context > c.KVTokens/policies.Tokens(c.BlockTokens)*policies.Tokens(c.BlockTokens):
 		return bad("Context", "is %d tokens, but the KV cache holds %d; raise KVTokens or lower Context", int64(c.Context), int64(c.KVTokens))
-	case c.KVSocket != nil && (c.KVConnector != nil || c.KVSocket.Dir == "" || len(c.KVSocket.Dir) > kvconnector.MaxSocketDir || c.KVSocket.Slots < 1 || c.KVSocket.FetchTimeout < 0):
-		return bad("KVSocket", "needs a Dir of at most %d bytes, no negative size or time, and no KVConnector", kvconnector.MaxSocketDir)
+	case c.KVSocket != nil && (c.KVConnector != nil || c.Blocks != "" || c.KVSocket.Dir == "" || len(c.KVSocket.Dir) > kvport.MaxDir || c.KVSocket.Slots < 1 || c.KVSocket.FetchTimeout < 0):
+		return bad("KVSocket", "needs a Dir of at most %d bytes, no negative size or time, no KVConnector and no Blocks", kvport.MaxDir)
 	case c.MaxBatch < 1:
 		return bad("MaxBatch", "must be positive, not %d", c.MaxBatch)
 	case c.MaxBatchedTokens < 1:
@@ -160,8 +159,8 @@ func (c Config) validate() error {
 	if block := c.BlockTokens * c.SlotBytes; c.Blocks != "" && block%c.TensorParallel != 0 {
 		return bad("Blocks", "a block of %d bytes (BlockTokens · SlotBytes) cannot be divided among %d ranks; choose SlotBytes so that it can", block, c.TensorParallel)
 	}
-	if len(c.Blocks) > blocktable.MaxDir {
-		return bad("Blocks", "has %d bytes; the path of a Unix socket's directory has at most %d", len(c.Blocks), blocktable.MaxDir)
+	if len(c.Blocks) > kvport.MaxDir {
+		return bad("Blocks", "has %d bytes; the path of a Unix socket's directory has at most %d", len(c.Blocks), kvport.MaxDir)
 	}
 	if err := c.Profile.Validate(); err != nil {
 		return errors.Join(bad("Profile", "%w", err))

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
+	"github.com/cascadeinfer/cascade/engine/internal/kvport"
 )
 
 // KVConnector carries KV blocks to other engines and from them. The one of Config.KVSocket lets a migrator do so.
@@ -32,7 +32,7 @@ type KVConnector interface {
 }
 
 // KVWant names KV of another engine: the blocks of an offer from First on.
-type KVWant = kvconnector.Want
+type KVWant = kvport.Want
 
 // KVSocket configures a CascadeConnector. The engine computes what does not arrive.
 type KVSocket struct {
@@ -67,8 +67,8 @@ func newTransfer(e *Engine) (*transfer, error) {
 	if c == nil {
 		return nil, nil
 	}
-	s, err := kvconnector.NewSocketServer(kvconnector.SocketConfig{
-		Dir: c.Dir, Fingerprint: connectorFingerprint(e.cfg), Slots: c.Slots, SlotBytes: e.cfg.layout().BlockBytes(), FetchTimeout: c.FetchTimeout, Logger: e.cfg.Logger,
+	s, err := kvport.New(kvport.Config{
+		Dir: c.Dir, Fingerprint: kvFingerprint(e.cfg), Slots: c.Slots, SlotBytes: e.cfg.layout().BlockBytes(), FetchTimeout: c.FetchTimeout, Logger: e.cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -76,10 +76,10 @@ func newTransfer(e *Engine) (*transfer, error) {
 	return &transfer{engine: e, connector: s}, nil
 }
 
-// connectorFingerprint names what engines must have in common to read each other's blocks. The number
+// kvFingerprint names what engines must have in common to read each other's blocks. The number
 // of blocks does not matter.
-func connectorFingerprint(c Config) string {
-	return fmt.Sprintf("emulator %q block_tokens=%d slot_bytes=%d", c.Model, c.BlockTokens, c.SlotBytes)
+func kvFingerprint(c Config) string {
+	return fmt.Sprintf("emulator %q block_tokens=%d slot_bytes=%d ranks=%d", c.Model, c.BlockTokens, c.SlotBytes, c.TensorParallel)
 }
 
 // digest returns the digest of the first ids of a sequence.
@@ -94,7 +94,7 @@ func (t *transfer) digest(q *batch.Sequence, ids []model.Token) string {
 	for i, id := range ids {
 		list[i] = uint32(id)
 	}
-	return kvapi.Digest(connectorFingerprint(t.engine.cfg), hexadecimal(q.Adapter), hexadecimal(q.Salt), list)
+	return kvapi.Digest(kvFingerprint(t.engine.cfg), hexadecimal(q.Adapter), hexadecimal(q.Salt), list)
 }
 
 // prepare sets what a request's kv_transfer_params mean for its stream.
@@ -114,10 +114,10 @@ func (t *transfer) prepare(q *request, st *stream) {
 
 // grant offers the blocks of a stream that ends, and describes the offer. They are copied soon afterwards, and are freed
 // then: the connector has the lease. It runs on the loop.
-func (t *transfer) grant(st *stream) *kvconnector.Params {
+func (t *transfer) grant(st *stream) *kvport.Params {
 	q := st.sequence
 	replica, _ := t.connector.Replica()
-	p := &kvconnector.Params{Handle: st.handoffID, Holder: replica, Tokens: q.Length() - 1 + st.faults.TransferTokens}
+	p := &kvport.Params{Handle: st.handoffID, Holder: replica, Tokens: q.Length() - 1 + st.faults.TransferTokens}
 	blocks, digest := q.Pinned(), t.digest(q, q.PinnedIDs())
 	t.group.Go(func() error {
 		var bytes []byte
@@ -155,7 +155,7 @@ func (t *transfer) startLoads(ctx context.Context, loads []batch.Load) {
 }
 
 // load fetches the blocks of a prompt, and ends the load with their bytes unless that failed.
-func (t *transfer) load(ctx context.Context, p *kvconnector.Params, digest string, load batch.Load) {
+func (t *transfer) load(ctx context.Context, p *kvport.Params, digest string, load batch.Load) {
 	var loaded *batch.Loaded
 	bytes, err := []byte(nil), fmt.Errorf("the KV of %d tokens for a prompt of %d", p.Tokens, load.Sequence.Length())
 	if p.Tokens == load.Sequence.Length() {

@@ -8,7 +8,7 @@
 // More than one prompt or choice, log-probabilities, echo, tools, structured output, images
 // and adapters are rejected with a 400, since ignoring them would change the answer.
 //
-// With Config.Blocks it also serves the block-table protocol of engine/api: requests can be
+// With Config.Blocks it also shows its block table (engine/api): requests can be
 // frozen, read and continued from KV bytes that another replica computed, with a reservation
 // in place of a prompt (kv_transfer_params.cascade_reservation).
 //
@@ -31,11 +31,13 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sync/errgroup"
 
+	kvapi "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
+	"github.com/cascadeinfer/cascade/engine/internal/kvport"
 )
 
 // maxWaiting bounds the requests that wait to be scheduled; further ones get a 503. vLLM has
@@ -164,12 +166,9 @@ func (e *Engine) Run(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("emulator %s: %w", e.cfg.Model, err), pool.Close())
 	}
 	e.cfg.Logger.Info("emulated replica runs", "model", e.cfg.Model, "profile", e.profile.Name, "kv_blocks", pool.Blocks, "speed", e.cfg.Speed)
+	var port *kvport.Server // that shows the block table, or nil
 	if e.cfg.Blocks != "" {
-		e.table, err = blocktable.New(blocktable.Config{
-			Dir: e.cfg.Blocks, Pool: pool, Engine: engineAdapter{e}, Model: e.cfg.Model, Context: e.cfg.Context,
-			TokenBytes: e.profile.KVBytesPerToken, Root: e.cacheRoot, Logger: e.cfg.Logger,
-		})
-		if err != nil {
+		if port, err = e.showTable(pool); err != nil {
 			return errors.Join(fmt.Errorf("emulator %s: %w", e.cfg.Model, err), pool.Close())
 		}
 	}
@@ -191,13 +190,26 @@ func (e *Engine) Run(ctx context.Context) error {
 		e.stop() // waiting callers must not wait longer than the loop runs
 		return err
 	})
-	if t := e.table; t != nil {
-		group.Go(func() error { return t.Run(ctx) })
+	if port != nil {
+		group.Go(func() error { return port.Run(ctx) })
 	}
 	if err := errors.Join(group.Wait(), pool.Close()); err != nil {
 		return fmt.Errorf("emulator %s: %w", e.cfg.Model, err)
 	}
 	return nil
+}
+
+// showTable sets the block table, and returns what serves it.
+func (e *Engine) showTable(pool *kv.Pool) (*kvport.Server, error) {
+	var err error
+	e.table, err = blocktable.New(blocktable.Config{Pool: pool, Engine: engineAdapter{e}, Context: e.cfg.Context, Root: e.cacheRoot})
+	if err != nil {
+		return nil, err
+	}
+	return kvport.New(kvport.Config{
+		Dir: e.cfg.Blocks, Fingerprint: kvFingerprint(e.cfg), Table: e.table, Pool: pool, Logger: e.cfg.Logger,
+		Describe: kvapi.Table{Model: e.cfg.Model, BlockTokens: e.cfg.BlockTokens, TokenBytes: int64(e.profile.KVBytesPerToken)},
+	})
 }
 
 // newPool creates the KV pool.

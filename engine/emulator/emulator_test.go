@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
-	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
+	"github.com/cascadeinfer/cascade/engine/internal/kvport"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
@@ -447,7 +447,7 @@ func TestConfig(t *testing.T) {
 	ok := Config{Model: "m", Profile: plainProfile()}
 	for _, bad := range []string{
 		"Model=", "Speed=-1", "TensorParallel=-1", "BlockTokens=-1", "SlotBytes=12", "KVTokens=3", "Context=1", "Context=5000", "MaxBatch=-1",
-		"Adapters=m", "Blocks=" + strings.Repeat("d", blocktable.MaxDir+1), "Blocks=d TensorParallel=3",
+		"Adapters=m", "Blocks=" + strings.Repeat("d", kvport.MaxDir+1), "Blocks=d TensorParallel=3",
 	} {
 		c := ok
 		if err := testkit.SetFields(&c, strings.Fields(bad)); err != nil {

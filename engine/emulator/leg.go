@@ -6,6 +6,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	kvapi "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
@@ -15,8 +16,8 @@ const legHeader = "X-Cascade-Leg"
 
 // claimLeg claims the leg name of a new request. An empty name is not claimed.
 func (e *Engine) claimLeg(leg string, st *stream) *apiError {
-	if len(leg) > blocktable.MaxName {
-		return invalid(legHeader, "%s has %d bytes, more than %d", legHeader, len(leg), blocktable.MaxName)
+	if len(leg) > kvapi.MaxName {
+		return invalid(legHeader, "%s has %d bytes, more than %d", legHeader, len(leg), kvapi.MaxName)
 	}
 	if leg == "" {
 		return nil

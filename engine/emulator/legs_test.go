@@ -6,11 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	wire "github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
 // When a client disconnects, its request ends, frozen or not.
@@ -22,7 +18,7 @@ func TestFrozenClientGone(t *testing.T) {
 	cancel()
 	<-answer
 	s.waitForStats(t, "the client has gone", empty)
-	if _, err := s.rpc.Thaw(t.Context(), &wire.LegRequest{Leg: "a"}); status.Code(err) != codes.NotFound {
+	if err := s.call(wire.Call{Op: wire.Thaw, Leg: "a"}); code(err) != wire.NotFound {
 		t.Error(err)
 	}
 }
@@ -42,7 +38,7 @@ func TestDrop(t *testing.T) {
 		if name == "stream" {
 			<-w.begun
 		}
-		check(t, second(s.rpc.Drop(t.Context(), &wire.LegRequest{Leg: name})))
+		check(t, s.call(wire.Call{Op: wire.Drop, Leg: name}))
 		<-answered
 		switch {
 		case name == "whole" && w.Code != http.StatusServiceUnavailable:
@@ -70,7 +66,7 @@ func TestLegsAreUnique(t *testing.T) {
 	if w := <-again; w.Code != http.StatusOK {
 		t.Errorf("after it has ended: %d %s", w.Code, w.Body)
 	}
-	endless, _ := s.run(t, strings.Repeat("x", blocktable.MaxName+1), long)
+	endless, _ := s.run(t, strings.Repeat("x", wire.MaxName+1), long)
 	if w := <-endless; w.Code != http.StatusBadRequest {
 		t.Errorf("an endless name: %d", w.Code)
 	}

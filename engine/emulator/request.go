@@ -9,9 +9,9 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"github.com/tidwall/gjson"
 
+	kvapi "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
+	"github.com/cascadeinfer/cascade/engine/internal/kvport"
 )
 
 // Limits of a request.
@@ -44,7 +44,7 @@ type request struct {
 	saltText  string // cache_salt
 	salt      uint64 // hash of it; 0: none
 
-	transfer    kvconnector.Params
+	transfer    kvport.Params
 	reservation string // of the block table, in place of a prompt
 	from        int    // ids from this index on are output of an earlier leg; 0: none
 
@@ -246,8 +246,8 @@ func (r *request) transferParams(a api, v gjson.Result) (err *apiError) {
 			// A chat continues from ids this way: without template and tokenising.
 			r.ids, err = tokens(at, v)
 		case key.Str == "cascade_reservation":
-			if r.reservation, err = str(at, v); err == nil && (r.reservation == "" || len(r.reservation) > blocktable.MaxName) {
-				err = invalid(at, "%s must have 1 to %d bytes, not %d", at, blocktable.MaxName, len(r.reservation))
+			if r.reservation, err = str(at, v); err == nil && (r.reservation == "" || len(r.reservation) > kvapi.MaxName) {
+				err = invalid(at, "%s must have 1 to %d bytes, not %d", at, kvapi.MaxName, len(r.reservation))
 			}
 		case key.Str == "cascade_prompt":
 			r.from, err = integer(at, v, 0)

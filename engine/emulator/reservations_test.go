@@ -7,9 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	wire "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
@@ -28,9 +25,9 @@ func TestAdoptionRefused(t *testing.T) {
 		}
 	}
 	expect("unknown", adopt(r), 404, "no such reservation")
-	check(t, second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 64})))
+	check(t, s.call(wire.Call{Op: wire.Reserve, Reservation: "r", Tokens: 64}))
 	expect("unfilled", adopt(r), 409, "never filled")
-	check(t, second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", Ids: []uint32{1, 2, 3}, Computed: 2})))
+	check(t, s.call(wire.Call{Op: wire.Fill, Reservation: "r", IDs: []uint32{1, 2, 3}, Computed: 2}))
 	expect("with a prompt", serveRequest(s.Engine, post("/v1/completions", `{"prompt":[1]`+r+`}`)), 400, "must be empty")
 	expect("with messages", serveRequest(s.Engine, post("/v1/chat/completions", `{"messages":[{"role":"user"}]`+r+`}`)), 400, "must be empty")
 	expect("with ids", serveRequest(s.Engine, post("/v1/chat/completions", `{"kv_transfer_params":{"cascade_reservation":"r","prompt_token_ids":[1]}}`)), 400, "must be empty")
@@ -40,14 +37,14 @@ func TestAdoptionRefused(t *testing.T) {
 	answer, cancel := s.run(t, "", `{"prompt":[],"max_tokens":4000,"ignore_eos":true`+r+`}`)
 	s.waitForStats(t, "adopted", func(st batch.Stats) bool { return st.Running == 1 && st.Reserved == 0 })
 	expect("adopted", adopt(r), 409, "has adopted")
-	if _, err := s.rpc.Release(t.Context(), &wire.ReleaseRequest{Reservation: "r"}); err != nil {
+	if err := s.call(wire.Call{Op: wire.Release, Reservation: "r"}); err != nil {
 		t.Error(err)
 	}
 	for _, err := range []error{
-		second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", From: 3, Ids: []uint32{4}, Computed: 3})),
-		second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 64})),
+		s.call(wire.Call{Op: wire.Fill, Reservation: "r", From: 3, IDs: []uint32{4}, Computed: 3}),
+		s.call(wire.Call{Op: wire.Reserve, Reservation: "r", Tokens: 64}),
 	} {
-		if status.Code(err) != codes.AlreadyExists {
+		if code(err) != wire.InUse {
 			t.Errorf("of an adopted one: %v", err)
 		}
 	}
@@ -76,8 +73,8 @@ func TestAdoptComputesTheRest(t *testing.T) {
 	for i := range list {
 		list[i] = uint32(11 + i)
 	}
-	check(t, second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 10})))
-	check(t, second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", Ids: list})))
+	check(t, s.call(wire.Call{Op: wire.Reserve, Reservation: "r", Tokens: 10}))
+	check(t, s.call(wire.Call{Op: wire.Fill, Reservation: "r", IDs: list}))
 	got := complete(t, s.Engine, `{"prompt":[],"max_tokens":20,"ignore_eos":true,"return_token_ids":true,"kv_transfer_params":{"cascade_reservation":"r"}}`)
 	if fmt.Sprint(got.Choices[0].TokenIDs) != fmt.Sprint(want) || got.Usage.PromptTokens != 20 || got.Usage.CompletionTokens != 20 || got.Usage.Details.Cached != 0 {
 		t.Errorf("%+v, want ids %v", got, want)
@@ -105,15 +102,15 @@ func TestPinPrefixRoots(t *testing.T) {
 			t.Fatal(w.Body)
 		}
 		for j, y := range roots {
-			r, err := s.rpc.PinPrefix(t.Context(), &wire.PinPrefixRequest{Session: s.session, Reservation: "r", Model: y.model, CacheSalt: y.salt, Ids: ids})
+			r, err := s.session.Call(t.Context(), wire.Call{Op: wire.Pin, Reservation: "r", Model: y.model, CacheSalt: y.salt, IDs: ids})
 			check(t, err)
 			if want := uint64(32); (r.Cached == want) != (j <= i) {
 				t.Errorf("after %+v, %d tokens are pinned for %+v", x, r.Cached, y)
 			}
-			check(t, second(s.rpc.Release(t.Context(), &wire.ReleaseRequest{Reservation: "r"})))
+			check(t, s.call(wire.Call{Op: wire.Release, Reservation: "r"}))
 		}
 	}
-	if _, err := s.rpc.PinPrefix(t.Context(), &wire.PinPrefixRequest{Session: s.session, Reservation: "r", Model: "other", Ids: ids}); status.Code(err) != codes.InvalidArgument {
+	if err := s.call(wire.Call{Op: wire.Pin, Reservation: "r", Model: "other", IDs: ids}); code(err) != wire.Invalid {
 		t.Error(err)
 	}
 	s.waitForStats(t, "at the end", empty)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
-	"github.com/cascadeinfer/cascade/engine/internal/kvconnector"
+	"github.com/cascadeinfer/cascade/engine/internal/kvport"
 )
 
 // stream carries a request's tokens from the loop to its handler. The loop never blocks on it:
@@ -17,9 +17,9 @@ type stream struct {
 	engine    *Engine
 	sequence  *batch.Sequence
 	arrived   time.Time
-	prompt    int                 // number of ids of the sequence's prompt
-	tail      []model.Token       // last ids of a reservation's output, whose text continues
-	remote    *kvconnector.Params // where the prompt's KV is; nil: it is computed
+	prompt    int            // number of ids of the sequence's prompt
+	tail      []model.Token  // last ids of a reservation's output, whose text continues
+	remote    *kvport.Params // where the prompt's KV is; nil: it is computed
 	faults    *Faults
 	handoffID string // names the blocks that are kept after the end; "": none
 	atEnd     bool   // nothing reads single tokens: the handler is woken once
@@ -34,7 +34,7 @@ type stream struct {
 	pending []model.Token
 	finish  batch.Finish
 	cached  int
-	handoff *kvconnector.Params // set with finish
+	handoff *kvport.Params // set with finish
 
 	// Owned by the loop.
 	last     time.Time     // when the previous token was generated; zero before the first
@@ -117,7 +117,7 @@ func (st *stream) Flush() {
 }
 
 // handoffParams describes the blocks that are kept after the end of a stream; nil: none.
-func (st *stream) handoffParams() *kvconnector.Params {
+func (st *stream) handoffParams() *kvport.Params {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return st.handoff

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"unicode/utf8"
 
+	wire "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
 // For any tokens, any stop strings and any grouping of the tokens, the result equals that of a
@@ -114,7 +114,7 @@ func FuzzDecode(f *testing.F) {
 			if prompt == (q.reservation != "") {
 				t.Errorf("%q: accepted with a prompt: %v, with a reservation: %q", body, prompt, q.reservation)
 			}
-			if len(q.reservation) > blocktable.MaxName || q.from < 0 {
+			if len(q.reservation) > wire.MaxName || q.from < 0 {
 				t.Errorf("%q: reservation %q, output from %d on", body, q.reservation, q.from)
 			}
 			for _, id := range q.ids {

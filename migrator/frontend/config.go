@@ -110,7 +110,7 @@ type Config struct {
 	// nil means known.Dialects.
 	Dialects []dialect.Dialect
 	// KVConnector returns what is known of the engine's KV connector, if this process is
-	// connected to it (migrator/connector); nil: what the engine shows by itself. It must
+	// connected to it (migrator/kvport); nil: what the engine shows by itself. It must
 	// not block.
 	KVConnector func() engineinfo.KVConnector
 	// PrefixPull lets requests begin with KV of peers; if it is nil none does.

@@ -36,7 +36,7 @@ type PrefixHolders interface {
 	LongestPrefix(steps []prefix.Step) (policies.Target, policies.Tokens)
 }
 
-// PrefixCopier copies KV between engines that serve their block tables; migrator/blocks
+// PrefixCopier copies KV between engines that serve their block tables; migrator/kvport
 // implements it.
 type PrefixCopier interface {
 	// Copy copies what a peer's engine has of a prefix beyond the own engine's, and returns how

@@ -13,9 +13,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/shm"
@@ -72,21 +72,21 @@ func newFakePool(tb testing.TB, bytes int64) *fakePool {
 	return s
 }
 
-func (s *fakePool) Description() (blocks.Description, bool) {
-	return blocks.Description{BlockTokens: benchTokens, Layout: s.memory.Layout, Fingerprint: 1}, true
+func (s *fakePool) Description() (kvport.Description, bool) {
+	return kvport.Description{BlockTokens: benchTokens, Layout: s.memory.Layout, Fingerprint: 1}, true
 }
 func (s *fakePool) Memory() (*transport.Memory, bool) { return s.memory, true }
-func (s *fakePool) Table(_ context.Context, _ string, from int) (blocks.Table, error) {
+func (s *fakePool) Table(_ context.Context, _ string, from int) (kvport.Table, error) {
 	if from > 0 {
 		s.more = 6 * benchTokens
 	}
 	return s.table(from), nil
 }
-func (s *fakePool) table(from int) blocks.Table {
+func (s *fakePool) table(from int) kvport.Table {
 	n := s.length + s.more
-	return blocks.Table{Computed: n - 1, Length: n, IDs: s.ids[from:n], BlockTokens: benchTokens, FirstBlock: from / benchTokens, Blocks: s.blocks[from/benchTokens : (n-1+benchTokens-1)/benchTokens]}
+	return kvport.Table{Computed: n - 1, Length: n, IDs: s.ids[from:n], BlockTokens: benchTokens, FirstBlock: from / benchTokens, Blocks: s.blocks[from/benchTokens : (n-1+benchTokens-1)/benchTokens]}
 }
-func (s *fakePool) Freeze(_ context.Context, _ string, from int) (blocks.Table, error) {
+func (s *fakePool) Freeze(_ context.Context, _ string, from int) (kvport.Table, error) {
 	if s.froze != nil {
 		s.froze()
 	}

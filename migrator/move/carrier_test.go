@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/policies"
@@ -25,7 +25,7 @@ func (n *replica) passGate(ctx context.Context, point string) error {
 	}
 	switch {
 	case n.dead():
-		return blocks.ErrUnavailable
+		return kvport.ErrUnavailable
 	case v == refuse:
 		return errRefused
 	}

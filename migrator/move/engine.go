@@ -4,21 +4,21 @@ import (
 	"context"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// Engine is an engine that serves its block table; blocks.Client implements it. Its
+// Engine is an engine that serves its block table; kvport.Client implements it. Its
 // methods are safe for concurrent use and return the errors of that package. leg is the
 // engine's name of a request; a table leaves out the blocks before position from.
 type Engine interface {
 	transport.Pool
 	// Description returns false while the engine is unavailable.
-	Description() (blocks.Description, bool)
-	Table(ctx context.Context, leg string, from int) (blocks.Table, error)
+	Description() (kvport.Description, bool)
+	Table(ctx context.Context, leg string, from int) (kvport.Table, error)
 	// Freeze stops the request at a step boundary. Freezing a frozen request returns the
 	// same table. When Freeze fails, the request continues.
-	Freeze(ctx context.Context, leg string, from int) (blocks.Table, error)
+	Freeze(ctx context.Context, leg string, from int) (kvport.Table, error)
 	// Thaw lets the request continue, if it is frozen.
 	Thaw(ctx context.Context, leg string) error
 	// Drop ends the request without any more output.
@@ -39,4 +39,4 @@ type Engine interface {
 	AbandonSession(why error)
 }
 
-var _ Engine = (*blocks.Client)(nil)
+var _ Engine = (*kvport.Client)(nil)

@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -101,10 +101,10 @@ func newEngine() *engine {
 	return e
 }
 
-func (e *engine) Description() (blocks.Description, bool) {
+func (e *engine) Description() (kvport.Description, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return blocks.Description{Model: "m", BlockTokens: blockTokens, Layout: layout, PoolBytes: int64(len(e.memory.Bytes)), TokenBytes: tokenBytes, Fingerprint: 77}, !e.away && !e.blind
+	return kvport.Description{Model: "m", BlockTokens: blockTokens, Layout: layout, TokenBytes: tokenBytes, Fingerprint: 77}, !e.away && !e.blind
 }
 
 func (e *engine) Memory() (*transport.Memory, bool) { return e.memory, true }
@@ -326,17 +326,17 @@ func (e *engine) find(leg string) (*seq, error) {
 	q := e.seqs[leg]
 	switch {
 	case e.away:
-		return nil, blocks.ErrUnavailable
+		return nil, kvport.ErrUnavailable
 	case q == nil:
-		return nil, blocks.ErrNotFound
+		return nil, kvport.ErrNotFound
 	case len(q.ids) <= q.prompt && !q.live || q.computed < len(q.ids)-1:
-		return nil, blocks.ErrNotComputed
+		return nil, kvport.ErrNotComputed
 	}
 	return q, nil
 }
 
-func (e *engine) table(q *seq, from int) blocks.Table {
-	t := blocks.Table{Generation: q.generation, Computed: q.computed, Length: len(q.ids), Prompt: q.prompt, BlockTokens: blockTokens, FirstBlock: from / blockTokens}
+func (e *engine) table(q *seq, from int) kvport.Table {
+	t := kvport.Table{Generation: q.generation, Computed: q.computed, Length: len(q.ids), Prompt: q.prompt, BlockTokens: blockTokens, FirstBlock: from / blockTokens}
 	if from <= len(q.ids) {
 		t.IDs = slices.Clone(q.ids[from:])
 	}
@@ -346,28 +346,28 @@ func (e *engine) table(q *seq, from int) blocks.Table {
 	return t
 }
 
-func (e *engine) Table(ctx context.Context, leg string, from int) (blocks.Table, error) {
+func (e *engine) Table(ctx context.Context, leg string, from int) (kvport.Table, error) {
 	if err := e.pass(ctx, "table"); err != nil {
-		return blocks.Table{}, err
+		return kvport.Table{}, err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	q, err := e.find(leg)
 	if err != nil {
-		return blocks.Table{}, err
+		return kvport.Table{}, err
 	}
 	return e.table(q, from), nil
 }
 
-func (e *engine) Freeze(ctx context.Context, leg string, from int) (blocks.Table, error) {
+func (e *engine) Freeze(ctx context.Context, leg string, from int) (kvport.Table, error) {
 	if err := e.pass(ctx, "freeze"); err != nil {
-		return blocks.Table{}, err
+		return kvport.Table{}, err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	q, err := e.find(leg)
 	if err != nil {
-		return blocks.Table{}, err
+		return kvport.Table{}, err
 	}
 	q.frozen = true
 	return e.table(q, from), nil
@@ -383,7 +383,7 @@ func (e *engine) Thaw(ctx context.Context, leg string) error {
 		return errRefused
 	}
 	if e.seqs[leg] == nil {
-		return blocks.ErrNotFound
+		return kvport.ErrNotFound
 	}
 	e.seqs[leg].frozen = false
 	return nil
@@ -400,7 +400,7 @@ func (e *engine) Drop(ctx context.Context, leg string) error {
 	}
 	q := e.seqs[leg]
 	if q == nil {
-		return blocks.ErrNotFound
+		return kvport.ErrNotFound
 	}
 	e.remove(q)
 	q.conn.push(event{broken: true})
@@ -423,7 +423,7 @@ func (e *engine) Reserve(ctx context.Context, id string, tokens int) ([]uint32, 
 	if need := (tokens+blockTokens-1)/blockTokens - len(r.blocks); need > 0 {
 		more := e.allocate(need)
 		if more == nil || e.away {
-			return nil, blocks.ErrFull
+			return nil, kvport.ErrFull
 		}
 		r.blocks = append(r.blocks, more...)
 	}
@@ -452,7 +452,7 @@ func (e *engine) MarkFilled(ctx context.Context, id string, from int, ids []uint
 	defer e.mu.Unlock()
 	r := e.held[id]
 	if r == nil {
-		return blocks.ErrNotFound
+		return kvport.ErrNotFound
 	}
 	if from != len(r.ids) || r.seq != nil {
 		e.mistakes = append(e.mistakes, fmt.Sprintf("%s is filled from %d, has %d", id, from, len(r.ids)))

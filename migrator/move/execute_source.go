@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -109,14 +109,14 @@ func (m *Executor) transportOffers(msg Message) []transport.Offer {
 // listBlocks lists and checksums the full blocks of a running request, at most as many
 // as fit into one message.
 func (m *Executor) listBlocks(a Action) {
-	m.enqueueTableCall(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
+	m.enqueueTableCall(a, func(ctx context.Context, leg string, from int) (kvport.Table, bool, error) {
 		t, err := m.cfg.Engine.Table(ctx, leg, from)
 		if err != nil {
 			return t, false, err
 		}
 		memory, ok := m.cfg.Engine.Memory()
 		if !ok {
-			return t, false, blocks.ErrUnavailable
+			return t, false, kvport.ErrUnavailable
 		}
 		full := max(from, t.Computed/t.BlockTokens*t.BlockTokens)
 		// A block takes its ids, its number, and a checksum per region.
@@ -130,7 +130,7 @@ func (m *Executor) listBlocks(a Action) {
 
 // freezeRequest freezes a request and lists the rest of its blocks.
 func (m *Executor) freezeRequest(a Action) {
-	m.enqueueTableCall(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
+	m.enqueueTableCall(a, func(ctx context.Context, leg string, from int) (kvport.Table, bool, error) {
 		m.cfg.FrontEnd().FreezeLeg(leg, true)
 		t, err := m.cfg.Engine.Freeze(ctx, leg, from)
 		if err != nil {
@@ -141,7 +141,7 @@ func (m *Executor) freezeRequest(a Action) {
 }
 
 // enqueueTableCall executes List or Freeze. ask also reports whether more blocks remain.
-func (m *Executor) enqueueTableCall(a Action, ask func(ctx context.Context, leg string, from int) (blocks.Table, bool, error)) {
+func (m *Executor) enqueueTableCall(a Action, ask func(ctx context.Context, leg string, from int) (kvport.Table, bool, error)) {
 	k, x := key{source, a.Deal}, m.exports[a.Deal]
 	answer, until := Listed, time.Now().Add(engineTimeout)
 	if a.Kind == Freeze {
@@ -188,9 +188,9 @@ func (m *Executor) enqueueTableCall(a Action, ask func(ctx context.Context, leg 
 // failureOf maps an engine's error to the reason of a failed migration.
 func failureOf(err error) Failure {
 	switch {
-	case errors.Is(err, blocks.ErrNotFound):
+	case errors.Is(err, kvport.ErrNotFound):
 		return RequestEnded
-	case errors.Is(err, blocks.ErrFull):
+	case errors.Is(err, kvport.ErrFull):
 		return OutOfBlocks
 	}
 	return EngineRefused
@@ -214,7 +214,7 @@ func (m *Executor) unfreeze(a Action) {
 
 // insist makes a call to the engine until it is answered.
 func (m *Executor) insist(ctx context.Context, call string, d bidask.Deal, do func(context.Context) error) {
-	if blocks.Insist(ctx, m.log, call, d.String(), do, m.cfg.Engine.AbandonSession) {
+	if kvport.Insist(ctx, m.log, call, d.String(), do, m.cfg.Engine.AbandonSession) {
 		m.records.count(func(s *Stats) { s.SessionsAbandoned++ })
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -89,7 +89,7 @@ func (m *Executor) prepareImport(a Action) {
 		d, ok := m.cfg.Engine.Description()
 		memory, mapped := m.cfg.Engine.Memory()
 		if !ok || !mapped {
-			return m.reportFailure(a.Deal, EngineRefused, blocks.ErrUnavailable)
+			return m.reportFailure(a.Deal, EngineRefused, kvport.ErrUnavailable)
 		}
 		length := int(a.Span.Length)
 		list, err := m.reserveWithSlack(ctx, a.Deal, length)

@@ -45,7 +45,7 @@ type Device interface {
 	Scatter(l Layout, blocks []uint32, src []byte) error
 }
 
-// Pool provides the memory of the local engine (package migrator/blocks). It reports false
+// Pool provides the memory of the local engine (package migrator/kvport). It reports false
 // while the engine is away. After a restart the engine has another Memory.
 type Pool interface {
 	Memory() (*Memory, bool)

@@ -37,7 +37,7 @@ type PathsConfig struct {
 
 // Paths pulls blocks from peers: over the best transport that works, and over the next one when it fails. At the
 // source it exports blocks over every transport by which the peer may pull. It has the transports of one pool, and moves
-// the KV of engines with a block table (migrator/move) and of engines with a connector (migrator/connector).
+// the KV of engines with a block table (migrator/move) and of engines with a connector (migrator/kvport).
 //
 // A Pull writes only to the memory that it was opened for. What a failed pull, a successful one and a probe show of a
 // transport counts for all later pulls of the Paths, whoever opens them. It is safe for concurrent use.

@@ -145,11 +145,11 @@ type Replica struct {
 	// Engine is the base URL of the engine, on loopback, for instance
 	// http://127.0.0.1:8000.
 	Engine string `yaml:"engine"`
-	// Blocks is the directory of the Unix sockets with which the engine serves its block table (engine/api). Only
+	// Blocks is the directory of the Unix socket kv.sock with which the engine shows its block table (engine/api). Only
 	// the engine's user may have access to it. Without it the engine has no block table, and its requests migrate
 	// by re-prompting.
 	Blocks string `yaml:"blocks,omitempty"`
-	// Connector is the directory of the Unix socket with which an engine hands KV over to its migrator (a
+	// Connector is the directory of the Unix socket kv.sock with which an engine hands KV over to its migrator (a
 	// CascadeConnector, such as deploy/vllm/cascade_connector.py). Only the engine's user may have access to it.
 	// It excludes blocks.
 	Connector string `yaml:"connector,omitempty"`

@@ -146,7 +146,7 @@ func (g *Set) openByUUID(uuid [16]byte) (*cuda.GPU, error) {
 }
 
 // Attach attaches an engine's pool by its handle. It implements Device of
-// migrator/blocks.
+// migrator/kvport.
 func (g *Set) Attach(handle []byte, f *os.File, l transport.Layout) (m *transport.Memory, err error) {
 	defer func() {
 		if err != nil && f != nil {

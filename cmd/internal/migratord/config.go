@@ -54,7 +54,7 @@ type Config struct {
 	// Runtime is a directory of the process's user for the sockets of the shared-memory and CUDA
 	// transports. Its path has at most 80 bytes. "" disables these transports.
 	Runtime string
-	// Blocks overrides Replica.Blocks, the directory of the engine's sockets.
+	// Blocks overrides Replica.Blocks, the directory of the engine's socket.
 	Blocks string
 	// GPUs attach an engine's pool in GPU memory; the caller runs them, and closes them after Run.
 	// nil rejects such engines.

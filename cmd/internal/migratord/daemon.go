@@ -11,15 +11,13 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/blocks"
-	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/kvevents"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/move"
@@ -52,10 +50,8 @@ type Daemon struct {
 	network     *peer.Network
 	market      *market.Market
 	executor    *move.Executor
-	blocks      *blocks.Client    // nil if the engine has no block table
-	connector   *connector.Client // nil if the engine has no connector of ours
-	prefixes    *blocks.Copier    // nil if the engine has no block table
-	pool        transport.Pool    // that transports serve: blocks or connector; nil for none
+	kv          *kvport.Client // nil if the engine has no kv.sock, or nothing is migrated live
+	prefixes    *kvport.Copier // nil if the engine shows no block table
 	transports  []transport.Transport
 	paths       *transport.Paths // over transports
 	rdma        *verbs.Transport // an element of transports, or nil
@@ -116,8 +112,8 @@ func (d *Daemon) newFrontend() error {
 		c.DialPeer = func(ctx context.Context, _, address string) (net.Conn, error) { return d.peers.Dial(ctx, address) }
 	}
 	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
-	if d.connector != nil {
-		c.KVConnector = d.connector.KVConnector
+	if k := d.Connector(); k != nil {
+		c.KVConnector = k.KVConnector
 	}
 	if d.market != nil {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.executor, d.peerRPC()
@@ -184,32 +180,20 @@ func (d *Daemon) newMigration() error {
 		return err
 	}
 	mc := f.Executor(r, log)
-	if d.cfg.Blocks != "" && f.Migration.Mode == config.MigrationLive {
-		bc := blocks.Config{Dir: d.cfg.Blocks, Logger: log}
-		if d.cfg.GPUs != nil {
-			bc.Device = d.cfg.GPUs.Attach
-		}
-		if d.blocks, err = blocks.New(bc); err != nil {
-			return err
-		}
-		if err = d.newTransports(d.blocks); err != nil {
-			return err
-		}
-		d.paceTransports()
-		mc.Engine = d.blocks
+	if err = d.newKVPort(); err != nil {
+		return err
 	}
-	if dir := f.Connector(r); dir != "" && f.Migration.Mode == config.MigrationLive {
-		if err = d.newConnector(dir); err != nil {
-			return err
-		}
+	if d.showsTable() {
+		d.paceTransports()
+		mc.Engine = d.kv
 	}
 	mc.FrontEnd, mc.Send, mc.Notify = func() move.FrontEnd { return d.frontend }, d.network.Send, func(ev bidask.Event) { d.market.Notify(ev) }
-	d.paths = transport.NewPaths(transport.PathsConfig{Self: d.id, Transports: d.transports, Pool: d.pool, Host: d.controlView.host, Paths: d.linksFrom, Logger: log})
+	d.paths = transport.NewPaths(transport.PathsConfig{Self: d.id, Transports: d.transports, Pool: d.pool(), Host: d.controlView.host, Paths: d.linksFrom, Logger: log})
 	mc.Address, mc.Paths, mc.Tracer, mc.OnStall = d.controlView.address, d.paths, d.cfg.Tracer, d.latencies.stalled
 	if d.executor, err = move.New(mc); err != nil {
 		return err
 	}
-	if d.blocks != nil {
+	if d.showsTable() {
 		if err = d.newPrefixCopier(); err != nil {
 			return err
 		}
@@ -273,7 +257,6 @@ func (d *Daemon) newHost(m market.Config) error {
 // newTransports builds the transports of KV blocks, best first, as topology.Kind orders links. Each
 // transport checks itself whether it can reach the engine's pool.
 func (d *Daemon) newTransports(pool transport.Pool) error {
-	d.pool = pool
 	if d.cfg.Runtime != "" && d.cfg.GPUs != nil {
 		t, err := cuda.New(cuda.Config{Dir: d.cfg.Runtime, Pool: pool, Logger: d.cfg.Logger})
 		if err != nil {
@@ -315,7 +298,7 @@ func (d *Daemon) newTransports(pool transport.Pool) error {
 // paceTransports lets an emulated link carry the blocks, whose size is that of the engine's description.
 func (d *Daemon) paceTransports() {
 	link := transport.NewEmulatedLink(max(1, d.cfg.Fleet.LinkRate()), func() int64 {
-		s, _ := d.blocks.Description()
+		s, _ := d.kv.Description()
 		return int64(s.BlockTokens) * int64(s.TokenBytes)
 	})
 	for i, t := range d.transports {
@@ -347,20 +330,19 @@ func (d *Daemon) TransportPaths() []transport.Path { return d.paths.Status() }
 // Live reports whether this replica's engine supports live migration, which means that it serves
 // its block table now.
 func (d *Daemon) Live() bool {
-	if d.blocks == nil {
+	if !d.showsTable() {
 		return false
 	}
-	_, shown := d.blocks.Memory()
+	_, shown := d.kv.Description()
 	return shown
 }
 
-// memory returns the memory that the transports serve now, if any: the engine's pool, or the staging
-// memory of its connector.
+// memory returns the memory that the transports serve now, if any: the engine's cache or its staging memory.
 func (d *Daemon) memory() (*transport.Memory, bool) {
-	if d.pool == nil {
+	if d.kv == nil {
 		return nil, false
 	}
-	return d.pool.Memory()
+	return d.kv.Memory()
 }
 
 // Network returns the connections to the other migrators, or nil if requests do not migrate.
@@ -422,13 +404,12 @@ func (d *Daemon) Serve(ctx context.Context) error {
 			g.Go(func() error { return t.Run(ctx) })
 		}
 	}
-	if d.blocks != nil {
-		g.Go(func() error { return d.blocks.Run(ctx) })
+	if d.kv != nil {
+		g.Go(func() error { return d.kv.Run(ctx) })
+	}
+	if d.showsTable() {
 		g.Go(func() error { return d.watchDevice(ctx) })
 		g.Go(func() error { return d.prefixes.Run(ctx) })
-	}
-	if d.connector != nil {
-		g.Go(func() error { return d.connector.Run(ctx) })
 	}
 	if d.host != nil && d.cfg.Host == nil {
 		g.Go(func() error { return d.host.Run(ctx) })

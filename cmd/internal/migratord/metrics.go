@@ -5,8 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
@@ -31,8 +31,8 @@ func (d *Daemon) RegisterMetrics(r prometheus.Registerer) {
 			return kvEventsSample{events, d.frontend.PrefixStatus().Counts}
 		}))
 	}
-	if d.connector != nil {
-		r.MustRegister(newCollector(replica, model, connectorMetrics, d.connector.Stats))
+	if c := d.Connector(); c != nil {
+		r.MustRegister(newCollector(replica, model, connectorMetrics, c.Stats))
 	}
 }
 
@@ -212,16 +212,16 @@ var migrationMetrics = []metric[migrationSample]{
 }
 
 // connectorMetrics are the metrics of the client of an engine's CascadeConnector.
-var connectorMetrics = []metric[connector.Stats]{
-	counter("connector_offers_total", "Requests whose KV the engine offered to other replicas.", func(s connector.Stats) float64 { return float64(s.Offered) }),
-	counters("connector_offers_ended_total", "Offers that ended: taken by another replica, or expired with their lease.", "result", func(s connector.Stats) map[string]float64 {
+var connectorMetrics = []metric[kvport.Stats]{
+	counter("connector_offers_total", "Requests whose KV the engine offered to other replicas.", func(s kvport.Stats) float64 { return float64(s.Offered) }),
+	counters("connector_offers_ended_total", "Offers that ended: taken by another replica, or expired with their lease.", "result", func(s kvport.Stats) map[string]float64 {
 		return map[string]float64{"taken": float64(s.Taken), "expired": float64(s.Expired)}
 	}),
-	counters("connector_fetches_total", "Fetches of other replicas' KV for the engine, which computes what was not received.", "result", func(s connector.Stats) map[string]float64 {
+	counters("connector_fetches_total", "Fetches of other replicas' KV for the engine, which computes what was not received.", "result", func(s kvport.Stats) map[string]float64 {
 		return map[string]float64{"received": float64(s.Fetched), "failed": float64(s.Failed)}
 	}),
-	counter("connector_corrupt_blocks_total", "Fetched blocks with a wrong checksum, which were fetched again or not used.", func(s connector.Stats) float64 { return float64(s.Corrupt) }),
-	counter("connector_sessions_total", "Connections to the engine's connector.", func(s connector.Stats) float64 { return float64(s.Sessions) }),
+	counter("connector_corrupt_blocks_total", "Fetched blocks with a wrong checksum, which were fetched again or not used.", func(s kvport.Stats) float64 { return float64(s.Corrupt) }),
+	counter("connector_sessions_total", "Connections to the engine's connector.", func(s kvport.Stats) float64 { return float64(s.Sessions) }),
 }
 
 // boolValue returns 1 for true, 0 for false.

@@ -1,15 +1,15 @@
 package migratord
 
 import (
-	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 )
 
 // prefixSample is the state from which a scrape reads the metrics of prefix pulls, and of prompts that
 // prefill replicas compute.
 type prefixSample struct {
 	pulls    frontend.PrefixPulls
-	served   blocks.Served
+	served   kvport.Served
 	prefills frontend.Prefills
 }
 

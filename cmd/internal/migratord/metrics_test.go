@@ -7,11 +7,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/cascadeinfer/cascade/migrator/blocks"
-	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/kvevents"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
@@ -78,17 +77,17 @@ func TestMigrationMetrics(t *testing.T) {
 
 // TestConnectorMetrics collects every metric from a state whose fields all have different values.
 func TestConnectorMetrics(t *testing.T) {
-	state := connector.Stats{Offered: 1, Taken: 2, Expired: 3, Fetched: 4, Failed: 5, Corrupt: 6, Sessions: 7}
+	state := kvport.Stats{Offered: 1, Taken: 2, Expired: 3, Fetched: 4, Failed: 5, Corrupt: 6, Sessions: 7}
 	want := map[string]float64{
 		"connector_offers_total": 1, "connector_offers_ended_total taken": 2, "connector_offers_ended_total expired": 3,
 		"connector_fetches_total received": 4, "connector_fetches_total failed": 5, "connector_corrupt_blocks_total": 6, "connector_sessions_total": 7,
 	}
-	checkMetrics(t, newCollector("r0", "m", connectorMetrics, func() connector.Stats { return state }), want)
+	checkMetrics(t, newCollector("r0", "m", connectorMetrics, func() kvport.Stats { return state }), want)
 }
 
 // TestPrefixMetrics collects every metric from a state whose fields all have different values.
 func TestPrefixMetrics(t *testing.T) {
-	state := prefixSample{frontend.PrefixPulls{Pulled: 1, Tokens: 2, Recompute: 3, Failed: map[string]uint64{"gone": 4}, Seconds: 5}, blocks.Served{Prefixes: 6, Tokens: 7, Refused: 8},
+	state := prefixSample{frontend.PrefixPulls{Pulled: 1, Tokens: 2, Recompute: 3, Failed: map[string]uint64{"gone": 4}, Seconds: 5}, kvport.Served{Prefixes: 6, Tokens: 7, Refused: 8},
 		frontend.Prefills{Fetched: 9, Tokens: 10, Failed: map[string]uint64{"deadline": 11}, Seconds: 12}}
 	want := map[string]float64{
 		"prefix_pulls_total": 1, "prefix_pulled_tokens_total": 2, "prefix_pulls_declined_total": 3, "prefix_pulls_failed_total gone": 4, "prefix_pull_wait_seconds_total": 5,

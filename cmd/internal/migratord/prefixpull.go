@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -17,8 +17,8 @@ import (
 
 // newPrefixCopier builds what copies prefixes from and to the engine's cache.
 func (d *Daemon) newPrefixCopier() (err error) {
-	d.prefixes, err = blocks.NewCopier(blocks.CopierConfig{
-		Engine: d.blocks, Network: d.network, Paths: d.paths,
+	d.prefixes, err = kvport.NewCopier(kvport.CopierConfig{
+		Engine: d.kv, Network: d.network, Paths: d.paths,
 		CanReceive:    func() bool { return d.deviceDown() == nil },
 		MaxConcurrent: d.cfg.Fleet.Migration.MaxConcurrent, Tracer: d.cfg.Tracer, Logger: d.cfg.Logger,
 	})
@@ -60,11 +60,11 @@ func (d *Daemon) prefixPull() *frontend.PrefixPull {
 }
 
 // prefixCopier is the front end's view of a Copier.
-type prefixCopier struct{ *blocks.Copier }
+type prefixCopier struct{ *kvport.Copier }
 
 // Copy implements frontend.PrefixCopier.
 func (c prefixCopier) Copy(ctx context.Context, holder policies.ReplicaID, p frontend.PromptPrefix) (policies.Tokens, string, error) {
-	pulled, err := c.Pull(ctx, holder, blocks.Prefix(p))
+	pulled, err := c.Pull(ctx, holder, kvport.Prefix(p))
 	return pulled.Tokens, pulled.Transport, err
 }
 
@@ -72,26 +72,26 @@ func (c prefixCopier) Copy(ctx context.Context, holder policies.ReplicaID, p fro
 func pullFailure(err error) string {
 	corrupt := (*transport.CorruptError)(nil)
 	switch {
-	case errors.Is(err, blocks.ErrBusy):
+	case errors.Is(err, kvport.ErrBusy):
 		return "busy"
-	case errors.Is(err, blocks.ErrGone):
+	case errors.Is(err, kvport.ErrGone):
 		return "gone"
-	case errors.Is(err, blocks.ErrFull):
+	case errors.Is(err, kvport.ErrFull):
 		return "full"
 	case errors.As(err, &corrupt):
 		return "corrupt"
-	case errors.Is(err, blocks.ErrDifferent):
+	case errors.Is(err, kvport.ErrDifferent):
 		return "different"
-	case errors.Is(err, blocks.ErrUnavailable), errors.Is(err, blocks.ErrNoPrefixes), errors.Is(err, blocks.ErrNoMemory):
+	case errors.Is(err, kvport.ErrUnavailable), errors.Is(err, kvport.ErrNoPrefixes), errors.Is(err, kvport.ErrNoMemory):
 		return "unavailable"
 	}
 	return "failed"
 }
 
 // PrefixesServed returns what peers have pulled of the engine's cache.
-func (d *Daemon) PrefixesServed() blocks.Served {
+func (d *Daemon) PrefixesServed() kvport.Served {
 	if d.prefixes == nil {
-		return blocks.Served{}
+		return kvport.Served{}
 	}
 	return d.prefixes.Served()
 }

@@ -6,9 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 )
@@ -38,13 +35,13 @@ func ids(n int) []uint32 {
 // What one request has computed is pinned for requests of the same model and salt; a commit makes further
 // blocks findable, and the end of the session frees what is pinned.
 func TestPinPrefix(t *testing.T) {
-	table, e := newTable(t, "d")
-	name, leave := openSession(t, table)
-	defer leave()
+	table, e := newTable(t)
+	mine := openSession(t, table)
+	defer mine.End()
 	e.add("a", 14, 1)
 	e.step(3)
-	pin := func(r, model, salt string, n int, reserve bool) (*api.PinPrefixReply, error) {
-		return table.PinPrefix(t.Context(), &api.PinPrefixRequest{Session: name, Reservation: r, Model: model, CacheSalt: salt, Ids: ids(n), Reserve: reserve})
+	pin := func(r, model, salt string, n int, reserve bool) (*api.Answer, error) {
+		return mine.Call(t.Context(), &api.Call{Op: api.Pin, Reservation: r, Model: model, CacheSalt: salt, IDs: ids(n), Rest: reserve})
 	}
 	for _, x := range []struct {
 		model, salt    string
@@ -66,7 +63,7 @@ func TestPinPrefix(t *testing.T) {
 		if err != nil || int(r.Cached) != x.cached || len(r.Blocks) != x.blocks || e.stats().Reserved != x.blocks {
 			t.Errorf("%+v: %v, %v; %+v", x, r, err, e.stats())
 		}
-		table.Release(t.Context(), &api.ReleaseRequest{Reservation: "p"})
+		call(mine, api.Call{Op: api.Release, Reservation: "p"})
 	}
 	if st := e.stats(); st.UsedBlocks+st.Reserved != 0 {
 		t.Errorf("released: %+v", st)
@@ -80,57 +77,54 @@ func TestPinPrefix(t *testing.T) {
 	if err != nil || !slices.Equal(first.Blocks[:3], second.Blocks[:3]) || slices.Equal(first.Blocks[3:], second.Blocks[3:]) {
 		t.Errorf("%v and %v: want the same cached blocks and different ones for the rest; %v", first.Blocks, second.Blocks, err)
 	}
-	if _, err := table.CommitPrefix(t.Context(), &api.CommitPrefixRequest{Reservation: "first", Tokens: 18}); err != nil {
+	if err := call(mine, api.Call{Op: api.Commit, Reservation: "first", Tokens: 18}); err != nil {
 		t.Error(err)
 	}
 	if r, err := pin("first", "", "", 20, false); err != nil || r.Cached != 16 || !slices.Equal(r.Blocks, first.Blocks[:4]) {
 		t.Errorf("after a commit of four blocks and a half: %v, %v; committed %v", r, err, first.Blocks)
 	}
-	leave()
+	mine.End()
 	if st := e.stats(); st.UsedBlocks+st.Reserved != 0 {
 		t.Errorf("after the session: %+v", st)
 	}
 }
 
 func TestPrefixCodes(t *testing.T) {
-	table, _ := newTable(t, "d")
-	name, leave := openSession(t, table)
-	defer leave()
-	pin := func(session, r, model string, ids ...uint32) error {
-		_, err := table.PinPrefix(t.Context(), &api.PinPrefixRequest{Session: session, Reservation: r, Model: model, Ids: ids, Reserve: true})
-		return err
+	table, _ := newTable(t)
+	mine := openSession(t, table)
+	defer mine.End()
+	pin := func(r, model string, ids ...uint32) error {
+		return call(mine, api.Call{Op: api.Pin, Reservation: r, Model: model, IDs: ids, Rest: true})
 	}
 	commit := func(r string, tokens uint64) error {
-		_, err := table.CommitPrefix(t.Context(), &api.CommitPrefixRequest{Reservation: r, Tokens: tokens})
-		return err
+		return call(mine, api.Call{Op: api.Commit, Reservation: r, Tokens: tokens})
 	}
 	for i, x := range []struct {
 		err  error
-		want codes.Code
+		want api.Code
 	}{
-		{pin("zz", "r", "", 1, 2, 3, 4), codes.NotFound},
-		{pin(name, "", "", 1), codes.InvalidArgument},
-		{pin(name, strings.Repeat("r", MaxName+1), "", 1), codes.InvalidArgument},
-		{pin(name, "r", "unknown", 1), codes.InvalidArgument},
-		{pin(name, "r", "", make([]uint32, 129)...), codes.InvalidArgument},
-		{pin(name, "r", "", uint32(model.VocabularySize)), codes.InvalidArgument},
-		{pin(name, "full", "", make([]uint32, 128)...), codes.OK},
-		{pin(name, "r", "", make([]uint32, 4)...), codes.ResourceExhausted},
-		{pin(name, "full", "", 1), codes.AlreadyExists},
-		{second(table.Reserve(t.Context(), &api.ReserveRequest{Session: name, Reservation: "full", Tokens: 1})), codes.InvalidArgument},
-		{second(table.MarkFilled(t.Context(), &api.MarkFilledRequest{Reservation: "full", Ids: []uint32{1}})), codes.InvalidArgument},
-		{commit("r", 0), codes.NotFound},
-		{commit("full", 129), codes.InvalidArgument},
-		{commit("full", 1<<63), codes.InvalidArgument},
-		{commit("full", 128), codes.OK},
-		{commit("full", 128), codes.NotFound},
+		{pin("", "", 1), api.Invalid},
+		{pin(strings.Repeat("r", api.MaxName+1), "", 1), api.Invalid},
+		{pin("r", "unknown", 1), api.Invalid},
+		{pin("r", "", make([]uint32, 129)...), api.Invalid},
+		{pin("r", "", uint32(model.VocabularySize)), api.Invalid},
+		{pin("full", "", make([]uint32, 128)...), ""},
+		{pin("r", "", make([]uint32, 4)...), api.Full},
+		{pin("full", "", 1), api.InUse},
+		{call(mine, api.Call{Op: api.Reserve, Reservation: "full", Tokens: 1}), api.Invalid},
+		{call(mine, api.Call{Op: api.Fill, Reservation: "full", IDs: []uint32{1}}), api.Invalid},
+		{commit("r", 0), api.NotFound},
+		{commit("full", 129), api.Invalid},
+		{commit("full", 1<<63), api.Invalid},
+		{commit("full", 128), ""},
+		{commit("full", 128), api.NotFound},
 	} {
-		if got := status.Code(x.err); got != x.want {
+		if got := code(x.err); got != x.want {
 			t.Errorf("case %d: %v, want %v", i, x.err, x.want)
 		}
 	}
 	table.cfg.Root = nil
-	if err := pin(name, "r", "", 1); status.Code(err) != codes.Unimplemented {
+	if err := pin("r", "", 1); code(err) != api.Unsupported {
 		t.Error(err)
 	}
 }

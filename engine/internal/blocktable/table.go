@@ -1,46 +1,27 @@
-// Package blocktable serves the emulator's block table to the migrator: the protocol of
-// engine/api, over two Unix sockets.
+// Package blocktable is the emulator's block table as migrators see it: what the calls of engine/api do. Package kvport
+// serves them.
 //
 // Package batch decides about sequences and blocks, on the loop's goroutine; this package
-// keeps the sessions of the clients and the names of reservations.
+// keeps the sessions of the migrators and the names of reservations.
 //
 // Invariant: when a session ends, for whatever reason, everything made under its name is
 // undone, except what a request has adopted.
 //
-// A session ends when its call does, and not earlier: there is no keepalive. A suspended
-// client that resumes may still be writing to blocks that it reserved, which must not belong
-// to another request then. The death of a client is noticed at once, because the kernel
+// A session ends with its connection, and not earlier: there is no keepalive. A suspended
+// migrator that resumes may still be writing to blocks that it reserved, which must not belong
+// to another request then. The death of a migrator is noticed at once, because the kernel
 // closes its sockets.
 package blocktable
 
 import (
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
-	"strconv"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
-	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
-	"github.com/cascadeinfer/cascade/internal/unixsocket"
 	"github.com/cascadeinfer/cascade/policies"
 )
-
-// Names of the sockets in the directory.
-const (
-	BlocksSocket = "blocks.sock"
-	PoolSocket   = "pool.sock"
-)
-
-// MaxDir is the maximum length of the directory's path in bytes.
-const MaxDir = unixsocket.MaxPath - len("/"+BlocksSocket)
-
-// MaxName bounds the name of a leg or a reservation, in bytes.
-const MaxName = 256
 
 // RunPoint is the point of an iteration at which a call runs.
 type RunPoint int
@@ -64,23 +45,15 @@ type Engine interface {
 	Leg(name string) (*batch.Sequence, bool)
 }
 
-// Config configures a Table. All fields but Logger are required.
+// Config configures a Table. All fields but Root are required.
 type Config struct {
-	// Dir is the directory of the sockets; it is created, for this user only, if it does not
-	// exist.
-	Dir    string
-	Pool   *kv.Pool // must stay open until Run has returned
+	Pool   *kv.Pool
 	Engine Engine
-	Model  string
 	// Context is the maximum number of ids of a request.
 	Context policies.Tokens
-	// TokenBytes is the number of bytes per token that a link has to carry.
-	TokenBytes policies.Bytes
 	// Root returns how the prefix cache separates prompts for a model or an adapter, as
 	// requests name it, with a cache salt, "" for none. nil: the cache is not shown.
 	Root func(model, cacheSalt string) (Root, error)
-	// Logger logs rejected clients. nil discards.
-	Logger *slog.Logger
 }
 
 // Root is the Salt, the Adapter and the Origin of a batch.Request.
@@ -91,54 +64,40 @@ type Root struct {
 
 // Table is one engine's block table.
 type Table struct {
-	api.UnimplementedBlocksServer
-	cfg         Config
-	description *api.Description
-
+	cfg Config
 	// Owned by the loop: accessed only within Engine.Do, and by Adopt.
-	sessions     map[uint64]bool
 	reservations map[string]*reservation
+	sessions     uint64 // that were opened
+}
+
+// Session is what one migrator has made. Its methods are safe for concurrent use.
+type Session struct {
+	*Table
+	id uint64
 }
 
 // reservation is a named reservation of a session.
 type reservation struct {
 	batch.Reservation
-	session uint64
+	session *Session
 }
 
-// New returns a table that serves nothing before Run.
+// New returns a table without sessions.
 func New(c Config) (*Table, error) {
-	switch {
-	case c.Pool == nil || c.Engine == nil || c.Dir == "":
-		return nil, errors.New("block table: Dir, Pool and Engine are required")
-	case len(c.Dir) > MaxDir:
-		return nil, fmt.Errorf("block table: the directory's path has %d bytes, but a Unix socket allows at most %d: %s", len(c.Dir), MaxDir, c.Dir)
-	case c.Pool.BlockBytes()%c.Pool.Regions != 0:
-		return nil, fmt.Errorf("block table: blocks of %d bytes cannot be divided into %d regions", c.Pool.BlockBytes(), c.Pool.Regions)
+	if c.Pool == nil || c.Engine == nil {
+		return nil, errors.New("block table: Pool and Engine are required")
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return &Table{
-		cfg: c, description: describe(c),
-		sessions: make(map[uint64]bool), reservations: make(map[string]*reservation),
-	}, nil
+	return &Table{cfg: c, reservations: make(map[string]*reservation)}, nil
 }
 
-// describe sets the reply of Describe, which never changes.
-func describe(c Config) *api.Description {
-	l := c.Pool.Layout
-	d := &api.Description{
-		Model: c.Model, BlockTokens: uint32(l.BlockTokens), Blocks: uint32(l.Blocks),
-		PoolBytes: uint64(l.Bytes()), TokenBytes: uint64(c.TokenBytes),
-		// Without the number of blocks: pools of any size can read each other's blocks.
-		Fingerprint: xxhash.Sum64String(strconv.Quote(c.Model) + fmt.Sprint(" ", l.BlockTokens, l.SlotBytes, l.Regions)),
-	}
-	for r := range l.Regions {
-		g := l.Region(r)
-		d.Regions = append(d.Regions, &api.Region{Offset: uint64(g.Offset), Stride: uint64(g.Stride), Bytes: uint64(g.Bytes)})
-	}
-	return d
+// Open opens a session.
+func (t *Table) Open(ctx context.Context) (*Session, error) {
+	x := &Session{Table: t}
+	return x, t.runOnLoop(ctx, Immediately, func(*batch.Scheduler) error {
+		t.sessions++
+		x.id = t.sessions
+		return nil
+	})
 }
 
 // ErrUnknown is returned for an unknown reservation.
@@ -169,14 +128,17 @@ func (t *Table) removeEnded() {
 	}
 }
 
-// endSession releases and thaws everything of a session.
-func (t *Table) endSession(s *batch.Scheduler, session uint64) {
-	delete(t.sessions, session)
-	for _, r := range t.reservations {
-		if r.session == session {
-			s.Release(&r.Reservation)
+// End releases and thaws everything of the session. It fails only when the engine has stopped, and then nothing is left
+// to undo.
+func (x *Session) End() {
+	_ = x.runOnLoop(context.Background(), Immediately, func(s *batch.Scheduler) error {
+		for _, r := range x.reservations {
+			if r.session == x {
+				s.Release(&r.Reservation)
+			}
 		}
-	}
-	t.removeEnded()
-	s.ThawAll(session)
+		x.removeEnded()
+		s.ThawAll(x.id)
+		return nil
+	})
 }

@@ -3,6 +3,7 @@ package blocktable
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -10,10 +11,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/cost"
@@ -84,7 +81,7 @@ func (e *engine) stats() batch.Stats {
 }
 
 // newTable returns the table of an engine with 32 blocks of 4 tokens, in two regions.
-func newTable(t testing.TB, dir string) (*Table, *engine) {
+func newTable(t testing.TB) (*Table, *engine) {
 	t.Helper()
 	v, err := vocabulary()
 	if err != nil {
@@ -100,138 +97,86 @@ func newTable(t testing.TB, dir string) (*Table, *engine) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := New(Config{Dir: dir, Pool: pool, Engine: e, Model: "m", Context: 128, TokenBytes: 131072, Root: root})
+	table, err := New(Config{Pool: pool, Engine: e, Context: 128, Root: root})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return table, e
 }
 
-// session is the server's end of a Session call.
-type session struct {
-	grpc.ServerStream
-	ctx  context.Context
-	name chan string
-}
-
-func (s *session) Context() context.Context       { return s.ctx }
-func (s *session) Send(r *api.SessionReply) error { s.name <- r.Session; return nil }
-func (s *session) SetHeader(metadata.MD) error    { return nil }
-func (s *session) RecvMsg(any) error              { return nil }
-
-// openSession opens a session; leave ends it and waits for its end.
-func openSession(t testing.TB, table *Table) (name string, leave func()) {
+// openSession opens a session.
+func openSession(t testing.TB, table *Table) *Session {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	s := &session{ctx: ctx, name: make(chan string, 1)}
-	over := make(chan error, 1)
-	go func() { over <- table.Session(&api.SessionRequest{}, s) }()
-	return <-s.name, sync.OnceFunc(func() { cancel(); <-over })
-}
-
-func TestDescribe(t *testing.T) {
-	table, _ := newTable(t, "d")
-	d, err := table.Describe(t.Context(), nil)
+	x, err := table.Open(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.BlockTokens != 4 || d.Blocks != 32 || d.PoolBytes != 2048 || d.TokenBytes != 131072 || d.Model != "m" || len(d.Regions) != 2 {
-		t.Errorf("%v", d)
-	}
-	for r, want := range []uint64{0, 32} {
-		if g := d.Regions[r]; g.Offset != want || g.Stride != 64 || g.Bytes != 32 {
-			t.Errorf("region %d: %v", r, g)
-		}
-	}
-	for _, x := range []struct {
-		same  bool
-		model string
-		l     kv.Layout
-	}{
-		{true, "m", kv.Layout{Blocks: 7, BlockTokens: 4, SlotBytes: 16, Regions: 2}},
-		{false, "n", kv.Layout{Blocks: 32, BlockTokens: 4, SlotBytes: 16, Regions: 2}},
-		{false, "m", kv.Layout{Blocks: 32, BlockTokens: 8, SlotBytes: 16, Regions: 2}},
-		{false, "m", kv.Layout{Blocks: 32, BlockTokens: 4, SlotBytes: 24, Regions: 2}},
-		{false, "m", kv.Layout{Blocks: 32, BlockTokens: 4, SlotBytes: 16, Regions: 1}},
-	} {
-		if got := describe(Config{Model: x.model, Pool: &kv.Pool{Layout: x.l}}).Fingerprint == d.Fingerprint; got != x.same {
-			t.Errorf("%+v: the same fingerprint: %v", x, got)
-		}
-	}
+	return x
 }
 
-func TestNewRefuses(t *testing.T) {
-	_, e := newTable(t, "d")
-	uneven := kv.Pool{Layout: e.pool.Layout}
-	uneven.Regions = 3
-	for name, c := range map[string]Config{
-		"no pool":   {Dir: "d", Engine: e},
-		"no dir":    {Pool: e.pool, Engine: e},
-		"long dir":  {Dir: strings.Repeat("d", MaxDir+1), Pool: e.pool, Engine: e},
-		"3 regions": {Dir: "d", Pool: &uneven, Engine: e},
-	} {
-		if _, err := New(c); err == nil {
-			t.Errorf("%s was accepted", name)
-		}
+// call makes a call and returns why it was refused.
+func call(x *Session, q api.Call) error {
+	_, err := x.Call(context.Background(), &q)
+	return err
+}
+
+// code returns the code of a refusal, "" for none.
+func code(err error) api.Code {
+	if r := (*api.Refusal)(nil); errors.As(err, &r) {
+		return r.Code
 	}
+	return ""
 }
 
 // Invalid requests get an error that names the mistake.
 func TestCodes(t *testing.T) {
-	table, e := newTable(t, "d")
-	name, leave := openSession(t, table)
-	defer leave()
-	other, leaveOther := openSession(t, table)
-	defer leaveOther()
+	table, e := newTable(t)
+	mine, other := openSession(t, table), openSession(t, table)
+	defer other.End()
+	defer mine.End()
 	e.add("a", 6, 20)
-	ctx := t.Context()
-	freeze := func(session, leg string, from uint64) error {
-		_, err := table.Freeze(ctx, &api.TableRequest{Session: session, Leg: leg, From: from})
-		return err
+	freeze := func(x *Session, leg string, from uint64) error {
+		return call(x, api.Call{Op: api.Freeze, Leg: leg, From: from})
 	}
-	reserve := func(session, r string, tokens uint64) error {
-		_, err := table.Reserve(ctx, &api.ReserveRequest{Session: session, Reservation: r, Tokens: tokens})
-		return err
+	reserve := func(x *Session, r string, tokens uint64) error {
+		return call(x, api.Call{Op: api.Reserve, Reservation: r, Tokens: tokens})
 	}
 	filled := func(r string, from uint64, computed uint64, ids ...uint32) error {
-		_, err := table.MarkFilled(ctx, &api.MarkFilledRequest{Reservation: r, From: from, Ids: ids, Computed: computed})
-		return err
+		return call(mine, api.Call{Op: api.Fill, Reservation: r, From: from, IDs: ids, Computed: computed})
 	}
 	for i, x := range []struct {
 		err  error
-		want codes.Code
+		want api.Code
 	}{
-		{freeze(name, "b", 0), codes.NotFound},
-		{freeze(name, "a", 0), codes.FailedPrecondition}, // the request waits for its first token
-		{func() error { e.step(2); return freeze("", "a", 0) }(), codes.NotFound},
-		{freeze("zz", "a", 0), codes.NotFound},
-		{freeze(name, "a", 1<<63), codes.InvalidArgument},
-		{freeze(name, "a", 8), codes.OK},
-		{freeze(other, "a", 8), codes.OK},
-		{reserve("", "r", 1), codes.NotFound},
-		{reserve(name, "", 1), codes.InvalidArgument},
-		{reserve(name, strings.Repeat("r", MaxName+1), 1), codes.InvalidArgument},
-		{reserve(name, "r", 129), codes.InvalidArgument},
-		{reserve(name, "r", 1<<63), codes.InvalidArgument},
-		{reserve(name, "r", 128), codes.ResourceExhausted},
-		{filled("r", 0, 0), codes.NotFound}, // the failed call has reserved nothing
-		{reserve(name, "r", 0), codes.OK},
-		{reserve(name, "r", 8), codes.OK},
-		{reserve(other, "r", 8), codes.AlreadyExists},
-		{filled("r", 0, 1<<63, 1), codes.InvalidArgument},
-		{filled("r", 1<<63, 0, 1), codes.InvalidArgument},
-		{filled("r", 0, 1, uint32(model.VocabularySize)), codes.InvalidArgument},
-		{filled("r", 0, 3, 1, 2), codes.InvalidArgument},
-		{filled("r", 0, 1, 1, 2), codes.OK},
-		{filled("r", 0, 1, 1, 2), codes.InvalidArgument}, // the ids continue at 2
-		{second(table.Release(ctx, &api.ReleaseRequest{Reservation: "unknown"})), codes.OK},
-		{second(table.Release(ctx, &api.ReleaseRequest{Reservation: "r"})), codes.OK},
-		{filled("r", 2, 1), codes.NotFound},
-		{second(table.Drop(ctx, &api.LegRequest{Leg: "a"})), codes.OK},
-		{second(table.Drop(ctx, &api.LegRequest{Leg: "a"})), codes.NotFound},
-		{freeze(name, "a", 0), codes.NotFound},
+		{freeze(mine, "b", 0), api.NotFound},
+		{freeze(mine, "a", 0), api.NotComputed}, // the request waits for its first token
+		{func() error { e.step(2); return call(mine, api.Call{Op: "later"}) }(), api.Unsupported},
+		{freeze(mine, "a", 1<<63), api.Invalid},
+		{freeze(mine, "a", 8), ""},
+		{freeze(other, "a", 8), ""},
+		{reserve(mine, "", 1), api.Invalid},
+		{reserve(mine, strings.Repeat("r", api.MaxName+1), 1), api.Invalid},
+		{reserve(mine, "r", 129), api.Invalid},
+		{reserve(mine, "r", 1<<63), api.Invalid},
+		{reserve(mine, "r", 128), api.Full},
+		{filled("r", 0, 0), api.NotFound}, // the failed call has reserved nothing
+		{reserve(mine, "r", 0), ""},
+		{reserve(mine, "r", 8), ""},
+		{reserve(other, "r", 8), api.InUse},
+		{filled("r", 0, 1<<63, 1), api.Invalid},
+		{filled("r", 1<<63, 0, 1), api.Invalid},
+		{filled("r", 0, 1, uint32(model.VocabularySize)), api.Invalid},
+		{filled("r", 0, 3, 1, 2), api.Invalid},
+		{filled("r", 0, 1, 1, 2), ""},
+		{filled("r", 0, 1, 1, 2), api.Invalid}, // the ids continue at 2
+		{call(mine, api.Call{Op: api.Release, Reservation: "unknown"}), ""},
+		{call(mine, api.Call{Op: api.Release, Reservation: "r"}), ""},
+		{filled("r", 2, 1), api.NotFound},
+		{call(mine, api.Call{Op: api.Drop, Leg: "a"}), ""},
+		{call(mine, api.Call{Op: api.Drop, Leg: "a"}), api.NotFound},
+		{freeze(mine, "a", 0), api.NotFound},
 	} {
-		if got := status.Code(x.err); got != x.want {
+		if got := code(x.err); got != x.want {
 			t.Errorf("case %d: %v, want %v", i, x.err, x.want)
 		}
 	}
@@ -239,8 +184,6 @@ func TestCodes(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
-
-func second[T any](_ T, err error) error { return err }
 
 // FuzzCalls makes arbitrary calls in any order with any numbers: nothing panics, the counters
 // agree, and when all sessions and requests have ended, every block is free.
@@ -251,7 +194,7 @@ func FuzzCalls(f *testing.F) {
 		if len(data) > 512 {
 			return
 		}
-		table, e := newTable(t, "d")
+		table, e := newTable(t)
 		next := func() byte {
 			if len(data) == 0 {
 				return 0
@@ -273,61 +216,52 @@ func FuzzCalls(f *testing.F) {
 			return binary.LittleEndian.Uint64(wide[:])
 		}
 		name := func() string { return fmt.Sprint(next() % 3) }
-		var sessions []string
-		var leave []func()
+		sessions := []*Session{openSession(t, table)}
 		defer func() {
-			for _, f := range leave {
-				f()
+			for _, x := range sessions {
+				x.End()
 			}
 		}()
-		session := func() string {
-			if len(sessions) == 0 {
-				return name()
-			}
-			return sessions[int(next())%len(sessions)]
-		}
+		session := func() *Session { return sessions[int(next())%len(sessions)] }
 		ctx := context.Background()
 		for len(data) > 0 {
 			switch next() % 14 {
 			case 0:
-				s, l := openSession(t, table)
-				sessions, leave = append(sessions, s), append(leave, l)
+				sessions = append(sessions, openSession(t, table))
 			case 1:
-				if len(leave) > 0 {
-					leave[int(next())%len(leave)]()
-				}
+				session().End()
 			case 2:
-				table.Reserve(ctx, &api.ReserveRequest{Session: session(), Reservation: name(), Tokens: number()})
+				call(session(), api.Call{Op: api.Reserve, Reservation: name(), Tokens: number()})
 			case 3:
 				r, ids := name(), make([]uint32, next()%40)
 				for i := range ids {
 					ids[i] = uint32(next())
 				}
-				table.MarkFilled(ctx, &api.MarkFilledRequest{Reservation: r, From: number(), Ids: ids, Computed: number()})
+				call(session(), api.Call{Op: api.Fill, Reservation: r, From: number(), IDs: ids, Computed: number()})
 			case 12:
 				ids := make([]uint32, next()%40)
 				for i := range ids { // as add's, or others
 					ids[i] = uint32(100 + i + int(next()%32/31))
 				}
-				r, err := table.PinPrefix(ctx, &api.PinPrefixRequest{Session: session(), Reservation: name(), Ids: ids, Reserve: next()%2 > 0})
+				r, err := session().Call(ctx, &api.Call{Op: api.Pin, Reservation: name(), IDs: ids, Rest: next()%2 > 0})
 				if err == nil && (r.Cached > uint64(len(ids)) || r.Cached/4 > uint64(len(r.Blocks))) {
 					t.Errorf("%d ids: pinned %v", len(ids), r)
 				}
 			case 13:
-				table.CommitPrefix(ctx, &api.CommitPrefixRequest{Reservation: name(), Tokens: number()})
+				call(session(), api.Call{Op: api.Commit, Reservation: name(), Tokens: number()})
 			case 4:
-				table.Release(ctx, &api.ReleaseRequest{Reservation: name()})
+				call(session(), api.Call{Op: api.Release, Reservation: name()})
 			case 5:
-				r, err := table.Table(ctx, &api.TableRequest{Leg: name(), From: number()})
-				if err == nil && (r.Computed > r.Length || uint64(len(r.Ids)) > r.Length) {
+				r, err := session().Call(ctx, &api.Call{Op: api.List, Leg: name(), From: number()})
+				if err == nil && (r.Computed > r.Length || uint64(len(r.IDs)) > r.Length) {
 					t.Errorf("table %v", r)
 				}
 			case 6:
-				table.Freeze(ctx, &api.TableRequest{Session: session(), Leg: name(), From: number()})
+				call(session(), api.Call{Op: api.Freeze, Leg: name(), From: number()})
 			case 7:
-				table.Thaw(ctx, &api.LegRequest{Leg: name()})
+				call(session(), api.Call{Op: api.Thaw, Leg: name()})
 			case 8:
-				table.Drop(ctx, &api.LegRequest{Leg: name()})
+				call(session(), api.Call{Op: api.Drop, Leg: name()})
 			case 9:
 				if leg := name(); e.legs[leg] == nil {
 					e.add(leg, 1+int(next()%30), 1+int(next()%60))
@@ -355,8 +289,8 @@ func FuzzCalls(f *testing.F) {
 				t.Fatalf("%+v, and reservations of %d blocks", st, reserved)
 			}
 		}
-		for _, f := range leave {
-			f()
+		for _, x := range sessions {
+			x.End()
 		}
 		for _, q := range e.legs {
 			e.scheduler.Abort(q)

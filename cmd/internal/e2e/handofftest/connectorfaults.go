@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 )
 
 // PlayConnectorFaults breaks the transfers between two engines with Cascade's connectors: the engine that continues a
@@ -29,14 +29,14 @@ func PlayConnectorFaults(t *testing.T, model string, engines, dirs [2]string, ed
 		name  string
 		lease time.Duration
 		begin func(*testing.T, *Connectors)
-		check func(holder, target connector.Stats, got Sources) bool
+		check func(holder, target kvport.Stats, got Sources) bool
 	}{
 		{"a wrong byte", 0, func(_ *testing.T, c *Connectors) { c.FlipBytes.Store(1) },
-			func(_, target connector.Stats, got Sources) bool {
+			func(_, target kvport.Stats, got Sources) bool {
 				return target.Corrupt == 1 && target.Fetched > 0 && target.Failed == 0 && got.Computed == 0
 			}},
 		{"wrong bytes again and again", 0, func(_ *testing.T, c *Connectors) { c.FlipBytes.Store(1 << 30) },
-			func(_, target connector.Stats, got Sources) bool {
+			func(_, target kvport.Stats, got Sources) bool {
 				return target.Fetched == 0 && target.Failed > 0 && got.Computed >= prompt
 			}},
 		// The engine copies the KV of other prompts into the slots that the lease has freed.
@@ -51,7 +51,7 @@ func PlayConnectorFaults(t *testing.T, model string, engines, dirs [2]string, ed
 				_, _, err := socketEngine{t, model, engines[0]}.tryComplete(ids(prompt), 1, toKeep, nil)
 				return err
 			}
-		}, func(holder, target connector.Stats, got Sources) bool {
+		}, func(holder, target kvport.Stats, got Sources) bool {
 			return holder.Taken == 0 && target.Fetched == 0 && target.Failed > 0 && got.Computed >= prompt
 		}},
 	} {
@@ -86,8 +86,8 @@ func PlayConnectorFaults(t *testing.T, model string, engines, dirs [2]string, ed
 }
 
 // sub returns what has been counted since before.
-func sub(now, before connector.Stats) connector.Stats {
-	return connector.Stats{
+func sub(now, before kvport.Stats) kvport.Stats {
+	return kvport.Stats{
 		Offered: now.Offered - before.Offered, Taken: now.Taken - before.Taken, Expired: now.Expired - before.Expired,
 		Fetched: now.Fetched - before.Fetched, Failed: now.Failed - before.Failed, Corrupt: now.Corrupt - before.Corrupt, Sessions: now.Sessions - before.Sessions,
 	}

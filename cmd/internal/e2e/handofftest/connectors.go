@@ -10,8 +10,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/connector"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/policies"
@@ -19,7 +19,7 @@ import (
 
 // Connectors are the migrators' sides of two engines' CascadeConnectors. Their KV travels over TCP.
 type Connectors struct {
-	Clients [2]*connector.Client
+	Clients [2]*kvport.Client
 	// FlipBytes is how many more transfers arrive with a wrong byte.
 	FlipBytes atomic.Int64
 	// BeforeFetch, if it is not nil, is called before a holder is asked for KV, on another goroutine than the test's; its error
@@ -35,7 +35,7 @@ func NewConnectors(t testing.TB, dirs [2]string, lease time.Duration, log *testk
 	c := &Connectors{t: t}
 	for i, dir := range dirs {
 		var set *transport.Paths
-		c.Clients[i] = testkit.Must(connector.New(connector.Config{
+		c.Clients[i] = testkit.Must(kvport.New(kvport.Config{
 			Self: replica(i), Dir: dir, Network: connectedTo{c, i}, Lease: lease, Paths: func() *transport.Paths { return set }, Logger: log.Logger(),
 		}))
 		carrier := testkit.Must(tcp.New(tcp.Config{Pool: c.Clients[i], Logger: log.Logger()}))
@@ -65,7 +65,7 @@ type connectedTo struct {
 	self int
 }
 
-// FetchKV implements connector.Network.
+// FetchKV implements kvport.Network.
 func (n connectedTo) FetchKV(ctx context.Context, to policies.ReplicaID, q *api.FetchKVRequest) (*api.FetchKVAnswer, error) {
 	if to != replica(1-n.self) {
 		return nil, fmt.Errorf("no replica %s", to)

@@ -29,7 +29,7 @@ func startSocketEngines(t *testing.T, c emulator.Config, slots int) (engines [2]
 		t.Cleanup(testkit.Run(t, e.Run))
 		engines[i], urls[i] = e, serveEngine(t, e)
 		testkit.WaitFor(t, "the socket", func() bool {
-			c, err := net.Dial("unix", filepath.Join(dirs[i], api.ConnectorSocket))
+			c, err := net.Dial("unix", filepath.Join(dirs[i], api.Socket))
 			if err == nil {
 				c.Close()
 			}

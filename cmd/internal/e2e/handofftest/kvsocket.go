@@ -33,7 +33,7 @@ type migrator struct {
 // dial connects to the socket in a directory and says hello.
 func dial(t *testing.T, dir string, hello api.Hello) *migrator {
 	t.Helper()
-	m := &migrator{t: t, conn: testkit.Must(net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(dir, api.ConnectorSocket), Net: "unix"}))}
+	m := &migrator{t: t, conn: testkit.Must(net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(dir, api.Socket), Net: "unix"}))}
 	t.Cleanup(func() { m.conn.Close() })
 	body := testkit.Must(json.Marshal(api.Frame{Hello: &hello})) // unlike Append it validates nothing
 	m.write(append([]byte{0, 0, 0, byte(len(body))}, body...))
@@ -43,22 +43,22 @@ func dial(t *testing.T, dir string, hello api.Hello) *migrator {
 // connect is dial for a hello that is accepted.
 func connect(t *testing.T, dir, replica string, incarnation uint64) *migrator {
 	t.Helper()
-	m := dial(t, dir, api.Hello{Version: api.ConnectorVersion, Replica: replica, Incarnation: incarnation})
-	var head [api.HeadBytes]byte
-	rights := make([]byte, unix.CmsgSpace(4))
+	m := dial(t, dir, api.Hello{Version: api.Version, Replica: replica, Incarnation: incarnation})
+	first, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
 	m.conn.SetReadDeadline(time.Now().Add(testkit.WaitTimeout()))
-	n, size, _, _, err := m.conn.ReadMsgUnix(head[:], rights)
+	_, size, _, _, err := m.conn.ReadMsgUnix(first, rights)
 	testkit.NoError(t, err)
-	testkit.Must(io.ReadFull(m.conn, head[n:]))
-	f, err := api.ReadBody(m.conn, head)
+	f, err := api.ReadFrame(io.MultiReader(bytes.NewReader(first), m.conn))
 	testkit.NoError(t, err)
-	m.welcome = *f.Welcome
+	if m.welcome = *f.Welcome; len(m.welcome.Handles) != 1 || len(m.welcome.Regions) != 1 {
+		t.Fatalf("%+v: want one handle with one region", m.welcome)
+	}
 	fds := testkit.Must(unix.ParseUnixRights(&testkit.Must(unix.ParseSocketControlMessage(rights[:size]))[0]))
 	defer unix.Close(fds[0])
 	if err := unix.Ftruncate(fds[0], 0); err == nil {
 		t.Error("a migrator can take the staging memory away")
 	}
-	m.memory = testkit.Must(unix.Mmap(fds[0], 0, m.welcome.Slots*int(m.welcome.SlotBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
+	m.memory = testkit.Must(unix.Mmap(fds[0], 0, m.welcome.Blocks*int(m.welcome.Regions[0].Stride), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
 	memory := m.memory
 	t.Cleanup(func() { unix.Munmap(memory) })
 	return m
@@ -90,7 +90,7 @@ func (m *migrator) requireClosed(why string) {
 }
 
 func (m *migrator) slot(n uint32) []byte {
-	size := uint32(m.welcome.SlotBytes)
+	size := uint32(m.welcome.Regions[0].Stride)
 	return m.memory[n*size : (n+1)*size]
 }
 
@@ -164,14 +164,14 @@ func (p *socketPair) offer(ids []uint32, more map[string]any) (api.Offer, map[st
 	params := p.engines[0].keep(ids, more)
 	o := p.migrators[0].read().Offer
 	blocks := (len(ids) + p.block - 1) / p.block
-	if o == nil || o.Error != "" || len(o.Slots) != blocks {
+	if o == nil || o.Error != "" || len(o.Blocks) != blocks {
 		p.t.Fatalf("%d ids: the offer is %+v, want %d slots", len(ids), o, blocks)
 	}
 	if params.Get("kv_connector").Str != api.Connector || params.Get("cascade_holder").Str != "r0" || params.Get("cascade_handle").Str != o.Handle ||
 		params.Get("remote_num_tokens").Int() != int64(len(ids)) || !params.Get("do_remote_prefill").Bool() {
 		p.t.Errorf("%d ids, offer %s: the parameters are %s", len(ids), o.Handle, params.Raw)
 	}
-	for i, slot := range o.Slots {
+	for i, slot := range o.Blocks {
 		if got := crc32.ChecksumIEEE(p.migrators[0].slot(slot)); got != o.Sums[i] {
 			p.t.Errorf("slot %d has the checksum %x, not %x", slot, got, o.Sums[i])
 		}
@@ -218,11 +218,11 @@ func (p *socketPair) sources() Sources {
 // deliver copies what is wanted from the slots of an offer.
 func (p *socketPair) deliver(o api.Offer) func(api.Fetch) {
 	return func(f api.Fetch) {
-		if f.Handle != o.Handle || f.Digest != o.Digest || f.Holder != "r0" || f.First+len(f.Slots) != len(o.Slots) {
+		if f.Handle != o.Handle || f.Digest != o.Digest || f.Holder != "r0" || f.First+len(f.Blocks) != len(o.Blocks) {
 			p.t.Errorf("fetch %+v of offer %+v", f, o)
 		}
-		for i, slot := range f.Slots {
-			copy(p.migrators[1].slot(slot), p.migrators[0].slot(o.Slots[f.First+i]))
+		for i, slot := range f.Blocks {
+			copy(p.migrators[1].slot(slot), p.migrators[0].slot(o.Blocks[f.First+i]))
 		}
 		p.migrators[1].send(api.Frame{Fetched: &api.Fetched{ID: f.ID}})
 	}
@@ -243,7 +243,7 @@ func PlayKVSocket(t *testing.T, model string, engines, dirs [2]string, block int
 		p.migrators[i] = connect(t, dirs[i], fmt.Sprint("r", i), incarnation)
 	}
 	w := p.migrators[0].welcome
-	if w.Fingerprint != p.migrators[1].welcome.Fingerprint || w.SlotBytes != p.migrators[1].welcome.SlotBytes {
+	if w.Fingerprint != p.migrators[1].welcome.Fingerprint || w.Regions[0] != p.migrators[1].welcome.Regions[0] {
 		t.Errorf("equal engines say %+v and %+v", w, p.migrators[1].welcome)
 	}
 	reconnect := func(i int) {
@@ -286,7 +286,7 @@ func PlayKVSocket(t *testing.T, model string, engines, dirs [2]string, block int
 		}
 	}
 	computed("an error", nil, func(f api.Fetch) {
-		copy(p.migrators[1].slot(f.Slots[0]), "wrong")
+		copy(p.migrators[1].slot(f.Blocks[0]), "wrong")
 		p.migrators[1].send(api.Frame{Fetched: &api.Fetched{ID: f.ID, Error: "the lease has ended"}})
 	})
 	computed("the migrator ends", nil, func(f api.Fetch) { p.migrators[1].conn.Close() })
@@ -307,8 +307,8 @@ func PlayKVSocket(t *testing.T, model string, engines, dirs [2]string, block int
 		p.migrators[1].requireClosed(why)
 		reconnect(1)
 	}
-	dial(t, dirs[1], api.Hello{Version: 2, Replica: "r1", Incarnation: 1 << 40}).requireClosed("another version")
-	dial(t, dirs[1], api.Hello{Version: 1, Replica: "r1", Incarnation: incarnation - 1}).requireClosed("an earlier migrator")
+	dial(t, dirs[1], api.Hello{Version: 1, Replica: "r1", Incarnation: 1 << 40}).requireClosed("another version")
+	dial(t, dirs[1], api.Hello{Version: api.Version, Replica: "r1", Incarnation: incarnation - 1}).requireClosed("an earlier migrator")
 	old := p.migrators[1]
 	reconnect(1)
 	old.requireClosed("the migrator before a later one")
@@ -328,7 +328,7 @@ func (p *socketPair) playDigests() {
 	salted, _ := p.offer(ids, map[string]any{"cache_salt": "x"})
 	other := append(slices.Clone(ids[:len(ids)-1]), ids[len(ids)-1]+1)
 	last, _ := p.offer(other, nil)
-	if plain.Digest != again.Digest || plain.Handle == again.Handle || slices.Equal(plain.Slots, again.Slots) {
+	if plain.Digest != again.Digest || plain.Handle == again.Handle || slices.Equal(plain.Blocks, again.Blocks) {
 		p.t.Errorf("twice the same ids: %+v and %+v", plain, again)
 	}
 	if salted.Digest == plain.Digest || last.Digest == plain.Digest {

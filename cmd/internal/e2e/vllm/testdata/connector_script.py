@@ -185,12 +185,14 @@ class ServerTest(unittest.TestCase):
 
     def hello(self, incarnation=1):
         conn = self.dial()
-        self.send(conn, {"hello": {"version": 1, "replica": "r0", "incarnation": incarnation}})
+        self.send(conn, {"hello": {"version": 2, "replica": "r0", "incarnation": incarnation}})
         return conn
 
     def connect(self, incarnation=1):
         conn = self.hello(incarnation)
-        self.assertEqual(self.read(conn)["welcome"], {"version": 1, "fingerprint": "f", "slots": SLOTS, "slot_bytes": SLOT_BYTES})
+        self.assertEqual(self.read(conn)["welcome"], {
+            "version": 2, "fingerprint": "f", "ranks": 1, "blocks": SLOTS, "handles": [{"kind": "memfd", "bytes": SLOTS * SLOT_BYTES}],
+            "regions": [{"handle": 0, "rank": 0, "offset": 0, "stride": SLOT_BYTES, "bytes": SLOT_BYTES}]})
         return conn
 
     def send(self, conn, frame):
@@ -319,8 +321,8 @@ class ServerTest(unittest.TestCase):
         self.assertTrue(self.fetch([1]).is_pending())
 
     def test_bad_first_frames(self):
-        good = {"version": 1, "replica": "r0", "incarnation": 1}
-        for bad in ({"version": 2}, {"replica": ""}, {"replica": 5}, {"replica": "r" * 257}, {"incarnation": "1"}):
+        good = {"version": 2, "replica": "r0", "incarnation": 1}
+        for bad in ({"version": 1}, {"replica": ""}, {"replica": 5}, {"replica": "r" * 257}, {"incarnation": "1"}):
             conn = self.dial()
             self.send(conn, {"hello": {**good, **bad}})
             self.assertEqual(conn.recv(1), b"", bad)
