@@ -351,6 +351,8 @@ func TestBrokenEngine(t *testing.T) {
 	for name, f := range map[string]api.Frame{
 		"a slot that is not there": {Offer: &api.Offer{Handle: handle, Digest: digest, Blocks: []uint32{slots}, Sums: []uint32{0}}},
 		"a frame of a migrator":    {Fetched: &api.Fetched{}},
+		"checksums of more parts":  {Offer: &api.Offer{Handle: handle, Digest: digest, Blocks: []uint32{0}, Sums: []uint32{0, 0}}},
+		"an answer to no call":     {Answer: &api.Answer{ID: 1}},
 	} {
 		e.connect()
 		e.send(f)
