@@ -13,7 +13,7 @@
 //	                                 ◄──   fetch     KV of a request is wanted in blocks
 //	fetched  it is there, or not     ──►
 //	call     of an engine with a table ──►
-//	cancel   nobody waits for it     ──►
+//	cancel   its answer is not needed ──►
 //	                                 ◄──   answer    to the call
 //
 // An engine either keeps its own cache and copies blocks into staging memory, of which offer and fetch speak (vLLM with

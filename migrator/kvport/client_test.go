@@ -213,7 +213,7 @@ func TestWrongMemory(t *testing.T) {
 func TestSeveralHandles(t *testing.T) {
 	second, err := os.CreateTemp(t.TempDir(), "pool")
 	testkit.NoError(t, err)
-	defer second.Close()
+	t.Cleanup(func() { second.Close() }) // after the engine has stopped
 	testkit.NoError(t, second.Truncate(5000))
 	f := &fakeEngine{welcome: func(w *api.Welcome) {
 		w.Handles = append(w.Handles, api.Handle{Kind: api.Memfd, Bytes: 5000})
