@@ -3,7 +3,7 @@
 // phase of a module, what a slot should run (SlotSpec) and what it runs
 // (SlotStatus).
 //
-// Package wasm/promotion decides the phases on one host, package xds/policyslots
+// Package wasm/slothost decides the phases on one host, package xds/policyslots
 // holds the desired state of the fleet; both use these types, so nothing is
 // converted between them but the protobuf messages on the wire.
 //

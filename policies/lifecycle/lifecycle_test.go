@@ -88,3 +88,43 @@ func TestCheckGoal(t *testing.T) {
 		}
 	}
 }
+
+// TestValidate breaks each invariant of a spec.
+func TestValidate(t *testing.T) {
+	stable := func(g lifecycle.Generation) lifecycle.Candidate {
+		return lifecycle.Candidate{Generation: g, Goal: lifecycle.ToActive, Stable: true}
+	}
+	trial := func(g lifecycle.Generation) lifecycle.Candidate {
+		return lifecycle.Candidate{Generation: g, Goal: lifecycle.ToShadow}
+	}
+	of := func(all ...lifecycle.Candidate) lifecycle.SlotSpec {
+		return lifecycle.SlotSpec{Kind: lifecycle.Place, Candidates: all}
+	}
+	with := func(s lifecycle.SlotSpec, change func(*lifecycle.SlotSpec)) lifecycle.SlotSpec {
+		change(&s)
+		return s
+	}
+	back := func(all ...lifecycle.RolledBackModule) func(*lifecycle.SlotSpec) {
+		return func(s *lifecycle.SlotSpec) { s.RolledBack = all }
+	}
+	for want, s := range map[string]lifecycle.SlotSpec{
+		"":                                of(stable(2), trial(3)),
+		`kind: "coffee"`:                  {Kind: "coffee"},
+		"candidates[0].generation: 0":     of(trial(0)),
+		"candidates[1].generation: 3":     of(stable(3), trial(3)),
+		"candidates[1]: at most":          of(trial(3), trial(4)),
+		"candidates[2]: at most":          of(stable(2), trial(3), trial(4)),
+		"candidates[1].stable: only":      of(stable(2), stable(3)),
+		"candidates[0].stable: its goal":  of(lifecycle.Candidate{Generation: 2, Goal: lifecycle.ToShadow, Stable: true}),
+		"candidates[0].goal: \"stable\"":  of(lifecycle.Candidate{Generation: 2, Goal: lifecycle.ToStable}),
+		"candidates[0].permille: give":    of(lifecycle.Candidate{Generation: 2, Goal: lifecycle.ToCanary}),
+		"candidates[0].generation: 3 was": with(of(trial(3)), back(lifecycle.RolledBackModule{Generation: 3})),
+		"rolled_back[1].generation: 3":    with(of(), back(lifecycle.RolledBackModule{Generation: 3}, lifecycle.RolledBackModule{Generation: 3})),
+		"rolled_back: more than":          with(of(), back(make([]lifecycle.RolledBackModule, lifecycle.MaxRolledBack+1)...)),
+		"previous: ":                      with(of(trial(3)), func(s *lifecycle.SlotSpec) { s.Previous = []byte("x") }),
+	} {
+		if err := s.Validate(); (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

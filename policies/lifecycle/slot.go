@@ -1,6 +1,13 @@
 package lifecycle
 
-import "strings"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// MaxRolledBack is how many generations a SlotSpec may roll back.
+const MaxRolledBack = 32
 
 // SlotSpec is what one slot of every host should run.
 //
@@ -21,6 +28,59 @@ type SlotSpec struct {
 	// candidate goes back to, nil for none. A host that admits it now, below the
 	// stable one, can run it then. One that cannot be admitted is ignored.
 	Previous []byte
+}
+
+// Validate returns the first broken invariant of the order of candidates, their goals and
+// the rollbacks, nil for none. The error begins with the field.
+func (s SlotSpec) Validate() error {
+	if !s.Kind.Known() {
+		return fmt.Errorf("kind: %.40q: must be one of %s", string(s.Kind), strings.Join(KindNames(), ", "))
+	}
+	if len(s.RolledBack) > MaxRolledBack {
+		return fmt.Errorf("rolled_back: more than %d", MaxRolledBack)
+	}
+	last := Native
+	for i, r := range s.RolledBack {
+		if r.Generation <= last {
+			return fmt.Errorf("rolled_back[%d].generation: %d after %d: generations must ascend from 1", i, r.Generation, last)
+		}
+		last = r.Generation
+	}
+	last = Native
+	for i, c := range s.Candidates {
+		if err := s.validateCandidate(i, last); err != nil {
+			return err
+		}
+		last = c.Generation
+	}
+	if len(s.Previous) > 0 && (len(s.Candidates) == 0 || !s.Candidates[0].Stable) {
+		return fmt.Errorf("previous: there is no stable candidate")
+	}
+	return nil
+}
+
+func (s SlotSpec) validateCandidate(i int, last Generation) error {
+	c := s.Candidates[i]
+	switch {
+	case i > 1 || i == 1 && !s.Candidates[0].Stable:
+		return fmt.Errorf("candidates[%d]: at most one stable candidate and then one on trial are allowed", i)
+	case c.Generation <= last:
+		return fmt.Errorf("candidates[%d].generation: %d after %d: generations must ascend from 1", i, c.Generation, last)
+	case slices.ContainsFunc(s.RolledBack, func(r RolledBackModule) bool { return r.Generation == c.Generation }):
+		return fmt.Errorf("candidates[%d].generation: %d was rolled back", i, c.Generation)
+	case c.Stable && i > 0:
+		return fmt.Errorf("candidates[%d].stable: only the first candidate may be stable", i)
+	case c.Stable && (c.Goal != ToActive || c.Permille != 0 || c.Scope != ""):
+		return fmt.Errorf("candidates[%d].stable: its goal must be %s, without a share or a scope", i, ToActive)
+	case c.Stable:
+		return nil
+	case c.Goal == ToStable:
+		return fmt.Errorf("candidates[%d].goal: %q: set the field stable instead", i, c.Goal)
+	}
+	if err := CheckGoal(s.Kind, c.Goal, c.Permille, c.Scope); err != nil {
+		return fmt.Errorf("candidates[%d].%w", i, err)
+	}
+	return nil
 }
 
 // Candidate is a module that a slot should run.

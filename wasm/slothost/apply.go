@@ -10,15 +10,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
 const (
-	maxModule     = 8 << 20 // bytes
-	maxRolledBack = 256     // generations that a spec rolls back
-	maxReason     = 512     // bytes of a reason that are kept
-	maxAbout      = 64      // generations whose names Status knows
+	maxModule = 8 << 20 // bytes
+	maxReason = 512     // bytes of a reason that are kept
+	maxAbout  = 64      // generations whose names Status knows
 )
 
 // ErrNotWritten means that Config.File could not be written: the spec may be applied
@@ -37,14 +35,9 @@ type desired struct {
 
 // about is what is known of a generation besides its phase.
 type about struct {
-	name, version string
-	digest        lifecycle.Digest
-	mark          sign.Mark
-	notAfter      int64           // of its statement, in Unix seconds
-	warned        time.Time       // of its expiry in the log
-	offered       promotion.Offer // the last one; zero for none
-	refused       bool            // the slot refused the last offer of this spec
-	stats         *stats          // once it is freed
+	statement sign.Statement
+	warned    time.Time // of its expiry in the log
+	refused   bool      // the slot refused the last offer of this spec
 }
 
 // Check returns what is wrong with a spec, without the modules' bytes: its form, the
@@ -102,11 +95,7 @@ func (s *Slots) check(w lifecycle.SlotSpec) ([]sign.Statement, history, error) {
 	refuse := func(err error) ([]sign.Statement, history, error) {
 		return nil, history{}, fmt.Errorf("slot %s: %w", w.Kind, err)
 	}
-	if len(w.RolledBack) > maxRolledBack {
-		return refuse(fmt.Errorf("rolled_back: %d generations, at most %d are allowed",
-			len(w.RolledBack), maxRolledBack))
-	}
-	if err := k.checkOrder(w); err != nil {
+	if err := w.Validate(); err != nil {
 		return refuse(err)
 	}
 	k.recordRan() // the spec may go back to a module that is active now
@@ -141,32 +130,11 @@ func (s *Slots) check(w lifecycle.SlotSpec) ([]sign.Statement, history, error) {
 // back to it.
 func (s *Slots) previous(k *slot, w lifecycle.SlotSpec, h history) (st sign.Statement, ok bool) {
 	f, err := sign.Decode(w.Previous)
-	if err != nil || len(w.Candidates) == 0 || !w.Candidates[0].Stable ||
-		f.Statement.Generation >= w.Candidates[0].Generation {
+	if err != nil || f.Statement.Generation >= w.Candidates[0].Generation {
 		return st, false
 	}
 	st, err = s.statement(k, lifecycle.Candidate{Generation: f.Statement.Generation, Signature: w.Previous})
 	return st, err == nil && h.admit(st) == nil
-}
-
-// checkOrder checks the order of the candidates, and their goals.
-func (k *slot) checkOrder(w lifecycle.SlotSpec) error {
-	for i, c := range w.Candidates {
-		switch {
-		case i > 1 || i == 1 && !w.Candidates[0].Stable:
-			return errors.New("candidates: at most one stable and then at most one newer is allowed")
-		case i > 0 && c.Generation <= w.Candidates[i-1].Generation:
-			return errors.New("candidates: must be in ascending generation")
-		case i > 0 && c.Stable:
-			return fmt.Errorf("generation %d: two candidates cannot be stable", c.Generation)
-		case c.Stable && c.Goal != lifecycle.ToActive:
-			return fmt.Errorf("generation %d: its goal must be active because it is stable", c.Generation)
-		}
-		if err := k.offerOf(c).Check(w.Kind); err != nil {
-			return fmt.Errorf("generation %d: %w", c.Generation, err)
-		}
-	}
-	return nil
 }
 
 // statement verifies the statement of a candidate: the ring must have signed it, for
@@ -247,8 +215,7 @@ func (s *Slots) Apply(w lifecycle.SlotSpec) error {
 	}
 	for _, st := range all {
 		if k.about[st.Generation] == nil {
-			k.about[st.Generation] = &about{name: st.Name, version: st.Version, digest: st.Digest,
-				mark: sign.MarkOf(st), notAfter: st.NotAfter}
+			k.about[st.Generation] = &about{statement: st}
 		}
 	}
 	for _, a := range k.about {
@@ -267,7 +234,7 @@ func (s *Slots) Apply(w lifecycle.SlotSpec) error {
 // rollBack ends what a spec lists as rolled back. The lock is held.
 func (s *Slots) rollBack(w lifecycle.SlotSpec) {
 	k := s.slotOf(w.Kind)
-	if k == nil || s.err != nil || len(w.RolledBack) > maxRolledBack {
+	if k == nil || s.err != nil || len(w.RolledBack) > lifecycle.MaxRolledBack {
 		return
 	}
 	k.recordRan()
@@ -283,9 +250,7 @@ func (s *Slots) rollBack(w lifecycle.SlotSpec) {
 // rollBack ends generations that are present.
 func (k *slot) rollBack(all []lifecycle.RolledBackModule) {
 	for _, e := range all {
-		if phase := k.phases()[e.Generation]; phase > 0 && !phase.Ended() {
-			k.end(e.Generation, cleantext.Truncate(e.Reason, maxReason))
-		}
+		k.step(func(m *machine) { m.rollBack(e.Generation, cleantext.Truncate(e.Reason, maxReason)) })
 	}
 }
 
@@ -349,7 +314,7 @@ func (k *slot) reconcile() error {
 	k.rollBack(k.spec.RolledBack)
 	for g, phase := range k.phases() {
 		if phase < lifecycle.Active && k.wanted(g) == nil {
-			k.withdraw(g)
+			k.step(func(m *machine) { m.withdraw(g) })
 		}
 	}
 	err := k.offerAll()
@@ -368,17 +333,16 @@ func (k *slot) offerAll() error {
 		}
 		c := &k.spec.Candidates[i]
 		g := c.Generation
-		o, a := k.offerOf(*c), k.about[g]
-		switch phase := phases[g]; {
-		case phase > 0 && phase < lifecycle.Active && a.offered != o: // with another goal
+		o := k.offerOf(*c)
+		switch before := k.offered(g); {
+		case before != nil && phases[g] < lifecycle.Active && !before.sameGoal(o):
 		case c.Module != nil && k.offerable(g, phases):
 		default:
 			continue
 		}
-		bytes := *c
-		c.Module, a.offered = nil, o
-		if err := k.offer(o, bytes); err != nil {
-			a.refused = true
+		c.Module = nil
+		if err := k.accept(o); err != nil {
+			k.about[g].refused = true
 			errs = append(errs, fmt.Errorf("slot %s: %w", k.kind, err))
 		}
 	}
@@ -399,17 +363,30 @@ func (k *slot) rollBackUnwanted() {
 				return
 			}
 		}
-		k.end(active, "not part of the desired state any more")
+		if !k.step(func(m *machine) { m.rollBack(active, "not part of the desired state any more") }) {
+			return
+		}
 	}
 }
 
 // offerOf returns the offer of a candidate, which ends when its statement expires.
-func (k *slot) offerOf(c lifecycle.Candidate) promotion.Offer {
-	o := promotion.Offer{Generation: c.Generation, Goal: c.Goal, Permille: c.Permille, Scope: c.Scope, Stable: c.Stable}
-	if a := k.about[c.Generation]; a != nil && a.notAfter != 0 {
-		o.Until = policies.Micros(a.notAfter+1) * policies.Second
+func (k *slot) offerOf(c lifecycle.Candidate) offer {
+	o := offer{Candidate: c}
+	if end := k.about[c.Generation].statement.NotAfter; end != 0 {
+		o.until = policies.Micros(end+1) * policies.Second
 	}
 	return o
+}
+
+// offered returns the last offer of a generation that has not ended, nil for none.
+func (k *slot) offered(g lifecycle.Generation) *offer {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if c := k.machine.find(g); c != nil {
+		o := c.offer
+		return &o
+	}
+	return nil
 }
 
 // slotOf returns the slot of a kind, nil when the host has none.

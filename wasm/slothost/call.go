@@ -51,13 +51,13 @@ func (c *caller[Q, A]) enter(q Q) *module {
 	defer s.routing.RUnlock()
 	m := s.active
 	if s.candidate != nil {
-		decides := s.route.Active
+		tried := false
 		if c.kind.request != nil {
-			decides = s.route.ForRequest(c.kind.request(q))
+			tried = s.route.triesRequest(c.kind.request(q))
 		} else {
-			decides = s.route.ForScope(c.scope)
+			tried = s.route.triesScope(c.scope)
 		}
-		if decides == s.route.Candidate {
+		if tried {
 			m = s.candidate
 		}
 	}

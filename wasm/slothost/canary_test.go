@@ -9,7 +9,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // twoFaced decides bid-select as the native policy does for up to four bids, and selects
@@ -40,7 +39,7 @@ func TestWorseInCanary(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := config(t)
-			c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 20, Soak: -1}, Canary: promotion.Gate{Calls: 50, Soak: -1}}
+			c.Gates[abi.Select] = Gates{Ladder: []int{500}, Shadow: Gate{Calls: 20, Soak: -1}, Canary: Gate{Calls: 50, Soak: -1}}
 			s, _ := running(t, c)
 			in := lifecycle.Native
 			apply(t, s, want(before...))
@@ -79,7 +78,7 @@ func TestWorseInCanary(t *testing.T) {
 // TestGoodInCanary checks that a module with the same answers is compared and promoted.
 func TestGoodInCanary(t *testing.T) {
 	c := config(t)
-	c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 20, Soak: -1}, Canary: promotion.Gate{Calls: 50, Soak: -1, Worse: -1, Differ: -1}}
+	c.Gates[abi.Select] = Gates{Ladder: []int{500}, Shadow: Gate{Calls: 20, Soak: -1}, Canary: Gate{Calls: 50, Soak: -1, Worse: -1, Differ: -1}}
 	s, _ := running(t, c)
 	good := candidate(t, 9, lifecycle.ToCanary, other(1))
 	apply(t, s, want(good))
@@ -127,9 +126,9 @@ func TestWorseInScope(t *testing.T) {
 		put(arg(0)))).Encode()
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine}
-	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 5, Soak: -1}, Canary: promotion.Gate{Calls: 5, Soak: -1}}
+	c.Gates[abi.Refine] = Gates{Shadow: Gate{Calls: 5, Soak: -1}, Canary: Gate{Calls: 5, Soak: -1}}
 	s, _ := running(t, c)
-	cand := offer(t, 9, lifecycle.ToActive, low, abi.Refine)
+	cand := signedFor(t, 9, lifecycle.ToActive, low, abi.Refine)
 	cand.Scope = "rack-7"
 	apply(t, s, specOf(abi.Refine, cand))
 	quiet := policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2, QoE: policytest.H200QoE()}

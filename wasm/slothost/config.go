@@ -12,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -39,10 +38,9 @@ type Config struct {
 	Fetch func(context.Context, lifecycle.Digest) ([]byte, error)
 	// Limits bound the calls of each kind; a statement's grant can only lower them.
 	Limits [abi.NumKinds]host.Limit
-	// Gates has the promotion gates and fault limits of each kind. Kind is
-	// filled in. A Canary.Compared of 0 becomes half of the recorded share
+	// Gates has the promotion gates and fault limits of each kind. A Canary.Compared of 0 becomes half of the recorded share
 	// of Canary.Calls, and at least 1.
-	Gates [abi.NumKinds]promotion.Config
+	Gates [abi.NumKinds]Gates
 	// Cache is the folder for compiled code, with its bounds; see host.Config. "" means
 	// none.
 	Cache        string

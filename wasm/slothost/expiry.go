@@ -20,13 +20,13 @@ const (
 // expiry returns a warning that the statement of a generation expires soon or has
 // expired; "" otherwise.
 func (a *about) expiry(now time.Time) string {
-	if a.notAfter == 0 {
+	if a.statement.NotAfter == 0 {
 		return ""
 	}
-	end := time.Unix(a.notAfter, 0)
+	end := time.Unix(a.statement.NotAfter, 0)
 	text := end.UTC().Format(time.RFC3339)
 	switch {
-	case now.Unix() > a.notAfter:
+	case now.Unix() > a.statement.NotAfter:
 		return fmt.Sprintf("its statement expired at %s: a stable module runs on; sign it anew and push it", text)
 	case end.Sub(now) <= warnBefore:
 		return fmt.Sprintf("its statement expires at %s: sign it anew and push it", text)
@@ -54,7 +54,7 @@ func (s *Slots) warnExpiringLocked() {
 			if text := a.expiry(now); text != "" {
 				a.warned = now
 				s.config.Logger.Warn("policy statement expires", "kind", kind.String(), "generation", m.Generation,
-					"name", a.name, "reason", text)
+					"name", a.statement.Name, "reason", text)
 			}
 		}
 	}

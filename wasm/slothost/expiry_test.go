@@ -40,7 +40,7 @@ func TestExpired(t *testing.T) {
 	c.Now, c.File = now.now, filepath.Join(t.TempDir(), "slots.json")
 	c.Logger = log.Logger()
 	runs := ending(t, 10, other(1), end)
-	runs.Stable = true
+	runs = stableOf(runs)
 	s, stop := running(t, c)
 	apply(t, s, want(runs))
 	waitFor(t, "active", func() bool { return phase(s, 10) == "active" })

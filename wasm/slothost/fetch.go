@@ -71,7 +71,7 @@ func (k *slot) missing() (all []wanting) {
 	phases := k.phases()
 	for i := range k.spec.Candidates {
 		if c := &k.spec.Candidates[i]; c.Module == nil && k.offerable(c.Generation, phases) {
-			all = append(all, wanting{c, k.about[c.Generation].digest})
+			all = append(all, wanting{c, k.about[c.Generation].statement.Digest})
 		}
 	}
 	return all

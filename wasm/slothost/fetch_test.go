@@ -76,8 +76,8 @@ func TestFetches(t *testing.T) {
 		a, b := other(1), other(2)
 		from.put(a)
 		from.takes = time.Second // so that both slots want it meanwhile
-		apply(t, s, specOf(abi.Quote, bare(stableOf(offer(t, 5, lifecycle.ToActive, a, abi.Quote, abi.Select)))))
-		apply(t, s, want(bare(stableOf(offer(t, 5, lifecycle.ToActive, a, abi.Quote, abi.Select)))))
+		apply(t, s, specOf(abi.Quote, bare(stableOf(signedFor(t, 5, lifecycle.ToActive, a, abi.Quote, abi.Select)))))
+		apply(t, s, want(bare(stableOf(signedFor(t, 5, lifecycle.ToActive, a, abi.Quote, abi.Select)))))
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		from.takes = 0

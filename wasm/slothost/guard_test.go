@@ -14,7 +14,7 @@ import (
 // guardWant returns a spec with a stable guard that has this body.
 func guardWant(t testing.TB, generation lifecycle.Generation, body ...[]byte) lifecycle.SlotSpec {
 	code := hosttest.Policy(hosttest.Function("cs_guard_v1", nil, body...)).Encode()
-	return specOf(abi.Guard, stableOf(offer(t, generation, lifecycle.ToActive, code, abi.Guard)))
+	return specOf(abi.Guard, stableOf(signedFor(t, generation, lifecycle.ToActive, code, abi.Guard)))
 }
 
 // TestGuardsFailClosed checks that plans are denied while a stable guard is not fetched

@@ -20,7 +20,7 @@ const (
 	historyFormat = "cascade-policy-slots/1"
 	maxHistory    = 1 << 20 // bytes
 	maxRan        = 2       // the active and the previous module
-	maxEnded      = 64      // older ones are below the mark and were not the last to run
+	maxRolledBack = 64      // older ones are below the mark and were not the last to run
 )
 
 // history is what a slot keeps across restarts: which statements it may still run. It
@@ -83,7 +83,7 @@ func (h *history) recordRollback(g lifecycle.Generation) {
 	h.Wanted, h.Ran = slices.DeleteFunc(h.Wanted, same), slices.DeleteFunc(h.Ran, same)
 	if i, found := slices.BinarySearch(h.RolledBack, g); !found {
 		h.RolledBack = slices.Insert(h.RolledBack, i, g)
-		h.RolledBack = h.RolledBack[max(0, len(h.RolledBack)-maxEnded):]
+		h.RolledBack = h.RolledBack[max(0, len(h.RolledBack)-maxRolledBack):]
 	}
 }
 
@@ -143,7 +143,7 @@ func decodeHistory(b []byte) (map[string]history, error) {
 		if !lifecycle.Kind(name).Known() {
 			return nil, fmt.Errorf("slot %.80q: unknown kind", name)
 		}
-		if !slices.IsSorted(h.RolledBack) || len(h.Ran) > maxRan || len(h.RolledBack) > maxEnded {
+		if !slices.IsSorted(h.RolledBack) || len(h.Ran) > maxRan || len(h.RolledBack) > maxRolledBack {
 			return nil, fmt.Errorf("slot %s: too many or unsorted entries", name)
 		}
 		for _, m := range slices.Concat(h.Wanted, h.Ran) {

@@ -58,7 +58,7 @@ func TestHistory(t *testing.T) {
 	for g := range lifecycle.Generation(1000) {
 		h.recordRollback(1000 - g)
 	}
-	if len(h.RolledBack) != maxEnded || h.RolledBack[0] != 1001-maxEnded {
+	if len(h.RolledBack) != maxRolledBack || h.RolledBack[0] != 1001-maxRolledBack {
 		t.Errorf("%d: %v", len(h.RolledBack), h.RolledBack)
 	}
 }
@@ -79,7 +79,7 @@ func TestBadFile(t *testing.T) {
 		"above the mark": `{"format": "cascade-policy-slots/1", "slots": {"place": {"ran": [{"generation": 1, "sha256": "` + strings.Repeat("0", 64) + `"}]}}}`,
 		"too many or":    `{"format": "cascade-policy-slots/1", "slots": {"place": {"rolled_back": [2, 1]}}}`,
 		"too many":       `{"format": "cascade-policy-slots/1", "slots": {"place": {"mark": {"generation": 9, "sha256": "` + strings.Repeat("0", 64) + `"}, "ran": [` + strings.Repeat(`{"generation": 1, "sha256": "`+strings.Repeat("0", 64)+`"}, `, maxRan) + `{"generation": 1, "sha256": "` + strings.Repeat("0", 64) + `"}]}}}`,
-		"unsorted":       `{"format": "cascade-policy-slots/1", "slots": {"place": {"rolled_back": [` + strings.Repeat("1, ", maxEnded) + `1]}}}`,
+		"unsorted":       `{"format": "cascade-policy-slots/1", "slots": {"place": {"rolled_back": [` + strings.Repeat("1, ", maxRolledBack) + `1]}}}`,
 		"longer than":    strings.Repeat(" ", maxHistory+1),
 		"data after":     `{"format": "cascade-policy-slots/1"} {}`,
 	} {

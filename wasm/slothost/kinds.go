@@ -12,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // This file is all that the package knows of the single kinds: the native policies, one kind
@@ -76,7 +75,7 @@ var quoteKind = kind[abi.QuoteArgs, abi.QuoteAnswer]{
 		a.Bid, a.OK = n.Quoter.Quote(q.Occupancy, q.Migration)
 		return a
 	},
-	request: func(q abi.QuoteArgs) uint64 { return promotion.HashRequest(q.Migration.Request) },
+	request: func(q abi.QuoteArgs) uint64 { return hashRequest(q.Migration.Request) },
 	vectors: quoteVectors,
 }
 
@@ -114,7 +113,7 @@ var placeKind = kind[policies.Arrival, policies.ReplicaID]{
 	Codec:   &abi.PlaceCodec,
 	has:     func(n *Native) bool { return n.Placer != nil },
 	native:  func(n *Native, a policies.Arrival) policies.ReplicaID { return n.Placer.Place(a) },
-	request: func(a policies.Arrival) uint64 { return promotion.HashRequest(a.Request.ID) },
+	request: func(a policies.Arrival) uint64 { return hashRequest(a.Request.ID) },
 	vectors: placeVectors,
 }
 
@@ -185,16 +184,6 @@ func (n *Native) cost(w policies.Workload, p policies.Partition) float64 {
 	}
 	return priced.Cost
 }
-
-// Decisions about bids and outliers have no request name: their arguments are hashed
-// in its place, a 64-bit word at a time, as FNV-1a hashes bytes. promotion.Share
-// spreads the result.
-const (
-	hashStart = 14695981039346656037
-	hashPrime = 1099511628211
-)
-
-func hashWord(h, word uint64) uint64 { return (h ^ word) * hashPrime }
 
 func hashBids(bids []policies.Bid) uint64 {
 	h := uint64(hashStart)

@@ -7,7 +7,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // counting returns a refiner that proposes low+1, low+2 and so on, from a count that it
@@ -33,11 +32,11 @@ func counting(n int32) []byte {
 func TestState(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine}
-	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 5, Soak: -1}, Faults: 1000}
+	c.Gates[abi.Refine] = Gates{Shadow: Gate{Calls: 5, Soak: -1}, Faults: 1000}
 	s, _ := running(t, c)
 	run := func(generation lifecycle.Generation, module []byte) {
 		t.Helper()
-		apply(t, s, specOf(abi.Refine, stableOf(offer(t, generation, lifecycle.ToActive, module, abi.Refine))))
+		apply(t, s, specOf(abi.Refine, stableOf(signedFor(t, generation, lifecycle.ToActive, module, abi.Refine))))
 		waitFor(t, "it is active", func() bool { return s.Status()[0].Active == generation })
 	}
 	border := policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2}
@@ -73,10 +72,10 @@ func TestStateInShadow(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine}
 	c.Native.Refiner = &counts{}
-	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 20, Soak: -1, Differ: -1, Worse: 1000}}
+	c.Gates[abi.Refine] = Gates{Shadow: Gate{Calls: 20, Soak: -1, Differ: -1, Worse: 1000}}
 	s, _ := running(t, c)
 	module := counting(1)
-	one := offer(t, 5, lifecycle.ToCanary, module, abi.Refine)
+	one := signedFor(t, 5, lifecycle.ToCanary, module, abi.Refine)
 	one.Scope = "rack-7"
 	apply(t, s, specOf(abi.Refine, one))
 	waitFor(t, "it is in shadow", func() bool { return statusOf(s, abi.Refine, 5).Phase == lifecycle.Shadow })

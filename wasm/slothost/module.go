@@ -90,7 +90,6 @@ func (s *slot) compile(ctx context.Context, c lifecycle.Candidate) (*module, err
 	if err := m.start(ctx); err != nil {
 		return nil, errors.Join(err, loaded.Close())
 	}
-	warnOfOldPartition(s.kind, loaded, c.Configuration, log.Warn)
 	return m, nil
 }
 
@@ -126,22 +125,23 @@ func (m *module) close() error {
 	return errors.Join(m.trial.close(), m.host.Close())
 }
 
-// stats returns the calls that instances got, those that the native policy answered, those
-// of them that are not faults, and the fuel of recorded calls.
-func (m *module) stats() (s stats) {
+// addCounts adds to a status the calls that instances got since the module was loaded, those
+// that the native policy answered, those of them that are not faults, and the fuel of
+// recorded calls.
+func (m *module) addCounts(s *lifecycle.Status) {
 	m.pool.mu.Lock()
-	s = stats{calls: m.pool.calls, faults: m.faults, starved: m.starved}
+	s.Calls, s.Faults, s.Starved = m.pool.calls, m.faults, m.starved
 	m.pool.mu.Unlock()
 	m.calls.mu.Lock()
 	defer m.calls.mu.Unlock()
-	s.fuel = m.calls.fuel
-	return s
+	s.Fuel = m.calls.fuel
 }
 
-// stats are the counts of a module since it was loaded.
-type stats struct {
-	calls, faults, starved uint64
-	fuel                   lifecycle.Fuel
+// called returns the number of calls that instances got.
+func (m *module) called() uint64 {
+	m.pool.mu.Lock()
+	defer m.pool.mu.Unlock()
+	return m.pool.calls
 }
 
 // tries is how often a call that timed out is repeated, because the host may have

@@ -50,7 +50,7 @@ func BenchmarkPlace(b *testing.B) {
 			run("native-slot", s.Placer().Place)
 			continue
 		}
-		apply(b, s, specOf(abi.Place, stableOf(offer(b, 1, lifecycle.ToActive, stays(), abi.Place))))
+		apply(b, s, specOf(abi.Place, stableOf(signedFor(b, 1, lifecycle.ToActive, stays(), abi.Place))))
 		waitFor(b, "active", func() bool { return statusOf(s, abi.Place, 1).Phase == lifecycle.Active })
 		run("slot", s.Placer().Place)
 	}

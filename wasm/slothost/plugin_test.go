@@ -11,7 +11,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // TestPlugin takes a module in Go that decides two kinds through all phases in both slots:
@@ -42,7 +41,7 @@ func TestPlugin(t *testing.T) {
 		})
 	}
 	for _, k := range c.Kinds {
-		first, second := offer(t, 1, lifecycle.ToShadow, code, c.Kinds...), offer(t, 2, lifecycle.ToActive, code, c.Kinds...)
+		first, second := signedFor(t, 1, lifecycle.ToShadow, code, c.Kinds...), signedFor(t, 2, lifecycle.ToActive, code, c.Kinds...)
 		first.Permille, second.Permille = 300, 300
 		for _, stage := range []struct {
 			goal  lifecycle.Goal
@@ -52,7 +51,7 @@ func TestPlugin(t *testing.T) {
 			apply(t, s, specOf(k, first))
 			reach(k, 1, stage.state)
 		}
-		first.Stable = true
+		first = stableOf(first)
 		apply(t, s, specOf(k, first, second))
 		reach(k, 2, "active")
 		reach(k, 1, "previous")
@@ -74,7 +73,7 @@ func TestEveryKind(t *testing.T) {
 	c.Cache = hosttest.Cache(t)
 	s, _ := running(t, c)
 	for _, k := range c.Kinds {
-		apply(t, s, specOf(k, stableOf(offer(t, 9, lifecycle.ToActive, code, c.Kinds...))))
+		apply(t, s, specOf(k, stableOf(signedFor(t, 9, lifecycle.ToActive, code, c.Kinds...))))
 	}
 	for _, k := range c.Kinds {
 		waitFor(t, k.String()+" is active", func() bool {
@@ -132,7 +131,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 		}
 	}
 	measure("native")
-	first, second := stableOf(offer(t, 1, lifecycle.ToActive, guest, c.Kinds...)), offer(t, 2, lifecycle.ToActive, guest, c.Kinds...)
+	first, second := stableOf(signedFor(t, 1, lifecycle.ToActive, guest, c.Kinds...)), signedFor(t, 2, lifecycle.ToActive, guest, c.Kinds...)
 	for _, k := range c.Kinds {
 		apply(t, s, specOf(k, first))
 	}
@@ -157,7 +156,7 @@ func BenchmarkSelect(b *testing.B) {
 			c := config(b)
 			c.Every, c.Logger, c.Tick = 64, nil, 0
 			c.Cache = hosttest.Cache(b)
-			c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 1, Soak: -1}, Canary: promotion.Gate{Calls: 1 << 60}}
+			c.Gates[abi.Select] = Gates{Ladder: []int{500}, Shadow: Gate{Calls: 1, Soak: -1}, Canary: Gate{Calls: 1 << 60}}
 			s, _ := running(b, c)
 			selector := s.Selector()
 			switch who {

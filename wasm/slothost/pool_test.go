@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -88,14 +89,14 @@ func TestEveryCallIsAnswered(t *testing.T) {
 		}
 		for !enough.Load() {
 			slots.Records(abi.Select)
-			enough.Store(m.stats().faults > 4*many)
+			enough.Store(m.counted().Faults > 4*many)
 		}
 		wg.Wait()
 		causes := map[host.Cause]int{}
 		for _, r := range slots.Records(abi.Select) {
 			causes[r.Cause]++
 		}
-		t.Logf("%d instances: %+v, recorded %v", instances, m.stats(), causes)
+		t.Logf("%d instances: %+v, recorded %v", instances, m.counted(), causes)
 		s.setRoute(routeTo(0))
 	}
 }
@@ -126,7 +127,7 @@ func TestFailures(t *testing.T) {
 		if words, st := abi.DecodeSelectCall(got[2].Frame, nil); st != abi.OK || len(words) != 3 || words[2] != bids(3, 2)[2] {
 			t.Errorf("%v, %v", words, st)
 		}
-		if st := m.stats(); st.calls != 4 || st.faults != 4 || st.fuel.Last != 0 || st.fuel.Max < got[0].Fuel {
+		if st := m.counted(); st.Calls != 4 || st.Faults != 4 || st.Fuel.Last != 0 || st.Fuel.Max < got[0].Fuel {
 			t.Errorf("%+v", st)
 		}
 	}
@@ -152,7 +153,7 @@ func TestReplacementIsRetried(t *testing.T) {
 		want := func(faults uint64, alive int) {
 			t.Helper()
 			synctest.Wait()
-			if st := m.stats(); st.faults != faults || m.alive() != alive {
+			if st := m.counted(); st.Faults != faults || m.alive() != alive {
 				t.Fatalf("%+v, %d alive; want %d faults, %d alive", st, m.alive(), faults, alive)
 			}
 		}
@@ -302,7 +303,7 @@ func TestLateCalls(t *testing.T) {
 	i.Close()
 	good.fail(i, host.Record{Kind: abi.Select, Frame: frame, Cause: host.TimedOut}, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true})
 	testkit.WaitFor(t, "a new instance", func() bool { return good.alive() == runtime.GOMAXPROCS(0) })
-	if st := good.stats(); st.starved != 1 || st.faults != 0 || !choose(t, good, 1) {
+	if st := good.counted(); st.Starved != 1 || st.Faults != 0 || !choose(t, good, 1) {
 		t.Errorf("%+v", st)
 	}
 	if r, _ := good.calls.since(0); r[0].Cause != host.TimedOut {
@@ -361,7 +362,7 @@ func TestDeferredWork(t *testing.T) {
 			})
 		}
 		group.Wait()
-		if st := m.stats(); st.calls != callers*calls || st.faults != 0 {
+		if st := m.counted(); st.Calls != callers*calls || st.Faults != 0 {
 			t.Errorf("%+v", st)
 		}
 	}
@@ -405,7 +406,13 @@ func TestGarbageOfBids(t *testing.T) {
 			t.Fatal(a, ok)
 		}
 	}
-	if st := m.stats(); st.calls != calls || st.faults != 0 {
+	if st := m.counted(); st.Calls != calls || st.Faults != 0 {
 		t.Errorf("%+v", st)
 	}
+}
+
+// counted returns the counters of a module.
+func (m *module) counted() (s lifecycle.Status) {
+	m.addCounts(&s)
+	return s
 }

@@ -12,11 +12,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
-// slot is the slot of one kind: it executes the actions of a promotion.Machine, and knows
-// which module decides a call.
+// slot is the slot of one kind: it builds, tries and frees the modules of a machine, and
+// knows which module decides a call.
 type slot struct {
 	// Fixed after New.
 	host   *Slots
@@ -25,25 +24,23 @@ type slot struct {
 	native Native
 	every  int                    // the recording rate
 	clock  func() policies.Micros // the time that modules see
-	start  time.Time              // Unix time in machine events is start plus the monotonic time since then
+	start  time.Time              // the machine's time is start plus the monotonic time since then
 	log    *slog.Logger
-	jobs   chan promotion.Action // for the builder; at most one is in progress
+	jobs   chan lifecycle.Candidate // to build; at most one is in progress
 
 	own *records // of the native policy
 
 	// The route, and the modules that it names; nil for the native policy. A call holds
 	// the lock only while it chooses its module.
 	routing           sync.RWMutex
-	route             promotion.Route
+	route             route
 	active, candidate *module
 
 	mu        sync.Mutex // guards the fields below; taken after Slots.mu and before routing
-	machine   *promotion.Machine
-	actions   []promotion.Action // of the step in progress; kept for its memory
+	machine   *machine
 	stopped   bool
-	offers    map[lifecycle.Generation]lifecycle.Candidate // not built yet
-	modules   map[lifecycle.Generation]*module
-	cancel    context.CancelFunc // of what is being built
+	modules   map[lifecycle.Generation]*module // warm
+	cancel    context.CancelFunc               // of what is being built
 	shadow    *module
 	figures   lifecycle.Figures // of the module in shadow so far
 	closing   sync.WaitGroup
@@ -69,16 +66,14 @@ func newSlot(s *Slots, k abi.Kind, h history, clock func() policies.Micros) (*sl
 	if gates.Canary.Compared == 0 {
 		gates.Canary.Compared = compared(k, gates.Canary.Calls, every)
 	}
-	gates.Kind = slotKind(k)
-	machine, err := promotion.New(gates)
+	machine, err := newMachine(slotKind(k), gates)
 	if err != nil {
 		return nil, fmt.Errorf("gates of %s: %w", k, err)
 	}
 	return &slot{
 		host: s, kind: k, name: slotKind(k), native: c.Native, every: every, clock: clock, start: c.Now(),
-		log: c.Logger.With("kind", k.String()), jobs: make(chan promotion.Action, 1), machine: machine,
-		own: newRecords(every, perRequest(k), clock), scopes: map[string]*memory{},
-		offers: map[lifecycle.Generation]lifecycle.Candidate{}, modules: map[lifecycle.Generation]*module{},
+		log: c.Logger.With("kind", k.String()), jobs: make(chan lifecycle.Candidate, 1), machine: machine,
+		own: newRecords(every, perRequest(k), clock), scopes: map[string]*memory{}, modules: map[lifecycle.Generation]*module{},
 		desired: desired{history: h, spec: lifecycle.SlotSpec{Kind: slotKind(k)}, about: map[lifecycle.Generation]*about{}},
 	}, nil
 }
@@ -90,7 +85,7 @@ func compared(k abi.Kind, calls uint64, every int) uint64 {
 	case every == 0: // nothing is recorded
 		return 0
 	case calls == 0 && perRequest(k):
-		calls = promotion.DefaultCanaryCalls
+		calls = DefaultCanaryCalls
 	}
 	return max(1, calls/uint64(2*every))
 }
@@ -112,120 +107,104 @@ func (s *slot) memoryOf(scope string) *memory {
 // the kind bound. The error is about modules that could not be freed. It is called once.
 func (s *slot) run(ctx context.Context) error {
 	var group sync.WaitGroup
-	group.Go(func() { s.build(ctx) })
 	group.Go(func() { s.runTrials(ctx) })
+	for done := false; !done; {
+		select {
+		case <-ctx.Done():
+			done = true
+		case c := <-s.jobs:
+			s.build(ctx, c)
+		}
+	}
 	group.Wait()
 	s.mu.Lock()
 	s.stopped, s.shadow = true, nil
-	s.setRoute(promotion.Route{})
+	s.setRoute(route{})
 	for g := range s.modules {
 		s.free(g)
 	}
-	clear(s.offers)
 	s.mu.Unlock()
 	s.closing.Wait()
 	return s.failed
 }
 
-// offer starts the promotion of a module to its goal, or changes the goal of one that
-// is being promoted; see promotion.Offer. The error is why the offer is refused.
-func (s *slot) offer(o promotion.Offer, c lifecycle.Candidate) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped {
-		return errors.New("the slot has stopped")
+// accept starts the promotion of a module to its goal, or changes the goal of one that is
+// being promoted. The error is why the offer is refused.
+func (s *slot) accept(o offer) (err error) {
+	if s.step(func(m *machine) { err = m.accept(o) }) {
+		return err
 	}
-	if _, ok := s.offers[c.Generation]; !ok {
-		s.offers[c.Generation] = c
-	}
-	return s.step(promotion.Event{Kind: promotion.Offered, Offer: o})
-}
-
-// withdraw ends a candidate that is no longer wanted.
-func (s *slot) withdraw(g lifecycle.Generation) {
-	s.handle(promotion.Event{Kind: promotion.Withdrawn, Generation: g})
-}
-
-// end ends a generation, be it active, a candidate, or the previous one. When it returns,
-// no call gets the generation any more.
-func (s *slot) end(g lifecycle.Generation, reason string) {
-	s.handle(promotion.Event{Kind: promotion.RolledBack, Generation: g, Reason: reason})
+	return errors.New("the slot has stopped")
 }
 
 // fault reports one call that the module of a generation did not answer.
-func (s *slot) fault(g lifecycle.Generation) {
-	s.handle(promotion.Event{Kind: promotion.Faulted, Generation: g})
-}
+func (s *slot) fault(g lifecycle.Generation) { s.step(func(m *machine) { m.fault(g) }) }
 
 // state returns the state of the slot, with what the machine knows of its modules.
 func (s *slot) state() lifecycle.SlotStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.machine.Status()
+	return s.machine.slotStatus()
 }
 
-// handle lets the machine handle an event that it cannot refuse.
-func (s *slot) handle(ev promotion.Event) {
+// step tells the machine what happened, and puts in force what follows: when it returns, no
+// call gets a module that has ended. It returns false after the end of run, when the machine
+// does not matter any more.
+func (s *slot) step(change func(*machine)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = s.step(ev) // only offers are refused
+	if s.stopped {
+		return false
+	}
+	m := s.machine
+	m.now = max(m.now, s.now())
+	change(m)
+	if !m.advance() {
+		return true
+	}
+	if r := m.route(); r != s.route {
+		sameTrial := r.candidate == s.route.candidate && r.permille == s.route.permille && r.scope == s.route.scope
+		s.setRoute(r)
+		if c := s.candidate; c != nil && !sameTrial { // a step of its canary begins
+			c.before, c.compared = c.called(), lifecycle.Figures{}
+		}
+		s.log.Info("policy switched", "active", uint64(r.active), "candidate", uint64(r.candidate), "permille", r.permille, "scope", r.scope)
+	}
+	if shadow := s.modules[m.shadow()]; shadow != s.shadow {
+		s.shadow, s.figures = shadow, lifecycle.Figures{}
+	}
+	for g := range s.modules {
+		if m.find(g) == nil {
+			s.free(g)
+		}
+	}
+	if !m.candidate.is(m.building) && s.cancel != nil {
+		s.cancel()
+	}
+	if c, ok := m.beginBuild(); ok {
+		s.jobs <- c // does not block: the build before it has ended
+	}
+	s.logEnded()
+	s.host.changed()
+	return true
 }
 
-// step lets the machine handle an event, and executes its actions. The lock is held.
-func (s *slot) step(ev promotion.Event) error {
-	ev.Now = policies.Micros(s.start.UnixMicro()) + policies.Micros(s.host.config.Now().Sub(s.start)/time.Microsecond)
-	actions, err := s.machine.Step(ev, s.actions[:0])
-	s.actions = actions
-	for _, a := range actions {
-		s.execute(a)
-	}
-	if len(actions) > 0 {
-		s.logChanges()
-	}
-	if len(actions) > 0 || ev.Kind != promotion.Ticked && ev.Kind != promotion.Observed {
-		s.host.changed()
-	}
-	s.dropOffers()
-	return err
-}
-
-// execute executes an action, or starts it.
-func (s *slot) execute(a promotion.Action) {
-	switch a.Kind {
-	case promotion.Verify, promotion.Compile, promotion.Warm:
-		s.jobs <- a // does not block: the job before it has ended
-	case promotion.Cancel:
-		if s.cancel != nil {
-			s.cancel()
-		}
-	case promotion.Shadow:
-		s.shadow, s.figures = s.modules[a.Generation], lifecycle.Figures{}
-	case promotion.Switch:
-		old := s.route
-		s.setRoute(a.Route)
-		old.Active = a.Route.Active
-		if c := s.candidate; c != nil && old != a.Route { // a step of its canary begins
-			c.before, c.compared = c.stats().calls, lifecycle.Figures{}
-		}
-	case promotion.Close:
-		s.free(a.Generation)
-	}
+// now returns the machine's time.
+func (s *slot) now() policies.Micros {
+	return policies.Micros(s.start.UnixMicro()) + policies.Micros(s.host.config.Now().Sub(s.start)/time.Microsecond)
 }
 
 // setRoute puts a route in force. The lock is held.
-func (s *slot) setRoute(r promotion.Route) {
+func (s *slot) setRoute(r route) {
 	s.routing.Lock()
 	defer s.routing.Unlock()
-	s.route, s.active, s.candidate = r, s.modules[r.Active], s.modules[r.Candidate]
+	s.route, s.active, s.candidate = r, s.modules[r.active], s.modules[r.candidate]
 }
 
 // free closes a module that no route names any more, once its last call has returned. The
 // lock is held.
 func (s *slot) free(g lifecycle.Generation) {
 	m := s.modules[g]
-	if m == nil {
-		return
-	}
 	delete(s.modules, g)
 	s.closing.Go(func() {
 		m.inUse.Wait()
@@ -234,110 +213,93 @@ func (s *slot) free(g lifecycle.Generation) {
 			s.log.Error("policy module was not freed", "generation", uint64(g), "err", err)
 		}
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.failed = errors.Join(s.failed, err)
-		s.mu.Unlock()
-		s.host.keepStats(s, g, m.stats())
+		for i := range s.machine.ended { // the latest is first
+			if e := &s.machine.ended[i]; e.Generation == g {
+				m.addCounts(e)
+				return
+			}
+		}
 	})
 }
 
-// dropOffers drops the bytes of offers that have ended. The lock is held.
-func (s *slot) dropOffers() {
-	if len(s.offers) == 0 {
+// logEnded logs the last generation that ended. The lock is held; the logger's handler
+// should not be slow.
+func (s *slot) logEnded() {
+	if len(s.machine.ended) == 0 || s.machine.ended[0] == s.lastEnded {
 		return
 	}
-	wanted := map[lifecycle.Generation]bool{}
-	for _, l := range s.machine.Status().Modules {
-		wanted[l.Generation] = wanted[l.Generation] || l.Phase <= lifecycle.Verifying
+	l := s.machine.ended[0]
+	s.lastEnded = l
+	level := slog.LevelInfo
+	if l.Phase == lifecycle.Rejected {
+		level = slog.LevelWarn
 	}
-	for g := range s.offers {
-		if !wanted[g] {
-			delete(s.offers, g)
-		}
-	}
+	s.log.Log(context.Background(), level, "policy ended",
+		"generation", uint64(l.Generation), "phase", l.Phase.String(), "reason", l.Reason)
 }
 
-// logChanges logs the results of the last step. The lock is held; the logger's handler
-// should not be slow.
-func (s *slot) logChanges() {
-	for _, a := range s.actions {
-		if a.Kind == promotion.Switch {
-			s.log.Info("policy switched", "active", uint64(a.Route.Active),
-				"candidate", uint64(a.Route.Candidate), "permille", a.Route.Permille, "scope", a.Route.Scope)
-		}
-	}
-	for _, l := range s.machine.Status().Modules {
-		if !l.Phase.Ended() {
-			continue
-		}
-		if l != s.lastEnded {
-			s.lastEnded = l
-			level := slog.LevelInfo
-			if l.Phase == lifecycle.Rejected {
-				level = slog.LevelWarn
-			}
-			s.log.Log(context.Background(), level, "policy ended",
-				"generation", uint64(l.Generation), "phase", l.Phase.String(), "reason", l.Reason)
-		}
-		return // the latest is first
-	}
-}
-
-// build executes the machine's build jobs one after the other.
-func (s *slot) build(ctx context.Context) {
-	var c lifecycle.Candidate // what is compiled is what was verified, even if it was offered again since
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case a := <-s.jobs:
-			c = s.runJob(ctx, a, c)
-		}
-	}
-}
-
-// runJob executes one build job. It takes the candidate from the offers for the first
-// job and returns it for the next.
-func (s *slot) runJob(ctx context.Context, a promotion.Action, c lifecycle.Candidate) lifecycle.Candidate {
+// build builds a module. One module is built at a time in this process.
+func (s *slot) build(ctx context.Context, c lifecycle.Candidate) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.mu.Lock()
 	s.cancel = cancel
-	if a.Kind == promotion.Verify {
-		c = s.offers[a.Generation]
-		delete(s.offers, a.Generation)
-	}
-	m := s.modules[a.Generation]
 	s.mu.Unlock()
-
 	s.host.building.Lock()
-	done := promotion.Event{Generation: a.Generation}
-	err := ctx.Err()
-	if err == nil {
-		switch a.Kind {
-		case promotion.Verify:
-			done.Kind, err = promotion.Verified, s.verify(c)
-		case promotion.Compile:
-			done.Kind = promotion.Compiled
-			m, err = s.compile(ctx, c)
-		case promotion.Warm:
-			done.Kind, err = promotion.Warmed, m.warm(ctx)
+	m, err := s.load(ctx, c)
+	s.host.building.Unlock()
+	failure := ""
+	if err != nil {
+		failure = err.Error()
+	}
+	used := false
+	s.step(func(k *machine) {
+		s.cancel = nil
+		if used = k.endBuild(failure); used {
+			s.modules[c.Generation] = m
+		}
+	})
+	if m != nil && !used {
+		if err := m.close(); err != nil {
+			s.log.Error("policy module was not freed", "generation", uint64(c.Generation), "err", err)
 		}
 	}
-	s.host.building.Unlock()
+}
+
+// load verifies, compiles and warms a module.
+func (s *slot) load(ctx context.Context, c lifecycle.Candidate) (*module, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	next := func(p lifecycle.Phase) error {
+		wanted := false
+		s.step(func(k *machine) { wanted = k.continueBuild(p) })
+		if !wanted {
+			return errors.New("it is not wanted any more")
+		}
+		return nil
+	}
+	if err := s.verify(c); err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	if err := next(lifecycle.Compiling); err != nil {
+		return nil, err
+	}
+	m, err := s.compile(ctx, c)
 	if err != nil {
-		done.Kind, done.Reason = promotion.Failed, fmt.Sprintf("%s: %v", a.Kind, err)
+		return nil, fmt.Errorf("compile: %w", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.cancel = nil
-	if done.Kind == promotion.Compiled {
-		s.modules[a.Generation] = m
+	if err = next(lifecycle.Warming); err == nil {
+		if err = m.warm(ctx); err != nil {
+			err = fmt.Errorf("warm: %w", err)
+		}
 	}
-	_ = s.step(done)
-	if a.Kind != promotion.Verify {
-		return lifecycle.Candidate{}
+	if err != nil {
+		return nil, errors.Join(err, m.close())
 	}
-	return c
+	return m, nil
 }
 
 // runTrials lets the machine check its gates, replays recorded calls on the module in
@@ -350,22 +312,16 @@ func (s *slot) runTrials(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.observe()
+			s.step(func(m *machine) {
+				if c := s.candidate; c != nil {
+					f := c.compared
+					f.Calls = c.called() - c.before
+					m.observe(c.generation, f)
+				}
+			})
 			s.try(ctx)
 		}
 	}
-}
-
-// observe passes the time and the figures of the canary to the machine.
-func (s *slot) observe() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ev := promotion.Event{Kind: promotion.Ticked}
-	if c := s.candidate; c != nil {
-		ev = promotion.Event{Kind: promotion.Observed, Generation: c.generation, Figures: c.compared}
-		ev.Figures.Calls = c.stats().calls - c.before
-	}
-	_ = s.step(ev)
 }
 
 // try replays or compares what was recorded since the last time. The modules stay loaded
@@ -405,13 +361,13 @@ func (s *slot) try(ctx context.Context) {
 
 // addFigures adds the figures of a trial, if the module is still where it was tried.
 func (s *slot) addFigures(m *module, f lifecycle.Figures) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch m {
-	case s.shadow:
-		s.figures.Add(f)
-		_ = s.step(promotion.Event{Kind: promotion.Observed, Generation: m.generation, Figures: s.figures})
-	case s.candidate:
-		m.compared.Add(f)
-	}
+	s.step(func(k *machine) {
+		switch m {
+		case s.shadow:
+			s.figures.Add(f)
+			k.observe(m.generation, s.figures)
+		case s.candidate:
+			m.compared.Add(f)
+		}
+	})
 }

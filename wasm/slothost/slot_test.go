@@ -9,11 +9,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // routeTo returns the route to one generation.
-func routeTo(g lifecycle.Generation) promotion.Route { return promotion.Route{Active: g} }
+func routeTo(g lifecycle.Generation) route { return route{active: g} }
 
 // entered returns the module that a call for a winner gets, which it does not leave.
 func entered(s *slot) *module { return newCaller(s, &selectKind, "", nil).enter(bids(3, 1)) }
@@ -47,7 +46,7 @@ func TestFaultTakesEffectAtOnce(t *testing.T) {
 	}
 	held.inUse.Done()
 	waitFor(t, "it is closed", func() bool { return held.host.Instances() == 0 })
-	s.end(4, "by hand")
+	s.step(func(m *machine) { m.rollBack(4, "by hand") })
 	if m := entered(s); m != nil {
 		t.Errorf("after the rollback: %d", m.generation)
 	}
@@ -82,7 +81,6 @@ func TestEndWaitsForCalls(t *testing.T) {
 	held.inUse.Done()
 	testkit.WaitForEvent(t, "Run ends", ended)
 	s.fault(5)
-	s.end(5, "")
 	ask(t, slots, 1)
 	if slots.Apply(want(stable(t, 6, other(2)))) == nil {
 		t.Error("a slot that has ended takes offers")
@@ -99,7 +97,7 @@ func TestNewerCancels(t *testing.T) {
 	waitFor(t, "its job has begun", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.cancel != nil })
 	bad := stable(t, 4, other(1))
 	bad.Module = []byte("not a module")
-	testkit.NoError(t, s.offer(promotion.Offer{Generation: 4, Goal: lifecycle.ToActive, Stable: true}, bad))
+	testkit.NoError(t, s.accept(offer{Candidate: bad}))
 	slots.building.Unlock()
 	waitFor(t, "it is active", func() bool { return slots.Status()[0].Active == 4 })
 
@@ -126,7 +124,7 @@ func TestSharesOfRequests(t *testing.T) {
 		m.inUse.Done()
 		return m == candidate
 	}
-	s.setRoute(promotion.Route{Active: 1, Candidate: 2, Permille: 100})
+	s.setRoute(route{active: 1, candidate: 2, permille: 100})
 	by := map[bool]int{}
 	var first []bool
 	for n := range 20_000 {
@@ -136,7 +134,7 @@ func TestSharesOfRequests(t *testing.T) {
 	if by[true] < 1600 || by[true] > 2400 {
 		t.Errorf("%d of 20000 at 100 ‰", by[true])
 	}
-	s.setRoute(promotion.Route{Active: 1, Candidate: 2, Permille: 300})
+	s.setRoute(route{active: 1, candidate: 2, permille: 300})
 	for n := range first {
 		if first[n] && !decided(n) {
 			t.Fatalf("request %d left the canary as its share grew", n)
@@ -150,7 +148,7 @@ func TestGatesTakeTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := config(t)
 		c.Tick, c.Logger = DefaultTick, nil
-		c.Gates[abi.Select] = promotion.Config{Shadow: promotion.Gate{Calls: 5}, Canary: promotion.Gate{Calls: 5, Compared: 1, Judged: 1}}
+		c.Gates[abi.Select] = Gates{Shadow: Gate{Calls: 5}, Canary: Gate{Calls: 5, Compared: 1, Judged: 1}}
 		slots, _ := running(t, c)
 		apply(t, slots, want(candidate(t, 5, lifecycle.ToActive, other(1))))
 		n := 0

@@ -154,7 +154,7 @@ func (k *slot) recordRan() {
 	for _, phase := range []lifecycle.Phase{lifecycle.Previous, lifecycle.Active} {
 		for _, m := range modules {
 			if a := k.about[m.Generation]; m.Phase == phase && a != nil {
-				k.history.recordRan(a.mark)
+				k.history.recordRan(sign.MarkOf(a.statement))
 			}
 		}
 	}
@@ -213,13 +213,4 @@ func (s *Slots) Records(kind abi.Kind) []host.Record {
 	}
 	all, _ := from.since(0)
 	return all
-}
-
-// keepStats keeps the counters of a module that is freed.
-func (s *Slots) keepStats(k *slot, g lifecycle.Generation, st stats) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if a := k.about[g]; a != nil {
-		a.stats = &st
-	}
 }

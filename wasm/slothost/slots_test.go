@@ -16,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -32,14 +31,14 @@ func signed(t testing.TB, s sign.Statement, keys ...byte) []byte {
 	return hosttest.Signed(t, s, nil, keys...)
 }
 
-// offer returns a candidate that is signed for the kinds.
-func offer(t testing.TB, generation lifecycle.Generation, goal lifecycle.Goal, module []byte, kinds ...abi.Kind) lifecycle.Candidate {
+// signedFor returns a candidate that is signed for the kinds.
+func signedFor(t testing.TB, generation lifecycle.Generation, goal lifecycle.Goal, module []byte, kinds ...abi.Kind) lifecycle.Candidate {
 	return lifecycle.Candidate{Generation: generation, Goal: goal, Signature: signed(t, hosttest.Statement(generation, module, kinds...), 0), Module: module}
 }
 
 // candidate returns a signed module for bid-select.
 func candidate(t testing.TB, generation lifecycle.Generation, goal lifecycle.Goal, module []byte) lifecycle.Candidate {
-	c := offer(t, generation, goal, module, abi.Select)
+	c := signedFor(t, generation, goal, module, abi.Select)
 	c.Permille = 500
 	return c
 }
@@ -49,7 +48,7 @@ func stable(t testing.TB, generation lifecycle.Generation, module []byte) lifecy
 }
 
 func stableOf(c lifecycle.Candidate) lifecycle.Candidate {
-	c.Stable = true
+	c.Stable, c.Permille, c.Scope = true, 0, ""
 	return c
 }
 
@@ -75,9 +74,9 @@ func apply(t testing.TB, s *Slots, spec lifecycle.SlotSpec) {
 }
 
 // quick returns promotion gates that pass after a few calls.
-func quick(calls uint64) promotion.Config {
-	gate := promotion.Gate{Calls: calls, Soak: -1}
-	return promotion.Config{Ladder: []int{100}, Shadow: gate, Canary: gate}
+func quick(calls uint64) Gates {
+	gate := Gate{Calls: calls, Soak: -1}
+	return Gates{Ladder: []int{100}, Shadow: gate, Canary: gate}
 }
 
 // config returns the configuration of Slots with bid-select alone.
@@ -207,7 +206,7 @@ func TestWayUpAndBack(t *testing.T) {
 		t.Errorf("records: %d", len(r))
 	}
 	// The first one is stable; offer the next one.
-	first.Stable = true
+	first = stableOf(first)
 	apply(want(first, second))
 	reach(20, "active")
 	if got := phase(s, 10); got != "previous" {
@@ -219,7 +218,7 @@ func TestWayUpAndBack(t *testing.T) {
 		t.Errorf("%+v", s.Status())
 	}
 	testkit.WantError(t, s.Check(want(first, second)), "rolled back")
-	waitFor(t, "it is freed", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.slots[abi.Select].about[20].stats != nil })
+	waitFor(t, "it is freed", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.slots[abi.Select].modules[20] == nil })
 	if l := statusOf(s, abi.Select, 20); l.Calls == 0 {
 		t.Errorf("what it counted is gone: %+v", l)
 	}

@@ -31,23 +31,18 @@ func (s *Slots) Status() []lifecycle.SlotStatus {
 func (k *slot) status(now time.Time) lifecycle.SlotStatus {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	st := k.machine.Status()
+	st := k.machine.slotStatus()
 	st.Floor = k.history.Mark.Generation
 	for i := range st.Modules {
 		m := &st.Modules[i]
-		var counted *stats
 		if a := k.about[m.Generation]; a != nil {
-			m.Name, m.Version, m.SHA256, m.NotAfterUnixMillis, counted = a.name, a.version, a.digest, a.notAfter*1000, a.stats
+			m.Name, m.Version, m.SHA256, m.NotAfterUnixMillis = a.statement.Name, a.statement.Version, a.statement.Digest, a.statement.NotAfter*1000
 			if expiry := a.expiry(now); expiry != "" && m.Phase >= lifecycle.Warm && m.Phase <= lifecycle.Previous {
 				m.Reason = strings.TrimPrefix(m.Reason+"; "+expiry, "; ")
 			}
 		}
-		if loaded := k.modules[m.Generation]; loaded != nil {
-			present := loaded.stats()
-			counted = &present
-		}
-		if counted != nil {
-			m.Calls, m.Faults, m.Starved, m.Fuel = counted.calls, counted.faults, counted.starved, counted.fuel
+		if loaded := k.modules[m.Generation]; loaded != nil && !m.Phase.Ended() {
+			loaded.addCounts(m)
 		}
 		m.Reached = reached(*m)
 	}

@@ -13,7 +13,6 @@ package api
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	anypb "google.golang.org/protobuf/types/known/anypb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -110,9 +109,8 @@ type Candidate struct {
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// The signature file, as it was pushed.
 	Statement []byte `protobuf:"bytes,2,opt,name=statement,proto3" json:"statement,omitempty"`
-	// An envoy.extensions.wasm.v3.PluginConfig: the module's name, its code inline
-	// or its SHA-256, its configuration, and the calls that it may make.
-	Plugin *anypb.Any `protobuf:"bytes,3,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	// Of the signed statement.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// How far it may go: warm, shadow, canary or active.
 	Goal string `protobuf:"bytes,4,opt,name=goal,proto3" json:"goal,omitempty"`
 	// The largest share of the requests that a canary decides, in 1/1,000.
@@ -120,7 +118,13 @@ type Candidate struct {
 	// The one scope that a canary decides for, of kinds that decide for many requests.
 	Scope string `protobuf:"bytes,6,opt,name=scope,proto3" json:"scope,omitempty"`
 	// The fleet runs this generation: it passes no gates.
-	Stable        bool `protobuf:"varint,7,opt,name=stable,proto3" json:"stable,omitempty"`
+	Stable bool `protobuf:"varint,7,opt,name=stable,proto3" json:"stable,omitempty"`
+	// The module's bytes, at most 256 KiB. Hosts fetch larger modules by sha256 from Modules.
+	Module []byte `protobuf:"bytes,8,opt,name=module,proto3" json:"module,omitempty"`
+	// SHA-256 of the module's bytes, 32 bytes; empty beside module.
+	Sha256 []byte `protobuf:"bytes,9,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// The module's configuration.
+	Configuration []byte `protobuf:"bytes,10,opt,name=configuration,proto3" json:"configuration,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -169,11 +173,11 @@ func (x *Candidate) GetStatement() []byte {
 	return nil
 }
 
-func (x *Candidate) GetPlugin() *anypb.Any {
+func (x *Candidate) GetName() string {
 	if x != nil {
-		return x.Plugin
+		return x.Name
 	}
-	return nil
+	return ""
 }
 
 func (x *Candidate) GetGoal() string {
@@ -202,6 +206,27 @@ func (x *Candidate) GetStable() bool {
 		return x.Stable
 	}
 	return false
+}
+
+func (x *Candidate) GetModule() []byte {
+	if x != nil {
+		return x.Module
+	}
+	return nil
+}
+
+func (x *Candidate) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+func (x *Candidate) GetConfiguration() []byte {
+	if x != nil {
+		return x.Configuration
+	}
+	return nil
 }
 
 // RolledBackModule is one generation that never runs again.
@@ -661,7 +686,7 @@ var File_xds_api_policy_proto protoreflect.FileDescriptor
 
 const file_xds_api_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x14xds/api/policy.proto\x12\x11cascade.policy.v1\x1a\x19google/protobuf/any.proto\"\xbe\x01\n" +
+	"\x14xds/api/policy.proto\x12\x11cascade.policy.v1\"\xbe\x01\n" +
 	"\bSlotSpec\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12<\n" +
 	"\n" +
@@ -669,17 +694,21 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"candidates\x12D\n" +
 	"\vrolled_back\x18\x03 \x03(\v2#.cascade.policy.v1.RolledBackModuleR\n" +
 	"rolledBack\x12\x1a\n" +
-	"\bprevious\x18\x04 \x01(\fR\bprevious\"\xd5\x01\n" +
+	"\bprevious\x18\x04 \x01(\fR\bprevious\"\x91\x02\n" +
 	"\tCandidate\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x1c\n" +
-	"\tstatement\x18\x02 \x01(\fR\tstatement\x12,\n" +
-	"\x06plugin\x18\x03 \x01(\v2\x14.google.protobuf.AnyR\x06plugin\x12\x12\n" +
+	"\tstatement\x18\x02 \x01(\fR\tstatement\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
 	"\x04goal\x18\x04 \x01(\tR\x04goal\x12\x1a\n" +
 	"\bpermille\x18\x05 \x01(\rR\bpermille\x12\x14\n" +
 	"\x05scope\x18\x06 \x01(\tR\x05scope\x12\x16\n" +
-	"\x06stable\x18\a \x01(\bR\x06stable\"J\n" +
+	"\x06stable\x18\a \x01(\bR\x06stable\x12\x16\n" +
+	"\x06module\x18\b \x01(\fR\x06module\x12\x16\n" +
+	"\x06sha256\x18\t \x01(\fR\x06sha256\x12$\n" +
+	"\rconfiguration\x18\n" +
+	" \x01(\fR\rconfiguration\"J\n" +
 	"\x10RolledBackModule\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -746,20 +775,18 @@ var file_xds_api_policy_proto_goTypes = []any{
 	(*Chunk)(nil),            // 4: cascade.policy.v1.Chunk
 	(*SlotStatus)(nil),       // 5: cascade.policy.v1.SlotStatus
 	(*ModuleStatus)(nil),     // 6: cascade.policy.v1.ModuleStatus
-	(*anypb.Any)(nil),        // 7: google.protobuf.Any
 }
 var file_xds_api_policy_proto_depIdxs = []int32{
 	1, // 0: cascade.policy.v1.SlotSpec.candidates:type_name -> cascade.policy.v1.Candidate
 	2, // 1: cascade.policy.v1.SlotSpec.rolled_back:type_name -> cascade.policy.v1.RolledBackModule
-	7, // 2: cascade.policy.v1.Candidate.plugin:type_name -> google.protobuf.Any
-	6, // 3: cascade.policy.v1.SlotStatus.modules:type_name -> cascade.policy.v1.ModuleStatus
-	3, // 4: cascade.policy.v1.Modules.Fetch:input_type -> cascade.policy.v1.FetchRequest
-	4, // 5: cascade.policy.v1.Modules.Fetch:output_type -> cascade.policy.v1.Chunk
-	5, // [5:6] is the sub-list for method output_type
-	4, // [4:5] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	6, // 2: cascade.policy.v1.SlotStatus.modules:type_name -> cascade.policy.v1.ModuleStatus
+	3, // 3: cascade.policy.v1.Modules.Fetch:input_type -> cascade.policy.v1.FetchRequest
+	4, // 4: cascade.policy.v1.Modules.Fetch:output_type -> cascade.policy.v1.Chunk
+	4, // [4:5] is the sub-list for method output_type
+	3, // [3:4] is the sub-list for method input_type
+	3, // [3:3] is the sub-list for extension type_name
+	3, // [3:3] is the sub-list for extension extendee
+	0, // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_policy_proto_init() }

@@ -155,12 +155,8 @@ func (k *slotManager) render(ctx context.Context, s policyslots.Slot) (*publishe
 		}
 		return code
 	})
-	m, err := policyslots.Encode(w)
-	if err != nil {
-		return nil, err
-	}
 	r, err := resources.RenderPolicySlot(w)
-	return &publishedSlot{r, m}, err
+	return &publishedSlot{r, policyslots.Encode(w)}, err
 }
 
 // applyToOwn passes the changed slots to this control plane's own.

@@ -22,7 +22,7 @@ const (
 	MaxSigners       = 16
 	// MaxEnded is how many ended generations are kept: the highest ones. Dropped ones
 	// are below the floor.
-	MaxEnded = 32
+	MaxEnded = lifecycle.MaxRolledBack
 )
 
 // Module is one generation: a signed module as it was pushed.

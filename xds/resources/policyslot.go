@@ -15,12 +15,8 @@ import (
 // view and no plan: proxies do not use it, so it is not staged and no rollout waits for
 // it; see Set.WithResources. A configuration that hosts could not decode is an error.
 func RenderPolicySlot(w lifecycle.SlotSpec) (*Resource, error) {
-	m, err := policyslots.Encode(w)
-	if err != nil {
-		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
-	}
 	name := policyslots.ResourceName(w.Kind)
-	c := &corev3.TypedExtensionConfig{Name: name, TypedConfig: wrap(m)}
+	c := &corev3.TypedExtensionConfig{Name: name, TypedConfig: wrap(policyslots.Encode(w))}
 	if err := c.ValidateAll(); err != nil {
 		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
 	}

@@ -24,7 +24,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
@@ -223,7 +222,7 @@ func (r *trial) reach(goal lifecycle.Goal) {
 			case goal == lifecycle.ToActive:
 				enough = l.Phase == lifecycle.Active
 			case l.Phase.String() == goal.String():
-				enough = l.Reason == "" && l.Inconclusive == "" && l.Figures.Compared >= promotion.DefaultJudged
+				enough = l.Reason == "" && l.Inconclusive == "" && l.Figures.Compared >= slothost.DefaultJudged
 			}
 		}
 	}

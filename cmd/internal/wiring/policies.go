@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -30,7 +30,7 @@ const (
 	// request. A replica that begins ten requests per second makes that many
 	// placement calls in 20 s, and completes a canary in some minutes, because steps
 	// that are too small for it do not wait for their calls
-	// (promotion.Config.Patience). The defaults of package promotion are for a
+	// (slothost.Gates.Patience). The defaults of package slothost are for a
 	// hundred times that rate.
 	shadowCalls, canaryCalls = 200, 20
 	// shortCalls and shortStep are the gates and the canary, in 1/1000 of the requests, of a short trial.
@@ -43,7 +43,7 @@ const (
 type Policies struct {
 	Ring         sign.Ring
 	Limits       [abi.NumKinds]host.Limit
-	Gates        [abi.NumKinds]promotion.Config
+	Gates        [abi.NumKinds]slothost.Gates
 	Cache        string // directory of machine code; "" for none
 	Instances    int    // calls in one module at a time
 	MarksFile    string // where the process keeps its slots' marks; "" for nowhere
@@ -87,15 +87,15 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 
 // promotionGates returns the gates of a kind's slot. A number of calls applies to kinds that decide for one request
 // only.
-func (f *Fleet) promotionGates(k abi.Kind) promotion.Config {
-	c := promotion.Config{Kind: lifecycle.Kind(k.String()), Patience: f.scaledGateTime(promotion.DefaultPatience)}
-	c.Shadow = promotion.Gate{Calls: shadowCalls, Soak: f.scaledGateTime(promotion.DefaultShadowSoak)}
-	c.Canary = promotion.Gate{Calls: canaryCalls, Soak: f.scaledGateTime(promotion.DefaultCanarySoak)}
+func (f *Fleet) promotionGates(k abi.Kind) slothost.Gates {
+	c := slothost.Gates{Patience: f.scaledGateTime(slothost.DefaultPatience)}
+	c.Shadow = slothost.Gate{Calls: shadowCalls, Soak: f.scaledGateTime(slothost.DefaultShadowSoak)}
+	c.Canary = slothost.Gate{Calls: canaryCalls, Soak: f.scaledGateTime(slothost.DefaultCanarySoak)}
 	if f.Fleet.Policies.Trial == config.TrialShort {
-		c.Ladder, c.Shadow = []int{shortStep}, promotion.Gate{Calls: shortCalls, Soak: -1}
+		c.Ladder, c.Shadow = []int{shortStep}, slothost.Gate{Calls: shortCalls, Soak: -1}
 		c.Canary = c.Shadow
 	}
-	if !c.Kind.PerRequest() {
+	if !lifecycle.Kind(k.String()).PerRequest() {
 		c.Shadow.Calls, c.Canary.Calls = 0, 0
 	}
 	c.Canary = withComparisons(c.Canary)
@@ -104,7 +104,7 @@ func (f *Fleet) promotionGates(k abi.Kind) promotion.Config {
 
 // withComparisons returns a canary's gate that also requires comparisons with the
 // policy in force for half of its calls: a busy host postpones comparisons.
-func withComparisons(g promotion.Gate) promotion.Gate {
+func withComparisons(g slothost.Gate) slothost.Gate {
 	g.Compared = max(1, g.Calls/2)
 	return g
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -169,7 +169,7 @@ func (f *Fleet) describePolicies(w *strings.Builder, args []string) error {
 	return nil
 }
 
-func gateText(g promotion.Gate) string {
+func gateText(g slothost.Gate) string {
 	return fmt.Sprintf("calls %d, soak %d, worse %d, compared %d", g.Calls, g.Soak, g.Worse, g.Compared)
 }
 

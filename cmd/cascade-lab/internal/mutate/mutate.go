@@ -38,7 +38,7 @@ const module = "github.com/cascadeinfer/cascade/"
 // judge it. The fleet's state machine is what the planner is tested through, and the
 // publisher's simulations are what roll-outs are.
 var tests = map[string][]string{
-	"policies/lifecycle":       {"policies/lifecycle", "wasm/promotion", "xds/policyslots"},
+	"policies/lifecycle":       {"policies/lifecycle", "wasm/slothost", "xds/policyslots"},
 	"policies/planner":         {"policies/planner", "xds/fleet"},
 	"xds/internal/fleetstate":  {"xds/internal/fleetstate", "xds/fleet"},
 	"xds/internal/planrollout": {"xds/internal/planrollout", "xds/internal/publish"},

@@ -1,17 +1,16 @@
-package promotion
+package slothost
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
-// Defaults of a Config, for kinds that decide for one request; in brackets, for
-// those that decide for many.
+// Defaults of Gates, for kinds that decide for one request; in brackets, for those that
+// decide for many.
 const (
 	DefaultShadowCalls  = 1_000  // [1]
 	DefaultCanaryCalls  = 10_000 // [1]
@@ -29,10 +28,8 @@ const (
 // taken of.
 const defaultWorseOfMany = 50
 
-// Config configures a Machine.
-type Config struct {
-	// Kind is what the slot decides. Required.
-	Kind lifecycle.Kind
+// Gates are the conditions of one slot's promotions and its fault limits.
+type Gates struct {
 	// Ladder is the shares of a canary, in ‰, ascending and below 1,000: from the
 	// last one a generation is promoted to all requests. Nil means 1, 10, 100. It is
 	// not used for kinds whose canary is a scope.
@@ -56,13 +53,13 @@ type Config struct {
 	// 0 means DefaultCanaryFaults.
 	CanaryFaults int
 	// Faults within Window take the active generation back. 0 means DefaultFaults
-	// and DefaultWindow. Faults is at most MaxFaults.
+	// and DefaultWindow. Faults is at most maxFaults.
 	Faults int
 	Window policies.Micros
 }
 
-// MaxFaults bounds Config.Faults: a Machine keeps the times of that many faults.
-const MaxFaults = 1024
+// maxFaults bounds Gates.Faults: a slot keeps the times of that many faults.
+const maxFaults = 1024
 
 // Gate is what a generation has to show in a phase to be promoted.
 type Gate struct {
@@ -84,7 +81,7 @@ type Gate struct {
 	Worse int
 	// Judged is the least number of compared answers that a share is taken of: one of
 	// a few says nothing. While there are fewer, too large a share is inconclusive and
-	// the generation is not promoted; see also Config.Patience. 0 means DefaultJudged;
+	// the generation is not promoted; see also Gates.Patience. 0 means DefaultJudged;
 	// 1 accepts any number.
 	Judged uint64
 	// Differ is how many answers, in ‰, may differ from the active generation's. A
@@ -92,13 +89,10 @@ type Gate struct {
 	Differ int
 }
 
-// complete returns the config with its defaults. The error names the bad field.
-func (c Config) complete() (Config, error) {
-	if !c.Kind.Known() {
-		return c, fmt.Errorf("kind %q: must be one of %s", string(c.Kind), strings.Join(lifecycle.KindNames(), ", "))
-	}
+// complete returns the gates of a kind with their defaults. The error names the bad field.
+func (c Gates) complete(k lifecycle.Kind) (Gates, error) {
 	shadow, canary, worse := uint64(1), uint64(1), defaultWorseOfMany
-	if c.Kind.PerRequest() {
+	if k.PerRequest() {
 		shadow, canary, worse = DefaultShadowCalls, DefaultCanaryCalls, DefaultWorse
 	}
 	c.Shadow, c.Canary = c.Shadow.complete(shadow, DefaultShadowSoak, worse), c.Canary.complete(canary, DefaultCanarySoak, worse)
@@ -117,8 +111,8 @@ func (c Config) complete() (Config, error) {
 	c.CanaryFaults = cmp.Or(c.CanaryFaults, DefaultCanaryFaults)
 	c.Window = cmp.Or(c.Window, DefaultWindow)
 	c.Patience = cmp.Or(c.Patience, DefaultPatience)
-	if c.Faults < 1 || c.Faults > MaxFaults || c.CanaryFaults < 1 || c.Window < 0 {
-		return c, fmt.Errorf("faults %d, in canary %d, window %d µs: must be positive, faults at most %d", c.Faults, c.CanaryFaults, c.Window, MaxFaults)
+	if c.Faults < 1 || c.Faults > maxFaults || c.CanaryFaults < 1 || c.Window < 0 {
+		return c, fmt.Errorf("faults %d, in canary %d, window %d µs: must be positive, faults at most %d", c.Faults, c.CanaryFaults, c.Window, maxFaults)
 	}
 	return c, nil
 }

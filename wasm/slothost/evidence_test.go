@@ -1,4 +1,4 @@
-package promotion
+package slothost
 
 import (
 	"strings"
@@ -82,30 +82,6 @@ func TestSpan(t *testing.T) {
 	}
 }
 
-// TestOfferCheck checks which offers fit a slot.
-func TestOfferCheck(t *testing.T) {
-	for name, c := range map[string]struct {
-		kind  lifecycle.Kind
-		offer Offer
-		ok    bool
-	}{
-		"active":                        {lifecycle.Place, Offer{Generation: 5, Goal: lifecycle.ToActive}, true},
-		"the native policy":             {lifecycle.Place, Offer{Goal: lifecycle.ToActive}, false},
-		"no goal":                       {lifecycle.Place, Offer{Generation: 5, Goal: lifecycle.ToActive + 1}, false},
-		"canary without a share":        {lifecycle.Place, Offer{Generation: 5, Goal: lifecycle.ToCanary}, false},
-		"stable canary without a share": {lifecycle.Place, Offer{Generation: 5, Goal: lifecycle.ToCanary, Stable: true}, false},
-		"scoped without a scope":        {lifecycle.Partition, Offer{Generation: 5, Goal: lifecycle.ToActive}, false},
-		"stable without a scope":        {lifecycle.Partition, Offer{Generation: 5, Goal: lifecycle.ToActive, Stable: true}, true},
-	} {
-		if err := c.offer.Check(c.kind); (err == nil) != c.ok {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if got := ActionKind(200).String(); got != "?" {
-		t.Errorf("an unknown action is %q", got)
-	}
-}
-
 // TestSharesAreTheSameEverywhere checks the parts into which hashes fall: hosts of different
 // versions must agree on them.
 func TestSharesAreTheSameEverywhere(t *testing.T) {
@@ -114,20 +90,20 @@ func TestSharesAreTheSameEverywhere(t *testing.T) {
 		g       lifecycle.Generation
 		want    int
 	}{{"", 0, 342}, {"", 1, 243}, {"a", 1, 402}, {"b", 1, 918}, {"chatcmpl-7f3a0c3e", 12, 641}, {"chatcmpl-7f3a0c3e", 13, 49}} {
-		if got := Share(HashRequest(c.request), c.g); got != c.want {
+		if got := partOf(hashRequest(c.request), c.g); got != c.want {
 			t.Errorf("%q is in part %d of the canary of %d, want %d", c.request, got, c.g, c.want)
 		}
 	}
 }
 
-// TestConfigIsCopied checks that a machine does not share its ladder with its caller.
-func TestConfigIsCopied(t *testing.T) {
+// TestLadderIsCopied checks that a machine does not share its ladder with its caller.
+func TestLadderIsCopied(t *testing.T) {
 	ladder := []int{1, 10}
-	m, err := New(Config{Kind: lifecycle.Place, Ladder: ladder})
+	m, err := newMachine(lifecycle.Place, Gates{Ladder: ladder})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ladder[0] = 7; m.c.Ladder[0] != 1 {
-		t.Errorf("ladder %v", m.c.Ladder)
+	if ladder[0] = 7; m.gates.Ladder[0] != 1 {
+		t.Errorf("ladder %v", m.gates.Ladder)
 	}
 }

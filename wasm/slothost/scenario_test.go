@@ -1,7 +1,9 @@
-package promotion
+package slothost
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,14 +14,13 @@ import (
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The output
-// of a command is the machine's actions. Times are in seconds.
+// of a command is what a slot does then. Times are in seconds.
 //
 //	slot bid-select faults=2 …     a new machine, at time 0; ladder=1,10
-//	at 10                          sets the time, with a tick
+//	at 10                          sets the time
 //	offer 5 active [stable]        or warm, shadow, canary=50, canary@group, active@group
-//	build 5                        verified, compiled and warmed, each when requested
-//	verified|compiled|warmed 5     one of them
-//	failed 5 text
+//	build 5                        it is built
+//	failed text                    the build in progress fails
 //	seen 5 calls [faults differ worse compared]
 //	fault 5 [times]
 //	withdraw 5
@@ -30,8 +31,8 @@ func TestScenarios(t *testing.T) { testkit.TestScenarios(t, "testdata", newPlaye
 // player plays a scenario on a machine.
 type player struct {
 	t   *testing.T
-	m   *Machine
-	now policies.Micros
+	m   *machine
+	fx  effects
 	out []string
 }
 
@@ -67,48 +68,62 @@ func (p *player) command(name string, words []string) error {
 		p.status()
 		return nil
 	case "at":
-		p.now = p.seconds(words[0])
-		p.step(Event{Kind: Ticked})
+		p.m.now = p.seconds(words[0])
+		p.do(func() {})
+		return nil
+	case "failed":
+		p.do(func() { p.m.endBuild(strings.Join(words, " ")) })
 		return nil
 	}
-	ev := Event{Generation: lifecycle.Generation(p.number(words[0]))}
+	g := lifecycle.Generation(p.number(words[0]))
 	words = words[1:]
-	times := uint64(1)
+	text := strings.Join(words, " ")
 	switch name {
 	case "offer":
-		ev.Kind, ev.Offer = Offered, p.offer(ev.Generation, words)
+		o := p.offer(g, words)
+		p.do(func() {
+			if err := p.m.accept(o); err != nil {
+				p.say("refused: %v", err)
+			}
+		})
 	case "seen":
-		ev.Kind, ev.Figures.Compared = Observed, p.number(words[0]) // all of them
-		f := &ev.Figures
+		f := lifecycle.Figures{Compared: p.number(words[0])} // all of them
 		for i, to := range []*uint64{&f.Calls, &f.Faults, &f.Differ, &f.Worse, &f.Compared}[:len(words)] {
 			*to = p.number(words[i])
 		}
+		p.do(func() { p.m.observe(g, f) })
 	case "fault":
-		ev.Kind = Faulted
+		times := uint64(1)
 		if len(words) > 0 {
 			times = p.number(words[0])
 		}
+		for range times {
+			p.do(func() { p.m.fault(g) })
+		}
 	case "build":
-		for _, ev.Kind = range []EventKind{Verified, Compiled} {
-			p.step(ev)
+		if p.m.building != g {
+			return fmt.Errorf("%d is being built", p.m.building)
 		}
-		ev.Kind = Warmed
+		p.do(func() { p.fx.built(p.m) })
+	case "withdraw":
+		p.do(func() { p.m.withdraw(g) })
+	case "rollback":
+		p.do(func() { p.m.rollBack(g, text) })
 	default:
-		var ok bool
-		ev.Kind, ok = map[string]EventKind{"verified": Verified, "compiled": Compiled, "warmed": Warmed, "failed": Failed,
-			"withdraw": Withdrawn, "rollback": RolledBack}[name]
-		if ev.Reason = strings.Join(words, " "); !ok {
-			return fmt.Errorf("unknown command")
-		}
-	}
-	for range times {
-		p.step(ev)
+		return fmt.Errorf("unknown command")
 	}
 	return nil
 }
 
+// do changes the machine, and says what a slot does then.
+func (p *player) do(change func()) {
+	change()
+	p.m.advance()
+	p.out = append(p.out, p.fx.follow(p.m)...)
+}
+
 func (p *player) slot(words []string) {
-	c := Config{Kind: lifecycle.Kind(words[0])}
+	c := Gates{}
 	for _, w := range words[1:] {
 		switch name, value, _ := strings.Cut(w, "="); name {
 		case "ladder":
@@ -135,20 +150,20 @@ func (p *player) slot(words []string) {
 		}
 	}
 	var err error
-	p.now = 0
-	if p.m, err = New(c); err != nil {
+	p.fx = effects{loaded: map[lifecycle.Generation]bool{}}
+	if p.m, err = newMachine(lifecycle.Kind(words[0]), c); err != nil {
 		p.say("%v", err)
 	}
 }
 
-func (p *player) offer(g lifecycle.Generation, words []string) Offer {
-	o := Offer{Generation: g}
+func (p *player) offer(g lifecycle.Generation, words []string) offer {
+	o := offer{Candidate: lifecycle.Candidate{Generation: g}}
 	for _, w := range words {
 		name, value, _ := strings.Cut(w, "=")
 		goal, scope, _ := strings.Cut(name, "@")
 		switch goal {
 		case "until":
-			o.Until = p.seconds(value)
+			o.until = p.seconds(value)
 		case "stable":
 			o.Stable = true
 		default:
@@ -166,34 +181,64 @@ func (p *player) offer(g lifecycle.Generation, words []string) Offer {
 	return o
 }
 
-func (p *player) step(ev Event) {
-	ev.Now = p.now
-	actions, err := p.m.Step(ev, nil)
-	if err != nil {
-		p.say("refused: %v", err)
-	}
-	for _, a := range actions {
-		if a.Kind == Switch {
-			p.say("switch to %s", routeText(a.Route))
-		} else {
-			p.say("%s %d", a.Kind, a.Generation)
-		}
+// effects are what a slot with the machine has in force.
+type effects struct {
+	route            route
+	shadow, building lifecycle.Generation
+	cancelled        bool
+	loaded           map[lifecycle.Generation]bool
+}
+
+// built ends the build in progress.
+func (e *effects) built(m *machine) {
+	g := m.building
+	if m.endBuild("") {
+		e.loaded[g] = true
 	}
 }
 
-func routeText(r Route) string {
-	s := fmt.Sprint(r.Active)
-	if r.Candidate != lifecycle.Native && r.Scope != "" {
-		s += fmt.Sprintf(", %d in %s", r.Candidate, r.Scope)
-	} else if r.Candidate != lifecycle.Native {
-		s += fmt.Sprintf(", %d for %d ‰", r.Candidate, r.Permille)
+// follow does what a slot does after a change of its machine, and returns that.
+func (e *effects) follow(m *machine) (did []string) {
+	say := func(format string, args ...any) { did = append(did, fmt.Sprintf(format, args...)) }
+	if m.building != e.building {
+		if e.building, e.cancelled = m.building, false; m.building != lifecycle.Native {
+			say("build %d", m.building)
+		}
+	}
+	if !e.cancelled && m.building != lifecycle.Native && !m.candidate.is(m.building) {
+		e.cancelled = true
+		say("cancel %d", m.building)
+	}
+	if r := m.route(); r != e.route {
+		e.route = r
+		say("switch to %s", routeText(r))
+	}
+	if g := m.shadow(); g != e.shadow {
+		e.shadow = g
+		say("shadow %d", g)
+	}
+	for _, g := range slices.Sorted(maps.Keys(e.loaded)) {
+		if m.find(g) == nil {
+			delete(e.loaded, g)
+			say("close %d", g)
+		}
+	}
+	return did
+}
+
+func routeText(r route) string {
+	s := fmt.Sprint(r.active)
+	if r.candidate != lifecycle.Native && r.scope != "" {
+		s += fmt.Sprintf(", %d in %s", r.candidate, r.scope)
+	} else if r.candidate != lifecycle.Native {
+		s += fmt.Sprintf(", %d for %d ‰", r.candidate, r.permille)
 	}
 	return s
 }
 
 func (p *player) status() {
-	s := p.m.Status()
-	p.say("route %s", routeText(Route{s.Active, s.Candidate, s.Permille, s.Scope}))
+	s := p.m.slotStatus()
+	p.say("route %s", routeText(route{s.Active, s.Candidate, s.Permille, s.Scope}))
 	for _, l := range s.Modules {
 		text := fmt.Sprintf("%d %s since %d, to %s", l.Generation, l.Phase, l.SinceUnixMillis/1000, l.Goal)
 		if l.Figures != (lifecycle.Figures{}) {

@@ -1,4 +1,4 @@
-package promotion
+package slothost
 
 import (
 	"fmt"
@@ -17,10 +17,10 @@ type evidence struct {
 }
 
 // evidence returns the evidence about a module in shadow or in canary.
-func (m *Machine) evidence(c *module) evidence {
-	e := evidence{Gate: m.c.Canary, Figures: c.figures, lasted: m.now - c.since, patience: m.c.Patience}
+func (m *machine) evidence(c *generation) evidence {
+	e := evidence{Gate: m.gates.Canary, Figures: c.figures, lasted: m.now - c.since, patience: m.gates.Patience}
 	if c.phase == lifecycle.Shadow {
-		e.Gate = m.c.Shadow
+		e.Gate = m.gates.Shadow
 	} else {
 		e.hasNextShare = m.share(c) < m.maxShare(c)
 	}
