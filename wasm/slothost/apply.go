@@ -36,8 +36,7 @@ type desired struct {
 // about is what is known of a generation besides its phase.
 type about struct {
 	statement sign.Statement
-	warned    time.Time // of its expiry in the log
-	refused   bool      // the slot refused the last offer of this spec
+	refused   bool // the slot refused the last offer of this spec
 }
 
 // Check returns what is wrong with a spec, without the modules' bytes: its form, the

@@ -68,17 +68,17 @@ func TestReached(t *testing.T) {
 
 // TestExpiryText checks from when on a statement's end is reported.
 func TestExpiryText(t *testing.T) {
-	a := &about{statement: sign.Statement{NotAfter: 1_800_000_000}}
-	end := time.Unix(a.statement.NotAfter, 0)
+	st := sign.Statement{NotAfter: 1_800_000_000}
+	end := time.Unix(st.NotAfter, 0)
 	for _, c := range []struct {
 		now  time.Time
 		want string
 	}{{end.Add(-warnBefore - 1), ""}, {end.Add(-warnBefore), "expires at"}, {end, "expires at"}, {end.Add(time.Second), "expired at"}} {
-		if got := a.expiry(c.now); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+		if got := expiry(st, c.now); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%v before its end: %q, want %q", end.Sub(c.now), got, c.want)
 		}
 	}
-	if got := new(about).expiry(end); got != "" {
+	if got := expiry(sign.Statement{}, end); got != "" {
 		t.Errorf("a statement without an end: %q", got)
 	}
 }
@@ -328,18 +328,4 @@ func TestRefusedOfferIsReturned(t *testing.T) {
 	if log.Count("policy module refused") > 0 {
 		t.Errorf("it is offered again:\n%s", log)
 	}
-}
-
-// TestExpiryIsLoggedAtOnce checks that a module which becomes active and expires soon is in
-// the log without waiting for the next check.
-func TestExpiryIsLoggedAtOnce(t *testing.T) {
-	now, log := new(clock), new(testkit.Log)
-	now.set(time.Unix(1_800_000_000, 0))
-	c := config(t)
-	c.Now, c.Logger = now.now, log.Logger()
-	s, _ := running(t, c)
-	soon := ending(t, 10, other(1), now.now().Add(time.Hour))
-	soon = stableOf(soon)
-	apply(t, s, want(soon))
-	waitFor(t, "it is logged", func() bool { return log.Count("policy statement expires") == 1 })
 }

@@ -78,7 +78,7 @@ func TestWorseInCanary(t *testing.T) {
 // TestGoodInCanary checks that a module with the same answers is compared and promoted.
 func TestGoodInCanary(t *testing.T) {
 	c := config(t)
-	c.Gates[abi.Select] = Gates{Ladder: []int{500}, Shadow: Gate{Calls: 20, Soak: -1}, Canary: Gate{Calls: 50, Soak: -1, Worse: -1, Differ: -1}}
+	c.Gates[abi.Select] = Gates{Ladder: []int{500}, Shadow: Gate{Calls: 20, Soak: -1}, Canary: Gate{Calls: 50, Soak: -1, Worse: -1}}
 	s, _ := running(t, c)
 	good := candidate(t, 9, lifecycle.ToCanary, other(1))
 	apply(t, s, want(good))

@@ -45,13 +45,6 @@ func (e evidence) against() (reason string, certain bool) {
 	if worse {
 		reason = fmt.Sprintf("%d of %d answers are worse than the active policy's, at most %d ‰ may be", e.Figures.Worse, e.Figures.Compared, e.Gate.Worse)
 	}
-	if certain {
-		return reason, true
-	}
-	differ, certain := e.judge(e.Figures.Differ, e.Gate.Differ)
-	if differ && (certain || !worse) {
-		reason = fmt.Sprintf("%d of %d answers differ from the active policy's, at most %d ‰ may", e.Figures.Differ, e.Figures.Compared, e.Gate.Differ)
-	}
 	return reason, certain
 }
 
@@ -87,16 +80,11 @@ func (e evidence) overdue() bool {
 	return e.patience >= 0 && e.lasted >= e.patience && float64(e.lasted)*(of-n) > float64(e.patience)*n
 }
 
-// outOfPatience reports whether a step of a canary has waited long enough for calls
-// that do not come.
+// outOfPatience reports whether a step of a canary has waited long enough for calls that do
+// not come: it has answered some, and some were compared where the gate asks for any.
 func (e evidence) outOfPatience() bool {
-	return e.endsByPatience() && e.lasted >= max(e.patience, e.Soak)
-}
-
-// endsByPatience reports whether patience will end the step if nothing else does: it
-// has answered some calls, and some were compared where the gate asks for any.
-func (e evidence) endsByPatience() bool {
-	return e.hasNextShare && e.patience >= 0 && e.Figures.Calls > 0 && e.Figures.Compared >= min(e.Gate.Compared, 1)
+	return e.hasNextShare && e.patience >= 0 && e.lasted >= max(e.patience, e.Soak) &&
+		e.Figures.Calls > 0 && e.Figures.Compared >= min(e.Gate.Compared, 1)
 }
 
 // over reports whether n is more than permille of all, without overflow.
@@ -115,45 +103,13 @@ func (e evidence) missing() string {
 	case f.Compared == 0 && g.Compared > 0 && e.lasted >= e.patience:
 		return "none of its answers could be compared yet"
 	case f.Calls < g.Calls:
-		return fmt.Sprintf("has answered %d of %d calls%s", f.Calls, g.Calls, e.expected(f.Calls, g.Calls))
+		return fmt.Sprintf("has answered %d of %d calls", f.Calls, g.Calls)
 	case f.Compared < g.Compared:
-		return fmt.Sprintf("%d of %d answers are compared%s", f.Compared, g.Compared, e.expected(f.Compared, g.Compared))
-	case reason != "" && e.overdue():
-		return "too few answers to judge by, one more is enough"
+		return fmt.Sprintf("%d of %d answers are compared", f.Compared, g.Compared)
 	case reason != "":
-		return "too few answers to judge by" + e.expected(f.Compared, e.needed())
+		return "too few answers to judge by"
 	case e.lasted < e.Soak:
-		return "stays for " + span(e.Soak-e.lasted) + " more"
+		return fmt.Sprintf("stays for %d s more", (e.Soak-e.lasted+policies.Second-1)/policies.Second)
 	}
 	return ""
-}
-
-// expected returns when n will have grown to of at its present rate, or what happens
-// before that.
-func (e evidence) expected(n, of uint64) string {
-	if n == 0 || n >= of || e.lasted <= 0 {
-		return ""
-	}
-	left := policies.Micros(float64(e.lasted) / float64(n) * float64(of-n))
-	reason, _ := e.against()
-	switch rest := max(e.patience, e.Soak) - e.lasted; {
-	case reason == "" && e.endsByPatience() && rest < left:
-		return fmt.Sprintf(", goes on in %s without the others", span(max(rest, 0)))
-	case reason != "" && e.patience >= 0 && rest > 0 && left-rest > e.patience:
-		return fmt.Sprintf(", is judged by the present ones in %s", span(rest))
-	}
-	return ", the others in about " + span(left)
-}
-
-// span returns a duration as text, rounded up.
-func span(t policies.Micros) string {
-	up := func(unit policies.Micros) policies.Micros { return (t + unit - 1) / unit }
-	const minute, hour = 60 * policies.Second, 3600 * policies.Second
-	switch {
-	case t > 2*hour:
-		return fmt.Sprintf("%d h", up(hour))
-	case t > 2*minute:
-		return fmt.Sprintf("%d min", up(minute))
-	}
-	return fmt.Sprintf("%d s", up(policies.Second))
 }

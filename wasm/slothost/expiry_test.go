@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -33,33 +32,24 @@ func ending(t testing.TB, generation lifecycle.Generation, module []byte, end ti
 // also on restarted and new hosts, with a warning; that a module on trial is rejected;
 // and that no new trial begins.
 func TestExpired(t *testing.T) {
-	now, log := new(clock), new(testkit.Log)
+	now := new(clock)
 	now.set(time.Unix(1_800_000_000, 0))
 	end := now.now().Add(10 * 24 * time.Hour)
 	c := config(t)
 	c.Now, c.File = now.now, filepath.Join(t.TempDir(), "slots.json")
-	c.Logger = log.Logger()
 	runs := ending(t, 10, other(1), end)
 	runs = stableOf(runs)
 	s, stop := running(t, c)
 	apply(t, s, want(runs))
 	waitFor(t, "active", func() bool { return phase(s, 10) == "active" })
-	if l := statusOf(s, abi.Select, 10); l.Reason != "" || l.NotAfterUnixMillis != end.UnixMilli() || log.Count("policy statement expires") != 0 {
+	if l := statusOf(s, abi.Select, 10); l.Reason != "" || l.NotAfterUnixMillis != end.UnixMilli() {
 		t.Errorf("%+v", l)
 	}
 
 	now.add(3*24*time.Hour + time.Second)
-	for range 3 {
-		s.warnExpiring()
+	if l := statusOf(s, abi.Select, 10); !strings.Contains(l.Reason, "expires at 2027-01-25T08:00:00Z: sign it anew") {
+		t.Errorf("%+v", l)
 	}
-	if l := statusOf(s, abi.Select, 10); !strings.Contains(l.Reason, "expires at 2027-01-25T08:00:00Z: sign it anew") || log.Count("policy statement expires") != 1 {
-		t.Errorf("%+v, logged %d times", l, log.Count("policy statement expires"))
-	}
-	now.add(24 * time.Hour)
-	if s.warnExpiring(); log.Count("policy statement expires") != 2 {
-		t.Errorf("logged %d times in a day", log.Count("policy statement expires"))
-	}
-
 	// The next one expires while it is on trial.
 	next := ending(t, 20, other(2), end)
 	apply(t, s, want(runs, next))

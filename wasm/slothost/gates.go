@@ -84,9 +84,6 @@ type Gate struct {
 	// the generation is not promoted; see also Gates.Patience. 0 means DefaultJudged;
 	// 1 accepts any number.
 	Judged uint64
-	// Differ is how many answers, in ‰, may differ from the active generation's. A
-	// new policy usually differs on purpose: 0 means any number, and below 0 none.
-	Differ int
 }
 
 // complete returns the gates of a kind with their defaults. The error names the bad field.
@@ -121,8 +118,7 @@ func (g Gate) complete(calls uint64, soak policies.Micros, worse int) Gate {
 	g.Calls = cmp.Or(g.Calls, calls)
 	g.Soak = cmp.Or(g.Soak, soak)
 	g.Worse = cmp.Or(g.Worse, worse)
-	g.Differ = cmp.Or(g.Differ, 1000)
 	g.Judged = cmp.Or(g.Judged, DefaultJudged)
-	g.Soak, g.Worse, g.Differ = max(g.Soak, 0), max(g.Worse, 0), max(g.Differ, 0)
+	g.Soak, g.Worse = max(g.Soak, 0), max(g.Worse, 0)
 	return g
 }

@@ -72,7 +72,7 @@ func TestStateInShadow(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine}
 	c.Native.Refiner = &counts{}
-	c.Gates[abi.Refine] = Gates{Shadow: Gate{Calls: 20, Soak: -1, Differ: -1, Worse: 1000}}
+	c.Gates[abi.Refine] = Gates{Shadow: Gate{Calls: 20, Soak: -1, Worse: 1000}}
 	s, _ := running(t, c)
 	module := counting(1)
 	one := signedFor(t, 5, lifecycle.ToCanary, module, abi.Refine)

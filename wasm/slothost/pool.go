@@ -38,7 +38,7 @@ const (
 type instance struct {
 	*host.Instance
 	served, rested uint64 // calls, and those before it last ran deferred work
-	replaced       bool   // guarded by pool.mu: another one is in its place
+	worn           bool   // to be replaced
 	record         host.Record
 }
 
@@ -53,11 +53,10 @@ type pool struct {
 	mu      sync.Mutex // guards the rest
 	freed   sync.Cond  // an instance was freed, or the last one died
 	free    []*instance
-	busy    int         // instances that answer calls or run deferred work
+	busy    int         // instances that answer calls, or that keep is to see
 	calls   uint64      // that were given to an instance
 	dead    int         // instances to be made
-	worn    []*instance // to be replaced, and answering until then
-	resting []*instance // to run deferred work; busy
+	resting []*instance // worn, or to run deferred work; busy
 	late    [][]byte    // frames of calls that timed out
 }
 
@@ -78,30 +77,25 @@ func (p *pool) take() (*instance, uint64) {
 	return i, p.calls
 }
 
-// give gives back an instance after a call. A dead one is closed; one that has deferred
-// work to do is free once keep has had it done.
+// give gives back an instance after a call. A dead one is closed; one that is worn or has
+// deferred work to do is free once keep has seen to it.
 func (p *pool) give(i *instance) {
 	i.served++
-	wear := false
 	if i.served%lookEvery == 0 {
 		now, _ := i.Memory()
-		wear = i.served >= mostServed || uint64(now)*16 > uint64(p.pages)<<16*mostMemory16
+		i.worn = i.served >= mostServed || uint64(now)*16 > uint64(p.pages)<<16*mostMemory16
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case i.Dead() != nil || i.replaced:
+	case i.Dead() != nil:
 		p.retire(i)
-		return
-	case p.rests && i.served-i.rested >= restEvery:
+	case i.worn || p.rests && i.served-i.rested >= restEvery:
 		p.resting = append(p.resting, i)
 		p.wakeKeeper()
-		return
-	case wear && !slices.Contains(p.worn, i):
-		p.worn = append(p.worn, i)
-		p.wakeKeeper()
+	default:
+		p.release(i)
 	}
-	p.release(i)
 }
 
 // release makes a busy instance free. The lock is held.
@@ -114,12 +108,9 @@ func (p *pool) release(i *instance) {
 // retire closes a busy instance. The lock is held.
 func (p *pool) retire(i *instance) {
 	p.busy--
-	p.worn = slices.DeleteFunc(p.worn, func(o *instance) bool { return o == i })
 	i.Close()
-	if !i.replaced {
-		p.dead++
-		p.wakeKeeper()
-	}
+	p.dead++
+	p.wakeKeeper()
 	if p.busy == 0 && len(p.free) == 0 {
 		p.freed.Broadcast() // the native policy answers
 	}
@@ -145,38 +136,25 @@ func (p *pool) restingInstance() *instance {
 	return i
 }
 
-// wanted reports whether an instance is to be made, in whose place unless one has died,
-// and which late call it is to repeat first.
-func (p *pool) wanted() (any bool, worn *instance, late []byte) {
+// wanted reports whether an instance has died and is to be made anew, and which late call it
+// is to repeat first.
+func (p *pool) wanted() (any bool, late []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.dead == 0 && len(p.worn) > 0 {
-		worn = p.worn[0]
-	}
 	if p.dead > 0 && len(p.late) > 0 {
 		late = p.late[0]
 	}
-	return p.dead > 0 || worn != nil, worn, late
+	return p.dead > 0, late
 }
 
-// insert makes a new instance free, in the place of a worn one or of one that died.
-func (p *pool) insert(i *host.Instance, worn *instance, repeated bool) {
+// insert makes a new instance free, in the place of one that died.
+func (p *pool) insert(i *host.Instance, repeated bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if repeated {
 		p.late = slices.Delete(p.late, 0, 1)
 	}
-	n := slices.Index(p.free, worn)
-	switch {
-	case worn == nil:
-		p.dead--
-	case n >= 0:
-		p.free = slices.Delete(p.free, n, n+1)
-		worn.Close()
-	default:
-		worn.replaced = true // give closes it
-	}
-	p.worn = slices.DeleteFunc(p.worn, func(o *instance) bool { return o == worn })
+	p.dead--
 	p.free = append(p.free, &instance{Instance: i})
 	p.freed.Signal()
 }
@@ -205,7 +183,7 @@ func (m *module) newInstance() (*host.Instance, error) {
 }
 
 // keep replaces the instances of the module that died or are worn, and runs the deferred
-// work of those that need it, until the context is done.
+// work of those that have some, until the context is done.
 func (m *module) keep(ctx context.Context) {
 	timer := time.NewTimer(retry)
 	timer.Stop()
@@ -234,15 +212,22 @@ func (m *module) keep(ctx context.Context) {
 	}
 }
 
-// rest runs the deferred work of an instance.
+// rest replaces a worn instance, or runs the deferred work of another one.
 func (m *module) rest(i *instance) {
-	err := i.RunDeferred()
-	switch {
-	case err != nil:
-		m.count(err)
-	case i.Fuel() > restFuel:
+	var err error
+	if i.worn {
+		var next *host.Instance
+		if next, err = m.newInstance(); err == nil {
+			i.Close()
+			i.Instance, i.served = next, 0
+		}
+		i.worn = false
+	} else if err = i.RunDeferred(); err == nil && i.Fuel() > restFuel {
 		m.log.Warn("a policy's module rests for too long", "ticks", i.Fuel(), "most", restFuel)
 		m.slot.fault(m.generation)
+	}
+	if err != nil {
+		m.count(err)
 	}
 	m.pool.mu.Lock()
 	defer m.pool.mu.Unlock()
@@ -254,9 +239,9 @@ func (m *module) rest(i *instance) {
 	m.pool.release(i)
 }
 
-// refill makes one instance if one is wanted, and reports whether it was.
+// refill makes one instance if one has died, and reports whether one had.
 func (m *module) refill() (any bool, err error) {
-	any, worn, late := m.pool.wanted()
+	any, late := m.pool.wanted()
 	if !any {
 		return false, nil
 	}
@@ -264,11 +249,10 @@ func (m *module) refill() (any bool, err error) {
 	if err == nil && late != nil {
 		i, err = m.retryLate(i, late)
 	}
-	if err != nil {
-		return true, err
+	if err == nil {
+		m.pool.insert(i, late != nil)
 	}
-	m.pool.insert(i, worn, late != nil)
-	return true, nil
+	return true, err
 }
 
 // retryLate repeats a call that timed out, on a new instance, and returns a live one:

@@ -202,8 +202,8 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 			code := hosttest.Policy(hosttest.LeastLoad())
 			code.Pages, code.Most = c.pages, c.most
 			m := compiled(t, selectSlot(t, 1), code.Encode())
-			old := m.pool.free[0]
-			old.served = c.served
+			old := m.pool.free[0].Instance
+			m.pool.free[0].served = c.served
 			for n := range 3 {
 				if !choose(t, m, n) {
 					t.Errorf("%s: call %d is not answered", name, n)
@@ -212,32 +212,11 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 			}
 			m.pool.mu.Lock()
 			defer m.pool.mu.Unlock()
-			if replaced := m.pool.free[0] != old; replaced != c.want || len(m.pool.free) != 1 || len(m.pool.worn) != 0 {
-				t.Errorf("%s: replaced %v, %d instances, %d worn", name, replaced, len(m.pool.free), len(m.pool.worn))
+			if replaced := m.pool.free[0].Instance != old; replaced != c.want || len(m.pool.free) != 1 {
+				t.Errorf("%s: replaced %v, %d instances", name, replaced, len(m.pool.free))
 			}
 		})
 	}
-}
-
-// TestOldInstanceIsBusy checks that an instance that is replaced during a call ends after it.
-func TestOldInstanceIsBusy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := compiled(t, selectSlot(t, 1), hosttest.LeastLoadModule())
-		old, _ := m.pool.take()
-		m.pool.mu.Lock()
-		m.pool.worn = append(m.pool.worn, old)
-		m.pool.mu.Unlock()
-		m.pool.wakeKeeper()
-		synctest.Wait()
-		if old.Dead() != nil || !choose(t, m, 1) {
-			t.Error("there is no instance beside the old one")
-		}
-		m.pool.give(old)
-		synctest.Wait()
-		if n := m.host.Instances(); n != 1 || old.Dead() == nil {
-			t.Errorf("%d instances", n)
-		}
-	})
 }
 
 // TestCallsWait checks that calls wait for a busy instance, and that the native policy

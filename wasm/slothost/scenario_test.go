@@ -135,8 +135,6 @@ func (p *player) slot(words []string) {
 			c.Faults = int(p.number(value))
 		case "worse":
 			c.Shadow.Worse = int(p.number(value))
-		case "differ":
-			c.Shadow.Differ = int(p.number(value))
 		case "patience":
 			c.Patience = p.seconds(value)
 		case "shadow":

@@ -84,16 +84,12 @@ func (s *Slots) Run(ctx context.Context) error {
 	}
 	quiet, trimmed := time.NewTimer(quietFor), uint64(0)
 	defer quiet.Stop()
-	expiry := time.NewTicker(checkExpiryEvery)
-	defer expiry.Stop()
 	retry := time.NewTicker(retryAfter)
 	defer retry.Stop()
 	for done := false; !done; {
 		select {
 		case <-retry.C:
 			s.retryWrites()
-		case <-expiry.C:
-			s.warnExpiring()
 		case <-ctx.Done():
 			done = true
 		case <-s.wake:
@@ -134,7 +130,6 @@ func (s *Slots) reconcile() {
 		}
 	}
 	s.saveRan()
-	s.warnExpiringLocked()
 }
 
 // saveRan records the active and previous modules, and saves that. The lock is held.

@@ -1,10 +1,12 @@
 package slothost
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
 // Status returns the state of the slots, in the order of their kinds. The modules of
@@ -37,7 +39,7 @@ func (k *slot) status(now time.Time) lifecycle.SlotStatus {
 		m := &st.Modules[i]
 		if a := k.about[m.Generation]; a != nil {
 			m.Name, m.Version, m.SHA256, m.NotAfterUnixMillis = a.statement.Name, a.statement.Version, a.statement.Digest, a.statement.NotAfter*1000
-			if expiry := a.expiry(now); expiry != "" && m.Phase >= lifecycle.Warm && m.Phase <= lifecycle.Previous {
+			if expiry := expiry(a.statement, now); expiry != "" && m.Phase >= lifecycle.Warm && m.Phase <= lifecycle.Previous {
 				m.Reason = strings.TrimPrefix(m.Reason+"; "+expiry, "; ")
 			}
 		}
@@ -47,6 +49,24 @@ func (k *slot) status(now time.Time) lifecycle.SlotStatus {
 		m.Reached = reached(*m)
 	}
 	return st
+}
+
+// warnBefore is how long before a statement expires the status of its module warns.
+const warnBefore = 7 * 24 * time.Hour
+
+// expiry returns a warning that a statement expires soon or has expired; "" otherwise.
+func expiry(s sign.Statement, now time.Time) string {
+	end := time.Unix(s.NotAfter, 0)
+	text := end.UTC().Format(time.RFC3339)
+	switch {
+	case s.NotAfter == 0:
+		return ""
+	case now.Unix() > s.NotAfter:
+		return fmt.Sprintf("its statement expired at %s: a stable module runs on; sign it anew and push it", text)
+	case end.Sub(now) <= warnBefore:
+		return fmt.Sprintf("its statement expires at %s: sign it anew and push it", text)
+	}
+	return ""
 }
 
 // reached returns the furthest phase that a generation is known to have reached, 0 if
