@@ -11,20 +11,12 @@ import (
 )
 
 // Engine holds what the modules of a process share: the implementations of their
-// imports, the machine code of a module that is loaded more than once (two slots may run
-// the same module), and the memory of closed instances for new ones. Modules cannot
-// observe each other.
-//
-// Sharing protects the callers of other modules: each mapping that a process makes
-// executable or unmaps stops all its threads for a microsecond or two, and so does each
-// new page that is read before it is written. With an Engine, activating a module causes
-// few of them.
+// imports, and the machine code of a module that is loaded more than once (two slots may run
+// the same module). Modules cannot observe each other.
 //
 // One Engine serves all modules of a process. Its methods are safe for concurrent use.
 // An Engine need not be closed.
 type Engine struct {
-	memories memoryPool
-
 	building sync.Mutex // serialises compilation
 
 	mu       sync.Mutex

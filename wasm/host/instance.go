@@ -109,7 +109,7 @@ func (m *Module) Instantiate() (*Instance, error) {
 		l.fuel, l.budget = meter.Split(l.Fuel, m.report.Slice)
 	}
 	// start calls the initialisation, so that the watchdog bounds it.
-	linear := &memory{from: &m.config.Engine.memories}
+	linear := new(memory)
 	ctx := startContext{callContext{experimental.WithMemoryAllocator(context.Background(), linear), i}}
 	mod, err := m.program.runtime.InstantiateModule(ctx, m.program.compiled, wazero.NewModuleConfig().WithName("").WithStartFunctions())
 	if err != nil {

@@ -2,9 +2,6 @@ package host
 
 import "syscall"
 
-// populateWrite is MADV_POPULATE_WRITE, which Linux has since 5.14.
-const populateWrite = 23
-
 // reserve maps memory whose pages are allocated on first use; nil if it cannot. It
 // disables huge pages: one of them is larger than the memory of most modules.
 func reserve(bytes uint64) []byte {
@@ -20,7 +17,3 @@ func reserve(bytes uint64) []byte {
 }
 
 func unreserve(b []byte) { _ = syscall.Munmap(b) }
-
-// touch allocates pages of reserved memory before they are written to. Otherwise each
-// page that is read first stops all threads when it is written.
-func touch(b []byte) { _ = syscall.Madvise(b, populateWrite) }

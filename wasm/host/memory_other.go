@@ -6,5 +6,3 @@ package host
 func reserve(uint64) []byte { return nil }
 
 func unreserve([]byte) {}
-
-func touch([]byte) {}
