@@ -18,29 +18,8 @@ func handSelect() *module {
 
 // handDivide returns a module with a min-plus recursion of 8-byte floats over n rounds of 64
 // cells.
-func handDivide() *module {
-	const n, l, k, best, c = 0, 1, 2, 3, 4
-	inner := loop(
-		op(0x20, k), i32(3), op(0x74), op(0x2b, 3, 0),
-		op(0x20, l), op(0x20, k), op(0x6b), op(0xb7), f64(0.5), op(0xa2), op(0xa0), op(0x22, c),
-		op(0x20, best), op(0x63),
-		cond([]*ins{op(0x20, c), op(0x21, best)}, nil),
-		op(0x20, k), i32(1), op(0x6a), op(0x22, k), op(0x20, l), op(0x4d), op(0x0d, 0))
-	return single([]byte{typeI32}, []byte{typeI32}, []byte{typeI32, typeI32, typeF64, typeF64},
-		loop(
-			i32(0), op(0x21, l),
-			loop(
-				i32(0), op(0x21, k), f64(1e18), op(0x21, best),
-				inner,
-				op(0x20, l), i32(3), op(0x74), op(0x20, best), op(0x39, 3, 512),
-				op(0x20, l), i32(1), op(0x6a), op(0x22, l), i32(64), op(0x49), op(0x0d, 0)),
-			i32(0), i32(512), i32(512), fc(10, 0, 0),
-			op(0x20, n), i32(1), op(0x6b), op(0x22, n), op(0x0d, 0)),
-		i32(0))
-}
 
 // handEmpty returns a module whose function does nothing.
-func handEmpty() *module { return single([]byte{typeI32}, []byte{typeI32}, nil, i32(0)) }
 
 func BenchmarkInstrument(b *testing.B) {
 	for name, code := range map[string][]byte{"go": goGuest(b), "hand": handSelect().encode()} {
