@@ -16,11 +16,6 @@ func handSelect() *module {
 		op(0x20, best))
 }
 
-// handDivide returns a module with a min-plus recursion of 8-byte floats over n rounds of 64
-// cells.
-
-// handEmpty returns a module whose function does nothing.
-
 func BenchmarkInstrument(b *testing.B) {
 	for name, code := range map[string][]byte{"go": goGuest(b), "hand": handSelect().encode()} {
 		b.Run(name, func(b *testing.B) {
