@@ -122,9 +122,9 @@ type Config struct {
 	// write to. Several processes may share it. "" means no cache.
 	Cache string
 	// CacheBytes and CacheModules bound the cache, over all versions of modules and
-	// of this program. When a module is compiled, the entries that were loaded longest
-	// ago are removed until the cache is within its bounds; entries that any process
-	// has loaded stay. A module in Go takes some 8 MiB. 0 means 512 MiB and 64.
+	// of this program. When a module is loaded, the entries that were loaded longest
+	// ago are removed until the cache is within its bounds. A module in Go takes some
+	// 8 MiB. 0 means 512 MiB and 64.
 	CacheBytes   int64
 	CacheModules int
 	// Watchdog ends calls that exceed their wall limit, while it runs. Nil means that

@@ -41,7 +41,7 @@ type program struct {
 	key      programKey
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
-	cache    *cache // nil if the runtime is the engine's
+	cache    wazero.CompilationCache // nil if the runtime is the engine's
 	modules  int    // guarded by Engine.mu: number of modules that use the program
 }
 
@@ -96,7 +96,9 @@ func (e *Engine) compile(ctx context.Context, key programKey, config Config, cod
 			p.compiled, spoilt = p.runtime.CompileModule(ctx, code)
 		}
 		if spoilt == nil {
-			p.cache.evict(config)
+			if err := evictCache(config.Cache, config.CacheBytes, config.CacheModules); err != nil {
+				config.Logger.Warn("could not evict from the machine code cache", "cache", config.Cache, "error", err)
+			}
 			return p, nil
 		}
 		// A damaged file in the cache must not prevent a good module from loading.
@@ -132,10 +134,10 @@ func (e *Engine) shared(ctx context.Context) (wazero.Runtime, error) {
 
 // newRuntime returns a runtime that implements the imports, with the cache unless it is
 // nil. It does not bound memory: package meter has written a bound into each module.
-func newRuntime(ctx context.Context, c *cache) (wazero.Runtime, error) {
+func newRuntime(ctx context.Context, c wazero.CompilationCache) (wazero.Runtime, error) {
 	config := wazero.NewRuntimeConfig().WithDebugInfoEnabled(false)
 	if c != nil {
-		config = config.WithCompilationCache(c.engine)
+		config = config.WithCompilationCache(c)
 	}
 	r := wazero.NewRuntimeWithConfig(ctx, config)
 	if err := addImports(ctx, r); err != nil {
@@ -168,7 +170,7 @@ func (p *program) close(ctx context.Context) error {
 		if p.runtime != nil {
 			errs = append(errs, p.runtime.Close(ctx))
 		}
-		errs = append(errs, p.cache.close(ctx))
+		errs = append(errs, p.cache.Close(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -3,6 +3,7 @@ package slothost
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/internal/cachedir"
 	"github.com/cascadeinfer/cascade/wasm/meter"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
@@ -261,8 +261,8 @@ func TestCacheIsBounded(t *testing.T) {
 		code := hosttest.LeastLoadModule(hosttest.OneIn(1<<40+n, hosttest.Unreachable))
 		testkit.NoError(t, testkit.Must(s.compile(t.Context(), signedModule(t, code, abi.Select, nil, nil))).close())
 	}
-	if kept, err := cachedir.Evict(c.Cache, cachedir.Limits{}); err != nil || kept != 2 {
-		t.Errorf("%d are kept: %v", kept, err)
+	if kept := testkit.Must(filepath.Glob(filepath.Join(c.Cache, "*", "*"))); len(kept) != 2 {
+		t.Errorf("%v are kept", kept)
 	}
 }
 
