@@ -42,7 +42,7 @@ type program struct {
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
 	cache    wazero.CompilationCache // nil if the runtime is the engine's
-	modules  int    // guarded by Engine.mu: number of modules that use the program
+	modules  int                     // guarded by Engine.mu: number of modules that use the program
 }
 
 // program returns the program for instrumented code. The caller must release it.

@@ -1,7 +1,6 @@
 package slothost
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -12,58 +11,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
-
-// TestPlugin takes a module in Go that decides two kinds through all phases in both slots:
-// shadow, canary, active, previous, rolled back.
-func TestPlugin(t *testing.T) {
-	code := guesttest.Build(t, "../plugins/bid-least-load.go")
-	c := config(t)
-	c.Kinds = []abi.Kind{abi.Quote, abi.Select}
-	c.Cache = hosttest.Cache(t)
-	c.Gates[abi.Quote] = quick(20)
-	s, _ := running(t, c)
-	r := hosttest.NewRandom(1)
-	both := func() {
-		for _, k := range c.Kinds {
-			testkit.NoError(t, r.Compare(k, hosttest.Policies{Quoter: s.Quoter(), Selector: s.Selector()}, hosttest.Every(hosttest.Native{})))
-		}
-	}
-	reach := func(k abi.Kind, g lifecycle.Generation, to string) {
-		t.Helper()
-		waitFor(t, fmt.Sprintf("%s %d is %s", k, g, to), func() bool {
-			both()
-			if l := statusOf(s, k, g); l.Phase == lifecycle.Rejected {
-				t.Fatalf("%+v", l)
-			} else {
-				return l.Phase.String() == to
-			}
-			return false
-		})
-	}
-	for _, k := range c.Kinds {
-		first, second := signedFor(t, 1, lifecycle.ToShadow, code, c.Kinds...), signedFor(t, 2, lifecycle.ToActive, code, c.Kinds...)
-		first.Permille, second.Permille = 300, 300
-		for _, stage := range []struct {
-			goal  lifecycle.Goal
-			state string
-		}{{lifecycle.ToShadow, "shadow"}, {lifecycle.ToCanary, "canary"}, {lifecycle.ToActive, "active"}} {
-			first.Goal = stage.goal
-			apply(t, s, specOf(k, first))
-			reach(k, 1, stage.state)
-		}
-		first = stableOf(first)
-		apply(t, s, specOf(k, first, second))
-		reach(k, 2, "active")
-		reach(k, 1, "previous")
-		apply(t, s, without(specOf(k, first), 2))
-		reach(k, 2, "rolledBack")
-		reach(k, 1, "active")
-		both()
-		if l := statusOf(s, k, 1); l.Calls == 0 || l.Faults != 0 {
-			t.Errorf("%s: %+v", k, l)
-		}
-	}
-}
 
 // TestEveryKind checks that one module in Go decides every kind as the native policies do.
 func TestEveryKind(t *testing.T) {

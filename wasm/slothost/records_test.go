@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -112,33 +111,6 @@ func TestSampling(t *testing.T) {
 		if _, added := r.since(0); added != want {
 			t.Errorf("one in %d: %d of 1000 recorded, want %d", every, added, want)
 		}
-	}
-}
-
-// TestRecordsConcurrently records calls while records are read.
-func TestRecordsConcurrently(t *testing.T) {
-	c := config(t)
-	c.Every = 2
-	slots, _ := alone(t, c, abi.Select)
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for n := range 20_000 {
-				ask(t, slots, n)
-			}
-		})
-	}
-	for range 200 {
-		for _, r := range slots.Records(abi.Select) {
-			b, i, err := host.Decode(&r, &abi.SelectCodec)
-			if err != nil || i != natives.Selector.Select(b) {
-				t.Fatalf("%v, %d", err, i)
-			}
-		}
-	}
-	wg.Wait()
-	if n := len(slots.Records(abi.Select)); n != mostRecords {
-		t.Errorf("%d records at the end", n)
 	}
 }
 
