@@ -48,7 +48,7 @@ type machine struct {
 
 	active, previous, candidate, waiting *generation
 	// building is the generation that is being built, 0 for none. It is not the candidate
-	// if its build is to be cancelled.
+	// if its build is not wanted any more.
 	building lifecycle.Generation
 	ended    []lifecycle.Status // latest first
 	changed  bool               // a phase has changed since the last advance

@@ -40,7 +40,6 @@ type slot struct {
 	machine   *machine
 	stopped   bool
 	modules   map[lifecycle.Generation]*module // warm
-	cancel    context.CancelFunc               // of what is being built
 	shadow    *module
 	figures   lifecycle.Figures // of the module in shadow so far
 	closing   sync.WaitGroup
@@ -178,9 +177,6 @@ func (s *slot) step(change func(*machine)) bool {
 			s.free(g)
 		}
 	}
-	if !m.candidate.is(m.building) && s.cancel != nil {
-		s.cancel()
-	}
 	if c, ok := m.beginBuild(); ok {
 		s.jobs <- c // does not block: the build before it has ended
 	}
@@ -206,6 +202,7 @@ func (s *slot) setRoute(r route) {
 func (s *slot) free(g lifecycle.Generation) {
 	m := s.modules[g]
 	delete(s.modules, g)
+	s.keepCounts(m)
 	s.closing.Go(func() {
 		m.inUse.Wait()
 		err := m.close()
@@ -215,23 +212,32 @@ func (s *slot) free(g lifecycle.Generation) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.failed = errors.Join(s.failed, err)
-		for i := range s.machine.ended { // the latest is first
-			if e := &s.machine.ended[i]; e.Generation == g {
-				m.addCounts(e)
-				return
-			}
-		}
+		s.keepCounts(m) // with its last calls
 	})
+}
+
+// keepCounts keeps the counts of a module that has ended. The lock is held.
+func (s *slot) keepCounts(m *module) {
+	for i := range s.machine.ended { // the latest is first
+		if e := &s.machine.ended[i]; e.Generation == m.generation {
+			m.addCounts(e)
+			return
+		}
+	}
 }
 
 // logEnded logs the last generation that ended. The lock is held; the logger's handler
 // should not be slow.
 func (s *slot) logEnded() {
-	if len(s.machine.ended) == 0 || s.machine.ended[0] == s.lastEnded {
+	if len(s.machine.ended) == 0 {
 		return
 	}
 	l := s.machine.ended[0]
-	s.lastEnded = l
+	which := lifecycle.Status{Generation: l.Generation, Phase: l.Phase, SinceUnixMillis: l.SinceUnixMillis}
+	if which == s.lastEnded {
+		return
+	}
+	s.lastEnded = which
 	level := slog.LevelInfo
 	if l.Phase == lifecycle.Rejected {
 		level = slog.LevelWarn
@@ -242,11 +248,6 @@ func (s *slot) logEnded() {
 
 // build builds a module. One module is built at a time in this process.
 func (s *slot) build(ctx context.Context, c lifecycle.Candidate) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	s.mu.Lock()
-	s.cancel = cancel
-	s.mu.Unlock()
 	s.host.building.Lock()
 	m, err := s.load(ctx, c)
 	s.host.building.Unlock()
@@ -256,7 +257,6 @@ func (s *slot) build(ctx context.Context, c lifecycle.Candidate) {
 	}
 	used := false
 	s.step(func(k *machine) {
-		s.cancel = nil
 		if used = k.endBuild(failure); used {
 			s.modules[c.Generation] = m
 		}
@@ -268,18 +268,19 @@ func (s *slot) build(ctx context.Context, c lifecycle.Candidate) {
 	}
 }
 
-// load verifies, compiles and warms a module.
+// load verifies, compiles and warms a module, and ends between two of these steps when the
+// module is not wanted any more.
 func (s *slot) load(ctx context.Context, c lifecycle.Candidate) (*module, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	next := func(p lifecycle.Phase) error {
 		wanted := false
 		s.step(func(k *machine) { wanted = k.continueBuild(p) })
 		if !wanted {
 			return errors.New("it is not wanted any more")
 		}
-		return nil
+		return ctx.Err()
+	}
+	if err := next(lifecycle.Verifying); err != nil {
+		return nil, err
 	}
 	if err := s.verify(c); err != nil {
 		return nil, fmt.Errorf("verify: %w", err)

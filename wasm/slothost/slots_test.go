@@ -218,7 +218,6 @@ func TestWayUpAndBack(t *testing.T) {
 		t.Errorf("%+v", s.Status())
 	}
 	testkit.WantError(t, s.Check(want(first, second)), "rolled back")
-	waitFor(t, "it is freed", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.slots[abi.Select].modules[20] == nil })
 	if l := statusOf(s, abi.Select, 20); l.Calls == 0 {
 		t.Errorf("what it counted is gone: %+v", l)
 	}
