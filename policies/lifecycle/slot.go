@@ -1,8 +1,9 @@
 package lifecycle
 
 import (
-	"fmt"
+	"errors"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -34,15 +35,15 @@ type SlotSpec struct {
 // the rollbacks, nil for none. The error begins with the field.
 func (s SlotSpec) Validate() error {
 	if !s.Kind.Known() {
-		return fmt.Errorf("kind: %.40q: must be one of %s", string(s.Kind), strings.Join(KindNames(), ", "))
+		return errors.New("kind: " + strconv.Quote(clip(string(s.Kind))) + ": must be one of " + strings.Join(KindNames(), ", "))
 	}
 	if len(s.RolledBack) > MaxRolledBack {
-		return fmt.Errorf("rolled_back: more than %d", MaxRolledBack)
+		return errors.New("rolled_back: more than " + strconv.Itoa(MaxRolledBack))
 	}
 	last := Native
 	for i, r := range s.RolledBack {
 		if r.Generation <= last {
-			return fmt.Errorf("rolled_back[%d].generation: %d after %d: generations must ascend from 1", i, r.Generation, last)
+			return errors.New(element("rolled_back", i) + notAscending(r.Generation, last))
 		}
 		last = r.Generation
 	}
@@ -54,31 +55,37 @@ func (s SlotSpec) Validate() error {
 		last = c.Generation
 	}
 	if len(s.Previous) > 0 && (len(s.Candidates) == 0 || !s.Candidates[0].Stable) {
-		return fmt.Errorf("previous: there is no stable candidate")
+		return errors.New("previous: there is no stable candidate")
 	}
 	return nil
 }
 
+func element(field string, i int) string { return field + "[" + strconv.Itoa(i) + "]" }
+
+func notAscending(g, last Generation) string {
+	return ".generation: " + strconv.FormatUint(uint64(g), 10) + " after " + strconv.FormatUint(uint64(last), 10) + ": generations must ascend from 1"
+}
+
 func (s SlotSpec) validateCandidate(i int, last Generation) error {
-	c := s.Candidates[i]
+	c, at := s.Candidates[i], element("candidates", i)
 	switch {
 	case i > 1 || i == 1 && !s.Candidates[0].Stable:
-		return fmt.Errorf("candidates[%d]: at most one stable candidate and then one on trial are allowed", i)
+		return errors.New(at + ": at most one stable candidate and then one on trial are allowed")
 	case c.Generation <= last:
-		return fmt.Errorf("candidates[%d].generation: %d after %d: generations must ascend from 1", i, c.Generation, last)
+		return errors.New(at + notAscending(c.Generation, last))
 	case slices.ContainsFunc(s.RolledBack, func(r RolledBackModule) bool { return r.Generation == c.Generation }):
-		return fmt.Errorf("candidates[%d].generation: %d was rolled back", i, c.Generation)
+		return errors.New(at + ".generation: " + strconv.FormatUint(uint64(c.Generation), 10) + " was rolled back")
 	case c.Stable && i > 0:
-		return fmt.Errorf("candidates[%d].stable: only the first candidate may be stable", i)
+		return errors.New(at + ".stable: only the first candidate may be stable")
 	case c.Stable && (c.Goal != ToActive || c.Permille != 0 || c.Scope != ""):
-		return fmt.Errorf("candidates[%d].stable: its goal must be %s, without a share or a scope", i, ToActive)
+		return errors.New(at + ".stable: its goal must be " + ToActive.String() + ", without a share or a scope")
 	case c.Stable:
 		return nil
 	case c.Goal == ToStable:
-		return fmt.Errorf("candidates[%d].goal: %q: set the field stable instead", i, c.Goal)
+		return errors.New(at + `.goal: "stable": set the field stable instead`)
 	}
 	if err := CheckGoal(s.Kind, c.Goal, c.Permille, c.Scope); err != nil {
-		return fmt.Errorf("candidates[%d].%w", i, err)
+		return errors.New(at + "." + err.Error())
 	}
 	return nil
 }

@@ -146,9 +146,9 @@ func (s *slot) state() lifecycle.SlotStatus {
 	return s.machine.slotStatus()
 }
 
-// step tells the machine what happened, and puts in force what follows: when it returns, no
-// call gets a module that has ended. It returns false after the end of run, when the machine
-// does not matter any more.
+// step changes the machine and puts in force what follows: when it returns, no call gets a
+// module that has ended. It returns false after the end of run, when the machine does not
+// matter any more.
 func (s *slot) step(change func(*machine)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
