@@ -30,7 +30,7 @@ MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -bu
 
 .PHONY: attack axe bench bench-lab build build-kube build-lab check chromium clean conformance demo demo-envoy \
 	demo-vllm envoy envoy-gateway estimator etcd faults generate gpu-check helm help image istio kube-apiserver \
-	lab-estimators lab-frontier lab-overload lab-peers lab-report lab-routers lab-routers-all lab-routers-vllm \
+	lab-estimators lab-overload lab-peers lab-report lab-routers lab-routers-all lab-routers-vllm \
 	lab-simulator lab-xds mutate plugins promtool ptxas rdma-check reference release routers test test-all test-modules \
 	test-vllm tools zig
 
@@ -258,8 +258,8 @@ bench: envoy ## every benchmark; the table is in BENCHMARKS.md
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
 
 # The comparisons, each with what it prints.
-LAB := peers xds overload simulator routers routers-all routers-vllm estimators frontier report
-bench-lab: $(if $(filter $(WHAT),$(LAB)),lab-$(WHAT)) ## compare Cascade with others, WHAT=peers, xds, overload, simulator, routers, routers-all, routers-vllm, estimators, frontier or report
+LAB := peers xds overload simulator routers routers-all routers-vllm estimators report
+bench-lab: $(if $(filter $(WHAT),$(LAB)),lab-$(WHAT)) ## compare Cascade with others, WHAT=peers, xds, overload, simulator, routers, routers-all, routers-vllm, estimators or report
 	@test -n '$(filter $(WHAT),$(LAB))' || { echo 'WHAT=$(WHAT): must be one of $(LAB)'; exit 1; }
 
 # UCX's side is ucx_perftest: from PATH (Debian: ucx-utils), or $$UCX_PERFTEST. Extism
@@ -327,11 +327,6 @@ lab-routers-all: build-lab envoy routers estimator
 	$(BENCH_ROUTERS) -trace conversation -rates 2,3 -requests 150 -speed 1 -out $(OUT)/bench-routers/conversation $(ROUTERBENCH)
 	$(BENCH_ROUTERS) -trace assistant -rates 4,8 -requests 250 -out $(OUT)/bench-routers/assistant $(ROUTERBENCH)
 	$(BENCH_ROUTERS) -trace agent -rates 0.5,1 -requests 100 -speed 2 -out $(OUT)/bench-routers/agent $(ROUTERBENCH)
-
-# The rule, the workloads and the settings are in the command's documentation.
-# frontier: where the planner's settings keep the rule for defaults, in the simulator: tables, about an hour.
-lab-frontier: build-lab
-	bin/cascade-lab frontier -v -iteration-ratio=-1,1.1,1.2,1.3,1.5 -candidates cascade $(FRONTIER)
 
 # Cascade and vLLM's router in front of two engines of stock vLLM. TRACE is a trace file; the
 # loads are what two cores should serve with some to spare.

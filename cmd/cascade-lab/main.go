@@ -17,7 +17,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/frontier"
 	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/mutate"
 	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/routerbench"
 )
@@ -70,7 +69,6 @@ func newRoot(s *settings) *cobra.Command {
 		newReport(s), newCheck(s), newHold(s),
 		withFlagSet("routers", "Replay the same requests through Cascade and through other routers, and compare", routerbench.Run),
 		withFlagSet("mutate", "Change packages in one place at a time: does a test fail?", mutate.Run),
-		withFlagSet("frontier", "Say where settings of the planner keep the rule for defaults, in the simulator", frontier.Run),
 	)
 	return root
 }

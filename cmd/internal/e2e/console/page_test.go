@@ -183,9 +183,9 @@ func TestProxies(t *testing.T) {
 	v.Status.Groups = []control.Group{{Nodes: 2, Epoch: 3, Reason: "watched"}, {Name: "empty", Reason: "nothing"}}
 	v.Status.Nodes = nil
 	testkit.NoError(t, json.Unmarshal([]byte(`[
-		{"id": "edge", "connected": true, "current": true, "types": {"Cluster": {"acked": 2, "pending": 1}}},
-		{"id": "old", "connected": true, "refusing": true, "last_error": "no such field", "nacks": 2}, {"id": "gone"}, {"id": "slow", "connected": true, "fenced": true},
-		{"id": "other", "connected": true, "unlisted": true}, {"id": "new", "connected": true}
+		{"id": "edge", "state": "current", "connected": true, "current": true, "types": {"Cluster": {"acked": 2, "pending": 1}}},
+		{"id": "old", "state": "refuses", "connected": true, "last_error": "no such field", "nacks": 2}, {"id": "gone", "state": "gone"},
+		{"id": "slow", "state": "late", "connected": true}, {"id": "other", "state": "unlisted", "connected": true}, {"id": "new", "state": "following", "connected": true}
 	]`), &v.Status.Nodes))
 	b := openTab(t, 1440, 900)
 	b.open(newSite(t, &scripted{view: v}).url())
