@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -44,7 +45,7 @@ func (c *Conn) Read() (f Frame, err error) {
 	return readBody(c.UnixConn, head)
 }
 
-// Write sends a frame. If it cannot, it closes the connection, unless the frame is invalid.
+// Write sends a frame. If it cannot, it closes the connection and returns ErrConnectionEnded, unless the frame is invalid.
 func (c *Conn) Write(f Frame) error {
 	b, err := f.Append(nil)
 	if err != nil {
@@ -55,12 +56,13 @@ func (c *Conn) Write(f Frame) error {
 	c.SetWriteDeadline(time.Now().Add(writeTimeout))
 	if _, err = c.UnixConn.Write(b); err != nil {
 		c.Close() // the rest of the frame is missing
+		return fmt.Errorf("%w: %w", ErrConnectionEnded, err)
 	}
-	return err
+	return nil
 }
 
-// ErrConnectionEnded is the error of calls whose connection has ended.
-var ErrConnectionEnded = errors.New("the engine's connection has ended")
+// ErrConnectionEnded is the error of frames and calls whose connection has ended.
+var ErrConnectionEnded = errors.New("the connection has ended")
 
 // Call asks the engine and returns its answer, or a *Refusal. The goroutine that reads passes answers to Deliver.
 func (c *Conn) Call(ctx context.Context, q Call) (*Answer, error) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/api"
@@ -189,7 +188,7 @@ func (c *Client) call(ctx context.Context, what, name string, most time.Duration
 		err = ctx.Err()
 	case known != nil:
 		err = known
-	case errors.Is(err, api.ErrConnectionEnded), errors.Is(err, net.ErrClosed):
+	case errors.Is(err, api.ErrConnectionEnded):
 		err = ErrUnavailable
 	}
 	return fmt.Errorf("engine blocks: %s %s: %w", what, name, err)

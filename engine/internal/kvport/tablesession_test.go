@@ -121,6 +121,9 @@ func TestConnectionEnds(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	e.waitFor(t, "the end of the other", 0)
+	if _, err := other.Call(t.Context(), api.Call{Op: api.Schedule}); !errors.Is(err, api.ErrConnectionEnded) {
+		t.Errorf("a call that cannot be sent: %v", err)
+	}
 }
 
 // Calls end with their connection, and so do those after it.
