@@ -19,14 +19,14 @@ import (
 var sampling = map[string]bool{"temperature": true, "top_p": true, "top_k": true, "min_p": true, "repetition_penalty": true,
 	"stop_token_ids": true, "ignore_eos": true, "skip_special_tokens": true, "no_stop_trim": true}
 
-// generate begins the bodies of /generate.
-const generate = `{"input_ids":`
+// generate begins the bodies of /generate. A client's body cannot begin so: rid is withheld from it.
+const generate = `{"rid":null,"input_ids":`
 
 // continueChat returns a body of /generate, to which a chat's answer is the text of the ids' continuation. It is
 // nil for a chat with members that have no counterpart there, and for one whose sampling would be another one:
 // chats take defaults from the model, /generate does not.
 func (d Dialect) continueChat(q *openai.Resume, c dialect.Continuation) []byte {
-	if d.differs || c.IDs == nil {
+	if !d.plainText || c.IDs == nil {
 		return nil
 	}
 	params, more, greedy, penalty, known := []byte(nil), []byte(nil), false, false, true
@@ -107,12 +107,17 @@ func (r *chatEvents) translate(ev openai.Event) {
 		r.out = append(r.out, ev.Raw...)
 		return
 	}
+	finish := meta.Get("finish_reason")
+	if finish.Get("type").Str == "abort" && finish.Get("status_code").Type == gjson.Number { // the engine failed
+		r.out = append(r.out, `data: {"error":`+finish.Raw+"}\n\n"...)
+		return
+	}
 	if !r.begun {
 		r.begun = true
 		r.head = `data: {"id":` + meta.Get("id").Raw + `,"object":"chat.completion.chunk","created":` + strconv.FormatInt(r.created, 10) + `,"model":` + r.model + `,"choices":[`
 		r.out = append(r.out, r.head+`{"index":0,"delta":{"role":"assistant","content":"","reasoning_content":null},"finish_reason":null,"prompt_token_ids":`+r.prompt+"}]}\n\n"...)
+		r.prompt = "" // it is long, and so is the stream
 	}
-	finish := meta.Get("finish_reason")
 	text := answer.Get("text").Str
 	if !finish.IsObject() {
 		text = strings.TrimRight(text, "\uFFFD") // a character that is not whole yet

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/tidwall/gjson"
 
@@ -14,9 +15,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Dialect is SGLang's. The zero value is for an engine of which it is not known how it was started.
+// Dialect is SGLang's. The zero value is for an engine of which it is not known how it was started: its chats stay.
 type Dialect struct {
-	differs       bool // the text of a chat is not that of /generate, or comes otherwise than documented
+	plainText     bool // the text of a chat is that of /generate
 	plainDefaults bool // chats sample as the API says by default, not as the model says
 }
 
@@ -25,12 +26,17 @@ var (
 	_ dialect.Configurable = Dialect{}
 )
 
-// Configured implements dialect.Configurable.
+// Configured implements dialect.Configurable. A chat template that is not in Jinja has stop strings of its own.
 func (Dialect) Configured(info []byte) dialect.Dialect {
+	if openai.CheckObject(info) != nil {
+		return Dialect{}
+	}
+	settings := gjson.ParseBytes(info)
+	template := settings.Get("chat_template")
 	return Dialect{
-		differs: gjson.GetBytes(info, "reasoning_parser").Type == gjson.String || gjson.GetBytes(info, "incremental_streaming_output").Bool() ||
-			gjson.GetBytes(info, "stream_output").Bool(),
-		plainDefaults: gjson.GetBytes(info, "sampling_defaults").Str == "openai",
+		plainText: settings.Get("reasoning_parser").Type != gjson.String && !settings.Get("incremental_streaming_output").Bool() &&
+			!settings.Get("stream_output").Bool() && (template.Type != gjson.String || strings.HasSuffix(template.Str, ".jinja")),
+		plainDefaults: settings.Get("sampling_defaults").Str == "openai",
 	}
 }
 

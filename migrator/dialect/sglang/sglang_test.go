@@ -14,30 +14,48 @@ import (
 func TestContinueChat(t *testing.T) {
 	const chat = `"messages":[{"role":"user","content":"x"}]`
 	openaiDefaults := Dialect{}.Configured([]byte(`{"sampling_defaults":"openai","reasoning_parser":null}`))
+	modelDefaults := Dialect{}.Configured([]byte(`{"sampling_defaults":"model","chat_template":"/models/m.jinja"}`))
 	for _, test := range []struct {
 		dialect dialect.Dialect
 		more    string
 		want    string // after the ids
 	}{
-		{Dialect{}, `,"temperature":0,"max_tokens":9,"repetition_penalty":1,"user":"u"`, `"stream":true,"sampling_params":{"max_new_tokens":7,"min_new_tokens":0,"temperature":0,"repetition_penalty":1}}`},
+		{modelDefaults, `,"temperature":0,"max_tokens":9,"repetition_penalty":1,"user":"u"`, `"stream":true,"sampling_params":{"max_new_tokens":7,"min_new_tokens":0,"temperature":0,"repetition_penalty":1}}`},
 		{openaiDefaults, `,"temperature":0,"model":"m","priority":2`, `"stream":true,"sampling_params":{"max_new_tokens":null,"min_new_tokens":0,"temperature":0},"model":"m","priority":2}`},
-		{Dialect{}, `,"temperature":0.5,"repetition_penalty":1`, ""}, // the model's top_p would be missing
-		{Dialect{}, `,"temperature":0`, ""},                          // … its penalty
-		{Dialect{}, ``, ""},
+		{modelDefaults, `,"temperature":0.5,"repetition_penalty":1`, ""}, // the model's top_p would be missing
+		{modelDefaults, `,"temperature":0`, ""},                          // … its penalty
+		{modelDefaults, ``, ""},
 		{openaiDefaults, `,"temperature":0.5,"min_tokens":5`, `"stream":true,"sampling_params":{"max_new_tokens":null,"min_new_tokens":3,"temperature":0.5}}`},
 		{openaiDefaults, `,"chat_template_kwargs":{"a":1}`, `"stream":true,"sampling_params":{"max_new_tokens":null,"min_new_tokens":0}}`}, // in the ids
 		{openaiDefaults, `,"logit_bias":{"5":1}`, ""},
 		{Dialect{}.Configured([]byte(`{"sampling_defaults":"openai","reasoning_parser":"qwen3"}`)), ``, ""},
 		{Dialect{}.Configured([]byte(`{"sampling_defaults":"openai","incremental_streaming_output":true}`)), ``, ""},
+		{Dialect{}.Configured([]byte(`{"sampling_defaults":"openai","chat_template":"vicuna_v1.1"}`)), ``, ""},
+		{Dialect{}.Configured([]byte(`<html>`)), `,"temperature":0,"repetition_penalty":1`, ""},
+		{Dialect{}, `,"temperature":0,"repetition_penalty":1`, ""}, // it is not known how the engine was started
 	} {
 		r := testkit.Must(test.dialect.Parse(openai.Chat, []byte(`{`+chat+test.more+`}`)))
 		q, ok := r.Resume()
 		want := ""
 		if test.want != "" {
-			want = `{"input_ids":[1,2,3],` + test.want
+			want = `{"rid":null,"input_ids":[1,2,3],` + test.want
 		}
 		if got := string(test.dialect.Continue(&q, dialect.Continuation{IDs: []uint32{1, 2, 3}, Output: 2})); !ok || got != want {
 			t.Errorf("%s:\n got %s\nwant %s", test.more, got, want)
+		}
+	}
+}
+
+// TestClientsCannotGenerate checks that no client's body goes to /generate, whatever it begins with.
+func TestClientsCannotGenerate(t *testing.T) {
+	for _, body := range []string{`{"rid":null,"input_ids":[1]}`, `{"input_ids":[1]}`, `{"rid":null,"rid":null,"input_ids":[1],"messages":[]}`, `{"r\u0069d":null,"input_ids":[1]}`} {
+		for _, stream := range []string{`}`, `,"stream":true}`} {
+			r := testkit.Must(Dialect{}.Parse(openai.Chat, []byte(strings.TrimSuffix(body, "}")+stream)))
+			for _, b := range [][]byte{r.PlainBody(), r.StreamBody()} {
+				if path, _ := (Dialect{}).Open(openai.Chat, b); path != openai.Chat.Path() {
+					t.Errorf("%s goes to %s as %s", body, path, b)
+				}
+			}
 		}
 	}
 }
@@ -75,6 +93,21 @@ func TestChatEvents(t *testing.T) {
 	}
 	if strings.Join(texts, "\n") != strings.Join(want, "\n") || strings.Join(rest, " ") != `data: {"error":{"message":"x"}} data: [DONE]` {
 		t.Errorf("%s", out)
+	}
+}
+
+// TestAbortedChat checks that an answer which the engine aborts because it failed is no whole one. One that was aborted
+// on request ends, as a chat does.
+func TestAbortedChat(t *testing.T) {
+	for finish, want := range map[string]string{
+		`{"type":"abort","message":"out of memory","status_code":500}`: `data: {"error":{"type":"abort","message":"out of memory","status_code":500}}` + "\n\n",
+		`{"type":"abort","message":"aborted","status_code":null}`:      `"finish_reason":"abort"`,
+	} {
+		event := `data: {"text":"","output_ids":[],"meta_info":{"id":"g","finish_reason":` + finish + `}}` + "\n\n"
+		out := string(testkit.Must(io.ReadAll(newChatEvents(strings.NewReader(event), []byte(`{"input_ids":[1]}`)))))
+		if !strings.Contains(out, want) || strings.Contains(want, "error") && out != want {
+			t.Errorf("%s becomes %s", finish, out)
+		}
 	}
 }
 
