@@ -21,7 +21,8 @@ import (
 // serveGenerate serves a client's request on one of the two generating endpoints.
 func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *httpserver.Share) {
 	begun := time.Now()
-	req, err := srv.dialect().Parse(e, body)
+	d := srv.dialect()
+	req, err := d.Parse(e, body)
 	if err != nil {
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 		return
@@ -43,10 +44,10 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	var out clientWriter
 	switch {
 	case req.Streamable():
-		p = &payload{bytes: srv.streamBody(ctx, &req, r.Header)}
+		p = &payload{bytes: srv.streamBody(ctx, d, &req, r.Header)}
 		out = newEventWriter(w, req)
 	case req.Assemblable() && template != nil:
-		p = &payload{bytes: srv.streamBody(ctx, &req, r.Header)}
+		p = &payload{bytes: srv.streamBody(ctx, d, &req, r.Header)}
 		out = &answerWriter{w: w, template: template, ids: req.WantsIDs}
 	default:
 		p = &payload{bytes: req.PlainBody()}
@@ -60,7 +61,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 		request.Features |= policies.Unreadable
 	}
 	s := srv.newStream(ctx, session.Config{Request: request, MinTokens: req.MinOutput, Endpoint: e, Asked: asked, Resume: resume}, out, cancel)
-	s.header, s.requestID, s.begun = engineHeaders(r.Header), r.Header.Get(requestIDHeader), begun // what later legs, the log and latencies need
+	s.dialect, s.header, s.requestID, s.begun = d, engineHeaders(r.Header), r.Header.Get(requestIDHeader), begun // what later legs, the log and latencies need
 	s.tenant = srv.admission.tenantOf(r.Header)
 	nameSpan(ctx, e, s.request)
 	prompt := srv.readPrompt(ctx, &req, s.header, srv.tokenizer.minKnown(arrival.Estimate))
@@ -101,13 +102,12 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 
 // streamBody returns the body that asks the engine for a stream. If the engine streams a chat with token ids only to a
 // request for ids, it is asked for them first; a chat whose ids are not learnt cannot move.
-func (srv *Server) streamBody(ctx context.Context, req *openai.Request, header http.Header) []byte {
-	d := srv.dialect()
+func (srv *Server) streamBody(ctx context.Context, d dialect.Dialect, req *openai.Request, header http.Header) []byte {
 	if req.Endpoint != openai.Chat || !d.Capabilities().ChatsByIDs {
 		return req.StreamBody()
 	}
 	if q, ok := req.Resume(); ok && d.Continue(&q, dialect.Continuation{IDs: []uint32{0}}) != nil {
-		if ids, err := srv.tokenizeWithin(ctx, req, engineHeaders(header), srv.cfg.MigrationTimeout); err == nil && len(ids) > 0 {
+		if ids, err := srv.askPromptIDs(ctx, d, req, engineHeaders(header), srv.cfg.MigrationTimeout, true); err == nil && len(ids) > 0 {
 			req.LearnPromptIDs(ids)
 			return d.Continue(&q, dialect.Continuation{IDs: ids})
 		}

@@ -154,7 +154,7 @@ func (srv *Server) executeMigration(ctx context.Context, g *migration, m Migrati
 	if err != nil {
 		return err
 	}
-	body := srv.dialect().Continue(&g.stream.resume, dialect.Continuation{Output: len(g.ids) - g.prompt})
+	body := g.stream.dialect.Continue(&g.stream.resume, dialect.Continuation{Output: len(g.ids) - g.prompt})
 	lr.reservation, lr.arrival.HasKV = m.Reservation, true
 	if m.To.Address == "" {
 		if body, err = srv.adopt(lr, body); err != nil {

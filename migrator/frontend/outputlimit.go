@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -50,14 +51,15 @@ func (srv *Server) outputLimit(b openedLeg, e openai.Endpoint, maxTokens policie
 // generates. One that answers in another way has limits that are not known.
 func (srv *Server) askOutputLimits(ctx context.Context) {
 	var l outputLimits
-	if srv.dialect().Capabilities().OutputLimit == nil {
+	stated := srv.dialect().Capabilities().OutputLimit
+	if stated == nil {
 		srv.outputLimits.Store(&l)
 		return
 	}
-	l.byDefault = srv.askOutputLimit(ctx, "null")
+	l.byDefault = srv.askOutputLimit(ctx, stated, "null")
 	if l.byDefault > 0 {
 		// One more than the default is granted unless the limit is for all.
-		if n := srv.askOutputLimit(ctx, strconv.FormatInt(int64(l.byDefault)+1, 10)); n == l.byDefault {
+		if n := srv.askOutputLimit(ctx, stated, strconv.FormatInt(int64(l.byDefault)+1, 10)); n == l.byDefault {
 			l.always = n
 		}
 	}
@@ -66,8 +68,8 @@ func (srv *Server) askOutputLimits(ctx context.Context) {
 }
 
 // askOutputLimit returns the limit that the engine states for a request with
-// max_tokens, 0 if it states none.
-func (srv *Server) askOutputLimit(ctx context.Context, maxTokens string) policies.Tokens {
+// max_tokens, 0 if it states none. stated finds it in the refusal.
+func (srv *Server) askOutputLimit(ctx context.Context, stated *regexp.Regexp, maxTokens string) policies.Tokens {
 	body := fmt.Sprintf(`{"prompt":[1],"max_tokens":%s,"min_tokens":2147483647,"stream":true}`, maxTokens)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, srv.engine.JoinPath(openai.Completions.Path()).String(), strings.NewReader(body))
 	if err != nil {
@@ -83,7 +85,7 @@ func (srv *Server) askOutputLimit(ctx context.Context, maxTokens string) policie
 		return 0
 	}
 	refused, _ := io.ReadAll(io.LimitReader(resp.Body, 8*maxExcerpt))
-	m := srv.dialect().Capabilities().OutputLimit.FindSubmatch(refused)
+	m := stated.FindSubmatch(refused)
 	if m == nil {
 		return 0
 	}

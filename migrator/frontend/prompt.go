@@ -58,7 +58,7 @@ func (srv *Server) PrefixStatus() PrefixStatus {
 }
 
 // readPrompt finds out which tokens a request's prompt begins with, and how many of them the own
-// engine holds. If fewer than wanted are known it asks the engine, which takes tokenizeTimeout at most;
+// engine holds. If fewer than wanted are known it asks the engine, which takes Config.TokenizeTimeout at most;
 // header is what the engine may see of the client's.
 func (srv *Server) readPrompt(ctx context.Context, req *openai.Request, header http.Header, wanted policies.Tokens) (p knownPrompt) {
 	p.root = srv.promptRoot(req.Model, req.CacheSalt)

@@ -16,6 +16,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/migrator/dialect"
+	"github.com/cascadeinfer/cascade/migrator/dialect/vllm"
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -113,6 +116,24 @@ func TestRescue(t *testing.T) {
 // startRescuableStream starts a stream of r0 that is long enough to lose its
 // engine.
 func (f *fleet) startRescuableStream() runningStream { return f.startStream(longRequest) }
+
+// stays is a dialect that continues no request.
+type stays struct{ vllm.Dialect }
+
+func (stays) Continue(*openai.Resume, dialect.Continuation) []byte { return nil }
+
+// TestStreamKeepsDialect moves and rescues a stream after its front end's engine has stopped saying how it was started.
+func TestStreamKeepsDialect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 3, nil)
+		s := f.startRescuableStream()
+		var now dialect.Dialect = stays{}
+		f.servers[0].engineFacts.spoken.Store(&now)
+		testkit.Must(f.migrateReprompt(t.Context(), s.id, 1))
+		f.engines[1].killAll()
+		f.requireRescuedAnswer(s)
+	})
+}
 
 func (f *fleet) requireRescuedAnswer(b runningStream) {
 	f.t.Helper()

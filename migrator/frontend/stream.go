@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
@@ -30,11 +31,12 @@ type Stream struct {
 	request   policies.Request // as it arrived
 	minTokens policies.Tokens
 	endpoint  openai.Endpoint
-	header    http.Header // of the client, what engines may see
-	requestID string      // of the client's request, for the log
-	begun     time.Time   // when the client's request arrived
-	tenant    string      // of the client's request
-	root      prefix.Hash // that the ids of its prompt extend
+	header    http.Header     // of the client, what engines may see
+	requestID string          // of the client's request, for the log
+	begun     time.Time       // when the client's request arrived
+	tenant    string          // of the client's request
+	root      prefix.Hash     // that the ids of its prompt extend
+	dialect   dialect.Dialect // of all its legs, whatever the own engine says later of how it was started
 	resume    openai.Resume
 	ctx       context.Context    // of the client's request
 	cancel    context.CancelFunc // ends ctx

@@ -36,7 +36,8 @@ const (
 )
 
 // tokenizer asks the own engine for the token ids of prompts. A request that gets none is placed
-// without them: it never fails, and never waits for longer than Config.TokenizeTimeout.
+// without them: it never fails. It never waits for longer than Config.TokenizeTimeout, or
+// Config.MigrationTimeout if it is a chat that cannot move without its ids.
 type tokenizer struct {
 	slots chan struct{}
 
@@ -135,12 +136,12 @@ func (t *tokenizer) mayAsk(size int) bool {
 // tokenize returns the token ids of a request's prompt, unless the engine computes the prompt for that. header has the
 // client's fields that engines may see.
 func (srv *Server) tokenize(ctx context.Context, req *openai.Request, header http.Header) ([]uint32, error) {
-	return srv.tokenizeWithin(ctx, req, header, min(srv.cfg.TokenizeTimeout, srv.cfg.MigrationTimeout-1))
+	return srv.askPromptIDs(ctx, srv.dialect(), req, header, srv.cfg.TokenizeTimeout, false)
 }
 
-// tokenizeWithin is tokenize with another bound than Config.TokenizeTimeout. With Config.MigrationTimeout, the engine
-// may compute the prompt.
-func (srv *Server) tokenizeWithin(ctx context.Context, req *openai.Request, header http.Header, within time.Duration) ([]uint32, error) {
+// askPromptIDs is tokenize with the engine's dialect and another bound. mayCompute allows the engine to compute the
+// prompt before it answers.
+func (srv *Server) askPromptIDs(ctx context.Context, d dialect.Dialect, req *openai.Request, header http.Header, within time.Duration, mayCompute bool) ([]uint32, error) {
 	t := srv.tokenizer
 	size := len(req.Prompt())
 	if !t.mayAsk(size) {
@@ -154,8 +155,8 @@ func (srv *Server) tokenizeWithin(ctx context.Context, req *openai.Request, head
 		t.skipped.Add(1)
 		return nil, errTokenizerBusy
 	}
-	call := srv.dialect().Tokenize(req)
-	if call.Body == nil || call.Computes && within < srv.cfg.MigrationTimeout {
+	call := d.Tokenize(req)
+	if call.Body == nil || call.Computes && !mayCompute {
 		return nil, errPromptRefused
 	}
 	asking, cancel := context.WithTimeout(ctx, within)
