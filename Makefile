@@ -211,7 +211,7 @@ SLOWEST := ./cmd/internal/inprocess ./migrator/frontend ./xds/internal/publish .
 # detector. For it everything that a package imports is compiled once more, and tests take several
 # times as long, so all other packages get it in "make test-all".
 RACED := ./internal/httpserver ./wasm/slothost ./migrator/internal/loadtracker ./migrator/transport/transporttest ./migrator/transport/lease \
-	./internal/zmtp ./migrator/kvevents ./engine/internal/kvconnector ./xds/console ./cmd/internal/loglimit ./cmd/internal/handover
+	./internal/zmtp ./migrator/kvevents ./engine/internal/kvport ./xds/console ./cmd/internal/loglimit ./cmd/internal/handover
 # Slots count allocations, too, which the race detector makes.
 UNRACED = $(SLOWEST) ./wasm/slothost $$($(GO) list ./... | grep -vxF "$$($(GO) list $(SLOWEST) $(RACED))")
 
@@ -364,7 +364,7 @@ check: ## formatting, vet, staticcheck, gosec, known vulnerabilities, tidy go.mo
 	for module in xds/kubetest/apiserver cmd/internal/release $(ENVOY_GATEWAY_MODULE) $(CONFORMANCE_SUITE) $(CONFORMANCE_PILOT); do (cd $$module && $(GO) mod tidy -diff) || exit; done
 
 # A seeded sample of 300 mutants a package. .cache/mutate keeps the results: a run that was
-# interrupted continues. After a change of tests: make mutate MUTATE="-again ./policies/refine".
+# interrupted continues. After a change of tests: make mutate MUTATE="-again ./policies/bidask".
 MUTATE ?= ./policies/... ./migrator/move ./xds/internal/fleetstate ./xds/internal/planrollout ./xds/internal/publish ./wasm/meter ./wasm/slothost
 mutate: build-lab ## change what decides in one place at a time: does a test fail? The scores are in BENCHMARKS.md
 	bin/cascade-lab mutate $(MUTATE)

@@ -29,8 +29,8 @@ type Dialect interface {
 	Parse(e openai.Endpoint, body []byte) (openai.Request, error)
 	// Continue returns the body of a request that continues token ids; nil if the engines take none for it.
 	Continue(q *openai.Resume, c Continuation) []byte
-	// Open returns the path at the engine of a body of a request for an endpoint, and what makes of the events
-	// of its answer those of the endpoint; nil: they are.
+	// Open returns the engine's path for a body of an endpoint. translate turns the events of the engine's answer
+	// into those of the endpoint; it is nil if they are.
 	Open(e openai.Endpoint, body []byte) (path string, translate func(events io.Reader) io.Reader)
 	// Tokenize returns the call whose answer has the token ids of a request's prompt. Its Body is nil if
 	// they could differ from what the engine makes of the request itself, or if the engine would run a chat
@@ -73,7 +73,8 @@ type Call struct {
 	Body []byte
 	// Tokens is the path of the list of token ids in the answer.
 	Tokens string
-	// Computes says that the engine computes the prompt before it answers: only who needs the ids asks.
+	// Computes says that the engine computes the prompt before it answers. Such a call is made only for a request that
+	// cannot move without the ids.
 	Computes bool
 }
 

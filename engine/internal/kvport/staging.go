@@ -168,7 +168,6 @@ func (x *staging) fetch(ctx context.Context, w Want) ([]byte, error) {
 	id := x.lastID
 	f := api.Frame{Fetch: &api.Fetch{ID: id, Holder: w.Holder, Handle: w.Handle, Digest: w.Digest, First: w.First, Blocks: q.slots}}
 	if err := f.Validate(); err != nil { // holder and handle come from a client
-
 		x.free = append(x.free, q.slots...)
 		x.mu.Unlock()
 		return nil, err

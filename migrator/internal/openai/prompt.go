@@ -37,8 +37,8 @@ func (r *Request) Prompt() []byte {
 // LearnPromptIDs records the token ids of the prompt, which the engine has stated.
 func (r *Request) LearnPromptIDs(ids []uint32) { r.learnt = ids }
 
-// PromptIDs returns the token ids of a prompt that were learnt, or that is a list of them, alone or as the only
-// element of a list; nil for any other prompt.
+// PromptIDs returns the prompt's token ids if they were learnt, or if the prompt is a list of them, alone or as the
+// only element of a list. It returns nil for any other prompt.
 func (r *Request) PromptIDs() []uint32 {
 	if r.learnt != nil {
 		return r.learnt
