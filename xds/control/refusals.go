@@ -71,7 +71,7 @@ func (f *refusals) run(ctx context.Context) error {
 		f.mu.Unlock()
 		for _, o := range list {
 			err := f.order(ctx, o)
-			if errors.Is(err, fleetstate.ErrHeldOff) || errors.Is(err, fleetstate.ErrNotStored) || ctx.Err() != nil {
+			if undecided(err) || ctx.Err() != nil {
 				continue
 			}
 			if err != nil {
@@ -84,4 +84,9 @@ func (f *refusals) run(ctx context.Context) error {
 			f.mu.Unlock()
 		}
 	}
+}
+
+// undecided reports whether an order is to be given again. One that was stored after all then changes nothing.
+func undecided(err error) bool {
+	return errors.Is(err, fleetstate.ErrHeldOff) || errors.Is(err, fleetstate.ErrNotStored) || errors.Is(err, fleetstate.ErrUnanswered)
 }

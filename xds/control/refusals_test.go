@@ -29,6 +29,8 @@ func TestRefusalsWait(t *testing.T) {
 				return fmt.Errorf("held: %w", fleetstate.ErrHeldOff)
 			case r.Model == "unstored" && since < 10*time.Second:
 				return fmt.Errorf("unstored: %w", fleetstate.ErrNotStored)
+			case r.Model == "unanswered" && since < 5*time.Second:
+				return fmt.Errorf("unanswered: %w", fleetstate.ErrUnanswered)
 			case r.Model == "free" && r.Epoch == 2:
 				f.add(fleetstate.Refuse{Model: "free", Epoch: 4}) // while this one is ordered
 			case r.Model == "pinned":
@@ -40,7 +42,7 @@ func TestRefusalsWait(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- f.run(ctx) }()
-		for _, model := range []string{"held", "unstored", "pinned", "free"} {
+		for _, model := range []string{"held", "unstored", "unanswered", "pinned", "free"} {
 			f.add(fleetstate.Refuse{Model: model, Epoch: 2})
 			synctest.Wait()
 		}
@@ -51,7 +53,7 @@ func TestRefusalsWait(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		if want := []string{"pinned 2 0s", "free 2 0s", "free 4 0s", "unstored 2 10s", "held 3 1m0s"}; !slices.Equal(decided, want) {
+		if want := []string{"pinned 2 0s", "free 2 0s", "free 4 0s", "unanswered 2 5s", "unstored 2 10s", "held 3 1m0s"}; !slices.Equal(decided, want) {
 			t.Errorf("decided %q, want %q", decided, want)
 		}
 	})

@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -64,7 +65,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestFleetScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/fleet", func(t *testing.T, path string) {
 		synctest.Test(t, func(t *testing.T) {
-			w := &world{t: t, store: faultyStore{Store: store.New(store.NewMemory())}, planes: map[string]*plane{}, streams: map[string]api.Fleet_ReportClient{}, loads: map[string]loadreport.Report{}}
+			w := newWorld(t)
 			defer w.end()
 			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 				w.out.Reset()
@@ -72,6 +73,25 @@ func TestFleetScenarios(t *testing.T) {
 				return w.out.String()
 			})
 		})
+	})
+}
+
+// TestUnansweredOrder checks the errors of an order that the store may still make, and of one that it does not make.
+func TestUnansweredOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		defer w.end()
+		w.start("a", replicas([]string{"r0"}), false, false)
+		w.wait(3 * time.Second)
+		w.store.mu.Lock()
+		w.store.fault, w.store.works = "hung", make(chan struct{})
+		w.store.mu.Unlock()
+		defer close(w.store.works)
+		for _, want := range []error{fleetstate.ErrUnanswered, fleetstate.ErrNotStored} {
+			if err := w.planes["a"].Order(t.Context(), fleetstate.Pin{Model: "m", By: "ann"}); !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
+		}
 	})
 }
 
@@ -83,6 +103,10 @@ type world struct {
 	streams map[string]api.Fleet_ReportClient
 	loads   map[string]loadreport.Report // of the replicas that report twice a second
 	out     strings.Builder
+}
+
+func newWorld(t *testing.T) *world {
+	return &world{t: t, store: faultyStore{Store: store.New(store.NewMemory())}, planes: map[string]*plane{}, streams: map[string]api.Fleet_ReportClient{}, loads: map[string]loadreport.Report{}}
 }
 
 // end ends the control planes, after a failure too: goroutines that outlive the bubble would hide it.

@@ -74,7 +74,7 @@ func (f *Fleet) checkWrite(ctx context.Context, now time.Time) {
 	w.abandoned = true
 	f.step(ctx, now, NotStored{})
 	if w.order != nil {
-		f.endOrder(fmt.Errorf("not stored yet, the change may still be made: %w", err))
+		f.endOrder(fmt.Errorf("%w: %w", fleetstate.ErrUnanswered, err))
 	}
 	for len(f.orders) > 0 {
 		f.endOrder(fmt.Errorf("%w: %w", fleetstate.ErrNotStored, err))

@@ -89,6 +89,7 @@ var (
 	ErrNothingHeld    = errors.New("no removal of replicas waits to be confirmed here")
 	ErrOtherRemoval   = errors.New("the fleet file has changed since: look at the status, and confirm again")
 	ErrNotStored      = errors.New("the plan store did not accept it; nothing has changed, try again") // wrapped with the reason
+	ErrUnanswered     = errors.New("not stored yet, the change may still be made")                     // wrapped with the reason
 )
 
 // CheckDrain returns an error for a Drain that cannot be executed: at least one replica
