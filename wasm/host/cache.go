@@ -24,12 +24,24 @@ const (
 	// codePrefix is the prefix of the folders in the cache, one for each version of the code
 	// that makes entries.
 	codePrefix = "code-"
+	// openTries is how often openCache tries to open an entry, which other processes may evict meanwhile.
+	openTries = 10
 )
 
 // openCache opens the entry of one module's machine code in a cache directory, which several
 // processes may share. No other module, meter version or engine version shares the entry. The
 // engine adds the processor to the key of what it stores, and writes its files atomically.
-func openCache(dir string, sum [sha256.Size]byte) (wazero.CompilationCache, error) {
+func openCache(dir string, sum [sha256.Size]byte) (c wazero.CompilationCache, err error) {
+	for range openTries {
+		if c, err = openEntry(dir, sum); err == nil {
+			return c, nil
+		}
+	}
+	return nil, err
+}
+
+// openEntry makes the folders of an entry if they are missing, checks them, and opens the entry.
+func openEntry(dir string, sum [sha256.Size]byte) (wazero.CompilationCache, error) {
 	version := filepath.Join(dir, codePrefix+strings.ReplaceAll(meter.Version, "/", "-")+"_"+engineVersion)
 	entry := filepath.Join(version, hex.EncodeToString(sum[:]))
 	if err := os.MkdirAll(entry, 0o700); err != nil {

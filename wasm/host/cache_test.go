@@ -3,12 +3,14 @@ package host
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -141,4 +143,26 @@ func TestCacheIsBounded(t *testing.T) {
 	if _, err := Load(context.Background(), c, policy(9)); err == nil {
 		t.Error("a negative bound")
 	}
+}
+
+// TestCacheIsOpenedWhileOthersEvict opens an entry again and again while it is evicted.
+func TestCacheIsOpenedWhileOthersEvict(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(context.Background())
+	var evictor sync.WaitGroup
+	evictor.Go(func() {
+		for ctx.Err() == nil {
+			_ = evictCache(dir, 0, 0)
+		}
+	})
+	for range 2000 {
+		c, err := openCache(dir, sha256.Sum256(nil))
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		testkit.NoError(t, c.Close(context.Background()))
+	}
+	cancel()
+	evictor.Wait()
 }
