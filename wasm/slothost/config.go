@@ -38,8 +38,8 @@ type Config struct {
 	Fetch func(context.Context, lifecycle.Digest) ([]byte, error)
 	// Limits bound the calls of each kind; a statement's grant can only lower them.
 	Limits [abi.NumKinds]host.Limit
-	// Gates has the promotion gates and fault limits of each kind. A Canary.Compared of 0 becomes half of the recorded share
-	// of Canary.Calls, and at least 1.
+	// Gates has the promotion gates and fault limits of each kind. A Canary.Compared of 0
+	// becomes half of the recorded share of Canary.Calls, and at least 1.
 	Gates [abi.NumKinds]Gates
 	// Cache is the folder for compiled code, with its bounds; see host.Config. "" means
 	// none.

@@ -48,8 +48,9 @@
 //     the last 64 of them: sign a new statement, with a higher generation.
 //  4. When the call that reports the last tolerated fault returns, no call gets the faulty
 //     module any more. A module is closed once, after its last call has returned.
-//  5. No call waits until an instance is made, or a module built or freed. It waits for a
-//     busy instance only when all are busy, which includes those that run deferred work.
+//  5. No call waits until a module is built or freed, or until an instance is made in the
+//     place of one that died. It waits for a busy instance only when all are busy, which
+//     includes those that run deferred work and worn ones, which are being replaced.
 //  6. A call for a partition, a boundary or a plan gets the state that the last answered
 //     call for the same scope left.
 //  7. A call that timed out while descheduled counts as starved, and not as a fault.

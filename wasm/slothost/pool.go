@@ -42,9 +42,9 @@ type instance struct {
 	record         host.Record
 }
 
-// pool holds the instances of a module that answer calls. A call takes one, and waits
-// only while all are busy, never until one is made. Module.keep makes new ones in the
-// place of those that died.
+// pool holds the instances of a module that answer calls. A call takes one, and waits only
+// while all are busy. Module.keep makes new ones in the place of those that died or are worn;
+// only the worn ones count as busy meanwhile.
 type pool struct {
 	rests bool          // instances run deferred work between calls
 	pages uint32        // the module's memory limit
