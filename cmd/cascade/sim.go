@@ -119,9 +119,9 @@ Plans and weights take effect at once, and reports to the control plane are neve
 --proxies and --report-* are for routers only. --admission is for Cascade only, and other
 policies are an error with it: its front ends refuse what would wait for too long.
 
-Failures, drains and changes of speed (--fail, --drain, --slow) work with every policy. Under Cascade a replica that
-fails takes its front end with it: the clients of that front end see a cut, and other front
-ends resume what they had on the replica.
+Failures, drains and changes of speed (--fail, --drain, --slow) work with every policy. Under
+Cascade a replica that fails takes its front end with it: the clients of that front end see a
+cut, and other front ends resume what they had on the replica.
 
 What a batch of unequal lengths costs beyond their sum depends on the attention kernel;
 show every claim for all cases of --attention:
@@ -216,11 +216,15 @@ func (e *simFlags) config(cmd *cobra.Command, seed uint64) (sim.Config, error) {
 			return c, cli.Usagef(cmd, "--stages %q: %w", e.stages, err)
 		}
 	}
-	for kind, texts := range map[sim.FaultKind][]string{sim.Fail: e.fail, sim.Drain: e.drain, sim.Slow: e.slow} {
-		for _, text := range texts {
-			fault, err := parseFault(kind, text)
+	// In a fixed order, in which faults of one time happen.
+	for _, given := range []struct {
+		kind  sim.FaultKind
+		texts []string
+	}{{sim.Fail, e.fail}, {sim.Drain, e.drain}, {sim.Slow, e.slow}} {
+		for _, text := range given.texts {
+			fault, err := parseFault(given.kind, text)
 			if err != nil {
-				return c, cli.Usagef(cmd, "--%s %q: %w", kind, text, err)
+				return c, cli.Usagef(cmd, "--%s %q: %w", given.kind, text, err)
 			}
 			c.Faults = append(c.Faults, fault)
 		}
@@ -251,12 +255,12 @@ func parseStages(text string) (p policies.Partition, err error) {
 // parseFault parses REPLICA@FROM or REPLICA@FROM..UNTIL, and :SPEED behind it for sim.Slow.
 func parseFault(kind sim.FaultKind, text string) (sim.Fault, error) {
 	f := sim.Fault{Kind: kind}
-	form := "REPLICA@FROM or REPLICA@FROM..UNTIL"
+	form, example := "REPLICA@FROM or REPLICA@FROM..UNTIL", "3@60s..120s"
 	replica, times, ok := strings.Cut(text, "@")
 	var errs [4]error
 	if kind == sim.Slow {
 		var speed string
-		form += ":SPEED"
+		form, example = "REPLICA@FROM:SPEED or REPLICA@FROM..UNTIL:SPEED", "3@60s..120s:0.7"
 		times, speed, _ = strings.Cut(times, ":")
 		f.Speed, errs[3] = strconv.ParseFloat(speed, 64)
 	}
@@ -267,7 +271,7 @@ func parseFault(kind sim.FaultKind, text string) (sim.Fault, error) {
 		f.Until, errs[2] = time.ParseDuration(until)
 	}
 	if !ok || errors.Join(errs[:]...) != nil {
-		return f, errors.New("write " + form + ", such as 3@60s..120s")
+		return f, errors.New("write " + form + ", such as " + example)
 	}
 	return f, nil
 }
