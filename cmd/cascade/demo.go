@@ -103,7 +103,8 @@ that all of it takes more than 15 minutes. Times are engine time, so that the sp
 change what is compared.
 
 The mix and the cost profile are chosen so that lengths matter: many short chats and a few long
-documents on a GPU with slow memory. "cascade sim" compares the same and more routers on a trace of yours, in virtual time.`,
+documents on a GPU with slow memory. "cascade sim" compares the same and more routers on a
+trace of yours, in virtual time.`,
 		Example: `  cascade demo
   cascade demo --envoy "$(which envoy)" --out results`,
 		Args: cli.ExactArgs(0),

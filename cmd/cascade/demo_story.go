@@ -33,7 +33,10 @@ func expectStages(w policies.Workload, f config.Fleet) (x expectation, err error
 
 // oneStage says why no stages are formed; "" if they are expected.
 func (x expectation) oneStage() string {
-	if x == 1 {
+	switch x {
+	case 0:
+		return "the planner predicts no gain for this traffic"
+	case 1:
 		return ""
 	}
 	return fmt.Sprintf("requests are placed by price, which saves in one stage most of the %.0f %% of the cost that stages would save otherwise; a fleet is divided if one stage cannot carry its load", 100*float64(x))

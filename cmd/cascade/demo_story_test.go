@@ -69,6 +69,7 @@ func TestStory(t *testing.T) {
 		}},
 		"void":         {void, staged, needed, []string{divided, "Nothing can be compared: the machine was too busy for the figures of placement alone to count.", "Run it again with more idle CPU, or with fewer --replicas at a lower --rate."}},
 		"one stage":    {compared(1, 1, 1, 1, 1), one, 0.24, []string{"No stage formed: requests are placed by price, which saves in one stage most of the 24 % of the cost that stages would save otherwise; a fleet is divided if one stage cannot carry its load.", "", "Nothing is saved on round robin here: placement changes the latency by +0 %, migrations by +0 %; no class of prompt lengths is served worse than by its best rival."}},
+		"no gain":      {compared(1, 1, 1, 1, 1), one, 0, []string{"No stage formed: the planner predicts no gain for this traffic.", "", ""}},
 		"not in time":  {compared(1, 1, 1, 1, 1), one, needed, []string{"No stage formed: the planner had not decided for them before the last request; more --requests give it time.", "", ""}},
 		"interrupted":  {nil, one, needed, []string{"", "", ""}},
 		"no latencies": {compared(0, 0, 0, 0, 0), staged, needed, []string{divided, "Nothing can be compared: the machine was too busy for the figures of round robin, placement alone, cascade to count.", ""}},
