@@ -106,7 +106,8 @@ type Model struct {
 	Batch int `yaml:"batch,omitempty" unit:"sequences" default:"the profile's"`
 	// History is a file of earlier requests, in one of the formats of "cascade replay --trace", from which the
 	// first plan is made. Of requests without times, as many are assumed as keep the replicas half busy. Without
-	// it a fleet without state begins with one stage, and so it does if stages would save less than a tenth of the
+	// it a fleet without state begins with one stage, and so it does if planner.adopt would merge the stages: with
+	// "if-needed", if one stage is within its limits; with "gain", if stages would save less than a tenth of the
 	// requests in the system.
 	History string `yaml:"history,omitempty"`
 	// Adapters are LoRA adapters of the model. Clients ask for one by putting its
@@ -134,8 +135,9 @@ type Replica struct {
 	// name: control planes look it up every 5 s and publish one IP address, the same as long
 	// as the answers have it. If a look-up fails, the last address stays, and status says so.
 	Address string `yaml:"address"`
-	// Peer is where other migrators reach this one. In a fleet with control.socket, on Linux, it is an abstract Unix
-	// socket, @cascade-peer/ before the address, and both sides check that the other's user is one of those.
+	// Peer is where other migrators reach this one. In a fleet with control.socket, on Linux, it names an abstract Unix
+	// socket, @cascade-peer/ and the address. Each side then checks the other's user: root, its own user, or one of
+	// control.socket_users.
 	Peer string `yaml:"peer"`
 	// Admin serves the migrator's /metrics, /healthz and /readyz and, to its own
 	// host, the calls that its policies recorded: in plain text on loopback, and
