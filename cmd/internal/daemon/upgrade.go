@@ -58,8 +58,7 @@ func (u *Upgrade) Predecessor() int { return u.takeover.Process }
 func (u *Upgrade) Abandon() { u.takeover.Abandon() }
 
 // Listen returns the predecessor's listener if it has one at that address, host:port or @NAME of an abstract Unix
-// socket, else a new one. field is the field of
-// the fleet file, or the flag, that has the address.
+// socket, else a new one. field is the field of the fleet file, or the flag, that has the address.
 func (u *Upgrade) Listen(name, field, address string) (net.Listener, error) {
 	l := u.takeover.TakeListener(name, address)
 	if l == nil {
