@@ -381,8 +381,7 @@ generate: ptxas ## regenerate the wire types from their .proto files, the C head
 		--go-grpc_out=. --go-grpc_opt=module=github.com/cascadeinfer/cascade xds/api/*.proto migrator/api/*.proto
 
 # The metrics are those of a fleet that the test runs.
-reference: ## regenerate docs/reference: the fleet file, the metrics
-	$(GO) test ./cmd/cascade -run '^TestReference$$' -rewrite
+reference: ## regenerate docs/reference/metrics.md
 	$(GO) test ./cmd/internal/e2e/processes -run '^TestMetrics$$' -rewrite
 
 clean: ## remove what make made

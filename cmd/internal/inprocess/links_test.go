@@ -66,6 +66,15 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 		})
 		stream.Leave()
 		r.waitForIdle()
+		// Engines report their KV once a second. A report from before the stream left its engine makes loads unequal.
+		r.WaitFor("no engine reports KV in use", func() bool {
+			for _, d := range r.daemons {
+				if d.Frontend().Status().Load.Engine.KVUsed > 0 {
+					return false
+				}
+			}
+			return true
+		})
 	}
 	return second, moves
 }
