@@ -175,8 +175,9 @@ func (c *conn) Close() error {
 	return c.TCPConn.Close()
 }
 
-// cut resets the connections of the listeners at some addresses and closes the listeners, as the
-// kernel does for a killed process.
+// cut closes the listeners at some addresses and resets their connections, as the kernel does for
+// a killed process. Listeners come first: a stream that has lost one engine must find the others gone,
+// and not lose a second one that still took its request.
 func (s *sockets) cut(addresses ...string) {
 	var all []*socket
 	var conns []*conn
@@ -189,11 +190,11 @@ func (s *sockets) cut(addresses ...string) {
 		}
 	}
 	s.mu.Unlock()
-	for _, c := range conns {
-		c.reset()
-	}
 	for _, l := range all {
 		l.Close()
+	}
+	for _, c := range conns {
+		c.reset()
 	}
 }
 
