@@ -28,6 +28,12 @@ func TestPlaceOnly(t *testing.T) {
 		front := "http://" + r.replica("r0").Address
 		streams := []*harness.Stream{r.Start(front, prompt(200, forever))}
 		r.WaitForGrowth(streams)
+		for len(r.fronts["r0"].LocalLegs()) == 0 { // on a busy host r0 may have seemed slower than r1, and got none
+			streams[0].Leave()
+			r.waitForIdle()
+			streams[0] = r.Start(front, prompt(200, forever))
+			r.WaitForGrowth(streams)
+		}
 		r.WaitFor("r0 with its full batch places a request on r1", placesOn("r1"))
 		resp, err := r.HTTP.Post(front+"/v1/completions", "application/json", bytes.NewReader(prompt(100, 4)))
 		testkit.NoError(t, err)
