@@ -2,8 +2,7 @@ package meter
 
 import "math"
 
-// The tests write modules as these trees, which are encoded, and also run by the interpreter
-// in interp_test.go.
+// The tests write modules as these trees, which are encoded.
 
 // ins is one instruction; blocks contain their instructions.
 type ins struct {
@@ -51,6 +50,7 @@ type module struct {
 	elements  [][]uint32
 	exports   map[string]uint32 // functions; memory is always "memory"
 	start     int               // −1: none
+	fuel      bool              // the last global is exported as "fuel"
 	padded    bool              // numbers in their longest encoding
 	names     bool
 }
@@ -207,9 +207,18 @@ func (m *module) encode() []byte {
 		})
 	}
 	section(7, func(e *enc) {
-		e.u(uint64(len(m.exports) + 1))
+		n := len(m.exports) + 1
+		if m.fuel {
+			n++
+		}
+		e.u(uint64(n))
 		e.name("memory")
 		e.raw(2, 0)
+		if m.fuel {
+			e.name("fuel")
+			e.raw(3)
+			e.u(uint64(len(m.globals) - 1))
+		}
 		for _, name := range []string{"run", "other", "_initialize"} {
 			if f, ok := m.exports[name]; ok {
 				e.name(name)

@@ -2,14 +2,12 @@ package meter
 
 import (
 	"context"
-	"errors"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
-	"github.com/tetratelabs/wazero/sys"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
@@ -82,17 +80,16 @@ func (e engine) metered(t testing.TB, code []byte, c Config) armed {
 	return arm(t, mod, report.Slice)
 }
 
-// same reports whether an error of the engine is that of the reference interpreter.
-func same(got, want error) bool {
-	if got == nil || want == nil {
-		return got == nil && want == nil
+// trapOf returns the trap that an error of the engine names; "" for no error.
+func trapOf(err error) string {
+	if err == nil {
+		return ""
 	}
-	var exit *sys.ExitError
-	if errors.As(got, &exit) {
-		return false
-	}
-	if want == errFuel {
-		want = errUnreachable
-	}
-	return strings.Contains(got.Error(), want.Error())
+	text, _, _ := strings.Cut(err.Error(), "\n")
+	return strings.TrimPrefix(text, "wasm error: ")
 }
+
+const (
+	unreachable = "unreachable"
+	outOfBounds = "out of bounds memory access"
+)

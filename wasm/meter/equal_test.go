@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
-// check runs a generated module with some fuel by the reference interpreter, instrumented, and,
-// if it ends by itself, unchanged. Results, traps, memory, globals and fuel must be equal.
+// check runs a generated module with some fuel: with payments inserted naively, instrumented, and, if it ends by itself,
+// unchanged. Results, traps, memory and fuel must be equal.
 func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64) (cut bool) {
 	t.Helper()
 	code := m.encode()
@@ -21,21 +21,23 @@ func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64)
 	if err != nil {
 		t.Fatalf("a valid module is refused: %v\n%s", err, dump(code))
 	}
-	entry := m.exports["run"]
-	ref := newMachine(m, fuel)
-	want, trap := ref.call(entry, args[0], args[1])
-
 	ctx := context.Background()
+	run := func(mod api.Module) (result []uint64, trap string, memory []byte) {
+		result, err := mod.ExportedFunction("run").Call(ctx, args[0], args[1])
+		memory, _ = mod.Memory().Read(0, mod.Memory().Size())
+		return result, trapOf(err), memory
+	}
+	reference := testkit.Must(e.instance(m.naive(fuel).encode()))
+	defer reference.Close(ctx)
+	want, trap, memory := run(reference)
+	left := int64(reference.ExportedGlobal("fuel").Get())
 	compare := func(name string, mod api.Module) {
-		got, err := mod.ExportedFunction("run").Call(ctx, args[0], args[1])
-		if !same(err, trap) {
-			t.Fatalf("%s: error %v, the reference says %v\n%s", name, err, trap, dump(code))
-		}
-		if trap == nil && got[0] != want[0] {
+		switch got, gotTrap, gotMemory := run(mod); {
+		case gotTrap != trap:
+			t.Fatalf("%s: trap %q, the reference says %q\n%s", name, gotTrap, trap, dump(code))
+		case trap == "" && got[0] != want[0]:
 			t.Fatalf("%s: result %#x, the reference says %#x\n%s", name, got[0], want[0], dump(code))
-		}
-		memory, _ := mod.Memory().Read(0, mod.Memory().Size())
-		if !bytes.Equal(memory, ref.memory) {
+		case !bytes.Equal(gotMemory, memory):
 			t.Fatalf("%s: memory differs from the reference's\n%s", name, dump(code))
 		}
 	}
@@ -47,13 +49,13 @@ func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64)
 	a := arm(t, mod, report.Slice)
 	a.give(fuel)
 	compare("metered", mod)
-	if a.left() != ref.fuel {
-		t.Fatalf("metered: %d ticks left, the reference has %d (trap %v)\n%s", a.left(), ref.fuel, trap, dump(code))
+	if a.left() != left {
+		t.Fatalf("metered: %d ticks left, the reference has %d (trap %q)\n%s", a.left(), left, trap, dump(code))
 	}
-	if trap == nil && a.stack.Get() != MaxFuel {
+	if trap == "" && a.stack.Get() != MaxFuel {
 		t.Fatalf("the stack is not given back: %d bytes are missing\n%s", MaxFuel-a.stack.Get(), dump(code))
 	}
-	if trap == errFuel {
+	if left < 0 {
 		return true
 	}
 	plain := testkit.Must(e.instance(code))
@@ -84,7 +86,7 @@ func shallow(t *testing.T, e engine, m *module, fuel int64, args [2]uint64) {
 	if err == nil && a.stack.Get() != stack {
 		t.Fatalf("the stack is not given back: %d bytes are left\n%s", a.stack.Get(), dump(code))
 	}
-	if int64(a.stack.Get()) < 0 && !same(err, errUnreachable) {
+	if int64(a.stack.Get()) < 0 && trapOf(err) != unreachable {
 		t.Fatalf("nested too deeply, and yet: %v\n%s", err, dump(code))
 	}
 }

@@ -32,7 +32,7 @@ func everywhere(t *testing.T, name string, m *module, want int64, args ...uint64
 			got, err := a.ExportedFunction("run").Call(ctx, args...)
 			switch {
 			case fuel < want:
-				if !same(err, errUnreachable) || a.left() >= 0 {
+				if trapOf(err) != unreachable || a.left() >= 0 {
 					t.Fatalf("%s: slice %d, fuel %d: %v, %d ticks left", name, slice, fuel, err, a.left())
 				}
 			case err != nil || fmt.Sprint(got) != fmt.Sprint(result) || a.left() != fuel-want:
@@ -115,7 +115,7 @@ func TestTrapsInLoopsFindTheFuel(t *testing.T) {
 		a := e.metered(t, m.encode(), Config{Slice: slice})
 		a.give(500)
 		_, err := a.ExportedFunction("run").Call(context.Background(), 4096)
-		if !same(err, errMemory) || a.left() != 500-1-61 {
+		if trapOf(err) != outOfBounds || a.left() != 500-1-61 {
 			t.Errorf("slice %d: %v, %d ticks left, want %d", slice, err, a.left(), 500-1-61)
 		}
 	}

@@ -69,14 +69,14 @@ func TestSlowestAreCut(t *testing.T) {
 		a := e.metered(t, m.encode(), Config{})
 		run := a.ExportedFunction("run")
 		a.give(3 * DefaultSlice)
-		if _, err := run.Call(context.Background()); !same(err, errUnreachable) || a.left() >= 0 {
+		if _, err := run.Call(context.Background()); trapOf(err) != unreachable || a.left() >= 0 {
 			t.Errorf("%s: %v, %d ticks left", name, err, a.left())
 		}
 		a.stack.Set(DefaultStack) // a trap does not release stack
 		a.give(MaxFuel)
 		a.kill.Set(1)
 		// The fuel can run out within the many ticks of one long copy.
-		if _, err := run.Call(context.Background()); !same(err, errUnreachable) || MaxFuel-a.left() > DefaultSlice+8<<20/FillBytes+2 {
+		if _, err := run.Call(context.Background()); trapOf(err) != unreachable || MaxFuel-a.left() > DefaultSlice+8<<20/FillBytes+2 {
 			t.Errorf("%s, killed: %v, after %d ticks", name, err, MaxFuel-a.left())
 		}
 	}
@@ -99,7 +99,7 @@ func BenchmarkSlowest(b *testing.B) {
 				a.stack.Set(DefaultStack) // the last trap did not release stack
 				a.give(slices*DefaultSlice - 1)
 				start := time.Now()
-				if _, err := run.Call(context.Background()); !same(err, errUnreachable) {
+				if _, err := run.Call(context.Background()); trapOf(err) != unreachable {
 					b.Fatal(err)
 				}
 				took += time.Since(start)

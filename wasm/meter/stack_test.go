@@ -172,7 +172,7 @@ func TestFramesAreBounded(t *testing.T) {
 				words := make([]uint64, max(1, len(c.m.types[0].params)))
 				err := f.CallWithStack(context.Background(), words)
 				runtime.ReadMemStats(&after)
-				if !same(err, errUnreachable) || int64(a.stack.Get()) >= 0 {
+				if trapOf(err) != unreachable || int64(a.stack.Get()) >= 0 {
 					t.Errorf("it ended with %v, %d bytes of stack left", err, int64(a.stack.Get()))
 				}
 				if got := stackBytes(t, f); got > mostStack(stack) {
@@ -206,7 +206,7 @@ func TestLargeFramesAreExact(t *testing.T) {
 		arm(t, mod, report.Slice).give(0) // the engine grows the stack before the call ends
 		f := mod.ExportedFunction("run")
 		words := make([]uint64, max(1, len(m.types[0].params)))
-		if err := f.CallWithStack(context.Background(), words); !same(err, errUnreachable) {
+		if err := f.CallWithStack(context.Background(), words); trapOf(err) != unreachable {
 			t.Fatal(err)
 		}
 		needs := stackBytes(t, f) - 2*first - 16
