@@ -2,7 +2,6 @@ package inprocess
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -11,7 +10,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,7 +17,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -42,7 +39,7 @@ type gateway struct {
 	url    string
 	picker *endpointpicker.Server
 	envoy  *envoytest.Process
-	stop   func() // of the picker's xDS client
+	stop   func() // ends the picker
 }
 
 // startGateway runs a picker that follows the fleet's control plane, and an Envoy that asks it.
@@ -52,13 +49,14 @@ func (r *fleetHarness) startGateway(kind gatewayKind, fallbacks int) *gateway {
 	envoytest.Binary(t)
 	g := &gateway{fleetHarness: r, picker: testkit.Must(endpointpicker.New(endpointpicker.Config{Fallbacks: fallbacks, Logger: logger(t)}))}
 	xds := testkit.Must(routing.New(routing.Config{Target: r.cfg.Fleet.Fleet.Control.Listen, NodeID: "epp", Watcher: g.picker}))
-	g.stop = testkit.Run(t, xds.Run)
+	testkit.Run(t, xds.Run)
 	server := grpc.NewServer(g.picker.Options()...)
 	g.picker.Register(server)
 	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(l) })
-	t.Cleanup(func() { server.Stop(); wg.Wait() })
+	g.stop = func() { server.Stop(); wg.Wait() }
+	t.Cleanup(g.stop)
 
 	boot := string(testkit.Must(os.ReadFile("../../../deploy/gateway/envoy.yaml")))
 	boot = strings.Replace(boot, "port_value: 8090", "port_value: 0", 1)
@@ -142,100 +140,53 @@ func (g *gateway) waitUntilPicked(size int, front ...string) {
 	})
 }
 
-// TestEndpointPicker checks a fleet behind a stock Envoy that has no routes of Cascade's and asks
-// the endpoint picker, as a gateway with an InferencePool does.
+// TestEndpointPicker checks a fleet behind stock Envoys that have no routes of Cascade's and ask the endpoint picker, as a
+// gateway with an InferencePool does. While the control plane is down and cannot report that a replica is dead, a
+// gateway that tries a list in order serves every request at the next endpoint of the last plan's list, which for a
+// stage's only replica is in the next longer stage.
 func TestEndpointPicker(t *testing.T) {
-	for name, kind := range map[string]gatewayKind{"override host": overrideHost, "original destination": originalDst} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newFleetHarness(t, harnessConfig{replicas: 4})
-			g := r.startGateway(kind, map[gatewayKind]int{overrideHost: 3}[kind])
-			r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2, 3))...)
-			g.waitUntilPicked(400, "r0", "r1")
-			g.waitUntilPicked(8000, "r2", "r3")
-
-			// Lengths have their stages, whole and in chunks, and bodies beyond the gateway's buffer pass.
-			g.requireAt(400, "r0", "r1")
-			g.requireAt(8000, "r2", "r3")
-			status, answer, at := g.ask(io.MultiReader(bytes.NewReader(prompt(300_000, 2))))
-			if status != http.StatusOK || at["r2"]+at["r3"] != 1 {
-				t.Errorf("300,000 bytes: status %d at %v: %.300s", status, at, answer)
-			}
-
-			// Streams pass the picker unchanged.
-			var streams []*harness.Stream
-			for n := range 4 {
-				streams = append(streams, r.Start(g.url, prompt(300+n, 40)), r.Start(g.url, prompt(9000+n, 40)))
-			}
-			for _, s := range streams {
-				testkit.NoError(t, s.Whole())
-			}
-
-			// A client does not choose its endpoint, nor its stage.
-			var reached atomic.Int64
-			trap := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Add(1) }))
-			defer trap.Close()
-			status, _, at = g.ask(bytes.NewReader(prompt(400, 1)), endpointpicker.DestinationHeader, trap.Listener.Addr().String(), length.TokensHeader, "90000")
-			if status != http.StatusOK || at["r0"]+at["r1"] != 1 || reached.Load() != 0 {
-				t.Errorf("a request with a destination of its own: status %d at %v, %d at its destination", status, at, reached.Load())
-			}
-
-			// A replica that the control plane has drained, or that is dead, is not picked.
-			r.Order("drain", "r2")
-			g.waitUntilPicked(8000, "r3")
-			r.killFront("r0")
-			g.waitUntilPicked(400, "r1")
-			g.requireAt(400, "r1")
-			g.requireAt(8000, "r3")
-		})
-	}
-}
-
-// TestEndpointPickerAlone checks the choices of the last plan while the control plane is down and
-// cannot report that a replica is dead: a gateway that tries a list in order serves every request
-// at the next endpoint of the list, which for a stage's only replica is in the next longer stage.
-func TestEndpointPickerAlone(t *testing.T) {
 	t.Parallel()
-	r := newFleetHarness(t, harnessConfig{replicas: 3})
-	g := r.startGateway(overrideHost, 3)
-	r.plan(stages([]policies.Tokens{1000}, ids(0), ids(1, 2))...)
-	g.waitUntilPicked(400, "r0")
-	g.waitUntilPicked(8000, "r1", "r2")
-	r.stopControl()
-	g.requireAt(400, "r0")
+	r := newFleetHarness(t, harnessConfig{replicas: 4})
+	g, original := r.startGateway(overrideHost, 3), r.startGateway(originalDst, 0)
+	r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2, 3))...)
+	for _, g := range []*gateway{g, original} {
+		// Lengths have their stages, whole and in chunks, and bodies beyond the gateway's buffer pass.
+		g.waitUntilPicked(400, "r0", "r1")
+		g.waitUntilPicked(8000, "r2", "r3")
+		g.requireAt(400, "r0", "r1")
+		g.requireAt(8000, "r2", "r3")
+		status, answer, at := g.ask(io.MultiReader(bytes.NewReader(prompt(300_000, 2))))
+		if status != http.StatusOK || at["r2"]+at["r3"] != 1 {
+			t.Errorf("300,000 bytes: status %d at %v: %.300s", status, at, answer)
+		}
+		testkit.NoError(t, r.Start(g.url, prompt(9000, 40)).Whole())
+
+		// A client does not choose its endpoint, nor its stage.
+		var reached atomic.Int64
+		trap := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Add(1) }))
+		defer trap.Close()
+		status, _, at = g.ask(bytes.NewReader(prompt(400, 1)), endpointpicker.DestinationHeader, trap.Listener.Addr().String(), length.TokensHeader, "90000")
+		if status != http.StatusOK || at["r0"]+at["r1"] != 1 || reached.Load() != 0 {
+			t.Errorf("a request with a destination of its own: status %d at %v, %d at its destination", status, at, reached.Load())
+		}
+	}
+
+	// A replica that the control plane has drained, or that is dead, is not picked.
+	r.Order("drain", "r2")
 	r.killFront("r0")
-	g.requireAt(400, "r1", "r2") // the next longer stage
-	g.requireAt(8000, "r1", "r2")
+	for _, g := range []*gateway{g, original} {
+		g.waitUntilPicked(8000, "r3")
+		g.waitUntilPicked(400, "r1")
+	}
+	r.stopControl()
+	r.killFront("r1")
+	g.requireAt(400, "r3") // the next longer stage
 
 	// Without the picker no request reaches a replica, whatever destination it states.
-	g.envoy.Stop()
-	lone := r.startGatewayWithout(t)
-	resp := testkit.Must(r.HTTP.Do(testkit.Must(withDestination(t.Context(), lone, prompt(400, 1), r.replica("r1").Address))))
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("status %d without the picker, want 503", resp.StatusCode)
+	g.stop()
+	if status, _, at := g.ask(bytes.NewReader(prompt(400, 1)), endpointpicker.DestinationHeader, r.replica("r3").Address); status != http.StatusServiceUnavailable || len(at) > 0 {
+		t.Errorf("status %d at %v without the picker, want 503", status, at)
 	}
-}
-
-// startGatewayWithout runs the gateway of deploy with no picker behind it.
-func (r *fleetHarness) startGatewayWithout(t *testing.T) (url string) {
-	t.Helper()
-	boot := string(testkit.Must(os.ReadFile("../../../deploy/gateway/envoy.yaml")))
-	boot = strings.Replace(boot, "port_value: 8090", "port_value: 0", 1)
-	boot = strings.Replace(boot, "port_value: 9002", "port_value: "+portOf(address(t)), 1)
-	boot = strings.ReplaceAll(boot, "port_value: 9000", "port_value: "+portOf(r.replica("r1").Address))
-	e := envoytest.Start(t, envoytest.Config{Bootstrap: "admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}\n" + boot})
-	return "http://" + e.Listener("gateway")
-}
-
-func withDestination(ctx context.Context, url string, body []byte, destination string) (*http.Request, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", bytes.NewReader(body))
-	if err == nil {
-		req.Header.Set(endpointpicker.DestinationHeader, destination)
-		req.ContentLength = int64(len(body))
-		req.Header.Set("content-length", strconv.Itoa(len(body)))
-	}
-	return req, err
 }
 
 // TestOriginalDestinationReadsOneAddress shows why the picker sends no fallbacks by default: an

@@ -14,13 +14,13 @@ var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 
 // TestFlips moves boundaries and changes replicas' stages as fast as the data plane acknowledges,
 // under requests of mixed size, plain and streamed. No request fails, the stage that the request's
-// epoch assigns serves it, and a running stream stays where it is.
+// epoch assigns serves it, and a running stream stays where it is. Package xds/proxy has its own TestFlips.
 func TestFlips(t *testing.T) {
 	flips, moves := 24, 8
 	if everything {
 		flips, moves = 5000, 100
 	}
-	planes(t, onBoth, func(t *testing.T, envoy string) {
+	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) { f.Speed = 1 }})
 		set := func(cut policies.Tokens, short int) {
 			p := policies.Plan{Model: llm, Stages: stages([]policies.Tokens{cut, 4000}, ids(0, 1, 2, 3, 4)[:short], ids(0, 1, 2, 3, 4)[short:], ids(5))}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
-	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/emulator"
@@ -92,7 +91,6 @@ type harnessConfig struct {
 	migrator func(*migratord.Config)             // called before a migrator is built
 	control  func(*control.Config)               // called before the control plane is built
 	handOver bool                                // engines have KV connectors in place of block tables
-	gpus     *gpuset.Set                         // hold the engines' KV; nil: shared memory holds it
 }
 
 // keepReplicas makes the control plane wait so long before a replica counts as lost that a busy host loses none.
@@ -138,10 +136,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	for _, n := range f.Replicas {
 		r.placed[n.ID] = new(atomic.Int64)
 	}
-	cfg := Config{Fleet: file, Envoy: s.envoy, Drain: time.Second, GPUs: s.gpus, Logger: logger(t)}
-	if s.gpus != nil {
-		cfg.Device = gpuset.CUDA
-	}
+	cfg := Config{Fleet: file, Envoy: s.envoy, Drain: time.Second, Logger: logger(t)}
 	cfg.hooks = hooks{listen: r.sockets.listen, part: r.parts.run, engine: s.engine, migrator: s.migrator, front: func(c *frontend.Config) {
 		c.HangTimeout, c.MinPause = time.Minute, time.Minute
 		if s.front != nil {
@@ -175,7 +170,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		adapters = append(adapters, a.Name)
 	}
 	r.Clients = &harness.Clients{
-		T: t, DataPlane: r.URL(), Admin: r.AdminURL(), HTTP: harness.NewHTTP(), State: func() string { return summarize(r.server.Load().Status()) },
+		T: t, DataPlane: r.URL(), Admin: r.AdminURL(), HTTP: harness.NewHTTP(), State: r.describe,
 		Engine: emulator.Config{Model: llm, Adapters: adapters, Context: f.Models[0].Context, Profile: r.cfg.Fleet.Profiles[llm], Vocabulary: r.vocabulary},
 	}
 	for _, n := range r.replicas {
@@ -254,11 +249,8 @@ func allHealthy(s control.Status) bool {
 	return true
 }
 
-// logger writes to the test's log if the test is verbose.
+// logger writes to the test's log, which a test that fails shows.
 func logger(t *testing.T) *slog.Logger {
-	if !testing.Verbose() {
-		return nil
-	}
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
@@ -288,6 +280,27 @@ func (r *fleetHarness) waitForStatus(what string, holds func(control.Status) boo
 	var s control.Status
 	r.WaitFor(what, func() bool { s = r.server.Load().Status(); return holds(s) })
 	return s
+}
+
+// describe says what each part of the fleet does.
+func (r *fleetHarness) describe() string {
+	var b strings.Builder
+	b.WriteString(summarize(r.server.Load().Status()))
+	for _, n := range r.cfg.Fleet.Fleet.Replicas {
+		d := r.daemons[n.ID]
+		s := d.Frontend().Status()
+		fmt.Fprintf(&b, "%s: engine ready %v, %d hangs; %d running, %d waiting; has %s", n.ID, s.EngineReady, s.EngineHangs, s.Load.Running, s.Load.Waiting, r.migratorWork(n.ID))
+		if d.Executor() != nil {
+			m := d.Market().Status()
+			fmt.Fprintf(&b, "; %d fresh peers, %d forwards, %.1f times slower than its profile; sold %v, returned %v", m.FreshPeers, m.Forwards, m.Slowdown, m.MovedOut, m.Returned)
+		}
+		b.WriteByte('\n')
+	}
+	_, failed := r.migrations()
+	for _, m := range failed[max(0, len(failed)-10):] {
+		fmt.Fprintf(&b, "%s from %s to %s failed: %s by %s: %s\n", m.Request, m.From, m.To, m.Cause, m.Mode, m.Failure)
+	}
+	return b.String()
 }
 
 // summarize summarises a status in a few lines.

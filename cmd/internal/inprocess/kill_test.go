@@ -5,7 +5,6 @@ import (
 	"net/url"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // killEngine ends an engine as a crash would, without a shutdown. Several end at once: were they to end one after
@@ -22,16 +21,6 @@ func (r *fleetHarness) killEngine(ids ...string) {
 		kill = func() { r.parts.halt(r.T, "engine "+id, cut) }
 	}
 	kill()
-}
-
-// hangEngine makes an engine stop answering until the returned function is called.
-func (r *fleetHarness) hangEngine(id string) (resume func()) {
-	r.T.Helper()
-	u, err := url.Parse(r.replica(id).Engine)
-	testkit.NoError(r.T, err)
-	resume = r.sockets.hang(u.Host)
-	r.T.Cleanup(resume)
-	return resume
 }
 
 // startEngine runs a new engine in place of the killed one.
@@ -72,17 +61,4 @@ func (r *fleetHarness) startFront(id string) {
 func (r *fleetHarness) stopControl() {
 	r.T.Helper()
 	r.parts.halt(r.T, "control", nil)
-}
-
-// startControl runs a new control plane at the same addresses, from the state that the previous one
-// left in the state directory.
-func (r *fleetHarness) startControl() {
-	r.T.Helper()
-	c, err := r.cfg.Fleet.Control(r.log)
-	testkit.NoError(r.T, err)
-	r.cfg.hooks.control(&c)
-	server, err := control.New(c)
-	testkit.NoError(r.T, err)
-	r.server.Store(server)
-	r.parts.revive(r.T, "control", server.Run)
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // together is how many fleets run in parallel, on any host: they wait more than they compute.
-const together = "6"
+const together = "4"
 
 func TestMain(m *testing.M) {
 	// Set it before the command line is parsed, which may override it.

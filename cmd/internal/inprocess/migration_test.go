@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/move"
 )
 
@@ -17,6 +18,14 @@ func newMigratingFleet(t *testing.T, envoy, mode string, replicas int, edits ...
 			edit(f)
 		}
 	}})
+}
+
+// newStayingFleet is newMigratingFleet, and each request begins where it arrives: a busy host makes a replica seem slow, and
+// placement would give it none.
+func newStayingFleet(t *testing.T, envoy string, replicas int) *fleetHarness {
+	return newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
+		f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
+	}, front: func(_ string, c *frontend.Config) { c.Placer = staysHere{c.Placer} }})
 }
 
 // newCheckedFleet returns a fleet whose requests migrate. It checks that nothing is left of them once all

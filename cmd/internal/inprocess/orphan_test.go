@@ -3,7 +3,6 @@ package inprocess
 import (
 	"testing"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
@@ -82,7 +81,7 @@ func (r *fleetHarness) foreignLegs(at, front string) (n int) {
 // the requests of other front ends continue.
 func TestMigratorKilled(t *testing.T) {
 	planes(t, onEnvoy, func(t *testing.T, envoy string) {
-		r := newMigratingFleet(t, envoy, config.MigrationLive, 3)
+		r := newStayingFleet(t, envoy, 3)
 		r.teachShapes()
 		streams := r.startScattered()
 		load := r.newLoad(3, 60, 200, 2000)

@@ -104,7 +104,6 @@ type socket struct {
 	net.Listener
 	of    *sockets
 	conns map[*conn]struct{} // guarded by of.mu
-	gate  sync.RWMutex       // held while the process behind the listener hangs
 	dead  atomic.Bool        // the process behind the listener was killed
 }
 
@@ -149,22 +148,10 @@ func (l *socket) Accept() (net.Conn, error) {
 // Write implements net.Conn. A killed process sends nothing more, not even about its other
 // connections, which are reset one after the other.
 func (c *conn) Write(b []byte) (int, error) {
-	c.of.gate.RLock()
-	defer c.of.gate.RUnlock()
 	if c.of.dead.Load() {
 		return 0, net.ErrClosed
 	}
 	return c.TCPConn.Write(b)
-}
-
-// hang blocks all writes of the process behind the listener at an address, on old connections and
-// new ones, until the returned function is called.
-func (s *sockets) hang(address string) (resume func()) {
-	s.mu.Lock()
-	l := s.by[address]
-	s.mu.Unlock()
-	l.gate.Lock()
-	return sync.OnceFunc(l.gate.Unlock)
 }
 
 // Close implements net.Conn.

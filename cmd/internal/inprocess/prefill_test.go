@@ -2,15 +2,12 @@ package inprocess
 
 import (
 	"fmt"
-	"math/bits"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
-	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -167,31 +164,6 @@ func TestPrefillReplicaHandsOver(t *testing.T) {
 		if m.Cause == policies.Prefill && m.Mode != "handoff" { // where the ids of a prompt did not come in time
 			t.Errorf("a request left the prefill replica by %s", m.Mode)
 		}
-	}
-}
-
-// TestPrefillReplicaWithoutConnector has engines that cannot hand KV over at all: no prompt is computed by the prefill
-// replica, and requests are hardly ever placed there.
-func TestPrefillReplicaWithoutConnector(t *testing.T) {
-	t.Parallel()
-	r := newCheckedFleet(t, harnessConfig{replicas: 3, handOver: true, engine: func(c *emulator.Config) { c.KVSocket = nil }, edit: func(f *config.Fleet) {
-		f.Migration, f.Speed = config.Migration{}, 4
-		f.Replicas[0].Role = config.RolePrefill
-	}})
-	load, began := r.newPrefillLoad(3, 300), time.Now()
-	r.WaitFor("a prompt is placed at the prefill replica", func() bool { _, failed := r.prefills(); return failed["failed"] > 0 })
-	load.WaitForRequests(24)
-	load.Stop()
-	load.Report()
-	done, _ := r.migrations()
-	r.tally()
-	all, failed := r.prefills()
-	if len(done) > 0 || all > 0 {
-		t.Errorf("%d requests have moved, %d prompts were fetched, %v not; want none, none and some", len(done), all, failed)
-	}
-	// Each of two front ends waits a second after its first failure, and twice as long after each further one.
-	if n, most := failed["failed"], 2*(2+bits.Len(uint(time.Since(began).Seconds()))); n > uint64(most) {
-		t.Errorf("%d prompts were placed at the prefill replica, want %d at most", n, most)
 	}
 }
 

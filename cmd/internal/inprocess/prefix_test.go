@@ -31,12 +31,12 @@ type staysHere struct{ frontend.Placer }
 // Place implements frontend.Placer.
 func (staysHere) Place(policies.Request, []prefix.Step) policies.Target { return policies.Target{} }
 
-// pullsFrom makes front ends pull what holder says, from engines that take a millisecond for a token of a prompt as
-// far as the front ends know.
+// pullsFrom makes front ends pull what holder says, from engines that take so long for a token of a prompt, as far as
+// the front ends know, that a busy host pulls in time.
 func pullsFrom(holder func(own string) policies.Target) func(id string, c *frontend.Config) {
 	return func(id string, c *frontend.Config) {
 		c.Placer = staysHere{c.Placer}
-		c.Cost = policies.Cost{D0: 0.02, D2: 1e-3}
+		c.Cost = policies.Cost{D0: 0.02, D2: 0.1}
 		c.Overload.Off = true
 		c.PrefixPull.Holders = holds(func() policies.Target { return holder(id) })
 	}

@@ -8,21 +8,13 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// TestRefines checks that with the paper's preset, and with the default one if the operator enables it, the replicas of
-// a stage propose a new end of the stage based on their own and the next stage's requests, and the control plane
-// publishes the boundary that they agree on. The boundary moves, no replica changes its stage, and no request fails.
+// TestRefines checks that with the paper's preset the replicas of a stage propose a new end of the stage based on their
+// own and the next stage's requests, and that the control plane publishes the boundary that they agree on. The boundary
+// moves, no replica changes its stage, and no request fails.
 func TestRefines(t *testing.T) {
-	t.Run("paper", func(t *testing.T) {
-		planes(t, onEnvoy, func(t *testing.T, envoy string) { refines(t, envoy, "paper", "") })
-	})
-	t.Run("default", func(t *testing.T) {
-		planes(t, onProxy, func(t *testing.T, envoy string) { refines(t, envoy, "", config.RefineOn) })
-	})
-}
-
-func refines(t *testing.T, envoy, preset, refine string) {
-	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, edit: func(f *config.Fleet) {
-		f.Preset, f.Planner.Refine, f.Speed, f.Migration = preset, refine, 4, config.Migration{}
+	t.Parallel()
+	r := newFleetHarness(t, harnessConfig{replicas: 4, edit: func(f *config.Fleet) {
+		f.Preset, f.Speed, f.Migration = config.PresetPaper, 4, config.Migration{}
 	}})
 	load := r.newLoad(24, 300, 300, 600, 1200)
 	const cut = policies.Tokens(20_000) // far too high: the second stage is idle

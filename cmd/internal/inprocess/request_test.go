@@ -54,8 +54,5 @@ func (r *fleetHarness) open(ctx context.Context, path, host string, body io.Read
 	return r.HTTP.Do(req)
 }
 
-// chunked hides the size of a body, so that the request has no content-length.
-type chunked struct{ io.Reader }
-
 // prompt returns a completions body of exactly size bytes, at least 80, that asks for output tokens.
 func prompt(size, output int) []byte { return harness.Prompt(0, size, output) }
