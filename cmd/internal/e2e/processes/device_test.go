@@ -2,7 +2,6 @@ package processes
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -55,48 +54,6 @@ func (h *hop) requireMigrations(want ...string) {
 // anyMigration is a step that every migration has.
 var anyMigration = step{name: "committed", kind: move.Committed, to: toSource}
 
-// TestDeviceErrors makes the GPUs of both migrators fail repeatedly during migrations, each time
-// permanently for their contexts: every text is right, a failed migration ends no request, and
-// migrations by transport cuda continue.
-func TestDeviceErrors(t *testing.T) {
-	t.Parallel()
-	var rules []string
-	for _, r := range []struct {
-		call string
-		nth  []int
-		code int
-	}{
-		{"cuLaunchKernel", []int{40, 70, 100}, 700}, {"cuEventRecord", []int{50, 120}, 214}, {"cuMemcpyHtoDAsync_v2", []int{60, 140}, 999},
-		{"cuMemImportFromShareableHandle", []int{5, 9}, 719}, {"cuStreamCreateWithPriority", []int{5}, 700},
-	} {
-		for _, n := range r.nth {
-			rules = append(rules, fmt.Sprintf("%s:%d:%d", r.call, n, r.code))
-		}
-	}
-	faults := strings.Join(rules, ",")
-	h := newHop(t, liveOnGPU, setup{faults: map[string]string{"r1": faults, "r2": faults}})
-	failed := regexp.MustCompile(`(cuLaunchKernel|cuEventRecord|cuMemcpyHtoDAsync_v2|cuMemImportFromShareableHandle|cuStreamCreateWithPriority): CUDA_ERROR_\w+ \(\d+\)`)
-	said := func() (n int) {
-		for _, r := range h.replicas {
-			n += len(failed.FindAllString(r.migrator.Log.String(), -1))
-		}
-		return n
-	}
-	by := map[string]int{}
-	for turn := 0; turn < 20 && (said() < 4 || by["live cuda done"] == 0); turn++ {
-		h.migrate(fmt.Sprint("GPUs that fail, ", turn), anyMigration, fault{})
-		clear(by)
-		for _, m := range h.migrations() {
-			by[m.Method+" "+m.Transport+" "+m.State]++
-		}
-	}
-	if said() < 4 || by["live cuda done"] == 0 {
-		t.Errorf("the GPUs have failed %d times, migrations: %v", said(), by)
-	}
-	t.Logf("migrations: %v", by)
-	h.tally()
-}
-
 // TestDeviceDown makes a GPU fail during a migration and stay failed: no request migrates to its
 // replica any more, which reports why, and the requests continue where they are.
 func TestDeviceDown(t *testing.T) {
@@ -135,13 +92,4 @@ func TestDeviceDown(t *testing.T) {
 	if out := h.target.migrator.Log.String(); strings.Count(out, "transport changed") > 50 {
 		t.Errorf("its migrator does not come to rest:\n%s", out)
 	}
-}
-
-// TestDeviceMixed migrates requests between engines of one model, of which one keeps its KV on a
-// GPU and the other in host memory: live, through the host.
-func TestDeviceMixed(t *testing.T) {
-	t.Parallel()
-	h := newHop(t, liveOnGPU, setup{onHost: "r2"})
-	h.requireMigrations("r1 to r2, live by tcp", "r2 to r1, live by tcp")
-	h.tally()
 }

@@ -3,6 +3,7 @@ package processes
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -16,19 +17,24 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	xdsfleet "github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // fewDescriptors is how many descriptors the migrator may open that the table lets run out of them.
@@ -188,6 +194,15 @@ func (f *fleet) resourceFaults(t *testing.T) []faultRow {
 				for _, c := range held {
 					c.Close()
 				}
+				text := r2.migrator.Log.String()
+				for _, wrong := range []string{"engine stopped answering", "lost its engine", "too many open files"} {
+					if strings.Contains(text, wrong) {
+						t.Errorf("%q was logged", wrong)
+					}
+				}
+				if n := strings.Count(text, "connection closed"); n > loglimit.PerSubject+1 {
+					t.Errorf("closed connections are logged %d times", n)
+				}
 			},
 		},
 		{
@@ -278,9 +293,16 @@ func (f *fleet) limitFaults(t *testing.T) []faultRow {
 		name: "a client exceeds control.limits", kind: control.FaultClients, object: "limits", text: "edge-9",
 		inject: func() {
 			conn := testkit.Must(grpc.NewClient(f.planes[0].listen, grpc.WithTransportCredentials(insecure.NewCredentials())))
-			x := &flood{ads: discoveryv3.NewAggregatedDiscoveryServiceClient(conn)}
-			x.ask(t.Context(), "edge-9", 1, 17_000)
 			stop = func() { conn.Close() }
+			stream := testkit.Must(discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context()))
+			names := make([]string, 17_000)
+			for i := range names {
+				names[i] = fmt.Sprint("nothing/", i)
+			}
+			_ = stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "edge-9"}, TypeUrl: resources.EndpointType, ResourceNamesSubscribe: names})
+			if _, err := stream.Recv(); status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("a client beyond the limit: %v", err)
+			}
 		},
 		witness: f.planesLog("xds stream refused"),
 		heal:    func() { stop() },

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -48,8 +47,7 @@ type fleet struct {
 	proxy    *harness.Daemon   // nil if Envoy is the data plane
 	library  string            // of the GPUs that hold the engines' KV; "": host memory does
 	faults   map[string]string // see setup
-	onHost   string
-	rdma     string // see setup
+	rdma     string            // see setup
 	limits   map[string]int
 	log      []string
 	proxyEnv []string // additional environment variables of proxies that are started from now on
@@ -82,17 +80,10 @@ type setup struct {
 	library  string              // of the GPUs for the engines' KV; "": none
 	faults   map[string]string   // FAKE_CUDA_FAIL of the GPUs, by the replica whose migrator uses them
 	rdma     string              // library of the migrators' RDMA devices; "": none
-	onHost   string              // the replica whose engine keeps its KV in host memory nevertheless
 	log      []string            // arguments of every daemon about its log; nil: the defaults of this package
 	limits   map[string]int      // descriptors that a replica's migrator may open; none for no entry
 	// published edits a replica for the control plane's fleet file; nil changes nothing.
 	published func(*config.Replica)
-	// controlBinary runs several control planes with more arguments; "": cascade.
-	controlBinary string
-	controlArgs   []string
-	// planeArgs and planeEdit are for each of several control planes, by its name; nil for none.
-	planeArgs func(name string) []string
-	planeEdit func(name string, c *config.Fleet)
 }
 
 // newFleet runs a fleet until the test ends, and returns once it serves.
@@ -101,7 +92,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 	dir, err := os.MkdirTemp("", "fleet")
 	testkit.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &fleet{dir: dir, library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma, limits: s.limits, log: s.log}
+	f := &fleet{dir: dir, library: s.library, faults: s.faults, rdma: s.rdma, limits: s.limits, log: s.log}
 	s.planes = max(1, s.planes)
 	a := testkit.Addresses(t, 3+4*s.replicas+2*(s.planes-1))
 	f.file = config.Fleet{
@@ -119,7 +110,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		f.file.State = "state"
 		others := a[3+4*s.replicas:]
 		for i := range s.planes {
-			p := &plane{f: f, name: string(rune('a' + i)), listen: a[0], admin: a[1], binary: s.controlBinary, args: s.controlArgs}
+			p := &plane{f: f, name: string(rune('a' + i)), listen: a[0], admin: a[1]}
 			if i > 0 {
 				p.listen, p.admin = others[2*i-2], others[2*i-1]
 				f.file.Control.Peers = append(f.file.Control.Peers, p.listen)
@@ -153,15 +144,6 @@ func newFleet(t testing.TB, s setup) *fleet {
 
 	if s.planes > 1 {
 		for i, p := range f.planes {
-			if s.planeArgs != nil {
-				p.args = append(slices.Clone(p.args), s.planeArgs(p.name)...)
-			}
-			if s.planeEdit != nil {
-				own := shown
-				s.planeEdit(p.name, &own)
-				p.file = p.name + ".yaml"
-				f.writeFleet(p.file, own)
-			}
 			p.start()
 			if i == 0 {
 				p.await("plans", func(s control.Status) bool { return s.Planner.Leads })
@@ -243,7 +225,7 @@ func (f *fleet) startProxy(more ...string) {
 func (r *replica) startEngine() {
 	r.f.T.Helper()
 	args := append([]string{"engine", "-c", r.file, "--replica", r.ID}, r.f.logArgs()...)
-	if r.f.library != "" && r.f.onHost != r.ID {
+	if r.f.library != "" {
 		args = append(args, "--device", "cuda")
 	}
 	r.engine = harness.Command{Binary: cascade, Args: args, Env: r.f.env()}.Start(r.f.T)

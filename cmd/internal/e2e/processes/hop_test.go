@@ -1,13 +1,13 @@
 package processes
 
 import (
-	"errors"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -46,7 +46,7 @@ func newHop(t *testing.T, mode string, s setup) *hop {
 		}
 	}
 	s.published = func(r *config.Replica) {
-		l := newLink(t, r.ID, r.Peer)
+		l := newLink(t, r.Peer)
 		h.links[r.ID], r.Peer = l, l.address
 	}
 	h.fleet = newFleet(t, s)
@@ -131,13 +131,8 @@ var repromptSteps = []step{
 // fault is a fault that is injected into a fleet at a step.
 type fault struct {
 	name string
-	// strike injects the fault while the message is in transit, and reports whether to forward the
-	// message. nil forwards it.
-	strike func(h *hop, c crossing) bool
-	// always makes strike run at every message of the step, not only at the first, and lets the streams stay at the source.
-	always bool
-	// cuts means that the fault ends the streams.
-	cuts bool
+	// strike injects the fault while the message is in transit. nil injects none.
+	strike func(h *hop)
 	// heal undoes the fault later; nil: there is nothing to undo.
 	heal func(h *hop)
 	// lasts is the time from strike to heal.
@@ -167,24 +162,21 @@ func (h *hop) injectFault(s step, f fault) {
 func (h *hop) migrate(name string, s step, f fault) (came bool) {
 	h.T.Helper()
 	running := h.begin(forever)
-	enough := 1
-	if f.always {
-		enough = 2 * hopping
-	}
 	var mu sync.Mutex
-	strikes, missed := 0, false
+	missed := false
 	l := h.links[s.to(h).ID]
-	l.onMessage(func(c crossing) (forward bool) {
-		if c.kind() != s.kind || c.Round < s.round {
-			return true
+	l.onMessage(func(c *api.Transfer) {
+		if move.Kind(c.Kind) != s.kind || c.Round < s.round {
+			return
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if missed {
-			return true
+		if missed || came {
+			return
 		}
-		strikes++
-		return strikes > 1 && !f.always || f.strike == nil || f.strike(h, c)
+		if came = true; f.strike != nil {
+			f.strike(h)
+		}
 	})
 	h.leaveSource()
 	left := func(s control.Status) bool {
@@ -194,32 +186,19 @@ func (h *hop) migrate(name string, s step, f fault) (came bool) {
 	h.awaitStatus(name, func(s control.Status) bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return strikes >= enough || left(s)
+		return came || left(s)
 	})
 	mu.Lock() // strike may still be running
-	came, missed = strikes > 0, strikes == 0
+	missed = !came
 	mu.Unlock()
 	if came && f.heal != nil {
 		time.Sleep(f.lasts)
 		f.heal(h)
 	}
-	if !f.always {
-		l.onMessage(nil)
-	}
-	if came && f.cuts {
-		for _, s := range running {
-			if err := s.Whole(); !errors.Is(err, harness.ErrCut) {
-				h.T.Errorf("%s: %v, want %v", name, err, harness.ErrCut)
-			}
-		}
-	} else {
-		if !f.always {
-			h.awaitStatus(name+": the streams leave the source", left)
-		}
-		h.WaitForGrowth(running)
-		h.RequireTexts(running)
-	}
 	l.onMessage(nil)
+	h.awaitStatus(name+": the streams leave the source", left)
+	h.WaitForGrowth(running)
+	h.RequireTexts(running)
 	// Engines keep unreleased blocks forever, so a wait of any length detects them, on a host of
 	// any speed.
 	h.awaitEmpty(h.replicas...)

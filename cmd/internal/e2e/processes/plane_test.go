@@ -24,9 +24,7 @@ import (
 type plane struct {
 	f                   *fleet
 	name, listen, admin string
-	file                string   // the fleet file, in the fleet's directory; "": fleet.yaml
-	binary              string   // "": cascade
-	args                []string // more arguments
+	file                string // the fleet file, in the fleet's directory; "": fleet.yaml
 	process             *harness.Daemon
 }
 
@@ -42,7 +40,7 @@ func (p *plane) launch() {
 	p.f.T.Helper()
 	file := cmp.Or(p.file, "fleet.yaml")
 	args := []string{"control", "-c", p.f.path(file), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info"}
-	p.process = harness.Command{Binary: cmp.Or(p.binary, cascade), Args: append(args, p.args...), MayFail: true}.Start(p.f.T)
+	p.process = harness.Command{Binary: cascade, Args: args, MayFail: true}.Start(p.f.T)
 }
 
 // status fetches the state of the control plane once.

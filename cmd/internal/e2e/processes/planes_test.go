@@ -1,17 +1,12 @@
 package processes
 
 import (
-	"math/rand/v2"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -181,99 +176,4 @@ func TestPlannerDies(t *testing.T) {
 	boot := command(t, "envoy-bootstrap", "-c", f.path("edge.yaml"), "--node-id", "edge-2", "--admin", "127.0.0.1:0")
 	envoytest.Start(t, envoytest.Config{Bootstrap: boot})
 	f.WaitFor("the other Envoy is sent everything", func() bool { return f.wire.count().again-before.again >= policies.MaxStages+2 })
-}
-
-// TestControlPlanesRoll restarts two control planes in turn, repeatedly, under load, while an
-// operator sends commands to whichever runs, and suspends the leader for longer than its lease:
-// nothing is planned twice, nothing is sent twice, and no request fails.
-func TestControlPlanesRoll(t *testing.T) {
-	skipSlow(t)
-	envoytest.Binary(t)
-	f := newFleet(t, setup{envoy: true, replicas: 4, planes: 2, edit: func(c *config.Fleet) {
-		c.Planner = config.Planner{Period: 2 * time.Second}
-	}})
-	for _, p := range f.planes {
-		p.await("hears of all", hasFreshReports)
-	}
-	plans := f.watchPlans()
-	load := f.calmLoad()
-	load.WaitForRequests(10)
-
-	var taken, refused atomic.Int64
-	quit := make(chan struct{})
-	var operator sync.WaitGroup
-	operator.Go(func() {
-		rng := rand.New(rand.NewPCG(1, 2))
-		for i := 0; ; i++ {
-			select {
-			case <-quit:
-				return
-			case <-time.After(200 * time.Millisecond):
-			}
-			r, p := f.replicas[rng.IntN(2)], f.planes[rng.IntN(len(f.planes))]
-			path := "/" + []string{"drain", "undrain"}[rng.IntN(2)] + "?replica=" + r.ID
-			if rng.IntN(4) == 0 {
-				path = "/plan/" + []string{"pin", "unpin"}[rng.IntN(2)] + "?model=" + llm
-			}
-			if code, _, err := f.Post("http://" + p.admin + path); err == nil && code == http.StatusOK {
-				taken.Add(1)
-			} else {
-				refused.Add(1) // no control plane runs yet
-			}
-		}
-	})
-	stopOrders := sync.OnceFunc(func() { close(quit); operator.Wait() })
-	defer stopOrders()
-
-	start := f.wire.count()
-	for range 3 {
-		for i, p := range f.planes {
-			other := f.planes[1-i]
-			p.process.Stop()
-			other.await("plans alone", isLeading)
-			load.WaitForRequests(5)
-			p.start()
-			p.await("hears of all, and follows", isFollowing(other.name))
-		}
-	}
-	for range 2 {
-		planner, other := f.planes[0], f.planes[1]
-		if s, err := other.status(); err == nil && s.Planner.Leads {
-			planner, other = other, planner
-		}
-		plans.held()
-		planner.freeze()
-		heart, at := newPulse(t), time.Now()
-		heart.within(t, planner.name+" stands still; "+other.name+" has the lease after", plans.await(other.name).Sub(at), takeover)
-		load.WaitForRequests(20)
-		planner.process.Signal(syscall.SIGCONT)
-		planner.await("hears of all, and follows", isFollowing(other.name))
-		load.WaitForRequests(10)
-		if got := plans.held(); !slices.Equal(got, []string{planner.name, other.name}) {
-			t.Errorf("the lease was held by %q, want %s and then %s", got, planner.name, other.name)
-		}
-	}
-	stopOrders()
-	for _, r := range f.replicas {
-		f.planes[1].cascade("drain", "--undo", r.ID)
-	}
-	f.planes[0].cascade("plan", "pin", "--undo", llm)
-	for _, p := range f.planes {
-		p.await("none drained", func(s control.Status) bool {
-			return s.Models[0].Pinned == nil && len(harness.Find(s, "r0").Drain)+len(harness.Find(s, "r1").Drain) == 0
-		})
-	}
-	f.WaitFor("the Envoy has the last plan", func() bool {
-		x, _ := f.planes[0].status()
-		y, _ := f.planes[1].status()
-		return envoyHasPlan("edge")(x) || envoyHasPlan("edge")(y)
-	})
-	load.WaitForRequests(10)
-	load.Stop()
-	load.Report()
-	plans.stop()
-	sent := f.wire.since(t, start)
-	t.Logf("%d orders, %d more that were refused; the plan object was written %d times, epoch %d; sent %v on %d streams",
-		taken.Load(), refused.Load(), plans.writes, plans.last.Epoch, kinds(sent), f.wire.count().streams)
-	f.awaitEmpty(f.replicas...)
 }

@@ -3,6 +3,7 @@ package processes
 import (
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -16,58 +17,51 @@ import (
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
-// planes runs a test behind Envoy, and with CASCADE_TEST_ALL=1 behind the embedded proxy, too.
-func planes(t *testing.T, test func(t *testing.T, envoy bool)) {
-	t.Parallel()
-	t.Run("proxy", func(t *testing.T) { skipSlow(t); test(t, false) })
-	t.Run("envoy", func(t *testing.T) { t.Parallel(); envoytest.Binary(t); test(t, true) })
-}
-
 // TestRollingUpgrade replaces every process of every replica under load: first each migrator by a
 // new one beside it, one of them while other replicas generate for its clients, then each engine once it is drained. No
 // request fails and no stream is cut.
 func TestRollingUpgrade(t *testing.T) {
-	planes(t, func(t *testing.T, envoy bool) {
-		f := newFleet(t, setup{envoy: envoy, replicas: 3})
-		load := f.newLoad(10, 250, 300, 1000, 4000)
-		load.WaitForRequests(10)
+	t.Parallel()
+	envoytest.Binary(t)
+	f := newFleet(t, setup{envoy: true, replicas: 3})
+	load := f.newLoad(10, 250, 300, 1000, 4000)
+	load.WaitForRequests(10)
 
-		for i, r := range f.replicas {
-			if i == 1 {
-				// Its clients' requests continue elsewhere, and it remains their front end.
-				f.Order("drain", r.ID)
-				f.awaitDrained(r.ID)
-			}
-			old := r.migrator
-			r.startMigrator()
-			if i == 1 {
-				f.Order("undrain", r.ID)
-			}
-			old.Wait()
-			if out := old.Log.String(); !strings.Contains(out, "another process has taken over") {
-				t.Errorf("the migrator of %s ends by itself: %s", r.ID, out)
-			}
-			f.awaitURL("http://"+r.Admin+"/readyz", "ready")
-			r.awaitServing()
+	for i, r := range f.replicas {
+		if i == 1 {
+			// Its clients' requests continue elsewhere, and it remains their front end.
+			f.Order("drain", r.ID)
+			f.awaitDrained(r.ID)
 		}
-		load.WaitForRequests(10)
+		old := r.migrator
+		r.startMigrator()
+		if i == 1 {
+			f.Order("undrain", r.ID)
+		}
+		old.Wait()
+		if out := old.Log.String(); !strings.Contains(out, "another process has taken over") {
+			t.Errorf("the migrator of %s ends by itself: %s", r.ID, out)
+		}
+		f.awaitURL("http://"+r.Admin+"/readyz", "ready")
+		r.awaitServing()
+	}
+	load.WaitForRequests(10)
 
-		for _, r := range f.replicas {
-			f.cascade("drain", r.ID, "--wait", "--timeout", patience.String())
-			r.engine.Stop()
-			r.startEngine()
-			f.awaitURL("http://"+r.Admin+"/readyz", "ready")
-			f.cascade("drain", "--undo", r.ID)
-			r.awaitServing()
-		}
-		load.WaitForRequests(10)
-		load.Stop()
-		load.Report()
-		if f.tally() == 0 {
-			t.Error("no request migrated")
-		}
-		f.awaitEmpty(f.replicas...)
-	})
+	for _, r := range f.replicas {
+		f.cascade("drain", r.ID, "--wait", "--timeout", patience.String())
+		r.engine.Stop()
+		r.startEngine()
+		f.awaitURL("http://"+r.Admin+"/readyz", "ready")
+		f.cascade("drain", "--undo", r.ID)
+		r.awaitServing()
+	}
+	load.WaitForRequests(10)
+	load.Stop()
+	load.Report()
+	if f.tally() == 0 {
+		t.Error("no request migrated")
+	}
+	f.awaitEmpty(f.replicas...)
 }
 
 // TestProxyUpgrade replaces the embedded proxy under load, twice: no request fails, and a stream ends
@@ -125,34 +119,19 @@ func (f *fleet) notifySocket(t *testing.T) (variable string, receive func(want s
 	}
 }
 
-// TestMigratorUnderSystemd replaces a migrator twice: systemd is sent the successor's process id by the
-// process that it follows, before that one ends, and the successor's readiness.
-func TestMigratorUnderSystemd(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, setup{replicas: 1})
-	r := f.replicas[0]
-	socket, receive := f.notifySocket(t)
-	r.env = []string{socket}
-	for i := range 2 {
-		old := r.migrator
-		r.startMigrator()
-		if i > 0 { // the first process does not run under systemd
-			receive(fmt.Sprintf("MAINPID=%d", r.migrator.PID()))
-		}
-		receive("READY=1")
-		old.Wait()
-	}
-	r.migrator.Signal(syscall.SIGTERM)
-	receive("STOPPING=1")
-	r.migrator.Wait()
-}
-
 // TestSignalDrains ends a migrator with SIGTERM: its engine's requests go to the other replica, and their
-// clients read on through it until their streams end.
+// clients read on through it until their streams end. The
+// daemons reach each other by sockets that name their user.
 func TestSignalDrains(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, setup{replicas: 2, edit: func(c *config.Fleet) { c.Speed = 1 }})
+	f := newFleet(t, setup{replicas: 2, edit: func(c *config.Fleet) {
+		c.Speed, c.Control.AdminUsers, c.Control.Socket = 1, []string{"root"}, filepath.Join(t.TempDir(), "s")
+	}})
 	r0, r1 := f.replicas[0], f.replicas[1]
+	if conn, err := net.Dial("tcp", r0.Peer); err == nil {
+		conn.Close()
+		t.Error("a user of the host reaches the peers' port")
+	}
 	f.Order("drain", r1.ID)
 	f.awaitStatus("only r0 serves", func(s control.Status) bool {
 		return len(harness.Find(s, r0.ID).Drain) == 0 && len(harness.Find(s, r1.ID).Drain) > 0 && allProxiesCurrent(s)
@@ -169,49 +148,57 @@ func TestSignalDrains(t *testing.T) {
 
 // TestPredecessorMigrates replaces a migrator whose clients' streams run on its own engine and outlast it:
 // they count as the replica's load, migrate away when it is drained, and migrate further, while the
-// replaced process is their front end.
+// replaced process is their front end. Then it is replaced again: systemd is sent the successor's process id by the
+// process that it follows, before that one ends, and the successor's readiness.
 func TestPredecessorMigrates(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			f := newFleet(t, setup{replicas: 3, edit: func(c *config.Fleet) { c.Migration.Mode, c.Speed = mode, 1 }})
-			r0, r1, r2 := f.replicas[0], f.replicas[1], f.replicas[2]
-			f.Order("drain", r1.ID)
-			f.Order("drain", r2.ID)
-			f.awaitStatus("only r0 serves", func(s control.Status) bool {
-				return len(harness.Find(s, r0.ID).Drain) == 0 && len(harness.Find(s, r1.ID).Drain) > 0 && len(harness.Find(s, r2.ID).Drain) > 0 && allProxiesCurrent(s)
-			})
-			var streams []*harness.Stream
-			for i := range hopping {
-				streams = append(streams, f.Stream(harness.Prompt(1+i, 350+500*i, forever)))
-			}
-			here := func(s control.Status) bool { return harness.Find(s, r0.ID).Residents == hopping }
-			f.awaitStatus("all streams run at r0", here)
-
-			old := r0.migrator
-			r0.startMigrator()
-			old.WaitForLog("another process has taken over")
-			f.awaitStatus("the new process counts the old one's streams", func(s control.Status) bool {
-				n := harness.Find(s, r0.ID)
-				return here(s) && n.Running == hopping && n.Streams == hopping && n.Held > 0
-			})
-			f.Order("undrain", r1.ID)
-			f.cascade("drain", r0.ID, "--wait", "--timeout", patience.String())
-			f.awaitEmpty(r0)
-			f.awaitStatus("all streams run at r1", func(s control.Status) bool { return harness.Find(s, r1.ID).Residents == hopping })
-			f.Order("undrain", r2.ID)
-			f.cascade("drain", r1.ID, "--wait", "--timeout", patience.String())
-			f.awaitEmpty(r0, r1)
-			f.WaitForGrowth(streams)
-			f.RequireTexts(streams)
-			old.Wait()
-			if n := f.tally(); n < 2*hopping {
-				t.Errorf("%d migrations are reported, want %d", n, 2*hopping)
-			}
-			f.awaitEmpty(f.replicas...)
-		})
+	f := newFleet(t, setup{replicas: 3, edit: func(c *config.Fleet) { c.Speed = 1 }})
+	r0, r1, r2 := f.replicas[0], f.replicas[1], f.replicas[2]
+	f.Order("drain", r1.ID)
+	f.Order("drain", r2.ID)
+	f.awaitStatus("only r0 serves", func(s control.Status) bool {
+		return len(harness.Find(s, r0.ID).Drain) == 0 && len(harness.Find(s, r1.ID).Drain) > 0 && len(harness.Find(s, r2.ID).Drain) > 0 && allProxiesCurrent(s)
+	})
+	var streams []*harness.Stream
+	for i := range hopping {
+		streams = append(streams, f.Stream(harness.Prompt(1+i, 350+500*i, forever)))
 	}
+	here := func(s control.Status) bool { return harness.Find(s, r0.ID).Residents == hopping }
+	f.awaitStatus("all streams run at r0", here)
+
+	socket, receive := f.notifySocket(t)
+	r0.env = []string{socket}
+	old := r0.migrator
+	r0.startMigrator()
+	receive("READY=1") // the first process does not run under systemd
+	old.WaitForLog("another process has taken over")
+	f.awaitStatus("the new process counts the old one's streams", func(s control.Status) bool {
+		n := harness.Find(s, r0.ID)
+		return here(s) && n.Running == hopping && n.Streams == hopping && n.Held > 0
+	})
+	f.Order("undrain", r1.ID)
+	f.cascade("drain", r0.ID, "--wait", "--timeout", patience.String())
+	f.awaitEmpty(r0)
+	f.awaitStatus("all streams run at r1", func(s control.Status) bool { return harness.Find(s, r1.ID).Residents == hopping })
+	f.Order("undrain", r2.ID)
+	f.cascade("drain", r1.ID, "--wait", "--timeout", patience.String())
+	f.awaitEmpty(r0, r1)
+	f.WaitForGrowth(streams)
+	f.RequireTexts(streams)
+	old.Wait()
+	if n := f.tally(); n < 2*hopping {
+		t.Errorf("%d migrations are reported, want %d", n, 2*hopping)
+	}
+	f.awaitEmpty(f.replicas...)
+
+	old = r0.migrator
+	r0.startMigrator()
+	receive(fmt.Sprintf("MAINPID=%d", r0.migrator.PID()))
+	receive("READY=1")
+	old.Wait()
+	r0.migrator.Signal(syscall.SIGTERM)
+	receive("STOPPING=1")
+	r0.migrator.Wait()
 }
 
 // allProxiesCurrent reports whether every proxy has the newest plan, so that none sends a drained replica
