@@ -4,8 +4,7 @@
 //
 //   - Files of deploy (make helm): Helm accepts the chart and refuses wrong values, the API server accepts everything
 //     that it renders, and Pods that are deleted lose no stream. TestUpgrade starts from an earlier chart.
-//   - A whole life (make kube-apiserver helm envoy envoy-gateway): TestInstall and TestLife install, scale, upgrade and
-//     uninstall a fleet.
+//   - A whole life (make kube-apiserver helm envoy envoy-gateway): TestLife installs, scales, upgrades and uninstalls a fleet.
 //   - Envoy Gateway (make envoy-gateway) and Istio (make istio): the object that "cascade attach" prints hands a
 //     gateway's routes over to Cascade under load, and gives them back.
 //   - The conformance suite of the Gateway API Inference Extension, unchanged, against "cascade-kube epp" (make

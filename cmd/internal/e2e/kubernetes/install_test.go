@@ -12,13 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clustertest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/kubetest"
 )
 
 // clusterSteady is the cost of the engines: 5 ms per token.
@@ -60,47 +58,6 @@ func newLife(t *testing.T) *life {
 	l.values = filepath.Join(l.dir, "values.yaml")
 	testkit.NoError(t, os.WriteFile(l.values, fmt.Appendf(nil, values, clusterSteady), 0o600))
 	return l
-}
-
-// TestInstall installs the chart by Helm, patches the example's Deployment with the migrator, and discovers, scales and deletes its Pods; a
-// stream that runs in a Pod that is deleted is complete. Then it uninstalls the chart, and the engines serve on.
-func TestInstall(t *testing.T) {
-	testkit.SkipSlow(t)
-	testkit.SkipUnderRace(t) // it tests other processes
-	kubetest.Binary(t)
-	helmBinary(t)
-	if !clustertest.Isolate(t, harness.Variable+"="+cascade) {
-		return
-	}
-	l := newLife(t)
-	l.helm("install", "cascade", l.chart(), "--values", l.values)
-	l.deployEngines()
-	l.scale(2)
-	t.Log("installed: ", l.awaitReplicas(2))
-	service := testkit.Must(l.client.CoreV1().Services(namespace).Get(t.Context(), deployment, metav1.GetOptions{}))
-	l.DataPlane = "http://" + service.Spec.ClusterIP
-	testkit.NoError(t, l.Stream(harness.Prompt(1, 400, 20)).Whole())
-
-	l.scale(3)
-	t.Log("scaled: ", l.awaitReplicas(3))
-	leaving := l.engines()[0]
-	stream := l.Start("http://"+leaving.Status.PodIP+":9000", harness.Prompt(2, 400, 2000))
-	l.WaitFor("the stream to begin", func() bool { return stream.Count() > 0 })
-	l.deleteEngine(leaving.Name)
-	testkit.NoError(t, stream.Whole())
-	l.WaitFor(leaving.Name+" to end", func() bool {
-		return !slices.ContainsFunc(l.engines(), func(p corev1.Pod) bool { return p.Name == leaving.Name })
-	})
-	t.Log("a Pod was replaced: ", l.awaitReplicas(3))
-	l.scale(1)
-	t.Log("scaled: ", l.awaitReplicas(1))
-
-	l.helm("uninstall", "cascade")
-	l.WaitFor("no control planes", func() bool { return len(l.planes()) == 0 })
-	testkit.NoError(t, l.Stream(harness.Prompt(3, 400, 20)).Whole())
-	for _, err := range l.objects.Failures() {
-		t.Error(err)
-	}
 }
 
 // describe describes the cluster after a wait that failed.
