@@ -14,10 +14,7 @@ func TestLoad(t *testing.T) {
 	} else if !errors.Is(err, ErrNoLibrary) || !strings.Contains(err.Error(), "libnothing-at-all.so.7") {
 		t.Errorf("a library that is not there: %v", err)
 	}
-	lib, err := Load("libc.so.6")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lib := testkit.Must(Load("libc.so.6"))
 	if p, err := lib.Symbol("getpid"); err != nil || p == nil {
 		t.Errorf("%v, %v", p, err)
 	}

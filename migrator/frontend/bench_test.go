@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -77,24 +78,17 @@ func startServerProcess(b *testing.B, engine string) *serverProcess {
 	in, _ := cmd.StdinPipe()
 	out, _ := cmd.StdoutPipe()
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
+	testkit.NoError(b, cmd.Start())
 	b.Cleanup(func() { in.Close(); cmd.Wait() })
 	p := &serverProcess{in: in, out: bufio.NewReader(out)}
-	line, err := p.out.ReadString('\n')
-	if err != nil {
-		b.Fatal(err)
-	}
+	line := testkit.Must(p.out.ReadString('\n'))
 	p.address = strings.TrimSpace(line)
 	return p
 }
 
 func (p *serverProcess) usage(b *testing.B) (cpu time.Duration, rss int64) {
 	fmt.Fprintln(p.in)
-	if _, err := fmt.Fscan(p.out, &cpu, &rss); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(fmt.Fscan(p.out, &cpu, &rss))
 	return cpu, rss
 }
 
@@ -108,10 +102,7 @@ type broadcastEngine struct {
 }
 
 func newBroadcastEngine(b *testing.B, promptTokens int) *broadcastEngine {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	lis := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	b.Cleanup(func() { lis.Close() })
 	ids := make([]uint32, promptTokens)
 	for i := range ids {
@@ -259,9 +250,7 @@ func openStreams(b *testing.B, n int, address string, protocol string) []*stream
 		}()
 	}
 	for range all {
-		if err := <-errs; err != nil {
-			b.Fatal(err)
-		}
+		testkit.NoError(b, <-errs)
 	}
 	b.Cleanup(func() {
 		for _, r := range all {
@@ -356,9 +345,7 @@ func benchmarkMemory(b *testing.B, protocol string) {
 		for range rounds {
 			c.broadcast(1)
 			for _, r := range all {
-				if err := r.read(1, nil); err != nil {
-					b.Fatal(err)
-				}
+				testkit.NoError(b, r.read(1, nil))
 			}
 		}
 		_, full := p.usage(b)
@@ -380,10 +367,7 @@ func BenchmarkTTFT220KiB(b *testing.B) {
 		w.(http.Flusher).Flush()
 		io.WriteString(w, "data: [DONE]\n\n")
 	})
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	lis := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	s := &http.Server{Handler: engine}
 	go s.Serve(lis)
 	b.Cleanup(func() { s.Close() })
@@ -401,13 +385,8 @@ func BenchmarkTTFT220KiB(b *testing.B) {
 			var first []time.Duration
 			for b.Loop() {
 				begin := time.Now()
-				resp, err := client.Post("http://"+address+"/v1/completions", "application/json", strings.NewReader(large))
-				if err != nil {
-					b.Fatal(err)
-				}
-				if _, err := io.ReadFull(resp.Body, one); err != nil {
-					b.Fatal(err)
-				}
+				resp := testkit.Must(client.Post("http://"+address+"/v1/completions", "application/json", strings.NewReader(large)))
+				testkit.Must(io.ReadFull(resp.Body, one))
 				first = append(first, time.Since(begin))
 				io.Copy(io.Discard, resp.Body)
 				resp.Body.Close()

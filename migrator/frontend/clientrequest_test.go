@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -20,16 +21,10 @@ import (
 // caller reads it.
 func (f *fleet) postSlowly(path, body string) *http.Response {
 	f.t.Helper()
-	here, err := memory.dial(f.t.Context(), "tcp", f.servers[0].url)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	here := testkit.Must(memory.dial(f.t.Context(), "tcp", f.servers[0].url))
 	f.t.Cleanup(func() { here.Close() })
 	go fmt.Fprintf(here, "POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
-	resp, err := http.ReadResponse(bufio.NewReaderSize(here, 16), nil)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	resp := testkit.Must(http.ReadResponse(bufio.NewReaderSize(here, 16), nil))
 	return resp
 }
 
@@ -43,9 +38,7 @@ func TestSlowReader(t *testing.T) {
 		f.setPace(time.Millisecond)
 		resp := f.postSlowly("/v1/completions", body)
 		first := make([]byte, 10)
-		if _, err := io.ReadFull(resp.Body, first); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(io.ReadFull(resp.Body, first))
 		s := f.waitForStream(1)
 		// The engine is ahead of what the client has.
 		waitFor(t, func() bool {
@@ -95,9 +88,7 @@ func TestDisconnectDuringMigration(t *testing.T) {
 			ctx, leave := context.WithCancel(t.Context())
 			req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest))
 			resp, err := f.servers[0].client.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			go io.Copy(io.Discard, resp.Body)
 			s := f.waitForStream(3)
 			moved := make(chan error)

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -80,9 +81,7 @@ func TestTextCheckedAtHolder(t *testing.T) {
 			}
 			b := f.startSlowStream(longRequest)
 			f.engines[1].slowLegs("#2")
-			if _, err := f.migrateReprompt(t.Context(), b.id, 1); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(f.migrateReprompt(t.Context(), b.id, 1))
 			test.spoil(f.engines[0])
 			time.Sleep(time.Second) // the own server finds out
 			before := f.engines[1].detokenized.Load()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/httpserver/servertest"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -14,15 +15,9 @@ import (
 // body has arrived.
 func TestAttackEarlyAnswers(t *testing.T) {
 	serve := func(ready bool, bodyTimeout time.Duration) (address string) {
-		srv, err := New(Config{Replica: "r0", Engine: "http://127.0.0.1:1", Edges: policies.BucketEdges(1<<16, 4), MaxBody: 1 << 20, BodyTimeout: bodyTimeout})
-		if err != nil {
-			t.Fatal(err)
-		}
+		srv := testkit.Must(New(Config{Replica: "r0", Engine: "http://127.0.0.1:1", Edges: policies.BucketEdges(1<<16, 4), MaxBody: 1 << 20, BodyTimeout: bodyTimeout}))
 		srv.setReady(ready)
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 		s := &http.Server{Handler: srv.Handler(), Protocols: new(http.Protocols), ErrorLog: discardLog}
 		s.Protocols.SetHTTP1(true)
 		s.Protocols.SetUnencryptedHTTP2(true)

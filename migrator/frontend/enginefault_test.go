@@ -62,17 +62,12 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 		e := newEngine(t)
 		body := `{"model":"m","prompt":"x","stream":true,"max_tokens":2}`
 		// Record a whole stream from the engine itself.
-		conn, err := memory.dial(t.Context(), "tcp", strings.TrimPrefix(e.URL, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := testkit.Must(memory.dial(t.Context(), "tcp", strings.TrimPrefix(e.URL, "http://")))
 		asked := `{"model":"m","prompt":"x","stream":true,"max_tokens":2,"return_token_ids":true,"stream_options":{"include_usage":true}}`
 		fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(asked), asked)
 		whole, err := io.ReadAll(conn)
 		conn.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		_, want := post(t, &http.Client{Transport: memory.transport(t, 1)}, strings.TrimPrefix(e.URL, "http://"), "/v1/completions", body)
 
 		c := &truncatingEngine{Listener: listen(), answer: string(whole)}
@@ -232,10 +227,7 @@ func TestEngineAway(t *testing.T) {
 		f := startServer(t, e.URL, nil)
 		<-f.Changed()
 		c := &http.Client{Transport: memory.transport(t, 2)}
-		resp, err := c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := testkit.Must(c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`)))
 		defer resp.Body.Close()
 		e.unhealthy.Store(true)
 		<-f.Changed()

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestFirstRequest checks that a connection that is dialled before its request
@@ -31,10 +33,7 @@ func TestFirstRequest(t *testing.T) {
 			lis := listen()
 			d := newListeners(&Server{cfg: Config{WriteTimeout: defaultWriteTimeout}})
 			s := d.serve(t.Context(), lis, &d.fromClients, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-			here, err := memory.dial(t.Context(), "tcp", lis.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			here := testkit.Must(memory.dial(t.Context(), "tcp", lis.Addr().String()))
 			defer func() {
 				here.Close()
 				synctest.Wait()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -58,10 +59,7 @@ func TestForward(t *testing.T) {
 		const body = `{"model":"m","prompt":"x","max_tokens":9,"stream":true}`
 		req, _ := http.NewRequest("POST", "http://"+fa.url+"/v1/completions", strings.NewReader(body))
 		req.Header.Set("x-cascade-tokens", "77")
-		resp, err := fa.client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := testkit.Must(fa.client.Do(req))
 		defer resp.Body.Close()
 		answer := make(chan string)
 		go func() {

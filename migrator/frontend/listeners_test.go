@@ -30,10 +30,7 @@ func TestDrain(t *testing.T) {
 					c.DrainTimeout = 20 * time.Millisecond
 				}
 			})
-			resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := testkit.Must(f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`)))
 			defer resp.Body.Close()
 			f.Drain()
 			f.Drain()
@@ -81,10 +78,7 @@ func TestRetire(t *testing.T) {
 			client := &http.Client{Transport: memory.transport(t, major)}
 			ask := func(body string) *http.Response {
 				t.Helper()
-				resp, err := client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(body))
-				if err != nil {
-					t.Fatal(err)
-				}
+				resp := testkit.Must(client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(body)))
 				if resp.StatusCode != http.StatusOK || resp.ProtoMajor != major {
 					t.Errorf("%s, %s", resp.Status, resp.Proto)
 				}
@@ -207,10 +201,7 @@ func TestReadyWhenOpen(t *testing.T) {
 func TestBrokenListener(t *testing.T) {
 	lis := listen()
 	defer lis.Close()
-	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}, PeerListener: brokenListener{lis}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Must(New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}, PeerListener: brokenListener{lis}}))
 	if err := f.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no more") {
 		t.Errorf("Run: %v", err)
 	}

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestLoadHeader checks that answers report the share of the KV cache that the
@@ -14,10 +16,7 @@ func TestLoadHeader(t *testing.T) {
 		f.updateLoadHeader() // before the timer does
 		ask := func(path string) string {
 			t.Helper()
-			resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x","messages":[],"max_tokens":3}`))
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := testkit.Must(f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x","messages":[],"max_tokens":3}`)))
 			resp.Body.Close()
 			if n := len(resp.Header[loadHeader]); n != 1 {
 				t.Errorf("%s: %d fields", path, n)
@@ -41,10 +40,7 @@ func TestLoadHeader(t *testing.T) {
 				<-held
 			}
 		}, nil)
-		resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"0123456789abcdef","max_tokens":9,"stream":true}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := testkit.Must(f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"0123456789abcdef","max_tokens":9,"stream":true}`)))
 		defer resp.Body.Close()
 		waitFor(t, func() bool {
 			f.updateLoadHeader()

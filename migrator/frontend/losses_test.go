@@ -27,10 +27,7 @@ func (f *fleet) sendAsProxy(path, body string) (answer *http.Response, text stri
 		trace := &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error { last = true; return nil }}
 		s := f.servers[(n-1)%len(f.servers)]
 		ctx := httptrace.WithClientTrace(f.t.Context(), trace)
-		r, err := http.NewRequestWithContext(ctx, "POST", "http://"+s.url+path, strings.NewReader(body))
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		r := testkit.Must(http.NewRequestWithContext(ctx, "POST", "http://"+s.url+path, strings.NewReader(body)))
 		r.Header.Set(length.AttemptHeader, strconv.Itoa(n))
 		resp, err := s.client.Do(r)
 		if err != nil {
@@ -41,9 +38,7 @@ func (f *fleet) sendAsProxy(path, body string) (answer *http.Response, text stri
 		}
 		read, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		testkit.NoError(f.t, err)
 		if last || resp.Header.Get(length.RefusedHeader) == "" {
 			return resp, string(read)
 		}

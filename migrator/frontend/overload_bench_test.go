@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
 )
@@ -18,16 +19,11 @@ func BenchmarkAdmit(b *testing.B) {
 			lr.arrival.Estimate = 100
 			for i := range tenants {
 				lr.tenant = fmt.Sprint("t", i)
-				if _, err := a.admit(lr); err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(a.admit(lr))
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				s, err := a.admit(lr)
-				if err != nil {
-					b.Fatal(err)
-				}
+				s := testkit.Must(a.admit(lr))
 				a.end(&s, 0, false)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -33,15 +34,9 @@ func (srv *testServer) overloadEngine() {
 func fill(t *testing.T, srv *testServer, tenant string) (refused *http.Response, admitted int) {
 	t.Helper()
 	for ; admitted < 200; admitted++ {
-		req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+srv.url+"/v1/completions", strings.NewReader(busyRequest))
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := testkit.Must(http.NewRequestWithContext(t.Context(), "POST", "http://"+srv.url+"/v1/completions", strings.NewReader(busyRequest)))
 		req.Header.Set("X-Tenant", tenant)
-		resp, err := srv.client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := testkit.Must(srv.client.Do(req))
 		if resp.StatusCode != http.StatusOK {
 			t.Cleanup(func() { resp.Body.Close() })
 			return resp, admitted

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 
 	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/internal/testkit/issuer"
 )
 
@@ -37,10 +38,7 @@ func TestPeerCertificateNamesFrontEnd(t *testing.T) {
 			t.Helper()
 			client := &http.Client{Transport: &http.Transport{DialContext: memory.dial, ForceAttemptHTTP2: true, TLSClientConfig: a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: "r1"})}}
 			defer client.CloseIdleConnections()
-			req, err := http.NewRequest(http.MethodPost, server.URL+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x"}`))
-			if err != nil {
-				t.Fatal(err)
-			}
+			req := testkit.Must(http.NewRequest(http.MethodPost, server.URL+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x"}`)))
 			if front != "" {
 				req.Header.Set(ForwardHeader, front)
 			}
@@ -48,15 +46,9 @@ func TestPeerCertificateNamesFrontEnd(t *testing.T) {
 				req.Header.Set(RequestHeader, request)
 				req.Header.Set(LegEpochHeader, "1")
 			}
-			resp, err := client.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := testkit.Must(client.Do(req))
 			defer resp.Body.Close()
-			body, err := io.ReadAll(resp.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			body := testkit.Must(io.ReadAll(resp.Body))
 			return resp.StatusCode, string(body)
 		}
 		r0 := a.ComponentCertificate(t, identity.Migrator, "r0")

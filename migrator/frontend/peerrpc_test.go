@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestPeerRPC checks that the peers' port serves the migrators' gRPC, with and
@@ -83,10 +85,7 @@ func TestPeerRPC(t *testing.T) {
 				io.WriteString(say, "ping")
 			}
 			// Other requests on the same connection are legs.
-			leg, err := client.Post(scheme+f.peer+"/v1/completions", "application/json", strings.NewReader(`{}`))
-			if err != nil {
-				t.Fatal(err)
-			}
+			leg := testkit.Must(client.Post(scheme+f.peer+"/v1/completions", "application/json", strings.NewReader(`{}`)))
 			defer leg.Body.Close()
 			if leg.StatusCode != http.StatusForbidden || leg.ProtoMajor != 2 {
 				t.Errorf("%+v", leg)
@@ -106,9 +105,7 @@ func TestPeerRPC(t *testing.T) {
 func TestPeerListenerHandedOver(t *testing.T) {
 	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		b := f.startStream(longRequest)
-		if _, err := f.migrateLive(t.Context(), b.id, 1, nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(f.migrateLive(t.Context(), b.id, 1, nil))
 		f.servers[1].cfg.PeerListener.Close()
 		f.requireAnswer(b)
 		select {

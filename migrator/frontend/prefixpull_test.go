@@ -16,6 +16,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -251,10 +252,7 @@ func TestPrefixPullRecord(t *testing.T) {
 			req, _ := http.NewRequestWithContext(t.Context(), "POST", "http://"+fa.url+"/v1/completions", strings.NewReader(body))
 			req.Header.Set("Traceparent", parent)
 			began := time.Now()
-			resp, err := fa.client.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := testkit.Must(fa.client.Do(req))
 			io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 			got := <-records
@@ -339,10 +337,7 @@ func TestPeerCopies(t *testing.T) {
 			if held != "" {
 				leg.Header.Set(HeldHeader, held)
 			}
-			resp, err := z.client.Do(leg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := testkit.Must(z.client.Do(leg))
 			if _, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
 				t.Errorf("held %q: %s, %v", held, resp.Status, err)
 			}

@@ -149,9 +149,7 @@ func TestPeerLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, rs := newRescueFleet(t, 3, nil)
 		b := f.startRescuableStream()
-		if _, err := f.migrateLive(t.Context(), b.id, 1, nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(f.migrateLive(t.Context(), b.id, 1, nil))
 		f.servers[0].HandlePeerLoss("r2") // holds nothing
 		rs.setTargets(f.target(2))
 		f.servers[0].HandlePeerLoss("r1") // although its engine goes on
@@ -160,9 +158,7 @@ func TestPeerLost(t *testing.T) {
 
 		// A front end that is gone: its leg here ends, and others stay.
 		b = f.startRescuableStream()
-		if _, err := f.migrateReprompt(t.Context(), b.id, 1); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(f.migrateReprompt(t.Context(), b.id, 1))
 		f.servers[1].HandlePeerLoss("r2")
 		if len(f.servers[1].LocalLegs()) != 1 {
 			t.Error("the leg of the wrong front end ends")

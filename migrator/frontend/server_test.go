@@ -64,10 +64,7 @@ func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 	if change != nil {
 		change(&cfg)
 	}
-	f, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Must(New(cfg))
 	ctx, cancel := context.WithCancel(context.Background())
 	fr := &testServer{Server: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
 	fr.client = &http.Client{Transport: memory.transport(t, 1)}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestServiceCounts checks what a front end reports of how its clients were served: times of answers, and requests
@@ -16,10 +18,7 @@ func TestServiceCounts(t *testing.T) {
 		e := newEngine(t)
 		srv := startServer(t, e.URL, nil)
 		askAt := func(path, body string) (status int) {
-			resp, err := srv.client.Post("http://"+srv.url+path, "application/json", strings.NewReader(body))
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := testkit.Must(srv.client.Post("http://"+srv.url+path, "application/json", strings.NewReader(body)))
 			defer resp.Body.Close()
 			_, _ = io.Copy(io.Discard, resp.Body)
 			synctest.Wait()
@@ -34,10 +33,7 @@ func TestServiceCounts(t *testing.T) {
 		if s.FirstToken.Total() != 1 || s.PerToken.Total() != 1 || s.Failed != 0 || s.PerToken.Quantile(1) < 0.016 || s.PerToken.Quantile(1) > 0.028 {
 			t.Errorf("after an answer: %+v", s)
 		}
-		health, err := srv.client.Get("http://" + srv.url + "/health")
-		if err != nil {
-			t.Fatal(err)
-		}
+		health := testkit.Must(srv.client.Get("http://" + srv.url + "/health"))
 		health.Body.Close()
 		if n := srv.Status().Received; n != 1 {
 			t.Errorf("after a request and a health check: %d requests received, want 1", n)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
@@ -23,10 +24,7 @@ func TestCounts(t *testing.T) {
 				for n := 1; n < 40; n += 13 {
 					req, _ := http.NewRequest("POST", "http://"+f.url+path, strings.NewReader(fmt.Sprintf(`{"prompt":"0123456789abcdef","messages":[],"max_tokens":%d%s}`, n, more)))
 					req.Header.Set("x-cascade-tokens", "25")
-					resp, err := f.client.Do(req)
-					if err != nil {
-						t.Fatal(err)
-					}
+					resp := testkit.Must(f.client.Do(req))
 					b, err := io.ReadAll(resp.Body)
 					if resp.Body.Close(); err != nil || resp.StatusCode != 200 {
 						t.Fatalf("%v: %s %s", err, resp.Status, b)
@@ -64,14 +62,9 @@ func TestCounts(t *testing.T) {
 
 // TestTokenAllocations bounds what a token costs between a leg and its client.
 func TestTokenAllocations(t *testing.T) {
-	ev, err := openai.NewReader(strings.NewReader(generation("a", prompt, len(prompt), 100)[50])).Next()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ev := testkit.Must(openai.NewReader(strings.NewReader(generation("a", prompt, len(prompt), 100)[50])).Next())
 	var c openai.Chunk
-	if err := c.Parse(ev); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, c.Parse(ev))
 	out := &eventWriter{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
 	s := new(Server).newStream(t.Context(), session.Config{Asked: openai.Edit{HideIDs: true, HideUsage: true}}, out, func() {})
 	leg := &sameLeg{&c}
@@ -106,9 +99,7 @@ func (nowhere) FlushError() error           { return nil }
 
 func TestConfig(t *testing.T) {
 	good := Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0, 16}}
-	if _, err := New(good); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(New(good))
 	for field, change := range map[string]func(*Config){
 		"Replica":        func(c *Config) { c.Replica = "" },
 		"Engine":         func(c *Config) { c.Engine = "127.0.0.1:8000" },
@@ -138,10 +129,7 @@ func TestConfig(t *testing.T) {
 // body can hold that many tokens, and that an invalid one counts like none: the
 // request was routed by its size.
 func TestForgedEstimate(t *testing.T) {
-	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Must(New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}}))
 	body := []byte(`{"prompt":"some text"}`)
 	bySize := f.tracker.Estimator().FromContentLength(int64(len(body)))
 	for stated, want := range map[string]policies.Tokens{
@@ -157,10 +145,7 @@ func TestForgedEstimate(t *testing.T) {
 // TestPrefixesAreObserved checks that prompts count for the depth of prefix keys, with a key and
 // without: before a depth is learnt, none has one.
 func TestPrefixesAreObserved(t *testing.T) {
-	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Must(New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}}))
 	body := []byte(`{"prompt":"` + strings.Repeat("x", 300) + `"}`)
 	for i, c := range []struct {
 		header http.Header

@@ -350,10 +350,7 @@ func TestTokenizeClientLeaves(t *testing.T) {
 		})
 		ctx, leave := context.WithTimeout(t.Context(), tokenizeTimeout/2)
 		defer leave()
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+z.url+"/v1/completions", strings.NewReader(z.nextBody(tokenizedPrompt)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := testkit.Must(http.NewRequestWithContext(ctx, http.MethodPost, "http://"+z.url+"/v1/completions", strings.NewReader(z.nextBody(tokenizedPrompt))))
 		if resp, err := z.client.Do(req); err == nil {
 			resp.Body.Close()
 			t.Errorf("%s", resp.Status)

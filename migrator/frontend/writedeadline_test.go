@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestQuietStream checks that an answer may be quiet for longer than
@@ -26,10 +28,7 @@ func TestQuietStream(t *testing.T) {
 				}
 			})))
 			transport := memory.transport(t, major)
-			resp, err := (&http.Client{Transport: transport}).Get("http://" + lis.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := testkit.Must((&http.Client{Transport: transport}).Get("http://" + lis.Addr().String()))
 			b, err := io.ReadAll(resp.Body)
 			resp.Body.Close()
 			if err != nil || len(b) != pieces || resp.ProtoMajor != major {
@@ -76,10 +75,7 @@ func TestSlowReaders(t *testing.T) {
 			e.passthrough.Store(&say)
 			f := startServer(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
 			for name, c := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2": {Transport: memory.transport(t, 2)}} {
-				resp, err := c.Post("http://"+f.url+test.path, "application/json", strings.NewReader(test.body))
-				if err != nil {
-					t.Fatal(err)
-				}
+				resp := testkit.Must(c.Post("http://"+f.url+test.path, "application/json", strings.NewReader(test.body)))
 				waitFor(t, f.inFlight.isIdle)
 				n, err := io.Copy(io.Discard, resp.Body)
 				resp.Body.Close()

@@ -62,10 +62,7 @@ func TestBatchScenarios(t *testing.T) {
 
 // golden returns the batches of testdata/batches.
 func golden(t testing.TB) (out [][]byte) {
-	f, err := os.Open("testdata/batches/batches.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Must(os.Open("testdata/batches/batches.txt"))
 	defer f.Close()
 	for s := bufio.NewScanner(f); s.Scan(); {
 		if text, ok := strings.CutPrefix(s.Text(), "decode "); ok {
@@ -102,9 +99,7 @@ func TestCutOff(t *testing.T) {
 		}
 		if whole {
 			var r recorder
-			if err := d.Decode(b); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, d.Decode(b))
 			if d.Apply(&r); strings.Join(r.lines, "\n") != strings.Join(want.lines, "\n") {
 				t.Errorf("batch %d: decoded again it is %q, was %q", i, r.lines, want.lines)
 			}
@@ -171,9 +166,7 @@ func batch(blocks int) []byte {
 func TestAllocs(t *testing.T) {
 	b, d, x := batch(1000), kvevents.Decoder{Model: "m"}, prefix.NewIndex(2000, 0)
 	run := func() {
-		if err := d.Decode(b); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, d.Decode(b))
 		d.Apply(x)
 	}
 	run()
@@ -191,8 +184,6 @@ func BenchmarkDecode(b *testing.B) {
 	b.ReportAllocs()
 	b.SetBytes(int64(len(payload)))
 	for b.Loop() {
-		if err := d.Decode(payload); err != nil {
-			b.Fatal(err)
-		}
+		testkit.NoError(b, d.Decode(payload))
 	}
 }

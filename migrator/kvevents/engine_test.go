@@ -107,9 +107,7 @@ func (e *engine) payload(seq uint64) []byte {
 func (e *engine) connect() {
 	e.t.Helper()
 	c, err := e.publish.Dial(context.Background())
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	testkit.NoError(e.t, err)
 	e.raw = newEagerConn(c)
 	if e.conn, err = zmtp.Open(e.raw, "PUB", "SUB"); err != nil {
 		e.t.Fatal(err)
@@ -148,9 +146,7 @@ func (e *engine) send(n int, lost bool) {
 
 func (e *engine) sendFrames(frames ...[]byte) {
 	e.t.Helper()
-	if err := e.conn.Send(frames...); err != nil {
-		e.t.Fatal(err)
-	}
+	testkit.NoError(e.t, e.conn.Send(frames...))
 	synctest.Wait()
 }
 
@@ -252,9 +248,7 @@ func testLogged(t *testing.T, log *testkit.Log, with func(e *engine, x *index, s
 				return newEagerConn(c), nil
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		var done sync.WaitGroup
 		done.Go(func() {

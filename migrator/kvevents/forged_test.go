@@ -68,10 +68,7 @@ func TestForgedNumbers(t *testing.T) {
 func TestBrokenPeers(t *testing.T) {
 	test(t, func(e *engine, x *index, s *kvevents.Subscriber) {
 		for _, text := range []string{"", "GET / HTTP/1.1\r\n\r\n" + strings.Repeat(" ", 64)} {
-			c, err := e.publish.Dial(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := testkit.Must(e.publish.Dial(context.Background()))
 			b := newEagerConn(c)
 			b.Write([]byte(text))
 			time.Sleep(time.Minute)
@@ -119,10 +116,7 @@ func TestForgedPeers(t *testing.T) {
 				}
 			}, "frames"},
 			{func() { // a greeting of one byte in a second
-				c, err := e.publish.Dial(context.Background())
-				if err != nil {
-					t.Fatal(err)
-				}
+				c := testkit.Must(e.publish.Dial(context.Background()))
 				b := newEagerConn(c)
 				for range 60 {
 					b.Write([]byte{0xff})

@@ -107,24 +107,18 @@ func TestTakenAddress(t *testing.T) {
 			}
 			return l, nil
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		var done sync.WaitGroup
 		done.Go(func() { s.Run(ctx) })
 		time.Sleep(10 * time.Second)
 		e := &engine{t: t, publish: l}
 		c, err := l.Dial(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if e.conn, err = zmtp.Open(newEagerConn(c), "PUB", "SUB"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := e.conn.Receive(time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(e.conn.Receive(time.Minute))
 		synctest.Wait()
 		if attempts != 5 || !s.Status().Connected {
 			t.Errorf("%d attempts, %+v", attempts, s.Status())

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
@@ -102,10 +103,7 @@ func TestDecodeAllocates(t *testing.T) {
 // FuzzDecode checks that no bytes crash the decoder, that it allocates memory for what is there and not for what
 // is announced, and that an Index stays consistent under whatever they say.
 func FuzzDecode(f *testing.F) {
-	golden, err := os.ReadFile("testdata/batches/batches.txt")
-	if err != nil {
-		f.Fatal(err)
-	}
+	golden := testkit.Must(os.ReadFile("testdata/batches/batches.txt"))
 	for line := range bytes.Lines(golden) {
 		if b, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("decode ")); ok {
 			payload := make([]byte, len(b)/2)

@@ -26,10 +26,7 @@ func runClient(t testing.TB, cfg Config) (c *Client, log *testkit.Log, stop func
 	t.Helper()
 	log = &testkit.Log{}
 	cfg.Self, cfg.Logger = "r0", log.Logger()
-	c, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c = testkit.Must(New(cfg))
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan error, 1)
 	go func() { over <- c.Run(ctx) }()
@@ -337,16 +334,10 @@ func TestDeviceMemory(t *testing.T) {
 // An engine that accepts and does not answer does not delay the end of Run.
 func TestSilentEngine(t *testing.T) {
 	dir := privateDir(t)
-	l, err := net.Listen("unix", filepath.Join(dir, api.Socket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(net.Listen("unix", filepath.Join(dir, api.Socket)))
 	defer l.Close()
 	_, _, stop := runClient(t, Config{Dir: dir})
-	conn, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Must(l.Accept())
 	defer conn.Close()
 	stop()
 }

@@ -120,9 +120,7 @@ func TestTicketIsUsedOnce(t *testing.T) {
 		}
 		return a, err
 	}
-	if _, err := w.puller.Pull(t.Context(), "a", prefix(12, 1)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(w.puller.Pull(t.Context(), "a", prefix(12, 1)))
 	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, transport.ErrRefused) {
 		t.Errorf("with the ticket of the first pull: %v", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // fakeEngine is an engine that shows its table, and answers with its funcs. If a func is missing, it gives a valid
@@ -52,9 +53,7 @@ func plainWelcome() *api.Welcome {
 func privateDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.Chmod(dir, 0o700))
 	return dir
 }
 
@@ -66,13 +65,8 @@ func (f *fakeEngine) start(t testing.TB, dir string) {
 	if f.memory, err = os.CreateTemp(t.TempDir(), "pool"); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.memory.Truncate(poolBytes); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, api.Socket), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, f.memory.Truncate(poolBytes))
+	l := testkit.Must(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, api.Socket), Net: "unix"}))
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	all.Go(func() {

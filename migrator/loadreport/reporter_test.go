@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/policies"
@@ -92,14 +93,10 @@ func runHarness(t *testing.T, test func(t *testing.T, w *harness)) {
 		go server.Serve(lis)
 		conn, err := grpc.NewClient("passthrough:///plane", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Status: func() frontend.Status { return *w.status.Load() }, Changed: w.changed,
 			Extra: func() Extra { return *w.extra.Load() }, OnReply: func(r Reply) { w.replies <- r }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		w.Reporter = u
 		ctx, cancel := context.WithCancel(t.Context())
 		w.stop = cancel
@@ -363,9 +360,7 @@ func TestSilentControlPlane(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	good := Config{Conn: &grpc.ClientConn{}, Replica: "r", Model: "m", Status: func() frontend.Status { return frontend.Status{} }}
-	if _, err := New(good); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(New(good))
 	for field, change := range map[string]func(*Config){
 		"Replica": func(c *Config) { c.Replica = "" }, "Model": func(c *Config) { c.Model = "" },
 		"Conn": func(c *Config) { c.Conn = nil }, "Status": func(c *Config) { c.Status = nil }, "Interval": func(c *Config) { c.Interval = -1 },

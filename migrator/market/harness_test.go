@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
@@ -93,9 +94,7 @@ func newFleet(t *testing.T, n int, change func(*fleet)) *fleet {
 			Self:          id, Machine: w.config, Executor: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
 			Detector: bidask.Detector{}, Placer: place.Policy{}, BucketEdges: w.edges, Cooldown: w.rest, Seed: uint64(i),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		r.Market = m
 		w.ids, w.nodes[id] = append(w.ids, id), r
 	}
@@ -122,9 +121,7 @@ func (w *fleet) run(test func()) {
 // plan sets the plan of all replicas.
 func (w *fleet) plan(p policies.Plan) {
 	w.t.Helper()
-	if err := p.Validate(); err != nil {
-		w.t.Fatal(err)
-	}
+	testkit.NoError(w.t, p.Validate())
 	for _, r := range w.nodes {
 		r.view.Plan = p
 		for _, id := range w.ids {

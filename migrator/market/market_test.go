@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
@@ -38,10 +39,7 @@ func newTwoStages(t *testing.T, change func(*Config)) (*Market, *discard) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
 	network := c.Network.(*discard)
 	change(&c)
-	m, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := testkit.Must(New(c))
 	m.SetView(View{
 		Plan:  policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}},
 		Peers: []policies.Replica{{ID: "b", Peer: "b"}},
@@ -50,9 +48,7 @@ func newTwoStages(t *testing.T, change func(*Config)) (*Market, *discard) {
 }
 
 func TestConfig(t *testing.T) {
-	if _, err := New(good()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(New(good()))
 	for field, change := range map[string]func(*Config){
 		"Self": func(c *Config) { c.Self = "" }, "Executor": func(c *Config) { c.Executor = nil }, "Network": func(c *Config) { c.Network = nil },
 		"Residents": func(c *Config) { c.Residents = nil }, "Load": func(c *Config) { c.Load = nil }, "Capacity": func(c *Config) { c.Capacity = -1 },
@@ -111,10 +107,7 @@ func FuzzWire(f *testing.F) {
 }
 
 func TestIgnores(t *testing.T) {
-	m, err := New(good())
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := testkit.Must(New(good()))
 	m.Receive("b", &api.Market{Kind: 99, Seller: "b"})
 	m.ReceiveSummary("b", &api.Summary{Held: -1})
 	m.ReceiveSummary("b", &api.Summary{Held: 1 << 62})
@@ -140,10 +133,7 @@ func TestProposal(t *testing.T) {
 	}
 	c := good(residents...)
 	c.Refiner, c.QoE = partition.PaperRefiner{}, policies.QoE{D0: 0.01, D1: 1e-4, D4: 1e-7}
-	m, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := testkit.Must(New(c))
 	ask := func(r *xds.Refine) *xds.Proposal {
 		m.SetView(View{Refine: r})
 		m.updateProposal()
@@ -268,9 +258,7 @@ func TestGivesUp(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if err := m.Run(ctx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, m.Run(ctx))
 	if n := len(executor.done); executor.done[0].Kind != bidask.Reserve || executor.done[n-1].Kind != bidask.Release {
 		t.Errorf("the executor got %+v", executor.done)
 	}

@@ -23,10 +23,7 @@ func TestMeanOfStage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 1}}, frontend.LocalLeg{Request: policies.Request{ID: "p", Input: 900, Output: 1}})
 		c.Load, c.Detector, c.Capacity = func() policies.Load { return policies.Load{Held: 1002} }, bidask.Detector{}, 1<<20
-		m, err := New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Must(New(c))
 		view := View{
 			Plan: policies.Plan{Model: "m", Stages: []policies.Stage{
 				{High: 5000, Replicas: []policies.ReplicaID{"a", "b", "c"}}, {Low: 5000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"d"}},
@@ -79,10 +76,7 @@ func TestProposalBySequences(t *testing.T) {
 	}
 	c := good(residents...)
 	c.Refiner, c.QoE = partition.WeightedRefiner{Damping: partition.Damping{Smoothing: 1000}}, policies.QoE{D0: 0.01, D1: 1e-4, D4: 1e-6}
-	m, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := testkit.Must(New(c))
 	ask := &xds.Refine{Epoch: 7, Boundary: 1500, Peers: 1, Successors: 2, Next: []*xds.Batch{{N: 12, SumInput: 12 * 4000, SumLength: 12 * 5000}}}
 	m.SetView(View{
 		Plan:   policies.Plan{Model: "m", Stages: []policies.Stage{{High: 1500, Replicas: []policies.ReplicaID{"a"}}, {Low: 1500, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b", "c"}}}},
@@ -138,10 +132,7 @@ func TestSummariesToNeighbours(t *testing.T) {
 		if refines {
 			c.Refiner, c.QoE = partition.PaperRefiner{}, policies.QoE{D0: 1}
 		}
-		m, err := New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Must(New(c))
 		v := View{Plan: policies.Plan{Model: "m", Stages: []policies.Stage{
 			{High: 10, Replicas: []policies.ReplicaID{"before"}}, {Low: 10, High: 20, Replicas: []policies.ReplicaID{"a", "peer"}}, {Low: 20, High: policies.Unbounded, Replicas: []policies.ReplicaID{"after"}},
 		}}}

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
@@ -37,9 +38,7 @@ func pricedMarket(t *testing.T, network *sentTo, legs func() []frontend.LocalLeg
 		Self: "a", Executor: network, Network: network, Residents: legs, Load: func() policies.Load { return policies.Load{} }, Placer: place.Cheapest{},
 		Engine: &place.Engine{Cost: policies.Cost{D0: 8e-3, D2: 4e-5, D4: 6e-8}, Batch: 64, Chunk: 8192, KV: 100_000},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var replicas []policies.Replica
 	for _, id := range []policies.ReplicaID{"a", "b", "c"} {
 		replicas = append(replicas, policies.Replica{ID: id, Peer: string(id) + ":1"})

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
@@ -49,18 +50,10 @@ type fakePool struct {
 // newFakePool returns a fakePool whose blocks have the given size.
 func newFakePool(tb testing.TB, bytes int64) *fakePool {
 	size := int(benchBlocks * bytes)
-	fd, err := unix.MemfdCreate("pool", unix.MFD_CLOEXEC)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	fd := testkit.Must(unix.MemfdCreate("pool", unix.MFD_CLOEXEC))
 	file := os.NewFile(uintptr(fd), "pool")
-	if err := file.Truncate(int64(size)); err != nil {
-		tb.Fatal(err)
-	}
-	b, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.NoError(tb, file.Truncate(int64(size)))
+	b := testkit.Must(unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
 	s := &fakePool{memory: &transport.Memory{Layout: transport.Layout{Blocks: benchBlocks, Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}}, Bytes: b, File: file,
 		Unmap: func() { unix.Munmap(b); file.Close() }}}
 	for i := range uint32(benchBlocks) {
@@ -168,9 +161,7 @@ func newPairBench(tb testing.TB, source, target *fakePool, carrier func(name str
 	for i, s := range []*fakePool{target, source} {
 		self := policies.ReplicaID([]string{"d", "s"}[i])
 		t, err := carrier(string(self), s)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		testkit.NoError(tb, err)
 		l.events[i] = make(chan bidask.EventKind, 4)
 		front := &fakeFrontEnd{slab: s, target: l.movers[0], self: self}
 		paths := transport.NewPaths(transport.PathsConfig{Self: self, Transports: []transport.Transport{t}, Pool: s})
@@ -216,10 +207,7 @@ func (l *pairBench) move(tb testing.TB) move.Migration {
 
 // carriers returns the transports within one machine.
 func carriers(tb testing.TB) map[string]func(name string, s *fakePool) (transport.Transport, error) {
-	dir, err := os.MkdirTemp("", "shm") // a short path, because of socket names
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dir := testkit.Must(os.MkdirTemp("", "shm")) // a short path, because of socket names
 	tb.Cleanup(func() { os.RemoveAll(dir) })
 	var network transporttest.Network
 	return map[string]func(name string, s *fakePool) (transport.Transport, error){

@@ -147,10 +147,7 @@ func TestAdoptRefuses(t *testing.T) {
 			}
 		}
 	})
-	m, err := move.New(move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Paths: transport.NewPaths(transport.PathsConfig{Self: "a"}), Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := testkit.Must(move.New(move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Paths: transport.NewPaths(transport.PathsConfig{Self: "a"}), Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := m.Run(ctx); err != nil {
@@ -268,9 +265,7 @@ func TestConfig(t *testing.T) {
 	good := func() move.Config {
 		return move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Paths: transport.NewPaths(transport.PathsConfig{Self: "a"}), Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}
 	}
-	if _, err := move.New(good()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(move.New(good()))
 	for name, spoil := range map[string]func(*move.Config){
 		"self":     func(c *move.Config) { c.Self = "" },
 		"front":    func(c *move.Config) { c.FrontEnd = nil },

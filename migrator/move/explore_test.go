@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -272,10 +273,7 @@ func TestFleet(t *testing.T) {
 			t.Parallel()
 			moves, ends := 0, map[string]int{}
 			for seed := range uint64(runs) {
-				w, err := run(seed, f, 2000)
-				if err != nil {
-					t.Fatal(err)
-				}
+				w := testkit.Must(run(seed, f, 2000))
 				moves += w.moves
 				for why, n := range w.ends {
 					ends[why] += n

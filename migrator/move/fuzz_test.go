@@ -3,6 +3,7 @@ package move
 import (
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -13,10 +14,7 @@ func FuzzStep(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 4, 1, 0, 0, 4, 5, 0, 0, 5, 0, 0, 4, 6, 0, 0, 5, 4, 7, 1, 0})
 	f.Add([]byte{2, 1, 0, 0, 4, 2, 1, 0, 7, 1, 0, 0, 4, 4, 1, 1, 8, 1, 1, 0, 11, 1, 1, 0})
 	f.Fuzz(func(t *testing.T, script []byte) {
-		m, err := newMachine(Limits{Self: "a"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := testkit.Must(newMachine(Limits{Self: "a"}))
 		open := map[bidask.Deal]bool{}
 		frozen := map[bidask.Deal]bool{}
 		now := policies.Micros(0)
@@ -38,9 +36,7 @@ func FuzzStep(f *testing.F) {
 					delete(frozen, a.Deal)
 				}
 			}
-			if err := m.Check(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, m.Check())
 		}
 		replicas := []policies.ReplicaID{"a", "b", "c", ""}
 		engine := KVFormat{Fingerprint: 7, BlockTokens: 16}

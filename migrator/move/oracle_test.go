@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -12,9 +13,7 @@ func newStillEngine(t *testing.T, ids []uint32) (*engine, *seq) {
 	t.Helper()
 	e := newEngine()
 	c := &legConn{wake: make(chan struct{}, 1)}
-	if err := e.prompt(c, "q#1", ids, len(ids), len(ids)+100); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, e.prompt(c, "q#1", ids, len(ids), len(ids)+100))
 	q := e.seqs["q#1"]
 	e.generate(q)
 	return e, q

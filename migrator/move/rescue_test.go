@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -25,9 +26,7 @@ func TestRescued(t *testing.T) {
 		Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test"), OnStall: func(stall time.Duration, span trace.SpanContext) {
 			stalls = append(stalls, stall.String()+" "+span.TraceID().String())
 		}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	began := time.Unix(1e9, 0)
 	m.RecordRescue(frontend.Rescue{Stream: "a/1", From: "b", To: "c", Length: 90, Start: began, Duration: 2 * time.Second})
 	m.RecordRescue(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Start: began, Duration: 30 * time.Second, Err: errors.New("no replica")})

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/peer"
@@ -30,14 +31,9 @@ func full(k Kind) Message {
 func TestWireKeepsEverything(t *testing.T) {
 	for k := Open; k <= Abort; k++ {
 		want := full(k)
-		b, err := proto.Marshal(encode(want))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := testkit.Must(proto.Marshal(encode(want)))
 		var wire api.Transfer
-		if err := proto.Unmarshal(b, &wire); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, proto.Unmarshal(b, &wire))
 		got, err := decode("b", "a", &wire)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%v: %v\n%+v, want\n%+v", k, err, got, want)
@@ -85,10 +81,7 @@ func TestWireRefusesNonsense(t *testing.T) {
 // FuzzDecode decodes any bytes as a message, and plans a pull from any message.
 func FuzzDecode(f *testing.F) {
 	for k := Open; k <= Abort; k++ {
-		b, err := proto.Marshal(encode(full(k)))
-		if err != nil {
-			f.Fatal(err)
-		}
+		b := testkit.Must(proto.Marshal(encode(full(k))))
 		f.Add(b)
 	}
 	memory := &transport.Memory{Layout: transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 8, Bytes: 8}, {Offset: 64, Stride: 8, Bytes: 8}}}, Bytes: make([]byte, 128)}

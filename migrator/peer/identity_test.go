@@ -104,18 +104,13 @@ func TestTheRightPeerIsReached(t *testing.T) {
 // openNamed opens a stream with a Hello that contains a name, and returns the stream's error.
 func openNamed(t *testing.T, address string, secure *tls.Config, from string) error {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(secure)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Must(grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(secure))))
 	defer conn.Close()
 	stream, err := api.NewPeerClient(conn).Exchange(t.Context())
 	if err != nil {
 		return err
 	}
-	if err := stream.Send(&api.Envelope{From: from, To: "b", Body: &api.Envelope_Hello{Hello: &api.Hello{Incarnation: 99}}}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, stream.Send(&api.Envelope{From: from, To: "b", Body: &api.Envelope_Hello{Hello: &api.Hello{Incarnation: 99}}}))
 	_, err = stream.Recv()
 	return err
 }

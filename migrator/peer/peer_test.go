@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -91,10 +92,7 @@ func startOnTCP(t testing.TB, cfg Config) *node {
 	if cfg.PeerTimeout == 0 {
 		cfg.PeerTimeout = time.Hour
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	return startNode(t, cfg, l, l.Addr().String())
 }
 
@@ -184,10 +182,7 @@ func TestLargestRound(t *testing.T) {
 // TestSendNeverBlocks sends to a peer that accepts connections but never answers, and to one that
 // does not exist.
 func TestSendNeverBlocks(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	a := startOnTCP(t, Config{Self: "a", QueueSize: 10})
 	a.SetPeers(map[policies.ReplicaID]string{"mute": l.Addr().String(), "none": "127.0.0.1:1"})
@@ -204,14 +199,8 @@ func TestSendNeverBlocks(t *testing.T) {
 // TestQueueDropsTheOldest fills a queue before the network runs.
 func TestQueueDropsTheOldest(t *testing.T) {
 	b := startOnTCP(t, Config{Self: "b"})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := New(Config{Self: "a", QueueSize: 3, PeerTimeout: time.Hour, Handle: func(policies.ReplicaID, *api.Envelope) {}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
+	n := testkit.Must(New(Config{Self: "a", QueueSize: 3, PeerTimeout: time.Hour, Handle: func(policies.ReplicaID, *api.Envelope) {}}))
 	n.SetPeers(map[policies.ReplicaID]string{"b": b.address})
 	for i := range uint64(10) {
 		n.Send("b", market(i))
@@ -232,15 +221,9 @@ func TestQueueDropsTheOldest(t *testing.T) {
 // openRawStream opens a stream without a Network.
 func openRawStream(t *testing.T, address string) api.Peer_ExchangeClient {
 	t.Helper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Must(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))
 	t.Cleanup(func() { conn.Close() })
-	s, err := api.NewPeerClient(conn).Exchange(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Must(api.NewPeerClient(conn).Exchange(t.Context()))
 	return s
 }
 
@@ -355,9 +338,7 @@ func TestLaterStreamTakesOver(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	good := Config{Self: "a", Handle: func(policies.ReplicaID, *api.Envelope) {}}
-	if _, err := New(good); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(New(good))
 	for field, change := range map[string]func(*Config){
 		"Self": func(c *Config) { c.Self = "" }, "Handle": func(c *Config) { c.Handle = nil }, "QueueSize": func(c *Config) { c.QueueSize = -1 },
 		"HeartbeatInterval": func(c *Config) { c.HeartbeatInterval = -1 }, "PeerTimeout": func(c *Config) { c.PeerTimeout = time.Millisecond }, "IdleTimeout": func(c *Config) { c.IdleTimeout = -1 },

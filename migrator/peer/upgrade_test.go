@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -134,14 +135,9 @@ func (w *network) openStream(t *testing.T, from, to string) api.Peer_ExchangeCli
 	dial := w.dialer(from)
 	conn, err := grpc.NewClient("passthrough:///"+to, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) { return dial(ctx, address) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
-	s, err := api.NewPeerClient(conn).Exchange(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Must(api.NewPeerClient(conn).Exchange(t.Context()))
 	return s
 }
 

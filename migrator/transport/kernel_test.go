@@ -17,10 +17,7 @@ import (
 // with $CI set it fails.
 func findTool(t *testing.T, pattern ...string) string {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(append([]string{"..", "..", ".cache", "ptxas"}, pattern...)...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := testkit.Must(filepath.Glob(filepath.Join(append([]string{"..", "..", ".cache", "ptxas"}, pattern...)...)))
 	if len(found) > 0 {
 		return found[0]
 	}
@@ -44,9 +41,7 @@ func TestKernelsAssemble(t *testing.T) {
 		}
 	}
 	bad := filepath.Join(t.TempDir(), "bad.ptx")
-	if err := os.WriteFile(bad, []byte(strings.Replace(KernelPTX, "ld.global.cs.v4", "ld.global.cs.v5", 1)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.WriteFile(bad, []byte(strings.Replace(KernelPTX, "ld.global.cs.v4", "ld.global.cs.v5", 1)), 0o644))
 	if out, err := exec.CommandContext(t.Context(), ptxas, "-arch=sm_80", "-o", os.DevNull, bad).CombinedOutput(); err == nil {
 		t.Errorf("the assembler accepts invalid code\n%s", out)
 	}

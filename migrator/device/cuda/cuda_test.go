@@ -16,10 +16,7 @@ func open(t testing.TB) (*Driver, *fake.Control) {
 	t.Helper()
 	path := fake.CUDA(t)
 	c := fake.Open(t, path)
-	d, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Must(Open(path))
 	if n := c.Live(""); n != 0 {
 		t.Fatalf("%d handles are alive before the test", n)
 	}
@@ -153,10 +150,7 @@ func TestRetainFails(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	control.Fail("cuDeviceGetAttribute", 1, 1) // an attribute that the driver does not know
-	c, err := d.RetainContext(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Must(d.RetainContext(0))
 	if a, err := c.CreateAllocation(1); err != nil {
 		t.Error(err)
 	} else if err := a.Close(); err != nil {
@@ -174,15 +168,12 @@ func TestRetainFails(t *testing.T) {
 func TestStickyCodes(t *testing.T) {
 	d, control := open(t)
 	for code := 1; code < 1000; code++ {
-		c, err := d.RetainContext(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := testkit.Must(d.RetainContext(0))
 		control.Fail("cuMemGetAddressRange_v2", 1, code)
 		if _, _, err := c.AllocationRange(1); !HasCode(err, Code(code)) {
 			t.Errorf("code %d: %v", code, err)
 		}
-		_, _, err = c.AllocationRange(1) // no memory: InvalidValue, where the context lives
+		_, _, err := c.AllocationRange(1) // no memory: InvalidValue, where the context lives
 		if got := !HasCode(err, InvalidValue); got != Code(code).Sticky() && code != int(InvalidValue) {
 			t.Errorf("code %d: sticky is %v, and then %v", code, Code(code).Sticky(), err)
 		}
@@ -235,10 +226,7 @@ func TestOldBatch(t *testing.T) {
 	}{"old": {[]string{"cuMemcpyBatchAsync_v2"}, true}, "none": {[]string{"cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync"}, false}} {
 		path := fake.Copy(t, fake.CUDA(t), c.without...)
 		control := fake.Open(t, path)
-		d, err := Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := testkit.Must(Open(path))
 		if d.SupportsBatches() != c.want {
 			t.Errorf("%s: SupportsBatches is %v", name, d.SupportsBatches())
 		}
@@ -267,45 +255,16 @@ func TestCycles(t *testing.T) {
 	cycles := 10_000
 	d, control := open(t)
 	for range cycles {
-		c, err := d.RetainContext(0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := c.NewLowPriorityStream()
-		if err != nil {
-			t.Fatal(err)
-		}
-		e, err := c.NewEvent(Untimed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a, err := c.CreateAllocation(1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, err := a.Export()
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := c.ImportAllocation(f, a.Size())
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := b.Map(ReadWrite)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := c.Alloc(4096)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h, err := c.AllocHost(4096)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(h.Close(), c.Free(p), m.Close(), b.Close(), f.Close(), a.Close(), e.Close(), s.Close(), c.Close()); err != nil {
-			t.Fatal(err)
-		}
+		c := testkit.Must(d.RetainContext(0))
+		s := testkit.Must(c.NewLowPriorityStream())
+		e := testkit.Must(c.NewEvent(Untimed))
+		a := testkit.Must(c.CreateAllocation(1))
+		f := testkit.Must(a.Export())
+		b := testkit.Must(c.ImportAllocation(f, a.Size()))
+		m := testkit.Must(b.Map(ReadWrite))
+		p := testkit.Must(c.Alloc(4096))
+		h := testkit.Must(c.AllocHost(4096))
+		testkit.NoError(t, errors.Join(h.Close(), c.Free(p), m.Close(), b.Close(), f.Close(), a.Close(), e.Close(), s.Close(), c.Close()))
 	}
 	if n := control.Live(""); n != 0 {
 		t.Errorf("%d handles are open after %d cycles", n, cycles)

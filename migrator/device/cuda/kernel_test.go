@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -30,24 +31,15 @@ func TestKernels(t *testing.T) {
 		for _, piece := range []uint64{1 << 16, 1024, 16} {
 			for _, block := range []int{32, 64, 512} {
 				rng := rand.New(rand.NewPCG(uint64(block), piece))
-				src, err := r.a.AllocHost(pool)
-				if err != nil {
-					t.Fatal(err)
-				}
-				dst, err := r.a.AllocHost(pool)
-				if err != nil {
-					t.Fatal(err)
-				}
+				src := testkit.Must(r.a.AllocHost(pool))
+				dst := testkit.Must(r.a.AllocHost(pool))
 				pieces, most := uint64(0), uint64(0)
 				for _, g := range regions {
 					most = max(most, g.bytes)
 				}
 				pieces = (most + piece - 1) / piece
 				items := entries * uint64(len(regions)) * pieces
-				table, err := r.a.AllocHost(1<<16 + int64(items)*8)
-				if err != nil {
-					t.Fatal(err)
-				}
+				table := testkit.Must(r.a.AllocHost(1<<16 + int64(items)*8))
 				w := table.Uint64s()
 				for i, g := range regions {
 					copy(w[i*transport.KernelRegionWords:], []uint64{uint64(src.Pointer()) + g.src, g.sstride, uint64(dst.Pointer()) + g.dst, g.dstride, g.bytes})
@@ -82,18 +74,11 @@ func TestKernels(t *testing.T) {
 							}
 						}
 					}
-					code, err := r.module.Kernel(k)
-					if err != nil {
-						t.Fatal(err)
-					}
+					code := testkit.Must(r.module.Kernel(k))
 					at := uint64(table.Pointer())
 					out := w[1<<13:]
-					if err := code.Launch(r.stream, 3, block, []uint64{at, uint64(len(regions)), at + uint64(len(regions)*transport.KernelRegionWords*8), entries, piece, pieces, at + 1<<16}); err != nil {
-						t.Fatal(err)
-					}
-					if err := r.stream.Wait(); err != nil {
-						t.Fatal(err)
-					}
+					testkit.NoError(t, code.Launch(r.stream, 3, block, []uint64{at, uint64(len(regions)), at + uint64(len(regions)*transport.KernelRegionWords*8), entries, piece, pieces, at + 1<<16}))
+					testkit.NoError(t, r.stream.Wait())
 					if !bytes.Equal(dst.Bytes(), want) {
 						t.Errorf("%s, pieces of %d, %d threads: %s: the memory differs from a plain copy", name, piece, block, k)
 					}

@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -30,10 +31,7 @@ func TestMain(m *testing.M) {
 // open opens a library until the test ends.
 func open(t *testing.T, path string) *NVMLLibrary {
 	t.Helper()
-	l, err := OpenNVML(NVMLConfig{Library: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(OpenNVML(NVMLConfig{Library: path}))
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -77,9 +75,7 @@ func TestRead(t *testing.T) {
 	path := fake.NVML(t)
 	setFaultyHost(t)
 	in, xids, err := useLibrary(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if in.Driver != "999.1" || len(in.GPUs) != 4 || len(in.Peers) != 12 || !slices.Equal(xids, []uint64{1, 79}) {
 		t.Fatalf("%+v, Xids %v", in, xids)
 	}
@@ -114,10 +110,7 @@ func TestSwitchesAndRefusals(t *testing.T) {
 	t.Setenv("FAKE_NVML_GPUS", "8")
 	t.Setenv("FAKE_NVML_P2P", "no")
 	l := open(t, path)
-	in, err := l.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := testkit.Must(l.Read())
 	for _, g := range in.GPUs {
 		if n := len(g.NVLinks); n != 18 || !g.NVLinks[17].Switch || g.NVLinks[17].Version != 4 || g.NVLinks[17].Rate() != 25*links.Gigabyte {
 			t.Errorf("%+v", g.NVLinks)
@@ -224,9 +217,7 @@ func TestOtherLibraries(t *testing.T) {
 
 func TestClosed(t *testing.T) {
 	l := open(t, fake.NVML(t))
-	if err := errors.Join(l.Close(), l.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, errors.Join(l.Close(), l.Close()))
 	if _, err := l.Read(); !errors.Is(err, ErrClosed) {
 		t.Errorf("%v", err)
 	}
@@ -285,18 +276,11 @@ func TestNothingLeaks(t *testing.T) {
 	c := fake.Open(t, path)
 	cycle := func(n int) {
 		for i := range n {
-			l, err := OpenNVML(NVMLConfig{Library: path})
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := testkit.Must(OpenNVML(NVMLConfig{Library: path}))
 			if i%100 == 0 {
-				if _, err := l.Read(); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(l.Read())
 			}
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, l.Close())
 		}
 	}
 	cycle(100)
@@ -310,13 +294,7 @@ func TestNothingLeaks(t *testing.T) {
 
 // held counts this process's descriptors and its mappings of libraries.
 func held(t *testing.T) (fds, libs int) {
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := testkit.Must(os.ReadDir("/proc/self/fd"))
+	maps := testkit.Must(os.ReadFile("/proc/self/maps"))
 	return len(list), strings.Count(string(maps), ".so")
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -19,16 +20,11 @@ import (
 
 // tree lays an archive's files and links out.
 func tree(t *testing.T, archive string) string {
-	a, err := txtar.ParseFile(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := testkit.Must(txtar.ParseFile(archive))
 	root := t.TempDir()
 	put := func(path string, f func(string) error) {
 		path = filepath.Join(root, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), f(path)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), f(path)))
 	}
 	for _, file := range a.Files {
 		if file.Name == "links" {
@@ -46,10 +42,7 @@ func tree(t *testing.T, archive string) string {
 func TestTwoSockets(t *testing.T) {
 	t.Setenv("FAKE_NVML_GPUS", "4")
 	t.Setenv("FAKE_NVML_LINKS", "direct")
-	m, err := Read(Config{Name: "a", Sysfs: tree(t, "testdata/two-sockets.txtar"), NVML: fake.NVML(t), CUDA: "libc.so.6", Verbs: "libc.so.6"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := testkit.Must(Read(Config{Name: "a", Sysfs: tree(t, "testdata/two-sockets.txtar"), NVML: fake.NVML(t), CUDA: "libc.so.6", Verbs: "libc.so.6"}))
 	// nvidia_peermem is loaded, and not what transport verbs registers by.
 	if lines := Missing(m); len(lines) != 1 || !strings.Contains(lines[0], "dma-buf") {
 		t.Errorf("%q", lines)

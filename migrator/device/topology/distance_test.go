@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies/links"
 )
@@ -146,10 +147,7 @@ func TestNamesAreReadBack(t *testing.T) {
 
 func roundTrip[T comparable](t *testing.T, v T) {
 	t.Helper()
-	text, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Must(json.Marshal(v))
 	var back T
 	if err := json.Unmarshal(text, &back); err != nil || back != v {
 		t.Errorf("%v became %s and then %v: %v", v, text, back, err)

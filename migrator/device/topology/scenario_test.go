@@ -179,9 +179,6 @@ func (s *stage) product(text string) (int, int) {
 }
 
 func (s *stage) number(text string) int {
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	n := testkit.Must(strconv.Atoi(text))
 	return n
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 )
 
@@ -40,9 +41,7 @@ const rigBytes = 1 << 16
 func newHarness(t testing.TB, l *verbs.Library) *harness {
 	t.Helper()
 	r := &harness{lib: l}
-	if err := r.setUp(""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, r.setUp(""))
 	return r
 }
 

@@ -17,22 +17,15 @@ func TestRealDevice(t *testing.T) {
 	if os.Getenv("CASCADE_TEST_VERBS") == "" {
 		testkit.Skip(t, testkit.Unavailable{What: "there is no RDMA device", Remedy: "run `make rdma-check`"})
 	}
-	l, err := verbs.Open("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(verbs.Open(""))
 	r := &harness{lib: l, withoutDMABuf: true}
-	if err := r.setUp(""); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.work(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, r.setUp(""))
+	testkit.NoError(t, r.work())
 	if err := r.pairs[1].Close(); err != nil {
 		t.Error(err)
 	}
 	start := time.Now()
-	err = r.transfer(10)
+	err := r.transfer(10)
 	var failed *verbs.CompletionError
 	if !errors.As(err, &failed) || failed.Status != verbs.RetryExceeded {
 		t.Errorf("a READ from a pair that does not exist: %v", err)
@@ -45,9 +38,7 @@ func TestRealDevice(t *testing.T) {
 	before := testkit.OpenFiles(t)
 	for range cycles {
 		r := &harness{lib: l, withoutDMABuf: true}
-		if err := errors.Join(r.setUp(""), r.close()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, errors.Join(r.setUp(""), r.close()))
 	}
 	if n := l.OpenResources(); n != (verbs.Resources{}) || testkit.OpenFiles(t) > before {
 		t.Errorf("%+v are open, %d files of %d", n, testkit.OpenFiles(t), before)

@@ -19,10 +19,7 @@ func open(t testing.TB) (*verbs.Library, *fake.Control) {
 	t.Helper()
 	path := fake.Verbs(t)
 	c := fake.Open(t, path)
-	l, err := verbs.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(verbs.Open(path))
 	if n := c.Live(""); n != 0 {
 		t.Fatalf("%d handles are alive before the test", n)
 	}
@@ -121,10 +118,7 @@ func TestRequests(t *testing.T) {
 
 func TestEvents(t *testing.T) {
 	l, c := open(t)
-	d, err := l.OpenDevice("fake0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Must(l.OpenDevice("fake0"))
 	defer d.Close()
 	c.Set("fake_event", 8)
 	if e, err := d.Event(); err != nil || !e.Fatal || e.Text != "local catastrophic error" {
@@ -146,9 +140,7 @@ func TestWaits(t *testing.T) {
 	r := newHarness(t, l)
 	c.Set("fake_hold", 1)
 	w := []verbs.Work{{ID: 7, Local: r.regions[0].Base, LocalKey: r.regions[0].LocalKey, Remote: r.regions[1].Base, RemoteKey: r.regions[1].RemoteKey, Length: 10, Flags: verbs.Signaled}}
-	if _, err := r.pairs[0].Post(w); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(r.pairs[0].Post(w))
 	r.queues[0].SetDeadline(time.Now().Add(time.Millisecond))
 	if _, err := r.queues[0].Wait(r.completions); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a queue with nothing in it: %v", err)
@@ -187,9 +179,7 @@ func TestEveryCallFails(t *testing.T) {
 			}
 			return errors.Join(err, r.close())
 		}
-		if err := whole(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, whole())
 		times := c.Calls(name) - before
 		if times == 0 && !quiet[name] {
 			t.Errorf("%s is never called", name)
@@ -251,10 +241,7 @@ func TestRequestsFail(t *testing.T) {
 // TestLocked has a process without the right to lock memory register some.
 func TestLocked(t *testing.T) {
 	l, c := open(t)
-	d, err := l.OpenDevice("fake0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Must(l.OpenDevice("fake0"))
 	defer d.Close()
 	c.Fail("ibv_reg_mr", 1, int(syscall.ENOMEM))
 	if _, err := d.Register(4096, 4096, verbs.LocalWrite); err == nil || !strings.Contains(err.Error(), "RLIMIT_MEMLOCK") || !errors.Is(err, syscall.ENOMEM) {
@@ -275,9 +262,7 @@ func TestNothingLeaks(t *testing.T) {
 	before := testkit.OpenFiles(t)
 	for range cycles {
 		r := &harness{lib: l, withoutDMABuf: true}
-		if err := errors.Join(r.setUp(""), r.close()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, errors.Join(r.setUp(""), r.close()))
 	}
 	if n := c.Live(""); n != 0 || l.OpenResources() != (verbs.Resources{}) {
 		t.Errorf("%d handles are left, %+v", n, l.OpenResources())
@@ -292,8 +277,6 @@ func BenchmarkRead(b *testing.B) {
 	r := newHarness(b, l)
 	defer r.close()
 	for b.Loop() {
-		if err := r.transfer(64); err != nil {
-			b.Fatal(err)
-		}
+		testkit.NoError(b, r.transfer(64))
 	}
 }

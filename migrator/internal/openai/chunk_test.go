@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const (
@@ -19,10 +21,7 @@ const (
 
 func parse(t *testing.T, raw string) *Chunk {
 	t.Helper()
-	ev, err := NewReader(strings.NewReader(raw)).Next()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ev := testkit.Must(NewReader(strings.NewReader(raw)).Next())
 	var c Chunk
 	if err := c.Parse(ev); err != nil {
 		t.Fatalf("%s: %v", raw, err)
@@ -80,10 +79,7 @@ func TestChunkRefuses(t *testing.T) {
 		"data: {\"choices\":[{\"token_ids\":7}]}\n\n": "not a list",
 		"data: " + strings.Repeat("[", 600) + "\n\n":  "nested deeper",
 	} {
-		ev, err := NewReader(strings.NewReader(raw)).Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		ev := testkit.Must(NewReader(strings.NewReader(raw)).Next())
 		if err := new(Chunk).Parse(ev); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v, want %q", raw, err, want)
 		}
@@ -130,13 +126,8 @@ func BenchmarkToken(b *testing.B) {
 	var out []byte
 	b.ReportAllocs()
 	for b.Loop() {
-		ev, err := r.Next()
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := c.Parse(ev); err != nil {
-			b.Fatal(err)
-		}
+		ev := testkit.Must(r.Next())
+		testkit.NoError(b, c.Parse(ev))
 		ids, _ = c.AppendIDs(ids[:0])
 		out = c.Append(out[:0], Edit{HideIDs: true})
 	}
@@ -160,9 +151,7 @@ func TestWithText(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		at := "choices.0.text"
 		for _, path := range []string{"choices.0.delta.reasoning", "choices.0.delta.content"} {
 			if gjson.Get(test[0], path).Str != "" {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -67,10 +68,7 @@ func TestFeatures(t *testing.T) {
 		{`"messages":[{"role":"user","content":"hi"}]`, 0}, {`"messages":[{"content":[{"type":"text"}]}]`, 0}, {`"messages":[{"content":[{"type":"image_url"}]}]`, policies.Multimodal},
 		{`"include_reasoning":false`, policies.HiddenTokens}, {`"temperature":0.5`, 0},
 	} {
-		r, err := Parse(Chat, []byte("{"+test.field+"}"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testkit.Must(Parse(Chat, []byte("{"+test.field+"}")))
 		if r.Features != test.want {
 			t.Errorf("%s: %b, want %b", test.field, r.Features, test.want)
 		}
@@ -163,10 +161,7 @@ func BenchmarkStreamBody220KiB(b *testing.B) {
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
 	for b.Loop() {
-		r, err := Parse(Completions, body)
-		if err != nil {
-			b.Fatal(err)
-		}
+		r := testkit.Must(Parse(Completions, body))
 		r.StreamBody()
 	}
 }

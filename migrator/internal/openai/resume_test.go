@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -14,10 +15,7 @@ func TestResumeRefused(t *testing.T) {
 		`{"prompt":"x","max_completion_tokens":20}`, `{"prompt":"x","logprobs":3}`, `{"prompt":"x","vllm_xargs":{"a":1}}`,
 		`{"prompt":"x","stop":["a"]}`, `{"prompt":"x","logits_processors":["a"]}`,
 	} {
-		r, err := Parse(Completions, []byte(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testkit.Must(Parse(Completions, []byte(body)))
 		if _, ok := r.Resume(); ok {
 			t.Errorf("%.60s: can be resumed", body)
 		}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // pieces is a reader that returns its text in pieces of n bytes.
@@ -95,9 +97,7 @@ func TestReaderAgainstLines(t *testing.T) {
 func TestReaderShrinks(t *testing.T) {
 	r := NewReader(strings.NewReader(streams[len(streams)-1] + "data: x\n\n"))
 	for range 2 {
-		if _, err := r.Next(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(r.Next())
 	}
 	r.Next()
 	if cap(r.buf) > smallEvent {
@@ -112,9 +112,7 @@ func TestReaderBounds(t *testing.T) {
 	}
 	broken := errors.New("cut")
 	r = NewReader(io.MultiReader(strings.NewReader("data: a\n\ndata: b"), iotest.ErrReader(broken)))
-	if _, err := r.Next(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(r.Next())
 	if _, err := r.Next(); err != broken {
 		t.Errorf("a broken source gives %v, want its own error", err)
 	}
@@ -132,9 +130,7 @@ func (e endless) Read(b []byte) (int, error) {
 func TestReaderAllocations(t *testing.T) {
 	event := "data: " + strings.Repeat("x", 300) + "\n\n"
 	r := NewReader(&loop{text: []byte(event)})
-	if _, err := r.Next(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(r.Next())
 	if n := testing.AllocsPerRun(1000, func() { r.Next() }); n != 0 {
 		t.Errorf("an event costs %.1f allocations, want none", n)
 	}

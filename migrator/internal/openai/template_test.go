@@ -3,6 +3,8 @@ package openai
 import (
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const completion = `{"id":"cmpl-0","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"abc","logprobs":null,"finish_reason":"stop","stop_reason":7,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-1","usage":{"prompt_tokens":9,"total_tokens":10,"completion_tokens":1,"prompt_tokens_details":null,"completion_tokens_details":null},"kv_transfer_params":null,"metrics":null}`
@@ -11,18 +13,13 @@ func answer(t *testing.T, edit Edit, events ...string) *Answer {
 	t.Helper()
 	var a Answer
 	for _, e := range events {
-		if err := a.Add(parse(t, e), edit); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, a.Add(parse(t, e), edit))
 	}
 	return &a
 }
 
 func TestAnswer(t *testing.T) {
-	template, err := NewTemplate([]byte(completion))
-	if err != nil {
-		t.Fatal(err)
-	}
+	template := testkit.Must(NewTemplate([]byte(completion)))
 	a := answer(t, Edit{}, firstEvent, tokenEvent, lastEvent, usageEvent)
 	got, err := a.Body(template, nil, nil)
 	want := strings.NewReplacer(`"cmpl-0"`, `"cmpl-1"`, `"created":1`, `"created":17`, `"abc"`, `"odafuwu"`, `"stop",`, `"length",`, `:7`, `:null`,
@@ -43,10 +40,7 @@ func TestAnswer(t *testing.T) {
 
 func TestAnswerOfAChat(t *testing.T) {
 	body := `{"id":"c","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"x","refusal":null,"tool_calls":[],"reasoning":null},"finish_reason":"stop"}],"usage":{"prompt_tokens":1, "prompt_tokens_details":{"cached_tokens":0}}}`
-	template, err := NewTemplate([]byte(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	template := testkit.Must(NewTemplate([]byte(body)))
 	delta := func(d, finish string) string {
 		return `data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":` + d + `,"finish_reason":` + finish + "}]}\n\n"
 	}
@@ -75,10 +69,7 @@ func TestAnswerOfAChat(t *testing.T) {
 // TestEditIdentityIsShared checks that an answer does not write into the Identity
 // of its Edit, which other answers read at the same time.
 func TestEditIdentityIsShared(t *testing.T) {
-	template, err := NewTemplate([]byte(completion))
-	if err != nil {
-		t.Fatal(err)
-	}
+	template := testkit.Must(NewTemplate([]byte(completion)))
 	pin := &Identity{ID: []byte(`"cmpl-0"`), Created: []byte(`1`), Model: []byte(`"m"`), Fingerprint: []byte(`"vllm-first"`)}
 	other := strings.Replace(lastEvent, "}\n\n", `,"system_fingerprint":"vllm-other"}`+"\n\n", 1)
 	if parse(t, other).Fingerprint() == nil {

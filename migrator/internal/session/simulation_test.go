@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -51,10 +52,7 @@ func (c chunk) parse(t testing.TB) *openai.Chunk {
 		}
 		data = fmt.Sprintf(`{%s,"choices":[{"index":0,"text":%q,"finish_reason":%s%s}],"prompt_token_ids":%s}`, head, c.text, finish, ids, list(c.prompt))
 	}
-	ev, err := openai.NewReader(strings.NewReader("data: " + data + "\n\n")).Next()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ev := testkit.Must(openai.NewReader(strings.NewReader("data: " + data + "\n\n")).Next())
 	parsed := new(openai.Chunk)
 	if err := parsed.Parse(ev); err != nil {
 		t.Fatalf("%s: %v", data, err)
@@ -85,10 +83,7 @@ func textOf(t testing.TB, a Action) string {
 
 // resume returns the state that is kept to resume a request, for limit tokens.
 func resume(t testing.TB, limit int) openai.Resume {
-	req, err := new(openai.Fields).Parse(openai.Completions, fmt.Appendf(nil, `{"model":"m","prompt":"x","stream":true,"max_tokens":%d}`, limit))
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := testkit.Must(new(openai.Fields).Parse(openai.Completions, fmt.Appendf(nil, `{"model":"m","prompt":"x","stream":true,"max_tokens":%d}`, limit)))
 	r, ok := req.Resume()
 	if !ok {
 		t.Fatal("the request cannot be resumed")

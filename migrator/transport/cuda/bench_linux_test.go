@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
@@ -64,8 +65,6 @@ func BenchmarkPull(b *testing.B) {
 	p, plan := l.Open(), transporttest.ShuffledPlan(l.Source.Memory, 512)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := p.Pull(b.Context(), plan); err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(p.Pull(b.Context(), plan))
 	}
 }

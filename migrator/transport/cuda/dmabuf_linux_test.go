@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	rdma "github.com/cascadeinfer/cascade/migrator/device/verbs"
@@ -29,22 +30,13 @@ func newOffsetPool(t testing.TB, g *GPU, l transport.Layout, by int64) (*transpo
 	larger.Regions = slices.Clone(l.Regions)
 	larger.Regions[0].Offset += by
 	larger.Blocks += int(by/larger.Regions[0].Stride) + 2
-	whole, err := Allocate(g, VMM, larger)
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := testkit.Must(Allocate(g, VMM, larger))
 	defer whole.Close()
 	d := whole.Device.(*Memory)
 	h := d.Handle()
 	h.Offset = by
-	f, err := d.Descriptor()
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := Attach(g, h, f, l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Must(d.Descriptor())
+	m := testkit.Must(Attach(g, h, f, l))
 	m.Bytes = make([]byte, l.MinSize())
 	return m, mirror{t, m.Device.(*Memory), m.Bytes}
 }
@@ -57,9 +49,7 @@ func TestDMABuf(t *testing.T) {
 		m, mirror := newOffsetPool(t, g, small, by)
 		transporttest.End{Memory: m, Mirror: mirror}.Fill(1)
 		f, offset, err := m.Device.(*Memory).DMABuf()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if want := by % int64(os.Getpagesize()); offset != want {
 			t.Errorf("a pool at %d is at offset %d of its descriptor, want %d", by, offset, want)
 		}
@@ -84,9 +74,7 @@ func TestDMABuf(t *testing.T) {
 	m, _ := newPool(t, g, IPC, small)
 	defer m.Close()
 	f, _, err := m.Device.(*Memory).DMABuf()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
@@ -120,9 +108,7 @@ func TestDMABufStays(t *testing.T) {
 	g := newGPU(t)
 	m, _ := newPool(t, g, VMM, small)
 	f, _, err := m.Device.(*Memory).DMABuf()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	f.Close()
 	mappings := c.Live("mappings")
 	g.unmapIdle(time.Now().Add(time.Hour))
@@ -174,14 +160,8 @@ func TestNoDMABuf(t *testing.T) {
 		}
 	}
 	path := fake.Copy(t, driverPath(t), "cuMemGetHandleForAddressRange")
-	d, err := cuda.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	old, err := NewGPU(GPUConfig{Driver: d})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testkit.Must(cuda.Open(path))
+	old := testkit.Must(NewGPU(GPUConfig{Driver: d}))
 	defer old.Close()
 	if err := ask(old, IPC); !errors.Is(err, ErrNoDMABuf) {
 		t.Errorf("an old driver: %v", err)
@@ -191,10 +171,7 @@ func TestNoDMABuf(t *testing.T) {
 // countOpenFiles returns the number of open files of this process.
 func countOpenFiles(t testing.TB) int {
 	t.Helper()
-	names, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	names := testkit.Must(os.ReadDir("/proc/self/fd"))
 	return len(names)
 }
 
@@ -211,14 +188,10 @@ func (s *servedVerbs) Run(ctx context.Context) error {
 func newServedVerbs(t testing.TB, m *transport.Memory) *servedVerbs {
 	t.Helper()
 	l, err := rdma.Open(fake.Verbs(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	s := &servedVerbs{}
 	s.Transport, err = verbs.New(verbs.Config{Library: l, Address: s.server.Address, Pool: transporttest.Pool{M: m}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return s
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -157,10 +158,7 @@ func TestGPUDown(t *testing.T) {
 	if err := s.g.Err(); err != nil {
 		t.Errorf("Err of a working GPU: %v", err)
 	}
-	byHost, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: s.Target.Memory}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	byHost := testkit.Must(tcp.New(tcp.Config{Pool: transporttest.Pool{M: s.Target.Memory}}))
 	all := []transport.Transport{s.Target.Transport, byHost}
 	s.c.Fail("cuEventQuery", 1, 719)
 	s.c.Fail("cuDevicePrimaryCtxRetain", -1, 46)
@@ -216,10 +214,7 @@ func TestGPUDown(t *testing.T) {
 // are called where nothing may wait, return at once.
 func TestHungDriver(t *testing.T) {
 	g := newGPU(t)
-	h, err := g.currentContext()
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := testkit.Must(g.currentContext())
 	started, hung, closed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
 		_ = g.withContext(h, func(*gpuContext) error {

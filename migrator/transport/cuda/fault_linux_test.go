@@ -279,13 +279,9 @@ func TestCycles(t *testing.T) {
 	live := 0
 	for i := range cycles {
 		p, err := l.OpenOffer(transporttest.Receiver, l.Export(l.Grant()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		_, err = l.Pull(p, plan)
-		if err := errors.Join(err, p.Close()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, errors.Join(err, p.Close()))
 		if i == 0 {
 			live = c.Live("")
 		}
@@ -344,10 +340,7 @@ func TestConfigs(t *testing.T) {
 		}
 	}
 	host := transporttest.HeapMemory(small)
-	tr, err := New(Config{Dir: transporttest.SocketDir(t), Pool: transporttest.Pool{M: host}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := testkit.Must(New(Config{Dir: transporttest.SocketDir(t), Pool: transporttest.Pool{M: host}}))
 	if err := tr.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "shm") {
 		t.Errorf("a pool in host memory: %v", err)
 	}

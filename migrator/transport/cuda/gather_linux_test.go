@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -16,10 +17,7 @@ import (
 // newMapping returns a mapping outside Go's heap, until the test ends.
 func newMapping(t testing.TB, size int64) []byte {
 	t.Helper()
-	b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testkit.Must(unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE))
 	t.Cleanup(func() { unix.Munmap(b) })
 	return b
 }
@@ -101,10 +99,7 @@ func TestPin(t *testing.T) {
 	if _, err := m.Pin(nil); err == nil {
 		t.Error("Pin of no memory succeeded")
 	}
-	unpin, err := m.Pin(pack)
-	if err != nil {
-		t.Fatal(err)
-	}
+	unpin := testkit.Must(m.Pin(pack))
 	if err := m.Gather(pack[:1], pool.Layout, blocks); err == nil {
 		t.Error("a wrong length is accepted")
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/shm"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
@@ -16,10 +17,7 @@ import (
 func TestMixedMemory(t *testing.T) {
 	g := newWarmGPU(t, 0)
 	byTCP := func(t *testing.T, m *transport.Memory) transport.Transport {
-		tr, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		tr := testkit.Must(tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}}))
 		return tr
 	}
 	byNIC := func(t *testing.T, m *transport.Memory) transport.Transport { return newServedVerbs(t, m) }
@@ -58,18 +56,9 @@ func TestMixedMemoryChoice(t *testing.T) {
 	dir := transporttest.SocketDir(t)
 	for where, m := range map[string]*transport.Memory{"on a GPU": onGPU, "in host memory": transporttest.HeapMemory(small)} {
 		pool := transporttest.Pool{M: m}
-		here, err := New(Config{Dir: dir, Pool: pool})
-		if err != nil {
-			t.Fatal(err)
-		}
-		shared, err := shm.New(shm.Config{Dir: dir, Pool: pool})
-		if err != nil {
-			t.Fatal(err)
-		}
-		byHost, err := tcp.New(tcp.Config{Pool: pool})
-		if err != nil {
-			t.Fatal(err)
-		}
+		here := testkit.Must(New(Config{Dir: dir, Pool: pool}))
+		shared := testkit.Must(shm.New(shm.Config{Dir: dir, Pool: pool}))
+		byHost := testkit.Must(tcp.New(tcp.Config{Pool: pool}))
 		choose := transport.NewChooser(here, shared, byHost)
 		for _, tr := range choose.TransportsToProbe(time.Now()) {
 			choose.RecordProbe(tr.Name(), tr.Probe(t.Context()), time.Now())

@@ -45,10 +45,7 @@ func newGPUAt(t testing.TB, ordinal int) *GPU {
 	if n, err := d.Count(); err != nil || ordinal >= n {
 		testkit.Skip(t, testkit.Unavailable{What: fmt.Sprintf("there is no GPU %d: %d, %v", ordinal, n, err), Remedy: "run it on a machine with more GPUs, or unset CASCADE_TEST_CUDA"})
 	}
-	g, err := NewGPU(GPUConfig{Driver: d, Ordinal: ordinal})
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := testkit.Must(NewGPU(GPUConfig{Driver: d, Ordinal: ordinal}))
 	t.Cleanup(func() {
 		if err := g.Close(); err != nil {
 			t.Error(err)
@@ -81,10 +78,7 @@ func (m mirror) Load() {
 // newPool returns a pool on a GPU with a mirror.
 func newPool(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Memory, mirror) {
 	t.Helper()
-	m, err := Allocate(g, kind, l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := testkit.Must(Allocate(g, kind, l))
 	m.Bytes = make([]byte, l.MinSize())
 	return m, mirror{t, m.Device.(*Memory), m.Bytes}
 }
@@ -92,10 +86,7 @@ func newPool(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Me
 func newEnd(t testing.TB, g *GPU, dir string, l transport.Layout) transporttest.End {
 	t.Helper()
 	m, mirror := newPool(t, g, VMM, l)
-	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := testkit.Must(New(Config{Dir: dir, Pool: transporttest.Pool{M: m}}))
 	return transporttest.End{Transport: tr, Memory: m, Mirror: mirror, Unbound: true}
 }
 
@@ -191,10 +182,7 @@ func TestSums(t *testing.T) {
 		defer m.Close()
 		transporttest.End{Memory: m, Mirror: mirror}.Fill(1)
 		blocks := []uint32{5, 0, 63, 5}
-		got, err := m.Device.Sums([]uint32{9}, m.Layout, blocks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := testkit.Must(m.Device.Sums([]uint32{9}, m.Layout, blocks))
 		if want := m.Sums([]uint32{9}, blocks); !slices.Equal(got, want) {
 			t.Errorf("kind %d: %x, want %x", kind, got, want)
 		}
@@ -250,10 +238,7 @@ func TestAnotherProcess(t *testing.T) {
 			offer, handle, kill := transporttest.StartSource(t, kind+":"+lib+":"+dir)
 			target := newEnd(t, g, dir, small)
 			defer target.Memory.Close()
-			p, err := target.Transport.Open(t.Context(), transporttest.Receiver, offer)
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := testkit.Must(target.Transport.Open(t.Context(), transporttest.Receiver, offer))
 			defer p.Close()
 			theirs := transporttest.HeapMemory(small)
 			theirs.Checksum = transport.Multiply
@@ -267,18 +252,9 @@ func TestAnotherProcess(t *testing.T) {
 				t.Error("the pools differ")
 			}
 			if kind == "ipc" { // the daemon beside an engine attaches its pool like this
-				encoded, err := hex.DecodeString(handle)
-				if err != nil {
-					t.Fatal(err)
-				}
-				h, err := ParseHandle(encoded, small.MinSize())
-				if err != nil {
-					t.Fatal(err)
-				}
-				attached, err := Attach(g, h, nil, small)
-				if err != nil {
-					t.Fatal(err)
-				}
+				encoded := testkit.Must(hex.DecodeString(handle))
+				h := testkit.Must(ParseHandle(encoded, small.MinSize()))
+				attached := testkit.Must(Attach(g, h, nil, small))
 				sums, err := attached.Device.Sums(nil, attached.Layout, plan.Src)
 				if err != nil || !slices.Equal(sums, plan.Sums) {
 					t.Errorf("checksums of an attached pool: %v", err)
@@ -380,10 +356,7 @@ func TestTCPThroughHost(t *testing.T) {
 	transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
 			m, mirror := newPool(t, g, VMM, l)
-			tr, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			tr := testkit.Must(tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}}))
 			return transporttest.End{Transport: tr, Memory: m, Mirror: mirror}
 		}
 		return transporttest.Pair{Source: end(source), Target: end(target)}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/policies"
@@ -17,10 +18,7 @@ var layout = transport.Layout{Blocks: 3, Regions: []transport.Region{{Offset: 0,
 
 func TestHelloRoundTrip(t *testing.T) {
 	want := lease.Hello{Ticket: [transport.TicketSize]byte{1, 15: 2}, Receiver: "replica-7"}
-	b, err := want.Append([]byte("before"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testkit.Must(want.Append([]byte("before")))
 	got, err := lease.ReadHello(bytes.NewReader(b[len("before"):]))
 	if err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
@@ -32,10 +30,7 @@ func TestHelloRoundTrip(t *testing.T) {
 }
 
 func TestWelcomeRoundTrip(t *testing.T) {
-	b, err := lease.AppendWelcome(nil, layout, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testkit.Must(lease.AppendWelcome(nil, layout, 64))
 	r := bytes.NewReader(append(b, 9))
 	got, size, err := lease.ReadWelcome(r)
 	if err != nil || size != 64 || !reflect.DeepEqual(got, layout) || r.Len() != 1 {

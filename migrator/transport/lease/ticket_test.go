@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 )
@@ -25,10 +26,7 @@ func newIssuer() *lease.Issuer {
 
 func issue(t *testing.T, b *lease.Issuer, move string) [transport.TicketSize]byte {
 	t.Helper()
-	secret, err := b.Issue(newGrant(move), &transport.Memory{}, t0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	secret := testkit.Must(b.Issue(newGrant(move), &transport.Memory{}, t0))
 	return secret
 }
 
@@ -50,9 +48,7 @@ func TestRedeemRefuses(t *testing.T) {
 		t.Errorf("another receiver's ticket: %v", err)
 	}
 	lease, err := b.Redeem(secret, "b", t0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	refused(t, b, secret, "used", t0)
 	lease.End()
 	refused(t, b, secret, "ended", t0)
@@ -106,10 +102,7 @@ func TestGrantsAreBounded(t *testing.T) {
 func TestRevokeWaitsForUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newIssuer()
-		lease, err := b.Redeem(issue(t, b, "a/1"), "b", t0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lease := testkit.Must(b.Redeem(issue(t, b, "a/1"), "b", t0))
 		if !lease.Enter(t0) {
 			t.Fatal("Enter of a new lease reports false")
 		}
@@ -134,10 +127,7 @@ func TestRevokeWaitsForUsers(t *testing.T) {
 
 func TestDeadlineEndsALease(t *testing.T) {
 	b := newIssuer()
-	lease, err := b.Redeem(issue(t, b, "a/1"), "b", t0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lease := testkit.Must(b.Redeem(issue(t, b, "a/1"), "b", t0))
 	defer lease.End()
 	if lease.Enter(t0.Add(time.Second)) {
 		t.Error("Enter of an expired lease reports true")
@@ -150,14 +140,8 @@ func TestLeaseHoldsItsMemory(t *testing.T) {
 	unmapped := false
 	m := &transport.Memory{Unmap: func() { unmapped = true }}
 	b := newIssuer()
-	secret, err := b.Issue(newGrant("a/1"), m, t0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lease, err := b.Redeem(secret, "b", t0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	secret := testkit.Must(b.Issue(newGrant("a/1"), m, t0))
+	lease := testkit.Must(b.Redeem(secret, "b", t0))
 	m.Close()
 	if unmapped {
 		t.Error("the memory was unmapped before the lease ended")

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -36,10 +37,7 @@ func TestSourceProcessIsKilled(t *testing.T) {
 	offer, _, kill := transporttest.StartSource(t, dir)
 	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
-	p, err := target.Transport.Open(t.Context(), transporttest.Receiver, offer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Must(target.Transport.Open(t.Context(), transporttest.Receiver, offer))
 	defer p.Close()
 	zero := transporttest.HeapMemory(small)
 	if _, err := p.Pull(t.Context(), transporttest.OrderedPlan(zero, 0, 0, small.Blocks)); err != nil {
@@ -53,9 +51,7 @@ func TestSourceProcessIsKilled(t *testing.T) {
 	past := time.Now().Add(-time.Hour)
 	foreign := newStaleSocket(t, filepath.Join(dir, "other.sock"))
 	for _, path := range []string{offer.Address, foreign} {
-		if err := os.Chtimes(path, past, past); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, os.Chtimes(path, past, past))
 	}
 	s := listen(t, dir)
 	if _, err := os.Stat(offer.Address); !errors.Is(err, os.ErrNotExist) {
@@ -64,9 +60,7 @@ func TestSourceProcessIsKilled(t *testing.T) {
 	if _, err := os.Stat(foreign); err != nil {
 		t.Errorf("the socket of another program: %v", err)
 	}
-	if err := os.Chtimes(s.Path, past, past); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.Chtimes(s.Path, past, past))
 	listen(t, dir)
 	if _, err := os.Stat(s.Path); err != nil {
 		t.Errorf("the socket of a running source: %v", err)
@@ -79,9 +73,7 @@ func listen(t *testing.T, dir string) *lease.SocketServer {
 	s, err := lease.ListenSocket(lease.SocketConfig{
 		Dir: dir, Suffix: suffix, Source: &lease.Source{}, Logger: slog.New(slog.DiscardHandler), IdleTimeout: time.Hour, DropIdle: func(time.Time) {},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Serve(ctx) })
@@ -92,14 +84,9 @@ func listen(t *testing.T, dir string) *lease.SocketServer {
 // newStaleSocket makes a socket without a listener.
 func newStaleSocket(t *testing.T, path string) string {
 	t.Helper()
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"}))
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, l.Close())
 	return path
 }
 
@@ -110,9 +97,7 @@ func TestAddresses(t *testing.T) {
 	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
 	open := filepath.Dir(dir)
-	if err := os.Chmod(open, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.Chmod(open, 0o755))
 	for _, address := range []string{"", "a.shm", "/run/docker", filepath.Join(open, "a.shm"), "/" + strings.Repeat("x", maxPath) + ".shm", filepath.Join(dir, "missing.shm")} {
 		if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: address}); err == nil {
 			t.Errorf("%q is accepted", address)
@@ -121,12 +106,8 @@ func TestAddresses(t *testing.T) {
 	if _, err := New(Config{Dir: "relative", Pool: transporttest.Pool{}}); err == nil {
 		t.Error("a relative directory is accepted")
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o750); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.MkdirAll(dir, 0o700))
+	testkit.NoError(t, os.Chmod(dir, 0o750))
 	if err := target.Transport.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "0700") {
 		t.Errorf("a directory that other users may enter: %v", err)
 	}
@@ -137,10 +118,7 @@ func TestAddresses(t *testing.T) {
 func TestDescriptorIsReadOnly(t *testing.T) {
 	m := newPool(t, small)
 	defer m.Close()
-	f, err := openReadOnly(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Must(openReadOnly(m))
 	defer f.Close()
 	if _, err := f.WriteAt([]byte{1}, 0); err == nil {
 		t.Error("the descriptor is writable")
@@ -158,9 +136,7 @@ func TestPoolShrinks(t *testing.T) {
 		l := transporttest.Start(t, transporttest.Pair{Source: newEnd(t, dir, small), Target: newEnd(t, dir, small)})
 		p, plan := l.Open(), l.Plan(3, 1)
 		shorter := map[string]*transport.Memory{"source": l.Source.Memory, "target": l.Target.Memory}[whose]
-		if err := shorter.File.Truncate(4096); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, shorter.File.Truncate(4096))
 		if _, err := l.Pull(p, plan); err == nil || !strings.Contains(err.Error(), "shorter") {
 			t.Errorf("%s: %v", whose, err)
 		}
@@ -172,25 +148,15 @@ func TestPoolShrinks(t *testing.T) {
 // sends.
 func TestInvalidWelcomes(t *testing.T) {
 	dir := transporttest.SocketDir(t)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.MkdirAll(dir, 0o700))
 	m := newPool(t, small)
 	defer m.Close()
 	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
-	good, err := lease.AppendWelcome(nil, small, int64(len(m.Bytes)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	larger, err := lease.AppendWelcome(nil, small, int64(len(m.Bytes))+1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := testkit.Must(lease.AppendWelcome(nil, small, int64(len(m.Bytes))))
+	larger := testkit.Must(lease.AppendWelcome(nil, small, int64(len(m.Bytes))+1))
 	pipe, _, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer pipe.Close()
 	fd := int(m.File.Fd())
 	for name, c := range map[string]struct {
@@ -208,10 +174,7 @@ func TestInvalidWelcomes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, "liar.shm")
-			l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := testkit.Must(net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"}))
 			defer l.Close()
 			done := make(chan struct{})
 			go func() {
@@ -247,10 +210,7 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 	var ms mappings
 	open := func(m *transport.Memory) *mapping {
 		t.Helper()
-		got, err := ms.open(m.File, int64(len(m.Bytes)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := testkit.Must(ms.open(m.File, int64(len(m.Bytes))))
 		return got
 	}
 	a := newPool(t, small)

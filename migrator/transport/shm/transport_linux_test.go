@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
@@ -15,28 +16,17 @@ import (
 func newPool(t testing.TB, l transport.Layout) *transport.Memory {
 	t.Helper()
 	size := l.MinSize()
-	fd, err := unix.MemfdCreate("pool", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd := testkit.Must(unix.MemfdCreate("pool", unix.MFD_CLOEXEC))
 	f := os.NewFile(uintptr(fd), "pool")
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
-	b, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, f.Truncate(size))
+	b := testkit.Must(unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
 	return &transport.Memory{Layout: l, Bytes: b, File: f, Unmap: func() { unix.Munmap(b); f.Close() }}
 }
 
 func newEnd(t testing.TB, dir string, l transport.Layout) transporttest.End {
 	t.Helper()
 	m := newPool(t, l)
-	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := testkit.Must(New(Config{Dir: dir, Pool: transporttest.Pool{M: m}}))
 	return transporttest.End{Transport: tr, Memory: m, Unbound: true}
 }
 
@@ -55,10 +45,7 @@ func TestUnsupportedMemory(t *testing.T) {
 	_, m := transporttest.NewFakeDevice(transport.Layout{Blocks: 2, Regions: []transport.Region{{Stride: 64, Bytes: 64}}})
 	defer m.Close()
 	m.Bytes = nil
-	tr, err := New(Config{Dir: transporttest.SocketDir(t), Pool: transporttest.Pool{M: m}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := testkit.Must(New(Config{Dir: transporttest.SocketDir(t), Pool: transporttest.Pool{M: m}}))
 	_, exported := tr.Export(transport.Grant{})
 	_, opened := tr.Open(t.Context(), "r", transport.Offer{Transport: "shm"})
 	for what, err := range map[string]error{"Probe": tr.Probe(t.Context()), "Export": exported, "Open": opened} {

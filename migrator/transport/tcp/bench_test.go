@@ -117,14 +117,9 @@ func parseUCXDuration(out []byte, size int64, n int) (time.Duration, error) {
 }
 
 func freePort(b *testing.B) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.NoError(b, err)
 	return port
 }

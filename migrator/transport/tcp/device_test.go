@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
@@ -12,10 +13,7 @@ import (
 func newDeviceEnd(t testing.TB, l transport.Layout, config Config) transporttest.End {
 	card, m := transporttest.NewFakeDevice(l)
 	config.Pool = transporttest.Pool{M: m}
-	tr, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := testkit.Must(New(config))
 	return transporttest.End{Transport: tr, Memory: m, Mirror: card}
 }
 

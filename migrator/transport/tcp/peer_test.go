@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/lease"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -85,15 +86,9 @@ func TestReceiverReadsNothing(t *testing.T) {
 		var issuer lease.Issuer
 		issuer.Open()
 		m := transporttest.HeapMemory(small)
-		secret, err := issuer.Issue(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}, m, time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
+		secret := testkit.Must(issuer.Issue(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}, m, time.Now()))
 		issuer.Announce("a/1", []uint32{1})
-		lease, err := issuer.Redeem(secret, "b", time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
+		lease := testkit.Must(issuer.Redeem(secret, "b", time.Now()))
 		done := make(chan error)
 		go func() {
 			w := &blockWriter{conn: here, lease: lease}
@@ -101,9 +96,7 @@ func TestReceiverReadsNothing(t *testing.T) {
 			lease.End()
 		}()
 		start := time.Now()
-		if _, err := there.Write(appendAsk(nil, []uint32{1})); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(there.Write(appendAsk(nil, []uint32{1})))
 		if err := <-done; err == nil || time.Since(start) != stallTimeout {
 			t.Errorf("the session ended after %v: %v", time.Since(start), err)
 		}

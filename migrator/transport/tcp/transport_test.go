@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/internal/identity"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/internal/testkit/issuer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -16,10 +17,7 @@ func newEnd(t testing.TB, l transport.Layout, c Config) transporttest.End {
 	t.Helper()
 	m := transporttest.HeapMemory(l)
 	c.Pool = transporttest.Pool{M: m}
-	tr, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := testkit.Must(New(c))
 	return transporttest.End{Transport: tr, Memory: m}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -83,10 +84,7 @@ func testAbortPull(t *testing.T, b *suite) {
 	b.start(large, large)
 	plan := b.Plan(large.Blocks, 1)
 	puller := b.Open()
-	whole, err := b.Pull(puller, plan)
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := testkit.Must(b.Pull(puller, plan))
 	puller.Close()
 
 	cancelled := func(name string, ctx context.Context) {

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
@@ -67,10 +68,7 @@ func TestPullFaults(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, s *fixture) {
-				p, err := s.open(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				p := testkit.Must(s.open(t.Context()))
 				defer p.Close()
 				c.fault.At = transporttest.AtPull
 				s.faults.Set(c.fault)
@@ -88,10 +86,7 @@ func TestPullFaults(t *testing.T) {
 
 func TestCorruptBlockCanBePulledAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *fixture) {
-		p, err := s.open(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := testkit.Must(s.open(t.Context()))
 		defer p.Close()
 		s.faults.Set(transporttest.Fault{At: transporttest.AtPull, Kind: transporttest.Corrupt, Block: 2})
 		var corrupt *transport.CorruptError
@@ -119,10 +114,7 @@ func TestOpenFaults(t *testing.T) {
 		if _, err := s.open(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("an Open that hangs until its deadline: %v", err)
 		}
-		p, err := s.open(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := testkit.Must(s.open(t.Context()))
 		p.Close()
 	})
 }
@@ -132,10 +124,7 @@ func TestHangEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *fixture) {
 		for _, end := range []string{"context", "close"} {
 			s.faults.Set(transporttest.Fault{At: transporttest.AtPull, Kind: transporttest.Hang})
-			p, err := s.open(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := testkit.Must(s.open(t.Context()))
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error)
 			go func() {
@@ -160,8 +149,6 @@ func BenchmarkPull(b *testing.B) {
 	puller, plan := l.Open(), l.Plan(4, 1)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := puller.Pull(b.Context(), plan); err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(puller.Pull(b.Context(), plan))
 	}
 }

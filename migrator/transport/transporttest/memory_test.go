@@ -3,6 +3,7 @@ package transporttest_test
 import (
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
@@ -13,10 +14,7 @@ func newPair(t testing.TB, source, target transport.Layout, faults *transporttes
 	network := &transporttest.Network{}
 	end := func(name string, l transport.Layout) transporttest.End {
 		m := transporttest.HeapMemory(l)
-		tr, err := transporttest.NewMemory(transporttest.MemoryConfig{Network: network, Name: name, Pool: transporttest.Pool{M: m}, Faults: faults})
-		if err != nil {
-			t.Fatal(err)
-		}
+		tr := testkit.Must(transporttest.NewMemory(transporttest.MemoryConfig{Network: network, Name: name, Pool: transporttest.Pool{M: m}, Faults: faults}))
 		return transporttest.End{Transport: tr, Memory: m}
 	}
 	return transporttest.Pair{Source: end("source", source), Target: end("target", target)}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -47,22 +48,12 @@ func RunSource(start func(argument string) (End, string, error)) {
 // StartSource starts a source in a process of its own. kill kills it.
 func StartSource(t testing.TB, argument string, env ...string) (offer transport.Offer, extra string, kill func()) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := testkit.Must(os.Executable())
 	c := exec.CommandContext(t.Context(), self)
 	c.Env = append(append(os.Environ(), sourceArgument+"="+argument), env...)
-	if _, err := c.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(c.StdinPipe())
+	out := testkit.Must(c.StdoutPipe())
+	testkit.NoError(t, c.Start())
 	kill = func() {
 		c.Process.Kill()
 		c.Wait()
@@ -83,10 +74,7 @@ func StartSource(t testing.TB, argument string, env ...string) (offer transport.
 // SocketDir returns a directory whose path is short enough for sockets.
 func SocketDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pull")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Must(os.MkdirTemp("", "pull"))
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return filepath.Join(dir, "pull")
 }

@@ -26,9 +26,7 @@ func testTickets(t *testing.T, b *suite) {
 	b.requireRefused("a ticket without a receiver", "", offer)
 
 	p, err := b.OpenOffer(Receiver, offer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	b.requireRefused("a ticket in use", Receiver, offer)
 	p.Close()
 	b.requireRefused("a used ticket", Receiver, offer)
@@ -75,10 +73,7 @@ func testUnannounced(t *testing.T, b *suite) {
 	offers := []transport.Offer{b.ExportUnannounced(g), b.ExportUnannounced(g), b.ExportUnannounced(g)}
 	announceAll(b.Source, other.Migration)
 	open := func(offer transport.Offer) transport.Puller {
-		p, err := b.OpenOffer(Receiver, offer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := testkit.Must(b.OpenOffer(Receiver, offer))
 		b.pullers = append(b.pullers, p)
 		return p
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/lease"
@@ -221,9 +222,7 @@ func TestReceiverDoesNotRead(t *testing.T) {
 	l := startBounceSource(t, layout(8, 512))
 	p := l.Open().(*puller)
 	hello, err := lease.Hello{Ticket: l.Export(l.Grant()).Ticket, Receiver: transporttest.Receiver}.Append(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	d := &deafStream{ctx: ctx, hello: p.state.localEndpoint(p.nic.device, p.pair).append(hello)}
 	err = l.Source.Transport.(*servedTransport).serveReceiver(d)

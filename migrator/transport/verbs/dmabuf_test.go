@@ -78,14 +78,9 @@ func (c fileMirror) Load()  { c.c.file.ReadAt(c.b, poolOffset) }
 
 func newDMABufEnd(t testing.TB, l transport.Layout) (transporttest.End, *dmabufDevice) {
 	t.Helper()
-	f, err := os.CreateTemp(t.TempDir(), "card")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := testkit.Must(os.CreateTemp(t.TempDir(), "card"))
 	l.Checksum = transport.Multiply
-	if err := f.Truncate(poolOffset + l.MinSize()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, f.Truncate(poolOffset+l.MinSize()))
 	c := &dmabufDevice{file: f}
 	m := &transport.Memory{Layout: l, Device: c, Bytes: make([]byte, l.MinSize()), Unmap: func() { f.Close() }}
 	return transporttest.End{Transport: newTransport(t, m), Memory: m, Unbound: true, Mirror: fileMirror{c, m.Bytes}}, c

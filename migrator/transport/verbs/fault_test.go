@@ -118,10 +118,7 @@ func TestDeadPeer(t *testing.T) {
 		path = fake.Copy(t, fake.Verbs(t))
 		t.Setenv("FAKE_VERBS_FABRIC", filepath.Join(t.TempDir(), "fabric"))
 	}
-	lib, err := verbs.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lib := testkit.Must(verbs.Open(path))
 	var took []time.Duration
 	for range 5 {
 		took = append(took, timeToNoticeKill(t, lib, cmp.Or(path, verbs.Soname)))
@@ -140,15 +137,11 @@ func timeToNoticeKill(t *testing.T, lib *verbs.Library, path string) time.Durati
 	defer m.Close()
 	target := newTransportOn(t, lib, m)
 	defer transporttest.StartTransport(t, target)()
-	puller, err := target.Open(t.Context(), transporttest.Receiver, offer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	puller := testkit.Must(target.Open(t.Context(), transporttest.Receiver, offer))
 	defer puller.Close()
 	plan := transporttest.OrderedPlan(transporttest.HeapMemory(m.Layout), 0, 0, 64)
-	if _, err := puller.Pull(t.Context(), plan); err != nil {
-		t.Fatal(err)
-	}
+	_, err := puller.Pull(t.Context(), plan)
+	testkit.NoError(t, err)
 	start := time.Now()
 	kill()
 	for err == nil {
@@ -165,26 +158,16 @@ func TestSilentPeer(t *testing.T) {
 	for range 5 {
 		l := start(t, layout(64, 4096), layout(64, 4096))
 		p, work := l.Open().(*puller), l.Plan(64, 1)
-		if _, err := p.Pull(t.Context(), work); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(p.Pull(t.Context(), work))
 		// From now on the receiver's pair reads from a pair that never existed.
-		gone, err := p.nic.device.NewQueuePair(p.queue, depth*len(p.work), p.pieces)
-		if err != nil {
-			t.Fatal(err)
-		}
+		gone := testkit.Must(p.nic.device.NewQueuePair(p.queue, depth*len(p.work), p.pieces))
 		own := p.state.localEndpoint(p.nic.device, gone)
-		path, err := own.pathTo(p.nic, p.state, own)
-		if err != nil {
-			t.Fatal(err)
-		}
+		path := testkit.Must(own.pathTo(p.nic, p.state, own))
 		path.Pair = 0xfffff0
-		if err := errors.Join(gone.Init(1, 0), gone.ReadyToReceive(path), gone.ReadyToSend(path), p.pair.Close()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, errors.Join(gone.Init(1, 0), gone.ReadyToReceive(path), gone.ReadyToSend(path), p.pair.Close()))
 		p.pair = gone
 		start := time.Now()
-		_, err = p.Pull(t.Context(), work)
+		_, err := p.Pull(t.Context(), work)
 		took = append(took, time.Since(start))
 		var failed *verbs.CompletionError
 		if !errors.As(err, &failed) || failed.Status != verbs.RetryExceeded {
@@ -303,10 +286,7 @@ func checkEveryCloseFails(t *testing.T, move func(*testing.T, *verbs.Library, io
 	// test.
 	path := fake.Copy(t, fake.Verbs(t))
 	c := fake.Open(t, path)
-	lib, err := verbs.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lib := testkit.Must(verbs.Open(path))
 	if err := move(t, lib, io.Discard); err != nil || c.Live("") != 0 {
 		t.Fatalf("a transfer without failures: %v, %d handles are open", err, c.Live(""))
 	}

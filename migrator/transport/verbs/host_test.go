@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
@@ -105,18 +106,12 @@ func BenchmarkHost(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					start := time.Now()
-					if err := plan.Validate(p.remote, p.memory.Layout); err != nil {
-						b.Fatal(err)
-					}
+					testkit.NoError(b, plan.Validate(p.remote, p.memory.Layout))
 					for cur := p.newCursor(plan); !cur.over(); {
 						n := p.fillBatch(cur)
 						p.posted++
-						if _, err := p.pair.Post(p.work[:n]); err != nil {
-							b.Fatal(err)
-						}
-						if _, err := p.queue.Poll(p.done); err != nil {
-							b.Fatal(err)
-						}
+						testkit.Must(p.pair.Post(p.work[:n]))
+						testkit.Must(p.queue.Poll(p.done))
 					}
 					took = append(took, time.Since(start))
 				}

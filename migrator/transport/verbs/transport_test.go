@@ -86,9 +86,7 @@ func newTransportOn(t testing.TB, lib *verbs.Library, m *transport.Memory) *serv
 	s := &servedTransport{}
 	var err error
 	s.Transport, err = New(Config{Library: lib, Address: s.server.Address, Pool: transporttest.Pool{M: m}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return s
 }
 
