@@ -30,7 +30,7 @@ const (
 	defaultWriteTimeout     = time.Minute      // for a client to take some bytes
 	defaultDrainTimeout     = 10 * time.Minute
 	defaultHealthInterval   = time.Second
-	defaultRecentWindow     = 2 * time.Second
+	recentWindow            = 2 * time.Second // over which the time between tokens is averaged
 	defaultMigrationTimeout = 10 * time.Second
 	defaultRescueTimeout    = 30 * time.Second
 	defaultHangTimeout      = 15 * time.Second
@@ -203,9 +203,6 @@ type Config struct {
 	// that does neither loses its requests to other engines after another
 	// HangTimeout.
 	HealthTimeout time.Duration
-	// RecentWindow is the window over which the time between tokens is averaged;
-	// 0 means 2 s.
-	RecentWindow time.Duration
 
 	// Tracer creates a span for each request and each peer's leg; nil creates none, and
 	// passes traceparent on as it is.
@@ -290,7 +287,6 @@ func (c *Config) completeDurations() error {
 		or    time.Duration
 	}{
 		{"FlowTau", &c.FlowTau, time.Duration(partition.DefaultTau * float64(time.Second))},
-		{"RecentWindow", &c.RecentWindow, defaultRecentWindow},
 		{"BodyTimeout", &c.BodyTimeout, defaultBodyTimeout},
 		{"IdleTimeout", &c.IdleTimeout, defaultIdleTimeout},
 		{"HangTimeout", &c.HangTimeout, defaultHangTimeout},

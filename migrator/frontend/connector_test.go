@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/policies"
@@ -60,95 +61,42 @@ func TestConnectorAskedAgain(t *testing.T) {
 	})
 }
 
-// migrateEdited migrates a stream without a reservation, as an edited message asks, once it can.
-func (f *fleet) migrateEdited(stream string, to int, edit func(*Migration)) (moved MigrationResult) {
-	f.t.Helper()
-	waitFor(f.t, func() bool {
-		h, r, ok := f.findLeg(stream)
-		if !ok {
-			return false
-		}
-		m := f.idMigration(stream, h, r, to)
-		edit(&m)
-		var err error
-		moved, err = f.servers[0].Migrate(f.t.Context(), m)
-		return err == nil
-	})
-	return moved
-}
-
-// TestHandoffNotTried moves a stream between engines that are known to be unable to hand over:
-// neither is asked. Peers that do not say what they have are tried.
-func TestHandoffNotTried(t *testing.T) {
+// TestCheckHandoff checks between which engines a handoff is tried. Of peers that do not say what they have it is. Of
+// its own engine the server knows better than the messages say.
+func TestCheckHandoff(t *testing.T) {
+	unknown, none := engineinfo.KVConnector{}, engineinfo.KVConnector{Presence: engineinfo.Absent}
 	nixl := engineinfo.KVConnector{Presence: engineinfo.Present, Name: "nixl"}
 	other := engineinfo.KVConnector{Presence: engineinfo.Present, Name: "CascadeConnector"}
-	none := engineinfo.KVConnector{Presence: engineinfo.Absent}
+	own, r1, r2 := policies.Target{}, policies.Target{Replica: "r1", Address: "x:1"}, policies.Target{Replica: "r2", Address: "x:2"}
 	for name, test := range map[string]struct {
-		change func(*Migration)
+		m      Migration
+		change func(*engineFacts)
 		tried  bool
 	}{
-		"the same connector": {func(m *Migration) { m.FromConnector, m.ToConnector = nixl, nixl }, true},
-		"older peers": {func(m *Migration) {
-			m.FromConnector, m.ToConnector = engineinfo.KVConnector{}, engineinfo.KVConnector{}
-		}, true},
-		"none at the target":    {func(m *Migration) { m.ToConnector = none }, false},
-		"none at the holder":    {func(m *Migration) { m.FromConnector = none }, false},
-		"another at the target": {func(m *Migration) { m.FromConnector, m.ToConnector = nixl, other }, false},
-		"a busy holder":         {func(m *Migration) { m.FromBusy = true }, false},
-		"an unreachable holder": {func(m *Migration) { m.FromAddress = "" }, false},
+		"the same connector":    {Migration{From: "r1", FromAddress: "x:1", To: r2, FromConnector: nixl, ToConnector: nixl}, nil, true},
+		"older peers":           {Migration{From: "r1", FromAddress: "x:1", To: r2}, nil, true},
+		"none at the target":    {Migration{From: "r1", FromAddress: "x:1", To: r2, FromConnector: nixl, ToConnector: none}, nil, false},
+		"none at the holder":    {Migration{From: "r1", FromAddress: "x:1", To: r2, FromConnector: none, ToConnector: nixl}, nil, false},
+		"another at the target": {Migration{From: "r1", FromAddress: "x:1", To: r2, FromConnector: nixl, ToConnector: other}, nil, false},
+		"a busy holder":         {Migration{From: "r1", FromAddress: "x:1", To: r2, FromBusy: true}, nil, false},
+		"that keeps the KV":     {Migration{From: "r1", FromAddress: "x:1", To: r2, FromBusy: true, KeepsKV: true}, nil, true},
+		"an unreachable holder": {Migration{From: "r1", To: r2}, nil, false},
+		"the own engine":        {Migration{From: "r0", To: r1, FromConnector: none, FromBusy: true}, nil, true},
+		"with a queue": {Migration{From: "r0", To: r1}, func(s *engineFacts) {
+			s.load, s.loadAt = policies.EngineLoad{Waiting: 1, Queued: 1}, time.Now()
+		}, false},
+		"without a connector": {Migration{From: "r0", To: r1, FromConnector: nixl}, func(s *engineFacts) { s.info.Connector = engineinfo.Absent }, false},
+		"to one without": {Migration{From: "r1", FromAddress: "x:1", To: own, FromConnector: unknown, ToConnector: nixl}, func(s *engineFacts) {
+			s.info.Connector = engineinfo.Absent
+		}, false},
 	} {
-		runInBubble(t, name, func(t *testing.T) {
-			f, c := newHandoffFleet(t, 3, nil)
-			b := f.startSlowStream(longRequest)
-			f.engines[1].slowLegs("#2")
-			if moved, err := f.handOff(b.id, 1); err != nil || !moved.Handoff {
-				t.Fatalf("to the first holder: %+v, %v", moved, err)
-			}
-			asked, fetched := c.asked.Load(), c.fetched.Load()
-			moved := f.migrateEdited(b.id, 2, test.change)
-			if moved.Handoff != test.tried || (c.asked.Load() > asked) != test.tried || (c.fetched.Load() > fetched) != test.tried {
-				t.Errorf("handoff %v, asked %d times, fetched %d times; want tried: %v", moved.Handoff, c.asked.Load()-asked, c.fetched.Load()-fetched, test.tried)
-			}
-			f.requireAnswer(b)
-		})
-	}
-}
-
-// TestHandoffOfOwnEngine moves streams from and to the own engine, of which the server knows
-// better than the messages say.
-func TestHandoffOfOwnEngine(t *testing.T) {
-	for name, test := range map[string]struct {
-		change func(*engineFacts)
-		from   bool
-	}{
-		"a queue":                 {func(s *engineFacts) { s.load, s.loadAt = policies.EngineLoad{Waiting: 1, Queued: 1}, time.Now() }, true},
-		"no connector":            {func(s *engineFacts) { s.info.Connector = engineinfo.Absent }, true},
-		"no connector, to itself": {func(s *engineFacts) { s.info.Connector = engineinfo.Absent }, false},
-	} {
-		runInBubble(t, name, func(t *testing.T) {
-			f, c := newHandoffFleet(t, 2, nil)
-			b := f.startSlowStream(longRequest)
-			f.engines[1].slowLegs("#2")
-			to := 1
-			if !test.from {
-				if moved, err := f.handOff(b.id, 1); err != nil || !moved.Handoff {
-					t.Fatalf("to the peer: %+v, %v", moved, err)
-				}
-				to = 0
-			}
-			asked := c.asked.Load()
-			state := f.servers[0].engineFacts
-			state.mu.Lock()
-			test.change(state)
-			state.mu.Unlock()
-			moved := f.migrateEdited(b.id, to, func(m *Migration) {
-				m.FromConnector, m.ToConnector, m.FromBusy = engineinfo.KVConnector{}, engineinfo.KVConnector{}, false
-			})
-			if moved.Handoff || c.asked.Load() != asked {
-				t.Errorf("%+v; asked %d times", moved, c.asked.Load()-asked)
-			}
-			f.requireAnswer(b)
-		})
+		srv := testkit.Must(New(Config{Replica: "r0", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}, Handoff: true}))
+		if test.change != nil {
+			test.change(srv.engineFacts)
+		}
+		if err := srv.checkHandoff(test.m, time.Now()); (err == nil) != test.tried {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
@@ -181,19 +129,6 @@ func TestConnectorsLearn(t *testing.T) {
 	for _, err := range []error{errors.New("odd"), handoff.ErrHolderLost, context.Canceled} {
 		c.learn("a", "b", handoff.KeepKV, err, now)
 		until("b", 0)
-	}
-}
-
-// TestNoteConnector checks what the answers to requests for a handover show of an engine.
-func TestNoteConnector(t *testing.T) {
-	srv := &Server{engineFacts: newEngineFacts(Config{})}
-	for _, test := range []struct {
-		err  error
-		want engineinfo.Presence
-	}{{context.DeadlineExceeded, engineinfo.Unknown}, {fmt.Errorf("r0: %w", engineinfo.ErrNoConnector), engineinfo.Absent}, {errors.New("busy"), engineinfo.Absent}, {nil, engineinfo.Present}} {
-		if srv.noteConnector("", test.err); srv.Engine().Connector != test.want {
-			t.Errorf("after %v: %v, want %v", test.err, srv.Engine().Connector, test.want)
-		}
 	}
 }
 

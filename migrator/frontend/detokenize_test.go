@@ -1,7 +1,6 @@
 package frontend
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
 // TestMovesOfSeveralTokens moves streams whose engines send several tokens at once, as with
@@ -111,35 +109,6 @@ func TestPeerDetokenize(t *testing.T) {
 		f.engines[1].Close()
 		if _, err := srv.textAt(t.Context(), f.target(1), []uint32{1}); err == nil {
 			t.Error("a dead engine answers")
-		}
-	})
-}
-
-// TestAskTextEnd checks what counts as an answer.
-func TestAskTextEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, nil)
-		srv, e := f.servers[0].Server, f.engines[0]
-		long := make([]uint32, 1000)
-		for i := range long {
-			long[i] = 1
-		}
-		for _, test := range []struct {
-			ids  []uint32
-			want bool
-		}{{[]uint32{1, 2}, true}, {[]uint32{1, 7}, false}, {[]uint32{7, 1}, true}, {nil, false}, {long, true}} {
-			if got, err := srv.askTextEnd(t.Context(), policies.Target{}, test.ids); err != nil || got != test.want {
-				t.Errorf("%.3v: %v, %v", test.ids, got, err)
-			}
-		}
-		e.noDetokenize.Store(true)
-		if _, err := srv.askTextEnd(t.Context(), policies.Target{}, []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
-			t.Errorf("an engine without /detokenize: %v", err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if _, err := srv.askTextEnd(ctx, policies.Target{}, []uint32{1}); err == nil {
-			t.Error("no error after the end")
 		}
 	})
 }

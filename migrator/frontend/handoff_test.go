@@ -1,7 +1,6 @@
 package frontend
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -361,40 +360,5 @@ func TestHandoffEpochs(t *testing.T) {
 			t.Errorf("%+v, %v; want epoch 5", moved, err)
 		}
 		f.requireAnswer(b)
-	})
-}
-
-// TestHandoffEnds ends the stream while the holder is asked.
-func TestHandoffEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, c := newHandoffFleet(t, 2, nil)
-		c.keeping = func(*http.Request) { time.Sleep(300 * time.Millisecond) } // the answer takes 140
-		b := f.startStream(longRequest)
-		if moved, err := f.handOff(b.id, 1); err != ErrNoStream {
-			t.Errorf("%+v, %v", moved, err)
-		}
-		f.requireAnswer(b)
-	})
-}
-
-// TestClientLeavesDuringHandoff ends the client's request while the target fetches.
-func TestClientLeavesDuringHandoff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, c := newHandoffFleet(t, 2, nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		c.fetching = func(r *http.Request) { cancel(); <-r.Context().Done() }
-		f.setPace(2 * time.Millisecond)
-		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest))
-		go func() {
-			if resp, err := f.servers[0].client.Do(req); err == nil {
-				io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-			}
-		}()
-		s := f.waitForStream(4)
-		if moved, err := f.handOff(s.id, 1); err != ErrNoStream {
-			t.Errorf("%+v, %v", moved, err)
-		}
-		f.requireIdle()
 	})
 }

@@ -135,7 +135,7 @@ func TestRetire(t *testing.T) {
 func TestRetiredConnections(t *testing.T) {
 	for name, closes := range map[string]bool{"closed": true, "kept": false} {
 		runInBubble(t, name, func(t *testing.T) {
-			f := startServer(t, newEngine(t).URL, nil)
+			f := startServer(t, newEngine(t).URL, func(c *Config) { c.HealthInterval = time.Second })
 			var idle [2]net.Conn
 			for i := range idle {
 				idle[i] = testkit.Must(memory.dial(t.Context(), "tcp", f.url))

@@ -238,29 +238,3 @@ func TestFetchPrefillStartsThere(t *testing.T) {
 		}
 	})
 }
-
-// The own engine may fetch KV later than it should: its first token is not used after the holder's lease, and the
-// request begins at another replica.
-func TestFetchPrefillTooLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &rescuer{}
-		w := newPrefillFleet(t, func(c *Config) { c.Rescuer, c.MigrationTimeout = r, time.Minute }) // so the fetch has 15 s
-		r.setTargets(w.target(0), w.target(2))
-		w.fetching = func(q *http.Request) { <-q.Context().Done() }
-		hold := w.engines[0].blockAt(0)
-		answered := make(chan int)
-		go func() {
-			resp, _ := tryPost(t, w.servers[0].client, w.servers[0].url, "/v1/completions", streamOf(2000))
-			answered <- resp.StatusCode
-		}()
-		time.Sleep(31 * time.Second)
-		calls := w.engines[2].calls.Load()
-		close(hold)
-		if got := <-answered; got != http.StatusOK {
-			t.Error(got)
-		}
-		if w.engines[2].calls.Load() == calls {
-			t.Error("the request did not begin at another replica")
-		}
-	})
-}

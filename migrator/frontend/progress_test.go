@@ -229,7 +229,7 @@ func TestPreemption(t *testing.T) {
 	for _, full := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			f, _ := newRescueFleet(t, 2, func(c *Config) {
-				if c.KVTokens = 1 << 20; full {
+				if c.KVTokens, c.HealthInterval = 1<<20, time.Second; full {
 					c.KVTokens = 50
 				}
 			})

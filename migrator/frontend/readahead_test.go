@@ -251,7 +251,7 @@ func TestAttackTrickle(t *testing.T) {
 		"slow engine": {400, time.Second, false},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			f := newFleet(t, 1, nil)
+			f := newFleet(t, 1, func(c *Config) { c.HealthInterval = time.Second })
 			srv := f.servers[0]
 			f.setPace(test.pace)
 			resp := f.postSlowly("/v1/completions", answer)

@@ -96,7 +96,7 @@ func New(cfg Config) (*Server, error) {
 		cfg:            cfg,
 		engine:         engine,
 		log:            cfg.Logger.With("replica", string(cfg.Replica)),
-		tracker:        loadtracker.New(loadtracker.Config{Edges: cfg.Edges, Counter: partition.NewFlowCounter(cfg.Edges, cfg.FlowTau.Seconds()), Recent: cfg.RecentWindow}),
+		tracker:        loadtracker.New(loadtracker.Config{Edges: cfg.Edges, Counter: partition.NewFlowCounter(cfg.Edges, cfg.FlowTau.Seconds()), Recent: recentWindow}),
 		local:          newTransport(cfg),
 		probe:          &http.Transport{DialContext: cfg.Dial, DisableKeepAlives: true, DisableCompression: true},
 		peers:          cfg.Peers,

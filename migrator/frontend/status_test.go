@@ -108,7 +108,6 @@ func TestConfig(t *testing.T) {
 		"MaxBody":        func(c *Config) { c.MaxBody = -1 },
 		"FlowTau":        func(c *Config) { c.FlowTau = -1 },
 		"FetchPrefill":   func(c *Config) { c.FetchPrefill = func() bool { return true } },
-		"RecentWindow":   func(c *Config) { c.RecentWindow = -1 },
 		"BodyTimeout":    func(c *Config) { c.BodyTimeout = -1 },
 		"IdleTimeout":    func(c *Config) { c.IdleTimeout = -1 },
 		"WriteTimeout":   func(c *Config) { c.WriteTimeout = -1 },

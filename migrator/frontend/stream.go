@@ -73,9 +73,6 @@ func (srv *Server) newStream(ctx context.Context, c session.Config, client clien
 		client: client, ctx: ctx, cancel: cancel, machine: session.New(c)}
 }
 
-// Endpoint returns the endpoint that the client called.
-func (s *Stream) Endpoint() openai.Endpoint { return s.endpoint }
-
 // Request describes the stream as it is now; the counts are those that the
 // client has.
 func (s *Stream) Request() policies.Request {

@@ -110,24 +110,13 @@ func TestTokenizeFails(t *testing.T) {
 		refused bool // which says nothing about other prompts
 		missing bool // the engine has no such endpoint
 	}{
-		"does not exist":       {answer: status(404, "no"), missing: true},
-		"method not allowed":   {answer: status(405, "no"), missing: true},
-		"not implemented":      {answer: status(501, "no"), missing: true},
-		"internal error":       {answer: status(500, "no")},
-		"busy":                 {answer: status(503, "no")},
-		"request timeout":      {answer: status(408, "no")},
-		"too many requests":    {answer: status(429, "no")},
-		"refuses the prompt":   {answer: status(400, "too long"), refused: true},
-		"wants another key":    {answer: status(401, "no"), refused: true},
-		"forbids the prompt":   {answer: status(403, "no"), refused: true},
-		"too large":            {answer: status(413, "no"), refused: true},
-		"cannot use the field": {answer: status(422, "no"), refused: true},
-		"no JSON":              {answer: status(200, "tokens")},
-		"no tokens":            {answer: status(200, `{"count":3}`)},
-		"text for tokens":      {answer: status(200, `{"tokens":["a"]}`)},
-		"ids out of range":     {answer: status(200, `{"tokens":[1,-2,4294967296]}`)},
-		"too many tokens":      {answer: status(200, `{"tokens":[`+strings.Repeat("1234567,", maxTokenized/8)+`1]}`)},
-		"connection cut":       {answer: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
+		"does not exist":     {answer: status(404, "no"), missing: true},
+		"internal error":     {answer: status(500, "no")},
+		"refuses the prompt": {answer: status(400, "too long"), refused: true},
+		"no tokens":          {answer: status(200, `{"count":3}`)},
+		"ids out of range":   {answer: status(200, `{"tokens":[1,-2,4294967296]}`)},
+		"too many tokens":    {answer: status(200, `{"tokens":[`+strings.Repeat("1234567,", maxTokenized/8)+`1]}`)},
+		"connection cut":     {answer: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
 		"cut in the answer": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			io.WriteString(w, `{"tokens":[1,2`)
 			w.(http.Flusher).Flush()
@@ -179,6 +168,18 @@ func TestTokenizeFails(t *testing.T) {
 			}
 			z.expect("after the pause", tokenizeFailures+1, 1, tokenizeFailures, 1)
 		})
+	}
+}
+
+// TestClassifyStatus checks what an engine's status says: that it has no such endpoint, that the prompt is not for it, or
+// that it failed.
+func TestClassifyStatus(t *testing.T) {
+	for want, all := range map[error][]int{errNoTokenize: {404, 405, 501}, errPromptRefused: {400, 401, 403, 413, 422}, errTokenizeFailed: {408, 429, 500, 502, 503}} {
+		for _, status := range all {
+			if got := classifyStatus(status); got != want {
+				t.Errorf("%d: %v, want %v", status, got, want)
+			}
+		}
 	}
 }
 

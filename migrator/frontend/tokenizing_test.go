@@ -56,7 +56,7 @@ func newTokenizing(t *testing.T, change ...func(*Config)) *tokenizing {
 	}
 	z.engine.passthrough.Store(&rest)
 	z.testServer = startServer(t, z.engine.URL, func(c *Config) {
-		c.Placer, c.Model = z.placer, "m"
+		c.Placer, c.Model, c.HealthInterval = z.placer, "m", time.Second // minutes pass in these tests
 		for _, f := range change {
 			f(c)
 		}
