@@ -1,82 +1,58 @@
 package frontend
 
 import (
-	"io"
-	"net/http"
 	"strings"
-	"testing"
-	"testing/synctest"
-	"time"
 
 	sdk "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
-
-	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
-// TestEngineSpans: each call to an engine is a client span below the span of its request, or
-// of the leg that a peer has sent; the engine sees it as its parent; it has the convention's
+// requireEngineSpans checks that each call to an engine is a client span below the span of its request, or
+// of the leg that a peer has sent; that the engine sees it as its parent; that it has the convention's
 // attributes, when the first token came, and why the call ended.
-func TestEngineSpans(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		spans := tracetest.NewSpanRecorder()
-		tracer := sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
-		f, _ := newRescueFleet(t, 2, func(c *Config) { c.Tracer = tracer })
-		f.setPace(20 * time.Millisecond)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			resp := testkit.Must(f.servers[0].client.Do(testkit.Must(http.NewRequest("POST", "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest)))))
-			io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
-		}()
-		s := f.waitForStream(3)
-		f.engines[0].killAll()
-		<-done
-		f.requireIdle()
-
-		calls, servers := map[string]sdk.ReadOnlySpan{}, map[string]sdk.ReadOnlySpan{} // by replica
-		for _, span := range spans.Ended() {
-			of := servers
-			if span.SpanKind() == trace.SpanKindClient {
-				of = calls
-			}
-			of[attributesOf(span)["cascade.replica"]] = span
+func (f *fleet) requireEngineSpans(s *Stream, ended []sdk.ReadOnlySpan) {
+	t := f.t
+	t.Helper()
+	calls, servers := map[string]sdk.ReadOnlySpan{}, map[string]sdk.ReadOnlySpan{} // by replica
+	for _, span := range ended {
+		of := servers
+		if span.SpanKind() == trace.SpanKindClient {
+			of = calls
 		}
-		for i, replica := range []string{"r0", "r1"} {
-			call, server := calls[replica], servers[replica]
-			if call == nil || server == nil {
-				t.Fatalf("%s: call %v, server %v", replica, call, server)
-			}
-			if call.Parent().SpanID() != server.SpanContext().SpanID() {
-				t.Errorf("%s: the call's span is below %s, want %s", replica, call.Parent().SpanID(), server.SpanContext().SpanID())
-			}
-			if seen := f.engines[i].last.Load().Header.Get("Traceparent"); !strings.Contains(seen, call.SpanContext().SpanID().String()) {
-				t.Errorf("%s: its engine sees the parent %s", replica, seen)
-			}
-			a := attributesOf(call)
-			for key, want := range map[string]string{"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "vllm", "gen_ai.request.max_tokens": "70",
-				"cascade.leg": s.id + "#" + a["cascade.epoch"], "gen_ai.request.model": s.request.Model} {
-				if a[key] != want {
-					t.Errorf("%s: %s is %q, want %q", replica, key, a[key], want)
-				}
-			}
-			if events := call.Events(); len(events) != 1 || events[0].Name != firstTokenEvent || !events[0].Time.After(call.StartTime()) && i == 0 {
-				t.Errorf("%s: events %v", replica, events)
+		of[attributesOf(span)["cascade.replica"]] = span
+	}
+	for i, replica := range []string{"r0", "r1"} {
+		call, server := calls[replica], servers[replica]
+		if call == nil || server == nil {
+			t.Fatalf("%s: call %v, server %v", replica, call, server)
+		}
+		if call.Parent().SpanID() != server.SpanContext().SpanID() {
+			t.Errorf("%s: the call's span is below %s, want %s", replica, call.Parent().SpanID(), server.SpanContext().SpanID())
+		}
+		if seen := f.engines[i].last.Load().Header.Get("Traceparent"); !strings.Contains(seen, call.SpanContext().SpanID().String()) {
+			t.Errorf("%s: its engine sees the parent %s", replica, seen)
+		}
+		a := attributesOf(call)
+		for key, want := range map[string]string{"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "vllm", "gen_ai.request.max_tokens": "70",
+			"cascade.leg": s.id + "#" + a["cascade.epoch"], "gen_ai.request.model": s.request.Model} {
+			if a[key] != want {
+				t.Errorf("%s: %s is %q, want %q", replica, key, a[key], want)
 			}
 		}
-		lost, second, whole := attributesOf(calls["r0"]), attributesOf(calls["r1"]), attributesOf(servers["r0"])
-		if lost["cascade.continued_elsewhere"] != "true" || lost["gen_ai.response.finish_reasons"] != "" {
-			t.Errorf("the lost call: %v", lost)
+		if events := call.Events(); len(events) != 1 || events[0].Name != firstTokenEvent || !events[0].Time.After(call.StartTime()) && i == 0 {
+			t.Errorf("%s: events %v", replica, events)
 		}
-		if second["cascade.continued_elsewhere"] != "false" || second["gen_ai.response.finish_reasons"] != `["length"]` {
-			t.Errorf("the second call: %v", second)
-		}
-		if whole["gen_ai.usage.output_tokens"] != "70" || whole["gen_ai.usage.input_tokens"] == "" || whole["cascade.splices"] != "1" {
-			t.Errorf("the request: %v", whole)
-		}
-	})
+	}
+	lost, second, whole := attributesOf(calls["r0"]), attributesOf(calls["r1"]), attributesOf(servers["r0"])
+	if lost["cascade.continued_elsewhere"] != "true" || lost["gen_ai.response.finish_reasons"] != "" {
+		t.Errorf("the lost call: %v", lost)
+	}
+	if second["cascade.continued_elsewhere"] != "false" || second["gen_ai.response.finish_reasons"] != `["length"]` {
+		t.Errorf("the second call: %v", second)
+	}
+	if whole["gen_ai.usage.output_tokens"] != "70" || whole["gen_ai.usage.input_tokens"] == "" || whole["cascade.splices"] != "1" {
+		t.Errorf("the request: %v", whole)
+	}
 }
 
 // attributesOf returns a span's attributes as text.

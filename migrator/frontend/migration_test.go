@@ -201,51 +201,44 @@ func requestKinds() (all [][2]string) {
 	return all
 }
 
-// TestMigrations migrates answers of every kind from replica to replica, in every
-// way, and compares them with the engine's own.
+// hop moves an answer of every kind from replica to replica, and compares it with the engine's own.
+func (f *fleet) hop(hops int, move func(stream string, to int) error) {
+	f.t.Helper()
+	for _, kind := range requestKinds() {
+		s, hop := f.startKind(kind, 3), 0
+		waitFor(f.t, func() bool {
+			err := move(s.id, (hop+1)%3)
+			if err == nil {
+				hop++
+			} else if err != ErrStaleEpoch {
+				f.t.Fatalf("%s: hop %d: %v", kind, hop, err)
+			}
+			return hop == hops
+		})
+		if h, _ := f.servers[0].Holder(s.id); h != (Holder{Replica: f.target(hops % 3).Replica, Epoch: policies.Epoch(hops + 1)}) || s.Splices() != hops {
+			f.t.Errorf("%s: after %d hops the stream is at %+v", kind, hops, h)
+		}
+		if body := <-s.got; withoutIDs(body) != withoutIDs(s.want) {
+			f.t.Fatalf("%s: moved\n got %s\nwant %s", kind, body, s.want)
+		}
+	}
+	f.requireIdle()
+}
+
+// TestMigrations migrates answers in every way.
 func TestMigrations(t *testing.T) {
 	runFleet(t, 3, func(t *testing.T, f *fleet) {
 		f.learnTemplates()
-		for way, move := range map[string]func(stream string, hop int) error{
-			"live": func(stream string, hop int) error {
-				_, err := f.migrateLive(t.Context(), stream, (hop+1)%3, nil)
-				return err
-			},
-			"reprompt": func(stream string, hop int) error {
-				_, err := f.migrateReprompt(t.Context(), stream, (hop+1)%3)
-				return err
-			},
-			"both": func(stream string, hop int) error {
-				if hop%2 == 0 {
-					_, err := f.migrateLive(t.Context(), stream, (hop+1)%3, nil)
-					return err
-				}
-				_, err := f.migrateReprompt(t.Context(), stream, (hop+1)%3)
-				return err
-			},
-		} {
-			for _, kind := range requestKinds() {
-				s := f.startKind(kind, 3)
-				hops := 0
-				waitFor(t, func() bool {
-					err := move(s.id, hops)
-					if err == nil {
-						hops++
-					} else if err != ErrStaleEpoch {
-						t.Fatalf("%s, %s: hop %d: %v", way, kind, hops, err)
-					}
-					return hops == 5
-				})
-				if h, _ := f.servers[0].Holder(s.id); h != (Holder{Replica: "r2", Epoch: 6}) || s.Splices() != 5 {
-					t.Errorf("%s: after five hops the stream is at %+v", way, h)
-				}
-				body := <-s.got
-				if withoutIDs(body) != withoutIDs(s.want) {
-					t.Fatalf("%s, %s: migrated\n got %s\nwant %s", way, kind, body, s.want)
-				}
+		live := func(stream string, to int) error { _, err := f.migrateLive(t.Context(), stream, to, nil); return err }
+		reprompt := func(stream string, to int) error { _, err := f.migrateReprompt(t.Context(), stream, to); return err }
+		f.hop(5, live)
+		f.hop(5, reprompt)
+		f.hop(5, func(stream string, to int) error {
+			if to == 1 {
+				return live(stream, to)
 			}
-		}
-		f.requireIdle()
+			return reprompt(stream, to)
+		})
 		// Each request arrived and ended once, at whichever replica.
 		arrivals := uint64(0)
 		for _, fr := range f.servers {

@@ -2,7 +2,6 @@ package frontend
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -71,13 +70,7 @@ func TestEngineLimitOfPeer(t *testing.T) {
 		f := &fleet{t: t, servers: []*testServer{fb}, engines: []*engine{b}}
 		f.restartEngines(40)
 		hold := b.blockAt(4)
-		go func() {
-			resp, err := fa.client.Post("http://"+fa.url+"/v1/completions", "application/json", strings.NewReader(`{"model":"m","prompt":"x","max_tokens":90,"stream":true}`))
-			if err == nil {
-				io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-			}
-		}()
+		fa.call("POST", "/v1/completions", `{"model":"m","prompt":"x","max_tokens":90,"stream":true}`)
 		f.servers = []*testServer{fa}
 		s := f.waitForStream(4)
 		if n := s.resume.Remaining(4); n != 36 {

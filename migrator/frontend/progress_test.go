@@ -45,14 +45,9 @@ func (e *engine) hang(t testing.TB) (revive func()) {
 	}
 }
 
-// start posts a request to r0 and returns its status and answer when it has ended.
+// start is call for a completion at r0.
 func (f *fleet) start(body string) chan string {
-	got := make(chan string, 1)
-	go func() {
-		resp, body := tryPost(f.t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
-		got <- fmt.Sprint(resp.StatusCode, " ", resp.Header.Get(length.RefusedHeader), " ", body)
-	}()
-	return got
+	return f.servers[0].call("POST", "/v1/completions", body)
 }
 
 // waitForLegs waits until r0's engine has n requests.

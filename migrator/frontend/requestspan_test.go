@@ -55,6 +55,7 @@ func TestOneTraceARequest(t *testing.T) {
 			t.Errorf("served %+v, of trace %s", s, s.Span.TraceID())
 		}
 		f.requireIdle()
+		f.requireEngineSpans(s, spans.Ended())
 		var own, peer int
 		spanOf := make(map[string]string) // by replica
 		for _, span := range spans.Ended() {
@@ -67,7 +68,7 @@ func TestOneTraceARequest(t *testing.T) {
 				t.Errorf("span %s has the trace %s", span.Name(), got)
 			}
 			if span.SpanKind() != apitrace.SpanKindServer {
-				continue // TestEngineSpans
+				continue // requireEngineSpans
 			}
 			attrs := attributesOf(span)
 			switch attrs["cascade.replica"] {

@@ -184,11 +184,7 @@ func TestForwardToLostPeer(t *testing.T) {
 			io.Copy(io.Discard, r.Body)
 			<-r.Context().Done()
 		})
-		got := make(chan string, 1)
-		go func() {
-			_, body := tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", longRequest)
-			got <- body
-		}()
+		got := f.start(longRequest)
 		waitFor(t, func() bool {
 			return slices.Equal(f.servers[0].Holders(), []policies.ReplicaID{"r1"}) && len(f.servers[1].LocalLegs()) == 1
 		})
@@ -274,12 +270,8 @@ func TestEngineIgnoresProbes(t *testing.T) {
 		if !f.servers[0].Status().EngineReady {
 			t.Error("an engine that generates is taken to be away")
 		}
-		answer := make(chan string, 1)
 		e.set(func(_ int, r *http.Request) { <-r.Context().Done() }, nil)
-		go func() {
-			_, body := tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","stream":true}`)
-			answer <- body
-		}()
+		answer := f.start(`{"prompt":"x","stream":true}`)
 		waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 2 })
 		f.engines[1].set(nil, nil)
 		_, r, _ := f.findLeg(b.id)
@@ -301,11 +293,7 @@ func TestPinnedRequestIsNotRescued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, rs := newRescueFleet(t, 2, nil)
 		f.setPace(time.Millisecond)
-		got := make(chan string, 1)
-		go func() {
-			_, body := tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","max_tokens":200,"stream":true,"stop":["q"]}`)
-			got <- body
-		}()
+		got := f.start(`{"prompt":"x","max_tokens":200,"stream":true,"stop":["q"]}`)
 		f.waitForStream(3)
 		f.engines[0].unhealthy.Store(true)
 		f.servers[0].waitForReady(t, false)

@@ -3,18 +3,15 @@ package frontend
 import (
 	"errors"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 )
 
 // startWarmup starts a stream that is long enough for a warm-up and begins to
 // migrate it to r1, where the warm-up does not end by itself.
 func (f *fleet) startWarmup() (b runningStream, over <-chan error) {
 	f.t.Helper()
-	b = f.startStream(`{"model":"m","prompt":"` + strings.Repeat("x", 2*handoff.MinCopy) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`)
+	b = f.startStream(longHandoff)
 	f.engines[1].set(func(_ int, r *http.Request) {
 		if r.Header.Get(LegHeader) == "" {
 			<-r.Context().Done()
