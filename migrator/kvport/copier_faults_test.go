@@ -3,6 +3,7 @@ package kvport
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,7 +15,7 @@ import (
 )
 
 // Whatever fails at whichever step, no block is stored without its content, nothing stays pinned, and the next
-// pull succeeds.
+// pull succeeds. Whatever the reason of a holder's refusal is, the puller learns it.
 func TestFaults(t *testing.T) {
 	p := prefix(24, 1)
 	fail := func(err error, calls ...string) func(string) error {
@@ -40,12 +41,27 @@ func TestFaults(t *testing.T) {
 			}
 		}
 	}
+	afterPin := func(also func(*engine)) func(*world) { // the holder's engine restarts
+		return func(w *world) {
+			pinned := false
+			w.a.gate = func(c string) error {
+				if c == "memory" && pinned {
+					w.a.gate = nil
+					w.a.restart()
+					also(w.a)
+				}
+				pinned = pinned || c == "pin"
+				return nil
+			}
+		}
+	}
 	script := func(faults ...transporttest.Fault) func(*world) { return func(w *world) { w.faults.Set(faults...) } }
 	for name, x := range map[string]struct {
 		fault func(w *world)
 		ok    bool // the pull succeeds all the same
 		late  bool // the engine may store the prefix although the pull failed
 		err   string
+		is    error // nil: any
 	}{
 		"the own engine is full": {fault: func(w *world) {
 			pin, err := w.b.PinPrefix(t.Context(), "others", prefix(poolBlocks*blockTokens, 7), true)
@@ -68,20 +84,20 @@ func TestFaults(t *testing.T) {
 				return nil
 			}
 		}},
-		"no KV can be received":              {fault: func(w *world) { w.away = true; time.AfterFunc(20*time.Millisecond, func() {}) }},
-		"the holder's engine refuses to pin": {fault: func(w *world) { w.a.gate = fail(refused, "pin") }},
-		"the holder's engine has it evicted": {fault: func(w *world) { w.a.restart() }},
-		"the holder's engine restarts between pin and checksums": {fault: func(w *world) {
-			pinned := false
-			w.a.gate = func(c string) error {
-				if c == "memory" && pinned {
-					w.a.gate = nil
-					w.a.restart()
-				}
-				pinned = pinned || c == "pin"
-				return nil
+		"no KV can be received":                                  {fault: func(w *world) { w.away = true; time.AfterFunc(20*time.Millisecond, func() {}) }},
+		"the holder's engine refuses to pin":                     {fault: func(w *world) { w.a.gate = fail(refused, "pin") }},
+		"the holder's engine is away":                            {fault: func(w *world) { w.a.gate = fail(fmt.Errorf("pin: %w", ErrUnavailable), "pin") }, is: ErrUnavailable},
+		"the holder's engine has no cache":                       {fault: func(w *world) { w.a.gate = fail(ErrNoPrefixes, "pin") }, is: ErrNoPrefixes},
+		"the holder's engine is too slow":                        {fault: func(w *world) { w.a.gate = fail(context.DeadlineExceeded, "pin") }, is: context.DeadlineExceeded},
+		"the holder's engine has it evicted":                     {fault: func(w *world) { w.a.restart() }, is: ErrGone},
+		"the holder's engine restarts between pin and checksums": {fault: afterPin(func(*engine) {}), is: ErrUnavailable},
+		"the holder's engine is gone after the pin":              {fault: afterPin(func(e *engine) { e.memory = nil }), is: ErrUnavailable},
+		"the holder's engine has another layout": {fault: func(w *world) {
+			w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
+				q.Fingerprint++
+				return serve(ctx, q)
 			}
-		}},
+		}, is: ErrDifferent},
 		"the holder's release fails":  {fault: func(w *world) { w.a.gate = fail(refused, "release", "release") }, ok: true},
 		"the transport does not open": {fault: script(transporttest.Fault{At: transporttest.AtOpen, Kind: transporttest.Cut})},
 		"the ticket is refused":       {fault: script(transporttest.Fault{At: transporttest.AtOpen, Kind: transporttest.Refuse})},
@@ -124,6 +140,9 @@ func TestFaults(t *testing.T) {
 			if x.err != "" {
 				testkit.WantError(t, err, x.err)
 			}
+			if x.is != nil && !errors.Is(err, x.is) {
+				t.Errorf("%v, want %v", err, x.is)
+			}
 			w.waitUnpinned(t)
 			w.waitFree(t)
 			if cached := w.b.check(t, p); cached > 0 && !x.ok && !x.late {
@@ -131,6 +150,9 @@ func TestFaults(t *testing.T) {
 			}
 			w.a.gate, w.b.gate, w.ask, w.afterPull, w.away, w.a.pinsBy, w.b.pinsBy = nil, nil, nil, nil, false, 0, 0
 			w.faults.Set()
+			if w.a.memory == nil {
+				w.a.restart()
+			}
 			w.a.compute(p)
 			if _, err := w.puller.Pull(t.Context(), "a", p); err != nil || w.b.check(t, p) != 24 {
 				t.Errorf("the next one: %v, %d tokens", err, w.b.check(t, p))

@@ -3,7 +3,6 @@ package kvport
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"testing"
 	"testing/synctest"
@@ -20,66 +19,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
-
-// Whatever the reason of a holder's refusal is, the puller learns it.
-func TestReasonsOfRefusals(t *testing.T) {
-	refuseToPin := func(err error) func(*world) {
-		return func(w *world) {
-			w.a.gate = func(call string) error {
-				if call == "pin" {
-					return err
-				}
-				return nil
-			}
-		}
-	}
-	for name, x := range map[string]struct {
-		fault func(w *world)
-		want  error
-	}{
-		"away":     {refuseToPin(fmt.Errorf("pin: %w", ErrUnavailable)), ErrUnavailable},
-		"no cache": {refuseToPin(ErrNoPrefixes), ErrNoPrefixes},
-		"too slow": {refuseToPin(context.DeadlineExceeded), context.DeadlineExceeded},
-		"restarted": {func(w *world) {
-			pinned := false
-			w.a.gate = func(call string) error {
-				if call == "memory" && pinned {
-					w.a.gate = nil
-					w.a.restart()
-				}
-				pinned = pinned || call == "pin"
-				return nil
-			}
-		}, ErrUnavailable},
-		"gone after the pin": {func(w *world) {
-			pinned := false
-			w.a.gate = func(call string) error {
-				if call == "memory" && pinned {
-					w.a.gate = nil
-					w.a.restart()
-					w.a.memory = nil
-				}
-				pinned = pinned || call == "pin"
-				return nil
-			}
-		}, ErrUnavailable},
-		"evicted": {func(w *world) { w.a.restart() }, ErrGone},
-		"other layout": {func(w *world) {
-			w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
-				q.Fingerprint++
-				return serve(ctx, q)
-			}
-		}, ErrDifferent},
-	} {
-		w := start(t, nil)
-		w.a.compute(prefix(24, 1))
-		x.fault(w)
-		if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, x.want) {
-			t.Errorf("%s: %v, want %v", name, err, x.want)
-		}
-		w.waitUnpinned(t)
-	}
-}
 
 // What a peer asks for is validated, and its answers have the codes that the caller maps.
 func TestServeRefuses(t *testing.T) {
@@ -103,29 +42,6 @@ func TestServeRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		w.waitUnpinned(t)
-	}
-}
-
-// A ticket is for one receiver and for one use.
-func TestTicketIsUsedOnce(t *testing.T) {
-	w := start(t, nil)
-	w.a.compute(prefix(24, 1))
-	var stolen *api.FetchPrefixAnswer
-	w.ask = func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error) {
-		a, err := serve(ctx, q)
-		if err == nil && stolen != nil {
-			a.Offers[0].Ticket = stolen.Offers[0].Ticket
-		} else if err == nil {
-			stolen = &api.FetchPrefixAnswer{Offers: []*api.Offer{{Ticket: append([]byte(nil), a.Offers[0].Ticket...)}}}
-		}
-		return a, err
-	}
-	testkit.Must(w.puller.Pull(t.Context(), "a", prefix(12, 1)))
-	if _, err := w.puller.Pull(t.Context(), "a", prefix(24, 1)); !errors.Is(err, transport.ErrRefused) {
-		t.Errorf("with the ticket of the first pull: %v", err)
-	}
-	if cached := w.b.check(t, prefix(24, 1)); cached != 12 {
-		t.Errorf("%d tokens are cached", cached)
 	}
 }
 
