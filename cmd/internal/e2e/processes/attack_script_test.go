@@ -1,10 +1,8 @@
 package processes
 
 import (
-	"bufio"
 	"fmt"
 	"net"
-	"net/http"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -25,6 +23,9 @@ import (
 //	hold N PORT…               the attack on N connections that stay open; is another client served?
 //	hold N PORT… one-address   which come from that client's own address
 //	flood N PORT… MOST         the attack on N connections at once: at most MOST hang in the engine, the rest get 429
+//	unread N PORT…             the attack on N connections that read nothing of the answers, until the engine
+//	                           gets no more of them: does the replica count as idle, and is another client served?
+//	unread N PORT… one-connection  which are streams of one HTTP/2 connection with windows of 0
 //	refuse N xds               N proxies that the fleet does not have refuse all that they are sent
 //	impersonate xds            a local user calls in plain text as a part of the fleet: "proxy envoy", "loads envoy"
 //	                           or "replica r0"; the status of the call
@@ -75,7 +76,7 @@ func (f *attackedFleet) play(t *testing.T, d *datadriven.TestData) string {
 	if text == "" {
 		attack = nil
 	}
-	n, most, halfClosed, dial := 0, 0, false, attacker
+	n, most, halfClosed, oneConnection, dial := 0, 0, false, false, attacker
 	var ports, outcomes []string
 	for _, w := range words {
 		switch number, err := strconv.Atoi(w); {
@@ -83,6 +84,8 @@ func (f *attackedFleet) play(t *testing.T, d *datadriven.TestData) string {
 			most = number
 		case err == nil:
 			n = number
+		case w == "one-connection":
+			oneConnection = true
 		case w == "half-closed":
 			halfClosed = true
 		case w == "one-address":
@@ -100,6 +103,8 @@ func (f *attackedFleet) play(t *testing.T, d *datadriven.TestData) string {
 			outcome, err = f.hold(dial, port, n, attack)
 		case "flood":
 			outcome, err = f.flood(port, n, most, attack)
+		case "unread":
+			outcome, err = f.leaveUnread(port, n, oneConnection, attack)
 		case "refuse":
 			outcome, err = f.refuse(t.Context(), n)
 		case "impersonate":
@@ -191,45 +196,4 @@ func (f *attackedFleet) hold(from net.Dialer, port string, n int, attack []byte)
 		return "another client is not served", nil
 	}
 	return "another client is served", nil
-}
-
-// flood sends n requests at once that hang in the engine, and reports whether more than most of them reach it, and
-// whether the rest are refused because there are too many.
-func (f *attackedFleet) flood(port string, n, most int, attack []byte) (string, error) {
-	e := f.engines[0]
-	conns, closeAll, err := f.open(attacker, port, n, attack)
-	defer func() {
-		closeAll()
-		for deadline := time.Now().Add(attackPatience); e.hanging.Load() > 0 && time.Now().Before(deadline); {
-			time.Sleep(10 * time.Millisecond)
-		}
-	}()
-	if err != nil {
-		return "", err
-	}
-	answers := make(chan int, n)
-	for _, c := range conns {
-		go func() {
-			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err != nil {
-				return
-			}
-			answers <- resp.StatusCode
-		}()
-	}
-	deadline := time.Now().Add(attackPatience)
-	for int(e.hanging.Load())+len(answers) < n && time.Now().Before(deadline) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	hanging, refused := int(e.hanging.Load()), 0
-	for range len(answers) {
-		if <-answers == http.StatusTooManyRequests {
-			refused++
-		}
-	}
-	f.t.Logf("%d requests at %s: the engine has %d, %d are refused", n, port, hanging, refused)
-	if hanging > most || hanging+refused < n {
-		return fmt.Sprintf("%d reach the engine, and %d are refused with 429", hanging, refused), nil
-	}
-	return fmt.Sprintf("at most %d reach the engine, and the rest is refused with 429", most), nil
 }
