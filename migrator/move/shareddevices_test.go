@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +18,15 @@ import (
 
 // spare is the number of fake devices; each replica has its own.
 const spare = 128
+
+// deviceStride is the stride of the steps with fake devices: a fourth of them for each fault, such
+// that each step gets a fourth of the faults, or with CASCADE_TEST_ALL=1 all of them.
+func deviceStride() int {
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		return 1
+	}
+	return 4
+}
 
 // sharedDevices holds the devices that the replicas of all scenes share. The devices are outside of
 // the scenes' bubbles, as are the transports: their sockets, threads and time are real. Calls to
@@ -91,7 +102,8 @@ type deviceCarrier struct {
 	serve               func() (stop func() error) // runs the transport; called outside of the bubble
 	// breakPull breaks what a pull of the plan needs, and returns the error with which it fails.
 	breakPull func(ctx context.Context, p transport.Puller, source *deviceCarrier, plan transport.Plan) error
-	hangUp    func() // breaks all connections of peers
+	hangUp    func()      // breaks all connections of peers
+	gpuFails  atomic.Bool // the GPU of the pool fails
 
 	mu       sync.Mutex
 	address  string                                   // at which peers reach the real transport; "" for none
@@ -107,21 +119,29 @@ func (c *deviceCarrier) setFake(call string) {
 	c.runOutside(func() { c.control.Set(call, c.device) })
 }
 
-// deviceFaults returns the faults of the fake devices of source and target: a device fails permanently, or is
-// unplugged for a while.
-func deviceFaults() (out []faultKind) {
-	for name, of := range map[string]func(*scene) *replica{"source": func(s *scene) *replica { return s.source }, "target": func(s *scene) *replica { return s.target }} {
-		device := func(s *scene) *deviceCarrier { return of(s).carrier.(*deviceCarrier) }
+// breakDevice breaks a fake device for some time.
+func (s *scene) breakDevice(control func(call string), call string, most time.Duration) {
+	control(call)
+	s.addLasting(1)
+	s.wg.Go(func() {
+		defer s.addLasting(-1)
+		time.Sleep(most)
+		control("fake_mend")
+	})
+}
+
+// deviceFaults returns the faults of the fake devices of source and target: a device fails
+// permanently (fake_break), or the call outage takes it out for a while.
+func deviceFaults(fails, isOut, outage string) (out []faultKind) {
+	for _, end := range []struct {
+		name string
+		of   func(*scene) *replica
+	}{{"source", func(s *scene) *replica { return s.source }}, {"target", func(s *scene) *replica { return s.target }}} {
+		device := func(s *scene) *deviceCarrier { return end.of(s).carrier.(*deviceCarrier) }
 		out = append(out,
-			faultKind{name + "'s device fails", func(s *scene, _ *rand.Rand) verdict { device(s).setFake("fake_break"); return goOn }},
-			faultKind{name + " is unplugged", func(s *scene, r *rand.Rand) verdict {
-				device(s).setFake("fake_unplug")
-				s.addLasting(1)
-				s.wg.Go(func() {
-					defer s.addLasting(-1)
-					time.Sleep(randomOutage(r))
-					device(s).setFake("fake_mend")
-				})
+			faultKind{end.name + fails, func(s *scene, _ *rand.Rand) verdict { device(s).setFake("fake_break"); return goOn }},
+			faultKind{end.name + isOut, func(s *scene, r *rand.Rand) verdict {
+				s.breakDevice(device(s).setFake, outage, randomOutage(r))
 				return goOn
 			}})
 	}
