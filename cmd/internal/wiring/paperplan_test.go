@@ -2,7 +2,6 @@ package wiring
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -78,26 +77,6 @@ func TestPaperFollowsStep(t *testing.T) {
 		v.run(lengths, rate, 5*f.Planner.Period)
 	}
 	v.logChanges()
-}
-
-// TestPaperKeepsPlanOnTraces is TestPaperKeepsPlan with real traces, at several loads.
-// CASCADE_TRACES lists their files, as PATH does, in the formats of "cascade replay".
-func TestPaperKeepsPlanOnTraces(t *testing.T) {
-	testkit.SkipSlow(t)
-	files := filepath.SplitList(os.Getenv("CASCADE_TRACES"))
-	if len(files) == 0 {
-		testkit.Skip(t, testkit.Unavailable{What: "there are no traces", Remedy: "list their files in CASCADE_TRACES"})
-	}
-	for _, name := range files {
-		file, err := os.Open(name)
-		testkit.NoError(t, err)
-		defer file.Close()
-		lengths, err := trace.Read(file, filepath.Base(name))
-		testkit.NoError(t, err)
-		for _, load := range []float64{0.3, 0.5} {
-			t.Run(fmt.Sprint(filepath.Base(name), " at ", load), func(t *testing.T) { keepsPlan(t, lengths, load) })
-		}
-	}
 }
 
 func (v *virtualFleet) logChanges() {

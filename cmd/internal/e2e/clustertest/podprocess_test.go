@@ -206,21 +206,3 @@ func TestOutlived(t *testing.T) {
 		t.Errorf("it took %v to end", took)
 	}
 }
-
-// TestConfig checks that a Config names what is missing.
-func TestRunnerConfig(t *testing.T) {
-	good := RunnerConfig{Source: Source{Client: &kubernetes.Clientset{}}, Network: &Network{}, Dir: "d"}
-	if _, err := NewRunner(good); err != nil {
-		t.Error(err)
-	}
-	for want, change := range map[string]func(*RunnerConfig){
-		"Source.Client is": func(c *RunnerConfig) { c.Source.Client = nil },
-		"Network is":       func(c *RunnerConfig) { c.Network = nil },
-		"Dir is":           func(c *RunnerConfig) { c.Dir = "" },
-	} {
-		c := good
-		change(&c)
-		_, err := NewRunner(c)
-		testkit.WantError(t, err, want)
-	}
-}

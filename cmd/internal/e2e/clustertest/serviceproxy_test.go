@@ -161,11 +161,3 @@ func TestRecreated(t *testing.T) {
 		t.Errorf("the addresses %v are left", own)
 	}
 }
-
-// TestConfig checks that a Config without a field is refused.
-func TestProxyConfig(t *testing.T) {
-	for _, c := range []ProxyConfig{{API: "127.0.0.1:1"}, {Network: new(addresses)}} {
-		_, err := NewProxy(c)
-		testkit.WantError(t, err, "Network and API are required")
-	}
-}

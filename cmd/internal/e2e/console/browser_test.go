@@ -195,14 +195,5 @@ func (b *tab) colours(scheme string) {
 	}))
 }
 
-// screenshot writes the whole page to out/console.
-func (b *tab) screenshot(name string) {
-	b.Helper()
-	png := result(b, chromedp.FullScreenshot(100))
-	dir := filepath.Join(root, "out", "console")
-	testkit.NoError(b, os.MkdirAll(dir, 0o755))
-	testkit.NoError(b, os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644))
-}
-
 // root is the folder of the repository.
 var root = filepath.Join("..", "..", "..", "..")

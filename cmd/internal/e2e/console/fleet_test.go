@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -111,35 +110,4 @@ func TestFleet(t *testing.T) {
 	b.click("#whatif button")
 	b.waitFor("the error of the bound", `document.querySelector("#whatif-iteration_ms-error").textContent.includes("16 replicas cannot carry")`)
 	b.noErrors()
-}
-
-// TestScreenshots writes pictures of the page to out/console: of the fleet at $CASCADE_CONSOLE, or
-// of a made-up one, well and with faults.
-func TestScreenshots(t *testing.T) {
-	testkit.SkipSlow(t)
-	source := &scripted{view: fleetView(24)}
-	url := os.Getenv("CASCADE_CONSOLE")
-	if url == "" {
-		url = newSite(t, source).url()
-	}
-	for _, tc := range []struct {
-		name, scheme  string
-		width, height int64
-	}{{"desktop", "light", 1440, 900}, {"dark", "dark", 1440, 900}, {"phone", "light", 390, 844}, {"faults", "light", 1440, 900}, {"faults-phone", "dark", 390, 844}} {
-		if tc.name == "faults" {
-			source.edit(breakFleet)
-		}
-		b := openTab(t, tc.width, tc.height)
-		b.colours(tc.scheme)
-		b.open(url)
-		b.waitFor("a live page", `document.querySelector("#connection").innerText.startsWith("Live")`)
-		if tc.width > 1000 {
-			b.set("#whatif-replicas", "16")
-			b.click("#whatif button")
-			b.waitFor("an answer", `document.querySelector("#whatif-summary").innerText !== "" || document.querySelector("[aria-invalid]")`)
-			b.script(`scrollTo(0, 0)`)
-		}
-		b.screenshot(tc.name)
-		b.noErrors()
-	}
 }

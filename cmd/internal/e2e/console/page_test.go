@@ -103,7 +103,6 @@ func TestWidths(t *testing.T) {
 		if n := value[int](b, `document.querySelectorAll(".legend rect[class^=load-]").length`); n != 5 {
 			t.Errorf("the legend has %d of 5 bands", n)
 		}
-		b.screenshot(fmt.Sprintf("width-%d", width))
 		b.noErrors()
 	}
 }

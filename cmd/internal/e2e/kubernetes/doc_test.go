@@ -3,7 +3,7 @@
 // need the programs that make builds:
 //
 //   - Files of deploy (make helm): Helm accepts the chart and refuses wrong values, the API server accepts everything
-//     that it renders, and Pods that are deleted lose no stream. TestUpgrade starts from an earlier chart.
+//     that it renders, and Pods that are deleted lose no stream.
 //   - A whole life (make kube-apiserver helm envoy envoy-gateway): TestLife installs, scales, upgrades and uninstalls a fleet.
 //   - Envoy Gateway (make envoy-gateway) and Istio (make istio): the object that "cascade attach" prints hands a
 //     gateway's routes over to Cascade under load, and gives them back.

@@ -57,20 +57,14 @@ func frozen(v victim) fault {
 	}
 }
 
-// skipSlow skips a slow test unless slow tests are enabled, and lets it run in parallel.
-func skipSlow(t *testing.T) {
-	t.Helper()
-	testkit.SkipSlow(t)
-	t.Parallel()
-}
-
 // ways are the steps of a migration, by mode.
 var ways = map[string][]step{config.MigrationLive: liveSteps, liveOnGPU: liveSteps, config.MigrationReprompt: repromptSteps}
 
 // TestProcessesDie kills and suspends the processes of both sides of a migration, at each of its
 // steps.
 func TestProcessesDie(t *testing.T) {
-	skipSlow(t)
+	testkit.SkipSlow(t)
+	t.Parallel()
 	for mode, steps := range ways {
 		for _, v := range victims {
 			t.Run(mode+"/"+v.name, func(t *testing.T) {

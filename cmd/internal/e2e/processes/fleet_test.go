@@ -42,7 +42,6 @@ type fleet struct {
 	replicas []*replica
 	control  *harness.Daemon // the only control plane
 	planes   []*plane        // the control planes, if there are several
-	wire     *wiretap        // between the control planes and Envoy
 	envoy    *envoytest.Process
 	proxy    *harness.Daemon   // nil if Envoy is the data plane
 	library  string            // of the GPUs that hold the engines' KV; "": host memory does
@@ -159,7 +158,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		f.replicas = append(f.replicas, r)
 	}
 	if s.envoy {
-		args := []string{"envoy-bootstrap", "-c", f.tapped(shown, s.planes > 1), "--node-id", "edge", "--admin", "127.0.0.1:0"}
+		args := []string{"envoy-bootstrap", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--admin", "127.0.0.1:0"}
 		var boot string
 		if dir := shown.TLS.EnvoyDir; shown.TLS.ServesRequests() {
 			command(t, append(args, "--out", dir)...)
@@ -176,23 +175,6 @@ func newFleet(t testing.TB, s setup) *fleet {
 		r.awaitServing()
 	}
 	return f
-}
-
-// tapped returns the fleet file for Envoys. If wanted, they reach the control planes through a
-// wiretap, which cannot read TLS connections.
-func (f *fleet) tapped(file config.Fleet, wanted bool) string {
-	f.T.Helper()
-	if !wanted || file.TLS.Cert != "" {
-		return f.path("fleet.yaml")
-	}
-	f.wire = &wiretap{has: map[string]string{}}
-	var taps []string
-	for _, p := range f.planes {
-		taps = append(taps, f.wire.to(f.T, p.listen))
-	}
-	file.Control.Listen, file.Control.Peers = taps[0], taps[1:]
-	f.writeFleet("edge.yaml", file)
-	return f.path("edge.yaml")
 }
 
 func (f *fleet) path(name string) string { return filepath.Join(f.dir, name) }

@@ -49,7 +49,7 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 		}
 	}
 	b.await("plans", isLeading)
-	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
+	b.order("drain", "r0", "--wait", "--timeout", patience.String())
 
 	// With the other one's certificate it does not restart.
 	dir := filepath.Join(filepath.Dir(files.CA), "control")
@@ -62,7 +62,7 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 	testkit.NoError(t, errors.Join(os.RemoveAll(own), os.Rename(own+".own", own)))
 	a.start()
 	a.await("follows b", isFollowing("b"))
-	a.cascade("drain", "--undo", "r0")
+	a.order("drain", "--undo", "r0")
 	b.await("the Envoy has the plan with r0", envoyHasEpoch(3))
 	load.WaitForRequests(5)
 	load.Stop()

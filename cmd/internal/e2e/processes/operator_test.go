@@ -33,21 +33,3 @@ func TestHangup(t *testing.T) {
 		}
 	}
 }
-
-// TestHangupUp: neither does it end "cascade up".
-func TestHangupUp(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, setup{replicas: 1})
-	c := f.file
-	f.control.Stop()
-	f.proxy.Stop()
-	f.replicas[0].migrator.Stop()
-	f.replicas[0].engine.Stop()
-	f.writeFleet("up.yaml", c)
-	p := start(t, "up", "-c", f.path("up.yaml"), "--native")
-	p.WaitForLog("serve m on")
-	p.Signal(syscall.SIGHUP)
-	p.WaitForLog("SIGHUP ignored")
-	testkit.NoError(t, f.Stream(harness.Prompt(2, 200, 10)).Whole())
-	p.Stop()
-}

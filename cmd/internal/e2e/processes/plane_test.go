@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -61,6 +62,15 @@ func (p *plane) await(what string, holds func(control.Status) bool) (s control.S
 		return err == nil && holds(s)
 	})
 	return s
+}
+
+// order gives an order at the control plane, and again if it says to try again, as a busy host's store makes it.
+func (p *plane) order(args ...string) {
+	p.f.T.Helper()
+	p.f.WaitFor("cascade "+strings.Join(args, " "), func() bool {
+		_, code := commandCode(append(args, "--control", "http://"+p.admin)...)
+		return code == 0
+	})
 }
 
 // cascade runs an operator's command at the control plane.
@@ -130,19 +140,13 @@ type record struct {
 	plans   map[string]policies.Plan // by model and epoch
 }
 
-// watchPlans watches the plan object until the test ends, and checks that no epoch decreases and
-// that no epoch has two plans.
+// watchPlans watches the plan object until the test ends, and checks that no epoch decreases, that no epoch has two plans,
+// and that versions ascend.
 func (f *fleet) watchPlans() *record {
-	f.T.Helper()
-	return f.watchStore(store.New(testkit.Must(store.NewFile(f.path("state")))))
-}
-
-// watchStore is watchPlans for any store that may be unavailable. Versions that are numbers must ascend.
-func (f *fleet) watchStore(st *store.Store) *record {
 	f.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &record{f: f, plans: map[string]policies.Plan{}}
-	updates := st.Watch(ctx)
+	updates := store.New(testkit.Must(store.NewFile(f.path("state")))).Watch(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		revision, failed := uint64(0), false
@@ -200,12 +204,11 @@ func (r *record) held() []string {
 }
 
 // await waits until a control plane holds the lease.
-func (r *record) await(holder string) time.Time {
+func (r *record) await(holder string) {
 	r.f.T.Helper()
 	r.f.WaitFor(holder+" has the planning lease", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.last.Lease.Holder == holder && r.last.Lease.Expires.After(time.Now())
 	})
-	return time.Now()
 }
