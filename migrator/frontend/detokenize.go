@@ -19,7 +19,9 @@ import (
 )
 
 const (
-	detokenizeTimeout = 500 * time.Millisecond
+	// detokenizeTimeout is long because a stream that lost its engine ends without the answer. It takes milliseconds, unless
+	// the engine's host is busy.
+	detokenizeTimeout = 2 * time.Second
 	detokenizeIDs     = 16       // the last ids of a text, which have its last character
 	maxDetokenized    = 64 << 10 // bytes of their text
 )
