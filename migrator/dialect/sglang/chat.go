@@ -2,8 +2,8 @@ package sglang
 
 import (
 	"bytes"
-	"encoding/json"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -61,18 +61,21 @@ func (d Dialect) continueChat(q *openai.Resume, c dialect.Continuation) []byte {
 	return append(append(append(append(dst, params...), '}'), more...), '}')
 }
 
+// The beginning of an event of /generate, and what follows its text.
+const beforeText, beforeIDs = `{"text":"`, `","output_ids":[`
+
 // chatEvents makes of the events of /generate, each of which has the whole answer so far, those of a chat.
 type chatEvents struct {
-	events  *openai.Reader
-	out     []byte // made, and not read yet
-	head    string // the beginning of each event
-	prompt  string // its ids
-	ids     int    // bytes of the list of its ids that were sent
-	sent    int    // … of its text
-	begun   bool
-	err     error
-	model   string
-	created int64
+	events *openai.Reader
+	out    []byte // made, and not read yet
+	head   string // the beginning of each event
+	prompt string // its ids
+	// text and ids are what was sent of the answer, as it stands in events, each with what stands before it.
+	text, ids []byte
+	begun     bool
+	err       error
+	model     string
+	created   int64
 }
 
 func newChatEvents(src io.Reader, body []byte) io.Reader {
@@ -80,7 +83,8 @@ func newChatEvents(src io.Reader, body []byte) io.Reader {
 	if model == "" {
 		model = `"default"`
 	}
-	return &chatEvents{events: openai.NewReader(src), model: model, prompt: gjson.GetBytes(body, "input_ids").Raw, created: time.Now().Unix()}
+	return &chatEvents{events: openai.NewReader(src), model: model, prompt: gjson.GetBytes(body, "input_ids").Raw, created: time.Now().Unix(),
+		text: []byte(beforeText), ids: []byte(beforeIDs)}
 }
 
 // Read implements io.Reader.
@@ -99,13 +103,40 @@ func (r *chatEvents) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// shorten returns an event without the text and the ids that were sent, unread: they are as long as the answer, and so
+// would be the work for each of its tokens. An event that is laid out in another way is returned as it is.
+func (r *chatEvents) shorten(event []byte) (data []byte, short bool) {
+	rest, ok := bytes.CutPrefix(event, r.text)
+	end := 0
+	for ok && end < len(rest) && rest[end] != '"' {
+		if rest[end] == '\\' {
+			end++
+		}
+		end++
+	}
+	if more, follow := bytes.CutPrefix(rest[min(end, len(rest)):], r.ids); ok && follow {
+		return slices.Concat([]byte(beforeText), rest[:end], []byte(beforeIDs), bytes.TrimPrefix(more, []byte(","))), true
+	}
+	return event, false
+}
+
 // translate appends what a chat has for an event of /generate.
 func (r *chatEvents) translate(ev openai.Event) {
-	answer := gjson.ParseBytes(ev.Data)
+	data, short := r.shorten(ev.Data)
+	answer := gjson.ParseBytes(data)
 	meta := answer.Get("meta_info")
-	if !meta.IsObject() || !gjson.ValidBytes(ev.Data) { // [DONE], an error, a comment
+	if !meta.IsObject() || !gjson.ValidBytes(data) { // [DONE], an error, a comment
 		r.out = append(r.out, ev.Raw...)
 		return
+	}
+	text, ids := "", strings.Trim(answer.Get("output_ids").Raw, "[] ")
+	if v := answer.Get("text"); v.Type == gjson.String {
+		text = v.Raw[1 : len(v.Raw)-1]
+	}
+	if !short {
+		text, ids = text[min(len(r.text)-len(beforeText), len(text)):], ids[min(len(r.ids)-len(beforeIDs), len(ids)):]
+	} else if ids != "" && len(r.ids) > len(beforeIDs) {
+		ids = "," + ids
 	}
 	finish := meta.Get("finish_reason")
 	if finish.Get("type").Str == "abort" && finish.Get("status_code").Type == gjson.Number { // the engine failed
@@ -115,34 +146,24 @@ func (r *chatEvents) translate(ev openai.Event) {
 	if !r.begun {
 		r.begun = true
 		r.head = `data: {"id":` + meta.Get("id").Raw + `,"object":"chat.completion.chunk","created":` + strconv.FormatInt(r.created, 10) + `,"model":` + r.model + `,"choices":[`
-		r.out = append(r.out, r.head+`{"index":0,"delta":{"role":"assistant","content":"","reasoning_content":null},"finish_reason":null,"prompt_token_ids":`+r.prompt+"}]}\n\n"...)
+		r.out = append(r.out, r.head+`{"index":0,"delta":{"role":"assistant","content":"","reasoning_content":null},"logprobs":null,"finish_reason":null,"matched_stop":null,"prompt_token_ids":`+r.prompt+"}]}\n\n"...)
 		r.prompt = "" // it is long, and so is the stream
 	}
-	text := answer.Get("text").Str
 	if !finish.IsObject() {
 		text = strings.TrimRight(text, "\uFFFD") // a character that is not whole yet
 	}
-	delta := text[min(r.sent, len(text)):]
-	r.sent = max(r.sent, len(text))
-	fresh, more := "", answer.Get("output_ids").Raw // the lists before it are its beginning
-	if len(more) > r.ids {
-		fresh, r.ids = strings.Trim(more[r.ids:], "[], "), len(more)-len("]")
-	}
-	if fresh != "" || delta != "" {
-		quoted := new(bytes.Buffer)
-		enc := json.NewEncoder(quoted)
-		enc.SetEscapeHTML(false)
-		enc.Encode(delta) // a string and a buffer have no errors
-		r.out = append(r.out, r.head+`{"index":0,"delta":{"content":`+strings.TrimSpace(quoted.String())+`,"reasoning_content":null},"finish_reason":null,"token_ids":[`+fresh+"]}]}\n\n"...)
+	if fresh := strings.TrimLeft(ids, ", "); text != "" || fresh != "" {
+		r.out = append(r.out, r.head+`{"index":0,"delta":{"content":"`+text+`","reasoning_content":null},"logprobs":null,"finish_reason":null,"matched_stop":null,"token_ids":[`+fresh+"]}]}\n\n"...)
+		r.text, r.ids = append(r.text, text...), append(r.ids, ids...)
 	}
 	if finish.IsObject() {
 		matched := finish.Get("matched").Raw
 		if matched == "" {
 			matched = "null"
 		}
-		r.out = append(r.out, r.head+`{"index":0,"delta":{"reasoning_content":null},"finish_reason":`+finish.Get("type").Raw+`,"matched_stop":`+matched+"}]}\n\n"...)
+		r.out = append(r.out, r.head+`{"index":0,"delta":{"reasoning_content":null},"logprobs":null,"finish_reason":`+finish.Get("type").Raw+`,"matched_stop":`+matched+"}]}\n\n"...)
 		prompt, output := meta.Get("prompt_tokens").Int(), meta.Get("completion_tokens").Int()
 		r.out = append(r.out, r.head+`],"usage":{"prompt_tokens":`+strconv.FormatInt(prompt, 10)+`,"total_tokens":`+strconv.FormatInt(prompt+output, 10)+
-			`,"completion_tokens":`+strconv.FormatInt(output, 10)+`,"prompt_tokens_details":{"cached_tokens":`+strconv.FormatInt(meta.Get("cached_tokens").Int(), 10)+"}}}\n\n"...)
+			`,"completion_tokens":`+strconv.FormatInt(output, 10)+`,"prompt_tokens_details":{"cached_tokens":`+strconv.FormatInt(meta.Get("cached_tokens").Int(), 10)+`},"reasoning_tokens":`+strconv.FormatInt(meta.Get("reasoning_tokens").Int(), 10)+`,"completion_tokens_details":null}}`+"\n\n"...)
 	}
 }

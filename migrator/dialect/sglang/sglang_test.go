@@ -1,6 +1,7 @@
 package sglang
 
 import (
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -73,8 +74,16 @@ func TestChatEvents(t *testing.T) {
 	event := func(text, ids, finish string) string {
 		return `data: {"text":"` + text + `","output_ids":` + ids + `,"meta_info":{"id":"g","finish_reason":` + finish + `,"prompt_tokens":2,"completion_tokens":3,"cached_tokens":1}}` + "\n\n"
 	}
-	out := string(testkit.Must(io.ReadAll(newChatEvents(strings.NewReader(event("a�", "[7]", "null")+event("aé<", "[7,8]", "null")+event("aé<", "[7,8,9]", `{"type":"stop","matched":9}`)+
-		"data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"), []byte(`{"input_ids":[1, 2],"model":"m"}`)))))
+	events := event("a�", "[7]", "null") + event(`aé<\"`, "[7,8]", "null") + event(`aé<\"`, "[7,8,9]", `{"type":"stop","matched":9}`) +
+		"data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"
+	requireChat(t, events)
+	requireChat(t, strings.ReplaceAll(strings.ReplaceAll(events, `"output_ids":[7,`, `"output_ids": [7, `), `"text":`, `"text": `)) // another layout
+}
+
+// requireChat checks the chat that becomes of TestChatEvents' events.
+func requireChat(t *testing.T, events string) {
+	t.Helper()
+	out := string(testkit.Must(io.ReadAll(newChatEvents(strings.NewReader(events), []byte(`{"input_ids":[1, 2],"model":"m"}`)))))
 	var texts, rest []string
 	for line := range strings.Lines(out) {
 		if _, after, ok := strings.Cut(line, `"choices":[`); ok {
@@ -84,15 +93,32 @@ func TestChatEvents(t *testing.T) {
 		}
 	}
 	want := []string{
-		`{"index":0,"delta":{"role":"assistant","content":"","reasoning_content":null},"finish_reason":null,"prompt_token_ids":[1, 2]}]}`,
-		`{"index":0,"delta":{"content":"a","reasoning_content":null},"finish_reason":null,"token_ids":[7]}]}`,
-		`{"index":0,"delta":{"content":"é<","reasoning_content":null},"finish_reason":null,"token_ids":[8]}]}`,
-		`{"index":0,"delta":{"content":"","reasoning_content":null},"finish_reason":null,"token_ids":[9]}]}`,
-		`{"index":0,"delta":{"reasoning_content":null},"finish_reason":"stop","matched_stop":9}]}`,
-		`],"usage":{"prompt_tokens":2,"total_tokens":5,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":1}}}`,
+		`{"index":0,"delta":{"role":"assistant","content":"","reasoning_content":null},"logprobs":null,"finish_reason":null,"matched_stop":null,"prompt_token_ids":[1, 2]}]}`,
+		`{"index":0,"delta":{"content":"a","reasoning_content":null},"logprobs":null,"finish_reason":null,"matched_stop":null,"token_ids":[7]}]}`,
+		`{"index":0,"delta":{"content":"é<\"","reasoning_content":null},"logprobs":null,"finish_reason":null,"matched_stop":null,"token_ids":[8]}]}`,
+		`{"index":0,"delta":{"content":"","reasoning_content":null},"logprobs":null,"finish_reason":null,"matched_stop":null,"token_ids":[9]}]}`,
+		`{"index":0,"delta":{"reasoning_content":null},"logprobs":null,"finish_reason":"stop","matched_stop":9}]}`,
+		`],"usage":{"prompt_tokens":2,"total_tokens":5,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":1},"reasoning_tokens":0,"completion_tokens_details":null}}`,
 	}
 	if strings.Join(texts, "\n") != strings.Join(want, "\n") || strings.Join(rest, " ") != `data: {"error":{"message":"x"}} data: [DONE]` {
 		t.Errorf("%s", out)
+	}
+}
+
+// TestLongChat checks that an event of a long answer costs what it adds, not what it has.
+func TestLongChat(t *testing.T) {
+	r := newChatEvents(nil, []byte(`{"input_ids":[1]}`)).(*chatEvents)
+	text, ids := "", ""
+	for i := range 1000 {
+		text, ids = text+fmt.Sprintf(` w%d\"é`, i), strings.TrimPrefix(ids+fmt.Sprint(",", i), ",")
+		event := []byte(fmt.Sprintf(`{"text":"%s","output_ids":[%s],"meta_info":{"id":"g","finish_reason":null}}`, text, ids))
+		if data, short := r.shorten(event); !short || len(data) > 100 {
+			t.Fatalf("of event %d, with %d bytes, %d are read: %s", i, len(event), len(data), data)
+		}
+		r.translate(openai.Event{Data: event})
+	}
+	if got := strings.Count(string(r.out), `"token_ids":[`); got != 1000 {
+		t.Errorf("%d events have ids", got)
 	}
 }
 
