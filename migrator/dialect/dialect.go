@@ -47,8 +47,10 @@ type Capabilities struct {
 	Name string
 	// Fields are the members of requests' bodies.
 	Fields *openai.Fields
-	// VersionPath and LoadPath are the resources with the version ("version" of an object) and the load.
-	VersionPath, LoadPath string
+	// VersionPath and LoadPath are the resources with the version ("version" of an object) and the load. HealthPath
+	// answers 200 while the engine serves: at once, also while it computes. An engine that has not said of which kind it
+	// is answers so at /health.
+	VersionPath, LoadPath, HealthPath string
 	// Counters begin the lines of an answer of LoadPath that change with every step of the engine's core,
 	// whether or not a request gets a token. They stand still while it hangs.
 	Counters []string

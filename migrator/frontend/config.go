@@ -194,7 +194,7 @@ type Config struct {
 	WriteTimeout time.Duration
 	// DrainTimeout bounds the life of streams after Drain; 0 means 10 min.
 	DrainTimeout time.Duration
-	// HealthInterval is the time between two checks of the engine's /health; 0
+	// HealthInterval is the time between two checks of the engine's health; 0
 	// means 1 s. Two failures in a row mean that the engine is away; a refused
 	// connection means so at once.
 	HealthInterval time.Duration

@@ -173,13 +173,14 @@ func (srv *Server) checkEngine(ctx context.Context, generate bool) checkResult {
 
 // probeEngine returns why the engine cannot serve.
 func (srv *Server) probeEngine(ctx context.Context, generate bool) error {
-	resp, err := srv.probeCall(ctx, http.MethodGet, "/health", "")
+	path := srv.dialect().Capabilities().HealthPath
+	resp, err := srv.probeCall(ctx, http.MethodGet, path, "")
 	if err != nil {
 		return err
 	}
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET /health of the engine: status %s", resp.Status)
+		return fmt.Errorf("GET %s of the engine: status %s", path, resp.Status)
 	}
 	if !srv.ready.Load() {
 		srv.askOutputLimits(ctx) // the engine may be another one than before

@@ -65,7 +65,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	switch r.URL.Path {
-	case "/health":
+	case "/health", c.HealthPath:
 	case "/v1/models":
 		fmt.Fprintf(w, `{"data":[{"id":"m","max_model_len":4096,"owned_by":%q}]}`, c.Name)
 	case c.VersionPath:

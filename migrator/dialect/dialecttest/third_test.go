@@ -24,7 +24,7 @@ type third struct{}
 var thirdFields = &openai.Fields{IDs: "with_ids", Withheld: []string{"peer"}, Features: map[string]policies.Features{"grammar": policies.Structured}}
 
 func (third) Capabilities() dialect.Capabilities {
-	return dialect.Capabilities{Name: "third", Fields: thirdFields, VersionPath: "/about", LoadPath: "/load", Counters: []string{`{"active"`}, Text: "decoded"}
+	return dialect.Capabilities{Name: "third", Fields: thirdFields, VersionPath: "/about", LoadPath: "/load", HealthPath: "/alive", Counters: []string{`{"active"`}, Text: "decoded"}
 }
 
 func (third) Parse(e openai.Endpoint, body []byte) (openai.Request, error) {

@@ -55,7 +55,9 @@ var fields = &openai.Fields{
 
 var capabilities = dialect.Capabilities{
 	Name: "sglang", Fields: fields, VersionPath: "/server_info", LoadPath: "/metrics",
-	Counters: []string{"sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_used_tokens", "sglang:num_retracted_reqs"},
+	HealthPath: "/ping", // /health waits for the next token, for a second at least
+	// The others change at the end of a request or after 40 steps.
+	Counters: []string{"sglang:realtime_tokens_total", "sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_used_tokens", "sglang:num_retracted_reqs"},
 	Text:     "text", ChatsByIDs: true,
 }
 

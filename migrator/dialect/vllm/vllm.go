@@ -32,7 +32,7 @@ var fields = &openai.Fields{
 }
 
 var capabilities = dialect.Capabilities{
-	Name: "vllm", Fields: fields, VersionPath: "/version", LoadPath: "/metrics",
+	Name: "vllm", Fields: fields, VersionPath: "/version", LoadPath: "/metrics", HealthPath: "/health",
 	Counters: []string{"vllm:iteration_tokens_total_count", "vllm:generation_tokens_total", "vllm:prompt_tokens_total",
 		"vllm:kv_cache_usage_perc", "vllm:num_preemptions_total", "vllm:prefix_cache_queries_total"},
 	Text:        "prompt",
