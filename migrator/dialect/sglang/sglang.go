@@ -96,6 +96,10 @@ func (d Dialect) Continue(q *openai.Resume, c dialect.Continuation) []byte {
 var answerOnly = []string{"stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "n",
 	"return_token_ids", "return_prompt_token_ids"}
 
+// least are the least values of members that the request for a chat's ids replaces, so that it does not show whether the
+// engine takes them. /generate takes others.
+var least = map[string]float64{"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0, "temperature": 0}
+
 // Tokenize implements dialect.Dialect. /tokenize knows no chat template: a chat is asked for one token, and
 // its answer has the prompt's ids, whose KV the engine then has.
 func (Dialect) Tokenize(r *openai.Request) dialect.Call {
@@ -106,12 +110,20 @@ func (Dialect) Tokenize(r *openai.Request) dialect.Call {
 		return dialect.Call{Path: "/tokenize", Body: append(append([]byte(`{"prompt":`), r.Prompt()...), '}'), Tokens: "tokens"}
 	}
 	body := []byte(`{"max_tokens":1,"temperature":0,"return_prompt_token_ids":true`)
-	r.EachMember(func(name string, whole, _ []byte) bool {
+	valid := true
+	r.EachMember(func(name string, whole, value []byte) bool {
+		if low, ok := least[name]; ok {
+			v := gjson.ParseBytes(value)
+			valid = valid && (v.Type == gjson.Null || v.Type == gjson.Number && v.Num >= low)
+		}
 		if !slices.Contains(answerOnly, name) && !slices.Contains(fields.Withheld, name) {
 			body = append(append(body, ','), whole...)
 		}
 		return true
 	})
+	if !valid {
+		return dialect.Call{}
+	}
 	return dialect.Call{Path: r.Endpoint.Path(), Body: append(body, '}'), Tokens: "choices.0.prompt_token_ids", Computes: true}
 }
 

@@ -67,6 +67,12 @@ func TestTokenizeChat(t *testing.T) {
 	if got := string(Dialect{}.Tokenize(&r).Body); got != `{"max_tokens":1,"temperature":0,"return_prompt_token_ids":true,"messages":[],"tools":[{}],"cache_salt":"s"}` {
 		t.Error(got)
 	}
+	for _, refused := range []string{`"max_tokens":-3`, `"max_completion_tokens":0`, `"temperature":-1`, `"max_tokens":"x"`} {
+		r, err := Dialect{}.Parse(openai.Chat, []byte(`{"messages":[],`+refused+`}`))
+		if err == nil && (Dialect{}).Tokenize(&r).Body != nil {
+			t.Errorf("%s: the engine would refuse the chat, and is asked for its ids", refused)
+		}
+	}
 }
 
 // TestChatEvents checks what becomes of the events of /generate.
