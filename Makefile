@@ -32,7 +32,7 @@ MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -bu
 	demo-vllm envoy envoy-gateway estimator etcd faults generate gpu-check helm help image istio kube-apiserver \
 	lab-estimators lab-overload lab-peers lab-report lab-routers lab-routers-all lab-routers-vllm \
 	lab-simulator lab-xds mutate plugins promtool ptxas rdma-check reference release routers test test-all test-modules \
-	test-vllm tools zig
+	test-sglang test-vllm tools zig
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/\$$\$$/$$/g' | column -ts "$$(printf '\t')"
@@ -79,7 +79,7 @@ demo-envoy: build plugins envoy ## the same through a real Envoy process
 
 demo-vllm: envoy ## a stream that migrates between two stock vLLM engines on the CPU; installs vLLM into .cache first
 	@mkdir -p out
-	CASCADE_TEST_VLLM=$(or $(CASCADE_TEST_VLLM),1) $(GO) test -count=1 -timeout 20m -run '^TestDemo$$' -v ./cmd/internal/e2e/vllm > out/demo-vllm.log 2>&1; code=$$?; \
+	CASCADE_TEST_VLLM=$(or $(CASCADE_TEST_VLLM),1) $(GO) test -count=1 -timeout 20m -run '^TestDemo$$' -v ./cmd/internal/e2e/stock > out/demo-vllm.log 2>&1; code=$$?; \
 		sed -n 's/^ *demo_test.go:[0-9]*: //p' out/demo-vllm.log; grep -E '^(---|ok|FAIL|panic)' out/demo-vllm.log; exit $$code
 
 TOOLS := envoy zig promtool etcd helm kube-apiserver envoy-gateway routers ptxas axe
@@ -227,7 +227,7 @@ test-all: envoy zig ptxas promtool routers etcd axe helm kube-apiserver envoy-ga
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
 	cd cmd/cascade-lab && $(GO) vet ./... && CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m ./...
 	$(MAKE) test-modules
-	$(MAKE) test-vllm
+	$(MAKE) test-vllm test-sglang
 
 test-modules: ## the tests of modules with dependencies of their own: traces in the OpenTelemetry Collector, images, go install
 	$(GO) test -C cmd/internal/e2e/collector -count=1 -timeout 10m ./...
@@ -236,7 +236,12 @@ test-modules: ## the tests of modules with dependencies of their own: traces in 
 # Two engines fill two cores. The first run installs vLLM into .cache/vllm, 2.7 GB, or uses
 # the directory that $$CASCADE_TEST_VLLM names.
 test-vllm: envoy routers ## Cascade in front of stock vLLM on the CPU; skipped without Python 3.12, gcc, libnuma or AVX2
-	CASCADE_TEST_VLLM=$(or $(CASCADE_TEST_VLLM),1) $(TESTSUM) -count=1 -timeout 40m ./cmd/internal/e2e/vllm
+	CASCADE_TEST_VLLM=$(or $(CASCADE_TEST_VLLM),1) $(TESTSUM) -count=1 -timeout 40m ./cmd/internal/e2e/stock
+
+# It uses the packages of vLLM's installation, and adds 1.4 GB in .cache/sglang, or uses the directory that
+# $$CASCADE_TEST_SGLANG names.
+test-sglang: envoy ## Cascade in front of stock SGLang on the CPU; skipped where vLLM does not run
+	CASCADE_TEST_SGLANG=$(or $(CASCADE_TEST_SGLANG),1) $(TESTSUM) -count=1 -timeout 40m -run '^TestSGLang' ./cmd/internal/e2e/stock
 
 # The tests of all packages whose names begin with TestAttack, slow ones too, and the scripts
 # against a running fleet. "make test" has the quick ones.
@@ -333,7 +338,7 @@ lab-routers-all: build-lab envoy routers estimator
 # routers-vllm: Cascade against vLLM's router on two real vLLM engines: TRACE=FILE.
 lab-routers-vllm: envoy routers
 	CASCADE_TEST_VLLM=$(or $(CASCADE_TEST_VLLM),1) CASCADE_BENCH_ROUTERS="-trace $(or $(TRACE),chat) -rates 1,2 -requests 100 -out $(abspath $(OUT))/bench-routers/vllm $(ROUTERBENCH)" \
-		$(GO) test -count=1 -timeout 60m -run '^TestRouters$$' -v ./cmd/internal/e2e/vllm
+		$(GO) test -count=1 -timeout 60m -run '^TestRouters$$' -v ./cmd/internal/e2e/stock
 
 # What each learns a request's length from, on stock Envoy; CPU is Envoy's own and the service's.
 # estimators: content-length, ext_proc and wasm side by side.

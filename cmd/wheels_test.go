@@ -47,7 +47,8 @@ func TestWheelsHaveHashes(t *testing.T) {
 	if len(pins) < 6 {
 		t.Errorf("only %d files of requirements", len(pins))
 	}
-	files = append(append(files, pins...), "internal/e2e/vllm/setup/uv.txt", "internal/e2e/vllm/setup/constraints.txt")
+	files = append(append(files, pins...), "internal/e2e/stock/setup/uv.txt", "internal/e2e/stock/setup/constraints.txt",
+		"internal/e2e/stock/sglang/requirements.txt")
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		testkit.NoError(t, err)

@@ -39,7 +39,7 @@ func TestDeploy(t *testing.T) {
 }
 
 // TestDeployVLLM checks the fleet file of deploy/vllm, with a profile in place of the one that its README measures. The
-// commands there are run by cmd/internal/e2e/vllm.
+// commands there are run by cmd/internal/e2e/stock.
 func TestDeployVLLM(t *testing.T) {
 	dir := t.TempDir()
 	fleet := filepath.Join(dir, "fleet.yaml")

@@ -1,5 +1,5 @@
 // Package handofftest tests engines that keep their own KV, the emulator's and stock vLLM: the same tests run against
-// both, in this package and in package vllm.
+// both, in this package and in package stock.
 //
 //   - Streams move between two engines, and what the client reads is compared with what the engine answers by itself.
 //     The front ends run in the test's process, so that it chooses when and where a stream moves.
@@ -48,6 +48,8 @@ type Pair struct {
 	Engines [2]string // base URLs
 	Model   string    // that both serve
 	Log     testkit.Log
+	// WholeChats says that the engines' own streams of chats have no ids: they are asked for whole answers.
+	WholeChats bool
 
 	t       testing.TB
 	clients [2]string // base URLs of the front ends
@@ -177,11 +179,11 @@ func (a *answer) add(event gjson.Result) {
 	if n := len(event.Get("prompt_token_ids").Array()) + len(event.Get("choices.0.prompt_token_ids").Array()); n > 0 {
 		a.prompt = n
 	}
-	for _, id := range event.Get("choices.0.token_ids").Array() {
+	choice := event.Get("choices.0")
+	for _, id := range append(choice.Get("token_ids").Array(), choice.Get("response_token_ids").Array()...) {
 		a.ids = append(a.ids, uint32(id.Uint()))
 	}
-	choice := event.Get("choices.0")
-	for _, field := range [...]string{"text", "delta.content"} {
+	for _, field := range [...]string{"text", "delta.content", "message.content"} {
 		a.text.WriteString(choice.Get(field).Str)
 	}
 	a.reasoning.WriteString(choice.Get("delta.reasoning").Str)
@@ -343,8 +345,16 @@ func (p *Pair) ask(s Stream) (a answer) {
 	if s.AskOther {
 		at = 1 - at
 	}
+	whole := p.WholeChats && s.Prompt == nil
+	if whole {
+		s.More = map[string]any{"stream": false}
+	}
 	resp := p.post(p.t.Context(), p.Engines[at]+s.path(), s.body(p.Model))
 	defer resp.Body.Close()
+	if whole {
+		a.add(gjson.ParseBytes(testkit.Must(io.ReadAll(resp.Body))))
+		return a
+	}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, maxEvent)
 	for lines.Scan() {

@@ -23,7 +23,7 @@ const Forever = 100_000
 // ErrCut means that a stream ended early, and its text was right until then.
 var ErrCut = errors.New("the stream ended early")
 
-// Events are the content of a completions stream.
+// Events are the content of a stream of a completion or a chat.
 type Events struct {
 	Text   strings.Builder
 	IDs    []string // of the tokens, if the request asks for them
@@ -48,7 +48,7 @@ func (e *Events) Read(body io.Reader, each func()) error {
 			e.Failed = string(data)
 		default:
 			choice := v.Get("choices.0")
-			e.Text.WriteString(choice.Get("text").Str)
+			e.Text.WriteString(choice.Get("text").Str + choice.Get("delta.content").Str)
 			for _, id := range choice.Get("token_ids").Array() {
 				e.IDs = append(e.IDs, id.Raw)
 			}

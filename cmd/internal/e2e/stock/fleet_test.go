@@ -1,10 +1,9 @@
-package vllm
+package stock
 
 import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -127,10 +126,9 @@ func (f *fleet) tally() (done int) {
 	return done
 }
 
-// stream sends a streamed completion through Envoy and returns its text, which is complete if err is nil. each, if
-// not nil, is called after every event.
-func (f *fleet) stream(body []byte, each func()) (text string, err error) {
-	resp, err := f.HTTP.Post(f.DataPlane+"/v1/completions", "application/json", bytes.NewReader(body))
+// stream sends a request through Envoy and returns the text of its stream, which is complete if err is nil.
+func (f *fleet) stream(c completion) (text string, err error) {
+	resp, err := f.HTTP.Post(f.DataPlane+c.path(), "application/json", bytes.NewReader(c.body(map[string]any{"stream": true})))
 	if err != nil {
 		return "", err
 	}
@@ -139,20 +137,15 @@ func (f *fleet) stream(body []byte, each func()) (text string, err error) {
 		return "", fmt.Errorf("status %s", resp.Status)
 	}
 	var e harness.Events
-	err = e.Read(resp.Body, each)
+	err = e.Read(resp.Body, nil)
 	if text = e.Text.String(); err == nil && (!e.Done || e.Failed != "") {
 		err = fmt.Errorf("%w after %d events: %s", harness.ErrCut, e.Tokens, e.Failed)
 	}
 	return text, err
 }
 
-// ask sends a JSON body through Envoy and returns the answer.
-func (f *fleet) ask(path string, body []byte) (status int, answer []byte, err error) {
-	resp, err := f.HTTP.Post(f.DataPlane+path, "application/json", bytes.NewReader(body))
-	if err != nil {
-		return 0, nil, err
-	}
-	defer resp.Body.Close()
-	answer, err = io.ReadAll(resp.Body)
-	return resp.StatusCode, answer, err
+// plain is stream for a request whose answer is not streamed.
+func (f *fleet) plain(c completion) (text string, err error) {
+	answer, err := tryPost(f.HTTP, f.DataPlane+c.path(), c.body(nil))
+	return c.textOf(answer), err
 }

@@ -1,4 +1,4 @@
-package vllm
+package stock
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ func TestKnownEngine(t *testing.T) {
 	engines := newEngines(t, 1, options{connector: true, args: []string{"--stream-interval", "8",
 		"--speculative-config", `{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}`}})
 	f := newFleet(t, engines, func(c *config.Fleet) { c.Replicas[0].KVTokens, c.Replicas[0].Batch = 2*kvTokens, batch })
-	if text, err := f.stream(completion{prompt(1, 40), 40}.body(map[string]any{"stream": true}), nil); err != nil {
+	if text, err := f.stream(completion{prompt: prompt(1, 40), output: 40}); err != nil {
 		t.Fatalf("%v after %q", err, text)
 	}
 	var r control.Replica

@@ -1,4 +1,4 @@
-package vllm
+package stock
 
 import (
 	"bytes"
@@ -55,7 +55,7 @@ var engineEnv = []string{
 	"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1",
 }
 
-// engine is one instance of vLLM.
+// engine is one instance of vLLM or SGLang.
 type engine struct {
 	*harness.Daemon
 	URL string
@@ -77,12 +77,18 @@ func newEngines(t testing.TB, n int, o options) []*engine {
 		}
 		out = append(out, startEngine(t, dir, addresses[2*i], addresses[2*i+1], each))
 	}
+	awaitEngines(t, out)
+	return out
+}
+
+// awaitEngines waits until engines that start serve.
+func awaitEngines(t testing.TB, engines []*engine) {
+	t.Helper()
 	began := time.Now()
-	for _, e := range out {
+	for _, e := range engines {
 		e.awaitHealthy()
 	}
-	t.Logf("%d engines started within %.0f s", n, time.Since(began).Seconds())
-	return out
+	t.Logf("%d engines started within %.0f s", len(engines), time.Since(began).Seconds())
 }
 
 // startEngine starts an engine at an address; with a connector, its side channel is at another one.
@@ -103,10 +109,17 @@ func startEngine(t testing.TB, dir, address, side string, o options) *engine {
 		}
 		args = append(args, "--kv-transfer-config", fmt.Sprintf(nixl, extra))
 	}
-	e := &engine{URL: "http://" + address, t: t, http: harness.NewHTTP()}
-	e.Daemon = harness.Command{Binary: filepath.Join(dir, "bin/vllm"), Args: append(args, o.args...), Group: true, MayFail: true, Env: append([]string{
+	return start(t, address, harness.Command{Binary: filepath.Join(dir, "bin/vllm"), Args: append(args, o.args...), Env: append([]string{
 		"VLLM_NIXL_SIDE_CHANNEL_HOST=" + host, "VLLM_NIXL_SIDE_CHANNEL_PORT=" + sidePort,
-	}, append(o.env, engineEnv...)...)}.Start(t)
+	}, append(o.env, engineEnv...)...)})
+}
+
+// start starts an engine that will serve at an address.
+func start(t testing.TB, address string, c harness.Command) *engine {
+	t.Helper()
+	c.Group, c.MayFail = true, true
+	e := &engine{URL: "http://" + address, t: t, http: harness.NewHTTP()}
+	e.Daemon = c.Start(t)
 	t.Cleanup(e.http.CloseIdleConnections)
 	return e
 }
@@ -118,31 +131,54 @@ func (e *engine) restart() {
 	e.awaitHealthy()
 }
 
-// awaitHealthy waits until the engine serves.
+// awaitHealthy waits until the engine serves. On a busy host that takes minutes: it fails once the engine has ended, or
+// writes nothing for as long as a test waits for an event.
 func (e *engine) awaitHealthy() {
 	e.t.Helper()
-	testkit.WaitFor(e.t, e.URL+" is healthy", func() bool {
-		if !e.Running() {
-			e.t.Fatalf("the engine has ended while it started:\n%s", e.Log)
-		}
-		resp, err := e.http.Get(e.URL + "/health")
-		if err != nil {
-			return false
-		}
-		resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	})
+	for healthy, logged := false, 0; !healthy; {
+		testkit.WaitFor(e.t, e.URL+" is healthy", func() bool {
+			if !e.Running() {
+				e.t.Fatalf("the engine has ended while it started:\n%s", e.Log)
+			}
+			if resp, err := e.http.Get(e.URL + "/health"); err == nil {
+				resp.Body.Close()
+				healthy = resp.StatusCode == http.StatusOK
+			}
+			before := logged
+			logged = len(e.Log.String())
+			return healthy || logged > before
+		})
+	}
 }
 
 // completion is a request of text that follows a prompt, without randomness and of an exact length.
 type completion struct {
 	prompt string
 	output int
+	chat   bool // the prompt is a user's message
+}
+
+// path returns the endpoint that is asked.
+func (c completion) path() string {
+	if c.chat {
+		return "/v1/chat/completions"
+	}
+	return "/v1/completions"
+}
+
+// textOf returns the text of an answer that is not streamed.
+func (c completion) textOf(answer []byte) string {
+	return cmp.Or(gjson.GetBytes(answer, "choices.0.text").Str, gjson.GetBytes(answer, "choices.0.message.content").Str)
 }
 
 // body returns the request's body. Options are pairs of JSON field and value, such as `"stream"`, true.
 func (c completion) body(more map[string]any) []byte {
-	fields := map[string]any{"model": model, "prompt": c.prompt, "max_tokens": c.output, "temperature": 0, "ignore_eos": true}
+	fields := map[string]any{"model": model, "max_tokens": c.output, "temperature": 0, "ignore_eos": true}
+	if c.chat {
+		fields["messages"] = []map[string]string{{"role": "user", "content": c.prompt}}
+	} else {
+		fields["prompt"] = c.prompt
+	}
 	for name, value := range more {
 		fields[name] = value
 	}
@@ -152,8 +188,8 @@ func (c completion) body(more map[string]any) []byte {
 // text returns the text that the engine itself answers.
 func (e *engine) text(t testing.TB, c completion) string {
 	t.Helper()
-	answer := post(t, e.http, e.URL+"/v1/completions", c.body(nil))
-	text := gjson.GetBytes(answer, "choices.0.text").Str
+	answer := post(t, e.http, e.URL+c.path(), c.body(nil))
+	text := c.textOf(answer)
 	if text == "" {
 		t.Fatalf("%s: %s", e.URL, answer)
 	}

@@ -1,7 +1,8 @@
-package vllm
+package stock
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"io/fs"
@@ -18,35 +19,64 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
-// installation is the environment variable that lets the tests of this package run: the directory of an installation
-// by setup/install.sh, or 1 for one in .cache, which is made if it is missing.
-const installation = "CASCADE_TEST_VLLM"
+// Each of these environment variables lets the tests of an engine run: the directory of an installation by setup/install.sh
+// or sglang/install.sh, or 1 for one in .cache, which is made if it is missing.
+const (
+	vllmVariable   = "CASCADE_TEST_VLLM"
+	sglangVariable = "CASCADE_TEST_SGLANG"
+)
 
 // installed returns the directory of an installation of vLLM. It skips the test where vLLM does not run.
 func installed(t testing.TB) string {
 	t.Helper()
-	dir := os.Getenv(installation)
-	if dir == "" {
+	if os.Getenv(vllmVariable) == "" {
 		testkit.Skip(t, testkit.Unavailable{What: "the test starts engines of stock vLLM", Remedy: "run `make test-vllm`"})
 	}
+	return ensureVLLM(t)
+}
+
+// installedSGLang returns the directories of an installation of SGLang and of that of vLLM whose Python it uses. It skips
+// the test where SGLang does not run.
+func installedSGLang(t testing.TB) (dir, vllm string) {
+	t.Helper()
+	dir = os.Getenv(sglangVariable)
+	if dir == "" {
+		testkit.Skip(t, testkit.Unavailable{What: "the test starts engines of stock SGLang", Remedy: "run `make test-sglang`"})
+	}
+	vllm = ensureVLLM(t)
+	return ensure(t, dir, "sglang", filepath.Join(vllm, "bin/python")), vllm
+}
+
+// ensureVLLM is installed for a test that may run without vLLM's engines.
+func ensureVLLM(t testing.TB) string {
+	t.Helper()
 	python, u := requirements()
 	if u != nil {
 		testkit.Skip(t, *u)
 	}
+	return ensure(t, cmp.Or(os.Getenv(vllmVariable), "1"), "setup", python)
+}
+
+// caches has the folder of .cache in which the script of a folder installs.
+var caches = map[string]string{"setup": "vllm", "sglang": "sglang"}
+
+// ensure returns dir, or for 1 the directory into which the script of a folder has installed.
+func ensure(t testing.TB, dir, folder, python string) string {
+	t.Helper()
 	if dir != "1" {
 		return dir
 	}
-	dir, err := filepath.Abs(filepath.Join("../../../../.cache/vllm", fingerprint(t)))
+	dir, err := filepath.Abs(filepath.Join("../../../../.cache", caches[folder], fingerprint(t, folder)))
 	testkit.NoError(t, err)
-	testkit.NoError(t, install(dir, python))
+	testkit.NoError(t, install(dir, folder, python))
 	return dir
 }
 
-// fingerprint identifies what setup installs: an installation is used as long as no file of setup changes.
-func fingerprint(t testing.TB) string {
+// fingerprint identifies what a folder's script installs: an installation is used as long as no file of the folder changes.
+func fingerprint(t testing.TB, folder string) string {
 	t.Helper()
 	sum := sha256.New()
-	testkit.NoError(t, filepath.WalkDir("setup", func(path string, d fs.DirEntry, err error) error {
+	testkit.NoError(t, filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -58,8 +88,8 @@ func fingerprint(t testing.TB) string {
 	return fmt.Sprintf("%x", sum.Sum(nil)[:6])
 }
 
-// install installs vLLM into a directory unless that has been done. Other processes wait for its end.
-func install(dir, python string) error {
+// install runs the script of a folder for a directory unless that has been done. Other processes wait for its end.
+func install(dir, folder, python string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -75,7 +105,7 @@ func install(dir, python string) error {
 	if _, err := os.Stat(complete); err == nil {
 		return nil
 	}
-	script, err := filepath.Abs("setup/install.sh")
+	script, err := filepath.Abs(filepath.Join(folder, "install.sh"))
 	if err != nil {
 		return err
 	}

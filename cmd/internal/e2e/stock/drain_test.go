@@ -1,4 +1,4 @@
-package vllm
+package stock
 
 import (
 	"errors"
@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
@@ -16,16 +14,7 @@ import (
 // testDrain drains one of two replicas under load, and then the other one: no request fails, no stream is cut, and
 // every text is what an engine answers by itself.
 func testDrain(t *testing.T, f *fleet) {
-	var bodies []completion
-	for i := range 12 {
-		bodies = append(bodies, completion{prompt: prompt(100+i, []int{60, 400, 2000}[i%3]), output: 150 + 50*(i%4)})
-	}
-	want := make([]string, len(bodies))
-	for i, c := range bodies {
-		want[i] = f.engines[0].text(t, c)
-	}
-	l := &load{f: f, bodies: bodies, want: want, stop: make(chan struct{})}
-	l.start(6)
+	l := f.startLoad(t, true)
 	for _, r := range f.file.Replicas {
 		l.await(t, 6)
 		f.command("drain", r.ID, "--wait", "--timeout", harness.Patience.String())
@@ -33,12 +22,16 @@ func testDrain(t *testing.T, f *fleet) {
 		f.command("drain", "--undo", r.ID)
 		f.awaitServing(r.ID)
 	}
-	l.end()
-	f.tally()
-	t.Logf("%d requests: %d failed, %d cut", l.answered.Load(), l.failed, l.cut)
-	for _, err := range l.errs {
-		t.Error(err)
-	}
+	l.requireAnswers(t)
+}
+
+// testDeath kills an engine under a load of streams, as testDrain drains its replica.
+func testDeath(t *testing.T, f *fleet) {
+	l := f.startLoad(t, false)
+	l.await(t, 6)
+	f.engines[0].Kill()
+	l.await(t, 12)
+	l.requireAnswers(t)
 }
 
 // load sends streamed and plain requests through Envoy and compares every text.
@@ -55,9 +48,16 @@ type load struct {
 	errs        []error // the first ones
 }
 
-// start starts so many workers.
-func (l *load) start(workers int) {
-	for w := range workers {
+// startLoad starts a load of streams of completions and chats, and of whole answers if whole. An engine is asked first
+// for the texts.
+func (f *fleet) startLoad(t *testing.T, whole bool) *load {
+	t.Helper()
+	l := &load{f: f, stop: make(chan struct{})}
+	for i := range 12 {
+		c := completion{prompt: prompt(100+i, []int{60, 400, 2000}[i%3]), output: 150 + 50*(i%4), chat: i%2 > 0}
+		l.bodies, l.want = append(l.bodies, c), append(l.want, f.engines[0].text(t, c))
+	}
+	for w := range 6 {
 		l.workers.Go(func() {
 			for n := w; ; n++ {
 				select {
@@ -65,14 +65,26 @@ func (l *load) start(workers int) {
 					return
 				default:
 				}
-				if err := l.send(n%len(l.bodies), n%4 != 0); err != nil {
+				if err := l.send(n%len(l.bodies), !whole || n%5 != 0); err != nil {
 					l.record(n, err)
 				}
 				l.answered.Add(1)
 			}
 		})
 	}
-	l.f.T.Cleanup(l.end)
+	f.T.Cleanup(l.end)
+	return l
+}
+
+// requireAnswers ends the load, in which all requests must have been answered rightly.
+func (l *load) requireAnswers(t *testing.T) {
+	t.Helper()
+	l.end()
+	l.f.tally()
+	t.Logf("%d requests: %d failed, %d cut", l.answered.Load(), l.failed, l.cut)
+	for _, err := range l.errs {
+		t.Error(err)
+	}
 }
 
 // end ends the load once every request in progress is answered.
@@ -95,26 +107,16 @@ func (l *load) await(t *testing.T, requests int64) {
 }
 
 // send sends one request and compares the text.
-func (l *load) send(i int, stream bool) (err error) {
-	var text string
+func (l *load) send(i int, stream bool) error {
+	ask := l.f.plain
 	if stream {
-		text, err = l.f.stream(l.bodies[i].body(map[string]any{"stream": true}), nil)
-	} else {
-		text, err = l.plain(l.bodies[i])
+		ask = l.f.stream
 	}
+	text, err := ask(l.bodies[i])
 	if err == nil && text != l.want[i] {
 		err = fmt.Errorf("another text: %.200q, want %.200q", text, l.want[i])
 	}
 	return err
-}
-
-// plain sends a request that is not streamed and returns its text.
-func (l *load) plain(c completion) (string, error) {
-	status, body, err := l.f.ask("/v1/completions", c.body(nil))
-	if err == nil && status != 200 {
-		err = fmt.Errorf("status %d: %s", status, body)
-	}
-	return gjson.GetBytes(body, "choices.0.text").Str, err
 }
 
 // record counts a request that failed.

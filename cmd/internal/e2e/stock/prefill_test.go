@@ -1,4 +1,4 @@
-package vllm
+package stock
 
 import (
 	"fmt"
@@ -28,7 +28,7 @@ func TestPrefillReplica(t *testing.T) {
 		}
 		c := completion{prompt: prompt(500+i, 6000), output: 400}
 		fetched, computed, generated := source(1, "external_kv_transfer"), source(1, "local_compute"), engines[0].counter(t, "vllm:generation_tokens_total", "")
-		got, err := f.stream(c.body(map[string]any{"stream": true}), nil)
+		got, err := f.stream(c)
 		testkit.NoError(t, err)
 		// Counters appear a moment after the last chunk.
 		left := testkit.WaitForValue(t, "the engine's counters", func() float64 {
