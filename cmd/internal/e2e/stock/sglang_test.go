@@ -53,6 +53,8 @@ func sglangRules() []*rule {
 		{where: ` (n|temperature, seed|default temperature, seed|top_p|top_k|min_p): body\.choices\.`, why: "a seed counts with --enable-deterministic-inference only"},
 		{where: `: body\.choices\.0\.(prompt_)?token_ids added$`, why: "null where the front end had the ids", always: true},
 		{where: `: body\.usage\.prompt_tokens_details(\.cached_tokens added)?$`, why: "the engine states it with --enable-cache-report only; /generate always does"},
+		{where: `/completions (no JSON|a list|empty): `, why: "the front end refuses a body that is not an object before the engine reads it", always: true},
+		{where: `^GET /v1/(chat/)?completions GET: `, why: "the front end refuses the method, in OpenAI's form", always: true},
 		{where: `/chat/completions max_tokens too large: `, why: "the stream of /generate begins before it is refused"},
 		{where: `/chat/completions return_token_ids: `, why: "streams of chats have ids: the engine refuses them", always: true},
 		{where: ` no (messages|prompt): body\.message$`, why: "the engine shows the body, to which the front end adds fields"},
