@@ -58,7 +58,6 @@ replicas: [{id: r0, address: %q, peer: %q, engine: "http://%s", admin: %q}]
 control: {listen: %q, admin: %q}
 proxy: {listen: %q}
 policies: {keys: [ops.pub]}
-planner: {refine: "on"}
 `, at[0], at[1], at[2], at[3], at[4], at[5], at[6])
 	testkit.NoError(t, os.WriteFile(filepath.Join(dir, "fleet.yaml"), []byte(fleet), 0o600))
 	start := func(name string, args ...string) *exec.Cmd {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/planner"
@@ -68,6 +69,17 @@ type PlanChange struct {
 	Counts []int             `json:"counts"`
 }
 
+// adoptionRule returns which proposals of the planner come into force.
+func (c *cascade) adoptionRule() adoption.Rule {
+	switch {
+	case c.paper:
+		return adoption.Always
+	case c.priced && !c.byGain:
+		return adoption.IfNeeded
+	}
+	return adoption.ByGain
+}
+
 // startPlanning makes the planner and the first plan.
 func (c *cascade) startPlanning() error {
 	policy, err := planner.PolicyNamed(c.variant.planner)
@@ -81,7 +93,8 @@ func (c *cascade) startPlanning() error {
 	c.planning = planner.Config{
 		Model: modelName, Context: min(maxContext, c.sim.cfg.KVTokens), Edges: c.edges, QoE: p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
 		Limits: policies.Limits{Stages: policies.MaxStages, Pooling: poolingFactor},
-		Policy: policy, Speed: 1, Period: policies.Micros(c.period().Microseconds()), Grace: planner.DefaultGrace, Seen: c.minSeen(), Refine: c.paper && !c.fixed(), Follow: c.paper, IfNeeded: c.priced && !c.byGain,
+		Policy: policy, Speed: 1, Period: policies.Micros(c.period().Microseconds()), Grace: planner.DefaultGrace, Seen: c.minSeen(),
+		Refine: c.paper && !c.fixed(), Adopt: c.adoptionRule(),
 		IterationRatio: c.iterationRatio(c.sim.cfg.IterationRatio),
 	}
 	if c.plans, err = planner.New(c.planning); err != nil {

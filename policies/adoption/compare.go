@@ -54,7 +54,7 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 	placed := m.placedCost(in, w, next, best)
 	target.Cost = placed
 	divided := gain(placed, best.OneStage) >= worth
-	if m.config.IfNeeded {
+	if m.config.Adopt == IfNeeded {
 		divided = math.IsInf(best.OneStage, 1) && (over || stages > 1)
 	}
 	if len(best.Counts) > 1 && !divided {
@@ -73,7 +73,7 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 		d.Reason, d.Gain = AlreadyBest, 0
 		if len(best.Counts) > 1 && stages == 1 {
 			d.Reason, d.Gain = SmallGain, gain(placed, cost)
-			if m.config.IfNeeded {
+			if m.config.Adopt == IfNeeded {
 				d.Reason = NotNeeded
 			}
 		}

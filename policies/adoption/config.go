@@ -5,23 +5,32 @@ import "github.com/cascadeinfer/cascade/policies"
 // DefaultSplitGain is the share of the objective that stages must save over one stage to be created.
 const DefaultSplitGain = 0.2
 
+// Rule says which proposals of the planner replace the plan in force.
+type Rule string
+
+const (
+	// ByGain adopts those that gain enough. It is the default, also written "".
+	ByGain Rule = "gain"
+	// IfNeeded divides a fleet only when one stage is over its limits, and merges its stages once one stage is within
+	// them with headroom, whatever the stages gain by prediction: requests that are placed by price separate lengths
+	// within one stage, of which the prices of plans know nothing.
+	IfNeeded Rule = "if-needed"
+	// Always adopts every proposal that differs from the one before, as in the paper: no
+	// least gain, no charge for moves and no rollback. Only a gain that the requests of one
+	// period cannot show, two standard errors of their work, is not adopted: the planner
+	// would choose between equally good plans at random. Boundaries that were refined since
+	// the last proposal stay while the proposal does. Gain, SplitGain, MoveCost, Horizon,
+	// Excess and Windows have no effect then.
+	Always Rule = "always"
+)
+
 // Config configures a Machine. Times are in seconds of the fleet's time: if the fleet
 // runs faster than real time, the caller divides Period, HoldOff, HoldOffMax, MoveCost
 // and Horizon accordingly.
 type Config struct {
 	// Planner proposes and prices plans. Required.
 	Planner Planner
-	// Follow adopts every proposal that differs from the one before, as in the paper: no
-	// least gain, no charge for moves and no rollback. Only a gain that the requests of one
-	// period cannot show, two standard errors of their work, is not adopted: the planner
-	// would choose between equally good plans at random. Boundaries that were refined since
-	// the last proposal stay while the proposal does. Gain, SplitGain, MoveCost, Horizon,
-	// Excess and Windows have no effect then.
-	Follow bool
-	// IfNeeded divides a fleet only when one stage is over its limits, and merges its stages once one stage is within
-	// them with headroom, whatever the stages gain by prediction: requests that are placed by price separate lengths
-	// within one stage, of which the prices of plans know nothing.
-	IfNeeded bool
+	Adopt   Rule
 	// Period is the time between comparisons, and the length of a measurement window. 0
 	// means 10.
 	Period float64

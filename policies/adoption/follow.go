@@ -17,15 +17,15 @@ type proposal struct {
 
 // ChooseFirst returns the partition of a first plan that is made of a proposal and replaces an epoch: the proposal, or one
 // stage if stages in force would be merged that cost as much: they save less than Config.Gain, or are not needed
-// (Config.IfNeeded). Distances between replicas count for nothing yet.
+// (IfNeeded). Distances between replicas count for nothing yet.
 //
-// With Config.Follow it is the proposal, however small its gain: its boundaries may be refined, and if a repair merges
+// With Always it is the proposal, however small its gain: its boundaries may be refined, and if a repair merges
 // its stages, as the replicas are not ready yet, the next better proposal is adopted, whatever it gains. Of several
 // proposals, as replicas become ready, the one with most stages counts.
 func (m *Machine) ChooseFirst(p policies.Partition, replaces policies.Epoch) policies.Partition {
-	if !m.config.Follow {
+	if m.config.Adopt != Always {
 		least := m.config.Gain
-		if m.config.IfNeeded {
+		if m.config.Adopt == IfNeeded {
 			least = 1 // one stage cannot carry it
 		}
 		if gain(p.Cost, p.OneStage) < least {
@@ -44,7 +44,7 @@ func (m *Machine) ChooseFirst(p policies.Partition, replaces policies.Epoch) pol
 }
 
 // follow adopts what the planner proposes if that differs from its last proposal; see
-// Config.Follow. The boundaries of the plan in force may have been refined since then.
+// Always. The boundaries of the plan in force may have been refined since then.
 func (m *Machine) follow(in Input, w policies.Workload) Decision {
 	switch {
 	case w.Flow.Seen < m.config.Seen || idle(w):

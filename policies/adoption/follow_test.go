@@ -26,7 +26,7 @@ func TestFollowNeedsEvidence(t *testing.T) {
 		// Whatever the work is made of.
 		for part := range 4 {
 			s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 90, One: 100, Present: 100, Iterations: []float64{1}}
-			m, err := adoption.New(adoption.Config{Planner: s, Follow: true, Seen: 1, Period: 10})
+			m, err := adoption.New(adoption.Config{Planner: s, Adopt: adoption.Always, Seen: 1, Period: 10})
 			testkit.NoError(t, err)
 			in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
 			in.Workload.Cost = cost
@@ -50,7 +50,7 @@ func TestFollowNeedsEvidence(t *testing.T) {
 func TestFollowIdle(t *testing.T) {
 	for n, reason := range map[float64]adoption.Reason{0: adoption.WarmingUp, 1: adoption.NewProposal} {
 		s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 50, One: 100, Present: 100, Iterations: []float64{1}}
-		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Follow: true, Seen: 1, Period: 10}))
+		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Adopt: adoption.Always, Seen: 1, Period: 10}))
 		in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
 		in.Plan = m.Step(in).Plan
 		in.Plan.Epoch++
@@ -84,7 +84,7 @@ func TestFirstPlanIsFollowed(t *testing.T) {
 		{"a proposal of more stages did not come into force", []first{{2, 4}, {3, 5}}, adoption.SmallGain},
 	} {
 		s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 90, One: 100, Present: 100}
-		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Follow: true, Seen: 1, Period: 10}))
+		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Adopt: adoption.Always, Seen: 1, Period: 10}))
 		for _, f := range c.first {
 			m.ChooseFirst(policies.Partition{Cuts: make([]policies.Tokens, f.stages-1), Counts: make([]int, f.stages)}, f.replaces)
 		}
@@ -105,17 +105,17 @@ func TestFirstPlanIsFollowed(t *testing.T) {
 // TestFirstPlanIsWorthIt checks that a first plan has stages only where stages in force would stay.
 func TestFirstPlanIsWorthIt(t *testing.T) {
 	for _, c := range []struct {
-		follow, ifNeeded bool
-		one              float64
-		stages           int
+		adopt  adoption.Rule
+		one    float64
+		stages int
 	}{
-		{false, false, 99, 1}, {false, false, 101, 2}, {false, false, math.Inf(1), 2}, {true, false, 99, 2},
-		{false, true, 9000, 1}, {false, true, math.Inf(1), 2},
+		{adoption.ByGain, 99, 1}, {adoption.ByGain, 101, 2}, {adoption.ByGain, math.Inf(1), 2}, {adoption.Always, 99, 2},
+		{adoption.IfNeeded, 9000, 1}, {adoption.IfNeeded, math.Inf(1), 2},
 	} {
-		m := testkit.Must(adoption.New(adoption.Config{Planner: &script{}, Follow: c.follow, IfNeeded: c.ifNeeded}))
+		m := testkit.Must(adoption.New(adoption.Config{Planner: &script{}, Adopt: c.adopt}))
 		got := m.ChooseFirst(policies.Partition{Cuts: []policies.Tokens{100}, Counts: []int{1, 2}, Cost: 90, OneStage: c.one}, 1)
 		if total := got.Counts[0]; len(got.Counts) != c.stages || len(got.Cuts) != c.stages-1 || c.stages == 1 && total != 3 {
-			t.Errorf("cost 90, one stage %v, follow %v, if needed %v: %v with %v replicas", c.one, c.follow, c.ifNeeded, got.Cuts, got.Counts)
+			t.Errorf("cost 90, one stage %v, adopt %s: %v with %v replicas", c.one, c.adopt, got.Cuts, got.Counts)
 		}
 	}
 }

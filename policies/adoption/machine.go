@@ -1,6 +1,6 @@
 // Package adoption is plan adoption with hysteresis and plan rollback: it decides when
 // a partitioner's proposal replaces the plan in force, and when a plan that performs
-// worse than predicted is rolled back. With Config.Follow it adopts every new proposal.
+// worse than predicted is rolled back. With Always it adopts every new proposal.
 //
 // It makes no proposals and changes no plan itself; it compares a Planner's
 // predictions with each other and with measurements. A Machine is a pure state
@@ -38,7 +38,7 @@ type Reason string
 const (
 	FirstPlan       Reason = "first plan"                     // there was no plan: one stage
 	BetterPlan      Reason = "better plan"                    // the predicted gain is large enough
-	NewProposal     Reason = "plan for the next period"       // Config.Follow adopts what the planner proposes
+	NewProposal     Reason = "plan for the next period"       // Always adopts what the planner proposes
 	OverLimits      Reason = "plan in force over its limits"  // and the new plan is not
 	Merged          Reason = "stages not worth it"            // the stages gain too little: one stage
 	RolledBack      Reason = "iterations slower than planned" // the previous plan again
@@ -114,7 +114,7 @@ type Machine struct {
 	// that it was never measured.
 	bias float64
 
-	followed proposal // the last one that Config.Follow adopted
+	followed proposal // the last one that Always adopted
 
 	heldUntil     float64 // no new plan is adopted before this time
 	holdOffLength float64 // length of the last hold-off; 0: none, or reset
@@ -159,7 +159,7 @@ func (m *Machine) Step(in Input) Decision {
 			return keepPlan(in.Plan, WaitingForPeriod)
 		}
 		m.nextPeriod = in.Now + m.config.Period
-		if m.config.Follow {
+		if m.config.Adopt == Always {
 			return m.follow(in, w)
 		}
 		return m.comparePlans(in, w, in.Plan)
@@ -168,7 +168,7 @@ func (m *Machine) Step(in Input) Decision {
 	m.nextPeriod = in.Now + m.config.Period
 	in.Iterations = nil
 	d := keepPlan(present, ReplicasChanged)
-	if !m.config.Follow {
+	if m.config.Adopt != Always {
 		d = m.comparePlans(in, w, present)
 	}
 	if !d.Adopt {

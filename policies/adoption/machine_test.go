@@ -184,12 +184,12 @@ func TestInForce(t *testing.T) {
 	for _, id := range in.Plan.Stages[0].Replicas {
 		in.Replicas = append(in.Replicas, policies.Replica{ID: id, Model: "m"})
 	}
-	for _, follow := range []bool{false, true} {
-		if d := testkit.Must(adoption.New(adoption.Config{Planner: broken{}, Follow: follow})).Step(in); d.Err == nil || d.Reason != adoption.InvalidWorkload {
+	for _, rule := range []adoption.Rule{adoption.ByGain, adoption.Always} {
+		if d := testkit.Must(adoption.New(adoption.Config{Planner: broken{}, Adopt: rule})).Step(in); d.Err == nil || d.Reason != adoption.InvalidWorkload {
 			t.Errorf("a refused workload gives %s, %v", d.Reason, d.Err)
 		}
-		if d := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}, Follow: follow})).Step(in); len(d.Proposal.Counts) == 0 {
-			t.Errorf("follow %v: no proposal is shown", follow)
+		if d := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}, Adopt: rule})).Step(in); len(d.Proposal.Counts) == 0 {
+			t.Errorf("adopt %s: no proposal is shown", rule)
 		}
 	}
 	in.Workload.Limits.Utilisation = 0.1

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
@@ -71,7 +72,7 @@ func newRandomFleet(rng *rand.Rand) *randomFleet {
 		Model: "m", Context: edges[len(edges)-1], Edges: edges, QoE: policytest.H200QoE(), Cost: f.cost, Transfer: policies.Transfer{Base: maybe(5e-3), PerToken: maybe(5e-6)},
 		Limits: policies.Limits{Iteration: maybe(0.05), Pooling: maybe(0.3), Stages: rng.IntN(5)},
 		Policy: testkit.Must(PolicyNamed([]string{PolicyDefault, PolicyDefault, "recursion", "two-phase"}[rng.IntN(4)])),
-		Follow: rng.IntN(4) == 0, Speed: 1, Period: 10 * policies.Second, Seen: 1,
+		Adopt:  []adoption.Rule{adoption.ByGain, adoption.ByGain, adoption.ByGain, adoption.Always}[rng.IntN(4)], Speed: 1, Period: 10 * policies.Second, Seen: 1,
 	}))
 	f.view = &View{Grace: policies.Second, HalfLife: policies.Second}
 	capacity := policies.Capacity{KV: policies.Tokens(2e5 * math.Exp(rng.NormFloat64())), Batch: 8 + rng.IntN(250), TransferRate: maybe(3)}

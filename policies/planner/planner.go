@@ -48,9 +48,7 @@ type Config struct {
 
 	Policy Policy
 	Refine bool // the replicas move boundaries between two planning periods
-	// Follow adopts every new proposal, and IfNeeded only divisions without which the fleet is over its limits; see
-	// adoption.Config.
-	Follow, IfNeeded bool
+	Adopt  adoption.Rule
 	// IterationRatio bounds what stages cost the longest requests; see adoption.LimitIterationRatio. 0: nothing does.
 	IterationRatio float64
 	Speed          float64
@@ -135,7 +133,7 @@ func New(cfg Config) (*Planner, error) {
 	p.machine, err = adoption.New(adoption.Config{
 		// Replan is called once a period. The machine's own period is a little shorter,
 		// so that a tick that comes slightly early does not lose one.
-		Planner: p.native, Follow: cfg.Follow, IfNeeded: cfg.IfNeeded, Period: 0.9 * seconds(cfg.Period), Seen: cfg.Seen,
+		Planner: p.native, Adopt: cfg.Adopt, Period: 0.9 * seconds(cfg.Period), Seen: cfg.Seen,
 		HoldOff: holdOff / cfg.Speed, HoldOffMax: holdOffMax / cfg.Speed,
 		MoveCost: moveCost / cfg.Speed, Horizon: horizon / cfg.Speed,
 	})

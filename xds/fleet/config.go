@@ -56,17 +56,9 @@ type Rules struct {
 	// (always one stage), or a partitioner by its own name, such as
 	// "recursion". "" means "default".
 	Policy string
-	// Refine says whether the replicas' own proposals move the boundaries between
-	// stages from one plan to the next: "on", "off", or "" for the policy's default,
-	// which is "on" for "paper" and "off" for all others, whose planning makes it
-	// pointless.
-	Refine string
-	// Adopt says which proposals of the planner replace the plan in force: "gain" (those
-	// that gain enough; a plan that is slower than predicted is rolled back), "if-needed"
-	// (those without which the fleet is over its limits, if requests are placed by price),
-	// "always" (all, each period), or "" for the policy's default, which is "always" for
-	// "paper" and "gain" for all others.
-	Adopt string
+	// Adopt says which proposals of the planner replace the plan in force. "" is the policy's default: adoption.Always
+	// for "paper", and adoption.ByGain for all others.
+	Adopt adoption.Rule
 	// IterationRatio bounds what stages cost the longest requests; see adoption.LimitIterationRatio. It is at
 	// least 1, or 0 for no bound.
 	IterationRatio float64
@@ -122,19 +114,6 @@ const (
 	PolicyRoundRobin = planner.PolicyRoundRobin
 )
 
-// Values of Rules.Refine.
-const (
-	RefineOn  = "on"
-	RefineOff = "off"
-)
-
-// Values of Rules.Adopt.
-const (
-	AdoptGain     = "gain"
-	AdoptIfNeeded = "if-needed"
-	AdoptAlways   = "always"
-)
-
 // Bounds of Rules; their defaults are those of package planner.
 const (
 	// minPeriod bounds Period divided by Speed: each plan costs milliseconds and a
@@ -145,6 +124,10 @@ const (
 	minSeenForRatio = 100
 	maxSpeed        = 1000
 )
+
+// refines reports whether the replicas' own proposals move the boundaries between stages from one plan to the next, as
+// in the paper. The planning of all other policies makes that pointless.
+func (r Rules) refines() bool { return r.Policy == PolicyPaper }
 
 // withDefaults returns the rules with the defaults filled in and the speed applied.
 func (r Rules) withDefaults() Rules {
@@ -157,16 +140,10 @@ func (r Rules) withDefaults() Rules {
 		m.BytesPerToken = cmp.Or(m.BytesPerToken, length.DefaultRatio)
 	}
 	r.Policy = cmp.Or(r.Policy, PolicyDefault)
-	if r.Refine == "" {
-		r.Refine = RefineOff
-		if r.Policy == PolicyPaper {
-			r.Refine = RefineOn
-		}
-	}
 	if r.Adopt == "" {
-		r.Adopt = AdoptGain
-		if r.Policy == PolicyPaper {
-			r.Adopt = AdoptAlways
+		r.Adopt = adoption.ByGain
+		if r.refines() {
+			r.Adopt = adoption.Always
 		}
 	}
 	r.Speed = cmp.Or(r.Speed, 1)
@@ -213,15 +190,10 @@ func (r Rules) validate() error {
 	if r.IterationRatio != 0 && !(r.IterationRatio >= 1) {
 		return fmt.Errorf("iteration ratio %v: must be at least 1, or 0 for no bound", r.IterationRatio)
 	}
-	switch r.Refine {
-	case "", RefineOn, RefineOff:
-	default:
-		return fmt.Errorf("refine %q: must be %q, %q or empty", r.Refine, RefineOn, RefineOff)
-	}
 	switch r.Adopt {
-	case "", AdoptGain, AdoptIfNeeded, AdoptAlways:
+	case "", adoption.ByGain, adoption.IfNeeded, adoption.Always:
 	default:
-		return fmt.Errorf("adopt %q: must be %q, %q, %q or empty", r.Adopt, AdoptGain, AdoptIfNeeded, AdoptAlways)
+		return fmt.Errorf("adopt %q: must be %q, %q, %q or empty", r.Adopt, adoption.ByGain, adoption.IfNeeded, adoption.Always)
 	}
 	_, err := planner.PolicyNamed(r.Policy)
 	return err

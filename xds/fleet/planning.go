@@ -74,7 +74,7 @@ func (s *State) startPlanning(now time.Time, ev Event) *Planning {
 // together change at most once in an interval, and each is asked about at most once in a tick.
 func (s *State) refineDue(now time.Time, m *model) bool {
 	due := now.Sub(s.refinedAt) >= duration(planner.RefineInterval) && m.askedAt.Before(s.tickedAt)
-	return due && s.rules.Refine == RefineOn && len(m.planner.Plan().Stages) > 1
+	return due && s.rules.refines() && len(m.planner.Plan().Stages) > 1
 }
 
 func (s *State) start(now time.Time, p *Planning, step func(*planner.Planner, *planner.View) planner.Result) *Planning {

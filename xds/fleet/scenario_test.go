@@ -29,7 +29,7 @@ import (
 // TestScenarios runs testdata/state/*.txt (package datadriven; -rewrite rewrites the
 // expected output). The output of a command is the effects of the State:
 //
-//	policy NAME [links] [dear] [n] [refine=on] [period=TIME] [shared=NAME] [halves]
+//	policy NAME [links] [dear] [n] [period=TIME] [shared=NAME] [halves]
 //	                          creates the State; must be the first command. With dear
 //	                          migrations have a cost. With links
 //	                          a token has 1 MB of KV, and the rates are 100 GB/s
@@ -289,7 +289,6 @@ func (p *player) begin() {
 		m.Name = "n"
 		rules.Models = append(rules.Models, m)
 	}
-	rules.Refine, _ = p.option("refine")
 	if period, ok := p.option("period"); ok {
 		var err error
 		if rules.Period, err = time.ParseDuration(period); err != nil {

@@ -124,7 +124,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 	for _, m := range s.models {
 		state := ModelState{
 			Model: m.Model.Model, Plan: m.planner.Plan(), Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), Workload: m.planner.Workload(), Flow: s.registry.View(now, m.Name).Flow(m.Edges),
-			Refining: s.rules.Refine == RefineOn, Pin: fleetstate.PinOf(s.object, m.Name), Links: m.Links, Scaling: m.scaling, Demand: m.demand.demand, Service: m.service.last,
+			Refining: s.rules.refines(), Pin: fleetstate.PinOf(s.object, m.Name), Links: m.Links, Scaling: m.scaling, Demand: m.demand.demand, Service: m.service.last,
 		}
 		state.BytesPerToken, state.PrefixDepth = m.ratio, m.depth
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)

@@ -127,7 +127,7 @@ func NewState(rules Rules) (*State, error) {
 	for _, m := range rules.Models {
 		p, err := planner.New(planner.Config{
 			Model: m.Name, Context: m.Context, Edges: m.Edges, QoE: m.QoE, Cost: m.Cost, Transfer: m.Transfer, TokenBytes: m.TokenBytes, Links: m.Links, Limits: m.Limits,
-			Policy: policy, Refine: rules.Refine == RefineOn, Follow: rules.Adopt == AdoptAlways, IfNeeded: rules.Adopt == AdoptIfNeeded, IterationRatio: rules.IterationRatio, History: m.History, Speed: rules.Speed, Period: micros(rules.Period), Grace: micros(rules.Grace), Seen: rules.Seen,
+			Policy: policy, Refine: rules.refines(), Adopt: rules.Adopt, IterationRatio: rules.IterationRatio, History: m.History, Speed: rules.Speed, Period: micros(rules.Period), Grace: micros(rules.Grace), Seen: rules.Seen,
 			Check: rules.Check, Wrap: rules.Wrap,
 		})
 		if err != nil {

@@ -340,10 +340,6 @@ type Planner struct {
 	// recommended number of replicas (cascade_desired_replicas). A lower one leaves more room for what comes while
 	// replicas start. Fewer are recommended only after they have been enough for 10m, divided by speed.
 	Utilisation float64 `yaml:"utilisation,omitempty" unit:"share" default:"0.75"`
-	// Refine is "on" to also move boundaries between two plans, every second, as the replicas themselves propose;
-	// that rarely gains anything. A plan that is slower than predicted is then detected only after its boundaries
-	// have not moved for four periods. Policies of kind refine decide only with "on".
-	Refine string `yaml:"refine,omitempty" default:"off; on for preset paper"`
 }
 
 // The values of Planner.Adopt.
@@ -351,12 +347,6 @@ const (
 	AdoptIfNeeded = "if-needed"
 	AdoptGain     = "gain"
 	AdoptAlways   = "always"
-)
-
-// The values of Planner.Refine.
-const (
-	RefineOn  = "on"
-	RefineOff = "off"
 )
 
 // TLS names the PEM files for mutual TLS between Cascade's components, requests

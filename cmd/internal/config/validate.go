@@ -80,7 +80,6 @@ func (p *Planner) setDefaults(preset string, placed bool) {
 		setDefault(&p.Period, time.Minute)
 		setDefault(&p.Window, p.Period)
 		setDefault(&p.MinRequests, minRequestsPaper)
-		setDefault(&p.Refine, RefineOn)
 	}
 	if placed {
 		setDefault(&p.Adopt, AdoptIfNeeded)
@@ -91,7 +90,6 @@ func (p *Planner) setDefaults(preset string, placed bool) {
 	setDefault(&p.Period, 10*time.Second)
 	setDefault(&p.Window, 45*time.Second)
 	setDefault(&p.MinRequests, minRequests)
-	setDefault(&p.Refine, RefineOff)
 	setDefault(&p.Iteration, defaultIteration(preset))
 }
 
@@ -343,7 +341,6 @@ func (f *Fleet) validateReplicas(c *checker, taken listeners) {
 
 func (f *Fleet) validatePlanner(c *checker) {
 	p := f.Planner
-	checkOneOf(c, "planner.refine", p.Refine, RefineOn, RefineOff)
 	checkOneOf(c, "planner.adopt", p.Adopt, AdoptIfNeeded, AdoptGain, AdoptAlways)
 	checkRange(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
 	checkRange(c, "planner.window", p.Window, time.Second, 24*time.Hour)

@@ -114,7 +114,6 @@ func defaultFleet(t *testing.T) signedFleet {
 		Models:   []config.Model{{Name: "m", Context: 131072, Profile: "rtxpro6000-llama-3.1-8b"}},
 		Replicas: []config.Replica{{ID: "r0", Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"}},
 		Control:  config.Control{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"},
-		Planner:  config.Planner{Refine: "on"},
 	}
 	if errs := c.Validate(); len(errs) > 0 {
 		t.Fatal(errs[0])

@@ -108,9 +108,9 @@ func TestSlotsDecide(t *testing.T) {
 // error names the setting that enables the slot.
 func TestIdleSlot(t *testing.T) {
 	p := wiring.Policies{}
-	p.UnusedReason[abi.Refine] = "set planner.refine"
+	p.UnusedReason[abi.Refine] = "only preset paper"
 	_, err := NewAdmission(p, &Control{}).Admit(t.Context(), control.Push{Slot: "refine"})
-	if err == nil || !strings.Contains(err.Error(), "nothing would ask it: set planner.refine") {
+	if err == nil || !strings.Contains(err.Error(), "nothing would ask it: only preset paper") {
 		t.Error(err)
 	}
 }

@@ -29,7 +29,7 @@ func (f *Fleet) NativePolicies(m market.Config) slothost.Native {
 		n.Partitioner = partition.TwoPhase{Objective: partition.Snapshot}
 	}
 	if n.Refiner == nil {
-		n.Refiner = f.builtinRefiner()
+		n.Refiner = partition.WeightedRefiner{} // modules are compared with it; no boundary moves
 	}
 	if n.Quoter == nil {
 		n.Quoter = bidask.Backlog{}
@@ -97,7 +97,7 @@ func (f *Fleet) UnusedReason(k abi.Kind) string {
 	case k == abi.Outlier && f.Preset != config.PresetPaper:
 		return "requests of this fleet move where they cost less: only preset paper moves them by load"
 	case k == abi.Refine && !f.Refines():
-		return `boundaries of this fleet move only with plans: set planner.refine: "on" in the fleet file, and restart`
+		return "boundaries of this fleet move only with plans: only preset paper moves them in between"
 	}
 	return ""
 }

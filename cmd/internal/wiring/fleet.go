@@ -31,6 +31,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
@@ -194,7 +195,7 @@ const scaleDownWindow = 10 * time.Minute
 func (f *Fleet) Rules() fleet.Rules {
 	limit, ratio := f.IterationBounds()
 	rules := fleet.Rules{
-		Policy: f.Preset, Refine: f.Planner.Refine, Adopt: f.Planner.Adopt, IterationRatio: ratio, StageReplicas: f.Planner.StageReplicas, Speed: f.Speed,
+		Policy: f.Preset, Adopt: adoption.Rule(f.Planner.Adopt), IterationRatio: ratio, StageReplicas: f.Planner.StageReplicas, Speed: f.Speed,
 		Period: f.Planner.Period, Seen: f.Planner.MinRequests, AnyRemoval: f.Fleet.Control.AnyRemoval,
 	}
 	rules.Scaling = planner.ScalerConfig{

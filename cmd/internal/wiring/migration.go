@@ -94,16 +94,8 @@ func (f *Fleet) Places() bool { return f.Migration.Mode != config.MigrationOff }
 func (f *Fleet) Migrates() bool { return f.Places() && f.Migration.Mode != config.MigrationPlace }
 
 // Refines reports whether replicas propose boundaries of their stages between two
-// plans; only then do policies of kind refine decide anything.
-func (f *Fleet) Refines() bool { return f.Planner.Refine == config.RefineOn }
-
-// builtinRefiner returns the refiner of the preset.
-func (f *Fleet) builtinRefiner() policies.Refiner {
-	if f.Preset == config.PresetPaper {
-		return partition.PaperRefiner{}
-	}
-	return partition.WeightedRefiner{}
-}
+// plans, as in the paper; only then do policies of kind refine decide anything.
+func (f *Fleet) Refines() bool { return f.Preset == config.PresetPaper }
 
 // Blocks returns the directory of the sockets with which a replica's engine serves
 // its block table; "" for none.
@@ -148,7 +140,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		c.ScanInterval = minScanPeriod // every token that it generates delays prompts
 	}
 	if f.Refines() {
-		c.Refiner, c.RefineInterval = f.builtinRefiner(), max(minScanPeriod, f.scaled(time.Second))
+		c.Refiner, c.RefineInterval = partition.PaperRefiner{}, max(minScanPeriod, f.scaled(time.Second))
 	}
 	return c
 }

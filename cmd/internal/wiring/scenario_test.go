@@ -96,7 +96,7 @@ func (f *Fleet) describe(w *strings.Builder, what string, args []string) error {
 		fmt.Fprintf(w, "engine: profile %s, %d tokens, batch %d, adapters %q, blocks %q\n", e.Profile.Name, e.KVTokens, e.MaxBatch, e.Adapters, f.Blocks(r))
 	case "model":
 		m := f.Rules().Models[0]
-		fmt.Fprintf(w, "iteration %v, at most %v of one stage, D4 %.4g, transfer %.4g s per token, refine %s\n", m.Limits.Iteration, f.Rules().IterationRatio, m.Cost.D4, m.Transfer.PerToken, f.Rules().Refine)
+		fmt.Fprintf(w, "iteration %v, at most %v of one stage, D4 %.4g, transfer %.4g s per token\n", m.Limits.Iteration, f.Rules().IterationRatio, m.Cost.D4, m.Transfer.PerToken)
 		if m.TokenBytes == 0 {
 			w.WriteString("no links\n")
 			break

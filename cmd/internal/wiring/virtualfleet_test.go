@@ -80,7 +80,7 @@ func newVirtualFleet(t *testing.T, f *Fleet, seed uint64) *virtualFleet {
 	m := f.Rules().Models[0]
 	v := &virtualFleet{t: t, state: state, cost: m.Cost, qoe: m.QoE, edges: m.Edges, model: m.Name, period: f.Planner.Period, now: time.Unix(0, 0), rng: rand.New(rand.NewPCG(seed, 7))}
 	if f.Refines() {
-		v.refiner = f.builtinRefiner()
+		v.refiner = partition.PaperRefiner{}
 	}
 	for _, r := range f.Registry() {
 		v.engines = append(v.engines, &virtualEngine{id: r.ID, capacity: r.Capacity, counter: partition.NewFlowCounter(m.Edges, f.Planner.Window.Seconds())})
