@@ -21,6 +21,8 @@ type Policies struct {
 	// Slots are those that have ever had a module or that a host reports, by
 	// name.
 	Slots []PolicySlot `json:"slots"`
+	// Warnings are about the module of a push, which was admitted: when it decides nothing.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // PolicySlot is one slot of the fleet.

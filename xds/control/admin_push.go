@@ -50,6 +50,7 @@ type Admitted struct {
 	SHA256        lifecycle.Digest
 	Configuration []byte // for the hosts; may be empty
 	Signers       []string
+	Caveat        string // when the module decides nothing in this fleet; "" where it always decides
 }
 
 // Bounds of a push.
@@ -110,6 +111,7 @@ func (c *Control) admitPush(ctx context.Context, w http.ResponseWriter, r *http.
 	module, signature := body.Module, body.Signature
 	sum := lifecycle.Sum(module)
 	trials := make(map[lifecycle.Kind]policyslots.Trial, len(o.slots))
+	var warnings []string
 	for _, slot := range o.slots {
 		a, err := c.cfg.Admitter.Admit(ctx, Push{
 			Slot: slot, Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Module: module, Signature: signature, Configuration: body.Configuration,
@@ -123,6 +125,9 @@ func (c *Control) admitPush(ctx context.Context, w http.ResponseWriter, r *http.
 		}
 		if err := c.checkGates(slot, a.Generation, o.goal); err != nil {
 			return nil, err
+		}
+		if a.Caveat != "" {
+			warnings = append(warnings, "slot "+string(slot)+": "+a.Caveat)
 		}
 		now := storedTime(time.Now())
 		trials[slot] = policyslots.Trial{
@@ -145,7 +150,9 @@ func (c *Control) admitPush(ctx context.Context, w http.ResponseWriter, r *http.
 	}); err != nil {
 		return nil, err
 	}
-	return c.changedPolicies(o.slots), nil
+	out := c.changedPolicies(o.slots)
+	out.Warnings = warnings
+	return out, nil
 }
 
 // acquire waits for a free place and returns the function that releases it.

@@ -112,10 +112,10 @@ func TestUploadDeadline(t *testing.T) {
 }
 
 // TestPushAnswersChange checks that a command's answer has what the command changed, although the status was read a
-// moment before.
+// moment before, and that of a push its caveat.
 func TestPushAnswersChange(t *testing.T) {
 	f := newFakeFleet(t, 1)
-	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter)})
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: &fakeAdmitter{caveat: "rarely asked"}})
 	f.startReports(t, c)
 	for n, command := range []func() (int, string){
 		func() (int, string) { return push(t, c, "slot=place&goal=shadow", []byte("module"), "generation 1") },
@@ -123,7 +123,7 @@ func TestPushAnswersChange(t *testing.T) {
 	} {
 		c.Status()
 		code, text := command()
-		if want := []string{`"goal": "shadow"`, `"goal": "warm"`}[n]; code != http.StatusOK || !strings.Contains(text, want) {
+		if want := []string{`"goal": "shadow"`, `"goal": "warm"`}[n]; code != http.StatusOK || !strings.Contains(text, want) || strings.Contains(text, "slot place: rarely asked") != (n == 0) {
 			t.Errorf("%d: want %s in\n%s", code, want, text)
 		}
 	}

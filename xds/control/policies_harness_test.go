@@ -35,13 +35,15 @@ type fakeAdmitter struct {
 	mu    sync.Mutex
 	asked []Push
 	deny  func(Push) error
+	// caveat is that of every module.
+	caveat string
 }
 
 func (n *fakeAdmitter) Admit(_ context.Context, p Push) (Admitted, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.asked = append(n.asked, p)
-	a := Admitted{Version: "1.0", SHA256: sha256.Sum256(p.Module), Signers: []string{"ops"}}
+	a := Admitted{Version: "1.0", SHA256: sha256.Sum256(p.Module), Signers: []string{"ops"}, Caveat: n.caveat}
 	if _, err := fmt.Sscanf(string(p.Signature), "generation %d", &a.Generation); err != nil {
 		return Admitted{}, errors.New("unknown signer")
 	}

@@ -27,6 +27,11 @@ func WriteGoals(w io.Writer, p control.Policies) error {
 	if err := slotTable(p).Text(w); err != nil {
 		return err
 	}
+	for _, warning := range p.Warnings {
+		if _, err := fmt.Fprintf(w, "warning: %s\n", warning); err != nil {
+			return err
+		}
+	}
 	var names []string
 	for _, slot := range p.Slots {
 		names = append(names, string(slot.Slot))

@@ -57,6 +57,7 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 	}
 	out := control.Admitted{
 		Generation: st.Generation, Name: st.Name, Version: st.Version, SHA256: st.Digest, Configuration: p.Configuration, Signers: signers(file, a.policies.Ring),
+		Caveat: a.policies.Caveat[k],
 	}
 	if len(file.Golden) > 0 {
 		if _, err := calllog.Golden(file.Golden, st.Digest); err != nil {

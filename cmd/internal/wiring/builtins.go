@@ -102,6 +102,14 @@ func (f *Fleet) UnusedReason(k abi.Kind) string {
 	return ""
 }
 
+// Caveat returns when the policies of a kind that this fleet calls decide nothing; "" where they always decide.
+func (f *Fleet) Caveat(k abi.Kind) string {
+	if k == abi.Partition && f.Planner.Adopt == config.AdoptIfNeeded {
+		return `planner.adopt is "if-needed": its stages come into force only while one stage is over its limits`
+	}
+	return ""
+}
+
 // StateDir returns the directory of the fleet's state; "" for none, for etcd and for Kubernetes.
 func (f *Fleet) StateDir() string {
 	if f.RemoteState() {

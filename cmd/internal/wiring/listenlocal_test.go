@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
 // TestListenLocal opens control.socket in a folder that does not exist, for users among which the own one is not listed.
@@ -42,6 +43,16 @@ func TestSocketWarning(t *testing.T) {
 		f := Fleet{Fleet: config.Fleet{Control: tt.control}}
 		if got := strings.Join(f.Warnings(), "\n"); strings.Contains(got, "control.socket_users") != tt.want {
 			t.Errorf("%+v: warnings %q", tt.control, got)
+		}
+	}
+}
+
+// TestAdoptWarnings checks that a fleet which is divided only if it has to be says what has no effect until then.
+func TestAdoptWarnings(t *testing.T) {
+	for adopt, want := range map[string]bool{config.AdoptIfNeeded: true, config.AdoptGain: false, config.AdoptAlways: false} {
+		f := Fleet{Fleet: config.Fleet{Models: []config.Model{{Name: "m", History: "old.csv"}}, Planner: config.Planner{Adopt: adopt}}}
+		if got := strings.Join(f.Warnings(), "\n"); strings.Contains(got, "models[0].history: ") != want || (f.Caveat(abi.Partition) != "") != want {
+			t.Errorf("adopt %s: warnings %q, caveat %q", adopt, got, f.Caveat(abi.Partition))
 		}
 	}
 }

@@ -51,6 +51,8 @@ type Policies struct {
 	RecordEvery  int    // every nth call is recorded
 	// UnusedReason is why nothing calls a kind; see [Fleet.UnusedReason].
 	UnusedReason [abi.NumKinds]string
+	// Caveat is when the policies of a kind decide nothing; see [Fleet.Caveat].
+	Caveat [abi.NumKinds]string
 }
 
 // ModulesEnabled reports whether modules may decide in this fleet.
@@ -76,7 +78,7 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 		return p, err
 	}
 	for k := range abi.NumKinds {
-		p.UnusedReason[k] = f.UnusedReason(k)
+		p.UnusedReason[k], p.Caveat[k] = f.UnusedReason(k), f.Caveat(k)
 		if c.Trial == config.TrialShort {
 			p.Limits[k].Wall = shortWall
 		}
@@ -128,6 +130,11 @@ func (f *Fleet) Warnings() (all []string) {
 			if at, err := netip.ParseAddrPort(a.text); err == nil && at.Addr().IsUnspecified() {
 				all = append(all, fmt.Sprintf("replicas[%d].%s: %s connect to %s as it is written: set an address of the replica's host", i, a.field, a.who, a.text))
 			}
+		}
+	}
+	for i, m := range f.Models {
+		if m.History != "" && f.Planner.Adopt == config.AdoptIfNeeded {
+			all = append(all, fmt.Sprintf("models[%d].history: planner.adopt is \"if-needed\": it has no effect while one stage is within its limits", i))
 		}
 	}
 	if c := f.Fleet.Control; c.Socket == config.DefaultSocket && len(c.SocketUsers) == 0 {
