@@ -64,14 +64,14 @@ type BuiltinModule struct {
 // kind that this fleet calls and that has a module. The settings of modules are those of the
 // whole fleet: where replicas have different costs, none replaces a policy that counts with costs.
 func (f *Fleet) BuiltinModules() []BuiltinModule {
-	partitioner, bids, refiner := "partition-exact", "bid-least-load", "refine-weighted"
+	partitioner, bids := "partition-exact", "bid-least-load"
 	if f.Preset == config.PresetPaper {
-		partitioner, bids, refiner = "partition-paper", "bid-paper", "refine-paper"
+		partitioner, bids = "partition-paper", "bid-paper"
 	}
 	all := []BuiltinModule{
 		{Name: partitioner, Kinds: []abi.Kind{abi.Partition}},
 		{Name: bids, Kinds: []abi.Kind{abi.Quote, abi.Select}},
-		{Name: refiner, Kinds: []abi.Kind{abi.Refine}},
+		{Name: "refine-paper", Kinds: []abi.Kind{abi.Refine}},
 		{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}},
 	}
 	placer := "place-cheapest"

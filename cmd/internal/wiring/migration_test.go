@@ -2,29 +2,10 @@ package wiring
 
 import (
 	"math"
-	"slices"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 )
-
-// TestBuiltinModules checks that the modules are those of the kinds that a preset calls.
-func TestBuiltinModules(t *testing.T) {
-	f := load(t, "")
-	for preset, want := range map[string][]string{
-		config.PresetDefault: {"partition-exact", "bid-least-load", "place-cheapest"},
-		config.PresetPaper:   {"partition-paper", "bid-paper", "outlier", "place"},
-	} {
-		f.Preset = preset
-		var got []string
-		for _, m := range f.BuiltinModules() {
-			got = append(got, m.Name)
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("preset %s: %v, want %v", preset, got, want)
-		}
-	}
-}
 
 // TestPlacementCountsCopies checks that placement counts with copies of prefixes where replicas copy them, over
 // the link that is configured, or else the profile's, at the fleet's speed.
