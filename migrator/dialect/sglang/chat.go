@@ -120,6 +120,17 @@ func (r *chatEvents) shorten(event []byte) (data []byte, short bool) {
 	return event, false
 }
 
+// trimPartial returns the text of an event, as JSON, without the character at its end that is not whole yet.
+func trimPartial(text string) string {
+	for {
+		whole := strings.TrimSuffix(strings.TrimRight(text, "\uFFFD"), `\ufffd`)
+		if whole == text {
+			return text
+		}
+		text = whole
+	}
+}
+
 // translate appends what a chat has for an event of /generate.
 func (r *chatEvents) translate(ev openai.Event) {
 	data, short := r.shorten(ev.Data)
@@ -150,7 +161,7 @@ func (r *chatEvents) translate(ev openai.Event) {
 		r.prompt = "" // it is long, and so is the stream
 	}
 	if !finish.IsObject() {
-		text = strings.TrimRight(text, "\uFFFD") // a character that is not whole yet
+		text = trimPartial(text)
 	}
 	if fresh := strings.TrimLeft(ids, ", "); text != "" || fresh != "" {
 		r.out = append(r.out, r.head+`{"index":0,"delta":{"content":"`+text+`","reasoning_content":null},"logprobs":null,"finish_reason":null,"matched_stop":null,"token_ids":[`+fresh+"]}]}\n\n"...)

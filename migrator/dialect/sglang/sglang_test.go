@@ -84,6 +84,7 @@ func TestChatEvents(t *testing.T) {
 		"data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"
 	requireChat(t, events)
 	requireChat(t, strings.ReplaceAll(strings.ReplaceAll(events, `"output_ids":[7,`, `"output_ids": [7, `), `"text":`, `"text": `)) // another layout
+	requireChat(t, strings.ReplaceAll(events, "\uFFFD", `\ufffd\ufffd`))
 }
 
 // requireChat checks the chat that becomes of TestChatEvents' events.
