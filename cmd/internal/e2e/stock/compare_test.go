@@ -218,6 +218,7 @@ func testAnswers(t *testing.T, f *fleet, rules []*rule, fatal string) {
 		t.Errorf("%d requests, want 600 at least", len(all))
 	}
 	for _, x := range all {
+		f.HTTP.CloseIdleConnections() // SGLang resets a connection after an answer of 500
 		direct, err := x.ask(f.HTTP, f.engines[0].URL)
 		testkit.NoError(t, err)
 		through, err := x.ask(f.HTTP, f.DataPlane)
