@@ -30,7 +30,8 @@ const (
 type Config struct {
 	// Planner proposes and prices plans. Required.
 	Planner Planner
-	Adopt   Rule
+	// Adopt says which proposals replace the plan in force.
+	Adopt Rule
 	// Period is the time between comparisons, and the length of a measurement window. 0
 	// means 10.
 	Period float64

@@ -48,7 +48,8 @@ type Config struct {
 
 	Policy Policy
 	Refine bool // the replicas move boundaries between two planning periods
-	Adopt  adoption.Rule
+	// Adopt says which proposals replace the plan in force.
+	Adopt adoption.Rule
 	// IterationRatio bounds what stages cost the longest requests; see adoption.LimitIterationRatio. 0: nothing does.
 	IterationRatio float64
 	Speed          float64

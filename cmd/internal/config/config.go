@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 )
 
 // Example is a fleet file that shows every field; "cascade config explain --example"
@@ -344,9 +345,9 @@ type Planner struct {
 
 // The values of Planner.Adopt.
 const (
-	AdoptIfNeeded = "if-needed"
-	AdoptGain     = "gain"
-	AdoptAlways   = "always"
+	AdoptIfNeeded = string(adoption.IfNeeded)
+	AdoptGain     = string(adoption.ByGain)
+	AdoptAlways   = string(adoption.Always)
 )
 
 // TLS names the PEM files for mutual TLS between Cascade's components, requests

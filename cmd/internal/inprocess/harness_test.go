@@ -249,7 +249,7 @@ func allHealthy(s control.Status) bool {
 	return true
 }
 
-// logger writes to the test's log, which a test that fails shows.
+// logger writes to the test's log. A failed test shows it.
 func logger(t *testing.T) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 }

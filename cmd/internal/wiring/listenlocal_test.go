@@ -47,7 +47,7 @@ func TestSocketWarning(t *testing.T) {
 	}
 }
 
-// TestAdoptWarnings checks that a fleet which is divided only if it has to be says what has no effect until then.
+// TestAdoptWarnings checks the warnings of a fleet with adopt: if-needed: settings without effect while it is undivided.
 func TestAdoptWarnings(t *testing.T) {
 	for adopt, want := range map[string]bool{config.AdoptIfNeeded: true, config.AdoptGain: false, config.AdoptAlways: false} {
 		f := Fleet{Fleet: config.Fleet{Models: []config.Model{{Name: "m", History: "old.csv"}}, Planner: config.Planner{Adopt: adopt}}}

@@ -70,7 +70,7 @@ type chatEvents struct {
 	out    []byte // made, and not read yet
 	head   string // the beginning of each event
 	prompt string // its ids
-	// text and ids are what was sent of the answer, as it stands in events, each with what stands before it.
+	// text and ids are the sent part of the answer, as written in events. Each begins with beforeText or beforeIDs.
 	text, ids []byte
 	begun     bool
 	err       error

@@ -112,7 +112,7 @@ func requireChat(t *testing.T, events string) {
 	}
 }
 
-// TestLongChat checks that an event of a long answer costs what it adds, not what it has.
+// TestLongChat checks that the work for an event depends on its addition, not on the length of the answer so far.
 func TestLongChat(t *testing.T) {
 	r := newChatEvents(nil, []byte(`{"input_ids":[1]}`)).(*chatEvents)
 	text, ids := "", ""

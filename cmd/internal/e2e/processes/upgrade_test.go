@@ -120,8 +120,8 @@ func (f *fleet) notifySocket(t *testing.T) (variable string, receive func(want s
 }
 
 // TestSignalDrains ends a migrator with SIGTERM: its engine's requests go to the other replica, and their
-// clients read on through it until their streams end. The
-// daemons reach each other by sockets that name their user.
+// clients read on through it until their streams end. The daemons
+// reach each other by sockets that name their user.
 func TestSignalDrains(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 2, edit: func(c *config.Fleet) {
