@@ -2,7 +2,6 @@ package partition
 
 import (
 	"math"
-	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -58,7 +57,7 @@ type FlowCounter struct {
 	seen  uint64
 
 	started     bool
-	start       float64 // when counting began; −Inf when restored
+	start       float64 // when counting began
 	now         float64 // latest time seen
 	origin      float64 // when an event weighs 1
 	eventWeight float64 // weight of an event at now
@@ -187,26 +186,4 @@ func (c *FlowCounter) Rates(now float64) policies.Flow {
 		}
 	}
 	return f
-}
-
-// Restore sets the counter to a state that gives f at time now, as if its whole window
-// had been observed, so that a restart keeps the rates. Earlier counts are dropped. The
-// error is a *policies.Violation, and the counter is unchanged, if f is invalid or has
-// other edges.
-func (c *FlowCounter) Restore(f policies.Flow, now float64) error {
-	if err := f.Validate(); err != nil {
-		return err
-	}
-	if !slices.Equal(f.Edges, c.edges) {
-		return &policies.Violation{Subject: "flow", Invariant: "1: a restored flow must have the counter's edges"}
-	}
-	c.started, c.start, c.now, c.origin, c.eventWeight = true, math.Inf(-1), now, now, 1
-	c.seen = f.Seen
-	for b := range c.cells {
-		for i, column := range f.Columns() {
-			c.cells[b][i] = column[b]
-		}
-	}
-	c.scale(c.tau)
-	return nil
 }

@@ -3,7 +3,6 @@ package partition_test
 import (
 	"math"
 	"math/rand/v2"
-	"reflect"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -243,50 +242,6 @@ func TestUnbiased(t *testing.T) {
 		if mean, bound := sum/float64(runs), 5*rate/math.Sqrt(rate*min(age, tau)*float64(runs)); math.Abs(mean-rate) > bound {
 			t.Errorf("at age %v the mean rate is %v, want %v ± %v", age, mean, rate, bound)
 		}
-	}
-}
-
-func TestRestore(t *testing.T) {
-	edges := policies.BucketEdges(2000, 4)
-	c := partition.NewFlowCounter(edges, 7)
-	rng := rand.New(rand.NewPCG(3, 3))
-	now := 0.0
-	for range 500 {
-		now += rng.ExpFloat64()
-		input := policies.Tokens(rng.IntN(1500))
-		c.CountArrival(now, input, input/2)
-		c.CountTokens(now, input+100, 100)
-		c.CountFinish(now, input, 100)
-	}
-	saved := c.Rates(now)
-
-	other := partition.NewFlowCounter(edges, 7)
-	other.CountArrival(0, 5, 0) // dropped
-	if err := other.Restore(saved, 12345); err != nil {
-		t.Fatal(err)
-	}
-	sameFlow(t, other.Rates(12345), saved)
-	// From then on both agree: at 71 τ the window was full.
-	for i := range 50 {
-		d := float64(i)
-		c.CountTokens(now+d, 900, 60)
-		other.CountTokens(12345+d, 900, 60)
-		sameFlow(t, other.Rates(12345+d), c.Rates(now+d))
-	}
-
-	before := other.Rates(12400)
-	bad := policies.NewFlow(edges)
-	bad.Reads[0] = -1
-	for name, f := range map[string]policies.Flow{
-		"invalid": bad, "other edges": policies.NewFlow(policies.BucketEdges(2000, 3)),
-		"moved edge": policies.NewFlow(append(append([]policies.Tokens{}, edges[:len(edges)-1]...), 5000)), "zero": {},
-	} {
-		if err := other.Restore(f, 12400); err == nil {
-			t.Errorf("%s: restored", name)
-		}
-	}
-	if after := other.Rates(12400); !reflect.DeepEqual(before, after) {
-		t.Error("a refused flow changed the counter")
 	}
 }
 

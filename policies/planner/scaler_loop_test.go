@@ -69,12 +69,12 @@ func newWorld(t *testing.T, seed uint64, replicas int, load func(policies.Micros
 	all := policies.NewFlow(edges)
 	for _, s := range shapes {
 		// The flow of one request a second, which has lasted for ever.
-		c, one := partition.NewFlowCounter(edges, 1), policies.NewFlow(edges)
-		testkit.NoError(t, c.Restore(one, 0))
+		c := partition.NewFlowCounter(edges, 1)
+		c.Rates(-100) // the window begins
 		c.CountArrival(0, s.input, 0)
 		c.CountTokens(0, s.input+s.output, int(s.output))
 		c.CountFinish(0, s.input, s.output)
-		one = c.Rates(0)
+		one := c.Rates(0)
 		w.unit = append(w.unit, one)
 		w.rates = append(w.rates, s.share*load(0))
 		addTo(all, one, s.share)
