@@ -66,7 +66,7 @@ type Config struct {
 	// be nil.
 	Extra func() Extra
 	// OnReply is called for every reply of the control plane that is obeyed, immediately, in order
-	// and not concurrently; it must not block. LastReply returns the same reply. It may be nil.
+	// and not concurrently; it must not block. It may be nil.
 	OnReply func(Reply)
 	// Changed holds a token when a report should be sent at once, as
 	// frontend.Server.Changed does. nil leaves all reports to the interval.
@@ -167,7 +167,6 @@ type Reporter struct {
 	mu      sync.Mutex // held while OnReply is called
 	replies []Reply    // the last of each stream
 	current int        // index of the stream that is obeyed
-	last    Reply
 }
 
 // New returns a Reporter and starts nothing. The error names the invalid field of cfg.
@@ -182,13 +181,6 @@ func New(cfg Config) (*Reporter, error) {
 	}
 	u.replies = make([]Reply, len(u.streams))
 	return u, nil
-}
-
-// LastReply returns the last reply of the control plane that is obeyed.
-func (u *Reporter) LastReply() Reply {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.last
 }
 
 // Run reports until ctx ends and returns nil then. It reconnects to a control plane with
@@ -232,7 +224,6 @@ func (u *Reporter) handleReply(from int, reply Reply) {
 	if u.current = selectStream(u.replies, u.current, reply.ReceivedAt); u.current != from {
 		return
 	}
-	u.last = reply
 	if u.cfg.OnReply != nil {
 		u.cfg.OnReply(reply)
 	}

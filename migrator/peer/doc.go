@@ -58,5 +58,5 @@
 //
 // Fields are only ever added. A receiver ignores unknown fields, and counts and drops an
 // envelope whose whole body is unknown. The Hello contains the supported versions of the
-// transfer protocol; see TransferVersions.
+// transfer protocol; see PeerStatus.
 package peer

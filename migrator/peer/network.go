@@ -243,18 +243,6 @@ func (n *Network) Watch(ids []policies.ReplicaID) {
 	}
 }
 
-// TransferVersions returns the versions of the transfer protocol that a peer supports, from
-// its last Hello, or false before the first.
-func (n *Network) TransferVersions(id policies.ReplicaID) (low, high uint32, ok bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	p := n.peers[id]
-	if p == nil || p.hello == nil {
-		return 0, 0, false
-	}
-	return p.hello.GetTransferMin(), p.hello.GetTransferMax(), true
-}
-
 // Topology returns the location of a peer's KV cache from its last Hello, or nil if unknown. It
 // is shared and not validated.
 func (n *Network) Topology(id policies.ReplicaID) *xds.Topology {

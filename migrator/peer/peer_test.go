@@ -137,14 +137,7 @@ func TestDelivers(t *testing.T) {
 			}
 		}
 	}
-	low, high, ok := a.TransferVersions("b")
-	if !ok || low != TransferMin || high != TransferMax {
-		t.Errorf("versions of b: %d to %d, %v", low, high, ok)
-	}
-	if _, _, ok := a.TransferVersions("c"); ok {
-		t.Error("versions of an unknown peer")
-	}
-	if s := a.peer("b"); !s.Connected || s.Incoming != 1 || s.Sent != many || s.Received != many || s.Dropped != 0 || s.Incarnation != 7 || s.MarketVersion != MarketVersion {
+	if s := a.peer("b"); !s.Connected || s.Incoming != 1 || s.Sent != many || s.Received != many || s.Dropped != 0 || s.Incarnation != 7 || s.MarketVersion != MarketVersion || s.TransferMin != TransferMin || s.TransferMax != TransferMax {
 		t.Errorf("status: %+v", s)
 	}
 	a.Send("c", market(0))
@@ -304,8 +297,8 @@ func TestOlderPeer(t *testing.T) {
 	if g := <-a.came; g.from != "x" {
 		t.Errorf("from %s", g.from)
 	}
-	if low, high, ok := a.TransferVersions("x"); low != 0 || high != 0 || !ok {
-		t.Errorf("versions %d to %d, %v", low, high, ok)
+	if s := a.peer("x"); s.Incoming != 1 || s.TransferMin != 0 || s.TransferMax != 0 {
+		t.Errorf("status: %+v", s)
 	}
 }
 
