@@ -324,9 +324,6 @@ func (d *Daemon) Market() *market.Market { return d.market }
 // Executor returns the migration executor, or nil if requests do not migrate.
 func (d *Daemon) Executor() *move.Executor { return d.executor }
 
-// TransportPaths returns the transports, best first, then the pulls over them, by peer.
-func (d *Daemon) TransportPaths() []transport.Path { return d.paths.Status() }
-
 // Live reports whether this replica's engine supports live migration, which means that it serves
 // its block table now.
 func (d *Daemon) Live() bool {
