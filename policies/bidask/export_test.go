@@ -74,3 +74,6 @@ var Sample = sample
 
 // NextNumber returns the number of the next offer.
 func (m *Machine) NextNumber() uint64 { return m.number }
+
+// Idle reports whether there is neither a sale nor a win.
+func (m *Machine) Idle() bool { return len(m.sales) == 0 && len(m.wins) == 0 }

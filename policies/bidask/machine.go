@@ -140,9 +140,6 @@ func (m *Machine) Next() (policies.Micros, bool) {
 	return next, any
 }
 
-// Idle reports whether there is neither a sale nor a win.
-func (m *Machine) Idle() bool { return len(m.sales) == 0 && len(m.wins) == 0 }
-
 // Incoming returns the KV reserved for requests that were won and have not arrived.
 func (m *Machine) Incoming() policies.Tokens { return m.occupancy.Incoming }
 
