@@ -40,16 +40,18 @@ func runClient(t testing.TB, cfg Config) (c *Client, log *testkit.Log, stop func
 	return c, log, stop
 }
 
-// runRefused runs a client of an engine that it must not use, and returns its log.
-func runRefused(t *testing.T, f *fakeEngine) *testkit.Log {
+// requireRefused runs a client of an engine that it must not use, and requires the reason in its
+// log.
+func requireRefused(t *testing.T, dir, reason string) {
 	t.Helper()
-	f.start(t, privateDir(t))
-	c, log, _ := runClient(t, Config{Dir: f.dir})
+	c, log, _ := runClient(t, Config{Dir: dir})
 	testkit.WaitFor(t, "the log of the refusal", func() bool { return log.Count(unavailable) > 0 })
+	if log.Count(reason) == 0 {
+		t.Errorf("the log has no %q: %s", reason, log)
+	}
 	if _, ok := c.Memory(); ok {
 		t.Error("there is a memory")
 	}
-	return log
 }
 
 // newConnected returns a client that is connected to a fake engine.
@@ -61,10 +63,12 @@ func newConnected(t testing.TB, f *fakeEngine) *Client {
 	return c
 }
 
-func TestNoDirectory(t *testing.T) {
-	if _, err := New(Config{}); err == nil {
-		t.Error("a client of nowhere was made")
-	}
+// TestConfig names what is missing.
+func TestConfig(t *testing.T) {
+	_, err := New(Config{Self: "r0"})
+	testkit.WantError(t, err, "Self and Dir are required")
+	_, err = New(Config{Self: "r0", Dir: "d", Network: networkOf{}})
+	testkit.WantError(t, err, "Paths is required with a Network")
 }
 
 // The engine starts, stops and starts again; the session ends with the client.
@@ -169,9 +173,9 @@ func TestWrongWelcomes(t *testing.T) {
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
-			if log := runRefused(t, &fakeEngine{welcome: edit}); log.Count(want) == 0 {
-				t.Errorf("log: %s", log)
-			}
+			f := &fakeEngine{welcome: edit}
+			f.start(t, privateDir(t))
+			requireRefused(t, f.dir, want)
 		})
 	}
 }
@@ -201,7 +205,9 @@ func TestWrongMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			runRefused(t, &fakeEngine{hand: hand})
+			f := &fakeEngine{hand: hand}
+			f.start(t, privateDir(t))
+			requireRefused(t, f.dir, unavailable)
 		})
 	}
 }
@@ -246,13 +252,9 @@ func TestLayoutChangesAfterRestart(t *testing.T) {
 		f := &fakeEngine{welcome: func(w *api.Welcome) {
 			w.Blocks, w.Fingerprint = blocks, fmt.Sprint("f", blocks)
 			for r := range w.Regions {
-				w.Regions[r].Bytes, w.Regions[r].Stride = int64(1024/blocks), 256
+				w.Regions[r].Bytes = int64(1024 / blocks)
 			}
 		}}
-		if blocks == 8 {
-			// Parts of 128 bytes where there were parts of 64.
-			f.welcome = func(w *api.Welcome) { w.Blocks, w.Fingerprint = 8, "f8" }
-		}
 		f.start(t, dir)
 		testkit.WaitFor(t, "the memory", func() bool { _, ok := c.Memory(); return ok })
 		d, _ := c.Description()
@@ -325,9 +327,9 @@ func TestDeviceMemory(t *testing.T) {
 		})
 	}
 	t.Run("no device configured", func(t *testing.T) {
-		if log := runRefused(t, &fakeEngine{welcome: device("handle", true)}); log.Count("has no device configured") == 0 {
-			t.Errorf("log: %s", log)
-		}
+		f := &fakeEngine{welcome: device("handle", true)}
+		f.start(t, privateDir(t))
+		requireRefused(t, f.dir, "has no device configured")
 	})
 }
 

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -272,10 +271,10 @@ type world struct {
 	faults    *transporttest.Faults
 	transport transporttest.Network
 	// ask passes the calls of b to a; tests change it.
-	ask       func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error)
-	afterPull func(ctx context.Context) error // at the end of each pull; its error is that of the transport
-	away      bool                            // b cannot receive
-	calls     sync.WaitGroup
+	ask func(ctx context.Context, q *api.FetchPrefixRequest, serve func(context.Context, *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error)) (*api.FetchPrefixAnswer, error)
+	hooks
+	away  bool // b cannot receive
+	calls sync.WaitGroup
 	// stopHolder and stopPuller end Run of each, and return when it has.
 	stopHolder, stopPuller func()
 }
@@ -293,58 +292,21 @@ func (w *world) FetchPrefix(ctx context.Context, to policies.ReplicaID, q *api.F
 }
 
 func (w *world) serve(ctx context.Context, q *api.FetchPrefixRequest) (*api.FetchPrefixAnswer, error) {
-	answer, ended := make(chan *api.FetchPrefixAnswer, 1), make(chan error, 1)
-	w.calls.Go(func() {
-		ended <- w.holder.Serve(ctx, "b", q, func(a *api.FetchPrefixAnswer) error { answer <- a; return nil })
-	})
-	select {
-	case a := <-answer:
-		return a, nil
-	case err := <-ended:
+	a, err := callPeer(&w.calls, func(answer func(*api.FetchPrefixAnswer) error) error { return w.holder.Serve(ctx, "b", q, answer) })
+	if err != nil {
 		return nil, fmt.Errorf("peer a: %w", err)
 	}
-}
-
-// hooked is a transport whose pulls call afterPull before they return.
-type hooked struct {
-	transport.Transport
-	w *world
-}
-
-type hookedPuller struct {
-	transport.Puller
-	w *world
-}
-
-func (h hooked) Open(ctx context.Context, receiver policies.ReplicaID, o transport.Offer) (transport.Puller, error) {
-	p, err := h.Transport.Open(ctx, receiver, o)
-	if err != nil {
-		return nil, err
-	}
-	return hookedPuller{p, h.w}, nil
-}
-
-func (p hookedPuller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
-	stats, err := p.Puller.Pull(ctx, plan)
-	if err == nil && p.w.afterPull != nil {
-		err = p.w.afterPull(ctx)
-	}
-	return stats, err
+	return a, nil
 }
 
 // start runs the two replicas until the end of the test, when nothing may be pinned any more.
 func start(t *testing.T, change func(w *world, a, b *CopierConfig)) *world {
 	t.Helper()
 	w := &world{a: newEngine(), b: newEngine(), faults: &transporttest.Faults{}}
-	set := func(id policies.ReplicaID, e *engine, faults *transporttest.Faults) *transport.Paths {
-		carrier := testkit.Must(transporttest.NewMemory(transporttest.MemoryConfig{Network: &w.transport, Name: string(id), Pool: e, Faults: faults}))
-		t.Cleanup(testkit.Run(t, carrier.Run))
-		s := transport.NewPaths(transport.PathsConfig{Self: id, Transports: []transport.Transport{hooked{carrier, w}}, Pool: e})
-		grant := transport.Grant{Migration: "trial", Receiver: "x", Deadline: time.Now().Add(time.Minute)}
-		testkit.WaitFor(t, "the transport runs", func() bool { return len(s.Export(grant)) > 0 })
-		return s
+	setA, setB := newPaths(t, &w.transport, "a", w.a, nil, &w.hooks), newPaths(t, &w.transport, "b", w.b, w.faults, &w.hooks)
+	for _, set := range []*transport.Paths{setA, setB} {
+		testkit.WaitFor(t, "the transport runs", func() bool { return canExport(set) })
 	}
-	setA, setB := set("a", w.a, nil), set("b", w.b, w.faults)
 	ca := CopierConfig{Engine: w.a, Network: w, Paths: setA}
 	cb := CopierConfig{Engine: w.b, Network: w, Paths: setB, CanReceive: func() bool { return !w.away }}
 	if change != nil {

@@ -2,14 +2,12 @@ package kvport
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"net"
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,11 +126,12 @@ type migrator struct {
 type exchange struct {
 	t         *testing.T
 	transport transporttest.Network
-	all       map[policies.ReplicaID]*migrator // written by the test
+	hooks
+	calls sync.WaitGroup
+	all   map[policies.ReplicaID]*migrator // written by the test
 
 	mu    sync.Mutex                // guards all for the migrators, and spoil
 	spoil func(*wire.FetchKVAnswer) // changes answers; nil changes none
-	pulls atomic.Int32              // that are open
 	// beforePaths, if not nil, is called when a Client wants its paths.
 	beforePaths func()
 }
@@ -151,14 +150,11 @@ func (w *exchange) start(id policies.ReplicaID, e *frameEngine, lease time.Durat
 		}
 		return m.set
 	}}))
-	carrier := testkit.Must(transporttest.NewMemory(transporttest.MemoryConfig{Network: &w.transport, Name: string(id), Pool: m.Client, Faults: faults}))
-	m.set = transport.NewPaths(transport.PathsConfig{Self: id, Transports: []transport.Transport{counted{carrier, w}}, Pool: m.Client})
+	m.set = newPaths(w.t, &w.transport, id, m.Client, faults, &w.hooks)
 	w.mu.Lock()
 	w.all[id] = m
 	w.mu.Unlock()
-	for _, run := range []func(context.Context) error{carrier.Run, m.Client.Run} {
-		w.t.Cleanup(testkit.Run(w.t, run))
-	}
+	w.t.Cleanup(testkit.Run(w.t, m.Client.Run))
 	return m
 }
 
@@ -167,14 +163,6 @@ func (w *exchange) setSpoil(f func(*wire.FetchKVAnswer)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.spoil = f
-}
-
-// canExport reports whether the transport runs.
-func (m *migrator) canExport() bool {
-	g := transport.Grant{Migration: "trial", Receiver: "r9", Deadline: time.Now().Add(time.Minute)}
-	offers := m.set.Export(g)
-	m.set.Revoke(g.Migration, offers)
-	return len(offers) > 0
 }
 
 // networkOf is the network as one of its migrators sees it.
@@ -191,17 +179,9 @@ func (n networkOf) FetchKV(ctx context.Context, to policies.ReplicaID, q *wire.F
 	if peer == nil {
 		return nil, fmt.Errorf("no replica %s", to)
 	}
-	answers, ended := make(chan *wire.FetchKVAnswer, 1), make(chan error, 1)
-	go func() {
-		ended <- peer.Serve(ctx, n.self, q, func(a *wire.FetchKVAnswer) error { answers <- a; return nil })
-	}()
-	select {
-	case a := <-answers:
-		if spoil != nil {
-			spoil(a)
-		}
-		return a, nil
-	case err := <-ended:
-		return nil, errors.Join(err)
+	a, err := callPeer(&n.calls, func(answer func(*wire.FetchKVAnswer) error) error { return peer.Serve(ctx, n.self, q, answer) })
+	if err == nil && spoil != nil {
+		spoil(a)
 	}
+	return a, err
 }

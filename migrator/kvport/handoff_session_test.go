@@ -1,7 +1,6 @@
 package kvport
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -9,37 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	wire "github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/policies"
 )
-
-// counted is a transport that counts its open pulls.
-type counted struct {
-	transport.Transport
-	*exchange
-}
-
-func (c counted) Open(ctx context.Context, receiver policies.ReplicaID, o transport.Offer) (transport.Puller, error) {
-	p, err := c.Transport.Open(ctx, receiver, o)
-	if err != nil {
-		return nil, err
-	}
-	c.pulls.Add(1)
-	return &countedPull{Puller: p, exchange: c.exchange}, nil
-}
-
-type countedPull struct {
-	transport.Puller
-	*exchange
-	closed bool
-}
-
-func (p *countedPull) Close() error {
-	if !p.closed {
-		p.closed = true
-		p.pulls.Add(-1)
-	}
-	return p.Puller.Close()
-}
 
 // TestPullEndsBeforeTheReply: when the engine learns what became of a fetch, nothing writes to its
 // slots any more.
@@ -52,7 +21,7 @@ func TestPullEndsBeforeTheReply(t *testing.T) {
 		if why := b.fetch(api.Fetch{ID: uint64(id), Blocks: []uint32{0}}); (why != "") != (wrong != 0) {
 			t.Errorf("checksum off by %d: %q", wrong, why)
 		}
-		if n := w.pulls.Load(); n != 0 {
+		if n := w.open.Load(); n != 0 {
 			t.Errorf("checksum off by %d: %d pulls are open", wrong, n)
 		}
 		a.read() // released

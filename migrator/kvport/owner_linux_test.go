@@ -52,17 +52,3 @@ func TestAttackEngineOfAnotherUser(t *testing.T) {
 	testkit.NoError(t, os.Chmod(dir, 0o700))
 	requireRefused(t, dir, "the peer runs as user 65534")
 }
-
-// requireRefused runs a client of an engine that it must not use, and requires the reason in its
-// log.
-func requireRefused(t *testing.T, dir, reason string) {
-	t.Helper()
-	c, log, _ := runClient(t, Config{Dir: dir})
-	testkit.WaitFor(t, "the log of the refusal", func() bool { return log.Count(unavailable) > 0 })
-	if log.Count(reason) == 0 {
-		t.Errorf("the log has no %q: %s", reason, log)
-	}
-	if _, ok := c.Memory(); ok {
-		t.Error("there is a memory")
-	}
-}
