@@ -15,6 +15,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestPushRefusalReachesClient checks that a client which sends the whole
@@ -169,17 +171,12 @@ func TestRefusalWithExpectContinue(t *testing.T) {
 	defer srv.Close()
 	body := strings.Repeat("x", 2<<20)
 	for path, want := range map[string]string{"/short": "no", "/long": reason, "/read": "no"} {
-		c, err := net.Dial("tcp", srv.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := testkit.Must(net.Dial("tcp", srv.Listener.Addr().String()))
 		defer c.Close()
 		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil { // it would block forever
 			t.Fatal(err)
 		}
-		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", path, len(body)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", path, len(body)))
 		from := bufio.NewReader(c)
 		resp, err := http.ReadResponse(from, nil)
 		if err == nil && path == "/read" {

@@ -323,9 +323,7 @@ func TestConsoleEndsWithControl(t *testing.T) {
 	resp, err := http.Get("http://" + c.AdminAddr().String() + "/console/events")
 	testkit.NoError(t, err)
 	defer resp.Body.Close()
-	if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(resp.Body.Read(make([]byte, 10)))
 	c.stop()
 	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
 		t.Errorf("the response is cut: %v", err)

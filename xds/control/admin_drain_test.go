@@ -21,10 +21,7 @@ import (
 // post sends a command as the operator's tool does, changed by edit.
 func post(t *testing.T, c *runningControl, path string, edit func(*http.Request)) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+c.AdminAddr().String()+path, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+c.AdminAddr().String()+path, http.NoBody))
 	req.Header.Set(AdminHeader, "1")
 	if edit != nil {
 		edit(req)
@@ -66,12 +63,8 @@ func TestDrain(t *testing.T) {
 	if code, body := post(t, c, "/drain?replica=r0", nil); code != 200 {
 		t.Errorf("drain: %d %s", code, body)
 	}
-	_, metrics := get(t, c, "/metrics")
-	for _, want := range []string{`cascade_replica_drain{model="m",replica="r1"} 1`, `cascade_replica_residents{model="m",replica="r1"} 4`, `cascade_replica_pinned{model="m",replica="r1"} 1`, `cascade_replica_streams{model="m",replica="r1"} 7`} {
-		if !strings.Contains(metrics, want) {
-			t.Errorf("no %s", want)
-		}
-	}
+	requireMetrics(t, c, `cascade_replica_drain{model="m",replica="r1"} 1`, `cascade_replica_residents{model="m",replica="r1"} 4`,
+		`cascade_replica_pinned{model="m",replica="r1"} 1`, `cascade_replica_streams{model="m",replica="r1"} 7`)
 	stop()
 	c.stop()
 
@@ -86,9 +79,7 @@ func TestDrain(t *testing.T) {
 	waitFor(t, c, "r1 back", func(s Status) bool { return len(s.Models[0].Stages[0].Replicas) == 2 })
 	list := slices.Clone(f.list)
 	list[2].Draining = true
-	if err := c.SetReplicas(list); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, c.SetReplicas(list))
 	waitFor(t, c, "r2 drained by the file", func(s Status) bool {
 		return slices.ContainsFunc(s.Models[0].Unassigned, func(r Replica) bool { return r.ID == "r2" && slices.Equal(r.Drain, []string{"file"}) })
 	})
@@ -134,15 +125,9 @@ func TestMigrations(t *testing.T) {
 	if later, _ := ask("since=" + url.QueryEscape(all.Migrations[1].Reported.Format(time.RFC3339Nano))); slices.ContainsFunc(later.Migrations, func(m Migration) bool { return m.ID == "r0/1" }) {
 		t.Errorf("since its end: %+v", later)
 	}
-	_, metrics := get(t, c, "/metrics")
-	for _, want := range []string{
+	requireMetrics(t, c,
 		`cascade_migrations_total{cause="growth",method="live",result="done"} 1`, `cascade_migration_bytes_total{cause="growth",method="live",result="done"} 4096`, `cascade_migrations_running 1`,
-		`cascade_migration_stall_seconds_bucket{cause="growth",method="live",le="0.0005"} 0`, `cascade_migration_stall_seconds_bucket{cause="growth",method="live",le="0.001"} 1`, `cascade_migration_stall_seconds_count{cause="growth",method="live"} 1`,
-	} {
-		if !strings.Contains(metrics, want) {
-			t.Errorf("no %s in\n%s", want, metrics)
-		}
-	}
+		`cascade_migration_stall_seconds_bucket{cause="growth",method="live",le="0.0005"} 0`, `cascade_migration_stall_seconds_bucket{cause="growth",method="live",le="0.001"} 1`, `cascade_migration_stall_seconds_count{cause="growth",method="live"} 1`)
 }
 
 // TestRefinementReachesProxies checks that replicas which propose boundaries
@@ -153,9 +138,7 @@ func TestRefinementReachesProxies(t *testing.T) {
 	stored := policies.Plan{Model: "m", Epoch: 4, Stages: []policies.Stage{
 		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"r0", "r1"}}, {Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2"}},
 	}}
-	if _, err := st.CompareAndSwap(t.Context(), "", store.Object{Epoch: 4, Plans: []policies.Plan{stored}}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(st.CompareAndSwap(t.Context(), "", store.Object{Epoch: 4, Plans: []policies.Plan{stored}}))
 	r := fastRules()
 	r.Policy = fleet.PolicyPaper
 	c := startControl(t, Config{Rules: r, Replicas: f.list, Store: st})

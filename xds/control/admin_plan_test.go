@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -41,9 +42,7 @@ func TestPlanCommands(t *testing.T) {
 		if code != want {
 			t.Fatalf("%s: %d %s", path, code, body)
 		}
-		if err := json.Unmarshal([]byte(body), &plans); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, json.Unmarshal([]byte(body), &plans))
 		return plans
 	}
 	got := order("/plan/rollback?model=m&by=ann", 200)

@@ -68,9 +68,7 @@ func TestPolicySlowUpload(t *testing.T) {
 			resp.Body.Close()
 			ends <- resp.StatusCode
 		}()
-		if _, err := io.WriteString(w, `{"module":"`); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(io.WriteString(w, `{"module":"`))
 	}
 	testkit.WaitFor(t, "the uploads to start", func() bool { return len(c.uploads) == cap(ends) })
 	requireOK(t)(push(t, c, "slot=place", []byte("module"), "generation 1"))
@@ -95,10 +93,7 @@ func TestUploadDeadline(t *testing.T) {
 	r, w := io.Pipe()
 	defer w.Close()
 	go func() { _, _ = io.WriteString(w, `{"module":"`) }()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, r))
 	req.Header.Set("content-type", "application/json")
 	client := server.Client()
 	go func() {

@@ -16,8 +16,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
@@ -65,11 +63,9 @@ func requireAudited(t *testing.T, c *runningControl, want ...string) {
 // TestAuditStream: a stream that exceeds a limit is recorded, with its node.
 func TestAuditStream(t *testing.T) {
 	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Limits: server.Limits{StreamNames: 1}, Audit: newAudit(t)})
-	conn := testkit.Must(grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))
-	defer conn.Close()
-	stream := testkit.Must(discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context()))
-	testkit.NoError(t, stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "edge-9\n"}, TypeUrl: resources.EndpointType, ResourceNamesSubscribe: []string{"a", "b", "c"}}))
-	if _, err := stream.Recv(); err == nil {
+	d := openDelta(t, c)
+	d.send(t, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "edge-9\n"}, TypeUrl: resources.EndpointType, ResourceNamesSubscribe: []string{"a", "b", "c"}})
+	if _, err := d.stream.Recv(); err == nil {
 		t.Fatal("the stream goes on")
 	}
 	requireAudited(t, c, "stream |  | refused | ")
@@ -149,9 +145,7 @@ func TestAuditOrders(t *testing.T) {
 func TestAuditFails(t *testing.T) {
 	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 2).list, Audit: testkit.Must(auditlog.New(auditlog.Config{Path: "/dev/full", Control: "a"}))})
 	waitFor(t, c, "a plan, and the fault", func(s Status) bool {
-		return s.Epoch > 0 && slices.ContainsFunc(s.Faults, func(f Fault) bool {
-			return f.Kind == FaultAudit && f.Object == "file" && strings.Contains(f.Text, "no space left") && !f.NotReady
-		})
+		return s.PublishedEpoch > 0 && hasFault(s, FaultAudit, "file", "no space left")
 	})
 	begun := time.Now()
 	if code, body := post(t, c, "/drain?replica=r0", nil); code != http.StatusOK {
@@ -160,12 +154,8 @@ func TestAuditFails(t *testing.T) {
 	if took := time.Since(begun); took > 5*time.Second {
 		t.Errorf("an order took %v", took)
 	}
-	_, page := get(t, c, "/metrics")
-	for _, want := range []string{`cascade_fault{kind="audit",object="file"} 1`, "cascade_audit_records_dropped_total 0", "cascade_audit_records_total 0"} {
-		if !strings.Contains(page, want+"\n") {
-			t.Errorf("metrics without %s", want)
-		}
-	}
+	requireNamed(t, c, FaultAudit, "file", true)
+	requireMetrics(t, c, "cascade_audit_records_dropped_total 0", "cascade_audit_records_total 0")
 }
 
 // TestAuditHostRefusals: what a host refuses is recorded once, and again when it changes.

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -36,10 +34,7 @@ func (p *testProxy) Update(s *routing.Snapshot) { p.updates <- s }
 func newProxy(t *testing.T, c *runningControl) *testProxy {
 	t.Helper()
 	p := &testProxy{updates: make(chan *routing.Snapshot, 1000)}
-	cl, err := routing.New(routing.Config{Target: c.Addr().String(), NodeID: "proxy-1", Watcher: p})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cl := testkit.Must(routing.New(routing.Config{Target: c.Addr().String(), NodeID: "proxy-1", Watcher: p}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = cl.Run(ctx) }()
@@ -140,9 +135,7 @@ func TestReplicasChange(t *testing.T) {
 	p.waitFor(t, "three replicas", has("r0", "r1", "r2"))
 	list := slices.Clone(f.list)
 	list[1].Draining = true
-	if err := c.SetReplicas(list); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, c.SetReplicas(list))
 	p.waitFor(t, "r1 out of its stage", has("r0", "r2"))
 	(&fakeFleet{replicas: []*fakeReplica{added}}).startReports(t, c)
 	p.waitFor(t, "r3 in the stage", has("r0", "r2", "r3"))
@@ -195,12 +188,20 @@ func waitFor(t *testing.T, c *runningControl, what string, fits func(Status) boo
 
 func get(t *testing.T, c *runningControl, path string) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+c.AdminAddr().String()+path, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+c.AdminAddr().String()+path, http.NoBody))
 	resp, body := do(t, req)
 	return resp.StatusCode, body
+}
+
+// requireMetrics checks that the page of metrics has lines.
+func requireMetrics(t *testing.T, c *runningControl, lines ...string) {
+	t.Helper()
+	_, page := get(t, c, "/metrics")
+	for _, line := range lines {
+		if !strings.Contains(page, line+"\n") {
+			t.Errorf("no %s in\n%s", line, page)
+		}
+	}
 }
 
 // do sends a request and reads the response.
@@ -237,26 +238,14 @@ func TestAdmin(t *testing.T) {
 	if m.Name != "m" || m.Stages[0].Name != "s0" || m.Stages[0].High != nil || m.Reason != "first plan" || len(s.History) != 1 || s.Nodes[0].ID != "proxy-1" {
 		t.Errorf("%s", body)
 	}
-	_, metrics := get(t, c, "/metrics")
-	for _, want := range []string{
-		`cascade_plan_epoch{model="m"} 1`, `cascade_replica_held_tokens{model="m",replica="r0"} 77`,
-		`cascade_replica_healthy{model="m",replica="r1",stage="s0"} 1`, `cascade_node_epoch{node="proxy-1"} 1`, `cascade_published_epoch 1`,
-	} {
-		if !strings.Contains(metrics, want) {
-			t.Errorf("no %s in\n%s", want, metrics)
-		}
-	}
+	requireMetrics(t, c, `cascade_plan_epoch{model="m"} 1`, `cascade_replica_held_tokens{model="m",replica="r0"} 77`,
+		`cascade_replica_healthy{model="m",replica="r1",stage="s0"} 1`, `cascade_node_epoch{node="proxy-1"} 1`, `cascade_published_epoch 1`)
 	for path, want := range map[string]int{"/healthz": 200, "/readyz": 200, "/": 200, "/nothing": 404} {
 		if code, _ := get(t, c, path); code != want {
 			t.Errorf("%s: %d", path, code)
 		}
 	}
-	conn, err := grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	h, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
+	h, err := healthv1.NewHealthClient(dial(t, c)).Check(t.Context(), &healthv1.HealthCheckRequest{})
 	if err != nil || h.GetStatus() != healthv1.HealthCheckResponse_SERVING {
 		t.Errorf("gRPC health: %v, %v", h, err)
 	}
@@ -311,10 +300,7 @@ func TestNewRefuses(t *testing.T) {
 			}
 		}
 	}
-	c, err := New(good())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Must(New(good()))
 	taken := good()
 	taken.Listen = c.Addr().String()
 	if _, err := New(taken); err == nil {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -20,17 +21,17 @@ type deltaStream struct {
 
 func openDelta(t *testing.T, c *runningControl) deltaStream {
 	t.Helper()
-	conn, err := grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	t.Cleanup(func() { cancel(); conn.Close() })
-	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return deltaStream{stream}
+	t.Cleanup(cancel)
+	return deltaStream{testkit.Must(discoveryv3.NewAggregatedDiscoveryServiceClient(dial(t, c)).DeltaAggregatedResources(ctx, grpc.WaitForReady(true)))}
+}
+
+// dial connects to a control plane without TLS.
+func dial(t *testing.T, c *runningControl) *grpc.ClientConn {
+	t.Helper()
+	conn := testkit.Must(grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))
+	t.Cleanup(func() { conn.Close() })
+	return conn
 }
 
 // subscribeAll subscribes to everything that an Envoy or a follower does, with the versions
@@ -85,9 +86,7 @@ func (d deltaStream) subscribeAll(t *testing.T, have map[string]string) map[stri
 
 func (d deltaStream) send(t *testing.T, req *discoveryv3.DeltaDiscoveryRequest) {
 	t.Helper()
-	if err := d.stream.Send(req); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, d.stream.Send(req))
 }
 
 func cutType(key, typ string) (name string, ok bool) {

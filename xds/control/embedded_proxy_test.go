@@ -10,7 +10,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/proxy"
-	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
@@ -33,16 +32,9 @@ func TestEmbeddedProxyReports(t *testing.T) {
 	testkit.Run(t, p.Run)
 	<-p.Ready()
 	streams := newClients(t, "http://"+p.Addr().String(), 10)
-	active := func() int {
-		n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{a.Address, b.Address})
-		if !known {
-			return -1
-		}
-		return n
-	}
-	testkit.WaitFor(t, "the report of an idle proxy", func() bool { return active() == 0 })
+	testkit.WaitFor(t, "the report of an idle proxy", func() bool { return activeRequests(c, a, b) == 0 })
 	streams.hold(7)
-	testkit.WaitFor(t, "seven requests in progress", func() bool { return active() == 7 })
+	testkit.WaitFor(t, "seven requests in progress", func() bool { return activeRequests(c, a, b) == 7 })
 	began := time.Now()
 	testkit.WaitFor(t, "failures", func() bool {
 		if code := streams.get("/version"); code != http.StatusInternalServerError {
@@ -59,5 +51,5 @@ func TestEmbeddedProxyReports(t *testing.T) {
 	close(a.release)
 	close(b.release)
 	streams.end()
-	testkit.WaitFor(t, "the end of all streams", func() bool { return active() == 0 })
+	testkit.WaitFor(t, "the end of all streams", func() bool { return activeRequests(c, a, b) == 0 })
 }

@@ -19,18 +19,19 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// hasFault reports whether a status lists a fault.
-func hasFault(s Status, kind, object string) bool {
-	return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Kind == kind && f.Object == object && f.Text != "" })
+// hasFault reports whether a status lists a fault, with parts of its text.
+func hasFault(s Status, kind, object string, texts ...string) bool {
+	return slices.ContainsFunc(s.Faults, func(f Fault) bool {
+		missing := func(text string) bool { return !strings.Contains(f.Text, text) }
+		return f.Kind == kind && f.Object == object && f.Text != "" && !slices.ContainsFunc(texts, missing)
+	})
 }
 
 // requireNamed checks that a fault is in the metrics, and that /readyz names it or is not
 // concerned.
 func requireNamed(t *testing.T, c *runningControl, kind, object string, ready bool) {
 	t.Helper()
-	if _, metrics := get(t, c, "/metrics"); !strings.Contains(metrics, `cascade_fault{kind="`+kind+`",object="`+object+`"} 1`) {
-		t.Errorf("no metric for the fault %s of %s", kind, object)
-	}
+	requireMetrics(t, c, `cascade_fault{kind="`+kind+`",object="`+object+`"} 1`)
 	code, body := get(t, c, "/readyz")
 	if ready && code != http.StatusOK || !ready && (code != http.StatusServiceUnavailable || !strings.Contains(body, kind+" "+object+": ")) {
 		t.Errorf("/readyz answers %d with the fault %s of %s: %s", code, kind, object, body)
@@ -66,13 +67,9 @@ func TestFaults(t *testing.T) {
 	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineReady = false })
 	waitFor(t, c, "r1 named", func(s Status) bool { return hasFault(s, FaultReplica, "r1") })
 	requireNamed(t, c, FaultReplica, "r1", true)
-	if _, metrics := get(t, c, "/metrics"); !strings.Contains(metrics, `cascade_replica_health{health="unhealthy",model="m",reason="engine_down",replica="r1"} 1`) {
-		t.Error("no metric of the health of r1")
-	}
+	requireMetrics(t, c, `cascade_replica_health{health="unhealthy",model="m",reason="engine_down",replica="r1"} 1`)
 	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineHung = true })
-	waitFor(t, c, "r1 hung", func(s Status) bool {
-		return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Object == "r1" && strings.Contains(f.Text, "makes no progress") })
-	})
+	waitFor(t, c, "r1 hung", func(s Status) bool { return hasFault(s, FaultReplica, "r1", "makes no progress") })
 	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineReady, m.EngineHung = true, false })
 	waitFor(t, c, "r1 healthy", func(s Status) bool { return len(s.Faults) == 0 })
 
@@ -117,9 +114,7 @@ func TestFaultsOfHosts(t *testing.T) {
 		waitFor(t, c, kind+" "+object, func(s Status) bool { return hasFault(s, kind, object) })
 		requireNamed(t, c, kind, object, true)
 	}
-	if _, metrics := get(t, c, "/metrics"); !strings.Contains(metrics, `cascade_replica_health{health="unhealthy",model="m",reason="engine_hung",replica="r0"} 1`) {
-		t.Error("no metric of the health of r0")
-	}
+	requireMetrics(t, c, `cascade_replica_health{health="unhealthy",model="m",reason="engine_hung",replica="r0"} 1`)
 	f.replicas[0].setReport(func(m *api.LoadReport) { m.EngineReady, m.EngineHung = true, false })
 	f.replicas[1].setReport(func(m *api.LoadReport) { m.Problems, m.Slots = nil, nil })
 	waitFor(t, c, "no fault again", func(s Status) bool { return len(s.Faults) == 0 })
@@ -209,9 +204,7 @@ func TestSilentMigrator(t *testing.T) {
 	stop()
 	for _, id := range []string{"r0", "r1", "r2", "r3"} {
 		waitFor(t, c, id+" named", func(s Status) bool { return hasFault(s, FaultReplica, id) })
-		if _, metrics := get(t, c, "/metrics"); !strings.Contains(metrics, `cascade_fault{kind="replica",object="`+id+`"} 1`) {
-			t.Errorf("no metric of the fault of %s", id)
-		}
+		requireMetrics(t, c, `cascade_fault{kind="replica",object="`+id+`"} 1`)
 	}
 	for id, want := range map[policies.ReplicaID][]string{"r0": nil, "r1": {"operator"}, "r2": {"file"}} {
 		if got := c.replicaStatus(id); !slices.Equal(got.Drain, want) || !strings.Contains(got.HealthReason, "start it") || (got.Health == "draining") != (want != nil) {

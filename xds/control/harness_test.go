@@ -18,6 +18,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -59,10 +60,7 @@ type fakeReplica struct {
 // newFakeReplica starts a replica's server; it reports nothing yet.
 func newFakeReplica(t *testing.T, id string) *fakeReplica {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	r := &fakeReplica{
 		Replica:  policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 256}},
 		listener: l,
@@ -102,10 +100,7 @@ func (r *fakeReplica) setReport(edit func(*api.LoadReport)) {
 // reportTo sends a report every few milliseconds until ctx ends.
 func (r *fakeReplica) reportTo(ctx context.Context, t *testing.T, wg *sync.WaitGroup, address string) {
 	t.Helper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Must(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))
 	wg.Go(func() {
 		defer conn.Close()
 		stream, err := api.NewFleetClient(conn).Report(ctx)
@@ -201,10 +196,7 @@ func startControl(t *testing.T, cfg Config) *runningControl {
 		cfg.Proxies = []string{"*"}
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-	c, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Must(New(cfg))
 	c.slots.interval = 20 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -7,9 +7,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -56,9 +54,7 @@ func TestAttackInventedProxy(t *testing.T) {
 	waitFor(t, c, "refusals", func(s Status) bool {
 		return len(s.Nodes) == 2 && s.Nodes[0].ID == "invented" && s.Nodes[0].NACKs > 0 && s.Nodes[0].Unlisted
 	})
-	conn := testkit.Must(grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))
-	defer conn.Close()
-	reports := testkit.Must(loadstatsv3.NewLoadReportingServiceClient(conn).StreamLoadStats(t.Context()))
+	reports := testkit.Must(loadstatsv3.NewLoadReportingServiceClient(dial(t, c)).StreamLoadStats(t.Context()))
 	testkit.NoError(t, reports.Send(&loadstatsv3.LoadStatsRequest{Node: &corev3.Node{Id: "invented"}}))
 	if _, err := reports.Recv(); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("load reports of an invented proxy: %v", err)

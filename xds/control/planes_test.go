@@ -13,8 +13,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
@@ -24,6 +22,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
+
+// startPlanes returns a function that starts a control plane of a fleet with several.
+func startPlanes(t *testing.T, cfg Config) func(name string) *runningControl {
+	return func(name string) *runningControl {
+		t.Helper()
+		cfg.Rules.Name, cfg.Rules.Shared = name, true
+		return startControl(t, cfg)
+	}
+}
 
 // TestEnvoyTwoControlPlanes checks that an Envoy whose control plane stops
 // connects to the other one on the same store, is sent nothing that it has, and
@@ -36,11 +43,7 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 		list[i].Capacity.Batch = 4096 // so large that the few requests here change no weight
 	}
 	st := store.New(store.NewMemory())
-	run := func(name string) *runningControl {
-		r := rulesWithoutReports()
-		r.Name, r.Shared = name, true
-		return startControl(t, Config{Rules: r, Replicas: list, Store: st})
-	}
+	run := startPlanes(t, Config{Rules: rulesWithoutReports(), Replicas: list, Store: st})
 	a := run("a")
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
 	b := run("b")
@@ -56,9 +59,7 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 	t.Logf("Envoy connected to the other control plane after %v", time.Since(began))
 	requireSameStats(t, envoy, resourceStats, before, policies.MaxStages+3)
 	waitFor(t, b, "b plans", func(s Status) bool { return s.Planner.Leads })
-	if err := b.fleet.Drain(t.Context(), "r0"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, b.fleet.Drain(t.Context(), "r0"))
 	waitForEpoch(t, b, 2)
 
 	// The first one restarts and follows.
@@ -77,17 +78,11 @@ func TestRefusedPlanIsReplaced(t *testing.T) {
 	t.Parallel()
 	f := newFakeFleet(t, 2)
 	st := store.New(store.NewMemory())
-	run := func(name string) *runningControl {
-		r := rulesWithoutReports()
-		r.Name, r.Shared = name, true
-		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Audit: newAudit(t)})
-	}
+	run := startPlanes(t, Config{Rules: rulesWithoutReports(), Replicas: f.list, Store: st, Audit: newAudit(t)})
 	a := run("a")
 	waitFor(t, a, "the first plan", func(s Status) bool { return s.Planner.Leads && s.PublishedEpoch == 1 })
 	b := run("b")
-	conn := testkit.Must(grpc.NewClient(b.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))
-	t.Cleanup(func() { conn.Close() })
-	ads := testkit.Must(discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context(), grpc.WaitForReady(true)))
+	ads := openDelta(t, b).stream
 	testkit.NoError(t, ads.Send(&discoveryv3.DeltaDiscoveryRequest{
 		Node: &corev3.Node{Id: "edge"}, TypeUrl: resources.RoutingType, ResourceNamesSubscribe: []string{resources.RoutingName("")},
 	}))
@@ -162,11 +157,7 @@ func TestPlanesCompare(t *testing.T) {
 	t.Parallel()
 	f := newFakeFleet(t, 2)
 	st := store.New(store.NewMemory())
-	run := func(name string) *runningControl {
-		r := rulesWithoutReports()
-		r.Name, r.Shared = name, true
-		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st})
-	}
+	run := startPlanes(t, Config{Rules: rulesWithoutReports(), Replicas: f.list, Store: st})
 	a, b := run("a"), run("b")
 	p := newProxy(t, a)
 	p.waitFor(t, "a plan", func(s *routing.Snapshot) bool { return len(members(s, 0)) == 2 })
@@ -185,16 +176,13 @@ func TestPlanesCompare(t *testing.T) {
 	requireNamed(t, b, FaultFile, "a", true)
 	b.SetFleetFile(FleetFile{Digest: "one", Fields: map[string]string{"speed": "1", "replicas": "2", "planner.period": "3"}, Restart: []string{"proxy.listen", "speed"}}, nil)
 	waitFor(t, b, "changes that wait for a restart", func(s Status) bool {
-		i := slices.IndexFunc(s.Faults, func(f Fault) bool { return f.Kind == FaultFile && f.Object == "restart" })
-		return i >= 0 && strings.Contains(s.Faults[i].Text, "only a restart applies: proxy.listen, speed; restart the control planes")
+		return hasFault(s, FaultFile, "restart", "only a restart applies: proxy.listen, speed; restart the control planes")
 	})
 	requireNamed(t, b, FaultFile, "restart", true)
 	a.SetFleetFile(FleetFile{Digest: "another", Fields: map[string]string{"replicas": "2", "planner.period": "4", "proxy.nodes": "5"}}, nil)
-	waitFor(t, b, "the fields that differ", func(s Status) bool {
-		i := slices.IndexFunc(s.Faults, func(f Fault) bool { return f.Kind == FaultFileDiffers })
-		return i >= 0 && strings.Contains(s.Faults[i].Text, "; these fields differ: planner.period, proxy.nodes, speed: give all")
+	waitFor(t, b, "a's other file", func(s Status) bool {
+		return hasFault(s, FaultFileDiffers, "a", "; these fields differ: planner.period, proxy.nodes, speed: give all") && !hasFault(s, FaultFile, "a")
 	})
-	waitFor(t, b, "a's other file", func(s Status) bool { return hasFault(s, FaultFileDiffers, "a") && !hasFault(s, FaultFile, "a") })
 	requireNamed(t, b, FaultFileDiffers, "a", true)
 
 	note := testkit.Must(json.Marshal(planeNote{Name: "c", FleetDigest: "x"}))

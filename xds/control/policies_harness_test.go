@@ -60,13 +60,8 @@ func push(t *testing.T, c *runningControl, query string, module []byte, signatur
 	var body bytes.Buffer
 	form := multipart.NewWriter(&body)
 	for name, data := range map[string][]byte{"module": module, "signature": []byte(signature)} {
-		w, err := form.CreateFormFile(name, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(data); err != nil {
-			t.Fatal(err)
-		}
+		w := testkit.Must(form.CreateFormFile(name, name))
+		testkit.Must(w.Write(data))
 	}
 	form.Close()
 	return post(t, c, "/policies/push?"+query, func(r *http.Request) {
@@ -111,10 +106,7 @@ func startHost(t *testing.T, r *fakeReplica, from *runningControl, to ...*runnin
 	t.Helper()
 	h := &testHost{fakeReplica: r, codes: make(map[lifecycle.Digest][]byte), status: &api.SlotStatus{Kind: slotKind}}
 	h.report()
-	conn, err := grpc.NewClient(from.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Must(grpc.NewClient(from.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))
 	h.connection = conn
 	cl, err := routing.New(routing.Config{
 		Conn: conn, NodeID: identity.MigratorNodeID(string(r.ID)), Cluster: resources.ObserverCluster,
@@ -219,6 +211,15 @@ func (h *testHost) waitFor(t *testing.T, c *runningControl, what string, fits fu
 func waitForPolicies(t *testing.T, c *runningControl, what string, fits func(Policies) bool) Policies {
 	t.Helper()
 	return testkit.WaitForValue(t, what, func() Policies { return c.Policies(slotKind) }, fits)
+}
+
+// waitForOwnSlot waits until a slot of the control planes themselves fits, and returns it.
+func waitForOwnSlot(t *testing.T, c *runningControl, what string, fits func(PolicySlot) bool) PolicySlot {
+	t.Helper()
+	p := testkit.WaitForValue(t, what, func() Policies { return c.Policies("partition") }, func(p Policies) bool {
+		return len(p.Slots) == 1 && fits(p.Slots[0])
+	})
+	return p.Slots[0]
 }
 
 // hasGenerations reports whether a slot has these generations, stable and

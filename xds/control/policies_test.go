@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -78,8 +77,7 @@ func TestPolicyRejectedEverywhere(t *testing.T) {
 		phase(h, "rejected")
 	}
 	waitFor(t, c, "the fault of both", func(s Status) bool {
-		i := slices.IndexFunc(s.Faults, func(f Fault) bool { return f.Kind == FaultPolicy && f.Object == slotKind })
-		return i >= 0 && strings.Contains(s.Faults[i].Text, "generation 1: r0: needs too much memory; 1 other host reports the same; push another one")
+		return hasFault(s, FaultPolicy, slotKind, "generation 1: r0: needs too much memory; 1 other host reports the same; push another one")
 	})
 	requireNamed(t, c, FaultPolicy, slotKind, true)
 	for _, goal := range []string{"shadow", "canary&permille=10", "active", "stable"} {
@@ -228,9 +226,7 @@ func TestPolicyRefused(t *testing.T) {
 		return len(s.Nodes) == 1 && s.Nodes[0].Current && len(s.Refused) == 0 && len(s.Policies) == 1 && s.Policies[0].OnCandidate == 1
 	})
 	// Other changes do not send the same bytes again.
-	if err := c.fleet.Drain(t.Context(), "r0"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, c.fleet.Drain(t.Context(), "r0"))
 	waitFor(t, c, "the drain reaches the proxy", func(s Status) bool { return s.Nodes[0].Current && s.Epoch > 1 && s.Phase == "idle" })
 	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=shadow", nil))
 	good.waitFor(t, c, "the next goal", func(w lifecycle.SlotSpec) bool { return w.Candidates[0].Goal == lifecycle.ToShadow })
@@ -268,9 +264,7 @@ func TestPolicySilentNode(t *testing.T) {
 			d.send(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.ExtensionType, ResponseNonce: r.GetNonce()})
 		}
 	}
-	if err := c.fleet.Drain(t.Context(), "r0"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, c.fleet.Drain(t.Context(), "r0"))
 	s := waitFor(t, c, "the plan at all groups", func(s Status) bool { return s.Epoch == 2 && s.PublishedEpoch == 2 && s.Phase == "idle" })
 	for _, n := range s.Nodes {
 		if n.Fenced {
@@ -324,23 +318,16 @@ func TestPolicyOwnSlots(t *testing.T) {
 	r.Name = "main"
 	c := startControl(t, Config{Rules: r, Replicas: f.list, Admitter: new(fakeAdmitter), Slots: own})
 	f.startReports(t, c)
-	see := func(what string, fits func(PolicySlot) bool) {
-		t.Helper()
-		waitForPolicies(t, c, what, func(Policies) bool {
-			p := c.Policies("partition")
-			return len(p.Slots) == 1 && fits(p.Slots[0])
-		})
-	}
 	requireOK(t)(push(t, c, "slot=place", []byte("x"), "generation 1"))
 	requireOK(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
-	see("its refusal", func(s PolicySlot) bool {
+	waitForOwnSlot(t, c, "its refusal", func(s PolicySlot) bool {
 		return len(s.Nodes) == 1 && s.Nodes[0].Node == "control/main" && strings.Contains(s.Nodes[0].Refused, "fuel") && s.Candidate != nil
 	})
 	own.mu.Lock()
 	own.refuse = nil
 	own.mu.Unlock()
 	requireOK(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
-	see("2 is stable", func(s PolicySlot) bool {
+	waitForOwnSlot(t, c, "2 is stable", func(s PolicySlot) bool {
 		return s.Stable != nil && s.Stable.Generation == 2 && s.Nodes[0].Refused == ""
 	})
 	c.stop()

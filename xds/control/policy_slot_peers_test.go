@@ -35,17 +35,6 @@ func TestPolicyPeers(t *testing.T) {
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
 	b := run("b", ownB)
 	f.startReports(t, b)
-	see := func(c *runningControl, what string, fits func(PolicySlot) bool) (out PolicySlot) {
-		t.Helper()
-		waitForPolicies(t, c, what, func(Policies) bool {
-			p := c.Policies("partition")
-			if len(p.Slots) == 1 {
-				out = p.Slots[0]
-			}
-			return len(p.Slots) == 1 && fits(out)
-		})
-		return out
-	}
 	node := func(s PolicySlot, name string) PolicyNode {
 		i := slices.IndexFunc(s.Nodes, func(n PolicyNode) bool { return n.Node == name })
 		if i < 0 {
@@ -58,13 +47,13 @@ func TestPolicyPeers(t *testing.T) {
 	}
 
 	for _, c := range []*runningControl{a, b} {
-		see(c, "all control planes", func(s PolicySlot) bool { return len(s.Nodes) == 3 })
+		waitForOwnSlot(t, c, "all control planes", func(s PolicySlot) bool { return len(s.Nodes) == 3 })
 	}
 
 	// a runs it, b refuses it: both see both, and it is not stable.
 	requireOK(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
 	for _, c := range []*runningControl{a, b} {
-		s := see(c, "both nodes", func(s PolicySlot) bool {
+		s := waitForOwnSlot(t, c, "both nodes", func(s PolicySlot) bool {
 			return node(s, "control/a").Active == 1 && node(s, "control/b").Refused == "not here"
 		})
 		if len(s.Nodes) != 3 || node(s, "control/gone").Active != 99 {
@@ -80,7 +69,7 @@ func TestPolicyPeers(t *testing.T) {
 	ownB.refuse = nil
 	ownB.mu.Unlock()
 	requireOK(t)(push(t, a, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
-	see(b, "2 is stable", stable(2))
+	waitForOwnSlot(t, b, "2 is stable", stable(2))
 	waitFor(t, b, "a summary with both", func(s Status) bool {
 		return len(s.Policies) == 1 && s.Policies[0].Nodes == 2 && s.Policies[0].OnStable == 2
 	})
@@ -91,16 +80,16 @@ func TestPolicyPeers(t *testing.T) {
 	ownB.reject = 3
 	ownB.mu.Unlock()
 	requireOK(t)(push(t, a, "slot=partition&goal=canary&scope=m", []byte("z"), "generation 3"))
-	s := see(a, "3 is taken back", func(s PolicySlot) bool { return s.Candidate == nil && len(s.RolledBack) == 1 })
+	s := waitForOwnSlot(t, a, "3 is taken back", func(s PolicySlot) bool { return s.Candidate == nil && len(s.RolledBack) == 1 })
 	if e := s.RolledBack[0]; e.Reason != "control/b: it trapped" || e.By != "a" || !stable(2)(s) {
 		t.Errorf("%+v", s)
 	}
 
 	// a stops: b plans, and does not wait for a.
 	a.stop()
-	see(b, "a is not listed", func(s PolicySlot) bool { return node(s, "control/a").Node == "" })
+	waitForOwnSlot(t, b, "a is not listed", func(s PolicySlot) bool { return node(s, "control/a").Node == "" })
 	requireOK(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("4"), "generation 4"))
-	see(b, "4 is stable", stable(4))
+	waitForOwnSlot(t, b, "4 is stable", stable(4))
 }
 
 // FuzzParsePlaneNote checks that any note is one of a control plane, within bounds, or an error.

@@ -57,6 +57,19 @@ func (h *holdServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// activeRequests returns how many requests run at servers in the first stage; -1 if that is unknown.
+func activeRequests(c *runningControl, servers ...*holdServer) int {
+	var addresses []string
+	for _, s := range servers {
+		addresses = append(addresses, s.Address)
+	}
+	n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), addresses)
+	if !known {
+		return -1
+	}
+	return n
+}
+
 // clients are held streams of HTTP/2 connections to one proxy.
 type clients struct {
 	t      *testing.T
@@ -138,10 +151,7 @@ func startEnvoy(t *testing.T, c *runningControl, id string, others ...*runningCo
 	for _, o := range others {
 		cfg.OtherControlPlanes = append(cfg.OtherControlPlanes, o.Addr().String())
 	}
-	boot, err := resources.Bootstrap(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	boot := testkit.Must(resources.Bootstrap(cfg))
 	e := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	return e, "http://" + e.Listener(resources.ListenerName)
 }
@@ -181,13 +191,9 @@ func TestEnvoyLoad(t *testing.T) {
 
 	// The requests in progress at the replicas, by cluster.
 	cluster := resources.ClusterName("m", 0)
-	testkit.WaitFor(t, "active requests by cluster", func() bool {
-		both, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
-		mine, _ := c.loads.ActiveRequests(cluster, []string{a.Address})
-		return ok && both == 40 && mine == len(a.began)
-	})
+	testkit.WaitFor(t, "active requests by cluster", func() bool { return activeRequests(c, a, b) == 40 && activeRequests(c, a) == len(a.began) })
 	testkit.WaitFor(t, "active requests by address, and none elsewhere", func() bool {
-		byName, _ := c.loads.book.Active(time.Now(), resources.ClusterName("m", 0), []string{a.Address, b.Address})
+		byName, _ := c.loads.book.Active(time.Now(), cluster, []string{a.Address, b.Address})
 		elsewhere, known := c.loads.ActiveRequests(resources.ClusterName("m", 1), []string{a.Address})
 		return byName == 40 && elsewhere == 0 && known
 	})
@@ -225,10 +231,7 @@ func TestEnvoyLoad(t *testing.T) {
 	second.Stop()
 	testkit.WaitFor(t, "the dead Envoy's requests to be dropped", exactly(23))
 	if os.Getenv("CASCADE_TEST_ALL") != "" { // ten seconds later
-		testkit.WaitFor(t, "the end of its requests", func() bool {
-			n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
-			return ok && n == 23
-		})
+		testkit.WaitFor(t, "the end of its requests", func() bool { return activeRequests(c, a, b) == 23 })
 	}
 	close(a.release)
 	close(b.release)
@@ -271,14 +274,8 @@ func grpcClient(t *testing.T, c *runningControl, model string) func(tokens strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	resolver, err := xds.NewXDSResolverWithConfigForTesting(bootstrap)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := grpc.NewClient(fmt.Sprintf("xds:///%s.cascade", model), grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	resolver := testkit.Must(xds.NewXDSResolverWithConfigForTesting(bootstrap))
+	conn := testkit.Must(grpc.NewClient(fmt.Sprintf("xds:///%s.cascade", model), grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials())))
 	t.Cleanup(func() { conn.Close() })
 	client := healthv1.NewHealthClient(conn)
 	return func(tokens string) policies.ReplicaID {
@@ -321,10 +318,7 @@ func TestEnvoyManyStreams(t *testing.T) {
 	if sums["upstream_rq_active"] != streams || sums["upstream_rq_pending_overflow"] != 0 || sums["upstream_rq_pending_active"] != 0 {
 		t.Errorf("%v", sums)
 	}
-	testkit.WaitFor(t, "reports of all streams", func() bool {
-		n, ok := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{a.Address, b.Address})
-		return ok && n == streams
-	})
+	testkit.WaitFor(t, "reports of all streams", func() bool { return activeRequests(c, a, b) == streams })
 	close(a.release)
 	close(b.release)
 }
@@ -340,18 +334,13 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	held := newClients(t, url, 10)
 	held.hold(10)
 	cluster := resources.ClusterName("m", 0)
-	testkit.WaitFor(t, "reports of the streams", func() bool {
-		n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
-		return ok && n == 10
-	})
+	testkit.WaitFor(t, "reports of the streams", func() bool { return activeRequests(c, a, b) == 10 })
 	has := func(address string) bool { return strings.Contains(envoy.Clusters(), cluster+"::"+address+"::") }
 	draining := func() bool {
 		return strings.Contains(envoy.Clusters(), cluster+"::"+b.Address+"::health_flags::/failed_eds_health") ||
 			strings.Contains(envoy.Clusters(), cluster+"::"+b.Address+"::health_flags::/eds_status_draining")
 	}
-	if err := c.SetReplicas([]policies.Replica{a.Replica}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, c.SetReplicas([]policies.Replica{a.Replica}))
 	testkit.WaitFor(t, "the replica to drain", draining)
 	more := uint64(1)
 	if os.Getenv("CASCADE_TEST_ALL") != "" {

@@ -143,23 +143,9 @@ func TestReplicasByName(t *testing.T) {
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Resolver: dns})
 	f.startReports(t, c)
 	waitFor(t, c, "the replica at its address", func(s Status) bool {
-		return s.Epoch > 0 && replicaAddress(s, "r0") == at && len(s.Faults) == 0
+		return s.Epoch > 0 && c.replicaStatus("r0").Address == at && len(s.Faults) == 0
 	})
 	dns.set("engine.example", "")
 	testkit.NoError(t, c.SetReplicas(f.list))
-	waitFor(t, c, "the name not found", func(s Status) bool { return hasFault(s, FaultReplica, "r0") && replicaAddress(s, "r0") == at })
-}
-
-// replicaAddress returns the address of a replica in a status.
-func replicaAddress(s Status, id policies.ReplicaID) string {
-	for _, m := range s.Models {
-		for _, stage := range m.Stages {
-			for _, r := range stage.Replicas {
-				if r.ID == id {
-					return r.Address
-				}
-			}
-		}
-	}
-	return ""
+	waitFor(t, c, "the name not found", func(s Status) bool { return hasFault(s, FaultReplica, "r0") && c.replicaStatus("r0").Address == at })
 }

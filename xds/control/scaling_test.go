@@ -14,6 +14,9 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	autoscaling "k8s.io/api/autoscaling/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	strictjson "sigs.k8s.io/json"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
@@ -79,96 +82,48 @@ func TestScalingMetrics(t *testing.T) {
 	}
 }
 
-// The parts of Kubernetes' and KEDA's objects that deploy/kubernetes uses.
+// The parts of KEDA's and prometheus-adapter's objects that deploy/kubernetes uses.
 type (
-	Manifest struct {
-		APIVersion string `yaml:"apiVersion"`
-		Kind       string `yaml:"kind"`
-		Metadata   struct {
-			Name string `yaml:"name"`
-		} `yaml:"metadata"`
-	}
-	scaleTarget struct {
-		APIVersion string `yaml:"apiVersion"`
-		Kind       string `yaml:"kind"`
-		Name       string `yaml:"name"`
-	}
-	scalingRules struct {
-		Window   *int   `yaml:"stabilizationWindowSeconds"`
-		Select   string `yaml:"selectPolicy"`
-		Policies []struct {
-			Type    string `yaml:"type"`
-			Value   int    `yaml:"value"`
-			Seconds int    `yaml:"periodSeconds"`
-		} `yaml:"policies"`
-	}
-	scalingBehavior struct {
-		Up   scalingRules `yaml:"scaleUp"`
-		Down scalingRules `yaml:"scaleDown"`
-	}
-	hpa struct {
-		Manifest `yaml:",inline"`
-		Spec     struct {
-			Target  scaleTarget `yaml:"scaleTargetRef"`
-			Min     int         `yaml:"minReplicas"`
-			Max     int         `yaml:"maxReplicas"`
-			Metrics []struct {
-				Type     string `yaml:"type"`
-				External struct {
-					Metric struct {
-						Name     string `yaml:"name"`
-						Selector struct {
-							Labels map[string]string `yaml:"matchLabels"`
-						} `yaml:"selector"`
-					} `yaml:"metric"`
-					Target struct {
-						Type    string `yaml:"type"`
-						Average string `yaml:"averageValue"`
-					} `yaml:"target"`
-				} `yaml:"external"`
-			} `yaml:"metrics"`
-			Behavior scalingBehavior `yaml:"behavior"`
-		} `yaml:"spec"`
-	}
 	scaledObject struct {
-		Manifest `yaml:",inline"`
-		Spec     struct {
-			Target   scaleTarget `yaml:"scaleTargetRef"`
-			Interval int         `yaml:"pollingInterval"`
-			Min      int         `yaml:"minReplicaCount"`
-			Max      int         `yaml:"maxReplicaCount"`
+		metav1.TypeMeta   `json:",inline"`
+		metav1.ObjectMeta `json:"metadata"`
+		Spec              struct {
+			Target   autoscaling.CrossVersionObjectReference `json:"scaleTargetRef"`
+			Interval int                                     `json:"pollingInterval"`
+			Min      int32                                   `json:"minReplicaCount"`
+			Max      int32                                   `json:"maxReplicaCount"`
 			Fallback struct {
-				Failures int    `yaml:"failureThreshold"`
-				Replicas int    `yaml:"replicas"`
-				Behavior string `yaml:"behavior"`
-			} `yaml:"fallback"`
+				Failures int    `json:"failureThreshold"`
+				Replicas int    `json:"replicas"`
+				Behavior string `json:"behavior"`
+			} `json:"fallback"`
 			Advanced struct {
 				HPA struct {
-					Behavior scalingBehavior `yaml:"behavior"`
-				} `yaml:"horizontalPodAutoscalerConfig"`
-			} `yaml:"advanced"`
+					Behavior *autoscaling.HorizontalPodAutoscalerBehavior `json:"behavior"`
+				} `json:"horizontalPodAutoscalerConfig"`
+			} `json:"advanced"`
 			Triggers []struct {
-				Type       string            `yaml:"type"`
-				MetricType string            `yaml:"metricType"`
-				Metadata   map[string]string `yaml:"metadata"`
-			} `yaml:"triggers"`
-		} `yaml:"spec"`
+				Type       string            `json:"type"`
+				MetricType string            `json:"metricType"`
+				Metadata   map[string]string `json:"metadata"`
+			} `json:"triggers"`
+		} `json:"spec"`
 	}
 	adapterValues struct {
 		Rules struct {
 			External []struct {
-				Series    string `yaml:"seriesQuery"`
-				Query     string `yaml:"metricsQuery"`
+				Series    string `json:"seriesQuery"`
+				Query     string `json:"metricsQuery"`
 				Resources struct {
 					Overrides map[string]struct {
-						Resource string `yaml:"resource"`
-					} `yaml:"overrides"`
-				} `yaml:"resources"`
+						Resource string `json:"resource"`
+					} `json:"overrides"`
+				} `json:"resources"`
 				Name struct {
-					As string `yaml:"as"`
-				} `yaml:"name"`
-			} `yaml:"external"`
-		} `yaml:"rules"`
+					As string `json:"as"`
+				} `json:"name"`
+			} `json:"external"`
+		} `json:"rules"`
 	}
 )
 
@@ -177,12 +132,15 @@ type (
 func readManifest(t *testing.T, name string, to any) {
 	t.Helper()
 	text := testkit.Must(os.ReadFile(filepath.Join("..", "..", "deploy", "kubernetes", name)))
-	d := yaml.NewDecoder(bytes.NewReader(text), yaml.DisallowUnknownField())
-	if err := d.Decode(to); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
+	var document any
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	testkit.NoError(t, d.Decode(&document))
 	if err := d.Decode(new(any)); err != io.EOF {
 		t.Errorf("%s: more than one document: %v", name, err)
+	}
+	unknown, err := strictjson.UnmarshalStrict(testkit.Must(json.Marshal(document)), to)
+	if err != nil || len(unknown) > 0 {
+		t.Fatalf("%s: %v, %v", name, err, unknown)
 	}
 	known := make(map[string]bool)
 	for _, d := range described {
@@ -202,13 +160,13 @@ func readManifest(t *testing.T, name string, to any) {
 // TestAutoscalers checks the examples of deploy/kubernetes: their fields are those of the API, they follow the
 // number of replicas as it is, and add no damping of their own.
 func TestAutoscalers(t *testing.T) {
-	var h hpa
+	var h autoscaling.HorizontalPodAutoscaler
 	readManifest(t, "hpa.yaml", &h)
-	if h.APIVersion != "autoscaling/v2" || h.Kind != "HorizontalPodAutoscaler" || h.Metadata.Name == "" || len(h.Spec.Metrics) != 1 {
+	if h.APIVersion != "autoscaling/v2" || h.Kind != "HorizontalPodAutoscaler" || h.Name == "" || len(h.Spec.Metrics) != 1 {
 		t.Fatalf("hpa.yaml: %+v", h)
 	}
 	m := h.Spec.Metrics[0]
-	if m.Type != "External" || m.External.Metric.Name != "cascade_desired_replicas" || m.External.Metric.Selector.Labels["model"] == "" || m.External.Target.Type != "AverageValue" || m.External.Target.Average != "1" {
+	if m.Type != "External" || m.External.Metric.Name != "cascade_desired_replicas" || m.External.Metric.Selector.MatchLabels["model"] == "" || m.External.Target.Type != "AverageValue" || m.External.Target.AverageValue.String() != "1" {
 		t.Errorf("hpa.yaml: metric %+v", m)
 	}
 	var k scaledObject
@@ -221,14 +179,14 @@ func TestAutoscalers(t *testing.T) {
 		t.Errorf("keda.yaml: trigger %+v", x)
 	}
 	for name, spec := range map[string]struct {
-		target   scaleTarget
-		min, max int
-		behavior scalingBehavior
-	}{"hpa.yaml": {h.Spec.Target, h.Spec.Min, h.Spec.Max, h.Spec.Behavior}, "keda.yaml": {k.Spec.Target, k.Spec.Min, k.Spec.Max, k.Spec.Advanced.HPA.Behavior}} {
+		target   autoscaling.CrossVersionObjectReference
+		min, max int32
+		behavior *autoscaling.HorizontalPodAutoscalerBehavior
+	}{"hpa.yaml": {h.Spec.ScaleTargetRef, *h.Spec.MinReplicas, h.Spec.MaxReplicas, h.Spec.Behavior}, "keda.yaml": {k.Spec.Target, k.Spec.Min, k.Spec.Max, k.Spec.Advanced.HPA.Behavior}} {
 		if spec.target.Kind != "Deployment" || spec.target.APIVersion != "apps/v1" || spec.target.Name == "" || spec.min < 1 || spec.max <= spec.min {
 			t.Errorf("%s: %+v", name, spec)
 		}
-		for _, w := range []*int{spec.behavior.Up.Window, spec.behavior.Down.Window} {
+		for _, w := range []*int32{spec.behavior.ScaleUp.StabilizationWindowSeconds, spec.behavior.ScaleDown.StabilizationWindowSeconds} {
 			if w == nil || *w != 0 {
 				t.Errorf("%s: a stabilization window of its own", name)
 			}

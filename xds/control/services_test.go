@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -46,17 +47,11 @@ func TestLengthService(t *testing.T) {
 // estimateTokens sends a body of 4,000 bytes to the length service.
 func estimateTokens(t *testing.T, address string, creds credentials.TransportCredentials) string {
 	t.Helper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Must(grpc.NewClient(address, grpc.WithTransportCredentials(creds)))
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	stream, err := extproc.NewExternalProcessorClient(conn).Process(ctx, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := testkit.Must(extproc.NewExternalProcessorClient(conn).Process(ctx, grpc.WaitForReady(true)))
 	header := func(k, v string) *corev3.HeaderValue { return &corev3.HeaderValue{Key: k, RawValue: []byte(v)} }
 	if err := stream.Send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{
 		Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
@@ -89,14 +84,11 @@ func TestTLS(t *testing.T) {
 		Settings: resources.Settings{Estimator: resources.ExtProc, LengthTimeout: time.Minute},
 	})
 	check := func(creds credentials.TransportCredentials, opts ...grpc.CallOption) error {
-		conn, err := grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(creds))
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := testkit.Must(grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(creds)))
 		defer conn.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
-		_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{}, opts...)
+		_, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{}, opts...)
 		return err
 	}
 	if err := check(credentials.NewTLS(client), grpc.WaitForReady(true)); err != nil {
@@ -113,22 +105,13 @@ func TestTLS(t *testing.T) {
 // newTLSConfigs returns a server's and a client's TLS configuration.
 func newTLSConfigs(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := testkit.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := testkit.Must(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))
+	cert := testkit.Must(x509.ParseCertificate(der))
 	roots := x509.NewCertPool()
 	roots.AddCert(cert)
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS13},
