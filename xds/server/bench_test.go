@@ -35,11 +35,7 @@ import (
 // fleetSet returns the set of a fleet of n replicas in four stages.
 func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 	tb.Helper()
-	s, err := resources.Build(fleetView(n, cut))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return s
+	return testkit.Must(resources.Build(fleetView(n, cut)))
 }
 
 // fleetView returns the view of that fleet. The end of the first stage is also
@@ -140,10 +136,7 @@ type benchServer struct {
 func listen(tb testing.TB, m *meter, register func(context.Context, grpc.ServiceRegistrar), opts ...grpc.ServerOption) string {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	if m != nil {
 		opts = append(opts, grpc.StatsHandler(m), grpc.StreamInterceptor(m.intercept))
 	}
@@ -165,25 +158,9 @@ func listen(tb testing.TB, m *meter, register func(context.Context, grpc.Service
 func newServer(tb testing.TB, m *meter, sets []resources.Set) *benchServer {
 	tb.Helper()
 	c := cache.New(cache.Config{})
-	s, err := server.New(server.Config{Cache: c, Callbacks: publish.NewLedger(nil)})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	runInBackground(tb, c.Run)
+	s := testkit.Must(server.New(server.Config{Cache: c, Callbacks: publish.NewLedger(nil)}))
+	testkit.Run(tb, c.Run)
 	return &benchServer{"ours", listen(tb, m, s.Register, server.Options()...), m, func(i int) { c.Set("", sets[i]) }}
-}
-
-// runInBackground runs f until the end of the test.
-func runInBackground(tb testing.TB, f func(context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
-	tb.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			tb.Error(err)
-		}
-	})
 }
 
 // newStockServer returns go-control-plane's server over its snapshot cache,
@@ -220,11 +197,7 @@ func snapshotOf(tb testing.TB, s resources.Set) *gcp.Snapshot {
 			if r.Unlisted || typ == resources.RoutingType { // the stock cache does not know it
 				continue
 			}
-			m, err := (&anypb.Any{TypeUrl: r.Type, Value: r.Body}).UnmarshalNew()
-			if err != nil {
-				tb.Fatal(err)
-			}
-			all[typ] = append(all[typ], m)
+			all[typ] = append(all[typ], testkit.Must((&anypb.Any{TypeUrl: r.Type, Value: r.Body}).UnmarshalNew()))
 		}
 	}
 	snapshot, err := gcp.NewSnapshot(s.Get(rds, resources.RouteName).Version, all)
@@ -401,9 +374,7 @@ func watchMemory(tb testing.TB) (stop func() uint64) {
 // cpuTime returns the CPU time that this process has used.
 func cpuTime(tb testing.TB) time.Duration {
 	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		tb.Fatal(err)
-	}
+	testkit.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 

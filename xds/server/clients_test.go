@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // clientsVariable makes the test binary run as a process of many clients, so
@@ -239,24 +241,13 @@ type clientProcess struct {
 // startClientProcess starts a client process, which ends with the test.
 func startClientProcess(tb testing.TB) *clientProcess {
 	tb.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	self := testkit.Must(os.Executable())
 	cmd := exec.Command(self, "-test.run=^$")
 	cmd.Env = append(os.Environ(), clientsVariable+"=1")
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		tb.Fatal(err)
-	}
+	in := testkit.Must(cmd.StdinPipe())
+	out := testkit.Must(cmd.StdoutPipe())
+	testkit.NoError(tb, cmd.Start())
 	tb.Cleanup(func() {
 		in.Close()
 		if err := cmd.Wait(); err != nil {

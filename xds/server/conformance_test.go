@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/server"
@@ -41,10 +42,7 @@ type scenario struct {
 // readScenarios reads a file.
 func readScenarios(t *testing.T, file string) []*scenario {
 	t.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := testkit.Must(os.ReadFile(file))
 	var all []*scenario
 	for i, line := range strings.Split(string(b), "\n") {
 		switch {
@@ -134,7 +132,7 @@ func newInterrupter(callbacks serverv3.Callbacks) interrupter {
 func newSubject(t *testing.T, running bool) subject {
 	c := cache.New(cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }, SecretsFor: func(string) bool { return true }})
 	if running {
-		runInBackground(t, c.Run)
+		testkit.Run(t, c.Run)
 		synctest.Wait()
 	}
 	callbacks := newInterrupter(publish.NewLedger(nil))
@@ -155,17 +153,12 @@ func newStockSubject(t *testing.T, ordered bool) subject {
 		for _, w := range parseResources(t, words) {
 			all[w.typ] = append(all[w.typ], message(w.typ, w.name, w.content))
 		}
-		snapshot, err := gcp.NewSnapshot("", all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		snapshot := testkit.Must(gcp.NewSnapshot("", all))
 		set := setOf(t, words...)
 		for typ := range all {
 			snapshot.Resources[gcp.GetResponseType(typ)].Version = cache.Digest(set.All(typ))
 		}
-		if err := c.SetSnapshot(t.Context(), "all", snapshot); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, c.SetSnapshot(t.Context(), "all", snapshot))
 	}}
 }
 

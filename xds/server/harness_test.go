@@ -113,17 +113,11 @@ func setOf(t testing.TB, words ...string) resources.Set {
 	t.Helper()
 	var all []*resources.Resource
 	for _, w := range parseResources(t, words) {
-		r, err := resources.Encode(w.typ, w.name, message(w.typ, w.name, w.content))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testkit.Must(resources.Encode(w.typ, w.name, message(w.typ, w.name, w.content)))
 		r.Unlisted = strings.HasPrefix(w.name, "hidden")
 		all = append(all, r)
 	}
-	s, err := resources.NewSet(all...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Must(resources.NewSet(all...))
 	return s
 }
 
@@ -142,10 +136,7 @@ func startServer(t *testing.T, cfg server.Config) *testServer {
 	}
 	out := new(testkit.Log)
 	cfg.Logger = out.Logger()
-	s, err := server.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Must(server.New(cfg))
 	return &testServer{s, serveInMemory(t, s.Register), out}
 }
 
@@ -199,10 +190,7 @@ func openStream(t *testing.T, conn *grpc.ClientConn, delta bool, typ, node strin
 	if delta {
 		method = methods[typ][0]
 	}
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := testkit.Must(conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method))
 	c := &client{
 		t: t, stream: stream, delta: delta, typ: typ, node: &corev3.Node{Id: node},
 		got: make(chan proto.Message, 10000), end: make(chan error, 1),

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/server"
 )
@@ -115,9 +116,7 @@ func TestStreamEndReleasesLimits(t *testing.T) {
 			c.unsubscribe(eds, "a")
 			c.subscribe(eds, "b", "c") // b counts already
 			c.expect()
-			if err := c.endError(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, c.endError())
 			c.stream.CloseSend()
 			if err := c.endError(); !errors.Is(err, io.EOF) {
 				t.Fatal(err)
@@ -127,9 +126,7 @@ func TestStreamEndReleasesLimits(t *testing.T) {
 		c := openStream(t, s.conn, true, eds, "m")
 		c.subscribe(eds, "a")
 		c.expect()
-		if err := c.endError(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, c.endError())
 	})
 }
 
@@ -140,10 +137,7 @@ func TestSlowReader(t *testing.T) {
 		c := cache.New(cache.Config{})
 		c.Set("", setOf(t, "cds:a=1"))
 		s := startServer(t, server.Config{Cache: c})
-		stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(s.conn).DeltaAggregatedResources(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stream := testkit.Must(discoveryv3.NewAggregatedDiscoveryServiceClient(s.conn).DeltaAggregatedResources(t.Context()))
 		names := []string{strings.Repeat("n", 400<<10)} // the answer is as long: "there is no such name"
 		send := func(node *corev3.Node) {
 			if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: eds, ResourceNamesSubscribe: names}); err != nil {
