@@ -270,16 +270,14 @@ func TestServerSideApply(t *testing.T) {
 // podOf returns a Pod by the template of an object of the chart, in the namespace for restricted Pods; nil
 // if it has none. Containers that users add are left out.
 func podOf(o object) object {
-	spec, _ := o["spec"].(map[string]any)
-	template, _ := spec["template"].(map[string]any)
-	if template == nil {
+	pod := maps.Clone(map[string]any(podSpec(o)))
+	if pod == nil {
 		return nil
 	}
-	pod := maps.Clone(template["spec"].(map[string]any))
 	pod["containers"] = pod["containers"].([]any)[:1]
 	delete(pod, "priorityClassName")
 	volumes, _ := pod["volumes"].([]any)
-	for _, claim := range listOf(spec["volumeClaimTemplates"]) {
+	for _, claim := range listOf(o.field("spec")["volumeClaimTemplates"]) {
 		name := object(claim.(map[string]any)).text("metadata", "name")
 		volumes = append(slices.Clone(volumes), map[string]any{"name": name, "emptyDir": map[string]any{}})
 	}

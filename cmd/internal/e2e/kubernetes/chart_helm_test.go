@@ -226,13 +226,11 @@ func TestRestrictedPods(t *testing.T) {
 	for name, text := range renderings(t) {
 		pods := 0
 		for _, o := range objects(t, text) {
-			spec, _ := o["spec"].(map[string]any)
-			template, _ := spec["template"].(map[string]any)
-			if template == nil {
+			pod := podSpec(o)
+			if pod == nil {
 				continue
 			}
 			pods++
-			pod := object(template["spec"].(map[string]any))
 			security := pod["securityContext"].(map[string]any)
 			if security["runAsNonRoot"] != true || pod.text("securityContext", "seccompProfile", "type") != "RuntimeDefault" || pod["automountServiceAccountToken"] != false {
 				t.Errorf("values %q: %v: %v", name, o, security)

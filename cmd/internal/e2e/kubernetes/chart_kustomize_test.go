@@ -73,27 +73,20 @@ func TestKustomizations(t *testing.T) {
 // TestSidecar: the component leaves the engine's container as it is but for probes and the hook, and adds the migrator
 // as a sidecar.
 func TestSidecar(t *testing.T) {
-	for _, o := range objects(t, kustomize(t, "deploy/kubernetes/example")) {
-		if o.text("kind") != "Deployment" {
-			continue
-		}
-		template := o["spec"].(map[string]any)["template"].(map[string]any)
-		pod := template["spec"].(map[string]any)
-		engine := object(pod["containers"].([]any)[0].(map[string]any))
-		migrator := object(pod["initContainers"].([]any)[0].(map[string]any))
-		if len(pod["containers"].([]any)) != 1 || engine.text("name") != "vllm" || !strings.HasPrefix(engine.text("image"), "vllm/") || engine["args"] == nil {
-			t.Errorf("engine: %v", engine)
-		}
-		if _, ok := engine["readinessProbe"]; ok || object(engine["livenessProbe"].(map[string]any))["httpGet"] != nil {
-			t.Errorf("the kubelet's HTTP probes do not reach an engine on loopback: %v", engine)
-		}
-		if migrator.text("name") != "cascade-migrator" || migrator.text("restartPolicy") != "Always" {
-			t.Errorf("migrator: %v", migrator)
-		}
-		if label := object(template).text("metadata", "labels", "app.cascadeinfer.com/component"); label != "migrator" {
-			t.Errorf("label %q: network policies select migrators by it", label)
-		}
-		return
+	o := findObject(t, kustomize(t, "deploy/kubernetes/example"), "Deployment", "llama")
+	pod := podSpec(o)
+	engine := object(pod["containers"].([]any)[0].(map[string]any))
+	migrator := object(pod["initContainers"].([]any)[0].(map[string]any))
+	if len(pod["containers"].([]any)) != 1 || engine.text("name") != "vllm" || !strings.HasPrefix(engine.text("image"), "vllm/") || engine["args"] == nil {
+		t.Errorf("engine: %v", engine)
 	}
-	t.Error("no Deployment")
+	if _, ok := engine["readinessProbe"]; ok || object(engine["livenessProbe"].(map[string]any))["httpGet"] != nil {
+		t.Errorf("the kubelet's HTTP probes do not reach an engine on loopback: %v", engine)
+	}
+	if migrator.text("name") != "cascade-migrator" || migrator.text("restartPolicy") != "Always" {
+		t.Errorf("migrator: %v", migrator)
+	}
+	if label := o.text("spec", "template", "metadata", "labels", "app.cascadeinfer.com/component"); label != "migrator" {
+		t.Errorf("label %q: network policies select migrators by it", label)
+	}
 }

@@ -16,8 +16,6 @@ import (
 	"text/template"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
-	"github.com/cascadeinfer/cascade/engine/cost"
-	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
@@ -232,13 +230,7 @@ func TestDeletedPod(t *testing.T) {
 	}
 
 	leaving := engines[0]
-	var profile cost.Profile
-	testkit.NoError(t, json.Unmarshal([]byte(chartSteady), &profile))
-	clients := &harness.Clients{
-		T: t, DataPlane: "http://" + leaving.ip + ":9000", Admin: "http://" + plane.own + ":18001", HTTP: harness.NewHTTP(),
-		Engine: emulator.Config{Model: harness.Model, Context: 16384, Profile: profile},
-	}
-	t.Cleanup(clients.HTTP.CloseIdleConnections)
+	clients := newClients(t, chartSteady, "http://"+leaving.ip+":9000", "http://"+plane.own+":18001")
 	clients.WaitFor("both replicas to be healthy", func() bool {
 		status, err := clients.Get(clients.Admin + "/status")
 		return err == nil && strings.Count(status, `"health": "healthy"`) == 2
@@ -285,7 +277,7 @@ func TestRenderedArguments(t *testing.T) {
 	found := map[string]int{}
 	for name, text := range all {
 		for _, o := range objects(t, text) {
-			pod := o.field("spec", "template", "spec")
+			pod := podSpec(o)
 			for _, c := range append(listOf(pod["initContainers"]), listOf(pod["containers"])...) {
 				c := object(c.(map[string]any))
 				binary := cascade

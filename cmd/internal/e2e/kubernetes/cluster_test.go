@@ -66,13 +66,7 @@ func newCluster(t *testing.T) *cluster {
 	c := &cluster{t: t, dir: dir, kubeconfig: filepath.Join(dir, "kubeconfig"), authority: testkit.Must(devca.New(trustDomain, time.Now()))}
 	testkit.NoError(t, c.authority.Save(dir))
 	api := kubetest.Start(t)
-	testkit.NoError(t, os.WriteFile(c.kubeconfig, fmt.Appendf(nil, `apiVersion: v1
-kind: Config
-current-context: c
-clusters: [{name: c, cluster: {server: "https://%s", certificate-authority: %q}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-users: [{name: u, user: {token: %q}}]
-`, api.Address, api.CAFile, api.Token), 0o600))
+	testkit.NoError(t, writeKubeconfig(c.kubeconfig, api, api.Address, ""))
 	c.rest = clustertest.ClientConfig(api)
 	c.client = testkit.Must(kubernetes.NewForConfig(c.rest))
 	_, err = c.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})

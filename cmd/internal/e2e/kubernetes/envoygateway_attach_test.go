@@ -14,8 +14,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
-	"github.com/cascadeinfer/cascade/engine/cost"
-	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
@@ -108,17 +106,11 @@ func TestAttachEnvoyGateway(t *testing.T) {
 	up := start("up", "-c", filepath.Join(dir, "fleet.yaml"), "--native")
 	up.WaitForLog("serve m on")
 
-	var profile cost.Profile
-	testkit.NoError(t, json.Unmarshal([]byte(gatewaySteady), &profile))
 	f := &attached{
-		Clients: &harness.Clients{
-			T: t, DataPlane: "http://127.0.0.1:8888", Admin: "http://127.0.0.1:28001", HTTP: harness.NewHTTP(),
-			Engine: emulator.Config{Model: harness.Model, Context: 16384, Profile: profile},
-		},
-		store: store.New(testkit.Must(store.NewFile(filepath.Join(dir, "state")))),
+		Clients: newClients(t, gatewaySteady, "http://127.0.0.1:8888", "http://127.0.0.1:28001"),
+		store:   store.New(testkit.Must(store.NewFile(filepath.Join(dir, "state")))),
 	}
 	f.HTTP.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // the gateway's certificate has no host name
-	t.Cleanup(f.HTTP.CloseIdleConnections)
 	authority := testkit.Must(devca.New("example.org", time.Now()))
 	testkit.NoError(t, authority.Issue(dir, testkit.Must(identity.New("example.org", identity.Operator, "gateway")), nil, time.Now()))
 	encoded := func(name string) string {

@@ -1,7 +1,6 @@
 package kubernetes
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,8 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
-	"github.com/cascadeinfer/cascade/engine/cost"
-	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -48,13 +45,8 @@ type life struct {
 // newLife starts a cluster in which nothing is installed.
 func newLife(t *testing.T) *life {
 	t.Helper()
-	var profile cost.Profile
-	testkit.NoError(t, json.Unmarshal([]byte(clusterSteady), &profile))
-	l := &life{cluster: newCluster(t)}
-	l.Clients = &harness.Clients{
-		T: t, HTTP: harness.NewHTTP(), State: l.describe, Engine: emulator.Config{Model: harness.Model, Context: 16384, Profile: profile},
-	}
-	t.Cleanup(l.HTTP.CloseIdleConnections)
+	l := &life{cluster: newCluster(t), Clients: newClients(t, clusterSteady, "", "")}
+	l.State = l.describe
 	l.values = filepath.Join(l.dir, "values.yaml")
 	testkit.NoError(t, os.WriteFile(l.values, fmt.Appendf(nil, values, clusterSteady), 0o600))
 	return l

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // root is the folder of the repository.
@@ -36,4 +40,17 @@ var cascadeKube = sync.OnceValues(func() (string, error) {
 func steadyProfile(seconds float64) string {
 	return fmt.Sprintf(`{"name": "steady", "source": "made up for tests", "unit": "seconds", "d0": %g, "d1": 0, "d2": 1e-8, "d3": 0, "d4": 0,
 "kappa": 0, "kv_bytes_per_token": 131072, "kv_tokens": 65536, "max_batch": 64, "ranks": 1, "fit_error": {"p50": 0, "p90": 0, "points": 0}}`, seconds)
+}
+
+// newClients returns clients of a fleet whose engines have a profile.
+func newClients(t *testing.T, profile, dataPlane, admin string) *harness.Clients {
+	t.Helper()
+	var p cost.Profile
+	testkit.NoError(t, json.Unmarshal([]byte(profile), &p))
+	c := &harness.Clients{
+		T: t, DataPlane: dataPlane, Admin: admin, HTTP: harness.NewHTTP(),
+		Engine: emulator.Config{Model: harness.Model, Context: 16384, Profile: p},
+	}
+	t.Cleanup(c.HTTP.CloseIdleConnections)
+	return c
 }
