@@ -66,7 +66,7 @@ type engine struct {
 	stubborn   bool                                         // it never thaws, drops or releases
 	prefillEnd time.Time                                    // of the step in progress
 	wake       chan struct{}                                // holds a token when there may be work
-	gate       func(ctx context.Context, call string) error // called before every call of the migrator; nil for none
+	gate       func(ctx context.Context, call string) error // called before every call of the migrator
 }
 
 // seq is a request in an engine.
@@ -299,12 +299,13 @@ func (e *engine) preempt() {
 // AbandonSession ends the session.
 func (e *engine) AbandonSession(error) { e.endSession() }
 
-// pass waits at the gate.
-func (e *engine) pass(ctx context.Context, call string) error {
-	if e.gate == nil {
-		return nil
+// enter waits at the gate, and then locks the engine.
+func (e *engine) enter(ctx context.Context, call string) error {
+	if err := e.gate(ctx, call); err != nil {
+		return err
 	}
-	return e.gate(ctx, call)
+	e.mu.Lock()
+	return nil
 }
 
 // endSession is the engine's reaction to the end of its migrator.
@@ -347,37 +348,30 @@ func (e *engine) table(q *seq, from int) kvport.Table {
 }
 
 func (e *engine) Table(ctx context.Context, leg string, from int) (kvport.Table, error) {
-	if err := e.pass(ctx, "table"); err != nil {
-		return kvport.Table{}, err
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	q, err := e.find(leg)
-	if err != nil {
-		return kvport.Table{}, err
-	}
-	return e.table(q, from), nil
+	return e.list(ctx, "table", leg, from, false)
 }
 
 func (e *engine) Freeze(ctx context.Context, leg string, from int) (kvport.Table, error) {
-	if err := e.pass(ctx, "freeze"); err != nil {
+	return e.list(ctx, "freeze", leg, from, true)
+}
+
+func (e *engine) list(ctx context.Context, call, leg string, from int, freeze bool) (kvport.Table, error) {
+	if err := e.enter(ctx, call); err != nil {
 		return kvport.Table{}, err
 	}
-	e.mu.Lock()
 	defer e.mu.Unlock()
 	q, err := e.find(leg)
 	if err != nil {
 		return kvport.Table{}, err
 	}
-	q.frozen = true
+	q.frozen = q.frozen || freeze
 	return e.table(q, from), nil
 }
 
 func (e *engine) Thaw(ctx context.Context, leg string) error {
-	if err := e.pass(ctx, "thaw"); err != nil {
+	if err := e.enter(ctx, "thaw"); err != nil {
 		return err
 	}
-	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.stubborn {
 		return errRefused
@@ -390,10 +384,9 @@ func (e *engine) Thaw(ctx context.Context, leg string) error {
 }
 
 func (e *engine) Drop(ctx context.Context, leg string) error {
-	if err := e.pass(ctx, "drop call"); err != nil {
+	if err := e.enter(ctx, "drop call"); err != nil {
 		return err
 	}
-	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.stubborn {
 		return errRefused
@@ -408,10 +401,9 @@ func (e *engine) Drop(ctx context.Context, leg string) error {
 }
 
 func (e *engine) Reserve(ctx context.Context, id string, tokens int) ([]uint32, error) {
-	if err := e.pass(ctx, "reserve"); err != nil {
+	if err := e.enter(ctx, "reserve"); err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.context > 0 && tokens > e.context {
 		return nil, errRefused
@@ -445,10 +437,9 @@ func (e *engine) NextToken(context.Context) (time.Duration, error) {
 }
 
 func (e *engine) MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
-	if err := e.pass(ctx, "mark filled"); err != nil {
+	if err := e.enter(ctx, "mark filled"); err != nil {
 		return err
 	}
-	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := e.held[id]
 	if r == nil {
@@ -462,10 +453,9 @@ func (e *engine) MarkFilled(ctx context.Context, id string, from int, ids []uint
 }
 
 func (e *engine) Release(ctx context.Context, id string) error {
-	if err := e.pass(ctx, "release"); err != nil {
+	if err := e.enter(ctx, "release"); err != nil {
 		return err
 	}
-	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.stubborn {
 		return errRefused

@@ -239,7 +239,7 @@ func parseDeal(s string) (bidask.Deal, error) {
 // step passes an event to the machine, executes the resulting actions and returns them.
 func (m *Executor) step(ev Event) []Action {
 	ev.Now = m.now()
-	actions := m.machine.Step(ev, nil)
+	actions := m.machine.Step(ev)
 	for _, a := range actions {
 		m.execute(a)
 	}

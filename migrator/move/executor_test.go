@@ -2,6 +2,7 @@ package move_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -11,9 +12,11 @@ import (
 
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
@@ -147,7 +150,7 @@ func TestAdoptRefuses(t *testing.T) {
 			}
 		}
 	})
-	m := testkit.Must(move.New(move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Paths: transport.NewPaths(transport.PathsConfig{Self: "a"}), Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}))
+	m := testkit.Must(move.New(bareConfig()))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := m.Run(ctx); err != nil {
@@ -261,11 +264,42 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
-	good := func() move.Config {
-		return move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Paths: transport.NewPaths(transport.PathsConfig{Self: "a"}), Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}
+// TestRescued checks that the executor counts streams that lost their engine, and reports how long
+// they waited.
+func TestRescued(t *testing.T) {
+	spans := tracetest.NewSpanRecorder()
+	var stalls []string
+	c := bareConfig()
+	c.Tracer = sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
+	c.OnStall = func(stall time.Duration, span trace.SpanContext) {
+		stalls = append(stalls, stall.String()+" "+span.TraceID().String())
 	}
-	testkit.Must(move.New(good()))
+	m := testkit.Must(move.New(c))
+	began := time.Unix(1e9, 0)
+	m.RecordRescue(frontend.Rescue{Stream: "a/1", From: "b", To: "c", Length: 90, Start: began, Duration: 2 * time.Second})
+	m.RecordRescue(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Start: began, Duration: 30 * time.Second, Err: errors.New("no replica")})
+	if s := m.Stats(); s.Rescued != 1 || s.Lost != 1 || s.Stalls != 1 || s.TotalStall != 2*time.Second || s.LongestStall != 2*time.Second {
+		t.Errorf("%+v", s)
+	}
+	if want := "2s " + spans.Ended()[0].SpanContext().TraceID().String(); len(stalls) != 1 || stalls[0] != want {
+		t.Errorf("stalls %q, want %q", stalls, want)
+	}
+	var got []string
+	for _, s := range spans.Ended() {
+		got = append(got, s.Name()+" "+s.EndTime().Sub(s.StartTime()).String()+" "+s.Status().Description)
+	}
+	if len(got) != 2 || got[0] != "migration.rescue 2s " || got[1] != "migration.rescue 30s the stream ends" {
+		t.Errorf("%q", got)
+	}
+}
+
+// bareConfig has only what an executor requires.
+func bareConfig() move.Config {
+	return move.Config{Self: "a", FrontEnd: func() move.FrontEnd { return &frontEnd{} }, Send: (&replica{}).Send, Paths: transport.NewPaths(transport.PathsConfig{Self: "a"}), Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}
+}
+
+func TestConfig(t *testing.T) {
+	testkit.Must(move.New(bareConfig()))
 	for name, spoil := range map[string]func(*move.Config){
 		"self":     func(c *move.Config) { c.Self = "" },
 		"front":    func(c *move.Config) { c.FrontEnd = nil },
@@ -276,7 +310,7 @@ func TestConfig(t *testing.T) {
 		"envelope": func(c *move.Config) { c.MaxEnvelope = 1000 },
 		"limits":   func(c *move.Config) { c.Limits.PeerTimeout = -1 },
 	} {
-		c := good()
+		c := bareConfig()
 		spoil(&c)
 		if _, err := move.New(c); err == nil {
 			t.Errorf("a bad %s is taken", name)

@@ -20,7 +20,7 @@ func FuzzStep(f *testing.F) {
 		now := policies.Micros(0)
 		step := func(ev Event) {
 			ev.Now = now
-			for _, a := range m.Step(ev, nil) {
+			for _, a := range m.Step(ev) {
 				switch a.Kind {
 				case Completed, Failed:
 					if !open[a.Deal] {

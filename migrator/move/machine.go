@@ -33,10 +33,9 @@ func newMachine(c Limits) (*Machine, error) {
 	return &Machine{cfg: c}, nil
 }
 
-// Step handles an event, appends the resulting actions to out and returns it. It keeps
-// the slices and the table of the event.
-func (m *Machine) Step(ev Event, out []Action) []Action {
-	m.out = out
+// Step handles an event and returns the resulting actions. It keeps the slices and the table
+// of the event.
+func (m *Machine) Step(ev Event) []Action {
 	m.now = max(m.now, ev.Now)
 	m.exportResults.expire(m.now)
 	m.commitResults.expire(m.now)
@@ -86,7 +85,8 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 		m.receive(msg)
 	}
 	m.local = nil
-	out, m.out = m.out, nil
+	out := m.out
+	m.out = nil
 	return out
 }
 

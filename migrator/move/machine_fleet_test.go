@@ -137,7 +137,7 @@ func (w *fleet) step(n *node, ev Event) (admitted bool) {
 	}
 	ev.Now = w.now
 	w.note("%s: event %d %v, %v %v from %s, peer %s, round %d, answer %v, why %v", n.id, ev.Kind, ev.Deal, ev.Message.Kind, ev.Message.Deal, ev.Message.From, ev.Peer, ev.Round, ev.Answer, ev.Failure)
-	actions := n.machine.Step(ev, nil)
+	actions := n.machine.Step(ev)
 	if err := n.machine.Check(); err != nil {
 		w.require(false, "%s: %v", n.id, err)
 	}

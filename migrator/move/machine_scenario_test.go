@@ -79,7 +79,7 @@ func (p *player) do(d *datadriven.TestData) (out string, err error) {
 		return "", err
 	}
 	ev.Now = p.now
-	for _, a := range p.machine.Step(ev, nil) {
+	for _, a := range p.machine.Step(ev) {
 		out += describe(a) + "\n"
 	}
 	return out, p.machine.Check()

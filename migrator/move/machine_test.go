@@ -2,6 +2,7 @@ package move
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
@@ -31,35 +32,12 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// TestIdle checks that a machine with an export and a commit is not idle, and that Step
-// keeps the actions that it is given.
-func TestIdle(t *testing.T) {
+// TestStrayMessages checks that messages to another replica, and from none, do nothing.
+func TestStrayMessages(t *testing.T) {
 	m := testkit.Must(newMachine(Limits{Self: "a"}))
-	if !m.Idle() {
-		t.Error("a new machine is not idle")
-	}
-	before := []Action{{Kind: Thaw}}
-	request := Request{ID: "q", FrontEnd: "a", Length: 20}
-	own := bidask.Deal{Seller: "a", Number: 1}
-	out := m.Step(Event{Kind: ExportStarted, Deal: own, Peer: "b", Request: request}, before)
-	if len(out) < 1 || out[0].Kind != Thaw || m.Idle() {
-		t.Errorf("%+v, idle %v", out, m.Idle())
-	}
-	m.Step(Event{Kind: Received, Message: Message{Kind: Commit, From: "b", To: "a", Deal: bidask.Deal{Seller: "b", Number: 1}, Request: "r"}}, nil)
-	if m.Idle() {
-		t.Error("idle with an export and a commit")
-	}
-	m.Step(Event{Kind: ImportStarted, Deal: bidask.Deal{Seller: "c", Number: 1}, Peer: "c"}, nil)
-	if m.Idle() {
-		t.Error("idle with one of each")
-	}
-	m.Step(Event{Kind: AbortRequested, Deal: own}, nil)
-	if m.Idle() {
-		t.Error("idle with an import and a commit")
-	}
 	for _, msg := range []Message{{From: "b", To: "z"}, {To: "a"}} {
 		msg.Kind, msg.Deal = Open, bidask.Deal{Seller: "a", Number: 9}
-		if out := m.Step(Event{Kind: Received, Message: msg}, nil); len(out) > 0 {
+		if out := m.Step(Event{Kind: Received, Message: msg}); len(out) > 0 {
 			t.Errorf("a message from %q to %q causes %+v", msg.From, msg.To, out)
 		}
 	}
@@ -73,4 +51,15 @@ func TestNames(t *testing.T) {
 	if got := Send.String() + " " + HeldElsewhere.String(); got != "send held elsewhere" {
 		t.Error(got)
 	}
+}
+
+// TestAdoptionsOutsideAdopt executes answers to an adoption that no call of Adopt waits for: Run's
+// goroutine goes on.
+func TestAdoptionsOutsideAdopt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &Executor{records: newRecords(Config{})}
+		for _, k := range []ActionKind{AllowAdopt, DenyAdopt} {
+			m.execute(Action{Kind: k})
+		}
+	})
 }
