@@ -8,8 +8,8 @@ import "math"
 const LatencyBuckets = 40
 
 const (
-	firstBucketEnd     Micros = 1000
-	bucketsPerDoubling        = 2
+	firstBucketEnd     = Micros(1000)
+	bucketsPerDoubling = 2
 )
 
 // LatencyCounts is the number of durations in each bucket: front ends report with it how fast clients were served.

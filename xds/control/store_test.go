@@ -36,7 +36,7 @@ func TestStoreGarbage(t *testing.T) {
 	testkit.WaitFor(t, "ready", c.Ready)
 	collect()
 	waitFor(t, c, "the fault", func(s Status) bool {
-		return hasFault(s, FaultStore, "garbage", "the store grows", storetest.Injected.Error())
+		return hasFault(s, FaultStore, "garbage", "the store grows", storetest.ErrInjected.Error())
 	})
 	requireNamed(t, c, FaultStore, "garbage", true)
 	b.Fail(nil)

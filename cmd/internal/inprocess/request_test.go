@@ -11,25 +11,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// reply is the whole answer to a request.
+// reply is what the tests read of an answer's head.
 type reply struct {
 	status int
 	stage  string // from the route's header
 	epoch  policies.Epoch
 	kind   string // content type
-	body   []byte
-}
-
-// send sends a request and reads the whole answer. header holds pairs of names and values to add.
-func (r *fleetHarness) send(path, host string, body io.Reader, header ...string) (reply, error) {
-	resp, err := r.open(context.Background(), path, host, body, header...)
-	if err != nil {
-		return reply{}, err
-	}
-	defer resp.Body.Close()
-	out := replyOf(resp)
-	out.body, err = io.ReadAll(resp.Body)
-	return out, err
 }
 
 func replyOf(resp *http.Response) reply {

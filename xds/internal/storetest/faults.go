@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Injected is the error of a call that fails because the test wants it to.
-var Injected = errors.New("injected")
+// ErrInjected is the error of a call that fails because the test wants it to.
+var ErrInjected = errors.New("injected")
 
 // Faulty is a Backend whose calls a test makes fail, or observes.
 type Faulty struct {
@@ -54,11 +54,11 @@ func (f *Faulty) do(call func() error, words ...string) error {
 		before(name)
 	}
 	if fail != nil && fail(name) {
-		return Injected
+		return ErrInjected
 	}
 	err := call()
 	if err == nil && lose != nil && lose(name) {
-		if err = Injected; name == "SwapRoot" {
+		if err = ErrInjected; name == "SwapRoot" {
 			err = store.ErrConflict
 		}
 	}

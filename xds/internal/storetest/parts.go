@@ -81,12 +81,12 @@ func testUnreadable(t *testing.T, open func() store.Backend) {
 func testLarge(t *testing.T, open func() store.Backend) {
 	b := open()
 	s, o := store.New(b), LargeDocuments("m")
-	v := mustSwap(t, s, "", o)
+	mustSwap(t, s, "", o)
 	requireEqual(t, Read(t, store.New(open())).Object, o)
 	before := count(t, b, store.Parts)
 	s, o.Weights = store.New(open()), nil // also another process leaves the stored plan alone
 	u := Read(t, s)
-	v = mustSwap(t, s, u.Version, o)
+	v := mustSwap(t, s, u.Version, o)
 	o.Lease = store.Lease{Holder: "a", Expires: time.Now().UTC()}
 	v = mustSwap(t, s, v, o)
 	if after := count(t, b, store.Parts); after != before {
@@ -133,7 +133,7 @@ func testCollected(t *testing.T, open func() store.Backend) {
 		t.Errorf("%d blobs of modules after a minute, want 3", n)
 	}
 	b.Fail(func(call string) bool { return strings.HasPrefix(call, "RemoveBlob") })
-	if err := collect(store.ModuleGrace); single > 0 && (err == nil || !strings.Contains(err.Error(), "not removed") || !strings.Contains(err.Error(), Injected.Error())) {
+	if err := collect(store.ModuleGrace); single > 0 && (err == nil || !strings.Contains(err.Error(), "not removed") || !strings.Contains(err.Error(), ErrInjected.Error())) {
 		t.Errorf("without the right to remove: %v", err)
 	}
 	if err := collect(0); err == nil || !strings.Contains(err.Error(), "not removed") {

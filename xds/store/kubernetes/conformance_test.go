@@ -79,8 +79,7 @@ func TestLease(t *testing.T) {
 	o, v := storetest.Object(1), store.Version("")
 	for _, holder := range []string{"cp-1", "", "cp-2"} {
 		o.Lease.Holder = holder
-		var err error
-		v, err = s.CompareAndSwap(t.Context(), v, o)
+		_, err := s.CompareAndSwap(t.Context(), v, o)
 		testkit.NoError(t, err)
 		server.Edit(path, func(lease map[string]any) map[string]any {
 			if got := lease["spec"].(map[string]any)["holderIdentity"]; got != holder {
