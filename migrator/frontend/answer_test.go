@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -10,8 +11,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver/servertest"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -35,44 +38,34 @@ func unfinished(t testing.TB, method, url, sent string) *http.Request {
 // in both versions of HTTP.
 func TestAttackStopUnanswered(t *testing.T) {
 	for _, major := range []int{1, 2} {
-		for name, send := range map[string]func(t *testing.T, f *testServer) *http.Request{
-			"stream": func(t *testing.T, f *testServer) *http.Request {
-				return jsonRequest(f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
-			},
-			"plain": func(t *testing.T, f *testServer) *http.Request {
-				return jsonRequest(f.url, "/v1/completions", `{"prompt":"x"}`)
-			},
-			"passed": func(t *testing.T, f *testServer) *http.Request {
-				return jsonRequest(f.url, "/tokenize", `{"prompt":"x"}`)
-			},
-			"unfinished body": func(t *testing.T, f *testServer) *http.Request {
-				return unfinished(t, "POST", "http://"+f.url+"/v1/completions", "{")
-			},
-			"peer's leg": func(t *testing.T, f *testServer) *http.Request {
-				r := jsonRequest(f.peer, "/v1/completions", `{"prompt":"x","stream":true}`)
-				r.Header.Set(ForwardHeader, "r1")
-				return r
-			},
+		for name, test := range map[string]struct {
+			path, body        string
+			peer, endsNowhere bool
+		}{
+			"stream":          {path: "/v1/completions", body: `{"prompt":"x","stream":true}`},
+			"plain":           {path: "/v1/completions", body: `{"prompt":"x"}`},
+			"passed":          {path: "/tokenize", body: `{"prompt":"x"}`},
+			"unfinished body": {path: "/v1/completions", body: "{", endsNowhere: true},
+			"peer's leg":      {path: "/v1/completions", body: `{"prompt":"x","stream":true}`, peer: true},
 		} {
 			runInBubble(t, fmt.Sprintf("%s HTTP/%d", name, major), func(t *testing.T) {
 				defer within(t, 5*time.Second)()
 				e := newEngine(t)
-				wait := func(w http.ResponseWriter, r *http.Request) {
-					io.Copy(io.Discard, r.Body)
-					<-r.Context().Done()
-				}
-				e.set(nil, wait)
-				e.passthrough.Store(&wait)
+				e.set(nil, silent)
+				e.pass(silent)
 				f := startServer(t, e.URL, func(c *Config) { c.DrainTimeout = 20 * time.Millisecond })
-				c := &http.Client{Transport: memory.transport(t, major)}
-				answered, request := make(chan error, 1), send(t, f)
+				request := jsonRequest(f.url, test.path, test.body)
+				switch {
+				case test.endsNowhere:
+					request = unfinished(t, "POST", "http://"+f.url+test.path, test.body)
+				case test.peer:
+					request = jsonRequest(f.peer, test.path, test.body, ForwardHeader, "r1")
+				}
+				c, answered := &http.Client{Transport: memory.transport(t, major)}, make(chan error, 1)
 				go func() {
-					resp, err := c.Do(request)
-					if err == nil {
-						resp.Body.Close()
-						if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "" {
-							err = fmt.Errorf("answered %s %v", resp.Status, resp.Header)
-						}
+					resp, _, err := tryDo(c, request)
+					if err == nil && (resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "") {
+						err = fmt.Errorf("answered %s %v", resp.Status, resp.Header)
 					}
 					answered <- err
 				}()
@@ -91,26 +84,16 @@ func TestAttackStopUnanswered(t *testing.T) {
 func TestAttackStopAssembled(t *testing.T) {
 	runServer(t, func(c *Config) { c.DrainTimeout = 20 * time.Millisecond }, func(t *testing.T, e *engine, f *testServer) {
 		const body = `{"model":"m","prompt":"x"}`
-		post(t, f.client, f.url, "/v1/completions", body) // from which the shape of answers is learnt
+		f.post("/v1/completions", body) // from which the shape of answers is learnt
 		hold := e.blockAt(2)
 		defer close(hold)
-		answered := make(chan *http.Response, 1)
-		go func() {
-			resp, _ := tryPost(t, f.client, f.url, "/v1/completions", body)
-			answered <- resp
-		}()
+		answered := f.start(body)
 		waitFor(t, func() bool { return f.Status().Load.Running == 1 })
 		f.Drain()
-		if resp := <-answered; resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "" {
-			t.Errorf("answered %s %v", resp.Status, resp.Header)
+		if got := <-answered; !strings.HasPrefix(got, "503 1 ") {
+			t.Errorf("answered %s", got)
 		}
 	})
-}
-
-func jsonRequest(address, path, body string) *http.Request {
-	r, _ := http.NewRequest("POST", "http://"+address+path, strings.NewReader(body))
-	r.Header.Set("Content-Type", "application/json")
-	return r
 }
 
 // TestAttackHalfClose checks, on real sockets, that a client that ends its side of the
@@ -120,16 +103,11 @@ func TestAttackHalfClose(t *testing.T) {
 	e := newEngine(t)
 	hold := make(chan struct{})
 	defer close(hold)
-	wait := func(w http.ResponseWriter, r *http.Request) {
+	e.pass(func(_ http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
-		select {
-		case <-r.Context().Done():
-		case <-hold:
-		}
-	}
-	e.passthrough.Store(&wait)
-	clients, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.NoError(t, err)
+		await(r, hold)
+	})
+	clients := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	f := startServer(t, e.URL, func(c *Config) { c.Listener = clients })
 	for name, test := range map[string]struct {
 		request string
@@ -146,18 +124,15 @@ func TestAttackHalfClose(t *testing.T) {
 		}
 		e.set(func(n int, r *http.Request) {
 			if n == first {
-				wait(nil, r)
+				await(r, hold)
 			}
 		}, nil)
-		conn, err := net.Dial("tcp", clients.Addr().String())
-		testkit.NoError(t, err)
-		_, err = io.WriteString(conn, test.request)
-		testkit.NoError(t, err)
+		conn := testkit.Must(net.Dial("tcp", clients.Addr().String()))
+		testkit.Must(io.WriteString(conn, test.request))
 		var got []byte
 		if test.begins {
 			got = make([]byte, 20)
-			_, err = io.ReadFull(conn, got)
-			testkit.NoError(t, err)
+			testkit.Must(io.ReadFull(conn, got))
 		}
 		waitFor(t, func() bool { return !f.Server.inFlight.isIdle() })
 		testkit.NoError(t, conn.(*net.TCPConn).CloseWrite())
@@ -180,8 +155,7 @@ func post1(path, body string) string {
 // TestNoAnswerIsNoSuccess checks that a handler that forgets to answer does not answer 200,
 // and that one that answers by a flush alone has answered.
 func TestNoAnswerIsNoSuccess(t *testing.T) {
-	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}})
-	testkit.NoError(t, err)
+	f := testkit.Must(New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}}))
 	for want, handler := range map[int]http.HandlerFunc{
 		http.StatusInternalServerError: func(http.ResponseWriter, *http.Request) {},
 		http.StatusOK:                  func(w http.ResponseWriter, _ *http.Request) { http.NewResponseController(w).Flush() },
@@ -201,4 +175,177 @@ func TestAttackAddresses(t *testing.T) {
 	if body := string(engineLostProblem(err).Body()); strings.Contains(body, "10.1.2.3") || !strings.Contains(body, errConnectionLost.Error()) {
 		t.Errorf("the client gets %s", body)
 	}
+}
+
+// TestAttackEarlyAnswers checks every answer that a front end gives before a request's
+// body has arrived.
+func TestAttackEarlyAnswers(t *testing.T) {
+	serve := func(ready bool, bodyTimeout time.Duration) (address string) {
+		srv := testkit.Must(New(Config{Replica: "r0", Engine: "http://127.0.0.1:1", Edges: policies.BucketEdges(1<<16, 4), MaxBody: 1 << 20, BodyTimeout: bodyTimeout}))
+		srv.setReady(ready)
+		l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
+		s := &http.Server{Handler: srv.Handler(), Protocols: new(http.Protocols), ErrorLog: discardLog}
+		s.Protocols.SetHTTP1(true)
+		s.Protocols.SetUnencryptedHTTP2(true)
+		done := make(chan struct{})
+		go func() { defer close(done); s.Serve(l) }()
+		t.Cleanup(func() { s.Close(); <-done })
+		return l.Addr().String()
+	}
+	servertest.TestEarlyAnswers(t, serve(false, time.Minute),
+		servertest.EarlyAnswer{Name: "engine away", Path: "/v1/completions", Status: 503})
+	servertest.TestEarlyAnswers(t, serve(true, time.Minute),
+		servertest.EarlyAnswer{Name: "path not served", Path: "/nothing/here", Status: 404},
+		servertest.EarlyAnswer{Name: "too large", Path: "/v1/completions", Status: 413, Size: 1<<20 + 1, KnownSize: true},
+		servertest.EarlyAnswer{Name: "too large", Path: "/v1/completions", Status: 413, Send: 1<<20 + 1, UnknownSize: true},
+	)
+	servertest.TestEarlyAnswers(t, serve(true, 100*time.Millisecond),
+		servertest.EarlyAnswer{Name: "body too slow", Path: "/v1/completions", Status: 408, Send: 100},
+	)
+}
+
+// recorder is a ResponseWriter without deadlines or flushing.
+type recorder struct {
+	header http.Header
+	status int
+	body   strings.Builder
+}
+
+func (r *recorder) Header() http.Header { return r.header }
+
+func (r *recorder) WriteHeader(status int) { r.status = status }
+
+func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
+
+// TestQuietStream checks that an answer may be quiet for longer than
+// WriteTimeout, on both versions of HTTP.
+func TestQuietStream(t *testing.T) {
+	const timeout, pieces = 10 * time.Second, 3
+	for _, major := range []int{1, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &Server{cfg: Config{WriteTimeout: timeout}}
+			d, lis := newListeners(f), listen()
+			s := d.serve(t.Context(), lis, &d.fromClients, f.withAnswer(timeout, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				for range pieces {
+					io.WriteString(w, "x")
+					http.NewResponseController(w).Flush()
+					time.Sleep(5 * timeout)
+				}
+			})))
+			transport := memory.transport(t, major)
+			resp := testkit.Must((&http.Client{Transport: transport}).Get("http://" + lis.Addr().String()))
+			b, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err != nil || len(b) != pieces || resp.ProtoMajor != major {
+				t.Errorf("HTTP/%d: %v after %q", resp.ProtoMajor, err, b)
+			}
+			transport.CloseIdleConnections()
+			synctest.Wait()
+			s.Close()
+			d.wg.Wait()
+		})
+	}
+}
+
+// TestSlowReaders checks that the answer to a client that reads nothing is cut,
+// for every kind of answer and protocol.
+func TestSlowReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		defer within(t, 5*time.Second)()
+		large := strings.Repeat("a", 16<<20)
+		event := `data: {"id":"x","choices":[{"index":0,"text":"` + large[:1<<16] + `","token_ids":[1]}]}` + "\n\n"
+		for _, test := range []struct{ name, path, body string }{
+			{"events", "/v1/completions", `{"prompt":"x","stream":true}`},
+			{"relayed events", "/v1/completions", `{"prompt":"x","n":2}`},
+			{"relayed", "/v1/completions", `{"prompt":"x","n":3}`},
+			{"passed", "/v1/embeddings", `{}`},
+		} {
+			e := newEngine(t)
+			say := func(w http.ResponseWriter, r *http.Request) {
+				if strings.Contains(test.name, "events") {
+					w.Header().Set("Content-Type", "text/event-stream")
+					for r.Context().Err() == nil {
+						if _, err := io.WriteString(w, event); err != nil {
+							return
+						}
+					}
+					return
+				}
+				// httputil.ReverseProxy flushes for the first time while it waits for this.
+				http.NewResponseController(w).Flush()
+				time.Sleep(time.Millisecond)
+				io.WriteString(w, large)
+			}
+			e.set(nil, say)
+			e.pass(say)
+			f := startServer(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
+			for name, c := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2": {Transport: memory.transport(t, 2)}} {
+				resp := testkit.Must(c.Post("http://"+f.url+test.path, "application/json", strings.NewReader(test.body)))
+				waitFor(t, f.inFlight.isIdle)
+				n, err := io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+				if err == nil {
+					t.Errorf("%s, %s: the answer is whole after %d bytes", test.name, name, n)
+				}
+			}
+		}
+	})
+}
+
+// stuckWriter blocks until its deadline.
+type stuckWriter struct {
+	recorder
+	cut    chan struct{}
+	stream *Stream
+	t      *testing.T
+}
+
+func (w *stuckWriter) Write([]byte) (int, error) {
+	w.stream.Request() // deadlocks if the stream is locked
+	<-w.cut
+	return 0, context.DeadlineExceeded
+}
+
+func (w *stuckWriter) FlushError() error { return nil }
+
+func (w *stuckWriter) SetWriteDeadline(at time.Time) error {
+	if time.Until(at) > 0 {
+		w.t.Error("a deadline that is still to come resets HTTP/2 streams that are quiet")
+	}
+	close(w.cut)
+	return nil
+}
+
+func TestWriteDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), stream: newTestStream(t.Context(), nil, func() {}), t: t}
+		g := newDeadlineWriter(w, time.Minute)
+		time.Sleep(time.Hour) // quiet
+		begun := time.Now()
+		if _, err := g.Write([]byte("x")); err == nil {
+			t.Error("a write succeeds that is never read")
+		}
+		if took := time.Since(begun); took < time.Minute || took > 90*time.Second {
+			t.Errorf("the client is given up after %v", took)
+		}
+		g.end(&http.Request{ProtoMajor: 2})
+	})
+}
+
+// TestAnswerWriterDoesNotLockStream checks that a client that reads one whole
+// answer slowly does not block queries about its stream.
+func TestAnswerWriterDoesNotLockStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), t: t}
+		g := newDeadlineWriter(w, time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		leg := readLeg(io.NopCloser(strings.NewReader("data: {\"error\":{}}\n\ndata: [DONE]\n\n")), &call{cancel: cancel}, nil, time.Hour, 0)
+		w.stream = newTestStream(ctx, &answerWriter{w: g, template: &answerTemplate{}, header: http.Header{}}, cancel)
+		first, _ := leg.Next()
+		if err := w.stream.pump(opened(leg, first)); err != nil {
+			t.Error(err)
+		}
+		<-w.cut
+		g.end(&http.Request{ProtoMajor: 2})
+	})
 }

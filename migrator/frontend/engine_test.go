@@ -20,35 +20,40 @@ import (
 // detected.
 type engine struct {
 	*httptest.Server
+	t                testing.TB
 	calls            atomic.Int64 // generating requests
 	last             atomic.Pointer[http.Request]
 	body             atomic.Pointer[string]
 	unhealthy        atomic.Bool
-	refusesIDs       atomic.Bool                                              // it refuses return_token_ids with streaming chats, like SGLang 0.5.23
-	hidesCached      atomic.Bool                                              // it reports no cached tokens, like stock vLLM
-	ignoresProbes    atomic.Bool                                              // it does not answer health checks
-	heldProbe        atomic.Pointer[heldProbe]                                // the next health check waits; nil: it does not
-	ignoredProbes    atomic.Int64                                             // health checks that it did not answer
-	tokensPerEvent   atomic.Int64                                             // tokens of one event, as for a slow reader; 0 means 1
-	passthrough      atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers passed-through requests; nil echoes the method and path
-	mu               sync.Mutex
-	runs             map[string]*run                           // by leg
-	reserved         map[string]reservation                    // by name
-	pace             func(n int, r *http.Request)              // called before token n; nil for none
+	refusesIDs       atomic.Bool                               // it refuses return_token_ids with streaming chats, like SGLang 0.5.23
+	hidesCached      atomic.Bool                               // it reports no cached tokens, like stock vLLM
+	ignoresProbes    atomic.Bool                               // it does not answer health checks
+	heldProbe        atomic.Pointer[heldProbe]                 // the next health check waits; nil: it does not
+	ignoredProbes    atomic.Int64                              // health checks that it did not answer
+	tokensPerEvent   atomic.Int64                              // tokens of one event, as for a slow reader; 0 means 1
+	passthrough      atomic.Pointer[http.HandlerFunc]          // answers passed-through requests; nil echoes the method and path
 	maxNewTokens     atomic.Int64                              // bounds every answer, as vLLM's generation config does; 0 does not
 	limitsDefault    atomic.Bool                               // maxNewTokens bounds only chats without max_tokens
 	probeAnswer      atomic.Pointer[func(http.ResponseWriter)] // answers requests for the limit; nil states it
 	moreUsage        string                                    // more of the prompt's usage; set before requests
-	override         http.HandlerFunc                          // answers generating requests instead if not nil
 	connector        *connector                                // nil for none
 	noDetokenize     atomic.Bool                               // it cannot turn ids into text
 	detokenized      atomic.Int64                              // how often it was asked to
 	detokenizesWrong atomic.Bool                               // as an engine of another model
 	detokenizeTime   atomic.Int64                              // that it takes, in nanoseconds
+
+	mu       sync.Mutex
+	runs     map[string]*run              // by leg
+	reserved map[string]reservation       // by name
+	pace     func(n int, r *http.Request) // called before token n; nil for none
+	override http.HandlerFunc             // answers generating requests instead if not nil
 }
 
+// heldProbe is a health check that is answered, as it was when it arrived, after release is closed.
+type heldProbe struct{ arrived, release chan struct{} }
+
 func newEngine(t testing.TB) *engine {
-	e := &engine{runs: make(map[string]*run), reserved: make(map[string]reservation)}
+	e := &engine{t: t, runs: make(map[string]*run), reserved: make(map[string]reservation)}
 	e.Server = &httptest.Server{Listener: listen(), Config: &http.Server{Handler: e}}
 	e.Start()
 	t.Cleanup(e.Close)
@@ -59,6 +64,23 @@ func (e *engine) set(pace func(int, *http.Request), override http.HandlerFunc) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pace, e.override = pace, override
+}
+
+// pass makes the engine answer passed-through requests by answer.
+func (e *engine) pass(answer http.HandlerFunc) { e.passthrough.Store(&answer) }
+
+// die closes the engine's port and connections.
+func (e *engine) die() {
+	e.Listener.Close()
+	e.CloseClientConnections()
+}
+
+// post asks the engine directly.
+func (e *engine) post(path, body string) (*http.Response, string) {
+	e.t.Helper()
+	c := &http.Client{Transport: memory.transport(e.t, 1)}
+	defer c.CloseIdleConnections()
+	return post(e.t, c, strings.TrimPrefix(e.URL, "http://"), path, body)
 }
 
 // sendEvents makes the engine answer with events; if cut is true it then dies.
@@ -80,13 +102,30 @@ func (e *engine) blockAt(token int) (proceed chan struct{}) {
 	proceed = make(chan struct{})
 	e.set(func(n int, r *http.Request) {
 		if n == token {
-			select {
-			case <-proceed:
-			case <-r.Context().Done():
-			}
+			await(r, proceed)
 		}
 	}, nil)
 	return proceed
+}
+
+// await waits until proceed is closed or the request ends.
+func await(r *http.Request, proceed <-chan struct{}) {
+	select {
+	case <-proceed:
+	case <-r.Context().Done():
+	}
+}
+
+// silent is an engine's handler that never answers.
+func silent(_ http.ResponseWriter, r *http.Request) {
+	io.Copy(io.Discard, r.Body) // or the server does not notice that the request is cancelled
+	<-r.Context().Done()
+}
+
+// breaks is an engine's handler that cuts the connection.
+func breaks(_ http.ResponseWriter, r *http.Request) {
+	io.Copy(io.Discard, r.Body)
+	panic(http.ErrAbortHandler)
 }
 
 // nextToken returns the token after ids.
@@ -162,8 +201,6 @@ type engineRequest struct {
 	MaxTokens     *int            `json:"max_tokens"`
 	Stream        bool            `json:"stream"`
 	IDs           bool            `json:"return_token_ids"`
-	N             int             `json:"n"`
-	Logprobs      json.RawMessage `json:"logprobs"`
 	StreamOptions *struct {
 		Usage bool `json:"include_usage"`
 	} `json:"stream_options"`
@@ -175,17 +212,15 @@ type engineRequest struct {
 }
 
 func formatIDs(ids []uint32, show bool) string {
-	if !show {
+	switch {
+	case !show:
 		return "null"
-	}
-	b, _ := json.Marshal(ids)
-	if ids == nil {
+	case ids == nil:
 		return "[]"
 	}
+	b, _ := json.Marshal(ids)
 	return string(b)
 }
-
-func (e *engine) answerProbes(answer func(http.ResponseWriter)) { e.probeAnswer.Store(&answer) }
 
 // outputLimit returns how many tokens an answer has.
 func (e *engine) outputLimit(path string, maxTokens *int) int {
@@ -223,20 +258,22 @@ func (e *engine) refusesMinTokens(w http.ResponseWriter, body []byte) bool {
 	}
 	asked, err := strconv.Atoi(string(req.MaxTokens))
 	if err == nil && asked > context {
-		w.WriteHeader(http.StatusBadRequest)
-		io.WriteString(w, `{"error":{"message":"This model's maximum context length is 131072 tokens.","code":400}}`)
+		refuse(w, `{"error":{"message":"This model's maximum context length is 131072 tokens.","code":400}}`)
 		return true
 	}
 	if err == nil && (asked < limit || e.limitsDefault.Load()) {
 		limit = asked
 	}
-	w.WriteHeader(http.StatusBadRequest)
-	fmt.Fprintf(w, `{"error":{"message":"min_tokens must be less than or equal to max_tokens=%d, got %d.","type":"BadRequestError","param":null,"code":400}}`, limit, req.Least)
+	refuse(w, `{"error":{"message":"min_tokens must be less than or equal to max_tokens=%d, got %d.","type":"BadRequestError","param":null,"code":400}}`, limit, req.Least)
 	return true
 }
 
-// heldProbe is a health check that is answered, as it was when it arrived, after release is closed.
-type heldProbe struct{ arrived, release chan struct{} }
+// refuse answers 400.
+func refuse(w http.ResponseWriter, format string, args ...any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusBadRequest)
+	fmt.Fprintf(w, format, args...)
+}
 
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
@@ -293,16 +330,12 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	max := e.outputLimit(r.URL.Path, req.MaxTokens)
 	if max < 1 {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(400)
-		fmt.Fprintf(w, `{"error":{"message":"max_tokens must be at least 1, got %d.","type":"BadRequestError","param":"max_tokens","code":400}}`, max)
+		refuse(w, `{"error":{"message":"max_tokens must be at least 1, got %d.","type":"BadRequestError","param":"max_tokens","code":400}}`, max)
 		return
 	}
 	chat := strings.Contains(r.URL.Path, "chat")
 	if chat && req.Stream && req.IDs && e.refusesIDs.Load() {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(400)
-		io.WriteString(w, `{"object":"error","message":"return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when using return_token_ids=true.","type":"BadRequestError","param":null,"code":400}`)
+		refuse(w, `{"object":"error","message":"return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when using return_token_ids=true.","type":"BadRequestError","param":null,"code":400}`)
 		return
 	}
 	var prompt []uint32
@@ -321,8 +354,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if req.KV == nil || req.KV.Reservation == "" {
 		v.begin(prompt)
-	}
-	if req.KV != nil && req.KV.Reservation != "" {
+	} else {
 		e.mu.Lock()
 		adopted, ok := e.reserved[req.KV.Reservation]
 		delete(e.reserved, req.KV.Reservation)
@@ -437,29 +469,3 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 	}
 	send("[DONE]")
 }
-
-// generation returns the events of an engine that continues ids to the given
-// length: id is its id of the answer, prompt the length of its prompt.
-func generation(id string, ids []uint32, prompt, until int) []string {
-	var out []string
-	head := fmt.Sprintf(`data: {"id":%q,"object":"text_completion","created":%d,"model":%q`, id, 1000+len(id), "model of "+id)
-	v := detokenizer{}
-	for n := 0; len(ids) < until; n++ {
-		next := nextToken(ids)
-		prompts := "null"
-		if n == 0 {
-			prompts = formatIDs(ids[:prompt], true)
-		}
-		ids = append(ids[:len(ids):len(ids)], next)
-		finish := "null"
-		if len(ids) == until {
-			finish = `"length"`
-		}
-		out = append(out, fmt.Sprintf(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":[%d]}]}`+"\n\n",
-			head, quote(v.add(next)), finish, prompts, next))
-	}
-	out = append(out, fmt.Sprintf(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d},"system_fingerprint":"of %s"}`+"\n\n", head, prompt, until, until-prompt, id))
-	return append(out, "data: [DONE]\n\n")
-}
-
-var prompt = []uint32{11, 12, 13, 14, 15}

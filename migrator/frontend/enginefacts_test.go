@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -76,11 +77,8 @@ func runStated(t *testing.T, change func(*Config), test func(t *testing.T, s *st
 		}
 	}, func(t *testing.T, e *engine, f *testServer) {
 		s := &statingEngine{now: expected}
-		e.passthrough.Store(ptr(s.answer))
-		e.unhealthy.Store(true)
-		f.waitForReady(t, false)
-		e.unhealthy.Store(false)
-		f.waitForReady(t, true)
+		e.pass(s.answer)
+		f.restart(e, nil)
 		waitFor(t, func() bool { return f.EngineLoad().Capacity > 0 }) // its first metrics
 		test(t, s, f)
 	})
@@ -104,7 +102,7 @@ func TestMismatchedEngine(t *testing.T) {
 		} {
 			start := f.Engine().Start
 			s.set(test.engine)
-			f.waitForReady(t, false)
+			f.waitForReady(false)
 			waitFor(t, f.refusesConnections)
 			time.Sleep(time.Minute)
 			if got := f.Status(); got.EngineReady || !strings.Contains(got.EngineProblem, test.want) {
@@ -114,7 +112,7 @@ func TestMismatchedEngine(t *testing.T) {
 				t.Errorf("%s: the log is %s", test.want, log)
 			}
 			s.set(expected)
-			f.waitForReady(t, true)
+			f.waitForReady(true)
 			waitFor(t, func() bool { return f.EngineLoad().Capacity > 0 })
 			if got := f.Status(); got.EngineProblem != "" || got.Engine.Start <= start {
 				t.Errorf("the right engine again: problem %q, start %d after %d", got.EngineProblem, got.Engine.Start, start)
@@ -277,5 +275,110 @@ func TestRestartForgetsConnectors(t *testing.T) {
 		s.set(now)
 		defer within(t, connectorRetry/2)()
 		waitFor(t, func() bool { return f.backoffs.mayHandOff(f.cfg.Replica, "other", time.Now()) })
+	})
+}
+
+// TestEngineLimitSurvivesMoves checks that an answer does not get longer because
+// it moved, when the engine bounds answers by a setting of its own.
+func TestEngineLimitSurvivesMoves(t *testing.T) {
+	const most = 60
+	for i, kind := range [][2]string{
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}],"stream":true,"stream_options":{"include_usage":true}}`},
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":90,"stream":true}`},
+		{"/v1/completions", `{"model":"m","prompt":"x","max_tokens":90,"stream":true}`},
+		// From here on the limit is for chats without max_tokens only.
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}],"stream":true}`},
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":90,"stream":true}`},
+	} {
+		for way, move := range map[string]func(f *fleet, stream string) error{
+			"live": func(f *fleet, stream string) error {
+				_, err := f.migrateLive(f.t.Context(), stream, 1, nil)
+				return err
+			},
+			"reprompt": func(f *fleet, stream string) error { _, err := f.migrateReprompt(f.t.Context(), stream, 1); return err },
+			"rescue":   func(f *fleet, _ string) error { f.engines[0].killAll(); return nil },
+		} {
+			runFleet(t, 2, func(t *testing.T, f *fleet) {
+				f.rescuer.setTargets(f.target(1))
+				for n, e := range f.engines {
+					e.limitsDefault.Store(i > 2)
+					f.servers[n].restart(e, func() { e.maxNewTokens.Store(most) })
+				}
+				s := f.startKind(kind, 5)
+				waitFor(t, func() bool { return move(f, s.id) == nil })
+				if got := <-s.got; withoutCached(got) != withoutCached(s.want) {
+					t.Errorf("%s, %s: moved\n got %s\nwant %s", way, kind, got, s.want)
+				}
+				f.requireIdle()
+			}, rescues)
+		}
+	}
+}
+
+// TestEngineLimitOfPeer checks that the front end learns the limit of the peer's
+// engine that runs the first leg, which may be another one than its own.
+func TestEngineLimitOfPeer(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		f.placers[0].sendTo(f.target(1))
+		b := f.engines[1]
+		f.servers[1].restart(b, func() { b.maxNewTokens.Store(40) })
+		hold := b.blockAt(4)
+		f.start(`{"model":"m","prompt":"x","max_tokens":90,"stream":true}`)
+		s := f.waitForStream(4)
+		if n := s.resume.Remaining(4); n != 36 {
+			t.Errorf("after 4 tokens %d may follow elsewhere, want the 36 that the peer's engine would generate", n)
+		}
+		close(hold)
+	}, places)
+}
+
+// TestEngineWithoutLimit checks what is known of engines that state no limit, or
+// only that of their context.
+func TestEngineWithoutLimit(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, srv *testServer) {
+		if l := *srv.outputLimits.Load(); l != (outputLimits{byDefault: 131071}) {
+			t.Errorf("limits %+v of an engine that is limited by its context", l)
+		}
+		if n := srv.outputLimits.Load().of(openai.Completions, 0); n != 0 {
+			t.Errorf("limit %d of completions", n)
+		}
+		for name, answer := range map[string]func(http.ResponseWriter){
+			"another refusal":   func(w http.ResponseWriter) { w.WriteHeader(400); fmt.Fprint(w, `{"error":"no"}`) },
+			"not authenticated": func(w http.ResponseWriter) { w.WriteHeader(401) },
+			"an answer":         func(w http.ResponseWriter) { fmt.Fprint(w, "data: max_tokens=7, got\n\n") },
+		} {
+			e.probeAnswer.Store(&answer)
+			srv.askOutputLimits(t.Context())
+			if l := *srv.outputLimits.Load(); l != (outputLimits{}) {
+				t.Errorf("%s: limits %+v", name, l)
+			}
+		}
+	})
+}
+
+// TestUsageAfterMove checks that the usage of a moved stream says nothing of the
+// prompt that only its last leg knows.
+func TestUsageAfterMove(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		f.rescuer.setTargets(f.target(1))
+		f.engines[1].moreUsage = `,"created_cache_tokens":4`
+		s := f.startStream(longRequest)
+		f.engines[0].killAll()
+		if got := <-s.got; !strings.Contains(got, `"cached_tokens":null,"created_cache_tokens":null}`) {
+			t.Errorf("the usage is the last leg's: %s", got[len(got)-300:])
+		}
+		f.requireIdle()
+	}, rescues)
+}
+
+// TestEchoKeepsPromptIDs checks that a stream with echo has the prompt's token
+// ids, which vLLM sends with every echo.
+func TestEchoKeepsPromptIDs(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, srv *testServer) {
+		const events = `data: {"id":"c","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"ab","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":[1,2],"token_ids":null}],"system_fingerprint":"v"}` + "\n\ndata: [DONE]\n\n"
+		e.sendEvents(events, false)
+		if _, got := srv.post("/v1/completions", `{"model":"m","prompt":"a","echo":true,"stream":true,"stream_options":{"include_usage":true}}`); got != events {
+			t.Errorf("got %s\nwant %s", got, events)
+		}
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -68,7 +69,7 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 		whole, err := io.ReadAll(conn)
 		conn.Close()
 		testkit.NoError(t, err)
-		_, want := post(t, &http.Client{Transport: memory.transport(t, 1)}, strings.TrimPrefix(e.URL, "http://"), "/v1/completions", body)
+		_, want := e.post("/v1/completions", body)
 
 		c := &truncatingEngine{Listener: listen(), answer: string(whole)}
 		defer c.Close()
@@ -81,16 +82,11 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 			c.mu.Lock()
 			c.n = n
 			c.mu.Unlock()
-			resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(body))
+			resp, text, err := tryDo(f.client, jsonRequest(f.url, "/v1/completions", body))
 			if err != nil {
 				t.Fatalf("cut at %d: %v", n, err)
 			}
-			b, err := io.ReadAll(resp.Body)
-			resp.Body.Close()
-			if err != nil {
-				t.Fatalf("cut at %d: %v after %q", n, err, b)
-			}
-			got := withoutIDs(string(b))
+			got := withoutIDs(text)
 			switch {
 			case resp.StatusCode == 502 && resp.Header.Get(length.RefusedHeader) == "":
 				kinds["lost"]++ // before the first token
@@ -121,12 +117,12 @@ func TestMalformedStream(t *testing.T) {
 			e := newEngine(t)
 			e.sendEvents(`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}`+"\n\n"+bad, false)
 			f := startServer(t, e.URL, nil)
-			resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
+			resp, got := f.post("/v1/completions", `{"prompt":"x","stream":true}`)
 			if resp.StatusCode != 200 || !strings.Contains(got, cutErrorPrefix+"the engine's stream is malformed: ") || strings.Contains(got, "[DONE]") {
 				t.Errorf("%q: %d %s", bad, resp.StatusCode, got)
 			}
 			e.sendEvents(bad, false)
-			if resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`); resp.StatusCode != 502 {
+			if resp, got := f.post("/v1/completions", `{"prompt":"x","stream":true}`); resp.StatusCode != 502 {
 				t.Errorf("%q at once: %d %s", bad, resp.StatusCode, got)
 			}
 		}
@@ -137,7 +133,7 @@ func TestMalformedStream(t *testing.T) {
 func TestUnstreamedFaults(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		const body = `{"model":"m","prompt":"x"}`
-		post(t, f.client, f.url, "/v1/completions", body)
+		f.post("/v1/completions", body)
 		for _, test := range []struct {
 			events, want string
 			status       int
@@ -147,7 +143,7 @@ func TestUnstreamedFaults(t *testing.T) {
 			{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\ndata: [DONE]\n\n", "without a finish reason", 502},
 		} {
 			e.sendEvents(test.events, false)
-			resp, got := post(t, f.client, f.url, "/v1/completions", body)
+			resp, got := f.post("/v1/completions", body)
 			if resp.StatusCode != test.status || !strings.Contains(got, test.want) || resp.Header.Get("Content-Type") != "application/json" {
 				t.Errorf("%d %s %s, want %d %s", resp.StatusCode, resp.Header.Get("Content-Type"), got, test.status, test.want)
 			}
@@ -165,7 +161,7 @@ func TestSilentEngine(t *testing.T) {
 			}
 		}, nil)
 		f := startServer(t, e.URL, func(c *Config) { c.IdleTimeout = 5 * time.Second })
-		_, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
+		_, got := f.post("/v1/completions", `{"prompt":"x","stream":true}`)
 		if !strings.Contains(got, cutErrorPrefix+errIdle.Error()) || strings.Count(got, `"text"`) != 2 {
 			t.Error(got)
 		}
@@ -188,27 +184,20 @@ func TestSilentAnswers(t *testing.T) {
 				<-r.Context().Done()
 			}
 			e.set(nil, hang)
-			e.passthrough.Store(&hang)
+			e.pass(hang)
 			peer := startServer(t, e.URL, func(c *Config) { c.IdleTimeout = time.Hour })
 			f := startServer(t, e.URL, func(c *Config) {
-				c.IdleTimeout = 50 * time.Millisecond
-				p := &placer{}
-				p.peer.Store(&peer.peer)
-				c.Placer = p
+				p := new(placer)
+				p.sendTo(policies.Target{Replica: "r1", Address: peer.peer})
+				c.IdleTimeout, c.Placer = 50*time.Millisecond, p
 			})
 			for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
-				resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x"}`))
-				if err != nil {
-					if !begun { // the cut may come before the header is sent
-						t.Fatal(err)
-					}
-					continue
-				}
-				_, err = io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
+				resp, _, err := tryDo(f.client, jsonRequest(f.url, path, `{"prompt":"x"}`))
 				switch {
 				case begun && err == nil:
 					t.Errorf("%s: an answer that is cut looks whole", path)
+				case !begun && err != nil:
+					t.Fatal(err)
 				case !begun && (resp.StatusCode != 502 || resp.Header.Get(length.RefusedHeader) != ""):
 					t.Errorf("%s: %d %v", path, resp.StatusCode, resp.Header)
 				}
@@ -231,7 +220,7 @@ func TestEngineAway(t *testing.T) {
 		defer resp.Body.Close()
 		e.unhealthy.Store(true)
 		<-f.Changed()
-		f.waitForReady(t, false)
+		f.waitForReady(false)
 		// New connections are refused, whichever connection the stream keeps.
 		waitFor(t, f.refusesConnections)
 		// So are new requests on the old HTTP/2 connection, once GOAWAY has arrived.
@@ -247,7 +236,7 @@ func TestEngineAway(t *testing.T) {
 			t.Errorf("a stream that ran is cut: %v, %q", err, b)
 		}
 		e.unhealthy.Store(false)
-		f.waitForReady(t, true)
+		f.waitForReady(true)
 		waitFor(t, func() bool {
 			resp, err := c.Get("http://" + f.url + "/health")
 			if err == nil {
@@ -276,26 +265,18 @@ func TestEngineKilled(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
 			wg.Go(func() {
-				resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x","messages":[],"stream":true}`))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer resp.Body.Close()
-				b, err := io.ReadAll(resp.Body)
-				if err != nil || !strings.Contains(string(b), cutErrorPrefix) || strings.Contains(string(b), "[DONE]") {
-					t.Errorf("%s: %v, %q", path, err, b)
+				if got := f.tryPost(path, `{"prompt":"x","messages":[],"stream":true}`); !strings.Contains(got, cutErrorPrefix) || strings.Contains(got, "[DONE]") {
+					t.Errorf("%s: %q", path, got)
 				}
 			})
 		}
 		<-running
 		<-running
-		e.Listener.Close()
-		e.CloseClientConnections()
+		e.die()
 		wg.Wait()
 		// The cut made the server probe the engine, long before the next health
 		// check.
-		f.waitForReady(t, false)
+		f.waitForReady(false)
 		waitFor(t, f.refusesConnections)
 	})
 }
@@ -305,14 +286,13 @@ func TestEngineKilled(t *testing.T) {
 func TestDeadEngineIsNamed(t *testing.T) {
 	var log testkit.Log
 	runServer(t, func(c *Config) { c.HealthInterval, c.Logger = time.Hour, log.Logger() }, func(t *testing.T, e *engine, f *testServer) {
-		e.Listener.Close()
-		e.CloseClientConnections()
-		if got := <-f.call("POST", "/v1/completions", longRequest); !strings.HasPrefix(got, "503 1 ") {
+		e.die()
+		if got := <-f.start(longRequest); !strings.HasPrefix(got, "503 1 ") {
 			t.Error(got)
 		}
-		waitFor(t, func() bool { return strings.Contains(log.String(), "engine stopped answering") })
+		waitFor(t, func() bool { return log.Count("engine stopped answering") > 0 })
 		time.Sleep(time.Minute)
-		if n := strings.Count(log.String(), "engine stopped answering"); n != 1 {
+		if n := log.Count("engine stopped answering"); n != 1 {
 			t.Errorf("the log names the fault %d times:\n%s", n, &log)
 		}
 	})
@@ -344,7 +324,7 @@ func TestMismatchedFromTheStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log testkit.Log
 		e, s := newEngine(t), &statingEngine{now: stated{model: "other", context: 4096}}
-		e.passthrough.Store(ptr(s.answer))
+		e.pass(s.answer)
 		time.AfterFunc(2*time.Second, func() { e.unhealthy.Store(true) })
 		time.AfterFunc(8*time.Second, func() {
 			s.set(expected)
@@ -353,6 +333,85 @@ func TestMismatchedFromTheStart(t *testing.T) {
 		startServer(t, e.URL, func(c *Config) { c.Model, c.Context, c.Logger = "m", 4096, log.Logger() })
 		if log.Count("does not match") != 1 || log.Count("health check") != 0 {
 			t.Errorf("the log is %s", &log)
+		}
+	})
+}
+
+const (
+	streamedChat = `{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":20,"stream":true}`
+	wholeChat    = `{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":20}`
+)
+
+// TestRefusedTokenIDs checks an engine that refuses return_token_ids with streaming chats. Clients get the answers that it
+// gives without; these requests cannot move, and the log and the status say so. Other requests are not concerned.
+func TestRefusedTokenIDs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log testkit.Log
+		f := newFleet(t, 1, configured(func(c *Config) { c.Logger = log.Logger() }))
+		srv, e := f.servers[0], f.engines[0]
+		e.refusesIDs.Store(true)
+		const path = "/v1/chat/completions"
+		for i, body := range []string{streamedChat, wholeChat, streamedChat, wholeChat} {
+			want, before := f.directAnswer(path, body), e.calls.Load()
+			if _, got := srv.post(path, body); withoutIDs(got) != withoutIDs(want) {
+				t.Errorf("request %d:\n got %s\nwant %s", i, got, want)
+			}
+			if n := e.calls.Load() - before; n != 1 && i > 0 {
+				t.Errorf("request %d was sent %d times", i, n)
+			}
+		}
+		if got := srv.Status().Engine.RefusesTokenIDs; len(got) != 1 || got[0] != path || log.Count("refuses return_token_ids") != 1 {
+			t.Errorf("%q is known, and logged:\n%s", got, &log)
+		}
+		proceed := e.blockAt(3)
+		answer := srv.call("POST", path, streamedChat)
+		waitFor(t, func() bool { return len(srv.LocalLegs()) == 1 && srv.LocalLegs()[0].Request.Output > 0 })
+		if leg := srv.LocalLegs()[0]; leg.Pinned == policies.NotPinned || !leg.Request.Features.Has(policies.HiddenTokens) {
+			t.Errorf("a chat without ids can move: %+v", leg)
+		}
+		close(proceed)
+		<-answer
+		if resp, body := srv.post(path, strings.Replace(streamedChat, "{", `{"return_token_ids":true,`, 1)); resp.StatusCode != 400 {
+			t.Errorf("a client that asks for ids itself gets %s: %s", resp.Status, body)
+		}
+		srv.post("/v1/completions", longRequest)
+		if !strings.Contains(*e.body.Load(), `"return_token_ids":true`) {
+			t.Errorf("completions are sent without: %s", *e.body.Load())
+		}
+		e.refusesIDs.Store(false)
+		srv.restart(e, nil)
+		srv.post(path, streamedChat)
+		if got := srv.Status().Engine.RefusesTokenIDs; len(got) != 0 || !strings.Contains(*e.body.Load(), `"return_token_ids":true`) {
+			t.Errorf("of an engine that has started anew, %q is known", got)
+		}
+	})
+}
+
+// TestRefusedTokenIDsOfPeer checks a chat that is placed at a peer whose engine refuses return_token_ids.
+func TestRefusedTokenIDsOfPeer(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		f.placers[0].sendTo(f.target(1))
+		f.engines[1].refusesIDs.Store(true)
+		want := f.directAnswer("/v1/chat/completions", streamedChat)
+		if _, got := f.post("/v1/chat/completions", streamedChat); withoutIDs(got) != withoutIDs(want) {
+			t.Errorf("got %s\nwant %s", got, want)
+		}
+	}, places)
+}
+
+// TestQuotedTokenIDs checks that an engine which quotes a request in an error is not taken for one that refuses
+// return_token_ids: one bad request would pin all others.
+func TestQuotedTokenIDs(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+			body := testkit.Must(io.ReadAll(r.Body))
+			w.WriteHeader(422)
+			w.Write(append([]byte("bad temperature in "), body...))
+			time.Sleep(time.Millisecond)
+		})
+		resp, got := f.post("/v1/chat/completions", streamedChat)
+		if resp.StatusCode != 422 || !strings.HasPrefix(got, "bad temperature") || len(f.Status().Engine.RefusesTokenIDs) != 0 {
+			t.Errorf("%s: %s; %q", resp.Status, got, f.Status().Engine.RefusesTokenIDs)
 		}
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/internal/localfault"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/enginestate"
+	"github.com/cascadeinfer/cascade/policies/admission"
 )
 
 // engineWatch drives the state machine of the own engine, and what is to be done a few times a
@@ -59,7 +60,7 @@ func (w *engineWatch) run(ctx context.Context) {
 			srv.checkReaders(&w.workers)
 			srv.tracker.Update()
 			srv.updateLoadHeader()
-			srv.admission.setIteration(srv.tracker.Iteration())
+			srv.admission.update(func(l *admission.Ledger) { l.SetIteration(srv.tracker.Iteration()) })
 			w.step(ctx, enginestate.Event{Kind: enginestate.Ticked, Work: srv.engineWork(w.machine.CountsSteps()), GivenUp: srv.givenUp.Load(), LoadDue: srv.engineFacts.due(time.Now())})
 		case s := <-w.samples:
 			w.step(ctx, enginestate.Event{Kind: enginestate.Sampled, Counters: s.hash})

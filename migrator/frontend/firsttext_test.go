@@ -3,10 +3,10 @@ package frontend
 import (
 	"context"
 	"errors"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -30,7 +30,7 @@ func TestNoFirstText(t *testing.T) {
 		"only the last has it": {[]int{0, 1}, false},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			f, _ := newRescueFleet(t, 3, nil)
+			f := newFleet(t, 3, rescues)
 			for _, i := range test.without {
 				f.engines[i].noDetokenize.Store(true)
 			}
@@ -56,8 +56,7 @@ func TestNoFirstText(t *testing.T) {
 
 // TestLastText finds the ids whose text a client has.
 func TestLastText(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, nil)
+	runServer(t, nil, func(t *testing.T, _ *engine, f *testServer) {
 		for _, test := range []struct {
 			ids         []uint32
 			least, most int
@@ -73,7 +72,7 @@ func TestLastText(t *testing.T) {
 			{nil, 0, 0, 0, ""},
 			{sevens(20), 0, 20, 20 - detokenizeIDs, incomplete}, // no more requests
 		} {
-			x := &firstText{server: f.servers[0].Server, ids: test.ids}
+			x := &firstText{server: f.Server, ids: test.ids}
 			if n, text, err := x.lastText(t.Context(), test.least, test.most); n != test.n || text != test.text || err != nil {
 				t.Errorf("%v: %d ids with %q, %v; want %d with %q", test.ids, n, text, err, test.n, test.text)
 			}
@@ -84,8 +83,7 @@ func TestLastText(t *testing.T) {
 // TestFirstText corrects events of engines of each kind: those that send all text so far, those that get it
 // right, and those that lose the character; and events with a token that has no text in answers.
 func TestFirstText(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, nil)
+	runServer(t, nil, func(t *testing.T, _ *engine, f *testServer) {
 		for _, test := range []struct {
 			ids    string // of the event
 			text   string // of the event
@@ -104,7 +102,7 @@ func TestFirstText(t *testing.T) {
 			{"2,3", "prompt é w2\"\n<", false, ""},
 			{"14", "prompt" + incomplete, true, incomplete},
 		} {
-			x := &firstText{server: f.servers[0].Server, ctx: t.Context(), ids: []uint32{1, 7}, shown: " w1\"\n<", shownIDs: 1}
+			x := &firstText{server: f.Server, ctx: t.Context(), ids: []uint32{1, 7}, shown: " w1\"\n<", shownIDs: 1}
 			got, done, err := x.correct(textEvent(t, test.ids, test.text, test.finish))
 			switch {
 			case test.want == "" && err == nil:
@@ -134,9 +132,8 @@ func sevens(n int) []uint32 { return slices.Repeat([]uint32{7}, n) }
 
 // TestNoTextYet corrects the first text of a client that has none.
 func TestNoTextYet(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, nil)
-		x := &firstText{server: f.servers[0].Server, ctx: t.Context()}
+	runServer(t, nil, func(t *testing.T, _ *engine, f *testServer) {
+		x := &firstText{server: f.Server, ctx: t.Context()}
 		if got, done, err := x.correct(textEvent(t, "7", "prompt"+incomplete, true)); err != nil || !done || got.Text() != incomplete {
 			t.Errorf("%+v, %v, %v", got, done, err)
 		}
@@ -149,10 +146,9 @@ func TestNoTextYet(t *testing.T) {
 
 // TestSlowFirstText bounds the time of all requests about one event.
 func TestSlowFirstText(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, nil)
-		f.engines[0].detokenizeTime.Store(int64(detokenizeTimeout * 4 / 5))
-		x := &firstText{server: f.servers[0].Server, ctx: t.Context(), ids: sevens(detokenizeIDs)}
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		e.detokenizeTime.Store(int64(detokenizeTimeout * 4 / 5))
+		x := &firstText{server: f.Server, ctx: t.Context(), ids: sevens(detokenizeIDs)}
 		begun := time.Now()
 		_, _, err := x.correct(textEvent(t, "7", incomplete, false))
 		if took := time.Since(begun); !errors.Is(err, context.DeadlineExceeded) || took != firstTextTimeout {
@@ -163,9 +159,8 @@ func TestSlowFirstText(t *testing.T) {
 
 // TestNewFirstText checks from where on the text of an answer is compared with what the client has.
 func TestNewFirstText(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, nil)
-		s := &Stream{server: f.servers[0].Server, ctx: t.Context()}
+	runServer(t, nil, func(t *testing.T, _ *engine, f *testServer) {
+		s := &Stream{server: f.Server, ctx: t.Context()}
 		ones := slices.Repeat([]uint32{1}, 30)
 		for name, test := range map[string]struct {
 			ids             []uint32
@@ -195,8 +190,7 @@ func TestNewFirstText(t *testing.T) {
 // TestTextMayHaveEnded kills an engine that sends several tokens at once and turns none into text, as no
 // other does: the client's text may have ended with a character, and the stream goes on.
 func TestTextMayHaveEnded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, _ := newRescueFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		for _, e := range f.engines {
 			e.tokensPerEvent.Store(2)
 			e.noDetokenize.Store(true)
@@ -205,6 +199,88 @@ func TestTextMayHaveEnded(t *testing.T) {
 		f.engines[0].killAll()
 		if got := <-s.got; !strings.Contains(got, `"finish_reason":"length"`) || strings.Contains(got, "error") {
 			t.Errorf("the stream ends: %s", got)
+		}
+	}, rescues)
+}
+
+// TestMovesOfSeveralTokens moves streams whose engines send several tokens at once, as with
+// --stream-interval and speculative decoding: answers of every kind are the engine's own.
+func TestMovesOfSeveralTokens(t *testing.T) {
+	for name, tokens := range map[string]int64{"two": 2, "eight": 8} {
+		runInBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 3, handsOver)
+			f.learnTemplates()
+			for _, e := range f.engines {
+				e.tokensPerEvent.Store(tokens)
+			}
+			f.hop(3, f.handOn)
+			if f.engines[0].detokenized.Load() == 0 {
+				t.Error("no text was checked")
+			}
+		})
+	}
+}
+
+// TestTextNotChecked moves a stream of several tokens per event whose engine turns no ids into
+// text: it stays where it is.
+func TestTextNotChecked(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		f.engines[0].tokensPerEvent.Store(2)
+		f.engines[0].noDetokenize.Store(true)
+		b := f.startStream(longRequest)
+		if _, err := f.migrateReprompt(t.Context(), b.id, 1); !errors.Is(err, ErrNoStream) {
+			t.Errorf("the migration ends with %v", err)
+		}
+		f.requireAnswer(b)
+	})
+}
+
+// TestTextCheckedAtHolder moves a stream of several tokens per event between two peers while the
+// own engine cannot be asked: the holder's is, and the client's text is cut at a character.
+func TestTextCheckedAtHolder(t *testing.T) {
+	for name, test := range map[string]struct {
+		spoil  func(*engine)
+		holder bool // is asked
+	}{
+		"the own engine answers": {func(*engine) {}, false},
+		"without /detokenize":    {func(e *engine) { e.noDetokenize.Store(true) }, true},
+		"away, or another model": {func(e *engine) { e.unhealthy.Store(true); e.detokenizesWrong.Store(true) }, true},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 3)
+			for _, e := range f.engines {
+				e.tokensPerEvent.Store(2)
+			}
+			b := f.startSlowStream(longRequest)
+			f.engines[1].slowLegs("#2")
+			testkit.Must(f.migrateReprompt(t.Context(), b.id, 1))
+			test.spoil(f.engines[0])
+			time.Sleep(time.Second) // the own server finds out
+			before := f.engines[1].detokenized.Load()
+			if _, err := f.migrateReprompt(t.Context(), b.id, 2); err != nil {
+				t.Error(err)
+			}
+			if asked := f.engines[1].detokenized.Load() > before; asked != test.holder {
+				t.Errorf("the holder was asked: %v", asked)
+			}
+			f.requireAnswer(b)
+		})
+	}
+}
+
+// TestPeerDetokenize refuses clients at the peers' port, and passes an engine's refusal on.
+func TestPeerDetokenize(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		if resp, body := post(t, f.client, f.servers[1].peer, detokenizePath, `{"tokens":[1]}`); resp.StatusCode == http.StatusOK || !strings.Contains(body, "for migrators") || f.engines[1].detokenized.Load() > 0 {
+			t.Errorf("a client's request: %s %s", resp.Status, body)
+		}
+		f.engines[1].noDetokenize.Store(true)
+		if _, err := f.textAt(t.Context(), f.target(1), []uint32{1}); err == nil || !strings.Contains(err.Error(), "404") {
+			t.Errorf("an engine without /detokenize: %v", err)
+		}
+		f.engines[1].Close()
+		if _, err := f.textAt(t.Context(), f.target(1), []uint32{1}); err == nil {
+			t.Error("a dead engine answers")
 		}
 	})
 }

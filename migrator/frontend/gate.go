@@ -139,9 +139,9 @@ func (srv *Server) clientRoutes() []route {
 		case e.Path == "/health":
 			to.always, to.serve = true, srv.serveHealth
 		case e.Path == openai.Completions.Path():
-			to.serve = srv.generate(openai.Completions)
+			to.serve = serveAt(openai.Completions, srv.serveGenerate)
 		case e.Path == openai.Chat.Path():
-			to.serve = srv.generate(openai.Chat)
+			to.serve = serveAt(openai.Chat, srv.serveGenerate)
 		case e.Path == "/v1/audio/transcriptions", e.Path == "/v1/audio/translations":
 			to.serve = srv.passForm
 		case e.Body:
@@ -157,21 +157,16 @@ func (srv *Server) clientRoutes() []route {
 // peerRoutes lists what other migrators may ask for besides their gRPC: legs, which
 // always run on the own engine, so that a request is forwarded at most once.
 func (srv *Server) peerRoutes() []route {
-	leg := func(e openai.Endpoint) handler {
-		return func(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share) {
-			srv.servePeerLeg(w, r, e, body, memory)
-		}
-	}
 	return []route{
-		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Completions.Path(), Body: true}, serve: leg(openai.Completions)},
-		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Chat.Path(), Body: true}, serve: leg(openai.Chat)},
+		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Completions.Path(), Body: true}, serve: serveAt(openai.Completions, srv.servePeerLeg)},
+		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Chat.Path(), Body: true}, serve: serveAt(openai.Chat, srv.servePeerLeg)},
 		{Endpoint: publicapi.Endpoint{Method: "POST", Path: detokenizePath, Body: true}, serve: srv.servePeerDetokenize},
 	}
 }
 
-// generate returns the handler of a generating endpoint.
-func (srv *Server) generate(e openai.Endpoint) handler {
+// serveAt returns the handler of a generating endpoint.
+func serveAt(e openai.Endpoint, serve func(http.ResponseWriter, *http.Request, openai.Endpoint, []byte, *httpserver.Share)) handler {
 	return func(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share) {
-		srv.serveGenerate(w, r, e, body, memory)
+		serve(w, r, e, body, memory)
 	}
 }

@@ -3,16 +3,23 @@ package frontend
 import (
 	"bufio"
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"mime/multipart"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // TestRoutes checks which methods and paths are served, and that no other request reaches
@@ -20,8 +27,7 @@ import (
 func TestRoutes(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		var passed atomic.Int64
-		count := func(http.ResponseWriter, *http.Request) { passed.Add(1) }
-		e.passthrough.Store(&count)
+		e.pass(func(http.ResponseWriter, *http.Request) { passed.Add(1) })
 		clients := clientsOf(t)
 		for _, test := range []struct {
 			requests string // "METHOD path", separated by commas
@@ -38,11 +44,7 @@ func TestRoutes(t *testing.T) {
 				method, path, _ := strings.Cut(request, " ")
 				for major, c := range clients {
 					before := passed.Load() + e.calls.Load()
-					req, err := http.NewRequest(method, "http://"+f.url+path, nil)
-					testkit.NoError(t, err)
-					resp, err := c.Do(req)
-					testkit.NoError(t, err)
-					resp.Body.Close()
+					resp, _ := do(t, c, testkit.Must(http.NewRequest(method, "http://"+f.url+path, nil)))
 					if allow := resp.Header.Get("Allow"); (allow != "") != (test.want == 405) || strings.Contains(allow, method) {
 						t.Errorf("HTTP/%d %s: %d, allowed are %q", major, request, resp.StatusCode, allow)
 					}
@@ -70,7 +72,7 @@ func TestAttackWithheldInAnyBody(t *testing.T) {
 			text := string(b)
 			seen.Store(&text)
 		}
-		e.passthrough.Store(&record)
+		e.pass(record)
 		e.set(nil, record)
 		clients := clientsOf(t)
 		const json = `{"model":"m","prompt":"x","kv_transfer_params":{"remote_host":"evil"},"vllm_xargs":{"kv_transfer_params":"evil"}}`
@@ -83,12 +85,9 @@ func TestAttackWithheldInAnyBody(t *testing.T) {
 				for _, body := range [][2]string{{"application/json", json}, {"text/plain", json}, {kind, json}, {kind, form}, {kind, quoted}, {kind, split}, {"application/x-www-form-urlencoded", "kv_transfer_params=evil"}} {
 					for major, c := range clients {
 						seen.Store(nil)
-						req, err := http.NewRequest(method, "http://"+f.url+path, strings.NewReader(body[1]))
-						testkit.NoError(t, err)
-						req.Header.Set("Content-Type", body[0])
-						resp, err := c.Do(req)
-						testkit.NoError(t, err)
-						resp.Body.Close()
+						req := jsonRequest(f.url, path, body[1], "Content-Type", body[0])
+						req.Method = method
+						do(t, c, req)
 						if got := seen.Load(); got != nil && (strings.Contains(*got, "evil") || strings.Contains(*got, "transfer_params")) {
 							t.Errorf("HTTP/%d %s %s as %s: the engine got %s", major, method, path, body[0], *got)
 						}
@@ -137,25 +136,18 @@ func TestAttackUnfinishedBody(t *testing.T) {
 					f.ready.Store(false)
 				}
 				begun := time.Now()
-				resp, err := c.Do(unfinished(t, test.method, "http://"+f.url+test.path, test.sent))
-				testkit.NoError(t, err)
-				resp.Body.Close()
+				resp, _ := do(t, c, unfinished(t, test.method, "http://"+f.url+test.path, test.sent))
 				if took := time.Since(begun); resp.StatusCode != test.want || (took > time.Second) != (test.want == 408) {
 					t.Errorf("answered %s after %v, want %d", resp.Status, took, test.want)
 				}
 				if major == 2 {
-					resp, err := c.Get("http://" + f.url + "/health")
-					testkit.NoError(t, err)
-					resp.Body.Close()
-					if resp.Close {
+					if resp, _ := do(t, c, testkit.Must(http.NewRequest("GET", "http://"+f.url+"/health", nil))); resp.Close {
 						t.Error("the connection is closed for its other requests")
 					}
 				}
 				begun = time.Now()
 				f.Drain()
-				f.stop = func() {}
-				testkit.NoError(t, <-f.done)
-				f.done <- nil
+				f.awaitEnd()
 				if took := time.Since(begun); took > 5*time.Second {
 					t.Errorf("the drain took %v", took)
 				}
@@ -171,13 +163,11 @@ func TestAttackBodyAsRequests(t *testing.T) {
 		const inner = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 		for _, first := range []string{"POST /nowhere", "GET /v1/models", "PUT /tokenize"} {
 			for _, framing := range []string{fmt.Sprintf("Content-Length: %d\r\n\r\n", len(inner)), "Content-Length: 100000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n"} {
-				conn, err := memory.dial(t.Context(), "tcp", f.url)
-				testkit.NoError(t, err)
+				conn := testkit.Must(memory.dial(t.Context(), "tcp", f.url))
 				testkit.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
 				go io.WriteString(conn, first+" HTTP/1.1\r\nHost: x\r\n"+framing+inner)
 				r := bufio.NewReader(conn)
-				resp, err := http.ReadResponse(r, nil)
-				testkit.NoError(t, err)
+				resp := testkit.Must(http.ReadResponse(r, nil))
 				if _, err := io.Copy(io.Discard, resp.Body); err != nil || !resp.Close {
 					t.Errorf("%s, %q: %s %v, %v", first, framing, resp.Status, resp.Header, err)
 				}
@@ -188,4 +178,288 @@ func TestAttackBodyAsRequests(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestAttackBodyMemory checks that unfinished bodies and large headers cannot hold more
+// memory than the budget: what comes beyond it is refused at once, for proxies to send
+// elsewhere, and everything is given back after a while.
+func TestAttackBodyMemory(t *testing.T) {
+	const size, attackers = 64 << 10, 40
+	for _, major := range []int{1, 2} {
+		for name, request := range map[string]func(*testing.T, *testServer) *http.Request{
+			"bodies": func(t *testing.T, f *testServer) *http.Request {
+				return unfinished(t, "POST", "http://"+f.url+"/v1/completions", "{"+strings.Repeat(" ", size-2))
+			},
+			"headers": func(t *testing.T, f *testServer) *http.Request {
+				r := unfinished(t, "POST", "http://"+f.url+"/tokenize", "{")
+				r.Header.Set("X-Large", strings.Repeat("x", 32<<10))
+				return r
+			},
+		} {
+			runInBubble(t, fmt.Sprintf("%s HTTP/%d", name, major), func(t *testing.T) {
+				e := newEngine(t)
+				f := startServer(t, e.URL, func(c *Config) { c.MaxBody, c.MaxBodies = size, 4*size })
+				c := &http.Client{Transport: memory.transport(t, major)}
+				answers := make(chan *http.Response, attackers)
+				begun := time.Now()
+				for range attackers {
+					r := request(t, f)
+					go func() {
+						resp, _, err := tryDo(c, r)
+						if err != nil {
+							t.Error(err)
+						}
+						answers <- resp
+					}()
+				}
+				refused, slow := 0, 0
+				for range attackers {
+					resp := <-answers
+					if held := f.bodies.Held(); held > 4*size {
+						t.Errorf("%d bytes are held", held)
+					}
+					switch {
+					case resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get(length.RefusedHeader) != "" && resp.Header.Get("Retry-After") != "":
+						if refused++; time.Since(begun) > time.Second {
+							t.Errorf("a refusal took %v", time.Since(begun))
+						}
+					case resp.StatusCode == http.StatusRequestTimeout:
+						if slow++; time.Since(begun) > 2*time.Duration(httpserver.Window) {
+							t.Errorf("a body that stalls is given up after %v", time.Since(begun))
+						}
+					default:
+						t.Errorf("answered %s", resp.Status)
+					}
+				}
+				if refused < attackers/2 || slow == 0 {
+					t.Errorf("%d refused, %d given up", refused, slow)
+				}
+				waitFor(t, func() bool { return f.bodies.Held() == 0 })
+				if resp, got := post(t, c, f.url, "/v1/completions", `{"prompt":"x"}`); resp.StatusCode != http.StatusOK {
+					t.Errorf("afterwards: %s %s", resp.Status, got)
+				}
+			})
+		}
+	}
+}
+
+// TestAttackBodyMemorySparesPeers checks that clients that use up the memory for their
+// bodies keep no stream of another replica from going on here.
+func TestAttackBodyMemorySparesPeers(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		all := f.bodies.Share()
+		if !all.Resize(f.cfg.MaxBodies) {
+			t.Fatal("the budget is not empty")
+		}
+		defer all.Release()
+		for address, want := range map[string]int{f.url: http.StatusServiceUnavailable, f.peer: http.StatusOK} {
+			resp, _ := do(t, f.client, jsonRequest(address, "/v1/completions", `{"prompt":"x","max_tokens":1}`, ForwardHeader, "r1"))
+			if resp.StatusCode != want {
+				t.Errorf("answered %s, want %d", resp.Status, want)
+			}
+		}
+	})
+}
+
+// TestBodyPace checks that a body may arrive at the slowest pace that is allowed, and
+// that it is bounded as a whole.
+func TestBodyPace(t *testing.T) {
+	for _, major := range []int{1, 2} {
+		for _, test := range []struct {
+			pieces int
+			rate   int64 // configured; 0 for the default
+			want   int
+		}{{2, 0, http.StatusOK}, {100, 0, http.StatusRequestTimeout}, {2, httpserver.WindowBytes, http.StatusRequestTimeout}} {
+			pieces, want := test.pieces, test.want
+			runServer(t, func(c *Config) { c.BodyRate = test.rate }, func(t *testing.T, e *engine, f *testServer) {
+				body, w := io.Pipe()
+				written := make(chan struct{})
+				defer func() {
+					body.Close()
+					<-written
+				}()
+				go func() {
+					defer close(written)
+					io.WriteString(w, `{"prompt":"`)
+					for range pieces {
+						time.Sleep(time.Duration(httpserver.Window) - time.Second)
+						if _, err := io.WriteString(w, strings.Repeat("x", httpserver.WindowBytes)); err != nil {
+							return
+						}
+					}
+					io.WriteString(w, `"}`)
+					w.Close()
+				}()
+				c := &http.Client{Transport: memory.transport(t, major)}
+				resp, err := c.Post("http://"+f.url+"/v1/completions", "application/json", body)
+				testkit.NoError(t, err)
+				if resp.Body.Close(); resp.StatusCode != want {
+					t.Errorf("HTTP/%d: %d pieces are answered %s", major, pieces, resp.Status)
+				}
+			})
+		}
+	}
+}
+
+// deadlineRecorder is a ResponseWriter that knows its read deadline.
+type deadlineRecorder struct {
+	*httptest.ResponseRecorder
+	mu sync.Mutex
+	at time.Time
+}
+
+func (w *deadlineRecorder) SetReadDeadline(at time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.at = at
+	return nil
+}
+
+func (w *deadlineRecorder) deadline() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.at
+}
+
+// lastWindowBody is a body that ends its request and then brings a whole window.
+type lastWindowBody struct {
+	stop  func()
+	after func() error // the reads after that
+	sent  bool
+}
+
+func (b *lastWindowBody) Read(p []byte) (int, error) {
+	if len(p) < httpserver.WindowBytes {
+		return len(p), nil
+	}
+	if b.sent {
+		return 0, b.after()
+	}
+	b.sent = true
+	b.stop()
+	synctest.Wait() // until the deadline of the stop is set
+	return len(p), nil
+}
+
+func (b *lastWindowBody) Close() error { return nil }
+
+// TestStopWhileBodyArrives checks that bytes that arrive while the server stops do not prolong the
+// deadline that the stop has ended.
+func TestStopWhileBodyArrives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		w := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
+		body := &lastWindowBody{stop: stop, after: func() error {
+			if at := w.deadline(); at.After(time.Now()) {
+				t.Errorf("the body may arrive for another %v", time.Until(at))
+			}
+			return errors.New("timeout")
+		}}
+		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/completions", body)
+		memory := httpserver.NewBudget(1 << 20).Share()
+		srv := &Server{cfg: Config{MaxBody: 1 << 19, BodyTimeout: time.Minute}}
+		if _, ok := srv.readBody(w, r, &memory); ok {
+			t.Error("a cut body was read")
+		}
+	})
+}
+
+// lateWriter is a ResponseWriter whose read deadline takes a second to set, so that the
+// handler could return meanwhile.
+type lateWriter struct {
+	*httptest.ResponseRecorder
+	returned atomic.Bool // the handler has
+	late     atomic.Bool // a deadline was set after that
+}
+
+func (w *lateWriter) SetReadDeadline(at time.Time) error {
+	if !at.IsZero() && at.Before(time.Unix(2, 0)) {
+		time.Sleep(time.Second)
+		w.late.Store(w.returned.Load())
+	}
+	return nil
+}
+
+// endedBody is a body whose reads fail when the context ends.
+type endedBody struct{ ctx context.Context }
+
+func (b endedBody) Read([]byte) (int, error) {
+	<-b.ctx.Done()
+	return 0, errors.New("the stream was reset")
+}
+
+func (b endedBody) Close() error { return nil }
+
+// TestAttackResetWhileReading checks that a client that resets its stream while its body is
+// read cannot make the server use a ResponseWriter whose handler has returned: net/http
+// panics then, and takes the process with it.
+func TestAttackResetWhileReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, reset := context.WithCancel(t.Context())
+		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/completions", endedBody{ctx})
+		w := &lateWriter{ResponseRecorder: httptest.NewRecorder()}
+		memory := httpserver.NewBudget(1 << 20).Share()
+		srv := &Server{cfg: Config{MaxBody: 1 << 20, BodyTimeout: time.Minute}}
+		time.AfterFunc(time.Second, reset)
+		if _, ok := srv.readBody(w, r, &memory); ok {
+			t.Error("a cut body was read")
+		}
+		w.returned.Store(true)
+		time.Sleep(time.Minute)
+		if w.late.Load() {
+			t.Error("the read deadline was set after the handler had returned")
+		}
+	})
+}
+
+// TestFirstRequest checks that a connection that is dialled before its request
+// stays open as long as one between two requests, and that the header timeout
+// counts from the first byte.
+func TestFirstRequest(t *testing.T) {
+	const head = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+	for name, test := range map[string]struct {
+		wait  time.Duration // before each piece
+		send  []string
+		close time.Duration // after the last piece, without an answer; 0: it is answered
+	}{
+		"at once":     {0, []string{head}, 0},
+		"late":        {clientIdleConn - 1, []string{head}, 0},
+		"torn":        {headerTimeout - 1, []string{head[:14], head[14:]}, 0}, // http.Server reads the first 14 bytes separately
+		"never":       {0, nil, clientIdleConn},
+		"half a head": {time.Minute, []string{head[:14]}, headerTimeout},
+		"slow head":   {headerTimeout / 2, []string{head[:1], head[1:2]}, headerTimeout / 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			lis := listen()
+			d := newListeners(&Server{cfg: Config{WriteTimeout: defaultWriteTimeout}})
+			s := d.serve(t.Context(), lis, &d.fromClients, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			here := testkit.Must(memory.dial(t.Context(), "tcp", lis.Addr().String()))
+			defer func() {
+				here.Close()
+				synctest.Wait()
+				s.Close()
+				d.wg.Wait()
+			}()
+			for i, piece := range test.send {
+				time.Sleep(test.wait)
+				if i+1 < len(test.send) || test.close > 0 {
+					if _, err := io.WriteString(here, piece); err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+					continue
+				}
+				go io.WriteString(here, piece)
+				resp, err := http.ReadResponse(bufio.NewReader(here), nil)
+				if err != nil || resp.StatusCode != http.StatusOK {
+					t.Errorf("%s: %v, %+v", name, err, resp)
+				}
+				return
+			}
+			begun := time.Now()
+			got, err := io.ReadAll(here)
+			if len(got) > 0 || err != nil && !errors.Is(err, io.ErrClosedPipe) || time.Since(begun) != test.close {
+				t.Errorf("%s: closed after %v with %q (%v), want %v and nothing", name, time.Since(begun), got, err, test.close)
+			}
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,127 +10,18 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
+	"github.com/cascadeinfer/cascade/policies"
 )
-
-// transferParams is what the fake engine reads of vLLM's kv_transfer_params.
-type transferParams struct {
-	Decode  bool   `json:"do_remote_decode"`
-	Prefill bool   `json:"do_remote_prefill"`
-	Request string `json:"remote_request_id"`
-	Tokens  int    `json:"remote_num_tokens"`
-}
-
-// connector is the KV connector of all engines of a fleet. Like vLLM's it verifies nothing:
-// an engine that fetches blocks which are not those of its prompt continues other ids.
-type connector struct {
-	mu     sync.Mutex
-	kept   map[string][]uint32 // by remote_request_id
-	serial int
-	lie    func(params string) string // changes what the holder answers
-	hidden bool                       // metrics do not show it
-
-	asked, fetched atomic.Int64 // requests to keep, and to fetch
-	fetching       func(*http.Request)
-	keeping        func(*http.Request)
-}
-
-func (c *connector) serve(r *http.Request, p transferParams, prompt []uint32) (read []uint32, offer string) {
-	switch {
-	case p.Decode:
-		c.asked.Add(1)
-		if c.keeping != nil {
-			c.keeping(r)
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.serial++
-		name := fmt.Sprint("cmpl-", c.serial)
-		c.kept[name] = prompt
-		offer = fmt.Sprintf(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_request_id":%q,"remote_num_tokens":%d}`, name, len(prompt))
-		if c.lie != nil {
-			offer = c.lie(offer)
-		}
-		return prompt, offer
-	case p.Prefill:
-		c.fetched.Add(1)
-		if c.fetching != nil {
-			c.fetching(r)
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if kept, ok := c.kept[p.Request]; !ok || formatIDs(kept, true) != formatIDs(prompt, true) {
-			prompt = append([]uint32{prompt[0] + 1}, prompt[1:]...)
-		}
-		delete(c.kept, p.Request)
-	}
-	return prompt, "null"
-}
-
-// reuse gives the blocks that are kept to other requests.
-func (c *connector) reuse() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	clear(c.kept)
-}
-
-// newHandoffFleet returns a fleet whose engines have KV connectors.
-func newHandoffFleet(t *testing.T, n int, change func(*Config)) (*fleet, *connector) {
-	c := &connector{kept: make(map[string][]uint32)}
-	var engines []*engine
-	for range n {
-		e := newEngine(t)
-		e.connector = c
-		engines = append(engines, e)
-	}
-	return newFleetOf(t, engines, allowHandoff(change)), c
-}
-
-// fromSecond does f from the second call on: the first handoff of a move is before the freeze.
-func fromSecond(f func(*http.Request)) func(*http.Request) {
-	var calls atomic.Int64
-	return func(r *http.Request) {
-		if calls.Add(1) > 1 {
-			f(r)
-		}
-	}
-}
-
-// allowHandoff is change with Config.Handoff.
-func allowHandoff(change func(*Config)) func(*Config) {
-	return func(c *Config) {
-		if c.Handoff = true; change != nil {
-			change(c)
-		}
-	}
-}
-
-// handOff migrates a stream without a reservation.
-func (f *fleet) handOff(stream string, to int) (MigrationResult, error) {
-	h, r, ok := f.findLeg(stream)
-	if !ok {
-		return MigrationResult{}, ErrStaleEpoch
-	}
-	return f.migrateIDs(f.t.Context(), stream, h, r, to)
-}
-
-// handOn is handOff for fleet.hop.
-func (f *fleet) handOn(stream string, to int) error {
-	moved, err := f.handOff(stream, to)
-	if err == nil && !moved.Handoff {
-		err = errors.New("the target computed the KV")
-	}
-	return err
-}
 
 // TestHandoffs hands answers over, the front end's own replica among them in each role. Nothing is computed anew.
 func TestHandoffs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, c := newHandoffFleet(t, 3, nil)
+	runFleet(t, 3, func(t *testing.T, f *fleet) {
+		c := f.connector
 		f.learnTemplates()
 		f.hop(5, f.handOn)
 		if n := int64(2 * 5 * len(requestKinds())); c.asked.Load() != n || c.fetched.Load() != n {
@@ -142,7 +34,17 @@ func TestHandoffs(t *testing.T) {
 				}
 			}
 		}
-	})
+	}, handsOver)
+}
+
+// fromSecond does f from the second call on: the first handoff of a move is before the freeze.
+func fromSecond(f func(*http.Request)) func(*http.Request) {
+	var calls atomic.Int64
+	return func(r *http.Request) {
+		if calls.Add(1) > 1 {
+			f(r)
+		}
+	}
 }
 
 // TestFetchIsNotReplayed checks legs whose engine fetches or keeps KV, and whose connection dies unanswered: they are
@@ -159,13 +61,13 @@ func TestFetchIsNotReplayed(t *testing.T) {
 		{"leg", func(c *connector, die func(*http.Request)) { c.fetching = fromSecond(die) }, 2, 2},
 	} {
 		runInBubble(t, test.name, func(t *testing.T) {
-			f, c := newHandoffFleet(t, 2, nil)
+			f := newFleet(t, 2, handsOver)
+			c := f.connector
 			f.learnTemplates()
 			f.setPace(time.Millisecond)
 			var warm sync.WaitGroup
 			for i := range 4 { // each server has two idle connections to its engine then
-				srv := f.servers[i%2]
-				warm.Go(func() { tryPost(t, srv.client, srv.url, "/v1/completions", longRequest) })
+				warm.Go(func() { f.servers[i%2].tryPost("/v1/completions", longRequest) })
 			}
 			warm.Wait()
 			var died atomic.Bool
@@ -180,37 +82,12 @@ func TestFetchIsNotReplayed(t *testing.T) {
 				_, err := f.handOff(s.id, 1)
 				return err == nil
 			})
-			if body := <-s.got; withoutCached(withoutIDs(body)) != withoutCached(withoutIDs(s.want)) {
-				t.Errorf("got %s\nwant %s", body, s.want)
-			}
+			f.requireRescuedAnswer(s)
 			if c.asked.Load() != test.asked || c.fetched.Load() != test.fetched {
 				t.Errorf("KV was kept %d times and fetched %d times, want %d and %d", c.asked.Load(), c.fetched.Load(), test.asked, test.fetched)
 			}
 		})
 	}
-}
-
-// startSlowStream starts a stream that lasts for more than a minute; other requests, and legs
-// that continue it, are answered at once.
-func (f *fleet) startSlowStream(body string) runningStream {
-	f.t.Helper()
-	b := runningStream{got: make(chan string, 1), want: f.directAnswer("/v1/completions", body)}
-	f.engines[0].slowLegs("#1")
-	go func() {
-		_, body := tryPost(f.t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
-		b.got <- body
-	}()
-	b.Stream = f.waitForStream(4)
-	return b
-}
-
-// slowLegs makes the legs whose name ends so take a second for each token.
-func (e *engine) slowLegs(suffix string) {
-	e.set(func(_ int, r *http.Request) {
-		if strings.HasSuffix(r.Header.Get(LegHeader), suffix) {
-			time.Sleep(time.Second)
-		}
-	}, nil)
 }
 
 const longPrompt = 2 * handoff.MinCopy
@@ -221,8 +98,8 @@ var longHandoff = `{"model":"m","prompt":"` + strings.Repeat("x", longPrompt) + 
 // TestHandoffRounds copies the KV of a long stream before it freezes. Neither engine computes
 // it: nothing counts as waiting for its KV.
 func TestHandoffRounds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, c := newHandoffFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		c := f.connector
 		b := f.startStream(longHandoff)
 		idle := func(*http.Request) {
 			for i, s := range f.servers {
@@ -236,13 +113,12 @@ func TestHandoffRounds(t *testing.T) {
 			t.Errorf("%+v, %v; %d times kept and %d times fetched, want 2", moved, err, c.asked.Load(), c.fetched.Load())
 		}
 		f.requireAnswer(b)
-	})
+	}, handsOver)
 }
 
 // TestHandoffFails makes each step of a handoff fail: the stream moves by reprompt, and the
 // answer is that of one engine.
 func TestHandoffFails(t *testing.T) {
-	hang := func(r *http.Request) { <-r.Context().Done() }
 	for name, test := range map[string]struct {
 		request string
 		spoil   func(*fleet, *connector)
@@ -254,35 +130,38 @@ func TestHandoffFails(t *testing.T) {
 		"no offer": {longRequest, func(_ *fleet, c *connector) {
 			c.lie = replacing(`"do_remote_prefill":true`, `"do_remote_prefill":false`)
 		}, true},
-		"the holder hangs":            {longRequest, func(_ *fleet, c *connector) { c.keeping = fromSecond(hang) }, false},
-		"the holder hangs in a round": {longHandoff, func(_ *fleet, c *connector) { c.keeping = hang }, false},
-		"the fetch hangs":             {longRequest, func(_ *fleet, c *connector) { c.fetching = fromSecond(hang) }, false},
-		"the fetch hangs in a round":  {longHandoff, func(_ *fleet, c *connector) { c.fetching = hang }, false},
-		"the target's engine fails": {longRequest, func(_ *fleet, c *connector) {
-			c.fetching = fromSecond(func(*http.Request) { panic(http.ErrAbortHandler) })
-		}, false},
+		"the holder hangs":            {longRequest, func(_ *fleet, c *connector) { c.keeping = fromSecond(hangs) }, false},
+		"the holder hangs in a round": {longHandoff, func(_ *fleet, c *connector) { c.keeping = hangs }, false},
+		"the fetch hangs":             {longRequest, func(_ *fleet, c *connector) { c.fetching = fromSecond(hangs) }, false},
+		"the fetch hangs in a round":  {longHandoff, func(_ *fleet, c *connector) { c.fetching = hangs }, false},
+		"the target's engine fails":   {longRequest, func(_ *fleet, c *connector) { c.fetching = fromSecond(dies) }, false},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			f, c := newHandoffFleet(t, 2, nil)
+			f := newFleet(t, 2, handsOver)
+			c := f.connector
 			test.spoil(f, c)
 			b := f.startSlowStream(test.request)
 			moved, err := f.handOff(b.id, 1)
-			if err != nil || moved.Handoff || moved.Stall > f.servers[0].cfg.MigrationTimeout {
+			if err != nil || moved.Handoff || moved.Stall > f.cfg.MigrationTimeout {
 				t.Errorf("%+v, %v; want a reprompt", moved, err)
 			}
 			f.requireAnswer(b)
-			if has := f.servers[0].Engine().Connector; name == "no connector" && has != engineinfo.Absent {
+			if has := f.Engine().Connector; name == "no connector" && has != engineinfo.Absent {
 				t.Errorf("the engine's connector is %v", has)
 			}
-			if again := f.servers[0].backoffs.mayHandOff("r0", "r1", time.Now()); again != test.again {
+			if again := f.backoffs.mayHandOff("r0", "r1", time.Now()); again != test.again {
 				t.Errorf("the next handoff is tried: %v, want %v", again, test.again)
 			}
-			if !f.servers[0].backoffs.mayHandOff("r0", "r1", time.Now().Add(connectorRetry)) {
+			if !f.backoffs.mayHandOff("r0", "r1", time.Now().Add(connectorRetry)) {
 				t.Error("no handoff is tried ever again")
 			}
 		})
 	}
 }
+
+// hangs and dies are what an engine may do while it keeps KV or fetches it.
+func hangs(r *http.Request) { <-r.Context().Done() }
+func dies(*http.Request)    { panic(http.ErrAbortHandler) }
 
 func replacing(old, text string) func(string) string {
 	return func(params string) string { return strings.Replace(params, old, text, 1) }
@@ -293,7 +172,8 @@ func replacing(old, text string) func(string) string {
 func TestHandoffDeadline(t *testing.T) {
 	for name, after := range map[string]time.Duration{"deadline": handoff.Deadline + time.Second, "lease": handoff.Lease + time.Second} {
 		runInBubble(t, name, func(t *testing.T) {
-			f, c := newHandoffFleet(t, 2, func(c *Config) { c.MigrationTimeout = 2 * time.Minute })
+			f := newFleet(t, 2, handsOver, configured(func(c *Config) { c.MigrationTimeout = 2 * time.Minute }))
+			c := f.connector
 			c.fetching = fromSecond(func(*http.Request) { time.Sleep(after); c.reuse() })
 			b := f.startSlowStream(longRequest)
 			moved, err := f.handOff(b.id, 1)
@@ -308,8 +188,8 @@ func TestHandoffDeadline(t *testing.T) {
 // TestHandoffHolderLost loses the holder after it has handed over: its memory may be that of
 // another process then.
 func TestHandoffHolderLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, c := newHandoffFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		c := f.connector
 		b := f.startStream(longRequest)
 		var once sync.Once
 		c.fetching = fromSecond(func(r *http.Request) {
@@ -327,14 +207,14 @@ func TestHandoffHolderLost(t *testing.T) {
 			t.Errorf("the loss was noticed after %v", d)
 		}
 		f.requireAnswer(b)
-	})
+	}, handsOver)
 }
 
 // TestHandoffEpochs makes a leg fail twice: the stream goes on at its holder in an epoch that no
 // leg had, and moves again.
 func TestHandoffEpochs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, c := newHandoffFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		c := f.connector
 		b := f.startStream(longRequest)
 		c.fetching = func(*http.Request) { // before the freeze; what comes after it is refused
 			f.engines[1].set(nil, func(w http.ResponseWriter, r *http.Request) {
@@ -350,5 +230,181 @@ func TestHandoffEpochs(t *testing.T) {
 			t.Errorf("%+v, %v; want epoch 5", moved, err)
 		}
 		f.requireAnswer(b)
+	}, handsOver)
+}
+
+// TestKVConnector checks what a server learns of its engine's KV connector at the start: from its
+// metrics, or else from its answer to a request for a handover.
+func TestKVConnector(t *testing.T) {
+	own := replacing(`{"do_remote_prefill"`, `{"kv_connector":"CascadeConnector","do_remote_prefill"`)
+	for name, test := range map[string]struct {
+		connector *connector
+		want      engineinfo.KVConnector
+	}{
+		"metrics": {&connector{}, engineinfo.KVConnector{Presence: engineinfo.Present, Name: "nixl"}},
+		"answer":  {&connector{hidden: true, lie: own}, engineinfo.KVConnector{Presence: engineinfo.Present, Name: "CascadeConnector"}},
+		"unnamed": {&connector{hidden: true}, engineinfo.KVConnector{Presence: engineinfo.Present}},
+		"none":    {nil, engineinfo.KVConnector{Presence: engineinfo.Absent}},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 1, func(f *fleet, c *Config) {
+				if f.engines[0].connector = test.connector; test.connector != nil {
+					test.connector.kept = make(map[string][]uint32)
+				}
+				c.Handoff = true
+			})
+			e := f.engines[0]
+			if got, busy := f.KVConnector(); got != test.want || busy {
+				t.Errorf("%+v, busy %v; want %+v", got, busy, test.want)
+			}
+			time.Sleep(time.Second)
+			if n := e.calls.Load(); n > 1 || name == "metrics" && n > 0 {
+				t.Errorf("the engine was asked %d times", n)
+			}
+			if startServer(t, e.URL, nil); e.calls.Load() > 1 {
+				t.Error("the engine was asked although no handoff is allowed")
+			}
+		})
+	}
+}
+
+// TestConnectorAskedAgain lets the first request for a handover take too long.
+func TestConnectorAskedAgain(t *testing.T) {
+	var proceed chan struct{}
+	runFleet(t, 1, func(t *testing.T, f *fleet) {
+		if has := f.Engine().Connector; has != engineinfo.Unknown {
+			t.Errorf("an engine that does not answer: %v", has)
+		}
+		close(proceed)
+		waitFor(t, func() bool { return f.Engine().Connector == engineinfo.Absent })
+	}, func(f *fleet, c *Config) {
+		proceed = f.engines[0].blockAt(0)
+		c.Handoff, c.HealthTimeout = true, time.Second
 	})
+}
+
+// TestCheckHandoff checks between which engines a handoff is tried. Of peers that do not say what they have it is. Of
+// its own engine the server knows better than the messages say.
+func TestCheckHandoff(t *testing.T) {
+	unknown, none := engineinfo.KVConnector{}, engineinfo.KVConnector{Presence: engineinfo.Absent}
+	nixl := engineinfo.KVConnector{Presence: engineinfo.Present, Name: "nixl"}
+	other := engineinfo.KVConnector{Presence: engineinfo.Present, Name: "CascadeConnector"}
+	own, r1, r2 := policies.Target{}, policies.Target{Replica: "r1", Address: "x:1"}, policies.Target{Replica: "r2", Address: "x:2"}
+	for name, test := range map[string]struct {
+		m      Migration
+		change func(*engineFacts)
+		tried  bool
+	}{
+		"the same connector":    {Migration{From: "r1", FromAddress: "x:1", To: r2, FromConnector: nixl, ToConnector: nixl}, nil, true},
+		"older peers":           {Migration{From: "r1", FromAddress: "x:1", To: r2}, nil, true},
+		"none at the target":    {Migration{From: "r1", FromAddress: "x:1", To: r2, FromConnector: nixl, ToConnector: none}, nil, false},
+		"none at the holder":    {Migration{From: "r1", FromAddress: "x:1", To: r2, FromConnector: none, ToConnector: nixl}, nil, false},
+		"another at the target": {Migration{From: "r1", FromAddress: "x:1", To: r2, FromConnector: nixl, ToConnector: other}, nil, false},
+		"a busy holder":         {Migration{From: "r1", FromAddress: "x:1", To: r2, FromBusy: true}, nil, false},
+		"that keeps the KV":     {Migration{From: "r1", FromAddress: "x:1", To: r2, FromBusy: true, KeepsKV: true}, nil, true},
+		"an unreachable holder": {Migration{From: "r1", To: r2}, nil, false},
+		"the own engine":        {Migration{From: "r0", To: r1, FromConnector: none, FromBusy: true}, nil, true},
+		"with a queue": {Migration{From: "r0", To: r1}, func(s *engineFacts) {
+			s.load, s.loadAt = policies.EngineLoad{Waiting: 1, Queued: 1}, time.Now()
+		}, false},
+		"without a connector": {Migration{From: "r0", To: r1, FromConnector: nixl}, func(s *engineFacts) { s.info.Connector = engineinfo.Absent }, false},
+		"to one without": {Migration{From: "r1", FromAddress: "x:1", To: own, FromConnector: unknown, ToConnector: nixl}, func(s *engineFacts) {
+			s.info.Connector = engineinfo.Absent
+		}, false},
+	} {
+		srv := testkit.Must(New(Config{Replica: "r0", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}, Handoff: true}))
+		if test.change != nil {
+			test.change(srv.engineFacts)
+		}
+		if err := srv.checkHandoff(test.m, time.Now()); (err == nil) != test.tried {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestConnectorsLearn checks for how long an engine that hands nothing over is left alone.
+func TestConnectorsLearn(t *testing.T) {
+	var c backoffs
+	now := time.Now()
+	until := func(to policies.ReplicaID, want time.Duration) {
+		t.Helper()
+		if want > 0 && c.mayHandOff("a", to, now.Add(want-1)) || !c.mayHandOff("a", to, now.Add(want)) {
+			t.Errorf("a to %s is not tried again after %v", to, want)
+		}
+	}
+	late := fmt.Errorf("a: %w", context.DeadlineExceeded)
+	for _, want := range []time.Duration{2, 4, 8, 16, 32, 64, 120, 120} {
+		c.learn("a", "b", handoff.KeepKV, late, now)
+		until("b", want*time.Second)
+		until("c", want*time.Second)
+	}
+	c.learn("a", "c", handoff.KeepKV, nil, now)
+	until("b", 0)
+	c.learn("a", "b", handoff.KeepKV, late, now)
+	until("b", silentRetry)
+	c.learn("a", "b", handoff.CopyKV, late, now)
+	until("b", fetchRetry)
+	until("c", silentRetry)
+	c.learn("a", "b", handoff.KeepKV, engineinfo.ErrNoConnector, now)
+	until("c", connectorRetry)
+	c.forget("a")
+	for _, err := range []error{errors.New("odd"), handoff.ErrHolderLost, context.Canceled} {
+		c.learn("a", "b", handoff.KeepKV, err, now)
+		until("b", 0)
+	}
+}
+
+// An answer without parameters means that a Cascade connector has no migrator at the moment; other engines have no
+// connector.
+func TestCheckNull(t *testing.T) {
+	gone := errors.New("gone")
+	for _, c := range []struct {
+		name      string
+		err, want error
+	}{
+		{engineinfo.Cascade, engineinfo.ErrNoConnector, errNotConnected}, {"nixl", engineinfo.ErrNoConnector, engineinfo.ErrNoConnector},
+		{"", engineinfo.ErrNoConnector, engineinfo.ErrNoConnector}, {engineinfo.Cascade, gone, gone}, {engineinfo.Cascade, nil, nil},
+	} {
+		if got := checkNull(engineinfo.KVConnector{Name: c.name}, c.err); got != c.want {
+			t.Errorf("%q, %v: %v", c.name, c.err, got)
+		}
+	}
+}
+
+// TestPauseForTransfer pauses an engine for four seconds: it is hung, unless its KV travels then, as in
+// the first handshake of NIXL.
+func TestPauseForTransfer(t *testing.T) {
+	const pause = 4 * time.Second
+	for name, hangs := range map[string]uint64{"while its KV travels": 0, "alone": 1} {
+		runInBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 2, handsOver)
+			f.connector.fetching = func(*http.Request) { time.Sleep(2 * pause) }
+			var paused atomic.Bool
+			f.engines[0].set(func(int, *http.Request) {
+				for paused.Load() {
+					time.Sleep(10 * time.Millisecond)
+				}
+				time.Sleep(2 * time.Millisecond)
+			}, nil)
+			answer, moved := f.start(longRequest), make(chan error, 1)
+			s := f.waitForStream(4)
+			if hangs > 0 {
+				moved <- nil
+			} else {
+				go func() {
+					_, err := f.handOff(s.id, 1)
+					moved <- err
+				}()
+				waitFor(t, func() bool { return f.connector.fetched.Load() > 0 })
+			}
+			paused.Store(true)
+			time.Sleep(pause)
+			if got := f.Status().EngineHangs; got != hangs {
+				t.Errorf("hung %d times, want %d", got, hangs)
+			}
+			paused.Store(false)
+			<-answer
+			<-moved
+		})
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/admission"
 )
 
 // Leg is one engine's generation of a stream: a source of events.
@@ -130,7 +131,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	}
 	work := l.local.work
 	if first {
-		l.local.server.admission.begin(&l.local.share)
+		l.local.server.admission.update(func(a *admission.Ledger) { a.Begin(&l.local.share) })
 		l.local.noteFirstToken()
 	}
 	if c.Finish {

@@ -123,18 +123,20 @@ func (lr *legRequest) headers() http.Header {
 		h[LegEpochHeader] = []string{strconv.FormatUint(uint64(lr.epoch), 10)}
 	}
 	h[FeaturesHeader] = []string{strconv.FormatUint(uint64(lr.request.Features), 10)}
+	count := func(name string, n, least policies.Tokens) {
+		if n >= least {
+			h[name] = []string{strconv.FormatInt(int64(n), 10)}
+		}
+	}
 	if lr.arrival.Input > 0 {
-		h[PromptHeader] = []string{strconv.FormatInt(int64(lr.arrival.Input), 10)}
-		h[OutputHeader] = []string{strconv.FormatInt(int64(lr.arrival.Output), 10)}
-	}
-	if lr.arrival.Input == 0 && lr.target.Cached > 0 {
-		h[CachedHeader] = []string{strconv.FormatInt(int64(lr.target.Cached), 10)}
-	}
-	if lr.arrival.Input == 0 && lr.target.Held > 0 {
-		h[HeldHeader] = []string{strconv.FormatInt(int64(lr.target.Held), 10)}
-	}
-	if lr.arrival.Input == 0 && lr.prompt != nil && lr.prompt.length > 0 {
-		h[ExpectedHeader] = []string{strconv.FormatInt(int64(lr.prompt.length), 10)}
+		count(PromptHeader, lr.arrival.Input, 1)
+		count(OutputHeader, lr.arrival.Output, 0)
+	} else {
+		count(CachedHeader, lr.target.Cached, 1)
+		count(HeldHeader, lr.target.Held, 1)
+		if lr.prompt != nil {
+			count(ExpectedHeader, lr.prompt.length, 1)
+		}
 	}
 	if lr.tenant != "" {
 		h[TenantHeader] = []string{lr.tenant}

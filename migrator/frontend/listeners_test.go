@@ -2,6 +2,8 @@ package frontend
 
 import (
 	"bufio"
+	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -11,9 +13,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/issuer"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -45,11 +50,7 @@ func TestDrain(t *testing.T) {
 			if err != nil || strings.HasSuffix(string(b), "[DONE]\n\n") != waits || strings.Contains(string(b), errStopping.Error()) == waits {
 				t.Errorf("%v, %q", err, b)
 			}
-			err = <-f.done
-			f.done <- err
-			if err != nil {
-				t.Error(err)
-			}
+			f.awaitEnd()
 		})
 	}
 }
@@ -108,11 +109,8 @@ func TestRetire(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 			f.Drain()
-			resp, err := client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(`{}`))
-			if err != nil || resp.StatusCode != http.StatusServiceUnavailable {
-				t.Errorf("%+v, %v", resp, err)
-			} else {
-				resp.Body.Close()
+			if resp, _ := post(t, client, strings.TrimPrefix(server.URL, "http://"), "/v1/completions", `{}`); resp.StatusCode != http.StatusServiceUnavailable {
+				t.Errorf("%+v", resp)
 			}
 			select {
 			case err := <-f.done:
@@ -121,11 +119,7 @@ func TestRetire(t *testing.T) {
 			}
 			close(hold)
 			whole(long)
-			err = <-f.done
-			f.done <- err
-			if err != nil {
-				t.Error(err)
-			}
+			f.awaitEnd()
 		})
 	}
 }
@@ -155,10 +149,9 @@ func TestRetiredConnections(t *testing.T) {
 				idle[1].Close()
 				want = 4 * time.Minute
 			}
-			err = <-f.done
-			f.done <- err
-			if took := time.Since(retired); err != nil || took < want || took > want+time.Second {
-				t.Errorf("Run ended %v after Retire: %v; want %v", took, err, want)
+			f.awaitEnd()
+			if took := time.Since(retired); took < want || took > want+time.Second {
+				t.Errorf("Run ended %v after Retire; want %v", took, want)
 			}
 		})
 	}
@@ -167,7 +160,7 @@ func TestRetiredConnections(t *testing.T) {
 // TestReadyWhenOpen checks that a server whose engine has returned is not ready before its
 // address is open: proxies that learn that it is ready connect at once.
 func TestReadyWhenOpen(t *testing.T) {
-	runInBubble(t, "", func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t)
 		var f *testServer
 		var inUse atomic.Bool
@@ -182,16 +175,14 @@ func TestReadyWhenOpen(t *testing.T) {
 				return memory.listenAt(network, address)
 			}
 		})
-		e.unhealthy.Store(true)
 		inUse.Store(true)
-		f.waitForReady(t, false)
-		e.unhealthy.Store(false)
-		time.Sleep(time.Second)
-		if f.Status().EngineReady {
-			t.Error("ready while the address is in use")
-		}
-		inUse.Store(false)
-		f.waitForReady(t, true)
+		time.AfterFunc(10*time.Second, func() {
+			if f.Status().EngineReady {
+				t.Error("ready while the address is in use")
+			}
+			inUse.Store(false)
+		})
+		f.restart(e, nil)
 		if f.refusesConnections() {
 			t.Error("ready, and connections are refused")
 		}
@@ -210,3 +201,155 @@ func TestBrokenListener(t *testing.T) {
 type brokenListener struct{ net.Listener }
 
 func (brokenListener) Accept() (net.Conn, error) { return nil, errors.New("no more") }
+
+// TestPeerRPC checks that the peers' port serves the migrators' gRPC, with and
+// without TLS, that no timeout cuts a long stream of it, and that neither a drain
+// nor the end of Run waits for it.
+func TestPeerRPC(t *testing.T) {
+	cert := httptest.NewTLSServer(nil)
+	defer cert.Close()
+	for _, secure := range []bool{false, true} {
+		runInBubble(t, fmt.Sprint("TLS ", secure), func(t *testing.T) {
+			ended := make(chan error, 1)
+			rpc := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/grpc")
+				if _, ok := w.(http.Flusher); !ok {
+					t.Error("the writer cannot flush")
+				}
+				defer context.AfterFunc(r.Context(), func() { r.Body.Close() })()
+				b := make([]byte, 4)
+				for {
+					if _, err := io.ReadFull(r.Body, b); err != nil {
+						ended <- err
+						return
+					}
+					w.Write(b)
+					w.(http.Flusher).Flush()
+				}
+			})
+			e := newEngine(t)
+			scheme, transport := "http://", memory.transport(t, 2)
+			if secure {
+				scheme = "https://"
+				transport.Protocols.SetHTTP2(true)
+				transport.TLSClientConfig = cert.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+			}
+			f := startServer(t, e.URL, func(c *Config) {
+				c.PeerRPC = rpc
+				c.WriteTimeout, c.BodyTimeout, c.IdleTimeout = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
+				if secure {
+					config := cert.TLS.Clone()
+					config.NextProtos = []string{"h2", "http/1.1"}
+					c.PeerListener = tls.NewListener(c.PeerListener, config)
+				}
+			})
+			client := &http.Client{Transport: transport}
+			body, say := io.Pipe()
+			defer say.Close()
+			req, _ := http.NewRequestWithContext(context.Background(), "POST", scheme+f.peer+"/cascade.migrator.v1.Peer/Exchange", body)
+			req.Header.Set("Content-Type", "application/grpc")
+			go io.WriteString(say, "ping")
+			resp := testkit.Must(client.Do(req))
+			defer resp.Body.Close()
+			b := make([]byte, 4)
+			for range 3 {
+				if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != "ping" {
+					t.Fatalf("%q, %v", b, err)
+				}
+				time.Sleep(60 * time.Millisecond) // longer than every timeout of a request
+				io.WriteString(say, "ping")
+			}
+			// Other requests on the same connection are legs.
+			leg := testkit.Must(client.Post(scheme+f.peer+"/v1/completions", "application/json", strings.NewReader(`{}`)))
+			defer leg.Body.Close()
+			if leg.StatusCode != http.StatusForbidden || leg.ProtoMajor != 2 {
+				t.Errorf("%+v", leg)
+			}
+			f.Drain()
+			f.awaitEnd()
+			<-ended
+		})
+	}
+}
+
+// TestPeerListenerHandedOver checks that the peers' port can be passed to another
+// process: connections stay open.
+func TestPeerListenerHandedOver(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		b := f.startStream(longRequest)
+		testkit.Must(f.migrateLive(t.Context(), b.id, 1, nil))
+		f.servers[1].cfg.PeerListener.Close()
+		f.requireAnswer(b)
+		select {
+		case err := <-f.servers[1].done:
+			t.Errorf("the server stopped: %v", err)
+			f.servers[1].done <- err
+		default:
+		}
+	})
+}
+
+// TestPeerCertificateNamesFrontEnd checks that a leg is served for the front end
+// whose migrator's certificate it comes with, and for no other, whatever its
+// header fields say.
+func TestPeerCertificateNamesFrontEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		a := issuer.New(t)
+		var logged testkit.Log
+		f := startServer(t, e.URL, func(c *Config) { c.TrustDomain, c.Replica, c.Logger = issuer.TrustDomain, "r1", logged.Logger() })
+		server := &httptest.Server{Listener: listen(), Config: &http.Server{Handler: f.PeerHandler()}}
+		server.EnableHTTP2, server.TLS = true, a.ServerTLS(a.ComponentCertificate(t, identity.Migrator, "r1"))
+		server.Config.ErrorLog = discardLog
+		server.StartTLS()
+		defer server.Close()
+		leg := func(own tls.Certificate, front, request string) (int, string) {
+			t.Helper()
+			client := &http.Client{Transport: &http.Transport{DialContext: memory.dial, ForceAttemptHTTP2: true, TLSClientConfig: a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: "r1"})}}
+			defer client.CloseIdleConnections()
+			req := testkit.Must(http.NewRequest("POST", server.URL+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x"}`)))
+			if front != "" {
+				req.Header.Set(ForwardHeader, front)
+			}
+			if request != "" {
+				req.Header.Set(RequestHeader, request)
+				req.Header.Set(LegEpochHeader, "1")
+			}
+			resp, body := do(t, client, req)
+			return resp.StatusCode, body
+		}
+		r0 := a.ComponentCertificate(t, identity.Migrator, "r0")
+		for name, c := range map[string]struct {
+			own            tls.Certificate
+			front, request string
+			want           int
+		}{
+			"its own":             {r0, "r0", "r0/1", http.StatusOK},
+			"its own, no name":    {r0, "r0", "", http.StatusOK},
+			"another front":       {r0, "r2", "r2/1", http.StatusForbidden},
+			"another's request":   {r0, "r0", "r2/1", http.StatusServiceUnavailable},
+			"no front":            {r0, "", "", http.StatusForbidden},
+			"a long name":         {r0, strings.Repeat("r", 4000), "", http.StatusForbidden},
+			"a proxy":             {a.ComponentCertificate(t, identity.Proxy, "r0"), "r0", "", http.StatusForbidden},
+			"the control plane":   {a.ComponentCertificate(t, identity.Control, "r0"), "r0", "", http.StatusForbidden},
+			"without an identity": {a.Certificate(t), "r0", "", http.StatusForbidden},
+		} {
+			before := e.calls.Load()
+			status, body := leg(c.own, c.front, c.request)
+			if status != c.want || len(body) > 1<<10 {
+				t.Errorf("%s: %d %.300s, want %d", name, status, body, c.want)
+			}
+			if served := e.calls.Load() - before; (served == 1) != (c.want == http.StatusOK) {
+				t.Errorf("%s: the engine was asked %d times", name, served)
+			}
+		}
+		if logged.Count("leg refused") == 0 {
+			t.Errorf("logged:\n%s", &logged)
+		}
+		// Without TLS there is no certificate.
+		w := httptest.NewRecorder()
+		if f.PeerHandler().ServeHTTP(w, jsonRequest("x", "/v1/completions", `{}`, ForwardHeader, "r0")); w.Code != http.StatusForbidden {
+			t.Errorf("without TLS: %d", w.Code)
+		}
+	})
+}

@@ -166,7 +166,7 @@ func (r *localLeg) unregister(moved bool) {
 		r.observe(LegObserver.LegEnded)
 	}
 	r.endSpan(moved)
-	r.server.admission.end(&r.share, r.work.Counts().Output, !moved && !r.warmup)
+	r.server.admission.update(func(l *admission.Ledger) { l.End(&r.share, r.work.Counts().Output, !moved && !r.warmup) })
 	r.server.mu.Lock()
 	delete(r.server.localLegs, r)
 	r.server.mu.Unlock()

@@ -7,14 +7,13 @@ import (
 	"net/textproto"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
-	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // sendAsProxy sends a request as proxies do by the published retry policy: to the first replica, and
@@ -26,32 +25,16 @@ func (f *fleet) sendAsProxy(path, body string) (answer *http.Response, text stri
 		last := n > 3
 		trace := &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error { last = true; return nil }}
 		s := f.servers[(n-1)%len(f.servers)]
-		ctx := httptrace.WithClientTrace(f.t.Context(), trace)
-		r := testkit.Must(http.NewRequestWithContext(ctx, "POST", "http://"+s.url+path, strings.NewReader(body)))
-		r.Header.Set(length.AttemptHeader, strconv.Itoa(n))
-		resp, err := s.client.Do(r)
-		if err != nil {
-			if last {
-				f.t.Fatal(err)
-			}
-			continue
-		}
-		read, err := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		testkit.NoError(f.t, err)
-		if last || resp.Header.Get(length.RefusedHeader) == "" {
-			return resp, string(read)
+		r := jsonRequest(s.url, path, body, length.AttemptHeader, strconv.Itoa(n))
+		resp, text, err := tryDo(s.client, r.WithContext(httptrace.WithClientTrace(f.t.Context(), trace)))
+		switch {
+		case err != nil && (last || resp != nil):
+			f.t.Fatal(err)
+		case err == nil && (last || resp.Header.Get(length.RefusedHeader) == ""):
+			return resp, text
 		}
 	}
 }
-
-// placerAt is a Placer that sends every request to one target.
-type placerAt struct {
-	placer
-	target policies.Target
-}
-
-func (p *placerAt) Place(policies.Request, []prefix.Step) policies.Target { return p.target }
 
 // TestRequestOfDeath sends a request that breaks every engine that gets it, before it answers, after
 // its header, or after three tokens, whether the proxy, the front end or the rescue sends it on. Two
@@ -59,68 +42,47 @@ func (p *placerAt) Place(policies.Request, []prefix.Step) policies.Target { retu
 func TestRequestOfDeath(t *testing.T) {
 	const whole = `{"model":"m","prompt":"x","max_tokens":70}`
 	const streamed = `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`
-	breaks := map[string]func(e *engine, broken, any *atomic.Bool){
-		"before the answer": func(e *engine, broken, any *atomic.Bool) {
-			e.set(nil, func(_ http.ResponseWriter, r *http.Request) {
-				io.Copy(io.Discard, r.Body)
-				broken.Store(true)
-				panic(http.ErrAbortHandler)
-			})
-		},
-		"after the header": func(e *engine, broken, any *atomic.Bool) {
-			e.set(func(n int, _ *http.Request) {
-				if n == 0 {
-					broken.Store(true)
-					panic(http.ErrAbortHandler)
-				}
-			}, nil)
-		},
-		"in the answer": func(e *engine, broken, any *atomic.Bool) {
-			e.set(func(n int, _ *http.Request) {
-				if n == 3 {
-					broken.Store(true)
-					panic(http.ErrAbortHandler)
-				}
-			}, nil)
-		},
-	}
-	breaks["before the answer, then in it"] = func(e *engine, broken, any *atomic.Bool) {
-		e.set(func(n int, _ *http.Request) {
-			if n == 0 && any.CompareAndSwap(false, true) || n == 3 {
-				broken.Store(true)
-				panic(http.ErrAbortHandler)
-			}
-		}, nil)
-	}
-	for when, set := range breaks {
+	for when, breaksAt := range map[string]func(token int, any *atomic.Bool) bool{ // nil: before the header
+		"before the answer":             nil,
+		"after the header":              func(n int, _ *atomic.Bool) bool { return n == 0 },
+		"in the answer":                 func(n int, _ *atomic.Bool) bool { return n == 3 },
+		"before the answer, then in it": func(n int, any *atomic.Bool) bool { return n == 0 && any.CompareAndSwap(false, true) || n == 3 },
+	} {
 		for _, sentOn := range []bool{false, true} {
 			for _, body := range []string{streamed, whole} {
 				by := map[bool]string{false: "by the proxy", true: "by the front end"}[sentOn]
 				name := when + "/" + by + "/" + map[bool]string{true: "streamed", false: "whole"}[body == streamed]
 				runInBubble(t, name, func(t *testing.T) {
-					var placers []*placerAt
-					var rescuers []*rescuer
-					f := newFleet(t, 5, func(c *Config) {
+					f := newFleet(t, 5, func(f *fleet, c *Config) {
 						if sentOn {
-							placers, rescuers = append(placers, new(placerAt)), append(rescuers, new(rescuer))
-							c.Placer, c.Rescuer = placers[len(placers)-1], rescuers[len(rescuers)-1]
+							places(f, c)
+							c.Rescuer = f.rescuer
 						}
 					})
 					if body == whole { // answers are assembled once their shape is known
 						for _, s := range f.servers {
-							post(t, s.client, s.url, "/v1/completions", whole)
+							s.post("/v1/completions", whole)
 						}
 					}
-					for i := range placers {
-						placers[i].target = f.target((i + 1) % 5)
-						for n := range f.servers {
-							rescuers[i].targets = append(rescuers[i].targets, f.target((i+2+n)%5))
-						}
+					for i, p := range f.placers {
+						p.sendTo(f.target((i + 1) % 5))
 					}
 					var broken [5]atomic.Bool
 					var any atomic.Bool
 					for i, e := range f.engines {
-						set(e, &broken[i], &any)
+						die := func() {
+							broken[i].Store(true)
+							panic(http.ErrAbortHandler)
+						}
+						if breaksAt == nil {
+							e.set(nil, func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body); die() })
+							continue
+						}
+						e.set(func(n int, _ *http.Request) {
+							if breaksAt(n, &any) {
+								die()
+							}
+						}, nil)
 					}
 					resp, text := f.sendAsProxy("/v1/completions", body)
 					got := 0
@@ -147,10 +109,10 @@ func TestRequestOfDeathPassesThrough(t *testing.T) {
 	runFleet(t, 5, func(t *testing.T, f *fleet) {
 		var broken atomic.Int32
 		for _, e := range f.engines {
-			e.passthrough.Store(ptr(func(http.ResponseWriter, *http.Request) {
+			e.pass(func(http.ResponseWriter, *http.Request) {
 				broken.Add(1)
 				panic(http.ErrAbortHandler)
-			}))
+			})
 		}
 		for i, path := range []string{"/v1/embeddings", "/tokenize"} {
 			resp, text := f.sendAsProxy(path, `{"prompt":"x"}`)
@@ -171,12 +133,8 @@ func TestAnnouncesLastAttempt(t *testing.T) {
 				interim <- code
 				return nil
 			}}
-			ctx := httptrace.WithClientTrace(t.Context(), trace)
-			body := strings.NewReader(`{"prompt":"x"}`)
-			r := testkit.Must(http.NewRequestWithContext(ctx, "POST", "http://"+f.url+"/v1/completions", body))
-			r.Header.Set(length.AttemptHeader, attempt)
-			resp := testkit.Must(f.client.Do(r))
-			resp.Body.Close()
+			r := jsonRequest(f.url, "/v1/completions", `{"prompt":"x"}`, length.AttemptHeader, attempt)
+			resp, _ := do(t, f.client, r.WithContext(httptrace.WithClientTrace(t.Context(), trace)))
 			return resp.StatusCode
 		}
 		for _, attempt := range []string{"", "1", "x"} {
@@ -195,8 +153,7 @@ func TestAnnouncesLastAttempt(t *testing.T) {
 		if status := send("2"); status != 200 || len(interim) > 0 {
 			t.Errorf("attempt 2: %d, %d more interim answers", status, len(interim))
 		}
-		e.Listener.Close()
-		e.CloseClientConnections()
+		e.die()
 		if status := send("2"); status != 503 || len(interim) > 0 {
 			t.Errorf("an engine that is away: %d, %d interim answers", status, len(interim))
 		}
@@ -217,4 +174,81 @@ func TestDeadConnectionIsNoLoss(t *testing.T) {
 			t.Errorf("written: %v: the engine counts as lost: %v, want %v", written, got, want)
 		}
 	}
+}
+
+// TestEngineRefuses checks that an engine's refusal reaches the client as it is, and is
+// marked for a proxy to try another replica once if the engine is unavailable. A peer's
+// leg is then served by the own engine.
+func TestEngineRefuses(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		fb, a := f.servers[1], f.engines[0]
+		for _, body := range []string{`{"model":"m","prompt":"x"}`, `{"model":"m","prompt":"x","stream":true}`} {
+			for status, refused := range map[int]string{503: length.RefusedLost, 500: "", 429: ""} {
+				f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
+				for attempt, want := range map[string]string{"": "", "1": refused, "2": ""} {
+					resp, got := fb.post("/v1/completions", body, length.AttemptHeader, attempt)
+					if mark := resp.Header.Get(length.RefusedHeader); resp.StatusCode != status || got != "no\n" || mark != want {
+						t.Errorf("attempt %q: %d %q %q, want %d %q", attempt, resp.StatusCode, got, mark, status, want)
+					}
+				}
+				f.placers[0].sendTo(f.target(1))
+				before := a.calls.Load()
+				if resp, _ := f.post("/v1/completions", body); (resp.StatusCode == http.StatusOK) != (refused != "") || (a.calls.Load() > before) != (refused != "") {
+					t.Errorf("by way of a peer that answers %d: %d, %d calls", status, resp.StatusCode, a.calls.Load()-before)
+				}
+			}
+		}
+	}, places)
+}
+
+// TestRefusalInTheGap checks the answer to a request that comes after the
+// engine's death and before a health check has noticed it.
+func TestRefusalInTheGap(t *testing.T) {
+	runServer(t, func(c *Config) { c.HealthInterval = time.Hour }, func(t *testing.T, e *engine, f *testServer) {
+		e.die()
+		for _, path := range []string{"/v1/completions", "/tokenize"} {
+			f.ready.Store(true)
+			rec := &recorder{header: http.Header{}}
+			req, _ := http.NewRequest("POST", path, strings.NewReader(`{"prompt":"x"}`))
+			f.Handler().ServeHTTP(rec, req)
+			if rec.status != 503 || rec.header.Get(length.RefusedHeader) == "" {
+				t.Errorf("%s: %d %v", path, rec.status, rec.header)
+			}
+			f.waitForReady(false)
+		}
+	})
+}
+
+// TestResentRequest checks a request whose connection is lost after the engine
+// has begun it, and that the transport sends again on another one. The engine
+// then answers that the leg exists, which is no error of the client.
+func TestResentRequest(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		const body = `{"model":"m","prompt":"x","stream":true}`
+		taken := func(w http.ResponseWriter) { http.Error(w, "the leg is running", http.StatusConflict) }
+		var begun sync.Map
+		var twice atomic.Bool
+		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			if _, again := begun.LoadOrStore(r.Header.Get(LegHeader), true); !again {
+				panic(http.ErrAbortHandler)
+			}
+			twice.Store(true)
+			taken(w)
+		})
+		// Only a connection that has served a request can be closed unnoticed.
+		waitFor(t, func() bool {
+			if resp, got := f.post("/tokenize", body); resp.StatusCode != http.StatusOK {
+				t.Fatalf("%d %s", resp.StatusCode, got)
+			}
+			if resp, got := f.post("/v1/completions", body); resp.StatusCode != http.StatusBadGateway || resp.Header.Get(length.RefusedHeader) != "" {
+				t.Fatalf("%d %v %s", resp.StatusCode, resp.Header, got)
+			}
+			return twice.Load()
+		})
+		e.set(nil, func(w http.ResponseWriter, _ *http.Request) { taken(w) })
+		if resp, got := f.post("/v1/completions", body); resp.StatusCode != http.StatusConflict {
+			t.Errorf("a conflict with something else: %d %s", resp.StatusCode, got)
+		}
+	})
 }

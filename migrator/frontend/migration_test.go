@@ -2,228 +2,18 @@ package frontend
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 )
-
-// adopter is a fake Adopter that has every reservation, for the front end r0.
-type adopter struct{ asked atomic.Int64 }
-
-func (a *adopter) Adopt(reservation, request string, frontEnd policies.ReplicaID) (json.RawMessage, error) {
-	a.asked.Add(1)
-	if frontEnd != "r0" || !strings.HasPrefix(request, "r0/") {
-		return nil, fmt.Errorf("no reservation %s of request %s for %s", reservation, request, frontEnd)
-	}
-	return json.RawMessage(fmt.Sprintf(`{"cascade_reservation":%q}`, reservation)), nil
-}
-
-var _ Adopter = (*adopter)(nil)
-
-// fleet is several replicas; clients use the first one, r0.
-type fleet struct {
-	t          *testing.T
-	servers    []*testServer
-	engines    []*engine
-	migrations atomic.Int64
-}
-
-func newFleet(t *testing.T, n int, change func(*Config)) *fleet {
-	var engines []*engine
-	for range n {
-		engines = append(engines, newEngine(t))
-	}
-	return newFleetOf(t, engines, change)
-}
-
-// newFleetOf returns a fleet of these engines.
-func newFleetOf(t *testing.T, engines []*engine, change func(*Config)) *fleet {
-	f := &fleet{t: t, engines: engines}
-	for i, e := range engines {
-		f.servers = append(f.servers, startServer(t, e.URL, func(c *Config) {
-			c.Replica, c.Adopter = policies.ReplicaID(fmt.Sprint("r", i)), new(adopter)
-			if change != nil {
-				change(c)
-			}
-		}))
-	}
-	return f
-}
-
-// runFleet runs a test of a fleet in virtual time.
-func runFleet(t *testing.T, replicas int, test func(t *testing.T, f *fleet)) {
-	synctest.Test(t, func(t *testing.T) { test(t, newFleet(t, replicas, nil)) })
-}
-
-// setPace makes every engine wait before each token.
-func (f *fleet) setPace(d time.Duration) {
-	for _, e := range f.engines {
-		e.set(func(int, *http.Request) { time.Sleep(d) }, nil)
-	}
-}
-
-func (f *fleet) target(i int) policies.Target {
-	return policies.Target{Replica: policies.ReplicaID(fmt.Sprint("r", i)), Address: f.servers[i].peer}
-}
-
-func (f *fleet) index(r policies.ReplicaID) (i int) {
-	fmt.Sscanf(string(r), "r%d", &i)
-	return i
-}
-
-// findLeg returns a stream's holder and its leg there; false if the leg has not
-// begun.
-func (f *fleet) findLeg(stream string) (Holder, LocalLeg, bool) {
-	h, ok := f.servers[0].Holder(stream)
-	if !ok {
-		return h, LocalLeg{}, false
-	}
-	for _, r := range f.servers[f.index(h.Replica)].LocalLegs() {
-		if r.Request.ID == stream && r.Epoch == h.Epoch && r.Request.Output > 0 {
-			return h, r, true
-		}
-	}
-	return h, LocalLeg{}, false
-}
-
-// waitForStream waits until the one stream of r0 has that many tokens.
-func (f *fleet) waitForStream(output policies.Tokens) *Stream {
-	f.t.Helper()
-	var s *Stream
-	waitFor(f.t, func() bool {
-		s = nil
-		f.servers[0].EachStream(func(one *Stream) bool { s = one; return false })
-		return s != nil && s.Request().Output >= output
-	})
-	return s
-}
-
-// migrateLive migrates a stream with its KV, as a source and a target would;
-// spoil may change the request.
-func (f *fleet) migrateLive(ctx context.Context, stream string, to int, spoil func(*Migration)) (policies.Epoch, error) {
-	h, r, ok := f.findLeg(stream)
-	if !ok {
-		return 0, ErrStaleEpoch
-	}
-	from := f.index(h.Replica)
-	has, ok := f.engines[from].freeze(r.Name)
-	if !ok {
-		f.engines[from].thaw(r.Name)
-		return 0, ErrStaleEpoch
-	}
-	name := fmt.Sprint(h.Replica, "/", f.migrations.Add(1))
-	f.engines[to].reserve(name, has)
-	m := Migration{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Reservation: name,
-		Length: len(has.ids), Hash: prefix.Hash(0).Extend(has.ids...), Cached: int(r.Request.Input) / 16 * 16}
-	if spoil != nil {
-		spoil(&m)
-	}
-	moved, err := f.servers[0].Migrate(ctx, m)
-	if err != nil {
-		f.servers[from].AdvanceEpoch(stream, moved.Epoch)
-		f.engines[from].thaw(r.Name)
-	}
-	return moved.Epoch, err
-}
-
-func (f *fleet) migrateReprompt(ctx context.Context, stream string, to int) (policies.Epoch, error) {
-	h, r, ok := f.findLeg(stream)
-	if !ok {
-		return 0, ErrStaleEpoch
-	}
-	moved, err := f.migrateIDs(ctx, stream, h, r, to)
-	return moved.Epoch, err
-}
-
-// idMigration returns what the executors ask of the front end to move a stream without a
-// reservation.
-func (f *fleet) idMigration(stream string, h Holder, r LocalLeg, to int) Migration {
-	from := f.servers[f.index(h.Replica)]
-	m := Migration{Stream: stream, From: h.Replica, FromAddress: from.peer, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16}
-	m.FromConnector, m.FromBusy = from.KVConnector()
-	m.ToConnector, _ = f.servers[to].KVConnector()
-	return m
-}
-
-// migrateIDs migrates a stream without a reservation.
-func (f *fleet) migrateIDs(ctx context.Context, stream string, h Holder, r LocalLeg, to int) (MigrationResult, error) {
-	moved, err := f.servers[0].Migrate(ctx, f.idMigration(stream, h, r, to))
-	if err != nil {
-		f.servers[f.index(h.Replica)].AdvanceEpoch(stream, moved.Epoch)
-	}
-	return moved, err
-}
-
-// requireIdle fails if anything is left of the requests that ran.
-func (f *fleet) requireIdle() {
-	f.t.Helper()
-	for _, fr := range f.servers {
-		waitFor(f.t, func() bool {
-			l := fr.Status().Load
-			return l == policies.Load{} && len(fr.LocalLegs()) == 0 && len(fr.FrontEnds()) == 0 && len(fr.Holders()) == 0 && fr.inFlight.isIdle()
-		})
-	}
-	for i, e := range f.engines {
-		waitFor(f.t, func() bool {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			if len(e.reserved) > 0 {
-				f.t.Fatalf("engine %d keeps reservations", i)
-			}
-			return len(e.runs) == 0
-		})
-	}
-}
-
-// requestKinds returns the requests whose answers must not show that they
-// migrated.
-func requestKinds() (all [][2]string) {
-	for path, prompt := range map[string]string{
-		"/v1/completions":      `"prompt":"Once \"upon\" a time"`,
-		"/v1/chat/completions": `"messages":[{"role":"user","content":"Häh?"}]`,
-	} {
-		for _, more := range []string{"", `,"return_token_ids":true`, `,"stream":true`, `,"stream":true,"return_token_ids":true`,
-			`,"stream":true,"stream_options":{"include_usage":true}`, `,"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}`} {
-			all = append(all, [2]string{path, `{"model":"m",` + prompt + more + `,"min_tokens":3,"max_tokens":90}`})
-		}
-	}
-	return all
-}
-
-// hop moves an answer of every kind from replica to replica, and compares it with the engine's own.
-func (f *fleet) hop(hops int, move func(stream string, to int) error) {
-	f.t.Helper()
-	for _, kind := range requestKinds() {
-		s, hop := f.startKind(kind, 3), 0
-		waitFor(f.t, func() bool {
-			err := move(s.id, (hop+1)%3)
-			if err == nil {
-				hop++
-			} else if err != ErrStaleEpoch {
-				f.t.Fatalf("%s: hop %d: %v", kind, hop, err)
-			}
-			return hop == hops
-		})
-		if h, _ := f.servers[0].Holder(s.id); h != (Holder{Replica: f.target(hops % 3).Replica, Epoch: policies.Epoch(hops + 1)}) || s.Splices() != hops {
-			f.t.Errorf("%s: after %d hops the stream is at %+v", kind, hops, h)
-		}
-		if body := <-s.got; withoutIDs(body) != withoutIDs(s.want) {
-			f.t.Fatalf("%s: moved\n got %s\nwant %s", kind, body, s.want)
-		}
-	}
-	f.requireIdle()
-}
 
 // TestMigrations migrates answers in every way.
 func TestMigrations(t *testing.T) {
@@ -250,59 +40,6 @@ func TestMigrations(t *testing.T) {
 	})
 }
 
-// directAnswer returns what an engine answers when it is asked directly.
-func (f *fleet) directAnswer(path, body string) string {
-	f.t.Helper()
-	f.setPace(0)
-	_, want := post(f.t, f.servers[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), path, body)
-	return want
-}
-
-// runningStream is a stream of r0 in progress, and the answer that it must
-// become.
-type runningStream struct {
-	*Stream
-	got  chan string
-	want string
-}
-
-// startStream starts a paced stream and waits for four tokens.
-func (f *fleet) startStream(body string) runningStream {
-	f.t.Helper()
-	return f.startKind([2]string{"/v1/completions", body}, 4)
-}
-
-// startKind starts a paced stream of a kind and waits until it has that many tokens.
-func (f *fleet) startKind(kind [2]string, output policies.Tokens) runningStream {
-	f.t.Helper()
-	b := runningStream{got: make(chan string, 1), want: f.directAnswer(kind[0], kind[1])}
-	f.setPace(2 * time.Millisecond)
-	go func() {
-		_, body := tryPost(f.t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
-		b.got <- body
-	}()
-	b.Stream = f.waitForStream(output)
-	return b
-}
-
-// learnTemplates lets r0 learn the templates of the answers of all kinds.
-func (f *fleet) learnTemplates() {
-	f.t.Helper()
-	for _, kind := range requestKinds() {
-		post(f.t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
-	}
-}
-
-func (f *fleet) requireAnswer(b runningStream) {
-	f.t.Helper()
-	if got := <-b.got; withoutIDs(got) != withoutIDs(b.want) {
-		f.t.Errorf("got %s\nwant %s", got, b.want)
-	}
-	f.requireIdle()
-}
-
-const longRequest = `{"model":"m","prompt":"x","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`
-
 // TestMigrationFails makes each step of a migration fail: the answer is complete
 // nevertheless, and Holder says where the stream is.
 func TestMigrationFails(t *testing.T) {
@@ -314,15 +51,10 @@ func TestMigrationFails(t *testing.T) {
 		"no reservation": {func(f *fleet, m *Migration) { m.Reservation = "r0/none" }, "400"},
 		"the target's engine is away": {func(f *fleet, m *Migration) {
 			f.engines[1].unhealthy.Store(true)
-			f.servers[1].waitForReady(f.t, false)
+			f.servers[1].waitForReady(false)
 		}, "refused"},
 		"the target's engine dies first": {func(f *fleet, m *Migration) { f.engines[1].sendEvents("", true) }, "gives no token"},
-		"the target hangs": {func(f *fleet, m *Migration) {
-			f.engines[1].set(nil, func(_ http.ResponseWriter, r *http.Request) {
-				io.Copy(io.Discard, r.Body)
-				<-r.Context().Done()
-			})
-		}, "deadline"},
+		"the target hangs":               {func(f *fleet, m *Migration) { f.engines[1].set(nil, silent) }, "deadline"},
 		"no token ids": {func(f *fleet, m *Migration) {
 			f.engines[1].sendEvents(`data: {"id":"x","choices":[{"index":0,"text":"a"}]}`+"\n\n", false)
 		}, "token ids"},
@@ -334,31 +66,24 @@ func TestMigrationFails(t *testing.T) {
 		"too many tokens": {func(f *fleet, m *Migration) { m.Length -= 2 }, session.ErrOverrun.Error()},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			f := newFleet(t, 2, nil)
+			f := newFleet(t, 2)
 			b := f.startStream(longRequest)
 			epoch, err := f.migrateLive(t.Context(), b.id, 1, func(m *Migration) {
-				f.clearReservations(1)
+				f.engines[1].clearReservations()
 				test.spoil(f, m)
 			})
 			if err == nil || !strings.Contains(err.Error(), test.want) || epoch != 3 {
 				t.Errorf("the migration ends in epoch %d with %v", epoch, err)
 			}
-			if h, ok := f.servers[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 3}) {
+			if h, ok := f.Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 3}) {
 				t.Errorf("the stream is at %+v", h)
 			}
 			f.requireAnswer(b)
-			if _, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 3}); err != ErrNoStream {
+			if _, err := f.Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 3}); err != ErrNoStream {
 				t.Errorf("a migration after the end: %v", err)
 			}
 		})
 	}
-}
-
-// clearReservations drops the reservations at an engine: the fake has no leases.
-func (f *fleet) clearReservations(i int) {
-	f.engines[i].mu.Lock()
-	defer f.engines[i].mu.Unlock()
-	clear(f.engines[i].reserved)
 }
 
 // TestMigrationRefused checks which migrations are refused without an attempt,
@@ -377,7 +102,7 @@ func TestMigrationRefused(t *testing.T) {
 			"a later epoch":  {Migration{Stream: b.id, From: "r0", Epoch: 3, To: f.target(1)}, ErrStaleEpoch, 0},
 			"to itself":      {Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(0)}, nil, 1},
 		} {
-			moved, err := f.servers[0].Migrate(t.Context(), test.m)
+			moved, err := f.Migrate(t.Context(), test.m)
 			if err == nil || test.want != nil && err != test.want || moved != (MigrationResult{Epoch: test.epoch}) {
 				t.Errorf("%s: %+v, %v", name, moved, err)
 			}
@@ -393,7 +118,7 @@ func TestMigrationRefused(t *testing.T) {
 		}, nil)
 		over := make(chan MigrationResult)
 		go func() {
-			moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
+			moved, err := f.Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
 			if err != nil {
 				t.Error(err)
 			}
@@ -401,16 +126,16 @@ func TestMigrationRefused(t *testing.T) {
 		}()
 		<-held
 		stopped := time.Now()
-		if h, ok := f.servers[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 1, Pending: true}) {
+		if h, ok := f.Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 1, Pending: true}) {
 			t.Errorf("during the migration: %+v", h)
 		}
-		if got := f.servers[0].Holders(); len(got) != 1 || got[0] != "r1" {
+		if got := f.Holders(); len(got) != 1 || got[0] != "r1" {
 			t.Errorf("the holders are %v", got)
 		}
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
-				if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStaleEpoch || moved != (MigrationResult{}) {
+				if moved, err := f.Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStaleEpoch || moved != (MigrationResult{}) {
 					t.Errorf("a second migration: %+v, %v", moved, err)
 				}
 			})
@@ -425,7 +150,7 @@ func TestMigrationRefused(t *testing.T) {
 			t.Errorf("migrated with %+v, want epoch 2 and a stall of %v at least", moved, least)
 		}
 		// A replica without an address is not the own one.
-		if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: policies.Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
+		if moved, err := f.Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: policies.Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
 			t.Errorf("a migration to a replica without an address: %+v, %v", moved, err)
 		}
 		f.requireAnswer(b)
@@ -444,21 +169,276 @@ func TestPinnedRequestDoesNotMigrate(t *testing.T) {
 			`"stream":false,"logprobs":1`:                               policies.HiddenTokens,
 		} {
 			f.setPace(time.Millisecond)
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
-			}()
-			waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 1 })
-			r := f.servers[0].LocalLegs()[0]
+			done := f.start(`{"model":"m","prompt":"x","max_tokens":60,` + more + `}`)
+			f.waitForLegs(1)
+			r := f.LocalLegs()[0]
 			if r.Pinned != policies.PinReasonOf(want) || r.FrontEnd != "r0" || r.Epoch != 1 || r.Name != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
 				t.Errorf("%.40s: %+v", more, r)
 			}
-			if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
+			if moved, err := f.Migrate(t.Context(), Migration{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
 				t.Errorf("%.40s: it migrates: %+v, %v", more, moved, err)
 			}
 			<-done
 		}
 		f.requireIdle()
+	})
+}
+
+// startWarmup starts a stream that is long enough for a warm-up and begins to
+// migrate it to r1, where the warm-up does not end by itself.
+func (f *fleet) startWarmup() (b runningStream, over <-chan error) {
+	f.t.Helper()
+	b = f.startStream(longHandoff)
+	f.engines[1].set(func(_ int, r *http.Request) {
+		if r.Header.Get(LegHeader) == "" {
+			<-r.Context().Done()
+		}
+	}, nil)
+	calls := f.engines[1].calls.Load()
+	end := make(chan error, 1)
+	go func() {
+		_, err := f.migrateReprompt(f.t.Context(), b.id, 1)
+		end <- err
+	}()
+	waitFor(f.t, func() bool { return f.engines[1].calls.Load() > calls })
+	return b, end
+}
+
+// TestTargetLostDuringWarmup loses the target before the stream is frozen: the
+// migration fails.
+func TestTargetLostDuringWarmup(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		b, over := f.startWarmup()
+		if got := f.Holders(); len(got) != 1 || got[0] != "r1" {
+			t.Errorf("the holders are %v, want the target among them", got)
+		}
+		f.HandlePeerLoss("r1")
+		if err := <-over; !errors.Is(err, errReplicaGone) {
+			t.Errorf("the migration ends with %v", err)
+		}
+		if got := f.Holders(); len(got) != 0 {
+			t.Errorf("the holders are %v", got)
+		}
+		f.requireAnswer(b)
+	})
+}
+
+// TestHolderLostDuringWarmup loses the holder while the target warms up: the
+// stream is frozen and spliced at once, because its client waits.
+func TestHolderLostDuringWarmup(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		b, over := f.startWarmup()
+		leg := b.id + "#1"
+		for clean := false; !clean; { // the text of a stream whose holder is lost must be aligned
+			has, ok := f.engines[0].freeze(leg)
+			if !ok {
+				t.Fatal("the stream is over")
+			}
+			waitFor(t, func() bool {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				ids, _ := b.machine.IDs()
+				clean = b.machine.Aligned()
+				return len(ids) == len(has.ids)
+			})
+			if !clean {
+				f.engines[0].thaw(leg)
+				time.Sleep(5 * time.Millisecond) // for the next token
+			}
+		}
+		f.engines[0].kill(leg)
+		if err := <-over; err != nil {
+			t.Error(err)
+		}
+		f.requireAnswer(b)
+	})
+}
+
+// TestSlowReader checks that a client that does not read delays neither the
+// migration of its stream nor queries about it, and that a live migration of
+// tokens that the client has not got is given up.
+func TestSlowReader(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		body := strings.Replace(longRequest, "70", "200", 1)
+		want := f.directAnswer("/v1/completions", body)
+		f.setPace(time.Millisecond)
+		resp := f.postSlowly("/v1/completions", body)
+		first := make([]byte, 10)
+		testkit.Must(io.ReadFull(resp.Body, first))
+		s := f.waitForStream(1)
+		// The engine is ahead of what the client has.
+		waitFor(t, func() bool {
+			_, r, ok := f.findLeg(s.id)
+			return ok && f.engines[0].length(r.Name) > int(s.Request().Length())
+		})
+		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if epoch, err := f.migrateLive(soon, s.id, 1, nil); !errors.Is(err, context.DeadlineExceeded) || epoch != 3 {
+			t.Errorf("a live migration ends in epoch %d with %v", epoch, err)
+		}
+		f.engines[1].clearReservations()
+		waitFor(t, func() bool {
+			// One event is on its way to the client. The ids up to it are enough if
+			// it ends a character.
+			soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			_, err := f.migrateReprompt(soon, s.id, 1)
+			if err != nil {
+				var b [300]byte
+				n, _ := resp.Body.Read(b[:])
+				first = append(first, b[:n]...)
+			}
+			return err == nil
+		})
+		rest, err := io.ReadAll(resp.Body)
+		if got := string(first) + string(rest); err != nil || withoutIDs(got) != withoutIDs(want) {
+			t.Errorf("%v: %s", err, firstDifference(withoutIDs(got), withoutIDs(want)))
+		}
+		f.requireIdle()
+	})
+}
+
+// TestDisconnectDuringMigration checks that a client that disconnects ends its
+// stream everywhere, in every state of a migration.
+func TestDisconnectDuringMigration(t *testing.T) {
+	for _, live := range []bool{true, false} {
+		runFleet(t, 2, func(t *testing.T, f *fleet) {
+			f.setPace(time.Millisecond)
+			held := make(chan struct{})
+			var once sync.Once
+			f.engines[1].set(func(n int, r *http.Request) {
+				once.Do(func() { close(held) })
+				<-r.Context().Done() // the new leg never gives a token
+			}, nil)
+			ctx, leave := context.WithCancel(t.Context())
+			go tryDo(f.client, jsonRequest(f.url, "/v1/completions", longRequest).WithContext(ctx))
+			moved := f.begin(f.waitForStream(3).id, live)
+			<-held
+			leave()
+			if err := <-moved; err != ErrNoStream {
+				t.Errorf("live %v: the migration ends with %v", live, err)
+			}
+			f.requireIdle()
+		})
+	}
+}
+
+// begin begins a migration to r1.
+func (f *fleet) begin(stream string, live bool) (over chan error) {
+	over = make(chan error, 1)
+	go func() {
+		var err error
+		if live {
+			_, err = f.migrateLive(f.t.Context(), stream, 1, nil)
+		} else {
+			_, err = f.migrateReprompt(f.t.Context(), stream, 1)
+		}
+		over <- err
+	}()
+	return over
+}
+
+// TestStopAfterMigration checks that the end of the server reaches the leg that is the
+// present one by then, and its client.
+func TestStopAfterMigration(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		b := f.startStream(longRequest)
+		waitFor(t, func() bool { _, err := f.migrateLive(t.Context(), b.id, 1, nil); return err == nil })
+		f.stop()
+		if got := <-b.got; !strings.Contains(got, errStopping.Error()) || strings.Contains(got, "[DONE]") {
+			t.Errorf("the client got %s", got)
+		}
+		waitFor(t, func() bool { return len(f.servers[1].LocalLegs()) == 0 && f.engines[1].length(b.id+"#2") == 0 })
+	})
+}
+
+// TestEndDuringMigration checks that an answer that ends while a migration waits
+// is delivered, and that the migration ends.
+func TestEndDuringMigration(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		b := f.startStream(longRequest)
+		held := make(chan struct{})
+		f.engines[1].set(func(n int, r *http.Request) {
+			close(held)
+			<-r.Context().Done()
+		}, nil)
+		moved := f.begin(b.id, false)
+		<-held
+		if err := <-moved; err != ErrNoStream {
+			t.Errorf("the migration ends with %v", err)
+		}
+		f.requireAnswer(b)
+	})
+}
+
+// TestReadLegRequest checks which header fields of a peer's request are accepted.
+func TestReadLegRequest(t *testing.T) {
+	good := map[string]string{ForwardHeader: "r0", RequestHeader: "r0/12", LegEpochHeader: "3", FeaturesHeader: "256",
+		PromptHeader: "7", OutputHeader: "2", MigrationHeader: "r1/4"}
+	header := func(change map[string]string) http.Header {
+		h := http.Header{}
+		for name, value := range good {
+			h.Set(name, value)
+		}
+		for name, value := range change {
+			if h.Del(name); value != "" {
+				h.Set(name, value)
+			}
+		}
+		return h
+	}
+	o, err := readLegRequest(0, header(nil))
+	if err != nil || o.name() != "r0/12#3" || o.frontEnd != "r0" || o.request.Features != policies.BadWords>>1 ||
+		o.arrival.Input != 7 || o.arrival.Output != 2 || !o.arrival.HasKV || o.reservation != "r1/4" {
+		t.Errorf("%+v, %v", o, err)
+	}
+	// What is read is what was written.
+	o.target, o.header = policies.Target{Replica: "r2", Address: "x:1"}, http.Header{"X-Request-Id": {"mine"}, "X-Cascade-Tokens": {"5"}}
+	again, err := readLegRequest(0, o.headers())
+	if err != nil || again.name() != o.name() || again.arrival != o.arrival || again.reservation != o.reservation || again.request != o.request {
+		t.Errorf("%+v, %v", again, err)
+	}
+	if h := o.headers(); h.Get("X-Request-Id") != "" || h.Get("X-Cascade-Tokens") != "" {
+		t.Errorf("a later leg has the fields %v", h)
+	}
+	first := legRequest{frontEnd: "r0", target: policies.Target{Replica: "r2", Address: "x:1", Cached: 512, Held: 4096}, header: http.Header{}}
+	if o, err := readLegRequest(0, first.headers()); err != nil || o.arrival.Cached != 512 || o.held != 4096 {
+		t.Errorf("a first leg: %+v, %v", o, err)
+	}
+	for _, bad := range []map[string]string{
+		{HeldHeader: "-1"}, {HeldHeader: "4294967297"}, {CachedHeader: "x"},
+		{ForwardHeader: ""}, {ForwardHeader: strings.Repeat("r", maxName+1)}, {ForwardHeader: "r1"}, {RequestHeader: "r0"},
+		{RequestHeader: "r0/ 1"}, {LegEpochHeader: "0"}, {LegEpochHeader: ""}, {LegEpochHeader: "-1"}, {FeaturesHeader: "4294967296"},
+		{PromptHeader: "0"}, {PromptHeader: "4294967297"}, {PromptHeader: "", MigrationHeader: ""}, {PromptHeader: "", OutputHeader: ""},
+		{OutputHeader: "1e3"}, {MigrationHeader: "a\x7f"}, {RequestHeader: "", MigrationHeader: "r1/4"},
+	} {
+		if o, err := readLegRequest(0, header(bad)); err == nil {
+			t.Errorf("%v: %+v", bad, o)
+		}
+	}
+	if o, err := readLegRequest(0, http.Header{ForwardHeader: {"r0"}}); err != nil || o.name() != "" || o.arrival.HasKV {
+		t.Errorf("a warm-up: %+v, %v", o, err)
+	}
+}
+
+// FuzzReadLegRequest checks that reading what was written returns the same.
+func FuzzReadLegRequest(f *testing.F) {
+	f.Add("r0", "r0/12", "3", "256", "7", "2", "r1/4")
+	f.Add("r0", "", "", "", "", "", "")
+	f.Fuzz(func(t *testing.T, forward, request, epoch, features, prompt, output, move string) {
+		h := http.Header{}
+		for name, value := range map[string]string{ForwardHeader: forward, RequestHeader: request, LegEpochHeader: epoch,
+			FeaturesHeader: features, PromptHeader: prompt, OutputHeader: output, MigrationHeader: move} {
+			h.Set(name, value)
+		}
+		o, err := readLegRequest(0, h)
+		if err != nil {
+			return
+		}
+		o.target, o.header = policies.Target{Replica: "r2", Address: "x:1"}, http.Header{}
+		again, err := readLegRequest(0, o.headers())
+		if err != nil || again.name() != o.name() || again.arrival != o.arrival || again.reservation != o.reservation || again.request != o.request {
+			t.Fatalf("%+v, again %+v, %v", o, again, err)
+		}
 	})
 }

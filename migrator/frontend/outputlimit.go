@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"regexp"
 	"strconv"
-	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
@@ -71,12 +70,7 @@ func (srv *Server) askOutputLimits(ctx context.Context) {
 // max_tokens, 0 if it states none. stated finds it in the refusal.
 func (srv *Server) askOutputLimit(ctx context.Context, stated *regexp.Regexp, maxTokens string) policies.Tokens {
 	body := fmt.Sprintf(`{"prompt":[1],"max_tokens":%s,"min_tokens":2147483647,"stream":true}`, maxTokens)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, srv.engine.JoinPath(openai.Completions.Path()).String(), strings.NewReader(body))
-	if err != nil {
-		return 0
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := srv.probe.RoundTrip(req)
+	resp, err := srv.probeCall(ctx, http.MethodPost, openai.Completions.Path(), body)
 	if err != nil {
 		return 0
 	}

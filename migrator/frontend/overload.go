@@ -87,41 +87,24 @@ func (a *admittedWork) admit(lr *legRequest) (admission.Entry, error) {
 	return e, nil
 }
 
-// begin notes that a leg has its first token.
-func (a *admittedWork) begin(e *admission.Entry) {
+// update calls do with the ledger locked.
+func (a *admittedWork) update(do func(*admission.Ledger)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.ledger.Begin(e)
-}
-
-// end notes that a leg has ended, with so many tokens of output if that was all of the answer.
-func (a *admittedWork) end(e *admission.Entry, output policies.Tokens, all bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.ledger.End(e, output, all)
+	do(&a.ledger)
 }
 
 // setCapacity sets the size of the KV cache.
 func (a *admittedWork) setCapacity(kv policies.Tokens) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if !a.overload.Off {
-		a.ledger.Decider.Capacity = kv
+		a.update(func(l *admission.Ledger) { l.Decider.Capacity = kv })
 	}
 }
 
-// setIteration notes the recent time between tokens.
-func (a *admittedWork) setIteration(seconds float64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.ledger.SetIteration(seconds)
-}
-
 // refused returns how many legs were refused because they would have waited for too long.
-func (srv *Server) refused() uint64 {
-	srv.admission.mu.Lock()
-	defer srv.admission.mu.Unlock()
-	return srv.admission.ledger.Refused()
+func (a *admittedWork) refused() (n uint64) {
+	a.update(func(l *admission.Ledger) { n = l.Refused() })
+	return n
 }
 
 // overloaded returns the refusal in an error, nil for none.

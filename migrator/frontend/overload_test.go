@@ -4,8 +4,11 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
@@ -34,8 +37,7 @@ func (srv *testServer) overloadEngine() {
 func fill(t *testing.T, srv *testServer, tenant string) (refused *http.Response, admitted int) {
 	t.Helper()
 	for ; admitted < 200; admitted++ {
-		req := testkit.Must(http.NewRequestWithContext(t.Context(), "POST", "http://"+srv.url+"/v1/completions", strings.NewReader(busyRequest)))
-		req.Header.Set("X-Tenant", tenant)
+		req := jsonRequest(srv.url, "/v1/completions", busyRequest, "X-Tenant", tenant).WithContext(t.Context())
 		resp := testkit.Must(srv.client.Do(req))
 		if resp.StatusCode != http.StatusOK {
 			t.Cleanup(func() { resp.Body.Close() })
@@ -54,10 +56,8 @@ func fill(t *testing.T, srv *testServer, tenant string) (refused *http.Response,
 // request with 429 and a time to come back, says so in a way that proxies do not retry, and serves
 // what it has admitted.
 func TestOverloadRefuses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
+	runServer(t, busyEngine, func(t *testing.T, e *engine, srv *testServer) {
 		proceed := e.blockAt(1)
-		srv := startServer(t, e.URL, busyEngine)
 		refused, n := fill(t, srv, "")
 		if n < 3 {
 			t.Errorf("only %d requests were admitted", n)
@@ -83,9 +83,7 @@ func TestOverloadRefuses(t *testing.T) {
 
 // TestOverloadOff checks that every request is admitted if the operator wants that.
 func TestOverloadOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		srv := startServer(t, e.URL, func(c *Config) { busyEngine(c); c.Overload.Off = true })
+	runServer(t, func(c *Config) { busyEngine(c); c.Overload.Off = true }, func(t *testing.T, e *engine, srv *testServer) {
 		proceed := e.blockAt(1)
 		for range 50 {
 			resp, err := srv.client.Post("http://"+srv.url+"/v1/completions", "application/json", strings.NewReader(busyRequest))
@@ -128,22 +126,21 @@ func TestOverloadSharesByTenant(t *testing.T) {
 // TestOverloadedPeer checks that a request which a busy replica does not take runs at a peer that
 // has room, and that running requests may still migrate to a busy replica.
 func TestOverloadedPeer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, r := newRescueFleet(t, 3, busyEngine)
-		r.setTargets()
+	runFleet(t, 3, func(t *testing.T, f *fleet) {
+		f.rescuer.setTargets()
 		for _, e := range f.engines {
 			e.blockAt(6)
 		}
-		_, n := fill(t, f.servers[0], "")
+		_, n := fill(t, f.testServer, "")
 		if n > 60 {
 			t.Errorf("%d requests were admitted", n)
 		}
-		r.setTargets(f.target(1))
-		_, more := fill(t, f.servers[0], "")
+		f.rescuer.setTargets(f.target(1))
+		_, more := fill(t, f.testServer, "")
 		if at := len(f.servers[1].LocalLegs()); at != more || more < 3 {
 			t.Errorf("%d requests were admitted and %d run at the peer", more, at)
 		}
-		stream := f.servers[0].LocalLegs()[0].Request.ID
+		stream := f.LocalLegs()[0].Request.ID
 		waitFor(t, func() bool { _, leg, ok := f.findLeg(stream); return ok && leg.Request.Output > 4 })
 		f.servers[2].overloadEngine()
 		for _, e := range f.engines {
@@ -152,7 +149,7 @@ func TestOverloadedPeer(t *testing.T) {
 		if _, err := f.migrateLive(t.Context(), stream, 2, nil); err != nil {
 			t.Errorf("a running request was not taken over: %v", err)
 		}
-	})
+	}, rescues, configured(busyEngine))
 }
 
 // TestOverloadTenantOfPeersLegs checks that a replica counts a leg for the tenant of the client's
@@ -161,27 +158,20 @@ func TestOverloadTenantOfPeersLegs(t *testing.T) {
 	for name, leave := range map[string]func(*testing.T, *fleet){
 		"first": func(*testing.T, *fleet) {},
 		"later": func(t *testing.T, f *fleet) {
-			waitFor(t, func() bool { legs := f.servers[0].LocalLegs(); return len(legs) == 1 && legs[0].Request.Output > 4 })
+			waitFor(t, func() bool { legs := f.LocalLegs(); return len(legs) == 1 && legs[0].Request.Output > 4 })
 			f.engines[0].killAll()
 		},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			f, r := newRescueFleet(t, 2, func(c *Config) { c.Overload.TenantHeader = "X-Tenant" })
-			r.setTargets(f.target(1))
+			f := newFleet(t, 2, rescues, configured(func(c *Config) { c.Overload.TenantHeader = "X-Tenant" }))
+			f.rescuer.setTargets(f.target(1))
 			if name == "first" {
-				f.servers[0].overloadEngine()
+				f.overloadEngine()
 			}
 			for _, e := range f.engines {
 				defer close(e.blockAt(6))
 			}
-			req := jsonRequest(f.servers[0].url, "/v1/completions", busyRequest)
-			req.Header.Set("X-Tenant", "loud")
-			go func() {
-				if resp, err := f.servers[0].client.Do(req); err == nil {
-					io.Copy(io.Discard, resp.Body)
-					resp.Body.Close()
-				}
-			}()
+			go tryDo(f.client, jsonRequest(f.url, "/v1/completions", busyRequest, "X-Tenant", "loud"))
 			leave(t, f)
 			waitFor(t, func() bool { return len(f.servers[1].LocalLegs()) == 1 })
 			at := f.servers[1].admission
@@ -197,17 +187,146 @@ func TestOverloadTenantOfPeersLegs(t *testing.T) {
 // TestOverloadedPlacement checks that a request which was placed at a peer runs at the own engine if
 // the peer does not take it.
 func TestOverloadedPlacement(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fa, fb, a, b, pa, _ := newForwardingPair(t)
-		pa.peer.Store(&fb.peer)
-		fb.overloadEngine()
-		resp, answer := post(t, fa.client, fa.url, "/v1/completions", busyRequest)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		f.placers[0].sendTo(f.target(1))
+		f.servers[1].overloadEngine()
+		a, b := f.engines[0], f.engines[1]
+		resp, answer := f.post("/v1/completions", busyRequest)
 		if resp.StatusCode != http.StatusOK || a.calls.Load() != 1 || b.calls.Load() != 0 {
 			t.Errorf("%s after %d calls of the own engine and %d of the peer's: %s", resp.Status, a.calls.Load(), b.calls.Load(), answer)
 		}
-		fa.overloadEngine()
-		if resp, answer = post(t, fa.client, fa.url, "/v1/completions", busyRequest); resp.StatusCode != http.StatusTooManyRequests {
+		f.overloadEngine()
+		if resp, answer = f.post("/v1/completions", busyRequest); resp.StatusCode != http.StatusTooManyRequests {
 			t.Errorf("both are overloaded: %s: %s", resp.Status, answer)
+		}
+	}, places)
+}
+
+// TestSequencesAreAdmitted sends requests that make the engine generate several sequences: each counts as all of
+// them, so that a busy replica admits as many sequences as of requests for one.
+func TestSequencesAreAdmitted(t *testing.T) {
+	const prompt = "once upon a time there was a replica"
+	list := strings.Repeat(`"`+prompt+`",`, 3) + `"` + prompt + `"`
+	for name, c := range map[string]struct {
+		path, body string
+		tokens     policies.Tokens // that one request counts as, about
+	}{
+		"n":                 {"/v1/completions", `{"model":"m","prompt":"` + prompt + `","n":4,"max_tokens":90,"stream":true}`, 370},
+		"a later n":         {"/v1/completions", `{"model":"m","prompt":"` + prompt + `","n":1,"n":4,"max_tokens":90,"stream":true}`, 370},
+		"best_of":           {"/v1/completions", `{"model":"m","prompt":"` + prompt + `","best_of":4,"max_tokens":90,"stream":true}`, 370},
+		"beam search":       {"/v1/completions", `{"model":"m","prompt":"` + prompt + `","use_beam_search":true,"n":4,"max_tokens":90,"stream":true}`, 370},
+		"prompts":           {"/v1/completions", `{"model":"m","prompt":[` + list + `],"max_tokens":90,"stream":true}`, 396},
+		"prompts, each n":   {"/v1/completions", `{"model":"m","prompt":["` + prompt + `","` + prompt + `"],"n":2,"max_tokens":90,"stream":true}`, 378},
+		"prompts as ids":    {"/v1/completions", `{"model":"m","prompt":[` + strings.Repeat("[1,2,3,4,5,6,7,8,9],", 3) + `[1,2,3,4,5,6,7,8,9]],"max_tokens":90,"stream":true}`, 396},
+		"n of chats":        {"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"` + prompt + `"}],"n":4,"max_tokens":90,"stream":true}`, 375},
+		"responses":         {"/v1/responses", `{"model":"m","input":"` + prompt + `","max_output_tokens":100}`, 109},
+		"lists to embed":    {"/v1/embeddings", `{"model":"m","input":["` + strings.Repeat("x", 1600) + `","` + strings.Repeat("x", 1600) + `"]}`, 802},
+		"documents to rank": {"/v1/rerank", `{"model":"m","query":"` + strings.Repeat("x", 400) + `","documents":["a","b","c","d"]}`, 418},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runServer(t, busyEngine, func(t *testing.T, e *engine, srv *testServer) {
+				proceed := e.blockAt(1)
+				e.pass(func(http.ResponseWriter, *http.Request) { <-proceed })
+				admitted := 0
+				for ; admitted < 20; admitted++ {
+					answer := srv.call("POST", c.path, c.body)
+					if synctest.Wait(); len(answer) > 0 && strings.HasPrefix(<-answer, "429 ") {
+						break // else the engine has it
+					}
+				}
+				// The replica admits about 1600 tokens.
+				if admitted == 0 || policies.Tokens(admitted) > 3300/c.tokens {
+					t.Errorf("%d requests of %d tokens are admitted", admitted, c.tokens)
+				}
+				srv.admission.mu.Lock()
+				each := srv.admission.ledger.Work().Demand / policies.Tokens(max(admitted, 1))
+				if each < c.tokens*9/10 || each > c.tokens*11/10 {
+					t.Errorf("a request counts as %d tokens, want %d", each, c.tokens)
+				}
+				srv.admission.mu.Unlock()
+				close(proceed)
+				waitFor(t, func() bool { return srv.Status().Load.Running+srv.Status().Load.Waiting == 0 })
+			})
+		})
+	}
+}
+
+// TestLocalFaultIsNotTheEngines: a front end that can open no connection keeps its
+// engine and its streams, and refuses new requests until it can.
+func TestLocalFaultIsNotTheEngines(t *testing.T) {
+	for _, fault := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EADDRNOTAVAIL} {
+		runInBubble(t, fault.Error(), func(t *testing.T) {
+			f := newFleet(t, 2, rescues)
+			f.setPace(20 * time.Millisecond)
+			s := f.startStream(longRequest)
+			restore := memory.failDials(f.engines[0].URL, fault)
+			defer restore()
+			for range 10 {
+				f.local.CloseIdleConnections()
+				for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+					if got := <-f.call("POST", path, `{"model":"m","prompt":"x","input":"x","max_tokens":2}`); !strings.HasPrefix(got, "503 1 ") {
+						t.Fatalf("a new request to %s is answered %s", path, got)
+					}
+				}
+				time.Sleep(50 * time.Millisecond) // several health checks
+				if !f.Status().EngineReady {
+					t.Fatal("the engine counts as away")
+				}
+			}
+			f.requireAnswer(s)
+			if len(f.rescuer.asked) > 0 {
+				t.Errorf("%d rescues", len(f.rescuer.asked))
+			}
+			restore()
+			f.waitForReady(true)
+			if resp, _ := f.post("/v1/completions", `{"model":"m","prompt":"x","max_tokens":2}`); resp.StatusCode != 200 {
+				t.Errorf("afterwards a request is answered %d", resp.StatusCode)
+			}
+		})
+	}
+}
+
+// TestRescueWaitsForLocalFault: a stream that lost its engine waits until the front end
+// can connect again, and uses up no attempt meanwhile.
+func TestRescueWaitsForLocalFault(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		f.setPace(20 * time.Millisecond)
+		s := f.startStream(longRequest)
+		f.waitForStream(3)
+		restore := memory.failDials(f.servers[1].peer, syscall.EMFILE)
+		f.engines[0].killAll()
+		time.Sleep(5 * time.Second)
+		restore()
+		f.requireRescuedAnswer(s)
+		if len(f.rescuer.asked) != 1 {
+			t.Errorf("%d replicas were tried", len(f.rescuer.asked))
+		}
+	}, rescues)
+}
+
+// TestAdmit: a process without resources refuses clients' requests and peers' legs.
+func TestAdmit(t *testing.T) {
+	var full atomic.Bool
+	admit := func() error {
+		if full.Load() {
+			return syscall.EMFILE
+		}
+		return nil
+	}
+	runServer(t, func(c *Config) { c.Admit = admit }, func(t *testing.T, e *engine, f *testServer) {
+		for _, state := range []bool{false, true, false} {
+			full.Store(state)
+			for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+				resp, _ := f.post(path, `{"model":"m","prompt":"x","max_tokens":2}`)
+				refused := resp.StatusCode == 503 && resp.Header.Get(length.RefusedHeader) != "" && resp.Close
+				if refused != state || !state && resp.StatusCode != 200 {
+					t.Errorf("full %v: %s is answered %d %v", state, path, resp.StatusCode, resp.Header)
+				}
+			}
+			resp, _ := do(t, f.client, jsonRequest(f.peer, "/v1/completions", "{}", ForwardHeader, "r1"))
+			if (resp.StatusCode == 503) != state {
+				t.Errorf("full %v: a peer's leg is answered %d", state, resp.StatusCode)
+			}
 		}
 	})
 }

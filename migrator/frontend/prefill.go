@@ -3,10 +3,11 @@ package frontend
 import (
 	"context"
 	"errors"
-	"maps"
-	"sync"
+	"fmt"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/dialect"
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
@@ -16,52 +17,6 @@ import (
 // slowPrefill is how many times as long as the own engine would need a prefill replica may take to
 // compute a prompt and hand it over, if that is more than half of Config.MigrationTimeout.
 const slowPrefill = 3
-
-// Prefills counts what became of prompts that prefill replicas should compute for the own engine,
-// since New, where Config.FetchPrefill is set.
-type Prefills struct {
-	Fetched uint64            // prompts whose KV the own engine has fetched
-	Tokens  uint64            // of these
-	Failed  map[string]uint64 // that the own engine computes, by reason: deadline, left or failed
-	Seconds float64           // for which requests waited, whatever came of it
-}
-
-// prefills is the counters of one server.
-type prefills struct {
-	mu     sync.Mutex
-	counts Prefills
-}
-
-// Prefills returns the counters of prompts that prefill replicas should compute.
-func (srv *Server) Prefills() Prefills {
-	srv.prefills.mu.Lock()
-	defer srv.prefills.mu.Unlock()
-	c := srv.prefills.counts
-	c.Failed = maps.Clone(c.Failed)
-	return c
-}
-
-func (p *prefills) record(tokens int, took time.Duration, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.counts.Seconds += took.Seconds()
-	if err == nil {
-		p.counts.Fetched++
-		p.counts.Tokens += uint64(tokens)
-		return
-	}
-	if p.counts.Failed == nil {
-		p.counts.Failed = make(map[string]uint64)
-	}
-	reason := pullFailed
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		reason = pullDeadline
-	case errors.Is(err, context.Canceled):
-		reason = pullLeft
-	}
-	p.counts.Failed[reason]++
-}
 
 // fetchPrefill has the prefill replica where a request was placed compute its prompt, and the own
 // engine fetch the KV. Then the request begins at the own engine, whatever came of it: at worst
@@ -75,18 +30,9 @@ func (srv *Server) fetchPrefill(ctx context.Context, lr *legRequest) {
 	if srv.cfg.FetchPrefill == nil || !lr.target.Prefill || lr.target.Address == "" || !srv.cfg.FetchPrefill() {
 		return
 	}
-	req, err := srv.dialect().Parse(lr.endpoint, lr.body.bytes)
-	if err != nil {
-		return // the engine says what is wrong
-	}
-	ids := req.PromptIDs()
-	if ids == nil {
-		if ids, err = srv.tokenize(ctx, &req, engineHeaders(lr.header)); err != nil {
-			return
-		}
-	}
+	req, ids, err := srv.parseAgain(ctx, lr, nil)
 	within, ok := srv.prefillPatience(len(ids))
-	if !ok || len(ids) == 0 {
+	if err != nil || !ok || len(ids) == 0 {
 		return
 	}
 	begun, at := time.Now(), lr.target
@@ -94,7 +40,7 @@ func (srv *Server) fetchPrefill(ctx context.Context, lr *legRequest) {
 	if err == nil {
 		err = srv.fetchPrefillFrom(ctx, lr, &req, at, ids, within)
 	}
-	srv.prefills.record(len(ids), time.Since(begun), err)
+	srv.prefills.record(policies.Tokens(len(ids)), time.Since(begun), pullReason(err, nil))
 	if err == nil {
 		// It has arrived at the prefill replica, and goes on here.
 		lr.arrival = loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true}
@@ -130,3 +76,64 @@ func (srv *Server) fetchPrefillFrom(ctx context.Context, lr *legRequest, req *op
 	}
 	return err
 }
+
+// errLatePrefix ends a leg whose engine may have fetched the prefix after the holder had reused its
+// blocks: its cache may be wrong.
+var errLatePrefix = errors.New("the first token came too late after the engine was asked to fetch the prompt's KV")
+
+// handPrefixOver has the own engine fetch the KV of token ids from the holder's, by the KV connectors
+// of the two, as a handoff does before it freezes a stream: each engine gets a request for one token of
+// exactly these ids. The own engine caches the ids' whole blocks, which the leg then finds.
+//
+// arrival is that of the holder's request: one without Input has the holder compute what it lacks.
+//
+// The guards are those of package handoff. An engine that is asked to fetch and does not answer
+// in time may still do so: then the leg is not used if its first token comes after the holder's lease.
+func (srv *Server) handPrefixOver(ctx context.Context, lr *legRequest, req *openai.Request, holder policies.Target, ids []uint32, arrival loadtracker.Arrival) (policies.Tokens, error) {
+	kv := srv.kv()
+	q, ok := req.Resume()
+	if !ok {
+		return 0, errNotFetchable
+	}
+	ctx, cancel := context.WithTimeout(ctx, handoff.Deadline)
+	defer cancel()
+	call := func(to policies.Target, endpoint openai.Endpoint, body []byte, arrival loadtracker.Arrival, fetches bool) ([]byte, error) {
+		request := policies.Request{Model: lr.request.Model, Input: policies.Tokens(len(ids)), MaxOutput: 1}
+		answer, err := srv.callOnce(ctx, &legRequest{
+			endpoint: endpoint, target: to, header: lr.header, body: &payload{bytes: body}, frontEnd: srv.cfg.Replica, request: request, plain: true,
+			arrival: arrival, fetches: fetches, tenant: lr.tenant,
+		})
+		if ctx.Err() == nil { // else it may only have been slow
+			lr.losses.note(err)
+		}
+		return answer, err
+	}
+	asked := time.Now()
+	answer, err := call(holder, openai.Completions, kv.Keep(&q, ids), arrival, false)
+	var params []byte
+	if err == nil {
+		params, _, err = kv.Kept(answer, len(ids))
+		own, _ := srv.KVConnector() // the holder has the same one, or hands nothing over
+		err = checkNull(own, err)
+	}
+	srv.backoffs.learn(holder.Replica, srv.cfg.Replica, handoff.KeepKV, causeOf(ctx, err), time.Now())
+	if err != nil {
+		return 0, fmt.Errorf("%s does not hand the KV over: %w", holder.Replica, causeOf(ctx, err))
+	}
+	lr.notAfter = asked.Add(handoff.Lease)
+	_, err = call(policies.Target{}, lr.endpoint, kv.Continue(&q, dialect.Continuation{IDs: ids, Warm: true, Fetch: params}), loadtracker.Arrival{Input: policies.Tokens(len(ids)), HasKV: true}, true)
+	srv.backoffs.learn(holder.Replica, srv.cfg.Replica, handoff.CopyKV, causeOf(ctx, err), time.Now())
+	if err != nil {
+		return 0, fmt.Errorf("the own engine does not fetch the KV: %w", causeOf(ctx, err))
+	}
+	if time.Since(asked) <= handoff.Lease {
+		lr.notAfter = time.Time{} // fetched in time, whatever comes
+	}
+	return policies.Tokens(len(ids)), nil
+}
+
+// isLate reports whether the leg's first token, which has come, must not be used.
+func (lr *legRequest) isLate() bool { return !lr.notAfter.IsZero() && time.Now().After(lr.notAfter) }
+
+// errNotFetchable is returned for a request that has no form for another engine.
+var errNotFetchable = fmt.Errorf("the request depends on its engine: %w", engineinfo.ErrNoConnector)

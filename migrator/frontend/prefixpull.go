@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/place"
@@ -70,8 +72,6 @@ type PrefixPull struct {
 	// Copier copies between block tables. nil: the engine has none, and prefixes are handed over
 	// by KV connectors, if Config.Handoff allows it.
 	Copier PrefixCopier
-	// Policy decides; the zero value has the defaults.
-	Policy place.PullRule
 	// MaxConcurrent bounds the pulls at a time; 0 means 4.
 	MaxConcurrent int
 	// Reason names the cause of a failed Copy for metrics, one of few; nil means "failed".
@@ -81,12 +81,12 @@ type PrefixPull struct {
 	OnPull func(PulledPrefix)
 }
 
-// PrefixPulls counts what became of requests whose prompts a peer holds more of, since New.
-type PrefixPulls struct {
-	Pulled    uint64            // that began after a pull
+// Pulls counts what became of requests that were to begin with KV from another replica, since New.
+type Pulls struct {
+	Pulled    uint64            // that began with it
 	Tokens    uint64            // that were pulled for them
 	Recompute uint64            // that were not tried: computing is faster, or almost
-	Failed    map[string]uint64 // that were tried and failed, by reason; their engines compute
+	Failed    map[string]uint64 // that were tried and failed, by reason; the own engine computes
 	Seconds   float64           // for which requests waited, whatever came of it
 }
 
@@ -99,39 +99,58 @@ const (
 	pullFailed   = "failed"
 )
 
-// prefixPulls are the pulls of one server. The zero value counts nothing yet.
-type prefixPulls struct {
-	running chan struct{} // one token for each pull
+// pullCounts counts the Pulls of one kind. The zero value counts nothing yet.
+type pullCounts struct {
+	mu  sync.Mutex
+	now Pulls
+}
 
-	mu     sync.Mutex
-	counts PrefixPulls
+func (p *pullCounts) read() Pulls {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.now
+	c.Failed = maps.Clone(c.Failed)
+	return c
+}
+
+// update calls do with the counters locked.
+func (p *pullCounts) update(do func(*Pulls)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	do(&p.now)
+}
+
+// record counts a pull that was tried. reason says why it failed, "" that it did not.
+func (p *pullCounts) record(tokens policies.Tokens, took time.Duration, reason string) {
+	p.update(func(n *Pulls) {
+		n.Seconds += took.Seconds()
+		if reason == "" {
+			n.Pulled++
+			n.Tokens += uint64(tokens)
+			return
+		}
+		if n.Failed == nil {
+			n.Failed = make(map[string]uint64)
+		}
+		n.Failed[reason]++
+	})
 }
 
 // defaultPulls is the default of PrefixPull.MaxConcurrent, that of migrations.
 const defaultPulls = 4
 
-func newPrefixPulls(c *PrefixPull) *prefixPulls {
-	most := defaultPulls
-	if c != nil && c.MaxConcurrent > 0 {
-		most = c.MaxConcurrent
+// maxPulls returns how many prefixes are pulled at a time.
+func (c *Config) maxPulls() int {
+	if c.PrefixPull == nil || c.PrefixPull.MaxConcurrent <= 0 {
+		return defaultPulls
 	}
-	return &prefixPulls{running: make(chan struct{}, most), counts: PrefixPulls{Failed: make(map[string]uint64)}}
+	return c.PrefixPull.MaxConcurrent
 }
 
-// PrefixPulls returns the counters of prefix pulls.
-func (srv *Server) PrefixPulls() PrefixPulls {
-	srv.pulls.mu.Lock()
-	defer srv.pulls.mu.Unlock()
-	c := srv.pulls.counts
-	c.Failed = maps.Clone(c.Failed)
-	return c
-}
-
-func (p *prefixPulls) count(f func(*PrefixPulls)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f(&p.counts)
-}
+// PrefixPulls returns the counters of prefix pulls, and Prefills those of prompts that prefill replicas should compute
+// for the own engine, where Config.FetchPrefill is set.
+func (srv *Server) PrefixPulls() Pulls { return srv.pulls.read() }
+func (srv *Server) Prefills() Pulls    { return srv.prefills.read() }
 
 // pullPrefix copies the beginning of the prompt of a leg that is about to be sent to the own engine,
 // if a peer holds more of it and this pays. The leg waits for no longer than its engine would need
@@ -151,16 +170,16 @@ func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg
 		return // there is no way
 	}
 	link := c.Link(holder.Replica)
-	d := c.Policy.Decide(place.PullOffer{Own: known.cached, Held: held, TokenBytes: c.TokenBytes, Rate: link.Rate, Latency: link.Latency, Cost: srv.cfg.Cost})
+	d := place.PullRule{}.Decide(place.PullOffer{Own: known.cached, Held: held, TokenBytes: c.TokenBytes, Rate: link.Rate, Latency: link.Latency, Cost: srv.cfg.Cost})
 	if !d.Pull {
-		srv.pulls.count(func(n *PrefixPulls) { n.Recompute++ })
+		srv.pulls.update(func(n *Pulls) { n.Recompute++ })
 		return
 	}
 	select {
-	case srv.pulls.running <- struct{}{}:
-		defer func() { <-srv.pulls.running }()
+	case srv.pulling <- struct{}{}:
+		defer func() { <-srv.pulling }()
 	default:
-		srv.pulls.count(func(n *PrefixPulls) { n.Failed[pullBusy]++ })
+		srv.pulls.record(0, 0, pullBusy)
 		return
 	}
 	leg.pulling.Store(true)
@@ -171,16 +190,10 @@ func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg
 	ctx, end := srv.startPullSpan(ctx, &out)
 	tokens, by, err := srv.pullHeld(ctx, lr, ids, holder, held)
 	out.Duration, out.Transport, out.Err = time.Since(out.Start), by, err
-	srv.pulls.count(func(n *PrefixPulls) {
-		n.Seconds += out.Duration.Seconds()
-		if err != nil {
-			n.Failed[c.reasonOf(err)]++
-			return
-		}
+	if err == nil {
 		out.Tokens = tokens
-		n.Pulled++
-		n.Tokens += uint64(tokens)
-	})
+	}
+	srv.pulls.record(tokens, out.Duration, pullReason(err, c.Reason))
 	end()
 	if c.OnPull != nil {
 		c.OnPull(out)
@@ -210,17 +223,9 @@ func (srv *Server) startPullSpan(ctx context.Context, out *PulledPrefix) (_ cont
 // pullHeld copies the first tokens of a leg's prompt, which the holder has, to the own engine. ids are the prompt's,
 // nil if they are not known; by is the transport.
 func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, ids []uint32, holder policies.Target, held policies.Tokens) (tokens policies.Tokens, by string, err error) {
-	req, err := srv.dialect().Parse(lr.endpoint, lr.body.bytes)
+	req, ids, err := srv.parseAgain(ctx, lr, ids)
 	if err != nil {
 		return 0, "", err
-	}
-	if ids == nil {
-		ids = req.PromptIDs()
-	}
-	if ids == nil {
-		if ids, err = srv.tokenize(ctx, &req, engineHeaders(lr.header)); err != nil {
-			return 0, "", fmt.Errorf("%w: %w", errNoIDs, err)
-		}
 	}
 	ids = ids[:min(held, policies.Tokens(len(ids)))]
 	if c := srv.cfg.PrefixPull.Copier; c != nil {
@@ -233,17 +238,34 @@ func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, ids []uint32, h
 // errNoIDs is returned for a prompt whose token ids are not known.
 var errNoIDs = errors.New("the token ids of the prompt are not known")
 
-// reasonOf returns the reason of a failed pull.
-func (c *PrefixPull) reasonOf(err error) string {
+// parseAgain parses the body of a leg whose request was dropped for the memory that it takes. It returns ids, or if
+// they are nil the token ids of the prompt, for which the engine may be asked.
+func (srv *Server) parseAgain(ctx context.Context, lr *legRequest, ids []uint32) (openai.Request, []uint32, error) {
+	req, err := srv.dialect().Parse(lr.endpoint, lr.body.bytes)
+	if err != nil || ids != nil {
+		return req, ids, err
+	}
+	if ids = req.PromptIDs(); ids == nil {
+		if ids, err = srv.tokenize(ctx, &req, engineHeaders(lr.header)); err != nil {
+			err = fmt.Errorf("%w: %w", errNoIDs, err)
+		}
+	}
+	return req, ids, err
+}
+
+// pullReason returns the reason of a failed pull, "" if err is nil. named names other causes; nil means "failed".
+func pullReason(err error, named func(error) string) string {
 	switch {
+	case err == nil:
+		return ""
 	case errors.Is(err, context.DeadlineExceeded):
 		return pullDeadline
 	case errors.Is(err, context.Canceled):
 		return pullLeft
 	case errors.Is(err, errNoIDs):
 		return pullUnknown
-	case c.Reason != nil:
-		return c.Reason(err)
+	case named != nil:
+		return cmp.Or(named(err), pullFailed)
 	}
 	return pullFailed
 }

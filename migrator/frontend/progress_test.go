@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,57 +21,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// hang stops the engine's core as a stuck GPU kernel does: no token comes any more, while
-// /health answers 200 and requests are taken. The returned function revives it.
-func (e *engine) hang(t testing.TB) (revive func()) {
-	stuck := make(chan struct{})
-	e.set(func(_ int, r *http.Request) {
-		select {
-		case <-stuck:
-		case <-r.Context().Done():
-		}
-	}, nil)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, r := range e.runs {
-		r.mu.Lock()
-		if r.frozen == nil {
-			r.frozen = make(chan struct{})
-		}
-		r.mu.Unlock()
-	}
-	return func() {
-		close(stuck)
-		e.set(nil, nil)
-	}
-}
-
-// start is call for a completion at r0.
-func (f *fleet) start(body string) chan string {
-	return f.servers[0].call("POST", "/v1/completions", body)
-}
-
-// waitForLegs waits until r0's engine has n requests.
-func (f *fleet) waitForLegs(n int) {
-	f.t.Helper()
-	waitFor(f.t, func() bool { return len(f.servers[0].LocalLegs()) == n })
-}
-
 const notStreamed = `{"prompt":"x","max_tokens":4,"logprobs":1}`
 
 // TestHungEngine hangs an engine whose health checks still pass. Within the limit of package
 // progress, streams go on at another engine, and so do requests without a token, of every
 // kind; new requests are refused. When the core is revived, the replica serves again.
 func TestHungEngine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, _ := newRescueFleet(t, 2, nil)
-		b := f.startRescuableStream()
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		b := f.startStream(longRequest)
 		began := time.Now()
-		revive := f.engines[0].hang(t)
+		revive := f.engines[0].hang()
 		waiting := []chan string{f.start(longRequest), f.start(notStreamed), f.start(`{"prompt":"x","stream":true,"stop":["q"]}`)}
 		f.waitForLegs(4)
 		f.engines[1].set(nil, nil)
-		f.servers[0].waitForReady(t, false)
+		f.waitForReady(false)
 		for i, got := range waiting {
 			if body := <-got; !strings.HasPrefix(body, "200 ") {
 				t.Errorf("request %d without a token is answered %s", i, body)
@@ -82,26 +46,26 @@ func TestHungEngine(t *testing.T) {
 		if took := time.Since(began); took < enginestate.MinPause || took > enginestate.MinPause+time.Second {
 			t.Errorf("the requests of the hung engine went on after %v", took)
 		}
-		if got := f.servers[0].Status(); got.EngineReady || !got.EngineHung || got.EngineHangs != 1 || got.Load.Running+got.Load.Waiting != 0 {
+		if got := f.Status(); got.EngineReady || !got.EngineHung || got.EngineHangs != 1 || got.Load.Running+got.Load.Waiting != 0 {
 			t.Errorf("the hung engine's replica reports %+v", got)
 		}
-		waitFor(t, f.servers[0].refusesConnections)
+		waitFor(t, f.refusesConnections)
 		time.Sleep(time.Minute) // all of which its health checks pass
-		if f.servers[0].Status().EngineReady {
+		if f.Status().EngineReady {
 			t.Error("a hung engine is ready again before it generates")
 		}
 		revive()
-		f.servers[0].waitForReady(t, true)
+		f.waitForReady(true)
 		f.requireIdle()
-	})
+	}, rescues)
 }
 
 // TestHungEngineWithoutRefuge checks that requests that no other replica can take get an error.
 func TestHungEngineWithoutRefuge(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		defer within(t, 10*enginestate.MinPause)()
-		e.hang(t)
-		if resp, body := post(t, f.client, f.url, "/v1/completions", longRequest); resp.StatusCode != 502 || resp.Header.Get(length.RefusedHeader) != "" {
+		e.hang()
+		if resp, body := f.post("/v1/completions", longRequest); resp.StatusCode != 502 || resp.Header.Get(length.RefusedHeader) != "" {
 			t.Errorf("%d %s", resp.StatusCode, body)
 		}
 	})
@@ -111,14 +75,14 @@ func TestHungEngineWithoutRefuge(t *testing.T) {
 // nothing meanwhile, is not found hung.
 func TestTokenizingIsNoHang(t *testing.T) {
 	runServer(t, func(c *Config) { c.MaxBody = 16 << 20 }, func(t *testing.T, e *engine, f *testServer) {
-		post(t, f.client, f.url, "/v1/completions", longRequest) // the engine is not cold any more
+		f.post("/v1/completions", longRequest) // the engine is not cold any more
 		e.set(func(n int, _ *http.Request) {
 			if n == 0 {
 				time.Sleep(4 * enginestate.MinPause)
 			}
 		}, nil)
 		body := `{"stream":true,"max_tokens":1,"prompt":"` + strings.Repeat("x", 3<<20) + `"}`
-		if resp, answer := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusOK || !strings.Contains(answer, "[DONE]") {
+		if resp, answer := f.post("/v1/completions", body); resp.StatusCode != http.StatusOK || !strings.Contains(answer, "[DONE]") {
 			t.Errorf("%d %s", resp.StatusCode, answer)
 		}
 		if n := f.Status().EngineHangs; n != 0 {
@@ -131,19 +95,15 @@ func TestTokenizingIsNoHang(t *testing.T) {
 // delay the finding.
 func TestHungEngineWithoutMetrics(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
-		post(t, f.client, f.url, "/v1/completions", longRequest) // the engine is not cold any more
-		revive := e.hang(t)
-		e.passthrough.Store(ptr(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+		f.post("/v1/completions", longRequest) // the engine is not cold any more
+		revive := e.hang()
+		e.pass(silent)
 		f.engineFacts.mu.Lock()
 		f.engineFacts.pace.Reset() // a read is due
 		f.engineFacts.mu.Unlock()
-		answered := make(chan struct{})
-		go func() {
-			defer close(answered)
-			tryPost(t, f.client, f.url, "/v1/completions", longRequest)
-		}()
+		answered := f.start(longRequest)
 		began := time.Now()
-		f.waitForReady(t, false)
+		f.waitForReady(false)
 		if took := time.Since(began); took > enginestate.MinPause+time.Second || !f.Status().EngineHung {
 			t.Errorf("not ready after %v, hung: %v", took, f.Status().EngineHung)
 		}
@@ -154,23 +114,18 @@ func TestHungEngineWithoutMetrics(t *testing.T) {
 
 // TestMinPause checks that an engine hangs after Config.MinPause, before it has been away and after it.
 func TestMinPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const pause = 5 * time.Second
-		e := newEngine(t)
-		f := startServer(t, e.URL, func(c *Config) { c.MinPause = pause })
+	const pause = 5 * time.Second
+	runServer(t, func(c *Config) { c.MinPause = pause }, func(t *testing.T, e *engine, f *testServer) {
 		for n := range uint64(2) {
-			post(t, f.client, f.url, "/v1/completions", longRequest) // the engine is not cold any more
-			revive, began := e.hang(t), time.Now()
-			post(t, f.client, f.url, "/v1/completions", longRequest)
+			f.post("/v1/completions", longRequest) // the engine is not cold any more
+			revive, began := e.hang(), time.Now()
+			f.post("/v1/completions", longRequest)
 			if took := time.Since(began); took < pause || took > pause+time.Second || f.Status().EngineHangs != n+1 {
 				t.Errorf("hang %d: found after %v, %+v", n, took, f.Status())
 			}
 			revive()
-			f.waitForReady(t, true)
-			e.unhealthy.Store(true)
-			f.waitForReady(t, false)
-			e.unhealthy.Store(false)
-			f.waitForReady(t, true)
+			f.waitForReady(true)
+			f.restart(e, nil)
 		}
 	})
 }
@@ -180,30 +135,23 @@ func TestMinPause(t *testing.T) {
 // hangs them.
 func TestHungPeer(t *testing.T) {
 	for ownHangs, want := range map[bool]string{false: "200  ", true: "502  "} {
-		synctest.Test(t, func(t *testing.T) {
-			p := new(placer)
-			f, _ := newRescueFleet(t, 4, func(c *Config) {
-				if c.Replica == "r0" {
-					c.Placer = p
-				}
-			})
-			p.peer.Store(&f.servers[1].peer)
-			f.engines[1].hang(t)
+		runFleet(t, 4, func(t *testing.T, f *fleet) {
+			f.placers[0].sendTo(f.target(1))
+			f.engines[1].hang()
 			if ownHangs {
-				f.engines[0].hang(t)
+				f.engines[0].hang()
 			}
 			if got := <-f.start(longRequest); !strings.HasPrefix(got, want) || f.engines[2].calls.Load()+f.engines[3].calls.Load() != 0 {
 				t.Errorf("the own engine hangs too: %v: %s", ownHangs, got)
 			}
-		})
+		}, places, rescues)
 	}
 }
 
 // TestLongPrefillIsProgress checks an engine that brings nothing while it computes a long prompt, as
 // long as its profile predicts.
 func TestLongPrefillIsProgress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, _ := newRescueFleet(t, 2, func(c *Config) { c.Cost = policies.Cost{D0: 1e-3, D2: 1e-3} })
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		<-f.start(longRequest)
 		prompt := `{"max_tokens":4,"stream":true,"prompt":[` + strings.Repeat("1,", 9999) + `1]}`
 		f.engines[0].set(func(n int, _ *http.Request) {
@@ -211,10 +159,10 @@ func TestLongPrefillIsProgress(t *testing.T) {
 				time.Sleep(20 * time.Second) // twice what is predicted
 			}
 		}, nil)
-		if got := <-f.start(prompt); !strings.HasPrefix(got, "200 ") || f.engines[0].calls.Load() != 2 || f.servers[0].Status().EngineHangs > 0 {
+		if got := <-f.start(prompt); !strings.HasPrefix(got, "200 ") || f.engines[0].calls.Load() != 2 || f.Status().EngineHangs > 0 {
 			t.Errorf("engine calls %d: %.200s", f.engines[0].calls.Load(), got)
 		}
-	})
+	}, rescues, configured(func(c *Config) { c.Cost = policies.Cost{D0: 1e-3, D2: 1e-3} }))
 }
 
 // TestPreemption checks a stream that pauses for a minute because its engine, whose KV cache is full,
@@ -222,13 +170,8 @@ func TestLongPrefillIsProgress(t *testing.T) {
 // there is room is given up after HangTimeout.
 func TestPreemption(t *testing.T) {
 	for _, full := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			f, _ := newRescueFleet(t, 2, func(c *Config) {
-				if c.KVTokens, c.HealthInterval = 1<<20, time.Second; full {
-					c.KVTokens = 50
-				}
-			})
-			b := f.startRescuableStream()
+		runFleet(t, 2, func(t *testing.T, f *fleet) {
+			b := f.startStream(longRequest)
 			_, leg, _ := f.findLeg(b.id)
 			f.engines[0].set(func(int, *http.Request) { time.Sleep(100 * time.Millisecond) }, nil)
 			others := f.start(strings.Replace(longRequest, "70", "700", 1))
@@ -240,30 +183,91 @@ func TestPreemption(t *testing.T) {
 			}
 			f.engines[0].thaw(leg.Name)
 			f.requireRescuedAnswer(b)
-			if got := <-others; !strings.HasSuffix(got, "[DONE]\n\n") || f.servers[0].Status().EngineHangs > 0 {
+			if got := <-others; !strings.HasSuffix(got, "[DONE]\n\n") || f.Status().EngineHangs > 0 {
 				t.Error(got)
 			}
-		})
+		}, rescues, configured(func(c *Config) {
+			if c.KVTokens, c.HealthInterval = 1<<20, time.Second; full {
+				c.KVTokens = 50
+			}
+		}))
 	}
+}
+
+// TestGivenUpStreams pauses streams of an engine that has room for them and goes on with another one.
+// Each is given up after HangTimeout, for a reason that the log names. Two may have been unlucky; with
+// the third the engine counts as hung.
+func TestGivenUpStreams(t *testing.T) {
+	for paused, hangs := range map[int]uint64{2: 0, 3: 1} {
+		var log testkit.Log
+		runFleet(t, 2, func(t *testing.T, f *fleet) {
+			want := "200  " + f.directAnswer("/v1/completions", longRequest)
+			f.setPace(2 * time.Millisecond)
+			var streams []chan string
+			for range paused {
+				streams = append(streams, f.start(longRequest))
+			}
+			waitFor(t, func() bool {
+				legs := f.LocalLegs()
+				return len(legs) == paused && !slices.ContainsFunc(legs, func(l LocalLeg) bool { return l.Request.Output < 4 })
+			})
+			for _, leg := range f.LocalLegs() {
+				f.engines[0].freeze(leg.Name)
+			}
+			f.engines[0].set(func(int, *http.Request) { time.Sleep(100 * time.Millisecond) }, nil)
+			other := f.start(strings.Replace(longRequest, "70", "700", 1))
+			for _, stream := range streams {
+				if got := <-stream; withoutCached(got) != withoutCached(want) {
+					t.Errorf("got %s\nwant %s", got, want)
+				}
+			}
+			<-other
+			if n := f.Status().EngineHangs; n != hangs {
+				t.Errorf("%d streams paused: the engine was found hung %d times", paused, n)
+			}
+			if n := log.Count("although it has room"); n != paused {
+				t.Errorf("%d of %d pauses are named:\n%s", n, paused, &log)
+			}
+			f.requireIdle()
+		}, rescues, configured(func(c *Config) { c.KVTokens, c.Logger = 1<<20, log.Logger() }))
+	}
+}
+
+// TestFirstTokenIsNoPause checks that HangTimeout applies to the middle of an answer only: a stream may
+// wait for its first token while its engine goes on with others.
+func TestFirstTokenIsNoPause(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		f.engines[0].set(func(int, *http.Request) { time.Sleep(100 * time.Millisecond) }, nil)
+		other := f.start(strings.Replace(longRequest, "70", "700", 1))
+		f.waitForLegs(1)
+		f.engines[0].set(func(n int, _ *http.Request) {
+			if n == 0 {
+				time.Sleep(2 * defaultHangTimeout)
+			}
+		}, nil)
+		if got := <-f.start(longRequest); !strings.HasPrefix(got, "200 ") || f.engines[1].calls.Load() != 0 {
+			t.Errorf("the other engine has %d requests: %.200s", f.engines[1].calls.Load(), got)
+		}
+		<-other
+	}, rescues, configured(func(c *Config) { c.KVTokens = 1 << 20 }))
 }
 
 // TestFrozenStreamIsNoHang checks that an engine whose only request a migration has stopped is not
 // found hung, and that it is once the request goes on without a token.
 func TestFrozenStreamIsNoHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, _ := newRescueFleet(t, 2, nil)
-		b := f.startRescuableStream()
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		b := f.startStream(longRequest)
 		_, leg, _ := f.findLeg(b.id)
 		f.engines[0].freeze(leg.Name)
-		f.servers[0].FreezeLeg(leg.Name, true)
+		f.FreezeLeg(leg.Name, true)
 		time.Sleep(2 * enginestate.MinPause)
-		if f.servers[0].Status().EngineHangs > 0 {
+		if f.Status().EngineHangs > 0 {
 			t.Error("the engine of a frozen stream counts as hung")
 		}
-		f.servers[0].FreezeLeg(leg.Name, false)
-		f.servers[0].waitForReady(t, false)
+		f.FreezeLeg(leg.Name, false)
+		f.waitForReady(false)
 		f.requireRescuedAnswer(b)
-	})
+	}, rescues)
 }
 
 // TestAttackSlowClientIsNoHang checks that an engine whose only client does not read is not found hung,
@@ -274,8 +278,7 @@ func TestAttackSlowClientIsNoHang(t *testing.T) {
 		"whole answer":   {"/v1/completions", notStreamed},
 		"passed through": {"/v1/embeddings", `{"input":"x"}`},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFleet(t, 1, nil)
+		runFleet(t, 1, func(t *testing.T, f *fleet) {
 			large := func(w http.ResponseWriter, r *http.Request) {
 				io.Copy(io.Discard, r.Body)
 				w.Header().Set("Content-Type", "application/json")
@@ -288,15 +291,15 @@ func TestAttackSlowClientIsNoHang(t *testing.T) {
 				io.WriteString(w, strings.Repeat(" ", 4<<20))
 			}
 			f.engines[0].countSteps(new(atomic.Int64), large)
-			f.servers[0].restart(t, f.engines[0])
-			f.servers[0].answers = httpserver.NewBudget(1 << 10) // else the engine ends the answer
+			f.restart(f.engines[0], nil)
+			f.answers = httpserver.NewBudget(1 << 10) // else the engine ends the answer
 			<-f.start(longRequest)
 			if name == "whole answer" {
 				f.engines[0].set(nil, large)
 			}
 			resp := f.postSlowly(c[0], c[1])
 			time.Sleep(10 * enginestate.MinPause)
-			if s := f.servers[0].Status(); s.EngineHangs > 0 || s.Load.Running != 1 {
+			if s := f.Status(); s.EngineHangs > 0 || s.Load.Running != 1 {
 				t.Errorf("%s: the engine of a client that does not read counts as hung: %+v", name, s)
 			}
 			resp.Body.Close()
@@ -308,19 +311,17 @@ func TestAttackSlowClientIsNoHang(t *testing.T) {
 // come as a whole: while the counters of its core move it makes progress, and when they stand still
 // it is hung.
 func TestEngineCounters(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		var steps, noise atomic.Int64
-		counters := func(w http.ResponseWriter, r *http.Request) {
+		f.engines[0].pass(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/metrics" {
 				if e := r.Header.Get("Accept-Encoding"); e != "" {
 					t.Errorf("the engine is asked to encode its metrics: %s", e)
 				}
 				fmt.Fprintf(w, "# HELP x\nvllm:num_requests_waiting{} %d\nvllm:iteration_tokens_total_count{engine=\"0\"} %d\n", noise.Add(1), steps.Load())
 			}
-		}
-		f, _ := newRescueFleet(t, 2, nil)
-		f.engines[0].passthrough.Store(ptr(counters))
-		f.servers[0].restart(t, f.engines[0])
+		})
+		f.restart(f.engines[0], nil)
 		<-f.start(longRequest)
 		f.engines[0].set(nil, func(w http.ResponseWriter, r *http.Request) {
 			io.Copy(io.Discard, r.Body)
@@ -334,37 +335,36 @@ func TestEngineCounters(t *testing.T) {
 		if got := <-f.start(notStreamed); got != "200  {}" {
 			t.Error(got)
 		}
-		f.engines[0].hang(t)
+		f.engines[0].hang()
 		began := time.Now()
 		if got := <-f.start(notStreamed); !strings.HasPrefix(got, "200 ") || time.Since(began) > 2*enginestate.MinPause {
 			t.Errorf("after %v: %s", time.Since(began), got)
 		}
-	})
+	}, rescues)
 }
 
 // TestRestartedEngineIsCold checks that an engine that starts again gets as much time for its first
 // requests as at its first start, whatever the one before it has generated.
 func TestRestartedEngineIsCold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, _ := newRescueFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		<-f.start(longRequest)
-		f.servers[0].restart(t, f.engines[0])
+		f.restart(f.engines[0], nil)
 		f.engines[0].set(func(n int, _ *http.Request) {
 			if n == 0 {
 				time.Sleep(3 * enginestate.MinPause)
 			}
 		}, nil)
-		if got := <-f.start(longRequest); !strings.HasPrefix(got, "200 ") || f.servers[0].Status().EngineHangs > 0 {
+		if got := <-f.start(longRequest); !strings.HasPrefix(got, "200 ") || f.Status().EngineHangs > 0 {
 			t.Errorf("an engine that compiles its kernels counts as hung: %.200s", got)
 		}
-	})
+	}, rescues)
 }
 
 // TestCountersDeadline checks that an engine that does not answer is not asked for its counters for
 // longer than for its health: no other sample is taken meanwhile.
 func TestCountersDeadline(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
-		e.passthrough.Store(ptr(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+		e.pass(silent)
 		defer within(t, 2*f.cfg.HealthTimeout)()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
@@ -373,8 +373,6 @@ func TestCountersDeadline(t *testing.T) {
 		}
 	})
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // slowDisk is a log whose writer waits: the goroutine that writes a record stands still, as all
 // do in a process that gets no CPU.
@@ -394,18 +392,18 @@ func (d *slowDisk) Write(b []byte) (int, error) {
 func TestStarvedHealthChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := new(slowDisk)
-		f := newFleet(t, 1, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) })
+		f := newFleet(t, 1, configured(func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
 		defer f.postSlowly("/v1/completions", `{"prompt":"x","max_tokens":4000,"stream":true}`).Body.Close()
 		e, srv := f.engines[0], f.servers[0]
 		metrics := &statingEngine{now: expected}
-		e.passthrough.Store(ptr(metrics.answer))
+		e.pass(metrics.answer)
 		waitFor(t, func() bool { return metrics.readCount() > 0 })
 		began := time.Now()
 		log.wait.Store(int64(2 * srv.cfg.HealthTimeout))
 		e.ignoresProbes.Store(true)
 		time.Sleep(srv.cfg.HealthTimeout / 2) // a check waits for its answer
 		metrics.set(stated{started: 200})     // which the server logs on the goroutine that watches the engine
-		srv.waitForReady(t, false)
+		srv.waitForReady(false)
 		// A check, with the time for which the server stands still, and two checks.
 		if took := time.Since(began); took < 4*srv.cfg.HealthTimeout {
 			t.Errorf("the engine is away after %v\n%s", took, log)
@@ -413,40 +411,77 @@ func TestStarvedHealthChecks(t *testing.T) {
 	})
 }
 
-// TestPauseForTransfer pauses an engine for four seconds: it is hung, unless its KV travels then, as in
-// the first handshake of NIXL.
-func TestPauseForTransfer(t *testing.T) {
-	const pause = 4 * time.Second
-	for name, hangs := range map[string]uint64{"while its KV travels": 0, "alone": 1} {
-		runInBubble(t, name, func(t *testing.T) {
-			f, c := newHandoffFleet(t, 2, nil)
-			c.fetching = func(*http.Request) { time.Sleep(2 * pause) }
-			var paused atomic.Bool
-			f.engines[0].set(func(int, *http.Request) {
-				for paused.Load() {
-					time.Sleep(10 * time.Millisecond)
-				}
-				time.Sleep(2 * time.Millisecond)
-			}, nil)
-			answer, moved := f.start(longRequest), make(chan error, 1)
-			s := f.waitForStream(4)
-			if hangs > 0 {
-				moved <- nil
-			} else {
-				go func() {
-					_, err := f.handOff(s.id, 1)
-					moved <- err
-				}()
-				waitFor(t, func() bool { return c.fetched.Load() > 0 })
-			}
-			paused.Store(true)
-			time.Sleep(pause)
-			if got := f.servers[0].Status().EngineHangs; got != hangs {
-				t.Errorf("hung %d times, want %d", got, hangs)
-			}
-			paused.Store(false)
-			<-answer
-			<-moved
+// TestHungEnginePassThrough hangs an engine that computes requests which are passed through
+// unparsed. They count as its load, and as long as its counters move it makes progress. When they stand still,
+// what has no answer gets an error: it may be what the engine hangs on.
+func TestHungEnginePassThrough(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		var steps atomic.Int64
+		stuck := make(chan struct{})
+		e.countSteps(&steps, func(w http.ResponseWriter, r *http.Request) { <-stuck })
+		defer close(stuck)
+		f.restart(e, nil)
+		if got := <-f.start(longRequest); !strings.HasPrefix(got, "200 ") {
+			t.Fatal(got)
+		}
+		waiting := f.call("POST", "/v1/embeddings", `{"input":"`+strings.Repeat("word ", 100)+`"}`)
+		waitFor(t, func() bool { return f.Status().Load.Waiting == 1 })
+		if n := f.Status().Load.Promised; n < 50 || n > 500 {
+			t.Errorf("100 words count as %d tokens", n)
+		}
+		for range 40 { // a long computation
+			steps.Add(1)
+			time.Sleep(enginestate.MinPause / 4)
+		}
+		if f.Status().EngineHangs > 0 {
+			t.Error("an engine whose counters move counts as hung")
+		}
+		began := time.Now()
+		if got := <-waiting; !strings.HasPrefix(got, "502  ") || time.Since(began) > 2*enginestate.MinPause {
+			t.Errorf("after %v: %s", time.Since(began), got)
+		}
+		waitFor(t, func() bool { return f.Status().Load == policies.Load{} })
+		if n := f.Status().EngineHangs; n != 1 {
+			t.Errorf("the engine was found hung %d times", n)
+		}
+	})
+}
+
+// TestRefusalsAreNoProgress checks that what the HTTP server of a hung engine refuses does not pass for
+// tokens of its core.
+func TestRefusalsAreNoProgress(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		<-f.start(longRequest)
+		f.engines[0].hang()
+		waiting := f.start(longRequest)
+		f.waitForLegs(1)
+		f.engines[0].set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			w.WriteHeader(http.StatusBadRequest)
 		})
-	}
+		for range 20 {
+			<-f.start(`{"prompt":"x","max_tokens":4,"logprobs":99}`)
+			time.Sleep(enginestate.MinPause / 8)
+		}
+		if f.Status().EngineHangs != 1 {
+			t.Error("an engine that only refuses counts as one that makes progress")
+		}
+		<-waiting
+	}, rescues)
+}
+
+// TestHungEngineEndsPinnedStreams checks a stream that no other engine can continue: it waits for the
+// hung one, but its client is not left without an answer for as long as a prompt may take.
+func TestHungEngineEndsPinnedStreams(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		e.set(func(int, *http.Request) { time.Sleep(10 * time.Millisecond) }, nil)
+		got := f.start(`{"prompt":"x","max_tokens":7000,"stream":true,"stop":["q"]}`)
+		waitFor(t, func() bool { return f.Status().Load.Running == 1 })
+		began := time.Now()
+		e.hang()
+		answer := <-got
+		if took := time.Since(began); took < f.cfg.HangTimeout || took > f.cfg.HangTimeout+2*enginestate.MinPause || !strings.Contains(answer, "makes no progress") {
+			t.Errorf("after %v: %.300s", took, answer[max(0, len(answer)-300):])
+		}
+	})
 }

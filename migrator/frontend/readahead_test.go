@@ -26,7 +26,7 @@ import (
 // written.
 func (f *fleet) postUnread(path, body string, n int) {
 	f.t.Helper()
-	conn := testkit.Must(memory.dial(f.t.Context(), "tcp", f.servers[0].url))
+	conn := testkit.Must(memory.dial(f.t.Context(), "tcp", f.url))
 	f.t.Cleanup(func() { conn.Close() })
 	frames := http2.NewFramer(conn, conn)
 	go func() {
@@ -52,12 +52,12 @@ func (f *fleet) postUnread(path, body string, n int) {
 }
 
 // requireNoWork waits, and fails the test unless nothing of ended requests counts any more.
-func (srv *testServer) requireNoWork(t *testing.T, wait time.Duration) {
-	t.Helper()
+func (srv *testServer) requireNoWork(wait time.Duration) {
+	srv.t.Helper()
 	time.Sleep(wait)
 	w := srv.admission.ledger.Work()
 	if s := srv.Status(); s.Load != (policies.Load{Engine: s.Load.Engine}) || w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 || len(srv.LocalLegs()) != 0 {
-		t.Errorf("an engine that has ended everything has %d legs, %+v, %+v", len(srv.LocalLegs()), s.Load, w)
+		srv.t.Errorf("an engine that has ended everything has %d legs, %+v, %+v", len(srv.LocalLegs()), s.Load, w)
 	}
 }
 
@@ -83,9 +83,9 @@ func TestAttackUnreadAnswers(t *testing.T) {
 		"HTTP/2 ×": func(f *fleet) { f.postUnread("/v1/completions", busyRequest, 3) },
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			f := newFleet(t, 1, busyEngine)
+			f := newFleet(t, 1, configured(busyEngine))
 			srv, e := f.servers[0], f.engines[0]
-			e.passthrough.Store(ptr(answerWhole))
+			e.pass(answerWhole)
 			if name == "whole" {
 				e.set(nil, answerWhole)
 			}
@@ -93,13 +93,13 @@ func TestAttackUnreadAnswers(t *testing.T) {
 				attack(f)
 			}
 			time.Sleep(time.Second)
-			srv.requireNoWork(t, time.Second)
+			srv.requireNoWork(time.Second)
 			if n := srv.admission.ledger.Work().Output; n != 90 && name != "passed" && name != "n" {
 				t.Errorf("answers of 90 tokens ended with %d", n)
 			}
 			e.set(nil, nil)
 			for range 3 {
-				if resp, body := post(t, srv.client, srv.url, "/v1/completions", busyRequest); resp.StatusCode != 200 || !strings.HasSuffix(body, "[DONE]\n\n") {
+				if resp, body := srv.post("/v1/completions", busyRequest); resp.StatusCode != 200 || !strings.HasSuffix(body, "[DONE]\n\n") {
 					t.Errorf("another client gets %s: %.200s", resp.Status, body)
 				}
 			}
@@ -113,14 +113,9 @@ func TestAttackUnreadAnswers(t *testing.T) {
 // TestAttackUnreadPeerLegs has clients that read nothing of answers which a peer's engine gives: the peer is idle once
 // that engine has ended them, and serves others.
 func TestAttackUnreadPeerLegs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := new(placer)
-		f := newFleet(t, 2, func(c *Config) {
-			busyEngine(c)
-			c.Placer = p
-		})
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		peer := f.servers[1]
-		p.peer.Store(&peer.peer)
+		f.placers[0].sendTo(f.target(1))
 		f.postUnread("/v1/completions", busyRequest, 3)
 		for range 3 {
 			f.postSlowly("/v1/completions", busyRequest)
@@ -129,28 +124,26 @@ func TestAttackUnreadPeerLegs(t *testing.T) {
 		if n := f.engines[1].calls.Load(); n == 0 {
 			t.Fatal("the peer's engine has no request")
 		}
-		peer.requireNoWork(t, time.Second)
-		p.peer.Store(nil)
-		if resp, body := post(t, peer.client, peer.url, "/v1/completions", busyRequest); resp.StatusCode != 200 || !strings.HasSuffix(body, "[DONE]\n\n") {
+		peer.requireNoWork(time.Second)
+		if resp, body := peer.post("/v1/completions", busyRequest); resp.StatusCode != 200 || !strings.HasSuffix(body, "[DONE]\n\n") {
 			t.Errorf("another client gets %s: %.200s", resp.Status, body)
 		}
-	})
+	}, places, configured(busyEngine))
 }
 
 // TestAttackUnreadReports runs the same requests at two front ends: clients of one read nothing. What both
 // report is alike, from which plans, their rollbacks, weights, outliers and sales follow: running requests,
 // what they hold, by length, and the time between tokens, until the engine has ended them, and nothing after that.
 func TestAttackUnreadReports(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		const pace, late = 20 * time.Millisecond, 30 // late is how many tokens are generated until an answer is read ahead
-		f := newFleet(t, 2, nil)
 		f.setPace(pace)
 		unread, read := f.servers[0], f.servers[1]
 		for _, tokens := range []int{500, 1000, 2000} {
 			body := fmt.Sprintf(`{"model":"m","prompt":"once upon a time","max_tokens":%d,"stream":true}`, tokens)
 			f.postUnread("/v1/completions", body, 2)
 			for range 2 {
-				go post(t, read.client, read.url, "/v1/completions", body)
+				read.start(body)
 			}
 		}
 		for second := range 60 {
@@ -189,35 +182,30 @@ func TestAttackUnreadReports(t *testing.T) {
 	})
 }
 
-// statesLoad makes the engine's metrics state how many requests run.
-func (e *engine) statesLoad(requests *atomic.Int64) {
-	e.passthrough.Store(ptr(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/metrics" {
-			fmt.Fprintf(w, "vllm:num_requests_running 0\nvllm:num_requests_waiting %d\n", requests.Load())
-		}
-	}))
-}
-
 // TestUnreadBeyondMemory checks unread answers for which there is no memory: they are counted
 // as such, end in the counts when the engine has ended them by its own report, and are cut after
 // WriteTimeout. Clients that read are served meanwhile.
 func TestUnreadBeyondMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const memory, unread = 8 << 10, 3
-		f := newFleet(t, 1, busyEngine)
+		f := newFleet(t, 1, configured(busyEngine))
 		srv, e := f.servers[0], f.engines[0]
 		srv.answers = httpserver.NewBudget(memory)
 		var atEngine atomic.Int64
 		atEngine.Store(unread)
-		e.statesLoad(&atEngine)
-		srv.restart(t, e)
+		e.pass(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/metrics" {
+				fmt.Fprintf(w, "vllm:num_requests_running 0\nvllm:num_requests_waiting %d\n", atEngine.Load())
+			}
+		})
+		srv.restart(e, nil)
 		f.postUnread("/v1/completions", busyRequest, unread-1)
 		late := f.postSlowly("/v1/completions", busyRequest)
 		time.Sleep(5 * time.Second)
 		if s := srv.Status(); s.Unread != unread || s.Load.Running != unread || s.EngineHangs > 0 || srv.answers.Held() > memory {
 			t.Errorf("%d answers are unread in %d bytes, %+v", s.Unread, srv.answers.Held(), s.Load)
 		}
-		if resp, body := post(t, srv.client, srv.url, "/v1/completions", strings.Replace(busyRequest, "90", "30", 1)); resp.StatusCode != 200 || !strings.HasSuffix(body, "[DONE]\n\n") {
+		if resp, body := srv.post("/v1/completions", strings.Replace(busyRequest, "90", "30", 1)); resp.StatusCode != 200 || !strings.HasSuffix(body, "[DONE]\n\n") {
 			t.Errorf("a client that reads gets %s: %.200s", resp.Status, body)
 		}
 		if got, err := io.ReadAll(late.Body); err != nil || !strings.HasSuffix(string(got), "[DONE]\n\n") {
@@ -229,7 +217,7 @@ func TestUnreadBeyondMemory(t *testing.T) {
 			t.Errorf("of %d unread answers, %d are at an engine that has one", s.Unread, s.Load.Running)
 		}
 		atEngine.Store(0)
-		srv.requireNoWork(t, 5*time.Second)
+		srv.requireNoWork(5 * time.Second)
 		time.Sleep(2 * srv.cfg.WriteTimeout)
 		if s := srv.Status(); s.Unread != 0 || s.UnreadCut != unread-1 || srv.answers.Held() != 0 {
 			t.Errorf("%d answers are unread, and %d were cut, want %d; %d bytes", s.Unread, s.UnreadCut, unread-1, srv.answers.Held())
@@ -251,7 +239,7 @@ func TestAttackTrickle(t *testing.T) {
 		"slow engine": {400, time.Second, false},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			f := newFleet(t, 1, func(c *Config) { c.HealthInterval = time.Second })
+			f := newFleet(t, 1, configured(func(c *Config) { c.HealthInterval = time.Second }))
 			srv := f.servers[0]
 			f.setPace(test.pace)
 			resp := f.postSlowly("/v1/completions", answer)
@@ -273,7 +261,7 @@ func TestTimeBetweenTokens(t *testing.T) {
 	for name, memory := range map[string]int64{"memory": 1 << 20, "no memory": 2 << 10} {
 		runInBubble(t, name, func(t *testing.T) {
 			const pace = 20 * time.Millisecond
-			f := newFleet(t, 1, nil)
+			f := newFleet(t, 1)
 			f.setPace(pace)
 			srv := f.servers[0]
 			srv.answers = httpserver.NewBudget(memory)
@@ -294,8 +282,8 @@ func TestTimeBetweenTokens(t *testing.T) {
 func TestReadAheadKeepsAnswer(t *testing.T) {
 	for _, test := range []struct{ memory, tokensPerEvent int64 }{{1 << 20, 1}, {2 << 10, 1}, {1 << 20, 500}, {2 << 10, 500}} {
 		runInBubble(t, fmt.Sprint(test), func(t *testing.T) {
-			f := newFleet(t, 1, nil)
-			f.servers[0].answers = httpserver.NewBudget(test.memory)
+			f := newFleet(t, 1)
+			f.answers = httpserver.NewBudget(test.memory)
 			f.engines[0].tokensPerEvent.Store(test.tokensPerEvent)
 			body := fmt.Sprintf(`{"model":"m","prompt":"x","max_tokens":%d,"stream":true}`, 400*min(test.tokensPerEvent, 20))
 			want := f.directAnswer("/v1/completions", body)
@@ -326,7 +314,11 @@ func TestReadAheadKeepsAnswer(t *testing.T) {
 // read ahead.
 func TestReadAheadLeavesLastEvent(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
-		events := generation("cmpl-7", prompt, len(prompt), len(prompt)+20)
+		var events []string
+		for n := range 20 {
+			events = append(events, fmt.Sprintf(`data: {"choices":[{"index":0,"text":"%d","token_ids":[%d]}]}`+"\n\n", n, n))
+		}
+		events = append(events, "data: [DONE]\n\n")
 		_, c := newCall(t.Context())
 		lr := &legRequest{header: http.Header{}, frontEnd: "r0"}
 		local := f.registerLeg(lr, c, testkit.Must(f.admission.admit(lr)))

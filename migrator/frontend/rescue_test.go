@@ -6,7 +6,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -23,66 +22,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// rescuer is a fake Rescuer: it returns the first target that was not tried.
-type rescuer struct {
-	mu      sync.Mutex
-	targets []policies.Target
-	asked   [][]policies.ReplicaID
-}
-
-func (r *rescuer) Rescue(_ policies.Request, tried []policies.ReplicaID) (policies.Target, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.asked = append(r.asked, slices.Clone(tried))
-	for _, t := range r.targets {
-		if !slices.Contains(tried, t.Replica) {
-			return t, true
-		}
-	}
-	return policies.Target{}, false
-}
-
-func (r *rescuer) setTargets(targets ...policies.Target) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.targets = targets
-}
-
-var _ Rescuer = (*rescuer)(nil)
-
-// newRescueFleet returns a fleet whose r0 has a Rescuer with all replicas as
-// targets.
-func newRescueFleet(t *testing.T, n int, change func(*Config)) (*fleet, *rescuer) {
-	r := new(rescuer)
-	f := newFleet(t, n, func(c *Config) {
-		if c.Replica == "r0" {
-			c.Rescuer = r
-		}
-		if change != nil {
-			change(c)
-		}
-	})
-	var all []policies.Target
-	for i := range n {
-		all = append(all, f.target(i))
-	}
-	r.setTargets(all...)
-	return f, r
-}
-
-var cachedValue = regexp.MustCompile(`"cached_tokens":(\d+|null)`)
-
-// withoutCached removes from an answer what may change when its engine dies: only
-// that engine knew how much of the prompt was cached.
-func withoutCached(s string) string { return cachedValue.ReplaceAllString(withoutIDs(s), "") }
-
 // rescueOnce kills the engine of a stream once it has that many tokens. It returns the
 // answer and the engine's own.
 func (f *fleet) rescueOnce(kind [2]string, output policies.Tokens) (got, want string) {
 	f.t.Helper()
 	s := f.startKind(kind, output)
 	f.engines[0].killAll()
-	waitFor(f.t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
+	waitFor(f.t, func() bool { h, _ := f.Holder(s.id); return h.Replica == "r1" && !h.Pending })
 	return <-s.got, s.want
 }
 
@@ -91,8 +37,7 @@ func (f *fleet) rescueOnce(kind [2]string, output policies.Tokens) (got, want st
 // a character that the last one has begun.
 func TestRescue(t *testing.T) {
 	for _, group := range []int64{1, 2} {
-		synctest.Test(t, func(t *testing.T) {
-			f, _ := newRescueFleet(t, 3, nil)
+		runFleet(t, 3, func(t *testing.T, f *fleet) {
 			f.learnTemplates()
 			for _, e := range f.engines {
 				e.tokensPerEvent.Store(group)
@@ -109,13 +54,9 @@ func TestRescue(t *testing.T) {
 				}
 			}
 			f.requireIdle()
-		})
+		}, rescues)
 	}
 }
-
-// startRescuableStream starts a stream of r0 that is long enough to lose its
-// engine.
-func (f *fleet) startRescuableStream() runningStream { return f.startStream(longRequest) }
 
 // stays is a dialect that continues no request.
 type stays struct{ vllm.Dialect }
@@ -124,40 +65,30 @@ func (stays) Continue(*openai.Resume, dialect.Continuation) []byte { return nil 
 
 // TestStreamKeepsDialect moves and rescues a stream after its front end's engine has stopped saying how it was started.
 func TestStreamKeepsDialect(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, _ := newRescueFleet(t, 3, nil)
-		s := f.startRescuableStream()
+	runFleet(t, 3, func(t *testing.T, f *fleet) {
+		s := f.startStream(longRequest)
 		var now dialect.Dialect = stays{}
-		f.servers[0].engineFacts.spoken.Store(&now)
+		f.engineFacts.spoken.Store(&now)
 		testkit.Must(f.migrateReprompt(t.Context(), s.id, 1))
 		f.engines[1].killAll()
 		f.requireRescuedAnswer(s)
-	})
-}
-
-func (f *fleet) requireRescuedAnswer(b runningStream) {
-	f.t.Helper()
-	if got := <-b.got; withoutCached(got) != withoutCached(b.want) {
-		f.t.Errorf("got %s\nwant %s", got, b.want)
-	}
-	f.requireIdle()
+	}, rescues)
 }
 
 // TestPeerLost checks what a front end does when a holder is gone, and a holder
 // when a front end is.
 func TestPeerLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, rs := newRescueFleet(t, 3, nil)
-		b := f.startRescuableStream()
+	runFleet(t, 3, func(t *testing.T, f *fleet) {
+		b := f.startStream(longRequest)
 		testkit.Must(f.migrateLive(t.Context(), b.id, 1, nil))
-		f.servers[0].HandlePeerLoss("r2") // holds nothing
-		rs.setTargets(f.target(2))
-		f.servers[0].HandlePeerLoss("r1") // although its engine goes on
-		waitFor(t, func() bool { h, _ := f.servers[0].Holder(b.id); return h == Holder{Replica: "r2", Epoch: 3} })
+		f.HandlePeerLoss("r2") // holds nothing
+		f.rescuer.setTargets(f.target(2))
+		f.HandlePeerLoss("r1") // although its engine goes on
+		waitFor(t, func() bool { h, _ := f.Holder(b.id); return h == Holder{Replica: "r2", Epoch: 3} })
 		f.requireRescuedAnswer(b)
 
 		// A front end that is gone: its leg here ends, and others stay.
-		b = f.startRescuableStream()
+		b = f.startStream(longRequest)
 		testkit.Must(f.migrateReprompt(t.Context(), b.id, 1))
 		f.servers[1].HandlePeerLoss("r2")
 		if len(f.servers[1].LocalLegs()) != 1 {
@@ -166,37 +97,7 @@ func TestPeerLost(t *testing.T) {
 		f.servers[1].HandlePeerLoss("r0")
 		waitFor(t, func() bool { return len(f.servers[1].LocalLegs()) == 0 })
 		f.requireRescuedAnswer(b) // it was alive all the time
-	})
-}
-
-// TestForwardToLostPeer checks that a request which waits at a peer for its first
-// token is served by the own engine when the peer is gone.
-func TestForwardToLostPeer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := new(placer)
-		f := newFleet(t, 2, func(c *Config) {
-			if c.Replica == "r0" {
-				c.Placer = p
-			}
-		})
-		p.peer.Store(&f.servers[1].peer)
-		f.engines[1].set(nil, func(w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body)
-			<-r.Context().Done()
-		})
-		got := f.start(longRequest)
-		waitFor(t, func() bool {
-			return slices.Equal(f.servers[0].Holders(), []policies.ReplicaID{"r1"}) && len(f.servers[1].LocalLegs()) == 1
-		})
-		if r := f.servers[1].LocalLegs()[0]; r.Request.Output != 0 || r.FrontEnd != "r0" || r.Request.MaxOutput != 70 || r.Request.Model != "m" {
-			t.Errorf("%+v", r)
-		}
-		f.servers[0].HandlePeerLoss("r1")
-		if body := <-got; !strings.HasSuffix(body, "[DONE]\n\n") {
-			t.Error(body)
-		}
-		f.requireIdle()
-	})
+	}, rescues)
 }
 
 // TestRescueFails checks that three replicas that refuse a stream are asked, each in an epoch of its
@@ -205,13 +106,14 @@ func TestForwardToLostPeer(t *testing.T) {
 func TestRescueFails(t *testing.T) {
 	for name, answer := range map[string]func(http.ResponseWriter, *http.Request){
 		"refused": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusBadRequest) },
-		"broken":  func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
-		"silent":  func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+		"broken":  breaks,
+		"silent":  silent,
 	} {
 		runInBubble(t, name, func(t *testing.T) {
 			defer within(t, 5*time.Second)()
-			f, rs := newRescueFleet(t, 5, func(c *Config) { c.RescueTimeout = 100 * time.Millisecond })
-			b := f.startRescuableStream()
+			f := newFleet(t, 5, rescues, configured(func(c *Config) { c.RescueTimeout = 100 * time.Millisecond }))
+			rs := f.rescuer
+			b := f.startStream(longRequest)
 			for _, e := range f.engines[1:] {
 				e.set(nil, func(w http.ResponseWriter, r *http.Request) {
 					io.Copy(io.Discard, r.Body)
@@ -239,64 +141,56 @@ func TestRescueFails(t *testing.T) {
 // TestOwnEngineBack checks that a stream that no other replica can take goes on
 // when the own engine is back.
 func TestOwnEngineBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, rs := newRescueFleet(t, 1, nil)
-		rs.setTargets()
-		b := f.startRescuableStream()
+	runFleet(t, 1, func(t *testing.T, f *fleet) {
+		f.rescuer.setTargets()
+		b := f.startStream(longRequest)
 		f.engines[0].unhealthy.Store(true)
-		f.servers[0].waitForReady(t, false) // its legs are aborted though they are not cut
-		h, _ := f.servers[0].Holder(b.id)
-		if !h.Pending {
-			waitFor(t, func() bool { h, _ = f.servers[0].Holder(b.id); return h.Pending })
-		}
+		f.waitForReady(false) // its legs are aborted though they are not cut
+		waitFor(t, func() bool { h, _ := f.Holder(b.id); return h.Pending })
 		f.engines[0].unhealthy.Store(false)
 		f.requireRescuedAnswer(b)
-	})
+	}, rescues)
 }
 
 // TestEngineIgnoresProbes checks that an engine that answers no health checks is
 // kept while it generates, and given up when it does neither: streams go on
 // elsewhere, and requests that it has not begun to answer begin there.
 func TestEngineIgnoresProbes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		defer within(t, 3*time.Second)()
-		f, _ := newRescueFleet(t, 2, func(c *Config) {
-			c.HealthTimeout, c.HangTimeout = 100*time.Millisecond, 100*time.Millisecond
-		})
 		e := f.engines[0]
 		b := f.startStream(strings.Replace(longRequest, "70", "600", 1)) // for a second
 		e.ignoresProbes.Store(true)
 		waitFor(t, func() bool { return e.ignoredProbes.Load() >= 3 })
-		if !f.servers[0].Status().EngineReady {
+		if !f.Status().EngineReady {
 			t.Error("an engine that generates is taken to be away")
 		}
 		e.set(func(_ int, r *http.Request) { <-r.Context().Done() }, nil)
 		answer := f.start(`{"prompt":"x","stream":true}`)
-		waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 2 })
+		f.waitForLegs(2)
 		f.engines[1].set(nil, nil)
 		_, r, _ := f.findLeg(b.id)
 		e.freeze(r.Name)
-		f.servers[0].waitForReady(t, false)
+		f.waitForReady(false)
 		if body := <-answer; !strings.HasSuffix(body, "[DONE]\n\n") {
 			t.Errorf("a request that was not begun is answered %s", body)
 		}
 		e.set(nil, nil)
 		e.ignoresProbes.Store(false)
-		f.servers[0].waitForReady(t, true)
+		f.waitForReady(true)
 		f.requireRescuedAnswer(b)
-	})
+	}, rescues, configured(func(c *Config) { c.HealthTimeout, c.HangTimeout = 100*time.Millisecond, 100*time.Millisecond }))
 }
 
 // TestPinnedRequestIsNotRescued checks that a stream that is tied to its engine
 // ends when the engine dies, and not before.
 func TestPinnedRequestIsNotRescued(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, rs := newRescueFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		f.setPace(time.Millisecond)
 		got := f.start(`{"prompt":"x","max_tokens":200,"stream":true,"stop":["q"]}`)
 		f.waitForStream(3)
 		f.engines[0].unhealthy.Store(true)
-		f.servers[0].waitForReady(t, false)
+		f.waitForReady(false)
 		select {
 		case body := <-got:
 			t.Errorf("an engine that is not well loses it: %s", body)
@@ -306,10 +200,10 @@ func TestPinnedRequestIsNotRescued(t *testing.T) {
 		if body := <-got; !strings.Contains(body, cutErrorPrefix) {
 			t.Error(body)
 		}
-		if len(rs.asked) > 0 {
+		if len(f.rescuer.asked) > 0 {
 			t.Error("it was to be rescued")
 		}
-	})
+	}, rescues)
 }
 
 // TestHolderLostDuringMigration loses the holder while a migration waits for its
@@ -319,9 +213,9 @@ func TestHolderLostDuringMigration(t *testing.T) {
 	for _, brings := range []bool{true, false} {
 		for _, live := range []bool{true, false} {
 			runInBubble(t, fmt.Sprint("brings ", brings, ", live ", live), func(t *testing.T) {
-				f, rs := newRescueFleet(t, 3, nil)
-				b := f.startRescuableStream()
-				rs.setTargets(f.target(2))
+				f := newFleet(t, 3, rescues)
+				b := f.startStream(longRequest)
+				f.rescuer.setTargets(f.target(2))
 				held, let := make(chan struct{}), make(chan struct{})
 				f.engines[1].set(func(n int, r *http.Request) {
 					if n > 0 {
@@ -332,16 +226,7 @@ func TestHolderLostDuringMigration(t *testing.T) {
 						panic(http.ErrAbortHandler)
 					}
 				}, nil)
-				moved := make(chan error)
-				go func() {
-					var err error
-					if live {
-						_, err = f.migrateLive(t.Context(), b.id, 1, nil)
-					} else {
-						_, err = f.migrateReprompt(t.Context(), b.id, 1)
-					}
-					moved <- err
-				}()
+				moved := f.begin(b.id, live)
 				<-held
 				f.engines[0].killAll()
 				close(let)
@@ -357,22 +242,21 @@ func TestHolderLostDuringMigration(t *testing.T) {
 // TestRandomFaults migrates streams in all ways, several at a time, while engines
 // die: each client reads the answer that it would have got without that.
 func TestRandomFaults(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, _ := newRescueFleet(t, 4, nil)
+	runFleet(t, 4, func(t *testing.T, f *fleet) {
 		body := func(n int) string {
 			return fmt.Sprintf(`{"model":"m","prompt":"%d","max_tokens":100,"stream":true,"stream_options":{"include_usage":true}}`, n)
 		}
 		const streams = 12
 		var want [streams]string
 		for n := range want {
-			_, want[n] = post(t, f.servers[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), "/v1/completions", body(n))
+			want[n] = f.directAnswer("/v1/completions", body(n))
 		}
 		f.setPace(5 * time.Millisecond)
 		var clients, chaos sync.WaitGroup
 		over := make(chan struct{})
 		for n := range want {
 			clients.Go(func() {
-				if _, got := tryPost(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body(n)); withoutCached(got) != withoutCached(want[n]) {
+				if got := f.tryPost("/v1/completions", body(n)); withoutCached(got) != withoutCached(want[n]) {
 					t.Errorf("stream %d: %s", n, firstDifference(withoutCached(got), withoutCached(want[n])))
 				}
 			})
@@ -389,7 +273,7 @@ func TestRandomFaults(t *testing.T) {
 					case <-time.After(time.Duration(rng.IntN(4)) * time.Millisecond):
 					}
 					var all []*Stream
-					f.servers[0].EachStream(func(s *Stream) bool { all = append(all, s); return true })
+					f.EachStream(func(s *Stream) bool { all = append(all, s); return true })
 					if len(all) == 0 {
 						continue
 					}
@@ -404,7 +288,7 @@ func TestRandomFaults(t *testing.T) {
 							deaths.Add(1)
 							killed[s.id]++
 							f.engines[f.index(s.currentHolder().Replica)].kill(r.Name)
-							if err := testkit.WaitUntil("the rescue", func() bool { h, ok := f.servers[0].Holder(s.id); return !ok || !h.Pending }); err != nil {
+							if err := testkit.WaitUntil("the rescue", func() bool { h, ok := f.Holder(s.id); return !ok || !h.Pending }); err != nil {
 								t.Error(err)
 							}
 						}
@@ -427,12 +311,64 @@ func TestRandomFaults(t *testing.T) {
 		clients.Wait()
 		close(over)
 		chaos.Wait()
-		for i := range f.engines {
-			f.clearReservations(i)
+		for _, e := range f.engines {
+			e.clearReservations()
 		}
 		f.requireIdle()
 		if hops.Load() < 20 || deaths.Load() < 6 {
 			t.Errorf("only %d moves and %d deaths", hops.Load(), deaths.Load())
 		}
+	}, rescues)
+}
+
+// TestRescueReport checks the report of a stream that goes on elsewhere.
+func TestRescueReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		defer within(t, 10*time.Second)()
+		reports := make(chan Rescue, 1)
+		f := newFleet(t, 2, rescues, configured(func(c *Config) {
+			c.HangTimeout, c.OnRescue = 2*time.Second, func(r Rescue) { reports <- r }
+		}))
+		b := f.startStream(longRequest)
+		_, r, _ := f.findLeg(b.id)
+		f.engines[0].freeze(r.Name)
+		got := <-reports
+		if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Duration <= 0 || got.Start.IsZero() || got.Err != nil {
+			t.Errorf("%+v", got)
+		}
+		answer := <-b.got
+		if withoutCached(answer) != withoutCached(b.want) || !strings.Contains(answer, `"cached_tokens":null`) {
+			t.Errorf("got %s\nwant %s with unknown cached tokens", answer, b.want)
+		}
+		f.requireIdle()
+		flow := f.servers[1].Status().Flow
+		if sum(flow.Arrivals) != 0 || sum(flow.Prefill) <= 0 || sum(flow.Weight) <= 0 {
+			t.Errorf("a rescue is prefill without an arrival: %+v", flow)
+		}
+	})
+}
+
+// TestRescueDistrustsEarlierProbes checks that a health check which began before the engine was lost, and is answered
+// after it, does not make the stream go on there, and the report of a stream that finds no replica.
+func TestRescueDistrustsEarlierProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reports := make(chan Rescue, 1)
+		f := newFleet(t, 1, rescues, configured(func(c *Config) {
+			c.RescueTimeout, c.OnRescue = 3*time.Second, func(r Rescue) { reports <- r }
+		}))
+		f.rescuer.setTargets()
+		b := f.startStream(longRequest)
+		h := &heldProbe{make(chan struct{}), make(chan struct{})}
+		f.engines[0].heldProbe.Store(h)
+		<-h.arrived
+		f.engines[0].unhealthy.Store(true)
+		f.engines[0].killAll()
+		waitFor(t, func() bool { h, _ := f.Holder(b.id); return h.Pending })
+		close(h.release)
+		if got := <-reports; got.Stream != b.id || got.From != "r0" || got.To != "" || got.Err == nil {
+			t.Errorf("%+v", got)
+		}
+		<-b.got
+		f.requireIdle()
 	})
 }

@@ -71,8 +71,9 @@ type Server struct {
 	cachedLog       sync.Once
 
 	backoffs       backoffs               // after handoffs that failed
-	pulls          *prefixPulls           // of prompts' beginnings
-	prefills       prefills               // prompts of prefill replicas
+	pulling        chan struct{}          // one token for each pull of a prompt's beginning
+	pulls          pullCounts             // of prompts' beginnings
+	prefills       pullCounts             // of prompts that prefill replicas compute
 	admission      *admittedWork          // by the own engine
 	textCalls      *textCalls             // of the own engine's HTTP server
 	inFlight       *inFlight              // requests admitted, those without a Stream included
@@ -116,7 +117,7 @@ func New(cfg Config) (*Server, error) {
 		admission:      newAdmittedWork(cfg),
 		textCalls:      newTextCalls(cfg.Overload.TenantHeader != ""),
 		engineFacts:    newEngineFacts(cfg),
-		pulls:          newPrefixPulls(cfg.PrefixPull),
+		pulling:        make(chan struct{}, cfg.maxPulls()),
 		// No two processes of a replica give a stream the same id.
 		lastStream: uint64(time.Now().UnixMicro()),
 	}
@@ -182,12 +183,11 @@ func (srv *Server) notifyChanged() {
 	}
 }
 
-// setReady records the engine's health and returns what it was.
-func (srv *Server) setReady(ready bool) (was bool) {
-	if was = srv.ready.Swap(ready); was != ready {
+// setReady records the engine's health.
+func (srv *Server) setReady(ready bool) {
+	if srv.ready.Swap(ready) != ready {
 		srv.notifyChanged()
 	}
-	return was
 }
 
 // evacuate cancels the requests on the own engine that another engine can begin or
@@ -261,7 +261,7 @@ func (srv *Server) Status() Status {
 		Engine: srv.Engine(), EngineProblem: srv.engineFacts.problemText(), CapacityWarning: srv.engineFacts.capacityWarning(),
 		Load: srv.engineFacts.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError, PrefixDepths: r.PrefixDepths,
 		Prefixes:    srv.PrefixStatus(),
-		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.refused(), TurnedAway: srv.turnedAway.Load(), Service: srv.service.read(),
+		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.admission.refused(), TurnedAway: srv.turnedAway.Load(), Service: srv.service.read(),
 		Received: srv.received.Load(),
 		Unread:   int(srv.unread.Load()), UnreadCut: srv.unreadCut.Load(), CachedEstimated: srv.estimatesCached.Load(),
 	}

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
@@ -22,12 +24,9 @@ func TestCounts(t *testing.T) {
 		for _, more := range []string{"", "", `,"stream":true`, `,"logprobs":1`, `,"stream":true,"return_token_ids":true`} {
 			for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
 				for n := 1; n < 40; n += 13 {
-					req, _ := http.NewRequest("POST", "http://"+f.url+path, strings.NewReader(fmt.Sprintf(`{"prompt":"0123456789abcdef","messages":[],"max_tokens":%d%s}`, n, more)))
-					req.Header.Set("x-cascade-tokens", "25")
-					resp := testkit.Must(f.client.Do(req))
-					b, err := io.ReadAll(resp.Body)
-					if resp.Body.Close(); err != nil || resp.StatusCode != 200 {
-						t.Fatalf("%v: %s %s", err, resp.Status, b)
+					body := fmt.Sprintf(`{"prompt":"0123456789abcdef","messages":[],"max_tokens":%d%s}`, n, more)
+					if resp, text := f.post(path, body, "x-cascade-tokens", "25"); resp.StatusCode != 200 {
+						t.Fatalf("%s %s", resp.Status, text)
 					}
 					requests, tokens = requests+1, tokens+n
 				}
@@ -40,10 +39,7 @@ func TestCounts(t *testing.T) {
 			t.Errorf("at rest: %+v", s)
 		}
 		// Rates have the same denominator, so that their ratios are exact.
-		var arrivals, generated, prefill float64
-		for b := range s.Flow.Edges {
-			arrivals, generated, prefill = arrivals+s.Flow.Arrivals[b], generated+s.Flow.Tokens[b], prefill+s.Flow.Prefill[b]
-		}
+		arrivals, generated, prefill := sum(s.Flow.Arrivals), sum(s.Flow.Tokens), sum(s.Flow.Prefill)
 		// The prompt has 20 tokens, 16 of them cached if the engine reports that.
 		if got, want := generated/arrivals, float64(tokens)/float64(requests); math.Abs(got/want-1) > 0.02 {
 			t.Errorf("%.3f tokens a request are counted, %.3f were served", got, want)
@@ -60,9 +56,16 @@ func TestCounts(t *testing.T) {
 	})
 }
 
+func sum(cells []float64) (s float64) {
+	for _, x := range cells {
+		s += x
+	}
+	return s
+}
+
 // TestTokenAllocations bounds what a token costs between a leg and its client.
 func TestTokenAllocations(t *testing.T) {
-	ev := testkit.Must(openai.NewReader(strings.NewReader(generation("a", prompt, len(prompt), 100)[50])).Next())
+	ev := testkit.Must(openai.NewReader(strings.NewReader(tokenEvent("null"))).Next())
 	var c openai.Chunk
 	testkit.NoError(t, c.Parse(ev))
 	out := &eventWriter{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
@@ -87,15 +90,19 @@ func TestTokenAllocations(t *testing.T) {
 type sameLeg struct{ c *openai.Chunk }
 
 func (l *sameLeg) Next() (*openai.Chunk, error) { return l.c, nil }
-func (l *sameLeg) Close() error                 { return nil }
+
+func (l *sameLeg) Close() error { return nil }
 
 // nowhere is a ResponseWriter that discards everything.
 type nowhere struct{}
 
-func (nowhere) Header() http.Header         { return nil }
-func (nowhere) WriteHeader(int)             {}
+func (nowhere) Header() http.Header { return nil }
+
+func (nowhere) WriteHeader(int) {}
+
 func (nowhere) Write(b []byte) (int, error) { return len(b), nil }
-func (nowhere) FlushError() error           { return nil }
+
+func (nowhere) FlushError() error { return nil }
 
 func TestConfig(t *testing.T) {
 	good := Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0, 16}}
@@ -113,8 +120,7 @@ func TestConfig(t *testing.T) {
 		"WriteTimeout":   func(c *Config) { c.WriteTimeout = -1 },
 		"DrainTimeout":   func(c *Config) { c.DrainTimeout = -1 },
 		"HealthInterval": func(c *Config) { c.HealthInterval = -1 },
-
-		"HealthTimeout": func(c *Config) { c.HealthTimeout = -1 },
+		"HealthTimeout":  func(c *Config) { c.HealthTimeout = -1 },
 	} {
 		c := good
 		change(&c)
@@ -162,4 +168,165 @@ func TestPrefixesAreObserved(t *testing.T) {
 			t.Errorf("request %d: %d prompts were observed, want %d", i, got, c.want)
 		}
 	}
+}
+
+// TestServiceCounts checks what a front end reports of how its clients were served: times of answers, and requests
+// that failed, whether with a status or in the middle of an answer.
+func TestServiceCounts(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, srv *testServer) {
+		askAt := func(path, body string) (status int) {
+			resp, _, err := tryDo(srv.client, jsonRequest(srv.url, path, body))
+			if resp == nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			return resp.StatusCode
+		}
+		ask := func() int {
+			return askAt("/v1/completions", `{"model":"m","prompt":"x","max_tokens":7,"stream":true}`)
+		}
+		e.set(func(int, *http.Request) { time.Sleep(20 * time.Millisecond) }, nil)
+		ask()
+		s := srv.Status().Service
+		if s.FirstToken.Total() != 1 || s.PerToken.Total() != 1 || s.Failed != 0 || s.PerToken.Quantile(1) < 0.016 || s.PerToken.Quantile(1) > 0.028 {
+			t.Errorf("after an answer: %+v", s)
+		}
+		health := testkit.Must(srv.client.Get("http://" + srv.url + "/health"))
+		health.Body.Close()
+		if n := srv.Status().Received; n != 1 {
+			t.Errorf("after a request and a health check: %d requests received, want 1", n)
+		}
+		for i, override := range []http.HandlerFunc{
+			func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "broken", http.StatusInternalServerError) },
+			breaks,
+			func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"token_ids\":[1]}]}\n\n")
+				w.(http.Flusher).Flush()
+				panic(http.ErrAbortHandler)
+			},
+		} {
+			e.set(nil, override)
+			status := ask()
+			if got := srv.Status().Service.Failed; got != uint64(i+1) {
+				t.Errorf("case %d, answered with %d: %d failed, want %d", i, status, got, i+1)
+			}
+		}
+		e.set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "your fault", http.StatusBadRequest) })
+		if status := ask(); status != http.StatusBadRequest || srv.Status().Service.Failed != 3 {
+			t.Errorf("a bad request, answered with %d, counts: %d", status, srv.Status().Service.Failed)
+		}
+		for i, answer := range []http.HandlerFunc{
+			func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "broken", http.StatusInternalServerError) },
+			breaks,
+		} {
+			e.pass(answer)
+			status := askAt("/v1/embeddings", `{"input":"x"}`)
+			if got := srv.Status().Service.Failed; got != uint64(i+4) {
+				t.Errorf("embeddings, case %d, answered with %d: %d failed, want %d", i, status, got, i+4)
+			}
+		}
+		srv.overloadEngine()
+		if status := askAt("/v1/embeddings", `{"input":"once upon a time there was a replica"}`); status != http.StatusTooManyRequests || srv.Status().TurnedAway != 1 || srv.Status().Service.Failed != 5 {
+			t.Errorf("embeddings, answered with %d: %d turned away, %d failed", status, srv.Status().TurnedAway, srv.Status().Service.Failed)
+		}
+	})
+}
+
+// TestCachedTokensEstimated sends twelve prompts that begin alike. The prefill of an engine that reports
+// no cached tokens is counted about once, and the server says that it is an estimate; that of one that
+// reports them is as it reports.
+func TestCachedTokensEstimated(t *testing.T) {
+	for _, hides := range []bool{true, false} {
+		runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+			e.hidesCached.Store(hides)
+			const prompts, shared = 12, 4096
+			for i := range prompts {
+				body := fmt.Sprintf(`{"max_tokens":1,"stream":true,"prompt":[%s%d]}`, strings.Repeat("7,", shared), i+1)
+				if _, got := f.post("/v1/completions", body); !strings.HasSuffix(got, "[DONE]\n\n") {
+					t.Fatal(got)
+				}
+			}
+			s := f.Status()
+			perPrompt, want := sum(s.Flow.Prefill)/sum(s.Flow.Arrivals), 1.0 // one token beyond the blocks of 16
+			if hides {
+				want = (shared + prompts) / prompts
+			}
+			if perPrompt < want*0.9 || perPrompt > want*1.1 || s.CachedEstimated != hides {
+				t.Errorf("cached tokens hidden: %v: %.1f tokens of prefill per prompt, want %.1f; estimated: %v", hides, perPrompt, want, s.CachedEstimated)
+			}
+		})
+	}
+}
+
+// TestCachedTokensOfNewEngine restarts the engine: what the one before had cached is
+// forgotten, and whether it reported cached tokens says nothing about the new one.
+func TestCachedTokensOfNewEngine(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		ids := make([]uint32, 256)
+		send := func(hides bool) {
+			e.hidesCached.Store(hides)
+			body := fmt.Sprintf(`{"model":"m","max_tokens":1,"stream":true,"prompt":[%s0]}`, strings.Repeat("0,", len(ids)-1))
+			if _, got := f.post("/v1/completions", body); !strings.HasSuffix(got, "[DONE]\n\n") {
+				t.Fatal(got)
+			}
+		}
+		send(true)
+		send(true)
+		if known := f.prefixes.Match(f.promptRoot("m", ""), ids); known == 0 || !f.Status().CachedEstimated {
+			t.Fatalf("%d tokens of a prompt are known that was sent twice", known)
+		}
+		f.restart(e, nil)
+		if known := f.prefixes.Match(f.promptRoot("m", ""), ids); known != 0 || f.Status().CachedEstimated {
+			t.Errorf("a new engine has %d tokens cached", known)
+		}
+		send(false)
+		send(false)
+		if !f.reportsCached.Load() {
+			t.Fatal("an engine that reports cached tokens is not known to")
+		}
+		f.restart(e, nil)
+		send(true)
+		if send(true); !f.Status().CachedEstimated {
+			t.Error("a new engine that reports nothing is taken for the one before, which did")
+		}
+	})
+}
+
+// TestLoadHeader checks that answers report the share of the KV cache that the
+// server counts, and nothing that an engine reports about itself.
+func TestLoadHeader(t *testing.T) {
+	runServer(t, func(c *Config) { c.KVTokens = 100 }, func(t *testing.T, e *engine, f *testServer) {
+		f.updateLoadHeader() // before the timer does
+		ask := func(path string) string {
+			t.Helper()
+			resp, _ := f.post(path, `{"prompt":"x","messages":[],"max_tokens":3}`)
+			if n := len(resp.Header[loadHeader]); n != 1 {
+				t.Errorf("%s: %d fields", path, n)
+			}
+			return resp.Header.Get(loadHeader)
+		}
+		const idle = "TEXT named_metrics.kv_cache_usage_perc=0.0000,named_metrics.num_requests_running=0,named_metrics.num_requests_waiting=0"
+		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set(loadHeader, "TEXT named_metrics.kv_cache_usage_perc=9")
+			fmt.Fprint(w, "{}")
+		})
+		for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+			if got := ask(path); got != idle {
+				t.Errorf("%s: %q", path, got)
+			}
+		}
+		// A request in progress is counted, and so is its client.
+		held := e.blockAt(1)
+		resp := testkit.Must(f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"0123456789abcdef","max_tokens":9,"stream":true}`)))
+		defer resp.Body.Close()
+		waitFor(t, func() bool {
+			f.updateLoadHeader()
+			text := f.loadHeader.Load()
+			return strings.Contains(*text, "num_requests_running=1") && !strings.Contains(*text, "perc=0.0000") && f.ClientRequests() == 1
+		})
+		close(held)
+		resp.Body.Close()
+		waitFor(t, func() bool { return f.ClientRequests() == 0 })
+	})
 }

@@ -19,13 +19,99 @@ import (
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
+// tokenizing is a fleet whose r0 knows that its peers hold prompts, and what r0's engine answers when it is asked for the
+// tokens of one.
+type tokenizing struct {
+	*fleet
+	asked  atomic.Int64
+	answer atomic.Pointer[http.HandlerFunc]
+	n      int // of prompts
+}
+
+// idsOf returns the tokens of a prompt, which are those that the engine computes: one for each character of its JSON.
+func idsOf(prompt json.RawMessage) (ids []uint32) {
+	for _, c := range string(prompt) {
+		ids = append(ids, uint32(c))
+	}
+	return ids
+}
+
+func answerTokens(w http.ResponseWriter, r *http.Request) {
+	var req struct{ Prompt json.RawMessage }
+	if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	ids := idsOf(req.Prompt)
+	fmt.Fprintf(w, `{"count":%d,"max_model_len":65536,"tokens":%s}`, len(ids), formatIDs(ids, true))
+}
+
+func newTokenizing(t *testing.T, n int, setups ...setup) *tokenizing {
+	z := new(tokenizing)
+	z.set(answerTokens)
+	z.fleet = newFleet(t, n, append([]setup{func(f *fleet, c *Config) {
+		c.Model, c.HealthInterval = "m", time.Second // minutes pass in these tests
+		if c.Replica == "r0" {
+			places(f, c)
+			f.placers[0].holders.Store(true)
+			f.engines[0].pass(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/tokenize" {
+					http.NotFound(w, r)
+					return
+				}
+				z.asked.Add(1)
+				(*z.answer.Load())(w, r)
+			})
+		}
+	}}, setups...)...)
+	return z
+}
+
+// runTokenizing runs a test of a fleet that knows holders in virtual time.
+func runTokenizing(t *testing.T, n int, test func(t *testing.T, z *tokenizing), setups ...setup) {
+	synctest.Test(t, func(t *testing.T) { test(t, newTokenizing(t, n, setups...)) })
+}
+
+func (z *tokenizing) set(answer http.HandlerFunc) { z.answer.Store(&answer) }
+
+// nextBody returns a completion of a prompt of so many bytes that begins as no other one.
+func (z *tokenizing) nextBody(size int) string {
+	z.n++
+	return fmt.Sprintf(`{"model":"m","max_tokens":3,"prompt":"%d %s"}`, z.n, strings.Repeat("word ", size/5))
+}
+
+// tokenizedPrompt is the size of a prompt in bytes that is asked for.
+const tokenizedPrompt = 20_000
+
+// ask sends a request, whose answer must be the engine's and begin within a time, and returns the steps of its prompt
+// that its placer gets.
+func (z *tokenizing) ask(body string, most time.Duration) []prefix.Step {
+	z.t.Helper()
+	z.placers[0].steps.Store(nil)
+	defer within(z.t, most)()
+	z.fleet.ask("/v1/completions", body)
+	steps := z.placers[0].steps.Load()
+	if steps == nil {
+		z.t.Fatal("the placer was not asked")
+	}
+	return *steps
+}
+
+// expect checks the counts of prompts.
+func (z *tokenizing) expect(what string, asked int64, answered, failed, skipped uint64) {
+	z.t.Helper()
+	p := z.PrefixStatus()
+	if n := z.asked.Load(); n != asked || p.Tokenized != answered || p.TokenizeFailed != failed || p.TokenizeSkipped != skipped {
+		z.t.Errorf("%s: the engine was asked %d times; %d prompts answered, %d failed, %d skipped; want %d, %d, %d, %d",
+			what, n, p.Tokenized, p.TokenizeFailed, p.TokenizeSkipped, asked, answered, failed, skipped)
+	}
+}
+
 // TestKnownLength checks that a prompt whose text is known for the most part counts with the length
 // that follows from it, for the placer and at the peer that computes it, whatever the estimate by
 // which the request was routed says.
 func TestKnownLength(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		z, b := newTokenizing(t), newEngine(t)
-		fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
+	runTokenizing(t, 2, func(t *testing.T, z *tokenizing) {
 		text := z.nextBody(tokenizedPrompt)
 		z.ask(text, 0)
 		// A quarter more text, and as many tokens: one for each byte, where an estimate expects one for several.
@@ -33,39 +119,28 @@ func TestKnownLength(t *testing.T) {
 		exact := policies.Tokens(len(text) - strings.Index(text, `"prompt":`) - len(`"prompt":}`))
 		near := func(n policies.Tokens) bool { return exact*95/100 < n && n < exact*105/100 }
 		z.ask(text, 0)
-		if n := z.placer.last.Load().Input; !near(n) {
+		if n := z.placers[0].last.Load().Input; !near(n) {
 			t.Errorf("the placer is asked for %d tokens, want about %d", n, exact)
 		}
-		for name, at := range map[string]*testServer{"the own replica": z.testServer, "the peer": fb} {
-			z.placer.peer.Store(nil)
-			if at == fb {
-				z.placer.peer.Store(&fb.peer)
+		for i, at := range z.servers {
+			z.placers[0].target.Store(nil)
+			if i > 0 {
+				z.placers[0].sendTo(z.target(i))
 			}
-			z.engine.blockAt(0)
-			b.blockAt(0)
-			ctx, cancel := context.WithCancel(t.Context())
-			req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+z.url+"/v1/completions", strings.NewReader(text))
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				if resp, err := z.client.Do(req); err == nil {
-					resp.Body.Close()
+			z.engines[i].blockAt(0)
+			z.abandon(text, func() {
+				waitFor(t, func() bool { return at.Status().Load.Promised > 0 })
+				if n := at.Status().Load.Promised; !near(n) {
+					t.Errorf("r%d counts %d tokens, want about %d", i, n, exact)
 				}
-			}()
-			waitFor(t, func() bool { return at.Status().Load.Promised > 0 })
-			if n := at.Status().Load.Promised; !near(n) {
-				t.Errorf("%s counts %d tokens, want about %d", name, n, exact)
-			}
-			cancel()
-			<-done
+			})
 		}
 	})
 }
 
 // TestTokenize checks for which prompts the engine is asked, with what, and what the placer gets.
 func TestTokenize(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		z := newTokenizing(t)
+	runTokenizing(t, 1, func(t *testing.T, z *tokenizing) {
 		var got atomic.Pointer[string]
 		z.set(func(w http.ResponseWriter, r *http.Request) {
 			raw, _ := io.ReadAll(r.Body)
@@ -92,7 +167,7 @@ func TestTokenize(t *testing.T) {
 		z.expect("a short prompt", 1, 1, 0, 0)
 		z.ask(z.nextBody(maxTokenizedText), 0)
 		z.expect("a prompt that takes too long", 1, 1, 0, 1)
-		z.placer.holders.Store(false)
+		z.placers[0].holders.Store(false)
 		z.ask(z.nextBody(tokenizedPrompt), 0)
 		z.expect("no peer holds prompts", 1, 1, 0, 1)
 	})
@@ -116,16 +191,13 @@ func TestTokenizeFails(t *testing.T) {
 		"no tokens":          {answer: status(200, `{"count":3}`)},
 		"ids out of range":   {answer: status(200, `{"tokens":[1,-2,4294967296]}`)},
 		"too many tokens":    {answer: status(200, `{"tokens":[`+strings.Repeat("1234567,", maxTokenized/8)+`1]}`)},
-		"connection cut":     {answer: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
+		"connection cut":     {answer: breaks},
 		"cut in the answer": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			io.WriteString(w, `{"tokens":[1,2`)
 			w.(http.Flusher).Flush()
 			panic(http.ErrAbortHandler)
 		}},
-		"hangs": {slow: true, answer: func(_ http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body)
-			<-r.Context().Done()
-		}},
+		"hangs": {slow: true, answer: silent},
 		"never ends": {slow: true, answer: func(w http.ResponseWriter, r *http.Request) {
 			io.Copy(io.Discard, r.Body)
 			io.WriteString(w, `{"tokens":[1`)
@@ -137,7 +209,7 @@ func TestTokenizeFails(t *testing.T) {
 		}},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			z := newTokenizing(t)
+			z, asked := newTokenizing(t, 1), int64(tokenizeFailures)
 			z.set(test.answer)
 			most := time.Duration(0)
 			if test.slow {
@@ -155,18 +227,24 @@ func TestTokenizeFails(t *testing.T) {
 				z.expect("another prompt", tokenizeFailures+1, 1, tokenizeFailures, 0)
 				return
 			}
+			if test.slow { // which may be because they are so long
+				if asked++; len(z.ask(z.nextBody(tokenizedPrompt/2), 0)) == 0 {
+					t.Error("the placer gets no steps of a shorter prompt")
+				}
+			}
+			answered := uint64(asked - tokenizeFailures)
 			pause := tokenizePause
 			if test.missing {
 				pause = tokenizeMissing
 			}
 			time.Sleep(pause - time.Second)
 			z.ask(z.nextBody(tokenizedPrompt), 0)
-			z.expect("within the pause", tokenizeFailures, 0, tokenizeFailures, 1)
+			z.expect("within the pause", asked, answered, tokenizeFailures, 1)
 			time.Sleep(time.Second)
 			if steps := z.ask(z.nextBody(tokenizedPrompt), 0); len(steps) == 0 {
 				t.Error("the placer gets no steps after the pause")
 			}
-			z.expect("after the pause", tokenizeFailures+1, 1, tokenizeFailures, 1)
+			z.expect("after the pause", asked+1, answered+1, tokenizeFailures, 1)
 		})
 	}
 }
@@ -181,31 +259,6 @@ func TestClassifyStatus(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestTokenizeLargePrompts checks that a client whose long prompts are not tokenized in time turns the calls for
-// prompts as long as those off, and no others.
-func TestTokenizeLargePrompts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		z := newTokenizing(t)
-		z.set(func(w http.ResponseWriter, r *http.Request) {
-			if r.ContentLength > 10*tokenizedPrompt {
-				io.Copy(io.Discard, r.Body)
-				<-r.Context().Done()
-				return
-			}
-			answerTokens(w, r)
-		})
-		for range tokenizeFailures {
-			z.ask(z.nextBody(20*tokenizedPrompt), tokenizeTimeout)
-		}
-		z.ask(z.nextBody(30*tokenizedPrompt), 0)
-		z.expect("long prompts", tokenizeFailures, 0, tokenizeFailures, 1)
-		if steps := z.ask(z.nextBody(tokenizedPrompt), 0); len(steps) == 0 {
-			t.Error("the placer gets no steps of a shorter prompt")
-		}
-		z.expect("a shorter one", tokenizeFailures+1, 1, tokenizeFailures, 1)
-	})
 }
 
 // TestTokenizePauses checks after which results of calls the engine is asked for which prompts.
@@ -254,7 +307,7 @@ func TestTokenizePauses(t *testing.T) {
 func TestTokenizeMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log testkit.Log
-		z := newTokenizing(t, func(c *Config) { c.Logger = log.Logger() })
+		z := newTokenizing(t, 1, configured(func(c *Config) { c.Logger = log.Logger() }))
 		z.set(http.NotFound)
 		for range 3 {
 			for range tokenizeFailures {
@@ -271,7 +324,7 @@ func TestTokenizeMissing(t *testing.T) {
 		if z.asked.Load() != asked {
 			t.Error("asked although the endpoint is missing")
 		}
-		z.Server.forgetCached()
+		z.forgetCached()
 		z.set(answerTokens)
 		if steps := z.ask(z.nextBody(tokenizedPrompt), 0); len(steps) == 0 {
 			t.Error("the next engine is not asked")
@@ -281,12 +334,11 @@ func TestTokenizeMissing(t *testing.T) {
 
 // TestTokenizeTemplate checks that a client's chat template reaches the engine with its request only.
 func TestTokenizeTemplate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		z := newTokenizing(t)
+	runTokenizing(t, 1, func(t *testing.T, z *tokenizing) {
 		chat := func(fields string) {
 			z.n++
 			body := fmt.Sprintf(`{"model":"m","max_tokens":3,"messages":[{"role":"user","content":"%d %s"}]%s}`, z.n, strings.Repeat("word ", tokenizedPrompt/5), fields)
-			post(z.t, z.client, z.url, "/v1/chat/completions", body)
+			z.post("/v1/chat/completions", body)
 		}
 		chat(`,"chat_template":"{% for a in range(1000000000) %}{% endfor %}"`)
 		chat(`,"chat_template_kwargs":{"chat_template":"{{ messages }}"}`)
@@ -301,8 +353,7 @@ func TestTokenizeTemplate(t *testing.T) {
 // TestTokenizeBusy checks that no more than maxTokenizing prompts are asked for at a time, and that others do not
 // wait for them.
 func TestTokenizeBusy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		z := newTokenizing(t)
+	runTokenizing(t, 1, func(t *testing.T, z *tokenizing) {
 		proceed := make(chan struct{})
 		z.set(func(w http.ResponseWriter, r *http.Request) {
 			<-proceed
@@ -310,7 +361,7 @@ func TestTokenizeBusy(t *testing.T) {
 		})
 		var answers []chan string
 		for range maxTokenizing {
-			answers = append(answers, z.call("POST", "/v1/completions", z.nextBody(tokenizedPrompt)))
+			answers = append(answers, z.start(z.nextBody(tokenizedPrompt)))
 		}
 		synctest.Wait()
 		z.expect("all slots are in use", maxTokenizing, 0, 0, 0)
@@ -330,21 +381,13 @@ func TestTokenizeBusy(t *testing.T) {
 
 // TestTokenizeClientLeaves checks that a client that leaves while the engine is asked says nothing about the engine.
 func TestTokenizeClientLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		z := newTokenizing(t)
+	runTokenizing(t, 1, func(t *testing.T, z *tokenizing) {
 		left := make(chan struct{})
-		z.set(func(_ http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body)
-			<-r.Context().Done()
+		z.set(func(w http.ResponseWriter, r *http.Request) {
+			silent(w, r)
 			close(left)
 		})
-		ctx, leave := context.WithTimeout(t.Context(), tokenizeTimeout/2)
-		defer leave()
-		req := testkit.Must(http.NewRequestWithContext(ctx, http.MethodPost, "http://"+z.url+"/v1/completions", strings.NewReader(z.nextBody(tokenizedPrompt))))
-		if resp, err := z.client.Do(req); err == nil {
-			resp.Body.Close()
-			t.Errorf("%s", resp.Status)
-		}
+		z.abandon(z.nextBody(tokenizedPrompt), func() { time.Sleep(tokenizeTimeout / 2) })
 		<-left
 		synctest.Wait()
 		z.expect("the client has left", 1, 0, 0, 0)

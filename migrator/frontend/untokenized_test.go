@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -14,8 +13,7 @@ import (
 // TestUntokenizedPrompts checks which prompts are reported as such that front ends cannot get the tokens of: texts
 // while the engine is not asked, short ones included, and all texts where nothing places requests.
 func TestUntokenizedPrompts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		z := newTokenizing(t)
+	runTokenizing(t, 1, func(t *testing.T, z *tokenizing) {
 		var want prefix.Depths
 		send := func(body string, untokenized bool) {
 			t.Helper()
@@ -37,7 +35,7 @@ func TestUntokenizedPrompts(t *testing.T) {
 		time.Sleep(tokenizeMissing)
 		send(z.nextBody(tokenizedPrompt), false) // it is asked again
 
-		short := newTokenizing(t)
+		short := newTokenizing(t, 1)
 		short.set(http.NotFound)
 		want = prefix.Depths{}
 		for i := range tokenizeFailures + 1 {
@@ -49,9 +47,9 @@ func TestUntokenizedPrompts(t *testing.T) {
 		}
 		short.expect("short prompts without an endpoint", tokenizeFailures, 0, tokenizeFailures, 1)
 
-		alone := startServer(t, z.engine.URL, func(c *Config) { c.Model = "m" })
+		alone := startServer(t, z.engines[0].URL, func(c *Config) { c.Model = "m" })
 		body := z.nextBody(1000)
-		post(t, alone.client, alone.url, "/v1/completions", body)
+		alone.post("/v1/completions", body)
 		want = prefix.Depths{}
 		if observe(&want, body, true); alone.tracker.State().PrefixDepths != want {
 			t.Error("a prompt that nothing places is not counted as untokenized")
@@ -62,15 +60,13 @@ func TestUntokenizedPrompts(t *testing.T) {
 // TestForwardedPromptCountsOnce checks that a prompt that is placed at a peer counts where it has arrived only: it
 // would look like two with one beginning.
 func TestForwardedPromptCountsOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		z, b := newTokenizing(t), newEngine(t)
-		peer := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
-		z.placer.peer.Store(&peer.peer)
+	runTokenizing(t, 2, func(t *testing.T, z *tokenizing) {
+		z.placers[0].sendTo(z.target(1))
 		z.ask(z.nextBody(1000), 0)
-		if b.calls.Load() == 0 {
+		if z.engines[1].calls.Load() != 2 { // with that of ask
 			t.Fatal("the request was not forwarded")
 		}
-		own, at := z.tracker.State().PrefixDepths, peer.tracker.State().PrefixDepths
+		own, at := z.tracker.State().PrefixDepths, z.servers[1].tracker.State().PrefixDepths
 		if own.Prompts() != 1 || at.Prompts() != 0 {
 			t.Errorf("%d prompts count where it has arrived, %d where it runs", own.Prompts(), at.Prompts())
 		}

@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"cmp"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -25,7 +26,7 @@ type deadlineWriter struct {
 	timeout  time.Duration
 	writes   callWatch
 	bytes    atomic.Int64 // written so far
-	written  bool         // the answer has begun; used by the handler only
+	status   int          // of the answer; 0 before it begins; used by the handler only
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -82,12 +83,14 @@ func (g *deadlineWriter) end(r *http.Request) (cut bool) {
 func (g *deadlineWriter) Unwrap() http.ResponseWriter { return g.ResponseWriter }
 
 func (g *deadlineWriter) WriteHeader(status int) {
-	g.written = g.written || status >= http.StatusOK
+	if status >= http.StatusOK {
+		g.status = cmp.Or(g.status, status)
+	}
 	g.ResponseWriter.WriteHeader(status)
 }
 
 func (g *deadlineWriter) Write(b []byte) (n int, err error) {
-	g.written = true
+	g.status = cmp.Or(g.status, http.StatusOK)
 	for {
 		part := b[n:min(n+maxPiece, len(b))]
 		g.writes.begin()
@@ -102,8 +105,43 @@ func (g *deadlineWriter) Write(b []byte) (n int, err error) {
 
 // FlushError implements what http.ResponseController flushes with.
 func (g *deadlineWriter) FlushError() error {
-	g.written = true
+	g.status = cmp.Or(g.status, http.StatusOK)
 	g.writes.begin()
 	defer g.writes.end()
 	return g.control.Flush()
+}
+
+// checksPerTimeout is how often a callWatch is checked within the timeout.
+const checksPerTimeout = 4
+
+// callWatch detects a call that does not return. A call costs two atomic additions,
+// and neither a timer nor a clock reading: a timer of the user checks from time to
+// time whether the same call still waits.
+type callWatch struct {
+	calls atomic.Uint64 // odd while a call waits
+
+	// Used by check only.
+	last    uint64 // calls at the last check
+	waiting int
+}
+
+// begin is called before the call, and end after it.
+func (w *callWatch) begin() { w.calls.Add(1) }
+func (w *callWatch) end()   { w.calls.Add(1) }
+
+// inCall reports whether a call waits now.
+func (w *callWatch) inCall() bool { return w.calls.Load()%2 == 1 }
+
+// check returns how many checks in a row, this one included, have found the same
+// call waiting.
+func (w *callWatch) check() int {
+	switch now := w.calls.Load(); {
+	case now%2 == 0:
+		w.waiting = 0
+	case now != w.last || w.waiting == 0:
+		w.last, w.waiting = now, 1
+	default:
+		w.waiting++
+	}
+	return w.waiting
 }

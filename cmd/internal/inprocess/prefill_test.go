@@ -114,11 +114,11 @@ func (r *fleetHarness) prefills() (fetched uint64, failed map[string]uint64) {
 	failed = map[string]uint64{}
 	for id, f := range r.fronts {
 		n := f.Prefills()
-		fetched += n.Fetched
+		fetched += n.Pulled
 		for reason, count := range n.Failed {
 			failed[reason] += count
 		}
-		if id == "r0" && n.Fetched+uint64(len(n.Failed)) > 0 {
+		if id == "r0" && n.Pulled+uint64(len(n.Failed)) > 0 {
 			r.T.Errorf("the prefill replica has fetched prompts: %+v", n)
 		}
 	}

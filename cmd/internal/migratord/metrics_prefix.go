@@ -8,9 +8,9 @@ import (
 // prefixSample is the state from which a scrape reads the metrics of prefix pulls, and of prompts that
 // prefill replicas compute.
 type prefixSample struct {
-	pulls    frontend.PrefixPulls
+	pulls    frontend.Pulls
 	served   kvport.Served
-	prefills frontend.Prefills
+	prefills frontend.Pulls
 }
 
 // prefixMetrics are the metrics of prefix pulls and fetched prompts.
@@ -22,7 +22,7 @@ var prefixMetrics = []metric[prefixSample]{
 	counter("prefix_pull_wait_seconds_total", "Time for which requests waited for copies, failed ones included.", func(s prefixSample) float64 { return s.pulls.Seconds }),
 	counter("prefixes_served_total", "Prefixes of this replica's engine that other replicas were offered.", func(s prefixSample) float64 { return float64(s.served.Prefixes) }),
 	counter("prefixes_served_tokens_total", "Prompt tokens of these prefixes.", func(s prefixSample) float64 { return float64(s.served.Tokens) }),
-	counter("prefill_fetches_total", "Requests that began after the KV of their prompt was fetched from the prefill replica that had computed it.", func(s prefixSample) float64 { return float64(s.prefills.Fetched) }),
+	counter("prefill_fetches_total", "Requests that began after the KV of their prompt was fetched from the prefill replica that had computed it.", func(s prefixSample) float64 { return float64(s.prefills.Pulled) }),
 	counter("prefill_fetched_tokens_total", "Prompt tokens of these requests.", func(s prefixSample) float64 { return float64(s.prefills.Tokens) }),
 	counters("prefill_fetches_failed_total", "Prompts that a prefill replica should have computed and this replica's engine did.", "reason", func(s prefixSample) map[string]float64 { return floats(s.prefills.Failed) }),
 	counter("prefill_fetch_wait_seconds_total", "Time for which requests waited for prefill replicas and the KV, failed fetches included.", func(s prefixSample) float64 { return s.prefills.Seconds }),

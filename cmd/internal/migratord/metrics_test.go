@@ -87,8 +87,8 @@ func TestConnectorMetrics(t *testing.T) {
 
 // TestPrefixMetrics collects every metric from a state whose fields all have different values.
 func TestPrefixMetrics(t *testing.T) {
-	state := prefixSample{frontend.PrefixPulls{Pulled: 1, Tokens: 2, Recompute: 3, Failed: map[string]uint64{"gone": 4}, Seconds: 5}, kvport.Served{Prefixes: 6, Tokens: 7, Refused: 8},
-		frontend.Prefills{Fetched: 9, Tokens: 10, Failed: map[string]uint64{"deadline": 11}, Seconds: 12}}
+	state := prefixSample{frontend.Pulls{Pulled: 1, Tokens: 2, Recompute: 3, Failed: map[string]uint64{"gone": 4}, Seconds: 5}, kvport.Served{Prefixes: 6, Tokens: 7, Refused: 8},
+		frontend.Pulls{Pulled: 9, Tokens: 10, Failed: map[string]uint64{"deadline": 11}, Seconds: 12}}
 	want := map[string]float64{
 		"prefix_pulls_total": 1, "prefix_pulled_tokens_total": 2, "prefix_pulls_declined_total": 3, "prefix_pulls_failed_total gone": 4, "prefix_pull_wait_seconds_total": 5,
 		"prefixes_served_total": 6, "prefixes_served_tokens_total": 7, "prefixes_refused_total": 8,
