@@ -370,7 +370,7 @@ check: ## formatting, vet, staticcheck, gosec, known vulnerabilities, tidy go.mo
 
 # A seeded sample of 300 mutants a package. .cache/mutate keeps the results: a run that was
 # interrupted continues. After a change of tests: make mutate MUTATE="-again ./policies/bidask".
-MUTATE ?= ./policies/... ./migrator/move ./xds/internal/fleetstate ./xds/internal/planrollout ./xds/internal/publish ./wasm/meter ./wasm/slothost
+MUTATE ?= ./policies/... ./migrator/move ./xds/internal/fleetstate ./xds/internal/publish ./wasm/meter ./wasm/slothost
 mutate: build-lab ## change what decides in one place at a time: does a test fail? The scores are in BENCHMARKS.md
 	bin/cascade-lab mutate $(MUTATE)
 

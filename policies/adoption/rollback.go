@@ -7,7 +7,7 @@ import (
 )
 
 // rollBack is the rollback of a plan that is slower than predicted. (An operator rolls back
-// by xds/internal/fleetstate; xds/internal/planrollout reverts a plan that proxies refuse.)
+// by xds/internal/fleetstate; xds/internal/publish reverts a plan that proxies refuse.)
 // It returns to the previous plan, scaled to the present replicas, or to one
 // stage if that was the previous plan or the previous one is over its limits by now, and
 // starts a hold-off. One stage is within its limits: else slowerThanPredicted, which

@@ -66,7 +66,7 @@ func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 	}
 	p := newControlPlane(t, publish.Config{Groups: groups, Watch: 200 * time.Millisecond})
 	a := &routeAudit{Ledger: p.ledger, node: make(map[int64]string), sent: make(map[string]int)}
-	err = p.publisher.Misrender(func(v resources.View, s resources.Set) resources.Set {
+	p.publisher.Misrender(func(v resources.View, s resources.Set) resources.Set {
 		if v.Plans[0].Epoch%2 == 1 {
 			return s
 		}
@@ -98,9 +98,6 @@ func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 		}
 		return s.WithTypes(routes, resources.RouteType)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	p.serve(t, "", p.ads(a))
 	return p, a
 }

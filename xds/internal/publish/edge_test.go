@@ -1,61 +1,48 @@
 package publish_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
-	"math/big"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/issuer"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// edgeCertificate returns a self-signed certificate of 127.0.0.1 with a serial
-// number.
-func edgeCertificate(t *testing.T, serial int64) *resources.Certificate {
+// edgeCertificate returns a new certificate.
+func edgeCertificate(t *testing.T) *resources.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(serial), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	raw, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := issuer.New(t).Certificate(t, "spiffe://fleet.test/edge") // Envoy refuses one without a name
 	return &resources.Certificate{
-		Chain: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
-		Key:   pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}),
+		Chain: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}),
+		Key:   pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: testkit.Must(x509.MarshalPKCS8PrivateKey(cert.PrivateKey))}),
 	}
 }
 
-// newTLSClient returns a client that trusts one certificate and speaks one
+// newTLSClient returns a client that accepts one certificate and speaks one
 // major version of HTTP.
 func newTLSClient(t *testing.T, address string, cert *resources.Certificate, version int) *client {
 	t.Helper()
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(cert.Chain)
+	block, _ := pem.Decode(cert.Chain)
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(version == 1)
 	protocols.SetHTTP2(version == 2)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, Protocols: protocols}
+	accept := func(raw [][]byte, _ [][]*x509.Certificate) error {
+		if !bytes.Equal(raw[0], block.Bytes) {
+			return errors.New("another certificate")
+		}
+		return nil
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, VerifyPeerCertificate: accept}, Protocols: protocols}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &client{"https://" + address + "/v1/completions", &http.Client{Transport: transport, Timeout: 20 * time.Second}}
 }
@@ -71,7 +58,7 @@ func TestEnvoyEdge(t *testing.T) {
 		v.Settings.EdgeTLS, v.Edge = true, cert
 		p.publisher.Submit(v)
 	}
-	first, second := edgeCertificate(t, 1), edgeCertificate(t, 2)
+	first, second := edgeCertificate(t), edgeCertificate(t)
 	show(1, first)
 	envoy := startEnvoy(t, "edge", p.address)
 	address := envoy.Listener(resources.ListenerName)
@@ -116,7 +103,7 @@ func TestEnvoyEdge(t *testing.T) {
 	if _, _, err := newTLSClient(t, address, second, 1).post(10); err != nil {
 		t.Errorf("after the refusal: %v", err)
 	}
-	third := edgeCertificate(t, 3)
+	third := edgeCertificate(t)
 	show(2, third)
 	testkit.WaitFor(t, "the third certificate to be used", uses(third, 2))
 	if now := envoy.Stats(`listener_manager\.(listener_modified|listener_in_place_updated|listener_added)$`); fmt.Sprint(now) != fmt.Sprint(edits) {

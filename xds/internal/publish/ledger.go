@@ -5,23 +5,20 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
-
-// awaitedTypes are the types that rollouts wait for.
-var awaitedTypes = planrollout.AwaitedTypes()
 
 // Bounds of the data that the ledger keeps of its nodes.
 const (
@@ -33,8 +30,6 @@ const (
 	// maxErrorText bounds the redacted error text of a NACK, in bytes. Envoy's
 	// may contain the whole resource.
 	maxErrorText = 300
-	// maxNACKs bounds the NACKs that the Publisher has not taken yet.
-	maxNACKs = 1024
 )
 
 // Ledger records what every node was sent and what it has acknowledged. It
@@ -51,7 +46,6 @@ type Ledger struct {
 	disconnected []string // ids of nodes without a stream, the longest disconnected first
 	groupOf      func(id, cluster string) string
 	counts       func(id string) bool
-	nacks        []planrollout.NACK // not taken yet, oldest first
 }
 
 // streamKey identifies a stream; each protocol counts its own.
@@ -70,6 +64,7 @@ type node struct {
 	streams     map[streamKey]*stream
 	planEpoch   policies.Epoch // of a follower: that it acknowledged last; 0: unknown
 	nacks       uint64
+	refusals    map[string]refusal // by type, until the node lacks nothing
 	lastError   string
 	errorAt     time.Time
 	slots       map[lifecycle.Kind]SlotReply // by kind; nil: none yet
@@ -113,58 +108,57 @@ func (l *Ledger) classify(groupOf func(id, cluster string) string, counts func(i
 	}
 }
 
-// observe answers a rollout's queries. unanswered returns the nodes that have
-// not replied to all responses of some types, and whose state is therefore
-// unknown.
-func (l *Ledger) observe(needs []planrollout.Query, unanswered func(types []string) map[string]bool) map[string]planrollout.Observation {
-	type question struct {
-		planrollout.Query
-		late, behind     targetVersions
-		unsure, unsureIn map[string]bool
+// observe returns the state of a group's nodes. unanswered adds the nodes that have not replied to
+// all responses of some types, and whose state is therefore unknown.
+func (l *Ledger) observe(q query, unanswered func(types []string, ids map[string]bool)) observation {
+	awaited, all := newVersions(q.set, q.types), newVersions(q.set, awaitedTypes)
+	if len(q.types) > 0 {
+		unanswered(q.types, awaited.unanswered)
 	}
-	questions := make(map[string]*question, len(needs))
-	out := make(map[string]planrollout.Observation, len(needs))
-	asked := make(map[string]map[string]bool) // by types
-	unsure := func(types []string) map[string]bool {
-		k := strings.Join(types, " ")
-		if asked[k] == nil && len(types) > 0 {
-			asked[k] = unanswered(types)
-		}
-		return asked[k]
+	if len(q.fenced) > 0 {
+		unanswered(awaitedTypes, all.unanswered)
 	}
-	for _, n := range needs {
-		q := &question{Query: n, late: newVersions(n.Set, n.Types), unsure: unsure(n.Types)}
-		if n.WantBehind {
-			q.behind, q.unsureIn = newVersions(n.Set, awaitedTypes), unsure(awaitedTypes)
-		}
-		questions[n.Group] = q
-		out[n.Group] = planrollout.Observation{Serial: n.Serial, Late: make(map[string]bool), Behind: make(map[string]bool)}
-	}
+	out := observation{late: make(map[string]bool), behind: make(map[string]bool)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, n := range l.nodes {
-		q := questions[n.group]
-		if q == nil || n.isObserver() {
+		switch {
+		case n.group != q.group || n.isObserver():
+		case !n.counts:
+			out.othersLate = out.othersLate || awaited.unanswered[id] // not if it has refused
+		default:
+			if len(n.streams) > 0 {
+				out.nodes++
+			}
+			if n.isLate(awaited) {
+				out.late[id] = true
+			}
+			if q.fenced[id] != "" && n.isLate(all) {
+				out.behind[id] = true
+			}
+			out.refusals = append(out.refusals, n.refusalsOf(all)...)
+		}
+	}
+	slices.SortFunc(out.refusals, func(a, b refusal) int { return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.typ, b.typ)) })
+	return out
+}
+
+// refusalsOf returns what the node refuses of a set. It forgets the other refusals, and all of them when
+// the node lacks nothing or has left.
+func (n *node) refusalsOf(all targetVersions) (out []refusal) {
+	for typ, f := range n.refusals {
+		if !n.isLate(all) || !slices.ContainsFunc(f.versions, func(v version) bool { return v.isIn(all.set, typ) }) {
+			delete(n.refusals, typ)
 			continue
 		}
-		f := out[n.group]
-		if !n.counts {
-			f.OthersLate = f.OthersLate || q.unsure[id] // not if it has refused
-			out[n.group] = f
-			continue
-		}
-		if len(n.streams) > 0 {
-			f.Nodes++
-		}
-		if q.unsure[id] || n.isBehind(q.late) || n.isReconnecting(q.Types) {
-			f.Late[id] = true
-		}
-		if q.WantBehind && (q.unsureIn[id] || n.isBehind(q.behind) || n.isReconnecting(awaitedTypes)) {
-			f.Behind[id] = true
-		}
-		out[n.group] = f
+		out = append(out, f)
 	}
 	return out
+}
+
+// isLate reports whether a rollout has to wait for the node.
+func (n *node) isLate(v targetVersions) bool {
+	return v.unanswered[n.id] || n.isBehind(v) || n.isReconnecting(v.types)
 }
 
 // logLevel returns the level at which connects and disconnects are logged.
@@ -267,7 +261,7 @@ func (l *Ledger) streamOfLocked(key streamKey, n *corev3.Node) (*stream, error) 
 	id := n.GetId()
 	known := l.nodes[id]
 	if known == nil {
-		known = &node{id: id, streams: make(map[streamKey]*stream), subscribed: make(map[string]bool)}
+		known = &node{id: id, streams: make(map[streamKey]*stream), subscribed: make(map[string]bool), refusals: make(map[string]refusal)}
 		l.nodes[id] = known
 	}
 	known.cluster = sanitize(n.GetCluster(), maxCluster)
@@ -281,10 +275,80 @@ func (l *Ledger) streamOfLocked(key streamKey, n *corev3.Node) (*stream, error) 
 	return s, nil
 }
 
-// shortType returns the last part of a type URL.
-func shortType(typeURL string) string {
-	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
+var _ serverv3.Callbacks = (*Ledger)(nil)
+
+// OnDeltaStreamOpen implements serverv3.Callbacks.
+func (l *Ledger) OnDeltaStreamOpen(_ context.Context, id int64, _ string) error {
+	l.openStream(streamKey{false, id})
+	return nil
 }
+
+// OnDeltaStreamClosed implements serverv3.Callbacks.
+func (l *Ledger) OnDeltaStreamClosed(id int64, _ *corev3.Node) { l.closeStream(streamKey{false, id}) }
+
+// OnStreamDeltaRequest implements serverv3.Callbacks. An error ends the stream.
+func (l *Ledger) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, err := l.streamOfLocked(streamKey{false, id}, req.GetNode())
+	if err != nil {
+		return err
+	}
+	sub := s.subscription(req.GetTypeUrl())
+	sub.applyDelta(req)
+	if slices.Contains(awaitedTypes, req.GetTypeUrl()) {
+		s.node.subscribed[req.GetTypeUrl()] = true
+	}
+	l.recordReplyLocked(s, sub, req)
+	return nil
+}
+
+// OnStreamDeltaResponse implements serverv3.Callbacks.
+func (l *Ledger) OnStreamDeltaResponse(id int64, _ *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+	l.recordSent(streamKey{false, id}, resp.GetTypeUrl(), deltaResponse(resp))
+}
+
+// OnStreamOpen implements serverv3.Callbacks.
+func (l *Ledger) OnStreamOpen(_ context.Context, id int64, _ string) error {
+	l.openStream(streamKey{true, id})
+	return nil
+}
+
+// OnStreamClosed implements serverv3.Callbacks.
+func (l *Ledger) OnStreamClosed(id int64, _ *corev3.Node) { l.closeStream(streamKey{true, id}) }
+
+// OnStreamRequest implements serverv3.Callbacks. An error ends the stream.
+func (l *Ledger) OnStreamRequest(id int64, req *discoveryv3.DiscoveryRequest) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, err := l.streamOfLocked(streamKey{true, id}, req.GetNode())
+	if err != nil {
+		return err
+	}
+	sub := s.subscription(req.GetTypeUrl())
+	sub.applySotW(req)
+	l.recordReplyLocked(s, sub, req)
+	return nil
+}
+
+// OnStreamResponse implements serverv3.Callbacks.
+func (l *Ledger) OnStreamResponse(_ context.Context, id int64, _ *discoveryv3.DiscoveryRequest, resp *discoveryv3.DiscoveryResponse) {
+	l.recordSent(streamKey{true, id}, resp.GetTypeUrl(), sotwResponse(resp))
+}
+
+func (l *Ledger) recordSent(key streamKey, typ string, r response) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.streams[key]; s != nil {
+		s.subscription(typ).addSent(r)
+	}
+}
+
+// OnFetchRequest implements serverv3.Callbacks. REST clients are not recorded.
+func (l *Ledger) OnFetchRequest(context.Context, *discoveryv3.DiscoveryRequest) error { return nil }
+
+// OnFetchResponse implements serverv3.Callbacks.
+func (l *Ledger) OnFetchResponse(*discoveryv3.DiscoveryRequest, *discoveryv3.DiscoveryResponse) {}
 
 // reply is the part of a request, in both protocols, that answers the last
 // response.
@@ -311,43 +375,24 @@ func (l *Ledger) recordReplyLocked(s *stream, sub *subscription, r reply) {
 	l.signal()
 }
 
-// The ledger only records NACKs; planrollout/nack.go decides what follows.
-
-// takeNACKs returns the NACKs since the last call, oldest first.
-func (l *Ledger) takeNACKs() []planrollout.NACK {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	out := l.nacks
-	l.nacks = nil
-	if len(out) == 0 {
-		return nil
-	}
-	connected := make(map[string]int)
-	for _, n := range l.nodes {
-		if n.counts && len(n.streams) > 0 && !n.isObserver() {
-			connected[n.group]++
-		}
-	}
-	for i := range out {
-		out[i].Nodes = connected[out[i].Group]
-	}
-	return out
-}
-
 // recordNACKLocked records a NACK and logs the first one of a row. NACKs of
 // observers, which route nothing, and of nodes that do not count do not reach the
 // rollout, nor do those of extension configs, which have a default.
 func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text string, r response) {
-	s.node.nacks++
-	s.node.lastError, s.node.errorAt = redact(text), time.Now()
-	if len(r.versions) > 0 && typ != resources.ExtensionType && s.node.counts && !s.node.isObserver() {
-		l.nacks = append(l.nacks, planrollout.NACK{
-			Node: s.node.id, Group: s.node.group, Type: typ, Resources: r.versions, Text: s.node.lastError,
-		})
-		l.nacks = l.nacks[max(0, len(l.nacks)-maxNACKs):]
+	n := s.node
+	n.nacks++
+	n.lastError, n.errorAt = redact(text), time.Now()
+	if len(r.versions) > 0 && typ != resources.ExtensionType && n.counts && !n.isObserver() {
+		versions := slices.Clone(r.versions)
+		for _, v := range n.refusals[typ].versions {
+			if !slices.ContainsFunc(r.versions, func(o version) bool { return o.name == v.name }) {
+				versions = append(versions, v)
+			}
+		}
+		n.refusals[typ] = refusal{node: n.id, typ: typ, versions: versions, text: n.lastError, at: n.errorAt}
 	}
 	if !sub.refused {
-		l.log.Warn("node refused a response", "node", s.node.id, "type", shortType(typ), "error", s.node.lastError)
+		l.log.Warn("node refused a response", "node", n.id, "type", shortType(typ), "error", n.lastError)
 	}
 	sub.refused = true
 }

@@ -1,16 +1,15 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"sync"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -63,8 +62,8 @@ type Config struct {
 	// do.
 	Monitor Monitor
 	// AckTimeout is how long a phase waits for a node, which then is fenced. It
-	// should exceed the time in which a proxy connects and warms. A newer snapshot
-	// restarts the timeout of a node that had caught up; a phase never exceeds
+	// should exceed the time in which a proxy connects and warms. New health or
+	// weights restart the timeout of a node that had caught up; a phase never exceeds
 	// three timeouts. 0 means 3 s.
 	AckTimeout time.Duration
 	// With a RequestCounter, removed endpoints stay, draining, until they have no
@@ -76,9 +75,6 @@ type Config struct {
 	OnRefusal func(Refusal)
 	Logger    *slog.Logger // nil discards
 }
-
-// Refusal is a plan that nodes refused.
-type Refusal = planrollout.Refusal
 
 const (
 	defaultAckTimeout   = 3 * time.Second
@@ -95,12 +91,7 @@ func (c Config) validate() (Config, error) {
 	case c.AckTimeout < 0 || c.Watch < 0 || c.DrainTimeout < 0:
 		return c, fmt.Errorf("publish: ack timeout %v, watch %v, drain timeout %v: must not be negative", c.AckTimeout, c.Watch, c.DrainTimeout)
 	}
-	if c.AckTimeout == 0 {
-		c.AckTimeout = defaultAckTimeout
-	}
-	if c.DrainTimeout == 0 {
-		c.DrainTimeout = defaultDrainTimeout
-	}
+	c.AckTimeout, c.DrainTimeout = cmp.Or(c.AckTimeout, defaultAckTimeout), cmp.Or(c.DrainTimeout, defaultDrainTimeout)
 	if c.RequestCounter == nil {
 		c.DrainTimeout = 0
 	}
@@ -110,8 +101,25 @@ func (c Config) validate() (Config, error) {
 	return c, nil
 }
 
-func (c Config) rollout() planrollout.Config {
-	return planrollout.Config{Groups: c.Groups.Names(), Watch: c.Watch, AckTimeout: c.AckTimeout, DrainTimeout: c.DrainTimeout}
+// countRequests sums the requests on endpoints over the clusters that can reach
+// them. known is false if none of them is counted.
+func (c Config) countRequests(endpoints []resources.Endpoint) (requests int, known bool) {
+	if c.RequestCounter == nil {
+		return 0, false
+	}
+	byModel := make(map[string][]string)
+	for _, e := range endpoints {
+		byModel[e.Model] = append(byModel[e.Model], e.Address)
+	}
+	for model, addresses := range byModel {
+		for k := range policies.MaxStages {
+			n, ok := c.RequestCounter.ActiveRequests(resources.ClusterName(model, k), addresses)
+			if ok {
+				requests, known = requests+n, true
+			}
+		}
+	}
+	return requests, known
 }
 
 // Publisher rolls out the latest submitted view, group after group. Submit and Status
@@ -122,20 +130,11 @@ type Publisher struct {
 
 	mu        sync.Mutex
 	submitted *resources.View // not taken by Run yet
-	state     state
+	state     Status          // without nodes
+	err       error           // why the last view is not a snapshot
 
-	buildSnapshot func(resources.View) (*planrollout.Snapshot, error) // renders and proves a view
-	rollout       *planrollout.Rollout
-	target        *planrollout.Snapshot // the last one
-	timer         *time.Timer
-}
-
-// state is what Status returns.
-type state struct {
-	report   planrollout.Report
-	refusals []Refusal
-	err      error                     // why the last view is not a snapshot
-	epochs   map[string]policies.Epoch // of the applied route tables, by version
+	rollout *rollout // of Run, as the rest
+	timer   *time.Timer
 }
 
 // New checks the configuration. Nothing is applied before Run.
@@ -144,16 +143,12 @@ func New(cfg Config) (*Publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	prover := new(resources.Prover) // used by Run alone, so that it caches what a snapshot and the steps towards it share
 	p := &Publisher{cfg: cfg, wakeup: make(chan struct{}, 1)}
-	p.buildSnapshot = func(v resources.View) (*planrollout.Snapshot, error) { return planrollout.NewSnapshot(v, prover.Prove) }
-	steps := cfg.rollout()
-	steps.Prove = prover.Prove
-	if p.rollout, err = planrollout.New(steps); err != nil {
-		return nil, fmt.Errorf("publish: %w", err)
-	}
+	// The cache knows which responses are on their way: a node may have acknowledged the versions that
+	// are applied now, and still be about to receive others.
+	p.rollout = newRollout(cfg, func(q query) observation { return cfg.Ledger.observe(q, cfg.Cache.Unanswered) })
 	cfg.Ledger.classify(cfg.Groups.GroupOf, cfg.Counts)
-	p.state.report = p.rollout.Report()
+	p.state = p.rollout.status()
 	return p, nil
 }
 
@@ -192,12 +187,11 @@ func (p *Publisher) Run(ctx context.Context) error {
 	}
 }
 
-// observeNodes passes the NACKs and the state of the nodes to the rollout.
+// observeNodes has the rollout look at the nodes.
 func (p *Publisher) observeNodes() {
-	for _, r := range p.cfg.Ledger.takeNACKs() {
-		p.step(r)
-	}
-	p.step(p.observe())
+	now := time.Now()
+	p.rollout.observe(now)
+	p.endStep(now)
 }
 
 // applySubmitted passes the submitted view to the rollout.
@@ -209,139 +203,26 @@ func (p *Publisher) applySubmitted() {
 	if v == nil {
 		return
 	}
-	t, err := p.buildSnapshot(*v)
-	p.mu.Lock()
-	p.state.err = err
-	p.mu.Unlock()
+	now := time.Now()
+	err := p.rollout.setTarget(now, *v)
 	if err != nil {
 		p.cfg.Logger.Error("view not published", "error", err)
-		return
 	}
-	if p.target != nil && p.target.Set.Equal(t.Set) {
-		return
-	}
-	p.target = t
-	p.observeNodes() // a node that has caught up by now starts with a fresh timeout
-	p.step(planrollout.SetTarget{Snapshot: t})
-}
-
-// rememberRoutes keeps the versions of a set's route tables, so that Status knows the epochs of
-// nodes.
-func (p *Publisher) rememberRoutes(s planrollout.Apply) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	epochs := maps.Clone(p.state.epochs)
-	if epochs == nil {
-		epochs = make(map[string]policies.Epoch)
-	}
-	maps.DeleteFunc(epochs, func(_ string, e policies.Epoch) bool { return e+maxEpochs < s.Epoch })
-	for _, r := range s.Set.All(resources.RouteType) {
-		epochs[r.Version] = s.Epoch
-	}
-	p.state.epochs = epochs
+	p.err = err
+	p.mu.Unlock()
+	p.endStep(now)
 }
 
-// step passes an event to the rollout and executes its output, as long as the
-// rollout requests another observation.
-func (p *Publisher) step(e planrollout.Event) {
-	for {
-		out := p.rollout.Step(time.Now(), e)
-		for _, n := range out.Notes {
-			p.logNote(n)
-		}
-		for _, s := range out.Applies {
-			p.rememberRoutes(s)
-			p.cfg.Cache.Set(s.Group, s.Set)
-			p.cfg.Logger.Debug("resources applied", "group", s.Group, "epoch", uint64(s.Epoch), "phase", s.Phase.String())
-		}
-		p.mu.Lock()
-		p.state.report, p.state.refusals = p.rollout.Report(), p.rollout.Refusals()
-		p.mu.Unlock()
-		for _, r := range out.Refused {
-			if p.cfg.OnRefusal != nil {
-				p.cfg.OnRefusal(r)
-			}
-		}
-		if !out.ObserveNow {
-			p.setTimer(out.Wake)
-			return
-		}
-		e = p.observe()
-	}
-}
-
-// observe answers the rollout's queries.
-func (p *Publisher) observe() planrollout.Observe {
-	needs := p.rollout.Queries()
-	facts := p.cfg.Ledger.observe(needs, func(types []string) map[string]bool {
-		// The cache knows which responses are on their way: a node may have
-		// acknowledged the versions that are applied now, and still be about to
-		// receive others.
-		ids := make(map[string]bool)
-		p.cfg.Cache.Unanswered(types, ids)
-		return ids
-	})
-	for _, n := range needs {
-		f := facts[n.Group]
-		if p.cfg.Monitor != nil && !n.TrialSince.IsZero() {
-			if bad, why := p.cfg.Monitor.Regression(n.Group, n.TrialSince); bad {
-				f.Regression = sanitize(why, maxErrorText)
-			}
-		}
-		f.Requests, f.RequestsKnown = p.countRequests(n.Removed)
-		facts[n.Group] = f
-	}
-	return planrollout.Observe{Groups: facts}
-}
-
-// countRequests sums the requests on endpoints over the clusters that can reach
-// them. known is false if none of them is counted.
-func (p *Publisher) countRequests(endpoints []resources.Endpoint) (requests int, known bool) {
-	if p.cfg.RequestCounter == nil {
-		return 0, false
-	}
-	byModel := make(map[string][]string)
-	for _, e := range endpoints {
-		byModel[e.Model] = append(byModel[e.Model], e.Address)
-	}
-	for model, addresses := range byModel {
-		for k := range policies.MaxStages {
-			n, ok := p.cfg.RequestCounter.ActiveRequests(resources.ClusterName(model, k), addresses)
-			if ok {
-				requests, known = requests+n, true
-			}
-		}
-	}
-	return requests, known
-}
-
-// logNote logs a transition.
-func (p *Publisher) logNote(n planrollout.Note) {
-	level := slog.LevelInfo
-	if n.Warn {
-		level = slog.LevelWarn
-	}
-	attrs := make([]slog.Attr, 0, 4)
-	if n.Group != "" {
-		attrs = append(attrs, slog.String("group", n.Group))
-	}
-	if n.Node != "" {
-		attrs = append(attrs, slog.String("node", n.Node))
-	}
-	if n.Epoch != 0 {
-		attrs = append(attrs, slog.Uint64("epoch", uint64(n.Epoch)))
-	}
-	if n.Why != "" {
-		attrs = append(attrs, slog.String("reason", n.Why))
-	}
-	p.cfg.Logger.LogAttrs(context.Background(), level, n.Text, attrs...)
-}
-
-// setTimer sets or stops the timer.
-func (p *Publisher) setTimer(at time.Time) {
-	if at.IsZero() {
+// endStep shows the state of the rollout, and sets the timer.
+func (p *Publisher) endStep(now time.Time) {
+	st := p.rollout.status()
+	p.mu.Lock()
+	p.state = st
+	p.mu.Unlock()
+	if at := p.rollout.nextWake(now); at.IsZero() {
 		p.timer.Stop()
-		return
+	} else {
+		p.timer.Reset(max(time.Until(at), time.Millisecond))
 	}
-	p.timer.Reset(max(time.Until(at), time.Millisecond))
 }

@@ -85,29 +85,28 @@ func never() bool { return false }
 
 func (p *player) do(d *datadriven.TestData) {
 	var words []string // without the options
-	for _, arg := range d.CmdArgs {
-		if len(arg.Vals) == 0 {
-			words = append(words, arg.Key)
+	options := make(map[string]string)
+	for _, word := range testkit.Words(d)[1:] {
+		if name, value, found := strings.Cut(word, "="); found {
+			options[name] = value
+		} else {
+			words = append(words, word)
 		}
 	}
 	switch d.Cmd {
 	case "control":
-		p.startControl(d)
+		p.startControl(words, options)
 	case "proxy":
-		n := p.addNode(words[0], option(d, "cluster"))
+		n := p.addNode(words[0], options["cluster"])
 		n.mute = slices.Contains(words, "slow")
 		n.connect()
 		p.pass(time.Second, never)
 	case "plan":
-		p.plan(d, words)
+		p.plan(words, options)
 	case "wait":
 		p.wait()
 	case "for":
-		length, err := time.ParseDuration(words[0])
-		if err != nil {
-			d.Fatalf(p.t, "%v", err)
-		}
-		p.pass(length, never)
+		p.pass(testkit.Must(time.ParseDuration(words[0])), never)
 	case "refuse":
 		n := p.node(words[0])
 		n.accepts = n.has[resources.RouteType][resources.RouteName].Version
@@ -135,29 +134,19 @@ func (p *player) do(d *datadriven.TestData) {
 	}
 }
 
-// option returns the value of an option of a command, "" if it is not given.
-func option(d *datadriven.TestData, key string) string {
-	for _, arg := range d.CmdArgs {
-		if arg.Key == key && len(arg.Vals) > 0 {
-			return arg.Vals[0]
-		}
-	}
-	return ""
-}
-
 // startControl starts the control plane, and connects the proxies of the one before.
-func (p *player) startControl(d *datadriven.TestData) {
+func (p *player) startControl(words []string, options map[string]string) {
 	var cfg Config
-	if d.HasArg("canary") {
+	if slices.Contains(words, "canary") {
 		groups := testkit.Must(resources.NewGroups([]resources.GroupRule{{Name: "canary", Nodes: []string{"canary*"}}}))
 		p.monitor = &fakeMonitor{clusters: make(map[string]string)}
 		cfg = Config{Groups: groups, Watch: 2 * time.Second, Monitor: p.monitor, RequestCounter: p.monitor}
 		cfg.OnRefusal = func(r Refusal) { p.monitor.reported = append(p.monitor.reported, r) }
 	}
-	if ours := option(d, "count"); ours != "" {
+	if ours := options["count"]; ours != "" {
 		cfg.Counts = func(node string) bool { return resources.MatchGroup([]string{ours}, node) }
 	}
-	cfg.AckTimeout, _ = time.ParseDuration(option(d, "ack"))
+	cfg.AckTimeout, _ = time.ParseDuration(options["ack"])
 	before := p.simulation
 	p.simulation, p.printed = startSimulation(p.t, 0, cfg), 0
 	if before != nil {
@@ -172,18 +161,11 @@ func (p *player) startControl(d *datadriven.TestData) {
 }
 
 // plan submits a view.
-func (p *player) plan(d *datadriven.TestData, words []string) {
-	epoch, err := strconv.Atoi(words[0])
-	if err != nil {
-		d.Fatalf(p.t, "%v", err)
-	}
+func (p *player) plan(words []string, options map[string]string) {
+	epoch := testkit.Must(strconv.Atoi(words[0]))
 	var cuts []policies.Tokens
-	for _, arg := range d.CmdArgs {
-		for _, v := range arg.Vals {
-			if n, err := strconv.Atoi(v); err == nil {
-				cuts = append(cuts, policies.Tokens(n))
-			}
-		}
+	for cut := range strings.FieldsFuncSeq(options["cuts"], func(r rune) bool { return strings.ContainsRune("(), ", r) }) {
+		cuts = append(cuts, policies.Tokens(testkit.Must(strconv.Atoi(cut))))
 	}
 	now, same := slices.Contains(words, "now"), slices.Contains(words, "same-address")
 	words = slices.DeleteFunc(words[1:], func(w string) bool { return w == "now" || w == "same-address" })
@@ -191,17 +173,17 @@ func (p *player) plan(d *datadriven.TestData, words []string) {
 	if same {
 		v.Endpoints[1].Address = v.Endpoints[0].Address
 	}
-	heavy, weight, _ := strings.Cut(option(d, "weight"), ":")
+	heavy, weight, _ := strings.Cut(options["weight"], ":")
 	for i := range v.Endpoints {
 		switch string(v.Endpoints[i].ID) {
-		case option(d, "unhealthy"):
+		case options["unhealthy"]:
 			v.Endpoints[i].Health = resources.Unhealthy
 		case heavy:
 			n, _ := strconv.Atoi(weight)
 			v.Endpoints[i].Weight = uint32(n)
 		}
 	}
-	if model, id, _ := strings.Cut(option(d, "model"), ":"); model != "" {
+	if model, id, _ := strings.Cut(options["model"], ":"); model != "" {
 		v.Models = append(v.Models, resources.Model{Name: model, Context: 100})
 		v.Plans = append(v.Plans, policies.Plan{Model: model, Epoch: 2, Stages: policies.OneStagePlan(model, []policies.ReplicaID{policies.ReplicaID(id)}).Stages})
 		v.Endpoints = append(v.Endpoints, endpoint(model, id))

@@ -2,7 +2,6 @@ package publish
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -24,10 +23,6 @@ func textSet(v resources.View) (resources.Set, error) {
 	add := func(typ, name, body string) {
 		all = append(all, &resources.Resource{Type: typ, Name: name, Version: resources.Version([]byte(typ + name + body)), Body: []byte(body)})
 	}
-	health := make(map[policies.ReplicaID]resources.Endpoint)
-	for _, e := range v.Endpoints {
-		health[e.ID] = e
-	}
 	for k := range stages {
 		members := make(map[policies.ReplicaID]bool)
 		for _, p := range append(slices.Clone(v.Plans), v.Previous...) {
@@ -38,11 +33,12 @@ func textSet(v resources.View) (resources.Set, error) {
 			}
 		}
 		var words []string
-		for _, id := range slices.Sorted(maps.Keys(members)) {
-			if e, ok := health[id]; ok {
-				words = append(words, fmt.Sprintf("%s:%d:%d", id, e.Health, e.Weight))
+		for _, e := range v.Endpoints {
+			if members[e.ID] || k == 0 && e.Health == resources.Draining { // in no plan any more
+				words = append(words, fmt.Sprint(e.ID, ":", map[resources.Health]string{resources.Unhealthy: "!", resources.Draining: "-"}[e.Health], strings.TrimPrefix(fmt.Sprint(e.Weight), "0")))
 			}
 		}
+		slices.Sort(words)
 		add(resources.ClusterType, clusterOf(k), v.Settings.AccessLog)
 		add(resources.EndpointType, serviceOfStage(k), strings.Join(words, " "))
 	}
@@ -74,14 +70,37 @@ func missingMember(p policies.Plan, get func(k int) *resources.Resource) string 
 	return ""
 }
 
-func formatSet(s resources.Set) string {
-	var out []string
-	for _, typ := range simTypes {
-		for _, r := range s.All(typ) {
-			if typ == resources.EndpointType || typ == resources.RouteType {
-				out = append(out, fmt.Sprintf("%s=%q %.4s", r.Name, r.Body, r.Version))
+// View returns a fleet of one model. Each of the stages is a list of replicas,
+// and the cuts are the boundaries between them.
+func View(epoch policies.Epoch, cuts []policies.Tokens, stages ...string) resources.View {
+	p := policies.Plan{Model: "m", Epoch: epoch}
+	v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
+	low := policies.Tokens(0)
+	for k, word := range stages {
+		st := policies.Stage{Low: low, High: policies.Unbounded}
+		if k < len(cuts) {
+			st.High = cuts[k]
+		}
+		low = st.High
+		for _, id := range strings.Fields(word) {
+			st.Replicas = append(st.Replicas, policies.ReplicaID(id))
+			if e := endpoint("m", id); !slices.ContainsFunc(v.Endpoints, func(o resources.Endpoint) bool { return o.ID == e.ID }) {
+				v.Endpoints = append(v.Endpoints, e)
 			}
 		}
+		p.Stages = append(p.Stages, st)
 	}
-	return strings.Join(out, ", ")
+	v.Plans = []policies.Plan{p}
+	return v
+}
+
+// endpoint returns a replica whose address is derived from its id.
+func endpoint(model, id string) resources.Endpoint {
+	var sum int
+	for _, c := range id {
+		sum = sum*31 + int(c)
+	}
+	return resources.Endpoint{
+		Replica: policies.Replica{ID: policies.ReplicaID(id), Model: model, Host: fmt.Sprintf("n%d", sum%3), Address: fmt.Sprintf("10.%d.%d.%d:8000", sum>>16&255, sum>>8&255, sum&255)},
+	}
 }

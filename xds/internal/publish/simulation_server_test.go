@@ -26,7 +26,7 @@ func (sim *simulation) Set(g string, s resources.Set) {
 			sim.bodies[r.Version] = r.Body
 		}
 	}
-	sim.logf("show %q: %v", g, s)
+	sim.logf("show %q: %s", g, s.Get(resources.RouteType, resources.RouteName).Body)
 	for _, n := range sim.nodes {
 		if n.group == g {
 			for _, typ := range simTypes {

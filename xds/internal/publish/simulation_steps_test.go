@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -115,10 +114,10 @@ func (sim *simulation) submitRandom(epoch policies.Epoch, before resources.View)
 			}
 		}
 	}
-	sim.logf("want %v", s)
+	sim.logf("want %s", s.Get(resources.RouteType, resources.RouteName).Body)
 	sim.wanted = sim.said
-	sim.pub.observeNodes()
-	sim.pub.step(planrollout.SetTarget{Snapshot: &planrollout.Snapshot{View: v, Set: s}})
+	sim.pub.Submit(v)
+	sim.pub.applySubmitted()
 	return v
 }
 
@@ -148,10 +147,80 @@ func (sim *simulation) settle() {
 
 // isSettled reports whether there is nothing left to do.
 func (sim *simulation) isSettled() bool {
-	for _, g := range sim.pub.state.report.Groups {
-		if g.Phase != planrollout.Idle || len(g.Fenced) > 0 {
+	for _, g := range sim.pub.state.Groups {
+		if g.phase != idle || len(g.fenced) > 0 {
 			return false
 		}
 	}
 	return !slices.ContainsFunc(sim.nodes, func(n *simNode) bool { return !n.isCurrent() })
+}
+
+// The invariants of a simulation.
+
+// checkSent checks a resource that is sent to a node.
+func (sim *simulation) checkSent(n *simNode, r *resources.Resource) {
+	for _, f := range sim.pub.rollout.refused {
+		if r.Type == resources.RouteType && string(r.Body) == fmt.Sprint("plan ", f.Epoch) {
+			sim.failf("%s is sent %q, which %s refused", n.id, r.Body, f.Node)
+		}
+	}
+	if r.Type != resources.RouteType || string(r.Body) != fmt.Sprint("plan ", sim.pub.rollout.status().rolling) {
+		return
+	}
+	// A plan goes to a group only after the groups before it have it. Empty groups get it
+	// together, and nodes may join them then.
+	order := sim.shownIn[r.Version]
+	for _, o := range sim.nodes {
+		if !slices.Contains(order[:slices.Index(order, n.group)], o.group) || min(sim.wanted, sim.begun[r.Version]) <= sim.churn || !o.mustBeAwaited() {
+			continue
+		}
+		shown, has := sim.shown[o.group].Get(r.Type, r.Name), o.has[r.Type][r.Name]
+		if shown.Version == r.Version && (has == nil || has.Version != r.Version) {
+			sim.failf("%s is sent %q, which %s of an earlier group has not acknowledged", n.id, r.Body, o.id)
+		}
+	}
+}
+
+// updateExcused records that, as far as the publisher knows, the node was away
+// or late for longer than the timeout. It counts again once it has its whole
+// set.
+func (n *simNode) updateExcused() {
+	for _, sub := range n.subs {
+		if !n.disconnectedAt.IsZero() && !sub.begun && time.Since(n.disconnectedAt) >= reconnectTime {
+			n.excused = true
+		}
+	}
+	for _, g := range n.sim.pub.state.Groups {
+		if _, fenced := g.fenced[n.id]; fenced {
+			n.excused = true
+		}
+	}
+}
+
+// mustBeAwaited reports whether the publisher must wait for the node.
+func (n *simNode) mustBeAwaited() bool {
+	n.updateExcused()
+	if !n.up || n.excused || !n.ready || len(n.has[resources.RouteType]) == 0 {
+		return false
+	}
+	return true
+}
+
+// checkRoutes checks a node's routes against its clusters and endpoints.
+func (n *simNode) checkRoutes() {
+	if !n.mustBeAwaited() {
+		return
+	}
+	routes := n.has[resources.RouteType][resources.RouteName]
+	plan := n.sim.plans[string(routes.Body)]
+	for k := range plan.Stages {
+		if n.has[resources.ClusterType][clusterOf(k)] == nil {
+			n.sim.failf("%s: routes %q lead to missing cluster %s", n.id, routes.Body, clusterOf(k))
+		}
+	}
+	if missing := missingMember(plan, func(k int) *resources.Resource {
+		return n.has[resources.EndpointType][serviceOfStage(k)]
+	}); missing != "" {
+		n.sim.failf("%s: routes %q, but %s", n.id, routes.Body, missing)
+	}
 }

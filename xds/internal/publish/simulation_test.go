@@ -3,7 +3,6 @@ package publish
 import (
 	"flag"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -81,9 +79,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 	groups := testkit.Must(resources.NewGroups([]resources.GroupRule{{Name: "a", Nodes: []string{"a*"}}, {Name: "b", Nodes: []string{"b*"}}}))
 	watch := time.Duration(rand.New(rand.NewPCG(seed, 2)).IntN(3)) * 500 * time.Millisecond
 	sim := startSimulation(t, seed, Config{Groups: groups, Watch: watch})
-	steps := sim.pub.cfg.rollout()
-	steps.Build, steps.Prove = textSet, func(resources.Set) error { return nil }
-	sim.pub.rollout = testkit.Must(planrollout.New(steps))
+	sim.pub.rollout.build, sim.pub.rollout.prove = textSet, func(resources.Set) error { return nil }
 	for i := range 3 + sim.r.IntN(3) {
 		sim.addNode(fmt.Sprint([]string{"an", "bn", "z"}[sim.r.IntN(3)], i), "").perType = sim.r.IntN(2) == 0
 	}
@@ -94,11 +90,6 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 func (sim *simulation) logf(format string, args ...any) {
 	sim.said++
 	if sim.verbose {
-		for i, arg := range args {
-			if s, ok := arg.(resources.Set); ok {
-				args[i] = formatSet(s)
-			}
-		}
 		sim.log = append(sim.log, fmt.Sprintf(format, args...))
 	}
 }
@@ -116,31 +107,8 @@ func (sim *simulation) failf(format string, args ...any) {
 		again.verbose = true
 		again.run()
 	}
-	sim.describe()
 	sim.t.Fatalf("seed %d: %s\n%s", sim.seed, fmt.Sprintf(format, args...), strings.Join(sim.log[max(0, len(sim.log)-180):], "\n"))
 }
-
-// describe logs what every node has, and what the ledger has recorded.
-func (sim *simulation) describe() {
-	for _, n := range sim.nodes {
-		sim.logf("%s up %t, current %t, excused %t, withheld %t", n.id, n.up, n.isCurrent(), n.excused, n.withheld != nil)
-		for _, typ := range simTypes {
-			if sub := n.subs[typ]; sub != nil {
-				sim.logf("  %s: has %v, believed %v, waiting %t, %d down, %d up", shortType(typ), sortedKeys(n.has[typ]), sub.returned, sub.unreplied, len(sub.toNode), len(sub.toServer))
-			}
-		}
-		if sim.pub.cfg.Ledger.nodes[n.id] == nil {
-			continue
-		}
-		for _, s := range sim.pub.cfg.Ledger.nodes[n.id].streams {
-			for typ, sub := range s.types {
-				sim.logf("  ledger: %s names %v, applied %v, %d sent", shortType(typ), sortedKeys(sub.names), sub.applied, len(sub.sent))
-			}
-		}
-	}
-}
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 func (sim *simulation) run() {
 	v := sim.submitRandom(1, resources.View{})
@@ -191,17 +159,17 @@ func (sim *simulation) run() {
 		}
 	}
 	sim.settle()
-	rep := sim.pub.rollout.Report()
-	odd := slices.ContainsFunc(rep.Groups, func(g planrollout.GroupReport) bool { return len(g.Refusing) > 0 })
-	if rep.Stopped && rep.Rolling != rep.Target {
-		sim.failf("plan %d is stopped in the end and holds plan %d back: %s", rep.Rolling, rep.Target, rep.Blocked)
+	rep := sim.pub.rollout.status()
+	odd := slices.ContainsFunc(rep.Groups, func(g Group) bool { return len(g.refusing) > 0 })
+	if rep.Stopped && rep.rolling != rep.target {
+		sim.failf("plan %d is stopped in the end and holds plan %d back: %s", rep.rolling, rep.target, rep.blocked)
 	}
 	for _, g := range rep.Groups {
-		if g.Phase != planrollout.Idle && !rep.Stopped || !odd && len(g.Fenced) > 0 {
-			sim.failf("group %q: final phase %s, fenced %v; report %+v", g.Name, g.Phase, g.Fenced, rep)
+		if g.phase != idle && !rep.Stopped || !odd && len(g.fenced) > 0 {
+			sim.failf("group %q: final phase %s, fenced %v; report %+v", g.Name, g.Phase, g.fenced, rep)
 		}
-		if rep.Blocked == "" && g.Epoch != rep.Target {
-			sim.failf("group %q: final epoch %d, target %d, and nothing blocks it", g.Name, g.Epoch, rep.Target)
+		if rep.blocked == "" && g.Epoch != rep.target {
+			sim.failf("group %q: final epoch %d, target %d, and nothing blocks it", g.Name, g.Epoch, rep.target)
 		}
 	}
 	for _, n := range sim.nodes {
@@ -229,7 +197,7 @@ func TestSimulations(t *testing.T) {
 		for seed := range uint64(lives) {
 			sim := newSimulation(t, seed)
 			sim.run()
-			refused += len(sim.pub.rollout.Refusals())
+			refused += len(sim.pub.rollout.refused)
 			sent += sim.sent
 		}
 	})

@@ -36,12 +36,12 @@ func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 	}
 	refusals := refusalsByName(r.GetErrorDetail())
 	for _, v := range sub.sent[i].versions {
-		kind, ok := policyslots.KindOf(v.Name)
+		kind, ok := policyslots.KindOf(v.name)
 		if !ok || !kind.Known() {
 			continue
 		}
-		said := SlotReply{Version: v.Version, At: time.Now()}
-		if text, refused := refusals[v.Name]; refused {
+		said := SlotReply{Version: v.version, At: time.Now()}
+		if text, refused := refusals[v.name]; refused {
 			said.Refused = redact(text)
 		} else if r.GetErrorDetail() != nil && len(refusals) == 0 {
 			said.Refused = redact(r.GetErrorDetail().GetMessage())

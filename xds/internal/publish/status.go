@@ -10,7 +10,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -29,6 +28,10 @@ type Status struct {
 	Groups  []Group // in the order of the rollout
 	Nodes   []Node  // sorted by id
 	Refused []Refusal
+
+	blocked         string // why target, the newest plan, is not rolled out
+	target, rolling policies.Epoch
+	epochs          map[string]policies.Epoch // of the applied route tables, by version
 }
 
 // Group is one group of nodes, in the JSON form of GET /status.
@@ -38,6 +41,11 @@ type Group struct {
 	Epoch  policies.Epoch `json:"published_epoch"`  // of its routes
 	Nodes  int            `json:"nodes"`            // connected nodes that count, without observers
 	Reason string         `json:"reason,omitempty"` // what it waits for; empty if it does not wait
+
+	phase            phase
+	set              resources.Set
+	until            time.Time         // when its watch ends, or its removed endpoints are dropped at the latest
+	fenced, refusing map[string]string // by node: the reason, and what it refuses
 }
 
 // Node is one proxy or gRPC client, identified by its node id, with all its
@@ -91,49 +99,80 @@ type NodeType struct {
 	Pending int `json:"pending"` // responses that it has not replied to
 }
 
+// status returns the present state of the rollout, without reasons.
+func (r *rollout) status() Status {
+	s := Status{Phase: idle.String(), Refused: slices.Clone(r.refused), epochs: r.epochs}
+	s.blocked = r.whyStopped()
+	s.Stopped = s.blocked != ""
+	if r.target != nil {
+		s.target, s.blocked = r.target.epoch(), cmp.Or(s.blocked, r.whyBlocked())
+	}
+	if r.rolling != nil {
+		s.rolling = r.rolling.epoch()
+	}
+	for i, g := range r.groups {
+		v := Group{Name: g.name, Nodes: g.nodes, phase: g.shownPhase(), set: g.set, fenced: maps.Clone(g.fenced), refusing: make(map[string]string)}
+		v.Phase = v.phase.String()
+		if g.shown {
+			v.Epoch = g.routes().epoch()
+		}
+		switch {
+		case v.phase == retirement:
+			v.until = g.removeBy
+		case v.phase == watch && g.started:
+			v.until = r.lastSettled.Add(r.cfg.Watch)
+		}
+		for _, f := range g.refusals {
+			if text := f.String(); v.refusing[f.node] == "" || text < v.refusing[f.node] {
+				v.refusing[f.node] = text
+			}
+		}
+		if s.Phase == idle.String() {
+			s.Phase = v.Phase
+		}
+		if i == 0 || v.Epoch < s.Epoch {
+			s.Epoch = v.Epoch
+		}
+		s.Groups = append(s.Groups, v)
+	}
+	return s
+}
+
 // Status returns the present state.
 func (p *Publisher) Status() Status {
 	p.mu.Lock()
-	st := p.state // its parts are replaced, and never changed
+	s := p.state // its parts are replaced, and never changed
+	s.Err = p.err
 	p.mu.Unlock()
-	now := time.Now()
-	s := Status{Phase: planrollout.Idle.String(), Err: st.err, Stopped: st.report.Stopped, Refused: st.refusals}
-	if s.Err == nil && st.report.Blocked != "" {
-		s.Err, s.Blocked = errors.New(st.report.Blocked), true
+	if s.Err == nil && s.blocked != "" {
+		s.Err, s.Blocked = errors.New(s.blocked), true
 	}
-	groups := make(map[string]groupView, len(st.report.Groups))
-	for i, g := range st.report.Groups {
-		v := groupView{GroupReport: g, versions: newVersions(g.Set, awaitedTypes), reason: groupReason(g, st.report, now)}
-		groups[g.Name] = v
-		if s.Phase == planrollout.Idle.String() {
-			s.Phase = g.Phase.String()
-		}
-		if i == 0 || g.Epoch < s.Epoch {
-			s.Epoch = g.Epoch
-		}
-		s.Groups = append(s.Groups, Group{Name: g.Name, Phase: g.Phase.String(), Epoch: g.Epoch, Nodes: g.Nodes, Reason: v.reason})
+	now, groups, views := time.Now(), slices.Clone(s.Groups), make(map[string]groupView, len(s.Groups))
+	for i := range groups {
+		groups[i].Reason = groups[i].reason(s, now)
+		views[groups[i].Name] = groupView{groups[i], newVersions(groups[i].set, awaitedTypes)}
 	}
+	s.Groups = groups
 	l := p.cfg.Ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range l.nodes {
-		s.Nodes = append(s.Nodes, n.status(groups[n.group], st.epochs))
+		s.Nodes = append(s.Nodes, n.status(views[n.group], s.epochs))
 	}
 	slices.SortFunc(s.Nodes, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
 	return s
 }
 
-// groupView is a group's report with the sets that its nodes are compared with.
+// groupView is a group with what its nodes are compared with.
 type groupView struct {
-	planrollout.GroupReport
+	Group
 	versions targetVersions
-	reason   string
 }
 
 // status describes a node, given the epochs of route tables. The ledger must be locked.
 func (n *node) status(g groupView, epochs map[string]policies.Epoch) Node {
-	reason, fenced := g.Fenced[n.id]
-	refusal := g.Refusing[n.id]
+	reason, fenced := g.fenced[n.id]
+	refusal := g.refusing[n.id]
 	out := Node{
 		ID: n.id, Cluster: n.cluster, Group: n.group, Connected: len(n.streams) > 0, Since: n.since,
 		Fenced: fenced, Refusing: refusal != "", Unlisted: !n.counts, Observer: n.isObserver(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
@@ -169,8 +208,8 @@ func (n *node) status(g groupView, epochs map[string]policies.Epoch) Node {
 		out.Reason = "fenced: " + reason + ": " + out.LastError
 	case fenced:
 		out.Reason = "fenced: " + reason
-	case g.reason != "":
-		out.Reason = g.reason
+	case g.Reason != "":
+		out.Reason = g.Reason
 	case len(epochs) == 0:
 		out.Reason = "this control plane has published no plan yet, so the proxy keeps what it has"
 	case !out.Current:
@@ -208,28 +247,25 @@ func (n *node) followedEpoch(sub *subscription, v targetVersions) policies.Epoch
 	return n.planEpoch
 }
 
-// groupReason returns what a group waits for.
-func groupReason(g planrollout.GroupReport, r planrollout.Report, now time.Time) string {
-	name := g.Name
-	if name == "" {
-		name = "default"
-	}
-	left := max(g.Until.Sub(now), 0).Round(100 * time.Millisecond).Seconds()
+// reason returns what a group waits for.
+func (g Group) reason(s Status, now time.Time) string {
+	name := groupLabel(g.Name)
+	left := max(g.until.Sub(now), 0).Round(100 * time.Millisecond).Seconds()
 	switch {
-	case g.Phase == planrollout.Watch && left > 0:
+	case g.phase == watch && left > 0:
 		return fmt.Sprintf("%s: watched for another %.1f s", name, left)
-	case g.Phase == planrollout.Watch:
+	case g.phase == watch:
 		return fmt.Sprintf("%s: waiting until all groups have the plan", name)
-	case g.Phase == planrollout.Retire:
+	case g.phase == retirement:
 		return fmt.Sprintf("%s: removed endpoints drain for at most %.1f s", name, left)
-	case g.Phase == planrollout.Add:
+	case g.phase == add:
 		return fmt.Sprintf("%s: waiting for acknowledgements of the next plan's endpoints", name)
-	case g.Phase == planrollout.Flip:
+	case g.phase == flip:
 		return fmt.Sprintf("%s: waiting for acknowledgements of the routes", name)
-	case r.Blocked != "" && g.Epoch != r.Target:
-		return fmt.Sprintf("blocked at plan %d: %s", g.Epoch, r.Blocked)
-	case r.Rolling != 0 && g.Epoch != r.Rolling:
-		return fmt.Sprintf("%s: waiting for its turn to get plan %d", name, r.Rolling)
+	case s.blocked != "" && g.Epoch != s.target:
+		return fmt.Sprintf("blocked at plan %d: %s", g.Epoch, s.blocked)
+	case s.rolling != 0 && g.Epoch != s.rolling:
+		return fmt.Sprintf("%s: waiting for its turn to get plan %d", name, s.rolling)
 	}
 	return ""
 }

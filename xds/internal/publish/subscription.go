@@ -8,7 +8,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -32,7 +31,7 @@ func (s *stream) subscription(typ string) *subscription {
 type subscription struct {
 	begun    bool
 	sotw     bool // a request lists all names, and answers the last response
-	legacy   bool // wildcard because no name was ever given
+	legacy   bool // SotW: wildcard because no name was ever given
 	wildcard bool
 	names    map[string]bool
 	applied  map[string]string // acknowledged versions by name
@@ -46,7 +45,7 @@ const maxSent = 64
 // response is a response that was sent.
 type response struct {
 	nonce    string
-	versions []planrollout.Version
+	versions []version
 	removed  []string
 	complete bool           // SotW: resources that it lacks do not exist
 	epoch    policies.Epoch // of the plan in it; 0: none
@@ -54,9 +53,9 @@ type response struct {
 
 func deltaResponse(resp *discoveryv3.DeltaDiscoveryResponse) response {
 	r := response{nonce: resp.GetNonce(), removed: resp.GetRemovedResources()}
-	r.versions = make([]planrollout.Version, 0, len(resp.GetResources()))
+	r.versions = make([]version, 0, len(resp.GetResources()))
 	for _, res := range resp.GetResources() {
-		r.versions = append(r.versions, planrollout.Version{Name: res.GetName(), Version: res.GetVersion()})
+		r.versions = append(r.versions, version{name: res.GetName(), version: res.GetVersion()})
 		if resp.GetTypeUrl() == resources.RoutingType {
 			r.epoch = resources.RoutingEpoch(res.GetResource().GetValue())
 		}
@@ -69,7 +68,7 @@ func sotwResponse(resp *discoveryv3.DiscoveryResponse) response {
 	typ := resp.GetTypeUrl()
 	r := response{nonce: resp.GetNonce(), complete: typ == resources.ClusterType || typ == resources.ListenerType}
 	for _, a := range resp.GetResources() {
-		r.versions = append(r.versions, planrollout.Version{Name: nameOf(a.GetValue()), Version: resources.Version(a.GetValue())})
+		r.versions = append(r.versions, version{name: nameOf(a.GetValue()), version: resources.Version(a.GetValue())})
 	}
 	return r
 }
@@ -82,8 +81,7 @@ func (u *subscription) applyDelta(req *discoveryv3.DeltaDiscoveryRequest) {
 		u.names = make(map[string]bool)
 		u.applied = make(map[string]string, len(req.GetInitialResourceVersions()))
 		maps.Copy(u.applied, req.GetInitialResourceVersions())
-		u.legacy = len(subscribe) == 0
-		u.wildcard = u.legacy
+		u.wildcard = len(subscribe) == 0
 	}
 	for _, name := range subscribe {
 		if name == "*" {
@@ -160,7 +158,7 @@ func (u *subscription) acknowledge(nonce string) (r response) {
 		clear(u.applied)
 	}
 	for _, v := range r.versions {
-		u.applied[v.Name] = v.Version
+		u.applied[v.name] = v.version
 	}
 	for _, name := range r.removed {
 		delete(u.applied, name)
@@ -182,7 +180,7 @@ func (u *subscription) isBehind(v targetVersions, typ string) bool {
 		}
 	}
 	if u.wildcard {
-		for _, r := range v.listed[typ] {
+		for _, r := range v.listedOf(typ) {
 			if lacks(r) {
 				return true
 			}
@@ -203,15 +201,21 @@ func (u *subscription) isBehind(v targetVersions, typ string) bool {
 type targetVersions struct {
 	set    resources.Set
 	types  []string
-	listed map[string][]*resources.Resource // by type, sorted, without the unlisted ones
+	listed map[string][]*resources.Resource // by type
+	// unanswered holds the ids of nodes whose replies are not known yet.
+	unanswered map[string]bool
 }
 
 func newVersions(set resources.Set, types []string) targetVersions {
-	v := targetVersions{set: set, types: types, listed: make(map[string][]*resources.Resource, len(types))}
-	for _, typ := range types {
-		v.listed[typ] = slices.DeleteFunc(set.All(typ), func(r *resources.Resource) bool { return r.Unlisted })
+	return targetVersions{set: set, types: types, listed: make(map[string][]*resources.Resource), unanswered: make(map[string]bool)}
+}
+
+// listedOf returns the resources of a type that a wildcard is for.
+func (v targetVersions) listedOf(typ string) []*resources.Resource {
+	if v.listed[typ] == nil {
+		v.listed[typ] = slices.DeleteFunc(v.set.All(typ), func(r *resources.Resource) bool { return r.Unlisted })
 	}
-	return v
+	return v.listed[typ]
 }
 
 func (v targetVersions) includes(typ string) bool { return slices.Contains(v.types, typ) }

@@ -2,7 +2,6 @@ package publish
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -59,20 +58,11 @@ func (c *client) delta(text string) {
 	c.applyDelta(req)
 }
 
-// serve sends resources with versions, and removes those behind "-". It returns the nonce.
+// serve sends a response of the incremental protocol, and returns its nonce.
 func (c *client) serve(text string) string {
 	c.nonce++
-	r := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: resources.ClusterType, Nonce: fmt.Sprint(c.nonce)}
-	for _, f := range strings.Fields(text) {
-		if name, minus := strings.CutPrefix(f, "-"); minus {
-			r.RemovedResources = append(r.RemovedResources, name)
-			continue
-		}
-		name, version, _ := strings.Cut(f, "@")
-		r.Resources = append(r.Resources, &discoveryv3.Resource{Name: name, Version: version})
-	}
-	c.addSent(deltaResponse(r))
-	return r.Nonce
+	c.addSent(deltaResponse(responseOf(resources.ClusterType, c.nonce, text)))
+	return fmt.Sprint(c.nonce)
 }
 
 // serveSotW sends all clusters, and returns the nonce.
@@ -214,22 +204,6 @@ func TestNameOf(t *testing.T) {
 	}
 }
 
-// TestVersionsOfResponses checks that responses of both protocols list their resources.
-func TestVersionsOfResponses(t *testing.T) {
-	c := new(client)
-	c.serve("a@1 -b c@2")
-	c.serveSotW("d")
-	var got []string
-	for _, r := range c.sent {
-		for _, v := range r.versions {
-			got = append(got, v.Name)
-		}
-	}
-	if !slices.Equal(got, []string{"a", "c", "d"}) {
-		t.Errorf("%q", got)
-	}
-}
-
 // TestBodiesAreReadWhenSent checks that a state-of-the-world response is hashed once, when it is
 // sent and before the ledger is locked: an ACK reads no body.
 func TestBodiesAreReadWhenSent(t *testing.T) {
@@ -241,7 +215,7 @@ func TestBodiesAreReadWhenSent(t *testing.T) {
 	w.OnStreamResponse(t.Context(), 1, request, &discoveryv3.DiscoveryResponse{TypeUrl: resources.ClusterType, Nonce: "1", Resources: []*anypb.Any{sent}})
 	sent.Value = nil
 	testkit.NoError(t, w.OnStreamRequest(1, &discoveryv3.DiscoveryRequest{TypeUrl: resources.ClusterType, ResponseNonce: "1"}))
-	if f := w.ask("", "a", clusterTypes); len(f.Late) > 0 {
-		t.Errorf("%v lack the cluster that was sent", f.Late)
+	if f := w.ask("", "a", clusterTypes); len(f.late) > 0 {
+		t.Errorf("%v lack the cluster that was sent", f.late)
 	}
 }

@@ -35,13 +35,11 @@ import (
 const module = "github.com/cascadeinfer/cascade/"
 
 // tests lists the packages whose tests run, where a package's own are not those that
-// judge it. The fleet's state machine is what the planner is tested through, and the
-// publisher's simulations are what roll-outs are.
+// judge it. The fleet's state machine is what the planner is tested through.
 var tests = map[string][]string{
-	"policies/lifecycle":       {"policies/lifecycle", "wasm/slothost", "xds/policyslots"},
-	"policies/planner":         {"policies/planner", "xds/fleet"},
-	"xds/internal/fleetstate":  {"xds/internal/fleetstate", "xds/fleet"},
-	"xds/internal/planrollout": {"xds/internal/planrollout", "xds/internal/publish"},
+	"policies/lifecycle":      {"policies/lifecycle", "wasm/slothost", "xds/policyslots"},
+	"policies/planner":        {"policies/planner", "xds/fleet"},
+	"xds/internal/fleetstate": {"xds/internal/fleetstate", "xds/fleet"},
 }
 
 // forTests are the packages that only tests use.

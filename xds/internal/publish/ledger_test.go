@@ -1,9 +1,7 @@
 package publish
 
 import (
-	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -18,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -39,10 +36,16 @@ func (w *wire) open(id int64, node, cluster string, types ...string) {
 	}
 }
 
-// send sends a response with resources "name@version"; behind "-" they are removed.
-func (w *wire) send(id int64, typ, text string) (nonce string) {
+// send sends a response, and returns its nonce.
+func (w *wire) send(id int64, typ, text string) string {
 	w.nonce++
-	r := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typ, Nonce: fmt.Sprint(w.nonce)}
+	w.OnStreamDeltaResponse(id, nil, responseOf(typ, w.nonce, text))
+	return fmt.Sprint(w.nonce)
+}
+
+// responseOf returns a response with resources "name@version"; behind "-" they are removed.
+func responseOf(typ string, nonce int, text string) *discoveryv3.DeltaDiscoveryResponse {
+	r := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typ, Nonce: fmt.Sprint(nonce)}
 	for _, f := range strings.Fields(text) {
 		if name, minus := strings.CutPrefix(f, "-"); minus {
 			r.RemovedResources = append(r.RemovedResources, name)
@@ -51,8 +54,7 @@ func (w *wire) send(id int64, typ, text string) (nonce string) {
 		name, version, _ := strings.Cut(f, "@")
 		r.Resources = append(r.Resources, &discoveryv3.Resource{Name: name, Version: version})
 	}
-	w.OnStreamDeltaResponse(id, nil, r)
-	return r.Nonce
+	return r
 }
 
 // reply answers a response; a refusal makes it a NACK, with reasons by name in its details.
@@ -72,15 +74,13 @@ func (w *wire) reply(id int64, typ, nonce, refusal string, byName ...string) {
 	testkit.NoError(w.t, w.OnStreamDeltaRequest(id, r))
 }
 
-// ask returns the observation of a group with clusters in force; names are unanswered.
-func (w *wire) ask(group, clusters string, types []string, unanswered ...string) planrollout.Observation {
-	return w.observe([]planrollout.Query{{Group: group, Set: set(clusters), Types: types}}, func([]string) map[string]bool {
-		ids := make(map[string]bool)
+// ask returns the observation of a group that is sent clusters; nodes are unanswered.
+func (w *wire) ask(group, clusters string, types []string, unanswered ...string) observation {
+	return w.observe(query{group: group, set: set(clusters), types: types}, func(_ []string, ids map[string]bool) {
 		for _, id := range unanswered {
 			ids[id] = true
 		}
-		return ids
-	})[group]
+	})
 }
 
 var clusterTypes = []string{resources.ClusterType}
@@ -109,78 +109,89 @@ func TestObservationCounts(t *testing.T) {
 		w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1"), "")
 		w.reply(7, resources.RouteType, w.send(7, resources.RouteType, "r@1"), "")
 		f := w.ask("g", "a@1", clusterTypes, "foreign")
-		if f.Nodes != 4 || !f.OthersLate || !f.Late["late"] || !f.Late["gone"] || len(f.Late) != 2 {
+		if f.nodes != 4 || !f.othersLate || !f.late["late"] || !f.late["gone"] || len(f.late) != 2 {
 			t.Errorf("%+v, want 4 nodes of which early has a, and late and gone do not", f)
 		}
 		time.Sleep(reconnectTime - 1)
-		if f := w.ask("g", "a@1", clusterTypes); !f.Late["gone"] {
+		if f := w.ask("g", "a@1", clusterTypes); !f.late["gone"] {
 			t.Error("a node that lost its stream is not waited for")
 		}
 		time.Sleep(time.Nanosecond)
-		if f := w.ask("g", "a@1", clusterTypes); f.Late["gone"] || f.Nodes != 4 || f.OthersLate {
+		if f := w.ask("g", "a@1", clusterTypes); f.late["gone"] || f.nodes != 4 || f.othersLate {
 			t.Errorf("%+v: gone is waited for longer than %v", f, reconnectTime)
+		}
+		if f := w.ask("g", "a@2", nil, "early", "late"); len(f.late) > 0 {
+			t.Errorf("a group that waits for nothing waits for %v", f.late)
 		}
 	})
 }
 
-// TestObservationAsksOnce checks that the cache is asked once for all groups that wait for
-// the same types, and not for a group that waits for none.
-func TestObservationAsksOnce(t *testing.T) {
-	var asked []string
-	ask := func(types []string) map[string]bool {
-		asked = append(asked, strings.Join(types, " "))
-		return map[string]bool{}
-	}
-	routes := []string{resources.RouteType}
-	NewLedger(nil).observe([]planrollout.Query{{Group: "a", Types: clusterTypes}, {Group: "b", Types: clusterTypes}, {Group: "c"}, {Group: "d", Types: routes}}, ask)
-	if !slices.Equal(asked, []string{resources.ClusterType, resources.RouteType}) {
-		t.Errorf("asked for %q", asked)
-	}
-}
-
-// TestNACKs checks what the rollout receives of NACKs, and that the first one of a row is
-// logged.
+// TestNACKs checks what the rollout learns of NACKs, until the node lacks nothing any more, and that the
+// first one of a row is logged.
 func TestNACKs(t *testing.T) {
 	var log testkit.Log
 	w := &wire{Ledger: NewLedger(log.Logger()), t: t}
+	w.counts = func(id string) bool { return id != "foreign" }
 	w.open(1, "n", "", resources.ClusterType)
-	w.open(2, "other", "", resources.ClusterType)
-	w.open(3, "gone", "", resources.ClusterType)
-	w.open(4, "observer", resources.ObserverCluster, resources.ClusterType)
-	w.OnDeltaStreamClosed(3, nil)
+	w.open(2, "observer", resources.ObserverCluster, resources.ClusterType)
+	w.open(3, "foreign", "", resources.ClusterType)
 	refuse := func(id int64, text, reason string) {
 		w.reply(id, resources.ClusterType, w.send(id, resources.ClusterType, text), reason)
 	}
-	refuse(1, "a@1 b@2", "cluster b: bad")
-	refuse(4, "a@1", "an observer's")
-	nacks := w.takeNACKs()
-	if len(nacks) != 1 || nacks[0].Nodes != 2 || nacks[0].Text != "cluster b: bad" || nacks[0].Resources[1] != (planrollout.Version{Name: "b", Version: "2"}) {
-		t.Errorf("%+v, want one of n among two connected nodes", nacks)
+	refused := func(clusters, want string) {
+		t.Helper()
+		var got []string
+		for _, f := range w.ask("", clusters, nil).refusals {
+			got = append(got, f.String())
+		}
+		if text := strings.Join(got, "; "); text != want {
+			t.Errorf("of %s: %q, want %q", clusters, text, want)
+		}
 	}
+	refuse(2, "a@1", "an observer's")
+	refuse(3, "a@1", "not ours")
+	refused("a@1", "")
+	refuse(1, "a@1 b@2", "bad")
+	refused("a@1 b@2", "cluster a and 1 more refused by n: bad")
+	refuse(1, "c@1", "worse")
+	refused("a@1 b@2 c@1", "cluster c and 2 more refused by n: worse")
 	const text = "node refused a response"
-	refuse(1, "a@1 b@2", "cluster b: bad")
-	if n := log.Count(text); n != 2 {
-		t.Errorf("%d logs of three NACKs, two of them in a row:\n%s", n, &log)
+	if n := log.Count(text + "\" node=n"); n != 1 {
+		t.Errorf("%d logs of two NACKs in a row:\n%s", n, &log)
 	}
+	w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "c@1"), "")
+	refused("a@1 b@2 c@1", "cluster c and 2 more refused by n: worse")
 	w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1 b@2"), "")
+	refused("a@1 b@2 c@1", "")
 	refuse(1, "a@3", "again")
-	if n := log.Count(text); n != 3 {
+	refused("a@4", "") // the version is not sent any more
+	refused("a@3", "")
+	if n := log.Count(text + "\" node=n"); n != 2 {
 		t.Errorf("%d logs: a NACK after an ACK begins another row", n)
-	}
-	for range maxNACKs + 5 {
-		refuse(2, "c@1", "no")
-	}
-	if nacks := w.takeNACKs(); len(nacks) != maxNACKs || nacks[0].Node != "other" {
-		t.Errorf("%d NACKs are kept, the first of %s", len(nacks), nacks[0].Node)
-	}
-	if w.takeNACKs() != nil {
-		t.Error("they are taken twice")
 	}
 	w.open(5, "n", "", resources.ExtensionType)
 	w.reply(5, resources.ExtensionType, w.send(5, resources.ExtensionType, "estimator@1"), "it has a default")
-	if got := w.takeNACKs(); got != nil {
-		t.Errorf("%+v: the refusal of an extension config stops a plan", got)
+	if f := w.nodes["n"].refusals; len(f) > 0 {
+		t.Errorf("%+v: the refusal of an extension config stops a plan", f)
 	}
+}
+
+// TestRefuserThatLeaves checks that a NACK counts while the node may come back, and no longer.
+func TestRefuserThatLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &wire{Ledger: NewLedger(nil), t: t}
+		w.open(1, "n", "", resources.ClusterType)
+		w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1"), "no")
+		w.OnDeltaStreamClosed(1, nil)
+		time.Sleep(reconnectTime - 1)
+		if f := w.ask("", "a@1", nil); len(f.refusals) != 1 || f.nodes != 0 {
+			t.Errorf("%+v, want the NACK of a node that may come back", f)
+		}
+		time.Sleep(1)
+		if f := w.ask("", "a@1", nil); len(f.refusals) != 0 {
+			t.Errorf("%+v are refusals of a node that has left", f.refusals)
+		}
+	})
 }
 
 // TestLedgerSignals checks that a reply and the end of a stream are signalled, and that a
@@ -231,7 +242,7 @@ func TestReconnectedNodeIsKept(t *testing.T) {
 }
 
 // TestSlotReplies checks that replies about policy slots of known kinds are recorded by slot,
-// also those of a proxy, until the slot is removed, and that they stop no plan.
+// also those of a proxy, until the slot is removed.
 func TestSlotReplies(t *testing.T) {
 	w := &wire{Ledger: NewLedger(nil), t: t}
 	w.open(1, "n", "", resources.ExtensionType)
@@ -254,46 +265,6 @@ func TestSlotReplies(t *testing.T) {
 			t.Errorf("after %q: %+v", step.sent, slots)
 		}
 	}
-	if got := w.takeNACKs(); len(got) != 0 {
-		t.Errorf("passed on %+v", got)
-	}
-}
-
-// TestNodesOfARestartedControlPlane checks that proxies are not current before a new process has published a plan. One
-// that reconnects is then known to have it by the versions that its first requests name.
-func TestNodesOfARestartedControlPlane(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := View(7, []policies.Tokens{10}, "a", "b")
-		had := testkit.Must(resources.Build(v))
-		l := NewLedger(nil)
-		testkit.NoError(t, l.OnDeltaStreamOpen(t.Context(), 1, ""))
-		for _, typ := range planrollout.AwaitedTypes() {
-			r := &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "envoy"}, TypeUrl: typ, InitialResourceVersions: make(map[string]string)}
-			for _, has := range had.All(typ) {
-				r.InitialResourceVersions[has.Name] = has.Version
-				r.ResourceNamesSubscribe = append(r.ResourceNamesSubscribe, has.Name)
-			}
-			testkit.NoError(t, l.OnStreamDeltaRequest(1, r))
-		}
-		testkit.NoError(t, l.OnDeltaStreamOpen(t.Context(), 2, ""))
-		testkit.NoError(t, l.OnStreamDeltaRequest(2, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "new"}, TypeUrl: resources.ClusterType}))
-		p := testkit.Must(New(Config{Cache: noCache{}, Ledger: l}))
-		for _, n := range p.Status().Nodes {
-			if n.State != "following" || n.Epoch != 0 || !strings.Contains(n.Reason, "published no plan yet") {
-				t.Errorf("%s before the first plan: %s, epoch %d, %q", n.ID, n.State, n.Epoch, n.Reason)
-			}
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- p.Run(ctx) }()
-		p.Submit(v)
-		synctest.Wait()
-		if n := p.Status().Nodes[0]; n.State != "current" || n.Epoch != 7 || n.Reason != "" {
-			t.Errorf("after it: %s, epoch %d, %q", n.State, n.Epoch, n.Reason)
-		}
-		cancel()
-		<-done
-	})
 }
 
 // TestNodeStatus checks what the status says of one node.
@@ -308,11 +279,14 @@ func TestNodeStatus(t *testing.T) {
 	w.send(1, resources.ClusterType, "b@2")
 	n := w.nodes["n"]
 	got := n.status(groupView{}, epochs)
-	if got.Epoch != 3 || got.Types["Cluster"] != (NodeType{Acked: 2, Pending: 2}) {
+	if got.Epoch != 3 || got.State != "current" || got.Types["Cluster"] != (NodeType{Acked: 2, Pending: 2}) {
 		t.Errorf("%+v, want the plan of its routes, and two responses without a reply", got)
 	}
+	if got := n.status(groupView{}, nil); got.State != "following" || !strings.Contains(got.Reason, "published no plan yet") {
+		t.Errorf("before the first plan of a control plane that was restarted: %+v", got)
+	}
 	w.reply(1, resources.ClusterType, fmt.Sprint(w.nonce), "no memory")
-	fenced := groupView{GroupReport: planrollout.GroupReport{Fenced: map[string]string{"n": "late"}}}
+	fenced := groupView{Group: Group{fenced: map[string]string{"n": "late"}}}
 	if got := n.status(fenced, nil); got.Reason != "fenced: late: no memory" || !got.Fenced || got.NACKs != 1 || got.State != "late" {
 		t.Errorf("a fenced node: %+v", got)
 	}
@@ -375,62 +349,28 @@ func TestCountRequests(t *testing.T) {
 	p := testkit.Must(New(Config{Cache: noCache{}, Ledger: NewLedger(nil), RequestCounter: counter{
 		resources.ClusterName("m", 0): 3, resources.ClusterName("m", 2): 5, resources.ClusterName("n", 1): 7,
 	}}))
-	if n, known := p.countRequests(removed); n != 2*3+2*5+7 || !known {
+	if n, known := p.cfg.countRequests(removed); n != 2*3+2*5+7 || !known {
 		t.Errorf("%d requests, known %v", n, known)
 	}
-	if n, known := p.countRequests(nil); n != 0 || known {
+	if n, known := p.cfg.countRequests(nil); n != 0 || known {
 		t.Errorf("of no endpoints: %d, known %v", n, known)
 	}
 	p.cfg.RequestCounter = counter{}
-	if n, known := p.countRequests(removed); n != 0 || known {
+	if n, known := p.cfg.countRequests(removed); n != 0 || known {
 		t.Errorf("without reports: %d, known %v", n, known)
 	}
 }
 
-// TestEpochsAreBounded checks that the versions of the last route tables are known, and that
-// health leaves them as they are.
-func TestEpochsAreBounded(t *testing.T) {
-	p := testkit.Must(New(Config{Cache: noCache{}, Ledger: NewLedger(nil)}))
-	for i := range policies.Epoch(maxEpochs + 5) {
-		for _, health := range []string{"well", "sick"} {
-			p.rememberRoutes(planrollout.Apply{Epoch: i, Set: testkit.Must(resources.NewSet(
-				&resources.Resource{Type: resources.RouteType, Name: "r", Version: fmt.Sprint(i)},
-				&resources.Resource{Type: resources.EndpointType, Name: "e", Version: health}))})
-		}
-	}
-	kept := p.state.epochs
-	if _, forgotten := kept["3"]; len(kept) != maxEpochs+1 || forgotten || kept["4"] != 4 || kept["20"] != 20 {
-		t.Errorf("%v are kept", kept)
-	}
-}
-
-// TestTransitionsAreLogged checks the attributes of a transition's log.
-func TestTransitionsAreLogged(t *testing.T) {
-	var log testkit.Log
-	p := testkit.Must(New(Config{Cache: noCache{}, Ledger: NewLedger(nil), Logger: log.Logger()}))
-	p.logNote(planrollout.Note{Text: "plan settled in group"})
-	p.logNote(planrollout.Note{Warn: true, Text: "node fenced", Group: "g", Node: "n", Epoch: 7, Why: "late"})
-	for _, want := range []string{"level=INFO msg=\"plan settled in group\"\n", "level=WARN msg=\"node fenced\" group=g node=n epoch=7 reason=late\n"} {
-		if !strings.Contains(log.String(), want) {
-			t.Errorf("%q is not in the log:\n%s", want, &log)
-		}
-	}
-}
-
-// TestLedgerWakesPublisher checks that what the ledger alone has recorded, a NACK that is
-// the node's last reply, reaches the rollout and the log at once.
+// TestLedgerWakesPublisher checks that what the ledger alone has recorded reaches the status at once.
 func TestLedgerWakesPublisher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log testkit.Log
 		w := &wire{Ledger: NewLedger(nil), t: t}
-		p := testkit.Must(New(Config{Cache: noCache{}, Ledger: w.Ledger, Logger: log.Logger()}))
-		stop := testkit.Run(t, func(ctx context.Context) error { return p.Run(ctx) })
-		defer stop()
+		p := testkit.Must(New(Config{Cache: noCache{}, Ledger: w.Ledger}))
+		defer testkit.Run(t, p.Run)()
 		w.open(1, "n", "", resources.ClusterType)
-		w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1"), "no")
 		synctest.Wait()
-		if log.Count("node refused a version") != 1 {
-			t.Errorf("not logged:\n%s", &log)
+		if n := p.Status().Groups[0].Nodes; n != 1 {
+			t.Errorf("%d nodes, want 1", n)
 		}
 	})
 }
