@@ -75,23 +75,6 @@ func TestWorseInCanary(t *testing.T) {
 	}
 }
 
-// TestGoodInCanary checks that a module with the same answers is compared and promoted.
-func TestGoodInCanary(t *testing.T) {
-	c := config(t)
-	c.Gates[abi.Select] = Gates{Ladder: []int{500}, Shadow: Gate{Calls: 20, Soak: -1}, Canary: Gate{Calls: 50, Soak: -1, Worse: -1}}
-	s, _ := running(t, c)
-	good := candidate(t, 9, lifecycle.ToCanary, other(1))
-	apply(t, s, want(good))
-	calls := 0
-	waitFor(t, "its canary is compared", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 9).Figures.Compared >= 100 })
-	if l := statusOf(s, abi.Select, 9); l.Phase != lifecycle.Canary || l.Figures.Differ != 0 {
-		t.Errorf("%+v", l)
-	}
-	good.Goal = lifecycle.ToActive
-	apply(t, s, want(good))
-	waitFor(t, "it is active", func() bool { ask(t, s, calls); calls++; return phase(s, 9) == "active" })
-}
-
 // TestGateOfComparisons checks that a gate's own number of compared answers is in force, not
 // the default.
 func TestGateOfComparisons(t *testing.T) {

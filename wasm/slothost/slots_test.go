@@ -194,7 +194,15 @@ func TestWayUpAndBack(t *testing.T) {
 	first.Goal = lifecycle.ToCanary
 	apply(want(first))
 	reach(10, "canary")
-	waitFor(t, "its canary has 500 ‰", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 10).Permille == 500 })
+	waitFor(t, "its canary has 500 ‰, and 100 answers are compared", func() bool {
+		ask(t, s, calls)
+		calls++
+		l := statusOf(s, abi.Select, 10)
+		return l.Permille == 500 && l.Figures.Compared >= 100
+	})
+	if l := statusOf(s, abi.Select, 10); l.Phase != lifecycle.Canary || l.Figures.Differ+l.Figures.Worse > 0 {
+		t.Errorf("%+v", l)
+	}
 	first.Goal = lifecycle.ToActive
 	apply(want(first))
 	reach(10, "active")
