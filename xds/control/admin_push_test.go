@@ -55,10 +55,7 @@ func TestPolicySlowUpload(t *testing.T) {
 		r, w := io.Pipe()
 		writers = append(writers, w)
 		go func() {
-			req, err := http.NewRequest(http.MethodPost, "http://"+c.AdminAddr().String()+"/policies/push?slot=outlier", r)
-			if err != nil {
-				panic(err)
-			}
+			req := testkit.Must(http.NewRequest(http.MethodPost, "http://"+c.AdminAddr().String()+"/policies/push?slot=outlier", r))
 			req.Header.Set("content-type", "application/json")
 			resp, err := http.DefaultClient.Do(req)
 			if err != nil {

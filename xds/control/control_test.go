@@ -35,10 +35,7 @@ func newProxy(t *testing.T, c *runningControl) *testProxy {
 	t.Helper()
 	p := &testProxy{updates: make(chan *routing.Snapshot, 1000)}
 	cl := testkit.Must(routing.New(routing.Config{Target: c.Addr().String(), NodeID: "proxy-1", Watcher: p}))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = cl.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+	testkit.Run(t, cl.Run)
 	return p
 }
 
@@ -208,14 +205,10 @@ func requireMetrics(t *testing.T, c *runningControl, lines ...string) {
 func do(t *testing.T, req *http.Request) (*http.Response, string) {
 	t.Helper()
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return resp, string(body)
 }
 
@@ -290,14 +283,14 @@ func TestNewRefuses(t *testing.T) {
 		{func(c *Config) { c.Models[0].Hosts = []string{"a b"} }, "host"},
 		{func(c *Config) { c.Replicas = nil }, "no replica"},
 		{func(c *Config) { c.Policy = "guess" }, "policy"},
+		{func(c *Config) { c.Listen, c.TLS = "0.0.0.0:0", new(tls.Config) }, ""}, // only TLS allows addresses other than loopback
 	} {
 		cfg := good()
 		c.edit(&cfg)
-		if ctl, err := New(cfg); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("error %v, want one about %q", c.want, err)
-			if ctl != nil {
-				ctl.Close()
-			}
+		ctl, err := New(cfg)
+		testkit.WantError(t, err, c.want)
+		if ctl != nil {
+			ctl.Close()
 		}
 	}
 	c := testkit.Must(New(good()))
@@ -307,21 +300,4 @@ func TestNewRefuses(t *testing.T) {
 		t.Error("New accepted an address in use")
 	}
 	c.Close()
-}
-
-// TestOtherAddressesNeedTLS checks that only TLS allows addresses other than
-// loopback.
-func TestOtherAddressesNeedTLS(t *testing.T) {
-	c, err := New(Config{
-		Rules: fastRules(), Replicas: []policies.Replica{{ID: "r", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1, Batch: 1}}},
-		Listen: "0.0.0.0:0", Admin: "127.0.0.1:0", Length: "127.0.0.1:0", TLS: new(tls.Config),
-		Settings: resources.Settings{Estimator: resources.ExtProc, LengthTimeout: waitTimeout},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if c.lengthListener == nil {
-		t.Error("length service shares the TLS port, which the proxy cannot call")
-	}
 }

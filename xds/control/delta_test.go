@@ -69,9 +69,7 @@ func (d deltaStream) subscribeAll(t *testing.T, have map[string]string) map[stri
 	}
 	for len(waiting) > 0 {
 		resp, err := d.stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		for _, r := range resp.GetResources() {
 			sent[resp.GetTypeUrl()+" "+r.GetName()] = r.GetVersion()
 			delete(waiting, resp.GetTypeUrl())

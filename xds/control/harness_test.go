@@ -198,18 +198,8 @@ func startControl(t *testing.T, cfg Config) *runningControl {
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	c := testkit.Must(New(cfg))
 	c.slots.interval = 20 * time.Millisecond
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	r := &runningControl{Control: c, stop: sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})}
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	t.Cleanup(r.stop)
-	return r
+	return &runningControl{Control: c, stop: testkit.Run(t, c.Run)}
 }
 
 // fakeFleet is replicas that report to a running Control.

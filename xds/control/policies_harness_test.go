@@ -112,9 +112,7 @@ func startHost(t *testing.T, r *fakeReplica, from *runningControl, to ...*runnin
 		Conn: conn, NodeID: identity.MigratorNodeID(string(r.ID)), Cluster: resources.ObserverCluster,
 		Slots: []string{policyslots.ResourceName(slotKind)}, CheckSlot: h.check, Watcher: h,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = cl.Run(ctx) })
@@ -143,10 +141,7 @@ func (h *testHost) Update(s *routing.Snapshot) {
 	if slot == nil {
 		return
 	}
-	want, err := policyslots.DecodeResource(slot.Name, slot.Config)
-	if err != nil {
-		panic(err)
-	}
+	want := testkit.Must(policyslots.DecodeResource(slot.Name, slot.Config))
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.version == slot.Version {

@@ -3,7 +3,6 @@ package control
 import (
 	"bytes"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -257,9 +256,7 @@ func TestPolicySilentNode(t *testing.T) {
 	requireOK(t)(push(t, c, "slot=bid-select", []byte("module"), "generation 1"))
 	for sent := false; !sent; {
 		r, err := d.stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if sent = len(r.GetResources()) == 1; !sent { // the subscription comes before the push
 			d.send(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.ExtensionType, ResponseNonce: r.GetNonce()})
 		}
@@ -306,36 +303,6 @@ func (o *fakeSlots) Status() []*api.SlotStatus {
 		}
 	}
 	return []*api.SlotStatus{s}
-}
-
-// TestPolicyOwnSlots checks that a control plane runs policies in its own
-// slots, gets configurations of those slots only, and is one of the hosts that
-// a stable policy needs.
-func TestPolicyOwnSlots(t *testing.T) {
-	f := newFakeFleet(t, 1)
-	own := &fakeSlots{refuse: errors.New("its fuel is too much for this host")}
-	r := fastRules()
-	r.Name = "main"
-	c := startControl(t, Config{Rules: r, Replicas: f.list, Admitter: new(fakeAdmitter), Slots: own})
-	f.startReports(t, c)
-	requireOK(t)(push(t, c, "slot=place", []byte("x"), "generation 1"))
-	requireOK(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
-	waitForOwnSlot(t, c, "its refusal", func(s PolicySlot) bool {
-		return len(s.Nodes) == 1 && s.Nodes[0].Node == "control/main" && strings.Contains(s.Nodes[0].Refused, "fuel") && s.Candidate != nil
-	})
-	own.mu.Lock()
-	own.refuse = nil
-	own.mu.Unlock()
-	requireOK(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
-	waitForOwnSlot(t, c, "2 is stable", func(s PolicySlot) bool {
-		return s.Stable != nil && s.Stable.Generation == 2 && s.Nodes[0].Refused == ""
-	})
-	c.stop()
-	for _, w := range own.wanted {
-		if w.GetKind() != "partition" {
-			t.Errorf("configuration of slot %s, which it does not have", w.GetKind())
-		}
-	}
 }
 
 // TestEnvoyPolicies checks that policies which are pushed, fail and are rolled

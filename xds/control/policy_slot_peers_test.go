@@ -12,9 +12,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestPolicyPeers checks that a control plane sees the state of another one's
-// own slots, which keeps a policy from becoming stable before both run it and
-// rolls it back if it fails there; a stopped control plane is not waited for.
+// TestPolicyPeers checks that a control plane runs policies in its own slots and gets
+// configurations of those slots only, and that it sees the state of another one's own
+// slots, which keeps a policy from becoming stable before both run it and rolls it back
+// if it fails there; a stopped control plane is not waited for.
 func TestPolicyPeers(t *testing.T) {
 	f := newFakeFleet(t, 1)
 	st := store.New(store.NewMemory())
@@ -51,12 +52,13 @@ func TestPolicyPeers(t *testing.T) {
 	}
 
 	// a runs it, b refuses it: both see both, and it is not stable.
+	requireOK(t)(push(t, b, "slot=place", []byte("x"), "generation 1"))
 	requireOK(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
 	for _, c := range []*runningControl{a, b} {
 		s := waitForOwnSlot(t, c, "both nodes", func(s PolicySlot) bool {
 			return node(s, "control/a").Active == 1 && node(s, "control/b").Refused == "not here"
 		})
-		if len(s.Nodes) != 3 || node(s, "control/gone").Active != 99 {
+		if len(s.Nodes) != 3 || node(s, "control/gone").Active != 99 || s.Candidate == nil {
 			t.Errorf("%+v", s.Nodes)
 		}
 		now := time.Now()
@@ -71,7 +73,7 @@ func TestPolicyPeers(t *testing.T) {
 	requireOK(t)(push(t, a, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
 	waitForOwnSlot(t, b, "2 is stable", stable(2))
 	waitFor(t, b, "a summary with both", func(s Status) bool {
-		return len(s.Policies) == 1 && s.Policies[0].Nodes == 2 && s.Policies[0].OnStable == 2
+		return slices.ContainsFunc(s.Policies, func(p PolicySummary) bool { return p.Slot == lifecycle.Partition && p.Nodes == 2 && p.OnStable == 2 })
 	})
 
 	// A module that fails on the control plane that does not plan is revoked by the one
@@ -87,6 +89,11 @@ func TestPolicyPeers(t *testing.T) {
 
 	// a stops: b plans, and does not wait for a.
 	a.stop()
+	for _, w := range ownA.wanted {
+		if w.GetKind() != "partition" {
+			t.Errorf("configuration of slot %s, which it does not have", w.GetKind())
+		}
+	}
 	waitForOwnSlot(t, b, "a is not listed", func(s PolicySlot) bool { return node(s, "control/a").Node == "" })
 	requireOK(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("4"), "generation 4"))
 	waitForOwnSlot(t, b, "4 is stable", stable(4))

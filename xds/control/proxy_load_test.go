@@ -110,9 +110,7 @@ func (c *clients) hold(n int) {
 		})
 	}
 	for range n {
-		if err := <-errs; err != nil {
-			c.t.Fatal(err)
-		}
+		testkit.NoError(c.t, <-errs)
 	}
 }
 
@@ -133,9 +131,7 @@ func (c *clients) end() {
 func (c *clients) get(path string) int {
 	c.t.Helper()
 	resp, err := c.client.Get(c.url + path)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.NoError(c.t, err)
 	defer resp.Body.Close()
 	_, _ = io.Copy(io.Discard, resp.Body)
 	if h := resp.Header.Get("endpoint-load-metrics"); h != "" {
@@ -271,9 +267,7 @@ func grpcClient(t *testing.T, c *runningControl, model string) func(tokens strin
 			"server_uri": c.Addr().String(), "channel_creds": []any{map[string]any{"type": "insecure"}}, "server_features": []string{"xds_v3"},
 		}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	resolver := testkit.Must(xds.NewXDSResolverWithConfigForTesting(bootstrap))
 	conn := testkit.Must(grpc.NewClient(fmt.Sprintf("xds:///%s.cascade", model), grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials())))
 	t.Cleanup(func() { conn.Close() })

@@ -62,9 +62,7 @@ func estimateTokens(t *testing.T, address string, creds credentials.TransportCre
 		t.Fatal(err)
 	}
 	resp, err := stream.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for _, h := range resp.GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
 		if h.GetHeader().GetKey() == length.TokensHeader {
 			return string(h.GetHeader().GetRawValue())
@@ -126,9 +124,7 @@ func TestStopWithStreams(t *testing.T) {
 		Rules: fastRules(), Replicas: f.list, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Stop: time.Hour,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
