@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/policytest"
@@ -23,9 +24,7 @@ func TestChain(t *testing.T) {
 			stages = min(stages, s)
 		}
 		got, err := partition.TwoPhase{Objective: model}.Chain(w)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		sum := 0
 		for _, k := range got.Counts {
 			sum += k

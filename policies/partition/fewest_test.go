@@ -64,9 +64,7 @@ func TestFewestOfMany(t *testing.T) {
 			continue
 		}
 		got, err := partition.Exact{Objective: m, Slack: 0.01}.Partition(w)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		numbers[len(best.Counts)-len(got.Counts)]++
 		w.Limits.Stages = len(got.Counts)
 		if within := testkit.Must(partition.Exact{Objective: m}.Partition(w)); !equal(within.Cost, got.Cost) || got.Cost > best.Cost*1.01 {

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
@@ -96,9 +97,7 @@ func (o *flowOracle) flow(now float64) policies.Flow {
 // sameFlow compares two flows, cell by cell, up to rounding.
 func sameFlow(t *testing.T, got, want policies.Flow) {
 	t.Helper()
-	if err := got.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, got.Validate())
 	if got.Seen != want.Seen {
 		t.Fatalf("seen %d, want %d", got.Seen, want.Seen)
 	}

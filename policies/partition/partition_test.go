@@ -311,9 +311,7 @@ func TestPrefillOnly(t *testing.T) {
 func TestPriceBetweenEdges(t *testing.T) {
 	w := policytest.ChatWorkload(policies.BucketEdges(4096, 2), 8, 0.2, 1)
 	at, err := partition.Flow.Price(w, []policies.Tokens{512, 1024}, []int{3, 3, 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	near, err := partition.Flow.Price(w, []policies.Tokens{520, 990}, []int{3, 3, 2})
 	if err != nil || near.Cost != at.Cost || near.Cuts[0] != 520 {
 		t.Errorf("near cuts give %+v, %v, want the cost of %+v", near, err, at)

@@ -29,9 +29,7 @@ func TestExplainEqualsOracle(t *testing.T) {
 		}
 		w.Limits.Utilisation = 1e-9 // headroom counts for nothing
 		reasons, err := partition.Explain(m, w, plan.Cuts, plan.Counts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		w.Limits.Utilisation = 0
 		merged := func(cut int) float64 {
 			counts := slices.Clone(plan.Counts)
@@ -83,14 +81,10 @@ func TestExplain(t *testing.T) {
 	w := policytest.ChatWorkload(policies.BucketEdges(8192, 1), 16, 0.3, 1)
 	cuts := []policies.Tokens{w.Flow.Edges[2] + 1} // priced at that edge
 	free, err := partition.Explain(partition.Flow, w, cuts, []int{4, 12})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	w.Transfer.Base = 10 // seconds per migration, for which no stage pays
 	reasons, err := partition.Explain(partition.Flow, w, cuts, []int{4, 12})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var arrivals, tokens float64
 	for b := range w.Flow.Edges {
 		arrivals += w.Flow.Arrivals[b]

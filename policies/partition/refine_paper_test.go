@@ -49,7 +49,7 @@ func TestPaperRefiner(t *testing.T) {
 		}
 		v := policies.BoundaryView{
 			Boundary: policies.Tokens(1 + rng.IntN(5000)), High: policies.Unbounded, QoE: m,
-			Local: random(rng.IntN(12)), Next: random(rng.IntN(40)), Peers: 1 + rng.IntN(4), Successors: 1 + rng.IntN(4),
+			Local: random(rng.IntN(12)), Next: random(rng.IntN(40)), Peers: 1 + rng.IntN(4), Successors: rng.IntN(5), // 0 counts as 1
 		}
 		byLength := func(set []policies.Sequence) []policies.Sequence {
 			set = slices.Clone(set)
@@ -60,7 +60,7 @@ func TestPaperRefiner(t *testing.T) {
 		}
 		all := slices.Clone(v.Local)
 		for at, s := range byLength(v.Next) {
-			if at%v.Successors == v.Successors/2 {
+			if n := max(v.Successors, 1); at%n == n/2 {
 				all = append(all, s)
 			}
 		}

@@ -36,24 +36,6 @@ func lengths(xs ...policies.Tokens) (out []policies.Sequence) {
 	return out
 }
 
-func TestDivide(t *testing.T) {
-	for _, c := range []struct {
-		n         int
-		set, want []policies.Sequence
-	}{
-		{1, lengths(3, 1, 2), lengths(1, 2, 3)},
-		{2, lengths(6, 5, 4, 3, 2, 1), lengths(2, 4, 6)},
-		{3, lengths(1, 2, 3, 4, 5, 6, 7), lengths(2, 5)},
-		{4, lengths(1, 2, 3, 4, 5, 6, 7), lengths(3, 7)},
-		{4, lengths(1, 2), nil},
-		{0, lengths(1), lengths(1)},
-	} {
-		if got := samplePart(c.set, c.n); !slices.Equal(got, c.want) {
-			t.Errorf("%v in %d parts: %v, want %v", c.set, c.n, got, c.want)
-		}
-	}
-}
-
 func TestDamping(t *testing.T) {
 	// Ten short requests and ten long ones: the split is at the long ones.
 	short, long := lengths(10, 10, 10, 10, 10, 10), lengths(2000, 2000, 2000, 2000, 2000, 2000)

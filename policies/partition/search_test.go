@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
@@ -163,9 +164,7 @@ func TestPriceSearchSuffices(t *testing.T) {
 		t.Errorf("%v allocations", allocations)
 	}
 	p, err := newPricing(Flow, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	s := newSearch(p.table(), p.stages(), w.Replicas)
 	high, _ := s.firstPartition()
 	first := s.best
