@@ -27,17 +27,7 @@ func runClient(t testing.TB, cfg Config) (c *Client, log *testkit.Log, stop func
 	log = &testkit.Log{}
 	cfg.Self, cfg.Logger = "r0", log.Logger()
 	c = testkit.Must(New(cfg))
-	ctx, cancel := context.WithCancel(context.Background())
-	over := make(chan error, 1)
-	go func() { over <- c.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-over; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
-	return c, log, stop
+	return c, log, testkit.Run(t, c.Run)
 }
 
 // requireRefused runs a client of an engine that it must not use, and requires the reason in its

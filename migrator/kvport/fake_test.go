@@ -61,10 +61,7 @@ func privateDir(t testing.TB) string {
 func (f *fakeEngine) start(t testing.TB, dir string) {
 	t.Helper()
 	f.dir = dir
-	var err error
-	if f.memory, err = os.CreateTemp(t.TempDir(), "pool"); err != nil {
-		t.Fatal(err)
-	}
+	f.memory = testkit.Must(os.CreateTemp(t.TempDir(), "pool"))
 	testkit.NoError(t, f.memory.Truncate(poolBytes))
 	l := testkit.Must(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, api.Socket), Net: "unix"}))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -175,9 +172,6 @@ func (f *fakeEngine) count(n int) {
 
 // appendInvalid encodes a frame without validating it.
 func appendInvalid(f api.Frame) []byte {
-	body, err := json.Marshal(f)
-	if err != nil {
-		panic(err)
-	}
+	body := testkit.Must(json.Marshal(f))
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
 }

@@ -127,10 +127,7 @@ type directNetwork struct{ to func() *move.Executor }
 
 func (p directNetwork) Send(_ policies.ReplicaID, e *api.Envelope) {
 	from := policies.ReplicaID("s")
-	b, err := proto.Marshal(e.GetTransfer())
-	if err != nil {
-		panic(err)
-	}
+	b := testkit.Must(proto.Marshal(e.GetTransfer()))
 	var t api.Transfer
 	if err := proto.Unmarshal(b, &t); err != nil {
 		panic(err)

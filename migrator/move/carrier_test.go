@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/kvport"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -40,10 +41,7 @@ type insideTransport struct {
 
 func carryInside(n *replica) carrier {
 	c := &insideTransport{faults: &transporttest.Faults{}}
-	var err error
-	if c.Memory, err = transporttest.NewMemory(transporttest.MemoryConfig{Network: &n.w.net, Name: string(n.id), Pool: n.engine, Faults: c.faults}); err != nil {
-		panic(err)
-	}
+	c.Memory = testkit.Must(transporttest.NewMemory(transporttest.MemoryConfig{Network: &n.w.net, Name: string(n.id), Pool: n.engine, Faults: c.faults}))
 	return c
 }
 

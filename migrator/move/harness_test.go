@@ -12,6 +12,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -103,12 +104,8 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 			}
 		}
 		n.paths = transport.NewPaths(transport.PathsConfig{Self: n.id, Transports: transports, Pool: n.engine, Logger: logger})
-		var err error
-		n.executor, err = move.New(move.Config{Self: n.id, Engine: n.engine, FrontEnd: func() move.FrontEnd { return n.frontEnd }, Send: n.Send, Paths: n.paths,
-			Address: func(r policies.ReplicaID) string { return string(r) }, Notify: n.notify, MaxEnvelope: envelope, Limits: move.Limits{TailBlocks: 1 + i%2}, Tracer: tracer, Logger: logger})
-		if err != nil {
-			panic(err)
-		}
+		n.executor = testkit.Must(move.New(move.Config{Self: n.id, Engine: n.engine, FrontEnd: func() move.FrontEnd { return n.frontEnd }, Send: n.Send, Paths: n.paths,
+			Address: func(r policies.ReplicaID) string { return string(r) }, Notify: n.notify, MaxEnvelope: envelope, Limits: move.Limits{TailBlocks: 1 + i%2}, Tracer: tracer, Logger: logger}))
 		ctx, cancel := context.WithCancel(context.Background())
 		n.cancel = cancel
 		w.wg.Go(func() { n.executor.Run(ctx) })

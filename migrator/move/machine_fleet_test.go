@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -93,10 +94,7 @@ func newFleet(seed uint64, f faults) *fleet {
 }
 
 func (w *fleet) boot(n *node) {
-	m, err := newMachine(Limits{Self: n.id, TailBlocks: 1 + w.rng.IntN(4)})
-	if err != nil {
-		panic(err)
-	}
+	m := testkit.Must(newMachine(Limits{Self: n.id, TailBlocks: 1 + w.rng.IntN(4)}))
 	*n = node{id: n.id, machine: m, moving: map[bidask.Deal]*leg{}, kv: map[bidask.Deal]*reservation{}, open: map[bidask.Deal]int{}}
 }
 

@@ -156,10 +156,7 @@ func (f *sharedDevices) carry(n *replica, pool func(*engine, *atomic.Bool) trans
 			c.device = <-f.devices
 			name = "fake" + strconv.Itoa(c.device)
 		}
-		real, err := verbs.New(verbs.Config{Library: f.library, Device: func() string { return name }, Address: c.where, Pool: p})
-		if err != nil {
-			panic(err)
-		}
+		real := testkit.Must(verbs.New(verbs.Config{Library: f.library, Device: func() string { return name }, Address: c.where, Pool: p}))
 		c.Transport, c.serve = real, func() func() error { return c.serveVerbs(real.Handler()) }
 	})
 	c.breakPull = func(ctx context.Context, p transport.Puller, source *deviceCarrier, _ transport.Plan) (err error) {

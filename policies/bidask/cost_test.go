@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -56,9 +57,7 @@ func TestNearBidsWin(t *testing.T) {
 // winner.
 func sell(t *testing.T, length policies.Tokens, ids []policies.ReplicaID, costs []policies.Micros, in []policies.Bid) policies.ReplicaID {
 	m, err := bidask.NewMachine(bidask.Rules{Self: "a", Sample: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	out := m.Step(bidask.Event{Kind: bidask.Offered, Migration: policies.Migration{Request: "q", Length: length}, Candidates: ids, Costs: costs}, nil)
 	if len(out) != len(ids) {
 		t.Fatalf("%d of %d are asked", len(out), len(ids))
@@ -93,9 +92,7 @@ func TestNearOnesAreAsked(t *testing.T) {
 		}
 		self := policies.ReplicaID("s")
 		m, err := bidask.NewMachine(bidask.Rules{Self: self, Sample: d})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		asked, count := map[policies.ReplicaID]bool{}, 0
 		for _, a := range m.Step(ev, nil) {
 			id := a.Message.To

@@ -219,10 +219,7 @@ func (c *simulation) trader(name string) *trader {
 	if c.rule.paper {
 		cfg.Selector = bidask.Paper{}
 	}
-	m, err := bidask.NewMachine(cfg)
-	if err != nil {
-		panic(err)
-	}
+	m := testkit.Must(bidask.NewMachine(cfg))
 	return &trader{machine: m}
 }
 

@@ -86,10 +86,7 @@ func (m *market) boot(n *node, slots int) {
 	if m.rng.IntN(2) == 0 {
 		c.Selector, c.WaitForPromise = bidask.Paper{}, m.rng.IntN(2) == 0
 	}
-	machine, err := bidask.NewMachine(c)
-	if err != nil {
-		panic(err)
-	}
+	machine := testkit.Must(bidask.NewMachine(c))
 	n.machine, n.holds, n.asks, n.offers = machine, map[bidask.Deal]bool{}, nil, map[bidask.Deal]string{}
 	m.step(n, bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: n.capacity}})
 }
@@ -461,8 +458,6 @@ func FuzzMarket(f *testing.F) {
 	f.Add(uint64(1), uint8(60), uint8(60), uint8(20), uint8(50))
 	f.Fuzz(func(t *testing.T, seed uint64, lose, double, kill, fail uint8) {
 		m := newMarket(seed, faults{lose: int(lose), double: int(double), kill: int(kill), refuse: int(fail), fail: int(fail), end: 100, drain: 100, slow: int(kill)}, 1+int(seed%4))
-		if err := m.run(400); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, m.run(400))
 	})
 }

@@ -177,9 +177,7 @@ func TestConfig(t *testing.T) {
 		"BidTimeout=-1", "AnswerTimeout=-1", "RetryDelay=-1", "PromiseTimeout=-1", "Lease=-1", "TransferTimeout=-1",
 	} {
 		c := bidask.Rules{Self: "a"}
-		if err := testkit.SetFields(&c, []string{bad}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, testkit.SetFields(&c, []string{bad}))
 		var v *policies.Violation
 		if _, err := bidask.NewMachine(c); !errors.As(err, &v) {
 			t.Errorf("%s: %v", bad, err)
@@ -197,9 +195,7 @@ func (b broken) Select([]policies.Bid) int { return int(b) }
 func TestBrokenSelector(t *testing.T) {
 	for _, at := range []int{-1, -7, 1, 99} {
 		m, err := bidask.NewMachine(bidask.Rules{Self: "a", Selector: broken(at)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		m.Step(bidask.Event{Kind: bidask.Offered, Migration: policies.Migration{Request: "q"}, Candidates: []policies.ReplicaID{"b"}}, nil)
 		out := m.Step(bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Bid, From: "b", To: "a", Deal: bidask.Deal{Seller: "a"}}}, nil)
 		if len(out) != 1 || out[0].Kind != bidask.Return || out[0].Reason != bidask.ReturnNoBids || !m.Idle() {

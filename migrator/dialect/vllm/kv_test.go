@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/dialect"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
@@ -123,9 +124,7 @@ func TestContinue(t *testing.T) {
 		{"min_tokens above the default", openai.Completions, `{"prompt":"x","min_tokens":20}`, 19, `{"prompt":[1,2,3],"max_tokens":1,"min_tokens":1}`},
 	} {
 		r, err := d.Parse(test.endpoint, []byte(test.body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		q, ok := r.Resume()
 		if !ok {
 			t.Errorf("%s: cannot be resumed", test.name)
