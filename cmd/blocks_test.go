@@ -20,9 +20,7 @@ import (
 func TestCharacterMigratesWhole(t *testing.T) {
 	fast, ss := startReplicas(t, 1, 4096, 1000)[0], startReplicas(t, 2, 4096, 1)
 	v, err := vocabulary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	const tokens = 4000
 	for attempt := range 5 {
 		name := fmt.Sprint("leg", attempt)

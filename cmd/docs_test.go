@@ -30,9 +30,7 @@ func TestDocumentedCommands(t *testing.T) {
 	commands := 0
 	for _, doc := range []string{"README.md", "BENCHMARKS.md", "docs/promises.md", "docs/policy-call.md"} {
 		text, err := os.ReadFile(filepath.Join("..", doc))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		for _, command := range docCommand.FindAllStringSubmatch(strings.ReplaceAll(string(text), `\|`, "|"), -1) {
 			commands++
 			for _, missing := range unmatched(t, command[1]) {
@@ -147,9 +145,7 @@ func TestLinks(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if files < 20 || links < 120 {
 		t.Errorf("found only %d links in %d files: the test looks in the wrong place", links, files)
 	}

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 const module = "github.com/cascadeinfer/cascade/"
@@ -94,9 +96,7 @@ var sources = sync.OnceValues(func() (out []source, err error) {
 func readSources(t *testing.T) []source {
 	t.Helper()
 	all, err := sources()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return all
 }
 
@@ -150,9 +150,7 @@ func TestSkipsSayWhy(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 }
 
 func TestImportsFollowTheArrows(t *testing.T) {
@@ -297,9 +295,7 @@ var authors = []string{"engine/cost", "wasm/abi", "wasm/host", "wasm/planguard",
 // guest SDK and the packages in authors, and that ARCHITECTURE.md names each.
 func TestExamplesUsePublicAPI(t *testing.T) {
 	text, err := os.ReadFile("../ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for _, dir := range append(authors, "policies", "wasm/guest") {
 		if !strings.Contains(string(text), "`"+dir+"`") {
 			t.Errorf("ARCHITECTURE.md does not name `%s`, which authors may import", dir)
@@ -395,9 +391,7 @@ func TestForbiddenBites(t *testing.T) {
 // that exists, by its path or by that of a folder above it with "/…". Packages of wire types need no row.
 func TestArchitecturePaths(t *testing.T) {
 	text, err := os.ReadFile("../ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	exact, below := map[string]bool{}, []string{}
 	for _, m := range regexp.MustCompile("`((?:cmd|xds|wasm|engine|migrator|policies|examples|internal)(?:/[a-z_0-9/.…-]+)?)`").FindAllStringSubmatch(string(text), -1) {
 		dir, all := strings.CutSuffix(m[1], "/…")

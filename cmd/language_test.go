@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // vague matches words that do not belong into identifiers, comments, log messages
@@ -34,9 +36,7 @@ func TestLanguage(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if files < 1000 {
 		t.Errorf("read only %d files: the test looks in the wrong place", files)
 	}
@@ -54,9 +54,7 @@ func tellPeers(log logger) {
 	t.Errorf("told %d times", 2)
 }
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var got []string
 	for _, f := range found {
 		got = append(got, strings.SplitN(f, ":", 3)[1])

@@ -35,9 +35,7 @@ func TestConnectionCut(t *testing.T) {
 	for name, said := range map[string]string{"no answer": "", "half an answer": "HTTP/1.1 200 OK\r\n"} {
 		for _, document := range []string{"", "{}"} {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			served := make(chan error, 1)
 			go func() { served <- cutAfter(l, said) }()
 			base := &url.URL{Scheme: "http", Host: l.Addr().String()}

@@ -8,6 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -91,25 +92,15 @@ func TestStory(t *testing.T) {
 func TestExpectStages(t *testing.T) {
 	e := &emulationFlags{replicas: 8, profile: "rtxpro6000-llama-3.1-8b", context: 131072, speed: 2, tp: 1} // the trace has real times
 	fleet, err := e.buildFleet()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	requests, _, err := (&traceFlags{mix: "mixed", requests: 3600, rate: 30, seed: 1}).readWithin(131072)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	plan, err := e.planConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	w, err := plan.Workload(requests)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	x, err := expectStages(w, fleet.Fleet)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if got := x.announce(); x < 0.2 || x >= 1 || !strings.HasPrefix(got, "no stages are expected: requests are placed by price") {
 		t.Errorf("%v: %s", x, got)
 	}
@@ -126,13 +117,9 @@ func TestDemoFlags(t *testing.T) {
 	}
 	for _, n := range []int{300, 3600} {
 		requests, _, err := (&traceFlags{mix: "mixed", requests: n, rate: 30, seed: 1}).readWithin(131072)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		c, err := newPresetComparison(emulationFlags{replicas: 8, profile: "rtxpro6000-llama-3.1-8b", context: 131072, speed: 2, tp: 1, window: 45 * time.Second}, pluginFlags{}, requests, demoLimit)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		for range 5 { // a machine that is far too slow
 			c.governor.Watch(clockspeed.Reading{Elapsed: 10 * time.Second, Lateness: 20, Recent: 20})
 		}

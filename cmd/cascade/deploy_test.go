@@ -29,9 +29,7 @@ func TestDeploy(t *testing.T) {
 		t.Fatalf("envoy-bootstrap: %s", errs.String())
 	}
 	want, err := os.ReadFile(filepath.Join(dir, "envoy.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if !bytes.Equal(out.Bytes(), want) {
 		t.Error("deploy/envoy.json is not what \"cascade envoy-bootstrap -c deploy/fleet.yaml --node-id edge-0\" prints; write it anew")
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
 	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -89,9 +90,7 @@ func TestComparedFleets(t *testing.T) {
 	got := map[string]config.Fleet{}
 	for _, of := range comparedFleets {
 		made, err := (&emulationFlags{replicas: 2, profile: "h200-llama-3.1-8b", context: 8192, speed: 1, tp: 1}).buildFleet()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		of.configure(&made.Fleet, config.MigrationReprompt)
 		if errs := made.Fleet.Validate(); len(errs) > 0 {
 			t.Fatal(errs[0])

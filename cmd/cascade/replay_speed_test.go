@@ -37,9 +37,7 @@ func TestSlowDown(t *testing.T) {
 	// At half the speed a run takes a little longer than a second, after which it is looked at.
 	c, err := newPresetComparison(emulationFlags{replicas: 2, profile: "h200-llama-3.1-8b", context: 8192, speed: 8, tp: 1, prompt: "text", window: time.Minute},
 		pluginFlags{native: true}, fewRequests(8, 5*time.Second), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	runs := map[float64]int{}
 	c.meter = func(f *inprocess.Fleet) meter {
 		speed := c.governor.Speed()
@@ -115,9 +113,7 @@ func TestEstimateSeconds(t *testing.T) {
 	estimate := func(requests []trace.Request) float64 {
 		plan := stageplan.Config{Profile: profile, Context: 8192, Replicas: 2}
 		w, err := plan.Workload(requests)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		return estimateSeconds(w, requests)
 	}
 	requests := fewRequests(100, 10*time.Second)

@@ -18,9 +18,7 @@ replicas:
 func replace(t *testing.T, path, text string) {
 	t.Helper()
 	testkit.NoError(t, os.WriteFile(path+"~", []byte(text), 0o600))
-	if err := os.Rename(path+"~", path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.Rename(path+"~", path))
 }
 
 // TestMerge: who runs in this process keeps its bound address and may only

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -25,9 +26,7 @@ mixed,8,2048,1536,100,900,200
 // TestAttentionCases compares with the formulas by hand.
 func TestAttentionCases(t *testing.T) {
 	table, err := ReadSkew(strings.NewReader(skewRows))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	p := Profile{D0: 1, D1: 0.1, D2: 0.01, D3: 1e-6, D4: 1e-3, Kappa: 5}
 	const base = 1 + 0.2 // D0 + 2·D1
 	pair := func(held, longest int) Iteration {
@@ -58,9 +57,7 @@ func TestAttentionCases(t *testing.T) {
 		{MeasuredSkew, Iteration{Decodes: 16, Held: 4096, Longest: 512}, 2.6 + 4.096 + 0.2*4.096, 1},
 	} {
 		a, err := NewAttention(p, c.kind, DefaultStress, table)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if got := a.Seconds(c.it); math.Abs(got-c.want) > 1e-12 || a.Batches().Outside != c.outside {
 			t.Errorf("%v, %+v: %v s, %d outside; want %v and %d", c.kind, c.it, got, a.Batches().Outside, c.want, c.outside)
 		}

@@ -4,6 +4,8 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func near(got, want, tolerance float64) bool {
@@ -60,9 +62,7 @@ func TestBuiltins(t *testing.T) {
 	}
 	for _, n := range names {
 		p, err := Builtin(n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if p.Name != n || p.Source == "" || len(p.How) == 0 || p.FitError.Points == 0 {
 			t.Errorf("%s does not say what it is: %+v", n, p)
 		}
@@ -97,9 +97,7 @@ func TestScaleAndTensorParallel(t *testing.T) {
 	it := Iteration{Decodes: 40, Held: 40_000, Longest: 9000, Prefill: 512, Prefill2: 512 * 512}
 	for _, n := range Names() {
 		p, err := Builtin(n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		fast := p.Scale(4)
 		if !near(fast.Seconds(it), p.Seconds(it)/4, 1e-9) || fast.Validate() != nil {
 			t.Errorf("%s: Scale(4): %v against %v", n, fast.Seconds(it), p.Seconds(it))

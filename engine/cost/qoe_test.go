@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
@@ -12,9 +13,7 @@ import (
 // which cannot import this package, with the profile that they name.
 func TestPolicytestHasTheShippedProfile(t *testing.T) {
 	p, err := Builtin("h200-llama-3.1-8b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if got, want := policytest.H200Cost(), p.Cost(); got != want {
 		t.Errorf("policytest has the cost %+v, the profile %+v", got, want)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // BenchmarkLoop256 measures the loop's own cost per token with 256 running sequences: schedule, KV
@@ -20,14 +21,10 @@ import (
 func BenchmarkLoop256(b *testing.B) {
 	e := newEngine(b, Config{KVTokens: 1 << 21, Context: 1 << 21})
 	pool, err := kv.NewPool(e.cfg.layout())
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.NoError(b, err)
 	defer pool.Close()
 	s, err := batch.New(batch.Config{Model: e.model, Pool: pool, Profile: e.profile, MaxBatch: 256, MaxTokens: 8192})
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.NoError(b, err)
 	streams := make([]*stream, 256)
 	for i := range streams {
 		streams[i] = &stream{engine: e, faults: new(Faults), ready: make(chan struct{}, 1)}

@@ -127,9 +127,7 @@ func (s *servedEngine) freeze(t testing.TB, leg string) *wire.Answer {
 
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 }
 
 // waitForStats waits until the counters meet a condition: the loop publishes them after it has
@@ -168,9 +166,7 @@ func TestCallsAndTheIteration(t *testing.T) {
 		}
 		do := func(when blocktable.RunPoint, f func(*batch.Scheduler)) time.Duration {
 			begin := time.Now()
-			if err := e.do(t.Context(), when, f); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, e.do(t.Context(), when, f))
 			return time.Since(begin)
 		}
 		var first, second batch.Table

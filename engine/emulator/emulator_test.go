@@ -38,9 +38,7 @@ func plainProfile() cost.Profile {
 func newEngine(t testing.TB, c Config) *Engine {
 	t.Helper()
 	v, err := vocabulary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	c.Vocabulary = v
 	if c.Model == "" {
 		c.Model = "m"
@@ -49,9 +47,7 @@ func newEngine(t testing.TB, c Config) *Engine {
 		c.Profile = plainProfile()
 	}
 	e, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return e
 }
 
@@ -131,9 +127,7 @@ func TestStreamIsTheSameText(t *testing.T) {
 				continue
 			}
 			var c completion
-			if err := json.Unmarshal([]byte("{"+data), &c); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, json.Unmarshal([]byte("{"+data), &c))
 			chunks++
 			if n := len(c.Choices[0].TokenIDs); n != 1 {
 				t.Fatalf("a chunk of %d tokens for a client that keeps up", n)
@@ -175,9 +169,7 @@ func TestReplicasContinueEachOther(t *testing.T) {
 		}
 		for _, cut := range []int{0, 1, 50, 119} {
 			ids, err := json.Marshal(append([]model.Token{1, 2, 3}, want[:cut]...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			got := complete(t, b, fmt.Sprintf(ask, ids, 200-cut)).Choices[0].TokenIDs
 			if fmt.Sprint(got) != fmt.Sprint(want[cut:]) {
 				t.Errorf("cut at %d: %v, want %v", cut, got, want[cut:])
@@ -294,9 +286,7 @@ func TestAbortByClosing(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		r, err := http.NewRequestWithContext(ctx, "POST", server.URL+"/v1/completions", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		failed := make(chan error, 1)
 		go func() {
 			res, err := server.Client().Do(r)
@@ -450,9 +440,7 @@ func TestConfig(t *testing.T) {
 		"Adapters=m", "Blocks=" + strings.Repeat("d", kvport.MaxDir+1), "Blocks=d TensorParallel=3",
 	} {
 		c := ok
-		if err := testkit.SetFields(&c, strings.Fields(bad)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, testkit.SetFields(&c, strings.Fields(bad)))
 		field, _, _ := strings.Cut(bad, "=")
 		if _, err := New(c); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: error %v does not name it", bad, err)

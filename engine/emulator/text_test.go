@@ -10,20 +10,17 @@ import (
 
 	wire "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // For any tokens, any stop strings and any grouping of the tokens, the result equals that of a
 // search in the whole text.
 func TestTextAgainstOracle(t *testing.T) {
 	v, err := vocabulary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	// The alphabet is so small that stop strings occur, and has a character of three tokens.
 	alphabet, err := v.Encode("ab🌿, a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	stopped := 0
 	for seed := range uint64(3000) {
 		rng := rand.New(rand.NewPCG(seed, 5))
@@ -175,14 +172,10 @@ func TestBegunCharacter(t *testing.T) {
 // Seeding examines the bytes that may begin a character, and no others.
 func TestSeed(t *testing.T) {
 	v, err := vocabulary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for _, whole := range []string{"a b c", "x🌿y龍z", "🌿🌿", "龍", "ᚠ and 𝄞", "\x80\x80🌿\xf0\x9f", "é\xc3"} {
 		ids, err := v.Encode(whole)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		show := func(tx *text, ids []model.Token, end bool) (out []byte) {
 			for _, id := range ids {
 				tx.add(id)

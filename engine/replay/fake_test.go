@@ -107,9 +107,7 @@ func runContext(t *testing.T, ctx context.Context, f *fake, cfg Config) (Result,
 		cfg.CPU = func() (CPUTimes, error) { return CPUTimes{}, errNoCPU }
 	}
 	replay, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return replay.Run(ctx)
 }
 

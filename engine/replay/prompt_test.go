@@ -10,15 +10,14 @@ import (
 	"github.com/tiktoken-go/tokenizer"
 
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 func text(t testing.TB, w *words, r trace.Request, index int) string {
 	t.Helper()
 	var s string
-	if err := json.Unmarshal(w.appendText(nil, r, index), &s); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, json.Unmarshal(w.appendText(nil, r, index), &s))
 	return s
 }
 
@@ -27,9 +26,7 @@ func TestPromptLength(t *testing.T) {
 	w := newWords()
 	for _, encoding := range []tokenizer.Encoding{tokenizer.Cl100kBase, tokenizer.O200kBase} {
 		codec, err := tokenizer.Get(encoding)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		for i, n := range []policies.Tokens{1, 2, 7, 8, 9, 511, 512, 513, 520, 521, 1024, 20000} {
 			s := text(t, w, trace.Request{Input: n, Prefix: []uint64{3}}, i)
 			if got, err := codec.Count(s); err != nil || got != int(n) {

@@ -35,9 +35,7 @@ func TestLatencies(t *testing.T) {
 		f := &fake{prefill: 200 * time.Millisecond, step: 10 * time.Millisecond}
 		// The second request is sent while the first is outstanding.
 		result, err := run(t, f, Config{Requests: every(100*time.Millisecond, 5, 30, 11), Speed: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if result.Completed != 5 || result.Failed() != 0 || result.Truncated != 0 {
 			t.Fatalf("completed %d, failed %+v, truncated %d", result.Completed, result.Failures, result.Truncated)
 		}
@@ -102,9 +100,7 @@ func TestRequestAsSent(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := &fake{}
 			_, err := run(t, f, Config{Requests: every(0, 1, 700, 3), Prompt: prompt, Host: "m.example", Header: http.Header{"X-Extra": {"1"}}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			r := f.requests[0]
 			if r.Model != "m" || r.MaxTokens != 3 || !r.IgnoreEOS || !r.Stream || r.host != "m.example" || r.header.Get("X-Extra") != "1" {
 				t.Errorf("sent %+v", r)
@@ -127,9 +123,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{prefill: time.Second}
 		result, err := run(t, f, Config{Requests: every(0, 4, 5, 1), Connections: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		near(t, "slowest of four in a row", result.Wall.TTFT.Max, 4)
 		near(t, "fastest", result.Wall.TTFT.Percentiles[0], 1)
 	})
@@ -179,9 +173,7 @@ func TestFailures(t *testing.T) {
 					return second
 				}}
 				result, err := run(t, f, Config{Requests: every(time.Minute, 3, 10, 2), Timeout: 30 * time.Second, Records: &log})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, err)
 				if result.Completed != 2 || result.Failed() != 1 {
 					t.Fatalf("completed %d, failures %+v", result.Completed, result.Failures)
 				}
@@ -252,9 +244,7 @@ func TestVoid(t *testing.T) {
 				s := time.Since(start).Seconds()
 				return CPUTimes{Idle: s - tc.busy*max(0, s-3), Niced: tc.busy * tc.niced * max(0, s-3), Total: s}, nil
 			}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			if (result.Void != "") != tc.void {
 				t.Errorf("idle %.2f: void is %q", result.IdleCPU, result.Void)
 			}

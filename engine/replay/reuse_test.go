@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestReuse checks the figures of a replay whose prompts share prefixes: the fake finds 2 of 7 prompt tokens.
@@ -15,9 +17,7 @@ func TestReuse(t *testing.T) {
 			requests[i].Prefix = []uint64{1, uint64(2 + i)}
 		}
 		result, err := run(t, f, Config{Requests: requests, Speed: 2, SLO: SLO{TTFT: 0.1, TPOT: 0.003}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		u := result.Reuse
 		if u == nil || u.Source != FromUsage || u.PromptTokens != 21 || u.CachedTokens != 6 || u.LoadCV != -1 {
 			t.Fatalf("%+v", u)

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // The test uses real sockets and both protocols.
@@ -20,9 +22,7 @@ func TestProtocols(t *testing.T) {
 		server.Config.Protocols.SetUnencryptedHTTP2(true)
 		server.Start()
 		replay, err := New(Config{Target: server.URL + "/", Model: "m", Requests: every(0, 20, 9000, 50), HTTP2: http2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		result, err := replay.Run(t.Context())
 		server.Close()
 		if err != nil || result.Completed != 20 || result.Records[19].Tokens != 50 {

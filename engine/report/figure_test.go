@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // label is a text of a picture and the box that it takes.
@@ -34,17 +35,13 @@ func readPicture(t *testing.T, p Picture) (labels []label, grid, width, height f
 			Text   string  `xml:",chardata"`
 		} `xml:"text"`
 	}
-	if err := xml.Unmarshal(p.svg, &doc); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, xml.Unmarshal(p.svg, &doc))
 	grid = math.Inf(1)
 	for _, path := range doc.Paths {
 		if path.Line == gridColour || path.Line == inkColour {
 			_, y, _ := strings.Cut(path.D[:strings.Index(path.D, "L")], " ")
 			at, err := strconv.ParseFloat(y, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			grid = min(grid, at)
 		}
 	}
@@ -81,9 +78,7 @@ func checkLayout(t *testing.T, p Picture, legend []string) {
 // TestDistributionTail checks that p95 and p99 can be read: by their lines, which have room, and in the legend.
 func TestDistributionTail(t *testing.T) {
 	p, err := Distribution(runs(t), TTFT)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	labels, _, _, _ := readPicture(t, p)
 	at := map[string]float64{}
 	for _, l := range labels {
@@ -115,15 +110,11 @@ func TestManySystems(t *testing.T) {
 		func() (Picture, error) { return ByLength(results[2:], TPOT) },
 	} {
 		p, err := draw()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		checkLayout(t, p, names)
 	}
 	p, err := ReusePicture(results[2:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	checkLayout(t, p, nil)
 }
 
@@ -153,9 +144,7 @@ func TestTimeAxis(t *testing.T) {
 // TestEscape checks that names cannot break the document.
 func TestEscape(t *testing.T) {
 	p, err := Fitted(`<b>&"`, "x", "y", []XY{{1, 1}}, 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if labels, _, _, _ := readPicture(t, p); labels[0].text != `<b>&"` {
 		t.Errorf("%q", labels[0].text)
 	}
@@ -165,9 +154,7 @@ func TestEscape(t *testing.T) {
 func TestCrowdedAxis(t *testing.T) {
 	names := strings.Fields(strings.Repeat("a-long-name ", 30))
 	p, err := Figure{Title: "crowded", Width: 300, Charts: []Chart{{X: nameAxis("x", names, false), Y: nameAxis("y", names, true), Height: 100}}}.Draw()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	checkLayout(t, p, nil)
 	if labels, _, _, _ := readPicture(t, p); len(labels) < 8 {
 		t.Errorf("%d labels", len(labels))

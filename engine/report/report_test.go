@@ -85,9 +85,7 @@ func runs(t *testing.T) []replay.Result {
 	g.Requests, g.Rate, g.Seed = 200, 3, 1
 	g.Classes[0].Output.Max, g.Classes[1].Output.Max = 40, 40
 	requests, err := g.Generate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var results []replay.Result
 	for _, system := range []struct {
 		name string
@@ -106,13 +104,9 @@ func runs(t *testing.T) []replay.Result {
 					return replay.CPUTimes{Idle: system.idle * s, Total: s}, nil
 				},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			result, err := run.Run(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			results = append(results, result)
 		})
 	}
@@ -127,9 +121,7 @@ func TestTables(t *testing.T) {
 	var out bytes.Buffer
 	for _, table := range []Table{Runs(results), Latencies(results), Classes(results), Stages(results[1])} {
 		for _, write := range []func(io.Writer) error{table.Text, table.Markdown} {
-			if err := write(&out); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, write(&out))
 			out.WriteString("\n")
 		}
 	}
@@ -139,13 +131,9 @@ func TestTables(t *testing.T) {
 func TestJSON(t *testing.T) {
 	results := runs(t)
 	var out bytes.Buffer
-	if err := WriteJSON(&out, results); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, WriteJSON(&out, results))
 	var back []replay.Result
-	if err := json.Unmarshal(out.Bytes(), &back); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, json.Unmarshal(out.Bytes(), &back))
 	// Results that were written and read back give the same tables and pictures.
 	for i, pair := range [][2]Table{{Latencies(results), Latencies(back)}, {Classes(results), Classes(back)}} {
 		var a, b strings.Builder
@@ -163,9 +151,7 @@ func TestJSON(t *testing.T) {
 func svg(t *testing.T, p Picture) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := p.Write(&b); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, p.Write(&b))
 	return b.String()
 }
 
@@ -186,9 +172,7 @@ func TestPictures(t *testing.T) {
 	g, _ := trace.Named("mixed")
 	g.Requests = 1000
 	requests, err := g.Generate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for _, r := range requests {
 		lengths = append(lengths, r.Input+r.Output)
 	}
@@ -225,9 +209,7 @@ func TestPictures(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p, err := tc.draw()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			text := svg(t, p)
 			for _, say := range tc.say {
 				if !strings.Contains(text, say) {
@@ -242,9 +224,7 @@ func TestPictures(t *testing.T) {
 			if err != nil || svg(t, again) != text || svg(t, p) != text {
 				t.Error("drawing twice gives different bytes")
 			}
-			if err := os.WriteFile(filepath.Join(t.ArtifactDir(), tc.name+".svg"), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, os.WriteFile(filepath.Join(t.ArtifactDir(), tc.name+".svg"), []byte(text), 0o644))
 		})
 	}
 }
@@ -278,9 +258,7 @@ func TestNothingToDraw(t *testing.T) {
 		}
 	}
 	p, err := Plan("One", policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if err := p.Write(io.Discard); err != nil {
 		t.Error(err)
 	}

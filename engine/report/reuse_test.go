@@ -26,9 +26,7 @@ func reuseResults() []replay.Result {
 func TestReuseTables(t *testing.T) {
 	var out bytes.Buffer
 	for _, table := range []Table{Reuse(reuseResults()), Attainment(reuseResults())} {
-		if err := table.Text(&out); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, table.Text(&out))
 	}
 	testkit.CompareGolden(t, "testdata/reuse.txt", out.Bytes())
 	none := reuseResults()[3:]

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/profiling"
 	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // widest returns how wide a table is in a terminal, without its notes.
@@ -14,9 +15,7 @@ func widest(t *testing.T, table Table) int {
 	t.Helper()
 	var out strings.Builder
 	table.Notes = nil
-	if err := table.Text(&out); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, table.Text(&out))
 	width := 0
 	for line := range strings.Lines(out.String()) {
 		width = max(width, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")))

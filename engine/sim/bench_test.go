@@ -8,15 +8,14 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // BenchmarkRun simulates 100 replicas, 512 tokens in, 128 out, batches of at most 64. CPU time counts the
 // garbage collector's threads, and no waiting for other processes.
 func BenchmarkRun(b *testing.B) {
 	h200, err := cost.Builtin("h200-llama-3.1-8b")
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.NoError(b, err)
 	for _, name := range Policies() {
 		b.Run(name, func(b *testing.B) {
 			const n = 100_000
@@ -34,8 +33,6 @@ func BenchmarkRun(b *testing.B) {
 // cpuTime returns the CPU time of this process so far.
 func cpuTime(b *testing.B) time.Duration {
 	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
+	testkit.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

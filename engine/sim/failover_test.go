@@ -182,9 +182,7 @@ func TestMeanOfTheStage(t *testing.T) {
 	s.replicas[0].add(&request{Request: trace.Request{Input: 500, Output: 10}, tokens: 5})
 	c := s.cascade
 	c.view.ticks = ticksPerReport - 1
-	if err := c.tick(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, c.tick())
 	for i, want := range []policies.Tokens{505, 0} {
 		if m := c.measure(c.fronts[i]); m.Mean != want || !m.MeanKnown {
 			t.Errorf("stage %d: mean %d, known %v; want %d", i, m.Mean, m.MeanKnown, want)

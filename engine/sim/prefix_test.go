@@ -281,9 +281,7 @@ func TestPullsFail(t *testing.T) {
 	var source requests = *turns(40, 4, 2)
 	s := testkit.Must(New(Config{Replicas: 4, Profile: p, Policy: OneStage, Faults: faults, Source: &source}))
 	r, err := s.Run(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if r.Moves.Pulls < 5 || r.Completed == 0 {
 		t.Errorf("%+v, %d completed", r.Moves, r.Completed)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -55,13 +56,9 @@ func run(t testing.TB, c Config, source trace.Source) (Result, []replay.Record) 
 		c.Profile = profile
 	}
 	s, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	result, err := s.Run(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return result, records
 }
 
@@ -117,9 +114,7 @@ func TestDeterminism(t *testing.T) {
 			}
 			result, records := run(t, c, mix(n, 200, seed))
 			var out bytes.Buffer
-			if err := errors.Join(json.NewEncoder(&out).Encode(result), json.NewEncoder(&out).Encode(records)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, errors.Join(json.NewEncoder(&out).Encode(result), json.NewEncoder(&out).Encode(records)))
 			outputs[i] = out.Bytes()
 			if result.Completed+result.Failed() != n || result.Engines.Preemptions == 0 {
 				t.Errorf("%s: %d completed, %d failed, %d preemptions", name, result.Completed, result.Failed(), result.Engines.Preemptions)
@@ -185,9 +180,7 @@ func TestStaleLoads(t *testing.T) {
 	at := func(c Config) (replicas []int) {
 		c.Source, c.Profile, c.Replicas, c.Policy = source(), profile, 2, "least-load"
 		s, err := New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if _, err := s.Run(context.Background()); err != nil {
 			t.Fatal(err)
 		}
@@ -328,9 +321,7 @@ func TestBadConfigs(t *testing.T) {
 func TestMemoryIsFlat(t *testing.T) {
 	live := func(policy string, n int) uint64 {
 		s, err := New(Config{Replicas: 4, Profile: profile, Policy: policy, Source: mix(n, 75, 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if _, err := s.Run(context.Background()); err != nil {
 			t.Fatal(err)
 		}

@@ -83,9 +83,7 @@ func TestAgainstVLLM(t *testing.T) {
 	var log []logged
 	for lines := bufio.NewScanner(z); lines.Scan(); {
 		var r logged
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, json.Unmarshal(lines.Bytes(), &r))
 		log = append(log, r)
 	}
 	slices.SortStableFunc(log, func(a, b logged) int { return cmp.Compare(a.Queued, b.Queued) })

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // A badLine is a line that no reader accepts, and the field that every error names.
@@ -134,9 +136,7 @@ func TestBadLines(t *testing.T) {
 					}
 					skipped := 0
 					from, err := open(text)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testkit.NoError(t, err)
 					got, err := Collect(SkipInvalid(from, func(*Error) { skipped++ }))
 					if err != nil || len(got) != 2 || skipped != 1 || got[0].Input != 600 || got[1].Input != 700 {
 						t.Errorf("%s, %s%s: %s: skipped %d, read %v, %v", format, name, packed, bad.line, skipped, got, err)

@@ -65,20 +65,14 @@ func TestFitOfPublicTraces(t *testing.T) {
 	} {
 		f.shape.Seed = 1
 		real, err := f.shape.Apply(f.read(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		g, err := Fit(real, FitConfig{Name: f.name, Source: f.source, Components: f.components, Seed: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		mixes[f.name] = g
 		fitted := g.Classes[0].Prefix
 		g.Requests, g.Seed = len(real), 2
 		generated, err := g.Generate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		q := Compare(real, generated)
 		fmt.Fprintf(&report, "\n%s: %s, %d requests; %d components, rate %.2f/s, gap CV %.2f, swing %.2f\n%s",
 			f.name, f.source, len(real), len(g.Classes[0].Lengths), g.Rate, g.GapCV, g.Swing, q)
@@ -96,22 +90,16 @@ func TestFitOfPublicTraces(t *testing.T) {
 		return
 	}
 	text, err := json.MarshalIndent(mixes, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for name, content := range map[string][]byte{"mixes.json": append(text, '\n'), "testdata/fit.txt": []byte(report.String())} {
-		if err := os.WriteFile(name, content, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, os.WriteFile(name, content, 0o644))
 	}
 }
 
 func readFile(path string) func(*testing.T) []Request {
 	return func(t *testing.T) []Request {
 		file, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		defer file.Close()
 		return testkit.Must(Read(file, filepath.Base(path)))
 	}

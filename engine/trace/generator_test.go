@@ -14,12 +14,8 @@ import (
 func generate(t testing.TB, g Generator) []Request {
 	t.Helper()
 	requests, err := g.Generate()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := holds(requests); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
+	testkit.NoError(t, holds(requests))
 	return requests
 }
 
@@ -135,9 +131,7 @@ func TestFitRecovers(t *testing.T) {
 	}
 	real := generate(t, known)
 	g, err := Fit(real, FitConfig{Name: "known", Components: 2, Seed: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	close := func(what string, got, want, by float64) {
 		if !(math.Abs(got-want) <= by) {
 			t.Errorf("%s is %.3f, not %.3f ± %.3f", what, got, want, by)

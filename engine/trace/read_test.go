@@ -25,9 +25,7 @@ func zipped(t testing.TB, text string) string {
 	if _, err := w.Write([]byte(text)); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, w.Close())
 	return b.String()
 }
 
@@ -84,9 +82,7 @@ func TestWriteReadsBack(t *testing.T) {
 	for _, g := range []Generator{mixed, chat} {
 		g.Requests = 200
 		want, err := g.Generate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		for i := range want {
 			want[i].At = want[i].At.Round(time.Microsecond)
 		}
@@ -98,13 +94,9 @@ func TestWriteReadsBack(t *testing.T) {
 func roundTrip(t *testing.T, want []Request) {
 	t.Helper()
 	var b bytes.Buffer
-	if err := Write(&b, want); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, Write(&b, want))
 	got, err := Read(&b, "t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for i := range got {
 		if len(got[i].Prefix) == 0 {
 			got[i].Prefix = nil
@@ -138,9 +130,7 @@ func fuzz(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := holds(requests); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, holds(requests))
 		if _, err := (Shape{Rate: 2, Spread: time.Second}).Apply(requests); err != nil {
 			t.Fatal(err)
 		}
@@ -167,14 +157,10 @@ func TestPublicTrace(t *testing.T) {
 		testkit.Skip(t, testkit.Unavailable{What: "the public trace is not in the repository", Remedy: "give its file: -conversation FILE"})
 	}
 	file, err := os.Open(*conversationFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer file.Close()
 	requests, err := Read(file, filepath.Base(*conversationFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var input policies.Tokens
 	for _, r := range requests {
 		input += r.Input

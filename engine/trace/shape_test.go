@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -45,9 +46,7 @@ func TestShape(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			given := second(5, 7, 9, 15)
 			got, err := tc.shape.Apply(given)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			if d := cmp.Diff(tc.want, at(got)); d != "" {
 				t.Errorf("(-want +got)\n%s", d)
 			}
@@ -64,12 +63,8 @@ func TestShapeSpread(t *testing.T) {
 		given[i] = Request{At: time.Duration(i/10*3) * time.Second, Input: 1, Output: 1}
 	}
 	got, err := Shape{Spread: 3 * time.Second, Seed: 7}.Apply(given)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := holds(got); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
+	testkit.NoError(t, holds(got))
 	if cv, _ := fitArrivals(got); math.Abs(cv-0.9) > 0.05 {
 		t.Errorf("ten arrivals spread over 3 s have gaps of variation %.2f, not about 0.9", cv)
 	}
@@ -92,9 +87,7 @@ func TestShapeOfLengthsOnly(t *testing.T) {
 		t.Fatalf("no rate gives %v", err)
 	}
 	got, err := Shape{Rate: 50}.Apply(given)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if rate := Rate(got); math.Abs(rate-50) > 2 {
 		t.Errorf("the rate is %.1f/s, not 50", rate)
 	}

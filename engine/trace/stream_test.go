@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -25,9 +26,7 @@ func readAll(t *testing.T, from Source) []Request {
 			}
 			return all
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		all = append(all, r)
 	}
 }
@@ -57,14 +56,10 @@ func TestStreamShapesAsApply(t *testing.T) {
 		shape.From = time.Duration(rng.IntN(2)*rng.IntN(20)) * time.Second
 		shape.Spread, shape.Until = time.Duration(rng.IntN(2)*rng.IntN(5000))*time.Millisecond, time.Duration(rng.IntN(2)*rng.IntN(40))*time.Second
 		var text bytes.Buffer
-		if err := Write(&text, requests); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, Write(&text, requests))
 		want, wantErr := shape.Apply(requests)
 		from, err := shape.Stream(func() (Source, error) { return NewReader(bytes.NewReader(text.Bytes()), "t") })
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if errors.Is(wantErr, ErrNoRate) {
 			if _, err := from.Next(); !errors.Is(err, ErrNoRate) && !errors.Is(err, io.EOF) {
 				t.Fatalf("seed %d: %v, want %v", seed, err, wantErr)
@@ -83,9 +78,7 @@ func TestSkipInvalid(t *testing.T) {
 	open := func() (Source, error) { return NewReader(strings.NewReader(text), "t.csv") }
 	for _, shape := range []Shape{{}, {Rate: 3}} {
 		from, err := shape.Stream(open)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		var skipped []string
 		got := readAll(t, SkipInvalid(from, func(e *Error) { skipped = append(skipped, e.Error()) }))
 		want := []string{
@@ -111,13 +104,9 @@ func TestMixesAreDrawnOneByOne(t *testing.T) {
 		g, _ := Named(name)
 		g.Requests, g.Seed = 300, 5
 		want, err := g.Generate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		d, err := g.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if got := readAll(t, d); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: drawn one by one, other requests come", name)
 		}

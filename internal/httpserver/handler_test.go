@@ -27,9 +27,7 @@ import (
 // serve serves a handler on real sockets, over HTTP/1.1 and h2c, until the test ends.
 func serve(t *testing.T, h http.HandlerFunc) (address string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	s := &http.Server{Handler: httpserver.Handler(h), Protocols: new(http.Protocols)}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetUnencryptedHTTP2(true)
@@ -189,12 +187,8 @@ func TestAttackUnwritten(t *testing.T) {
 			}
 		})
 		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
+		testkit.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
 		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n", path)
 		if got, err := io.ReadAll(conn); len(got) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: answered %q, %v; want the end of the connection", path, got, err)
@@ -251,9 +245,7 @@ func TestKeepAlive(t *testing.T) {
 	defer client.CloseIdleConnections()
 	for range 3 {
 		resp, err := client.Post("http://"+address, "text/plain", strings.NewReader("hello"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		text, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		if first == "" {

@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 var good = []struct {
@@ -35,9 +37,7 @@ func TestGood(t *testing.T) {
 			t.Errorf("%.60s: its parts make %q, %v", c.text, id, err)
 		}
 		u, err := url.Parse(c.text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if id, err := FromCertificate(&x509.Certificate{URIs: []*url.URL{u}}); err != nil || id != c.id {
 			t.Errorf("%.60s in a certificate: %+v, %v", c.text, id, err)
 		}
@@ -95,9 +95,7 @@ func TestBad(t *testing.T) {
 func TestCertificates(t *testing.T) {
 	uri := func(s string) *url.URL {
 		u, err := url.Parse(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		return u
 	}
 	one := uri("spiffe://td/proxy/edge")

@@ -6,23 +6,19 @@ import (
 	"net"
 	"syscall"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestIsRealDial: what a dial returns when the process may open no more descriptors.
 func TestIsRealDial(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer l.Close()
 	var was syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was))
 	defer syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was)
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: was.Max}))
 	_, err = net.Dial("tcp", l.Addr().String())
 	if !Is(err) {
 		t.Errorf("a dial without descriptors: %v", err)

@@ -17,12 +17,8 @@ import (
 func TestAttackDirectory(t *testing.T) {
 	for what, mode := range map[string]os.FileMode{"mode 0700; it has mode 0711": 0o711, "it has mode 0710": 0o710, "belongs to user 65534": 0o700} {
 		dir := filepath.Join(t.TempDir(), "blocks")
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(dir, mode); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, os.Mkdir(dir, 0o700))
+		testkit.NoError(t, os.Chmod(dir, mode))
 		if mode == 0o700 && os.Chown(dir, 65534, 65534) != nil {
 			continue // only root can
 		}

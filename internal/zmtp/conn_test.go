@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // script is a connection whose peer has sent some bytes and then sends no more. What it is sent
@@ -95,9 +97,7 @@ func TestHandshake(t *testing.T) {
 func openScript(t *testing.T, text []byte) (*Conn, *script) {
 	c := &script{in: bytes.NewReader(append(hello("PUB"), text...))}
 	z, err := Open(c, "SUB", "PUB")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return z, c
 }
 
@@ -125,9 +125,7 @@ func TestReceive(t *testing.T) {
 	z, p := openScript(t, text)
 	for _, want := range [][]string{{"a", "", "bc"}, {long}, {"a", "b"}} {
 		got, err := z.Receive(time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if !slices.EqualFunc(got, want, func(a []byte, b string) bool { return string(a) == b }) {
 			t.Errorf("%d frames, want %d", len(got), len(want))
 		}
@@ -178,9 +176,7 @@ func TestDeadlines(t *testing.T) {
 		}()
 		go io.Copy(io.Discard, p)
 		z, err := Open(here, "SUB", "PUB")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		for range 3 {
 			begin := time.Now()
 			if _, err := z.Receive(time.Hour); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begin) != time.Hour {

@@ -122,9 +122,7 @@ func TestAssign(t *testing.T) {
 		}
 		rng.Shuffle(len(replicas), func(i, j int) { replicas[i], replicas[j] = replicas[j], replicas[i] })
 		prev := randomPlan(rng, all)
-		if err := prev.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, prev.Validate())
 		p := policies.Partition{Cuts: randomCuts(rng, 1+rng.IntN(len(ids)))}
 		if rng.IntN(2) == 0 && len(prev.Stages) <= len(ids) { // the same cuts
 			p.Cuts = nil

@@ -28,9 +28,7 @@ func TestConfig(t *testing.T) {
 		"Planner=", "Period=-1", "Gain=NaN", "SplitGain=1", "SplitGain=0.05", "MoveCost=-1", "Horizon=+Inf", "Excess=-0.1", "Windows=-1", "HoldOff=1000",
 	} {
 		c := adoption.Config{Planner: partition.Exact{}}
-		if err := testkit.SetFields(&c, []string{bad}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, testkit.SetFields(&c, []string{bad}))
 		var v *policies.Violation
 		if _, err := adoption.New(c); !errors.As(err, &v) {
 			t.Errorf("%s: %v", bad, err)
@@ -63,13 +61,9 @@ func TestInvariants(t *testing.T) {
 	for range 60 {
 		c := adoption.Config{Planner: partition.Exact{}}
 		m, err := adoption.New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		twin, err := adoption.New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		in := adoption.Input{Model: "m", Workload: workload(rng)}
 		for i := range 8 {
 			in.Replicas = append(in.Replicas, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m"})
@@ -101,9 +95,7 @@ func TestInvariants(t *testing.T) {
 				}
 				continue
 			}
-			if err := d.Plan.Validate(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, d.Plan.Validate())
 			var got, want []policies.ReplicaID
 			for _, s := range d.Plan.Stages {
 				got = append(got, s.Replicas...)
@@ -134,9 +126,7 @@ func BenchmarkStep(b *testing.B) {
 	for _, replicas := range []int{16, 1024} {
 		b.Run(fmt.Sprintf("replicas=%d", replicas), func(b *testing.B) {
 			m, err := adoption.New(adoption.Config{Planner: partition.Exact{}})
-			if err != nil {
-				b.Fatal(err)
-			}
+			testkit.NoError(b, err)
 			in := adoption.Input{Model: "m", Workload: policytest.ChatWorkload(policies.BucketEdges(131072, 4), replicas, 0.5, 1)}
 			for i := range replicas {
 				in.Replicas = append(in.Replicas, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m"})

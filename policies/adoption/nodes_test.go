@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -137,9 +138,7 @@ func TestHandOversArePriced(t *testing.T) {
 	w.Transfer = know.Map.NearestTransfer(ids(fleet))
 	cost := func(plan policies.Plan, m *links.CostMap) float64 {
 		machine, err := adoption.New(adoption.Config{Planner: partition.Exact{}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		return machine.Step(adoption.Input{Plan: plan, Model: "m", Replicas: fleet, Workload: w, Proximity: m}).Present.Cost
 	}
 	if a, b := cost(joined, know.Map), cost(apart, know.Map); !(a < b) {
@@ -207,9 +206,7 @@ func TestCrossingsWeighTheBoundaries(t *testing.T) {
 	near := bridges(fleet)
 	p := &pricing{script: script{Cuts: []policies.Tokens{100, 1000}, Counts: []int{1, 1, 2}, Best: 50, One: 100, Present: 75, Iterations: []float64{1, 1, 1}}}
 	m, err := adoption.New(adoption.Config{Planner: p, Seen: 1, Period: 10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	in := adoption.Input{Model: "m", Replicas: fleet, Proximity: near}
 	in.Plan = m.Step(in).Plan
 	in.Now = 10

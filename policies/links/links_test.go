@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 )
@@ -115,9 +116,7 @@ func TestValidate(t *testing.T) {
 	good := func() links.Topology {
 		return links.Topology{Host: "a", Known: true, GPU: &links.GPU{Peers: []links.Peer{{Index: 1}}}, RDMA: &links.Port{}}
 	}
-	if err := good().Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, good().Validate())
 	long := strings.Repeat("x", links.MaxName+1)
 	for name, breaks := range map[string]func(*links.Topology){
 		"1: host":               func(s *links.Topology) { s.Host = long },
@@ -160,9 +159,7 @@ func TestJSON(t *testing.T) {
 			}
 		}
 		text, err := json.Marshal(want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		var got links.Topology
 		if err := json.Unmarshal(text, &got); err != nil || !reflect.DeepEqual(got, want) || !got.Equal(want) {
 			t.Fatalf("seed %d: %s: %+v, %v", seed, text, got, err)

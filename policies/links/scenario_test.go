@@ -95,9 +95,7 @@ func site(t *testing.T, words []string) (s links.Topology) {
 		case "peer":
 			f := strings.Split(value, ":")
 			p := links.Peer{Index: count(t, f[0]), Address: f[1], NVLinks: bundle(t, f[2])}
-			if err := p.Distance.UnmarshalText([]byte(f[3])); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, p.Distance.UnmarshalText([]byte(f[3])))
 			if len(f) > 4 {
 				p.Asked, p.Read, p.Write, p.NVLink = true, strings.Contains(f[4], "r"), strings.Contains(f[4], "w"), strings.Contains(f[4], "n")
 			}
@@ -113,9 +111,7 @@ func site(t *testing.T, words []string) (s links.Topology) {
 		case "rdma":
 			f := strings.Split(value, "/")
 			s.RDMA = &links.Port{Name: f[0], Layer: f[1], Rate: rate(t, f[2])}
-			if err := s.RDMA.Distance.UnmarshalText([]byte(f[3])); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, s.RDMA.Distance.UnmarshalText([]byte(f[3])))
 			if len(f) > 4 {
 				s.RDMA.Subnet = f[4]
 			}
@@ -123,9 +119,7 @@ func site(t *testing.T, words []string) (s links.Topology) {
 			t.Fatalf("a site has no %q", key)
 		}
 	}
-	if err := s.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, s.Validate())
 	return s
 }
 
@@ -142,8 +136,6 @@ func rate(t *testing.T, text string) links.Rate { return links.Rate(count(t, tex
 
 func count(t *testing.T, text string) int {
 	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return n
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/place"
 )
@@ -20,9 +21,7 @@ func peersOf(t testing.TB) *place.Peers {
 func fleetOf(t testing.TB, replicas []policies.Replica) *place.Peers {
 	b := place.NewPeers(place.PeersConfig{Self: "a", Placer: place.Policy{Queue: 100}})
 	plan := fleetPlan()
-	if err := plan.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, plan.Validate())
 	b.SetView(plan, replicas)
 	return b
 }

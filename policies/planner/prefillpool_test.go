@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
@@ -95,9 +96,7 @@ func TestBest(t *testing.T) {
 		if errors.Is(err, policies.ErrInfeasible) {
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if q.Pays() {
 			pays++
 		}
@@ -127,9 +126,7 @@ func TestLargeFleet(t *testing.T) {
 	for _, replicas := range []int{maxPrefillOptions, maxPrefillOptions + 1, 10*maxPrefillOptions + 7} {
 		w := workload(float64(replicas)*0.75, 8000, 600, replicas)
 		q, err := PricePrefill(partition.Exact{}, w)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		step := q.Options[1].Prefill
 		if n := len(q.Options); n > maxPrefillOptions || n*step < replicas || (n-1)*step >= replicas || step > 1 && n*(step-1) >= replicas {
 			t.Errorf("%d replicas: %d options %d apart", replicas, n, step)
@@ -197,13 +194,9 @@ func TestStagesOfThePartitioner(t *testing.T) {
 	add(&w, 0.5, 9000, 600)
 	few := partition.Exact{Slack: 0.2}
 	least, err := PricePrefill(partition.Exact{}, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	got, err := PricePrefill(few, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	fewer := 0
 	for k, o := range got.Options {
 		if o.Decode < least.Options[k].Decode {

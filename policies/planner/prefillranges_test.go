@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
@@ -226,9 +227,7 @@ func TestPriceDivides(t *testing.T) {
 	w := workload(8, 1500, 100, 8)
 	add(&w, 0.25, 30_000, 100)
 	q, err := PricePrefill(partition.Exact{}, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	classes := promptClasses(w.Flow, w.Cost, func(int) bool { return true })
 	var all promptLoad
 	for _, c := range classes {

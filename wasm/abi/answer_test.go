@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -15,9 +16,7 @@ func mustPut(t *testing.T, put func(arena []byte) (int, error)) []byte {
 	t.Helper()
 	arena := make([]byte, 1<<13)
 	n, err := put(arena)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return arena[:n]
 }
 

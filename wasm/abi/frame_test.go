@@ -363,9 +363,7 @@ func TestPlaceBefore15(t *testing.T) {
 	frame := make([]byte, 1024)
 	s := frameShape{kind: Place, args: placeArgs, size: siteSize0, count: 2}
 	p, n, err := s.writeTo(frame, Call{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	put64(p.record(1)[24:], 7)
 	a, status := DecodePlaceCall(frame[:n], nil)
 	if status != OK || len(a.Peers) != 1 || a.Peers[0].Load != 7 || a.Peers[0].Running != 0 || a.Own.Running != 0 {

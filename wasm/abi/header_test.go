@@ -45,9 +45,7 @@ func TestHeaderOpensVectors(t *testing.T) {
 			t.Errorf("no sizes of kind %v", k)
 		}
 		frame, err := os.Open(filepath.Join("testdata", k.String()+".hex"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		cmd := exec.Command(program, fmt.Sprint(int(k)), fmt.Sprint(size[0]), fmt.Sprint(size[1]))
 		cmd.Stdin = frame
 		if msg, err := cmd.CombinedOutput(); err != nil {

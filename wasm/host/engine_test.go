@@ -71,9 +71,7 @@ func TestMemoryIsClean(t *testing.T) {
 	var first [32]byte
 	for id := range uint64(20) {
 		i, err := m.Instantiate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if h := i.Hash(); id == 0 {
 			first = h
 		} else if h != first {

@@ -26,9 +26,7 @@ func executable(t *testing.T) int {
 	if errors.Is(err, os.ErrNotExist) {
 		testkit.Skip(t, testkit.Unavailable{What: "this system does not list the mappings of a process", Remedy: "run it on Linux"})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	n := 0
 	for line := range strings.Lines(string(maps)) {
 		if f := strings.Fields(line); len(f) == 5 && strings.Contains(f[1], "x") {

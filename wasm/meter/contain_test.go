@@ -123,9 +123,7 @@ func TestStartRunsOnStartFuel(t *testing.T) {
 			m.exports[name] = 0
 		}
 		out, report, err := Instrument(m.encode(), Config{StartFuel: 5000})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if report.Start != (name == "start") {
 			t.Errorf("%s: the report says start %v", name, report.Start)
 		}

@@ -73,9 +73,7 @@ func stackBytes(t testing.TB, f api.Function) int64 {
 func (e engine) metered(t testing.TB, code []byte, c Config) armed {
 	t.Helper()
 	out, report, err := Instrument(code, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	mod := testkit.Must(e.instance(out))
 	return arm(t, mod, report.Slice)
 }

@@ -127,9 +127,7 @@ func TestReport(t *testing.T) {
 	m.exports = map[string]uint32{"run": 2, "other": 3}
 	code := m.encode()
 	_, got, err := Instrument(code, Config{Slice: 77})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if !slices.Equal(got.Imports, m.imports) || !slices.Equal(got.Exports, []string{"run", "other"}) {
 		t.Errorf("imports %v, exports %v", got.Imports, got.Exports)
 	}
@@ -158,9 +156,7 @@ func TestNamesOfFunctions(t *testing.T) {
 		sub := append([]byte{byte(len(c.names))}, bytes.Join(c.names, nil)...)
 		custom := append([]byte("\x04name\x01"), append([]byte{byte(len(sub))}, sub...)...)
 		out, _, err := Instrument(append(good[:len(good):len(good)], sec(0, custom...)...), Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if kept := strings.Contains(string(out), "aa") && strings.Contains(string(out), "cc"); kept != c.kept || strings.Contains(string(out), checkpointName) != c.kept {
 			t.Errorf("%q: kept %v, want %v", custom, kept, c.kept)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
@@ -33,18 +34,14 @@ func goInstance(t testing.TB, e engine, compiled wazero.CompiledModule) api.Modu
 	now := int64(0)
 	mod, err := e.r.InstantiateModule(context.Background(), compiled, wazero.NewModuleConfig().WithName("").WithStartFunctions("_initialize").
 		WithNanotime(func() int64 { now += 1000; return now }, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return mod
 }
 
 func compile(t testing.TB, e engine, code []byte) wazero.CompiledModule {
 	t.Helper()
 	c, err := e.r.CompileModule(context.Background(), code)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return c
 }
 
@@ -64,9 +61,7 @@ func TestGoGuestIsUnchanged(t *testing.T) {
 	code := goGuest(t)
 	e := goEngine(t)
 	out, report, err := Instrument(code, Config{Slice: 5000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	plain := goInstance(t, e, compile(t, e, code))
 	compiled := compile(t, e, out)
 	a, b := arm(t, goInstance(t, e, compiled), report.Slice), arm(t, goInstance(t, e, compiled), 1)
@@ -79,16 +74,12 @@ func TestGoGuestIsUnchanged(t *testing.T) {
 	const fuel = 1 << 40
 	for _, call := range guestCalls {
 		want, err := plain.ExportedFunction(call.name).Call(ctx, call.args...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		a.give(fuel)
 		b.give(fuel)
 		for _, m := range []armed{a, b} {
 			got, err := m.ExportedFunction(call.name).Call(ctx, call.args...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			if got[0] != want[0] {
 				t.Errorf("%s%v = %d, unmetered %d", call.name, call.args, got[0], want[0])
 			}

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // deep returns a function that calls itself between computing and using many values, so that
@@ -196,13 +198,9 @@ func TestLargeFramesAreExact(t *testing.T) {
 		"indirect": through(deep(1000, 0)), "wide blocks": wide(20, 300),
 	} {
 		out, report, err := Instrument(m.encode(), Config{Stack: MaxFuel})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		mod, err := newEngine(t).instance(out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		arm(t, mod, report.Slice).give(0) // the engine grows the stack before the call ends
 		f := mod.ExportedFunction("run")
 		words := make([]uint64, max(1, len(m.types[0].params)))

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/policytest"
@@ -30,9 +31,7 @@ func TestNativeProposalsPass(t *testing.T) {
 	}})
 	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 16, 0.6, 1)
 	want, err := partition.Exact{}.Partition(w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	got, err := Planner{Proposer: partition.Exact{}, Native: partition.Exact{}}.Partition(w)
 	if err != nil || !reflect.DeepEqual(got.Cuts, want.Cuts) || !reflect.DeepEqual(got.Counts, want.Counts) || math.Abs(got.Cost-want.Cost) > 1e-9*want.Cost {
 		t.Errorf("%+v, %v, want %+v", got, err, want)

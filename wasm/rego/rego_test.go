@@ -32,9 +32,7 @@ func plan(epoch policies.Epoch, text string) policies.Plan {
 	for _, word := range strings.Fields(text) {
 		var low int64
 		from, ids, _ := strings.Cut(word, ":")
-		if _, err := fmt.Sscan(from, &low); err != nil {
-			panic(err)
-		}
+		testkit.Must(fmt.Sscan(from, &low))
 		if n := len(p.Stages); n > 0 {
 			p.Stages[n-1].High = policies.Tokens(low)
 		}

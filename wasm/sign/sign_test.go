@@ -227,9 +227,7 @@ func TestStatementInvariants(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	good, err := signed(t, statement(), 1).Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	text := string(good)
 	for name, bad := range map[string]string{
 		"unknown field": strings.Replace(text, `"abi"`, `"root": true, "abi"`, 1),
@@ -257,9 +255,7 @@ func TestDecodeRefuses(t *testing.T) {
 
 func TestKeysAsPEM(t *testing.T) {
 	pub, sec, err := EncodeKeys(key(7))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	back, err := ParseSecret(sec)
 	if err != nil || !back.Equal(key(7)) {
 		t.Errorf("secret: %v", err)

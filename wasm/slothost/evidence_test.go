@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
@@ -79,9 +80,7 @@ func TestSharesAreTheSameEverywhere(t *testing.T) {
 func TestLadderIsCopied(t *testing.T) {
 	ladder := []int{1, 10}
 	m, err := newMachine(lifecycle.Place, Gates{Ladder: ladder})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if ladder[0] = 7; m.gates.Ladder[0] != 1 {
 		t.Errorf("ladder %v", m.gates.Ladder)
 	}

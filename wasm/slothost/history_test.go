@@ -112,9 +112,7 @@ func TestFileIsTheOwners(t *testing.T) {
 	c.File = filepath.Join(dir, "slots.json")
 	other := map[string]history{"place": {Mark: sign.Mark{Generation: 3}, RolledBack: []lifecycle.Generation{2}}}
 	b, err := encodeHistory(other)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	testkit.NoError(t, writeHistory(c.File, b))
 	s, stop := running(t, c)
 	apply(t, s, want(stable(t, 5, hosttest.LeastLoadModule())))
@@ -147,9 +145,7 @@ func FuzzDecodeHistory(f *testing.F) {
 			return
 		}
 		text, err := encodeHistory(slots)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		again, err := decodeHistory(text)
 		if err != nil {
 			t.Fatalf("%v:\n%s", err, text)

@@ -49,9 +49,7 @@ func (p *player) say(format string, args ...any) { p.out = append(p.out, fmt.Spr
 
 func (p *player) number(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.NoError(p.t, err)
 	return n
 }
 

@@ -108,9 +108,7 @@ func TestRotated(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "audit")
-	if err := os.Symlink("/dev/full", path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.Symlink("/dev/full", path))
 	var log testkit.Log
 	l := testkit.Must(New(Config{Path: path, Logger: log.Logger()}))
 	stop := testkit.Run(t, l.Run)

@@ -45,9 +45,7 @@ func setOf(t testing.TB, words ...string) resources.Set {
 		all = append(all, resource(types[typ], name, content))
 	}
 	s, err := resources.NewSet(all...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return s
 }
 
@@ -61,9 +59,7 @@ func TestSharedBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 		m, err := (<-out).GetDeltaDiscoveryResponse()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		return &m.Resources[0].Resource.Value[0]
 	}
 	first := bytesOf()

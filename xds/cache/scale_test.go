@@ -15,6 +15,7 @@ import (
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -132,9 +133,7 @@ func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 	}
 	v.Plans = []policies.Plan{p}
 	s, err := resources.Build(v)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.NoError(tb, err)
 	return s
 }
 

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,18 +24,12 @@ func TestFind(t *testing.T) {
 		t.Errorf("in an empty folder: %v", err)
 	}
 	want := filepath.Join(venv, "lib", "python3.13", "site-packages", "envoy", "_bin", "envoy")
-	if err := os.MkdirAll(filepath.Dir(want), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(want, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.MkdirAll(filepath.Dir(want), 0o700))
+	testkit.NoError(t, os.WriteFile(want, nil, 0o600))
 	if _, err := find(venv); !errors.As(err, &missing) {
 		t.Errorf("with a file that cannot run: %v", err)
 	}
-	if err := os.Chmod(want, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.Chmod(want, 0o700))
 	if got, err := find(venv); got != want || err != nil {
 		t.Errorf("found %q, %v, want %q", got, err, want)
 	}
@@ -69,9 +65,7 @@ func (r *recorder) binary() (how string) {
 func TestBinary(t *testing.T) {
 	// A folder of its own as the repository, so that no installed Envoy counts.
 	t.Chdir(t.TempDir())
-	if err := os.WriteFile("go.mod", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.WriteFile("go.mod", nil, 0o600))
 	for _, c := range []struct{ envoy, ci, want string }{
 		{"", "", "skipped"}, {"", "true", "failed"}, {"/does/not/exist", "", "failed"}, {os.Args[0], "true", "found"},
 	} {
@@ -104,9 +98,7 @@ static_resources:
 func TestProcess(t *testing.T) {
 	p := Start(t, Config{Bootstrap: hello, Concurrency: 1})
 	response, err := http.Get("http://" + p.Listener("hello: world"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	body, err := io.ReadAll(response.Body)
 	response.Body.Close()
 	http.DefaultClient.CloseIdleConnections()

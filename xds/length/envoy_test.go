@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -48,15 +49,11 @@ type served struct {
 func newFleet(t testing.TB, c Config) *fleet {
 	t.Helper()
 	s, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	f := &fleet{t: t, server: s, estimator: grpc.NewServer(s.Options()...)}
 	s.Register(f.estimator)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var wg sync.WaitGroup
 	wg.Go(func() { f.estimator.Serve(listener) })
 	t.Cleanup(func() {
@@ -64,9 +61,7 @@ func newFleet(t testing.TB, c Config) *fleet {
 		wg.Wait()
 	})
 	template, err := os.ReadFile("testdata/envoy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	fill := []string{"ESTIMATOR_PORT", port(listener.Addr())}
 	for i, name := range []string{"m/s0", "m/s1", "m/s2", "n/s0"} {
 		u := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -94,9 +89,7 @@ func port(a net.Addr) string { return strconv.Itoa(a.(*net.TCPAddr).Port) }
 func (f *fleet) post(host string, body io.Reader, headers ...string) served {
 	f.t.Helper()
 	r, err := http.NewRequest("POST", f.url+"/v1/completions", body)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.NoError(f.t, err)
 	r.Host = host
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Add(headers[i], headers[i+1])
@@ -107,14 +100,10 @@ func (f *fleet) post(host string, body io.Reader, headers ...string) served {
 func (f *fleet) do(r *http.Request) served {
 	f.t.Helper()
 	response, err := f.client.Do(r)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.NoError(f.t, err)
 	defer response.Body.Close()
 	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.NoError(f.t, err)
 	out := served{Status: response.StatusCode}
 	if json.Unmarshal(data, &out) != nil || out.By == "" {
 		out.Raw = string(data)

@@ -48,9 +48,7 @@ func testConfig() Config {
 func serve(t *testing.T, c Config) (extproc.ExternalProcessorClient, *grpc.ClientConn) {
 	t.Helper()
 	s, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(s.Options()...)
 	s.Register(g)
@@ -61,9 +59,7 @@ func serve(t *testing.T, c Config) (extproc.ExternalProcessorClient, *grpc.Clien
 	wg.Go(func() { g.Serve(listener) })
 	conn, err := grpc.NewClient("passthrough:///test", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	t.Cleanup(func() {
 		conn.Close()
 		g.Stop()
@@ -132,9 +128,7 @@ func talk(t *testing.T, client extproc.ExternalProcessorClient, messages ...*ext
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	stream, err := client.Process(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for _, m := range messages {
 		if err := stream.Send(m); err != nil && !errors.Is(err, io.EOF) {
 			t.Fatal(err)

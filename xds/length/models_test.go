@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -13,9 +14,7 @@ func TestModelByHost(t *testing.T) {
 		{Name: "b", Hosts: []string{"b.example.com", "shared.example.com", "*.b.a.example.com", "*"}},
 		{Name: "c"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for authority, want := range map[string]string{
 		"a.example.com":        "a",
 		"A.Example.COM:8443":   "a",
@@ -76,9 +75,7 @@ func TestConfigErrorsNameThePlace(t *testing.T) {
 func TestAdapterNamesItsModel(t *testing.T) {
 	bases := map[string]string{"sql": "a", "stray": "elsewhere"}
 	s, err := New(Config{Models: []Model{{Name: "a"}, {Name: "b"}}, BaseOf: func(name string) string { return bases[name] }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for name, want := range map[string]string{"a": "a", "sql": "a", "b": "b", "stray": "", "none": "", "": ""} {
 		if got := s.byName([]byte(name)); got != want {
 			t.Errorf("%q names %q, want %q", name, got, want)

@@ -8,6 +8,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -19,9 +20,7 @@ func TestPrefixKeys(t *testing.T) {
 		Models:   []Model{{Name: "m", Hosts: []string{"m.test", "all.test"}}, {Name: "n", Hosts: []string{"n.test", "all.test"}}, {Name: "o", Hosts: []string{"o.test", "all.test"}}},
 		Prefixes: func(model string) length.Prefixes { return prefixes[model] },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for _, c := range []struct {
 		host, model string
 		size        int

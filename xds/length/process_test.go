@@ -76,12 +76,8 @@ func TestBodyLargerThanAMessage(t *testing.T) {
 	c.MaxBody = 1000
 	client, _ := serve(t, c)
 	stream, err := client.Process(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(post("m.test")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
+	testkit.NoError(t, stream.Send(post("m.test")))
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
@@ -112,9 +108,7 @@ func TestDeadline(t *testing.T) {
 				c := testConfig()
 				c.Deadline = 3 * time.Second
 				s, err := New(c)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, err)
 				began := time.Now()
 				f, err := run(t, s, context.Background(), func(f *fakeStream) {
 					for _, m := range x.send {
@@ -154,9 +148,7 @@ func TestStreamsThatEndEarly(t *testing.T) {
 		t.Run(x.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, err := New(testConfig())
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, err)
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
 				_, err = run(t, s, ctx, func(f *fakeStream) { x.prepare(f, cancel) })
@@ -182,9 +174,7 @@ func TestCancelledStreams(t *testing.T) {
 	for i := range 60 {
 		ctx, cancel := context.WithCancel(t.Context())
 		stream, err := client.Process(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if i%3 > 0 {
 			stream.Send(post("m.test"))
 		}

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
@@ -83,9 +84,7 @@ func FuzzDecodeTopology(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := s.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, s.Validate())
 		again, err := loadreport.DecodeTopology(loadreport.EncodeTopology(s))
 		if err != nil || !again.Equal(s) || again.Class() != s.Class() {
 			t.Fatalf("%+v became %+v, %v", s, again, err)

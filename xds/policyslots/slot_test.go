@@ -137,9 +137,7 @@ func (r *runner) run(t *testing.T, words []string) string {
 // decode edits the message of the slot and returns why it cannot be decoded.
 func (r *runner) decode(t *testing.T, edits []string) string {
 	m, err := testkit.EditMessage(Encode(r.slot.Spec(func(lifecycle.Digest) []byte { return nil })), edits...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if _, err := Decode(m); err != nil {
 		return strings.ReplaceAll(err.Error(), "\u00a0", " ") // package protobuf varies the space
 	}
@@ -297,9 +295,7 @@ func TestMessage(t *testing.T) {
 		t.Fatalf("%+v", w)
 	}
 	got, err := Decode(Encode(w))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	w.Candidates[0].SHA256 = got.Candidates[0].SHA256 // the hash of the bytes
 	if !reflect.DeepEqual(got, w) {
 		t.Errorf("%+v\n%+v", got, w)

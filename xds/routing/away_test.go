@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // deadConn is a connection on which every stream fails, with one error at first and
@@ -35,17 +37,10 @@ func TestOutageIsOneLine(t *testing.T) {
 		var out bytes.Buffer
 		conn := &deadConn{}
 		c, err := New(Config{Conn: conn, NodeID: "n1", Logger: slog.New(slog.NewTextHandler(&out, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- c.Run(ctx) }()
+		testkit.NoError(t, err)
+		stop := testkit.Run(t, c.Run)
 		time.Sleep(2 * time.Hour)
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		stop()
 		if got := out.String(); conn.attempts < 100 || strings.Count(got, "\n") != 2 || strings.Count(got,
 			"refused") != 1 || strings.Contains(got, "target") {
 			t.Errorf("an outage of two hours, for two reasons, is logged as:\n%s", got)

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -78,9 +80,7 @@ func serve(t *testing.T) (*adsServer, *grpc.ClientConn) {
 	go func() { defer close(served); g.Serve(l) }()
 	conn, err := grpc.NewClient("passthrough:///ads", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	t.Cleanup(func() {
 		conn.Close()
 		g.Stop()
@@ -95,18 +95,8 @@ func follow(t *testing.T, cfg Config) (updates, *Client) {
 	u := make(updates, 100)
 	cfg.NodeID, cfg.Watcher, cfg.BackoffMin, cfg.BackoffMax = "n1", u, time.Millisecond, 2*time.Millisecond
 	c, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- c.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error("Run:", err)
-		}
-	})
+	testkit.NoError(t, err)
+	testkit.Run(t, c.Run)
 	return u, c
 }
 

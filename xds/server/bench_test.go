@@ -204,9 +204,7 @@ func snapshotOf(tb testing.TB, s resources.Set) *gcp.Snapshot {
 	if err == nil {
 		err = snapshot.ConstructVersionMap()
 	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.NoError(tb, err)
 	return snapshot
 }
 

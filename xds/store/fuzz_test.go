@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
@@ -44,9 +45,7 @@ func FuzzDecode(f *testing.F) {
 			return // it cannot be stored: a year beyond 9999, for instance
 		}
 		o2, err := decode(once)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		twice, err := encode(o2)
 		if err != nil || !bytes.Equal(once, twice) {
 			t.Fatalf("changed by encoding it again: %v\n%s\n%s", err, once, twice)

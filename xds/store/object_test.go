@@ -4,14 +4,13 @@ import (
 	"math"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 func TestInvalid(t *testing.T) {
-	if err := storetest.Object(1).Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, storetest.Object(1).Validate())
 	for name, edit := range map[string]func(*store.Object){
 		"two weights":              func(o *store.Object) { o.Weights = append(o.Weights, o.Weights[0]) },
 		"a weight of 0":            func(o *store.Object) { o.Weights[0].Weight = 0 },

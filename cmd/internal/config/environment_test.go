@@ -29,9 +29,7 @@ func TestLoadExpandsEnvironment(t *testing.T) {
 		t.Setenv("POD_NAME", "llama-0")
 		t.Setenv("POD_IP", ip)
 		f, err := Load(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if r := f.Replicas[0]; r.ID != "llama-0" || r.Address != want {
 			t.Errorf("%s: %+v", ip, r)
 		}

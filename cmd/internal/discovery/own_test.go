@@ -87,9 +87,7 @@ func FuzzParsePodInfo(f *testing.F) {
 		if strings.ContainsAny(key, "=\n") {
 			return
 		}
-		if err := ParsePodInfo([]byte(key+"="+strconv.Quote(value)+"\n"), settings); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, ParsePodInfo([]byte(key+"="+strconv.Quote(value)+"\n"), settings))
 		if got, ok := settings[key]; ok != strings.HasPrefix(key, Prefix) || ok && got != value {
 			t.Fatalf("%q: %q", key, got)
 		}

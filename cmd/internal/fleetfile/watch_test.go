@@ -32,9 +32,7 @@ const second = `- {id: r1, address: "127.0.0.1:9001", peer: "127.0.0.1:9101", en
 func replace(t *testing.T, path, text string) {
 	t.Helper()
 	testkit.NoError(t, os.WriteFile(path+"~", []byte(text), 0o600))
-	if err := os.Rename(path+"~", path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.Rename(path+"~", path))
 }
 
 // follow makes a follower of a file with the text; applied counts the replicas

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -33,9 +34,7 @@ func TestStageReasons(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	var out bytes.Buffer
-	if err := PlanTable("Plan of cascade", control.Model{Epoch: 7, Reason: "better plan", Stages: stages}).Text(&out); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, PlanTable("Plan of cascade", control.Model{Epoch: 7, Reason: "better plan", Stages: stages}).Text(&out))
 	for _, want := range []string{
 		"Plan of cascade: epoch 7, better plan",
 		"│ s0    │ 0–100     │ 12 % dearer if merged with s1   │        2 │     70 % │   20 % │",

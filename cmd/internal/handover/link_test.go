@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // newLinkedPair returns the two ends of a link, the earlier process's first.
@@ -67,9 +69,7 @@ func TestLink(t *testing.T) {
 // version.
 func TestLinkSkips(t *testing.T) {
 	earlier, later := newLinkedPair(t)
-	if err := send(earlier.conn, packet{Step: "stopped"}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, send(earlier.conn, packet{Step: "stopped"}))
 	for _, b := range [][]byte{{2, 'x'}, append([]byte{linkMessage}, make([]byte, MaxMessage+1)...)} {
 		if _, err := earlier.conn.Write(b); err != nil {
 			t.Fatal(err)

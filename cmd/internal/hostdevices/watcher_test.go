@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/hostdevices"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
@@ -28,9 +29,7 @@ func TestLooksNowAndThen(t *testing.T) {
 		if s.Machine() != nil {
 			t.Error("it has seen something before it ran")
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- s.Run(ctx) }()
+		stop := testkit.Run(t, s.Run)
 		for _, want := range []string{"a1", "a2", "a3"} {
 			synctest.Wait()
 			if m := s.Machine(); m == nil || m.Name != want {
@@ -38,10 +37,7 @@ func TestLooksNowAndThen(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		stop()
 	})
 }
 
@@ -50,9 +46,7 @@ func TestThisMachine(t *testing.T) {
 	s := hostdevices.New(hostdevices.Config{Host: inventory.Config{Name: "here", NVML: "libnone.so", CUDA: "libnone.so", Verbs: "libnone.so"}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Run(ctx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, s.Run(ctx))
 	if m := s.Machine(); m == nil || m.Name != "here" || m.Memory.Total == 0 {
 		t.Errorf("%+v", m)
 	}

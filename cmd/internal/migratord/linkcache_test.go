@@ -8,6 +8,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/migrator/peer"
@@ -33,9 +34,7 @@ func pairedGPUs(name string) *topology.Machine {
 func newLinkDaemon(t *testing.T) *Daemon {
 	t.Helper()
 	network, err := peer.New(peer.Config{Self: "r0", Handle: func(policies.ReplicaID, *api.Envelope) {}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var f wiring.Fleet
 	f.Migration = config.Migration{LinkGbps: 200}
 	for i := range 5 {

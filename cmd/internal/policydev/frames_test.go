@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
@@ -37,9 +38,7 @@ func FuzzReadFrames(f *testing.F) {
 			return
 		}
 		var w bytes.Buffer
-		if err := calllog.Write(&w, frames); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, calllog.Write(&w, frames))
 		again, err := calllog.Read(&w)
 		if err != nil {
 			t.Fatalf("%v: what was written cannot be read", err)

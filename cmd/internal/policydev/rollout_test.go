@@ -2,7 +2,6 @@ package policydev
 
 import (
 	"compress/gzip"
-	"context"
 	"crypto/ed25519"
 	"fmt"
 	"os"
@@ -150,15 +149,7 @@ func newTrial(t *testing.T, f signedFleet, k abi.Kind, questions [][]byte) *tria
 	}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.set.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	testkit.Run(t, r.set.Run)
 	return r
 }
 

@@ -18,9 +18,7 @@ func TestGrants(t *testing.T) {
 	configure := hosttest.Function(abi.Configure.Export(), nil, hosttest.Result(0, 0))
 	module := hosttest.Policy(hosttest.LeastLoad(), configure).Encode()
 	path := filepath.Join(t.TempDir(), "bids.wasm")
-	if err := os.WriteFile(path, module, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.WriteFile(path, module, 0o600))
 	limits := map[string]sign.Grant{"bid-select": {Fuel: 20000}}
 	want := []sign.Grant{{Kind: abi.Select, Fuel: 20000}}
 	for _, kinds := range [][]string{nil, {"bid-select"}} {

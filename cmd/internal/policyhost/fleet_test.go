@@ -64,17 +64,9 @@ func newSite(t *testing.T) *site {
 	if s.Fleet, err = inprocess.New(inprocess.Config{Fleet: file, Drain: time.Second}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		s.client.CloseIdleConnections()
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	ready, cancel := context.WithTimeout(ctx, patience)
+	testkit.Run(t, s.Run)
+	t.Cleanup(s.client.CloseIdleConnections)
+	ready, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	testkit.NoError(t, s.Ready(ready))
 	http.DefaultClient.CloseIdleConnections()
@@ -86,20 +78,14 @@ func (s *site) order(what string, q url.Values, body []byte) (int, string) {
 	s.t.Helper()
 	q.Set("slot", abi.Place.String())
 	req, err := http.NewRequest(http.MethodPost, s.AdminURL()+"/policies/"+what+"?"+q.Encode(), bytes.NewReader(body))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.NoError(s.t, err)
 	req.Header.Set("content-type", "application/json")
 	req.Header.Set(control.AdminHeader, "1")
 	resp, err := s.client.Do(req)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.NoError(s.t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.NoError(s.t, err)
 	return resp.StatusCode, string(text)
 }
 
@@ -123,17 +109,11 @@ func (s *site) pushSigned(goal string, module []byte, secret ed25519.PrivateKey,
 		st.Grants = append(st.Grants, sign.Grant{Kind: k})
 	}
 	file, err := sign.Sign(sign.File{Statement: st}, secret)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.NoError(s.t, err)
 	signature, err := file.Encode()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.NoError(s.t, err)
 	body, err := json.Marshal(map[string][]byte{"module": module, "signature": signature})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.NoError(s.t, err)
 	return s.order("push", url.Values{"goal": {goal}}, body)
 }
 

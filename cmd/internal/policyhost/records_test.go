@@ -23,9 +23,7 @@ func (s *site) records() []policydev.Frame {
 	var frames []policydev.Frame
 	s.await("recorded", func(control.PolicySlot) bool {
 		resp, err := s.client.Get(s.AdminURL() + "/policies/records?slot=place")
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		testkit.NoError(s.t, err)
 		defer resp.Body.Close()
 		if frames, err = calllog.Read(resp.Body); err != nil || resp.StatusCode != http.StatusOK || resp.Header.Get(policyhost.HostHeader) != "local" {
 			s.t.Fatalf("%s: %v, %v", resp.Status, err, resp.Header)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -22,9 +23,7 @@ func TestEstimatorModule(t *testing.T) {
 		exporting("proxy_abi_version_0_2_1", "proxy_on_request_headers"): "", exporting("_start"): "not a proxy-wasm filter",
 		exporting("proxy_abi_version_0_2_0"): "does not read headers", exporting("memory", "cs_arena_v1"): "the module is a policy",
 		exporting("proxy_on_request_headers")[:20]: "truncated; \"make estimator\" builds"} {
-		if err := os.WriteFile(path, []byte(code), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, os.WriteFile(path, []byte(code), 0o600))
 		c, err := f.Control(nil)
 		switch {
 		case want == "" && (err != nil || c.Settings.Module == nil || c.Settings.Estimator != resources.Wasm):

@@ -70,9 +70,7 @@ func TestPrefixSecret(t *testing.T) {
 		t.Error("a fleet without prefix keys has a secret")
 	}
 	for _, bad := range []string{"", "x", strings.Repeat("0", 32), strings.Repeat("ab", 40)} {
-		if err := os.WriteFile(filepath.Join(dir, store.Secrets, prefixSecretName), []byte(bad), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, os.WriteFile(filepath.Join(dir, store.Secrets, prefixSecretName), []byte(bad), 0o600))
 		var s resources.Settings
 		if err := prefixFleet(dir).loadPrefixSecret(t.Context(), nil, &s, testkit.Must(prefixFleet(dir).OpenState())); err == nil || !strings.Contains(err.Error(), "remove it") || bad != "" && strings.Contains(err.Error(), bad) && len(bad) > 1 {
 			t.Errorf("file %q: %v", bad, err)

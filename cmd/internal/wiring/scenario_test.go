@@ -194,9 +194,7 @@ func load(t *testing.T, more string) Fleet {
 func writeFile(t *testing.T, path, text string) {
 	t.Helper()
 	testkit.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func publicKey(t *testing.T) string {

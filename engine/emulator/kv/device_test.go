@@ -6,6 +6,8 @@ import (
 	"os"
 	"slices"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // card is device memory for a test. It counts the calls.
@@ -38,9 +40,7 @@ func newDevicePool(t *testing.T) (*Pool, *card) {
 	l := Layout{Blocks: 600, BlockTokens: 4, SlotBytes: 8, Regions: 1}
 	c := &card{bytes: make([]byte, l.Bytes())}
 	p, err := NewDevicePool(l, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p, c
 }
@@ -113,9 +113,7 @@ func TestDeviceLoad(t *testing.T) {
 func TestDeviceRead(t *testing.T) {
 	p, c := newDevicePool(t)
 	host, err := NewPool(p.Layout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer host.Close()
 	for i := range c.bytes {
 		c.bytes[i] = byte(i % 251)
@@ -182,9 +180,7 @@ func TestDeviceFails(t *testing.T) {
 // With shared memory, none of this costs anything.
 func TestHostPoolHasNoDevice(t *testing.T) {
 	p, err := NewPool(Layout{Blocks: 8, BlockTokens: 4, SlotBytes: 8, Regions: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer p.Close()
 	blocks := []Block{3, 1}
 	if n := testing.AllocsPerRun(100, func() {

@@ -4,13 +4,13 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func TestPool(t *testing.T) {
 	p, err := NewPool(Layout{Blocks: 8, BlockTokens: 4, SlotBytes: 16, Regions: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for b := range Block(8) {
 		for i := range 4 {
 			s := p.Slot(b, i)
@@ -31,9 +31,7 @@ func TestPool(t *testing.T) {
 			}
 		}
 	}
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, p.Close())
 	if err := p.Close(); err != nil {
 		t.Error("second Close:", err)
 	}

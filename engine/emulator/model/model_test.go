@@ -5,14 +5,14 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func vocabulary(t testing.TB) *Vocabulary {
 	t.Helper()
 	v, err := NewVocabulary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return v
 }
 
@@ -46,9 +46,7 @@ func generate(m *Model, ids []Token, n, flip int) []Token {
 func TestContinuationDependsOnEveryByte(t *testing.T) {
 	m := New("m", vocabulary(t))
 	ids, err := m.Encode("the quick brown fox jumps over the lazy dog")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	same := func(a, b []Token) bool {
 		for i := range a {
 			if a[i] != b[i] {
@@ -128,9 +126,7 @@ func FuzzEncodeDecode(f *testing.F) {
 			return // prompts come from JSON and are valid UTF-8
 		}
 		ids, err := v.Encode(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if got := v.Decode(ids); got != s {
 			t.Errorf("decode(encode(%q)) = %q", s, got)
 		}

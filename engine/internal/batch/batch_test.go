@@ -25,27 +25,21 @@ type setup struct {
 func (c setup) scheduler(t testing.TB, m *model.Model) *Scheduler {
 	t.Helper()
 	pool, err := kv.NewPool(kv.Layout{Blocks: c.Blocks, BlockTokens: c.Block, SlotBytes: 16, Regions: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	t.Cleanup(func() { pool.Close() })
 	s, err := New(Config{
 		Model: m, Pool: pool, MaxBatch: c.Batch, MaxTokens: c.Tokens, NoPrefixCache: c.NoCache,
 		// Round coefficients make the parts of a time recognisable.
 		Profile: cost.Profile{D0: 1000, D1: 100, D2: 10, D3: 0.001, D4: 1, Kappa: c.Kappa},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return s
 }
 
 func newModel(t testing.TB) *model.Model {
 	t.Helper()
 	v, err := model.NewVocabulary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return model.New("m", v)
 }
 

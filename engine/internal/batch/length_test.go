@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestLengthsScheduleAsContent drives a scheduler of texts and one of lengths with the same random
@@ -24,9 +25,7 @@ func TestLengthsScheduleAsContent(t *testing.T) {
 			Pool: &kv.Pool{Layout: kv.Layout{Blocks: c.Blocks, BlockTokens: c.Block, SlotBytes: 16, Regions: 1}},
 			Time: func(it cost.Iteration) float64 { return texts.Profile.Seconds(it) }, MaxBatch: c.Batch, MaxTokens: c.Tokens, NoPrefixCache: c.NoCache,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		pairs := map[*Sequence]*Sequence{}
 		var all []*Sequence
 		for step := range 400 {
@@ -110,23 +109,15 @@ func move(t *testing.T, texts, lengths *Scheduler, q, x *Sequence) (*Sequence, *
 		return nil, nil, false
 	}
 	f, err := texts.BeginFill(&r, 0, q.ids, len(q.ids)-1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Read(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
+	testkit.NoError(t, f.Read())
 	texts.EndFill(f)
 	rest := Request{MaxOutput: q.MaxOutput - q.Output(), IgnoreEOS: true}
 	texts.Abort(q)
 	lengths.Abort(x)
 	q2, err := texts.Adopt(&r, rest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	x2, err := lengths.AdoptLength(&o, rest, x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return x2, q2, true
 }

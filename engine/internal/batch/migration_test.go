@@ -195,19 +195,13 @@ func TestMovesAtRandom(t *testing.T) {
 						break
 					}
 					computed := x.q.computed - rng.IntN(2)*rng.IntN(x.q.computed-x.r.filled.computed+1)
-					if err := fill(ss[x.to], x.r, ss[x.at], x.q, len(x.q.ids), computed); err != nil {
-						t.Fatal(err)
-					}
+					testkit.NoError(t, fill(ss[x.to], x.r, ss[x.at], x.q, len(x.q.ids), computed))
 					left := x.request
 					left.Prompt, left.MaxOutput = nil, x.request.MaxOutput-len(x.output.out)
 					q, err := ss[x.to].Adopt(x.r, left)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testkit.NoError(t, err)
 					x.q.Receiver = nil
-					if err := ss[x.at].Drop(x.q); err != nil {
-						t.Fatal(err)
-					}
+					testkit.NoError(t, ss[x.at].Drop(x.q))
 					delete(reservations[x.to], x.name)
 					x.r, x.q, x.at, x.frozen = nil, q, x.to, false
 					moves++
@@ -282,9 +276,7 @@ func frozenPair(t testing.TB, m *model.Model, r Request, n int) (from, to *Sched
 		from.Step()
 	}
 	from.Settle()
-	if err := from.Freeze(q, 1); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, from.Freeze(q, 1))
 	return from, to, q
 }
 
@@ -298,9 +290,7 @@ func TestWrongHandoverChangesText(t *testing.T) {
 		defer from.Pool.Close()
 		defer to.Pool.Close()
 		res := &Reservation{}
-		if err := to.Reserve(res, len(q.ids)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, to.Reserve(res, len(q.ids)))
 		for i, b := range q.blocks {
 			for j := range 4 {
 				copy(to.Pool.Slot(res.Blocks()[i], j), from.Pool.Slot(b, j))
@@ -308,16 +298,12 @@ func TestWrongHandoverChangesText(t *testing.T) {
 		}
 		spoil(to, res.Blocks())
 		f, err := to.BeginFill(res, 0, q.ids, q.computed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		f.Read()
 		to.EndFill(f)
 		got := &collector{}
 		x, err := to.Adopt(res, Request{MaxOutput: 8, IgnoreEOS: true, Receiver: got})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		drain(t, to)
 		if x.Output() != 8 || to.Stats().UsedBlocks != 0 {
 			t.Fatalf("%d tokens, %d blocks still used", x.Output(), to.Stats().UsedBlocks)

@@ -212,9 +212,7 @@ func TestPrefixPullsAtRandom(t *testing.T) {
 			pulls = slices.Delete(pulls, i, i+1)
 			if commit {
 				copyBlocks(ss[p.to], p.in, ss[1-p.to], p.out, p.cached/c.Block, p.tokens/c.Block)
-				if err := ss[p.to].CommitPrefix(p.in, p.tokens); err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, ss[p.to].CommitPrefix(p.in, p.tokens))
 				commits++
 			} else {
 				ss[p.to].Release(p.in)

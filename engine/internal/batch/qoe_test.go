@@ -25,14 +25,10 @@ type served struct {
 // a batch of the given size in flight, and logs count requests after the first batch.
 func profileQoE(t *testing.T, p cost.Profile, requests []trace.Request, size, count int) (log []served) {
 	pool, err := kv.NewPool(kv.Layout{Blocks: 1 << 14, BlockTokens: 16, SlotBytes: 16, Regions: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer pool.Close()
 	s, err := New(Config{Model: newModel(t), Pool: pool, MaxBatch: size, MaxTokens: 8192, NoPrefixCache: true, Profile: p})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	// sums are those of the iterations so far, each weighted by its seconds.
 	type sums struct {
 		seconds float64

@@ -34,36 +34,24 @@ func TestAgainstVLLM(t *testing.T) {
 		testkit.Skip(t, testkit.Unavailable{What: "the log of a real run is not in the repository", Remedy: "give its file: -vllm-log FILE"})
 	}
 	f, err := os.Open(*vllmLog)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer f.Close()
 	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var log []logged
 	for lines := bufio.NewScanner(z); lines.Scan(); {
 		var r logged
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, json.Unmarshal(lines.Bytes(), &r))
 		log = append(log, r)
 	}
 	profile, err := cost.Builtin("rtxpro6000-llama-3.1-8b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	pool, err := kv.NewPool(kv.Layout{Blocks: int(profile.KVTokens) / 16, BlockTokens: 16, SlotBytes: 8, Regions: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer pool.Close()
 	// At most 128 requests ran at once in that log.
 	s, err := New(Config{Model: newModel(t), Pool: pool, Profile: profile, MaxBatch: 128, MaxTokens: 2048, NoPrefixCache: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	index := make(map[*Sequence]int)
 	mine := slices.Clone(log)
 	now := log[0].Queued

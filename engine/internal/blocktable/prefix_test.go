@@ -8,6 +8,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // root is that of an engine with one adapter.
@@ -70,9 +71,7 @@ func TestPinPrefix(t *testing.T) {
 	}
 
 	first, err := pin("first", "", "", 20, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	second, err := pin("second", "", "", 20, true)
 	if err != nil || !slices.Equal(first.Blocks[:3], second.Blocks[:3]) || slices.Equal(first.Blocks[3:], second.Blocks[3:]) {
 		t.Errorf("%v and %v: want the same cached blocks and different ones for the rest; %v", first.Blocks, second.Blocks, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -84,23 +85,15 @@ func (e *engine) stats() batch.Stats {
 func newTable(t testing.TB) (*Table, *engine) {
 	t.Helper()
 	v, err := vocabulary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	pool, err := kv.NewPool(kv.Layout{Blocks: 32, BlockTokens: 4, SlotBytes: 16, Regions: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	t.Cleanup(func() { pool.Close() })
 	e := &engine{t: t, pool: pool, legs: make(map[string]*batch.Sequence)}
 	e.scheduler, err = batch.New(batch.Config{Model: model.New("m", v), Pool: pool, Profile: cost.Profile{D0: 1}, MaxBatch: 4, MaxTokens: 64})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	table, err := New(Config{Pool: pool, Engine: e, Context: 128, Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return table, e
 }
 
@@ -108,9 +101,7 @@ func newTable(t testing.TB) (*Table, *engine) {
 func openSession(t testing.TB, table *Table) *Session {
 	t.Helper()
 	x, err := table.Open(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return x
 }
 

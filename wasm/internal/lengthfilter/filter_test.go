@@ -21,9 +21,7 @@ func encoded(t testing.TB, fields map[string]any) []byte {
 	data, err := proto.Marshal(&corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
 		"other": {Fields: map[string]*structpb.Value{"model": structpb.NewStringValue("wrong")}}, metadataKey: s,
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return data
 }
 

@@ -148,9 +148,7 @@ func (w *harness) dial(own tls.Certificate) *grpc.ClientConn {
 	conn, err := grpc.NewClient("passthrough:///x",
 		grpc.WithTransportCredentials(credentials.NewTLS(w.a.ClientTLS(own, want))),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return w.listener.DialContext(ctx) }))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	testkit.NoError(w.t, err)
 	w.t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -306,14 +304,10 @@ func TestRefusalsAreLogged(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	s, err := discoveryv3.NewAggregatedDiscoveryServiceClient(good).DeltaAggregatedResources(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	say := func() {
 		t.Helper()
-		if err := s.Send(deltaRequest(node("edge", ""), resources.RouteType)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, s.Send(deltaRequest(node("edge", ""), resources.RouteType)))
 		if _, err := s.Recv(); err != nil {
 			t.Fatalf("idle stream: %v", err)
 		}
@@ -347,9 +341,7 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 	good := w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge"))
 	for range 3 {
 		conn, err := w.listener.Dial()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		conn.Close()
 	}
 	wary := w.a.ClientTLS(w.a.ComponentCertificate(t, identity.Proxy, "edge"), identity.Matcher{TrustDomain: "other.test"})
@@ -358,9 +350,7 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 		"unnamed": w.a.ClientTLS(tls.Certificate{}, identity.Matcher{TrustDomain: issuer.TrustDomain}),
 	} {
 		conn, err := w.listener.Dial()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		secure := tls.Client(conn, c)
 		if _, err = io.Copy(io.Discard, secure); err == nil {
 			t.Errorf("%s was accepted", name)
@@ -370,9 +360,7 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 	// Clients read of their refusal before it is recorded.
 	testkit.WaitFor(t, "two refusals", func() bool { return w.binder.Refused() == 2 })
 	conn, err := w.listener.Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 	io.Copy(io.Discard, conn)
 	conn.Close()

@@ -59,13 +59,9 @@ func on(port uint32, active uint64) *endpointv3.UpstreamEndpointStats {
 func unpack(t testing.TB, m proto.Message) *message {
 	t.Helper()
 	b, err := proto.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	f := new(message)
-	if err := proto.Unmarshal(b, protoadapt.MessageV2Of(f)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, proto.Unmarshal(b, protoadapt.MessageV2Of(f)))
 	return f
 }
 
@@ -145,9 +141,7 @@ func TestMessageBounds(t *testing.T) {
 		"name":     &loadstatsv3.LoadStatsRequest{Node: &corev3.Node{Id: strings.Repeat("x", maxName+1)}},
 	} {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if err := new(message).decode(b); err == nil {
 			t.Errorf("%s: taken", name)
 		}
@@ -206,23 +200,17 @@ func BenchmarkFrame(b *testing.B) {
 		m.ClusterStats = append(m.ClusterStats, stats("cascade/m/s0/rr", on(uint32(i+1), 3)))
 	}
 	raw, err := proto.Marshal(m)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.NoError(b, err)
 	b.Run("by hand", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := new(message).decode(raw); err != nil {
-				b.Fatal(err)
-			}
+			testkit.NoError(b, new(message).decode(raw))
 		}
 	})
 	b.Run("generated", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := proto.Unmarshal(raw, new(loadstatsv3.LoadStatsRequest)); err != nil {
-				b.Fatal(err)
-			}
+			testkit.NoError(b, proto.Unmarshal(raw, new(loadstatsv3.LoadStatsRequest)))
 		}
 	})
 }

@@ -39,9 +39,7 @@ func serve(t *testing.T, admit func(context.Context, string) error) *served {
 	t.Helper()
 	book := NewBook(10*time.Second, nil)
 	s, err := NewLRS(Config{Book: book, Admit: admit})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan struct{})
 	go func() { defer close(ran); _ = s.Run(ctx) }()
@@ -52,9 +50,7 @@ func serve(t *testing.T, admit func(context.Context, string) error) *served {
 	go func() { defer close(done); _ = server.Serve(l) }()
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return l.Dial() }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	t.Cleanup(func() { cancel(); <-ran; conn.Close(); server.Stop(); <-done })
 	return &served{s, book, loadstatsv3.NewLoadReportingServiceClient(conn), cancel}
 }
@@ -65,22 +61,14 @@ func (s *served) report(t *testing.T, id string, clusters ...*endpointv3.Cluster
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	stream, err := s.client.StreamLoadStats(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(request(id)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
+	testkit.NoError(t, stream.Send(request(id)))
 	answer, err := stream.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if !answer.GetSendAllClusters() || !answer.GetReportEndpointGranularity() || answer.GetLoadReportingInterval().AsDuration() != 10*time.Second {
 		t.Errorf("%v", answer)
 	}
-	if err := stream.Send(request(id, clusters...)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, stream.Send(request(id, clusters...)))
 	return stream
 }
 
@@ -98,9 +86,7 @@ func TestService(t *testing.T) {
 	if n := s.book.Loads(time.Now())[here(1000, 0).address].Requests; n != 7 {
 		t.Errorf("%d requests, want 7", n)
 	}
-	if err := a.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, a.CloseSend())
 	if _, err := a.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("an orderly end: %v", err)
 	}
@@ -122,9 +108,7 @@ func TestServiceRefuses(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		stream, err := s.client.StreamLoadStats(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		for _, m := range messages {
 			if stream.Send(m) != nil {
 				break

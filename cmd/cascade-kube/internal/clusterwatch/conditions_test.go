@@ -1,7 +1,6 @@
 package clusterwatch
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -58,10 +57,7 @@ func startConditions(t *testing.T, pods ...string) *conditionsTest {
 		return err != nil, nil, err
 	})
 	c.Conditions = NewConditions(ConditionsConfig{Client: c.client, Namespace: namespace})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- c.Conditions.Run(ctx) }()
-	t.Cleanup(func() { cancel(); testkit.NoError(t, <-done) })
+	testkit.Run(t, c.Conditions.Run)
 	return c
 }
 

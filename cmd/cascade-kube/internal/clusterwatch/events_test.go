@@ -1,7 +1,6 @@
 package clusterwatch
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -38,10 +37,7 @@ func startEvents(t *testing.T, uid string) (e *Events, written func() []*eventsv
 	e = NewEvents(EventsConfig{Client: client, Regarding: func() corev1.ObjectReference {
 		return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: "vllm", UID: types.UID(uid)}
 	}})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	t.Cleanup(func() { cancel(); testkit.NoError(t, <-done) })
+	testkit.Run(t, e.Run)
 	return e, func() (out []*eventsv1.Event) {
 		synctest.Wait()
 		list, err := client.EventsV1().Events(namespace).List(t.Context(), metav1.ListOptions{})

@@ -3,7 +3,6 @@ package handofftest
 import (
 	"bufio"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -83,15 +82,7 @@ func newFleet(t *testing.T, s settings) *fleet {
 			s.front(&c)
 		}
 		front := testkit.Must(frontend.New(c))
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan error, 1)
-		go func() { ended <- front.Run(ctx) }()
-		t.Cleanup(func() {
-			cancel()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-		})
+		testkit.Run(t, front.Run)
 		testkit.WaitFor(t, "the engine is ready", func() bool { return front.Status().EngineReady })
 		f.fronts = append(f.fronts, front)
 	}
