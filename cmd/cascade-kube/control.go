@@ -29,8 +29,7 @@ func newControl(a *cli.App) *cobra.Command {
 		Use:   "control -c FILE",
 		Short: "Run the control plane with its state in Kubernetes",
 		Long: `Control is "cascade control", and the state of the fleet file may also be
-kubernetes://NAMESPACE/NAME: a Lease of that name, and ConfigMaps and a Secret whose names
-begin with it. Several control planes (control.peers) share it; one of them leads, as
+kubernetes://NAMESPACE/NAME: a Lease of that name, and ConfigMaps whose names begin with it. Several control planes (control.peers) share it; one of them leads, as
 "kubectl get lease" shows.
 
 In a Pod it logs in by the Pod's ServiceAccount, which needs the Role of
@@ -46,7 +45,7 @@ model, under its epoch. The unreadable root is kept as the ConfigMap NAME-corrup
 
 To remove the state:
 
-  kubectl delete lease,configmap,secret -n NAMESPACE -l app.kubernetes.io/managed-by=cascade-kube,app.kubernetes.io/instance=NAME`,
+  kubectl delete lease,configmap -n NAMESPACE -l app.kubernetes.io/managed-by=cascade-kube,app.kubernetes.io/instance=NAME`,
 		Example: `  cascade-kube control -c /etc/cascade/fleet.yaml
   cascade-kube control -c fleet.yaml --kubeconfig ~/.kube/config
   kubectl port-forward pod/replica-0 9200 &

@@ -35,8 +35,8 @@ func newEPP(s *settings) *cobra.Command {
 		Short: "Run an endpoint picker (EPP) for a Gateway API Inference Extension gateway",
 		Long: `Epp serves the Endpoint Picker Protocol: for each request, a gateway with an InferencePool asks
 it by ext_proc for the endpoints to send the request to. It chooses as Cascade's routes do: a
-replica of the stage of the prompt's length, by load or by prefix key; with --fallbacks, a second
-one, one of the next longer stage and any other follow.
+replica of the stage of the prompt's length, by load; with --fallbacks, a second one, one of the
+next longer stage and any other follow.
 
 It gets plans and endpoints over xDS from the control plane, as a proxy does, and continues with
 the last ones while the control plane is down. It holds no state, so that any number of

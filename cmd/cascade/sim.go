@@ -39,7 +39,6 @@ type simFlags struct {
 	attention   string
 	skew        string
 	kvTokens    int64
-	prefixDepth int64
 	batch       int
 	noCache     bool
 	admission   bool
@@ -84,19 +83,17 @@ Schedulers that move running requests:
                     for each, and moves the shortest ones away before a replica's memory ends
   llumnix-balanced  the same without a threshold: it balances the loads all the time
   prefill-decode    --prefill replicas compute prompts, the others generate
-Cascade, by the packages that production runs (proxies pick by prefix keys and weights, front
-ends place by price and cached prefixes, prefixes and running requests are copied
-over the profile's link, the control plane plans from the flow that it counts, and running
-requests are sold by bid and ask):
+Cascade, by the packages that production runs (proxies pick by weights, front ends place by
+price and cached prefixes, prefixes and running requests are copied over the profile's link,
+the control plane plans from the flow that it counts, and running requests are sold by bid
+and ask):
   cascade           placement, prefix pulls and moves; stages if one is over its limits
   one-stage         the same without stages
   without-moves     running requests stay
   without-pull      prefixes that a replica lacks are computed again
   without-ranges    with --prefill: each prefill replica computes prompts of all lengths
-  without-keys      proxies pick by weights alone; front ends find the replica that has the prefix
-  without-tokenizer  front ends know the tokens of those prompts only that they have served; also
-                    without-tokenizer-or-keys
-  without-affinity  nothing is known of cached prefixes, neither in proxies nor in front ends
+  without-tokenizer  front ends know the tokens of those prompts only that they have served
+  without-affinity  nothing is known of cached prefixes
   without-forwards  prompts are computed where a proxy sent them; front ends forward none
   by-gain           stages for a predicted gain (planner.adopt: gain), not only if one is over
                     its limits
@@ -160,7 +157,6 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of a replica, extrapolated from the profile")
 	f.StringVar(&e.attention, "attention", "sum", "what batches of unequal lengths cost: "+strings.Join(cost.AttentionCases(), ", "))
 	f.StringVar(&e.skew, "skew", "", "table of measured batches of unequal lengths (CSV, gzipped or not), for --attention measured")
-	f.Int64Var(&e.prefixDepth, "prefix-depth", 0, "bytes of a prompt's text that Cascade's prefix keys cover, as models[].prefix_depth; 0: the depth is learnt")
 	f.Int64Var(&e.kvTokens, "kv-tokens", 0, "tokens that a replica's KV cache holds; 0 is the profile's")
 	f.IntVar(&e.batch, "batch", 0, "sequences that a replica runs at once; 0 is the profile's")
 	f.BoolVar(&e.noCache, "no-prefix-cache", false, "replicas reuse no prefixes")
@@ -185,7 +181,7 @@ a bad line ends the run with its file, line and field, or is counted and dropped
 // config returns what all policies have in common.
 func (e *simFlags) config(cmd *cobra.Command, seed uint64) (sim.Config, error) {
 	c := sim.Config{
-		Replicas: e.replicas, KVTokens: policies.Tokens(e.kvTokens), PrefixDepth: e.prefixDepth, MaxBatch: e.batch, NoPrefixCache: e.noCache, Admission: e.admission, Proxies: e.proxies,
+		Replicas: e.replicas, KVTokens: policies.Tokens(e.kvTokens), MaxBatch: e.batch, NoPrefixCache: e.noCache, Admission: e.admission, Proxies: e.proxies,
 		PrefillReplicas: e.prefill, ReportInterval: e.reportEvery, ReportDelay: e.reportDelay, HealthDelay: e.healthDelay, Seed: seed,
 	}
 	p, err := config.LoadProfile(e.profile, ".")

@@ -42,10 +42,7 @@ type cascade struct {
 	rescued      uint64
 	pulls        uint64
 	pulledTokens policies.Tokens
-	depth        int64 // of prefix keys, in bytes of text; 0: there are none
-	depthDue     policies.Micros
-	steps        []prefix.Step // scratch memory of describePrompt
-	hashes       []uint64      // and of hashText
+	steps        []prefix.Step // scratch memory of stepsOf
 	past         Moves         // of earlier lives
 	// Of placement by price: what replicas have accepted and other front ends do not know yet, and scratch memory.
 	arrived  [][]sentArrival
@@ -60,7 +57,7 @@ type cascade struct {
 func newCascade(s *Sim) (*cascade, error) {
 	c := &cascade{
 		variant: variants[s.cfg.Policy], sim: s,
-		depth: s.cfg.PrefixDepth, index: map[policies.ReplicaID]int{}, robin: NewRoundRobin(s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
+		index: map[policies.ReplicaID]int{}, robin: NewRoundRobin(s.cfg.Replicas), running: map[bidask.Deal]*transfer{},
 	}
 	c.edges = policies.BucketEdges(min(maxContext, s.cfg.KVTokens), c.perOctave())
 	c.seeds = rand.New(rand.NewPCG(s.cfg.Seed, 0xca5))
@@ -112,9 +109,9 @@ func (c *cascade) route(q *request) int {
 	}
 	stage := c.plan.StageOf(q.Input)
 	c.tried = c.tried[:0]
-	steps, key := c.describePrompt(q)
+	steps := c.stepsOf(q)
 	for range proxyAttempts {
-		i := c.pickFrom(stage, key)
+		i := c.pickFrom(stage)
 		if i < 0 {
 			break
 		}
@@ -125,11 +122,6 @@ func (c *cascade) route(q *request) int {
 		}
 		q.front = i
 		f.seen++
-		if c.ownTexts {
-			f.depths.ObserveUntokenized(c.hashes)
-		} else {
-			f.depths.Observe(c.hashes)
-		}
 		if c.blind {
 			return i
 		}
@@ -161,14 +153,14 @@ func (c *cascade) route(q *request) int {
 
 // pickFrom picks a replica of a stage, else of a longer one, else of a shorter one; −1 if all are down
 // or were tried.
-func (c *cascade) pickFrom(stage int, key uint64) int {
+func (c *cascade) pickFrom(stage int) int {
 	for k := stage; k < len(c.plan.Stages); k++ {
-		if i := c.pick(c.members[k], key); i >= 0 {
+		if i := c.robin.Pick(c.members[k], c.weight); i >= 0 {
 			return i
 		}
 	}
 	for k := stage - 1; k >= 0; k-- {
-		if i := c.pick(c.members[k], key); i >= 0 {
+		if i := c.robin.Pick(c.members[k], c.weight); i >= 0 {
 			return i
 		}
 	}
@@ -182,15 +174,6 @@ func (c *cascade) weight(i int) uint32 {
 		return 0
 	}
 	return f.weight
-}
-
-// pick is a proxy's pick among a stage's replicas: the one to which a prefix key is hashed, or weighted
-// round robin without a key; −1 if there are none.
-func (c *cascade) pick(stage []int, key uint64) int {
-	if key != 0 {
-		return ByKey(stage, key, c.weight)
-	}
-	return c.robin.Pick(stage, c.weight)
 }
 
 // handle handles an event of Cascade.

@@ -215,7 +215,7 @@ func TestPick(t *testing.T) {
 	}
 	var picks []int
 	for range 13 {
-		picks = append(picks, c.pick([]int{0, 1, 2}, 0))
+		picks = append(picks, c.robin.Pick([]int{0, 1, 2}, c.weight))
 	}
 	counts := map[int]int{}
 	for _, p := range picks {

@@ -12,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/baseline"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/planner"
 )
 
@@ -54,9 +53,6 @@ type Config struct {
 	// Stages are the stages of Cascade's policies, by cuts and counts, for ever; without counts they are
 	// planned.
 	Stages policies.Partition
-	// PrefixDepth is the depth of Cascade's prefix keys in bytes of text, as models[].prefix_depth of a fleet
-	// file: a power of two from length.MinPrefixDepth to length.MaxPrefixDepth. 0: it is learnt.
-	PrefixDepth int64
 	// Admission lets Cascade's front ends refuse requests that would wait for too long, as in production.
 	// Routers and other schedulers admit all, and refuse the setting.
 	Admission bool
@@ -143,8 +139,6 @@ func (c Config) validate() error {
 		return fmt.Errorf("simulate: a stress of %v; give a share above 0 and at most 1", c.Stress)
 	case !(c.Slack <= 1):
 		return fmt.Errorf("simulate: a slack of %v of the least cost; give at most 1", c.Slack)
-	case c.PrefixDepth != 0 && c.PrefixDepth != length.PrefixDepth(c.PrefixDepth):
-		return fmt.Errorf("simulate: prefix keys of %d bytes; give a power of two from %d to %d, or 0 to have the depth learnt", c.PrefixDepth, length.MinPrefixDepth, length.MaxPrefixDepth)
 	case c.MaxBatch < 1:
 		return fmt.Errorf("simulate: batch of %d; give at least 1", c.MaxBatch)
 	case c.Inspect != nil && c.InspectInterval < time.Millisecond:

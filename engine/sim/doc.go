@@ -10,9 +10,7 @@
 // Under Cascade a replica fails with its front end, whose clients see a cut; other front ends resume what
 // they had there, and proxies send a request again that finds no listener.
 //
-// Prompts that share prefixes, by the ids of the trace, are kept together as in production: proxies hash
-// the beginnings of prompts up to the depth that the control plane has learnt, all replicas having equal
-// weights, a token standing for four bytes of text; front ends
+// Prompts that share prefixes, by the ids of the trace, are kept together as in production: front ends
 // know exactly what their own engine has cached, of peers what the last summary said at every 512 tokens,
 // and place by it; and a prefix is copied from its holder where that is faster than to compute it. They know
 // the tokens of every prompt, except in policies that say so, where they know what they have served. Summaries

@@ -12,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // front is one replica's migrator: what migrator/market is in production, around the same trader and
@@ -24,8 +23,7 @@ type front struct {
 	weight   uint32
 	counter  *partition.FlowCounter
 	seen     uint64
-	depths   prefix.Depths // how deep its prompts are equal
-	texts    texts         // that it has served, where that is all it knows
+	texts    texts // that it has served, where that is all it knows
 	peers    *place.Peers
 	trader   *bidask.Trader
 	ledger   admission.Ledger // of the work that its engine has admitted

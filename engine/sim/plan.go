@@ -191,10 +191,6 @@ func (c *cascade) tick() error {
 		}
 	}
 	now := c.now()
-	if now >= c.depthDue {
-		c.learnDepth()
-		c.depthDue = now + planner.DefaultPeriod
-	}
 	if c.plans.PeriodDue(now) && c.mayReplan() {
 		if r := c.plans.Replan(now, &c.view.View, c.pin()); r.Change != nil && r.Change.Stages != nil {
 			c.adopt(r.Change)

@@ -7,7 +7,6 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
@@ -16,29 +15,21 @@ import (
 var _ = [1]struct{}{}[trace.BlockTokens-prefix.StepTokens]
 
 const (
-	// textBytes is how many bytes of text a token stands for, where prompts are hashed.
-	textBytes = 4
 	// maxSummaryAge is the age up to which a peer's summary counts.
 	maxSummaryAge = time.Duration(place.DefaultMaxAge)*time.Microsecond + time.Second
 	blockParts    = trace.BlockTokens / defaultBlockTokens
 )
 
-// describePrompt returns the steps of a request's prompt, and its prefix key, 0 for none. The steps, and the
-// hashes of its text, are valid until the next call.
-func (c *cascade) describePrompt(q *request) (steps []prefix.Step, key uint64) {
-	n := min(len(q.Prefix), int(q.Input/trace.BlockTokens))
+// stepsOf returns the steps of a request's prompt. They are valid until the next call.
+func (c *cascade) stepsOf(q *request) []prefix.Step {
 	if !c.affinity {
-		return nil, 0
+		return nil
 	}
-	hashes := c.hashText(q, n)
 	c.steps = c.steps[:0]
-	for i, id := range q.Prefix[:n] {
+	for i, id := range q.Prefix[:min(len(q.Prefix), int(q.Input/trace.BlockTokens))] {
 		c.steps = append(c.steps, prefix.Step{Tokens: policies.Tokens(i+1) * trace.BlockTokens, Hash: stepHash(id)})
 	}
-	if level, ok := length.PrefixLevel(c.depth, len(hashes)); ok && c.keys {
-		key = max(1, hashes[level-1])
-	}
-	return c.steps, key
+	return c.steps
 }
 
 // texts are the blocks of text that a front end has served, the latest ones.
@@ -67,36 +58,6 @@ func (c *cascade) knownBlocks(f *front, q *request, steps []prefix.Step) int {
 		n++
 	}
 	return n
-}
-
-// hashText returns hashes of a prompt's text up to the depths of keys, as far as it reaches, as length.Scanner
-// has them. Depths inside of one of the n blocks of its prefix have the hash of that block; what comes after
-// the blocks is of this prompt alone. The next call overwrites them.
-func (c *cascade) hashText(q *request, n int) []uint64 {
-	c.hashes = c.hashes[:0]
-	for depth := prefix.MinDepth; len(c.hashes) < prefix.DepthLevels && depth <= int(q.Input)*textBytes; depth *= 2 {
-		id, level := ^q.index, uint64(len(c.hashes))
-		if end := (depth + trace.BlockTokens*textBytes - 1) / (trace.BlockTokens * textBytes); end <= n {
-			id = q.Prefix[end-1]
-		}
-		c.hashes = append(c.hashes, uint64(hashBlock(id, level)))
-	}
-	return c.hashes
-}
-
-// learnDepth chooses the depth of prefix keys by what the front ends have seen, as the control plane does
-// once in a period, unless it is configured.
-func (c *cascade) learnDepth() {
-	if c.sim.cfg.PrefixDepth > 0 {
-		return
-	}
-	var all prefix.Depths
-	for _, f := range c.fronts {
-		if !f.replica.failed {
-			all.Merge(&f.depths)
-		}
-	}
-	c.depth = int64(all.Choose(int(c.depth)))
 }
 
 // stepHash returns the hash of a prompt up to the end of a block.

@@ -27,7 +27,7 @@ type pull struct {
 func (c *cascade) pullPrefix(q *request, at int) bool {
 	f := c.fronts[at]
 	to := f.replica
-	steps, _ := c.describePrompt(q)
+	steps := c.stepsOf(q)
 	if at == q.front {
 		steps = steps[:min(q.known, len(steps))] // what it has learnt since was too late
 	} else {

@@ -23,16 +23,10 @@ const (
 	WithoutPull = "without-pull"
 	// WithoutRanges is Cascade whose prefill replicas compute prompts of all lengths alike.
 	WithoutRanges = "without-ranges"
-	// WithoutKeys is Cascade whose proxies pick by weight alone: the prefix is found when a request is
-	// placed.
-	WithoutKeys = "without-keys"
 	// WithoutTokenizer is Cascade whose front ends know the tokens of those prompts only whose text they
 	// have served, as where engines have no /tokenize: to the others, a conversation's next turn is new.
-	// WithoutTokenizerOrKeys is the same without prefix keys.
-	WithoutTokenizer       = "without-tokenizer"
-	WithoutTokenizerOrKeys = "without-tokenizer-or-keys"
-	// WithoutAffinity is Cascade that knows nothing of the prefixes that replicas have cached: not in
-	// the proxies, nor where requests are placed.
+	WithoutTokenizer = "without-tokenizer"
+	// WithoutAffinity is Cascade that knows nothing of the prefixes that replicas have cached.
 	WithoutAffinity = "without-affinity"
 	// WithoutForwards is Cascade whose prompts are computed where a proxy sent them.
 	WithoutForwards = "without-forwards"
@@ -68,19 +62,17 @@ const (
 
 // variants are the parts of Cascade that each policy has.
 var variants = map[string]variant{
-	Cascade:         {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true},
-	OneStage:        {planner: planner.PolicyRoundRobin, market: true, priced: true, affinity: true, keys: true, pull: true},
-	WithoutMoves:    {planner: planner.PolicyDefault, priced: true, affinity: true, keys: true, pull: true},
-	WithoutPull:     {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true},
-	WithoutKeys:     {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true},
-	WithoutRanges:   {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, allLengths: true},
+	Cascade:         {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true},
+	OneStage:        {planner: planner.PolicyRoundRobin, market: true, priced: true, affinity: true, pull: true},
+	WithoutMoves:    {planner: planner.PolicyDefault, priced: true, affinity: true, pull: true},
+	WithoutPull:     {planner: planner.PolicyDefault, market: true, priced: true, affinity: true},
+	WithoutRanges:   {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, allLengths: true},
 	WithoutAffinity: {planner: planner.PolicyDefault, market: true, priced: true},
-	WithoutForwards: {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, stay: true},
+	WithoutForwards: {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, stay: true},
 
-	WithoutTokenizer:       {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, ownTexts: true},
-	WithoutTokenizerOrKeys: {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, ownTexts: true},
+	WithoutTokenizer: {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, ownTexts: true},
 
-	ByGain:      {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, keys: true, pull: true, byGain: true},
+	ByGain:      {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, byGain: true},
 	StaticSplit: {planner: planner.PolicyDefault, static: true},
 	Ideal:       {planner: planner.PolicyRoundRobin, affinity: true, pull: true, knows: exactStates},
 	Clairvoyant: {planner: planner.PolicyRoundRobin, affinity: true, pull: true, knows: exactOutputs},
@@ -106,7 +98,6 @@ type variant struct {
 	byGain     bool             // and yet the fleet is divided for a predicted gain
 	affinity   bool             // placement knows what is cached
 	ownTexts   bool             // a front end knows only the prompts that it has served
-	keys       bool             // proxies pick by prefix keys
 	pull       bool             // prefixes are copied from their holders
 	allLengths bool             // of prompts, at every prefill replica
 	stay       bool             // prompts are not forwarded
@@ -145,7 +136,7 @@ func (v variant) marketOf(self policies.ReplicaID, peers bidask.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutKeys, WithoutTokenizer, WithoutTokenizerOrKeys, WithoutRanges, WithoutAffinity, WithoutForwards, ByGain, StaticSplit, Ideal, Clairvoyant, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutTokenizer, WithoutRanges, WithoutAffinity, WithoutForwards, ByGain, StaticSplit, Ideal, Clairvoyant, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.

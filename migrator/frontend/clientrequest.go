@@ -150,36 +150,13 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 	refuseRequest(w, "the replica's engine does not answer; send the request to another one")
 }
 
-// estimateArrival is estimateLength for a request of a client. It counts how the prompt begins, whether or not
-// the proxies give prefix keys: they begin to when a depth for them has been learnt. A prompt that repeats a
-// recent one does not count again: one client could decide for all.
+// estimateArrival is estimateLength for a body that it scans. A prompt that repeats a recent one is marked: it
+// does not count again for the bytes per token, or one client could decide for all.
 func (srv *Server) estimateArrival(h http.Header, req *openai.Request, body []byte) loadtracker.Arrival {
-	return srv.estimateScanned(h, req, body, func(count length.Count, digests []uint64) {
-		// Short prompts count as untokenized only while the engine may not be asked: what they share is soon computed
-		// once more.
-		if count.Tokens == 0 && (srv.cfg.Placer == nil || !srv.tokenizer.mayAsk(int(count.Text))) {
-			srv.tracker.ObserveUntokenizedPrefix(digests)
-		} else {
-			srv.tracker.ObservePrefix(digests)
-		}
-	})
-}
-
-// estimateForwarded is estimateLength for a request that a peer forwards: the peer has counted how its prompt begins.
-func (srv *Server) estimateForwarded(h http.Header, req *openai.Request, body []byte) loadtracker.Arrival {
-	return srv.estimateScanned(h, req, body, func(length.Count, []uint64) {})
-}
-
-// estimateScanned is estimateLength for a body that it scans. observe is called unless the prompt repeats a recent one.
-func (srv *Server) estimateScanned(h http.Header, req *openai.Request, body []byte, observe func(length.Count, []uint64)) loadtracker.Arrival {
 	var scan length.Scanner
-	scan.HashPrefix(length.MaxPrefixDepth)
 	scan.Write(body)
-	count := scan.Count()
-	a := srv.estimateLength(h, count, req.Choices, len(body))
-	if a.Repeated = srv.tracker.NotePrompt(scan.PromptDigest()); !a.Repeated {
-		observe(count, scan.PrefixDigests())
-	}
+	a := srv.estimateLength(h, scan.Count(), req.Choices, len(body))
+	a.Repeated = srv.tracker.NotePrompt(req.Prompt())
 	return a
 }
 

@@ -44,7 +44,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	if lr.arrival.Input == 0 {
 		lr.keeps = keeps // after it has computed the prompt
 		sent := lr.arrival
-		lr.arrival = srv.estimateForwarded(r.Header, &req, body)
+		lr.arrival = srv.estimateArrival(r.Header, &req, body)
 		var wanted policies.Tokens
 		if srv.cfg.PrefixPull != nil { // the sender has chosen this replica by what it may copy of the prompt
 			wanted = lr.held

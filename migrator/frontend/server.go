@@ -16,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // Server is the front end of one replica: the HTTP server that owns its clients'
@@ -250,8 +249,6 @@ type Status struct {
 	// BytesPerToken and EstimateError are as in loadtracker.State.
 	BytesPerToken float64
 	EstimateError float64
-	// PrefixDepths is how deep into their text the prompts of clients are equal.
-	PrefixDepths prefix.Depths
 }
 
 // Status returns the state of the replica now.
@@ -259,7 +256,7 @@ func (srv *Server) Status() Status {
 	r := srv.tracker.State()
 	return Status{
 		Engine: srv.Engine(), EngineProblem: srv.engineFacts.problemText(), CapacityWarning: srv.engineFacts.capacityWarning(),
-		Load: srv.engineFacts.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError, PrefixDepths: r.PrefixDepths,
+		Load: srv.engineFacts.addLoad(r.Load, time.Now()), Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
 		Prefixes:    srv.PrefixStatus(),
 		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(), Refused: srv.admission.refused(), TurnedAway: srv.turnedAway.Load(), Service: srv.service.read(),
 		Received: srv.received.Load(),

@@ -147,25 +147,29 @@ func TestForgedEstimate(t *testing.T) {
 	}
 }
 
-// TestPrefixesAreObserved checks that prompts count for the depth of prefix keys, with a key and
-// without: before a depth is learnt, none has one.
-func TestPrefixesAreObserved(t *testing.T) {
+// TestRepeatedPrompts checks which prompts are taken for equal ones, whatever else the requests say.
+func TestRepeatedPrompts(t *testing.T) {
 	f := testkit.Must(New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}}))
-	body := []byte(`{"prompt":"` + strings.Repeat("x", 300) + `"}`)
+	text := strings.Repeat("x", 300)
 	for i, c := range []struct {
-		header http.Header
-		body   []byte
-		want   int
+		endpoint openai.Endpoint
+		body     string
+		repeated bool
 	}{
-		{http.Header{}, body, 1},
-		{http.Header{}, []byte(`{"prompt":"short"}`), 1},
-		{http.Header{"X-Cascade-Prefix": {"0"}}, []byte(strings.Replace(string(body), "xx", "xy", 1)), 2},
-		{http.Header{"X-Cascade-Prefix": {"0"}}, body, 2}, // again
+		{openai.Completions, `{"prompt":"` + text + `"}`, false},
+		{openai.Completions, `{"model":"m","n":2,"prompt":"` + text + `"}`, true},
+		{openai.Completions, `{"prompt":"` + text + `x"}`, false},
+		{openai.Completions, `{"prompt":[1,2]}`, false},
+		{openai.Completions, `{"prompt":[1,3]}`, false},
+		{openai.Chat, `{"messages":[{"role":"user","content":"` + text + `"}]}`, false},
+		{openai.Chat, `{"messages":[{"role":"user","content":"` + text + `"}],"temperature":1}`, true},
+		{openai.Chat, `{"messages":[{"role":"user","content":"` + text + `y"}]}`, false},
+		{openai.Completions, `{"max_tokens":1}`, false},
+		{openai.Completions, `{"max_tokens":1}`, false},
 	} {
-		f.estimateArrival(c.header, &openai.Request{Choices: 1}, c.body)
-		depths := f.Status().PrefixDepths
-		if got := depths.Prompts(); got != c.want {
-			t.Errorf("request %d: %d prompts were observed, want %d", i, got, c.want)
+		req := testkit.Must(f.dialect().Parse(c.endpoint, []byte(c.body)))
+		if a := f.estimateArrival(http.Header{}, &req, []byte(c.body)); a.Repeated != c.repeated {
+			t.Errorf("request %d: repeated is %v: %.60s", i, a.Repeated, c.body)
 		}
 	}
 }

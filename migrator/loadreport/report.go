@@ -20,7 +20,7 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 	for i, b := range s.Snapshot {
 		snapshot[i] = &api.Batch{N: b.N, SumInput: b.SumI, SumInput2: b.SumI2, SumLength: b.SumL}
 	}
-	report := &api.LoadReport{
+	return &api.LoadReport{
 		Replica:  string(id),
 		Model:    model,
 		Sequence: sequence,
@@ -56,15 +56,7 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		RequestsRefused: s.TurnedAway,
 		Service:         &api.Service{Failed: s.Service.Failed, FirstToken: s.Service.FirstToken[:], PerToken: s.Service.PerToken[:], Received: s.Received},
 	}
-	if sequence%depthsEvery == 1 && s.PrefixDepths.Prompts() > 0 {
-		report.PrefixDepths, _ = s.PrefixDepths.AppendBinary(nil) // it returns no error
-	}
-	return report
 }
-
-// depthsEvery is how many reports of a stream there are for each one with the prefix depths,
-// which change slowly and would be most of a report.
-const depthsEvery = 20
 
 // encodeEngineLoad converts what the engine reports of its load; nil for nothing.
 func encodeEngineLoad(e policies.EngineLoad) *api.EngineLoad {

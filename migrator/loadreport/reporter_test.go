@@ -22,7 +22,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -186,30 +185,6 @@ func TestExtra(t *testing.T) {
 			t.Errorf("report: %v", r.LoadReport)
 		}
 	})
-}
-
-// TestPrefixDepths checks which reports contain how deep prompts are equal.
-func TestPrefixDepths(t *testing.T) {
-	var s frontend.Status
-	for sequence := range uint64(2) {
-		if r := encodeReport("r0", "m", sequence, s, Extra{}); len(r.PrefixDepths) > 0 {
-			t.Errorf("report %d has prefix depths of no prompts", sequence)
-		}
-	}
-	s.PrefixDepths.Observe([]uint64{1, 2, 3})
-	for sequence := range uint64(2*depthsEvery + 2) {
-		r := encodeReport("r0", "m", sequence, s, Extra{})
-		if got, want := len(r.PrefixDepths) > 0, sequence == 1 || sequence == depthsEvery+1 || sequence == 2*depthsEvery+1; got != want {
-			t.Errorf("report %d has prefix depths: %v", sequence, got)
-		}
-		if len(r.PrefixDepths) == 0 {
-			continue
-		}
-		var back prefix.Depths
-		if err := back.UnmarshalBinary(r.PrefixDepths); err != nil || back != s.PrefixDepths {
-			t.Errorf("report %d: %v", sequence, err)
-		}
-	}
 }
 
 // TestSiteIsReportedOnce reports the location until it is acknowledged, again when it changes, and

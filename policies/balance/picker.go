@@ -21,7 +21,7 @@ type Endpoint struct {
 }
 
 // NewEndpoint returns an endpoint. Its weight, relative to that of others, is its share of
-// the requests without a prefix key; 0 counts as 1. ready says that it takes new requests.
+// the requests; 0 counts as 1. ready says that it takes new requests.
 func NewEndpoint(address netip.AddrPort, weight uint32, ready bool) Endpoint {
 	text := address.String()
 	return Endpoint{address, text, Hash(text), max(weight, 1), ready}
@@ -47,9 +47,9 @@ type PickerStage struct {
 // lengths that no other takes.
 //
 // It chooses what a proxy would choose from the routes and endpoints that the control plane
-// publishes: the stage by the range that contains the length; within a stage by the EDS weights, or,
-// for a request with a prefix key, the same replica for each key; and after it the next priorities
-// of the same endpoints, which are the next longer stage, then any other replica.
+// publishes: the stage by the range that contains the length; within a stage by the EDS weights;
+// and after it the next priorities of the same endpoints, which are the next longer stage, then any
+// other replica.
 //
 // Invariants: only replicas that are ready are chosen, but for a last resort, only those of the gateway's subset, none that is
 // avoided unless all are, and none twice. The choice is a function of its arguments: randomness is one of them.
@@ -60,9 +60,7 @@ type PickRequest struct {
 	// Length is the estimated prompt length. A negative one is unknown: such a request belongs
 	// to the last stage, whose replicas have room for it.
 	Length policies.Tokens
-	// Key is the prefix key; "" without one. Requests with the same key get the same replica.
-	Key string
-	// Random distributes the requests without a key; it is uniform.
+	// Random distributes the requests; it is uniform.
 	Random uint64
 	// Subset restricts the choice; nil does not.
 	Subset *Subset
@@ -83,17 +81,11 @@ func (m Picker) Pick(r PickRequest) (stage int, addresses []string) {
 	if stage = m.stageOf(r.Length); stage < 0 {
 		return stage, nil
 	}
-	key, byKey := r.Random, r.Key != ""
-	if byKey {
-		key = Hash(r.Key)
-	} else {
-		key = Mix(key)
-	}
-	tiers := m[stage].Tiers
+	random, tiers := Mix(r.Random), m[stage].Tiers
 	var best [MaxAddresses]ranking // of the first tiers
 	tiers = tiers[:min(len(tiers), len(best))]
 	for i, tier := range tiers {
-		best[i].rank(tier, key, byKey, r)
+		best[i].rank(tier, random, r)
 	}
 	for place := range MaxAddresses {
 		for i := range tiers {
@@ -146,20 +138,14 @@ type ranking struct {
 	ranks [MaxAddresses]Rank
 }
 
-// rank collects the endpoints of a tier that may be chosen. Keys ignore the weights: these
-// follow the load, and each change would move keys away from the prompts that are cached for
-// them.
-func (b *ranking) rank(tier []Endpoint, key uint64, byKey bool, r PickRequest) {
+// rank collects the endpoints of a tier that may be chosen.
+func (b *ranking) rank(tier []Endpoint, random uint64, r PickRequest) {
 	for i := range tier {
 		e := &tier[i]
 		if !e.ready && !r.unready || !r.Subset.Contains(e.address) || r.Avoid != nil && r.Avoid(e.text) {
 			continue
 		}
-		weight := float64(e.weight)
-		if byKey {
-			weight = 1
-		}
-		b.insert(e, RankOf(key, e.hash, weight))
+		b.insert(e, RankOf(random, e.hash, float64(e.weight)))
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 //
 //	stage HIGH TIER…   a stage; a tier is endpoints separated by commas, each PORT, with *WEIGHT
 //	                   if it is not 1, and with ! if it is not ready
-//	pick [length=N] [key=K] [random=N] [subset=LIST] [avoid=PORTS] [last]   prints the stage and the ports
+//	pick [length=N] [random=N] [subset=LIST] [avoid=PORTS] [last]   prints the stage and the ports
 //	spread [the same]  the first ports of 1,000 requests, and their numbers to the nearest ten
 func TestPickerScenarios(t *testing.T) {
 	testkit.TestScenarios(t, "testdata/picker", func(*testing.T) testkit.Player {
@@ -84,8 +84,6 @@ func parseRequest(words []string) (r PickRequest, err error) {
 		switch name {
 		case "length":
 			_, err = fmt.Sscan(value, &r.Length)
-		case "key":
-			r.Key = value
 		case "random":
 			_, err = fmt.Sscan(value, &r.Random)
 		case "subset":
@@ -112,9 +110,6 @@ func TestOracle(t *testing.T) {
 	for range 3000 {
 		m, all := randomModel(rng)
 		r := PickRequest{Length: policies.Tokens(rng.IntN(5000) - 100), Random: rng.Uint64()}
-		if rng.IntN(3) == 0 {
-			r.Key = fmt.Sprint(rng.IntN(100))
-		}
 		if rng.IntN(2) == 0 {
 			var entries []string
 			for _, a := range all {
@@ -138,10 +133,6 @@ func TestOracle(t *testing.T) {
 }
 
 func oracle(s PickerStage, r PickRequest) (out []string) {
-	key := Mix(r.Random)
-	if r.Key != "" {
-		key = Hash(r.Key)
-	}
 	var columns [][]string
 	for _, tier := range s.Tiers {
 		var open []Endpoint
@@ -151,11 +142,7 @@ func oracle(s PickerStage, r PickRequest) (out []string) {
 			}
 		}
 		score := func(e Endpoint) float64 {
-			w := float64(e.weight)
-			if r.Key != "" {
-				w = 1
-			}
-			return w / -math.Log((float64(Mix(key^e.hash)>>12)+0.5)/(1<<52))
+			return float64(e.weight) / -math.Log((float64(Mix(Mix(r.Random)^e.hash)>>12)+0.5)/(1<<52))
 		}
 		slices.SortFunc(open, func(a, b Endpoint) int {
 			if score(a) > score(b) {
@@ -203,36 +190,6 @@ func randomModel(rng *rand.Rand) (m Picker, all []netip.AddrPort) {
 		m = append(m, PickerStage{high, tiers})
 	}
 	return m, all
-}
-
-// TestKeysKeepTheirReplica checks that a key moves only when its replica is not ready, or is
-// outside the subset, and returns with it.
-func TestKeysKeepTheirReplica(t *testing.T) {
-	tier := func(down int) Picker {
-		var list []Endpoint
-		for i := range 8 {
-			list = append(list, NewEndpoint(netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(8000+i)), uint32(25+50*i), i != down))
-		}
-		return Picker{{policies.Unbounded, [][]Endpoint{list}}}
-	}
-	moved := 0
-	for n := range 4000 {
-		r := PickRequest{Length: 10, Key: fmt.Sprint(n), Random: rand.Uint64()}
-		_, before := tier(-1).Pick(r)
-		r.Random = rand.Uint64()
-		_, after := tier(3).Pick(r)
-		switch {
-		case before[0] != "10.0.0.1:8003" && after[0] != before[0]:
-			t.Fatalf("key %d moves from %v to %v", n, before, after)
-		case before[0] == "10.0.0.1:8003":
-			if moved++; after[0] != before[1] {
-				t.Fatalf("key %d moves to %s, not to its second replica %s", n, after[0], before[1])
-			}
-		}
-	}
-	if moved < 400 || moved > 600 {
-		t.Errorf("%d of 4000 keys belong to one of 8 replicas", moved)
-	}
 }
 
 func TestSubset(t *testing.T) {

@@ -14,8 +14,6 @@ type Headers struct {
 	Ended bool
 	// Model reports that the host name determines the model.
 	Model bool
-	// Prefix reports that the model's requests get prefix keys.
-	Prefix bool
 }
 
 // Strategy is what an estimator does after a request's headers.
@@ -27,9 +25,9 @@ const (
 	// ModelOnly sets the model, if it is known: the request has no body, and so no prompt.
 	ModelOnly Strategy = iota
 	// BySize estimates the length from the body's size, without reading the body: the model
-	// is known, and no prefix key is wanted or possible.
+	// is known.
 	BySize
-	// ByBody reads the body, for its length, for the model or for the prefix key.
+	// ByBody reads the body, for its length or for the model.
 	ByBody
 	// RejectBody refuses the request: its body would have to be read, but exceeds the limit.
 	RejectBody
@@ -58,7 +56,7 @@ func (h Headers) StrategyFor(size, most int64) Strategy {
 		return ModelOnly
 	case size < 0:
 		return ByBody
-	case h.Model && !(h.Prefix && size >= MinPrefixDepth && size <= most):
+	case h.Model:
 		return BySize
 	case size > most:
 		return RejectBody

@@ -1,6 +1,5 @@
 // Package length estimates, from the bytes of an OpenAI request, the values that a
-// length-routed fleet routes by: the number of prompt tokens, the model's name, and the
-// prefix key, which is equal for prompts that begin alike.
+// length-routed fleet routes by: the number of prompt tokens and the model's name.
 //
 // It is Cascade's only estimator, and it is pure, so that the embedded proxy, the
 // ext_proc service and a Wasm sandbox can all use it. It is neither a tokenizer nor a
@@ -17,9 +16,6 @@ const (
 	// ModelHeader carries the model's name. It is the Endpoint Picker Protocol's name, so
 	// other gateways understand it.
 	ModelHeader = "x-gateway-model-name"
-	// PrefixHeader carries the prefix key: 16 hexadecimal digits, equal for requests whose
-	// prompts begin alike. It selects the replica within a stage.
-	PrefixHeader = "x-cascade-prefix"
 	// StageHeader, in the response, is the stage that served the request.
 	StageHeader = "x-cascade-stage"
 	// EpochHeader, in the response, is the epoch of the plan that routed the request.

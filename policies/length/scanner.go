@@ -83,10 +83,6 @@ type Scanner struct {
 	keyLen   int      // len(key)+1: too long to matter
 	model    [MaxModel]byte
 	modelLen int // MaxModel+1: too long to keep
-
-	prefix   prefixHash
-	saltHash sipHash
-	salt     uint64 // hash of cache_salt, 0 without one
 }
 
 // state is the state of the parser before the next byte.
@@ -115,15 +111,13 @@ const (
 	broken
 )
 
-// keep says where the characters of a string are stored or hashed, besides being counted.
+// keep says where the characters of a string are stored, besides being counted.
 type keep byte
 
 const (
 	keepNothing keep = iota
 	keepKey
 	keepModel
-	hashPrefix // hashed, and not stored
-	hashSalt
 )
 
 // Reset makes the Scanner ready for another body.
@@ -262,7 +256,10 @@ func (s *Scanner) structure(c byte, at int64) {
 func (s *Scanner) value(c byte, at int64) {
 	switch c {
 	case '"':
-		s.keep = s.keepOf()
+		s.keep = keepNothing
+		if s.role == modelName {
+			s.keep = keepModel
+		}
 		s.beginString()
 	case '{', '[':
 		s.openContainer(c, at)
@@ -281,20 +278,6 @@ func (s *Scanner) value(c byte, at int64) {
 	default:
 		s.state = broken
 	}
-}
-
-// keepOf returns what happens to the characters of the string that begins.
-func (s *Scanner) keepOf() keep {
-	switch {
-	case s.role == modelName:
-		return keepModel
-	case s.role == cacheSalt:
-		s.saltHash = newSipHash(textKey0, textKey1)
-		return hashSalt
-	case s.prefix.open() && s.inPrompt():
-		return hashPrefix
-	}
-	return keepNothing
 }
 
 // endValue moves on after a whole value.

@@ -16,7 +16,6 @@ const (
 	part                  // of a content: a text, or an object with one
 	text                  // a part's text
 	raw                   // counted as compact JSON: tools, tool calls
-	cacheSalt             // cache_salt
 	ranked                // documents to rank, or the query: a text, or a list of entries
 	entry                 // of such a list: a text, or an object
 )
@@ -103,8 +102,6 @@ func (s *Scanner) member() (role, register) {
 			s.modelLen = 0
 		case limit:
 			s.limits[m.register] = 0
-		case cacheSalt:
-			s.salt = 0
 		case text:
 			s.hasText = true
 			fallthrough
@@ -124,7 +121,6 @@ var members = [...]struct {
 	register register
 }{
 	{body, "model", modelName, 0},
-	{body, "cache_salt", cacheSalt, 0},
 	{body, "max_tokens", limit, 0},
 	{body, "max_completion_tokens", limit, 1},
 	{body, "prompt", prompt, promptText},
@@ -205,23 +201,7 @@ func (s *Scanner) stringValue() {
 		home.text += s.length
 	case content, part, text, ranked:
 		home.text += s.length
-	case cacheSalt:
-		s.salt = s.saltHash.sum()
 	}
-}
-
-// inPrompt reports whether the string that begins is text of prompt, messages or input:
-// it belongs to the prompt's beginning.
-func (s *Scanner) inPrompt() bool {
-	switch s.role {
-	case prompt, item:
-		return true
-	case content, part:
-		return s.register == messageContent
-	case text:
-		return s.registersAt[s.depth] == messageContent
-	}
-	return false
 }
 
 // numberValue counts a number.
@@ -236,19 +216,12 @@ func (s *Scanner) numberValue() {
 	case id:
 		s.row++
 	}
-	if s.role == item || s.role == id {
-		id := s.number
-		if s.fraction {
-			id = 0
-		}
-		s.prefix.writeID(id)
-	}
 }
 
 // idBytes is a fast path for lists of token ids: it counts plain integers as long as a
 // comma follows each, and returns how many bytes it read. The states handle the rest.
 func (s *Scanner) idBytes(p []byte) int {
-	if s.state != atValue && s.state != atFirstValue || s.prefix.open() {
+	if s.state != atValue && s.state != atFirstValue {
 		return 0
 	}
 	n, count := 0, int64(0)

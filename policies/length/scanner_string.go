@@ -14,7 +14,7 @@ func (s *Scanner) beginString() {
 func (s *Scanner) stringBytes(p []byte) int {
 	n := plain(p)
 	if n > 0 {
-		s.endSurrogate()
+		s.high = 0
 		s.length += int64(n)
 		if s.keep != keepNothing {
 			s.append(p[:n])
@@ -35,7 +35,6 @@ func (s *Scanner) stringBytes(p []byte) int {
 }
 
 func (s *Scanner) endString() {
-	s.endSurrogate()
 	if s.keep == keepKey {
 		s.state = atColon
 		s.role, s.register = s.member()
@@ -94,7 +93,7 @@ func (s *Scanner) escape(c byte) {
 		s.state = broken
 		return
 	}
-	s.endSurrogate()
+	s.high = 0
 	s.state = inString
 	s.length++
 	if s.keep != keepNothing {
@@ -127,7 +126,7 @@ func (s *Scanner) hexDigit(c byte) {
 		s.appendRune(0x10000 + (high-0xD800)<<10 + (r - 0xDC00))
 		return
 	}
-	s.endSurrogate()
+	s.high = 0
 	switch {
 	case 0xD800 <= r && r < 0xDC00:
 		s.high, r = r, utf8.RuneError
@@ -137,39 +136,18 @@ func (s *Scanner) hexDigit(c byte) {
 	s.appendRune(r)
 }
 
-// appendRune counts a character, and stores or hashes it if it is wanted.
+// appendRune counts a character, and stores it if it is wanted.
 func (s *Scanner) appendRune(r rune) {
 	var buf [utf8.UTFMax]byte
 	n := utf8.EncodeRune(buf[:], r)
 	s.length += int64(n)
-	// A hash cannot be undone when the other half follows: endSurrogate adds U+FFFD.
-	if s.keep != keepNothing && (s.high == 0 || s.keep < hashPrefix) {
+	if s.keep != keepNothing {
 		s.append(buf[:n])
 	}
 }
 
-// endSurrogate is called when the character after a high surrogate is not its other half.
-func (s *Scanner) endSurrogate() {
-	if s.high != 0 && s.keep >= hashPrefix {
-		s.append([]byte(replacement))
-	}
-	s.high = 0
-}
-
-// replacement is U+FFFD.
-const replacement = string(utf8.RuneError)
-
-// append appends to the stored or hashed string; a stored string that does not fit is
-// marked as too long.
+// append appends to the stored string; one that does not fit is marked as too long.
 func (s *Scanner) append(p []byte) {
-	switch s.keep {
-	case hashPrefix:
-		s.prefix.write(p)
-		return
-	case hashSalt:
-		s.saltHash.write(p)
-		return
-	}
 	buf, n := s.key[:], &s.keyLen
 	if s.keep == keepModel {
 		buf, n = s.model[:], &s.modelLen

@@ -4,8 +4,7 @@
 // (Store, Remove, Clear), or approximately, from the prompts that it was sent (Add). A Summary
 // is a sketch of an Index, a few kilobytes long, that other replicas get. Texts finds the
 // chain hashes of a prompt from its text, as far as it has seen text and token ids of prompts
-// together. Depths observes how deep into their text prompts are equal, and chooses how many
-// bytes a routing key covers.
+// together.
 //
 // All of them speak of prefixes by chain hashes of their token ids (Hash). What they say is
 // a hint: a prefix that is not found costs a computation that was not needed, and one that is

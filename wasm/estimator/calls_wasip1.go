@@ -146,13 +146,6 @@ func act(f *lengthfilter.Filter, a lengthfilter.Answer) int32 {
 		return hold
 	case lengthfilter.SetHeaders:
 		setHeader(length.ModelHeader, a.Model)
-		if a.HasPrefix {
-			var digits [16]byte
-			text := a.Prefix.AppendText(digits[:0])
-			setHeader(length.PrefixHeader, unsafe.String(&text[0], len(text)))
-		} else {
-			setHeader(length.PrefixHeader, "")
-		}
 		if a.Tokens < 0 {
 			setHeader(length.TokensHeader, "")
 			break

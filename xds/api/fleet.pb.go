@@ -78,10 +78,6 @@ type LoadReport struct {
 	Engine *Engine `protobuf:"bytes,23,opt,name=engine,proto3" json:"engine,omitempty"`
 	// Why an engine that answers is not ready: it is not the one that the configuration says.
 	EngineProblem string `protobuf:"bytes,24,opt,name=engine_problem,json=engineProblem,proto3" json:"engine_problem,omitempty"`
-	// How deep into their text the prompts of its clients are equal: policies/prefix.Depths. It
-	// is sent with the first report of a stream and from time to time. Absent: the last one sent
-	// is still right.
-	PrefixDepths []byte `protobuf:"bytes,25,opt,name=prefix_depths,json=prefixDepths,proto3" json:"prefix_depths,omitempty"`
 	// What the front end knows of the prompts that its engine has cached.
 	KnownPrefixes *KnownPrefixes `protobuf:"bytes,26,opt,name=known_prefixes,json=knownPrefixes,proto3" json:"known_prefixes,omitempty"`
 	// Requests of clients that this process of the front end has answered with 429, because no replica that
@@ -289,13 +285,6 @@ func (x *LoadReport) GetEngineProblem() string {
 		return x.EngineProblem
 	}
 	return ""
-}
-
-func (x *LoadReport) GetPrefixDepths() []byte {
-	if x != nil {
-		return x.PrefixDepths
-	}
-	return nil
 }
 
 func (x *LoadReport) GetKnownPrefixes() *KnownPrefixes {
@@ -1506,7 +1495,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\x81\t\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\xe2\b\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -1536,11 +1525,10 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\vengine_hung\x18\x16 \x01(\bR\n" +
 	"engineHung\x12.\n" +
 	"\x06engine\x18\x17 \x01(\v2\x16.cascade.xds.v1.EngineR\x06engine\x12%\n" +
-	"\x0eengine_problem\x18\x18 \x01(\tR\rengineProblem\x12#\n" +
-	"\rprefix_depths\x18\x19 \x01(\fR\fprefixDepths\x12D\n" +
+	"\x0eengine_problem\x18\x18 \x01(\tR\rengineProblem\x12D\n" +
 	"\x0eknown_prefixes\x18\x1a \x01(\v2\x1d.cascade.xds.v1.KnownPrefixesR\rknownPrefixes\x12)\n" +
 	"\x10requests_refused\x18\x1b \x01(\x04R\x0frequestsRefused\x121\n" +
-	"\aservice\x18\x1c \x01(\v2\x17.cascade.xds.v1.ServiceR\aservice\"{\n" +
+	"\aservice\x18\x1c \x01(\v2\x17.cascade.xds.v1.ServiceR\aserviceJ\x04\b\x19\x10\x1a\"{\n" +
 	"\aService\x12\x16\n" +
 	"\x06failed\x18\x01 \x01(\x04R\x06failed\x12\x1f\n" +
 	"\vfirst_token\x18\x02 \x03(\x04R\n" +

@@ -159,10 +159,6 @@ type RoutedModel struct {
 	Hosts []string `protobuf:"bytes,3,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	// Bytes of a request per token, in thousandths.
 	BytesPerToken int64 `protobuf:"varint,4,opt,name=bytes_per_token,json=bytesPerToken,proto3" json:"bytes_per_token,omitempty"`
-	// How many bytes of a prompt its prefix key covers, a power of two, and the key of the
-	// hash; 0 and none: requests have no prefix keys.
-	PrefixDepth  int64  `protobuf:"varint,5,opt,name=prefix_depth,json=prefixDepth,proto3" json:"prefix_depth,omitempty"`
-	PrefixSecret []byte `protobuf:"bytes,6,opt,name=prefix_secret,json=prefixSecret,proto3" json:"prefix_secret,omitempty"`
 	// Of the model's plan.
 	Epoch uint64 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// 1 to 8, short to long.
@@ -229,20 +225,6 @@ func (x *RoutedModel) GetBytesPerToken() int64 {
 		return x.BytesPerToken
 	}
 	return 0
-}
-
-func (x *RoutedModel) GetPrefixDepth() int64 {
-	if x != nil {
-		return x.PrefixDepth
-	}
-	return 0
-}
-
-func (x *RoutedModel) GetPrefixSecret() []byte {
-	if x != nil {
-		return x.PrefixSecret
-	}
-	return nil
 }
 
 func (x *RoutedModel) GetEpoch() uint64 {
@@ -597,17 +579,15 @@ const file_xds_api_routing_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12/\n" +
 	"\x06models\x18\x03 \x03(\v2\x17.cascade.v1.RoutedModelR\x06models\x12/\n" +
-	"\x05proxy\x18\x04 \x01(\v2\x19.cascade.v1.ProxySettingsR\x05proxy\"\xbf\x02\n" +
+	"\x05proxy\x18\x04 \x01(\v2\x19.cascade.v1.ProxySettingsR\x05proxy\"\x83\x02\n" +
 	"\vRoutedModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\x03R\acontext\x12\x14\n" +
 	"\x05hosts\x18\x03 \x03(\tR\x05hosts\x12&\n" +
-	"\x0fbytes_per_token\x18\x04 \x01(\x03R\rbytesPerToken\x12!\n" +
-	"\fprefix_depth\x18\x05 \x01(\x03R\vprefixDepth\x12#\n" +
-	"\rprefix_secret\x18\x06 \x01(\fR\fprefixSecret\x12\x14\n" +
+	"\x0fbytes_per_token\x18\x04 \x01(\x03R\rbytesPerToken\x12\x14\n" +
 	"\x05epoch\x18\a \x01(\x04R\x05epoch\x12/\n" +
 	"\x06stages\x18\b \x03(\v2\x17.cascade.v1.RoutedStageR\x06stages\x125\n" +
-	"\breplicas\x18\t \x03(\v2\x19.cascade.v1.RoutedReplicaR\breplicas\"9\n" +
+	"\breplicas\x18\t \x03(\v2\x19.cascade.v1.RoutedReplicaR\breplicasJ\x04\b\x05\x10\x06J\x04\b\x06\x10\a\"9\n" +
 	"\vRoutedStage\x12\x12\n" +
 	"\x04high\x18\x01 \x01(\x03R\x04high\x12\x16\n" +
 	"\x06absent\x18\x02 \x03(\tR\x06absent\"\xfe\x02\n" +

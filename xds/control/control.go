@@ -171,7 +171,7 @@ func (c *Control) initLength() (string, error) {
 	}
 	var err error
 	c.length, err = length.New(length.Config{
-		Models: models, MaxBody: int(c.cfg.Settings.BodyLimit), BytesPerToken: c.BytesPerToken, Prefixes: c.prefixes,
+		Models: models, MaxBody: int(c.cfg.Settings.BodyLimit), BytesPerToken: c.BytesPerToken,
 		BaseOf: func(name string) string { return c.adapters.modelOf(c.fleet.Snapshot(), name) }, Health: c.health, Metrics: c.registry, Logger: c.log,
 	})
 	if err != nil {
@@ -232,11 +232,6 @@ func (c *Control) maySeeSecrets(node string) bool {
 	c.cfg.Audit.Record(auditlog.Record{Action: auditlog.Client, Object: "secret", Outcome: auditlog.Refused, Reason: "the node is not a listed proxy", Who: node})
 	c.log.Warn("secret refused: the node is not a listed proxy; if it is one, add it to proxy.nodes", "node", node)
 	return false
-}
-
-// prefixes returns what makes the prefix keys of a model's requests.
-func (c *Control) prefixes(model string) policylength.Prefixes {
-	return c.cfg.Settings.Prefixes(model, c.fleet.PrefixDepth(model))
 }
 
 // BytesPerToken returns the ratio that routes and estimators use for a model; 0

@@ -34,7 +34,6 @@ var (
 	desired       = desc("desired_replicas", "Replicas that the model should have for the present demand; absent until it is known. An autoscaler follows it; of several control planes, take the max.", "model")
 	current       = desc("current_replicas", "Replicas that the model has, ready or not, without those that are drained, and prefill replicas.", "model")
 	stageDesired  = desc("stage_desired_replicas", "Replicas that each stage of the plan in force needs at this moment, undamped. The sum may exceed desired_replicas: the planner merges stages.", "model", "stage")
-	prefixDepth   = desc("prefix_depth_bytes", "Prompt text that prefix keys cover; 0: there are no keys.", "model")
 	bytesPerToken = desc("bytes_per_token", "Prompt bytes per token that routes and estimators use.", "model")
 	estimateError = desc("estimate_error_ratio", "Mean relative error of the length estimate against exact counts.", "model")
 
@@ -157,7 +156,6 @@ func (s metricSink) model(m fleet.ModelState) {
 	s.counter(refusedTotal, float64(m.Demand.Refused), m.Name)
 	s.gauge(queueing, m.Demand.Queue.Seconds(), m.Name)
 	s.scaling(m)
-	s.gauge(prefixDepth, float64(m.PrefixDepth), m.Name)
 	s.gauge(bytesPerToken, m.BytesPerToken.Float(), m.Name)
 	s.gauge(estimateError, m.EstimateError, m.Name)
 	for _, r := range m.Replicas {

@@ -58,7 +58,7 @@ func assignmentsByCluster(models []fleet.Model) map[string][]string {
 	out := make(map[string][]string)
 	for _, m := range models {
 		for k := range policies.MaxStages {
-			out[resources.ClusterName(m.Name, k)] = []string{resources.EndpointName(m.Name, k), resources.PrefixClusterName(m.Name, k), resources.FederatedEndpointName(m.Name, k)}
+			out[resources.ClusterName(m.Name, k)] = []string{resources.EndpointName(m.Name, k), resources.FederatedEndpointName(m.Name, k)}
 		}
 	}
 	return out

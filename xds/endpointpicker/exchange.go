@@ -141,7 +141,7 @@ func (x *exchange) onHeaders(r *extproc.ProcessingRequest, h *extproc.HttpHeader
 		x.model = x.view.ByHost(authority)
 	}
 	step, size := length.Headers{
-		ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != nil, Prefix: x.model != nil && x.model.Prefixes.Depth > 0,
+		ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != nil,
 	}.Strategy(int64(s.config.MaxBody))
 	if modes != nil && step != length.ModelOnly {
 		switch mode := modes.GetRequestBodyMode(); mode {
@@ -171,7 +171,6 @@ func (x *exchange) onHeaders(r *extproc.ProcessingRequest, h *extproc.HttpHeader
 	}
 	x.phase = holding
 	x.body = &heldBody{share: s.budget.Share()}
-	x.body.scanner.HashPrefix(x.prefixDepth())
 	if x.duplex {
 		return nil // the answer follows when the body is complete
 	}
@@ -192,13 +191,6 @@ func (x *exchange) readHeaders(h *corev3.HeaderMap) (authority, contentLength st
 		}
 	}
 	return authority, contentLength
-}
-
-func (x *exchange) prefixDepth() int64 {
-	if x.model != nil {
-		return x.model.Prefixes.Depth
-	}
-	return x.view.depth
 }
 
 func (x *exchange) estimator() length.Estimator {
@@ -251,7 +243,7 @@ func (x *exchange) onTrailers() (out []*extproc.ProcessingResponse) {
 
 // answerHeaders picks endpoints for a request whose body is not read.
 func (x *exchange) answerHeaders(tokens policies.Tokens) []*extproc.ProcessingResponse {
-	if r, ok := x.pick(tokens, ""); !ok {
+	if r, ok := x.pick(tokens); !ok {
 		return x.refuse(r)
 	}
 	return one(x.withDestination(processing.HeadersAnswer(x.picked.mutation(x.stale))))
@@ -265,11 +257,7 @@ func (x *exchange) answerBody(end bool) (out []*extproc.ProcessingResponse) {
 			return x.refuse(refuseUnknownModel())
 		}
 	}
-	key := ""
-	if k, ok := x.model.Prefixes.Key(&b.scanner); ok {
-		key = k.String()
-	}
-	if r, ok := x.pick(x.estimator().FromBody(b.scanner.Count()), key); !ok {
+	if r, ok := x.pick(x.estimator().FromBody(b.scanner.Count())); !ok {
 		return x.refuse(r)
 	}
 	if !x.duplex {
@@ -288,7 +276,7 @@ func (x *exchange) answerBody(end bool) (out []*extproc.ProcessingResponse) {
 // pick chooses the endpoints, among those known now: the upload of a held body takes time.
 // A request that has no body names no model: where there are several, it may go to a replica
 // of any.
-func (x *exchange) pick(tokens policies.Tokens, key string) (refusal, bool) {
+func (x *exchange) pick(tokens policies.Tokens) (refusal, bool) {
 	s, random := x.server, x.server.config.Random()
 	now := s.view.Load()
 	var name string
@@ -302,7 +290,7 @@ func (x *exchange) pick(tokens policies.Tokens, key string) (refusal, bool) {
 	if m == nil {
 		return refuseNoEndpoint(false), false
 	}
-	stage, addresses := m.Stages.Pick(balance.PickRequest{Length: tokens, Key: key, Random: random, Subset: x.subset})
+	stage, addresses := m.Stages.Pick(balance.PickRequest{Length: tokens, Random: random, Subset: x.subset})
 	if len(addresses) == 0 {
 		return refuseNoEndpoint(x.subset != nil), false
 	}

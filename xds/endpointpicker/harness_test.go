@@ -24,7 +24,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/routing"
@@ -173,13 +172,6 @@ func withSecondModel(v resources.View) resources.View {
 		Replica: policies.Replica{ID: "r9", Model: "n/2", Address: "10.0.0.9:8000", Adapters: []string{"n-lora"}},
 		Weight:  100,
 	})
-	return v
-}
-
-// withPrefixes makes the estimator of a view give prefix keys.
-func withPrefixes(v resources.View) resources.View {
-	v.Settings.PrefixSecret = length.PrefixSecret{1}
-	v.Models[0].PrefixDepth = length.MinPrefixDepth
 	return v
 }
 

@@ -33,7 +33,7 @@ type scenario struct {
 // messages of one stream, one in each line, and the answers. Addresses 10.0.0.N:8000 are
 // printed as .N.
 //
-//	two-models, prefixes          changes the view; the first is twoStages
+//	two-models                    changes the view; the first is twoStages
 //	health ID draining|unhealthy|healthy   and the health of a replica in it
 //	cut N                         and the boundary of its stages
 //	publish                       the view, and waits for the picker to know it
@@ -61,8 +61,6 @@ func (s *scenario) play(t *testing.T, words []string) (out []string, err error) 
 	switch words[0] {
 	case "two-models":
 		s.view = withSecondModel(s.view)
-	case "prefixes":
-		s.view = withPrefixes(s.view)
 	case "health":
 		i := slices.IndexFunc(s.view.Endpoints, func(e resources.Endpoint) bool { return string(e.ID) == words[1] })
 		s.view.Endpoints[i].Health = map[string]resources.Health{"draining": resources.Draining, "unhealthy": resources.Unhealthy}[words[2]]

@@ -11,7 +11,6 @@ type View struct {
 	plan   *resources.Routing
 	models map[string]*Model // by name
 	list   []*Model          // sorted by name
-	depth  int64             // to which bodies are hashed while the model is not known
 	pool   *Model            // of all requests, where there is no control plane; see UpdatePool
 }
 
@@ -44,7 +43,6 @@ func NewView(plan *resources.Routing) *View {
 		}
 		v.models[m.Model] = m
 		v.list = append(v.list, m)
-		v.depth = max(v.depth, m.Prefixes.Depth)
 	}
 	return v
 }
@@ -80,6 +78,3 @@ func (v *View) Any(random uint64) *Model {
 	}
 	return nil
 }
-
-// PrefixDepth returns to which depth a body is hashed while its model is not known.
-func (v *View) PrefixDepth() int64 { return v.depth }

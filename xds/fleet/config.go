@@ -20,8 +20,7 @@ import (
 // Model is one model, with the cost and the capacity of its engines.
 type Model struct {
 	// Model is how proxies see it at first. BytesPerToken is served until enough requests were
-	// counted. A PrefixDepth of 0 means that it is learnt: there are no keys until traffic shows
-	// at which depth prompts differ.
+	// counted.
 	resources.Model
 	// Cost of one replica, at the fleet's speed (a profile scaled by 1/speed).
 	Cost policies.Cost

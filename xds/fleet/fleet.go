@@ -225,21 +225,6 @@ func (f *Fleet) BytesPerToken(model string) length.Ratio {
 	return 0
 }
 
-// PrefixDepth returns the depth of a model's prefix keys; 0 means that there are none.
-func (f *Fleet) PrefixDepth(model string) int64 {
-	if s := f.latest.Load(); s != nil {
-		if m := s.Model(model); m != nil {
-			return m.PrefixDepth
-		}
-	}
-	for _, m := range f.state.rules.Models { // fixed after New
-		if m.Name == model {
-			return m.PrefixDepth
-		}
-	}
-	return 0
-}
-
 // HandleReport implements reports.Handler: it hands a report to the loop and
 // waits for the reply.
 func (f *Fleet) HandleReport(ctx context.Context, r loadreport.Report) (loadreport.Reply, error) {

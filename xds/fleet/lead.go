@@ -45,22 +45,16 @@ func (s *State) applyObject(now time.Time, o store.Object, own bool) {
 				ratio = length.Ratio(r.Milli).Clamp()
 			}
 		}
-		depth := length.PrefixDepth(m.PrefixDepth)
-		for _, d := range o.PrefixDepths {
-			if d.Model == m.Name && m.PrefixDepth == 0 {
-				depth = d.Bytes
-			}
-		}
 		for _, c := range o.Counts {
 			if c.Model == m.Name {
 				m.requests = max(m.requests, c.Requests)
 			}
 		}
-		if m.ratio != ratio || m.depth != depth {
-			m.ratio, m.depth, s.publishPending = ratio, depth, true
+		if m.ratio != ratio {
+			m.ratio, s.publishPending = ratio, true
 		}
 		if !led {
-			m.wantedRatio, m.wantedDepth = ratio, depth
+			m.wantedRatio = ratio
 		}
 	}
 	if !led && s.lease.Leads(now) {
@@ -82,14 +76,11 @@ func (s *State) takeOver(now time.Time) {
 // an object that it stores as the leader.
 func (s *State) recordReplicas(o *store.Object) {
 	s.registry.Record(o)
-	o.Ratios, o.Counts, o.PrefixDepths = nil, nil, nil
+	o.Ratios, o.Counts = nil, nil
 	for _, m := range s.models {
 		o.Counts = append(o.Counts, store.RequestCount{Model: m.Name, Requests: m.requests})
 		if m.wantedRatio != m.BytesPerToken {
 			o.Ratios = append(o.Ratios, store.Ratio{Model: m.Name, Milli: int64(m.wantedRatio)})
-		}
-		if m.wantedDepth != length.PrefixDepth(m.PrefixDepth) {
-			o.PrefixDepths = append(o.PrefixDepths, store.PrefixDepth{Model: m.Name, Bytes: m.wantedDepth})
 		}
 	}
 }

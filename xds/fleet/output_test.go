@@ -42,9 +42,6 @@ func routing(s *Snapshot) string {
 		if r := m.BytesPerToken; r != length.DefaultRatio {
 			fmt.Fprintf(&b, " %.2f bytes/token", r.Float())
 		}
-		if m.PrefixDepth != 0 {
-			fmt.Fprintf(&b, " prefix depth %d", m.PrefixDepth)
-		}
 	}
 	return b.String()
 }

@@ -65,7 +65,6 @@ func (s *State) startPlanning(now time.Time, ev Event) *Planning {
 	}
 	next.model.periodAt = now
 	s.updateRatio(now, next.model)
-	s.updateDepth(now, next.model)
 	pin := planPin(next.pin)
 	return s.start(now, next, func(p *planner.Planner, v *planner.View) planner.Result { return p.Replan(t, v, pin) })
 }

@@ -111,19 +111,6 @@ func (s *State) updateRatio(now time.Time, m *model) {
 	}
 }
 
-// updateDepth computes the depth that a model's prefix keys should have.
-func (s *State) updateDepth(now time.Time, m *model) {
-	if m.PrefixDepth != 0 {
-		return // it is configured
-	}
-	next := s.registry.LearntDepth(now, m.Name, m.depth)
-	if s.lease != nil {
-		m.wantedDepth = next
-	} else if next != m.depth {
-		m.depth, m.wantedDepth, s.publishPending = next, next, true
-	}
-}
-
 // orderedChanges lists the changes of plan that operators ordered.
 func (s *State) orderedChanges() (changes []fleetstate.Change) {
 	for _, m := range s.models {

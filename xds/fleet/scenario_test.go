@@ -40,7 +40,7 @@ import (
 //	replicas r0 r1@b r2* r3:n the configured list; * marks draining, + a prefill
 //	                          replica, @ the host, : the model
 //	report r0 r1 [not-ready] [draining] [held=N] [running=N] [iter=SECONDS]
-//	       [kv=TOKENS] [ratio=BYTES] [prefix=BYTES] [mix=NAME] [edges=other] [propose=TOKENS] [seen=N] [model=n]
+//	       [kv=TOKENS] [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS] [seen=N] [model=n]
 //	       [gpu=N] [host=b] [topology=none|unknown] [routes=N] [bounded]
 //	                          the same report from each replica; a missing field keeps
 //	                          its value of the previous report. GPUs 0 and 1, and 2
@@ -375,8 +375,6 @@ func (p *player) report(words []string) {
 				r.Load.Iteration = x
 			case "ratio":
 				r.BytesPerToken = x
-			case "prefix":
-				r.PrefixDepths = depths(int(x))
 			case "mix":
 				seen := r.Flow.Seen + 1000
 				r.Flow, r.Snapshot = mix(value)

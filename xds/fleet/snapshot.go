@@ -30,7 +30,7 @@ type Snapshot struct {
 
 // ModelState is one model of a Snapshot.
 type ModelState struct {
-	resources.Model // as served: with the ratio and the depth of prefix keys that were learnt
+	resources.Model // as served: with the ratio that was learnt
 	Plan            policies.Plan
 	// Reason is why Plan replaced the one before. Planner is the decision of the last
 	// planning period with its reason, also when it kept the plan.
@@ -126,7 +126,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			Model: m.Model.Model, Plan: m.planner.Plan(), Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), Workload: m.planner.Workload(), Flow: s.registry.View(now, m.Name).Flow(m.Edges),
 			Refining: s.rules.refines(), Pin: fleetstate.PinOf(s.object, m.Name), Links: m.Links, Scaling: m.scaling, Demand: m.demand.demand, Service: m.service.last,
 		}
-		state.BytesPerToken, state.PrefixDepth = m.ratio, m.depth
+		state.BytesPerToken = m.ratio
 		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)
 		state.Seen = m.requests
 		for _, r := range s.registry.All() {

@@ -76,17 +76,14 @@ type model struct {
 	// requests are those that front ends have counted. It never decreases, and continues
 	// at the leader's count where several control planes share a store.
 	requests    uint64
-	askedAt     time.Time    // when a first plan or boundaries were last asked for
-	periodAt    time.Time    // when the last period was planned
-	wantedRatio length.Ratio // to be served; ratio follows when this is stored
-	// depth is that of prefix keys, in bytes, and wantedDepth is to it what wantedRatio is
-	// to ratio.
-	depth, wantedDepth int64
-	planOrder          *fleetstate.PlanOrder // commanded by an operator, until it is stored; nil: none
-	scaler             *planner.Scaler
-	scaling            Scaling // as of the last period
-	demand             demandMeter
-	service            serviceMeter
+	askedAt     time.Time             // when a first plan or boundaries were last asked for
+	periodAt    time.Time             // when the last period was planned
+	wantedRatio length.Ratio          // to be served; ratio follows when this is stored
+	planOrder   *fleetstate.PlanOrder // commanded by an operator, until it is stored; nil: none
+	scaler      *planner.Scaler
+	scaling     Scaling // as of the last period
+	demand      demandMeter
+	service     serviceMeter
 }
 
 // pendingWrite is the most urgent reason to write the object apart from plans.
@@ -133,8 +130,7 @@ func NewState(rules Rules) (*State, error) {
 		if err != nil {
 			return nil, fmt.Errorf("fleet: %w", err)
 		}
-		depth := length.PrefixDepth(m.PrefixDepth)
-		s.models = append(s.models, &model{Model: m, planner: p, ratio: m.BytesPerToken, wantedRatio: m.BytesPerToken, depth: depth, wantedDepth: depth})
+		s.models = append(s.models, &model{Model: m, planner: p, ratio: m.BytesPerToken, wantedRatio: m.BytesPerToken})
 	}
 	if err := s.newScalers(); err != nil {
 		return nil, fmt.Errorf("fleet: %w", err)
@@ -361,7 +357,7 @@ func (s *State) model(name string) *model {
 func (s *State) EncodeCounters(now time.Time) ([]byte, error) {
 	var ratios []fleetstate.ModelRatio
 	for _, m := range s.models {
-		ratios = append(ratios, fleetstate.ModelRatio{Name: m.Name, BytesPerToken: m.ratio, PrefixDepth: m.depth})
+		ratios = append(ratios, fleetstate.ModelRatio{Name: m.Name, BytesPerToken: m.ratio})
 	}
 	return s.registry.EncodeCounters(now, ratios)
 }
@@ -376,9 +372,6 @@ func (s *State) RestoreCounters(data []byte) error {
 	for _, r := range ratios {
 		if m := s.model(r.Name); m != nil {
 			m.ratio, m.wantedRatio = r.BytesPerToken, r.BytesPerToken
-			if m.PrefixDepth == 0 && r.PrefixDepth != 0 {
-				m.depth, m.wantedDepth = r.PrefixDepth, r.PrefixDepth
-			}
 		}
 	}
 	return nil

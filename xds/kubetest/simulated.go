@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// Simulated is a part of the Kubernetes API, in memory: ConfigMaps, Secrets and Leases of all
+// Simulated is a part of the Kubernetes API, in memory: ConfigMaps and Leases of all
 // namespaces, with resourceVersions, label selectors, pages, merge patches and
 // watches of one object, as the API server has them. It checks no types and no permissions.
 // Suites of stores run on it and on a real API server.
@@ -247,7 +247,7 @@ func verb(r *http.Request) string {
 
 // isCollection reports whether a path is that of a list: its last part is a resource.
 func isCollection(path string) bool {
-	return strings.HasSuffix(path, "/configmaps") || strings.HasSuffix(path, "/secrets") || strings.HasSuffix(path, "/leases")
+	return strings.HasSuffix(path, "/configmaps") || strings.HasSuffix(path, "/leases")
 }
 
 // store stores an object under a new resourceVersion. The caller holds mu.
@@ -403,7 +403,7 @@ func tooLarge(o object) string {
 		values, _ := o[field].(object)
 		for _, value := range values {
 			text, _ := value.(string)
-			if field == "binaryData" || o["kind"] == "Secret" {
+			if field == "binaryData" {
 				size += base64.StdEncoding.DecodedLen(len(text))
 			} else {
 				size += len(text)

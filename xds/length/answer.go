@@ -1,7 +1,6 @@
 package length
 
 import (
-	"slices"
 	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -17,7 +16,7 @@ import (
 )
 
 // withEstimate sets the length and the model, and clears the route cache. For an unknown
-// model, the model header is removed, whatever the client sent, and so is the prefix key.
+// model, the model header is removed, whatever the client sent.
 func withEstimate(model string, tokens policies.Tokens) *extproc.CommonResponse {
 	// A route's open end excludes the largest int64 itself.
 	tokens = min(tokens, policies.Unbounded-1)
@@ -36,15 +35,7 @@ func finish(m *extproc.HeaderMutation, model string) *extproc.CommonResponse {
 	} else {
 		m.SetHeaders = append(m.SetHeaders, processing.SetHeader(length.ModelHeader, model))
 	}
-	m.RemoveHeaders = append(m.RemoveHeaders, length.PrefixHeader)
 	return &extproc.CommonResponse{HeaderMutation: m, ClearRouteCache: true}
-}
-
-// setPrefix adds the prefix key to an answer.
-func setPrefix(c *extproc.CommonResponse, key length.PrefixKey) {
-	m := c.HeaderMutation
-	m.RemoveHeaders = slices.DeleteFunc(m.RemoveHeaders, func(name string) bool { return name == length.PrefixHeader })
-	m.SetHeaders = append(m.SetHeaders, processing.SetHeader(length.PrefixHeader, key.String()))
 }
 
 // requestBody makes Envoy buffer the body and send it in one message. It changes no

@@ -85,7 +85,7 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 	}
 	x.model = s.models.byHost(authority)
 	step, size := length.Headers{
-		ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != "", Prefix: x.model != "" && s.config.Prefixes(x.model).Depth > 0,
+		ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != "",
 	}.Strategy(int64(s.config.MaxBody))
 	switch step {
 	case length.ModelOnly:
@@ -117,7 +117,6 @@ func (x *exchange) onBody(body []byte) *extproc.ProcessingResponse {
 		return rejectTooLarge(s.config.MaxBody)
 	}
 	var scanner length.Scanner
-	scanner.HashPrefix(s.prefixDepth(x.model))
 	scanner.Write(body)
 	count := scanner.Count()
 	model := x.model
@@ -132,25 +131,7 @@ func (x *exchange) onBody(body []byte) *extproc.ProcessingResponse {
 	default:
 		s.metrics.count(fromBody)
 	}
-	answer := withEstimate(model, s.estimator(model).FromBody(count))
-	if model != "" {
-		if key, ok := s.config.Prefixes(model).Key(&scanner); ok {
-			setPrefix(answer, key)
-		}
-	}
-	return processing.BodyAnswer(answer)
-}
-
-// prefixDepth returns the depth to which a body is hashed: the model's, or the largest of all
-// models while the model is unknown.
-func (s *Server) prefixDepth(model string) (depth int64) {
-	if model != "" {
-		return s.config.Prefixes(model).Depth
-	}
-	for name := range s.models.names {
-		depth = max(depth, s.config.Prefixes(name).Depth)
-	}
-	return depth
+	return processing.BodyAnswer(withEstimate(model, s.estimator(model).FromBody(count)))
 }
 
 func (s *Server) estimator(model string) length.Estimator {

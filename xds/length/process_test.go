@@ -186,7 +186,7 @@ func TestCancelledStreams(t *testing.T) {
 	}
 	// The service still responds.
 	got := talk(t, client, post("m.test", "content-length", "7"))
-	if want := []string{"headers: x-cascade-tokens=7 x-gateway-model-name=m -x-cascade-prefix reroute", "closed"}; !slices.Equal(got, want) {
+	if want := []string{"headers: x-cascade-tokens=7 x-gateway-model-name=m reroute", "closed"}; !slices.Equal(got, want) {
 		t.Errorf("answers %q, want %q", got, want)
 	}
 }

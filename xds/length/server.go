@@ -1,6 +1,6 @@
 // Package length is the length estimator as an ext_proc service: for each request of an
-// Envoy it returns the headers that the routes match on: the estimated prompt length, the
-// model, and the prefix key.
+// Envoy it returns the headers that the routes match on: the estimated prompt length and the
+// model.
 //
 // It puts the estimator of policies/length behind Envoy's external processing protocol
 // (envoy.service.ext_proc.v3). It chooses no stage and keeps no state between requests.
@@ -41,10 +41,6 @@ type Config struct {
 	// length.DefaultRatio. The routes by content-length must be rendered with the same ratio
 	// to agree with the estimate.
 	BytesPerToken func(model string) length.Ratio
-	// Prefixes returns what makes the prefix keys of a model's requests, whose bodies are then
-	// read. It is called for every request, from any goroutine. nil, or a zero result, means no
-	// keys.
-	Prefixes func(model string) length.Prefixes
 	// BaseOf returns the base model of a LoRA adapter, "" for an unknown name. It is called
 	// for names in bodies that are not a model's, from any goroutine. nil knows no adapter.
 	BaseOf func(adapter string) string
@@ -85,9 +81,6 @@ func (c *Config) validate() error {
 	}
 	if c.BytesPerToken == nil {
 		c.BytesPerToken = func(string) length.Ratio { return length.DefaultRatio }
-	}
-	if c.Prefixes == nil {
-		c.Prefixes = func(string) length.Prefixes { return length.Prefixes{} }
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = length.BodyLimit

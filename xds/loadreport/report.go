@@ -6,7 +6,6 @@
 package loadreport
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
@@ -87,9 +85,6 @@ type Report struct {
 	Topology *links.Topology
 	// Problems are what the migrator lacks, at most 8.
 	Problems []Problem
-	// PrefixDepths is how deep into their text the prompts of clients are equal; nil means
-	// that the last reported ones are still valid.
-	PrefixDepths *prefix.Depths
 	// KnownPrefixes is what is known of the prompts that the engine has cached.
 	KnownPrefixes KnownPrefixes
 	// Refused counts the requests of clients that this process of the front end has refused, because they
@@ -100,8 +95,7 @@ type Report struct {
 	// LoadBounded says that Decode had to bound figures of Load that requests cannot
 	// push out of bounds: counts, and the tokens held.
 	LoadBounded bool
-	// Note says which figures Decode bounded or dropped, and what it could not read because it is of another
-	// version; usually empty.
+	// Note says which figures Decode bounded or dropped; usually empty.
 	Note string
 }
 
@@ -115,9 +109,6 @@ type DrainProgress struct {
 	PinnedSeconds float64
 	Streams       int // of its own clients, wherever their requests run
 }
-
-// depthsOfAnotherVersion is the note of a replica whose binary counts equal prompts in another way.
-const depthsOfAnotherVersion = "its migrator is of another version, and its prompts do not count for the depth of prefix keys: upgrade it or the control plane"
 
 // Decode checks a message and returns a Report that shares the message's slices. The
 // error names the field.
@@ -149,7 +140,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 	case !Within(r.EstimateError, MaxRate):
 		return Report{}, fmt.Errorf("estimate_error: %v is not a relative error", r.EstimateError)
 	}
-	var bounded, notes []string
+	var bounded []string
 	r.Load, bounded = decodeLoad(m.GetLoad())
 	r.LoadBounded = slices.ContainsFunc(bounded, func(field string) bool {
 		return field == "running" || field == "waiting" || field == "held_tokens"
@@ -173,15 +164,6 @@ func Decode(m *api.LoadReport) (Report, error) {
 	if r.Problems, dropped = decodeProblems(m.GetProblems()); dropped > 0 {
 		bounded = append(bounded, "problems")
 	}
-	if b := m.GetPrefixDepths(); len(b) > 0 {
-		r.PrefixDepths = new(prefix.Depths)
-		switch err := r.PrefixDepths.UnmarshalBinary(b); { // none count after an error
-		case errors.Is(err, prefix.ErrDepthsVersion):
-			notes = append(notes, depthsOfAnotherVersion)
-		case err != nil:
-			bounded = append(bounded, "prefix_depths")
-		}
-	}
 	if m.GetTopology() != nil {
 		if t, err := DecodeTopology(m.GetTopology()); err == nil {
 			r.Topology = &t
@@ -191,9 +173,8 @@ func Decode(m *api.LoadReport) (Report, error) {
 		}
 	}
 	if len(bounded) > 0 {
-		notes = append(notes, "reported out of bounds, and bounded: "+strings.Join(bounded, ", "))
+		r.Note = "reported out of bounds, and bounded: " + strings.Join(bounded, ", ")
 	}
-	r.Note = strings.Join(notes, "; ")
 	var err error
 	if r.Flow, err = decodeFlow(m.GetFlow()); err != nil {
 		return Report{}, fmt.Errorf("flow: %w", err)

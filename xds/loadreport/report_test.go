@@ -1,7 +1,6 @@
 package loadreport_test
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
@@ -51,41 +49,6 @@ func TestDecode(t *testing.T) {
 			return describe(t, r)
 		})
 	})
-}
-
-// TestPrefixDepths checks that prefix depths that are malformed or of another version, as while a fleet is
-// upgraded, end no stream and count for nothing.
-func TestPrefixDepths(t *testing.T) {
-	var want prefix.Depths
-	want.Observe([]uint64{1, 2})
-	sound, _ := want.AppendBinary(nil)
-	older, newer, long := bytes.Clone(sound), bytes.Clone(sound), make([]byte, prefix.MaxDepthsBytes+1)
-	older[0]--
-	newer[0]++
-	long[0] = sound[0]
-	const bounded, version = "reported out of bounds, and bounded: prefix_depths", "its migrator is of another version"
-	for name, c := range map[string]struct {
-		bytes []byte
-		want  *prefix.Depths
-		note  string
-	}{
-		"none": {nil, nil, ""}, "sound": {sound, &want, ""}, "older": {older, new(prefix.Depths), version}, "newer": {newer, new(prefix.Depths), version},
-		"newer and longer": {append(newer, long...), new(prefix.Depths), version},
-		"malformed":        {sound[:len(sound)-1], new(prefix.Depths), bounded}, "too long": {long, new(prefix.Depths), bounded},
-	} {
-		m := reporttest.Report()
-		m.PrefixDepths = c.bytes
-		r, err := loadreport.Decode(m)
-		if err != nil || (r.PrefixDepths == nil) != (c.want == nil) || c.want != nil && *r.PrefixDepths != *c.want || !strings.HasPrefix(r.Note, c.note) || (r.Note == "") != (c.note == "") {
-			t.Errorf("%s: note %q, error %v", name, r.Note, err)
-		}
-	}
-	m := reporttest.Report()
-	m.PrefixDepths, m.BytesPerToken = older, -1
-	r, err := loadreport.Decode(m)
-	if err != nil || !strings.HasPrefix(r.Note, version) || !strings.HasSuffix(r.Note, "; reported out of bounds, and bounded: bytes_per_token") {
-		t.Errorf("with a figure out of bounds: note %q, error %v", r.Note, err)
-	}
 }
 
 func describe(t *testing.T, r loadreport.Report) string {

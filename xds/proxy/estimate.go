@@ -13,14 +13,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/endpointpicker"
 )
 
-// estimateLength sets the model, if the host name does not select it, the length and the prefix
-// key, like all users of package length: from the headers if they suffice, otherwise from the
-// body. It returns false if it has answered the request.
+// estimateLength sets the model, if the host name does not select it, and the length, like all
+// users of package length: from the headers if they suffice, otherwise from the body. It returns
+// false if it has answered the request.
 func (x *exchange) estimateLength() bool {
 	defer x.setHeaders()
 	model := x.model
 	bodiless := x.r.Body == nil || x.r.Body == http.NoBody || x.size == 0
-	h := length.Headers{Ended: bodiless, Model: model != nil, Prefix: model != nil && model.Prefixes.Depth > 0}
+	h := length.Headers{Ended: bodiless, Model: model != nil}
 	switch h.StrategyFor(x.size, x.state.plan.Proxy.BodyLimit) {
 	case length.ModelOnly:
 		return true
@@ -32,11 +32,6 @@ func (x *exchange) estimateLength() bool {
 		return false
 	}
 	var scanner length.Scanner
-	if depth := x.state.view.PrefixDepth(); model == nil {
-		scanner.HashPrefix(depth)
-	} else {
-		scanner.HashPrefix(model.Prefixes.Depth)
-	}
 	x.openBody()
 	x.watchdog.start()
 	ended := context.AfterFunc(x.ctx, func() { _ = x.watchdog.control.SetReadDeadline(time.Unix(1, 0)) })
@@ -46,10 +41,6 @@ func (x *exchange) estimateLength() bool {
 	case errors.Is(err, errTooLarge):
 		x.replyTooLarge()
 		return false
-	case errors.Is(err, errNoRoom) && model != nil && x.size >= 0:
-		// Only the prefix key needs the body.
-		x.tokens = estimator(model).FromContentLength(x.size)
-		return true
 	case errors.Is(err, errNoRoom):
 		x.replyExhausted()
 		return false
@@ -64,9 +55,6 @@ func (x *exchange) estimateLength() bool {
 		x.model = model
 	}
 	x.tokens = estimator(model).FromBody(scanner.Count())
-	if key, ok := model.Prefixes.Key(&scanner); ok {
-		x.key = key.String()
-	}
 	return true
 }
 
@@ -81,10 +69,9 @@ func estimator(m *endpointpicker.Model) length.Estimator {
 var (
 	modelHeader  = http.CanonicalHeaderKey(length.ModelHeader)
 	tokensHeader = http.CanonicalHeaderKey(length.TokensHeader)
-	prefixHeader = http.CanonicalHeaderKey(length.PrefixHeader)
 )
 
-// setHeaders sets the headers of the model, the length and the prefix key, as far as known.
+// setHeaders sets the headers of the model and the length, as far as known.
 func (x *exchange) setHeaders() {
 	if x.model != nil {
 		x.header[modelHeader] = []string{x.model.Model}
@@ -92,9 +79,6 @@ func (x *exchange) setHeaders() {
 	if x.tokens >= 0 {
 		// A route's open end excludes the largest int64 itself.
 		x.header[tokensHeader] = []string{strconv.FormatInt(int64(min(x.tokens, policies.Unbounded-1)), 10)}
-	}
-	if x.key != "" {
-		x.header[prefixHeader] = []string{x.key}
 	}
 }
 

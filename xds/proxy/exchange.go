@@ -34,7 +34,6 @@ type exchange struct {
 
 	model   *endpointpicker.Model // nil until it is known
 	tokens  policies.Tokens       // the estimated length; -1 unknown
-	key     string                // of the prefix; "" without one
 	stage   *stage                // nil until it is chosen
 	epoch   []string              // of the plan, as a header
 	foreign bool                  // of a page that is not admitted
@@ -110,7 +109,7 @@ func (x *exchange) prepare() (addresses []string) {
 		return nil
 	}
 	k, addresses := x.model.Stages.Pick(balance.PickRequest{
-		Length: x.tokens, Key: x.key, Random: rand.Uint64(), Avoid: x.p.replicas.failed.avoided(x.begun),
+		Length: x.tokens, Random: rand.Uint64(), Avoid: x.p.replicas.failed.avoided(x.begun),
 		LastResort: true,
 	})
 	x.stage = x.state.stages[stageKey{x.model.Model, k}]

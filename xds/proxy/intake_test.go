@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // endless is a body that brings n bytes at a time.
@@ -45,6 +47,24 @@ func TestAttackBodyMemory(t *testing.T) {
 	big.close()
 	passed.close()
 	testkit.WaitFor(t, "the release of all memory", func() bool { return pool.budget.Held() == 0 })
+}
+
+// TestNoMemoryForBody checks that without memory a body that must be read for its length is refused, and one whose size
+// says it is passed on.
+func TestNoMemoryForBody(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	share := f.proxy.buffers.budget.Share()
+	if !share.Resize(DefaultBodyMemory) {
+		t.Fatal("the budget is in use")
+	}
+	defer share.Resize(0)
+	body := prompt("m", 10_000)
+	if _, s := f.see("POST", "/v1/chat/completions", "", bytes.NewReader(body)); s.Header.Get(length.TokensHeader) == "" || s.Bytes != len(body) {
+		t.Errorf("of a stated size: %+v", s)
+	}
+	if resp, text := f.send("POST", "/v1/chat/completions", "", chunked{bytes.NewReader(body)}); resp.StatusCode != 503 {
+		t.Errorf("of unknown size: status %d, %s", resp.StatusCode, text)
+	}
 }
 
 // TestAttackSlowBody checks that a body which arrives byte by byte, and so is never idle,

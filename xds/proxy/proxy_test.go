@@ -75,10 +75,10 @@ func TestRoutesByLength(t *testing.T) {
 func TestTrustBoundary(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	resp, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 8000)),
-		"x-cascade-tokens", "5", "X-Cascade-Tokens", "7", "x-cascade-anything", "1", "x-gateway-model-name", "other",
+		"x-cascade-tokens", "5", "X-Cascade-Tokens", "7", "x-cascade-anything", "1", "X-CASCADE-PREFIX", "1", "x-gateway-model-name", "other",
 		"Connection", "X-Private, close", "X-Private", "1", "X-Kept", "1", "X-Kept", "2")
 	if stageOf(s.By) != 1 || !slices.Equal(s.Header["X-Cascade-Tokens"],
-		[]string{"2000"}) || s.Header["X-Cascade-Anything"] != nil {
+		[]string{"2000"}) || s.Header["X-Cascade-Anything"] != nil || s.Header["X-Cascade-Prefix"] != nil {
 		t.Errorf("forged headers: %s, %v", s.By, s.Header)
 	}
 	if got := resp.Header["Endpoint-Load-Metrics"]; got != nil || resp.Header.Get("X-By") == "" {

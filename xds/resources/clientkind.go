@@ -60,12 +60,6 @@ func SplitClusterName(model string, k int, xds string) string {
 	return ClusterName(model, k) + "/" + url.PathEscape(xds)
 }
 
-// SplitPrefixClusterName names the cluster of stage k for requests with a prefix key, for the
-// same Envoys. Its endpoints are those of PrefixClusterName.
-func SplitPrefixClusterName(model string, k int, xds string) string {
-	return PrefixClusterName(model, k) + "/" + url.PathEscape(xds)
-}
-
 // FederatedListenerName is the resource behind the gRPC target xds://cascade/<model>,
 // spelled as gRPC requests it.
 func FederatedListenerName(model string) string { return federatedName(ListenerType, model) }
@@ -97,13 +91,6 @@ const typePrefix = "type.googleapis.com/"
 type naming struct {
 	kind       clientKind
 	xdsCluster string // split: the client's cluster for Cascade
-	byPrefix   bool   // clusters and endpoints are those for requests with a prefix key
-}
-
-// forPrefixes returns the naming of the same clients for requests with a prefix key.
-func (y naming) forPrefixes() naming {
-	y.byPrefix = true
-	return y
 }
 
 // namingFor returns the names of a client kind under the settings.
@@ -115,12 +102,6 @@ func namingFor(f clientKind, s Settings) naming {
 }
 
 func (y naming) cluster(model string, k int) string {
-	switch {
-	case y.byPrefix && y.kind == splitEnvoy:
-		return SplitPrefixClusterName(model, k, y.xdsCluster)
-	case y.byPrefix:
-		return PrefixClusterName(model, k)
-	}
 	switch y.kind {
 	case splitEnvoy:
 		return SplitClusterName(model, k, y.xdsCluster)
@@ -131,10 +112,7 @@ func (y naming) cluster(model string, k int) string {
 }
 
 func (y naming) endpoints(model string, k int) string {
-	switch {
-	case y.byPrefix:
-		return PrefixClusterName(model, k)
-	case y.kind == federatedGRPC:
+	if y.kind == federatedGRPC {
 		return FederatedEndpointName(model, k)
 	}
 	return EndpointName(model, k)
@@ -202,7 +180,6 @@ func stageOf(cluster string) (y naming, model string, stage int, ok bool) {
 		if len(parts) == 5 {
 			y = naming{kind: splitEnvoy, xdsCluster: escaped[1]}
 		}
-		y.byPrefix = parts[3] == PrefixLoadBalancer
 		model, stage, ok = stageIn(escaped[0] + "/" + parts[2])
 	}
 	// The parsed parts must render to the same name.

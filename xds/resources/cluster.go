@@ -7,7 +7,6 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	maglevv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/maglev/v3"
 	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
 	upstreamsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -53,7 +52,7 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 		},
 		ConnectTimeout: durationpb.New(s.ConnectTimeout),
 		LoadBalancingPolicy: &clusterv3.LoadBalancingPolicy{
-			Policies: []*clusterv3.LoadBalancingPolicy_Policy{{TypedExtensionConfig: stageBalancer(y)}},
+			Policies: []*clusterv3.LoadBalancingPolicy_Policy{{TypedExtensionConfig: stageBalancer()}},
 		},
 		CircuitBreakers: circuitBreakers(s),
 		OutlierDetection: &clusterv3.OutlierDetection{
@@ -85,33 +84,13 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 	if y.kind != federatedGRPC {
 		c.TransportSocket = s.ReplicaTLS.socket()
 	}
-	if y.byPrefix {
-		// Envoy's default delays every second ejection within a second until its end. The retries
-		// of these clusters wait for ejections, and their weights do not change.
-		c.CommonLbConfig.UpdateMergeWindow = durationpb.New(0)
-	}
 	return c
 }
 
-// maglevTable is the size of a consistent-hash table, a prime number. With Envoy's default of
-// 65,537 a few keys in 1,000 fewer move between other replicas, and a table takes four times
-// as long to build, which a proxy does for each priority when a replica is ejected.
-const maglevTable = 16381
-
-// stageBalancer returns the load balancing policy of a stage's clusters.
-//
-// With a prefix key it is Maglev: a replica that comes or goes moves little more than its
-// share of the keys, where ring_hash, whose ring changes with the number of hosts, moves up
-// to twice as many. There is no bound on the load of a host: front ends place a request
-// that would wait elsewhere, and they know what a proxy does not, its cached prefix.
-//
-// Without a key it is weighted round robin. Front ends keep the streams of migrated
-// requests, so the requests that a proxy counts are not a replica's load. The weights,
+// stageBalancer returns the load balancing policy of a stage's clusters: weighted round robin. Front ends keep
+// the streams of migrated requests, so the requests that a proxy counts are not a replica's load. The weights,
 // which come from the replicas, are. Hence least-request must not be used.
-func stageBalancer(y naming) *corev3.TypedExtensionConfig {
-	if y.byPrefix {
-		return &corev3.TypedExtensionConfig{Name: "envoy.load_balancing_policies.maglev", TypedConfig: wrap(&maglevv3.Maglev{TableSize: wrapperspb.UInt64(maglevTable)})}
-	}
+func stageBalancer() *corev3.TypedExtensionConfig {
 	return &corev3.TypedExtensionConfig{Name: "envoy.load_balancing_policies.round_robin", TypedConfig: wrap(&roundrobinv3.RoundRobin{})}
 }
 

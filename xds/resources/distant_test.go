@@ -9,7 +9,6 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -18,7 +17,6 @@ import (
 func eightStages(n, more int) resources.View {
 	v := wide(n+more, 1)
 	v.Settings.Estimator, v.Settings.LengthService = resources.ExtProc, "127.0.0.1:1"
-	v.Models[0].PrefixDepth, v.Settings.PrefixSecret = 256, length.PrefixSecret{1}
 	p := policies.Plan{Model: "m", Epoch: 1, Stages: make([]policies.Stage, policies.MaxStages)}
 	for k := range p.Stages {
 		p.Stages[k] = policies.Stage{Low: policies.Tokens(1000 * k), High: policies.Tokens(1000 * (k + 1))}
@@ -97,7 +95,7 @@ func TestDistant(t *testing.T) {
 	changed.Endpoints[17].Health, changed.Endpoints[18].Weight = resources.Unhealthy, 70
 	after := build(t, changed)
 	names := resources.ChangedNames(s, after, resources.EndpointType)
-	if len(names) < 2 || len(names) > 2*(2+2+2) {
+	if len(names) < 2 || len(names) > 2*(2+2) {
 		t.Errorf("the health of one replica and the weight of another change %q", names)
 	}
 	for k := range policies.MaxStages {

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -47,24 +46,6 @@ func federated(r *resources.Resource) bool { return strings.HasPrefix(r.Name, "x
 func brief(of func(*resources.Resource) bool) func(*resources.Resource) bool {
 	return func(r *resources.Resource) bool {
 		return of(r) && r.Type != resources.EndpointType && (r.Type != resources.ClusterType || strings.Contains(r.Name, "/s0/"))
-	}
-}
-
-// withPrefixes returns fleet with prefix keys.
-func withPrefixes() resources.View {
-	v := fleet()
-	v.Settings.PrefixSecret = length.PrefixSecret{1, 2, 3}
-	for i := range v.Models {
-		v.Models[i].PrefixDepth = 4096
-	}
-	return v
-}
-
-// ofPrefixes selects the proxies' route table, and of the first stage what requests with a prefix key
-// need.
-func ofPrefixes(of func(*resources.Resource) bool) func(*resources.Resource) bool {
-	return func(r *resources.Resource) bool {
-		return of(r) && (r.Name == resources.RouteName && r.Type == resources.RouteType || strings.Contains(r.Name, "/s0/"+resources.PrefixLoadBalancer))
 	}
 }
 
@@ -109,9 +90,6 @@ func TestGolden(t *testing.T) {
 			golden(t, file+".federated.json", render(t, s, brief(federated)))
 		})
 	}
-	s := build(t, withPrefixes())
-	golden(t, "prefixes.json", render(t, s, ofPrefixes(aggregated)))
-	golden(t, "prefixes.split.json", render(t, s, ofPrefixes(split)))
 	b, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge-1", Zone: "n1"})
 	if err != nil {
 		t.Fatal(err)

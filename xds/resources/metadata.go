@@ -29,7 +29,6 @@ type Rule string
 
 // The rules, in the order in which their routes stand in a virtual host.
 const (
-	ByPrefix Rule = "prefix" // as ByTokens, and the prefix key known: the stage's replica for that key
 	ByTokens Rule = "tokens" // model and trusted length known: the stage whose range holds it
 	ByModel  Rule = "model"  // model known, length not: the last stage
 	ByBytes  Rule = "bytes"  // only the body's size known
@@ -176,8 +175,6 @@ type LengthMeta struct {
 	Context       policies.Tokens
 	// Adapters are the names under which requests use the model with a LoRA adapter.
 	Adapters []string
-	// Prefixes makes the prefix keys of the model's requests; the zero value makes none.
-	Prefixes length.Prefixes
 }
 
 // Serves reports whether requests for that name belong to the model.
@@ -194,38 +191,19 @@ func (m LengthMeta) value() *structpb.Struct {
 	if len(m.Adapters) > 0 {
 		s.Fields["adapters"] = encodeNames(m.Adapters)
 	}
-	if m.Prefixes.Depth > 0 {
-		s.Fields["prefix_depth"] = structpb.NewNumberValue(float64(m.Prefixes.Depth))
-		s.Fields["prefix_secret"] = structpb.NewStringValue(m.Prefixes.Secret.Hex())
-	}
 	return s
-}
-
-// readPrefixes decodes what value has encoded of the model's prefix keys.
-func readPrefixes(f map[string]*structpb.Value) (p length.Prefixes, err error) {
-	if f["prefix_depth"] == nil {
-		return p, nil
-	}
-	if p.Secret, err = length.ParsePrefixSecret(f["prefix_secret"].GetStringValue()); err != nil {
-		return p, err
-	}
-	depth := f["prefix_depth"].GetNumberValue()
-	if p.Depth = length.PrefixDepth(int64(depth)); p.Depth == 0 || float64(p.Depth) != depth {
-		return p, fmt.Errorf("prefix depth %v: must be a power of two from %d to %d", depth, length.MinPrefixDepth, length.MaxPrefixDepth)
-	}
-	return p, nil
 }
 
 // lengthMetadata describes the models that a virtual host serves: a single one at the
 // top level, several as a list.
-func lengthMetadata(models []Model, endpoints []Endpoint, settings Settings) *corev3.Metadata {
+func lengthMetadata(models []Model, endpoints []Endpoint) *corev3.Metadata {
 	adapters := make(map[string][]string)
 	for _, e := range endpoints {
 		adapters[e.Model] = append(adapters[e.Model], e.Adapters...)
 	}
 	list := make([]*structpb.Value, len(models))
 	for i, m := range models {
-		list[i] = structpb.NewStructValue(LengthMeta{m.Name, m.BytesPerToken, m.Context, adapters[m.Name], settings.Prefixes(m.Name, m.PrefixDepth)}.value())
+		list[i] = structpb.NewStructValue(LengthMeta{m.Name, m.BytesPerToken, m.Context, adapters[m.Name]}.value())
 	}
 	s := list[0].GetStructValue()
 	if len(models) > 1 {
@@ -261,10 +239,6 @@ func ReadLengthMeta(md *corev3.Metadata) ([]LengthMeta, error) {
 		}
 		if m.Model == "" || m.Context <= 0 {
 			return nil, fmt.Errorf("host metadata %q: a model must have a name and a context", LengthFilter)
-		}
-		var err error
-		if m.Prefixes, err = readPrefixes(f); err != nil {
-			return nil, fmt.Errorf("host metadata %q: %w", LengthFilter, err)
 		}
 		models = append(models, m)
 	}

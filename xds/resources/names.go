@@ -48,10 +48,6 @@ const (
 // so another load balancing policy would be another cluster.
 const LoadBalancer = "rr"
 
-// PrefixLoadBalancer is the last part of the name of the clusters that choose a replica by
-// the request's prefix key.
-const PrefixLoadBalancer = "maglev"
-
 // ClusterName names the cluster of stage k of a model. The model is
 // path-escaped, so that a name splits at its slashes.
 func ClusterName(model string, k int) string {
@@ -62,12 +58,6 @@ func ClusterName(model string, k int) string {
 // service name of its cluster.
 func EndpointName(model string, k int) string {
 	return "cascade/" + url.PathEscape(model) + "/" + StageName(k)
-}
-
-// PrefixClusterName names the cluster of stage k of a model that chooses a replica by the
-// prefix key, and the ClusterLoadAssignment of that cluster.
-func PrefixClusterName(model string, k int) string {
-	return EndpointName(model, k) + "/" + PrefixLoadBalancer
 }
 
 // StageName is the short name of stage k: "s0", "s1", ….

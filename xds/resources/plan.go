@@ -49,12 +49,6 @@ func Build(v View) (Set, error) {
 			b.add(ClusterType, ours.cluster(m.Name, k), stageCluster(ours, m.Name, k, v.Settings))
 			b.addUnlisted(ClusterType, theirs.cluster(m.Name, k), stageCluster(theirs, m.Name, k, v.Settings))
 			b.addUnlisted(ClusterType, federation.cluster(m.Name, k), stageCluster(federation, m.Name, k, v.Settings))
-			if v.Settings.givesPrefixes() {
-				for _, y := range [...]naming{ours.forPrefixes(), theirs.forPrefixes()} {
-					b.add(ClusterType, y.cluster(m.Name, k), stageCluster(y, m.Name, k, v.Settings)).Unlisted = y.kind != adsClient
-				}
-				b.add(EndpointType, PrefixClusterName(m.Name, k), prefixAssignment(m.Name, k, plans, endpoints))
-			}
 			members := b.add(EndpointType, ours.endpoints(m.Name, k), stageAssignment(m.Name, k, plans, endpoints))
 			b.addCopy(members, federation.endpoints(m.Name, k))
 		}

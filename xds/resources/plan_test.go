@@ -76,12 +76,6 @@ func TestEveryRequestHasAStage(t *testing.T) {
 				for _, n := range lengths {
 					route := match(vh, map[string]int64{length.TokensHeader: int64(n)}, map[string]string{length.ModelHeader: p.Model})
 					stage(t, route, p, p.StageOf(n), n)
-					keyed := match(vh, map[string]int64{length.TokensHeader: int64(n)}, map[string]string{length.ModelHeader: p.Model, length.PrefixHeader: "k"})
-					if v.Settings.PrefixSecret == (length.PrefixSecret{}) || n == math.MaxInt64 || len(p.Stages[p.StageOf(n)].Replicas) < 2 {
-						stage(t, keyed, p, p.StageOf(n), n)
-					} else if want := resources.PrefixClusterName(p.Model, p.StageOf(n)); keyed.GetRoute().GetCluster() != want {
-						t.Fatalf("%d with a prefix key goes to %q, want %q", n, keyed.GetRoute().GetCluster(), want)
-					}
 				}
 				route := match(vh, nil, map[string]string{length.ModelHeader: p.Model})
 				stage(t, route, p, len(p.Stages)-1, -1)
@@ -116,9 +110,6 @@ func stage(t *testing.T, r *routev3.Route, p policies.Plan, want int, n policies
 // random returns a valid view of 1 to 3 models.
 func random(r *rand.Rand) resources.View {
 	var v resources.View
-	if r.IntN(2) == 0 {
-		v.Settings.PrefixSecret = length.PrefixSecret{1}
-	}
 	for m := range 1 + r.IntN(3) {
 		name := fmt.Sprintf("model %d/%%", m)
 		model := resources.Model{Name: name, Context: 1 << 20, BytesPerToken: length.Ratio(500 + r.IntN(15500))}
@@ -166,20 +157,6 @@ func TestMetadataRoundTrip(t *testing.T) {
 	two, err := resources.ReadLengthMeta(rc.VirtualHosts[1].Metadata)
 	if want := append(one, resources.LengthMeta{Model: "tiny", BytesPerToken: 3500, Context: 8192}); err != nil || !reflect.DeepEqual(two, want) {
 		t.Errorf("any host: %+v, %v; want %+v", two, err, want)
-	}
-	v := twoModels()
-	v.Settings.PrefixSecret = length.PrefixSecret{1}
-	v.Models[0].PrefixDepth, v.Models[1].PrefixDepth = 8192, 4096
-	rc = message(t, build(t, v).Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
-	two[0].Prefixes, two[1].Prefixes = v.Settings.Prefixes("org/m", 8192), v.Settings.Prefixes("tiny", 4096)
-	if got, err := resources.ReadLengthMeta(rc.VirtualHosts[1].Metadata); err != nil || !reflect.DeepEqual(got, two) {
-		t.Errorf("with prefix keys: %+v, %v; want %+v", got, err, two)
-	}
-	if p := v.Settings.Prefixes("tiny", 0); p != (length.Prefixes{}) {
-		t.Errorf("without a depth: %+v", p)
-	}
-	if two[0].Prefixes.Secret == two[1].Prefixes.Secret || two[0].Prefixes.Secret == v.Settings.PrefixSecret {
-		t.Error("a model's secret is that of another model or of the fleet")
 	}
 	if none, err := resources.ReadLengthMeta(nil); none != nil || err != nil {
 		t.Errorf("no metadata: %+v, %v", none, err)

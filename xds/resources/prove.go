@@ -23,8 +23,6 @@ import (
 //     empty, and the last one is open; routes without a range go to the last stage; so
 //     every request has a stage. A host of several models answers a request that names
 //     none of them with an error;
-//   - a route of requests with a prefix key has the same range as the one without, and leads
-//     to a cluster with the same endpoints that chooses by the key; no other route does;
 //   - every route leads to an existing cluster with endpoints, has no timeout (0s) and
 //     has an idle timeout; in the proxies' table it is retried on another replica
 //     before the first byte;

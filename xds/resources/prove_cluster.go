@@ -10,9 +10,7 @@ import (
 	"strconv"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	maglevv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/maglev/v3"
 	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
 	upstreamsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 
@@ -62,11 +60,6 @@ func (p *proof) proveClusters(s Set) error {
 		if err := p.proveFailover(f.spelling, f.model); err != nil {
 			return fmt.Errorf("model %q: %w", f.model, err)
 		}
-		if f.spelling.byPrefix {
-			if err := p.proveSameMembers(f.model); err != nil {
-				return fmt.Errorf("model %q: %w", f.model, err)
-			}
-		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.assignments)) {
 		if !services[name] {
@@ -83,8 +76,8 @@ func proveStageCluster(c *clusterv3.Cluster, y naming, service string) error {
 	if !proto.Equal(c.EdsClusterConfig.GetEdsConfig(), y.source()) {
 		return errors.New("the EDS config source must match the cluster's name: ADS, or the xDS cluster in the name")
 	}
-	if err := proveBalancer(c, y); err != nil {
-		return err
+	if !slices.ContainsFunc(c.LoadBalancingPolicy.GetPolicies(), isRoundRobin) {
+		return errors.New("load balancing: round robin must be among the policies, because every client knows it")
 	}
 	if len(c.CircuitBreakers.GetThresholds()) == 0 {
 		return errors.New("circuit breakers: the defaults refuse the 1,025th request")
@@ -121,73 +114,8 @@ func proveStageCluster(c *clusterv3.Cluster, y naming, service string) error {
 	return nil
 }
 
-// proveBalancer checks that a cluster chooses by the prefix key if and only if its name says so.
-func proveBalancer(c *clusterv3.Cluster, y naming) error {
-	for i, lb := range c.LoadBalancingPolicy.GetPolicies() {
-		packed := lb.GetTypedExtensionConfig().GetTypedConfig()
-		switch maglev := packed.MessageIs(&maglevv3.Maglev{}); {
-		case y.byPrefix && i == 0 && maglev:
-			if w := c.CommonLbConfig.GetUpdateMergeWindow(); w == nil || w.AsDuration() != 0 {
-				return errors.New("load balancing: update_merge_window must be 0s; the default of 1s delays ejections for longer than retries wait")
-			}
-			return nil
-		case y.byPrefix || maglev:
-			return errors.New("load balancing: Maglev must be the first policy where the cluster's name says so, and nowhere else")
-		case packed.MessageIs(&roundrobinv3.RoundRobin{}):
-			return nil
-		}
-	}
-	return errors.New("load balancing: round robin must be among the policies, because every client knows it")
-}
-
-// proveSameMembers checks that the two clusters of each stage have the same endpoints.
-func (p *proof) proveSameMembers(model string) error {
-	for k := range policies.MaxStages {
-		weighted, byPrefix := EndpointName(model, k), PrefixClusterName(model, k)
-		f, w := p.facts[resourceKey{EndpointType, byPrefix}], p.facts[resourceKey{EndpointType, weighted}]
-		if w == nil {
-			return fmt.Errorf("endpoints %q are missing", weighted)
-		}
-		if f.weighted == w {
-			continue
-		}
-		if err := proveEqualMembers(p.assignments[weighted], p.assignments[byPrefix]); err != nil {
-			return fmt.Errorf("endpoints %q: %w", byPrefix, err)
-		}
-		f.weighted = w
-	}
-	return nil
-}
-
-// proveEqualMembers checks that the endpoints for requests with a prefix key are those of the
-// stage, with the same priority and health, and equal weights.
-func proveEqualMembers(stage, byPrefix *endpointv3.ClusterLoadAssignment) error {
-	type standing struct {
-		priority uint32
-		health   corev3.HealthStatus
-	}
-	members := make(map[string]standing)
-	for _, l := range stage.Endpoints {
-		for _, e := range l.LbEndpoints {
-			members[addressOf(e)] = standing{l.Priority, e.HealthStatus}
-		}
-	}
-	n := 0
-	for _, l := range byPrefix.Endpoints {
-		for _, e := range l.LbEndpoints {
-			if got, ok := members[addressOf(e)]; !ok || got != (standing{l.Priority, e.HealthStatus}) {
-				return fmt.Errorf("%s must have the priority and the health that it has among the stage's endpoints", addressOf(e))
-			}
-			if w := e.GetLoadBalancingWeight().GetValue(); w != 1 {
-				return fmt.Errorf("%s has weight %d; a weight other than 1 moves keys when it changes", addressOf(e), w)
-			}
-			n++
-		}
-	}
-	if n != len(members) {
-		return fmt.Errorf("has %d of the stage's %d endpoints", n, len(members))
-	}
-	return nil
+func isRoundRobin(lb *clusterv3.LoadBalancingPolicy_Policy) bool {
+	return lb.GetTypedExtensionConfig().GetTypedConfig().MessageIs(&roundrobinv3.RoundRobin{})
 }
 
 // proveFailover checks for every used stage that the next longer stage has the next

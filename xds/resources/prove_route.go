@@ -80,10 +80,7 @@ type hostProof struct {
 type modelProof struct {
 	plan  policies.Plan // rebuilt from the ByTokens routes, without replicas
 	model bool          // the ByModel route was seen
-	// prefixEnd is where the range of the last ByPrefix route ends, until the ByTokens route of
-	// the same stage was seen; 0: there is none.
-	prefixEnd policies.Tokens
-	bytes     int64 // where the next ByBytes range must start
+	bytes int64         // where the next ByBytes range must start
 }
 
 func (h *hostProof) prove() error {
@@ -139,12 +136,6 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	if !ok || y.kind != h.kind {
 		return fmt.Errorf("leads to cluster %q, which is not a stage cluster for the clients of this table", a.GetCluster())
 	}
-	if y.byPrefix != (meta.Rule == ByPrefix) {
-		return fmt.Errorf("leads to cluster %q, but its rule is %q", a.GetCluster(), meta.Rule)
-	}
-	if err := proveHashPolicy(a, y.byPrefix); err != nil {
-		return err
-	}
 	if model != meta.Model || k != meta.Stage {
 		return fmt.Errorf("leads to cluster %q, but its metadata says %q", a.GetCluster(), y.cluster(meta.Model, meta.Stage))
 	}
@@ -194,7 +185,7 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 	headers := r.Match.Headers
 	last := len(m.plan.Stages) - 1
 	switch meta.Rule {
-	case ByTokens, ByPrefix:
+	case ByTokens:
 		if m.model || m.bytes > 0 {
 			return errors.New("a route by tokens must come before the other routes of its model")
 		}
@@ -203,13 +194,6 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 				return fmt.Errorf("must match %s: %s first", length.ModelHeader, meta.Model)
 			}
 			headers = headers[1:]
-		}
-		if meta.Rule == ByPrefix {
-			n := len(headers) - 1
-			if n < 0 || !isPresent(headers[n], length.PrefixHeader) {
-				return fmt.Errorf("must match the presence of %s last", length.PrefixHeader)
-			}
-			headers = headers[:n]
 		}
 		start, end, err := rangeOf(headers, length.TokensHeader)
 		if err != nil {
@@ -225,17 +209,6 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 		if meta.Stage != last+1 || meta.Low != policies.Tokens(start) || meta.High != policies.Tokens(end) {
 			return fmt.Errorf("metadata says stage %d, [%d, %d); the match says stage %d, [%d, %d)", meta.Stage, meta.Low, meta.High, last+1, start, end)
 		}
-		if meta.Rule == ByPrefix {
-			if m.prefixEnd != 0 || !h.edge {
-				return errors.New("must be the only route by prefix of its stage, in a table of proxies")
-			}
-			m.prefixEnd = policies.Tokens(end)
-			return nil
-		}
-		if m.prefixEnd != 0 && m.prefixEnd != policies.Tokens(end) {
-			return fmt.Errorf("range [%d, %d) must be that of the route by prefix before it, which ends at %d", start, end, m.prefixEnd)
-		}
-		m.prefixEnd = 0
 		m.plan.Stages = append(m.plan.Stages, policies.Stage{Low: policies.Tokens(start), High: policies.Tokens(end)})
 		return nil
 	case ByModel:
@@ -443,21 +416,6 @@ func proveHeaders(r *routev3.Route, meta RouteMeta) error {
 
 func isExact(m *routev3.HeaderMatcher, header, value string) bool {
 	return m.GetName() == header && !m.GetInvertMatch() && m.GetStringMatch().GetExact() == value && value != ""
-}
-
-func isPresent(m *routev3.HeaderMatcher, header string) bool {
-	return m.GetName() == header && !m.GetInvertMatch() && m.GetPresentMatch()
-}
-
-// proveHashPolicy checks that a route hashes the prefix key and nothing else, or nothing at all.
-func proveHashPolicy(a *routev3.RouteAction, byPrefix bool) error {
-	switch n := len(a.HashPolicy); {
-	case !byPrefix && n > 0:
-		return errors.New("has a hash policy, but its cluster does not choose by one")
-	case byPrefix && (n != 1 || a.HashPolicy[0].GetHeader().GetHeaderName() != length.PrefixHeader || a.HashPolicy[0].GetHeader().GetRegexRewrite() != nil):
-		return fmt.Errorf("must hash the header %s and nothing else", length.PrefixHeader)
-	}
-	return nil
 }
 
 // rangeOf returns the range of the only header matcher.

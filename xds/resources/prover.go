@@ -37,7 +37,6 @@ type fact struct {
 
 	manager    *hcmv3.HttpConnectionManager // of a listener; nil: not decoded yet
 	nextStage  *fact                        // endpoints: the next longer stage, proven to have the next priority
-	weighted   *fact                        // endpoints for prefix keys: those of the same stage, proven to be equal
 	stagesUsed map[string]int               // of a route table: stages in use, by model; nil: not counted yet
 	references *references                  // of a route table: what its last proof read from other resources
 }

@@ -58,14 +58,6 @@ func readModel(m *api.RoutedModel, addresses map[string]string) (out RoutedModel
 		return out, fmt.Errorf("bytes_per_token: %d must be %d to %d thousandths", m.GetBytesPerToken(),
 			length.MinRatio, length.MaxRatio)
 	}
-	if depth := m.GetPrefixDepth(); depth != 0 {
-		if length.PrefixDepth(depth) != depth || len(m.GetPrefixSecret()) != len(out.Prefixes.Secret) {
-			return out, fmt.Errorf("prefix_depth: %d must be a power of two from %d to %d, with a secret of %d bytes",
-				depth, length.MinPrefixDepth, length.MaxPrefixDepth, len(out.Prefixes.Secret))
-		}
-		out.Prefixes.Depth = depth
-		copy(out.Prefixes.Secret[:], m.GetPrefixSecret())
-	}
 	for _, h := range m.GetHosts() {
 		if h == "" {
 			return out, fmt.Errorf("hosts: must not hold an empty name")

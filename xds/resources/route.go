@@ -37,15 +37,6 @@ const (
 	retryHostAttempts = 10 // attempts to find a host that was not tried yet
 )
 
-// Retries of requests with a prefix key. Envoy's consistent hashes ignore which priorities
-// were tried: they leave a priority only once its hosts are ejected, and then build their
-// tables anew. These retries wait for that. Stages of one replica have no such routes.
-const (
-	prefixRetries         = 6
-	prefixRetryBackoff    = 25 * time.Millisecond
-	prefixRetryMaxBackoff = 250 * time.Millisecond
-)
-
 // routeConfig returns the route table of a listener for the whole fleet: one virtual
 // host per model with its host names, and one for all other hosts.
 func routeConfig(y naming, name string, v View) *routev3.RouteConfiguration {
@@ -116,7 +107,7 @@ func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost
 		Domains:     domains,
 		Routes:      routes,
 		RetryPolicy: retryPolicy(),
-		Metadata:    lengthMetadata([]Model{m}, v.Endpoints, s),
+		Metadata:    lengthMetadata([]Model{m}, v.Endpoints),
 
 		IncludeRequestAttemptCount: true,
 	}
@@ -152,7 +143,7 @@ func sharedHost(y naming, v View) *routev3.VirtualHost {
 		Domains:     []string{"*"},
 		Routes:      routes,
 		RetryPolicy: retryPolicy(),
-		Metadata:    lengthMetadata(v.Models, v.Endpoints, v.Settings),
+		Metadata:    lengthMetadata(v.Models, v.Endpoints),
 
 		IncludeRequestAttemptCount: true,
 	}
@@ -197,23 +188,15 @@ func unestimatedMatches() []*routev3.RouteMatch {
 	return []*routev3.RouteMatch{sized, chunked}
 }
 
-// headerRoutes returns the routes by the estimator's headers. For each stage of several
-// replicas, the route for requests with a prefix key comes first.
+// headerRoutes returns the routes by the estimator's headers.
 func headerRoutes(y naming, p policies.Plan, s Settings) []*routev3.Route {
 	last := len(p.Stages) - 1
-	routes := make([]*routev3.Route, 0, 2*len(p.Stages)+1)
+	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
 	for k, st := range p.Stages {
 		r := stageRoute(y, p, k, ByTokens, s)
 		r.Match.Headers = []*routev3.HeaderMatcher{
 			exactMatch(length.ModelHeader, p.Model),
 			rangeMatch(length.TokensHeader, int64(st.Low), int64(st.High)),
-		}
-		if s.givesPrefixes() && len(st.Replicas) > 1 {
-			byPrefix := stageRoute(y.forPrefixes(), p, k, ByPrefix, s)
-			byPrefix.Match.Headers = append(slices.Clone(r.Match.Headers), presentMatch(length.PrefixHeader))
-			byPrefix.GetRoute().HashPolicy = hashByPrefix()
-			byPrefix.GetRoute().RetryPolicy = prefixRetryPolicy()
-			routes = append(routes, byPrefix)
 		}
 		routes = append(routes, r)
 	}
@@ -285,14 +268,6 @@ func retryPolicy() *routev3.RetryPolicy {
 	}
 }
 
-// prefixRetryPolicy returns the retry policy of routes for requests with a prefix key.
-func prefixRetryPolicy() *routev3.RetryPolicy {
-	p := retryPolicy()
-	p.NumRetries = wrapperspb.UInt32(prefixRetries)
-	p.RetryBackOff.BaseInterval, p.RetryBackOff.MaxInterval = durationpb.New(prefixRetryBackoff), durationpb.New(prefixRetryMaxBackoff)
-	return p
-}
-
 // UnknownModel returns the body of the 404 of a host that serves several models, in the
 // format of the OpenAI API's errors.
 func UnknownModel() string {
@@ -332,13 +307,6 @@ func rangeMatch(header string, start, end int64) *routev3.HeaderMatcher {
 
 func presentMatch(header string) *routev3.HeaderMatcher {
 	return &routev3.HeaderMatcher{Name: header, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true}}
-}
-
-// hashByPrefix returns the hash policy of routes for requests with a prefix key.
-func hashByPrefix() []*routev3.RouteAction_HashPolicy {
-	return []*routev3.RouteAction_HashPolicy{{PolicySpecifier: &routev3.RouteAction_HashPolicy_Header_{
-		Header: &routev3.RouteAction_HashPolicy_Header{HeaderName: length.PrefixHeader},
-	}}}
 }
 
 func setHeader(name, value string) *corev3.HeaderValueOption {

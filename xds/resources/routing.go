@@ -106,13 +106,10 @@ func routing(v View) *api.Routing {
 		MaxRequests: s.MaxRequests,
 	}}
 	for _, m := range v.Models {
-		plan, prefixes := planOf(v, m.Name), s.Prefixes(m.Name, m.PrefixDepth)
+		plan := planOf(v, m.Name)
 		to := &api.RoutedModel{
 			Name: m.Name, Context: int64(m.Context), Hosts: m.Hosts, BytesPerToken: int64(m.BytesPerToken),
 			Epoch: uint64(plan.Epoch),
-		}
-		if prefixes.Depth > 0 {
-			to.PrefixDepth, to.PrefixSecret = prefixes.Depth, prefixes.Secret[:]
 		}
 		out.Epoch = max(out.Epoch, to.Epoch)
 		stage, known := make(map[policies.ReplicaID]uint32), make(map[policies.ReplicaID]bool)

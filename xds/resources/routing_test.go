@@ -21,14 +21,11 @@ func randomView(r *rand.Rand) resources.View {
 	var v resources.View
 	v.Settings = resources.Settings{AccessLog: []string{"", "/log"}[r.IntN(2)],
 		Origins: []string{"https://a.example"}[:r.IntN(2)]}
-	if r.IntN(2) == 0 {
-		v.Settings.PrefixSecret = length.PrefixSecret{1}
-	}
 	port := 1
 	for i := range 1 + r.IntN(3) {
 		m := resources.Model{
 			Name: fmt.Sprintf("org/modèle %d", i), Context: 131072,
-			BytesPerToken: length.Ratio(500 + r.IntN(15000)), PrefixDepth: int64(r.IntN(2) * 4096),
+			BytesPerToken: length.Ratio(500 + r.IntN(15000)),
 		}
 		m.Hosts = []string{fmt.Sprintf("*.m%d.example", i), fmt.Sprintf("m%d.example", i)}[:r.IntN(3)]
 		v.Models = append(v.Models, m)
@@ -92,8 +89,7 @@ func TestRoutingInvertsBuild(t *testing.T) {
 		}
 		var want, read []resources.Endpoint
 		for i, m := range got.Models {
-			if m.BytesPerToken != v.Models[i].BytesPerToken || m.Context != v.Models[i].Context || !slices.Equal(m.Hosts, v.Models[i].Hosts) ||
-				m.Prefixes != v.Settings.Prefixes(m.Model, v.Models[i].PrefixDepth) {
+			if m.BytesPerToken != v.Models[i].BytesPerToken || m.Context != v.Models[i].Context || !slices.Equal(m.Hosts, v.Models[i].Hosts) {
 				t.Fatalf("seed %d: %+v", seed, m)
 			}
 			for j, r := range m.Replicas {
@@ -196,7 +192,7 @@ func TestByHost(t *testing.T) {
 // FuzzReadRouting reads arbitrary plans: it never panics, and what it accepts keeps the rules
 // of plans.
 func FuzzReadRouting(f *testing.F) {
-	for _, v := range []resources.View{fleet(), twoModels(), withPrefixes()} {
+	for _, v := range []resources.View{fleet(), twoModels()} {
 		f.Add(build(f, v).Get(resources.RoutingType, resources.RoutingName("")).Body)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -64,7 +64,7 @@ func TestScenarios(t *testing.T) {
 }
 
 func views(t *testing.T) map[string]resources.View {
-	return map[string]resources.View{"fleet": fleet(), "two-models": twoModels(), "edge": edgeFleet(), "module": withModule(t), "prefixes": withPrefixes(),
+	return map[string]resources.View{"fleet": fleet(), "two-models": twoModels(), "edge": edgeFleet(), "module": withModule(t),
 		"origins": withOrigins("https://a.example", "https://b.example"), "all-origins": withOrigins(resources.AnyOrigin)}
 }
 
@@ -86,13 +86,13 @@ func outcome(err error) string {
 // no form in JSON, stay.
 func editView(t *testing.T, v resources.View, edits []string) resources.View {
 	t.Helper()
-	edge, module, secret := v.Edge, v.Settings.Module, v.Settings.PrefixSecret
+	edge, module := v.Edge, v.Settings.Module
 	v.Edge, v.Settings.Module = nil, nil
 	out, err := testkit.EditStruct(v, edits...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	out.Edge, out.Settings.Module, out.Settings.PrefixSecret = edge, module, secret
+	out.Edge, out.Settings.Module = edge, module
 	return out
 }
 

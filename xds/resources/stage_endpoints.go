@@ -9,7 +9,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -28,8 +27,8 @@ func zoneOf(e Endpoint) string { return cmp.Or(e.Host, unknownHost) }
 // MaxDistant is how many distant replicas the assignment of a stage has, at most. A replica
 // is distant if every plan has it in a stage, and none of its stages is near (see
 // distantToOmit). Whatever changes about a replica is sent again with each assignment that
-// has it, to every proxy: with all of 10,000 replicas in each of 16 assignments, one
-// replica's health would cost 14 MB a proxy.
+// has it, to every proxy: with all of 10,000 replicas in each of 8 assignments, one
+// replica's health would cost 8 MB a proxy.
 const MaxDistant = 256
 
 // stageAssignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
@@ -133,37 +132,6 @@ func distantToOmit(k int, plans []policies.Plan, endpoints []Endpoint) map[polic
 		out[r.id] = true
 	}
 	return out
-}
-
-// keyOverprovisioning, in percent, is the overprovisioning factor of assignments for requests with a
-// prefix key. By Envoy's default of 140, a stage that has lost one of three replicas takes
-// 93 % of its keys, and of two 70 %: the others go to the next priority, although the replicas
-// that they belong to are healthy. From 200 on, none of them does until more than half of
-// the replicas are lost. That one of two then gets all the stage's keys is no reason to spill:
-// front ends place a request that would wait elsewhere.
-const keyOverprovisioning = 200
-
-// prefixAssignment returns the ClusterLoadAssignment of stage k for requests with a prefix
-// key: the same replicas with the same priorities and health, but equal weights. Weights
-// follow the load, and each change would give some of the keys to other replicas. For the
-// same reason the endpoints' metadata is only their id, and a stage keeps its keys while half
-// of its replicas are healthy.
-func prefixAssignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
-	endpoints = slices.Clone(endpoints)
-	for i, e := range endpoints {
-		endpoints[i].Replica = policies.Replica{ID: e.ID, Model: e.Model, Address: e.Address, Host: e.Host, Prefill: e.Prefill}
-		endpoints[i].Weight = 1
-	}
-	cla := stageAssignment(model, k, plans, endpoints)
-	cla.ClusterName = PrefixClusterName(model, k)
-	cla.Policy = &endpointv3.ClusterLoadAssignment_Policy{OverprovisioningFactor: wrapperspb.UInt32(keyOverprovisioning)}
-	for _, l := range cla.Endpoints {
-		for _, e := range l.LbEndpoints {
-			id := e.Metadata.FilterMetadata[MetadataKey].Fields["id"]
-			e.Metadata.FilterMetadata[MetadataKey].Fields = map[string]*structpb.Value{"id": id}
-		}
-	}
-	return cla
 }
 
 // localities groups the endpoints of one priority by host, sorted by host and id.

@@ -2,8 +2,6 @@ package resources
 
 import (
 	"cmp"
-	"crypto/hmac"
-	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -50,9 +48,6 @@ type Model struct {
 	// BytesPerToken converts a body's bytes to tokens. The fleet learns it; it is clamped to
 	// the bounds of package length, and 0 means the default.
 	BytesPerToken length.Ratio
-	// PrefixDepth is how many bytes of a prompt's text its prefix key covers, as function
-	// length.PrefixDepth rounds it; 0 means no keys.
-	PrefixDepth int64
 }
 
 // Health is what the control plane knows of an endpoint.
@@ -111,10 +106,6 @@ type Settings struct {
 	Estimator     Estimator        // "" means ContentLength
 	LengthService string           // IP:port of the ext_proc service; required by ExtProc
 	Module        *EstimatorModule // the module of Wasm; required by it
-	// PrefixSecret makes requests whose prompts begin alike go to the same replica of their
-	// stage, where an estimator reads their bodies. It keys the hash of those beginnings.
-	// The zero value means no such routes and clusters.
-	PrefixSecret length.PrefixSecret `json:"-"`
 	// BodyLimit is the largest request body that a proxy keeps, in bytes, for an estimator that must
 	// read it and for a retry. Routes have it: the limits of a listener also count for answers. 0
 	// means length.BodyLimit.
@@ -162,25 +153,8 @@ const (
 	defaultTraceShare  = 0.01
 )
 
-// givesPrefixes reports whether requests get prefix keys.
-func (s Settings) givesPrefixes() bool { return s.PrefixSecret != (length.PrefixSecret{}) }
-
 // bodyLimit returns the limit as routes carry it.
 func (s Settings) bodyLimit() *wrapperspb.UInt64Value { return wrapperspb.UInt64(uint64(s.BodyLimit)) }
-
-// Prefixes returns what makes the prefix keys of a model's requests; depth is as in Model.
-// Each model has a secret of its own, derived from the fleet's: who learns it from one
-// model's route table learns nothing of the others.
-func (s Settings) Prefixes(model string, depth int64) (p length.Prefixes) {
-	p.Depth = length.PrefixDepth(depth)
-	if !s.givesPrefixes() || p.Depth == 0 {
-		return length.Prefixes{}
-	}
-	mac := hmac.New(sha256.New, s.PrefixSecret[:])
-	mac.Write([]byte(model))
-	copy(p.Secret[:], mac.Sum(nil))
-	return p
-}
 
 // complete fills in the defaults.
 func (s Settings) complete() Settings {

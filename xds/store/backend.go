@@ -59,19 +59,17 @@ type Limits struct {
 	Blob        int
 }
 
-// The folders of blobs. Those in Secrets are not listed, and no one but the control planes
-// should be able to read them.
+// The folders of blobs.
 const (
 	Parts    = "parts"    // of plans and states that the root names
 	Modules  = "modules"  // policy modules
 	Notes    = "notes"    // of control planes about themselves
 	Counters = "counters" // flow counters of control planes
-	Secrets  = "secrets"
-	Corrupt  = "corrupt" // roots that could not be read
+	Corrupt  = "corrupt"  // roots that could not be read
 )
 
 // Folders lists the folders of blobs.
-var Folders = [...]string{Parts, Modules, Notes, Counters, Secrets, Corrupt}
+var Folders = [...]string{Parts, Modules, Notes, Counters, Corrupt}
 
 // ErrExists says that a blob was not created because there is one of that name, and ErrNoBlob
 // that there is none.

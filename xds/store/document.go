@@ -22,6 +22,8 @@ const MaxSize = 8 << 20
 type document struct {
 	Plans []planDocument `json:"plans,omitempty"`
 	Object
+	// PrefixDepths was written by versions that had prefix keys. It is read and dropped.
+	PrefixDepths json.RawMessage `json:"prefix_depths,omitempty"`
 }
 
 type planDocument struct {

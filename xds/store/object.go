@@ -57,17 +57,17 @@ func (o Object) Validate() error {
 func (o Object) divide() (plan, state Object) {
 	state = Object{
 		Weights: o.Weights, Unready: o.Unready, Stopping: o.Stopping,
-		Ratios: o.Ratios, PrefixDepths: o.PrefixDepths, Counts: o.Counts,
+		Ratios: o.Ratios, Counts: o.Counts,
 	}
 	plan = o
-	plan.Lease, plan.Weights, plan.Unready, plan.Stopping, plan.Ratios, plan.PrefixDepths, plan.Counts = Lease{}, nil, nil, nil, nil, nil, nil
+	plan.Lease, plan.Weights, plan.Unready, plan.Stopping, plan.Ratios, plan.Counts = Lease{}, nil, nil, nil, nil, nil
 	return plan, state
 }
 
 // join is the inverse of divide, without the lease. The result shares nothing with the arguments.
 func join(plan, state Object) Object {
 	o, s := plan.Clone(), state.Clone()
-	o.Weights, o.Unready, o.Stopping, o.Ratios, o.PrefixDepths, o.Counts = s.Weights, s.Unready, s.Stopping, s.Ratios, s.PrefixDepths, s.Counts
+	o.Weights, o.Unready, o.Stopping, o.Ratios, o.Counts = s.Weights, s.Unready, s.Stopping, s.Ratios, s.Counts
 	return o
 }
 
@@ -90,7 +90,6 @@ func (o Object) Clone() Object {
 	}
 	o.Drained, o.Unready, o.Stopping = slices.Clone(o.Drained), slices.Clone(o.Unready), slices.Clone(o.Stopping)
 	o.Weights, o.Ratios, o.Holds = slices.Clone(o.Weights), slices.Clone(o.Ratios), slices.Clone(o.Holds)
-	o.PrefixDepths = slices.Clone(o.PrefixDepths)
 	o.Counts = slices.Clone(o.Counts)
 	o.Pins, o.FormerPlans = slices.Clone(o.Pins), slices.Clone(o.FormerPlans)
 	for i, p := range o.Pins {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
@@ -38,12 +37,6 @@ type Weight struct {
 type Ratio struct {
 	Model string `json:"model"`
 	Milli int64  `json:"milli"` // bytes per 1,000 tokens, at least 1
-}
-
-// PrefixDepth is how many bytes of a prompt's text the prefix keys of a model cover.
-type PrefixDepth struct {
-	Model string `json:"model"`
-	Bytes int64  `json:"bytes"` // a result of length.PrefixDepth
 }
 
 // RequestCount is how many requests of a model the front ends have counted.
@@ -82,7 +75,7 @@ func (o Object) validateRecords() error {
 		err  error
 	}{
 		{"drained", checkReplicaIDs(o.Drained)}, {"unready", checkReplicaIDs(o.Unready)}, {"stopping", checkReplicaIDs(o.Stopping)},
-		{"weights", o.validateWeights()}, {"ratios", o.validateRatios()}, {"prefix_depths", o.validatePrefixDepths()}, {"requests_seen", o.validateCounts()}, {"pins", o.validatePins()},
+		{"weights", o.validateWeights()}, {"ratios", o.validateRatios()}, {"requests_seen", o.validateCounts()}, {"pins", o.validatePins()},
 		{"former_plans", o.validateFormerPlans()}, {"holds", o.validateHolds()},
 		{"slots", policyslots.ValidateAll(o.Slots)},
 	}
@@ -143,19 +136,6 @@ func (o Object) validateRatios() error {
 		}
 		if r.Milli < 1 || r.Milli > maxRatio {
 			return fmt.Errorf("model %.60q: %d bytes per 1,000 tokens: must be 1 to %d", r.Model, r.Milli, maxRatio)
-		}
-	}
-	return nil
-}
-
-func (o Object) validatePrefixDepths() error {
-	seen := make(map[string]bool, len(o.PrefixDepths))
-	for _, d := range o.PrefixDepths {
-		if err := checkUniqueName(seen, "model", d.Model); err != nil {
-			return err
-		}
-		if d.Bytes == 0 || d.Bytes != length.PrefixDepth(d.Bytes) {
-			return fmt.Errorf("model %.60q: %d bytes: must be a power of two from %d to %d", d.Model, d.Bytes, length.MinPrefixDepth, length.MaxPrefixDepth)
 		}
 	}
 	return nil

@@ -236,24 +236,3 @@ func (s *Store) Repair(ctx context.Context, now time.Time, object Object) (kept 
 	}
 	return kept, err
 }
-
-// maxSecret is the size of a secret in bytes.
-const maxSecret = 1024
-
-// CreateOnce returns the secret of a name. The first caller stores what it passes; all others
-// get that.
-func (s *Store) CreateOnce(ctx context.Context, name string, secret []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	err := s.backend.CreateBlob(ctx, Secrets, name, secret)
-	if errors.Is(err, ErrExists) {
-		secret, err = s.backend.ReadBlob(ctx, Secrets, name)
-	}
-	if err == nil && (len(secret) == 0 || len(secret) > maxSecret) {
-		err = fmt.Errorf("%d bytes: must have 1 to %d", len(secret), maxSecret)
-	}
-	if err != nil {
-		return nil, s.fail(fmt.Errorf("secret %s: %w", name, err))
-	}
-	return secret, nil
-}

@@ -1,6 +1,6 @@
 // Package store keeps what the control planes of a fleet share: the plan object, from
 // which every one of them renders its resources, policy modules, notes about each other,
-// flow counters, secrets, and the lease that says who plans.
+// flow counters, and the lease that says who plans.
 //
 // New returns a Store on a Backend: one root under compare-and-swap, and blobs. The Store
 // builds all else on these few methods, the same for each Backend: NewFile keeps files, for
@@ -68,8 +68,6 @@ type Object struct {
 	Unready  []policies.ReplicaID `json:"unready,omitempty"`
 	Stopping []policies.ReplicaID `json:"stopping,omitempty"`
 	Ratios   []Ratio              `json:"bytes_per_token,omitempty"`
-	// PrefixDepths are the depths of prefix keys that traffic has changed.
-	PrefixDepths []PrefixDepth `json:"prefix_depths,omitempty"`
 	// Counts are the requests that the leader has counted, so that the counter of a
 	// control plane that takes over goes on from there.
 	Counts []RequestCount `json:"requests_seen,omitempty"`

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -65,6 +66,23 @@ func TestFileErrors(t *testing.T) {
 	}
 }
 
+// TestFileOfEarlierVersion reads a file of a version that had prefix keys, and writes it without them.
+func TestFileOfEarlierVersion(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "plan.json")
+	testkit.NoError(t, os.WriteFile(path, []byte(`{"format":2,"plan":{"inline":{"epoch":3}},"state":{"inline":{"bytes_per_token":[{"model":"m","milli":5000}],`+
+		`"prefix_depths":[{"model":"m","bytes":8192}]}}}`), 0o600))
+	s := store.New(testkit.Must(store.NewFile(dir)))
+	u := storetest.Read(t, s)
+	if u.Err != nil || u.Object.Epoch != 3 || len(u.Object.Ratios) != 1 {
+		t.Fatalf("read %+v, %v", u.Object, u.Err)
+	}
+	_ = testkit.Must(s.CompareAndSwap(t.Context(), u.Version, u.Object))
+	if text := testkit.Must(os.ReadFile(path)); !bytes.Contains(text, []byte("5000")) || bytes.Contains(text, []byte("prefix_depths")) {
+		t.Errorf("written: %s", text)
+	}
+}
+
 // TestFileLeavesNothing checks which files there are after writes, and who may read them. Temporary files of writers
 // that were interrupted are removed, others are left alone.
 func TestFileLeavesNothing(t *testing.T) {
@@ -72,8 +90,7 @@ func TestFileLeavesNothing(t *testing.T) {
 	b := testkit.Must(store.NewFile(dir))
 	s, v := store.New(b), store.Version("")
 	testkit.NoError(t, s.PutNote(t.Context(), "a", []byte("x")))
-	_, err := s.CreateOnce(t.Context(), "prefix-secret", []byte("s"))
-	testkit.NoError(t, err)
+	var err error
 	for range 3 {
 		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(1))
 		testkit.NoError(t, err)
@@ -88,7 +105,7 @@ func TestFileLeavesNothing(t *testing.T) {
 		t.Fatalf("notes %q, %v", names, err)
 	}
 	want := map[string]os.FileMode{
-		"plan.json": 0o644, "plan.json.lock": 0o644, "notes/" + names[0]: 0o600, "secrets/prefix-secret": 0o600, "notes/mine.TXT": 0o600, "notes/c.tmpl": 0o600,
+		"plan.json": 0o644, "plan.json.lock": 0o644, "notes/" + names[0]: 0o600, "notes/mine.TXT": 0o600, "notes/c.tmpl": 0o600,
 	}
 	var got []string
 	for name, mode := range want {

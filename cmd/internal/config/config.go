@@ -90,16 +90,12 @@ type Model struct {
 	// 2^31.
 	Context policies.Tokens `yaml:"context" unit:"tokens"`
 	// Hosts are host names whose requests all ask for this model: for them the
-	// length comes from content-length without reading the body, unless
-	// control.prefix_keys is on. The only model of a fleet owns every host.
+	// length comes from content-length without reading the body. The only model of
+	// a fleet owns every host.
 	Hosts []string `yaml:"hosts,omitempty"`
 	// Profile is the engine's cost profile: the name of a built-in one ("cascade
 	// profile" lists them) or a JSON file, such as "cascade profile fit" writes.
 	Profile string `yaml:"profile"`
-	// PrefixDepth is how much of a prompt's text its prefix key covers (control.prefix_keys): a power of two from
-	// 256 to 131072, longer than the instructions with which most prompts begin, and shorter than most
-	// conversations. It is worth configuring where engines have no /tokenize.
-	PrefixDepth int64 `yaml:"prefix_depth,omitempty" unit:"bytes" default:"learnt from traffic; until then there are no keys"`
 	// KVTokens is the KV capacity of a replica. Where the engine reports its own, the
 	// smaller of the two counts, and a difference is the fault "capacity".
 	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the engine's, or else the profile's"`
@@ -232,12 +228,6 @@ type Control struct {
 	// service), or inside Envoy the WebAssembly module in a file whose name ends in .wasm. "make estimator" builds
 	// one; it is read at start. Several models on one host need one of the latter two.
 	Estimator string `yaml:"estimator,omitempty" default:"ext_proc for several models, else content-length"`
-	// PrefixKeys "on" sends requests whose prompts begin alike, such as the turns of a conversation, to the same
-	// replica of their stage, which may still have that beginning cached. The estimator sets the header
-	// x-cascade-prefix, a keyed hash; requests without it are distributed by load. The embedded proxy sets it with
-	// every estimator, Envoys with ext_proc or a module only. The key of the hash is kept in state; without that it
-	// is new with each start.
-	PrefixKeys string `yaml:"prefix_keys,omitempty" default:"off with estimator content-length, else on"`
 	// XDSCluster is the name that Envoys of other owners give the cluster of this
 	// control plane; see "cascade attach". Two fleets that are attached to one
 	// Envoy need different names, and a change of the name gives that Envoy new
@@ -257,12 +247,6 @@ type Control struct {
 	// by speed. The plan does not wait where the plan in force has a stage without a healthy replica.
 	Soak time.Duration `yaml:"soak,omitempty"`
 }
-
-// The values of Control.PrefixKeys.
-const (
-	PrefixKeysOn  = "on"
-	PrefixKeysOff = "off"
-)
 
 // Proxy configures the data plane.
 type Proxy struct {

@@ -21,7 +21,6 @@ func (c Control) EstimatorModule() string {
 
 // validateEstimator checks that the length and the model of each request can be found.
 func (f *Fleet) validateEstimator(c *checker) {
-	checkOneOf(c, "control.prefix_keys", f.Control.PrefixKeys, PrefixKeysOn, PrefixKeysOff)
 	switch e := f.Control.Estimator; {
 	case e == EstimatorExtProc || f.Control.EstimatorModule() != "":
 	case e != EstimatorContentLength:

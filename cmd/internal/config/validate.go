@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -31,10 +30,6 @@ func (f *Fleet) setDefaults() {
 		setDefault(&f.Control.Estimator, EstimatorExtProc)
 	}
 	setDefault(&f.Control.Estimator, EstimatorContentLength)
-	if f.Control.Estimator == EstimatorContentLength {
-		setDefault(&f.Control.PrefixKeys, PrefixKeysOff)
-	}
-	setDefault(&f.Control.PrefixKeys, PrefixKeysOn)
 	f.Migration.setDefaults(f.Preset)
 	f.Planner.setDefaults(f.Preset, f.Migration.Mode != MigrationOff)
 	setDefault(&f.Proxy.BodyLimit, usualBodyLimit)
@@ -259,9 +254,6 @@ func (f *Fleet) validateModels(c *checker) {
 		}
 		names[m.Name] = true
 		checkRange(c, at+".context", m.Context, 16, 1<<31)
-		if d := m.PrefixDepth; d != 0 && d != length.PrefixDepth(d) {
-			c.fail(at+".prefix_depth", "%d must be a power of two from %d to %d, for instance %d", d, length.MinPrefixDepth, length.MaxPrefixDepth, length.PrefixDepth(max(d, 1)))
-		}
 		if m.Profile == "" {
 			c.fail(at+".profile", "name a built-in profile or a JSON file")
 		}

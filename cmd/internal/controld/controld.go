@@ -66,7 +66,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	defer d.Close()
-	cc, err := c.controlConfig(ctx, fleet)
+	cc, err := c.controlConfig(fleet)
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (c Config) resolveFleet() (wiring.Fleet, error) {
 }
 
 // controlConfig opens the state, and returns the Config of the control plane.
-func (c Config) controlConfig(ctx context.Context, fleet wiring.Fleet) (control.Config, error) {
+func (c Config) controlConfig(fleet wiring.Fleet) (control.Config, error) {
 	open := c.OpenState
 	if open == nil {
 		open = (*wiring.Fleet).OpenState
@@ -150,5 +150,5 @@ func (c Config) controlConfig(ctx context.Context, fleet wiring.Fleet) (control.
 	if err != nil {
 		return control.Config{}, err
 	}
-	return fleet.ControlWith(ctx, c.Logger, state)
+	return fleet.ControlWith(c.Logger, state)
 }

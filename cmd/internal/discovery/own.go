@@ -25,11 +25,11 @@ func OwnFleet(rules Rules, pod Pod, port int) (config.Replica, []byte, error) {
 	}
 	replica.Drain = false // the control plane drains
 	fleet := rules.Base
-	// Defaults that depend on how many models there are.
+	// The default depends on how many models there are.
 	filled := rules.Base
 	filled.Models, filled.Replicas = slices.Clone(filled.Models), nil
 	filled.Validate()
-	fleet.Control.Estimator, fleet.Control.PrefixKeys = filled.Control.Estimator, filled.Control.PrefixKeys
+	fleet.Control.Estimator = filled.Control.Estimator
 	fleet.Models = slices.DeleteFunc(slices.Clone(fleet.Models), func(m config.Model) bool { return m.Name != replica.Model })
 	fleet.Replicas = []config.Replica{replica}
 	text, err := yaml.Marshal(fleet)

@@ -157,3 +157,61 @@ func TestConversationStays(t *testing.T) {
 		}
 	})
 }
+
+// TestConversationsThroughProxies sends the turns of conversations through a proxy, which knows nothing of prompts. A turn
+// that it sends to another replica than the one that holds the turn before is forwarded there, once.
+func TestConversationsThroughProxies(t *testing.T) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
+		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, front: func(_ string, c *frontend.Config) { c.TokenizeTimeout = patience }, edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{Mode: config.MigrationPlace}, 4 // no KV is copied
+			computePrompts(f)
+		}})
+		r.waitUntilPlacing()
+		proxy := strings.TrimPrefix(r.DataPlane, "http://")
+		forwards := func() (all uint64) {
+			for _, d := range r.daemons {
+				all += d.Market().Status().Forwards
+			}
+			return all
+		}
+		holderOf := func(ids []uint32) (holder string) {
+			r.WaitFor("a replica holds the prompt", func() bool {
+				for id, f := range r.fronts {
+					if f.HeldPrefixes().Match(prefix.Root(llm, "", ""), ids) >= policies.Tokens(len(ids))*nearlyAll/100 {
+						holder = id
+					}
+				}
+				return holder != ""
+			})
+			return holder
+		}
+		// As in TestConversationStays, on a busy host a request may stay where the proxy has sent it.
+		const conversations, tokens, enough = 24, 4096, 3
+		landed, hits := 0, 0
+		for i := 0; i < conversations && landed < enough; i++ {
+			text := song(100+i, tokens)
+			first := r.ask(proxy, "/v1/completions", map[string]any{"prompt": text, "max_tokens": 20})
+			holder := holderOf(first.prompt)
+			for id := range r.fronts {
+				if id != holder {
+					r.awaitHolder(id, holder, first.prompt)
+				}
+			}
+			arrived, forwarded := r.counts(), forwards()
+			next := r.ask(proxy, "/v1/completions", map[string]any{"prompt": text + first.text + " and then?", "max_tokens": 20})
+			hops, hit := forwards()-forwarded, next.cached >= len(first.prompt)*nearlyAll/100
+			if hops > 1 {
+				t.Errorf("a request was forwarded %d times", hops)
+			}
+			if hit {
+				hits++
+			}
+			if hit && hops == 1 && r.countsSince(arrived)[holder] == 0 {
+				landed++
+			}
+		}
+		if landed < enough {
+			t.Errorf("of %d conversations, the next turn of %d was forwarded to the replica that holds it, and %d found it", conversations, landed, hits)
+		}
+	})
+}

@@ -14,7 +14,6 @@ import (
 	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
-	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -23,7 +22,7 @@ import (
 func TestControlOnEtcd(t *testing.T) {
 	cluster := etcdtest.Start(t, etcdtest.Config{})
 	state := "etcd://" + cluster.Members[0].Endpoint + "/cascade/a"
-	fleet := load(t, "state: "+state+"\ncontrol: {name: a, peers: [\"127.0.0.1:18100\"], prefix_keys: \"on\"}\n")
+	fleet := load(t, "state: "+state+"\ncontrol: {name: a, peers: [\"127.0.0.1:18100\"]}\n")
 	a, err := fleet.Control(nil)
 	testkit.NoError(t, err)
 	other := fleet
@@ -34,9 +33,6 @@ func TestControlOnEtcd(t *testing.T) {
 		testkit.NoError(t, a.Store.Close())
 		testkit.NoError(t, b.Store.Close())
 	}()
-	if a.Settings.PrefixSecret != b.Settings.PrefixSecret || a.Settings.PrefixSecret == (resources.Settings{}).PrefixSecret {
-		t.Error("two control planes have different secrets of prefix keys")
-	}
 	v, err := a.Store.CompareAndSwap(t.Context(), "", store.Object{Epoch: 3})
 	testkit.NoError(t, err)
 	if u := <-b.Store.Watch(t.Context()); u.Err != nil || u.Version != v || u.Object.Epoch != 3 {
@@ -130,7 +126,7 @@ func TestEtcdTLS(t *testing.T) {
 // TestNoKubernetes checks that a state in Kubernetes is refused here, and taken from a caller that
 // has opened it.
 func TestNoKubernetes(t *testing.T) {
-	fleet := load(t, "state: kubernetes://cascade/fleet-a\ncontrol: {prefix_keys: \"off\"}\n")
+	fleet := load(t, "state: kubernetes://cascade/fleet-a\n")
 	if _, err := fleet.Control(nil); !errors.Is(err, ErrNoKubernetes) || !strings.Contains(err.Error(), "run cascade-kube control") {
 		t.Errorf("no client: %v", err)
 	}
@@ -138,14 +134,14 @@ func TestNoKubernetes(t *testing.T) {
 		t.Errorf("the state is in the directory %q", dir)
 	}
 	memory := store.New(store.NewMemory())
-	c, err := fleet.ControlWith(t.Context(), nil, memory)
+	c, err := fleet.ControlWith(nil, memory)
 	testkit.NoError(t, err)
 	if c.Store != memory {
 		t.Error("the state of the caller is not used")
 	}
 	b := &closing{Backend: store.NewMemory()}
 	fleet.Fleet.Control.AdminUsers = []string{"no such user"}
-	if _, err := fleet.ControlWith(t.Context(), nil, store.New(b)); err == nil || !b.closed {
+	if _, err := fleet.ControlWith(nil, store.New(b)); err == nil || !b.closed {
 		t.Errorf("%v; closed: %v", err, b.closed)
 	}
 }

@@ -8,7 +8,6 @@
 package wiring
 
 import (
-	"context"
 	"crypto/ed25519"
 	"errors"
 	"fmt"
@@ -205,7 +204,7 @@ func (f *Fleet) Rules() fleet.Rules {
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.minTensorParallel(m.Name))
 		model := fleet.Model{
-			Model: resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: length.RatioOf(firstBytesPerToken), PrefixDepth: m.PrefixDepth},
+			Model: resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: length.RatioOf(firstBytesPerToken)},
 			QoE:   p.QoEModel(), Cost: p.Cost(), Transfer: p.Transfer(),
 			Limits: policies.Limits{Stages: policies.MaxStages, Iteration: f.scaled(limit).Seconds(), Pooling: poolingFactor},
 			Edges:  f.Edges(m), History: f.histories[m.Name],
@@ -228,9 +227,6 @@ func (f *Fleet) minTensorParallel(model string) int {
 	return max(1, least)
 }
 
-// stateTimeout bounds how long Control waits for a state that is unavailable.
-const stateTimeout = 10 * time.Second
-
 // Control returns the control plane's Config, without listeners and TLS. It
 // opens the state, and reads the models' histories. The caller closes Store, unless it is nil,
 // after the control plane has ended. For a state in Kubernetes it returns ErrNoKubernetes (wrapped).
@@ -239,22 +235,19 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	if err != nil {
 		return control.Config{}, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stateTimeout)
-	defer cancel()
-	return f.ControlWith(ctx, log, state)
+	return f.ControlWith(log, state)
 }
 
-// ControlWith is Control with a state that the caller has opened; nil is memory. Where the state is unavailable and is needed, it waits for it until ctx ends. Where it
-// fails, it closes the state.
-func (f *Fleet) ControlWith(ctx context.Context, log *slog.Logger, state *store.Store) (control.Config, error) {
-	c, err := f.controlConfig(ctx, log, state)
+// ControlWith is Control with a state that the caller has opened; nil is memory. Where it fails, it closes the state.
+func (f *Fleet) ControlWith(log *slog.Logger, state *store.Store) (control.Config, error) {
+	c, err := f.controlConfig(log, state)
 	if err != nil && state != nil {
 		_ = state.Close()
 	}
 	return c, err
 }
 
-func (f *Fleet) controlConfig(ctx context.Context, log *slog.Logger, state *store.Store) (control.Config, error) {
+func (f *Fleet) controlConfig(log *slog.Logger, state *store.Store) (control.Config, error) {
 	if err := f.readHistories(); err != nil {
 		return control.Config{}, err
 	}
@@ -268,9 +261,6 @@ func (f *Fleet) controlConfig(ctx context.Context, log *slog.Logger, state *stor
 		c.Settings.ReplicaTLS = resources.ReplicaTLS{Dir: f.Fleet.TLS.EnvoyDir, TrustDomain: f.Fleet.TLS.TrustDomain}
 	}
 	if err := f.loadEstimator(&c.Settings); err != nil {
-		return c, err
-	}
-	if err := f.loadPrefixSecret(ctx, log, &c.Settings, state); err != nil {
 		return c, err
 	}
 	operators, err := localuser.New(f.Fleet.Control.AdminUsers)

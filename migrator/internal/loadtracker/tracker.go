@@ -14,6 +14,7 @@
 package loadtracker
 
 import (
+	"hash/maphash"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -21,7 +22,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // Counter counts flows: a *partition.FlowCounter, or a plain sum in tests. now is in
@@ -71,7 +71,7 @@ type Tracker struct {
 	mu      sync.Mutex
 	counter Counter
 	learner length.Learner
-	depths  prefix.Depths
+	seed    maphash.Seed          // of the hashes of prompts
 	prompts [recentPrompts]uint64 // hash table of recent prompts' hashes; a later one replaces an earlier one
 	// Sums over the estimates that requests arrived with: of the relative error,
 	// and their number, both forgetting.
@@ -100,7 +100,7 @@ func New(cfg Config) *Tracker {
 	if cfg.Recent <= 0 {
 		cfg.Recent = 2 * time.Second
 	}
-	t := &Tracker{edges: cfg.Edges, recent: cfg.Recent.Seconds(), start: time.Now(), counter: cfg.Counter}
+	t := &Tracker{edges: cfg.Edges, recent: cfg.Recent.Seconds(), start: time.Now(), counter: cfg.Counter, seed: maphash.MakeSeed()}
 	for i := range t.shards {
 		t.shards[i].work = make(map[*Work]struct{})
 	}
@@ -227,8 +227,6 @@ type State struct {
 	// over recent requests and the estimates that they arrived with; while none
 	// came with an estimate, of the Tracker's own.
 	EstimateError float64
-	// PrefixDepths is how deep into their text prompts are equal; see ObservePrefix.
-	PrefixDepths prefix.Depths
 }
 
 // State returns the present state.
@@ -261,7 +259,6 @@ func (t *Tracker) State() State {
 	if t.learner.Observations() > 0 {
 		r.BytesPerToken = t.learner.Ratio().Float()
 	}
-	r.PrefixDepths = t.depths
 	r.EstimateError = t.learner.RelativeError()
 	if t.errorN > 0 {
 		r.EstimateError = t.errorSum / t.errorN
@@ -269,34 +266,18 @@ func (t *Tracker) State() State {
 	return r
 }
 
-// NotePrompt notes a prompt that arrives, by its hash (length.Scanner.PromptDigest), and reports whether an equal
-// one has arrived lately.
-func (t *Tracker) NotePrompt(digest uint64) (repeated bool) {
-	if digest == 0 {
+// NotePrompt notes a prompt that arrives, and reports whether an equal one has arrived lately.
+func (t *Tracker) NotePrompt(prompt []byte) (repeated bool) {
+	if len(prompt) == 0 {
 		return false
 	}
+	digest := maphash.Bytes(t.seed, prompt)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	at := &t.prompts[digest%uint64(len(t.prompts))]
 	repeated = *at == digest
 	*at = digest
 	return repeated
-}
-
-// ObservePrefix counts the beginning of an arriving prompt, by its hashes up to the depths of
-// prefix keys (length.Scanner.PrefixDigests).
-func (t *Tracker) ObservePrefix(digests []uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.depths.Observe(digests)
-}
-
-// ObserveUntokenizedPrefix is ObservePrefix for a prompt whose tokens the engine is not asked for
-// (prefix.Depths.ObserveUntokenized).
-func (t *Tracker) ObserveUntokenizedPrefix(digests []uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.depths.ObserveUntokenized(digests)
 }
 
 // Estimator returns the length estimator with the ratio learnt so far.

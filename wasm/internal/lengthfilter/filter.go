@@ -69,9 +69,6 @@ type Answer struct {
 	Action Action
 	Model  string          // "" if unknown
 	Tokens policies.Tokens // -1 if unknown
-	// Prefix is the prefix key; HasPrefix is false for a request without one.
-	Prefix    length.PrefixKey
-	HasPrefix bool
 }
 
 // Headers decides about a request by its headers and the encoded metadata of its virtual
@@ -84,7 +81,6 @@ func (f *Filter) Headers(metadata []byte, h length.Headers) (Answer, *Body) {
 	}
 	only := at.only()
 	h.Model = only != nil
-	h.Prefix = f.config.ReadBody && at.prefixDepth > 0
 	step, size := h.Strategy(f.config.MaxBody)
 	switch {
 	case step == length.ModelOnly:
@@ -127,7 +123,6 @@ func (f *Filter) take(at *host) *Body {
 		b = &Body{filter: f}
 	}
 	b.host = at
-	b.scanner.HashPrefix(at.prefixDepth)
 	return b
 }
 
@@ -155,9 +150,7 @@ func (b *Body) End() Answer {
 	if m == nil {
 		return newAnswer(nil, length.Estimator{}.FromBody(count))
 	}
-	a := newAnswer(m, m.estimator.FromBody(count))
-	a.Prefix, a.HasPrefix = m.prefixes.Key(&b.scanner)
-	return a
+	return newAnswer(m, m.estimator.FromBody(count))
 }
 
 // Close frees the Body for another request. It must not be used afterwards.

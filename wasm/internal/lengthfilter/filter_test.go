@@ -1,7 +1,6 @@
 package lengthfilter
 
 import (
-	"strconv"
 	"strings"
 	"testing"
 
@@ -105,67 +104,6 @@ func TestAnswers(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// withPrefixes adds what makes prefix keys to the metadata of a model.
-func withPrefixes(m map[string]any, depth float64) map[string]any {
-	m["prefix_depth"], m["prefix_secret"] = depth, testSecret.Hex()
-	return m
-}
-
-var testSecret = length.PrefixSecret{7, 8, 9}
-
-// TestPrefixKeys checks that the filter gives requests the keys that length.Prefixes makes, and
-// reads a body for it.
-func TestPrefixKeys(t *testing.T) {
-	single := encoded(t, withPrefixes(map[string]any{"model": "m"}, 1024))
-	multiple := encoded(t, map[string]any{"models": []any{
-		withPrefixes(map[string]any{"model": "m"}, 256), withPrefixes(map[string]any{"model": "n"}, 2048), map[string]any{"model": "o"},
-	}})
-	body := func(model string, n int) string {
-		return `{"model":"` + model + `","cache_salt":"s","prompt":"` + strings.Repeat("x", n) + `"}`
-	}
-	for _, c := range []struct {
-		name     string
-		config   Config
-		metadata []byte
-		body     string
-		sized    bool
-		depth    int64 // of the expected key, 0 for none
-	}{
-		{"sized", Config{ReadBody: true}, single, body("m", 3000), true, 1024},
-		{"chunked", Config{ReadBody: true}, single, body("m", 3000), false, 1024},
-		{"short", Config{ReadBody: true}, single, body("m", 100), true, 0},
-		{"not JSON", Config{ReadBody: true}, single, strings.Repeat("x", 3000), true, 0},
-		{"an adapter of the only model", Config{ReadBody: true}, single, body("a", 3000), true, 1024},
-		{"first of several", Config{ReadBody: true}, multiple, body("m", 3000), true, 256},
-		{"second of several", Config{ReadBody: true}, multiple, body("n", 3000), true, 2048},
-		{"one without keys", Config{ReadBody: true}, multiple, body("o", 3000), true, 0},
-		{"unknown model", Config{ReadBody: true}, multiple, body("q", 3000), true, 0},
-		{"larger than is read", Config{ReadBody: true, MaxBody: 1000}, single, body("m", 3000), true, 0},
-		{"must not hold", Config{}, single, body("m", 3000), true, 0},
-		{"without a secret", Config{ReadBody: true}, encoded(t, map[string]any{"model": "m"}), body("m", 3000), true, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var s length.Scanner
-			s.HashPrefix(length.MaxPrefixDepth)
-			s.Write([]byte(c.body))
-			key, ok := length.Prefixes{Depth: c.depth, Secret: testSecret}.Key(&s)
-			h := length.Headers{}
-			if c.sized {
-				h.ContentLength = strconv.Itoa(len(c.body))
-			}
-			f := must(t, c.config)
-			for _, n := range []int{1 << 20, 7} {
-				if got := whole(f, c.metadata, h, c.body, n); got.HasPrefix != ok || got.Prefix != key || got.Action != SetHeaders || got.Tokens <= 0 {
-					t.Errorf("%+v, want key %v, %v", got, key, ok)
-				}
-			}
-		})
-	}
-	if a, _ := must(t, Config{}).Headers(encoded(t, map[string]any{"model": "m", "prefix_depth": 1024.0, "prefix_secret": "x"}), length.Headers{}); a.Action != Leave {
-		t.Errorf("with a secret that is none: %+v", a)
 	}
 }
 

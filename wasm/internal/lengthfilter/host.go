@@ -32,10 +32,6 @@ type Model struct {
 	BytesPerToken float64 `json:"bytes_per_token"`
 	// Adapters are other names under which requests address the model.
 	Adapters []string `json:"adapters"`
-
-	// What makes the model's prefix keys. It comes with the virtual host's metadata only.
-	prefixDepth  int64
-	prefixSecret length.PrefixSecret
 }
 
 func (c *Config) validate() error {
@@ -70,24 +66,18 @@ func (m Model) validate() error {
 type model struct {
 	name      string
 	estimator length.Estimator
-	prefixes  length.Prefixes
 }
 
 // host holds the models of a virtual host.
 type host struct {
 	models []model
 	names  map[string]int // index of the model with that name or adapter
-	// prefixDepth is the largest depth of the models' prefix keys, 0 if none has any.
-	prefixDepth int64
 }
 
 func newHost(list []Model) *host {
 	h := &host{names: make(map[string]int, len(list))}
 	for i, m := range list {
-		h.models = append(h.models, model{
-			m.Name, length.Estimator{BytesPerToken: length.RatioOf(m.BytesPerToken)}, length.Prefixes{Depth: m.prefixDepth, Secret: m.prefixSecret},
-		})
-		h.prefixDepth = max(h.prefixDepth, m.prefixDepth)
+		h.models = append(h.models, model{m.Name, length.Estimator{BytesPerToken: length.RatioOf(m.BytesPerToken)}})
 		for _, a := range m.Adapters {
 			if _, taken := h.names[a]; !taken {
 				h.names[a] = i

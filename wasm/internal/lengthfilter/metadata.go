@@ -3,8 +3,6 @@ package lengthfilter
 import (
 	"errors"
 	"math"
-
-	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // metadataKey is the key of the filter metadata that lists a virtual host's models.
@@ -14,7 +12,7 @@ var errMetadata = errors.New("virtual host metadata: malformed")
 
 // decodeMetadata returns the models in an encoded envoy.config.core.v3.Metadata:
 //
-//	filter_metadata: {"cascade.length.v1": {model, bytes_per_token, adapters: […], prefix_depth, prefix_secret}}
+//	filter_metadata: {"cascade.length.v1": {model, bytes_per_token, adapters: […]}}
 //	filter_metadata: {"cascade.length.v1": {models: [{model, …}, …]}}
 //
 // Without that key there are none. It decodes Protocol Buffers by itself, because a
@@ -71,18 +69,6 @@ func (m *Model) set(key string, value []byte) error {
 		n, err := field(value, numberValue)
 		if err == nil && len(n) == 8 {
 			m.BytesPerToken = math.Float64frombits(littleEndian(n))
-		}
-		return err
-	case "prefix_depth":
-		n, err := field(value, numberValue)
-		if err == nil && len(n) == 8 {
-			m.prefixDepth = length.PrefixDepth(int64(math.Float64frombits(littleEndian(n))))
-		}
-		return err
-	case "prefix_secret":
-		text, err := field(value, stringValue)
-		if err == nil {
-			m.prefixSecret, err = length.ParsePrefixSecret(string(text))
 		}
 		return err
 	case "adapters":

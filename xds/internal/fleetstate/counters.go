@@ -25,13 +25,11 @@ type countersFile struct {
 	Replicas []replicaCounters `json:"replicas"`
 }
 
-// ModelRatio is the served ratio of a model, and the depth of its prefix keys.
+// ModelRatio is the served ratio of a model.
 type ModelRatio struct {
 	Name string `json:"name"`
 	// BytesPerToken is in thousandths.
 	BytesPerToken length.Ratio `json:"bytes_per_token_milli"`
-	// PrefixDepth is the depth of prefix keys in bytes, 0 where it is not known.
-	PrefixDepth int64 `json:"prefix_depth,omitempty"`
 }
 
 type replicaCounters struct {
@@ -116,11 +114,6 @@ func decodeCounters(data []byte) (countersFile, error) {
 	for _, m := range f.Models {
 		if m.BytesPerToken.Clamp() != m.BytesPerToken {
 			return countersFile{}, fmt.Errorf("model %.40q: bytes_per_token_milli %d is out of range", m.Name, m.BytesPerToken)
-		}
-	}
-	for _, m := range f.Models {
-		if m.PrefixDepth != 0 && m.PrefixDepth != length.PrefixDepth(m.PrefixDepth) {
-			return countersFile{}, fmt.Errorf("model %.40q: prefix_depth %d is no depth", m.Name, m.PrefixDepth)
 		}
 	}
 	for _, r := range f.Replicas {

@@ -7,7 +7,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -44,7 +43,6 @@ type Replica struct {
 	note         string             // what is wrong with its reports
 	estimator    balance.Estimator
 	topology     links.Topology // as last reported; the zero value: never
-	prefixDepths *prefix.Depths // as last reported; nil: never
 	kv           kvCache
 	configuredKV policies.Tokens // the configuration's Capacity.KV
 }
@@ -77,9 +75,6 @@ func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuc
 	}
 	if report.Topology != nil && !r.topology.Equal(*report.Topology) {
 		r.topology, topologyChanged = *report.Topology, true
-	}
-	if report.PrefixDepths != nil {
-		r.prefixDepths = report.PrefixDepths
 	}
 	if r.note == "" && r.topology.Host != "" && r.topology.Host != r.Host {
 		r.note = "it reports that it is on host " + r.topology.Host + ", the configuration says " + r.Host

@@ -6,7 +6,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/planner"
-	"github.com/cascadeinfer/cascade/policies/prefix"
 )
 
 // View returns the replicas of a model as policies see them. It is valid until the next call
@@ -42,18 +41,6 @@ func (g *Registry) Seen(model string) (n uint64) {
 		}
 	}
 	return n
-}
-
-// LearntDepth returns the depth of a model's prefix keys, in bytes, that fits how deep its
-// prompts are equal, or the one in use while that is good enough or few prompts were seen.
-func (g *Registry) LearntDepth(now time.Time, model string, current int64) int64 {
-	var all prefix.Depths
-	for _, r := range g.replicas {
-		if r.Model == model && r.prefixDepths != nil && r.fresh(now, g.cfg.Grace) {
-			all.Merge(r.prefixDepths)
-		}
-	}
-	return int64(all.Choose(int(current)))
 }
 
 // LearntRatio returns a model's bytes per token and relative estimate error, each the

@@ -161,7 +161,7 @@ func (b *backend) kill() { b.server.Close(); b.wg.Wait() }
 // backendView is view over real backends.
 func backendView(backends map[string]*backend, epoch policies.Epoch, cuts []policies.Tokens, stages ...string) resources.View {
 	v := publish.View(epoch, cuts, stages...)
-	v.Settings = resources.Settings{Listen: "127.0.0.1:0", PrefixSecret: length.PrefixSecret{1}}
+	v.Settings = resources.Settings{Listen: "127.0.0.1:0"}
 	for i := range v.Endpoints {
 		v.Endpoints[i].Address = backends[string(v.Endpoints[i].ID)].address
 	}

@@ -95,18 +95,13 @@ func routeTo(cluster string) *routev3.Route {
 	}
 }
 
-// lengthFilter returns a filter of the owner that sets a request's length and prefix key, and
-// clears the route cache.
+// lengthFilter returns a filter of the owner that sets a request's length, and clears the route cache.
 func lengthFilter(t *testing.T) *hcmv3.HttpFilter {
 	const code = `function envoy_on_request(h)
   local tokens = h:headers():get("x-test-tokens")
   if tokens ~= nil then
     h:headers():replace("` + length.TokensHeader + `", tokens)
     h:headers():replace("` + length.ModelHeader + `", "m")
-    local prefix = h:headers():get("x-test-prefix")
-    if prefix ~= nil then
-      h:headers():replace("` + length.PrefixHeader + `", prefix)
-    end
     h:clearRouteCache()
   end
 end`

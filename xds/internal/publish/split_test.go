@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,7 +36,6 @@ func TestSplit(t *testing.T) {
 			testRanges(t, o)
 			if name == "whole" {
 				testTokens(t, o)
-				testPrefixes(t, o)
 			}
 			for range 10 {
 				if replica, stage, err := o.rest.post(100); err != nil || replica != "shop" || stage != "" {
@@ -109,44 +107,6 @@ func testTokens(t *testing.T, o *ownedEnvoy) {
 		if stage := resp.Header.Get(length.StageHeader); resp.StatusCode != 200 || stage != want {
 			t.Errorf("%s tokens: %s, stage %q, want %s", tokens, resp.Status, stage, want)
 		}
-	}
-}
-
-// testPrefixes checks that requests with one prefix key go to one replica of their stage, whose
-// cluster Envoy fetches on demand.
-func testPrefixes(t *testing.T, o *ownedEnvoy) {
-	t.Helper()
-	if n := len(o.Stats(`^cluster\.cascade/m/.*/maglev/.*membership_total`)); n != 0 {
-		t.Errorf("%d clusters for prefix keys before the first request with one", n)
-	}
-	used := make(map[string]bool)
-	for key := range 20 {
-		home := ""
-		for range 5 {
-			req, err := http.NewRequest("POST", o.llm.url, strings.NewReader("x"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			req.Header.Set("x-test-tokens", "500")
-			req.Header.Set("x-test-prefix", strconv.Itoa(key))
-			resp, err := o.llm.http.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
-			resp.Body.Close()
-			by, stage := resp.Header.Get("x-replica"), resp.Header.Get(length.StageHeader)
-			if resp.StatusCode != 200 || stage != "s0" || by == "" || home != "" && by != home {
-				t.Fatalf("key %d: %s, stage %q, served by %q after %q", key, resp.Status, stage, by, home)
-			}
-			home = by
-		}
-		used[home] = true
-	}
-	if len(used) != 2 {
-		t.Errorf("20 keys went to %v", used)
-	}
-	if n := len(o.Stats(`^cluster\.cascade/m/s0/maglev/.*membership_total`)); n != 1 {
-		t.Errorf("%d clusters for prefix keys of the first stage", n)
 	}
 }
 

@@ -78,17 +78,6 @@ func operations() map[string]operation {
 				}
 			},
 		},
-		"secret": {
-			func(t *testing.T, s *store.Store, _ store.Version) error {
-				_, err := s.CreateOnce(t.Context(), "prefix-secret", []byte("mine"))
-				return err
-			},
-			func(t *testing.T, s *store.Store, err error) {
-				if got, e := s.CreateOnce(t.Context(), "prefix-secret", []byte("another")); e != nil || err == nil && string(got) != "mine" {
-					t.Errorf("after %v: %q, %v", err, got, e)
-				}
-			},
-		},
 		"collect": {
 			func(t *testing.T, s *store.Store, _ store.Version) error { return s.Collect(t.Context(), time.Now()) },
 			func(t *testing.T, s *store.Store, _ error) { stored(t, s, 1, 7) },

@@ -44,9 +44,6 @@ func testBackend(t *testing.T, open func() store.Backend) {
 		if got := read(folder); got != "one" {
 			t.Errorf("%s: %q", folder, got)
 		}
-		if folder == store.Secrets {
-			continue
-		}
 		all := append([]byte{0, 0xff}, bytes.Repeat([]byte{7}, b.Limits().Blob-2)...)
 		testkit.NoError(t, a.CreateBlob(t.Context(), folder, "largest", all))
 		if got, err := b.ReadBlob(t.Context(), folder, "largest"); err != nil || !bytes.Equal(got, all) {
@@ -168,14 +165,6 @@ func testCounters(t *testing.T, open func() *store.Store) {
 		testkit.NoError(t, save([]byte(text)))
 		if got, err := s.Counters("b").Load(); err != nil || (string(got) == text) != (text == "last") {
 			t.Errorf("%s: %d bytes, %v", text, len(got), err)
-		}
-	}
-}
-
-func testSecrets(t *testing.T, open func() *store.Store) {
-	for _, mine := range []string{"first", "second"} {
-		if got, err := open().CreateOnce(t.Context(), "prefix-secret", []byte(mine)); err != nil || string(got) != "first" {
-			t.Errorf("%q, %v", got, err)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func Run(t *testing.T, create func(t *testing.T) (open func() store.Backend)) {
 	for name, f := range map[string]func(*testing.T, func() *store.Store){
 		"empty": testEmpty, "swap": testSwap, "conflict": testConflict, "watch": testWatch, "race": testRace,
 		"cancelled": testCancelled, "not shared": testNotShared, "modules": testModules, "notes": testNotes,
-		"counters": testCounters, "secrets": testSecrets,
+		"counters": testCounters,
 	} {
 		t.Run(name, func(t *testing.T) {
 			open := create(t)
@@ -89,8 +89,6 @@ func Object(epoch policies.Epoch) store.Object {
 		Stopping: []policies.ReplicaID{"r3"},
 		Ratios:   []store.Ratio{{Model: "org/a", Milli: 3900}},
 		Counts:   []store.RequestCount{{Model: "org/a", Requests: 12345}},
-
-		PrefixDepths: []store.PrefixDepth{{Model: "org/a", Bytes: 8192}, {Model: "b", Bytes: 256}},
 	}
 }
 
@@ -312,7 +310,6 @@ func testNotShared(t *testing.T, open func() *store.Store) {
 	given.Reasons[0].Text = "changed"
 	given.Drained[0] = "changed"
 	given.Pins[1].Cuts[0], given.FormerPlans[1].Counts[0], given.Weights[0].Weight = 8, 9, 10
-	given.PrefixDepths[0].Bytes = 512
 	given.Unready[0], given.Stopping[0], given.Ratios[0].Milli, given.Counts[0].Requests = "changed", "changed", 1, 1
 	got := startWatch(t, s).next().Object
 	requireEqual(t, got, Object(1))

@@ -6,7 +6,6 @@
 //
 //	Lease NAME                  its spec says who leads, an annotation is the root
 //	ConfigMap NAME-FOLDER-BLOB  a blob
-//	Secret NAME-BLOB            a blob of store.Secrets
 //
 // Invariants: the root changes only by a patch of the Lease that names the resourceVersion it
 // started from, so of two writers that started from one version at most one succeeds, also where
@@ -63,7 +62,7 @@ func (c Config) validate() error {
 type Client struct {
 	namespace, name string
 	http            *http.Client
-	core            rest.Interface // of ConfigMaps and Secrets
+	core            rest.Interface // of ConfigMaps
 	coordination    rest.Interface // of Leases
 	params          runtime.ParameterCodec
 }

@@ -192,8 +192,6 @@ func use(t *testing.T, c *kubernetes.Client) {
 	testkit.NoError(t, s.PutModule(t.Context(), sha256.Sum256(code), code))
 	for range 2 {
 		testkit.NoError(t, s.PutNote(t.Context(), "a", []byte("x")))
-		_, err := s.CreateOnce(t.Context(), "prefix-secret", []byte("s"))
-		testkit.NoError(t, err)
 		testkit.NoError(t, s.Counters("a").SaveLast([]byte("x")))
 	}
 	if notes, err := s.AllNotes(t.Context(), time.Now()); err != nil || len(notes) != 1 {

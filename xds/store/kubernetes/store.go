@@ -45,7 +45,6 @@ const (
 // Resources of the API.
 const (
 	configMaps = "configmaps"
-	secrets    = "secrets"
 	leases     = "leases"
 )
 
@@ -170,31 +169,22 @@ func (c *Client) WatchRoot(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// resource returns where the blobs of a folder are, and the name of one.
-func (c *Client) resource(folder, name string) (resource, object string) {
-	if folder == store.Secrets {
-		return secrets, c.name + "-" + name // as the Role names it
-	}
-	return configMaps, c.name + "-" + folder + "-" + name
-}
+// object returns the name of the ConfigMap of a blob.
+func (c *Client) object(folder, name string) string { return c.name + "-" + folder + "-" + name }
 
-// body returns the object of a blob.
-func (c *Client) body(folder, object string, data []byte, immutable bool) any {
+// body returns the ConfigMap of a blob.
+func (c *Client) body(folder, object string, data []byte, immutable bool) *corev1.ConfigMap {
 	meta := metav1.ObjectMeta{Namespace: c.namespace, Name: object, Labels: c.labels(folder)}
-	switch {
-	case folder == store.Secrets:
-		return &corev1.Secret{ObjectMeta: meta, Immutable: &immutable, Data: map[string][]byte{blobKey: data}}
-	case utf8.Valid(data):
+	if utf8.Valid(data) {
 		return &corev1.ConfigMap{ObjectMeta: meta, Immutable: &immutable, Data: map[string]string{textKey: string(data)}}
 	}
 	return &corev1.ConfigMap{ObjectMeta: meta, Immutable: &immutable, BinaryData: map[string][]byte{blobKey: data}}
 }
 
-// object makes a request about the object of a blob.
-func (c *Client) object(ctx context.Context, verb, folder, name string, do func(ctx context.Context, resource, object string) error) error {
-	resource, object := c.resource(folder, name)
-	operation := fmt.Sprintf("%s %s %s", verb, strings.TrimSuffix(resource, "s"), object)
-	err := c.call(ctx, operation, func(ctx context.Context) error { return do(ctx, resource, object) })
+// callBlob makes a request about the ConfigMap of a blob.
+func (c *Client) callBlob(ctx context.Context, verb, folder, name string, do func(ctx context.Context, object string) error) error {
+	object := c.object(folder, name)
+	err := c.call(ctx, verb+" configmap "+object, func(ctx context.Context) error { return do(ctx, object) })
 	switch {
 	case apierrors.IsNotFound(err):
 		return fmt.Errorf("%w: %w", store.ErrNoBlob, err)
@@ -204,25 +194,25 @@ func (c *Client) object(ctx context.Context, verb, folder, name string, do func(
 	return err
 }
 
-// create creates an object.
-func (c *Client) create(ctx context.Context, resource string, body any) error {
-	return c.core.Post().Namespace(c.namespace).Resource(resource).Body(body).Do(ctx).Error()
+// create creates a ConfigMap.
+func (c *Client) create(ctx context.Context, body *corev1.ConfigMap) error {
+	return c.core.Post().Namespace(c.namespace).Resource(configMaps).Body(body).Do(ctx).Error()
 }
 
 // CreateBlob implements store.Backend.
 func (c *Client) CreateBlob(ctx context.Context, folder, name string, data []byte) error {
-	return c.object(ctx, "create", folder, name, func(ctx context.Context, resource, object string) error {
-		return c.create(ctx, resource, c.body(folder, object, data, true))
+	return c.callBlob(ctx, "create", folder, name, func(ctx context.Context, object string) error {
+		return c.create(ctx, c.body(folder, object, data, true))
 	})
 }
 
 // ReplaceBlob implements store.Backend.
 func (c *Client) ReplaceBlob(ctx context.Context, folder, name string, data []byte) error {
-	return c.object(ctx, "write", folder, name, func(ctx context.Context, resource, object string) error {
+	return c.callBlob(ctx, "write", folder, name, func(ctx context.Context, object string) error {
 		body := c.body(folder, object, data, false)
-		err := c.core.Put().Namespace(c.namespace).Resource(resource).Name(object).Body(body).Do(ctx).Error()
+		err := c.core.Put().Namespace(c.namespace).Resource(configMaps).Name(object).Body(body).Do(ctx).Error()
 		if apierrors.IsNotFound(err) {
-			err = c.create(ctx, resource, body)
+			err = c.create(ctx, body)
 		}
 		return err
 	})
@@ -230,14 +220,8 @@ func (c *Client) ReplaceBlob(ctx context.Context, folder, name string, data []by
 
 // ReadBlob implements store.Backend.
 func (c *Client) ReadBlob(ctx context.Context, folder, name string) (data []byte, err error) {
-	err = c.object(ctx, "read", folder, name, func(ctx context.Context, resource, object string) error {
-		r := c.core.Get().Namespace(c.namespace).Resource(resource).Name(object).Do(ctx)
-		if resource == secrets {
-			var stored corev1.Secret
-			err := r.Into(&stored)
-			data = stored.Data[blobKey]
-			return err
-		}
+	err = c.callBlob(ctx, "read", folder, name, func(ctx context.Context, object string) error {
+		r := c.core.Get().Namespace(c.namespace).Resource(configMaps).Name(object).Do(ctx)
 		var stored corev1.ConfigMap
 		err := r.Into(&stored)
 		data = stored.BinaryData[blobKey]
@@ -251,7 +235,7 @@ func (c *Client) ReadBlob(ctx context.Context, folder, name string) (data []byte
 
 // ListBlobs implements store.Backend.
 func (c *Client) ListBlobs(ctx context.Context, folder string) (names []string, err error) {
-	_, prefix := c.resource(folder, "")
+	prefix := c.object(folder, "")
 	var selector []string
 	for label, value := range c.labels(folder) {
 		selector = append(selector, label+"="+value)
@@ -286,8 +270,8 @@ func (c *Client) ListBlobs(ctx context.Context, folder string) (names []string, 
 
 // RemoveBlob implements store.Backend.
 func (c *Client) RemoveBlob(ctx context.Context, folder, name string) error {
-	err := c.object(ctx, "delete", folder, name, func(ctx context.Context, resource, object string) error {
-		return c.core.Delete().Namespace(c.namespace).Resource(resource).Name(object).Do(ctx).Error()
+	err := c.callBlob(ctx, "delete", folder, name, func(ctx context.Context, object string) error {
+		return c.core.Delete().Namespace(c.namespace).Resource(configMaps).Name(object).Do(ctx).Error()
 	})
 	if errors.Is(err, store.ErrNoBlob) {
 		return nil

@@ -18,15 +18,14 @@ type variant struct {
 	preset   string // empty: the default
 	moves    string // migration.mode; empty: the preset's
 	oneStage bool
-	noKeys   bool // control.prefix_keys off
 }
 
 // cascade returns Cascade in one configuration. Its components run in this process, over real
 // sockets and xDS; Envoy, if there is one, is a process. Policies are the native ones.
 func cascade(name string, v variant) Contestant {
-	settings := fmt.Sprintf("cascade, preset %q, migration.mode %q, one stage %v, without prefix keys %v, overload.admission off", v.preset, v.moves, v.oneStage, v.noKeys)
+	settings := fmt.Sprintf("cascade, preset %q, migration.mode %q, one stage %v, overload.admission off", v.preset, v.moves, v.oneStage)
 	return Contestant{Name: name, Settings: settings, start: func(t Tools, e Engines, log *slog.Logger) (Router, error) {
-		f, err := v.fleet(t, e)
+		f, err := v.fleet(e)
 		if err != nil {
 			return nil, err
 		}
@@ -71,7 +70,7 @@ func (r fleetRouter) Ready(ctx context.Context) error {
 }
 
 // fleet returns the fleet in front of the engines, on free loopback ports.
-func (v variant) fleet(t Tools, e Engines) (wiring.Fleet, error) {
+func (v variant) fleet(e Engines) (wiring.Fleet, error) {
 	const anyPort = "127.0.0.1:0"
 	f := config.Fleet{
 		Preset: v.preset, Speed: e.Speed,
@@ -81,12 +80,6 @@ func (v variant) fleet(t Tools, e Engines) (wiring.Fleet, error) {
 		Migration: config.Migration{Mode: v.moves},
 		// All contestants serve the same requests; the others refuse none.
 		Overload: config.Overload{Admission: config.AdmissionOff},
-	}
-	if t.Envoy != "" {
-		f.Control.Estimator = t.Estimator
-	}
-	if v.noKeys {
-		f.Control.PrefixKeys = config.PrefixKeysOff
 	}
 	if v.oneStage {
 		f.Planner.MinRequests, f.Models[0].History = config.KeepFirstPlan, ""

@@ -56,10 +56,6 @@ type Tools struct {
 	Envoy  string
 	VLLM   string // the Python interpreter that has vllm_router
 	SGLang string // the Python interpreter that has sglang_router
-	// Estimator is the WebAssembly module that estimates lengths in the Envoy in front of Cascade, and
-	// makes the keys by which requests that begin alike go to one replica. Without it lengths come from
-	// content-length there, and there are no keys.
-	Estimator string
 }
 
 // Router is a contestant in front of engines.
@@ -96,7 +92,6 @@ func All() []Contestant {
 		cascade("cascade", variant{}),
 		cascade("cascade-one-stage", variant{oneStage: true}),
 		cascade("cascade-without-moves", variant{moves: config.MigrationPlace}),
-		cascade("cascade-without-prefix-keys", variant{noKeys: true}),
 		cascade("cascade-paper", variant{preset: "paper"}),
 	}
 	for _, policy := range []string{"cache_aware", "power_of_two", "consistent_hash", kvAware} {

@@ -22,7 +22,7 @@ func TestNames(t *testing.T) {
 		}
 		names[c.Name], settings[c.Settings] = true, true
 	}
-	for _, want := range []string{"cascade", "cascade-one-stage", "cascade-without-moves", "cascade-without-prefix-keys", "cascade-paper", "vllm-router-cache-aware", "vllm-router-power-of-two",
+	for _, want := range []string{"cascade", "cascade-one-stage", "cascade-without-moves", "cascade-paper", "vllm-router-cache-aware", "vllm-router-power-of-two",
 		"vllm-router-consistent-hash", "vllm-router-kv-aware", "sglang-router-cache-aware", "envoy-least-request"} {
 		if !names[want] {
 			t.Errorf("%s is missing", want)
@@ -37,10 +37,10 @@ func TestNames(t *testing.T) {
 // TestVariants checks that the configurations of Cascade differ as their names say.
 func TestVariants(t *testing.T) {
 	e := Engines{Model: "m", Context: 4096, Profile: "rtxpro6000-llama-3.1-8b", Speed: 2, History: "h", Replicas: []Replica{{URL: "http://127.0.0.1:1", Blocks: "b", Events: "127.0.0.1:3", Replay: "127.0.0.1:4"}, {URL: "http://127.0.0.1:2"}}}
-	plain := testkit.Must(variant{}.fleet(Tools{}, e))
-	one := testkit.Must(variant{oneStage: true}.fleet(Tools{}, e))
-	still := testkit.Must(variant{moves: "place"}.fleet(Tools{}, e))
-	paper := testkit.Must(variant{preset: "paper"}.fleet(Tools{}, e))
+	plain := testkit.Must(variant{}.fleet(e))
+	one := testkit.Must(variant{oneStage: true}.fleet(e))
+	still := testkit.Must(variant{moves: "place"}.fleet(e))
+	paper := testkit.Must(variant{preset: "paper"}.fleet(e))
 	if plain.Preset != "default" || plain.Migration.Mode != "live" || plain.Models[0].History != "h" || plain.Overload.Admission != "off" || plain.Speed != 2 {
 		t.Errorf("default: %+v", plain.Fleet)
 	}
@@ -55,11 +55,6 @@ func TestVariants(t *testing.T) {
 	}
 	if still.Migration.Mode != "place" || still.Models[0].History != "h" {
 		t.Errorf("without moves: %+v", still.Fleet)
-	}
-	keyed := testkit.Must(variant{}.fleet(Tools{Envoy: "envoy", Estimator: "length.wasm"}, e))
-	keyless := testkit.Must(variant{noKeys: true}.fleet(Tools{Envoy: "envoy", Estimator: "length.wasm"}, e))
-	if plain.Fleet.Control.Estimator != "content-length" || keyed.Fleet.Control.Estimator != "length.wasm" || keyed.Fleet.Control.PrefixKeys != "on" || keyless.Fleet.Control.PrefixKeys != "off" || keyless.Fleet.Control.Estimator != "length.wasm" {
-		t.Errorf("estimators: %+v, %+v, %+v", plain.Fleet.Control, keyed.Fleet.Control, keyless.Fleet.Control)
 	}
 	if paper.Preset != "paper" || paper.Migration.Mode != "live" {
 		t.Errorf("paper: %+v", paper.Fleet)

@@ -173,7 +173,7 @@ func (e *Evaluation) assumptions() webpage.Section {
 	say("%q is the measured RTX PRO 6000 profile with all times × %.2f, the ratio of the memory bandwidths (%.0f and %.0f GB/s), and the KV cache that %.0f GB leave. Tensor parallelism is extrapolated: what is divided evenly is, the rest is not, and each layer pays two all-reduces.", l40Base, proBandwidth/l40Bandwidth, proBandwidth/1e9, l40Bandwidth/1e9, l40Memory/1e9)
 	say("vLLM and SGLang with their round-robin balancer are the policy round-robin on the same simulated engine: their kernels' differences are not simulated. Llumnix is our reading of its scheduler's published default policy, on the same engine.")
 	say("Proxies know what they sent, and loads as of the last report, at most a second old. Plans and weights take effect at once. Networks and HTTP are not simulated; transfers share the profile's link.")
-	say("Cascade knows which prefixes its own engine holds, and of the others what their summaries said; production's summaries are sketches, which at times name prefixes that are not there. Its proxies know the block by which prompts differ; production learns it.")
+	say("Cascade knows which prefixes its own engine holds, and of the others what their summaries said; production's summaries are sketches, which at times name prefixes that are not there.")
 	for _, w := range e.in.Workloads {
 		say("Workload %s: %s.", w.Name, strings.TrimSuffix(w.Source, "."))
 	}

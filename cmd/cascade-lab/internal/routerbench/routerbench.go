@@ -65,7 +65,6 @@ func Run(ctx context.Context, args []string) error {
 	)
 	f.StringVar(&tools.Envoy, "envoy", "", "path of Envoy; it carries Cascade's traffic, too. Without it the embedded proxy does")
 	f.StringVar(&tools.VLLM, "vllm-python", "", "path of the Python interpreter that has vllm_router")
-	f.StringVar(&tools.Estimator, "estimator", "", "path of the estimator for the Envoy in front of Cascade, which `make estimator` builds; without it there are no prefix keys")
 	f.StringVar(&tools.SGLang, "sglang-python", "", "path of the Python interpreter that has sglang_router")
 	if err := f.Parse(args); err != nil {
 		return err

@@ -126,7 +126,7 @@ func (m *matrix) inputs(cells []cell) (map[cell]input, error) {
 		if len(m.external) > 0 {
 			engines = fmt.Sprint(len(m.external), " external, caches kept ", m.keepCaches) // their ports differ from start to start
 		}
-		if in.key, err = runstore.OfJSON(in.requests, in.history, in.contestant.Settings, m.tools.Envoy != "", m.tools.Estimator != "", engines, m.model, profile, m.speed); err != nil {
+		if in.key, err = runstore.OfJSON(in.requests, in.history, in.contestant.Settings, m.tools.Envoy != "", engines, m.model, profile, m.speed); err != nil {
 			return nil, err
 		}
 		in.slo = replay.Alone(profile, in.requests)

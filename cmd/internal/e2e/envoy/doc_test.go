@@ -2,6 +2,6 @@
 //
 // The three ways by which Envoy learns the length of a request span several packages: the tests require the same
 // answers from each estimator, and a benchmark compares them. TestEnvoyShares compares what the replicas of a stage get
-// with what the simulator's proxy (engine/sim) gives them: by weights, by prefix keys, and while one of them
-// drains. There the test's own listener names the cluster of each request, so that only the balancing is compared.
+// with what the simulator's proxy (engine/sim) gives them: by weights, and while one of them drains. There
+// the test's own listener leads to the stage's cluster, so that only the balancing is compared.
 package envoy

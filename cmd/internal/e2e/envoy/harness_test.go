@@ -89,7 +89,6 @@ type served struct {
 	By      string   // the upstream's name
 	Tokens  []string // values of the control headers that arrived
 	Models  []string
-	Prefix  []string
 	Other   []string // another header under the control prefix
 	Bytes   int
 	Trailer string
@@ -239,7 +238,7 @@ func mortalUpstream(t testing.TB, name string) (address string, kill func()) {
 			t.Errorf("%s: body: %v", name, err)
 		}
 		_ = json.NewEncoder(w).Encode(served{By: name, Tokens: r.Header.Values(length.TokensHeader), Models: r.Header.Values(length.ModelHeader),
-			Prefix: r.Header.Values(length.PrefixHeader), Other: r.Header.Values("x-cascade-other"), Bytes: int(n), Trailer: r.Trailer.Get("x-end")})
+			Other: r.Header.Values("x-cascade-other"), Bytes: int(n), Trailer: r.Trailer.Get("x-end")})
 	}))
 	u.Config.Protocols = new(http.Protocols)
 	u.Config.Protocols.SetHTTP1(true)
@@ -254,7 +253,7 @@ func mortalUpstream(t testing.TB, name string) (address string, kill func()) {
 
 // lengthService is the ext_proc estimator for a view.
 func lengthService(t testing.TB, v resources.View) string {
-	ratios, depths, bases := map[string]length.Ratio{}, map[string]int64{}, map[string]string{}
+	ratios, bases := map[string]length.Ratio{}, map[string]string{}
 	c := service.Config{MaxBody: int(v.Settings.BodyLimit)}
 	for _, m := range v.Models {
 		hosts := m.Hosts
@@ -262,7 +261,7 @@ func lengthService(t testing.TB, v resources.View) string {
 			hosts = append([]string{"*"}, hosts...)
 		}
 		c.Models = append(c.Models, service.Model{Name: m.Name, Hosts: hosts})
-		ratios[m.Name], depths[m.Name] = m.BytesPerToken, m.PrefixDepth
+		ratios[m.Name] = m.BytesPerToken
 	}
 	for _, e := range v.Endpoints {
 		for _, a := range e.Adapters {
@@ -270,7 +269,6 @@ func lengthService(t testing.TB, v resources.View) string {
 		}
 	}
 	c.BytesPerToken = func(m string) length.Ratio { return ratios[m] }
-	c.Prefixes = func(m string) length.Prefixes { return v.Settings.Prefixes(m, depths[m]) }
 	c.BaseOf = func(a string) string { return bases[a] }
 	s, err := service.New(c)
 	testkit.NoError(t, err)

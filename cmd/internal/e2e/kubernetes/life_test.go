@@ -179,8 +179,7 @@ func (l *wholeLife) uninstall() {
 	ctx, all := l.T.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=cascade-kube,app.kubernetes.io/instance=cascade"}
 	testkit.NoError(l.T, errors.Join(
 		l.client.CoordinationV1().Leases(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all),
-		l.client.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all),
-		l.client.CoreV1().Secrets(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all)))
+		l.client.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all)))
 	written := metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=cascade-kube"}
 	leases := testkit.Must(l.client.CoordinationV1().Leases(namespace).List(ctx, written)).Items
 	configs := testkit.Must(l.client.CoreV1().ConfigMaps(namespace).List(ctx, written)).Items
