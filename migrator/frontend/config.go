@@ -161,7 +161,6 @@ type Config struct {
 	// much. 0 means 32 KiB in 10 s.
 	BodyRate int64
 	// BodyTimeout bounds the reading of a body; 0 means 30 s.
-	// Package intake has the slowest pace at which it may arrive.
 	BodyTimeout time.Duration
 	// IdleTimeout is how long an engine may send nothing before its answer is
 	// given up, the wait for the first token included. The first byte of an
@@ -274,6 +273,9 @@ func (c Config) validate() (Config, *url.URL, error) {
 	}
 	if c.DialPeer == nil {
 		c.DialPeer = c.Dial
+	}
+	if c.Admit == nil {
+		c.Admit = func() error { return nil }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -14,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/admission"
 )
 
 // stated is what an engine states of itself; it has a KV cache of 1,000 tokens.
@@ -166,6 +167,11 @@ func TestEngineCapacity(t *testing.T) {
 				if got := f.Status(); got.Load.Engine.Capacity != test.want || (got.CapacityWarning != "") != (test.warned > 0) {
 					t.Errorf("capacity %d, want %d; warning %q", got.Load.Engine.Capacity, test.want, got.CapacityWarning)
 				}
+				f.admission.update(func(l *admission.Ledger) {
+					if l.Decider.Capacity != test.want {
+						t.Errorf("requests are admitted to a cache of %d tokens, want %d", l.Decider.Capacity, test.want)
+					}
+				})
 				if n := log.Count("KV cache differs"); n != test.warned {
 					t.Errorf("warned %d times, want %d: %s", n, test.warned, log)
 				}

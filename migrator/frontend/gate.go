@@ -100,7 +100,7 @@ func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route, bo
 	case !srv.ready.Load():
 		refuseRequest(w, "the replica's engine is away; send the request to another one")
 		return
-	case srv.admit() != nil:
+	case srv.cfg.Admit() != nil:
 		if r.ProtoMajor == 1 {
 			w.Header().Set("Connection", "close") // it holds a descriptor
 		}
@@ -120,14 +120,6 @@ func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route, bo
 	}
 	r.Body, r.ContentLength, r.TransferEncoding, r.Trailer = http.NoBody, 0, nil, nil
 	to.serve(w, r, body, &memory)
-}
-
-// admit returns why this process accepts no new request.
-func (srv *Server) admit() error {
-	if srv.cfg.Admit == nil {
-		return nil
-	}
-	return srv.cfg.Admit()
 }
 
 // clientRoutes returns what clients may ask for: the public API.

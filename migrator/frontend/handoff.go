@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/handoff"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -68,8 +69,8 @@ func (srv *Server) moveIDs(ctx context.Context, g *migration, m Migration) error
 		case handoff.OpenHandoff:
 			done, err = handoff.Opened, v.openHandoff(ctx, a.Within)
 		case handoff.OpenReprompt:
-			if a.Renew {
-				g.renew()
+			if a.Renew { // a leg was discarded: the next one needs a number of its own
+				g.stream.step(&session.Event{Kind: session.MigrationRetried, Migration: g.number}, nil)
 			}
 			v.logReprompt(machine.Failure())
 			done, err = handoff.Opened, v.open(ctx, g.ids, nil)

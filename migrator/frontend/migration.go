@@ -252,11 +252,6 @@ func (g *migration) loseHolderLocked() {
 	}
 }
 
-// renew gives the migration the number of its next leg, after one was discarded.
-func (g *migration) renew() {
-	g.stream.step(&session.Event{Kind: session.MigrationRetried, Migration: g.number}, nil)
-}
-
 // isFrozen reports whether the client waits for the migration's leg.
 func (g *migration) isFrozen() bool { return isClosed(g.frozen) && !isClosed(g.over) }
 

@@ -24,7 +24,7 @@ import (
 const notStreamed = `{"prompt":"x","max_tokens":4,"logprobs":1}`
 
 // TestHungEngine hangs an engine whose health checks still pass. Within the limit of package
-// progress, streams go on at another engine, and so do requests without a token, of every
+// enginestate, streams go on at another engine, and so do requests without a token, of every
 // kind; new requests are refused. When the core is revived, the replica serves again.
 func TestHungEngine(t *testing.T) {
 	runFleet(t, 2, func(t *testing.T, f *fleet) {
