@@ -112,6 +112,13 @@ func TestObservationCounts(t *testing.T) {
 		if f.nodes != 4 || !f.othersLate || !f.late["late"] || !f.late["gone"] || len(f.late) != 2 {
 			t.Errorf("%+v, want 4 nodes of which early has a, and late and gone do not", f)
 		}
+		fenced := query{group: "g", set: set("a@1"), fenced: map[string]string{"early": "late", "late": "late"}}
+		for unanswered, want := range map[string]int{"early": 2, "other": 1} {
+			f := w.observe(fenced, func(_ []string, ids map[string]bool) { ids[unanswered] = true })
+			if len(f.behind) != want || !f.behind["late"] || f.behind["routes"] {
+				t.Errorf("%v are behind, %s has not answered", f.behind, unanswered)
+			}
+		}
 		time.Sleep(reconnectTime - 1)
 		if f := w.ask("g", "a@1", clusterTypes); !f.late["gone"] {
 			t.Error("a node that lost its stream is not waited for")

@@ -51,16 +51,14 @@ func (v version) isIn(s resources.Set, typ string) bool {
 }
 
 // planRefusals lists the refusals of the plan in progress in a group: the group has what the node
-// refused, and does not have it of the stable plan. In phase add the routes are still those of an
-// earlier plan.
+// refused, and does not have it of the stable plan.
 func (r *rollout) planRefusals(g *group) (list []refusal) {
 	if !g.started {
 		return nil
 	}
 	for _, f := range g.refusals {
-		routes := f.typ == resources.RouteType || f.typ == resources.ListenerType
 		for _, v := range f.versions {
-			if !(g.phase == add && routes) && v.isIn(g.set, f.typ) && !v.isIn(r.stable.set, f.typ) {
+			if v.isIn(g.set, f.typ) && !v.isIn(r.stable.set, f.typ) {
 				list = append(list, f)
 				break
 			}

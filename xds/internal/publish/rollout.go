@@ -204,7 +204,6 @@ func (r *rollout) advanceGroup(now time.Time, g *group) bool {
 		g.setPhase(now, flip)
 		r.apply(now, g)
 	case g.phase == flip:
-		g.live = g.live[:1:1] // no node has other routes
 		g.setPhase(now, watch)
 		if g.started {
 			r.lastSettled = now
@@ -317,11 +316,7 @@ func (r *rollout) whyBlocked() string {
 // begin begins the transition of a group to its plan, or replaces the snapshot of one in progress.
 func (r *rollout) begin(now time.Time, g *group) {
 	t := r.planOf(g)
-	switch {
-	case g.phase == idle:
-		g.setPhase(now, add)
-	case g.phase != add && !t.sameRoutes(g.next):
-		g.live = []*snapshot{g.next} // only its health is new: it has the routes of the one before
+	if g.phase == idle || g.phase != add && !t.sameRoutes(g.next) { // next differs from live in its health alone
 		g.setPhase(now, add)
 	}
 	g.next = t

@@ -38,6 +38,30 @@ func TestWakes(t *testing.T) {
 	due(6 * time.Second) // the drain began after the watch
 }
 
+// TestNewTargetTimesNodesAnew checks that a node which has caught up, unnoticed so far, when there is
+// new health is not late since before.
+func TestNewTargetTimesNodesAnew(t *testing.T) {
+	s := newScenario(t, "")
+	s.run("nodes", "a=1 rest=1")
+	s.run("target", "1 ab|c")
+	s.run("late", "a=n")
+	s.run("target", "2 a|bc")
+	s.now = s.now.Add(s.r.cfg.AckTimeout)
+	late := s.late["a"]
+	s.late["a"] = nil
+	s.r.nodes = func(q query) observation {
+		f := s.answer(q)
+		if q.group == "" {
+			s.late["a"] = late // it lacks the new health
+		}
+		return f
+	}
+	testkit.NoError(t, s.r.setTarget(s.now, s.view("2 a|bc a=sick")))
+	if g := s.r.status().Groups[0]; len(g.fenced) > 0 || g.phase != add {
+		t.Errorf("in phase %s, fenced %v", g.phase, g.fenced)
+	}
+}
+
 // TestUnprovenSets checks that no set is applied that is not proven: neither the first, nor new health
 // of the plan in force, nor a step of a plan, which is then rolled back, nor a step back, in whose place
 // the plan in force is applied at once.
@@ -75,6 +99,16 @@ func TestUnprovenSets(t *testing.T) {
 	bad = "a: b: c:"
 	if got := s.run("regression", "a slow"); got != "  a    idle: routes 1, e0 ab, e1 c\n" {
 		t.Errorf("a step back that is not proven: %q", got)
+	}
+	bad = ""
+	begin()
+	s.run("nodes", "a=1")
+	s.run("target", "1 ab|c")
+	s.run("late", "a=n@flip")
+	s.run("target", "2 ac|b")
+	bad = "a: b: c:"
+	if got := s.run("late", "a="); got != "  a    idle: routes 1, e0 ab, e1 c\n" {
+		t.Errorf("a step of a group without nodes that is not proven: %q", got)
 	}
 	for _, want := range []string{
 		`level=WARN msg="health update not applied" epoch=1 reason="not proven"`,

@@ -65,11 +65,12 @@ type scenario struct {
 	refusals    map[string][]refusal
 	regressions map[string]string
 	requests    int // -1: unknown
+	applied     map[string]resources.Set
 	out         strings.Builder
 }
 
 func newScenario(t *testing.T, path string) *scenario {
-	s := &scenario{t: t, now: time.Unix(0, 0), nodes: map[string]int{}, late: map[string][]string{}, refusals: map[string][]refusal{}, regressions: map[string]string{}, requests: -1}
+	s := &scenario{t: t, now: time.Unix(0, 0), nodes: map[string]int{}, late: map[string][]string{}, refusals: map[string][]refusal{}, regressions: map[string]string{}, requests: -1, applied: map[string]resources.Set{}}
 	groups := testkit.Must(resources.NewGroups([]resources.GroupRule{{Name: "a", Nodes: []string{"a*"}}, {Name: "b", Nodes: []string{"b*"}}}))
 	cfg := Config{Groups: groups, Cache: s, Monitor: s, RequestCounter: s, Watch: 2 * time.Second, AckTimeout: 3 * time.Second, Logger: slog.New(s)}
 	cfg.OnRefusal = func(f Refusal) { fmt.Fprintf(&s.out, "  reports refusal of plan %d: %v\n", f.Epoch, f.Plans) }
@@ -177,6 +178,9 @@ func (s *scenario) refuse(group string, f refusal) {
 
 // answer returns the observation of a group's nodes.
 func (s *scenario) answer(q query) observation {
+	if !q.set.Equal(s.applied[q.group]) {
+		s.t.Errorf("group %q is observed for a set that is not applied", q.group)
+	}
 	f := observation{nodes: s.nodes[q.group], late: make(map[string]bool), behind: make(map[string]bool)}
 	for _, id := range s.late[q.group] {
 		id, routes := strings.CutSuffix(id, "@flip")
@@ -204,6 +208,7 @@ func (s *scenario) ActiveRequests(string, []string) (int, bool) {
 
 // Set implements Cache.
 func (s *scenario) Set(name string, set resources.Set) {
+	s.applied[name] = set
 	g := s.r.groups[slices.IndexFunc(s.r.groups, func(g *group) bool { return g.name == name })]
 	fmt.Fprintf(&s.out, "  %-4s %s: routes %s", cmp.Or(name, "rest"), g.phase, strings.TrimPrefix(string(set.Get(resources.RouteType, resources.RouteName).Body), "plan "))
 	for k, r := range set.All(resources.EndpointType) {
