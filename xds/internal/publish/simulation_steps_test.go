@@ -190,10 +190,8 @@ func (n *simNode) updateExcused() {
 			n.excused = true
 		}
 	}
-	for _, g := range n.sim.pub.state.Groups {
-		if _, fenced := g.fenced[n.id]; fenced {
-			n.excused = true
-		}
+	for _, g := range n.sim.pub.rollout.groups { // not the status, which shows it when the step has ended
+		n.excused = n.excused || g.fenced[n.id] != ""
 	}
 }
 
