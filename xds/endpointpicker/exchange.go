@@ -165,7 +165,7 @@ func (x *exchange) onHeaders(r *extproc.ProcessingRequest, h *extproc.HttpHeader
 	case length.ModelOnly:
 		return x.answerHeaders(-1)
 	case length.BySize:
-		return x.answerHeaders(x.estimator().FromContentLength(size))
+		return x.answerHeaders(x.model.Estimator().FromContentLength(size))
 	case length.RejectBody:
 		return x.refuse(refuseTooLarge(s.config.MaxBody))
 	}
@@ -191,13 +191,6 @@ func (x *exchange) readHeaders(h *corev3.HeaderMap) (authority, contentLength st
 		}
 	}
 	return authority, contentLength
-}
-
-func (x *exchange) estimator() length.Estimator {
-	if x.model == nil {
-		return length.Estimator{}
-	}
-	return length.Estimator{BytesPerToken: x.model.BytesPerToken}
 }
 
 // onBody passes a piece of the body on, or holds it.
@@ -257,7 +250,7 @@ func (x *exchange) answerBody(end bool) (out []*extproc.ProcessingResponse) {
 			return x.refuse(refuseUnknownModel())
 		}
 	}
-	if r, ok := x.pick(x.estimator().FromBody(b.scanner.Count())); !ok {
+	if r, ok := x.pick(x.model.Estimator().FromBody(b.scanner.Count())); !ok {
 		return x.refuse(r)
 	}
 	if !x.duplex {

@@ -2,6 +2,7 @@ package endpointpicker
 
 import (
 	"github.com/cascadeinfer/cascade/policies/balance"
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -18,6 +19,14 @@ type View struct {
 type Model struct {
 	resources.LengthMeta
 	Stages balance.Picker
+}
+
+// Estimator returns the estimator of the model's requests; of nil, an unknown model, that with the default ratio.
+func (m *Model) Estimator() length.Estimator {
+	if m == nil {
+		return length.Estimator{}
+	}
+	return length.Estimator{BytesPerToken: m.BytesPerToken}
 }
 
 // NewView prepares a plan.

@@ -10,12 +10,11 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/xds/endpointpicker"
 )
 
-// estimateLength sets the model, if the host name does not select it, and the length, like all
-// users of package length: from the headers if they suffice, otherwise from the body. It returns
-// false if it has answered the request.
+// estimateLength sets the length, and the model if the host name does not select one. It follows the same strategy as
+// the other estimators: by the headers if they suffice, otherwise by the body. It returns false if it has answered the
+// request.
 func (x *exchange) estimateLength() bool {
 	defer x.setHeaders()
 	model := x.model
@@ -25,7 +24,7 @@ func (x *exchange) estimateLength() bool {
 	case length.ModelOnly:
 		return true
 	case length.BySize:
-		x.tokens = estimator(model).FromContentLength(x.size)
+		x.tokens = model.Estimator().FromContentLength(x.size)
 		return true
 	case length.RejectBody:
 		x.replyTooLarge()
@@ -54,15 +53,8 @@ func (x *exchange) estimateLength() bool {
 		}
 		x.model = model
 	}
-	x.tokens = estimator(model).FromBody(scanner.Count())
+	x.tokens = model.Estimator().FromBody(scanner.Count())
 	return true
-}
-
-func estimator(m *endpointpicker.Model) length.Estimator {
-	if m == nil {
-		return length.Estimator{}
-	}
-	return length.Estimator{BytesPerToken: m.BytesPerToken}
 }
 
 // The headers of an estimate, in canonical form.
