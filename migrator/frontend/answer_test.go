@@ -39,13 +39,13 @@ func unfinished(t testing.TB, method, url, sent string) *http.Request {
 func TestAttackStopUnanswered(t *testing.T) {
 	for _, major := range []int{1, 2} {
 		for name, test := range map[string]struct {
-			path, body        string
-			peer, endsNowhere bool
+			path, body       string
+			peer, unfinished bool
 		}{
 			"stream":          {path: "/v1/completions", body: `{"prompt":"x","stream":true}`},
 			"plain":           {path: "/v1/completions", body: `{"prompt":"x"}`},
 			"passed":          {path: "/tokenize", body: `{"prompt":"x"}`},
-			"unfinished body": {path: "/v1/completions", body: "{", endsNowhere: true},
+			"unfinished body": {path: "/v1/completions", body: "{", unfinished: true},
 			"peer's leg":      {path: "/v1/completions", body: `{"prompt":"x","stream":true}`, peer: true},
 		} {
 			runInBubble(t, fmt.Sprintf("%s HTTP/%d", name, major), func(t *testing.T) {
@@ -56,7 +56,7 @@ func TestAttackStopUnanswered(t *testing.T) {
 				f := startServer(t, e.URL, func(c *Config) { c.DrainTimeout = 20 * time.Millisecond })
 				request := jsonRequest(f.url, test.path, test.body)
 				switch {
-				case test.endsNowhere:
+				case test.unfinished:
 					request = unfinished(t, "POST", "http://"+f.url+test.path, test.body)
 				case test.peer:
 					request = jsonRequest(f.peer, test.path, test.body, ForwardHeader, "r1")

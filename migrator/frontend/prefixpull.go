@@ -32,18 +32,17 @@ type PromptPrefix struct {
 
 // PrefixHolders knows which peers hold the KV of prompts' beginnings.
 type PrefixHolders interface {
-	// LongestPrefix returns the peer that holds most of the prompt that has these steps, and how
-	// many tokens; 0 if none is known. It is called on the request's goroutine, by many at once,
-	// must not block, and may be wrong, which costs time only.
+	// LongestPrefix returns the peer that holds the longest prefix of a prompt, given by its steps, and the prefix's
+	// length; 0 if no peer is known to hold one. It is called by many requests at once, on their goroutines, and must
+	// not block. A wrong answer costs time only.
 	LongestPrefix(steps []prefix.Step) (policies.Target, policies.Tokens)
 }
 
 // PrefixCopier copies KV between engines that serve their block tables; migrator/kvport
 // implements it.
 type PrefixCopier interface {
-	// Copy copies what a peer's engine has of a prefix beyond the own engine's, and returns how
-	// many tokens that was, and the transport that carried them. It returns when ctx ends. After
-	// an error the own engine is as it was.
+	// Copy copies the part of a prefix that the holder's engine has and the own engine lacks. It returns the tokens
+	// copied and the transport used, at the latest when ctx ends. After an error the own engine is unchanged.
 	Copy(ctx context.Context, holder policies.ReplicaID, p PromptPrefix) (tokens policies.Tokens, transport string, err error)
 }
 
@@ -60,9 +59,9 @@ type PulledPrefix struct {
 	Err       error // nil if it was pulled
 }
 
-// PrefixPull configures prefix pulls: a request whose prompt's beginning is in a peer's cache and
-// not in the own engine's begins with that KV copied, where this is predicted to be faster than
-// computing it. Holders, Link and TokenBytes are required.
+// PrefixPull configures prefix pulls. A pull copies the KV of a prompt's beginning from a peer's cache before the
+// request starts at the own engine, where a copy is predicted to be faster than computing the KV. Holders, Link and
+// TokenBytes are required.
 type PrefixPull struct {
 	Holders PrefixHolders
 	// Link returns the link by which KV comes from a peer. It must not block.
@@ -85,7 +84,7 @@ type PrefixPull struct {
 type Pulls struct {
 	Pulled    uint64            // that began with it
 	Tokens    uint64            // that were pulled for them
-	Recompute uint64            // that were not tried: computing is faster, or almost
+	Recompute uint64            // that were not tried: computing is about as fast, or faster
 	Failed    map[string]uint64 // that were tried and failed, by reason; the own engine computes
 	Seconds   float64           // for which requests waited, whatever came of it
 }
@@ -152,9 +151,9 @@ func (c *Config) maxPulls() int {
 func (srv *Server) PrefixPulls() Pulls { return srv.pulls.read() }
 func (srv *Server) Prefills() Pulls    { return srv.prefills.read() }
 
-// pullPrefix copies the beginning of the prompt of a leg that is about to be sent to the own engine,
-// if a peer holds more of it and this pays. The leg waits for no longer than its engine would need
-// to compute the tokens. Whatever comes of it, the leg is then sent.
+// pullPrefix copies the beginning of a leg's prompt from a peer, if the peer holds more of it than the own engine and
+// the copy pays. It is called before the leg is sent to the own engine, and delays it by no more than computing the
+// tokens would take. The leg is sent even if the copy fails.
 func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg) {
 	c, known := srv.cfg.PrefixPull, lr.prompt // once at most, as openLeg tries the own engine once
 	if c == nil || known == nil || len(known.steps) == 0 {
@@ -238,8 +237,8 @@ func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, ids []uint32, h
 // errNoIDs is returned for a prompt whose token ids are not known.
 var errNoIDs = errors.New("the token ids of the prompt are not known")
 
-// parseAgain parses the body of a leg whose request was dropped for the memory that it takes. It returns ids, or if
-// they are nil the token ids of the prompt, for which the engine may be asked.
+// parseAgain parses the body of a leg again: the parsed request was dropped to save memory. It also returns the prompt's
+// token ids: the given ones, or, if they are nil, those in the body or from the engine.
 func (srv *Server) parseAgain(ctx context.Context, lr *legRequest, ids []uint32) (openai.Request, []uint32, error) {
 	req, err := srv.dialect().Parse(lr.endpoint, lr.body.bytes)
 	if err != nil || ids != nil {

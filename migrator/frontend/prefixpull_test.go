@@ -183,7 +183,7 @@ func TestPrefixPullAtPeer(t *testing.T) {
 			if resp, got := f.post("/v1/completions", body, "Traceparent", parent); resp.StatusCode != http.StatusOK {
 				t.Error(got)
 			}
-			if n, m := f.PrefixPulls(), f.servers[1].PrefixPulls(); n.Pulled != 0 || m.Pulled != m.Tokens/1024 || (m.Pulled == 1) != (fails == nil) {
+			if n, m := f.PrefixPulls(), f.servers[1].PrefixPulls(); n.Pulled != 0 || m.Tokens != 1024*m.Pulled || (m.Pulled == 1) != (fails == nil) {
 				t.Errorf("where it arrived: %+v; where it runs: %+v", n, m)
 			}
 			if c := f.prefixes.copies; len(c) != 1 || c[0].Model != "m" || c[0].Salt != "tenant" || len(c[0].IDs) != 1024 {
