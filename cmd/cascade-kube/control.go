@@ -29,8 +29,9 @@ func newControl(a *cli.App) *cobra.Command {
 		Use:   "control -c FILE",
 		Short: "Run the control plane with its state in Kubernetes",
 		Long: `Control is "cascade control", and the state of the fleet file may also be
-kubernetes://NAMESPACE/NAME: a Lease of that name, and ConfigMaps whose names begin with it. Several control planes (control.peers) share it; one of them leads, as
-"kubectl get lease" shows.
+kubernetes://NAMESPACE/NAME: a Lease of that name, and ConfigMaps whose names begin with it.
+Several control planes (control.peers) share it; one of them leads, as "kubectl get lease"
+shows.
 
 In a Pod it logs in by the Pod's ServiceAccount, which needs the Role of
 deploy/kubernetes/control-role.yaml; elsewhere --kubeconfig says how.

@@ -92,7 +92,7 @@ and ask):
   without-moves     running requests stay
   without-pull      prefixes that a replica lacks are computed again
   without-ranges    with --prefill: each prefill replica computes prompts of all lengths
-  without-tokenizer  front ends know the tokens of those prompts only that they have served
+  without-tokenizer  front ends know the tokens of no prompts but those that they have served
   without-affinity  nothing is known of cached prefixes
   without-forwards  prompts are computed where a proxy sent them; front ends forward none
   by-gain           stages for a predicted gain (planner.adopt: gain), not only if one is over

@@ -23,8 +23,8 @@ const (
 	WithoutPull = "without-pull"
 	// WithoutRanges is Cascade whose prefill replicas compute prompts of all lengths alike.
 	WithoutRanges = "without-ranges"
-	// WithoutTokenizer is Cascade whose front ends know the tokens of those prompts only whose text they
-	// have served, as where engines have no /tokenize: to the others, a conversation's next turn is new.
+	// WithoutTokenizer is Cascade whose front ends know the tokens of a prompt only if they have served its text, as
+	// where engines have no /tokenize: to other front ends, a conversation's next turn is new.
 	WithoutTokenizer = "without-tokenizer"
 	// WithoutAffinity is Cascade that knows nothing of the prefixes that replicas have cached.
 	WithoutAffinity = "without-affinity"

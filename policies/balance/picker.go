@@ -46,10 +46,9 @@ type PickerStage struct {
 // instead of following routes. It has the model's stages, short to long; the last one takes all
 // lengths that no other takes.
 //
-// It chooses what a proxy would choose from the routes and endpoints that the control plane
-// publishes: the stage by the range that contains the length; within a stage by the EDS weights;
-// and after it the next priorities of the same endpoints, which are the next longer stage, then any
-// other replica.
+// It chooses as a proxy does by the routes and endpoints that the control plane publishes: the stage whose range contains
+// the length; within the stage a replica at random by the EDS weights; as fallbacks the next priorities of the stage's
+// endpoints, which are the next longer stage and then any other replica.
 //
 // Invariants: only replicas that are ready are chosen, but for a last resort, only those of the gateway's subset, none that is
 // avoided unless all are, and none twice. The choice is a function of its arguments: randomness is one of them.

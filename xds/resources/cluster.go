@@ -87,9 +87,9 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 	return c
 }
 
-// stageBalancer returns the load balancing policy of a stage's clusters: weighted round robin. Front ends keep
-// the streams of migrated requests, so the requests that a proxy counts are not a replica's load. The weights,
-// which come from the replicas, are. Hence least-request must not be used.
+// stageBalancer returns the load balancing policy of a stage's clusters: weighted round robin. The weights follow the
+// load that the replicas report. Least-request must not be used: front ends keep the streams of requests that have moved
+// to other replicas, so a proxy's requests in progress at a replica are not its load.
 func stageBalancer() *corev3.TypedExtensionConfig {
 	return &corev3.TypedExtensionConfig{Name: "envoy.load_balancing_policies.round_robin", TypedConfig: wrap(&roundrobinv3.RoundRobin{})}
 }

@@ -266,7 +266,8 @@ func (t *Tracker) State() State {
 	return r
 }
 
-// NotePrompt notes a prompt that arrives, and reports whether an equal one has arrived lately.
+// NotePrompt records an arriving prompt, as it stands in the body, and reports whether the same bytes have arrived
+// recently.
 func (t *Tracker) NotePrompt(prompt []byte) (repeated bool) {
 	if len(prompt) == 0 {
 		return false
