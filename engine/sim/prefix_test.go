@@ -61,8 +61,8 @@ func TestConversationsKeepTheirCache(t *testing.T) {
 	}
 }
 
-// TestWithoutTokenizer checks that front ends that know the tokens of those prompts only that they have served find the
-// cache of a conversation at times: more often than if they know nothing, and less than if they know all tokens.
+// TestWithoutTokenizer checks that front ends that know the tokens of no prompts but those that they have served find
+// the cache of a conversation more often than if they know nothing, and less often than if they know all tokens.
 func TestWithoutTokenizer(t *testing.T) {
 	p := profile
 	p.KVTokens, p.D2 = 1_000_000, 10*p.D2 // what is cached is worth more than the margin of placement

@@ -386,5 +386,3 @@ func promptOf(n int) (ids []uint32, whole, streamed string) {
 	rest := `"model":"m","cache_salt":"tenant","max_tokens":3,"prompt":` + formatIDs(ids, true) + `}`
 	return ids, "{" + rest, `{"stream":true,` + rest
 }
-
-func ptr[T any](v T) *T { return &v }

@@ -237,8 +237,8 @@ func (srv *Server) pullHeld(ctx context.Context, lr *legRequest, ids []uint32, h
 // errNoIDs is returned for a prompt whose token ids are not known.
 var errNoIDs = errors.New("the token ids of the prompt are not known")
 
-// parseAgain parses the body of a leg again: the parsed request was dropped to save memory. It also returns the prompt's
-// token ids: the given ones, or, if they are nil, those in the body or from the engine.
+// parseAgain parses the body of a leg again: the parsed request was dropped to save memory. It also returns
+// the prompt's token ids: the given ones, or, if they are nil, those in the body or from the engine.
 func (srv *Server) parseAgain(ctx context.Context, lr *legRequest, ids []uint32) (openai.Request, []uint32, error) {
 	req, err := srv.dialect().Parse(lr.endpoint, lr.body.bytes)
 	if err != nil || ids != nil {

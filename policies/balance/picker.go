@@ -46,12 +46,13 @@ type PickerStage struct {
 // instead of following routes. It has the model's stages, short to long; the last one takes all
 // lengths that no other takes.
 //
-// It chooses as a proxy does by the routes and endpoints that the control plane publishes: the stage whose range contains
-// the length; within the stage a replica at random by the EDS weights; as fallbacks the next priorities of the stage's
-// endpoints, which are the next longer stage and then any other replica.
+// It chooses as a proxy does by the routes and endpoints that the control plane publishes: the stage whose
+// range contains the length; within the stage a replica at random by the EDS weights; as fallbacks the next
+// priorities of the stage's endpoints, which are the next longer stage and then any other replica.
 //
-// Invariants: only replicas that are ready are chosen, but for a last resort, only those of the gateway's subset, none that is
-// avoided unless all are, and none twice. The choice is a function of its arguments: randomness is one of them.
+// Invariants: chosen replicas are in the gateway's subset; none is chosen twice; one that is not ready is
+// chosen only as a last resort, and one to avoid only if all others are to be avoided, too. The choice is a
+// function of its arguments: randomness is one of them.
 type Picker []PickerStage
 
 // PickRequest is what a choice depends on.
