@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -93,9 +94,7 @@ func TestUnmarshal(t *testing.T) {
 	other := bytes.Clone(good)
 	other[0]++
 	large := append([]byte{1, 0, 0xff, 0xff, 0, 0}, make([]byte, wordsOf(0xffff)*8)...)
-	if err := r.UnmarshalBinary(good); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, r.UnmarshalBinary(good))
 	for _, c := range []struct {
 		b    []byte
 		want error

@@ -226,9 +226,7 @@ func TestModule(t *testing.T) {
 			t.Errorf("call %d: %d, %v", n, i, err)
 		}
 		state, err := g.State(c.Room)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		c.State = append([]byte(nil), state...)
 		if want := "call " + strconv.Itoa(n+1); !strings.Contains(said.String(), want) {
 			t.Errorf("it did not say %q: %s", want, &said)

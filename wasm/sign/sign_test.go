@@ -279,9 +279,7 @@ func TestKeysAsPEM(t *testing.T) {
 // statement never passes for signed by a key that did not sign its canonical text.
 func FuzzDecode(f *testing.F) {
 	good, err := signed(f, statement(), 1, 2).Encode()
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.NoError(f, err)
 	f.Add(good)
 	f.Add([]byte(`{"format":"cascade-policy-signature/1"}`))
 	first := testkit.Must(os.ReadFile("testdata/first.wasm.sig"))

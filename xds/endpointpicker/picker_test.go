@@ -270,17 +270,13 @@ func TestCancelledStreams(t *testing.T) {
 // never pick an address that the hint does not contain.
 func FuzzExchange(f *testing.F) {
 	s, err := New(Config{MaxBody: 1000})
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.NoError(f, err)
 	s.view.Store(handView("m", "n"))
 	hinted := headers(true, ":authority", "x")
 	hinted.MetadataContext = metadata(subsetNamespace, subsetKey, structpb.NewStringValue("10.0.0.1:8000,10.0.0.2:8000"))
 	for _, m := range []*extproc.ProcessingRequest{headers(false, "content-length", "5"), hinted, body(`{"model":"m"}`, true), body("x", false), {}} {
 		data, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testkit.NoError(f, err)
 		f.Add(data, data, data)
 	}
 	f.Fuzz(func(t *testing.T, first, second, third []byte) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/policies/policytest"
@@ -29,9 +30,7 @@ func newLargeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Re
 		rules.Models[0].TokenBytes, rules.Models[0].Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}
 	}
 	s, err := NewState(rules)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.NoError(b, err)
 	var list []policies.Replica
 	var reports []loadreport.Report
 	for i := range n {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
@@ -14,22 +15,16 @@ import (
 func FuzzCounters(f *testing.F) {
 	s := testState(f, PolicyDefault)
 	r, err := loadreport.Decode(reporttest.Report())
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.NoError(f, err)
 	settleState(s, start, Reported{r})
 	data, err := s.EncodeCounters(start)
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.NoError(f, err)
 	f.Add(data)
 	f.Add([]byte(`{"version":2}`))
 	f.Add([]byte(`{"version":1,"models":[{"name":"m","bytes_per_token_milli":1}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := NewState(testRules(PolicyDefault))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if s.RestoreCounters(data) != nil {
 			return
 		}

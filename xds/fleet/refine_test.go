@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
@@ -75,9 +76,7 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 		}
 		settleState(s, now, Tick{})
 		after := s.models[0].planner.Plan()
-		if err := after.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, after.Validate())
 		for i, stage := range after.Stages {
 			if !slices.Equal(stage.Replicas, plan.Stages[i].Replicas) {
 				t.Fatalf("%s became %s", plantest.Format(plan), plantest.Format(after))

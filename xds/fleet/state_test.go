@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -39,9 +40,7 @@ func testState(t testing.TB, policy string) *State {
 func newState(t testing.TB, rules Rules) *State {
 	t.Helper()
 	s, err := NewState(rules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	list := []policies.Replica{testReplica("r0"), testReplica("r1"), testReplica("r2"), testReplica("r3")}
 	settleState(s, start, Replicas{list})
 	return s

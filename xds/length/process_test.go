@@ -195,14 +195,10 @@ func TestCancelledStreams(t *testing.T) {
 // respond or refuse, and never panic.
 func FuzzExchange(f *testing.F) {
 	s, err := New(testConfig())
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.NoError(f, err)
 	for _, m := range []*extproc.ProcessingRequest{post("m.test", "content-length", "5"), post("both.test"), body(`{"prompt":"x"}`, true), {}} {
 		data, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testkit.NoError(f, err)
 		f.Add(data, data)
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {

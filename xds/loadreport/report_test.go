@@ -107,9 +107,7 @@ func describe(t *testing.T, r loadreport.Report) string {
 func FuzzDecode(f *testing.F) {
 	for _, m := range reporttest.Seeds() {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testkit.NoError(f, err)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

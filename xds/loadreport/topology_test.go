@@ -68,9 +68,7 @@ func TestDecodeRefuses(t *testing.T) {
 func FuzzDecodeTopology(f *testing.F) {
 	for _, s := range []links.Topology{{}, {Host: "a"}, full()} {
 		b, err := proto.Marshal(loadreport.EncodeTopology(s))
-		if err != nil {
-			f.Fatal(err)
-		}
+		testkit.NoError(f, err)
 		f.Add(b)
 	}
 	other := full()

@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/http"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // BenchmarkRequest sends requests one after the other per goroutine through the proxy;
@@ -67,9 +69,7 @@ func BenchmarkEvent(b *testing.B) {
 			b.ReportAllocs()
 			resp, err := http.Post(fmt.Sprintf("%s/sse?n=%d&gap=0s", url, b.N), "application/json",
 				bytes.NewReader(prompt("m", 100)))
-			if err != nil {
-				b.Fatal(err)
-			}
+			testkit.NoError(b, err)
 			io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 		})

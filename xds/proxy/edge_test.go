@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -41,9 +42,7 @@ func TestEdge(t *testing.T) {
 					ServerName: "example.com"}, ForceAttemptHTTP2: h2}
 				resp, err := (&http.Client{Transport: transport}).Post("https://"+p.Addr().String()+"/v1",
 					"text/plain", strings.NewReader("x"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, err)
 				resp.Body.Close()
 				transport.CloseIdleConnections()
 				if resp.StatusCode != 200 || resp.Header.Get("X-By") != "r0" || (resp.ProtoMajor == 2) != h2 {

@@ -24,9 +24,7 @@ import (
 func ask(t *testing.T, address, request string) string {
 	t.Helper()
 	c, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer c.Close()
 	if _, err := io.WriteString(c, request); err != nil {
 		t.Fatal(err)
@@ -38,9 +36,7 @@ func ask(t *testing.T, address, request string) string {
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if resp.StatusCode != 200 {
 		return resp.Status
 	}

@@ -71,9 +71,7 @@ func TestReturn(t *testing.T) {
 func TestRetryBeforeFirstByteOnly(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	resp, err := f.client.Get(f.url + "/abort")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	b, err := io.ReadAll(resp.Body)
 	resp.Body.Close()
 	if string(b) != "half" || err == nil {
@@ -135,15 +133,11 @@ func TestTimeouts(t *testing.T) {
 func TestSlowBody(t *testing.T) {
 	f := newFleet(t, 2, withIdle(100*time.Millisecond))
 	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer c.Close()
 	fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{")
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	b, _ := io.ReadAll(resp.Body)
 	resp.Body.Close()
 	if resp.StatusCode != 408 || failureOf(t, b).Code != codeTimeout {
@@ -154,9 +148,7 @@ func TestSlowBody(t *testing.T) {
 func TestCircuitBreaker(t *testing.T) {
 	f := newFleet(t, 2, func(r *api.Routing) { r.Proxy.MaxRequests = 1 })
 	resp, err := f.client.Post(f.url+"/sse?n=5&gap=1h", "", bytes.NewReader(prompt("m", 100)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	over, b := f.send("POST", "/", "", bytes.NewReader(prompt("m", 100)))
 	if over.StatusCode != 503 || over.Header.Get("X-Envoy-Overloaded") != "true" || failureOf(t,
 		b).Code != codeOverload {
@@ -180,9 +172,7 @@ func refusing(t *testing.T) string {
 func serveStreams(t *testing.T, do func(f *http2.Framer, id uint32) bool) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {

@@ -88,9 +88,7 @@ func TestFirstRequest(t *testing.T) {
 			c := p.dial()
 			time.Sleep(testIdle / 2)
 			s := tls.Client(c, &tls.Config{RootCAs: roots, ServerName: "example.com"})
-			if err := s.Handshake(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, s.Handshake())
 			time.Sleep(testIdle / 2)
 			requireAnswer(t, s, question)
 			time.Sleep(testIdle / 2)
@@ -115,9 +113,7 @@ func TestFirstRequest(t *testing.T) {
 			for range 2 {
 				resp, err := (&http.Client{Transport: tr}).Post("http://x/v1/completions", "application/json",
 					strings.NewReader("{}"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, err)
 				resp.Body.Close()
 				if resp.StatusCode != http.StatusNotFound {
 					t.Errorf("status %d", resp.StatusCode)
@@ -129,9 +125,7 @@ func TestFirstRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, err := New(Config{Client: routing.Config{Target: "127.0.0.1:1", NodeID: "proxy"},
 				DrainTimeout: time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			secure := strings.Contains(name, "TLS") || strings.Contains(name, "handshake")
 			p.cfg.TLS = &tls.Config{Certificates: known.TLS.Certificates}
 			p.apply(&resources.Routing{Proxy: resources.ProxySettings{IdleTimeout: time.Minute,
@@ -168,9 +162,7 @@ func requireAnswer(t *testing.T, c net.Conn, text string) *http.Response {
 	t.Helper()
 	go io.WriteString(c, text)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	body, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusNotFound || !strings.Contains(string(body), "model_not_found") {
 		t.Fatalf("status %d: %s (%v)", resp.StatusCode, body, err)

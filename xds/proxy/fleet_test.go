@@ -53,9 +53,7 @@ func newControl(t testing.TB) *control {
 	var err error
 	c.conn, err = grpc.NewClient("passthrough:///ads", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	c.stop = sync.OnceFunc(func() {
 		cancel()
 		c.grpc.Stop()
@@ -104,9 +102,7 @@ type seen struct {
 func newFront(t testing.TB, name string) *front {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	f := &front{address: l.Addr().String(), done: make(chan struct{})}
 	f.server = &http.Server{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 20000},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -249,9 +245,7 @@ func newFleetWith(t testing.TB, fronts int, edit edit, cfg Config) *fleet {
 	f.view = twoStages(f.fronts)
 	f.control.set(f.view, edit)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	logger := slog.New(slog.DiscardHandler)
 	if testing.Verbose() {
 		logger = slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -260,9 +254,7 @@ func newFleetWith(t testing.TB, fronts int, edit edit, cfg Config) *fleet {
 		Watcher: applied(f.applied)}
 	cfg.Listener, cfg.DrainTimeout, cfg.Registry, cfg.Logger = l, 5*time.Second, f.registry, logger
 	f.proxy, err = New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var ctx context.Context
 	ctx, f.cancel = context.WithCancel(context.Background())
 	go func() { f.ran <- f.proxy.Run(ctx) }()
@@ -289,9 +281,7 @@ func (c *control) runProxy(t *testing.T, cfg Config) (*Proxy, applied) {
 	cfg.Client, cfg.DrainTimeout, cfg.everyPath = routing.Config{Conn: c.conn, NodeID: "proxy", Watcher: updates},
 		time.Second, true
 	p, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan error, 1)
 	go func() { ran <- p.Run(ctx) }()

@@ -23,9 +23,7 @@ func TestBindsThePlansAddress(t *testing.T) {
 	c := newControl(t)
 	v := twoStages([]*front{newFront(t, "r0"), newFront(t, "r1")})
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	v.Settings.Listen = taken.Addr().String()
 	c.set(v, nil)
 	p, _ := c.runProxy(t, Config{})

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/routing"
@@ -45,9 +46,7 @@ func TestRefusedLoadReports(t *testing.T) {
 // requests in progress.
 func TestLoadsOfRemovedReplicas(t *testing.T) {
 	p, err := New(Config{Client: routing.Config{Target: "127.0.0.1:1", NodeID: "p"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	apply := func(address string) *stage {
 		p.apply(&resources.Routing{Models: []resources.RoutedModel{{LengthMeta: resources.LengthMeta{Model: "m"},
 			Plan:     policies.Plan{Stages: []policies.Stage{{High: policies.Unbounded, Replicas: []policies.ReplicaID{"r"}}}},

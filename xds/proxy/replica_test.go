@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 var h2c = link{connectTimeout: 5 * time.Second}
@@ -28,9 +30,7 @@ func serveConns(t testing.TB, streams int, h http.HandlerFunc, state func(net.Co
 	*http.Server) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	s := &http.Server{Handler: h, ConnState: state, Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: streams}}
 	s.Protocols.SetHTTP1(true)
@@ -45,9 +45,7 @@ func serveConns(t testing.TB, streams int, h http.HandlerFunc, state func(net.Co
 func refuse(t *testing.T, answer func(*http2.Framer, uint32)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -81,9 +79,7 @@ func refuse(t *testing.T, answer func(*http2.Framer, uint32)) string {
 func post(t testing.TB, ctx context.Context, address, body string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, "POST", "http://"+address+"/", io.NopCloser(strings.NewReader(body)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return r
 }
 
@@ -106,9 +102,7 @@ func pools(t testing.TB) *replicas {
 func TestKinds(t *testing.T) {
 	const unused = "127.0.0.1:1"
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, never responds
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer silent.Close()
 	for _, c := range []struct {
 		name    string
@@ -157,9 +151,7 @@ func TestGracefulPeer(t *testing.T) {
 	})
 	pool := pools(t).get(address, h2c)
 	resp, _, err := pool.send(post(t, t.Context(), address, "x"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	down := make(chan error)
 	go func() { down <- server.Shutdown(context.Background()) }()
 	for {
@@ -202,9 +194,7 @@ func TestManyStreams(t *testing.T) {
 			pool := pools(t).get(address, s)
 			// The first request shows the peer's limit to the pool.
 			warm, _, err := pool.send(post(t, t.Context(), address, ""))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			var wg sync.WaitGroup
 			responses := make(chan *http.Response, c.streams)
 			for range c.streams - 1 {
@@ -247,9 +237,7 @@ func TestRetiredReplica(t *testing.T) {
 	})
 	all := pools(t)
 	resp, _, err := all.get(address, h2c).send(post(t, t.Context(), address, "x"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	all.keep(nil)
 	close(release)
 	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "done" {

@@ -24,9 +24,7 @@ func TestSSEFlushesEveryEvent(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		c := http.Client{Transport: transport(t, h2)}
 		resp, err := c.Post(f.url+"/sse?n=3&gap=1h", "application/json", bytes.NewReader(prompt("m", 100)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if resp.Header.Get("Content-Type") != "text/event-stream" {
 			t.Errorf("header %v", resp.Header)
 		}
@@ -78,9 +76,7 @@ func TestCancel(t *testing.T) {
 func TestRunningStreamsSurvive(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	resp, err := f.client.Post(f.url+"/sse?n=30&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	v := f.view
 	v.Endpoints = v.Endpoints[2:]
 	v.Plans = []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r2", "r3"})}
@@ -156,9 +152,7 @@ func TestDrain(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		c := http.Client{Transport: transport(t, h2)}
 		resp, err := c.Post(f.url+"/sse?n=20&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		defer resp.Body.Close()
 		defer func() {
 			b, err := io.ReadAll(resp.Body)
@@ -178,9 +172,7 @@ func TestDrainTimeout(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	f.proxy.cfg.DrainTimeout = 50 * time.Millisecond
 	resp, err := f.client.Post(f.url+"/sse?n=2&gap=1h", "", bytes.NewReader(prompt("m", 100)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	defer resp.Body.Close()
 	f.stop()
 	if _, err := io.ReadAll(resp.Body); err == nil {
@@ -235,9 +227,7 @@ func TestAllocations(t *testing.T) {
 	cost := func(url string) float64 {
 		return testing.AllocsPerRun(300, func() {
 			resp, err := c.Post(url+"/sink", "application/json", bytes.NewReader(body))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 		})

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -46,9 +47,7 @@ func twoModels() resources.View {
 func build(t testing.TB, v resources.View) resources.Set {
 	t.Helper()
 	s, err := resources.Build(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return s
 }
 

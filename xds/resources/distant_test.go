@@ -8,6 +8,7 @@ import (
 
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -34,15 +35,11 @@ func membersOf(t testing.TB, s resources.Set, name string) map[policies.ReplicaI
 	t.Helper()
 	out := make(map[policies.ReplicaID]uint32)
 	cla := new(endpointv3.ClusterLoadAssignment)
-	if err := s.Get(resources.EndpointType, name).Decode(cla); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, s.Get(resources.EndpointType, name).Decode(cla))
 	for _, l := range cla.Endpoints {
 		for _, e := range l.LbEndpoints {
 			meta, err := resources.ReadEndpointMeta(e.Metadata)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			out[meta.ID] = l.Priority
 		}
 	}
@@ -56,9 +53,7 @@ func TestDistant(t *testing.T) {
 	const n, more = 2400, 3
 	v := eightStages(n, more)
 	s := build(t, v)
-	if err := resources.Prove(s); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, resources.Prove(s))
 	all := make(map[policies.ReplicaID]uint32)
 	distant := make(map[policies.ReplicaID]int)
 	for k, st := range v.Plans[0].Stages {

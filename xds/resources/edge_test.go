@@ -10,6 +10,7 @@ import (
 
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -23,9 +24,7 @@ func edgeFleet() resources.View {
 
 func TestEdge(t *testing.T) {
 	s := build(t, edgeFleet())
-	if err := prove(t, s); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, prove(t, s))
 	r := s.Get(resources.SecretType, resources.EdgeSecret)
 	if cert := message(t, r).(*tlsv3.Secret).GetTlsCertificate(); !r.Unlisted ||
 		string(cert.GetCertificateChain().GetInlineBytes()) != "the chain" || string(cert.GetPrivateKey().GetInlineBytes()) != "the key" {
@@ -59,9 +58,7 @@ func TestEdgeIsNotPrinted(t *testing.T) {
 	slog.New(slog.NewJSONHandler(&text, nil)).Info("x", "view", v, "edge", v.Edge)
 	slog.New(slog.NewTextHandler(&text, nil)).Info("x", "view", v, "edge", v.Edge)
 	raw, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	text.Write(raw)
 	for _, secret := range []string{"the key", "the chain", fmt.Sprint([]byte("the key")), fmt.Sprintf("%x", "the key"), "dGhlIGtleQ"} {
 		if strings.Contains(text.String(), secret) {

@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -17,9 +18,7 @@ func TestEnvoyAccepts(t *testing.T) {
 	}
 	t.Run("bootstrap", func(t *testing.T) {
 		b, err := os.ReadFile("testdata/bootstrap.json")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		envoytest.Validate(t, string(b))
 	})
 }

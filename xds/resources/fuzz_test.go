@@ -7,6 +7,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -19,9 +20,7 @@ func FuzzMetadata(f *testing.F) {
 	for _, vh := range rc.VirtualHosts {
 		for _, md := range []*corev3.Metadata{vh.Metadata, vh.Routes[7].Metadata} {
 			body, err := proto.Marshal(md)
-			if err != nil {
-				f.Fatal(err)
-			}
+			testkit.NoError(f, err)
 			f.Add(body)
 		}
 	}
@@ -65,9 +64,7 @@ func FuzzProve(f *testing.F) {
 			}
 		}
 		set, err := resources.NewSet(all...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		_ = prove(t, set) // an error or none, never a panic
 	})
 }

@@ -25,9 +25,7 @@ import (
 func message(t testing.TB, r *resources.Resource) proto.Message {
 	t.Helper()
 	m, err := (&anypb.Any{TypeUrl: r.Type, Value: r.Body}).UnmarshalNew()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return m
 }
 
@@ -63,16 +61,12 @@ func render(t testing.TB, s resources.Set, chosen func(*resources.Resource) bool
 				continue
 			}
 			text, err := resources.FormatJSON(message(t, r))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			all = append(all, entry{r.Type, r.Name, r.Version, r.Unlisted, text})
 		}
 	}
 	out, err := json.MarshalIndent(all, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return append(out, '\n')
 }
 
@@ -91,9 +85,7 @@ func TestGolden(t *testing.T) {
 		})
 	}
 	b, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge-1", Zone: "n1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	golden(t, "bootstrap.json", b)
 }
 
@@ -102,13 +94,9 @@ func TestGolden(t *testing.T) {
 func static(t testing.TB, s resources.Set) []byte {
 	t.Helper()
 	raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	b := new(bootstrapv3.Bootstrap)
-	if err := protojson.Unmarshal(raw, b); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, protojson.Unmarshal(raw, b))
 	for _, r := range s.All(resources.ClusterType) {
 		c := message(t, r).(*clusterv3.Cluster)
 		if c.GetType() == clusterv3.Cluster_EDS {
@@ -121,9 +109,7 @@ func static(t testing.TB, s resources.Set) []byte {
 	l := message(t, s.Get(resources.ListenerType, resources.ListenerName)).(*listenerv3.Listener)
 	filter := l.FilterChains[0].Filters[0]
 	hcm := new(hcmv3.HttpConnectionManager)
-	if err := filter.GetTypedConfig().UnmarshalTo(hcm); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, filter.GetTypedConfig().UnmarshalTo(hcm))
 	rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
 	rc.ValidateClusters = nil            // the clusters are in the bootstrap, so Envoy can check the routes
 	for _, vh := range rc.VirtualHosts { // but for the one that leads to none on purpose
@@ -131,14 +117,10 @@ func static(t testing.TB, s resources.Set) []byte {
 	}
 	hcm.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: rc}
 	packed, err := anypb.New(hcm)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	filter.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: packed}
 	b.StaticResources.Listeners = append(b.StaticResources.Listeners, l)
 	out, err := resources.FormatJSON(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return out
 }

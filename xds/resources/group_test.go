@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -14,9 +15,7 @@ func TestGroupOf(t *testing.T) {
 		{Name: "lab", Nodes: []string{"lab-*"}},
 		{Name: "eu", Nodes: []string{"x"}, Clusters: []string{"eu-*", "uk"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	for _, x := range []struct{ id, cluster, want string }{
 		{"lab-1", "eu-west", "lab"}, {"a", "eu-west", "eu"}, {"x", "", "eu"}, {"a", "uk", "eu"},
 		{"a", "us", ""}, {"", "", ""}, {"lab-1/2", "", ""}, {"lab-1", resources.ObserverCluster, ""},
@@ -36,9 +35,7 @@ func TestGroupOf(t *testing.T) {
 
 func TestDefaultIsAnEighth(t *testing.T) {
 	l, err := resources.NewGroups(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	n := 0
 	for i := range 8000 {
 		if l.GroupOf(fmt.Sprint("edge-", i), "edge") == resources.Canary {

@@ -3,6 +3,7 @@ package resources_test
 import (
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -12,9 +13,7 @@ const magic = "\x00asm\x01\x00\x00\x00"
 func withModule(t testing.TB) resources.View {
 	t.Helper()
 	m, err := resources.NewModule([]byte(magic), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	v := fleet()
 	v.Settings.Estimator, v.Settings.Module = resources.Wasm, m
 	return v
@@ -24,9 +23,7 @@ func withModule(t testing.TB) resources.View {
 func TestModule(t *testing.T) {
 	v := withModule(t)
 	s := build(t, v)
-	if err := prove(t, s); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, prove(t, s))
 	r := s.Get(resources.ExtensionType, resources.LengthFilter)
 	if r == nil || r.Version != v.Settings.Module.Version() || s.Len(resources.ExtensionType) != 1 {
 		t.Fatalf("the slot's content: %+v", r)

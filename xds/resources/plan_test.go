@@ -14,6 +14,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -190,9 +191,7 @@ func TestAdapters(t *testing.T) {
 	for _, l := range cla.Endpoints {
 		for _, e := range l.LbEndpoints {
 			m, err := resources.ReadEndpointMeta(e.Metadata)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			if len(m.Adapters) > 0 {
 				loaded++
 				if m.ID != v.Endpoints[0].ID || !slices.Equal(m.Adapters, []string{"poet", "sql"}) {
@@ -222,9 +221,7 @@ func TestEndpointMeta(t *testing.T) {
 		for _, l := range cla.Endpoints {
 			for _, e := range l.LbEndpoints {
 				m, err := resources.ReadEndpointMeta(e.Metadata)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, err)
 				metas = append(metas, m)
 			}
 		}
@@ -302,9 +299,7 @@ func BenchmarkBuild(b *testing.B) {
 		}
 		b.Run(fmt.Sprintf("prove/%d replicas", n), func(b *testing.B) {
 			for b.Loop() {
-				if err := resources.Prove(s); err != nil {
-					b.Fatal(err)
-				}
+				testkit.NoError(b, resources.Prove(s))
 			}
 			b.ReportMetric(float64(size), "set-bytes")
 		})

@@ -6,6 +6,7 @@ import (
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -15,13 +16,9 @@ import (
 func TestBootstrapOfSeveralPlanes(t *testing.T) {
 	for _, others := range [][]string{nil, {"10.0.0.2:18000", "10.0.0.3:18000"}} {
 		raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", ControlPlane: "10.0.0.1:18000", OtherControlPlanes: others})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		var b bootstrapv3.Bootstrap
-		if err := protojson.Unmarshal(raw, &b); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, protojson.Unmarshal(raw, &b))
 		if err := b.ValidateAll(); err != nil {
 			t.Error(err)
 		}

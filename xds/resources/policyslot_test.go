@@ -3,6 +3,7 @@ package resources
 import (
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
@@ -12,14 +13,10 @@ import (
 func TestSlot(t *testing.T) {
 	s := policyslots.Slot{Kind: "place"}
 	s, err := s.Push(policyslots.Trial{Module: policyslots.Module{Generation: 1, SHA256: lifecycle.Digest{1}, Name: "m", Size: 4, Signature: []byte("signed")}, Goal: lifecycle.ToStable})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	code := func(lifecycle.Digest) []byte { return []byte("code") }
 	a, err := RenderPolicySlot(s.Spec(code))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	b, err := RenderPolicySlot(s.Spec(code))
 	if err != nil || a.Version != b.Version || !a.Unlisted || a.Name != "cascade.policy.place.v1" || a.Type != ExtensionType {
 		t.Fatalf("%+v, %+v, %v", a, b, err)
@@ -28,9 +25,7 @@ func TestSlot(t *testing.T) {
 		t.Error("a slot of no kind is rendered")
 	}
 	set, err := NewSet(&Resource{Type: ExtensionType, Name: "x", Version: "1"}, &Resource{Type: RouteType, Name: "r", Version: "1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	more := set.WithResources(a)
 	if set.Len(ExtensionType) != 1 || more.Len(ExtensionType) != 2 || more.Len(RouteType) != 1 || more.Get(ExtensionType, a.Name) != a {
 		t.Error("Plus adds elsewhere, or changes the set")

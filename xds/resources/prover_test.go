@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -135,9 +136,7 @@ func swap(t *testing.T, r *rand.Rand, s, from resources.Set) resources.Set {
 		all[i] = &was
 	}
 	only, err := resources.NewSet(all...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return s.WithTypes(only, typ)
 }
 
@@ -149,9 +148,7 @@ func TestProverForgets(t *testing.T) {
 	for n := range 100 {
 		v.Plans[0].Epoch = policies.Epoch(n)
 		s := build(t, v)
-		if err := p.Prove(s); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, p.Prove(s))
 		size = -s.Len(resources.SecretType)
 		for _, typ := range s.Types() {
 			size += s.Len(typ)
@@ -161,9 +158,7 @@ func TestProverForgets(t *testing.T) {
 		}
 	}
 	for range 16 {
-		if err := p.Prove(build(t, v)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, p.Prove(build(t, v)))
 	}
 	if p.Known() != size && p.Known() != 2*size {
 		t.Errorf("of one set of %d resources it remembers %d", size, p.Known())

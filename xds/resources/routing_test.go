@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -64,16 +65,12 @@ func randomView(r *rand.Rand) resources.View {
 func follow(t testing.TB, s resources.Set, nodeCluster string) *resources.Routing {
 	t.Helper()
 	m, r := new(api.Routing), s.Get(resources.RoutingType, resources.RoutingName(nodeCluster))
-	if err := r.Decode(m); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, r.Decode(m))
 	if got := resources.RoutingEpoch(r.Body); uint64(got) != m.Epoch {
 		t.Errorf("epoch %d of %d", got, m.Epoch)
 	}
 	out, err := resources.ReadRouting(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return out
 }
 
@@ -227,9 +224,7 @@ func BenchmarkRouting(b *testing.B) {
 			r := build(b, eightStages(n, 0)).Get(resources.RoutingType, resources.RoutingName(""))
 			for b.Loop() {
 				m := new(api.Routing)
-				if err := r.Decode(m); err != nil {
-					b.Fatal(err)
-				}
+				testkit.NoError(b, r.Decode(m))
 				if _, err := resources.ReadRouting(m); err != nil {
 					b.Fatal(err)
 				}

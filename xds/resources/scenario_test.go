@@ -89,9 +89,7 @@ func editView(t *testing.T, v resources.View, edits []string) resources.View {
 	edge, module := v.Edge, v.Settings.Module
 	v.Edge, v.Settings.Module = nil, nil
 	out, err := testkit.EditStruct(v, edits...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	out.Edge, out.Settings.Module = edge, module
 	return out
 }
@@ -132,20 +130,14 @@ func editResource(t *testing.T, s resources.Set, header, edits []string) resourc
 		all[i] = &r
 	default:
 		m, err := testkit.EditMessage(message(t, &r), edits...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		edited, err := resources.Encode(typ, r.Name, m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		edited.Unlisted = r.Unlisted
 		all[i] = edited
 	}
 	only, err := resources.NewSet(all...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return s.WithTypes(only, typ)
 }
 
@@ -171,9 +163,7 @@ func members(t *testing.T, s resources.Set) string {
 		for _, l := range cla.Endpoints {
 			for _, e := range l.LbEndpoints {
 				m, err := resources.ReadEndpointMeta(e.Metadata)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, err)
 				by[l.Priority] = append(by[l.Priority], string(m.ID))
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -22,9 +23,7 @@ func TestPingTimeout(t *testing.T) {
 		}
 		c := serviceCluster("lengths", "127.0.0.1:1", s.complete())
 		options := HTTP2Options(1)
-		if err := c.TypedExtensionProtocolOptions[protocolOptionsKey].UnmarshalTo(options); err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, c.TypedExtensionProtocolOptions[protocolOptionsKey].UnmarshalTo(options))
 		if got := options.GetExplicitHttpConfig().GetHttp2ProtocolOptions().GetConnectionKeepalive().GetTimeout().AsDuration(); got != want {
 			t.Errorf("setting %v: the ping timeout is %v, want %v", s.PingTimeout, got, want)
 		}
@@ -48,13 +47,9 @@ func TestBodyLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	set, err := Build(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	table := new(routev3.RouteConfiguration)
-	if err := proto.Unmarshal(set.Get(RouteType, RouteName).Body, table); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, proto.Unmarshal(set.Get(RouteType, RouteName).Body, table))
 	kept := 0
 	for _, h := range table.VirtualHosts {
 		for _, r := range h.Routes {

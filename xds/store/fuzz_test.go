@@ -29,9 +29,7 @@ func FuzzDecode(f *testing.F) {
 		Reasons: []Reason{{Model: "m", Decision: "kept", Gain: 0.1, Predicted: 1, Observed: 2, By: "x", Times: 2}},
 	}} {
 		good, err := encode(o)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testkit.NoError(f, err)
 		f.Add(good)
 	}
 	f.Add([]byte(`{"drained":["b","a"],"pins":[{"model":"m","counts":[1],"at":"2026-01-02T03:04:05+02:00"}]}`))

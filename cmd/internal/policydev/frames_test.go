@@ -14,22 +14,16 @@ import (
 func FuzzReadFrames(f *testing.F) {
 	for _, k := range deciding() {
 		frames, err := randomFrames(1, k, 2)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testkit.NoError(f, err)
 		if b, ok := defaultBuiltin(k); ok {
 			for n := range frames {
 				r := Recorded(frames)[n]
-				if err := b.Replay(frames[n].Frame, &r); err != nil {
-					f.Fatal(err)
-				}
+				testkit.NoError(f, b.Replay(frames[n].Frame, &r))
 				frames[n].Answer = &r
 			}
 		}
 		var w bytes.Buffer
-		if err := calllog.Write(&w, frames); err != nil {
-			f.Fatal(err)
-		}
+		testkit.NoError(f, calllog.Write(&w, frames))
 		f.Add(w.Bytes())
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -172,9 +172,7 @@ func backendView(backends map[string]*backend, epoch policies.Epoch, cuts []poli
 func startEnvoy(t *testing.T, id, address string) *envoytest.Process {
 	t.Helper()
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: address})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 }
 
@@ -304,9 +302,7 @@ func TestEnvoyFailsOverAlone(t *testing.T) {
 	got := make(map[string]int)
 	for range 200 {
 		replica, stage, err := c.post(10)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if stage != "s0" {
 			t.Errorf("stage %s", stage)
 		}

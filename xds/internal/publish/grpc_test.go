@@ -28,9 +28,7 @@ import (
 func startGRPC(t *testing.T, id string) *backend {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
 		if err := s.RecvMsg(new(emptypb.Empty)); err != nil {
 			return err
@@ -51,13 +49,9 @@ func startGRPC(t *testing.T, id string) *backend {
 func dialXDS(t *testing.T, bootstrap []byte, target string) func(tokens string) (string, error) {
 	t.Helper()
 	resolver, err := xds.NewXDSResolverWithConfigForTesting(bootstrap)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	conn, err := grpc.NewClient(target, grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return func(tokens string) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -168,9 +162,7 @@ func TestFederation(t *testing.T) {
 			p.publisher.Submit(of(1, 1000))
 			theirs := fmt.Sprintf(`{"node": {"id": "grpc-1"}, "xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}]}`, freeAddress(t))
 			boot, err := attach.GRPCBootstrap(attach.GRPCConfig{Control: []string{p.address}, Bootstrap: []byte(theirs)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			call := dialXDS(t, boot, "xds://cascade/"+model)
 			for _, x := range []struct{ tokens, want string }{
 				{"5", "a"}, {"0", "a"}, {"999", "a"}, {"1000", "b"}, {"", "b"}, {"abc", "b"}, {fmt.Sprint(math.MaxInt64), "b"},
@@ -183,9 +175,7 @@ func TestFederation(t *testing.T) {
 			p.publisher.Submit(of(2, 2000))
 			testkit.WaitFor(t, "the new boundary", func() bool {
 				got, err := call("1999")
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, err)
 				return got == "a"
 			})
 			if got, err := call("2000"); err != nil || got != "b" {

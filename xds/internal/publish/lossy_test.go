@@ -41,9 +41,7 @@ type lossyRelay struct {
 func startLossyRelay(t *testing.T, upstream string) *lossyRelay {
 	t.Helper()
 	conn, err := grpc.NewClient(upstream, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	listener := listenLoopback(t, "")
 	r := &lossyRelay{upstream: discoveryv3.NewAggregatedDiscoveryServiceClient(conn), address: listener.Addr().String(), rng: rand.New(rand.NewPCG(7, 7))}
 	server := grpc.NewServer()

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -56,9 +57,7 @@ func connectionManager(t *testing.T, edit func(*hcmv3.HttpConnectionManager)) []
 func packAny(t *testing.T, m proto.Message) *anypb.Any {
 	t.Helper()
 	a, err := anypb.New(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return a
 }
 
@@ -72,9 +71,7 @@ func anyPort() *corev3.Address {
 func ownCluster(t *testing.T, name, address string) *clusterv3.Cluster {
 	t.Helper()
 	a, err := net.ResolveTCPAddr("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	return &clusterv3.Cluster{
 		Name: name, ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
@@ -149,9 +146,7 @@ func startOwnedEnvoy(t *testing.T, h *attach.EnvoyConfig, shop *backend) *ownedE
 		}
 	}
 	text, err := resources.FormatJSON(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	o := &ownedEnvoy{Process: envoytest.Start(t, envoytest.Config{Bootstrap: string(text)})}
 	o.llm, o.rest = o.client(t, names[0], llmHost), o.client(t, names[1], otherHost)
 	return o
@@ -173,13 +168,9 @@ func fileSource(t *testing.T, list ...proto.Message) *corev3.ConfigSource {
 		r.Resources = append(r.Resources, packAny(t, m))
 	}
 	text, err := resources.FormatJSON(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "resources.json")
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, os.WriteFile(path, text, 0o600))
 	return &corev3.ConfigSource{
 		ResourceApiVersion:    corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_PathConfigSource{PathConfigSource: &corev3.PathConfigSource{Path: path}},

@@ -5,13 +5,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 func TestRedact(t *testing.T) {
 	real, err := os.ReadFile(filepath.Join("testdata", "refusal.txt")) // from Envoy 1.40, for a route without an action
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	key := strings.Repeat("A", 300)
 	for _, x := range []struct{ text, want string }{
 		{"", "no reason given"},

@@ -16,6 +16,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -127,13 +128,9 @@ func (s *slotCache) setEstimator(t *testing.T, word string) {
 			}}}},
 		}}),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	slot, err := resources.NewSet(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slot = slot
@@ -149,9 +146,7 @@ func startServices(t *testing.T, address string) (*controlPlane, *orderRecorder)
 	p := newControlPlane(t, publish.Config{Cache: shared})
 	w := &orderRecorder{countingLedger: countingLedger{p.ledger, &p.sent}, cache: shared, sentBefore: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
 	services, err := server.New(server.Config{Cache: shared, Callbacks: w})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	p.serve(t, address, func(ctx context.Context, s *grpc.Server) { services.Register(ctx, s) })
 	return p, w
 }

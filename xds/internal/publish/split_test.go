@@ -28,9 +28,7 @@ func TestSplit(t *testing.T) {
 			p, w := startServices(t, "")
 			p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
 			h, err := way(attach.Config{Control: []string{p.address}, EstimatorFilter: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			o := startOwnedEnvoy(t, h, backends["shop"])
 			testFirstRequests(t, o)
 			testRanges(t, o)
@@ -95,14 +93,10 @@ func testTokens(t *testing.T, o *ownedEnvoy) {
 	t.Helper()
 	for tokens, want := range map[string]string{"0": "s0", "999": "s0", "1000": "s1", "4999": "s1", "5000": "s2", "9223372036854775807": "s2", "abc": "s2"} {
 		req, err := http.NewRequest("POST", o.llm.url, strings.NewReader("x"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		req.Header.Set("x-test-tokens", tokens)
 		resp, err := o.llm.http.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		resp.Body.Close()
 		if stage := resp.Header.Get(length.StageHeader); resp.StatusCode != 200 || stage != want {
 			t.Errorf("%s tokens: %s, stage %q, want %s", tokens, resp.Status, stage, want)
@@ -120,9 +114,7 @@ func testSlot(t *testing.T, w *orderRecorder, o *ownedEnvoy) {
 		start, got := time.Now(), ""
 		testkit.WaitFor(t, "using the slot", func() bool {
 			resp, err := o.llm.http.Get(o.llm.url)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			resp.Body.Close()
 			got = resp.Header.Get("x-slot")
 			return got == word
@@ -226,9 +218,7 @@ func TestSplitWithoutControl(t *testing.T) {
 				c.Fallback = "spare"
 			}
 			h, err := way(c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			if name == "internal listener" {
 				h.Clusters = append(h.Clusters, ownCluster(t, "spare", backends["fallback"].address))
 			}
@@ -252,9 +242,7 @@ func TestSplitWithoutControl(t *testing.T) {
 			}
 			if name == "whole" {
 				resp, err := o.llm.http.Get(o.llm.url)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.NoError(t, err)
 				resp.Body.Close()
 				if resp.StatusCode != 503 || resp.Header.Get(attach.UnroutedHeader) != "1" || resp.Header.Get("retry-after") == "" {
 					t.Errorf("without a control plane: %s, %v", resp.Status, resp.Header)

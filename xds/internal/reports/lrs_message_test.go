@@ -154,9 +154,7 @@ func FuzzFrame(f *testing.F) {
 		&loadstatsv3.LoadStatsRequest{Node: &corev3.Node{Id: "e", Cluster: "c"}, ClusterStats: []*endpointv3.ClusterStats{stats("cascade/m/s0/rr", on(7, 3)), stats("x", on(8, 1))}},
 	} {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testkit.NoError(f, err)
 		f.Add(b)
 		f.Add(b[:len(b)/2])
 	}

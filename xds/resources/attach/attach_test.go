@@ -100,13 +100,9 @@ func TestEnvoyAccepts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := render()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			text, err := resources.FormatJSON(owned(t, h))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.NoError(t, err)
 			envoytest.Validate(t, string(text))
 		})
 	}
@@ -132,9 +128,7 @@ func owned(t *testing.T, h *attach.EnvoyConfig) *bootstrapv3.Bootstrap {
 	}
 	m.HttpFilters = append(m.HttpFilters, resources.RouterFilter())
 	packed, err := anypb.New(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	b.StaticResources.Listeners = append(b.StaticResources.Listeners, &listenerv3.Listener{
 		Name:    "theirs",
 		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{}}}},
@@ -150,9 +144,7 @@ func owned(t *testing.T, h *attach.EnvoyConfig) *bootstrapv3.Bootstrap {
 func TestTables(t *testing.T) {
 	for model, want := range map[string]string{"": resources.SplitRouteName, "org/m": resources.SplitModelRouteName("org/m")} {
 		h, err := attach.WholeListener(attach.Config{Control: here, Model: model})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.NoError(t, err)
 		if got := h.Manager.GetRds().RouteConfigName; got != want {
 			t.Errorf("model %q: table %q, want %q", model, got, want)
 		}
@@ -161,9 +153,7 @@ func TestTables(t *testing.T) {
 		}
 	}
 	named, err := attach.WholeListener(attach.Config{Control: []string{"cascade.internal:18000"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	if got := named.Clusters[0].GetType(); got != clusterv3.Cluster_STRICT_DNS {
 		t.Errorf("a host name in a cluster of type %v", got)
 	}
@@ -177,13 +167,9 @@ func TestGRPC(t *testing.T) {
 	out, err := attach.GRPCBootstrap(attach.GRPCConfig{
 		Control: []string{"a:1", "b:2"}, Bootstrap: []byte(theirs), TLS: attach.TLSFiles{Cert: "c", Key: "k", CA: "r"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, err)
 	var got, want map[string]any
-	if err := json.Unmarshal(out, &got); err != nil {
-		t.Fatal(err)
-	}
+	testkit.NoError(t, json.Unmarshal(out, &got))
 	if err := json.Unmarshal([]byte(theirs), &want); err != nil {
 		t.Fatal(err)
 	}
