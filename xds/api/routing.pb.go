@@ -153,8 +153,6 @@ func (x *Routing) GetProxy() *ProxySettings {
 type RoutedModel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The longest sequence, in tokens.
-	Context int64 `protobuf:"varint,2,opt,name=context,proto3" json:"context,omitempty"`
 	// The host names that select this model and no other.
 	Hosts []string `protobuf:"bytes,3,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	// Bytes of a request per token, in thousandths.
@@ -204,13 +202,6 @@ func (x *RoutedModel) GetName() string {
 		return x.Name
 	}
 	return ""
-}
-
-func (x *RoutedModel) GetContext() int64 {
-	if x != nil {
-		return x.Context
-	}
-	return 0
 }
 
 func (x *RoutedModel) GetHosts() []string {
@@ -579,15 +570,14 @@ const file_xds_api_routing_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12/\n" +
 	"\x06models\x18\x03 \x03(\v2\x17.cascade.v1.RoutedModelR\x06models\x12/\n" +
-	"\x05proxy\x18\x04 \x01(\v2\x19.cascade.v1.ProxySettingsR\x05proxy\"\x83\x02\n" +
+	"\x05proxy\x18\x04 \x01(\v2\x19.cascade.v1.ProxySettingsR\x05proxy\"\xef\x01\n" +
 	"\vRoutedModel\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\acontext\x18\x02 \x01(\x03R\acontext\x12\x14\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05hosts\x18\x03 \x03(\tR\x05hosts\x12&\n" +
 	"\x0fbytes_per_token\x18\x04 \x01(\x03R\rbytesPerToken\x12\x14\n" +
 	"\x05epoch\x18\a \x01(\x04R\x05epoch\x12/\n" +
 	"\x06stages\x18\b \x03(\v2\x17.cascade.v1.RoutedStageR\x06stages\x125\n" +
-	"\breplicas\x18\t \x03(\v2\x19.cascade.v1.RoutedReplicaR\breplicasJ\x04\b\x05\x10\x06J\x04\b\x06\x10\a\"9\n" +
+	"\breplicas\x18\t \x03(\v2\x19.cascade.v1.RoutedReplicaR\breplicasJ\x04\b\x02\x10\x03J\x04\b\x05\x10\x06J\x04\b\x06\x10\a\"9\n" +
 	"\vRoutedStage\x12\x12\n" +
 	"\x04high\x18\x01 \x01(\x03R\x04high\x12\x16\n" +
 	"\x06absent\x18\x02 \x03(\tR\x06absent\"\xfe\x02\n" +

@@ -172,7 +172,6 @@ func cascadeMetadata(fields map[string]*structpb.Value) *corev3.Metadata {
 type LengthMeta struct {
 	Model         string
 	BytesPerToken length.Ratio
-	Context       policies.Tokens
 	// Adapters are the names under which requests use the model with a LoRA adapter.
 	Adapters []string
 }
@@ -186,7 +185,6 @@ func (m LengthMeta) value() *structpb.Struct {
 	s := &structpb.Struct{Fields: map[string]*structpb.Value{
 		"model":           structpb.NewStringValue(m.Model),
 		"bytes_per_token": structpb.NewNumberValue(m.BytesPerToken.Float()),
-		"context":         structpb.NewNumberValue(float64(m.Context)),
 	}}
 	if len(m.Adapters) > 0 {
 		s.Fields["adapters"] = encodeNames(m.Adapters)
@@ -203,7 +201,7 @@ func lengthMetadata(models []Model, endpoints []Endpoint) *corev3.Metadata {
 	}
 	list := make([]*structpb.Value, len(models))
 	for i, m := range models {
-		list[i] = structpb.NewStructValue(LengthMeta{m.Name, m.BytesPerToken, m.Context, adapters[m.Name]}.value())
+		list[i] = structpb.NewStructValue(LengthMeta{m.Name, m.BytesPerToken, adapters[m.Name]}.value())
 	}
 	s := list[0].GetStructValue()
 	if len(models) > 1 {
@@ -234,11 +232,10 @@ func ReadLengthMeta(md *corev3.Metadata) ([]LengthMeta, error) {
 		m := LengthMeta{
 			Model:         f["model"].GetStringValue(),
 			BytesPerToken: length.RatioOf(f["bytes_per_token"].GetNumberValue()),
-			Context:       policies.Tokens(f["context"].GetNumberValue()),
 			Adapters:      readNames(f["adapters"]),
 		}
-		if m.Model == "" || m.Context <= 0 {
-			return nil, fmt.Errorf("host metadata %q: a model must have a name and a context", LengthFilter)
+		if m.Model == "" {
+			return nil, fmt.Errorf("host metadata %q: a model must have a name", LengthFilter)
 		}
 		models = append(models, m)
 	}

@@ -152,11 +152,11 @@ func TestMetadataRoundTrip(t *testing.T) {
 		t.Errorf("route: %+v, %v; want %+v", m, err, want)
 	}
 	one, err := resources.ReadLengthMeta(rc.VirtualHosts[0].Metadata)
-	if want := []resources.LengthMeta{{Model: "org/m", BytesPerToken: length.DefaultRatio, Context: 131072}}; err != nil || !reflect.DeepEqual(one, want) {
+	if want := []resources.LengthMeta{{Model: "org/m", BytesPerToken: length.DefaultRatio}}; err != nil || !reflect.DeepEqual(one, want) {
 		t.Errorf("host: %+v, %v; want %+v", one, err, want)
 	}
 	two, err := resources.ReadLengthMeta(rc.VirtualHosts[1].Metadata)
-	if want := append(one, resources.LengthMeta{Model: "tiny", BytesPerToken: 3500, Context: 8192}); err != nil || !reflect.DeepEqual(two, want) {
+	if want := append(one, resources.LengthMeta{Model: "tiny", BytesPerToken: 3500}); err != nil || !reflect.DeepEqual(two, want) {
 		t.Errorf("any host: %+v, %v; want %+v", two, err, want)
 	}
 	if none, err := resources.ReadLengthMeta(nil); none != nil || err != nil {

@@ -47,13 +47,10 @@ func ReadRouting(m *api.Routing) (*Routing, error) {
 
 // readModel decodes a model; addresses are the ids of replicas by their addresses so far.
 func readModel(m *api.RoutedModel, addresses map[string]string) (out RoutedModel, err error) {
-	out.LengthMeta = LengthMeta{Model: m.GetName(), BytesPerToken: length.Ratio(m.GetBytesPerToken()),
-		Context: policies.Tokens(m.GetContext())}
+	out.LengthMeta = LengthMeta{Model: m.GetName(), BytesPerToken: length.Ratio(m.GetBytesPerToken())}
 	switch {
 	case m.GetName() == "":
 		return out, fmt.Errorf("name: must not be empty")
-	case m.GetContext() <= 0:
-		return out, fmt.Errorf("context: %d must be positive", m.GetContext())
 	case out.BytesPerToken.Clamp() != out.BytesPerToken:
 		return out, fmt.Errorf("bytes_per_token: %d must be %d to %d thousandths", m.GetBytesPerToken(),
 			length.MinRatio, length.MaxRatio)

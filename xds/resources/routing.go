@@ -108,7 +108,7 @@ func routing(v View) *api.Routing {
 	for _, m := range v.Models {
 		plan := planOf(v, m.Name)
 		to := &api.RoutedModel{
-			Name: m.Name, Context: int64(m.Context), Hosts: m.Hosts, BytesPerToken: int64(m.BytesPerToken),
+			Name: m.Name, Hosts: m.Hosts, BytesPerToken: int64(m.BytesPerToken),
 			Epoch: uint64(plan.Epoch),
 		}
 		out.Epoch = max(out.Epoch, to.Epoch)
