@@ -338,6 +338,14 @@ func (w *world) waitFree(t *testing.T) {
 	testkit.WaitFor(t, "all places are free", func() bool {
 		return len(w.puller.pulling)+len(w.puller.serving)+len(w.holder.pulling)+len(w.holder.serving) == 0
 	})
+	for _, places := range []chan struct{}{w.puller.pulling, w.puller.serving, w.holder.pulling, w.holder.serving} {
+		for range cap(places) {
+			places <- struct{}{} // after all that had a place, as the memory model has it
+		}
+		for range cap(places) {
+			<-places
+		}
+	}
 }
 
 // prefix returns one of so many tokens; another seed gives another one.
