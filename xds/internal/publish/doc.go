@@ -15,7 +15,8 @@
 //     plan; these stay until the node has acknowledged the routes of another plan,
 //  3. a plan goes to a populated group only after the populated groups before it have acknowledged all
 //     of it and their watch has ended; the members of the previous plan stay until all groups have the
-//     new one, so that a rollback is one step. A newer plan waits for the one in progress,
+//     new one, so that a rollback is one step. A newer plan waits for the one in progress, unless that
+//     one is stopped or has a stage without a replica that takes requests,
 //  4. a plan that a node of the first group, or half of the connected nodes of another group, refused
 //     while it was rolled out is reverted in all groups, and its routes are sent to no node again while
 //     it is the target,

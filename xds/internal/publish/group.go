@@ -122,7 +122,7 @@ type query struct {
 
 // observation is the state of a group's nodes.
 type observation struct {
-	nodes      int             // connected nodes that count
+	nodes      int             // nodes that count and are connected, or refuse and may reconnect
 	late       map[string]bool // nodes that lack resources of query.types
 	behind     map[string]bool // nodes of query.fenced that lack any resource
 	othersLate bool            // a node that does not count is late

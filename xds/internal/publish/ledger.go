@@ -127,7 +127,9 @@ func (l *Ledger) observe(q query, unanswered func(types []string, ids map[string
 		case !n.counts:
 			out.othersLate = out.othersLate || awaited.unanswered[id] // not if it has refused
 		default:
-			if len(n.streams) > 0 {
+			refusals := n.refusalsOf(all)
+			out.refusals = append(out.refusals, refusals...)
+			if len(n.streams) > 0 || len(refusals) > 0 {
 				out.nodes++
 			}
 			if n.isLate(awaited) {
@@ -136,21 +138,23 @@ func (l *Ledger) observe(q query, unanswered func(types []string, ids map[string
 			if q.fenced[id] != "" && n.isLate(all) {
 				out.behind[id] = true
 			}
-			out.refusals = append(out.refusals, n.refusalsOf(all)...)
 		}
 	}
 	slices.SortFunc(out.refusals, func(a, b refusal) int { return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.typ, b.typ)) })
 	return out
 }
 
-// refusalsOf returns what the node refuses of a set. It forgets the other refusals, and all of them when
-// the node lacks nothing or has left.
+// refusalsOf returns what the node refuses of a set. It forgets refusals of other versions. When the node
+// lacks nothing or has left, it forgets those that the rollout has observed.
 func (n *node) refusalsOf(all targetVersions) (out []refusal) {
 	for typ, f := range n.refusals {
-		if !n.isLate(all) || !slices.ContainsFunc(f.versions, func(v version) bool { return v.isIn(all.set, typ) }) {
+		inSet := func(v version) bool { return v.isIn(all.set, typ) }
+		if f.observed && !n.isLate(all) || !slices.ContainsFunc(f.versions, inSet) {
 			delete(n.refusals, typ)
 			continue
 		}
+		f.observed = true
+		n.refusals[typ] = f
 		out = append(out, f)
 	}
 	return out

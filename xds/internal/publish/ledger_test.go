@@ -183,7 +183,8 @@ func TestNACKs(t *testing.T) {
 	}
 }
 
-// TestRefuserThatLeaves checks that a NACK counts while the node may come back, and no longer.
+// TestRefuserThatLeaves checks that a NACK counts while the node may come back, and no longer, and that the
+// NACK of a node which has left counts once.
 func TestRefuserThatLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &wire{Ledger: NewLedger(nil), t: t}
@@ -191,12 +192,25 @@ func TestRefuserThatLeaves(t *testing.T) {
 		w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1"), "no")
 		w.OnDeltaStreamClosed(1, nil)
 		time.Sleep(reconnectTime - 1)
-		if f := w.ask("", "a@1", nil); len(f.refusals) != 1 || f.nodes != 0 {
+		if f := w.ask("", "a@1", nil); len(f.refusals) != 1 || f.nodes != 1 {
 			t.Errorf("%+v, want the NACK of a node that may come back", f)
 		}
 		time.Sleep(1)
-		if f := w.ask("", "a@1", nil); len(f.refusals) != 0 {
-			t.Errorf("%+v are refusals of a node that has left", f.refusals)
+		if f := w.ask("", "a@1", nil); len(f.refusals) != 0 || f.nodes != 0 {
+			t.Errorf("%+v counts a node that has left", f)
+		}
+		request := &discoveryv3.DiscoveryRequest{Node: &corev3.Node{Id: "sotw"}, TypeUrl: resources.ClusterType}
+		testkit.NoError(t, w.OnStreamOpen(t.Context(), 2, ""))
+		testkit.NoError(t, w.OnStreamRequest(2, request))
+		sent := &discoveryv3.DiscoveryResponse{TypeUrl: resources.ClusterType, Nonce: "1", Resources: []*anypb.Any{{Value: body("a")}}}
+		w.OnStreamResponse(t.Context(), 2, request, sent)
+		request.ResponseNonce, request.ErrorDetail = "1", &rpcstatus.Status{Message: "no"}
+		testkit.NoError(t, w.OnStreamRequest(2, request))
+		w.OnStreamClosed(2, nil)
+		for _, want := range []int{1, 0} {
+			if f := w.ask("", "a", nil); len(f.refusals) != want || f.nodes != want {
+				t.Errorf("%+v, want %d refusals", f, want)
+			}
 		}
 	})
 }

@@ -40,6 +40,7 @@ type refusal struct {
 	versions  []version // of the refused responses, those of the last one first; at least one
 	text      string    // of the last one, redacted
 	at        time.Time
+	observed  bool // by the rollout
 }
 
 // version is one version of a named resource.

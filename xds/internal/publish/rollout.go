@@ -29,7 +29,7 @@ type rollout struct {
 	groups []*group // in the order of the rollout
 
 	stable, rolling, target *snapshot // the plan of all groups; the one being rolled out, or nil; the newest
-	urgent                  bool      // a stage has no replica that takes requests: rolling is not watched
+	urgent                  bool      // a stage of stable has no replica that takes requests: rolling is not watched
 	lastSettled             time.Time // when rolling settled in its last group
 
 	failed    *snapshot // the last plan that was rolled back; nil once another one is stable
@@ -91,7 +91,7 @@ func (r *rollout) retarget(now time.Time) {
 	if r.rolling != nil {
 		r.rolling = r.refresh(r.rolling)
 		// A repair can only be rolled out when the plan in progress has been.
-		r.urgent = r.urgent || r.stable.hasDeadStage() || r.rolling.hasDeadStage()
+		r.urgent = r.urgent || r.stable.hasDeadStage()
 		if r.stable.sameExceptHealth(r.target) {
 			r.revert(now, "plan withdrawn", "")
 		}
@@ -246,8 +246,7 @@ func (r *rollout) advanceRollout(now time.Time) bool {
 	if r.rolling == nil {
 		return r.start(now)
 	}
-	if why := r.whyStopped(); why != "" && !r.rolling.sameExceptHealth(r.target) && r.whyBlocked() == "" {
-		// A node that refuses one plan does not hold back the next.
+	if why := r.whyWithdrawn(); why != "" {
 		r.revert(now, "plan withdrawn", why)
 		return true
 	}
@@ -284,6 +283,19 @@ func (r *rollout) advanceRollout(now time.Time) bool {
 		}
 	}
 	return true
+}
+
+// whyWithdrawn returns why the target replaces the plan in progress before all groups have it; "" if it
+// does not. A node that refuses one plan does not hold back the next, and a repair does not wait until
+// all groups lack the stage.
+func (r *rollout) whyWithdrawn() string {
+	switch {
+	case r.rolling.sameExceptHealth(r.target) || r.whyBlocked() != "":
+		return ""
+	case r.rolling.hasDeadStage() && !r.target.hasDeadStage():
+		return "a stage has no replica that takes requests"
+	}
+	return r.whyStopped()
 }
 
 // start starts to roll out the target, unless it is blocked or a group has not acknowledged a rollback.
@@ -403,6 +415,9 @@ func (r *rollout) nextWake(now time.Time) (at time.Time) {
 		if len(g.removed) > 0 {
 			soonest(now.Add(pollInterval))
 			soonest(g.removeBy)
+		}
+		if r.isStopped(g) {
+			soonest(now.Add(reconnectTime)) // by when the node that refuses the plan may have left
 		}
 		if end := r.lastSettled.Add(r.cfg.Watch); g.started && g.phase == watch && now.Before(end) {
 			soonest(end)

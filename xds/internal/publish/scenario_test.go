@@ -28,6 +28,7 @@ import (
 //	                           two groups, the trial of a plan takes 2 s, and removed
 //	                           endpoints drain
 //	proxy NAME [slow] [cluster=C]  starts a proxy; a slow one never answers
+//	stop NAME                  stops a proxy
 //	plan EPOCH a b | c [cuts=(10,20)] [unhealthy=a] [weight=a:40] [model=z:q]
 //	     [same-address] [now]  submits a view and, without now, waits for the end of
 //	                           its rollout. Prints how many resources of each type
@@ -101,6 +102,8 @@ func (p *player) do(d *datadriven.TestData) {
 		n.mute = slices.Contains(words, "slow")
 		n.connect()
 		p.pass(time.Second, never)
+	case "stop":
+		p.node(words[0]).disconnect()
 	case "plan":
 		p.plan(words, options)
 	case "wait":
