@@ -42,13 +42,13 @@ const maxPhaseTimeouts = 3
 type group struct {
 	name    string
 	phase   phase
-	live    []*snapshot // whose routes a node may have, the last settled one first; more than one only in a rollback
-	next    *snapshot   // the snapshot in progress; nil in idle
+	live    []*snapshot // whose routes a node may have, the last settled one first; two in a rollback, else one
+	next    *snapshot   // the snapshot that the phase leads to; nil in idle
 	started bool        // it has the plan in progress
 
-	shown    bool          // set has been applied, or will be
-	set      resources.Set // that the group is sent
-	observed bool          // since set and phase have changed last
+	hasSet   bool
+	set      resources.Set // that its nodes are sent
+	observed bool          // its nodes were observed after the last change of set or phase
 
 	nodes      int // connected nodes that count, as last observed
 	phaseStart time.Time
@@ -56,9 +56,9 @@ type group struct {
 	othersLate bool                 // nodes that do not count are late
 	fenced     map[string]string    // nodes that the group does not wait for, with the reason
 	refusals   []refusal            // of what the group has, sorted by node and type
-	reverting  bool                 // its nodes have not all acknowledged a rollback
+	reverting  bool                 // a node has not acknowledged its rollback
 
-	removed  []resources.Endpoint // in no plan any more, with requests
+	removed  []resources.Endpoint // endpoints that no plan has any more, and that have requests
 	removeBy time.Time            // when they are dropped at the latest
 }
 
@@ -137,7 +137,7 @@ func (g *group) awaitedTypes() []string {
 	return phaseTypes[g.phase]
 }
 
-// mayFence reports whether a late node may be fenced; it may be only if it delays something.
+// mayFence reports whether late nodes delay the group, and are fenced for that.
 func (g *group) mayFence() bool { return g.phase == add || g.phase == flip || g.reverting }
 
 // applyObservation records which nodes are late and since when, and fences those that were late for the
@@ -152,9 +152,9 @@ func (r *rollout) applyObservation(now time.Time, g *group, f observation) {
 		}
 	}
 	refusers := make(map[string]bool)
-	for _, f := range r.planRefusals(g) {
-		refusers[f.node] = true
-		delete(g.fenced, f.node)
+	for _, refused := range r.planRefusals(g) {
+		refusers[refused.node] = true
+		delete(g.fenced, refused.node)
 	}
 	excused := func(id string) bool { return g.fenced[id] != "" || refusers[id] }
 	maps.DeleteFunc(g.lateSince, func(id string, _ time.Time) bool { return !f.late[id] || excused(id) })

@@ -125,7 +125,7 @@ func (l *Ledger) observe(q query, unanswered func(types []string, ids map[string
 		switch {
 		case n.group != q.group || n.isObserver():
 		case !n.counts:
-			out.othersLate = out.othersLate || awaited.unanswered[id] // not if it has refused
+			out.othersLate = out.othersLate || awaited.unanswered[id] // a refusal is an answer
 		default:
 			refusals := n.refusalsOf(all)
 			out.refusals = append(out.refusals, refusals...)
@@ -140,7 +140,9 @@ func (l *Ledger) observe(q query, unanswered func(types []string, ids map[string
 			}
 		}
 	}
-	slices.SortFunc(out.refusals, func(a, b refusal) int { return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.typ, b.typ)) })
+	slices.SortFunc(out.refusals, func(a, b refusal) int {
+		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.typ, b.typ))
+	})
 	return out
 }
 
@@ -211,11 +213,11 @@ func (n *node) isReconnecting(types []string) bool {
 		if !n.subscribed[typ] {
 			continue
 		}
-		asked := false
+		subscribed := false
 		for _, s := range n.streams {
-			asked = asked || s.types[typ] != nil
+			subscribed = subscribed || s.types[typ] != nil
 		}
-		if !asked {
+		if !subscribed {
 			return true
 		}
 	}
@@ -265,7 +267,9 @@ func (l *Ledger) streamOfLocked(key streamKey, n *corev3.Node) (*stream, error) 
 	id := n.GetId()
 	known := l.nodes[id]
 	if known == nil {
-		known = &node{id: id, streams: make(map[streamKey]*stream), subscribed: make(map[string]bool), refusals: make(map[string]refusal)}
+		known = &node{
+			id: id, streams: make(map[streamKey]*stream), subscribed: make(map[string]bool), refusals: make(map[string]refusal),
+		}
 		l.nodes[id] = known
 	}
 	known.cluster = sanitize(n.GetCluster(), maxCluster)
@@ -379,9 +383,9 @@ func (l *Ledger) recordReplyLocked(s *stream, sub *subscription, r reply) {
 	l.signal()
 }
 
-// recordNACKLocked records a NACK and logs the first one of a row. NACKs of
-// observers, which route nothing, and of nodes that do not count do not reach the
-// rollout, nor do those of extension configs, which have a default.
+// recordNACKLocked records a NACK and logs the first one of a row. Three kinds of NACKs never reach the
+// rollout: those of observers, which route nothing, those of nodes that do not count, and those of
+// extension configs, which have a default.
 func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text string, r response) {
 	n := s.node
 	n.nacks++

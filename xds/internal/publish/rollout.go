@@ -28,16 +28,18 @@ type rollout struct {
 	nodes  func(query) observation
 	groups []*group // in the order of the rollout
 
-	stable, rolling, target *snapshot // the plan of all groups; the one being rolled out, or nil; the newest
-	urgent                  bool      // a stage of stable has no replica that takes requests: rolling is not watched
-	lastSettled             time.Time // when rolling settled in its last group
+	stable      *snapshot // the plan of the groups that do not have rolling
+	rolling     *snapshot // the plan in progress; nil: none
+	target      *snapshot // the plan of the last view
+	urgent      bool      // a stage of stable has no replica that takes requests: rolling is not watched
+	lastSettled time.Time // when rolling settled in its last group
 
 	failed    *snapshot // the last plan that was rolled back; nil once another one is stable
 	failedWhy string
 	refused   []Refusal                 // the last ones, oldest first
 	epochs    map[string]policies.Epoch // of the applied route tables, by version; replaced, not changed
 
-	changed    []*group // whose set is not applied yet, the last changed one last
+	changed    []*group // groups whose set the cache does not have yet, in the order of their last change
 	unobserved bool     // a group's set or phase has changed since its last observation
 }
 
@@ -45,7 +47,8 @@ func newRollout(cfg Config, nodes func(query) observation) *rollout {
 	// The prover remembers what a snapshot and the steps towards it share.
 	r := &rollout{cfg: cfg, build: resources.Build, prove: new(resources.Prover).Prove, nodes: nodes}
 	for _, name := range cfg.Groups.Names() {
-		r.groups = append(r.groups, &group{name: name, lateSince: make(map[string]time.Time), fenced: make(map[string]string)})
+		g := &group{name: name, lateSince: make(map[string]time.Time), fenced: make(map[string]string)}
+		r.groups = append(r.groups, g)
 	}
 	return r
 }
@@ -97,14 +100,18 @@ func (r *rollout) retarget(now time.Time) {
 		}
 	}
 	for _, g := range r.groups {
-		if g.newest() != r.planOf(g) {
+		renewed := g.started && g.live[0] != r.stable
+		if renewed {
+			g.live[0] = r.stable // the health of endpoints that rolling lacks
+		}
+		if renewed || g.newest() != r.snapshotOf(g) {
 			r.begin(now, g)
 		}
 	}
 }
 
-// planOf returns the plan that a group has or gets.
-func (r *rollout) planOf(g *group) *snapshot {
+// snapshotOf returns the plan that a group has or gets.
+func (r *rollout) snapshotOf(g *group) *snapshot {
 	if g.started {
 		return r.rolling
 	}
@@ -128,7 +135,7 @@ func (r *rollout) refresh(s *snapshot) *snapshot {
 	return fresh
 }
 
-// observe takes the state of the nodes into account.
+// observe asks for the state of the nodes, and advances the groups.
 func (r *rollout) observe(now time.Time) {
 	r.observeGroups(now)
 	r.advance(now)
@@ -141,8 +148,7 @@ func (r *rollout) observeGroups(now time.Time) {
 		if slices.Contains(r.changed, g) {
 			continue
 		}
-		f := r.nodes(query{group: g.name, set: g.set, types: g.awaitedTypes(), fenced: g.fenced})
-		r.applyObservation(now, g, f)
+		r.applyObservation(now, g, r.nodes(query{group: g.name, set: g.set, types: g.awaitedTypes(), fenced: g.fenced}))
 		if r.rollBackRefused(now, g) {
 			continue
 		}
@@ -172,7 +178,7 @@ func (r *rollout) advance(now time.Time) {
 			epoch := g.routes().epoch()
 			r.rememberRoutes(g.set, epoch)
 			r.cfg.Cache.Set(g.name, g.set)
-			r.cfg.Logger.Debug("resources applied", "group", groupLabel(g.name), "epoch", uint64(epoch), "phase", g.phase.String())
+			r.logGroup(slog.LevelDebug, "resources applied", g, "epoch", uint64(epoch), "phase", g.phase.String())
 		}
 		r.changed = nil
 		if !r.unobserved {
@@ -312,7 +318,7 @@ func (r *rollout) start(now time.Time) bool {
 
 // startGroup starts the plan in progress in a group.
 func (r *rollout) startGroup(now time.Time, g *group) {
-	g.started = true
+	g.started, g.live = true, []*snapshot{r.stable} // its nodes may lack the last health, and have these routes
 	r.logGroup(slog.LevelInfo, "plan rollout started in group", g, "epoch", uint64(r.rolling.epoch()))
 	r.begin(now, g)
 }
@@ -327,7 +333,7 @@ func (r *rollout) whyBlocked() string {
 
 // begin begins the transition of a group to its plan, or replaces the snapshot of one in progress.
 func (r *rollout) begin(now time.Time, g *group) {
-	t := r.planOf(g)
+	t := r.snapshotOf(g)
 	if g.phase == idle || g.phase != add && !t.sameRoutes(g.next) { // next differs from live in its health alone
 		g.setPhase(now, add)
 	}
@@ -367,8 +373,8 @@ func (r *rollout) revert(now time.Time, text, why string) {
 	}
 }
 
-// apply makes the set of a group's phase the one to be applied. If it cannot be rendered or proven, the
-// plan is rolled back, or the group gets the set of the stable plan, which is proven.
+// apply renders and proves the set of a group's phase; advance then hands it to the cache. If that fails, the
+// plan in progress is rolled back. A group without it gets the set of the stable plan, which is proven.
 func (r *rollout) apply(now time.Time, g *group) {
 	set, err := g.render(r.build)
 	if err == nil {
@@ -383,14 +389,14 @@ func (r *rollout) apply(now time.Time, g *group) {
 		g.live, g.next, g.removed, set = []*snapshot{r.stable}, nil, nil, r.stable.set
 		g.setPhase(now, idle)
 	}
-	if !g.shown || !set.Equal(g.set) {
-		g.set, g.shown, g.observed = set, true, false
+	if !g.hasSet || !set.Equal(g.set) {
+		g.set, g.hasSet, g.observed = set, true, false
 		r.changed = append(slices.DeleteFunc(r.changed, func(o *group) bool { return o == g }), g)
 	}
 	r.unobserved = r.unobserved || !g.observed
 }
 
-// rememberRoutes keeps the versions of a set's route tables, from which the epochs of nodes are known.
+// rememberRoutes keeps the versions of a set's route tables with their epoch. The status looks up epochs of nodes.
 func (r *rollout) rememberRoutes(set resources.Set, epoch policies.Epoch) {
 	epochs := maps.Clone(r.epochs)
 	if epochs == nil {

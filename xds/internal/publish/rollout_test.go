@@ -81,6 +81,12 @@ func TestUnprovenSets(t *testing.T) {
 	}
 	begin()
 	testkit.WantError(t, s.r.setTarget(s.now, s.view("1 ab|c")), "not proven")
+	r := newRollout(Config{}, nil)
+	r.build = func(v resources.View) (resources.Set, error) {
+		set, err := resources.Build(v)
+		return set.WithTypes(resources.Set{}, resources.ClusterType), err
+	}
+	testkit.WantError(t, r.setTarget(s.now, View(1, nil, "a")), "cluster")
 	bad = "a:! b:!"
 	s.run("nodes", "a=1")
 	s.run("target", "1 ab|c")
