@@ -319,6 +319,9 @@ func (r *rollout) start(now time.Time) bool {
 // startGroup starts the plan in progress in a group.
 func (r *rollout) startGroup(now time.Time, g *group) {
 	g.started, g.live = true, []*snapshot{r.stable} // its nodes may lack the last health, and have these routes
+	if g.phase != add {
+		g.setPhase(now, add)
+	}
 	r.logGroup(slog.LevelInfo, "plan rollout started in group", g, "epoch", uint64(r.rolling.epoch()))
 	r.begin(now, g)
 }
@@ -333,11 +336,10 @@ func (r *rollout) whyBlocked() string {
 
 // begin begins the transition of a group to its plan, or replaces the snapshot of one in progress.
 func (r *rollout) begin(now time.Time, g *group) {
-	t := r.snapshotOf(g)
-	if g.phase == idle || g.phase != add && !t.sameRoutes(g.next) { // next differs from live in its health alone
+	if g.phase == idle {
 		g.setPhase(now, add)
 	}
-	g.next = t
+	g.next = r.snapshotOf(g)
 	r.apply(now, g)
 }
 

@@ -23,12 +23,6 @@ func (t *snapshot) epoch() policies.Epoch {
 	return epoch
 }
 
-// sameRoutes reports whether two snapshots have the same routes and listeners,
-// whatever their endpoints.
-func (t *snapshot) sameRoutes(o *snapshot) bool {
-	return t.set.Equal(o.set, resources.RouteType, resources.ListenerType)
-}
-
 // sameExceptHealth reports whether two snapshots differ at most in the health and
 // weights of endpoints: the routes, the clusters and the members of every stage
 // are the same.
