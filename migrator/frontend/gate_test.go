@@ -27,7 +27,11 @@ import (
 func TestRoutes(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		var passed atomic.Int64
-		e.pass(func(http.ResponseWriter, *http.Request) { passed.Add(1) })
+		e.pass(func(_ http.ResponseWriter, r *http.Request) {
+			if r.UserAgent() == "client" { // the front end asks for the engine's models itself
+				passed.Add(1)
+			}
+		})
 		clients := clientsOf(t)
 		for _, test := range []struct {
 			requests string // "METHOD path", separated by commas
@@ -44,7 +48,9 @@ func TestRoutes(t *testing.T) {
 				method, path, _ := strings.Cut(request, " ")
 				for major, c := range clients {
 					before := passed.Load() + e.calls.Load()
-					resp, _ := do(t, c, testkit.Must(http.NewRequest(method, "http://"+f.url+path, nil)))
+					r := testkit.Must(http.NewRequest(method, "http://"+f.url+path, nil))
+					r.Header.Set("User-Agent", "client")
+					resp, _ := do(t, c, r)
 					if allow := resp.Header.Get("Allow"); (allow != "") != (test.want == 405) || strings.Contains(allow, method) {
 						t.Errorf("HTTP/%d %s: %d, allowed are %q", major, request, resp.StatusCode, allow)
 					}

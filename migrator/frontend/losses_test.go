@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -154,6 +155,7 @@ func TestAnnouncesLastAttempt(t *testing.T) {
 			t.Errorf("attempt 2: %d, %d more interim answers", status, len(interim))
 		}
 		e.die()
+		synctest.Wait() // until the front end has seen that its idle connections are closed
 		if status := send("2"); status != 503 || len(interim) > 0 {
 			t.Errorf("an engine that is away: %d, %d interim answers", status, len(interim))
 		}
