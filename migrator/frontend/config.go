@@ -326,20 +326,6 @@ type Placer interface {
 	Place(r policies.Request, steps []prefix.Step) policies.Target
 }
 
-// place returns where a request starts. plain says that its answer is no stream, so that it
-// cannot move later.
-func (srv *Server) place(r policies.Request, p *knownPrompt, plain bool) policies.Target {
-	if srv.cfg.Placer == nil {
-		return policies.Target{}
-	}
-	r.Input = max(cmp.Or(p.length, r.Input), p.known)
-	r.Cached = p.cached
-	if plain {
-		r.Features |= policies.HiddenTokens
-	}
-	return srv.normalize(srv.cfg.Placer.Place(r, p.steps))
-}
-
 // Rescuer names replicas for streams whose engine was lost.
 type Rescuer interface {
 	// Rescue returns where the stream may go on by re-prompting, and false if
