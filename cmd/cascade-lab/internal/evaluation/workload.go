@@ -53,9 +53,6 @@ func newWorkload(w Workload) (*workload, error) {
 	return out, nil
 }
 
-// chunk is the prompt tokens that an iteration computes at most: sim's default.
-const chunk = 8192
-
 // alone returns the mean latency of a request that has an engine for itself, by the cost model.
 func (w *workload) alone(p cost.Profile) replay.SLO { return replay.Alone(p, w.sample) }
 
