@@ -78,6 +78,9 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 			// spread requests over its dead half; at 0, it would wait for an ejection to end after
 			// the replicas are back.
 			HealthyPanicThreshold: &typev3.Percent{Value: 1},
+			// By default Envoy applies the second ejection within a second at that second's end. Until then all
+			// requests may go to a dead replica: the others may still be ejected for an earlier fault.
+			UpdateMergeWindow: durationpb.New(0),
 		},
 		TypedExtensionProtocolOptions: protocolOptions(s.MaxRequests, s.PingTimeout),
 	})
