@@ -58,7 +58,7 @@ Exit codes: 0 when they decide the same, and with -o; 1 when they do not, when t
 answers are of this very module and differ, or when all calls are of kinds that it does not
 decide.`,
 		Example: `  cascade policy diff recorded.jsonl my-refiner.wasm
-  cascade policy diff recorded.jsonl refine-paper my-refiner.wasm
+  cascade policy diff recorded.jsonl refine-weighted my-refiner.wasm
   cascade policy diff recorded.jsonl v1.wasm v2.wasm --show 100
   cascade policy diff testdata/frames.jsonl . -o testdata/frames.jsonl`,
 		Args: func(c *cobra.Command, args []string) error {

@@ -78,7 +78,7 @@ machine.
 
 Exit codes: 0 when all checks pass, 1 when one fails.`,
 		Example: `  cascade policy test
-  cascade policy test my-refiner.wasm --native refine-paper
+  cascade policy test my-refiner.wasm --native refine-weighted
   cascade policy test --update
   cascade policy test my-bids --frames recorded.jsonl --calls 10000000
   cascade policy test my-bids --build -o bids.wasm --cc "zig cc"

@@ -75,7 +75,7 @@ func TestProposalBySequences(t *testing.T) {
 		local = append(local, policies.Sequence{Input: 100, Length: 100 + 50*i})
 	}
 	c := good(residents...)
-	c.Refiner, c.QoE = partition.PaperRefiner{Damping: partition.Damping{Smoothing: 1000}}, policies.QoE{D0: 0.01, D1: 1e-4, D4: 1e-6}
+	c.Refiner, c.QoE = partition.WeightedRefiner{Damping: partition.Damping{Smoothing: 1000}}, policies.QoE{D0: 0.01, D1: 1e-4, D4: 1e-6}
 	m := testkit.Must(New(c))
 	ask := &xds.Refine{Epoch: 7, Boundary: 1500, Peers: 1, Successors: 2, Next: []*xds.Batch{{N: 12, SumInput: 12 * 4000, SumLength: 12 * 5000}}}
 	m.SetView(View{

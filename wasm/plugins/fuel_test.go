@@ -25,22 +25,24 @@ func border(requests int) policies.BoundaryView {
 // BenchmarkRefineFuel measures the table from which the limits of refine are derived: ticks,
 // memory and time by number of requests.
 func BenchmarkRefineFuel(b *testing.B) {
-	var c host.Config
-	c.Limits[abi.Refine] = host.Limit{Fuel: 1 << 40, Wall: time.Minute, Pages: 1024, Frame: 4 << 20}
-	g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, "refine-paper.go"), c))
-	for _, n := range []int{0, 100, 1000, 4000, 16_000, 32_000, 64_000, 128_000, 250_000} {
-		b.Run(fmt.Sprintf("refine-paper/%d", n), func(b *testing.B) {
-			border, most := border(n), int64(0)
-			for b.Loop() {
-				if _, err := g.Refine(abi.Call{}, border); err != nil {
-					b.Fatal(err)
+	for _, name := range []string{"refine-weighted", "refine-paper"} {
+		var c host.Config
+		c.Limits[abi.Refine] = host.Limit{Fuel: 1 << 40, Wall: time.Minute, Pages: 1024, Frame: 4 << 20}
+		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name+".go"), c))
+		for _, n := range []int{0, 100, 1000, 4000, 16_000, 32_000, 64_000, 128_000, 250_000} {
+			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+				border, most := border(n), int64(0)
+				for b.Loop() {
+					if _, err := g.Refine(abi.Call{}, border); err != nil {
+						b.Fatal(err)
+					}
+					most = max(most, g.Fuel())
 				}
-				most = max(most, g.Fuel())
-			}
-			now, _ := g.Memory()
-			b.ReportMetric(float64(most), "ticks")
-			b.ReportMetric(float64(now>>20), "MiB")
-		})
+				now, _ := g.Memory()
+				b.ReportMetric(float64(most), "ticks")
+				b.ReportMetric(float64(now>>20), "MiB")
+			})
+		}
 	}
 }
 

@@ -31,6 +31,7 @@ var plugins = []struct {
 	{"partition-recursion", []abi.Kind{abi.Partition}, partition.Recursion{}, "", nil},
 	{"partition-two-phase", []abi.Kind{abi.Partition}, partition.TwoPhase{}, "", nil},
 	{"partition-paper", []abi.Kind{abi.Partition}, partition.TwoPhase{Objective: partition.Snapshot}, "", nil},
+	{"refine-weighted", []abi.Kind{abi.Configure, abi.Refine}, partition.WeightedRefiner{}, "smoothing 900\nfreeze 1", partition.WeightedRefiner{Damping: partition.Damping{Smoothing: 900, Freeze: 1}}},
 	{"refine-paper", []abi.Kind{abi.Configure, abi.Refine}, partition.PaperRefiner{}, "smoothing 900\nfreeze 1", partition.PaperRefiner{Damping: partition.Damping{Smoothing: 900, Freeze: 1}}},
 	{"bid-least-load", []abi.Kind{abi.Configure, abi.Quote, abi.Select}, market{bidask.Backlog{}, bidask.LeastLoad{}}, "quantum 7\nthroughput 1000",
 		market{bidask.Backlog{Quantum: 7, Throughput: 1000}, bidask.LeastLoad{}}},

@@ -21,6 +21,7 @@ var builtins = []builtin{
 	{"partition-recursion", wasm.Native{Partitioner: partition.Recursion{}}},
 	{"partition-two-phase", wasm.Native{Partitioner: partition.TwoPhase{}}},
 	{"partition-paper", wasm.Native{Partitioner: partition.TwoPhase{Objective: partition.Snapshot}}},
+	{"refine-weighted", wasm.Native{Refiner: partition.WeightedRefiner{}}},
 	{"refine-paper", wasm.Native{Refiner: partition.PaperRefiner{}}},
 	{"bid-least-load", wasm.Native{Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{}}},
 	{"bid-paper", wasm.Native{Quoter: bidask.Backlog{}, Selector: bidask.Paper{}}},

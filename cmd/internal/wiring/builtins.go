@@ -29,7 +29,7 @@ func (f *Fleet) NativePolicies(m market.Config) slothost.Native {
 		n.Partitioner = partition.TwoPhase{Objective: partition.Snapshot}
 	}
 	if n.Refiner == nil {
-		n.Refiner = partition.PaperRefiner{} // modules are compared with it; no boundary moves
+		n.Refiner = partition.WeightedRefiner{} // modules are compared with it; no boundary moves
 	}
 	if n.Quoter == nil {
 		n.Quoter = bidask.Backlog{}

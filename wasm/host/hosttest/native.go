@@ -48,7 +48,7 @@ func (p *Policies) Decides(k abi.Kind) bool {
 // Native decides every kind as the Go guest does.
 type Native struct {
 	partition.Exact
-	partition.PaperRefiner
+	partition.WeightedRefiner
 	bidask.Backlog
 	bidask.LeastLoad
 	bidask.Detector

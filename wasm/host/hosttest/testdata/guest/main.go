@@ -117,7 +117,7 @@ func refineTo(n uint32) uint64 {
 	if b, sequences, s = abi.DecodeRefineCall(frame(n), sequences); s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.EncodeRefineResult(frame(n), partition.PaperRefiner{}.Refine(b))
+	return abi.EncodeRefineResult(frame(n), partition.WeightedRefiner{}.Refine(b))
 }
 
 //go:wasmexport cs_partition_v1
