@@ -70,7 +70,7 @@ func GRPCListenerName(model string) string { return model + ".cascade" }
 // GRPCRouteName names the RouteConfiguration of a model's gRPC clients.
 func GRPCRouteName(model string) string { return "cascade/" + url.PathEscape(model) + "/grpc" }
 
-// shortType returns the last part of a type URL, for messages.
-func shortType(typeURL string) string {
+// ShortType returns the last part of a type URL, for messages and GET /status.
+func ShortType(typeURL string) string {
 	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
 }

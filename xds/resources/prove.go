@@ -83,7 +83,7 @@ func (p *proof) decode(s Set) error {
 			f, known := p.prover.fact(r)
 			if !known {
 				if r.Version != Version(r.Body) {
-					return fmt.Errorf("%s %q: version %q is not its content's hash", shortType(typ), r.Name, r.Version)
+					return fmt.Errorf("%s %q: version %q is not its content's hash", ShortType(typ), r.Name, r.Version)
 				}
 				p.prover.keep(f)
 			}
@@ -108,24 +108,24 @@ func (p *proof) decode(s Set) error {
 func read(r *Resource) (proto.Message, error) {
 	m, err := (&anypb.Any{TypeUrl: r.Type, Value: r.Body}).UnmarshalNew()
 	if err != nil {
-		return nil, fmt.Errorf("%s %q: %w", shortType(r.Type), r.Name, err)
+		return nil, fmt.Errorf("%s %q: %w", ShortType(r.Type), r.Name, err)
 	}
 	if v, ok := m.(interface{ ValidateAll() error }); ok {
 		if err := v.ValidateAll(); err != nil {
-			return nil, fmt.Errorf("%s %q: %w", shortType(r.Type), r.Name, err)
+			return nil, fmt.Errorf("%s %q: %w", ShortType(r.Type), r.Name, err)
 		}
 	}
 	if name := nameOf(m); name != r.Name {
-		return nil, fmt.Errorf("%s %q is stored as %q", shortType(r.Type), name, r.Name)
+		return nil, fmt.Errorf("%s %q is stored as %q", ShortType(r.Type), name, r.Name)
 	}
 	if c, ok := m.(*corev3.TypedExtensionConfig); ok {
 		if err := proveExtension(r, c); err != nil {
-			return nil, fmt.Errorf("%s %q: %w", shortType(r.Type), r.Name, err)
+			return nil, fmt.Errorf("%s %q: %w", ShortType(r.Type), r.Name, err)
 		}
 	}
 	if plan, ok := m.(*api.Routing); ok {
 		if _, err := ReadRouting(plan); err != nil {
-			return nil, fmt.Errorf("%s %q: %w", shortType(r.Type), r.Name, err)
+			return nil, fmt.Errorf("%s %q: %w", ShortType(r.Type), r.Name, err)
 		}
 		return &api.Routing{Name: plan.Name}, nil // nothing else reads it
 	}

@@ -39,7 +39,7 @@ func Encode(typeURL, name string, m proto.Message) (*Resource, error) {
 // Decode reads the resource's message into m.
 func (r *Resource) Decode(m proto.Message) error {
 	if err := proto.Unmarshal(r.Body, m); err != nil {
-		return fmt.Errorf("decode %s %s: %w", shortType(r.Type), r.Name, err)
+		return fmt.Errorf("decode %s %s: %w", ShortType(r.Type), r.Name, err)
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func NewSet(rs ...*Resource) (Set, error) {
 			s.types[r.Type] = byName
 		}
 		if byName[r.Name] != nil {
-			return Set{}, fmt.Errorf("%s %q occurs twice", shortType(r.Type), r.Name)
+			return Set{}, fmt.Errorf("%s %q occurs twice", ShortType(r.Type), r.Name)
 		}
 		byName[r.Name] = r
 	}

@@ -400,7 +400,7 @@ func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text
 		n.refusals[typ] = refusal{node: n.id, typ: typ, versions: versions, text: n.lastError, at: n.errorAt}
 	}
 	if !sub.refused {
-		l.log.Warn("node refused a response", "node", n.id, "type", shortType(typ), "error", n.lastError)
+		l.log.Warn("node refused a response", "node", n.id, "type", resources.ShortType(typ), "error", n.lastError)
 	}
 	sub.refused = true
 }

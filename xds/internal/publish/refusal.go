@@ -3,7 +3,6 @@ package publish
 import (
 	"cmp"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -91,7 +90,7 @@ func (r *rollout) rollBackRefused(now time.Time, g *group) bool {
 	}
 	f := list[0]
 	refused := Refusal{
-		Epoch: r.rolling.epoch(), Plans: r.rolling.replaces(r.stable), Type: shortType(f.typ),
+		Epoch: r.rolling.epoch(), Plans: r.rolling.replaces(r.stable), Type: resources.ShortType(f.typ),
 		Name: f.name(), Node: f.node, Group: g.name, Text: f.text, At: f.at,
 	}
 	r.refused = append(r.refused, refused)
@@ -121,11 +120,6 @@ func (f refusal) name() string {
 		return f.versions[0].name
 	}
 	return fmt.Sprintf("%s and %d more", f.versions[0].name, len(f.versions)-1)
-}
-
-// shortType returns the last part of a type URL.
-func shortType(typeURL string) string {
-	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
 }
 
 // whyStopped says why the rollout is stopped; "" if it is not.

@@ -137,7 +137,7 @@ func (n *simNode) receiveResponse(typ string) {
 	resp := sub.toNode[0]
 	sub.toNode = sub.toNode[1:]
 	ack := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResponseNonce: resp.Nonce}
-	n.sim.logf("%s hears %s nonce %q: %d, %v", n.id, shortType(typ), resp.Nonce, len(resp.Resources), resp.RemovedResources)
+	n.sim.logf("%s hears %s nonce %q: %d, %v", n.id, resources.ShortType(typ), resp.Nonce, len(resp.Resources), resp.RemovedResources)
 	n.received += len(resp.Resources)
 	var bad []string
 	for _, r := range resp.Resources {
@@ -150,7 +150,7 @@ func (n *simNode) receiveResponse(typ string) {
 		if typ == resources.ClusterType {
 			ack.ErrorDetail.Message = "Error adding/updating cluster(s) " + strings.Join(bad, ": bad, ") + ": bad"
 		}
-		n.sim.logf("%s refuses %s %v", n.id, shortType(typ), bad)
+		n.sim.logf("%s refuses %s %v", n.id, resources.ShortType(typ), bad)
 	}
 	for _, r := range resp.Resources {
 		if len(bad) > 0 && (typ == resources.EndpointType || slices.Contains(bad, r.Name)) {

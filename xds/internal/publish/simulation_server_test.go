@@ -102,7 +102,7 @@ func (n *simNode) receiveRequest(typ string) {
 	sub := n.subs[typ]
 	req := sub.toServer[0]
 	sub.toServer = sub.toServer[1:]
-	n.sim.logf("%s says %s nonce %q subscribes %v", n.id, shortType(typ), req.GetResponseNonce(), req.GetResourceNamesSubscribe())
+	n.sim.logf("%s says %s nonce %q subscribes %v", n.id, resources.ShortType(typ), req.GetResponseNonce(), req.GetResourceNamesSubscribe())
 	for _, name := range req.GetResourceNamesSubscribe() {
 		sub.names[name] = true
 		delete(sub.returned, name)

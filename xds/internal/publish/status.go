@@ -181,10 +181,10 @@ func (n *node) status(g groupView, epochs map[string]policies.Epoch) Node {
 	}
 	for _, stream := range n.streams {
 		for typ, sub := range stream.types {
-			t := out.Types[shortType(typ)]
+			t := out.Types[resources.ShortType(typ)]
 			t.Acked += len(sub.applied)
 			t.Pending += len(sub.sent)
-			out.Types[shortType(typ)] = t
+			out.Types[resources.ShortType(typ)] = t
 			switch typ {
 			case resources.RouteType:
 				for _, version := range sub.applied {
