@@ -17,17 +17,17 @@ import (
 // errNoMemory refuses a body that is not wrong.
 var errNoMemory = errors.New("the memory for request bodies is in use")
 
-// readBody reads a request's body into memory that it takes from the share. If it
+// readBody reads a request's body of at most so many bytes into memory that it takes from the share. If it
 // returns false it has answered the request, or answerUnanswered does.
-func (srv *Server) readBody(w http.ResponseWriter, r *http.Request, memory *httpserver.Share) ([]byte, bool) {
-	b, err := srv.readAll(w, r, memory)
+func (srv *Server) readBody(w http.ResponseWriter, r *http.Request, memory *httpserver.Share, most int64) ([]byte, bool) {
+	b, err := srv.readAll(w, r, memory, most)
 	var large *http.MaxBytesError
 	switch {
 	case err == nil:
 		return b, true
 	case errors.As(err, &large):
 		writeProblem(w, openai.Problem{Status: http.StatusRequestEntityTooLarge,
-			Message: "the request body has more than " + strconv.FormatInt(srv.cfg.MaxBody, 10) + " bytes"})
+			Message: "the request body has more than " + strconv.FormatInt(most, 10) + " bytes"})
 	case err == errNoMemory:
 		refuseForMemory(w)
 	case errors.Is(context.Cause(r.Context()), errStopping): // see answerUnanswered
@@ -46,16 +46,12 @@ func refuseForMemory(w http.ResponseWriter) {
 
 // readAll reads a body, whose declared size is −1 for unknown. It allocates for what
 // arrives, not for what is declared, and not before the share has grown.
-func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *httpserver.Share) ([]byte, error) {
+func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *httpserver.Share, most int64) ([]byte, error) {
 	if r.ContentLength == 0 {
 		return nil, nil
 	}
-	if r.ContentLength > srv.cfg.MaxBody {
-		return nil, &http.MaxBytesError{Limit: srv.cfg.MaxBody}
-	}
-	most := srv.cfg.MaxBody
-	if r.ContentLength > 0 {
-		most = r.ContentLength
+	if r.ContentLength > most {
+		return nil, &http.MaxBytesError{Limit: most}
 	}
 	control, begun := http.NewResponseController(w), time.Now()
 	pace := httpserver.Pace{Least: httpserver.BytesAt(srv.cfg.BodyRate)}
@@ -70,7 +66,10 @@ func (srv *Server) readAll(w http.ResponseWriter, r *http.Request, memory *https
 	defer control.SetReadDeadline(time.Time{})
 	defer afterFunc(r.Context(), stop)()
 
-	src := http.MaxBytesReader(w, r.Body, srv.cfg.MaxBody)
+	src := http.MaxBytesReader(w, r.Body, most)
+	if r.ContentLength > 0 {
+		most = r.ContentLength
+	}
 	var b []byte
 	for {
 		if len(b) == cap(b) {

@@ -29,6 +29,7 @@ type gate struct {
 	server *Server
 	routes []route
 	bodies *httpserver.Budget // of the memory of all requests that pass
+	most   int64              // bytes of a body
 	// received counts the requests that arrive, those of always served routes excluded.
 	received *atomic.Uint64
 }
@@ -51,7 +52,7 @@ func (g gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case to.always:
 		to.serve(w, r, nil, nil)
 	default:
-		g.server.withSpan(w, r, r.Method+" "+to.Path, func(w http.ResponseWriter, r *http.Request) { g.server.admitted(w, r, to, g.bodies) })
+		g.server.withSpan(w, r, r.Method+" "+to.Path, func(w http.ResponseWriter, r *http.Request) { g.serveAdmitted(w, r, to) })
 	}
 }
 
@@ -88,9 +89,10 @@ func methodsOf(routes []route, at string) (methods []string) {
 	return methods
 }
 
-// admitted serves a request unless the engine is away, the server drains or the process
+// serveAdmitted serves a request unless the engine is away, the server drains or the process
 // has no resources left, and counts it.
-func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route, bodies *httpserver.Budget) {
+func (g gate) serveAdmitted(w http.ResponseWriter, r *http.Request, to route) {
+	srv := g.server
 	srv.inFlight.begin()
 	defer srv.inFlight.end()
 	switch {
@@ -107,14 +109,14 @@ func (srv *Server) admitted(w http.ResponseWriter, r *http.Request, to route, bo
 		refuseRequest(w, "the replica is out of resources; send the request to another one")
 		return
 	}
-	header, memory := bodies.Share(), bodies.Share()
+	header, memory := g.bodies.Share(), g.bodies.Share()
 	defer header.Release()
 	defer memory.Release()
 	if !header.Resize(headerSize(r.Header)) {
 		refuseForMemory(w)
 		return
 	}
-	body, ok := srv.readBody(w, r, &memory)
+	body, ok := srv.readBody(w, r, &memory, g.most)
 	if !ok {
 		return
 	}

@@ -364,7 +364,7 @@ func TestStopWhileBodyArrives(t *testing.T) {
 		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/completions", body)
 		memory := httpserver.NewBudget(1 << 20).Share()
 		srv := &Server{cfg: Config{MaxBody: 1 << 19, BodyTimeout: time.Minute}}
-		if _, ok := srv.readBody(w, r, &memory); ok {
+		if _, ok := srv.readBody(w, r, &memory, srv.cfg.MaxBody); ok {
 			t.Error("a cut body was read")
 		}
 	})
@@ -407,7 +407,7 @@ func TestAttackResetWhileReading(t *testing.T) {
 		memory := httpserver.NewBudget(1 << 20).Share()
 		srv := &Server{cfg: Config{MaxBody: 1 << 20, BodyTimeout: time.Minute}}
 		time.AfterFunc(time.Second, reset)
-		if _, ok := srv.readBody(w, r, &memory); ok {
+		if _, ok := srv.readBody(w, r, &memory, srv.cfg.MaxBody); ok {
 			t.Error("a cut body was read")
 		}
 		w.returned.Store(true)

@@ -157,6 +157,17 @@ func TestMigrationRefused(t *testing.T) {
 	})
 }
 
+// TestLongIDs moves a stream whose token ids are a longer body than its client may send.
+func TestLongIDs(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		s := f.startStream(`{"model":"m","prompt":"` + strings.Repeat("x", 1000) + `","max_tokens":70,"stream":true}`)
+		if _, err := f.migrateReprompt(t.Context(), s.id, 1); err != nil {
+			t.Error(err)
+		}
+		f.requireAnswer(s)
+	}, configured(func(c *Config) { c.MaxBody = 2000 }))
+}
+
 // TestPinnedRequestDoesNotMigrate checks that a request that is tied to its
 // engine is listed as pinned there and does not migrate.
 func TestPinnedRequestDoesNotMigrate(t *testing.T) {

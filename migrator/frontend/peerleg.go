@@ -59,12 +59,12 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	}
 	lr.body, lr.plain = &payload{bytes: body, memory: memory}, !req.Stream
 	b, err := srv.openLegAt(r.Context(), lr)
+	if err == nil {
+		w.Header().Del(length.RefusedHeader)
+	}
 	switch {
 	case err != nil && r.Context().Err() != nil: // see answerUnanswered
 	case err != nil:
-		if overloaded(err) != nil {
-			w.Header().Set(length.RefusedHeader, length.RefusedUnbegun) // to the front end that forwards it
-		}
 		lost := losses{peer: true}
 		lost.note(err)
 		srv.refuseEngineFailure(w, srv.requestLog(r.Header).With("request", lr.request.ID), err, lost)
@@ -109,9 +109,11 @@ func (srv *Server) relayLeg(w http.ResponseWriter, b openedLeg) {
 
 // withPeerIdentity accepts a leg only if it names a front end and, with a trust domain,
 // comes with the certificate of that front end's migrator. That covers RequestHeader,
-// which begins with the same name.
+// which begins with the same name. Every answer is a refusal to the front end, which goes on elsewhere, unless it is
+// the engine's.
 func (srv *Server) withPeerIdentity(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(length.RefusedHeader, length.RefusedUnbegun)
 		err := errNoForward
 		if claim := r.Header.Get(ForwardHeader); claim != "" {
 			err = srv.checkPeer(r, claim)

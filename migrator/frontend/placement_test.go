@@ -91,6 +91,8 @@ func TestForwardFallsBack(t *testing.T) {
 		fb.waitForReady(true)
 		fb.Drain()
 		serve("it drains", f.target(1))
+		fb.cfg.TrustDomain = "example.org"
+		serve("it does not know this front end", f.target(1))
 		if got := fb.Status().Load; got.Running+got.Waiting != 0 {
 			t.Errorf("the peer still counts %+v", got)
 		}

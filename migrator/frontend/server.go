@@ -131,15 +131,16 @@ func New(cfg Config) (*Server, error) {
 // Handler returns the handler for clients: what the proxies send to the
 // replica's address.
 func (srv *Server) Handler() http.Handler {
-	answered := srv.withAnswer(srv.cfg.WriteTimeout, srv.withClientIdentity(gate{srv, srv.clientRoutes(), srv.bodies, &srv.received}))
+	answered := srv.withAnswer(srv.cfg.WriteTimeout, srv.withClientIdentity(gate{srv, srv.clientRoutes(), srv.bodies, srv.cfg.MaxBody, &srv.received}))
 	return srv.withLoadHeaders(httpserver.Handler(answered))
 }
 
 // PeerHandler returns the handler for other migrators: for their gRPC, and for
 // their legs.
 func (srv *Server) PeerHandler() http.Handler {
-	// A peer's front end cuts its slow client first: a leg that was cut here would look like a lost engine.
-	legs := httpserver.Handler(srv.withAnswer(2*srv.cfg.WriteTimeout, srv.withPeerIdentity(gate{srv, srv.peerRoutes(), srv.peerBodies, new(atomic.Uint64)})))
+	// A peer's front end cuts its slow client first: a leg that was cut here would look like a lost engine. The token
+	// ids of a prompt are longer than its text, so a leg may take the whole budget.
+	legs := httpserver.Handler(srv.withAnswer(2*srv.cfg.WriteTimeout, srv.withPeerIdentity(gate{srv, srv.peerRoutes(), srv.peerBodies, srv.cfg.MaxBodies, new(atomic.Uint64)})))
 	if srv.cfg.PeerRPC == nil {
 		return legs
 	}
