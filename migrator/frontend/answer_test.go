@@ -339,7 +339,7 @@ func TestAnswerWriterDoesNotLockStream(t *testing.T) {
 		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), t: t}
 		g := newDeadlineWriter(w, time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
-		leg := readLeg(io.NopCloser(strings.NewReader("data: {\"error\":{}}\n\ndata: [DONE]\n\n")), &call{cancel: cancel}, nil, time.Hour, 0)
+		leg := readLeg(io.NopCloser(strings.NewReader("data: {\"error\":{}}\n\ndata: [DONE]\n\n")), &call{cancel: cancel}, nil, time.Hour)
 		w.stream = newTestStream(ctx, &answerWriter{w: g, template: &answerTemplate{}, header: http.Header{}}, cancel)
 		first, _ := leg.Next()
 		if err := w.stream.pump(opened(leg, first)); err != nil {

@@ -72,7 +72,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	memory.Resize(int64(len(p.bytes)))
 
 	lr := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
-		request: s.request, root: prompt.root, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, hangTimeout: s.hangTimeout(), plain: out == nil, asksIDs: asksIDs, prompt: &prompt, losses: readLosses(w, r.Header)}
+		request: s.request, root: prompt.root, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, plain: out == nil, asksIDs: asksIDs, prompt: &prompt, losses: readLosses(w, r.Header)}
 	lr.target = srv.place(s.request, &prompt, lr.plain)
 	s.awaitPromptIDs(&prompt, lr.target.Prefill)
 	srv.mu.Lock()

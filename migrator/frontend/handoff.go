@@ -222,7 +222,8 @@ func (srv *Server) callOnce(ctx context.Context, lr *legRequest) ([]byte, error)
 		b.local.work.AddOutput(0)
 	}
 	b.keepAnswer()
-	return io.ReadAll(io.LimitReader(b.response.Body, maxInspected))
+	answer, err := io.ReadAll(io.LimitReader(b.response.Body, maxInspected))
+	return answer, b.call.causeOr(err)
 }
 
 // causeOf returns why ctx ended, else err.

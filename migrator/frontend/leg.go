@@ -46,21 +46,15 @@ type wireLeg struct {
 	// Of the goroutine that reads the engine: of Next, or of ahead.
 	reader     *openai.Reader
 	aheadChunk *openai.Chunk // of ahead; nil before it reads
-	hasToken   bool          // a token came
 	// firstText corrects the first text; nil if it needs no correction, or has got it. Used by Next only.
 	firstText *firstText
 	closed    atomic.Bool
-	watch     idleWatch
 }
 
 // readLeg returns the leg whose events an engine sends as body.
-func readLeg(body io.ReadCloser, l *call, home *localLeg, idle, hang time.Duration) *wireLeg {
+func readLeg(body io.ReadCloser, l *call, home *localLeg, idle time.Duration) *wireLeg {
 	leg := &wireLeg{body: body, reader: openai.NewReader(body), local: home, call: l}
-	leg.ahead.init(leg, l, home)
-	if home == nil {
-		hang = 0 // the replica that runs it judges its engine
-	}
-	leg.watch.start(leg, idle, hang)
+	leg.ahead.init(leg, l, home, idle)
 	return leg
 }
 
@@ -121,10 +115,9 @@ func (l *wireLeg) endAhead() {
 
 // track reports what an event brings to the load tracker.
 func (l *wireLeg) track(c *openai.Chunk) {
-	first := !l.hasToken && (c.Tokens > 0 || c.HasText)
+	first := (c.Tokens > 0 || c.HasText) && !l.ahead.watch.hasToken.Load()
 	if first {
-		l.hasToken = true
-		l.watch.hasToken.Store(true)
+		l.ahead.watch.hasToken.Store(true)
 	}
 	if l.local == nil || c.Empty || c.Done {
 		return
@@ -167,7 +160,6 @@ func (l *wireLeg) closeOnce(moved bool) {
 	if l.closed.Swap(true) {
 		return
 	}
-	l.watch.timer.Stop()
 	l.ahead.close()
 	l.body.Close()
 	l.call.cancel()
@@ -182,7 +174,6 @@ func (l *wireLeg) abort(why error) { l.call.abort(why) }
 // drainAndClose reads the end of a body whose last event was read, so that its
 // connection can be reused, and closes it.
 func (l *wireLeg) drainAndClose() {
-	l.watch.timer.Stop()
 	enough := time.AfterFunc(drainTimeout, func() { l.body.Close() })
 	l.ahead.next(nil)
 	enough.Stop()
@@ -193,51 +184,6 @@ func (l *wireLeg) drainAndClose() {
 const drainTimeout = 50 * time.Millisecond
 
 var _ Leg = (*wireLeg)(nil)
-
-// idleWatch aborts a leg whose engine sends nothing. Time for which the engine was not
-// read does not count. A pause in the middle of an answer is no reason while the
-// engine may have preempted the request; whether the engine makes progress at all is
-// decided for all its requests together, by enginestate.Monitor.
-type idleWatch struct {
-	// Fixed.
-	leg                    *wireLeg
-	interval               time.Duration
-	idleChecks, hangChecks int // checks that may find it waiting, before the first token and after
-	timer                  *time.Timer
-
-	hasToken atomic.Bool
-	hadToken bool // at the last check
-}
-
-func (w *idleWatch) start(leg *wireLeg, idle, hang time.Duration) {
-	if hang <= 0 {
-		hang = idle
-	}
-	w.leg, w.interval = leg, max(min(idle, hang)/checksPerTimeout, 1)
-	w.idleChecks, w.hangChecks = int((idle+w.interval-1)/w.interval), int((hang+w.interval-1)/w.interval)
-	// The timer starts when w.timer is set, because check resets it.
-	w.timer = time.AfterFunc(time.Hour, w.check)
-	w.timer.Reset(w.interval)
-}
-
-func (w *idleWatch) check() {
-	if w.leg.closed.Load() {
-		return
-	}
-	// A first token that has come since the last check ends the wait that this one may still find.
-	hadToken := w.hadToken
-	w.hadToken = w.hasToken.Load()
-	waiting := w.leg.ahead.reads.check()
-	switch {
-	case waiting > w.idleChecks:
-		w.leg.abort(errIdle)
-	case waiting > w.hangChecks && w.hangChecks < w.idleChecks && hadToken && !w.leg.local.server.crowded.Load():
-		w.leg.local.server.givenUp.Add(1)
-		w.leg.abort(errHung)
-	default:
-		w.timer.Reset(w.interval)
-	}
-}
 
 // leave closes a leg whose stream goes on elsewhere. cached is how many prompt
 // tokens it found in its engine's prefix cache, −1 for unknown.
@@ -276,12 +222,9 @@ func readToFirstToken(leg Leg, c *openai.Chunk, ids int) (*openai.Chunk, error) 
 	}
 }
 
-// idleBody is the body of an answer that is not parsed. It is closed when a
-// single read waits too long; a slow client does not count.
+// idleBody is the body of an answer that is not parsed.
 type idleBody struct {
 	body  io.ReadCloser
-	idle  time.Duration
-	timer *time.Timer
 	local *localLeg // whose answer it is; nil for none
 	ahead readAhead
 	seen  *prefixBuffer // keeps the beginning of the body; nil: it is not wanted
@@ -290,9 +233,8 @@ type idleBody struct {
 
 // newIdleBody returns an idleBody. local is the leg whose answer it is, nil for none.
 func newIdleBody(body io.ReadCloser, idle time.Duration, c *call, local *localLeg) *idleBody {
-	b := &idleBody{body: body, idle: idle, local: local, timer: time.AfterFunc(idle, func() { body.Close() })}
-	b.timer.Stop()
-	b.ahead.init(b, c, local)
+	b := &idleBody{body: body, local: local}
+	b.ahead.init(b, c, local, idle)
 	return b
 }
 
@@ -311,11 +253,7 @@ func (b *idleBody) Read(p []byte) (int, error) {
 
 // readPiece reads a piece from the engine, and ends the leg at the end of the answer.
 func (b *idleBody) readPiece(into []byte, _ bool) ([]byte, error) {
-	b.timer.Reset(b.idle)
 	n, err := b.body.Read(into)
-	if !b.timer.Stop() && err != nil {
-		err = errIdle
-	}
 	if b.seen != nil {
 		b.seen.Write(into[:n])
 	}

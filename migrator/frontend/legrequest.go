@@ -78,7 +78,6 @@ type legRequest struct {
 	epoch       policies.Epoch
 	tenant      string                    // of the client's request
 	reservation string                    // of the KV blocks; "" for none
-	hangTimeout time.Duration             // how long the engine may pause after the first token; 0 for the idle timeout
 	held        policies.Tokens           // how many of the prompt's first tokens another replica holds, as the sender knows
 	prompt      *knownPrompt              // of a first leg, for a prefix pull and ExpectedHeader; nil: neither
 	firstText   *firstText                // corrects the leg's first text; nil where the client's text ends with a character
@@ -202,16 +201,6 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 func (s *Stream) laterLeg(to policies.Target, epoch policies.Epoch, prompt, output int) *legRequest {
 	return &legRequest{
 		endpoint: s.endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), root: s.root, epoch: epoch, tenant: s.tenant,
-		arrival:     loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
-		hangTimeout: s.hangTimeout(),
+		arrival: loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
 	}
-}
-
-// hangTimeout returns how long a leg may pause before its engine counts as lost;
-// 0 stands for the idle timeout.
-func (s *Stream) hangTimeout() time.Duration {
-	if s.server.cfg.Rescuer == nil || s.request.Features&^policies.MinTokens != 0 {
-		return 0
-	}
-	return s.server.cfg.HangTimeout
 }

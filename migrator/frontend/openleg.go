@@ -326,7 +326,7 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	if local && lr.translate != nil {
 		resp.Body = readCloser{lr.translate(resp.Body), resp.Body}
 	}
-	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout, lr.hangTimeout)
+	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout)
 	b.leg.firstText = lr.firstText
 	if b.first, err = b.leg.Next(); err == nil && lr.isLate() {
 		err = errLatePrefix

@@ -167,27 +167,35 @@ func TestLongPrefillIsProgress(t *testing.T) {
 
 // TestPreemption checks a stream that pauses for a minute because its engine, whose KV cache is full,
 // preempted it: the engine goes on with others, and so the stream waits for it. One that pauses although
-// there is room is given up after HangTimeout.
+// there is room is given up after HangTimeout, also where a peer runs it.
 func TestPreemption(t *testing.T) {
-	for _, full := range []bool{true, false} {
+	for _, test := range []struct {
+		full   bool
+		holder int
+	}{{true, 0}, {false, 0}, {true, 1}, {false, 1}} {
 		runFleet(t, 2, func(t *testing.T, f *fleet) {
+			if test.holder == 1 {
+				f.placers[0].sendTo(f.target(1))
+			}
 			b := f.startStream(longRequest)
 			_, leg, _ := f.findLeg(b.id)
-			f.engines[0].set(func(int, *http.Request) { time.Sleep(100 * time.Millisecond) }, nil)
+			holder, other := f.engines[test.holder], f.engines[1-test.holder]
+			holder.set(func(int, *http.Request) { time.Sleep(100 * time.Millisecond) }, nil)
 			others := f.start(strings.Replace(longRequest, "70", "700", 1))
-			f.waitForLegs(2)
-			f.engines[0].freeze(leg.Name)
+			waitFor(t, func() bool { return len(f.servers[test.holder].LocalLegs()) == 2 })
+			before := other.calls.Load()
+			holder.freeze(leg.Name)
 			time.Sleep(time.Minute)
-			if rescued := f.engines[1].calls.Load() == 1; rescued == full {
-				t.Errorf("KV cache full: %v; the stream that paused was rescued: %v", full, rescued)
+			if rescued := other.calls.Load() == before+1; rescued == test.full {
+				t.Errorf("%+v: the stream that paused was rescued: %v", test, rescued)
 			}
-			f.engines[0].thaw(leg.Name)
+			holder.thaw(leg.Name)
 			f.requireRescuedAnswer(b)
-			if got := <-others; !strings.HasSuffix(got, "[DONE]\n\n") || f.Status().EngineHangs > 0 {
+			if got := <-others; !strings.HasSuffix(got, "[DONE]\n\n") || f.servers[test.holder].Status().EngineHangs > 0 {
 				t.Error(got)
 			}
-		}, rescues, configured(func(c *Config) {
-			if c.KVTokens, c.HealthInterval = 1<<20, time.Second; full {
+		}, places, rescues, configured(func(c *Config) {
+			if c.KVTokens, c.HealthInterval = 1<<20, time.Second; test.full {
 				c.KVTokens = 50
 			}
 		}))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/httpserver"
@@ -55,10 +56,11 @@ func (s readState) String() string {
 type readAhead struct {
 	// Fixed.
 	source answerSource
-	local  *localLeg       // whose answer it is; nil for none: nothing is read ahead
-	ended  <-chan struct{} // closed when the call ends
+	call   *call
+	local  *localLeg // whose answer it is; nil for none: nothing is read ahead
 
 	reads callWatch // of readPiece
+	watch idleWatch
 
 	mu      sync.Mutex
 	changed sync.Cond     // of pieces and state
@@ -72,11 +74,12 @@ type readAhead struct {
 	err     error            // that ended the answer; nil: it goes on
 }
 
-func (a *readAhead) init(source answerSource, c *call, local *localLeg) {
-	a.source, a.local = source, local
+func (a *readAhead) init(source answerSource, c *call, local *localLeg, idle time.Duration) {
+	a.source, a.call, a.local = source, c, local
 	a.changed.L = &a.mu
+	a.watch.start(a, idle)
 	if local != nil {
-		a.ended, a.memory = c.done, local.server.answers.Share()
+		a.memory = local.server.answers.Share()
 		local.answer.Store(a)
 	}
 }
@@ -172,7 +175,7 @@ func (a *readAhead) keep(piece []byte, err error) bool {
 		a.mu.Unlock()
 		select {
 		case <-a.taken:
-		case <-a.ended:
+		case <-a.call.done:
 			piece = nil // the next call of readPiece returns the reason
 		}
 		a.mu.Lock()
@@ -212,11 +215,61 @@ func (a *readAhead) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.state, a.pieces, a.size = answerClosed, nil, 0
+	a.watch.timer.Stop()
 	if a.local != nil {
 		a.memory.Release()
 	}
 	a.signalTaken()
 	a.changed.Broadcast()
+}
+
+// idleWatch aborts the call of an answer whose engine sends nothing. Time for which the engine was not
+// read does not count. A pause in the middle of a stream at the own engine ends it sooner, if another engine can go
+// on with it and this one cannot have preempted the request; whether the engine makes progress at all is
+// decided for all its requests together, by enginestate.Monitor.
+type idleWatch struct {
+	// Fixed.
+	answer                 *readAhead
+	interval               time.Duration
+	idleChecks, hangChecks int // checks that may find it waiting, before the first token and after
+	timer                  *time.Timer
+
+	hasToken atomic.Bool
+	hadToken bool // at the last check
+}
+
+func (w *idleWatch) start(a *readAhead, idle time.Duration) {
+	hang := idle
+	if a.local != nil { // else the replica that runs it judges its engine
+		hang = min(hang, a.local.server.cfg.HangTimeout)
+	}
+	w.answer, w.interval = a, max(hang/checksPerTimeout, 1)
+	w.idleChecks, w.hangChecks = int((idle+w.interval-1)/w.interval), int((hang+w.interval-1)/w.interval)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w.timer = time.AfterFunc(w.interval, w.check)
+}
+
+func (w *idleWatch) check() {
+	a := w.answer
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state == answerClosed {
+		return
+	}
+	// A first token that has come since the last check ends the wait that this one may still find.
+	hadToken := w.hadToken
+	w.hadToken = w.hasToken.Load()
+	waiting := a.reads.check()
+	switch {
+	case waiting > w.idleChecks:
+		a.call.abort(errIdle)
+	case waiting > w.hangChecks && hadToken && a.local.rescuable() && !a.local.server.crowded.Load():
+		a.local.server.givenUp.Add(1)
+		a.call.abort(errHung)
+	default:
+		w.timer.Reset(w.interval)
+	}
 }
 
 // checkReaders checks all answers, and begins to read ahead those whose readers lag behind.

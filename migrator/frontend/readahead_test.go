@@ -322,7 +322,7 @@ func TestReadAheadLeavesLastEvent(t *testing.T) {
 		_, c := newCall(t.Context())
 		lr := &legRequest{header: http.Header{}, frontEnd: "r0"}
 		local := f.registerLeg(lr, c, testkit.Must(f.admission.admit(lr)))
-		leg := readLeg(io.NopCloser(strings.NewReader(strings.Join(events, ""))), c, local, time.Hour, 0)
+		leg := readLeg(io.NopCloser(strings.NewReader(strings.Join(events, ""))), c, local, time.Hour)
 		defer leg.Close()
 		first := testkit.Must(leg.Next())
 		var readers sync.WaitGroup
