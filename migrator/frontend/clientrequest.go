@@ -40,22 +40,21 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	}
 	key := templateKey{e, req.WantsIDs}
 	template := srv.templates.get(key)
-	var p *payload
-	var out clientWriter
-	switch {
-	case req.Streamable():
-		p = &payload{bytes: srv.streamBody(ctx, d, &req, r.Header)}
-		out = newEventWriter(w, req)
-	case req.Assemblable() && template != nil:
-		p = &payload{bytes: srv.streamBody(ctx, d, &req, r.Header)}
-		out = &answerWriter{w: w, template: template, ids: req.WantsIDs}
-	default:
-		p = &payload{bytes: req.PlainBody()}
+	p := new(payload)
+	var out clientWriter // nil: the answer is relayed as it is
+	var asked openai.Edit
+	if req.Streamable() || req.Assemblable() && template != nil {
+		p.bytes = srv.streamBody(ctx, d, &req, r.Header)
+		asked = openai.Edit{HideIDs: !req.WantsIDs && req.AllowsIDs(), HideUsage: !req.WantsUsage && req.AllowsUsage()}
+		if out = newEventWriter(w, asked); !req.Stream {
+			out = &answerWriter{w: w, template: template, ids: req.WantsIDs}
+		}
+	} else {
+		p.bytes = req.PlainBody()
 	}
 	request := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true, Features: req.Features,
 		Prompts: arrival.Prompts, Sequences: arrival.Sequences}
-	assemblable, asksIDs := req.Assemblable(), out != nil && req.AllowsIDs() && !req.WantsIDs
-	asked := openai.Edit{HideIDs: !req.WantsIDs && req.AllowsIDs(), HideUsage: !req.WantsUsage && req.AllowsUsage()}
+	assemblable := req.Assemblable()
 	resume, ok := req.Resume()
 	if !ok {
 		request.Features |= policies.Unreadable
@@ -72,7 +71,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	memory.Resize(int64(len(p.bytes)))
 
 	lr := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
-		request: s.request, root: prompt.root, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, plain: out == nil, asksIDs: asksIDs, prompt: &prompt, losses: readLosses(w, r.Header)}
+		request: s.request, root: prompt.root, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, plain: out == nil, asksIDs: asked.HideIDs, prompt: &prompt, losses: readLosses(w, r.Header)}
 	lr.target = srv.place(s.request, &prompt, lr.plain)
 	s.awaitPromptIDs(&prompt, lr.target.Prefill)
 	srv.mu.Lock()
@@ -92,10 +91,10 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	case b.leg == nil:
 		srv.service.addStatus(b.response.StatusCode)
 		srv.relayResponse(w, b, lr.losses, key, assemblable && template == nil)
-	case out == nil:
-		// The engine streams an answer that was not expected to be a stream.
-		srv.relayEvents(w, b)
 	default:
+		if out == nil { // the engine streams an answer that was not expected to be a stream
+			s.client = newEventWriter(w, asked)
+		}
 		srv.serveStream(r, s, b, lr.losses)
 	}
 }

@@ -28,15 +28,13 @@ type eventWriter struct {
 	control *http.ResponseController
 	header  http.Header // to be sent with the first event; nil afterwards
 
-	hideUsage bool          // the usage at the end was asked for by the front end, not by the client
-	hideIDs   bool          // and so were the token ids
-	last      *openai.Chunk // with the finish reason, held until the usage event, which has the fingerprint
-	lastEdit  openai.Edit
+	asked    openai.Edit   // hides what the front end asked for, and not the client
+	last     *openai.Chunk // with the finish reason, held until the usage event, which has the fingerprint
+	lastEdit openai.Edit
 }
 
-func newEventWriter(w http.ResponseWriter, req openai.Request) *eventWriter {
-	return &eventWriter{w: w, control: http.NewResponseController(w),
-		hideUsage: req.AllowsUsage() && !req.WantsUsage, hideIDs: req.AllowsIDs() && !req.WantsIDs}
+func newEventWriter(w http.ResponseWriter, asked openai.Edit) *eventWriter {
+	return &eventWriter{w: w, control: http.NewResponseController(w), asked: asked}
 }
 
 func (o *eventWriter) begin(h http.Header) { o.header = h }
@@ -46,15 +44,15 @@ var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 1<<10); return &b
 
 func (o *eventWriter) write(c *openai.Chunk, e openai.Edit) error {
 	switch {
-	case o.hideIDs && c.OnlyIDs:
+	case o.asked.HideIDs && c.OnlyIDs:
 		return nil
-	case o.hideUsage && c.UsageOnly():
+	case o.asked.HideUsage && c.UsageOnly():
 		return o.flushLast(c.Fingerprint())
 	case o.last != nil:
 		if err := o.flushLast(nil); err != nil {
 			return err
 		}
-	case o.hideUsage && c.Finish && c.Fingerprint() == nil:
+	case o.asked.HideUsage && c.Finish && c.Fingerprint() == nil:
 		// An engine that was not asked for usage has its fingerprint here.
 		o.last, o.lastEdit = c.Clone(), e
 		return nil

@@ -152,6 +152,7 @@ func TestUnstreamedFaults(t *testing.T) {
 }
 
 // TestRelayedEvents checks the end of a stream that the front end did not ask for: the engine's own, or an error event.
+// A client that leaves is no failure.
 func TestRelayedEvents(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		const event, end = `data: {"choices":[{"index":1,"text":"a"}]}` + "\n\n", "data: [DONE]\n\n"
@@ -161,6 +162,18 @@ func TestRelayedEvents(t *testing.T) {
 			if failed := f.Status().Service.Failed; !strings.HasPrefix(got, test.want) || strings.Contains(got, end) != (i == 0) || failed != uint64(i) {
 				t.Errorf("got %s, want %s; %d failed", got, test.want, failed)
 			}
+		}
+		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, event)
+			http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		})
+		f.abandon(`{"prompt":"x","n":2}`, func() { time.Sleep(time.Second) })
+		waitFor(t, f.inFlight.isIdle)
+		if n := f.Status().Service.Failed; n != 1 {
+			t.Errorf("%d failed after a client has left", n)
 		}
 	})
 }

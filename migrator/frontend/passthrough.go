@@ -72,22 +72,6 @@ func (l *prefixBuffer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// relayEvents relays a stream that the front end did not ask for, as it is.
-func (srv *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
-	defer b.leg.Close()
-	out := &eventWriter{w: w, control: http.NewResponseController(w), header: b.header}
-	c, err := b.first, error(nil)
-	for ; err == nil; c, err = b.leg.Next() {
-		if out.relay(c, openai.Edit{}) != nil {
-			return
-		}
-	}
-	if err != io.EOF {
-		srv.service.addFailure()
-		out.fail(engineLostProblem(err))
-	}
-}
-
 // passJSON returns the handler of requests with a JSON body, or without a body, that pass on
 // to the engine, except for what is withheld from engines.
 //

@@ -95,7 +95,8 @@ func (srv *Server) adopt(lr *legRequest, body []byte) ([]byte, error) {
 // complete and may go on elsewhere.
 func (srv *Server) relayLeg(w http.ResponseWriter, b openedLeg) {
 	defer b.leg.closeMoved()
-	out := &eventWriter{w: w, control: http.NewResponseController(w), header: b.header}
+	out := newEventWriter(w, openai.Edit{})
+	out.begin(b.header)
 	for c, err := b.first, error(nil); err == nil; c, err = b.leg.Next() {
 		if out.relay(c, openai.Edit{}) != nil {
 			return

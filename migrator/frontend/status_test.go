@@ -68,8 +68,8 @@ func TestTokenAllocations(t *testing.T) {
 	ev := testkit.Must(openai.NewReader(strings.NewReader(tokenEvent("null"))).Next())
 	var c openai.Chunk
 	testkit.NoError(t, c.Parse(ev))
-	out := &eventWriter{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
-	s := new(Server).newStream(t.Context(), session.Config{Asked: openai.Edit{HideIDs: true, HideUsage: true}}, out, func() {})
+	asked := openai.Edit{HideIDs: true, HideUsage: true}
+	s := new(Server).newStream(t.Context(), session.Config{Asked: asked}, newEventWriter(nowhere{}, asked), func() {})
 	leg := &sameLeg{&c}
 	next := opened(leg, &c)
 	ids := 0
