@@ -61,6 +61,9 @@ type Capabilities struct {
 	// OutputLimit finds the limit of output tokens in the refusal of a request whose min_tokens is over it,
 	// as its only submatch of at most nine digits; nil: the engines do not state it.
 	OutputLimit *regexp.Regexp
+	// LastID finds the greatest token id of the vocabulary in the refusal of a logit_bias for a greater one, likewise;
+	// nil: the engines themselves refuse prompts with such ids.
+	LastID *regexp.Regexp
 }
 
 // Configurable is a Dialect that depends on how an engine was started.

@@ -22,7 +22,7 @@ import (
 func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *httpserver.Share) {
 	begun := time.Now()
 	d := srv.dialect()
-	req, err := d.Parse(e, body)
+	req, err := srv.parseRequest(d, e, body)
 	if err != nil {
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 		return

@@ -342,10 +342,10 @@ func TestEngineLimitOfPeer(t *testing.T) {
 // only that of their context.
 func TestEngineWithoutLimit(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, srv *testServer) {
-		if l := *srv.outputLimits.Load(); l != (outputLimits{byDefault: 131071}) {
+		if l := srv.limits(); l != (engineLimits{byDefault: 131071}) {
 			t.Errorf("limits %+v of an engine that is limited by its context", l)
 		}
-		if n := srv.outputLimits.Load().of(openai.Completions, 0); n != 0 {
+		if n := srv.limits().of(openai.Completions, 0); n != 0 {
 			t.Errorf("limit %d of completions", n)
 		}
 		for name, answer := range map[string]func(http.ResponseWriter){
@@ -354,8 +354,8 @@ func TestEngineWithoutLimit(t *testing.T) {
 			"an answer":         func(w http.ResponseWriter) { fmt.Fprint(w, "data: max_tokens=7, got\n\n") },
 		} {
 			e.probeAnswer.Store(&answer)
-			srv.askOutputLimits(t.Context())
-			if l := *srv.outputLimits.Load(); l != (outputLimits{}) {
+			srv.askLimits(t.Context())
+			if l := srv.limits(); l != (engineLimits{}) {
 				t.Errorf("%s: limits %+v", name, l)
 			}
 		}

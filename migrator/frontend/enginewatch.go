@@ -183,13 +183,14 @@ func (srv *Server) probeEngine(ctx context.Context, generate bool) error {
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("GET %s of the engine: status %s", path, resp.Status)
 	}
-	if !srv.ready.Load() {
-		srv.askOutputLimits(ctx) // the engine may be another one than before
-	}
 	if generate {
 		if err = srv.probeGeneration(ctx); err != nil {
 			return err
 		}
 	}
-	return srv.learnEngine(ctx, !srv.ready.Load())
+	started := !srv.ready.Load()
+	if err = srv.learnEngine(ctx, started); err == nil && started {
+		srv.askLimits(ctx) // of what may be another engine than before
+	}
+	return err
 }

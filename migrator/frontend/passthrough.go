@@ -83,7 +83,7 @@ func (srv *Server) passJSON(e publicapi.Endpoint) handler {
 		req := openai.Request{Choices: 1}
 		if len(body) > 0 {
 			var err error
-			if req, err = srv.dialect().Parse(openai.Completions, body); err != nil {
+			if req, err = srv.parseRequest(srv.dialect(), openai.Completions, body); err != nil {
 				writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 				return
 			}

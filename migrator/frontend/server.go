@@ -36,7 +36,7 @@ type Server struct {
 	answers            *httpserver.Budget // the memory of answers that are read ahead
 	// engineFingerprint is the engine's system_fingerprint, nil until it was seen.
 	engineFingerprint atomic.Pointer[[]byte]
-	outputLimits      atomic.Pointer[outputLimits] // of the engine; nil until it was asked
+	engineLimits      atomic.Pointer[engineLimits] // nil until the engine was asked
 	engineFacts       *engineFacts
 
 	ready          atomic.Bool   // the engine answers its health check

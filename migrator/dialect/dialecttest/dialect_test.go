@@ -229,6 +229,41 @@ func TestContinue(t *testing.T) {
 	})
 }
 
+// startFrontEnd runs a front end of an engine, and returns the addresses of its listeners.
+func startFrontEnd(t *testing.T, replica policies.ReplicaID, e *engine) (f *frontend.Server, clients, peers string) {
+	c, p := testkit.Must(net.Listen("tcp", "127.0.0.1:0")), testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
+	f = testkit.Must(frontend.New(frontend.Config{Replica: replica, Engine: e.URL, Edges: policies.BucketEdges(1<<16, 4), Listener: c, PeerListener: p,
+		Dialects: dialects(), TokenizeTimeout: time.Minute, HangTimeout: time.Minute, MinPause: time.Minute, MigrationTimeout: time.Minute}))
+	t.Cleanup(testkit.Run(t, f.Run))
+	testkit.WaitFor(t, "the front end is ready", func() bool { return f.Status().EngineReady })
+	return f, c.Addr().String(), p.Addr().String()
+}
+
+// TestVocabulary checks that a token id outside the vocabulary is refused where it would kill the engine, on any way
+// to it.
+func TestVocabulary(t *testing.T) {
+	each(t, func(t *testing.T, k kind) {
+		_, clients, _ := startFrontEnd(t, "r0", newEngine(t, k))
+		for _, test := range []struct {
+			path, body string
+			outside    bool
+		}{
+			{"/v1/completions", `{"prompt":[1,999]}`, false},
+			{"/v1/completions", `{"prompt":[1,1000]}`, true},
+			{"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}],"input_ids":[1000]}`, true},
+			{"/v1/embeddings", `{"prompt":"x","input":[1000]}`, true},
+		} {
+			resp := testkit.Must(http.Post("http://"+clients+test.path, "application/json", strings.NewReader(test.body)))
+			answer := testkit.Must(io.ReadAll(resp.Body))
+			resp.Body.Close()
+			refused := resp.StatusCode == http.StatusBadRequest && strings.Contains(string(answer), "out of the vocabulary: ids are whole numbers from 0 to 999")
+			if want := test.outside && k.dialect.Capabilities().LastID != nil; refused != want {
+				t.Errorf("%s %s: %s: %s", test.path, test.body, resp.Status, answer)
+			}
+		}
+	})
+}
+
 // TestMove runs two front ends with an engine each, and moves a stream between them in the middle of its answer.
 func TestMove(t *testing.T) {
 	each(t, func(t *testing.T, k kind) {
@@ -239,22 +274,12 @@ func TestMove(t *testing.T) {
 }
 
 func move(t *testing.T, k kind, endpoint openai.Endpoint) {
-	var engines [2]*engine
-	var fronts [2]*frontend.Server
-	var clients, peers [2]net.Listener
-	for i := range fronts {
-		engines[i] = newEngine(t, k)
-		clients[i], peers[i] = testkit.Must(net.Listen("tcp", "127.0.0.1:0")), testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
-		fronts[i] = testkit.Must(frontend.New(frontend.Config{Replica: policies.ReplicaID(fmt.Sprint("r", i)), Engine: engines[i].URL, Edges: policies.BucketEdges(1<<16, 4),
-			Listener: clients[i], PeerListener: peers[i], Dialects: dialects(), TokenizeTimeout: time.Minute, HangTimeout: time.Minute, MinPause: time.Minute, MigrationTimeout: time.Minute}))
-	}
+	engines := [2]*engine{newEngine(t, k), newEngine(t, k)}
 	engines[0].hold = make(chan struct{})
 	defer close(engines[0].hold)
-	for _, f := range fronts {
-		t.Cleanup(testkit.Run(t, f.Run))
-		testkit.WaitFor(t, "the front ends are ready", func() bool { return f.Status().EngineReady })
-	}
-	resp := testkit.Must(http.Post("http://"+clients[0].Addr().String()+endpoint.Path(), "application/json", bytes.NewReader(request(endpoint))))
+	front, clients, _ := startFrontEnd(t, "r0", engines[0])
+	_, _, peer := startFrontEnd(t, "r1", engines[1])
+	resp := testkit.Must(http.Post("http://"+clients+endpoint.Path(), "application/json", bytes.NewReader(request(endpoint))))
 	defer resp.Body.Close()
 	lines := bufio.NewReader(resp.Body)
 	var got strings.Builder
@@ -278,13 +303,13 @@ func move(t *testing.T, k kind, endpoint openai.Endpoint) {
 	want := ids[len(prompt):]
 	read(fmt.Sprintf("w%d", want[3]))
 	var held frontend.LocalLeg
-	for _, l := range fronts[0].LocalLegs() {
+	for _, l := range front.LocalLegs() {
 		held = l
 	}
 	if held.Pinned != policies.NotPinned {
 		t.Fatalf("the stream is pinned: %v", held.Pinned)
 	}
-	_, err := fronts[0].Migrate(t.Context(), frontend.Migration{Stream: held.Request.ID, From: "r0", Epoch: held.Epoch, To: policies.Target{Replica: "r1", Address: peers[1].Addr().String()}, Cached: -1})
+	_, err := front.Migrate(t.Context(), frontend.Migration{Stream: held.Request.ID, From: "r0", Epoch: held.Epoch, To: policies.Target{Replica: "r1", Address: peer}, Cached: -1})
 	testkit.NoError(t, err)
 	read("[DONE]")
 	text := ""

@@ -216,10 +216,19 @@ func generateVLLM(e *engine, w http.ResponseWriter, path string, q map[string]an
 	e.sendAPI(w, path, promptOf(q, kv["prompt_token_ids"]), limit, q["stream"] == true, q["return_token_ids"] == true)
 }
 
-// generateSGLang answers like SGLang 0.5.23: streamed chats have no token ids, and /generate sends the whole
+// vocabulary is how many token ids the model has.
+const vocabulary = 1000
+
+// generateSGLang answers like SGLang 0.5.23: a bias of a token is refused with the vocabulary, streamed chats have no token ids, and /generate sends the whole
 // answer with each event.
 func generateSGLang(e *engine, w http.ResponseWriter, path string, q map[string]any) {
 	ids := q["return_token_ids"] == true
+	if bias, ok := q["logit_bias"].(map[string]any); ok {
+		for id := range bias {
+			http.Error(w, fmt.Sprintf(`{"object":"error","message":"logit_bias must has keys in [0, %d], got %s.","type":"BadRequestError","code":400}`, vocabulary-1, id), http.StatusBadRequest)
+		}
+		return
+	}
 	if path != "/generate" {
 		if ids && q["stream"] == true && strings.Contains(path, "chat") {
 			http.Error(w, `{"message":"return_token_ids is not supported with streaming"}`, http.StatusBadRequest)

@@ -4,6 +4,7 @@ package sglang
 import (
 	"bytes"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -51,6 +52,9 @@ var fields = &openai.Fields{
 	},
 	Tied:       []string{"custom_logit_processor", "custom_params", "lora_path"},
 	PromptOnly: []string{"continue_final_message", "chat_template_kwargs", "reasoning_effort"},
+	// A stop token is looked up if any request at the engine has min_tokens.
+	IDLists: map[string]bool{"prompt": false, "input": false, "query": false, "items": false,
+		"input_ids": true, "label_token_ids": true, "stop_token_ids": true},
 }
 
 var capabilities = dialect.Capabilities{
@@ -59,6 +63,7 @@ var capabilities = dialect.Capabilities{
 	// The others change at the end of a request or after 40 steps.
 	Counters: []string{"sglang:realtime_tokens_total", "sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_used_tokens", "sglang:num_retracted_reqs"},
 	Text:     "text", ChatsByIDs: true,
+	LastID: regexp.MustCompile(`keys in \[0, (\d{1,9})\]`), // a prompt with a greater id kills the engine
 }
 
 // Capabilities implements dialect.Dialect.

@@ -2,7 +2,9 @@ package openai
 
 import (
 	"errors"
+	"math"
 	"slices"
+	"strconv"
 
 	"github.com/tidwall/gjson"
 
@@ -61,6 +63,36 @@ func (r *Request) PromptIDs() []uint32 {
 		return nil // the engine refuses it
 	}
 	return ids
+}
+
+// IDsBelow reports whether all token ids in the members of Fields.IDLists are below most, and none is something else
+// that an engine may take for a number.
+func (r *Request) IDsBelow(most policies.Tokens) bool { return r.greatestID < float64(most) }
+
+// greatestID returns the greatest number in a list and the lists in it, infinity for what is no id. Engines read
+// numbers in strings, too, unless all elements are strings and the list may be one of texts: only says that it may not.
+func greatestID(b []byte, list span, only bool) (greatest float64) {
+	numbers, others := only, false
+	eachMember(b, list, func(_ []byte, _, v span) bool {
+		switch c := b[v.from]; {
+		case c == '[':
+			greatest = max(greatest, greatestID(b, v, only))
+		case c == '-' || c >= '0' && c <= '9':
+			numbers = true
+			n, err := strconv.ParseFloat(unsafeString(v.of(b)), 64)
+			if err != nil || n < 0 || n != math.Trunc(n) {
+				n = math.Inf(1)
+			}
+			greatest = max(greatest, n)
+		default:
+			others = true
+		}
+		return true
+	})
+	if numbers && others {
+		return math.Inf(1)
+	}
+	return greatest
 }
 
 // ParseTokens returns the list of token ids at a path in an engine's answer.

@@ -31,6 +31,21 @@ func TestPromptIDs(t *testing.T) {
 	}
 }
 
+func TestIDsBelow(t *testing.T) {
+	f := &Fields{IDLists: map[string]bool{"prompt": false, "input_ids": true}}
+	for body, want := range map[string]bool{
+		`{}`: true, `{"prompt":"9"}`: true, `{"prompt":["9","x"]}`: true, `{"prompt":[]}`: true, `{"other":[9]}`: true, `{"input_ids":null}`: true,
+		`{"prompt":[1, 7]}`: true, `{"prompt":[[1],[7.0]]}`: true, `{"input_ids":[0,7]}`: true,
+		`{"prompt":[1, 8]}`: false, `{"prompt":[[1],[2,8]]}`: false, `{"prompt":[-1]}`: false, `{"prompt":[1e9]}`: false, `{"prompt":[1e999]}`: false,
+		`{"prompt":[1.5]}`: false, `{"prompt":[1,"9"]}`: false, `{"prompt":[1,null]}`: false, `{"input_ids":["9"]}`: false, `{"prompt":[9],"prompt":[1]}`: false,
+	} {
+		r, err := f.Parse(Chat, []byte(body))
+		if got := r.IDsBelow(8); err != nil || got != want {
+			t.Errorf("%s: %v, %v", body, got, err)
+		}
+	}
+}
+
 func TestParseTokens(t *testing.T) {
 	got, err := ParseTokens([]byte(`{"count":3,"max_model_len":9,"tokens":[1, 7,4294967295],"token_strs":null}`), "tokens")
 	if err != nil || !slices.Equal(got, []uint32{1, 7, 4294967295}) {

@@ -41,6 +41,7 @@ type Request struct {
 	withoutIDs  bool // see WithoutIDs
 	logprobs    bool // the answer has log probabilities
 	tied        bool // a second engine may answer differently, for a reason that is no feature
+	greatestID  float64
 	// The last values of max_tokens and max_completion_tokens.
 	maxTokens, maxCompletion policies.Tokens
 }
@@ -106,6 +107,9 @@ func (f *Fields) Parse(e Endpoint, body []byte) (Request, error) {
 
 // field records one member and reports whether an edit may concern it.
 func (r *Request) field(name string, value span) (edited bool) {
+	if only, may := r.fields.IDLists[name]; may && r.body[value.from] == '[' {
+		r.greatestID = max(r.greatestID, greatestID(r.body, value, only))
+	}
 	switch name { // the large ones, which are not parsed further
 	case "prompt":
 		if r.Endpoint == Completions {
